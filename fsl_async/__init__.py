@@ -1,0 +1,1 @@
+"""fsl-async: train large models across institutions."""

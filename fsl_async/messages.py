@@ -1,0 +1,183 @@
+"""Messages: what client and parameter server say to each other on the control lane, and the notes on their streams.
+
+A message is a frozen value; on the wire it is a flat map of plain msgpack types with its name under "m". Reading one
+checks every field's type and size, because the bytes come from strangers: anything else raises `MessageError`, which
+costs the peer its session and never this node its life. docs/WIRE.md lists the fields.
+
+Large things (weights, deltas) travel as streams; the `meta` of a stream offer is one of the last three messages here.
+"""
+
+from __future__ import annotations
+
+from typing import Any, get_type_hints
+
+import attrs
+from attrs import frozen
+
+MAX_TEXT = 4096
+MAX_TENSORS = 200_000
+
+
+class MessageError(ValueError):
+    """A peer's message is not one of ours, or a field is missing, of the wrong type or too large."""
+
+
+@frozen
+class Message:
+    """Base of all messages."""
+
+
+@frozen
+class Attach(Message):
+    """Client: my model has this manifest (`Manifest.to_wire()`)."""
+
+    fingerprint: str
+    manifest: list[Any]
+
+
+@frozen
+class Fetch(Message):
+    """Client: I hold `version` (-1: nothing) with `digest`; stream me what leads to the current version."""
+
+    version: int
+    digest: str
+
+
+@frozen
+class Holding(Message):
+    """Client: I train on `version`, and `digest` is what I computed over it."""
+
+    version: int
+    digest: str
+
+
+@frozen
+class Skip(Message):
+    """Client: nothing to send for this round."""
+
+    round: int
+    reason: str
+
+
+@frozen
+class Publish(Message):
+    """Server: you are the first; offer your initial weights."""
+
+
+@frozen
+class Call(Message):
+    """Server: round `round` is open; send your pseudo-gradient."""
+
+    round: int
+
+
+@frozen
+class Accepted(Message):
+    """Server: this delta is durable here."""
+
+    key: str
+
+
+@frozen
+class Declined(Message):
+    """Server: this delta will never be merged."""
+
+    key: str
+    code: str
+    text: str
+
+
+@frozen
+class Announce(Message):
+    """Server: the run is at `version`."""
+
+    version: int
+    digest: str
+
+
+@frozen
+class Stop(Message):
+    """Server: the run has ended."""
+
+    reason: str
+
+
+@frozen
+class InitialMeta(Message):
+    """Stream of initial weights: fp32 frames of the flat vector, one a chunk."""
+
+    fingerprint: str
+
+
+@frozen
+class DeltaMeta(Message):
+    """Stream of a delta: one coded frame a chunk."""
+
+    key: str
+    base_digest: str
+    tokens: int
+    steps: int
+    round: int
+
+
+@frozen
+class VersionMeta(Message):
+    """Stream that leads to `version`: kind "update" (coded outer delta from version - 1) or "full" (fp32 frames)."""
+
+    kind: str
+    version: int
+
+
+_TYPES: dict[str, type[Message]] = {
+    cls.__name__: cls
+    for cls in (
+        Attach, Fetch, Holding, Skip, Publish, Call, Accepted, Declined, Announce, Stop,
+        InitialMeta, DeltaMeta, VersionMeta,
+    )
+}  # fmt: skip
+
+_PLANS: dict[type[Message], tuple[tuple[str, Any], ...]] = {
+    cls: tuple(
+        (name, getattr(hint, "__origin__", hint))
+        for name, hint in get_type_hints(cls).items()
+        if name in attrs.fields_dict(cls)
+    )
+    for cls in _TYPES.values()
+}
+
+
+def to_wire(message: Message) -> dict[str, Any]:
+    """Return the plain map that the transport packs."""
+    cls = type(message)
+    wire: dict[str, Any] = {"m": cls.__name__}
+    for name, _ in _PLANS[cls]:
+        wire[name] = getattr(message, name)
+    return wire
+
+
+def from_wire(wire: Any) -> Message:
+    """Read a message; raises MessageError for anything that is not exactly one."""
+    if not isinstance(wire, dict):
+        raise MessageError(f"a message is a map, not {type(wire).__name__}")
+    name = wire.get("m")
+    cls = _TYPES.get(name) if isinstance(name, str) else None
+    if cls is None:
+        raise MessageError(f"unknown message {str(name)[:40]!r}")
+    plan = _PLANS[cls]
+    if len(wire) != len(plan) + 1:
+        raise MessageError(f"{name} has {len(wire) - 1} fields, expected {len(plan)}")
+    values: dict[str, Any] = {}
+    for field_name, kind in plan:
+        value: Any = wire.get(field_name)
+        if type(value) is not kind:
+            raise MessageError(
+                f"{name}.{field_name} is {type(value).__name__}, not {kind.__name__}"
+            )
+        if kind is str and len(value) > MAX_TEXT:
+            raise MessageError(f"{name}.{field_name} is longer than {MAX_TEXT} characters")
+        if kind is int and not -1 <= value < 1 << 63:
+            raise MessageError(f"{name}.{field_name} is out of range")
+        if kind is list and len(value) > MAX_TENSORS:
+            raise MessageError(f"{name}.{field_name} has more than {MAX_TENSORS} entries")
+        values[field_name] = value
+    return cls(**values)

@@ -1,0 +1,377 @@
+"""A client's decisions. Pure: no socket, no clock, no chance, no tensor.
+
+Rules
+- Training never waits for the network. While the server is away the client trains on, and offers what it has when it is back.
+- One delta is outstanding at a time. It is kept, coded, until the server has acknowledged or refused its key, and offered again
+  after every reconnect. A call that comes meanwhile is answered afterwards.
+- A delta is measured from the base its key names and never recomputed against another: before the base is replaced, what is
+  outstanding is coded to its end.
+- The training thread does one thing for the machine at a time: copy a snapshot, or move onto a new base. `busy` says which.
+- A new version is fetched as soon as it is announced, from what is held; what was trained since the last snapshot is carried over
+  (theta <- Theta_new + (theta_now - u)). After a quarantined delta it is discarded instead: those weights are not finite.
+- A digest that differs from the announced one is answered by fetching the version in full.
+
+    state      event                         -> effects
+    offline    Welcomed                         SendManifest, OfferDelta when one is outstanding
+    joined     PublishAsked                     OfferInitial
+    joined     VersionAnnounced (not held)      Tell Fetch; AdoptInitial when it is the version published here
+    joined     FetchOffered                     ReceiveVersion
+    any        FetchReceived                    FinishEncoding when a delta is not fully coded, then ReplaceBase
+    any        BaseReplaced                     Rebase
+    any        Rebased                          Tell Holding
+    training   SyncCalled                       TakeSnapshot when nothing is outstanding
+    training   Snapshotted                      OfferDelta, or Tell Skip when no token was trained
+    any        DeltaAcknowledged, DeltaRefused  DropDelta, then whatever waited
+    any        RunEnded, DrainAsked             EndTraining, then Finish once the training thread is back
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from attrs import frozen, mutable
+
+from fsl_async import effects as do
+from fsl_async import events as ev
+from fsl_async import messages as msg
+from fsl_async.deadlines import Deadlines
+from fsl_async.effects import Effect
+from fsl_async.events import DeltaKey
+
+SERVER = ""  # a client has one peer
+EXIT_FAILED = 1
+EXIT_REFUSED = 2
+EXIT_INTERRUPTED = 130
+
+
+@frozen
+class ClientRules:
+    """Times in seconds."""
+
+    reoffer_s: float = 5.0
+    drain_s: float = 10.0
+
+
+@mutable
+class Outstanding:
+    """The delta that waits for its acknowledgement."""
+
+    key: DeltaKey
+    base_digest: str
+    tokens: int
+    steps: int
+    round: int
+    coded: bool = False
+
+
+@frozen
+class Held:
+    """A version and the digest of its weights."""
+
+    version: int = -1
+    digest: str = ""
+
+
+class ClientMachine:
+    """The state of a run at a client. `handle` and `next_deadline` are the whole interface."""
+
+    def __init__(self, rules: ClientRules, name: str, incarnation: int) -> None:
+        self.rules = rules
+        self.name = name
+        self.incarnation = incarnation
+        self.run = ""
+        self.connected = False
+        self.attached = False
+        self.publishing = False
+        self.latest = Held()
+        self.base = Held()
+        self.model_version = -1
+        self.delta: Outstanding | None = None
+        self.sequence = 0
+        self.call: int | None = None
+        self.answering: int | None = None
+        self.fetching: int | None = None  # a version that was asked for or is on its way
+        self.fetched: int | None = None  # a version that is here and not applied yet
+        self.busy: str | None = None  # "snapshot" | "coding" | "replacing" | "rebasing"
+        self.discard = False
+        self.ending: tuple[str, int] | None = None
+        self.training = True
+        self.tokens_acknowledged = 0
+        self.deadlines = Deadlines()
+        self._handlers: dict[type[ev.Event], Callable[[Any, float], list[Effect]]] = {
+            ev.TimerFired: self._timers,
+            ev.Attached: self._attached,
+            ev.Welcomed: self._welcomed,
+            ev.ServerLost: self._lost,
+            ev.ServerRefused: self._refused,
+            ev.PublishAsked: self._publish,
+            ev.SyncCalled: self._called,
+            ev.DeltaAcknowledged: self._acknowledged,
+            ev.DeltaRefused: self._delta_refused,
+            ev.VersionAnnounced: self._announced,
+            ev.FetchOffered: self._fetch_offered,
+            ev.FetchReceived: self._fetch_received,
+            ev.FetchFailed: self._fetch_failed,
+            ev.BaseReplaced: self._base_replaced,
+            ev.Rebased: self._rebased,
+            ev.Snapshotted: self._snapshotted,
+            ev.EncodingFinished: self._encoding_finished,
+            ev.StreamLost: self._stream_lost,
+            ev.RunEnded: self._run_ended,
+            ev.DrainAsked: self._drain_asked,
+            ev.TrainingEnded: self._training_ended,
+        }
+
+    def next_deadline(self) -> float | None:
+        """When `handle(TimerFired())` is due, in seconds of the caller's clock."""
+        return self.deadlines.next()
+
+    def handle(self, event: ev.Event, now: float) -> list[Effect]:
+        """Take one event and return what is to be done, in order."""
+        handler = self._handlers.get(type(event))
+        return handler(event, now) if handler is not None else []
+
+    # --- the session ---
+
+    def _attached(self, event: ev.Attached, now: float) -> list[Effect]:
+        self.attached = True
+        return [do.SendManifest()] if self.connected else []
+
+    def _welcomed(self, event: ev.Welcomed, now: float) -> list[Effect]:
+        self.connected = True
+        self.run = event.run
+        self.publishing = False
+        self.answering = None
+        effects: list[Effect] = [do.SendManifest()] if self.attached else []
+        return effects + self._offer()
+
+    def _lost(self, event: ev.ServerLost, now: float) -> list[Effect]:
+        self.connected = False
+        self.fetching = None
+        self.deadlines.cancel("offer")
+        if self.ending is not None and not self.training:
+            return self._finish()
+        return [do.Note(f"the server is away ({event.reason}); training goes on", "warning")]
+
+    def _refused(self, event: ev.ServerRefused, now: float) -> list[Effect]:
+        code = 0 if event.code == "finished" else EXIT_REFUSED
+        return self._end(event.text, code, now)
+
+    def _offer(self) -> list[Effect]:
+        delta = self.delta
+        if delta is None or not self.connected:
+            return []
+        return [do.OfferDelta(delta.key, delta.base_digest, delta.tokens, delta.steps, delta.round)]
+
+    def _timers(self, event: ev.TimerFired, now: float) -> list[Effect]:
+        effects: list[Effect] = []
+        for name in self.deadlines.pop_due(now):
+            if name == "offer":
+                effects.extend(self._offer())
+            elif name == "end":
+                effects.extend(self._finish())
+        return effects
+
+    def _stream_lost(self, event: ev.StreamLost, now: float) -> list[Effect]:
+        if event.stream.startswith("delta:"):
+            if self.delta is not None and self.connected:
+                self.deadlines.set("offer", now + self.rules.reoffer_s)
+            return []
+        if event.stream.startswith("initial:"):
+            self.publishing = False
+            return []
+        self.fetching = None
+        return self._advance()
+
+    # --- versions, down ---
+
+    def _publish(self, event: ev.PublishAsked, now: float) -> list[Effect]:
+        self.publishing = True
+        return [do.OfferInitial()]
+
+    def _announced(self, event: ev.VersionAnnounced, now: float) -> list[Effect]:
+        self.latest = Held(event.version, event.digest)
+        if self.publishing:
+            self.publishing = False
+            if event.version == 0 and self.busy is None and self.base.version < 0:
+                self.busy = "replacing"
+                return [do.AdoptInitial()]
+        if self.base == self.latest and self.model_version == event.version:
+            return [do.Tell(SERVER, msg.Holding(self.base.version, self.base.digest))]
+        return self._advance()
+
+    def _fetch_offered(self, event: ev.FetchOffered, now: float) -> list[Effect]:
+        wanted = event.kind == "full" or event.version == self.base.version + 1
+        if (
+            not wanted
+            or self.fetched is not None
+            or self.busy == "replacing"
+            or self.ending is not None
+        ):
+            return [do.DeclineStream(SERVER, event.stream, "not wanted")]
+        self.fetching = event.version
+        return [do.ReceiveVersion(event.stream, event.kind, event.version)]
+
+    def _fetch_received(self, event: ev.FetchReceived, now: float) -> list[Effect]:
+        self.fetching = None
+        self.fetched = event.version
+        return self._advance()
+
+    def _fetch_failed(self, event: ev.FetchFailed, now: float) -> list[Effect]:
+        self.busy = None
+        self.base = Held()
+        text = f"version {event.version} could not be applied: {event.reason}; fetching it in full"
+        return [do.Note(text, "warning"), *self._advance()]
+
+    def _base_replaced(self, event: ev.BaseReplaced, now: float) -> list[Effect]:
+        self.base = Held(event.version, event.digest)
+        if event.version == self.latest.version and event.digest != self.latest.digest:
+            self.busy = None
+            self.base = Held()
+            text = f"version {event.version} has digest {event.digest} here and {self.latest.digest} at the server: fetching it in full"
+            return [do.Note(text, "warning"), *self._advance()]
+        return self._rebase()
+
+    def _rebase(self) -> list[Effect]:
+        self.busy = "rebasing"
+        discard, self.discard = self.discard, False
+        return [do.Rebase(self.base.version, discard)]
+
+    def _rebased(self, event: ev.Rebased, now: float) -> list[Effect]:
+        self.busy = None
+        self.model_version = event.version
+        effects: list[Effect] = []
+        if self.connected:
+            effects.append(do.Tell(SERVER, msg.Holding(self.base.version, self.base.digest)))
+        return effects + self._advance()
+
+    # --- deltas, up ---
+
+    def _called(self, event: ev.SyncCalled, now: float) -> list[Effect]:
+        if event.round == self.answering or (
+            self.delta is not None and self.delta.round == event.round
+        ):
+            return []
+        self.call = event.round
+        return self._advance()
+
+    def _snapshotted(self, event: ev.Snapshotted, now: float) -> list[Effect]:
+        self.busy = None
+        answered, self.answering = self.answering, None
+        assert answered is not None
+        if event.tokens < 1 or event.steps < 1:
+            effects: list[Effect] = [do.DropDelta(event.sequence)]
+            if self.connected:
+                effects.append(
+                    do.Tell(SERVER, msg.Skip(answered, "no token trained since the last snapshot"))
+                )
+            return effects + self._advance()
+        key = DeltaKey(self.name, self.incarnation, event.base, event.sequence)
+        self.delta = Outstanding(key, self.base.digest, event.tokens, event.steps, answered)
+        return self._offer() + self._advance()
+
+    def _encoding_finished(self, event: ev.EncodingFinished, now: float) -> list[Effect]:
+        self.busy = None
+        if self.delta is not None and self.delta.key.sequence == event.sequence:
+            self.delta.coded = True
+        return self._advance()
+
+    def _acknowledged(self, event: ev.DeltaAcknowledged, now: float) -> list[Effect]:
+        if self.delta is None or self.delta.key != event.key:
+            return []
+        self.tokens_acknowledged += self.delta.tokens
+        return self._settled(now)
+
+    def _delta_refused(self, event: ev.DeltaRefused, now: float) -> list[Effect]:
+        if self.delta is None or self.delta.key != event.key:
+            return []
+        text = f"the server refused a delta of {self.delta.tokens} tokens: {event.text}"
+        if event.code == "quarantined":
+            self.discard = True
+            text += "; going back to the run's weights"
+        return [do.Note(text, "warning"), *self._settled(now)]
+
+    def _settled(self, now: float) -> list[Effect]:
+        assert self.delta is not None
+        sequence = self.delta.key.sequence
+        self.delta = None
+        self.deadlines.cancel("offer")
+        effects: list[Effect] = [do.DropDelta(sequence)]
+        if self.ending is not None and not self.training:
+            return effects + self._finish()
+        return effects + self._advance()
+
+    # --- what is next ---
+
+    def _advance(self) -> list[Effect]:
+        """Start whatever is possible now; called after every change."""
+        if self.ending is not None or not self.attached:
+            return []
+        effects: list[Effect] = []
+        if (
+            self.connected
+            and not self.publishing
+            and self.latest.version >= 0
+            and self.base != self.latest
+            and self.fetching is None
+            and self.fetched is None
+            and self.busy != "replacing"
+        ):
+            self.fetching = self.latest.version
+            effects.append(do.Tell(SERVER, msg.Fetch(self.base.version, self.base.digest)))
+        if self.busy is not None:
+            return effects
+        if self.fetched is not None:
+            if self.delta is not None and not self.delta.coded:
+                self.busy = "coding"
+                return [*effects, do.FinishEncoding(self.delta.key.sequence)]
+            version, self.fetched = self.fetched, None
+            self.busy = "replacing"
+            return [*effects, do.ReplaceBase(version)]
+        if self.discard and self.base.version >= 0:
+            return effects + self._rebase()
+        if self.call is not None and self.delta is None and self.model_version >= 0:
+            self.answering, self.call = self.call, None
+            self.sequence += 1
+            self.busy = "snapshot"
+            effects.append(do.TakeSnapshot(self.sequence))
+        return effects
+
+    # --- the end ---
+
+    def _run_ended(self, event: ev.RunEnded, now: float) -> list[Effect]:
+        return self._end(event.reason, 0, now)
+
+    def _drain_asked(self, event: ev.DrainAsked, now: float) -> list[Effect]:
+        return self._end(event.reason, EXIT_INTERRUPTED, now)
+
+    def _end(self, reason: str, exit_code: int, now: float) -> list[Effect]:
+        if self.ending is not None:
+            return []
+        self.ending = (reason, exit_code)
+        if not self.training:
+            return self._finish()
+        self.deadlines.set("end", now + self.rules.drain_s)
+        return [do.EndTraining(reason)]
+
+    def _training_ended(self, event: ev.TrainingEnded, now: float) -> list[Effect]:
+        self.training = False
+        if event.error is not None:
+            self.ending = (event.error, EXIT_FAILED)
+            return self._finish()
+        if self.ending is None:
+            self.ending = ("the training function returned", 0)
+        if self.delta is not None and self.connected:
+            self.deadlines.set(
+                "end", now + self.rules.drain_s
+            )  # what was trained should still arrive
+            return []
+        return self._finish()
+
+    def _finish(self) -> list[Effect]:
+        assert self.ending is not None
+        self.deadlines.cancel("end")
+        self.deadlines.cancel("offer")
+        reason, exit_code = self.ending
+        return [do.Finish(reason, exit_code)]

@@ -1,0 +1,486 @@
+"""The parameter server's decisions. Pure: no socket, no clock, no chance, no tensor.
+
+Rules
+- The first client that attaches a model publishes version 0; if it leaves before that is durable, the next one does.
+  A fresh client's weights never replace a version that exists.
+- Every `every_s` by the clock the members are called (`roles.round` says when a round merges). Whoever is not there is
+  not waited for.
+- A delta is acknowledged when it is durable, never before. It is merged once, into the next version, with its staleness
+  on record; one of another lineage or older than `max_staleness` versions is refused before it is transferred.
+- A key that was seen gets the answer it got. A client may offer a delta as often as it likes.
+- Versions are made one at a time. What is acknowledged meanwhile goes into the next one.
+- Clients pull: a version is announced, and streamed to whoever asks, as the coded update when the client holds the version
+  before (checked by digest), else in full.
+- Draining: one last round, then every client gets the last version, then the run ends.
+
+    state        event                      -> state        effects
+    EMPTY        ModelAttached (first)         EMPTY        Tell Publish
+    EMPTY        InitialOffered                EMPTY        ReceiveInitial
+    EMPTY        VersionCommitted 0            READY        Tell Announce to all
+    READY        timer "sync"                  COLLECTING   Tell Call to the members
+    COLLECTING   DeltaStored, CallSkipped,     COLLECTING   Tell Accepted, Accumulate
+                 ClientLeft, timer "round"     or MERGING   Commit when the round says so
+    MERGING      VersionCommitted              READY        Tell Announce to all; Finish when a limit is reached
+    MERGING      CommitFailed                  MERGING      timer "retry", then Commit again
+    any          DeltaOffered                  same         ReceiveDelta, or DeclineStream and Tell Accepted | Declined
+    any          ClientHello                   same         Admit | Refuse
+    any          DrainAsked                    same, last round, then DONE with Tell Stop and Finish
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+from typing import Any
+
+from attrs import field, frozen, mutable
+
+from fsl_async import effects as do
+from fsl_async import events as ev
+from fsl_async import messages as msg
+from fsl_async.deadlines import Deadlines
+from fsl_async.effects import Effect
+from fsl_async.roles.deltas import DeltaBook, Weighting
+from fsl_async.roles.round import ArrivalHistory, Round, RoundRules
+
+
+@frozen
+class ServerRules:
+    """The run's configuration as far as it decides anything here. Times in seconds; 0 means no limit."""
+
+    every_s: float = 600.0
+    round: RoundRules = field(factory=RoundRules)
+    min_clients: int = 1
+    max_staleness: int = 4
+    limit_rounds: int = 0
+    limit_tokens: int = 0
+    limit_s: float = 0.0
+    drain_s: float = 10.0
+    keep_versions: int = 3
+
+
+class Phase(enum.Enum):
+    """Where the run is."""
+
+    EMPTY = "empty"
+    READY = "ready"
+    COLLECTING = "collecting"
+    MERGING = "merging"
+    DONE = "done"
+
+
+@mutable
+class Member:
+    """A client with a session."""
+
+    incarnation: int
+    attached: bool = False
+    version: int = -1
+
+
+class ServerMachine:
+    """The state of a run at the parameter server. `handle` and `next_deadline` are the whole interface."""
+
+    def __init__(self, rules: ServerRules, weighting: Weighting, run: str) -> None:
+        self.rules = rules
+        self.run = run
+        self.phase = Phase.EMPTY
+        self.members: dict[str, Member] = {}
+        self.publisher: str | None = None
+        self.deltas = DeltaBook(
+            weighting, max_staleness=rules.max_staleness, keep_versions=rules.keep_versions
+        )
+        self.round: Round | None = None
+        self.history = ArrivalHistory()
+        self.tokens_total = 0
+        self.draining: str | None = None
+        self.deadlines = Deadlines()
+        self._handlers: dict[type[ev.Event], Callable[[Any, float], list[Effect]]] = {
+            ev.Recovered: self._recovered,
+            ev.TimerFired: self._timers,
+            ev.ClientHello: self._hello,
+            ev.ClientLeft: self._left,
+            ev.ModelAttached: self._attached,
+            ev.InitialOffered: self._initial_offered,
+            ev.DeltaOffered: self._delta_offered,
+            ev.DeltaStored: self._delta_stored,
+            ev.CallSkipped: self._skipped,
+            ev.FetchAsked: self._fetch,
+            ev.VersionHeld: self._held,
+            ev.VersionCommitted: self._committed,
+            ev.CommitFailed: self._commit_failed,
+            ev.StreamLost: self._stream_lost,
+            ev.DrainAsked: self._drain_asked,
+        }
+
+    @property
+    def version(self) -> int:
+        """The newest durable version, -1 before there is one."""
+        return self.deltas.version
+
+    @property
+    def digest(self) -> str:
+        """The digest of the newest durable version."""
+        return self.deltas.digests.get(self.deltas.version, "")
+
+    def next_deadline(self) -> float | None:
+        """When `handle(TimerFired())` is due, in seconds of the caller's clock."""
+        return self.deadlines.next()
+
+    def handle(self, event: ev.Event, now: float) -> list[Effect]:
+        """Take one event and return what is to be done, in order."""
+        handler = self._handlers.get(type(event))
+        return handler(event, now) if handler is not None else []
+
+    # --- start and membership ---
+
+    def _recovered(self, event: ev.Recovered, now: float) -> list[Effect]:
+        if self.rules.limit_s:
+            self.deadlines.set("limit", now + self.rules.limit_s)
+        if event.version < 0:
+            return []
+        self.deltas.digests = dict(event.digests)
+        self.deltas.advance(event.version, event.digest)
+        for key in sorted(event.settled):
+            self.deltas.settle(key, event.settled[key])
+        self.tokens_total = event.tokens_total
+        self.phase = Phase.READY
+        self.deadlines.set("sync", now + self.rules.every_s)
+        waiting = len(event.pending)
+        text = f"continuing at version {event.version} with {waiting} deltas still to be merged"
+        again = [self.deltas.acknowledge(d.key, d.tokens, d.steps) for d in event.pending]
+        return [do.Note(text), *again]
+
+    def _hello(self, event: ev.ClientHello, now: float) -> list[Effect]:
+        peer = event.peer
+        if self.phase is Phase.DONE:
+            return [do.Refuse(peer, "finished", "this run has ended")]
+        if event.run and event.run != self.run:
+            text = f"this is run {self.run}, but {peer} is in run {event.run}: restart the client to join this one"
+            return [do.Refuse(peer, "run", text)]
+        if self.publisher == peer:
+            self.publisher = None  # it was asked in a session, or a life, that is over
+        self.members[peer] = Member(event.incarnation)
+        if self.round is not None:
+            self.round.rejoin(peer, event.incarnation)
+        return [do.Admit(peer, event.incarnation)]
+
+    def _left(self, event: ev.ClientLeft, now: float) -> list[Effect]:
+        member = self.members.get(event.peer)
+        if member is not None and member.incarnation == event.incarnation:
+            del self.members[event.peer]
+        effects: list[Effect] = []
+        if self.publisher == event.peer and event.peer not in self.members:
+            effects.extend(
+                self._replace_publisher(f"{event.peer} left before its initial weights were here")
+            )
+        if self.round is not None and self.round.leave(event.peer, event.incarnation):
+            text = (
+                f"{event.peer} left ({event.reason}); round {self.round.number} goes on without it"
+            )
+            effects.append(do.Note(text))
+            effects.extend(self._evaluate(now))
+        effects.extend(self._finish_if_all_hold())
+        return effects
+
+    def _attached(self, event: ev.ModelAttached, now: float) -> list[Effect]:
+        member = self.members.get(event.peer)
+        if member is None:
+            return []
+        if event.difference is not None:
+            text = (
+                f"the model of {event.peer} is not the run's: {event.difference};"
+                " use the same model configuration at every client"
+            )
+            del self.members[event.peer]
+            return [do.Refuse(event.peer, "model", text), do.Note(text, "warning")]
+        member.attached = True
+        if self.version < 0:
+            return self._choose_publisher()
+        effects: list[Effect] = [self._announcement(event.peer)]
+        if self.round is not None and self.round.awaits(event.peer, member.incarnation):
+            # The first call may have been lost with the session it was said in.
+            effects.append(do.Tell(event.peer, msg.Call(self.round.number)))
+        return effects
+
+    # --- initial weights and versions ---
+
+    def _choose_publisher(self) -> list[Effect]:
+        if self.version >= 0 or self.publisher is not None:
+            return []
+        for name, member in self.members.items():
+            if member.attached:
+                self.publisher = name
+                text = f"{name} is first and publishes the initial weights"
+                return [do.Note(text), do.Tell(name, msg.Publish())]
+        return []
+
+    def _replace_publisher(self, reason: str) -> list[Effect]:
+        if self.version >= 0:
+            return []
+        self.publisher = None
+        return [do.Note(reason, "warning"), *self._choose_publisher()]
+
+    def _initial_offered(self, event: ev.InitialOffered, now: float) -> list[Effect]:
+        if self.version < 0 and event.peer == self.publisher:
+            return [do.ReceiveInitial(event.peer, event.stream)]
+        effects: list[Effect] = [do.DeclineStream(event.peer, event.stream, "not the publisher")]
+        if self.version >= 0 and event.peer in self.members:
+            effects.append(self._announcement(event.peer))
+        return effects
+
+    def _announcement(self, peer: str) -> Effect:
+        return do.Tell(peer, msg.Announce(self.version, self.digest))
+
+    def _announce(self) -> list[Effect]:
+        return [
+            self._announcement(name) for name, member in self.members.items() if member.attached
+        ]
+
+    def _fetch(self, event: ev.FetchAsked, now: float) -> list[Effect]:
+        if event.peer not in self.members or self.version < 0:
+            return []
+        if event.version == self.version and event.digest == self.digest:
+            return [self._announcement(event.peer)]
+        behind = self.version - event.version
+        same_lineage = self.deltas.digests.get(event.version) == event.digest
+        if same_lineage and 0 < behind <= self.rules.keep_versions:
+            return [do.Serve(event.peer, "update", event.version + 1)]
+        return [do.Serve(event.peer, "full", self.version)]
+
+    def _held(self, event: ev.VersionHeld, now: float) -> list[Effect]:
+        member = self.members.get(event.peer)
+        if member is None:
+            return []
+        expected = self.deltas.digests.get(event.version)
+        if expected is not None and expected != event.digest:
+            text = (
+                f"{event.peer} computed digest {event.digest} for version {event.version}, which has {expected};"
+                " it gets the version in full"
+            )
+            return [do.Note(text, "warning"), do.Serve(event.peer, "full", self.version)]
+        member.version = event.version
+        return self._finish_if_all_hold()
+
+    def _committed(self, event: ev.VersionCommitted, now: float) -> list[Effect]:
+        self.tokens_total += self.deltas.advance(event.version, event.digest)
+        self.phase = Phase.READY
+        if event.version == 0:
+            self.deadlines.set("sync", now + self.rules.every_s)
+            return [do.Note("version 0 is durable, training starts"), *self._announce()]
+        called_at = self.round.called_at if self.round is not None else now
+        self.round = None
+        # By the clock; a round that overran leaves the clients a moment to move onto the new version first.
+        self.deadlines.set(
+            "sync", max(called_at + self.rules.every_s, now + 0.1 * self.rules.every_s)
+        )
+        if self.draining is None:
+            self.draining = self._limit_reached()
+        return [*self._announce(), *self._settle_down(now)]
+
+    # --- rounds ---
+
+    def _timers(self, event: ev.TimerFired, now: float) -> list[Effect]:
+        effects: list[Effect] = []
+        for name in self.deadlines.pop_due(now):
+            match name:
+                case "sync":
+                    effects.extend(self._call(now))
+                case "round":
+                    effects.extend(self._evaluate(now))
+                case "retry":
+                    effects.extend(self._commit())
+                case "limit":
+                    text = f"the run's limit of {self.rules.limit_s:g} s is reached"
+                    effects.extend(self._drain(text, now))
+                case "drain":
+                    effects.extend(self._finish())
+        return effects
+
+    def _call(self, now: float) -> list[Effect]:
+        called = {
+            name: member.incarnation for name, member in self.members.items() if member.attached
+        }
+        needed = max(1, self.rules.min_clients)
+        if len(called) < needed and self.draining is None:
+            self.deadlines.set("sync", now + self.rules.every_s)
+            return [do.Note(f"no round: {len(called)} clients are here, {needed} are needed")]
+        self.phase = Phase.COLLECTING
+        cap_s = self.rules.drain_s if self.draining is not None else 0.95 * self.rules.every_s
+        self.round = Round(self.version, now, cap_s, called)
+        self.deadlines.cancel("sync")
+        return [do.Tell(name, msg.Call(self.version)) for name in called] + self._evaluate(now)
+
+    def _evaluate(self, now: float) -> list[Effect]:
+        """Ask the open round whether it is time, and act on the answer."""
+        if self.phase is not Phase.COLLECTING or self.round is None:
+            return []
+        cap_at = self.round.called_at + self.round.cap_s
+        if self.draining is not None and now >= cap_at:
+            self.round.dismiss_missing()  # the last round does not outlast its cap
+        verdict = self.round.verdict(
+            self.rules.round, self.history, now, pending=len(self.deltas.pending)
+        )
+        if verdict.action == "merge":
+            facts: dict[str, int | float | str] = {
+                "round": self.round.number,
+                "called": self.round.called,
+                "answered": self.round.contributors(),
+                "seconds": round(now - self.round.called_at, 3),
+            }
+            note = do.Note(f"round {self.round.number}: {verdict.reason}", facts=facts)
+            return [note, *self._commit()]
+        if verdict.action == "close":
+            return self._close(verdict.reason, now)
+        if verdict.until is not None:
+            self.deadlines.set("round", verdict.until)
+            return []
+        if now < cap_at:
+            self.deadlines.set("round", cap_at)
+            return []
+        self.deadlines.set("round", now + self.rules.every_s)
+        return [do.Note(f"round {self.round.number} stays open: {verdict.reason}", "warning")]
+
+    def _close(self, reason: str, now: float) -> list[Effect]:
+        assert self.round is not None
+        text = f"round {self.round.number} closes without a new version: {reason}"
+        self.deadlines.cancel("round")
+        self.deadlines.set("sync", max(self.round.called_at + self.rules.every_s, now))
+        self.round = None
+        self.phase = Phase.READY
+        return [do.Note(text), *self._settle_down(now)]
+
+    def _commit(self) -> list[Effect]:
+        self.phase = Phase.MERGING
+        self.deadlines.cancel("round")
+        merged, scale = self.deltas.begin_merge()
+        return [do.Commit(self.version + 1, merged, scale)]
+
+    def _commit_failed(self, event: ev.CommitFailed, now: float) -> list[Effect]:
+        if event.version == 0:
+            return self._replace_publisher(
+                f"the initial weights could not be written: {event.reason}"
+            )
+        self.deltas.abandon_merge()
+        wait_s = min(30.0, 0.1 * self.rules.every_s)
+        self.deadlines.set("retry", now + wait_s)
+        text = f"version {event.version} could not be written: {event.reason}; nothing is lost, next try in {wait_s:g} s"
+        return [do.Note(text, "warning")]
+
+    # --- deltas ---
+
+    def _delta_offered(self, event: ev.DeltaOffered, now: float) -> list[Effect]:
+        peer, key = event.peer, event.key
+        if key.client != peer or peer not in self.members:
+            return [do.DeclineStream(peer, event.stream, "not yours")]
+        if self.deltas.is_acknowledged(key):
+            again = do.Tell(peer, msg.Accepted(key.text))
+            return [
+                do.DeclineStream(peer, event.stream, "known"),
+                again,
+                *self._answered(event, now),
+            ]
+        objection = self.deltas.objection(event)
+        if objection is None:
+            receive = do.ReceiveDelta(
+                peer, event.stream, key, event.base_digest, event.tokens, event.steps, event.round
+            )
+            return [receive]
+        code, text = objection
+        return [
+            do.DeclineStream(peer, event.stream, code),
+            do.Tell(peer, msg.Declined(key.text, code, text)),
+            do.Note(f"refused delta {key.text}: {text}", "warning"),
+            *self._answered(event, now),
+        ]
+
+    def _delta_stored(self, event: ev.DeltaStored, now: float) -> list[Effect]:
+        key = event.key
+        if key in self.deltas.pending or self.deltas.settled_as(key) is not None:
+            return []
+        effects: list[Effect] = []
+        answer: msg.Message = msg.Accepted(key.text)
+        if event.problem is None:
+            effects.append(self.deltas.acknowledge(key, event.tokens, event.steps))
+        else:
+            self.deltas.settle(key, "quarantined")
+            answer = msg.Declined(key.text, "quarantined", event.problem)
+            text = f"quarantined delta {key.text}: {event.problem}; the round goes on without it"
+            effects.append(do.Note(text, "warning"))
+        if key.client in self.members:
+            effects.append(do.Tell(key.client, answer))
+        return effects + self._answered(event, now)
+
+    def _answered(self, event: ev.DeltaOffered | ev.DeltaStored, now: float) -> list[Effect]:
+        """A client has answered the open round, with a delta that counts or with one that does not."""
+        contributed = self.deltas.is_acknowledged(event.key)
+        if self.round is None or event.round != self.round.number:
+            return []
+        if self.round.answer(event.key.client, contributed=contributed) and contributed:
+            self.history.offsets_s.append(now - self.round.called_at)
+        return self._evaluate(now)
+
+    def _skipped(self, event: ev.CallSkipped, now: float) -> list[Effect]:
+        if self.round is None or event.round != self.round.number:
+            return []
+        self.round.answer(event.peer, contributed=False)
+        return self._evaluate(now)
+
+    def _stream_lost(self, event: ev.StreamLost, now: float) -> list[Effect]:
+        text = f"stream {event.stream} of {event.peer} broke off: {event.reason}"
+        if event.peer == self.publisher and self.version < 0:
+            return self._replace_publisher(text)
+        return [do.Note(text)]
+
+    # --- the end ---
+
+    def _limit_reached(self) -> str | None:
+        if self.rules.limit_rounds and self.version >= self.rules.limit_rounds:
+            return f"the run's limit of {self.rules.limit_rounds} rounds is reached"
+        if self.rules.limit_tokens and self.tokens_total >= self.rules.limit_tokens:
+            return f"the run's limit of {self.rules.limit_tokens} tokens is reached"
+        return None
+
+    def _drain_asked(self, event: ev.DrainAsked, now: float) -> list[Effect]:
+        return self._drain(event.reason, now)
+
+    def _drain(self, reason: str, now: float) -> list[Effect]:
+        if self.draining is not None or self.phase is Phase.DONE:
+            return []
+        self.draining = reason
+        self.deadlines.cancel("limit")
+        if self.phase is Phase.EMPTY:
+            return self._finish()
+        effects: list[Effect] = [do.Note(f"ending: {reason}; one last round")]
+        if self.phase is Phase.READY:
+            effects.extend(self._call(now))
+        elif self.phase is Phase.COLLECTING and self.round is not None:
+            self.round.cap_s = min(
+                self.round.cap_s, now - self.round.called_at + self.rules.drain_s
+            )
+            effects.extend(self._evaluate(now))
+        return effects
+
+    def _settle_down(self, now: float) -> list[Effect]:
+        """After the last round: wait a while for every client to hold the last version, then end."""
+        if self.draining is None:
+            return []
+        self.deadlines.cancel("sync")
+        self.deadlines.set("drain", now + self.rules.drain_s)
+        return self._finish_if_all_hold()
+
+    def _finish_if_all_hold(self) -> list[Effect]:
+        if self.draining is None or self.phase is not Phase.READY:
+            return []
+        if any(
+            member.attached and member.version != self.version for member in self.members.values()
+        ):
+            return []
+        return self._finish()
+
+    def _finish(self) -> list[Effect]:
+        self.phase = Phase.DONE
+        for name in ("sync", "round", "retry", "limit", "drain"):
+            self.deadlines.cancel(name)
+        reason = self.draining or "done"
+        return [*(do.Tell(name, msg.Stop(reason)) for name in self.members), do.Finish(reason)]

@@ -1,0 +1,136 @@
+"""One synchronisation round: who was called, who answered, and when it is time to merge. Pure.
+
+Rules
+- The clients called at the start are *expected*. One that leaves is expected no longer, until it is back in the same life:
+  eviction never blocks a round, and a late joiner or a relaunched client is not counted in this round's quorum.
+- All of the still expected have answered: merge at once.
+- A quorum of them has answered: wait for the others during a grace window, learnt from how long answers took in past
+  rounds (median + k times the median absolute deviation, after hivemind#676: fixed time-outs are what users have to guess
+  and get wrong), and never beyond the round's cap.
+- No quorum at the cap: the round stays open until there is one. It can only wait for clients that are alive.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from statistics import median
+
+from attrs import field, frozen, mutable
+
+MAX_OFFSETS = 64
+MIN_OFFSETS = 3
+
+
+@frozen
+class RoundRules:
+    """How a round decides. Times in seconds."""
+
+    quorum: float = 0.5  # fraction of the expected clients, at least one client
+    grace_mad_factor: float = 4.0
+    grace_min_s: float = 1.0
+
+
+@mutable
+class ArrivalHistory:
+    """How long after a call the answers came, over the last rounds."""
+
+    offsets_s: deque[float] = field(factory=lambda: deque(maxlen=MAX_OFFSETS))
+
+    def grace_window_s(self, rules: RoundRules, cap_s: float) -> float:
+        """Seconds after the call until which a round with a quorum waits for the rest; the cap while little is known."""
+        if len(self.offsets_s) < MIN_OFFSETS:
+            return cap_s
+        middle = median(self.offsets_s)
+        deviation = median(abs(offset - middle) for offset in self.offsets_s)
+        return min(
+            cap_s, max(middle + rules.grace_mad_factor * deviation, middle + rules.grace_min_s)
+        )
+
+
+@frozen
+class Verdict:
+    """What to do with a round now: merge, close it empty, or wait (until `until`, if that is known), and why."""
+
+    action: str  # "merge" | "close" | "wait"
+    reason: str
+    until: float | None = None
+
+
+@mutable
+class Round:
+    """The open round. `expected` maps the called clients to the incarnation that was called."""
+
+    number: int
+    called_at: float
+    cap_s: float
+    expected: dict[str, int]
+    called: int = 0
+    left: dict[str, int] = field(factory=dict)
+    # name -> True: sent a delta, False: had nothing that counts
+    answered: dict[str, bool] = field(factory=dict)
+
+    def __attrs_post_init__(self) -> None:
+        self.called = len(self.expected)
+
+    def answer(self, name: str, *, contributed: bool) -> bool:
+        """Note an answer; True when this client was expected and had not answered yet."""
+        if name not in self.expected or name in self.answered:
+            return False
+        self.answered[name] = contributed
+        return True
+
+    def awaits(self, name: str, incarnation: int) -> bool:
+        """Whether this life of a client was called and has not answered."""
+        return self.expected.get(name) == incarnation and name not in self.answered
+
+    def leave(self, name: str, incarnation: int) -> bool:
+        """A session ended: no longer wait for this client unless it has answered. True when it was waited for."""
+        if not self.awaits(name, incarnation):
+            return False
+        del self.expected[name]
+        self.left[name] = incarnation
+        return True
+
+    def rejoin(self, name: str, incarnation: int) -> None:
+        """A called client that had lost its session is back in the same life: expect it again."""
+        if self.left.get(name) == incarnation:
+            self.expected[name] = self.left.pop(name)
+
+    def dismiss_missing(self) -> None:
+        """Wait for nobody any longer."""
+        for name in self.missing():
+            del self.expected[name]
+
+    def missing(self) -> list[str]:
+        """The expected clients that have not answered, by name."""
+        return sorted(name for name in self.expected if name not in self.answered)
+
+    def contributors(self) -> int:
+        """How many expected clients have sent a delta."""
+        return sum(self.answered.values())
+
+    def verdict(
+        self, rules: RoundRules, history: ArrivalHistory, now: float, *, pending: int
+    ) -> Verdict:
+        """Decide; `pending` is the number of acknowledged deltas that wait to be merged, late ones included."""
+        missing = self.missing()
+        contributors = self.contributors()
+        if not missing:
+            if pending:
+                return Verdict("merge", f"all {contributors} of {self.called} called have answered")
+            return Verdict("close", "nobody had anything to send")
+        needed = max(1, math.ceil(rules.quorum * len(self.expected)))
+        names = ", ".join(missing[:5]) + (", ..." if len(missing) > 5 else "")
+        if contributors >= needed and pending:
+            until = self.called_at + history.grace_window_s(rules, self.cap_s)
+            if now >= until:
+                return Verdict(
+                    "merge",
+                    f"{contributors} of {self.called} answered and the grace window of {until - self.called_at:.1f} s"
+                    f" is over; without {names}",
+                )
+            return Verdict("wait", f"quorum of {needed} reached, grace for {names}", until)
+        return Verdict(
+            "wait", f"{contributors} of {needed} needed have answered; waiting for {names}"
+        )
