@@ -1,0 +1,151 @@
+"""Addresses: `host:port`, `tcp://host:port` and `fsl://host:port[?key=...]`, read with errors that say what to write.
+
+Pure but for `reachable_host`, which asks the operating system which of its own addresses faces the network.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import socket
+from urllib.parse import parse_qsl, urlencode
+
+from attrs import evolve, frozen
+
+from fsl_async.errors import AddressError
+
+EXAMPLE = "fsl://ps.example.org:7100"
+_SCHEMES = ("tcp", "fsl")
+_HOST = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]{0,251}[A-Za-z0-9_.])?\Z")
+_EVERYWHERE = frozenset({"*", "0.0.0.0", "::"})  # noqa: S104 - named in order to recognise them
+_MAX_TEXT = 1024
+
+
+@frozen
+class Address:
+    """Where a parameter server is. `host` has no brackets; `key` is empty when none was given."""
+
+    host: str
+    port: int
+    key: str = ""
+
+    @property
+    def tcp(self) -> str:
+        """The form that sockets take, `tcp://host:port`."""
+        return f"tcp://{self._host_in_url}:{self.port}"
+
+    @property
+    def fsl(self) -> str:
+        """The form that users paste, `fsl://host:port[?key=...]`."""
+        query = f"?{urlencode({'key': self.key})}" if self.key else ""
+        return f"fsl://{self._host_in_url}:{self.port}{query}"
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only this machine can be at the other end."""
+        if self.host == "localhost":
+            return True
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return False
+
+    @property
+    def is_everywhere(self) -> bool:
+        """Whether a listener at this address hears on every interface."""
+        return self.host in _EVERYWHERE
+
+    @property
+    def _host_in_url(self) -> str:
+        return f"[{self.host}]" if ":" in self.host else self.host
+
+
+def parse(text: str) -> Address:
+    """Read the address of a parameter server to dial; raises AddressError with one line."""
+    address = _parse(text, EXAMPLE)
+    if address.is_everywhere:
+        raise AddressError(
+            f"{text}: {address.host} means every interface of the listening machine; "
+            f"give the host that runs the parameter server, for example {EXAMPLE}"
+        )
+    if address.port == 0:
+        raise AddressError(
+            f"{text}: port 0 cannot be dialled; give the port that the server prints"
+        )
+    return address
+
+
+def parse_listen(text: str) -> Address:
+    """Read an address to listen at: no key, port 0 = any free port; raises AddressError with one line."""
+    address = _parse(text, "tcp://127.0.0.1:7100")
+    if address.key:
+        raise AddressError(f"{text}: a listen address has no key; remove ?key=...")
+    return evolve(address, host="0.0.0.0") if address.host == "*" else address  # noqa: S104
+
+
+def _parse(text: str, example: str) -> Address:
+    shown = text if len(text) <= 120 else text[:120] + "..."
+    if not text.strip():
+        raise AddressError(f"the address is empty; write one like {example}")
+    if len(text) > _MAX_TEXT or not text.isprintable() or text != text.strip():
+        raise AddressError(f"{shown!r}: not an address; write one like {example}")
+    scheme, separator, rest = text.partition("://")
+    if not separator:
+        scheme, rest = "tcp", text
+    if scheme not in _SCHEMES:
+        raise AddressError(f"{shown}: unknown scheme {scheme}://; write one like {example}")
+    place, _, query = rest.partition("?")
+    host, port_text = _split(place.removesuffix("/"), shown, example)
+    key = _key(query, shown)
+    if not port_text:
+        raise AddressError(f"{shown}: no port; write one like {example}")
+    if not (port_text.isascii() and port_text.isdecimal() and int(port_text[:6]) <= 65535):
+        raise AddressError(f"{shown}: port {port_text[:20]!r} is not a number from 0 to 65535")
+    return Address(host, int(port_text), key)
+
+
+def _split(place: str, shown: str, example: str) -> tuple[str, str]:
+    if place.startswith("["):
+        host, bracket, after = place[1:].partition("]")
+        try:
+            ipaddress.IPv6Address(host.partition("%")[0])
+        except ValueError:
+            bracket = ""
+        if not bracket or (after and not after.startswith(":")):
+            raise AddressError(f"{shown}: not an IPv6 address; write one like tcp://[::1]:7100")
+        return host, after[1:]
+    host, _, port_text = place.rpartition(":") if ":" in place else (place, "", "")
+    if ":" in host:
+        raise AddressError(f"{shown}: put an IPv6 address in brackets, like tcp://[::1]:7100")
+    if host != "*" and not _HOST.match(host):
+        problem = f"{host!r} is not a host name" if host else "no host"
+        raise AddressError(f"{shown}: {problem}; write one like {example}")
+    return host, port_text
+
+
+def _key(query: str, shown: str) -> str:
+    key = ""
+    for name, value in parse_qsl(query, keep_blank_values=True):
+        if name != "key":
+            raise AddressError(f"{shown}: unknown part {name!r} after '?'; only key=... is known")
+        key = value
+    if query and not key:
+        raise AddressError(f"{shown}: the key after '?' is empty; write ?key=... or remove it")
+    return key
+
+
+def reachable_host(host: str) -> str:
+    """Return the host name or address by which other machines reach a listener bound at `host`.
+
+    A listener on one interface is reached by that interface's address. For one on every interface this asks which local
+    address faces the default route (connecting a datagram socket sends nothing) and falls back to the host name.
+    """
+    if host not in _EVERYWHERE:
+        return host
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect(("192.0.2.1", 9))  # TEST-NET-1, RFC 5737: never a real host
+            found = str(probe.getsockname()[0])
+    except OSError:
+        return socket.gethostname()
+    return socket.gethostname() if found in _EVERYWHERE else found

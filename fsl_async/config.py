@@ -1,0 +1,310 @@
+"""Reading and writing the run's configuration: TOML, --set overrides, and the part that clients are handed.
+
+The settings themselves are in `fsl_async.settings`. Every error is a `ConfigError` of one line, which begins with where the
+setting came from and its dotted key:
+
+    fsl.toml: sync.evry_s: unknown key, did you mean sync.every_s?
+    fsl.toml: sync.every_s: expected a number, got "ten"
+    --set: sync.quorum: must be above 0 and at most 1, got 2.0
+
+The configuration lives at the parameter server only. `to_wire` is what clients get in the welcome: not where the server
+listens and keeps its files. `from_wire` checks it like a file, but skips keys it does not know, so that a newer server
+may add some.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import json
+import tomllib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
+
+import attrs
+
+from fsl_async.errors import ConfigError
+from fsl_async.settings import (
+    TABLES,
+    CheckpointConfig,
+    CodecConfig,
+    Config,
+    DataConfig,
+    ListenConfig,
+    ModelConfig,
+    OuterConfig,
+    RunConfig,
+    SessionConfig,
+    SettingError,
+    SyncConfig,
+    TrainConfig,
+    TransferConfig,
+    printable,
+    show,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from cattrs import Converter
+
+__all__ = [
+    "CheckpointConfig",
+    "CodecConfig",
+    "Config",
+    "DataConfig",
+    "ListenConfig",
+    "ModelConfig",
+    "OuterConfig",
+    "RunConfig",
+    "SessionConfig",
+    "SyncConfig",
+    "TrainConfig",
+    "TransferConfig",
+    "from_wire",
+    "load",
+    "to_dict",
+    "to_toml",
+    "to_wire",
+]
+
+_MAX_FILE_BYTES = 1 << 20
+_OVERRIDE = "--set"
+# Clients need not know where the server listens and what it keeps.
+_WIRE_TABLES = ("sync", "outer", "codec", "session", "transfer", "data", "model", "train")
+_WIRE_RUN_KEYS = ("name", "seed")
+
+
+def load(path: Path | str | None, overrides: Iterable[str] = ()) -> Config:
+    """Read a TOML file (None: all defaults), then apply `table.key=value` overrides, the last one winning.
+
+    An override's value is read as TOML; what is not TOML is a bare string, as is everything for a setting that is a string.
+    Raises ConfigError.
+    """
+    raw = _read(path) if path is not None else {}
+    where = str(path) if path is not None else "configuration"
+    overridden: set[str] = set()
+    for text in overrides:
+        key, value = _parse_override(text)
+        table, _, name = key.partition(".")
+        if not isinstance(raw.setdefault(table, {}), dict):
+            raise ConfigError(f"{where}: {table}: expected a table, got {show(raw[table])}", table)
+        raw[table][name] = value
+        overridden.add(key)
+    return _structure(raw, _strict(), lambda key: _OVERRIDE if key in overridden else where)
+
+
+def to_dict(config: Config) -> dict[str, dict[str, Any]]:
+    """Return the resolved configuration as plain tables, for --dry-run and --json."""
+    return attrs.asdict(config)
+
+
+def to_wire(config: Config) -> dict[str, dict[str, Any]]:
+    """Return the tables that clients are handed in the welcome."""
+    tables = to_dict(config)
+    wire = {name: tables[name] for name in _WIRE_TABLES}
+    wire["run"] = {key: tables["run"][key] for key in _WIRE_RUN_KEYS}
+    return wire
+
+
+def from_wire(tables: object) -> Config:
+    """Read what `to_wire` made, from a server that is not trusted; raises ConfigError."""
+    where = "the server's welcome"
+    if not isinstance(tables, dict):
+        raise ConfigError(f"{where}: expected tables, got {show(tables)}")
+    known: dict[str, Any] = {name: tables[name] for name in _WIRE_TABLES if name in tables}
+    run = tables.get("run", {})
+    if not isinstance(run, dict):
+        raise ConfigError(f"{where}: run: expected a table, got {show(run)}", "run")
+    known["run"] = {key: run[key] for key in _WIRE_RUN_KEYS if key in run}
+    return _structure(known, _lenient(), lambda _: where)
+
+
+def to_toml(config: Config, *, comments: bool = True) -> str:
+    """Write the configuration as TOML, each key under its line of help."""
+    lines: list[str] = []
+    if comments:
+        lines += [
+            "# Configuration of an fsl-async run. It lives at the parameter server, which hands clients what they need:",
+            "#     fsl-node --role ps --config fsl.toml",
+            "# Every value below is the default unless changed; --set table.key=value overrides one for one start.",
+            "",
+        ]
+    for name, table in TABLES.items():
+        if comments and table.__doc__:
+            lines.append(f"# {table.__doc__.splitlines()[0]}")
+        lines.append(f"[{name}]")
+        values = getattr(config, name)
+        for field in attrs.fields(table):
+            line = f"{field.name} = {_toml_value(getattr(values, field.name))}"
+            if comments:
+                lines.append(f"# {field.metadata['help']}")
+            lines.append(line)
+        lines.append("")
+    return "\n".join(lines[:-1]) + "\n"
+
+
+def _toml_value(value: bool | float | str) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False)  # printable text: JSON's escapes are TOML's
+    return repr(value)
+
+
+def _read(path: Path | str) -> dict[str, Any]:
+    try:
+        with Path(path).open("rb") as file:
+            data = file.read(_MAX_FILE_BYTES + 1)
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: no such file; `fsl-node init {path}` writes one") from None
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror or error}") from None
+    if len(data) > _MAX_FILE_BYTES:
+        raise ConfigError(f"{path}: larger than {_MAX_FILE_BYTES:,} bytes; is it a TOML file?")
+    try:
+        return tomllib.loads(data.decode("utf-8-sig"))
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: not UTF-8 text (byte {error.start})") from None
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise ConfigError(f"{path}: not valid TOML: {error}") from None
+
+
+def _parse_override(text: str) -> tuple[str, Any]:
+    key, equals, value = text.partition("=")
+    key = key.strip()
+    if not equals or key.count(".") != 1 or key.startswith(".") or key.endswith("."):
+        raise ConfigError(
+            f"{_OVERRIDE} {text[:120]}: write it as table.key=value, for example {_OVERRIDE} sync.every_s=60"
+        )
+    value = value.strip()
+    try:
+        parsed = tomllib.loads(f"value = {value}")
+    except (tomllib.TOMLDecodeError, RecursionError):
+        return key, value
+    if set(parsed) != {"value"}:  # a line break smuggled more keys in
+        return key, value
+    found = parsed["value"]
+    kind = _types().get(key)
+    wants_text = kind is str or _is_choice(kind)
+    return key, value if wants_text and not isinstance(found, str) else found
+
+
+class _WrongTypeError(TypeError):
+    """A value is not of the setting's type."""
+
+
+def _structure(raw: dict[str, Any], converter: Converter, where: Any) -> Config:
+    from cattrs import BaseValidationError
+
+    for name, table in raw.items():
+        if name in TABLES and not isinstance(table, dict):
+            raise ConfigError(f"{where(name)}: {name}: expected a table, got {show(table)}", name)
+
+    try:
+        return converter.structure(raw, Config)
+    except BaseValidationError as error:
+        problems = list(_problems(error, "", raw))
+    key, problem = problems[0]
+    more = "" if len(problems) == 1 else f" (and {len(problems) - 1} more)"
+    raise ConfigError(f"{where(key)}: {key}: {problem}{more}", key)
+
+
+def _problems(error: Any, prefix: str, raw: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Walk cattrs' exception group; yields dotted keys and what is wrong with them."""
+    from cattrs import AttributeValidationNote, BaseValidationError, ForbiddenExtraKeysError
+
+    for inner in error.exceptions:
+        notes = getattr(inner, "__notes__", ())
+        names = [note.name for note in notes if isinstance(note, AttributeValidationNote)]
+        key = ".".join([prefix, *names] if prefix else names)
+        if isinstance(inner, BaseValidationError):
+            yield from _problems(inner, key, raw)
+        elif isinstance(inner, ForbiddenExtraKeysError):
+            for name in sorted(inner.extra_fields):
+                yield _unknown(prefix, name, raw)
+        elif isinstance(inner, SettingError):
+            yield inner.key, inner.problem
+        else:
+            yield key, str(inner)
+
+
+def _unknown(table: str, name: str, raw: Mapping[str, Any]) -> tuple[str, str]:
+    """Say that a key or table does not exist, and which one was probably meant."""
+    shown = printable(name)
+    if not table and isinstance(raw.get(name), dict):
+        close = difflib.get_close_matches(name, TABLES, n=1)
+        meant = f"did you mean {close[0]}?" if close else f"the tables are {', '.join(TABLES)}"
+        return shown, f"unknown table, {meant}"
+    key = f"{table}.{shown}" if table else shown
+    own = {field.name for field in attrs.fields(TABLES[table])} if table else set()
+    close = [f"{table}.{match}" for match in difflib.get_close_matches(name, own, n=1)]
+    if not close:
+        elsewhere = [dotted for dotted in _types() if dotted.partition(".")[2] == name]
+        close = elsewhere or difflib.get_close_matches(key, _types(), n=1)
+    if close:
+        return key, f"unknown key, did you mean {close[0]}?"
+    if table:
+        return key, f"unknown key, [{table}] has {', '.join(sorted(own))}"
+    return key, f"unknown key, the tables are {', '.join(TABLES)}"
+
+
+@functools.cache
+def _types() -> dict[str, Any]:
+    """Type of every setting by its dotted name."""
+    return {
+        f"{name}.{key}": kind
+        for name, table in TABLES.items()
+        for key, kind in get_type_hints(table).items()
+    }
+
+
+@functools.cache
+def _strict() -> Converter:
+    return _converter(forbid_extra_keys=True)
+
+
+@functools.cache
+def _lenient() -> Converter:
+    return _converter(forbid_extra_keys=False)
+
+
+def _converter(*, forbid_extra_keys: bool) -> Converter:
+    from cattrs import Converter  # late: the command line's --help must not pay for it
+
+    converter = Converter(forbid_extra_keys=forbid_extra_keys, detailed_validation=True)
+    words: dict[type, tuple[str, tuple[type, ...]]] = {
+        str: ("a string", (str,)),
+        bool: ("true or false", (bool,)),
+        int: ("a whole number", (int,)),
+        float: ("a number", (int, float)),
+    }
+
+    def strict_hook(kind: type) -> Any:
+        expected, accepted = words[kind]
+
+        def structure(value: Any, _: Any) -> Any:
+            if type(value) not in accepted:
+                raise _WrongTypeError(f"expected {expected}, got {show(value)}")
+            return kind(value)
+
+        return structure
+
+    for kind in words:
+        converter.register_structure_hook(kind, strict_hook(kind))
+    converter.register_structure_hook_func(_is_choice, _structure_choice)
+    return converter
+
+
+def _is_choice(kind: Any) -> bool:
+    origin: Any = get_origin(kind)
+    return origin is Literal
+
+
+def _structure_choice(value: Any, kind: Any) -> Any:
+    choices = get_args(kind)
+    if isinstance(value, str) and value in choices:
+        return value
+    close = difflib.get_close_matches(value, choices, n=1) if isinstance(value, str) else []
+    meant = f", did you mean {close[0]}?" if close else ""
+    raise _WrongTypeError(f"expected one of {', '.join(choices)}, got {show(value)}{meant}")

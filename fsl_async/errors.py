@@ -1,0 +1,187 @@
+"""Errors: one tree, the exit codes, and the one place that turns an exception into a line and a code.
+
+    FslError                   something the user can act on; the message says what happened and what to do
+    ├── UsageError             the command line does not make sense
+    ├── ConfigError            a TOML file or a --set has a wrong key, type or value
+    ├── AddressError           an address cannot be read or cannot be used
+    ├── DataError              a data path is missing, unreadable or too short
+    ├── TaskError              a --task file has no such function, or the function raised
+    ├── RunDirError            a run directory is missing, damaged or of another run
+    ├── RefusedError           the parameter server will not have this client
+    └── StopError              not a fault: the node was asked to end before its work was done
+        ├── PreemptedError         by SIGTERM; asks to be launched again
+        └── InterruptedByUserError by Ctrl-C
+
+Exit codes, the same for every command:
+
+    0    done
+    1    a bug in this program: an exception nobody expected
+    2    bad input, usage or environment; running the same line again fails again
+    64   preempted, or asked to be launched again: a launcher should do that
+    130  interrupted (Ctrl-C)
+"""
+
+from __future__ import annotations
+
+import json
+import traceback
+from enum import IntEnum
+from typing import TYPE_CHECKING, TextIO
+
+from attrs import frozen
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class ExitCode(IntEnum):
+    """What the process tells its launcher; see the table above."""
+
+    DONE = 0
+    BUG = 1
+    BAD_INPUT = 2
+    RELAUNCH = 64
+    INTERRUPTED = 130
+
+
+class FslError(Exception):
+    """Something the user can act on. `message` is one line: what happened, to whom, and what to do."""
+
+    default_code = ExitCode.BAD_INPUT
+
+    def __init__(self, message: str, exit_code: int | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.exit_code = int(self.default_code if exit_code is None else exit_code)
+
+
+class UsageError(FslError):
+    """The command line does not make sense."""
+
+
+class ConfigError(FslError):
+    """A configuration file or override has a wrong key, type or value.
+
+    `key` is the dotted name of the first wrong setting, or empty when the whole file is at fault.
+    """
+
+    def __init__(self, message: str, key: str = "") -> None:
+        super().__init__(message)
+        self.key = key
+
+
+class AddressError(FslError):
+    """An address cannot be read or cannot be used."""
+
+
+class DataError(FslError):
+    """A data path is missing, unreadable or too short."""
+
+
+class TaskError(FslError):
+    """A --task file has no such function, or the function raised."""
+
+
+class RunDirError(FslError):
+    """A run directory is missing, damaged or of another run."""
+
+
+class RefusedError(FslError):
+    """The parameter server will not have this client. `code` is its machine-readable reason."""
+
+    def __init__(self, message: str, code: str = "") -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class StopError(FslError):
+    """Not a fault: the node was asked to end before its work was done."""
+
+
+class PreemptedError(StopError):
+    """The machine or the scheduler wants the process gone; a launcher should start it again."""
+
+    default_code = ExitCode.RELAUNCH
+
+
+class InterruptedByUserError(StopError):
+    """Somebody pressed Ctrl-C."""
+
+    default_code = ExitCode.INTERRUPTED
+
+
+@frozen
+class Report:
+    """An exception as the user meets it."""
+
+    kind: str
+    message: str
+    exit_code: int
+
+    def as_json(self) -> str:
+        """One JSON object on one line."""
+        return json.dumps({"error": self.message, "kind": self.kind, "exit_code": self.exit_code})
+
+
+def one_line(text: str) -> str:
+    """Join the lines of `text`, so that an error stays one line in logs."""
+    return "; ".join(part for part in (line.strip() for line in text.splitlines()) if part)
+
+
+def describe(error: BaseException) -> Report:
+    """Map any exception to what the user is told and the exit code.
+
+    OSError is the environment's (no space, no permission, port in use), so it exits 2 with the system's own words; what
+    is not expected at all is a bug and exits 1.
+    """
+    kind = type(error).__name__
+    if isinstance(error, FslError):
+        return Report(kind, one_line(error.message), error.exit_code)
+    if isinstance(error, KeyboardInterrupt):
+        return Report("InterruptedByUserError", "interrupted", ExitCode.INTERRUPTED)
+    if isinstance(error, OSError):
+        return Report(kind, _operating_system_line(error), ExitCode.BAD_INPUT)
+    if isinstance(error, MemoryError):
+        return Report(kind, "out of memory; use a smaller model or batch", ExitCode.BAD_INPUT)
+    found = one_line(str(error)) or "no message"
+    advice = "this is a bug in fsl-async; run again with --debug for the traceback"
+    return Report(kind, f"unexpected {kind}: {found} ({advice})", ExitCode.BUG)
+
+
+def _operating_system_line(error: OSError) -> str:
+    words = error.strerror or one_line(str(error)) or type(error).__name__
+    name = error.filename
+    if name is None:
+        return words
+    if isinstance(name, bytes):
+        name = name.decode(errors="replace")
+    return one_line(f"{name}: {words}")
+
+
+def report(
+    error: BaseException,
+    *,
+    as_json: bool,
+    debug: bool,
+    out: TextIO,
+    err: TextIO,
+    translate: Callable[[BaseException], Report | None] = lambda _: None,
+) -> int:
+    """Tell the user about `error` and return the exit code. The last thing `main` does.
+
+    Plain: one line `error: ...` on `err`. With `as_json`: one object on `out`, where a program that asked for JSON
+    reads its results. The traceback appears only with `debug`, on `err`. `translate` may know more exceptions
+    (click's, which this file does not import).
+    """
+    told = translate(error) or describe(error)
+    if debug:
+        err.write("".join(traceback.format_exception(error)))
+    if as_json:
+        out.write(told.as_json() + "\n")
+        out.flush()
+    elif told.exit_code == ExitCode.INTERRUPTED:
+        err.write(f"{told.message}\n")
+    else:
+        err.write(f"error: {told.message}\n")
+    err.flush()
+    return told.exit_code

@@ -1,0 +1,383 @@
+"""Settings: every table and key of the run's configuration, with its default, its help line and its check.
+
+One frozen class per TOML table; `fsl_async.config` reads and writes them. To add a setting, add one field here: `fsl-node init`,
+`--set`, `--dry-run` and the error messages know it from then on. Help lines and checks live in attrs metadata, so nothing is
+said twice. A value outside its range raises `SettingError`, also when a class is made in Python.
+Pure: no file is opened and nothing is looked up.
+"""
+
+# ruff: noqa: RUF009 - `setting` makes an attrs field, not a shared default
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+import attrs
+from attrs import frozen
+
+from fsl_async.address import parse_listen
+from fsl_async.errors import AddressError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+T = TypeVar("T")
+
+Format = Literal["fp32", "bf16", "e4m3", "e5m2"]
+Weighting = Literal["tokens", "uniform", "fednova"]
+Optimizer = Literal["nesterov", "average"]
+Sharding = Literal["disjoint", "local"]
+
+MAX_TEXT = 1024
+NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_DEVICE = re.compile(r"auto|cpu|mps|cuda(:[0-9]{1,3})?")
+# One full-precision chunk of 131,072 values and its head must fit into the credit window.
+_SMALLEST_WINDOW_BYTES = 1 << 20
+
+
+class SettingError(ValueError):
+    """A setting is out of range. `key` is its dotted name and `problem` says what is wrong with the value."""
+
+    def __init__(self, key: str, problem: str) -> None:
+        super().__init__(f"{key}: {problem}")
+        self.key = key
+        self.problem = problem
+
+
+def printable(text: str) -> str:
+    """Escape what would disturb a terminal or break the line."""
+    return "".join(c if c.isprintable() else f"\\u{ord(c):04x}" for c in text)
+
+
+def show(value: object) -> str:
+    """Write a value as it stands in TOML, shortened, for error messages."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        return '"' + printable(value if len(value) <= 80 else value[:80] + "...") + '"'
+    if isinstance(value, dict):
+        return "a table"
+    if isinstance(value, list):
+        return "an array"
+    return str(value)
+
+
+def span(
+    *, above: float | None = None, least: float | None = None, most: float | None = None
+) -> Callable[[Any], str | None]:
+    """Make a check that a number is above or at least one bound, and at most another."""
+    words = []
+    if above is not None:
+        words.append(f"above {above:,}")
+    if least is not None:
+        words.append(f"at least {least:,}")
+    if most is not None:
+        words.append(f"at most {most:,}")
+    text = "must be " + " and ".join(words)
+
+    def check(value: Any) -> str | None:
+        fits = (
+            (above is None or value > above)
+            and (least is None or value >= least)
+            and (most is None or value <= most)
+        )
+        return None if fits else text
+
+    return check
+
+
+def _is_name(value: Any) -> str | None:
+    if NAME.fullmatch(value) and value not in {".", ".."}:
+        return None
+    return "must be 1 to 64 letters, digits, dots, dashes or underscores"
+
+
+def _is_device(value: Any) -> str | None:
+    return None if _DEVICE.fullmatch(value) else "must be auto, cpu, cuda, cuda:N or mps"
+
+
+def _is_directory(value: Any) -> str | None:
+    if value and not re.search(r"[{}]", value.replace("{name}", "")):
+        return None
+    return "must be a path, in which {name} stands for run.name"
+
+
+def _is_task(value: Any) -> str | None:
+    if not value or re.fullmatch(r".+\.py:[A-Za-z_][A-Za-z0-9_]*", value):
+        return None
+    return "must be file.py:function, or empty for the built-in task"
+
+
+def _power_of_two(value: Any) -> str | None:
+    fits = 16 <= value <= 65536 and value & (value - 1) == 0
+    return None if fits else "must be a power of two from 16 to 65,536"
+
+
+def _validate(instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
+    problem: str | None = None
+    if isinstance(value, float) and not math.isfinite(value):
+        problem = "must be a finite number"
+    elif isinstance(value, str) and (len(value) > MAX_TEXT or not (value.isprintable())):
+        problem = f"must be printable text of at most {MAX_TEXT:,} characters"
+    else:
+        check = attribute.metadata["check"]
+        problem = check(value) if check is not None else None
+    if problem is not None:
+        key = f"{table_name(type(instance))}.{attribute.name}"
+        raise SettingError(key, f"{problem}, got {show(value)}")
+
+
+def setting(default: T, help_line: str, check: Callable[[Any], str | None] | None = None) -> T:
+    """Declare one setting: its default, its line of help and its check (None when fine, else what it must be)."""
+    metadata = {"help": help_line, "check": check}
+    return attrs.field(default=default, validator=_validate, metadata=metadata)
+
+
+@frozen(kw_only=True)
+class RunConfig:
+    """What this run is called, where it is kept and when it ends."""
+
+    name: str = setting("run", "the run's name", _is_name)
+    directory: str = setting(
+        "runs/{name}", "where checkpoints, ledger and journal are kept", _is_directory
+    )
+    seed: int = setting(
+        0, "makes weights, data order and fault injection repeatable", span(least=0, most=2**62)
+    )
+    rounds: int = setting(0, "end after this many syncs; 0 = no limit", span(least=0))
+    tokens: int = setting(0, "end after this many merged tokens; 0 = no limit", span(least=0))
+    seconds: float = setting(0.0, "end after this many seconds; 0 = no limit", span(least=0))
+
+
+@frozen(kw_only=True)
+class ListenConfig:
+    """Where the parameter server is reached."""
+
+    address: str = setting("tcp://127.0.0.1:7100", "host:port to listen at; port 0 = any free one")
+    insecure: bool = setting(
+        False, "allow a listen address that other machines can reach, without encryption"
+    )
+
+    def __attrs_post_init__(self) -> None:
+        try:
+            address = parse_listen(self.address)
+        except AddressError as error:
+            raise SettingError("listen.address", error.message) from None
+        if not self.insecure and not address.is_loopback:
+            raise SettingError(
+                "listen.address",
+                f"{self.address} can be reached by other machines, and encryption is not in this version; listen at "
+                "127.0.0.1 and use an SSH tunnel or a VPN, or accept it with --insecure",
+            )
+
+
+@frozen(kw_only=True)
+class SyncConfig:
+    """When deltas are collected and how they count."""
+
+    every_s: float = setting(600.0, "seconds from one sync to the next", span(above=0))
+    quorum: float = setting(
+        0.5, "part of the called clients that must answer before a merge", span(above=0, most=1)
+    )
+    grace_mad_factor: float = setting(
+        4.0,
+        "after the quorum, wait until median + this x MAD of earlier arrival times",
+        span(least=0),
+    )
+    grace_min_s: float = setting(1.0, "wait at least this long after the quorum", span(least=0))
+    first_grace_s: float = setting(
+        60.0, "wait after the quorum while there are no earlier arrival times", span(least=0)
+    )
+    weighting: Weighting = setting(
+        "tokens", "a delta's weight: tokens | uniform | fednova (tokens over steps)"
+    )
+    max_staleness: int = setting(
+        4, "refuse deltas whose base is more than this many versions old", span(least=0)
+    )
+    staleness_exponent: float = setting(
+        0.5, "a delta s versions old weighs 1 / (1 + s)^this", span(least=0, most=16)
+    )
+    clients: int = setting(3, "planned number of clients", span(least=1, most=100_000))
+    min_clients: int = setting(
+        1, "the first sync waits for this many clients", span(least=1, most=100_000)
+    )
+
+    def __attrs_post_init__(self) -> None:
+        if self.min_clients > self.clients:
+            raise SettingError(
+                "sync.min_clients",
+                f"must be at most sync.clients ({self.clients}), got {self.min_clients}",
+            )
+
+
+@frozen(kw_only=True)
+class OuterConfig:
+    """The outer optimiser: how merged deltas change the shared weights (DiLoCo, arXiv 2311.08105)."""
+
+    optimizer: Optimizer = setting(
+        "nesterov",
+        "nesterov (SGD with Nesterov momentum) | average (add the mean delta as it is)",
+    )
+    learning_rate: float = setting(
+        0.7, "outer learning rate; unused by average", span(above=0, most=100)
+    )
+    momentum: float = setting(0.9, "outer momentum; unused by average", span(least=0, most=0.9999))
+
+
+@frozen(kw_only=True)
+class CodecConfig:
+    """How weights travel."""
+
+    up: Format = setting("e4m3", "from clients to the server: fp32 | bf16 | e4m3 | e5m2")
+    down: Format = setting("e4m3", "from the server to clients: fp32 | bf16 | e4m3 | e5m2")
+    block_values: int = setting(
+        128, "values that share one scale, for e4m3 and e5m2", _power_of_two
+    )
+
+
+@frozen(kw_only=True)
+class SessionConfig:
+    """When a silent peer counts as gone."""
+
+    heartbeat_every_s: float = setting(
+        5.0, "seconds between heartbeats", span(least=0.05, most=3600)
+    )
+    expire_after_s: float = setting(
+        20.0, "seconds of silence after which a peer is gone", span(least=0.1, most=86_400)
+    )
+
+    def __attrs_post_init__(self) -> None:
+        if self.expire_after_s < 2 * self.heartbeat_every_s:
+            raise SettingError(
+                "session.expire_after_s",
+                f"must be at least twice session.heartbeat_every_s ({self.heartbeat_every_s}), got {self.expire_after_s}",
+            )
+
+
+@frozen(kw_only=True)
+class TransferConfig:
+    """How large transfers are paced."""
+
+    window_bytes: int = setting(
+        4 << 20,
+        "bytes under way for each stream before the receiver must answer",
+        span(least=_SMALLEST_WINDOW_BYTES, most=1 << 30),
+    )
+    stall_s: float = setting(
+        10.0, "ask again when no byte has come for this long", span(least=0.05, most=86_400)
+    )
+
+
+@frozen(kw_only=True)
+class DataConfig:
+    """What the built-in task trains on."""
+
+    path: str = setting(
+        "", "a file or directory of text; empty = the source of Python's standard library"
+    )
+    shards: int = setting(
+        0, "parts the data is cut into; 0 = sync.clients", span(least=0, most=100_000)
+    )
+    sharding: Sharding = setting(
+        "disjoint", "disjoint (each client its own part) | local (each client all of its own data)"
+    )
+    holdout: float = setting(
+        0.02, "last part of the data, kept for evaluation", span(least=0, most=0.5)
+    )
+
+
+@frozen(kw_only=True)
+class ModelConfig:
+    """The built-in byte-level GPT."""
+
+    preset: str = setting("3m", "a size by its number of parameters", _is_name)
+    layers: int = setting(0, "transformer blocks; 0 = from the preset", span(least=0, most=1024))
+    width: int = setting(
+        0, "width of the residual stream; 0 = from the preset", span(least=0, most=65_536)
+    )
+    heads: int = setting(0, "attention heads; 0 = from the preset", span(least=0, most=1024))
+    context: int = setting(
+        0, "bytes seen at once; 0 = from the preset", span(least=0, most=1 << 20)
+    )
+
+    def __attrs_post_init__(self) -> None:
+        if self.width and self.heads and self.width % self.heads:
+            raise SettingError(
+                "model.width", f"must be a multiple of model.heads ({self.heads}), got {self.width}"
+            )
+
+
+@frozen(kw_only=True)
+class TrainConfig:
+    """The inner training loop of the built-in task."""
+
+    batch: int = setting(16, "sequences in a step", span(least=1, most=1 << 20))
+    learning_rate: float = setting(1e-3, "AdamW's learning rate", span(above=0, most=10))
+    weight_decay: float = setting(0.1, "AdamW's weight decay", span(least=0, most=10))
+    warmup_steps: int = setting(
+        20, "steps over which the learning rate rises from 0", span(least=0, most=1 << 30)
+    )
+    clip_norm: float = setting(1.0, "gradient norm is clipped to this; 0 = never", span(least=0))
+    threads: int = setting(
+        0, "torch's threads in a client; 0 = torch's choice", span(least=0, most=4096)
+    )
+    device: str = setting("auto", "auto | cpu | cuda | cuda:N | mps", _is_device)
+    task: str = setting("", "file.py:function with your own loop; empty = built in", _is_task)
+
+
+@frozen(kw_only=True)
+class CheckpointConfig:
+    """What is kept on the parameter server's disk."""
+
+    keep_versions: int = setting(3, "newest versions that are kept", span(least=1, most=1_000_000))
+
+
+@frozen(kw_only=True)
+class Config:
+    """The whole configuration of a run."""
+
+    run: RunConfig = attrs.field(factory=RunConfig)
+    listen: ListenConfig = attrs.field(factory=ListenConfig)
+    sync: SyncConfig = attrs.field(factory=SyncConfig)
+    outer: OuterConfig = attrs.field(factory=OuterConfig)
+    codec: CodecConfig = attrs.field(factory=CodecConfig)
+    session: SessionConfig = attrs.field(factory=SessionConfig)
+    transfer: TransferConfig = attrs.field(factory=TransferConfig)
+    data: DataConfig = attrs.field(factory=DataConfig)
+    model: ModelConfig = attrs.field(factory=ModelConfig)
+    train: TrainConfig = attrs.field(factory=TrainConfig)
+    checkpoint: CheckpointConfig = attrs.field(factory=CheckpointConfig)
+
+    @property
+    def run_dir(self) -> Path:
+        """Where this run is kept, `run.directory` with `{name}` filled in."""
+        return Path(self.run.directory.replace("{name}", self.run.name))
+
+    @property
+    def shards(self) -> int:
+        """Into how many parts the data is cut."""
+        return self.data.shards or self.sync.clients
+
+
+_NAMES: Mapping[type, str] = {
+    RunConfig: "run",
+    ListenConfig: "listen",
+    SyncConfig: "sync",
+    OuterConfig: "outer",
+    CodecConfig: "codec",
+    SessionConfig: "session",
+    TransferConfig: "transfer",
+    DataConfig: "data",
+    ModelConfig: "model",
+    TrainConfig: "train",
+    CheckpointConfig: "checkpoint",
+}
+TABLES: Mapping[str, type] = {name: table for table, name in _NAMES.items()}
+
+
+def table_name(table: type) -> str:
+    """Name of the TOML table that a settings class stands for."""
+    return _NAMES[table]
