@@ -1,0 +1,1 @@
+"""Processes and machines: the local supervisor, and later launchers and preemption sources."""

@@ -1,0 +1,1 @@
+"""The commands of `fsl-node`: one file each, imported only when it is used."""

@@ -1,0 +1,400 @@
+"""The journal: every event and every effect of a run with its cause, one JSON object a line.
+
+    {"n": 17, "t": 1763722149.3, "now": 812.04, "kind": "event", "type": "SyncCalled", "cause": null, "round": 3}
+    {"n": 18, "t": 1763722149.3, "now": 812.04, "kind": "effect", "type": "TakeSnapshot", "cause": 17, "sequence": 5}
+
+    n      running number, going on where an earlier process of the same run stopped
+    t      wall clock, seconds since 1970
+    now    the shell's monotonic clock, seconds; starts anew with each process
+    kind   "event", "effect" or "note" (written by the shell, with any fields)
+    type   class name of the event or effect; the note's name
+    cause  n of the event that an effect or note came from, or null
+
+Then the fields of the attrs object. A field named like one of the six above gets an underscore behind it (`kind_`). Values
+are made small and plain: bytes become {"bytes": length}, containers of more than 64 items {"items": count}, non-finite
+floats "nan", "inf", "-inf", an attrs value with a `text` property (a delta key) that text, any other attrs value an object
+with its class name under "type". So a line is a few hundred bytes, whatever the size of the model.
+
+Why not the events themselves: the journal is read with grep and jq years later, by people without this version's classes.
+
+A line is canonical (no spaces, fields in the order of the class, floats by their shortest form), so the same run gives the same
+bytes but for `t`; `TraceHash` is SHA-256 over those lines without `t`, for the simulator.
+
+A full disk never stops a run: lines that cannot be written are counted, and a note "JournalGap" says how many once there is space again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import threading
+import time
+from collections.abc import Callable
+from enum import Enum
+from numbers import Integral, Real
+from operator import attrgetter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+import attrs
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+MAX_ITEMS = 64
+MAX_TEXT = 2000
+FLUSH_EVERY_S = 1.0
+
+_MAX_DEPTH = 6
+_BUFFER_BYTES = 1 << 16
+_TAIL_BYTES = 1 << 20
+_RESERVED = frozenset({"n", "t", "now", "kind", "type", "cause"})
+
+_encode = json.JSONEncoder(
+    ensure_ascii=False, separators=(",", ":"), check_circular=False, allow_nan=False
+).encode
+
+
+class _Plan:
+    """How objects of one class are written: their keys, and one call that gets all values."""
+
+    __slots__ = ("get", "keys", "name")
+
+    def __init__(self, cls: type) -> None:
+        names = [field.name for field in attrs.fields(cls)]
+        self.name = cls.__name__
+        self.keys = tuple(f"{name}_" if name in _RESERVED else name for name in names)
+        self.get: Callable[[Any], tuple[Any, ...]]
+        if len(names) == 1:
+            only = attrgetter(names[0])
+            self.get = lambda item: (only(item),)
+        else:
+            self.get = attrgetter(*names) if names else lambda _: ()
+
+
+_plans: dict[type, _Plan] = {}
+
+
+def _plan(cls: type) -> _Plan:
+    found = _plans.get(cls)
+    if found is None:
+        found = _plans[cls] = _Plan(cls)
+    return found
+
+
+def plain(value: Any, depth: int = 0) -> Any:
+    """Make a small JSON value of anything: see the rules in the module's docstring."""
+    kind = type(value)
+    if kind in _AS_IT_IS:
+        return value
+    writer = _writers.get(kind)
+    if writer is None:
+        writer = _writers[kind] = next(
+            (made for base, made in _BY_BASE if issubclass(kind, base)),
+            _plain_object if attrs.has(kind) else _plain_unknown,
+        )
+    return writer(value, depth)
+
+
+def _plain_float(value: float, _: int) -> Any:
+    return float(value) if math.isfinite(value) else str(float(value))
+
+
+def _plain_text(value: Any, _: int) -> str:
+    text = str(value)
+    return text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]}... ({len(text)} characters)"
+
+
+def _plain_dict(value: dict[Any, Any], depth: int) -> Any:
+    if depth >= _MAX_DEPTH or len(value) > MAX_ITEMS:
+        return {"items": len(value)}
+    return {_plain_key(key): plain(item, depth + 1) for key, item in value.items()}
+
+
+def _plain_key(key: Any) -> str:
+    made = plain(key, _MAX_DEPTH - 1)
+    return made if isinstance(made, str) else _encode(made)
+
+
+def _plain_items(value: Any, depth: int) -> Any:
+    if depth >= _MAX_DEPTH or len(value) > MAX_ITEMS:
+        return {"items": len(value)}
+    return [plain(item, depth + 1) for item in value]
+
+
+def _plain_set(value: Any, depth: int) -> Any:
+    # A set's order changes from process to process (hashes of strings are seeded), so it is sorted.
+    made = _plain_items(value, depth)
+    return sorted(made, key=_encode) if isinstance(made, list) else made
+
+
+def _plain_object(value: Any, depth: int) -> Any:
+    kind = type(value)
+    if isinstance(getattr(kind, "text", None), property):
+        return _plain_text(value.text, depth)
+    plan = _plan(kind)
+    made: dict[str, Any] = {"type": plan.name}
+    if depth < _MAX_DEPTH:
+        for key, item in zip(plan.keys, plan.get(value), strict=True):
+            made[key] = plain(item, depth + 1)
+    return made
+
+
+def _plain_unknown(value: Any, _: int) -> str:
+    return f"<{type(value).__name__}>"
+
+
+_AS_IT_IS = frozenset({int, bool, type(None)})
+_BY_BASE: tuple[tuple[type | tuple[type, ...], Callable[[Any, int], Any]], ...] = (
+    (Enum, lambda value, _: value.name),
+    (Integral, lambda value, _: int(value)),
+    (Real, _plain_float),  # NumPy's scalars are registered as these
+    ((str, Path), _plain_text),
+    ((bytes, bytearray), lambda value, _: {"bytes": len(value)}),
+    (memoryview, lambda value, _: {"bytes": value.nbytes}),
+    (dict, _plain_dict),
+    ((list, tuple), _plain_items),
+    ((set, frozenset), _plain_set),
+)
+_writers: dict[type, Callable[[Any, int], Any]] = {}
+
+
+def _body(item: Any) -> tuple[str, str]:
+    """Class name and the JSON text of the fields with a comma before it, ready to stand in a line."""
+    plan = _plan(type(item))
+    if not plan.keys:
+        return plan.name, ""
+    fields = {key: plain(value) for key, value in zip(plan.keys, plan.get(item), strict=True)}
+    return plan.name, "," + _encode(fields)[1:-1]
+
+
+def _note_body(fields: dict[str, Any]) -> str:
+    if not fields:
+        return ""
+    made = {f"{key}_" if key in _RESERVED else key: plain(value) for key, value in fields.items()}
+    return "," + _encode(made)[1:-1]
+
+
+def _line(head: str, kind: str, name: str, cause: int | None, body: str) -> str:
+    by = "null" if cause is None else cause
+    return f'{{{head},"kind":"{kind}","type":"{name}","cause":{by}{body}}}\n'
+
+
+class TraceHash:
+    """The journal's lines without `t`, hashed instead of written: two runs are the same when the digests are."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._hash = hashlib.sha256()
+
+    def event(self, item: Any, now: float) -> int:
+        """Add an event; returns its number, the cause of what follows from it."""
+        name, body = _body(item)
+        return self._add(now, "event", name, None, body)
+
+    def effect(self, item: Any, cause: int | None, now: float) -> int:
+        """Add an effect."""
+        name, body = _body(item)
+        return self._add(now, "effect", name, cause, body)
+
+    def note(self, name: str, now: float, cause: int | None = None, /, **fields: Any) -> int:
+        """Add a note."""
+        return self._add(now, "note", name, cause, _note_body(fields))
+
+    def hexdigest(self) -> str:
+        """SHA-256 over all lines so far, in hexadecimal."""
+        return self._hash.hexdigest()
+
+    def _add(self, now: float, kind: str, name: str, cause: int | None, body: str) -> int:
+        n = self.count
+        self.count = n + 1
+        line = _line(f'"n":{n},"now":{now!r}', kind, name, cause, body)
+        self._hash.update(line.encode(errors="replace"))
+        return n
+
+    def flush(self) -> None:
+        """Nothing to do; here so that a shell need not know which of the two it has."""
+
+    def close(self) -> None:
+        """Nothing to do."""
+
+
+class JournalWriter:
+    """Appends to a journal file. Callable from any thread; a daemon thread flushes within `FLUSH_EVERY_S`.
+
+    `clock` gives wall-clock seconds. An existing file is continued: numbers go on, and a last line torn by a crash is
+    closed off. Opening raises OSError; writing never does.
+    """
+
+    def __init__(self, path: Path, clock: Callable[[], float] = time.time) -> None:
+        self.path = path
+        self.lines_lost = 0
+        self._clock = clock
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self.count, self._torn = _resume(self._file)
+        self._lines: list[str] = []
+        self._bytes = 0
+        self._unreported = 0
+        self._now = 0.0
+        self._lock = threading.Lock()
+        self._wake = threading.Event()
+        self._closing = threading.Event()
+        self._flusher = threading.Thread(target=self._flush_often, name="journal", daemon=True)
+        self._flusher.start()
+
+    def event(self, item: Any, now: float) -> int:
+        """Write an event; returns its number, the cause of what follows from it."""
+        name, body = _body(item)
+        return self._add(now, "event", name, None, body)
+
+    def effect(self, item: Any, cause: int | None, now: float) -> int:
+        """Write an effect that the event `cause` led to."""
+        name, body = _body(item)
+        return self._add(now, "effect", name, cause, body)
+
+    def note(self, name: str, now: float, cause: int | None = None, /, **fields: Any) -> int:
+        """Write what is neither event nor effect; `name` is like a class name: NodeStarted, GarbageSeen."""
+        return self._add(now, "note", name, cause, _note_body(fields))
+
+    def flush(self) -> None:
+        """Hand everything to the operating system now: after this a kill -9 loses no line written before."""
+        with self._lock:
+            self._flush()
+
+    def close(self) -> None:
+        """Flush and close; further lines are ignored. Harmless when closed already."""
+        if self._closing.is_set():
+            return
+        self._closing.set()
+        self._wake.set()
+        self._flusher.join()
+        with self._lock:
+            self._flush()
+            os.close(self._file)
+            self._file = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _add(self, now: float, kind: str, name: str, cause: int | None, body: str) -> int:
+        with self._lock:
+            n = self.count
+            self.count = n + 1
+            self._now = now
+            head = f'"n":{n},"t":{self._clock():.6f},"now":{now!r}'
+            line = _line(head, kind, name, cause, body)
+            if not self._lines:
+                self._wake.set()
+            self._lines.append(line)
+            self._bytes += len(line)
+            if self._bytes >= _BUFFER_BYTES:
+                self._flush()
+            return n
+
+    def _flush(self) -> None:
+        lines, self._lines, self._bytes = self._lines, [], 0
+        if not lines or self._file < 0:
+            return
+        gap = 1 if self._unreported else 0
+        if gap:
+            head = f'"n":{self.count},"t":{self._clock():.6f},"now":{self._now!r}'
+            fields = _note_body({"lines": self._unreported})
+            lines.insert(0, _line(head, "note", "JournalGap", None, fields))
+            self.count += 1
+        start = b"\n" if self._torn else b""
+        data = start + "".join(lines).encode(errors="replace")
+        done = 0
+        try:
+            while done < len(data):
+                done += os.write(self._file, data[done:])
+        except OSError:
+            whole = max(0, data[:done].count(b"\n") - len(start))
+            if done:
+                self._torn = data[done - 1] != ord("\n")
+            if whole >= gap:
+                self._unreported = 0
+            lost = len(lines) - max(whole, gap)
+            self._unreported += lost
+            self.lines_lost += lost
+            return
+        self._torn = False
+        self._unreported = 0
+
+    def _flush_often(self) -> None:
+        while not self._closing.is_set():
+            self._wake.wait()
+            self._closing.wait(FLUSH_EVERY_S * 0.9)
+            self._wake.clear()
+            self.flush()
+
+
+def _resume(file: int) -> tuple[int, bool]:
+    """Next number for an existing journal, and whether its last line is torn."""
+    size = os.fstat(file).st_size
+    tail = os.pread(file, _TAIL_BYTES, max(0, size - _TAIL_BYTES))
+    for line in reversed(tail.split(b"\n")):
+        found = _parse(line)
+        if found is not None and isinstance(found.get("n"), int):
+            return int(found["n"]) + 1, not tail.endswith(b"\n")
+    return 0, bool(tail) and not tail.endswith(b"\n")
+
+
+def _parse(line: bytes) -> dict[str, Any] | None:
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+class JournalReader:
+    """Reads a journal, also while another process writes it. Never holds more than a block of it.
+
+    `damaged` counts lines that are not JSON objects (torn by a crash). A last line without its line break is not
+    complete yet: it is left for the next call.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.damaged = 0
+        self._offset = 0
+        self._file_id = (-1, -1)
+
+    def read(self) -> Iterator[dict[str, Any]]:
+        """Yield the complete lines that are new since the last call; raises OSError when there is no such file.
+
+        A file that was replaced or cut short is read from its start again.
+        """
+        with self.path.open("rb") as file:
+            about = os.fstat(file.fileno())
+            file_id = (about.st_dev, about.st_ino)
+            if file_id != self._file_id or about.st_size < self._offset:
+                self._file_id, self._offset = file_id, 0
+            file.seek(self._offset)
+            for line in file:
+                if not line.endswith(b"\n"):
+                    return
+                self._offset += len(line)
+                found = _parse(line)
+                if found is not None:
+                    yield found
+                elif line.strip():
+                    self.damaged += 1
+
+    def follow(
+        self, stopped: Callable[[], bool], wait: Callable[[float], object] = time.sleep
+    ) -> Iterator[dict[str, Any]]:
+        """Yield lines as they are written until `stopped()`; what is there by then is still yielded."""
+        while True:
+            last = stopped()
+            if self.path.exists():
+                yield from self.read()
+            if last:
+                return
+            wait(0.2)
