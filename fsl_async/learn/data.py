@@ -1,0 +1,267 @@
+"""Byte-level text data: an index over files that are never copied, and disjoint parts of it.
+
+A corpus is the concatenation of files in the order of their paths; a token is a byte, so no tokenizer
+has to be agreed upon between sites. Clients get contiguous, disjoint byte ranges of it. Contiguous
+rather than interleaved: a range touches few files, and parts differ the way institutions' data differ.
+
+    0 ........................................ train_bytes ........... bytes
+    | shard 0 | shard 1 | ... | shard count-1 | held out from everybody    |
+
+The tail is what `evaluate` reads, so a loss is never measured on anything some client trained on.
+NumPy only: the parameter server and the command line use this file without importing torch.
+"""
+
+# ruff: noqa: N806 - shapes are suffixes
+
+import hashlib
+import mmap
+import os
+from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import attrs
+import numpy as np
+import numpy.typing as npt
+
+from fsl_async.errors import DataError
+
+__all__ = ["TEXT_SUFFIXES", "Corpus", "DataError", "Span", "windows"]
+
+# fmt: off
+TEXT_SUFFIXES = frozenset({
+    ".asm", ".bash", ".bib", ".c", ".cc", ".cfg", ".conf", ".cpp", ".cs", ".css", ".csv", ".cu", ".cuh", ".f90", ".go",
+    ".h", ".hh", ".hpp", ".hs", ".htm", ".html", ".ini", ".java", ".jl", ".js", ".json", ".jsonl", ".jsx", ".kt", ".log",
+    ".lua", ".md", ".ml", ".php", ".pl", ".proto", ".py", ".pyi", ".pyx", ".r", ".rb", ".rs", ".rst", ".scala", ".sh",
+    ".sql", ".srt", ".swift", ".tex", ".text", ".toml", ".ts", ".tsv", ".tsx", ".txt", ".vtt", ".xml", ".yaml", ".yml",
+})
+# fmt: on
+"""What a directory contributes. A file named directly may have any suffix and any content."""
+
+SKIPPED_DIRECTORIES = frozenset({"__pycache__", "site-packages", "dist-packages"})
+SNIFFED_BYTES = 8192
+"""A NUL among the first bytes means binary (the rule git uses)."""
+
+OPEN_MAPS = 64
+"""Memory maps held open at once. Each one holds a file descriptor, of which many systems grant 1024."""
+
+HELD_OUT_SHARE = 0.01
+HELD_OUT_WINDOWS = 4
+"""The tail is at least this many windows long, so that a tiny corpus can still be evaluated."""
+
+ByteArray = npt.NDArray[np.uint8]
+
+
+@attrs.frozen(slots=True)
+class Span:
+    """Bytes [start, stop) of a corpus."""
+
+    start: int
+    stop: int
+
+    @property
+    def bytes(self) -> int:
+        """Its length."""
+        return self.stop - self.start
+
+
+class Corpus:
+    """All text under `path`, by byte position. Build it with `Corpus.open`.
+
+    `bytes` is the total length, `train` and `held_out` are the two spans it divides into.
+    Not thread-safe (the cache of memory maps): use one per thread.
+    """
+
+    def __init__(self, root: Path, files: Iterable[tuple[str, int]], *, window_bytes: int) -> None:
+        self.root = root
+        self.files = tuple(files)
+        self.window_bytes = window_bytes
+        # offsets[i] is where file i starts; one more entry, the end, makes len(offsets) = files + 1
+        self.offsets = [0]
+        for _, size in self.files:
+            self.offsets.append(self.offsets[-1] + size)
+        self.bytes = self.offsets[-1]
+        tail = max(int(self.bytes * HELD_OUT_SHARE), HELD_OUT_WINDOWS * window_bytes)
+        if self.bytes < tail + window_bytes:
+            raise DataError(
+                f"data {str(root)!r} has {self.bytes} bytes, but {tail + window_bytes} are needed for a context of "
+                f"{window_bytes - 1} (the last {tail} are held out): give more text or a smaller model.context"
+            )
+        self.train = Span(0, self.bytes - tail)
+        self.held_out = Span(self.bytes - tail, self.bytes)
+        self._maps: OrderedDict[int, mmap.mmap] = OrderedDict()
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str], *, context: int) -> "Corpus":
+        """Index a file (whatever its content) or a directory (its text files, see `_text_files`).
+
+        context: bytes a model sees at once; a window is one byte longer, for the target.
+        Raises DataError where the path is missing, unreadable, empty or too short.
+        """
+        if context < 1:
+            raise DataError(f"model.context is {context}: give at least 1 byte")
+        root = Path(path).expanduser()
+        try:
+            if root.is_dir():
+                files = list(_text_files(root))
+            else:
+                # a descriptor that opens is the only portable test of "readable"
+                with root.open("rb") as stream:
+                    size = os.fstat(stream.fileno()).st_size
+                files = [(root.name, size)] if size else []
+        except OSError as error:
+            culprit = error.filename or root
+            raise DataError(
+                f"cannot read data {str(culprit)!r} ({error.strerror}): check data.path and its permissions"
+            ) from error
+        if not files:
+            what = "no text files (suffixes such as .txt .md .py)" if root.is_dir() else "no bytes"
+            raise DataError(f"data {str(root)!r} holds {what}: point data.path at text")
+        return cls(root, files, window_bytes=context + 1)
+
+    @property
+    def fingerprint(self) -> str:
+        """32 hex characters over names and sizes: two sites that index different data disagree.
+
+        Contents are not read: hashing a terabyte before the first step would be a poor trade for what
+        is a check against mistakes, not against malice.
+        """
+        digest = hashlib.sha256()
+        for name, size in self.files:
+            digest.update(os.fsencode(name) + b"\0" + str(size).encode() + b"\n")
+        return digest.hexdigest()[:32]
+
+    def shard(self, index: int, count: int) -> Span:
+        """Part `index` of `count` equal, disjoint parts that together are `train`.
+
+        Raises DataError where a part would be shorter than one window.
+        """
+        if not 0 <= index < count:
+            raise DataError(
+                f"shard {index} of {count} does not exist: raise data.shards at the server"
+            )
+        start, stop = (self.train.bytes * edge // count for edge in (index, index + 1))
+        if stop - start < self.window_bytes:
+            raise DataError(
+                f"data {str(self.root)!r} cut in {count} leaves {stop - start} bytes each, fewer than one "
+                f"window of {self.window_bytes}: give more text or fewer data.shards"
+            )
+        return Span(start, stop)
+
+    def read_into(self, start: int, out: ByteArray) -> None:
+        """Fill `out` (uint8, 1-D) with the bytes from `start` on, across file boundaries.
+
+        Raises DataError where a file has changed since it was indexed, IndexError beyond the end.
+        """
+        if start < 0 or start + len(out) > self.bytes:
+            raise IndexError(f"bytes {start}..{start + len(out)} of a corpus of {self.bytes}")
+        done = 0
+        file = bisect_right(self.offsets, start) - 1
+        while done < len(out):
+            inside = start + done - self.offsets[file]
+            taken = min(len(out) - done, self.files[file][1] - inside)
+            source = np.frombuffer(self._map(file), np.uint8, taken, inside)
+            out[done : done + taken] = source
+            done += taken
+            file += 1
+
+    def close(self) -> None:
+        """Close the memory maps. The corpus may be used again; it then maps anew."""
+        while self._maps:
+            self._maps.popitem()[1].close()
+
+    def _map(self, file: int) -> mmap.mmap:
+        if file in self._maps:
+            self._maps.move_to_end(file)
+            return self._maps[file]
+        name, size = self.files[file]
+        path = self.root / name if self.root.is_dir() else self.root
+        try:
+            with path.open("rb") as stream:
+                now = os.fstat(stream.fileno()).st_size
+                if now != size:
+                    raise DataError(
+                        f"{str(path)!r} had {size} bytes when it was indexed and has {now}: keep data still, then restart"
+                    )
+                view = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
+        except OSError as error:
+            raise DataError(
+                f"cannot read data {str(path)!r} ({error.strerror}): keep it in place, then restart"
+            ) from error
+        if len(self._maps) >= OPEN_MAPS:
+            # Dropped, not closed: an array may still look at it, then closing would raise BufferError.
+            self._maps.popitem(last=False)
+        self._maps[file] = view
+        return view
+
+
+def _text_files(root: Path) -> Iterator[tuple[str, int]]:
+    """(path below root with slashes, bytes) of every text file, in the order of the paths' bytes.
+
+    Left out: suffixes not in TEXT_SUFFIXES, hidden names, SKIPPED_DIRECTORIES, empty files, anything with a NUL
+    at its start, and second names (links) of a file already taken, which would put the same bytes
+    into two shards. Linked directories are not entered. Raises OSError for what cannot be read.
+    """
+
+    def stop(error: OSError) -> None:
+        raise error
+
+    names: list[str] = []
+    for folder, folders, leaves in os.walk(root, onerror=stop):
+        folders[:] = [f for f in folders if f not in SKIPPED_DIRECTORIES and not f.startswith(".")]
+        below = Path(folder).relative_to(root)
+        names += [
+            (below / leaf).as_posix()
+            for leaf in leaves
+            if Path(leaf).suffix.lower() in TEXT_SUFFIXES and not leaf.startswith(".")
+        ]
+    taken: set[tuple[int, int]] = set()
+    for name in sorted(names, key=os.fsencode):
+        path = root / name
+        if not path.is_file():
+            continue
+        with path.open("rb") as stream:
+            facts = os.fstat(stream.fileno())
+            identity = (facts.st_dev, facts.st_ino)
+            if not facts.st_size or identity in taken or b"\0" in stream.read(SNIFFED_BYTES):
+                continue
+        taken.add(identity)
+        yield name, facts.st_size
+
+
+def windows(
+    corpus: Corpus, span: Span, *, batch: int, seed: int, name: str, start: int = 0
+) -> Iterator[ByteArray]:
+    """Endless batches of random windows of `span`: uint8 (batch, context + 1).
+
+    The order depends on (seed, name, span, start) only, so that a run can be repeated. `start` is the version at which
+    a client joined: one relaunched after a preemption goes on with other windows instead of
+    training on the first ones again.
+    """
+    text = f"{seed}/{name}/{span.start}/{span.stop}/{start}"
+    chance = np.random.default_rng(list(hashlib.sha256(text.encode()).digest()))
+    last = span.stop - corpus.window_bytes
+    while True:
+        window_BS = np.empty((batch, corpus.window_bytes), np.uint8)
+        for row, position in enumerate(chance.integers(span.start, last, batch, endpoint=True)):
+            corpus.read_into(int(position), window_BS[row])
+        yield window_BS
+
+
+def held_out_windows(corpus: Corpus, *, batch: int, limit: int) -> Iterator[ByteArray]:
+    """The held-out tail in batches, uint8 (<= batch, context + 1); every caller gets the same ones.
+
+    At most `limit` windows, spread evenly over the tail. Neighbours share one byte (the last target
+    of one is the first input of the next), so each byte is predicted once.
+    """
+    context = corpus.window_bytes - 1
+    available = (corpus.held_out.bytes - 1) // context
+    count = min(limit, available)
+    starts = [corpus.held_out.start + i * available // count * context for i in range(count)]
+    for first in range(0, count, batch):
+        chosen = starts[first : first + batch]
+        window_BS = np.empty((len(chosen), corpus.window_bytes), np.uint8)
+        for row, position in enumerate(chosen):
+            corpus.read_into(position, window_BS[row])
+        yield window_BS

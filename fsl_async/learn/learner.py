@@ -1,0 +1,486 @@
+"""Where training and the network meet: snapshots, coded deltas, fetched versions, rebases.
+
+Three threads come here. The training thread (user code, inside fed.attach and fed.step), the loop thread
+(the runtime: it may ask, it must never wait), and a worker thread (it codes, decodes, hashes).
+
+Vectors, all fp32 on the CPU, each the size of the model:
+    base       Theta_v, what the parameter server holds, to the bit
+    reference  r, from where unsent work is measured: the last snapshot, or the base the model was rebased onto
+    spare      the one that is free, kept for the next snapshot
+A vector is never written while somebody refers to it. So between syncs, and in the usual order (snapshot, send, fetch,
+rebase), there are two of them besides the model; three while a full version is fetched, or when a second snapshot
+is taken before the first is coded. On top of them come coded chunks: a delta until drop_delta, an update until finish_fetch.
+
+The arithmetic, with theta the model's weights:
+    snapshot   u = theta;  delta = r - u;  r <- u
+    rebase     theta <- Theta_new + (theta - r);  r <- Theta_new
+Unsent work is r - theta. A snapshot hands it to a delta and leaves none; a rebase leaves it as it is: it is
+untouched by what version the others are at. So in any order of snapshots and rebases everything trained is in exactly one
+delta or still unsent. Two things leave the books, and both are meant to: a delta that is declined or dropped is not
+sent again (its work was measured from a base that nobody wants), and a rebase with `discard`, or one of
+weights that are no longer finite, takes Theta_new as it is.
+
+Precision: with fp32 weights a rebase rounds once per weight. With bf16 weights theta - r carries the rounding of
+Theta_new to bf16 into the next delta; keep fp32 weights and use autocast.
+"""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Literal
+
+import attrs
+import numpy as np
+from torch import nn
+
+from fsl_async.errors import RefusedError, TaskError
+from fsl_async.events import Attached, Event, Rebased, Snapshotted
+from fsl_async.learn.buffers import ModelWeights, Vector
+from fsl_async.learn.errors import LearnError
+from fsl_async.learn.manifest import CHUNK_VALUES, Manifest, WeightsDigest, digest_of
+from fsl_async.learn.meter import Meter
+from fsl_codecs import CodecError, CodecSpec, decode_into, encode, info
+
+NO_VERSION = -1
+LOSSLESS = CodecSpec(format="fp32")
+
+
+class LearnerError(LearnError):
+    """A request that cannot be met, in one line. Model and reference are untouched; a fetch may be begun again."""
+
+
+class RunFinishedError(Exception):
+    """The run has ended and the training function goes on: it must return when fed.step gives False."""
+
+
+@attrs.define(eq=False)
+class _Delta:
+    minuend: Vector | None
+    subtrahend: Vector | None
+    coded: list[bytes | None]
+    missing: int
+
+
+@attrs.define(eq=False)
+class _Fetch:
+    kind: str
+    version: int
+    frames: list[bytes | None]  # of an update; a full version marks what has come with b""
+    target: Vector | None
+
+
+@attrs.frozen
+class _SnapshotAsked:
+    sequence: int
+
+
+@attrs.frozen
+class _RebaseAsked:
+    version: int
+    discard: bool
+
+
+class Learner:
+    """The client's weights. See the module's docstring for threads, memory and arithmetic.
+
+    codec_up: how deltas are coded; may be set until the first delta is coded.
+    on_event: called from the training thread with Attached, Snapshotted and Rebased; must be thread-safe.
+    """
+
+    def __init__(
+        self,
+        codec_up: CodecSpec = LOSSLESS,
+        on_event: Callable[[Event], None] = lambda _: None,
+    ) -> None:
+        self.codec_up = codec_up
+        self.on_event = on_event
+        self.manifest: Manifest | None = None
+        self.version = NO_VERSION  # what the model was last rebased onto
+        self.attention = False  # the one thing fed.step looks at when nothing is wanted
+        self.meter = Meter()
+
+        # _lock guards the fields below and is held for moments only. _moving is held by whoever reads or writes the base at
+        # length (the training thread's rebase, the worker's finish_fetch); the loop thread never takes it.
+        self._lock = threading.Lock()
+        self._asked = threading.Condition(self._lock)
+        self._moving = threading.Lock()
+        self._weights: ModelWeights | None = None
+        self._requests: deque[_SnapshotAsked | _RebaseAsked] = deque()
+        self._refusal: tuple[str, str] | None = None
+        self._stopped = False
+        self._base: Vector | None = None
+        self._base_version = NO_VERSION
+        self._base_digest = ""
+        self._reference: Vector | None = None
+        self._reference_finite = True
+        self._spare: Vector | None = None
+        self._deltas: dict[int, _Delta] = {}
+        self._fetch: _Fetch | None = None
+
+    # --- training thread --------------------------------------------------------------------------------------
+
+    def attach(self, module: nn.Module) -> None:
+        """Take the model, and wait until its weights are a version of the run.
+
+        Raises TaskError (nothing to exchange, attached before, not finite), RefusedError (the parameter server
+        will not have this model), RunFinishedError (stopped while waiting).
+        """
+        if self._weights is not None:
+            raise TaskError("fed.attach was called twice: attach one model, once")
+        weights = ModelWeights(module)
+        own = np.empty(weights.manifest.values, np.float32)
+        if not weights.copy_out(own):
+            raise TaskError(
+                "the model has NaN or infinite weights at fed.attach: check its initialisation"
+            )
+        with self._lock:
+            self._weights = weights
+            self.manifest = weights.manifest
+            self._base = self._reference = own
+        self.on_event(Attached(weights.manifest.fingerprint, weights.manifest.values))
+        while self.version == NO_VERSION:
+            with self._asked:
+                self._asked.wait_for(lambda: self.attention or self._refusal is not None)
+                if self._refusal is not None:
+                    raise RefusedError(self._refusal[1], self._refusal[0])
+                if self._stopped and not self._requests:
+                    raise RunFinishedError("the run ended before this client got its weights")
+            self.attend()
+
+    def attend(self) -> bool:
+        """Answer what was asked, in the order it was asked. Returns False once stopped."""
+        while True:
+            with self._lock:
+                if not self._requests:
+                    self.attention = self._stopped
+                    return not self._stopped
+                request = self._requests.popleft()
+            if isinstance(request, _SnapshotAsked):
+                self._snapshot(request.sequence)
+            else:
+                self._rebase(request.discard)
+
+    def serve(self) -> None:
+        """Go on answering until stopped, after the training function returned: its last work may still be asked for."""
+        going = self._weights is not None
+        while going:
+            with self._asked:
+                self._asked.wait_for(lambda: self.attention)
+            going = self.attend()
+
+    def _snapshot(self, sequence: int) -> None:
+        begun = time.monotonic()
+        assert self._weights is not None
+        assert self._reference is not None
+        with self._lock:
+            snapshot = self._free_vector()
+        finite = self._weights.copy_out(snapshot)
+        tokens, steps, metrics = self.meter.take()
+        with self._lock:
+            chunks = self.delta_chunks
+            delta = _Delta(self._reference, snapshot, [None] * chunks, chunks)
+            self._deltas[sequence] = delta
+            self._reference, self._reference_finite = snapshot, finite
+        if not finite:
+            # Sent all the same: the parameter server puts it in quarantine, where somebody can look at it.
+            metrics["nonfinite"] = 1.0
+        metrics["snapshot_s"] = time.monotonic() - begun
+        self.on_event(Snapshotted(sequence, self.version, tokens, steps, metrics))
+
+    def _rebase(self, discard: bool) -> None:
+        assert self._weights is not None
+        with self._moving:
+            with self._lock:
+                base, version, reference = self._base, self._base_version, self._reference
+                finite = self._reference_finite
+            assert base is not None
+            assert reference is not None
+            if version == NO_VERSION:
+                return  # the base was lost since we were asked; a full fetch and another request will come
+            if self.version == NO_VERSION:
+                if base is not reference:  # else the model's own weights became version 0
+                    self._weights.copy_in(base)
+            elif discard or not finite or not self._weights.is_finite():
+                # NaN - NaN is NaN: unfinite weights cannot be rebased, and would stay so for ever
+                self._weights.copy_in(base)
+                self.meter.forget()
+            elif base is not reference:
+                self._weights.rebase(base, reference)
+            with self._lock:
+                self.version = version
+                self._reference, self._reference_finite = base, True
+                self._release(reference)
+        self.on_event(Rebased(version))
+
+    # --- loop thread: never waits -----------------------------------------------------------------------------
+
+    def request_snapshot(self, sequence: int) -> None:
+        """Ask for delta `sequence`. The next fed.step answers Snapshotted. Asking twice for the same is asking once.
+
+        Raises LearnerError before the first Rebased: there is no version to measure from.
+        """
+        with self._asked:
+            if self.version == NO_VERSION:
+                raise LearnerError("no snapshot before the model is on a version of the run")
+            if sequence in self._deltas or _SnapshotAsked(sequence) in self._requests:
+                return
+            self._ask(_SnapshotAsked(sequence))
+
+    def request_rebase(self, version: int, digest: str, *, discard: bool = False) -> None:
+        """Ask the training thread to move onto the base, which must hold `version` with `digest`. Answers Rebased.
+
+        If a later version has reached the base until then, the model moves onto that one and Rebased names it.
+        discard: take the base as it is, dropping what was trained since the last snapshot. Raises LearnerError.
+        """
+        with self._asked:
+            if (version, digest) != (self._base_version, self._base_digest):
+                raise LearnerError(
+                    f"asked to rebase onto version {version} ({digest}), but the base is version {self._base_version} "
+                    f"({self._base_digest or 'no digest'}): fetch it again in full"
+                )
+            self._ask(_RebaseAsked(version, discard))
+
+    def stop(self) -> None:
+        """fed.step returns False from now on; what was asked before is still answered."""
+        with self._asked:
+            self._stopped = self.attention = True
+            self._asked.notify_all()
+
+    def refuse(self, code: str, text: str) -> None:
+        """The parameter server will not have this model: fed.attach raises RefusedError(text, code)."""
+        with self._asked:
+            self._refusal = (code, text)
+            self._asked.notify_all()
+
+    @property
+    def delta_chunks(self) -> int:
+        """Chunks of a delta, an update or a full version."""
+        return self._known_manifest().chunks
+
+    @property
+    def stopped(self) -> bool:
+        """Whether stop() was called."""
+        return self._stopped
+
+    def drop_delta(self, sequence: int) -> None:
+        """Forget a delta: acknowledged, or declined (then its work is not sent again)."""
+        with self._lock:
+            delta = self._deltas.pop(sequence, None)
+            if delta is not None:
+                self._uncouple(delta)
+
+    def begin_fetch(self, kind: Literal["update", "full"], version: int) -> None:
+        """Get ready for the chunks of `version`; an unfinished fetch is given up.
+
+        Raises LearnerError for an update that does not follow the base.
+        """
+        with self._lock:
+            self._fetch = None
+            if kind == "update" and self._base_version in (NO_VERSION, version):
+                raise LearnerError(
+                    f"version {version} as an update needs version {version - 1}: fetch it in full"
+                )
+            if kind == "update" and self._base_version != version - 1:
+                raise LearnerError(
+                    f"update to version {version} does not follow base version {self._base_version}: fetch it in full"
+                )
+            # Allocating is cheap here: the pages of a new vector come when they are first written, in the worker.
+            target = self._free_vector() if kind == "full" else None
+            self._fetch = _Fetch(kind, version, [None] * self.delta_chunks, target)
+
+    def abort_fetch(self, version: int) -> None:
+        """Give up the fetch of `version`, if there is one. The base is untouched."""
+        with self._lock:
+            if self._fetch is not None and self._fetch.version == version:
+                # Its vector is not kept for a snapshot: the worker may be decoding into it at this moment.
+                self._fetch = None
+
+    # --- worker thread ----------------------------------------------------------------------------------------
+
+    def encode_initial(self, index: int) -> bytes:
+        """Chunk `index` of the attached model's weights, as an fp32 frame. Before any version is fetched."""
+        with self._lock:
+            base = self._base
+        if base is None:
+            raise LearnerError("no model is attached")
+        return encode(self._chunk(base, index), LOSSLESS)
+
+    def adopt_initial(self) -> str:
+        """The attached model's own weights are version 0. Returns their digest; request_rebase(0, digest) comes next."""
+        with self._moving:
+            with self._lock:
+                fresh = self.version == self._base_version == NO_VERSION
+                if self._base is None or not fresh:
+                    raise LearnerError(
+                        f"own weights cannot become version 0: the base is version {self._base_version}"
+                    )
+                base = self._base
+            digest = digest_of(base)
+            with self._lock:
+                self._base_version, self._base_digest = 0, digest
+        return digest
+
+    def encode_delta(self, sequence: int, index: int) -> bytes:
+        """Chunk `index` of delta `sequence`, coded once and then kept, so that sending again gives the same bytes.
+
+        Raises LearnerError for a delta that was dropped.
+        """
+        with self._lock:
+            delta = self._deltas.get(sequence)
+            if delta is None:
+                raise LearnerError(f"delta {sequence} is not here (dropped, or never taken)")
+            coded = delta.coded[index]
+            if coded is not None:
+                return coded
+            minuend, subtrahend = delta.minuend, delta.subtrahend
+        assert minuend is not None
+        assert subtrahend is not None
+        with np.errstate(
+            invalid="ignore", over="ignore"
+        ):  # non-finite weights are sent as they are
+            values = self._chunk(minuend, index) - self._chunk(subtrahend, index)
+        frame = encode(values, self.codec_up)
+        with self._lock:
+            # While we computed, another worker may have coded the same chunk, or the delta was dropped and its
+            # vectors written again. What was stored first counts; what nobody stored is thrown away.
+            if self._deltas.get(sequence) is not delta:
+                raise LearnerError(f"delta {sequence} was dropped while it was coded")
+            first = delta.coded[index]
+            if first is not None:
+                return first
+            delta.coded[index] = frame
+            delta.missing -= 1
+            if not delta.missing:
+                self._uncouple(delta)
+        return frame
+
+    def finish_encoding(self, sequence: int) -> None:
+        """Code what is left of a delta, which frees its vectors. Does nothing for a dropped one."""
+        for index in range(self.delta_chunks):
+            with self._lock:
+                if sequence not in self._deltas:
+                    return
+            self.encode_delta(sequence, index)
+
+    def put_fetch(self, version: int, index: int, frame: bytes) -> None:
+        """Take one chunk of the version being fetched. Raises LearnerError for a frame that is damaged or of a wrong
+        size, or that belongs to no fetch; the same chunk twice is ignored.
+
+        An update's frame is decoded here only to check it (a second decoding, some milliseconds): so
+        finish_fetch cannot fail half way through the base.
+        """
+        with self._lock:
+            fetch = self._fetch
+            if fetch is None or fetch.version != version:
+                raise LearnerError(f"version {version} is not being fetched")
+            if not 0 <= index < len(fetch.frames):
+                raise LearnerError(
+                    f"version {version} has {len(fetch.frames)} chunks, no chunk {index}"
+                )
+            if fetch.frames[index] is not None:
+                return
+        start, stop = self._known_manifest().chunk_range(index)
+        try:
+            values = info(frame).values
+            if values != stop - start:
+                raise LearnerError(
+                    f"chunk {index} of version {version} has {values} values, not {stop - start}"
+                )
+            room = (
+                np.empty(values, np.float32) if fetch.target is None else fetch.target[start:stop]
+            )
+            decode_into(frame, room)
+        except CodecError as error:
+            raise LearnerError(
+                f"chunk {index} of version {version} cannot be decoded: {error}"
+            ) from error
+        with self._lock:
+            fetch.frames[index] = bytes(frame) if fetch.target is None else b""
+
+    def finish_fetch(self, version: int) -> str:
+        """Make the base Theta_version and return its digest. The model itself moves when request_rebase is answered.
+
+        Raises LearnerError where chunks are missing; the base is then untouched and the fetch goes on.
+        """
+        with self._lock:
+            unfinished = [sequence for sequence, delta in self._deltas.items() if delta.missing]
+        for (
+            sequence
+        ) in unfinished:  # frees their vectors: less memory, and most often an update in place
+            self.finish_encoding(sequence)
+        with self._moving:
+            with self._lock:
+                fetch = self._fetch
+                if fetch is None or fetch.version != version:
+                    raise LearnerError(f"version {version} is not being fetched")
+                missing = sum(frame is None for frame in fetch.frames)
+                if missing:
+                    raise LearnerError(
+                        f"version {version} lacks {missing} of {len(fetch.frames)} chunks"
+                    )
+                old = self._base
+                assert old is not None
+                if fetch.target is not None:
+                    new = fetch.target
+                elif self._is_shared(old):
+                    new = self._free_vector()
+                else:
+                    new = old
+                self._fetch = None
+                # should a decode fail against all expectation, the base is known to be unknown
+                self._base, self._base_version, self._base_digest = new, NO_VERSION, ""
+            digest = digest_of(new) if fetch.target is not None else self._apply(fetch, old, new)
+            with self._lock:
+                self._base_version, self._base_digest = version, digest
+                self._release(old)
+        return digest
+
+    def _apply(self, fetch: _Fetch, old: Vector, new: Vector) -> str:
+        """Write old + decoded update to `new`: one fp32 addition per value, as the parameter server does it."""
+        digest = WeightsDigest()
+        scratch = np.empty(CHUNK_VALUES, np.float32)
+        for index, frame in enumerate(fetch.frames):
+            assert frame is not None
+            values = decode_into(frame, scratch)
+            start, stop = self._known_manifest().chunk_range(index)
+            np.add(old[start:stop], scratch[:values], out=new[start:stop])
+            digest.update(new[start:stop])
+            fetch.frames[index] = None
+        return digest.text
+
+    # --- with _lock held, or on values that do not change -----------------------------------------------------
+
+    def _ask(self, request: _SnapshotAsked | _RebaseAsked) -> None:
+        self._requests.append(request)
+        self.attention = True
+        self._asked.notify_all()
+
+    def _free_vector(self) -> Vector:
+        vector, self._spare = self._spare, None
+        return np.empty(self._known_manifest().values, np.float32) if vector is None else vector
+
+    def _is_shared(self, vector: Vector) -> bool:
+        return vector is self._reference or any(
+            vector is delta.minuend or vector is delta.subtrahend for delta in self._deltas.values()
+        )
+
+    def _release(self, vector: Vector | None) -> None:
+        """Keep `vector` for the next snapshot if nobody refers to it any more and none is kept yet."""
+        if vector is not None and vector is not self._base and not self._is_shared(vector):
+            self._spare = vector
+
+    def _uncouple(self, delta: _Delta) -> None:
+        minuend, subtrahend = delta.minuend, delta.subtrahend
+        delta.minuend = delta.subtrahend = None
+        self._release(minuend)
+        self._release(subtrahend)
+
+    def _known_manifest(self) -> Manifest:
+        if self.manifest is None:
+            raise LearnerError("no model is attached")
+        return self.manifest
+
+    def _chunk(self, vector: Vector, index: int) -> Vector:
+        start, stop = self._known_manifest().chunk_range(index)
+        return vector[start:stop]

@@ -1,0 +1,77 @@
+"""What the training thread has done: steps, tokens, metrics; in all, and since the last snapshot.
+
+Written by the training thread only. The loop thread reads totals and copies; a value one step old does no harm there.
+"""
+
+import time
+from collections.abc import Mapping
+from typing import SupportsFloat
+
+from fsl_async.errors import TaskError
+
+SMOOTHING = 0.95
+"""Weight of the past in the running means that heartbeats carry: about the last twenty steps."""
+
+RATE_WINDOW_S = 5.0
+
+
+class Meter:
+    """Counts. `steps` and `tokens` are totals; `unsent_*` are those since `take` or `forget`."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self.tokens = 0
+        self._sent = (0, 0)
+        self._sums: dict[str, tuple[float, int]] = {}
+        self._means: dict[str, float] = {}
+        self._rate_mark = (time.monotonic(), 0)
+        self._tokens_per_s = 0.0
+
+    @property
+    def unsent_tokens(self) -> int:
+        """Tokens since the last `take` or `forget`."""
+        return self.tokens - self._sent[1]
+
+    def count(self, tokens: int, metrics: Mapping[str, SupportsFloat] | None) -> None:
+        """Book one step: a microsecond or two, and a wait for the GPU for each metric that is a tensor on one.
+
+        Raises TaskError for a metric that is not a number.
+        """
+        self.steps += 1
+        self.tokens += tokens
+        now = time.monotonic()
+        since, before = self._rate_mark
+        if now - since >= RATE_WINDOW_S:
+            self._tokens_per_s = (self.tokens - before) / (now - since)
+            self._rate_mark = (now, self.tokens)
+        for name, given in (metrics or {}).items():
+            try:
+                value = float(given)
+            except (TypeError, ValueError) as error:
+                raise TaskError(
+                    f"fed.step: metrics[{name!r}] is a {type(given).__name__}, not a number"
+                ) from error
+            total, times = self._sums.get(name, (0.0, 0))
+            self._sums[name] = (total + value, times + 1)
+            mean = self._means.get(name, value)
+            if mean - mean == 0.0:  # finite: a single NaN must not stay in the mean for ever
+                self._means[name] = mean + (1 - SMOOTHING) * (value - mean)
+            else:
+                self._means[name] = value
+
+    def take(self) -> tuple[int, int, dict[str, float]]:
+        """(tokens, steps, mean of each metric) since the last time; they are counted as sent from now on."""
+        tokens, steps = self.tokens - self._sent[1], self.steps - self._sent[0]
+        means = {name: total / times for name, (total, times) in self._sums.items()}
+        self.forget()
+        return tokens, steps, means
+
+    def forget(self) -> None:
+        """Count what was trained since the last snapshot as lost: it will not be sent."""
+        self._sent = (self.steps, self.tokens)
+        self._sums.clear()
+
+    def progress(self) -> dict[str, float]:
+        """For heartbeats: step, tokens, tokens_per_s (over the last seconds) and the running mean of each metric."""
+        totals = {"step": self.steps, "tokens": self.tokens, "tokens_per_s": self._tokens_per_s}
+        return {**self._means.copy(), **totals}
