@@ -1,1 +1,11 @@
-"""The commands of `fsl-node`: one file each, imported only when it is used."""
+"""The commands of `fsl-node`: one file each, imported only when it is used.
+
+A command `name` is a click command called `command` in the file `name.py`, and one line here. It has a --json option, prints through
+`output.Output`, raises `fsl_async.errors.FslError` for what the user can act on, and may return an exit code.
+"""
+
+from __future__ import annotations
+
+COMMANDS: dict[str, str] = {
+    "init": "Write a commented configuration file.",
+}

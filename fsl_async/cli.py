@@ -1,0 +1,222 @@
+"""The command line: `fsl-node --role ps|client ...` runs a node, `fsl-node COMMAND ...` everything else.
+
+Nothing heavy is imported here: commands come from `fsl_async.commands` when they are called, and those import torch, ZeroMQ and NumPy
+later still, so that --help and errors in the command line answer at once. `main` is the only place where exceptions become
+exit codes (see `fsl_async.errors`).
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from fsl_async.commands import COMMANDS
+from fsl_async.errors import ExitCode, Report, UsageError, one_line, report
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+PROGRAM = "fsl-node"
+_DEBUG = "--debug"
+_JSON = "--json"
+_ROLES = ("ps", "client")
+_LATER_ROLES = ("relay", "server")
+_NODE = "node"
+
+_PATH = click.Path(path_type=Path)
+
+
+def _check_role(_: click.Context, __: click.Parameter, role: str | None) -> str:
+    if role in _ROLES:
+        return str(role)
+    if role in _LATER_ROLES:
+        raise UsageError(f"--role {role} is not in this version; use --role ps or --role client")
+    if role is None:
+        raise UsageError(
+            f"say what this node is, --role ps or --role client, or give a command ({', '.join(COMMANDS)})"
+        )
+    raise UsageError(f"--role {role[:80]!r} is unknown; use --role ps or --role client")
+
+
+@click.command(_NODE, add_help_option=False)
+@click.option(
+    "--role",
+    metavar="ps|client",
+    callback=_check_role,
+    help="Be the parameter server, or a client that trains.",
+)
+@click.option("--config", type=_PATH, metavar="FILE", help="ps: the run's TOML file; see init.")
+@click.option(
+    "--set",
+    "overrides",
+    multiple=True,
+    metavar="A.B=C",
+    help="ps: override one setting; repeatable.",
+)
+@click.option(
+    "--name", help="client: its name in the run (default: the host's). ps: the run's name."
+)
+@click.option("--data", metavar="PATH", help="Train on this file or directory of text.")
+@click.option(
+    "--task", metavar="FILE.py:FUNCTION", help="Your own training loop; built in if left out."
+)
+@click.option("--run-dir", type=_PATH, metavar="DIR", help="Where files of the run are kept.")
+@click.option(
+    "--from-version", type=click.IntRange(min=0), metavar="N", help="ps: go on from version N."
+)
+@click.option("--insecure", is_flag=True, help="Accept that other machines connect unencrypted.")
+@click.option("--dry-run", is_flag=True, help="Print what would be run, resolved, and exit.")
+@click.option(_JSON, "as_json", is_flag=True, help="Print JSON objects, the result last.")
+@click.argument("address", required=False)
+def node(role: str, **options: Any) -> int:
+    """Run a node of the run."""
+    if role == "ps":
+        from fsl_async.commands import ps
+
+        return ps.command(**options)
+    from fsl_async.commands import client
+
+    return client.command(**options)
+
+
+class Root(click.Group):
+    """Chooses between a node and a command, and imports only that one.
+
+    The first argument decides: an option means a node (`fsl-node --role ps`), a word means a command. Options of a node may stand
+    behind its address, because users add them to the line that the server prints.
+    """
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Send options without a command to the node."""
+        wants_text = any(arg in {"--help", "--version"} for arg in args)
+        if args and args[0].startswith("-") and not wants_text:
+            args = [_NODE, *args]
+        elif args and args[0].startswith("-"):
+            args = ["--version" if "--version" in args else "--help"]
+        return super().parse_args(ctx, args)
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Name the commands, without importing them."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import one command."""
+        if cmd_name == _NODE:
+            return node
+        if cmd_name not in COMMANDS:
+            return None
+        module = importlib.import_module(f"fsl_async.commands.{cmd_name}")
+        command: click.Command = module.command
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command, or say what was probably meant."""
+        word = args[0]
+        if word in COMMANDS or (word == _NODE and len(args) > 1):
+            return super().resolve_command(ctx, args)
+        if ":" in word:
+            raise UsageError(
+                f"to join the run at {word[:200]}: {PROGRAM} --role client {word[:200]}"
+            )
+        if word in {*_ROLES, *_LATER_ROLES}:
+            raise UsageError(f"a role is an option: {PROGRAM} --role {word}")
+        close = difflib.get_close_matches(word, COMMANDS, n=1)
+        meant = f"did you mean {close[0]}?" if close else f"commands: {', '.join(COMMANDS)}"
+        raise UsageError(f"no command {word[:80]!r}; {meant}")
+
+    def format_usage(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the three ways to call the program."""
+        formatter.write_usage(PROGRAM, "--role ps [OPTIONS] [LISTEN_ADDRESS]")
+        formatter.write_usage(PROGRAM, "--role client [OPTIONS] ADDRESS", "       ")
+        formatter.write_usage(PROGRAM, "COMMAND [OPTIONS]", "       ")
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write a node's options and the list of commands."""
+        options = [one for one in node.params if isinstance(one, click.Option)]
+        shown = [option.get_help_record(ctx) for option in options]
+        everywhere = [
+            (_DEBUG, "Show tracebacks."),
+            ("--version", "Print the version and exit."),
+            ("--help", "Print this, or a command's own help, and exit."),
+        ]
+        with formatter.section("Options of a node"):
+            formatter.write_dl([record for record in shown if record is not None])
+        with formatter.section("Options everywhere"):
+            formatter.write_dl(everywhere)
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+
+def _print_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        click.echo(f"{PROGRAM} {version('fsl-async')}")
+        ctx.exit(ExitCode.DONE)
+
+
+@click.group(
+    cls=Root,
+    epilog="Addresses: host:port, tcp://host:port, fsl://host:port. Exit codes: 0 done, 1 a bug, 2 bad input or"
+    " environment, 64 preempted (launch again), 130 interrupted.",
+)
+@click.option("--version", is_flag=True, is_eager=True, expose_value=False, callback=_print_version)
+def root() -> None:
+    """Train one large model across sites that come and go.
+
+    A parameter server collects what clients learn and hands it out again; clients only dial out. Ctrl-C once ends in good
+    order, twice at once.
+    """
+
+
+def _translate(error: BaseException) -> Report | None:
+    """What click's own exceptions mean."""
+    if isinstance(error, click.exceptions.NoArgsIsHelpError):
+        return Report("UsageError", f"nothing to do (see {PROGRAM} --help)", ExitCode.BAD_INPUT)
+    if isinstance(error, click.ClickException):
+        text = one_line(error.format_message()).removesuffix(".")
+        words = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else ""
+        shown = words if words and not words.endswith(f" {_NODE}") else PROGRAM
+        message = f"{text[:1].lower()}{text[1:]} (see {shown} --help)"
+        return Report(type(error).__name__, message, ExitCode.BAD_INPUT)
+    if isinstance(error, click.Abort):
+        return Report("InterruptedByUserError", "interrupted", ExitCode.INTERRUPTED)
+    return None
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return the exit code; never raises."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    debug = _DEBUG in given
+    args = [arg for arg in given if arg != _DEBUG]
+    try:
+        code = root.main(args or ["--help"], prog_name=PROGRAM, standalone_mode=False)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Whoever read our output has gone (`| head`); there is nobody to tell.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return int(ExitCode.BAD_INPUT)
+    except SystemExit:
+        raise
+    except BaseException as error:  # noqa: BLE001 - the top of the program
+        return report(
+            error,
+            as_json=_JSON in args,
+            debug=debug,
+            out=sys.stdout,
+            err=sys.stderr,
+            translate=_translate,
+        )
+    return int(code or ExitCode.DONE)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,86 @@
+"""A client's default name: the host's, and the same again after a relaunch.
+
+The parameter server knows a client by its name: it gives the name a data shard for the whole run, and a second process with the
+same name replaces the first. So the name must be stable over relaunches and different between two clients of one host. Here
+the first client of a host that joins a given server is `host`, the second `host-2`, and so on: each holds a lock file of
+its number for as long as it lives, and a relaunched one takes the lowest number that is free. A killed process's lock is
+released by the system.
+
+Machines that get a new host name at each start (containers, cloud instances) should be given --name.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import re
+import socket
+from pathlib import Path
+
+from fsl_async.errors import FslError, UsageError
+from fsl_async.settings import NAME
+
+_MOST_SLOTS = 256
+
+
+class NameSlot:
+    """A name, held until `close` or the end of the process."""
+
+    def __init__(self, name: str, file: int) -> None:
+        self.name = name
+        self._file = file
+
+    def close(self) -> None:
+        """Give the name back."""
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+
+def check_name(name: str) -> str:
+    """Return `name` if it may be a client's; raises UsageError."""
+    if not NAME.fullmatch(name):
+        raise UsageError(
+            f"--name {name[:80]!r}: must be 1 to 64 letters, digits, dots, dashes or underscores"
+        )
+    return name
+
+
+def default_directory() -> Path:
+    """Where lock files are, by the XDG base directory specification."""
+    home = os.environ.get("XDG_STATE_HOME", "")
+    base = Path(home) if Path(home).is_absolute() else Path.home() / ".local" / "state"
+    return base / "fsl-async" / "names"
+
+
+def claim_name(server: str, *, directory: Path | None = None, host: str | None = None) -> NameSlot:
+    """Take the lowest free name of this host at `server`; raises FslError when lock files cannot be kept."""
+    host = re.sub(r"[^A-Za-z0-9._-]+", "-", host or socket.gethostname())[:56].strip("-") or "host"
+    directory = default_directory() if directory is None else directory
+    run = hashlib.sha256(server.encode()).hexdigest()[:12]
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        for number in range(1, _MOST_SLOTS + 1):
+            file = _lock(directory / f"{host}.{run}.{number}.lock")
+            if file is not None:
+                return NameSlot(host if number == 1 else f"{host}-{number}", file)
+    except OSError as error:
+        raise FslError(
+            f"cannot keep a lock file in {directory} ({error.strerror}); give this client a --name"
+        ) from None
+    raise FslError(f"all {_MOST_SLOTS} names of host {host} are taken; give this client a --name")
+
+
+def _lock(path: Path) -> int | None:
+    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        # A record lock: unlike flock it is not inherited by forked data loaders, which may outlive a killed client.
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):
+        os.close(file)
+        return None
+    except OSError:
+        os.close(file)
+        raise
+    return file

@@ -1,0 +1,112 @@
+"""`fsl-node --role client ADDRESS`: join a run and train."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fsl_async import address as addresses
+from fsl_async.commands.output import Output
+from fsl_async.errors import UsageError
+
+if TYPE_CHECKING:
+    from fsl_async.stopper import Stopper
+
+_OF_THE_SERVER = {
+    "config": "--config",
+    "overrides": "--set",
+    "from_version": "--from-version",
+}
+
+
+def command(
+    *,
+    address: str | None,
+    name: str | None,
+    data: str | None,
+    task: str | None,
+    run_dir: Path | None,
+    insecure: bool,
+    dry_run: bool,
+    as_json: bool,
+    **of_the_server: Any,
+) -> int:
+    """Check the options, then run the client; returns the exit code."""
+    from fsl_async.cluster.name_slot import check_name, claim_name
+    from fsl_async.stopper import Stopper, stop_on_signals
+
+    for option, flag in _OF_THE_SERVER.items():
+        if of_the_server[option] not in (None, ()):
+            raise UsageError(
+                f"{flag} is the parameter server's; a client gets the run's configuration from it"
+            )
+    if address is None:
+        raise UsageError(
+            f"which server? The server prints the line, like: fsl-node --role client {addresses.EXAMPLE}"
+        )
+    server = addresses.parse(address)
+    if server.key:
+        raise UsageError(
+            "encryption is not in this version: remove ?key=... and use an SSH tunnel or a VPN"
+        )
+    task = check_task(task) if task else None
+    data = str(check_data(data)) if data else None
+    output = Output(as_json=as_json)
+    with contextlib.ExitStack() as stack:
+        if name is None:
+            slot = stack.enter_context(contextlib.closing(claim_name(server.tcp)))
+            name = slot.name
+        check_name(name)
+        if dry_run:
+            output.result(
+                {"role": "client", "server": server.fsl, "name": name, "data": data or ""}
+                | {"task": task or "", "run_dir": str(run_dir or "")}
+            )
+            return 0
+        if not server.is_loopback and not insecure:
+            output.warn(
+                "the connection is not encrypted in this version; use an SSH tunnel or a VPN, or --insecure to hide this"
+            )
+        stopper = Stopper()
+        with stop_on_signals(stopper):
+            summary = run_client(
+                server.tcp, name, task, data, run_dir=run_dir, stop=stopper, output=output
+            )
+    output.result(summary)
+    return stopper.exit_code
+
+
+def run_client(
+    server: str,
+    name: str,
+    task: str | None,
+    data: str | None,
+    *,
+    run_dir: Path | None,
+    stop: Stopper,
+    output: Output,
+) -> Any:
+    """Join the run at `server` and train until it ends or `stop` is asked; returns the summary."""
+    from fsl_async.node_client import join_run
+
+    return join_run(server, name, task, data, run_dir=run_dir, stop=stop, log=output.say)
+
+
+def check_task(task: str) -> str:
+    """Return an absolute `file.py:function`; raises UsageError when there is no such file."""
+    file_name, colon, function = task.rpartition(":")
+    if not colon or not file_name.endswith(".py") or not function.isidentifier():
+        raise UsageError(f"--task {task}: write it as file.py:function, for example train.py:train")
+    path = Path(file_name).expanduser()
+    if not path.is_file():
+        raise UsageError(f"--task {task}: no such file {path}")
+    return f"{path.resolve()}:{function}"
+
+
+def check_data(data: str) -> Path:
+    """Return an absolute path; raises UsageError when nothing is there."""
+    path = Path(data).expanduser()
+    if not path.exists():
+        raise UsageError(f"--data {data}: no such file or directory")
+    return path.resolve()

@@ -1,0 +1,49 @@
+"""`fsl-node init [PATH]`: write a commented configuration file."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import click
+
+from fsl_async.commands.output import Output
+from fsl_async.errors import UsageError
+
+_FORCE = "--force"
+
+
+@click.command("init")
+@click.argument("path", type=click.Path(path_type=Path), default=Path("fsl.toml"))
+@click.option(_FORCE, is_flag=True, help="Overwrite an existing file.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def command(path: Path, *, force: bool, as_json: bool) -> None:
+    """Write a commented configuration to PATH (default fsl.toml)."""
+    from fsl_async.config import Config, to_toml
+
+    write(path, to_toml(Config()), force=force)
+    output = Output(as_json=as_json)
+    if as_json:
+        output.result({"path": str(path)})
+    else:
+        output.say(f"wrote {path}; start with: fsl-node --role ps --config {path}")
+
+
+def write(path: Path, text: str, *, force: bool) -> None:
+    """Write a whole file or none of it; raises UsageError when there is one already and not `force`."""
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        with part.open("x", encoding="utf-8") as file:
+            file.write(text)
+        if force:
+            part.replace(path)
+        else:
+            os.link(part, path)  # unlike a rename it fails when the name is taken
+    except FileExistsError:
+        raise UsageError(
+            f"{path} exists already; {_FORCE} overwrites it, or give another path"
+        ) from None
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror or error}") from None
+    finally:
+        part.unlink(missing_ok=True)

@@ -1,0 +1,82 @@
+"""`fsl-node --role ps`: run the parameter server and print the line to paste at each client."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from fsl_async import address as addresses
+from fsl_async.commands.client import check_data, check_task
+from fsl_async.commands.output import Output
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from fsl_async.config import Config
+    from fsl_async.stopper import Stopper
+
+
+def command(
+    *,
+    address: str | None,
+    config: Path | None,
+    overrides: tuple[str, ...],
+    name: str | None,
+    data: str | None,
+    task: str | None,
+    run_dir: Path | None,
+    from_version: int | None,
+    insecure: bool,
+    dry_run: bool,
+    as_json: bool,
+) -> int:
+    """Resolve the configuration, then run the server; returns the exit code."""
+    from fsl_async.config import load, to_dict, to_toml
+    from fsl_async.stopper import Stopper, stop_on_signals
+
+    # Options are overrides with a shorter name; a JSON string is a TOML string.
+    chosen = {
+        "listen.address": addresses.parse_listen(address).tcp if address else None,
+        "run.name": name,
+        "run.directory": str(run_dir) if run_dir else None,
+        "data.path": str(check_data(data)) if data else None,
+        "train.task": check_task(task) if task else None,
+    }
+    shorter = [
+        f"{key}={json.dumps(value, ensure_ascii=False)}"
+        for key, value in chosen.items()
+        if value is not None
+    ]
+    if insecure:
+        shorter.append("listen.insecure=true")
+    resolved = load(config, [*overrides, *shorter])
+    output = Output(as_json=as_json)
+    if dry_run:
+        if as_json:
+            output.result(to_dict(resolved))
+        else:
+            output.say(to_toml(resolved, comments=False).rstrip())
+        return 0
+    stopper = Stopper()
+    with stop_on_signals(stopper):
+        summary = run_ps(
+            resolved, resolved.run_dir, from_version=from_version, stop=stopper, output=output
+        )
+    output.result(summary)
+    return stopper.exit_code
+
+
+def run_ps(
+    config: Config, run_dir: Path, *, from_version: int | None, stop: Stopper, output: Output
+) -> Any:
+    """Serve the run until it ends or `stop` is asked; returns the summary."""
+    from fsl_async.node_ps import serve
+
+    def announce(bound: str) -> None:
+        listening = addresses.parse_listen(bound)
+        reach = addresses.reachable_host(listening.host)
+        line = f"fsl-node --role client {addresses.Address(reach, listening.port).fsl}"
+        output.record("listening", address=bound, join=line, run_dir=str(run_dir))
+        output.say(f"listening at {bound}, run directory {run_dir}\non each client:\n    {line}")
+
+    return serve(config, run_dir, from_version=from_version, announce=announce, stop=stop)
