@@ -1,0 +1,30 @@
+"""fsl_codecs: fp32 vectors to small, self-describing frames and back. Buffers in, buffers out.
+
+    frame = encode(values, CodecSpec(format="e4m3"))
+    values = decode(frame)
+
+Hot paths use `encode_into`, `decode_into` and `decode_accumulate` with buffers they keep. The bytes are specified in docs/WIRE.md;
+this package is the reference for them.
+"""
+
+from .codec import bound, decode, decode_accumulate, decode_into, encode, encode_into, info
+from .errors import CodecError, CodecUsageError, FrameError, LimitError
+from .frame import Buffer, CodecSpec, FrameInfo, Limits
+
+__all__ = [
+    "Buffer",
+    "CodecError",
+    "CodecSpec",
+    "CodecUsageError",
+    "FrameError",
+    "FrameInfo",
+    "LimitError",
+    "Limits",
+    "bound",
+    "decode",
+    "decode_accumulate",
+    "decode_into",
+    "encode",
+    "encode_into",
+    "info",
+]

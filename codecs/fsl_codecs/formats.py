@@ -1,0 +1,204 @@
+"""Number formats: fp32 values to codes and back, as pure integer and exactly rounded arithmetic.
+
+    fp32   the 32 bits themselves, lossless
+    bf16   the upper 16 bits after rounding to nearest, ties to even
+    e4m3   OCP 8-bit float with 4 exponent and 3 mantissa bits (e4m3fn: no infinities, largest 448)
+    e5m2   OCP 8-bit float with 5 exponent and 2 mantissa bits (IEEE-like, largest finite 57344)
+
+The two 8-bit formats carry one scale per block of values, a power of two stored as one E8M0 byte b that means 2**(b - 127)
+(OCP Microscaling Formats v1.0, section 5.4.1). The scale is the smallest one that brings the block's largest magnitude to at
+most the format's largest finite value, but never below 2**-127. Dividing by it and multiplying with it are exact in fp32
+(quotients that underflow are far below half of the smallest code), so the only rounding is the cast to 8 bits.
+
+Functions here take finite values below the format's `escape_magnitude`; the codec sends anything else as raw fp32.
+"""
+
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+from attrs import field, frozen
+
+from .errors import CodecUsageError
+
+Float32Array = npt.NDArray[np.float32]
+ByteArray = npt.NDArray[np.uint8]
+WordArray = npt.NDArray[np.unsignedinteger[Any]]
+
+MAGNITUDE_MASK: Final = np.uint32(0x7FFFFFFF)
+FIRST_NONFINITE: Final = 0x7F800000
+FP32_MANTISSA_BITS: Final = 23
+FP32_BIAS: Final = 127
+
+
+@frozen
+class Float8:
+    """An 8-bit float format: sign, exponent, mantissa; both OCP formats have the largest significand 1.75."""
+
+    mantissa_bits: int
+    exponent_bias: int
+    largest_exponent: int
+    special_code: int
+    """First magnitude code that is no finite number."""
+
+
+@frozen
+class Split:
+    """How a code word is cut into planes of at most 8 bits, from the top bit down.
+
+    `rotate` first moves the sign below the other bits, so that exponents stand at the top.
+    """
+
+    rotate: bool
+    widths: tuple[int, ...]
+
+
+@frozen
+class Format:
+    """One number format of the frame."""
+
+    name: str
+    wire_id: int
+    code_bits: int
+    splits: tuple[Split, ...]
+    escape_magnitude: int
+    """fp32 bits of the smallest magnitude that would decode to infinity or NaN; 2**31, which none reaches, if lossless."""
+    float8: Float8 | None = field(default=None)
+
+    @property
+    def code_bytes(self) -> int:
+        """Bytes of one code."""
+        return self.code_bits // 8
+
+
+# The sign is the last bit of the raw plane, or the first of the coded one, or everything is in one alphabet.
+_FP8_SPLITS: Final = (Split(True, (5, 3)), Split(False, (6, 2)), Split(False, (8,)))
+
+FORMATS: Final = {
+    "fp32": Format("fp32", 0, 32, (Split(True, (8, 8, 8, 8)),), 1 << 31),
+    "bf16": Format("bf16", 1, 16, (Split(True, (8, 8)),), 0x7F7F8000),
+    "e4m3": Format("e4m3", 2, 8, _FP8_SPLITS, 0x7F780000, Float8(3, 7, 8, 0x7F)),
+    "e5m2": Format("e5m2", 3, 8, _FP8_SPLITS, 0x7F700000, Float8(2, 15, 15, 0x7C)),
+}
+FORMATS_BY_WIRE_ID: Final = {
+    number_format.wire_id: number_format for number_format in FORMATS.values()
+}
+
+
+def format_named(name: str) -> Format:
+    """The format of that name; CodecUsageError names the known ones."""
+    try:
+        return FORMATS[name]
+    except (KeyError, TypeError):
+        raise CodecUsageError(f"unknown format {name!r}: use one of {', '.join(FORMATS)}") from None
+
+
+def bfloat16_codes(bits: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint16]:
+    """Round fp32 bit patterns (n,) of finite values to bf16 codes (n,), to nearest, ties to even."""
+    ties_to_even = (bits >> np.uint32(16)) & np.uint32(1)
+    return ((bits + np.uint32(0x7FFF) + ties_to_even) >> np.uint32(16)).astype(np.uint16)
+
+
+def bfloat16_bits(codes: npt.NDArray[np.uint16]) -> npt.NDArray[np.uint32]:
+    """fp32 bit patterns (n,) of bf16 codes (n,); exact for all 65,536 codes."""
+    return codes.astype(np.uint32) << np.uint32(16)
+
+
+def float8_codes(scaled: Float32Array, kind: Float8) -> ByteArray:
+    """Round fp32 values, already divided by their scale, to 8-bit codes of the same shape, to nearest, ties to even.
+
+    Magnitudes must not round beyond the largest finite code.
+    """
+    bits = scaled.view(np.uint32)
+    magnitude = bits & MAGNITUDE_MASK
+    shift = FP32_MANTISSA_BITS - kind.mantissa_bits
+    # Normal results: add just under half a step, plus the last kept bit so that ties go to even, and drop the rest.
+    ties_to_even = (magnitude >> np.uint32(shift)) & np.uint32(1)
+    rounded = (magnitude + np.uint32((1 << (shift - 1)) - 1) + ties_to_even) >> np.uint32(shift)
+    rounded -= np.uint32((FP32_BIAS - kind.exponent_bias) << kind.mantissa_bits)
+    # Subnormal results are multiples of one step: adding the power of two whose last mantissa bit is worth that step lets
+    # the fp32 adder do the rounding.
+    smallest_exponent = 1 - kind.exponent_bias
+    adder = np.float32(2.0 ** (smallest_exponent - kind.mantissa_bits + FP32_MANTISSA_BITS))
+    stepped = (magnitude.view(np.float32) + adder).view(np.uint32) - adder.view(np.uint32)
+    is_normal = magnitude >= np.uint32((FP32_BIAS + smallest_exponent) << FP32_MANTISSA_BITS)
+    codes = np.where(is_normal, rounded, stepped)
+    codes |= (bits >> np.uint32(24)) & np.uint32(0x80)
+    return codes.astype(np.uint8)
+
+
+def float8_values(kind: Float8) -> Float32Array:
+    """The fp32 value of each of the 256 codes, before scaling; codes that are no finite number give NaN or infinity."""
+    magnitudes = np.arange(128)
+    exponents = magnitudes >> kind.mantissa_bits
+    mantissas = magnitudes & ((1 << kind.mantissa_bits) - 1)
+    significands = np.where(exponents > 0, mantissas + (1 << kind.mantissa_bits), mantissas)
+    powers = np.maximum(exponents, 1) - kind.exponent_bias - kind.mantissa_bits
+    values = np.ldexp(significands.astype(np.float32), powers).astype(np.float32)
+    values[kind.special_code :] = np.nan
+    if kind.special_code & ((1 << kind.mantissa_bits) - 1) == 0:
+        values[kind.special_code] = np.inf
+    return np.concatenate([values, -values])
+
+
+_FLOAT8_VALUES: Final = {
+    number_format.name: float8_values(number_format.float8)
+    for number_format in FORMATS.values()
+    if number_format.float8 is not None
+}
+
+
+def block_scales(magnitudes: npt.NDArray[np.uint32], kind: Float8) -> ByteArray:
+    """E8M0 bytes (blocks,) for blocks of fp32 magnitude bit patterns (blocks, block_values).
+
+    With the block's largest magnitude m * 2**x, 1 <= m < 2, the scale is 2**(x - largest_exponent), or twice that when
+    m > 1.75, and at least 2**-127. Zero and subnormal blocks get byte 0.
+    """
+    largest = magnitudes.max(axis=1)
+    # Adding 0x1FFFFF carries into the exponent exactly when the significand is above 1.75.
+    exponents = (largest + np.uint32(0x1FFFFF)) >> np.uint32(FP32_MANTISSA_BITS)
+    lowest = np.uint32(kind.largest_exponent)
+    scales: ByteArray = (np.maximum(exponents, lowest) - lowest).astype(np.uint8)
+    return scales
+
+
+def scale_values(scales: ByteArray) -> Float32Array:
+    """fp32 values 2**(b - 127) of E8M0 bytes b; byte 0 is the subnormal 2**-127, byte 255 gives infinity."""
+    bits = scales.astype(np.uint32) << np.uint32(FP32_MANTISSA_BITS)
+    bits[scales == 0] = 1 << (FP32_MANTISSA_BITS - 1)
+    return bits.view(np.float32)
+
+
+def quantise_blocks(
+    values: Float32Array, number_format: Format, block_values: int
+) -> tuple[ByteArray, ByteArray]:
+    """Quantise (n,) finite values; returns codes (n,) and E8M0 scales (ceil(n / block_values),)."""
+    assert number_format.float8 is not None
+    blocks = -(-values.size // block_values)
+    padded = values
+    if values.size != blocks * block_values:
+        padded = np.zeros(blocks * block_values, dtype=np.float32)
+        padded[: values.size] = values
+    rows = padded.reshape(blocks, block_values)
+    scales = block_scales(rows.view(np.uint32) & MAGNITUDE_MASK, number_format.float8)
+    # 2**-(b - 127) has the exponent field 254 - b; b is at most 247, so this is a normal number.
+    inverse = (np.uint32(254) - scales.astype(np.uint32)) << np.uint32(FP32_MANTISSA_BITS)
+    with np.errstate(under="ignore"):
+        scaled = rows * inverse.view(np.float32)[:, None]
+        codes = float8_codes(scaled, number_format.float8)
+    return codes.reshape(-1)[: values.size], scales
+
+
+def dequantise_blocks(
+    codes: ByteArray, scales: ByteArray, number_format: Format, block_values: int, out: Float32Array
+) -> None:
+    """Write scale * value of each code (n,) into out (n,); one exact fp32 multiplication per value."""
+    np.take(_FLOAT8_VALUES[number_format.name], codes, out=out, mode="clip")
+    factors = scale_values(scales)
+    whole = codes.size - codes.size % block_values
+    # Hostile scales may overflow; the caller checks the result for finite values.
+    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+        rows = out[:whole].reshape(-1, block_values)
+        rows *= factors[: len(rows), None]
+        if whole < codes.size:
+            out[whole:] *= factors[-1]
