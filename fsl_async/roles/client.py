@@ -142,7 +142,6 @@ class ClientMachine:
         self.connected = True
         self.run = event.run
         self.publishing = False
-        self.answering = None
         effects: list[Effect] = [do.SendManifest()] if self.attached else []
         return effects + self._offer()
 
@@ -150,6 +149,7 @@ class ClientMachine:
         self.connected = False
         self.fetching = None
         self.deadlines.cancel("offer")
+        self.deadlines.cancel("fetch")
         if self.ending is not None and not self.training:
             return self._finish()
         return [do.Note(f"the server is away ({event.reason}); training goes on", "warning")]
@@ -169,6 +169,9 @@ class ClientMachine:
         for name in self.deadlines.pop_due(now):
             if name == "offer":
                 effects.extend(self._offer())
+            elif name == "fetch":
+                self.fetching = None
+                effects.extend(self._advance())
             elif name == "end":
                 effects.extend(self._finish())
         return effects
@@ -181,8 +184,9 @@ class ClientMachine:
         if event.stream.startswith("initial:"):
             self.publishing = False
             return []
-        self.fetching = None
-        return self._advance()
+        # The stream is bad, not the session: ask again, but not in a tight loop.
+        self.deadlines.set("fetch", now + self.rules.reoffer_s)
+        return []
 
     # --- versions, down ---
 

@@ -7,24 +7,11 @@ answer, so the last settled key of a client stands for all before it and the boo
 
 from __future__ import annotations
 
-from typing import Protocol
-
 from attrs import mutable
 
 from fsl_async.effects import Accumulate, MergedDelta
 from fsl_async.events import DeltaKey, DeltaOffered
-
-
-class Weighting(Protocol):
-    """How much each delta counts (`fsl_async.learn.weighting` has the strategies)."""
-
-    def accumulate_weight(self, *, tokens: int, steps: int, staleness: int) -> float:
-        """Factor of a delta when it is added to the accumulator."""
-        ...
-
-    def commit_scale(self, merged: tuple[MergedDelta, ...]) -> float:
-        """Factor that turns the accumulator into the average."""
-        ...
+from fsl_async.learn.weighting import Contribution, Weighting
 
 
 @mutable
@@ -65,7 +52,8 @@ class DeltaBook:
     def begin_merge(self) -> tuple[tuple[MergedDelta, ...], float]:
         """Fix what enters the next version: all that is pending now. Returns it and the scale of the average."""
         self.merging = tuple(self.pending.values())
-        return self.merging, self.weighting.commit_scale(self.merging)
+        work = [Contribution(m.tokens, m.steps, m.staleness) for m in self.merging]
+        return self.merging, self.weighting.scale(work)
 
     def abandon_merge(self) -> None:
         """The merge failed before it was durable; everything is pending again (and still in the accumulator)."""
@@ -129,6 +117,6 @@ class DeltaBook:
     def acknowledge(self, key: DeltaKey, tokens: int, steps: int) -> Accumulate:
         """Book a durable delta for the next free merge and say how it enters the accumulator."""
         staleness = self.staleness(key)
-        weight = self.weighting.accumulate_weight(tokens=tokens, steps=steps, staleness=staleness)
+        weight = self.weighting.weight(Contribution(tokens, steps, staleness))
         self.pending[key] = MergedDelta(key, tokens, steps, staleness, weight)
         return Accumulate(key, weight)

@@ -40,7 +40,8 @@ from fsl_async import events as ev
 from fsl_async import messages as msg
 from fsl_async.deadlines import Deadlines
 from fsl_async.effects import Effect
-from fsl_async.roles.deltas import DeltaBook, Weighting
+from fsl_async.learn.weighting import Weighting
+from fsl_async.roles.deltas import DeltaBook
 from fsl_async.roles.round import ArrivalHistory, Round, RoundRules
 
 

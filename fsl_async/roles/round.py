@@ -28,7 +28,8 @@ class RoundRules:
 
     quorum: float = 0.5  # fraction of the expected clients, at least one client
     grace_mad_factor: float = 4.0
-    grace_min_s: float = 1.0
+    grace_min_s: float = 1.0  # at least this long after the quorum
+    first_grace_s: float = 60.0  # this long after the quorum while too few arrivals are known
 
 
 @mutable
@@ -37,15 +38,14 @@ class ArrivalHistory:
 
     offsets_s: deque[float] = field(factory=lambda: deque(maxlen=MAX_OFFSETS))
 
-    def grace_window_s(self, rules: RoundRules, cap_s: float) -> float:
-        """Seconds after the call until which a round with a quorum waits for the rest; the cap while little is known."""
+    def grace_until(self, rules: RoundRules, called_at: float, quorum_at: float) -> float:
+        """Until when a round called at `called_at`, with a quorum since `quorum_at`, waits for the rest."""
         if len(self.offsets_s) < MIN_OFFSETS:
-            return cap_s
+            return quorum_at + rules.first_grace_s
         middle = median(self.offsets_s)
         deviation = median(abs(offset - middle) for offset in self.offsets_s)
-        return min(
-            cap_s, max(middle + rules.grace_mad_factor * deviation, middle + rules.grace_min_s)
-        )
+        usual = called_at + middle + rules.grace_mad_factor * deviation
+        return max(usual, quorum_at + rules.grace_min_s)
 
 
 @frozen
@@ -67,6 +67,7 @@ class Round:
     expected: dict[str, int]
     called: int = 0
     left: dict[str, int] = field(factory=dict)
+    quorum_at: float | None = None
     # name -> True: sent a delta, False: had nothing that counts
     answered: dict[str, bool] = field(factory=dict)
 
@@ -123,7 +124,10 @@ class Round:
         needed = max(1, math.ceil(rules.quorum * len(self.expected)))
         names = ", ".join(missing[:5]) + (", ..." if len(missing) > 5 else "")
         if contributors >= needed and pending:
-            until = self.called_at + history.grace_window_s(rules, self.cap_s)
+            if self.quorum_at is None:
+                self.quorum_at = now
+            until = history.grace_until(rules, self.called_at, self.quorum_at)
+            until = min(until, max(self.called_at + self.cap_s, self.quorum_at))
             if now >= until:
                 return Verdict(
                     "merge",

@@ -1,0 +1,1 @@
+"""The learning rooms: buffers, outer step, weighting, checkpoints, data, models."""

@@ -1,0 +1,1 @@
+"""What carries a machine's effects out: sockets, disk, the training thread."""

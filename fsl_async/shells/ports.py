@@ -1,0 +1,117 @@
+"""The ports of the shells: what they need from store, learner and transport, so that the simulator can bring its own."""
+
+# ruff: noqa: D102 - where no docstring stands, the implementation has it
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal, Protocol
+
+import fsl_transport as tp
+from fsl_async.effects import MergedDelta
+from fsl_async.events import DeltaKey
+from fsl_async.learn.manifest import Manifest
+from fsl_async.learn.records import Committed, DeltaMeta, Recovered, SpoolResult
+
+Kind = Literal["update", "full"]
+
+
+class Streams(Protocol):
+    """What both shells need from the transport."""
+
+    def send(self, peer: str, body: dict[str, Any]) -> None: ...
+    def disconnect(self, peer: str, reason: str) -> None: ...
+    def offer(
+        self, peer: str, stream_id: str, meta: dict[str, Any], source: tp.ChunkSource
+    ) -> None: ...
+    def accept(
+        self, peer: str, stream_id: str, sink: tp.ChunkSink, next_chunk: int = 0
+    ) -> None: ...
+    def decline(self, peer: str, stream_id: str, reason: str) -> None: ...
+    def cancel(self, peer: str, stream_id: str, reason: str) -> None: ...
+
+
+class Listener(Streams, Protocol):
+    """What the server's shell needs from the transport (`fsl_transport.ListenerEndpoint`)."""
+
+    def welcome(self, peer: str, body: dict[str, Any]) -> None: ...
+    def refuse(self, peer: str, code: str, text: str) -> None: ...
+
+
+class Dialer(Streams, Protocol):
+    """What a client's shell needs from the transport (`fsl_transport.DialerEndpoint`)."""
+
+
+class Store(Protocol):
+    """What the shell needs from the durable state (`fsl_async.learn.store.Store`; the simulator has its own)."""
+
+    def recover(self) -> Recovered:
+        """Read what the disk says."""
+        ...
+
+    def begin_initial(self, manifest: Manifest) -> None:
+        """Start version 0."""
+        ...
+
+    def write_initial(self, index: int, frame: bytes) -> None:
+        """Add a chunk of version 0."""
+        ...
+
+    def finish_initial(self) -> Committed:
+        """Make version 0 durable."""
+        ...
+
+    def spool_begin(self, key: DeltaKey, meta: DeltaMeta) -> SpoolResult | None:
+        """Start or continue a delta; says so when the key is known already."""
+        ...
+
+    def spool_next_chunk(self, key: DeltaKey) -> int:
+        """The first chunk that is not spooled yet."""
+        ...
+
+    def spool_write(self, key: DeltaKey, index: int, frame: bytes) -> None:
+        """Add a chunk of a delta."""
+        ...
+
+    def spool_finish(self, key: DeltaKey) -> SpoolResult:
+        """Check the delta, make it durable, enter it into the ledger."""
+        ...
+
+    def accumulate(self, key: DeltaKey, weight: float) -> None:
+        """Add a spooled delta to the accumulator."""
+        ...
+
+    def commit(self, version: int, merged: Sequence[MergedDelta], scale: float) -> Committed:
+        """Make the next version from the accumulator."""
+        ...
+
+    def lease(self, name: str, limit: int) -> int | None:
+        """The data shard of a client, None when all are taken."""
+        ...
+
+    def read_update(self, version: int, index: int) -> bytes | None:
+        """A chunk of the coded outer delta that leads to a version."""
+        ...
+
+    def read_full(self, version: int, index: int) -> bytes | None:
+        """A chunk of a version's weights as an fp32 frame."""
+        ...
+
+
+class Learner(Protocol):
+    """What the shell needs from the learning side (`fsl_async.learn.learner.Learner`; the simulator has its own)."""
+
+    @property
+    def manifest(self) -> Manifest | None: ...
+    def request_snapshot(self, sequence: int) -> None: ...
+    def request_rebase(self, version: int, digest: str, *, discard: bool = False) -> None: ...
+    def encode_initial(self, index: int) -> bytes: ...
+    def adopt_initial(self) -> str: ...
+    def encode_delta(self, sequence: int, index: int) -> bytes: ...
+    def finish_encoding(self, sequence: int) -> None: ...
+    def drop_delta(self, sequence: int) -> None: ...
+    def begin_fetch(self, kind: Kind, version: int) -> None: ...
+    def put_fetch(self, version: int, index: int, frame: bytes) -> None: ...
+    def finish_fetch(self, version: int) -> str: ...
+    def stop(self) -> None: ...
+    def refuse(self, code: str, text: str) -> None: ...

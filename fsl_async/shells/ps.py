@@ -1,0 +1,378 @@
+"""The parameter server's shell: transport events and finished disk jobs in, effects out.
+
+It decides nothing. What takes time (every touch of the disk, every decode) goes to the one worker, in order; that order is what
+makes "accumulate these, then commit" mean what it says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from attrs import frozen
+
+import fsl_transport as tp
+from fsl_async import effects as do
+from fsl_async import events as ev
+from fsl_async import messages as msg
+from fsl_async.events import DeltaKey
+from fsl_async.learn.errors import ManifestError
+from fsl_async.learn.manifest import Manifest
+from fsl_async.learn.records import Committed, DeltaMeta, Recovered, SpoolResult
+from fsl_async.roles.ps import ServerMachine
+from fsl_async.runtime import Journal, Node, Worker
+from fsl_async.shells.ports import Listener, Store
+from fsl_async.shells.wire import Hello, Welcome, version_stream
+
+
+@frozen
+class RunFacts:
+    """What every client is told when it is welcomed."""
+
+    run: str
+    shards: int
+    config: dict[str, Any]
+
+
+@frozen
+class StoreSource:
+    """Chunks of a version, read from disk by the worker."""
+
+    chunks: int
+    _worker: Worker
+    _read: Callable[[int], bytes | None]
+
+    def read(self, index: int, deliver: Callable[[tp.Buffer | None], None]) -> None:
+        """Read a chunk; None when it is not there any more."""
+        self._worker.submit(lambda: self._read(index), deliver, lambda _: deliver(None))
+
+
+class _Sink:
+    """Hands the chunks of one stream to the worker."""
+
+    def __init__(
+        self, worker: Worker, write: Callable[[int, bytes], None], problem: Callable[[str], None]
+    ) -> None:
+        self._worker = worker
+        self._write = write
+        self._problem = problem
+
+    def write(self, index: int, data: tp.Buffer, done: Callable[[bool], None]) -> None:
+        def failed(error: Exception) -> None:
+            self._problem(str(error))
+            done(False)
+
+        frame = bytes(data)
+        self._worker.submit(lambda: self._write(index, frame), lambda _: done(True), failed)
+
+
+class ServerShell:
+    """Joins a ServerMachine with an endpoint, a store and a worker."""
+
+    def __init__(
+        self,
+        machine: ServerMachine,
+        facts: RunFacts,
+        store: Store,
+        *,
+        worker: Worker,
+        scheduler: tp.Scheduler,
+        journal: Journal,
+        say: Callable[[do.Note], None],
+        finished: Callable[[do.Finish], None],
+    ) -> None:
+        self.machine = machine
+        self.facts = facts
+        self.store = store
+        self.worker = worker
+        self.node = Node(machine, scheduler, self._execute, journal)
+        self.manifest: Manifest | None = None
+        self.endpoint: Listener
+        self._scheduler = scheduler
+        self._say = say
+        self._finished = finished
+        self._leases: dict[str, int] = {}
+        self._incoming: dict[tuple[str, str], Callable[[], None]] = {}
+        self._problems: dict[tuple[str, str], str] = {}
+        self._on_transport: dict[type, Callable[[Any], None]] = {
+            tp.HelloReceived: self._hello,
+            tp.PeerDown: self._down,
+            tp.MessageReceived: self._message,
+            tp.BeatReceived: lambda e: self.node.feed(ev.BeatHeard(e.peer, e.payload)),
+            tp.StreamOffered: self._offered,
+            tp.StreamReceived: self._received,
+            tp.StreamFailed: self._stream_failed,
+        }
+        self._executors: dict[type, Callable[[Any, int], None]] = {
+            do.Tell: self._tell,
+            do.Note: lambda e, _: self._say(e),
+            do.DeclineStream: lambda e, _: self.endpoint.decline(e.peer, e.stream, e.reason),
+            do.Finish: lambda e, _: self._finished(e),
+            do.Admit: self._admit,
+            do.Refuse: self._refuse,
+            do.Dismiss: lambda e, _: self.endpoint.disconnect(e.peer, e.reason),
+            do.ReceiveInitial: self._receive_initial,
+            do.ReceiveDelta: self._receive_delta,
+            do.Serve: self._serve,
+            do.Accumulate: self._accumulate,
+            do.Commit: self._commit,
+        }
+
+    def start(self, recovered: Recovered) -> None:
+        """Feed what `store.recover()` found; call once, before any transport event."""
+        self.manifest = recovered.manifest
+        self._leases = dict(recovered.leases)
+        pending = tuple(
+            ev.PendingDelta(delta.key, delta.tokens, delta.steps, delta.round)
+            for delta in recovered.pending
+        )
+        settled: Mapping[DeltaKey, str] = recovered.settled
+        self.node.feed(
+            ev.Recovered(
+                recovered.version,
+                recovered.digest,
+                dict(recovered.digests),
+                pending,
+                dict(settled),
+                recovered.tokens_total,
+            )
+        )
+
+    # --- from the transport ---
+
+    def on_transport(self, event: tp.TransportEvent) -> None:
+        """Take one event of the endpoint."""
+        handler = self._on_transport.get(type(event))
+        if handler is None:
+            return
+        try:
+            handler(event)
+        except (msg.MessageError, ValueError) as error:
+            peer = getattr(event, "peer", "?")
+            self._say(do.Note(f"{peer} sent what no client sends: {error}", "warning"))
+            self.endpoint.disconnect(peer, "protocol")
+
+    def _hello(self, event: tp.HelloReceived) -> None:
+        try:
+            hello = Hello.from_wire(event.hello)
+        except msg.MessageError as error:
+            self.endpoint.refuse(event.peer, "hello", str(error))
+            return
+        self.node.feed(
+            ev.ClientHello(event.peer, event.incarnation, hello.run, hello.version, hello.digest)
+        )
+
+    def _down(self, event: tp.PeerDown) -> None:
+        for stream in [key for key in self._incoming if key[0] == event.peer]:
+            del self._incoming[stream]
+            self._problems.pop(stream, None)
+        self.node.feed(ev.ClientLeft(event.peer, event.incarnation, event.reason))
+
+    def _message(self, event: tp.MessageReceived) -> None:
+        peer = event.peer
+        match msg.from_wire(event.body):
+            case msg.Attach(fingerprint, tensors):
+                self._attach(peer, fingerprint, tensors)
+            case msg.Fetch(version, digest):
+                self.node.feed(ev.FetchAsked(peer, version, digest))
+            case msg.Holding(version, digest):
+                self.node.feed(ev.VersionHeld(peer, version, digest))
+            case msg.Skip(number, reason):
+                self.node.feed(ev.CallSkipped(peer, number, reason))
+            case other:
+                raise msg.MessageError(f"{type(other).__name__} is not for a client to say")
+
+    def _attach(self, peer: str, fingerprint: str, tensors: list[Any]) -> None:
+        manifest = self.manifest
+        if manifest is not None and manifest.fingerprint == fingerprint:
+            self.node.feed(ev.ModelAttached(peer, fingerprint, manifest.values, None))
+            return
+        try:
+            theirs = Manifest.from_wire(tensors)
+        except ManifestError as error:
+            raise msg.MessageError(f"not a manifest: {error}") from None
+        nobody = not any(member.attached for member in self.machine.members.values())
+        if manifest is None or (self.machine.version < 0 and nobody):
+            # Before version 0 the manifest of the first one who is here counts, as its weights will.
+            self.manifest = manifest = theirs
+        difference = theirs.difference(manifest)
+        self.node.feed(ev.ModelAttached(peer, theirs.fingerprint, theirs.values, difference))
+
+    def _offered(self, event: tp.StreamOffered) -> None:
+        meta = msg.from_wire(event.meta)
+        if self.manifest is None or event.chunks != self.manifest.chunks:
+            self.endpoint.decline(event.peer, event.stream_id, "wrong number of chunks")
+            return
+        match meta:
+            case msg.DeltaMeta(key, base_digest, tokens, steps, number):
+                delta = ev.DeltaOffered(
+                    event.peer,
+                    event.stream_id,
+                    DeltaKey.parse(key),
+                    base_digest,
+                    tokens,
+                    steps,
+                    number,
+                )
+                self.node.feed(delta)
+            case msg.InitialMeta():
+                self.node.feed(ev.InitialOffered(event.peer, event.stream_id))
+            case other:
+                raise msg.MessageError(f"a client streams no {type(other).__name__}")
+
+    def _received(self, event: tp.StreamReceived) -> None:
+        finish = self._incoming.pop((event.peer, event.stream_id), None)
+        if finish is not None:
+            finish()
+
+    def _stream_failed(self, event: tp.StreamFailed) -> None:
+        stream = (event.peer, event.stream_id)
+        if self._incoming.pop(stream, None) is not None:
+            reason = self._problems.pop(stream, event.reason)
+            self.node.feed(ev.StreamLost(event.peer, event.stream_id, reason))
+
+    # --- to the world ---
+
+    def _execute(self, effect: do.Effect, number: int) -> None:
+        self._executors[type(effect)](effect, number)
+
+    def _tell(self, effect: do.Tell, number: int) -> None:
+        self.endpoint.send(effect.peer, msg.to_wire(effect.message))
+
+    def _refuse(self, effect: do.Refuse, number: int) -> None:
+        # Before the welcome it is the answer to the hello; later it ends the session with the same words.
+        self.endpoint.refuse(effect.peer, effect.code, effect.text)
+
+    def _admit(self, effect: do.Admit, number: int) -> None:
+        shard = self._leases.get(effect.peer)
+        if shard is not None:
+            self._welcome(effect, shard)
+            return
+        self.worker.submit(
+            lambda: self.store.lease(effect.peer, self.facts.shards),
+            lambda found: self._welcome(effect, found),
+            lambda error: self.endpoint.refuse(effect.peer, "store", str(error)),
+        )
+
+    def _welcome(self, effect: do.Admit, shard: int | None) -> None:
+        member = self.machine.members.get(effect.peer)
+        if member is None or member.incarnation != effect.incarnation:
+            return  # it left, or came back as another, while its shard was looked up
+        if shard is None:
+            text = f"all {self.facts.shards} data shards are taken: set data.shards (or sync.clients) higher at the server"
+            self.endpoint.refuse(effect.peer, "shards", text)
+            self.node.feed(ev.ClientLeft(effect.peer, effect.incarnation, "no data shard"))
+            return
+        self._leases[effect.peer] = shard
+        welcome = Welcome(self.facts.run, shard, self.facts.shards, self.facts.config)
+        self.endpoint.welcome(effect.peer, welcome.to_wire())
+
+    def _receive_initial(self, effect: do.ReceiveInitial, number: int) -> None:
+        manifest = self.manifest
+        assert manifest is not None
+        peer, stream = effect.peer, effect.stream
+
+        def ready(_: None) -> None:
+            self._open(peer, stream, self.store.write_initial, finish)
+
+        def finish() -> None:
+            self.worker.submit(
+                self.store.finish_initial,
+                lambda made: self._committed(made, started, number),
+                lambda error: self.node.feed(ev.CommitFailed(0, str(error)), number),
+            )
+
+        def failed(error: Exception) -> None:
+            self.endpoint.decline(peer, stream, "server cannot write")
+            self.node.feed(ev.CommitFailed(0, str(error)), number)
+
+        started = self._scheduler.time()
+        self.worker.submit(lambda: self.store.begin_initial(manifest), ready, failed)
+
+    def _receive_delta(self, effect: do.ReceiveDelta, number: int) -> None:
+        key, peer, stream = effect.key, effect.peer, effect.stream
+        meta = DeltaMeta(effect.tokens, effect.steps, effect.base_digest, effect.round)
+
+        def begin() -> int | None:
+            return None if self.store.spool_begin(key, meta) else self.store.spool_next_chunk(key)
+
+        def begun(next_chunk: int | None) -> None:
+            if (
+                next_chunk is None
+            ):  # finished between this offer and now; the acknowledgement is on its way
+                self.endpoint.decline(peer, stream, "known")
+                return
+            write = lambda index, frame: self.store.spool_write(key, index, frame)  # noqa: E731
+            self._open(peer, stream, write, finish, next_chunk)
+
+        def finish() -> None:
+            self.worker.submit(lambda: self.store.spool_finish(key), stored, broken)
+
+        def stored(result: SpoolResult) -> None:
+            event = ev.DeltaStored(
+                peer,
+                key,
+                effect.tokens,
+                effect.steps,
+                effect.round,
+                result.bytes,
+                result.norm,
+                result.problem,
+            )
+            self.node.feed(event, number)
+
+        def broken(error: Exception) -> None:
+            self.endpoint.decline(peer, stream, "server cannot store it now")
+            self.endpoint.cancel(peer, stream, "server cannot store it now")
+            self.node.feed(ev.StreamLost(peer, stream, str(error)), number)
+
+        self.worker.submit(begin, begun, broken)
+
+    def _open(
+        self,
+        peer: str,
+        stream: str,
+        write: Callable[[int, bytes], None],
+        finish: Callable[[], None],
+        next_chunk: int = 0,
+    ) -> None:
+        def problem(text: str) -> None:
+            self._problems[(peer, stream)] = text
+
+        self._incoming[(peer, stream)] = finish
+        self.endpoint.accept(peer, stream, _Sink(self.worker, write, problem), next_chunk)
+
+    def _serve(self, effect: do.Serve, number: int) -> None:
+        assert self.manifest is not None
+        version = effect.version
+        read_chunk = self.store.read_update if effect.kind == "update" else self.store.read_full
+        source = StoreSource(
+            self.manifest.chunks, self.worker, lambda index: read_chunk(version, index)
+        )
+        meta = msg.to_wire(msg.VersionMeta(effect.kind, version))
+        self.endpoint.offer(effect.peer, version_stream(effect.kind, version), meta, source)
+
+    def _accumulate(self, effect: do.Accumulate, number: int) -> None:
+        self.worker.submit(
+            lambda: self.store.accumulate(effect.key, effect.weight),
+            lambda _: None,
+            self._broken_store,
+        )
+
+    def _broken_store(self, error: Exception) -> None:
+        # An acknowledged delta cannot be read back: going on would make a version without it.
+        self._finished(do.Finish(f"the spool cannot be read: {error}", 2))
+
+    def _commit(self, effect: do.Commit, number: int) -> None:
+        started = self._scheduler.time()
+        self.worker.submit(
+            lambda: self.store.commit(effect.version, effect.merged, effect.scale),
+            lambda made: self._committed(made, started, number),
+            lambda error: self.node.feed(ev.CommitFailed(effect.version, str(error)), number),
+        )
+
+    def _committed(self, made: Committed, started: float, number: int) -> None:
+        seconds = self._scheduler.time() - started
+        self.node.feed(
+            ev.VersionCommitted(made.version, made.digest, made.update_bytes, seconds), number
+        )

@@ -1,0 +1,80 @@
+"""How a role's dealings look on the wire: hello, welcome and stream names. Pure.
+
+Everything read here comes from a peer: each field is checked, and what does not fit raises MessageError.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+from attrs import frozen
+
+from fsl_async.messages import MAX_TEXT, MessageError
+
+T = TypeVar("T", int, str, dict)
+
+
+def _take(body: dict[str, Any], name: str, kind: type[T]) -> T:
+    value = body.get(name)
+    if type(value) is not kind:
+        raise MessageError(f"{name} is {type(value).__name__}, not {kind.__name__}")
+    if isinstance(value, str) and len(value) > MAX_TEXT:
+        raise MessageError(f"{name} is longer than {MAX_TEXT} characters")
+    return value
+
+
+@frozen
+class Hello:
+    """What a client says first: the run it is in ("" = none yet) and the version it holds (-1 = none)."""
+
+    run: str
+    version: int
+    digest: str
+
+    def to_wire(self) -> dict[str, Any]:
+        """Return the plain map."""
+        return {"run": self.run, "version": self.version, "digest": self.digest}
+
+    @classmethod
+    def from_wire(cls, body: dict[str, Any]) -> Hello:
+        """Read a peer's hello; raises MessageError."""
+        return cls(_take(body, "run", str), _take(body, "version", int), _take(body, "digest", str))
+
+
+@frozen
+class Welcome:
+    """What the server answers: the run, this client's data shard, and the run's whole configuration."""
+
+    run: str
+    shard: int
+    shards: int
+    config: dict[str, Any]
+
+    def to_wire(self) -> dict[str, Any]:
+        """Return the plain map."""
+        return {"run": self.run, "shard": self.shard, "shards": self.shards, "config": self.config}
+
+    @classmethod
+    def from_wire(cls, body: dict[str, Any]) -> Welcome:
+        """Read the server's welcome; raises MessageError."""
+        return cls(
+            _take(body, "run", str),
+            _take(body, "shard", int),
+            _take(body, "shards", int),
+            _take(body, "config", dict),
+        )
+
+
+def delta_stream(key: str) -> str:
+    """Name of the stream that carries a delta."""
+    return f"delta:{key}"
+
+
+def initial_stream(client: str, incarnation: int) -> str:
+    """Name of the stream that carries a client's initial weights."""
+    return f"initial:{client}/{incarnation}"
+
+
+def version_stream(kind: str, version: int) -> str:
+    """Name of the stream that leads to a version; kind is "update" or "full"."""
+    return f"{kind}:{version}"

@@ -1,0 +1,1 @@
+"""The whole protocol under a virtual clock, with the production code."""

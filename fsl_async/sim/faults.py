@@ -1,0 +1,53 @@
+"""What goes wrong in a simulated run, and how often. Chance comes from one seed, so a storm can be had again.
+
+Mean times between faults are those of one client (or of the one server); when a fault comes is exponential, as for independent
+failures. `storm` is the bad week: every client is killed about every two hours, connections are reset, links are cut for
+minutes, messages are lost, doubled, delayed and reordered, and the server is killed every few hours.
+"""
+
+from __future__ import annotations
+
+from attrs import frozen
+
+
+@frozen
+class FaultProfile:
+    """Mean seconds between faults (0 = never), seconds of recovery (from, to), chances per message."""
+
+    client_kill_every_s: float = 0.0
+    client_return_s: tuple[float, float] = (20.0, 120.0)
+    reset_every_s: float = 0.0
+    partition_every_s: float = 0.0
+    partition_s: tuple[float, float] = (30.0, 600.0)
+    server_kill_every_s: float = 0.0
+    server_return_s: tuple[float, float] = (5.0, 60.0)
+    delay_s: float = 0.03
+    jitter_s: float = 0.0
+    drop: float = 0.0
+    duplicate: float = 0.0
+    reorder: float = 0.0
+
+
+HOUR_S = 3600.0
+
+PROFILES = {
+    "none": FaultProfile(),
+    "mild": FaultProfile(
+        client_kill_every_s=12 * HOUR_S,
+        reset_every_s=4 * HOUR_S,
+        partition_every_s=24 * HOUR_S,
+        server_kill_every_s=24 * HOUR_S,
+        jitter_s=0.02,
+        drop=0.0002,
+    ),
+    "storm": FaultProfile(
+        client_kill_every_s=2 * HOUR_S,
+        reset_every_s=0.5 * HOUR_S,
+        partition_every_s=4 * HOUR_S,
+        server_kill_every_s=4 * HOUR_S,
+        jitter_s=0.1,
+        drop=0.003,
+        duplicate=0.002,
+        reorder=0.005,
+    ),
+}
