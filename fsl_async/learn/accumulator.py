@@ -1,0 +1,80 @@
+"""Accumulator: the sum of weight_i * Delta_i of the round, the one vector of the model's size that the server holds.
+
+Deltas are added in the order they come, each chunk by one fp32 multiplication and one fp32 addition per value, straight from
+their coded frames in the spool. Addition in fp32 cannot be undone by subtraction, so taking a delta out again means adding
+the others once more; they are still in the spool.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fsl_async.learn.errors import StoreError
+from fsl_codecs import CodecError, decode_accumulate
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from fsl_async.events import DeltaKey
+    from fsl_async.learn.manifest import Manifest
+    from fsl_async.learn.spool import Spool
+
+
+class Accumulator:
+    """The sum, and what is in it. The vector is allocated when the first delta is added."""
+
+    def __init__(self, manifest: Manifest, spool: Spool) -> None:
+        self._manifest = manifest
+        self._spool = spool
+        self._sum: NDArray[np.float32] | None = None
+        self.weights: dict[DeltaKey, float] = {}
+        """The weight of every delta in the sum, in the order of addition."""
+
+    @property
+    def values(self) -> NDArray[np.float32]:
+        """The sum: float32, all values of the model."""
+        if self._sum is None:
+            self._sum = np.zeros(self._manifest.values, dtype=np.float32)
+        return self._sum
+
+    def clear(self) -> None:
+        """Back to zero, for the next round; the memory is kept."""
+        self.weights.clear()
+        if self._sum is not None:
+            self._sum.fill(0.0)
+
+    def add(self, key: DeltaKey, weight: float) -> None:
+        """Add a delta from the spool. StoreError: it cannot be read, and the sum is as it was before."""
+        try:
+            self._add(key, weight)
+        except (OSError, CodecError, StoreError) as error:
+            self._fill_again(self.weights)
+            raise StoreError(
+                f"delta {key.text} cannot be read back from the spool: {error}; quarantine it"
+            ) from error
+
+    def remove(self, key: DeltaKey) -> None:
+        """Take a delta out again; fine when it is not in the sum. StoreError: the sum is empty now."""
+        if key in self.weights:
+            self._fill_again({other: w for other, w in self.weights.items() if other != key})
+
+    def _add(self, key: DeltaKey, weight: float) -> None:
+        for index, frame in enumerate(self._spool.frames(key, self._manifest)):
+            start, stop = self._manifest.chunk_range(index)
+            decode_accumulate(frame, self.values[start:stop], weight)
+        self.weights[key] = weight
+
+    def _fill_again(self, wanted: dict[DeltaKey, float]) -> None:
+        wanted = dict(wanted)
+        self.clear()
+        for key, weight in wanted.items():
+            try:
+                self._add(key, weight)
+            except (OSError, CodecError, StoreError) as error:
+                self.clear()  # nothing half added may stay
+                raise StoreError(
+                    f"delta {key.text} cannot be read back from the spool: {error}; "
+                    f"the accumulator is empty now, accumulate the other deltas again"
+                ) from error

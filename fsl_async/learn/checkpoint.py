@@ -1,0 +1,262 @@
+"""Checkpoints: one folder per version, which appears at once and complete, or not at all.
+
+    checkpoints/v00000012/
+        weights.safetensors     Theta, opens in the safetensors library
+        momentum.safetensors    momentum of the outer optimiser; absent when it has none, or in version 0 (zeros)
+        residual.safetensors    what the coding of the updates still owes; absent when nothing (zeros)
+        update.bin              the coded change from version 11, as the clients get it (fsl_async.learn.frame_file)
+        manifest.json           sealed: the version's record, and length and SHA-256 of every file; written last
+
+Order of a commit: files and manifest.json into tmp-v00000012, each synced; the folder synced; renamed to v00000012, which is
+the commit point; checkpoints/ synced. Whatever begins with "tmp-" is left over from a crash and is removed. A version that
+goes is renamed to "tmp-" first, for the same reason. Versions that a rollback made void are renamed to
+"rolled-back-<generation>-v00000012" and never removed here.
+"""
+
+from __future__ import annotations
+
+import re
+from contextlib import ExitStack, suppress
+from typing import TYPE_CHECKING, Any, Self
+
+from attrs import frozen
+
+from fsl_async.learn.errors import CheckpointDamaged
+from fsl_async.learn.flat_file import FlatReader, FlatWriter, check_content, check_flat_file
+from fsl_async.learn.frame_file import FrameWriter
+from fsl_async.learn.manifest import DIGEST_CHARACTERS
+from fsl_async.learn.records import VersionRecord
+from fsl_async.learn.sealed import seal, unseal
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+    from types import TracebackType
+
+    from fsl_async.learn.files import Files
+    from fsl_async.learn.manifest import Manifest
+
+WEIGHTS = "weights.safetensors"
+MOMENTUM = "momentum.safetensors"
+RESIDUAL = "residual.safetensors"
+UPDATE = "update.bin"
+MANIFEST = "manifest.json"
+
+FORMAT = 1
+MAX_MANIFEST_BYTES = 256 * 1024 * 1024
+
+_FLAT = (WEIGHTS, MOMENTUM, RESIDUAL)
+_FOLDER = re.compile(r"v(\d{8,})")
+_TEMPORARY = "tmp-"
+
+
+@frozen
+class StoredFile:
+    """Length of a file in bytes, and the SHA-256 of it; of its data part alone when it is a flat file."""
+
+    bytes: int
+    sha256: str
+
+
+@frozen
+class Checkpoint:
+    """A version's folder as its manifest.json describes it."""
+
+    record: VersionRecord
+    files: Mapping[str, StoredFile]
+    path: Path
+
+
+class Damage(Exception):  # noqa: N818 - becomes CheckpointDamaged once the previous good version is known
+    """`file` of a version is missing or altered; `reason` completes the sentence."""
+
+    def __init__(self, file: str, reason: str) -> None:
+        super().__init__(f"{file} {reason}")
+        self.file = file
+        self.reason = reason
+
+
+class Checkpoints:
+    """The folder of all versions. Methods raise OSError as the system gives it."""
+
+    def __init__(self, files: Files, run_dir: Path) -> None:
+        self._files = files
+        self.directory = run_dir / "checkpoints"
+
+    def path(self, version: int) -> Path:
+        """Where version `version` is, or would be."""
+        return self.directory / f"v{version:08d}"
+
+    def versions(self) -> list[int]:
+        """All versions that have a folder, oldest first."""
+        found = (_FOLDER.fullmatch(name) for name in self._files.names(self.directory))
+        return sorted(int(match[1]) for match in found if match)
+
+    def remove_leftovers(self) -> list[str]:
+        """Remove what crashes left; returns the names."""
+        left = [name for name in self._files.names(self.directory) if name.startswith(_TEMPORARY)]
+        for name in left:
+            self._files.remove_tree(self.directory / name)
+        return left
+
+    def load(self, version: int) -> Checkpoint:
+        """Read a version's manifest.json; Damage when it is missing, altered, or of another version."""
+        path = self.path(version)
+        try:
+            members = unseal(self._files.read_whole(path / MANIFEST, MAX_MANIFEST_BYTES).rstrip())
+        except FileNotFoundError:
+            raise Damage(MANIFEST, "is missing") from None
+        if members is None:
+            raise Damage(MANIFEST, "does not match its checksum")
+        if members.get("format") != FORMAT:
+            raise Damage(
+                MANIFEST, f"has format {members.get('format')!r}, this release reads {FORMAT}"
+            )
+        if members["version"] != version:
+            raise Damage(MANIFEST, f"is that of version {members['version']}")
+        stored = {name: StoredFile(**entry) for name, entry in members["files"].items()}
+        return Checkpoint(VersionRecord.from_fact(members), stored, path)
+
+    def verify(self, version: int, manifest: Manifest) -> Checkpoint:
+        """Load a version and compare every file with its digest, reading piece by piece; Damage names the first bad one."""
+        checkpoint = self.load(version)
+        record = checkpoint.record
+        if record.fingerprint != manifest.fingerprint:
+            raise Damage(MANIFEST, "is of a model with other tensors")
+        weights = checkpoint.files.get(WEIGHTS)
+        if weights is None or weights.sha256[:DIGEST_CHARACTERS] != record.digest:
+            raise Damage(MANIFEST, "contradicts itself about the weights")
+        for name, stored in checkpoint.files.items():
+            path = checkpoint.path / name
+            if name in _FLAT:
+                problem = check_flat_file(self._files, path, manifest, stored.bytes, stored.sha256)
+            else:
+                problem = check_content(self._files, path, stored.bytes, stored.sha256)
+            if problem:
+                raise Damage(name, problem)
+        return checkpoint
+
+    def damaged(self, version: int, damage: Damage, manifest: Manifest) -> CheckpointDamaged:
+        """The error for the user: with the newest version below that is good in every byte."""
+        for candidate in reversed(self.versions()):
+            if candidate < version:
+                with suppress(Damage, OSError):
+                    self.verify(candidate, manifest)
+                    return CheckpointDamaged(version, damage.file, candidate, damage.reason)
+        return CheckpointDamaged(version, damage.file, None, damage.reason)
+
+    def retract(self, version: int) -> None:
+        """Take back a version whose commit did not come to its end; fine when there is none."""
+        temporary = self.directory / f"{_TEMPORARY}v{version:08d}"
+        self._files.remove_tree(temporary)
+        if self.path(version).is_dir():
+            self._files.rename(self.path(version), temporary)
+            self._files.remove_tree(temporary)
+
+    def prune(self, oldest_kept: int) -> None:
+        """Remove the versions below `oldest_kept`."""
+        for version in self.versions():
+            if version < oldest_kept:
+                leaving = self.directory / f"{_TEMPORARY}pruned-v{version:08d}"
+                self._files.remove_tree(leaving)
+                self._files.rename(self.path(version), leaving)
+                self._files.remove_tree(leaving)
+
+    def move_aside(self, version: int, generation: int) -> str:
+        """Rename a void version's folder, durably; returns the new name."""
+        name = f"rolled-back-{generation}-{self.path(version).name}"
+        self._files.rename(self.path(version), self.directory / name)
+        self._files.sync_directory(self.directory)
+        return name
+
+    def sync(self) -> None:
+        """Make the names of the versions durable."""
+        self._files.sync_directory(self.directory)
+
+    def publish(self, version: int, temporary: Path) -> None:
+        """Give the finished folder its name. When that may not be durable it is taken back, and OSError raised."""
+        self._files.sync_directory(temporary)
+        self._files.rename(temporary, self.path(version))
+        try:
+            self.sync()
+        except OSError:
+            # Nobody may hear of a version that a power cut could undo.
+            with suppress(OSError):
+                self.retract(version)
+            raise
+
+
+class VersionWriter:
+    """Writes one version into its temporary folder; a context manager that removes it unless `publish` succeeded."""
+
+    def __init__(
+        self, files: Files, checkpoints: Checkpoints, version: int, manifest: Manifest
+    ) -> None:
+        self._files = files
+        self._checkpoints = checkpoints
+        self._version = version
+        self._manifest = manifest
+        self._flat: dict[str, FlatWriter] = {}
+        self._frames: dict[str, FrameWriter] = {}
+        self._open = ExitStack()
+        checkpoints.retract(version)
+        self._path = checkpoints.directory / f"{_TEMPORARY}v{version:08d}"
+        files.make_directory(self._path)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the files and remove the folder if it still has its temporary name."""
+        self._open.close()
+        with suppress(OSError):
+            self._files.remove_tree(self._path)
+
+    def flat(self, name: str) -> FlatWriter:
+        """Start a flat file."""
+        writer = FlatWriter(self._files, self._path / name, self._manifest)
+        self._open.callback(writer.close)
+        self._flat[name] = writer
+        return writer
+
+    def frames(self, name: str) -> FrameWriter:
+        """Start a frame file."""
+        self._frames[name] = FrameWriter(self._files, self._path / name)
+        return self._frames[name]
+
+    def seal(self) -> dict[str, StoredFile]:
+        """Make the content of all files durable; their lengths and digests."""
+        stored = {}
+        for name, writer in self._flat.items():
+            stored[name] = StoredFile(*writer.sync())
+        for name, frames in self._frames.items():
+            frames.sync()
+            stored[name] = StoredFile(frames.bytes, frames.sha256)
+        return stored
+
+    def publish(self, record: VersionRecord, stored: Mapping[str, StoredFile]) -> Checkpoint:
+        """Write manifest.json and make the version exist, durably."""
+        entries: dict[str, Any] = {
+            name: {"bytes": entry.bytes, "sha256": entry.sha256} for name, entry in stored.items()
+        }
+        members = {"format": FORMAT, **record.to_fact(), "files": entries}
+        self._files.write_whole(self._path / MANIFEST, seal(members) + b"\n")
+        self._checkpoints.publish(self._version, self._path)
+        return Checkpoint(record, dict(stored), self._checkpoints.path(self._version))
+
+
+def open_flat(
+    files: Files, checkpoint: Checkpoint, name: str, manifest: Manifest
+) -> FlatReader | None:
+    """A reader of one of the version's vectors, or None when the version has none, which means zeros."""
+    if name not in checkpoint.files:
+        return None
+    return FlatReader(files, checkpoint.path / name, manifest)

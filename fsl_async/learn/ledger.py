@@ -1,0 +1,110 @@
+"""Ledger: what happened in a run, one synced line per fact. The file that decides what was acknowledged.
+
+    ledger.jsonl    one sealed JSON object per line (fsl_async.learn.sealed), with "at" (seconds since 1970) and "fact"
+
+Rules.
+  1. A fact holds from the moment `append` returns: the line is written and synced. Before that it never happened.
+  2. Lines are only appended. A line that could not be written whole is cut off again before the next one.
+  3. So after a crash only the last line can be torn; it is cut off when the ledger is opened. A damaged line
+     anywhere else is damage to what was acknowledged: LedgerDamaged names it, and nothing is guessed.
+  4. One process at a time: the file is locked while it is open.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from fsl_async.learn.errors import LedgerDamaged, StoreError
+from fsl_async.learn.sealed import seal, unseal
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+    from pathlib import Path
+
+    from fsl_async.learn.files import Files
+
+_PIECE_BYTES = 4 * 1024 * 1024
+
+
+class Ledger:
+    """An open ledger. `open` first, `close` last."""
+
+    def __init__(self, files: Files, path: Path, wall_clock: Callable[[], float]) -> None:
+        self._files = files
+        self._path = path
+        self._wall_clock = wall_clock
+        self._descriptor: int | None = None
+        self._bytes = (
+            0  # length of the good lines; what lies behind is cut off before the next append
+        )
+        self._clean = True
+
+    def open(self, apply: Callable[[Mapping[str, Any]], None]) -> str | None:
+        """Create or read the ledger, calling `apply` with every fact in order.
+
+        Returns one line about a torn last line that was cut off, or None. Raises StoreError when another process has the
+        ledger, LedgerDamaged, OSError.
+        """
+        try:
+            self._descriptor = self._files.open_existing(self._path, writable=True)
+        except FileNotFoundError:
+            self._descriptor = self._files.create(self._path)
+            self._files.sync_directory(self._path.parent)
+        if not self._files.lock(self._descriptor):
+            raise StoreError(f"another process uses {self._path.parent}; stop it first")
+        bad_line = 0
+        for number, (line, end) in enumerate(self._lines(self._descriptor), start=1):
+            if bad_line:
+                raise LedgerDamaged(str(self._path), bad_line)
+            fact = unseal(line[:-1]) if line.endswith(b"\n") else None
+            if fact is None:
+                bad_line = number
+            else:
+                apply(fact)
+                self._bytes = end
+        torn = self._files.size(self._descriptor) - self._bytes
+        if not torn:
+            return None
+        self._clean = False
+        self._cut()
+        return f"{self._path.name}: the last line was torn by a crash; {torn} bytes cut off"
+
+    def _lines(self, descriptor: int) -> Iterator[tuple[bytes, int]]:
+        """Every line with its newline (the last one perhaps without), and where it ends."""
+        rest = b""
+        position = 0
+        while piece := self._files.read(descriptor, _PIECE_BYTES, position + len(rest)):
+            *lines, rest = (rest + piece).split(b"\n")
+            for line in lines:
+                position += len(line) + 1
+                yield line + b"\n", position
+        if rest:
+            yield rest, position + len(rest)
+
+    def append(self, fact: str, members: Mapping[str, Any]) -> dict[str, Any]:
+        """Write and sync one line; returns the fact as `open` will give it. OSError: it did not happen."""
+        if self._descriptor is None:
+            raise StoreError("the ledger is closed")
+        whole = {"at": round(self._wall_clock(), 3), "fact": fact, **members}
+        line = seal(whole) + b"\n"
+        self._cut()
+        self._clean = False
+        self._files.write(self._descriptor, line, self._bytes)
+        self._files.sync(self._descriptor)
+        self._clean = True
+        self._bytes += len(line)
+        return whole
+
+    def _cut(self) -> None:
+        """Remove what a failed append left, durably: an old line must not come back behind a newer, shorter one."""
+        if self._clean or self._descriptor is None:
+            return
+        self._files.truncate(self._descriptor, self._bytes)
+        self._files.sync(self._descriptor)
+        self._clean = True
+
+    def close(self) -> None:
+        """Give the file and its lock back; fine when it is closed already."""
+        if self._descriptor is not None:
+            self._files.close(self._descriptor)
+            self._descriptor = None

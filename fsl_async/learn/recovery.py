@@ -1,0 +1,207 @@
+"""Recovery: from whatever a crash left to a run directory in which every rule of the store holds.
+
+In this order, so that recovery may itself be interrupted anywhere and started again:
+  1. open, lock and read the ledger; cut off a torn last line
+  2. remove temporary folders; move aside what a rollback made void but a crash left in place
+  3. choose the version: the newest folder, or `from_version`; verify every byte of it
+  4. a version without its ledger line (the crash fell between rename and line): write the line
+  5. `from_version` below the newest: write the rollback line, then move the later versions aside
+  6. verify the spool file of every pending delta; a damaged one goes to quarantine, on record
+  7. finish moves into quarantine; remove old versions and files that nothing needs
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from attrs import define, field
+
+from fsl_async.learn.book import Book
+from fsl_async.learn.checkpoint import Checkpoints, Damage
+from fsl_async.learn.errors import ManifestError, StoreError
+from fsl_async.learn.ledger import Ledger
+from fsl_async.learn.manifest import Manifest
+from fsl_async.learn.sealed import unseal
+from fsl_async.learn.spool import Spool
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from fsl_async.learn.checkpoint import Checkpoint
+    from fsl_async.learn.files import Files
+    from fsl_async.learn.records import StoreSettings
+
+MANIFEST_FILE = "manifest.json"
+MAX_MANIFEST_BYTES = 256 * 1024 * 1024
+
+
+@define
+class RunDirectory:
+    """An open run directory: its parts and what they add up to."""
+
+    ledger: Ledger
+    book: Book
+    checkpoints: Checkpoints
+    spool: Spool
+    manifest: Manifest | None = None
+    notices: list[str] = field(factory=list)
+
+    def prune(self, oldest_kept: int) -> None:
+        """Tidy up: finish moves into quarantine, remove the versions below `oldest_kept`, and unneeded spool files.
+
+        A fallback goes to `oldest_kept` at the lowest, so only what was merged above it can come back.
+        """
+        for key in sorted(self.spool.present() & self.book.quarantined.keys()):
+            self.spool.set_aside(key)
+        self.checkpoints.prune(oldest_kept)
+        wanted = {delta.key for delta in self.book.merged_after(oldest_kept)}
+        self.spool.prune(wanted | self.book.pending.keys())
+
+    def check_pending(self) -> None:
+        """Verify the spool file of every pending delta; a damaged one is quarantined, on record."""
+        for delta in list(self.book.pending.values()):
+            problem = self.spool.check(delta)
+            if problem:
+                reason = f"its spool file {problem}"
+                fact = self.ledger.append("quarantined", {**delta.to_fact(), "reason": reason})
+                self.book.apply(fact)
+                self.notices.append(f"delta {delta.key.text} is lost: {reason}")
+
+
+def open_run_directory(
+    files: Files,
+    run_dir: Path,
+    settings: StoreSettings,
+    from_version: int | None,
+    wall_clock: Callable[[], float],
+) -> tuple[RunDirectory, list[Checkpoint]]:
+    """Open and repair; returns the directory and the kept checkpoints, oldest first.
+
+    Raises CheckpointDamaged, LedgerDamaged, StoreError, OSError; then the directory is closed again.
+    """
+    run_dir.parent.mkdir(parents=True, exist_ok=True)
+    files.make_directory(run_dir)
+    checkpoints, spool = Checkpoints(files, run_dir), Spool(files, run_dir)
+    files.make_directory(checkpoints.directory)
+    spool.make_directories()
+    files.sync_directory(run_dir)
+    ledger = Ledger(files, run_dir / "ledger.jsonl", wall_clock)
+    run = RunDirectory(ledger, Book(settings.keep_versions), checkpoints, spool)
+    try:
+        torn = ledger.open(run.book.apply)
+        if torn:
+            run.notices.append(torn)
+        left = checkpoints.remove_leftovers()
+        if left:
+            run.notices.append(f"removed what a crash left: {', '.join(left)}")
+        _finish_rollback(run)
+        kept = _settle_version(files, run_dir, run, from_version)
+        run.check_pending()
+        oldest = run.book.version - settings.keep_versions + 1
+        run.prune(oldest)
+    except BaseException:
+        ledger.close()
+        raise
+    return run, [checkpoint for checkpoint in kept if checkpoint.record.version >= oldest]
+
+
+def _finish_rollback(run: RunDirectory) -> None:
+    """Move aside the versions that a rollback on record made void, when a crash came before that was done."""
+    book = run.book
+    for version in run.checkpoints.versions():
+        try:
+            made_in = run.checkpoints.load(version).record.generation
+        except Damage:
+            continue  # if it matters, the choice of the version says so
+        void = any(version > target for target in book.rollback_targets[made_in:])
+        if void:
+            name = run.checkpoints.move_aside(version, book.generation)
+            run.notices.append(f"version {version} was rolled back; moved aside to {name}")
+
+
+def _settle_version(
+    files: Files, run_dir: Path, run: RunDirectory, from_version: int | None
+) -> list[Checkpoint]:
+    """Steps 3 to 5; returns the checkpoints up to the chosen version that can be read, oldest first."""
+    book, checkpoints = run.book, run.checkpoints
+    versions = checkpoints.versions()
+    newest = max([*versions, book.version])
+    if from_version is not None and from_version not in versions:
+        there = ", ".join(map(str, versions)) or "none"
+        raise StoreError(f"there is no version {from_version} to fall back to; there is {there}")
+    target = newest if from_version is None else from_version
+    if target < 0:
+        return []
+    run.manifest = _read_manifest(files, run_dir)
+    _verify(run, target, run.manifest)
+    # More than one can be missing when the disk was too full for the ledger but not for a version.
+    for version in range(book.version + 1, target + 1):
+        record = _verify(run, version, run.manifest).record
+        book.apply(run.ledger.append("version", record.to_fact()))
+        run.notices.append(
+            f"the ledger had no line for version {version}; written from its manifest"
+        )
+    if newest > target:
+        _roll_back(run, target, newest)
+    kept = []
+    for version in versions:
+        if version <= target:
+            try:
+                kept.append(checkpoints.load(version))
+            except Damage as damage:
+                run.notices.append(f"version {version} cannot be used: {damage}")
+    return kept
+
+
+def _verify(run: RunDirectory, version: int, manifest: Manifest) -> Checkpoint:
+    """A version that is good in every byte and of the ledger's lineage, or CheckpointDamaged."""
+    expected = run.book.digests.get(version)
+    try:
+        checkpoint = run.checkpoints.verify(version, manifest)
+    except Damage as damage:
+        raise run.checkpoints.damaged(version, damage, manifest) from damage
+    if expected not in {None, checkpoint.record.digest}:
+        other = Damage(MANIFEST_FILE, "is of another lineage than the ledger")
+        raise run.checkpoints.damaged(version, other, manifest)
+    return checkpoint
+
+
+def _roll_back(run: RunDirectory, target: int, newest: int) -> None:
+    again = run.book.merged_after(target)
+    held = [delta for delta in again if run.spool.holds(delta)]
+    all_after = [key for key, version in run.book.merged.items() if version > target]
+    returning = {delta.key for delta in held}
+    gone = [key.text for key in all_after if key not in returning]
+    fact = run.ledger.append(
+        "rollback",
+        {
+            "from": newest,
+            "to": target,
+            "pending": [delta.to_fact() for delta in held],
+            "gone": gone,
+        },
+    )
+    run.book.apply(fact)
+    run.notices.append(
+        f"rolled back from version {newest} to {target}: "
+        f"{len(held)} deltas are pending again, {len(gone)} are gone"
+    )
+    for version in run.checkpoints.versions():
+        if version > target:
+            run.checkpoints.move_aside(version, run.book.generation)
+
+
+def _read_manifest(files: Files, run_dir: Path) -> Manifest:
+    path = run_dir / MANIFEST_FILE
+    advice = "put it back from a backup of the run directory"
+    try:
+        members = unseal(files.read_whole(path, MAX_MANIFEST_BYTES).rstrip())
+    except FileNotFoundError:
+        raise StoreError(f"{path} is missing; {advice}") from None
+    if members is None:
+        raise StoreError(f"{path} does not match its checksum; {advice}")
+    try:
+        return Manifest.from_wire(members.get("tensors"))
+    except ManifestError as error:
+        raise StoreError(f"{path}: {error}; {advice}") from error

@@ -1,0 +1,37 @@
+"""Sealed JSON: one object on one line, with a checksum as its last member. Pure.
+
+    {"fact":"lease","name":"site-a","index":0,"crc":"1c291ca3"}
+
+The line stays JSON that any tool reads (JSONL); `crc` is the CRC-32 (zlib) of the line before `,"crc"`. It finds
+damage by accident, not by intent: whoever can write the run directory can do anything anyway.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_TAIL_LENGTH = len(',"crc":"00000000"}')
+
+
+def seal(members: Mapping[str, Any]) -> bytes:
+    """One line without its newline, UTF-8. `members` must not be empty; raises ValueError for NaN or infinity."""
+    text = json.dumps(members, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    body = text[:-1].encode()
+    return body + f',"crc":"{zlib.crc32(body):08x}"}}'.encode()
+
+
+def unseal(line: bytes) -> dict[str, Any] | None:
+    """The members without the checksum, or None when the line does not match it."""
+    body, tail = line[:-_TAIL_LENGTH], line[-_TAIL_LENGTH:]
+    if tail != f',"crc":"{zlib.crc32(body):08x}"}}'.encode():
+        return None
+    try:
+        members = json.loads(body + b"}")
+    except ValueError:
+        return None
+    return members if isinstance(members, dict) else None

@@ -1,0 +1,502 @@
+"""Store: the parameter server's durable state, one run directory.
+
+    run_dir/ledger.jsonl     what was acknowledged (fsl_async.learn.ledger)
+    run_dir/manifest.json    the model's tensors
+    run_dir/spool/           deltas as they came (fsl_async.learn.spool)
+    run_dir/quarantine/      deltas that must not be merged
+    run_dir/checkpoints/     the last few versions (fsl_async.learn.checkpoint)
+
+Rules, which hold whenever the process dies, at whichever call to the disk:
+  1. An acknowledged delta (`spool_finish` returned) is merged in exactly one version of the lineage, or pending, or quarantined.
+  2. A version exists from the rename of its folder on. Its manifest.json lists what it merged, so nothing is merged twice; the
+     ledger's version line comes after it, and recovery writes the line if the crash fell between the two.
+  3. A version that `commit` returned stays, with the digest that it returned.
+  4. When a call fails (disk full), nothing it would have changed has changed, and it can be tried again. One exception: a
+     delta whose sync failed is given up, and its client sends it again.
+
+Everything here is synchronous and belongs to one worker thread. Besides one fp32 vector of the model's size, the accumulator, it
+holds a few chunks. Methods raise StoreError (or a class below it) when the disk or the order of calls is at fault, and
+FrameRefused when a peer's bytes are.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fsl_async.learn.accumulator import Accumulator
+from fsl_async.learn.advance import advance
+from fsl_async.learn.checkpoint import UPDATE, WEIGHTS, VersionWriter, open_flat
+from fsl_async.learn.errors import StoreError
+from fsl_async.learn.files import Files
+from fsl_async.learn.frame_file import frame_places, read_frame
+from fsl_async.learn.initial import InitialWeights
+from fsl_async.learn.records import (
+    AcceptedDelta,
+    Committed,
+    MergedEntry,
+    Recovered,
+    SpoolResult,
+    StoreSettings,
+    VersionRecord,
+)
+from fsl_async.learn.recovery import MANIFEST_FILE, open_run_directory
+from fsl_async.learn.sealed import seal
+from fsl_codecs import CodecSpec, bound, encode_into
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from fsl_async.events import DeltaKey
+    from fsl_async.learn.checkpoint import Checkpoint
+    from fsl_async.learn.files import BytesLike
+    from fsl_async.learn.manifest import Manifest
+    from fsl_async.learn.records import DeltaMeta, Known, MergedDelta
+    from fsl_async.learn.recovery import RunDirectory
+
+_LOSSLESS = CodecSpec(format="fp32")
+
+
+@contextmanager
+def _disk(doing: str) -> Iterator[None]:
+    """Turn the system's errors into one line that says what to do."""
+    try:
+        yield
+    except OSError as error:
+        words = error.strerror or str(error)
+        where = f" ({error.filename})" if error.filename else ""
+        raise StoreError(
+            f"{doing}: {words}{where}; nothing acknowledged is lost, make room and try again"
+        ) from error
+
+
+class Store:
+    """The durable state of one run. `recover` first, `close` last.
+
+    `from_version` falls back to that version: later ones are moved aside, and what only they had merged is pending again.
+    """
+
+    def __init__(
+        self,
+        run_dir: Path,
+        settings: StoreSettings | None = None,
+        *,
+        from_version: int | None = None,
+        files: Files | None = None,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._settings = settings or StoreSettings()
+        self._run_dir = run_dir
+        self._from_version = from_version
+        self._files = files or Files()
+        self._wall_clock = wall_clock
+        self._run: RunDirectory | None = None
+        self._initial: InitialWeights | None = None
+        self._accumulator: Accumulator | None = None
+        # Version lines whose write failed after the version existed; written before anything else.
+        self._owed: list[VersionRecord] = []
+        self._kept: dict[int, Checkpoint] = {}
+        self._update_places: dict[int, NDArray[np.int64]] = {}
+
+    # --- start and end ------------------------------------------------------------------------------------
+
+    def recover(self) -> Recovered:
+        """Read the run directory (created when it is new), verify, repair.
+
+        Raises CheckpointDamaged, LedgerDamaged, StoreError (also when another process uses the directory).
+        """
+        self.close()
+        with _disk(f"cannot open the run directory {self._run_dir}"):
+            self._run, kept = open_run_directory(
+                self._files, self._run_dir, self._settings, self._from_version, self._wall_clock
+            )
+        self._kept = {checkpoint.record.version: checkpoint for checkpoint in kept}
+        book = self._run.book
+        settled: dict[DeltaKey, Known] = dict.fromkeys(book.merged, "merged")
+        settled |= dict.fromkeys(book.quarantined, "quarantined")
+        return Recovered(
+            version=book.version,
+            digest=book.digests.get(book.version, ""),
+            manifest=self._run.manifest,
+            pending=tuple(book.pending.values()),
+            settled=settled,
+            digests={version: kept.record.digest for version, kept in self._kept.items()},
+            records=self.records,
+            leases=dict(book.leases),
+            incarnations=dict(book.incarnations),
+            run=book.run,
+            tokens_total=book.tokens_total,
+            notices=tuple(self._run.notices),
+        )
+
+    def close(self) -> None:
+        """Give the directory back; what is not acknowledged is forgotten. Fine when it is closed already."""
+        self.abort_initial()
+        if self._run is not None:
+            if self._owed:
+                with suppress(OSError):
+                    self._settle()
+            with suppress(OSError):
+                self._run.ledger.close()
+        self._run = None
+        self._accumulator = None
+        self._owed.clear()
+        self._kept.clear()
+        self._update_places.clear()
+
+    @property
+    def _open(self) -> RunDirectory:
+        if self._run is None:
+            raise StoreError("the store is not open; call recover first")
+        return self._run
+
+    @property
+    def version(self) -> int:
+        """The current version; -1 when there is none."""
+        return self._open.book.version
+
+    @property
+    def digest(self) -> str:
+        """Digest of the current version; empty when there is none."""
+        return self._open.book.digests.get(self.version, "")
+
+    @property
+    def tokens_total(self) -> int:
+        """Tokens of all deltas merged so far."""
+        return self._open.book.tokens_total
+
+    @property
+    def manifest(self) -> Manifest:
+        """The model's tensors; StoreError before version 0."""
+        manifest = self._open.manifest
+        if manifest is None:
+            raise StoreError(
+                "the run has no weights yet; a client must publish its initial ones first"
+            )
+        return manifest
+
+    @property
+    def records(self) -> tuple[VersionRecord, ...]:
+        """The records of the kept versions, oldest first."""
+        return tuple(self._kept[version].record for version in sorted(self._kept))
+
+    def known(self, key: DeltaKey) -> Known | None:
+        """What became of a delta, or None when it was never acknowledged."""
+        return self._open.book.known(key)
+
+    # --- small facts --------------------------------------------------------------------------------------
+
+    def _settle(self) -> None:
+        while self._owed:
+            self._open.ledger.append("version", self._owed[0].to_fact())
+            self._owed.pop(0)
+
+    def _record(self, fact: str, members: Mapping[str, Any]) -> None:
+        """Make a fact durable, then believe it."""
+        self._settle()
+        self._open.book.apply(self._open.ledger.append(fact, members))
+
+    def start_run(self, run: str) -> str:
+        """Name the run, once; returns the name it has, which is the first one it got."""
+        if not self._open.book.run:
+            with _disk("cannot write the ledger"):
+                self._record("run", {"run": run})
+        return self._open.book.run
+
+    def lease(self, name: str, limit: int) -> int | None:
+        """The shard index of `name`, for good: its old one, or the lowest free one below `limit`, or None."""
+        leases = self._open.book.leases
+        held = leases.get(name)
+        if held is not None and held < limit:
+            return held
+        free = min(set(range(limit)) - set(leases.values()), default=None)
+        if free is not None:
+            with _disk(f"cannot write the shard of {name} to the ledger"):
+                self._record("lease", {"name": name, "index": free})
+        return free
+
+    def record_incarnation(self, name: str, incarnation: int) -> None:
+        """Remember the newest life of a client, so that an older one is known after a restart."""
+        if self._open.book.incarnations.get(name, -1) < incarnation:
+            with _disk(f"cannot write the incarnation of {name} to the ledger"):
+                self._record("incarnation", {"name": name, "incarnation": incarnation})
+
+    # --- version 0 ----------------------------------------------------------------------------------------
+
+    def begin_initial(self, manifest: Manifest) -> None:
+        """Start to receive version 0; what was received before is dropped."""
+        if self.version >= 0:
+            raise StoreError(
+                f"the run is at version {self.version}; its weights are never replaced"
+            )
+        self.abort_initial()
+        with _disk("cannot write version 0"):
+            self._initial = InitialWeights(self._files, self._open.checkpoints, manifest)
+
+    def initial_next_chunk(self) -> int:
+        """The chunk that `write_initial` expects next."""
+        return self._initial.next_chunk if self._initial else 0
+
+    def write_initial(self, index: int, frame: BytesLike) -> None:
+        """Take chunk `index` of version 0: an fp32 frame, finite, in order. One that is there already is left alone."""
+        if self._initial is None:
+            raise StoreError("version 0 was not begun; call begin_initial first")
+        with _disk("cannot write version 0"):
+            self._initial.write(index, frame)
+
+    def abort_initial(self) -> None:
+        """Drop what was received of version 0; fine when there is nothing."""
+        if self._initial is not None:
+            self._initial.close()
+            self._initial = None
+
+    def finish_initial(self) -> Committed:
+        """Make version 0 exist. When that fails, begin again."""
+        initial = self._initial
+        if initial is None or initial.next_chunk != initial.manifest.chunks:
+            raise StoreError(
+                f"version 0 has {self.initial_next_chunk()} chunks only; send the rest"
+            )
+        members = {"format": 1, "tensors": initial.manifest.to_wire()}
+        try:
+            with _disk("cannot write version 0"):
+                self._files.replace_whole(self._run_dir / MANIFEST_FILE, seal(members) + b"\n")
+                checkpoint = initial.publish(self._open.book.generation)
+        finally:
+            self.abort_initial()
+        self._open.manifest = initial.manifest
+        return self._adopt(checkpoint)
+
+    # --- deltas -------------------------------------------------------------------------------------------
+
+    def spool_begin(self, key: DeltaKey, meta: DeltaMeta) -> SpoolResult | None:
+        """Start or go on receiving a delta (see `spool_next_chunk`); what became of it when it is known already."""
+        if self.version < 0:
+            raise StoreError(
+                f"delta {key.text} came before version 0; publish the initial weights first"
+            )
+        book = self._open.book
+        known = book.known(key)
+        if known is None:
+            with _disk(f"cannot spool delta {key.text}"):
+                self._open.spool.begin(key, meta)
+            return None
+        problem = book.quarantined.get(key)
+        delta = book.pending.get(key)
+        size, norm = (delta.bytes, delta.norm) if delta else (0, 0.0)
+        return SpoolResult(key, size, norm, problem is None, problem, known)
+
+    def spool_next_chunk(self, key: DeltaKey) -> int:
+        """The chunk that `spool_write` expects next; 0 for a delta that is not being received."""
+        return self._open.spool.next_chunk(key)
+
+    def spool_write(self, key: DeltaKey, index: int, frame: BytesLike) -> None:
+        """Check and store a coded chunk, in order; one that is there already is left alone."""
+        with _disk(f"cannot spool delta {key.text}"):
+            self._open.spool.write(key, index, frame, self.manifest)
+
+    def spool_finish(self, key: DeltaKey) -> SpoolResult:
+        """Acknowledge a complete delta: once this returns it is durable, in the spool or in quarantine."""
+        run = self._open
+        with _disk(f"cannot spool delta {key.text}"):
+            part = run.spool.seal(key, self.manifest)
+            finite = math.isfinite(part.norm)
+            accepted = AcceptedDelta(
+                key=key,
+                tokens=part.meta.tokens,
+                steps=part.meta.steps,
+                round=part.meta.round,
+                base_digest=part.meta.base_digest,
+                bytes=part.writer.bytes,
+                norm=part.norm if finite else 0.0,
+                sha256=part.writer.sha256,
+                metrics=part.meta.metrics,
+            )
+            if finite:
+                self._record("accepted", accepted.to_fact())
+                run.spool.done(key)
+                return SpoolResult(key, accepted.bytes, accepted.norm, finite=True)
+            problem = "it holds NaN or infinity"
+            self._record("quarantined", {**accepted.to_fact(), "reason": problem})
+        run.spool.done(key)
+        with suppress(OSError):  # recovery moves it if this does not
+            run.spool.set_aside(key)
+        return SpoolResult(key, accepted.bytes, math.nan, finite=False, problem=problem)
+
+    def spool_abort(self, key: DeltaKey) -> None:
+        """Forget a delta that is being received; fine when it is not."""
+        with _disk(f"cannot remove delta {key.text}"):
+            self._open.spool.abort(key)
+
+    def quarantine(self, key: DeltaKey, reason: str) -> None:
+        """Take a pending delta out of the run: it is never merged, and kept aside for a person to look at.
+
+        When it is in the accumulator already, the accumulator is made again without it, from the spool.
+        """
+        run = self._open
+        if key not in run.book.pending:
+            raise StoreError(f"delta {key.text} is not pending, so it cannot be quarantined")
+        with _disk(f"cannot quarantine delta {key.text}"):
+            self._record("quarantined", {**run.book.pending[key].to_fact(), "reason": reason})
+        if self._accumulator is not None:
+            self._accumulator.remove(key)
+        with suppress(OSError):  # recovery moves it if this does not
+            run.spool.set_aside(key)
+
+    # --- the outer step -----------------------------------------------------------------------------------
+
+    def accumulate(self, key: DeltaKey, weight: float) -> None:
+        """Add `weight` times a pending delta to the accumulator. StoreError: the accumulator is as it was before."""
+        if key not in self._open.book.pending:
+            raise StoreError(f"delta {key.text} is not pending, so it cannot be accumulated")
+        if key in self.accumulated:
+            raise StoreError(f"delta {key.text} is in the accumulator already")
+        if not (math.isfinite(weight) and weight >= 0.0):
+            raise StoreError(
+                f"delta {key.text} has the weight {weight}; it must be finite, not negative"
+            )
+        self._sum.add(key, weight)
+
+    @property
+    def _sum(self) -> Accumulator:
+        if self._accumulator is None:
+            self._accumulator = Accumulator(self.manifest, self._open.spool)
+        return self._accumulator
+
+    @property
+    def accumulated(self) -> Mapping[DeltaKey, float]:
+        """The deltas in the accumulator, with their weights."""
+        return dict(self._accumulator.weights) if self._accumulator else {}
+
+    def commit(self, version: int, merged: Sequence[MergedDelta], scale: float) -> Committed:
+        """Make the next version out of the accumulator, which must hold exactly `merged`.
+
+        Average = scale * accumulator. StoreError: the current version and the accumulator are as they were.
+        """
+        run, manifest = self._open, self.manifest
+        self._check_commit(version, merged, scale)
+        current = self._kept[run.book.version]
+        entries = []
+        for one in merged:
+            delta = run.book.pending[one.key]
+            entries.append(
+                MergedEntry(
+                    one.key, delta.tokens, delta.steps, one.staleness, one.weight, delta.norm
+                )
+            )
+        with (
+            _disk(f"cannot write version {version}"),
+            VersionWriter(self._files, run.checkpoints, version, manifest) as writer,
+        ):
+            done = advance(
+                self._files,
+                manifest,
+                current,
+                writer=writer,
+                accumulator=self._sum.values,
+                scale=scale,
+                settings=self._settings,
+            )
+            record = VersionRecord(
+                version=version,
+                digest=done.digest,
+                parent=current.record.digest,
+                generation=run.book.generation,
+                fingerprint=manifest.fingerprint,
+                merged=tuple(entries),
+                scale=scale,
+                tokens_total=run.book.tokens_total + sum(entry.tokens for entry in entries),
+                update_bytes=done.update_bytes,
+                update_chunks=manifest.chunks,
+                update_norm=done.update_norm,
+            )
+            checkpoint = writer.publish(record, done.stored)
+        self._sum.clear()
+        return self._adopt(checkpoint)
+
+    def _check_commit(self, version: int, merged: Sequence[MergedDelta], scale: float) -> None:
+        book = self._open.book
+        if version != book.version + 1:
+            raise StoreError(f"the run is at version {book.version}; {version} cannot be next")
+        weights = {one.key: one.weight for one in merged}
+        if not merged or len(weights) != len(merged) or weights != self.accumulated:
+            raise StoreError(
+                f"version {version} is to merge {len(merged)} deltas, but other ones or other weights "
+                f"are in the accumulator ({len(self.accumulated)} deltas)"
+            )
+        if not math.isfinite(scale):
+            raise StoreError(f"version {version} has the scale {scale}; it must be finite")
+        for one in merged:
+            tokens = book.pending[one.key].tokens
+            if tokens != one.tokens:
+                raise StoreError(
+                    f"delta {one.key.text} was accepted with {tokens} tokens, not {one.tokens}"
+                )
+
+    def _adopt(self, checkpoint: Checkpoint) -> Committed:
+        """A version exists: believe it, tell the ledger, and remove what is not needed any more."""
+        run = self._open
+        record = checkpoint.record
+        self._kept[record.version] = checkpoint
+        run.book.apply({"fact": "version", **record.to_fact()})
+        self._owed.append(record)
+        oldest = record.version - self._settings.keep_versions + 1
+        for version in [version for version in self._kept if version < oldest]:
+            del self._kept[version]
+            self._update_places.pop(version, None)
+        # The version exists whatever happens now, so nothing from here on may make the commit fail.
+        notice = None
+        try:
+            # In this order: until the ledger has its line, a version's folder is the only record of what it merged.
+            self._settle()
+            run.prune(oldest)
+        except OSError as error:
+            notice = f"tidying up after version {record.version} failed and is tried again: {error}"
+        return Committed(
+            record.version,
+            record.digest,
+            record.update_bytes,
+            record.update_chunks,
+            record.update_norm,
+            notice,
+        )
+
+    # --- what clients fetch -------------------------------------------------------------------------------
+
+    def has_update(self, version: int) -> bool:
+        """Whether the coded change from `version` - 1 to `version` is kept."""
+        return version in self._kept and UPDATE in self._kept[version].files
+
+    def read_update(self, version: int, index: int) -> bytes | None:
+        """The coded chunk `index` of the change that leads to `version`; None when it is not kept; IndexError."""
+        if not self.has_update(version):
+            return None
+        self.manifest.chunk_range(index)
+        path = self._kept[version].path / UPDATE
+        with _disk(f"cannot read the update of version {version}"):
+            if version not in self._update_places:
+                self._update_places[version] = frame_places(self._files, path, self.manifest.chunks)
+            return read_frame(self._files, path, self._update_places[version][index])
+
+    def read_full(self, version: int, index: int) -> bytes | None:
+        """Chunk `index` of a kept version's weights as a lossless fp32 frame; None when it is not kept."""
+        if version not in self._kept:
+            return None
+        manifest = self.manifest
+        values = np.empty(manifest.chunk_values(index), dtype=np.float32)
+        with _disk(f"cannot read version {version}"):
+            reader = open_flat(self._files, self._kept[version], WEIGHTS, manifest)
+            assert reader is not None, "every version has weights"
+            try:
+                reader.read_into(index, values)
+            finally:
+                reader.close()
+        coded = bytearray(bound(len(values), _LOSSLESS))
+        return bytes(memoryview(coded)[: encode_into(values, coded, _LOSSLESS)])
