@@ -58,7 +58,9 @@ class ModelWeights:
             for piece, start, stop in self._pieces():
                 # Widened on the model's own device: copy_ across devices and dtypes at once may convert on the
                 # host from a staging tensor that a non-blocking copy has not filled yet.
-                target[start:stop].view(piece.shape).copy_(piece.float(), non_blocking=True)
+                target[start:stop].view(piece.shape).copy_(
+                    piece.float(), non_blocking=piece.is_cuda
+                )
             self._wait()
         return _is_finite(target)
 

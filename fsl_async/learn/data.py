@@ -46,9 +46,9 @@ SNIFFED_BYTES = 8192
 OPEN_MAPS = 64
 """Memory maps held open at once. Each one holds a file descriptor, of which many systems grant 1024."""
 
-HELD_OUT_SHARE = 0.01
+HELD_OUT_SHARE = 0.02
 HELD_OUT_WINDOWS = 4
-"""The tail is at least this many windows long, so that a tiny corpus can still be evaluated."""
+"""Unless held_out is 0, the tail is at least this many windows long, so that a tiny corpus can still be evaluated."""
 
 ByteArray = npt.NDArray[np.uint8]
 
@@ -73,7 +73,14 @@ class Corpus:
     Not thread-safe (the cache of memory maps): use one per thread.
     """
 
-    def __init__(self, root: Path, files: Iterable[tuple[str, int]], *, window_bytes: int) -> None:
+    def __init__(
+        self,
+        root: Path,
+        files: Iterable[tuple[str, int]],
+        *,
+        window_bytes: int,
+        held_out: float = HELD_OUT_SHARE,
+    ) -> None:
         self.root = root
         self.files = tuple(files)
         self.window_bytes = window_bytes
@@ -82,7 +89,7 @@ class Corpus:
         for _, size in self.files:
             self.offsets.append(self.offsets[-1] + size)
         self.bytes = self.offsets[-1]
-        tail = max(int(self.bytes * HELD_OUT_SHARE), HELD_OUT_WINDOWS * window_bytes)
+        tail = max(int(self.bytes * held_out), HELD_OUT_WINDOWS * window_bytes) if held_out else 0
         if self.bytes < tail + window_bytes:
             raise DataError(
                 f"data {str(root)!r} has {self.bytes} bytes, but {tail + window_bytes} are needed for a context of "
@@ -93,10 +100,13 @@ class Corpus:
         self._maps: OrderedDict[int, mmap.mmap] = OrderedDict()
 
     @classmethod
-    def open(cls, path: str | os.PathLike[str], *, context: int) -> "Corpus":
+    def open(
+        cls, path: str | os.PathLike[str], *, context: int, held_out: float = HELD_OUT_SHARE
+    ) -> "Corpus":
         """Index a file (whatever its content) or a directory (its text files, see `_text_files`).
 
         context: bytes a model sees at once; a window is one byte longer, for the target.
+        held_out: share of the bytes, at the end, that no client trains on.
         Raises DataError where the path is missing, unreadable, empty or too short.
         """
         if context < 1:
@@ -118,7 +128,7 @@ class Corpus:
         if not files:
             what = "no text files (suffixes such as .txt .md .py)" if root.is_dir() else "no bytes"
             raise DataError(f"data {str(root)!r} holds {what}: point data.path at text")
-        return cls(root, files, window_bytes=context + 1)
+        return cls(root, files, window_bytes=context + 1, held_out=held_out)
 
     @property
     def fingerprint(self) -> str:

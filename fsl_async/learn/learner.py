@@ -50,8 +50,8 @@ class LearnerError(LearnError):
     """A request that cannot be met, in one line. Model and reference are untouched; a fetch may be begun again."""
 
 
-class RunFinishedError(Exception):
-    """The run has ended and the training function goes on: it must return when fed.step gives False."""
+class RunFinishedError(TaskError):
+    """The run has ended: before this client got its weights, or the training function goes on although fed.step said so."""
 
 
 @attrs.define(eq=False)
@@ -97,7 +97,9 @@ class Learner:
         self.on_event = on_event
         self.manifest: Manifest | None = None
         self.version = NO_VERSION  # what the model was last rebased onto
-        self.attention = False  # the one thing fed.step looks at when nothing is wanted
+        # The one thing fed.step looks at when nothing is wanted. True until a model is attached, so that
+        # a step before that ends in attend(), which complains.
+        self.attention = True
         self.meter = Meter()
 
         # _lock guards the fields below and is held for moments only. _moving is held by whoever reads or writes the base at
@@ -112,6 +114,7 @@ class Learner:
         self._base: Vector | None = None
         self._base_version = NO_VERSION
         self._base_digest = ""
+        self._model_digest = ""  # of the base the model was last moved onto
         self._reference: Vector | None = None
         self._reference_finite = True
         self._spare: Vector | None = None
@@ -138,6 +141,7 @@ class Learner:
             self._weights = weights
             self.manifest = weights.manifest
             self._base = self._reference = own
+            self.attention = self._stopped
         self.on_event(Attached(weights.manifest.fingerprint, weights.manifest.values))
         while self.version == NO_VERSION:
             with self._asked:
@@ -149,7 +153,9 @@ class Learner:
             self.attend()
 
     def attend(self) -> bool:
-        """Answer what was asked, in the order it was asked. Returns False once stopped."""
+        """Answer what was asked, in the order it was asked. Returns False once stopped. Raises TaskError without a model."""
+        if self._weights is None:
+            raise TaskError("fed.step came before fed.attach(model): attach the model first")
         while True:
             with self._lock:
                 if not self._requests:
@@ -160,14 +166,6 @@ class Learner:
                 self._snapshot(request.sequence)
             else:
                 self._rebase(request.discard)
-
-    def serve(self) -> None:
-        """Go on answering until stopped, after the training function returned: its last work may still be asked for."""
-        going = self._weights is not None
-        while going:
-            with self._asked:
-                self._asked.wait_for(lambda: self.attention)
-            going = self.attend()
 
     def _snapshot(self, sequence: int) -> None:
         begun = time.monotonic()
@@ -193,7 +191,7 @@ class Learner:
         with self._moving:
             with self._lock:
                 base, version, reference = self._base, self._base_version, self._reference
-                finite = self._reference_finite
+                digest, finite = self._base_digest, self._reference_finite
             assert base is not None
             assert reference is not None
             if version == NO_VERSION:
@@ -205,12 +203,15 @@ class Learner:
                 # NaN - NaN is NaN: unfinite weights cannot be rebased, and would stay so for ever
                 self._weights.copy_in(base)
                 self.meter.forget()
-            elif base is not reference:
+            elif digest == self._model_digest:
+                base = reference  # it is there already; moving would take out the work that is on its way
+            else:
                 self._weights.rebase(base, reference)
             with self._lock:
-                self.version = version
-                self._reference, self._reference_finite = base, True
-                self._release(reference)
+                self.version, self._model_digest = version, digest
+                if base is not reference:
+                    self._reference, self._reference_finite = base, True
+                    self._release(reference)
         self.on_event(Rebased(version))
 
     # --- loop thread: never waits -----------------------------------------------------------------------------

@@ -1,0 +1,276 @@
+"""What a training function sees of the run: attach a model, draw its share of the data, say when a step is done.
+
+    def train(fed):
+        model = build().to(fed.device)
+        fed.attach(model)                         # from here on the weights are the run's
+        for batch in fed.shard(data):             # ends by itself when the run does
+            loss = ...; loss.backward(); optimizer.step(); optimizer.zero_grad()
+            fed.step(tokens=batch.numel(), metrics={"loss": loss.item()})
+
+Weights change inside `attach` and `step` and nowhere else, in place, so the optimiser keeps its state over a rebase: its moments
+stay local and are never averaged (DiLoCo, arXiv:2311.08105). `LocalFed` is the same without a network: a task runs under
+either and cannot tell.
+"""
+
+import os
+import random
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, SupportsFloat
+
+import attrs
+import torch
+from torch import nn
+
+from fsl_async.errors import TaskError
+from fsl_async.learn.data import HELD_OUT_SHARE, Corpus, windows
+from fsl_async.learn.learner import Learner, RunFinishedError
+from fsl_async.learn.meter import Meter
+
+TOLERATED_STEPS = 3
+"""How often step may be called after the end before that counts as a loop that never looks."""
+
+
+def choose_device(text: str) -> torch.device:
+    """Read `train.device`; "auto" is the first CUDA device if there is one. Raises TaskError for what is not there."""
+    if text == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(text)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).partition("\n")[0]
+        raise TaskError(
+            f"train.device {text!r} cannot be used: {reason} (use --set train.device=auto)"
+        ) from error
+    return device
+
+
+@attrs.frozen
+class Place:
+    """Who and where a training function is: its name, share of the data, device, and the run's configuration."""
+
+    client_name: str
+    seed: int = 0
+    device: torch.device = attrs.field(factory=lambda: torch.device("cpu"))
+    config: Mapping[str, Mapping[str, Any]] = attrs.field(factory=dict)
+    shard_index: int = 0
+    shard_count: int = 1
+    log: Callable[[str], None] = print
+
+
+class FedBase:
+    """What Fed and LocalFed have in common.
+
+    client_name: str; seed: int, the run's; device: torch.device; config: the run's tables, such as config["train"]["batch"];
+    log: takes a line for the journal.
+    """
+
+    def __init__(self, place: Place) -> None:
+        self.client_name = place.client_name
+        self.seed = place.seed
+        self.device = place.device
+        self.config = place.config
+        self.log = place.log
+        self._place = place
+        self._steps_after_end = 0
+
+    @property
+    def running(self) -> bool:
+        """False once the run has ended."""
+        raise NotImplementedError
+
+    @property
+    def version(self) -> int:
+        """The version of the run that the model was last moved onto; -1 before attach."""
+        raise NotImplementedError
+
+    def attach(self, model: nn.Module) -> None:
+        """Hand the model over; on return its weights are the run's."""
+        raise NotImplementedError
+
+    def step(self, *, tokens: int = 0, metrics: Mapping[str, SupportsFloat] | None = None) -> bool:
+        """Say that a training step is done; the only point where weights may be exchanged."""
+        raise NotImplementedError
+
+    def progress(self) -> dict[str, float]:
+        """Step, version, tokens, tokens_per_s and the running mean of each metric. For any thread."""
+        raise NotImplementedError
+
+    def shard(
+        self,
+        data: str | os.PathLike[str] | Corpus | Sequence[Any],
+        *,
+        batch: int | None = None,
+        context: int | None = None,
+    ) -> Iterator[Any]:
+        """Draw from this client's own part of `data`, in an order that the seed decides, until the run ends.
+
+        data as a path or a Corpus: text. Gives random windows, int64 (batch, context + 1) on `device`; `batch` is
+        train.batch unless given, `context` is needed for a path.
+        data as any sequence (len() and [i]: a list, a torch Dataset, batches made before): gives its items, each once
+        per epoch. Item i belongs to client i modulo the number of shards, so that sorted data is dealt out evenly.
+        With data.sharding = "local" the whole of `data` is this client's own.
+        Raises DataError for text that is missing or too short, TaskError for an empty part.
+        """
+        mine = (self._place.shard_index, self._place.shard_count)
+        settings = self.config.get("data", {})
+        if settings.get("sharding") == "local":
+            mine = (0, 1)
+        start = max(self.version, 0)
+        if isinstance(data, Corpus | str | os.PathLike):
+            if not isinstance(data, Corpus):
+                if context is None:
+                    raise TaskError("fed.shard needs context= (bytes a model sees) with a path")
+                held_out = float(settings.get("holdout", HELD_OUT_SHARE))
+                data = Corpus.open(data, context=context, held_out=held_out)
+            size = batch or int(self.config.get("train", {}).get("batch", 1))
+            return self._text(data, mine, size, start)
+        return self._items(data, mine, start)
+
+    def _text(
+        self, corpus: Corpus, mine: tuple[int, int], batch: int, start: int
+    ) -> Iterator[torch.Tensor]:
+        span = corpus.shard(*mine)
+        name = self.client_name
+        drawn = windows(corpus, span, batch=batch, seed=self.seed, name=name, start=start)
+
+        def endless() -> Iterator[torch.Tensor]:
+            while self.running:
+                yield torch.from_numpy(next(drawn)).to(self.device).long()
+
+        return endless()
+
+    def _items(self, data: Sequence[Any], mine: tuple[int, int], start: int) -> Iterator[Any]:
+        index, count = mine
+        order = list(range(index, len(data), count))
+        if not order:
+            raise TaskError(
+                f"fed.shard: {len(data)} items leave none for part {index} of {count}: give more items"
+            )
+        # text seeds go through sha512 in the standard library: the same on every machine and version
+        chance = random.Random(f"{self.seed}/{self.client_name}/{index}/{count}/{start}")  # noqa: S311
+
+        def endless() -> Iterator[Any]:
+            while True:
+                chance.shuffle(order)
+                for item in order:
+                    if not self.running:
+                        return
+                    yield data[item]
+
+        return endless()
+
+    def _ended(self) -> bool:
+        """Return False for step; raises RunFinishedError for a loop that never looks at it."""
+        self._steps_after_end += 1
+        if self._steps_after_end > TOLERATED_STEPS:
+            raise RunFinishedError(
+                f"the run has ended and fed.step has said so {TOLERATED_STEPS} times: leave the loop when it returns False"
+            )
+        return False
+
+
+class Fed(FedBase):
+    """A client's view of a run with a parameter server. Used by the training thread, but for `progress`."""
+
+    def __init__(self, learner: Learner, place: Place) -> None:
+        super().__init__(place)
+        self._learner = learner
+        self._meter = learner.meter
+
+    @property
+    def running(self) -> bool:
+        """False once the run has ended."""
+        return not self._learner.stopped
+
+    @property
+    def version(self) -> int:
+        """The version of the run that the model was last moved onto; -1 before attach."""
+        return self._learner.version
+
+    def attach(self, model: nn.Module) -> None:
+        """Hand the model over and wait until its weights are the run's: the first client's own, or those received.
+
+        Every floating point parameter and persistent buffer takes part; see `fsl_async.learn.buffers`. Build the
+        optimiser before or after, as you like: weights change in place.
+        Raises RefusedError where the run trains another model (its text names the first tensor that differs),
+        TaskError for a model that cannot be exchanged, RunFinishedError where the run ended meanwhile.
+        """
+        self._learner.attach(model)
+
+    def step(self, *, tokens: int = 0, metrics: Mapping[str, SupportsFloat] | None = None) -> bool:
+        """Say that a training step is done; the only point where weights may be exchanged.
+
+        tokens: trained in this step on this client; the weight of its work in a merge.
+        metrics: numbers to report, such as {"loss": 2.3}.
+        Returns False once the run has ended; then leave the loop. Takes microseconds unless the
+        run wants something of the model.
+        """
+        self._meter.count(tokens, metrics)
+        if self._learner.attention and not self._learner.attend():
+            return self._ended()
+        return True
+
+    def progress(self) -> dict[str, float]:
+        """Step, version, tokens, tokens_per_s and the running mean of each metric. For any thread."""
+        return {"version": self._learner.version, **self._meter.progress()}
+
+
+class LocalFed(FedBase):
+    """The same API for one process alone: a baseline to compare with, and a way to try a task out.
+
+    Ends after `steps` steps or `seconds` seconds, whichever comes first (None: no limit). `history` keeps
+    (step, metrics) of every step.
+    """
+
+    def __init__(
+        self, place: Place, *, steps: int | None = None, seconds: float | None = None
+    ) -> None:
+        super().__init__(place)
+        self.history: list[tuple[int, dict[str, float]]] = []
+        self.model: nn.Module | None = None
+        self._meter = Meter()
+        self._last_step = steps
+        self._deadline = None if seconds is None else time.monotonic() + seconds
+        self._running = True
+
+    @property
+    def running(self) -> bool:
+        """False once the steps or the time are used up."""
+        return self._running
+
+    @property
+    def version(self) -> int:
+        """Always the initial version, once a model is attached."""
+        return -1 if self.model is None else 0
+
+    def attach(self, model: nn.Module) -> None:
+        """Keep the model, for whoever called the task to look at."""
+        if self.model is not None:
+            raise TaskError("fed.attach was called twice: attach one model, once")
+        self.model = model
+
+    def step(self, *, tokens: int = 0, metrics: Mapping[str, SupportsFloat] | None = None) -> bool:
+        """Count a step; False once the steps or the time are used up."""
+        if self.model is None:
+            raise TaskError("fed.step came before fed.attach(model): attach the model first")
+        if not self._running:
+            return self._ended()
+        self._meter.count(tokens, metrics)
+        given = {name: float(value) for name, value in (metrics or {}).items()}
+        self.history.append((self._meter.steps, given))
+        out_of_steps = self._last_step is not None and self._meter.steps >= self._last_step
+        out_of_time = self._deadline is not None and time.monotonic() >= self._deadline
+        if out_of_steps or out_of_time:
+            self._running = False
+            return self._ended()
+        return True
+
+    def stop(self) -> None:
+        """End the run at the next step. For any thread."""
+        self._last_step = 0
+
+    def progress(self) -> dict[str, float]:
+        """Step, version, tokens, tokens_per_s and the running mean of each metric. For any thread."""
+        return {"version": self.version, **self._meter.progress()}

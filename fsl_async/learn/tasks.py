@@ -1,0 +1,94 @@
+"""Find the training function that `train.task` or --task names. Does not import torch by itself."""
+
+import importlib
+import importlib.util
+import inspect
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from fsl_async.errors import TaskError, one_line
+
+Task = Callable[[Any], object]
+
+BUILT_IN = "fsl_async.learn.pretrain:train"
+
+
+def load_task(text: str) -> Task:
+    """Return the function named as "file.py:function" or "package.module:function"; empty is the built-in task.
+
+    A file's folder goes to the front of sys.path, as with `python file.py`, so that it can import its neighbours.
+    Raises TaskError in one line: no such file or module, no such function, or what importing it raised.
+    """
+    text = text or BUILT_IN
+    place, colon, name = text.rpartition(":")
+    if not colon or not place or not name.isidentifier():
+        raise TaskError(f"task {text!r}: write it as file.py:function or package.module:function")
+    is_file = place.endswith(".py") or "/" in place or "\\" in place
+    module = _file(text, Path(place).expanduser()) if is_file else _module(text, place)
+    function = getattr(module, name, None)
+    if not callable(function):
+        here = [
+            other
+            for other, value in vars(module).items()
+            if inspect.isfunction(value) and value.__module__ == module.__name__
+        ]
+        raise TaskError(
+            f"task {text!r}: {place} has no function {name!r}; it has {', '.join(here) or 'none'}"
+        )
+    try:
+        inspect.signature(function).bind(None)
+    except TypeError as error:
+        raise TaskError(f"task {text!r}: {name} must take one argument, fed ({error})") from error
+    except ValueError:
+        pass  # some callables written in C have no signature to look at
+    task: Task = function
+    return task
+
+
+def _file(text: str, path: Path) -> ModuleType:
+    if not path.is_file():
+        raise TaskError(f"task {text!r}: there is no file {str(path)!r}; is the path right?")
+    path = path.resolve()
+    name = f"fsl_task_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise TaskError(f"task {text!r}: {path.name} is not a Python file (.py)")
+    module = importlib.util.module_from_spec(spec)
+    if str(path.parent) not in sys.path:
+        sys.path.insert(0, str(path.parent))
+    sys.modules[name] = module  # dataclasses and multiprocessing look a class's module up here
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        del sys.modules[name]
+        raise TaskError(_failure(text, path, error)) from error
+    return module
+
+
+def _module(text: str, name: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name and (name == error.name or name.startswith(f"{error.name}.")):
+            raise TaskError(
+                f"task {text!r}: there is no module {error.name!r} on the Python path; a file is written as file.py:function"
+            ) from error
+        raise TaskError(_failure(text, None, error)) from error
+    except (Exception, SystemExit) as error:
+        raise TaskError(_failure(text, None, error)) from error
+
+
+def _failure(text: str, path: Path | None, error: BaseException) -> str:
+    """Say what importing raised and, in the task's own file, where."""
+    lines = [
+        frame.lineno
+        for frame in traceback.extract_tb(error.__traceback__)
+        if path is not None and frame.filename == str(path)
+    ]
+    where = f" at line {lines[-1]}" if lines else ""
+    what = one_line(str(error)) or "no message"
+    return f"task {text!r}: importing it raised {type(error).__name__}{where}: {what}"
