@@ -1,0 +1,151 @@
+"""When to launch a child process again. Pure: no processes and no clock in here, `now` is an argument.
+
+One machine for each child. A state is where the child is; every exit is answered at once.
+
+    state      event                    -> state     effects
+    ready      Begin                    -> running   Launch
+    running    Exited(0)                -> ended     End("done")
+    running    Exited(2)                -> ended     End("bad input"): the same line would fail again
+    running    Exited(else), budget     -> waiting   Wait(seconds)
+    running    Exited(else), no budget  -> ended     End("gave up")
+    waiting    WaitOver                 -> running   Launch
+    waiting    StopAsked                -> ended     End("stopped")
+    running    StopAsked                -> stopping  -
+    stopping   Exited(any)              -> ended     End("stopped")
+    ready      StopAsked                -> ended     End("stopped")
+    ended      any                      -> ended     -
+
+The wait doubles from `first_wait_s` to `longest_wait_s`. A child that ran for `healthy_after_s` before it ended has recovered: the next
+wait is the first one again and its budget of relaunches is full again. Exit code 64 asks for a relaunch and is treated like
+a crash, so that a program that asks for it at once does not spin.
+Any other pair of state and event is a mistake in the shell and raises AssertionError.
+"""
+
+from __future__ import annotations
+
+from enum import Enum, auto
+
+from attrs import frozen
+
+from fsl_async.errors import ExitCode
+
+
+@frozen(kw_only=True)
+class RestartRules:
+    """How patient the machine is. Times are seconds; `budget` counts relaunches in a row without a healthy time."""
+
+    first_wait_s: float = 0.5
+    factor: float = 2.0
+    longest_wait_s: float = 60.0
+    healthy_after_s: float = 60.0
+    budget: int = 20
+
+
+@frozen
+class Begin:
+    """Launch the child for the first time."""
+
+
+@frozen
+class Exited:
+    """The child is gone; `code` is negative for the signal that killed it."""
+
+    code: int
+
+
+@frozen
+class WaitOver:
+    """The time of the last `Wait` is over."""
+
+
+@frozen
+class StopAsked:
+    """The child is to end and stay away."""
+
+
+@frozen
+class Launch:
+    """Start the process now."""
+
+
+@frozen
+class Wait:
+    """Come back with WaitOver after `seconds`."""
+
+    seconds: float
+
+
+@frozen
+class End:
+    """The child will not be launched again; `why` is a few words for people."""
+
+    why: str
+
+
+Event = Begin | Exited | WaitOver | StopAsked
+Effect = Launch | Wait | End
+
+
+class State(Enum):
+    """Where a child is."""
+
+    READY = auto()
+    RUNNING = auto()
+    WAITING = auto()
+    STOPPING = auto()
+    ENDED = auto()
+
+
+class Restarts:
+    """The machine of one child; see the table above."""
+
+    def __init__(self, rules: RestartRules) -> None:
+        self.state = State.READY
+        self.launches = 0
+        self._rules = rules
+        self._in_a_row = 0
+        self._launched_at = 0.0
+
+    def handle(self, event: Event, now: float) -> list[Effect]:
+        """Take an event at `now` (monotonic seconds); returns what to do."""
+        if self.state is State.ENDED:
+            return []
+        if isinstance(event, StopAsked):
+            return self._stop()
+        if isinstance(event, Exited):
+            assert self.state in {State.RUNNING, State.STOPPING}, self.state
+            return self._exited(event.code, now)
+        expected = State.READY if isinstance(event, Begin) else State.WAITING
+        assert self.state is expected, (self.state, event)
+        self.state = State.RUNNING
+        self.launches += 1
+        self._launched_at = now
+        return [Launch()]
+
+    def _stop(self) -> list[Effect]:
+        if self.state in {State.RUNNING, State.STOPPING}:
+            self.state = State.STOPPING
+            return []
+        return self._end("stopped")
+
+    def _exited(self, code: int, now: float) -> list[Effect]:
+        if self.state is State.STOPPING:
+            return self._end("stopped")
+        if code == ExitCode.DONE:
+            return self._end("done")
+        if code == ExitCode.BAD_INPUT:
+            return self._end("bad input")
+        rules = self._rules
+        if now - self._launched_at >= rules.healthy_after_s:
+            self._in_a_row = 0
+        if self._in_a_row >= rules.budget:
+            return self._end(f"gave up after {self._in_a_row} relaunches in a row")
+        # The exponent is capped because a float power overflows long before a patient budget is spent.
+        wait = rules.first_wait_s * rules.factor ** min(self._in_a_row, 64)
+        self._in_a_row += 1
+        self.state = State.WAITING
+        return [Wait(min(wait, rules.longest_wait_s))]
+
+    def _end(self, why: str) -> list[Effect]:
+        self.state = State.ENDED
+        return [End(why)]

@@ -1,0 +1,313 @@
+"""Runs child processes on this machine: starts them, gathers what they print, launches them again when they crash.
+
+When to launch again is decided in `restarts`; this is the asyncio shell around it, one task for each child. Every child leads its own
+process group, so that Ctrl-C in the terminal reaches only the supervisor (which then stops the children in order) and what a
+killed child leaves behind goes with it. On Linux children die with the supervisor, also when that is killed with SIGKILL: a
+short trampoline sets PR_SET_PDEATHSIG (prctl(2)) and then becomes the child. The signal comes when the *thread* that launched
+the child ends, so the loop should run in the main thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+import time
+from typing import TYPE_CHECKING, Self, TextIO
+
+from attrs import field, frozen
+
+from fsl_async.cluster.restarts import (
+    Begin,
+    End,
+    Exited,
+    Launch,
+    RestartRules,
+    Restarts,
+    State,
+    StopAsked,
+    Wait,
+    WaitOver,
+)
+from fsl_async.errors import ExitCode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+
+_MAX_LINE_BYTES = 1 << 16
+_DIE_WITH_PARENT = """
+import ctypes, os, signal, sys
+parent = int(sys.argv[1])
+ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+if os.getppid() != parent:
+    sys.exit(1)
+try:
+    os.execvp(sys.argv[2], sys.argv[2:])
+except OSError as error:
+    sys.exit(print(f"error: {sys.argv[2]}: {error.strerror}", file=sys.stderr) or 2)
+"""
+
+
+@frozen
+class Child:
+    """What to run. `env` is added to this process's environment."""
+
+    name: str
+    argv: tuple[str, ...]
+    env: Mapping[str, str] = field(factory=dict)
+    cwd: Path | None = None
+
+
+@frozen
+class ChildStarted:
+    """A child process runs; `launch` is 1 for the first time."""
+
+    name: str
+    pid: int
+    launch: int
+
+
+@frozen
+class ChildExited:
+    """A child process is gone. `code` is negative for a signal; `relaunch_in_s` is None when it stays away, and `why` says why."""
+
+    name: str
+    code: int
+    seconds: float
+    relaunch_in_s: float | None
+    why: str
+
+
+class _Running:
+    """A child's task and the process it has now."""
+
+    def __init__(self, child: Child, rules: RestartRules) -> None:
+        self.child = child
+        self.machine = Restarts(rules)
+        self.task: asyncio.Task[int] | None = None
+        self.process: asyncio.subprocess.Process | None = None
+        self.stop = asyncio.Event()
+
+
+class Supervisor:
+    """Use as `async with`: leaving the block stops all children. All methods are for the loop's thread.
+
+    `on_line(name, line)` gets every line that a child prints on standard output or error, without its line break;
+    `log_path` the same lines as `name | line`. `on_change` gets ChildStarted and ChildExited.
+    """
+
+    def __init__(
+        self,
+        *,
+        log_path: Path | None = None,
+        on_line: Callable[[str, str], None] = lambda _name, _line: None,
+        on_change: Callable[[ChildStarted | ChildExited], None] = lambda _change: None,
+        rules: RestartRules | None = None,
+    ) -> None:
+        self._on_line = on_line
+        self._on_change = on_change
+        self._rules = RestartRules() if rules is None else rules
+        self._children: dict[str, _Running] = {}
+        self._log: TextIO | None = None
+        if log_path is not None:
+            log_path.parent.mkdir(parents=True, exist_ok=True)
+            self._log = log_path.open("a", encoding="utf-8", errors="replace")
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.stop()
+
+    def start(self, child: Child) -> None:
+        """Launch a child under a name that is not in use; raises ValueError otherwise."""
+        known = self._children.get(child.name)
+        if known is not None and known.machine.state is not State.ENDED:
+            raise ValueError(f"a child {child.name!r} runs already")
+        running = self._children[child.name] = _Running(child, self._rules)
+        running.task = asyncio.create_task(self._care(running), name=f"child {child.name}")
+
+    def pid(self, name: str) -> int | None:
+        """Process id of a child that runs now, or None."""
+        process = self._children[name].process
+        return None if process is None else process.pid
+
+    def launches(self, name: str) -> int:
+        """How often a child was launched."""
+        return self._children[name].machine.launches
+
+    def kill(self, name: str, number: int = signal.SIGKILL) -> bool:
+        """Send a signal to a child, to see what happens then; False when it does not run. It is relaunched as after a crash."""
+        process = self._children[name].process
+        if process is None or process.returncode is not None:
+            return False
+        process.send_signal(number)
+        return True
+
+    async def wait(self) -> dict[str, int]:
+        """Wait until every child has ended for good; returns their last exit codes by name."""
+        tasks = {name: one.task for name, one in self._children.items() if one.task is not None}
+        await asyncio.gather(*tasks.values())
+        return {name: task.result() for name, task in tasks.items()}
+
+    async def stop_child(self, name: str, grace_s: float = 10.0) -> None:
+        """End one child and do not launch it again: TERM, and KILL after `grace_s`."""
+        await self._stop([self._children[name]], grace_s)
+
+    async def stop(self, grace_s: float = 10.0) -> None:
+        """End all children, TERM first and KILL after `grace_s`, and close the log. Harmless when done already."""
+        await self._stop(list(self._children.values()), grace_s)
+        if self._log is not None:
+            self._log.close()
+            self._log = None
+
+    async def _stop(self, children: list[_Running], grace_s: float) -> None:
+        for one in children:
+            one.machine.handle(StopAsked(), time.monotonic())
+            one.stop.set()
+            _signal_group(one.process, signal.SIGTERM)
+        tasks = [one.task for one in children if one.task is not None]
+        if not tasks:
+            return
+        _, late = await asyncio.wait(tasks, timeout=grace_s)
+        while late:
+            # Again and again, because a launch may have been under way.
+            for one in children:
+                _signal_group(one.process, signal.SIGKILL)
+            _, late = await asyncio.wait(late, timeout=0.2)
+        for task in tasks:
+            task.result()  # a callback's error is the caller's to see
+
+    async def _care(self, running: _Running) -> int:
+        """Look after one child until it has ended for good; returns its last exit code."""
+        machine = running.machine
+        code = int(ExitCode.DONE)
+        seconds = 0.0
+        effects = machine.handle(Begin(), time.monotonic())
+        while effects:
+            effect = effects[0]
+            if isinstance(effect, Launch):
+                start = time.monotonic()
+                code = await self._live(running)
+                now = time.monotonic()
+                seconds = now - start
+                effects = machine.handle(Exited(code), now)
+                wait = next((one for one in effects if isinstance(one, Wait)), None)
+                end = next((one for one in effects if isinstance(one, End)), None)
+                self._on_change(
+                    ChildExited(
+                        running.child.name,
+                        code,
+                        seconds,
+                        None if wait is None else wait.seconds,
+                        _words(code) if end is None else f"{_words(code)}: {end.why}",
+                    )
+                )
+            elif isinstance(effect, Wait):
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(running.stop.wait(), effect.seconds)
+                # Empty when a stop has ended the machine meanwhile.
+                effects = machine.handle(WaitOver(), time.monotonic())
+            else:
+                break
+        return code
+
+    async def _live(self, running: _Running) -> int:
+        """Run the process once, from launch to exit; returns its exit code."""
+        child = running.child
+        # A pipe of our own: asyncio's would let `wait` hang while a grandchild holds the other end.
+        read_end, write_end = os.pipe()
+        loop = asyncio.get_running_loop()
+        reader = asyncio.StreamReader(limit=_MAX_LINE_BYTES)
+        transport, _ = await loop.connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(read_end, "rb", buffering=0)
+        )
+        pump = asyncio.create_task(self._pump(child.name, reader), name=f"output {child.name}")
+        pump.add_done_callback(lambda task: _end_unheard(task, running))
+        try:
+            try:
+                running.process = process = await _spawn(child, write_end)
+            except OSError as error:
+                self._line(child.name, f"error: cannot start {child.argv[0]}: {error.strerror}")
+                lasting = isinstance(
+                    error, (FileNotFoundError, PermissionError, NotADirectoryError)
+                )
+                return int(ExitCode.BAD_INPUT if lasting else ExitCode.BUG)
+            finally:
+                os.close(write_end)
+            try:
+                self._on_change(ChildStarted(child.name, process.pid, running.machine.launches))
+                if running.stop.is_set():
+                    _signal_group(process, signal.SIGTERM)
+                if pump.done():
+                    _end_unheard(pump, running)
+                return await process.wait()
+            finally:
+                _signal_group(process, signal.SIGKILL)
+                if process.returncode is None:
+                    await asyncio.shield(process.wait())
+                running.process = None
+        finally:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(pump, 1.0)
+            transport.close()
+
+    async def _pump(self, name: str, reader: asyncio.StreamReader) -> None:
+        rest = b""
+        while data := await reader.read(_MAX_LINE_BYTES):
+            *lines, rest = (rest + data).split(b"\n")
+            if len(rest) > _MAX_LINE_BYTES:
+                lines.append(rest)
+                rest = b""
+            for line in lines:
+                self._line(name, line.decode(errors="replace").rstrip("\r"))
+        if rest:
+            self._line(name, rest.decode(errors="replace"))
+
+    def _line(self, name: str, line: str) -> None:
+        if self._log is not None:
+            with contextlib.suppress(OSError):  # a full disk must not end the children
+                self._log.write(f"{name} | {line}\n")
+                self._log.flush()
+        self._on_line(name, line)
+
+
+async def _spawn(child: Child, write_end: int) -> asyncio.subprocess.Process:
+    argv = list(child.argv)
+    env = os.environ | {"PYTHONUNBUFFERED": "1"} | dict(child.env)
+    if sys.platform == "linux":
+        argv = [sys.executable, "-I", "-S", "-c", _DIE_WITH_PARENT, str(os.getpid()), *argv]
+    return await asyncio.create_subprocess_exec(
+        *argv,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=write_end,
+        stderr=write_end,
+        env=env,
+        cwd=child.cwd,
+        start_new_session=True,
+    )
+
+
+def _end_unheard(pump: asyncio.Task[None], running: _Running) -> None:
+    """End a child whose output nobody takes any more because `on_line` raised: it would block on a full pipe for ever."""
+    if not pump.cancelled() and pump.exception() is not None:
+        _signal_group(running.process, signal.SIGKILL)
+
+
+def _signal_group(process: asyncio.subprocess.Process | None, number: int) -> None:
+    """Signal a child and what it started; nothing when they are all gone."""
+    if process is not None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, number)
+
+
+def _words(code: int) -> str:
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        return f"killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"killed by signal {-code}"

@@ -1,0 +1,325 @@
+"""Configuration: TOML in, frozen values out, and errors that name the file, the key and the way out."""
+
+import tomllib
+
+import attrs
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fsl_async import config as configuration
+from fsl_async.config import Config, SyncConfig, from_wire, load, to_dict, to_toml, to_wire
+from fsl_async.errors import ConfigError
+from fsl_async.settings import TABLES, SettingError
+
+TABLE_LIST = "run, listen, sync, outer, codec, session, transfer, data, model, train, checkpoint"
+
+
+@pytest.fixture
+def in_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def failure(text, overrides=()):
+    with open("fsl.toml", "w", encoding="utf-8") as file:
+        file.write(text)
+    with pytest.raises(ConfigError) as caught:
+        load("fsl.toml", overrides)
+    assert caught.value.exit_code == 2
+    assert "\n" not in caught.value.message
+    return caught.value
+
+
+GOLDEN = [
+    ("[sync]\nevry_s = 5", "sync.evry_s: unknown key, did you mean sync.every_s?"),
+    ('[sync]\nevery_s = "ten"', 'sync.every_s: expected a number, got "ten"'),
+    ("[sync]\nevery_s = [1]", "sync.every_s: expected a number, got an array"),
+    ("[sync.every_s]\na = 1", "sync.every_s: expected a number, got a table"),
+    ("[sync]\nevery_s = true", "sync.every_s: expected a number, got true"),
+    ("[sync]\nevery_s = 0", "sync.every_s: must be above 0, got 0.0"),
+    ("[sync]\nevery_s = inf", "sync.every_s: must be a finite number, got inf"),
+    ("[sync]\nevery_s = nan", "sync.every_s: must be a finite number, got nan"),
+    ("[sync]\nquorum = 2.0", "sync.quorum: must be above 0 and at most 1, got 2.0"),
+    ("[run]\nrounds = 1.5", "run.rounds: expected a whole number, got 1.5"),
+    ("[run]\nrounds = true", "run.rounds: expected a whole number, got true"),
+    ("[run]\nrounds = -1", "run.rounds: must be at least 0, got -1"),
+    ("[run]\nname = 5", "run.name: expected a string, got 5"),
+    (
+        '[run]\nname = "a b"',
+        'run.name: must be 1 to 64 letters, digits, dots, dashes or underscores, got "a b"',
+    ),
+    (
+        '[run]\nname = ".."',
+        'run.name: must be 1 to 64 letters, digits, dots, dashes or underscores, got ".."',
+    ),
+    (
+        '[data]\npath = "a\\u0000"',
+        'data.path: must be printable text of at most 1,024 characters, got "a\\u0000"',
+    ),
+    (
+        '[run]\ndirectory = "a/{who}"',
+        'run.directory: must be a path, in which {name} stands for run.name, got "a/{who}"',
+    ),
+    ("[listen]\ninsecure = 1", "listen.insecure: expected true or false, got 1"),
+    (
+        '[listen]\naddress = "example"',
+        "listen.address: example: no port; write one like tcp://127.0.0.1:7100",
+    ),
+    (
+        '[listen]\naddress = "0.0.0.0:7100"',
+        "listen.address: 0.0.0.0:7100 can be reached by other machines, and encryption is not in this version; "
+        "listen at 127.0.0.1 and use an SSH tunnel or a VPN, or accept it with --insecure",
+    ),
+    (
+        '[codec]\nup = "e4m4"',
+        'codec.up: expected one of fp32, bf16, e4m3, e5m2, got "e4m4", did you mean e4m3?',
+    ),
+    ("[codec]\ndown = 4", "codec.down: expected one of fp32, bf16, e4m3, e5m2, got 4"),
+    (
+        "[codec]\nblock_values = 100",
+        "codec.block_values: must be a power of two from 16 to 65,536, got 100",
+    ),
+    (
+        "[sync]\nmin_clients = 4",
+        "sync.min_clients: must be at most sync.clients (3), got 4",
+    ),
+    (
+        "[session]\nheartbeat_every_s = 15",
+        "session.expire_after_s: must be at least twice session.heartbeat_every_s (15.0), got 20.0",
+    ),
+    (
+        "[transfer]\nwindow_bytes = 4096",
+        "transfer.window_bytes: must be at least 1,048,576 and at most 1,073,741,824, got 4096",
+    ),
+    (
+        "[model]\nwidth = 100\nheads = 3",
+        "model.width: must be a multiple of model.heads (3), got 100",
+    ),
+    (
+        '[train]\ndevice = "gpu"',
+        'train.device: must be auto, cpu, cuda, cuda:N or mps, got "gpu"',
+    ),
+    (
+        '[train]\ntask = "train.py"',
+        'train.task: must be file.py:function, or empty for the built-in task, got "train.py"',
+    ),
+    ("[snyc]\nevery_s = 4", "snyc: unknown table, did you mean sync?"),
+    ("[zzz]\na = 4", f"zzz: unknown table, the tables are {TABLE_LIST}"),
+    ("every_s = 4", "every_s: unknown key, did you mean sync.every_s?"),
+    ("zzz = 4", f"zzz: unknown key, the tables are {TABLE_LIST}"),
+    ("[outer]\nevery_s = 4", "outer.every_s: unknown key, did you mean sync.every_s?"),
+    (
+        "[outer]\nzzzzzzz = 4",
+        "outer.zzzzzzz: unknown key, [outer] has learning_rate, momentum, optimizer",
+    ),
+    ('[sync]\n"a\\u001b[1m" = 1', None),
+    ("sync = 5", "sync: expected a table, got 5"),
+    ("[[sync]]\na = 1", "sync: expected a table, got an array"),
+    ("[sync]\nevry_s = 5\nqorum = 1", "sync.evry_s: unknown key, did you mean sync.every_s? (and 1 more)"),
+    ("[sync\n", None),
+]
+
+
+@pytest.mark.parametrize(("text", "line"), GOLDEN)
+def test_bad_files_get_one_precise_line(in_folder, text, line):
+    """These lines are what users meet; each names the file, the dotted key, and what to write instead."""
+    error = failure(text)
+    if line is None:
+        assert error.message.startswith("fsl.toml: ")
+        assert error.message.isprintable()
+    else:
+        assert error.message == f"fsl.toml: {line}"
+
+
+def test_a_broken_file_says_where(in_folder):
+    """A TOML syntax error must name line and column."""
+    error = failure("[run]\nname = \n")
+    assert error.message == "fsl.toml: not valid TOML: Invalid value (at line 2, column 8)"
+
+
+def test_a_missing_file_says_how_to_make_one(in_folder):
+    """The first thing a user does wrong is the path."""
+    with pytest.raises(ConfigError, match="no such file; `fsl-node init no.toml` writes one"):
+        load("no.toml")
+
+
+@pytest.mark.parametrize("data", [b"\xff\xfe\x00", b"# " + b"x" * (1 << 20), b"a = [" * 5000])
+def test_files_that_are_no_toml_at_all(in_folder, data):
+    """A wrong file given by mistake (binary, huge, nested without end) is refused by a line, not a traceback."""
+    (in_folder / "x.toml").write_bytes(data)
+    with pytest.raises(ConfigError, match=r"x\.toml: "):
+        load("x.toml")
+
+
+def test_a_directory_is_not_a_file(in_folder):
+    """OSErrors become lines too."""
+    with pytest.raises(ConfigError, match=r"\.: Is a directory"):
+        load(".")
+
+
+def test_the_deeper_of_two_wrong_keys_names_its_source(in_folder):
+    """An error in --set must not send the user looking into the file."""
+    assert failure("[sync]\nquorum = 0.6", ["sync.quorum=3"]).message == (
+        "--set: sync.quorum: must be above 0 and at most 1, got 3.0"
+    )
+    assert failure("[sync]\nquorum = 3.0", ["sync.every_s=3"]).message.startswith("fsl.toml: ")
+
+
+@pytest.mark.parametrize("text", ["sync", "sync.every_s", "every_s=5", "a.b.c=4", ".a=4", "a.=4", "=3"])
+def test_overrides_need_their_form(text):
+    """A --set without its three parts is explained by an example."""
+    with pytest.raises(ConfigError, match=r"write it as table\.key=value"):
+        load(None, [text])
+
+
+def test_override_values_are_toml_and_bare_words_are_strings():
+    """`--set codec.up=bf16` must work without shell-quoted quotes, and numbers for text settings stay text."""
+    made = load(
+        None,
+        [
+            "codec.up=bf16",
+            "sync.every_s=60",
+            "sync.quorum = 1",
+            "listen.insecure=true",
+            "run.name=2024-01-01",
+            'data.path="quoted path"',
+            "data.path=/a=b c",
+            "run.seed=0x10",
+        ],
+    )
+    assert made.codec.up == "bf16"
+    assert (made.sync.every_s, made.sync.quorum) == (60.0, 1.0)
+    assert isinstance(made.sync.every_s, float)
+    assert made.listen.insecure is True
+    assert made.run.name == "2024-01-01"
+    assert made.data.path == "/a=b c"
+    assert made.run.seed == 16
+
+
+def test_an_override_cannot_smuggle_in_more_keys():
+    """A line break in a value must not become a second TOML line."""
+    with pytest.raises(ConfigError, match="data.path: must be printable"):
+        load(None, ["data.path=1\nsync = 2"])
+
+
+def test_overrides_win_over_the_file_and_the_last_one_over_earlier(in_folder):
+    """Precedence: default, file, overrides in order."""
+    (in_folder / "a.toml").write_text("[sync]\nevery_s = 1\nquorum = 0.75\n")
+    made = load("a.toml", ["sync.every_s=2", "sync.every_s=3"])
+    assert (made.sync.every_s, made.sync.quorum, made.sync.clients) == (3.0, 0.75, 3)
+
+
+def test_defaults_are_the_documented_ones():
+    """A changed default changes everybody's runs: it must be changed here on purpose."""
+    assert to_dict(Config()) == {
+        "run": {"name": "run", "directory": "runs/{name}", "seed": 0}
+        | {"rounds": 0, "tokens": 0, "seconds": 0.0},
+        "listen": {"address": "tcp://127.0.0.1:7100", "insecure": False},
+        "sync": {"every_s": 600.0, "quorum": 0.5, "grace_mad_factor": 4.0, "grace_min_s": 1.0}
+        | {"first_grace_s": 60.0, "weighting": "tokens", "max_staleness": 4}
+        | {"staleness_exponent": 0.5, "clients": 3, "min_clients": 1},
+        "outer": {"optimizer": "nesterov", "learning_rate": 0.7, "momentum": 0.9},
+        "codec": {"up": "e4m3", "down": "e4m3", "block_values": 128},
+        "session": {"heartbeat_every_s": 5.0, "expire_after_s": 20.0},
+        "transfer": {"window_bytes": 4194304, "stall_s": 10.0},
+        "data": {"path": "", "shards": 0, "sharding": "disjoint", "holdout": 0.02},
+        "model": {"preset": "3m", "layers": 0, "width": 0, "heads": 0, "context": 0},
+        "train": {"batch": 16, "learning_rate": 0.001, "weight_decay": 0.1, "warmup_steps": 20}
+        | {"clip_norm": 1.0, "threads": 0, "device": "auto", "task": ""},
+        "checkpoint": {"keep_versions": 3},
+    }
+
+
+@pytest.mark.parametrize("comments", [True, False])
+def test_toml_comes_back_as_it_was(tmp_path, comments):
+    """What `init` and --dry-run print must load to the same configuration."""
+    made = load(None, ['data.path=/a "b" \\c', "sync.every_s=1e-5", "listen.insecure=true", "run.name=x"])
+    path = tmp_path / "x.toml"
+    path.write_text(to_toml(made, comments=comments), encoding="utf-8")
+    assert load(path) == made
+
+
+def test_every_setting_has_a_line_of_help():
+    """`init` documents all settings: none may be silent, and help is one line."""
+    for table in TABLES.values():
+        for field in attrs.fields(table):
+            text = field.metadata["help"]
+            assert text, field.name
+            assert "\n" not in text
+            assert f"# {text}\n{field.name} = " in to_toml(Config())
+
+
+def test_every_table_of_the_configuration_is_listed():
+    """A table that is in Config and not in TABLES would not be written or suggested."""
+    assert [field.name for field in attrs.fields(Config)] == list(TABLES)
+
+
+def test_values_made_in_python_are_checked_too():
+    """Tests and the demo make settings directly; a range must hold there as well."""
+    with pytest.raises(SettingError, match=r"sync\.quorum: must be above 0 and at most 1, got -1"):
+        SyncConfig(quorum=-1)
+
+
+def test_clients_get_what_they_need_and_not_where_the_server_lives():
+    """The welcome must not tell strangers the server's paths and addresses."""
+    wire = to_wire(load(None, ["run.directory=/secret", "run.seed=7", "codec.up=fp32"]))
+    assert "/secret" not in str(wire)
+    assert "listen" not in wire
+    got = from_wire(wire)
+    assert (got.run.seed, got.codec.up) == (7, "fp32")
+    assert from_wire(to_wire(Config())) == Config()
+
+
+def test_a_newer_servers_keys_are_skipped_and_values_still_checked():
+    """A client must run with a server that has one setting more, but never with a value out of range."""
+    wire = to_wire(Config())
+    wire["sync"]["later"] = 1
+    wire["extra"] = {}
+    assert from_wire(wire) == Config()
+    wire["sync"]["quorum"] = 5
+    with pytest.raises(ConfigError) as caught:
+        from_wire(wire)
+    assert caught.value.message == (
+        "the server's welcome: sync.quorum: must be above 0 and at most 1, got 5.0"
+    )
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(json_values | st.fixed_dictionaries({}, optional=dict.fromkeys(TABLES, json_values)))
+def test_from_wire_takes_anything_or_says_why_not(value):
+    """The welcome comes from the network: any value gives a Config or a ConfigError, never another exception."""
+    try:
+        assert isinstance(from_wire(value), Config)
+    except ConfigError as error:
+        assert "\n" not in error.message
+
+
+@given(st.text(max_size=30).map(lambda text: f"sync.every_s={text}"))
+def test_any_override_text_is_a_config_or_a_config_error(text):
+    """Whatever a shell hands over must not end in a traceback."""
+    try:
+        load(None, [text])
+    except ConfigError as error:
+        assert "\n" not in error.message
+
+
+def test_run_directory_and_shards_follow_from_other_settings():
+    """`{name}` and 0 are the two places where one setting stands for another."""
+    made = load(None, ["run.name=abc", "sync.clients=5"])
+    assert str(made.run_dir) == "runs/abc"
+    assert made.shards == 5
+    assert load(None, ["data.shards=9"]).shards == 9
+
+
+def test_suggestions_and_types_cover_every_key():
+    """The table behind did-you-mean must hold every setting."""
+    keys = {f"{name}.{field.name}" for name, t in TABLES.items() for field in attrs.fields(t)}
+    assert set(configuration._types()) == keys
+    assert tomllib.loads(to_toml(Config())) == to_dict(Config())

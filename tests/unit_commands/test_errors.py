@@ -1,0 +1,98 @@
+"""The error tree and the one place where exceptions become lines and exit codes."""
+
+import errno
+import io
+import json
+
+import pytest
+
+from fsl_async import errors
+from fsl_async.errors import ExitCode, FslError, describe, report
+
+
+def told(error, *, as_json=False, debug=False):
+    out, err = io.StringIO(), io.StringIO()
+    code = report(error, as_json=as_json, debug=debug, out=out, err=err)
+    return code, out.getvalue(), err.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "line"),
+    [
+        (FslError("no key; do this"), 2, "error: no key; do this\n"),
+        (FslError("first line\n  second line\n"), 2, "error: first line; second line\n"),
+        (FslError("go on elsewhere", 64), 64, "error: go on elsewhere\n"),
+        (errors.ConfigError("a: b", "a"), 2, "error: a: b\n"),
+        (errors.AddressError("x"), 2, "error: x\n"),
+        (errors.RefusedError("no", "protocol"), 2, "error: no\n"),
+        (errors.PreemptedError("the machine goes"), 64, "error: the machine goes\n"),
+        (errors.InterruptedByUserError("interrupted"), 130, "interrupted\n"),
+        (KeyboardInterrupt(), 130, "interrupted\n"),
+        (
+            OSError(errno.ENOSPC, "No space left on device", "/run/x"),
+            2,
+            "error: /run/x: No space left on device\n",
+        ),
+        (OSError(errno.EADDRINUSE, "Address already in use"), 2, "error: Address already in use\n"),
+        (PermissionError(13, "Permission denied", b"/b"), 2, "error: /b: Permission denied\n"),
+        (TimeoutError(), 2, "error: TimeoutError\n"),
+        (MemoryError(), 2, "error: out of memory; use a smaller model or batch\n"),
+        (
+            ValueError("boom\nbang"),
+            1,
+            "error: unexpected ValueError: boom; bang (this is a bug in fsl-async; run again with --debug for the traceback)\n",
+        ),
+    ],
+)
+def test_every_exception_is_one_line_and_a_code(error, code, line):
+    """Users and launchers read exactly these."""
+    assert told(error) == (code, "", line)
+
+
+def test_json_is_one_object_on_standard_output():
+    """A program that asked for JSON must find the error where it finds results."""
+    code, out, err = told(errors.DataError("data: too short"), as_json=True)
+    assert err == ""
+    assert out.count("\n") == 1
+    assert json.loads(out) == {
+        "error": "data: too short",
+        "kind": "DataError",
+        "exit_code": code,
+    }
+
+
+def test_the_traceback_needs_debug():
+    """A traceback is for us, not for users, so only --debug prints it, before the line."""
+    try:
+        raise RuntimeError("inner")
+    except RuntimeError as error:
+        _, _, quiet = told(error)
+        _, _, loud = told(error, debug=True)
+    assert "Traceback" not in quiet
+    assert loud.startswith("Traceback")
+    assert loud.endswith(quiet)
+
+
+def test_exit_codes_are_the_documented_ones():
+    """Launch scripts depend on these numbers; the table in errors.py promises them."""
+    assert {code.name: int(code) for code in ExitCode} == {
+        "DONE": 0,
+        "BUG": 1,
+        "BAD_INPUT": 2,
+        "RELAUNCH": 64,
+        "INTERRUPTED": 130,
+    }
+
+
+def test_describe_uses_the_class_of_the_error_as_its_kind():
+    """Scripts branch on `kind`, so it is the class name and not free text."""
+    assert describe(errors.TaskError("t")).kind == "TaskError"
+    assert describe(ZeroDivisionError()).kind == "ZeroDivisionError"
+
+
+def test_the_tree_in_the_docstring_is_the_tree():
+    """The drawing at the top of errors.py must not lie."""
+    drawn = errors.__doc__
+    for name, value in vars(errors).items():
+        if isinstance(value, type) and issubclass(value, FslError):
+            assert name in drawn, name

@@ -1,0 +1,41 @@
+"""`fsl-node init` writes a file that loads, and destroys nothing."""
+
+import json
+import os
+
+from fsl_async import cli
+from fsl_async.config import Config, load
+
+
+def test_it_writes_a_commented_file_that_loads(tmp_path, monkeypatch, capsys):
+    """The file is the documentation of all settings, so it must be complete and valid."""
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["init"]) == 0
+    assert capsys.readouterr().out == (
+        "wrote fsl.toml; start with: fsl-node --role ps --config fsl.toml\n"
+    )
+    assert load("fsl.toml") == Config()
+    assert "# seconds from one sync to the next\nevery_s = 600.0" in (tmp_path / "fsl.toml").read_text()
+    assert os.listdir(tmp_path) == ["fsl.toml"]
+
+
+def test_it_overwrites_only_when_forced(tmp_path, capsys):
+    """Somebody's edited configuration must survive a second `init`."""
+    path = tmp_path / "a.toml"
+    path.write_text("mine")
+    assert cli.main(["init", str(path)]) == 2
+    assert path.read_text() == "mine"
+    assert capsys.readouterr().err == (
+        f"error: {path} exists already; --force overwrites it, or give another path\n"
+    )
+    assert cli.main(["init", str(path), "--force", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"path": str(path)}
+    assert load(path) == Config()
+    assert os.listdir(tmp_path) == ["a.toml"]
+
+
+def test_a_folder_that_is_not_there_is_one_line(tmp_path, capsys):
+    """An OSError becomes a line with the path the user gave."""
+    path = tmp_path / "no" / "a.toml"
+    assert cli.main(["init", str(path)]) == 2
+    assert capsys.readouterr().err == f"error: {path}: No such file or directory\n"

@@ -1,0 +1,105 @@
+"""What the role commands hand to the runtime, and what they print. The runtime itself is replaced here."""
+
+import json
+import os
+import signal
+import sys
+import types
+from pathlib import Path
+
+import attrs
+import pytest
+
+from fsl_async import cli
+from fsl_async.config import Config
+
+
+@attrs.frozen
+class Summary:
+    rounds: int = 3
+    loss_last: float = 2.5
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    made = []
+
+    def serve(config, run_dir, *, from_version, announce, stop):
+        made.append((config, run_dir, from_version, stop))
+        announce("tcp://127.0.0.1:4567")
+        return Summary()
+
+    def join_run(address, name, task, data, *, run_dir, stop, log):
+        made.append((address, name, task, data, run_dir, stop))
+        log("step 1")
+        return Summary()
+
+    ps, client = types.ModuleType("node_ps"), types.ModuleType("node_client")
+    ps.serve, client.join_run = serve, join_run
+    monkeypatch.setitem(sys.modules, "fsl_async.node_ps", ps)
+    monkeypatch.setitem(sys.modules, "fsl_async.node_client", client)
+    return made
+
+
+def test_the_server_prints_the_line_to_paste(calls, capsys, tmp_path):
+    """The way from a started server to a started client is one copied line."""
+    code = cli.main(["--role", "ps", "--run-dir", str(tmp_path), "--from-version", "4"])
+    out, err = capsys.readouterr()
+    assert (code, err) == (0, "")
+    assert "    fsl-node --role client fsl://127.0.0.1:4567\n" in out
+    assert out.endswith("rounds     3\nloss last  2.5\n")
+    config, run_dir, from_version, stop = calls[0]
+    assert isinstance(config, Config)
+    assert (run_dir, from_version, stop.requested) == (Path(tmp_path), 4, False)
+
+
+def test_with_json_the_server_prints_objects_only(calls, capsys):
+    """A launcher reads the address from the first line and the result from the last."""
+    cli.main(["--role", "ps", "--json"])
+    out, err = capsys.readouterr()
+    first, last = (json.loads(line) for line in out.splitlines())
+    assert first["event"] == "listening"
+    assert first["join"] == "fsl-node --role client fsl://127.0.0.1:4567"
+    assert last == {"rounds": 3, "loss_last": 2.5}
+    assert "listening at" in err  # people still see it
+
+
+def test_the_client_gets_absolute_paths(calls, capsys, tmp_path, monkeypatch):
+    """A relaunch from another directory must find the same task and data."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("def train(fed): ...\n")
+    args = ["--role", "client", "localhost:7100", "--name", "a.b-1", "--task", "train.py:train"]
+    assert cli.main([*args, "--data", "."]) == 0
+    address, name, task, data, run_dir, _ = calls[0]
+    assert (address, name, run_dir) == ("tcp://localhost:7100", "a.b-1", None)
+    assert (task, data) == (f"{tmp_path}/train.py:train", str(tmp_path))
+    assert "step 1" in capsys.readouterr().out
+
+
+def test_an_unencrypted_connection_is_warned_about(calls, capsys):
+    """Weights leave the machine in the clear: the client's operator must know, and may say that they do."""
+    cli.main(["--role", "client", "ps.example.org:7100", "--name", "a"])
+    assert "not encrypted" in capsys.readouterr().err
+    cli.main(["--role", "client", "ps.example.org:7100", "--name", "a", "--insecure"])
+    cli.main(["--role", "client", "127.0.0.1:7100", "--name", "a"])
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 64)])
+def test_signals_drain_and_decide_the_exit_code(calls, capfd, monkeypatch, number, code):
+    """A drained node still prints its summary, and tells its launcher whether to start it again."""
+    asked = []
+
+    def serve(config, run_dir, *, from_version, announce, stop):
+        stop.subscribe(asked.append)
+        os.kill(os.getpid(), number)
+        return Summary()
+
+    monkeypatch.setattr(sys.modules["fsl_async.node_ps"], "serve", serve)
+    before = signal.getsignal(number)
+    assert cli.main(["--role", "ps"]) == code
+    assert asked == [False]
+    out, err = capfd.readouterr()
+    assert "rounds" in out
+    assert "once more stops at once" in err
+    assert signal.getsignal(number) is before

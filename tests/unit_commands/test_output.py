@@ -1,0 +1,65 @@
+"""Printing: objects for programs, lines for people, and never a death by a closed pipe."""
+
+import io
+import json
+import subprocess
+import sys
+
+import attrs
+
+from fsl_async.commands.output import Output
+
+
+@attrs.frozen
+class Result:
+    name: str
+    tokens_total: int
+    loss: float | None
+    ok: bool
+    parts: list[int]
+
+
+def test_plain_results_are_aligned_lines():
+    """People read the summary, so numbers are grouped and names aligned."""
+    out = io.StringIO()
+    Output(out=out).result(Result("a", 1234567, 2.123456, ok=True, parts=[1, 2]))
+    assert out.getvalue().splitlines() == [
+        "name          a",
+        "tokens total  1,234,567",
+        "loss          2.123",
+        "ok            yes",
+        "parts         [1, 2]",
+    ]
+
+
+def test_json_keeps_standard_output_for_objects():
+    """With --json a program may parse every line of standard output."""
+    out, err = io.StringIO(), io.StringIO()
+    output = Output(as_json=True, out=out, err=err)
+    output.say("hello")
+    output.warn("careful")
+    output.record("round", number=3)
+    output.result(Result("a", 1, None, ok=False, parts=[]))
+    assert [json.loads(line) for line in out.getvalue().splitlines()] == [
+        {"event": "round", "number": 3},
+        {"name": "a", "tokens_total": 1, "loss": None, "ok": False, "parts": []},
+    ]
+    assert err.getvalue() == "hello\nwarning: careful\n"
+
+
+def test_records_are_for_programs_only():
+    """A plain terminal must not show JSON."""
+    out = io.StringIO()
+    Output(out=out).record("round", number=3)
+    assert out.getvalue() == ""
+
+
+def test_a_lost_terminal_does_not_end_a_node():
+    """A server whose output goes to `| head -1` must go on serving."""
+    script = (
+        "import sys; from fsl_async.commands.output import Output; o = Output(); "
+        "[o.say('x' * 1000) for _ in range(500)]; print('alive', file=sys.stderr)"
+    )
+    command = f'"{sys.executable}" -c "{script}" | true'
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    assert done.stderr == "alive\n"

@@ -1,0 +1,101 @@
+"""Stopping: once drains, twice stops, and signals work under every loop."""
+
+import asyncio
+import os
+import signal
+import threading
+
+import pytest
+import uvloop
+
+from fsl_async.stopper import Stopper, stop_on_signals
+
+
+def test_asking_twice_the_same_tells_once_and_harder_tells_again():
+    """A callback must see one drain and at most one hard stop, in that order."""
+    stopper, seen = Stopper(), []
+    stopper.subscribe(seen.append)
+    assert (stopper.requested, stopper.hard) == (False, False)
+    stopper.request(reason="first", exit_code=64)
+    stopper.request(reason="second", exit_code=130)
+    assert (stopper.requested, stopper.hard) == (True, False)
+    stopper.request(hard=True)
+    stopper.request()
+    stopper.request(hard=True)
+    assert seen == [False, True]
+    assert (stopper.hard, stopper.reason, stopper.exit_code) == (True, "first", 64)
+
+
+def test_a_late_subscriber_hears_of_an_earlier_request():
+    """Ctrl-C during start-up comes before the loop listens; it must not be lost."""
+    stopper, seen = Stopper(), []
+    stopper.request(hard=True)
+    remove = stopper.subscribe(seen.append)
+    assert seen == [True]
+    remove()
+    remove()
+    assert stopper.callbacks == []
+
+
+def test_requests_from_many_threads_tell_each_callback_once():
+    """Signals, the supervisor and the loop may ask at the same moment."""
+    stopper, seen = Stopper(), []
+    stopper.subscribe(seen.append)
+    threads = [threading.Thread(target=stopper.request) for _ in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert seen == [False]
+
+
+@pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+@pytest.mark.parametrize("in_main_thread", [True, False])
+def test_signals_reach_a_loop_that_sleeps(new_loop, in_main_thread, capfd):
+    """The handler must wake asyncio and uvloop, in the main thread and while the main thread waits for another."""
+    stopper, order = Stopper(), []
+
+    async def serve():
+        loop, drained, stopped = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
+
+        def asked(hard):
+            loop.call_soon_threadsafe((stopped if hard else drained).set)
+
+        remove = stopper.subscribe(asked)
+        loop.call_later(0.02, os.kill, os.getpid(), signal.SIGINT)
+        await asyncio.wait_for(drained.wait(), 5)
+        order.append("drained")
+        loop.call_later(0.02, os.kill, os.getpid(), signal.SIGTERM)
+        await asyncio.wait_for(stopped.wait(), 5)
+        order.append("stopped")
+        remove()
+
+    def run():
+        loop = new_loop()
+        try:
+            loop.run_until_complete(serve())
+        finally:
+            loop.close()
+
+    with stop_on_signals(stopper):
+        if in_main_thread:
+            run()
+        else:
+            thread = threading.Thread(target=run)
+            thread.start()
+            thread.join()
+    assert order == ["drained", "stopped"]
+    assert stopper.exit_code == 130
+    assert capfd.readouterr().err == (
+        "\nCtrl-C: finishing in good order; once more stops at once\n\nstopping now\n"
+    )
+
+
+def test_the_third_signal_interrupts_whatever_hangs():
+    """A stop that itself hangs must leave the user a way out."""
+    stopper = Stopper()
+    with pytest.raises(KeyboardInterrupt), stop_on_signals(stopper, quiet=True):
+        for _ in range(3):
+            os.kill(os.getpid(), signal.SIGINT)
+            signal.getsignal(signal.SIGINT)
+    assert stopper.hard
