@@ -1,0 +1,79 @@
+"""Links, sessions and streams: moves opaque frames between named peers over bad networks.
+
+Start with ``ListenerEndpoint`` and ``DialerEndpoint``; what they tell is in ``events.py``, what
+goes over the wire in ``docs/WIRE.md``. The ZeroMQ link is imported from ``fsl_transport.zmq_link``
+and the loop runner from ``fsl_transport.loop``, so that simulations load neither zmq nor asyncio.
+"""
+
+from fsl_transport.endpoint import DialerEndpoint, ListenerEndpoint
+from fsl_transport.errors import LocalError, PeerError, TransportError
+from fsl_transport.events import (
+    BeatReceived,
+    Body,
+    HelloReceived,
+    MessageReceived,
+    PeerDown,
+    PeerUp,
+    Refused,
+    StreamDeclined,
+    StreamFailed,
+    StreamOffered,
+    StreamReceived,
+    StreamSent,
+    Superseded,
+    TransportEvent,
+    Unreachable,
+)
+from fsl_transport.frames import PROTOCOL_VERSION
+from fsl_transport.link import (
+    Buffer,
+    Cancellable,
+    Chance,
+    ChunkSink,
+    ChunkSource,
+    Lane,
+    Link,
+    Scheduler,
+)
+from fsl_transport.mem_link import Conditions, MemLink, MemNetwork
+from fsl_transport.settings import TransportSettings
+from fsl_transport.streams import Transfer
+from fsl_transport.virtual_time import VirtualScheduler
+
+__all__ = [
+    "PROTOCOL_VERSION",
+    "BeatReceived",
+    "Body",
+    "Buffer",
+    "Cancellable",
+    "Chance",
+    "ChunkSink",
+    "ChunkSource",
+    "Conditions",
+    "DialerEndpoint",
+    "HelloReceived",
+    "Lane",
+    "Link",
+    "ListenerEndpoint",
+    "LocalError",
+    "MemLink",
+    "MemNetwork",
+    "MessageReceived",
+    "PeerDown",
+    "PeerError",
+    "PeerUp",
+    "Refused",
+    "Scheduler",
+    "StreamDeclined",
+    "StreamFailed",
+    "StreamOffered",
+    "StreamReceived",
+    "StreamSent",
+    "Superseded",
+    "Transfer",
+    "TransportError",
+    "TransportEvent",
+    "TransportSettings",
+    "Unreachable",
+    "VirtualScheduler",
+]

@@ -1,0 +1,250 @@
+"""One stream of numbered chunks, as two machines: what the sender does, what the receiver does.
+
+Control operations arrive reliably and in order (``session.py``); chunks travel on the bulk lane
+and may be lost, repeated and reordered. Nothing here keeps a copy of a chunk that was sent: what
+is asked for again is read again from the source. A transfer never fails for taking long.
+
+Rules
+  * The receiver takes chunks in order only. ``index == expected`` is taken whatever its round;
+    everything else is dropped.
+  * A chunk of the *current* round with ``index > expected`` proves a loss: the receiver resumes,
+    that is, it sends ACCEPT again with ``round + 1``, the chunk it needs and the bytes it holds.
+    Chunks of older rounds prove nothing, they were on their way.
+  * When nothing came for ``stall_s`` while nothing waits to be written, the receiver resumes as
+    well and doubles its patience; the longest wait that ended well is remembered (times two), so
+    that a slow line is not filled with repetitions.
+  * The sender reads one chunk ahead of its credit. A resume for the very chunk it is reading or
+    holding does not start that reading again, so that a slow source gets on.
+  * Credit counts bytes by their place in the stream (``credit.py``).
+
+Sender     state     event                           -> state     effect
+           OFFERED   accept(chunk, limit)            -> SENDING   reads from chunk on
+           OFFERED   decline                         -> (gone)    StreamDeclined
+           SENDING   read delivered, credit there    -> SENDING   CHUNK
+           SENDING   read delivered, no credit       -> SENDING   holds it
+           SENDING   credit                          -> SENDING   held CHUNK, next read
+           SENDING   accept(round + 1)               -> SENDING   goes back to chunk
+           SENDING   read failed                     -> (gone)    STOP, StreamFailed
+           SENDING   done                            -> (gone)    StreamSent
+           any       abort                           -> (gone)    StreamFailed
+
+Receiver   OFFERED   accept                          -> TAKING    ACCEPT round 0
+           TAKING    expected chunk                  -> TAKING    write
+           TAKING    chunk beyond, current round     -> TAKING    ACCEPT round + 1
+           TAKING    stall                           -> TAKING    ACCEPT round + 1
+           TAKING    written                         -> TAKING    CREDIT, now and then
+           TAKING    last chunk written              -> (gone)    DONE, StreamReceived
+           TAKING    write failed                    -> (gone)    ABORT, StreamFailed
+           any       stop                            -> (gone)    StreamFailed
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from typing import Final
+
+from fsl_transport.credit import Granting, Spending
+from fsl_transport.errors import PeerError
+from fsl_transport.link import Buffer
+
+PATIENCE_LIMIT: Final = 64
+"""A silent stream is asked for at least once in this many patiences."""
+
+
+class SendStream:
+    """The sender's machine. ``next_read`` and ``take`` are asked after every input."""
+
+    __slots__ = (
+        "chunks",
+        "confirmed",
+        "credit",
+        "held",
+        "next_chunk",
+        "number",
+        "reading",
+        "round",
+        "serial",
+    )
+
+    def __init__(self, number: int, chunks: int) -> None:
+        self.number = number
+        self.chunks = chunks
+        self.round = -1  # -1: offered, not accepted
+        self.next_chunk = 0
+        self.confirmed = 0  # chunks the receiver wrote, as far as it said
+        self.credit = Spending()
+        self.reading: int | None = None
+        self.serial = 0
+        self.held: Buffer | None = None
+
+    def accept(self, round_: int, chunk: int, received: int, limit: int) -> None:
+        """Start, or go back to ``chunk``; the receiver holds ``received`` bytes before it."""
+        if round_ != self.round + 1:
+            raise PeerError(f"ACCEPT of round {round_} after round {self.round}")
+        if chunk > self.chunks:
+            raise PeerError(f"ACCEPT at chunk {chunk} of {self.chunks}")
+        self.round = round_
+        self.credit.resume(received, limit)
+        if self.held is not None and chunk != self.next_chunk:
+            self.held = None
+        if self.reading is not None and self.reading != chunk:
+            self.reading = None  # its delivery will carry an old serial
+        self.next_chunk = chunk
+        if round_ == 0:
+            self.confirmed = chunk
+
+    def grant(self, limit: int, written: int) -> None:
+        """More credit, because ``written`` chunks are written."""
+        if self.round < 0 or written > self.chunks:
+            raise PeerError("CREDIT before ACCEPT or beyond the last chunk")
+        self.credit.grant(limit)
+        self.confirmed = written
+
+    def next_read(self) -> tuple[int, int] | None:
+        """``(index, serial)`` to read from the source now, or None."""
+        if (
+            self.round < 0
+            or self.reading is not None
+            or self.held is not None
+            or self.next_chunk >= self.chunks
+            or self.credit.left <= 0
+        ):
+            return None
+        self.reading = self.next_chunk
+        self.serial += 1
+        return self.next_chunk, self.serial
+
+    def delivered(self, serial: int, data: Buffer) -> None:
+        """The source delivered what ``next_read`` asked for under ``serial``."""
+        if self.reading is None or serial != self.serial:
+            return  # from before a resume
+        self.reading = None
+        self.held = data
+
+    def is_current(self, serial: int) -> bool:
+        """Whether the reading under ``serial`` still matters."""
+        return self.reading is not None and serial == self.serial
+
+    def take(self) -> tuple[int, Buffer] | None:
+        """``(index, data)`` to send now, or None."""
+        data = self.held
+        if data is None or not self.credit.fits(len(data)):
+            return None
+        index = self.next_chunk
+        self.held = None
+        self.credit.spend(len(data))
+        self.next_chunk += 1
+        return index, data
+
+
+class Verdict(enum.Enum):
+    """What to do with a chunk that came in."""
+
+    WRITE = "write"
+    DROP = "drop"
+    RESUME = "resume"
+
+
+class ReceiveStream:
+    """The receiver's machine. Times are seconds of any one monotonic clock."""
+
+    __slots__ = (
+        "_advanced_at",
+        "_deadline",
+        "_patience_s",
+        "_pending",
+        "_stall_s",
+        "_wait_s",
+        "chunks",
+        "credit",
+        "expected",
+        "number",
+        "round",
+        "written",
+    )
+
+    def __init__(self, number: int, chunks: int, stall_s: float) -> None:
+        self.number = number
+        self.chunks = chunks
+        self.round = -1  # -1: offered to us, not accepted
+        self.expected = 0
+        self.written = 0
+        self.credit = Granting(0, 0)
+        self._pending = 0
+        self._advanced_at = 0.0
+        self._deadline = math.inf
+        self._stall_s = stall_s
+        self._patience_s = stall_s
+        self._wait_s = stall_s
+
+    def accept(self, chunk: int, window_bytes: int, largest_chunk_bytes: int, now: float) -> None:
+        """Begin at ``chunk``."""
+        self.round = 0
+        self.expected = chunk
+        self.written = chunk
+        self.credit = Granting(window_bytes, largest_chunk_bytes)
+        self._advanced_at = now
+        self._deadline = now + self._stall_s
+
+    def accept_fields(self) -> tuple[int, int, int, int, int]:
+        """The fields of the ACCEPT that says where this stream stands."""
+        return (
+            self.number,
+            self.round,
+            self.expected,
+            self.credit.received,
+            self.credit.limit,
+        )
+
+    def chunk(self, round_: int, index: int, size: int, now: float) -> Verdict:
+        """A chunk came. After ``RESUME`` send ``accept_fields`` again."""
+        if index >= self.chunks or round_ > self.round:
+            raise PeerError(f"chunk {index} of {self.chunks} in round {round_} of {self.round}")
+        if index == self.expected:
+            if not self.credit.fits(size):
+                return Verdict.DROP  # beyond its credit; the stall timer will set it right
+            waited = now - self._advanced_at
+            if waited > self._stall_s:
+                self._patience_s = max(self._patience_s, 2 * waited)
+            self._wait_s = self._patience_s
+            self._advanced_at = now
+            self._deadline = now + self._wait_s
+            self.expected += 1
+            self._pending += 1
+            self.credit.receive(size)
+            return Verdict.WRITE
+        if index > self.expected and round_ == self.round:
+            self.round += 1
+            self._deadline = now + self._wait_s
+            return Verdict.RESUME
+        return Verdict.DROP
+
+    def wrote(self, size: int, window_bytes: int, now: float) -> bool:
+        """A chunk is written. True when a CREDIT should go out."""
+        self._pending -= 1
+        self.written += 1
+        if self._pending == 0:  # from here on the sender is waited for, not the writer
+            self._advanced_at = now
+            self._deadline = now + self._wait_s
+        return self.credit.consume(size, window_bytes) and self.expected < self.chunks
+
+    @property
+    def is_complete(self) -> bool:
+        """Every chunk came and is written."""
+        return self.round >= 0 and self.expected == self.chunks and self._pending == 0
+
+    def next_deadline(self) -> float:
+        """When to call ``handle_timer``, or infinity."""
+        if self.round < 0 or self._pending or self.expected == self.chunks:
+            return math.inf  # our own writer is what everybody waits for, or nothing is missing
+        return self._deadline
+
+    def handle_timer(self, now: float) -> bool:
+        """True when the stream stalled: send ``accept_fields`` again."""
+        if now < self.next_deadline():
+            return False
+        self.round += 1
+        self._wait_s = min(2 * self._wait_s, PATIENCE_LIMIT * self._patience_s)
+        self._deadline = now + self._wait_s
+        return True

@@ -1,0 +1,256 @@
+"""The two endpoints: ``ListenerEndpoint`` for a server, ``DialerEndpoint`` for a client."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from fsl_transport import frames, session
+from fsl_transport.endpoint_base import Endpoint, Peer, check_lane
+from fsl_transport.errors import LocalError, PeerError
+from fsl_transport.events import (
+    Body,
+    HelloReceived,
+    PeerUp,
+    Refused,
+    Superseded,
+    TransportEvent,
+    Unreachable,
+)
+from fsl_transport.frames import Ack, Beat, Chunk, Data, Foreign, Hello
+from fsl_transport.link import Buffer, Chance, Lane, Link, Scheduler
+from fsl_transport.session import DialerMachine, DialerState, ListenerMachine, ListenerState
+from fsl_transport.settings import TransportSettings
+
+_KNOWN_NAMES_PER_SESSION: Final = 4
+
+
+class ListenerEndpoint(Endpoint):
+    """The listening side: many dialers, told apart by name.
+
+    ``incarnation`` is the listener's own (wall-clock nanoseconds); dialers see it in ``PeerUp``.
+    ``chance`` makes session ids; give a seeded ``random.Random`` in simulations only.
+    """
+
+    def __init__(
+        self,
+        link: Link,
+        scheduler: Scheduler,
+        settings: TransportSettings,
+        on_event: Callable[[TransportEvent], None],
+        name: str,
+        *,
+        incarnation: int = 0,
+        chance: Chance | None = None,
+    ) -> None:
+        super().__init__(link, scheduler, settings, on_event, name, chance=chance)
+        self.incarnation = incarnation
+        self._peers: dict[str, Peer] = {}
+        self._present: dict[str, None] = {}  # names that are asking or up, in order of arrival
+
+    @property
+    def peers(self) -> list[str]:
+        """Names with a session, in order of arrival."""
+        return [name for name in self._present if self._find(name) is not None]
+
+    def welcome(self, peer: str, body: Body) -> None:
+        """Let the peer of ``HelloReceived`` in. Ignored when it no longer asks."""
+        frames.check_body(body)
+        found = self._asking(peer)
+        if found is None:
+            return
+        now = self._scheduler.time()
+        identity = self._chance.getrandbits(8 * frames.SESSION_BYTES)
+        hello = found.machine.hello
+        found.machine.welcome(identity.to_bytes(frames.SESSION_BYTES, "little"), body, now)
+        self._flush(found)
+        self.rearm(found, now)
+        self.emit(PeerUp(peer, found.machine.incarnation, hello))
+
+    def refuse(self, peer: str, code: str, text: str) -> None:
+        """Send the peer of ``HelloReceived`` away. Ignored when it no longer asks."""
+        if code == session.SUPERSEDED:
+            raise LocalError(f"the code {code!r} is the transport's own: take another word")
+        found = self._asking(peer)
+        if found is not None:
+            found.machine.refuse(code, text)
+            self._settle(found)
+            self._flush(found)
+
+    def disconnect(self, peer: str, reason: str) -> None:
+        """Say BYE and forget the session; no ``PeerDown`` comes for it here."""
+        found = self._peers.get(peer)
+        if found is not None:
+            found.machine.disconnect(reason, self._scheduler.time())
+            self._drop_streams(found)
+            self._settle(found)
+            self._flush(found)
+
+    def _asking(self, peer: str) -> Peer | None:
+        found = self._peers.get(peer)
+        if found is None or found.machine.state is not ListenerState.ASKED:
+            return None
+        return found
+
+    def _find(self, peer: str) -> Peer | None:
+        found = self._peers.get(peer)
+        return None if found is None or found.machine.session is None else found
+
+    def _all_peers(self) -> Sequence[Peer]:
+        return list(self._peers.values())
+
+    def _settle(self, peer: Peer) -> None:
+        if peer.machine.state is ListenerState.ABSENT:
+            self._present.pop(peer.name, None)
+        else:
+            self._present[peer.name] = None
+
+    def _receive(self, name: str, lane: Lane, parts: Sequence[Buffer]) -> None:
+        if self._closed:
+            return
+        now = self._scheduler.time()
+        settings = self.settings
+        peer = self._peers.get(name)
+        if peer is None or peer.machine.session is None:
+            limit = settings.hello_limit_bytes
+        else:
+            limit = settings.control_limit_bytes
+        try:
+            message = frames.parse(parts, limit, settings.chunk_limit_bytes)
+            check_lane(message, lane, parts)
+            if type(message) is Hello:
+                peer = self._admit(name, peer, message)
+                if peer is None:
+                    return
+        except PeerError as error:
+            if peer is None:
+                self.bad_messages += 1
+            else:
+                self._violated(peer, str(error), now)
+                self.rearm(peer, now)
+            return
+        if peer is None:
+            self._answer_stranger(name, message)
+        elif type(message) is Chunk:
+            self._handle_chunk(peer, message, now)
+        else:
+            self._handle(peer, message, now)
+
+    def _admit(self, name: str, peer: Peer | None, hello: Hello) -> Peer | None:
+        """The record for a HELLO, or None when the house is full."""
+        if hello.name != name:
+            raise PeerError(f"HELLO of {hello.name!r} on the connection of {name!r}")
+        if name not in self._present and len(self._present) >= self.settings.max_sessions:
+            text = f"the listener already has {len(self._present)} sessions"
+            head = session.refusal_head(hello.incarnation, hello.attempt, "full", text, known=0)
+            self._link.send(name, Lane.CONTROL, (head,))
+            return None
+        if peer is None:
+            limit = _KNOWN_NAMES_PER_SESSION * self.settings.max_sessions
+            if len(self._peers) >= limit:
+                oldest = next(known for known in self._peers if known not in self._present)
+                del self._peers[oldest]
+            peer = self._peers[name] = Peer(name, ListenerMachine(self.incarnation, self.settings))
+        return peer
+
+    def _answer_stranger(self, name: str, message: frames.Message) -> None:
+        if isinstance(message, Foreign):
+            head = session.protocol_refusal(message)
+        elif isinstance(message, Data | Beat | Ack):
+            head = session.unknown_head(message.session)
+        else:
+            return
+        self._link.send(name, Lane.CONTROL, (head,))
+
+    def _special(self, peer: Peer, effect: Any) -> None:
+        hello = effect.hello
+        self._settle(peer)
+        self.emit(HelloReceived(peer.name, hello.incarnation, hello.body, hello.role))
+
+
+class DialerEndpoint(Endpoint):
+    """The dialing side: one listener. ``peer`` arguments are ignored, events carry ``""``.
+
+    ``incarnation`` is wall-clock nanoseconds at the start of the process; it may be raised by one
+    handshake (see ``session.py``), so read it back from ``.incarnation``.
+    """
+
+    def __init__(
+        self,
+        link: Link,
+        scheduler: Scheduler,
+        settings: TransportSettings,
+        on_event: Callable[[TransportEvent], None],
+        name: str,
+        *,
+        incarnation: int,
+        role: str = "client",
+        chance: Chance | None = None,
+    ) -> None:
+        super().__init__(link, scheduler, settings, on_event, name, chance=chance)
+        self._machine = DialerMachine(name, role, incarnation, settings, self._chance.random)
+        self._peer = Peer("", self._machine)
+        self._hello: Callable[[], Body] = dict
+
+    @property
+    def incarnation(self) -> int:
+        """The incarnation in use."""
+        return self._machine.incarnation
+
+    @property
+    def is_up(self) -> bool:
+        """Whether a session stands."""
+        return self._machine.session is not None
+
+    def connect(self, hello: Callable[[], Body]) -> None:
+        """Say HELLO now and again after every loss; ``hello()`` is asked for each one's body."""
+        self._hello = hello
+        now = self._scheduler.time()
+        self._run(self._peer, self._machine.connect(now), now)
+        self.rearm(self._peer, now)
+
+    def disconnect(self, peer: str = "", reason: str = "") -> None:
+        """Say BYE and be quiet until ``connect``; no ``PeerDown`` comes for it here."""
+        self._machine.disconnect(reason)
+        self._drop_streams(self._peer)
+        self._flush(self._peer)
+
+    def _find(self, peer: str) -> Peer | None:
+        return None if self._machine.session is None else self._peer
+
+    def _all_peers(self) -> Sequence[Peer]:
+        return [self._peer]
+
+    def _receive(self, name: str, lane: Lane, parts: Sequence[Buffer]) -> None:
+        if self._closed:
+            return
+        now = self._scheduler.time()
+        settings = self.settings
+        peer = self._peer
+        try:
+            message = frames.parse(parts, settings.control_limit_bytes, settings.chunk_limit_bytes)
+            check_lane(message, lane, parts)
+        except PeerError as error:
+            self._violated(peer, str(error), now)
+            self.rearm(peer, now)
+            return
+        if type(message) is Chunk:
+            self._handle_chunk(peer, message, now)
+        else:
+            self._handle(peer, message, now)
+
+    def _special(self, peer: Peer, effect: Any) -> None:
+        if isinstance(effect, session.SayHello):
+            if self._closed or self._machine.state is not DialerState.CALLING:
+                return  # the owner hung up while it was told about the loss
+            body = frames.check_body(self._hello())
+            self._machine.outbox.append(self._machine.hello_head(body))
+            self._flush(peer)
+        elif isinstance(effect, session.Up):
+            self.emit(PeerUp("", effect.incarnation, effect.body))
+        elif isinstance(effect, session.StillCalling):
+            self.emit(Unreachable(self.address, effect.seconds))
+        elif isinstance(effect, session.RefusedBy):
+            self.emit(Refused(effect.code, effect.text))
+        else:
+            self.emit(Superseded())

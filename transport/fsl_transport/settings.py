@@ -1,0 +1,75 @@
+"""Every number of the transport room in one place, with its unit in its name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from attrs import Attribute, field, frozen
+
+from fsl_transport.errors import LocalError
+
+KIB = 1024
+MIB = 1024 * 1024
+
+
+def _positive(_instance: object, attribute: Attribute[Any], value: float) -> None:
+    if not value > 0:
+        raise LocalError(f"{attribute.name} must be greater than zero, not {value!r}")
+
+
+@frozen(kw_only=True)
+class TransportSettings:
+    """Times in seconds, sizes in bytes. Raises ``LocalError`` when they contradict each other."""
+
+    heartbeat_every_s: float = field(default=5.0, validator=_positive)
+    """The dialer beats after this long without control traffic of its own."""
+    expire_after_s: float = field(default=20.0, validator=_positive)
+    """A session ends when nothing was heard for this long."""
+    unreachable_every_s: float = field(default=10.0, validator=_positive)
+    """How often a dialer without a welcome says so."""
+    hello_every_s: float = field(default=0.5, validator=_positive)
+    """First wait between two HELLOs; doubles up to ``heartbeat_every_s``."""
+    retransmit_after_s: float = field(default=2.0, validator=_positive)
+    """Wait for an acknowledgement before all that is open is sent again; doubles each time."""
+    ack_after_s: float = field(default=0.5, validator=_positive)
+    """An acknowledgement rides on other traffic, or goes alone after this long."""
+    slow_link_bytes_per_s: float = field(default=64_000.0, validator=_positive)
+    """Open bytes divided by this are added to every wait for an acknowledgement."""
+    stall_s: float = field(default=10.0, validator=_positive)
+    """A receiver asks again for the next chunk after this long without one; doubles each time."""
+    control_limit_bytes: int = field(default=4 * MIB, validator=_positive)
+    """Largest control message, head included."""
+    hello_limit_bytes: int = field(default=256 * KIB, validator=_positive)
+    """Largest HELLO: the only message that a stranger gets parsed."""
+    chunk_limit_bytes: int = field(default=2 * MIB, validator=_positive)
+    """Largest chunk of a stream."""
+    window_bytes: int = field(default=4 * MIB, validator=_positive)
+    """Byte credit of one stream: what may be sent and not yet written."""
+    budget_bytes: int = field(default=1024 * MIB, validator=_positive)
+    """Shared by all streams that come in; many streams get smaller windows, never below a chunk."""
+    control_window: int = field(default=256, validator=_positive)
+    """Control messages sent and not yet acknowledged; the rest waits in a backlog."""
+    backlog_limit_bytes: int = field(default=64 * MIB, validator=_positive)
+    """A peer that lets more than this wait is taken for dead."""
+    max_sessions: int = field(default=4096, validator=_positive)
+    """Sessions of one listener; the next HELLO is refused with code ``full``."""
+    max_streams: int = field(default=64, validator=_positive)
+    """Streams of one session in each direction."""
+
+    def __attrs_post_init__(self) -> None:
+        """Check what one field alone cannot know."""
+        if self.expire_after_s <= self.heartbeat_every_s:
+            raise LocalError(
+                f"expire_after_s ({self.expire_after_s:g}) must be longer than heartbeat_every_s"
+                f" ({self.heartbeat_every_s:g}): make it three times as long or more"
+            )
+        if self.ack_after_s >= self.retransmit_after_s:
+            raise LocalError(
+                f"ack_after_s ({self.ack_after_s:g}) must be shorter than retransmit_after_s"
+                f" ({self.retransmit_after_s:g}): otherwise everything is sent twice"
+            )
+        if self.window_bytes < self.chunk_limit_bytes:
+            raise LocalError(
+                f"window_bytes ({self.window_bytes}) must hold one chunk of chunk_limit_bytes"
+                f" ({self.chunk_limit_bytes})"
+            )

@@ -1,0 +1,85 @@
+"""A scheduler whose clock jumps to the next call: a simulated day costs only its callbacks.
+
+Deterministic: calls run in order of their time, and of insertion where times are equal.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+
+
+class VirtualCall:
+    """One planned call. Cancelled calls stay in the heap and cost one pop."""
+
+    __slots__ = ("args", "callback")
+
+    def __init__(self, callback: Callable[..., object], args: tuple[object, ...]) -> None:
+        self.callback: Callable[..., object] | None = callback
+        self.args = args
+
+    def cancel(self) -> None:
+        """Forget the call; harmless when it already happened."""
+        self.callback = None
+        self.args = ()
+
+
+class VirtualScheduler:
+    """Implements ``link.Scheduler`` over a heap. Time only moves in ``run_*``."""
+
+    __slots__ = ("_heap", "_now", "_order")
+
+    def __init__(self, start_s: float = 0.0) -> None:
+        self._now = start_s
+        self._order = 0
+        self._heap: list[tuple[float, int, VirtualCall]] = []
+
+    def time(self) -> float:
+        """Seconds of virtual time."""
+        return self._now
+
+    def call_at(self, when: float, callback: Callable[..., object], *args: object) -> VirtualCall:
+        """Plan a call. A time in the past runs next, and the clock does not go back for it."""
+        call = VirtualCall(callback, args)
+        self._order = order = self._order + 1
+        heapq.heappush(self._heap, (when, order, call))
+        return call
+
+    def call_soon(self, callback: Callable[..., object], *args: object) -> VirtualCall:
+        """Plan a call for now, after the calls already planned for now."""
+        return self.call_at(self._now, callback, *args)
+
+    def next_time(self) -> float | None:
+        """Time of the next call, or None when nothing is planned."""
+        heap = self._heap
+        while heap and heap[0][2].callback is None:
+            heapq.heappop(heap)
+        return heap[0][0] if heap else None
+
+    def run_next(self) -> bool:
+        """Run the next call and move the clock to it. False when nothing is planned."""
+        heap = self._heap
+        while heap:
+            when, _, call = heapq.heappop(heap)
+            callback = call.callback
+            if callback is None:
+                continue
+            self._now = max(self._now, when)
+            call.callback = None
+            callback(*call.args)
+            return True
+        return False
+
+    def run_until(self, when: float) -> None:
+        """Run every call planned up to and including ``when``, then set the clock to ``when``."""
+        heap = self._heap
+        pop = heapq.heappop
+        while heap and heap[0][0] <= when:
+            at, _, call = pop(heap)
+            callback = call.callback
+            if callback is None:
+                continue
+            self._now = max(self._now, at)
+            call.callback = None
+            callback(*call.args)
+        self._now = max(self._now, when)
