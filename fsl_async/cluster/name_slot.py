@@ -40,7 +40,7 @@ class NameSlot:
 
 def check_name(name: str) -> str:
     """Return `name` if it may be a client's; raises UsageError."""
-    if not NAME.fullmatch(name):
+    if not NAME.fullmatch(name) or name in {".", ".."}:
         raise UsageError(
             f"--name {name[:80]!r}: must be 1 to 64 letters, digits, dots, dashes or underscores"
         )

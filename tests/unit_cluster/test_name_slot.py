@@ -75,7 +75,7 @@ def test_any_host_name_gives_a_valid_client_name(tmp_path, host):
     slot.close()
 
 
-@pytest.mark.parametrize("name", ["", "a/b", "a b", "x" * 65, "a\n"])
+@pytest.mark.parametrize("name", ["", "a/b", "a b", "x" * 65, "a\n", ".", ".."])
 def test_bad_names_are_refused(name):
     """The transport takes only these names; better a line here than a refusal there."""
     with pytest.raises(UsageError, match="must be 1 to 64"):

@@ -64,11 +64,16 @@ GOLDEN = [
     ("--role client a:1 --data nothere", "--data nothere: no such file or directory"),
     ("--role ps --data nothere", "--data nothere: no such file or directory"),
     ("--role ps --config no.toml", "no.toml: no such file; `fsl-node init no.toml` writes one"),
-    ("--role ps --set sync.evry_s=3", "--set: sync.evry_s: unknown key, did you mean sync.every_s?"),
+    (
+        "--role ps --set sync.evry_s=3",
+        "--set: sync.evry_s: unknown key, did you mean sync.every_s?",
+    ),
     (
         "--role ps 0.0.0.0:7100",
-        "--set: listen.address: tcp://0.0.0.0:7100 can be reached by other machines, and encryption is not in this "
-        "version; listen at 127.0.0.1 and use an SSH tunnel or a VPN, or accept it with --insecure",
+        (
+            "--set: listen.address: tcp://0.0.0.0:7100 can be reached by other machines, and encryption is not in this "
+            "version; listen at 127.0.0.1 and use an SSH tunnel or a VPN, or accept it with --insecure"
+        ),
     ),
 ]
 
@@ -152,7 +157,16 @@ def test_client_dry_run_and_options_behind_the_address(capsys, tmp_path):
     """Users append options to the pasted line, so they must be read behind the address too."""
     task = tmp_path / "train.py"
     task.write_text("def train(fed): ...\n")
-    args = ["--role", "client", "fsl://ps:7100", "--name", "a", "--task", f"{task}:train", "--dry-run"]
+    args = [
+        "--role",
+        "client",
+        "fsl://ps:7100",
+        "--name",
+        "a",
+        "--task",
+        f"{task}:train",
+        "--dry-run",
+    ]
     code, out, _ = run(capsys, *args, "--json")
     assert code == 0
     assert json.loads(out) == {
@@ -172,7 +186,9 @@ def test_help_imports_nothing_heavy():
         "heavy = {'torch', 'zmq', 'numpy', 'cattrs', 'asyncio', 'uvloop', 'msgpack', 'rich'} & set(sys.modules); "
         "sys.exit(f'imported {heavy}' if heavy else code)"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False
+    )
     assert (done.returncode, done.stderr) == (0, "")
 
 

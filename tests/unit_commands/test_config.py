@@ -1,6 +1,7 @@
 """Configuration: TOML in, frozen values out, and errors that name the file, the key and the way out."""
 
 import tomllib
+from pathlib import Path
 
 import attrs
 import pytest
@@ -22,8 +23,7 @@ def in_folder(tmp_path, monkeypatch):
 
 
 def failure(text, overrides=()):
-    with open("fsl.toml", "w", encoding="utf-8") as file:
-        file.write(text)
+    Path("fsl.toml").write_text(text, encoding="utf-8")
     with pytest.raises(ConfigError) as caught:
         load("fsl.toml", overrides)
     assert caught.value.exit_code == 2
@@ -68,8 +68,10 @@ GOLDEN = [
     ),
     (
         '[listen]\naddress = "0.0.0.0:7100"',
-        "listen.address: 0.0.0.0:7100 can be reached by other machines, and encryption is not in this version; "
-        "listen at 127.0.0.1 and use an SSH tunnel or a VPN, or accept it with --insecure",
+        (
+            "listen.address: 0.0.0.0:7100 can be reached by other machines, and encryption is not in this version; "
+            "listen at 127.0.0.1 and use an SSH tunnel or a VPN, or accept it with --insecure"
+        ),
     ),
     (
         '[codec]\nup = "e4m4"',
@@ -116,7 +118,10 @@ GOLDEN = [
     ('[sync]\n"a\\u001b[1m" = 1', None),
     ("sync = 5", "sync: expected a table, got 5"),
     ("[[sync]]\na = 1", "sync: expected a table, got an array"),
-    ("[sync]\nevry_s = 5\nqorum = 1", "sync.evry_s: unknown key, did you mean sync.every_s? (and 1 more)"),
+    (
+        "[sync]\nevry_s = 5\nqorum = 1",
+        "sync.evry_s: unknown key, did you mean sync.every_s? (and 1 more)",
+    ),
     ("[sync\n", None),
 ]
 
@@ -140,7 +145,7 @@ def test_a_broken_file_says_where(in_folder):
 
 def test_a_missing_file_says_how_to_make_one(in_folder):
     """The first thing a user does wrong is the path."""
-    with pytest.raises(ConfigError, match="no such file; `fsl-node init no.toml` writes one"):
+    with pytest.raises(ConfigError, match=r"no such file; `fsl-node init no\.toml` writes one"):
         load("no.toml")
 
 
@@ -166,7 +171,9 @@ def test_the_deeper_of_two_wrong_keys_names_its_source(in_folder):
     assert failure("[sync]\nquorum = 3.0", ["sync.every_s=3"]).message.startswith("fsl.toml: ")
 
 
-@pytest.mark.parametrize("text", ["sync", "sync.every_s", "every_s=5", "a.b.c=4", ".a=4", "a.=4", "=3"])
+@pytest.mark.parametrize(
+    "text", ["sync", "sync.every_s", "every_s=5", "a.b.c=4", ".a=4", "a.=4", "=3"]
+)
 def test_overrides_need_their_form(text):
     """A --set without its three parts is explained by an example."""
     with pytest.raises(ConfigError, match=r"write it as table\.key=value"):
@@ -199,7 +206,7 @@ def test_override_values_are_toml_and_bare_words_are_strings():
 
 def test_an_override_cannot_smuggle_in_more_keys():
     """A line break in a value must not become a second TOML line."""
-    with pytest.raises(ConfigError, match="data.path: must be printable"):
+    with pytest.raises(ConfigError, match=r"data\.path: must be printable"):
         load(None, ["data.path=1\nsync = 2"])
 
 
@@ -234,7 +241,9 @@ def test_defaults_are_the_documented_ones():
 @pytest.mark.parametrize("comments", [True, False])
 def test_toml_comes_back_as_it_was(tmp_path, comments):
     """What `init` and --dry-run print must load to the same configuration."""
-    made = load(None, ['data.path=/a "b" \\c', "sync.every_s=1e-5", "listen.insecure=true", "run.name=x"])
+    made = load(
+        None, ['data.path=/a "b" \\c', "sync.every_s=1e-5", "listen.insecure=true", "run.name=x"]
+    )
     path = tmp_path / "x.toml"
     path.write_text(to_toml(made, comments=comments), encoding="utf-8")
     assert load(path) == made
@@ -287,7 +296,9 @@ def test_a_newer_servers_keys_are_skipped_and_values_still_checked():
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3)
+    ),
     max_leaves=8,
 )
 
@@ -295,19 +306,23 @@ json_values = st.recursive(
 @given(json_values | st.fixed_dictionaries({}, optional=dict.fromkeys(TABLES, json_values)))
 def test_from_wire_takes_anything_or_says_why_not(value):
     """The welcome comes from the network: any value gives a Config or a ConfigError, never another exception."""
+    told = ""
     try:
         assert isinstance(from_wire(value), Config)
     except ConfigError as error:
-        assert "\n" not in error.message
+        told = error.message
+    assert told.isprintable()
 
 
 @given(st.text(max_size=30).map(lambda text: f"sync.every_s={text}"))
 def test_any_override_text_is_a_config_or_a_config_error(text):
     """Whatever a shell hands over must not end in a traceback."""
+    told = ""
     try:
         load(None, [text])
     except ConfigError as error:
-        assert "\n" not in error.message
+        told = error.message
+    assert told.isprintable()
 
 
 def test_run_directory_and_shards_follow_from_other_settings():

@@ -1,7 +1,6 @@
 """`fsl-node init` writes a file that loads, and destroys nothing."""
 
 import json
-import os
 
 from fsl_async import cli
 from fsl_async.config import Config, load
@@ -15,8 +14,11 @@ def test_it_writes_a_commented_file_that_loads(tmp_path, monkeypatch, capsys):
         "wrote fsl.toml; start with: fsl-node --role ps --config fsl.toml\n"
     )
     assert load("fsl.toml") == Config()
-    assert "# seconds from one sync to the next\nevery_s = 600.0" in (tmp_path / "fsl.toml").read_text()
-    assert os.listdir(tmp_path) == ["fsl.toml"]
+    assert (
+        "# seconds from one sync to the next\nevery_s = 600.0"
+        in (tmp_path / "fsl.toml").read_text()
+    )
+    assert [path.name for path in tmp_path.iterdir()] == ["fsl.toml"]
 
 
 def test_it_overwrites_only_when_forced(tmp_path, capsys):
@@ -31,7 +33,7 @@ def test_it_overwrites_only_when_forced(tmp_path, capsys):
     assert cli.main(["init", str(path), "--force", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {"path": str(path)}
     assert load(path) == Config()
-    assert os.listdir(tmp_path) == ["a.toml"]
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_a_folder_that_is_not_there_is_one_line(tmp_path, capsys):

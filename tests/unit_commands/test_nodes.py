@@ -16,6 +16,8 @@ from fsl_async.config import Config
 
 @attrs.frozen
 class Summary:
+    """Stands for what the runtime returns."""
+
     rounds: int = 3
     loss_last: float = 2.5
 

@@ -12,6 +12,8 @@ from fsl_async.commands.output import Output
 
 @attrs.frozen
 class Result:
+    """One field of each kind."""
+
     name: str
     tokens_total: int
     loss: float | None

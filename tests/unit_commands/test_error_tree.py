@@ -63,11 +63,10 @@ def test_json_is_one_object_on_standard_output():
 
 def test_the_traceback_needs_debug():
     """A traceback is for us, not for users, so only --debug prints it, before the line."""
-    try:
+    with pytest.raises(RuntimeError) as caught:
         raise RuntimeError("inner")
-    except RuntimeError as error:
-        _, _, quiet = told(error)
-        _, _, loud = told(error, debug=True)
+    _, _, quiet = told(caught.value)
+    _, _, loud = told(caught.value, debug=True)
     assert "Traceback" not in quiet
     assert loud.startswith("Traceback")
     assert loud.endswith(quiet)

@@ -1,0 +1,119 @@
+"""The decision when to launch a child again: every row of the table, without processes or clocks."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fsl_async.cluster.restarts import (
+    Begin,
+    End,
+    Exited,
+    Launch,
+    RestartRules,
+    Restarts,
+    State,
+    StopAsked,
+    Wait,
+    WaitOver,
+)
+
+RULES = RestartRules(
+    first_wait_s=1.0, factor=2.0, longest_wait_s=10.0, healthy_after_s=60.0, budget=6
+)
+
+
+def running():
+    machine = Restarts(RULES)
+    assert machine.handle(Begin(), 0.0) == [Launch()]
+    return machine
+
+
+@pytest.mark.parametrize(("code", "why"), [(0, "done"), (2, "bad input")])
+def test_done_and_bad_input_stay_away(code, why):
+    """0 has nothing left to do, and 2 would fail again: relaunching either wastes a machine."""
+    machine = running()
+    assert machine.handle(Exited(code), 1.0) == [End(why)]
+    assert machine.state is State.ENDED
+
+
+@pytest.mark.parametrize("code", [1, 64, 130, -9, -15])
+def test_everything_else_is_launched_again(code):
+    """Crashes, preemption (64) and kills are what the supervisor is for."""
+    machine = running()
+    assert machine.handle(Exited(code), 1.0) == [Wait(1.0)]
+    assert machine.handle(WaitOver(), 2.0) == [Launch()]
+    assert machine.launches == 2
+
+
+def test_waits_double_up_to_the_longest_then_the_budget_ends_it():
+    """A child that cannot start must neither spin nor be tried for ever."""
+    machine, waits = running(), []
+    while isinstance((effect := machine.handle(Exited(1), 0.0)[0]), Wait):
+        waits.append(effect.seconds)
+        machine.handle(WaitOver(), 0.0)
+    assert waits == [1.0, 2.0, 4.0, 8.0, 10.0, 10.0]
+    assert effect == End("gave up after 6 relaunches in a row")
+
+
+def test_a_healthy_minute_forgives_what_was_before():
+    """A node preempted once a day for a month must still be relaunched, and soon."""
+    machine, now = running(), 0.0
+    for _ in range(5):
+        machine.handle(Exited(1), now)
+        machine.handle(WaitOver(), now)
+    now += 59.9
+    assert machine.handle(Exited(1), now) == [Wait(10.0)]
+    machine.handle(WaitOver(), now)
+    now += 60.0
+    assert machine.handle(Exited(1), now) == [Wait(1.0)]
+
+
+def test_stop_in_every_state():
+    """Whatever a child does when stop comes, it is not launched again."""
+    machine = Restarts(RULES)
+    assert machine.handle(StopAsked(), 0.0) == [End("stopped")]
+    assert machine.handle(Begin(), 0.0) == []
+
+    machine = running()
+    assert machine.handle(StopAsked(), 0.0) == []
+    assert machine.handle(StopAsked(), 0.0) == []
+    assert machine.handle(Exited(-15), 0.0) == [End("stopped")]
+
+    machine = running()
+    machine.handle(Exited(1), 0.0)
+    assert machine.handle(StopAsked(), 0.0) == [End("stopped")]
+    assert machine.handle(WaitOver(), 0.0) == []
+
+
+@pytest.mark.parametrize("event", [WaitOver(), Begin()])
+def test_events_out_of_place_are_a_mistake_of_the_shell(event):
+    """A second launch of a running child would be two processes with one name."""
+    machine = running()
+    with pytest.raises(AssertionError):
+        machine.handle(event, 0.0)
+
+
+@given(st.lists(st.tuples(st.sampled_from([0, 1, 2, 64, -9]), st.floats(0, 200)), max_size=60))
+def test_waits_stay_within_bounds_and_launches_within_budget(lives):
+    """Whatever sequence of lives: waits are bounded, and never more than `budget` short lives in a row are forgiven."""
+    machine, now, short = running(), 0.0, 0
+    for code, seconds in lives:
+        now += seconds
+        effect = machine.handle(Exited(code), now)[0]
+        short = 0 if seconds >= RULES.healthy_after_s else short
+        if isinstance(effect, End):
+            assert code in {0, 2} or short == RULES.budget
+            return
+        short += 1
+        assert RULES.first_wait_s <= effect.seconds <= RULES.longest_wait_s
+        assert short <= RULES.budget
+        machine.handle(WaitOver(), now)
+
+
+def test_a_patient_budget_does_not_overflow():
+    """2.0 ** 2000 is an OverflowError; a supervisor of months must not meet it."""
+    machine = Restarts(RestartRules(budget=5000))
+    machine.handle(Begin(), 0.0)
+    for _ in range(3000):
+        assert machine.handle(Exited(1), 0.0)[0].seconds <= 60.0
+        machine.handle(WaitOver(), 0.0)

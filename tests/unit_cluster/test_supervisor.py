@@ -1,0 +1,313 @@
+"""The supervisor with real processes: output, relaunch, stop, and nothing left behind."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+import uvloop
+
+from fsl_async.cluster.restarts import RestartRules
+from fsl_async.cluster.supervisor import Child, ChildExited, ChildStarted, Supervisor
+
+FAST = RestartRules(first_wait_s=0.01, longest_wait_s=0.05, budget=3)
+
+
+def python(name, script, **more):
+    return Child(name, (sys.executable, "-c", textwrap.dedent(script)), **more)
+
+
+def run(main, loop_factory=None):
+    """Run a coroutine and check that it left no tasks and no child processes."""
+
+    async def checked():
+        result = await main
+        left = asyncio.all_tasks() - {asyncio.current_task()}
+        assert not left, left
+        return result
+
+    with asyncio.Runner(loop_factory=loop_factory) as runner:
+        result = runner.run(checked())
+    with pytest.raises(ChildProcessError):
+        os.waitpid(-1, os.WNOHANG)
+    return result
+
+
+def gone(pid):
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return True
+    return stat.rpartition(")")[2].split()[0] in "ZX"
+
+
+def wait_until(condition, seconds=10.0):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "waited too long"
+        time.sleep(0.01)
+
+
+async def lives(children, rules=FAST, log_path=None):
+    heard, changes = [], []
+    supervisor = Supervisor(
+        log_path=log_path,
+        on_line=lambda name, line: heard.append((name, line)),
+        on_change=changes.append,
+        rules=rules,
+    )
+    async with supervisor:
+        for child in children:
+            supervisor.start(child)
+        codes = await supervisor.wait()
+    return codes, heard, changes
+
+
+@pytest.mark.parametrize("loop_factory", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_output_of_both_streams_is_gathered_with_names(tmp_path, loop_factory):
+    """One log for all nodes: standard output and error, line by line, also long, broken and unfinished lines."""
+    script = """
+        import sys, os
+        print("one")
+        print("two", file=sys.stderr)
+        os.write(1, b"\\xff bad\\r\\n" + b"x" * 70000 + b"\\nlast without end")
+    """
+    log = tmp_path / "deep" / "all.log"
+    codes, heard, _ = run(lives([python("a", script)], log_path=log), loop_factory)
+    assert codes == {"a": 0}
+    said = [line for _, line in heard]
+    assert said[:3] == ["one", "two", "\ufffd bad"]
+    assert "".join(said[3:-1]) == "x" * 70000
+    assert said[-1] == "last without end"
+    written = log.read_text().splitlines()
+    assert written[:2] == ["a | one", "a | two"]
+    assert len(written) == len(heard)
+
+
+def test_a_crashing_child_comes_back_and_a_finished_one_stays_away(tmp_path):
+    """The point of it: exit 1, SIGKILL and 64 are relaunched, 0 ends it."""
+    script = f"""
+        import os, signal, sys
+        path = {str(tmp_path / "count")!r}
+        with open(path, "a") as file: file.write("x")
+        n = os.path.getsize(path)
+        if n == 1: sys.exit(1)
+        if n == 2: os.kill(os.getpid(), signal.SIGKILL)
+        if n == 3: sys.exit(64)
+    """
+    codes, _, changes = run(lives([python("a", script)]))
+    assert codes == {"a": 0}
+    assert [c.launch for c in changes if isinstance(c, ChildStarted)] == [1, 2, 3, 4]
+    exits = [c for c in changes if isinstance(c, ChildExited)]
+    assert [(c.code, c.why) for c in exits] == [
+        (1, "exit code 1"),
+        (-9, "killed by SIGKILL"),
+        (64, "exit code 64"),
+        (0, "exit code 0: done"),
+    ]
+    assert [c.relaunch_in_s for c in exits] == [0.01, 0.02, 0.04, None]
+
+
+def test_bad_input_and_a_spent_budget_end_it():
+    """A wrong command line fails again, and what always crashes must be given up some time."""
+    children = [python("bad", "raise SystemExit(2)"), python("crash", "raise SystemExit(3)")]
+    codes, _, changes = run(lives(children))
+    assert codes == {"bad": 2, "crash": 3}
+    last = {c.name: c for c in changes if isinstance(c, ChildExited)}
+    assert last["bad"].why == "exit code 2: bad input"
+    assert last["crash"].why == "exit code 3: gave up after 3 relaunches in a row"
+    assert len([c for c in changes if isinstance(c, ChildStarted) and c.name == "crash"]) == 4
+
+
+def test_a_program_that_is_not_there_is_bad_input(tmp_path):
+    """A typing mistake in a launch file must be said once, not tried twenty times."""
+    children = [Child("a", ("no-such-program",)), python("b", "", cwd=tmp_path / "no")]
+    codes, heard, _ = run(lives(children))
+    assert codes == {"a": 2, "b": 2}
+    said = dict(heard)
+    assert said["a"] == "error: no-such-program: No such file or directory"
+    assert said["b"].startswith("error: cannot start")
+
+
+def test_environment_and_folder_are_the_childs(tmp_path):
+    """The demo sets thread counts by environment; the parent's own must stay."""
+    script = "import os; print(os.environ['FSL_X'], os.environ['PATH'] != '', os.getcwd())"
+    _, heard, _ = run(lives([python("a", script, env={"FSL_X": "7"}, cwd=tmp_path)]))
+    assert heard == [("a", f"7 True {tmp_path}")]
+
+
+def test_kill_is_noticed_and_the_child_relaunched():
+    """The demo kills a client with SIGKILL and shows that it comes back."""
+
+    async def main():
+        ready, killed = asyncio.Queue(), []
+        supervisor = Supervisor(
+            on_line=lambda name, line: ready.put_nowait(line),
+            on_change=lambda c: killed.append(c.code) if isinstance(c, ChildExited) else None,
+            rules=FAST,
+        )
+        async with supervisor:
+            supervisor.start(python("a", "import time; print('up'); time.sleep(60)"))
+            await asyncio.wait_for(ready.get(), 10)
+            first = supervisor.pid("a")
+            with pytest.raises(ValueError, match="runs already"):
+                supervisor.start(python("a", ""))
+            assert supervisor.kill("a")
+            await asyncio.wait_for(ready.get(), 10)
+            assert supervisor.pid("a") != first
+            assert supervisor.launches("a") == 2
+            await supervisor.stop_child("a")
+            assert supervisor.pid("a") is None
+            assert not supervisor.kill("a")
+        assert killed == [-9, -15]
+
+    run(main())
+
+
+def test_stop_is_polite_first_and_then_not():
+    """TERM lets a node save; one that does not listen is killed after the grace; both end."""
+
+    async def main():
+        ready, codes = asyncio.Queue(), {}
+        supervisor = Supervisor(
+            on_line=lambda name, line: ready.put_nowait(line),
+            on_change=lambda c: (
+                codes.update({c.name: c.code}) if isinstance(c, ChildExited) else None
+            ),
+            rules=FAST,
+        )
+        polite = """
+            import signal, sys, time
+            signal.signal(signal.SIGTERM, lambda *_: sys.exit(64))
+            print("up")
+            time.sleep(60)
+        """
+        deaf = """
+            import signal, time
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            print("up")
+            time.sleep(60)
+        """
+        supervisor.start(python("polite", polite))
+        supervisor.start(python("deaf", deaf))
+        supervisor.start(python("waiting", "raise SystemExit(1)"))
+        for _ in range(2):
+            await asyncio.wait_for(ready.get(), 10)
+        start = time.monotonic()
+        await supervisor.stop(grace_s=0.3)
+        assert 0.25 < time.monotonic() - start < 5
+        assert (codes["polite"], codes["deaf"]) == (64, -9)
+        await supervisor.stop()
+
+    run(main())
+
+
+def test_stop_during_the_launch_ends_the_child():
+    """Ctrl-C right after start must not leave a process that was just being made."""
+
+    async def main():
+        for turns in range(4):
+            supervisor = Supervisor(rules=FAST)
+            supervisor.start(python("a", "import time; time.sleep(60)"))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            await asyncio.wait_for(supervisor.stop(grace_s=1.0), 5)
+            assert supervisor.pid("a") is None
+
+    run(main())
+
+
+def test_what_a_killed_child_leaves_behind_goes_too():
+    """Data loaders of a killed client hold memory and the GPU: its whole process group must end."""
+    script = """
+        import subprocess, sys, time
+        child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+        print(child.pid)
+        time.sleep(60)
+    """
+
+    async def main():
+        ready = asyncio.Queue()
+        supervisor = Supervisor(
+            on_line=lambda name, line: ready.put_nowait(line), rules=RestartRules(budget=0)
+        )
+        async with supervisor:
+            supervisor.start(python("a", script))
+            grandchild = int(await asyncio.wait_for(ready.get(), 10))
+            supervisor.kill("a")
+            await asyncio.wait_for(supervisor.wait(), 10)
+        return grandchild
+
+    grandchild = run(main())
+    wait_until(lambda: gone(grandchild))
+
+
+def test_a_raising_callback_is_the_callers_error_and_ends_the_child():
+    """A bug in a display must be seen, and must not leave a child blocked on a full pipe."""
+
+    async def main():
+        def broken(name, line):
+            raise ZeroDivisionError("display")
+
+        supervisor = Supervisor(on_line=broken, rules=RestartRules(budget=0))
+        supervisor.start(python("a", "while True: print('x' * 1000)"))
+        with pytest.raises(ZeroDivisionError):
+            await asyncio.wait_for(supervisor.wait(), 10)
+        with pytest.raises(ZeroDivisionError):
+            await supervisor.stop()
+
+    run(main())
+
+
+def test_a_cancelled_supervisor_leaves_no_process():
+    """asyncio.run cancels on Ctrl-C: also on that way no child may stay."""
+    pids = []
+
+    async def main(started):
+        def changed(change):
+            if isinstance(change, ChildStarted):
+                pids.append(change.pid)
+                started.set()
+
+        async with Supervisor(on_change=changed) as supervisor:
+            supervisor.start(python("a", "import time; time.sleep(60)"))
+            await supervisor.wait()
+
+    async def outer():
+        started = asyncio.Event()
+        task = asyncio.create_task(main(started))
+        await asyncio.wait_for(started.wait(), 10)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    run(outer())
+    assert gone(pids[0])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="PR_SET_PDEATHSIG is Linux's")
+def test_children_die_with_a_killed_supervisor():
+    """A SIGKILL of the demo, or a closed terminal, must not leave clients training for ever."""
+    script = """
+        import asyncio, sys
+        from fsl_async.cluster.supervisor import Child, Supervisor
+        async def main():
+            supervisor = Supervisor(on_line=lambda name, line: print(line, flush=True))
+            supervisor.start(Child("a", (sys.executable, "-c", "import os, time; print(os.getpid()); time.sleep(60)")))
+            await supervisor.wait()
+        asyncio.run(main())
+    """
+    parent = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(script)], stdout=subprocess.PIPE, text=True
+    )
+    child = int(parent.stdout.readline())
+    assert not gone(child)
+    parent.send_signal(signal.SIGKILL)
+    parent.wait()
+    parent.stdout.close()
+    wait_until(lambda: gone(child))

@@ -1,0 +1,354 @@
+"""The journal: canonical lines, small values, and nothing lost but what a crash tears."""
+
+import enum
+import errno
+import hashlib
+import json
+import math
+import os
+import re
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import attrs
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fsl_async.observe import journal
+from fsl_async.observe.journal import JournalReader, JournalWriter, TraceHash, plain
+
+
+@attrs.frozen
+class Started:
+    """An event without fields."""
+
+
+@attrs.frozen
+class Called:
+    """An event with one field."""
+
+    round: int
+
+
+@attrs.frozen
+class Key:
+    """Like DeltaKey: written as its text."""
+
+    client: str
+    sequence: int
+
+    @property
+    def text(self):
+        """Both parts."""
+        return f"{self.client}/{self.sequence}"
+
+
+@attrs.frozen
+class Declined:
+    """Has a field called text, unlike Key's property."""
+
+    text: str
+
+
+@attrs.frozen
+class Stored:
+    """One field of each kind, two with reserved names."""
+
+    key: Key
+    kind: str
+    n: int
+    loss: float
+    data: bytes
+    message: object = None
+
+
+class Colour(enum.IntEnum):
+    """An integer that should be written as a name."""
+
+    RED = 1
+
+
+@pytest.fixture
+def path(tmp_path):
+    before = threading.active_count()
+    yield tmp_path / "run" / "journal.jsonl"
+    assert threading.active_count() == before, "a journal was not closed"
+
+
+def lines(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_a_line_has_the_documented_form(path):
+    """Scripts with grep and jq depend on the exact bytes: order of fields, no spaces, cause, renamed fields."""
+    with JournalWriter(path, clock=lambda: 100.5) as writer:
+        n = writer.event(Called(3), 1.25)
+        writer.effect(Stored(Key("a", 7), "full", 2, math.nan, b"abc", Declined("no")), 1.25, n)
+        writer.note("NodeStarted", 1.5, n, pid=4, type="x")
+        writer.event(Started(), 2.0)
+    assert path.read_text().splitlines() == [
+        '{"n":0,"t":100.500000,"now":1.25,"kind":"event","type":"Called","cause":null,"round":3}',
+        (
+            '{"n":1,"t":100.500000,"now":1.25,"kind":"effect","type":"Stored","cause":0,"key":"a/7","kind_":"full",'
+            '"n_":2,"loss":"nan","data":{"bytes":3},"message":{"type":"Declined","text":"no"}}'
+        ),
+        '{"n":2,"t":100.500000,"now":1.5,"kind":"note","type":"NodeStarted","cause":0,"pid":4,"type_":"x"}',
+        '{"n":3,"t":100.500000,"now":2.0,"kind":"event","type":"Started","cause":null}',
+    ]
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (None, None),
+        (True, True),
+        (1 << 70, 1 << 70),
+        (0.1, 0.1),
+        (math.inf, "inf"),
+        (-math.inf, "-inf"),
+        (np.float32(0.5), 0.5),
+        (np.float64("nan"), "nan"),
+        (np.int64(5), 5),
+        (bytearray(5), {"bytes": 5}),
+        (memoryview(bytes(16)).cast("i"), {"bytes": 16}),
+        (np.zeros(4), "<ndarray>"),
+        ([1, (2, 3)], [1, [2, 3]]),
+        (list(range(64)), list(range(64))),
+        (range(65), "<range>"),
+        (list(range(65)), {"items": 65}),
+        ({"b": 2, "a": 1}, {"b": 2, "a": 1}),
+        ({i: i for i in range(65)}, {"items": 65}),
+        ({3: "x", Key("a", 1): "y", None: 1}, {"3": "x", "a/1": "y", "null": 1}),
+        ({"b", "a", "c"}, ["a", "b", "c"]),
+        (Colour.RED, "RED"),
+        (Path("/a"), "/a"),
+        ("x" * 2001, "x" * 2000 + "... (2001 characters)"),
+        (Called(1), {"type": "Called", "round": 1}),
+        (object(), "<object>"),
+    ],
+)
+def test_values_are_small_and_plain(value, expected):
+    """A line must stay a few hundred bytes and be JSON, whatever an event carries."""
+    assert plain(value) == expected
+    assert type(plain(value)) is type(expected)
+
+
+def test_deep_values_end():
+    """A value that contains itself must not take the node down."""
+    loop = []
+    loop.append(loop)
+    assert "items" in json.dumps(plain(loop))
+
+
+@given(
+    st.recursive(
+        st.none() | st.floats() | st.integers() | st.text() | st.binary(),
+        lambda inner: st.lists(inner) | st.dictionaries(st.integers() | st.text(), inner),
+    )
+)
+def test_any_value_becomes_one_json_line(value):
+    """Payloads come from peers: every line must be one line, parse, and hash."""
+    text = journal._encode(plain(value))
+    assert "\n" not in text
+    json.loads(text)
+    TraceHash().note("Any", 0.0, value=value)
+
+
+def test_the_trace_hash_is_the_journal_without_wall_clock(path):
+    """What the simulator hashes must be what a journal would hold, so that a differing run can be looked at."""
+    trace = TraceHash()
+    with JournalWriter(path) as writer:
+        for one in (writer, trace):
+            n = one.event(Called(1), 0.1)
+            one.effect(Stored(Key("a", 1), "k", 1, 0.1 + 0.2, b""), 1e-9, n)
+            one.note("X", 3.0, n, a=[1])
+    without = re.sub(r'"t":[0-9.]+,', "", path.read_text())
+    assert hashlib.sha256(without.encode()).hexdigest() == trace.hexdigest()
+    assert trace.count == 3
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        lambda trace: trace.event(Called(2), 1.0),
+        lambda trace: trace.event(Called(1), 1.5),
+        lambda trace: trace.effect(Called(1), 1.0, None),
+        lambda trace: trace.effect(Called(1), 1.0, 0),
+        lambda trace: trace.note("Called", 1.0, round=1),
+        lambda trace: trace.event(Started(), 1.0),
+    ],
+)
+def test_any_difference_changes_the_hash(other):
+    """Two runs that differ in a field, time, kind or cause must not look the same."""
+    first, second = TraceHash(), TraceHash()
+    first.event(Called(1), 1.0)
+    other(second)
+    assert first.hexdigest() != second.hexdigest()
+
+
+def test_the_hash_does_not_depend_on_the_process():
+    """Sets iterate in another order in each process; the same seed must give the same hash everywhere."""
+    script = (
+        "from fsl_async.observe.journal import TraceHash\n"
+        "t = TraceHash(); t.note('N', 1.5, names={'a', 'b', 'c', 'd'}, ok=True); print(t.hexdigest())"
+    )
+    digests = {
+        subprocess.run(
+            [sys.executable, "-c", script],
+            env=os.environ | {"PYTHONHASHSEED": seed},
+            capture_output=True,
+            check=True,
+        ).stdout
+        for seed in ("1", "2", "3")
+    }
+    assert len(digests) == 1
+
+
+def test_lines_reach_the_file_within_a_second_without_a_further_line(path, monkeypatch):
+    """`status` follows a quiet run: the last line must not wait for the next one."""
+    monkeypatch.setattr(journal, "FLUSH_EVERY_S", 0.05)
+    with JournalWriter(path) as writer:
+        writer.event(Called(1), 0.0)
+        deadline = time.monotonic() + 5
+        while not path.stat().st_size and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert len(lines(path)) == 1
+        writer.event(Called(2), 0.0)
+        writer.flush()
+        assert len(lines(path)) == 2
+
+
+def test_a_restarted_process_goes_on_numbering_and_closes_a_torn_line(path):
+    """A run is one journal over many processes; kill -9 in the middle of a line costs that line only."""
+    with JournalWriter(path) as writer:
+        for number in range(3):
+            writer.event(Called(number), 0.0)
+    with path.open("ab") as file:
+        file.write(b'{"n":3,"t":1.0,"no')
+    with JournalWriter(path) as writer:
+        assert writer.event(Called(9), 0.0) == 3
+    reader = JournalReader(path)
+    assert [line["n"] for line in reader.read()] == [0, 1, 2, 3]
+    assert reader.damaged == 1
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"\n", b"garbage", b"garbage\n\x00\xff\n", b'{"n":"x"}\n']
+)
+def test_a_file_that_is_no_journal_is_continued_all_the_same(path, content):
+    """Opening must not fail on what a broken disk left: the run matters more."""
+    path.parent.mkdir()
+    path.write_bytes(content)
+    with JournalWriter(path) as writer:
+        writer.event(Called(5), 0.0)
+    *_, last = JournalReader(path).read()
+    assert (last["n"], last["round"]) == (0, 5)
+
+
+def test_a_full_disk_loses_lines_and_says_how_many(path, monkeypatch):
+    """A full disk must not end training; the journal tells afterwards what is missing."""
+    writer = JournalWriter(path, clock=lambda: 1.0)
+    writer.event(Called(0), 0.0)
+    writer.flush()
+    real, room = os.write, [100]
+
+    def full(file, data):
+        if room[0] == 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        done = real(file, data[: room[0]])
+        room[0] -= done
+        return done
+
+    monkeypatch.setattr(journal.os, "write", full)
+    for number in range(1, 6):
+        writer.event(Called(number), 2.0)
+    writer.flush()  # one line and a piece of the next fit
+    writer.event(Called(6), 3.0)
+    writer.flush()  # nothing fits
+    monkeypatch.setattr(journal.os, "write", real)
+    writer.event(Called(7), 4.0)
+    writer.close()
+    reader = JournalReader(path)
+    kept = list(reader.read())
+    assert [line.get("round", line["type"]) for line in kept] == [0, 1, "JournalGap", 7]
+    assert kept[2]["lines"] == writer.lines_lost == 5
+    assert reader.damaged == 1
+    assert len({line["n"] for line in kept}) == len(kept)
+
+
+def test_writing_after_close_is_ignored(path):
+    """A late callback at the end of a node must not raise."""
+    writer = JournalWriter(path)
+    writer.close()
+    writer.close()
+    writer.event(Called(1), 0.0)
+    writer.flush()
+    assert path.read_text() == ""
+
+
+def test_many_threads_write_whole_lines_with_their_own_numbers(path):
+    """Loop, workers and training thread may all write."""
+    with JournalWriter(path) as writer:
+        threads = [
+            threading.Thread(
+                target=lambda: [writer.note("N", 0.0, x="y" * 500) for _ in range(300)]
+            )
+            for _ in range(4)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert [line["n"] for line in JournalReader(path).read()] == list(range(1200))
+
+
+def test_the_reader_leaves_an_unfinished_line_for_later(path):
+    """Reading while another process writes must not see half a line, nor skip it."""
+    path.parent.mkdir()
+    path.write_bytes(b'{"n":0}\n{"n":')
+    reader = JournalReader(path)
+    assert list(reader.read()) == [{"n": 0}]
+    with path.open("ab") as file:
+        file.write(b'1}\nnot json\n[1]\n{"n":2}\n')
+    assert list(reader.read()) == [{"n": 1}, {"n": 2}]
+    assert reader.damaged == 2
+    assert list(reader.read()) == []
+
+
+def test_the_reader_starts_again_when_the_file_is_replaced_or_cut(path):
+    """Somebody may move a journal away under `status --follow`."""
+    path.parent.mkdir()
+    path.write_bytes(b'{"n":0}\n{"n":1}\n')
+    reader = JournalReader(path)
+    assert len(list(reader.read())) == 2
+    path.write_bytes(b'{"n":5}\n')
+    assert list(reader.read()) == [{"n": 5}]
+    other = path.with_name("other")
+    other.write_bytes(b'{"n":6}\n{"n":7}\n{"n":8}\n')
+    other.replace(path)
+    assert [line["n"] for line in reader.read()] == [6, 7, 8]
+
+
+def test_reading_no_file_is_an_os_error(path):
+    """The caller decides what to tell the user; a silent empty answer would hide a wrong path."""
+    with pytest.raises(FileNotFoundError):
+        list(JournalReader(path).read())
+
+
+def test_follow_waits_for_the_file_and_ends_when_told(path):
+    """`status` may be started before the run, and must see the last lines when it is stopped."""
+    rounds = []
+
+    def wait(_):
+        rounds.append(None)
+        path.parent.mkdir(exist_ok=True)
+        with path.open("ab") as file:
+            file.write(b'{"n":%d}\n' % len(rounds))
+
+    found = list(JournalReader(path).follow(lambda: len(rounds) == 3, wait))
+    assert found == [{"n": 1}, {"n": 2}, {"n": 3}]
