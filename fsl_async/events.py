@@ -195,6 +195,16 @@ class DeltaStored(Event):
 
 
 @frozen
+class Served(Event):
+    """A version was streamed to a client whole. It changes no decision; the journal counts its bytes."""
+
+    peer: str
+    kind: str
+    version: int
+    bytes_coded: int
+
+
+@frozen
 class VersionCommitted(Event):
     """A version is durable: its checkpoint directory has been renamed into place."""
 
@@ -225,11 +235,12 @@ class Attached(Event):
 
 @frozen
 class Welcomed(Event):
-    """The parameter server admitted this client to its run."""
+    """The parameter server admitted this client to its run, in the life `incarnation` (None: the one it began with)."""
 
     run: str
     shard: int
     shards: int
+    incarnation: int | None = None
 
 
 @frozen

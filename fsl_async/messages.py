@@ -96,6 +96,14 @@ class Announce(Message):
 
 
 @frozen
+class Reject(Message):
+    """Server: this client cannot take part, and why; its session is of no further use."""
+
+    code: str
+    text: str
+
+
+@frozen
 class Stop(Message):
     """Server: the run has ended."""
 
@@ -131,7 +139,7 @@ class VersionMeta(Message):
 _TYPES: dict[str, type[Message]] = {
     cls.__name__: cls
     for cls in (
-        Attach, Fetch, Holding, Skip, Publish, Call, Accepted, Declined, Announce, Stop,
+        Attach, Fetch, Holding, Skip, Publish, Call, Accepted, Declined, Announce, Reject, Stop,
         InitialMeta, DeltaMeta, VersionMeta,
     )
 }  # fmt: skip

@@ -8,4 +8,5 @@ from __future__ import annotations
 
 COMMANDS: dict[str, str] = {
     "init": "Write a commented configuration file.",
+    "sim": "Simulate days of a run in seconds, to plan and to check.",
 }

@@ -8,7 +8,7 @@
     now    the shell's monotonic clock, seconds; starts anew with each process
     kind   "event", "effect" or "note" (written by the shell, with any fields)
     type   class name of the event or effect; the note's name
-    cause  n of the event that an effect or note came from, or null
+    cause  n of the event that an effect came from, or of the effect that an event ends; null where it came from outside
 
 Then the fields of the attrs object. A field named like one of the six above gets an underscore behind it (`kind_`). Values
 are made small and plain: bytes become {"bytes": length}, containers of more than 64 items {"items": count}, non-finite
@@ -189,12 +189,12 @@ class TraceHash:
         self.count = 0
         self._hash = hashlib.sha256()
 
-    def event(self, item: Any, now: float) -> int:
+    def event(self, item: Any, now: float, cause: int | None = None) -> int:
         """Add an event; returns its number, the cause of what follows from it."""
         name, body = _body(item)
-        return self._add(now, "event", name, None, body)
+        return self._add(now, "event", name, cause, body)
 
-    def effect(self, item: Any, cause: int | None, now: float) -> int:
+    def effect(self, item: Any, now: float, cause: int | None = None) -> int:
         """Add an effect."""
         name, body = _body(item)
         return self._add(now, "effect", name, cause, body)
@@ -245,12 +245,12 @@ class JournalWriter:
         self._flusher = threading.Thread(target=self._flush_often, name="journal", daemon=True)
         self._flusher.start()
 
-    def event(self, item: Any, now: float) -> int:
-        """Write an event; returns its number, the cause of what follows from it."""
+    def event(self, item: Any, now: float, cause: int | None = None) -> int:
+        """Write an event; `cause` is the effect it ends. Returns its number, the cause of what follows from it."""
         name, body = _body(item)
-        return self._add(now, "event", name, None, body)
+        return self._add(now, "event", name, cause, body)
 
-    def effect(self, item: Any, cause: int | None, now: float) -> int:
+    def effect(self, item: Any, now: float, cause: int | None = None) -> int:
         """Write an effect that the event `cause` led to."""
         name, body = _body(item)
         return self._add(now, "effect", name, cause, body)

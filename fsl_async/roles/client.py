@@ -141,6 +141,8 @@ class ClientMachine:
     def _welcomed(self, event: ev.Welcomed, now: float) -> list[Effect]:
         self.connected = True
         self.run = event.run
+        if event.incarnation is not None:
+            self.incarnation = event.incarnation  # the handshake may have raised it
         self.publishing = False
         effects: list[Effect] = [do.SendManifest()] if self.attached else []
         return effects + self._offer()

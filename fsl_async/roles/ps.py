@@ -194,7 +194,7 @@ class ServerMachine:
                 " use the same model configuration at every client"
             )
             del self.members[event.peer]
-            return [do.Refuse(event.peer, "model", text), do.Note(text, "warning")]
+            return [do.Tell(event.peer, msg.Reject("model", text)), do.Note(text, "warning")]
         member.attached = True
         if self.version < 0:
             return self._choose_publisher()

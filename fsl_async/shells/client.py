@@ -22,6 +22,8 @@ from fsl_async.runtime import Journal, Node, Worker
 from fsl_async.shells.ports import Dialer, Kind, Learner
 from fsl_async.shells.wire import Hello, Welcome, delta_stream, initial_stream
 
+REDIAL_S = 5.0
+
 
 @frozen
 class CodedSource:
@@ -68,6 +70,8 @@ class ClientShell:
         self.worker = worker
         self.node = Node(machine, scheduler, self._execute, journal)
         self.endpoint: Dialer
+        self._scheduler = scheduler
+        self._over = False
         self._say = say
         self._finished = finished
         self._welcomed = welcomed
@@ -103,6 +107,11 @@ class ClientShell:
             do.EndTraining: lambda e, _: self._end_training(e.reason),
         }
 
+    def dial(self) -> None:
+        """Dial the server, now and again after every loss, until this client's part is over."""
+        if not self._over:
+            self.endpoint.connect(self.hello)
+
     def hello(self) -> dict[str, Any]:
         """What this client says of itself when it dials; made anew each time."""
         base = self.machine.base
@@ -120,11 +129,14 @@ class ClientShell:
         except (msg.MessageError, ValueError) as error:
             self._say(do.Note(f"the server sent what no server sends: {error}", "warning"))
             self.endpoint.disconnect(SERVER, "protocol")
+            self.node.feed(ev.ServerLost("protocol"))
+            self._scheduler.call_at(self._scheduler.time() + REDIAL_S, self.dial)
 
     def _up(self, event: tp.PeerUp) -> None:
         welcome = Welcome.from_wire(event.body)
         self._welcomed(welcome)
-        self.node.feed(ev.Welcomed(welcome.run, welcome.shard, welcome.shards))
+        incarnation = self.endpoint.incarnation
+        self.node.feed(ev.Welcomed(welcome.run, welcome.shard, welcome.shards, incarnation))
 
     def _refused(self, event: tp.Refused) -> None:
         self.learner.refuse(event.code, event.text)
@@ -152,6 +164,9 @@ class ClientShell:
                 self.node.feed(ev.DeltaRefused(DeltaKey.parse(key), code, text))
             case msg.Announce(version, digest):
                 self.node.feed(ev.VersionAnnounced(version, digest))
+            case msg.Reject(code, text):
+                self.learner.refuse(code, text)
+                self.node.feed(ev.ServerRefused(code, text))
             case msg.Stop(reason):
                 self.node.feed(ev.RunEnded(reason))
             case other:
@@ -255,6 +270,7 @@ class ClientShell:
         self._finished(do.Finish(f"cannot code this client's delta: {error}", 1))
 
     def _finish(self, effect: do.Finish, number: int) -> None:
+        self._over = True
         self.endpoint.disconnect(SERVER, effect.reason)
         self._finished(effect)
 

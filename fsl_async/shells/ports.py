@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, Protocol
 
 import fsl_transport as tp
@@ -40,6 +40,10 @@ class Listener(Streams, Protocol):
 
 class Dialer(Streams, Protocol):
     """What a client's shell needs from the transport (`fsl_transport.DialerEndpoint`)."""
+
+    @property
+    def incarnation(self) -> int: ...
+    def connect(self, hello: Callable[[], dict[str, Any]]) -> None: ...
 
 
 class Store(Protocol):

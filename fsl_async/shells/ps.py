@@ -34,17 +34,26 @@ class RunFacts:
     config: dict[str, Any]
 
 
-@frozen
 class StoreSource:
-    """Chunks of a version, read from disk by the worker."""
+    """Chunks of a version, read from disk by the worker. Counts the bytes it hands out."""
 
-    chunks: int
-    _worker: Worker
-    _read: Callable[[int], bytes | None]
+    def __init__(
+        self, effect: do.Serve, chunks: int, worker: Worker, read: Callable[[int], bytes | None]
+    ) -> None:
+        self.effect = effect
+        self.chunks = chunks
+        self.bytes_coded = 0
+        self._worker = worker
+        self._read = read
 
     def read(self, index: int, deliver: Callable[[tp.Buffer | None], None]) -> None:
         """Read a chunk; None when it is not there any more."""
-        self._worker.submit(lambda: self._read(index), deliver, lambda _: deliver(None))
+
+        def done(frame: bytes | None) -> None:
+            self.bytes_coded += len(frame or b"")
+            deliver(frame)
+
+        self._worker.submit(lambda: self._read(index), done, lambda _: deliver(None))
 
 
 class _Sink:
@@ -93,6 +102,7 @@ class ServerShell:
         self._finished = finished
         self._leases: dict[str, int] = {}
         self._incoming: dict[tuple[str, str], Callable[[], None]] = {}
+        self._serving: dict[tuple[str, str], tuple[StoreSource, int]] = {}
         self._problems: dict[tuple[str, str], str] = {}
         self._on_transport: dict[type, Callable[[Any], None]] = {
             tp.HelloReceived: self._hello,
@@ -101,6 +111,8 @@ class ServerShell:
             tp.BeatReceived: lambda e: self.node.feed(ev.BeatHeard(e.peer, e.payload)),
             tp.StreamOffered: self._offered,
             tp.StreamReceived: self._received,
+            tp.StreamSent: self._sent,
+            tp.StreamDeclined: lambda e: self._serving.pop((e.peer, e.stream_id), None),
             tp.StreamFailed: self._stream_failed,
         }
         self._executors: dict[type, Callable[[Any, int], None]] = {
@@ -109,7 +121,7 @@ class ServerShell:
             do.DeclineStream: lambda e, _: self.endpoint.decline(e.peer, e.stream, e.reason),
             do.Finish: lambda e, _: self._finished(e),
             do.Admit: self._admit,
-            do.Refuse: self._refuse,
+            do.Refuse: lambda e, _: self.endpoint.refuse(e.peer, e.code, e.text),
             do.Dismiss: lambda e, _: self.endpoint.disconnect(e.peer, e.reason),
             do.ReceiveInitial: self._receive_initial,
             do.ReceiveDelta: self._receive_delta,
@@ -148,9 +160,12 @@ class ServerShell:
         try:
             handler(event)
         except (msg.MessageError, ValueError) as error:
-            peer = getattr(event, "peer", "?")
+            peer: str = getattr(event, "peer", "")
             self._say(do.Note(f"{peer} sent what no client sends: {error}", "warning"))
             self.endpoint.disconnect(peer, "protocol")
+            member = self.machine.members.get(peer)
+            if member is not None:
+                self._down(tp.PeerDown(peer, member.incarnation, "protocol"))
 
     def _hello(self, event: tp.HelloReceived) -> None:
         try:
@@ -163,9 +178,9 @@ class ServerShell:
         )
 
     def _down(self, event: tp.PeerDown) -> None:
-        for stream in [key for key in self._incoming if key[0] == event.peer]:
-            del self._incoming[stream]
-            self._problems.pop(stream, None)
+        for book in (self._incoming, self._problems, self._serving):
+            for stream in [key for key in book if key[0] == event.peer]:
+                del book[stream]  # type: ignore[attr-defined]
         self.node.feed(ev.ClientLeft(event.peer, event.incarnation, event.reason))
 
     def _message(self, event: tp.MessageReceived) -> None:
@@ -225,8 +240,18 @@ class ServerShell:
         if finish is not None:
             finish()
 
+    def _sent(self, event: tp.StreamSent) -> None:
+        served = self._serving.pop((event.peer, event.stream_id), None)
+        if served is not None:
+            source, number = served
+            effect = source.effect
+            self.node.feed(
+                ev.Served(effect.peer, effect.kind, effect.version, source.bytes_coded), number
+            )
+
     def _stream_failed(self, event: tp.StreamFailed) -> None:
         stream = (event.peer, event.stream_id)
+        self._serving.pop(stream, None)
         if self._incoming.pop(stream, None) is not None:
             reason = self._problems.pop(stream, event.reason)
             self.node.feed(ev.StreamLost(event.peer, event.stream_id, reason))
@@ -238,10 +263,6 @@ class ServerShell:
 
     def _tell(self, effect: do.Tell, number: int) -> None:
         self.endpoint.send(effect.peer, msg.to_wire(effect.message))
-
-    def _refuse(self, effect: do.Refuse, number: int) -> None:
-        # Before the welcome it is the answer to the hello; later it ends the session with the same words.
-        self.endpoint.refuse(effect.peer, effect.code, effect.text)
 
     def _admit(self, effect: do.Admit, number: int) -> None:
         shard = self._leases.get(effect.peer)
@@ -346,11 +367,12 @@ class ServerShell:
         assert self.manifest is not None
         version = effect.version
         read_chunk = self.store.read_update if effect.kind == "update" else self.store.read_full
-        source = StoreSource(
-            self.manifest.chunks, self.worker, lambda index: read_chunk(version, index)
-        )
+        chunks = self.manifest.chunks
+        source = StoreSource(effect, chunks, self.worker, lambda index: read_chunk(version, index))
+        stream = version_stream(effect.kind, version)
+        self._serving[(effect.peer, stream)] = (source, number)
         meta = msg.to_wire(msg.VersionMeta(effect.kind, version))
-        self.endpoint.offer(effect.peer, version_stream(effect.kind, version), meta, source)
+        self.endpoint.offer(effect.peer, stream, meta, source)
 
     def _accumulate(self, effect: do.Accumulate, number: int) -> None:
         self.worker.submit(

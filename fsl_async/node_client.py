@@ -1,0 +1,351 @@
+"""A client process: learner, machine, endpoint and loop put together.
+
+Training keeps the thread that calls; the loop, with the machine and the sockets, runs in a thread of its own. They meet in the
+`Learner`. So the same code serves `fsl-node --role client`, where the thread runs a task, and `fsl_async.join(...)` in a user's script.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from attrs import frozen
+
+import fsl_transport as tp
+from fsl_async import effects as do
+from fsl_async import events as ev
+from fsl_async.config import from_wire
+from fsl_async.errors import (
+    ExitCode,
+    FslError,
+    InterruptedByUserError,
+    PreemptedError,
+    RefusedError,
+    TaskError,
+)
+from fsl_async.learn.fed import Fed, Place, choose_device
+from fsl_async.learn.learner import Learner, RunFinishedError
+from fsl_async.learn.tasks import load_task
+from fsl_async.node_ps import JOURNAL
+from fsl_async.observe.journal import JournalWriter, TraceHash
+from fsl_async.observe.lag import LoopLag
+from fsl_async.roles.client import ClientMachine, ClientRules
+from fsl_async.runtime import ThreadWorker
+from fsl_async.settings import Config
+from fsl_async.shells.client import ClientShell
+from fsl_async.shells.wire import Welcome
+from fsl_async.stopper import Stopper
+from fsl_codecs import CodecSpec
+
+
+@frozen
+class Summary:
+    """How this client's part ended."""
+
+    run: str
+    name: str
+    version: int
+    steps: int
+    tokens: int
+    tokens_acknowledged: int
+    reason: str
+    seconds: float
+
+
+@frozen
+class Membership:
+    """What the welcome said."""
+
+    welcome: Welcome
+    config: Config
+
+
+class ClientRuntime:
+    """The loop thread of a client. Made and used by the training thread.
+
+    Raises from `wait_welcome`: RefusedError when the server will not have this client, the stopper's error when asked to stop.
+    """
+
+    def __init__(
+        self,
+        server: str,
+        name: str,
+        *,
+        journal_dir: Path | None,
+        stop: Stopper,
+        log: Callable[[str], None],
+    ) -> None:
+        self.name = name
+        self.learner = Learner()
+        self.finish: do.Finish | None = None
+        self._server = server
+        self._stop = stop
+        self._log = log
+        self._begun = time.monotonic()
+        self._welcome: concurrent.futures.Future[Membership] = concurrent.futures.Future()
+        self._ended = threading.Event()
+        self._journal = (
+            JournalWriter(journal_dir / JOURNAL) if journal_dir is not None else TraceHash()
+        )
+        self._machine = ClientMachine(ClientRules(), name, time.time_ns())
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._shell: ClientShell | None = None
+        self._crash: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="fsl-loop", daemon=True)
+        self._thread.start()
+
+    # --- training thread ---
+
+    def wait_welcome(self) -> Membership:
+        """Wait until the server has answered."""
+        while True:
+            with contextlib.suppress(concurrent.futures.TimeoutError):
+                return self._welcome.result(timeout=0.5)
+            if self._ended.is_set():
+                self._raise_end()
+                raise RefusedError("ended before the server answered")
+
+    def training_ended(self, error: str | None) -> None:
+        """Say that the training function is back, then wait until what it trained has arrived or the run is given up."""
+        self._post(ev.TrainingEnded(error))
+        while not self._ended.wait(0.5):
+            pass
+        self._thread.join()
+        self._journal.close()
+
+    def raise_failure(self) -> None:
+        """Raise what ended this client, if that was not its good end."""
+        if self._crash is not None:
+            raise self._crash
+        self._raise_end()
+
+    def summary(self) -> Summary:
+        """How it ended."""
+        return Summary(
+            run=self._machine.run,
+            name=self.name,
+            version=self._machine.model_version,
+            steps=self.learner.meter.steps,
+            tokens=self.learner.meter.tokens,
+            tokens_acknowledged=self._machine.tokens_acknowledged,
+            reason=self.finish.reason if self.finish is not None else "",
+            seconds=round(time.monotonic() - self._begun, 3),
+        )
+
+    def _raise_end(self) -> None:
+        finish = self.finish
+        if finish is None or finish.exit_code == 0:
+            return
+        if finish.exit_code == ExitCode.BAD_INPUT:
+            raise RefusedError(finish.reason)
+        if self._stop.requested:
+            kind = (
+                InterruptedByUserError
+                if self._stop.exit_code == ExitCode.INTERRUPTED
+                else PreemptedError
+            )
+            raise kind(finish.reason)
+        raise TaskError(finish.reason)
+
+    def _post(self, event: ev.Event) -> None:
+        """Give the machine an event from any thread."""
+        with contextlib.suppress(RuntimeError):  # the loop has closed: it was over anyway
+            if self._loop is not None and self._shell is not None:
+                self._loop.call_soon_threadsafe(self._shell.node.feed, event)
+
+    # --- loop thread ---
+
+    def _run(self) -> None:
+        try:
+            tp.run(self._main())
+        except BaseException as error:  # noqa: BLE001 - handed to the training thread, which raises it
+            self._crash = error
+        finally:
+            self.learner.stop()
+            self._ended.set()
+
+    async def _main(self) -> None:
+        loop = asyncio.get_running_loop()
+        finished: asyncio.Future[do.Finish] = loop.create_future()
+        worker = ThreadWorker(loop, "codec")
+
+        def finish(effect: do.Finish) -> None:
+            if not finished.done():
+                self.finish = effect
+                finished.set_result(effect)
+
+        shell = ClientShell(
+            self._machine,
+            self.learner,
+            worker=worker,
+            scheduler=loop,
+            journal=self._journal,
+            say=lambda note: self._log(note.text),
+            finished=finish,
+            welcomed=self._welcomed,
+            end_training=lambda _: self.learner.stop(),
+        )
+        link = tp.ZmqDialer(self._server, self.name)
+        endpoint = tp.DialerEndpoint(
+            link,
+            loop,
+            tp.TransportSettings(),
+            shell.on_transport,
+            self.name,
+            incarnation=self._machine.incarnation,
+        )
+        lag = LoopLag(loop)
+        endpoint.set_beat_payload(lambda _: {**self.learner.meter.progress(), **lag.summary()})
+        shell.endpoint = endpoint
+        self._loop, self._shell = loop, shell
+        self.learner.on_event = self._post
+
+        def stop_asked(hard: bool) -> None:
+            asked: Any = do.Finish(self._stop.reason, self._stop.exit_code) if hard else None
+            loop.call_soon_threadsafe(
+                (lambda: finish(asked))
+                if asked
+                else (lambda: shell.node.feed(ev.DrainAsked(self._stop.reason)))
+            )
+
+        unsubscribe = self._stop.subscribe(stop_asked)
+        self._journal.note(
+            "NodeStarted", loop.time(), role="client", name=self.name, server=self._server
+        )
+        try:
+            shell.dial()
+            await finished
+        finally:
+            unsubscribe()
+            self._journal.note("NodeEnded", loop.time(), **lag.summary())
+            shell.node.close()
+            lag.close()
+            await endpoint.aclose()
+            worker.close()
+
+    def _welcomed(self, welcome: Welcome) -> None:
+        config = from_wire(welcome.config)
+        self.learner.codec_up = CodecSpec(
+            format=config.codec.up, block_values=config.codec.block_values
+        )
+        if not self._welcome.done():
+            self._welcome.set_result(Membership(welcome, config))
+
+
+def _place(
+    runtime: ClientRuntime,
+    member: Membership,
+    log: Callable[[str], None],
+    *,
+    device: str | None = None,
+    data: str | None = None,
+) -> Place:
+    config = dict(member.welcome.config)
+    if data is not None:  # each site keeps its copy of the data where it likes
+        config["data"] = {**config["data"], "path": data}
+    return Place(
+        client_name=runtime.name,
+        seed=member.config.run.seed,
+        device=choose_device(device or member.config.train.device),
+        config=config,
+        shard_index=member.welcome.shard,
+        shard_count=member.welcome.shards,
+        log=log,
+    )
+
+
+def join_run(
+    server: str,
+    name: str,
+    task: str | None,
+    data: str | None,
+    *,
+    run_dir: Path | None,
+    stop: Stopper,
+    log: Callable[[str], None],
+) -> Summary:
+    """Join the run at `server`, train `task` (None: what the run says) in this thread until the run ends. Blocks.
+
+    Raises FslError in one line: refused, interrupted, a task that cannot be loaded or that raised.
+    """
+    runtime = ClientRuntime(server, name, journal_dir=run_dir, stop=stop, log=log)
+    error: str | None = None
+    try:
+        member = runtime.wait_welcome()
+        place = _place(runtime, member, log, data=data)
+        function = load_task(task or member.config.train.task)
+        function(Fed(runtime.learner, place))
+    except RunFinishedError:
+        pass
+    except FslError as failure:
+        error = failure.message
+        raise
+    except BaseException as failure:
+        error = f"the training function raised {type(failure).__name__}: {failure}"
+        raise
+    finally:
+        runtime.training_ended(error)
+    runtime.raise_failure()
+    return runtime.summary()
+
+
+class Joined(Fed):
+    """What `fsl_async.join` returns: a Fed that belongs to the caller's script. Close it, or use it in a `with`."""
+
+    def __init__(self, runtime: ClientRuntime, place: Place) -> None:
+        super().__init__(runtime.learner, place)
+        self._runtime = runtime
+        self._closed = False
+
+    def close(self) -> None:
+        """Leave the run: what is on its way still arrives, then the session ends. Harmless when closed already."""
+        if not self._closed:
+            self._closed = True
+            self._runtime.training_ended(None)
+
+    def __enter__(self) -> Joined:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+@contextlib.contextmanager
+def _ending_on_error(runtime: ClientRuntime) -> Iterator[None]:
+    try:
+        yield
+    except BaseException as error:
+        runtime.training_ended(str(error))
+        raise
+
+
+def join(
+    server: str,
+    *,
+    name: str | None = None,
+    device: str | None = None,
+    run_dir: str | Path | None = None,
+    log: Callable[[str], None] = print,
+) -> Joined:
+    """Join a run from a script of your own; see `fsl_async.join`."""
+    from fsl_async import address as addresses
+    from fsl_async.cluster.name_slot import check_name, claim_name
+
+    address = addresses.parse(server).tcp
+    own = claim_name(address).name if name is None else check_name(name)
+    runtime = ClientRuntime(
+        address,
+        own,
+        journal_dir=Path(run_dir) if run_dir is not None else None,
+        stop=Stopper(),
+        log=log,
+    )
+    with _ending_on_error(runtime):
+        member = runtime.wait_welcome()
+        return Joined(runtime, _place(runtime, member, log, device=device))

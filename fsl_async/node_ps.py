@@ -1,0 +1,207 @@
+"""A parameter server process: store, machine, endpoint and loop put together. Never imports torch."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from attrs import frozen
+
+import fsl_transport as tp
+from fsl_async import effects as do
+from fsl_async import events as ev
+from fsl_async.config import to_wire
+from fsl_async.errors import AddressError, RunDirError
+from fsl_async.learn.errors import CheckpointDamaged, StoreError
+from fsl_async.learn.outer import OuterSettings
+from fsl_async.learn.records import Recovered, StoreSettings
+from fsl_async.learn.store import Store
+from fsl_async.learn.weighting import weighting_named
+from fsl_async.observe.journal import JournalWriter
+from fsl_async.observe.lag import LoopLag
+from fsl_async.roles.ps import ServerMachine, ServerRules
+from fsl_async.roles.round import RoundRules
+from fsl_async.runtime import ThreadWorker
+from fsl_async.settings import Config
+from fsl_async.shells.ps import RunFacts, ServerShell
+from fsl_async.stopper import Stopper
+from fsl_codecs import CodecSpec
+
+JOURNAL = "journal.jsonl"
+
+
+@frozen
+class Summary:
+    """How a run ended."""
+
+    run: str
+    version: int
+    tokens: int
+    digest: str
+    reason: str
+    seconds: float
+    run_dir: str
+
+
+def rules_of(config: Config) -> ServerRules:
+    """What of the configuration decides anything at the server."""
+    sync = config.sync
+    return ServerRules(
+        every_s=sync.every_s,
+        round=RoundRules(sync.quorum, sync.grace_mad_factor, sync.grace_min_s, sync.first_grace_s),
+        min_clients=sync.min_clients,
+        max_staleness=sync.max_staleness,
+        limit_rounds=config.run.rounds,
+        limit_tokens=config.run.tokens,
+        limit_s=config.run.seconds,
+        drain_s=max(2 * config.session.heartbeat_every_s, 5.0),
+        keep_versions=config.checkpoint.keep_versions,
+    )
+
+
+def transport_settings(config: Config) -> tp.TransportSettings:
+    """The transport's part of the configuration."""
+    return tp.TransportSettings(
+        heartbeat_every_s=config.session.heartbeat_every_s,
+        expire_after_s=config.session.expire_after_s,
+        window_bytes=config.transfer.window_bytes,
+        stall_s=config.transfer.stall_s,
+    )
+
+
+def _store_settings(config: Config) -> StoreSettings:
+    outer = OuterSettings(config.outer.optimizer, config.outer.learning_rate, config.outer.momentum)
+    down = CodecSpec(format=config.codec.down, block_values=config.codec.block_values)
+    return StoreSettings(config.checkpoint.keep_versions, down, outer)
+
+
+def _recover(store: Store, run_dir: Path) -> Recovered:
+    try:
+        return store.recover()
+    except CheckpointDamaged as error:
+        text = f"{run_dir}: version {error.version} is damaged ({error.file})"
+        if error.previous_version is None:
+            raise RunDirError(
+                f"{text}, and no older version is intact; restore it from a backup"
+            ) from None
+        raise RunDirError(
+            f"{text}; start again with --from-version {error.previous_version} to go on from the version before"
+        ) from None
+    except StoreError as error:
+        raise RunDirError(str(error)) from None
+
+
+def serve(
+    config: Config,
+    run_dir: Path,
+    *,
+    from_version: int | None,
+    announce: Callable[[str], None],
+    log: Callable[[str], None],
+    stop: Stopper,
+) -> Summary:
+    """Run the parameter server until the run ends or `stop` is asked. Blocks; makes its own loop.
+
+    announce: called with the bound address once clients can come. log: one line for the operator at a time.
+    Raises RunDirError (damaged, in use, no room) and AddressError (port in use), each in one line.
+    """
+    store = Store(run_dir, _store_settings(config), from_version=from_version)
+    recovered = _recover(store, run_dir)
+    try:
+        run = store.start_run(f"{config.run.name}-{secrets.token_hex(4)}")
+        for notice in recovered.notices:
+            log(notice)
+        journal = JournalWriter(run_dir / JOURNAL)
+    except (StoreError, OSError) as error:
+        store.close()
+        raise RunDirError(f"cannot write in {run_dir}: {error}") from None
+    try:
+        return tp.run(_serve(config, run_dir, store, recovered, run, journal, announce, log, stop))
+    finally:
+        journal.close()
+        store.close()
+
+
+async def _serve(  # noqa: PLR0917 - private, called once
+    config: Config,
+    run_dir: Path,
+    store: Store,
+    recovered: Recovered,
+    run: str,
+    journal: JournalWriter,
+    announce: Callable[[str], None],
+    log: Callable[[str], None],
+    stop: Stopper,
+) -> Summary:
+    loop = asyncio.get_running_loop()
+    begun = time.monotonic()
+    finished: asyncio.Future[do.Finish] = loop.create_future()
+    worker = ThreadWorker(loop, "store")
+    machine = ServerMachine(
+        rules_of(config),
+        weighting_named(config.sync.weighting, config.sync.staleness_exponent),
+        run,
+    )
+
+    def finish(effect: do.Finish) -> None:
+        if not finished.done():
+            finished.set_result(effect)
+
+    shell = ServerShell(
+        machine,
+        RunFacts(run, config.shards, to_wire(config)),
+        store,
+        worker=worker,
+        scheduler=loop,
+        journal=journal,
+        say=lambda note: log(note.text),
+        finished=finish,
+    )
+    try:
+        link = tp.ZmqListener(config.listen.address)
+    except tp.LocalError as error:
+        worker.close()
+        raise AddressError(str(error)) from None
+    endpoint = tp.ListenerEndpoint(
+        link, loop, transport_settings(config), shell.on_transport, "ps", incarnation=time.time_ns()
+    )
+    shell.endpoint = endpoint
+    lag = LoopLag(loop)
+
+    def stop_asked(hard: bool) -> None:
+        asked = do.Finish(stop.reason, 0) if hard else None
+        loop.call_soon_threadsafe(
+            (lambda: finish(asked))
+            if asked
+            else (lambda: shell.node.feed(ev.DrainAsked(stop.reason)))
+        )
+
+    unsubscribe = stop.subscribe(stop_asked)
+    journal.note("NodeStarted", loop.time(), role="ps", run=run, address=link.address)
+    try:
+        shell.start(recovered)
+        announce(link.address)
+        ended = await finished
+        await asyncio.sleep(0.05)  # the last words to the clients leave with the link's own linger
+    finally:
+        unsubscribe()
+        journal.note("NodeEnded", loop.time(), garbage=endpoint.garbage, **lag.summary())
+        shell.node.close()
+        lag.close()
+        await endpoint.aclose()
+        worker.close()
+    if ended.exit_code:
+        raise RunDirError(ended.reason)
+    seconds = round(time.monotonic() - begun, 3)
+    return Summary(
+        run,
+        machine.version,
+        machine.tokens_total,
+        machine.digest,
+        ended.reason,
+        seconds,
+        str(run_dir),
+    )

@@ -1,0 +1,38 @@
+"""How late the event loop runs: what a training thread that holds the interpreter costs the heartbeats.
+
+A short timer is armed again and again; how much later than asked it fires is the lag. The last few minutes are kept.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+
+EVERY_S = 0.1
+KEPT = 3000
+
+
+class LoopLag:
+    """Measures the lag of a running loop until closed."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._lags_s: deque[float] = deque(maxlen=KEPT)
+        self._timer = loop.call_later(EVERY_S, self._fire, loop.time() + EVERY_S)
+
+    def _fire(self, asked_for: float) -> None:
+        now = self._loop.time()
+        self._lags_s.append(max(0.0, now - asked_for))
+        self._timer = self._loop.call_later(EVERY_S, self._fire, now + EVERY_S)
+
+    def summary(self) -> dict[str, float]:
+        """Median, 99th percentile and maximum in milliseconds; empty before the first measurement."""
+        lags = sorted(self._lags_s)
+        if not lags:
+            return {}
+        at = lambda part: round(1000 * lags[min(len(lags) - 1, int(part * len(lags)))], 3)  # noqa: E731
+        return {"lag_median_ms": at(0.5), "lag_p99_ms": at(0.99), "lag_max_ms": at(1.0)}
+
+    def close(self) -> None:
+        """Stop measuring."""
+        self._timer.cancel()
