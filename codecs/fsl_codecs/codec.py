@@ -128,8 +128,12 @@ def decode_accumulate(
     """accumulator[:n] += float32(weight) * decoded: one fp32 multiplication, then one fp32 addition, never fused.
 
     Returns n. The frame is decoded to the end first (into n temporary values), so that a bad one leaves the accumulator as it
-    was. Errors as in `decode_into`.
+    was. Errors as in `decode_into`; CodecUsageError for a weight that is no finite fp32 number.
     """
+    with np.errstate(over="ignore"):
+        factor = np.float32(weight)
+    if not np.isfinite(factor):
+        raise CodecUsageError(f"weight {weight} is not a finite fp32 number")
     _check_values(accumulator, writable=True)
     data = frame_bytes_view(frame)
     header = parse_header(data, limits or Limits(accumulator.size, max(data.size, 1)))
@@ -140,7 +144,7 @@ def decode_accumulate(
     decoded = np.empty(header.values, dtype=np.float32)
     decode_into(frame, decoded, limits)
     with np.errstate(all="ignore"):
-        decoded *= np.float32(weight)
+        decoded *= factor
         accumulator[: header.values] += decoded
     return header.values
 
@@ -244,7 +248,7 @@ def _decode_codes(reader: Reader, chunk: Chunk, header: Header, out: Float32Arra
     number_format: Format = header.number_format
     scales: ByteArray | None = None
     if number_format.float8 is not None:
-        scales = read_scales(reader, -(-chunk.values // header.block_values))
+        scales = read_scales(reader, -(-chunk.values // header.block_values), number_format.float8)
     words: WordArray
     if chunk.mode == CODED:
         words = read_coded(reader, number_format, chunk.values)

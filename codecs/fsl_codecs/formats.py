@@ -7,8 +7,9 @@
 
 The two 8-bit formats carry one scale per block of values, a power of two stored as one E8M0 byte b that means 2**(b - 127)
 (OCP Microscaling Formats v1.0, section 5.4.1). The scale is the smallest one that brings the block's largest magnitude to at
-most the format's largest finite value, but never below 2**-127. Dividing by it and multiplying with it are exact in fp32
-(quotients that underflow are far below half of the smallest code), so the only rounding is the cast to 8 bits.
+most the format's largest finite value, but never so small that the smallest code would decode to a subnormal fp32 number.
+Dividing by it and multiplying with it are exact in fp32 (quotients that underflow are far below half of the smallest code), so the
+only rounding is the cast to 8 bits, and decoding gives the same bits also where subnormals are flushed to zero.
 
 Functions here take finite values below the format's `escape_magnitude`; the codec sends anything else as raw fp32.
 """
@@ -40,6 +41,16 @@ class Float8:
     largest_exponent: int
     special_code: int
     """First magnitude code that is no finite number."""
+
+    @property
+    def lowest_scale(self) -> int:
+        """Smallest E8M0 byte in use: with it, the smallest subnormal code means 2**-126."""
+        return self.exponent_bias + self.mantissa_bits
+
+    @property
+    def highest_scale(self) -> int:
+        """Largest E8M0 byte in use, that of a block with a value of almost 2**128."""
+        return 255 - self.largest_exponent
 
 
 @frozen
@@ -152,21 +163,24 @@ def block_scales(magnitudes: npt.NDArray[np.uint32], kind: Float8) -> ByteArray:
     """E8M0 bytes (blocks,) for blocks of fp32 magnitude bit patterns (blocks, block_values).
 
     With the block's largest magnitude m * 2**x, 1 <= m < 2, the scale is 2**(x - largest_exponent), or twice that when
-    m > 1.75, and at least 2**-127. Zero and subnormal blocks get byte 0.
+    m > 1.75, but at least the format's lowest. Blocks of zeros, to which any scale would do, get the smallest scale of the others,
+    so that they do not widen the range of scales that a chunk has to store.
     """
     largest = magnitudes.max(axis=1)
     # Adding 0x1FFFFF carries into the exponent exactly when the significand is above 1.75.
     exponents = (largest + np.uint32(0x1FFFFF)) >> np.uint32(FP32_MANTISSA_BITS)
-    lowest = np.uint32(kind.largest_exponent)
-    scales: ByteArray = (np.maximum(exponents, lowest) - lowest).astype(np.uint8)
+    offset = kind.largest_exponent
+    lowest = np.uint32(kind.lowest_scale + offset)
+    scales: ByteArray = (np.maximum(exponents, lowest) - np.uint32(offset)).astype(np.uint8)
+    is_zero = largest == 0
+    if is_zero.any() and not is_zero.all():
+        scales[is_zero] = scales[~is_zero].min()
     return scales
 
 
 def scale_values(scales: ByteArray) -> Float32Array:
-    """fp32 values 2**(b - 127) of E8M0 bytes b; byte 0 is the subnormal 2**-127, byte 255 gives infinity."""
-    bits = scales.astype(np.uint32) << np.uint32(FP32_MANTISSA_BITS)
-    bits[scales == 0] = 1 << (FP32_MANTISSA_BITS - 1)
-    return bits.view(np.float32)
+    """fp32 values 2**(b - 127) of E8M0 bytes b, 1 <= b <= 254."""
+    return (scales.astype(np.uint32) << np.uint32(FP32_MANTISSA_BITS)).view(np.float32)
 
 
 def quantise_blocks(
@@ -181,10 +195,10 @@ def quantise_blocks(
         padded[: values.size] = values
     rows = padded.reshape(blocks, block_values)
     scales = block_scales(rows.view(np.uint32) & MAGNITUDE_MASK, number_format.float8)
-    # 2**-(b - 127) has the exponent field 254 - b; b is at most 247, so this is a normal number.
-    inverse = (np.uint32(254) - scales.astype(np.uint32)) << np.uint32(FP32_MANTISSA_BITS)
+    # 1 / 2**(b - 127) is what the byte 254 - b means.
+    inverse = scale_values(np.uint8(254) - scales)
     with np.errstate(under="ignore"):
-        scaled = rows * inverse.view(np.float32)[:, None]
+        scaled = rows * inverse[:, None]
         codes = float8_codes(scaled, number_format.float8)
     return codes.reshape(-1)[: values.size], scales
 

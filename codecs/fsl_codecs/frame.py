@@ -19,7 +19,7 @@ import numpy.typing as npt
 from attrs import field, frozen
 
 from .errors import CodecUsageError, FrameError, LimitError
-from .formats import FORMATS_BY_WIRE_ID, ByteArray, Format, format_named
+from .formats import FORMATS_BY_WIRE_ID, ByteArray, Float8, Format, format_named
 from .treebitmap import Reader, read_planes, write_planes
 
 VERSION: Final = 1
@@ -161,7 +161,9 @@ def pack_chunk_head(
 
 def memory_of(buffer: Buffer) -> memoryview:
     """The buffer as single bytes, without a copy; TypeError when it is not contiguous."""
-    return (buffer.data if isinstance(buffer, np.ndarray) else memoryview(buffer)).cast("B")
+    memory = buffer.data if isinstance(buffer, np.ndarray) else memoryview(buffer)
+    # memoryview refuses to cast what is empty.
+    return memory.cast("B") if memory.nbytes else memoryview(b"")
 
 
 def frame_bytes_view(frame: Buffer) -> ByteArray:
@@ -230,12 +232,12 @@ def write_scales(scales: ByteArray, pieces: list[bytes]) -> None:
     write_planes(scales - np.uint8(base), width, pieces)
 
 
-def read_scales(reader: Reader, blocks: int) -> ByteArray:
-    """Scales (blocks,) from what `write_scales` wrote."""
+def read_scales(reader: Reader, blocks: int, kind: Float8) -> ByteArray:
+    """Scales (blocks,) from what `write_scales` wrote; FrameError when `kind` does not use them."""
     base, width = reader.byte(), reader.byte()
     if width > 8:
         raise FrameError(f"scales of {width} bits")
     differences = read_planes(reader, blocks, width)
-    if base + int(differences.max()) > 254:
-        raise FrameError("a block scale is beyond 2**127")
+    if base < kind.lowest_scale or base + int(differences.max()) > kind.highest_scale:
+        raise FrameError(f"a block scale is not from {kind.lowest_scale} to {kind.highest_scale}")
     return differences + np.uint8(base)

@@ -63,15 +63,20 @@ class ChunkPlan:
         return 8 + sum(plane.cost_bits for plane in self.planes)
 
 
+def _rotate_left(words: WordArray, count: int, code_bits: int) -> WordArray:
+    kind = words.dtype.type
+    return (words << kind(count)) | (words >> kind(code_bits - count))
+
+
 def cut(words: WordArray, split: Split, code_bits: int) -> list[ByteArray]:
     """The planes (n,) of code words (n,), top plane first."""
     if split.rotate:
-        words = np.left_shift(words, 1) | np.right_shift(words, code_bits - 1)
+        words = _rotate_left(words, 1, code_bits)
     planes = []
     shift = code_bits
     for width in split.widths:
         shift -= width
-        planes.append(((words >> shift) & ((1 << width) - 1)).astype(np.uint8))
+        planes.append((np.right_shift(words, shift) & ((1 << width) - 1)).astype(np.uint8))
     return planes
 
 
@@ -83,7 +88,7 @@ def join(planes: list[ByteArray], split: Split, code_bits: int) -> WordArray:
             words <<= width
         words |= plane
     if split.rotate:
-        words = np.right_shift(words, 1) | np.left_shift(words, code_bits - 1)
+        words = _rotate_left(words, code_bits - 1, code_bits)
     return words
 
 

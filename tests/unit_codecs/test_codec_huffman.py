@@ -1,0 +1,155 @@
+"""Code lengths: optimal, limited, complete, and the same in every implementation."""
+
+import heapq
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fsl_codecs import FrameError
+from fsl_codecs.huffman import (
+    LENGTH_LIMIT,
+    check_lengths,
+    code_lengths,
+    codebook_bytes,
+    pack_codebook,
+    unpack_codebook,
+)
+
+UNHURRIED = settings(deadline=None, max_examples=60)
+COUNTS = st.lists(st.integers(0, 1 << 17), min_size=2, max_size=256).filter(
+    lambda counts: sum(count > 0 for count in counts) >= 2
+)
+
+
+def huffman_lengths(counts):
+    """Plain Huffman with a heap, without any limit."""
+    heap = [(count, [symbol]) for symbol, count in enumerate(counts) if count]
+    heapq.heapify(heap)
+    lengths = [0] * len(counts)
+    while len(heap) > 1:
+        (left, left_symbols), (right, right_symbols) = heapq.heappop(heap), heapq.heappop(heap)
+        for symbol in left_symbols + right_symbols:
+            lengths[symbol] += 1
+        heapq.heappush(heap, (left + right, left_symbols + right_symbols))
+    return lengths
+
+
+def package_merge_lengths(counts, limit):
+    """Package-merge with explicit symbol sets, as docs/WIRE.md tells it."""
+    leaves = sorted((count, symbol) for symbol, count in enumerate(counts) if count)
+    leaves = [(count, False, [symbol]) for count, symbol in leaves]
+    items = leaves
+    for _ in range(limit - 1):
+        packages = [
+            (left[0] + right[0], True, left[2] + right[2])
+            for left, right in zip(items[0::2], items[1::2], strict=False)
+        ]
+        items = sorted(leaves + packages, key=lambda item: (item[0], item[1]))
+    lengths = [0] * len(counts)
+    for _, _, symbols in items[: 2 * len(leaves) - 2]:
+        for symbol in symbols:
+            lengths[symbol] += 1
+    return lengths
+
+
+def cost(counts, lengths):
+    return sum(int(count) * int(length) for count, length in zip(counts, lengths, strict=True))
+
+
+@UNHURRIED
+@given(COUNTS)
+def test_lengths_are_complete_limited_and_cover_what_occurs(counts):
+    """Kraft equality is what decoders demand; a length above 12 has no nibble."""
+    lengths = code_lengths(np.array(counts))
+    check_lengths(lengths)
+    assert sum(1 << (LENGTH_LIMIT - int(length)) for length in lengths if length) == 4096
+    assert [length > 0 for length in lengths] == [count > 0 for count in counts]
+
+
+@UNHURRIED
+@given(COUNTS)
+def test_as_good_as_plain_huffman_where_the_limit_does_not_bind(counts):
+    """An independent optimum; where the limit binds, plain Huffman is a lower bound."""
+    lengths = code_lengths(np.array(counts))
+    plain = huffman_lengths(counts)
+    if max(plain) <= LENGTH_LIMIT:
+        assert cost(counts, lengths) == cost(counts, plain)
+    else:
+        assert cost(counts, lengths) >= cost(counts, plain)
+
+
+@UNHURRIED
+@given(st.lists(st.integers(0, 9), min_size=2, max_size=40), st.integers(6, 12))
+def test_ties_break_as_documented(counts, limit):
+    """Equal counts are common; another implementation must give the same lengths, not only the same cost."""
+    if sum(count > 0 for count in counts) < 2:
+        counts = [1, 1, *counts]
+    lengths = code_lengths(np.array(counts), limit)
+    assert lengths.tolist() == package_merge_lengths(counts, limit)
+
+
+def test_fibonacci_counts_meet_the_limit_at_the_optimum():
+    """Fibonacci counts make plain Huffman as deep as it gets, here 29 levels."""
+    counts = [1, 1]
+    while len(counts) < 30:
+        counts.append(counts[-1] + counts[-2])
+    lengths = code_lengths(np.array(counts))
+    assert max(huffman_lengths(counts)) == 29
+    assert lengths.max() == LENGTH_LIMIT
+    assert lengths.tolist() == package_merge_lengths(counts, LENGTH_LIMIT)
+    assert all(left >= right for left, right in pairwise(lengths.tolist()))
+
+
+@pytest.mark.parametrize("counts", [[0, 5, 0], [0, 0]])
+def test_less_than_two_symbols_have_no_code(counts):
+    """Such planes are constant; a code of length 0 would be ambiguous."""
+    with pytest.raises(ValueError, match="symbols cannot have codes"):
+        code_lengths(np.array(counts))
+
+
+@UNHURRIED
+@given(COUNTS)
+def test_codebook_survives_packing(counts):
+    """The codebook is all a receiver knows of the code."""
+    lengths = code_lengths(np.array(counts))
+    packed = pack_codebook(lengths)
+    assert len(packed) == codebook_bytes(lengths)
+    nibbles = np.frombuffer(packed, np.uint8)[2:]
+    again = unpack_codebook(nibbles, packed[0], packed[1], len(lengths))
+    assert again.tolist() == lengths.tolist()
+
+
+@pytest.mark.parametrize(
+    ("lengths", "why"),
+    [
+        ([1, 2], "incomplete"),
+        ([1, 1, 2], "overfull"),
+        ([1], "one symbol"),
+        ([0, 0], "nothing"),
+        ([1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 13], "too long"),
+    ],
+)
+def test_codes_that_do_not_fill_the_space_are_refused(lengths, why):
+    """A hostile codebook must not reach the tree builder."""
+    with pytest.raises(FrameError):
+        check_lengths(np.array(lengths, np.uint8))
+
+
+@pytest.mark.parametrize(
+    ("nibbles", "first", "last", "symbols"),
+    [
+        ([0x11], 3, 3, 8),
+        ([0x11], 4, 3, 8),
+        ([0x11], 7, 8, 8),
+        ([0x10, 0x01], 0, 2, 8),
+        ([0x11, 0x10], 0, 2, 8),
+        ([0x01, 0x01, 0x00], 0, 4, 8),
+    ],
+)
+def test_malformed_codebooks_are_refused(nibbles, first, last, symbols):
+    """Ranges that run backwards or out of the alphabet, ends that do not occur, stray half bytes."""
+    with pytest.raises(FrameError):
+        unpack_codebook(np.array(nibbles, np.uint8), first, last, symbols)
