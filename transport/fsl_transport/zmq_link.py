@@ -1,0 +1,374 @@
+"""The real network: one ROUTER for the listener, two DEALERs (control, bulk) for each dialer.
+
+Rules, each from a trap that was met (numbers are libzmq issues):
+
+  * A dialer's two connections have the routing ids ``name/c`` and ``name/b``. ROUTER_HANDOVER lets
+    a relaunched process take its name over at once (#778, #2019); ROUTER_MANDATORY makes a send to
+    an absent peer an error that is counted, instead of silence; a ROUTER never waits for one peer.
+  * High-water marks are 0: byte credit bounds what streams keep in memory, the session's window
+    what control does. MAXMSGSIZE bounds one frame before it is allocated.
+  * One reader and one writer task per socket, through ``zmq.asyncio`` only: the socket's file
+    descriptor is edge-triggered, and a send behind its back can swallow the edge of a receive.
+  * A dialer has IMMEDIATE set, so that nothing is queued for a connection that does not stand:
+    what was unsent when it broke is lost, and sessions mend it. While nothing stands only the
+    newest control message is kept (a HELLO) and bulk is dropped.
+  * ZMTP heartbeats are off: they time out during one big message (#2709). TCP_MAXRT and keepalive
+    end dead connections; the session's own beats say who is alive.
+  * Only ``bytes`` of 64 KiB and more are sent without a copy: nobody can change them, so no
+    tracker is needed. A large received frame stays in libzmq's memory for as long as its
+    memoryview lives, that frame alone.
+  * Strangers cost a count (``garbage``): failed handshakes from the socket monitor, and routing
+    ids that are no name of ours.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import re
+import socket as sockets
+import threading
+from collections import deque
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Final
+
+import zmq
+import zmq.asyncio
+from zmq.utils.monitor import parse_monitor_message
+
+from fsl_transport.errors import LocalError
+from fsl_transport.link import Buffer, Lane, Receiver, check_name
+from fsl_transport.settings import TransportSettings
+
+LINGER_MS: Final = 500
+"""How long what is queued (a BYE, a refusal) may take to leave after ``close``."""
+_NO_COPY_BYTES: Final = 64 * 1024
+_MESSAGES_PER_TURN: Final = 32
+_SUFFIX: Final = {Lane.CONTROL: "/c", Lane.BULK: "/b"}
+_ROUTING_ID: Final = re.compile(rb"([A-Za-z0-9._-]{1,64})/([cb])")
+_ADDRESS: Final = re.compile(
+    r"(?:tcp://)?(?:\[(?P<six>[0-9A-Fa-f:.]+)(?P<zone>%[A-Za-z0-9._-]+)?\]|"
+    r"(?P<host>\*|[A-Za-z0-9._-]+)):(?P<port>[0-9]{1,5})"
+)
+_FAILED: Final = (
+    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+)
+
+
+def split_address(address: str, *, listening: bool) -> tuple[str, int]:
+    """Host (IPv6 without brackets) and port of ``host:port`` or ``tcp://host:port``."""
+    match = _ADDRESS.fullmatch(address) if isinstance(address, str) else None
+    if match is None:
+        raise LocalError(
+            f"{address!r} is no address: write host:port or [ipv6]:port,"
+            " for instance 192.0.2.7:7100"
+        )
+    host = (match["six"] or "") + (match["zone"] or "") or match["host"]
+    port = int(match["port"])
+    if port > 65535 or (port == 0 and not listening) or (host == "*" and not listening):
+        raise LocalError(f"{address!r} cannot be dialed or bound: no such host or port")
+    return host, port
+
+
+def _endpoint(host: str, port: int) -> str:
+    return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
+
+
+class _Pipe:
+    """One socket with its reader, its writer and its monitor."""
+
+    def __init__(
+        self,
+        context: zmq.asyncio.Context,
+        kind: int,
+        settings: TransportSettings,
+        take: Callable[[list[zmq.Frame]], None],
+        *,
+        keep_newest: bool,
+    ) -> None:
+        self.socket: zmq.asyncio.Socket = context.socket(kind)
+        self.failed_handshakes = 0
+        self.absent = 0
+        self._take = take
+        self._keep_newest = keep_newest
+        self._queue: deque[Sequence[Buffer]] = deque()
+        self._wake = asyncio.Event()
+        self._is_blocked = False
+        self._loop = asyncio.get_running_loop()
+        self.tasks: list[asyncio.Task[None]] = []
+        self._set_options(settings)
+        self._monitor: zmq.asyncio.Socket = self.socket.get_monitor_socket(_FAILED)
+        self._monitor.linger = 0
+
+    def _set_options(self, settings: TransportSettings) -> None:
+        socket = self.socket
+        socket.linger = LINGER_MS
+        socket.sndhwm = 0
+        socket.rcvhwm = 0
+        socket.maxmsgsize = max(settings.control_limit_bytes, settings.chunk_limit_bytes)
+        socket.tcp_keepalive = 1
+        socket.tcp_keepalive_idle = 30
+        socket.tcp_keepalive_intvl = 10
+        socket.tcp_keepalive_cnt = 3
+        socket.tcp_maxrt = max(1, int(settings.expire_after_s * 1000))
+        socket.handshake_ivl = 10_000
+        socket.backlog = 1024
+
+    def start(self) -> None:
+        """Begin to read and write."""
+        for work in (self._read(), self._write(), self._watch()):
+            self.add_task(work)
+
+    def add_task(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run ``work`` until it ends or the pipe closes."""
+        self.tasks.append(self._loop.create_task(work))
+
+    def send(self, parts: Sequence[Buffer]) -> None:
+        """Queue one message for the writer."""
+        if self._is_blocked:
+            self._queue.clear()
+            if not self._keep_newest:
+                return
+        self._queue.append(parts)
+        self._wake.set()
+
+    def close(self) -> None:
+        """Push out what is queued as far as it goes, then close; the tasks end by themselves."""
+        for task in self.tasks:
+            task.cancel()
+        raw: zmq.Socket[bytes] = zmq.Socket.shadow(self.socket.underlying)
+        while self._queue:
+            try:
+                raw.send_multipart(self._queue.popleft(), zmq.DONTWAIT)
+            except zmq.ZMQError:
+                self.absent += 1
+        self.socket.disable_monitor()
+        self._monitor.close(0)
+        self.socket.close(LINGER_MS)
+
+    async def _read(self) -> None:
+        while True:
+            for _ in range(_MESSAGES_PER_TURN):
+                parts = await self.socket.recv_multipart(copy=False)
+                try:
+                    self._take(parts)
+                except Exception as error:  # noqa: BLE001 - the owner's bug must not deafen us
+                    self._loop.call_exception_handler(
+                        {"message": "a receiver of fsl_transport failed", "exception": error}
+                    )
+            await asyncio.sleep(0)  # waiting for a message that is there does not yield
+
+    async def _write(self) -> None:
+        queue = self._queue
+        while True:
+            for _ in range(_MESSAGES_PER_TURN):
+                if not queue:
+                    self._wake.clear()
+                    await self._wake.wait()
+                await self._write_one(queue.popleft())
+            await asyncio.sleep(0)
+
+    async def _write_one(self, parts: Sequence[Buffer]) -> None:
+        last = parts[-1]
+        copy = type(last) is not bytes or len(last) < _NO_COPY_BYTES
+        try:
+            await self.socket.send_multipart(parts, zmq.DONTWAIT, copy=copy)
+        except zmq.Again:  # a dialer without a connection
+            self._is_blocked = True
+            if self._keep_newest and not self._queue:
+                self._queue.append(parts)
+            await self.socket.poll(None, zmq.POLLOUT)
+            self._is_blocked = False
+        except zmq.ZMQError as error:
+            if error.errno != errno.EHOSTUNREACH:
+                raise
+            self.absent += 1
+
+    async def _watch(self) -> None:
+        while True:
+            message = await self._monitor.recv_multipart()
+            if parse_monitor_message(message)["event"] & _FAILED:
+                self.failed_handshakes += 1
+
+
+class _ZmqLink:
+    """What listener and dialer share: a context, its pipes, and their end."""
+
+    def __init__(self) -> None:
+        try:
+            self._loop = asyncio.get_running_loop()
+        except RuntimeError:
+            raise LocalError("make a ZeroMQ link inside a running event loop") from None
+        self._context = zmq.asyncio.Context()
+        self._receive: Receiver | None = None
+        self._pipes: list[_Pipe] = []
+        self._ending: threading.Thread | None = None
+        self._ended = asyncio.Event()
+        self._bad_ids = 0
+
+    @property
+    def garbage(self) -> int:
+        """Connections and messages of strangers that speak something else."""
+        return self._bad_ids + sum(pipe.failed_handshakes for pipe in self._pipes)
+
+    @property
+    def absent(self) -> int:
+        """Messages dropped because their peer was not connected."""
+        return sum(pipe.absent for pipe in self._pipes)
+
+    def set_receiver(self, receive: Receiver) -> None:
+        """See ``link.Link``."""
+        self._receive = receive
+
+    def close(self) -> None:
+        """See ``link.Link``. What is queued has half a second to leave, in the background."""
+        if self._ending is not None:
+            return
+        self._receive = None
+        for pipe in self._pipes:
+            pipe.close()
+        # Ending a context waits for its sockets to be empty; not a daemon, so that the last
+        # BYE leaves even when the process ends right now.
+        self._ending = threading.Thread(target=self._end, name="fsl-zmq-end")
+        self._ending.start()
+
+    async def aclose(self) -> None:
+        """See ``link.Link``."""
+        self.close()
+        tasks = [task for pipe in self._pipes for task in pipe.tasks]
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._ended.wait()
+        assert self._ending is not None
+        self._ending.join()
+
+    def _end(self) -> None:
+        self._context.term()
+        with contextlib.suppress(RuntimeError):  # the loop may be gone before us
+            self._loop.call_soon_threadsafe(self._ended.set)
+
+    def _deliver(self, peer: str, lane: Lane, parts: list[zmq.Frame]) -> None:
+        if self._receive is None:
+            return
+        buffers: list[Buffer] = [
+            part.buffer if lane and len(part) >= _NO_COPY_BYTES else part.bytes for part in parts
+        ]
+        self._receive(peer, lane, buffers)
+
+
+class ZmqListener(_ZmqLink):
+    """Binds one port for both lanes of all dialers.
+
+    ``address`` is ``host:port``; host ``*`` is every interface, port ``0`` any free one (read
+    ``.address`` back). ``LocalError`` when the port is taken or the address is wrong.
+    """
+
+    def __init__(self, address: str, settings: TransportSettings | None = None) -> None:
+        host, port = split_address(address, listening=True)
+        super().__init__()
+        pipe = _Pipe(
+            self._context,
+            zmq.ROUTER,
+            settings or TransportSettings(),
+            self._take,
+            keep_newest=False,
+        )
+        self._pipes.append(pipe)
+        pipe.socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
+        pipe.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        pipe.socket.ipv6 = host == "*" or ":" in host
+        try:
+            pipe.socket.bind(_endpoint(host, port))
+        except zmq.ZMQError as error:
+            self.close()
+            raise LocalError(_bind_text(address, error)) from error
+        self._address = bytes(pipe.socket.getsockopt(zmq.LAST_ENDPOINT)).rstrip(b"\0").decode()
+        pipe.start()
+
+    @property
+    def address(self) -> str:
+        """Where it listens, with the real port."""
+        return self._address
+
+    @property
+    def port(self) -> int:
+        """The real port."""
+        return int(self._address.rpartition(":")[2])
+
+    def send(self, peer: str, lane: Lane, frames: Sequence[Buffer]) -> None:
+        """See ``link.Link``."""
+        if self._ending is None:
+            self._pipes[0].send(((peer + _SUFFIX[lane]).encode(), *frames))
+
+    def _take(self, parts: list[zmq.Frame]) -> None:
+        match = _ROUTING_ID.fullmatch(parts[0].bytes)
+        if match is None or len(parts) == 1:
+            self._bad_ids += 1
+            return
+        lane = Lane.CONTROL if match[2] == b"c" else Lane.BULK
+        self._deliver(match[1].decode(), lane, parts[1:])
+
+
+class ZmqDialer(_ZmqLink):
+    """Dials a listener with two connections and goes on dialing whatever happens.
+
+    A host name with both kinds of address is dialed over IPv4, because libzmq tries one kind only.
+    """
+
+    def __init__(self, address: str, name: str, settings: TransportSettings | None = None) -> None:
+        self._host, self._port = split_address(address, listening=False)
+        check_name(name)
+        super().__init__()
+        self._address = _endpoint(self._host, self._port)
+        for lane in Lane:
+            pipe = _Pipe(
+                self._context,
+                zmq.DEALER,
+                settings or TransportSettings(),
+                lambda parts, lane=lane: self._deliver("", lane, parts),  # type: ignore[misc]
+                keep_newest=lane is Lane.CONTROL,
+            )
+            pipe.socket.routing_id = (name + _SUFFIX[lane]).encode()
+            pipe.socket.immediate = 1
+            pipe.socket.reconnect_ivl = 100
+            pipe.socket.reconnect_ivl_max = 5000
+            pipe.socket.connect_timeout = 10_000
+            self._pipes.append(pipe)
+            pipe.start()
+        self._pipes[0].add_task(self._connect())
+
+    @property
+    def address(self) -> str:
+        """Where it dials."""
+        return self._address
+
+    def send(self, peer: str, lane: Lane, frames: Sequence[Buffer]) -> None:
+        """See ``link.Link``."""
+        if self._ending is None:
+            self._pipes[lane].send(frames)
+
+    async def _connect(self) -> None:
+        is_six = ":" in self._host
+        if not is_six:
+            loop = asyncio.get_running_loop()
+            try:
+                found = await loop.getaddrinfo(self._host, self._port, type=sockets.SOCK_STREAM)
+            except OSError:
+                found = []  # libzmq asks again at every attempt
+            families = {entry[0] for entry in found}
+            is_six = bool(families) and sockets.AF_INET not in families
+        for pipe in self._pipes:
+            pipe.socket.ipv6 = is_six
+            pipe.socket.connect(self._address)
+
+
+def _bind_text(address: str, error: zmq.ZMQError) -> str:
+    if error.errno == errno.EADDRINUSE:
+        return f"port in use: {address} is taken; stop the other process or choose another port"
+    if error.errno in {errno.EADDRNOTAVAIL, errno.ENODEV}:
+        return f"cannot listen on {address}: this machine has no such address; use *:port"
+    if error.errno == errno.EACCES:
+        return f"cannot listen on {address}: not allowed; choose a port above 1023"
+    return f"cannot listen on {address}: {error.strerror}"
