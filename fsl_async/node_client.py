@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from attrs import frozen
 
@@ -42,6 +42,8 @@ from fsl_async.shells.client import ClientShell
 from fsl_async.shells.wire import Welcome
 from fsl_async.stopper import Stopper
 from fsl_codecs import CodecSpec
+from fsl_transport.loop import run as run_loop
+from fsl_transport.zmq_link import ZmqDialer
 
 
 @frozen
@@ -163,7 +165,7 @@ class ClientRuntime:
 
     def _run(self) -> None:
         try:
-            tp.run(self._main())
+            run_loop(self._main())
         except BaseException as error:  # noqa: BLE001 - handed to the training thread, which raises it
             self._crash = error
         finally:
@@ -191,7 +193,7 @@ class ClientRuntime:
             welcomed=self._welcomed,
             end_training=lambda _: self.learner.stop(),
         )
-        link = tp.ZmqDialer(self._server, self.name)
+        link = ZmqDialer(self._server, self.name)
         endpoint = tp.DialerEndpoint(
             link,
             loop,
@@ -309,7 +311,7 @@ class Joined(Fed):
             self._closed = True
             self._runtime.training_ended(None)
 
-    def __enter__(self) -> Joined:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

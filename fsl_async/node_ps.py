@@ -29,6 +29,8 @@ from fsl_async.settings import Config
 from fsl_async.shells.ps import RunFacts, ServerShell
 from fsl_async.stopper import Stopper
 from fsl_codecs import CodecSpec
+from fsl_transport.loop import run as run_loop
+from fsl_transport.zmq_link import ZmqListener
 
 JOURNAL = "journal.jsonl"
 
@@ -119,7 +121,9 @@ def serve(
         store.close()
         raise RunDirError(f"cannot write in {run_dir}: {error}") from None
     try:
-        return tp.run(_serve(config, run_dir, store, recovered, run, journal, announce, log, stop))
+        return run_loop(
+            _serve(config, run_dir, store, recovered, run, journal, announce, log, stop)
+        )
     finally:
         journal.close()
         store.close()
@@ -161,7 +165,7 @@ async def _serve(  # noqa: PLR0917 - private, called once
         finished=finish,
     )
     try:
-        link = tp.ZmqListener(config.listen.address)
+        link = ZmqListener(config.listen.address)
     except tp.LocalError as error:
         worker.close()
         raise AddressError(str(error)) from None

@@ -79,4 +79,6 @@ def run_ps(
         output.record("listening", address=bound, join=line, run_dir=str(run_dir))
         output.say(f"listening at {bound}, run directory {run_dir}\non each client:\n    {line}")
 
-    return serve(config, run_dir, from_version=from_version, announce=announce, stop=stop)
+    return serve(
+        config, run_dir, from_version=from_version, announce=announce, log=output.say, stop=stop
+    )

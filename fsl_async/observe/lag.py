@@ -30,8 +30,9 @@ class LoopLag:
         lags = sorted(self._lags_s)
         if not lags:
             return {}
-        at = lambda part: round(1000 * lags[min(len(lags) - 1, int(part * len(lags)))], 3)  # noqa: E731
-        return {"lag_median_ms": at(0.5), "lag_p99_ms": at(0.99), "lag_max_ms": at(1.0)}
+        parts = {"lag_median_ms": 0.5, "lag_p99_ms": 0.99, "lag_max_ms": 1.0}
+        last = len(lags) - 1
+        return {name: round(1000 * lags[min(last, int(part * len(lags)))], 3) for name, part in parts.items()}
 
     def close(self) -> None:
         """Stop measuring."""

@@ -112,7 +112,7 @@ class ServerShell:
             tp.StreamOffered: self._offered,
             tp.StreamReceived: self._received,
             tp.StreamSent: self._sent,
-            tp.StreamDeclined: lambda e: self._serving.pop((e.peer, e.stream_id), None),
+            tp.StreamDeclined: self._serve_declined,
             tp.StreamFailed: self._stream_failed,
         }
         self._executors: dict[type, Callable[[Any, int], None]] = {
@@ -178,9 +178,9 @@ class ServerShell:
         )
 
     def _down(self, event: tp.PeerDown) -> None:
-        for book in (self._incoming, self._problems, self._serving):
-            for stream in [key for key in book if key[0] == event.peer]:
-                del book[stream]  # type: ignore[attr-defined]
+        for stream in {*self._incoming, *self._problems, *self._serving}:
+            if stream[0] == event.peer:
+                self._forget(stream)
         self.node.feed(ev.ClientLeft(event.peer, event.incarnation, event.reason))
 
     def _message(self, event: tp.MessageReceived) -> None:
@@ -239,6 +239,14 @@ class ServerShell:
         finish = self._incoming.pop((event.peer, event.stream_id), None)
         if finish is not None:
             finish()
+
+    def _forget(self, stream: tuple[str, str]) -> None:
+        self._incoming.pop(stream, None)
+        self._problems.pop(stream, None)
+        self._serving.pop(stream, None)
+
+    def _serve_declined(self, event: tp.StreamDeclined) -> None:
+        self._forget((event.peer, event.stream_id))
 
     def _sent(self, event: tp.StreamSent) -> None:
         served = self._serving.pop((event.peer, event.stream_id), None)

@@ -11,7 +11,7 @@ from attrs import frozen
 
 from fsl_async.messages import MAX_TEXT, MessageError
 
-T = TypeVar("T", int, str, dict)
+T = TypeVar("T", int, str)
 
 
 def _take(body: dict[str, Any], name: str, kind: type[T]) -> T:
@@ -20,6 +20,13 @@ def _take(body: dict[str, Any], name: str, kind: type[T]) -> T:
         raise MessageError(f"{name} is {type(value).__name__}, not {kind.__name__}")
     if isinstance(value, str) and len(value) > MAX_TEXT:
         raise MessageError(f"{name} is longer than {MAX_TEXT} characters")
+    return value
+
+
+def _take_tables(body: dict[str, Any], name: str) -> dict[str, Any]:
+    value = body.get(name)
+    if not isinstance(value, dict):
+        raise MessageError(f"{name} is {type(value).__name__}, not a map")
     return value
 
 
@@ -61,7 +68,7 @@ class Welcome:
             _take(body, "run", str),
             _take(body, "shard", int),
             _take(body, "shards", int),
-            _take(body, "config", dict),
+            _take_tables(body, "config"),
         )
 
 

@@ -1,0 +1,28 @@
+"""A script of your own that joins a run: `python examples/own_script.py HOST:PORT`. The lines marked + are all it takes."""
+
+import sys
+
+import torch
+from torch import nn
+
+import fsl_async
+
+
+def main(server: str) -> None:
+    """Fit y = sin(3 x), together with whoever else is in the run."""
+    model = nn.Sequential(nn.Linear(1, 64), nn.Tanh(), nn.Linear(64, 1))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    with fsl_async.join(server) as fed:  # +
+        fed.attach(model)  # +
+        while True:
+            x = 4 * torch.rand(64, 1) - 2
+            loss = nn.functional.mse_loss(model(x), torch.sin(3 * x))
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            if not fed.step(tokens=len(x), metrics={"loss": loss.item()}):  # +
+                break
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,24 @@
+"""A task of your own: `fsl-node --role client --task examples/own_task.py:train ADDRESS`.
+
+Each client draws points of its own part of a made data set and fits one small network to them, together with the others.
+"""
+
+import torch
+from torch import nn
+
+
+def train(fed):
+    """Fit y = sin(3 x) until the run ends."""
+    torch.manual_seed(fed.seed)
+    model = nn.Sequential(nn.Linear(1, 64), nn.Tanh(), nn.Linear(64, 1)).to(fed.device)
+    fed.attach(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    points = torch.linspace(-2, 2, 4096).unsqueeze(1)
+    batches = list(points[torch.randperm(len(points))].split(64))
+    for x in fed.shard(batches):
+        loss = nn.functional.mse_loss(model(x.to(fed.device)), torch.sin(3 * x).to(fed.device))
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if not fed.step(tokens=len(x), metrics={"loss": loss.item()}):
+            break
