@@ -180,7 +180,7 @@ class _Pipe:
             self._is_blocked = True
             if self._keep_newest and not self._queue:
                 self._queue.append(parts)
-            await self.socket.poll(None, zmq.POLLOUT)
+            await self.socket.poll(None, zmq.POLLOUT)  # type: ignore[call-arg]
             self._is_blocked = False
         except zmq.ZMQError as error:
             if error.errno != errno.EHOSTUNREACH:
