@@ -305,6 +305,7 @@ def _structure_choice(value: Any, kind: Any) -> Any:
     choices = get_args(kind)
     if isinstance(value, str) and value in choices:
         return value
-    close = difflib.get_close_matches(value, choices, n=1) if isinstance(value, str) else []
+    asked = value.lower() if isinstance(value, str) else ""
+    close = difflib.get_close_matches(asked, choices, n=1)
     meant = f", did you mean {close[0]}?" if close else ""
     raise _WrongTypeError(f"expected one of {', '.join(choices)}, got {show(value)}{meant}")

@@ -30,6 +30,8 @@ Format = Literal["fp32", "bf16", "e4m3", "e5m2"]
 Weighting = Literal["tokens", "uniform", "fednova"]
 Optimizer = Literal["nesterov", "average"]
 Sharding = Literal["disjoint", "local"]
+# The sizes in fsl_async.learn.gpt, named again because a server checks them and never imports torch.
+Preset = Literal["0.5m", "1m", "3m", "10m", "50m", "124m", "350m", "1b"]
 
 MAX_TEXT = 1024
 NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
@@ -112,8 +114,8 @@ def _is_task(value: Any) -> str | None:
 
 
 def _power_of_two(value: Any) -> str | None:
-    fits = 16 <= value <= 65536 and value & (value - 1) == 0
-    return None if fits else "must be a power of two from 16 to 65,536"
+    fits = 16 <= value <= 16384 and value & (value - 1) == 0
+    return None if fits else "must be a power of two from 16 to 16,384"
 
 
 def _validate(instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
@@ -192,7 +194,7 @@ class SyncConfig:
         60.0, "wait after the quorum while there are no earlier arrival times", span(least=0)
     )
     weighting: Weighting = setting(
-        "tokens", "a delta's weight: tokens | uniform | fednova (tokens over steps)"
+        "tokens", "a delta's weight: tokens | uniform | fednova (many steps count no more)"
     )
     max_staleness: int = setting(
         4, "refuse deltas whose base is more than this many versions old", span(least=0)
@@ -293,7 +295,7 @@ class DataConfig:
 class ModelConfig:
     """The built-in byte-level GPT."""
 
-    preset: str = setting("3m", "a size by its number of parameters", _is_name)
+    preset: Preset = setting("3m", "parameters: 0.5m | 1m | 3m | 10m | 50m | 124m | 350m | 1b")
     layers: int = setting(0, "transformer blocks; 0 = from the preset", span(least=0, most=1024))
     width: int = setting(
         0, "width of the residual stream; 0 = from the preset", span(least=0, most=65_536)
@@ -319,6 +321,11 @@ class TrainConfig:
     weight_decay: float = setting(0.1, "AdamW's weight decay", span(least=0, most=10))
     warmup_steps: int = setting(
         20, "steps over which the learning rate rises from 0", span(least=0, most=1 << 30)
+    )
+    decay_steps: int = setting(
+        0,
+        "step at which the learning rate has fallen to a tenth, by a cosine; 0 = never",
+        span(least=0, most=1 << 30),
     )
     clip_norm: float = setting(1.0, "gradient norm is clipped to this; 0 = never", span(least=0))
     threads: int = setting(

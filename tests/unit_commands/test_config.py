@@ -2,6 +2,7 @@
 
 import tomllib
 from pathlib import Path
+from typing import get_args
 
 import attrs
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fsl_async import config as configuration
+from fsl_async import settings
 from fsl_async.config import Config, SyncConfig, from_wire, load, to_dict, to_toml, to_wire
 from fsl_async.errors import ConfigError
 from fsl_async.settings import TABLES, SettingError
@@ -80,7 +82,7 @@ GOLDEN = [
     ("[codec]\ndown = 4", "codec.down: expected one of fp32, bf16, e4m3, e5m2, got 4"),
     (
         "[codec]\nblock_values = 100",
-        "codec.block_values: must be a power of two from 16 to 65,536, got 100",
+        "codec.block_values: must be a power of two from 16 to 16,384, got 100",
     ),
     (
         "[sync]\nmin_clients = 4",
@@ -93,6 +95,13 @@ GOLDEN = [
     (
         "[transfer]\nwindow_bytes = 4096",
         "transfer.window_bytes: must be at least 1,048,576 and at most 1,073,741,824, got 4096",
+    ),
+    (
+        '[model]\npreset = "3M"',
+        (
+            "model.preset: expected one of 0.5m, 1m, 3m, 10m, 50m, 124m, 350m, 1b, "
+            'got "3M", did you mean 3m?'
+        ),
     ),
     (
         "[model]\nwidth = 100\nheads = 3",
@@ -232,7 +241,13 @@ def test_defaults_are_the_documented_ones():
         "transfer": {"window_bytes": 4194304, "stall_s": 10.0},
         "data": {"path": "", "shards": 0, "sharding": "disjoint", "holdout": 0.02},
         "model": {"preset": "3m", "layers": 0, "width": 0, "heads": 0, "context": 0},
-        "train": {"batch": 16, "learning_rate": 0.001, "weight_decay": 0.1, "warmup_steps": 20}
+        "train": {
+            "batch": 16,
+            "learning_rate": 0.001,
+            "weight_decay": 0.1,
+            "warmup_steps": 20,
+            "decay_steps": 0,
+        }
         | {"clip_norm": 1.0, "threads": 0, "device": "auto", "task": ""},
         "checkpoint": {"keep_versions": 3},
     }
@@ -323,6 +338,17 @@ def test_any_override_text_is_a_config_or_a_config_error(text):
     except ConfigError as error:
         told = error.message
     assert told.isprintable()
+
+
+def test_presets_and_formats_are_the_ones_that_exist():
+    """The server checks names that other rooms define; a size or format added there must be added here."""
+    from fsl_async.learn.gpt import PRESETS
+    from fsl_async.learn.weighting import WEIGHTINGS
+    from fsl_codecs.formats import FORMATS
+
+    assert get_args(settings.Preset) == tuple(PRESETS)
+    assert set(get_args(settings.Weighting)) == set(WEIGHTINGS)
+    assert set(get_args(settings.Format)) == set(FORMATS)
 
 
 def test_run_directory_and_shards_follow_from_other_settings():

@@ -26,7 +26,7 @@ class Summary:
 def calls(monkeypatch):
     made = []
 
-    def serve(config, run_dir, *, from_version, announce, stop):
+    def serve(config, run_dir, *, from_version, announce, log, stop):
         made.append((config, run_dir, from_version, stop))
         announce("tcp://127.0.0.1:4567")
         return Summary()
@@ -92,7 +92,7 @@ def test_signals_drain_and_decide_the_exit_code(calls, capfd, monkeypatch, numbe
     """A drained node still prints its summary, and tells its launcher whether to start it again."""
     asked = []
 
-    def serve(config, run_dir, *, from_version, announce, stop):
+    def serve(config, run_dir, *, from_version, announce, log, stop):
         stop.subscribe(asked.append)
         os.kill(os.getpid(), number)
         return Summary()
