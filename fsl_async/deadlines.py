@@ -22,6 +22,10 @@ class Deadlines:
         """Disarm `name`; harmless when it is not armed."""
         self._times.pop(name, None)
 
+    def clear(self) -> None:
+        """Disarm everything."""
+        self._times.clear()
+
     def when(self, name: str) -> float | None:
         """When `name` is due, or None."""
         return self._times.get(name)

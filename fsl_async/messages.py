@@ -80,7 +80,7 @@ class Accepted(Message):
 
 @frozen
 class Declined(Message):
-    """Server: this delta will never be merged."""
+    """Server: this delta will never be merged; or, with the code "later", offer it again in a while."""
 
     key: str
     code: str

@@ -9,7 +9,9 @@ Rules
 - The training thread does one thing for the machine at a time: copy a snapshot, or move onto a new base. `busy` says which.
 - A new version is fetched as soon as it is announced, from what is held; what was trained since the last snapshot is carried over
   (theta <- Theta_new + (theta_now - u)). After a quarantined delta it is discarded instead: those weights are not finite.
-- A digest that differs from the announced one is answered by fetching the version in full.
+- A digest that differs from the announced one, or frames that cannot be applied, are answered by fetching the version in full,
+  after a pause: a fault that stays must not move whole models in a tight loop.
+- A call dies with the session it came in; the server repeats it to a client that it still waits for.
 
     state      event                         -> effects
     offline    Welcomed                         SendManifest, OfferDelta when one is outstanding
@@ -23,6 +25,7 @@ Rules
     training   Snapshotted                      OfferDelta, or Tell Skip when no token was trained
     any        DeltaAcknowledged, DeltaRefused  DropDelta, then whatever waited
     any        RunEnded, DrainAsked             EndTraining, then Finish once the training thread is back
+    finished   anything                         nothing
 """
 
 from __future__ import annotations
@@ -87,6 +90,7 @@ class ClientMachine:
         self.latest = Held()
         self.base = Held()
         self.model_version = -1
+        self.model_digest = ""  # of the version the weights were last moved onto, which the next delta is measured from
         self.delta: Outstanding | None = None
         self.sequence = 0
         self.call: int | None = None
@@ -97,6 +101,8 @@ class ClientMachine:
         self.discard = False
         self.ending: tuple[str, int] | None = None
         self.training = True
+        self.refusing = False  # the server takes nothing from this client any more
+        self.finished = False
         self.tokens_acknowledged = 0
         self.deadlines = Deadlines()
         self._handlers: dict[type[ev.Event], Callable[[Any, float], list[Effect]]] = {
@@ -129,6 +135,8 @@ class ClientMachine:
 
     def handle(self, event: ev.Event, now: float) -> list[Effect]:
         """Take one event and return what is to be done, in order."""
+        if self.finished:
+            return []
         handler = self._handlers.get(type(event))
         return handler(event, now) if handler is not None else []
 
@@ -143,22 +151,28 @@ class ClientMachine:
         self.run = event.run
         if event.incarnation is not None:
             self.incarnation = event.incarnation  # the handshake may have raised it
-        self.publishing = False
+        self._forget_session()
         effects: list[Effect] = [do.SendManifest()] if self.attached else []
         return effects + self._offer()
 
     def _lost(self, event: ev.ServerLost, now: float) -> list[Effect]:
         self.connected = False
-        self.fetching = None
-        self.deadlines.cancel("offer")
-        self.deadlines.cancel("fetch")
+        self._forget_session()
         if self.ending is not None and not self.training:
             return self._finish()
         return [do.Note(f"the server is away ({event.reason}); training goes on", "warning")]
 
+    def _forget_session(self) -> None:
+        """Nothing that was asked in a session is answered in the next one."""
+        self.publishing = False
+        self.fetching = None
+        self.call = None
+        self.deadlines.cancel("offer")
+        self.deadlines.cancel("fetch")
+
     def _refused(self, event: ev.ServerRefused, now: float) -> list[Effect]:
-        code = 0 if event.code == "finished" else EXIT_REFUSED
-        return self._end(event.text, code, now)
+        self.refusing = True
+        return self._end(event.text, 0 if event.code == "finished" else EXIT_REFUSED, now)
 
     def _offer(self) -> list[Effect]:
         delta = self.delta
@@ -186,13 +200,19 @@ class ClientMachine:
         if event.stream.startswith("initial:"):
             self.publishing = False
             return []
-        # The stream is bad, not the session: ask again, but not in a tight loop.
-        self.deadlines.set("fetch", now + self.rules.reoffer_s)
+        self._fetch_later(now)  # the stream is bad, not the session
         return []
+
+    def _fetch_later(self, now: float) -> None:
+        """Ask again if something is missing then, but not in a tight loop."""
+        self.fetching = self.latest.version
+        self.deadlines.set("fetch", now + self.rules.reoffer_s)
 
     # --- versions, down ---
 
     def _publish(self, event: ev.PublishAsked, now: float) -> list[Effect]:
+        if not self.attached or self.base.version >= 0 or self.ending is not None:
+            return []
         self.publishing = True
         return [do.OfferInitial()]
 
@@ -208,35 +228,43 @@ class ClientMachine:
         return self._advance()
 
     def _fetch_offered(self, event: ev.FetchOffered, now: float) -> list[Effect]:
-        wanted = event.kind == "full" or event.version == self.base.version + 1
+        follows = event.kind == "full" or event.version == self.base.version + 1
         if (
-            not wanted
+            not follows
+            or not self.attached
+            or self.base == self.latest
             or self.fetched is not None
             or self.busy == "replacing"
             or self.ending is not None
         ):
+            if self.fetching is not None:  # perhaps this was the answer: do not wait for another
+                self._fetch_later(now)
             return [do.DeclineStream(SERVER, event.stream, "not wanted")]
         self.fetching = event.version
+        self.deadlines.cancel("fetch")
         return [do.ReceiveVersion(event.stream, event.kind, event.version)]
 
     def _fetch_received(self, event: ev.FetchReceived, now: float) -> list[Effect]:
         self.fetching = None
+        self.deadlines.cancel("fetch")
         self.fetched = event.version
         return self._advance()
 
     def _fetch_failed(self, event: ev.FetchFailed, now: float) -> list[Effect]:
+        text = f"version {event.version} could not be applied: {event.reason}; fetching it in full"
+        return self._base_lost(text, now)
+
+    def _base_lost(self, text: str, now: float) -> list[Effect]:
         self.busy = None
         self.base = Held()
-        text = f"version {event.version} could not be applied: {event.reason}; fetching it in full"
+        self._fetch_later(now)
         return [do.Note(text, "warning"), *self._advance()]
 
     def _base_replaced(self, event: ev.BaseReplaced, now: float) -> list[Effect]:
         self.base = Held(event.version, event.digest)
         if event.version == self.latest.version and event.digest != self.latest.digest:
-            self.busy = None
-            self.base = Held()
             text = f"version {event.version} has digest {event.digest} here and {self.latest.digest} at the server: fetching it in full"
-            return [do.Note(text, "warning"), *self._advance()]
+            return self._base_lost(text, now)
         return self._rebase()
 
     def _rebase(self) -> list[Effect]:
@@ -246,7 +274,7 @@ class ClientMachine:
 
     def _rebased(self, event: ev.Rebased, now: float) -> list[Effect]:
         self.busy = None
-        self.model_version = event.version
+        self.model_version, self.model_digest = event.version, self.base.digest
         effects: list[Effect] = []
         if self.connected:
             effects.append(do.Tell(SERVER, msg.Holding(self.base.version, self.base.digest)))
@@ -274,13 +302,14 @@ class ClientMachine:
                 )
             return effects + self._advance()
         key = DeltaKey(self.name, self.incarnation, event.base, event.sequence)
-        self.delta = Outstanding(key, self.base.digest, event.tokens, event.steps, answered)
+        self.delta = Outstanding(key, self.model_digest, event.tokens, event.steps, answered)
         return self._offer() + self._advance()
 
     def _encoding_finished(self, event: ev.EncodingFinished, now: float) -> list[Effect]:
         self.busy = None
-        if self.delta is not None and self.delta.key.sequence == event.sequence:
-            self.delta.coded = True
+        if self.delta is None or self.delta.key.sequence != event.sequence:
+            return [do.DropDelta(event.sequence), *self._advance()]  # settled while it was coded
+        self.delta.coded = True
         return self._advance()
 
     def _acknowledged(self, event: ev.DeltaAcknowledged, now: float) -> list[Effect]:
@@ -291,6 +320,9 @@ class ClientMachine:
 
     def _delta_refused(self, event: ev.DeltaRefused, now: float) -> list[Effect]:
         if self.delta is None or self.delta.key != event.key:
+            return []
+        if event.code == "later":
+            self.deadlines.set("offer", now + self.rules.reoffer_s)
             return []
         text = f"the server refused a delta of {self.delta.tokens} tokens: {event.text}"
         if event.code == "quarantined":
@@ -303,7 +335,8 @@ class ClientMachine:
         sequence = self.delta.key.sequence
         self.delta = None
         self.deadlines.cancel("offer")
-        effects: list[Effect] = [do.DropDelta(sequence)]
+        # A delta that the worker is coding at this moment is dropped when that is done.
+        effects: list[Effect] = [] if self.busy == "coding" else [do.DropDelta(sequence)]
         if self.ending is not None and not self.training:
             return effects + self._finish()
         return effects + self._advance()
@@ -347,37 +380,39 @@ class ClientMachine:
     # --- the end ---
 
     def _run_ended(self, event: ev.RunEnded, now: float) -> list[Effect]:
+        self.refusing = True
         return self._end(event.reason, 0, now)
 
     def _drain_asked(self, event: ev.DrainAsked, now: float) -> list[Effect]:
         return self._end(event.reason, EXIT_INTERRUPTED, now)
 
     def _end(self, reason: str, exit_code: int, now: float) -> list[Effect]:
+        if self.refusing and not self.training:
+            return self._finish()  # no answer comes any more
         if self.ending is not None:
             return []
         self.ending = (reason, exit_code)
-        if not self.training:
-            return self._finish()
         self.deadlines.set("end", now + self.rules.drain_s)
         return [do.EndTraining(reason)]
 
     def _training_ended(self, event: ev.TrainingEnded, now: float) -> list[Effect]:
         self.training = False
         if event.error is not None:
-            self.ending = (event.error, EXIT_FAILED)
+            # A training function that raises because its node was refused says nothing new.
+            if self.ending is None or self.ending[1] != EXIT_REFUSED:
+                self.ending = (event.error, EXIT_FAILED)
             return self._finish()
         if self.ending is None:
             self.ending = ("the training function returned", 0)
-        if self.delta is not None and self.connected:
-            self.deadlines.set(
-                "end", now + self.rules.drain_s
-            )  # what was trained should still arrive
+        if self.delta is not None and self.connected and not self.refusing:
+            # What was trained should still arrive.
+            self.deadlines.set("end", now + self.rules.drain_s)
             return []
         return self._finish()
 
     def _finish(self) -> list[Effect]:
         assert self.ending is not None
-        self.deadlines.cancel("end")
-        self.deadlines.cancel("offer")
+        self.finished = True
+        self.deadlines.clear()
         reason, exit_code = self.ending
         return [do.Finish(reason, exit_code)]

@@ -1,8 +1,8 @@
 """The parameter server's decisions. Pure: no socket, no clock, no chance, no tensor.
 
 Rules
-- The first client that attaches a model publishes version 0; if it leaves before that is durable, the next one does.
-  A fresh client's weights never replace a version that exists.
+- The first client that attaches a model publishes version 0; if it leaves before that is durable, the next one does, and one
+  that fails goes to the end of the line. A fresh client's weights never replace a version that exists.
 - Every `every_s` by the clock the members are called (`roles.round` says when a round merges). Whoever is not there is
   not waited for.
 - A delta is acknowledged when it is durable, never before. It is merged once, into the next version, with its staleness
@@ -11,7 +11,9 @@ Rules
 - Versions are made one at a time. What is acknowledged meanwhile goes into the next one.
 - Clients pull: a version is announced, and streamed to whoever asks, as the coded update when the client holds the version
   before (checked by digest), else in full.
-- Draining: one last round, then every client gets the last version, then the run ends.
+- Draining: one last round, then every client gets the last version, then the run ends. If the last version cannot be written,
+  the run ends without it: what was acknowledged is in the spool, for the next start.
+- A delta whose transfer broke off is asked for again ("later"): the client may believe that all of it arrived.
 
     state        event                      -> state        effects
     EMPTY        ModelAttached (first)         EMPTY        Tell Publish
@@ -25,15 +27,13 @@ Rules
     any          DeltaOffered                  same         ReceiveDelta, or DeclineStream and Tell Accepted | Declined
     any          ClientHello                   same         Admit | Refuse
     any          DrainAsked                    same, last round, then DONE with Tell Stop and Finish
+    DONE         anything but ClientHello      DONE         nothing
 """
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Callable
 from typing import Any
-
-from attrs import field, frozen, mutable
 
 from fsl_async import effects as do
 from fsl_async import events as ev
@@ -42,41 +42,10 @@ from fsl_async.deadlines import Deadlines
 from fsl_async.effects import Effect
 from fsl_async.learn.weighting import Weighting
 from fsl_async.roles.deltas import DeltaBook
-from fsl_async.roles.round import ArrivalHistory, Round, RoundRules
+from fsl_async.roles.ps_state import EXIT_FAILED, Member, Phase, ServerRules
+from fsl_async.roles.round import ArrivalHistory, Round
 
-
-@frozen
-class ServerRules:
-    """The run's configuration as far as it decides anything here. Times in seconds; 0 means no limit."""
-
-    every_s: float = 600.0
-    round: RoundRules = field(factory=RoundRules)
-    min_clients: int = 1
-    max_staleness: int = 4
-    limit_rounds: int = 0
-    limit_tokens: int = 0
-    limit_s: float = 0.0
-    drain_s: float = 10.0
-    keep_versions: int = 3
-
-
-class Phase(enum.Enum):
-    """Where the run is."""
-
-    EMPTY = "empty"
-    READY = "ready"
-    COLLECTING = "collecting"
-    MERGING = "merging"
-    DONE = "done"
-
-
-@mutable
-class Member:
-    """A client with a session."""
-
-    incarnation: int
-    attached: bool = False
-    version: int = -1
+__all__ = ["EXIT_FAILED", "Member", "Phase", "ServerMachine", "ServerRules"]
 
 
 class ServerMachine:
@@ -111,8 +80,13 @@ class ServerMachine:
             ev.VersionCommitted: self._committed,
             ev.CommitFailed: self._commit_failed,
             ev.StreamLost: self._stream_lost,
-            ev.DrainAsked: self._drain_asked,
+            ev.DrainAsked: lambda event, now: self._drain(event.reason, now),
         }
+
+    @property
+    def ended(self) -> bool:
+        """Whether the run is over."""
+        return self.phase is Phase.DONE
 
     @property
     def version(self) -> int:
@@ -130,6 +104,8 @@ class ServerMachine:
 
     def handle(self, event: ev.Event, now: float) -> list[Effect]:
         """Take one event and return what is to be done, in order."""
+        if self.ended and not isinstance(event, ev.ClientHello):
+            return []  # a late answer of the disk or a client must not wake the run up
         handler = self._handlers.get(type(event))
         return handler(event, now) if handler is not None else []
 
@@ -146,7 +122,11 @@ class ServerMachine:
             self.deltas.settle(key, event.settled[key])
         self.tokens_total = event.tokens_total
         self.phase = Phase.READY
-        self.deadlines.set("sync", now + self.rules.every_s)
+        self.draining = self.rules.limit_reached(self.version, self.tokens_total)
+        if self.draining is None:
+            self.deadlines.set("sync", now + self.rules.every_s)
+        else:  # killed between its last version and its end: call nobody, wait for clients to come and fetch
+            self.deadlines.set("linger", now + self.rules.drain_s)
         waiting = len(event.pending)
         text = f"continuing at version {event.version} with {waiting} deltas still to be merged"
         again = [self.deltas.acknowledge(d.key, d.tokens, d.steps) for d in event.pending]
@@ -154,60 +134,75 @@ class ServerMachine:
 
     def _hello(self, event: ev.ClientHello, now: float) -> list[Effect]:
         peer = event.peer
-        if self.phase is Phase.DONE:
+        if self.ended:
             return [do.Refuse(peer, "finished", "this run has ended")]
         if event.run and event.run != self.run:
             text = f"this is run {self.run}, but {peer} is in run {event.run}: restart the client to join this one"
             return [do.Refuse(peer, "run", text)]
-        if self.publisher == peer:
-            self.publisher = None  # it was asked in a session, or a life, that is over
+        former = self.members.get(peer)
         self.members[peer] = Member(event.incarnation)
-        if self.round is not None:
-            self.round.rejoin(peer, event.incarnation)
-        return [do.Admit(peer, event.incarnation)]
+        effects: list[Effect] = []
+        if former is not None:  # nobody said that its session, or its life, is over
+            effects = self._gone(peer, former.incarnation, "it says hello again", now)
+        if self.ended:  # it was the last thing to wait for
+            return [*effects, do.Refuse(peer, "finished", "this run has ended")]
+        return [*effects, do.Admit(peer, event.incarnation)]
 
     def _left(self, event: ev.ClientLeft, now: float) -> list[Effect]:
         member = self.members.get(event.peer)
-        if member is not None and member.incarnation == event.incarnation:
-            del self.members[event.peer]
+        if member is None or member.incarnation != event.incarnation:
+            return []  # its successor is here already
+        del self.members[event.peer]
+        effects = self._gone(event.peer, event.incarnation, event.reason, now)
+        return effects + self._finish_if_all_hold()
+
+    def _gone(self, peer: str, incarnation: int, reason: str, now: float) -> list[Effect]:
+        """A session is over: wait for nothing that was asked in it."""
         effects: list[Effect] = []
-        if self.publisher == event.peer and event.peer not in self.members:
-            effects.extend(
-                self._replace_publisher(f"{event.peer} left before its initial weights were here")
-            )
-        if self.round is not None and self.round.leave(event.peer, event.incarnation):
-            text = (
-                f"{event.peer} left ({event.reason}); round {self.round.number} goes on without it"
-            )
+        if self.publisher == peer:
+            self.publisher = None
+            if self.version < 0:
+                effects.append(
+                    do.Note(f"{peer} left before its initial weights were here", "warning")
+                )
+                effects.extend(self._choose_publisher())
+        if self.round is not None and self.round.leave(peer, incarnation):
+            text = f"{peer} left ({reason}); round {self.round.number} goes on without it"
             effects.append(do.Note(text))
             effects.extend(self._evaluate(now))
-        effects.extend(self._finish_if_all_hold())
         return effects
 
     def _attached(self, event: ev.ModelAttached, now: float) -> list[Effect]:
         member = self.members.get(event.peer)
         if member is None:
-            return []
+            return [do.Dismiss(event.peer, "not a member: say hello again")]
         if event.difference is not None:
             text = (
                 f"the model of {event.peer} is not the run's: {event.difference};"
                 " use the same model configuration at every client"
             )
             del self.members[event.peer]
-            return [do.Tell(event.peer, msg.Reject("model", text)), do.Note(text, "warning")]
+            reject = [do.Tell(event.peer, msg.Reject("model", text)), do.Note(text, "warning")]
+            return reject + self._gone(event.peer, member.incarnation, "another model", now)
         member.attached = True
         if self.version < 0:
             return self._choose_publisher()
         effects: list[Effect] = [self._announcement(event.peer)]
-        if self.round is not None and self.round.awaits(event.peer, member.incarnation):
-            # The first call may have been lost with the session it was said in.
-            effects.append(do.Tell(event.peer, msg.Call(self.round.number)))
+        if self.round is not None:
+            self.round.rejoin(event.peer, member.incarnation)
+            if self.round.awaits(event.peer, member.incarnation):
+                # The first call may have been lost with the session it was said in.
+                effects.append(do.Tell(event.peer, msg.Call(self.round.number)))
         return effects
 
     # --- initial weights and versions ---
 
     def _choose_publisher(self) -> list[Effect]:
-        if self.version >= 0 or self.publisher is not None:
+        if (
+            self.version >= 0
+            or self.publisher is not None
+            or self.deadlines.when("publish") is not None
+        ):
             return []
         for name, member in self.members.items():
             if member.attached:
@@ -216,11 +211,15 @@ class ServerMachine:
                 return [do.Note(text), do.Tell(name, msg.Publish())]
         return []
 
-    def _replace_publisher(self, reason: str) -> list[Effect]:
+    def _publishing_failed(self, peer: str | None, reason: str, now: float) -> list[Effect]:
+        """Not at once again, because a full disk is full for a while; and if there is another client, not the same one."""
         if self.version >= 0:
             return []
         self.publisher = None
-        return [do.Note(reason, "warning"), *self._choose_publisher()]
+        if peer is not None and peer in self.members:
+            self.members[peer] = self.members.pop(peer)
+        self.deadlines.set("publish", now + self.rules.retry_s)
+        return [do.Note(f"{reason}; next try in {self.rules.retry_s:g} s", "warning")]
 
     def _initial_offered(self, event: ev.InitialOffered, now: float) -> list[Effect]:
         if self.version < 0 and event.peer == self.publisher:
@@ -267,6 +266,8 @@ class ServerMachine:
         self.tokens_total += self.deltas.advance(event.version, event.digest)
         self.phase = Phase.READY
         if event.version == 0:
+            self.publisher = None
+            self.deadlines.cancel("publish")
             self.deadlines.set("sync", now + self.rules.every_s)
             return [do.Note("version 0 is durable, training starts"), *self._announce()]
         called_at = self.round.called_at if self.round is not None else now
@@ -276,7 +277,7 @@ class ServerMachine:
             "sync", max(called_at + self.rules.every_s, now + 0.1 * self.rules.every_s)
         )
         if self.draining is None:
-            self.draining = self._limit_reached()
+            self.draining = self.rules.limit_reached(self.version, self.tokens_total)
         return [*self._announce(), *self._settle_down(now)]
 
     # --- rounds ---
@@ -291,6 +292,10 @@ class ServerMachine:
                     effects.extend(self._evaluate(now))
                 case "retry":
                     effects.extend(self._commit())
+                case "publish":
+                    effects.extend(self._choose_publisher())
+                case "linger":
+                    effects.extend(self._settle_down(now))
                 case "limit":
                     text = f"the run's limit of {self.rules.limit_s:g} s is reached"
                     effects.extend(self._drain(text, now))
@@ -340,7 +345,13 @@ class ServerMachine:
             self.deadlines.set("round", cap_at)
             return []
         self.deadlines.set("round", now + self.rules.every_s)
-        return [do.Note(f"round {self.round.number} stays open: {verdict.reason}", "warning")]
+        here = {name: member.incarnation for name, member in self.members.items()}
+        text = f"round {self.round.number} stays open: {verdict.reason}"
+        call = msg.Call(self.round.number)
+        return [
+            do.Note(text, "warning"),
+            *(do.Tell(name, call) for name in self.round.recall(here)),
+        ]
 
     def _close(self, reason: str, now: float) -> list[Effect]:
         assert self.round is not None
@@ -359,14 +370,15 @@ class ServerMachine:
 
     def _commit_failed(self, event: ev.CommitFailed, now: float) -> list[Effect]:
         if event.version == 0:
-            return self._replace_publisher(
-                f"the initial weights could not be written: {event.reason}"
-            )
+            text = f"the initial weights could not be written: {event.reason}"
+            return self._publishing_failed(self.publisher, text, now)
         self.deltas.abandon_merge()
-        wait_s = min(30.0, 0.1 * self.rules.every_s)
-        self.deadlines.set("retry", now + wait_s)
-        text = f"version {event.version} could not be written: {event.reason}; nothing is lost, next try in {wait_s:g} s"
-        return [do.Note(text, "warning")]
+        text = f"version {event.version} could not be written: {event.reason}; nothing is lost"
+        if self.draining is not None:
+            self.draining = f"{self.draining}; {text}, the next start merges it"
+            return [do.Note(self.draining, "warning"), *self._finish(EXIT_FAILED)]
+        self.deadlines.set("retry", now + self.rules.retry_s)
+        return [do.Note(f"{text}, next try in {self.rules.retry_s:g} s", "warning")]
 
     # --- deltas ---
 
@@ -397,11 +409,14 @@ class ServerMachine:
 
     def _delta_stored(self, event: ev.DeltaStored, now: float) -> list[Effect]:
         key = event.key
-        if key in self.deltas.pending or self.deltas.settled_as(key) is not None:
-            return []
+        outcome = self.deltas.settled_as(key)
         effects: list[Effect] = []
         answer: msg.Message = msg.Accepted(key.text)
-        if event.problem is None:
+        if self.deltas.is_acknowledged(key):
+            pass  # a second stream of the same delta: the same answer again
+        elif outcome is not None:
+            answer = msg.Declined(key.text, outcome, f"this delta is {outcome}")
+        elif event.problem is None:
             effects.append(self.deltas.acknowledge(key, event.tokens, event.steps))
         else:
             self.deltas.settle(key, "quarantined")
@@ -430,23 +445,17 @@ class ServerMachine:
     def _stream_lost(self, event: ev.StreamLost, now: float) -> list[Effect]:
         text = f"stream {event.stream} of {event.peer} broke off: {event.reason}"
         if event.peer == self.publisher and self.version < 0:
-            return self._replace_publisher(text)
-        return [do.Note(text)]
+            return self._publishing_failed(event.peer, text, now)
+        effects: list[Effect] = [do.Note(text)]
+        if event.stream.startswith("delta:") and event.peer in self.members:
+            key = event.stream.removeprefix("delta:")
+            effects.append(do.Tell(event.peer, msg.Declined(key, "later", event.reason[:200])))
+        return effects
 
     # --- the end ---
 
-    def _limit_reached(self) -> str | None:
-        if self.rules.limit_rounds and self.version >= self.rules.limit_rounds:
-            return f"the run's limit of {self.rules.limit_rounds} rounds is reached"
-        if self.rules.limit_tokens and self.tokens_total >= self.rules.limit_tokens:
-            return f"the run's limit of {self.rules.limit_tokens} tokens is reached"
-        return None
-
-    def _drain_asked(self, event: ev.DrainAsked, now: float) -> list[Effect]:
-        return self._drain(event.reason, now)
-
     def _drain(self, reason: str, now: float) -> list[Effect]:
-        if self.draining is not None or self.phase is Phase.DONE:
+        if self.draining is not None:
             return []
         self.draining = reason
         self.deadlines.cancel("limit")
@@ -456,10 +465,13 @@ class ServerMachine:
         if self.phase is Phase.READY:
             effects.extend(self._call(now))
         elif self.phase is Phase.COLLECTING and self.round is not None:
-            self.round.cap_s = min(
-                self.round.cap_s, now - self.round.called_at + self.rules.drain_s
-            )
+            self.round.cap_s = now - self.round.called_at + self.rules.drain_s
             effects.extend(self._evaluate(now))
+        elif self.deadlines.when("retry") is not None:
+            self.deadlines.cancel(
+                "retry"
+            )  # one more try, at once; MERGING goes on to the end by itself
+            effects.extend(self._commit())
         return effects
 
     def _settle_down(self, now: float) -> list[Effect]:
@@ -471,7 +483,8 @@ class ServerMachine:
         return self._finish_if_all_hold()
 
     def _finish_if_all_hold(self) -> list[Effect]:
-        if self.draining is None or self.phase is not Phase.READY:
+        lingering = self.deadlines.when("linger") is not None
+        if self.draining is None or self.phase is not Phase.READY or lingering:
             return []
         if any(
             member.attached and member.version != self.version for member in self.members.values()
@@ -479,9 +492,9 @@ class ServerMachine:
             return []
         return self._finish()
 
-    def _finish(self) -> list[Effect]:
+    def _finish(self, exit_code: int = 0) -> list[Effect]:
         self.phase = Phase.DONE
-        for name in ("sync", "round", "retry", "limit", "drain"):
-            self.deadlines.cancel(name)
+        self.deadlines.clear()
         reason = self.draining or "done"
-        return [*(do.Tell(name, msg.Stop(reason)) for name in self.members), do.Finish(reason)]
+        stop = msg.Stop(reason)
+        return [*(do.Tell(name, stop) for name in self.members), do.Finish(reason, exit_code)]

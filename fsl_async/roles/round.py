@@ -98,6 +98,21 @@ class Round:
         if self.left.get(name) == incarnation:
             self.expected[name] = self.left.pop(name)
 
+    def recall(self, present: dict[str, int]) -> list[str]:
+        """Expect those in `present` (name -> incarnation) again who answered that they have nothing; returns them.
+
+        For a round that stays open: by now they have trained something, and one client that hangs must not be all
+        that the others wait for.
+        """
+        again = sorted(
+            name
+            for name, contributed in self.answered.items()
+            if not contributed and present.get(name) == self.expected[name]
+        )
+        for name in again:
+            del self.answered[name]
+        return again
+
     def dismiss_missing(self) -> None:
         """Wait for nobody any longer."""
         for name in self.missing():

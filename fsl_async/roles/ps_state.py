@@ -1,0 +1,58 @@
+"""What the parameter server's machine is made of: the rules it follows, its phases, and what it knows of a member. Pure."""
+
+from __future__ import annotations
+
+import enum
+
+from attrs import field, frozen, mutable
+
+from fsl_async.roles.round import RoundRules
+
+EXIT_FAILED = 1
+
+
+@frozen
+class ServerRules:
+    """The run's configuration as far as it decides anything here. Times in seconds; 0 means no limit."""
+
+    every_s: float = 600.0
+    round: RoundRules = field(factory=RoundRules)
+    min_clients: int = 1
+    max_staleness: int = 4
+    limit_rounds: int = 0
+    limit_tokens: int = 0
+    limit_s: float = 0.0
+    drain_s: float = 10.0
+    keep_versions: int = 3
+
+    @property
+    def retry_s(self) -> float:
+        """How long to wait before a disk is tried again."""
+        return min(30.0, 0.1 * self.every_s)
+
+    def limit_reached(self, version: int, tokens: int) -> str | None:
+        """Which limit a run with that version and those merged tokens has come to."""
+        if self.limit_rounds and version >= self.limit_rounds:
+            return f"the run's limit of {self.limit_rounds} rounds is reached"
+        if self.limit_tokens and tokens >= self.limit_tokens:
+            return f"the run's limit of {self.limit_tokens} tokens is reached"
+        return None
+
+
+class Phase(enum.Enum):
+    """Where the run is."""
+
+    EMPTY = "empty"
+    READY = "ready"
+    COLLECTING = "collecting"
+    MERGING = "merging"
+    DONE = "done"
+
+
+@mutable
+class Member:
+    """A client with a session."""
+
+    incarnation: int
+    attached: bool = False
+    version: int = -1
