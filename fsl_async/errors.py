@@ -169,9 +169,9 @@ def report(
 ) -> int:
     """Tell the user about `error` and return the exit code. The last thing `main` does.
 
-    Plain: one line `error: ...` on `err`. With `as_json`: one object on `out`, where a program that asked for JSON
-    reads its results. The traceback appears only with `debug`, on `err`. `translate` may know more exceptions
-    (click's, which this file does not import).
+    Plain: one line on `err`, `error: ...`, or `stopped: ...` for exit codes 64 and 130. With `as_json`: one object on `out`,
+    where a program that asked for JSON reads its results. The traceback appears only with `debug`, on `err`. `translate`
+    may know more exceptions (click's, which this file does not import).
     """
     told = translate(error) or describe(error)
     if debug:
@@ -179,9 +179,8 @@ def report(
     if as_json:
         out.write(told.as_json() + "\n")
         out.flush()
-    elif told.exit_code == ExitCode.INTERRUPTED:
-        err.write(f"{told.message}\n")
     else:
-        err.write(f"error: {told.message}\n")
+        stopped = told.exit_code in {ExitCode.INTERRUPTED, ExitCode.RELAUNCH}
+        err.write(f"{'stopped' if stopped else 'error'}: {told.message}\n")
     err.flush()
     return told.exit_code

@@ -21,13 +21,13 @@ def told(error, *, as_json=False, debug=False):
     [
         (FslError("no key; do this"), 2, "error: no key; do this\n"),
         (FslError("first line\n  second line\n"), 2, "error: first line; second line\n"),
-        (FslError("go on elsewhere", 64), 64, "error: go on elsewhere\n"),
+        (FslError("go on elsewhere", 64), 64, "stopped: go on elsewhere\n"),
         (errors.ConfigError("a: b", "a"), 2, "error: a: b\n"),
         (errors.AddressError("x"), 2, "error: x\n"),
         (errors.RefusedError("no", "protocol"), 2, "error: no\n"),
-        (errors.PreemptedError("the machine goes"), 64, "error: the machine goes\n"),
-        (errors.InterruptedByUserError("interrupted"), 130, "interrupted\n"),
-        (KeyboardInterrupt(), 130, "interrupted\n"),
+        (errors.PreemptedError("the machine goes"), 64, "stopped: the machine goes\n"),
+        (errors.InterruptedByUserError("interrupted"), 130, "stopped: interrupted\n"),
+        (KeyboardInterrupt(), 130, "stopped: interrupted\n"),
         (
             OSError(errno.ENOSPC, "No space left on device", "/run/x"),
             2,
