@@ -30,11 +30,11 @@ class StoreError(LearnError):
 
 
 class LedgerDamaged(StoreError):  # noqa: N818
-    """Line `line` (counted from 1) of the ledger does not match its checksum, and it is not the last."""
+    """Line `line` (counted from 1) of the ledger does not match its checksum, and no crash could have torn it so."""
 
     def __init__(self, path: str, line: int) -> None:
         super().__init__(
-            f"{path} line {line} is damaged and is not the last line; "
+            f"{path} line {line} is damaged, and not by a crash; "
             f"put the ledger back from a backup, or start again in a new run directory from a checkpoint"
         )
         self.path = path

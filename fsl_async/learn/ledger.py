@@ -5,8 +5,9 @@
 Rules.
   1. A fact holds from the moment `append` returns: the line is written and synced. Before that it never happened.
   2. Lines are only appended. A line that could not be written whole is cut off again before the next one.
-  3. So after a crash only the last line can be torn; it is cut off when the ledger is opened. A damaged line
-     anywhere else is damage to what was acknowledged: LedgerDamaged names it, and nothing is guessed.
+  3. So after a crash only the last line can be torn: its beginning is there and no more, or a block of it is zeros. It is
+     cut off when the ledger is opened. Anything else that does not match its checksum is damage to what was acknowledged:
+     LedgerDamaged names the line, and nothing is guessed.
   4. One process at a time: the file is locked while it is open.
 """
 
@@ -15,7 +16,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from fsl_async.learn.errors import LedgerDamaged, StoreError
-from fsl_async.learn.sealed import seal, unseal
+from fsl_async.learn.sealed import may_be_torn, seal, unseal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -43,8 +44,15 @@ class Ledger:
         """Create or read the ledger, calling `apply` with every fact in order.
 
         Returns one line about a torn last line that was cut off, or None. Raises StoreError when another process has the
-        ledger, LedgerDamaged, OSError.
+        ledger, LedgerDamaged, OSError; then it is closed again.
         """
+        try:
+            return self._open(apply)
+        except BaseException:
+            self.close()
+            raise
+
+    def _open(self, apply: Callable[[Mapping[str, Any]], None]) -> str | None:
         try:
             self._descriptor = self._files.open_existing(self._path, writable=True)
         except FileNotFoundError:
@@ -52,16 +60,18 @@ class Ledger:
             self._files.sync_directory(self._path.parent)
         if not self._files.lock(self._descriptor):
             raise StoreError(f"another process uses {self._path.parent}; stop it first")
-        bad_line = 0
+        torn_line = 0
         for number, (line, end) in enumerate(self._lines(self._descriptor), start=1):
-            if bad_line:
-                raise LedgerDamaged(str(self._path), bad_line)
+            if torn_line:
+                raise LedgerDamaged(str(self._path), torn_line)
             fact = unseal(line[:-1]) if line.endswith(b"\n") else None
-            if fact is None:
-                bad_line = number
-            else:
+            if fact is not None:
                 apply(fact)
                 self._bytes = end
+            elif may_be_torn(line):
+                torn_line = number
+            else:
+                raise LedgerDamaged(str(self._path), number)
         torn = self._files.size(self._descriptor) - self._bytes
         if not torn:
             return None

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+_SEAL = b',"crc":"'
 _TAIL_LENGTH = len(',"crc":"00000000"}')
 
 
@@ -35,3 +36,15 @@ def unseal(line: bytes) -> dict[str, Any] | None:
     except ValueError:
         return None
     return members if isinstance(members, dict) else None
+
+
+def may_be_torn(line: bytes) -> bool:
+    """Whether a line that does not match could be what an interrupted write left: a beginning, or blocks of zeros.
+
+    A whole line, or more than one, that does not match was altered after it was written. (A quote inside a JSON string
+    is escaped, so the seal's own text cannot come before the seal.)
+    """
+    if b"\0" in line:
+        return True
+    at = line.find(_SEAL)
+    return not line.endswith(b"\n") and (at < 0 or len(line) <= at + _TAIL_LENGTH)

@@ -1,0 +1,155 @@
+"""The ledger: what is torn is cut, what is damaged is named, what was acknowledged stays."""
+
+import json
+
+import pytest
+
+from fsl_async.learn.book import Book
+from fsl_async.learn.errors import LedgerDamaged, StoreError
+from fsl_async.learn.files import Files
+from fsl_async.learn.ledger import Ledger
+from fsl_async.learn.sealed import seal, unseal
+
+NAMES = ["site-a", "b", "zürich"]
+
+
+def opened(path, files=None):
+    facts = []
+    ledger = Ledger(files or Files(), path, lambda: 12.3456)
+    notice = ledger.open(facts.append)
+    return ledger, facts, notice
+
+
+@pytest.fixture
+def path(run_root):
+    path = run_root / "ledger.jsonl"
+    ledger, _, _ = opened(path)
+    for index, name in enumerate(NAMES):
+        ledger.append("lease", {"name": name, "index": index})
+    ledger.close()
+    return path
+
+
+def test_facts_come_back_in_order(path):
+    """The order of facts is their meaning: accepted, then merged."""
+    ledger, facts, notice = opened(path)
+    ledger.close()
+    assert notice is None
+    assert [fact["name"] for fact in facts] == NAMES
+    assert facts[0] == {"at": 12.346, "fact": "lease", "name": "site-a", "index": 0}
+
+
+def test_every_line_is_json(path):
+    """An auditor reads the ledger with any tool, without ours."""
+    lines = path.read_text().splitlines()
+    assert [json.loads(line)["name"] for line in lines] == NAMES
+
+
+def test_a_torn_last_line_is_cut_at_every_length(path):
+    """A crash may leave any part of the last line; the lines before it must survive and new ones follow cleanly."""
+    whole = path.read_bytes()
+    last = whole[: whole.rindex(b"\n", 0, -1) + 1]
+    for size in range(len(last) + 1, len(whole)):
+        path.write_bytes(whole[:size])
+        ledger, facts, notice = opened(path)
+        assert len(facts) == 2
+        assert f"{size - len(last)} bytes" in notice
+        ledger.append("lease", {"name": "c", "index": 2})
+        ledger.close()
+        ledger, facts, notice = opened(path)
+        ledger.close()
+        assert [fact["name"] for fact in facts] == ["site-a", "b", "c"]
+        assert notice is None
+
+
+@pytest.mark.parametrize("line", [1, 2, 3])
+def test_a_flipped_bit_is_named(path, line):
+    """Damage to what was acknowledged must stop the server; guessing would lose or double somebody's work."""
+    whole = path.read_bytes()
+    begin = sum(map(len, whole.splitlines(keepends=True)[: line - 1]))
+    end = whole.index(b"\n", begin)
+    for position in range(begin, end + 1):
+        path.write_bytes(whole[:position] + bytes([whole[position] ^ 0x10]) + whole[position + 1 :])
+        with pytest.raises(LedgerDamaged, match=f"line {line} is damaged") as caught:
+            opened(path)
+        assert caught.value.line == line
+
+
+def test_a_garbled_end_is_a_torn_line(path):
+    """After a power cut the last block may hold zeros instead of the line."""
+    path.write_bytes(path.read_bytes() + bytes(100))
+    ledger, facts, notice = opened(path)
+    ledger.close()
+    assert len(facts) == 3
+    assert "100 bytes" in notice
+
+
+def test_a_ledger_longer_than_one_read_is_whole(path, monkeypatch):
+    """A line that lies across two reads must not be taken for a torn one."""
+    monkeypatch.setattr("fsl_async.learn.ledger._PIECE_BYTES", 7)
+    ledger, facts, notice = opened(path)
+    ledger.close()
+    assert [fact["name"] for fact in facts] == NAMES
+    assert notice is None
+
+
+def test_two_processes_cannot_share_a_run(path):
+    """Two servers on one directory would be two truths."""
+    ledger, _, _ = opened(path)
+    with pytest.raises(StoreError, match="another process uses"):
+        opened(path)
+    ledger.close()
+    opened(path)[0].close()
+
+
+def test_a_closed_ledger_takes_nothing(path):
+    """A late call after the end must not write to somebody else's descriptor."""
+    ledger, _, _ = opened(path)
+    ledger.close()
+    ledger.close()
+    with pytest.raises(StoreError, match="closed"):
+        ledger.append("lease", {"name": "x", "index": 1})
+
+
+def test_a_failed_append_leaves_no_trace(run_root, crash_disk):
+    """Half a line from a full disk must not end up in the middle of the ledger."""
+    for failures in (1, 2, 3):
+        root = run_root / str(failures)
+        root.mkdir()
+        # create, sync_directory, then write and sync of the first line; the second line's calls fail
+        disk = crash_disk(root, 5, "error", failures)
+        ledger, _, _ = opened(root / "ledger.jsonl", disk)
+        ledger.append("lease", {"name": "a", "index": 0})
+        for _ in range(failures):
+            with pytest.raises(OSError, match="No space"):
+                ledger.append("lease", {"name": "b" * 50, "index": 1})
+        ledger.append("lease", {"name": "c", "index": 1})
+        ledger.close()
+        ledger, facts, notice = opened(root / "ledger.jsonl")
+        ledger.close()
+        assert [fact["name"] for fact in facts] == ["a", "c"]
+        assert notice is None
+
+
+def test_a_seal_finds_every_single_byte_error():
+    """The checksum is only worth something if it covers the whole line."""
+    line = seal({"fact": "lease", "name": "é\n", "index": 3})
+    assert b"\n" not in line
+    assert unseal(line) == {"fact": "lease", "name": "é\n", "index": 3}
+    for position in range(len(line)):
+        for wrong in (line[position] ^ 1, 0):
+            assert unseal(line[:position] + bytes([wrong]) + line[position + 1 :]) is None
+    assert unseal(b"") is None
+    assert unseal(line[:-1]) is None
+
+
+def test_numbers_that_json_lacks_are_refused():
+    """NaN in a ledger line would make it unreadable for every other tool."""
+    with pytest.raises(ValueError, match="JSON"):
+        seal({"norm": float("nan")})
+
+
+def test_a_fact_from_the_future_stops_an_old_release():
+    """Skipping a fact that it does not know, an old release might merge a delta twice."""
+    with pytest.raises(StoreError, match="newer release"):
+        Book(3).apply({"fact": "forked"})
