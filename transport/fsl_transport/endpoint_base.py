@@ -333,6 +333,8 @@ class Endpoint:
             elif kind is session.Down:
                 self._drop_streams(peer)
                 self._settle(peer)
+                if effect.reason == "expired":
+                    self._link.redial()
                 self.emit(PeerDown(peer.name, effect.incarnation, effect.reason, effect.text))
             else:
                 self._special(peer, effect)

@@ -47,6 +47,10 @@ class Link(Protocol):
         """Call ``receive(peer, lane, frames)`` for each message; a dialer's peer is ``""``."""
         ...
 
+    def redial(self) -> None:
+        """A dialer heard nothing for too long: make new connections, where there are any."""
+        ...
+
     def close(self) -> None:
         """Send what is queued as far as it goes at once, then stop."""
         ...

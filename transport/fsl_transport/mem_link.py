@@ -93,6 +93,9 @@ class MemLink:
         """See ``link.Link``."""
         self._receive = receive
 
+    def redial(self) -> None:
+        """See ``link.Link``. Nothing to do: there are no connections."""
+
     def close(self) -> None:
         """Leave the network; what was sent still arrives."""
         self._network.leave(self)

@@ -2,9 +2,13 @@
 
 Rules, each from a trap that was met (numbers are libzmq issues):
 
-  * A dialer's two connections have the routing ids ``name/c`` and ``name/b``. ROUTER_HANDOVER lets
-    a relaunched process take its name over at once (#778, #2019); ROUTER_MANDATORY makes a send to
-    an absent peer an error that is counted, instead of silence; a ROUTER never waits for one peer.
+  * A dialer's two connections have the routing ids ``name/c/tag`` and ``name/b/tag``; the tag is
+    random per dialer. The listener answers a name on the connections it last heard control from,
+    so a relaunched process is reached at once, and two processes of one name do not throw each
+    other out (a handed-over connection stays open and deaf: its owner would never learn why).
+  * ROUTER_HANDOVER lets the same dialer come back while its broken connection is still known
+    (#778, #2019); ROUTER_MANDATORY makes a send to an absent peer an error that is counted; a
+    ROUTER never waits for one peer.
   * High-water marks are 0: byte credit bounds what streams keep in memory, the session's window
     what control does. MAXMSGSIZE bounds one frame before it is allocated.
   * One reader and one writer task per socket, through ``zmq.asyncio`` only: the socket's file
@@ -27,6 +31,7 @@ import asyncio
 import contextlib
 import errno
 import re
+import secrets
 import socket as sockets
 import threading
 from collections import deque
@@ -45,8 +50,9 @@ LINGER_MS: Final = 500
 """How long what is queued (a BYE, a refusal) may take to leave after ``close``."""
 _NO_COPY_BYTES: Final = 64 * 1024
 _MESSAGES_PER_TURN: Final = 32
-_SUFFIX: Final = {Lane.CONTROL: "/c", Lane.BULK: "/b"}
-_ROUTING_ID: Final = re.compile(rb"([A-Za-z0-9._-]{1,64})/([cb])")
+_INFIX: Final = {Lane.CONTROL: b"/c/", Lane.BULK: b"/b/"}
+_ROUTING_ID: Final = re.compile(rb"([A-Za-z0-9._-]{1,64})/([cb])/([0-9a-f]{8})")
+_ROUTES_LIMIT: Final = 1 << 16
 _ADDRESS: Final = re.compile(
     r"(?:tcp://)?(?:\[(?P<six>[0-9A-Fa-f:.]+)(?P<zone>%[A-Za-z0-9._-]+)?\]|"
     r"(?P<host>\*|[A-Za-z0-9._-]+)):(?P<port>[0-9]{1,5})"
@@ -268,6 +274,7 @@ class ZmqListener(_ZmqLink):
     def __init__(self, address: str, settings: TransportSettings | None = None) -> None:
         host, port = split_address(address, listening=True)
         super().__init__()
+        self._tags: dict[str, bytes] = {}
         pipe = _Pipe(
             self._context,
             zmq.ROUTER,
@@ -299,16 +306,27 @@ class ZmqListener(_ZmqLink):
 
     def send(self, peer: str, lane: Lane, frames: Sequence[Buffer]) -> None:
         """See ``link.Link``."""
-        if self._ending is None:
-            self._pipes[0].send(((peer + _SUFFIX[lane]).encode(), *frames))
+        tag = self._tags.get(peer)
+        if self._ending is None and tag is not None:
+            self._pipes[0].send((peer.encode() + _INFIX[lane] + tag, *frames))
+
+    def redial(self) -> None:
+        """Nothing to do: dialers dial."""
 
     def _take(self, parts: list[zmq.Frame]) -> None:
         match = _ROUTING_ID.fullmatch(parts[0].bytes)
         if match is None or len(parts) == 1:
             self._bad_ids += 1
             return
-        lane = Lane.CONTROL if match[2] == b"c" else Lane.BULK
-        self._deliver(match[1].decode(), lane, parts[1:])
+        name = match[1].decode()
+        if match[2] == b"b":
+            self._deliver(name, Lane.BULK, parts[1:])
+            return
+        tags = self._tags
+        if name not in tags and len(tags) >= _ROUTES_LIMIT:
+            del tags[next(iter(tags))]
+        tags[name] = match[3]
+        self._deliver(name, Lane.CONTROL, parts[1:])
 
 
 class ZmqDialer(_ZmqLink):
@@ -322,6 +340,8 @@ class ZmqDialer(_ZmqLink):
         check_name(name)
         super().__init__()
         self._address = _endpoint(self._host, self._port)
+        self._is_connected = False
+        tag = secrets.token_hex(4).encode()
         for lane in Lane:
             pipe = _Pipe(
                 self._context,
@@ -330,7 +350,7 @@ class ZmqDialer(_ZmqLink):
                 lambda parts, lane=lane: self._deliver("", lane, parts),  # type: ignore[misc]
                 keep_newest=lane is Lane.CONTROL,
             )
-            pipe.socket.routing_id = (name + _SUFFIX[lane]).encode()
+            pipe.socket.routing_id = name.encode() + _INFIX[lane] + tag
             pipe.socket.immediate = 1
             pipe.socket.reconnect_ivl = 100
             pipe.socket.reconnect_ivl_max = 5000
@@ -349,6 +369,13 @@ class ZmqDialer(_ZmqLink):
         if self._ending is None:
             self._pipes[lane].send(frames)
 
+    def redial(self) -> None:
+        """Give the connections up and make new ones: this one may lead nowhere."""
+        if self._ending is None and self._is_connected:
+            for pipe in self._pipes:
+                pipe.socket.disconnect(self._address)
+                pipe.socket.connect(self._address)
+
     async def _connect(self) -> None:
         is_six = ":" in self._host
         if not is_six:
@@ -362,6 +389,7 @@ class ZmqDialer(_ZmqLink):
         for pipe in self._pipes:
             pipe.socket.ipv6 = is_six
             pipe.socket.connect(self._address)
+        self._is_connected = True
 
 
 def _bind_text(address: str, error: zmq.ZMQError) -> str:

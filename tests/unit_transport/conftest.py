@@ -1,0 +1,398 @@
+"""Two worlds for one conformance suite: endpoints over memory in virtual time, or over ZeroMQ.
+
+Tests are plain functions: ``world.until(condition)`` lets time pass until it holds. Times are in
+units (``unit_s``): 1 s of virtual time, or FSL_TEST_TIME_UNIT seconds (default 1) of real time
+scaled by a tenth, so that slow machines can be given more.
+"""
+
+import asyncio
+import contextlib
+import os
+import random
+import threading
+
+import pytest
+
+from fsl_transport import (
+    BeatReceived,
+    Conditions,
+    DialerEndpoint,
+    HelloReceived,
+    ListenerEndpoint,
+    MemNetwork,
+    StreamOffered,
+    TransportSettings,
+    VirtualScheduler,
+)
+
+UNIT_S = 0.1 * float(os.environ.get("FSL_TEST_TIME_UNIT", "1"))
+
+
+def make_settings(unit_s=1.0, **changes):
+    """Settings whose times are in units, small enough for tests."""
+    values = {
+        "heartbeat_every_s": 2 * unit_s,
+        "expire_after_s": 10 * unit_s,
+        "unreachable_every_s": 4 * unit_s,
+        "hello_every_s": 1 * unit_s,
+        "retransmit_after_s": 2 * unit_s,
+        "ack_after_s": 0.5 * unit_s,
+        "stall_s": 3 * unit_s,
+        "window_bytes": 1 << 20,
+        "chunk_limit_bytes": 1 << 18,
+    }
+    values.update(changes)
+    return TransportSettings(**values)
+
+
+class Source:
+    """Chunks from a list; remembers what was read, may wait or fail."""
+
+    def __init__(self, chunks, *, fail_at=None, later=False):
+        self.data = chunks
+        self.chunks = len(chunks)
+        self.reads = []
+        self.fail_at = fail_at
+        self.waiting = [] if later else None
+
+    def read(self, index, deliver):
+        self.reads.append(index)
+        data = None if index == self.fail_at else self.data[index]
+        if self.waiting is None:
+            deliver(data)
+        else:
+            self.waiting.append((deliver, data))
+
+
+class Sink:
+    """Keeps chunks; may hold the confirmation back or fail."""
+
+    def __init__(self, *, hold=False, fail_at=None):
+        self.got = {}
+        self.hold = hold
+        self.fail_at = fail_at
+        self.waiting = []
+        self.unwritten = 0
+        self.most_unwritten = 0
+
+    def write(self, index, data, done):
+        assert index not in self.got, "a chunk was delivered twice"
+        self.got[index] = bytes(data)
+        self.unwritten += len(data)
+        self.most_unwritten = max(self.most_unwritten, self.unwritten)
+        if self.hold:
+            self.waiting.append((done, len(data)))
+        else:
+            self.unwritten -= len(data)
+            done(index != self.fail_at)
+
+    def release(self, count=None):
+        for _ in range(len(self.waiting) if count is None else count):
+            done, size = self.waiting.pop(0)
+            self.unwritten -= size
+            done(True)
+
+    @property
+    def content(self):
+        return b"".join(self.got[index] for index in sorted(self.got))
+
+
+class Node:
+    """An endpoint, what it said, and what it does about it (``on[event class] = function``)."""
+
+    def __init__(self, world, name):
+        self.world = world
+        self.name = name
+        self.events = []
+        self.times = []
+        self.on = {}
+        self.endpoint = None
+        self.link = None
+
+    def take(self, event):
+        self.events.append(event)
+        self.times.append(self.world.scheduler.time())
+        reaction = self.on.get(type(event))
+        if reaction is not None:
+            reaction(event)
+
+    def all(self, kind):
+        return [event for event in self.events if type(event) is kind]
+
+    def count(self, kind):
+        return len(self.all(kind))
+
+    def last(self, kind):
+        return self.all(kind)[-1]
+
+    @property
+    def story(self):
+        """Every event but the beats."""
+        return [event for event in self.events if type(event) is not BeatReceived]
+
+
+class World:
+    """What both worlds share."""
+
+    unit_s = 1.0
+    scheduler = None
+
+    def __init__(self):
+        self.nodes = []
+
+    def listener(self, *, name="ps", incarnation=1, settings=None, seed=1):
+        node = Node(self, name)
+        node.link = self._listener_link(name)
+        node.endpoint = ListenerEndpoint(
+            node.link,
+            self.scheduler,
+            settings or make_settings(self.unit_s),
+            node.take,
+            name,
+            incarnation=incarnation,
+            chance=random.Random(f"{seed}/{incarnation}"),
+        )
+        node.on[HelloReceived] = lambda event: node.endpoint.welcome(event.peer, {"run": "r"})
+        self.nodes.append(node)
+        return node
+
+    def dialer(self, name="c", *, incarnation=10, settings=None, connect=True, hello=dict):
+        node = Node(self, name)
+        node.link = self._dialer_link(name)
+        node.endpoint = DialerEndpoint(
+            node.link,
+            self.scheduler,
+            settings or make_settings(self.unit_s),
+            node.take,
+            name,
+            incarnation=incarnation,
+            chance=random.Random(f"{name}/{incarnation}"),
+        )
+        self.nodes.append(node)
+        if connect:
+            node.endpoint.connect(hello)
+        return node
+
+    def accept_all(self, node, sink):
+        node.on[StreamOffered] = lambda event: node.endpoint.accept(
+            event.peer, event.stream_id, sink
+        )
+
+
+class MemWorld(World):
+    """Virtual time."""
+
+    kind = "mem"
+
+    def __init__(self, conditions=None, seed=7):
+        super().__init__()
+        self.scheduler = VirtualScheduler()
+        self.network = MemNetwork(self.scheduler, seed, conditions or Conditions(delay_s=0.02))
+
+    def _listener_link(self, name):
+        return self.network.listener(name)
+
+    def _dialer_link(self, name):
+        return self.network.dialer(name, "ps")
+
+    def until(self, condition, units=300):
+        end = self.scheduler.time() + units
+        while not condition():
+            assert (self.scheduler.next_time() or end) < end, "it did not happen in time"
+            self.scheduler.run_next()
+
+    def run(self, units):
+        self.scheduler.run_until(self.scheduler.time() + units)
+
+    def kill(self, node):
+        self.network.kill(node.name)
+        node.endpoint.close()
+
+    def cut(self, node):
+        self.network.cut(node.name, "ps")
+
+    def heal(self, node):
+        self.network.heal(node.name, "ps")
+
+    def reset(self, node):
+        self.network.reset(node.name, "ps")
+
+    def close(self):
+        for node in self.nodes:
+            node.endpoint.close()
+
+
+class Proxy:
+    """A TCP relay in front of the listener: can hold bytes back and break connections."""
+
+    def __init__(self, world, target):
+        self.world = world
+        self.target = target
+        self.flowing = asyncio.Event()
+        self.flowing.set()
+        self.writers = []
+        self.tasks = set()
+        self.server = None
+        self.port = 0
+
+    async def start(self):
+        self.server = await asyncio.start_server(self.take, "127.0.0.1", 0)
+        self.port = self.server.sockets[0].getsockname()[1]
+
+    async def take(self, reader, writer):
+        with contextlib.suppress(OSError):
+            up_reader, up_writer = await asyncio.open_connection("127.0.0.1", self.target())
+            self.writers += [writer, up_writer]
+            for pair in ((reader, up_writer), (up_reader, writer)):
+                task = asyncio.ensure_future(self.pump(*pair))
+                self.tasks.add(task)
+            return
+        writer.close()
+
+    async def pump(self, reader, writer):
+        with contextlib.suppress(OSError):
+            while data := await reader.read(1 << 16):
+                await self.flowing.wait()
+                writer.write(data)
+                await writer.drain()
+        writer.close()
+
+    def reset(self):
+        for writer in self.writers:
+            writer.transport.abort()
+        self.writers.clear()
+
+    async def stop(self):
+        self.server.close()
+        self.reset()
+        for task in self.tasks:
+            task.cancel()
+        await asyncio.gather(*self.tasks, return_exceptions=True)
+        await self.server.wait_closed()
+        await asyncio.sleep(0.01)
+
+
+class ZmqWorld(World):
+    """Real sockets on loopback, each dialer behind a proxy."""
+
+    kind = "zmq"
+    unit_s = UNIT_S
+
+    def __init__(self):
+        super().__init__()
+        self.scheduler = self.loop = asyncio.new_event_loop()
+        self.port = 0
+        self.proxies = {}
+
+    def do(self, work):
+        return self.loop.run_until_complete(work)
+
+    def _listener_link(self, name):
+        async def make():
+            from fsl_transport.zmq_link import ZmqListener
+
+            return ZmqListener(f"127.0.0.1:{self.port}", make_settings(self.unit_s))
+
+        link = self.do(make())
+        self.port = link.port
+        return link
+
+    def _dialer_link(self, name):
+        async def make():
+            from fsl_transport.zmq_link import ZmqDialer
+
+            if name not in self.proxies:
+                self.proxies[name] = proxy = Proxy(self, lambda: self.port)
+                await proxy.start()
+            address = f"127.0.0.1:{self.proxies[name].port}"
+            return ZmqDialer(address, name, make_settings(self.unit_s))
+
+        return self.do(make())
+
+    def until(self, condition, units=300):
+        async def wait():
+            async with asyncio.timeout(units * self.unit_s):
+                while not condition():
+                    await asyncio.sleep(0.002)
+
+        self.do(wait())
+
+    def run(self, units):
+        self.do(asyncio.sleep(units * self.unit_s))
+
+    def kill(self, node):
+        self.do(node.endpoint.aclose())
+
+    def cut(self, node):
+        self.proxies[node.name].flowing.clear()
+
+    def heal(self, node):
+        self.proxies[node.name].flowing.set()
+
+    def reset(self, node):
+        self.proxies[node.name].reset()
+
+    def close(self):
+        async def end():
+            for node in self.nodes:
+                await node.endpoint.aclose()
+            for proxy in self.proxies.values():
+                proxy.flowing.set()
+                await proxy.stop()
+            await self.loop.shutdown_default_executor()
+            return [t for t in asyncio.all_tasks() if t is not asyncio.current_task()]
+
+        left = self.do(end())
+        self.loop.close()
+        assert left == [], "a link left tasks behind"
+        # pyzmq keeps one thread of its own for buffers that were sent without a copy.
+        ours = [thread.name for thread in threading.enumerate() if thread.name.startswith("fsl")]
+        assert ours == [], "a link left a thread behind"
+
+
+@pytest.fixture(params=["mem", "zmq"])
+def world(request):
+    """Either world; its teardown fails on leaked tasks and threads."""
+    made = MemWorld() if request.param == "mem" else ZmqWorld()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def mem_world():
+    """The world in memory, with chosen conditions."""
+    made = []
+
+    def make(conditions=None, seed=7):
+        made.append(MemWorld(conditions, seed))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+@pytest.fixture
+def zmq_world():
+    """The world of real sockets."""
+    made = ZmqWorld()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def new_settings():
+    """``make_settings``."""
+    return make_settings
+
+
+@pytest.fixture
+def new_source():
+    """``Source``."""
+    return Source
+
+
+@pytest.fixture
+def new_sink():
+    """``Sink``."""
+    return Sink
