@@ -1,0 +1,522 @@
+"""Quality at equal tokens: one process alone against several clients that synchronise, by format and by period.
+
+    python benchmarks/quality.py                  run what is missing in benchmarks/results/quality.jsonl, then stop
+    python benchmarks/quality.py --list           print what would be run, one JSON object a line
+    python benchmarks/quality.py --table          print the tables of docs/BENCHMARKS.md from the rows
+
+Every row trains the built-in GPT (0.5m preset) on the source of Python's standard library, with the same number of tokens in
+all, and reports the loss on held-out text. Real: the built-in training function (`fsl_async.learn.pretrain.train`) under `fed`, the
+Learner (snapshot, coded delta, update, rebase), the Store (spool, accumulator, outer step, checkpoint), codec, outer optimiser and
+weighting. Not real, so that a row is fast and the same for the same seed: no network, no processes, and the sync comes every
+`every_steps` steps of a client instead of by the clock. The clients train one after the other, in lockstep, and nobody trains
+while a delta travels, so no delta is ever stale. That is the DiLoCo schedule (Douillard et al., arXiv:2311.08105).
+
+"alone" is the same function under LocalFed, without any synchronisation: all the steps in sequence. "alone, batch x k" is what k
+clients would be with gradients averaged at each step: the same tokens in 1/k of the steps.
+
+A row is kept by what it measured (`spec`); those that are in the results file are not run again. Rows are ordered by seed, so that
+tables can be printed (with fewer seeds) before all is done. Change BUDGET_STEPS or LEARNING_RATE and the file starts anew:
+rows of other values are ignored.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, SupportsFloat
+
+import attrs
+import click
+import torch
+from attrs import frozen
+
+from fsl_async.events import Attached, DeltaKey, Event, Snapshotted
+from fsl_async.learn import pretrain
+from fsl_async.learn.fed import Fed, LocalFed, Place
+from fsl_async.learn.gpt import GPT
+from fsl_async.learn.learner import Learner
+from fsl_async.learn.outer import OuterSettings
+from fsl_async.learn.records import DeltaMeta, MergedDelta, StoreSettings
+from fsl_async.learn.store import Store
+from fsl_async.learn.weighting import Contribution, weighting_named
+from fsl_codecs import CodecSpec
+
+RESULTS = Path(__file__).parent / "results" / "quality.jsonl"
+BUDGET_STEPS = 800
+"""Steps of BATCH sequences in all, split over the clients. Divisible by 4 clients x 100 steps."""
+BATCH = 4
+LEARNING_RATE = 4e-3
+EVALUATED_BYTES = 1 << 17
+SEEDS = (0, 1, 2)
+ALONE = "alone"
+
+
+@frozen
+class Spec:
+    """What a row measures. `steps_per_round` has one entry for each client; empty means without synchronisation."""
+
+    seed: int
+    steps_per_round: tuple[int, ...] = ()
+    format: str = ""
+    optimizer: str = "nesterov"
+    outer_learning_rate: float = 0.7
+    weighting: str = "tokens"
+    batch: int = BATCH
+    learning_rate: float = LEARNING_RATE
+    budget_steps: int = BUDGET_STEPS
+    preset: str = "0.5m"
+
+    @property
+    def clients(self) -> int:
+        """How many train."""
+        return max(1, len(self.steps_per_round))
+
+    @property
+    def key(self) -> str:
+        """One line that says all of it."""
+        return json.dumps(attrs.asdict(self), sort_keys=True)
+
+
+# --- the grid -------------------------------------------------------------------------------------------------
+
+
+def equal(clients: int, every: int, coding: str, seed: int) -> Spec:
+    """`clients` equally fast ones, with the outer optimiser's defaults."""
+    return Spec(seed, (every,) * clients, coding)
+
+
+def alone(seed: int, *, times_batch: int = 1, rate: float = LEARNING_RATE) -> Spec:
+    """No synchronisation; `times_batch` takes that many batches into one step."""
+    return Spec(
+        seed,
+        batch=BATCH * times_batch,
+        learning_rate=rate,
+        budget_steps=BUDGET_STEPS // times_batch,
+    )
+
+
+FORMATS = ("fp32", "bf16", "e4m3")
+PERIODS = (20, 50, 100)
+COUNTS = (2, 4)
+INNER_RATES = (1e-3, 2e-3, 4e-3, 8e-3)
+OUTER: tuple[tuple[str, float], ...] = (
+    ("nesterov", 0.4),
+    ("nesterov", 0.7),
+    ("nesterov", 1.0),
+    ("average", 0.7),
+)
+WEIGHTINGS = ("tokens", "uniform", "fednova")
+UNEQUAL = (100, 50, 25, 25)
+
+
+def outer(optimizer: str, rate: float, seed: int) -> Spec:
+    """Four clients, 50 steps, fp32, with another outer optimiser."""
+    changed = attrs.evolve(equal(4, 50, "fp32", seed), optimizer=optimizer)
+    return attrs.evolve(changed, outer_learning_rate=rate)
+
+
+def unequal(weighting: str, seed: int) -> Spec:
+    """Four clients of which the fastest makes four times the steps of the slowest in a round."""
+    return Spec(seed, UNEQUAL, "e4m3", weighting=weighting)
+
+
+def grid(seeds: tuple[int, ...]) -> Iterator[Spec]:
+    """Every row that the tables need, each once, in the order in which they are run."""
+    seen = set()
+    wanted = [alone(0, rate=rate) for rate in INNER_RATES]
+    for seed in seeds:
+        wanted.append(alone(seed))
+        wanted += [alone(seed, times_batch=count) for count in COUNTS]
+        wanted += [outer(name, rate, seed) for name, rate in OUTER]
+        wanted += [unequal(name, seed) for name in WEIGHTINGS]
+        wanted += [equal(c, h, f, seed) for f in reversed(FORMATS) for c in COUNTS for h in PERIODS]
+    for spec in wanted:
+        if spec.key not in seen:
+            seen.add(spec.key)
+            yield spec
+
+
+# --- one row --------------------------------------------------------------------------------------------------
+
+
+def tables_of(spec: Spec) -> dict[str, dict[str, Any]]:
+    """The run's configuration, as far as the built-in task reads it; the rest are its defaults."""
+    train = {"batch": spec.batch, "learning_rate": spec.learning_rate, "threads": 1}
+    return {"train": train, "model": {"preset": spec.preset}, "data": {}}
+
+
+def silent(_: str) -> None:
+    """The task logs its own evaluation, on fewer bytes; this script reports its own."""
+
+
+def held_out_loss(model: GPT, spec: Spec) -> float:
+    """Nats per byte on EVALUATED_BYTES of text that nobody trained on."""
+    corpus = pretrain.open_corpus(tables_of(spec), model.config.context)
+    return pretrain.evaluate(model, corpus, limit_bytes=EVALUATED_BYTES)
+
+
+class AloneFed(LocalFed):
+    """LocalFed that evaluates on the way: at the steps that one of k clients would have made."""
+
+    def __init__(self, place: Place, spec: Spec) -> None:
+        super().__init__(place, steps=spec.budget_steps)
+        self.spec = spec
+        self.losses: dict[int, float] = {}
+
+    def step(self, *, tokens: int = 0, metrics: Mapping[str, SupportsFloat] | None = None) -> bool:
+        """Count a step; evaluate after a quarter, a half and all of them."""
+        running = super().step(tokens=tokens, metrics=metrics)
+        done = len(self.history)
+        if self.spec.budget_steps in {4 * done, 2 * done, done}:
+            assert isinstance(self.model, GPT)
+            self.losses[done] = held_out_loss(self.model, self.spec)
+        return running
+
+
+def run_alone(spec: Spec) -> dict[str, Any]:
+    """Train in one process without synchronisation."""
+    fed = AloneFed(Place("alone", spec.seed, config=tables_of(spec), log=silent), spec)
+    pretrain.train(fed)
+    losses = {str(step): round(loss, 5) for step, loss in fed.losses.items()}
+    return {"eval_loss": losses[str(spec.budget_steps)], "eval_loss_at_step": losses}
+
+
+class LockstepFed(Fed):
+    """Fed of one client: after `every` steps it takes a snapshot and waits until the coordinator lets it go on."""
+
+    def __init__(self, client: Client, place: Place) -> None:
+        super().__init__(client.learner, place)
+        self._client = client
+
+    def attach(self, model: torch.nn.Module) -> None:
+        """Keep the model for the evaluation, then attach."""
+        self._client.model = model
+        super().attach(model)
+
+    def step(self, *, tokens: int = 0, metrics: Mapping[str, SupportsFloat] | None = None) -> bool:
+        """Count a step; at the end of a round synchronise."""
+        learner = self._client.learner
+        due = (learner.meter.steps + 1) % self._client.every == 0
+        if due:
+            self._client.sequence += 1
+            learner.request_snapshot(self._client.sequence)
+        running = super().step(tokens=tokens, metrics=metrics)
+        if due:
+            self._client.pause()
+            running = learner.attend()
+        return running
+
+
+class Client:
+    """One client: the built-in task in a thread of its own that runs only when the coordinator waits for it."""
+
+    def __init__(self, index: int, spec: Spec, server: Server) -> None:
+        self.name = f"client-{index}"
+        self.every = spec.steps_per_round[index]
+        self.learner = Learner(CodecSpec(format=spec.format), self._take)
+        self.model: torch.nn.Module | None = None
+        self.sequence = 0
+        self.taken: Snapshotted | None = None
+        self._server = server
+        self._go, self._paused = threading.Semaphore(0), threading.Semaphore(0)
+        self._error: BaseException | None = None
+        self._place = Place(
+            self.name,
+            spec.seed,
+            config=tables_of(spec),
+            shard_index=index,
+            shard_count=spec.clients,
+            log=silent,
+        )
+        self._thread = threading.Thread(target=self._run, name=self.name, daemon=True)
+        self._thread.start()
+
+    def turn(self) -> None:
+        """Coordinator: let it train until its next snapshot (or its end)."""
+        self._go.release()
+        self._paused.acquire()
+        if self._error is not None:
+            raise self._error
+
+    def pause(self) -> None:
+        """Training thread: let the coordinator go on, and wait."""
+        self._paused.release()
+        self._go.acquire()
+
+    def join(self) -> None:
+        """Coordinator: end it."""
+        self.learner.stop()
+        self.turn()
+        self._thread.join()
+
+    def _run(self) -> None:
+        self._go.acquire()
+        try:
+            pretrain.train(LockstepFed(self, self._place))
+        except BaseException as error:  # noqa: BLE001 - handed to the coordinator, which raises it
+            self._error = error
+        self._paused.release()
+
+    def _take(self, event: Event) -> None:
+        if isinstance(event, Attached):
+            self._server.welcome(self.learner)
+        elif isinstance(event, Snapshotted):
+            self.taken = event
+
+
+class Server:
+    """The store, and what the two roles say to each other, without anything between them."""
+
+    def __init__(self, run_dir: Path, spec: Spec) -> None:
+        settings = StoreSettings(
+            keep_versions=1,
+            codec_down=CodecSpec(format=spec.format),
+            outer=OuterSettings(spec.optimizer, spec.outer_learning_rate),  # type: ignore[arg-type]
+        )
+        self.store = Store(run_dir, settings)
+        self.store.recover()
+        self.weighting = weighting_named(spec.weighting)
+        self.bytes_up = 0
+        self.bytes_down = 0
+
+    def welcome(self, learner: Learner) -> None:
+        """Take the first client's weights as version 0, give them to the others."""
+        store, manifest = self.store, learner.manifest
+        assert manifest is not None
+        if store.version < 0:
+            store.begin_initial(manifest)
+            for index in range(manifest.chunks):
+                store.write_initial(index, learner.encode_initial(index))
+            digest = store.finish_initial().digest
+            same = learner.adopt_initial() == digest
+        else:
+            learner.begin_fetch("full", store.version)
+            for index in range(manifest.chunks):
+                learner.put_fetch(
+                    store.version, index, store.read_full(store.version, index) or b""
+                )
+            digest = learner.finish_fetch(store.version)
+            same = digest == store.digest
+        assert same, "a client's version 0 is not the server's"
+        learner.request_rebase(store.version, digest)
+
+    def merge(self, clients: list[Client]) -> None:
+        """One round: deltas up, outer step, update down."""
+        store, version = self.store, self.store.version
+        merged, work = [], []
+        for client in clients:
+            taken = client.taken
+            assert taken is not None
+            key = DeltaKey(client.name, 1, version, taken.sequence)
+            store.spool_begin(key, DeltaMeta(taken.tokens, taken.steps, store.digest))
+            for index in range(store.manifest.chunks):
+                frame = client.learner.encode_delta(taken.sequence, index)
+                self.bytes_up += len(frame)
+                store.spool_write(key, index, frame)
+            result = store.spool_finish(key)
+            assert result.finite, result.problem
+            client.learner.drop_delta(taken.sequence)
+            work.append(Contribution(taken.tokens, taken.steps))
+            weight = self.weighting.weight(work[-1])
+            store.accumulate(key, weight)
+            merged.append(MergedDelta(key, weight, 0, taken.tokens))
+        made = store.commit(version + 1, merged, self.weighting.scale(work))
+        self.bytes_down += made.update_bytes
+        for client in clients:
+            learner = client.learner
+            learner.begin_fetch("update", made.version)
+            for index in range(store.manifest.chunks):
+                learner.put_fetch(
+                    made.version, index, store.read_update(made.version, index) or b""
+                )
+            digest = learner.finish_fetch(made.version)
+            assert digest == made.digest, f"{client.name} is not at the server's version"
+            learner.request_rebase(made.version, digest)
+
+
+def run_clients(spec: Spec) -> dict[str, Any]:
+    """Train with clients in lockstep, and evaluate the server's last version."""
+    rounds, left = divmod(spec.budget_steps, sum(spec.steps_per_round))
+    if left or not rounds:
+        raise click.UsageError(f"{spec.budget_steps} steps are no whole number of rounds")
+    with tempfile.TemporaryDirectory(prefix="quality-") as folder:
+        server = Server(Path(folder), spec)
+        clients = [Client(index, spec, server) for index in range(spec.clients)]
+        for _ in range(rounds):
+            for client in clients:
+                client.turn()
+            server.merge(clients)
+        for client in clients:
+            client.join()  # answers the last rebase first
+        values, tokens = server.store.manifest.values, server.store.tokens_total
+        server.store.close()
+    assert isinstance(clients[0].model, GPT)
+    return {
+        "eval_loss": round(held_out_loss(clients[0].model, spec), 5),
+        "rounds": rounds,
+        "tokens": tokens,
+        "parameters": values,
+        "bits_up": round(8 * server.bytes_up / (values * rounds * spec.clients), 4),
+        "bits_down": round(8 * server.bytes_down / (values * rounds), 4),
+    }
+
+
+def measure(spec: Spec) -> dict[str, Any]:
+    """Run one row."""
+    begun = time.perf_counter()
+    found = run_clients(spec) if spec.steps_per_round else run_alone(spec)
+    seconds = round(time.perf_counter() - begun, 1)
+    return {"bench": "quality", "spec": attrs.asdict(spec), **found, "seconds": seconds}
+
+
+# --- tables ---------------------------------------------------------------------------------------------------
+
+
+def read_rows(path: Path) -> dict[str, dict[str, Any]]:
+    """The rows by their spec's key."""
+    rows = {}
+    if path.exists():
+        for line in path.read_text().splitlines():
+            row = json.loads(line)
+            rows[json.dumps(row["spec"], sort_keys=True)] = row
+    return rows
+
+
+class Tables:
+    """The tables, from whatever rows there are."""
+
+    def __init__(self, rows: Mapping[str, Mapping[str, Any]], seeds: tuple[int, ...]) -> None:
+        self.rows = rows
+        self.seeds = seeds
+
+    def found(self, specs: list[Spec]) -> list[Mapping[str, Any]]:
+        """The rows that exist."""
+        return [self.rows[spec.key] for spec in specs if spec.key in self.rows]
+
+    def line(self, label: list[str], specs: list[Spec]) -> str:
+        """One line: label, mean and spread of the loss, against alone with the same seeds, bits."""
+        rows = self.found(specs)
+        if not rows:
+            return "| " + " | ".join([*label, *["-"] * 5]) + " |"
+        losses = [float(row["eval_loss"]) for row in rows]
+        base = [self.rows.get(alone(int(row["spec"]["seed"])).key) for row in rows]
+        change = [
+            100 * (loss / float(one["eval_loss"]) - 1)
+            for loss, one in zip(losses, base, strict=True)
+            if one is not None
+        ]
+        bits = [
+            f"{statistics.fmean(float(row[name]) for row in rows):.2f}" if name in rows[0] else ""
+            for name in ("bits_up", "bits_down")
+        ]
+        cells = [*label, spread(losses, ".3f"), spread(change, "+.1f"), *bits, str(len(rows))]
+        return "| " + " | ".join(cells) + " |"
+
+    def head(self, labels: list[str]) -> str:
+        """The two lines above a table."""
+        names = [*labels, "loss", "against alone, %", "bits up", "bits down", "seeds"]
+        rule = ["---"] * len(labels) + ["---:"] * 5
+        return "\n".join("| " + " | ".join(cells) + " |" for cells in (names, rule))
+
+    def each_seed(self, make: Any) -> list[Spec]:
+        """`make(seed)` for every seed."""
+        return [make(seed) for seed in self.seeds]
+
+    def text(self) -> str:
+        """All of them, as markdown."""
+        parts = ["### Clients, formats and periods\n", self.head(["clients", "format", "steps"])]
+        parts.append(self.line(["alone", "", ""], self.each_seed(alone)))
+        for count in COUNTS:
+            label = [f"alone, batch x {count}", "", ""]
+            parts.append(self.line(label, [alone(s, times_batch=count) for s in self.seeds]))
+        parts += [
+            self.line([str(c), f, str(h)], [equal(c, h, f, s) for s in self.seeds])
+            for c in COUNTS
+            for f in FORMATS
+            for h in PERIODS
+        ]
+        parts += ["\n### Alone, stopped early (what one client would reach with its own share)\n"]
+        parts += ["| steps | loss | seeds |", "| ---: | ---: | ---: |"]
+        rows = self.found(self.each_seed(alone))
+        for share in (4, 2, 1):
+            step = str(BUDGET_STEPS // share)
+            early = [float(row["eval_loss_at_step"][step]) for row in rows]
+            parts.append(f"| {step} | {spread(early, '.3f')} | {len(early)} |")
+        parts += ["\n### Outer optimiser (4 clients, 50 steps, fp32)\n", self.head(["outer"])]
+        for name, rate in OUTER:
+            label = ["averaging" if name == "average" else f"Nesterov 0.9, rate {rate:g}"]
+            parts.append(self.line(label, [outer(name, rate, s) for s in self.seeds]))
+        parts += [
+            f"\n### Weighting (4 clients with {'/'.join(map(str, UNEQUAL))} steps in a round, e4m3)\n",
+            self.head(["weighting"]),
+            self.line(["equal speed, 50 steps"], [equal(4, 50, "e4m3", s) for s in self.seeds]),
+        ]
+        parts += [self.line([n], [unequal(n, s) for s in self.seeds]) for n in WEIGHTINGS]
+        parts += [
+            "\n### Inner learning rate, alone, seed 0\n",
+            "| rate | loss |",
+            "| ---: | ---: |",
+        ]
+        for rate in INNER_RATES:
+            tried = self.found([alone(0, rate=rate)])
+            parts += [f"| {rate:g} | {float(row['eval_loss']):.3f} |" for row in tried]
+        return "\n".join(parts)
+
+
+def spread(values: list[float], form: str) -> str:
+    """Mean, and the sample standard deviation where there are two or more."""
+    if not values:
+        return "-"
+    mean = format(statistics.fmean(values), form)
+    if len(values) < 2:
+        return mean
+    return f"{mean} ± {statistics.stdev(values):{form.removeprefix('+')}}"
+
+
+@click.command()
+@click.option("--results", type=click.Path(path_type=Path), default=RESULTS, show_default=True)
+@click.option("--seeds", default=len(SEEDS), show_default=True, help="How many seeds.")
+@click.option("--rows", default=0, help="Stop after this many rows; 0 = all that are missing.")
+@click.option("--list", "only_list", is_flag=True, help="Print what is missing, run nothing.")
+@click.option("--table", is_flag=True, help="Print the markdown tables, run nothing.")
+@click.option("--smoke", is_flag=True, help="Two tiny rows on standard output, nothing kept.")
+def main(
+    results: Path, seeds: int, rows: int, *, only_list: bool, table: bool, smoke: bool
+) -> None:
+    """Compare losses at equal tokens."""
+    torch.set_num_threads(1)
+    if smoke:
+        tiny = Spec(0, budget_steps=4, batch=2)
+        for spec in (tiny, attrs.evolve(tiny, steps_per_round=(1, 1), format="e4m3")):
+            print(json.dumps(measure(spec)))
+        return
+    kept, chosen = read_rows(results), tuple(range(seeds))
+    if table:
+        print(Tables(kept, chosen).text())
+        return
+    missing = [spec for spec in grid(chosen) if spec.key not in kept]
+    if only_list:
+        for spec in missing:
+            print(spec.key)
+        return
+    results.parent.mkdir(parents=True, exist_ok=True)
+    for number, spec in enumerate(missing[: rows or None]):
+        row = measure(spec)
+        if not math.isfinite(row["eval_loss"]):
+            print(f"not finite: {spec.key}", file=sys.stderr)
+        line = json.dumps(row)
+        with results.open("a") as file:
+            file.write(line + "\n")
+        print(line, flush=True)
+        print(f"{number + 1} of {len(missing)}", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    main()
