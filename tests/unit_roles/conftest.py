@@ -1,0 +1,194 @@
+"""Drivers that let a scenario read like a story: they feed a machine events and hand back what it wants done."""
+
+# ruff: noqa: D102 - the drivers' methods are named after the events they feed
+
+import attrs
+import pytest
+
+from fsl_async import effects as do
+from fsl_async import events as ev
+from fsl_async.events import DeltaKey
+from fsl_async.learn.weighting import TokensWeighting
+from fsl_async.roles.client import ClientMachine, ClientRules
+from fsl_async.roles.ps import ServerMachine, ServerRules
+
+RUN = "run-1"
+
+
+def said(effects, peer=None):
+    """The messages told (to `peer`, or to anybody), in order."""
+    return [
+        effect.message
+        for effect in effects
+        if isinstance(effect, do.Tell) and peer in (None, effect.peer)
+    ]
+
+
+def only(effects, kind):
+    """The effects of one class."""
+    return [effect for effect in effects if isinstance(effect, kind)]
+
+
+def notes(effects):
+    """What the operator reads, in one text."""
+    return "\n".join(effect.text for effect in only(effects, do.Note))
+
+
+@attrs.define
+class ServerDriver:
+    """A ServerMachine with a clock. Every method returns the effects of the event it feeds."""
+
+    machine: ServerMachine
+    now: float = 0.0
+
+    def feed(self, event, after_s=0.0):
+        self.now += after_s
+        return self.machine.handle(event, self.now)
+
+    def fire(self):
+        """Let the clock reach the next deadline; it must be used up by that."""
+        when = self.machine.next_deadline()
+        assert when is not None, "no deadline is armed"
+        self.now = max(self.now, when)
+        effects = self.machine.handle(ev.TimerFired(), self.now)
+        after = self.machine.next_deadline()
+        assert after is None or after > self.now, "a deadline that is due stays due: a timer storm"
+        return effects
+
+    def recover(self, version=-1, digest="", **more):
+        return self.feed(ev.Recovered(version, digest, **more))
+
+    def hello(self, peer, incarnation=1, run=""):
+        return self.feed(ev.ClientHello(peer, incarnation, run, -1, ""))
+
+    def attach(self, peer, difference=None):
+        return self.feed(ev.ModelAttached(peer, "f", 10, difference))
+
+    def join(self, peer, incarnation=1):
+        return self.hello(peer, incarnation) + self.attach(peer)
+
+    def left(self, peer, incarnation=1, reason="expired"):
+        return self.feed(ev.ClientLeft(peer, incarnation, reason))
+
+    def committed(self, version):
+        return self.feed(ev.VersionCommitted(version, f"d{version}", 1, 0.1))
+
+    def offer(self, key, *, tokens=8, steps=2, number=None, base_digest=None, peer=None):
+        digest = f"d{key.base}" if base_digest is None else base_digest
+        number = self.machine.version if number is None else number
+        stream = f"delta:{key.text}"
+        event = ev.DeltaOffered(peer or key.client, stream, key, digest, tokens, steps, number)
+        return self.feed(event)
+
+    def store(self, key, *, tokens=8, steps=2, number=None, problem=None, after_s=0.0):
+        number = self.machine.version if number is None else number
+        event = ev.DeltaStored(key.client, key, tokens, steps, number, 99, 1.0, problem)
+        return self.feed(event, after_s)
+
+    def hold(self, peer, version, digest=None):
+        return self.feed(ev.VersionHeld(peer, version, digest or f"d{version}"))
+
+    def begin(self, *names):
+        """Clients join an empty run and the first one's weights become version 0."""
+        for name in names:
+            self.join(name)
+        self.feed(ev.InitialOffered(names[0], f"initial:{names[0]}/1"))
+        self.committed(0)
+        for name in names:
+            self.hold(name, 0)
+        return self
+
+
+@attrs.define
+class ClientDriver:
+    """A ClientMachine with a clock. Every method returns the effects of the event it feeds."""
+
+    machine: ClientMachine
+    now: float = 0.0
+
+    def feed(self, event, after_s=0.0):
+        self.now += after_s
+        return self.machine.handle(event, self.now)
+
+    fire = ServerDriver.fire
+
+    def welcome(self):
+        return self.feed(ev.Welcomed(RUN, 0, 4))
+
+    def lose(self, reason="expired"):
+        return self.feed(ev.ServerLost(reason))
+
+    def announce(self, version, digest=None):
+        return self.feed(ev.VersionAnnounced(version, digest or f"d{version}"))
+
+    def offered(self, version, kind="update"):
+        return self.feed(ev.FetchOffered(f"{kind}:{version}", kind, version, 2))
+
+    def fetched(self, version):
+        return self.feed(ev.FetchReceived(version))
+
+    def replaced(self, version, digest=None):
+        return self.feed(ev.BaseReplaced(version, digest or f"d{version}"))
+
+    def rebased(self, version):
+        return self.feed(ev.Rebased(version))
+
+    def call(self, number):
+        return self.feed(ev.SyncCalled(number))
+
+    def snapshot(self, sequence, base, tokens=8, steps=2):
+        return self.feed(ev.Snapshotted(sequence, base, tokens, steps))
+
+    def key(self, sequence, base=0):
+        return DeltaKey(self.machine.name, self.machine.incarnation, base, sequence)
+
+    def acknowledge(self, key):
+        return self.feed(ev.DeltaAcknowledged(key))
+
+    def refuse(self, key, code="stale"):
+        return self.feed(ev.DeltaRefused(key, code, "because"))
+
+    def follow(self, version, kind="update"):
+        """Fetch an announced version and move onto it; returns the effects of the last event."""
+        self.offered(version, kind)
+        self.fetched(version)
+        self.replaced(version)
+        return self.rebased(version)
+
+    def ready(self, version=0):
+        """A client that joined and trains on `version`."""
+        self.feed(ev.Attached("f", 10))
+        self.welcome()
+        self.announce(version)
+        self.follow(version, "full")
+        return self
+
+
+@pytest.fixture
+def make_server():
+    """Make a driven server machine; the arguments are its rules."""
+
+    def make(**rules):
+        driver = ServerDriver(ServerMachine(ServerRules(**rules), TokensWeighting(), RUN))
+        driver.recover()
+        return driver
+
+    return make
+
+
+@pytest.fixture
+def server(make_server):
+    """A server with the default rules (a call every 600 s)."""
+    return make_server()
+
+
+@pytest.fixture
+def client():
+    """A client that has not dialled yet."""
+    return ClientDriver(ClientMachine(ClientRules(), "a", 1))
+
+
+@pytest.fixture
+def look():
+    """The ways to look at effects: look.said, look.only, look.notes."""
+    return attrs.make_class("Look", ["said", "only", "notes"], frozen=True)(said, only, notes)

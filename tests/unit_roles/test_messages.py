@@ -1,0 +1,117 @@
+"""Messages on the wire: what is ours comes back as it was, everything else is a MessageError."""
+
+import attrs
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fsl_async import messages as msg
+from fsl_async.events import DeltaKey
+
+KINDS = sorted(msg._TYPES.values(), key=lambda cls: cls.__name__)
+VALUES = {
+    "str": st.text(max_size=20),
+    "int": st.integers(-1, (1 << 63) - 1),
+    "list[Any]": st.lists(st.integers(), max_size=3),
+}
+JUNK = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=8)
+    | st.binary(max_size=8)
+    | st.sampled_from([cls.__name__ for cls in KINDS]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner),
+    max_leaves=6,
+)
+
+
+def messages():
+    """Any message with any allowed values."""
+    return st.sampled_from(KINDS).flatmap(
+        lambda cls: st.builds(
+            cls, **{field.name: VALUES[str(field.type)] for field in attrs.fields(cls)}
+        )
+    )
+
+
+@given(messages())
+def test_every_message_comes_back(message):
+    """What one side says is what the other side hears."""
+    assert msg.from_wire(msg.to_wire(message)) == message
+
+
+@given(JUNK)
+def test_junk_is_refused(wire):
+    """Strangers may send anything; only MessageError may come of it."""
+    try:
+        message = msg.from_wire(wire)
+    except msg.MessageError:
+        return
+    assert msg.to_wire(message) == wire
+
+
+@given(messages(), st.data())
+def test_one_wrong_field_is_refused(message, data):
+    """A message that is right but for one field is the likeliest attack, and must be named as such."""
+    wire = msg.to_wire(message)
+    name = data.draw(st.sampled_from([*wire, "extra"]))
+    good = wire.get(name)
+    bad = data.draw(JUNK.filter(lambda value: type(value) is not type(good)))
+    with pytest.raises(msg.MessageError):
+        msg.from_wire({**wire, name: bad})
+
+
+@pytest.mark.parametrize(
+    ("wire", "words"),
+    [
+        ([], "a message is a map"),
+        ({}, "unknown message"),
+        ({"m": ["Call"]}, "unknown message"),
+        ({"m": "x" * 1000}, "unknown message 'xxx"),
+        ({"m": "Message"}, "unknown message"),
+        ({"m": "Call"}, "has 0 fields, expected 1"),
+        ({"m": "Call", "round": 1, "more": 1}, "has 2 fields"),
+        ({"m": "Call", "rounds": 1}, "Call.round is NoneType"),
+        ({"m": "Call", "round": True}, "Call.round is bool, not int"),
+        ({"m": "Call", "round": 1.0}, "Call.round is float"),
+        ({"m": "Call", "round": -2}, "out of range"),
+        ({"m": "Call", "round": 1 << 63}, "out of range"),
+        ({"m": "Stop", "reason": b"x"}, "Stop.reason is bytes"),
+        ({"m": "Stop", "reason": "x" * (msg.MAX_TEXT + 1)}, "longer than"),
+        ({"m": "Attach", "fingerprint": "f", "manifest": {}}, "is dict, not list"),
+        (
+            {"m": "Attach", "fingerprint": "f", "manifest": [0] * (msg.MAX_TENSORS + 1)},
+            "more than",
+        ),
+    ],
+)
+def test_what_is_wrong_is_named(wire, words):
+    """The line in the log must say which field of which message it was."""
+    with pytest.raises(msg.MessageError, match=words):
+        msg.from_wire(wire)
+
+
+def test_a_name_of_megabytes_is_not_repeated():
+    """An error text goes to log and journal: a peer must not choose its size."""
+    with pytest.raises(msg.MessageError) as caught:
+        msg.from_wire({"m": "x" * 10_000_000})
+    assert len(str(caught.value)) < 200
+
+
+@given(st.text(max_size=12), *[st.integers(0, 1 << 62)] * 3)
+def test_delta_keys_come_back(client, incarnation, base, sequence):
+    """The key decides whether a delta was merged already, so its text must mean one key only."""
+    key = DeltaKey(client, incarnation, base, sequence)
+    if client and "/" not in client:
+        assert DeltaKey.parse(key.text) == key
+
+
+@pytest.mark.parametrize(
+    "text", ["", "a", "a/1/2", "a/1/2/3/4", "/1/2/3", "a/-1/2/3", "a/1/x/3", "a/1//3", "a/1/²/3"]
+)
+def test_other_texts_are_no_keys(text):
+    """A peer's key is checked before it becomes a file name."""
+    with pytest.raises(ValueError, match="not a delta key"):
+        DeltaKey.parse(text)
