@@ -99,6 +99,7 @@ def test_debug_shows_the_traceback_and_is_taken_anywhere(capsys):
         assert code == 2
         assert err.startswith("Traceback")
         assert "error: " in err.splitlines()[-1]
+    assert run(capsys, "--debug", "--role", "client", "a:1", "--name", "b", "--dry-run")[0] == 0
 
 
 @pytest.mark.parametrize("args", [["--help"], [], ["--role", "ps", "--help"], ["--role", "--help"]])

@@ -120,6 +120,7 @@ GOLDEN = [
     ("every_s = 4", "every_s: unknown key, did you mean sync.every_s?"),
     ("zzz = 4", f"zzz: unknown key, the tables are {TABLE_LIST}"),
     ("[outer]\nevery_s = 4", "outer.every_s: unknown key, did you mean sync.every_s?"),
+    ('[checkpoint]\nup = "e4m3"', "checkpoint.up: unknown key, did you mean codec.up?"),
     (
         "[outer]\nzzzzzzz = 4",
         "outer.zzzzzzz: unknown key, [outer] has learning_rate, momentum, optimizer",
@@ -158,11 +159,20 @@ def test_a_missing_file_says_how_to_make_one(in_folder):
         load("no.toml")
 
 
-@pytest.mark.parametrize("data", [b"\xff\xfe\x00", b"# " + b"x" * (1 << 20), b"a = [" * 5000])
+@pytest.mark.parametrize("data", [b"\xff\xfe\x00", b"# " + b"x" * (1 << 20), b"a = " + b"[" * 5000])
 def test_files_that_are_no_toml_at_all(in_folder, data):
     """A wrong file given by mistake (binary, huge, nested without end) is refused by a line, not a traceback."""
     (in_folder / "x.toml").write_bytes(data)
     with pytest.raises(ConfigError, match=r"x\.toml: "):
+        load("x.toml")
+
+
+def test_text_is_utf8_with_or_without_a_mark(in_folder):
+    """Windows editors write a byte order mark; other encodings would garble paths, so they are refused."""
+    (in_folder / "x.toml").write_bytes("[data]\npath = 'é'\n".encode("utf-8-sig"))
+    assert load("x.toml").data.path == "é"
+    (in_folder / "x.toml").write_bytes("[data]\npath = 'é'\n".encode("latin-1"))
+    with pytest.raises(ConfigError, match=r"x\.toml: not UTF-8 text \(byte 15\)"):
         load("x.toml")
 
 
@@ -217,6 +227,8 @@ def test_an_override_cannot_smuggle_in_more_keys():
     """A line break in a value must not become a second TOML line."""
     with pytest.raises(ConfigError, match=r"data\.path: must be printable"):
         load(None, ["data.path=1\nsync = 2"])
+    with pytest.raises(ConfigError, match=r"sync\.every_s: expected a number"):
+        load(None, ["sync.every_s=1\nsync = 2"])
 
 
 def test_overrides_win_over_the_file_and_the_last_one_over_earlier(in_folder):
