@@ -65,3 +65,19 @@ def test_a_lost_terminal_does_not_end_a_node():
     command = f'"{sys.executable}" -c "{script}" | true'
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
     assert done.stderr == "alive\n"
+
+
+def test_a_broken_stream_is_dropped_also_without_a_file_behind_it():
+    """Output may be replaced by anything, also by what has no file number."""
+
+    class Broken(io.StringIO):
+        """A pipe that nobody reads."""
+
+        def write(self, text):
+            """Fail as the system does."""
+            raise BrokenPipeError(32, "Broken pipe")
+
+    output = Output(out=Broken(), err=Broken())
+    output.say("x")
+    output.warn("x")
+    output.result({"a": 1})
