@@ -203,7 +203,7 @@ class Learner:
                 # NaN - NaN is NaN: unfinite weights cannot be rebased, and would stay so for ever
                 self._weights.copy_in(base)
                 self.meter.forget()
-            elif digest == self._model_digest:
+            elif (version, digest) == (self.version, self._model_digest):
                 base = reference  # it is there already; moving would take out the work that is on its way
             else:
                 self._weights.rebase(base, reference)

@@ -101,14 +101,15 @@ def test_half_precision_is_widened_and_rounded_back_without_a_change():
     assert torch.equal(model.weight, kept)
 
 
-def test_rebase_is_computed_in_fp32_in_the_stated_order(monkeypatch):
+@pytest.mark.parametrize("scale", [1e-4, 1.0, 1e4])
+def test_rebase_is_computed_in_fp32_in_the_stated_order(monkeypatch, scale):
     """All clients must get the same weights to the bit where nothing was trained meanwhile."""
     monkeypatch.setattr(buffers, "PIECE_VALUES", 7)
     torch.manual_seed(0)
     model = nn.Linear(9, 5)
     weights = ModelWeights(model)
     reference = flat(weights)
-    new = np.random.default_rng(0).normal(size=reference.shape, scale=1e3).astype(np.float32)
+    new = np.random.default_rng(0).normal(size=reference.shape, scale=scale).astype(np.float32)
     with torch.no_grad():
         model.weight[0] += 0.25
     now = flat(weights)

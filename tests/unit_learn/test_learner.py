@@ -314,6 +314,18 @@ def test_a_rebase_onto_the_version_held_moves_nothing():
     assert taken_nothing(learner)
 
 
+def test_a_later_version_with_the_weights_of_an_earlier_one_is_still_moved_onto():
+    """Found by the interleavings: equal weights do not mean that nothing was merged in between."""
+    model = Model()
+    learner = attached(model)
+    server = Server(model.numbers())
+    model.add(2.0)
+    server.merge(taken(learner, 1))
+    server.merge(np.full(5, 2.0, np.float32))  # somebody else undoes it
+    move(learner, server, 2)
+    assert (model.numbers() == 0.0).all()
+
+
 def test_updates_are_applied_to_the_bit_as_the_server_does():
     """Everyone's base must hash the same; a fused or reordered addition would not."""
     model = Model(CHUNK_VALUES + 5)
@@ -386,6 +398,15 @@ def test_vectors_are_as_few_as_promised():
         move(learner, server, sequence, "update")
         assert vectors() == known
         learner.drop_delta(sequence)
+    # two snapshots that nobody has coded yet hold vectors; a fetch codes them to have these back
+    learner.request_snapshot(6)
+    learner.request_snapshot(7)
+    step(learner)
+    assert len(vectors()) == 3
+    server.merge(np.zeros(1000, np.float32))
+    server.give(learner, 6, "update")
+    assert len(vectors()) <= 3
+    assert all(delta.minuend is None for delta in learner._deltas.values())
 
 
 def test_attach_refuses_what_cannot_begin_a_run():
