@@ -156,10 +156,25 @@ def test_decoded_values_are_scale_times_code(name, values):
     assert np.isfinite(decoded).all()
 
 
-@pytest.mark.parametrize("name", ["bf16", *FP8])
-def test_values_that_would_round_to_infinity_escape(name):
+@pytest.mark.parametrize("name", FP8)
+@pytest.mark.parametrize("exponent", [-90, 0, 120])
+def test_the_scale_doubles_just_above_the_largest_code(name, exponent):
+    """A block whose largest value is exactly 1.75 * 2**x still fits the smaller scale; its fp32 neighbour does not."""
+    kind = FORMATS[name].float8
+    exact = np.ldexp(np.float32(1.75), exponent).astype(np.float32)
+    for largest, more in [(exact, 0), (np.nextafter(exact, np.float32(np.inf)), 1)]:
+        values = np.array([largest / 8, -largest, 0.0], np.float32)
+        scales = quantise_blocks(values, FORMATS[name], 128)[1]
+        assert scales.tolist() == [127 + exponent - kind.largest_exponent + more]
+        assert_like_torch(values, name)
+
+
+@pytest.mark.parametrize(
+    ("name", "limit"), [("bf16", 0x7F7F8000), ("e4m3", 0x7F780000), ("e5m2", 0x7F700000)]
+)
+def test_values_that_would_round_to_infinity_escape(name, limit):
     """The largest fp32 values must survive a lossy format instead of turning into infinity."""
-    limit = np.uint32(FORMATS[name].escape_magnitude)
+    limit = np.uint32(limit)
     bits = np.array([limit, limit - np.uint32(1), 0x7F7FFFFF, 0x3F800000], np.uint32)
     values = bits.view(np.float32)
     np.testing.assert_array_equal(decode(encode(values, CodecSpec(format=name))), values)

@@ -19,7 +19,7 @@ from fsl_codecs import (
 )
 
 HEADER, HEAD = 28, 16
-LIMITS = Limits(max_values=200_000, max_frame_bytes=1 << 22)
+LIMITS = Limits(max_values=50_000, max_frame_bytes=1 << 22)
 NAMES = ["fp32", "bf16", "e4m3", "e5m2"]
 
 
@@ -118,10 +118,10 @@ def test_forged_frames_raise_or_decode():
     """With checksums made right, mutations reach every parser; some still decode, none may do harm."""
     generator = np.random.default_rng(2)
     decoded = 0
-    for _ in range(250):
+    for _ in range(160):
         for frame in SEEDS:
             decoded += survives(sealed(mutated(frame, generator)))
-    assert 100 < decoded < 6000, decoded
+    assert 100 < decoded < 4000, decoded
 
 
 def test_every_truncation_is_refused():
@@ -193,6 +193,8 @@ def test_huge_announcements_cost_nothing():
         (HEADER + 8, b"\0", "too early"),
         (HEADER + 8, b"\1", "too many"),
         (HEADER + HEAD, b"\0", "block scale"),
+        (HEADER + HEAD, b"\x09", "block scale"),
+        (HEADER + HEAD, b"\xf8", "block scale"),
         (HEADER + HEAD, b"\xff", "block scale"),
         (HEADER + HEAD + 1, b"\x09", "scales of 9 bits"),
     ],

@@ -147,6 +147,7 @@ def test_codes_that_do_not_fill_the_space_are_refused(lengths, why):
         ([0x10, 0x01], 0, 2, 8),
         ([0x11, 0x10], 0, 2, 8),
         ([0x01, 0x01, 0x00], 0, 4, 8),
+        ([0x21, 0x52], 0, 2, 8),
     ],
 )
 def test_malformed_codebooks_are_refused(nibbles, first, last, symbols):
