@@ -32,7 +32,7 @@ from fsl_async.errors import (
 from fsl_async.learn.fed import Fed, Place, choose_device
 from fsl_async.learn.learner import Learner, RunFinishedError
 from fsl_async.learn.tasks import load_task
-from fsl_async.node_ps import JOURNAL
+from fsl_async.node_ps import JOURNAL, transport_settings
 from fsl_async.observe.journal import JournalWriter, TraceHash
 from fsl_async.observe.lag import LoopLag
 from fsl_async.roles.client import ClientMachine, ClientRules
@@ -98,6 +98,7 @@ class ClientRuntime:
         self._machine = ClientMachine(ClientRules(), name, time.time_ns())
         self._loop: asyncio.AbstractEventLoop | None = None
         self._shell: ClientShell | None = None
+        self._endpoint: tp.DialerEndpoint
         self._crash: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="fsl-loop", daemon=True)
         self._thread.start()
@@ -204,7 +205,7 @@ class ClientRuntime:
         )
         lag = LoopLag(loop)
         endpoint.set_beat_payload(lambda _: {**self.learner.meter.progress(), **lag.summary()})
-        shell.endpoint = endpoint
+        shell.endpoint = self._endpoint = endpoint
         self._loop, self._shell = loop, shell
         self.learner.on_event = self._post
 
@@ -236,6 +237,8 @@ class ClientRuntime:
         self.learner.codec_up = CodecSpec(
             format=config.codec.up, block_values=config.codec.block_values
         )
+        # Before the welcome the server's heartbeat and expiry are not known; from here on both sides have the same.
+        self._endpoint.adopt(transport_settings(config))
         if not self._welcome.done():
             self._welcome.set_result(Membership(welcome, config))
 

@@ -202,6 +202,19 @@ class DialerEndpoint(Endpoint):
         """Whether a session stands."""
         return self._machine.session is not None
 
+    def adopt(self, settings: TransportSettings) -> None:
+        """Use other settings from now on, also in the session that stands.
+
+        For what the listener says in its welcome: both sides must agree about heartbeat and expiry.
+        """
+        self.settings = settings
+        self._machine.settings = settings
+        if self._machine.session is not None:
+            self._machine.session.adopt(settings)
+        if self._peer.streams is not None:
+            self._peer.streams.adopt(settings)
+        self.rearm(self._peer, self._scheduler.time())
+
     def connect(self, hello: Callable[[], Body]) -> None:
         """Say HELLO now and again after every loss; ``hello()`` is asked for each one's body."""
         self._hello = hello

@@ -104,6 +104,12 @@ class Session:
         self._retransmit_s = settings.retransmit_after_s
         self._retransmit_at = math.inf
 
+    def adopt(self, settings: TransportSettings) -> None:
+        """Go on with other settings; the owner looks at ``next_deadline`` again afterwards."""
+        self._settings = settings
+        if self._beat_every_s < math.inf:
+            self._beat_every_s = settings.heartbeat_every_s
+
     def send(self, op: int, fields: tuple[Any, ...], now: float) -> None:
         """Send one control message reliably. ``LocalError`` when it cannot be packed."""
         if len(self._open) >= self._settings.control_window or self._backlog:

@@ -113,6 +113,10 @@ class Streams:
 
     # What the owner calls.
 
+    def adopt(self, settings: TransportSettings) -> None:
+        """Use other settings for streams that begin from now on."""
+        self._settings = settings
+
     def offer(self, stream_id: str, meta: Body, source: ChunkSource) -> None:
         """Offer a stream; one of the same id that is under way is stopped first."""
         old = _find(self._outgoing, stream_id)
