@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import secrets
+import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -184,7 +186,16 @@ async def _serve(  # noqa: PLR0917 - private, called once
         )
 
     unsubscribe = stop.subscribe(stop_asked)
-    journal.note("NodeStarted", loop.time(), role="ps", run=run, address=link.address)
+    journal.note(
+        "NodeStarted",
+        loop.time(),
+        role="ps",
+        run=run,
+        address=link.address,
+        pid=os.getpid(),
+        host=socket.gethostname(),
+        every_s=config.sync.every_s,
+    )
     try:
         shell.start(recovered)
         announce(link.address)

@@ -1,0 +1,99 @@
+"""What is known of one client, of bytes, and of news: the values that `fsl_async.observe.state` is made of. Pure."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+from attrs import asdict, field, frozen, mutable
+
+MAX_LOSSES = 120
+
+_VALUE_BYTES = 4
+
+
+@frozen
+class News:
+    """One line for people. `kind` is a word for programs; `client` is empty when it is about the run."""
+
+    t: float
+    kind: str
+    text: str
+    client: str = ""
+    level: str = "info"  # info | warning
+
+
+@mutable
+class Traffic:
+    """Bytes of whole transfers, as they would be in fp32 and as they were sent."""
+
+    raw: int = 0
+    sent: int = 0
+
+    @property
+    def ratio(self) -> float | None:
+        """Raw over sent; None before anything was sent."""
+        return self.raw / self.sent if self.sent else None
+
+    def add(self, values: int, sent: int) -> None:
+        """Count one transfer of `values` values."""
+        self.raw += _VALUE_BYTES * values
+        self.sent += sent
+
+
+@mutable
+class ClientState:
+    """A client as the parameter server knows it. Tokens are of all its lives, `step` is of the present one."""
+
+    name: str
+    incarnation: int = -1
+    incarnations: int = 0
+    doing: str = "joining"  # joining | publishing | fetching | training | sending | gone | done
+    connected: bool = False
+    returning: bool = False  # back after a loss, and not on the current version yet
+    gone_at: float = 0.0
+    gone_why: str = ""
+    last_seen: float = 0.0
+    version: int = -1
+    step: int = 0
+    tokens: int = 0
+    tokens_before: int = 0  # in earlier lives
+    tokens_per_s: float = 0.0
+    loss_first: float | None = None
+    losses: deque[float] = field(factory=lambda: deque(maxlen=MAX_LOSSES))
+    lag_p99_ms: float | None = None
+    deltas_merged: int = 0
+    deltas_refused: int = 0
+    deltas_quarantined: int = 0
+    up: Traffic = field(factory=Traffic)
+
+    @property
+    def loss(self) -> float | None:
+        """The last loss that it reported."""
+        return self.losses[-1] if self.losses else None
+
+    @property
+    def relaunches(self) -> int:
+        """How often its name came back as a new process."""
+        return max(0, self.incarnations - 1)
+
+    def words(self, now: float) -> str:
+        """What it does, for people."""
+        if self.doing == "gone":
+            return f"gone since {max(0.0, now - self.gone_at):.0f} s ({self.gone_why})"
+        if self.returning and self.doing in {"joining", "fetching"}:
+            return "catching up"
+        return self.doing
+
+
+def client_dict(client: ClientState, now: float) -> dict[str, Any]:
+    """Plain values for --json."""
+    made = asdict(client, recurse=False)
+    made |= {"losses": list(client.losses)[-20:], "up": asdict(client.up)}
+    made |= {"state": client.words(now), "loss": client.loss, "relaunches": client.relaunches}
+    return made
+
+
+def megabytes(count: int) -> str:
+    """Bytes for people, in powers of ten."""
+    return f"{count / 1e9:.2f} GB" if count >= 1_000_000_000 else f"{count / 1e6:.1f} MB"

@@ -1,0 +1,223 @@
+"""The audit of a run's deltas: what clients were told against what the versions hold. Reads the run directory, changes nothing.
+
+Two witnesses that are written by different code at different moments: the journal (and the clients' own journals, where they lie
+in `clients/*/`) says which deltas were acknowledged; the ledger and the checkpoints say what became of them. A delta is
+
+    merged      one version of the lineage lists it
+    doubled     more than one does, or one lists it twice
+    pending     accepted, not merged, and its file lies in the spool
+    quarantined kept aside, on record
+    lost        acknowledged or accepted, and none of these
+
+Versions that a rollback made void do not count. A version that the ledger lacks but a checkpoint's manifest has counts: its
+folder's name is what makes a version exist (see `fsl_async.learn.store`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from attrs import evolve, field, frozen, mutable
+
+from fsl_async.learn.sealed import unseal
+from fsl_async.observe.journal import JournalReader
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from pathlib import Path
+
+JOURNAL = "journal.jsonl"
+LEDGER = "ledger.jsonl"
+
+_SHOWN = 5
+
+
+@frozen
+class Audit:
+    """What the audit found; keys as text. `problems` are sentences about anything else that does not fit."""
+
+    versions: int
+    merged: int
+    tokens: int
+    acknowledged: int
+    pending: int
+    quarantined: int
+    doubled: tuple[str, ...]
+    lost: tuple[str, ...]
+    problems: tuple[str, ...]
+
+    @property
+    def is_clean(self) -> bool:
+        """Nothing lost, nothing doubled, nothing odd."""
+        return not (self.doubled or self.lost or self.problems)
+
+    def complaints(self) -> list[str]:
+        """One line for each kind of fault."""
+        made = []
+        for what, keys in (("lost", self.lost), ("merged twice", self.doubled)):
+            if keys:
+                names = ", ".join(keys[:_SHOWN]) + (", ..." if len(keys) > _SHOWN else "")
+                made.append(f"{len(keys)} acknowledged deltas are {what}: {names}")
+        return [*made, *self.problems]
+
+
+@mutable
+class _Count:
+    """The ledger's facts, summed without trusting that they fit together (`fsl_async.learn.book` does trust them)."""
+
+    versions: dict[int, tuple[list[tuple[str, int]], int]] = field(factory=dict)
+    accepted: dict[str, int] = field(factory=dict)
+    quarantined: set[str] = field(factory=set)
+    problems: list[str] = field(factory=list)
+
+    def add(self, fact: Mapping[str, Any]) -> None:
+        match fact.get("fact"):
+            case "accepted":
+                key = str(fact["key"])
+                if key in self.accepted:
+                    self.problems.append(f"delta {key} was accepted twice")
+                self.accepted[key] = int(fact["tokens"])
+            case "quarantined":
+                self.quarantined.add(str(fact["key"]))
+            case "version":
+                self.add_version(fact)
+            case "rollback":
+                kept = int(fact["to"])
+                self.versions = {n: made for n, made in self.versions.items() if n <= kept}
+                for key in fact.get("gone", ()):
+                    # The operator went back behind the spool's memory: the loss is theirs, and on record.
+                    self.accepted.pop(str(key), None)
+                    self.quarantined.add(str(key))
+
+    def add_version(self, fact: Mapping[str, Any]) -> None:
+        version = int(fact["version"])
+        if version in self.versions:
+            self.problems.append(f"the ledger has version {version} twice")
+        merged = [(str(entry["key"]), int(entry["tokens"])) for entry in fact["merged"]]
+        before = self.versions.get(version)
+        if before is not None:
+            merged = [*before[0], *merged]
+        self.versions[version] = (merged, int(fact["tokens_total"]))
+
+
+def audit(
+    facts: Iterable[Mapping[str, Any]],
+    acknowledged: Iterable[str],
+    *,
+    manifests: Iterable[Mapping[str, Any]] = (),
+    in_spool: Callable[[str], bool] = lambda _: True,
+) -> Audit:
+    """Compare. Pure but for `in_spool`, which says whether a pending delta's file is there.
+
+    facts: the ledger's lines; manifests: manifest.json of the kept checkpoints; acknowledged: keys that a client was told are safe.
+    """
+    count = _Count()
+    for fact in facts:
+        count.add(fact)
+    for manifest in manifests:
+        _compare(count, manifest)
+    times = Counter(key for merged, _ in count.versions.values() for key, _ in merged)
+    told = dict.fromkeys(acknowledged)
+    waiting = [key for key in count.accepted if not times[key] and key not in count.quarantined]
+    lost = [key for key in waiting if not in_spool(key)]
+    missing = len(lost)
+    lost += [
+        key
+        for key in told
+        if not times[key] and key not in count.accepted and key not in count.quarantined
+    ]
+    _check_versions(count)
+    return Audit(
+        versions=max(0, len(count.versions) - 1),
+        merged=len(times),
+        tokens=sum(tokens for merged, _ in count.versions.values() for _, tokens in merged),
+        acknowledged=len(told),
+        pending=len(waiting) - missing,
+        quarantined=len(count.quarantined),
+        doubled=tuple(sorted(key for key, number in times.items() if number > 1)),
+        lost=tuple(sorted(lost)),
+        problems=tuple(count.problems),
+    )
+
+
+def _compare(count: _Count, manifest: Mapping[str, Any]) -> None:
+    """A kept checkpoint: the same deltas as the ledger's line, or the line that the ledger lacks."""
+    version = int(manifest["version"])
+    if version not in count.versions:
+        count.add_version(manifest)
+        return
+    stated = sorted(str(entry["key"]) for entry in manifest["merged"])
+    if stated != sorted(key for key, _ in count.versions[version][0]):
+        count.problems.append(f"ledger and checkpoint disagree about what version {version} merged")
+
+
+def _check_versions(count: _Count) -> None:
+    """No version missing, tokens add up, nothing merged that was never accepted."""
+    total = 0
+    for expected, version in enumerate(sorted(count.versions)):
+        if version != expected:
+            count.problems.append(f"version {expected} is in neither ledger nor checkpoints")
+            return
+        merged, stated = count.versions[version]
+        for key, tokens in merged:
+            total += tokens
+            if key not in count.accepted:
+                count.problems.append(f"version {version} holds {key}, which was never accepted")
+            elif count.accepted[key] != tokens:
+                count.problems.append(
+                    f"version {version} counts {tokens} tokens for {key}, accepted were {count.accepted[key]}"
+                )
+            if key in count.quarantined:
+                count.problems.append(f"version {version} holds {key}, which is in quarantine")
+        if stated != total:
+            count.problems.append(f"version {version} states {stated} tokens, its deltas {total}")
+
+
+def acknowledged_keys(lines: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+    """Keys that a server's journal says it acknowledged, or a client's journal that it heard so."""
+    for line in lines:
+        message = line.get("message")
+        if line.get("type") == "Tell" and isinstance(message, dict):
+            if message.get("type") == "Accepted":
+                yield str(message.get("key"))
+        elif line.get("type") == "DeltaAcknowledged":
+            yield str(line.get("key"))
+
+
+def audit_run(run_dir: Path) -> Audit:
+    """Audit a run directory. Raises OSError for what cannot be read."""
+    facts, problems = _read_ledger(run_dir / LEDGER)
+    manifests = []
+    for path in sorted((run_dir / "checkpoints").glob("v*/manifest.json")):
+        found = unseal(path.read_bytes().rstrip())
+        if found is None:
+            problems.append(f"{path.parent.name}/{path.name} does not match its checksum")
+        else:
+            manifests.append(found)
+    told: dict[str, None] = {}
+    for journal in [run_dir / JOURNAL, *sorted(run_dir.glob(f"clients/*/{JOURNAL}"))]:
+        if journal.exists():
+            told |= dict.fromkeys(acknowledged_keys(JournalReader(journal).read()))
+    spool = run_dir / "spool"
+    result = audit(
+        facts,
+        told,
+        manifests=manifests,
+        in_spool=lambda key: (spool / f"{key.replace('/', '@')}.frames").exists(),
+    )
+    return evolve(result, problems=(*problems, *result.problems))
+
+
+def _read_ledger(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
+    """All sealed lines, and a sentence for each that is damaged. A torn last line was never acknowledged: no damage."""
+    facts: list[dict[str, Any]] = []
+    problems = []
+    lines = path.read_bytes().split(b"\n")
+    for number, line in enumerate(lines, start=1):
+        fact = unseal(line)
+        if fact is not None:
+            facts.append(fact)
+        elif number < len(lines):
+            problems.append(f"line {number} of {path.name} does not match its checksum")
+    return facts, problems

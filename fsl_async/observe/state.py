@@ -1,0 +1,450 @@
+"""The state of a run, rebuilt from its journal alone: what `fsl-node status`, the live table and `demo` show. Pure.
+
+`RunState.apply(line)` takes one line as `JournalReader` yields it, in order, and returns what in it is worth telling a person. It
+never fails on a line: one of a newer release, or with fields of another type, changes nothing. Time comes from the lines (`t`,
+seconds since 1970) or as the argument `now`.
+
+    line                          what changes
+    note   NodeStarted            a new life of the parameter server: every client must say hello again
+    event  Recovered              version, tokens and what is pending, as the disk has them
+    event  ClientHello            client joins; a higher incarnation than before is a relaunch
+    event  ModelAttached          size of the model; client fetches
+    effect Tell Publish           client publishes the first weights
+    event  FetchAsked, VersionHeld, DeltaOffered, DeltaStored, StreamLost      what the client does
+    event  BeatHeard              client's step, tokens, loss, lag
+    event  DeltaStored, Served    bytes, raw (4 for each value) and as they were sent
+    effect Tell Call, Note with `called`                                       round and participation
+    effect Accumulate, Commit; event VersionCommitted                          what is pending, merging, merged
+    event  ClientLeft             client is gone
+    effect Finish, note NodeEnded the end
+
+A killed server loses up to a second of journal. What the disk knows better (version, tokens) `Recovered` puts right; counts of
+single clients may then lack a delta.
+"""
+
+# ruff: noqa: SLF001 - the table of handlers at the end belongs to the class
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from attrs import asdict, field, mutable
+
+from fsl_async.observe.client_state import ClientState, News, Traffic, client_dict, megabytes
+
+MAX_NEWS = 100
+
+Line = Mapping[str, Any]
+
+
+@mutable
+class RunState:
+    """Everything there is to say about a run. `apply` lines in order; the rest only reads."""
+
+    run: str = ""
+    role: str = ""
+    address: str = ""
+    pid: int = 0
+    host: str = ""
+    every_s: float = 0.0
+    starts: int = 0
+    started_at: float = 0.0
+    last_t: float = 0.0
+    phase: str = "unknown"  # starting | waiting | ready | collecting | merging | ended
+    ending: str = ""
+    ended_at: float | None = None
+    exit_code: int = 0
+    version: int = -1
+    digest: str = ""
+    values: int = 0
+    tokens: int = 0
+    round: int = -1
+    round_called_at: float = 0.0
+    next_sync_at: float | None = None
+    called: int = 0
+    answered: int = 0
+    called_alive: int = 0
+    deltas_merged: int = 0
+    up: Traffic = field(factory=Traffic)
+    down: Traffic = field(factory=Traffic)
+    clients: dict[str, ClientState] = field(factory=dict)
+    news: deque[News] = field(factory=lambda: deque(maxlen=MAX_NEWS))
+    garbage: int = 0
+    lines_odd: int = 0
+    _pending: dict[str, int] = field(factory=dict, init=False)  # key -> tokens
+    _merging: dict[str, int] = field(factory=dict, init=False)
+    _tokens_of: dict[str, int] = field(factory=dict, init=False)
+    _asked: dict[str, int] = field(
+        factory=dict, init=False
+    )  # client -> incarnation, of the open round
+    _fresh: list[News] = field(factory=list, init=False)
+
+    # --- reading ---
+
+    @property
+    def rounds(self) -> int:
+        """Rounds that made a version."""
+        return max(0, self.version)
+
+    @property
+    def relaunches(self) -> int:
+        """How often a client's name came back as a new process."""
+        return sum(client.relaunches for client in self.clients.values())
+
+    @property
+    def participation(self) -> float | None:
+        """Deltas in a merged round over the clients called for it."""
+        return self.answered / self.called if self.called else None
+
+    @property
+    def participation_alive(self) -> float | None:
+        """The same over those of the called that were still there when it merged."""
+        return self.answered / self.called_alive if self.called_alive else None
+
+    @property
+    def bytes_raw(self) -> int:
+        """Both directions, 4 bytes for each value."""
+        return self.up.raw + self.down.raw
+
+    @property
+    def bytes_sent(self) -> int:
+        """Both directions, as they were sent."""
+        return self.up.sent + self.down.sent
+
+    @property
+    def ratio(self) -> float | None:
+        """Raw over sent bytes."""
+        return self.bytes_raw / self.bytes_sent if self.bytes_sent else None
+
+    @property
+    def pending(self) -> int:
+        """Deltas that are acknowledged and not merged yet."""
+        return len(self._pending)
+
+    @property
+    def loss_first(self) -> float | None:
+        """Mean of the first loss that each client reported."""
+        return _mean(client.loss_first for client in self.clients.values())
+
+    @property
+    def loss_last(self) -> float | None:
+        """Mean of the last loss that each client reported."""
+        return _mean(client.loss for client in self.clients.values())
+
+    def as_dict(self, now: float) -> dict[str, Any]:
+        """Plain values for --json."""
+        skip = {"clients", "news", "up", "down"}
+        made = {
+            name: value
+            for name, value in asdict(self, recurse=False).items()
+            if name not in skip and not name.startswith("_")
+        }
+        made |= {name: getattr(self, name) for name in _DERIVED}
+        made |= {
+            "bytes_up": asdict(self.up),
+            "bytes_down": asdict(self.down),
+            "clients": [client_dict(client, now) for client in self.clients.values()],
+            "news": [asdict(one) for one in list(self.news)[-20:]],
+        }
+        return made
+
+    # --- applying ---
+
+    def apply(self, line: Line) -> list[News]:
+        """Take one line of the journal; returns what it has to tell, which `news` keeps too."""
+        self._fresh = []
+        handler = _HANDLERS.get(str(line.get("type")))
+        stamp = line.get("t")
+        if isinstance(stamp, int | float):
+            self.last_t = float(stamp)
+        if handler is not None:
+            try:
+                handler(self, line)
+            except (KeyError, TypeError, ValueError, AttributeError):
+                self.lines_odd += 1  # of another release, or not ours
+        self.news.extend(self._fresh)
+        return self._fresh
+
+    def _tell(self, kind: str, text: str, client: str = "", level: str = "info") -> None:
+        self._fresh.append(News(self.last_t, kind, text, client, level))
+
+    def _client(self, line: Line) -> ClientState:
+        """The client a line is about; it has just been seen."""
+        name = str(line["peer"])
+        client = self.clients.get(name)
+        if client is None:
+            client = self.clients[name] = ClientState(name)
+        client.last_seen = self.last_t
+        return client
+
+    # the server's life
+
+    def _node_started(self, line: Line) -> None:
+        self.role = str(line.get("role", ""))
+        self.run = str(line.get("run", self.run))
+        self.address = str(line.get("address", ""))
+        self.pid = int(line.get("pid", 0))
+        self.host = str(line.get("host", ""))
+        self.every_s = float(line.get("every_s", 0.0))
+        self.starts += 1
+        self.started_at = self.started_at or self.last_t
+        self.phase, self.ending, self.ended_at, self.exit_code = "starting", "", None, 0
+        self.next_sync_at = None
+        self._asked.clear()
+        for client in self.clients.values():
+            if client.doing != "gone":
+                self._lose(client, "the server was restarted")
+        what = "listens" if self.starts == 1 else f"is back (start {self.starts}), listens"
+        self._tell("server", f"the parameter server {what} at {self.address}, run {self.run}")
+
+    def _recovered(self, line: Line) -> None:
+        self.version = int(line["version"])
+        self.digest = str(line.get("digest", ""))
+        self.tokens = int(line.get("tokens_total", 0))
+        self.phase = "ready" if self.version >= 0 else "waiting"
+        self._pending.clear()  # an Accumulate follows for each that is pending
+        self._merging.clear()
+        pending = line.get("pending", [])
+        for entry in pending if isinstance(pending, list) else []:
+            self._tokens_of[str(entry["key"])] = int(entry["tokens"])
+        self._plan_sync(self.last_t)
+
+    def _plan_sync(self, begun_at: float) -> None:
+        self.next_sync_at = begun_at + self.every_s if self.every_s else None
+
+    def _finish(self, line: Line) -> None:
+        self.phase = "ended"
+        self.ending = str(line.get("reason", ""))
+        self.exit_code = int(line.get("exit_code", 0))
+        self.next_sync_at = None
+        level = "warning" if self.exit_code else "info"
+        self._tell("end", f"the run ends: {self.ending}", level=level)
+
+    def _node_ended(self, line: Line) -> None:
+        self.phase = "ended"
+        self.ending = self.ending or "stopped at once"
+        self.ended_at = self.last_t
+        self.garbage += int(line.get("garbage", 0))
+        self.next_sync_at = None
+        for client in self.clients.values():
+            if client.connected:
+                client.connected, client.doing = False, "done"
+
+    # clients come and go
+
+    def _hello(self, line: Line) -> None:
+        known = str(line["peer"]) in self.clients
+        client = self._client(line)
+        incarnation = int(line["incarnation"])
+        if incarnation > client.incarnation:
+            client.incarnation = incarnation
+            client.incarnations += 1
+            client.tokens_before, client.step = client.tokens, 0
+            client.tokens_per_s = 0.0
+            client.version = -1
+            if known:
+                text = f"{client.name} is back as a new process (relaunch {client.relaunches})"
+                self._tell("relaunched", text, client.name)
+            else:
+                self._tell("joined", f"{client.name} joins", client.name)
+        elif not client.connected:
+            self._tell("reconnected", f"{client.name} is connected again", client.name)
+        client.returning = known
+        client.connected = True
+        client.doing = "joining"
+
+    def _left(self, line: Line) -> None:
+        client = self._client(line)
+        if int(line["incarnation"]) != client.incarnation or not client.connected:
+            return
+        reason = str(line.get("reason", ""))
+        if self.phase == "ended":
+            client.connected, client.doing = False, "done"
+            return
+        self._lose(client, _REASONS.get(reason, reason))
+        level = "info" if reason == "bye" else "warning"
+        self._tell("gone", f"{client.name} is gone: {client.gone_why}", client.name, level)
+
+    def _lose(self, client: ClientState, why: str) -> None:
+        client.connected, client.doing = False, "gone"
+        client.gone_at, client.gone_why = self.last_t, why
+        client.tokens_per_s = 0.0
+
+    def _attached(self, line: Line) -> None:
+        client = self._client(line)
+        if line.get("difference") is None:
+            self.values = int(line["values"])
+            client.doing = "fetching" if self.version >= 0 else "joining"
+
+    def _refuse(self, line: Line) -> None:
+        text = f"refused {line['peer']}: {line.get('text', '')}"
+        self._tell("refused", text, str(line["peer"]), "warning")
+
+    def _fetch_asked(self, line: Line) -> None:
+        self._client(line).doing = "fetching"
+
+    def _held(self, line: Line) -> None:
+        client = self._client(line)
+        client.version = int(line["version"])
+        client.doing = "training"
+        if client.version == self.version and client.returning:
+            client.returning = False
+            text = f"{client.name} has caught up: it holds version {client.version}"
+            self._tell("caught up", text, client.name)
+
+    def _beat(self, line: Line) -> None:
+        client = self._client(line)
+        payload = line["payload"]
+        client.step = int(payload.get("step", client.step))
+        client.tokens = client.tokens_before + int(payload.get("tokens", 0))
+        client.tokens_per_s = float(payload.get("tokens_per_s", 0.0))
+        lag = payload.get("lag_p99_ms")
+        client.lag_p99_ms = float(lag) if isinstance(lag, int | float) else client.lag_p99_ms
+        loss = payload.get("loss")
+        if isinstance(loss, int | float):  # a loss that is not finite is text in the journal
+            if client.loss_first is None:
+                client.loss_first = float(loss)
+            client.losses.append(float(loss))
+
+    # rounds, deltas, versions
+
+    def _tells(self, line: Line) -> None:
+        message = line["message"]
+        kind = message.get("type")
+        peer = str(line["peer"])
+        if kind == "Call":
+            if self.phase != "collecting" or self.round != int(message["round"]):
+                self._asked.clear()
+                self.round_called_at = self.last_t
+            self.phase, self.round = "collecting", int(message["round"])
+            self.next_sync_at = None
+            client = self.clients.get(peer)
+            self._asked[peer] = client.incarnation if client is not None else -1
+        elif kind == "Publish" and peer in self.clients:
+            self.clients[peer].doing = "publishing"
+        elif kind == "Declined" and peer in self.clients:
+            if message.get("code") == "quarantined":
+                self.clients[peer].deltas_quarantined += 1
+            elif message.get("code") != "later":
+                self.clients[peer].deltas_refused += 1
+
+    def _note(self, line: Line) -> None:
+        text, facts = str(line.get("text", "")), line.get("facts") or {}
+        if "called" in facts:
+            self.called += int(facts["called"])
+            self.answered += int(facts["answered"])
+            self.called_alive += sum(
+                1
+                for name, incarnation in self._asked.items()
+                if (client := self.clients.get(name)) is not None
+                and client.connected
+                and client.incarnation == incarnation
+            )
+        elif " closes without a new version" in text:
+            self.phase = "ready"
+            self._plan_sync(self.round_called_at)
+        level = str(line.get("level", "info"))
+        if level != "info" or text.startswith(("ending:", "continuing at")):
+            self._tell("note", text, level=level)
+
+    def _offered(self, line: Line) -> None:
+        self._client(line).doing = "sending"
+
+    def _stream_lost(self, line: Line) -> None:
+        client = self._client(line)
+        if client.doing in {"sending", "publishing"}:
+            client.doing = "training" if client.version >= 0 else "joining"
+
+    def _stored(self, line: Line) -> None:
+        client = self._client(line)
+        client.doing = "training"
+        sent = int(line["bytes_coded"])
+        self.up.add(self.values, sent)
+        client.up.add(self.values, sent)
+        self._tokens_of[str(line["key"])] = int(line["tokens"])
+
+    def _served(self, line: Line) -> None:
+        self.down.add(self.values, int(line["bytes_coded"]))
+
+    def _accumulate(self, line: Line) -> None:
+        key = str(line["key"])
+        self._pending[key] = self._tokens_of.pop(key, 0)
+
+    def _commit(self, line: Line) -> None:
+        self.phase = "merging"
+        self._merging = dict(self._pending)
+
+    def _commit_failed(self, line: Line) -> None:
+        self._merging.clear()
+
+    def _committed(self, line: Line) -> None:
+        self.version, self.digest = int(line["version"]), str(line["digest"])
+        self.phase = "ready"
+        if self.version == 0:
+            self._plan_sync(self.last_t)
+            self._tell("version", "version 0, the first client's weights, is here: training starts")
+            return
+        for key, tokens in self._merging.items():
+            self._pending.pop(key, None)
+            self.tokens += tokens
+            self.deltas_merged += 1
+            client = self.clients.get(key.partition("/")[0])
+            if client is not None:
+                client.deltas_merged += 1
+        count, self._merging = len(self._merging), {}
+        # The machine's own rule: by the clock, but never at once after a round that overran.
+        if self.every_s:
+            earliest = self.last_t + 0.1 * self.every_s
+            self.next_sync_at = max(self.round_called_at + self.every_s, earliest)
+        loss = f", loss {self.loss_last:.3f}" if self.loss_last is not None else ""
+        ratio = f" ({self.ratio:.1f} times less)" if self.ratio else ""
+        text = (
+            f"version {self.version}: {count} deltas merged{loss}, {self.tokens:,} tokens, "
+            f"{megabytes(self.bytes_sent)} sent for {megabytes(self.bytes_raw)}{ratio}"
+        )
+        self._tell("version", text)
+
+
+def _mean(values: Any) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
+
+
+_DERIVED = (
+    "rounds", "relaunches", "participation", "participation_alive", "bytes_raw", "bytes_sent", "ratio", "pending",
+    "loss_first", "loss_last",
+)  # fmt: skip
+
+_REASONS = {
+    "expired": "nothing was heard from it",
+    "bye": "it said goodbye",
+    "superseded": "a new process took its name",
+    "reset": "the connection was reset",
+    "protocol": "it broke the protocol",
+}
+
+_HANDLERS: dict[str, Callable[[RunState, Line], None]] = {
+    "NodeStarted": RunState._node_started,
+    "NodeEnded": RunState._node_ended,
+    "Recovered": RunState._recovered,
+    "Finish": RunState._finish,
+    "ClientHello": RunState._hello,
+    "ClientLeft": RunState._left,
+    "ModelAttached": RunState._attached,
+    "Refuse": RunState._refuse,
+    "FetchAsked": RunState._fetch_asked,
+    "VersionHeld": RunState._held,
+    "BeatHeard": RunState._beat,
+    "Tell": RunState._tells,
+    "Note": RunState._note,
+    "DeltaOffered": RunState._offered,
+    "StreamLost": RunState._stream_lost,
+    "DeltaStored": RunState._stored,
+    "Served": RunState._served,
+    "Accumulate": RunState._accumulate,
+    "Commit": RunState._commit,
+    "CommitFailed": RunState._commit_failed,
+    "VersionCommitted": RunState._committed,
+}
