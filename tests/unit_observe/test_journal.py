@@ -122,9 +122,10 @@ def test_a_line_has_the_documented_form(path):
         (range(65), "<range>"),
         (list(range(65)), {"items": 65}),
         ({"b": 2, "a": 1}, {"b": 2, "a": 1}),
+        ({str(i): i for i in range(64)}, {str(i): i for i in range(64)}),
         ({i: i for i in range(65)}, {"items": 65}),
         ({3: "x", Key("a", 1): "y", None: 1}, {"3": "x", "a/1": "y", "null": 1}),
-        ({"b", "a", "c"}, ["a", "b", "c"]),
+        (set("qwertyuiopasdfghjkl"), sorted("qwertyuiopasdfghjkl")),
         (Colour.RED, "RED"),
         (Path("/a"), "/a"),
         ("x" * 2001, "x" * 2000 + "... (2001 characters)"),
@@ -279,6 +280,38 @@ def test_a_full_disk_loses_lines_and_says_how_many(path, monkeypatch):
     assert kept[2]["lines"] == writer.lines_lost == 5
     assert reader.damaged == 1
     assert len({line["n"] for line in kept}) == len(kept)
+
+
+def test_a_gap_that_was_reported_is_not_reported_again(path, monkeypatch):
+    """The disk may fill again right behind the note: every lost line counts once."""
+    writer = JournalWriter(path, clock=lambda: 1.0)
+    real, room = os.write, [0]
+
+    def full(file, data):
+        if room[0] == 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        done = real(file, data[: room[0]])
+        room[0] -= done
+        return done
+
+    monkeypatch.setattr(journal.os, "write", full)
+    for number in range(4):
+        writer.event(Called(number), 2.0)
+    room[0] = 100
+    writer.flush()  # one line and a piece of the next
+    gap = (
+        '{"n":4,"t":1.000000,"now":2.0,"kind":"note","type":"JournalGap","cause":null,"lines":3}\n'
+    )
+    writer.event(Called(4), 2.0)
+    room[0] = 1 + len(gap) + 10
+    writer.flush()  # the note and a piece of the next
+    monkeypatch.setattr(journal.os, "write", real)
+    writer.event(Called(5), 2.0)
+    writer.close()
+    reader = JournalReader(path)
+    kept = [line.get("round", line.get("lines")) for line in reader.read()]
+    assert kept == [0, 3, 1, 5]
+    assert (writer.lines_lost, reader.damaged) == (4, 2)
 
 
 def test_writing_after_close_is_ignored(path):
