@@ -188,7 +188,7 @@ class ClientMachine:
             elif name == "fetch":
                 self.fetching = None
                 effects.extend(self._advance())
-            elif name == "end":
+            else:  # end
                 effects.extend(self._finish())
         return effects
 

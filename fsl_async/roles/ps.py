@@ -161,11 +161,8 @@ class ServerMachine:
         effects: list[Effect] = []
         if self.publisher == peer:
             self.publisher = None
-            if self.version < 0:
-                effects.append(
-                    do.Note(f"{peer} left before its initial weights were here", "warning")
-                )
-                effects.extend(self._choose_publisher())
+            text = f"{peer} left before its initial weights were here"
+            effects += [do.Note(text, "warning"), *self._choose_publisher()]
         if self.round is not None and self.round.leave(peer, incarnation):
             text = f"{peer} left ({reason}); round {self.round.number} goes on without it"
             effects.append(do.Note(text))
@@ -299,7 +296,7 @@ class ServerMachine:
                 case "limit":
                     text = f"the run's limit of {self.rules.limit_s:g} s is reached"
                     effects.extend(self._drain(text, now))
-                case "drain":
+                case _:  # drain
                     effects.extend(self._finish())
         return effects
 

@@ -68,6 +68,8 @@ def test_initial_weights_that_cannot_be_written(make_server, look):
     server.left("b")
     server.left("c")
     assert server.fire() == [], "nobody is left to ask"
+    server.feed(ev.CommitFailed(0, "the last one of those who left"))
+    server.fire()
     assert look.said(server.join("a", 2)) == [msg.Publish()]
 
 
