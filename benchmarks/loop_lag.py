@@ -1,0 +1,164 @@
+"""How late a client's event loop runs while it trains: what heartbeats have to live with.
+
+    python benchmarks/loop_lag.py
+
+A client as in production, in this process: training (the built-in task) in one thread, the event loop with session and shell in
+another, codec and rebase work in a third, against a real `fsl-node --role ps` process that calls for a sync every few seconds. The
+loop's lag is what `fsl_async.observe.lag` measures on it: how much later than asked a timer fires, ten times a second, from the
+first training step to the last, so without the import of torch. Before each case the same is measured on a loop in a thread of this
+process while nothing else runs in it. With uvloop the clock of a loop counts whole milliseconds.
+
+Sequences in a step are few (--batch), so that a case has some steps on a small machine; the lag comes from the interpreter lock and
+the processor, which a larger batch holds less often.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import tempfile
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, SupportsFloat
+
+import click
+import torch
+from server_process import serving
+
+from fsl_async.learn import pretrain
+from fsl_async.learn.fed import Fed, Place
+from fsl_async.node_client import ClientRuntime
+from fsl_async.observe.lag import LoopLag
+from fsl_async.stopper import Stopper
+from fsl_transport.loop import run as run_loop
+
+
+def idle_lag(seconds: float) -> dict[str, float]:
+    """The lag of a loop that has nothing to do, in a thread beside one that sleeps."""
+    found: dict[str, float] = {}
+
+    async def wait() -> None:
+        lag = LoopLag(asyncio.get_running_loop())
+        await asyncio.sleep(seconds)
+        found.update(lag.summary())
+        lag.close()
+
+    thread = threading.Thread(target=lambda: run_loop(wait()))
+    thread.start()
+    thread.join()
+    return found
+
+
+class MeasuredFed(Fed):
+    """Fed that has the lag of the client's loop measured from the first step on."""
+
+    def __init__(self, runtime: ClientRuntime, place: Place) -> None:
+        super().__init__(runtime.learner, place)
+        self.lag: LoopLag | None = None
+        self.summary: dict[str, float] = {}
+        self.begun = 0.0
+        self.seconds = 0.0
+        loop = runtime._loop  # noqa: SLF001 - the loop whose lag is the question
+        assert loop is not None
+        self._its_loop = loop
+
+    def step(self, *, tokens: int = 0, metrics: Mapping[str, SupportsFloat] | None = None) -> bool:
+        """Begin to measure in the first step; keep the summary of the last step that had one."""
+        if not self.begun:
+            self.begun = time.monotonic()
+            self._its_loop.call_soon_threadsafe(self._begin)
+        running = super().step(tokens=tokens, metrics=metrics)
+        if running and self.lag is not None:
+            self.summary = self.lag.summary()
+            self.seconds = time.monotonic() - self.begun
+        return running
+
+    def _begin(self) -> None:
+        self.lag = LoopLag(self._its_loop)
+
+
+def silent(_: str) -> None:
+    """The node's own notes are not wanted here."""
+
+
+def measure(
+    preset: str, threads: int, batch: int, seconds: float, every_s: float
+) -> dict[str, Any]:
+    """One case."""
+    idle = idle_lag(min(10.0, seconds))
+    settings = {
+        "sync.every_s": every_s,
+        "sync.clients": 1,
+        "run.seconds": seconds,
+        "model.preset": preset,
+        "train.batch": batch,
+        "train.threads": threads,
+    }
+    with (
+        tempfile.TemporaryDirectory(prefix="loop-lag-") as folder,
+        serving(Path(folder) / "run", settings) as server,
+    ):
+        runtime = ClientRuntime(
+            server.address, "client", journal_dir=None, stop=Stopper(), log=silent
+        )
+        error: str | None = "failed"
+        try:
+            member = runtime.wait_welcome()
+            place = Place("client", config=member.welcome.config, log=silent)
+            fed = MeasuredFed(runtime, place)
+            pretrain.train(fed)
+            error = None
+        finally:
+            runtime.training_ended(error)
+        runtime.raise_failure()
+        summary = runtime.summary()
+    row = {
+        "bench": "loop_lag",
+        "preset": preset,
+        "torch_threads": threads,
+        "batch": batch,
+        "cores": len(os.sched_getaffinity(0)),
+        "seconds": round(fed.seconds, 1),
+        "steps": summary.steps,
+        "syncs": summary.version,
+        **fed.summary,
+        **{f"idle_{name}": value for name, value in idle.items()},
+        "load_1m": round(os.getloadavg()[0], 2),
+    }
+    for name in ("median", "p99"):
+        lag, base = fed.summary.get(f"lag_{name}_ms"), idle.get(f"lag_{name}_ms")
+        if lag and base:
+            row[f"{name}_over_idle"] = round(lag / base, 2)
+    return row
+
+
+@click.command()
+@click.option("--preset", "presets", multiple=True, default=("0.5m", "10m"), show_default=True)
+@click.option("--threads", multiple=True, type=int, default=(1, 2), show_default=True)
+@click.option("--batch", default=2, show_default=True, help="Sequences in a step.")
+@click.option("--seconds", default=60.0, show_default=True, help="Of each case.")
+@click.option("--every", "every_s", default=4.0, show_default=True, help="Seconds between syncs.")
+@click.option("--smoke", is_flag=True, help="Short, to see that it works.")
+def main(
+    presets: tuple[str, ...],
+    threads: tuple[int, ...],
+    batch: int,
+    seconds: float,
+    every_s: float,
+    *,
+    smoke: bool,
+) -> None:
+    """Measure the loop's lag; print one JSON object a line."""
+    if smoke:
+        presets, threads, seconds, every_s = ("0.5m",), (1,), 4.0, 1.0
+    torch.set_num_threads(max(threads))
+    for preset in presets:
+        for count in threads:
+            print(json.dumps(measure(preset, count, batch, seconds, every_s)), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,65 @@
+"""Every benchmark script runs to its end with tiny sizes. No number is judged: a benchmark is never a timed test."""
+
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+
+
+def rows_of(*command: str) -> list[dict[str, object]]:
+    done = subprocess.run(
+        [sys.executable, *command],
+        cwd=BENCHMARKS,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+@pytest.mark.slow
+def test_sync_measures_a_real_server():
+    """The light clients must go on speaking the protocol: a change of it has to show here, not a month later."""
+    (row,) = rows_of("sync.py", "--smoke")
+    assert row["clients"] == 2
+    assert row["sync_s"] > 0
+    assert row["peak_above_start_over_model"] > 0
+    assert 6 < row["bits_up"] < 7
+
+
+@pytest.mark.slow
+def test_quality_trains_alone_and_in_lockstep():
+    """Both kinds of row work with the present Learner and Store, and end in a finite loss."""
+    alone, clients = rows_of("quality.py", "--smoke")
+    assert all(math.isfinite(row["eval_loss"]) for row in (alone, clients))
+    assert clients["rounds"] == 2
+    assert clients["bits_up"] > 0
+
+
+@pytest.mark.slow
+def test_quality_prints_its_tables():
+    """The table in the docs is made from the rows that are kept, so printing it must not need a run."""
+    done = subprocess.run(
+        [sys.executable, "quality.py", "--table"],
+        cwd=BENCHMARKS,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    assert "| alone |" in done.stdout
+
+
+@pytest.mark.slow
+def test_loop_lag_measures_beside_training():
+    """It reaches into a client's runtime for the loop: that must fail here when the runtime changes."""
+    (row,) = rows_of("loop_lag.py", "--smoke")
+    assert row["steps"] > 0
+    assert row["lag_max_ms"] >= row["lag_median_ms"] >= 0
