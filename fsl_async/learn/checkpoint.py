@@ -146,11 +146,12 @@ class Checkpoints:
         return CheckpointDamaged(version, damage.file, None, damage.reason)
 
     def retract(self, version: int) -> None:
-        """Take back a version whose commit did not come to its end; fine when there is none."""
+        """Take back, durably, a version whose commit did not come to its end; fine when there is none."""
         temporary = self.directory / f"{_TEMPORARY}v{version:08d}"
         self._files.remove_tree(temporary)
         if self.path(version).is_dir():
             self._files.rename(self.path(version), temporary)
+            self._files.sync_directory(self.directory)
             self._files.remove_tree(temporary)
 
     def prune(self, oldest_kept: int) -> None:
@@ -169,21 +170,11 @@ class Checkpoints:
         self._files.sync_directory(self.directory)
         return name
 
-    def sync(self) -> None:
-        """Make the names of the versions durable."""
-        self._files.sync_directory(self.directory)
-
     def publish(self, version: int, temporary: Path) -> None:
-        """Give the finished folder its name. When that may not be durable it is taken back, and OSError raised."""
+        """Give the finished folder its name, durably. OSError may come after the rename: then call `retract`."""
         self._files.sync_directory(temporary)
         self._files.rename(temporary, self.path(version))
-        try:
-            self.sync()
-        except OSError:
-            # Nobody may hear of a version that a power cut could undo.
-            with suppress(OSError):
-                self.retract(version)
-            raise
+        self._files.sync_directory(self.directory)
 
 
 class VersionWriter:

@@ -102,6 +102,8 @@ class Store:
         self._accumulator: Accumulator | None = None
         # Version lines whose write failed after the version existed; written before anything else.
         self._owed: list[VersionRecord] = []
+        # A version whose folder may be there although its commit failed; taken back before anything else.
+        self._doubtful: int | None = None
         self._kept: dict[int, Checkpoint] = {}
         self._update_places: dict[int, NDArray[np.int64]] = {}
 
@@ -148,6 +150,7 @@ class Store:
         self._run = None
         self._accumulator = None
         self._owed.clear()
+        self._doubtful = None
         self._kept.clear()
         self._update_places.clear()
 
@@ -194,6 +197,10 @@ class Store:
     # --- small facts --------------------------------------------------------------------------------------
 
     def _settle(self) -> None:
+        if self._doubtful is not None:
+            # After a crash the folder would count as a version, so no fact may be written that contradicts it.
+            self._open.checkpoints.retract(self._doubtful)
+            self._doubtful = None
         while self._owed:
             self._open.ledger.append("version", self._owed[0].to_fact())
             self._owed.pop(0)
@@ -268,6 +275,7 @@ class Store:
         try:
             with _disk("cannot write version 0"):
                 self._files.replace_whole(self._run_dir / MANIFEST_FILE, seal(members) + b"\n")
+                self._doubtful = 0
                 checkpoint = initial.publish(self._open.book.generation)
         finally:
             self.abort_initial()
@@ -404,6 +412,7 @@ class Store:
                 scale=scale,
                 settings=self._settings,
             )
+            self._doubtful = version
             record = VersionRecord(
                 version=version,
                 digest=done.digest,
@@ -444,6 +453,7 @@ class Store:
         """A version exists: believe it, tell the ledger, and remove what is not needed any more."""
         run = self._open
         record = checkpoint.record
+        self._doubtful = None
         self._kept[record.version] = checkpoint
         run.book.apply({"fact": "version", **record.to_fact()})
         self._owed.append(record)

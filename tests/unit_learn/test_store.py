@@ -29,6 +29,16 @@ class Quiet(Files):
         """Do nothing."""
 
 
+class NoNewNames(Quiet):
+    """A disk that, while `broken`, cannot make the names of versions durable."""
+
+    broken = False
+
+    def sync_directory(self, path):
+        if self.broken and path.name == "checkpoints":
+            raise OSError(5, "Input/output error")
+
+
 def noise(manifest, seed):
     return np.random.default_rng(seed).standard_normal(manifest.values).astype(np.float32)
 
@@ -326,6 +336,27 @@ def test_a_step_that_overflows_makes_no_version(run):
     run.store.quarantine(key("a"), "norm")
     run.round(1, "b")
     assert run.store.version == 1
+
+
+def test_a_version_that_may_not_last_is_taken_back(run):
+    """Its folder would count after a crash; nothing may be recorded that contradicts it before it is gone."""
+    run.start()
+    run.close()
+    disk = NoNewNames()
+    run.store = Store(run.root, run.settings, files=disk)
+    run.store.recover()
+    run.send(key("a"), noise(SMALL, 1))
+    disk.broken = True
+    with pytest.raises(StoreError, match="cannot write version 1"):
+        run.commit(key("a"))
+    with pytest.raises(StoreError, match="cannot quarantine"):
+        run.store.quarantine(key("a"), "too large")
+    disk.broken = False
+    run.store.quarantine(key("a"), "too large")
+    recovered = run.open()
+    assert recovered.version == 0
+    assert recovered.settled == {key("a"): "quarantined"}
+    assert run.round(1, "b").version == 1
 
 
 # --- other facts ----------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ import pytest
 from fsl_async.events import DeltaKey
 from fsl_async.learn import manifest as manifest_module
 from fsl_async.learn.errors import FrameRefused, StoreError
+from fsl_async.learn.frame_file import FrameWriter, frame_places, read_frame
 from fsl_async.learn.manifest import Manifest
 from fsl_async.learn.records import DeltaMeta, MergedDelta, StoreSettings, file_name, key_of_file
 from fsl_async.learn.store import Store
@@ -233,6 +234,18 @@ def test_a_damaged_pending_delta_is_put_on_record(store, harm):
     assert recovered.settled == {KEY: "quarantined"}
     assert f"delta {KEY.text} is lost: its spool file" in recovered.notices[-1]
     assert store.recover().notices == ()
+
+
+def test_what_a_failed_write_left_is_cut_off(run_root, crash_disk):
+    """A chunk whose write failed may be sent again in a shorter coding; the rest of the first try must not stay."""
+    disk = crash_disk(run_root, 3, "error")
+    writer = FrameWriter(disk, run_root / "part")
+    with pytest.raises(OSError, match="No space"):
+        writer.append(b"x" * 100)
+    writer.append(b"short")
+    writer.sync()
+    (place,) = frame_places(disk, writer.path, 1)
+    assert read_frame(disk, writer.path, place) == b"short"
 
 
 def test_an_aborted_delta_leaves_nothing(store):
