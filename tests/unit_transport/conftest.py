@@ -5,6 +5,8 @@ units (``unit_s``): 1 s of virtual time, or FSL_TEST_TIME_UNIT seconds (default 
 scaled by a tenth, so that slow machines can be given more.
 """
 
+# ruff: noqa: D102, ASYNC110 - small doubles of documented protocols; tests poll for a condition
+
 import asyncio
 import contextlib
 import os
@@ -380,7 +382,7 @@ def zmq_world():
     made.close()
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def new_settings():
     """``make_settings``."""
     return make_settings

@@ -1,0 +1,299 @@
+"""The stream machines and byte credit, without any network."""
+
+import math
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fsl_transport import PeerError
+from fsl_transport.chunks import PATIENCE_LIMIT, ReceiveStream, SendStream, Verdict
+from fsl_transport.credit import Granting, Spending
+
+
+def accepted(chunks=10, window=1000, limit=100, chunk=0):
+    stream = ReceiveStream(1, chunks, stall_s=10.0)
+    stream.accept(chunk, window, limit, now=0.0)
+    return stream
+
+
+def sending(chunks=10, limit=1000, chunk=0):
+    stream = SendStream(1, chunks)
+    stream.accept(0, chunk, 0, limit)
+    return stream
+
+
+def test_grants_rise_in_steps_of_a_quarter():
+    """Small chunks must not cost one CREDIT each."""
+    credit = Granting(1000, 100)
+    credit.receive(600)
+    assert not credit.consume(200, 1000)
+    assert credit.limit == 1000
+    assert credit.consume(50, 1000)
+    assert credit.limit == 1250
+    assert credit.pending == 350
+
+
+def test_a_window_of_one_chunk_grants_every_time():
+    """With window == largest chunk a step of a quarter would block both sides for ever."""
+    credit = Granting(100, 100)
+    assert credit.fits(100)
+    assert not credit.fits(101)
+    credit.receive(30)
+    assert credit.consume(30, 100)
+    assert credit.limit == 130
+
+
+def test_a_shrinking_window_takes_nothing_back():
+    """What was granted stays granted when more streams come to share the budget."""
+    credit = Granting(1000, 100)
+    credit.receive(500)
+    assert not credit.consume(500, 200)
+    assert credit.limit == 1000
+
+
+def test_spending_ignores_old_grants():
+    """Grants are absolute: a lower one is an old one."""
+    credit = Spending()
+    credit.grant(100)
+    credit.grant(50)
+    credit.spend(60)
+    assert credit.left == 40
+    assert credit.fits(40)
+    assert not credit.fits(41)
+
+
+def test_sender_waits_for_accept_and_credit():
+    """Nothing is read before the receiver wants it, nor without credit."""
+    stream = SendStream(1, 3)
+    assert stream.next_read() is None
+    assert stream.take() is None
+    stream.accept(0, 0, 0, 50)
+    assert stream.next_read() == (0, 1)
+    assert stream.next_read() is None  # one reading at a time
+    stream.delivered(1, b"x" * 60)
+    assert stream.take() is None  # held: 60 bytes do not fit into 50
+    assert stream.next_read() is None
+    stream.grant(60, 0)
+    assert stream.take() == (0, b"x" * 60)
+    assert stream.next_read() is None  # credit is used up
+    stream.grant(100, 1)
+    assert stream.next_read() == (1, 2)
+    assert stream.confirmed == 1
+
+
+def test_sender_stops_after_the_last_chunk():
+    """The end of the stream is the end of the reading."""
+    stream = sending(chunks=1)
+    _index, serial = stream.next_read()
+    stream.delivered(serial, b"x")
+    assert stream.take() == (0, b"x")
+    assert stream.next_read() is None
+
+
+def test_a_resume_goes_back_and_forgets_the_reading():
+    """A reading from before a resume must not be taken for the chunk asked for now."""
+    stream = sending()
+    for _ in range(3):
+        _, serial = stream.next_read()
+        stream.delivered(serial, b"x" * 10)
+        stream.take()
+    _, old = stream.next_read()
+    stream.accept(1, 1, 10, 1000)
+    assert not stream.is_current(old)
+    index, serial = stream.next_read()
+    assert (index, stream.credit.sent) == (1, 10)
+    stream.delivered(old, b"wrong")
+    assert stream.take() is None
+    stream.delivered(serial, b"right")
+    assert stream.take() == (1, b"right")
+
+
+def test_a_resume_for_the_chunk_in_hand_keeps_it():
+    """A source slower than the stall time would otherwise never get on."""
+    stream = sending()
+    _, serial = stream.next_read()
+    stream.accept(1, 0, 0, 1000)
+    assert stream.is_current(serial)
+    stream.delivered(serial, b"x")
+    stream.accept(2, 0, 0, 1000)
+    assert stream.take() == (0, b"x")
+
+
+def test_a_resume_drops_a_held_chunk_of_another_place():
+    """What is held for lack of credit belongs to one place only."""
+    stream = sending(limit=10)
+    _, serial = stream.next_read()
+    stream.delivered(serial, b"x" * 10)
+    stream.take()
+    stream.grant(15, 0)
+    _, serial = stream.next_read()
+    stream.delivered(serial, b"y" * 10)
+    assert stream.take() is None
+    stream.accept(1, 0, 0, 20)
+    assert stream.take() is None
+    assert stream.next_read()[0] == 0
+
+
+def test_sender_refuses_nonsense():
+    """A peer that accepts twice, beyond the end, or grants before accepting broke the protocol."""
+    stream = SendStream(1, 3)
+    with pytest.raises(PeerError):
+        stream.grant(10, 0)
+    with pytest.raises(PeerError):
+        stream.accept(1, 0, 0, 10)
+    with pytest.raises(PeerError):
+        stream.accept(0, 4, 0, 10)
+    stream.accept(0, 3, 0, 10)
+    with pytest.raises(PeerError):
+        stream.accept(0, 0, 0, 10)
+    with pytest.raises(PeerError):
+        stream.grant(10, 4)
+
+
+def test_receiver_takes_in_order_and_drops_the_rest():
+    """Old and repeated chunks are no news."""
+    stream = accepted()
+    assert stream.chunk(0, 0, 10, 1.0) is Verdict.WRITE
+    assert stream.chunk(0, 0, 10, 1.0) is Verdict.DROP
+    assert stream.chunk(0, 1, 10, 1.0) is Verdict.WRITE
+    assert stream.expected == 2
+
+
+def test_a_gap_resumes_once():
+    """The chunks behind a lost one must not each cost a resume."""
+    stream = accepted()
+    assert stream.chunk(0, 2, 10, 1.0) is Verdict.RESUME
+    assert stream.accept_fields() == (1, 1, 0, 0, 1000)
+    assert stream.chunk(0, 3, 10, 1.0) is Verdict.DROP
+    assert stream.chunk(1, 0, 10, 1.0) is Verdict.WRITE
+    assert stream.chunk(1, 2, 10, 1.0) is Verdict.RESUME
+    assert stream.accept_fields() == (1, 2, 1, 10, 1000)
+
+
+def test_an_old_round_still_helps():
+    """On a slow line the chunk asked for again may be under way already."""
+    stream = accepted()
+    assert stream.handle_timer(10.0)
+    assert stream.chunk(0, 0, 10, 11.0) is Verdict.WRITE
+
+
+def test_receiver_refuses_nonsense():
+    """Chunks beyond the end, of a round that never was, or before the accept."""
+    stream = accepted(chunks=3)
+    with pytest.raises(PeerError):
+        stream.chunk(0, 3, 10, 1.0)
+    with pytest.raises(PeerError):
+        stream.chunk(1, 0, 10, 1.0)
+    with pytest.raises(PeerError):
+        ReceiveStream(1, 3, 10.0).chunk(0, 0, 10, 1.0)
+
+
+def test_bytes_beyond_the_credit_are_dropped():
+    """A sender that ignores credit must not fill our memory."""
+    stream = accepted(window=100)
+    assert stream.chunk(0, 0, 60, 1.0) is Verdict.WRITE
+    assert stream.chunk(0, 1, 60, 1.0) is Verdict.DROP
+    assert stream.credit.pending == 60
+
+
+def test_complete_means_written():
+    """DONE promises that every chunk is kept, not only that it came."""
+    stream = accepted(chunks=2)
+    stream.chunk(0, 0, 10, 1.0)
+    stream.chunk(0, 1, 10, 1.0)
+    stream.wrote(10, 1000, 1.0)
+    assert not stream.is_complete
+    stream.wrote(10, 1000, 1.0)
+    assert stream.is_complete
+    assert accepted(chunks=5, chunk=5).is_complete
+    assert not ReceiveStream(1, 0, 10.0).is_complete
+
+
+def test_the_stall_clock():
+    """It runs only while the sender is what everybody waits for, and doubles its patience."""
+    offered = ReceiveStream(1, 3, 10.0)
+    assert offered.next_deadline() == math.inf
+    stream = accepted(chunks=3)
+    assert stream.next_deadline() == 10.0
+    assert not stream.handle_timer(9.0)
+    assert stream.handle_timer(10.0)
+    assert stream.next_deadline() == 30.0
+    assert stream.handle_timer(30.0)
+    assert stream.next_deadline() == 70.0
+    assert stream.chunk(2, 0, 10, 50.0) is Verdict.WRITE
+    assert stream.next_deadline() == math.inf  # our writer is busy
+    stream.wrote(10, 1000, 60.0)
+    # 50 s was a wait that ended well: from now on patience is twice that.
+    assert stream.next_deadline() == 160.0
+    stream.chunk(2, 1, 10, 61.0)
+    stream.chunk(2, 2, 10, 61.0)
+    stream.wrote(10, 1000, 62.0)
+    stream.wrote(10, 1000, 62.0)
+    assert stream.next_deadline() == math.inf
+
+
+def test_patience_has_an_end():
+    """However long the silence, the receiver goes on asking now and then."""
+    stream = accepted()
+    now = 0.0
+    for _ in range(20):
+        now = stream.next_deadline()
+        assert stream.handle_timer(now)
+    assert stream.next_deadline() - now == 10.0 * PATIENCE_LIMIT
+
+
+@given(
+    seed=st.integers(0, 1 << 32),
+    sizes=st.lists(st.integers(0, 100), min_size=1, max_size=30),
+    loss=st.floats(0, 0.6),
+    window=st.integers(100, 400),
+)
+@settings(max_examples=150, deadline=None)
+def test_lossy_bulk_lane(seed, sizes, loss, window):
+    """Chunks over a lane that loses, repeats and reorders: all arrive, once, within the credit."""
+    chance = random.Random(seed)
+    data = [bytes([index % 256]) * size for index, size in enumerate(sizes)]
+    sender, receiver = SendStream(1, len(data)), ReceiveStream(1, len(data), stall_s=5.0)
+    receiver.accept(0, window, 100, now=0.0)
+    sender.accept(*receiver.accept_fields()[1:])
+    got, writing, lane, control, now = [], [], [], [], 0.0
+    for _ in range(100_000):
+        if receiver.is_complete:
+            break
+        now += 0.1
+        while (ready := sender.take()) or (wanted := sender.next_read()):
+            if ready:
+                copies = 0 if chance.random() < loss else chance.choice((1, 1, 2))
+                for _ in range(copies):
+                    lane.insert(
+                        chance.randint(max(0, len(lane) - 2), len(lane)), (sender.round, *ready)
+                    )
+            else:
+                sender.delivered(wanted[1], data[wanted[0]])
+        if lane:
+            round_, index, payload = lane.pop(0)
+            verdict = receiver.chunk(round_, index, len(payload), now)
+            if verdict is Verdict.WRITE:
+                got.append(payload)
+                writing.append(len(payload))
+            elif verdict is Verdict.RESUME:
+                control.append(receiver.accept_fields())
+        elif writing:
+            size = writing.pop(0)
+            if receiver.wrote(size, window, now):
+                control.append((receiver.credit.limit, receiver.written))
+        elif control:
+            operation = control.pop(0)
+            if len(operation) == 2:
+                sender.grant(*operation)
+            else:
+                sender.accept(*operation[1:])
+        else:
+            now = receiver.next_deadline()
+            assert now < math.inf, "nobody waits for anything, and the stream is not complete"
+            assert receiver.handle_timer(now)
+            control.append(receiver.accept_fields())
+        assert 0 <= receiver.credit.pending <= window
+    assert got == data

@@ -1,0 +1,538 @@
+"""The shell around the machines: timers, limits, misuse, events, streams; over memory."""
+
+import pytest
+
+from fsl_transport import (
+    BeatReceived,
+    Conditions,
+    HelloReceived,
+    Lane,
+    LocalError,
+    MessageReceived,
+    PeerDown,
+    PeerUp,
+    Refused,
+    StreamDeclined,
+    StreamFailed,
+    StreamOffered,
+    StreamReceived,
+    StreamSent,
+    frames,
+)
+
+
+@pytest.fixture
+def world(mem_world):
+    return mem_world(Conditions(delay_s=0.02))
+
+
+@pytest.fixture
+def pair(world):
+    ps = world.listener()
+    client = world.dialer()
+    world.until(lambda: client.count(PeerUp))
+    return ps, client
+
+
+def raw(world, name):
+    """A link without an endpoint, for bytes that no endpoint would send; and what it hears."""
+    link, heard = world.network.dialer(name, "ps"), []
+    link.set_receiver(lambda peer, lane, parts: heard.append(frames.parse(parts, 1 << 20, 1 << 20)))
+    return link, heard
+
+
+def test_an_idle_session_costs_a_beat_and_its_reply(world, pair):
+    """The simulator and a thousand clients live from what an idle session does not send."""
+    before = world.network.counts["sent"]
+    world.run(100)
+    assert world.network.counts["sent"] - before == pytest.approx(2 * 100 / 2, abs=4)
+
+
+def test_a_request_and_its_answer_cost_no_lone_acknowledgement_before_the_answer(world, pair):
+    """The answer carries it; only the last message of a talk is acknowledged alone."""
+    ps, client = pair
+    ps.on[MessageReceived] = lambda e: ps.endpoint.send(e.peer, {"re": 1})
+    before = world.network.counts["sent"]
+    client.endpoint.send("", {"n": 1})
+    world.run(1)
+    assert world.network.counts["sent"] - before == 3
+
+
+def test_one_timer_per_endpoint(world, pair):
+    """Thousands of peers, one scheduler call: the rest waits in the endpoint's own heap."""
+    for index in range(50):
+        world.dialer(f"other{index}")
+    ps, _ = pair
+    calls = []
+    plan = world.scheduler.call_at
+    live = lambda: [call for call in calls if call.callback is not None]  # noqa: E731
+    ps.endpoint._scheduler = type("S", (), {})()
+    ps.endpoint._scheduler.time = world.scheduler.time
+    ps.endpoint._scheduler.call_at = lambda *a: calls.append(plan(*a)) or calls[-1]
+    end = world.scheduler.time() + 30
+    while world.scheduler.time() < end:
+        world.scheduler.run_next()
+        assert len(live()) <= 1
+    assert len(calls) > 5
+
+
+def test_events_are_never_nested(world):
+    """A role that answers inside its handler must not be entered again before it returns."""
+    ps = world.listener()
+    depth, deepest = [0], [0]
+    take = ps.endpoint._on_event
+
+    def careful(event):
+        depth[0] += 1
+        deepest[0] = max(deepest[0], depth[0])
+        take(event)
+        depth[0] -= 1
+
+    ps.endpoint._on_event = careful
+    client = world.dialer()
+    world.until(lambda: client.count(PeerUp))
+    assert [type(e) for e in ps.events] == [HelloReceived, PeerUp]
+    assert deepest == [1]
+
+
+def test_a_failing_handler_does_not_deafen_the_endpoint(world):
+    """An exception of the role goes to the loop; the next event is delivered all the same."""
+    ps = world.listener()
+    client = world.dialer()
+    world.until(lambda: client.count(PeerUp))
+    ps.on[MessageReceived] = lambda e: 1 // e.body["n"]
+    client.endpoint.send("", {"n": 0})
+    with pytest.raises(ZeroDivisionError):
+        world.run(1)
+    client.endpoint.send("", {"n": 1})
+    world.run(1)
+    assert ps.count(MessageReceived) == 2
+
+
+def test_nothing_is_sent_without_a_session(world, new_source, new_sink):
+    """Roles need not ask first: what is for an absent peer is dropped."""
+    ps = world.listener()
+    for node, peer in ((ps, "nobody"), (world.dialer(connect=False), "")):
+        endpoint = node.endpoint
+        endpoint.send(peer, {"n": 1})
+        endpoint.offer(peer, "s", {}, new_source([b"x"]))
+        endpoint.accept(peer, "s", new_sink())
+        endpoint.decline(peer, "s", "x")
+        endpoint.cancel(peer, "s", "x")
+        endpoint.disconnect(peer, "x")
+        assert endpoint.heard_ago_s(peer) is None
+    ps.endpoint.welcome("nobody", {})
+    ps.endpoint.refuse("nobody", "x", "y")
+    world.run(5)
+    assert world.network.counts["sent"] == 0
+    assert ps.events == []
+
+
+def test_misuse_is_named(world, pair, new_source, new_sink):
+    """Wrong arguments are our own error, found at the call."""
+    ps, client = pair
+    with pytest.raises(LocalError, match="str"):
+        client.endpoint.send("", {1: 2})
+    with pytest.raises(LocalError, match="msgpack"):
+        client.endpoint.send("", {"x": object()})
+    with pytest.raises(LocalError, match="stream"):
+        client.endpoint.send("", {"x": b"x" * (5 << 20)})
+    with pytest.raises(LocalError, match="stream id"):
+        client.endpoint.offer("", "", {}, new_source([]))
+    with pytest.raises(LocalError, match="own"):
+        ps.endpoint.refuse("c", "superseded", "x")
+    with pytest.raises(LocalError, match="name"):
+        world.dialer("no/good")
+    client.endpoint.offer("", "s", {}, new_source([b"x"] * 3))
+    world.until(lambda: ps.count(StreamOffered))
+    with pytest.raises(LocalError, match="chunk 4 of 3"):
+        ps.endpoint.accept("c", "s", new_sink(), 4)
+    ps.endpoint.accept("c", "s", new_sink(hold=True))
+    with pytest.raises(LocalError, match="already"):
+        ps.endpoint.accept("c", "s", new_sink())
+    ps.endpoint.accept("c", "unknown", new_sink())
+    assert not ps.count(PeerDown)
+
+
+def test_garbage_from_strangers_is_counted_and_ignored(world, pair):
+    """Whatever a stranger sends, nobody else notices."""
+    ps, _client = pair
+    link, heard = raw(world, "stranger")
+    for parts in ([b"junk"], [], [b"", b"", b""], [frames.pack((frames.UNKNOWN, b"1"), 99)]):
+        link.send("", Lane.CONTROL, parts)
+        link.send("", Lane.BULK, parts)
+    world.run(1)
+    assert ps.endpoint.garbage == 8
+    assert heard == []
+    assert not ps.count(PeerDown)
+    assert not ps.count(HelloReceived) - 1
+
+
+def test_strangers_get_answers(world, pair):
+    """UNKNOWN for a session of before a restart, a refusal for another protocol, else nothing."""
+    link, heard = raw(world, "stranger")
+    pack = lambda *fields: frames.pack(fields, 1000)  # noqa: E731
+    link.send("", Lane.CONTROL, [pack(frames.ACK, b"12345678", 0, False)])
+    link.send("", Lane.CONTROL, [pack(frames.HELLO, 2, 5, 1, "future", "shape")])
+    link.send("", Lane.CONTROL, [pack(frames.BYE, b"12345678", "x")])
+    link.send("", Lane.BULK, [pack(frames.CHUNK, b"12345678", 1, 0, 0), b"x"])
+    world.run(1)
+    assert [type(message) for message in heard] == [frames.Unknown, frames.Refuse]
+    assert heard[1].code == "protocol"
+
+
+def test_protocol_mismatch_is_explained_to_the_dialer(world, monkeypatch):
+    """Both versions in one text, at the side where a person waits."""
+    world.listener()
+    client = world.dialer(connect=False)
+    monkeypatch.setattr(frames, "PROTOCOL_VERSION", 9)
+    client.endpoint.connect(dict)
+    monkeypatch.undo()
+    world.until(lambda: client.count(Refused))
+    assert client.last(Refused).code == "protocol"
+    assert "protocol 1, the dialer 9" in client.last(Refused).text
+
+
+def test_bad_bytes_cost_the_peer_its_session(world, pair):
+    """And only that: it may come back, the others stay."""
+    ps, client = pair
+    other = world.dialer("other")
+    world.until(lambda: other.count(PeerUp))
+    client.link.send("", Lane.CONTROL, [b"junk"])
+    world.until(lambda: client.count(PeerUp) == 2)
+    assert ps.last(PeerDown).reason == "protocol"
+    assert ps.last(PeerDown).peer == "c"
+    assert client.last(PeerDown).reason == "bye"
+    assert not other.count(PeerDown)
+    ps.link.send("c", Lane.BULK, [b"junk"])
+    world.until(lambda: client.count(PeerUp) == 3)
+    assert client.all(PeerDown)[-1].reason == "protocol"
+    assert client.endpoint.garbage == 1
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        (frames.ACCEPT, 1, 5, 0, 0, 9),
+        (frames.CREDIT, 1, 9, 0),
+        (frames.DONE, 1),
+    ],
+    ids=["accept", "credit", "done"],
+)
+def test_stream_nonsense_costs_the_session(world, pair, new_source, fields):
+    """Operations that fit no stream state are the peer's error."""
+    ps, client = pair
+    client.endpoint.offer("", "s", {}, new_source([b"x"]))
+    world.until(lambda: ps.count(StreamOffered))
+    peer = ps.endpoint._peers["c"]
+    ps.endpoint.send_op(peer, fields[0], fields[1:])
+    world.until(lambda: client.count(PeerDown))
+    assert client.last(PeerDown).reason == "protocol"
+
+
+def test_offering_a_number_twice_costs_the_session(world, pair, new_source):
+    """Numbers are the sender's own count; two streams of one number cannot be told apart."""
+    ps, client = pair
+    client.endpoint.offer("", "s", {}, new_source([b"x"]))
+    client.endpoint.send_op(client.endpoint._peer, frames.OFFER, (1, "t", 1, {}))
+    world.until(lambda: ps.count(PeerDown))
+    assert ps.last(PeerDown).reason == "protocol"
+
+
+def test_messages_on_the_wrong_lane(world, pair):
+    """The lanes have different limits; a chunk cannot hide in the control lane."""
+    ps, client = pair
+    beat = frames.pack((frames.BYE, b"12345678", "x"), 1000)
+    client.link.send("", Lane.BULK, [beat])
+    world.until(lambda: ps.count(PeerDown) == 1)
+    world.until(lambda: client.count(PeerUp) == 2)
+    chunk = frames.pack((frames.CHUNK, b"12345678", 1, 0, 0), 1000)
+    client.link.send("", Lane.CONTROL, [chunk, b"x"])
+    world.until(lambda: ps.count(PeerDown) == 2)
+
+
+def test_a_hello_under_another_name(world, pair):
+    """The connection's name is the one that counts."""
+    ps, _client = pair
+    link, _heard = raw(world, "mallory")
+    link.send("", Lane.CONTROL, [frames.pack((frames.HELLO, 1, 99, 1, "c", "x", {}), 1000)])
+    world.run(1)
+    assert ps.endpoint.bad_messages == 1
+    assert ps.count(HelloReceived) == 1
+    assert not ps.count(PeerDown)
+
+
+def test_a_stranger_gets_only_a_small_message_parsed(world):
+    """Megabytes of msgpack from an unknown peer are not unpacked."""
+    ps = world.listener()
+    link, _ = raw(world, "stranger")
+    body = {"x": b"x" * (300 * 1024)}
+    link.send(
+        "", Lane.CONTROL, [frames.pack((frames.HELLO, 1, 9, 1, "stranger", "x", body), 1 << 20)]
+    )
+    world.run(1)
+    assert ps.count(HelloReceived) == 0
+    assert ps.endpoint.bad_messages == 1
+
+
+def test_a_full_house_refuses(world, new_settings):
+    """The limit on sessions holds, and a place that gets free can be taken."""
+    ps = world.listener(settings=new_settings(max_sessions=2))
+    first, _second, third = (world.dialer(name) for name in ("a", "b", "c"))
+    world.until(lambda: third.count(Refused))
+    assert third.last(Refused).code == "full"
+    assert ps.endpoint.peers == ["a", "b"]
+    first.endpoint.disconnect("", "x")
+    world.run(1)
+    third.endpoint.connect(dict)
+    world.until(lambda: third.count(PeerUp))
+    assert ps.endpoint.peers == ["b", "c"]
+
+
+def test_known_names_are_forgotten_in_the_end(world, new_settings):
+    """Names come from outside: their memory is bounded, oldest absent first."""
+    ps = world.listener(settings=new_settings(max_sessions=2))
+    stays = world.dialer("stays")
+    for index in range(20):
+        client = world.dialer(f"n{index}")
+        world.until(lambda client=client: client.count(PeerUp))
+        client.endpoint.disconnect("", "x")
+        world.run(1)
+    assert len(ps.endpoint._peers) == 8
+    assert "stays" in ps.endpoint._peers
+    assert not stays.count(PeerDown)
+
+
+def test_an_unanswered_hello_gives_its_place_back(world, new_settings):
+    """A role that never answers must not fill the house."""
+    ps = world.listener(settings=new_settings(max_sessions=1))
+    ps.on.clear()
+    client = world.dialer("a")
+    world.until(lambda: ps.count(HelloReceived))
+    client.endpoint.disconnect("", "x")
+    world.run(15)
+    assert ps.endpoint._present == {}
+
+
+def test_expiry_of_the_bulk_lane_alone(world, pair, new_source, new_sink):
+    """Chunks count as heard: a saturated line that carries bulk is alive."""
+    ps, client = pair
+    sink = new_sink()
+    world.accept_all(ps, sink)
+    source = new_source([b"x" * 100] * 40, later=True)
+    client.endpoint.offer("", "s", {}, source)
+    world.until(lambda: source.waiting)
+    plain = client.endpoint._flush
+
+    def mute(peer):  # from now on the control lane of the client is lost
+        peer.machine.outbox.clear()
+
+    client.endpoint._flush = mute
+    for _ in range(20):
+        world.run(1)
+        while source.waiting:
+            deliver, data = source.waiting.pop(0)
+            deliver(data)
+            break
+    assert not ps.count(PeerDown)
+    client.endpoint._flush = plain
+
+
+def test_a_dialer_that_hangs_up_while_told_about_the_loss(world, pair):
+    """The HELLO that was about to go out must not."""
+    ps, client = pair
+    client.on[PeerDown] = lambda e: client.endpoint.disconnect("", "x")
+    world.kill(ps)
+    world.run(30)
+    again = world.listener(incarnation=2)
+    world.run(30)
+    assert again.count(HelloReceived) == 0
+
+
+def test_close_is_silent_and_final(world, pair, new_source):
+    """After close: no event, no timer, no message; twice is harmless."""
+    ps, client = pair
+    client.endpoint.offer("", "s", {}, new_source([b"x"]))
+    client.endpoint.close()
+    client.endpoint.close()
+    told = len(client.events)
+    client.endpoint.send("", {"n": 1})
+    client.endpoint.emit(PeerUp("", 1, {}))
+    sent = world.network.counts["sent"]
+    world.until(lambda: ps.count(PeerDown))
+    assert ps.last(PeerDown).reason == "expired"
+    assert len(client.events) == told
+    assert world.network.counts["sent"] == sent + 1  # the listener's acknowledgement of the offer
+    assert world.scheduler.next_time() is None
+
+
+def test_hello_bodies_are_fresh(world):
+    """A client that trained on while the server was down says what it has now."""
+    version = [0]
+    client_hello = lambda: {"version": version[0]}  # noqa: E731
+    ps = world.listener()
+    client = world.dialer(hello=client_hello)
+    world.until(lambda: client.count(PeerUp))
+    version[0] = 5
+    ps.endpoint.disconnect("c", "x")
+    world.until(lambda: client.count(PeerUp) == 2)
+    assert [e.hello for e in ps.all(HelloReceived)] == [{"version": 0}, {"version": 5}]
+
+
+def test_beat_payloads_default_to_nothing(world, pair):
+    """Beats work before the roles say what to carry."""
+    ps, client = pair
+    world.until(lambda: client.count(BeatReceived))
+    assert client.last(BeatReceived).payload == {}
+    assert ps.endpoint.heard_ago_s("c") < 1
+
+
+def test_empty_and_finished_streams(world, pair, new_source, new_sink):
+    """No chunks at all, or none left to send: both are complete at once."""
+    ps, client = pair
+    source = new_source([b"x"] * 3)
+    ps.on[StreamOffered] = lambda e: ps.endpoint.accept(e.peer, e.stream_id, new_sink(), e.chunks)
+    client.endpoint.offer("", "empty", {}, new_source([]))
+    client.endpoint.offer("", "finished", {}, source)
+    world.until(lambda: client.count(StreamSent) == 2)
+    assert [e.stream_id for e in ps.all(StreamReceived)] == ["empty", "finished"]
+    assert source.reads == []
+
+
+def test_offering_again_replaces(world, pair, new_source, new_sink):
+    """A restarted stream of the same id: the old one fails, the new one arrives."""
+    ps, client = pair
+    sinks = [new_sink(hold=True), new_sink()]
+    left = list(sinks)
+    ps.on[StreamOffered] = lambda e: ps.endpoint.accept(e.peer, e.stream_id, left.pop(0))
+    client.endpoint.offer("", "s", {}, new_source([b"old"] * 3))
+    world.until(lambda: len(sinks[0].got) == 3)
+    client.endpoint.offer("", "s", {}, new_source([b"new"] * 3))
+    world.until(lambda: client.count(StreamSent))
+    sinks[0].release()
+    world.run(1)
+    assert [e.reason for e in ps.all(StreamFailed)] == ["offered again"]
+    assert ps.count(StreamReceived) == 1
+    assert sinks[1].content == b"newnewnew"
+
+
+def test_an_id_that_is_offered_twice_on_the_wire(world, pair, new_source):
+    """The receiver keeps one stream per id even when a sender forgets to stop the old one."""
+    ps, client = pair
+    client.endpoint.offer("", "s", {}, new_source([b"x"]))
+    client.endpoint.send_op(client.endpoint._peer, frames.OFFER, (2, "s", 1, {}))
+    world.until(lambda: ps.count(StreamOffered) == 2)
+    assert ps.count(StreamFailed) == 1
+    assert len(ps.endpoint.transfers()) == 1
+
+
+def test_too_many_streams_are_declined(world, new_settings, new_source):
+    """One peer's offers must not fill our tables."""
+    ps = world.listener(settings=new_settings(max_streams=2))
+    client = world.dialer()
+    world.until(lambda: client.count(PeerUp))
+    for name in "abc":
+        client.endpoint.offer("", name, {}, new_source([b"x"]))
+    world.until(lambda: client.count(StreamDeclined))
+    assert client.last(StreamDeclined).stream_id == "c"
+    assert [e.stream_id for e in ps.all(StreamOffered)] == ["a", "b"]
+
+
+def test_a_chunk_over_the_limit_fails_its_stream_at_the_sender(world, pair, new_source, new_sink):
+    """The receiver would end the whole session for it."""
+    ps, client = pair
+    world.accept_all(ps, new_sink())
+    client.endpoint.offer("", "s", {}, new_source([b"x" * (1 << 19)]))
+    world.until(lambda: client.count(StreamFailed) and ps.count(StreamFailed))
+    assert "over the limit" in client.last(StreamFailed).reason
+    assert not ps.count(PeerDown)
+
+
+def test_any_contiguous_buffer_is_a_chunk(world, pair, new_source, new_sink):
+    """A memoryview of floats counts in bytes, not in values."""
+    ps, client = pair
+    sink = new_sink()
+    world.accept_all(ps, sink)
+    floats = memoryview(bytearray(range(80))).cast("f")
+    client.endpoint.offer("", "s", {}, new_source([floats, bytearray(b"ab"), b""]))
+    world.until(lambda: client.count(StreamSent))
+    assert sink.content == bytes(range(80)) + b"ab"
+
+
+def test_many_streams_share_the_budget(world, new_settings, new_source, new_sink):
+    """A thousand clients at once must not each get four megabytes of our memory."""
+    small = new_settings(budget_bytes=1 << 20, chunk_limit_bytes=1 << 16)
+    ps = world.listener(settings=small)
+    sinks = []
+
+    def offered(event):
+        sinks.append(new_sink(hold=True))
+        ps.endpoint.accept(event.peer, event.stream_id, sinks[-1])
+
+    ps.on[StreamOffered] = offered
+    for index in range(8):
+        client = world.dialer(f"c{index}", settings=small)
+        world.until(lambda client=client: client.count(PeerUp))
+        client.endpoint.offer("", "s", {}, new_source([b"x" * 50_000] * 100))
+        world.run(2)
+    held = [sink.unwritten for sink in sinks]
+    assert held[0] > 900_000  # the first had the budget for itself
+    assert held[-1] <= 1 << 17
+    for _ in range(60):
+        for sink in sinks:
+            sink.release()
+        world.run(0.2)
+    assert sum(sink.unwritten for sink in sinks) <= 3 << 19
+    assert ps.endpoint.open_streams == 8 - ps.count(StreamReceived)
+
+
+def test_a_slow_source_survives_the_stall_clock(world, pair, new_source, new_sink):
+    """An encoder that needs longer than ``stall_s`` per chunk must still get through."""
+    ps, client = pair
+    sink = new_sink()
+    world.accept_all(ps, sink)
+    source = new_source([bytes([index]) for index in range(4)], later=True)
+    client.endpoint.offer("", "s", {}, source)
+    for _ in range(4):
+        world.until(lambda: source.waiting)
+        world.run(20)
+        deliver, data = source.waiting.pop(0)
+        deliver(data)
+    world.until(lambda: client.count(StreamSent))
+    assert sink.content == bytes(range(4))
+    assert source.reads == [0, 1, 2, 3]
+
+
+def test_a_slow_line_is_not_filled_with_repetitions(world, new_source, new_sink):
+    """A chunk that takes longer than ``stall_s`` to cross is late, not lost."""
+    ps = world.listener()
+    world.network.set_conditions("c", "ps", Conditions(delay_s=0.02, bytes_per_s=2000))
+    client = world.dialer()
+    world.until(lambda: client.count(PeerUp))
+    sink, source = new_sink(), new_source([b"x" * 20_000] * 30)  # 10 s a chunk, stall_s is 3 s
+    world.accept_all(ps, sink)
+    client.endpoint.offer("", "s", {}, source)
+    world.until(lambda: client.count(StreamSent), units=3000)
+    assert len(sink.got) == 30
+    assert len(source.reads) < 120
+
+
+def test_a_loss_in_the_middle_and_at_the_end(world, pair, new_source, new_sink):
+    """A gap is repaired at once; a lost tail by the stall clock."""
+    ps, client = pair
+    sink, source = new_sink(), new_source([bytes([index]) for index in range(6)])
+    world.accept_all(ps, sink)
+    lost = {2, 5}
+    plain = client.endpoint.send_chunk
+
+    def lossy(peer, head, payload):
+        if bytes(payload)[0] in lost:
+            lost.discard(bytes(payload)[0])
+        else:
+            plain(peer, head, payload)
+
+    client.endpoint.send_chunk = lossy
+    client.endpoint.offer("", "s", {}, source)
+    world.until(lambda: client.count(StreamSent))
+    assert sink.content == bytes(range(6))
+    assert lost == set()
