@@ -61,7 +61,7 @@ def test_a_healthy_minute_forgives_what_was_before():
     for _ in range(5):
         machine.handle(Exited(1), now)
         machine.handle(WaitOver(), now)
-    now += 59.9
+    now += 59.5
     assert machine.handle(Exited(1), now) == [Wait(10.0)]
     machine.handle(WaitOver(), now)
     now += 60.0

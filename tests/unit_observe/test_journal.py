@@ -325,8 +325,13 @@ def test_writing_after_close_is_ignored(path):
 
 
 def test_many_threads_write_whole_lines_with_their_own_numbers(path):
-    """Loop, workers and training thread may all write."""
-    with JournalWriter(path) as writer:
+    """Loop, workers and training thread may all write; here they are switched in the middle of a line."""
+
+    def slow_clock():
+        time.sleep(0)
+        return 1.0
+
+    with JournalWriter(path, clock=slow_clock) as writer:
         threads = [
             threading.Thread(
                 target=lambda: [writer.note("N", 0.0, x="y" * 500) for _ in range(300)]
