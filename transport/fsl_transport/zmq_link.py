@@ -15,7 +15,9 @@ Rules, each from a trap that was met (numbers are libzmq issues):
     descriptor is edge-triggered, and a send behind its back can swallow the edge of a receive.
   * A dialer has IMMEDIATE set, so that nothing is queued for a connection that does not stand:
     what was unsent when it broke is lost, and sessions mend it. While nothing stands only the
-    newest control message is kept (a HELLO) and bulk is dropped.
+    newest control message is kept (a HELLO), and bulk up to one window: the first chunk that
+    gets through shows the receiver what is missing. Control waits until bulk is connected as
+    well, so that no session begins whose chunks would be lost.
   * ZMTP heartbeats are off: they time out during one big message (#2709). TCP_MAXRT and keepalive
     end dead connections; the session's own beats say who is alive.
   * Only ``bytes`` of 64 KiB and more are sent without a copy: nobody can change them, so no
@@ -93,16 +95,19 @@ class _Pipe:
         settings: TransportSettings,
         take: Callable[[list[zmq.Frame]], None],
         *,
-        keep_newest: bool,
+        dials_after: _Pipe | None = None,
+        keeps_bytes: int = 0,
     ) -> None:
         self.socket: zmq.asyncio.Socket = context.socket(kind)
         self.failed_handshakes = 0
         self.absent = 0
         self._take = take
-        self._keep_newest = keep_newest
+        self._dials_after = dials_after
+        self._keeps_bytes = keeps_bytes  # 0: the newest message only
+        self._kept_bytes = 0
         self._queue: deque[Sequence[Buffer]] = deque()
         self._wake = asyncio.Event()
-        self._is_blocked = False
+        self._is_blocked = kind == zmq.DEALER
         self._loop = asyncio.get_running_loop()
         self.tasks: list[asyncio.Task[None]] = []
         self._set_options(settings)
@@ -135,9 +140,12 @@ class _Pipe:
     def send(self, parts: Sequence[Buffer]) -> None:
         """Queue one message for the writer."""
         if self._is_blocked:
-            self._queue.clear()
-            if not self._keep_newest:
-                return
+            if self._keeps_bytes == 0:
+                self._queue.clear()
+            else:
+                self._kept_bytes += sum(map(len, parts))
+                if self._kept_bytes > self._keeps_bytes:
+                    return
         self._queue.append(parts)
         self._wake.set()
 
@@ -169,6 +177,8 @@ class _Pipe:
 
     async def _write(self) -> None:
         queue = self._queue
+        if self._is_blocked:
+            await self._connected()
         while True:
             for _ in range(_MESSAGES_PER_TURN):
                 if not queue:
@@ -184,14 +194,21 @@ class _Pipe:
             await self.socket.send_multipart(parts, zmq.DONTWAIT, copy=copy)
         except zmq.Again:  # a dialer without a connection
             self._is_blocked = True
-            if self._keep_newest and not self._queue:
-                self._queue.append(parts)
-            await self.socket.poll(None, zmq.POLLOUT)  # type: ignore[call-arg]
-            self._is_blocked = False
+            if self._keeps_bytes or not self._queue:
+                self._queue.appendleft(parts)
+            await self._connected()
         except zmq.ZMQError as error:
             if error.errno != errno.EHOSTUNREACH:
                 raise
             self.absent += 1
+
+    async def _connected(self) -> None:
+        """Wait until this dialer's connection stands, and the one it comes after."""
+        for pipe in (self, self._dials_after):
+            if pipe is not None:
+                await pipe.socket.poll(None, zmq.POLLOUT)  # type: ignore[call-arg]
+        self._kept_bytes = 0
+        self._is_blocked = False
 
     async def _watch(self) -> None:
         while True:
@@ -280,7 +297,6 @@ class ZmqListener(_ZmqLink):
             zmq.ROUTER,
             settings or TransportSettings(),
             self._take,
-            keep_newest=False,
         )
         self._pipes.append(pipe)
         pipe.socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
@@ -342,20 +358,29 @@ class ZmqDialer(_ZmqLink):
         self._address = _endpoint(self._host, self._port)
         self._is_connected = False
         tag = secrets.token_hex(4).encode()
+        settings = settings or TransportSettings()
+        bulk = _Pipe(
+            self._context,
+            zmq.DEALER,
+            settings,
+            lambda parts: self._deliver("", Lane.BULK, parts),
+            keeps_bytes=settings.window_bytes,
+        )
+        control = _Pipe(
+            self._context,
+            zmq.DEALER,
+            settings,
+            lambda parts: self._deliver("", Lane.CONTROL, parts),
+            dials_after=bulk,
+        )
+        self._pipes = [control, bulk]  # indexed by Lane
         for lane in Lane:
-            pipe = _Pipe(
-                self._context,
-                zmq.DEALER,
-                settings or TransportSettings(),
-                lambda parts, lane=lane: self._deliver("", lane, parts),  # type: ignore[misc]
-                keep_newest=lane is Lane.CONTROL,
-            )
+            pipe = self._pipes[lane]
             pipe.socket.routing_id = name.encode() + _INFIX[lane] + tag
             pipe.socket.immediate = 1
             pipe.socket.reconnect_ivl = 100
             pipe.socket.reconnect_ivl_max = 5000
             pipe.socket.connect_timeout = 10_000
-            self._pipes.append(pipe)
             pipe.start()
         self._pipes[0].add_task(self._connect())
 
