@@ -170,9 +170,7 @@ class _Pipe:
                 try:
                     self._take(parts)
                 except Exception as error:  # noqa: BLE001 - the owner's bug must not deafen us
-                    self._loop.call_exception_handler(
-                        {"message": "a receiver of fsl_transport failed", "exception": error}
-                    )
+                    self._report("a receiver of fsl_transport failed", error)
             await asyncio.sleep(0)  # waiting for a message that is there does not yield
 
     async def _write(self) -> None:
@@ -198,9 +196,12 @@ class _Pipe:
                 self._queue.appendleft(parts)
             await self._connected()
         except zmq.ZMQError as error:
-            if error.errno != errno.EHOSTUNREACH:
-                raise
             self.absent += 1
+            if error.errno != errno.EHOSTUNREACH:  # not seen so far; the writer must live on
+                self._report("a send of fsl_transport failed", error)
+
+    def _report(self, message: str, error: Exception) -> None:
+        self._loop.call_exception_handler({"message": message, "exception": error})
 
     async def _connected(self) -> None:
         """Wait until this dialer's connection stands, and the one it comes after."""
