@@ -7,6 +7,8 @@ A command `name` is a click command called `command` in the file `name.py`, and 
 from __future__ import annotations
 
 COMMANDS: dict[str, str] = {
+    "demo": "Show a whole run on this machine in under a minute.",
     "init": "Write a commented configuration file.",
     "sim": "Simulate days of a run in seconds, to plan and to check.",
+    "status": "Show what a run does or did, from its directory.",
 }

@@ -32,7 +32,10 @@ class LoopLag:
             return {}
         parts = {"lag_median_ms": 0.5, "lag_p99_ms": 0.99, "lag_max_ms": 1.0}
         last = len(lags) - 1
-        return {name: round(1000 * lags[min(last, int(part * len(lags)))], 3) for name, part in parts.items()}
+        return {
+            name: round(1000 * lags[min(last, int(part * len(lags)))], 3)
+            for name, part in parts.items()
+        }
 
     def close(self) -> None:
         """Stop measuring."""

@@ -304,7 +304,8 @@ class RunState:
         client.lag_p99_ms = float(lag) if isinstance(lag, int | float) else client.lag_p99_ms
         loss = payload.get("loss")
         if isinstance(loss, int | float):  # a loss that is not finite is text in the journal
-            if client.loss_first is None:
+            # Only in its first life: what a relaunched client begins with, others have trained.
+            if client.loss_first is None and client.incarnations <= 1:
                 client.loss_first = float(loss)
             client.losses.append(float(loss))
 

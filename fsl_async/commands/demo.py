@@ -1,0 +1,204 @@
+"""`fsl-node demo`: a parameter server and its clients on this machine, a client killed and back, all within a minute."""
+
+from __future__ import annotations
+
+import sysconfig
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from fsl_async.commands.client import check_data
+from fsl_async.commands.output import Output
+from fsl_async.errors import (
+    ExitCode,
+    FslError,
+    InterruptedByUserError,
+    PreemptedError,
+    UsageError,
+)
+
+if TYPE_CHECKING:
+    from fsl_async.demo.evaluate import Evaluated
+    from fsl_async.demo.play import Played
+    from fsl_async.demo.settings import DemoSettings
+    from fsl_async.observe.ledger_audit import Audit
+    from fsl_async.stopper import Stopper
+
+
+@click.command("demo")
+@click.option(
+    "--data",
+    metavar="PATH",
+    help="Train on this text; default: the source of Python's standard library.",
+)
+@click.option(
+    "--seconds", default=40.0, show_default=True, type=click.FloatRange(10.0, 86_400.0),
+    help="Call the last round this long after the start; the end takes some seconds more.",
+)  # fmt: skip
+@click.option("--clients", default=3, show_default=True, type=click.IntRange(1, 64))
+@click.option(
+    "--format", "codec", default="e4m3", show_default=True,
+    type=click.Choice(["fp32", "bf16", "e4m3", "e5m2"]), help="How deltas and updates travel.",
+)  # fmt: skip
+@click.option(
+    "--every", "every_s", default=5.0, show_default=True, type=click.FloatRange(1.0, 3600.0),
+    metavar="SECONDS", help="Seconds from one sync to the next.",
+)  # fmt: skip
+@click.option("--seed", default=0, show_default=True, type=click.IntRange(0, 2**62))
+@click.option("--preset", default="0.5m", show_default=True, help="The model's size.")
+@click.option(
+    "--run-dir", type=click.Path(path_type=Path), metavar="DIR",
+    help="Where the run is kept; default: runs/demo-DATE-TIME.",
+)  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, help="Print JSON objects, the result last.")
+def command(
+    *,
+    data: str | None,
+    seconds: float,
+    clients: int,
+    codec: str,
+    every_s: float,
+    seed: int,
+    preset: str,
+    run_dir: Path | None,
+    as_json: bool,
+) -> int:
+    """Show a whole run on this machine: real processes, real sockets, real training.
+
+    A parameter server and its clients train a small GPT. On the way one client gets SIGKILL, is noticed, launched again and
+    catches up. Exit code 0 when it did and no acknowledged delta was lost or merged twice, else 1.
+    """
+    from fsl_async.config import load
+    from fsl_async.demo.settings import DemoSettings
+    from fsl_async.stopper import Stopper, stop_on_signals
+
+    output = Output(as_json=as_json)
+    text = str(check_data(data)) if data else ""
+    settings = DemoSettings(
+        data=text,
+        seconds=seconds,
+        clients=clients,
+        format=codec,
+        every_s=every_s,
+        seed=seed,
+        preset=preset,
+        run_dir=Path(),
+    )
+    load(None, settings.overrides())  # wrong settings end here, before any process is started
+    settings = settings.at(_make_directory(run_dir, output))
+    for line in _introduction(settings):
+        output.say(line)
+    stopper = Stopper()
+    with stop_on_signals(stopper):
+        played = _play(settings, output, stopper)
+        if stopper.requested:
+            kind = (
+                InterruptedByUserError
+                if stopper.exit_code == ExitCode.INTERRUPTED
+                else PreemptedError
+            )
+            raise kind(
+                f"the demo was ended by {stopper.reason}; what was done is in {settings.run_dir}"
+            )
+        return _conclude(settings, played, output)
+
+
+def _play(settings: DemoSettings, output: Output, stopper: Stopper) -> Played:
+    import asyncio
+
+    from fsl_async.demo.play import Demo
+    from fsl_async.observe.table import open_view
+
+    view = open_view(output, ends_at=time.time() + settings.seconds)
+    try:
+        # In the main thread, because on Linux children die with the thread that launched them.
+        return asyncio.run(Demo(settings, view, stopper).play())
+    finally:
+        view.close()
+
+
+def _conclude(settings: DemoSettings, played: Played, output: Output) -> int:
+    """Audit, evaluate, print; returns the exit code."""
+    from attrs import evolve
+
+    from fsl_async.demo.summary import complaints, summarise, words
+
+    begun = time.monotonic()
+    audit = _audit(settings)
+    problem = ""
+    evaluated = None
+    try:
+        evaluated = _evaluate(settings)
+    except FslError as error:
+        problem = error.message
+    summary = summarise(settings, played, audit, evaluated)
+    summary = evolve(summary, seconds=round(played.seconds + time.monotonic() - begun, 1))
+    wrong = complaints(settings, played, audit, evaluated)
+    output.say("")
+    for line in words(settings, played, summary, audit):
+        output.say(line)
+    for line in [*wrong, problem]:
+        if line:
+            output.warn(line)
+    if output.as_json:
+        output.result(summary)
+    return int(ExitCode.BUG) if wrong else 0
+
+
+def _audit(settings: DemoSettings) -> Audit | None:
+    from fsl_async.observe.ledger_audit import audit_run
+
+    try:
+        return audit_run(settings.run_dir)
+    except OSError:
+        return None
+
+
+def _evaluate(settings: DemoSettings) -> Evaluated:
+    from fsl_async.config import load, to_dict
+    from fsl_async.demo.evaluate import evaluate_last
+
+    return evaluate_last(settings.run_dir, to_dict(load(None, settings.overrides())))
+
+
+def _make_directory(run_dir: Path | None, output: Output) -> Path:
+    """Create the run directory; raises UsageError when the one that was asked for cannot be had."""
+    if run_dir is not None:
+        if (run_dir / "ledger.jsonl").exists():
+            raise UsageError(f"--run-dir {run_dir} holds a run already; give a new directory")
+        try:
+            run_dir.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UsageError(f"--run-dir {run_dir}: {error.strerror}") from None
+        return run_dir.resolve()
+    name = time.strftime("demo-%Y%m%d-%H%M%S")
+    for number in range(100):
+        chosen = Path("runs") / (f"{name}-{number}" if number else name)
+        try:
+            chosen.mkdir(parents=True)
+        except FileExistsError:
+            continue
+        except OSError:
+            break
+        return chosen
+    made = Path(tempfile.mkdtemp(prefix="fsl-demo-"))
+    output.say(f"cannot write here, so the run is kept in {made}")
+    return made
+
+
+def _introduction(settings: DemoSettings) -> list[str]:
+    what = (
+        settings.data or f"{sysconfig.get_path('stdlib')} (the source of Python's standard library)"
+    )
+    own = "a part of its own" if settings.clients > 1 else "all of it"
+    return [
+        f"a parameter server and {settings.clients} clients, each a process of its own, on this machine (127.0.0.1)",
+        f"train a GPT of {settings.preset} parameters on {what}, each client on {own}",
+        f"every {settings.every_s:g} s they send what they learnt, as {settings.format}, and get the merged weights",
+        f"after {settings.kill_after_s:.0f} s {settings.victim} gets SIGKILL, and is launched again; it has to catch up",
+        f"the last round is at {settings.seconds:g} s; files and logs: {settings.run_dir}",
+        "",
+    ]

@@ -1,0 +1,178 @@
+"""`fsl-node status RUN_DIR`: what a run does or did, rebuilt from its journal."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from fsl_async.commands.output import Output
+from fsl_async.errors import RunDirError
+
+if TYPE_CHECKING:
+    from fsl_async.observe.journal import JournalReader
+    from fsl_async.observe.state import RunState
+
+JOURNAL = "journal.jsonl"
+_SILENT_S = 60.0
+_POLL_S = 0.5
+_NEWS = 8
+
+
+@click.command("status")
+@click.argument("run_dir", type=click.Path(path_type=Path))
+@click.option("--follow", is_flag=True, help="Go on until the run ends, or Ctrl-C.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def command(*, run_dir: Path, follow: bool, as_json: bool) -> int:
+    """Show a run, running or finished, from RUN_DIR/journal.jsonl and the files beside it.
+
+    Reads only; works while the server runs, after it was killed, and on a copy of the directory.
+    """
+    from fsl_async.observe.journal import JournalReader
+    from fsl_async.observe.state import RunState
+
+    output = Output(as_json=as_json)
+    reader, state = JournalReader(_journal(run_dir)), RunState()
+    news = _read(reader, state)
+    if state.role == "client":
+        raise RunDirError(
+            f"{run_dir} has the journal of a client; give the run directory of the parameter server"
+        )
+    if not state.starts and not state.last_t:
+        raise RunDirError(f"{reader.path} has no line yet; is the server starting?")
+    if follow:
+        _follow(reader, state, output, news)
+    now = time.time()
+    if as_json:
+        output.result(_facts(run_dir, state, now) | state.as_dict(now))
+    else:
+        for line in _lines(run_dir, state, now):
+            output.say(line)
+    return 0
+
+
+def _journal(run_dir: Path) -> Path:
+    if not run_dir.is_dir():
+        raise RunDirError(
+            f"{run_dir}: no such directory; give the run directory that the server named"
+        )
+    path = run_dir / JOURNAL
+    if not path.is_file():
+        raise RunDirError(f"{run_dir} has no {JOURNAL}: it is not the run directory of a server")
+    return path
+
+
+def _read(reader: JournalReader, state: RunState) -> list[Any]:
+    news: list[Any] = []
+    for line in reader.read():
+        news.extend(state.apply(line))
+    return news
+
+
+def _follow(reader: JournalReader, state: RunState, output: Output, news: list[Any]) -> None:
+    """Show what happens until the server is gone for good, or somebody presses Ctrl-C."""
+    from fsl_async.observe.table import open_view
+
+    view = open_view(output)
+    try:
+        while True:
+            view.update(state, news, time.time())
+            if state.ended_at is not None:
+                return
+            time.sleep(_POLL_S)
+            news = _read(reader, state)
+    except KeyboardInterrupt:
+        pass
+    finally:
+        view.close()
+
+
+def server_words(state: RunState, now: float) -> str:
+    """Whether the parameter server is alive, as far as can be known from here."""
+    age = max(0.0, now - state.last_t)
+    if state.ended_at is not None:
+        ended = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(state.ended_at))
+        return f"ended at {ended}: {state.ending}"
+    here = state.host == socket.gethostname() and state.pid > 0
+    if here and not _exists(state.pid):
+        return f"gone without a last word (process {state.pid} was killed?); start it again, it goes on from version {state.version}"
+    who = f"process {state.pid} on {'this machine' if here else state.host}" if state.pid else "it"
+    if here or age < _SILENT_S:
+        return f"running, {who}, last line of the journal {age:.0f} s ago"
+    return f"silent for {age:.0f} s ({who}): look there whether it still runs"
+
+
+def _exists(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def _checkpoints(run_dir: Path) -> list[int]:
+    found = run_dir.glob("checkpoints/v*/manifest.json")
+    return sorted(int(path.parent.name[1:]) for path in found if path.parent.name[1:].isdecimal())
+
+
+def _facts(run_dir: Path, state: RunState, now: float) -> dict[str, Any]:
+    """What the files beside the journal say."""
+    from attrs import asdict
+
+    from fsl_async.observe.ledger_audit import audit_run
+
+    made: dict[str, Any] = {
+        "run_dir": str(run_dir),
+        "server": server_words(state, now),
+        "checkpoints": _checkpoints(run_dir),
+        "next_sync_in_s": _next_sync(state, now),
+    }
+    try:
+        made["audit"] = asdict(audit_run(run_dir))
+    except (OSError, KeyError, TypeError, ValueError) as error:
+        made["audit"] = {"problems": [f"the ledger cannot be read: {error}"]}
+    return made
+
+
+def _next_sync(state: RunState, now: float) -> float | None:
+    if state.next_sync_at is None or state.ended_at is not None:
+        return None
+    return round(max(0.0, state.next_sync_at - now), 1)
+
+
+def _lines(run_dir: Path, state: RunState, now: float) -> list[str]:
+    """The state for people."""
+    from fsl_async.observe.client_state import megabytes
+    from fsl_async.observe.table import COLUMNS, header, news_line, row, text_table
+
+    facts = _facts(run_dir, state, now)
+    audit = facts["audit"]
+    lines = [header(state, now), f"server: {facts['server']}"]
+    if facts["next_sync_in_s"] is not None:
+        lines.append(f"next sync in {facts['next_sync_in_s']:.0f} s")
+    if state.starts > 1:
+        lines.append(f"the server was started {state.starts} times")
+    kept = facts["checkpoints"]
+    named = ", ".join(map(str, kept[-8:])) or "none"
+    lines.append(f"checkpoints kept: {named} (in {run_dir / 'checkpoints'})")
+    lines.append(
+        f"up {megabytes(state.up.raw)} as {megabytes(state.up.sent)}, "
+        f"down {megabytes(state.down.raw)} as {megabytes(state.down.sent)}"
+    )
+    if "merged" in audit:
+        lines.append(
+            f"ledger: {audit['merged']} deltas merged, {audit['pending']} pending, {audit['quarantined']} quarantined, "
+            f"{len(audit['lost'])} lost, {len(audit['doubled'])} doubled"
+        )
+    lines += [f"problem: {problem}" for problem in audit["problems"]]
+    if state.clients:
+        cells = [row(state.clients[name], now) for name in sorted(state.clients)]
+        lines += ["", *text_table([COLUMNS, *cells])]
+    told = [news_line(state, one) for one in list(state.news)[-_NEWS:]]
+    return [*lines, "", *told] if told else lines

@@ -1,0 +1,98 @@
+"""What a demo is made of: its settings, the configuration of its run, and the command lines of its processes. Pure but for paths."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from attrs import evolve, frozen
+
+from fsl_async.cluster.supervisor import Child
+
+SERVER = "server"
+
+HEARTBEAT_EVERY_S = 0.5
+EXPIRE_AFTER_S = 3.0
+
+# One short run is not the paper's setting: with a handful of rounds the outer momentum has no time to settle, and plain averaging
+# (FedAvg, arXiv:1602.05629) gets furthest. docs/LOG.md has the numbers.
+TRAINING: dict[str, str | float] = {
+    "outer.optimizer": "average",
+    "train.learning_rate": 4e-3,
+    "train.warmup_steps": 10,
+    "train.batch": 8,
+    "train.threads": 1,
+    "train.device": "cpu",
+}
+
+
+@frozen(kw_only=True)
+class DemoSettings:
+    """What the user chose. `data`: empty for the standard library's source. Times in seconds."""
+
+    data: str
+    seconds: float
+    clients: int
+    format: str
+    every_s: float
+    seed: int
+    preset: str
+    run_dir: Path
+
+    def at(self, run_dir: Path) -> DemoSettings:
+        """The same in another run directory."""
+        return evolve(self, run_dir=run_dir)
+
+    @property
+    def kill_after_s(self) -> float:
+        """When a client is killed, after the demo's start."""
+        return self.seconds / 3
+
+    @property
+    def names(self) -> list[str]:
+        """The clients' names."""
+        return [f"client-{number}" for number in range(1, self.clients + 1)]
+
+    @property
+    def victim(self) -> str:
+        """The client that is killed: not the first, which is often the one that publishes the first weights."""
+        return self.names[min(1, self.clients - 1)]
+
+    def overrides(self) -> list[str]:
+        """The run's configuration, as --set takes it."""
+        chosen: dict[str, str | float | int] = {
+            "run.name": "demo",
+            "run.seed": self.seed,
+            "sync.every_s": self.every_s,
+            "sync.clients": self.clients,
+            "sync.grace_min_s": 0.3,
+            "sync.first_grace_s": 2.0,
+            "codec.up": self.format,
+            "codec.down": self.format,
+            "session.heartbeat_every_s": HEARTBEAT_EVERY_S,
+            "session.expire_after_s": EXPIRE_AFTER_S,
+            "data.shards": self.clients,
+            "data.path": self.data,
+            "model.preset": self.preset,
+            **TRAINING,
+        }
+        return [f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in chosen.items()]
+
+    def server(self) -> Child:
+        """The parameter server, on a free port of this machine."""
+        sets = [part for override in self.overrides() for part in ("--set", override)]
+        arguments = ["--role", "ps", "tcp://127.0.0.1:0", "--run-dir", str(self.run_dir), "--json"]
+        return _node(SERVER, [*arguments, *sets])
+
+    def client(self, name: str, address: str) -> Child:
+        """One client of the server at `address`."""
+        run_dir = self.run_dir / "clients" / name
+        return _node(name, ["--role", "client", address, "--name", name, "--run-dir", str(run_dir)])
+
+
+def _node(name: str, arguments: list[str]) -> Child:
+    # -P: a file called like one of ours in the current directory must not be imported in its place.
+    argv = (sys.executable, "-P", "-m", "fsl_async.cli", *arguments)
+    # One thread each: the clients share the cores, and threads that wait for each other cost more than they bring.
+    return Child(name, argv, env={"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"})
