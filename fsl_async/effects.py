@@ -5,6 +5,8 @@ Effects that take time end in an event (named in the docstring), so a machine ne
 
 from __future__ import annotations
 
+from typing import Any
+
 from attrs import field, frozen
 
 from fsl_async.events import DeltaKey
@@ -100,6 +102,7 @@ class ReceiveDelta(Effect):
     tokens: int
     steps: int
     round: int
+    metrics: dict[str, Any] = field(factory=dict)
 
 
 @frozen
@@ -173,6 +176,7 @@ class OfferDelta(Effect):
     tokens: int
     steps: int
     round: int
+    metrics: dict[str, Any] = field(factory=dict)
 
 
 @frozen
@@ -211,6 +215,13 @@ class Rebase(Effect):
 
     version: int
     discard: bool = False
+
+
+@frozen
+class Leave(Effect):
+    """Say goodbye to the server now; the training thread may take a moment longer to come back."""
+
+    reason: str
 
 
 @frozen

@@ -11,6 +11,9 @@ from typing import Any, Self
 
 from attrs import field, frozen
 
+MAX_DIGITS = 19
+"""Of a number in a delta key: what fits into 63 bits."""
+
 
 @frozen(order=True)
 class DeltaKey:
@@ -34,7 +37,8 @@ class DeltaKey:
     def parse(cls, text: str) -> Self:
         """Read `text` back; raises ValueError when it is not a key."""
         client, *numbers = text.split("/")
-        if not client or len(numbers) != 3 or not all(part.isdecimal() for part in numbers):
+        fits = all(part.isdecimal() and len(part) <= MAX_DIGITS for part in numbers)
+        if not client or len(numbers) != 3 or not fits:
             raise ValueError(f"not a delta key: {text[:120]!r}")
         incarnation, base, sequence = (int(part) for part in numbers)
         return cls(client, incarnation, base, sequence)
@@ -178,6 +182,7 @@ class DeltaOffered(Event):
     tokens: int
     steps: int
     round: int
+    metrics: dict[str, Any] = field(factory=dict)
 
 
 @frozen

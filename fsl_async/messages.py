@@ -16,6 +16,7 @@ from attrs import frozen
 
 MAX_TEXT = 4096
 MAX_TENSORS = 200_000
+MAX_METRICS = 64
 
 
 class MessageError(ValueError):
@@ -126,6 +127,7 @@ class DeltaMeta(Message):
     tokens: int
     steps: int
     round: int
+    metrics: dict[str, Any]
 
 
 @frozen
@@ -185,6 +187,8 @@ def from_wire(wire: Any) -> Message:
             raise MessageError(f"{name}.{field_name} is longer than {MAX_TEXT} characters")
         if kind is int and not -1 <= value < 1 << 63:
             raise MessageError(f"{name}.{field_name} is out of range")
+        if kind is dict and len(value) > MAX_METRICS:
+            raise MessageError(f"{name}.{field_name} has more than {MAX_METRICS} entries")
         if kind is list and len(value) > MAX_TENSORS:
             raise MessageError(f"{name}.{field_name} has more than {MAX_TENSORS} entries")
         values[field_name] = value

@@ -35,6 +35,7 @@ from fsl_transport.loop import run as run_loop
 from fsl_transport.zmq_link import ZmqListener
 
 JOURNAL = "journal.jsonl"
+GOODBYE_S = 5.0
 
 
 @frozen
@@ -200,7 +201,10 @@ async def _serve(  # noqa: PLR0917 - private, called once
         shell.start(recovered)
         announce(link.address)
         ended = await finished
-        await asyncio.sleep(0.05)  # the last words to the clients leave with the link's own linger
+        # Whoever is still here must hear that the run is over, or it would dial this address for ever.
+        give_up_at = loop.time() + (0.0 if stop.hard else GOODBYE_S)
+        while endpoint.peers and loop.time() < give_up_at:  # noqa: ASYNC110 - a few looks, once in a run
+            await asyncio.sleep(0.05)
     finally:
         unsubscribe()
         journal.note("NodeEnded", loop.time(), garbage=endpoint.garbage, **lag.summary())

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
 
 from attrs import asdict, field, fields_dict, frozen, validators
 
@@ -110,6 +110,26 @@ class SpoolResult:
     finite: bool
     problem: str | None = None
     known: Known | None = None
+
+
+class Merged(Protocol):
+    """What a commit must know of each delta that it merges; `fsl_async.effects.MergedDelta` is one, `MergedDelta` another."""
+
+    @property
+    def key(self) -> DeltaKey:
+        """Which delta."""
+
+    @property
+    def weight(self) -> float:
+        """The factor with which it was accumulated."""
+
+    @property
+    def staleness(self) -> int:
+        """Versions committed since its base."""
+
+    @property
+    def tokens(self) -> int:
+        """What the role counted for it."""
 
 
 @frozen

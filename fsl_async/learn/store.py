@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from fsl_async.learn.checkpoint import Checkpoint
     from fsl_async.learn.files import BytesLike
     from fsl_async.learn.manifest import Manifest
-    from fsl_async.learn.records import DeltaMeta, Known, MergedDelta
+    from fsl_async.learn.records import DeltaMeta, Known, Merged
     from fsl_async.learn.recovery import RunDirectory
 
 _LOSSLESS = CodecSpec(format="fp32")
@@ -383,7 +383,7 @@ class Store:
         """The deltas in the accumulator, with their weights."""
         return dict(self._accumulator.weights) if self._accumulator else {}
 
-    def commit(self, version: int, merged: Sequence[MergedDelta], scale: float) -> Committed:
+    def commit(self, version: int, merged: Sequence[Merged], scale: float) -> Committed:
         """Make the next version out of the accumulator, which must hold exactly `merged`.
 
         Average = scale * accumulator. StoreError: the current version and the accumulator are as they were.
@@ -430,7 +430,7 @@ class Store:
         self._sum.clear()
         return self._adopt(checkpoint)
 
-    def _check_commit(self, version: int, merged: Sequence[MergedDelta], scale: float) -> None:
+    def _check_commit(self, version: int, merged: Sequence[Merged], scale: float) -> None:
         book = self._open.book
         if version != book.version + 1:
             raise StoreError(f"the run is at version {book.version}; {version} cannot be next")

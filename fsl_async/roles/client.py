@@ -33,7 +33,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from attrs import frozen, mutable
+from attrs import field, frozen, mutable
 
 from fsl_async import effects as do
 from fsl_async import events as ev
@@ -65,6 +65,7 @@ class Outstanding:
     tokens: int
     steps: int
     round: int
+    metrics: dict[str, float] = field(factory=dict)
     coded: bool = False
 
 
@@ -178,7 +179,8 @@ class ClientMachine:
         delta = self.delta
         if delta is None or not self.connected:
             return []
-        return [do.OfferDelta(delta.key, delta.base_digest, delta.tokens, delta.steps, delta.round)]
+        d = delta
+        return [do.OfferDelta(d.key, d.base_digest, d.tokens, d.steps, d.round, d.metrics)]
 
     def _timers(self, event: ev.TimerFired, now: float) -> list[Effect]:
         effects: list[Effect] = []
@@ -302,7 +304,9 @@ class ClientMachine:
                 )
             return effects + self._advance()
         key = DeltaKey(self.name, self.incarnation, event.base, event.sequence)
-        self.delta = Outstanding(key, self.model_digest, event.tokens, event.steps, answered)
+        self.delta = Outstanding(
+            key, self.model_digest, event.tokens, event.steps, answered, event.metrics
+        )
         return self._offer() + self._advance()
 
     def _encoding_finished(self, event: ev.EncodingFinished, now: float) -> list[Effect]:
@@ -381,7 +385,7 @@ class ClientMachine:
 
     def _run_ended(self, event: ev.RunEnded, now: float) -> list[Effect]:
         self.refusing = True
-        return self._end(event.reason, 0, now)
+        return [do.Leave(event.reason), *self._end(event.reason, 0, now)]
 
     def _drain_asked(self, event: ev.DrainAsked, now: float) -> list[Effect]:
         return self._end(event.reason, EXIT_INTERRUPTED, now)

@@ -392,10 +392,8 @@ class ServerMachine:
             ]
         objection = self.deltas.objection(event)
         if objection is None:
-            receive = do.ReceiveDelta(
-                peer, event.stream, key, event.base_digest, event.tokens, event.steps, event.round
-            )
-            return [receive]
+            work = (event.tokens, event.steps, event.round, event.metrics)
+            return [do.ReceiveDelta(peer, event.stream, key, event.base_digest, *work)]
         code, text = objection
         return [
             do.DeclineStream(peer, event.stream, code),

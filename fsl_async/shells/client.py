@@ -104,6 +104,7 @@ class ClientShell:
             do.ReceiveVersion: self._receive_version,
             do.ReplaceBase: self._replace_base,
             do.Rebase: self._rebase,
+            do.Leave: lambda e, _: self._leave(e.reason),
             do.EndTraining: lambda e, _: self._end_training(e.reason),
         }
 
@@ -220,9 +221,8 @@ class ClientShell:
         source = CodedSource(
             chunks, self.worker, lambda index: self.learner.encode_delta(sequence, index)
         )
-        meta = msg.DeltaMeta(
-            effect.key.text, effect.base_digest, effect.tokens, effect.steps, effect.round
-        )
+        work = (effect.tokens, effect.steps, effect.round, dict(effect.metrics))
+        meta = msg.DeltaMeta(effect.key.text, effect.base_digest, *work)
         self.endpoint.offer(SERVER, delta_stream(effect.key.text), msg.to_wire(meta), source)
 
     def _finish_encoding(self, effect: do.FinishEncoding, number: int) -> None:
@@ -269,9 +269,12 @@ class ClientShell:
     def _broken(self, error: Exception) -> None:
         self._finished(do.Finish(f"cannot code this client's delta: {error}", 1))
 
-    def _finish(self, effect: do.Finish, number: int) -> None:
+    def _leave(self, reason: str) -> None:
         self._over = True
-        self.endpoint.disconnect(SERVER, effect.reason)
+        self.endpoint.disconnect(SERVER, reason)
+
+    def _finish(self, effect: do.Finish, number: int) -> None:
+        self._leave(effect.reason)
         self._finished(effect)
 
 

@@ -219,17 +219,12 @@ class ServerShell:
             self.endpoint.decline(event.peer, event.stream_id, "wrong number of chunks")
             return
         match meta:
-            case msg.DeltaMeta(key, base_digest, tokens, steps, number):
-                delta = ev.DeltaOffered(
-                    event.peer,
-                    event.stream_id,
-                    DeltaKey.parse(key),
-                    base_digest,
-                    tokens,
-                    steps,
-                    number,
+            case msg.DeltaMeta(key, base_digest, tokens, steps, number, metrics):
+                work = (tokens, steps, number, metrics)
+                named = DeltaKey.parse(key)
+                self.node.feed(
+                    ev.DeltaOffered(event.peer, event.stream_id, named, base_digest, *work)
                 )
-                self.node.feed(delta)
             case msg.InitialMeta():
                 self.node.feed(ev.InitialOffered(event.peer, event.stream_id))
             case other:
@@ -320,7 +315,9 @@ class ServerShell:
 
     def _receive_delta(self, effect: do.ReceiveDelta, number: int) -> None:
         key, peer, stream = effect.key, effect.peer, effect.stream
-        meta = DeltaMeta(effect.tokens, effect.steps, effect.base_digest, effect.round)
+        meta = DeltaMeta(
+            effect.tokens, effect.steps, effect.base_digest, effect.round, effect.metrics
+        )
 
         def begin() -> int | None:
             return None if self.store.spool_begin(key, meta) else self.store.spool_next_chunk(key)

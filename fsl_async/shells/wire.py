@@ -64,10 +64,13 @@ class Welcome:
     @classmethod
     def from_wire(cls, body: dict[str, Any]) -> Welcome:
         """Read the server's welcome; raises MessageError."""
+        shard, shards = _take(body, "shard", int), _take(body, "shards", int)
+        if not 0 <= shard < shards:
+            raise MessageError(f"shard {shard} of {shards} does not exist")
         return cls(
             _take(body, "run", str),
-            _take(body, "shard", int),
-            _take(body, "shards", int),
+            shard,
+            shards,
             _take_tables(body, "config"),
         )
 

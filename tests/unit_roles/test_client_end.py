@@ -18,7 +18,7 @@ def outstanding(client):
 def test_the_run_ends(client):
     """Training stops at its next step, then the process ends well."""
     client.ready()
-    assert client.feed(ev.RunEnded("limit")) == [do.EndTraining("limit")]
+    assert client.feed(ev.RunEnded("limit")) == [do.Leave("limit"), do.EndTraining("limit")]
     assert client.call(3) == [], "no more work"
     assert isinstance(client.offered(1)[0], do.DeclineStream)
     assert client.feed(ev.PublishAsked()) == []
@@ -94,7 +94,7 @@ def test_the_run_ends_while_the_last_delta_is_on_its_way(client):
     """Before, it waited drain_s for an answer that no ended run gives."""
     outstanding(client)
     client.feed(ev.TrainingEnded(None))
-    assert [type(effect) for effect in client.feed(ev.RunEnded("limit"))] == [do.Finish]
+    assert [type(effect) for effect in client.feed(ev.RunEnded("limit"))] == [do.Leave, do.Finish]
 
 
 def test_the_run_ended_and_the_delta_is_not_waited_for(client):

@@ -13,6 +13,7 @@ VALUES = {
     "str": st.text(max_size=20),
     "int": st.integers(-1, (1 << 63) - 1),
     "list[Any]": st.lists(st.integers(), max_size=3),
+    "dict[str, Any]": st.dictionaries(st.text(max_size=8), st.floats(allow_nan=False), max_size=3),
 }
 JUNK = st.recursive(
     st.none()
@@ -84,6 +85,10 @@ def test_one_wrong_field_is_refused(message, data):
         (
             {"m": "Attach", "fingerprint": "f", "manifest": [0] * (msg.MAX_TENSORS + 1)},
             "more than",
+        ),
+        (
+            msg.to_wire(msg.DeltaMeta("k", "d", 1, 1, 1, {str(i): 0.0 for i in range(65)})),
+            "metrics has more than",
         ),
     ],
 )
