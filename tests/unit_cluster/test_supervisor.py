@@ -75,14 +75,15 @@ def test_output_of_both_streams_is_gathered_with_names(tmp_path, loop_factory):
         import sys, os
         print("one")
         print("two", file=sys.stderr)
-        os.write(1, b"\\xff bad\\r\\n" + b"x" * 70000 + b"\\nlast without end")
+        os.write(1, b"\\xff bad\\r\\n" + b"x" * 300000 + b"\\nlast without end")
     """
     log = tmp_path / "deep" / "all.log"
     codes, heard, _ = run(lives([python("a", script)], log_path=log), loop_factory)
     assert codes == {"a": 0}
     said = [line for _, line in heard]
     assert said[:3] == ["one", "two", "\ufffd bad"]
-    assert "".join(said[3:-1]) == "x" * 70000
+    assert "".join(said[3:-1]) == "x" * 300000
+    assert max(map(len, said)) <= 1 << 17  # no line grows without end
     assert said[-1] == "last without end"
     written = log.read_text().splitlines()
     assert written[:2] == ["a | one", "a | two"]
@@ -218,6 +219,23 @@ def test_stop_during_the_launch_ends_the_child():
                 await asyncio.sleep(0)
             await asyncio.wait_for(supervisor.stop(grace_s=60.0), 10)
             assert supervisor.pid("a") is None
+
+    run(main())
+
+
+def test_stop_does_not_wait_for_a_relaunch_that_will_not_come():
+    """A crashed child may be due in a minute; Ctrl-C must not take that long."""
+
+    async def main():
+        exited = asyncio.Event()
+        supervisor = Supervisor(
+            on_change=lambda c: exited.set() if isinstance(c, ChildExited) else None,
+            rules=RestartRules(first_wait_s=60.0),
+        )
+        supervisor.start(python("a", "raise SystemExit(1)"))
+        await asyncio.wait_for(exited.wait(), 10)
+        await asyncio.wait_for(supervisor.stop(grace_s=60.0), 5)
+        assert supervisor.launches("a") == 1
 
     run(main())
 

@@ -253,6 +253,7 @@ def test_a_file_that_is_no_journal_is_continued_all_the_same(path, content):
 
 def test_a_full_disk_loses_lines_and_says_how_many(path, monkeypatch):
     """A full disk must not end training; the journal tells afterwards what is missing."""
+    monkeypatch.setattr(journal, "FLUSH_EVERY_S", 3600.0)  # only when asked
     writer = JournalWriter(path, clock=lambda: 1.0)
     writer.event(Called(0), 0.0)
     writer.flush()
@@ -284,6 +285,7 @@ def test_a_full_disk_loses_lines_and_says_how_many(path, monkeypatch):
 
 def test_a_gap_that_was_reported_is_not_reported_again(path, monkeypatch):
     """The disk may fill again right behind the note: every lost line counts once."""
+    monkeypatch.setattr(journal, "FLUSH_EVERY_S", 3600.0)  # only when asked
     writer = JournalWriter(path, clock=lambda: 1.0)
     real, room = os.write, [0]
 

@@ -1,0 +1,305 @@
+"""The state of a run from its journal: hand-made journals, written by the real writer with the real events."""
+
+import pytest
+
+from fsl_async import effects as do
+from fsl_async import events as ev
+from fsl_async import messages as msg
+from fsl_async.events import DeltaKey
+from fsl_async.observe.journal import JournalReader, JournalWriter
+from fsl_async.observe.state import RunState
+from fsl_async.observe.table import header, row, sparkline, text_table
+
+VALUES = 1000
+
+
+class Recorder:
+    """Writes a journal with a clock that the test sets, and reads it back into states."""
+
+    def __init__(self, path):
+        self.path = path
+        self.t = 1000.0
+        self.writer = JournalWriter(path, clock=lambda: self.t)
+
+    def write(self, *items, after=0.0):
+        """Write events and effects, `after` seconds later."""
+        self.t += after
+        for item in items:
+            if isinstance(item, do.Effect):
+                self.writer.effect(item, self.t)
+            else:
+                self.writer.event(item, self.t)
+
+    def note(self, name, **fields):
+        """Write a note of the shell."""
+        self.writer.note(name, self.t, **fields)
+
+    def state(self):
+        """A state from the whole journal, and all its news."""
+        self.writer.flush()
+        state, news = RunState(), []
+        for line in JournalReader(self.path).read():
+            news += state.apply(line)
+        return state, news
+
+
+@pytest.fixture
+def run(tmp_path):
+    recorder = Recorder(tmp_path / "journal.jsonl")
+    recorder.note(
+        "NodeStarted", role="ps", run="r-1", address="tcp://h:1", pid=7, host="h", every_s=10.0
+    )
+    recorder.write(ev.Recovered(-1, ""))
+    yield recorder
+    recorder.writer.close()
+
+
+def join(run, name, incarnation, version=0):
+    """A client says hello and gets to hold `version`."""
+    run.write(
+        ev.ClientHello(name, incarnation, "", -1, ""),
+        ev.ModelAttached(name, "f", VALUES, None),
+        ev.FetchAsked(name, -1, ""),
+        ev.Served(name, "full", version, 2500),
+        ev.VersionHeld(name, version, "d"),
+    )
+
+
+def begin(run, *names):
+    """Version 0 exists and the clients hold it."""
+    run.write(ev.VersionCommitted(0, "d0", 0, 0.1), after=1.0)
+    for name in names:
+        join(run, name, 5)
+
+
+def stored(name, base, sequence, tokens=100, incarnation=5, problem=None):
+    """A delta arrived: what the journal gets for it."""
+    key = DeltaKey(name, incarnation, base, sequence)
+    first = ev.DeltaStored(name, key, tokens, 3, base, 800, 1.0, problem)
+    if problem is not None:
+        return [first, do.Tell(name, msg.Declined(key.text, "quarantined", problem))]
+    return [first, do.Accumulate(key, 1.0), do.Tell(name, msg.Accepted(key.text))]
+
+
+def round_of(run, number, called, answered, gone=()):
+    """A whole round: called, answered, merged, `seconds` later."""
+    run.write(*(do.Tell(name, msg.Call(number)) for name in called))
+    for name in gone:
+        run.write(ev.ClientLeft(name, 5, "expired"))
+    for name in answered:
+        run.write(*stored(name, number, number + 1))
+    facts = {"round": number, "called": len(called), "answered": len(answered)}
+    run.write(
+        do.Note("round", facts=facts),
+        do.Commit(number + 1, (), 1.0),
+        ev.VersionCommitted(number + 1, f"d{number + 1}", 10, 0.1),
+        after=2.0,
+    )
+
+
+def test_a_round_is_counted_from_call_to_version(run):
+    """Rounds, tokens, participation, bytes and deltas are what status is asked for."""
+    begin(run, "a", "b")
+    round_of(run, 0, ["a", "b"], ["a", "b"])
+    state, _ = run.state()
+    assert (state.run, state.rounds, state.version, state.digest) == ("r-1", 1, 1, "d1")
+    assert (state.tokens, state.deltas_merged, state.pending) == (200, 2, 0)
+    assert (state.participation, state.participation_alive) == (1.0, 1.0)
+    assert (state.up.raw, state.up.sent) == (2 * 4 * VALUES, 1600)
+    assert (state.bytes_raw, state.bytes_sent) == (4 * 4 * VALUES, 1600 + 5000)
+    assert state.ratio == pytest.approx(16000 / 6600)
+    assert state.clients["a"].deltas_merged == 1
+    assert state.phase == "ready"
+
+
+def test_the_next_sync_is_by_the_clock_of_the_last_call(run):
+    """An operator plans maintenance by it; the rule is the machine's."""
+    begin(run, "a")
+    assert run.state()[0].next_sync_at == 1001.0 + 10.0
+    run.write(after=10.0)
+    round_of(run, 0, ["a"], ["a"])
+    assert run.state()[0].next_sync_at == 1011.0 + 10.0
+
+
+def test_a_client_that_left_is_called_and_not_alive(run):
+    """The two participations differ by who was gone, which tells a dead site from a slow one."""
+    begin(run, "a", "b")
+    round_of(run, 0, ["a", "b"], ["a"], gone=["b"])
+    state, _ = run.state()
+    assert (state.participation, state.participation_alive) == (0.5, 1.0)
+    assert (
+        state.clients["b"].words(state.last_t + 12.0)
+        == "gone since 14 s (nothing was heard from it)"
+    )
+
+
+def test_a_relaunch_is_a_higher_incarnation_and_caught_up_is_holding_the_current_version(run):
+    """These are the moments that the demo shows and checks."""
+    begin(run, "a", "b")
+    run.write(ev.BeatHeard("b", {"step": 9, "tokens": 900, "loss": 5.0, "tokens_per_s": 50.0}))
+    round_of(run, 0, ["a", "b"], ["a"], gone=["b"])
+    run.write(ev.ClientHello("b", 6, "", -1, ""), after=1.0)
+    assert run.state()[0].clients["b"].words(run.t) == "catching up"
+    join(run, "b", 6, version=0)
+    assert not any(one.kind == "caught up" for one in run.state()[1])
+    run.write(ev.VersionHeld("b", 1, "d1"))
+    run.write(ev.BeatHeard("b", {"step": 2, "tokens": 200, "loss": 3.0}))
+    state, news = run.state()
+    assert [one.kind for one in news if one.client == "b"] == [
+        "joined",
+        "gone",
+        "relaunched",
+        "caught up",
+    ]
+    client = state.clients["b"]
+    assert (client.relaunches, state.relaunches, client.incarnations) == (1, 1, 2)
+    assert (client.step, client.tokens, client.version) == (2, 1100, 1)
+
+
+def test_the_same_incarnation_again_is_no_relaunch(run):
+    """A dropped connection must not be counted as a crash."""
+    begin(run, "a")
+    run.write(ev.ClientLeft("a", 5, "reset"), ev.ClientHello("a", 5, "r-1", 0, "d0"))
+    state, news = run.state()
+    assert state.relaunches == 0
+    assert news[-1].kind == "reconnected"
+
+
+def test_news_of_an_earlier_life_does_not_end_the_present_one(run):
+    """The ghost's expiry comes after its successor's hello."""
+    begin(run, "a")
+    join(run, "a", 6)
+    run.write(ev.ClientLeft("a", 5, "superseded"))
+    assert run.state()[0].clients["a"].doing == "training"
+
+
+def test_losses_are_means_over_clients_of_their_first_lives(run):
+    """A relaunched client starts from what others trained: that is nobody's first loss."""
+    begin(run, "a", "b")
+    for name, loss in (("a", 5.0), ("a", 4.0)):
+        run.write(ev.BeatHeard(name, {"loss": loss}))
+    join(run, "b", 6)
+    run.write(ev.BeatHeard("b", {"loss": 2.0}), ev.BeatHeard("b", {"loss": float("nan")}))
+    state, _ = run.state()
+    assert (state.loss_first, state.loss_last) == (5.0, 3.0)
+
+
+def test_refused_quarantined_and_later_are_told_apart(run):
+    """ "later" is a request to send again, not a refusal."""
+    begin(run, "a")
+    key = "a/5/0/1"
+    run.write(*stored("a", 0, 1, problem="NaN"))
+    run.write(
+        do.Tell("a", msg.Declined(key, "stale", "x")), do.Tell("a", msg.Declined(key, "later", "x"))
+    )
+    state, _ = run.state()
+    client = state.clients["a"]
+    assert (client.deltas_quarantined, client.deltas_refused, state.pending) == (1, 1, 0)
+
+
+def test_a_failed_commit_merges_nothing(run):
+    """A full disk must not show as progress."""
+    begin(run, "a")
+    run.write(*stored("a", 0, 1), do.Commit(1, (), 1.0), ev.CommitFailed(1, "full"))
+    state, _ = run.state()
+    assert (state.tokens, state.pending, state.rounds) == (0, 1, 0)
+    run.write(do.Commit(1, (), 1.0), ev.VersionCommitted(1, "d1", 1, 0.1))
+    assert run.state()[0].tokens == 100
+
+
+def test_a_restarted_server_goes_on_in_the_same_journal(run):
+    """The disk's word counts for version and tokens; clients are gone until they say hello."""
+    begin(run, "a")
+    round_of(run, 0, ["a"], ["a"])
+    run.write(*stored("a", 1, 2, tokens=70))
+    run.note(
+        "NodeStarted", role="ps", run="r-1", address="tcp://h:2", pid=8, host="h", every_s=10.0
+    )
+    key = DeltaKey("a", 5, 1, 2)
+    pending = (ev.PendingDelta(key, 70, 3, 1),)
+    run.write(ev.Recovered(1, "d1", {1: "d1"}, pending, {}, 100), do.Accumulate(key, 1.0))
+    state, news = run.state()
+    assert (state.starts, state.pid, state.version, state.tokens, state.pending) == (
+        2,
+        8,
+        1,
+        100,
+        1,
+    )
+    assert state.clients["a"].doing == "gone"
+    assert "start 2" in [one.text for one in news if one.kind == "server"][-1]
+    run.write(ev.ClientHello("a", 5, "r-1", 1, "d1"), ev.VersionHeld("a", 1, "d1"))
+    run.write(do.Commit(2, (), 1.0), ev.VersionCommitted(2, "d2", 1, 0.1))
+    state, news = run.state()
+    assert (state.tokens, state.relaunches, state.clients["a"].deltas_merged) == (170, 0, 2)
+    assert any(one.kind == "caught up" for one in news)
+
+
+def test_the_end_is_told_with_its_reason(run):
+    """A finished run is read years later: how it ended is the first question."""
+    begin(run, "a")
+    run.write(do.Finish("limit of 3 rounds"))
+    run.note("NodeEnded", garbage=4)
+    run.write(ev.ClientLeft("a", 5, "bye"))
+    state, news = run.state()
+    assert (state.phase, state.ending, state.ended_at, state.garbage) == (
+        "ended",
+        "limit of 3 rounds",
+        1001.0,
+        4,
+    )
+    assert state.clients["a"].doing == "done"
+    assert news[-1].kind == "end"
+
+
+def test_strange_lines_change_nothing(run):
+    """A journal of a newer release, or a damaged one, must still be readable."""
+    begin(run, "a")
+    before = run.state()[0]
+    for line in (
+        {}, {"type": "Later"}, {"type": "VersionHeld", "peer": "a"}, {"type": "BeatHeard", "peer": "a", "payload": 3},
+        {"type": "Tell", "peer": "a", "message": None}, {"type": "NodeEnded", "garbage": "x", "t": "noon"},
+    ):  # fmt: skip
+        before.apply(line)
+    assert (before.version, before.clients["a"].version) == (0, 0)
+
+
+def test_json_of_a_state_is_plain(run):
+    """status --json prints it."""
+    import json
+
+    begin(run, "a")
+    made = json.loads(json.dumps(run.state()[0].as_dict(1002.0)))
+    assert made["clients"][0]["state"] == "training"
+    assert not [name for name in made if name.startswith("_")]
+
+
+def test_table_cells_and_header(run):
+    """What people look at: the version, the loss, the ratio of each client."""
+    begin(run, "a")
+    run.write(ev.BeatHeard("a", {"step": 1234, "loss": 2.5, "tokens_per_s": 4321.0}))
+    round_of(run, 0, ["a"], ["a"])
+    state, _ = run.state()
+    cells = row(state.clients["a"], state.last_t)
+    assert cells[:5] == ("a", "training", "0", "1,234", "2.500")
+    assert cells[6:] == ("4,321", "1", "0.0 MB as 0.0 MB (5.0x)")
+    assert "version 1, 1 rounds, 100 tokens merged, participation 100%" in header(
+        state, state.last_t
+    )
+    assert header(state, state.last_t, state.last_t + 5.0).endswith("5 s left")
+    assert text_table([("a", "b"), ("ccc", "d")]) == ["a    b", "ccc  d"]
+
+
+@pytest.mark.parametrize(
+    ("values", "width", "drawn"),
+    [
+        ([], 4, ""),
+        ([3.0], 4, "▁"),
+        ([1.0, 1.0], 4, "▁▁"),
+        ([0.0, 7.0], 4, "▁█"),
+        ([8.0, 8.0, 1.0, 1.0], 2, "█▁"),
+    ],
+)
+def test_sparkline(values, width, drawn):
+    """Too many values are averaged; equal ones are a flat line, not a division by zero."""
+    assert sparkline(values, width) == drawn
