@@ -187,18 +187,15 @@ def acknowledged_keys(lines: Iterable[Mapping[str, Any]]) -> Iterator[str]:
 
 def audit_run(run_dir: Path) -> Audit:
     """Audit a run directory. Raises OSError for what cannot be read."""
-    facts, problems = _read_ledger(run_dir / LEDGER)
-    manifests = []
-    for path in sorted((run_dir / "checkpoints").glob("v*/manifest.json")):
-        found = unseal(path.read_bytes().rstrip())
-        if found is None:
-            problems.append(f"{path.parent.name}/{path.name} does not match its checksum")
-        else:
-            manifests.append(found)
+    # In this order, so that the audit of a run that goes on sees no effect without its cause: a delta is in the ledger before it
+    # is acknowledged, and accepted before a version merges it.
     told: dict[str, None] = {}
     for journal in [run_dir / JOURNAL, *sorted(run_dir.glob(f"clients/*/{JOURNAL}"))]:
         if journal.exists():
             told |= dict.fromkeys(acknowledged_keys(JournalReader(journal).read()))
+    manifests, damaged = _read_manifests(run_dir)
+    facts, problems = _read_ledger(run_dir / LEDGER)
+    problems += damaged
     spool = run_dir / "spool"
     result = audit(
         facts,
@@ -207,6 +204,21 @@ def audit_run(run_dir: Path) -> Audit:
         in_spool=lambda key: (spool / f"{key.replace('/', '@')}.frames").exists(),
     )
     return evolve(result, problems=(*problems, *result.problems))
+
+
+def _read_manifests(run_dir: Path) -> tuple[list[dict[str, Any]], list[str]]:
+    """The manifests of the kept checkpoints, and a sentence for each that is damaged."""
+    manifests, problems = [], []
+    for path in sorted((run_dir / "checkpoints").glob("v*/manifest.json")):
+        try:
+            found = unseal(path.read_bytes().rstrip())
+        except FileNotFoundError:
+            continue  # an old version is being removed just now
+        if found is None:
+            problems.append(f"{path.parent.name}/{path.name} does not match its checksum")
+        else:
+            manifests.append(found)
+    return manifests, problems
 
 
 def _read_ledger(path: Path) -> tuple[list[dict[str, Any]], list[str]]:

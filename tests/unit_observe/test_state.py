@@ -72,9 +72,9 @@ def begin(run, *names):
         join(run, name, 5)
 
 
-def stored(name, base, sequence, tokens=100, incarnation=5, problem=None):
+def stored(name, base, sequence, *, tokens=100, problem=None):
     """A delta arrived: what the journal gets for it."""
-    key = DeltaKey(name, incarnation, base, sequence)
+    key = DeltaKey(name, 5, base, sequence)
     first = ev.DeltaStored(name, key, tokens, 3, base, 800, 1.0, problem)
     if problem is not None:
         return [first, do.Tell(name, msg.Declined(key.text, "quarantined", problem))]
@@ -185,7 +185,7 @@ def test_losses_are_means_over_clients_of_their_first_lives(run):
 
 
 def test_refused_quarantined_and_later_are_told_apart(run):
-    """ "later" is a request to send again, not a refusal."""
+    """The code "later" is a request to send again, not a refusal."""
     begin(run, "a")
     key = "a/5/0/1"
     run.write(*stored("a", 0, 1, problem="NaN"))
@@ -265,7 +265,7 @@ def test_strange_lines_change_nothing(run):
 
 
 def test_json_of_a_state_is_plain(run):
-    """status --json prints it."""
+    """It is what status --json prints."""
     import json
 
     begin(run, "a")

@@ -1,0 +1,141 @@
+"""The demo for real: processes, sockets, training, SIGKILL."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from fsl_async.observe.ledger_audit import audit_run
+
+KEYS = [
+    "rounds", "clients", "tokens", "loss_first", "loss_last", "eval_loss", "bytes_raw", "bytes_sent", "ratio",
+    "relaunches", "deltas_merged", "deltas_lost", "deltas_doubled", "participation", "seconds", "run_dir",
+]  # fmt: skip
+
+FSL_NODE = [sys.executable, "-m", "fsl_async.cli"]
+
+
+def children_of(run_dir):
+    """Process ids of the nodes that keep their files in `run_dir`."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            command = path.read_bytes().decode(errors="replace")
+        except OSError:
+            continue
+        if "--role" in command and str(run_dir) in command:
+            found.append(int(path.parent.name))
+    return found
+
+
+def gone_within(run_dir, seconds):
+    """Whether all nodes of `run_dir` are gone within `seconds`."""
+    deadline = time.monotonic() + seconds
+    while children_of(run_dir):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.1)
+    return True
+
+
+@pytest.fixture
+def text(tmp_path):
+    """A little text of our own: quick to index, the same on every Python."""
+    path = tmp_path / "text.txt"
+    path.write_text(
+        "".join(f"line {i} of a text that repeats itself, as texts do\n" for i in range(20_000))
+    )
+    return path
+
+
+@pytest.mark.slow
+def test_a_whole_demo(tmp_path, text):
+    """A client is killed and comes back, nothing is lost, the loss falls, and the directory tells the story again."""
+    run_dir = tmp_path / "run"
+    done = subprocess.run(
+        [*FSL_NODE, "demo", "--clients", "2", "--seconds", "22", "--every", "2", "--seed", "1",
+         "--data", str(text), "--run-dir", str(run_dir), "--json"],
+        capture_output=True, text=True, timeout=150, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr + done.stdout
+    records = [json.loads(line) for line in done.stdout.splitlines()]
+    result = records.pop()
+    assert list(result) == KEYS
+    assert result["rounds"] >= 1
+    assert result["clients"] == 2
+    assert (result["deltas_lost"], result["deltas_doubled"]) == (0, 0)
+    assert result["relaunches"] == 1
+    assert result["deltas_merged"] >= result["rounds"]
+    assert result["tokens"] > 0
+    assert result["eval_loss"] < result["loss_first"]
+    assert result["ratio"] == pytest.approx(result["bytes_raw"] / result["bytes_sent"], abs=0.01)
+    assert 0 < result["participation"] <= 1
+    kinds = [record["event"] for record in records]
+    for kind in ("killed", "gone", "relaunched", "caught up", "version", "end"):
+        assert kind in kinds
+    assert gone_within(run_dir, 2.0)
+
+    audit = audit_run(run_dir)
+    assert (audit.merged, audit.tokens) == (result["deltas_merged"], result["tokens"])
+    shown = subprocess.run(
+        [*FSL_NODE, "status", str(run_dir), "--json"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    status = json.loads(shown.stdout)
+    for key in ("rounds", "tokens", "bytes_raw", "bytes_sent", "relaunches", "deltas_merged"):
+        assert status[key] == result[key]
+    assert status["phase"] == "ended"
+    assert status["audit"]["lost"] == []
+
+
+def started(tmp_path, text):
+    """A demo whose clients have joined."""
+    run_dir = tmp_path / "run"
+    demo = subprocess.Popen(
+        [*FSL_NODE, "demo", "--clients", "1", "--data", str(text), "--run-dir", str(run_dir), "--json"],
+        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+    )  # fmt: skip
+    for line in demo.stdout:
+        if json.loads(line)["event"] == "joined":
+            break
+    assert children_of(run_dir)
+    return demo, run_dir
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 64), (signal.SIGKILL, -9)]
+)
+def test_however_it_ends_no_process_stays(tmp_path, text, number, code):
+    """A demo that leaves a server behind would spoil the next one, and the laptop's battery."""
+    demo, run_dir = started(tmp_path, text)
+    with demo:
+        os.kill(demo.pid, number)
+        rest = demo.stdout.read()
+        assert demo.wait(timeout=60) == code
+    assert gone_within(run_dir, 5.0)
+    if code > 0:
+        assert "the demo was ended by" in json.loads(rest.splitlines()[-1])["error"]
+
+
+@pytest.mark.slow
+def test_a_clients_error_is_the_demos_own(tmp_path):
+    """Too little text is found by the client that opens it; the user gets that one line and exit code 2."""
+    short = tmp_path / "short.txt"
+    short.write_text("too short")
+    run_dir = tmp_path / "run"
+    done = subprocess.run(
+        [*FSL_NODE, "demo", "--data", str(short), "--run-dir", str(run_dir)],
+        capture_output=True, text=True, timeout=100, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.splitlines()[-1].startswith("error: data ")
+    assert gone_within(run_dir, 5.0)

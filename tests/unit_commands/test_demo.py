@@ -1,0 +1,179 @@
+"""`fsl-node demo` without its processes: settings, checks, summary, errors."""
+
+import attrs
+import pytest
+
+from fsl_async import cli
+from fsl_async.commands import demo
+from fsl_async.commands.output import Output
+from fsl_async.config import load
+from fsl_async.demo.evaluate import Evaluated
+from fsl_async.demo.play import Played, _error_of
+from fsl_async.demo.settings import DemoSettings
+from fsl_async.demo.summary import Summary, complaints, summarise, words
+from fsl_async.observe.ledger_audit import Audit
+
+KEYS = (
+    "rounds clients tokens loss_first loss_last eval_loss bytes_raw bytes_sent ratio relaunches deltas_merged"
+    " deltas_lost deltas_doubled participation seconds run_dir"
+)
+
+
+@pytest.fixture
+def settings(tmp_path):
+    return DemoSettings(
+        data="",
+        seconds=40.0,
+        clients=3,
+        format="e5m2",
+        every_s=4.0,
+        seed=3,
+        preset="0.5m",
+        run_dir=tmp_path,
+    )
+
+
+@pytest.fixture
+def played():
+    made = Played(killed_s=13.0, noticed_s=16.0, relaunched_s=18.0, caught_up_s=19.0, seconds=44.0)
+    made.state.version, made.state.digest, made.state.tokens = 7, "d7", 500
+    return made
+
+
+AUDIT = Audit(7, 20, 500, 20, 0, 0, (), (), ())
+EVALUATED = Evaluated(7, "d7", 2.5)
+
+
+def test_the_keys_of_the_result_are_those_promised():
+    """Scripts read them; `sim` has the same."""
+    assert [field.name for field in attrs.fields(Summary)] == KEYS.split()
+
+
+def test_the_run_is_configured_as_asked(settings):
+    """The options reach the run by the same --set that a user has."""
+    config = load(None, settings.overrides())
+    assert (config.sync.every_s, config.sync.clients, config.shards) == (4.0, 3, 3)
+    assert (config.codec.up, config.codec.down, config.run.seed) == ("e5m2", "e5m2", 3)
+    assert (config.train.threads, config.model.preset) == (1, "0.5m")
+
+
+def test_the_children_are_real_nodes(settings):
+    """A server on a free port, each client with its own name and journal."""
+    server, client = settings.server(), settings.client("client-2", "tcp://127.0.0.1:5")
+    assert server.argv[2:6] == ("-m", "fsl_async.cli", "--role", "ps")
+    assert "tcp://127.0.0.1:0" in server.argv
+    assert client.argv[-2:] == ("--run-dir", str(settings.run_dir / "clients" / "client-2"))
+    assert settings.victim == "client-2"
+    assert attrs.evolve(settings, clients=1).victim == "client-1"
+
+
+def test_a_good_demo_has_nothing_to_complain_of(settings, played):
+    """Otherwise exit code 0 would never be seen."""
+    assert complaints(settings, played, AUDIT, EVALUATED) == []
+
+
+@pytest.mark.parametrize(
+    ("fault", "words_said"),
+    [
+        ({"killed_s": None}, "was not killed"),
+        ({"noticed_s": None}, "did not notice"),
+        ({"caught_up_s": None}, "did not catch up"),
+        ({"faults": ["client-1 ended"]}, "client-1 ended"),
+    ],
+)
+def test_each_thing_that_did_not_happen_is_said(settings, played, fault, words_said):
+    """A demo that shows nothing must not pass."""
+    said = complaints(settings, attrs.evolve(played, **fault), AUDIT, EVALUATED)
+    assert len(said) == 1
+    assert words_said in said[0]
+
+
+@pytest.mark.parametrize(
+    ("audit", "evaluated", "words_said"),
+    [
+        (attrs.evolve(AUDIT, lost=("a/1/0/1",)), EVALUATED, "are lost: a/1/0/1"),
+        (attrs.evolve(AUDIT, doubled=("a/1/0/1",)), EVALUATED, "merged twice: a/1/0/1"),
+        (attrs.evolve(AUDIT, tokens=499), EVALUATED, "499 merged tokens"),
+        (None, EVALUATED, "no ledger"),
+        (AUDIT, None, "no checkpoint"),
+        (AUDIT, Evaluated(6, "d6", 2.5), "last checkpoint is version 6"),
+        (AUDIT, Evaluated(7, "dx", 2.5), "last checkpoint is version 7"),
+    ],
+)
+def test_each_broken_promise_is_said(settings, played, audit, evaluated, words_said):
+    """These are the checks that could fail, so each of them must be able to."""
+    said = complaints(settings, played, audit, evaluated)
+    assert len(said) == 1
+    assert words_said in said[0]
+
+
+def test_no_round_is_a_failure(settings, played):
+    """Starting processes is not yet a run."""
+    played.state.version = played.state.tokens = 0
+    said = complaints(settings, played, attrs.evolve(AUDIT, tokens=0), Evaluated(0, "d7", 5.0))
+    assert said == ["no round was merged; give it more --seconds"]
+
+
+def test_the_summary_counts_in_the_ledger_and_tells_where_to_look(settings, played):
+    """Numbers from the ledger, and the next command to paste."""
+    summary = summarise(settings, played, attrs.evolve(AUDIT, lost=("x",)), EVALUATED)
+    assert (summary.deltas_merged, summary.deltas_lost, summary.eval_loss) == (20, 1, 2.5)
+    lines = words(settings, played, summary, AUDIT)
+    assert lines[-1] == f"look further: fsl-node status {settings.run_dir}"
+    assert any(
+        "noticed after 3.0 s, back after 5.0 s, caught up after 6.0 s" in line for line in lines
+    )
+
+
+def test_run_directories(tmp_path, monkeypatch):
+    """By default one of its own for each demo, also for two in one second."""
+    monkeypatch.chdir(tmp_path)
+    first, second = (demo._make_directory(None, Output()) for _ in range(2))
+    assert first != second
+    assert first.parent.name == "runs"
+    assert first.is_dir()
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old" / "ledger.jsonl").touch()
+    with pytest.raises(demo.UsageError, match="holds a run already"):
+        demo._make_directory(tmp_path / "old", Output())
+
+
+def test_where_nothing_can_be_written_a_temporary_directory_serves(tmp_path, monkeypatch):
+    """A demo from a read-only checkout still runs."""
+    (tmp_path / "runs").write_text("in the way")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(demo.tempfile, "mkdtemp", lambda prefix: str(tmp_path / prefix))
+    assert demo._make_directory(None, Output()) == tmp_path / "fsl-demo-"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--data", "/no/such/file"],
+        ["--clients", "0"],
+        ["--preset", "a b"],
+        ["--format", "int8"],
+        ["--seconds", "1"],
+    ],
+)
+def test_bad_input_is_one_line_and_starts_nothing(arguments, capsys, tmp_path, monkeypatch):
+    """Before any process is launched and any directory is made."""
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["demo", *arguments]) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n"), list(tmp_path.iterdir())) == ("", 1, [])
+    assert err.startswith("error: ")
+
+
+@pytest.mark.parametrize(
+    ("line", "error"),
+    [
+        ("error: no such preset", "no such preset"),
+        ('{"error": "full", "kind": "x"}', "full"),
+        ("hello", ""),
+        ("[1]", ""),
+    ],
+)
+def test_what_a_child_said_went_wrong(line, error):
+    """Its one line becomes ours."""
+    assert _error_of(line) == error

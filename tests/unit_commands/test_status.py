@@ -1,0 +1,121 @@
+"""`fsl-node status`: what it says of a run directory, and of what is none."""
+
+import json
+import os
+import socket
+
+import pytest
+
+from fsl_async import cli
+from fsl_async import effects as do
+from fsl_async import events as ev
+from fsl_async.commands.status import server_words
+from fsl_async.learn.sealed import seal
+from fsl_async.observe.journal import JournalReader, JournalWriter
+from fsl_async.observe.state import RunState
+
+
+def make_run(path, *, ended, pid=0, role="ps"):
+    """A run directory with one client and, if `ended`, an end."""
+    with JournalWriter(path / "journal.jsonl") as journal:
+        journal.note(
+            "NodeStarted",
+            1.0,
+            role=role,
+            run="r-1",
+            address="tcp://h:1",
+            pid=pid,
+            host=socket.gethostname(),
+            every_s=600.0,
+        )
+        journal.event(ev.Recovered(-1, ""), 1.0)
+        journal.event(ev.ClientHello("site-a", 5, "", -1, ""), 1.0)
+        journal.event(ev.VersionCommitted(0, "d0", 0, 0.1), 1.0)
+        journal.event(ev.VersionHeld("site-a", 0, "d0"), 1.0)
+        if ended:
+            journal.effect(do.Finish("Ctrl-C"), 2.0)
+            journal.note("NodeEnded", 2.0)
+    version = {"fact": "version", "version": 0, "tokens_total": 0, "merged": []}
+    (path / "ledger.jsonl").write_bytes(seal(version) + b"\n")
+    folder = path / "checkpoints" / "v00000000"
+    folder.mkdir(parents=True)
+    (folder / "manifest.json").write_bytes(seal(version) + b"\n")
+    return path
+
+
+def test_a_finished_run(tmp_path, capsys):
+    """Years later the directory must still tell its story."""
+    assert cli.main(["status", str(make_run(tmp_path, ended=True))]) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    assert "run r-1, ended (Ctrl-C), version 0" in out
+    assert "checkpoints kept: 0 " in out
+    assert "0 lost, 0 doubled" in out
+    assert "site-a" in out
+
+
+def test_json_is_one_object(tmp_path, capsys):
+    """Monitoring reads it."""
+    assert cli.main(["status", "--json", str(make_run(tmp_path, ended=True))]) == 0
+    made = json.loads(capsys.readouterr().out)
+    assert (made["version"], made["phase"], made["checkpoints"]) == (0, "ended", [0])
+    assert made["audit"]["lost"] == []
+    assert made["clients"][0]["name"] == "site-a"
+
+
+def test_follow_ends_with_the_run(tmp_path, capsys):
+    """A finished run is told once, not waited for."""
+    assert cli.main(["status", "--follow", str(make_run(tmp_path, ended=True))]) == 0
+    assert capsys.readouterr().out.count("site-a joins") == 2  # on the way, and among the last news
+
+
+def test_a_damaged_ledger_is_said_and_the_rest_still_shown(tmp_path, capsys):
+    """The state of a damaged run is what its operator needs most."""
+    run_dir = make_run(tmp_path, ended=True)
+    (run_dir / "ledger.jsonl").write_bytes(b'{"fact":"version"}\n')
+    assert cli.main(["status", str(run_dir)]) == 0
+    assert "problem: line 1 of ledger.jsonl" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("kind", ["nothing", "empty", "file", "client", "no line"])
+def test_what_is_no_run_directory_is_one_line_and_exit_2(tmp_path, capsys, kind):
+    """A mistyped path is the usual mistake."""
+    path = tmp_path / "run"
+    if kind == "file":
+        path.write_text("x")
+    elif kind != "nothing":
+        path.mkdir()
+    if kind == "client":
+        make_run(path, ended=False, role="client")
+    elif kind == "no line":
+        (path / "journal.jsonl").write_text("")
+    assert cli.main(["status", str(path)]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+
+
+def state_of(path):
+    """Read a state back."""
+    state = RunState()
+    for line in JournalReader(path / "journal.jsonl").read():
+        state.apply(line)
+    return state
+
+
+def test_a_living_server_a_killed_one_and_a_distant_one(tmp_path):
+    """Whether the server is alive decides what the operator does next."""
+    state = state_of(make_run(tmp_path, ended=False, pid=os.getpid()))
+    assert server_words(state, state.last_t + 2.0).startswith("running, process")
+    state.pid = 2**22 + 5  # above the largest process number
+    assert server_words(state, state.last_t).startswith("gone without a last word")
+    state.host = "elsewhere"
+    assert server_words(state, state.last_t + 5.0).startswith("running")
+    assert server_words(state, state.last_t + 500.0).startswith("silent for 500 s")
+
+
+def test_the_next_sync_is_shown_while_it_runs(tmp_path, capsys):
+    """Every ten minutes is long enough to ask."""
+    cli.main(["status", "--json", str(make_run(tmp_path, ended=False, pid=os.getpid()))])
+    assert 500 < json.loads(capsys.readouterr().out)["next_sync_in_s"] <= 600
