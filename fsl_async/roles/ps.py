@@ -341,6 +341,9 @@ class ServerMachine:
         if now < cap_at:
             self.deadlines.set("round", cap_at)
             return []
+        due = self.deadlines.when("round")
+        if due is not None and due > now:
+            return []  # who answers "nothing" at once must not be called in a loop
         self.deadlines.set("round", now + self.rules.every_s)
         here = {name: member.incarnation for name, member in self.members.items()}
         text = f"round {self.round.number} stays open: {verdict.reason}"

@@ -211,6 +211,18 @@ def test_stays_open_without_quorum_and_recalls_those_who_had_nothing(make_server
     assert len(look.only(server.left("hung"), do.Commit)) == 1
 
 
+def test_open_round_does_not_call_in_a_loop(make_server, look):
+    """A client with nothing to send answers at once: called again at once, the two talked thousands of times a second."""
+    server = make_server(every_s=100.0)
+    server.begin("a", "hung", "hung2")
+    server.fire()
+    server.feed(ev.CallSkipped("a", 0, "nothing"))
+    assert look.said(server.fire()) == [msg.Call(0)]
+    assert look.said(server.feed(ev.CallSkipped("a", 0, "nothing"))) == []
+    assert server.machine.next_deadline() == 295.0
+    assert look.said(server.fire()) == [msg.Call(0)]
+
+
 def test_late_delta_is_merged_with_its_staleness(server, look):
     """Measured from version 0, merged into version 2."""
     server.begin("a", "b")
