@@ -257,7 +257,7 @@ def main(
 ) -> None:
     """Measure synchronisations; print one JSON object a line."""
     if smoke:
-        clients, formats, parameters, rounds = (2,), ("e4m3",), 300_000, 1
+        clients, formats, parameters, rounds = (3,), ("e4m3",), 300_000, 1
     for coding in formats:
         for count in clients:
             row = measure(

@@ -203,11 +203,11 @@ class LightClient:
 
     def start(self, held: Held | None = None) -> None:
         """Dial. `held`: say that this version is here already."""
-        if held is not None:
-            self.machine.base = held
-            self.machine.model_version = self.held = self.learner.base_version = held.version
-        self._shell.dial()
         self._shell.node.feed(ev.Attached(self._manifest.fingerprint, self._manifest.values))
+        if held is not None:
+            self.learner.base_version = held.version
+            self._shell.node.feed(ev.BaseReplaced(held.version, held.digest))
+        self._shell.dial()
 
     def feed_soon(self, event: ev.Event) -> None:
         """Answer the machine after it is done with what it asked."""
@@ -257,6 +257,7 @@ class Crowd:
             joined_s = time.monotonic() - begun
         for client in others[1:]:
             client.start(first.machine.base)
+        await self._until(lambda: all(client.held == 0 for client in self.clients))
         return joined_s
 
     async def sync(self, version: int) -> None:
