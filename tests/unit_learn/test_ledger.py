@@ -122,7 +122,7 @@ def test_a_failed_append_leaves_no_trace(run_root, crash_disk):
         ledger.append("lease", {"name": "a", "index": 0})
         for _ in range(failures):
             with pytest.raises(OSError, match="No space"):
-                ledger.append("lease", {"name": "b" * 50, "index": 1})
+                ledger.append("lease", {"name": "b" * 500, "index": 1})
         ledger.append("lease", {"name": "c", "index": 1})
         ledger.close()
         ledger, facts, notice = opened(root / "ledger.jsonl")

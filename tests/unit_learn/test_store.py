@@ -39,6 +39,17 @@ class NoNewNames(Quiet):
             raise OSError(5, "Input/output error")
 
 
+class FullForTheLedger(Quiet):
+    """A disk that, while `broken`, has room for everything but ledger lines."""
+
+    broken = False
+
+    def write(self, descriptor, data, offset):
+        if self.broken and bytes(data[:5]) == b'{"at"':
+            raise OSError(28, "No space left on device")
+        super().write(descriptor, data, offset)
+
+
 def noise(manifest, seed):
     return np.random.default_rng(seed).standard_normal(manifest.values).astype(np.float32)
 
@@ -357,6 +368,35 @@ def test_a_version_that_may_not_last_is_taken_back(run):
     assert recovered.version == 0
     assert recovered.settled == {key("a"): "quarantined"}
     assert run.round(1, "b").version == 1
+
+
+@pytest.mark.parametrize("crash", [False, True])
+def test_versions_that_the_ledger_does_not_know_yet_are_kept(run_root, crash):
+    """A version exists by its folder; until the ledger has its line, that folder is the only record of what it merged."""
+    run = Run(run_root / "run", keep_versions=1)
+    run.start()
+    run.close()
+    disk = FullForTheLedger()
+    run.store = Store(run.root, run.settings, files=disk)
+    run.store.recover()
+    for name in "abc":
+        run.send(key(name), noise(SMALL, 1))
+    disk.broken = True
+    assert "is tried again" in run.commit(key("a")).notice
+    digest = run.commit(key("b")).digest
+    if crash:
+        run.store._run.ledger.close()
+        run.store = None
+    else:
+        disk.broken = False
+        assert run.commit(key("c")).notice is None
+    recovered = run.open()
+    assert recovered.merged_keys >= {key("a"), key("b")}
+    assert [delta.key for delta in recovered.pending] == ([key("c")] if crash else [])
+    assert len(recovered.notices) == (2 if crash else 0)
+    assert not crash or recovered.digest == digest
+    run.close()
+    assert [p.name for p in (run.root / "checkpoints").iterdir()] == [f"v0000000{3 - crash}"]
 
 
 # --- other facts ----------------------------------------------------------------------------------------------

@@ -162,12 +162,12 @@ def send(store, heard, name, version):
 def play(store, heard):
     """Open the store and bring the scenario to its end from wherever it is. Returns what recovery said."""
     recovered = patiently(store.recover, heard)
-    if recovered.version < 0:
-        publish(store, heard)
     for position, name in enumerate(LEASED):
         index = patiently(lambda name=name: store.lease(name, len(LEASED)), heard)
         assert index == position
         heard.leases[name] = index
+    if recovered.version < 0:
+        publish(store, heard)
     for version in range(max(1, store.version + 1), LAST + 1):
         for name in ROUNDS[version]:
             send(store, heard, name, version)

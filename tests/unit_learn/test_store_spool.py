@@ -11,6 +11,7 @@ from fsl_async.learn.errors import FrameRefused, StoreError
 from fsl_async.learn.frame_file import FrameWriter, frame_places, read_frame
 from fsl_async.learn.manifest import Manifest
 from fsl_async.learn.records import DeltaMeta, MergedDelta, StoreSettings, file_name, key_of_file
+from fsl_async.learn.spool import Spool
 from fsl_async.learn.store import Store
 from fsl_codecs import CodecSpec, decode, encode
 
@@ -97,6 +98,18 @@ def test_other_metadata_under_the_same_key_starts_over(store):
     store.spool_write(KEY, 0, frames(delta(1))[0])
     store.spool_begin(KEY, DeltaMeta(tokens=11, steps=2))
     assert store.spool_next_chunk(KEY) == 0
+
+
+def test_starting_over_on_a_full_disk_forgets_the_first_try(run_root, crash_disk):
+    """The file was emptied before the disk failed; counting its old chunks would acknowledge a delta that is not there."""
+    (run_root / "spool").mkdir()
+    disk = crash_disk(run_root, 5, "error")
+    spool = Spool(disk, run_root)
+    spool.begin(KEY, META)
+    spool.write(KEY, 0, frames(delta())[0], Manifest.from_shapes([("w", (CHUNK,))]))
+    with pytest.raises(OSError, match="No space"):
+        spool.begin(KEY, DeltaMeta(tokens=11, steps=2))
+    assert spool.next_chunk(KEY) == 0
 
 
 @pytest.mark.parametrize(
