@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from fsl_async.learn.gpt import GPT, PRESETS, GPTConfig, parameter_count
+from fsl_async.learn.gpt import GPT, PRESETS, GPTConfig, parameter_count, rotary_table, rotate
 
 SMALL = GPTConfig(layers=2, width=16, heads=2, context=12)
 UNITS = {"m": 1e6, "b": 1e9}
@@ -41,8 +41,8 @@ def test_first_loss_is_that_of_a_uniform_guess(name):
         assert GPT(PRESETS[name]).loss(window).item() == pytest.approx(math.log(256), abs=0.15)
 
 
-def test_a_logit_depends_on_earlier_bytes_only_and_on_their_order():
-    """A leak of the target gives beautiful losses and a useless model; without positions a bag of bytes is learned."""
+def test_a_logit_depends_on_earlier_bytes_only():
+    """A leak of the target gives beautiful losses and a useless model."""
     torch.manual_seed(0)
     model = GPT(SMALL)
     window = torch.randint(0, 256, (1, 12))
@@ -52,11 +52,30 @@ def test_a_logit_depends_on_earlier_bytes_only_and_on_their_order():
         first, second = model(window), model(changed)
         assert torch.equal(first[:, :7], second[:, :7])
         assert not torch.allclose(first[:, 7:], second[:, 7:])
-        swapped = window.clone()
-        swapped[0, [2, 5]] = swapped[0, [5, 2]]
-        assert not torch.allclose(model(window)[:, -1], model(swapped)[:, -1], atol=1e-6)
     assert first.shape == (1, 12, 256)
     assert first.dtype == torch.float32
+
+
+def test_the_order_of_earlier_bytes_matters_already_to_one_layer():
+    """Without positions it would see a bag of bytes (deeper models recover order from the causal mask)."""
+    model = GPT(GPTConfig(layers=1, width=16, heads=2, context=12))
+    window = torch.arange(12)[None]
+    swapped = window.clone()
+    swapped[0, [2, 5]] = swapped[0, [5, 2]]
+    with torch.no_grad():
+        assert not torch.allclose(model(window)[:, -1], model(swapped)[:, -1], atol=1e-6)
+
+
+def test_rotated_queries_and_keys_see_only_their_distance():
+    """That is what rotary positions are for: what is learned at one place holds at every other."""
+    torch.manual_seed(0)
+    query, key = torch.randn(8), torch.randn(8)
+    table = rotary_table(20, 8)
+    scores = rotate(query.expand(20, 8), *table) @ rotate(key.expand(20, 8), *table).T
+    for distance in (0, 3, 11):
+        along = scores.diagonal(-distance)
+        assert torch.allclose(along, along[0].expand_as(along), atol=1e-5)
+    assert scores[:, 0].std() > 0.1
 
 
 def test_dropout_acts_in_training_only():

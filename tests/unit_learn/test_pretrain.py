@@ -74,6 +74,8 @@ def test_the_optimisers_state_survives_a_rebase(config):
 
     def step(**told):
         again = real_step(**told)
+        # gradients of one step must not leak into the next
+        assert all(w.grad is None for group in seen[0].param_groups for w in group["params"])
         done = learner.meter.steps
         if done == 3:
             frame = learner.encode_initial(0)
