@@ -40,9 +40,9 @@ def test_a_window_of_one_chunk_grants_every_time():
     credit = Granting(100, 100)
     assert credit.fits(100)
     assert not credit.fits(101)
-    credit.receive(30)
-    assert credit.consume(30, 100)
-    assert credit.limit == 130
+    credit.receive(10)
+    assert credit.consume(10, 100)
+    assert credit.limit == 110
 
 
 def test_a_shrinking_window_takes_nothing_back():

@@ -126,6 +126,10 @@ BAD = {
     "extension type": (msgpack.packb([frames.UNKNOWN, msgpack.ExtType(5, b"abc")]),),
     "empty extension type": (b"\x92\x04\xc7\x00\x05",),
     "timestamp": (msgpack.packb([frames.UNKNOWN, msgpack.Timestamp(1, 1)]),),
+    "timestamp in a body": (
+        msgpack.packb([frames.BEAT, SESSION, 1, True, {"at": msgpack.Timestamp(1, 1)}]),
+    ),
+    "a cheap list of many": (raw(frames.BEAT, SESSION, 1, True, {"a": [None] * 200_000}),),
     "text that is no utf-8": (b"\x93\x08\xc4\x08ssssssss\xa2\xff\xfe",),
     "array that claims too much": (b"\xdd\xff\xff\xff\xff",),
     "map that claims too much": (b"\xdf\xff\xff\xff\xff",),

@@ -153,6 +153,16 @@ def test_backlog_beyond_the_window(new_settings):
     assert [message.fields[0]["n"] for message in sent(session)] == [3, 4]
 
 
+def test_a_backlog_that_moves_is_no_dead_peer(new_settings):
+    """The limit is on what waits, not on what ever waited."""
+    session = make(new_settings, control_window=1, backlog_limit_bytes=1000)
+    send(session, 0, 0.0)
+    for n in range(1, 100):
+        send(session, n, 0.0)
+        session.handle(frames.Ack(SESSION, n, False), 0.0)
+    assert not session.is_expired
+
+
 def test_a_backlog_without_end_is_a_dead_peer(new_settings):
     """Memory must not grow with a peer that stopped to listen."""
     session = make(new_settings, control_window=1, backlog_limit_bytes=1000)

@@ -229,6 +229,12 @@ def test_a_lost_refusal_is_asked_again(new_settings):
     machine.refuse("full", "because")
     assert sent(machine) == [refuse()]
     assert machine.handle(hello(), 1.0) == [Ask(hello())]
+    # Also soon after a session, when old copies of its HELLO are ignored.
+    machine = up_listener(new_settings)
+    machine.disconnect("x", 1.0)
+    machine.handle(hello(10, 2), 1.0)
+    machine.refuse("full", "because")
+    assert machine.handle(hello(10, 2), 2.0) == [Ask(hello(10, 2))]
 
 
 def test_higher_incarnation_replaces_the_ghost(new_settings):

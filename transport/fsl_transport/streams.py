@@ -351,8 +351,8 @@ class Streams:
 
     def _wrote(self, incoming: _Incoming, index: int, ok: bool) -> None:
         size = incoming.writing.pop(index, None)
-        if incoming.gone or size is None:
-            return
+        if size is None:
+            return  # told twice, or the stream is gone
         if not ok:
             self._abort(incoming, "the receiver could not write it")
             reason = "it could not be written"

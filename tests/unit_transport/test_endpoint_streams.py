@@ -1,0 +1,239 @@
+"""Streams through the endpoints: limits, sharing, slow sources, lines and sinks; over memory."""
+
+import pytest
+
+from fsl_transport import (
+    Conditions,
+    PeerDown,
+    PeerUp,
+    StreamDeclined,
+    StreamFailed,
+    StreamOffered,
+    StreamReceived,
+    StreamSent,
+    frames,
+)
+
+
+@pytest.fixture
+def world(mem_world):
+    return mem_world(Conditions(delay_s=0.02))
+
+
+@pytest.fixture
+def pair(world):
+    ps = world.listener()
+    client = world.dialer()
+    world.until(lambda: client.count(PeerUp))
+    return ps, client
+
+
+def test_empty_and_finished_streams(world, pair, new_source, new_sink):
+    """No chunks at all, or none left to send: both are complete at once."""
+    ps, client = pair
+    source = new_source([b"x"] * 3)
+    ps.on[StreamOffered] = lambda e: ps.endpoint.accept(e.peer, e.stream_id, new_sink(), e.chunks)
+    client.endpoint.offer("", "empty", {}, new_source([]))
+    client.endpoint.offer("", "finished", {}, source)
+    world.until(lambda: client.count(StreamSent) == 2)
+    assert [e.stream_id for e in ps.all(StreamReceived)] == ["empty", "finished"]
+    assert source.reads == []
+
+
+def test_offering_again_replaces(world, pair, new_source, new_sink):
+    """A restarted stream of the same id: the old one fails, the new one arrives."""
+    ps, client = pair
+    sinks = [new_sink(hold=True), new_sink()]
+    left = list(sinks)
+    ps.on[StreamOffered] = lambda e: ps.endpoint.accept(e.peer, e.stream_id, left.pop(0))
+    client.endpoint.offer("", "s", {}, new_source([b"old"] * 3))
+    world.until(lambda: len(sinks[0].got) == 3)
+    client.endpoint.offer("", "s", {}, new_source([b"new"] * 3))
+    world.until(lambda: client.count(StreamSent))
+    sinks[0].release()
+    world.run(1)
+    assert [e.reason for e in ps.all(StreamFailed)] == ["offered again"]
+    assert ps.count(StreamReceived) == 1
+    assert sinks[1].content == b"newnewnew"
+
+
+def test_an_id_that_is_offered_twice_on_the_wire(world, pair, new_source):
+    """The receiver keeps one stream per id even when a sender forgets to stop the old one."""
+    ps, client = pair
+    client.endpoint.offer("", "s", {}, new_source([b"x"]))
+    client.endpoint.send_op(client.endpoint._peer, frames.OFFER, (2, "s", 1, {}))
+    world.until(lambda: ps.count(StreamOffered) == 2)
+    assert ps.count(StreamFailed) == 1
+    assert len(ps.endpoint.transfers()) == 1
+
+
+def test_too_many_streams_are_declined(world, new_settings, new_source):
+    """One peer's offers must not fill our tables."""
+    ps = world.listener(settings=new_settings(max_streams=2))
+    client = world.dialer()
+    world.until(lambda: client.count(PeerUp))
+    for name in "abc":
+        client.endpoint.offer("", name, {}, new_source([b"x"]))
+    world.until(lambda: client.count(StreamDeclined))
+    assert client.last(StreamDeclined).stream_id == "c"
+    assert [e.stream_id for e in ps.all(StreamOffered)] == ["a", "b"]
+
+
+def test_a_chunk_over_the_limit_fails_its_stream_at_the_sender(world, pair, new_source, new_sink):
+    """The receiver would end the whole session for it."""
+    ps, client = pair
+    world.accept_all(ps, new_sink())
+    client.endpoint.offer("", "s", {}, new_source([b"x" * (1 << 19)]))
+    world.until(lambda: client.count(StreamFailed) and ps.count(StreamFailed))
+    assert "over the limit" in client.last(StreamFailed).reason
+    assert not ps.count(PeerDown)
+
+
+def test_any_contiguous_buffer_is_a_chunk(world, pair, new_source, new_sink):
+    """A memoryview of floats counts in bytes, not in values."""
+    ps, client = pair
+    sink = new_sink()
+    world.accept_all(ps, sink)
+    floats = memoryview(bytearray(range(80))).cast("f")
+    client.endpoint.offer("", "s", {}, new_source([floats, bytearray(b"ab"), b""]))
+    world.until(lambda: client.count(StreamSent))
+    assert sink.content == bytes(range(80)) + b"ab"
+
+
+def test_many_streams_share_the_budget(world, new_settings, new_source, new_sink):
+    """A thousand clients at once must not each get four megabytes of our memory."""
+    small = new_settings(budget_bytes=1 << 20, chunk_limit_bytes=1 << 16)
+    ps = world.listener(settings=small)
+    sinks = []
+
+    def offered(event):
+        sinks.append(new_sink(hold=True))
+        ps.endpoint.accept(event.peer, event.stream_id, sinks[-1])
+
+    ps.on[StreamOffered] = offered
+    for index in range(8):
+        client = world.dialer(f"c{index}", settings=small)
+        world.until(lambda client=client: client.count(PeerUp))
+        client.endpoint.offer("", "s", {}, new_source([b"x" * 50_000] * 100))
+        world.run(2)
+    held = [sink.unwritten for sink in sinks]
+    assert held[0] > 900_000  # the first had the budget for itself
+    assert held[-1] <= 1 << 17
+    for _ in range(60):
+        for sink in sinks:
+            sink.release()
+        world.run(0.2)
+    assert sum(sink.unwritten for sink in sinks) <= 3 << 19
+    assert ps.endpoint.open_streams == 8 - ps.count(StreamReceived)
+
+
+def test_a_slow_source_survives_the_stall_clock(world, pair, new_source, new_sink):
+    """An encoder that needs longer than ``stall_s`` per chunk must still get through."""
+    ps, client = pair
+    sink = new_sink()
+    world.accept_all(ps, sink)
+    source = new_source([bytes([index]) for index in range(4)], later=True)
+    client.endpoint.offer("", "s", {}, source)
+    for _ in range(4):
+        world.until(lambda: source.waiting)
+        world.run(20)
+        deliver, data = source.waiting.pop(0)
+        deliver(data)
+    world.until(lambda: client.count(StreamSent))
+    assert sink.content == bytes(range(4))
+    assert source.reads == [0, 1, 2, 3]
+
+
+def test_a_slow_line_is_not_filled_with_repetitions(world, new_source, new_sink):
+    """A chunk that takes longer than ``stall_s`` to cross is late, not lost."""
+    ps = world.listener()
+    world.network.set_conditions("c", "ps", Conditions(delay_s=0.02, bytes_per_s=2000))
+    client = world.dialer()
+    world.until(lambda: client.count(PeerUp))
+    sink, source = new_sink(), new_source([b"x" * 20_000] * 30)  # 10 s a chunk, stall_s is 3 s
+    world.accept_all(ps, sink)
+    client.endpoint.offer("", "s", {}, source)
+    world.until(lambda: client.count(StreamSent), units=3000)
+    assert len(sink.got) == 30
+    assert len(source.reads) < 120
+
+
+def test_a_loss_in_the_middle_and_at_the_end(world, pair, new_source, new_sink):
+    """A gap is repaired at once; a lost tail by the stall clock."""
+    ps, client = pair
+    sink, source = new_sink(), new_source([bytes([index]) for index in range(6)])
+    world.accept_all(ps, sink)
+    lost = {2, 5}
+    plain = client.endpoint.send_chunk
+
+    def lossy(peer, head, payload):
+        if bytes(payload)[0] in lost:
+            lost.discard(bytes(payload)[0])
+        else:
+            plain(peer, head, payload)
+
+    client.endpoint.send_chunk = lossy
+    client.endpoint.offer("", "s", {}, source)
+    world.until(lambda: client.count(StreamSent))
+    assert sink.content == bytes(range(6))
+    assert lost == set()
+
+
+@pytest.fixture
+def quiet_pair(world, new_settings):
+    """Two ends whose sessions have no timers that could help a stream by chance."""
+    quiet = new_settings(heartbeat_every_s=100.0, expire_after_s=400.0, retransmit_after_s=50.0)
+    ps = world.listener(settings=quiet)
+    client = world.dialer(settings=quiet)
+    world.until(lambda: client.count(PeerUp))
+    return ps, client
+
+
+@pytest.mark.parametrize("hold", [False, True])
+def test_the_stall_clock_is_armed(world, quiet_pair, new_source, new_sink, hold):
+    """A lost tail is asked for after ``stall_s``, counted from when the writer was done."""
+    ps, client = quiet_pair
+    sink, source = new_sink(hold=hold), new_source([b"a", b"b"])
+    world.accept_all(ps, sink)
+    plain = client.endpoint.send_chunk
+    client.endpoint.send_chunk = lambda peer, head, data: data == b"a" and plain(peer, head, data)
+    client.endpoint.offer("", "s", {}, source)
+    world.until(lambda: sink.got)
+    client.endpoint.send_chunk = plain
+    if hold:
+        world.run(20)
+        assert source.reads == [0, 1]
+        sink.release()
+    world.run(2.5)
+    assert source.reads == [0, 1]
+    world.run(1)
+    assert source.reads == [0, 1, 1]
+    sink.release()
+    world.run(0.2)
+    assert client.count(StreamSent)
+
+
+def test_late_answers_of_a_source_are_ignored(world, pair, new_source, new_sink):
+    """A cancelled stream's reading may still end, well or badly: nobody wants to know."""
+    ps, client = pair
+    world.accept_all(ps, new_sink())
+    source = new_source([b"x"] * 3, later=True)
+    client.endpoint.offer("", "s", {}, source)
+    world.until(lambda: source.waiting)
+    client.endpoint.cancel("", "s", "x")
+    before = world.network.counts["sent"]
+    deliver, data = source.waiting.pop()
+    deliver(None)
+    deliver(data)
+    assert world.network.counts["sent"] == before
+    assert not client.count(StreamFailed)
+
+
+def test_thousands_of_small_chunks(world, pair, new_source, new_sink):
+    """A source that answers at once must not be called in a recursion."""
+    ps, client = pair
+    sink = new_sink()
+    world.accept_all(ps, sink)
+    client.endpoint.offer("", "s", {}, new_source([b"x"] * 5000))
+    world.until(lambda: client.count(StreamSent))
+    assert len(sink.got) == 5000
