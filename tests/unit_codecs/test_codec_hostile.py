@@ -250,3 +250,13 @@ def test_flags_and_modes_cannot_lie():
         decode(forged("bf16", struct.pack("<HH", 0x7F80, 1), 2, 2, 0))
     with pytest.raises(FrameError, match="NaN"):
         decode(forged("e4m3", b"\xf7\0\x7e\x01", 2, 2, 0))
+
+
+@pytest.mark.parametrize(("name", "lowest", "highest"), [("e4m3", 10, 247), ("e5m2", 17, 240)])
+def test_scales_end_where_the_format_says(name, lowest, highest):
+    """Just outside, codes would decode to subnormal or infinite numbers, which receivers may treat differently."""
+    for scale in (lowest, highest):
+        assert decode(forged(name, bytes((scale, 0, 1, 2)), 2, 2)).size == 2
+    for scale in (lowest - 1, highest + 1):
+        with pytest.raises(FrameError, match="block scale"):
+            decode(forged(name, bytes((scale, 0, 1, 2)), 2, 2))

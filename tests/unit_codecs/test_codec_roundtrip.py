@@ -224,6 +224,10 @@ def test_outputs_that_are_too_small_or_read_only_are_refused():
     for receive in (decode_into, lambda frame, out: decode_accumulate(frame, out, 1.0)):
         with pytest.raises(LimitError):
             receive(encode(values), np.zeros(99, np.float32))
+    with pytest.raises(LimitError):
+        decode_into(encode(values), np.zeros(99, np.float32), Limits())
+    with pytest.raises(LimitError):
+        decode_accumulate(encode(values), np.zeros(99, np.float32), 1.0, Limits())
     with pytest.raises(CodecUsageError):
         bound(-1)
     with pytest.raises(CodecUsageError, match="bytes-like"):
