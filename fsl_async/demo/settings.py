@@ -16,7 +16,8 @@ HEARTBEAT_EVERY_S = 0.5
 EXPIRE_AFTER_S = 3.0
 
 # One short run is not the paper's setting: with a handful of rounds the outer momentum has no time to settle, and plain averaging
-# (FedAvg, arXiv:1602.05629) gets furthest. docs/LOG.md has the numbers.
+# (FedAvg, arXiv:1602.05629) gets further: held-out loss 2.41 against 2.61 nats/byte with Nesterov 0.7 / 0.9, after 160 steps by each
+# of three clients and a sync every 40 (one seed); learning rate 8e-3 instead of 4e-3 gave 2.51.
 TRAINING: dict[str, str | float] = {
     "outer.optimizer": "average",
     "train.learning_rate": 4e-3,
