@@ -137,10 +137,14 @@ class World:
     """What both worlds share."""
 
     unit_s = 1.0
+    expire_units = 10
     scheduler = None
 
     def __init__(self):
         self.nodes = []
+
+    def settings(self):
+        return make_settings(self.unit_s, expire_after_s=self.expire_units * self.unit_s)
 
     def listener(self, *, name="ps", incarnation=1, settings=None, seed=1):
         node = Node(self, name)
@@ -148,7 +152,7 @@ class World:
         node.endpoint = ListenerEndpoint(
             node.link,
             self.scheduler,
-            settings or make_settings(self.unit_s),
+            settings or self.settings(),
             node.take,
             name,
             incarnation=incarnation,
@@ -164,7 +168,7 @@ class World:
         node.endpoint = DialerEndpoint(
             node.link,
             self.scheduler,
-            settings or make_settings(self.unit_s),
+            settings or self.settings(),
             node.take,
             name,
             incarnation=incarnation,
@@ -279,6 +283,7 @@ class ZmqWorld(World):
 
     kind = "zmq"
     unit_s = UNIT_S
+    expire_units = 20  # real machines are sometimes busy with something else
 
     def __init__(self):
         super().__init__()
@@ -293,7 +298,7 @@ class ZmqWorld(World):
         async def make():
             from fsl_transport.zmq_link import ZmqListener
 
-            return ZmqListener(f"127.0.0.1:{self.port}", make_settings(self.unit_s))
+            return ZmqListener(f"127.0.0.1:{self.port}", self.settings())
 
         link = self.do(make())
         self.port = link.port
@@ -307,7 +312,7 @@ class ZmqWorld(World):
                 self.proxies[name] = proxy = Proxy(self, lambda: self.port)
                 await proxy.start()
             address = f"127.0.0.1:{self.proxies[name].port}"
-            return ZmqDialer(address, name, make_settings(self.unit_s))
+            return ZmqDialer(address, name, self.settings())
 
         return self.do(make())
 

@@ -357,6 +357,29 @@ def test_old_deadlines_do_not_pile_up(world, pair):
     assert len(client.endpoint._heap) < 50
 
 
+def test_a_process_that_slept_reads_before_it_judges(world, new_settings):
+    """After a suspension the beats wait in the sockets; the peers are not to blame."""
+    ps = world.listener()
+    client = world.dialer(settings=new_settings(expire_after_s=100.0))
+    world.until(lambda: client.count(PeerUp))
+    late = ps.endpoint._on_timer
+    ps.endpoint._timer.cancel()
+    world.cut(client)
+    world.run(15)
+    world.heal(client)
+    late()
+    client.endpoint.send("", {"n": 1})
+    world.run(5)
+    assert ps.count(MessageReceived) == 1
+    assert not ps.count(PeerDown)
+    ps.endpoint._timer.cancel()
+    world.kill(client)
+    world.run(15)
+    late()
+    world.run(1)
+    assert ps.last(PeerDown).reason == "expired"
+
+
 def test_close_is_silent_and_final(world, pair, new_source):
     """After close: no event, no timer, no message; twice is harmless."""
     ps, client = pair

@@ -291,7 +291,7 @@ def test_beats_carry_payloads_both_ways(world):
     world.until(lambda: ps.count(BeatReceived) >= 2 and client.count(BeatReceived) >= 2)
     assert ps.last(BeatReceived) == BeatReceived("c", {"step": 4, "to": ""})
     assert client.last(BeatReceived) == BeatReceived("", {"members": 1, "to": "c"})
-    world.run(15)
+    world.run(25)
     assert not ps.count(PeerDown)
 
 

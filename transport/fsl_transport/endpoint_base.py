@@ -259,6 +259,11 @@ class Endpoint:
         # A loop may call a hair early: its clock has a resolution.
         now = max(self._scheduler.time(), self._timer_at)
         self._timer = None
+        if now - self._timer_at > self.settings.heartbeat_every_s / 2:
+            # This process slept (suspended, starved, stuck). What the peers said meanwhile waits
+            # in the sockets: read it before anybody is declared dead.
+            self._arm_timer(now + self.settings.ack_after_s)
+            return
         self._timer_at = -math.inf  # nobody arms it while we are here
         heap = self._heap
         try:
