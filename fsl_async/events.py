@@ -359,9 +359,13 @@ class EncodingFinished(Event):
 
 @frozen
 class Rebased(Event):
-    """The training thread moved its weights onto `version`, keeping what it trained meanwhile."""
+    """The training thread moved its weights onto `version`, keeping what it trained meanwhile.
+
+    Weights that are not finite cannot be moved: then the version is taken as it is, and `dropped_tokens` were not sent.
+    """
 
     version: int
+    dropped_tokens: int = 0
 
 
 @frozen

@@ -265,6 +265,15 @@ def _place(
     )
 
 
+def _own_task(given: str | None, wanted: str) -> str:
+    """The task to load. A server must not choose which code of this machine is run, so its name for one is only a hint."""
+    if given is None and wanted:
+        raise TaskError(
+            f"this run trains a task of its own ({wanted}): give this client its copy with --task FILE.py:FUNCTION"
+        )
+    return given or ""
+
+
 def join_run(
     server: str,
     name: str,
@@ -284,7 +293,7 @@ def join_run(
     try:
         member = runtime.wait_welcome()
         place = _place(runtime, member, log, data=data)
-        function = load_task(task or member.config.train.task)
+        function = load_task(_own_task(task, member.config.train.task))
         function(Fed(runtime.learner, place))
     except RunFinishedError:
         pass

@@ -11,6 +11,7 @@ from fsl_async.commands.output import Output
 from fsl_async.errors import UsageError
 
 if TYPE_CHECKING:
+    from fsl_async.settings import Config
     from fsl_async.stopper import Stopper
 
 _OF_THE_SERVER = {
@@ -102,6 +103,22 @@ def check_task(task: str) -> str:
     if not path.is_file():
         raise UsageError(f"--task {task}: no such file {path}")
     return f"{path.resolve()}:{function}"
+
+
+SMALLEST_CONTEXT = 128
+"""Of the built-in models; a longer one is checked where the model is built."""
+
+
+def check_corpus(config: Config) -> None:
+    """Raise DataError when the run's text is here and cannot be cut into its shards; a server need not have it at all."""
+    from fsl_async.learn.data import Corpus
+
+    path = config.data.path
+    if not path or config.train.task or not Path(path).exists():
+        return
+    context = config.model.context or SMALLEST_CONTEXT
+    corpus = Corpus.open(path, context=context, held_out=config.data.holdout)
+    corpus.shard(0, 1 if config.data.sharding == "local" else config.shards)
 
 
 def check_data(data: str) -> Path:

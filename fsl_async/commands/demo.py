@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from fsl_async.commands.client import check_data
+from fsl_async.commands.client import check_corpus, check_data
 from fsl_async.commands.output import Output
 from fsl_async.errors import (
     ExitCode,
@@ -87,7 +87,8 @@ def command(
         preset=preset,
         run_dir=Path(),
     )
-    load(None, settings.overrides())  # wrong settings end here, before any process is started
+    # What is wrong with the settings or the text ends here, before any process is started.
+    check_corpus(load(None, settings.overrides()))
     settings = settings.at(_make_directory(run_dir, output))
     for line in _introduction(settings):
         output.say(line)

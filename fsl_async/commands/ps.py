@@ -6,7 +6,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from fsl_async import address as addresses
-from fsl_async.commands.client import check_data, check_task
+from fsl_async.commands.client import check_corpus, check_data, check_task
 from fsl_async.commands.output import Output
 
 if TYPE_CHECKING:
@@ -50,6 +50,7 @@ def command(
     if insecure:
         shorter.append("listen.insecure=true")
     resolved = load(config, [*overrides, *shorter])
+    check_corpus(resolved)
     output = Output(as_json=as_json)
     if dry_run:
         if as_json:

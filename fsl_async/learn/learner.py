@@ -194,6 +194,7 @@ class Learner:
                 digest, finite = self._base_digest, self._reference_finite
             assert base is not None
             assert reference is not None
+            dropped = 0
             if version == NO_VERSION:
                 return  # the base was lost since we were asked; a full fetch and another request will come
             if self.version == NO_VERSION:
@@ -202,6 +203,7 @@ class Learner:
             elif discard or not finite or not self._weights.is_finite():
                 # NaN - NaN is NaN: unfinite weights cannot be rebased, and would stay so for ever
                 self._weights.copy_in(base)
+                dropped = self.meter.unsent_tokens
                 self.meter.forget()
             elif (version, digest) == (self.version, self._model_digest):
                 base = reference  # it is there already; moving would take out the work that is on its way
@@ -212,7 +214,7 @@ class Learner:
                 if base is not reference:
                     self._reference, self._reference_finite = base, True
                     self._release(reference)
-        self.on_event(Rebased(version))
+        self.on_event(Rebased(version, dropped))
 
     # --- loop thread: never waits -----------------------------------------------------------------------------
 

@@ -278,6 +278,9 @@ class ClientMachine:
         self.busy = None
         self.model_version, self.model_digest = event.version, self.base.digest
         effects: list[Effect] = []
+        if event.dropped_tokens:
+            text = f"weights were not finite: back on version {event.version}, without the last {event.dropped_tokens} tokens"
+            effects.append(do.Note(text, "warning"))
         if self.connected:
             effects.append(do.Tell(SERVER, msg.Holding(self.base.version, self.base.digest)))
         return effects + self._advance()

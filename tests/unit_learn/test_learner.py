@@ -94,12 +94,12 @@ def taken(learner, sequence):
     return np.concatenate([decode(frame) for frame in frames])
 
 
-def move(learner, server, version, kind="full"):
+def move(learner, server, version, kind="full", dropped=0):
     digest = server.give(learner, version, kind)
     assert digest == digest_of(server.versions[version])
     learner.request_rebase(version, digest)
     assert learner.attend()
-    assert learner.events[-1] == Rebased(version)
+    assert learner.events[-1] == Rebased(version, dropped)
 
 
 def test_own_weights_become_version_0():
@@ -282,7 +282,7 @@ def test_non_finite_weights_are_sent_and_healed_by_the_next_version():
     assert learner.events[-1].metrics["nonfinite"] == 1.0
     server.merge(np.full(5, -1.0, np.float32))
     step(learner, tokens=8)
-    move(learner, server, 1)
+    move(learner, server, 1, dropped=8)
     assert (model.numbers() == 1.0).all()
     # what was lost is not claimed either
     assert learner.meter.unsent_tokens == 0

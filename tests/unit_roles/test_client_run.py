@@ -313,3 +313,11 @@ def test_a_life_that_the_handshake_raised(client):
 def test_what_changes_no_decision(client):
     """Beats are for the journal."""
     assert client.feed(ev.BeatHeard("", {})) == []
+
+
+def test_dropped_work_is_said(client):
+    """Tokens that no delta will ever carry must not vanish without a word."""
+    client.ready()
+    effects = client.feed(ev.Rebased(client.machine.base.version, 64))
+    assert isinstance(effects[0], do.Note)
+    assert "64 tokens" in effects[0].text

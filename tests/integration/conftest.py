@@ -1,0 +1,184 @@
+"""Real nodes for the tests of this folder: processes, sockets, disk."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+UNIT_S = float(os.environ.get("FSL_TEST_TIME_UNIT", "1"))
+
+TASK = '''
+"""A network of three weights: joins fast, trains fast."""
+import math, os, time
+import torch
+
+def train(fed, width=3, poison=0):
+    model = torch.nn.Linear(1, width)
+    fed.attach(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    steps = 0
+    while True:
+        loss = ((model(torch.ones(1, 1)) - 2.0) ** 2).mean()
+        loss.backward(); optimizer.step(); optimizer.zero_grad()
+        steps += 1
+        if poison <= steps < 4 * poison:
+            with torch.no_grad():
+                model.weight[0, 0] = math.nan
+        time.sleep(0.02)
+        if not fed.step(tokens=8, metrics={"loss": loss.item()}):
+            break
+    print("weights finite", bool(torch.isfinite(model.weight).all()), flush=True)
+
+def wide(fed):
+    train(fed, width=5)
+
+def poisoned(fed):
+    train(fed, poison=30)
+'''
+
+
+class Process:
+    """A node, its output as it comes, and a way to wait for a line of it."""
+
+    def __init__(self, *arguments, cwd):
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+        self.lines = []
+        self.popen = subprocess.Popen(
+            [sys.executable, "-m", "fsl_async.cli", *map(str, arguments)],
+            cwd=cwd,
+            env=environment,
+            text=True,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+        self.reader = threading.Thread(target=self._read, daemon=True)
+        self.reader.start()
+
+    def _read(self):
+        for line in self.popen.stdout:
+            self.lines.append(line.rstrip("\n"))
+
+    @property
+    def text(self):
+        """All output so far."""
+        return "\n".join(self.lines)
+
+    def wait_for(self, words, seconds=60.0):
+        """Wait until `words` are in the output; returns the line."""
+        deadline = time.monotonic() + seconds * UNIT_S
+        while time.monotonic() < deadline:
+            for line in list(self.lines):
+                if words in line:
+                    return line
+            if self.popen.poll() is not None:
+                self.reader.join()
+                for line in list(self.lines):
+                    if words in line:
+                        return line
+                break
+            time.sleep(0.05)
+        raise AssertionError(f"{words!r} never came; output:\n{self.text}")
+
+    def end(self, seconds=60.0):
+        """Wait for the end; returns the exit code."""
+        try:
+            code = self.popen.wait(seconds * UNIT_S)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"it did not end; output:\n{self.text}") from None
+        self.reader.join()
+        return code
+
+    def signal(self, number):
+        """Send a signal."""
+        self.popen.send_signal(number)
+
+    def kill(self):
+        """Kill -9, and wait."""
+        with contextlib.suppress(ProcessLookupError):
+            self.popen.kill()
+        self.popen.wait()
+        self.reader.join()
+        self.popen.stdout.close()
+
+
+class Site:
+    """Starts nodes in one folder and leaves none behind."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.run_dir = folder / "run"
+        self.address = "127.0.0.1:0"
+        self.processes = []
+        (folder / "task.py").write_text(TASK)
+
+    def start(self, *arguments):
+        """Start a process."""
+        process = Process(*arguments, cwd=self.folder)
+        self.processes.append(process)
+        return process
+
+    def server(self, *more, every_s=1.5, **settings):
+        """Start a server, with a task that needs no text, and wait until it listens."""
+        chosen = {
+            "sync.every_s": every_s,
+            "sync.clients": 3,
+            "session.heartbeat_every_s": 0.5,
+            "session.expire_after_s": 5,
+            **{key.replace("__", "."): value for key, value in settings.items()},
+        }
+        flags = [part for key, value in chosen.items() for part in ("--set", f"{key}={value}")]
+        process = self.start("--role", "ps", "--run-dir", self.run_dir, *flags, *more, self.address)
+        line = process.wait_for("listening at")
+        self.address = line.split("tcp://")[1].split(",")[0]
+        return process
+
+    def client(self, name, function="train", **options):
+        """Start a client of the test's task."""
+        task = f"{self.folder / 'task.py'}:{function}"
+        return self.start("--role", "client", "--name", name, "--task", task, self.address)
+
+    def ledger(self, fact):
+        """The ledger's lines of one kind."""
+        path = self.run_dir / "ledger.jsonl"
+        lines = path.read_text().splitlines() if path.exists() else []
+        facts = []
+        for line in lines:
+            with contextlib.suppress(ValueError):  # the line that is being written
+                facts.append(json.loads(line))
+        return [one for one in facts if one["fact"] == fact]
+
+    def wait_version(self, version, seconds=60.0):
+        """Wait until the ledger has a version."""
+        deadline = time.monotonic() + seconds * UNIT_S
+        while time.monotonic() < deadline:
+            if any(one["version"] >= version for one in self.ledger("version")):
+                return
+            time.sleep(0.05)
+        outputs = "\n---\n".join(process.text for process in self.processes)
+        raise AssertionError(f"version {version} never came; outputs:\n{outputs}")
+
+    def close(self):
+        """Leave nothing running."""
+        for process in self.processes:
+            process.kill()
+
+
+@pytest.fixture
+def site(tmp_path):
+    """A folder with nodes that end with the test."""
+    one = Site(tmp_path)
+    yield one
+    one.close()
+
+
+@pytest.fixture
+def interrupt():
+    """Ctrl-C."""
+    return signal.SIGINT

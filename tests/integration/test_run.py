@@ -1,0 +1,105 @@
+"""Whole runs with real processes: the promises that users rely on when things die."""
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from fsl_async.observe.ledger_audit import audit_run
+
+ROOT = Path(__file__).parents[2]
+
+pytestmark = pytest.mark.slow
+
+
+def merged_keys(site):
+    """Every key of every version."""
+    return [one["key"] for version in site.ledger("version") for one in version["merged"]]
+
+
+def test_kill_nine_of_the_server_in_mid_round(site):
+    """The server dies with a delta acknowledged and another awaited; started again, nothing is lost or merged twice."""
+    server = site.server(every_s=4, sync__quorum=1.0)
+    clients = [site.client("a"), site.client("b")]
+    site.wait_version(1)
+    clients[1].signal(signal.SIGSTOP)  # alive, but silent: the round has to wait for it
+    accepted = len(site.ledger("accepted"))
+    deadline = time.monotonic() + 30
+    while len(site.ledger("accepted")) == accepted and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert len(site.ledger("accepted")) > accepted, "the round must have an acknowledged delta"
+    waiting = {one["key"] for one in site.ledger("accepted")} - set(merged_keys(site))
+    assert waiting, "and not be merged yet"
+    server.kill()
+    clients[1].signal(signal.SIGCONT)
+    before = max(one["version"] for one in site.ledger("version"))
+    again = site.server(every_s=2)
+    assert "still to be merged" in again.text
+    site.wait_version(before + 2)
+    again.signal(signal.SIGINT)
+    assert again.end() == 130
+    assert [client.end() for client in clients] == [0, 0]
+    keys = merged_keys(site)
+    assert len(keys) == len(set(keys))
+    assert waiting <= set(keys)
+    assert {one["key"] for one in site.ledger("accepted")} == set(keys)
+    audit = audit_run(site.run_dir)
+    assert (audit.lost, audit.doubled) == ((), ()) or (not audit.lost and not audit.doubled)
+
+
+def test_a_killed_client_comes_back_and_takes_part(site):
+    """Its name gets its shard and its place back; nobody waits for the dead one."""
+    server = site.server()
+    site.client("a")
+    victim = site.client("b")
+    site.wait_version(2)
+    victim.kill()
+    server.wait_for("b left")
+    at_death = max(one["version"] for one in site.ledger("version"))
+    back = site.client("b")
+    site.wait_version(at_death + 4)
+    names = {one["key"].split("/")[0] for one in site.ledger("version")[-1]["merged"]}
+    assert names == {"a", "b"}
+    assert len(site.ledger("lease")) == 2, "the same shard as before its death"
+    server.signal(signal.SIGINT)
+    assert server.end() == 130
+    assert back.end() == 0
+
+
+def test_a_script_of_ones_own_joins(site):
+    """The third use: `fsl_async.join` inside a script that the user starts, beside a client that runs a task."""
+    server = site.server(run__rounds=3)
+    script = ROOT / "examples" / "own_script.py"
+    other = site.start(
+        "--role", "client", "--name", "task", "--task", f"{ROOT / 'examples' / 'own_task.py'}:train", site.address
+    )  # fmt: skip
+    own = subprocess.run(
+        [sys.executable, script, site.address],
+        cwd=site.folder,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert own.returncode == 0, own.stderr
+    assert server.end() == 0
+    assert other.end() == 0
+    clients = {key.split("/")[0] for key in merged_keys(site)}
+    assert len(clients) == 2
+    assert "task" in clients
+
+
+def test_ctrl_c_at_a_client_is_no_loss(site):
+    """A client that is asked to end says goodbye and exits 130; the run goes on without it."""
+    server = site.server()
+    site.client("a")
+    leaver = site.client("b")
+    site.wait_version(1)
+    leaver.signal(signal.SIGINT)
+    assert leaver.end() == 130
+    server.wait_for("b left (bye)") if "b left" in server.text else None
+    at = max(one["version"] for one in site.ledger("version"))
+    site.wait_version(at + 2)
