@@ -142,6 +142,7 @@ def test_a_bug_is_called_a_bug(capsys, monkeypatch):
 
 def test_dry_run_prints_the_resolved_configuration(capsys, tmp_path):
     """--dry-run shows what would run: TOML for people, an object for programs."""
+    (tmp_path / "text.txt").write_text("text enough for every part\n" * 1000)
     args = ["--role", "ps", "--set", "sync.every_s=5", "--name", "abc", "--run-dir", str(tmp_path)]
     args += ["--data", str(tmp_path), "--insecure", "--dry-run", "0.0.0.0:0"]
     code, out, _ = run(capsys, *args)
