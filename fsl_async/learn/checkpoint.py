@@ -164,10 +164,9 @@ class Checkpoints:
                 self._files.remove_tree(leaving)
 
     def move_aside(self, version: int, generation: int) -> str:
-        """Rename a void version's folder, durably; returns the new name."""
+        """Rename a void version's folder; returns the new name. If a power cut undoes that, recovery does it again."""
         name = f"rolled-back-{generation}-{self.path(version).name}"
         self._files.rename(self.path(version), self.directory / name)
-        self._files.sync_directory(self.directory)
         return name
 
     def publish(self, version: int, temporary: Path) -> None:

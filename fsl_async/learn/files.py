@@ -138,13 +138,6 @@ class Files:
         finally:
             self.close(descriptor)
 
-    def replace_whole(self, path: Path, data: bytes) -> None:
-        """Put `data` at `path` so that after a crash there is the old content or the new, never a mixture."""
-        temporary = path.with_name(path.name + ".new")
-        self.write_whole(temporary, data)
-        self.rename(temporary, path)
-        self.sync_directory(path.parent)
-
     def remove_tree(self, path: Path) -> None:
         """Remove the folder `path`, which holds files only; fine when there is none."""
         for name in self.names(path):

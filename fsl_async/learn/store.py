@@ -274,7 +274,9 @@ class Store:
         members = {"format": 1, "tensors": initial.manifest.to_wire()}
         try:
             with _disk("cannot write version 0"):
-                self._files.replace_whole(self._run_dir / MANIFEST_FILE, seal(members) + b"\n")
+                # No version refers to this file yet, so half of one does no harm.
+                self._files.write_whole(self._run_dir / MANIFEST_FILE, seal(members) + b"\n")
+                self._files.sync_directory(self._run_dir)
                 self._doubtful = 0
                 checkpoint = initial.publish(self._open.book.generation)
         finally:

@@ -399,6 +399,25 @@ def test_versions_that_the_ledger_does_not_know_yet_are_kept(run_root, crash):
     assert [p.name for p in (run.root / "checkpoints").iterdir()] == [f"v0000000{3 - crash}"]
 
 
+def test_a_crash_after_a_fallback_keeps_the_new_lineage(run):
+    """The second version 2 differs from the first; recovery must not hold it against what the ledger says of the first."""
+    run.start()
+    run.round(1, "a")
+    first = run.round(2, "a", "b").digest
+    run.close()
+    disk = FullForTheLedger()
+    run.store = Store(run.root, run.settings, from_version=1, files=disk)
+    run.store.recover()
+    disk.broken = True
+    second = run.commit(key("b", 1, 2)).digest
+    assert second != first
+    run.store._run.ledger.close()
+    run.store = None
+    recovered = run.open()
+    assert (recovered.version, recovered.digest) == (2, second)
+    assert [delta.key for delta in recovered.pending] == [key("a", 1, 2)]
+
+
 # --- other facts ----------------------------------------------------------------------------------------------
 
 

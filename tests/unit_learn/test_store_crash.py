@@ -211,6 +211,7 @@ def check_promises(root, heard):
     recovered = store.recover()
     assert heard.version <= recovered.version <= heard.version + 1
     version = recovered.version
+    assert not any("cannot be used" in notice for notice in recovered.notices)
     if version >= 0:
         assert recovered.digest == EXPECTED[version]
         frames = [store.read_full(version, index) for index in range(MANIFEST.chunks)]
