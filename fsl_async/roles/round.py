@@ -130,14 +130,13 @@ class Round:
         self, rules: RoundRules, history: ArrivalHistory, now: float, *, pending: int
     ) -> Verdict:
         """Decide; `pending` is the number of acknowledged deltas that wait to be merged, late ones included."""
-        missing = self.missing()
         contributors = self.contributors()
-        if not missing:
+        # Asked after every answer of what may be a thousand clients: count first, name the missing only when they are said.
+        if len(self.answered) >= len(self.expected) and not self.missing():
             if pending:
                 return Verdict("merge", f"all {contributors} of {self.called} called have answered")
             return Verdict("close", "nobody had anything to send")
         needed = max(1, math.ceil(rules.quorum * len(self.expected)))
-        names = ", ".join(missing[:5]) + (", ..." if len(missing) > 5 else "")
         if contributors >= needed and pending:
             if self.quorum_at is None:
                 self.quorum_at = now
@@ -147,9 +146,14 @@ class Round:
                 return Verdict(
                     "merge",
                     f"{contributors} of {self.called} answered and the grace window of {until - self.called_at:.1f} s"
-                    f" is over; without {names}",
+                    f" is over; without {self._named_missing()}",
                 )
-            return Verdict("wait", f"quorum of {needed} reached, grace for {names}", until)
-        return Verdict(
-            "wait", f"{contributors} of {needed} needed have answered; waiting for {names}"
-        )
+            return Verdict("wait", f"quorum of {needed} reached", until)
+        reason = f"{contributors} of {needed} needed have answered"
+        if now >= self.called_at + self.cap_s:
+            reason += f"; waiting for {self._named_missing()}"
+        return Verdict("wait", reason)
+
+    def _named_missing(self) -> str:
+        missing = self.missing()
+        return ", ".join(missing[:5]) + (", ..." if len(missing) > 5 else "")

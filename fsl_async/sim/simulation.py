@@ -7,6 +7,7 @@ runs afterwards, and only what their `Disk` holds is there for the next one. One
 
 from __future__ import annotations
 
+import gc
 import random
 from collections.abc import Callable
 from typing import Any
@@ -42,9 +43,17 @@ class SimulationSettings:
     seed: int = 0
     faults: str = "storm"
     every_s: float = 600.0
-    heartbeat_every_s: float = 30.0
-    expire_after_s: float = 120.0
     keep_versions: int = 3
+
+    @property
+    def heartbeat_every_s(self) -> float:
+        """Ten in a period, at least one a minute: what a run of that period would choose."""
+        return min(60.0, self.every_s / 10)
+
+    @property
+    def expire_after_s(self) -> float:
+        """Three heartbeats missed."""
+        return 3 * self.heartbeat_every_s
 
 
 class ProcessClock:
@@ -172,14 +181,18 @@ class Simulation:
             self._plan_client_faults(name)
         self._plan(self.profile.server_kill_every_s, self._kill_server)
         hour = 0.0
+        gc.disable()  # dead processes are cycles; looking for them once an hour is cheaper than all the time
         try:
             while hour < self.settings.hours and not self.truth.violations:
                 hour = min(hour + 1.0, self.settings.hours)
                 self.scheduler.run_until(hour * HOUR_S)
+                gc.collect()
                 if progress is not None:
                     progress(hour)
         except AssertionError as error:
             self.truth.violated(f"{error}", self.scheduler.time())
+        finally:
+            gc.enable()
         assert self.scheduler.time() <= end_s
         self.truth.server_died(self.scheduler.time())
 
