@@ -399,6 +399,8 @@ class ServerShell:
         )
 
     def _committed(self, made: Committed, started: float, number: int) -> None:
+        if made.notice:
+            self._say(do.Note(made.notice, "warning"))
         seconds = self._scheduler.time() - started
         self.node.feed(
             ev.VersionCommitted(made.version, made.digest, made.update_bytes, seconds), number
