@@ -116,9 +116,9 @@ WEIGHTINGS = ("tokens", "uniform", "fednova")
 UNEQUAL = (100, 50, 25, 25)
 
 
-def outer(optimizer: str, rate: float, seed: int) -> Spec:
-    """Four clients, 50 steps, fp32, with another outer optimiser."""
-    changed = attrs.evolve(equal(4, 50, "fp32", seed), optimizer=optimizer)
+def outer(optimizer: str, rate: float, seed: int, clients: int = 4) -> Spec:
+    """50 steps, fp32, with another outer optimiser."""
+    changed = attrs.evolve(equal(clients, 50, "fp32", seed), optimizer=optimizer)
     return attrs.evolve(changed, outer_learning_rate=rate)
 
 
@@ -136,6 +136,7 @@ def grid(seeds: tuple[int, ...]) -> Iterator[Spec]:
         wanted += [equal(c, h, f, seed) for f in reversed(FORMATS) for c in COUNTS for h in PERIODS]
     for seed in seeds:
         wanted += [outer(name, rate, seed) for name, rate in OUTER]
+        wanted += [outer(name, 0.7, seed, clients=1) for name in ("average", "nesterov")]
         wanted += [unequal(name, seed) for name in WEIGHTINGS]
         wanted += [alone(seed, times_batch=count) for count in COUNTS]
     for spec in wanted:
@@ -451,10 +452,14 @@ class Tables:
             step = str(BUDGET_STEPS // share)
             early = [float(row["eval_loss_at_step"][step]) for row in rows]
             parts.append(f"| {step} | {spread(early, '.3f')} | {len(early)} |")
-        parts += ["\n### Outer optimiser (4 clients, 50 steps, fp32)\n", self.head(["outer"])]
-        for name, rate in OUTER:
-            label = ["averaging" if name == "average" else f"Nesterov 0.9, rate {rate:g}"]
-            parts.append(self.line(label, [outer(name, rate, s) for s in self.seeds]))
+        parts += ["\n### Outer optimiser (50 steps, fp32)\n", self.head(["clients", "outer"])]
+        tried = [(4, name, rate) for name, rate in OUTER]
+        for count, name, rate in [*tried, (1, "nesterov", 0.7), (1, "average", 0.7)]:
+            label = [
+                str(count),
+                "averaging" if name == "average" else f"Nesterov 0.9, rate {rate:g}",
+            ]
+            parts.append(self.line(label, [outer(name, rate, s, count) for s in self.seeds]))
         parts += [
             f"\n### Weighting (4 clients with {'/'.join(map(str, UNEQUAL))} steps in a round, e4m3)\n",
             self.head(["weighting"]),
@@ -467,8 +472,8 @@ class Tables:
             "| ---: | ---: |",
         ]
         for rate in INNER_RATES:
-            tried = self.found([alone(0, rate=rate)])
-            parts += [f"| {rate:g} | {float(row['eval_loss']):.3f} |" for row in tried]
+            rows = self.found([alone(0, rate=rate)])
+            parts += [f"| {rate:g} | {float(row['eval_loss']):.3f} |" for row in rows]
         return "\n".join(parts)
 
 
