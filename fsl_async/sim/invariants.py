@@ -40,6 +40,7 @@ class Truth:
     deltas_lost: int = 0
     _offered: dict[DeltaKey, _Offered] = field(factory=dict)
     _acknowledged: set[DeltaKey] = field(factory=set)
+    _refused: set[DeltaKey] = field(factory=set)
     _versions_seen: int = 0
     _accounts: dict[tuple[str, int], dict[str, int]] = field(factory=dict)
 
@@ -110,8 +111,6 @@ class Truth:
         now: float,
     ) -> None:
         """Check what an event of a client may have touched."""
-        life = (machine.name, machine.incarnation)
-        account = self._accounts.setdefault(life, {"acknowledged": 0, "refused": 0})
         for effect in effects:
             if isinstance(effect, do.OfferDelta):
                 self._offered_again(effect, now)
@@ -128,13 +127,19 @@ class Truth:
                 )
             elif event.key not in self._acknowledged:
                 self._acknowledged.add(event.key)
-                account["acknowledged"] += offered.tokens
-        elif isinstance(event, ev.DeltaRefused) and event.key in self._offered:
-            account["refused"] += self._offered[event.key].tokens
+                self._account(event.key)["acknowledged"] += offered.tokens
+        elif (
+            isinstance(event, ev.DeltaRefused)
+            and event.key in self._offered
+            and event.code != "later"
+            and event.key not in self._refused
+        ):
+            self._refused.add(event.key)
+            self._account(event.key)["refused"] += self._offered[event.key].tokens
         elif isinstance(event, ev.BaseReplaced | ev.Rebased):
             self._holds(machine.name, learner.base, now)
         if isinstance(event, ev.DeltaAcknowledged | ev.DeltaRefused | ev.Snapshotted):
-            self._balance(machine, learner, account, now)
+            self._balance(machine, learner, now)
 
     def _offered_again(self, offer: do.OfferDelta, now: float) -> None:
         before = self._offered.get(offer.key)
@@ -154,9 +159,13 @@ class Truth:
         elif self.disk.models[model.version] != model:
             self.violated(f"{name} holds something else than version {model.version}", now)
 
-    def _balance(
-        self, machine: ClientMachine, learner: CountingLearner, account: dict[str, int], now: float
-    ) -> None:
+    def _account(self, key: DeltaKey) -> dict[str, int]:
+        """What became of the deltas of the life that computed `key`. Its successor may be the one that hears of it."""
+        life = (key.client, key.incarnation)
+        return self._accounts.setdefault(life, {"acknowledged": 0, "refused": 0})
+
+    def _balance(self, machine: ClientMachine, learner: CountingLearner, now: float) -> None:
+        account = self._account(DeltaKey(machine.name, machine.incarnation, 0, 0))
         outstanding = machine.delta.tokens if machine.delta is not None else 0
         sent = account["acknowledged"] + account["refused"] + outstanding
         if sent != learner.sent_tokens:
