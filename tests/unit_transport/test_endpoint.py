@@ -299,6 +299,23 @@ def test_known_names_are_forgotten_in_the_end(world, new_settings):
     assert not stays.count(PeerDown)
 
 
+def test_what_is_remembered_never_lowers_nor_disturbs(world, pair):
+    """The ledger may know less than the session that stands, and its numbers are checked."""
+    ps, client = pair
+    ps.endpoint.remember("c", 99)
+    ps.endpoint.remember("other", 20)
+    ps.endpoint.remember("other", 5)
+    assert ps.endpoint.peers == ["c"]
+    client.endpoint.send("", {"n": 1})
+    world.until(lambda: ps.count(MessageReceived))
+    other = world.dialer("other", incarnation=10)
+    world.until(lambda: other.count(PeerUp))
+    assert other.endpoint.incarnation == 21
+    for name, number in (("no/good", 1), ("a", -1), ("a", (1 << 63) - 1), ("a", True)):
+        with pytest.raises(LocalError):
+            ps.endpoint.remember(name, number)
+
+
 def test_an_unanswered_hello_gives_its_place_back(world, new_settings):
     """A role that never answers must not fill the house."""
     ps = world.listener(settings=new_settings(max_sessions=1))

@@ -16,6 +16,7 @@ from fsl_transport import (
     StreamOffered,
     StreamReceived,
     StreamSent,
+    Superseded,
     Unreachable,
 )
 
@@ -226,6 +227,32 @@ def test_clock_skew_does_not_lock_a_relaunched_client_out(world):
     world.until(lambda: again.count(PeerUp))
     assert again.endpoint.incarnation == 11
     assert ps.last(PeerUp).incarnation == 11
+
+
+def test_a_remembered_incarnation_counts_as_seen(world):
+    """A server restarted from its ledger must not let an older life of a name in unnoticed."""
+    ps = world.listener()
+    ps.endpoint.remember("c", 50)
+    client = world.dialer(incarnation=10)
+    world.until(lambda: client.count(PeerUp))
+    assert client.endpoint.incarnation == 51
+    assert [event.incarnation for event in ps.all(HelloReceived)] == [51]
+
+
+def test_a_remembered_life_reconnects_and_its_ghost_does_not(world):
+    """After a restart the process the ledger knows comes back as itself; one before it stays out."""
+    ps = world.listener()
+    same, ghost = world.dialer("same", incarnation=50), world.dialer("ghost", incarnation=10)
+    world.until(lambda: same.count(PeerUp) and ghost.count(PeerUp))
+    world.kill(ps)
+    again = world.listener(incarnation=2)
+    again.endpoint.remember("same", 50)
+    again.endpoint.remember("ghost", 11)
+    same.endpoint.send("", {})
+    ghost.endpoint.send("", {})
+    world.until(lambda: same.count(PeerUp) == 2 and ghost.count(Superseded))
+    assert same.endpoint.incarnation == 50
+    assert [(e.peer, e.incarnation) for e in again.all(HelloReceived)] == [("same", 50)]
 
 
 def test_equal_incarnation_is_a_reconnect(world):

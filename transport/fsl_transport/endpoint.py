@@ -18,7 +18,7 @@ from fsl_transport.events import (
     Unreachable,
 )
 from fsl_transport.frames import Ack, Beat, Chunk, Data, Foreign, Hello
-from fsl_transport.link import Buffer, Chance, Lane, Link, Scheduler
+from fsl_transport.link import Buffer, Chance, Lane, Link, Scheduler, check_name
 from fsl_transport.session import DialerMachine, DialerState, ListenerMachine, ListenerState
 from fsl_transport.settings import TransportSettings
 
@@ -52,6 +52,18 @@ class ListenerEndpoint(Endpoint):
     def peers(self) -> list[str]:
         """Names with a session, in order of arrival."""
         return [name for name in self._present if self._find(name) is not None]
+
+    def remember(self, name: str, incarnation: int) -> None:
+        """Count ``incarnation`` as seen for ``name``, as after a restart from a ledger.
+
+        A HELLO below it is then refused with code ``superseded``; one equal to it reconnects.
+        Ignored for a name that asks or is up. ``LocalError`` when either is out of range.
+        """
+        check_name(name)
+        # One below the largest number, so that a dialer can still raise itself above it.
+        if type(incarnation) is not int or not 0 <= incarnation < frames.NATURAL_MAX:
+            raise LocalError(f"{incarnation!r} is no incarnation: use nanoseconds since 1970")
+        self._record(name).machine.remember(incarnation)
 
     def welcome(self, peer: str, body: Body) -> None:
         """Let the peer of ``HelloReceived`` in. Ignored when it no longer asks."""
@@ -119,7 +131,7 @@ class ListenerEndpoint(Endpoint):
             message = frames.parse(parts, limit, settings.chunk_limit_bytes)
             check_lane(message, lane, parts)
             if type(message) is Hello:
-                peer = self._admit(name, peer, message)
+                peer = self._admit(name, message)
                 if peer is None:
                     return
         except PeerError as error:
@@ -136,7 +148,7 @@ class ListenerEndpoint(Endpoint):
         else:
             self._handle(peer, message, now)
 
-    def _admit(self, name: str, peer: Peer | None, hello: Hello) -> Peer | None:
+    def _admit(self, name: str, hello: Hello) -> Peer | None:
         """The record for a HELLO, or None when the house is full."""
         if hello.name != name:
             raise PeerError(f"HELLO of {hello.name!r} on the connection of {name!r}")
@@ -145,6 +157,11 @@ class ListenerEndpoint(Endpoint):
             head = session.refusal_head(hello.incarnation, hello.attempt, "full", text, known=0)
             self._link.send(name, Lane.CONTROL, (head,))
             return None
+        return self._record(name)
+
+    def _record(self, name: str) -> Peer:
+        """The record of a name; a new one takes the place of the oldest absent one."""
+        peer = self._peers.get(name)
         if peer is None:
             limit = _KNOWN_NAMES_PER_SESSION * self.settings.max_sessions
             if len(self._peers) >= limit:

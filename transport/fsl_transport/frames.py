@@ -50,7 +50,7 @@ TEXT_LIMIT: Final = 1024
 """Characters of a reason, a code, a role or a stream id."""
 ITEMS_LIMIT: Final = 1 << 17
 """Entries of one array or map; without it a small message could ask for a huge list."""
-_NATURAL_MAX: Final = (1 << 63) - 1
+NATURAL_MAX: Final = (1 << 63) - 1
 
 HELLO, WELCOME, REFUSE, UNKNOWN, BEAT, DATA, ACK, BYE, CHUNK = range(1, 10)
 MESSAGE, OFFER, ACCEPT, DECLINE, CREDIT, DONE, STOP, ABORT = range(8)
@@ -245,7 +245,7 @@ def _check(
     if tuple(map(type, fields)) != types:
         raise PeerError(f"{name} with wrong fields")
     for position in naturals:
-        if not 0 <= fields[position] <= _NATURAL_MAX:
+        if not 0 <= fields[position] <= NATURAL_MAX:
             raise PeerError(f"{name} with a number out of range")
     last = fields[-1]
     if type(last) is dict:
@@ -300,7 +300,7 @@ def _data(fields: list[Any]) -> Data:
     _check_session(session)
     if type(seq) is not int or type(ack) is not int or type(op) is not int:
         raise PeerError("DATA with wrong fields")
-    if not (0 <= seq <= _NATURAL_MAX and 0 <= ack <= _NATURAL_MAX):
+    if not (0 <= seq <= NATURAL_MAX and 0 <= ack <= NATURAL_MAX):
         raise PeerError("DATA with a number out of range")
     shape = _OPS.get(op)
     if shape is None:

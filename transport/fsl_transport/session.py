@@ -342,6 +342,11 @@ class ListenerMachine:
             return [self._down("bye", now, message.reason)]
         return []
 
+    def remember(self, incarnation: int) -> None:
+        """Count ``incarnation`` as seen, unless the dialer itself has said more by now."""
+        if self.state is ListenerState.ABSENT:
+            self.incarnation = max(self.incarnation, incarnation)
+
     def welcome(self, identity: bytes, body: Body, now: float) -> None:
         """Let the asking dialer in under the random session id ``identity``."""
         head = frames.pack(
