@@ -33,7 +33,9 @@ def pair(world):
 def raw(world, name):
     """A link without an endpoint, for bytes that no endpoint would send; and what it hears."""
     link, heard = world.network.dialer(name, "ps"), []
-    link.set_receiver(lambda peer, lane, parts: heard.append(frames.parse(parts, 1 << 20, 1 << 20)))
+    link.set_receiver(
+        lambda peer, lane, parts, origin: heard.append(frames.parse(parts, 1 << 20, 1 << 20))
+    )
     return link, heard
 
 

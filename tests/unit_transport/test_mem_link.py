@@ -29,7 +29,7 @@ def net(conditions=None, seed=1):
     ps, c = network.listener("ps"), network.dialer("c")
     for link in (ps, c):
         link.set_receiver(
-            lambda peer, lane, parts, at=link.name: got.append(
+            lambda peer, lane, parts, origin, at=link.name: got.append(
                 (round(scheduler.time(), 6), at, peer, lane, parts[0])
             )
         )
@@ -177,7 +177,7 @@ def test_a_ghosts_traffic_arrives_late():
     network.kill("c")
     old.send("", Lane.CONTROL, (b"never",))
     new = network.dialer("c")
-    new.set_receiver(lambda peer, lane, parts: got.append("new heard"))
+    new.set_receiver(lambda peer, lane, parts, origin: got.append("new heard"))
     ps.send("c", Lane.CONTROL, (b"hi",))
     scheduler.run_until(0.5)
     new.send("", Lane.CONTROL, (b"first words",))

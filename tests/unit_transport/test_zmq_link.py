@@ -13,6 +13,7 @@ import pytest
 import zmq
 
 from fsl_transport import (
+    HelloReceived,
     Lane,
     LocalError,
     MessageReceived,
@@ -20,6 +21,7 @@ from fsl_transport import (
     PeerUp,
     StreamReceived,
     Superseded,
+    frames,
 )
 from fsl_transport.loop import run
 from fsl_transport.zmq_link import ZmqDialer, ZmqListener, split_address
@@ -103,24 +105,32 @@ def test_both_lanes_over_every_kind_of_address(bind, dial):
 
     async def main():
         big = os.urandom(1 << 20)
-        got = asyncio.Queue()
+        got, origins = asyncio.Queue(), set()
         listener = ZmqListener(bind)
         dialer = ZmqDialer(dial.format(listener.port), "c")
         for link in (listener, dialer):
             link.set_receiver(
-                lambda peer, lane, parts: got.put_nowait((peer, lane, [bytes(p) for p in parts]))
+                lambda peer, lane, parts, origin: (
+                    origins.add(origin),
+                    got.put_nowait((peer, lane, [bytes(part) for part in parts])),
+                )
             )
         dialer.send("", Lane.BULK, [b"ho"])
         dialer.send("", Lane.CONTROL, [b"hi"])
         first = [await got.get(), await got.get()]
         assert sorted(first) == [("c", Lane.CONTROL, [b"hi"]), ("c", Lane.BULK, [b"ho"])]
+        (tag,) = origins  # both connections of a dialer have the same one
+        listener.send("c", Lane.BULK, [b"head", big], tag)
+        listener.send("c", Lane.BULK, [b"head", big], b"01234567")
         listener.send("c", Lane.BULK, [b"head", big])
-        listener.send("nobody", Lane.BULK, [b"head", big])
+        listener.send("nobody", Lane.BULK, [b"head", big], tag)
         peer, lane, parts = await got.get()
         assert (peer, lane, parts) == ("", Lane.BULK, [b"head", big])
         dialer.send("", Lane.BULK, [b"head", memoryview(bytearray(big))])
         assert await got.get() == ("c", Lane.BULK, [b"head", big])
         assert listener.garbage == dialer.garbage == 0
+        assert listener.absent == 2
+        assert origins == {tag, b""}
         await dialer.aclose()
         await listener.aclose()
 
@@ -141,7 +151,7 @@ def test_only_the_newest_control_message_waits_for_a_connection():
             await asyncio.sleep(0.001)
         got = []
         listener = ZmqListener(f"127.0.0.1:{port}")
-        listener.set_receiver(lambda peer, lane, parts: got.append((lane, bytes(parts[0]))))
+        listener.set_receiver(lambda peer, lane, parts, origin: got.append((lane, bytes(parts[0]))))
         async with asyncio.timeout(100 * UNIT_S):
             while (Lane.CONTROL, b"hello 49") not in got:
                 await asyncio.sleep(0.005)
@@ -196,6 +206,68 @@ def test_real_zmtp_with_garbage_inside(zmq_world):
     client.endpoint.send("", {"n": 1})
     zmq_world.until(lambda: ps.count(MessageReceived))
     assert not ps.count(PeerDown)
+
+
+def test_a_stranger_under_an_honest_name(zmq_world):
+    """Names are free to take: neither session nor answers of their holder may be taken with them."""
+    ps = zmq_world.listener()
+    client = zmq_world.dialer()
+    zmq_world.until(lambda: client.count(PeerUp))
+    pack = lambda *fields: frames.pack(fields, 1000)  # noqa: E731
+    session = client.endpoint._machine.session.identity
+    heard = []
+    with zmq.Context() as context:
+        control, bulk = context.socket(zmq.DEALER), context.socket(zmq.DEALER)
+        with control, bulk:
+            control.linger = bulk.linger = 0
+            control.routing_id, bulk.routing_id = b"c/c/01234567", b"c/b/01234567"
+            for stranger in (control, bulk):
+                stranger.connect(ps.endpoint.address)
+                stranger.send(b"junk")
+                stranger.send(pack(frames.BYE, session, "gone"))
+            bulk.send_multipart([pack(frames.CHUNK, session, 1, 0, 99), b"x"])
+            control.send(pack(frames.DATA, session, 1, 9, frames.MESSAGE, {}))
+            control.send(pack(frames.HELLO, 1, 9, 1, "c", "client", {}))
+            control.send(pack(frames.HELLO, 1, 10, 1, "c", "client", {}))
+            control.send(pack(frames.HELLO, 1, 99, 1, "d", "client", {}))
+            control.send(pack(frames.HELLO, 2, 99, 1))
+            while len(heard) < 3:
+                zmq_world.until(lambda: control.poll(0))
+                heard.append(frames.parse([control.recv()], 1000, 1000))
+            for number in range(20):
+                ps.endpoint.send("c", {"n": number})
+                client.endpoint.send("", {"n": number})
+            zmq_world.until(lambda: client.count(MessageReceived) == 20)
+            zmq_world.until(lambda: ps.count(MessageReceived) == 20)
+            zmq_world.until(lambda: ps.endpoint.garbage == 4)  # two junk, BYE as bulk, wrong name
+            assert not control.poll(0)
+            assert not bulk.poll(0)
+    assert [type(message) for message in heard] == [frames.Unknown, frames.Refuse, frames.Refuse]
+    assert [message.code for message in heard[1:]] == ["superseded", "protocol"]
+    assert ps.count(HelloReceived) == 1
+    assert not ps.count(PeerDown)
+    assert not client.count(PeerDown)
+
+
+def test_a_stranger_cannot_answer_for_who_asks(zmq_world):
+    """A slow owner's welcome is for the connection that asked, whoever spoke in between."""
+    ps = zmq_world.listener()
+    ps.on.clear()
+    client = zmq_world.dialer()
+    zmq_world.until(lambda: ps.count(HelloReceived))
+    pack = lambda *fields: frames.pack(fields, 1000)  # noqa: E731
+    with zmq.Context() as context, context.socket(zmq.DEALER) as stranger:
+        stranger.linger = 0
+        stranger.routing_id = b"c/c/01234567"
+        stranger.connect(ps.endpoint.address)
+        stranger.send(pack(frames.HELLO, 1, 10, 1, "c", "client", {}))
+        stranger.send(pack(frames.HELLO, 1, 3, 1, "c", "client", {}))
+        zmq_world.until(lambda: stranger.poll(0))
+        ps.endpoint.welcome("c", {})
+        zmq_world.until(lambda: client.count(PeerUp))
+        assert frames.parse([stranger.recv()], 1000, 1000).code == "superseded"
+        assert not stranger.poll(0)
+    assert ps.count(HelloReceived) == 1
 
 
 def test_a_frame_over_the_limit_breaks_only_its_connection(zmq_world, new_settings):

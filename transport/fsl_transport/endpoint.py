@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from fsl_transport import frames, session
+from fsl_transport.answers import SUPERSEDED, protocol_refusal, refusal_head, unknown_head
 from fsl_transport.endpoint_base import Endpoint, Peer, check_lane
 from fsl_transport.errors import LocalError, PeerError
 from fsl_transport.events import (
@@ -81,7 +82,7 @@ class ListenerEndpoint(Endpoint):
 
     def refuse(self, peer: str, code: str, text: str) -> None:
         """Send the peer of ``HelloReceived`` away. Ignored when it no longer asks."""
-        if code == session.SUPERSEDED:
+        if code == SUPERSEDED:
             raise LocalError(f"the code {code!r} is the transport's own: take another word")
         found = self._asking(peer)
         if found is not None:
@@ -117,12 +118,16 @@ class ListenerEndpoint(Endpoint):
         else:
             self._present[peer.name] = None
 
-    def _receive(self, name: str, lane: Lane, parts: Sequence[Buffer]) -> None:
+    def _receive(self, name: str, lane: Lane, parts: Sequence[Buffer], origin: bytes) -> None:
         if self._closed:
             return
         now = self._scheduler.time()
         settings = self.settings
         peer = self._peers.get(name)
+        if peer is not None and (
+            peer.origin != origin or peer.machine.state is ListenerState.ABSENT
+        ):
+            peer = None  # a stranger under that name, who must not harm whoever holds it
         if peer is None or peer.machine.session is None:
             limit = settings.hello_limit_bytes
         else:
@@ -130,10 +135,7 @@ class ListenerEndpoint(Endpoint):
         try:
             message = frames.parse(parts, limit, settings.chunk_limit_bytes)
             check_lane(message, lane, parts)
-            if type(message) is Hello:
-                peer = self._admit(name, message)
-                if peer is None:
-                    return
+            _check_holder(message, name)
         except PeerError as error:
             if peer is None:
                 self.bad_messages += 1
@@ -141,23 +143,32 @@ class ListenerEndpoint(Endpoint):
                 self._violated(peer, str(error), now)
                 self.rearm(peer, now)
             return
-        if peer is None:
-            self._answer_stranger(name, message)
+        if type(message) is Hello:
+            self._take_hello(name, message, origin, now)
+        elif peer is None:
+            self._answer_stranger(name, message, origin)
         elif type(message) is Chunk:
             self._handle_chunk(peer, message, now)
         else:
             self._handle(peer, message, now)
 
-    def _admit(self, name: str, hello: Hello) -> Peer | None:
-        """The record for a HELLO, or None when the house is full."""
-        if hello.name != name:
-            raise PeerError(f"HELLO of {hello.name!r} on the connection of {name!r}")
+    def _take_hello(self, name: str, hello: Hello, origin: bytes, now: float) -> None:
+        """Whoever is admitted gets the name's session bound to its connection; nobody else."""
         if name not in self._present and len(self._present) >= self.settings.max_sessions:
             text = f"the listener already has {len(self._present)} sessions"
-            head = session.refusal_head(hello.incarnation, hello.attempt, "full", text, known=0)
-            self._link.send(name, Lane.CONTROL, (head,))
-            return None
-        return self._record(name)
+            head = refusal_head(hello.incarnation, hello.attempt, "full", text, known=0)
+            self._link.send(name, Lane.CONTROL, (head,), origin)
+            return
+        peer = self._record(name)
+        if peer.origin != origin and peer.machine.is_copy(hello):
+            return  # its WELCOME, with the session id, is for the connection that asked first
+        effects = peer.machine.handle(hello, now)
+        if effects:
+            peer.origin = origin
+            self._run(peer, effects, now)
+        else:
+            self._flush(peer, origin)
+        self.rearm(peer, now)
 
     def _record(self, name: str) -> Peer:
         """The record of a name; a new one takes the place of the oldest absent one."""
@@ -170,19 +181,24 @@ class ListenerEndpoint(Endpoint):
             peer = self._peers[name] = Peer(name, ListenerMachine(self.incarnation, self.settings))
         return peer
 
-    def _answer_stranger(self, name: str, message: frames.Message) -> None:
+    def _answer_stranger(self, name: str, message: frames.Message, origin: bytes) -> None:
         if isinstance(message, Foreign):
-            head = session.protocol_refusal(message)
+            head = protocol_refusal(message)
         elif isinstance(message, Data | Beat | Ack):
-            head = session.unknown_head(message.session)
+            head = unknown_head(message.session)
         else:
             return
-        self._link.send(name, Lane.CONTROL, (head,))
+        self._link.send(name, Lane.CONTROL, (head,), origin)
 
     def _special(self, peer: Peer, effect: Any) -> None:
         hello = effect.hello
         self._settle(peer)
         self.emit(HelloReceived(peer.name, hello.incarnation, hello.body, hello.role))
+
+
+def _check_holder(message: frames.Message, name: str) -> None:
+    if type(message) is Hello and message.name != name:
+        raise PeerError(f"HELLO of {message.name!r} on the connection of {name!r}")
 
 
 class DialerEndpoint(Endpoint):
@@ -251,7 +267,7 @@ class DialerEndpoint(Endpoint):
     def _all_peers(self) -> Sequence[Peer]:
         return [self._peer]
 
-    def _receive(self, name: str, lane: Lane, parts: Sequence[Buffer]) -> None:
+    def _receive(self, name: str, lane: Lane, parts: Sequence[Buffer], origin: bytes) -> None:
         if self._closed:
             return
         now = self._scheduler.time()

@@ -45,12 +45,16 @@ _KNOWN_NAMES_PER_SESSION: Final = 4
 
 
 class Peer:
-    """One peer: its machine, its streams while a session stands, its live heap entry."""
+    """One peer: its machine, its streams while a session stands, its live heap entry.
 
-    __slots__ = ("armed_at", "machine", "name", "streams")
+    ``origin`` is the connection that brought the HELLO it was admitted for; a dialer's is empty.
+    """
+
+    __slots__ = ("armed_at", "machine", "name", "origin", "streams")
 
     def __init__(self, name: str, machine: Any) -> None:
         self.name = name
+        self.origin = b""
         self.machine = machine
         self.streams: Streams | None = None
         self.armed_at = math.inf
@@ -206,7 +210,7 @@ class Endpoint:
     def send_chunk(self, peer: Peer, head: bytes, payload: Buffer) -> None:
         """Send one chunk on the bulk lane."""
         if not self._closed:
-            self._link.send(peer.name, Lane.BULK, (head, payload))
+            self._link.send(peer.name, Lane.BULK, (head, payload), peer.origin)
 
     def rearm(self, peer: Peer, now: float) -> None:
         """See to it that the timer fires no later than the peer's next deadline."""
@@ -230,7 +234,7 @@ class Endpoint:
     def _all_peers(self) -> Sequence[Peer]:
         raise NotImplementedError
 
-    def _receive(self, name: str, lane: Lane, parts: Sequence[Buffer]) -> None:
+    def _receive(self, name: str, lane: Lane, parts: Sequence[Buffer], origin: bytes) -> None:
         raise NotImplementedError
 
     def _special(self, peer: Peer, effect: Any) -> None:
@@ -311,12 +315,15 @@ class Endpoint:
         self._run(peer, peer.machine.violated(text, now), now)
         self._settle(peer)
 
-    def _flush(self, peer: Peer) -> None:
+    def _flush(self, peer: Peer, origin: bytes | None = None) -> None:
+        """Send what the machine left in its outbox, to the peer's own connection or another."""
         outbox = peer.machine.outbox
         if outbox and not self._closed:
             send = self._link.send
+            if origin is None:
+                origin = peer.origin
             for head in outbox:
-                send(peer.name, Lane.CONTROL, (head,))
+                send(peer.name, Lane.CONTROL, (head,), origin)
         outbox.clear()
 
     def _run(self, peer: Peer, effects: Sequence[Any], now: float) -> None:

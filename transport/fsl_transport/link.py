@@ -28,7 +28,8 @@ class Lane(enum.IntEnum):
     BULK = 1
 
 
-Receiver: TypeAlias = Callable[[str, Lane, Sequence[Buffer]], None]
+Receiver: TypeAlias = Callable[[str, Lane, Sequence[Buffer], bytes], None]
+"""Peer, lane, frames, and the origin: which of the connections under that name brought them."""
 
 
 class Link(Protocol):
@@ -39,12 +40,19 @@ class Link(Protocol):
         """Where it listens or dials, for messages to people."""
         ...
 
-    def send(self, peer: str, lane: Lane, frames: Sequence[Buffer]) -> None:
-        """Queue one message. Never blocks; silently drops what is for an absent peer."""
+    def send(self, peer: str, lane: Lane, frames: Sequence[Buffer], origin: bytes = b"") -> None:
+        """Queue one message. Never blocks; silently drops what is for an absent peer.
+
+        A listener says by ``origin``, as it was received, which connection of the name is meant:
+        anybody may connect under any name. A dialer has one listener and leaves it empty.
+        """
         ...
 
     def set_receiver(self, receive: Receiver) -> None:
-        """Call ``receive(peer, lane, frames)`` for each message; a dialer's peer is ``""``."""
+        """Call ``receive(peer, lane, frames, origin)`` for each message.
+
+        A dialer's peer is ``""``. The origin is empty where one name has one connection.
+        """
         ...
 
     def redial(self) -> None:

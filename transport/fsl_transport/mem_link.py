@@ -81,8 +81,8 @@ class MemLink:
         """A name for messages to people."""
         return f"mem://{self.name if self.to is None else self.to}"
 
-    def send(self, peer: str, lane: Lane, frames: Sequence[Buffer]) -> None:
-        """See ``link.Link``."""
+    def send(self, peer: str, lane: Lane, frames: Sequence[Buffer], origin: bytes = b"") -> None:
+        """See ``link.Link``. There are no connections, so ``origin`` is empty."""
         to = peer if self.to is None else self.to
         path = self._paths.get(to)
         if path is None:
@@ -107,7 +107,7 @@ class MemLink:
     def take(self, source: str, lane: Lane, frames: Sequence[Buffer]) -> None:
         """One message arrives."""
         if self._receive is not None:
-            self._receive(source if self.to is None else "", lane, frames)
+            self._receive(source if self.to is None else "", lane, frames, b"")
 
 
 class MemNetwork:
@@ -273,5 +273,5 @@ class MemNetwork:
         return link
 
 
-def _nobody(peer: str, lane: Lane, frames: Sequence[Buffer]) -> None:
+def _nobody(peer: str, lane: Lane, frames: Sequence[Buffer], origin: bytes) -> None:
     """Receive for an endpoint that is gone."""

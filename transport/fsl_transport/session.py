@@ -54,13 +54,13 @@ from typing import Final, TypeAlias
 from attrs import frozen
 
 from fsl_transport import frames
+from fsl_transport.answers import SUPERSEDED, protocol_refusal, refusal_head, unknown_head
 from fsl_transport.events import Body
 from fsl_transport.frames import Ack, Beat, Bye, Data, Foreign, Hello, Message, Refuse, Unknown
 from fsl_transport.frames import Welcome as WelcomeMessage
 from fsl_transport.reliable import BeatDue, Session
 from fsl_transport.settings import TransportSettings
 
-SUPERSEDED: Final = "superseded"
 _IN_SESSION: Final = (Data, Beat, Ack)
 
 
@@ -342,6 +342,14 @@ class ListenerMachine:
             return [self._down("bye", now, message.reason)]
         return []
 
+    def is_copy(self, hello: Hello) -> bool:
+        """Whether this is the very HELLO whose session stands."""
+        return (
+            self.session is not None
+            and hello.incarnation == self.incarnation
+            and hello.attempt == self._attempt
+        )
+
     def remember(self, incarnation: int) -> None:
         """Count ``incarnation`` as seen, unless the dialer itself has said more by now."""
         if self.state is ListenerState.ABSENT:
@@ -461,33 +469,3 @@ class ListenerMachine:
         self.state = ListenerState.ASKED
         effects.append(Ask(message))
         return effects
-
-
-def unknown_head(session: bytes) -> bytes:
-    """UNKNOWN."""
-    return frames.pack((frames.UNKNOWN, session), frames.TEXT_LIMIT)
-
-
-def refusal_head(incarnation: int, attempt: int, code: str, text: str, *, known: int) -> bytes:
-    """REFUSE."""
-    return frames.pack(
-        (
-            frames.REFUSE,
-            frames.PROTOCOL_VERSION,
-            incarnation,
-            attempt,
-            frames.short(code),
-            frames.short(text),
-            known,
-        ),
-        16 * frames.TEXT_LIMIT,
-    )
-
-
-def protocol_refusal(message: Foreign) -> bytes:
-    """REFUSE for a HELLO of another protocol version."""
-    text = (
-        f"the listener speaks protocol {frames.PROTOCOL_VERSION}, the dialer {message.version}:"
-        " install the same release on both sides"
-    )
-    return refusal_head(message.incarnation, message.attempt, "protocol", text, known=0)

@@ -3,9 +3,10 @@
 Rules, each from a trap that was met (numbers are libzmq issues):
 
   * A dialer's two connections have the routing ids ``name/c/tag`` and ``name/b/tag``; the tag is
-    random per dialer. The listener answers a name on the connections it last heard control from,
-    so a relaunched process is reached at once, and two processes of one name do not throw each
-    other out (a handed-over connection stays open and deaf: its owner would never learn why).
+    random per dialer. The listener gets the tag with each message as its ``origin`` and names it
+    for each answer, so that a relaunched process is reached at once, a stranger under an honest
+    name hears only what is meant for it, and two processes of one name do not throw each other
+    out (a handed-over connection stays open and deaf: its owner would never learn why).
   * ROUTER_HANDOVER lets the same dialer come back while its broken connection is still known
     (#778, #2019); ROUTER_MANDATORY makes a send to an absent peer an error that is counted; a
     ROUTER never waits for one peer.
@@ -54,7 +55,6 @@ _NO_COPY_BYTES: Final = 64 * 1024
 _MESSAGES_PER_TURN: Final = 32
 _INFIX: Final = {Lane.CONTROL: b"/c/", Lane.BULK: b"/b/"}
 _ROUTING_ID: Final = re.compile(rb"([A-Za-z0-9._-]{1,64})/([cb])/([0-9a-f]{8})")
-_ROUTES_LIMIT: Final = 1 << 16
 _ADDRESS: Final = re.compile(
     r"(?:tcp://)?(?:\[(?P<six>[0-9A-Fa-f:.]+)(?P<zone>%[A-Za-z0-9._-]+)?\]|"
     r"(?P<host>\*|[A-Za-z0-9._-]+)):(?P<port>[0-9]{1,5})"
@@ -273,13 +273,13 @@ class _ZmqLink:
         with contextlib.suppress(RuntimeError):  # the loop may be gone before us
             self._loop.call_soon_threadsafe(self._ended.set)
 
-    def _deliver(self, peer: str, lane: Lane, parts: list[zmq.Frame]) -> None:
+    def _deliver(self, peer: str, lane: Lane, parts: list[zmq.Frame], origin: bytes = b"") -> None:
         if self._receive is None:
             return
         buffers: list[Buffer] = [
             part.buffer if lane and len(part) >= _NO_COPY_BYTES else part.bytes for part in parts
         ]
-        self._receive(peer, lane, buffers)
+        self._receive(peer, lane, buffers, origin)
 
 
 class ZmqListener(_ZmqLink):
@@ -292,7 +292,6 @@ class ZmqListener(_ZmqLink):
     def __init__(self, address: str, settings: TransportSettings | None = None) -> None:
         host, port = split_address(address, listening=True)
         super().__init__()
-        self._tags: dict[str, bytes] = {}
         pipe = _Pipe(
             self._context,
             zmq.ROUTER,
@@ -321,11 +320,10 @@ class ZmqListener(_ZmqLink):
         """The real port."""
         return int(self._address.rpartition(":")[2])
 
-    def send(self, peer: str, lane: Lane, frames: Sequence[Buffer]) -> None:
-        """See ``link.Link``."""
-        tag = self._tags.get(peer)
-        if self._ending is None and tag is not None:
-            self._pipes[0].send((peer.encode() + _INFIX[lane] + tag, *frames))
+    def send(self, peer: str, lane: Lane, frames: Sequence[Buffer], origin: bytes = b"") -> None:
+        """See ``link.Link``. The origin is the tag of the dialer's routing ids."""
+        if self._ending is None and origin:
+            self._pipes[0].send((peer.encode() + _INFIX[lane] + origin, *frames))
 
     def redial(self) -> None:
         """Nothing to do: dialers dial."""
@@ -335,15 +333,8 @@ class ZmqListener(_ZmqLink):
         if match is None or len(parts) == 1:
             self._bad_ids += 1
             return
-        name = match[1].decode()
-        if match[2] == b"b":
-            self._deliver(name, Lane.BULK, parts[1:])
-            return
-        tags = self._tags
-        if name not in tags and len(tags) >= _ROUTES_LIMIT:
-            del tags[next(iter(tags))]
-        tags[name] = match[3]
-        self._deliver(name, Lane.CONTROL, parts[1:])
+        lane = Lane.BULK if match[2] == b"b" else Lane.CONTROL
+        self._deliver(match[1].decode(), lane, parts[1:], match[3])
 
 
 class ZmqDialer(_ZmqLink):
@@ -390,7 +381,7 @@ class ZmqDialer(_ZmqLink):
         """Where it dials."""
         return self._address
 
-    def send(self, peer: str, lane: Lane, frames: Sequence[Buffer]) -> None:
+    def send(self, peer: str, lane: Lane, frames: Sequence[Buffer], origin: bytes = b"") -> None:
         """See ``link.Link``."""
         if self._ending is None:
             self._pipes[lane].send(frames)
