@@ -11,7 +11,7 @@ import concurrent.futures
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -66,6 +66,16 @@ class Membership:
 
     welcome: Welcome
     config: Config
+
+
+def progress_words(progress: Mapping[str, float]) -> str:
+    """Steps, loss and speed for people, from what a heartbeat carries; what is not known yet is left out."""
+    parts = [f"step {progress['step']:,.0f}"]
+    if "loss" in progress:
+        parts.append(f"loss {progress['loss']:.3g}")
+    if progress["tokens_per_s"]:
+        parts.append(f"{progress['tokens_per_s']:,.0f} tokens/s")
+    return ", ".join(parts)
 
 
 class ClientRuntime:
@@ -189,7 +199,7 @@ class ClientRuntime:
             worker=worker,
             scheduler=loop,
             journal=self._journal,
-            say=lambda note: self._log(note.text),
+            say=self._say,
             finished=finish,
             welcomed=self._welcomed,
             end_training=lambda _: self.learner.stop(),
@@ -231,6 +241,11 @@ class ClientRuntime:
             lag.close()
             await endpoint.aclose()
             worker.close()
+
+    def _say(self, note: do.Note) -> None:
+        """Print a note; with how training goes where it is about a version."""
+        going = progress_words(self.learner.meter.progress()) if "version" in note.facts else ""
+        self._log(f"{note.text}: {going}" if going else note.text)
 
     def _welcomed(self, welcome: Welcome) -> None:
         config = from_wire(welcome.config)

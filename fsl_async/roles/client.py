@@ -26,6 +26,9 @@ Rules
     any        DeltaAcknowledged, DeltaRefused  DropDelta, then whatever waited
     any        RunEnded, DrainAsked             EndTraining, then Finish once the training thread is back
     finished   anything                         nothing
+
+What a person should know is said in a Note: joining, the first weights, every version that the model is moved onto (with the fact
+`version`, to which the node adds how training goes), and that the server went away and came back.
 """
 
 from __future__ import annotations
@@ -43,6 +46,13 @@ from fsl_async.effects import Effect
 from fsl_async.events import DeltaKey
 
 SERVER = ""  # a client has one peer
+_LOST = {
+    "expired": "the server does not answer",
+    "reset": "the server restarted",
+    "bye": "the server said goodbye",
+    "protocol": "the server sent what no server sends",
+}
+
 EXIT_FAILED = 1
 EXIT_REFUSED = 2
 EXIT_INTERRUPTED = 130
@@ -86,8 +96,10 @@ class ClientMachine:
         self.incarnation = incarnation
         self.run = ""
         self.connected = False
+        self.away = False  # the server was lost and is not back
         self.attached = False
         self.publishing = False
+        self.adopted = False  # version 0 is this client's own weights
         self.latest = Held()
         self.base = Held()
         self.model_version = -1
@@ -148,12 +160,21 @@ class ClientMachine:
         return [do.SendManifest()] if self.connected else []
 
     def _welcomed(self, event: ev.Welcomed, now: float) -> list[Effect]:
-        self.connected = True
+        effects: list[Effect] = []
+        if not self.run:
+            text = (
+                f"joined run {event.run} as {self.name}, part {event.shard + 1} of {event.shards}"
+            )
+            effects.append(do.Note(text))
+        elif self.away:
+            effects.append(do.Note("the server is back"))
+        self.connected, self.away = True, False
         self.run = event.run
         if event.incarnation is not None:
             self.incarnation = event.incarnation  # the handshake may have raised it
         self._forget_session()
-        effects: list[Effect] = [do.SendManifest()] if self.attached else []
+        if self.attached:
+            effects.append(do.SendManifest())
         return effects + self._offer()
 
     def _lost(self, event: ev.ServerLost, now: float) -> list[Effect]:
@@ -161,7 +182,10 @@ class ClientMachine:
         self._forget_session()
         if self.ending is not None and not self.training:
             return self._finish()
-        return [do.Note(f"the server is away ({event.reason}); training goes on", "warning")]
+        self.away = True
+        what = _LOST.get(event.reason, f"the server is away ({event.reason})")
+        meanwhile = "training goes on" if self.model_version >= 0 else "trying again"
+        return [do.Note(f"{what}; {meanwhile}", "warning")]
 
     def _forget_session(self) -> None:
         """Nothing that was asked in a session is answered in the next one."""
@@ -223,8 +247,8 @@ class ClientMachine:
         if self.publishing:
             self.publishing = False
             if event.version == 0 and self.busy is None and self.base.version < 0:
-                self.busy = "replacing"
-                return [do.AdoptInitial()]
+                self.busy, self.adopted = "replacing", True
+                return [do.Note("published the initial weights"), do.AdoptInitial()]
         if self.base == self.latest and self.model_version == event.version:
             return [do.Tell(SERVER, msg.Holding(self.base.version, self.base.digest))]
         return self._advance()
@@ -276,14 +300,22 @@ class ClientMachine:
 
     def _rebased(self, event: ev.Rebased, now: float) -> list[Effect]:
         self.busy = None
+        effects = self._say_version(event.version)
         self.model_version, self.model_digest = event.version, self.base.digest
-        effects: list[Effect] = []
         if event.dropped_tokens:
             text = f"weights were not finite: back on version {event.version}, without the last {event.dropped_tokens} tokens"
             effects.append(do.Note(text, "warning"))
         if self.connected:
             effects.append(do.Tell(SERVER, msg.Holding(self.base.version, self.base.digest)))
         return effects + self._advance()
+
+    def _say_version(self, version: int) -> list[Effect]:
+        if version == self.model_version:  # back onto it, after weights that were not finite
+            return []
+        if self.model_version >= 0:
+            return [do.Note(f"version {version}", facts={"version": version})]
+        # Version 0 is here without a transfer only where it was made, which was said then.
+        return [] if self.adopted and version == 0 else [do.Note(f"received version {version}")]
 
     # --- deltas, up ---
 

@@ -65,7 +65,10 @@ class ServerDriver:
         return self.feed(ev.ModelAttached(peer, "f", 10, difference))
 
     def join(self, peer, incarnation=1):
-        return self.hello(peer, incarnation) + self.attach(peer)
+        """Say hello, attach the model and, where there is a version, get to hold it."""
+        effects = self.hello(peer, incarnation) + self.attach(peer)
+        version = self.machine.version
+        return effects + (self.hold(peer, version, self.machine.digest) if version >= 0 else [])
 
     def left(self, peer, incarnation=1, reason="expired"):
         return self.feed(ev.ClientLeft(peer, incarnation, reason))
@@ -101,14 +104,21 @@ class ServerDriver:
 
 @attrs.define
 class ClientDriver:
-    """A ClientMachine with a clock. Every method returns the effects of the event it feeds."""
+    """A ClientMachine with a clock. Every method returns the effects of the event it feeds, but for the plain notes.
+
+    Those, which say what goes well, are kept in `told`, so that a scenario reads as what is done.
+    """
 
     machine: ClientMachine
     now: float = 0.0
+    told: list = attrs.field(factory=list)
 
     def feed(self, event, after_s=0.0):
         self.now += after_s
-        return self.machine.handle(event, self.now)
+        effects = self.machine.handle(event, self.now)
+        plain = [each for each in effects if isinstance(each, do.Note) and each.level == "info"]
+        self.told += plain
+        return [each for each in effects if each not in plain]
 
     fire = ServerDriver.fire
 

@@ -101,6 +101,45 @@ def test_offline_it_trains_on_and_offers_again(client, look):
     assert do.OfferDelta(client.key(1), "d0", 8, 2, 0) in client.welcome()
 
 
+def test_what_goes_well_is_said(client):
+    """An operator who reads nothing cannot tell a client that trains from one that hangs."""
+    client.feed(ev.Attached("f", 10))
+    client.welcome()
+    client.feed(ev.PublishAsked())
+    client.announce(0)
+    client.replaced(0)
+    client.rebased(0)
+    client.announce(1)
+    client.follow(1)
+    client.lose()
+    client.welcome()
+    client.welcome()
+    assert [note.text for note in client.told] == [
+        "joined run run-1 as a, part 1 of 4",
+        "published the initial weights",
+        "version 1",
+        "the server is back",
+    ]
+    assert client.told[2].facts == {"version": 1}, "to which the node adds how training goes"
+
+
+def test_the_first_version_is_said_to_be_received(client):
+    """A client that comes later waits for it, perhaps for long; going back onto a version is no new one."""
+    client.ready(3)
+    client.rebased(3)
+    assert [note.text for note in client.told[1:]] == ["received version 3"]
+
+
+def test_a_lost_server_is_said_in_plain_words(client, look):
+    """The words of the session layer mean nothing to an operator; before there are weights nothing trains on."""
+    client.welcome()
+    assert look.notes(client.lose()) == "the server does not answer; trying again"
+    client.ready()
+    assert look.notes(client.lose("reset")) == "the server restarted; training goes on"
+    client.welcome()
+    assert "odd" in look.notes(client.lose("odd"))
+
+
 def test_a_call_dies_with_its_session(client):
     """Before, an hour-old call made a snapshot against a base by then too old to be merged."""
     client.ready()
