@@ -37,7 +37,9 @@ class DeltaKey:
     def parse(cls, text: str) -> Self:
         """Read `text` back; raises ValueError when it is not a key."""
         client, *numbers = text.split("/")
-        fits = all(part.isdecimal() and len(part) <= MAX_DIGITS for part in numbers)
+        fits = all(
+            part.isascii() and part.isdecimal() and len(part) <= MAX_DIGITS for part in numbers
+        )
         if not client or len(numbers) != 3 or not fits:
             raise ValueError(f"not a delta key: {text[:120]!r}")
         incarnation, base, sequence = (int(part) for part in numbers)

@@ -224,7 +224,7 @@ class OuterConfig:
         "nesterov (SGD with Nesterov momentum) | average (add the mean delta as it is)",
     )
     learning_rate: float = setting(
-        0.7, "outer learning rate; unused by average", span(above=0, most=100)
+        0.7, "outer learning rate; unused by average", span(above=0, most=10)
     )
     momentum: float = setting(0.9, "outer momentum; unused by average", span(least=0, most=0.9999))
 

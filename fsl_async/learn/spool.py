@@ -157,6 +157,11 @@ class Spool:
         if part is not None:
             self._files.remove(part.writer.path)
 
+    def abort_others(self, key: DeltaKey) -> None:
+        """Forget what the client of `key` began before and will not go on with: it sends one delta at a time."""
+        for other in [one for one in self._parts if one.client == key.client and one != key]:
+            self.abort(other)
+
     # --- acknowledged deltas ------------------------------------------------------------------------------
 
     def frames(self, key: DeltaKey, manifest: Manifest) -> Iterator[bytes]:

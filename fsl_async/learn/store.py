@@ -63,6 +63,9 @@ if TYPE_CHECKING:
 
 _LOSSLESS = CodecSpec(format="fp32")
 
+LARGEST_NORM = 1e20
+"""Of a delta. Times the most tokens a delta may claim, and summed over thousands of them, it is still far inside fp32."""
+
 
 @contextmanager
 def _disk(doing: str) -> Iterator[None]:
@@ -104,6 +107,7 @@ class Store:
         self._owed: list[VersionRecord] = []
         # A version whose folder may be there although its commit failed; taken back before anything else.
         self._doubtful: int | None = None
+        self._serving_from: int | None = None
         self._kept: dict[int, Checkpoint] = {}
         self._update_places: dict[int, NDArray[np.int64]] = {}
 
@@ -217,13 +221,14 @@ class Store:
                 self._record("run", {"run": run})
         return self._open.book.run
 
-    def lease(self, name: str, limit: int) -> int | None:
-        """The shard index of `name`, for good: its old one, or the lowest free one below `limit`, or None."""
+    def lease(self, name: str, limit: int, index: int | None = None) -> int | None:
+        """The shard index of `name`, for good: its old one, else `index` or the lowest free one below `limit`, or None."""
         leases = self._open.book.leases
         held = leases.get(name)
         if held is not None and held < limit:
             return held
-        free = min(set(range(limit)) - set(leases.values()), default=None)
+        unused = set(range(limit)) - set(leases.values())
+        free = index if index in unused else min(unused, default=None)
         if free is not None:
             with _disk(f"cannot write the shard of {name} to the ledger"):
                 self._record("lease", {"name": name, "index": free})
@@ -296,6 +301,7 @@ class Store:
         known = book.known(key)
         if known is None:
             with _disk(f"cannot spool delta {key.text}"):
+                self._open.spool.abort_others(key)
                 self._open.spool.begin(key, meta)
             return None
         problem = book.quarantined.get(key)
@@ -317,7 +323,7 @@ class Store:
         run = self._open
         with _disk(f"cannot spool delta {key.text}"):
             part = run.spool.seal(key, self.manifest)
-            finite = math.isfinite(part.norm)
+            finite = math.isfinite(part.norm) and part.norm <= LARGEST_NORM
             accepted = AcceptedDelta(
                 key=key,
                 tokens=part.meta.tokens,
@@ -334,6 +340,8 @@ class Store:
                 run.spool.done(key)
                 return SpoolResult(key, accepted.bytes, accepted.norm, finite=True)
             problem = "it holds NaN or infinity"
+            if math.isfinite(part.norm):
+                problem = f"its norm of {part.norm:.3g} is above {LARGEST_NORM:g}: its client has diverged"
             self._record("quarantined", {**accepted.to_fact(), "reason": problem})
         run.spool.done(key)
         with suppress(OSError):  # recovery moves it if this does not
@@ -460,6 +468,8 @@ class Store:
         run.book.apply({"fact": "version", **record.to_fact()})
         self._owed.append(record)
         oldest = record.version - self._settings.keep_versions + 1
+        if self._serving_from is not None:
+            oldest = min(oldest, self._serving_from)
         for version in [version for version in self._kept if version < oldest]:
             del self._kept[version]
             self._update_places.pop(version, None)
@@ -481,6 +491,10 @@ class Store:
         )
 
     # --- what clients fetch -------------------------------------------------------------------------------
+
+    def keep_from(self, version: int | None) -> None:
+        """Keep `version` and all after it while somebody is fetching them, beyond keep_versions; None: nobody is."""
+        self._serving_from = version
 
     def has_update(self, version: int) -> bool:
         """Whether the coded change from `version` - 1 to `version` is kept."""

@@ -13,6 +13,11 @@ from fsl_async.effects import Accumulate, MergedDelta
 from fsl_async.events import DeltaKey, DeltaOffered
 from fsl_async.learn.weighting import Contribution, Weighting
 
+MAX_TOKENS = 10**12
+"""In one delta. Together with the store's limit on a delta's norm it keeps every sum far inside fp32."""
+REMEMBERED_VERSIONS = 256
+"""Digests of past versions, so that a client that was away for long is still known to be of this lineage."""
+
 
 @mutable
 class Settled:
@@ -34,7 +39,7 @@ class DeltaBook:
         self.settled: dict[str, Settled] = {}
         self.version = -1
         self.digests: dict[int, str] = {}
-        self._memory = max(max_staleness, keep_versions)
+        self._memory = max(max_staleness, keep_versions, REMEMBERED_VERSIONS)
 
     def advance(self, version: int, digest: str) -> int:
         """A version is durable: what was merging is merged. Returns the tokens that entered it."""
@@ -84,6 +89,11 @@ class DeltaBook:
         outcome = self.settled_as(key)
         if outcome is not None:
             return outcome, f"this delta is {outcome}"
+        if offer.tokens > MAX_TOKENS or offer.steps > MAX_TOKENS:
+            return (
+                "absurd",
+                f"nobody trains {offer.tokens} tokens in {offer.steps} steps between two syncs",
+            )
         if offer.tokens < 1 or offer.steps < 1:
             return (
                 "empty",

@@ -42,7 +42,7 @@ from fsl_async.deadlines import Deadlines
 from fsl_async.effects import Effect
 from fsl_async.learn.weighting import Weighting
 from fsl_async.roles.deltas import DeltaBook
-from fsl_async.roles.ps_state import EXIT_FAILED, Member, Phase, ServerRules
+from fsl_async.roles.ps_state import EXIT_FAILED, LONGEST_RETRY_S, Member, Phase, ServerRules
 from fsl_async.roles.round import ArrivalHistory, Round
 
 __all__ = ["EXIT_FAILED", "Member", "Phase", "ServerMachine", "ServerRules"]
@@ -63,6 +63,7 @@ class ServerMachine:
         self.round: Round | None = None
         self.history = ArrivalHistory()
         self.tokens_total = 0
+        self.failures = 0
         self.draining: str | None = None
         self.deadlines = Deadlines()
         self._handlers: dict[type[ev.Event], Callable[[Any, float], list[Effect]]] = {
@@ -239,9 +240,9 @@ class ServerMachine:
             return []
         if event.version == self.version and event.digest == self.digest:
             return [self._announcement(event.peer)]
-        behind = self.version - event.version
-        same_lineage = self.deltas.digests.get(event.version) == event.digest
-        if same_lineage and 0 < behind <= self.rules.keep_versions:
+        if event.version < self.version and self.deltas.digests.get(event.version) == event.digest:
+            # However far behind: over a slow link a whole version would be old again when it is there. The shell
+            # sends it whole all the same where the update is not kept any more.
             return [do.Serve(event.peer, "update", event.version + 1)]
         return [do.Serve(event.peer, "full", self.version)]
 
@@ -261,6 +262,7 @@ class ServerMachine:
 
     def _committed(self, event: ev.VersionCommitted, now: float) -> list[Effect]:
         self.tokens_total += self.deltas.advance(event.version, event.digest)
+        self.failures = 0
         self.phase = Phase.READY
         if event.version == 0:
             self.publisher = None
@@ -301,10 +303,13 @@ class ServerMachine:
         return effects
 
     def _call(self, now: float) -> list[Effect]:
+        # Who holds no version yet is still downloading and has nothing to send: it is not called, and not waited for.
         called = {
-            name: member.incarnation for name, member in self.members.items() if member.attached
+            name: member.incarnation
+            for name, member in self.members.items()
+            if member.attached and member.version >= 0
         }
-        needed = max(1, self.rules.min_clients)
+        needed = max(1, self.rules.min_clients if self.version == 0 else 1)
         if len(called) < needed and self.draining is None:
             self.deadlines.set("sync", now + self.rules.every_s)
             return [do.Note(f"no round: {len(called)} clients are here, {needed} are needed")]
@@ -377,8 +382,10 @@ class ServerMachine:
         if self.draining is not None:
             self.draining = f"{self.draining}; {text}, the next start merges it"
             return [do.Note(self.draining, "warning"), *self._finish(EXIT_FAILED)]
-        self.deadlines.set("retry", now + self.rules.retry_s)
-        return [do.Note(f"{text}, next try in {self.rules.retry_s:g} s", "warning")]
+        wait_s = min(LONGEST_RETRY_S, self.rules.retry_s * 2**self.failures)
+        self.failures += 1
+        self.deadlines.set("retry", now + wait_s)
+        return [do.Note(f"{text}, next try in {wait_s:g} s", "warning")]
 
     # --- deltas ---
 

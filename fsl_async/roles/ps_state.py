@@ -9,6 +9,7 @@ from attrs import field, frozen, mutable
 from fsl_async.roles.round import RoundRules
 
 EXIT_FAILED = 1
+LONGEST_RETRY_S = 300.0
 
 
 @frozen

@@ -7,7 +7,8 @@ Rules
 - A quorum of them has answered: wait for the others during a grace window, learnt from how long answers took in past
   rounds (median + k times the median absolute deviation, after hivemind#676: fixed time-outs are what users have to guess
   and get wrong), and never beyond the round's cap.
-- No quorum at the cap: the round stays open until there is one. It can only wait for clients that are alive.
+- No quorum at the cap: the round stays open as long again, then it merges what it has. Clients that live but hang must not
+  stop the others.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ class RoundRules:
     quorum: float = 0.5  # fraction of the expected clients, at least one client
     grace_mad_factor: float = 4.0
     grace_min_s: float = 1.0  # at least this long after the quorum
+    patience: float = 2.0  # caps after which a round without a quorum merges what it has
     first_grace_s: float = 60.0  # this long after the quorum while too few arrivals are known
 
 
@@ -149,6 +151,10 @@ class Round:
                     f" is over; without {self._named_missing()}",
                 )
             return Verdict("wait", f"quorum of {needed} reached", until)
+        waited_s = now - self.called_at
+        if pending and waited_s >= rules.patience * self.cap_s:
+            text = f"no quorum after {waited_s:.1f} s ({contributors} of {needed} needed); merged without {self._named_missing()}"
+            return Verdict("merge", text)
         reason = f"{contributors} of {needed} needed have answered"
         if now >= self.called_at + self.cap_s:
             reason += f"; waiting for {self._named_missing()}"

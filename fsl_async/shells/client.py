@@ -15,6 +15,7 @@ import fsl_transport as tp
 from fsl_async import effects as do
 from fsl_async import events as ev
 from fsl_async import messages as msg
+from fsl_async.errors import FslError
 from fsl_async.events import DeltaKey
 from fsl_async.learn.manifest import Manifest
 from fsl_async.roles.client import SERVER, ClientMachine
@@ -72,6 +73,7 @@ class ClientShell:
         self.endpoint: Dialer
         self._scheduler = scheduler
         self._over = False
+        self._shard = -1
         self._say = say
         self._finished = finished
         self._welcomed = welcomed
@@ -116,7 +118,7 @@ class ClientShell:
     def hello(self) -> dict[str, Any]:
         """What this client says of itself when it dials; made anew each time."""
         base = self.machine.base
-        return Hello(self.machine.run, base.version, base.digest).to_wire()
+        return Hello(self.machine.run, base.version, base.digest, self._shard).to_wire()
 
     # --- from the transport ---
 
@@ -127,6 +129,12 @@ class ClientShell:
             return
         try:
             handler(event)
+        except FslError as error:
+            # The welcome's configuration is not one this release can run.
+            self.learner.refuse("config", error.message)
+            self.node.feed(
+                ev.ServerRefused("config", f"the server's configuration: {error.message}")
+            )
         except (msg.MessageError, ValueError) as error:
             self._say(do.Note(f"the server sent what no server sends: {error}", "warning"))
             self.endpoint.disconnect(SERVER, "protocol")
@@ -135,6 +143,8 @@ class ClientShell:
 
     def _up(self, event: tp.PeerUp) -> None:
         welcome = Welcome.from_wire(event.body)
+        if self._shard < 0:
+            self._shard = welcome.shard  # the training function keeps the one it began with
         self._welcomed(welcome)
         incarnation = self.endpoint.incarnation
         self.node.feed(ev.Welcomed(welcome.run, welcome.shard, welcome.shards, incarnation))

@@ -34,6 +34,7 @@ class Streams(Protocol):
 class Listener(Streams, Protocol):
     """What the server's shell needs from the transport (`fsl_transport.ListenerEndpoint`)."""
 
+    def remember(self, name: str, incarnation: int) -> None: ...
     def welcome(self, peer: str, body: dict[str, Any]) -> None: ...
     def refuse(self, peer: str, code: str, text: str) -> None: ...
 
@@ -89,8 +90,20 @@ class Store(Protocol):
         """Make the next version from the accumulator."""
         ...
 
-    def lease(self, name: str, limit: int) -> int | None:
-        """The data shard of a client, None when all are taken."""
+    def lease(self, name: str, limit: int, index: int | None = None) -> int | None:
+        """Book the data shard of a client for good, `index` if it is free; None when all are taken."""
+        ...
+
+    def record_incarnation(self, name: str, incarnation: int) -> None:
+        """Remember the newest life of a client, also after a restart."""
+        ...
+
+    def keep_from(self, version: int | None) -> None:
+        """Keep a version and all after it, because somebody is fetching them."""
+        ...
+
+    def has_update(self, version: int) -> bool:
+        """Whether the coded outer delta that leads to a version is kept."""
         ...
 
     def read_update(self, version: int, index: int) -> bytes | None:

@@ -6,6 +6,7 @@ makes "accumulate these, then commit" mean what it says.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -101,6 +102,12 @@ class ServerShell:
         self._say = say
         self._finished = finished
         self._leases: dict[str, int] = {}
+        self._lent: dict[str, int] = {}  # told to a client that has not attached its model yet
+        self._wanted: dict[str, int] = {}  # the shard that a client says it trains on already
+        self._incarnations: dict[str, int] = {}
+        self._fetching: dict[
+            str, int
+        ] = {}  # peer -> the version it was last sent, until it holds the newest
         self._incoming: dict[tuple[str, str], Callable[[], None]] = {}
         self._serving: dict[tuple[str, str], tuple[StoreSource, int]] = {}
         self._problems: dict[tuple[str, str], str] = {}
@@ -134,6 +141,11 @@ class ServerShell:
         """Feed what `store.recover()` found; call once, before any transport event."""
         self.manifest = recovered.manifest
         self._leases = dict(recovered.leases)
+        self._incarnations = dict(recovered.incarnations)
+        for name, incarnation in self._incarnations.items():
+            # The transport forgot them with the last process; without them a client whose clock is behind would be let in
+            # and have every delta refused as one of a former life.
+            self.endpoint.remember(name, incarnation)
         pending = tuple(
             ev.PendingDelta(delta.key, delta.tokens, delta.steps, delta.round)
             for delta in recovered.pending
@@ -173,6 +185,7 @@ class ServerShell:
         except msg.MessageError as error:
             self.endpoint.refuse(event.peer, "hello", str(error))
             return
+        self._wanted[event.peer] = hello.shard
         self.node.feed(
             ev.ClientHello(event.peer, event.incarnation, hello.run, hello.version, hello.digest)
         )
@@ -181,6 +194,9 @@ class ServerShell:
         for stream in {*self._incoming, *self._problems, *self._serving}:
             if stream[0] == event.peer:
                 self._forget(stream)
+        if self._fetching.pop(event.peer, None) is not None:
+            self._keep_fetched()
+        self._lent.pop(event.peer, None)
         self.node.feed(ev.ClientLeft(event.peer, event.incarnation, event.reason))
 
     def _message(self, event: tp.MessageReceived) -> None:
@@ -192,6 +208,8 @@ class ServerShell:
                 self.node.feed(ev.FetchAsked(peer, version, digest))
             case msg.Holding(version, digest):
                 self.node.feed(ev.VersionHeld(peer, version, digest))
+                if version == self.machine.version and self._fetching.pop(peer, None) is not None:
+                    self._keep_fetched()
             case msg.Skip(number, reason):
                 self.node.feed(ev.CallSkipped(peer, number, reason))
             case other:
@@ -200,7 +218,8 @@ class ServerShell:
     def _attach(self, peer: str, fingerprint: str, tensors: list[Any]) -> None:
         manifest = self.manifest
         if manifest is not None and manifest.fingerprint == fingerprint:
-            self.node.feed(ev.ModelAttached(peer, fingerprint, manifest.values, None))
+            attached = ev.ModelAttached(peer, fingerprint, manifest.values, None)
+            self._book_shard(peer, lambda: self.node.feed(attached))
             return
         try:
             theirs = Manifest.from_wire(tensors)
@@ -211,7 +230,11 @@ class ServerShell:
             # Before version 0 the manifest of the first one who is here counts, as its weights will.
             self.manifest = manifest = theirs
         difference = theirs.difference(manifest)
-        self.node.feed(ev.ModelAttached(peer, theirs.fingerprint, theirs.values, difference))
+        answer = ev.ModelAttached(peer, theirs.fingerprint, theirs.values, difference)
+        if difference is None:
+            self._book_shard(peer, lambda: self.node.feed(answer))
+        else:
+            self.node.feed(answer)
 
     def _offered(self, event: tp.StreamOffered) -> None:
         meta = msg.from_wire(event.meta)
@@ -268,28 +291,70 @@ class ServerShell:
         self.endpoint.send(effect.peer, msg.to_wire(effect.message))
 
     def _admit(self, effect: do.Admit, number: int) -> None:
-        shard = self._leases.get(effect.peer)
-        if shard is not None:
-            self._welcome(effect, shard)
+        """Welcome with a data shard: the one the client has, else one that nobody has.
+
+        The shard is booked for good when the client has attached a model that fits; who fails before that (wrong data path,
+        wrong model) leaves it to others.
+        """
+        if self._incarnations.get(effect.peer, -1) >= effect.incarnation:
+            self._welcome(effect)
             return
         self.worker.submit(
-            lambda: self.store.lease(effect.peer, self.facts.shards),
-            lambda found: self._welcome(effect, found),
-            lambda error: self.endpoint.refuse(effect.peer, "store", str(error)),
+            lambda: self.store.record_incarnation(effect.peer, effect.incarnation),
+            lambda _: self._welcome(effect),
+            lambda error: self.endpoint.disconnect(effect.peer, str(error)),  # it says hello again
         )
 
-    def _welcome(self, effect: do.Admit, shard: int | None) -> None:
-        member = self.machine.members.get(effect.peer)
+    def _welcome(self, effect: do.Admit) -> None:
+        peer = effect.peer
+        member = self.machine.members.get(peer)
         if member is None or member.incarnation != effect.incarnation:
-            return  # it left, or came back as another, while its shard was looked up
+            return  # it left, or came back as another, while its incarnation was written down
+        self._incarnations[peer] = max(effect.incarnation, self._incarnations.get(peer, -1))
+        shards = self.facts.shards
+        shard = self._leases.get(peer, self._lent.get(peer))
+        if shard is None or shard >= shards:
+            unused = set(range(shards)) - {*self._leases.values(), *self._lent.values()}
+            wanted = self._wanted.get(peer, -1)
+            if (
+                wanted >= 0
+            ):  # told by this server's last process, which died before it was written down
+                shard = wanted if wanted in unused else None
+            else:
+                shard = min(unused, default=None)
         if shard is None:
-            text = f"all {self.facts.shards} data shards are taken: set data.shards (or sync.clients) higher at the server"
-            self.endpoint.refuse(effect.peer, "shards", text)
-            self.node.feed(ev.ClientLeft(effect.peer, effect.incarnation, "no data shard"))
+            holders = ", ".join(sorted({*self._leases, *self._lent})[:8])
+            text = (
+                f"all {shards} data shards are taken (by {holders}): start this client again under one of these names,"
+                " or set data.shards (or sync.clients) higher at the server"
+            )
+            self._say(do.Note(f"{peer} is refused: {text}", "warning"))
+            self.endpoint.refuse(peer, "shards", text)
+            self.node.feed(ev.ClientLeft(peer, effect.incarnation, "no data shard"))
             return
-        self._leases[effect.peer] = shard
-        welcome = Welcome(self.facts.run, shard, self.facts.shards, self.facts.config)
-        self.endpoint.welcome(effect.peer, welcome.to_wire())
+        if self._leases.get(peer) != shard:
+            self._lent[peer] = shard
+        welcome = Welcome(self.facts.run, shard, shards, self.facts.config)
+        self.endpoint.welcome(peer, welcome.to_wire())
+
+    def _book_shard(self, peer: str, then: Callable[[], None]) -> None:
+        """Make a client's shard its own for good, then go on."""
+        shard = self._lent.get(peer)
+        if shard is None:
+            then()
+            return
+
+        def booked(found: int | None) -> None:
+            self._lent.pop(peer, None)
+            if found is not None:
+                self._leases[peer] = found
+            then()
+
+        self.worker.submit(
+            lambda: self.store.lease(peer, self.facts.shards, shard),
+            booked,
+            lambda error: self.endpoint.disconnect(peer, str(error)),  # it says hello again
+        )
 
     def _receive_initial(self, effect: do.ReceiveInitial, number: int) -> None:
         manifest = self.manifest
@@ -366,17 +431,41 @@ class ServerShell:
             self._problems[(peer, stream)] = text
 
         self._incoming[(peer, stream)] = finish
-        self.endpoint.accept(peer, stream, _Sink(self.worker, write, problem), next_chunk)
+        with contextlib.suppress(
+            tp.LocalError
+        ):  # offered twice, and the first is being received already
+            self.endpoint.accept(peer, stream, _Sink(self.worker, write, problem), next_chunk)
 
     def _serve(self, effect: do.Serve, number: int) -> None:
+        # What is being fetched stays on disk until its client holds the newest version: a whole version may take longer to
+        # send than keep_versions last, and the updates after it are needed next.
+        self._fetching[effect.peer] = effect.version
+        self._keep_fetched()
+        self.worker.submit(
+            lambda: self.store.has_update(effect.version),
+            lambda kept: self._send_version(effect, number, kept=kept),
+            lambda error: self._say(
+                do.Note(f"cannot serve version {effect.version}: {error}", "warning")
+            ),
+        )
+
+    def _keep_fetched(self) -> None:
+        oldest = min(self._fetching.values(), default=None)
+        self.worker.submit(lambda: self.store.keep_from(oldest), lambda _: None, lambda _: None)
+
+    def _send_version(self, effect: do.Serve, number: int, *, kept: bool) -> None:
         assert self.manifest is not None
+        if effect.kind == "update" and not kept:
+            effect = do.Serve(effect.peer, "full", self.machine.version)
+            self._fetching[effect.peer] = effect.version
+            self._keep_fetched()
         version = effect.version
         read_chunk = self.store.read_update if effect.kind == "update" else self.store.read_full
+        meta = msg.to_wire(msg.VersionMeta(effect.kind, version))
         chunks = self.manifest.chunks
         source = StoreSource(effect, chunks, self.worker, lambda index: read_chunk(version, index))
         stream = version_stream(effect.kind, version)
         self._serving[(effect.peer, stream)] = (source, number)
-        meta = msg.to_wire(msg.VersionMeta(effect.kind, version))
         self.endpoint.offer(effect.peer, stream, meta, source)
 
     def _accumulate(self, effect: do.Accumulate, number: int) -> None:

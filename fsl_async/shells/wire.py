@@ -32,20 +32,23 @@ def _take_tables(body: dict[str, Any], name: str) -> dict[str, Any]:
 
 @frozen
 class Hello:
-    """What a client says first: the run it is in ("" = none yet) and the version it holds (-1 = none)."""
+    """What a client says first: the run it is in ("" = none yet), the version it holds and its data shard (-1 = none)."""
 
     run: str
     version: int
     digest: str
+    shard: int
 
     def to_wire(self) -> dict[str, Any]:
         """Return the plain map."""
-        return {"run": self.run, "version": self.version, "digest": self.digest}
+        held = {"version": self.version, "digest": self.digest, "shard": self.shard}
+        return {"run": self.run, **held}
 
     @classmethod
     def from_wire(cls, body: dict[str, Any]) -> Hello:
         """Read a peer's hello; raises MessageError."""
-        return cls(_take(body, "run", str), _take(body, "version", int), _take(body, "digest", str))
+        run, digest = _take(body, "run", str), _take(body, "digest", str)
+        return cls(run, _take(body, "version", int), digest, _take(body, "shard", int))
 
 
 @frozen

@@ -60,6 +60,7 @@ class Disk:
     pending: dict[DeltaKey, AcceptedDelta] = field(factory=dict)
     merged: dict[DeltaKey, int] = field(factory=dict)
     leases: dict[str, int] = field(factory=dict)
+    incarnations: dict[str, int] = field(factory=dict)
     tokens_merged: int = 0
 
 
@@ -79,6 +80,7 @@ class CountingStore:
         self._spools: dict[DeltaKey, _Spool] = {}
         self._accumulated: dict[DeltaKey, float] = {}
         self._initial = 0
+        self._serving_from: int | None = None
 
     def recover(self) -> Recovered:
         """What a new process finds."""
@@ -93,7 +95,7 @@ class CountingStore:
             digests={model.version: model.digest for model in disk.models[-self.keep_versions :]},
             records=(),
             leases=dict(disk.leases),
-            incarnations={},
+            incarnations=dict(disk.incarnations),
             run="sim",
             tokens_total=disk.tokens_merged,
             notices=(),
@@ -188,23 +190,39 @@ class CountingStore:
         disk.models.append(model)
         return Committed(version, model.digest, CHUNKS * 8, CHUNKS, 0.0)
 
-    def lease(self, name: str, limit: int) -> int | None:
-        """A client's data shard."""
+    def lease(self, name: str, limit: int, index: int | None = None) -> int | None:
+        """A client's data shard, as the real store gives it."""
         if name not in self.disk.leases:
-            if len(self.disk.leases) >= limit:
-                return None
-            self.disk.leases[name] = len(self.disk.leases)
+            assert index is not None, "the shell knows which shard it told the client"
+            assert index not in self.disk.leases.values(), "no two clients may train the same data"
+            self.disk.leases[name] = index
         return self.disk.leases[name]
+
+    def record_incarnation(self, name: str, incarnation: int) -> None:
+        """Remember the newest life of a client."""
+        self.disk.incarnations[name] = max(incarnation, self.disk.incarnations.get(name, -1))
+
+    def keep_from(self, version: int | None) -> None:
+        """Keep what somebody is fetching."""
+        self._serving_from = version
+
+    def has_update(self, version: int) -> bool:
+        """Whether what leads to a version is kept."""
+        newest = self.disk.models[-1].version
+        oldest = newest - self.keep_versions + 1
+        if self._serving_from is not None:
+            oldest = min(oldest, self._serving_from)
+        return max(1, oldest) <= version <= newest
 
     def read_update(self, version: int, index: int) -> bytes | None:
         """A chunk of what leads from the version before."""
-        if version <= self.disk.models[-1].version - self.keep_versions:
+        if not self.has_update(version):
             return None
         return _frame(self.disk.models[version].total)
 
     def read_full(self, version: int, index: int) -> bytes | None:
         """A chunk of a whole version."""
-        if version <= self.disk.models[-1].version - self.keep_versions:
+        if version and not self.has_update(version):
             return None
         model = self.disk.models[version]
         return _frame(model.total, model.digest)

@@ -12,7 +12,7 @@ from fsl_async.events import DeltaKey
 from fsl_async.learn.errors import FrameRefused, StoreError
 from fsl_async.learn.manifest import CHUNK_VALUES, Manifest, digest_of
 from fsl_async.learn.outer import OuterSettings
-from fsl_async.learn.records import MergedDelta
+from fsl_async.learn.records import DeltaMeta, MergedDelta
 from fsl_async.learn.store import Store
 from fsl_codecs import CodecSpec, decode_into, encode, info
 
@@ -247,15 +247,54 @@ def test_only_what_was_accumulated_is_merged(run):
 def test_a_step_that_overflows_makes_no_version(run):
     """One version with infinity in it would spread to every client at once."""
     run.start()
-    huge = np.full(SMALL.values, 3e38, dtype=np.float32)
-    run.send(key("a"), huge)
+    large = np.full(SMALL.values, 1e18, dtype=np.float32)
+    run.send(key("a"), large)
     run.store.accumulate(key("a"), 1.0)
     with pytest.raises(StoreError, match=r"not finite in tensor 'w\.weight'"):
-        run.store.commit(1, [MergedDelta(key("a"), 1.0, 0, 10)], 100.0)
+        run.store.commit(1, [MergedDelta(key("a"), 1.0, 0, 10)], 1e30)
     assert run.store.version == 0
     run.store.quarantine(key("a"), "norm")
     run.round(1, "b")
     assert run.store.version == 1
+
+
+def test_an_absurd_norm_is_quarantined(run):
+    """Finite, but summed with a large weight it would overflow, at this commit and at each one after a restart."""
+    run.start()
+    huge = np.full(SMALL.values, 3e38, dtype=np.float32)
+    result = run.send(key("a"), huge)
+    assert not result.finite
+    assert "has diverged" in result.problem
+    run.round(1, "b")
+    assert run.store.version == 1
+
+
+def test_a_new_delta_of_a_client_replaces_the_half_of_an_older_one(run):
+    """A client that is preempted in mid-upload again and again must not fill the disk."""
+    run.start()
+    for sequence in range(1, 6):
+        run.store.spool_begin(key("a", sequence), DeltaMeta(1, 1))
+    assert len(list((run.store._run_dir / "spool").iterdir())) == 1
+
+
+def test_what_is_being_fetched_is_kept(run):
+    """A whole version may take longer to send than keep_versions last; and the updates after it are wanted next."""
+    run.start()
+    run.store.keep_from(1)
+    for version in range(1, 8):
+        run.round(version, "a")
+    assert all(run.store.has_update(version) for version in range(1, 8))
+    run.store.keep_from(None)
+    run.round(8, "a")
+    assert not run.store.has_update(1)
+
+
+def test_a_wanted_shard_is_given_when_it_is_free(run):
+    """The server told the client which one before it was written down."""
+    run.start()
+    assert run.store.lease("a", 4, 2) == 2
+    assert run.store.lease("b", 4, 2) == 0
+    assert run.store.lease("a", 4, 3) == 2
 
 
 # --- other facts ----------------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ import pytest
 from fsl_async.effects import Accumulate
 from fsl_async.events import DeltaKey, DeltaOffered
 from fsl_async.learn.weighting import TokensWeighting
-from fsl_async.roles.deltas import DeltaBook
+from fsl_async.roles.deltas import MAX_TOKENS, REMEMBERED_VERSIONS, DeltaBook
 
 
 @pytest.fixture
@@ -81,11 +81,24 @@ def test_objections(book, offer, code):
     assert objection(book, *offer) == code
 
 
-def test_too_old_is_refused_and_its_digest_forgotten(book):
-    """The memory of digests reaches as far back as deltas are taken, and no further."""
+def test_too_old_is_refused(book):
+    """A delta from long ago pulls the run back to where it was."""
     book.advance(3, "d3")
     assert objection(book, key(1, base=0)) == "stale"
-    assert sorted(book.digests) == [1, 2, 3]
+
+
+def test_digests_are_remembered_for_long_but_not_for_ever(book):
+    """A client that was away for hours is still of this lineage; a run of years must not fill the memory."""
+    for version in range(3, 1000):
+        book.advance(version, f"d{version}")
+    assert len(book.digests) == REMEMBERED_VERSIONS + 1
+    assert book.digests[999 - REMEMBERED_VERSIONS] == f"d{999 - REMEMBERED_VERSIONS}"
+
+
+@pytest.mark.parametrize(("tokens", "steps"), [(MAX_TOKENS + 1, 2), (8, MAX_TOKENS + 1)])
+def test_absurd_counts_are_refused(book, tokens, steps):
+    """A weight that large would drown everybody else's, and overflow the sum."""
+    assert objection(book, key(1), tokens, steps) == "absurd"
 
 
 def test_nothing_is_welcome_before_version_0():

@@ -200,7 +200,8 @@ def test_killed_between_its_last_version_and_its_end(make_server, look):
     server.recover(2, "d2", digests={2: "d2"})
     server.join("a")
     assert look.only(server.hold("a", 2), do.Finish) == [], "others may be on their way"
-    server.join("b")
+    server.hello("b")
+    server.attach("b")
     server.fire()
     assert server.machine.phase is Phase.READY
     assert look.only(server.hold("b", 2), do.Finish)

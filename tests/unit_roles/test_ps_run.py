@@ -159,6 +159,8 @@ def test_relaunched_incarnation_and_late_joiner_are_not_waited_for(server, look)
     assert len(look.only(effects, do.Commit)) == 1, "the ghost is not waited for"
     server.committed(1)
     server.attach("b")
+    server.hold("a", 1)
+    server.hold("b", 1)
     server.fire()
     assert look.said(server.join("late")) == [msg.Announce(1, "d1")]
     assert server.machine.round.missing() == ["a", "b"]
@@ -207,8 +209,47 @@ def test_stays_open_without_quorum_and_recalls_those_who_had_nothing(make_server
     assert "round 0 stays open: 0 of 2 needed" in look.notes(effects)
     assert look.said(effects) == [msg.Call(0)]
     server.store(key("a"))
-    assert look.said(server.fire()) == []
-    assert len(look.only(server.left("hung"), do.Commit)) == 1
+    effects = server.fire()
+    assert "no quorum after 195.0 s" in look.notes(effects)
+    assert len(look.only(effects, do.Commit)) == 1, "clients that hang must not stop the others"
+
+
+def test_a_client_that_still_downloads_is_not_called(server, look):
+    """It has nothing to send, and a majority of such would keep a round without a quorum."""
+    server.begin("a")
+    for name in ("b", "c", "d"):
+        server.hello(name)
+        server.attach(name)
+    effects = server.fire()
+    assert look.said(effects, "a") == [msg.Call(0)]
+    assert server.machine.round.called == 1
+    assert len(look.only(server.store(key("a")), do.Commit)) == 1
+
+
+def test_min_clients_is_for_the_first_sync_only(make_server, look):
+    """Afterwards a client that died must not stop the run."""
+    server = make_server(min_clients=2)
+    server.begin("a", "b")
+    server.fire()
+    server.store(key("a"))
+    server.store(key("b"))
+    server.committed(1)
+    server.left("b")
+    assert look.said(server.fire(), "a") == [msg.Call(1)]
+
+
+def test_a_failing_disk_is_tried_less_and_less_often(server, look):
+    """The same long line every few seconds helps nobody."""
+    server.begin("a")
+    server.fire()
+    server.store(key("a"))
+    waits = []
+    for _ in range(8):
+        server.feed(ev.CommitFailed(1, "no space"))
+        waits.append(server.machine.next_deadline() - server.now)
+        server.fire()
+    assert waits == sorted(waits)
+    assert (waits[1], waits[-1]) == (2 * waits[0], 300.0)
 
 
 def test_open_round_does_not_call_in_a_loop(make_server, look):
@@ -355,7 +396,7 @@ def test_updates_for_neighbours_full_versions_for_the_others(make_server, look):
 
     assert asked(2, "d2") == [do.Serve("a", "update", 3)]
     assert asked(1, "d1") == [do.Serve("a", "update", 2)]
-    assert asked(0, "d0") == [do.Serve("a", "full", 3)]
+    assert asked(0, "d0") == [do.Serve("a", "update", 1)], "the shell sends 3 whole where 1 is gone"
     assert asked(2, "alien") == asked(9, "d9") == [do.Serve("a", "full", 3)]
     assert look.said(asked(3, "d3")) == [msg.Announce(3, "d3")]
     assert server.feed(ev.FetchAsked("stranger", 2, "d2")) == []

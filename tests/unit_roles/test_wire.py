@@ -8,7 +8,7 @@ from fsl_async.messages import MAX_TEXT, MessageError
 from fsl_async.shells import wire
 
 JUNK = st.none() | st.booleans() | st.integers() | st.text(max_size=4) | st.binary() | st.just({})
-HELLO = {"run": "r", "version": 3, "digest": "d"}
+HELLO = {"run": "r", "version": 3, "digest": "d", "shard": -1}
 WELCOME = {"run": "r", "shard": 1, "shards": 4, "config": {"a": 1}}
 
 
