@@ -5,7 +5,8 @@
     ├── ConfigError            a TOML file or a --set has a wrong key, type or value
     ├── AddressError           an address cannot be read or cannot be used
     ├── DataError              a data path is missing, unreadable or too short
-    ├── TaskError              a --task file has no such function, or the function raised
+    ├── TaskError              a --task file has no such function, or misuses `fed`
+    │   └── TaskRaisedError        the task's own code raised; exits 1, like any program whose code raised
     ├── RunDirError            a run directory is missing, damaged or of another run
     ├── RefusedError           the parameter server will not have this client
     └── StopError              not a fault: the node was asked to end before its work was done
@@ -15,7 +16,8 @@
 Exit codes, the same for every command:
 
     0    done
-    1    a bug in this program: an exception nobody expected
+    1    a bug: an exception nobody expected, of this program or (then the line says so) of the user's own task. Not 2, because
+         an exception of a task may be the GPU's or the data loader's, and a launcher should try again a few times
     2    bad input, usage or environment; running the same line again fails again
     64   preempted, or asked to be launched again: a launcher should do that
     130  interrupted (Ctrl-C)
@@ -79,7 +81,17 @@ class DataError(FslError):
 
 
 class TaskError(FslError):
-    """A --task file has no such function, or the function raised."""
+    """A --task file has no such function, or misuses `fed`."""
+
+
+class TaskRaisedError(TaskError):
+    """The task's own code raised. `trace` is the traceback from its first frame on, without this program's frames."""
+
+    default_code = ExitCode.BUG
+
+    def __init__(self, message: str, trace: str) -> None:
+        super().__init__(message)
+        self.trace = trace
 
 
 class RunDirError(FslError):
@@ -171,11 +183,15 @@ def report(
 
     Plain: one line on `err`, `error: ...`, or `stopped: ...` for exit codes 64 and 130. With `as_json`: one object on `out`,
     where a program that asked for JSON reads its results. The traceback appears only with `debug`, on `err`. `translate`
-    may know more exceptions (click's, which this file does not import).
+    may know more exceptions (click's, which this file does not import). Of an exception in a user's task the traceback shows
+    the task's frames.
     """
     told = translate(error) or describe(error)
     if debug:
-        err.write("".join(traceback.format_exception(error)))
+        if isinstance(error, TaskRaisedError):
+            err.write(error.trace)
+        else:
+            err.write("".join(traceback.format_exception(error)))
     if as_json:
         out.write(told.as_json() + "\n")
         out.flush()

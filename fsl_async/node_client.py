@@ -31,7 +31,7 @@ from fsl_async.errors import (
 )
 from fsl_async.learn.fed import Fed, Place, choose_device
 from fsl_async.learn.learner import Learner, RunFinishedError
-from fsl_async.learn.tasks import load_task
+from fsl_async.learn.tasks import load_task, own_failure
 from fsl_async.node_ps import JOURNAL, transport_settings
 from fsl_async.observe.journal import JournalWriter, TraceHash
 from fsl_async.observe.lag import LoopLag
@@ -315,6 +315,13 @@ def join_run(
     except FslError as failure:
         error = failure.message
         raise
+    except Exception as failure:
+        error = f"the training function raised {type(failure).__name__}: {failure}"
+        own = own_failure(failure)
+        if own is None:
+            raise
+        error = own.message
+        raise own from failure
     except BaseException as failure:
         error = f"the training function raised {type(failure).__name__}: {failure}"
         raise

@@ -3,14 +3,18 @@
 import importlib
 import importlib.util
 import inspect
+import os
 import sys
+import sysconfig
 import traceback
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from fsl_async.errors import TaskError, one_line
+import fsl_async
+import fsl_codecs
+from fsl_async.errors import TaskError, TaskRaisedError, one_line
 
 Task = Callable[[Any], object]
 
@@ -47,6 +51,36 @@ def load_task(text: str) -> Task:
         pass  # some callables written in C have no signature to look at
     task: Task = function
     return task
+
+
+_OURS = tuple(each.__path__[0] + os.sep for each in (fsl_async, fsl_codecs))
+_LIBRARIES = tuple(
+    sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")
+)
+
+
+def own_failure(error: Exception) -> TaskRaisedError | None:
+    """What to tell the user of an exception that left a task; None when it is not the task's but this program's.
+
+    Of the frames that belong to no library, the innermost decides: the task's own, then the task is at fault, also where a
+    library that it called raised; one of this program (in `fed.step`, or in the built-in task), then it is a bug of ours.
+    """
+    frames = traceback.extract_tb(error.__traceback__)
+    written = [
+        frame
+        for frame in frames
+        if frame.filename.startswith(_OURS) or not frame.filename.startswith((*_LIBRARIES, "<"))
+    ]
+    if not written or written[-1].filename.startswith(_OURS):
+        return None
+    place = f"{written[-1].filename}:{written[-1].lineno}"
+    kind = type(error).__name__
+    said = one_line(str(error))
+    shown = [frame for frame in frames if not frame.filename.startswith(_OURS)]
+    trace = ["Traceback (most recent call last):\n", *traceback.format_list(shown)]
+    trace += traceback.format_exception_only(error)
+    text = f"your task {place} raised {kind}" + (f": {said}" if said else "")
+    return TaskRaisedError(text, "".join(trace))
 
 
 def _file(text: str, path: Path) -> ModuleType:

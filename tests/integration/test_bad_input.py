@@ -60,6 +60,17 @@ def test_another_model_is_refused_with_both_shapes(site):
     site.wait_version(at + 1)
 
 
+def test_what_a_task_raises_is_said_to_be_the_tasks(site):
+    """The user's own mistake is named with its line, and is not called a bug of ours."""
+    site.server()
+    (site.folder / "raises.py").write_text("def train(fed):\n    raise ValueError('boom')\n")
+    task = f"{site.folder / 'raises.py'}:train"
+    client = site.start("--role", "client", "--name", "a", "--task", task, site.address)
+    assert client.end() == 1, client.text
+    assert client.lines[-1].endswith("raises.py:2 raised ValueError: boom"), client.text
+    assert "bug" not in client.text
+
+
 def test_nan_is_quarantined_and_the_round_goes_on(site):
     """Poison is kept out, named in the journal, and the poisoned client goes back to the run's weights."""
     server = site.server()

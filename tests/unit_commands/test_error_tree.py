@@ -72,6 +72,13 @@ def test_the_traceback_needs_debug():
     assert loud.endswith(quiet)
 
 
+def test_of_a_task_only_its_own_frames_are_shown():
+    """The user's mistake is in the user's frames; ours around them are noise."""
+    error = errors.TaskRaisedError("your task t.py:3 raised ValueError: boom", "the trace\n")
+    assert told(error) == (1, "", f"error: {error.message}\n")
+    assert told(error, debug=True)[2] == f"the trace\nerror: {error.message}\n"
+
+
 def test_exit_codes_are_the_documented_ones():
     """Launch scripts depend on these numbers; the table in errors.py promises them."""
     assert {code.name: int(code) for code in ExitCode} == {

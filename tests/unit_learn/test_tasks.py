@@ -4,8 +4,8 @@ import sys
 
 import pytest
 
-from fsl_async.errors import TaskError
-from fsl_async.learn.tasks import load_task
+from fsl_async.errors import TaskError, TaskRaisedError
+from fsl_async.learn.tasks import load_task, own_failure
 
 SOURCE = """
 from dataclasses import dataclass
@@ -76,3 +76,42 @@ def test_every_way_to_get_it_wrong_is_one_line(folder, task, text):
     with pytest.raises(TaskError, match=text) as caught:
         load_task(task.format(folder))
     assert "\n" not in str(caught.value)
+
+
+def failure_of(task, fed=None):
+    with pytest.raises(Exception) as caught:  # noqa: PT011 - of any kind is the point
+        task(fed)
+    return own_failure(caught.value)
+
+
+def test_what_a_task_raises_is_the_tasks_own(folder):
+    """Told that it met a bug of ours, a user looks in the wrong place; the line that raised is the one to show."""
+    (folder / "raises.py").write_text(
+        "import json\n\n\ndef train(fed):\n    raise ValueError('boom\\nbang')\n\n\n"
+        "def deeper(fed):\n    json.loads('{')\n\n\ndef silent(fed):\n    assert fed\n"
+    )
+    told = failure_of(load_task(f"{folder}/raises.py:train"))
+    assert isinstance(told, TaskRaisedError)
+    assert (told.message, told.exit_code) == (
+        f"your task {folder}/raises.py:5 raised ValueError: boom; bang",
+        1,
+    )
+    assert (
+        "raises.py:9 raised JSONDecodeError: "
+        in failure_of(load_task(f"{folder}/raises.py:deeper")).message
+    )
+    assert failure_of(load_task(f"{folder}/raises.py:silent")).message.endswith(
+        "raises.py:13 raised AssertionError"
+    )
+
+
+def test_our_own_defect_stays_ours(folder):
+    """An exception from inside this program is not to be blamed on the task that called it, and the trace shows no frame of ours."""
+    (folder / "calls.py").write_text("def train(fed):\n    fed()\n")
+    train = load_task(f"{folder}/calls.py:train")
+    assert failure_of(train, lambda: load_task(3)) is None
+
+    told = failure_of(train)
+    assert "calls.py" in told.trace
+    assert "fsl_async/" not in told.trace
+    assert told.trace.endswith("TypeError: 'NoneType' object is not callable\n")
