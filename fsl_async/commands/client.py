@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from fsl_async import address as addresses
 from fsl_async.commands.output import Output
 from fsl_async.errors import UsageError
+from fsl_async.program import program
 
 if TYPE_CHECKING:
     from fsl_async.settings import Config
@@ -44,7 +45,7 @@ def command(
             )
     if address is None:
         raise UsageError(
-            f"which server? The server prints the line, like: fsl-node --role client {addresses.EXAMPLE}"
+            f"which server? The server prints the line, like: {program()} --role client {addresses.EXAMPLE}"
         )
     server = addresses.parse(address)
     if server.key:

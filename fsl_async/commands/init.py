@@ -9,6 +9,7 @@ import click
 
 from fsl_async.commands.output import Output
 from fsl_async.errors import UsageError
+from fsl_async.program import program
 
 _FORCE = "--force"
 
@@ -26,7 +27,7 @@ def command(path: Path, *, force: bool, as_json: bool) -> None:
     if as_json:
         output.result({"path": str(path)})
     else:
-        output.say(f"wrote {path}; start with: fsl-node --role ps --config {path}")
+        output.say(f"wrote {path}; start with: {program()} --role ps --config {path}")
 
 
 def write(path: Path, text: str, *, force: bool) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from fsl_async import address as addresses
 from fsl_async.commands.client import check_corpus, check_data, check_task
 from fsl_async.commands.output import Output
+from fsl_async.program import program
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -76,8 +77,11 @@ def run_ps(
     def announce(bound: str) -> None:
         listening = addresses.parse_listen(bound)
         reach = addresses.reachable_host(listening.host)
-        line = f"fsl-node --role client {addresses.Address(reach, listening.port).fsl}"
-        output.record("listening", address=bound, join=line, run_dir=str(run_dir))
+        server = addresses.Address(reach, listening.port).fsl
+        node = f"{program()} --role client"
+        output.record("listening", address=bound, join=f"{node} {server}", run_dir=str(run_dir))
+        own = "--task FILE.py:FUNCTION" if config.train.task else "--data PATH"
+        line = f"{node} --name SITE {own} {server}"
         output.say(f"listening at {bound}, run directory {run_dir}\non each client:\n    {line}")
 
     return serve(

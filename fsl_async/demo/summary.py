@@ -8,6 +8,7 @@ from attrs import frozen
 
 from fsl_async.observe.client_state import megabytes
 from fsl_async.observe.ledger_audit import Audit
+from fsl_async.program import program
 
 if TYPE_CHECKING:
     from fsl_async.demo.evaluate import Evaluated
@@ -122,7 +123,7 @@ def words(
     return [
         *lines,
         f"run directory: {summary.run_dir}",
-        f"look further: fsl-node status {summary.run_dir}",
+        f"look further: {program()} status {summary.run_dir}",
     ]
 
 

@@ -25,6 +25,7 @@ class Summary:
 @pytest.fixture
 def calls(monkeypatch):
     made = []
+    monkeypatch.delenv("FSL_NODE_CALLED_AS", raising=False)
 
     def serve(config, run_dir, *, from_version, announce, log, stop):
         made.append((config, run_dir, from_version, stop))
@@ -48,11 +49,19 @@ def test_the_server_prints_the_line_to_paste(calls, capsys, tmp_path):
     code = cli.main(["--role", "ps", "--run-dir", str(tmp_path), "--from-version", "4"])
     out, err = capsys.readouterr()
     assert (code, err) == (0, "")
-    assert "    fsl-node --role client fsl://127.0.0.1:4567\n" in out
+    assert "    fsl-node --role client --name SITE --data PATH fsl://127.0.0.1:4567\n" in out
     assert out.endswith("rounds     3\nloss last  2.5\n")
     config, run_dir, from_version, stop = calls[0]
     assert isinstance(config, Config)
     assert (run_dir, from_version, stop.requested) == (Path(tmp_path), 4, False)
+
+
+def test_the_line_to_paste_begins_as_the_server_was_called(calls, capsys, monkeypatch):
+    """A fresh clone has bin/fsl-node and nothing on the PATH; a task's run needs the task and no text at each client."""
+    monkeypatch.setenv("FSL_NODE_CALLED_AS", "my clone/bin/fsl-node")
+    cli.main(["--role", "ps", "--set", "train.task='own.py:train'"])
+    line = "'my clone/bin/fsl-node' --role client --name SITE --task FILE.py:FUNCTION fsl://127.0.0.1:4567\n"
+    assert f"    {line}" in capsys.readouterr().out
 
 
 def test_with_json_the_server_prints_objects_only(calls, capsys):

@@ -4,6 +4,7 @@ import sys
 
 import pytest
 
+import fsl_async.learn.pretrain  # noqa: F401 - torch breaks when first imported into the copy of sys.modules below
 from fsl_async.errors import TaskError, TaskRaisedError
 from fsl_async.learn.tasks import load_task, own_failure
 
