@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import secrets
 import socket
@@ -13,6 +14,7 @@ from pathlib import Path
 from attrs import frozen
 
 import fsl_transport as tp
+from fsl_async import address as addresses
 from fsl_async import effects as do
 from fsl_async import events as ev
 from fsl_async.config import to_wire
@@ -99,6 +101,30 @@ def _recover(store: Store, run_dir: Path) -> Recovered:
         raise RunDirError(str(error)) from None
 
 
+def _check_bindable(address: str) -> None:
+    """Raise AddressError when nothing can listen at `address`, before anything is created on disk."""
+    given = addresses.parse_listen(address)
+    if given.port == 0:
+        return
+    try:
+        found = socket.getaddrinfo(
+            given.host, given.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+        family, kind, protocol, _, place = found[0]
+        with socket.socket(family, kind, protocol) as probe:
+            # As ZeroMQ does it: a port whose last connections are still closing is free, one that is listened at is not.
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(place)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            text = f"port in use: {address} is taken; stop the other process or choose another port"
+        else:
+            text = (
+                f"cannot listen at {address}: {error.strerror}; is it an address of this machine?"
+            )
+        raise AddressError(text) from None
+
+
 def serve(
     config: Config,
     run_dir: Path,
@@ -113,6 +139,7 @@ def serve(
     announce: called with the bound address once clients can come. log: one line for the operator at a time.
     Raises RunDirError (damaged, in use, no room) and AddressError (port in use), each in one line.
     """
+    _check_bindable(config.listen.address)
     store = Store(run_dir, _store_settings(config), from_version=from_version)
     recovered = _recover(store, run_dir)
     try:

@@ -39,6 +39,12 @@ def test_a_port_in_use_is_named(site):
         port = taken.getsockname()[1]
         server = site.start("--role", "ps", "--run-dir", site.run_dir, f"127.0.0.1:{port}")
         refused(server, "port in use", str(port))
+    assert not site.run_dir.exists(), "what never listened leaves nothing behind"
+    elsewhere = site.start(
+        "--role", "ps", "--insecure", "--run-dir", site.run_dir, "192.0.2.7:7100"
+    )
+    refused(elsewhere, "cannot listen at tcp://192.0.2.7:7100")
+    assert not site.run_dir.exists()
 
 
 def test_a_run_directory_in_use_is_refused(site):
