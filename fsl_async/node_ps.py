@@ -38,6 +38,7 @@ from fsl_transport.zmq_link import ZmqListener
 
 JOURNAL = "journal.jsonl"
 GOODBYE_S = 5.0
+GARBAGE_EVERY_S = 1.0
 
 
 @frozen
@@ -159,6 +160,27 @@ def serve(
         store.close()
 
 
+class GarbageWatch:
+    """Notes in the journal how many messages were not of this program, whenever there are more."""
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, endpoint: tp.ListenerEndpoint, journal: JournalWriter
+    ) -> None:
+        self._loop, self._endpoint, self._journal = loop, endpoint, journal
+        self._seen = 0
+        self._timer = loop.call_later(GARBAGE_EVERY_S, self._look)
+
+    def _look(self) -> None:
+        if self._endpoint.garbage > self._seen:
+            self._seen = self._endpoint.garbage
+            self._journal.note("GarbageSeen", self._loop.time(), garbage=self._seen)
+        self._timer = self._loop.call_later(GARBAGE_EVERY_S, self._look)
+
+    def close(self) -> None:
+        """Stop looking."""
+        self._timer.cancel()
+
+
 async def _serve(  # noqa: PLR0917 - private, called once
     config: Config,
     run_dir: Path,
@@ -204,6 +226,7 @@ async def _serve(  # noqa: PLR0917 - private, called once
     )
     shell.endpoint = endpoint
     lag = LoopLag(loop)
+    garbage = GarbageWatch(loop, endpoint, journal)
 
     def stop_asked(hard: bool) -> None:
         asked = do.Finish(stop.reason, 0) if hard else None
@@ -236,6 +259,7 @@ async def _serve(  # noqa: PLR0917 - private, called once
         unsubscribe()
         journal.note("NodeEnded", loop.time(), garbage=endpoint.garbage, **lag.summary())
         shell.node.close()
+        garbage.close()
         lag.close()
         await endpoint.aclose()
         worker.close()

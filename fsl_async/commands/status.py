@@ -165,6 +165,10 @@ def _lines(run_dir: Path, state: RunState, now: float) -> list[str]:
         f"up {megabytes(state.up.raw)} as {megabytes(state.up.sent)}, "
         f"down {megabytes(state.down.raw)} as {megabytes(state.down.sent)}"
     )
+    if state.garbage:
+        lines.append(
+            f"{state.garbage:,} messages from the network were not of this program (ignored)"
+        )
     if "merged" in audit:
         lines.append(
             f"ledger: {audit['merged']} deltas merged, {audit['pending']} pending, {audit['quarantined']} quarantined, "

@@ -56,6 +56,9 @@ class ClientState:
     last_seen: float = 0.0
     version: int = -1
     step: int = 0
+    step_offered: int = 0  # steps of this life that deltas carried, where no heartbeat told of them
+    tokens_offered: int = 0
+    sequence_offered: int = 0  # of this life's last delta
     tokens: int = 0
     tokens_before: int = 0  # in earlier lives
     tokens_per_s: float = 0.0
@@ -66,6 +69,15 @@ class ClientState:
     deltas_refused: int = 0
     deltas_quarantined: int = 0
     up: Traffic = field(factory=Traffic)
+
+    def saw_loss(self, loss: Any) -> None:
+        """Keep a loss that it reported; one that is not finite is text in the journal."""
+        if not isinstance(loss, int | float) or isinstance(loss, bool):
+            return
+        # Only in its first life: what a relaunched client begins with, others have trained.
+        if self.loss_first is None and self.incarnations <= 1:
+            self.loss_first = float(loss)
+        self.losses.append(float(loss))
 
     @property
     def loss(self) -> float | None:
@@ -95,5 +107,7 @@ def client_dict(client: ClientState, now: float) -> dict[str, Any]:
 
 
 def megabytes(count: int) -> str:
-    """Bytes for people, in powers of ten."""
-    return f"{count / 1e9:.2f} GB" if count >= 1_000_000_000 else f"{count / 1e6:.1f} MB"
+    """Bytes for people, in powers of ten; small runs move kilobytes, which are not 0.0 MB."""
+    if count >= 1_000_000_000:
+        return f"{count / 1e9:.2f} GB"
+    return f"{count / 1e6:.1f} MB" if count >= 1_000_000 else f"{count / 1e3:.1f} kB"

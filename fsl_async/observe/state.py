@@ -12,10 +12,12 @@ seconds since 1970) or as the argument `now`.
     effect Tell Publish           client publishes the first weights
     event  FetchAsked, VersionHeld, DeltaOffered, DeltaStored, StreamLost      what the client does
     event  BeatHeard              client's step, tokens, loss, lag
+    event  DeltaOffered           the same, of a client that is gone before its next heartbeat
     event  DeltaStored, Served    bytes, raw (4 for each value) and as they were sent
     effect Tell Call, Note with `called`                                       round and participation
     effect Accumulate, Commit; event VersionCommitted                          what is pending, merging, merged
     event  ClientLeft             client is gone
+    note   GarbageSeen            bytes from the network that were no message of ours
     effect Finish, note NodeEnded the end
 
 A killed server loses up to a second of journal. What the disk knows better (version, tokens) `Recovered` puts right; counts of
@@ -79,6 +81,7 @@ class RunState:
     _asked: dict[str, int] = field(
         factory=dict, init=False
     )  # client -> incarnation, of the open round
+    _garbage_before: int = field(default=0, init=False)
     _fresh: list[News] = field(factory=list, init=False)
 
     # --- reading ---
@@ -190,6 +193,7 @@ class RunState:
         self.every_s = float(line.get("every_s", 0.0))
         self.starts += 1
         self.started_at = self.started_at or self.last_t
+        self._garbage_before = self.garbage
         self.phase, self.ending, self.ended_at, self.exit_code = "starting", "", None, 0
         self.next_sync_at = None
         self._asked.clear()
@@ -222,11 +226,15 @@ class RunState:
         level = "warning" if self.exit_code else "info"
         self._tell("end", f"the run ends: {self.ending}", level=level)
 
+    def _garbage_seen(self, line: Line) -> None:
+        """The line counts since the server's start, so what earlier starts counted is kept aside."""
+        self.garbage = self._garbage_before + int(line.get("garbage", 0))
+
     def _node_ended(self, line: Line) -> None:
         self.phase = "ended"
         self.ending = self.ending or "stopped at once"
         self.ended_at = self.last_t
-        self.garbage += int(line.get("garbage", 0))
+        self._garbage_seen(line)
         self.next_sync_at = None
         for client in self.clients.values():
             if client.connected:
@@ -242,6 +250,7 @@ class RunState:
             client.incarnation = incarnation
             client.incarnations += 1
             client.tokens_before, client.step = client.tokens, 0
+            client.step_offered = client.tokens_offered = client.sequence_offered = 0
             client.tokens_per_s = 0.0
             client.version = -1
             if known:
@@ -302,12 +311,7 @@ class RunState:
         client.tokens_per_s = float(payload.get("tokens_per_s", 0.0))
         lag = payload.get("lag_p99_ms")
         client.lag_p99_ms = float(lag) if isinstance(lag, int | float) else client.lag_p99_ms
-        loss = payload.get("loss")
-        if isinstance(loss, int | float):  # a loss that is not finite is text in the journal
-            # Only in its first life: what a relaunched client begins with, others have trained.
-            if client.loss_first is None and client.incarnations <= 1:
-                client.loss_first = float(loss)
-            client.losses.append(float(loss))
+        client.saw_loss(payload.get("loss"))
 
     # rounds, deltas, versions
 
@@ -351,7 +355,18 @@ class RunState:
             self._tell("note", text, level=level)
 
     def _offered(self, line: Line) -> None:
-        self._client(line).doing = "sending"
+        client = self._client(line)
+        client.doing = "sending"
+        sequence = int(str(line["key"]).rpartition("/")[2])
+        if sequence <= client.sequence_offered:  # again, after a loss
+            return
+        # A short life ends between two heartbeats: its deltas tell what it did. Steps without a delta are in heartbeats only.
+        client.sequence_offered = sequence
+        client.step_offered += int(line["steps"])
+        client.tokens_offered += int(line["tokens"])
+        client.step = max(client.step, client.step_offered)
+        client.tokens = max(client.tokens, client.tokens_before + client.tokens_offered)
+        client.saw_loss((line.get("metrics") or {}).get("loss"))
 
     def _stream_lost(self, line: Line) -> None:
         client = self._client(line)
@@ -428,6 +443,7 @@ _REASONS = {
 
 _HANDLERS: dict[str, Callable[[RunState, Line], None]] = {
     "NodeStarted": RunState._node_started,
+    "GarbageSeen": RunState._garbage_seen,
     "NodeEnded": RunState._node_ended,
     "Recovered": RunState._recovered,
     "Finish": RunState._finish,

@@ -252,6 +252,30 @@ def test_the_end_is_told_with_its_reason(run):
     assert news[-1].kind == "end"
 
 
+def test_a_short_life_is_known_by_its_deltas(run):
+    """A client that ends before its next heartbeat trained all the same; an offer that is repeated counts once."""
+    begin(run, "a")
+    run.write(ev.BeatHeard("a", {"step": 3, "tokens": 30, "loss": 4.0}))
+    for sequence in (1, 2, 2):
+        key = DeltaKey("a", 5, 0, sequence)
+        run.write(ev.DeltaOffered("a", "s", key, "d0", 50, 5, 0, {"loss": 3.0 - sequence}))
+    client = run.state()[0].clients["a"]
+    assert (client.step, client.tokens, client.loss) == (10, 100, 1.0)
+    join(run, "a", 6)
+    assert run.state()[0].clients["a"].step == 0
+
+
+def test_garbage_is_counted_as_it_comes(run):
+    """A scan of the port is of interest while the server runs; every start counts anew."""
+    run.note("GarbageSeen", garbage=2)
+    run.note("GarbageSeen", garbage=5)
+    assert run.state()[0].garbage == 5
+    run.note("NodeStarted", role="ps", run="r-1", address="tcp://h:1", pid=8, host="h")
+    run.note("GarbageSeen", garbage=1)
+    run.note("NodeEnded", garbage=1)
+    assert run.state()[0].garbage == 6
+
+
 def test_strange_lines_change_nothing(run):
     """A journal of a newer release, or a damaged one, must still be readable."""
     begin(run, "a")
@@ -282,7 +306,7 @@ def test_table_cells_and_header(run):
     state, _ = run.state()
     cells = row(state.clients["a"], state.last_t)
     assert cells[:5] == ("a", "training", "0", "1,234", "2.500")
-    assert cells[6:] == ("4,321", "1", "0.0 MB as 0.0 MB (5.0x)")
+    assert cells[6:] == ("4,321", "1", "4.0 kB as 0.8 kB (5.0x)")
     assert "version 1, 1 rounds, 100 tokens merged, participation 100%" in header(
         state, state.last_t
     )
