@@ -3,6 +3,7 @@
     python benchmarks/quality.py                  run what is missing in benchmarks/results/quality.jsonl, then stop
     python benchmarks/quality.py --list           print what would be run, one JSON object a line
     python benchmarks/quality.py --table          print the tables of docs/BENCHMARKS.md from the rows
+    python benchmarks/quality.py --docs           put them into docs/BENCHMARKS.md, in place of those there
 
 Every row trains the built-in GPT (0.5m preset) on the source of Python's standard library, with the same number of tokens in
 all, and reports the loss on held-out text. Real: the built-in training function (`fsl_async.learn.pretrain.train`) under `fed`, the
@@ -16,26 +17,26 @@ clients would be with gradients averaged at each step: the same tokens in 1/k of
 
 A row is kept by what it measured (`spec`); those that are in the results file are not run again. Rows are ordered by table and seed,
 so that tables can be printed (with fewer seeds) before all is done; several processes can share the work by --seed. Change
-BUDGET_STEPS or LEARNING_RATE and the tables start anew: rows of other values are ignored.
+BUDGET_STEPS or LEARNING_RATE (`quality_grid.py`) and the tables start anew: rows of other values are ignored.
 """
 
 from __future__ import annotations
 
 import json
 import math
-import statistics
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, SupportsFloat
 
 import attrs
 import click
 import torch
-from attrs import frozen
+from quality_grid import SEEDS, Spec, grid, read_rows
+from quality_tables import Tables
 
 from fsl_async.events import Attached, DeltaKey, Event, Snapshotted
 from fsl_async.learn import pretrain
@@ -49,109 +50,16 @@ from fsl_async.learn.weighting import Contribution, weighting_named
 from fsl_codecs import CodecSpec
 
 RESULTS = Path(__file__).parent / "results" / "quality.jsonl"
-BUDGET_STEPS = 800
-"""Steps of BATCH sequences in all, split over the clients. Divisible by 4 clients x 100 steps."""
-BATCH = 4
-LEARNING_RATE = 2e-3
+DOCS = Path(__file__).parents[1] / "docs" / "BENCHMARKS.md"
+MARKS = ("<!-- quality.py --docs -->\n", "<!-- end -->\n")
 EVALUATED_BYTES = 1 << 17
-SEEDS = (0, 1, 2)
-ALONE = "alone"
-
-
-@frozen
-class Spec:
-    """What a row measures. `steps_per_round` has one entry for each client; empty means without synchronisation."""
-
-    seed: int
-    steps_per_round: tuple[int, ...] = ()
-    format: str = ""
-    optimizer: str = "nesterov"
-    outer_learning_rate: float = 0.7
-    weighting: str = "tokens"
-    batch: int = BATCH
-    learning_rate: float = LEARNING_RATE
-    budget_steps: int = BUDGET_STEPS
-    preset: str = "0.5m"
-
-    @property
-    def clients(self) -> int:
-        """How many train."""
-        return max(1, len(self.steps_per_round))
-
-    @property
-    def key(self) -> str:
-        """One line that says all of it."""
-        return json.dumps(attrs.asdict(self), sort_keys=True)
-
-
-# --- the grid -------------------------------------------------------------------------------------------------
-
-
-def equal(clients: int, every: int, coding: str, seed: int) -> Spec:
-    """`clients` equally fast ones, with the outer optimiser's defaults."""
-    return Spec(seed, (every,) * clients, coding)
-
-
-def alone(seed: int, *, times_batch: int = 1, rate: float = LEARNING_RATE) -> Spec:
-    """No synchronisation; `times_batch` takes that many batches into one step."""
-    return Spec(
-        seed,
-        batch=BATCH * times_batch,
-        learning_rate=rate,
-        budget_steps=BUDGET_STEPS // times_batch,
-    )
-
-
-FORMATS = ("fp32", "bf16", "e4m3")
-PERIODS = (20, 50, 100)
-COUNTS = (2, 4)
-INNER_RATES = (1e-3, 2e-3, 4e-3)
-OUTER: tuple[tuple[str, float], ...] = (
-    ("nesterov", 0.4),
-    ("nesterov", 0.7),
-    ("nesterov", 1.0),
-    ("average", 0.7),
-)
-WEIGHTINGS = ("tokens", "uniform", "fednova")
-UNEQUAL = (100, 50, 25, 25)
-
-
-def outer(optimizer: str, rate: float, seed: int, clients: int = 4) -> Spec:
-    """50 steps, fp32, with another outer optimiser."""
-    changed = attrs.evolve(equal(clients, 50, "fp32", seed), optimizer=optimizer)
-    return attrs.evolve(changed, outer_learning_rate=rate)
-
-
-def unequal(weighting: str, seed: int) -> Spec:
-    """Four clients of which the fastest makes four times the steps of the slowest in a round."""
-    return Spec(seed, UNEQUAL, "e4m3", weighting=weighting)
-
-
-def grid(seeds: tuple[int, ...]) -> Iterator[Spec]:
-    """Every row that the tables need, each once, in the order in which they are run."""
-    seen = set()
-    wanted = [alone(0, rate=rate) for rate in INNER_RATES if 0 in seeds]
-    for seed in seeds:
-        wanted.append(alone(seed))
-        wanted += [equal(c, h, f, seed) for f in reversed(FORMATS) for c in COUNTS for h in PERIODS]
-    for seed in seeds:
-        wanted += [outer(name, rate, seed) for name, rate in OUTER]
-        wanted += [outer(name, 0.7, seed, clients=1) for name in ("average", "nesterov")]
-        wanted += [unequal(name, seed) for name in WEIGHTINGS]
-        wanted += [alone(seed, times_batch=count) for count in COUNTS]
-    for spec in wanted:
-        if spec.key not in seen:
-            seen.add(spec.key)
-            yield spec
-
-
-# --- one row --------------------------------------------------------------------------------------------------
 
 
 def tables_of(spec: Spec) -> dict[str, dict[str, Any]]:
     """The run's configuration, as far as the built-in task reads it; the rest are its defaults."""
     train = {"batch": spec.batch, "learning_rate": spec.learning_rate, "threads": 1}
-    return {"train": train, "model": {"preset": spec.preset}, "data": {}}
+    data = {"sharding": spec.sharding}
+    return {"train": train, "model": {"preset": spec.preset}, "data": data}
 
 
 def silent(_: str) -> None:
@@ -278,10 +186,12 @@ class Server:
     """The store, and what the two roles say to each other, without anything between them."""
 
     def __init__(self, run_dir: Path, spec: Spec) -> None:
+        name, rate, momentum = spec.optimizer, spec.outer_learning_rate, spec.outer_momentum
+        outer_settings = OuterSettings(name, rate, momentum)  # type: ignore[arg-type]
         settings = StoreSettings(
             keep_versions=1,
             codec_down=CodecSpec(format=spec.format),
-            outer=OuterSettings(spec.optimizer, spec.outer_learning_rate),  # type: ignore[arg-type]
+            outer=outer_settings,
         )
         self.store = Store(run_dir, settings)
         self.store.recover()
@@ -379,123 +289,23 @@ def measure(spec: Spec) -> dict[str, Any]:
     return {"bench": "quality", "spec": attrs.asdict(spec), **found, "seconds": seconds}
 
 
-# --- tables ---------------------------------------------------------------------------------------------------
-
-
-def read_rows(path: Path) -> dict[str, dict[str, Any]]:
-    """The rows by their spec's key."""
-    rows = {}
-    if path.exists():
-        for line in path.read_text().splitlines():
-            row = json.loads(line)
-            rows[json.dumps(row["spec"], sort_keys=True)] = row
-    return rows
-
-
-class Tables:
-    """The tables, from whatever rows there are."""
-
-    def __init__(self, rows: Mapping[str, Mapping[str, Any]], seeds: tuple[int, ...]) -> None:
-        self.rows = rows
-        self.seeds = seeds
-
-    def found(self, specs: list[Spec]) -> list[Mapping[str, Any]]:
-        """The rows that exist."""
-        return [self.rows[spec.key] for spec in specs if spec.key in self.rows]
-
-    def line(self, label: list[str], specs: list[Spec]) -> str:
-        """One line: label, mean and spread of the loss, against alone with the same seeds, bits."""
-        rows = self.found(specs)
-        if not rows:
-            return "| " + " | ".join([*label, *["-"] * 5]) + " |"
-        losses = [float(row["eval_loss"]) for row in rows]
-        base = [self.rows.get(alone(int(row["spec"]["seed"])).key) for row in rows]
-        change = [
-            100 * (loss / float(one["eval_loss"]) - 1)
-            for loss, one in zip(losses, base, strict=True)
-            if one is not None
-        ]
-        bits = [
-            f"{statistics.fmean(float(row[name]) for row in rows):.2f}" if name in rows[0] else ""
-            for name in ("bits_up", "bits_down")
-        ]
-        cells = [*label, spread(losses, ".3f"), spread(change, "+.1f"), *bits, str(len(rows))]
-        return "| " + " | ".join(cells) + " |"
-
-    def head(self, labels: list[str]) -> str:
-        """The two lines above a table."""
-        names = [*labels, "loss", "against alone, %", "bits up", "bits down", "seeds"]
-        rule = ["---"] * len(labels) + ["---:"] * 5
-        return "\n".join("| " + " | ".join(cells) + " |" for cells in (names, rule))
-
-    def each_seed(self, make: Any) -> list[Spec]:
-        """`make(seed)` for every seed."""
-        return [make(seed) for seed in self.seeds]
-
-    def text(self) -> str:
-        """All of them, as markdown."""
-        parts = ["### Clients, formats and periods\n", self.head(["clients", "format", "steps"])]
-        parts.append(self.line(["alone", "", ""], self.each_seed(alone)))
-        for count in COUNTS:
-            label = [f"alone, batch x {count}", "", ""]
-            parts.append(self.line(label, [alone(s, times_batch=count) for s in self.seeds]))
-        parts += [
-            self.line([str(c), f, str(h)], [equal(c, h, f, s) for s in self.seeds])
-            for c in COUNTS
-            for f in FORMATS
-            for h in PERIODS
-        ]
-        parts += ["\n### Alone, stopped early (what one client would reach with its own share)\n"]
-        parts += ["| steps | loss | seeds |", "| ---: | ---: | ---: |"]
-        rows = self.found(self.each_seed(alone))
-        for share in (4, 2, 1):
-            step = str(BUDGET_STEPS // share)
-            early = [float(row["eval_loss_at_step"][step]) for row in rows]
-            parts.append(f"| {step} | {spread(early, '.3f')} | {len(early)} |")
-        parts += ["\n### Outer optimiser (50 steps, fp32)\n", self.head(["clients", "outer"])]
-        tried = [(4, name, rate) for name, rate in OUTER]
-        for count, name, rate in [*tried, (1, "nesterov", 0.7), (1, "average", 0.7)]:
-            label = [
-                str(count),
-                "averaging" if name == "average" else f"Nesterov 0.9, rate {rate:g}",
-            ]
-            parts.append(self.line(label, [outer(name, rate, s, count) for s in self.seeds]))
-        parts += [
-            f"\n### Weighting (4 clients with {'/'.join(map(str, UNEQUAL))} steps in a round, e4m3)\n",
-            self.head(["weighting"]),
-            self.line(["equal speed, 50 steps"], [equal(4, 50, "e4m3", s) for s in self.seeds]),
-        ]
-        parts += [self.line([n], [unequal(n, s) for s in self.seeds]) for n in WEIGHTINGS]
-        parts += [
-            "\n### Inner learning rate, alone, seed 0\n",
-            "| rate | loss |",
-            "| ---: | ---: |",
-        ]
-        for rate in INNER_RATES:
-            rows = self.found([alone(0, rate=rate)])
-            parts += [f"| {rate:g} | {float(row['eval_loss']):.3f} |" for row in rows]
-        return "\n".join(parts)
-
-
-def spread(values: list[float], form: str) -> str:
-    """Mean, and the sample standard deviation where there are two or more."""
-    if not values:
-        return "-"
-    mean = format(statistics.fmean(values), form)
-    if len(values) < 2:
-        return mean
-    return f"{mean} ± {statistics.stdev(values):{form.removeprefix('+')}}"
-
-
 @click.command()
 @click.option("--results", type=click.Path(path_type=Path), default=RESULTS, show_default=True)
 @click.option("--seed", "seeds", multiple=True, type=int, default=SEEDS, show_default=True)
 @click.option("--rows", default=0, help="Stop after this many rows; 0 = all that are missing.")
 @click.option("--list", "only_list", is_flag=True, help="Print what is missing, run nothing.")
 @click.option("--table", is_flag=True, help="Print the markdown tables, run nothing.")
+@click.option("--docs", is_flag=True, help="Put the tables into docs/BENCHMARKS.md.")
 @click.option("--smoke", is_flag=True, help="Two tiny rows on standard output, nothing kept.")
 def main(
-    results: Path, seeds: tuple[int, ...], rows: int, *, only_list: bool, table: bool, smoke: bool
+    results: Path,
+    seeds: tuple[int, ...],
+    rows: int,
+    *,
+    only_list: bool,
+    table: bool,
+    docs: bool,
+    smoke: bool,
 ) -> None:
     """Compare losses at equal tokens."""
     torch.set_num_threads(1)
@@ -507,6 +317,12 @@ def main(
     kept = read_rows(results)
     if table:
         print(Tables(kept, seeds).text())
+        return
+    if docs:
+        before, _, rest = DOCS.read_text().partition(MARKS[0])
+        after = rest.partition(MARKS[1])[2]
+        tables = f"\n{Tables(kept, seeds).text()}\n\n"
+        DOCS.write_text(before + MARKS[0] + tables + MARKS[1] + after)
         return
     missing = [spec for spec in grid(seeds) if spec.key not in kept]
     if only_list:

@@ -114,7 +114,8 @@ class LightLearner:
 
     def refuse(self, code: str, text: str) -> None:
         """End the benchmark."""
-        raise RuntimeError(f"{self._client.name} was refused: {text}")
+        self._client.problems.append(f"refused: {text}")
+        self._client.changed()
 
     # --- worker thread
 
@@ -221,6 +222,7 @@ class LightClient:
     def _say(self, note: do.Note) -> None:
         if note.level != "info":
             self.problems.append(note.text)
+            self.changed()
 
 
 class Crowd:
@@ -278,9 +280,8 @@ class Crowd:
         await self._until(lambda: all(client.held >= version for client in self.clients))
         crc = self.model.crcs[version]
         for client in self.clients:
-            if client.learner.crc != crc or client.held != version or client.problems:
-                said = "; ".join(client.problems) or f"version {client.held}"
-                raise RuntimeError(f"{client.name} did not follow to version {version}: {said}")
+            if client.learner.crc != crc or client.held != version:
+                raise RuntimeError(f"{client.name} did not follow to version {version}")
 
     async def close(self) -> None:
         """Hang up, all of them."""
@@ -291,5 +292,8 @@ class Crowd:
 
     async def _until(self, true: Callable[[], Any]) -> None:
         while not true():
+            for client in self.clients:
+                if client.problems:
+                    raise RuntimeError(f"{client.name}: {client.problems[0]}")
             self._changed.clear()
             await self._changed.wait()

@@ -1,0 +1,122 @@
+"""The rows of `quality.py`: what each of them measures, and which of them there are."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+from attrs import frozen
+
+BUDGET_STEPS = 800
+"""Steps of BATCH sequences in all, split over the clients. Divisible by 4 clients x 100 steps."""
+BATCH = 4
+LEARNING_RATE = 2e-3
+SEEDS = (0, 1, 2)
+
+
+@frozen
+class Spec:
+    """What a row measures. `steps_per_round` has one entry for each client; empty means without synchronisation."""
+
+    seed: int
+    steps_per_round: tuple[int, ...] = ()
+    format: str = ""
+    optimizer: str = "nesterov"
+    outer_learning_rate: float = 0.7
+    weighting: str = "tokens"
+    batch: int = BATCH
+    learning_rate: float = LEARNING_RATE
+    budget_steps: int = BUDGET_STEPS
+    preset: str = "0.5m"
+    outer_momentum: float = 0.9
+    sharding: str = "disjoint"
+
+    @property
+    def clients(self) -> int:
+        """How many train."""
+        return max(1, len(self.steps_per_round))
+
+    @property
+    def key(self) -> str:
+        """One line that says all of it."""
+        return json.dumps(attrs.asdict(self), sort_keys=True)
+
+    @classmethod
+    def of_row(cls, row: Mapping[str, Any]) -> Spec:
+        """Read a row's; what an older row does not say had its default."""
+        given = dict(row["spec"])
+        return cls(**{**given, "steps_per_round": tuple(given["steps_per_round"])})
+
+
+def equal(clients: int, every: int, coding: str, seed: int) -> Spec:
+    """`clients` equally fast ones, with the outer optimiser's defaults."""
+    return Spec(seed, (every,) * clients, coding)
+
+
+def alone(seed: int, *, times_batch: int = 1, rate: float = LEARNING_RATE) -> Spec:
+    """No synchronisation; `times_batch` takes that many batches into one step."""
+    return Spec(
+        seed,
+        batch=BATCH * times_batch,
+        learning_rate=rate,
+        budget_steps=BUDGET_STEPS // times_batch,
+    )
+
+
+FORMATS = ("fp32", "bf16", "e4m3")
+PERIODS = (20, 50, 100)
+COUNTS = (2, 4)
+INNER_RATES = (1e-3, 2e-3, 4e-3)
+OUTER: tuple[tuple[int, str, dict[str, Any]], ...] = (
+    (4, "Nesterov 0.9, rate 0.4", {"outer_learning_rate": 0.4}),
+    (4, "Nesterov 0.9, rate 0.7 (default)", {}),
+    (4, "Nesterov 0.9, rate 1", {"outer_learning_rate": 1.0}),
+    (4, "Nesterov 0.5, rate 0.7", {"outer_momentum": 0.5}),
+    (4, "averaging", {"optimizer": "average"}),
+    (4, "Nesterov 0.9, rate 0.7, each client all data", {"sharding": "local"}),
+    (4, "averaging, each client all data", {"optimizer": "average", "sharding": "local"}),
+    (1, "Nesterov 0.9, rate 0.7", {}),
+    (1, "averaging", {"optimizer": "average"}),
+)
+WEIGHTINGS = ("tokens", "uniform", "fednova")
+UNEQUAL = (100, 50, 25, 25)
+
+
+def outer(clients: int, changed: Mapping[str, Any], seed: int) -> Spec:
+    """50 steps, fp32, with something changed."""
+    return attrs.evolve(equal(clients, 50, "fp32", seed), **changed)
+
+
+def unequal(weighting: str, seed: int) -> Spec:
+    """Four clients of which the fastest makes four times the steps of the slowest in a round."""
+    return Spec(seed, UNEQUAL, "e4m3", weighting=weighting)
+
+
+def grid(seeds: tuple[int, ...]) -> Iterator[Spec]:
+    """Every row that the tables need, each once, in the order in which they are run."""
+    seen = set()
+    wanted = [alone(0, rate=rate) for rate in INNER_RATES if 0 in seeds]
+    for seed in seeds:
+        wanted.append(alone(seed))
+        wanted += [equal(c, h, f, seed) for f in reversed(FORMATS) for c in COUNTS for h in PERIODS]
+    for seed in seeds:
+        wanted += [outer(count, changed, seed) for count, _, changed in OUTER]
+        wanted += [unequal(name, seed) for name in WEIGHTINGS]
+        wanted += [alone(seed, times_batch=count) for count in COUNTS]
+    for spec in wanted:
+        if spec.key not in seen:
+            seen.add(spec.key)
+            yield spec
+
+
+def read_rows(path: Path) -> dict[str, dict[str, Any]]:
+    """The rows by their spec's key."""
+    rows = {}
+    if path.exists():
+        for line in path.read_text().splitlines():
+            row = json.loads(line)
+            rows[Spec.of_row(row).key] = row
+    return rows
