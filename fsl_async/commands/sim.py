@@ -40,7 +40,7 @@ def command(
 ) -> int:
     """Simulate a run: production machines and sessions, virtual time, learning replaced by a counter.
 
-    DESIGN's invariants are checked after every event. Exit code 0 when all held, 1 when one was violated.
+    The invariants listed in docs/ARCHITECTURE.md are checked after every event. Exit code 0 when all held, 1 when one was violated.
     """
     from fsl_async.sim.report import report
     from fsl_async.sim.simulation import Simulation, SimulationSettings
