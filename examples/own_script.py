@@ -12,6 +12,7 @@ def main(server: str) -> None:
     """Fit y = sin(3 x), together with whoever else is in the run."""
     model = nn.Sequential(nn.Linear(1, 64), nn.Tanh(), nn.Linear(64, 1))
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    steps = 0
     with fsl_async.join(server) as fed:  # +
         fed.attach(model)  # +
         while True:
@@ -20,8 +21,10 @@ def main(server: str) -> None:
             loss.backward()
             optimizer.step()
             optimizer.zero_grad()
+            steps += 1
             if not fed.step(tokens=len(x), metrics={"loss": loss.item()}):  # +
                 break
+    print(f"{steps:,} steps, last loss {loss.item():.4f}")
 
 
 if __name__ == "__main__":

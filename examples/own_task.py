@@ -1,4 +1,4 @@
-"""A task of your own: `fsl-node --role client --task examples/own_task.py:train ADDRESS`.
+"""A task of your own: `bin/fsl-node --role client --task examples/own_task.py:train ADDRESS`.
 
 Each client draws points of its own part of a made data set and fits one small network to them, together with the others.
 """
