@@ -191,12 +191,14 @@ def _make_directory(run_dir: Path | None, output: Output) -> Path:
 
 
 def _introduction(settings: DemoSettings) -> list[str]:
+    from fsl_async.observe.client_state import counted
+
     what = (
         settings.data or f"{sysconfig.get_path('stdlib')} (the source of Python's standard library)"
     )
     own = "a part of its own" if settings.clients > 1 else "all of it"
     return [
-        f"a parameter server and {settings.clients} clients, each a process of its own, on this machine (127.0.0.1)",
+        f"a parameter server and {counted(settings.clients, 'client')}, each a process of its own, on this machine (127.0.0.1)",
         f"train a GPT of {settings.preset} parameters on {what}, each client on {own}",
         f"every {settings.every_s:g} s they send what they learnt, as {settings.format}, and get the merged weights",
         f"after {settings.kill_after_s:.0f} s {settings.victim} gets SIGKILL, and is launched again; it has to catch up",

@@ -46,6 +46,8 @@ class Output:
         if self.as_json:
             _write(self._out, json.dumps(values, default=str))
             return
+        if values.get("version") == -1:  # it ended before there was a version
+            values["version"] = None
         width = max((len(name) for name in values), default=0)
         for name, value in values.items():
             _write(self._out, f"{name.replace('_', ' '):{width}}  {_readable(value)}")

@@ -99,7 +99,8 @@ def server_words(state: RunState, now: float) -> str:
         return f"ended at {ended}: {state.ending}"
     here = state.host == socket.gethostname() and state.pid > 0
     if here and not _exists(state.pid):
-        return f"gone without a last word (process {state.pid} was killed?); start it again, it goes on from version {state.version}"
+        from_version = f"version {state.version}" if state.version >= 0 else "the beginning"
+        return f"gone without a last word (process {state.pid} was killed?); start it again, it goes on from {from_version}"
     who = f"process {state.pid} on {'this machine' if here else state.host}" if state.pid else "it"
     if here or age < _SILENT_S:
         return f"running, {who}, last line of the journal {age:.0f} s ago"

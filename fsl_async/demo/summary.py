@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from attrs import frozen
 
-from fsl_async.observe.client_state import megabytes
+from fsl_async.observe.client_state import counted, megabytes
 from fsl_async.observe.ledger_audit import Audit
 from fsl_async.program import program
 
@@ -105,7 +105,7 @@ def words(
     travelled = f"{megabytes(summary.bytes_raw)} of weights and deltas travelled as {megabytes(summary.bytes_sent)}"
     less = f", {summary.ratio:.1f} times less" if summary.ratio else ""
     lines = [
-        f"{summary.rounds} rounds, {summary.tokens:,} tokens merged from {summary.clients} clients in {summary.seconds:.0f} s",
+        f"{counted(summary.rounds, 'round')}, {summary.tokens:,} tokens merged from {counted(summary.clients, 'client')} in {summary.seconds:.0f} s",
         f"loss {_number(summary.loss_first)} at first, {_number(summary.loss_last)} at the end (running means, nats/byte)",
         f"loss {_number(summary.eval_loss)} of the last checkpoint, on text that no client has seen",
         f"{travelled}{less} (up {_ratio(state.up.ratio)}, down {_ratio(state.down.ratio)}; newcomers get full precision)",

@@ -106,6 +106,11 @@ def client_dict(client: ClientState, now: float) -> dict[str, Any]:
     return made
 
 
+def counted(count: int, thing: str) -> str:
+    """`1 client`, `2 clients`."""
+    return f"{count:,} {thing}" if count == 1 else f"{count:,} {thing}s"
+
+
 def megabytes(count: int) -> str:
     """Bytes for people, in powers of ten; small runs move kilobytes, which are not 0.0 MB."""
     if count >= 1_000_000_000:

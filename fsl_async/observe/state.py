@@ -34,7 +34,14 @@ from typing import Any
 
 from attrs import asdict, field, mutable
 
-from fsl_async.observe.client_state import ClientState, News, Traffic, client_dict, megabytes
+from fsl_async.observe.client_state import (
+    ClientState,
+    News,
+    Traffic,
+    client_dict,
+    counted,
+    megabytes,
+)
 
 MAX_NEWS = 100
 
@@ -417,7 +424,7 @@ class RunState:
         loss = f", loss {self.loss_last:.3f}" if self.loss_last is not None else ""
         ratio = f" ({self.ratio:.1f} times less)" if self.ratio else ""
         text = (
-            f"version {self.version}: {count} deltas merged{loss}, {self.tokens:,} tokens, "
+            f"version {self.version}: {counted(count, 'delta')} merged{loss}, {self.tokens:,} tokens, "
             f"{megabytes(self.bytes_sent)} sent for {megabytes(self.bytes_raw)}{ratio}"
         )
         self._tell("version", text)

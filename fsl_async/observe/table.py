@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any, Protocol
 
-from fsl_async.observe.client_state import ClientState, News, megabytes
+from fsl_async.observe.client_state import ClientState, News, counted, megabytes
 from fsl_async.observe.state import RunState
 
 NEWS_SHOWN = 6
@@ -123,7 +123,7 @@ def header(state: RunState, now: float, ends_at: float | None = None) -> str:
         f"run {state.run or '?'}",
         state.phase if not state.ending else f"{state.phase} ({state.ending})",
         f"version {state.version}" if state.version >= 0 else "no version yet",
-        f"{state.rounds} rounds",
+        counted(state.rounds, "round"),
         f"{state.tokens:,} tokens merged",
     ]
     if state.participation is not None:

@@ -114,6 +114,13 @@ def test_no_round_is_a_failure(settings, played):
     assert said == ["no round was merged; give it more --seconds"]
 
 
+def test_one_client_is_one_client(settings, played):
+    """`1 clients` is the first line that a careful reader sees."""
+    one = attrs.evolve(settings, clients=1)
+    lines = words(one, played, summarise(one, played, AUDIT, EVALUATED), AUDIT)
+    assert "from 1 client in" in lines[0]
+
+
 def test_the_summary_counts_in_the_ledger_and_tells_where_to_look(settings, played):
     """Numbers from the ledger, and the next command to paste."""
     summary = summarise(settings, played, attrs.evolve(AUDIT, lost=("x",)), EVALUATED)

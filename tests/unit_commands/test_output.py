@@ -34,6 +34,14 @@ def test_plain_results_are_aligned_lines():
     ]
 
 
+def test_a_run_that_never_began_has_no_version():
+    """-1 is how programs are told; people would read a defect in it."""
+    out, plain = io.StringIO(), io.StringIO()
+    Output(out=plain).result({"version": -1})
+    Output(out=out, as_json=True).result({"version": -1})
+    assert (plain.getvalue(), out.getvalue()) == ("version  -\n", '{"version": -1}\n')
+
+
 def test_json_keeps_standard_output_for_objects():
     """With --json a program may parse every line of standard output."""
     out, err = io.StringIO(), io.StringIO()

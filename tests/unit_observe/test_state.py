@@ -307,7 +307,7 @@ def test_table_cells_and_header(run):
     cells = row(state.clients["a"], state.last_t)
     assert cells[:5] == ("a", "training", "0", "1,234", "2.500")
     assert cells[6:] == ("4,321", "1", "4.0 kB as 0.8 kB (5.0x)")
-    assert "version 1, 1 rounds, 100 tokens merged, participation 100%" in header(
+    assert "version 1, 1 round, 100 tokens merged, participation 100%" in header(
         state, state.last_t
     )
     assert header(state, state.last_t, state.last_t + 5.0).endswith("5 s left")
