@@ -62,6 +62,7 @@ class Disk:
     leases: dict[str, int] = field(factory=dict)
     incarnations: dict[str, int] = field(factory=dict)
     tokens_merged: int = 0
+    oldest: int = 0  # version still kept; what was pruned does not come back
 
 
 @mutable
@@ -188,6 +189,10 @@ class CountingStore:
         total = last.total + tokens
         model = Model(version, total, digest_of(last.digest, version, total))
         disk.models.append(model)
+        oldest = version - self.keep_versions + 1
+        if self._serving_from is not None:
+            oldest = min(oldest, self._serving_from)
+        disk.oldest = max(disk.oldest, oldest)
         return Committed(version, model.digest, CHUNKS * 8, CHUNKS, 0.0)
 
     def lease(self, name: str, limit: int, index: int | None = None) -> int | None:
@@ -208,11 +213,7 @@ class CountingStore:
 
     def has_update(self, version: int) -> bool:
         """Whether what leads to a version is kept."""
-        newest = self.disk.models[-1].version
-        oldest = newest - self.keep_versions + 1
-        if self._serving_from is not None:
-            oldest = min(oldest, self._serving_from)
-        return max(1, oldest) <= version <= newest
+        return max(1, self.disk.oldest) <= version <= self.disk.models[-1].version
 
     def read_update(self, version: int, index: int) -> bytes | None:
         """A chunk of what leads from the version before."""
@@ -222,7 +223,7 @@ class CountingStore:
 
     def read_full(self, version: int, index: int) -> bytes | None:
         """A chunk of a whole version."""
-        if version and not self.has_update(version):
+        if version < self.disk.oldest:
             return None
         model = self.disk.models[version]
         return _frame(model.total, model.digest)

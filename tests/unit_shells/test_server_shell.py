@@ -1,0 +1,186 @@
+"""The server's shell: who gets which data shard, what stays on disk while it is fetched, what a restart remembers."""
+
+import pytest
+
+import fsl_transport as tp
+from fsl_async import messages as msg
+from fsl_async.learn.manifest import Manifest
+from fsl_async.learn.weighting import TokensWeighting
+from fsl_async.observe.journal import TraceHash
+from fsl_async.roles.ps import ServerMachine, ServerRules
+from fsl_async.shells.ps import RunFacts, ServerShell
+from fsl_async.sim.counting import MANIFEST, CountingStore, Disk, Model, digest_of
+
+OTHER = Manifest.from_shapes([("other", (3,))])
+
+
+class Endpoint:
+    """Writes down what the shell asks of the transport."""
+
+    def __init__(self):
+        self.calls = []
+
+    def __getattr__(self, name):
+        return lambda *arguments: self.calls.append((name, *arguments))
+
+    def last(self, name):
+        """The newest call of that name."""
+        return next(call for call in reversed(self.calls) if call[0] == name)
+
+
+class AtOnce:
+    """A worker that works when it is asked."""
+
+    def close(self):
+        """Nothing waits."""
+
+    def submit(self, job, done, failed):
+        """Do the job and say so."""
+        done(job())
+
+
+class Server:
+    """A shell with stand-ins around it."""
+
+    def __init__(self, disk=None, shards=2):
+        self.disk = Disk() if disk is None else disk
+        self.endpoint = Endpoint()
+        self.notes = []
+        self.store = CountingStore(self.disk, keep_versions=2)
+        self.shell = ServerShell(
+            ServerMachine(ServerRules(), TokensWeighting(), "run"),
+            RunFacts("run", shards, {}),
+            self.store,
+            worker=AtOnce(),
+            scheduler=tp.VirtualScheduler(),
+            journal=TraceHash(),
+            say=lambda note: self.notes.append(note.text),
+            finished=lambda effect: None,
+        )
+        self.shell.endpoint = self.endpoint
+        self.shell.start(self.store.recover())
+
+    def hello(self, name, incarnation=1, shard=-1):
+        """A client says hello; returns the shard it is told, or the words of the refusal."""
+        body = {"run": "", "version": -1, "digest": "", "shard": shard}
+        self.shell.on_transport(tp.HelloReceived(name, incarnation, body, "client"))
+        answer = next(c for c in reversed(self.endpoint.calls) if c[0] in {"welcome", "refuse"})
+        return answer[2]["shard"] if answer[0] == "welcome" else answer[3]
+
+    def attach(self, name, manifest=MANIFEST):
+        """A client attaches a model."""
+        body = msg.to_wire(msg.Attach(manifest.fingerprint, manifest.to_wire()))
+        self.shell.on_transport(tp.MessageReceived(name, body))
+
+    def leave(self, name, incarnation=1):
+        """A client's session ends."""
+        self.shell.on_transport(tp.PeerDown(name, incarnation, "bye"))
+
+
+def test_a_client_that_fails_before_its_model_fits_takes_no_shard():
+    """A wrong path or a wrong model at one site must not use up the run's data."""
+    server = Server()
+    assert server.hello("good") == 0
+    server.attach("good")
+    assert server.hello("wrong") == 1
+    server.attach("wrong", OTHER)
+    server.leave("wrong")
+    assert server.disk.leases == {"good": 0}
+    assert server.hello("next") == 1
+    server.attach("next")
+    assert server.disk.leases == {"good": 0, "next": 1}
+
+
+def test_two_clients_that_have_not_attached_yet_get_different_shards():
+    """What was told to one is not told to another, booked or not."""
+    server = Server()
+    assert (server.hello("a"), server.hello("b")) == (0, 1)
+
+
+def test_when_all_shards_are_taken_their_holders_are_named():
+    """The line must say which names to use again, and which setting to raise."""
+    server = Server()
+    for name in ("a", "b"):
+        server.hello(name)
+        server.attach(name)
+    words = server.hello("c")
+    assert "taken (by a, b)" in words
+    assert "data.shards" in words
+    assert "c is refused" in server.notes[-1]
+    server.leave("a")
+    assert server.hello("a", 2) == 0, "its shard is its own for the whole run"
+
+
+def test_a_client_goes_on_with_the_shard_that_a_dead_server_told_it():
+    """The server died before it was written down; another client must not get the same data."""
+    server = Server()
+    assert server.hello("late", shard=1) == 1
+    server.attach("late")
+    assert server.hello("new") == 0
+    server = Server()
+    server.hello("other")
+    server.attach("other")
+    assert "taken" in server.hello("late", shard=0), "somebody else trains on it by now"
+
+
+def test_fewer_shards_after_a_restart_are_a_refusal():
+    """A client outside the new number must be told, not welcomed with a shard that does not exist."""
+    disk = Disk(leases={"a": 0, "b": 1, "c": 2})
+    server = Server(disk, shards=2)
+    assert "taken" in server.hello("c")
+
+
+def test_a_restarted_server_remembers_incarnations():
+    """Else a client whose clock is behind trains on, and every delta is refused as one of a former life."""
+    server = Server()
+    server.hello("a", 77)
+    again = Server(server.disk)
+    assert ("remember", "a", 77) in again.endpoint.calls
+
+
+@pytest.fixture
+def long_run():
+    """A server at version 5 that keeps two."""
+    disk = Disk(models=[Model(0, 0, digest_of("", 0, 0))])
+    for version in range(1, 6):
+        disk.models.append(
+            Model(version, version, digest_of(disk.models[-1].digest, version, version))
+        )
+    disk.oldest = 4
+    server = Server(disk)
+    server.hello("a")
+    server.attach("a")
+    return server
+
+
+def test_an_update_that_is_gone_is_replaced_by_the_whole_version(long_run):
+    """The machine offers what its memory of digests allows; the disk may have less."""
+    old = long_run.disk.models[1]
+    fetch = msg.to_wire(msg.Fetch(1, old.digest))
+    long_run.shell.machine.deltas.digests[1] = old.digest
+    long_run.shell.on_transport(tp.MessageReceived("a", fetch))
+    assert long_run.endpoint.last("offer")[2] == "full:5"
+
+
+def test_what_is_fetched_stays_until_its_client_holds_the_newest(long_run):
+    """Or a slow link would fetch whole versions for ever."""
+    digest = long_run.disk.models[4].digest
+    long_run.shell.on_transport(tp.MessageReceived("a", msg.to_wire(msg.Fetch(4, digest))))
+    assert long_run.endpoint.last("offer")[2] == "update:5"
+    assert long_run.store._serving_from == 5
+    holding = msg.to_wire(msg.Holding(5, long_run.disk.models[5].digest))
+    long_run.shell.on_transport(tp.MessageReceived("a", holding))
+    assert long_run.store._serving_from is None
+
+
+@pytest.mark.parametrize(
+    "body", [{}, {"m": "Call", "round": 1}, {"m": "Attach", "fingerprint": "f", "manifest": [1]}]
+)
+def test_what_no_client_says_ends_its_session_only(body):
+    """A peer's bad message costs the peer its session, never this node its life."""
+    server = Server()
+    server.hello("a")
+    server.shell.on_transport(tp.MessageReceived("a", body))
+    assert server.endpoint.last("disconnect")[1:] == ("a", "protocol")
+    assert server.shell.machine.members == {}
+    assert server.hello("b") == 0, "and its shard is free again"
