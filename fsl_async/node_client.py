@@ -121,7 +121,7 @@ class ClientRuntime:
             with contextlib.suppress(concurrent.futures.TimeoutError):
                 return self._welcome.result(timeout=0.5)
             if self._ended.is_set():
-                self._raise_end()
+                self.raise_failure()
                 raise RefusedError("ended before the server answered")
 
     def training_ended(self, error: str | None) -> None:
@@ -187,6 +187,13 @@ class ClientRuntime:
         loop = asyncio.get_running_loop()
         finished: asyncio.Future[do.Finish] = loop.create_future()
         worker = ThreadWorker(loop, "codec")
+
+        def broken(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+            # A defect of ours in a callback: better an end with its name than a client that waits for ever.
+            if not finished.done():
+                finished.set_exception(context.get("exception") or RuntimeError(context["message"]))
+
+        loop.set_exception_handler(broken)
 
         def finish(effect: do.Finish) -> None:
             if not finished.done():

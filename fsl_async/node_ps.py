@@ -10,6 +10,7 @@ import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from attrs import frozen
 
@@ -227,6 +228,14 @@ async def _serve(  # noqa: PLR0917 - private, called once
     shell.endpoint = endpoint
     lag = LoopLag(loop)
     garbage = GarbageWatch(loop, endpoint, journal)
+
+    def broken(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        # A defect of ours in a callback costs what it was doing, is named, and the run goes on for the others.
+        what = f"{context['message']}: {context.get('exception')!r}"
+        journal.note("CallbackFailed", loop.time(), text=what)
+        log(f"bug: {what}")
+
+    loop.set_exception_handler(broken)
 
     def stop_asked(hard: bool) -> None:
         asked = do.Finish(stop.reason, 0) if hard else None

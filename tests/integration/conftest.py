@@ -176,6 +176,8 @@ def site(tmp_path):
     one = Site(tmp_path)
     yield one
     one.close()
+    bugs = [line for process in one.processes for line in process.lines if line.startswith("bug: ")]
+    assert bugs == [], "a callback of a node raised"
 
 
 @pytest.fixture
