@@ -91,9 +91,9 @@ class AloneFed(LocalFed):
         return running
 
 
-def run_alone(spec: Spec) -> dict[str, Any]:
-    """Train in one process without synchronisation."""
-    fed = AloneFed(Place("alone", spec.seed, config=tables_of(spec), log=silent), spec)
+def run_alone(spec: Spec, name: str = "alone") -> dict[str, Any]:
+    """Train in one process without synchronisation. `name` decides, with the seed, which windows are drawn."""
+    fed = AloneFed(Place(name, spec.seed, config=tables_of(spec), log=silent), spec)
     pretrain.train(fed)
     losses = {str(step): round(loss, 5) for step, loss in fed.losses.items()}
     return {"eval_loss": losses[str(spec.budget_steps)], "eval_loss_at_step": losses}
@@ -289,6 +289,16 @@ def measure(spec: Spec) -> dict[str, Any]:
     return {"bench": "quality", "spec": attrs.asdict(spec), **found, "seconds": seconds}
 
 
+def check() -> dict[str, Any]:
+    """One client whose deltas are averaged, in fp32, against one process that draws the same batches: they must agree."""
+    spec = Spec(0, budget_steps=60)
+    lone = run_alone(spec, "client-0")["eval_loss"]
+    averaged = attrs.evolve(spec, steps_per_round=(20,), format="fp32", optimizer="average")
+    synced = run_clients(averaged)["eval_loss"]
+    losses = {"alone": lone, "one_client_averaged": synced, "difference": round(synced - lone, 5)}
+    return {"bench": "quality", "check": "one client, averaging, fp32", **losses}
+
+
 @click.command()
 @click.option("--results", type=click.Path(path_type=Path), default=RESULTS, show_default=True)
 @click.option("--seed", "seeds", multiple=True, type=int, default=SEEDS, show_default=True)
@@ -296,6 +306,7 @@ def measure(spec: Spec) -> dict[str, Any]:
 @click.option("--list", "only_list", is_flag=True, help="Print what is missing, run nothing.")
 @click.option("--table", is_flag=True, help="Print the markdown tables, run nothing.")
 @click.option("--docs", is_flag=True, help="Put the tables into docs/BENCHMARKS.md.")
+@click.option("--check", "only_check", is_flag=True, help="Is one client the same as alone?")
 @click.option("--smoke", is_flag=True, help="Two tiny rows on standard output, nothing kept.")
 def main(
     results: Path,
@@ -309,6 +320,9 @@ def main(
 ) -> None:
     """Compare losses at equal tokens."""
     torch.set_num_threads(1)
+    if only_check:
+        print(json.dumps(check()))
+        return
     if smoke:
         tiny = Spec(0, budget_steps=4, batch=2)
         for spec in (tiny, attrs.evolve(tiny, steps_per_round=(1, 1), format="e4m3")):
