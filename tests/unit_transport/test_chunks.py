@@ -8,8 +8,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fsl_transport import PeerError
-from fsl_transport.chunks import PATIENCE_LIMIT, ReceiveStream, SendStream, Verdict
+from fsl_transport.chunks import (
+    PATIENCE_LIMIT,
+    READS_LIMIT,
+    RESUMES_LIMIT,
+    ReceiveStream,
+    SendStream,
+    Verdict,
+)
 from fsl_transport.credit import Granting, Spending
+
+UNWRITTEN = 500
+"""What a sender has under way at most: above every window here but those of the receiver alone."""
 
 
 def accepted(chunks=10, window=1000, limit=100, chunk=0):
@@ -19,14 +29,14 @@ def accepted(chunks=10, window=1000, limit=100, chunk=0):
 
 
 def sending(chunks=10, limit=1000, chunk=0):
-    stream = SendStream(1, chunks)
+    stream = SendStream(1, chunks, UNWRITTEN)
     stream.accept(0, chunk, 0, limit)
     return stream
 
 
 def test_grants_rise_in_steps_of_a_quarter():
     """Small chunks must not cost one CREDIT each."""
-    credit = Granting(1000, 100)
+    credit = Granting(1000, 400)
     credit.receive(600)
     assert not credit.consume(200, 1000)
     assert credit.limit == 1000
@@ -49,7 +59,8 @@ def test_a_shrinking_window_takes_nothing_back():
     """What was granted stays granted when more streams come to share the budget."""
     credit = Granting(1000, 100)
     credit.receive(500)
-    assert not credit.consume(500, 200)
+    assert not credit.consume(50, 200)
+    assert credit.consume(450, 200)  # the limit stays, what is written is news all the same
     assert credit.limit == 1000
 
 
@@ -66,7 +77,7 @@ def test_spending_ignores_old_grants():
 
 def test_sender_waits_for_accept_and_credit():
     """Nothing is read before the receiver wants it, nor without credit."""
-    stream = SendStream(1, 3)
+    stream = SendStream(1, 3, UNWRITTEN)
     assert stream.next_read() is None
     assert stream.take() is None
     stream.accept(0, 0, 0, 50)
@@ -136,9 +147,96 @@ def test_a_resume_drops_a_held_chunk_of_another_place():
     assert stream.next_read()[0] == 0
 
 
+def send_one(stream, size=10):
+    _, serial = stream.next_read()
+    assert stream.answered(serial)
+    stream.delivered(serial, b"x" * size)
+    return stream.take()
+
+
+def test_a_generous_receiver_is_not_believed():
+    """A limit of 2**62 from somebody who never reads must not fill the sender's memory."""
+    stream = sending(limit=1 << 62)
+    for _ in range(5):
+        assert send_one(stream, 100)
+    assert stream.next_read() is None
+    stream.grant(1 << 62, 1)
+    assert send_one(stream, 150) is None  # held: 400 and 150 are more than 500
+    stream.grant(1 << 62, 2)
+    assert stream.take() is not None
+    stream.accept(1, 5, 500, 1 << 62)
+    assert send_one(stream, 100)
+    assert stream.next_read()[0] == 6  # a resume counts by the chunk's place, not by what it says
+
+
+def test_what_was_not_sent_is_not_written():
+    """Or the limit above could be talked away; nor does anybody need a written chunk again."""
+    for operation in (
+        lambda stream: stream.grant(100, 3),
+        lambda stream: stream.accept(1, 3, 30, 100),
+        lambda stream: stream.accept(1, 0, 0, 100),
+    ):
+        stream = sending()
+        send_one(stream)
+        send_one(stream)
+        stream.grant(1000, 1)
+        with pytest.raises(PeerError):
+            operation(stream)
+
+
+def test_a_credit_beyond_a_resume_skips_what_arrived_late():
+    """Chunks of before a resume were written meanwhile: sending them again is of no use."""
+    stream = sending(limit=100)
+    for _ in range(5):
+        send_one(stream)
+    stream.accept(1, 1, 10, 100)
+    assert stream.next_read()[0] == 1
+    stream.grant(140, 4)
+    assert (stream.next_chunk, stream.credit.sent) == (4, 40)
+    assert send_one(stream) == (4, b"x" * 10)
+
+
+def test_readings_are_few_however_often_it_is_resumed():
+    """Every resume starts a reading of another place: a slow disk must not get them all."""
+    stream = sending()
+    send_one(stream)
+    send_one(stream)
+    serials = []
+    for round_ in range(1, 40):
+        stream.accept(round_, round_ % 3, 0, 1000)
+        wanted = stream.next_read()
+        if wanted:
+            serials.append(wanted[1])
+    assert len(serials) == READS_LIMIT
+    assert stream.answered(serials[0])
+    assert not stream.answered(serials[0])
+    assert stream.next_read() is not None
+
+
+def test_resumes_without_progress_have_an_end():
+    """A peer that asks for the same chunk for ever has another aim than to get it."""
+    stream = sending()
+    for round_ in range(1, 3 * RESUMES_LIMIT):
+        stream.accept(round_, 0, 0, 1000)  # nothing was sent since: it costs nothing
+    stream = sending()
+    for round_ in range(1, RESUMES_LIMIT + 1):
+        send_one(stream)
+        stream.accept(round_, 0, 0, 1000)
+    send_one(stream)
+    stream.accept(stream.round + 1, 1, 10, 1000)  # one chunk further: patience begins anew
+    send_one(stream)
+    stream.accept(stream.round + 1, 1, 10, 1000)
+    for _ in range(RESUMES_LIMIT - 1):
+        send_one(stream)
+        stream.accept(stream.round + 1, 1, 10, 1000)
+    send_one(stream)
+    with pytest.raises(PeerError, match="resumes"):
+        stream.accept(stream.round + 1, 1, 10, 1000)
+
+
 def test_sender_refuses_nonsense():
     """A peer that accepts twice, beyond the end, or grants before accepting broke the protocol."""
-    stream = SendStream(1, 3)
+    stream = SendStream(1, 3, UNWRITTEN)
     with pytest.raises(PeerError):
         stream.grant(10, 0)
     with pytest.raises(PeerError):
@@ -249,13 +347,14 @@ def test_patience_has_an_end():
     sizes=st.lists(st.integers(0, 100), min_size=1, max_size=30),
     loss=st.floats(0, 0.6),
     window=st.integers(100, 400),
+    unwritten=st.integers(200, 500),
 )
 @settings(max_examples=150, deadline=None)
-def test_lossy_bulk_lane(seed, sizes, loss, window):
+def test_lossy_bulk_lane(seed, sizes, loss, window, unwritten):
     """Chunks over a lane that loses, repeats and reorders: all arrive, once, within the credit."""
     chance = random.Random(seed)
     data = [bytes([index % 256]) * size for index, size in enumerate(sizes)]
-    sender, receiver = SendStream(1, len(data)), ReceiveStream(1, len(data), stall_s=5.0)
+    sender, receiver = SendStream(1, len(data), unwritten), ReceiveStream(1, len(data), stall_s=5.0)
     receiver.accept(0, window, 100, now=0.0)
     sender.accept(*receiver.accept_fields()[1:])
     got, writing, lane, control, now = [], [], [], [], 0.0
@@ -271,6 +370,7 @@ def test_lossy_bulk_lane(seed, sizes, loss, window):
                         chance.randint(max(0, len(lane) - 2), len(lane)), (sender.round, *ready)
                     )
             else:
+                assert sender.answered(wanted[1])
                 sender.delivered(wanted[1], data[wanted[0]])
         if lane:
             round_, index, payload = lane.pop(0)
@@ -292,6 +392,7 @@ def test_lossy_bulk_lane(seed, sizes, loss, window):
                 sender.accept(*operation[1:])
         else:
             now = receiver.next_deadline()
+            assert loss, "without a loss nobody may have to wait for the clock"
             assert now < math.inf, "nobody waits for anything, and the stream is not complete"
             assert receiver.handle_timer(now)
             control.append(receiver.accept_fields())

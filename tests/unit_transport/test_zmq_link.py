@@ -3,10 +3,12 @@
 # ruff: noqa: ASYNC110 - a test polls for its condition
 
 import asyncio
+import contextlib
 import os
 import secrets
 import socket
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -268,6 +270,61 @@ def test_a_stranger_cannot_answer_for_who_asks(zmq_world):
         assert frames.parse([stranger.recv()], 1000, 1000).code == "superseded"
         assert not stranger.poll(0)
     assert ps.count(HelloReceived) == 1
+
+
+def test_a_peer_that_reads_nothing_costs_little(zmq_world, new_source):
+    """All credit there is, chunks said to be written, nothing read: what waits is bounded."""
+    ps = zmq_world.listener()
+    client = zmq_world.dialer()
+    zmq_world.until(lambda: client.count(PeerUp))
+    pack = lambda *fields: frames.pack(fields, 1000)  # noqa: E731
+    source = new_source([bytes(100_000)] * 2000)
+    with zmq.Context() as context, context.socket(zmq.DEALER) as control:
+        bulk = context.socket(zmq.DEALER)
+        with bulk:
+            for stranger, lane in ((control, b"c"), (bulk, b"b")):
+                stranger.linger, stranger.rcvhwm = 0, 1
+                stranger.routing_id = b"evil/" + lane + b"/01234567"
+                stranger.connect(ps.endpoint.address)
+            control.send(pack(frames.HELLO, 1, 9, 1, "evil", "client", {}))
+            zmq_world.until(lambda: control.poll(0))
+            session = frames.parse([control.recv()], 1000, 0).session
+            ps.endpoint.offer("evil", "s", {}, source)
+            control.send(pack(frames.DATA, session, 1, 1, frames.ACCEPT, 1, 0, 0, 0, 1 << 62))
+            zmq_world.until(lambda: len(source.reads) >= 12)
+            zmq_world.run(1)
+            assert len(source.reads) <= 14  # window and a chunk, 1.25 MiB, and one read ahead
+            for seq in range(2, 400):
+                sent = len(source.reads) - 1
+                fields = (frames.CREDIT, 1, 1 << 62, sent)
+                control.send(pack(frames.DATA, session, seq, 1, *fields))
+                zmq_world.until(lambda sent=sent: len(source.reads) > sent + 5, units=20)
+                if ps.link.absent > 500:
+                    break
+            assert ps.link.absent > 500  # and not kept
+            client.endpoint.send("", {"n": 1})
+            zmq_world.until(lambda: ps.count(MessageReceived))
+    assert not client.count(PeerDown)
+
+
+def test_a_flood_of_small_frames_only_holds_its_sender(zmq_world):
+    """Without a receive limit a stranger's queue grows as fast as the line brings it."""
+    ps = zmq_world.listener()
+    client = zmq_world.dialer()
+    zmq_world.until(lambda: client.count(PeerUp))
+    with zmq.Context() as context, context.socket(zmq.DEALER) as stranger:
+        stranger.linger, stranger.sndhwm = 0, 1000
+        stranger.routing_id = b"x/c/01234567"
+        stranger.connect(ps.endpoint.address)
+        with contextlib.suppress(zmq.Again):  # the listener does not read while we are here
+            for sent in range(10_000_000):
+                stranger.send(bytes(8000), zmq.DONTWAIT if sent > 500 else 0)
+                if sent % 500 == 0:
+                    time.sleep(0.01)
+        assert sent < 9000  # its own queue, the kernel's buffers, and 64
+        client.endpoint.send("", {"n": 1})
+        zmq_world.until(lambda: ps.count(MessageReceived))
+    assert not ps.count(PeerDown)
 
 
 def test_a_frame_over_the_limit_breaks_only_its_connection(zmq_world, new_settings):

@@ -16,6 +16,10 @@ Rules
   * The sender reads one chunk ahead of its credit. A resume for the very chunk it is reading or
     holding does not start that reading again, so that a slow source gets on.
   * Credit counts bytes by their place in the stream (``credit.py``).
+  * The sender believes the receiver little: whatever the credit, no more than
+    ``unwritten_limit`` bytes are under way; at most ``READS_LIMIT`` readings are open; nothing
+    that was not sent is written, nothing written is asked for again; and after
+    ``RESUMES_LIMIT`` resumes that cost a reading and brought nothing the peer is in error.
 
 Sender     state     event                           -> state     effect
            OFFERED   accept(chunk, limit)            -> SENDING   reads from chunk on
@@ -42,6 +46,7 @@ from __future__ import annotations
 
 import enum
 import math
+from collections import deque
 from typing import Final
 
 from fsl_transport.credit import Granting, Spending
@@ -50,12 +55,23 @@ from fsl_transport.link import Buffer
 
 PATIENCE_LIMIT: Final = 64
 """A silent stream is asked for at least once in this many patiences."""
+READS_LIMIT: Final = 2
+"""Readings of one stream that its source has not answered; the older ones are of no use by now."""
+RESUMES_LIMIT: Final = 64
+"""Resumes in a row that may bring the receiver nothing."""
 
 
 class SendStream:
     """The sender's machine. ``next_read`` and ``take`` are asked after every input."""
 
     __slots__ = (
+        "_asked_to",
+        "_ends",
+        "_idle_resumes",
+        "_open_reads",
+        "_place",
+        "_unwritten_limit",
+        "_written",
         "chunks",
         "confirmed",
         "credit",
@@ -67,7 +83,7 @@ class SendStream:
         "serial",
     )
 
-    def __init__(self, number: int, chunks: int) -> None:
+    def __init__(self, number: int, chunks: int, unwritten_limit: int) -> None:
         self.number = number
         self.chunks = chunks
         self.round = -1  # -1: offered, not accepted
@@ -77,6 +93,13 @@ class SendStream:
         self.reading: int | None = None
         self.serial = 0
         self.held: Buffer | None = None
+        self._unwritten_limit = unwritten_limit
+        self._written = 0  # bytes of the confirmed chunks, counted from the first accepted one
+        self._place = 0  # the same of the chunks before next_chunk
+        self._ends: deque[int] = deque()  # and of each chunk sent and not confirmed
+        self._open_reads: set[int] = set()
+        self._asked_to = 0
+        self._idle_resumes = 0
 
     def accept(self, round_: int, chunk: int, received: int, limit: int) -> None:
         """Start, or go back to ``chunk``; the receiver holds ``received`` bytes before it."""
@@ -84,6 +107,10 @@ class SendStream:
             raise PeerError(f"ACCEPT of round {round_} after round {self.round}")
         if chunk > self.chunks:
             raise PeerError(f"ACCEPT at chunk {chunk} of {self.chunks}")
+        if round_ == 0:
+            self.confirmed = self._asked_to = chunk
+        else:
+            self._check_resume(chunk)
         self.round = round_
         self.credit.resume(received, limit)
         if self.held is not None and chunk != self.next_chunk:
@@ -91,15 +118,38 @@ class SendStream:
         if self.reading is not None and self.reading != chunk:
             self.reading = None  # its delivery will carry an old serial
         self.next_chunk = chunk
-        if round_ == 0:
-            self.confirmed = chunk
+        ahead = chunk - self.confirmed
+        self._place = self._ends[ahead - 1] if ahead else self._written
+
+    def _check_resume(self, chunk: int) -> None:
+        """``PeerError`` for a resume that no honest receiver asks for."""
+        if not self.confirmed <= chunk <= self.confirmed + len(self._ends):
+            raise PeerError(f"ACCEPT at chunk {chunk}, which is written or was not sent")
+        if chunk > self._asked_to:
+            self._asked_to = chunk
+            self._idle_resumes = 0
+        elif chunk != self.next_chunk:  # otherwise it costs nothing
+            self._idle_resumes += 1
+            if self._idle_resumes > RESUMES_LIMIT:
+                raise PeerError(f"more than {RESUMES_LIMIT} resumes that brought nothing")
 
     def grant(self, limit: int, written: int) -> None:
         """More credit, because ``written`` chunks are written."""
         if self.round < 0 or written > self.chunks:
             raise PeerError("CREDIT before ACCEPT or beyond the last chunk")
+        if written > self.confirmed + len(self._ends):
+            raise PeerError("CREDIT for chunks that were not sent")
         self.credit.grant(limit)
-        self.confirmed = written
+        if written > self.confirmed:
+            for _ in range(written - self.confirmed):
+                self._written = self._ends.popleft()
+            self.confirmed = written
+            self._idle_resumes = 0
+            if self.next_chunk < written:  # what a resume asked for arrived from before it
+                self.credit.spend(self._written - self._place)
+                self._place = self._written
+                self.next_chunk = written
+                self.held = self.reading = None
 
     def next_read(self) -> tuple[int, int] | None:
         """``(index, serial)`` to read from the source now, or None."""
@@ -109,14 +159,25 @@ class SendStream:
             or self.held is not None
             or self.next_chunk >= self.chunks
             or self.credit.left <= 0
+            or self._place - self._written >= self._unwritten_limit
+            or len(self._open_reads) >= READS_LIMIT
         ):
             return None
         self.reading = self.next_chunk
         self.serial += 1
+        self._open_reads.add(self.serial)
         return self.next_chunk, self.serial
+
+    def answered(self, serial: int) -> bool:
+        """The source answered ``serial``, well or badly. False when it had done so before."""
+        if serial not in self._open_reads:
+            return False
+        self._open_reads.remove(serial)
+        return True
 
     def delivered(self, serial: int, data: Buffer) -> None:
         """The source delivered what ``next_read`` asked for under ``serial``."""
+        self._open_reads.discard(serial)
         if self.reading is None or serial != self.serial:
             return  # from before a resume
         self.reading = None
@@ -129,11 +190,19 @@ class SendStream:
     def take(self) -> tuple[int, Buffer] | None:
         """``(index, data)`` to send now, or None."""
         data = self.held
-        if data is None or not self.credit.fits(len(data)):
+        if (
+            data is None
+            or not self.credit.fits(len(data))
+            or self._place + len(data) - self._written > self._unwritten_limit
+        ):
             return None
         index = self.next_chunk
         self.held = None
         self.credit.spend(len(data))
+        ahead = index - self.confirmed
+        if ahead == len(self._ends):
+            self._ends.append(self._place + len(data))
+        self._place = self._ends[ahead]
         self.next_chunk += 1
         return index, data
 

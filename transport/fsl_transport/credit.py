@@ -7,7 +7,9 @@ takes no new credit.
 
     Granting   consumed <= received <= limit;  limit = consumed + window, raised in steps of a
                quarter of the window, so that small chunks do not cost one grant each, but
-               never so late that the largest chunk could not go (both sides would wait)
+               never so late that the largest chunk could not go (both sides would wait);
+               what is consumed is told at least once per largest chunk, because the sender
+               has a limit of its own for what is not
     Spending   sent <= limit; a resume sets sent back to what the receiver holds
 """
 
@@ -17,13 +19,14 @@ from __future__ import annotations
 class Granting:
     """The receiver's half."""
 
-    __slots__ = ("consumed", "largest", "limit", "received")
+    __slots__ = ("_told", "consumed", "largest", "limit", "received")
 
     def __init__(self, window_bytes: int, largest_chunk_bytes: int) -> None:
         self.largest = largest_chunk_bytes
         self.received = 0
         self.consumed = 0
         self.limit = window_bytes
+        self._told = 0
 
     def fits(self, size: int) -> bool:
         """Whether ``size`` more bytes are within the credit."""
@@ -34,14 +37,16 @@ class Granting:
         self.received += size
 
     def consume(self, size: int, window_bytes: int) -> bool:
-        """``size`` bytes are written. True when the limit rose enough to be told."""
+        """``size`` bytes are written. True when that, or the limit, is to be told."""
         self.consumed += size
         target = self.consumed + window_bytes
         step = min(window_bytes // 4, window_bytes - self.largest)
-        if target > self.limit and target - self.limit >= step:
-            self.limit = target
-            return True
-        return False
+        rises = target > self.limit and target - self.limit >= step
+        if not rises and self.consumed - self._told < self.largest:
+            return False
+        self.limit = max(self.limit, target)
+        self._told = self.consumed
+        return True
 
     @property
     def pending(self) -> int:

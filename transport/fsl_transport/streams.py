@@ -125,7 +125,9 @@ class Streams:
         self._last_number += 1
         number = self._last_number
         chunks = source.chunks
-        self._outgoing[number] = _Outgoing(SendStream(number, chunks), stream_id, source)
+        # One chunk more than the window, because a receiver tells what it wrote in steps.
+        limit = self._settings.window_bytes + self._settings.chunk_limit_bytes
+        self._outgoing[number] = _Outgoing(SendStream(number, chunks, limit), stream_id, source)
         self._road.send_op(self._peer, frames.OFFER, (number, stream_id, chunks, meta))
 
     def accept(self, stream_id: str, sink: ChunkSink, next_chunk: int) -> None:
@@ -316,7 +318,10 @@ class Streams:
             outgoing.pumping = False
 
     def _delivered(self, outgoing: _Outgoing, serial: int, data: Buffer | None) -> None:
-        if outgoing.gone or not outgoing.machine.is_current(serial):
+        if outgoing.gone or not outgoing.machine.answered(serial):
+            return
+        if not outgoing.machine.is_current(serial):
+            self._pump(outgoing)  # a reading from before a resume made place for the next one
             return
         if data is None:
             self._fail_outgoing(outgoing, "the sender could not read it")

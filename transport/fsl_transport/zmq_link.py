@@ -10,8 +10,11 @@ Rules, each from a trap that was met (numbers are libzmq issues):
   * ROUTER_HANDOVER lets the same dialer come back while its broken connection is still known
     (#778, #2019); ROUTER_MANDATORY makes a send to an absent peer an error that is counted; a
     ROUTER never waits for one peer.
-  * High-water marks are 0: byte credit bounds what streams keep in memory, the session's window
-    what control does. MAXMSGSIZE bounds one frame before it is allocated.
+  * Byte credit bounds what honest streams keep in memory, the session's window what control
+    does. Against the others: RCVHWM ends the reading of a connection whose messages pile up (only
+    its sender waits), and the listener's SNDHWM drops what is for a connection that takes nothing
+    and asks for ever more; sessions mend what an honest peer loses so. A dialer's SNDHWM is 0.
+    MAXMSGSIZE bounds one frame before it is allocated.
   * One reader and one writer task per socket, through ``zmq.asyncio`` only: the socket's file
     descriptor is edge-triggered, and a send behind its back can swallow the edge of a receive.
   * A dialer has IMMEDIATE set, so that nothing is queued for a connection that does not stand:
@@ -53,6 +56,10 @@ LINGER_MS: Final = 500
 """How long what is queued (a BYE, a refusal) may take to leave after ``close``."""
 _NO_COPY_BYTES: Final = 64 * 1024
 _MESSAGES_PER_TURN: Final = 32
+_UNREAD_MESSAGES: Final = 64
+"""Per connection: several times what credit lets come in chunks of the usual size."""
+_UNCOUNTED_MESSAGES: Final = 64
+"""Answers, beats and acknowledgements that may wait besides a full control window."""
 _INFIX: Final = {Lane.CONTROL: b"/c/", Lane.BULK: b"/b/"}
 _ROUTING_ID: Final = re.compile(rb"([A-Za-z0-9._-]{1,64})/([cb])/([0-9a-f]{8})")
 _ADDRESS: Final = re.compile(
@@ -107,7 +114,8 @@ class _Pipe:
         self._kept_bytes = 0
         self._queue: deque[Sequence[Buffer]] = deque()
         self._wake = asyncio.Event()
-        self._is_blocked = kind == zmq.DEALER
+        self._is_listener = kind == zmq.ROUTER
+        self._is_blocked = not self._is_listener
         self._loop = asyncio.get_running_loop()
         self.tasks: list[asyncio.Task[None]] = []
         self._set_options(settings)
@@ -117,8 +125,10 @@ class _Pipe:
     def _set_options(self, settings: TransportSettings) -> None:
         socket = self.socket
         socket.linger = LINGER_MS
-        socket.sndhwm = 0
-        socket.rcvhwm = 0
+        # Messages of one connection. A control window must fit, with what is not counted in it.
+        waiting = settings.control_window + _UNCOUNTED_MESSAGES
+        socket.sndhwm = waiting if self._is_listener else 0
+        socket.rcvhwm = _UNREAD_MESSAGES
         socket.maxmsgsize = max(settings.control_limit_bytes, settings.chunk_limit_bytes)
         socket.tcp_keepalive = 1
         socket.tcp_keepalive_idle = 30
@@ -190,8 +200,11 @@ class _Pipe:
         copy = type(last) is not bytes or len(last) < _NO_COPY_BYTES
         try:
             await self.socket.send_multipart(parts, zmq.DONTWAIT, copy=copy)
-        except zmq.Again:  # a dialer without a connection
-            self._is_blocked = True
+        except zmq.Again:
+            if self._is_listener:  # this peer takes nothing; the others must not wait for it
+                self.absent += 1
+                return
+            self._is_blocked = True  # without a connection
             if self._keeps_bytes or not self._queue:
                 self._queue.appendleft(parts)
             await self._connected()
@@ -240,7 +253,7 @@ class _ZmqLink:
 
     @property
     def absent(self) -> int:
-        """Messages dropped because their peer was not connected."""
+        """Messages dropped because their peer was not connected, or took nothing."""
         return sum(pipe.absent for pipe in self._pipes)
 
     def set_receiver(self, receive: Receiver) -> None:
