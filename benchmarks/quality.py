@@ -316,6 +316,7 @@ def main(
     only_list: bool,
     table: bool,
     docs: bool,
+    only_check: bool,
     smoke: bool,
 ) -> None:
     """Compare losses at equal tokens."""
