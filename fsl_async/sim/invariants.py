@@ -1,4 +1,4 @@
-"""the invariants (docs/ARCHITECTURE.md), checked after every event of a simulated run against what really happened.
+"""The invariants (docs/ARCHITECTURE.md), checked after every event of a simulated run against what really happened.
 
 The simulator is all-knowing: it sees every snapshot a training thread takes and everything a disk holds. After each event of each
 node the checks below run on what that event touched, in constant time, so a day of a thousand clients can be checked whole.
