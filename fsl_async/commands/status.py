@@ -36,6 +36,7 @@ def command(*, run_dir: Path, follow: bool, as_json: bool) -> int:
     from fsl_async.observe.state import RunState
 
     output = Output(as_json=as_json)
+    run_dir = _run_dir(run_dir)
     reader, state = JournalReader(_journal(run_dir)), RunState()
     news = _read(reader, state)
     if state.role == "client":
@@ -55,11 +56,22 @@ def command(*, run_dir: Path, follow: bool, as_json: bool) -> int:
     return 0
 
 
-def _journal(run_dir: Path) -> Path:
-    if not run_dir.is_dir():
+def _run_dir(path: Path) -> Path:
+    """The run directory that `path` is, or the one whose journal it is."""
+    if path.is_file():
+        if path.name == JOURNAL:
+            return path.parent
         raise RunDirError(
-            f"{run_dir}: no such directory; give the run directory that the server named"
+            f"{path} is a file: give the run directory that the server named, or the {JOURNAL} in it"
         )
+    if not path.exists():
+        raise RunDirError(
+            f"{path}: no such directory; give the run directory that the server named"
+        )
+    return path
+
+
+def _journal(run_dir: Path) -> Path:
     path = run_dir / JOURNAL
     if not path.is_file():
         raise RunDirError(f"{run_dir} has no {JOURNAL}: it is not the run directory of a server")

@@ -119,3 +119,18 @@ def test_the_next_sync_is_shown_while_it_runs(tmp_path, capsys):
     """Every ten minutes is long enough to ask."""
     cli.main(["status", "--json", str(make_run(tmp_path, ended=False, pid=os.getpid()))])
     assert 500 < json.loads(capsys.readouterr().out)["next_sync_in_s"] <= 600
+
+
+def test_the_journal_itself_is_as_good_as_its_directory(tmp_path, capsys):
+    """Tab completion ends at the file; nobody should have to go back a step."""
+    assert cli.main(["status", str(make_run(tmp_path, ended=True) / "journal.jsonl")]) == 0
+    assert f"(in {tmp_path / 'checkpoints'})" in capsys.readouterr().out
+
+
+def test_another_file_is_called_a_file(tmp_path, capsys):
+    """It does exist, so it must not be called missing."""
+    path = make_run(tmp_path, ended=True) / "ledger.jsonl"
+    assert cli.main(["status", str(path)]) == 2
+    assert capsys.readouterr().err == (
+        f"error: {path} is a file: give the run directory that the server named, or the journal.jsonl in it\n"
+    )
