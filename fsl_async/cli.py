@@ -18,11 +18,11 @@ import click
 
 from fsl_async.commands import COMMANDS
 from fsl_async.errors import ExitCode, Report, UsageError, one_line, report
+from fsl_async.program import NAME, program
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-PROGRAM = "fsl-node"
 _DEBUG = "--debug"
 _JSON = "--json"
 _ROLES = ("ps", "client")
@@ -69,6 +69,12 @@ def _check_role(_: click.Context, __: click.Parameter, role: str | None) -> str:
 @click.option("--run-dir", type=_PATH, metavar="DIR", help="Where files of the run are kept.")
 @click.option(
     "--from-version", type=click.IntRange(min=0), metavar="N", help="ps: go on from version N."
+)
+@click.option(
+    "--threads",
+    type=click.IntRange(1, 4096),
+    metavar="N",
+    help="client: torch's threads here (default: what the run says, else all cores).",
 )
 @click.option("--insecure", is_flag=True, help="Accept that other machines connect unencrypted.")
 @click.option("--dry-run", is_flag=True, help="Print what would be run, resolved, and exit.")
@@ -124,19 +130,19 @@ class Root(click.Group):
             return super().resolve_command(ctx, args)
         if ":" in word:
             raise UsageError(
-                f"to join the run at {word[:200]}: {PROGRAM} --role client {word[:200]}"
+                f"to join the run at {word[:200]}: {program()} --role client {word[:200]}"
             )
         if word in {*_ROLES, *_LATER_ROLES}:
-            raise UsageError(f"a role is an option: {PROGRAM} --role {word}")
+            raise UsageError(f"a role is an option: {program()} --role {word}")
         close = difflib.get_close_matches(word, COMMANDS, n=1)
         meant = f"did you mean {close[0]}?" if close else f"commands: {', '.join(COMMANDS)}"
         raise UsageError(f"no command {word[:80]!r}; {meant}")
 
     def format_usage(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the three ways to call the program."""
-        formatter.write_usage(PROGRAM, "--role ps [OPTIONS] [LISTEN_ADDRESS]")
-        formatter.write_usage(PROGRAM, "--role client [OPTIONS] ADDRESS", "       ")
-        formatter.write_usage(PROGRAM, "COMMAND [OPTIONS]", "       ")
+        formatter.write_usage(program(), "--role ps [OPTIONS] [LISTEN_ADDRESS]")
+        formatter.write_usage(program(), "--role client [OPTIONS] ADDRESS", " " * 7)
+        formatter.write_usage(program(), "COMMAND [OPTIONS]", " " * 7)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write a node's options and the list of commands."""
@@ -159,7 +165,7 @@ def _print_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None
     if wanted:
         from importlib.metadata import version
 
-        click.echo(f"{PROGRAM} {version('fsl-async')}")
+        click.echo(f"{NAME} {version('fsl-async')}")
         ctx.exit(ExitCode.DONE)
 
 
@@ -180,11 +186,11 @@ def root() -> None:
 def _translate(error: BaseException) -> Report | None:
     """What click's own exceptions mean."""
     if isinstance(error, click.exceptions.NoArgsIsHelpError):
-        return Report("UsageError", f"nothing to do (see {PROGRAM} --help)", ExitCode.BAD_INPUT)
+        return Report("UsageError", f"nothing to do (see {program()} --help)", ExitCode.BAD_INPUT)
     if isinstance(error, click.ClickException):
         text = one_line(error.format_message()).removesuffix(".")
         words = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else ""
-        shown = words if words and not words.endswith(f" {_NODE}") else PROGRAM
+        shown = words if words and not words.endswith(f" {_NODE}") else program()
         message = f"{text[:1].lower()}{text[1:]} (see {shown} --help)"
         return Report(type(error).__name__, message, ExitCode.BAD_INPUT)
     if isinstance(error, click.Abort):
@@ -198,7 +204,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     debug = _DEBUG in given
     args = [arg for arg in given if arg != _DEBUG]
     try:
-        code = root.main(args or ["--help"], prog_name=PROGRAM, standalone_mode=False)
+        code = root.main(args or ["--help"], prog_name=program(), standalone_mode=False)
         sys.stdout.flush()
     except BrokenPipeError:
         # Whoever read our output has gone (`| head`); there is nobody to tell.

@@ -6,6 +6,7 @@ setting came from and its dotted key:
     fsl.toml: sync.evry_s: unknown key, did you mean sync.every_s?
     fsl.toml: sync.every_s: expected a number, got "ten"
     --set: sync.quorum: must be above 0 and at most 1, got 2.0
+    --name: must be 1 to 64 letters, digits, dots, dashes or underscores, got "a/b"
 
 The configuration lives at the parameter server only. `to_wire` is what clients get in the welcome: not where the server
 listens and keeps its files. `from_wire` checks it like a file, but skips keys it does not know, so that a newer server
@@ -24,6 +25,8 @@ from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_h
 import attrs
 
 from fsl_async.errors import ConfigError
+from fsl_async.presets import SIZES
+from fsl_async.program import program
 from fsl_async.settings import (
     TABLES,
     CheckpointConfig,
@@ -42,9 +45,10 @@ from fsl_async.settings import (
     printable,
     show,
 )
+from fsl_async.threads import threads_here
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from cattrs import Converter
 
@@ -63,6 +67,7 @@ __all__ = [
     "TransferConfig",
     "from_wire",
     "load",
+    "resolved",
     "to_dict",
     "to_toml",
     "to_wire",
@@ -75,10 +80,15 @@ _WIRE_TABLES = ("sync", "outer", "codec", "session", "transfer", "data", "model"
 _WIRE_RUN_KEYS = ("name", "seed")
 
 
-def load(path: Path | str | None, overrides: Iterable[str] = ()) -> Config:
+def load(
+    path: Path | str | None,
+    overrides: Iterable[str] = (),
+    options: Mapping[str, str] | None = None,
+) -> Config:
     """Read a TOML file (None: all defaults), then apply `table.key=value` overrides, the last one winning.
 
     An override's value is read as TOML; what is not TOML is a bare string, as is everything for a setting that is a string.
+    options: dotted key -> the option of the command line that its override stands for, which errors then name.
     Raises ConfigError.
     """
     raw = _read(path) if path is not None else {}
@@ -91,7 +101,41 @@ def load(path: Path | str | None, overrides: Iterable[str] = ()) -> Config:
             raise ConfigError(f"{where}: {table}: expected a table, got {show(raw[table])}", table)
         raw[table][name] = value
         overridden.add(key)
-    return _structure(raw, _strict(), lambda key: _OVERRIDE if key in overridden else where)
+
+    def label(key: str) -> str:
+        if options is not None and key in options:
+            return options[key]
+        return f"{_OVERRIDE if key in overridden else where}: {key}"
+
+    return _structure(raw, _strict(), label)
+
+
+def resolved(config: Config) -> Config:
+    """Fill in what stands for something else: {name}, sizes from the preset, the number of shards, this machine's threads.
+
+    Raises ConfigError where a size that was given does not fit those of the preset.
+    """
+    model, sizes = config.model, SIZES[config.model.preset]
+    try:
+        model = attrs.evolve(
+            model,
+            layers=model.layers or sizes.layers,
+            width=model.width or sizes.width,
+            heads=model.heads or sizes.heads,
+            context=model.context or sizes.context,
+        )
+    except SettingError as error:
+        text = (
+            f"configuration: {error.key}: {error.problem} with model.preset {config.model.preset}"
+        )
+        raise ConfigError(text, error.key) from None
+    return attrs.evolve(
+        config,
+        run=attrs.evolve(config.run, directory=str(config.run_dir)),
+        data=attrs.evolve(config.data, shards=config.shards),
+        model=model,
+        train=attrs.evolve(config.train, threads=threads_here(config.train.threads)),
+    )
 
 
 def to_dict(config: Config) -> dict[str, dict[str, Any]]:
@@ -117,7 +161,7 @@ def from_wire(tables: object) -> Config:
     if not isinstance(run, dict):
         raise ConfigError(f"{where}: run: expected a table, got {show(run)}", "run")
     known["run"] = {key: run[key] for key in _WIRE_RUN_KEYS if key in run}
-    return _structure(known, _lenient(), lambda _: where)
+    return _structure(known, _lenient(), lambda key: f"{where}: {key}")
 
 
 def to_toml(config: Config, *, comments: bool = True) -> str:
@@ -126,7 +170,7 @@ def to_toml(config: Config, *, comments: bool = True) -> str:
     if comments:
         lines += [
             "# Configuration of an fsl-async run. It lives at the parameter server, which hands clients what they need:",
-            "#     fsl-node --role ps --config fsl.toml",
+            f"#     {program()} --role ps --config fsl.toml",
             "# Every value below is the default unless changed; --set table.key=value overrides one for one start.",
             "",
         ]
@@ -157,7 +201,7 @@ def _read(path: Path | str) -> dict[str, Any]:
         with Path(path).open("rb") as file:
             data = file.read(_MAX_FILE_BYTES + 1)
     except FileNotFoundError:
-        raise ConfigError(f"{path}: no such file; `fsl-node init {path}` writes one") from None
+        raise ConfigError(f"{path}: no such file; `{program()} init {path}` writes one") from None
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror or error}") from None
     if len(data) > _MAX_FILE_BYTES:
@@ -194,12 +238,13 @@ class _WrongTypeError(TypeError):
     """A value is not of the setting's type."""
 
 
-def _structure(raw: dict[str, Any], converter: Converter, where: Any) -> Config:
+def _structure(raw: dict[str, Any], converter: Converter, label: Callable[[str], str]) -> Config:
+    """Make the classes; `label` says of a key where its value came from, as errors begin."""
     from cattrs import BaseValidationError
 
     for name, table in raw.items():
         if name in TABLES and not isinstance(table, dict):
-            raise ConfigError(f"{where(name)}: {name}: expected a table, got {show(table)}", name)
+            raise ConfigError(f"{label(name)}: expected a table, got {show(table)}", name)
 
     try:
         return converter.structure(raw, Config)
@@ -207,7 +252,7 @@ def _structure(raw: dict[str, Any], converter: Converter, where: Any) -> Config:
         problems = list(_problems(error, "", raw))
     key, problem = problems[0]
     more = "" if len(problems) == 1 else f" (and {len(problems) - 1} more)"
-    raise ConfigError(f"{where(key)}: {key}: {problem}{more}", key)
+    raise ConfigError(f"{label(key)}: {problem}{more}", key)
 
 
 def _problems(error: Any, prefix: str, raw: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -31,8 +32,9 @@ from fsl_async.errors import (
 )
 from fsl_async.learn.fed import Fed, Place, choose_device
 from fsl_async.learn.learner import Learner, RunFinishedError
-from fsl_async.learn.tasks import load_task, own_failure
+from fsl_async.learn.tasks import Task, load_task, own_failure
 from fsl_async.node_ps import JOURNAL, transport_settings
+from fsl_async.observe.client_state import counted
 from fsl_async.observe.journal import JournalWriter, TraceHash
 from fsl_async.observe.lag import LoopLag
 from fsl_async.roles.client import ClientMachine, ClientRules
@@ -41,6 +43,8 @@ from fsl_async.settings import Config
 from fsl_async.shells.client import ClientShell
 from fsl_async.shells.wire import Welcome
 from fsl_async.stopper import Stopper
+from fsl_async.threads import VARIABLE as OMP_THREADS
+from fsl_async.threads import threads_here
 from fsl_codecs import CodecSpec
 from fsl_transport.loop import run as run_loop
 from fsl_transport.zmq_link import ZmqDialer
@@ -127,8 +131,11 @@ class ClientRuntime:
     def training_ended(self, error: str | None) -> None:
         """Say that the training function is back, then wait until what it trained has arrived or the run is given up."""
         self._post(ev.TrainingEnded(error))
-        while not self._ended.wait(0.5):
-            pass
+        while not self._ended.is_set():
+            try:
+                self.learner.attend_for(0.5)  # what was trained last is still to be copied
+            except Exception as failure:  # noqa: BLE001 - whatever it is, it must not keep the process
+                self._post(ev.TrainingEnded(f"copying the last weights failed: {failure}"))
         self._thread.join()
         self._journal.close()
 
@@ -272,8 +279,11 @@ def _place(
     *,
     device: str | None = None,
     data: str | None = None,
+    threads: int | None = None,
 ) -> Place:
     config = dict(member.welcome.config)
+    if threads is not None:  # a site knows who else is on its machine
+        config["train"] = {**config["train"], "threads": threads}
     if data is not None:  # each site keeps its copy of the data where it likes
         config["data"] = {**config["data"], "path": data}
     return Place(
@@ -287,13 +297,31 @@ def _place(
     )
 
 
-def _own_task(given: str | None, wanted: str) -> str:
-    """The task to load. A server must not choose which code of this machine is run, so its name for one is only a hint."""
-    if given is None and wanted:
+def _built_in(wanted: str) -> Task:
+    """The built-in task. A server must not choose which code of this machine is run, so its name for one is only a hint."""
+    if wanted:
         raise TaskError(
             f"this run trains a task of its own ({wanted}): give this client its copy with --task FILE.py:FUNCTION"
         )
-    return given or ""
+    return load_task("")
+
+
+def _start_line(place: Place, threads: int | None) -> str:
+    """Set torch's threads as the run or this site wants them, and say where and with how many the training begins."""
+    import torch
+
+    settings = place.config.get("train", {})
+    count = threads_here(int(settings.get("threads", 0)))
+    torch.set_num_threads(count)
+    if threads is not None:
+        why = "--threads"
+    elif settings.get("threads"):
+        why = "the run's train.threads"
+    elif os.environ.get(OMP_THREADS):
+        why = OMP_THREADS
+    else:
+        why = "as many as there are cores; if others compute here too, give each client --threads N"
+    return f"{place.client_name} trains on {place.device} with {counted(count, 'thread')} ({why})"
 
 
 def join_run(
@@ -305,17 +333,20 @@ def join_run(
     run_dir: Path | None,
     stop: Stopper,
     log: Callable[[str], None],
+    threads: int | None = None,
 ) -> Summary:
-    """Join the run at `server`, train `task` (None: what the run says) in this thread until the run ends. Blocks.
+    """Join the run at `server`, train `task` (None: the built-in one) in this thread until the run ends. Blocks.
 
-    Raises FslError in one line: refused, interrupted, a task that cannot be loaded or that raised.
+    threads: torch's, in place of train.threads. The task is loaded before the server is dialled. Raises FslError in one line: refused, interrupted, a task that cannot be loaded or that raised.
     """
+    own = load_task(task) if task else None
     runtime = ClientRuntime(server, name, journal_dir=run_dir, stop=stop, log=log)
     error: str | None = None
     try:
         member = runtime.wait_welcome()
-        place = _place(runtime, member, log, data=data)
-        function = load_task(_own_task(task, member.config.train.task))
+        place = _place(runtime, member, log, data=data, threads=threads)
+        function = own or _built_in(member.config.train.task)
+        log(_start_line(place, threads))
         function(Fed(runtime.learner, place))
     except RunFinishedError:
         pass
@@ -324,11 +355,11 @@ def join_run(
         raise
     except Exception as failure:
         error = f"the training function raised {type(failure).__name__}: {failure}"
-        own = own_failure(failure)
-        if own is None:
+        told = own_failure(failure)
+        if told is None:
             raise
-        error = own.message
-        raise own from failure
+        error = told.message
+        raise told from failure
     except BaseException as failure:
         error = f"the training function raised {type(failure).__name__}: {failure}"
         raise

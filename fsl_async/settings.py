@@ -30,7 +30,7 @@ Format = Literal["fp32", "bf16", "e4m3", "e5m2"]
 Weighting = Literal["tokens", "uniform", "fednova"]
 Optimizer = Literal["nesterov", "average"]
 Sharding = Literal["disjoint", "local"]
-# The sizes in fsl_async.learn.gpt, named again because a server checks them and never imports torch.
+# The keys of fsl_async.presets.SIZES, named again for type checkers.
 Preset = Literal["0.5m", "1m", "3m", "10m", "50m", "124m", "350m", "1b"]
 
 MAX_TEXT = 1024
@@ -329,7 +329,9 @@ class TrainConfig:
     )
     clip_norm: float = setting(1.0, "gradient norm is clipped to this; 0 = never", span(least=0))
     threads: int = setting(
-        0, "torch's threads in a client; 0 = torch's choice", span(least=0, most=4096)
+        0,
+        "torch's threads in a client; 0 = OMP_NUM_THREADS, else all its cores (--threads at a client overrides it)",
+        span(least=0, most=4096),
     )
     device: str = setting("auto", "auto | cpu | cuda | cuda:N | mps", _is_device)
     task: str = setting("", "file.py:function with your own loop; empty = built in", _is_task)

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fsl_async import address as addresses
 from fsl_async.commands.output import Output
-from fsl_async.errors import UsageError
+from fsl_async.errors import DataError, UsageError
 from fsl_async.program import program
+from fsl_async.threads import threads_here
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from fsl_async.settings import Config
     from fsl_async.stopper import Stopper
 
@@ -29,6 +33,7 @@ def command(
     data: str | None,
     task: str | None,
     run_dir: Path | None,
+    threads: int | None,
     insecure: bool,
     dry_run: bool,
     as_json: bool,
@@ -54,6 +59,8 @@ def command(
         )
     task = check_task(task) if task else None
     data = str(check_data(data)) if data else None
+    if task is None and data is not None:
+        check_text(data)
     output = Output(as_json=as_json)
     with contextlib.ExitStack() as stack:
         if name is None:
@@ -61,9 +68,12 @@ def command(
             name = slot.name
         check_name(name)
         if dry_run:
+            if task is not None:
+                check_function(task)
             output.result(
                 {"role": "client", "server": server.fsl, "name": name, "data": data or ""}
                 | {"task": task or "", "run_dir": str(run_dir or "")}
+                | {"threads": threads_here(threads or 0)}
             )
             return 0
         if not server.is_loopback and not insecure:
@@ -73,7 +83,14 @@ def command(
         stopper = Stopper()
         with stop_on_signals(stopper):
             summary = run_client(
-                server.tcp, name, task, data, run_dir=run_dir, stop=stopper, output=output
+                server.tcp,
+                name,
+                task,
+                data,
+                run_dir=run_dir,
+                threads=threads,
+                stop=stopper,
+                output=output,
             )
     output.result(summary)
     return stopper.exit_code
@@ -86,13 +103,16 @@ def run_client(
     data: str | None,
     *,
     run_dir: Path | None,
+    threads: int | None,
     stop: Stopper,
     output: Output,
 ) -> Any:
     """Join the run at `server` and train until it ends or `stop` is asked; returns the summary."""
     from fsl_async.node_client import join_run
 
-    return join_run(server, name, task, data, run_dir=run_dir, stop=stop, log=output.say)
+    return join_run(
+        server, name, task, data, run_dir=run_dir, threads=threads, stop=stop, log=output.say
+    )
 
 
 def check_task(task: str) -> str:
@@ -106,25 +126,51 @@ def check_task(task: str) -> str:
     return f"{path.resolve()}:{function}"
 
 
-SMALLEST_CONTEXT = 128
-"""Of the built-in models; a longer one is checked where the model is built."""
+def check_function(task: str) -> None:
+    """Import `file.py:function` and look at the function; raises TaskError. A run does so by itself before it dials."""
+    from fsl_async.learn.tasks import load_task
+
+    load_task(task)
 
 
-def check_corpus(config: Config) -> None:
-    """Raise DataError when the run's text is here and cannot be cut into its shards; a server need not have it at all."""
+def check_text(data: str) -> None:
+    """Raise DataError for text that cannot be read or that no model, however small its context, could train on.
+
+    How long a window is says the run, so what is too short for it ends the client right after the welcome.
+    """
+    from fsl_async.learn.data import Corpus
+
+    Corpus.open(data, context=1)
+
+
+def check_corpus(config: Config, options: Mapping[str, str]) -> None:
+    """Raise DataError when the run's text is here and cannot be cut into its shards; a server need not have it at all.
+
+    config: resolved, so that the model's context is known. options: dotted key -> the option to name in its place.
+    """
     from fsl_async.learn.data import Corpus
 
     path = config.data.path
     if not path or config.train.task or not Path(path).exists():
         return
-    context = config.model.context or SMALLEST_CONTEXT
-    corpus = Corpus.open(path, context=context, held_out=config.data.holdout)
-    corpus.shard(0, 1 if config.data.sharding == "local" else config.shards)
+    try:
+        corpus = Corpus.open(path, context=config.model.context, held_out=config.data.holdout)
+        corpus.shard(0, 1 if config.data.sharding == "local" else config.shards)
+    except DataError as error:
+        text = error.message
+        for key, option in options.items():
+            text = text.replace(key, option)
+        raise DataError(text) from None
 
 
 def check_data(data: str) -> Path:
-    """Return an absolute path; raises UsageError when nothing is there."""
+    """Return an absolute path; raises UsageError when nothing is there, or nothing that we may read."""
     path = Path(data).expanduser()
-    if not path.exists():
-        raise UsageError(f"--data {data}: no such file or directory")
+    try:
+        path.stat()
+        (os.scandir(path) if path.is_dir() else path.open("rb")).close()
+    except FileNotFoundError:
+        raise UsageError(f"--data {data}: no such file or directory") from None
+    except OSError as error:
+        raise UsageError(f"--data {data}: {error.strerror}") from None
     return path.resolve()

@@ -27,6 +27,19 @@ if TYPE_CHECKING:
     from fsl_async.observe.ledger_audit import Audit
     from fsl_async.stopper import Stopper
 
+# What a setting of the run is called here, for errors.
+_OPTIONS = {
+    "run.seed": "--seed",
+    "sync.every_s": "--every",
+    "sync.clients": "--clients",
+    "codec.up": "--format",
+    "codec.down": "--format",
+    "data.shards": "--clients",
+    "data.path": "--data",
+    "model.preset": "--preset",
+    "model.context": "--preset",
+}
+
 
 @click.command("demo")
 @click.option(
@@ -71,7 +84,7 @@ def command(
     A parameter server and its clients train a small GPT. On the way one client gets SIGKILL, is noticed, launched again and
     catches up. Exit code 0 when it did and no acknowledged delta was lost or merged twice, else 1.
     """
-    from fsl_async.config import load
+    from fsl_async.config import load, resolved
     from fsl_async.demo.settings import DemoSettings
     from fsl_async.stopper import Stopper, stop_on_signals
 
@@ -88,7 +101,8 @@ def command(
         run_dir=Path(),
     )
     # What is wrong with the settings or the text ends here, before any process is started.
-    check_corpus(load(None, settings.overrides()))
+    config = resolved(load(None, settings.overrides(), _OPTIONS))
+    check_corpus(config, _OPTIONS)
     settings = settings.at(_make_directory(run_dir, output))
     for line in _introduction(settings):
         output.say(line)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from fsl_async import address as addresses
 from fsl_async.commands.client import check_corpus, check_data, check_task
 from fsl_async.commands.output import Output
+from fsl_async.errors import UsageError
 from fsl_async.program import program
 
 if TYPE_CHECKING:
@@ -27,42 +28,56 @@ def command(
     task: str | None,
     run_dir: Path | None,
     from_version: int | None,
+    threads: int | None,
     insecure: bool,
     dry_run: bool,
     as_json: bool,
 ) -> int:
     """Resolve the configuration, then run the server; returns the exit code."""
-    from fsl_async.config import load, to_dict, to_toml
+    from fsl_async.config import load, resolved, to_dict, to_toml
     from fsl_async.stopper import Stopper, stop_on_signals
 
+    if threads is not None:
+        raise UsageError(
+            "--threads is a client's; here --set train.threads=N is for every client of the run"
+        )
     # Options are overrides with a shorter name; a JSON string is a TOML string.
     chosen = {
-        "listen.address": addresses.parse_listen(address).tcp if address else None,
-        "run.name": name,
-        "run.directory": str(run_dir) if run_dir else None,
-        "data.path": str(check_data(data)) if data else None,
-        "train.task": check_task(task) if task else None,
+        "listen.address": (
+            "LISTEN_ADDRESS",
+            addresses.parse_listen(address).tcp if address else None,
+        ),
+        "run.name": ("--name", name),
+        "run.directory": ("--run-dir", str(run_dir) if run_dir else None),
+        "data.path": ("--data", str(check_data(data)) if data else None),
+        "train.task": ("--task", check_task(task) if task else None),
+        "listen.insecure": ("--insecure", True if insecure else None),
     }
+    given = {key: option for key, option in chosen.items() if option[1] is not None}
     shorter = [
-        f"{key}={json.dumps(value, ensure_ascii=False)}"
-        for key, value in chosen.items()
-        if value is not None
+        f"{key}={json.dumps(value, ensure_ascii=False)}" for key, (_, value) in given.items()
     ]
-    if insecure:
-        shorter.append("listen.insecure=true")
-    resolved = load(config, [*overrides, *shorter])
-    check_corpus(resolved)
+    options = {key: option for key, (option, _) in given.items()}
+    loaded = load(config, [*overrides, *shorter], options)
+    filled = resolved(loaded)
+    check_corpus(filled, options)
     output = Output(as_json=as_json)
     if dry_run:
         if as_json:
-            output.result(to_dict(resolved))
+            output.result(to_dict(filled))
         else:
-            output.say(to_toml(resolved, comments=False).rstrip())
+            lines = to_toml(filled, comments=False).rstrip()
+            if not loaded.train.threads:
+                line = f"threads = {filled.train.threads}\n"
+                lines = lines.replace(
+                    line, f"{line[:-1]}  # this machine's; each client counts its own\n"
+                )
+            output.say(lines)
         return 0
     stopper = Stopper()
     with stop_on_signals(stopper):
         summary = run_ps(
-            resolved, resolved.run_dir, from_version=from_version, stop=stopper, output=output
+            loaded, loaded.run_dir, from_version=from_version, stop=stopper, output=output
         )
     output.result(summary)
     return stopper.exit_code

@@ -85,6 +85,13 @@ class FedBase:
         """The version of the run that the model was last moved onto; -1 before attach."""
         raise NotImplementedError
 
+    @property
+    def part(self) -> tuple[int, int]:
+        """Which part of the data is this client's, and of how many; (0, 1) with data.sharding = "local"."""
+        if self.config.get("data", {}).get("sharding") == "local":
+            return 0, 1
+        return self._place.shard_index, self._place.shard_count
+
     def attach(self, model: nn.Module) -> None:
         """Hand the model over; on return its weights are the run's."""
         raise NotImplementedError
@@ -113,10 +120,8 @@ class FedBase:
         With data.sharding = "local" the whole of `data` is this client's own.
         Raises DataError for text that is missing or too short, TaskError for an empty part.
         """
-        mine = (self._place.shard_index, self._place.shard_count)
+        mine = self.part
         settings = self.config.get("data", {})
-        if settings.get("sharding") == "local":
-            mine = (0, 1)
         start = max(self.version, 0)
         if isinstance(data, Corpus | str | os.PathLike):
             if not isinstance(data, Corpus):

@@ -22,6 +22,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the name everybody knows
 from torch import Tensor, nn
 
+from fsl_async.presets import SIZES
+
 VOCABULARY = 256
 ROTARY_BASE = 10_000.0
 
@@ -49,16 +51,9 @@ class GPTConfig:
             raise ValueError(f"model.dropout is {self.dropout}: give a share in [0, 1)")
 
 
-# Parameters: 12 layers width^2 + 256 width, and a little for the norms.
 PRESETS = {
-    "0.5m": GPTConfig(layers=4, width=96, heads=4, context=128),
-    "1m": GPTConfig(layers=5, width=128, heads=4, context=256),
-    "3m": GPTConfig(layers=7, width=192, heads=6, context=256),
-    "10m": GPTConfig(layers=6, width=384, heads=6, context=512),
-    "50m": GPTConfig(layers=10, width=640, heads=10, context=1024),
-    "124m": GPTConfig(layers=13, width=896, heads=14, context=1024),
-    "350m": GPTConfig(layers=28, width=1024, heads=16, context=2048),
-    "1b": GPTConfig(layers=20, width=2048, heads=16, context=2048),
+    name: GPTConfig(sizes.layers, sizes.width, sizes.heads, sizes.context)
+    for name, sizes in SIZES.items()
 }
 
 

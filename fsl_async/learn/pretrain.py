@@ -40,6 +40,7 @@ def train(fed: FedBase) -> None:
         torch.set_num_threads(settings["threads"])
     model_config = gpt_config(fed.config)
     corpus = open_corpus(fed.config, model_config.context)
+    corpus.shard(*fed.part)  # too short a part is said before this client takes part in anything
     model = GPT(model_config, seed=fed.seed).to(fed.device)
     fed.attach(model)
     optimizer = build_optimizer(model, settings)

@@ -1,13 +1,19 @@
 """The command line as a user meets it: one line for every mistake, help without heavy imports."""
 
+import errno
 import json
+import os
 import subprocess
 import sys
+import tomllib
+from pathlib import Path
 
 import pytest
 
 from fsl_async import cli
 from fsl_async.commands import COMMANDS
+from fsl_async.program import program
+from fsl_async.threads import threads_here
 
 
 def run(capsys, *args):
@@ -62,6 +68,30 @@ GOLDEN = [
         "--task nothere: write it as file.py:function, for example train.py:train",
     ),
     ("--role client a:1 --data nothere", "--data nothere: no such file or directory"),
+    (
+        "--role client a:1 --threads 0",
+        "invalid value for '--threads': 0 is not in the range 1<=x<=4096 (see fsl-node --help)",
+    ),
+    (
+        "--role ps --threads 2",
+        "--threads is a client's; here --set train.threads=N is for every client of the run",
+    ),
+    (
+        "--role ps --name a/b",
+        '--name: must be 1 to 64 letters, digits, dots, dashes or underscores, got "a/b"',
+    ),
+    (
+        "--role ps --run-dir {x}",
+        '--run-dir: must be a path, in which {name} stands for run.name, got "{x}"',
+    ),
+    (
+        "demo --preset 5m",
+        '--preset: expected one of 0.5m, 1m, 3m, 10m, 50m, 124m, 350m, 1b, got "5m", did you mean 50m?',
+    ),
+    (
+        "--role ps --set model.width=100",
+        "configuration: model.width: must be a multiple of model.heads (6), got 100 with model.preset 3m",
+    ),
     ("--role ps --data nothere", "--data nothere: no such file or directory"),
     ("--role ps --config no.toml", "no.toml: no such file; `fsl-node init no.toml` writes one"),
     (
@@ -71,7 +101,7 @@ GOLDEN = [
     (
         "--role ps 0.0.0.0:7100",
         (
-            "--set: listen.address: tcp://0.0.0.0:7100 can be reached by other machines, and encryption is not in this "
+            "LISTEN_ADDRESS: tcp://0.0.0.0:7100 can be reached by other machines, and encryption is not in this "
             "version; listen at 127.0.0.1 and use an SSH tunnel or a VPN, or accept it with --insecure"
         ),
     ),
@@ -155,6 +185,110 @@ def test_dry_run_prints_the_resolved_configuration(capsys, tmp_path):
     assert made["data"]["path"] == str(tmp_path)
 
 
+def test_dry_run_fills_in_what_stands_for_something_else(capsys, monkeypatch):
+    """0 and {name} are what one asks --dry-run about: the numbers are those that a run would use."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    args = ["--role", "ps", "--name", "abc", "--set", "model.preset=1m", "--set", "model.layers=3"]
+    code, out, _ = run(capsys, *args, "--dry-run", "--json")
+    assert code == 0
+    made = json.loads(out)
+    assert made["run"]["directory"] == "runs/abc"
+    assert made["model"] == {"preset": "1m", "layers": 3, "width": 128, "heads": 4, "context": 256}
+    assert (made["data"]["shards"], made["train"]["threads"]) == (3, 7)
+    code, out, _ = run(capsys, *args, "--dry-run")
+    assert "threads = 7  # this machine's; each client counts its own\n" in out
+    assert tomllib.loads(out) == made
+    code, out, _ = run(capsys, *args, "--dry-run", "--set", "train.threads=2")
+    assert "\nthreads = 2\n" in out
+
+
+def test_text_too_short_for_the_clients_names_the_option(capsys, tmp_path):
+    """Who typed --clients has never heard of data.shards."""
+    (tmp_path / "text.txt").write_text("x" * 2000)
+    code, _, err = run(capsys, "demo", "--data", str(tmp_path / "text.txt"), "--clients", "64")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "or fewer --clients" in err
+    assert "data.shards" not in err
+
+
+def task_file(folder):
+    """A task file with functions that are right and wrong."""
+    path = folder / "own.py"
+    path.write_text("value = 3\ndef train(fed): ...\ndef two(fed, model): ...\ndef none(): ...\n")
+    return path
+
+
+@pytest.mark.parametrize("dry", [True, False])
+@pytest.mark.parametrize(
+    "case",
+    [
+        (("--task", "own.py:tran"), "has no function 'tran'; it has train, two, none"),
+        (("--task", "own.py:value"), "has no function 'value'"),
+        (("--task", "own.py:two"), "two must take one argument, fed"),
+        (("--task", "own.py:none"), "none must take one argument, fed"),
+        (("--task", "broken.py:train"), "importing it raised ZeroDivisionError at line 1"),
+        (("--data", "empty"), "holds no text files"),
+        (("--data", "short.txt"), "has 5 bytes, but"),
+    ],
+)
+def test_what_a_client_brings_is_checked_before_it_dials(capsys, tmp_path, monkeypatch, case, dry):
+    """Nobody should wait for a server to learn of a typing error; nothing listens at the address of this test."""
+    given, words = case
+    monkeypatch.chdir(tmp_path)
+    task_file(tmp_path)
+    (tmp_path / "broken.py").write_text("1 / 0\n")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "short.txt").write_text("short")
+    monkeypatch.setattr(
+        "fsl_async.node_client.ClientRuntime", lambda *_, **__: pytest.fail("it dialled")
+    )
+    line = ["--role", "client", "127.0.0.1:1", "--name", "a", *given]
+    code, out, err = run(capsys, *line, *(["--dry-run"] if dry else []))
+    assert (code, out, err.count("\n")) == (2, "", 1), err
+    assert words in err
+
+
+@pytest.mark.parametrize("role", [("client", "127.0.0.1:1"), ("ps",)])
+def test_data_that_may_not_be_read_is_refused(capsys, tmp_path, monkeypatch, role):
+    """Permissions are as common a mistake as a wrong path. Root may read all, so the system's answer is made up."""
+
+    def denied(*_, **__):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    path = tmp_path / "secret.txt"
+    path.write_text("x" * 5000)
+    monkeypatch.setattr(Path, "open", denied)
+    code, _, err = run(capsys, "--role", *role, "--name", "a", "--data", str(path), "--dry-run")
+    assert (code, err) == (2, f"error: --data {path}: Permission denied\n")
+
+
+def test_lines_to_paste_begin_as_the_program_was_called(capsys, monkeypatch, tmp_path):
+    """In a checkout there is no fsl-node on the PATH: help, errors and comments say bin/fsl-node."""
+    monkeypatch.setenv("FSL_NODE_CALLED_AS", "bin/fsl-node")
+    monkeypatch.chdir(tmp_path)
+    for line in ("--role ps --config no.toml", "ps", "fsl://a:1", "init --foo", "--rolle ps"):
+        code, _, err = run(capsys, *line.split())
+        assert code == 2
+        assert "bin/fsl-node" in err, err
+        assert " fsl-node" not in err, err
+    assert run(capsys, "--help")[1].startswith("Usage: bin/fsl-node --role ps")
+    run(capsys, "init")
+    assert "#     bin/fsl-node --role ps --config fsl.toml\n" in (tmp_path / "fsl.toml").read_text()
+
+
+def test_a_script_that_the_path_does_not_lead_to_is_named_by_its_place(monkeypatch, tmp_path):
+    """.venv/bin/fsl-node without an activated environment: the bare name would be "command not found"."""
+    monkeypatch.delenv("FSL_NODE_CALLED_AS", raising=False)
+    monkeypatch.setattr("sys.argv", [".venv/bin/fsl-node"])
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert program() == ".venv/bin/fsl-node"
+    script = tmp_path / "fsl-node"
+    script.write_text("#!/bin/sh\n")
+    script.chmod(0o755)
+    monkeypatch.setattr("sys.argv", [str(script)])
+    assert program() == "fsl-node"
+
+
 def test_client_dry_run_and_options_behind_the_address(capsys, tmp_path):
     """Users append options to the pasted line, so they must be read behind the address too."""
     task = tmp_path / "train.py"
@@ -178,6 +312,7 @@ def test_client_dry_run_and_options_behind_the_address(capsys, tmp_path):
         "data": "",
         "task": f"{task}:train",
         "run_dir": "",
+        "threads": threads_here(0),
     }
 
 

@@ -11,7 +11,16 @@ from hypothesis import strategies as st
 
 from fsl_async import config as configuration
 from fsl_async import settings
-from fsl_async.config import Config, SyncConfig, from_wire, load, to_dict, to_toml, to_wire
+from fsl_async.config import (
+    Config,
+    SyncConfig,
+    from_wire,
+    load,
+    resolved,
+    to_dict,
+    to_toml,
+    to_wire,
+)
 from fsl_async.errors import ConfigError
 from fsl_async.settings import TABLES, SettingError
 
@@ -361,6 +370,23 @@ def test_presets_and_formats_are_the_ones_that_exist():
     assert get_args(settings.Preset) == tuple(PRESETS)
     assert set(get_args(settings.Weighting)) == set(WEIGHTINGS)
     assert set(get_args(settings.Format)) == set(FORMATS)
+
+
+@pytest.mark.parametrize("more", [[], ["model.width=64", "model.heads=2"]])
+@pytest.mark.parametrize("preset", get_args(settings.Preset))
+def test_resolved_sizes_are_those_that_clients_build(preset, more):
+    """What --dry-run shows must be the model that is trained."""
+    from fsl_async.learn.pretrain import gpt_config
+
+    loaded = load(None, [f"model.preset={preset}", *more])
+    model = resolved(loaded).model
+    built = gpt_config(to_wire(loaded))
+    assert (model.layers, model.width, model.heads, model.context) == (
+        built.layers,
+        built.width,
+        built.heads,
+        built.context,
+    )
 
 
 def test_run_directory_and_shards_follow_from_other_settings():

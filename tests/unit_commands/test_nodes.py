@@ -32,8 +32,8 @@ def calls(monkeypatch):
         announce("tcp://127.0.0.1:4567")
         return Summary()
 
-    def join_run(address, name, task, data, *, run_dir, stop, log):
-        made.append((address, name, task, data, run_dir, stop))
+    def join_run(address, name, task, data, *, run_dir, threads, stop, log):
+        made.append((address, name, task, data, run_dir, threads))
         log("step 1")
         return Summary()
 
@@ -80,9 +80,9 @@ def test_the_client_gets_absolute_paths(calls, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_text("def train(fed): ...\n")
     args = ["--role", "client", "localhost:7100", "--name", "a.b-1", "--task", "train.py:train"]
-    assert cli.main([*args, "--data", "."]) == 0
-    address, name, task, data, run_dir, _ = calls[0]
-    assert (address, name, run_dir) == ("tcp://localhost:7100", "a.b-1", None)
+    assert cli.main([*args, "--data", ".", "--threads", "2"]) == 0
+    address, name, task, data, run_dir, threads = calls[0]
+    assert (address, name, run_dir, threads) == ("tcp://localhost:7100", "a.b-1", None, 2)
     assert (task, data) == (f"{tmp_path}/train.py:train", str(tmp_path))
     assert "step 1" in capsys.readouterr().out
 

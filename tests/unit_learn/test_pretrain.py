@@ -168,3 +168,11 @@ def test_without_a_path_the_standard_library_is_the_text():
     corpus = pretrain.open_corpus({}, 128)
     assert corpus.bytes > 1_000_000
     assert any(name == "argparse.py" for name, _ in corpus.files)
+
+
+def test_a_part_too_short_is_said_before_the_model_is_attached(config):
+    """A client that cannot train must not publish weights or keep a place first."""
+    fed = LocalFed(Place("alice", config=config, shard_count=10_000), steps=1)
+    with pytest.raises(DataError, match="cut in 10000 leaves"):
+        pretrain.train(fed)
+    assert fed.model is None
