@@ -1,0 +1,136 @@
+// The loops over values, one implementation per instruction set; everything else is written once.
+//
+// A kernel works on one inner block of at most kBlockValues values, so that its buffers stay in the first two cache levels. All
+// implementations give the same bytes (docs/WIRE.md, "Codec frame"): integer arithmetic, or fp32 operations in the order stated
+// here, rounded to nearest even, never fused (compiled with -ffp-contract=off), subnormals counting with their value.
+//
+// Slack: every input that comes from us (values excepted) may be read, and every output but `values`, `accumulator` and `residual`
+// may be written, up to kSlackBytes past its end. Bytes that come from a peer are never read past `end`.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace fsl {
+
+inline constexpr std::size_t kBlockValues = 16384;
+inline constexpr std::size_t kSlackBytes = 64;
+inline constexpr int kMaximumNodes = 2 * 257;
+
+enum class Path : int { kScalar = 0, kAvx2 = 1, kAvx512 = 2 };
+
+// An 8-bit float format; see docs/WIRE.md for the meaning of scales.
+struct Float8 {
+  int mantissa_bits;      // 3 or 2
+  int exponent_bias;      // 7 or 15
+  int largest_exponent;   // 8 or 15
+  int lowest_scale;       // 10 or 17
+  std::uint8_t special_code;  // first magnitude code that is no finite number: 0x7F or 0x7C
+};
+
+// What an inner block of fp32 values looked like, folded over blocks by the caller.
+struct Seen {
+  std::uint32_t largest_magnitude = 0;  // of the bit patterns without their sign
+  std::uint32_t differing_bits = 0;     // OR of (bits XOR first_bits)
+};
+
+// A node of the code tree (docs/WIRE.md, "Tree bitmaps"), in preorder; node 0 is the root.
+struct Node {
+  std::uint8_t first;    // lowest rank of its interval
+  std::uint8_t planes;   // kind flat: number of bit planes, 0 for a leaf
+  std::uint16_t pivot;   // kind split: first rank of the right child
+  std::uint16_t left;    // kind split: index of the left child; 0 for a flat node
+  std::uint16_t right;
+};
+
+// What may be fetched while a kernel computes: the memory that the next block will read. Kernels advance `next`.
+struct Prefetch {
+  const char* next = nullptr;
+  const char* end = nullptr;
+};
+
+// Where decoded values go.
+enum class Sink : int {
+  kStore,       // out fp32
+  kStream,      // out fp32 with non-temporal stores where they help (the caller fences once at the end)
+  kAccumulate,  // out fp32 += weight * value, multiplication and addition each rounded
+  kBfloat16,    // out u16: bf16, rounded to nearest even
+  kResidual,    // out fp32 = source - value
+};
+
+struct Output {
+  Sink sink;
+  void* out;
+  float weight;          // kAccumulate
+  const float* source;   // kResidual
+};
+
+struct Kernels {
+  // x[i] = value - reference[i] + residual[i], in this order; reference and residual may be null. Exactly one of values_fp32 and
+  // values_bf16 is given.
+  void (*combine)(const float* values_fp32, const std::uint16_t* values_bf16, const float* reference, const float* residual,
+                  std::size_t count, float* x);
+
+  // Folds the block into `seen`.
+  void (*look)(const float* x, std::size_t count, std::uint32_t first_bits, Seen& seen);
+
+  // Codes (count) and one scale byte for each run of block_values (a power of two from 16 to 1024); scale 0 for a run of zeros.
+  // Values that reach the format's escape magnitude give arbitrary codes; `seen` tells the caller. Folds the block into `seen`.
+  void (*quantise_float8)(const float* x, std::size_t count, const Float8& format, std::size_t block_values,
+                          std::uint32_t first_bits, std::uint8_t* codes, std::uint8_t* scales, Seen& seen);
+
+  // The uniform format: codes and one step index for each run (docs/WIRE.md, "Uniform codes"), kZeroRun for a run of zeros.
+  // Returns the number of values whose code is the escape (0).
+  std::size_t (*quantise_uniform)(const float* x, std::size_t count, int fineness, std::size_t block_values,
+                                  std::uint32_t first_bits, std::uint8_t* codes, std::int16_t* steps, Seen& seen);
+
+  // bf16 rounded to nearest even, and fp32, as rotated byte planes: planes[0] exponents ... last plane with the sign lowest.
+  void (*cut_bfloat16)(const float* x, std::size_t count, std::uint32_t first_bits, std::uint8_t* const planes[2], Seen& seen);
+  void (*cut_float32)(const float* x, std::size_t count, std::uint32_t first_bits, std::uint8_t* const planes[4], Seen& seen);
+
+  // symbols[i] = ranks[(rotated ? rotate_left(codes[i], 1) : codes[i]) >> shift]; ranks has 256 entries. Returns how many symbols
+  // equal `escape_rank` (pass 256 for none).
+  std::size_t (*rank)(const std::uint8_t* codes, std::size_t count, bool rotated, int shift, const std::uint8_t* ranks,
+                      int escape_rank, std::uint8_t* symbols);
+
+  // Bit planes of the lowest `width` bits of the (rotated) codes, highest first, each padded to whole bytes; returns bytes written.
+  std::size_t (*write_bit_planes)(const std::uint8_t* codes, std::size_t count, bool rotated, int width, std::uint8_t* out);
+
+  // The tree's bitmaps of `symbols` (ranks), which it destroys; returns bytes written. scratch: kBlockValues + 64 * kSlackBytes.
+  std::size_t (*write_tree)(const Node* nodes, std::uint8_t* symbols, std::size_t count, std::uint8_t* scratch, std::uint8_t* out,
+                            Prefetch& prefetch);
+
+  // The inverse: ranks (count) from at most end - in bytes; returns the bytes read, or SIZE_MAX when they do not suffice. `escapes` gets the
+  // number of symbols of rank escape_rank (0 when escape_rank is 256). scratch: 2 * (kBlockValues + 64 * kSlackBytes).
+  std::size_t (*read_tree)(const Node* nodes, const std::uint8_t* in, const std::uint8_t* end, std::size_t count, int escape_rank,
+                           std::uint8_t* scratch, std::uint8_t* symbols, std::size_t& escapes, Prefetch& prefetch);
+
+  // codes[i] = unrotate(symbol_of_rank[symbols[i]] << width | the `width` bit planes at `in`); symbols may be null (no upper plane).
+  // The caller has checked that width * ceil(count / 8) bytes are there; it guarantees no slack behind them.
+  void (*join)(const std::uint8_t* symbols, const std::uint8_t* symbol_of_rank, const std::uint8_t* in, std::size_t count,
+               bool rotated, int width, std::uint8_t* codes);
+
+  // Codes to values. Returns false when a code, or a value of a run with the highest scale, is not finite.
+  bool (*dequantise_float8)(const std::uint8_t* codes, const std::uint8_t* scales, std::size_t count, const Float8& format,
+                            std::size_t block_values, const Output& output, Prefetch& prefetch);
+  // Escaped values (code 0) come from `escapes` (unaligned little-endian fp32), in order; the caller has checked their number.
+  bool (*dequantise_uniform)(const std::uint8_t* codes, const std::int16_t* steps, const std::uint8_t* escapes, std::size_t count,
+                             std::size_t block_values, const Output& output, Prefetch& prefetch);
+  // Rotated byte planes to values; false when one is NaN or infinite (bf16), fp32: `seen` is folded instead.
+  bool (*join_bfloat16)(const std::uint8_t* const planes[2], std::size_t count, const Output& output);
+  void (*join_float32)(const std::uint8_t* const planes[4], std::size_t count, const Output& output, Seen& seen);
+  // Plain fp32 values (unaligned bytes) to the sink.
+  void (*copy_float32)(const std::uint8_t* bytes, std::size_t count, const Output& output, Seen& seen);
+
+  // CRC-32 (0xEDB88320) continued from `value`, as zlib's crc32().
+  std::uint32_t (*crc32)(std::uint32_t value, const std::uint8_t* data, std::size_t count);
+
+  Path path;
+};
+
+inline constexpr std::int16_t kZeroRun = INT16_MIN;
+
+// The kernels of a path; null when this machine or this build lacks it.
+const Kernels* kernels_of(Path path);
+
+}  // namespace fsl

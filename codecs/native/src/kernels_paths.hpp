@@ -1,0 +1,20 @@
+// The kernel tables of this build, for cpu.cpp and the tests; the rest asks kernels_of().
+#pragma once
+
+#include "kernels.hpp"
+
+#if defined(__x86_64__) && (defined(__GNUC__) || defined(__clang__))
+#define FSL_X86_KERNELS 1
+#else
+#define FSL_X86_KERNELS 0
+#endif
+
+namespace fsl {
+
+extern const Kernels kScalarKernels;
+#if FSL_X86_KERNELS
+extern const Kernels kAvx2Kernels;
+extern const Kernels kAvx512Kernels;
+#endif
+
+}  // namespace fsl
