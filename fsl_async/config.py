@@ -73,6 +73,7 @@ __all__ = [
     "to_wire",
 ]
 
+FIXED = "fixed for the life of a run"
 _MAX_FILE_BYTES = 1 << 20
 _OVERRIDE = "--set"
 # Clients need not know where the server listens and what it keeps.
@@ -182,7 +183,8 @@ def to_toml(config: Config, *, comments: bool = True) -> str:
         for field in attrs.fields(table):
             line = f"{field.name} = {_toml_value(getattr(values, field.name))}"
             if comments:
-                lines.append(f"# {field.metadata['help']}")
+                fixed = f" ({FIXED})" if field.metadata["fixed"] else ""
+                lines.append(f"# {field.metadata['help']}{fixed}")
             lines.append(line)
         lines.append("")
     return "\n".join(lines[:-1]) + "\n"

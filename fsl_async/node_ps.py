@@ -20,6 +20,7 @@ from fsl_async import effects as do
 from fsl_async import events as ev
 from fsl_async.config import to_wire
 from fsl_async.errors import AddressError, RunDirError
+from fsl_async.fixed import keep_settings
 from fsl_async.learn.errors import CheckpointDamaged, StoreError
 from fsl_async.learn.outer import OuterSettings
 from fsl_async.learn.records import Recovered, StoreSettings
@@ -145,6 +146,7 @@ def serve(
     store = Store(run_dir, _store_settings(config), from_version=from_version)
     recovered = _recover(store, run_dir)
     try:
+        keep_settings(run_dir, config, recovered.version)
         run = store.start_run(f"{config.run.name}-{secrets.token_hex(4)}")
         for notice in recovered.notices:
             log(notice)
@@ -152,6 +154,9 @@ def serve(
     except (StoreError, OSError) as error:
         store.close()
         raise RunDirError(f"cannot write in {run_dir}: {error}") from None
+    except RunDirError:
+        store.close()
+        raise
     try:
         return run_loop(
             _serve(config, run_dir, store, recovered, run, journal, announce, log, stop)

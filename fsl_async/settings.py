@@ -132,9 +132,18 @@ def _validate(instance: Any, attribute: attrs.Attribute[Any], value: Any) -> Non
         raise SettingError(key, f"{problem}, got {show(value)}")
 
 
-def setting(default: T, help_line: str, check: Callable[[Any], str | None] | None = None) -> T:
-    """Declare one setting: its default, its line of help and its check (None when fine, else what it must be)."""
-    metadata = {"help": help_line, "check": check}
+def setting(
+    default: T,
+    help_line: str,
+    check: Callable[[Any], str | None] | None = None,
+    *,
+    fixed: bool = False,
+) -> T:
+    """Declare one setting: its default, its line of help and its check (None when fine, else what it must be).
+
+    fixed: a run that has a version keeps the value it began with; see `fsl_async.fixed`.
+    """
+    metadata = {"help": help_line, "check": check, "fixed": fixed}
     return attrs.field(default=default, validator=_validate, metadata=metadata)
 
 
@@ -147,7 +156,10 @@ class RunConfig:
         "runs/{name}", "where checkpoints, ledger and journal are kept", _is_directory
     )
     seed: int = setting(
-        0, "makes weights, data order and fault injection repeatable", span(least=0, most=2**62)
+        0,
+        "makes weights, data order and fault injection repeatable",
+        span(least=0, most=2**62),
+        fixed=True,
     )
     rounds: int = setting(0, "end after this many syncs; 0 = no limit", span(least=0))
     tokens: int = setting(0, "end after this many merged tokens; 0 = no limit", span(least=0))
@@ -222,6 +234,7 @@ class OuterConfig:
     optimizer: Optimizer = setting(
         "nesterov",
         "nesterov (SGD with Nesterov momentum) | average (add the mean delta as it is)",
+        fixed=True,
     )
     learning_rate: float = setting(
         0.7, "outer learning rate; unused by average", span(above=0, most=10)
@@ -284,10 +297,12 @@ class DataConfig:
         0, "parts the data is cut into; 0 = sync.clients", span(least=0, most=100_000)
     )
     sharding: Sharding = setting(
-        "disjoint", "disjoint (each client its own part) | local (each client all of its own data)"
+        "disjoint",
+        "disjoint (each client its own part) | local (each client all of its own data)",
+        fixed=True,
     )
     holdout: float = setting(
-        0.02, "last part of the data, kept for evaluation", span(least=0, most=0.5)
+        0.02, "last part of the data, kept for evaluation", span(least=0, most=0.5), fixed=True
     )
 
 
@@ -295,14 +310,23 @@ class DataConfig:
 class ModelConfig:
     """The built-in byte-level GPT."""
 
-    preset: Preset = setting("3m", "parameters: 0.5m | 1m | 3m | 10m | 50m | 124m | 350m | 1b")
-    layers: int = setting(0, "transformer blocks; 0 = from the preset", span(least=0, most=1024))
-    width: int = setting(
-        0, "width of the residual stream; 0 = from the preset", span(least=0, most=65_536)
+    preset: Preset = setting(
+        "3m", "parameters: 0.5m | 1m | 3m | 10m | 50m | 124m | 350m | 1b", fixed=True
     )
-    heads: int = setting(0, "attention heads; 0 = from the preset", span(least=0, most=1024))
+    layers: int = setting(
+        0, "transformer blocks; 0 = from the preset", span(least=0, most=1024), fixed=True
+    )
+    width: int = setting(
+        0,
+        "width of the residual stream; 0 = from the preset",
+        span(least=0, most=65_536),
+        fixed=True,
+    )
+    heads: int = setting(
+        0, "attention heads; 0 = from the preset", span(least=0, most=1024), fixed=True
+    )
     context: int = setting(
-        0, "bytes seen at once; 0 = from the preset", span(least=0, most=1 << 20)
+        0, "bytes seen at once; 0 = from the preset", span(least=0, most=1 << 20), fixed=True
     )
 
     def __attrs_post_init__(self) -> None:

@@ -111,6 +111,18 @@ def test_a_flipped_byte_is_named_and_the_version_before_offered(site):
     assert server.end() == 0, server.text
 
 
+def test_another_model_configuration_is_refused_at_a_restart(site):
+    """The run's weights stay what they are; what only says how the run goes on may change."""
+    finished_run(site, rounds=2)
+    site.address = "127.0.0.1:0"
+    start = ["--role", "ps", "--run-dir", site.run_dir, "--set"]
+    other = site.start(*start, "model.preset=1m", site.address)
+    refused(other, 'model.preset = "3m", and this start has "1m"', "--run-dir")
+    server = site.server(run__rounds=3, every_s=1.0, codec__up="bf16")
+    site.client("a")
+    assert server.end() == 0, server.text
+
+
 def test_random_bytes_on_the_port_are_ignored_and_counted(site):
     """Port scanners and lost clients must cost nothing."""
     server = site.server()

@@ -292,7 +292,8 @@ def test_every_setting_has_a_line_of_help():
             text = field.metadata["help"]
             assert text, field.name
             assert "\n" not in text
-            assert f"# {text}\n{field.name} = " in to_toml(Config())
+            fixed = " (fixed for the life of a run)" if field.metadata["fixed"] else ""
+            assert f"# {text}{fixed}\n{field.name} = " in to_toml(Config())
 
 
 def test_every_table_of_the_configuration_is_listed():
