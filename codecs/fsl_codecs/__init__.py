@@ -7,12 +7,23 @@ Hot paths use `encode_into`, `decode_into` and `decode_accumulate` with buffers 
 this package is the reference for them.
 """
 
-from .codec import bound, decode, decode_accumulate, decode_into, encode, encode_into, info
+from .books import Codebook
+from .codec import (
+    bound,
+    codebooks_of,
+    decode,
+    decode_accumulate,
+    decode_into,
+    encode,
+    encode_into,
+    info,
+)
 from .errors import CodecError, CodecUsageError, FrameError, LimitError
 from .frame import Buffer, CodecSpec, FrameInfo, Limits
 
 __all__ = [
     "Buffer",
+    "Codebook",
     "CodecError",
     "CodecSpec",
     "CodecUsageError",
@@ -21,6 +32,7 @@ __all__ = [
     "LimitError",
     "Limits",
     "bound",
+    "codebooks_of",
     "decode",
     "decode_accumulate",
     "decode_into",

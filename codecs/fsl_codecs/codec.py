@@ -9,22 +9,21 @@ Decoding guarantees that a chunk whose flag does not announce NaN or infinity de
 """
 
 from collections import Counter
+from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 
+from .books import Codebook
 from .errors import CodecUsageError, FrameError, LimitError
 from .formats import (
     FIRST_NONFINITE,
     MAGNITUDE_MASK,
-    ByteArray,
     Float32Array,
     Format,
-    WordArray,
     bfloat16_bits,
     bfloat16_codes,
-    dequantise_blocks,
     format_named,
-    quantise_blocks,
 )
 from .frame import (
     CHUNK_HEAD_BYTES,
@@ -45,32 +44,69 @@ from .frame import (
     pack_chunk_head,
     pack_header,
     parse_header,
+)
+from .planes import (
+    OWN,
+    ChunkPlan,
+    ConstantPlaneError,
+    Sample,
+    plan_chunk,
+    read_plan,
+    read_words,
+    sample_of,
+    write_plan,
+    write_words,
+)
+from .quantised import (
+    Quantised,
+    dequantise,
+    quantise,
+    read_escaped,
     read_scales,
+    write_escaped,
     write_scales,
 )
-from .planes import plan_chunk, read_coded, write_coded
-from .treebitmap import Reader
+from .treebitmap import BLOCK_SYMBOLS, Reader
+
+Values = Float32Array | npt.NDArray[np.uint16]
+"""fp32 values, or the 16 bits of bf16 ones."""
 
 _DEFAULT_SPEC = CodecSpec()
 _DEFAULT_LIMITS = Limits()
+_WORKING_BYTES = 65536
+_QUIET_NAN = np.uint32(0x0040)
 
 
 def bound(values_count: int, spec: CodecSpec = _DEFAULT_SPEC) -> int:
-    """Most bytes a frame of that many values can take, whatever they are."""
+    """Bytes of output that encoding that many values may need: no frame is longer, and encoders may use the rest as they work."""
     if values_count < 0:
         raise CodecUsageError(f"{values_count} values")
     # Any chunk may have to go out as raw fp32, and no other mode is ever larger.
-    return (
-        HEADER_BYTES + -(-values_count // spec.chunk_values) * CHUNK_HEAD_BYTES + 4 * values_count
-    )
+    chunks = -(-values_count // spec.chunk_values)
+    return HEADER_BYTES + chunks * CHUNK_HEAD_BYTES + 4 * values_count + _WORKING_BYTES
 
 
-def encode_into(values: Float32Array, out: Buffer, spec: CodecSpec = _DEFAULT_SPEC) -> int:
-    """Encode values (n,), C-contiguous float32, into the writable buffer `out`; returns the frame's size in bytes.
+def encode_into(
+    values: Values,
+    out: Buffer,
+    spec: CodecSpec = _DEFAULT_SPEC,
+    *,
+    reference: Float32Array | None = None,
+    residual: Float32Array | None = None,
+    books: Sequence[Codebook] = (),
+) -> int:
+    """Encode values (n,), float32 or the uint16 bits of bf16, into the writable buffer `out`; returns the frame's size in bytes.
 
-    `out` must hold bound(n, spec) bytes, and must not overlap `values`. CodecUsageError otherwise.
+    With a reference (n,) float32, `values - reference` is encoded. With a residual (n,) float32 (error feedback; Seide et al.,
+    "1-bit stochastic gradient descent", 2014), the residual is added first and then holds what the frame fails to give. `books` are those that
+    the frame may refer to by digest. `out` must hold bound(n, spec) bytes; nothing may overlap. CodecUsageError otherwise.
     """
-    _check_values(values)
+    check_values(values, allow_bfloat16=True)
+    for name, other in (("reference", reference), ("residual", residual)):
+        if other is not None:
+            check_values(other, writable=name == "residual")
+            if other.size != values.size:
+                raise CodecUsageError(f"{name} of {other.size} values for {values.size} values")
     target = memory_of(out)
     if target.readonly or target.nbytes < bound(values.size, spec):
         raise CodecUsageError(
@@ -80,61 +116,89 @@ def encode_into(values: Float32Array, out: Buffer, spec: CodecSpec = _DEFAULT_SP
     target[:HEADER_BYTES] = header
     position = HEADER_BYTES
     for index, start in enumerate(range(0, values.size, spec.chunk_values)):
-        part = values[start : start + spec.chunk_values]
-        mode, nonfinite, payload = _encode_chunk(part, spec)
+        part = slice(start, start + spec.chunk_values)
+        chunk = _combine(
+            values[part],
+            None if reference is None else reference[part],
+            None if residual is None else residual[part],
+        )
+        mode, nonfinite, payload = _encode_chunk(chunk, spec, books)
         head = pack_chunk_head(header, index, mode, payload, nonfinite=nonfinite)
         for piece in (head, payload):
             target[position : position + len(piece)] = piece
             position += len(piece)
+        if residual is not None:
+            residual[part] = _left_over(chunk, mode, payload, spec)
     return position
 
 
-def encode(values: Float32Array, spec: CodecSpec = _DEFAULT_SPEC) -> bytes:
+def encode(
+    values: Values, spec: CodecSpec = _DEFAULT_SPEC, *, books: Sequence[Codebook] = ()
+) -> bytes:
     """`encode_into` into fresh bytes."""
-    _check_values(values)
+    check_values(values, allow_bfloat16=True)
     out = bytearray(bound(values.size, spec))
-    size = encode_into(values, out, spec)
+    size = encode_into(values, out, spec, books=books)
     return bytes(memoryview(out)[:size])
 
 
-def decode_into(frame: Buffer, out: Float32Array, limits: Limits | None = None) -> int:
-    """Decode a frame into the first n values of out, float32 1-D of at least n; returns n.
+def decode_into(
+    frame: Buffer,
+    out: Values,
+    limits: Limits | None = None,
+    *,
+    books: Sequence[Codebook] = (),
+) -> int:
+    """Decode a frame into the first n values of out, 1-D of at least n; returns n.
 
-    FrameError for bytes that are no valid frame, LimitError when `out` or `limits` is too small; what `out` then holds is
-    undefined.
+    `out` is float32, or uint16 for bf16 bits: then values are rounded to nearest, ties to even. FrameError for bytes that are no valid frame,
+    LimitError when `out` or `limits` is too small; what `out` then holds is undefined.
     """
-    _check_values(out, writable=True)
+    check_values(out, writable=True, allow_bfloat16=True)
     data = frame_bytes_view(frame)
     header = parse_header(data, limits or Limits(out.size, max(data.size, 1)))
     if header.values > out.size:
         raise LimitError(f"frame of {header.values} values, the output holds {out.size}")
     for chunk in iterate_chunks(data, header):
         start = chunk.index * header.chunk_values
-        _decode_chunk(chunk, header, out[start : start + chunk.values])
+        part = out[start : start + chunk.values]
+        if out.dtype == np.float32:
+            _decode_chunk(chunk, header, part.view(np.float32), books)
+        else:
+            values = np.empty(chunk.values, dtype=np.float32)
+            _decode_chunk(chunk, header, values, books)
+            part[:] = _rounded_to_bfloat16(values)
     return header.values
 
 
-def decode(frame: Buffer, limits: Limits = _DEFAULT_LIMITS) -> Float32Array:
-    """`decode_into` into a fresh array (n,), allocated after `limits` were checked."""
+def decode(
+    frame: Buffer, limits: Limits = _DEFAULT_LIMITS, *, books: Sequence[Codebook] = ()
+) -> Float32Array:
+    """`decode_into` into a fresh float32 array (n,), allocated after `limits` were checked."""
     header = parse_header(frame_bytes_view(frame), limits)
     out = np.empty(header.values, dtype=np.float32)
-    decode_into(frame, out, limits)
+    decode_into(frame, out, limits, books=books)
     return out
 
 
 def decode_accumulate(
-    frame: Buffer, accumulator: Float32Array, weight: float, limits: Limits | None = None
+    frame: Buffer,
+    accumulator: Float32Array,
+    weight: float,
+    limits: Limits | None = None,
+    *,
+    books: Sequence[Codebook] = (),
 ) -> int:
     """accumulator[:n] += float32(weight) * decoded: one fp32 multiplication, then one fp32 addition, never fused.
 
-    Returns n. The frame is decoded to the end first (into n temporary values), so that a bad one leaves the accumulator as it
-    was. Errors as in `decode_into`; CodecUsageError for a weight that is no finite fp32 number.
+    Returns n. A bad frame leaves the accumulator as it was. Errors as in `decode_into`; CodecUsageError for a weight that is no
+    finite fp32 number.
     """
     with np.errstate(over="ignore"):
         factor = np.float32(weight)
     if not np.isfinite(factor):
         raise CodecUsageError(f"weight {weight} is not a finite fp32 number")
-    _check_values(accumulator, writable=True)
+    check_values(accumulator, writable=True)
     data = frame_bytes_view(frame)
     header = parse_header(data, limits or Limits(accumulator.size, max(data.size, 1)))
     if header.values > accumulator.size:
@@ -142,7 +206,7 @@ def decode_accumulate(
             f"frame of {header.values} values, the accumulator holds {accumulator.size}"
         )
     decoded = np.empty(header.values, dtype=np.float32)
-    decode_into(frame, decoded, limits)
+    decode_into(frame, decoded, limits, books=books)
     with np.errstate(all="ignore"):
         decoded *= factor
         accumulator[: header.values] += decoded
@@ -173,16 +237,57 @@ def info(frame: Buffer, limits: Limits | None = None) -> FrameInfo:
     )
 
 
-def _check_values(values: Float32Array, *, writable: bool = False) -> None:
-    if not isinstance(values, np.ndarray) or values.dtype != np.float32 or values.ndim != 1:
-        raise CodecUsageError("values must be a one-dimensional NumPy array of float32")
+def codebooks_of(
+    frame: Buffer, limits: Limits | None = None, *, books: Sequence[Codebook] = ()
+) -> tuple[Codebook, ...]:
+    """The books that the frame's chunks made for themselves, without repetition: what a later frame may share.
+
+    `books` are those that the frame refers to. Errors as in `decode_into`.
+    """
+    data = frame_bytes_view(frame)
+    header = parse_header(data, limits or Limits(1 << 64, max(data.size, 1)))
+    found: dict[Codebook, None] = {}
+    for chunk in iterate_chunks(data, header):
+        if chunk.mode == CODED:
+            plan = read_plan(Reader(chunk.payload), header.number_format, books)
+            found.update(
+                (plane.book, None)
+                for plane in plan.planes
+                if plane.kind == OWN and plane.book is not None
+            )
+    return tuple(found)
+
+
+def check_values(values: Values, *, writable: bool = False, allow_bfloat16: bool = False) -> None:
+    """CodecUsageError unless this is an array that the codec takes."""
+    if not isinstance(values, np.ndarray) or values.ndim != 1:
+        raise CodecUsageError("values must be a one-dimensional NumPy array")
+    if values.dtype != np.float32 and not (allow_bfloat16 and values.dtype == np.uint16):
+        wanted = "float32, or uint16 for bf16 bits" if allow_bfloat16 else "float32"
+        raise CodecUsageError(f"values must be {wanted}, not {values.dtype}")
     if not values.flags.c_contiguous or not values.flags.aligned:
         raise CodecUsageError("values must be contiguous and aligned")
     if writable and not values.flags.writeable:
         raise CodecUsageError("the array to write to is read-only")
 
 
-def _encode_chunk(values: Float32Array, spec: CodecSpec) -> tuple[int, bool, bytes]:
+def _combine(
+    values: Values, reference: Float32Array | None, residual: Float32Array | None
+) -> Float32Array:
+    """What is encoded, (n,) float32: (values - reference) + residual."""
+    combined: Float32Array
+    combined = values if values.dtype == np.float32 else bfloat16_bits(values).view(np.float32)  # type: ignore[assignment, arg-type]
+    with np.errstate(all="ignore"):
+        if reference is not None:
+            combined = combined - reference
+        if residual is not None:
+            combined = combined + residual
+    return combined
+
+
+def _encode_chunk(
+    values: Float32Array, spec: CodecSpec, books: Sequence[Codebook]
+) -> tuple[int, bool, bytes]:
     """Mode, nonfinite flag and payload of one chunk (n,), n > 0."""
     number_format = format_named(spec.format)
     bits = values.view(np.uint32)
@@ -193,79 +298,127 @@ def _encode_chunk(values: Float32Array, spec: CodecSpec) -> tuple[int, bool, byt
         if largest < number_format.escape_magnitude:
             constant = _round(constant, number_format)
         return CONSTANT, nonfinite, constant.astype("<f4").tobytes()
+    raw_fp32 = RAW_FP32, nonfinite, values.astype("<f4", copy=False).tobytes()
     if largest >= number_format.escape_magnitude:
-        return RAW_FP32, nonfinite, values.astype("<f4", copy=False).tobytes()
+        return raw_fp32
 
-    pieces: list[bytes] = []
-    words: WordArray
-    if number_format.float8 is not None:
-        words, scales = quantise_blocks(values, number_format, spec.block_values)
-        write_scales(scales, pieces)
-    else:
-        words = bits if number_format.code_bits == 32 else bfloat16_codes(bits)
+    blocks = quantise(values, number_format, spec.block_values, spec.fineness)
+    raw_codes = _raw_codes(blocks, number_format)
     if spec.entropy:
-        plan = plan_chunk(words, number_format)
-        if plan.cost_bits < number_format.code_bits * words.size:
-            write_coded(words, number_format, plan, pieces)
-            return CODED, nonfinite, b"".join(pieces)
-    pieces.append(words.astype(f"<u{number_format.code_bytes}", copy=False).tobytes())
-    mode = RAW_FP32 if number_format.code_bits == 32 else RAW_CODES
-    return mode, nonfinite, b"".join(pieces)
+        coded = _coded(blocks, number_format, spec.block_values, books)
+        if coded is not None and len(coded) <= len(raw_codes) and len(coded) <= 4 * values.size:
+            return CODED, nonfinite, coded
+    if number_format.code_bits == 32 or len(raw_codes) > 4 * values.size:
+        return raw_fp32
+    return RAW_CODES, nonfinite, raw_codes
+
+
+def _raw_codes(blocks: list[Quantised], number_format: Format) -> bytes:
+    pieces: list[bytes] = []
+    for block in blocks:
+        write_scales(block, number_format, pieces)
+        pieces.append(block.words.astype(f"<u{number_format.code_bytes}", copy=False).tobytes())
+        write_escaped(block, pieces)
+    return b"".join(pieces)
+
+
+def _coded(
+    blocks: list[Quantised], number_format: Format, block_values: int, books: Sequence[Codebook]
+) -> bytes | None:
+    """The payload of mode `coded`; None when its plan promises nothing."""
+    words = np.concatenate([block.words for block in blocks])
+    for sample in (sample_of(words, block_values), Sample(words, words.size)):
+        plan = plan_chunk(sample, number_format, books)
+        if plan.cost_bits >= number_format.code_bits * words.size:
+            return None
+        try:
+            return _coded_as(plan, blocks, number_format)
+        except ConstantPlaneError:
+            continue
+    raise AssertionError("a plan of everything fits everything")
+
+
+def _coded_as(plan: ChunkPlan, blocks: list[Quantised], number_format: Format) -> bytes:
+    pieces: list[bytes] = []
+    write_plan(plan, pieces)
+    for block in blocks:
+        write_scales(block, number_format, pieces)
+        write_words(block.words, number_format, plan, pieces)
+        write_escaped(block, pieces)
+    return b"".join(pieces)
 
 
 def _round(values: Float32Array, number_format: Format) -> Float32Array:
-    """What one block of values (n,) becomes when encoded and decoded."""
-    if number_format.float8 is not None:
-        rounded = np.empty_like(values)
-        codes, scales = quantise_blocks(values, number_format, values.size)
-        dequantise_blocks(codes, scales, number_format, values.size, rounded)
-        return rounded
-    if number_format.code_bits == 16:
-        return bfloat16_bits(bfloat16_codes(values.view(np.uint32))).view(np.float32)
-    return values
+    """What a constant (1,) becomes: the nearest value of the format; uniform has no grid of its own and keeps it."""
+    if number_format.name == "uniform":
+        return values
+    rounded = np.empty_like(values)
+    (block,) = quantise(values, number_format, block_values=1, fineness=0)
+    dequantise(block, number_format, 1, rounded)
+    return rounded
 
 
-def _decode_chunk(chunk: Chunk, header: Header, out: Float32Array) -> None:
+def _left_over(
+    values: Float32Array, mode: int, payload: bytes, spec: CodecSpec
+) -> Float32Array | np.float32:
+    """Values (n,) minus what a decoder of the chunk gives."""
+    number_format = format_named(spec.format)
+    if mode == RAW_FP32:
+        return np.float32(0)
+    if mode == CONSTANT:
+        constant = np.frombuffer(payload, "<f4")
+        with np.errstate(all="ignore"):
+            return values - constant if np.isfinite(constant[0]) else np.float32(0)
+    decoded = np.empty_like(values)
+    blocks = quantise(values, number_format, spec.block_values, spec.fineness)
+    for index, block in enumerate(blocks):
+        part = decoded[index * BLOCK_SYMBOLS : (index + 1) * BLOCK_SYMBOLS]
+        dequantise(block, number_format, spec.block_values, part)
+    return values - decoded
+
+
+def _rounded_to_bfloat16(values: Float32Array) -> npt.NDArray[np.uint16]:
+    """bf16 bits (n,) of fp32 values (n,), rounded to nearest even; a NaN keeps its upper bits and becomes quiet."""
+    bits = values.view(np.uint32)
+    is_nan = (bits & MAGNITUDE_MASK) > np.uint32(FIRST_NONFINITE)
+    quiet = ((bits >> np.uint32(16)) | _QUIET_NAN).astype(np.uint16)
+    # Rounding up the largest NaN patterns would wrap around.
+    return np.where(is_nan, quiet, bfloat16_codes(np.where(is_nan, np.uint32(0), bits)))
+
+
+def _decode_chunk(
+    chunk: Chunk, header: Header, out: Float32Array, books: Sequence[Codebook]
+) -> None:
     """Decode one chunk into out (chunk.values,)."""
     reader = Reader(chunk.payload)
     number_format = header.number_format
     if chunk.mode == CONSTANT:
         out.view(np.uint32)[:] = reader.take(4).copy().view("<u4")[0]
     elif chunk.mode == RAW_FP32:
-        out.view(np.uint32)[:] = _aligned(reader.take(4 * chunk.values), 4)
+        out.view(np.uint32)[:] = reader.take(4 * chunk.values).view("<u4")
     elif chunk.nonfinite and number_format.name != "fp32":
         raise FrameError(f"chunk {chunk.index} announces NaN or infinity but is quantised")
     elif chunk.mode == RAW_CODES and number_format.name == "fp32":
         raise FrameError(f"chunk {chunk.index} has raw codes of a lossless format")
     else:
-        _decode_codes(reader, chunk, header, out)
+        _decode_blocks(reader, chunk, header, out, books)
     reader.finish()
     if bool(np.isfinite(out).all()) == chunk.nonfinite:
         raise FrameError(f"chunk {chunk.index} and its flag disagree about NaN and infinity")
 
 
-def _decode_codes(reader: Reader, chunk: Chunk, header: Header, out: Float32Array) -> None:
-    number_format: Format = header.number_format
-    scales: ByteArray | None = None
-    if number_format.float8 is not None:
-        scales = read_scales(reader, -(-chunk.values // header.block_values), number_format.float8)
-    words: WordArray
-    if chunk.mode == CODED:
-        words = read_coded(reader, number_format, chunk.values)
-    else:
-        code_bytes = number_format.code_bytes
-        words = _aligned(reader.take(code_bytes * chunk.values), code_bytes)
-    if scales is not None:
-        dequantise_blocks(
-            words.astype(np.uint8, copy=False), scales, number_format, header.block_values, out
-        )
-    elif number_format.code_bits == 16:
-        out.view(np.uint32)[:] = bfloat16_bits(words.astype(np.uint16, copy=False))
-    else:
-        out.view(np.uint32)[:] = words
-
-
-def _aligned(data: ByteArray, item_bytes: int) -> WordArray:
-    """Little-endian words (n / item_bytes,) of bytes (n,), which may stand at any address."""
-    words: WordArray = data.view(f"<u{item_bytes}")
-    return words
+def _decode_blocks(
+    reader: Reader, chunk: Chunk, header: Header, out: Float32Array, books: Sequence[Codebook]
+) -> None:
+    number_format, code_bytes = header.number_format, header.number_format.code_bytes
+    plan = read_plan(reader, number_format, books) if chunk.mode == CODED else None
+    for start in range(0, chunk.values, BLOCK_SYMBOLS):
+        part = out[start : start + BLOCK_SYMBOLS]
+        scales = read_scales(reader, number_format, part.size, header.block_values)
+        if plan is not None:
+            words = read_words(reader, number_format, plan, part.size)
+        else:
+            words = reader.take(code_bytes * part.size).view(f"<u{code_bytes}")
+        escaped = read_escaped(reader, number_format, words)
+        block = Quantised(words, scales, escaped)
+        dequantise(block, number_format, header.block_values, part)

@@ -4,9 +4,10 @@
     bf16   the upper 16 bits after rounding to nearest, ties to even
     e4m3   OCP 8-bit float with 4 exponent and 3 mantissa bits (e4m3fn: no infinities, largest 448)
     e5m2   OCP 8-bit float with 5 exponent and 2 mantissa bits (IEEE-like, largest finite 57344)
+    uniform  integers times a step (module `uniform`)
 
-The two 8-bit formats carry one scale per block of values, a power of two stored as one E8M0 byte b that means 2**(b - 127)
-(OCP Microscaling Formats v1.0, section 5.4.1). The scale is the smallest one that brings the block's largest magnitude to at
+The two 8-bit floats carry one scale per run of values, a power of two stored as one E8M0 byte b that means 2**(b - 127)
+(OCP Microscaling Formats v1.0, section 5.4.1). The scale is the smallest one that brings the run's largest magnitude to at
 most the format's largest finite value, but never so small that the smallest code would decode to a subnormal fp32 number.
 Dividing by it and multiplying with it are exact in fp32 (quotients that underflow are far below half of the smallest code), so the
 only rounding is the cast to 8 bits, and decoding gives the same bits also where subnormals are flushed to zero.
@@ -83,13 +84,15 @@ class Format:
 
 
 # The sign is the last bit of the raw plane, or the first of the coded one, or everything is in one alphabet.
-_FP8_SPLITS: Final = (Split(True, (5, 3)), Split(False, (6, 2)), Split(False, (8,)))
+_FP8_SPLITS: Final = (Split(True, (6, 2)), Split(False, (6, 2)), Split(False, (8,)))
+_UNIFORM_SPLITS: Final = (Split(False, (6, 2)), Split(False, (8,)))
 
 FORMATS: Final = {
     "fp32": Format("fp32", 0, 32, (Split(True, (8, 8, 8, 8)),), 1 << 31),
     "bf16": Format("bf16", 1, 16, (Split(True, (8, 8)),), 0x7F7F8000),
     "e4m3": Format("e4m3", 2, 8, _FP8_SPLITS, 0x7F780000, Float8(3, 7, 8, 0x7F)),
     "e5m2": Format("e5m2", 3, 8, _FP8_SPLITS, 0x7F700000, Float8(2, 15, 15, 0x7C)),
+    "uniform": Format("uniform", 4, 8, _UNIFORM_SPLITS, 0x7B800000),
 }
 FORMATS_BY_WIRE_ID: Final = {
     number_format.wire_id: number_format for number_format in FORMATS.values()
@@ -159,12 +162,11 @@ _FLOAT8_VALUES: Final = {
 }
 
 
-def block_scales(magnitudes: npt.NDArray[np.uint32], kind: Float8) -> ByteArray:
-    """E8M0 bytes (blocks,) for blocks of fp32 magnitude bit patterns (blocks, block_values).
+def run_scales(magnitudes: npt.NDArray[np.uint32], kind: Float8) -> ByteArray:
+    """E8M0 bytes (runs,) for runs of fp32 magnitude bit patterns (runs, run_values).
 
-    With the block's largest magnitude m * 2**x, 1 <= m < 2, the scale is 2**(x - largest_exponent), or twice that when
-    m > 1.75, but at least the format's lowest. Blocks of zeros, to which any scale would do, get the smallest scale of the others,
-    so that they do not widen the range of scales that a chunk has to store.
+    With the run's largest magnitude m * 2**x, 1 <= m < 2, the scale is 2**(x - largest_exponent), or twice that when
+    m > 1.75, but at least the format's lowest.
     """
     largest = magnitudes.max(axis=1)
     # Adding 0x1FFFFF carries into the exponent exactly when the significand is above 1.75.
@@ -172,9 +174,6 @@ def block_scales(magnitudes: npt.NDArray[np.uint32], kind: Float8) -> ByteArray:
     offset = kind.largest_exponent
     lowest = np.uint32(kind.lowest_scale + offset)
     scales: ByteArray = (np.maximum(exponents, lowest) - np.uint32(offset)).astype(np.uint8)
-    is_zero = largest == 0
-    if is_zero.any() and not is_zero.all():
-        scales[is_zero] = scales[~is_zero].min()
     return scales
 
 
@@ -183,18 +182,23 @@ def scale_values(scales: ByteArray) -> Float32Array:
     return (scales.astype(np.uint32) << np.uint32(FP32_MANTISSA_BITS)).view(np.float32)
 
 
-def quantise_blocks(
-    values: Float32Array, number_format: Format, block_values: int
+def rows_of(values: Float32Array, run_values: int) -> Float32Array:
+    """Values (n,) as runs (ceil(n / run_values), run_values), the last filled up with zeros."""
+    runs = -(-values.size // run_values)
+    if values.size == runs * run_values:
+        return values.reshape(runs, run_values)
+    padded = np.zeros(runs * run_values, dtype=np.float32)
+    padded[: values.size] = values
+    return padded.reshape(runs, run_values)
+
+
+def quantise_float8(
+    values: Float32Array, number_format: Format, run_values: int
 ) -> tuple[ByteArray, ByteArray]:
-    """Quantise (n,) finite values; returns codes (n,) and E8M0 scales (ceil(n / block_values),)."""
+    """Quantise (n,) finite values; returns codes (n,) and E8M0 scales (ceil(n / run_values),)."""
     assert number_format.float8 is not None
-    blocks = -(-values.size // block_values)
-    padded = values
-    if values.size != blocks * block_values:
-        padded = np.zeros(blocks * block_values, dtype=np.float32)
-        padded[: values.size] = values
-    rows = padded.reshape(blocks, block_values)
-    scales = block_scales(rows.view(np.uint32) & MAGNITUDE_MASK, number_format.float8)
+    rows = rows_of(values, run_values)
+    scales = run_scales(rows.view(np.uint32) & MAGNITUDE_MASK, number_format.float8)
     # 1 / 2**(b - 127) is what the byte 254 - b means.
     inverse = scale_values(np.uint8(254) - scales)
     with np.errstate(under="ignore"):
@@ -203,16 +207,20 @@ def quantise_blocks(
     return codes.reshape(-1)[: values.size], scales
 
 
-def dequantise_blocks(
-    codes: ByteArray, scales: ByteArray, number_format: Format, block_values: int, out: Float32Array
+def dequantise_float8(
+    codes: ByteArray, scales: ByteArray, number_format: Format, run_values: int, out: Float32Array
 ) -> None:
     """Write scale * value of each code (n,) into out (n,); one exact fp32 multiplication per value."""
     np.take(_FLOAT8_VALUES[number_format.name], codes, out=out, mode="clip")
-    factors = scale_values(scales)
-    whole = codes.size - codes.size % block_values
+    scale_runs(out, scale_values(scales), run_values)
+
+
+def scale_runs(values: Float32Array, factors: Float32Array, run_values: int) -> None:
+    """Multiply each run of values (n,), in place, by its factor (ceil(n / run_values),)."""
+    whole = values.size - values.size % run_values
     # Hostile scales may overflow; the caller checks the result for finite values.
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):
-        rows = out[:whole].reshape(-1, block_values)
+        rows = values[:whole].reshape(-1, run_values)
         rows *= factors[: len(rows), None]
-        if whole < codes.size:
-            out[whole:] *= factors[-1]
+        if whole < values.size:
+            values[whole:] *= factors[-1]

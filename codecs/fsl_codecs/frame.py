@@ -19,10 +19,10 @@ import numpy.typing as npt
 from attrs import field, frozen
 
 from .errors import CodecUsageError, FrameError, LimitError
-from .formats import FORMATS_BY_WIRE_ID, ByteArray, Float8, Format, format_named
-from .treebitmap import Reader, read_planes, write_planes
+from .formats import FORMATS_BY_WIRE_ID, ByteArray, Format, format_named
+from .uniform import MAXIMUM_FINENESS
 
-VERSION: Final = 1
+VERSION: Final = 2
 MAGIC: Final = b"FSLC"
 HEADER_BYTES: Final = 28
 CHUNK_HEAD_BYTES: Final = 16
@@ -37,7 +37,7 @@ CODED: Final = 3
 NONFINITE_FLAG: Final = 1
 
 MINIMUM_BLOCK_VALUES: Final = 16
-MAXIMUM_BLOCK_VALUES: Final = 16384
+MAXIMUM_BLOCK_VALUES: Final = 1024
 MAXIMUM_CHUNK_VALUES: Final = 1 << 20
 
 Buffer = bytes | bytearray | memoryview | npt.NDArray[np.uint8]
@@ -62,21 +62,28 @@ def _grid_problem(block_values: int, chunk_values: int) -> str | None:
 
 @frozen
 class CodecSpec:
-    """How to encode. fp32 and bf16 have no block scales; block_values then only has to divide chunk_values.
+    """How to encode. fp32 and bf16 have no scales; block_values then only has to divide chunk_values.
 
-    format: "fp32", "bf16", "e4m3" or "e5m2". entropy: False leaves out the Huffman stage. CodecUsageError when impossible.
+    format: "fp32", "bf16", "e4m3", "e5m2" or "uniform". fineness: for uniform, the step is about 2**(-fineness / 4) of a block's
+    root mean square; the default gives the mean square error of e4m3. entropy: False leaves out the Huffman stage.
+    CodecUsageError when impossible.
     """
 
     format: str = "fp32"
     block_values: int = 128
     chunk_values: int = 131072
     entropy: bool = True
+    fineness: int = 14
 
     def __attrs_post_init__(self) -> None:
         format_named(self.format)
-        for name in ("block_values", "chunk_values"):
+        for name in ("block_values", "chunk_values", "fineness"):
             if not isinstance(getattr(self, name), int):
                 raise CodecUsageError(f"{name} must be an integer")
+        if not 0 <= self.fineness <= MAXIMUM_FINENESS:
+            raise CodecUsageError(
+                f"fineness is {self.fineness}: it must be from 0 to {MAXIMUM_FINENESS}"
+            )
         if problem := _grid_problem(self.block_values, self.chunk_values):
             raise CodecUsageError(problem)
 
@@ -222,22 +229,3 @@ def iterate_chunks(data: ByteArray, header: Header) -> Iterator[Chunk]:
         yield Chunk(index, header.values_of(index), mode, bool(flags & NONFINITE_FLAG), payload)
     if position != data.size:
         raise FrameError(f"{data.size - position} bytes after the last chunk")
-
-
-def write_scales(scales: ByteArray, pieces: list[bytes]) -> None:
-    """Append E8M0 scales (blocks,): the smallest, a width, and the differences to it as bit planes of that width."""
-    base = int(scales.min())
-    width = (int(scales.max()) - base).bit_length()
-    pieces.append(bytes((base, width)))
-    write_planes(scales - np.uint8(base), width, pieces)
-
-
-def read_scales(reader: Reader, blocks: int, kind: Float8) -> ByteArray:
-    """Scales (blocks,) from what `write_scales` wrote; FrameError when `kind` does not use them."""
-    base, width = reader.byte(), reader.byte()
-    if width > 8:
-        raise FrameError(f"scales of {width} bits")
-    differences = read_planes(reader, blocks, width)
-    if base < kind.lowest_scale or base + int(differences.max()) > kind.highest_scale:
-        raise FrameError(f"a block scale is not from {kind.lowest_scale} to {kind.highest_scale}")
-    return differences + np.uint8(base)

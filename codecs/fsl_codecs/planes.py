@@ -1,53 +1,54 @@
-"""Planes: code words cut into bit fields, each stored in the cheapest of three ways.
+"""Planes: code words cut into bit fields, each stored in the cheapest of several ways.
 
 A split (formats.Split) cuts each code word into planes of at most 8 bits. The bits of a plane that carry no information go out as
 they are, the others through the tree code of `treebitmap`:
 
     kind 0  raw        width < 8: bit planes, top bit first; width 8: one byte per symbol
     kind 1  constant   one byte, the symbol
-    kind 2  tree       a codebook, then the bitmaps
+    kind 2  own        a book of this chunk, in the plane's head
+    kind 3  static     a book of `static_books`, named by its number
+    kind 4  shared     a book that both ends hold from elsewhere, named by its digest
 
-The choice is made from symbol counts in integers only, so that every implementation makes the same. docs/WIRE.md gives the rules.
+The choice is made from symbol counts of a sample, in integers only, so that every implementation makes the same. docs/WIRE.md
+gives the rules.
 """
 
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 from attrs import frozen
 
+from .books import DIGEST_BYTES, Codebook, Counts, own_book, read_book
 from .errors import FrameError
 from .formats import ByteArray, Format, Split, WordArray
-from .huffman import code_lengths, codebook_bytes, pack_codebook, unpack_codebook
-from .treebitmap import (
-    BLOCK_SYMBOLS,
-    Reader,
-    Tree,
-    build_tree,
-    read_block,
-    read_planes,
-    write_block,
-    write_planes,
-)
+from .static_books import static_books
+from .treebitmap import BLOCK_SYMBOLS, Reader, read_block, read_planes, write_block, write_planes
 
 RAW: Final = 0
 CONSTANT: Final = 1
-TREE: Final = 2
+OWN: Final = 2
+STATIC: Final = 3
+SHARED: Final = 4
 
-Counts = npt.NDArray[np.int64]
+_SAMPLED_RUNS: Final = 16
+_MINIMUM_RUN: Final = 128
 _WORD_TYPES: Final = {8: np.uint8, 16: np.uint16, 32: np.uint32}
 
 
 @frozen(eq=False)
 class PlanePlan:
-    """How one plane of a chunk is stored; cost_bits is an upper bound of its size, exact but for padding."""
+    """How one plane of a chunk is stored: `head` as on the wire; cost_bits estimates head and data, of all inner blocks."""
 
     width: int
-    kind: int
+    head: bytes
     cost_bits: int
-    constant: int = 0
-    lengths: ByteArray | None = None
-    tree: Tree | None = None
+    book: Codebook | None = None
+
+    @property
+    def kind(self) -> int:
+        """RAW, CONSTANT, OWN, STATIC or SHARED."""
+        return self.head[0]
 
 
 @frozen(eq=False)
@@ -59,8 +60,34 @@ class ChunkPlan:
 
     @property
     def cost_bits(self) -> int:
-        """Upper bound of the coded size, without scales."""
+        """Estimate of the coded size, without scales and escaped values."""
         return 8 + sum(plane.cost_bits for plane in self.planes)
+
+
+class ConstantPlaneError(Exception):
+    """A plane that is constant in the sample is not so in the chunk."""
+
+
+@frozen(eq=False)
+class Sample:
+    """Some or all code words of a chunk of `values` values."""
+
+    words: WordArray
+    values: int
+
+    @property
+    def is_everything(self) -> bool:
+        """Whether the sample is the chunk."""
+        return self.words.size == self.values
+
+
+def sample_of(words: WordArray, block_values: int) -> Sample:
+    """The code words (n,) of a small chunk; of a larger one every sixteenth run of 128 or block_values of them."""
+    if words.size <= BLOCK_SYMBOLS:
+        return Sample(words, words.size)
+    run = max(_MINIMUM_RUN, block_values)
+    starts = range(0, words.size, _SAMPLED_RUNS * run)
+    return Sample(np.concatenate([words[start : start + run] for start in starts]), words.size)
 
 
 def _rotate_left(words: WordArray, count: int, code_bits: int) -> WordArray:
@@ -92,123 +119,192 @@ def join(planes: list[ByteArray], split: Split, code_bits: int) -> WordArray:
     return words
 
 
-def plan_plane(counts: Counts, width: int) -> PlanePlan:
-    """The cheapest way to store a plane whose symbols occur `counts` (2**width,) times."""
-    values = int(counts.sum())
-    largest = int(counts.max())
+@frozen(eq=False)
+class Counted:
+    """How often each symbol (2**width,) of a plane occurs in a sample of `total`, and the size of the chunk."""
+
+    counts: Counts
+    width: int
+    total: int
+    values: int
+
+    @property
+    def raw_bits(self) -> int:
+        """Size of the plane as it is."""
+        if self.width == 8:
+            return 8 * self.values
+        return 8 * self.width * ((self.values + 7) // 8)
+
+    def coded_bits(self, book: Codebook) -> int | None:
+        """Estimated size with that book, which is at least the true one where the sample is; None when it lacks a symbol."""
+        costs = book.costs
+        if bool(((costs == 0) & (self.counts > 0)).any()):
+            return None
+        blocks = -(-self.values // BLOCK_SYMBOLS)
+        symbol_bits = self.values * int((self.counts * costs).sum()) // self.total
+        return symbol_bits + 7 * book.tree.bitmaps * blocks
+
+
+def plan_plane(counted: Counted, candidates: Sequence[tuple[bytes, Codebook]]) -> PlanePlan:
+    """The cheapest way to store a plane; candidates are books that the peer holds, with their plane heads."""
+    counts, width = counted.counts, counted.width
     present = int(np.count_nonzero(counts))
     if present == 1:
-        return PlanePlan(width, CONSTANT, 16, constant=int(counts.argmax()))
-    raw_bits = 8 * values if width == 8 else 8 * width * ((values + 7) // 8)
-    raw = PlanePlan(width, RAW, 8 + raw_bits)
+        return PlanePlan(width, bytes((CONSTANT, int(counts.argmax()))), 16)
+    raw = PlanePlan(width, bytes((RAW,)), 8 + counted.raw_bits)
     # Nearly uniform planes, mantissas above all, are not worth the search for a code.
-    if present > 1 << (width - 1) and largest <= values >> (width - 1):
+    if present > 1 << (width - 1) and int(counts.max()) <= counted.total >> (width - 1):
         return raw
-    lengths = code_lengths(counts)
-    tree = build_tree(lengths)
-    blocks = -(-values // BLOCK_SYMBOLS)
-    code_bits = int((counts * lengths).sum()) + 7 * tree.bitmaps * blocks
-    cost_bits = 8 + 8 * codebook_bytes(lengths) + code_bits
-    if cost_bits > raw_bits - (raw_bits >> 6):
+    own = own_book(counts, width, sampled=counted.total != counted.values)
+    best = None
+    for head, book in ((bytes((OWN,)) + own.packed, own), *candidates):
+        bits = counted.coded_bits(book)
+        if bits is not None and (best is None or 8 * len(head) + bits < best.cost_bits):
+            best = PlanePlan(width, head, 8 * len(head) + bits, book)
+    assert best is not None  # the chunk's own book has all symbols
+    if best.cost_bits > counted.raw_bits - (counted.raw_bits >> 6):
         return raw
-    return PlanePlan(width, TREE, cost_bits, lengths=lengths, tree=tree)
+    return best
 
 
-def plan_chunk(words: WordArray, number_format: Format) -> ChunkPlan:
-    """Choose the split of code words (n,), n > 0, and how each of its planes is stored."""
-    splits = number_format.splits
+def plan_chunk(sample: Sample, number_format: Format, books: Sequence[Codebook] = ()) -> ChunkPlan:
+    """Choose the split of a chunk with at least one value, and how each of its planes is stored."""
+    words, splits = sample.words, number_format.splits
     if number_format.code_bits > 8:
         planes = cut(words, splits[0], number_format.code_bits)
-        counted = [np.bincount(plane, minlength=256) for plane in planes]
-        return ChunkPlan(0, tuple(plan_plane(counts, 8) for counts in counted))
-
+        counts_of_planes = [np.bincount(plane, minlength=256) for plane in planes]
+        return ChunkPlan(0, _plan_planes(counts_of_planes, splits[0], sample, number_format, books))
     counts = np.bincount(words, minlength=256)
     # A later split has to promise something before its costs are worked out, and then has to save a sixteenth, because
     # larger alphabets are slower. Sign in the alphabet: when signs and magnitudes go together. Whole codes: when one dominates.
     asymmetry = int(np.abs(counts[:128] - counts[128:]).sum())
-    promising = (True, asymmetry > words.size >> 2, int(counts.max()) > words.size >> 2)
+    goes_together = asymmetry > words.size >> 2
+    dominated = int(counts.max()) > words.size >> 2
+    promising = (True, goes_together, dominated)
+    if number_format.float8 is None:
+        promising = (True, dominated, False)
     best = None
     for index, split in enumerate(splits):
         if promising[index]:
-            plan = ChunkPlan(index, _plan_bytes(counts, split))
+            counts_of_planes = _plane_counts(counts, split)
+            plan = ChunkPlan(
+                index, _plan_planes(counts_of_planes, split, sample, number_format, books)
+            )
             if best is None or plan.cost_bits < best.cost_bits - (best.cost_bits >> 4):
                 best = plan
     assert best is not None
     return best
 
 
-def _plan_bytes(counts: Counts, split: Split) -> tuple[PlanePlan, ...]:
-    """Plans for the planes of 8-bit codes, from how often each code occurs (256,)."""
-    plans = []
-    for width, symbol in zip(
-        split.widths, cut(np.arange(256, dtype=np.uint8), split, 8), strict=True
-    ):
+def _plane_counts(counts: Counts, split: Split) -> list[Counts]:
+    """How often the symbols of each plane occur, from how often each 8-bit code does (256,)."""
+    counts_of_planes = []
+    codes = np.arange(256, dtype=np.uint8)
+    for width, symbols in zip(split.widths, cut(codes, split, 8), strict=True):
         plane_counts = np.zeros(1 << width, dtype=np.int64)
-        np.add.at(plane_counts, symbol, counts)
-        plans.append(plan_plane(plane_counts, width))
+        np.add.at(plane_counts, symbols, counts)
+        counts_of_planes.append(plane_counts)
+    return counts_of_planes
+
+
+def _plan_planes(
+    counts_of_planes: list[Counts],
+    split: Split,
+    sample: Sample,
+    number_format: Format,
+    books: Sequence[Codebook],
+) -> tuple[PlanePlan, ...]:
+    plans = []
+    for counts, width in zip(counts_of_planes, split.widths, strict=True):
+        shared = [
+            (bytes((SHARED,)) + book.digest.to_bytes(DIGEST_BYTES, "little"), book)
+            for book in books
+            if book.width == width
+        ]
+        static = [
+            (bytes((STATIC, number)), book)
+            for number, book in static_books(number_format.name)
+            if book.width == width
+        ]
+        counted = Counted(counts, width, sample.words.size, sample.values)
+        plans.append(plan_plane(counted, [*shared, *static]))
     return tuple(plans)
 
 
-def write_coded(
+def write_plan(plan: ChunkPlan, pieces: list[bytes]) -> None:
+    """Append the split and the planes' heads."""
+    pieces.append(bytes((plan.split_index,)))
+    pieces.extend(plane.head for plane in plan.planes)
+
+
+def write_words(
     words: WordArray, number_format: Format, plan: ChunkPlan, pieces: list[bytes]
 ) -> None:
-    """Append the split, the planes' heads, and the inner blocks of code words (n,)."""
-    split = number_format.splits[plan.split_index]
-    pieces.append(bytes((plan.split_index,)))
-    for plane in plan.planes:
-        pieces.append(bytes((plane.kind,)))
-        if plane.kind == CONSTANT:
-            pieces.append(bytes((plane.constant,)))
-        elif plane.lengths is not None:
-            pieces.append(pack_codebook(plane.lengths))
-    for start in range(0, words.size, BLOCK_SYMBOLS):
-        fields = cut(words[start : start + BLOCK_SYMBOLS], split, number_format.code_bits)
-        for plane, symbols in zip(plan.planes, fields, strict=True):
-            if plane.tree is not None:
-                write_block(plane.tree, symbols, pieces)
-            elif plane.kind == RAW and plane.width == 8:
-                pieces.append(symbols.tobytes())
-            elif plane.kind == RAW:
-                write_planes(symbols, plane.width, pieces)
+    """Append the planes of one inner block of code words (n,); ConstantPlaneError when the plan does not fit them."""
+    fields = cut(words, number_format.splits[plan.split_index], number_format.code_bits)
+    for plane, symbols in zip(plan.planes, fields, strict=True):
+        if plane.book is not None:
+            write_block(plane.book.tree, symbols, pieces)
+        elif plane.kind == CONSTANT:
+            if (symbols != plane.head[1]).any():
+                raise ConstantPlaneError
+        elif plane.width == 8:
+            pieces.append(symbols.tobytes())
+        else:
+            write_planes(symbols, plane.width, pieces)
 
 
-def read_coded(reader: Reader, number_format: Format, count: int) -> WordArray:
-    """Code words (count,) from what `write_coded` wrote; FrameError when it cannot have written that."""
+def read_plan(reader: Reader, number_format: Format, books: Sequence[Codebook]) -> ChunkPlan:
+    """What `write_plan` wrote; FrameError when it cannot have written that."""
     split_index = reader.byte()
     if split_index >= len(number_format.splits):
         raise FrameError(f"unknown split {split_index} of format {number_format.name}")
-    split = number_format.splits[split_index]
-    plans = [_read_plane_head(reader, width) for width in split.widths]
-    words: WordArray = np.empty(count, dtype=_WORD_TYPES[number_format.code_bits])
-    for start in range(0, count, BLOCK_SYMBOLS):
-        block = words[start : start + BLOCK_SYMBOLS]
-        fields = [_read_plane_block(reader, plan, block.size) for plan in plans]
-        block[:] = join(fields, split, number_format.code_bits)
-    return words
+    widths = number_format.splits[split_index].widths
+    return ChunkPlan(
+        split_index, tuple(_read_plane(reader, number_format, width, books) for width in widths)
+    )
 
 
-def _read_plane_head(reader: Reader, width: int) -> PlanePlan:
+def _read_plane(
+    reader: Reader, number_format: Format, width: int, books: Sequence[Codebook]
+) -> PlanePlan:
     kind = reader.byte()
     if kind == RAW:
-        return PlanePlan(width, RAW, 0)
+        return PlanePlan(width, bytes((kind,)), 0)
     if kind == CONSTANT:
         constant = reader.byte()
         if constant >> width:
             raise FrameError(f"constant {constant} does not fit a plane of {width} bits")
-        return PlanePlan(width, CONSTANT, 0, constant=constant)
-    if kind == TREE:
-        first, last = reader.byte(), reader.byte()
-        nibbles = reader.take((max(last - first, 0) + 2) // 2)
-        lengths = unpack_codebook(nibbles, first, last, 1 << width)
-        return PlanePlan(width, TREE, 0, lengths=lengths, tree=build_tree(lengths))
-    raise FrameError(f"unknown plane kind {kind}")
+        return PlanePlan(width, bytes((kind, constant)), 0)
+    if kind == OWN:
+        return PlanePlan(width, bytes((kind,)), 0, read_book(reader, width))
+    if kind == STATIC:
+        name: int = reader.byte()
+        known = dict(static_books(number_format.name))
+    elif kind == SHARED:
+        name = int.from_bytes(reader.take(DIGEST_BYTES).tobytes(), "little")
+        known = {book.digest: book for book in books}
+    else:
+        raise FrameError(f"unknown plane kind {kind}")
+    if name not in known or known[name].width != width:
+        raise FrameError(f"no book {name:#x} for planes of {width} bits")
+    return PlanePlan(width, bytes((kind,)), 0, known[name])
 
 
-def _read_plane_block(reader: Reader, plan: PlanePlan, count: int) -> ByteArray:
-    if plan.tree is not None:
-        return read_block(plan.tree, reader, count)
-    if plan.kind == CONSTANT:
-        return np.full(count, plan.constant, dtype=np.uint8)
-    if plan.width == 8:
+def read_words(reader: Reader, number_format: Format, plan: ChunkPlan, count: int) -> WordArray:
+    """Code words (count,) of one inner block, from what `write_words` wrote."""
+    fields = [_read_symbols(reader, plane, count) for plane in plan.planes]
+    return join(fields, number_format.splits[plan.split_index], number_format.code_bits)
+
+
+def _read_symbols(reader: Reader, plane: PlanePlan, count: int) -> ByteArray:
+    if plane.book is not None:
+        symbols = read_block(plane.book.tree, reader, count)
+        if plane.width < 8 and (symbols >> plane.width).any():
+            raise FrameError(f"an escaped symbol does not fit a plane of {plane.width} bits")
+        return symbols
+    if plane.kind == CONSTANT:
+        return np.full(count, plane.head[1], dtype=np.uint8)
+    if plane.width == 8:
         return reader.take(count)
-    return read_planes(reader, count, plan.width)
+    return read_planes(reader, count, plane.width)

@@ -22,6 +22,8 @@ from .huffman import LENGTH_LIMIT
 
 BLOCK_SYMBOLS: Final = 16384
 """Symbols per inner block: each has its own bitmaps, so that a block's lists stay in the cache."""
+MAXIMUM_LEAVES: Final = 256
+"""Ranks are bytes."""
 
 
 @frozen
@@ -39,12 +41,14 @@ class Node:
 class Tree:
     """A canonical code as a tree.
 
-    rank_of_symbol and symbol_of_rank are 256-byte tables; bitmaps counts the bitmaps and planes of a block.
+    rank_of_symbol and symbol_of_rank are 256-byte tables, symbols without a code having the escape's rank; escape_rank is None
+    when there is no escape leaf; bitmaps counts the bitmaps and planes of a block.
     """
 
     root: Node
     rank_of_symbol: bytes
     symbol_of_rank: bytes
+    escape_rank: int | None
     bitmaps: int
 
 
@@ -72,11 +76,13 @@ class Reader:
             raise FrameError(f"{self._data.size - self._position} bytes too many in a payload")
 
 
-def build_tree(lengths: ByteArray) -> Tree:
-    """The tree of complete canonical code lengths (symbols,); see `huffman.check_lengths`."""
-    present = np.flatnonzero(lengths)
-    symbols = present[np.argsort(lengths[present], kind="stable")]
-    ranked_lengths = lengths[symbols].tolist()
+def build_tree(code_lengths: bytes, escape: int = 0) -> Tree:
+    """The tree of complete canonical code lengths (symbols,), 0 for symbols without a code, and that of the escape leaf or 0."""
+    lengths = np.frombuffer(code_lengths + bytes((escape,)), np.uint8)
+    leaves = np.flatnonzero(lengths)
+    # The escape comes last among equals.
+    leaves = leaves[np.argsort(lengths[leaves], kind="stable")]
+    ranked_lengths = lengths[leaves].tolist()
     # Code words in rank order, left-aligned to LENGTH_LIMIT bits.
     codes = [0]
     for length in ranked_lengths:
@@ -98,12 +104,13 @@ def build_tree(lengths: ByteArray) -> Tree:
             right=grow(pivot, end, depth + 1),
         )
 
-    root = grow(0, len(symbols), 0)
-    ranks = np.zeros(256, dtype=np.uint8)
-    ranks[symbols] = np.arange(len(symbols))
-    padded = np.zeros(256, dtype=np.uint8)
-    padded[: len(symbols)] = symbols
-    return Tree(root, ranks.tobytes(), padded.tobytes(), bitmaps)
+    root = grow(0, len(leaves), 0)
+    escape_rank = int(np.flatnonzero(leaves == len(code_lengths))[0]) if escape else None
+    ranks = np.full(257, escape_rank or 0, dtype=np.uint8)
+    ranks[leaves] = np.arange(len(leaves))
+    symbols = np.zeros(256, dtype=np.uint8)
+    symbols[: len(leaves)] = np.where(leaves == len(code_lengths), 0, leaves)
+    return Tree(root, ranks[:256].tobytes(), symbols.tobytes(), escape_rank, bitmaps)
 
 
 def write_planes(symbols: ByteArray, width: int, pieces: list[bytes]) -> None:
@@ -124,7 +131,7 @@ def read_planes(reader: Reader, count: int, width: int) -> ByteArray:
 
 
 def write_block(tree: Tree, symbols: ByteArray, pieces: list[bytes]) -> None:
-    """Append the bitmaps of symbols (n,), n <= BLOCK_SYMBOLS, all of which must have a code."""
+    """Append the bitmaps of symbols (n,), n <= BLOCK_SYMBOLS, and those without a code as they are."""
 
     def write(node: Node, ranks: ByteArray) -> None:
         if node.left is None or node.right is None:
@@ -136,11 +143,14 @@ def write_block(tree: Tree, symbols: ByteArray, pieces: list[bytes]) -> None:
             if child.planes or child.left is not None:
                 write(child, np.compress(goes, ranks))
 
-    write(tree.root, np.frombuffer(symbols.tobytes().translate(tree.rank_of_symbol), np.uint8))
+    ranks = np.frombuffer(symbols.tobytes().translate(tree.rank_of_symbol), np.uint8)
+    write(tree.root, ranks)
+    if tree.escape_rank is not None:
+        pieces.append(symbols[ranks == tree.escape_rank].tobytes())
 
 
 def read_block(tree: Tree, reader: Reader, count: int) -> ByteArray:
-    """Symbols (count,) from their bitmaps."""
+    """Symbols (count,) from what `write_block` wrote."""
 
     def read(node: Node, count: int) -> ByteArray:
         if node.left is None or node.right is None:
@@ -161,4 +171,8 @@ def read_block(tree: Tree, reader: Reader, count: int) -> ByteArray:
         return ranks
 
     ranks = read(tree.root, count)
-    return np.frombuffer(ranks.tobytes().translate(tree.symbol_of_rank), np.uint8)
+    symbols = np.frombuffer(bytearray(ranks.tobytes().translate(tree.symbol_of_rank)), np.uint8)
+    if tree.escape_rank is not None:
+        escaped = np.flatnonzero(ranks == tree.escape_rank)
+        symbols[escaped] = reader.take(escaped.size)
+    return symbols

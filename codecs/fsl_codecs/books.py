@@ -1,0 +1,108 @@
+"""Books: the Huffman codes of a plane's symbols, own, static or shared, and their form on the wire.
+
+A book may leave symbols without a code; they take its escape leaf, and stand as they are in a list beside the code. A sampled book
+needs that, because rare symbols need not be in a sample.
+"""
+
+import hashlib
+from functools import cached_property
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+from attrs import field, frozen
+
+from .errors import CodecUsageError, FrameError
+from .huffman import LENGTH_LIMIT, code_lengths
+from .treebitmap import MAXIMUM_LEAVES, Reader, Tree, build_tree
+
+Counts = npt.NDArray[np.int64]
+DIGEST_BYTES: Final = 8
+
+
+def _check(book: "Codebook", _attribute: object, lengths: bytes) -> None:
+    """Raise CodecUsageError unless the code lengths fill the code space exactly (Kraft equality)."""
+    if not 1 <= book.width <= 8 or len(lengths) != 1 << book.width:
+        raise CodecUsageError(f"{len(lengths)} code lengths for a plane of {book.width} bits")
+    leaves = [length for length in (*lengths, book.escape) if length]
+    if not 2 <= len(leaves) <= MAXIMUM_LEAVES or max(leaves) > LENGTH_LIMIT:
+        raise CodecUsageError(f"{len(leaves)} codes of up to {max(leaves, default=0)} bits")
+    if sum(1 << (LENGTH_LIMIT - length) for length in leaves) != 1 << LENGTH_LIMIT:
+        raise CodecUsageError("code lengths do not fill the code space exactly")
+    if not any(lengths):
+        raise CodecUsageError("a book without symbols")
+
+
+@frozen
+class Codebook:
+    """Code lengths of the 2**width symbols of a plane, 0 for those without a code, and of the escape leaf (0: there is none).
+
+    CodecUsageError unless they are a complete code of 2 to 256 leaves and at most 12 bits.
+    """
+
+    width: int
+    escape: int
+    lengths: bytes = field(validator=_check)
+
+    @cached_property
+    def tree(self) -> Tree:
+        """The code as a tree."""
+        return build_tree(self.lengths, self.escape)
+
+    @cached_property
+    def packed(self) -> bytes:
+        """First symbol, last symbol, length of the escape, then a nibble per symbol between them, low nibble first."""
+        coded = np.flatnonzero(np.frombuffer(self.lengths, np.uint8))
+        first, last = int(coded[0]), int(coded[-1])
+        nibbles = np.frombuffer(self.lengths, np.uint8)[first : last + 1]
+        if len(nibbles) % 2:
+            nibbles = np.append(nibbles, np.uint8(0))
+        packed = nibbles[0::2] | nibbles[1::2] << np.uint8(4)
+        return bytes((first, last, self.escape)) + packed.tobytes()
+
+    @cached_property
+    def digest(self) -> int:
+        """The name of a shared book: BLAKE2b-64 of its width and packed form, as a little-endian integer."""
+        content = bytes((self.width,)) + self.packed
+        return int.from_bytes(hashlib.blake2b(content, digest_size=DIGEST_BYTES).digest(), "little")
+
+    @cached_property
+    def costs(self) -> Counts:
+        """Bits of each symbol (2**width,), with its byte in the list where it is escaped; 0 marks what cannot be coded."""
+        costs = np.frombuffer(self.lengths, np.uint8).astype(np.int64)
+        if self.escape:
+            costs[costs == 0] = self.escape + 8
+        return costs
+
+
+def own_book(counts: Counts, width: int, *, sampled: bool) -> Codebook:
+    """The optimal book for symbols that occur `counts` (2**width,) times, at least two of them or `sampled`.
+
+    In a sample, symbols that do not occur may occur in the rest: they get an escape leaf, with the weight of the symbols that
+    occur once (Good, "The population frequencies of species", 1953), but at least 1.
+    """
+    escape = 0
+    if sampled and not counts.all():
+        escape = max(1, int(np.count_nonzero(counts == 1)))
+    lengths = code_lengths(np.append(counts, escape))
+    return Codebook(width, int(lengths[-1]), lengths[:-1].tobytes())
+
+
+def read_book(reader: Reader, width: int) -> Codebook:
+    """The book that `Codebook.packed` wrote; FrameError for anything that it cannot have written."""
+    first, last, escape = reader.byte(), reader.byte(), reader.byte()
+    if not first <= last < 1 << width:
+        raise FrameError(f"book covers symbols {first} to {last} of a plane of {width} bits")
+    count = last - first + 1
+    packed = reader.take((count + 1) // 2)
+    nibbles = np.empty(2 * len(packed), dtype=np.uint8)
+    nibbles[0::2] = packed & np.uint8(15)
+    nibbles[1::2] = packed >> np.uint8(4)
+    if nibbles[count:].any() or not nibbles[0] or not nibbles[count - 1]:
+        raise FrameError("book has stray or missing nibbles at its ends")
+    lengths = np.zeros(1 << width, dtype=np.uint8)
+    lengths[first : last + 1] = nibbles[:count]
+    try:
+        return Codebook(width, escape, lengths.tobytes())
+    except CodecUsageError as error:
+        raise FrameError(str(error)) from None

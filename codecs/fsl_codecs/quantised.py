@@ -1,0 +1,145 @@
+"""The inner blocks of a quantised chunk: code words, scales, escaped values; and their way to the wire and back."""
+
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+from attrs import frozen
+
+from . import uniform
+from .errors import FrameError
+from .formats import (
+    Float32Array,
+    Format,
+    WordArray,
+    bfloat16_bits,
+    bfloat16_codes,
+    dequantise_float8,
+    quantise_float8,
+)
+from .treebitmap import BLOCK_SYMBOLS, Reader, read_planes, write_planes
+
+_WIDEST_UNIFORM_RANGE: Final = 10
+
+
+@frozen(eq=False)
+class Quantised:
+    """Code words (n,) of at most BLOCK_SYMBOLS values; scales (runs,) as on the wire, or None; escaped fp32 values, or None."""
+
+    words: WordArray
+    scales: npt.NDArray[np.int64] | None = None
+    escaped: Float32Array | None = None
+
+
+def quantise(
+    values: Float32Array, number_format: Format, block_values: int, fineness: int
+) -> list[Quantised]:
+    """The inner blocks of a chunk (n,) whose values lie below the format's escape magnitude."""
+    return [
+        _quantise_inner(
+            values[start : start + BLOCK_SYMBOLS], number_format, block_values, fineness
+        )
+        for start in range(0, values.size, BLOCK_SYMBOLS)
+    ]
+
+
+def _quantise_inner(
+    values: Float32Array, number_format: Format, block_values: int, fineness: int
+) -> Quantised:
+    bits = values.view(np.uint32)
+    if number_format.code_bits == 32:
+        return Quantised(bits)
+    if number_format.code_bits == 16:
+        return Quantised(bfloat16_codes(bits))
+    starts = range(0, values.size, block_values)
+    is_zero = np.array([not values[at : at + block_values].any() for at in starts])
+    if number_format.float8 is not None:
+        words, bytes_of_scales = quantise_float8(values, number_format, block_values)
+        scales = bytes_of_scales.astype(np.int64)
+        escaped = None
+        lowest = number_format.float8.lowest_scale
+    else:
+        words, scales = uniform.quantise(values, block_values, fineness)
+        escaped = values[words == uniform.ESCAPE]
+        scales += uniform.STEP_OFFSET
+        lowest = uniform.LOWEST_STEP + uniform.STEP_OFFSET
+    # Any scale would do for zeros; this one does not widen the range that is stored.
+    scales[is_zero] = lowest if is_zero.all() else scales[~is_zero].min()
+    return Quantised(words, scales, escaped)
+
+
+def dequantise(
+    block: Quantised, number_format: Format, block_values: int, out: Float32Array
+) -> None:
+    """Write the values of an inner block into out (n,)."""
+    if number_format.code_bits == 32:
+        out.view(np.uint32)[:] = block.words
+    elif number_format.code_bits == 16:
+        out.view(np.uint32)[:] = bfloat16_bits(block.words.astype(np.uint16, copy=False))
+    elif number_format.float8 is not None:
+        assert block.scales is not None
+        codes, scales = block.words.astype(np.uint8, copy=False), block.scales.astype(np.uint8)
+        dequantise_float8(codes, scales, number_format, block_values, out)
+    else:
+        assert block.scales is not None
+        codes = block.words.astype(np.uint8, copy=False)
+        uniform.dequantise(codes, block.scales - uniform.STEP_OFFSET, block_values, out)
+        if block.escaped is not None:
+            out[codes == uniform.ESCAPE] = block.escaped
+
+
+def write_scales(block: Quantised, number_format: Format, pieces: list[bytes]) -> None:
+    """Append the smallest scale, a width, and the differences to it as bit planes of that width; nothing without scales."""
+    if block.scales is None:
+        return
+    base = int(block.scales.min())
+    width = (int(block.scales.max()) - base).bit_length()
+    pieces.append(base.to_bytes(1 if number_format.float8 is not None else 2, "little"))
+    pieces.append(bytes((width,)))
+    differences = block.scales - base
+    if width > 8:
+        write_planes((differences >> 8).astype(np.uint8), width - 8, pieces)
+    write_planes((differences & 0xFF).astype(np.uint8), min(width, 8), pieces)
+
+
+def read_scales(
+    reader: Reader, number_format: Format, count: int, block_values: int
+) -> npt.NDArray[np.int64] | None:
+    """Scales (runs,) of an inner block of `count` values, as `write_scales` wrote them; FrameError for impossible ones."""
+    if number_format.code_bits != 8:
+        return None
+    runs = -(-count // block_values)
+    base = reader.byte()
+    if number_format.float8 is not None:
+        lowest, highest = number_format.float8.lowest_scale, number_format.float8.highest_scale
+        widest = 8
+    else:
+        base += reader.byte() << 8
+        lowest = uniform.LOWEST_STEP + uniform.STEP_OFFSET
+        highest = uniform.HIGHEST_STEP + uniform.STEP_OFFSET
+        widest = _WIDEST_UNIFORM_RANGE
+    width = reader.byte()
+    if width > widest:
+        raise FrameError(f"scales of {width} bits")
+    differences = np.zeros(runs, dtype=np.int64)
+    if width > 8:
+        differences += read_planes(reader, runs, width - 8).astype(np.int64) << 8
+    differences += read_planes(reader, runs, min(width, 8))
+    if base < lowest or base + int(differences.max()) > highest:
+        raise FrameError(f"a scale is not from {lowest} to {highest}")
+    return base + differences
+
+
+def write_escaped(block: Quantised, pieces: list[bytes]) -> None:
+    """Append the escaped values, in order."""
+    if block.escaped is not None:
+        pieces.append(block.escaped.astype("<f4", copy=False).tobytes())
+
+
+def read_escaped(reader: Reader, number_format: Format, words: WordArray) -> Float32Array | None:
+    """As many values as codes (n,) are escapes; None for formats without them."""
+    if number_format.name != "uniform":
+        return None
+    count = int(np.count_nonzero(words == uniform.ESCAPE))
+    values: Float32Array = reader.take(4 * count).view("<f4")
+    return values
