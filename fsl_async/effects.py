@@ -48,6 +48,11 @@ class DeclineStream(Effect):
 
 
 @frozen
+class LookAtTransfers(Effect):
+    """Say whose streams have moved since the last look. Ends in TransfersSeen, at once."""
+
+
+@frozen
 class Finish(Effect):
     """This node's part is over: close the link, then end the process with `exit_code`."""
 
@@ -162,9 +167,15 @@ class AdoptInitial(Effect):
 
 @frozen
 class TakeSnapshot(Effect):
-    """Copy the weights at the next step. Ends in Snapshotted."""
+    """Copy the weights at the next step, and `hold` the training thread there afterwards. Ends in Snapshotted."""
 
     sequence: int
+    hold: bool = False
+
+
+@frozen
+class ResumeTraining(Effect):
+    """Let a training thread go on that a snapshot holds."""
 
 
 @frozen

@@ -76,6 +76,13 @@ class StreamLost(Event):
 
 
 @frozen
+class TransfersSeen(Event):
+    """The answer to LookAtTransfers: the peers whose streams, either way, began, moved or ended since the last look."""
+
+    advanced: tuple[str, ...]
+
+
+@frozen
 class BeatHeard(Event):
     """A heartbeat with its small payload: step, tokens, loss, loop lag. It changes no decision; the journal keeps it."""
 
@@ -272,9 +279,10 @@ class PublishAsked(Event):
 
 @frozen
 class SyncCalled(Event):
-    """The parameter server calls round `round`: send the pseudo-gradient at the next step."""
+    """The parameter server calls round `round`: send the pseudo-gradient at the next step. The `last` one ends the run."""
 
     round: int
+    last: bool = False
 
 
 @frozen

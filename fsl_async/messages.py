@@ -67,9 +67,10 @@ class Publish(Message):
 
 @frozen
 class Call(Message):
-    """Server: round `round` is open; send your pseudo-gradient."""
+    """Server: round `round` is open; send your pseudo-gradient. After the `last` one nothing is merged any more."""
 
     round: int
+    last: bool = False
 
 
 @frozen

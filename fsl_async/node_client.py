@@ -268,6 +268,7 @@ class ClientRuntime:
         )
         # Before the welcome the server's heartbeat and expiry are not known; from here on both sides have the same.
         self._endpoint.adopt(transport_settings(config))
+        self._machine.rules = ClientRules(drain_cap_s=config.transfer.drain_cap_s)
         if not self._welcome.done():
             self._welcome.set_result(Membership(welcome, config))
 

@@ -68,6 +68,7 @@ def rules_of(config: Config) -> ServerRules:
         limit_tokens=config.run.tokens,
         limit_s=config.run.seconds,
         drain_s=max(2 * config.session.heartbeat_every_s, 5.0),
+        drain_cap_s=config.transfer.drain_cap_s,
         keep_versions=config.checkpoint.keep_versions,
     )
 

@@ -284,6 +284,11 @@ class TransferConfig:
     stall_s: float = setting(
         10.0, "ask again when no byte has come for this long", span(least=0.05, most=86_400)
     )
+    drain_cap_s: float = setting(
+        3600.0,
+        "at the end, wait no longer than this for transfers that advance",
+        span(least=0, most=86_400),
+    )
 
 
 @frozen(kw_only=True)

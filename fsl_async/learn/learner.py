@@ -73,6 +73,7 @@ class _Fetch:
 @attrs.frozen
 class _SnapshotAsked:
     sequence: int
+    hold: bool = False
 
 
 @attrs.frozen
@@ -111,6 +112,7 @@ class Learner:
         self._requests: deque[_SnapshotAsked | _RebaseAsked] = deque()
         self._refusal: tuple[str, str] | None = None
         self._stopped = False
+        self._holding = False  # the training thread waits in attend() until resume() or stop()
         self._base: Vector | None = None
         self._base_version = NO_VERSION
         self._base_digest = ""
@@ -153,21 +155,34 @@ class Learner:
             self.attend()
 
     def attend(self) -> bool:
-        """Answer what was asked, in the order it was asked. Returns False once stopped. Raises TaskError without a model."""
+        """Answer what was asked, in the order it was asked. Returns False once stopped. Raises TaskError without a model.
+
+        After a snapshot that was asked for with `hold` it waits for more, until `resume` or `stop`.
+        """
         if self._weights is None:
             raise TaskError("fed.step came before fed.attach(model): attach the model first")
         while True:
-            with self._lock:
+            with self._asked:
+                while self._holding and not (self._requests or self._stopped):
+                    self._asked.wait()
                 if not self._requests:
                     self.attention = self._stopped
                     return not self._stopped
                 request = self._requests.popleft()
             if isinstance(request, _SnapshotAsked):
-                self._snapshot(request.sequence)
+                self._snapshot(request.sequence, hold=request.hold)
             else:
                 self._rebase(request.discard)
 
-    def _snapshot(self, sequence: int) -> None:
+    def attend_for(self, seconds: float) -> None:
+        """Answer what is asked within `seconds`, for a training function that is back; returns after the first answer."""
+        with self._asked:
+            self._asked.wait_for(lambda: bool(self._requests), seconds)
+            asked = bool(self._requests)
+        if asked:
+            self.attend()
+
+    def _snapshot(self, sequence: int, *, hold: bool) -> None:
         begun = time.monotonic()
         assert self._weights is not None
         assert self._reference is not None
@@ -180,6 +195,7 @@ class Learner:
             delta = _Delta(self._reference, snapshot, [None] * chunks, chunks)
             self._deltas[sequence] = delta
             self._reference, self._reference_finite = snapshot, finite
+            self._holding = hold
         if not finite:
             # Sent all the same: the parameter server puts it in quarantine, where somebody can look at it.
             metrics["nonfinite"] = 1.0
@@ -218,17 +234,25 @@ class Learner:
 
     # --- loop thread: never waits -----------------------------------------------------------------------------
 
-    def request_snapshot(self, sequence: int) -> None:
+    def request_snapshot(self, sequence: int, *, hold: bool = False) -> None:
         """Ask for delta `sequence`. The next fed.step answers Snapshotted. Asking twice for the same is asking once.
+
+        hold: that step does not return before `resume` or `stop`, but goes on to answer what is asked.
 
         Raises LearnerError before the first Rebased: there is no version to measure from.
         """
         with self._asked:
             if self.version == NO_VERSION:
                 raise LearnerError("no snapshot before the model is on a version of the run")
-            if sequence in self._deltas or _SnapshotAsked(sequence) in self._requests:
+            if sequence in self._deltas or _SnapshotAsked(sequence, hold) in self._requests:
                 return
-            self._ask(_SnapshotAsked(sequence))
+            self._ask(_SnapshotAsked(sequence, hold))
+
+    def resume(self) -> None:
+        """Let the training thread go on that a snapshot holds; fine when none is held."""
+        with self._asked:
+            self._holding = False
+            self._asked.notify_all()
 
     def request_rebase(self, version: int, digest: str, *, discard: bool = False) -> None:
         """Ask the training thread to move onto the base, which must hold `version` with `digest`. Answers Rebased.

@@ -12,6 +12,11 @@ Rules
 - A digest that differs from the announced one, or frames that cannot be applied, are answered by fetching the version in full,
   after a pause: a fault that stays must not move whole models in a tight loop.
 - A call dies with the session it came in; the server repeats it to a client that it still waits for.
+- After the last call nothing more is merged, so the training thread is held at its snapshot until the run's last version is here:
+  nothing is trained in vain, and the user's loop ends with the run's weights. It goes on when there was nothing to send, when the
+  delta is refused, and when the session is lost: who knows when the server is back.
+- When training ends before the run does, what was trained since the last snapshot is sent as a last delta, after the one
+  that is outstanding. That is waited for while its bytes advance, `drain_cap_s` at the most, and `drain_s` without a session.
 
     state      event                         -> effects
     offline    Welcomed                         SendManifest, OfferDelta when one is outstanding
@@ -21,10 +26,13 @@ Rules
     any        FetchReceived                    FinishEncoding when a delta is not fully coded, then ReplaceBase
     any        BaseReplaced                     Rebase
     any        Rebased                          Tell Holding
-    training   SyncCalled                       TakeSnapshot when nothing is outstanding
+    training   SyncCalled                       TakeSnapshot when nothing is outstanding (the last call: and hold)
     training   Snapshotted                      OfferDelta, or Tell Skip when no token was trained
     any        DeltaAcknowledged, DeltaRefused  DropDelta, then whatever waited
-    any        RunEnded, DrainAsked             EndTraining, then Finish once the training thread is back
+    held       ServerLost, DeltaRefused         ResumeTraining
+    any        RunEnded, DrainAsked             EndTraining
+    any        TrainingEnded                    TakeSnapshot, then Finish once all is settled; Finish at once after RunEnded
+    ending     timer "end"                      LookAtTransfers, then Finish unless something advances
     finished   anything                         nothing
 
 What a person should know is said in a Note: joining, the first weights, every version that the model is moved onto (with the fact
@@ -53,6 +61,9 @@ _LOST = {
     "protocol": "the server sent what no server sends",
 }
 
+MOMENT_S = 0.1
+"""Too short a wait to be worth one."""
+
 EXIT_FAILED = 1
 EXIT_REFUSED = 2
 EXIT_INTERRUPTED = 130
@@ -64,6 +75,11 @@ class ClientRules:
 
     reoffer_s: float = 5.0
     drain_s: float = 10.0
+    """At the end: for the training thread, for a session, and for a transfer to begin."""
+    stalled_s: float = 60.0
+    """At the end: for a transfer to advance. Its receiver tells what it wrote in steps of up to 2 MiB."""
+    drain_cap_s: float = 3600.0
+    """At the end: for everything together."""
 
 
 @mutable
@@ -106,14 +122,17 @@ class ClientMachine:
         self.model_digest = ""  # of the version the weights were last moved onto, which the next delta is measured from
         self.delta: Outstanding | None = None
         self.sequence = 0
-        self.call: int | None = None
-        self.answering: int | None = None
+        self.call: ev.SyncCalled | None = None
+        self.answering: ev.SyncCalled | None = None
+        self.held = False  # the training thread waits in its step for the run's last version
         self.fetching: int | None = None  # a version that was asked for or is on its way
         self.fetched: int | None = None  # a version that is here and not applied yet
         self.busy: str | None = None  # "snapshot" | "coding" | "replacing" | "rebasing"
         self.discard = False
         self.ending: tuple[str, int] | None = None
         self.training = True
+        self.ended_at = 0.0  # when training did
+        self.emptied = False  # the last snapshot is taken
         self.refusing = False  # the server takes nothing from this client any more
         self.finished = False
         self.tokens_acknowledged = 0
@@ -140,6 +159,7 @@ class ClientMachine:
             ev.RunEnded: self._run_ended,
             ev.DrainAsked: self._drain_asked,
             ev.TrainingEnded: self._training_ended,
+            ev.TransfersSeen: self._transfers_seen,
         }
 
     def next_deadline(self) -> float | None:
@@ -180,18 +200,25 @@ class ClientMachine:
     def _lost(self, event: ev.ServerLost, now: float) -> list[Effect]:
         self.connected = False
         self._forget_session()
-        if self.ending is not None and not self.training:
-            return self._finish()
         self.away = True
         what = _LOST.get(event.reason, f"the server is away ({event.reason})")
-        meanwhile = "training goes on" if self.model_version >= 0 else "trying again"
-        return [do.Note(f"{what}; {meanwhile}", "warning")]
+        if not self.training:
+            if event.reason == "bye":
+                return self._finish()
+            self.deadlines.set("end", now + self.rules.drain_s)
+            meanwhile = f"waiting {self.rules.drain_s:g} s for it, to send what was trained"
+        else:
+            meanwhile = "training goes on" if self.model_version >= 0 else "trying again"
+        note = do.Note(f"{what}; {meanwhile}", "warning")
+        return [note, *([] if self.busy == "snapshot" else self._resume())]
 
     def _forget_session(self) -> None:
         """Nothing that was asked in a session is answered in the next one."""
         self.publishing = False
         self.fetching = None
         self.call = None
+        if self.answering is not None:
+            self.answering = ev.SyncCalled(self.answering.round)
         self.deadlines.cancel("offer")
         self.deadlines.cancel("fetch")
 
@@ -214,8 +241,10 @@ class ClientMachine:
             elif name == "fetch":
                 self.fetching = None
                 effects.extend(self._advance())
-            else:  # end
+            elif self.training or not self.connected:  # end
                 effects.extend(self._finish())
+            else:
+                effects.append(do.LookAtTransfers())
         return effects
 
     def _stream_lost(self, event: ev.StreamLost, now: float) -> list[Effect]:
@@ -320,11 +349,9 @@ class ClientMachine:
     # --- deltas, up ---
 
     def _called(self, event: ev.SyncCalled, now: float) -> list[Effect]:
-        if event.round == self.answering or (
-            self.delta is not None and self.delta.round == event.round
-        ):
+        if event == self.answering or (self.delta is not None and self.delta.round == event.round):
             return []
-        self.call = event.round
+        self.call = event
         return self._advance()
 
     def _snapshotted(self, event: ev.Snapshotted, now: float) -> list[Effect]:
@@ -334,15 +361,20 @@ class ClientMachine:
         if event.tokens < 1 or event.steps < 1:
             effects: list[Effect] = [do.DropDelta(event.sequence)]
             if self.connected:
-                effects.append(
-                    do.Tell(SERVER, msg.Skip(answered, "no token trained since the last snapshot"))
-                )
-            return effects + self._advance()
+                reason = "no token trained since the last snapshot"
+                effects.append(do.Tell(SERVER, msg.Skip(answered.round, reason)))
+            return [*effects, *self._resume(), *self._advance()]
         key = DeltaKey(self.name, self.incarnation, event.base, event.sequence)
         self.delta = Outstanding(
-            key, self.model_digest, event.tokens, event.steps, answered, event.metrics
+            key, self.model_digest, event.tokens, event.steps, answered.round, event.metrics
         )
-        return self._offer() + self._advance()
+        waits = answered.last and self.connected and self.ending is None
+        return [*([] if waits else self._resume()), *self._offer(), *self._advance()]
+
+    def _resume(self) -> list[Effect]:
+        """Let the training thread go, where a last call holds it."""
+        held, self.held = self.held, False
+        return [do.ResumeTraining()] if held else []
 
     def _encoding_finished(self, event: ev.EncodingFinished, now: float) -> list[Effect]:
         self.busy = None
@@ -367,7 +399,7 @@ class ClientMachine:
         if event.code == "quarantined":
             self.discard = True
             text += "; going back to the run's weights"
-        return [do.Note(text, "warning"), *self._settled(now)]
+        return [do.Note(text, "warning"), *self._resume(), *self._settled(now)]
 
     def _settled(self, now: float) -> list[Effect]:
         assert self.delta is not None
@@ -376,14 +408,14 @@ class ClientMachine:
         self.deadlines.cancel("offer")
         # A delta that the worker is coding at this moment is dropped when that is done.
         effects: list[Effect] = [] if self.busy == "coding" else [do.DropDelta(sequence)]
-        if self.ending is not None and not self.training:
-            return effects + self._finish()
         return effects + self._advance()
 
     # --- what is next ---
 
     def _advance(self) -> list[Effect]:
         """Start whatever is possible now; called after every change."""
+        if not self.training:
+            return self._wind_down()
         if self.ending is not None or not self.attached:
             return []
         effects: list[Effect] = []
@@ -411,10 +443,13 @@ class ClientMachine:
             return effects + self._rebase()
         if self.call is not None and self.delta is None and self.model_version >= 0:
             self.answering, self.call = self.call, None
-            self.sequence += 1
-            self.busy = "snapshot"
-            effects.append(do.TakeSnapshot(self.sequence))
+            effects.append(self._take_snapshot(hold=self.answering.last))
         return effects
+
+    def _take_snapshot(self, *, hold: bool = False) -> Effect:
+        self.sequence += 1
+        self.busy, self.held = "snapshot", hold
+        return do.TakeSnapshot(self.sequence, hold)
 
     # --- the end ---
 
@@ -443,11 +478,29 @@ class ClientMachine:
             return self._finish()
         if self.ending is None:
             self.ending = ("the training function returned", 0)
-        if self.delta is not None and self.connected and not self.refusing:
-            # What was trained should still arrive.
-            self.deadlines.set("end", now + self.rules.drain_s)
+        if self.refusing or self.model_version < 0:
+            return self._finish()
+        self.ended_at = now
+        self.deadlines.set("end", now + self.rules.drain_s)
+        return self._wind_down()
+
+    def _wind_down(self) -> list[Effect]:
+        """The training thread is back: what it trained should still arrive. Called after every change from then on."""
+        if self.busy is not None or self.delta is not None:
             return []
+        if not self.emptied:
+            self.emptied = True
+            # Where the server collects for this version's round, it counts as the answer.
+            self.answering = ev.SyncCalled(self.latest.version)
+            return [self._take_snapshot()]
         return self._finish()
+
+    def _transfers_seen(self, event: ev.TransfersSeen, now: float) -> list[Effect]:
+        until = min(now + self.rules.stalled_s, self.ended_at + self.rules.drain_cap_s)
+        if not event.advanced or until <= now + MOMENT_S:
+            return self._finish()
+        self.deadlines.set("end", until)
+        return []
 
     def _finish(self) -> list[Effect]:
         assert self.ending is not None

@@ -11,8 +11,9 @@ Rules
 - Versions are made one at a time. What is acknowledged meanwhile goes into the next one.
 - Clients pull: a version is announced, and streamed to whoever asks, as the coded update when the client holds the version
   before (checked by digest), else in full.
-- Draining: one last round, then every client gets the last version, then the run ends. If the last version cannot be written,
-  the run ends without it: what was acknowledged is in the spool, for the next start.
+- The end (`roles.ending`): one last round, then every client gets the last version, then the run ends. A limit of rounds makes
+  its last round the last one; any other limit, and the operator, get one more. What is offered after it is refused. If
+  the last version cannot be written, the run ends without it: what was acknowledged is in the spool, for the next start.
 - A delta whose transfer broke off is asked for again ("later"): the client may believe that all of it arrived.
 
     state        event                      -> state        effects
@@ -22,11 +23,13 @@ Rules
     READY        timer "sync"                  COLLECTING   Tell Call to the members
     COLLECTING   DeltaStored, CallSkipped,     COLLECTING   Tell Accepted, Accumulate
                  ClientLeft, timer "round"     or MERGING   Commit when the round says so
-    MERGING      VersionCommitted              READY        Tell Announce to all; Finish when a limit is reached
+    MERGING      VersionCommitted              READY        Tell Announce to all; when a limit is reached, towards the end
     MERGING      CommitFailed                  MERGING      timer "retry", then Commit again
     any          DeltaOffered                  same         ReceiveDelta, or DeclineStream and Tell Accepted | Declined
     any          ClientHello                   same         Admit | Refuse
     any          DrainAsked                    same, last round, then DONE with Tell Stop and Finish
+    ending       timer "round", "drain"        same         LookAtTransfers
+    ending       TransfersSeen                 same         wait for what advances, go on without the rest
     DONE         anything but ClientHello      DONE         nothing
 """
 
@@ -42,7 +45,9 @@ from fsl_async.deadlines import Deadlines
 from fsl_async.effects import Effect
 from fsl_async.learn.weighting import Weighting
 from fsl_async.roles.deltas import DeltaBook
+from fsl_async.roles.ending import Ending
 from fsl_async.roles.ps_state import EXIT_FAILED, LONGEST_RETRY_S, Member, Phase, ServerRules
+from fsl_async.roles.publishing import Publishing
 from fsl_async.roles.round import ArrivalHistory, Round
 
 __all__ = ["EXIT_FAILED", "Member", "Phase", "ServerMachine", "ServerRules"]
@@ -56,7 +61,6 @@ class ServerMachine:
         self.run = run
         self.phase = Phase.EMPTY
         self.members: dict[str, Member] = {}
-        self.publisher: str | None = None
         self.deltas = DeltaBook(
             weighting, max_staleness=rules.max_staleness, keep_versions=rules.keep_versions
         )
@@ -64,8 +68,9 @@ class ServerMachine:
         self.history = ArrivalHistory()
         self.tokens_total = 0
         self.failures = 0
-        self.draining: str | None = None
+        self.ending = Ending(rules.drain_s, rules.stalled_s, rules.drain_cap_s)
         self.deadlines = Deadlines()
+        self.publishing = Publishing(self.members, self.deadlines, rules.retry_s)
         self._handlers: dict[type[ev.Event], Callable[[Any, float], list[Effect]]] = {
             ev.Recovered: self._recovered,
             ev.TimerFired: self._timers,
@@ -81,6 +86,7 @@ class ServerMachine:
             ev.VersionCommitted: self._committed,
             ev.CommitFailed: self._commit_failed,
             ev.StreamLost: self._stream_lost,
+            ev.TransfersSeen: self._transfers_seen,
             ev.DrainAsked: lambda event, now: self._drain(event.reason, now),
         }
 
@@ -117,16 +123,19 @@ class ServerMachine:
             self.deadlines.set("limit", now + self.rules.limit_s)
         if event.version < 0:
             return []
+        self.publishing.done()
         self.deltas.digests = dict(event.digests)
         self.deltas.advance(event.version, event.digest)
         for key in sorted(event.settled):
             self.deltas.settle(key, event.settled[key])
         self.tokens_total = event.tokens_total
         self.phase = Phase.READY
-        self.draining = self.rules.limit_reached(self.version, self.tokens_total)
-        if self.draining is None:
+        self.ending.last_round_over = self.rules.is_last(self.version - 1)
+        limit = self.rules.limit_reached(self.version, self.tokens_total)
+        if limit is None:
             self.deadlines.set("sync", now + self.rules.every_s)
-        else:  # killed between its last version and its end: call nobody, wait for clients to come and fetch
+        else:  # killed between its last version and its end: wait for clients to come and fetch
+            self.ending.begin(limit, now)
             self.deadlines.set("linger", now + self.rules.drain_s)
         waiting = len(event.pending)
         text = f"continuing at version {event.version} with {waiting} deltas still to be merged"
@@ -155,15 +164,11 @@ class ServerMachine:
             return []  # its successor is here already
         del self.members[event.peer]
         effects = self._gone(event.peer, event.incarnation, event.reason, now)
-        return effects + self._finish_if_all_hold()
+        return effects + self._end_if_all_hold(now)
 
     def _gone(self, peer: str, incarnation: int, reason: str, now: float) -> list[Effect]:
         """A session is over: wait for nothing that was asked in it."""
-        effects: list[Effect] = []
-        if self.publisher == peer:
-            self.publisher = None
-            text = f"{peer} left before its initial weights were here"
-            effects += [do.Note(text, "warning"), *self._choose_publisher()]
+        effects = self.publishing.left(peer)
         if self.round is not None and self.round.leave(peer, incarnation):
             text = f"{peer} left ({reason}); round {self.round.number} goes on without it"
             effects.append(do.Note(text))
@@ -184,43 +189,19 @@ class ServerMachine:
             return reject + self._gone(event.peer, member.incarnation, "another model", now)
         member.attached = True
         if self.version < 0:
-            return self._choose_publisher()
+            return self.publishing.choose()
         effects: list[Effect] = [self._announcement(event.peer)]
         if self.round is not None:
             self.round.rejoin(event.peer, member.incarnation)
             if self.round.awaits(event.peer, member.incarnation):
                 # The first call may have been lost with the session it was said in.
-                effects.append(do.Tell(event.peer, msg.Call(self.round.number)))
+                effects.append(do.Tell(event.peer, msg.Call(self.round.number, self.round.last)))
         return effects
 
     # --- initial weights and versions ---
 
-    def _choose_publisher(self) -> list[Effect]:
-        if (
-            self.version >= 0
-            or self.publisher is not None
-            or self.deadlines.when("publish") is not None
-        ):
-            return []
-        for name, member in self.members.items():
-            if member.attached:
-                self.publisher = name
-                text = f"{name} is first and publishes the initial weights"
-                return [do.Note(text), do.Tell(name, msg.Publish())]
-        return []
-
-    def _publishing_failed(self, peer: str | None, reason: str, now: float) -> list[Effect]:
-        """Not at once again, because a full disk is full for a while; and if there is another client, not the same one."""
-        if self.version >= 0:
-            return []
-        self.publisher = None
-        if peer is not None and peer in self.members:
-            self.members[peer] = self.members.pop(peer)
-        self.deadlines.set("publish", now + self.rules.retry_s)
-        return [do.Note(f"{reason}; next try in {self.rules.retry_s:g} s", "warning")]
-
     def _initial_offered(self, event: ev.InitialOffered, now: float) -> list[Effect]:
-        if self.version < 0 and event.peer == self.publisher:
+        if self.version < 0 and event.peer == self.publishing.name:
             return [do.ReceiveInitial(event.peer, event.stream)]
         effects: list[Effect] = [do.DeclineStream(event.peer, event.stream, "not the publisher")]
         if self.version >= 0 and event.peer in self.members:
@@ -258,25 +239,25 @@ class ServerMachine:
             )
             return [do.Note(text, "warning"), do.Serve(event.peer, "full", self.version)]
         member.version = event.version
-        return self._finish_if_all_hold()
+        return self._end_if_all_hold(now)
 
     def _committed(self, event: ev.VersionCommitted, now: float) -> list[Effect]:
         self.tokens_total += self.deltas.advance(event.version, event.digest)
         self.failures = 0
         self.phase = Phase.READY
         if event.version == 0:
-            self.publisher = None
-            self.deadlines.cancel("publish")
+            self.publishing.done()
             self.deadlines.set("sync", now + self.rules.every_s)
             return [do.Note("version 0 is durable, training starts"), *self._announce()]
         called_at = self.round.called_at if self.round is not None else now
-        self.round = None
+        self._round_over()
         # By the clock; a round that overran leaves the clients a moment to move onto the new version first.
         self.deadlines.set(
             "sync", max(called_at + self.rules.every_s, now + 0.1 * self.rules.every_s)
         )
-        if self.draining is None:
-            self.draining = self.rules.limit_reached(self.version, self.tokens_total)
+        limit = self.rules.limit_reached(self.version, self.tokens_total)
+        if limit is not None and not self.ending.asked:
+            self.ending.begin(limit, now)
         return [*self._announce(), *self._settle_down(now)]
 
     # --- rounds ---
@@ -292,14 +273,14 @@ class ServerMachine:
                 case "retry":
                     effects.extend(self._commit())
                 case "publish":
-                    effects.extend(self._choose_publisher())
+                    effects.extend(self.publishing.choose())
                 case "linger":
                     effects.extend(self._settle_down(now))
                 case "limit":
                     text = f"the run's limit of {self.rules.limit_s:g} s is reached"
                     effects.extend(self._drain(text, now))
                 case _:  # drain
-                    effects.extend(self._finish())
+                    effects.append(do.LookAtTransfers())
         return effects
 
     def _call(self, now: float) -> list[Effect]:
@@ -310,22 +291,35 @@ class ServerMachine:
             if member.attached and member.version >= 0
         }
         needed = max(1, self.rules.min_clients if self.version == 0 else 1)
-        if len(called) < needed and self.draining is None:
+        if len(called) < needed and not self.ending.asked:
             self.deadlines.set("sync", now + self.rules.every_s)
             return [do.Note(f"no round: {len(called)} clients are here, {needed} are needed")]
         self.phase = Phase.COLLECTING
-        cap_s = self.rules.drain_s if self.draining is not None else 0.95 * self.rules.every_s
-        self.round = Round(self.version, now, cap_s, called)
+        cap_s = 0.95 * self.rules.every_s
+        if self.ending.asked:
+            cap_s = self.ending.first_wait_s(self.history.usual_s(self.rules.round))
+        last = self.ending.asked or self.rules.is_last(self.version)
+        self.round = Round(self.version, now, cap_s, called, last)
         self.deadlines.cancel("sync")
-        return [do.Tell(name, msg.Call(self.version)) for name in called] + self._evaluate(now)
+        call = msg.Call(self.version, last)
+        return [do.Tell(name, call) for name in called] + self._evaluate(now)
+
+    def _round_over(self) -> None:
+        if self.round is not None and self.round.last:
+            # Of a round that closed without a version, only the end that was asked for is the last one.
+            self.ending.last_round_over = self.ending.asked or self.rules.is_last(self.version - 1)
+        self.round = None
 
     def _evaluate(self, now: float) -> list[Effect]:
         """Ask the open round whether it is time, and act on the answer."""
         if self.phase is not Phase.COLLECTING or self.round is None:
             return []
         cap_at = self.round.called_at + self.round.cap_s
-        if self.draining is not None and now >= cap_at:
-            self.round.dismiss_missing()  # the last round does not outlast its cap
+        if self.ending.asked and self.round.missing():  # the end waits longer than a grace window
+            if now < cap_at:
+                self.deadlines.set("round", cap_at)
+                return []
+            return [do.LookAtTransfers()]
         verdict = self.round.verdict(
             self.rules.round, self.history, now, pending=len(self.deltas.pending)
         )
@@ -352,7 +346,7 @@ class ServerMachine:
         self.deadlines.set("round", now + self.rules.every_s)
         here = {name: member.incarnation for name, member in self.members.items()}
         text = f"round {self.round.number} stays open: {verdict.reason}"
-        call = msg.Call(self.round.number)
+        call = msg.Call(self.round.number, self.round.last)
         return [
             do.Note(text, "warning"),
             *(do.Tell(name, call) for name in self.round.recall(here)),
@@ -363,7 +357,7 @@ class ServerMachine:
         text = f"round {self.round.number} closes without a new version: {reason}"
         self.deadlines.cancel("round")
         self.deadlines.set("sync", max(self.round.called_at + self.rules.every_s, now))
-        self.round = None
+        self._round_over()
         self.phase = Phase.READY
         return [do.Note(text), *self._settle_down(now)]
 
@@ -376,12 +370,12 @@ class ServerMachine:
     def _commit_failed(self, event: ev.CommitFailed, now: float) -> list[Effect]:
         if event.version == 0:
             text = f"the initial weights could not be written: {event.reason}"
-            return self._publishing_failed(self.publisher, text, now)
+            return self.publishing.failed(text, now)
         self.deltas.abandon_merge()
         text = f"version {event.version} could not be written: {event.reason}; nothing is lost"
-        if self.draining is not None:
-            self.draining = f"{self.draining}; {text}, the next start merges it"
-            return [do.Note(self.draining, "warning"), *self._finish(EXIT_FAILED)]
+        if self.ending.asked:
+            self.ending.reason = f"{self.ending.reason}; {text}, the next start merges it"
+            return [do.Note(self.ending.reason, "warning"), *self._finish(EXIT_FAILED)]
         wait_s = min(LONGEST_RETRY_S, self.rules.retry_s * 2**self.failures)
         self.failures += 1
         self.deadlines.set("retry", now + wait_s)
@@ -400,7 +394,7 @@ class ServerMachine:
                 again,
                 *self._answered(event, now),
             ]
-        objection = self.deltas.objection(event)
+        objection = self.deltas.objection(event) or self._too_late()
         if objection is None:
             work = (event.tokens, event.steps, event.round, event.metrics)
             return [do.ReceiveDelta(peer, event.stream, key, event.base_digest, *work)]
@@ -411,6 +405,14 @@ class ServerMachine:
             do.Note(f"refused delta {key.text}: {text}", "warning"),
             *self._answered(event, now),
         ]
+
+    def _too_late(self) -> tuple[str, str] | None:
+        """Why no delta can be merged any more, as a code and a sentence, or None."""
+        if self.ending.asked and self.ending.last_round_over:
+            return "ended", "the run has had its last round"
+        if self.phase is Phase.MERGING and self.round is not None and self.round.last:
+            return "later", "the last round is being merged"
+        return None
 
     def _delta_stored(self, event: ev.DeltaStored, now: float) -> list[Effect]:
         key = event.key
@@ -449,8 +451,8 @@ class ServerMachine:
 
     def _stream_lost(self, event: ev.StreamLost, now: float) -> list[Effect]:
         text = f"stream {event.stream} of {event.peer} broke off: {event.reason}"
-        if event.peer == self.publisher and self.version < 0:
-            return self._publishing_failed(event.peer, text, now)
+        if event.peer == self.publishing.name and self.version < 0:
+            return self.publishing.failed(text, now)
         effects: list[Effect] = [do.Note(text)]
         if event.stream.startswith("delta:") and event.peer in self.members:
             key = event.stream.removeprefix("delta:")
@@ -460,9 +462,9 @@ class ServerMachine:
     # --- the end ---
 
     def _drain(self, reason: str, now: float) -> list[Effect]:
-        if self.draining is not None:
+        if self.ending.asked:
             return []
-        self.draining = reason
+        self.ending.begin(reason, now)
         self.deadlines.cancel("limit")
         if self.phase is Phase.EMPTY:
             return self._finish()
@@ -473,33 +475,58 @@ class ServerMachine:
             self.round.cap_s = now - self.round.called_at + self.rules.drain_s
             effects.extend(self._evaluate(now))
         elif self.deadlines.when("retry") is not None:
-            self.deadlines.cancel(
-                "retry"
-            )  # one more try, at once; MERGING goes on to the end by itself
+            # One more try, at once; MERGING goes on to the end by itself.
+            self.deadlines.cancel("retry")
             effects.extend(self._commit())
         return effects
 
     def _settle_down(self, now: float) -> list[Effect]:
-        """After the last round: wait a while for every client to hold the last version, then end."""
-        if self.draining is None:
+        """Towards the end: wait for every client to hold the version, then call the last round, or end after it."""
+        if not self.ending.asked:
             return []
         self.deadlines.cancel("sync")
         self.deadlines.set("drain", now + self.rules.drain_s)
-        return self._finish_if_all_hold()
+        return self._end_if_all_hold(now)
 
-    def _finish_if_all_hold(self) -> list[Effect]:
+    def _without_version(self) -> set[str]:
+        return {
+            name
+            for name, member in self.members.items()
+            if member.attached and member.version != self.version
+        }
+
+    def _end_if_all_hold(self, now: float) -> list[Effect]:
         lingering = self.deadlines.when("linger") is not None
-        if self.draining is None or self.phase is not Phase.READY or lingering:
+        if not self.ending.asked or self.phase is not Phase.READY or lingering:
             return []
-        if any(
-            member.attached and member.version != self.version for member in self.members.values()
-        ):
+        return [] if self._without_version() else self._next_step(now)
+
+    def _next_step(self, now: float) -> list[Effect]:
+        self.deadlines.cancel("drain")
+        return self._finish() if self.ending.last_round_over else self._call(now)
+
+    def _transfers_seen(self, event: ev.TransfersSeen, now: float) -> list[Effect]:
+        """A step of the end has waited long enough: go on waiting for those whose transfers advance."""
+        if not self.ending.asked:
             return []
-        return self._finish()
+        until = self.ending.longer(now)
+        moving = set(event.advanced) if until is not None else set()
+        if self.phase is Phase.COLLECTING and self.round is not None:
+            slow = [name for name in self.round.missing() if name not in moving]
+            self.round.dismiss(slow)
+            if until is not None and self.round.missing():
+                self.round.cap_s = until - self.round.called_at
+            return self._evaluate(now)
+        if self.phase is not Phase.READY:
+            return []
+        if until is not None and self._without_version() & moving:
+            self.deadlines.set("drain", until)
+            return []
+        return self._next_step(now)
 
     def _finish(self, exit_code: int = 0) -> list[Effect]:
         self.phase = Phase.DONE
         self.deadlines.clear()
-        reason = self.draining or "done"
+        reason = self.ending.reason or "done"
         stop = msg.Stop(reason)
         return [*(do.Tell(name, stop) for name in self.members), do.Finish(reason, exit_code)]

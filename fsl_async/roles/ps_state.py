@@ -24,12 +24,18 @@ class ServerRules:
     limit_tokens: int = 0
     limit_s: float = 0.0
     drain_s: float = 10.0
+    stalled_s: float = 60.0
+    drain_cap_s: float = 3600.0
     keep_versions: int = 3
 
     @property
     def retry_s(self) -> float:
         """How long to wait before a disk is tried again."""
         return min(30.0, 0.1 * self.every_s)
+
+    def is_last(self, number: int) -> bool:
+        """Whether the version that round `number` makes is the last one of the run."""
+        return bool(self.limit_rounds) and number + 1 >= self.limit_rounds
 
     def limit_reached(self, version: int, tokens: int) -> str | None:
         """Which limit a run with that version and those merged tokens has come to."""

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Iterable
 from statistics import median
 
 from attrs import field, frozen, mutable
@@ -49,6 +50,12 @@ class ArrivalHistory:
         usual = called_at + middle + rules.grace_mad_factor * deviation
         return max(usual, quorum_at + rules.grace_min_s)
 
+    def usual_s(self, rules: RoundRules) -> float:
+        """How long answers take; 0 while too few are known."""
+        if len(self.offsets_s) < MIN_OFFSETS:
+            return 0.0
+        return self.grace_until(rules, 0.0, 0.0)
+
 
 @frozen
 class Verdict:
@@ -67,6 +74,7 @@ class Round:
     called_at: float
     cap_s: float
     expected: dict[str, int]
+    last: bool = False  # after it nothing is merged any more
     called: int = 0
     left: dict[str, int] = field(factory=dict)
     quorum_at: float | None = None
@@ -115,9 +123,9 @@ class Round:
             del self.answered[name]
         return again
 
-    def dismiss_missing(self) -> None:
-        """Wait for nobody any longer."""
-        for name in self.missing():
+    def dismiss(self, names: Iterable[str]) -> None:
+        """Wait for these no longer."""
+        for name in names:
             del self.expected[name]
 
     def missing(self) -> list[str]:

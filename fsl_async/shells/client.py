@@ -20,6 +20,7 @@ from fsl_async.events import DeltaKey
 from fsl_async.learn.manifest import Manifest
 from fsl_async.roles.client import SERVER, ClientMachine
 from fsl_async.runtime import Journal, Node, Worker
+from fsl_async.shells.moves import Moves
 from fsl_async.shells.ports import Dialer, Kind, Learner
 from fsl_async.shells.wire import Hello, Welcome, delta_stream, initial_stream
 
@@ -79,6 +80,7 @@ class ClientShell:
         self._welcomed = welcomed
         self._end_training = end_training
         self._fetch: FetchProgress | None = None
+        self._moves = Moves()
         self._on_transport: dict[type, Callable[[Any], None]] = {
             tp.PeerUp: self._up,
             tp.PeerDown: lambda e: self.node.feed(ev.ServerLost(e.reason)),
@@ -99,7 +101,9 @@ class ClientShell:
             do.SendManifest: self._send_manifest,
             do.OfferInitial: self._offer_initial,
             do.AdoptInitial: self._adopt_initial,
-            do.TakeSnapshot: lambda e, _: self.learner.request_snapshot(e.sequence),
+            do.TakeSnapshot: lambda e, _: self.learner.request_snapshot(e.sequence, hold=e.hold),
+            do.ResumeTraining: lambda *_: self.learner.resume(),
+            do.LookAtTransfers: lambda _, number: self._look(number),
             do.OfferDelta: self._offer_delta,
             do.FinishEncoding: self._finish_encoding,
             do.DropDelta: lambda e, _: self.learner.drop_delta(e.sequence),
@@ -167,8 +171,8 @@ class ClientShell:
         match msg.from_wire(event.body):
             case msg.Publish():
                 self.node.feed(ev.PublishAsked())
-            case msg.Call(number):
-                self.node.feed(ev.SyncCalled(number))
+            case msg.Call(number, last):
+                self.node.feed(ev.SyncCalled(number, last))
             case msg.Accepted(key):
                 self.node.feed(ev.DeltaAcknowledged(DeltaKey.parse(key)))
             case msg.Declined(key, code, text):
@@ -200,6 +204,9 @@ class ClientShell:
         self.node.feed(ev.StreamLost(SERVER, event.stream_id, event.reason))
 
     # --- to the world ---
+
+    def _look(self, number: int) -> None:
+        self.node.feed(self._moves.look(self.endpoint.transfers()), number)
 
     def _execute(self, effect: do.Effect, number: int) -> None:
         self._executors[type(effect)](effect, number)

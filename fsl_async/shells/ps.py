@@ -22,6 +22,7 @@ from fsl_async.learn.manifest import Manifest
 from fsl_async.learn.records import Committed, DeltaMeta, Recovered, SpoolResult
 from fsl_async.roles.ps import ServerMachine
 from fsl_async.runtime import Journal, Node, Worker
+from fsl_async.shells.moves import Moves
 from fsl_async.shells.ports import Listener, Store
 from fsl_async.shells.wire import Hello, Welcome, version_stream
 
@@ -111,6 +112,7 @@ class ServerShell:
         self._incoming: dict[tuple[str, str], Callable[[], None]] = {}
         self._serving: dict[tuple[str, str], tuple[StoreSource, int]] = {}
         self._problems: dict[tuple[str, str], str] = {}
+        self._moves = Moves()
         self._on_transport: dict[type, Callable[[Any], None]] = {
             tp.HelloReceived: self._hello,
             tp.PeerDown: self._down,
@@ -127,6 +129,7 @@ class ServerShell:
             do.Note: lambda e, _: self._say(e),
             do.DeclineStream: lambda e, _: self.endpoint.decline(e.peer, e.stream, e.reason),
             do.Finish: lambda e, _: self._finished(e),
+            do.LookAtTransfers: lambda _, number: self._look(number),
             do.Admit: self._admit,
             do.Refuse: lambda e, _: self.endpoint.refuse(e.peer, e.code, e.text),
             do.Dismiss: lambda e, _: self.endpoint.disconnect(e.peer, e.reason),
@@ -283,6 +286,9 @@ class ServerShell:
             self.node.feed(ev.StreamLost(event.peer, event.stream_id, reason))
 
     # --- to the world ---
+
+    def _look(self, number: int) -> None:
+        self.node.feed(self._moves.look(self.endpoint.transfers()), number)
 
     def _execute(self, effect: do.Effect, number: int) -> None:
         self._executors[type(effect)](effect, number)

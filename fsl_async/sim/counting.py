@@ -251,6 +251,8 @@ class CountingLearner:
         self._tokens_per_step = tokens_per_step
         self._initial = initial
         self._started_at: float | None = None
+        self._held_at: float | None = None
+        self._over = False
         self._sent_steps = 0
         self._deltas: dict[int, tuple[Model, int]] = {}
         self._fetch: tuple[str, int, list[bytes | None]] | None = None
@@ -265,7 +267,8 @@ class CountingLearner:
         """Steps trained in this life."""
         if self._started_at is None:
             return 0
-        return int((self._clock.time() - self._started_at) / self._step_s)
+        now = self._clock.time() if self._held_at is None else self._held_at
+        return int((now - self._started_at) / self._step_s + 1e-9)
 
     @property
     def trained_tokens(self) -> int:
@@ -279,16 +282,25 @@ class CountingLearner:
 
     def _at_next_step(self, action: Callable[[], None]) -> None:
         now = self._clock.time()
-        if self._started_at is None:
+        if self._started_at is None or self._held_at is not None:
             self._clock.call_at(now, action)
             return
         self._clock.call_at(self._started_at + (self.steps + 1) * self._step_s, action)
 
-    def request_snapshot(self, sequence: int) -> None:
-        """Answered at the next step."""
-        self._at_next_step(lambda: self._snapshot(sequence))
+    def request_snapshot(self, sequence: int, *, hold: bool = False) -> None:
+        """Answered at the next step; with `hold` no further one is begun."""
+        self._at_next_step(lambda: self._snapshot(sequence, hold=hold))
 
-    def _snapshot(self, sequence: int) -> None:
+    def resume(self) -> None:
+        """Training goes on after a hold."""
+        if self._held_at is not None and not self._over:
+            assert self._started_at is not None
+            self._started_at += self._clock.time() - self._held_at
+            self._held_at = None
+
+    def _snapshot(self, sequence: int, *, hold: bool) -> None:
+        if hold and self._held_at is None:
+            self._held_at = self._clock.time()
         steps = self.steps - self._sent_steps
         self._sent_steps = self.steps
         tokens = steps * self._tokens_per_step
@@ -357,7 +369,14 @@ class CountingLearner:
 
     def stop(self) -> None:
         """The training thread returns at its next step."""
-        self._at_next_step(lambda: self._on_event(TrainingEnded(None)))
+        self._at_next_step(self._end)
+
+    def _end(self) -> None:
+        if not self._over:
+            self._over = True
+            if self._held_at is None:
+                self._held_at = self._clock.time()
+            self._on_event(TrainingEnded(None))
 
     def refuse(self, code: str, text: str) -> None:
         """The server will not have this client."""

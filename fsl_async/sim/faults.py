@@ -27,6 +27,11 @@ class FaultProfile:
     duplicate: float = 0.0
     reorder: float = 0.0
 
+    @property
+    def longest_s(self) -> float:
+        """After this long without new faults everything is back."""
+        return max(self.client_return_s[1], self.partition_s[1], self.server_return_s[1]) + 60.0
+
 
 HOUR_S = 3600.0
 

@@ -12,6 +12,7 @@ node the checks below run on what that event touched, in constant time, so a day
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from attrs import field, mutable
@@ -38,6 +39,8 @@ class Truth:
     violations: list[str] = field(factory=list)
     deltas_doubled: int = 0
     deltas_lost: int = 0
+    tokens_unsent: int = 0
+    """Trained and not sent at the end of the run, by the clients that saw it."""
     _offered: dict[DeltaKey, _Offered] = field(factory=dict)
     _acknowledged: set[DeltaKey] = field(factory=set)
     _refused: set[DeltaKey] = field(factory=set)
@@ -93,6 +96,23 @@ class Truth:
         for key in lost:
             self.violated(f"acknowledged delta {key.text} is lost", now)
         self.deltas_lost += len(lost)
+
+    def run_ended(
+        self, learners: Mapping[str, CountingLearner], names: Sequence[str], now: float
+    ) -> None:
+        """After an end in good order nothing is left over: every client has the last version, and all its work is in it."""
+        last = self.disk.models[-1]
+        for name in names:
+            learner = learners.get(name)
+            if learner is None:
+                self.violated(f"{name} did not end with its run", now)
+            elif learner.model != last:
+                text = f"{name} ended with version {learner.model.version}, not {last.version}"
+                self.violated(text, now)
+            else:
+                self.tokens_unsent += learner.trained_tokens - learner.sent_tokens
+        for key in self.disk.pending:
+            self.violated(f"acknowledged delta {key.text} is not in the last version", now)
 
     def delta_merged(self, key: DeltaKey, now: float) -> None:
         """A delta enters a version."""

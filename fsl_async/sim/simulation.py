@@ -20,7 +20,7 @@ from fsl_async import events as ev
 from fsl_async.learn.weighting import weighting_named
 from fsl_async.observe.journal import TraceHash
 from fsl_async.roles.client import ClientMachine, ClientRules
-from fsl_async.roles.ps import ServerMachine, ServerRules
+from fsl_async.roles.ps import Phase, ServerMachine, ServerRules
 from fsl_async.runtime import Journal
 from fsl_async.shells.client import ClientShell
 from fsl_async.shells.ps import RunFacts, ServerShell
@@ -30,6 +30,7 @@ from fsl_async.sim.faults import HOUR_S, PROFILES, FaultProfile
 from fsl_async.sim.invariants import Truth
 
 SERVER_NAME = "ps"
+LONGEST_END_S = 2 * HOUR_S
 STEP_S = 3.0
 TOKENS_PER_STEP = 4096
 
@@ -166,6 +167,9 @@ class Simulation:
         self._chance = random.Random(f"{settings.seed}/faults")  # noqa: S311 - not for secrets
         self._rules = ServerRules(every_s=settings.every_s, keep_versions=settings.keep_versions)
         self._incarnations = 0
+        self._calm = False  # no new faults: the run is to end
+        self._ending = False
+        self._ended: dict[str, CountingLearner] = {}
         self._transport = tp.TransportSettings(
             heartbeat_every_s=settings.heartbeat_every_s, expire_after_s=settings.expire_after_s
         )
@@ -173,8 +177,7 @@ class Simulation:
     # --- running ---
 
     def run(self, progress: Callable[[float], None] | None = None) -> None:
-        """Run to the end of the simulated time; `progress(hours)` is called about every simulated hour."""
-        end_s = self.settings.hours * HOUR_S
+        """Run to the end of the simulated time, then end the run in good order; `progress(hours)` is called about every hour."""
         self._launch_server()
         for name in self.names:
             self._at(self._chance.uniform(0.0, 30.0), self._launch_client, name)
@@ -189,18 +192,39 @@ class Simulation:
                 gc.collect()
                 if progress is not None:
                     progress(hour)
+            self._end()
         except AssertionError as error:
             self.truth.violated(f"{error}", self.scheduler.time())
         finally:
             gc.enable()
-        assert self.scheduler.time() <= end_s
         self.truth.server_died(self.scheduler.time())
+
+    def _end(self) -> None:
+        """No new faults; when everybody is back the server is asked to end. Lost and repeated messages go on."""
+        self._calm = True
+        calm_s = self.scheduler.time() + self.profile.longest_s
+        give_up_s = calm_s + LONGEST_END_S
+        while not self.truth.violations and self.scheduler.time() < give_up_s:
+            self.scheduler.run_until(self.scheduler.time() + self.settings.heartbeat_every_s)
+            server = self.processes.get(SERVER_NAME)
+            if server is None or len(self.processes) + len(self._ended) <= len(self.names):
+                continue
+            machine = server.shell.machine
+            assert isinstance(machine, ServerMachine)
+            is_time = self.scheduler.time() > calm_s and machine.phase is Phase.READY
+            if is_time and not machine.ending.asked:
+                self._ending = True
+                server.shell.node.feed(ev.DrainAsked("the simulated time is over"))
+            if len(self._ended) == len(self.names):
+                break
+        if self._ending and not self.truth.violations:
+            self.truth.run_ended(self._ended, self.names, self.scheduler.time())
 
     def _at(self, delay_s: float, action: Callable[..., object], *args: object) -> None:
         self.scheduler.call_at(self.scheduler.time() + delay_s, action, *args)
 
     def _plan(self, every_s: float, action: Callable[..., object], *args: object) -> None:
-        if every_s:
+        if every_s and not self._calm:
             self._at(self._chance.expovariate(1.0 / every_s), action, *args)
 
     # --- processes ---
@@ -293,8 +317,14 @@ class Simulation:
         clock.call_at(clock.time() + chance.uniform(2.0, 15.0), learner.attach)
 
     def _gone(self, name: str) -> None:
-        """A client ended by itself, which no run of the simulator asks for."""
-        self.truth.violated(f"{name} gave up", self.scheduler.time())
+        """A client ended by itself, which no run of the simulator asks for before its end."""
+        if not self._ending:
+            self.truth.violated(f"{name} gave up", self.scheduler.time())
+            return
+        learner = self.processes[name].shell.learner  # type: ignore[union-attr]
+        assert isinstance(learner, CountingLearner)
+        self._ended[name] = learner
+        self._kill(name)
 
     # --- faults ---
 
@@ -313,26 +343,28 @@ class Simulation:
         return True
 
     def _kill_client(self, name: str) -> None:
-        if self._kill(name):
+        if not self._calm and self._kill(name):
             self.counts.fault("client killed")
             self.counts.relaunches += 1
             self._at(self._chance.uniform(*self.profile.client_return_s), self._launch_client, name)
         self._plan(self.profile.client_kill_every_s, self._kill_client, name)
 
     def _kill_server(self) -> None:
-        if self._kill(SERVER_NAME):
+        if not self._calm and self._kill(SERVER_NAME):
             self.counts.fault("server killed")
             self.truth.server_died(self.scheduler.time())
             self._at(self._chance.uniform(*self.profile.server_return_s), self._launch_server)
         self._plan(self.profile.server_kill_every_s, self._kill_server)
 
     def _reset(self, name: str) -> None:
-        if name in self.processes:
+        if name in self.processes and not self._calm:
             self.counts.fault("connection reset")
             self.network.reset(name, SERVER_NAME)
         self._plan(self.profile.reset_every_s, self._reset, name)
 
     def _cut(self, name: str) -> None:
+        if self._calm:
+            return
         self.counts.fault("partition")
         self.network.cut(name, SERVER_NAME)
         self._at(self._chance.uniform(*self.profile.partition_s), self._heal, name)

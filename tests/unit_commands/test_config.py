@@ -259,7 +259,7 @@ def test_defaults_are_the_documented_ones():
         "outer": {"optimizer": "nesterov", "learning_rate": 0.7, "momentum": 0.9},
         "codec": {"up": "e4m3", "down": "e4m3", "block_values": 128},
         "session": {"heartbeat_every_s": 5.0, "expire_after_s": 20.0},
-        "transfer": {"window_bytes": 4194304, "stall_s": 10.0},
+        "transfer": {"window_bytes": 4194304, "stall_s": 10.0, "drain_cap_s": 3600.0},
         "data": {"path": "", "shards": 0, "sharding": "disjoint", "holdout": 0.02},
         "model": {"preset": "3m", "layers": 0, "width": 0, "heads": 0, "context": 0},
         "train": {

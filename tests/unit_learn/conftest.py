@@ -3,8 +3,10 @@
 
 import errno
 import os
+import queue
 import shutil
 import tempfile
+import threading
 from itertools import count
 from pathlib import Path
 
@@ -276,3 +278,31 @@ def make_run(run_root):
 def run(make_run):
     """A run of a small model, not started."""
     return make_run()
+
+
+@pytest.fixture
+def in_thread():
+    """Run work in a thread; gives a function that waits for it and returns its result or raises its error."""
+
+    def start(work):
+        answer = queue.Queue()
+
+        def run():
+            try:
+                answer.put((work(), None))
+            except Exception as error:  # noqa: BLE001
+                answer.put((None, error))
+
+        thread = threading.Thread(target=run)
+        thread.start()
+
+        def wait():
+            result, error = answer.get(timeout=20)
+            thread.join(20)
+            if error is not None:
+                raise error
+            return result
+
+        return wait
+
+    return start

@@ -1,7 +1,6 @@
 """Snapshots, deltas, fetches and rebases in any order, and between threads."""
 
 import queue
-import threading
 
 import numpy as np
 import pytest
@@ -10,9 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from fsl_async.errors import RefusedError, TaskError
 from fsl_async.events import Attached, Rebased, Snapshotted
-from fsl_async.learn.learner import Learner, LearnerError, RunFinishedError
+from fsl_async.learn.learner import Learner, LearnerError
 from fsl_async.learn.manifest import CHUNK_VALUES, digest_of
 from fsl_codecs import CodecSpec, decode, encode
 
@@ -409,61 +407,9 @@ def test_vectors_are_as_few_as_promised():
     assert all(delta.minuend is None for delta in learner._deltas.values())
 
 
-def test_attach_refuses_what_cannot_begin_a_run():
-    """These are a user's mistakes; each gets its line before any weight travels."""
-    learner = Learner()
-    with pytest.raises(TaskError, match="NaN"):
-        learner.attach(Model(start=float("nan")))
-    with pytest.raises(TaskError, match=r"before fed\.attach"):
-        learner.attend()
-    learner = attached(Model())
-    with pytest.raises(TaskError, match="twice"):
-        learner.attach(Model())
-
-
-def in_thread(work):
-    """Run `work` in a thread; returns a function that waits for it and gives back its result or raises its error."""
-    answer = queue.Queue()
-
-    def run():
-        try:
-            answer.put((work(), None))
-        except Exception as error:  # noqa: BLE001
-            answer.put((None, error))
-
-    thread = threading.Thread(target=run)
-    thread.start()
-
-    def wait():
-        result, error = answer.get(timeout=20)
-        thread.join(20)
-        if error is not None:
-            raise error
-        return result
-
-    return wait
-
-
-@pytest.mark.parametrize("early", [True, False])
-def test_attach_ends_when_the_model_is_refused_or_the_run_stops(early):
-    """A training thread that waits for ever would keep the process from ending."""
-    for ask, kind, text in (
-        (lambda learner: learner.refuse("manifest", "w differs"), RefusedError, "w differs"),
-        (lambda learner: learner.stop(), RunFinishedError, "run ended before"),
-    ):
-        learner, events = Learner(), queue.Queue()
-        learner.on_event = events.put
-        if early:
-            ask(learner)
-        wait = in_thread(lambda learner=learner: learner.attach(Model()))
-        assert isinstance(events.get(timeout=20), Attached)
-        if not early:
-            ask(learner)
-        with pytest.raises(kind, match=text):
-            wait()
-
-
-def test_a_snapshot_asked_by_another_thread_is_answered_at_the_next_step_while_training_goes_on():
+def test_a_snapshot_asked_by_another_thread_is_answered_at_the_next_step_while_training_goes_on(
+    in_thread,
+):
     """The real arrangement: training, loop and worker threads at once, for a hundred versions."""
     model = Model(CHUNK_VALUES + 9, start=1.0)
     learner, events = Learner(), queue.Queue()
@@ -501,12 +447,3 @@ def test_a_snapshot_asked_by_another_thread_is_answered_at_the_next_step_while_t
     wait()
     assert not step(learner)
     np.testing.assert_array_equal(model.numbers(), np.float32(1.0 + done[0]))
-
-
-def test_requests_before_the_end_are_still_answered():
-    """The last delta of a drained client is asked for just before it is stopped."""
-    learner = attached(Model())
-    learner.request_snapshot(1)
-    learner.stop()
-    assert not step(learner)
-    assert isinstance(learner.events[-1], Snapshotted)

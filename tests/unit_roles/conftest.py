@@ -40,17 +40,28 @@ class ServerDriver:
 
     machine: ServerMachine
     now: float = 0.0
+    moving: tuple = ()  # whose transfers advance, when the machine asks
 
     def feed(self, event, after_s=0.0):
         self.now += after_s
-        return self.machine.handle(event, self.now)
+        return self.look(self.machine.handle(event, self.now))
+
+    def look(self, effects):
+        """Answer the question for transfers, as the shell does."""
+        made = []
+        for effect in effects:
+            if isinstance(effect, do.LookAtTransfers):
+                made += self.feed(ev.TransfersSeen(tuple(self.moving)))
+            else:
+                made.append(effect)
+        return made
 
     def fire(self):
         """Let the clock reach the next deadline; it must be used up by that."""
         when = self.machine.next_deadline()
         assert when is not None, "no deadline is armed"
         self.now = max(self.now, when)
-        effects = self.machine.handle(ev.TimerFired(), self.now)
+        effects = self.look(self.machine.handle(ev.TimerFired(), self.now))
         after = self.machine.next_deadline()
         assert after is None or after > self.now, "a deadline that is due stays due: a timer storm"
         return effects
@@ -112,15 +123,17 @@ class ClientDriver:
     machine: ClientMachine
     now: float = 0.0
     told: list = attrs.field(factory=list)
+    moving: tuple = ()
 
     def feed(self, event, after_s=0.0):
         self.now += after_s
-        effects = self.machine.handle(event, self.now)
+        effects = self.look(self.machine.handle(event, self.now))
         plain = [each for each in effects if isinstance(each, do.Note) and each.level == "info"]
         self.told += plain
         return [each for each in effects if each not in plain]
 
     fire = ServerDriver.fire
+    look = ServerDriver.look
 
     def welcome(self):
         return self.feed(ev.Welcomed(RUN, 0, 4))
@@ -143,8 +156,8 @@ class ClientDriver:
     def rebased(self, version):
         return self.feed(ev.Rebased(version))
 
-    def call(self, number):
-        return self.feed(ev.SyncCalled(number))
+    def call(self, number, *, last=False):
+        return self.feed(ev.SyncCalled(number, last))
 
     def snapshot(self, sequence, base, tokens=8, steps=2):
         return self.feed(ev.Snapshotted(sequence, base, tokens, steps))

@@ -10,6 +10,7 @@ from fsl_async.events import DeltaKey
 
 KINDS = sorted(msg._TYPES.values(), key=lambda cls: cls.__name__)
 VALUES = {
+    "bool": st.booleans(),
     "str": st.text(max_size=20),
     "int": st.integers(-1, (1 << 63) - 1),
     "list[Any]": st.lists(st.integers(), max_size=3),
@@ -72,13 +73,13 @@ def test_one_wrong_field_is_refused(message, data):
         ({"m": ["Call"]}, "unknown message"),
         ({"m": "x" * 1000}, "unknown message 'xxx"),
         ({"m": "Message"}, "unknown message"),
-        ({"m": "Call"}, "has 0 fields, expected 1"),
-        ({"m": "Call", "round": 1, "more": 1}, "has 2 fields"),
-        ({"m": "Call", "rounds": 1}, "Call.round is NoneType"),
-        ({"m": "Call", "round": True}, "Call.round is bool, not int"),
-        ({"m": "Call", "round": 1.0}, "Call.round is float"),
-        ({"m": "Call", "round": -2}, "out of range"),
-        ({"m": "Call", "round": 1 << 63}, "out of range"),
+        ({"m": "Call"}, "has 0 fields, expected 2"),
+        ({"m": "Call", "round": 1, "last": True, "more": 1}, "has 3 fields"),
+        ({"m": "Call", "rounds": 1, "last": False}, "Call.round is NoneType"),
+        ({"m": "Call", "round": True, "last": False}, "Call.round is bool, not int"),
+        ({"m": "Call", "round": 1.0, "last": False}, "Call.round is float"),
+        ({"m": "Call", "round": -2, "last": False}, "out of range"),
+        ({"m": "Call", "round": 1 << 63, "last": False}, "out of range"),
         ({"m": "Stop", "reason": b"x"}, "Stop.reason is bytes"),
         ({"m": "Stop", "reason": "x" * (msg.MAX_TEXT + 1)}, "longer than"),
         ({"m": "Attach", "fingerprint": "f", "manifest": {}}, "is dict, not list"),

@@ -25,7 +25,7 @@ from fsl_async.roles.ps import ServerMachine, ServerRules
 
 TO_CLIENT = {
     msg.Publish: lambda m: ev.PublishAsked(),
-    msg.Call: lambda m: ev.SyncCalled(m.round),
+    msg.Call: lambda m: ev.SyncCalled(m.round, m.last),
     msg.Accepted: lambda m: ev.DeltaAcknowledged(DeltaKey.parse(m.key)),
     msg.Declined: lambda m: ev.DeltaRefused(DeltaKey.parse(m.key), m.code, m.text),
     msg.Announce: lambda m: ev.VersionAnnounced(m.version, m.digest),
@@ -50,6 +50,7 @@ class Process:
     base: tuple = (-1, "")
     model: tuple = (-1, "")
     trained_since: float = 0.0
+    held_since: float | None = None
     kind: str = ""
 
 
@@ -223,6 +224,8 @@ class World:
                 self.transfer(session, server, stream, store)
             case do.Accumulate(key, _):
                 self.job(server, lambda: self.accumulate(key))
+            case do.LookAtTransfers():
+                self.feed(server, ev.TransfersSeen(()))
             case do.Commit(version, merged, _):
                 digest = f"{self.digests[-1]}+{version}" if len(self.digests) == version else ""
                 self.job(server, lambda: self.commit(version, merged, digest))
@@ -289,12 +292,18 @@ class World:
                 self.job(client, lambda: self.feed(client, ev.EncodingFinished(sequence)))
             case do.ReplaceBase(version):
                 self.job(client, lambda: self.replace(client, version))
-            case do.TakeSnapshot(sequence):
-                self.at(client, self.chance.uniform(0, 2), self.snapshot, client, sequence)
+            case do.TakeSnapshot(sequence, hold):
+                self.at(client, self.chance.uniform(0, 2), self.snapshot, client, sequence, hold)
+            case do.ResumeTraining():
+                assert client.held_since is not None, "nobody is held"
+                client.trained_since += self.now - client.held_since
+                client.held_since = None
+            case do.LookAtTransfers():
+                self.feed(client, ev.TransfersSeen(()))
             case do.Rebase():
                 self.at(client, self.chance.uniform(0, 2), self.rebase, client)
             case do.EndTraining():
-                self.at(client, 0.5, self.feed, client, ev.TrainingEnded(None))
+                self.at(client, 0.5, self.end, client)
 
     def replace(self, client, version):
         right = client.kind == "full" or client.base == (version - 1, self.digests[version - 1])
@@ -305,9 +314,16 @@ class World:
         client.base = (version, "flipped" if self.fault(0.05) else self.digests[version])
         self.feed(client, ev.BaseReplaced(*client.base))
 
-    def snapshot(self, client, sequence):
-        tokens = int(10 * (self.now - client.trained_since)) if self.chance.random() < 0.9 else 0
-        client.trained_since = self.now if tokens else client.trained_since
+    def end(self, client):
+        client.held_since = self.now if client.held_since is None else client.held_since
+        self.feed(client, ev.TrainingEnded(None))
+
+    def snapshot(self, client, sequence, hold):
+        since, until = client.trained_since, client.held_since or self.now
+        tokens = int(10 * (until - since)) if self.chance.random() < 0.9 else 0
+        client.trained_since = until if tokens else since
+        if hold and client.held_since is None:
+            client.held_since = self.now
         self.feed(client, ev.Snapshotted(sequence, client.model[0], tokens, tokens))
 
     def rebase(self, client):

@@ -38,7 +38,7 @@ def test_drain_when_ready_calls_one_last_round(server, look):
     """What was trained since the last round still counts."""
     server.begin("a", "b")
     effects = drain(server)
-    assert look.said(effects) == [msg.Call(0)] * 2
+    assert look.said(effects) == [msg.Call(0, last=True)] * 2
     assert drain(server) == []
     server.store(key("a"))
     (commit,) = look.only(server.fire(), do.Commit)
@@ -58,13 +58,16 @@ def test_drain_with_nobody_here(server, look):
 
 
 def test_drain_in_a_round_shortens_it(server, look):
-    """Clients get drain_s for what they have, also in a round that is overdue."""
+    """Clients get drain_s for what they have, also in a round that is overdue; then they hand in the rest."""
     server.begin("a", "b")
     server.fire()
     drain(server)
     assert server.machine.next_deadline() == 610.0
     effects = server.fire()
     assert "closes without a new version" in look.notes(effects)
+    assert look.said(effects) == [msg.Call(0, last=True)] * 2
+    effects = server.fire()
+    assert server.now == 620.0
     assert look.only(effects, do.Finish), "nothing came, so all hold the last version already"
 
 
@@ -78,13 +81,15 @@ def test_drain_in_an_overdue_round_still_waits_a_moment(server, look):
 
 
 def test_drain_while_merging(server, look):
-    """The commit under way is the last."""
+    """What was trained since the snapshots of the merge under way is called for when its version is out."""
     server.begin("a")
     server.fire()
     server.store(key("a"))
     effects = drain(server)
     assert look.only(effects, do.Commit) == []
     assert look.said(server.committed(1)) == [msg.Announce(1, "d1")]
+    assert look.said(server.fire()) == [msg.Call(1, last=True)]
+    server.fire()
     server.fire()
     assert server.machine.ended, (
         "a client that never holds the last version is not waited for for ever"
@@ -108,18 +113,120 @@ def test_drain_with_a_full_disk_ends(server, look, failed_before):
     assert server.machine.next_deadline() is None
 
 
-@pytest.mark.parametrize("limit", ["limit_rounds", "limit_tokens"])
-def test_limits_by_rounds_and_tokens(make_server, look, limit):
-    """The version that reaches the limit is handed out, then the run ends without another round."""
-    server = make_server(**{limit: 1 if limit == "limit_rounds" else 8})
+def test_limit_by_rounds(make_server, look):
+    """Its last round is known to be the last when it is called, so it needs no other one."""
+    server = make_server(limit_rounds=2)
+    server.begin("a")
+    assert look.said(server.fire()) == [msg.Call(0)]
+    server.store(key("a"))
+    server.committed(1)
+    server.hold("a", 1)
+    assert look.said(server.fire()) == [msg.Call(1, last=True)]
+    server.store(key("a", 2, 1))
+    effects = server.committed(2)
+    assert look.said(effects) == [msg.Announce(2, "d2")]
+    effects = server.hold("a", 2)
+    assert "limit of" in finish(effects, look).reason
+    assert look.said(effects) == [msg.Stop(finish(effects, look).reason)]
+
+
+def test_limit_by_tokens(make_server, look):
+    """Nobody knows before that a round reaches it, so what clients trained since is called for when they hold its version."""
+    server = make_server(limit_tokens=8)
     server.begin("a")
     server.fire()
     server.store(key("a"))
-    effects = server.committed(1)
-    assert look.said(effects) == [msg.Announce(1, "d1")]
-    effects = server.hold("a", 1)
-    assert "limit of" in finish(effects, look).reason
-    assert look.said(effects) == [msg.Stop(finish(effects, look).reason)]
+    assert look.said(server.committed(1)) == [msg.Announce(1, "d1")]
+    assert look.said(server.hold("a", 1)) == [msg.Call(1, last=True)]
+    server.store(key("a", 2, 1))
+    server.committed(2)
+    assert "limit of" in finish(server.hold("a", 2), look).reason
+    assert server.machine.tokens_total == 16
+
+
+def test_a_last_round_that_nobody_answers_is_not_the_last(make_server, look):
+    """With a limit of rounds and nothing to merge, the round is called again; the run must not end a version short."""
+    server = make_server(limit_rounds=1, every_s=100.0)
+    server.begin("a")
+    server.fire()
+    assert look.only(server.feed(ev.CallSkipped("a", 0, "nothing")), do.Finish) == []
+    assert look.said(server.fire()) == [msg.Call(0, last=True)]
+    assert look.only(server.offer(key("a")), do.ReceiveDelta)
+
+
+def test_after_the_last_round_nothing_is_taken(make_server, look):
+    """What would never be merged must not be acknowledged; while it may be, the answer is to come again."""
+    server = make_server(limit_rounds=1)
+    server.begin("a", "b")
+    server.fire()
+    server.store(key("a"))
+    server.store(key("b"))
+    (answer,) = look.said(server.offer(key("a", 2)))
+    assert answer.code == "later"
+    server.committed(1)
+    (answer,) = look.said(server.offer(key("a", 2)))
+    assert answer.code == "ended"
+    assert look.said(server.offer(key("a"))) == [msg.Accepted("a/1/0/1")], "a known key as ever"
+
+
+def test_the_end_waits_for_a_slow_upload(make_server, look):
+    """Before, drain_s was all there was: on a slow line the last delta was lost however well it advanced."""
+    server = make_server(drain_s=10.0, stalled_s=60.0, drain_cap_s=1000.0)
+    server.begin("a", "b", "c")
+    drain(server)
+    server.store(key("b"))
+    server.moving = ("a",)
+    effects = server.fire()
+    assert look.only(effects, do.Commit) == []
+    assert server.machine.round.missing() == ["a"], "c, whose bytes do not move, is given up"
+    assert server.machine.next_deadline() == 10.0 + 60.0
+    server.fire()
+    (commit,) = look.only(server.store(key("a"), after_s=5.0), do.Commit)
+    assert {one.key.client for one in commit.merged} == {"a", "b"}
+
+
+def test_the_end_waits_for_a_slow_download(make_server, look):
+    """The same for the last version on its way to a client."""
+    server = make_server(limit_rounds=1, drain_s=10.0, stalled_s=60.0)
+    server.begin("a")
+    server.fire()
+    server.store(key("a"))
+    server.committed(1)
+    server.moving = ("a",)
+    server.fire()
+    server.fire()
+    assert not server.machine.ended
+    server.moving = ()
+    server.fire()
+    assert server.machine.ended, "its transfer stands still"
+
+
+@pytest.mark.parametrize("collecting", [True, False])
+def test_the_end_has_a_cap(make_server, look, collecting):
+    """A transfer that advances for ever must not keep the run for ever."""
+    server = make_server(drain_s=10.0, stalled_s=60.0, drain_cap_s=200.0)
+    server.begin("a")
+    server.moving = ("a",)
+    drain(server)
+    if not collecting:
+        server.store(key("a"))
+        server.committed(1)
+    while not server.machine.ended:
+        server.fire()
+    assert server.now <= 200.0 + 10.0
+
+
+def test_the_last_round_waits_as_long_as_answers_take(make_server):
+    """A training step may be longer than drain_s: what is usual is known from the rounds before."""
+    server = make_server(every_s=100.0)
+    server.begin("a")
+    for version in range(3):
+        server.fire()
+        server.store(key("a", version + 1, version), after_s=30.0)
+        server.committed(version + 1)
+        server.hold("a", version + 1)
+    drain(server)
+    assert server.machine.next_deadline() == pytest.approx(server.now + 30.0)
 
 
 def test_limit_by_time(make_server, look):
@@ -128,7 +235,7 @@ def test_limit_by_time(make_server, look):
     server.begin("a")
     effects = server.fire()
     assert server.now == 30.0
-    assert look.said(effects) == [msg.Call(0)]
+    assert look.said(effects) == [msg.Call(0, last=True)]
     assert "limit of 30 s" in look.notes(effects)
 
 
@@ -154,7 +261,8 @@ def test_a_member_that_leaves_ends_the_wait(server, look):
     drain(server)
     server.committed(1)
     server.hold("a", 1)
-    assert look.only(server.left("b"), do.Finish)
+    assert look.said(server.left("b"), "a") == [msg.Call(1, last=True)]
+    assert look.only(server.feed(ev.CallSkipped("a", 1, "nothing")), do.Finish)
 
 
 def test_a_hello_that_ends_the_last_round(server, look):

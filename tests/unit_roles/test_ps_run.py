@@ -35,9 +35,9 @@ def test_publisher_dies_before_version_0(server, look):
     server.hello("b")
     server.join("c")
     assert look.said(server.left("a")) == [msg.Publish()]
-    assert server.machine.publisher == "c"
+    assert server.machine.publishing.name == "c"
     server.left("c")
-    assert server.machine.publisher is None
+    assert server.machine.publishing.name is None
     assert look.said(server.attach("b"), "b") == [msg.Publish()]
 
 

@@ -110,7 +110,7 @@ def test_giving_up_on_the_missing():
     """The last round of a run does not outlast its cap."""
     open_ = open_round("a", "b")
     open_.answer("a", contributed=True)
-    open_.dismiss_missing()
+    open_.dismiss(open_.missing())
     assert decide(open_, 1001.0).action == "merge"
 
 

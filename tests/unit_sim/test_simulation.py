@@ -8,6 +8,7 @@ from click.testing import CliRunner
 from fsl_async.commands import sim as sim_command
 from fsl_async.roles.client import ClientMachine
 from fsl_async.roles.deltas import DeltaBook
+from fsl_async.roles.ps import ServerMachine
 from fsl_async.sim.counting import CountingLearner, CountingStore
 from fsl_async.sim.simulation import Simulation, SimulationSettings
 
@@ -51,6 +52,36 @@ def test_without_faults_almost_everybody_takes_part():
     assert simulation.counts.faults == 0
     assert simulation.participation.share > 0.99
     assert len(simulation.disk.merged) >= 6 * (len(simulation.disk.models) - 1) - 6
+
+
+@pytest.mark.parametrize("faults", ["none", "storm"])
+def test_at_the_end_nothing_is_left_over(faults):
+    """Every step that was trained is in the last version, and every client holds it: the last round takes all and ends training."""
+    simulation = simulate(hours=1.0, faults=faults)
+    assert simulation.truth.violations == []
+    assert simulation.truth.tokens_unsent == 0
+    learners = [simulation._ended[name] for name in simulation.names]
+    assert all(learner.model == simulation.disk.models[-1] for learner in learners)
+    assert simulation.disk.pending == {}
+
+
+@pytest.mark.parametrize("without", ["hold", "last round"])
+def test_the_end_can_fail(monkeypatch, without):
+    """Proof that the test above tests something."""
+    if without == "hold":
+        original = CountingLearner.request_snapshot
+        deaf = lambda self, sequence, **_: original(self, sequence)  # noqa: E731
+        monkeypatch.setattr(CountingLearner, "request_snapshot", deaf)
+    else:
+        over = lambda self, now: self._finish()  # noqa: E731
+        monkeypatch.setattr(ServerMachine, "_call", skip_last(ServerMachine._call, over))
+    simulation = simulate(hours=1.0, faults="none")
+    assert simulation.truth.violations or simulation.truth.tokens_unsent > 0
+
+
+def skip_last(call, over):
+    """`_call`, but for the last round, in place of which `over` happens."""
+    return lambda self, now: over(self, now) if self.ending.asked else call(self, now)
 
 
 def test_the_same_seed_gives_the_same_trace():

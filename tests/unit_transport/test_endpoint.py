@@ -171,7 +171,7 @@ def test_strangers_get_answers(world, pair):
     link, heard = raw(world, "stranger")
     pack = lambda *fields: frames.pack(fields, 1000)  # noqa: E731
     link.send("", Lane.CONTROL, [pack(frames.ACK, b"12345678", 0, False)])
-    link.send("", Lane.CONTROL, [pack(frames.HELLO, 2, 5, 1, "future", "shape")])
+    link.send("", Lane.CONTROL, [pack(frames.HELLO, 9, 5, 1, "future", "shape")])
     link.send("", Lane.CONTROL, [pack(frames.BYE, b"12345678", "x")])
     link.send("", Lane.BULK, [pack(frames.CHUNK, b"12345678", 1, 0, 0), b"x"])
     world.run(1)
@@ -188,7 +188,7 @@ def test_protocol_mismatch_is_explained_to_the_dialer(world, monkeypatch):
     monkeypatch.undo()
     world.until(lambda: client.count(Refused))
     assert client.last(Refused).code == "protocol"
-    assert "protocol 1, the dialer 9" in client.last(Refused).text
+    assert "protocol 2, the dialer 9" in client.last(Refused).text
 
 
 def test_bad_bytes_cost_the_peer_its_session(world, pair):
@@ -253,7 +253,11 @@ def test_a_hello_under_another_name(world, pair):
     """The connection's name is the one that counts."""
     ps, _client = pair
     link, _heard = raw(world, "mallory")
-    link.send("", Lane.CONTROL, [frames.pack((frames.HELLO, 1, 99, 1, "c", "x", {}), 1000)])
+    link.send(
+        "",
+        Lane.CONTROL,
+        [frames.pack((frames.HELLO, frames.PROTOCOL_VERSION, 99, 1, "c", "x", {}), 1000)],
+    )
     world.run(1)
     assert ps.endpoint.bad_messages == 1
     assert ps.count(HelloReceived) == 1
@@ -266,7 +270,13 @@ def test_a_stranger_gets_only_a_small_message_parsed(world):
     link, _ = raw(world, "stranger")
     body = {"x": b"x" * (300 * 1024)}
     link.send(
-        "", Lane.CONTROL, [frames.pack((frames.HELLO, 1, 9, 1, "stranger", "x", body), 1 << 20)]
+        "",
+        Lane.CONTROL,
+        [
+            frames.pack(
+                (frames.HELLO, frames.PROTOCOL_VERSION, 9, 1, "stranger", "x", body), 1 << 20
+            )
+        ],
     )
     world.run(1)
     assert ps.count(HelloReceived) == 0

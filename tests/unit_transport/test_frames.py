@@ -11,7 +11,10 @@ from fsl_transport import LocalError, PeerError, frames
 
 SESSION = b"s" * 8
 GOOD = [
-    ((frames.HELLO, 1, 5, 2, "c", "client", {"a": [1, {"b": None}]}), frames.Hello),
+    (
+        (frames.HELLO, frames.PROTOCOL_VERSION, 5, 2, "c", "client", {"a": [1, {"b": None}]}),
+        frames.Hello,
+    ),
     ((frames.WELCOME, 1, 5, 2, SESSION, 9, {}), frames.Welcome),
     ((frames.REFUSE, 1, 5, 2, "full", "no room", 0), frames.Refuse),
     ((frames.UNKNOWN, SESSION), frames.Unknown),
@@ -101,13 +104,15 @@ BAD = {
     "huge number": (raw(frames.ACK, SESSION, 1 << 63, False),),
     "bool for a number": (raw(frames.ACK, SESSION, True, False),),
     "number for a bool": (raw(frames.ACK, SESSION, 1, 1),),
-    "bad name": (raw(frames.HELLO, 1, 5, 2, "../c", "client", {}),),
-    "empty name": (raw(frames.HELLO, 1, 5, 2, "", "client", {}),),
-    "long role": (raw(frames.HELLO, 1, 5, 2, "c", "r" * 2000, {}),),
-    "short hello": (raw(frames.HELLO, 1, 5),),
-    "body is a list": (raw(frames.HELLO, 1, 5, 2, "c", "client", []),),
-    "int key": (raw(frames.HELLO, 1, 5, 2, "c", "client", {1: 2}),),
-    "bytes key inside": (raw(frames.HELLO, 1, 5, 2, "c", "client", {"a": [{b"k": 2}]}),),
+    "bad name": (raw(frames.HELLO, frames.PROTOCOL_VERSION, 5, 2, "../c", "client", {}),),
+    "empty name": (raw(frames.HELLO, frames.PROTOCOL_VERSION, 5, 2, "", "client", {}),),
+    "long role": (raw(frames.HELLO, frames.PROTOCOL_VERSION, 5, 2, "c", "r" * 2000, {}),),
+    "short hello": (raw(frames.HELLO, frames.PROTOCOL_VERSION, 5),),
+    "body is a list": (raw(frames.HELLO, frames.PROTOCOL_VERSION, 5, 2, "c", "client", []),),
+    "int key": (raw(frames.HELLO, frames.PROTOCOL_VERSION, 5, 2, "c", "client", {1: 2}),),
+    "bytes key inside": (
+        raw(frames.HELLO, frames.PROTOCOL_VERSION, 5, 2, "c", "client", {"a": [{b"k": 2}]}),
+    ),
     "welcome with a short session": (raw(frames.WELCOME, 1, 5, 2, b"s", 9, {}),),
     "refuse with a long code": (raw(frames.REFUSE, 1, 5, 2, "c" * 2000, "t", 0),),
     "refuse with a long text": (raw(frames.REFUSE, 1, 5, 2, "c", "t" * 2000, 0),),

@@ -29,15 +29,15 @@ def dialer(new_settings, *, incarnation=10):
 
 
 def hello(incarnation=10, attempt=1):
-    return frames.Hello(1, incarnation, attempt, "c", "client", {})
+    return frames.Hello(frames.PROTOCOL_VERSION, incarnation, attempt, "c", "client", {})
 
 
 def welcome(incarnation=10, attempt=1, session=SESSION):
-    return frames.Welcome(1, incarnation, attempt, session, 77, {"run": 1})
+    return frames.Welcome(frames.PROTOCOL_VERSION, incarnation, attempt, session, 77, {"run": 1})
 
 
 def refuse(code="full", incarnation=10, attempt=1, known=0):
-    return frames.Refuse(1, incarnation, attempt, code, "because", known)
+    return frames.Refuse(frames.PROTOCOL_VERSION, incarnation, attempt, code, "because", known)
 
 
 def data(seq=1, session=SESSION):
@@ -92,7 +92,7 @@ def test_hello_head_names_the_attempt(new_settings):
     machine = dialer(new_settings)
     machine.connect(0.0)
     message = frames.parse([machine.hello_head({"a": 1})], 1000, 0)
-    assert message == frames.Hello(1, 10, 1, "c", "client", {"a": 1})
+    assert message == frames.Hello(frames.PROTOCOL_VERSION, 10, 1, "c", "client", {"a": 1})
 
 
 def test_welcome_for_this_attempt_only(new_settings):
@@ -312,7 +312,7 @@ def test_protocol_mismatch_names_both_versions(new_settings):
     message = sent(machine)[0]
     assert message.code == "protocol"
     assert (message.incarnation, message.attempt) == (5, 2)
-    assert "protocol 1" in message.text
+    assert f"protocol {frames.PROTOCOL_VERSION}" in message.text
     assert "the dialer 9" in message.text
 
 

@@ -229,10 +229,10 @@ def test_a_stranger_under_an_honest_name(zmq_world):
                 stranger.send(pack(frames.BYE, session, "gone"))
             bulk.send_multipart([pack(frames.CHUNK, session, 1, 0, 99), b"x"])
             control.send(pack(frames.DATA, session, 1, 9, frames.MESSAGE, {}))
-            control.send(pack(frames.HELLO, 1, 9, 1, "c", "client", {}))
-            control.send(pack(frames.HELLO, 1, 10, 1, "c", "client", {}))
-            control.send(pack(frames.HELLO, 1, 99, 1, "d", "client", {}))
-            control.send(pack(frames.HELLO, 2, 99, 1))
+            control.send(pack(frames.HELLO, frames.PROTOCOL_VERSION, 9, 1, "c", "client", {}))
+            control.send(pack(frames.HELLO, frames.PROTOCOL_VERSION, 10, 1, "c", "client", {}))
+            control.send(pack(frames.HELLO, frames.PROTOCOL_VERSION, 99, 1, "d", "client", {}))
+            control.send(pack(frames.HELLO, 9, 99, 1))
             while len(heard) < 3:
                 zmq_world.until(lambda: control.poll(0))
                 heard.append(frames.parse([control.recv()], 1000, 1000))
@@ -262,8 +262,8 @@ def test_a_stranger_cannot_answer_for_who_asks(zmq_world):
         stranger.linger = 0
         stranger.routing_id = b"c/c/01234567"
         stranger.connect(ps.endpoint.address)
-        stranger.send(pack(frames.HELLO, 1, 10, 1, "c", "client", {}))
-        stranger.send(pack(frames.HELLO, 1, 3, 1, "c", "client", {}))
+        stranger.send(pack(frames.HELLO, frames.PROTOCOL_VERSION, 10, 1, "c", "client", {}))
+        stranger.send(pack(frames.HELLO, frames.PROTOCOL_VERSION, 3, 1, "c", "client", {}))
         zmq_world.until(lambda: stranger.poll(0))
         ps.endpoint.welcome("c", {})
         zmq_world.until(lambda: client.count(PeerUp))
@@ -286,7 +286,7 @@ def test_a_peer_that_reads_nothing_costs_little(zmq_world, new_source):
                 stranger.linger, stranger.rcvhwm = 0, 1
                 stranger.routing_id = b"evil/" + lane + b"/01234567"
                 stranger.connect(ps.endpoint.address)
-            control.send(pack(frames.HELLO, 1, 9, 1, "evil", "client", {}))
+            control.send(pack(frames.HELLO, frames.PROTOCOL_VERSION, 9, 1, "evil", "client", {}))
             zmq_world.until(lambda: control.poll(0))
             session = frames.parse([control.recv()], 1000, 0).session
             ps.endpoint.offer("evil", "s", {}, source)
