@@ -45,6 +45,7 @@ from .frame import (
     pack_header,
     parse_header,
 )
+from .huffman import LENGTH_LIMIT
 from .planes import (
     OWN,
     ChunkPlan,
@@ -73,7 +74,9 @@ Values = Float32Array | npt.NDArray[np.uint16]
 
 _DEFAULT_SPEC = CodecSpec()
 _DEFAULT_LIMITS = Limits()
-_WORKING_BYTES = 65536
+# An encoder that checks the size after each inner block may be over by one of them: at worst fp32 values of which all four planes take
+# a 12-bit escape and a byte. A page more is room for plane heads, padding of bitmaps, and stores of whole vectors.
+_WORKING_BYTES = BLOCK_SYMBOLS * 4 * (LENGTH_LIMIT + 8) // 8 + 4096
 _QUIET_NAN = np.uint32(0x0040)
 
 
