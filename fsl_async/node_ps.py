@@ -28,6 +28,7 @@ from fsl_async.learn.store import Store
 from fsl_async.learn.weighting import weighting_named
 from fsl_async.observe.journal import JournalWriter
 from fsl_async.observe.lag import LoopLag
+from fsl_async.observe.teller import Teller
 from fsl_async.roles.ps import ServerMachine, ServerRules
 from fsl_async.roles.round import RoundRules
 from fsl_async.runtime import ThreadWorker
@@ -171,7 +172,7 @@ class GarbageWatch:
     """Notes in the journal how many messages were not of this program, whenever there are more."""
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, endpoint: tp.ListenerEndpoint, journal: JournalWriter
+        self, loop: asyncio.AbstractEventLoop, endpoint: tp.ListenerEndpoint, journal: Teller
     ) -> None:
         self._loop, self._endpoint, self._journal = loop, endpoint, journal
         self._seen = 0
@@ -194,7 +195,7 @@ async def _serve(  # noqa: PLR0917 - private, called once
     store: Store,
     recovered: Recovered,
     run: str,
-    journal: JournalWriter,
+    writer: JournalWriter,
     announce: Callable[[str], None],
     log: Callable[[str], None],
     stop: Stopper,
@@ -203,6 +204,7 @@ async def _serve(  # noqa: PLR0917 - private, called once
     begun = time.monotonic()
     finished: asyncio.Future[do.Finish] = loop.create_future()
     worker = ThreadWorker(loop, "store")
+    journal = Teller(writer, log, loop.time)
     machine = ServerMachine(
         rules_of(config),
         weighting_named(config.sync.weighting, config.sync.staleness_exponent),
@@ -220,7 +222,7 @@ async def _serve(  # noqa: PLR0917 - private, called once
         worker=worker,
         scheduler=loop,
         journal=journal,
-        say=lambda note: log(note.text),
+        say=journal.say,
         finished=finish,
     )
     try:
@@ -261,6 +263,7 @@ async def _serve(  # noqa: PLR0917 - private, called once
         pid=os.getpid(),
         host=socket.gethostname(),
         every_s=config.sync.every_s,
+        quorum=config.sync.quorum,
     )
     try:
         shell.start(recovered)

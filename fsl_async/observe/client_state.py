@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from typing import Any
 
 from attrs import asdict, field, frozen, mutable
@@ -10,6 +11,15 @@ from attrs import asdict, field, frozen, mutable
 MAX_LOSSES = 120
 
 _VALUE_BYTES = 4
+
+REASONS = {
+    "expired": "nothing was heard from it",
+    "bye": "it said goodbye",
+    "superseded": "a new process took its name",
+    "reset": "the connection was reset",
+    "protocol": "it broke the protocol",
+}
+"""Why a session ended, for people."""
 
 
 @frozen
@@ -116,3 +126,9 @@ def megabytes(count: int) -> str:
     if count >= 1_000_000_000:
         return f"{count / 1e9:.2f} GB"
     return f"{count / 1e6:.1f} MB" if count >= 1_000_000 else f"{count / 1e3:.1f} kB"
+
+
+def mean(values: Iterable[float | None]) -> float | None:
+    """Mean of what is known."""
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None

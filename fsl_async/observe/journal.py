@@ -161,13 +161,18 @@ _BY_BASE: tuple[tuple[type | tuple[type, ...], Callable[[Any, int], Any]], ...] 
 _writers: dict[type, Callable[[Any, int], Any]] = {}
 
 
+def as_fields(item: Any) -> dict[str, Any]:
+    """What a line says of an event or effect behind the first six keys, as a reader of the file would get it."""
+    plan = _plan(type(item))
+    return {key: plain(value) for key, value in zip(plan.keys, plan.get(item), strict=True)}
+
+
 def _body(item: Any) -> tuple[str, str]:
     """Class name and the JSON text of the fields with a comma before it, ready to stand in a line."""
     plan = _plan(type(item))
     if not plan.keys:
         return plan.name, ""
-    fields = {key: plain(value) for key, value in zip(plan.keys, plan.get(item), strict=True)}
-    return plan.name, "," + _encode(fields)[1:-1]
+    return plan.name, "," + _encode(as_fields(item))[1:-1]
 
 
 def _note_body(fields: dict[str, Any]) -> str:

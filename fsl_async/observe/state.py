@@ -14,7 +14,7 @@ seconds since 1970) or as the argument `now`.
     event  BeatHeard              client's step, tokens, loss, lag
     event  DeltaOffered           the same, of a client that is gone before its next heartbeat
     event  DeltaStored, Served    bytes, raw (4 for each value) and as they were sent
-    effect Tell Call, Note with `called`                                       round and participation
+    effect Tell Call, Note with `called`; event CallSkipped                    round and participation
     effect Accumulate, Commit; event VersionCommitted                          what is pending, merging, merged
     event  ClientLeft             client is gone
     note   GarbageSeen            bytes from the network that were no message of ours
@@ -28,6 +28,7 @@ single clients may then lack a delta.
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -35,13 +36,16 @@ from typing import Any
 from attrs import asdict, field, mutable
 
 from fsl_async.observe.client_state import (
+    REASONS,
     ClientState,
     News,
     Traffic,
     client_dict,
     counted,
+    mean,
     megabytes,
 )
+from fsl_async.observe.round_watch import RoundWatch
 
 MAX_NEWS = 100
 
@@ -58,6 +62,7 @@ class RunState:
     pid: int = 0
     host: str = ""
     every_s: float = 0.0
+    quorum: float = 0.0
     starts: int = 0
     started_at: float = 0.0
     last_t: float = 0.0
@@ -85,9 +90,12 @@ class RunState:
     _pending: dict[str, int] = field(factory=dict, init=False)  # key -> tokens
     _merging: dict[str, int] = field(factory=dict, init=False)
     _tokens_of: dict[str, int] = field(factory=dict, init=False)
-    _asked: dict[str, int] = field(
-        factory=dict, init=False
-    )  # client -> incarnation, of the open round
+    _round_of: dict[str, int] = field(factory=dict, init=False)
+    _watch: RoundWatch = field(factory=RoundWatch, init=False)
+    _told: set[str] = field(
+        factory=set, init=False
+    )  # notes since something changed: not said again
+    _bytes_told: tuple[int, int] = field(default=(0, 0), init=False)  # raw, sent
     _garbage_before: int = field(default=0, init=False)
     _fresh: list[News] = field(factory=list, init=False)
 
@@ -136,12 +144,12 @@ class RunState:
     @property
     def loss_first(self) -> float | None:
         """Mean of the first loss that each client reported."""
-        return _mean(client.loss_first for client in self.clients.values())
+        return mean(client.loss_first for client in self.clients.values())
 
     @property
     def loss_last(self) -> float | None:
         """Mean of the last loss that each client reported."""
-        return _mean(client.loss for client in self.clients.values())
+        return mean(client.loss for client in self.clients.values())
 
     def as_dict(self, now: float) -> dict[str, Any]:
         """Plain values for --json."""
@@ -198,12 +206,14 @@ class RunState:
         self.pid = int(line.get("pid", 0))
         self.host = str(line.get("host", ""))
         self.every_s = float(line.get("every_s", 0.0))
+        self.quorum = float(line.get("quorum", 0.0))
         self.starts += 1
         self.started_at = self.started_at or self.last_t
         self._garbage_before = self.garbage
         self.phase, self.ending, self.ended_at, self.exit_code = "starting", "", None, 0
         self.next_sync_at = None
-        self._asked.clear()
+        self._watch.open(-1)
+        self._told.clear()
         for client in self.clients.values():
             if client.doing != "gone":
                 self._lose(client, "the server was restarted")
@@ -220,6 +230,7 @@ class RunState:
         pending = line.get("pending", [])
         for entry in pending if isinstance(pending, list) else []:
             self._tokens_of[str(entry["key"])] = int(entry["tokens"])
+            self._round_of[str(entry["key"])] = int(entry["round"])
         self._plan_sync(self.last_t)
 
     def _plan_sync(self, begun_at: float) -> None:
@@ -253,6 +264,7 @@ class RunState:
         known = str(line["peer"]) in self.clients
         client = self._client(line)
         incarnation = int(line["incarnation"])
+        was_connected, client.connected = client.connected, True
         if incarnation > client.incarnation:
             client.incarnation = incarnation
             client.incarnations += 1
@@ -262,14 +274,24 @@ class RunState:
             client.version = -1
             if known:
                 text = f"{client.name} is back as a new process (relaunch {client.relaunches})"
-                self._tell("relaunched", text, client.name)
+                self._tell("relaunched", f"{text}, {self._here()}", client.name)
+            elif line.get("run"):
+                # It is in this run already: an earlier process of the server welcomed it.
+                text = f"{client.name} is connected again, {self._here()}"
+                self._tell("reconnected", text, client.name)
             else:
-                self._tell("joined", f"{client.name} joins", client.name)
-        elif not client.connected:
-            self._tell("reconnected", f"{client.name} is connected again", client.name)
+                self._tell("joined", f"{client.name} joins, {self._here()}", client.name)
+        elif not was_connected:
+            text = f"{client.name} is connected again, {self._here()}"
+            self._tell("reconnected", text, client.name)
         client.returning = known
-        client.connected = True
         client.doing = "joining"
+
+    def _here(self) -> str:
+        """How many clients have a session now, for the lines about those who come and go."""
+        self._told.clear()
+        here = sum(client.connected for client in self.clients.values())
+        return f"{counted(here, 'client')} connected"
 
     def _left(self, line: Line) -> None:
         client = self._client(line)
@@ -279,9 +301,10 @@ class RunState:
         if self.phase == "ended":
             client.connected, client.doing = False, "done"
             return
-        self._lose(client, _REASONS.get(reason, reason))
+        self._lose(client, REASONS.get(reason, reason))
         level = "info" if reason == "bye" else "warning"
-        self._tell("gone", f"{client.name} is gone: {client.gone_why}", client.name, level)
+        text = f"{client.name} left: {client.gone_why}, {self._here()}"
+        self._tell("gone", text, client.name, level)
 
     def _lose(self, client: ClientState, why: str) -> None:
         client.connected, client.doing = False, "gone"
@@ -328,15 +351,17 @@ class RunState:
         peer = str(line["peer"])
         if kind == "Call":
             if self.phase != "collecting" or self.round != int(message["round"]):
-                self._asked.clear()
+                self._watch.open(int(message["round"]))
                 self.round_called_at = self.last_t
             self.phase, self.round = "collecting", int(message["round"])
             self.next_sync_at = None
             client = self.clients.get(peer)
-            self._asked[peer] = client.incarnation if client is not None else -1
+            self._watch.asked[peer] = client.incarnation if client is not None else -1
         elif kind == "Publish" and peer in self.clients:
             self.clients[peer].doing = "publishing"
         elif kind == "Declined" and peer in self.clients:
+            if message.get("code") != "later":
+                self._watch.empty.add(peer)
             if message.get("code") == "quarantined":
                 self.clients[peer].deltas_quarantined += 1
             elif message.get("code") != "later":
@@ -347,19 +372,21 @@ class RunState:
         if "called" in facts:
             self.called += int(facts["called"])
             self.answered += int(facts["answered"])
-            self.called_alive += sum(
-                1
-                for name, incarnation in self._asked.items()
-                if (client := self.clients.get(name)) is not None
-                and client.connected
-                and client.incarnation == incarnation
-            )
+            self.called_alive += len(self._watch.alive(self.clients))
         elif " closes without a new version" in text:
             self.phase = "ready"
             self._plan_sync(self.round_called_at)
         level = str(line.get("level", "info"))
-        if level != "info" or text.startswith(("ending:", "continuing at")):
-            self._tell("note", text, level=level)
+        if "called" in facts or _IN_OTHER_WORDS.search(text) or text in self._told:
+            return
+        # What goes on unchanged (a round that stays open, a client too few) is said once, until a client comes or leaves or
+        # a version is made.
+        if len(self._told) < MAX_NEWS:
+            self._told.add(text)
+        self._tell("note", text, level=level)
+
+    def _skipped(self, line: Line) -> None:
+        self._watch.empty.add(self._client(line).name)
 
     def _offered(self, line: Line) -> None:
         client = self._client(line)
@@ -387,6 +414,7 @@ class RunState:
         self.up.add(self.values, sent)
         client.up.add(self.values, sent)
         self._tokens_of[str(line["key"])] = int(line["tokens"])
+        self._round_of[str(line["key"])] = int(line.get("round", -1))
 
     def _served(self, line: Line) -> None:
         self.down.add(self.values, int(line["bytes_coded"]))
@@ -409,30 +437,40 @@ class RunState:
             self._plan_sync(self.last_t)
             self._tell("version", "version 0, the first client's weights, is here: training starts")
             return
-        for key, tokens in self._merging.items():
+        merged, self._merging = self._merging, {}
+        for key, tokens in merged.items():
             self._pending.pop(key, None)
             self.tokens += tokens
             self.deltas_merged += 1
             client = self.clients.get(key.partition("/")[0])
             if client is not None:
                 client.deltas_merged += 1
-        count, self._merging = len(self._merging), {}
         # The machine's own rule: by the clock, but never at once after a round that overran.
         if self.every_s:
             earliest = self.last_t + 0.1 * self.every_s
             self.next_sync_at = max(self.round_called_at + self.every_s, earliest)
-        loss = f", loss {self.loss_last:.3f}" if self.loss_last is not None else ""
-        ratio = f" ({self.ratio:.1f} times less)" if self.ratio else ""
-        text = (
-            f"version {self.version}: {counted(count, 'delta')} merged{loss}, {self.tokens:,} tokens, "
-            f"{megabytes(self.bytes_sent)} sent for {megabytes(self.bytes_raw)}{ratio}"
-        )
-        self._tell("version", text)
+        self._tell("version", f"version {self.version}: {self._merge_words(merged)}")
+        self._told.clear()
+
+    def _merge_words(self, merged: Mapping[str, int]) -> str:
+        """Who was merged, their loss, tokens, and the bytes of both directions since the version before."""
+        rounds = {key: self._round_of.pop(key, -1) for key in merged}
+        names = {key.partition("/")[0] for key in merged}
+        parts = [self._watch.words(rounds, self.clients, self.quorum)]
+        loss = mean(self.clients[name].loss for name in names if name in self.clients)
+        if loss is not None:
+            parts.append(f"mean loss {loss:.3f}")
+        parts.append(f"{self.tokens:,} tokens (+{sum(merged.values()):,})")
+        raw, sent = self.bytes_raw - self._bytes_told[0], self.bytes_sent - self._bytes_told[1]
+        self._bytes_told = self.bytes_raw, self.bytes_sent
+        if sent:
+            parts.append(f"{megabytes(raw)} as {megabytes(sent)} ({raw / sent:.1f}x)")
+        return "; ".join(parts)
 
 
-def _mean(values: Any) -> float | None:
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if known else None
+def tells_something(kind: str) -> bool:
+    """Whether lines of this type change a state: most of a journal does not."""
+    return kind in _HANDLERS
 
 
 _DERIVED = (
@@ -440,13 +478,8 @@ _DERIVED = (
     "loss_first", "loss_last",
 )  # fmt: skip
 
-_REASONS = {
-    "expired": "nothing was heard from it",
-    "bye": "it said goodbye",
-    "superseded": "a new process took its name",
-    "reset": "the connection was reset",
-    "protocol": "it broke the protocol",
-}
+# Notes of the server's machine that the lines about versions, clients and the end say already.
+_IN_OTHER_WORDS = re.compile(r" left \(.*goes on without it$|^version 0 is durable")
 
 _HANDLERS: dict[str, Callable[[RunState, Line], None]] = {
     "NodeStarted": RunState._node_started,
@@ -464,6 +497,7 @@ _HANDLERS: dict[str, Callable[[RunState, Line], None]] = {
     "Tell": RunState._tells,
     "Note": RunState._note,
     "DeltaOffered": RunState._offered,
+    "CallSkipped": RunState._skipped,
     "StreamLost": RunState._stream_lost,
     "DeltaStored": RunState._stored,
     "Served": RunState._served,

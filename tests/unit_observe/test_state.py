@@ -235,6 +235,99 @@ def test_a_restarted_server_goes_on_in_the_same_journal(run):
     assert any(one.kind == "caught up" for one in news)
 
 
+def told(run, kind):
+    """The texts of one kind of news."""
+    return [one.text for one in run.state()[1] if one.kind == kind]
+
+
+def test_a_merged_round_is_told_with_everything_in_one_line(run):
+    """Who watches the server's lines must not need a second program to know how the run goes."""
+    run.note("NodeStarted", role="ps", run="r-1", address="x", every_s=10.0, quorum=0.5)
+    run.write(ev.Recovered(-1, ""))
+    begin(run, "a", "b", "c", "d")
+    run.write(*(do.Tell(name, msg.Call(0)) for name in "abcd"))
+    run.write(ev.BeatHeard("a", {"loss": 2.0}), ev.BeatHeard("b", {"loss": 9.0}))
+    run.write(*stored("a", 0, 1), ev.CallSkipped("d", 0, "nothing trained"))
+    run.write(ev.ClientLeft("c", 5, "expired"))
+    facts = {"round": 0, "called": 4, "answered": 1}
+    run.write(do.Note("round 0: merged", facts=facts))
+    run.write(do.Commit(1, (), 1.0), ev.VersionCommitted(1, "d1", 10, 0.1))
+    assert told(run, "version")[-1] == (
+        "version 1: 1 of 4 called clients merged (2 needed), late: b, nothing to merge from: d, left: c; mean loss 2.000; "
+        "100 tokens (+100); 20.0 kB as 10.8 kB (1.9x)"
+    )
+    run.write(*(do.Tell(name, msg.Call(1)) for name in "abd"))
+    run.write(*stored("b", 0, 1, tokens=30), *stored("a", 1, 2))
+    run.write(do.Commit(2, (), 1.0), ev.VersionCommitted(2, "d2", 10, 0.1))
+    assert told(run, "version")[-1] == (
+        "version 2: 1 of 3 called clients merged (2 needed), late: b, d, and 1 delta of earlier rounds, from b; mean loss 5.500; "
+        "230 tokens (+130); 8.0 kB as 1.6 kB (5.0x)"
+    )
+    run.write(*(do.Tell(name, msg.Call(2)) for name in "d"))
+    run.write(*stored("d", 1, 1), *stored("d", 2, 2))
+    run.write(do.Commit(3, (), 1.0), ev.VersionCommitted(3, "d3", 10, 0.1))
+    words = (
+        "version 3: 1 of 1 called client merged (1 needed), and 1 delta of earlier rounds, from d;"
+    )
+    assert told(run, "version")[-1].startswith(words)
+    assert told(run, "note") == [], "the line says what the machine's own note says"
+
+
+def test_who_comes_and_goes_is_told_with_how_many_are_there(run):
+    """An operator counts sites."""
+    begin(run, "a", "b")
+    run.write(ev.ClientLeft("a", 5, "expired"), ev.ClientHello("a", 5, "r-1", 0, "d0"))
+    run.write(ev.ClientHello("b", 6, "", -1, ""), ev.ClientLeft("b", 6, "bye"))
+    assert [one.text for one in run.state()[1] if one.client] == [
+        "a joins, 1 client connected",
+        "b joins, 2 clients connected",
+        "a left: nothing was heard from it, 1 client connected",
+        "a is connected again, 2 clients connected",
+        "b is back as a new process (relaunch 1), 2 clients connected",
+        "b left: it said goodbye, 1 client connected",
+    ]
+
+
+def test_a_client_of_the_servers_last_process_is_connected_again(run):
+    """The new process's lines know no client yet, but the client says which run it is in."""
+    run.write(ev.ClientHello("a", 5, "r-1", 3, "d3"))
+    assert told(run, "reconnected") == ["a is connected again, 1 client connected"]
+
+
+def test_what_goes_on_unchanged_is_said_once(run):
+    """A round that stays open for an hour must not fill the screen; what changes is said."""
+    begin(run, "a", "b")
+    one, two = (f"round 0 stays open: {n} of 2 needed have answered" for n in (0, 1))
+    for text in (one, one, one, two, two, one):
+        run.write(do.Note(text, "warning"))
+    assert told(run, "note") == [one, two]
+    run.write(ev.ClientLeft("b", 5, "expired"), do.Note(one, "warning"), do.Note(one, "warning"))
+    assert told(run, "note") == [one, two, one]
+    run.write(do.Commit(1, (), 1.0), ev.VersionCommitted(1, "d1", 10, 0.1))
+    run.write(do.Note(one, "warning"))
+    assert told(run, "note") == [one, two, one, one]
+
+
+def test_notes_that_other_lines_say_are_not_said_twice(run):
+    """The machine's notes go to the journal; people get each fact once."""
+    begin(run, "a")
+    run.write(do.Note("a left (bye); round 3 goes on without it"))
+    run.write(do.Note("version 0 is durable, training starts"))
+    run.write(do.Note("stream delta:x of a broke off: no space"))
+    assert told(run, "note") == ["stream delta:x of a broke off: no space"]
+
+
+def test_many_missing_clients_are_a_number(run):
+    """A line stays a line with a thousand clients."""
+    names = [f"c{number:02}" for number in range(9)]
+    begin(run, *names)
+    round_of(run, 0, names, names[:2])
+    assert (
+        "2 of 9 called clients merged, late: c02, c03, c04, c05, c06 and 2 more;"
+        in (told(run, "version")[-1])
+    )
+
+
 def test_the_end_is_told_with_its_reason(run):
     """A finished run is read years later: how it ended is the first question."""
     begin(run, "a")
