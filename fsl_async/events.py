@@ -113,6 +113,7 @@ class Recovered(Event):
     pending: tuple[PendingDelta, ...] = ()
     settled: dict[DeltaKey, str] = field(factory=dict)  # key -> "merged" | "quarantined"
     tokens_total: int = 0
+    served_s: float = 0.0  # by the processes before this one
 
 
 @frozen

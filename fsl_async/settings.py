@@ -163,7 +163,9 @@ class RunConfig:
     )
     rounds: int = setting(0, "end after this many syncs; 0 = no limit", span(least=0))
     tokens: int = setting(0, "end after this many merged tokens; 0 = no limit", span(least=0))
-    seconds: float = setting(0.0, "end after this many seconds; 0 = no limit", span(least=0))
+    seconds: float = setting(
+        0.0, "end after this many seconds of serving, over all starts; 0 = no limit", span(least=0)
+    )
 
 
 @frozen(kw_only=True)

@@ -1,6 +1,11 @@
 """Ledger: what happened in a run, one synced line per fact. The file that decides what was acknowledged.
 
-    ledger.jsonl    one sealed JSON object per line (fsl_async.learn.sealed), with "at" (seconds since 1970) and "fact"
+    ledger.jsonl    one sealed JSON object per line (fsl_async.learn.sealed), with "at" (seconds since 1970), "fact" and
+                    "up" (seconds that the run has been served, over all its processes)
+
+"up" is what `run.seconds` counts. It is the sum of the processes' monotonic clocks, and not the time since the first line: a
+server that lay still over a weekend shall not come back to a run that is over, and a wall clock may be set. What a crash
+takes from it is the time since the last line, a round at the most.
 
 Rules.
   1. A fact holds from the moment `append` returns: the line is written and synced. Before that it never happened.
@@ -13,6 +18,7 @@ Rules.
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any
 
 from fsl_async.learn.errors import LedgerDamaged, StoreError
@@ -30,10 +36,20 @@ _PIECE_BYTES = 4 * 1024 * 1024
 class Ledger:
     """An open ledger. `open` first, `close` last."""
 
-    def __init__(self, files: Files, path: Path, wall_clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        files: Files,
+        path: Path,
+        wall_clock: Callable[[], float],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._files = files
         self._path = path
         self._wall_clock = wall_clock
+        self._clock = clock
+        self._opened_at = clock()
+        self.served_before_s = 0.0
+        """How long the processes before this one served the run, in seconds."""
         self._descriptor: int | None = None
         self._bytes = (
             0  # length of the good lines; what lies behind is cut off before the next append
@@ -68,6 +84,7 @@ class Ledger:
             if fact is not None:
                 apply(fact)
                 self._bytes = end
+                self.served_before_s = float(fact.get("up", self.served_before_s))
             elif may_be_torn(line):
                 torn_line = number
             else:
@@ -78,6 +95,11 @@ class Ledger:
         self._clean = False
         self._cut()
         return f"{self._path.name}: the last line was torn by a crash; {torn} bytes cut off"
+
+    @property
+    def served_s(self) -> float:
+        """How long the run has been served, over all its processes."""
+        return self.served_before_s + (self._clock() - self._opened_at)
 
     def _lines(self, descriptor: int) -> Iterator[tuple[bytes, int]]:
         """Every line with its newline (the last one perhaps without), and where it ends."""
@@ -95,7 +117,8 @@ class Ledger:
         """Write and sync one line; returns the fact as `open` will give it. OSError: it did not happen."""
         if self._descriptor is None:
             raise StoreError("the ledger is closed")
-        whole = {"at": round(self._wall_clock(), 3), "fact": fact, **members}
+        clocks = {"at": round(self._wall_clock(), 3), "up": round(self.served_s, 3)}
+        whole = {**clocks, "fact": fact, **members}
         line = seal(whole) + b"\n"
         self._cut()
         self._clean = False

@@ -233,6 +233,8 @@ class Recovered:
     tokens_total: int
     notices: tuple[str, ...]
     """One line each about what was found and repaired."""
+    served_s: float = 0.0
+    """How long the processes before this one have served the run, in seconds."""
 
     @property
     def merged_keys(self) -> frozenset[DeltaKey]:

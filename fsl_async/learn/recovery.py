@@ -74,7 +74,9 @@ def open_run_directory(
     run_dir: Path,
     settings: StoreSettings,
     from_version: int | None,
+    *,
     wall_clock: Callable[[], float],
+    clock: Callable[[], float],
 ) -> tuple[RunDirectory, list[Checkpoint]]:
     """Open and repair; returns the directory and the kept checkpoints, oldest first.
 
@@ -86,7 +88,7 @@ def open_run_directory(
     files.make_directory(checkpoints.directory)
     spool.make_directories()
     files.sync_directory(run_dir)
-    ledger = Ledger(files, run_dir / "ledger.jsonl", wall_clock)
+    ledger = Ledger(files, run_dir / "ledger.jsonl", wall_clock, clock)
     run = RunDirectory(ledger, Book(settings.keep_versions), checkpoints, spool)
     try:
         torn = ledger.open(run.book.apply)

@@ -94,12 +94,14 @@ class Store:
         from_version: int | None = None,
         files: Files | None = None,
         wall_clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._settings = settings or StoreSettings()
         self._run_dir = run_dir
         self._from_version = from_version
         self._files = files or Files()
         self._wall_clock = wall_clock
+        self._clock = clock
         self._run: RunDirectory | None = None
         self._initial: InitialWeights | None = None
         self._accumulator: Accumulator | None = None
@@ -121,7 +123,12 @@ class Store:
         self.close()
         with _disk(f"cannot open the run directory {self._run_dir}"):
             self._run, kept = open_run_directory(
-                self._files, self._run_dir, self._settings, self._from_version, self._wall_clock
+                self._files,
+                self._run_dir,
+                self._settings,
+                self._from_version,
+                wall_clock=self._wall_clock,
+                clock=self._clock,
             )
         self._kept = {checkpoint.record.version: checkpoint for checkpoint in kept}
         book = self._run.book
@@ -140,6 +147,7 @@ class Store:
             run=book.run,
             tokens_total=book.tokens_total,
             notices=tuple(self._run.notices),
+            served_s=self._run.ledger.served_before_s,
         )
 
     def close(self) -> None:

@@ -120,7 +120,11 @@ class ServerMachine:
 
     def _recovered(self, event: ev.Recovered, now: float) -> list[Effect]:
         if self.rules.limit_s:
-            self.deadlines.set("limit", now + self.rules.limit_s)
+            # Where the time was up before, clients still get a moment to come back and hand in what they have.
+            left_s = self.rules.limit_s - event.served_s
+            self.deadlines.set(
+                "limit", now + max(left_s, self.rules.drain_s if event.served_s else 0.0)
+            )
         if event.version < 0:
             return []
         self.publishing.done()

@@ -162,6 +162,7 @@ class ServerShell:
                 pending,
                 dict(settled),
                 recovered.tokens_total,
+                recovered.served_s,
             )
         )
 

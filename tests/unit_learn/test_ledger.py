@@ -13,9 +13,9 @@ from fsl_async.learn.sealed import seal, unseal
 NAMES = ["site-a", "b", "zürich"]
 
 
-def opened(path, files=None):
+def opened(path, files=None, clock=lambda: 5.0):
     facts = []
-    ledger = Ledger(files or Files(), path, lambda: 12.3456)
+    ledger = Ledger(files or Files(), path, lambda: 12.3456, clock)
     notice = ledger.open(facts.append)
     return ledger, facts, notice
 
@@ -36,7 +36,22 @@ def test_facts_come_back_in_order(path):
     ledger.close()
     assert notice is None
     assert [fact["name"] for fact in facts] == NAMES
-    assert facts[0] == {"at": 12.346, "fact": "lease", "name": "site-a", "index": 0}
+    assert facts[0] == {"at": 12.346, "up": 0.0, "fact": "lease", "name": "site-a", "index": 0}
+
+
+def test_the_time_that_a_run_was_served_survives_its_processes(path):
+    """It adds up over restarts; the time between two processes, and what the wall clock says, do not count."""
+    for begun, worked in ((1000.0, 40.0), (7.0, 2.5)):
+        now = [begun]
+        ledger, _, _ = opened(path, clock=lambda now=now: now[0])
+        now[0] += worked
+        ledger.append("lease", {"name": "more", "index": 9})
+        now[0] += 100.0  # after the last line: lost
+        ledger.close()
+    ledger, facts, _ = opened(path)
+    ledger.close()
+    assert ledger.served_before_s == 42.5
+    assert [fact["up"] for fact in facts[-2:]] == [40.0, 42.5]
 
 
 def test_every_line_is_json(path):

@@ -239,6 +239,24 @@ def test_limit_by_time(make_server, look):
     assert "limit of 30 s" in look.notes(effects)
 
 
+def test_limit_by_time_goes_on_after_a_restart(make_server, look):
+    """Before, each start of the server gave the run all of its seconds anew."""
+    server = make_server(limit_s=3000.0)
+    server.recover(2, "d2", digests={2: "d2"}, served_s=2950.0)
+    server.join("a")
+    assert look.said(server.fire()) == [msg.Call(2, last=True)]
+    assert server.now == 50.0
+
+
+def test_limit_by_time_that_was_over_before_the_restart(make_server, look):
+    """Clients are still dialling: they get drain_s to come and hand in what they have."""
+    server = make_server(limit_s=3000.0)
+    server.recover(2, "d2", digests={2: "d2"}, served_s=9000.0)
+    assert server.machine.next_deadline() == 10.0
+    server.join("a")
+    assert look.said(server.fire()) == [msg.Call(2, last=True)]
+
+
 def test_limit_by_time_during_the_drain_of_another(make_server):
     """Two reasons to end are one end."""
     server = make_server(limit_s=5.0, limit_rounds=1, every_s=1.0)
