@@ -22,6 +22,7 @@ from fsl_transport import (
     PeerDown,
     PeerUp,
     StreamReceived,
+    StreamSent,
     Superseded,
     frames,
 )
@@ -299,12 +300,28 @@ def test_a_peer_that_reads_nothing_costs_little(zmq_world, new_source):
                 fields = (frames.CREDIT, 1, 1 << 62, sent)
                 control.send(pack(frames.DATA, session, seq, 1, *fields))
                 zmq_world.until(lambda sent=sent: len(source.reads) > sent + 5, units=20)
-                if ps.link.absent > 500:
+                if ps.link.absent > 100:
                     break
-            assert ps.link.absent > 500  # and not kept
+            assert ps.link.absent > 100  # and not kept
+            held = ps.link._pipes[0]._unsent.size(b"evil/b/01234567")
+            limit = ps.endpoint.settings.unsent_bytes
+            assert limit // 2 < held <= limit  # by bytes: 320 messages would be 32 MB
             client.endpoint.send("", {"n": 1})
             zmq_world.until(lambda: ps.count(MessageReceived))
     assert not client.count(PeerDown)
+
+
+def test_what_a_peer_takes_is_not_counted_for_ever(zmq_world, new_source, new_sink):
+    """A long transfer to an honest peer is many times the limit, and nothing of it is dropped."""
+    ps = zmq_world.listener()
+    client = zmq_world.dialer()
+    zmq_world.until(lambda: client.count(PeerUp))
+    source, sink = new_source([bytes([n % 256]) * 100_000 for n in range(300)]), new_sink()
+    zmq_world.accept_all(client, sink)
+    ps.endpoint.offer("c", "s", {}, source)
+    zmq_world.until(lambda: ps.count(StreamSent), units=1000)
+    assert ps.link.absent == 0
+    assert len(source.reads) == 300
 
 
 def test_a_flood_of_small_frames_only_holds_its_sender(zmq_world):

@@ -47,6 +47,8 @@ class TransportSettings:
     """Byte credit of one stream: what may be sent and not yet written."""
     budget_bytes: int = field(default=1024 * MIB, validator=_positive)
     """Shared by all streams that come in; many streams get smaller windows, never below a chunk."""
+    unsent_total_bytes: int = field(default=1024 * MIB, validator=_positive)
+    """What may wait inside libzmq for all peers together; what is more is dropped and sent again."""
     control_window: int = field(default=256, validator=_positive)
     """Control messages sent and not yet acknowledged; the rest waits in a backlog."""
     backlog_limit_bytes: int = field(default=64 * MIB, validator=_positive)
@@ -55,6 +57,11 @@ class TransportSettings:
     """Sessions of one listener; the next HELLO is refused with code ``full``."""
     max_streams: int = field(default=64, validator=_positive)
     """Streams of one session in each direction."""
+
+    @property
+    def unsent_bytes(self) -> int:
+        """What may wait inside libzmq for one connection: twice what an honest peer's stream has under way."""
+        return 2 * (self.window_bytes + self.chunk_limit_bytes)
 
     def __attrs_post_init__(self) -> None:
         """Check what one field alone cannot know."""

@@ -12,8 +12,9 @@ Rules, each from a trap that was met (numbers are libzmq issues):
     ROUTER never waits for one peer.
   * Byte credit bounds what honest streams keep in memory, the session's window what control
     does. Against the others: RCVHWM ends the reading of a connection whose messages pile up (only
-    its sender waits), and the listener's SNDHWM drops what is for a connection that takes nothing
-    and asks for ever more; sessions mend what an honest peer loses so. A dialer's SNDHWM is 0.
+    its sender waits). What libzmq holds for a connection is counted in bytes (``unsent.py``), and
+    the listener's SNDHWM counts the messages, so that a connection that takes nothing and asks for
+    ever more gets nothing; sessions mend what an honest peer loses so. A dialer's SNDHWM is 0.
     MAXMSGSIZE bounds one frame before it is allocated.
   * One reader and one writer task per socket, through ``zmq.asyncio`` only: the socket's file
     descriptor is edge-triggered, and a send behind its back can swallow the edge of a receive.
@@ -24,8 +25,8 @@ Rules, each from a trap that was met (numbers are libzmq issues):
     well, so that no session begins whose chunks would be lost.
   * ZMTP heartbeats are off: they time out during one big message (#2709). TCP_MAXRT and keepalive
     end dead connections; the session's own beats say who is alive.
-  * Only ``bytes`` of 64 KiB and more are sent without a copy: nobody can change them, so no
-    tracker is needed. A large received frame stays in libzmq's memory for as long as its
+  * Frames of 4 KiB and more are sent without a copy, as ``bytes``, which nobody can change; their
+    trackers say when libzmq is done with them. A large received frame stays in libzmq's memory for as long as its
     memoryview lives, that frame alone.
   * Strangers cost a count (``garbage``): failed handshakes from the socket monitor, and routing
     ids that are no name of ours.
@@ -51,10 +52,13 @@ from zmq.utils.monitor import parse_monitor_message
 from fsl_transport.errors import LocalError
 from fsl_transport.link import Buffer, Lane, Receiver, check_name
 from fsl_transport.settings import TransportSettings
+from fsl_transport.unsent import Unsent
 
 LINGER_MS: Final = 500
 """How long what is queued (a BYE, a refusal) may take to leave after ``close``."""
 _NO_COPY_BYTES: Final = 64 * 1024
+_TRACKED_BYTES: Final = 4 * 1024
+"""Of smaller frames SNDHWM is limit enough."""
 _MESSAGES_PER_TURN: Final = 32
 _UNREAD_MESSAGES: Final = 64
 """Per connection: several times what credit lets come in chunks of the usual size."""
@@ -112,6 +116,7 @@ class _Pipe:
         self._dials_after = dials_after
         self._keeps_bytes = keeps_bytes  # 0: the newest message only
         self._kept_bytes = 0
+        self._unsent = Unsent(settings.unsent_bytes, settings.unsent_total_bytes)
         self._queue: deque[Sequence[Buffer]] = deque()
         self._wake = asyncio.Event()
         self._is_listener = kind == zmq.ROUTER
@@ -197,9 +202,23 @@ class _Pipe:
 
     async def _write_one(self, parts: Sequence[Buffer]) -> None:
         last = parts[-1]
-        copy = type(last) is not bytes or len(last) < _NO_COPY_BYTES
+        size = len(last)
+        tracker: zmq.MessageTracker | None = None
+        message: Sequence[Any] = parts
+        connection = bytes(parts[0]) if self._is_listener else b""
+        if size >= _TRACKED_BYTES:
+            if not self._unsent.fits(connection, size, self._loop.time()):
+                self.absent += 1  # this peer takes nothing, or all together too little
+                return
+            data = last if type(last) is bytes else bytes(last)
+            frame = zmq.Frame(data, track=True, copy=False, copy_threshold=0)
+            tracker = frame.tracker
+            message = [*parts[:-1], frame]
+            del frame
         try:
-            await self.socket.send_multipart(parts, zmq.DONTWAIT, copy=copy)
+            await self.socket.send_multipart(message, zmq.DONTWAIT, copy=tracker is None)
+            if tracker is not None:
+                self._unsent.add(connection, size, tracker)
         except zmq.Again:
             if self._is_listener:  # this peer takes nothing; the others must not wait for it
                 self.absent += 1
