@@ -120,13 +120,19 @@ class ClientRuntime:
     # --- training thread ---
 
     def wait_welcome(self) -> Membership:
-        """Wait until the server has answered."""
+        """Wait until the server has answered.
+
+        Raises RunFinishedError when this client's part ended before it began (refused, asked to stop); why says `raise_failure`
+        after `training_ended`.
+        """
         while True:
             with contextlib.suppress(concurrent.futures.TimeoutError):
                 return self._welcome.result(timeout=0.5)
             if self._ended.is_set():
                 self.raise_failure()
                 raise RefusedError("ended before the server answered")
+            if self.learner.stopped:  # nobody would tell the machine that there is no training to wait for
+                raise RunFinishedError("ended before the server welcomed this client")
 
     def training_ended(self, error: str | None) -> None:
         """Say that the training function is back, then wait until what it trained has arrived or the run is given up."""
@@ -395,6 +401,10 @@ class Joined(Fed):
 def _ending_on_error(runtime: ClientRuntime) -> Iterator[None]:
     try:
         yield
+    except RunFinishedError:
+        runtime.training_ended(None)
+        runtime.raise_failure()
+        raise
     except BaseException as error:
         runtime.training_ended(str(error))
         raise

@@ -1,5 +1,6 @@
 """What goes wrong at the edges: one line that says what and what to do, exit code 2, nothing lost."""
 
+import json
 import os
 import random
 import shutil
@@ -9,7 +10,11 @@ import subprocess
 import sys
 import time
 
+import msgpack
 import pytest
+import zmq
+
+from fsl_transport import PROTOCOL_VERSION, frames
 
 pytestmark = pytest.mark.slow
 
@@ -147,6 +152,85 @@ def test_random_bytes_on_the_port_are_ignored_and_counted(site):
     ended = [line for line in last if '"NodeEnded"' in line]
     assert ended
     assert '"garbage":0' not in ended[0]
+
+
+def test_a_client_of_another_protocol_is_told_both_versions(site):
+    """Releases are mixed up for years: the one that cannot join must learn why, and the run must not notice."""
+    server = site.server()
+    theirs = PROTOCOL_VERSION + 6
+    hello = [frames.HELLO, theirs, 17, 3, "later", "client", {}, "a field of that release"]
+    with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
+        dealer.linger = 0
+        dealer.routing_id = b"later/c/0123abcd"
+        dealer.connect(f"tcp://{site.address}")
+        dealer.send(msgpack.packb(hello))
+        assert dealer.poll(20_000), "no answer"
+        answer = msgpack.unpackb(dealer.recv())
+    kind, ours, incarnation, attempt, code, text, _ = answer
+    assert (kind, ours, code) == (frames.REFUSE, PROTOCOL_VERSION, "protocol")
+    assert (incarnation, attempt) == (17, 3), "or the dialer could not know what was refused"
+    assert f"speaks protocol {PROTOCOL_VERSION}, the dialer {theirs}:" in text
+    assert "install the same release" in text
+    site.client("a")
+    site.wait_version(1)
+    assert "later joins" not in server.text
+
+
+PROTOCOL_TEXT = (
+    "the listener speaks protocol 7, the dialer 1: install the same release on both sides"
+)
+
+
+@pytest.fixture
+def later_server():
+    """What a server of a later release is to this one: an address, `refuse()`, which answers the next HELLO, and the socket."""
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as server:
+        server.linger = 0
+        port = server.bind_to_random_port("tcp://127.0.0.1")
+
+        def refuse():
+            assert server.poll(60_000), "nobody said HELLO"
+            peer, head = server.recv_multipart()
+            kind, version, incarnation, attempt, name, *_ = msgpack.unpackb(head)
+            assert (kind, version, name) == (frames.HELLO, PROTOCOL_VERSION, "a")
+            refusal = [frames.REFUSE, 7, incarnation, attempt, "protocol", PROTOCOL_TEXT, 0]
+            server.send_multipart([peer, msgpack.packb(refusal)])
+
+        yield f"127.0.0.1:{port}", refuse, server
+
+
+@pytest.mark.parametrize("asked", [(), ("--json",)])
+def test_a_client_refused_for_its_protocol_ends_with_the_servers_words(site, later_server, asked):
+    """Trying again would not help, so it ends, and soon: exit code 2, one line, no traceback."""
+    site.address, refuse, _ = later_server
+    task = f"{site.folder / 'task.py'}:train"
+    client = site.start("--role", "client", "--name", "a", "--task", task, *asked, site.address)
+    refuse()
+    assert client.end(7) == 2, client.text
+    told = {"error": PROTOCOL_TEXT, "kind": "RefusedError", "exit_code": 2}
+    assert client.lines == [json.dumps(told) if asked else f"error: {PROTOCOL_TEXT}"]
+
+
+def test_a_script_of_ones_own_that_is_refused_gets_the_error(site, later_server):
+    """`fsl_async.join` raises what the program prints."""
+    address, refuse, _ = later_server
+    script = f"import fsl_async\nfsl_async.join('{address}', name='a')\n"
+    with subprocess.Popen(
+        [sys.executable, "-c", script], cwd=site.folder, text=True, stderr=subprocess.PIPE
+    ) as process:
+        refuse()
+        _, err = process.communicate(timeout=30)
+    assert err.splitlines()[-1] == f"fsl_async.errors.RefusedError: {PROTOCOL_TEXT}"
+
+
+def test_ctrl_c_while_nobody_answers_ends_at_once(site, later_server, interrupt):
+    """There is nothing to finish in good order yet."""
+    site.address, _, server = later_server
+    client = site.client("a")
+    assert server.poll(60_000), client.text
+    client.signal(interrupt)
+    assert client.end(5) == 130, client.text
+    assert client.lines[-1] == "stopped: Ctrl-C"
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small file system needs root")
