@@ -10,16 +10,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from fsl_codecs import CodecSpec, decode, encode
+from fsl_codecs import CodecSpec, decode, encode, info
 from fsl_codecs.formats import (
     FORMATS,
     bfloat16_bits,
     bfloat16_codes,
     float8_codes,
     float8_values,
-    quantise_blocks,
+    quantise_float8,
+    run_scales,
     scale_values,
 )
+from fsl_codecs.quantised import quantise
 
 UNHURRIED = settings(deadline=None, max_examples=60)
 TORCH_TYPES = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
@@ -35,14 +37,27 @@ def torch_codes(scaled, name):
     return torch.from_numpy(scaled).to(TORCH_TYPES[name]).view(torch.uint8).numpy()
 
 
+def quantised(values, name, block_values):
+    """Codes (n,) and scales of all inner blocks."""
+    blocks = quantise(values, FORMATS[name], block_values, 14)
+    codes = np.concatenate([block.words for block in blocks])
+    return codes, np.concatenate([block.scales for block in blocks])
+
+
 def expected_scales(values, name, block_values):
-    """The scales by their definition, in exact double arithmetic, one block at a time."""
+    """The scales by their definition, in exact double arithmetic, one inner block at a time."""
+    starts = range(0, len(values), 16384)
+    inner = [inner_scales(values[at : at + 16384], name, block_values) for at in starts]
+    return np.concatenate(inner)
+
+
+def inner_scales(values, name, block_values):
     kind = FORMATS[name].float8
     largest_code = 1.75 * 2.0**kind.largest_exponent
     scales, zeros = [], []
     for start in range(0, len(values), block_values):
         largest = max(abs(float(value)) for value in values[start : start + block_values])
-        scale = kind.lowest_scale
+        scale = {"e4m3": 10, "e5m2": 17}[name]
         while math.ldexp(largest, 127 - scale) > largest_code:
             scale += 1
         scales.append(scale)
@@ -55,9 +70,9 @@ def expected_scales(values, name, block_values):
 
 
 def assert_like_torch(values, name, block_values=128):
-    codes, scales = quantise_blocks(values, FORMATS[name], block_values)
+    codes, scales = quantised(values, name, block_values)
     np.testing.assert_array_equal(scales, expected_scales(values, name, block_values))
-    per_value = np.repeat(scale_values(scales), block_values)[: len(values)]
+    per_value = np.repeat(scale_values(scales.astype(np.uint8)), block_values)[: len(values)]
     np.testing.assert_array_equal(codes, torch_codes(values / per_value, name))
 
 
@@ -164,9 +179,39 @@ def test_the_scale_doubles_just_above_the_largest_code(name, exponent):
     exact = np.ldexp(np.float32(1.75), exponent).astype(np.float32)
     for largest, more in [(exact, 0), (np.nextafter(exact, np.float32(np.inf)), 1)]:
         values = np.array([largest / 8, -largest, 0.0], np.float32)
-        scales = quantise_blocks(values, FORMATS[name], 128)[1]
+        scales = quantise_float8(values, FORMATS[name], 128)[1]
         assert scales.tolist() == [127 + exponent - kind.largest_exponent + more]
         assert_like_torch(values, name)
+
+
+@pytest.mark.parametrize("name", FP8)
+def test_runs_of_zeros_widen_no_inner_block(name):
+    """Any scale fits zeros; theirs follows the smallest of their own inner block, so that each can be read and written alone."""
+    values = np.ones(3 * 16384 + 200, np.float32)
+    values[:16384] *= 2.0**20
+    values[100 * 128 : 110 * 128] = -0.0
+    values[16384 : 2 * 16384] *= 2.0**-20
+    values[16384 + 128 : 16384 + 3 * 128] = 0.0
+    values[2 * 16384 : 3 * 16384] = 0.0
+    values[3 * 16384 : 3 * 16384 + 128] = 0.0
+    assert_like_torch(values, name)
+    scales = quantised(values, name, 128)[1]
+    offset = 127 - FORMATS[name].float8.largest_exponent
+    expected = [offset + 20] * 128 + [offset - 20] * 128
+    expected += [FORMATS[name].float8.lowest_scale] * 128 + [offset] * 2
+    assert scales.tolist() == expected
+
+
+@pytest.mark.parametrize("name", FP8)
+def test_each_run_has_a_scale_of_its_own(name):
+    """The rule of one run, for every fp32 exponent, at both sides of the carry from 1.75 on."""
+    kind = FORMATS[name].float8
+    bits = np.arange(256, dtype=np.uint32)[:, None] << np.uint32(23)
+    bits = bits + np.array([0, 1, 0x5FFFFF, 0x600000, 0x600001, 0x7FFFFF], np.uint32)
+    bits = bits.reshape(-1, 1)[bits.reshape(-1) < FORMATS[name].escape_magnitude]
+    runs = np.concatenate([bits // 2, bits, bits - (bits > 0)], axis=1)
+    expected = [inner_scales(run, name, 3)[0] for run in runs.view(np.float32)]
+    assert run_scales(runs, kind).tolist() == expected
 
 
 @pytest.mark.parametrize(
@@ -186,8 +231,9 @@ def test_values_that_would_round_to_infinity_escape(name, limit):
 def test_subnormals_flushed_at_the_receiver_change_nothing():
     """Torch can flush subnormals to zero in a training process; its digest must stay that of the others."""
     values = np.ldexp(np.random.default_rng(5).standard_normal(5000), -118).astype(np.float32)
-    for name in FP8:
+    for name in [*FP8, "uniform"]:
         frame = encode(values, CodecSpec(format=name))
+        assert info(frame).coded_chunks
         before = zlib.crc32(decode(frame))
         if torch.set_flush_denormal(True):
             try:

@@ -8,15 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fsl_codecs import FrameError
-from fsl_codecs.huffman import (
-    LENGTH_LIMIT,
-    check_lengths,
-    code_lengths,
-    codebook_bytes,
-    pack_codebook,
-    unpack_codebook,
-)
+from fsl_codecs.huffman import LENGTH_LIMIT, code_lengths
 
 UNHURRIED = settings(deadline=None, max_examples=60)
 COUNTS = st.lists(st.integers(0, 1 << 17), min_size=2, max_size=256).filter(
@@ -64,7 +56,6 @@ def cost(counts, lengths):
 def test_lengths_are_complete_limited_and_cover_what_occurs(counts):
     """Kraft equality is what decoders demand; a length above 12 has no nibble."""
     lengths = code_lengths(np.array(counts))
-    check_lengths(lengths)
     assert sum(1 << (LENGTH_LIMIT - int(length)) for length in lengths if length) == 4096
     assert [length > 0 for length in lengths] == [count > 0 for count in counts]
 
@@ -108,49 +99,3 @@ def test_less_than_two_symbols_have_no_code(counts):
     """Such planes are constant; a code of length 0 would be ambiguous."""
     with pytest.raises(ValueError, match="symbols cannot have codes"):
         code_lengths(np.array(counts))
-
-
-@UNHURRIED
-@given(COUNTS)
-def test_codebook_survives_packing(counts):
-    """The codebook is all a receiver knows of the code."""
-    lengths = code_lengths(np.array(counts))
-    packed = pack_codebook(lengths)
-    assert len(packed) == codebook_bytes(lengths)
-    nibbles = np.frombuffer(packed, np.uint8)[2:]
-    again = unpack_codebook(nibbles, packed[0], packed[1], len(lengths))
-    assert again.tolist() == lengths.tolist()
-
-
-@pytest.mark.parametrize(
-    ("lengths", "why"),
-    [
-        ([1, 2], "incomplete"),
-        ([1, 1, 2], "overfull"),
-        ([1], "one symbol"),
-        ([0, 0], "nothing"),
-        ([1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 13], "too long"),
-    ],
-)
-def test_codes_that_do_not_fill_the_space_are_refused(lengths, why):
-    """A hostile codebook must not reach the tree builder."""
-    with pytest.raises(FrameError):
-        check_lengths(np.array(lengths, np.uint8))
-
-
-@pytest.mark.parametrize(
-    ("nibbles", "first", "last", "symbols"),
-    [
-        ([0x11], 3, 3, 8),
-        ([0x11], 4, 3, 8),
-        ([0x11], 7, 8, 8),
-        ([0x10, 0x01], 0, 2, 8),
-        ([0x11, 0x10], 0, 2, 8),
-        ([0x01, 0x01, 0x00], 0, 4, 8),
-        ([0x21, 0x52], 0, 2, 8),
-    ],
-)
-def test_malformed_codebooks_are_refused(nibbles, first, last, symbols):
-    """Ranges that run backwards or out of the alphabet, ends that do not occur, stray half bytes."""
-    with pytest.raises(FrameError):
-        unpack_codebook(np.array(nibbles, np.uint8), first, last, symbols)

@@ -1,0 +1,279 @@
+"""Books: what they hold, their bytes and names, static and shared ones, and frames that refer to them."""
+
+import hashlib
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fsl_codecs import (
+    Codebook,
+    CodecSpec,
+    CodecUsageError,
+    FrameError,
+    bound,
+    codebooks_of,
+    decode,
+    decode_accumulate,
+    decode_into,
+    encode,
+    encode_into,
+)
+from fsl_codecs.books import own_book, read_book
+from fsl_codecs.formats import FORMATS
+from fsl_codecs.huffman import code_lengths
+from fsl_codecs.quantised import quantise
+from fsl_codecs.static_books import static_books
+from fsl_codecs.treebitmap import Reader
+
+HEADER = 28
+UNHURRIED = settings(deadline=None, max_examples=60)
+WIRE = Path(__file__).parent.parent.parent / "docs" / "WIRE.md"
+COUNTS = st.lists(st.integers(0, 3) | st.integers(0, 1 << 17), min_size=2, max_size=256).filter(
+    lambda counts: sum(count > 0 for count in counts) >= 2
+)
+
+
+def reader(data):
+    return Reader(np.frombuffer(data, np.uint8))
+
+
+def padded(counts):
+    """Counts of a plane: (2**width,), and the width."""
+    width = (len(counts) - 1).bit_length()
+    return np.array(counts + [0] * ((1 << width) - len(counts))), width
+
+
+def wire_form(lengths, escape):
+    """A book's bytes by the document: ends, escape, and hexadecimal digits that are swapped pair by pair."""
+    digits = "".join(f"{length:x}" for length in lengths)
+    first, last = len(digits) - len(digits.lstrip("0")), len(digits.rstrip("0")) - 1
+    digits = digits[first : last + 1]
+    digits += "0" * (len(digits) % 2)
+    pairs = "".join(digits[at + 1] + digits[at] for at in range(0, len(digits), 2))
+    return bytes((first, last, escape)) + bytes.fromhex(pairs)
+
+
+@UNHURRIED
+@given(COUNTS, st.booleans())
+def test_own_books_follow_the_document(counts, sampled):
+    """The escape stands behind all symbols, as often as there are symbols seen once, and only where a symbol is missing."""
+    counts, width = padded(counts)
+    escape = max(1, sum(count == 1 for count in counts)) if sampled and 0 in counts else 0
+    lengths = code_lengths(np.array([*counts, escape])).tolist()
+    book = own_book(counts, width, sampled=sampled)
+    assert (list(book.lengths), book.escape) == (lengths[:-1], lengths[-1])
+    assert (book.escape > 0) == (escape > 0)
+    costs = [length or (book.escape + 8 if book.escape else 0) for length in book.lengths]
+    assert book.costs.tolist() == costs
+
+
+def test_a_plane_that_shows_one_symbol_may_have_a_sampled_book():
+    """Two leaves are a code, even when one of them is the escape."""
+    book = own_book(np.array([0, 0, 9, 0]), 2, sampled=True)
+    assert (book.lengths, book.escape) == (b"\0\0\1\0", 1)
+
+
+@UNHURRIED
+@given(COUNTS, st.booleans())
+def test_books_survive_the_wire(counts, sampled):
+    """The book is all that a receiver knows of the code."""
+    counts, width = padded(counts)
+    book = own_book(counts, width, sampled=sampled)
+    assert book.packed == wire_form(book.lengths, book.escape)
+    source = reader(book.packed)
+    assert read_book(source, width) == book
+    source.finish()
+    digest = hashlib.blake2b(bytes((width,)) + book.packed, digest_size=8).digest()
+    assert book.digest.to_bytes(8, "little") == digest
+
+
+def test_digests_tell_books_apart():
+    """The same lengths in a plane of another width, or with the escape in another place, are another book."""
+    books = [
+        Codebook(1, 0, b"\1\1"),
+        Codebook(2, 0, b"\1\1\0\0"),
+        Codebook(2, 0, b"\0\1\1\0"),
+        Codebook(2, 2, b"\1\2\0\0"),
+        Codebook(2, 1, b"\2\2\0\0"),
+    ]
+    assert len({book.digest for book in books}) == len(set(books)) == 5
+
+
+@pytest.mark.parametrize(
+    ("width", "escape", "lengths", "why"),
+    [
+        (2, 0, [1, 2, 0, 0], "incomplete"),
+        (2, 0, [1, 1, 2, 0], "overfull"),
+        (2, 2, [1, 1, 0, 0], "overfull by the escape"),
+        (2, 0, [1, 0, 0, 0], "one leaf"),
+        (2, 0, [0, 0, 0, 0], "no leaf"),
+        (2, 1, [0, 0, 0, 0], "the escape alone"),
+        (4, 0, [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 13, 0, 0], "too long"),
+        (4, 13, [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 0, 0, 0], "an escape too long"),
+        (2, 0, [1, 1], "another width"),
+        (9, 0, [9] * 512, "a plane of more than 8 bits"),
+        (0, 1, [1], "a plane of no bits"),
+        (8, 9, [8] * 254 + [9, 10], "257 leaves"),
+    ],
+)
+def test_codes_that_do_not_fill_the_space_are_refused(width, escape, lengths, why):
+    """A hostile book must not reach the tree builder."""
+    with pytest.raises(CodecUsageError):
+        Codebook(width, escape, bytes(lengths))
+
+
+@pytest.mark.parametrize(
+    ("packed", "width"),
+    [
+        ("03030011", 3),
+        ("04030011", 3),
+        ("07080011", 3),
+        ("08080001", 3),
+        ("0002001001", 3),
+        ("0002001110", 3),
+        ("0002001201", 3),
+        ("000400010100", 3),
+        ("0002002152", 3),
+        ("00010021", 3),
+        ("00010211", 3),
+        ("00010d11", 3),
+        ("0001ff11", 3),
+        ("00000100", 3),
+        ("00000001", 3),
+        ("00000010", 3),
+        ("0001012", 3),
+    ],
+)
+def test_malformed_books_are_refused(packed, width):
+    """Ranges that run backwards or out of the alphabet, ends that do not occur, stray half bytes, escapes that do not fit."""
+    with pytest.raises(FrameError):
+        read_book(reader(bytes.fromhex(packed + "0" * (len(packed) % 2))), width)
+
+
+def test_an_escape_may_be_any_leaf():
+    """Also the shortest one, which no encoder makes out of symbols seen."""
+    assert read_book(reader(bytes.fromhex("00000101")), 3).escape == 1
+    assert read_book(reader(bytes.fromhex("00010122")), 3).lengths == b"\2\2" + bytes(6)
+
+
+def test_the_static_books_are_those_of_the_document():
+    """They are part of the wire format; another implementation takes them from there."""
+    rows = re.findall(
+        r"^\| (\d+) \| (\w+) \| .* \| `([0-9a-f]+)` \|$", WIRE.read_text(), re.MULTILINE
+    )
+    written = [
+        (number, name, book.packed.hex())
+        for name in ("e4m3", "e5m2", "uniform")
+        for number, book in static_books(name)
+    ]
+    assert written == [(int(number), name, packed) for number, name, packed in rows]
+    assert [number for number, _, _ in written] == list(range(8))
+    assert not static_books("fp32")
+    assert not static_books("bf16")
+
+
+@pytest.mark.parametrize(
+    ("name", "fineness", "draw", "count", "number"),
+    [
+        ("e4m3", 14, "gauss", 2000, 0),
+        ("e4m3", 14, "laplace", 2000, 1),
+        ("e5m2", 14, "gauss", 2000, 2),
+        ("e5m2", 14, "laplace", 2000, 3),
+        ("uniform", 14, "gauss", 1000, 4),
+        ("uniform", 14, "laplace", 2000, 5),
+        ("uniform", 8, "gauss", 1000, 6),
+        ("uniform", 8, "laplace", 8000, 7),
+    ],
+)
+def test_small_chunks_take_the_static_book_made_for_them(name, fineness, draw, count, number):
+    """A small tensor's own book costs more than it saves; each static book has to win where it should."""
+    generator = np.random.default_rng(0)
+    values = generator.standard_normal(count) if draw == "gauss" else generator.laplace(size=count)
+    frame = encode(values.astype(np.float32), CodecSpec(name, fineness=fineness))
+    assert not codebooks_of(frame)
+    assert payload(frame)[:3] == bytes((0, 3, number)), "split 0, kind 3, the book"
+    decode(frame)
+
+
+def payload(frame):
+    """That of the first chunk, which is coded: the split and the plane heads come first."""
+    assert frame[HEADER + 8] == 3
+    return frame[HEADER + 16 :]
+
+
+def lopsided(count, seed=0):
+    """Squares of Gaussian values with their signs: no static book is made for them."""
+    values = np.random.default_rng(seed).standard_normal(count)
+    return (values * np.abs(values) * 1e-3).astype(np.float32)
+
+
+@pytest.mark.parametrize("name", ["fp32", "bf16", "e4m3", "e5m2", "uniform"])
+def test_books_of_one_frame_serve_the_next(name):
+    """Small frames save their books; the receiver needs what the sender had, and says so otherwise."""
+    spec = CodecSpec(name, 128, 32768)
+    books = codebooks_of(encode(lopsided(100_000), spec))
+    assert books
+    assert len(set(books)) == len(books)
+    values = lopsided(2000, seed=1)
+    alone, shared = encode(values, spec), encode(values, spec, books=books)
+    assert len(shared) < len(alone), "shared books were not used"
+    assert not set(codebooks_of(shared, books=books)) & set(books)
+    expected = decode(alone)
+    assert decode(shared, books=books).tobytes() == expected.tobytes()
+    assert decode(shared, books=books[::-1]).tobytes() == expected.tobytes()
+    out = np.zeros(2000, np.float32)
+    assert decode_into(shared, out, books=books) == 2000
+    assert out.tobytes() == expected.tobytes()
+    assert decode_accumulate(shared, out, 1.0, books=books) == 2000
+    assert out.tobytes() == (expected + expected).tobytes()
+    for receive in (decode, codebooks_of, lambda frame: decode_into(frame, out)):
+        with pytest.raises(FrameError, match="no book 0x"):
+            receive(shared)
+
+
+def test_books_of_a_frame_come_in_order_and_once():
+    """Both ends keep them by this list."""
+    values = np.concatenate([lopsided(40_000), lopsided(40_000), lopsided(40_000) ** 3])
+    frame = encode(values, CodecSpec("bf16", 128, 40_064))
+    books = codebooks_of(frame)
+    assert len(books) == len(set(books)) >= 2
+    again = np.concatenate([values[:40_064], values[:40_064]])
+    assert len(codebooks_of(encode(again, CodecSpec("bf16", 128, 40_064)))) == 1
+
+
+def test_a_book_that_is_given_in_vain_changes_nothing():
+    """Books of other widths, and books without a code for what occurs, are passed over."""
+    values = lopsided(3000)
+    spec = CodecSpec("e4m3")
+    useless = (
+        Codebook(8, 0, bytes([8] * 256)),
+        Codebook(6, 0, b"\1\1" + bytes(62)),
+        Codebook(5, 2, b"\1\2" + bytes(30)),
+    )
+    assert encode(values, spec, books=useless) == encode(values, spec)
+    out = bytearray(bound(3000, spec))
+    size = encode_into(values, out, spec, books=useless)
+    assert bytes(out[:size]) == encode(values, spec)
+
+
+@pytest.mark.parametrize("name", ["e4m3", "e5m2", "uniform"])
+def test_symbols_without_a_code_are_listed(name):
+    """A book from other data meets symbols that it never saw: they cost a byte more, and come back."""
+    spec = CodecSpec(name)
+    book = codebooks_of(encode(lopsided(20_000), spec))[0]
+    values = lopsided(2000, seed=4)
+    if name != "uniform":  # of which Gaussian tails are enough
+        values[::200] *= np.float32(1e-4)
+    symbols = quantise(values, FORMATS[name], 128, 14)[0].words
+    top = symbols >> 2 if name == "uniform" else (symbols >> 1) & 63
+    missing = top[np.frombuffer(book.lengths, np.uint8)[top] == 0]
+    assert missing.size > 2
+    frame = encode(values, spec, books=(book,))
+    assert payload(frame)[1:10] == b"\4" + book.digest.to_bytes(8, "little")
+    assert missing.tobytes() in frame
+    back = decode(frame, books=(book,))
+    assert back.tobytes() == decode(encode(values, CodecSpec(name, entropy=False))).tobytes()
