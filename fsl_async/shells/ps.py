@@ -109,6 +109,9 @@ class ServerShell:
         self._fetching: dict[
             str, int
         ] = {}  # peer -> the version it was last sent, until it holds the newest
+        self._agreeing: set[str] = (
+            set()
+        )  # whose model is the manifest's, in the sessions that stand
         self._incoming: dict[tuple[str, str], Callable[[], None]] = {}
         self._serving: dict[tuple[str, str], tuple[StoreSource, int]] = {}
         self._problems: dict[tuple[str, str], str] = {}
@@ -189,6 +192,7 @@ class ServerShell:
         except msg.MessageError as error:
             self.endpoint.refuse(event.peer, "hello", str(error))
             return
+        self._agreeing.discard(event.peer)
         self._wanted[event.peer] = hello.shard
         self.node.feed(
             ev.ClientHello(event.peer, event.incarnation, hello.run, hello.version, hello.digest)
@@ -201,6 +205,7 @@ class ServerShell:
         if self._fetching.pop(event.peer, None) is not None:
             self._keep_fetched()
         self._lent.pop(event.peer, None)
+        self._agreeing.discard(event.peer)
         self.node.feed(ev.ClientLeft(event.peer, event.incarnation, event.reason))
 
     def _message(self, event: tp.MessageReceived) -> None:
@@ -223,19 +228,21 @@ class ServerShell:
         manifest = self.manifest
         if manifest is not None and manifest.fingerprint == fingerprint:
             attached = ev.ModelAttached(peer, fingerprint, manifest.values, None)
+            self._agreeing.add(peer)
             self._book_shard(peer, lambda: self.node.feed(attached))
             return
         try:
             theirs = Manifest.from_wire(tensors)
         except ManifestError as error:
             raise msg.MessageError(f"not a manifest: {error}") from None
-        nobody = not any(member.attached for member in self.machine.members.values())
-        if manifest is None or (self.machine.version < 0 and nobody):
-            # Before version 0 the manifest of the first one who is here counts, as its weights will.
+        if manifest is None or (self.machine.version < 0 and not self._agreeing):
+            # Before version 0 the manifest of the first one who is here counts, as its weights will, while it or
+            # another one with that model is here.
             self.manifest = manifest = theirs
         difference = theirs.difference(manifest)
         answer = ev.ModelAttached(peer, theirs.fingerprint, theirs.values, difference)
         if difference is None:
+            self._agreeing.add(peer)
             self._book_shard(peer, lambda: self.node.feed(answer))
         else:
             self.node.feed(answer)

@@ -39,10 +39,26 @@ class AtOnce:
         done(job())
 
 
+class Later(AtOnce):
+    """A worker that works when the test says so."""
+
+    def __init__(self):
+        self.jobs = []
+
+    def submit(self, job, done, failed):
+        """Keep the job."""
+        self.jobs.append(lambda: done(job()))
+
+    def work(self):
+        """Do what is there."""
+        while self.jobs:
+            self.jobs.pop(0)()
+
+
 class Server:
     """A shell with stand-ins around it."""
 
-    def __init__(self, disk=None, shards=2):
+    def __init__(self, disk=None, shards=2, worker=None):
         self.disk = Disk() if disk is None else disk
         self.endpoint = Endpoint()
         self.notes = []
@@ -51,7 +67,7 @@ class Server:
             ServerMachine(ServerRules(), TokensWeighting(), "run"),
             RunFacts("run", shards, {}),
             self.store,
-            worker=AtOnce(),
+            worker=worker or AtOnce(),
             scheduler=tp.VirtualScheduler(),
             journal=TraceHash(),
             say=lambda note: self.notes.append(note.text),
@@ -184,3 +200,43 @@ def test_what_no_client_says_ends_its_session_only(body):
     assert server.endpoint.last("disconnect")[1:] == ("a", "protocol")
     assert server.shell.machine.members == {}
     assert server.hello("b") == 0, "and its shard is free again"
+
+
+def rejected(server):
+    """Who was told that its model is not the run's."""
+    sent = [call for call in server.endpoint.calls if call[0] == "send"]
+    return [peer for _, peer, body in sent if body["m"] == "Reject"]
+
+
+def test_before_version_0_a_model_counts_while_somebody_has_it():
+    """A client with the wrong model that comes first and goes must not decide for a run that it never began."""
+    server = Server(shards=4)
+    for name, model in (("first", OTHER), ("same", OTHER), ("right", MANIFEST)):
+        server.hello(name)
+        server.attach(name, model)
+    assert rejected(server) == ["right"]
+    server.leave("first")
+    server.hello("right", 2)
+    server.attach("right")
+    assert rejected(server) == ["right", "right"], "there is another one with that model"
+    server.leave("same")
+    server.hello("right", 3)
+    server.attach("right")
+    assert rejected(server) == ["right", "right"]
+    assert server.shell.manifest == MANIFEST
+    assert server.endpoint.last("send")[2]["m"] == "Publish"
+
+
+def test_before_version_0_two_models_at_the_same_moment():
+    """Before, the second one took over while the first one's shard was written down, and the run had weights of one and tensors of the other."""
+    worker = Later()
+    server = Server(worker=worker)
+    for name in ("a", "b"):
+        body = {"run": "", "version": -1, "digest": "", "shard": -1}
+        server.shell.on_transport(tp.HelloReceived(name, 1, body, "client"))
+    worker.work()
+    server.attach("a")
+    server.attach("b", OTHER)
+    worker.work()
+    assert server.shell.manifest == MANIFEST
+    assert rejected(server) == ["b"]
