@@ -316,13 +316,6 @@ class Learner:
             target = self._free_vector() if kind == "full" else None
             self._fetch = _Fetch(kind, version, [None] * self.delta_chunks, target)
 
-    def abort_fetch(self, version: int) -> None:
-        """Give up the fetch of `version`, if there is one. The base is untouched."""
-        with self._lock:
-            if self._fetch is not None and self._fetch.version == version:
-                # Its vector is not kept for a snapshot: the worker may be decoding into it at this moment.
-                self._fetch = None
-
     # --- worker thread ----------------------------------------------------------------------------------------
 
     def encode_initial(self, index: int) -> bytes:

@@ -356,11 +356,6 @@ class Store:
             run.spool.set_aside(key)
         return SpoolResult(key, accepted.bytes, math.nan, finite=False, problem=problem)
 
-    def spool_abort(self, key: DeltaKey) -> None:
-        """Forget a delta that is being received; fine when it is not."""
-        with _disk(f"cannot remove delta {key.text}"):
-            self._open.spool.abort(key)
-
     def quarantine(self, key: DeltaKey, reason: str) -> None:
         """Take a pending delta out of the run: it is never merged, and kept aside for a person to look at.
 

@@ -367,11 +367,6 @@ def test_requests_that_do_not_fit_say_what_to_do_and_change_nothing():
         learner.request_rebase(1, zero)
     with pytest.raises(LearnerError, match="base is version 0"):
         learner.request_rebase(0, "of another lineage")
-    learner.abort_fetch(7)
-    learner.put_fetch(1, 0, encode(np.ones(5, np.float32), FP32))
-    learner.abort_fetch(1)
-    with pytest.raises(LearnerError, match="is not being fetched"):
-        learner.finish_fetch(1)
     assert taken_nothing(learner)
 
 

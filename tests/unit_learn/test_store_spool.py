@@ -261,16 +261,6 @@ def test_what_a_failed_write_left_is_cut_off(run_root, crash_disk):
     assert read_frame(disk, writer.path, place) == b"short"
 
 
-def test_an_aborted_delta_leaves_nothing(store):
-    """A client that was replaced by its own relaunch leaves a part that nobody will finish."""
-    store.spool_begin(KEY, META)
-    store.spool_abort(KEY)
-    store.spool_abort(KEY)
-    assert spooled(store) == []
-    with pytest.raises(StoreError, match="was not begun"):
-        store.spool_write(KEY, 0, frames(delta())[0])
-
-
 def test_metrics_are_cut_to_size():
     """Metrics come from a peer and go into a synced line."""
     many = {f"metric {number}" * 20: float(number) for number in range(100)}
