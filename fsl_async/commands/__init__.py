@@ -9,6 +9,7 @@ from __future__ import annotations
 COMMANDS: dict[str, str] = {
     "demo": "Show a whole run on this machine in under a minute.",
     "init": "Write a commented configuration file.",
+    "quarantine": "Take an accepted delta out of a stopped run.",
     "sim": "Simulate days of a run in seconds, to plan and to check.",
     "status": "Show what a run does or did, from its directory.",
 }

@@ -1,0 +1,74 @@
+"""`fsl-node quarantine`: an accepted delta is taken out of a stopped run, for good."""
+
+import json
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from fsl_async.commands.quarantine import command
+from fsl_async.errors import RunDirError
+from fsl_async.events import DeltaKey
+from fsl_async.learn.manifest import Manifest
+from fsl_async.learn.records import DeltaMeta
+from fsl_async.learn.store import Store
+from fsl_codecs import CodecSpec, encode
+
+MODEL = Manifest.from_shapes([("w", (7,))])
+KEYS = [DeltaKey(name, 1, 0, 1) for name in ("good", "odd")]
+
+
+@pytest.fixture
+def run_dir(tmp_path):
+    """A stopped run at version 0 with two accepted deltas."""
+    store = Store(tmp_path / "run")
+    store.recover()
+    frame = encode(np.ones(7, np.float32), CodecSpec(format="fp32"))
+    store.begin_initial(MODEL)
+    store.write_initial(0, frame)
+    digest = store.finish_initial().digest
+    for key in KEYS:
+        store.spool_begin(key, DeltaMeta(tokens=10, steps=2, base_digest=digest))
+        store.spool_write(key, 0, frame)
+        store.spool_finish(key)
+    store.close()
+    return tmp_path / "run"
+
+
+def ask(*arguments):
+    """What the command prints with --json; it raises what it raises."""
+    found = CliRunner().invoke(
+        command, [*map(str, arguments), "--json"], catch_exceptions=False, standalone_mode=False
+    )
+    if found.exception:
+        raise found.exception
+    return json.loads(found.stdout)
+
+
+def test_a_delta_is_taken_out(run_dir):
+    """The next start of the server does not merge it, keeps the other one, and knows why."""
+    listed = ask(run_dir)["pending"]
+    assert [row["delta"] for row in listed] == ["good/1/0/1", "odd/1/0/1"]
+    assert ask(run_dir, "odd/1/0/1", "--reason", "outlier")["quarantined"] == "odd/1/0/1"
+    assert [path.name for path in (run_dir / "quarantine").iterdir()] == ["odd@1@0@1.frames"]
+    store = Store(run_dir)
+    recovered = store.recover()
+    assert [delta.key for delta in recovered.pending] == KEYS[:1]
+    assert store.known(KEYS[1]) == "quarantined"
+    store.close()
+    assert "outlier" in (run_dir / "ledger.jsonl").read_text()
+
+
+def test_what_cannot_be_taken_out(run_dir, tmp_path):
+    """Each in one line that says what to do; nothing is changed."""
+    before = (run_dir / "ledger.jsonl").read_bytes()
+    with pytest.raises(RunDirError, match="waits to be merged"):
+        ask(run_dir, "nobody/1/0/1")
+    with pytest.raises(RunDirError, match="no ledger"):
+        ask(tmp_path, "odd/1/0/1")
+    store = Store(run_dir)
+    store.recover()
+    with pytest.raises(RunDirError, match="another process uses"):
+        ask(run_dir, "odd/1/0/1")
+    store.close()
+    assert (run_dir / "ledger.jsonl").read_bytes() == before
