@@ -1,15 +1,1059 @@
-// Stands in for the avx512 kernels until they are there.
+// The kernels for AVX-512 with byte permutes and compressions (F, BW, VL, DQ, VBMI, VBMI2, VPOPCNTDQ, VPCLMULQDQ), 64 symbols or
+// 16 values a step. Loops do whole steps; a block's last few values go through masks or through the scalar kernels.
 #include "kernels_paths.hpp"
 
 #if FSL_X86_KERNELS
+
+#include <cstring>
+
+#if defined(__clang__)
+#pragma clang attribute push(                                                                                                  \
+    __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,avx512vbmi2,avx512vpopcntdq,vpclmulqdq,pclmul,bmi,"   \
+                          "bmi2,popcnt"))),                                                                                    \
+    apply_to = function)
+#else
+#pragma GCC push_options
+#pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,avx512vbmi2,avx512vpopcntdq,vpclmulqdq,pclmul,bmi,bmi2,popcnt")
+#endif
+#include <immintrin.h>
+
+#define FSL_INLINE inline __attribute__((always_inline))
+
 namespace fsl {
 namespace {
-Kernels stand_in() {
-  Kernels kernels = kScalarKernels;
-  kernels.path = Path::kAvx512;
-  return kernels;
+
+constexpr std::size_t kLane = 16;   // fp32 values of a vector
+constexpr std::size_t kStep = 64;   // bytes of a vector
+
+FSL_INLINE __m512i load(const void* from) { return _mm512_loadu_si512(from); }
+FSL_INLINE void store(void* to, __m512i value) { _mm512_storeu_si512(to, value); }
+FSL_INLINE __m512i all(int value) { return _mm512_set1_epi32(value); }
+FSL_INLINE __m512i all_bytes(int value) { return _mm512_set1_epi8(static_cast<char>(value)); }
+FSL_INLINE std::size_t ones(std::uint64_t mask) { return static_cast<std::size_t>(_mm_popcnt_u64(mask)); }
+// The lowest `count` bits, count < 64.
+FSL_INLINE std::uint64_t lowest(std::size_t count) { return (std::uint64_t{1} << count) - 1; }
+
+// Two cache lines of what comes next.
+FSL_INLINE void fetch(Prefetch& prefetch) {
+  if (prefetch.next < prefetch.end) {
+    _mm_prefetch(prefetch.next, _MM_HINT_T0);
+    _mm_prefetch(prefetch.next + 64, _MM_HINT_T0);
+    prefetch.next += 128;
+  }
 }
+
+FSL_INLINE int log2_of(std::size_t power) { return __builtin_ctzll(power); }
+
+// ------------------------------------------------------------------------------------------------------------ input values
+
+template <bool kBfloat16, bool kReference, bool kResidual>
+void combine_as(const float* values_fp32, const std::uint16_t* values_bf16, const float* reference, const float* residual,
+                std::size_t count, float* x) {
+  for (std::size_t i = 0; i < count; i += kLane) {
+    const __mmask16 valid = count - i < kLane ? static_cast<__mmask16>((1U << (count - i)) - 1) : static_cast<__mmask16>(0xFFFF);
+    __m512 value;
+    if (kBfloat16) {
+      const __m512i wide = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(valid, values_bf16 + i));
+      value = _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16));
+    } else {
+      value = _mm512_maskz_loadu_ps(valid, values_fp32 + i);
+    }
+    if (kReference) value = _mm512_sub_ps(value, _mm512_maskz_loadu_ps(valid, reference + i));
+    if (kResidual) value = _mm512_add_ps(value, _mm512_maskz_loadu_ps(valid, residual + i));
+    _mm512_mask_storeu_ps(x + i, valid, value);
+  }
+}
+
+void combine(const float* values_fp32, const std::uint16_t* values_bf16, const float* reference, const float* residual,
+             std::size_t count, float* x) {
+  using Function = void (*)(const float*, const std::uint16_t*, const float*, const float*, std::size_t, float*);
+  static constexpr Function kFunctions[8] = {combine_as<false, false, false>, combine_as<false, false, true>,
+                                             combine_as<false, true, false>,  combine_as<false, true, true>,
+                                             combine_as<true, false, false>,  combine_as<true, false, true>,
+                                             combine_as<true, true, false>,   combine_as<true, true, true>};
+  const int which = (values_fp32 == nullptr ? 4 : 0) + (reference != nullptr ? 2 : 0) + (residual != nullptr ? 1 : 0);
+  kFunctions[which](values_fp32, values_bf16, reference, residual, count, x);
+}
+
+FSL_INLINE __m512i magnitude_of(__m512i bits) { return _mm512_and_si512(bits, all(0x7FFFFFFF)); }
+
+// The parts of Seen, a lane each.
+struct Sight {
+  __m512i largest;
+  __m512i differing;
+
+  FSL_INLINE Sight() : largest(_mm512_setzero_si512()), differing(_mm512_setzero_si512()) {}
+
+  FSL_INLINE void see(__m512i bits, __m512i first) {
+    largest = _mm512_max_epu32(largest, magnitude_of(bits));
+    differing = _mm512_or_si512(differing, _mm512_xor_si512(bits, first));
+  }
+
+  FSL_INLINE void fold_into(Seen& seen) const {
+    const std::uint32_t magnitude = _mm512_reduce_max_epu32(largest);
+    if (magnitude > seen.largest_magnitude) seen.largest_magnitude = magnitude;
+    seen.differing_bits |= static_cast<std::uint32_t>(_mm512_reduce_or_epi32(differing));
+  }
+};
+
+void look(const float* x, std::size_t count, std::uint32_t first_bits, Seen& seen) {
+  const __m512i first = all(static_cast<int>(first_bits));
+  Sight sight;
+  const std::size_t whole = count & ~(kLane - 1);
+  for (std::size_t i = 0; i < whole; i += kLane) sight.see(load(x + i), first);
+  sight.fold_into(seen);
+  kScalarKernels.look(x + whole, count - whole, first_bits, seen);
+}
+
+// Largest magnitudes of whole runs, into largest[]; `seen` as in quantise_float8.
+FSL_INLINE void largest_of_runs(const float* x, std::size_t count, std::size_t block_values, std::uint32_t first_bits,
+                                std::uint32_t* largest, Seen& seen) {
+  if (seen.differing_bits == 0) {
+    // Looked at only until something differs, which is at once in most chunks.
+    const __m512i first = all(static_cast<int>(first_bits));
+    __m512i differing = _mm512_setzero_si512();
+    for (std::size_t i = 0; i < count && seen.differing_bits == 0; i += kLane) {
+      differing = _mm512_xor_si512(load(x + i), first);
+      seen.differing_bits |= static_cast<std::uint32_t>(_mm512_reduce_or_epi32(differing));
+    }
+  }
+  const __m512i mask = all(0x7FFFFFFF);
+  for (std::size_t start = 0; start < count; start += block_values) {
+    __m512i run = _mm512_and_si512(load(x + start), mask);
+    for (std::size_t i = start + kLane; i < start + block_values; i += kLane) {
+      run = _mm512_max_epu32(run, _mm512_and_si512(load(x + i), mask));
+    }
+    *largest++ = _mm512_reduce_max_epu32(run);
+  }
+}
+
+// -------------------------------------------------------------------------------------------------- fp32 to 8-bit floats
+
+constexpr std::size_t kPiece = 2048;      // values whose runs are looked at before they are quantised, in the first cache level
+constexpr std::size_t kPieceRuns = kPiece / 16;
+
+// The lowest bytes of four vectors of 16 lanes, in order.
+FSL_INLINE __m512i lowest_bytes(__m512i a, __m512i b, __m512i c, __m512i d, __m512i order) {
+  __m512i bytes = _mm512_slli_epi32(a, 24);
+  bytes = _mm512_shrdi_epi32(bytes, b, 8);
+  bytes = _mm512_shrdi_epi32(bytes, c, 8);
+  bytes = _mm512_shrdi_epi32(bytes, d, 8);
+  return _mm512_permutexvar_epi8(order, bytes);
+}
+
+// Place i of the result comes from byte i / 16 of lane i % 16.
+FSL_INLINE __m512i lowest_bytes_order() {
+  const __m512i lane = _mm512_set_epi32(0x3C383430, 0x2C282420, 0x1C181410, 0x0C080400, 0x3C383430, 0x2C282420, 0x1C181410,
+                                        0x0C080400, 0x3C383430, 0x2C282420, 0x1C181410, 0x0C080400, 0x3C383430, 0x2C282420,
+                                        0x1C181410, 0x0C080400);
+  const __m512i place = _mm512_set_epi64(0x0303030303030303, 0x0303030303030303, 0x0202020202020202, 0x0202020202020202,
+                                         0x0101010101010101, 0x0101010101010101, 0, 0);
+  return _mm512_or_si512(lane, place);
+}
+
+// Codes of 16 values in the lowest bytes, without dividing by the scale: the step of the code is set by `smallest`, the exponent of
+// the run's smallest normal code. See float8_code in kernels_scalar.cpp for the idea.
+template <int kMantissaBits>
+FSL_INLINE __m512i float8_codes(__m512i bits, __m512i smallest) {
+  const __m512i exponent = _mm512_max_epu32(_mm512_and_si512(bits, all(0x7F800000)), smallest);
+  const __m512i adder = _mm512_add_epi32(exponent, all((23 - kMantissaBits) << 23));
+  const __m512 sum = _mm512_add_ps(_mm512_castsi512_ps(magnitude_of(bits)), _mm512_castsi512_ps(adder));
+  const __m512i places = _mm512_srli_epi32(_mm512_sub_epi32(exponent, smallest), 23 - kMantissaBits);
+  const __m512i code = _mm512_add_epi32(_mm512_castps_si512(sum), places);
+  // (bits >> 24 & 0x80) | (code & ~0x80): the sum's lowest byte has only the significand.
+  return _mm512_ternarylogic_epi32(_mm512_srli_epi32(bits, 24), code, all(0x80), 0xE4);
+}
+
+template <int kMantissaBits>
+void quantise_pieces(const float* x, std::size_t count, const Float8& format, std::size_t block_values, std::uint32_t first_bits,
+                     std::uint8_t* codes, std::uint8_t* scales, Seen& seen) {
+  alignas(64) std::uint32_t largest[kPieceRuns + kLane];
+  alignas(64) std::uint32_t smallest[kPieceRuns + kLane];
+  const int block_shift = log2_of(block_values);
+  const __m512i order = lowest_bytes_order();
+  const __m512i offset = all(format.largest_exponent);
+  const __m512i lowest_exponent = all(format.lowest_scale + format.largest_exponent);
+  const __m512i smallest_offset = all(1 - format.exponent_bias - format.largest_exponent);
+  for (std::size_t start = 0; start < count; start += kPiece) {
+    const std::size_t length = count - start < kPiece ? count - start : kPiece;
+    const std::size_t runs = length >> block_shift;
+    largest_of_runs(x + start, length, block_values, first_bits, largest, seen);
+    __m512i overall = _mm512_setzero_si512();
+    for (std::size_t run = 0; run < runs; run += kLane) {
+      const __m512i valid = _mm512_maskz_loadu_epi32(
+          runs - run < kLane ? static_cast<__mmask16>((1U << (runs - run)) - 1) : static_cast<__mmask16>(0xFFFF), largest + run);
+      overall = _mm512_max_epu32(overall, valid);
+      const __m512i exponent = _mm512_max_epu32(_mm512_srli_epi32(_mm512_add_epi32(valid, all(0x1FFFFF)), 23), lowest_exponent);
+      const __m512i scale = _mm512_maskz_sub_epi32(_mm512_test_epi32_mask(valid, valid), exponent, offset);
+      _mm_storeu_si128(reinterpret_cast<__m128i*>(scales + run), _mm512_cvtepi32_epi8(scale));
+      store(smallest + run, _mm512_slli_epi32(_mm512_add_epi32(exponent, smallest_offset), 23));
+    }
+    const std::uint32_t magnitude = _mm512_reduce_max_epu32(overall);
+    if (magnitude > seen.largest_magnitude) seen.largest_magnitude = magnitude;
+    if (magnitude < 0x74000000) {
+      for (std::size_t i = 0; i < length; i += kStep) {
+        const float* from = x + start + i;
+        __m512i part[4];
+        for (std::size_t j = 0; j < 4; ++j) {
+          part[j] = float8_codes<kMantissaBits>(load(from + j * kLane),
+                                                all(static_cast<int>(smallest[(i + j * kLane) >> block_shift])));
+        }
+        store(codes + start + i, lowest_bytes(part[0], part[1], part[2], part[3], order));
+      }
+    } else {
+      // The adder's exponent would overflow.
+      kScalarKernels.quantise_float8(x + start, length, format, block_values, first_bits, codes + start, scales, seen);
+    }
+    scales += runs;
+  }
+}
+
+void quantise_float8(const float* x, std::size_t count, const Float8& format, std::size_t block_values, std::uint32_t first_bits,
+                     std::uint8_t* codes, std::uint8_t* scales, Seen& seen) {
+  const std::size_t unit = block_values < kStep ? kStep : block_values;
+  const std::size_t whole = count - count % unit;
+  (format.mantissa_bits == 3 ? quantise_pieces<3> : quantise_pieces<2>)(x, whole, format, block_values, first_bits, codes, scales,
+                                                                        seen);
+  if (whole < count) {
+    kScalarKernels.quantise_float8(x + whole, count - whole, format, block_values, first_bits, codes + whole,
+                                   scales + whole / block_values, seen);
+  }
+}
+
+// --------------------------------------------------------------------------------------------------------- fp32 to uniform
+
+// 2^(quarters / 4) as fp32 bits.
+FSL_INLINE __m512i quarter_powers(__m512i quarters) {
+  const __m512i powers = _mm512_broadcast_i32x4(_mm_set_epi32(0x3FD744FD, 0x3FB504F3, 0x3F9837F0, 0x3F800000));
+  return _mm512_add_epi32(_mm512_permutexvar_epi32(_mm512_and_si512(quarters, all(3)), powers),
+                          _mm512_slli_epi32(_mm512_srai_epi32(quarters, 2), 23));
+}
+
+FSL_INLINE float folded_sum(__m512 lanes) {
+  const __m256 eight = _mm256_add_ps(_mm512_castps512_ps256(lanes), _mm512_extractf32x8_ps(lanes, 1));
+  const __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+  const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
+}
+
+std::size_t quantise_uniform(const float* x, std::size_t count, int fineness, std::size_t block_values, std::uint32_t first_bits,
+                             std::uint8_t* codes, std::int16_t* steps, Seen& seen) {
+  alignas(64) std::uint32_t largest[kPieceRuns + kLane];
+  alignas(64) float normaliser[kPieceRuns + kLane];
+  alignas(64) float sums[kPieceRuns + kLane];
+  alignas(64) float inverse[kPieceRuns + kLane];
+  const int block_shift = log2_of(block_values);
+  const __m512i order = lowest_bytes_order();
+  const __m512i magnitude_mask = all(0x7FFFFFFF);
+  const std::size_t unit = block_values < kStep ? kStep : block_values;
+  const std::size_t whole = count - count % unit;
+  std::size_t escapes = 0;
+  for (std::size_t start = 0; start < whole; start += kPiece) {
+    const std::size_t length = whole - start < kPiece ? whole - start : kPiece;
+    const std::size_t runs = length >> block_shift;
+    const float* from = x + start;
+    largest_of_runs(from, length, block_values, first_bits, largest, seen);
+    for (std::size_t run = runs; run < runs + kLane; ++run) largest[run] = 0;
+    for (std::size_t run = 0; run < runs; run += kLane) {
+      const __m512i exponent = _mm512_max_epu32(_mm512_srli_epi32(load(largest + run), 23), all(1));
+      store(normaliser + run, _mm512_slli_epi32(_mm512_sub_epi32(all(254), exponent), 23));
+    }
+    for (std::size_t run = 0; run < runs; ++run) {
+      __m512 lanes = _mm512_setzero_ps();
+      const __m512 factor = _mm512_set1_ps(normaliser[run]);
+      for (std::size_t i = run << block_shift; i < (run + 1) << block_shift; i += kLane) {
+        const __m512 y = _mm512_mul_ps(_mm512_loadu_ps(from + i), factor);
+        lanes = _mm512_add_ps(lanes, _mm512_mul_ps(y, y));
+      }
+      sums[run] = folded_sum(lanes);
+    }
+    __m512i overall = _mm512_setzero_si512();
+    bool escaping = false;
+    for (std::size_t run = 0; run < runs; run += kLane) {
+      const __m512i top = load(largest + run);
+      overall = _mm512_max_epu32(overall, top);
+      const __m512i exponent = _mm512_max_epu32(_mm512_srli_epi32(top, 23), all(1));
+      const __m512i sum = load(sums + run);
+      const __m512i mantissa = _mm512_and_si512(sum, all(0x7FFFFF));
+      const __m512i power = _mm512_and_si512(_mm512_srli_epi32(sum, 23), all(0xFF));
+      __m512i quarters = _mm512_add_epi32(_mm512_slli_epi32(exponent, 2), _mm512_slli_epi32(power, 1));
+      quarters = _mm512_sub_epi32(quarters, all(6 * 127 + 2 * block_shift + fineness));
+      quarters = _mm512_mask_add_epi32(quarters, _mm512_cmpge_epu32_mask(mantissa, all(0x1837F0)), quarters, all(1));
+      quarters = _mm512_mask_add_epi32(quarters, _mm512_cmpge_epu32_mask(mantissa, all(0x5744FD)), quarters, all(1));
+      quarters = _mm512_max_epi32(_mm512_min_epi32(quarters, all(480)), all(-504));
+      const __m512i powers = quarter_powers(_mm512_sub_epi32(_mm512_setzero_si512(), quarters));
+      const __mmask16 nonzero = _mm512_test_epi32_mask(top, top);
+      store(inverse + run, powers);
+      const __m512 product = _mm512_mul_ps(_mm512_castsi512_ps(top), _mm512_castsi512_ps(powers));
+      escaping |= _mm512_mask_cmp_ps_mask(nonzero, product, _mm512_set1_ps(127.5F), _CMP_NLT_UQ) != 0;
+      const __m512i wire = _mm512_mask_blend_epi32(nonzero, all(kZeroRun), quarters);
+      const __m256i words = _mm512_cvtepi32_epi16(wire);
+      if (runs - run >= kLane) {
+        _mm256_storeu_si256(reinterpret_cast<__m256i*>(steps + run), words);
+      } else {
+        _mm256_mask_storeu_epi16(steps + run, static_cast<__mmask16>((1U << (runs - run)) - 1), words);
+      }
+    }
+    const std::uint32_t magnitude = _mm512_reduce_max_epu32(overall);
+    if (magnitude > seen.largest_magnitude) seen.largest_magnitude = magnitude;
+    const __m512i centre = all_bytes(0x80);
+    for (std::size_t i = 0; i < length; i += kStep) {
+      __m512i part[4];
+      std::uint64_t fits = 0;
+      for (std::size_t j = 0; j < 4; ++j) {
+        const std::size_t place = i + j * kLane;
+        const __m512 product = _mm512_mul_ps(_mm512_loadu_ps(from + place), _mm512_set1_ps(inverse[place >> block_shift]));
+        part[j] = _mm512_cvtps_epi32(product);
+        if (escaping) {
+          const __m512 absolute = _mm512_castsi512_ps(_mm512_and_si512(_mm512_castps_si512(product), magnitude_mask));
+          fits |= static_cast<std::uint64_t>(_mm512_cmp_ps_mask(absolute, _mm512_set1_ps(127.5F), _CMP_LT_OQ)) << (j * kLane);
+        }
+      }
+      __m512i code = _mm512_xor_si512(lowest_bytes(part[0], part[1], part[2], part[3], order), centre);
+      if (escaping) {
+        code = _mm512_maskz_mov_epi8(fits, code);
+        escapes += ones(~fits);
+      }
+      store(codes + start + i, code);
+    }
+    steps += runs;
+  }
+  if (whole < count) {
+    escapes += kScalarKernels.quantise_uniform(x + whole, count - whole, fineness, block_values, first_bits, codes + whole, steps,
+                                               seen);
+  }
+  return escapes;
+}
+
+// ------------------------------------------------------------------------------------------------------ rotated byte planes
+
+void cut_bfloat16(const float* x, std::size_t count, std::uint32_t first_bits, std::uint8_t* const planes[2], Seen& seen) {
+  const __m512i first = all(static_cast<int>(first_bits));
+  // Upper words of two vectors; then upper or lower bytes of two vectors.
+  alignas(64) std::uint16_t upper_words[32];
+  alignas(64) std::uint8_t lower_bytes[64];
+  alignas(64) std::uint8_t upper_bytes[64];
+  for (std::size_t i = 0; i < 32; ++i) upper_words[i] = static_cast<std::uint16_t>(2 * i + 1);
+  for (std::size_t i = 0; i < 64; ++i) {
+    lower_bytes[i] = static_cast<std::uint8_t>(2 * i);
+    upper_bytes[i] = static_cast<std::uint8_t>(2 * i + 1);
+  }
+  const __m512i words = load(upper_words);
+  const __m512i lower = load(lower_bytes);
+  const __m512i upper = load(upper_bytes);
+  Sight sight;
+  const std::size_t whole = count & ~(kStep - 1);
+  for (std::size_t i = 0; i < whole; i += kStep) {
+    __m512i part[4];
+    for (std::size_t j = 0; j < 4; ++j) {
+      const __m512i bits = load(x + i + j * kLane);
+      sight.see(bits, first);
+      const __m512i ties = _mm512_and_si512(_mm512_srli_epi32(bits, 16), all(1));
+      part[j] = _mm512_add_epi32(_mm512_add_epi32(bits, all(0x7FFF)), ties);
+    }
+    __m512i low = _mm512_permutex2var_epi16(part[0], words, part[1]);
+    __m512i high = _mm512_permutex2var_epi16(part[2], words, part[3]);
+    low = _mm512_shldi_epi16(low, low, 1);
+    high = _mm512_shldi_epi16(high, high, 1);
+    store(planes[0] + i, _mm512_permutex2var_epi8(low, upper, high));
+    store(planes[1] + i, _mm512_permutex2var_epi8(low, lower, high));
+  }
+  sight.fold_into(seen);
+  std::uint8_t* const rest[2] = {planes[0] + whole, planes[1] + whole};
+  kScalarKernels.cut_bfloat16(x + whole, count - whole, first_bits, rest, seen);
+}
+
+void cut_float32(const float* x, std::size_t count, std::uint32_t first_bits, std::uint8_t* const planes[4], Seen& seen) {
+  const __m512i first = all(static_cast<int>(first_bits));
+  // Byte 3 of all lanes, then byte 2, ...
+  alignas(64) std::uint8_t by_place[64];
+  for (std::size_t i = 0; i < 64; ++i) by_place[i] = static_cast<std::uint8_t>(4 * (i % 16) + 3 - i / 16);
+  const __m512i order = load(by_place);
+  Sight sight;
+  const std::size_t whole = count & ~(kStep - 1);
+  for (std::size_t i = 0; i < whole; i += kStep) {
+    __m512i part[4];
+    for (std::size_t j = 0; j < 4; ++j) {
+      const __m512i bits = load(x + i + j * kLane);
+      sight.see(bits, first);
+      part[j] = _mm512_permutexvar_epi8(order, _mm512_rol_epi32(bits, 1));
+    }
+    const __m512i upper01 = _mm512_shuffle_i64x2(part[0], part[1], 0x44);
+    const __m512i upper23 = _mm512_shuffle_i64x2(part[2], part[3], 0x44);
+    const __m512i lower01 = _mm512_shuffle_i64x2(part[0], part[1], 0xEE);
+    const __m512i lower23 = _mm512_shuffle_i64x2(part[2], part[3], 0xEE);
+    store(planes[0] + i, _mm512_shuffle_i64x2(upper01, upper23, 0x88));
+    store(planes[1] + i, _mm512_shuffle_i64x2(upper01, upper23, 0xDD));
+    store(planes[2] + i, _mm512_shuffle_i64x2(lower01, lower23, 0x88));
+    store(planes[3] + i, _mm512_shuffle_i64x2(lower01, lower23, 0xDD));
+  }
+  sight.fold_into(seen);
+  std::uint8_t* const rest[4] = {planes[0] + whole, planes[1] + whole, planes[2] + whole, planes[3] + whole};
+  kScalarKernels.cut_float32(x + whole, count - whole, first_bits, rest, seen);
+}
+
+// ------------------------------------------------------------------------------------------------------- ranks, bit planes
+
+// Looks up each byte of `index` in 256 entries.
+struct Table256 {
+  __m512i part[4];
+
+  FSL_INLINE explicit Table256(const std::uint8_t* entries)
+      : part{load(entries), load(entries + 64), load(entries + 128), load(entries + 192)} {}
+
+  FSL_INLINE __m512i operator()(__m512i index) const {
+    const __m512i low = _mm512_permutex2var_epi8(part[0], index, part[1]);
+    const __m512i high = _mm512_permutex2var_epi8(part[2], index, part[3]);
+    return _mm512_mask_blend_epi8(_mm512_movepi8_mask(index), low, high);
+  }
+};
+
+FSL_INLINE __m512i rotate_left(__m512i codes) {
+  return _mm512_ternarylogic_epi32(_mm512_add_epi8(codes, codes), _mm512_srli_epi16(codes, 7), all_bytes(1), 0xF8);
+}
+
+FSL_INLINE __m512i rotate_right(__m512i codes) {
+  return _mm512_ternarylogic_epi32(_mm512_slli_epi16(codes, 7), _mm512_srli_epi16(codes, 1), all_bytes(0x80), 0xE4);
+}
+
+std::size_t rank(const std::uint8_t* codes, std::size_t count, bool rotated, int shift, const std::uint8_t* ranks, int escape_rank,
+                 std::uint8_t* symbols) {
+  const std::size_t whole = count & ~(kStep - 1);
+  const __m512i escape = all_bytes(escape_rank);
+  std::size_t escapes = 0;
+  // The sign of rotated codes falls off at the right, so these bits of a code, found six bits wide, decide.
+  const int lowest_bit = rotated ? shift - 1 : shift;
+  if (lowest_bit >= 2 || (rotated && lowest_bit >= 1)) {
+    alignas(64) std::uint8_t entries[64];
+    for (int index = 0; index < 64; ++index) {
+      const int code = index << lowest_bit & 0xFF;
+      entries[index] = ranks[(rotated ? code << 1 & 0xFF : code) >> shift];
+    }
+    const __m512i table = load(entries);
+    const __m128i places = _mm_cvtsi32_si128(lowest_bit);
+    for (std::size_t i = 0; i < whole; i += kStep) {
+      const __m512i symbol = _mm512_permutexvar_epi8(_mm512_srl_epi16(load(codes + i), places), table);
+      store(symbols + i, symbol);
+      escapes += ones(_mm512_cmpeq_epi8_mask(symbol, escape));
+    }
+  } else {
+    const Table256 table(ranks);
+    const __m128i places = _mm_cvtsi32_si128(shift);
+    const __m512i kept = all_bytes(0xFF >> shift);
+    for (std::size_t i = 0; i < whole; i += kStep) {
+      __m512i code = load(codes + i);
+      if (rotated) code = rotate_left(code);
+      const __m512i symbol = table(_mm512_and_si512(_mm512_srl_epi16(code, places), kept));
+      store(symbols + i, symbol);
+      escapes += ones(_mm512_cmpeq_epi8_mask(symbol, escape));
+    }
+  }
+  if (escape_rank > 255) escapes = 0;
+  return escapes + kScalarKernels.rank(codes + whole, count - whole, rotated, shift, ranks, escape_rank, symbols + whole);
+}
+
+FSL_INLINE void store_mask(std::uint8_t* to, std::uint64_t mask) { std::memcpy(to, &mask, 8); }
+
+std::size_t write_bit_planes(const std::uint8_t* codes, std::size_t count, bool rotated, int width, std::uint8_t* out) {
+  const std::size_t plane_bytes = (count + 7) / 8;
+  const std::size_t whole = count & ~(kStep - 1);
+  // A plane's last eight bytes may reach into the next plane, which is written later.
+  for (int bit = width - 1; bit >= 0; --bit, out += plane_bytes) {
+    const __m512i place = all_bytes(1 << (rotated ? (bit + 7) & 7 : bit));
+    for (std::size_t i = 0; i < whole; i += kStep) store_mask(out + i / 8, _mm512_test_epi8_mask(load(codes + i), place));
+    if (whole < count) {
+      const __m512i rest = _mm512_maskz_loadu_epi8(lowest(count - whole), codes + whole);
+      store_mask(out + whole / 8, _mm512_test_epi8_mask(rest, place));
+    }
+  }
+  return static_cast<std::size_t>(width) * plane_bytes;
+}
+
+// ---------------------------------------------------------------------------------------------------------- tree: writing
+
+struct TreeWriter {
+  const Node* nodes;
+  std::uint8_t* out;
+  Prefetch prefetch;
+
+  void write_flat(const Node& node, const std::uint8_t* list, std::size_t count) {
+    const std::size_t bitmap_bytes = (count + 7) / 8;
+    const __m512i first = all_bytes(node.first);
+    const std::size_t whole = count & ~(kStep - 1);
+    for (int bit = node.planes - 1; bit >= 0; --bit, out += bitmap_bytes) {
+      const __m512i place = all_bytes(1 << bit);
+      for (std::size_t i = 0; i < whole; i += kStep) {
+        store_mask(out + i / 8, _mm512_test_epi8_mask(_mm512_sub_epi8(load(list + i), first), place));
+      }
+      if (whole < count) {
+        const std::uint64_t mask = _mm512_test_epi8_mask(_mm512_sub_epi8(load(list + whole), first), place);
+        store_mask(out + whole / 8, mask & lowest(count - whole));
+      }
+    }
+  }
+
+  // Writes the bitmap and the lists of those children that need one: the left in place, the right to `stack`.
+  template <bool kLeft, bool kRight>
+  FSL_INLINE std::size_t partition(std::uint8_t* list, std::size_t count, std::uint8_t pivot, std::uint8_t* stack) {
+    const __m512i pivots = all_bytes(pivot);
+    const std::size_t whole = count & ~(kStep - 1);
+    std::uint8_t* left = list;
+    std::size_t right_count = 0;
+    std::uint8_t* bitmap = out;
+    Prefetch ahead = prefetch;
+    for (std::size_t i = 0; i < whole; i += kStep) {
+      const __m512i symbols = load(list + i);
+      const std::uint64_t goes_right = _mm512_cmpge_epu8_mask(symbols, pivots);
+      const std::size_t ones_here = ones(goes_right);
+      store_mask(bitmap + i / 8, goes_right);
+      if (kRight) store(stack + right_count, _mm512_maskz_compress_epi8(goes_right, symbols));
+      if (kLeft) {
+        store(left, _mm512_maskz_compress_epi8(~goes_right, symbols));
+        left += kStep - ones_here;
+      }
+      right_count += ones_here;
+      fetch(ahead);
+    }
+    prefetch = ahead;
+    if (whole < count) {
+      const std::uint64_t valid = lowest(count - whole);
+      const __m512i symbols = load(list + whole);
+      const std::uint64_t goes_right = _mm512_cmpge_epu8_mask(symbols, pivots) & valid;
+      store_mask(bitmap + whole / 8, goes_right);
+      if (kRight) store(stack + right_count, _mm512_maskz_compress_epi8(goes_right, symbols));
+      if (kLeft) store(left, _mm512_maskz_compress_epi8(~goes_right & valid, symbols));
+      right_count += ones(goes_right);
+    }
+    out += (count + 7) / 8;
+    return right_count;
+  }
+
+  // `list` and `stack` lie in two buffers, each free from there on but for the list itself, so that whole vectors may be stored; the
+  // right child finds room where `list` was.
+  void write(const Node& node, std::uint8_t* list, std::size_t count, std::uint8_t* stack) {
+    if (node.left == 0) return write_flat(node, list, count);
+    const Node& left = nodes[node.left];
+    const Node& right = nodes[node.right];
+    const bool has_left = left.left != 0 || left.planes != 0;
+    const bool has_right = right.left != 0 || right.planes != 0;
+    const std::uint8_t pivot = static_cast<std::uint8_t>(node.pivot);
+    if (!has_left) {
+      if (!has_right) {
+        partition<false, false>(list, count, pivot, stack);
+        return;
+      }
+      // Only the right child goes on: its list may take the place of this one.
+      const std::size_t right_count = partition<false, true>(list, count, pivot, list);
+      if (right_count > 0) write(right, list, right_count, stack);
+      return;
+    }
+    if (!has_right) {
+      const std::size_t right_count = partition<true, false>(list, count, pivot, stack);
+      if (right_count < count) write(left, list, count - right_count, stack);
+      return;
+    }
+    const std::size_t right_count = partition<true, true>(list, count, pivot, stack);
+    if (right_count < count) write(left, list, count - right_count, stack + right_count);
+    if (right_count > 0) write(right, stack, right_count, list);
+  }
+};
+
+std::size_t write_tree(const Node* nodes, std::uint8_t* symbols, std::size_t count, std::uint8_t* scratch, std::uint8_t* out,
+                       Prefetch& prefetch) {
+  TreeWriter writer{nodes, out, prefetch};
+  if (count > 0) writer.write(nodes[0], symbols, count, scratch);
+  prefetch = writer.prefetch;
+  return static_cast<std::size_t>(writer.out - out);
+}
+
+// ---------------------------------------------------------------------------------------------------------- tree: reading
+
+FSL_INLINE std::uint64_t load_mask(const std::uint8_t* from) {
+  std::uint64_t mask;
+  std::memcpy(&mask, from, 8);
+  return mask;
+}
+
+// The last bits of a bitmap, count < 64, none of the bytes behind it touched.
+FSL_INLINE std::uint64_t load_rest(const std::uint8_t* from, std::size_t count) {
+  std::uint64_t mask = 0;
+  std::memcpy(&mask, from, (count + 7) / 8);
+  return mask & lowest(count);
+}
+
+struct TreeReader {
+  const Node* nodes;
+  const std::uint8_t* in;
+  const std::uint8_t* end;
+  Prefetch prefetch;
+
+  // Bits set among the first `count`.
+  static FSL_INLINE std::size_t count_ones(const std::uint8_t* bitmap, std::size_t count) {
+    __m512i sums = _mm512_setzero_si512();
+    std::size_t i = 0;
+    for (; i + 512 <= count; i += 512) sums = _mm512_add_epi64(sums, _mm512_popcnt_epi64(load(bitmap + i / 8)));
+    if (i < count) {
+      const std::size_t rest = (count - i + 7) / 8;
+      __m512i last = _mm512_maskz_loadu_epi8(~std::uint64_t{0} >> (kStep - rest), bitmap + i / 8);
+      const std::size_t spare = rest * 8 - (count - i);
+      const __m512i cut = _mm512_maskz_set1_epi8(std::uint64_t{1} << (rest - 1), static_cast<char>(0xFF00 >> spare & 0xFF));
+      last = spare == 0 ? last : _mm512_andnot_si512(cut, last);
+      sums = _mm512_add_epi64(sums, _mm512_popcnt_epi64(last));
+    }
+    return static_cast<std::size_t>(_mm512_reduce_add_epi64(sums));
+  }
+
+  bool read_flat(const Node& node, std::size_t count, std::uint8_t* list) {
+    const std::size_t bitmap_bytes = (count + 7) / 8;
+    if (static_cast<std::size_t>(end - in) < node.planes * bitmap_bytes) return false;
+    const std::size_t whole = count & ~(kStep - 1);
+    const __m512i first = all_bytes(node.first);
+    const int planes = node.planes;
+    for (std::size_t i = 0; i < whole; i += kStep) {
+      __m512i symbols = first;
+      for (int plane = 0; plane < planes; ++plane) {
+        const std::uint64_t mask = load_mask(in + static_cast<std::size_t>(plane) * bitmap_bytes + i / 8);
+        symbols = _mm512_mask_add_epi8(symbols, mask, symbols, all_bytes(1 << (planes - 1 - plane)));
+      }
+      store(list + i, symbols);
+    }
+    if (whole < count) {
+      __m512i symbols = first;
+      for (int plane = 0; plane < planes; ++plane) {
+        const std::uint64_t mask = load_rest(in + static_cast<std::size_t>(plane) * bitmap_bytes + whole / 8, count - whole);
+        symbols = _mm512_mask_add_epi8(symbols, mask, symbols, all_bytes(1 << (planes - 1 - plane)));
+      }
+      store(list + whole, symbols);
+    }
+    in += static_cast<std::size_t>(planes) * bitmap_bytes;
+    return true;
+  }
+
+  // Merges the children's lists under the bitmap; a child without a list is a leaf of that rank.
+  template <bool kLeft, bool kRight>
+  FSL_INLINE void merge(const std::uint8_t* bitmap, std::size_t count, const std::uint8_t* left, const std::uint8_t* right,
+                        std::uint8_t left_rank, std::uint8_t right_rank, std::uint8_t* list) {
+    const __m512i left_ranks = all_bytes(left_rank);
+    const __m512i right_ranks = all_bytes(right_rank);
+    const std::size_t whole = count & ~(kStep - 1);
+    Prefetch ahead = prefetch;
+    for (std::size_t i = 0; i <= whole; i += kStep) {
+      std::uint64_t goes_right;
+      if (i < whole) {
+        goes_right = load_mask(bitmap + i / 8);
+      } else {
+        if (whole == count) break;
+        goes_right = load_rest(bitmap + i / 8, count - whole);
+      }
+      const std::size_t ones_here = ones(goes_right);
+      __m512i symbols;
+      if (kRight) {
+        const __m512i from_right = load(right);
+        symbols = kLeft ? _mm512_maskz_expand_epi8(goes_right, from_right)
+                        : _mm512_mask_expand_epi8(left_ranks, goes_right, from_right);
+        right += ones_here;
+      } else {
+        symbols = kLeft ? right_ranks : _mm512_mask_blend_epi8(goes_right, left_ranks, right_ranks);
+      }
+      if (kLeft) {
+        symbols = _mm512_mask_expand_epi8(symbols, ~goes_right, load(left));
+        left += kStep - ones_here;
+      }
+      store(list + i, symbols);
+      fetch(ahead);
+    }
+    prefetch = ahead;
+  }
+
+  // Writes the node's symbols to `list`; children write theirs to the same places of `other`. False when bytes are missing.
+  bool read(const Node& node, std::size_t count, std::uint8_t* list, std::uint8_t* other) {
+    if (node.left == 0) return read_flat(node, count, list);
+    const std::size_t bitmap_bytes = (count + 7) / 8;
+    if (static_cast<std::size_t>(end - in) < bitmap_bytes) return false;
+    const std::uint8_t* const bitmap = in;
+    in += bitmap_bytes;
+    const Node& left = nodes[node.left];
+    const Node& right = nodes[node.right];
+    const bool has_left = left.left != 0 || left.planes != 0;
+    const bool has_right = right.left != 0 || right.planes != 0;
+    if (!has_left && !has_right) {
+      merge<false, false>(bitmap, count, nullptr, nullptr, left.first, right.first, list);
+      return true;
+    }
+    const std::size_t right_count = count_ones(bitmap, count);
+    const std::size_t left_count = count - right_count;
+    if (has_left && left_count > 0 && !read(left, left_count, other, list)) return false;
+    std::uint8_t* const from_right = has_left ? other + left_count : other;
+    std::uint8_t* const right_other = has_left ? list + left_count : list;
+    if (has_right && right_count > 0 && !read(right, right_count, from_right, right_other)) return false;
+    if (has_left && has_right) {
+      merge<true, true>(bitmap, count, other, from_right, 0, 0, list);
+    } else if (has_left) {
+      merge<true, false>(bitmap, count, other, nullptr, 0, right.first, list);
+    } else {
+      merge<false, true>(bitmap, count, nullptr, from_right, left.first, 0, list);
+    }
+    return true;
+  }
+};
+
+std::size_t read_tree(const Node* nodes, const std::uint8_t* in, const std::uint8_t* end, std::size_t count, int escape_rank,
+                      std::uint8_t* scratch, std::uint8_t* symbols, std::size_t& escapes, Prefetch& prefetch) {
+  TreeReader reader{nodes, in, end, prefetch};
+  escapes = 0;
+  if (count > 0 && !reader.read(nodes[0], count, symbols, scratch)) return SIZE_MAX;
+  prefetch = reader.prefetch;
+  if (escape_rank <= 255) {
+    const __m512i escape = all_bytes(escape_rank);
+    for (std::size_t i = 0; i < count; i += kStep) {
+      std::uint64_t mask = _mm512_cmpeq_epi8_mask(load(symbols + i), escape);
+      if (count - i < kStep) mask &= lowest(count - i);
+      escapes += ones(mask);
+    }
+  }
+  return static_cast<std::size_t>(reader.in - in);
+}
+
+template <bool kRotated>
+FSL_INLINE void join_as(const std::uint8_t* symbols, const std::uint8_t* symbol_of_rank, const std::uint8_t* in, std::size_t count,
+                        int width, std::uint8_t* codes) {
+  const Table256 table(symbol_of_rank);
+  const std::size_t plane_bytes = (count + 7) / 8;
+  const __m128i places = _mm_cvtsi32_si128(width);
+  const __m512i kept = all_bytes(0xFF << width);
+  const std::size_t whole = count & ~(kStep - 1);
+  for (std::size_t i = 0; i <= whole; i += kStep) {
+    if (i == count) break;
+    __m512i code = _mm512_setzero_si512();
+    if (symbols != nullptr) code = _mm512_and_si512(_mm512_sll_epi16(table(load(symbols + i)), places), kept);
+    for (int plane = 0; plane < width; ++plane) {
+      const std::uint8_t* const from = in + static_cast<std::size_t>(plane) * plane_bytes + i / 8;
+      const std::uint64_t mask = i < whole ? load_mask(from) : load_rest(from, count - whole);
+      code = _mm512_mask_add_epi8(code, mask, code, all_bytes(1 << (width - 1 - plane)));
+    }
+    store(codes + i, kRotated ? rotate_right(code) : code);
+  }
+}
+
+void join(const std::uint8_t* symbols, const std::uint8_t* symbol_of_rank, const std::uint8_t* in, std::size_t count, bool rotated,
+          int width, std::uint8_t* codes) {
+  if (rotated) {
+    join_as<true>(symbols, symbol_of_rank, in, count, width, codes);
+  } else {
+    join_as<false>(symbols, symbol_of_rank, in, count, width, codes);
+  }
+}
+
+// ------------------------------------------------------------------------------------------------------------ output values
+
+// Puts vectors of values to their places, in order from 0 on, 16 at a time.
+template <Sink kSink, bool kAligned>
+struct Writer {
+  float* out;
+  const float* source;
+  __m512 weight;
+  // Non-temporal stores to places that are no multiple of 64 bytes: each is made of two vectors.
+  std::size_t lead = 0;
+  __m512i index = _mm512_setzero_si512();
+  __m512 carry = _mm512_setzero_ps();
+
+  FSL_INLINE explicit Writer(const Output& output)
+      : out(static_cast<float*>(output.out)), source(output.source), weight(_mm512_set1_ps(output.weight)) {
+    if (kSink == Sink::kStream && !kAligned) {
+      lead = (64 - (reinterpret_cast<std::uintptr_t>(out) & 63)) / 4;
+      index = _mm512_add_epi32(_mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0), all(static_cast<int>(lead)));
+    }
+  }
+
+  FSL_INLINE void put(std::size_t i, __m512 value) {
+    if (kSink == Sink::kStore) {
+      _mm512_storeu_ps(out + i, value);
+    } else if (kSink == Sink::kStream) {
+      if (kAligned) {
+        _mm512_stream_ps(out + i, value);
+      } else {
+        if (i == 0) {
+          _mm512_mask_storeu_ps(out, static_cast<__mmask16>((1U << lead) - 1), value);
+        } else {
+          _mm512_stream_ps(out + i + lead - kLane, _mm512_permutex2var_ps(carry, index, value));
+        }
+        carry = value;
+      }
+    } else if (kSink == Sink::kAccumulate) {
+      _mm512_storeu_ps(out + i, _mm512_add_ps(_mm512_loadu_ps(out + i), _mm512_mul_ps(value, weight)));
+    } else if (kSink == Sink::kBfloat16) {
+      const __m512i bits = _mm512_castps_si512(value);
+      const __m512i ties = _mm512_and_si512(_mm512_srli_epi32(bits, 16), all(1));
+      __m512i rounded = _mm512_srli_epi32(_mm512_add_epi32(_mm512_add_epi32(bits, all(0x7FFF)), ties), 16);
+      const __mmask16 nan = _mm512_cmp_ps_mask(value, value, _CMP_UNORD_Q);
+      rounded = _mm512_mask_or_epi32(rounded, nan, _mm512_srli_epi32(bits, 16), all(0x40));
+      _mm256_storeu_si256(reinterpret_cast<__m256i*>(reinterpret_cast<std::uint16_t*>(out) + i), _mm512_cvtepi32_epi16(rounded));
+    } else {
+      _mm512_storeu_ps(out + i, _mm512_sub_ps(_mm512_loadu_ps(source + i), value));
+    }
+  }
+
+  // After the last whole vector; `count` values were put.
+  FSL_INLINE void finish(std::size_t count) const {
+    if (kSink == Sink::kStream && !kAligned && count > 0) {
+      _mm512_mask_storeu_ps(out + count - kLane, static_cast<__mmask16>(0xFFFFU << lead), carry);
+    }
+  }
+};
+
+// The same output, `count` values further.
+Output further(const Output& output, std::size_t count) {
+  Output rest = output;
+  rest.out = output.sink == Sink::kBfloat16 ? static_cast<void*>(static_cast<std::uint16_t*>(output.out) + count)
+                                            : static_cast<void*>(static_cast<float*>(output.out) + count);
+  if (output.source != nullptr) rest.source = output.source + count;
+  return rest;
+}
+
+// Calls work(writer) with the writer of the sink.
+template <typename Work>
+FSL_INLINE void with_writer(const Output& output, Work work) {
+  switch (output.sink) {
+    case Sink::kStore:
+      return work(Writer<Sink::kStore, true>(output));
+    case Sink::kStream:
+      if ((reinterpret_cast<std::uintptr_t>(output.out) & 63) == 0) return work(Writer<Sink::kStream, true>(output));
+      return work(Writer<Sink::kStream, false>(output));
+    case Sink::kAccumulate:
+      return work(Writer<Sink::kAccumulate, true>(output));
+    case Sink::kBfloat16:
+      return work(Writer<Sink::kBfloat16, true>(output));
+    case Sink::kResidual:
+      return work(Writer<Sink::kResidual, true>(output));
+  }
+}
+
+// Bytes 0 to 31 into the low halves of the 128-bit lanes, so that unpacking keeps their order.
+FSL_INLINE __m512i spread(__m512i bytes) {
+  return _mm512_permutexvar_epi64(_mm512_set_epi64(7, 3, 6, 2, 5, 1, 4, 0), bytes);
+}
+
+// Both formats become fp16 numbers by moving bits, e4m3 too small by 2^8; the factor of the run makes up for that.
+template <int kMantissaBits, typename Put>
+FSL_INLINE __m512i dequantise_runs(const std::uint8_t* codes, std::size_t count, const float* factors, int block_shift, Put& put) {
+  const __m512i zero = _mm512_setzero_si512();
+  const __m512i magnitudes = all_bytes(0x7F);
+  __m512i largest = zero;
+  for (std::size_t i = 0; i < count; i += kStep) {
+    const __m512i code = load(codes + i);
+    largest = _mm512_max_epu8(largest, _mm512_and_si512(code, magnitudes));
+    const __m512i spread_code = spread(code);
+    __m512i half[2] = {_mm512_unpacklo_epi8(zero, spread_code), _mm512_unpackhi_epi8(zero, spread_code)};
+    for (std::size_t j = 0; j < 2; ++j) {
+      if (kMantissaBits == 3) half[j] = _mm512_and_si512(_mm512_srai_epi16(half[j], 1), _mm512_set1_epi16(static_cast<short>(0xBFFF)));
+      const std::size_t place = i + 32 * j;
+      put.put(place, _mm512_mul_ps(_mm512_cvtph_ps(_mm512_castsi512_si256(half[j])), _mm512_set1_ps(factors[place >> block_shift])));
+      put.put(place + kLane, _mm512_mul_ps(_mm512_cvtph_ps(_mm512_extracti64x4_epi64(half[j], 1)),
+                                           _mm512_set1_ps(factors[(place + kLane) >> block_shift])));
+    }
+  }
+  put.finish(count);
+  return largest;
+}
+
+bool dequantise_float8(const std::uint8_t* codes, const std::uint8_t* scales, std::size_t count, const Float8& format,
+                       std::size_t block_values, const Output& output, Prefetch& prefetch) {
+  alignas(64) float factors[kBlockValues / 16 + kLane];
+  const int block_shift = log2_of(block_values);
+  const std::size_t whole = count & ~(kStep - 1);
+  const std::size_t runs = (whole + block_values - 1) >> block_shift;
+  const __m512i offset = all(format.mantissa_bits == 3 ? 8 : 0);
+  const __m512i lowest_scale = all(format.lowest_scale);
+  const __m512i highest_scale = all(254 - format.largest_exponent);
+  bool usual = true;
+  for (std::size_t run = 0; run < runs; run += kLane) {
+    const __m512i scale = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(scales + run)));
+    const __mmask16 valid = runs - run < kLane ? static_cast<__mmask16>((1U << (runs - run)) - 1) : static_cast<__mmask16>(0xFFFF);
+    store(factors + run, _mm512_slli_epi32(_mm512_add_epi32(scale, offset), 23));
+    usual &= (_mm512_mask_cmplt_epu32_mask(valid, scale, lowest_scale) | _mm512_mask_cmpgt_epu32_mask(valid, scale, highest_scale)) == 0;
+  }
+  // With the highest scale of all a finite code may still be infinite.
+  if (!usual) return kScalarKernels.dequantise_float8(codes, scales, count, format, block_values, output, prefetch);
+  __m512i largest = _mm512_setzero_si512();
+  with_writer(output, [&](auto writer) __attribute__((always_inline)) {
+    largest = format.mantissa_bits == 3 ? dequantise_runs<3>(codes, whole, factors, block_shift, writer)
+                                        : dequantise_runs<2>(codes, whole, factors, block_shift, writer);
+  });
+  bool finite = _mm512_cmpge_epu8_mask(largest, all_bytes(format.special_code)) == 0;
+  if (whole < count) {
+    // What is left begins a run or lies within one.
+    finite &= kScalarKernels.dequantise_float8(codes + whole, scales + whole / block_values, count - whole, format, block_values,
+                                               further(output, whole), prefetch);
+  }
+  return finite;
+}
+
+bool dequantise_uniform(const std::uint8_t* codes, const std::int16_t* steps, const std::uint8_t* escapes, std::size_t count,
+                        std::size_t block_values, const Output& output, Prefetch& prefetch) {
+  alignas(64) float factors[kBlockValues / 16 + kLane];
+  const int block_shift = log2_of(block_values);
+  const std::size_t whole = count & ~(kStep - 1);
+  const std::size_t runs = (whole + block_values - 1) >> block_shift;
+  for (std::size_t run = 0; run < runs; run += kLane) {
+    const __m512i step = _mm512_cvtepi16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(steps + run)));
+    store(factors + run, quarter_powers(step));
+  }
+  __m512i largest = _mm512_setzero_si512();
+  with_writer(output, [&](auto writer) __attribute__((always_inline)) {
+    for (std::size_t i = 0; i < whole; i += kStep) {
+      const __m512i code = load(codes + i);
+      const std::uint64_t escaped = _mm512_testn_epi8_mask(code, code);
+      const __m512i centred = _mm512_xor_si512(code, all_bytes(0x80));
+      for (std::size_t j = 0; j < 4; ++j) {
+        const std::size_t place = i + j * kLane;
+        __m128i part = _mm512_castsi512_si128(centred);
+        if (j == 1) part = _mm512_extracti64x2_epi64(centred, 1);
+        if (j == 2) part = _mm512_extracti64x2_epi64(centred, 2);
+        if (j == 3) part = _mm512_extracti64x2_epi64(centred, 3);
+        __m512 value = _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(part)), _mm512_set1_ps(factors[place >> block_shift]));
+        if (escaped != 0) {
+          const __mmask16 here = static_cast<__mmask16>(escaped >> (j * kLane));
+          const std::size_t number = ones(here);
+          const __m512i listed = _mm512_maskz_loadu_epi32(static_cast<__mmask16>(lowest(number)), escapes);
+          largest = _mm512_max_epu32(largest, magnitude_of(listed));
+          value = _mm512_mask_expand_ps(value, here, _mm512_castsi512_ps(listed));
+          escapes += 4 * number;
+        }
+        writer.put(place, value);
+      }
+    }
+    writer.finish(whole);
+  });
+  bool finite = _mm512_reduce_max_epu32(largest) < 0x7F800000;
+  if (whole < count) {
+    finite &= kScalarKernels.dequantise_uniform(codes + whole, steps + whole / block_values, escapes, count - whole, block_values,
+                                                further(output, whole), prefetch);
+  }
+  return finite;
+}
+
+FSL_INLINE __m512i widened(const std::uint8_t* bytes) {
+  return _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(bytes)));
+}
+
+bool join_bfloat16(const std::uint8_t* const planes[2], std::size_t count, const Output& output) {
+  const std::size_t whole = count & ~(kLane - 1);
+  __m512i largest = _mm512_setzero_si512();
+  with_writer(output, [&](auto writer) __attribute__((always_inline)) {
+    for (std::size_t i = 0; i < whole; i += kLane) {
+      const __m512i exponent = widened(planes[0] + i);
+      const __m512i rotated = _mm512_or_si512(_mm512_slli_epi32(exponent, 8), widened(planes[1] + i));
+      largest = _mm512_max_epu32(largest, exponent);
+      // Bit 0 is the sign; the others stand one place too high.
+      const __m512i bits = _mm512_or_si512(_mm512_slli_epi32(_mm512_srli_epi32(rotated, 1), 16), _mm512_slli_epi32(rotated, 31));
+      writer.put(i, _mm512_castsi512_ps(bits));
+    }
+    writer.finish(whole);
+  });
+  bool finite = _mm512_reduce_max_epu32(largest) < 0xFF;
+  if (whole < count) {
+    const std::uint8_t* const rest[2] = {planes[0] + whole, planes[1] + whole};
+    finite &= kScalarKernels.join_bfloat16(rest, count - whole, further(output, whole));
+  }
+  return finite;
+}
+
+void join_float32(const std::uint8_t* const planes[4], std::size_t count, const Output& output, Seen& seen) {
+  const std::size_t whole = count & ~(kLane - 1);
+  Sight sight;
+  with_writer(output, [&](auto writer) __attribute__((always_inline)) {
+    for (std::size_t i = 0; i < whole; i += kLane) {
+      const __m512i upper = _mm512_or_si512(_mm512_slli_epi32(widened(planes[0] + i), 8), widened(planes[1] + i));
+      const __m512i lower = _mm512_or_si512(_mm512_slli_epi32(widened(planes[2] + i), 8), widened(planes[3] + i));
+      const __m512i bits = _mm512_ror_epi32(_mm512_or_si512(_mm512_slli_epi32(upper, 16), lower), 1);
+      sight.see(bits, _mm512_setzero_si512());
+      writer.put(i, _mm512_castsi512_ps(bits));
+    }
+    writer.finish(whole);
+  });
+  sight.fold_into(seen);
+  if (whole < count) {
+    const std::uint8_t* const rest[4] = {planes[0] + whole, planes[1] + whole, planes[2] + whole, planes[3] + whole};
+    kScalarKernels.join_float32(rest, count - whole, further(output, whole), seen);
+  }
+}
+
+void copy_float32(const std::uint8_t* bytes, std::size_t count, const Output& output, Seen& seen) {
+  const std::size_t whole = count & ~(kLane - 1);
+  Sight sight;
+  with_writer(output, [&](auto writer) __attribute__((always_inline)) {
+    for (std::size_t i = 0; i < whole; i += kLane) {
+      const __m512i bits = load(bytes + 4 * i);
+      sight.see(bits, _mm512_setzero_si512());
+      writer.put(i, _mm512_castsi512_ps(bits));
+    }
+    writer.finish(whole);
+  });
+  sight.fold_into(seen);
+  if (whole < count) kScalarKernels.copy_float32(bytes + 4 * whole, count - whole, further(output, whole), seen);
+}
+
+// ------------------------------------------------------------------------------------------------------------------- CRC
+
+// Folding by carry-less multiplication (Gopal et al. 2009): what stands `bits` further on in the message counts as its product with
+// x^(bits +- 32) modulo the polynomial. What is left, 16 bytes of the same remainder, goes through the tables.
+constexpr std::uint64_t folding_constant(int power) {
+  std::uint32_t remainder = 0x80000000;  // x^0, lowest power in the highest bit
+  for (int i = 0; i < power; ++i) remainder = remainder >> 1 ^ ((remainder & 1) != 0 ? 0xEDB88320U : 0U);
+  return static_cast<std::uint64_t>(remainder) << 1;
+}
+
+template <int kBits>
+FSL_INLINE __m512i fold(__m512i value, __m512i data) {
+  constexpr long long kLow = static_cast<long long>(folding_constant(kBits + 32));
+  constexpr long long kHigh = static_cast<long long>(folding_constant(kBits - 32));
+  const __m512i constants = _mm512_set_epi64(kHigh, kLow, kHigh, kLow, kHigh, kLow, kHigh, kLow);
+  return _mm512_ternarylogic_epi64(_mm512_clmulepi64_epi128(value, constants, 0x00), _mm512_clmulepi64_epi128(value, constants, 0x11),
+                                   data, 0x96);
+}
+
+FSL_INLINE __m128i fold_once(__m128i value, __m128i data) {
+  constexpr long long kLow = static_cast<long long>(folding_constant(128 + 32));
+  constexpr long long kHigh = static_cast<long long>(folding_constant(128 - 32));
+  const __m128i constants = _mm_set_epi64x(kHigh, kLow);
+  const __m128i product = _mm_xor_si128(_mm_clmulepi64_si128(value, constants, 0x00), _mm_clmulepi64_si128(value, constants, 0x11));
+  return _mm_xor_si128(product, data);
+}
+
+std::uint32_t crc32(std::uint32_t value, const std::uint8_t* data, std::size_t count) {
+  if (count < 512) return kScalarKernels.crc32(value, data, count);
+  __m512i sums[4];
+  for (int i = 0; i < 4; ++i) sums[i] = load(data + 64 * i);
+  sums[0] = _mm512_xor_si512(sums[0], _mm512_zextsi128_si512(_mm_cvtsi32_si128(static_cast<int>(~value))));
+  data += 256;
+  count -= 256;
+  for (; count >= 256; data += 256, count -= 256) {
+    for (int i = 0; i < 4; ++i) sums[i] = fold<2048>(sums[i], load(data + 64 * i));
+  }
+  __m512i sum = fold<512>(fold<512>(fold<512>(sums[0], sums[1]), sums[2]), sums[3]);
+  for (; count >= 64; data += 64, count -= 64) sum = fold<512>(sum, load(data));
+  __m128i last = fold_once(_mm512_castsi512_si128(sum), _mm512_extracti64x2_epi64(sum, 1));
+  last = fold_once(fold_once(last, _mm512_extracti64x2_epi64(sum, 2)), _mm512_extracti64x2_epi64(sum, 3));
+  std::uint8_t bytes[16];
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(bytes), last);
+  // The tables start from the complement of their first argument: here from 0.
+  return kScalarKernels.crc32(kScalarKernels.crc32(0xFFFFFFFF, bytes, 16), data, count);
+}
+
 }  // namespace
-const Kernels kAvx512Kernels = stand_in();
+
+const Kernels kAvx512Kernels = {
+    combine,          look, quantise_float8, quantise_uniform,  cut_bfloat16,       cut_float32,   rank,
+    write_bit_planes, write_tree,            read_tree,         join,               dequantise_float8, dequantise_uniform,
+    join_bfloat16,    join_float32,          copy_float32,      crc32,              Path::kAvx512,
+};
+
 }  // namespace fsl
+
+#if defined(__clang__)
+#pragma clang attribute pop
+#else
+#pragma GCC pop_options
 #endif
+
+#endif  // FSL_X86_KERNELS

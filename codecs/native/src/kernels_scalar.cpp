@@ -215,7 +215,8 @@ struct TreeWriter {
   const Node* nodes;
   std::uint8_t* out;
 
-  // `list` is the node's symbols; the left child's take their place, the right child's go to `stack`.
+  // `list` is the node's symbols; the left child's take their place, the right child's go to `stack`. Both buffers are free from there
+  // on, so that in its turn the right child finds room where `list` was.
   void write(const Node& node, std::uint8_t* list, std::size_t count, std::uint8_t* stack) {
     if (node.left == 0) {
       for (int bit = node.planes - 1; bit >= 0; --bit) {
@@ -240,7 +241,7 @@ struct TreeWriter {
       *out++ = byte(packed);
     }
     if (left_count > 0) write(nodes[node.left], list, left_count, stack + right_count);
-    if (right_count > 0) write(nodes[node.right], stack, right_count, stack + right_count);
+    if (right_count > 0) write(nodes[node.right], stack, right_count, list);
   }
 };
 
@@ -387,7 +388,7 @@ bool join_bfloat16(const std::uint8_t* const planes[2], std::size_t count, const
   for (std::size_t i = 0; i < count; ++i) largest = planes[0][i] > largest ? planes[0][i] : largest;
   put(output, 0, count, [=](std::size_t i) {
     const std::uint32_t rotated = static_cast<std::uint32_t>(planes[0][i]) << 8 | planes[1][i];
-    return float_of(rotated << 15 | rotated << 31);
+    return float_of(rotated >> 1 << 16 | rotated << 31);
   });
   return largest < 0xFF;
 }
@@ -409,6 +410,23 @@ void copy_float32(const std::uint8_t* bytes, std::size_t count, const Output& ou
     fold(bits, 0, seen);
     return float_of(bits);
   });
+}
+
+// ------------------------------------------------------------------------------------------------------------------ bytes
+
+std::uint8_t largest_byte(const std::uint8_t* bytes, std::size_t count, std::uint8_t mask) {
+  std::uint8_t largest = 0;
+  for (std::size_t i = 0; i < count; ++i) {
+    const std::uint8_t masked = bytes[i] & mask;
+    largest = masked > largest ? masked : largest;
+  }
+  return largest;
+}
+
+std::size_t count_byte(const std::uint8_t* bytes, std::size_t count, std::uint8_t wanted) {
+  std::size_t found = 0;
+  for (std::size_t i = 0; i < count; ++i) found += bytes[i] == wanted;
+  return found;
 }
 
 // ------------------------------------------------------------------------------------------------------------------- CRC
@@ -456,7 +474,7 @@ std::uint32_t crc32(std::uint32_t value, const std::uint8_t* data, std::size_t c
 const Kernels kScalarKernels = {
     combine,          look, quantise_float8, quantise_uniform,  cut_bfloat16,       cut_float32,   rank,
     write_bit_planes, write_tree,            read_tree,         join,               dequantise_float8, dequantise_uniform,
-    join_bfloat16,    join_float32,          copy_float32,      crc32,              Path::kScalar,
+    join_bfloat16,    join_float32,          copy_float32,      largest_byte, count_byte, crc32,              Path::kScalar,
 };
 
 }  // namespace fsl

@@ -1,0 +1,492 @@
+// Differential test of the kernels: every path that this machine has against the plain C++ one, for odd counts, unaligned buffers, every
+// kind of fp32 value, damaged tree bitmaps; each buffer ends at a page that faults, or has guard bytes behind its slack.
+//
+//   g++ -std=c++17 -O2 -ffp-contract=off -I../src kernels_test.cpp ../src/kernels_*.cpp ../src/cpu.cpp -o kernels_test && ./kernels_test [rounds]
+#include <sys/mman.h>
+#include <unistd.h>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#define FSL_FENCE() _mm_sfence()
+#else
+#define FSL_FENCE() ((void)0)
+#endif
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <limits>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "kernels_paths.hpp"
+
+using namespace fsl;
+
+namespace {
+
+std::mt19937_64 chance(1);
+
+std::size_t below(std::size_t end) { return end == 0 ? 0 : chance() % end; }
+
+[[noreturn]] void fail(const std::string& text) {
+  std::printf("FAILED: %s\n", text.c_str());
+  std::exit(1);
+}
+
+// Memory of `bytes` whose end, `slack` included, touches a page that must not be touched.
+class Edge {
+ public:
+  explicit Edge(std::size_t bytes, std::size_t slack = 0) : bytes_(bytes) {
+    const std::size_t page = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
+    mapped_ = (bytes + slack + 2 * page - 1) / page * page + page;
+    base_ = static_cast<std::uint8_t*>(mmap(nullptr, mapped_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+    if (base_ == MAP_FAILED || mprotect(base_ + mapped_ - page, page, PROT_NONE) != 0) fail("no memory");
+    data_ = base_ + mapped_ - page - slack - bytes;
+    std::memset(base_, 0xA5, mapped_ - page);
+  }
+  Edge(const Edge&) = delete;
+  Edge& operator=(const Edge&) = delete;
+  ~Edge() { munmap(base_, mapped_); }
+
+  template <typename T = std::uint8_t>
+  T* as() {
+    return reinterpret_cast<T*>(data_);
+  }
+
+  void check_front(const char* what) const {
+    for (const std::uint8_t* p = std::max(base_, data_ - 256); p < data_; ++p) {
+      if (*p != 0xA5) fail(std::string(what) + ": written in front of the buffer");
+    }
+  }
+
+ private:
+  std::size_t bytes_;
+  std::size_t mapped_ = 0;
+  std::uint8_t* base_ = nullptr;
+  std::uint8_t* data_ = nullptr;
+};
+
+void same(const void* a, const void* b, std::size_t bytes, const std::string& what) {
+  const auto* left = static_cast<const std::uint8_t*>(a);
+  const auto* right = static_cast<const std::uint8_t*>(b);
+  for (std::size_t i = 0; i < bytes; ++i) {
+    if (left[i] != right[i]) {
+      fail(what + ": byte " + std::to_string(i) + " of " + std::to_string(bytes) + " is " + std::to_string(right[i]) + ", not " +
+           std::to_string(left[i]));
+    }
+  }
+}
+
+float float_of(std::uint32_t bits) {
+  float value;
+  std::memcpy(&value, &bits, 4);
+  return value;
+}
+
+std::uint32_t bits_of(float value) {
+  std::uint32_t bits;
+  std::memcpy(&bits, &value, 4);
+  return bits;
+}
+
+// Values of many kinds; kind 4 and up include what escapes.
+void fill(float* x, std::size_t count, int kind) {
+  std::normal_distribution<float> normal;
+  float row = 1;
+  for (std::size_t i = 0; i < count; ++i) {
+    if (i % 64 == 0) row = std::ldexp(1.0F, static_cast<int>(below(kind == 1 ? 200 : 12)) - (kind == 1 ? 100 : 6));
+    const std::uint32_t random = static_cast<std::uint32_t>(chance());
+    switch (kind) {
+      case 0:
+      case 1:
+        x[i] = normal(chance) * row;
+        break;
+      case 2:  // ties of the formats' grids, zeros of both signs, subnormals
+        x[i] = std::ldexp(static_cast<float>(static_cast<int>(below(129)) - 64), static_cast<int>(below(20)) - 10);
+        if (below(5) == 0) x[i] = float_of(random & 0x807FFFFF);
+        if (below(5) == 0) x[i] = float_of(random & 0x80000000);
+        break;
+      case 3:  // runs of zeros, constant runs, a few outliers
+        x[i] = i / 256 % 3 == 0 ? float_of(random & 0x80000000) : i / 256 % 3 == 1 ? 0.75F : normal(chance) * row;
+        if (below(300) == 0) x[i] *= 1000;
+        break;
+      case 4:  // the largest finite values and the smallest
+        x[i] = float_of((random & 0x80FFFFFF) | (below(2) != 0 ? 0x7E000000 : 0x00000000));
+        break;
+      case 5:  // any bits at all
+        x[i] = float_of(random);
+        break;
+      default:
+        x[i] = below(40) == 0 ? float_of(0x7F800000 | (random & 0x807FFFFF) * (random & 1)) : normal(chance);
+    }
+  }
+}
+
+std::size_t some_count() {
+  switch (below(6)) {
+    case 0:
+      return 1 + below(130);
+    case 1:
+      return kBlockValues;
+    case 2:
+      return 64 * (1 + below(256));
+    default:
+      return 1 + below(kBlockValues);
+  }
+}
+
+constexpr Float8 kFormats[2] = {{3, 7, 8, 10, 0x7F}, {2, 15, 15, 17, 0x7C}};
+
+// ---------------------------------------------------------------------------------------------------------------- fp32 in
+
+void test_encoding(const Kernels& plain, const Kernels& kernels) {
+  const std::size_t count = some_count();
+  const std::size_t block = std::size_t{16} << below(7);
+  const int kind = static_cast<int>(below(7));
+  Edge input(4 * count);
+  float* x = input.as<float>();
+  fill(x, count, kind);
+  const std::uint32_t first = bits_of(x[below(4) == 0 ? below(count) : 0]);
+  const std::size_t runs = (count + block - 1) / block;
+  const std::string about = " kind " + std::to_string(kind) + " count " + std::to_string(count) + " block " + std::to_string(block);
+  Seen want_seen;
+  Seen seen;
+  const auto check_seen = [&](const std::string& what) {
+    if (want_seen.largest_magnitude != seen.largest_magnitude || (want_seen.differing_bits == 0) != (seen.differing_bits == 0)) {
+      fail(what + about + ": seen");
+    }
+    want_seen = Seen();
+    seen = Seen();
+  };
+
+  plain.look(x, count, first, want_seen);
+  const std::uint32_t largest = want_seen.largest_magnitude;
+  kernels.look(x, count, first, seen);
+  check_seen("look");
+
+  for (const Float8& format : kFormats) {
+    Edge want_codes(count, kSlackBytes), codes(count, kSlackBytes), want_scales(runs, kSlackBytes), scales(runs, kSlackBytes);
+    plain.quantise_float8(x, count, format, block, first, want_codes.as(), want_scales.as(), want_seen);
+    kernels.quantise_float8(x, count, format, block, first, codes.as(), scales.as(), seen);
+    check_seen("quantise_float8");
+    if (largest >= (format.mantissa_bits == 3 ? 0x7F780000U : 0x7F700000U)) continue;
+    same(want_scales.as(), scales.as(), runs, "scales" + about);
+    same(want_codes.as(), codes.as(), count, "codes" + about);
+    codes.check_front("codes");
+  }
+
+  for (const int fineness : {0, 14, 40}) {
+    Edge want_codes(count, kSlackBytes), codes(count, kSlackBytes), want_steps(2 * runs, kSlackBytes), steps(2 * runs, kSlackBytes);
+    const std::size_t want_escapes =
+        plain.quantise_uniform(x, count, fineness, block, first, want_codes.as(), want_steps.as<std::int16_t>(), want_seen);
+    const std::size_t escapes =
+        kernels.quantise_uniform(x, count, fineness, block, first, codes.as(), steps.as<std::int16_t>(), seen);
+    check_seen("quantise_uniform");
+    if (largest >= 0x7B800000) continue;
+    same(want_steps.as(), steps.as(), 2 * runs, "steps" + about);
+    same(want_codes.as(), codes.as(), count, "uniform codes" + about);
+    if (escapes != want_escapes) fail("escapes" + about);
+  }
+
+  for (const int planes : {2, 4}) {
+    std::vector<std::vector<std::uint8_t>> want(4, std::vector<std::uint8_t>(count + kSlackBytes)), got = want;
+    std::uint8_t* const want_planes[4] = {want[0].data(), want[1].data(), want[2].data(), want[3].data()};
+    std::uint8_t* const got_planes[4] = {got[0].data(), got[1].data(), got[2].data(), got[3].data()};
+    (planes == 2 ? plain.cut_bfloat16 : plain.cut_float32)(x, count, first, want_planes, want_seen);
+    (planes == 2 ? kernels.cut_bfloat16 : kernels.cut_float32)(x, count, first, got_planes, seen);
+    check_seen("cut");
+    for (int i = 0; i < planes; ++i) same(want_planes[i], got_planes[i], count, "cut plane " + std::to_string(i) + about);
+  }
+
+  Edge words(2 * count), reference(4 * count), residual(4 * count), want(4 * count), got(4 * count);
+  for (std::size_t i = 0; i < count; ++i) words.as<std::uint16_t>()[i] = static_cast<std::uint16_t>(chance());
+  fill(reference.as<float>(), count, kind);
+  fill(residual.as<float>(), count, kind);
+  for (int which = 0; which < 8; ++which) {
+    const float* values = (which & 1) != 0 ? x : nullptr;
+    const std::uint16_t* halves = (which & 1) != 0 ? nullptr : words.as<std::uint16_t>();
+    const float* minus = (which & 2) != 0 ? reference.as<float>() : nullptr;
+    const float* plus = (which & 4) != 0 ? residual.as<float>() : nullptr;
+    plain.combine(values, halves, minus, plus, count, want.as<float>());
+    kernels.combine(values, halves, minus, plus, count, got.as<float>());
+    for (std::size_t i = 0; i < count; ++i) {
+      const float a = want.as<float>()[i];
+      const float b = got.as<float>()[i];
+      if (bits_of(a) != bits_of(b) && !(a != a && b != b)) fail("combine" + about);
+    }
+    got.check_front("combine");
+  }
+}
+
+// ------------------------------------------------------------------------------------------------------------------ trees
+
+// A random complete code of at most 12 bits as a tree.
+struct Code {
+  std::vector<int> lengths;
+  std::vector<Node> nodes;
+
+  explicit Code(std::size_t symbols) {
+    lengths = {0};
+    while (lengths.size() < symbols) {
+      // Splitting short codes more often makes flat trees, long ones deep trees.
+      const std::size_t at = below(2) != 0 ? below(lengths.size()) : lengths.size() - 1;
+      if (lengths[at] == 12) continue;
+      const int length = ++lengths[at];
+      lengths.push_back(length);
+    }
+    std::sort(lengths.begin(), lengths.end());
+    grow(0, lengths.size(), 0);
+  }
+
+  std::uint16_t grow(std::size_t first, std::size_t end, int depth) {
+    const std::size_t index = nodes.size();
+    nodes.push_back({});
+    Node node{static_cast<std::uint8_t>(first), 0, 0, 0, 0};
+    if (lengths[first] == lengths[end - 1]) {
+      node.planes = static_cast<std::uint8_t>(lengths[first] - depth);
+    } else {
+      std::size_t pivot = first;
+      for (int filled = 0; filled < 1 << (11 - depth); ++pivot) filled += 1 << (12 - lengths[pivot]);
+      node.pivot = static_cast<std::uint16_t>(pivot);
+      node.left = grow(first, pivot, depth + 1);
+      node.right = grow(pivot, end, depth + 1);
+    }
+    nodes[index] = node;
+    return static_cast<std::uint16_t>(index);
+  }
+};
+
+void test_tree(const Kernels& plain, const Kernels& kernels) {
+  const std::size_t count = some_count();
+  const std::size_t alphabet = below(3) == 0 ? 2 + below(255) : 2 + below(40);
+  const Code code(alphabet);
+  const std::string about = " count " + std::to_string(count) + " alphabet " + std::to_string(alphabet);
+  Edge symbols(count, kSlackBytes), want_symbols(count, kSlackBytes), scratch(2 * (kBlockValues + 64 * kSlackBytes));
+  std::vector<std::uint8_t> original(count);
+  for (std::uint8_t& symbol : original) {
+    // Ranks roughly as probable as their code length says, or any.
+    std::size_t rank = below(4) == 0 ? below(alphabet) : 0;
+    while (rank + 1 < alphabet && below(3) != 0 && rank < 6) ++rank;
+    symbol = static_cast<std::uint8_t>(rank);
+  }
+  std::memcpy(symbols.as(), original.data(), count);
+  std::memcpy(want_symbols.as(), original.data(), count);
+  const std::size_t most = 2 * count + 2 * alphabet + 64;
+  Edge out(most, kSlackBytes), want(most, kSlackBytes);
+  std::vector<char> ahead(below(200000));
+  Prefetch prefetch{ahead.data(), ahead.data() + ahead.size()};
+  const std::size_t want_bytes = plain.write_tree(code.nodes.data(), want_symbols.as(), count, scratch.as(), want.as(), prefetch);
+  const std::size_t bytes = kernels.write_tree(code.nodes.data(), symbols.as(), count, scratch.as(), out.as(), prefetch);
+  if (bytes != want_bytes) fail("tree size" + about);
+  same(want.as(), out.as(), bytes, "tree" + about);
+
+  const int escape = below(3) == 0 ? 256 : static_cast<int>(below(alphabet));
+  for (int damage = 0; damage < 4; ++damage) {
+    const std::size_t there = damage < 2 ? bytes + below(3) * below(9) : damage == 2 ? below(bytes + 1) : bytes;
+    Edge in(there);
+    std::memcpy(in.as(), want.as(), std::min(there, bytes));
+    if (damage == 1 || damage == 3) {
+      for (std::size_t i = 0; i < there; ++i) {
+        if (below(50) == 0 || damage == 3) in.as()[i] = static_cast<std::uint8_t>(chance());
+      }
+    }
+    std::size_t want_escapes = 0;
+    std::size_t escapes = 0;
+    const std::size_t want_read =
+        plain.read_tree(code.nodes.data(), in.as(), in.as() + there, count, escape, scratch.as(), want_symbols.as(), want_escapes, prefetch);
+    const std::size_t read =
+        kernels.read_tree(code.nodes.data(), in.as(), in.as() + there, count, escape, scratch.as(), symbols.as(), escapes, prefetch);
+    if (want_read != read) fail("bytes read" + about + " damage " + std::to_string(damage));
+    if (read == SIZE_MAX) continue;
+    same(want_symbols.as(), symbols.as(), count, "symbols" + about);
+    if (escapes != want_escapes) fail("escaped symbols" + about);
+    if (damage == 0) same(original.data(), symbols.as(), count, "round trip" + about);
+  }
+}
+
+// -------------------------------------------------------------------------------------------------------------- ranks, planes
+
+void test_planes(const Kernels& plain, const Kernels& kernels) {
+  const std::size_t count = some_count();
+  const bool rotated = below(2) != 0;
+  const int width = static_cast<int>(below(9));
+  const std::string about = " count " + std::to_string(count) + " width " + std::to_string(width) + (rotated ? " rotated" : "");
+  Edge codes(count, kSlackBytes), want_symbols(count, kSlackBytes), symbols(count, kSlackBytes);
+  for (std::size_t i = 0; i < count; ++i) codes.as()[i] = static_cast<std::uint8_t>(chance());
+  std::uint8_t ranks[256 + kSlackBytes];
+  std::uint8_t inverse[256 + kSlackBytes] = {};
+  for (int i = 0; i < 256; ++i) ranks[i] = static_cast<std::uint8_t>(i);
+  if (width < 8) {
+    std::shuffle(ranks, ranks + (256 >> width), chance);
+    for (int i = 0; i < 256 >> width; ++i) inverse[ranks[i]] = static_cast<std::uint8_t>(i);
+    const int escape = below(2) != 0 ? 256 : static_cast<int>(below(std::size_t{256} >> width));
+    const std::size_t want = plain.rank(codes.as(), count, rotated, width, ranks, escape, want_symbols.as());
+    const std::size_t got = kernels.rank(codes.as(), count, rotated, width, ranks, escape, symbols.as());
+    if (want != got) fail("escapes of rank" + about);
+    same(want_symbols.as(), symbols.as(), count, "rank" + about);
+  }
+  const std::size_t bytes = static_cast<std::size_t>(width) * ((count + 7) / 8);
+  Edge want(bytes, kSlackBytes), got(bytes, kSlackBytes), in(bytes);
+  if (plain.write_bit_planes(codes.as(), count, rotated, width, want.as()) != bytes ||
+      kernels.write_bit_planes(codes.as(), count, rotated, width, got.as()) != bytes) {
+    fail("bytes of planes" + about);
+  }
+  same(want.as(), got.as(), bytes, "planes" + about);
+  std::memcpy(in.as(), want.as(), bytes);
+  Edge joined(count, kSlackBytes);
+  kernels.join(width < 8 ? symbols.as() : nullptr, inverse, in.as(), count, rotated, width, joined.as());
+  same(codes.as(), joined.as(), count, "join" + about);
+  for (std::size_t i = 0; i < bytes; ++i) in.as()[i] = static_cast<std::uint8_t>(chance());
+  plain.join(width < 8 ? symbols.as() : nullptr, inverse, in.as(), count, rotated, width, codes.as());
+  kernels.join(width < 8 ? symbols.as() : nullptr, inverse, in.as(), count, rotated, width, joined.as());
+  same(codes.as(), joined.as(), count, "join anything" + about);
+}
+
+// --------------------------------------------------------------------------------------------------------------- fp32 out
+
+// Calls decode(kernels, output) for every sink on both sides and compares what it returns and writes.
+template <typename Decode>
+void compare_sinks(const Kernels& plain, const Kernels& kernels, std::size_t count, const std::string& what, Decode decode) {
+  Edge source(4 * count);
+  fill(source.as<float>(), count, 0);
+  for (int sink = 0; sink <= static_cast<int>(Sink::kResidual); ++sink) {
+    const std::size_t offset = below(17);  // in front of the edge: unaligned stores
+    const std::size_t bytes = static_cast<Sink>(sink) == Sink::kBfloat16 ? 2 * count : 4 * count;
+    Edge want(bytes + 4 * offset), got(bytes + 4 * offset);
+    Output output{static_cast<Sink>(sink), nullptr, 0.3F, source.as<float>()};
+    for (std::size_t i = 0; i < bytes / 4; ++i) want.as<float>()[i] = got.as<float>()[i] = static_cast<float>(below(1000)) / 7;
+    output.out = want.as();
+    const bool want_result = decode(plain, output);
+    output.out = got.as();
+    const bool result = decode(kernels, output);
+    FSL_FENCE();
+    const std::string about = what + " sink " + std::to_string(sink) + " count " + std::to_string(count);
+    if (want_result != result) fail(about + ": result");
+    if (result || static_cast<Sink>(sink) != Sink::kAccumulate) {
+      for (std::size_t i = 0; i < bytes / 4; ++i) {
+        const float a = want.as<float>()[i];
+        const float b = got.as<float>()[i];
+        const bool both_nan = static_cast<Sink>(sink) != Sink::kBfloat16 && a != a && b != b;
+        if (result && bits_of(a) != bits_of(b) && !both_nan) fail(about + ": value " + std::to_string(i));
+      }
+      if (result) same(want.as(), got.as(), bytes % 4 != 0 ? bytes : 0, about);
+    }
+    same(want.as() + bytes, got.as() + bytes, 4 * offset, about + ": behind");
+    got.check_front(about.c_str());
+  }
+}
+
+void test_decoding(const Kernels& plain, const Kernels& kernels) {
+  const std::size_t count = some_count();
+  const std::size_t block = std::size_t{16} << below(7);
+  const std::size_t runs = (count + block - 1) / block;
+  Edge codes(count, kSlackBytes), scales(runs, kSlackBytes), steps(2 * runs, kSlackBytes);
+  Prefetch prefetch;
+  const std::string about = " block " + std::to_string(block);
+
+  for (const Float8& format : kFormats) {
+    const bool special = below(4) == 0;
+    const bool highest = below(4) == 0;
+    for (std::size_t i = 0; i < count; ++i) {
+      std::uint32_t code = static_cast<std::uint32_t>(chance()) & 0xFF;
+      if (!special && (code & 0x7F) >= format.special_code) code &= 0x83;
+      if (highest && below(2) != 0) code &= 0x87;
+      codes.as()[i] = static_cast<std::uint8_t>(code);
+    }
+    for (std::size_t run = 0; run < runs; ++run) {
+      const int range = 255 - format.largest_exponent - format.lowest_scale + (highest ? 1 : 0);
+      scales.as()[run] = static_cast<std::uint8_t>(format.lowest_scale + static_cast<int>(below(static_cast<std::size_t>(range))));
+    }
+    compare_sinks(plain, kernels, count, "dequantise_float8" + about, [&](const Kernels& which, const Output& output) {
+      return which.dequantise_float8(codes.as(), scales.as(), count, format, block, output, prefetch);
+    });
+  }
+
+  std::vector<float> listed;
+  const bool nonfinite = below(4) == 0;
+  for (std::size_t i = 0; i < count; ++i) {
+    codes.as()[i] = static_cast<std::uint8_t>(below(5) == 0 && below(10) != 0 ? 1 + below(255) : 128 - 20 + below(41));
+    if (below(40) == 0) codes.as()[i] = 0;
+    if (codes.as()[i] == 0) listed.push_back(below(100) == 0 && nonfinite ? float_of(0x7F800001) : static_cast<float>(below(100000)));
+  }
+  for (std::size_t run = 0; run < runs; ++run) steps.as<std::int16_t>()[run] = static_cast<std::int16_t>(static_cast<int>(below(985)) - 504);
+  Edge escapes(4 * listed.size() + 1);
+  std::memcpy(escapes.as() + 1, listed.data(), 4 * listed.size());
+  compare_sinks(plain, kernels, count, "dequantise_uniform" + about, [&](const Kernels& which, const Output& output) {
+    return which.dequantise_uniform(codes.as(), steps.as<std::int16_t>(), escapes.as() + 1, count, block, output, prefetch);
+  });
+
+  std::vector<std::vector<std::uint8_t>> bytes(4, std::vector<std::uint8_t>(count + kSlackBytes));
+  const bool small = below(2) != 0;
+  for (auto& plane : bytes) {
+    for (std::uint8_t& value : plane) value = static_cast<std::uint8_t>(small ? below(255) : chance());
+  }
+  const std::uint8_t* const planes[4] = {bytes[0].data(), bytes[1].data(), bytes[2].data(), bytes[3].data()};
+  compare_sinks(plain, kernels, count, "join_bfloat16",
+                [&](const Kernels& which, const Output& output) { return which.join_bfloat16(planes, count, output); });
+  std::uint32_t largest[2] = {0, 0};
+  int calls = 0;
+  compare_sinks(plain, kernels, count, "join_float32", [&](const Kernels& which, const Output& output) {
+    Seen seen;
+    which.join_float32(planes, count, output, seen);
+    largest[calls++ & 1] = seen.largest_magnitude;
+    return true;
+  });
+  if (largest[0] != largest[1]) fail("join_float32: seen");
+  Edge raw(4 * count + 1);
+  std::vector<float> values(count);
+  fill(values.data(), count, static_cast<int>(below(7)));
+  std::memcpy(raw.as() + 1, values.data(), 4 * count);
+  compare_sinks(plain, kernels, count, "copy_float32", [&](const Kernels& which, const Output& output) {
+    Seen seen;
+    which.copy_float32(raw.as() + 1, count, output, seen);
+    largest[calls++ & 1] = seen.largest_magnitude;
+    return true;
+  });
+  if (largest[0] != largest[1]) fail("copy_float32: seen");
+}
+
+std::uint32_t crc_by_bits(std::uint32_t value, const std::uint8_t* data, std::size_t count) {
+  value = ~value;
+  for (; count > 0; ++data, --count) {
+    value ^= *data;
+    for (int bit = 0; bit < 8; ++bit) value = value >> 1 ^ ((value & 1) != 0 ? 0xEDB88320U : 0U);
+  }
+  return ~value;
+}
+
+void test_crc(const Kernels& kernels) {
+  const std::size_t count = below(3000);
+  Edge data(count);
+  for (std::size_t i = 0; i < count; ++i) data.as()[i] = static_cast<std::uint8_t>(chance());
+  const std::uint32_t start = static_cast<std::uint32_t>(chance());
+  if (kernels.crc32(start, data.as(), count) != crc_by_bits(start, data.as(), count)) fail("crc of " + std::to_string(count));
+}
+
+}  // namespace
+
+int main(int arguments, char** argument) {
+  const int rounds = arguments > 1 ? std::atoi(argument[1]) : 300;
+  const Kernels* plain = kernels_of(Path::kScalar);
+  for (const Path path : {Path::kScalar, Path::kAvx2, Path::kAvx512}) {
+    const Kernels* kernels = kernels_of(path);
+    if (kernels == nullptr) {
+      std::printf("path %d: not on this machine\n", static_cast<int>(path));
+      continue;
+    }
+    for (int round = 0; round < rounds; ++round) {
+      chance.seed(static_cast<std::uint64_t>(round));
+      test_encoding(*plain, *kernels);
+      test_tree(*plain, *kernels);
+      test_planes(*plain, *kernels);
+      test_decoding(*plain, *kernels);
+      test_crc(*kernels);
+    }
+    std::printf("path %d: %d rounds\n", static_cast<int>(path), rounds);
+  }
+  return 0;
+}
