@@ -20,7 +20,8 @@ Why not the events themselves: the journal is read with grep and jq years later,
 A line is canonical (no spaces, fields in the order of the class, floats by their shortest form), so the same run gives the same
 bytes but for `t`; `TraceHash` is SHA-256 over those lines without `t`, for the simulator.
 
-A full disk never stops a run: lines that cannot be written are counted, and a note "JournalGap" says how many once there is space again.
+A full disk never stops a run, and a slow one never holds its loop: a thread writes, lines that cannot be written, or that find
+`MAX_WAITING_BYTES` waiting, are counted, and a note "JournalGap" says how many once there is space again.
 """
 
 from __future__ import annotations
@@ -46,6 +47,8 @@ if TYPE_CHECKING:
 MAX_ITEMS = 64
 MAX_TEXT = 2000
 FLUSH_EVERY_S = 1.0
+MAX_WAITING_BYTES = 16 << 20
+"""Of lines that a slow disk has not taken: minutes of a busy server."""
 
 _MAX_DEPTH = 6
 _BUFFER_BYTES = 1 << 16
@@ -227,7 +230,9 @@ class TraceHash:
 
 
 class JournalWriter:
-    """Appends to a journal file. Callable from any thread; a daemon thread flushes within `FLUSH_EVERY_S`.
+    """Appends to a journal file. Callable from any thread, and never waits for the disk, but in `flush` and `close`.
+
+    A daemon thread writes, within `FLUSH_EVERY_S` or when there is a block.
 
     `clock` gives wall-clock seconds. An existing file is continued: numbers go on, and a last line torn by a crash is
     closed off. Opening raises OSError; writing never does.
@@ -242,10 +247,13 @@ class JournalWriter:
         self.count, self._torn = _resume(self._file)
         self._lines: list[str] = []
         self._bytes = 0
-        self._unreported = 0
+        self._unreported = 0  # not written
+        self._turned_away = 0  # too many were waiting
         self._now = 0.0
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # the lines and the numbers; held for moments
+        self._writing = threading.Lock()  # the file
         self._wake = threading.Event()
+        self._soon = threading.Event()
         self._closing = threading.Event()
         self._flusher = threading.Thread(target=self._flush_often, name="journal", daemon=True)
         self._flusher.start()
@@ -266,18 +274,18 @@ class JournalWriter:
 
     def flush(self) -> None:
         """Hand everything to the operating system now: after this a kill -9 loses no line written before."""
-        with self._lock:
-            self._flush()
+        self._flush()
 
     def close(self) -> None:
         """Flush and close; further lines are ignored. Harmless when closed already."""
         if self._closing.is_set():
             return
         self._closing.set()
+        self._soon.set()
         self._wake.set()
         self._flusher.join()
-        with self._lock:
-            self._flush()
+        self._flush()
+        with self._writing:
             os.close(self._file)
             self._file = -1
 
@@ -294,24 +302,44 @@ class JournalWriter:
             self._now = now
             head = f'"n":{n},"t":{self._clock():.6f},"now":{now!r}'
             line = _line(head, kind, name, cause, body)
+            if self._bytes + len(line) > MAX_WAITING_BYTES:
+                self._turned_away += 1
+                self.lines_lost += 1
+                return n
+            if self._turned_away:
+                line = self._gap(self._turned_away) + line
+                self._turned_away = 0
             if not self._lines:
                 self._wake.set()
             self._lines.append(line)
             self._bytes += len(line)
             if self._bytes >= _BUFFER_BYTES:
-                self._flush()
+                self._soon.set()
             return n
 
+    def _gap(self, lost: int) -> str:
+        """The line that says how many are missing. With the lock."""
+        head = f'"n":{self.count},"t":{self._clock():.6f},"now":{self._now!r}'
+        self.count += 1
+        return _line(head, "note", "JournalGap", None, _note_body({"lines": lost}))
+
     def _flush(self) -> None:
-        lines, self._lines, self._bytes = self._lines, [], 0
-        if not lines or self._file < 0:
-            return
-        gap = 1 if self._unreported else 0
-        if gap:
-            head = f'"n":{self.count},"t":{self._clock():.6f},"now":{self._now!r}'
-            fields = _note_body({"lines": self._unreported})
-            lines.insert(0, _line(head, "note", "JournalGap", None, fields))
-            self.count += 1
+        with self._writing:
+            with self._lock:
+                lines, self._lines, self._bytes = self._lines, [], 0
+                self._soon.clear()
+                if self._turned_away:
+                    lines.append(self._gap(self._turned_away))
+                    self._turned_away = 0
+                if not lines or self._file < 0:
+                    return
+                gap = 1 if self._unreported else 0
+                if gap:
+                    lines.insert(0, self._gap(self._unreported))
+            self._write(lines, gap)
+
+    def _write(self, lines: list[str], gap: int) -> None:
+        """Write lines, the first `gap` of which tell of lost ones."""
         start = b"\n" if self._torn else b""
         data = start + "".join(lines).encode(errors="replace")
         done = 0
@@ -326,7 +354,8 @@ class JournalWriter:
                 self._unreported = 0
             lost = len(lines) - max(whole, gap)
             self._unreported += lost
-            self.lines_lost += lost
+            with self._lock:
+                self.lines_lost += lost
             return
         self._torn = False
         self._unreported = 0
@@ -334,7 +363,8 @@ class JournalWriter:
     def _flush_often(self) -> None:
         while not self._closing.is_set():
             self._wake.wait()
-            self._closing.wait(FLUSH_EVERY_S * 0.9)
+            if not self._closing.is_set():
+                self._soon.wait(FLUSH_EVERY_S * 0.9)
             self._wake.clear()
             self.flush()
 

@@ -392,3 +392,53 @@ def test_follow_waits_for_the_file_and_ends_when_told(path):
 
     found = list(JournalReader(path).follow(lambda: len(rounds) == 3, wait))
     assert found == [{"n": 1}, {"n": 2}, {"n": 3}]
+
+
+@pytest.fixture
+def stuck_disk(monkeypatch):
+    """Writes that wait until the test lets them go."""
+    go, begun, write = threading.Event(), threading.Event(), os.write
+
+    def wait(file, data):
+        begun.set()
+        assert go.wait(20)
+        return write(file, data)
+
+    monkeypatch.setattr(journal.os, "write", wait)
+    yield begun, go
+    go.set()
+
+
+def test_a_disk_that_stands_still_holds_nobody(tmp_path, stuck_disk):
+    """Before, the loop waited for the disk in the middle of an event, and heartbeats with it."""
+    begun, go = stuck_disk
+    writer = JournalWriter(tmp_path / "j")
+    writer.note("First", 0.0)
+    assert begun.wait(20)
+    for number in range(3000):  # several blocks, each of which was written by whoever filled it
+        writer.note("Later", 0.0, text="x" * 100, number=number)
+    assert not go.is_set()
+    go.set()
+    writer.close()
+    assert writer.lines_lost == 0
+    assert len(list(JournalReader(tmp_path / "j").read())) == 3001
+
+
+def test_what_waits_for_a_disk_is_bounded(tmp_path, stuck_disk, monkeypatch):
+    """A disk that stands still for hours must not take the memory; the gap is named where it is."""
+    begun, go = stuck_disk
+    monkeypatch.setattr(journal, "MAX_WAITING_BYTES", 1000)
+    writer = JournalWriter(tmp_path / "j")
+    writer.note("First", 0.0)
+    assert begun.wait(20)
+    for number in range(50):
+        writer.note("Later", 0.0, number=number)
+    go.set()
+    writer.flush()
+    writer.note("Last", 0.0)
+    writer.close()
+    found = list(JournalReader(tmp_path / "j").read())
+    gaps = [line["lines"] for line in found if line["type"] == "JournalGap"]
+    assert gaps == [writer.lines_lost]
+    assert len(found) == 52 - writer.lines_lost + 1
+    assert [line["type"] for line in found[-2:]] == ["JournalGap", "Last"]
