@@ -1,15 +1,35 @@
 """Which plane is stored how, and which split is taken: the rules of docs/WIRE.md, worked out a second time."""
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fsl_codecs import Codebook, CodecSpec, codebooks_of, decode, encode, info
+from fsl_codecs.books import own_book
 from fsl_codecs.formats import FORMATS
 from fsl_codecs.huffman import code_lengths
-from fsl_codecs.planes import CONSTANT, RAW, TREE, cut, join, plan_chunk, plan_plane
+from fsl_codecs.planes import (
+    CONSTANT,
+    OWN,
+    RAW,
+    SHARED,
+    STATIC,
+    Counted,
+    Sample,
+    cut,
+    join,
+    plan_chunk,
+    plan_plane,
+    sample_of,
+    write_words,
+)
+from fsl_codecs.quantised import quantise
+from fsl_codecs.static_books import static_books
 
 UNHURRIED = settings(deadline=None, max_examples=150)
 NAMES = list(FORMATS)
+FIRST_PAYLOAD = 28 + 16
 
 
 def bitmaps(lengths):
@@ -24,55 +44,135 @@ def bitmaps(lengths):
     return 1 + sum(bitmaps([length - 1 for length in child]) for child in children)
 
 
-def plane_rule(counts, width):
-    """Kind and cost in bits, as the document tells it."""
-    values, present = sum(counts), sum(count > 0 for count in counts)
+def book_rule(counts, lengths, escape, head_bytes, values):
+    """Cost in bits of a plane with that book, or None; head_bytes counts what follows the head's first byte."""
+    bits = 0
+    for count, length in zip(counts, lengths, strict=True):
+        if count and not length and not escape:
+            return None
+        bits += count * (length or escape + 8)
+    leaves = sorted(length for length in (*lengths, escape) if length)
+    padding = 7 * bitmaps(leaves) * -(-values // 16384)
+    return 8 + 8 * head_bytes + values * bits // sum(counts) + padding
+
+
+def plane_rule(counts, width, values=None, shared=(), static=()):
+    """Kind, name of the book and cost in bits, as the document tells it. shared and static: (name, lengths, escape)."""
+    total, present = sum(counts), sum(count > 0 for count in counts)
+    values = total if values is None else values
     raw = 8 * values if width == 8 else 8 * width * -(-values // 8)
     if present == 1:
-        return CONSTANT, 16
-    if present > 2 ** (width - 1) and max(counts) <= values // 2 ** (width - 1):
-        return RAW, 8 + raw
-    lengths = code_lengths(np.array(counts)).tolist()
+        return CONSTANT, None, 16
+    if present > 2 ** (width - 1) and max(counts) <= total // 2 ** (width - 1):
+        return RAW, None, 8 + raw
+    escape = 0
+    if total < values and 0 in counts:
+        escape = max(1, sum(count == 1 for count in counts))
+    *lengths, escape = code_lengths(np.array([*counts, escape])).tolist()
     occurring = [symbol for symbol, count in enumerate(counts) if count]
-    codebook = 2 + -(-(occurring[-1] - occurring[0] + 1) // 2)
-    tree = 8 + 8 * codebook + sum(n * length for n, length in zip(counts, lengths, strict=True))
-    tree += 7 * bitmaps(sorted(filter(None, lengths))) * -(-values // 16384)
-    return (TREE, tree) if tree <= raw - raw // 64 else (RAW, 8 + raw)
+    book_bytes = 3 + (occurring[-1] - occurring[0]) // 2 + 1
+    candidates = [(OWN, None, lengths, escape, book_bytes)]
+    candidates += [(SHARED, *book, 8) for book in shared]
+    candidates += [(STATIC, *book, 1) for book in static]
+    costs = [
+        (book_rule(counts, lengths, escape, head, values), kind, name)
+        for kind, name, lengths, escape, head in candidates
+    ]
+    # min() takes the first of equals.
+    tree, kind, name = min((each for each in costs if each[0] is not None), key=lambda e: e[0])
+    return (kind, name, tree) if tree <= raw - raw // 64 else (RAW, None, 8 + raw)
 
 
-def split_rule(codes):
-    """Index of the split an 8-bit format takes."""
-    counts = np.bincount(codes, minlength=256).tolist()
-    quarter = len(codes) // 4
+def static_of(name, width):
+    books = static_books(name) if width == 6 else ()
+    return [(number, list(book.lengths), book.escape) for number, book in books]
+
+
+def shared_of(books, width):
+    return [(b.digest, list(b.lengths), b.escape) for b in books if b.width == width]
+
+
+def planes_of_codes(counts, name, index):
+    """Widths and counts of an 8-bit split's planes, bit by bit."""
+    rotated = name != "uniform" and index == 0
+    whole = index == (1 if name == "uniform" else 2)
+    for start, width in [(0, 8)] if whole else [(0, 6), (6, 2)]:
+        plane = [0] * (1 << width)
+        for code, count in enumerate(counts):
+            bits = format(code, "08b")
+            bits = bits[1:] + bits[0] if rotated else bits
+            plane[int(bits[start : start + width], 2)] += count
+        yield width, plane
+
+
+def split_rule(sample, values, name, books=()):
+    """Split and cost in bits of a chunk with an 8-bit format."""
+    counts = np.bincount(sample, minlength=256).tolist()
+    quarter = len(sample) // 4
     asymmetry = sum(abs(counts[code] - counts[code + 128]) for code in range(128))
-    tried = [True, asymmetry > quarter, max(counts) > quarter]
+    dominated = max(counts) > quarter
+    tried = [True, dominated] if name == "uniform" else [True, asymmetry > quarter, dominated]
     chosen, best = -1, 0
-    for index, layout in enumerate([[(1, 5), (6, 3)], [(0, 6), (6, 2)], [(0, 8)]]):
-        if not tried[index]:
-            continue
+    for index in np.flatnonzero(tried).tolist():
         cost = 8
-        for start, width in layout:
-            plane = [0] * (1 << width)
-            for code, count in enumerate(counts):
-                bits = format(code, "08b")
-                bits = bits[1:] + bits[0] if index == 0 else bits
-                at = start - 1 if index == 0 else start
-                plane[int(bits[at : at + width], 2)] += count
-            cost += plane_rule(plane, width)[1]
+        for width, plane in planes_of_codes(counts, name, index):
+            shared, static = shared_of(books, width), static_of(name, width)
+            cost += plane_rule(plane, width, values, shared, static)[2]
         if chosen < 0 or cost < best - best // 16:
             chosen, best = index, cost
-    return chosen
+    return chosen, best
+
+
+def planned(counts, width, values=None, shared=(), static=()):
+    """What plan_plane makes of it, in the words of plane_rule."""
+    counts = np.array(counts)
+    values = int(counts.sum()) if values is None else values
+    candidates = [(b"\4" + book.digest.to_bytes(8, "little"), book) for book in shared]
+    candidates += [(bytes((3, number)), book) for number, book in static]
+    plan = plan_plane(Counted(counts, width, int(counts.sum()), values), candidates)
+    name = None
+    if plan.kind == SHARED:
+        name = int.from_bytes(plan.head[1:], "little")
+    elif plan.kind == STATIC:
+        name = plan.head[1]
+    elif plan.kind == OWN:
+        assert plan.head[1:] == plan.book.packed
+    return plan.kind, name, plan.cost_bits
+
+
+def ruled(counts, width, values=None, shared=(), static=()):
+    static = [(number, list(book.lengths), book.escape) for number, book in static]
+    return plane_rule(list(counts), width, values, shared_of(shared, width), static)
+
+
+def skewed(generator, width, flatness, total):
+    weights = generator.random(1 << width) ** (flatness * generator.random() * 2)
+    return generator.multinomial(total, weights / weights.sum())
 
 
 @UNHURRIED
-@given(st.integers(1, 8), st.integers(0, 4), st.integers(0, 2**32 - 1), st.integers(0, 5))
-def test_planes_are_stored_by_the_documented_rule(width, flatness, seed, scale):
-    """Encoders in two languages must agree near every threshold, so skews from none to strong are drawn."""
+@given(
+    st.integers(1, 8),
+    st.integers(0, 4),
+    st.integers(0, 2**32 - 1),
+    st.integers(0, 5),
+    st.sampled_from([None, 0, 1, 3, 16]),
+)
+def test_planes_are_stored_by_the_documented_rule(width, flatness, seed, scale, unseen):
+    """Encoders in two languages must agree near every threshold, so skews from none to strong are drawn, and samples of chunks."""
     generator = np.random.default_rng(seed)
-    weights = generator.random(1 << width) ** (flatness * generator.random() * 2)
-    counts = generator.multinomial(7 * 10**scale + seed % 50, weights / weights.sum())
-    plan = plan_plane(counts, width)
-    assert (plan.kind, plan.cost_bits) == plane_rule(counts.tolist(), width)
+    counts = skewed(generator, width, flatness, 7 * 10**scale + seed % 50).tolist()
+    values = None if unseen is None else sum(counts) * (1 + unseen) + seed % 7
+    others = [skewed(generator, width, flatness, 10 ** (1 + scale)) for _ in range(2)]
+    books = [
+        own_book(other, width, sampled=bool(seed & 1 << at))
+        for at, other in enumerate(others)
+        if np.count_nonzero(other) > 1
+    ]
+    static = list(enumerate(books[1:]))
+    assert planned(counts, width, values, books[:1], static) == ruled(
+        counts, width, values, books[:1], static
+    )
 
 
 def test_the_drawn_planes_meet_both_sides_of_the_sixty_fourth():
@@ -82,9 +182,8 @@ def test_the_drawn_planes_meet_both_sides_of_the_sixty_fourth():
         counts = np.full(32, 1000)
         counts[0] += 100 * tenths
         counts[20:] -= 5 * tenths
-        kind, cost = plane_rule(counts.tolist(), 5)
-        plan = plan_plane(counts, 5)
-        assert (plan.kind, plan.cost_bits) == (kind, cost)
+        kind, _, cost = ruled(counts.tolist(), 5)
+        assert planned(counts, 5) == (kind, None, cost)
         lengths = code_lengths(counts)
         refused += kind == RAW and int((counts * lengths).sum()) < 5 * int(counts.sum()) * 0.995
     assert refused > 3
@@ -93,29 +192,207 @@ def test_the_drawn_planes_meet_both_sides_of_the_sixty_fourth():
 def test_nearly_uniform_planes_are_not_searched():
     """Seventeen symbols of which none exceeds a sixteenth stay raw, although a code would pay: the search is what costs."""
     counts = np.array([1000] * 16 + [3] + [0] * 15)
-    assert plan_plane(counts, 5).kind == RAW
+    assert planned(counts, 5)[0] == RAW
     counts[0] += 1
-    assert plan_plane(counts, 5).kind == TREE
+    assert planned(counts, 5)[0] == OWN
     counts[:] = [1000] * 16 + [0] * 16
-    assert plan_plane(counts, 5).kind == TREE
+    assert planned(counts, 5)[0] == OWN
+
+
+def test_equal_books_go_by_order():
+    """Own before shared before static, and as given: otherwise two encoders write two frames."""
+    counts = np.zeros(64, np.int64)
+    counts[20:30] = [9, 20, 41, 85, 170, 340, 170, 85, 41, 20]
+    own = own_book(counts, 6, sampled=False)
+    assert len(own.packed) == 8, "as long as a digest"
+    assert planned(counts, 6, None, [own])[0] == OWN
+    assert planned(counts, 6, None, [], [(9, own)])[:2] == (STATIC, 9)
+    # Books that differ in a symbol which does not occur cost the same.
+    counts[20:52:2] = 20
+    first, second = (counts.copy() for _ in range(2))
+    first[0] = second[1] = 1
+    books = [own_book(each, 6, sampled=False) for each in (first, second)]
+    for given_ in (books, books[::-1]):
+        assert planned(counts, 6, None, given_)[:2] == (SHARED, given_[0].digest)
+        static = list(enumerate(given_))
+        assert planned(counts, 6, None, [], static)[:2] == (STATIC, 0)
+
+
+@pytest.mark.parametrize(("surplus", "kind"), [(56, SHARED), (55, STATIC)])
+def test_a_shared_book_goes_before_a_static_one_of_equal_cost(surplus, kind):
+    """Its head is 56 bits longer; here it makes up for that by one bit for each of 56 more symbols, or for one less."""
+    _, static = static_books("e4m3")[0]
+    lengths = list(static.lengths)
+    longer = lengths.index(6)
+    shorter = lengths.index(5)
+    counts = [(4096 >> length) if length else 0 for length in lengths]
+    counts[shorter] = 80
+    counts[longer] = 80 + surplus
+    lengths[shorter], lengths[longer] = 6, 5
+    shared = Codebook(6, static.escape, bytes(lengths))
+    symbols = np.repeat(np.arange(64), counts)
+    low_bits = np.arange(symbols.size)
+    codes = ((symbols << 1) | (low_bits & 1) | (low_bits & 2) << 6).astype(np.uint8)
+    plan = plan_chunk(Sample(codes, codes.size), FORMATS["e4m3"], (shared,))
+    assert (plan.split_index, plan.planes[0].kind) == (0, kind)
+    assert plan.cost_bits == split_rule(codes, codes.size, "e4m3", (shared,))[1]
+
+
+@pytest.mark.parametrize("block_values", [16, 128, 256, 1024])
+def test_samples_are_every_sixteenth_run(block_values):
+    """Both ends of the rule: small chunks count in full, the last run of a large one may be short."""
+    run = max(128, block_values)
+    for count in (1, 127, 16384, 16385, 16384 + run, 33 * run * 16 + 5, 131072, 131072 + 16 * run):
+        words = np.arange(count, dtype=np.uint32)
+        sample = sample_of(words, block_values)
+        taken = [at for at in range(count) if count <= 16384 or at // run % 16 == 0]
+        assert sample.words.tolist() == taken
+        assert sample.values == count
+        assert sample.is_everything == (count <= 16384)
 
 
 @UNHURRIED
 @given(
+    st.sampled_from(["e4m3", "e5m2", "uniform"]),
     st.integers(0, 2**32 - 1),
     st.integers(1, 3000),
-    st.floats(0, 1),
-    st.floats(0, 1),
-    st.floats(0, 4),
+    st.tuples(st.floats(0, 1), st.floats(0, 1), st.floats(0, 4)),
+    st.sampled_from([1, 1, 16]),
 )
-def test_splits_are_chosen_by_the_documented_rule(seed, count, sparsity, one_sided, spread):
+def test_splits_are_chosen_by_the_documented_rule(name, seed, count, shape, unseen):
     """Zeros and one-sided signs move the choice; both are drawn from none to all."""
+    sparsity, one_sided, spread = shape
     generator = np.random.default_rng(seed)
     codes = (96 + 8 * spread * generator.standard_normal(count)).clip(1, 126).astype(np.uint8)
     codes[generator.random(count) < sparsity] = 0
     negative = generator.random(count) < np.where(codes > 96, one_sided, 1 - one_sided)
     codes[negative] |= 128
-    assert plan_chunk(codes, FORMATS["e4m3"]).split_index == split_rule(codes)
+    plan = plan_chunk(Sample(codes, count * unseen), FORMATS[name])
+    assert (plan.split_index, plan.cost_bits) == split_rule(codes, count * unseen, name)
+
+
+def split_costs(codes, name):
+    """What each split costs, tried or not."""
+    counts = np.bincount(codes, minlength=256).tolist()
+    return [
+        8 + sum(plane_rule(p, w, None, (), static_of(name, w))[2] for w, p in planes)
+        for planes in (planes_of_codes(counts, name, i) for i in range(len(FORMATS[name].splits)))
+    ]
+
+
+@pytest.mark.parametrize(("low", "high", "split"), [(0, 6.25, 0), (6.25, 7.5, 1)])
+def test_a_later_split_has_to_save_a_sixteenth(low, high, split):
+    """Larger alphabets are slower, so a small gain is refused."""
+    found = 0
+    for seed in range(60):
+        generator = np.random.default_rng(seed)
+        codes = (96 + 12 * generator.standard_normal(4000)).clip(1, 126).astype(np.uint8)
+        codes[(codes > 90) & (generator.random(4000) < 0.05 * (seed % 19))] |= 128
+        costs = split_costs(codes, "e4m3")
+        counts = np.bincount(codes, minlength=256)
+        if np.abs(counts[:128] - counts[128:]).sum() > 1000 >= counts.max():
+            saved = 100 * (costs[0] - costs[1]) / costs[0]
+            if low < saved < high:
+                found += 1
+                assert plan_chunk(Sample(codes, 4000), FORMATS["e4m3"]).split_index == split
+    assert found
+
+
+def test_a_split_that_was_refused_sets_no_mark_for_the_next():
+    """Here split 1 costs less than split 0, but not enough less; split 2 is measured against split 0."""
+    generator = np.random.default_rng(7)
+    codes = (96 + 14 * generator.standard_normal(2000)).clip(1, 126).astype(np.uint8)
+    codes[(codes > 108) & (generator.random(2000) < 0.6)] |= 128
+    codes[generator.random(2000) < 0.5] = 73
+    plain, signs, whole = split_costs(codes, "e4m3")
+    mark = plain - plain // 16
+    assert mark <= signs < plain
+    assert signs - signs // 16 <= whole < mark
+    assert plan_chunk(Sample(codes, 2000), FORMATS["e4m3"]).split_index == 2
+
+
+def gaussian(count, seed=0):
+    return np.random.default_rng(seed).standard_normal(count).astype(np.float32)
+
+
+def plane_kinds(frame, name):
+    """Split and the kinds of all planes of the frame's first chunk, read off its heads."""
+    split, *rest = frame[FIRST_PAYLOAD : FIRST_PAYLOAD + 1200]
+    rest, kinds = bytes(rest), []
+    for _ in FORMATS[name].splits[split].widths:
+        kinds.append(rest[0])
+        length = {RAW: 1, CONSTANT: 2, STATIC: 2, SHARED: 9}.get(rest[0])
+        if length is None:
+            length = 4 + (rest[2] - rest[1]) // 2 + 1
+        rest = rest[length:]
+    return split, kinds
+
+
+@pytest.mark.parametrize("name", ["fp32", "bf16"])
+@pytest.mark.parametrize("where", [128, 2047, 40_000, 65_535])
+def test_a_plane_that_is_constant_only_in_the_sample_is_planned_again(name, where):
+    """The sample cannot know; the plan of everything that follows has no escape, however late the other symbol comes."""
+    values = (1 + np.arange(65_536) % 97 / 128).astype(np.float32)
+    frame = encode(values, CodecSpec(name))
+    assert CONSTANT in plane_kinds(frame, name)[1]
+    values[where] = -1e30
+    assert not 0 <= where % 2048 < 128
+    again = encode(values, CodecSpec(name))
+    assert CONSTANT not in plane_kinds(again, name)[1][:2]
+    assert all(book.escape == 0 for book in codebooks_of(again))
+    assert len(codebooks_of(again)) == FORMATS[name].code_bytes
+    assert decode(again)[where] == decode(encode(values, CodecSpec(name, entropy=False)))[where]
+
+
+def test_what_the_sample_sees_is_never_planned_again():
+    """A symbol in the sample, or one that is missing from a coded plane, is no reason."""
+    values = (1 + np.arange(65_536) % 97 / 128).astype(np.float32)
+    values[2048] = -1e30
+    books = codebooks_of(encode(values, CodecSpec("bf16")))
+    assert books
+    assert all(book.escape for book in books)
+    values = gaussian(65_536)
+    values[200] = 1e30
+    books = codebooks_of(encode(values, CodecSpec("bf16")))
+    assert [book.escape > 0 for book in books] == [True]
+
+
+def misleading(name, count):
+    """Values (count,) of which the sampled runs show a few symbols, in each plane, and the others the rest of them."""
+    generator = np.random.default_rng(1)
+    sampled = np.arange(count) // 128 % 16 == 0
+    if name in ("fp32", "bf16"):
+        hidden = generator.integers(0x18, 0x70, (count, 4))
+        shown = np.minimum(generator.geometric(0.4, (count, 4)), 14)
+        words = np.where(sampled[:, None], shown, hidden).astype(np.uint8)
+        return words.reshape(-1).view("<f4")
+    if name == "uniform":
+        hidden = generator.uniform(0.5, 1.5, count)
+        shown = generator.choice([0, 2, 4], count, p=[0.8, 0.1, 0.1])
+    else:
+        hidden = generator.uniform(0.25, 0.5, count)
+        hidden[::128] = 1.75
+        shown = 1.75 / 2 ** np.minimum(generator.geometric(0.4, count) - 1, 10)
+        shown = np.where(shown < 0.4, shown / 256, shown)
+    values = np.where(sampled, shown, hidden) * generator.choice([1, -1], count)
+    return values.astype(np.float32)
+
+
+@pytest.mark.parametrize("name", ["fp32", "bf16", "e4m3", "e5m2", "uniform"])
+def test_a_sample_that_misleads_costs_no_more_than_raw_codes(name):
+    """An adversary may hide everything between the sampled runs; what turns out larger is not sent."""
+    values = misleading(name, 65_536)
+    frame, plain = (encode(values, CodecSpec(name, entropy=entropy)) for entropy in (True, False))
+    assert frame == plain
+    assert decode(frame).size == 65_536
+    seen = info(frame)
+    assert (seen.raw_fp32_chunks, seen.raw_code_chunks) == ((1, 0) if name == "fp32" else (0, 1))
+    words = np.concatenate([b.words for b in quantise(values, FORMATS[name], 128, 14)])
+    plan = plan_chunk(sample_of(words, 128), FORMATS[name])
+    assert plan.cost_bits < FORMATS[name].code_bits * 65_536, "the plan saw no reason"
+    pieces = []
+    write_words(words[:16384], FORMATS[name], plan, pieces)
+    assert sum(map(len, pieces)) > FORMATS[name].code_bytes * 16384
 
 
 @UNHURRIED
