@@ -4,10 +4,12 @@ import json
 
 import pytest
 
+from fsl_async.events import DeltaKey
 from fsl_async.learn.book import Book
 from fsl_async.learn.errors import LedgerDamaged, StoreError
 from fsl_async.learn.files import Files
 from fsl_async.learn.ledger import Ledger
+from fsl_async.learn.records import AcceptedDelta, MergedEntry, VersionRecord
 from fsl_async.learn.sealed import seal, unseal
 
 NAMES = ["site-a", "b", "zürich"]
@@ -168,3 +170,24 @@ def test_a_fact_from_the_future_stops_an_old_release():
     """Skipping a fact that it does not know, an old release might merge a delta twice."""
     with pytest.raises(StoreError, match="newer release"):
         Book(3).apply({"fact": "forked"})
+
+
+def test_what_a_delta_takes_in_the_ledger(path):
+    """docs/ARCHITECTURE.md says how large a ledger gets in a year: about 550 bytes for each delta."""
+    key = DeltaKey("site-001.example", 1763722149000000001, 51234, 51235)
+    numbers = (1638400, 200)
+    digest, norm = "0123456789abcdef" * 2, 12.345678901234567
+    metrics = {"loss": 2.3456789012345, "snapshot_s": 0.123456789}
+    delta = AcceptedDelta(key, *numbers, 51234, digest, 123456789, norm, digest * 2, metrics)
+    entry = MergedEntry(key, *numbers, 0, 1638400.0, norm)
+    version = VersionRecord(
+        51235, digest, digest, 0, digest, (entry,) * 100, 1e-9, 10**12, 123456789, 100, 1.23456789
+    )
+    before = path.stat().st_size
+    ledger, _, _ = opened(path)
+    ledger.append("accepted", delta.to_fact())
+    line = path.stat().st_size - before
+    ledger.append("version", version.to_fact())
+    ledger.close()
+    entries = path.stat().st_size - before - line
+    assert 450 < line + entries / 100 < 600
