@@ -7,20 +7,25 @@ import numpy as np
 import pytest
 
 from fsl_codecs import (
+    Codebook,
     CodecError,
     CodecSpec,
     FrameError,
     LimitError,
     Limits,
+    codebooks_of,
     decode,
     decode_accumulate,
     encode,
     info,
 )
+from fsl_codecs.formats import FORMATS_BY_WIRE_ID
+from fsl_codecs.planes import read_plan
+from fsl_codecs.treebitmap import Reader, write_block
 
 HEADER, HEAD = 28, 16
 LIMITS = Limits(max_values=50_000, max_frame_bytes=1 << 22)
-NAMES = ["fp32", "bf16", "e4m3", "e5m2"]
+NAMES = ["fp32", "bf16", "e4m3", "e5m2", "uniform"]
 
 
 def sealed(frame):
@@ -39,6 +44,36 @@ def sealed(frame):
     return bytes(frame)
 
 
+def forged(name, payload, values, mode=3, flags=0):
+    """A one-chunk frame around a payload written by hand."""
+    header = bytearray(encode(np.zeros(0, np.float32), CodecSpec(name)))
+    struct.pack_into("<Q", header, 16, values)
+    return sealed(header + struct.pack("<IIBBHI", len(payload), 0, mode, flags, 0, 0) + payload)
+
+
+def digest(number):
+    return BOOKS[number].digest.to_bytes(8, "little")
+
+
+def coded_by(number, symbols):
+    """A plane of one inner block by that book."""
+    pieces = []
+    write_block(BOOKS[number].tree, np.array(symbols, np.uint8), pieces)
+    return b"".join(pieces)
+
+
+def shared_books():
+    """What this receiver holds: books of one plane width, with and without escape, and of another."""
+    return (
+        Codebook(6, 2, bytes([0] * 28 + [2, 2, 3, 4, 4, 0, 0] + [0] * 29)),
+        Codebook(6, 0, bytes([6] * 64)),
+        Codebook(8, 0, bytes([8] * 256)),
+    )
+
+
+BOOKS = shared_books()
+
+
 def seeds():
     """One frame of each kind: every format, mode, split and plane kind occurs."""
     generator = np.random.default_rng(0)
@@ -54,6 +89,17 @@ def seeds():
         yield encode(np.append(values[:100], np.float32(np.nan)), spec)
         yield encode(np.ones(2000, np.float32), spec)
         yield encode(values[:0], spec)
+    for name in NAMES:
+        large = (generator.standard_normal(17_000) * 1e-3).astype(np.float32)
+        large[200:300] *= 100
+        yield encode(large, CodecSpec(name))
+    yield encode((values.view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32))
+    heavy = generator.standard_t(1.5, 1000).astype(np.float32)
+    yield encode(heavy, CodecSpec("uniform"))
+    yield encode(heavy, CodecSpec("uniform", entropy=False))
+    yield encode(values[:200], CodecSpec("uniform"), books=BOOKS)
+    planes = coded_by(0, [30, 1, 2, 29]) + b"\x0a\x03"
+    yield forged("e4m3", b"\0\4" + digest(0) + b"\0\x78\0" + planes, 4)
 
 
 SEEDS = list(seeds())
@@ -63,13 +109,14 @@ def survives(frame):
     """Decode; True when that works, False when CodecError says why not. Any other error fails the test."""
     accumulator = np.zeros(LIMITS.max_values, np.float32)
     try:
-        values = decode(frame, LIMITS)
+        values = decode(frame, LIMITS, books=BOOKS)
     except CodecError:
         with pytest.raises(CodecError):
-            decode_accumulate(frame, accumulator, 1.0)
+            decode_accumulate(frame, accumulator, 1.0, books=BOOKS)
         assert not accumulator.any(), "a refused frame was added"
         return False
     assert info(frame).nonfinite == (not np.isfinite(values).all())
+    codebooks_of(frame, books=BOOKS)
     return True
 
 
@@ -99,6 +146,14 @@ def test_the_seeds_cover_every_mode():
     for count in ("raw_fp32_chunks", "constant_chunks", "raw_code_chunks", "coded_chunks"):
         assert any(getattr(seen, count) for seen in infos)
     assert all(survives(frame) for frame in SEEDS)
+    plans = [
+        read_plan(Reader(np.frombuffer(frame[HEADER + HEAD :], np.uint8)), number_format, BOOKS)
+        for frame in SEEDS
+        if frame[HEADER + 8 : HEADER + 9] == b"\3"
+        for number_format in [FORMATS_BY_WIRE_ID[frame[5]]]
+    ]
+    assert {plane.kind for plan in plans for plane in plan.planes} == {0, 1, 2, 3, 4}
+    assert {plan.split_index for plan in plans} == {0, 1, 2}
 
 
 def test_damage_is_always_noticed():
@@ -143,7 +198,7 @@ def test_bytes_left_over_are_refused():
             longer[HEADER + HEAD + size : HEADER + HEAD + size] = b"\0"
             struct.pack_into("<I", longer, HEADER, size + 1)
             with pytest.raises(FrameError, match="too many"):
-                decode(sealed(longer))
+                decode(sealed(longer), books=BOOKS)
 
 
 def test_chunks_cannot_change_places_or_frames():
@@ -177,9 +232,12 @@ def test_huge_announcements_cost_nothing():
     ("offset", "value", "message"),
     [
         (0, b"X", "magic"),
-        (4, b"\2", "version 2"),
-        (5, b"\4", "unknown format 4"),
+        (4, b"\1", "version 1"),
+        (4, b"\3", "version 3"),
+        (5, b"\5", "unknown format 5"),
         (6, b"\1", "reserved"),
+        (8, struct.pack("<I", 8), "block_values"),
+        (8, struct.pack("<I", 2048), "block_values"),
         (8, struct.pack("<I", 100), "block_values"),
         (8, struct.pack("<I", 0), "block_values"),
         (12, struct.pack("<I", 0), "chunk_values"),
@@ -192,11 +250,7 @@ def test_huge_announcements_cost_nothing():
         (HEADER + 9, b"\1", "quantised"),
         (HEADER + 8, b"\0", "too early"),
         (HEADER + 8, b"\1", "too many"),
-        (HEADER + HEAD, b"\0", "block scale"),
-        (HEADER + HEAD, b"\x09", "block scale"),
-        (HEADER + HEAD, b"\xf8", "block scale"),
-        (HEADER + HEAD, b"\xff", "block scale"),
-        (HEADER + HEAD + 1, b"\x09", "scales of 9 bits"),
+        (HEADER + HEAD, b"\3", "unknown split 3"),
     ],
 )
 def test_each_field_is_checked(offset, value, message):
@@ -207,31 +261,120 @@ def test_each_field_is_checked(offset, value, message):
         decode(sealed(frame))
 
 
-def forged(name, payload, values, mode=3, flags=0):
-    """A one-chunk frame around a payload written by hand."""
-    header = bytearray(encode(np.zeros(0, np.float32), CodecSpec(name)))
-    struct.pack_into("<Q", header, 16, values)
-    return sealed(header + struct.pack("<IIBBHI", len(payload), 0, mode, flags, 0, 0) + payload)
+@pytest.mark.parametrize(
+    ("name", "payload", "message"),
+    [
+        ("e4m3", "03", "unknown split 3"),
+        ("uniform", "02", "unknown split 2"),
+        ("fp32", "01", "unknown split 1"),
+        ("bf16", "01", "unknown split 1"),
+        ("e4m3", "00 05", "unknown plane kind 5"),
+        ("e4m3", "00 ff", "unknown plane kind 255"),
+        ("e4m3", "00 01 40", "constant 64 does not fit"),
+        ("e4m3", "00 00 01 04", "constant 4 does not fit"),
+        ("uniform", "00 01 40", "constant 64 does not fit"),
+        ("e4m3", "00 02 05 04 00 11", "covers symbols 5 to 4"),
+        ("e4m3", "00 02 00 40 00" + "00" * 33, "covers symbols 0 to 64"),
+        ("e4m3", "00 02 00 02 00 21 03", "code space"),
+        ("e4m3", "00 02 00 02 00 11 01", "code space"),
+        ("e4m3", "00 02 00 01 01 11", "code space"),
+        ("e4m3", "00 02 00 01 0d 21", "codes of up to 13"),
+        ("e4m3", "00 02 00 01 ff 21", "codes of up to 255"),
+        ("e4m3", "00 02 00 01 00 1d", "codes of up to 13"),
+        ("e4m3", "00 02 07 07 00 01", "1 codes"),
+        ("e4m3", "00 02 00 01 00 01", "nibbles"),
+        ("e4m3", "00 02 00 01 00 10", "nibbles"),
+        ("e4m3", "00 02 07 07 01 11", "nibbles"),
+        ("e4m3", "00 02 00 03 01 00 00", "nibbles"),
+        ("e4m3", "00 02 00 01", "too early"),
+        ("e4m3", "00 02 00 03 00 22", "too early"),
+        ("fp32", "00 02 00 ff 0c" + "88" * 128, "codes"),
+        ("e4m3", "00 03 02", "no book 0x2 "),
+        ("e4m3", "00 03 08", "no book 0x8 "),
+        ("e4m3", "00 00 03 00", "no book 0x0 for planes of 2 bits"),
+        ("e4m3", "02 03 00", "no book 0x0 for planes of 8 bits"),
+        ("e5m2", "00 03 00", "no book 0x0 "),
+        ("uniform", "00 03 03", "no book 0x3 "),
+        ("bf16", "00 03 00", "no book 0x0 "),
+        ("e4m3", "00 04 0123456789abcdef", "no book 0xefcdab8967452301"),
+        ("e4m3", "00 04 01234567", "too early"),
+        ("e4m3", "00 03", "too early"),
+        ("e4m3", "", "too early"),
+        # The scales follow.
+        ("e4m3", "00 01 00 01 00", "too early"),
+        ("e4m3", "00 01 00 01 00 78", "too early"),
+        ("e4m3", "00 01 00 01 00 78 09", "scales of 9 bits"),
+        ("e4m3", "00 01 00 01 00 09 00", "scale"),
+        ("e4m3", "00 01 00 01 00 f8 00", "scale"),
+        ("e4m3", "00 01 00 01 00 f7 01 01 00", "scale"),
+        ("e4m3", "02 01 7f 78 00", "NaN"),
+        ("uniform", "00 01 20 01 00 00 02", "too early"),
+        ("uniform", "00 01 20 01 00 00 02 0b", "scales of 11 bits"),
+        ("uniform", "00 01 20 01 00 07 00 00", "scale"),
+        ("uniform", "00 01 20 01 00 e1 03 00", "scale"),
+        ("uniform", "00 01 20 01 00 00 80 00", "scale"),
+        ("uniform", "00 01 20 01 00 e0 03 01 01 00", "scale"),
+        ("uniform", "00 01 20 01 00 08 00 0a" + "01 00" * 10, "scale"),
+        # Then the planes, and what was escaped.
+        ("e4m3", "00 00 01 00 78 00" + "00" * 95, "too early"),
+        ("e4m3", "00 03 00 01 00 78 00", "too early"),
+        ("e4m3", "00 02 00 00 01 01 01 00 78 00" + "00" * 15 + "80", "too early"),
+        ("e4m3", "00 02 00 00 01 01 01 00 78 00" + "00" * 15 + "80 40", "escaped symbol"),
+        ("e4m3", "00 02 00 00 01 01 01 00 78 00" + "00" * 15 + "80 ff", "escaped symbol"),
+        ("e4m3", "00 01 00 02 00 00 01 01 78 00" + "00" * 15 + "80 04", "escaped symbol"),
+        ("e4m3", "00 02 00 00 01 01 01 00 78 00" + "00" * 15 + "80 3f 00", "1 bytes too many"),
+        ("uniform", "01 01 00 00 02 00", "too early"),
+        ("uniform", "01 01 00 00 02 00" + "00" * 511, "too early"),
+        ("uniform", "01 01 00 00 02 00" + "00" * 513, "1 bytes too many"),
+        ("uniform", "01 01 00 00 02 00" + "00" * 510 + "807f", "NaN"),
+        ("uniform", "01 01 80 00 02 00" + "00" * 4, "4 bytes too many"),
+    ],
+)
+def test_forged_coded_chunks_are_refused(name, payload, message):
+    """Each way in which heads, books, scales and planes of 128 values can lie."""
+    frame = forged(name, bytes.fromhex(payload), 128 if "scale" not in message else 9 * 128)
+    with pytest.raises(FrameError, match=message):
+        decode(frame, books=BOOKS)
 
 
 @pytest.mark.parametrize(
-    ("payload", "message"),
+    ("name", "payload", "value"),
     [
-        (b"\3", "unknown split 3"),
-        (b"\0\3", "unknown plane kind"),
-        (b"\0\1\x20", "does not fit"),
-        (b"\0\2\5\5\x01\0", "alphabet"),
-        (b"\0\2\0\x20" + bytes(17), "alphabet"),
-        (b"\0\2\0\2\x21\x03\0", "code space"),
-        (b"\0\2\0\1\x1d\0", "code lengths"),
-        (b"\0\2\0\1\x11\0", "too early"),
-        (b"\2\1\x7f", "NaN"),
+        ("e4m3", "00 02 00 00 01 01 01 00 78 00" + "00" * 15 + "80 3f", 0.0),
+        ("e4m3", "00 02 00 00 01 01 01 00 78 00" + "ff" * 16 + "00" * 128, 0.0),
+        ("e4m3", "02 01 38 78 00", 1 / 128),
+        ("e4m3", "02 01 38 78 08" + "00" * 8, 1 / 128),
+        ("e4m3", "02 01 38 78 08" + "fe" * 8, 1 / 128),
+        ("uniform", "01 01 81 00 02 00", 1.0),
+        ("uniform", "01 01 81 00 02 0a" + "fe" * 10, 1.0),
+        ("uniform", "01 01 00 00 02 00" + "0000803f" * 128, 1.0),
+        ("uniform", "01 01 81 08 00 00", 2.0**-126),
+        ("uniform", "01 01 81 e0 03 00", 2.0**120),
+        ("uniform", "01 01 ff e0 03 00", 127 * 2.0**120),
     ],
 )
-def test_forged_planes_are_refused(payload, message):
-    """Each way in which the coded part can lie."""
-    with pytest.raises(FrameError, match=message):
-        decode(forged("e4m3", b"\x78\0" + payload, 128))
+def test_what_has_one_meaning_is_taken(name, payload, value):
+    """A listed symbol that has a code, wide scales, bits in padding: other decoders must take them, too."""
+    assert decode(forged(name, bytes.fromhex(payload), 128))[0] == np.float32(value)
+
+
+@pytest.mark.parametrize("mode", [2, 3])
+def test_values_missing_from_the_escaped_ones_are_noticed(mode):
+    """As many follow as there are escape codes, in raw codes too, and each inner block has its own."""
+    heavy = np.random.default_rng(1).standard_t(1.5, 20_000).astype(np.float32)
+    frame = encode(heavy, CodecSpec("uniform", entropy=mode == 3))
+    payload = frame[HEADER + HEAD :]
+    assert frame[HEADER + 8] == mode
+    assert decode(forged("uniform", payload, 20_000, mode)).tobytes() == decode(frame).tobytes()
+    with pytest.raises(FrameError, match="too early"):
+        decode(forged("uniform", payload[:-4], 20_000, mode))
+    with pytest.raises(FrameError, match="4 bytes too many"):
+        decode(forged("uniform", payload + bytes(4), 20_000, mode))
+    nan = payload[:-4] + struct.pack("<f", np.nan)
+    with pytest.raises(FrameError, match="flag"):
+        decode(forged("uniform", nan, 20_000, mode))
+    with pytest.raises(FrameError, match="quantised"):
+        decode(forged("uniform", nan, 20_000, mode, 1))
 
 
 def test_flags_and_modes_cannot_lie():
@@ -252,11 +395,24 @@ def test_flags_and_modes_cannot_lie():
         decode(forged("e4m3", b"\xf7\0\x7e\x01", 2, 2, 0))
 
 
-@pytest.mark.parametrize(("name", "lowest", "highest"), [("e4m3", 10, 247), ("e5m2", 17, 240)])
+@pytest.mark.parametrize(
+    ("name", "lowest", "highest"), [("e4m3", 10, 247), ("e5m2", 17, 240), ("uniform", 8, 992)]
+)
 def test_scales_end_where_the_format_says(name, lowest, highest):
     """Just outside, codes would decode to subnormal or infinite numbers, which receivers may treat differently."""
+
+    def payload(scale):
+        return scale.to_bytes(2 if name == "uniform" else 1, "little") + b"\0\1\2"
+
     for scale in (lowest, highest):
-        assert decode(forged(name, bytes((scale, 0, 1, 2)), 2, 2)).size == 2
+        assert decode(forged(name, payload(scale), 2, 2)).size == 2
     for scale in (lowest - 1, highest + 1):
-        with pytest.raises(FrameError, match="block scale"):
-            decode(forged(name, bytes((scale, 0, 1, 2)), 2, 2))
+        with pytest.raises(FrameError, match="a scale is not from"):
+            decode(forged(name, payload(scale), 2, 2))
+
+
+def test_a_book_of_another_width_is_not_taken_for_its_digest():
+    """The receiver holds it, but for planes of 8 bits."""
+    payload = b"\x00\4" + digest(2) + b"\0"
+    with pytest.raises(FrameError, match="for planes of 6 bits"):
+        decode(forged("e4m3", payload, 128), books=BOOKS)
