@@ -1,0 +1,293 @@
+// The Python module fsl_codecs._native: checks buffers, releases the GIL, and turns what went wrong into this package's exceptions.
+// fsl_codecs/native.py wraps it; nothing else imports it.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+
+#include <cmath>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "book.hpp"
+#include "decode.hpp"
+#include "encode.hpp"
+#include "kernels.hpp"
+#include "measure_bindings.hpp"
+#include "pool.hpp"
+
+namespace nb = nanobind;
+
+namespace {
+
+using fsl::Book;
+using fsl::Fault;
+using fsl::Kernels;
+using fsl::Path;
+using fsl::SharedBooks;
+using fsl::Status;
+
+// Set once by the module's initialisation, never freed: modules live as long as the process.
+struct Python {
+  PyObject* frame_error;
+  PyObject* limit_error;
+  PyObject* usage_error;
+  PyObject* ndarray;
+};
+Python python;
+
+[[noreturn]] void raise(PyObject* type, const std::string& text) {
+  PyErr_SetString(type, text.c_str());
+  throw nb::python_error();
+}
+
+void raise_unless_ok(const Status& status) {
+  if (status.ok()) return;
+  char text[200];
+  fsl::describe(status, text, sizeof(text));
+  raise(status.is_limit() ? python.limit_error : python.frame_error, text);
+}
+
+// A view of a Python buffer for as long as this object lives.
+class View {
+ public:
+  View() = default;
+  View(const View&) = delete;
+  View& operator=(const View&) = delete;
+  ~View() {
+    if (is_open_) PyBuffer_Release(&view_);
+  }
+
+  bool open(nb::handle object, int flags) {
+    is_open_ = PyObject_GetBuffer(object.ptr(), &view_, flags) == 0;
+    if (!is_open_) PyErr_Clear();
+    return is_open_;
+  }
+
+  const Py_buffer& operator*() const { return view_; }
+  const Py_buffer* operator->() const { return &view_; }
+
+ private:
+  Py_buffer view_{};
+  bool is_open_ = false;
+};
+
+// A one-dimensional array of float32, or of uint16 where `or_bfloat16`.
+class Array {
+ public:
+  Array(nb::handle object, bool writable, bool or_bfloat16) {
+    const bool is_array = PyObject_IsInstance(object.ptr(), python.ndarray) == 1;
+    if (!is_array || !view_.open(object, PyBUF_STRIDES | PyBUF_FORMAT) || view_->ndim != 1) {
+      raise(python.usage_error, "values must be a one-dimensional NumPy array");
+    }
+    const std::string kind = view_->format == nullptr ? "B" : view_->format;
+    is_bfloat16_ = or_bfloat16 && (kind == "H" || kind == "<H" || kind == "=H");
+    if (!is_bfloat16_ && kind != "f" && kind != "<f" && kind != "=f") {
+      raise(python.usage_error, std::string("values must be ") + (or_bfloat16 ? "float32, or uint16 for bf16 bits" : "float32") + ", not " +
+                                    nb::cast<std::string>(nb::str(object.attr("dtype"))));
+    }
+    const bool is_contiguous = view_->shape[0] < 2 || view_->strides[0] == view_->itemsize;
+    if (!is_contiguous || reinterpret_cast<std::uintptr_t>(view_->buf) % static_cast<std::uintptr_t>(view_->itemsize) != 0) {
+      raise(python.usage_error, "values must be contiguous and aligned");
+    }
+    if (writable && view_->readonly != 0) raise(python.usage_error, "the array to write to is read-only");
+  }
+
+  std::size_t size() const { return static_cast<std::size_t>(view_->shape[0]); }
+  float* fp32() const { return is_bfloat16_ ? nullptr : static_cast<float*>(view_->buf); }
+  std::uint16_t* bf16() const { return is_bfloat16_ ? static_cast<std::uint16_t*>(view_->buf) : nullptr; }
+
+ private:
+  View view_;
+  bool is_bfloat16_ = false;
+};
+
+// float32 values that accompany `count` others, or nothing where None was given.
+std::unique_ptr<Array> companion(nb::handle object, bool writable, const char* name, std::size_t count) {
+  if (object.is_none()) return nullptr;
+  auto array = std::make_unique<Array>(object, writable, false);
+  if (array->size() != count) {
+    raise(python.usage_error,
+          std::string(name) + " of " + std::to_string(array->size()) + " values for " + std::to_string(count) + " values");
+  }
+  return array;
+}
+
+// Books that a frame may name by their digest, unpacked once.
+class Books {
+ public:
+  // From (width, packed form, digest) of each.
+  explicit Books(const nb::list& given) : books_(given.size()) {
+    for (std::size_t i = 0; i < books_.size(); ++i) {
+      const nb::tuple one = nb::cast<nb::tuple>(given[i]);
+      const int width = nb::cast<int>(one[0]);
+      const nb::bytes packed = nb::cast<nb::bytes>(one[1]);
+      if (width < 1 || width > 8) raise(python.usage_error, "a book is for planes of 1 to 8 bits");
+      const std::uint8_t* position = static_cast<const std::uint8_t*>(packed.data());
+      const std::uint8_t* const end = position + packed.size();
+      const Status status = fsl::unpack_book(position, end, width, books_[i]);
+      if (!status.ok() || position != end) raise(python.usage_error, "not a packed book");
+      books_[i].digest = nb::cast<std::uint64_t>(one[2]);
+    }
+  }
+
+  SharedBooks shared() const { return {books_.data(), books_.size()}; }
+
+ private:
+  std::vector<Book> books_;
+};
+
+SharedBooks shared_of(const Books* books) { return books == nullptr ? SharedBooks{} : books->shared(); }
+
+int checked(int threads) {
+  if (threads < 1 || threads > fsl::kMaximumThreads) {
+    raise(python.usage_error, "threads is " + std::to_string(threads) + ": it must be from 1 to " + std::to_string(fsl::kMaximumThreads));
+  }
+  return threads;
+}
+
+constexpr const char* kNames[] = {"scalar", "avx2", "avx512"};
+
+// The codec with the kernels of one path.
+class Codec {
+ public:
+  explicit Codec(const std::string& path) {
+    for (int i = 0; i < 3; ++i) {
+      if (path == kNames[i]) kernels_ = fsl::kernels_of(static_cast<Path>(i));
+    }
+    if (kernels_ == nullptr) raise(python.usage_error, "this machine cannot run the path " + path);
+  }
+
+  std::size_t encode_into(nb::handle values, nb::handle out, unsigned format, std::size_t block_values, std::size_t chunk_values,
+                          bool entropy, int fineness, nb::handle reference, nb::handle residual, const Books* books, int threads) const {
+    const Array given(values, false, true);
+    const auto subtracted = companion(reference, false, "reference", given.size());
+    const auto carried = companion(residual, true, "residual", given.size());
+    const fsl::EncodeSettings settings = {fsl::format_of(format), block_values, chunk_values, entropy, fineness, checked(threads)};
+    if (settings.format == nullptr || !fsl::is_block_size(block_values) || !fsl::is_chunk_size(block_values, chunk_values) ||
+        fineness < 0 || fineness > fsl::kMaximumFineness) {
+      raise(python.usage_error, "impossible settings");
+    }
+    View target;
+    if (!target.open(out, PyBUF_ND)) raise(python.usage_error, "the output must be a contiguous bytes-like object");
+    const std::uint64_t needed = fsl::bound(given.size(), chunk_values);
+    if (target->readonly != 0 || static_cast<std::uint64_t>(target->len) < needed) {
+      raise(python.usage_error,
+            "output of " + std::to_string(target->len) + " bytes: a writable one of " + std::to_string(needed) + " is needed");
+    }
+    const fsl::Source source = {given.fp32(), given.bf16(), subtracted ? subtracted->fp32() : nullptr, carried ? carried->fp32() : nullptr,
+                                given.size()};
+    const SharedBooks shared = shared_of(books);
+    const nb::gil_scoped_release unlocked;
+    return fsl::encode_frame(*kernels_, settings, shared, source, static_cast<std::uint8_t*>(target->buf));
+  }
+
+  std::uint64_t decode_into(nb::handle frame, nb::handle out, nb::handle limits, const Books* books, int threads) const {
+    const Array target(out, true, true);
+    View bytes;
+    const fsl::DecodeRequest request = request_of(frame, bytes, limits, target.size(), checked(threads));
+    const fsl::Target where = {target.fp32(), target.bf16(), target.size()};
+    const SharedBooks shared = shared_of(books);
+    std::uint64_t values = 0;
+    Status status;
+    {
+      const nb::gil_scoped_release unlocked;
+      status = fsl::decode_frame(*kernels_, request, shared, where, values);
+    }
+    raise_unless_ok(status);
+    return values;
+  }
+
+  std::uint64_t decode_accumulate(nb::handle frame, nb::handle accumulator, double weight, nb::handle limits, const Books* books,
+                                  int threads) const {
+    const float factor = static_cast<float>(weight);
+    if (!std::isfinite(factor)) raise(python.usage_error, "weight " + std::to_string(weight) + " is not a finite fp32 number");
+    const Array target(accumulator, true, false);
+    View bytes;
+    const fsl::DecodeRequest request = request_of(frame, bytes, limits, target.size(), checked(threads));
+    const SharedBooks shared = shared_of(books);
+    std::uint64_t values = 0;
+    Status status;
+    {
+      const nb::gil_scoped_release unlocked;
+      status = fsl::accumulate_frame(*kernels_, request, shared, target.fp32(), target.size(), factor, values);
+    }
+    raise_unless_ok(status);
+    return values;
+  }
+
+  // (format, block_values, chunk_values, values, chunks, frame bytes, nonfinite, chunks of each mode).
+  nb::tuple inspect(nb::handle frame, nb::handle limits) const {
+    View bytes;
+    const fsl::DecodeRequest request = request_of(frame, bytes, limits, UINT64_MAX, 1);
+    fsl::Summary summary;
+    Status status;
+    {
+      const nb::gil_scoped_release unlocked;
+      status = fsl::inspect_frame(*kernels_, request, summary);
+    }
+    raise_unless_ok(status);
+    const fsl::Header& header = summary.header;
+    return nb::make_tuple(static_cast<int>(header.format->kind), header.block_values, header.chunk_values, header.values, header.chunks(),
+                          request.frame_bytes, summary.nonfinite,
+                          nb::make_tuple(summary.modes[0], summary.modes[1], summary.modes[2], summary.modes[3]));
+  }
+
+ private:
+  // limits: (values, frame bytes), or None for what fits the output and the frame.
+  static fsl::DecodeRequest request_of(nb::handle frame, View& bytes, nb::handle limits, std::uint64_t output_values, int threads) {
+    if (!bytes.open(frame, PyBUF_ND)) raise(python.usage_error, "a frame must be a contiguous bytes-like object");
+    const std::size_t size = static_cast<std::size_t>(bytes->len);
+    fsl::Limits allowed = {output_values, size};
+    if (!limits.is_none()) {
+      const nb::tuple pair = nb::cast<nb::tuple>(limits);
+      allowed = {saturated(pair[0]), saturated(pair[1])};
+    }
+    return {static_cast<const std::uint8_t*>(bytes->buf), size, allowed, threads};
+  }
+
+  // A limit may be any integer.
+  static std::uint64_t saturated(nb::handle number) {
+    const unsigned long long value = PyLong_AsUnsignedLongLong(number.ptr());
+    if (PyErr_Occurred() == nullptr) return value;
+    if (PyErr_ExceptionMatches(PyExc_OverflowError) == 0) throw nb::python_error();
+    PyErr_Clear();
+    return nb::cast<bool>(nb::handle(number) < nb::int_(0)) ? 0 : UINT64_MAX;
+  }
+
+  const Kernels* kernels_ = nullptr;
+};
+
+// The paths that this machine can run, best first.
+nb::tuple paths() {
+  nb::list found;
+  for (int i = 2; i >= 0; --i) {
+    if (fsl::kernels_of(static_cast<Path>(i)) != nullptr) found.append(kNames[i]);
+  }
+  return nb::tuple(found);
+}
+
+}  // namespace
+
+NB_MODULE(_native, module) {
+  const nb::module_ errors = nb::module_::import_("fsl_codecs.errors");
+  const nb::module_ numpy = nb::module_::import_("numpy");
+  python.frame_error = nb::object(errors.attr("FrameError")).release().ptr();
+  python.limit_error = nb::object(errors.attr("LimitError")).release().ptr();
+  python.usage_error = nb::object(errors.attr("CodecUsageError")).release().ptr();
+  python.ndarray = nb::object(numpy.attr("ndarray")).release().ptr();
+
+  nb::class_<Books>(module, "Books").def(nb::init<const nb::list&>());
+  nb::class_<Codec>(module, "Codec")
+      .def(nb::init<const std::string&>())
+      .def("encode_into", &Codec::encode_into, nb::arg("values").none(), nb::arg("out").none(), nb::arg("format"), nb::arg("block_values"),
+           nb::arg("chunk_values"), nb::arg("entropy"), nb::arg("fineness"), nb::arg("reference").none(), nb::arg("residual").none(),
+           nb::arg("books").none(), nb::arg("threads"))
+      .def("decode_into", &Codec::decode_into, nb::arg("frame").none(), nb::arg("out").none(), nb::arg("limits").none(),
+           nb::arg("books").none(), nb::arg("threads"))
+      .def("decode_accumulate", &Codec::decode_accumulate, nb::arg("frame").none(), nb::arg("accumulator").none(), nb::arg("weight"),
+           nb::arg("limits").none(), nb::arg("books").none(), nb::arg("threads"))
+      .def("inspect", &Codec::inspect, nb::arg("frame").none(), nb::arg("limits").none());
+  module.def("paths", &paths);
+  bind_measure(module);
+}

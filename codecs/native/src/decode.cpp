@@ -1,0 +1,253 @@
+#include "decode.hpp"
+
+#include <atomic>
+#include <cstring>
+#include <limits>
+#include <mutex>
+#include <new>
+
+#include "decode_chunk.hpp"
+#include "pool.hpp"
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace fsl {
+namespace {
+
+// Outputs of at least this size do not stay in the cache anyway: they are written past it.
+constexpr std::uint64_t kStreamedValues = 131072;
+
+// What is done with a frame's chunks.
+enum class Task {
+  kDecode,      // values to the target
+  kCheck,       // nothing, but find what is wrong
+  kAccumulate,  // added, after a check
+  kCheckAndAccumulate,  // of the only chunk: both, with one decoding
+};
+
+struct FrameDecoder {
+  const Kernels& kernels;
+  const Header& header;
+  const SharedBooks& shared;
+  Task task;
+  Output output;
+  std::size_t value_bytes;
+  const std::uint8_t* end;
+
+  std::mutex mutex;  // of what follows
+  const std::uint8_t* position;
+  std::uint64_t next = 0;
+  std::uint64_t failed = std::numeric_limits<std::uint64_t>::max();
+  Status failure{};
+  bool out_of_memory = false;
+
+  // The next chunk in order, until one has failed.
+  bool take(Chunk& chunk) {
+    const std::lock_guard<std::mutex> lock(mutex);
+    if (next >= header.chunks() || next > failed || out_of_memory) return false;
+    const Status found = find_chunk(header, next, position, end, chunk);
+    if (!found.ok()) {
+      fail_locked(next, found);
+      return false;
+    }
+    ++next;
+    return true;
+  }
+
+  // Of several that fail the first counts.
+  void fail_locked(std::uint64_t index, const Status& found) {
+    if (index >= failed) return;
+    failed = index;
+    failure = found;
+  }
+
+  void work() noexcept {
+    try {
+      Scratch& scratch = scratch_of_this_thread();
+      Chunk chunk;
+      while (take(chunk)) {
+        const Status found = handle(chunk, scratch);
+        if (found.ok()) continue;
+        const std::lock_guard<std::mutex> lock(mutex);
+        fail_locked(chunk.index, found);
+      }
+    } catch (...) {
+      const std::lock_guard<std::mutex> lock(mutex);
+      out_of_memory = true;
+    }
+#if defined(__x86_64__)
+    _mm_sfence();  // after non-temporal stores
+#endif
+  }
+
+  Output output_at(const Chunk& chunk, std::size_t offset) const {
+    Output moved = output;
+    moved.out = static_cast<char*>(output.out) + (chunk.index * header.chunk_values + offset) * value_bytes;
+    return moved;
+  }
+
+  Status handle(Chunk& chunk, Scratch& scratch) const {
+    Status status = check_chunk(kernels, header, chunk);
+    if (!status.ok()) return status;
+    ChunkDecoder decoder(kernels, header, shared, chunk, scratch);
+    status = decoder.open();
+    if (!status.ok()) return status;
+    if (!decoder.has_blocks()) return handle_values(chunk, decoder, scratch);
+    return task == Task::kCheckAndAccumulate ? check_and_accumulate(chunk, decoder, scratch) : handle_blocks(chunk, decoder);
+  }
+
+  Status handle_values(const Chunk& chunk, ChunkDecoder& decoder, Scratch& scratch) const {
+    const bool checks = task == Task::kCheck || task == Task::kCheckAndAccumulate;
+    for (int pass = checks ? 0 : 1; pass < (task == Task::kCheck ? 1 : 2); ++pass) {
+      for (std::size_t offset = 0; offset < chunk.count; offset += kBlockValues) {
+        const std::size_t size = chunk.count - offset < kBlockValues ? chunk.count - offset : kBlockValues;
+        const Output nowhere = {Sink::kStore, scratch.escaped, 0.0F, nullptr};
+        decoder.put_values(offset, size, pass == 0 ? nowhere : output_at(chunk, offset));
+      }
+      const Status status = decoder.close();
+      if (!status.ok()) return status;
+    }
+    return {};
+  }
+
+  Status handle_blocks(const Chunk& chunk, ChunkDecoder& decoder) const {
+    Block block = decoder.scratch_block();
+    for (std::size_t offset = 0; offset < chunk.count; offset += kBlockValues) {
+      const std::size_t size = chunk.count - offset < kBlockValues ? chunk.count - offset : kBlockValues;
+      Prefetch prefetch = to_be_added(chunk, offset + size);
+      const Status status = decoder.read(size, block, prefetch);
+      if (!status.ok()) return status;
+      if (task == Task::kCheck) {
+        decoder.check(block, size);
+      } else {
+        decoder.put(block, size, output_at(chunk, offset), prefetch);
+      }
+    }
+    return decoder.close();
+  }
+
+  // The part of the accumulator that the next inner block is added to.
+  Prefetch to_be_added(const Chunk& chunk, std::size_t offset) const {
+    if (output.sink != Sink::kAccumulate || task == Task::kCheck || offset >= chunk.count) return {};
+    const std::size_t size = chunk.count - offset < kBlockValues ? chunk.count - offset : kBlockValues;
+    const char* from = static_cast<const char*>(output_at(chunk, offset).out);
+    return {from, from + size * value_bytes};
+  }
+
+  // All codes into memory of this thread, then all values from there.
+  Status check_and_accumulate(const Chunk& chunk, ChunkDecoder& decoder, Scratch& scratch) const {
+    const std::size_t planes = header.format->is_bytes() ? 1 : static_cast<std::size_t>(header.format->split[0].planes);
+    const std::size_t plane_bytes = kBlockValues + kSlackBytes;
+    const std::size_t stride = planes * plane_bytes + (kMaximumRuns + kSlackBytes) * 3;
+    std::uint8_t* const memory = scratch.chunk_codes.at_least(stride * blocks_of(chunk.count, kBlockValues));
+    const std::uint8_t* escaped[kMaximumBlocks];
+
+    const auto block_at = [&](std::size_t index) {
+      std::uint8_t* const base = memory + index * stride;
+      Block block = {};
+      block.codes = base;
+      for (std::size_t p = 0; p < planes; ++p) block.planes[p] = base + p * plane_bytes;
+      block.steps = reinterpret_cast<std::int16_t*>(base + planes * plane_bytes);
+      block.scales = base + planes * plane_bytes + 2 * (kMaximumRuns + kSlackBytes);
+      return block;
+    };
+    for (std::size_t offset = 0; offset < chunk.count; offset += kBlockValues) {
+      const std::size_t index = offset / kBlockValues;
+      const std::size_t size = chunk.count - offset < kBlockValues ? chunk.count - offset : kBlockValues;
+      Block block = block_at(index);
+      Prefetch prefetch = to_be_added(chunk, offset);
+      const Status status = decoder.read(size, block, prefetch);
+      if (!status.ok()) return status;
+      decoder.check(block, size);
+      escaped[index] = block.escaped;
+    }
+    const Status status = decoder.close();
+    if (!status.ok()) return status;
+    for (std::size_t offset = 0; offset < chunk.count; offset += kBlockValues) {
+      const std::size_t index = offset / kBlockValues;
+      const std::size_t size = chunk.count - offset < kBlockValues ? chunk.count - offset : kBlockValues;
+      Block block = block_at(index);
+      block.escaped = escaped[index];
+      Prefetch none;
+      decoder.put(block, size, output_at(chunk, offset), none);
+    }
+    return {};
+  }
+};
+
+Status run(const Kernels& kernels, const DecodeRequest& request, const Header& header, const SharedBooks& shared, Task task,
+           const Output& output, std::size_t value_bytes) {
+  const std::uint8_t* const end = request.frame + request.frame_bytes;
+  FrameDecoder frame{kernels, header, shared, task, output, value_bytes, end, {}, request.frame + kHeaderBytes};
+  const std::uint64_t chunks = header.chunks();
+  const int threads = chunks < static_cast<std::uint64_t>(request.threads) ? static_cast<int>(chunks) : request.threads;
+  run_on_threads(threads, [](void* context, int) { static_cast<FrameDecoder*>(context)->work(); }, &frame);
+  if (frame.out_of_memory) throw std::bad_alloc();
+  if (!frame.failure.ok()) return frame.failure;
+  if (frame.position != end) return {Fault::kBytesAfter, static_cast<std::uint64_t>(end - frame.position)};
+  return {};
+}
+
+}  // namespace
+
+Status decode_frame(const Kernels& kernels, const DecodeRequest& request, const SharedBooks& shared, const Target& target,
+                    std::uint64_t& values) {
+  Header header;
+  const Status status = read_header(kernels, request.frame, request.frame_bytes, request.limits, header);
+  if (!status.ok()) return status;
+  values = header.values;
+  if (header.values > target.count) return {Fault::kOutputTooSmall, header.values, target.count};
+  if (target.bf16 != nullptr) {
+    return run(kernels, request, header, shared, Task::kDecode, {Sink::kBfloat16, target.bf16, 0.0F, nullptr}, sizeof(std::uint16_t));
+  }
+  const Sink sink = header.values >= kStreamedValues ? Sink::kStream : Sink::kStore;
+  return run(kernels, request, header, shared, Task::kDecode, {sink, target.fp32, 0.0F, nullptr}, sizeof(float));
+}
+
+Status accumulate_frame(const Kernels& kernels, const DecodeRequest& request, const SharedBooks& shared, float* accumulator,
+                        std::size_t accumulator_values, float weight, std::uint64_t& values) {
+  Header header;
+  Status status = read_header(kernels, request.frame, request.frame_bytes, request.limits, header);
+  if (!status.ok()) return status;
+  values = header.values;
+  if (header.values > accumulator_values) return {Fault::kOutputTooSmall, header.values, accumulator_values};
+  const Output output = {Sink::kAccumulate, accumulator, weight, nullptr};
+  if (header.chunks() > 1) {
+    status = run(kernels, request, header, shared, Task::kCheck, output, sizeof(float));
+    if (!status.ok()) return status;
+    return run(kernels, request, header, shared, Task::kAccumulate, output, sizeof(float));
+  }
+  // Bytes after the only chunk are found before anything is added.
+  if (header.chunks() == 1) {
+    const std::uint8_t* position = request.frame + kHeaderBytes;
+    const std::uint8_t* const end = request.frame + request.frame_bytes;
+    Chunk chunk;
+    const Status found = find_chunk(header, 0, position, end, chunk);
+    if (found.ok() && position != end) return {Fault::kBytesAfter, static_cast<std::uint64_t>(end - position)};
+  }
+  return run(kernels, request, header, shared, Task::kCheckAndAccumulate, output, sizeof(float));
+}
+
+Status inspect_frame(const Kernels& kernels, const DecodeRequest& request, Summary& summary) {
+  Status status = read_header(kernels, request.frame, request.frame_bytes, request.limits, summary.header);
+  if (!status.ok()) return status;
+  summary.nonfinite = false;
+  for (std::uint64_t& count : summary.modes) count = 0;
+  const std::uint8_t* position = request.frame + kHeaderBytes;
+  const std::uint8_t* const end = request.frame + request.frame_bytes;
+  const std::uint64_t chunks = summary.header.chunks();
+  for (std::uint64_t index = 0; index < chunks; ++index) {
+    Chunk chunk;
+    status = find_chunk(summary.header, index, position, end, chunk);
+    if (status.ok()) status = check_chunk(kernels, summary.header, chunk);
+    if (!status.ok()) return status;
+    summary.nonfinite |= chunk.nonfinite;
+    ++summary.modes[chunk.mode];
+  }
+  if (position != end) return {Fault::kBytesAfter, static_cast<std::uint64_t>(end - position)};
+  return {};
+}
+
+}  // namespace fsl

@@ -1,0 +1,76 @@
+// A chunk's payload, read inner block by inner block.
+#pragma once
+
+#include "decode.hpp"
+#include "scratch.hpp"
+
+namespace fsl {
+
+// A decoded inner block: codes or rotated byte planes, scales, and where its escaped values stand in the payload.
+struct Block {
+  std::uint8_t* codes;
+  std::uint8_t* planes[kMaximumPlanes];
+  std::uint8_t* scales;
+  std::int16_t* steps;
+  const std::uint8_t* escaped;
+};
+
+class ChunkDecoder {
+ public:
+  ChunkDecoder(const Kernels& kernels, const Header& header, const SharedBooks& shared, const Chunk& chunk, Scratch& scratch)
+      : kernels_(kernels),
+        header_(header),
+        format_(*header.format),
+        shared_(shared),
+        chunk_(chunk),
+        scratch_(scratch),
+        position_(chunk.payload),
+        end_(chunk.payload + chunk.payload_bytes) {}
+
+  // Whether the mode holds inner blocks; the others hold values.
+  bool has_blocks() const { return chunk_.mode == kRawCodes || chunk_.mode == kCoded; }
+
+  // Reads what stands before the inner blocks.
+  Status open();
+
+  // The next inner block (count values).
+  Status read(std::size_t count, Block& block, Prefetch& prefetch);
+
+  // Puts its values; folds what is not finite into what close() checks.
+  void put(const Block& block, std::size_t count, const Output& output, Prefetch& prefetch);
+
+  // The same check without values.
+  void check(const Block& block, std::size_t count);
+
+  // `count` values from `offset` on, of modes without inner blocks.
+  void put_values(std::size_t offset, std::size_t count, const Output& output);
+
+  // Whether everything was read, and the flag told the truth.
+  Status close() const;
+
+  // A block in the scratch of this thread.
+  Block scratch_block() const;
+
+ private:
+  Status read_plane_head(int width, PlanePlan& plane, Book& own);
+  Status read_scales(std::size_t count, Block& block);
+  Status read_symbols(const PlanePlan& plane, std::size_t count, std::uint8_t* symbols, Prefetch& prefetch);
+  Status read_ranks(const PlanePlan& plane, std::size_t count, std::uint8_t* ranks, const std::uint8_t*& listed, std::size_t& escapes,
+                    Prefetch& prefetch);
+  Status read_codes(std::size_t count, std::uint8_t* codes, Prefetch& prefetch);
+  Status read_raw_codes(std::size_t count, Block& block);
+  Status read_escaped(std::size_t count, Block& block);
+  std::size_t left() const { return static_cast<std::size_t>(end_ - position_); }
+
+  const Kernels& kernels_;
+  const Header& header_;
+  const Format& format_;
+  const SharedBooks& shared_;
+  const Chunk& chunk_;
+  Scratch& scratch_;
+  const std::uint8_t* position_;
+  const std::uint8_t* end_;
+  bool saw_nonfinite_ = false;
+};
+
+}  // namespace fsl

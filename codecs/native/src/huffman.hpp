@@ -1,0 +1,16 @@
+// Length-limited Huffman code lengths by package-merge (Larmore and Hirschberg, JACM 1990), with the ties of docs/WIRE.md.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace fsl {
+
+inline constexpr int kLengthLimit = 12;
+inline constexpr int kMaximumLeaves = 257;  // 256 symbols and an escape
+
+// Code lengths of at most 12 bits for `size` symbols (up to 257) that occur `counts` times (each less than 2^22, their sum less than 2^22);
+// 0 for those that do not occur. At least two must occur.
+void code_lengths(const std::uint32_t* counts, int size, std::uint8_t* lengths);
+
+}  // namespace fsl

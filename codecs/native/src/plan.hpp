@@ -1,0 +1,26 @@
+// How a chunk is stored: split, books, raw planes; in integers, from the symbol counts of a sample (docs/WIRE.md).
+#pragma once
+
+#include "book.hpp"
+#include "scratch.hpp"
+
+namespace fsl {
+
+inline constexpr std::size_t kSampledEvery = 16;
+inline constexpr std::size_t kMinimumSampledRun = 128;
+
+// Adds up symbols; the sum over all calls since the last clear_counts() must stay below 2^22.
+void clear_counts(Counts& counts);
+void count_symbols(const std::uint8_t* symbols, std::size_t count, Counts& counts);
+
+struct PlanRequest {
+  const Format& format;
+  const SharedBooks& shared;
+  std::uint64_t values;   // of the chunk
+  std::uint64_t sampled;  // of them counted in scratch.counts: codes of 8 bits in [0], else a plane's symbols each
+};
+
+// The cheapest plan; lives in `scratch` until the next call.
+const ChunkPlan& plan_chunk(const PlanRequest& request, Scratch& scratch);
+
+}  // namespace fsl

@@ -1,0 +1,60 @@
+// The static books, made once from Gaussian and Laplace distributions; part of the wire format (docs/WIRE.md).
+#include <cstdlib>
+
+#include "book.hpp"
+
+namespace fsl {
+namespace {
+
+constexpr int kWidth = 6;
+
+struct Packed {
+  Kind kind;
+  const char* hexadecimal;
+};
+
+// In the order of their numbers, the books of a format together.
+constexpr Packed kPacked[] = {
+    {Kind::kE4m3, "003f0cccccccccccccccccccccbbbbabaa9a99898878776666565545544444435465c8"},
+    {Kind::kE4m3, "003f0cccccccccccccccbcbbbb9aaa99998888777766665555555544444454546676b8"},
+    {Kind::kE5m2, "1e3d0cccccccccbcaa9a887866554434333384"},
+    {Kind::kE5m2, "1c3d0cccccccbcabaa8988676655444433335486"},
+    {Kind::kUniform, "142b0bbc9a7856343333436587a9cb"},
+    {Kind::kUniform, "0e310cccccbc9a89775645333244657688a9bbcccc"},
+    {Kind::kUniform, "1b24098a461253a7"},
+    {Kind::kUniform, "19260ccc8b46125397cb"},
+};
+constexpr int kCount = sizeof(kPacked) / sizeof(kPacked[0]);
+
+std::uint8_t nibble_of(char digit) { return static_cast<std::uint8_t>(digit <= '9' ? digit - '0' : digit - 'a' + 10); }
+
+struct Table {
+  Book books[kCount];
+
+  Table() {
+    for (int number = 0; number < kCount; ++number) {
+      std::uint8_t bytes[kMaximumPackedBytes];
+      std::size_t size = 0;
+      for (const char* digits = kPacked[number].hexadecimal; *digits != '\0'; digits += 2) {
+        bytes[size++] = static_cast<std::uint8_t>(nibble_of(digits[0]) << 4 | nibble_of(digits[1]));
+      }
+      const std::uint8_t* position = bytes;
+      if (!unpack_book(position, bytes + size, kWidth, books[number]).ok()) std::abort();  // the table above is wrong
+    }
+  }
+};
+
+}  // namespace
+
+StaticBooks static_books_of(Kind kind) {
+  static const Table table;
+  StaticBooks found = {nullptr, 0, 0};
+  for (int number = 0; number < kCount; ++number) {
+    if (kPacked[number].kind != kind) continue;
+    if (found.count == 0) found = {&table.books[number], number, 0};
+    ++found.count;
+  }
+  return found;
+}
+
+}  // namespace fsl

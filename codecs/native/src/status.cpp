@@ -1,0 +1,63 @@
+#include "status.hpp"
+
+#include <cinttypes>
+#include <cstdio>
+
+namespace fsl {
+namespace {
+
+// With at most two numbers, in the order of the status.
+const char* pattern_of(Fault fault) {
+  switch (fault) {
+    case Fault::kNone: return "no fault";
+    case Fault::kTooManyBytes: return "frame of %" PRIu64 " bytes, %" PRIu64 " allowed";
+    case Fault::kTooManyValues: return "frame of %" PRIu64 " values, %" PRIu64 " allowed";
+    case Fault::kOutputTooSmall: return "frame of %" PRIu64 " values, the output holds %" PRIu64;
+    case Fault::kNoHeader: return "frame of %" PRIu64 " bytes is shorter than its header";
+    case Fault::kMagic: return "not a codec frame: wrong magic";
+    case Fault::kOtherVersion: return "frame version %" PRIu64 ", this package reads %" PRIu64;
+    case Fault::kHeaderChecksum: return "header checksum does not match";
+    case Fault::kFormat: return "unknown format %" PRIu64 " or reserved bits set";
+    case Fault::kBlockSize: return "block_values is %" PRIu64 ": it must be a power of two from 16 to 1024";
+    case Fault::kChunkSize: return "chunk_values is %" PRIu64 ": it must be a multiple of block_values (%" PRIu64 ") up to 1048576";
+    case Fault::kTooShort: return "frame of %" PRIu64 " bytes cannot hold %" PRIu64 " chunks";
+    case Fault::kHeadCut: return "frame ends inside the head of chunk %" PRIu64;
+    case Fault::kPayloadCut: return "frame ends inside chunk %" PRIu64;
+    case Fault::kChecksum: return "checksum of chunk %" PRIu64 " does not match";
+    case Fault::kHead: return "head of chunk %" PRIu64 " is not valid";
+    case Fault::kBytesAfter: return "%" PRIu64 " bytes after the last chunk";
+    case Fault::kPayloadEnds: return "payload ends too early";
+    case Fault::kBytesLeft: return "%" PRIu64 " bytes too many in a payload";
+    case Fault::kFlaggedCodes: return "chunk %" PRIu64 " announces NaN or infinity but is quantised";
+    case Fault::kRawCodesOfFloat32: return "chunk %" PRIu64 " has raw codes of a lossless format";
+    case Fault::kFlagDisagrees: return "chunk %" PRIu64 " and its flag disagree about NaN and infinity";
+    case Fault::kScaleWidth: return "scales of %" PRIu64 " bits";
+    case Fault::kScaleRange: return "a scale is not from %" PRIu64 " to %" PRIu64;
+    case Fault::kSplit: return "unknown split %" PRIu64;
+    case Fault::kPlaneKind: return "unknown plane kind %" PRIu64;
+    case Fault::kPlaneConstant: return "constant %" PRIu64 " does not fit a plane of %" PRIu64 " bits";
+    case Fault::kBookRange: return "book covers symbols %" PRIu64 " to %" PRIu64 ", which its plane does not have";
+    case Fault::kBookNibbles: return "book has stray or missing nibbles at its ends";
+    case Fault::kBookLeaves: return "%" PRIu64 " codes of up to %" PRIu64 " bits";
+    case Fault::kBookSpace: return "code lengths do not fill the code space exactly";
+    case Fault::kBookUnknown: return "no book %#" PRIx64 " for planes of %" PRIu64 " bits";
+    case Fault::kEscapedSymbol: return "an escaped symbol does not fit a plane of %" PRIu64 " bits";
+  }
+  return "unknown fault";
+}
+
+}  // namespace
+
+void describe(const Status& status, char* text, std::size_t size) {
+#if defined(__GNUC__)
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wformat-nonliteral"
+#endif
+  // The patterns above are all there are, and take the numbers that they name.
+  std::snprintf(text, size, pattern_of(status.fault), status.first, status.second);
+#if defined(__GNUC__)
+#pragma GCC diagnostic pop
+#endif
+}
+
+}  // namespace fsl
