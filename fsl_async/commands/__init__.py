@@ -7,8 +7,10 @@ A command `name` is a click command called `command` in the file `name.py`, and 
 from __future__ import annotations
 
 COMMANDS: dict[str, str] = {
+    "bench": "Measure the codec on this machine, beside its limits and beside others.",
     "demo": "Show a whole run on this machine in under a minute.",
     "init": "Write a commented configuration file.",
+    "plan": "Say what a method would cost: bytes, seconds, memory.",
     "quarantine": "Take an accepted delta out of a stopped run.",
     "sim": "Simulate days of a run in seconds, to plan and to check.",
     "status": "Show what a run does or did, from its directory.",

@@ -1,0 +1,88 @@
+"""`fsl-node plan`: bytes, seconds and memory of a method before anybody runs it."""
+
+from __future__ import annotations
+
+import click
+
+from fsl_async.commands.output import Output
+
+_METHODS = "sl|sl-u|splitfed-v1|splitfed-v2|cse-fsl|fsl-sage|fedavg|pretrain"
+_COUNT = click.IntRange(1, 10**12)
+
+
+@click.command("plan")
+@click.option("--method", required=True, metavar=_METHODS, help="What to train with.")
+@click.option(
+    "--model", required=True, metavar="NAME",
+    help="resnet18-cifar10, resnet18-cifar100, or a built-in GPT: gpt-0.5m ... gpt-1b.",
+)  # fmt: skip
+@click.option("--cut", metavar="WHERE", help="layer1|layer2|layer3, or the block of a GPT.")
+@click.option("--clients", default=10, show_default=True, type=_COUNT)
+@click.option("--batch", default=256, show_default=True, type=_COUNT, help="Samples in a step.")
+@click.option(
+    "--samples-per-client", "samples", default=5000, show_default=True, type=_COUNT,
+    help="Samples of a client in a round; of a GPT windows of its context.",
+)  # fmt: skip
+@click.option(
+    "--upload-every", default=5, show_default=True, type=_COUNT,
+    help="cse-fsl, fsl-sage: steps from one upload to the next.",
+)  # fmt: skip
+@click.option(
+    "--align-every", default=10, show_default=True, type=_COUNT,
+    help="fsl-sage: rounds from one alignment to the next.",
+)  # fmt: skip
+@click.option(
+    "--link", default="100mbit,20ms", show_default=True, metavar="RATE,DELAY",
+    help="Of each client; the delay is one way.",
+)  # fmt: skip
+@click.option(
+    "--format", "number_format", default="", metavar="fp32|bf16|e4m3|e5m2|uniform",
+    help="What crosses the cut, and deltas. [default: bf16; pretrain: e4m3]",
+)  # fmt: skip
+@click.option(
+    "--rounds", default=0, type=click.IntRange(0, 10**12), help="Also the total of so many rounds."
+)
+@click.option(
+    "--as-published", is_flag=True,
+    help="Count as FSL-SAGE's figures do: fp32, no coding, labels and first download free.",
+)  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def command(
+    *,
+    method: str,
+    model: str,
+    cut: str | None,
+    clients: int,
+    batch: int,
+    samples: int,
+    upload_every: int,
+    align_every: int,
+    link: str,
+    number_format: str,
+    rounds: int,
+    as_published: bool,
+    as_json: bool,
+) -> None:
+    """Say what a run would send, how long its links would take, and what a client must hold.
+
+    docs/PLAN.md has the formulas, the two ways of counting, and an example.
+    """
+    from fsl_async.plan.link import parse_link
+    from fsl_async.plan.methods import Workload
+    from fsl_async.plan.report import as_dict, as_text, make_plan
+    from fsl_async.plan.shapes import find_shapes
+
+    plan = make_plan(
+        method=method,
+        shapes=find_shapes(model, cut),
+        work=Workload(clients, batch, samples, upload_every, align_every),
+        link=parse_link(link),
+        number_format=number_format,
+        as_published=as_published,
+    )
+    output = Output(as_json=as_json)
+    if as_json:
+        output.result(as_dict(plan, rounds))
+        return
+    for line in as_text(plan, rounds):
+        output.say(line)

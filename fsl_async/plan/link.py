@@ -1,0 +1,47 @@
+"""Links: "100mbit,20ms" to seconds. Pure.
+
+The rate is that of one client's link, the same both ways, in bits a second with decimal prefixes; the delay is one way, as `tc netem` counts it, so a
+round trip takes twice that.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+
+from attrs import frozen
+
+from fsl_async.errors import UsageError
+
+_RATE = re.compile(r"(\d+(?:\.\d+)?)(bit|kbit|mbit|gbit)", re.IGNORECASE)
+_DELAY = re.compile(r"(\d+(?:\.\d+)?)(us|ms|s)", re.IGNORECASE)
+_BITS = {"bit": 1.0, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
+_SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
+
+
+@frozen
+class LinkSpec:
+    """A client's link: bits a second, and the seconds one way."""
+
+    bits_per_s: float
+    delay_s: float = 0.0
+
+    def seconds(self, size: int, waits: float) -> float:
+        """Time of `size` bytes and of `waits` one-way delays, one after the other."""
+        return 8 * size / self.bits_per_s + waits * self.delay_s
+
+
+def parse_link(text: str) -> LinkSpec:
+    """Read "RATE" or "RATE,DELAY", for example "100mbit,20ms" or "1gbit". Raises UsageError."""
+    rate, _, delay = (part.strip() for part in text.partition(","))
+    found = _RATE.fullmatch(rate)
+    waited = _DELAY.fullmatch(delay or "0s")
+    if found is None or waited is None:
+        raise UsageError(
+            f"--link {text[:80]!r}: write rate and one-way delay like 100mbit,20ms (bit kbit mbit gbit; us ms s)"
+        )
+    bits = float(found[1]) * _BITS[found[2].lower()]
+    seconds = float(waited[1]) * _SECONDS[waited[2].lower()]
+    if not (bits > 0 and math.isfinite(bits) and math.isfinite(seconds)):
+        raise UsageError(f"--link {text[:80]!r}: the rate must be above 0, and both finite")
+    return LinkSpec(bits, seconds)

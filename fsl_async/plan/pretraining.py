@@ -1,0 +1,31 @@
+"""What a client sends and receives in a synchronisation of pretraining (docs/ARCHITECTURE.md). Pure.
+
+A round is a sync: the delta of the whole model goes up and the update comes down, both in the run's format. Version 0 and what a late joiner fetches
+are the whole model in lossless fp32. (The client that comes first sends it up in place of downloading it; the sum is the same.) Source of the method: DiLoCo (Douillard et al., arXiv:2311.08105).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from fsl_async.plan.methods import Category, Direction, Flow, Method, Workload
+from fsl_async.plan.shapes import ModelShapes, Part
+from fsl_async.plan.sizes import Accounting, Kind
+
+WAITS = 5
+"""The call comes down, the delta goes up, the new version is announced, asked for, and comes down."""
+
+
+def _sync(shapes: ModelShapes, _: Workload, count: Accounting) -> tuple[Flow, ...]:
+    size = count.values(shapes.whole.values, Kind.DELTA)
+    return (
+        Flow(Category.FULL_MODEL, Direction.UP, size),
+        Flow(Category.FULL_MODEL, Direction.DOWN, size),
+    )
+
+
+def _whole(shapes: ModelShapes) -> Mapping[Category, Part]:
+    return {Category.FULL_MODEL: shapes.whole}
+
+
+PRETRAIN = Method("pretrain", _sync, _whole, lambda _: WAITS, published=False)

@@ -1,0 +1,215 @@
+"""The answer to one question: a method, a model, a workload, a link. Pure.
+
+    question -> make_plan -> Plan          as_dict: what --json prints; as_text: what people read
+
+Seconds are those of the links alone, each client with a link of its own and the server's never the narrowest: computing comes on top, and what overlaps
+with it costs less. Bytes on the links are the estimated coded ones (in the published accounting nothing is coded).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from attrs import asdict, frozen
+
+from fsl_async.errors import UsageError
+from fsl_async.plan.link import LinkSpec
+from fsl_async.plan.memory import Memory, client_memory, whole_model
+from fsl_async.plan.methods import METHODS, Category, Direction, Flow, Method, Workload
+from fsl_async.plan.pretraining import PRETRAIN
+from fsl_async.plan.shapes import ModelShapes
+from fsl_async.plan.sizes import FORMATS, Accounting, OurAccounting, PublishedAccounting, Size
+
+ALL_METHODS: dict[str, Method] = {**METHODS, PRETRAIN.name: PRETRAIN}
+
+KIB = 1 << 10
+GIB = 1 << 30
+
+
+@frozen
+class Plan:
+    """Bytes, seconds and memory of a run."""
+
+    method: Method
+    shapes: ModelShapes
+    work: Workload
+    link: LinkSpec
+    format: str
+    as_published: bool
+    flows: tuple[Flow, ...]
+    first: tuple[Flow, ...]
+    """What each client downloads before it starts; not part of any round."""
+
+    def total(self, rounds: int) -> dict[tuple[Category, Direction], Size]:
+        """Of all clients in the first `rounds` rounds, by category and direction. A run's ledger has the same payloads."""
+        sums: dict[tuple[Category, Direction], Size] = {}
+        for flow in self.flows:
+            key = flow.category, flow.direction
+            sent = flow.total(rounds).times(self.work.clients)
+            sums[key] = sums.get(key, Size()) + sent
+        return sums
+
+    def total_size(self, rounds: int) -> Size:
+        """Of all clients, categories and directions."""
+        return sum(self.total(rounds).values(), Size())
+
+    @property
+    def first_size(self) -> Size:
+        """All clients' first downloads."""
+        return sum((flow.size for flow in self.first), Size()).times(self.work.clients)
+
+    def mean_coded(self, direction: Direction) -> float:
+        """Bytes of one client and round in that direction, on average over rounds."""
+        return sum(f.size.coded / f.every for f in self.flows if f.direction is direction)
+
+    @property
+    def seconds_per_round(self) -> float:
+        """On the link, on average over rounds; all clients' turns in a relay."""
+        size = sum(self.mean_coded(direction) for direction in Direction)
+        one = self.link.seconds(round(size), self.method.waits(self.work))
+        return one * self.work.clients if self.method.relay else one
+
+    @property
+    def memory(self) -> Memory:
+        """What a client holds."""
+        return client_memory(self.method.name, self.shapes, self.work.batch)
+
+    @property
+    def whole_memory(self) -> Memory:
+        """What training the whole model would take."""
+        return whole_model(self.shapes, self.work.batch)
+
+
+def make_plan(
+    *,
+    method: str,
+    shapes: ModelShapes,
+    work: Workload,
+    link: LinkSpec,
+    number_format: str = "",
+    as_published: bool = False,
+) -> Plan:
+    """Work everything out. An empty format is the method's default: e4m3 for pretraining, bf16 for the others.
+
+    Raises UsageError for a method or format that does not exist, or that has no published accounting.
+    """
+    if method not in ALL_METHODS:
+        raise UsageError(f"--method {method[:80]!r} is unknown; known: {', '.join(ALL_METHODS)}")
+    found = ALL_METHODS[method]
+    count: Accounting
+    if as_published:
+        if not found.published:
+            known = ", ".join(one.name for one in ALL_METHODS.values() if one.published)
+            raise UsageError(f"--as-published: no figures of {method} were published; use {known}")
+        if number_format not in {"", "fp32"}:
+            raise UsageError("--as-published counts in fp32: leave --format out")
+        number_format, count = "fp32", PublishedAccounting()
+    else:
+        number_format = number_format or ("e4m3" if found is PRETRAIN else "bf16")
+        if number_format not in FORMATS:
+            raise UsageError(f"--format {number_format[:80]!r}: use one of {', '.join(FORMATS)}")
+        count = OurAccounting(FORMATS[number_format])
+    first = tuple(
+        Flow(category, Direction.DOWN, count.initial(part))
+        for category, part in found.first(shapes).items()
+    )
+    return Plan(
+        method=found,
+        shapes=shapes,
+        work=work,
+        link=link,
+        format=number_format,
+        as_published=as_published,
+        flows=found.flows(shapes, work, count),
+        first=first,
+    )
+
+
+def as_dict(plan: Plan, rounds: int) -> dict[str, Any]:
+    """The object that `plan --json` prints. Sizes in bytes; means over rounds are fractions of bytes."""
+    total, memory, whole = plan.total_size(rounds), plan.memory, plan.whole_memory
+    return {
+        "method": plan.method.name,
+        "model": plan.shapes.name,
+        "cut": plan.shapes.cut,
+        "format": plan.format,
+        "accounting": "published" if plan.as_published else "ours",
+        **asdict(plan.work),
+        "steps_per_round": plan.work.steps,
+        "per_client_and_round": [_row(flow) for flow in plan.flows],
+        "first_download_per_client": [_row(flow) for flow in plan.first],
+        "up_bytes_per_client_and_round": plan.mean_coded(Direction.UP),
+        "down_bytes_per_client_and_round": plan.mean_coded(Direction.DOWN),
+        "seconds_per_round": plan.seconds_per_round,
+        "client_memory_bytes": {**asdict(memory), "total": memory.total},
+        "whole_model_memory_bytes": {**asdict(whole), "total": whole.total},
+        "rounds": rounds,
+        "first_download_bytes": plan.first_size.coded,
+        "total_payload_bytes": total.payload,
+        "total_bytes": total.coded,
+        "total_gib": total.coded / GIB,
+        "total_seconds": plan.seconds_per_round * rounds,
+    }
+
+
+def _row(flow: Flow) -> dict[str, Any]:
+    return {
+        "category": str(flow.category),
+        "direction": str(flow.direction),
+        "payload_bytes": flow.size.payload,
+        "coded_bytes": flow.size.coded,
+        "every_rounds": flow.every,
+    }
+
+
+def as_text(plan: Plan, rounds: int) -> list[str]:
+    """The lines of a table for people."""
+    work, memory, whole = plan.work, plan.memory, plan.whole_memory
+    total = plan.total_size(rounds)
+    kept = "as published" if plan.as_published else f"{plan.format}; coded sizes are estimates"
+    where = "" if plan.method is PRETRAIN else f" cut at {plan.shapes.cut}"
+    share = f"{memory.total / whole.total:.0%}"
+    lines = [
+        f"{plan.method.name}, {plan.shapes.name}{where}, {work.clients} clients; each {work.samples:,} samples in batches of {work.batch}",
+        f"({kept})",
+        "",
+        f"{'each client and round':24}{'direction':>10}{'payload':>13}{'coded':>13}",
+    ]
+    lines += [_line(flow) for flow in plan.flows]
+    up, down = (plan.mean_coded(direction) for direction in Direction)
+    lines += [
+        f"{'sum, on average':24}{'up':>10}{'':13}{readable(up):>13}",
+        f"{'':24}{'down':>10}{'':13}{readable(down):>13}",
+        "",
+        *(_line(flow, "first: ") for flow in plan.first),
+        "",
+        f"{'seconds a round':24}{plan.seconds_per_round:>10,.2f}  on the link; computing comes on top",
+        f"{'client memory':24}{readable(memory.total):>10}  {share} of the whole model's {readable(whole.total)}:",
+        *(
+            f"{'  ' + name:24}{readable(size):>10}  {readable(asdict(whole)[name]):>10}"
+            for name, size in asdict(memory).items()
+        ),
+    ]
+    if rounds:
+        lines += [
+            "",
+            f"{'total of all clients':24}{total.coded / GIB:>10,.2f} GiB in {rounds:,} rounds; {total.payload / GIB:,.2f} GiB before coding",
+            f"{'':24}{plan.first_size.coded / GIB:>10,.2f} GiB before the first round",
+            f"{'':24}{plan.seconds_per_round * rounds / 3600:>10,.2f} h on the link",
+        ]
+    return lines
+
+
+def _line(flow: Flow, before: str = "") -> str:
+    often = f"  every {flow.every} rounds" if flow.every > 1 else ""
+    sizes = f"{readable(flow.size.payload):>13}{readable(flow.size.coded):>13}"
+    return f"{before + flow.category:24}{flow.direction:>10}{sizes}{often}"
+
+
+def readable(size: float) -> str:
+    """Bytes with a binary prefix, three digits or more."""
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if size < KIB or unit == "TiB":
+            return f"{size:,.0f} B" if unit == "B" else f"{size:,.2f} {unit}"
+        size /= KIB
+    raise AssertionError

@@ -1,0 +1,197 @@
+"""Shapes of models that are cut in two: how many values each half has, keeps and passes on. Pure.
+
+A method's bytes and memory depend on a model only through these numbers. Built in are ResNet-18 for 32x32 images, cut as in
+FSL-SAGE (Nair et al., ICML 2025, arXiv:2505.23182: 7x7 stem with stride 2, max pooling, client up to layer 2), and the
+presets of the built-in GPT, cut behind a block. `find_shapes` is the seam for any other model.
+
+What is counted as kept for the backward pass (`activations`), in fp32 values:
+  * ResNet: each convolution keeps its input and each batch norm its own, so twice every convolution's output, and once that of a
+    shortcut, whose norm's output nobody keeps.
+  * GPT: 21 times the width for each token and block, and one value a head: both norms' inputs and statistics, the inputs of the
+    four linear layers, rotated queries and keys, values, and the squared ReLU's two steps. That is what torch saves.
+"""
+
+from __future__ import annotations
+
+from attrs import evolve, frozen
+
+from fsl_async.errors import UsageError
+from fsl_async.presets import SIZES, Sizes
+
+RESNETS = {"resnet18-cifar10": 10, "resnet18-cifar100": 100}
+"""Names and numbers of classes."""
+RESNET_CUTS = ("layer1", "layer2", "layer3")
+RESNET_DEFAULT_CUT = "layer2"
+_RESNET_WIDTHS = (64, 128, 256, 512)
+_RESNET_SIDES = (8, 4, 2, 1)
+_RESNET_IMAGE_VALUES = 3 * 32 * 32
+
+GPT_VOCABULARY = 256
+GPT_DEFAULT_CUT = "1"
+_KEPT_WIDTHS_OF_A_BLOCK = 21
+
+
+@frozen
+class Part:
+    """A piece of a model, in values.
+
+    `parameters` are trained; `buffers` are exchanged but not trained (running means); `counters` are 64-bit integers that our
+    wire leaves out and published figures count; `activations` is what a sample leaves behind for the backward pass.
+    """
+
+    parameters: int = 0
+    buffers: int = 0
+    counters: int = 0
+    activations: int = 0
+
+    def __add__(self, other: Part) -> Part:
+        return Part(
+            self.parameters + other.parameters,
+            self.buffers + other.buffers,
+            self.counters + other.counters,
+            self.activations + other.activations,
+        )
+
+    @property
+    def values(self) -> int:
+        """What is sent when the piece is: parameters and buffers, fp32."""
+        return self.parameters + self.buffers
+
+
+@frozen
+class ModelShapes:
+    """A model cut in two, and in three for labels that stay at home.
+
+    client, server: the halves, as most methods have them; `whole` is the model in one piece (with tied weights less than the sum).
+    auxiliary: the small model that stands in for the server's half at the client.
+    tail: what of the server's half moves to the client when labels stay there (U-shaped).
+    cut_values, tail_values: values that one sample sends over the first and the second cut.
+    label_bytes: what one sample's labels take on the wire.
+    """
+
+    name: str
+    cut: str
+    client: Part
+    server: Part
+    whole: Part
+    auxiliary: Part
+    tail: Part
+    cut_values: int
+    tail_values: int
+    label_bytes: int
+
+
+def find_shapes(model: str, cut: str | None = None) -> ModelShapes:
+    """Shapes of `model`, a built-in name, cut at `cut` or at its default.
+
+    The seam for other models: whoever can cut a module (`fsl_async.learn.split`) fills in a `ModelShapes` from the halves' tensors, and
+    everything in this package works with it. Raises UsageError with the names, or the cuts, that exist.
+    """
+    if model in RESNETS:
+        return resnet18(model, RESNETS[model], cut or RESNET_DEFAULT_CUT)
+    preset = model.removeprefix("gpt-")
+    if preset in SIZES:
+        return gpt(f"gpt-{preset}", SIZES[preset], cut or GPT_DEFAULT_CUT)
+    known = ", ".join([*RESNETS, *(f"gpt-{name}" for name in SIZES)])
+    raise UsageError(f"--model {model[:80]!r} is unknown; known: {known}")
+
+
+def label_width(classes: int) -> int:
+    """Bytes of one label: the smallest unsigned integer (1, 2 or 4 bytes) that holds every class."""
+    return 1 if classes <= 1 << 8 else 2 if classes <= 1 << 16 else 4
+
+
+def resnet18(name: str, classes: int, cut: str) -> ModelShapes:
+    """ResNet-18 (He et al., arXiv:1512.03385) on 3x32x32 images, cut behind a stage; the auxiliary model is the next stage and a head."""
+    if cut not in RESNET_CUTS:
+        raise UsageError(
+            f"--cut {cut[:80]!r} does not exist in {name}; cuts: {', '.join(RESNET_CUTS)}"
+        )
+    index = RESNET_CUTS.index(cut) + 1
+    stages = [_stage(number) for number in range(4)]
+    client = _sum(_stem(), *stages[:index])
+    tail = _head(_RESNET_WIDTHS[3], classes)
+    server = _sum(*stages[index:], tail)
+    return ModelShapes(
+        name=name,
+        cut=cut,
+        client=client,
+        server=server,
+        whole=client + server,
+        auxiliary=stages[index] + _head(_RESNET_WIDTHS[index], classes),
+        tail=tail,
+        cut_values=_RESNET_WIDTHS[index - 1] * _RESNET_SIDES[index - 1] ** 2,
+        tail_values=_RESNET_WIDTHS[3],
+        label_bytes=label_width(classes),
+    )
+
+
+def gpt(name: str, sizes: Sizes, cut: str) -> ModelShapes:
+    """The built-in GPT, cut behind block `cut`; a sample is a window of `context` tokens, its labels the next bytes.
+
+    The whole model ties its head to the embedding; cut in two, the embedding is at the client and the head, a matrix of its own, at the server. The
+    auxiliary model is one block, the norm and a head of its own.
+    """
+    if not (cut.isascii() and cut.isdecimal() and 1 <= int(cut[:9]) < sizes.layers):
+        blocks = f"1 to {sizes.layers - 1}" if sizes.layers > 2 else "1"
+        raise UsageError(
+            f"--cut {cut[:80]!r} does not exist in {name}; cuts: behind block {blocks}"
+        )
+    before = int(cut)
+    width, tokens = sizes.width, sizes.context
+    block = Part(
+        parameters=12 * width * width + 2 * width,
+        activations=tokens * (_KEPT_WIDTHS_OF_A_BLOCK * width + sizes.heads),
+    )
+    embedding = Part(parameters=GPT_VOCABULARY * width)
+    norm = Part(parameters=width, activations=tokens * (2 * width + GPT_VOCABULARY))
+    head = embedding + norm
+    client = _sum(embedding, *[block] * before)
+    server = _sum(*[block] * (sizes.layers - before), head)
+    return ModelShapes(
+        name=name,
+        cut=cut,
+        client=client,
+        server=server,
+        whole=_sum(head, *[block] * sizes.layers),
+        auxiliary=block + head,
+        tail=head,
+        cut_values=tokens * width,
+        tail_values=tokens * width,
+        label_bytes=tokens * label_width(GPT_VOCABULARY),
+    )
+
+
+def _sum(*parts: Part) -> Part:
+    return sum(parts, Part())
+
+
+def _convolution(kernel: int, inputs: int, outputs: int, side: int, *, kept: int = 2) -> Part:
+    """A convolution without bias and its batch norm; the output is outputs x side x side."""
+    return Part(
+        parameters=kernel * kernel * inputs * outputs + 2 * outputs,
+        buffers=2 * outputs,
+        counters=1,
+        activations=kept * outputs * side * side,
+    )
+
+
+def _stem() -> Part:
+    """7x7 with stride 2 (3x32x32 to 64x16x16), then 3x3 max pooling with stride 2, which keeps 64-bit indices and its output."""
+    first = _convolution(7, 3, _RESNET_WIDTHS[0], 16)
+    pooled = 3 * _RESNET_WIDTHS[0] * _RESNET_SIDES[0] ** 2
+    return evolve(first, activations=first.activations + _RESNET_IMAGE_VALUES + pooled)
+
+
+def _stage(number: int) -> Part:
+    """Two basic blocks; all but the first stage halve the image, with a 1x1 convolution in the shortcut."""
+    outputs, side = _RESNET_WIDTHS[number], _RESNET_SIDES[number]
+    inputs = _RESNET_WIDTHS[max(number - 1, 0)]
+    later = _convolution(3, outputs, outputs, side)
+    stage = _convolution(3, inputs, outputs, side) + later + later + later
+    return stage if number == 0 else stage + _convolution(1, inputs, outputs, side, kept=1)
+
+
+def _head(inputs: int, classes: int) -> Part:
+    """Mean over the image, then a linear layer and log-softmax."""
+    return Part(parameters=(inputs + 1) * classes, activations=inputs + classes)

@@ -1,0 +1,307 @@
+"""The planner's arithmetic: published figures, both ways of counting, links, memory, and what is said of mistakes."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fsl_async import cli
+from fsl_async.errors import UsageError
+from fsl_async.plan.link import LinkSpec, parse_link
+from fsl_async.plan.memory import client_memory, whole_model
+from fsl_async.plan.methods import METHODS, Category, Direction, Workload
+from fsl_async.plan.report import ALL_METHODS, GIB, as_dict, as_text, make_plan, readable
+from fsl_async.plan.shapes import RESNET_CUTS, find_shapes
+from fsl_async.plan.sizes import FORMATS, Kind
+
+# FSL-SAGE (ICML 2025, arXiv:2505.23182), communication to 81 % on CIFAR-10 and to 50 % on CIFAR-100, in GiB; rounds as
+# implied. None: not reached before the budget of 200 GiB was spent.
+PUBLISHED = [
+    ("resnet18-cifar10", "fsl-sage", 89, "12.20"),
+    ("resnet18-cifar10", "cse-fsl", 91, "26.02"),
+    ("resnet18-cifar10", "splitfed-v1", 74, "60.23"),
+    ("resnet18-cifar10", "fedavg", 84, "70.04"),
+    ("resnet18-cifar10", "splitfed-v2", 134, "109.07"),
+    ("resnet18-cifar100", "fsl-sage", 98, "13.45"),
+    ("resnet18-cifar100", "cse-fsl", 91, "26.18"),
+    ("resnet18-cifar100", "splitfed-v1", 59, "48.02"),
+    ("resnet18-cifar100", "fedavg", None, "not reached"),
+    ("resnet18-cifar100", "splitfed-v2", None, "not reached"),
+]
+BUDGET_GIB = 200
+PUBLISHED_SETUP = Workload(clients=10, batch=256, samples=5000, upload_every=5, align_every=10)
+SMALL = Workload(clients=3, batch=4, samples=18, upload_every=2, align_every=3)
+LINK = LinkSpec(1e6, 0.5)
+
+
+def plan(method, model="gpt-0.5m", work=SMALL, **how):
+    return make_plan(method=method, shapes=find_shapes(model), work=work, link=LINK, **how)
+
+
+def payloads(flows):
+    return {(str(f.category), str(f.direction)): f.size.payload for f in flows}
+
+
+@pytest.mark.parametrize(("model", "method", "rounds", "figure"), PUBLISHED)
+def test_the_published_figures_come_out_to_two_decimals(model, method, rounds, figure):
+    """Ten figures that others measured: a formula, a shape or a schedule that is off moves at least one of them."""
+    made = plan(method, model, PUBLISHED_SETUP, as_published=True)
+    if rounds is None:
+        # no rounds are known; what follows from the shapes is how many the budget pays for
+        whole_rounds = {"fedavg": 238, "splitfed-v2": 245}[method]
+        before, after = (made.total_size(n).coded / GIB for n in (whole_rounds, whole_rounds + 1))
+        assert before < BUDGET_GIB < after
+        return
+    spent = made.total_size(rounds).coded / GIB
+    assert f"{spent:.2f}" == figure
+    assert spent < BUDGET_GIB
+
+
+def test_the_published_sizes_of_the_halves():
+    """The figures above stand on these three numbers, counters included."""
+    found = find_shapes("resnet18-cifar10")
+    sizes = [4 * p.values + 8 * p.counters for p in (found.client, found.server, found.auxiliary)]
+    assert sizes == [2_740_048, 42_025_080, 8_419_408]
+    assert found.cut_values == 2048
+
+
+def test_what_our_accounting_counts_and_the_published_one_does_not():
+    """The two differ in labels, counters and the first download only, so that neither can be taken for the other."""
+    ours = plan("cse-fsl", "resnet18-cifar10", PUBLISHED_SETUP, number_format="fp32")
+    theirs = plan("cse-fsl", "resnet18-cifar10", PUBLISHED_SETUP, as_published=True)
+    a, b = payloads(ours.flows), payloads(theirs.flows)
+    assert a.pop(("labels", "up")) == 4 * 256
+    assert b.pop(("labels", "up")) == 0
+    assert a["activations", "up"] == b["activations", "up"] == 4 * 256 * 8192
+    found = ours.shapes
+    for key, part in (("client model", found.client), ("auxiliary", found.auxiliary)):
+        for way in ("up", "down"):
+            assert b[key, way] - a[key, way] == 8 * part.counters > 0
+    assert ours.first_size.payload == 10 * 4 * (found.client.values + found.auxiliary.values)
+    assert theirs.first_size.payload == 0
+
+
+@pytest.mark.parametrize("method", ["sl", "splitfed-v1", "splitfed-v2"])
+def test_methods_that_exchange_every_sample(method):
+    """Each sample crosses the cut once in each direction, and the client's half goes up and comes down."""
+    made = plan(method, number_format="fp32")
+    found = made.shapes
+    half = 4 * found.client.values
+    assert payloads(made.flows) == {
+        ("activations", "up"): 18 * found.cut_values * 4,
+        ("labels", "up"): 18 * 128,
+        ("gradients", "down"): 18 * found.cut_values * 4,
+        ("client model", "up"): half,
+        ("client model", "down"): half,
+    }
+    # a relay's first download is that of its first turn
+    assert payloads(made.first) == ({} if method == "sl" else {("client model", "down"): half})
+
+
+def test_u_shaped_sends_no_labels_and_crosses_four_times():
+    """The point of it is that labels stay at home; the price is a second cut, and the tail moves with the half."""
+    made = plan("sl-u", "resnet18-cifar10", number_format="fp32")
+    found = made.shapes
+    moved = 4 * (found.client.values + found.tail.values)
+    assert payloads(made.flows) == {
+        ("activations", "up"): 18 * found.cut_values * 4,
+        ("gradients", "up"): 18 * found.tail_values * 4,
+        ("activations", "down"): 18 * found.tail_values * 4,
+        ("gradients", "down"): 18 * found.cut_values * 4,
+        ("client model", "up"): moved,
+        ("client model", "down"): moved,
+    }
+
+
+def test_methods_with_an_auxiliary_model():
+    """FSL-SAGE saves what CSE-FSL sends of the auxiliary model: nothing up, and down only every third round."""
+    # 18 samples in batches of 4 are 5 steps; steps 0, 2 and 4 upload, the last of them 2 samples
+    uploaded = 10
+    cse, sage = plan("cse-fsl", number_format="fp32"), plan("fsl-sage", number_format="fp32")
+    found = cse.shapes
+    auxiliary, half = 4 * found.auxiliary.values, 4 * found.client.values
+    common = {
+        ("activations", "up"): uploaded * found.cut_values * 4,
+        ("labels", "up"): uploaded * 128,
+        ("client model", "up"): half,
+        ("client model", "down"): half,
+    }
+    both = {("auxiliary", "up"): auxiliary, ("auxiliary", "down"): auxiliary}
+    assert payloads(cse.flows) == {**common, **both}
+    assert payloads(sage.flows) == {**common, ("auxiliary", "down"): auxiliary}
+    aligned = Category.AUXILIARY, Direction.DOWN
+    counts = [sage.total(rounds)[aligned].payload // auxiliary // 3 for rounds in range(8)]
+    assert counts == [0, 1, 1, 1, 2, 2, 2, 3]
+    assert cse.total(4)[aligned].payload == 4 * 3 * auxiliary
+
+
+def test_whole_models():
+    """FedAvg averages the two halves; pretraining sends deltas of the one model, and fp32 only at first."""
+    fedavg, pretrain = plan("fedavg"), plan("pretrain")
+    found = fedavg.shapes
+    halves = 4 * (found.client.values + found.server.values)
+    assert payloads(fedavg.flows) == {("full model", "up"): halves, ("full model", "down"): halves}
+    size = FORMATS["e4m3"].payload(found.whole.values)
+    assert payloads(pretrain.flows) == {("full model", "up"): size, ("full model", "down"): size}
+    assert pretrain.format == "e4m3"
+    assert payloads(pretrain.first) == {("full model", "down"): 4 * found.whole.values}
+
+
+@given(st.integers(1, 500), st.integers(1, 40), st.integers(1, 30))
+def test_uploaded_samples_are_those_of_every_qth_batch(samples, batch, every):
+    """Short last batches are where a formula and a run disagree first."""
+    work = Workload(1, batch, samples, every)
+    batches = [min(batch, samples - start) for start in range(0, samples, batch)]
+    assert work.steps == len(batches)
+    assert work.uploaded_samples == sum(batches[::every])
+
+
+def test_formats_state_payload_exactly_and_never_estimate_more_than_it():
+    """fp32 and bf16 payloads are compared with ledgers to the byte; an estimate above raw codes would be nonsense."""
+    expected = {"fp32": 4000, "bf16": 2000, "e4m3": 1008, "e5m2": 1008, "uniform": 1010}
+    for name, one in FORMATS.items():
+        assert one.payload(1000) == expected[name]
+        assert all(0 < one.coded(10**6, kind) < one.payload(10**6) for kind in Kind)
+
+
+def test_seconds_add_transfer_and_delays_and_a_relay_takes_turns():
+    """Long links are why the aux-model methods exist: the planner must show round trips."""
+    split, relay, lazy = plan("splitfed-v1"), plan("sl"), plan("fsl-sage")
+    sent = sum(f.size.coded for f in split.flows)
+    assert split.seconds_per_round == pytest.approx(8 * sent / 1e6 + (2 + 2 * 5) * 0.5)
+    assert relay.seconds_per_round == pytest.approx(3 * split.seconds_per_round)
+    up, down = lazy.mean_coded(Direction.UP), lazy.mean_coded(Direction.DOWN)
+    waits = 2 + 2 / 3
+    assert lazy.seconds_per_round == pytest.approx(8 * (up + down) / 1e6 + waits * 0.5, rel=1e-4)
+
+
+def test_links_are_read():
+    """Rate and delay in the units people have, with or without a delay."""
+    assert parse_link("100mbit,20ms") == LinkSpec(1e8, 0.02)
+    assert parse_link("1.5Gbit") == LinkSpec(1.5e9, 0.0)
+    assert parse_link("64kbit, 2s") == LinkSpec(64e3, 2.0)
+    assert parse_link("9600bit,500us").delay_s == pytest.approx(5e-4)
+    for wrong in (
+        "",
+        "fast",
+        "100",
+        "100mbit,20",
+        "0mbit",
+        "-1mbit",
+        "1mbit,1ms,2",
+        "9" * 400 + "mbit",
+    ):
+        with pytest.raises(UsageError, match="--link"):
+            parse_link(wrong)
+
+
+def test_memory_follows_the_stated_rule():
+    """Worked out by hand for one method of each kind."""
+    found = find_shapes("gpt-0.5m")
+    batch = 7
+    own = client_memory("splitfed-v1", found, batch)
+    assert own.weights == own.gradients == 4 * found.client.parameters
+    assert own.optimiser == 8 * found.client.parameters
+    assert own.activations == 4 * 7 * (found.client.activations + 2 * found.cut_values)
+    sage, cse = (client_memory(method, found, batch) for method in ("fsl-sage", "cse-fsl"))
+    assert sage.weights == cse.weights == own.weights + 4 * found.auxiliary.values
+    assert sage.activations == cse.activations == own.activations + 28 * found.auxiliary.activations
+    assert (sage.gradients, sage.optimiser) == (own.gradients, own.optimiser)
+    assert cse.optimiser == own.optimiser + 8 * found.auxiliary.parameters
+    tailed = client_memory("sl-u", found, batch)
+    assert tailed.gradients == 4 * (found.client.parameters + found.tail.parameters)
+    assert client_memory("pretrain", found, batch) == whole_model(found, batch)
+    assert own.total < whole_model(found, batch).total
+    assert sum((own.weights, own.gradients, own.optimiser, own.activations)) == own.total
+
+
+@pytest.mark.parametrize("method", ALL_METHODS)
+def test_each_method_prints_both_ways(method, capsys):
+    """What people read and what programs read come from the same plan."""
+    line = ["plan", "--method", method, "--model", "gpt-0.5m", "--clients", "3", "--rounds", "4"]
+    assert cli.main(line) == 0
+    text = capsys.readouterr().out
+    assert "total of all clients" in text
+    assert cli.main([*line, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["method"] == method
+    made = make_plan(
+        method=method,
+        shapes=find_shapes("gpt-0.5m"),
+        work=Workload(3, 256, 5000, 5, 10),
+        link=parse_link("100mbit,20ms"),
+    )
+    assert found == json.loads(json.dumps(as_dict(made, 4)))
+    assert text.splitlines() == as_text(made, 4)
+    assert found["total_payload_bytes"] == sum(size.payload for size in made.total(4).values())
+    assert made.total_size(4) == sum(made.total(4).values(), start=type(made.total_size(0))())
+    assert found["client_memory_bytes"]["total"] == made.memory.total
+
+
+def test_a_figure_as_a_user_asks_for_it(capsys):
+    """The published setup is the command's default, so that anybody can check a figure with one line."""
+    line = "plan --method fsl-sage --model resnet18-cifar10 --as-published --rounds 89 --json"
+    assert cli.main(line.split()) == 0
+    assert round(json.loads(capsys.readouterr().out)["total_gib"], 3) == 12.201
+
+
+MISTAKES = [
+    (
+        "--model resnet18-cifar10 --method fedprox",
+        "--method 'fedprox' is unknown; known: sl, sl-u,",
+    ),
+    ("--model x --method sl", "--model 'x' is unknown; known: resnet18-cifar10, resnet18-cifar100"),
+    (
+        "--model gpt-1m --method sl --cut 5",
+        "--cut '5' does not exist in gpt-1m; cuts: behind block 1 to 4",
+    ),
+    ("--model 1m --method sl --cut x", "--cut 'x' does not exist in gpt-1m"),
+    (
+        "--model resnet18-cifar10 --method sl --cut layer4",
+        "--cut 'layer4' does not exist in resnet18-cifar10; cuts: layer1, layer2, layer3",
+    ),
+    (
+        "--model 1m --method sl --format fp8",
+        "--format 'fp8': use one of fp32, bf16, e4m3, e5m2, uniform",
+    ),
+    (
+        "--model 1m --method sl --link 3",
+        "--link '3': write rate and one-way delay like 100mbit,20ms",
+    ),
+    (
+        "--model 1m --method sl --as-published",
+        "--as-published: no figures of sl were published; use split",
+    ),
+    ("--model 1m --method fedavg --as-published --format bf16", "--as-published counts in fp32"),
+    ("--model 1m --method sl --batch 0", "invalid value for '--batch'"),
+]
+
+
+@pytest.mark.parametrize(("line", "message"), MISTAKES)
+def test_every_mistake_is_one_line_and_exit_code_2(capsys, line, message):
+    """Bad input is answered with what would have been good input."""
+    assert cli.main(["plan", *line.split()]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith(f"error: {message}")
+    assert err.count("\n") == 1
+
+
+def test_a_workload_made_in_python_is_checked_too():
+    """Other rooms build workloads from configurations, past the command line's checks."""
+    with pytest.raises(UsageError, match="align_every is 0"):
+        Workload(1, 1, 1, 1, 0)
+
+
+def test_sizes_are_readable():
+    """From bytes to tebibytes, and beyond the last unit."""
+    shown = [readable(size) for size in (0, 1023, 1024, 5 << 20, 3 << 50)]
+    assert shown == ["0 B", "1,023 B", "1.00 KiB", "5.00 MiB", "3,072.00 TiB"]
+
+
+def test_methods_of_the_reference_have_its_accounting():
+    """--as-published must offer the five that were published and no others."""
+    published = {name for name, one in METHODS.items() if one.published}
+    assert published == {"splitfed-v1", "splitfed-v2", "cse-fsl", "fsl-sage", "fedavg"}
+    assert find_shapes("resnet18-cifar100").cut in RESNET_CUTS
