@@ -63,3 +63,11 @@ def test_loop_lag_measures_beside_training():
     (row,) = rows_of("loop_lag.py", "--smoke")
     assert row["steps"] > 0
     assert row["lag_max_ms"] >= row["lag_median_ms"] >= 0
+
+
+@pytest.mark.slow
+def test_cut_bits_measures_every_format_at_every_cut():
+    """The planner's constants come from it."""
+    rows = rows_of("cut_bits.py", "--steps", "1", "--batch", "1")
+    assert len(rows) == 3 * 3 * 5
+    assert all(0 < row["bits_per_value"] < 33 for row in rows)
