@@ -40,6 +40,7 @@ from quality_tables import Tables
 
 from fsl_async.events import Attached, DeltaKey, Event, Snapshotted
 from fsl_async.learn import pretrain
+from fsl_async.learn.delta_coder import DeltaCoder
 from fsl_async.learn.fed import Fed, LocalFed, Place
 from fsl_async.learn.gpt import GPT
 from fsl_async.learn.learner import Learner
@@ -47,7 +48,6 @@ from fsl_async.learn.outer import OuterSettings
 from fsl_async.learn.records import DeltaMeta, MergedDelta, StoreSettings
 from fsl_async.learn.store import Store
 from fsl_async.learn.weighting import Contribution, weighting_named
-from fsl_codecs import CodecSpec
 
 RESULTS = Path(__file__).parent / "results" / "quality.jsonl"
 DOCS = Path(__file__).parents[1] / "docs" / "BENCHMARKS.md"
@@ -131,7 +131,7 @@ class Client:
     def __init__(self, index: int, spec: Spec, server: Server) -> None:
         self.name = f"client-{index}"
         self.every = spec.steps_per_round[index]
-        self.learner = Learner(CodecSpec(format=spec.format), self._take)
+        self.learner = Learner(DeltaCoder(spec.codec, feedback=spec.feedback_up), self._take)
         self.model: torch.nn.Module | None = None
         self.sequence = 0
         self.taken: Snapshotted | None = None
@@ -190,7 +190,7 @@ class Server:
         outer_settings = OuterSettings(name, rate, momentum)  # type: ignore[arg-type]
         settings = StoreSettings(
             keep_versions=1,
-            codec_down=CodecSpec(format=spec.format),
+            codec_down=spec.codec,
             outer=outer_settings,
         )
         self.store = Store(run_dir, settings)

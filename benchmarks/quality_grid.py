@@ -10,6 +10,8 @@ from typing import Any
 import attrs
 from attrs import frozen
 
+from fsl_codecs import CodecSpec
+
 BUDGET_STEPS = 800
 """Steps of BATCH sequences in all, split over the clients. Divisible by 4 clients x 100 steps."""
 BATCH = 4
@@ -33,6 +35,13 @@ class Spec:
     preset: str = "0.5m"
     outer_momentum: float = 0.9
     sharding: str = "disjoint"
+    fineness: int = 14
+    feedback_up: bool = False
+
+    @property
+    def codec(self) -> CodecSpec:
+        """How weights travel, both ways."""
+        return CodecSpec(format=self.format, fineness=self.fineness)
 
     @property
     def clients(self) -> int:
@@ -66,7 +75,7 @@ def alone(seed: int, *, times_batch: int = 1, rate: float = LEARNING_RATE) -> Sp
     )
 
 
-FORMATS = ("fp32", "bf16", "e4m3")
+FORMATS = ("fp32", "bf16", "e4m3", "uniform")
 PERIODS = (20, 50, 100)
 COUNTS = (2, 4)
 INNER_RATES = (1e-3, 2e-3, 4e-3)
@@ -81,6 +90,19 @@ OUTER: tuple[tuple[int, str, dict[str, Any]], ...] = (
     (1, "Nesterov 0.9, rate 0.7", {}),
     (1, "averaging", {"optimizer": "average"}),
 )
+COARSE: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("e4m3", {"format": "e4m3"}),
+    ("e4m3, feedback up", {"format": "e4m3", "feedback_up": True}),
+    ("uniform, step 2^-3.5 rms", {"format": "uniform"}),
+    ("uniform, step 2^-3.5 rms, feedback up", {"format": "uniform", "feedback_up": True}),
+    ("uniform, step 2^-2 rms", {"format": "uniform", "fineness": 8}),
+    (
+        "uniform, step 2^-2 rms, feedback up",
+        {"format": "uniform", "fineness": 8, "feedback_up": True},
+    ),
+    ("uniform, step 1 rms", {"format": "uniform", "fineness": 0}),
+    ("uniform, step 1 rms, feedback up", {"format": "uniform", "fineness": 0, "feedback_up": True}),
+)
 WEIGHTINGS = ("tokens", "uniform", "fednova")
 UNEQUAL = (100, 50, 25, 25)
 
@@ -88,6 +110,11 @@ UNEQUAL = (100, 50, 25, 25)
 def outer(clients: int, changed: Mapping[str, Any], seed: int) -> Spec:
     """50 steps, fp32, with something changed."""
     return attrs.evolve(equal(clients, 50, "fp32", seed), **changed)
+
+
+def coarse(changed: Mapping[str, Any], seed: int) -> Spec:
+    """Two clients, 20 steps, with another format."""
+    return attrs.evolve(equal(2, 20, "e4m3", seed), **changed)
 
 
 def unequal(weighting: str, seed: int) -> Spec:
@@ -105,6 +132,7 @@ def grid(seeds: tuple[int, ...]) -> Iterator[Spec]:
     for seed in seeds:
         wanted += [outer(count, changed, seed) for count, _, changed in OUTER]
         wanted += [unequal(name, seed) for name in WEIGHTINGS]
+        wanted += [coarse(changed, seed) for _, changed in COARSE]
         wanted += [alone(seed, times_batch=count) for count in COUNTS]
     for spec in wanted:
         if spec.key not in seen:

@@ -8,6 +8,7 @@ from typing import Any
 
 from quality_grid import (
     BUDGET_STEPS,
+    COARSE,
     COUNTS,
     FORMATS,
     INNER_RATES,
@@ -17,6 +18,7 @@ from quality_grid import (
     WEIGHTINGS,
     Spec,
     alone,
+    coarse,
     equal,
     outer,
     unequal,
@@ -93,6 +95,14 @@ class Tables:
             self.line(["equal speed, 50 steps"], [equal(4, 50, "e4m3", s) for s in self.seeds]),
         ]
         parts += [self.line([n], [unequal(n, s) for s in self.seeds]) for n in WEIGHTINGS]
+        parts += [
+            "\n### Coarser formats and error feedback (2 clients, 20 steps)\n",
+            self.head(["format"]),
+        ]
+        parts += [
+            self.line([label], [coarse(changed, seed) for seed in self.seeds])
+            for label, changed in COARSE
+        ]
         parts += [
             "\n### Inner learning rate, alone, seed 0\n",
             "| rate | loss |",

@@ -45,7 +45,6 @@ from fsl_async.shells.wire import Welcome
 from fsl_async.stopper import Stopper
 from fsl_async.threads import VARIABLE as OMP_THREADS
 from fsl_async.threads import threads_here
-from fsl_codecs import CodecSpec
 from fsl_transport.loop import run as run_loop
 from fsl_transport.zmq_link import ZmqDialer
 
@@ -269,9 +268,8 @@ class ClientRuntime:
 
     def _welcomed(self, welcome: Welcome) -> None:
         config = from_wire(welcome.config)
-        self.learner.codec_up = CodecSpec(
-            format=config.codec.up, block_values=config.codec.block_values
-        )
+        self.learner.coder.spec = config.codec.spec_up
+        self.learner.coder.feedback = config.codec.feedback_up
         # Before the welcome the server's heartbeat and expiry are not known; from here on both sides have the same.
         self._endpoint.adopt(transport_settings(config))
         self._machine.rules = ClientRules(drain_cap_s=config.transfer.drain_cap_s)

@@ -35,7 +35,6 @@ from fsl_async.runtime import ThreadWorker
 from fsl_async.settings import Config
 from fsl_async.shells.ps import RunFacts, ServerShell
 from fsl_async.stopper import Stopper
-from fsl_codecs import CodecSpec
 from fsl_transport.loop import run as run_loop
 from fsl_transport.zmq_link import ZmqListener
 
@@ -86,8 +85,7 @@ def transport_settings(config: Config) -> tp.TransportSettings:
 
 def _store_settings(config: Config) -> StoreSettings:
     outer = OuterSettings(config.outer.optimizer, config.outer.learning_rate, config.outer.momentum)
-    down = CodecSpec(format=config.codec.down, block_values=config.codec.block_values)
-    return StoreSettings(config.checkpoint.keep_versions, down, outer)
+    return StoreSettings(config.checkpoint.keep_versions, config.codec.spec_down, outer)
 
 
 def _recover(store: Store, run_dir: Path) -> Recovered:

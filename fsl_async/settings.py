@@ -24,9 +24,11 @@ from fsl_async.errors import AddressError
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from fsl_codecs import CodecSpec
+
 T = TypeVar("T")
 
-Format = Literal["fp32", "bf16", "e4m3", "e5m2"]
+Format = Literal["fp32", "bf16", "e4m3", "e5m2", "uniform"]
 Weighting = Literal["tokens", "uniform", "fednova"]
 Optimizer = Literal["nesterov", "average"]
 Sharding = Literal["disjoint", "local"]
@@ -114,8 +116,8 @@ def _is_task(value: Any) -> str | None:
 
 
 def _power_of_two(value: Any) -> str | None:
-    fits = 16 <= value <= 16384 and value & (value - 1) == 0
-    return None if fits else "must be a power of two from 16 to 16,384"
+    fits = 16 <= value <= 1024 and value & (value - 1) == 0
+    return None if fits else "must be a power of two from 16 to 1,024"
 
 
 def _validate(instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
@@ -248,11 +250,38 @@ class OuterConfig:
 class CodecConfig:
     """How weights travel."""
 
-    up: Format = setting("e4m3", "from clients to the server: fp32 | bf16 | e4m3 | e5m2")
-    down: Format = setting("e4m3", "from the server to clients: fp32 | bf16 | e4m3 | e5m2")
-    block_values: int = setting(
-        128, "values that share one scale, for e4m3 and e5m2", _power_of_two
+    up: Format = setting("e4m3", "from clients to the server: fp32 | bf16 | e4m3 | e5m2 | uniform")
+    down: Format = setting(
+        "e4m3", "from the server to clients: fp32 | bf16 | e4m3 | e5m2 | uniform"
     )
+    block_values: int = setting(
+        128, "values that share one scale, for e4m3, e5m2 and uniform", _power_of_two
+    )
+    fineness: int = setting(
+        14,
+        "of uniform: the step is 2^(-fineness/4) of a block's root mean square; 14 errs as much as e4m3",
+        span(least=0, most=40),
+    )
+    feedback_up: bool = setting(
+        False,
+        "error feedback at clients: what coding loses of a delta is added to the next (4 bytes a parameter); "
+        "the server always does so with its updates",
+    )
+
+    @property
+    def spec_up(self) -> CodecSpec:
+        """How deltas are coded."""
+        return self._spec(self.up)
+
+    @property
+    def spec_down(self) -> CodecSpec:
+        """How updates are coded."""
+        return self._spec(self.down)
+
+    def _spec(self, name: Format) -> CodecSpec:
+        from fsl_codecs import CodecSpec
+
+        return CodecSpec(format=name, block_values=self.block_values, fineness=self.fineness)
 
 
 @frozen(kw_only=True)

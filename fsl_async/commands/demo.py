@@ -54,7 +54,7 @@ _OPTIONS = {
 @click.option("--clients", default=3, show_default=True, type=click.IntRange(1, 64))
 @click.option(
     "--format", "codec", default="e4m3", show_default=True,
-    type=click.Choice(["fp32", "bf16", "e4m3", "e5m2"]), help="How deltas and updates travel.",
+    type=click.Choice(["fp32", "bf16", "e4m3", "e5m2", "uniform"]), help="How deltas and updates travel.",
 )  # fmt: skip
 @click.option(
     "--every", "every_s", default=5.0, show_default=True, type=click.FloatRange(1.0, 3600.0),

@@ -7,6 +7,7 @@ Vectors, all fp32 on the CPU, each the size of the model:
     base       Theta_v, what the parameter server holds, to the bit
     reference  r, from where unsent work is measured: the last snapshot, or the base the model was rebased onto
     spare      the one that is free, kept for the next snapshot
+    residual   with error feedback, the coder's: what coding has lost of the deltas so far
 A vector is never written while somebody refers to it. So between syncs, and in the usual order (snapshot, send, fetch,
 rebase), there are two of them besides the model; three while a full version is fetched, or when a second snapshot
 is taken before the first is coded. On top of them come coded chunks: a delta until drop_delta, an update until finish_fetch.
@@ -37,13 +38,13 @@ from torch import nn
 from fsl_async.errors import RefusedError, TaskError
 from fsl_async.events import Attached, Event, Rebased, Snapshotted
 from fsl_async.learn.buffers import ModelWeights, Vector
+from fsl_async.learn.delta_coder import LOSSLESS, DeltaCoder
 from fsl_async.learn.errors import LearnError
 from fsl_async.learn.manifest import CHUNK_VALUES, Manifest, WeightsDigest, digest_of
 from fsl_async.learn.meter import Meter
-from fsl_codecs import CodecError, CodecSpec, decode_into, encode, info
+from fsl_codecs import CodecError, decode_into, encode, info
 
 NO_VERSION = -1
-LOSSLESS = CodecSpec(format="fp32")
 
 
 class LearnerError(LearnError):
@@ -85,16 +86,16 @@ class _RebaseAsked:
 class Learner:
     """The client's weights. See the module's docstring for threads, memory and arithmetic.
 
-    codec_up: how deltas are coded; may be set until the first delta is coded.
+    coder: how deltas are coded; may be replaced until the first delta is coded.
     on_event: called from the training thread with Attached, Snapshotted and Rebased; must be thread-safe.
     """
 
     def __init__(
         self,
-        codec_up: CodecSpec = LOSSLESS,
+        coder: DeltaCoder | None = None,
         on_event: Callable[[Event], None] = lambda _: None,
     ) -> None:
-        self.codec_up = codec_up
+        self.coder = coder or DeltaCoder()
         self.on_event = on_event
         self.manifest: Manifest | None = None
         self.version = NO_VERSION  # what the model was last rebased onto
@@ -122,6 +123,7 @@ class Learner:
         self._spare: Vector | None = None
         self._deltas: dict[int, _Delta] = {}
         self._fetch: _Fetch | None = None
+        self._coding = threading.Lock()  # held by whoever codes a delta's chunk
 
     # --- training thread --------------------------------------------------------------------------------------
 
@@ -346,33 +348,27 @@ class Learner:
 
         Raises LearnerError for a delta that was dropped.
         """
-        with self._lock:
-            delta = self._deltas.get(sequence)
-            if delta is None:
-                raise LearnerError(f"delta {sequence} is not here (dropped, or never taken)")
-            coded = delta.coded[index]
-            if coded is not None:
-                return coded
-            minuend, subtrahend = delta.minuend, delta.subtrahend
-        assert minuend is not None
-        assert subtrahend is not None
-        with np.errstate(
-            invalid="ignore", over="ignore"
-        ):  # non-finite weights are sent as they are
-            values = self._chunk(minuend, index) - self._chunk(subtrahend, index)
-        frame = encode(values, self.codec_up)
-        with self._lock:
-            # While we computed, another worker may have coded the same chunk, or the delta was dropped and its
-            # vectors written again. What was stored first counts; what nobody stored is thrown away.
-            if self._deltas.get(sequence) is not delta:
-                raise LearnerError(f"delta {sequence} was dropped while it was coded")
-            first = delta.coded[index]
-            if first is not None:
-                return first
-            delta.coded[index] = frame
-            delta.missing -= 1
-            if not delta.missing:
-                self._uncouple(delta)
+        with self._coding:
+            with self._lock:
+                delta = self._deltas.get(sequence)
+                if delta is None:
+                    raise LearnerError(f"delta {sequence} is not here (dropped, or never taken)")
+                coded = delta.coded[index]
+                if coded is not None:
+                    return coded
+                minuend, subtrahend = delta.minuend, delta.subtrahend
+            assert minuend is not None
+            assert subtrahend is not None
+            start, stop = self._known_manifest().chunk_range(index)
+            frame = self.coder.encode(minuend, subtrahend, start, stop)
+            with self._lock:
+                # Dropped while we computed, its vectors may have been written again: throw away what we have.
+                if self._deltas.get(sequence) is not delta:
+                    raise LearnerError(f"delta {sequence} was dropped while it was coded")
+                delta.coded[index] = frame
+                delta.missing -= 1
+                if not delta.missing:
+                    self._uncouple(delta)
         return frame
 
     def finish_encoding(self, sequence: int) -> None:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from fsl_async.events import Attached, Rebased, Snapshotted
+from fsl_async.learn.delta_coder import DeltaCoder
 from fsl_async.learn.learner import Learner, LearnerError
 from fsl_async.learn.manifest import CHUNK_VALUES, digest_of
 from fsl_codecs import CodecSpec, decode, encode
@@ -67,7 +68,7 @@ def chunks(vector):
 
 def attached(model, codec=FP32):
     """A learner whose own weights are version 0; no thread is needed, the event answers itself."""
-    learner = Learner(codec)
+    learner = Learner(DeltaCoder(codec))
     learner.events = []
 
     def on_event(event):
@@ -250,7 +251,7 @@ def test_a_delta_sent_again_is_the_same_bytes_until_it_is_dropped():
     learner.request_snapshot(1)
     step(learner)
     frame = learner.encode_delta(1, 0)
-    learner.codec_up = FP32
+    learner.coder.spec = FP32
     assert learner.encode_delta(1, 0) == frame
     learner.drop_delta(1)
     with pytest.raises(LearnerError, match="delta 1 is not here"):
