@@ -7,7 +7,7 @@ import os
 import sys
 import sysconfig
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -24,15 +24,23 @@ BUILT_IN = "fsl_async.learn.pretrain:train"
 def load_task(text: str) -> Task:
     """Return the function named as "file.py:function" or "package.module:function"; empty is the built-in task.
 
+    Raises TaskError, as `load_function` does.
+    """
+    return load_function("task", text or BUILT_IN, ("fed",))
+
+
+def load_function(what: str, text: str, arguments: Sequence[str]) -> Callable[..., object]:
+    """Return the function of the user's that `text` names; it must take `arguments`. `what` it is for goes into messages.
+
     A file's folder goes to the front of sys.path, as with `python file.py`, so that it can import its neighbours.
     Raises TaskError in one line: no such file or module, no such function, or what importing it raised.
     """
-    text = text or BUILT_IN
+    label = f"{what} {text!r}"
     place, colon, name = text.rpartition(":")
     if not colon or not place or not name.isidentifier():
-        raise TaskError(f"task {text!r}: write it as file.py:function or package.module:function")
+        raise TaskError(f"{label}: write it as file.py:function or package.module:function")
     is_file = place.endswith(".py") or "/" in place or "\\" in place
-    module = _file(text, Path(place).expanduser()) if is_file else _module(text, place)
+    module = _file(label, Path(place).expanduser()) if is_file else _module(label, place)
     function = getattr(module, name, None)
     if not callable(function):
         here = [
@@ -41,16 +49,19 @@ def load_task(text: str) -> Task:
             if inspect.isfunction(value) and value.__module__ == module.__name__
         ]
         raise TaskError(
-            f"task {text!r}: {place} has no function {name!r}; it has {', '.join(here) or 'none'}"
+            f"{label}: {place} has no function {name!r}; it has {', '.join(here) or 'none'}"
         )
+    count = "one argument" if len(arguments) == 1 else f"{len(arguments)} arguments"
     try:
-        inspect.signature(function).bind(None)
+        inspect.signature(function).bind(*arguments)
     except TypeError as error:
-        raise TaskError(f"task {text!r}: {name} must take one argument, fed ({error})") from error
+        raise TaskError(
+            f"{label}: {name} must take {count}, {', '.join(arguments)} ({error})"
+        ) from error
     except ValueError:
         pass  # some callables written in C have no signature to look at
-    task: Task = function
-    return task
+    found: Callable[..., object] = function
+    return found
 
 
 _OURS = tuple(each.__path__[0] + os.sep for each in (fsl_async, fsl_codecs))
@@ -83,14 +94,14 @@ def own_failure(error: Exception) -> TaskRaisedError | None:
     return TaskRaisedError(text, "".join(trace))
 
 
-def _file(text: str, path: Path) -> ModuleType:
+def _file(label: str, path: Path) -> ModuleType:
     if not path.is_file():
-        raise TaskError(f"task {text!r}: there is no file {str(path)!r}; is the path right?")
+        raise TaskError(f"{label}: there is no file {str(path)!r}; is the path right?")
     path = path.resolve()
     name = f"fsl_task_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
-        raise TaskError(f"task {text!r}: {path.name} is not a Python file (.py)")
+        raise TaskError(f"{label}: {path.name} is not a Python file (.py)")
     module = importlib.util.module_from_spec(spec)
     if str(path.parent) not in sys.path:
         sys.path.insert(0, str(path.parent))
@@ -99,24 +110,24 @@ def _file(text: str, path: Path) -> ModuleType:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
         del sys.modules[name]
-        raise TaskError(_failure(text, path, error)) from error
+        raise TaskError(_failure(label, path, error)) from error
     return module
 
 
-def _module(text: str, name: str) -> ModuleType:
+def _module(label: str, name: str) -> ModuleType:
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name and (name == error.name or name.startswith(f"{error.name}.")):
             raise TaskError(
-                f"task {text!r}: there is no module {error.name!r} on the Python path; a file is written as file.py:function"
+                f"{label}: there is no module {error.name!r} on the Python path; a file is written as file.py:function"
             ) from error
-        raise TaskError(_failure(text, None, error)) from error
+        raise TaskError(_failure(label, None, error)) from error
     except (Exception, SystemExit) as error:
-        raise TaskError(_failure(text, None, error)) from error
+        raise TaskError(_failure(label, None, error)) from error
 
 
-def _failure(text: str, path: Path | None, error: BaseException) -> str:
+def _failure(label: str, path: Path | None, error: BaseException) -> str:
     """Say what importing raised and, in the task's own file, where."""
     lines = [
         frame.lineno
@@ -125,4 +136,4 @@ def _failure(text: str, path: Path | None, error: BaseException) -> str:
     ]
     where = f" at line {lines[-1]}" if lines else ""
     what = one_line(str(error)) or "no message"
-    return f"task {text!r}: importing it raised {type(error).__name__}{where}: {what}"
+    return f"{label}: importing it raised {type(error).__name__}{where}: {what}"

@@ -1,0 +1,154 @@
+"""FSL-SAGE's alignment (Nair et al., ICML 2025, arXiv:2505.23182): teach a client's auxiliary model the server's gradients.
+
+Over the client's newest smashed batches Z with labels Y, minimise over x_a
+
+    sum || d loss(f_a(Z; x_a), Y) / dZ  -  d loss(f_s(Z; x_s), Y) / dZ ||^2
+
+by differentiating the first gradient once more (double backward). The targets are computed anew at the start of each alignment, with the
+x_s of that moment, and stay fixed during it.
+
+Scale. The loss is a mean, so a gradient shrinks as its batch grows. Targets and estimates are taken over the very same minibatches
+with the very same loss, so both have the same scale whatever the sizes, also in a last, smaller minibatch, and labels that are
+IGNORED count in neither. Published: targets over one batch of the whole buffer, minibatches as large; then both agree.
+
+Minibatches are consecutive samples in order of arrival, the same in every pass: alignment draws no chance (docs/adr/0020, 0021).
+"""
+
+from collections import deque
+from collections.abc import Iterator, Mapping
+
+import attrs
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from fsl_async.learn.buffers import Vector
+from fsl_async.learn.split import weights
+from fsl_async.learn.split.batches import Smashed, call, joined
+from fsl_async.learn.split.errors import HalfMisused
+from fsl_async.learn.split.halves import ServerHalf
+from fsl_async.learn.split.modes import untouched
+from fsl_async.learn.split.optimizers import Optimizer, OptimizerSpec
+
+
+@attrs.frozen(slots=True)
+class AlignSettings:
+    """As published for images: 100 passes over the newest 1000 samples in one minibatch, by Adam at 1e-3."""
+
+    passes: int = 100
+    buffer_samples: int = 1000
+    minibatch_samples: int = 1000
+    optimizer: OptimizerSpec = attrs.field(factory=OptimizerSpec)
+
+
+@attrs.frozen(slots=True)
+class AlignReport:
+    """Squared error of the first and of the last pass, summed over the buffer, samples in it, and the version of x_s."""
+
+    before: float
+    after: float
+    samples: int
+    updates: int
+
+
+class Alignment:
+    """What the server keeps for one client: its auxiliary model, the optimiser of that, and its newest smashed samples."""
+
+    def __init__(self, auxiliary: nn.Module, settings: AlignSettings) -> None:
+        self.auxiliary = auxiliary
+        self.settings = settings
+        self._optimizer = Optimizer(settings.optimizer, weights.parameter_tensors(auxiliary))
+        self._buffer: deque[Smashed] = deque()
+        self.samples = 0
+
+    def remember(self, smashed: Smashed) -> None:
+        """Keep a batch; of the oldest, forget what exceeds `buffer_samples`. The tensors are kept, not copied, unless cut."""
+        if smashed.labels is None:
+            raise HalfMisused("activations without labels cannot be aligned to")
+        self._buffer.append(smashed)
+        self.samples += smashed.samples
+        while (extra := self.samples - self.settings.buffer_samples) > 0:
+            oldest = self._buffer.popleft()
+            self.samples -= oldest.samples
+            if extra < oldest.samples:
+                kept = oldest.part(extra, oldest.samples)
+                kept = attrs.evolve(kept, values=kept.values.clone())  # a view would hold it all
+                self._buffer.appendleft(kept)
+                self.samples += kept.samples
+
+    def align(self, server: ServerHalf) -> AlignReport:
+        """Move the auxiliary model towards the server's gradients. Nothing of the server moves."""
+        batches = list(self._minibatches(server.device))
+        if not batches:
+            return AlignReport(0.0, 0.0, 0, server.updates)
+        # Attention's fast kernels have no second derivative; the plain one has.
+        with sdpa_kernel(SDPBackend.MATH):
+            targets = [server.gradient_at(batch) for batch in batches]
+            errors = [0.0]
+            for _ in range(self.settings.passes):
+                found = [
+                    self._pull(server, batch, target)
+                    for batch, target in zip(batches, targets, strict=True)
+                ]
+                errors.append(sum(found))
+        return AlignReport(errors[1 % len(errors)], errors[-1], self.samples, server.updates)
+
+    def export(self) -> Vector:
+        """The auxiliary model's flat fp32 weights, as they go to the client."""
+        return weights.export(self.auxiliary)
+
+    def load(self, vector: Vector) -> None:
+        """Set the auxiliary model's weights."""
+        weights.load(self.auxiliary, vector)
+
+    def state(self) -> dict[str, Tensor]:
+        """Everything, as named tensors on the CPU; bounded by the model, its moments and `buffer_samples`."""
+        found = weights.named_state(self.auxiliary, "auxiliary/")
+        found |= {f"optimizer/{name}": value for name, value in self._optimizer.state().items()}
+        for number, kept in enumerate(self._buffer):
+            for name, value in attrs.asdict(kept, recurse=False).items():
+                if value is not None:
+                    found[f"buffer/{number}/{name}"] = value.detach().cpu().clone()
+        return found
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Go on from `state`."""
+        weights.load_named(self.auxiliary, "auxiliary/", state)
+        opened = {name for name in state if name.startswith("optimizer/")}
+        self._optimizer.load({name.removeprefix("optimizer/"): state[name] for name in opened})
+        device = weights.device_of(self.auxiliary)
+        self._buffer.clear()
+        self.samples = 0
+        while (at := f"buffer/{len(self._buffer)}/") + "values" in state:
+            kept = Smashed(state[at + "values"], state[at + "labels"], state.get(at + "lengths"))
+            self._buffer.append(kept.to(device))
+            self.samples += kept.samples
+
+    def _minibatches(self, device: torch.device) -> Iterator[Smashed]:
+        size = self.settings.minibatch_samples
+        rest: list[Smashed] = []
+        for kept in self._buffer:
+            start = 0
+            while start < kept.samples:
+                room = size - sum(part.samples for part in rest)
+                rest.append(kept.part(start, start + room))
+                start += room
+                if sum(part.samples for part in rest) == size:
+                    yield joined(rest).to(device)
+                    rest = []
+        if rest:
+            yield joined(rest).to(device)
+
+    def _pull(self, server: ServerHalf, batch: Smashed, target: Tensor) -> float:
+        """One optimiser step on one minibatch; returns the squared error before it."""
+        given = batch.values.detach().requires_grad_()
+        if batch.labels is None:
+            raise HalfMisused("activations without labels cannot be aligned to")
+        with untouched(self.auxiliary):
+            loss = server.loss(call(self.auxiliary, given, batch.lengths), batch.labels)
+        (estimate,) = torch.autograd.grad(loss, given, create_graph=True)
+        error = (estimate - target).square().sum()
+        own = list(self._optimizer.weights.values())
+        found = torch.autograd.grad(error, own, allow_unused=True)
+        self._optimizer.step(list(found))
+        return error.item()

@@ -1,0 +1,127 @@
+"""What goes through a model that is cut in two: batches, smashed data, and the loss.
+
+A loss is a function (outputs, labels) -> scalar that is a *mean* over what counts in the batch. The built-in one is cross
+entropy over the last dimension; positions whose label is IGNORED count neither in the sum nor in the mean. For language
+models, labels are the next tokens already: labels[b, t] is what outputs[b, t] should predict.
+"""
+
+from collections.abc import Callable, Sequence
+
+import attrs
+import torch
+import torch.nn.functional as F  # noqa: N812 - the name everybody knows
+from torch import Tensor, nn
+
+from fsl_async.learn.split.errors import SmashedRefused
+
+IGNORED = -100
+"""A label that asks for nothing: padding, a prompt."""
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+
+@attrs.frozen(slots=True, eq=False)
+class Batch:
+    """Inputs and labels at a client; the first dimension counts samples.
+
+    `lengths`, int64 (B,), is for sequences padded at their end: how many positions of each are real.
+    """
+
+    inputs: Tensor
+    labels: Tensor
+    lengths: Tensor | None = None
+
+
+@attrs.frozen(slots=True, eq=False)
+class Smashed:
+    """What a client sends of a batch: activations at the cut (detached), labels unless they stay at home, lengths."""
+
+    values: Tensor
+    labels: Tensor | None
+    lengths: Tensor | None = None
+
+    @property
+    def samples(self) -> int:
+        """Size of the first dimension."""
+        return self.values.shape[0]
+
+    def to(self, device: torch.device) -> "Smashed":
+        """The same on `device`."""
+        return Smashed(
+            self.values.to(device),
+            None if self.labels is None else self.labels.to(device),
+            None if self.lengths is None else self.lengths.to(device),
+        )
+
+    def part(self, start: int, stop: int) -> "Smashed":
+        """Samples start ... stop - 1, as views."""
+        return Smashed(
+            self.values[start:stop],
+            None if self.labels is None else self.labels[start:stop],
+            None if self.lengths is None else self.lengths[start:stop],
+        )
+
+
+def call(module: nn.Module, values: Tensor, lengths: Tensor | None) -> Tensor:
+    """Run a half. Only those that read sequences take lengths, so without any a plain nn.Sequential will do."""
+    found: Tensor = module(values) if lengths is None else module(values, lengths)
+    return found
+
+
+def cross_entropy(outputs: Tensor, labels: Tensor) -> Tensor:
+    """Mean over labels that are not IGNORED. outputs (..., classes) of any float dtype, labels int64 (...)."""
+    return F.cross_entropy(
+        outputs.flatten(0, -2).float(), labels.flatten(), ignore_index=IGNORED, reduction="mean"
+    )
+
+
+def joined(parts: Sequence[Smashed]) -> Smashed:
+    """One batch of several; shorter sequences are padded with zeros and IGNORED labels, and then lengths are given."""
+    values = [part.values for part in parts]
+    labels = [part.labels for part in parts if part.labels is not None]
+    if len(labels) != len(parts):
+        raise SmashedRefused("activations without labels cannot be aligned to")
+    longest = max(each.shape[1] for each in values) if values[0].dim() == 3 else 0
+    ragged = any(part.lengths is not None for part in parts) or (
+        longest and any(each.shape[1] != longest for each in values)
+    )
+    if not ragged:
+        return Smashed(torch.cat(values), torch.cat(labels))
+    lengths = [
+        torch.full((part.samples,), part.values.shape[1], device=part.values.device)
+        if part.lengths is None
+        else part.lengths
+        for part in parts
+    ]
+    values = [F.pad(each, (0, 0, 0, longest - each.shape[1])) for each in values]
+    labels = [F.pad(each, (0, longest - each.shape[1]), value=IGNORED) for each in labels]
+    return Smashed(torch.cat(values), torch.cat(labels), torch.cat(lengths))
+
+
+def check_smashed(smashed: Smashed, shape: tuple[int, ...] | None, classes: int | None) -> None:
+    """Refuse what would poison a server's model or make a GPU stop: raises SmashedRefused, in one line.
+
+    `shape`: activations of one sample, -1 where any size will do. `classes`: labels lie in [0, classes) or are IGNORED.
+    """
+    values, labels, lengths = smashed.values, smashed.labels, smashed.lengths
+    found = tuple(values.shape[1:])
+    if shape is not None and (
+        len(found) != len(shape) or any(b not in (-1, a) for a, b in zip(found, shape, strict=True))
+    ):
+        raise SmashedRefused(f"activations have shape {found} per sample, the cut has {shape}")
+    if not values.shape[0] or not bool(torch.isfinite(values).all()):
+        raise SmashedRefused("activations are empty or not finite")
+    if labels is not None:
+        if labels.shape[0] != values.shape[0]:
+            raise SmashedRefused(f"{labels.shape[0]} labels for {values.shape[0]} samples")
+        if classes is not None and (
+            labels.dtype != torch.int64
+            or bool(((labels < 0) & (labels != IGNORED) | (labels >= classes)).any())
+        ):
+            raise SmashedRefused(f"labels must be int64 in 0 ... {classes - 1}, or {IGNORED}")
+    if lengths is not None and (
+        values.dim() != 3
+        or lengths.shape != values.shape[:1]
+        or bool(((lengths < 1) | (lengths > values.shape[1])).any())
+    ):
+        raise SmashedRefused(f"lengths must be one per sample, in 1 ... {found[0] if found else 0}")

@@ -1,0 +1,124 @@
+"""All that a split server computes with: x_s, or one replica of it per client, and per client an auxiliary model to align.
+
+Per client it holds nothing but that, so its memory is bounded: a replica and its moments (SplitFed V1), or an auxiliary model, its
+moments and a buffer of smashed samples (FSL-SAGE), and the steps of a U-shape that are open.
+"""
+
+import copy
+from collections import deque
+from collections.abc import Mapping, Sequence
+
+import attrs
+from torch import Tensor, nn
+
+from fsl_async.learn.split import weights
+from fsl_async.learn.split.alignment import Alignment, AlignSettings
+from fsl_async.learn.split.batches import Loss, cross_entropy
+from fsl_async.learn.split.errors import HalfMisused, SmashedRefused
+from fsl_async.learn.split.halves import ServerHalf, ServerPending
+from fsl_async.learn.split.optimizers import OptimizerSpec
+
+
+@attrs.frozen(slots=True)
+class ServerSettings:
+    """How a server's halves are made; `shape` and `classes` are what clients may send (None: anything)."""
+
+    optimizer: OptimizerSpec = attrs.field(factory=OptimizerSpec)
+    loss: Loss = cross_entropy
+    seed: int = 0
+    replicas: bool = False
+    align: AlignSettings = attrs.field(factory=AlignSettings)
+    shape: tuple[int, ...] | None = None
+    classes: int | None = None
+
+
+class SplitServer:
+    """x_s and what is kept per client. One thread at a time: the order of calls is the order of updates."""
+
+    def __init__(
+        self, body: nn.Module, settings: ServerSettings, auxiliary: nn.Module | None = None
+    ) -> None:
+        self.settings = settings
+        self.common = self._half(body, "")
+        """The one half, or with replicas their last average: what is evaluated, and what a new client's replica starts as."""
+        self.pending: dict[str, deque[ServerPending]] = {}
+        """U-shape: steps that wait for the gradient of their features, oldest first."""
+        self._auxiliary = auxiliary
+        self._replicas: dict[str, ServerHalf] = {}
+        self._alignments: dict[str, Alignment] = {}
+
+    def half(self, client: str) -> ServerHalf:
+        """The half that trains on this client's activations."""
+        if not self.settings.replicas:
+            return self.common
+        if client not in self._replicas:
+            self._replicas[client] = self._half(copy.deepcopy(self.common.model), client)
+        return self._replicas[client]
+
+    def alignment(self, client: str) -> Alignment:
+        """What is kept for this client's auxiliary model; at first a copy of the common start."""
+        if client not in self._alignments:
+            if self._auxiliary is None:
+                raise HalfMisused("this server has no auxiliary model")
+            self._alignments[client] = Alignment(
+                copy.deepcopy(self._auxiliary), self.settings.align
+            )
+        return self._alignments[client]
+
+    def open(self, client: str) -> ServerPending:
+        """Take the oldest open step of a client (U-shape)."""
+        waiting = self.pending.get(client)
+        if not waiting:
+            raise SmashedRefused("a gradient of features came for no open step")
+        return waiting.popleft()
+
+    def forget(self, client: str) -> None:
+        """Drop a client's open steps: its session is gone, their answers would go nowhere."""
+        self.pending.pop(client, None)
+
+    def average(self, shares: Mapping[str, float]) -> None:
+        """Replicas only: average those of `shares` (in its order), and give the average to every replica."""
+        vector = weights.average(
+            [self.half(client).export() for client in shares], list(shares.values())
+        )
+        for half in (self.common, *self._replicas.values()):
+            half.load(vector)
+
+    @property
+    def clients(self) -> Sequence[str]:
+        """Those for whom anything is kept."""
+        return list({**self._replicas, **self._alignments})
+
+    def state(self, client: str | None = None) -> dict[str, Tensor]:
+        """Named tensors on the CPU: of the common half, or of all that is kept for one client."""
+        if client is None:
+            return self.common.state()
+        found: dict[str, Tensor] = {}
+        if client in self._replicas:
+            found |= {f"replica/{k}": v for k, v in self._replicas[client].state().items()}
+        if client in self._alignments:
+            found |= {f"alignment/{k}": v for k, v in self._alignments[client].state().items()}
+        return found
+
+    def restore(self, state: Mapping[str, Tensor], client: str | None = None) -> None:
+        """Go on from what `state` gave."""
+        if client is None:
+            self.common.restore(state)
+            return
+        for kind in ("replica", "alignment"):
+            prefix = f"{kind}/"
+            found = {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
+            if found:
+                (self.half if kind == "replica" else self.alignment)(client).restore(found)
+
+    def _half(self, body: nn.Module, name: str) -> ServerHalf:
+        settings = self.settings
+        return ServerHalf(
+            body,
+            settings.optimizer,
+            loss=settings.loss,
+            seed=settings.seed,
+            name=name,
+            shape=settings.shape,
+            classes=settings.classes,
+        )

@@ -1,0 +1,125 @@
+"""The exchanged weights of a half as one flat fp32 vector, and all of its state as named tensors.
+
+For the wire there is `ModelWeights`: the vector and its manifest, made of every floating point parameter and buffer. Of a half in which
+some weights are frozen (LoRA) only those that train are exchanged, and the buffers: the frozen ones are the same everywhere.
+
+For checkpoints there are dictionaries of named tensors on the CPU, exact in every dtype, ready for a safetensors file.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fsl_async.learn.buffers import ModelWeights, Vector
+from fsl_async.learn.split.errors import HalfMisused
+
+
+class _Room(nn.Module):
+    """A place for weights under a dotted name."""
+
+
+def exchanged(module: nn.Module) -> nn.Module:
+    """The module itself, or where some weights are frozen a view of those that train and of the buffers, names unchanged."""
+    if all(weight.requires_grad for weight in module.parameters()):
+        return module
+    view = _Room()
+    listed = module.state_dict()
+    for name, weight in module.named_parameters():
+        if weight.requires_grad:
+            place, last = _room(view, name)
+            place.register_parameter(last, weight)
+    for name, buffer in module.named_buffers():
+        if name in listed:
+            place, last = _room(view, name)
+            place.register_buffer(last, buffer)
+    return view
+
+
+def _room(view: nn.Module, name: str) -> tuple[nn.Module, str]:
+    *rooms, last = name.split(".")
+    for room in rooms:
+        if not hasattr(view, room):
+            view.add_module(room, _Room())
+        view = view.get_submodule(room)
+    return view, last
+
+
+def weights_of(module: nn.Module) -> ModelWeights:
+    """The manifest of what is exchanged, with copy_out and copy_in."""
+    return ModelWeights(exchanged(module))
+
+
+def export(module: nn.Module) -> Vector:
+    """A new flat fp32 vector of what is exchanged."""
+    weights = weights_of(module)
+    out = np.empty(weights.manifest.values, np.float32)
+    weights.copy_out(out)
+    return out
+
+
+def load(module: nn.Module, vector: Vector) -> None:
+    """Set what is exchanged."""
+    weights = weights_of(module)
+    if vector.shape != (weights.manifest.values,):
+        raise HalfMisused(
+            f"{vector.size} values for a half that exchanges {weights.manifest.values}"
+        )
+    weights.copy_in(vector)
+
+
+def state_bytes(module: nn.Module) -> int:
+    """Bytes of all weights and persistent buffers in their own dtypes, tied ones once: what papers call the model's size.
+
+    The wire carries a few bytes less: integer buffers (batch norm's counters) are not exchanged.
+    """
+    distinct = {id(tensor): tensor for tensor in module.state_dict(keep_vars=True).values()}
+    return sum(tensor.numel() * tensor.element_size() for tensor in distinct.values())
+
+
+def named_state(module: nn.Module, prefix: str) -> dict[str, Tensor]:
+    """Copies on the CPU of what is exchanged and of integer buffers, by prefix + name."""
+    return {
+        prefix + name: value.detach().cpu().clone()
+        for name, value in exchanged(module).state_dict().items()
+    }
+
+
+def load_named(module: nn.Module, prefix: str, state: Mapping[str, Tensor]) -> None:
+    """Take back what `named_state` gave. Raises HalfMisused when it is another module's."""
+    found = {
+        name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)
+    }
+    try:
+        exchanged(module).load_state_dict(found)
+    except RuntimeError as error:
+        raise HalfMisused(f"the saved {prefix.strip('/')} is of another model: {error}") from error
+
+
+def average(vectors: Sequence[Vector], shares: Sequence[float]) -> Vector:
+    """Sum of vectors by their shares, in their order, in fp32; shares are brought to a sum of one (docs/adr/0023).
+
+    Batch norm's running statistics are averaged like any weight.
+    """
+    total = float(sum(shares))
+    if not vectors or len(vectors) != len(shares) or min(shares) < 0 or total <= 0:
+        raise HalfMisused(
+            "an average needs vectors and as many shares, none negative, not all zero"
+        )
+    found = np.zeros_like(vectors[0])
+    for vector, share in zip(vectors, shares, strict=True):
+        found += np.float32(share / total) * vector
+    return found
+
+
+def parameter_tensors(module: nn.Module) -> dict[str, nn.Parameter]:
+    """The weights that train, by name; tied ones once."""
+    return {name: weight for name, weight in module.named_parameters() if weight.requires_grad}
+
+
+def device_of(module: nn.Module) -> torch.device:
+    """Where its weights are; the CPU if it has none."""
+    for weight in module.parameters():
+        return weight.device
+    return torch.device("cpu")

@@ -1,0 +1,77 @@
+"""For the tests of split learning: one thread, small data, and the measure of how far weights are apart."""
+
+import numpy as np
+import pytest
+import torch
+
+from fsl_async.learn.split.batches import IGNORED, Batch
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def difference():
+    """Largest relative difference of any weight; those far below their tensor's typical size count by a thousandth of that."""
+
+    def measure(found, wanted):
+        assert found.keys() == wanted.keys()
+        worst = 0.0
+        for name, tensor in wanted.items():
+            a, b = np.asarray(found[name], np.float64), np.asarray(tensor, np.float64)
+            assert a.shape == b.shape, name
+            scale = np.abs(b) + 1e-3 * np.sqrt(np.mean(b * b)) + 1e-30
+            worst = max(worst, float(np.max(np.abs(a - b) / scale)))
+        return worst
+
+    return measure
+
+
+@pytest.fixture
+def images():
+    """(name -> round -> batches) of random images: unequal clients, the last batch of one is smaller."""
+
+    def make(names="abc", rounds=3, batches=3, size=6, side=8, classes=4, seed=0):
+        chance = torch.Generator().manual_seed(seed)
+        found = {}
+        for index, name in enumerate(names):
+            found[name] = []
+            for _ in range(rounds):
+                made = []
+                for number in range(batches):
+                    n = size - (1 if number == batches - 1 and index == 1 else 0)
+                    x = torch.randn(n, 3, side, side, generator=chance)
+                    y = torch.randint(0, classes, (n,), generator=chance)
+                    made.append(Batch(x, y))
+                found[name].append(made)
+        return found
+
+    return make
+
+
+@pytest.fixture
+def texts():
+    """(name -> round -> batches) of random tokens with the next token as label; some labels ask for nothing."""
+
+    def make(names="abc", rounds=3, batches=3, size=3, context=7, vocabulary=20, seed=0):
+        chance = torch.Generator().manual_seed(seed)
+        found = {}
+        for name in names:
+            found[name] = []
+            for _ in range(rounds):
+                made = []
+                for _ in range(batches):
+                    window = torch.randint(0, vocabulary, (size, context + 1), generator=chance)
+                    labels = window[:, 1:].clone()
+                    labels[torch.rand(labels.shape, generator=chance) < 0.2] = IGNORED
+                    labels[:, 0] = window[:, 1]
+                    made.append(Batch(window[:, :-1].contiguous(), labels))
+                found[name].append(made)
+        return found
+
+    return make
