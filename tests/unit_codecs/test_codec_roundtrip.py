@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from attrs import evolve
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -20,17 +21,21 @@ from fsl_codecs import (
     encode_into,
     info,
 )
-from fsl_codecs.formats import FORMATS, dequantise_blocks, quantise_blocks
+from fsl_codecs.formats import FORMATS
+from fsl_codecs.quantised import dequantise, quantise, write_escaped, write_scales
 
 UNHURRIED = settings(deadline=None, max_examples=60)
-NAMES = ["fp32", "bf16", "e4m3", "e5m2"]
-LENGTHS = [0, 1, 2, 15, 16, 17, 127, 128, 129, 1000, 16383, 16384, 16385, 40_001]
+NAMES = ["fp32", "bf16", "e4m3", "e5m2", "uniform"]
+LENGTHS = [0, 1, 2, 15, 16, 17, 127, 128, 129, 1000, 16383, 16384, 16385, 32_769, 40_001]
 SPECS = st.builds(
-    lambda name, block, blocks, entropy: CodecSpec(name, block, block * blocks, entropy),
+    lambda name, block, blocks, entropy, fineness: CodecSpec(
+        name, block, block * blocks, entropy, fineness
+    ),
     st.sampled_from(NAMES),
     st.sampled_from([16, 32, 128, 1024]),
     st.integers(1, 40),
     st.booleans(),
+    st.sampled_from([0, 8, 14, 20, 40]),
 )
 ANY_VALUES = hnp.arrays(np.float32, st.integers(0, 700), elements=st.floats(width=32))
 
@@ -56,10 +61,29 @@ def rounded(values, spec):
         out = result[start : start + len(part)]
         if spec.format == "bf16":
             out[:] = torch.from_numpy(part).bfloat16().float().numpy()
-        else:
-            codes, scales = quantise_blocks(part, kind, spec.block_values)
-            dequantise_blocks(codes, scales, kind, spec.block_values, out)
+            continue
+        if spec.format == "uniform" and same_bits(part, np.full_like(part, part[0])):
+            continue
+        blocks = quantise(part, kind, spec.block_values, spec.fineness)
+        if raw_codes_bytes(blocks, kind) <= 4 * part.size or not leaves_out(part, spec):
+            for at, block in enumerate(blocks):
+                inner = out[at * 16384 : (at + 1) * 16384]
+                dequantise(block, kind, spec.block_values, inner)
     return result
+
+
+def raw_codes_bytes(blocks, kind):
+    """Size of a chunk in mode raw codes; only uniform's can exceed that of raw fp32."""
+    pieces = []
+    for block in blocks:
+        write_scales(block, kind, pieces)
+        write_escaped(block, pieces)
+    return sum(map(len, pieces)) + sum(block.words.size for block in blocks)
+
+
+def leaves_out(part, spec):
+    """Whether a chunk of mostly escaped values goes as raw fp32; coding may bring it below that size after all."""
+    return info(encode(part, evolve(spec, chunk_values=1 << 20))).raw_fp32_chunks == 1
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -98,13 +122,13 @@ def test_chunks_with_nonfinite_values_keep_every_bit(bits, spec):
     """NaN payloads, signalling ones included, infinities and their neighbours survive every format."""
     bits[0] = 0x7F800001
     values = bits.view(np.float32)
-    spec = CodecSpec(spec.format, spec.block_values, 1024, spec.entropy)
+    spec = evolve(spec, chunk_values=1024)
     frame = encode(values, spec)
     assert same_bits(decode(frame), values)
     assert info(frame).nonfinite
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ["fp32", "bf16", "e4m3", "e5m2"])
 def test_negative_zero_survives(name):
     """The sign of zero is part of the value: digests are taken over bits."""
     values = gaussian(5000)
@@ -125,6 +149,17 @@ def test_constant_chunks_cost_a_few_bytes(name, value):
     assert info(frame).constant_chunks == 3
     assert len(frame) == 28 + 3 * (16 + 4)
     assert same_bits(decode(frame), rounded(values, CodecSpec(name)))
+
+
+@pytest.mark.parametrize("name", ["fp32", "bf16"])
+def test_subnormals_survive_where_the_document_says_so(name):
+    """Also next to normal numbers, and in constant chunks."""
+    bits = np.random.default_rng(1).integers(0, 128, 3000, dtype=np.uint32) << np.uint32(16)
+    bits[::7] = 0x80010000
+    bits[::9] = 0x3F800000
+    values = bits.view(np.float32)
+    assert same_bits(decode(encode(values, CodecSpec(name))), values)
+    assert same_bits(decode(encode(values[:1], CodecSpec(name))), values[:1])
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -255,12 +290,15 @@ def test_limits_hold_before_anything_is_allocated():
         {"format": None},
         {"block_values": 8},
         {"block_values": 100},
-        {"block_values": 32768},
+        {"block_values": 2048},
         {"block_values": 128.0},
         {"chunk_values": 0},
         {"chunk_values": 130},
         {"chunk_values": 1 << 21},
         {"chunk_values": "131072"},
+        {"fineness": 41},
+        {"fineness": -1},
+        {"fineness": 14.0},
     ],
 )
 def test_impossible_settings_are_refused(settings_):
