@@ -122,6 +122,10 @@ struct Kernels {
   // Plain fp32 values (unaligned bytes) to the sink.
   void (*copy_float32)(const std::uint8_t* bytes, std::size_t count, const Output& output, Seen& seen);
 
+  // The largest of bytes & mask, 0 when there are none; and how many bytes equal `byte`. No slack behind them.
+  std::uint8_t (*largest_byte)(const std::uint8_t* bytes, std::size_t count, std::uint8_t mask);
+  std::size_t (*count_byte)(const std::uint8_t* bytes, std::size_t count, std::uint8_t byte);
+
   // CRC-32 (0xEDB88320) continued from `value`, as zlib's crc32().
   std::uint32_t (*crc32)(std::uint32_t value, const std::uint8_t* data, std::size_t count);
 

@@ -152,16 +152,23 @@ FSL_INLINE __m512i lowest_bytes_order() {
 }
 
 // Codes of 16 values in the lowest bytes, without dividing by the scale: the step of the code is set by `smallest`, the exponent of
-// the run's smallest normal code. See float8_code in kernels_scalar.cpp for the idea.
+// the run's smallest normal code. See float8_code in kernels_scalar.cpp for the idea. The adder has the exponent's share of the code,
+// an even number, in its lowest byte already.
 template <int kMantissaBits>
-FSL_INLINE __m512i float8_codes(__m512i bits, __m512i smallest) {
+FSL_INLINE __m512i float8_codes(__m512i bits, __m512i smallest, __m512i adder_offset) {
   const __m512i exponent = _mm512_max_epu32(_mm512_and_si512(bits, all(0x7F800000)), smallest);
-  const __m512i adder = _mm512_add_epi32(exponent, all((23 - kMantissaBits) << 23));
+  const __m512i adder = _mm512_add_epi32(exponent, adder_offset);
   const __m512 sum = _mm512_add_ps(_mm512_castsi512_ps(magnitude_of(bits)), _mm512_castsi512_ps(adder));
-  const __m512i places = _mm512_srli_epi32(_mm512_sub_epi32(exponent, smallest), 23 - kMantissaBits);
-  const __m512i code = _mm512_add_epi32(_mm512_castps_si512(sum), places);
-  // (bits >> 24 & 0x80) | (code & ~0x80): the sum's lowest byte has only the significand.
+  const __m512i code = _mm512_add_epi32(_mm512_castps_si512(sum), _mm512_srli_epi32(exponent, 23 - kMantissaBits));
+  // (bits >> 24 & 0x80) | (code & ~0x80)
   return _mm512_ternarylogic_epi32(_mm512_srli_epi32(bits, 24), code, all(0x80), 0xE4);
+}
+
+// What to add to the exponents of a run for the adder: their difference, and the negative of the smallest exponent's share.
+template <int kMantissaBits>
+FSL_INLINE __m512i adder_offsets(__m512i smallest) {
+  const __m512i share = _mm512_srli_epi32(smallest, 23 - kMantissaBits);
+  return _mm512_or_si512(_mm512_and_si512(_mm512_sub_epi32(_mm512_setzero_si512(), share), all(0xFF)), all((23 - kMantissaBits) << 23));
 }
 
 template <int kMantissaBits>
@@ -169,6 +176,7 @@ void quantise_pieces(const float* x, std::size_t count, const Float8& format, st
                      std::uint8_t* codes, std::uint8_t* scales, Seen& seen) {
   alignas(64) std::uint32_t largest[kPieceRuns + kLane];
   alignas(64) std::uint32_t smallest[kPieceRuns + kLane];
+  alignas(64) std::uint32_t offsets[kPieceRuns + kLane];
   const int block_shift = log2_of(block_values);
   const __m512i order = lowest_bytes_order();
   const __m512i offset = all(format.largest_exponent);
@@ -186,7 +194,9 @@ void quantise_pieces(const float* x, std::size_t count, const Float8& format, st
       const __m512i exponent = _mm512_max_epu32(_mm512_srli_epi32(_mm512_add_epi32(valid, all(0x1FFFFF)), 23), lowest_exponent);
       const __m512i scale = _mm512_maskz_sub_epi32(_mm512_test_epi32_mask(valid, valid), exponent, offset);
       _mm_storeu_si128(reinterpret_cast<__m128i*>(scales + run), _mm512_cvtepi32_epi8(scale));
-      store(smallest + run, _mm512_slli_epi32(_mm512_add_epi32(exponent, smallest_offset), 23));
+      const __m512i smallest_exponent = _mm512_slli_epi32(_mm512_add_epi32(exponent, smallest_offset), 23);
+      store(smallest + run, smallest_exponent);
+      store(offsets + run, adder_offsets<kMantissaBits>(smallest_exponent));
     }
     const std::uint32_t magnitude = _mm512_reduce_max_epu32(overall);
     if (magnitude > seen.largest_magnitude) seen.largest_magnitude = magnitude;
@@ -195,8 +205,9 @@ void quantise_pieces(const float* x, std::size_t count, const Float8& format, st
         const float* from = x + start + i;
         __m512i part[4];
         for (std::size_t j = 0; j < 4; ++j) {
-          part[j] = float8_codes<kMantissaBits>(load(from + j * kLane),
-                                                all(static_cast<int>(smallest[(i + j * kLane) >> block_shift])));
+          const std::size_t run = (i + j * kLane) >> block_shift;
+          part[j] = float8_codes<kMantissaBits>(load(from + j * kLane), all(static_cast<int>(smallest[run])),
+                                                all(static_cast<int>(offsets[run])));
         }
         store(codes + start + i, lowest_bytes(part[0], part[1], part[2], part[3], order));
       }
@@ -646,19 +657,16 @@ struct TreeReader {
         goes_right = load_rest(bitmap + i / 8, count - whole);
       }
       const std::size_t ones_here = ones(goes_right);
+      // Two expansions with zeros, which do not wait for each other, and the union.
+      const __m512i from_right = kRight ? _mm512_maskz_expand_epi8(goes_right, load(right)) : _mm512_maskz_mov_epi8(goes_right, right_ranks);
       __m512i symbols;
-      if (kRight) {
-        const __m512i from_right = load(right);
-        symbols = kLeft ? _mm512_maskz_expand_epi8(goes_right, from_right)
-                        : _mm512_mask_expand_epi8(left_ranks, goes_right, from_right);
-        right += ones_here;
-      } else {
-        symbols = kLeft ? right_ranks : _mm512_mask_blend_epi8(goes_right, left_ranks, right_ranks);
-      }
       if (kLeft) {
-        symbols = _mm512_mask_expand_epi8(symbols, ~goes_right, load(left));
-        left += kStep - ones_here;
+        symbols = _mm512_or_si512(from_right, _mm512_maskz_expand_epi8(~goes_right, load(left)));
+      } else {
+        symbols = _mm512_mask_mov_epi8(from_right, ~goes_right, left_ranks);
       }
+      if (kRight) right += ones_here;
+      if (kLeft) left += kStep - ones_here;
       store(list + i, symbols);
       fetch(ahead);
     }
@@ -714,33 +722,51 @@ std::size_t read_tree(const Node* nodes, const std::uint8_t* in, const std::uint
   return static_cast<std::size_t>(reader.in - in);
 }
 
-template <bool kRotated>
-FSL_INLINE void join_as(const std::uint8_t* symbols, const std::uint8_t* symbol_of_rank, const std::uint8_t* in, std::size_t count,
-                        int width, std::uint8_t* codes) {
-  const Table256 table(symbol_of_rank);
+// kSmall: ranks are below 64. The table's entries and the planes' bits go straight to where a rotation takes them.
+template <bool kSmall, int kWidth>
+FSL_INLINE void join_as(const std::uint8_t* symbols, const std::uint8_t* entries, const std::uint8_t* in, std::size_t count,
+                        bool rotated, int any_width, std::uint8_t* codes) {
+  const int width = kWidth >= 0 ? kWidth : any_width;
   const std::size_t plane_bytes = (count + 7) / 8;
-  const __m128i places = _mm_cvtsi32_si128(width);
-  const __m512i kept = all_bytes(0xFF << width);
+  const Table256 table(entries);
   const std::size_t whole = count & ~(kStep - 1);
+  __m512i places[8];
+  for (int plane = 0; plane < width; ++plane) {
+    const int bit = width - 1 - plane;
+    places[plane] = all_bytes(1 << (rotated ? (bit + 7) & 7 : bit));
+  }
   for (std::size_t i = 0; i <= whole; i += kStep) {
     if (i == count) break;
     __m512i code = _mm512_setzero_si512();
-    if (symbols != nullptr) code = _mm512_and_si512(_mm512_sll_epi16(table(load(symbols + i)), places), kept);
+    if (symbols != nullptr) {
+      code = load(symbols + i);
+      code = kSmall ? _mm512_permutexvar_epi8(code, table.part[0]) : table(code);
+    }
     for (int plane = 0; plane < width; ++plane) {
       const std::uint8_t* const from = in + static_cast<std::size_t>(plane) * plane_bytes + i / 8;
       const std::uint64_t mask = i < whole ? load_mask(from) : load_rest(from, count - whole);
-      code = _mm512_mask_add_epi8(code, mask, code, all_bytes(1 << (width - 1 - plane)));
+      code = _mm512_mask_add_epi8(code, mask, code, places[plane]);
     }
-    store(codes + i, kRotated ? rotate_right(code) : code);
+    store(codes + i, code);
   }
 }
 
 void join(const std::uint8_t* symbols, const std::uint8_t* symbol_of_rank, const std::uint8_t* in, std::size_t count, bool rotated,
           int width, std::uint8_t* codes) {
-  if (rotated) {
-    join_as<true>(symbols, symbol_of_rank, in, count, width, codes);
+  alignas(64) std::uint8_t entries[256] = {};
+  const __m512i kept = all_bytes(0xFF << width);
+  for (std::size_t i = 0; i < 256 && symbols != nullptr; i += kStep) {
+    const __m512i upper = _mm512_and_si512(_mm512_sll_epi16(load(symbol_of_rank + i), _mm_cvtsi32_si128(width)), kept);
+    store(entries + i, rotated ? rotate_right(upper) : upper);
+  }
+  if (width == 3) {
+    join_as<true, 3>(symbols, entries, in, count, rotated, width, codes);
+  } else if (width == 2) {
+    join_as<true, 2>(symbols, entries, in, count, rotated, width, codes);
+  } else if (width > 3) {
+    join_as<true, -1>(symbols, entries, in, count, rotated, width, codes);
   } else {
-    join_as<false>(symbols, symbol_of_rank, in, count, width, codes);
+    join_as<false, -1>(symbols, entries, in, count, rotated, width, codes);
   }
 }
 
@@ -993,6 +1019,33 @@ void copy_float32(const std::uint8_t* bytes, std::size_t count, const Output& ou
   if (whole < count) kScalarKernels.copy_float32(bytes + 4 * whole, count - whole, further(output, whole), seen);
 }
 
+// ------------------------------------------------------------------------------------------------------------------ bytes
+
+// A mask of the bytes of a step that are there.
+FSL_INLINE __mmask64 there(std::size_t left) { return left < kStep ? lowest(left) : ~std::uint64_t{0}; }
+
+std::uint8_t largest_byte(const std::uint8_t* bytes, std::size_t count, std::uint8_t mask) {
+  __m512i largest = _mm512_setzero_si512();
+  const __m512i masks = all_bytes(mask);
+  for (std::size_t i = 0; i < count; i += kStep) {
+    const __m512i some = _mm512_maskz_loadu_epi8(there(count - i), bytes + i);
+    largest = _mm512_max_epu8(largest, _mm512_and_si512(some, masks));
+  }
+  alignas(64) std::uint8_t lanes[kStep];
+  store(lanes, largest);
+  return kScalarKernels.largest_byte(lanes, kStep, mask);
+}
+
+std::size_t count_byte(const std::uint8_t* bytes, std::size_t count, std::uint8_t byte) {
+  std::size_t found = 0;
+  const __m512i wanted = all_bytes(byte);
+  for (std::size_t i = 0; i < count; i += kStep) {
+    const __mmask64 valid = there(count - i);
+    found += ones(_mm512_mask_cmpeq_epi8_mask(valid, _mm512_maskz_loadu_epi8(valid, bytes + i), wanted));
+  }
+  return found;
+}
+
 // ------------------------------------------------------------------------------------------------------------------- CRC
 
 // Folding by carry-less multiplication (Gopal et al. 2009): what stands `bits` further on in the message counts as its product with
@@ -1045,7 +1098,8 @@ std::uint32_t crc32(std::uint32_t value, const std::uint8_t* data, std::size_t c
 const Kernels kAvx512Kernels = {
     combine,          look, quantise_float8, quantise_uniform,  cut_bfloat16,       cut_float32,   rank,
     write_bit_planes, write_tree,            read_tree,         join,               dequantise_float8, dequantise_uniform,
-    join_bfloat16,    join_float32,          copy_float32,      crc32,              Path::kAvx512,
+    join_bfloat16,    join_float32,          copy_float32,      largest_byte,       count_byte,     crc32,
+    Path::kAvx512,
 };
 
 }  // namespace fsl

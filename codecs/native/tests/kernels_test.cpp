@@ -459,12 +459,18 @@ std::uint32_t crc_by_bits(std::uint32_t value, const std::uint8_t* data, std::si
   return ~value;
 }
 
-void test_crc(const Kernels& kernels) {
-  const std::size_t count = below(3000);
+void test_bytes(const Kernels& kernels) {
+  const std::size_t count = below(below(2) != 0 ? 3000 : 100);
   Edge data(count);
   for (std::size_t i = 0; i < count; ++i) data.as()[i] = static_cast<std::uint8_t>(chance());
   const std::uint32_t start = static_cast<std::uint32_t>(chance());
   if (kernels.crc32(start, data.as(), count) != crc_by_bits(start, data.as(), count)) fail("crc of " + std::to_string(count));
+  const std::uint8_t byte = count == 0 ? std::uint8_t{0} : data.as()[below(count)];
+  std::uint8_t largest = 0;
+  for (std::size_t i = 0; i < count; ++i) largest = std::max<std::uint8_t>(largest, data.as()[i] & byte);
+  if (kernels.largest_byte(data.as(), count, byte) != largest) fail("largest byte of " + std::to_string(count));
+  const auto found = static_cast<std::size_t>(std::count(data.as(), data.as() + count, byte));
+  if (kernels.count_byte(data.as(), count, byte) != found) fail("bytes counted of " + std::to_string(count));
 }
 
 }  // namespace
@@ -484,7 +490,7 @@ int main(int arguments, char** argument) {
       test_tree(*plain, *kernels);
       test_planes(*plain, *kernels);
       test_decoding(*plain, *kernels);
-      test_crc(*kernels);
+      test_bytes(*kernels);
     }
     std::printf("path %d: %d rounds\n", static_cast<int>(path), rounds);
   }
