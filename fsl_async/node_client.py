@@ -130,7 +130,9 @@ class ClientRuntime:
             if self._ended.is_set():
                 self.raise_failure()
                 raise RefusedError("ended before the server answered")
-            if self.learner.stopped:  # nobody would tell the machine that there is no training to wait for
+            if (
+                self.learner.stopped
+            ):  # nobody would tell the machine that there is no training to wait for
                 raise RunFinishedError("ended before the server welcomed this client")
 
     def training_ended(self, error: str | None) -> None:
@@ -260,6 +262,7 @@ class ClientRuntime:
             lag.close()
             await endpoint.aclose()
             worker.close()
+            self.learner.pool.close()
 
     def _say(self, note: do.Note) -> None:
         """Print a note; with how training goes where it is about a version."""
@@ -270,6 +273,7 @@ class ClientRuntime:
         config = from_wire(welcome.config)
         self.learner.coder.spec = config.codec.spec_up
         self.learner.coder.feedback = config.codec.feedback_up
+        self.learner.pool.threads = config.codec.threads
         # Before the welcome the server's heartbeat and expiry are not known; from here on both sides have the same.
         self._endpoint.adopt(transport_settings(config))
         self._machine.rules = ClientRules(drain_cap_s=config.transfer.drain_cap_s)

@@ -85,7 +85,8 @@ def transport_settings(config: Config) -> tp.TransportSettings:
 
 def _store_settings(config: Config) -> StoreSettings:
     outer = OuterSettings(config.outer.optimizer, config.outer.learning_rate, config.outer.momentum)
-    return StoreSettings(config.checkpoint.keep_versions, config.codec.spec_down, outer)
+    codec = config.codec
+    return StoreSettings(config.checkpoint.keep_versions, codec.spec_down, outer, codec.threads)
 
 
 def _recover(store: Store, run_dir: Path) -> Recovered:

@@ -262,6 +262,9 @@ class CodecConfig:
         "of uniform: the step is 2^(-fineness/4) of a block's root mean square; 14 errs as much as e4m3",
         span(least=0, most=40),
     )
+    threads: int = setting(
+        2, "threads of each node that decode chunks at the same time", span(least=1, most=256)
+    )
     feedback_up: bool = setting(
         False,
         "error feedback at clients: what coding loses of a delta is added to the next (4 bytes a parameter); "

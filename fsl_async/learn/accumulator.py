@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from fsl_async.events import DeltaKey
+    from fsl_async.learn.chunk_pool import ChunkPool
     from fsl_async.learn.manifest import Manifest
     from fsl_async.learn.spool import Spool
 
@@ -25,9 +26,10 @@ if TYPE_CHECKING:
 class Accumulator:
     """The sum, and what is in it. The vector is allocated when the first delta is added."""
 
-    def __init__(self, manifest: Manifest, spool: Spool) -> None:
+    def __init__(self, manifest: Manifest, spool: Spool, pool: ChunkPool) -> None:
         self._manifest = manifest
         self._spool = spool
+        self._pool = pool
         self._sum: NDArray[np.float32] | None = None
         self.weights: dict[DeltaKey, float] = {}
         """The weight of every delta in the sum, in the order of addition."""
@@ -61,9 +63,13 @@ class Accumulator:
             self._fill_again({other: w for other, w in self.weights.items() if other != key})
 
     def _add(self, key: DeltaKey, weight: float) -> None:
-        for index, frame in enumerate(self._spool.frames(key, self._manifest)):
-            start, stop = self._manifest.chunk_range(index)
-            decode_accumulate(frame, self.values[start:stop], weight)
+        total = self.values
+
+        def add_chunk(numbered: tuple[int, bytes]) -> None:
+            start, stop = self._manifest.chunk_range(numbered[0])
+            decode_accumulate(numbered[1], total[start:stop], weight)
+
+        self._pool.run(add_chunk, enumerate(self._spool.frames(key, self._manifest)))
         self.weights[key] = weight
 
     def _fill_again(self, wanted: dict[DeltaKey, float]) -> None:

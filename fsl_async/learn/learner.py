@@ -38,11 +38,12 @@ from torch import nn
 from fsl_async.errors import RefusedError, TaskError
 from fsl_async.events import Attached, Event, Rebased, Snapshotted
 from fsl_async.learn.buffers import ModelWeights, Vector
+from fsl_async.learn.chunk_pool import ChunkPool
 from fsl_async.learn.delta_coder import LOSSLESS, DeltaCoder
 from fsl_async.learn.errors import LearnError
-from fsl_async.learn.manifest import CHUNK_VALUES, Manifest, WeightsDigest, digest_of
+from fsl_async.learn.manifest import Manifest, WeightsDigest, digest_of
 from fsl_async.learn.meter import Meter
-from fsl_codecs import CodecError, decode_into, encode, info
+from fsl_codecs import CodecError, decode_accumulate, decode_into, encode, info
 
 NO_VERSION = -1
 
@@ -96,6 +97,7 @@ class Learner:
         on_event: Callable[[Event], None] = lambda _: None,
     ) -> None:
         self.coder = coder or DeltaCoder()
+        self.pool = ChunkPool()
         self.on_event = on_event
         self.manifest: Manifest | None = None
         self.version = NO_VERSION  # what the model was last rebased onto
@@ -455,14 +457,19 @@ class Learner:
     def _apply(self, fetch: _Fetch, old: Vector, new: Vector) -> str:
         """Write old + decoded update to `new`: one fp32 addition per value, as the parameter server does it."""
         digest = WeightsDigest()
-        scratch = np.empty(CHUNK_VALUES, np.float32)
-        for index, frame in enumerate(fetch.frames):
+
+        def apply_chunk(index: int) -> Vector:
+            frame = fetch.frames[index]
             assert frame is not None
-            values = decode_into(frame, scratch)
-            start, stop = self._known_manifest().chunk_range(index)
-            np.add(old[start:stop], scratch[:values], out=new[start:stop])
-            digest.update(new[start:stop])
+            chunk = self._chunk(new, index)
+            if new is not old:
+                chunk[:] = self._chunk(old, index)
+            decode_accumulate(frame, chunk, 1.0)  # times one is exact
             fetch.frames[index] = None
+            return chunk
+
+        for chunk in self.pool.each(apply_chunk, range(len(fetch.frames))):
+            digest.update(chunk)
         return digest.text
 
     # --- with _lock held, or on values that do not change -----------------------------------------------------

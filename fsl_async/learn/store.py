@@ -31,6 +31,7 @@ import numpy as np
 from fsl_async.learn.accumulator import Accumulator
 from fsl_async.learn.advance import advance
 from fsl_async.learn.checkpoint import UPDATE, WEIGHTS, VersionWriter, open_flat
+from fsl_async.learn.chunk_pool import ChunkPool
 from fsl_async.learn.errors import StoreError
 from fsl_async.learn.files import Files
 from fsl_async.learn.frame_file import frame_places, read_frame
@@ -105,6 +106,7 @@ class Store:
         self._run: RunDirectory | None = None
         self._initial: InitialWeights | None = None
         self._accumulator: Accumulator | None = None
+        self._pool = ChunkPool(self._settings.threads)
         # Version lines whose write failed after the version existed; written before anything else.
         self._owed: list[VersionRecord] = []
         # A version whose folder may be there although its commit failed; taken back before anything else.
@@ -165,6 +167,7 @@ class Store:
         self._doubtful = None
         self._kept.clear()
         self._update_places.clear()
+        self._pool.close()
 
     @property
     def _open(self) -> RunDirectory:
@@ -388,7 +391,7 @@ class Store:
     @property
     def _sum(self) -> Accumulator:
         if self._accumulator is None:
-            self._accumulator = Accumulator(self.manifest, self._open.spool)
+            self._accumulator = Accumulator(self.manifest, self._open.spool, self._pool)
         return self._accumulator
 
     @property

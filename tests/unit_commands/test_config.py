@@ -262,6 +262,7 @@ def test_defaults_are_the_documented_ones():
             "down": "e4m3",
             "block_values": 128,
             "fineness": 14,
+            "threads": 2,
             "feedback_up": False,
         },
         "session": {"heartbeat_every_s": 5.0, "expire_after_s": 20.0},
