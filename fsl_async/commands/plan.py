@@ -16,7 +16,9 @@ _COUNT = click.IntRange(1, 10**12)
     "--model", required=True, metavar="NAME",
     help="resnet18-cifar10, resnet18-cifar100, or a built-in GPT: gpt-0.5m ... gpt-1b.",
 )  # fmt: skip
-@click.option("--cut", metavar="WHERE", help="layer1|layer2|layer3, or the block of a GPT.")
+@click.option(
+    "--cut", metavar="WHERE", help="layer1|layer2|layer3, or how many blocks of a GPT are in front."
+)
 @click.option("--clients", default=10, show_default=True, type=_COUNT)
 @click.option("--batch", default=256, show_default=True, type=_COUNT, help="Samples in a step.")
 @click.option(

@@ -67,10 +67,8 @@ def whole_model(shapes: ModelShapes, batch: int) -> Memory:
 
 def client_memory(method: str, shapes: ModelShapes, batch: int) -> Memory:
     """Of one client of that method."""
-    if method == "pretrain":
+    if method in {"pretrain", "fedavg"}:
         return whole_model(shapes, batch)
-    if method == "fedavg":
-        return trained(shapes.client + shapes.server, batch)
     crossing = Memory(activations=2 * _VALUE_BYTES * batch * shapes.cut_values)
     own = trained(shapes.client, batch) + crossing
     if method == "sl-u":

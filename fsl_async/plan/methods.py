@@ -1,7 +1,7 @@
 """What a client sends and receives in a round of each method, by category and direction. Pure.
 
 n samples a client, batches of B, so K = ceil(n / B) steps a round; every q-th step uploads (steps 0, q, 2q, ...); every l-th round
-aligns (rounds 0, l, 2l, ...). d values a sample cross the cut. |c|, |s|, |a|, |t| are the client's half, the server's, the auxiliary model, the tail.
+aligns (rounds 0, l, 2l, ...). d values a sample cross the cut. |c|, |a|, |t| are the client's half, the auxiliary model, the tail.
 
     method        up                                           down                              source
     sl            n d, labels, |c| to the next client          n d gradients, |c|                Gupta and Raskar, arXiv:1810.06060
@@ -11,7 +11,7 @@ aligns (rounds 0, l, 2l, ...). d values a sample cross the cut. |c|, |s|, |a|, |
     cse-fsl       the samples of every q-th step, labels,      |c|, |a|                          Mu and Shen, arXiv:2302.05599
                   |c|, |a|
     fsl-sage      the same without |a|                         |c|, and |a| every l rounds       Nair et al., arXiv:2505.23182
-    fedavg        |c| + |s|                                    |c| + |s|                         McMahan et al., arXiv:1602.05629
+    fedavg        the whole model                              the whole model                   McMahan et al., arXiv:1602.05629
 
 d' is the second cut of sl-u, where labels stay at home. In sl and sl-u a client hands its half to the next through the
 server, because clients only dial out: every turn begins with one transfer down, the run's first too, and ends with one up. Averaging the server's copies in splitfed-v1 happens inside one process.
@@ -157,8 +157,7 @@ def _fsl_sage(shapes: ModelShapes, work: Workload, count: Accounting) -> tuple[F
 
 
 def _fedavg(shapes: ModelShapes, _: Workload, count: Accounting) -> tuple[Flow, ...]:
-    # the two halves rather than `whole`: it averages the model that the split methods train
-    return _both_ways(Category.FULL_MODEL, count.weights(shapes.client + shapes.server))
+    return _both_ways(Category.FULL_MODEL, count.weights(shapes.whole))
 
 
 def _client_half(shapes: ModelShapes) -> Mapping[Category, Part]:
@@ -173,8 +172,9 @@ def _client_and_auxiliary(shapes: ModelShapes) -> Mapping[Category, Part]:
     return {Category.CLIENT_MODEL: shapes.client, Category.AUXILIARY: shapes.auxiliary}
 
 
-def _both_halves(shapes: ModelShapes) -> Mapping[Category, Part]:
-    return {Category.FULL_MODEL: shapes.client + shapes.server}
+def whole_model(shapes: ModelShapes) -> Mapping[Category, Part]:
+    """Of methods that cut nothing: all of it is downloaded first."""
+    return {Category.FULL_MODEL: shapes.whole}
 
 
 _MODEL_WAITS = 2
@@ -209,6 +209,6 @@ METHODS: Mapping[str, Method] = {
             _client_and_auxiliary,
             lambda work: _MODEL_WAITS + 2 / work.align_every,
         ),
-        Method("fedavg", _fedavg, _both_halves, lambda _: _MODEL_WAITS),
+        Method("fedavg", _fedavg, whole_model, lambda _: _MODEL_WAITS),
     )
 }

@@ -6,10 +6,8 @@ are the whole model in lossless fp32. (The client that comes first sends it up i
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from fsl_async.plan.methods import Category, Direction, Flow, Method, Workload
-from fsl_async.plan.shapes import ModelShapes, Part
+from fsl_async.plan.methods import Category, Direction, Flow, Method, Workload, whole_model
+from fsl_async.plan.shapes import ModelShapes
 from fsl_async.plan.sizes import Accounting, Kind
 
 WAITS = 5
@@ -24,8 +22,4 @@ def _sync(shapes: ModelShapes, _: Workload, count: Accounting) -> tuple[Flow, ..
     )
 
 
-def _whole(shapes: ModelShapes) -> Mapping[Category, Part]:
-    return {Category.FULL_MODEL: shapes.whole}
-
-
-PRETRAIN = Method("pretrain", _sync, _whole, lambda _: WAITS, published=False)
+PRETRAIN = Method("pretrain", _sync, whole_model, lambda _: WAITS, published=False)

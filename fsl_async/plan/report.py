@@ -167,7 +167,7 @@ def as_text(plan: Plan, rounds: int) -> list[str]:
     work, memory, whole = plan.work, plan.memory, plan.whole_memory
     total = plan.total_size(rounds)
     kept = "as published" if plan.as_published else f"{plan.format}; coded sizes are estimates"
-    where = "" if plan.method is PRETRAIN else f" cut at {plan.shapes.cut}"
+    where = "" if plan.method.name in {"fedavg", "pretrain"} else f" cut at {plan.shapes.cut}"
     share = f"{memory.total / whole.total:.0%}"
     lines = [
         f"{plan.method.name}, {plan.shapes.name}{where}, {work.clients} clients; each {work.samples:,} samples in batches of {work.batch}",

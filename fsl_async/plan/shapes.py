@@ -64,7 +64,7 @@ class ModelShapes:
 
     client, server: the halves, as most methods have them; `whole` is the model in one piece (with tied weights less than the sum).
     auxiliary: the small model that stands in for the server's half at the client.
-    tail: what of the server's half moves to the client when labels stay there (U-shaped).
+    tail: what of the server's half moves to the client when labels stay there (U-shaped), less what the client has already.
     cut_values, tail_values: values that one sample sends over the first and the second cut.
     label_bytes: what one sample's labels take on the wire.
     """
@@ -127,15 +127,14 @@ def resnet18(name: str, classes: int, cut: str) -> ModelShapes:
 
 
 def gpt(name: str, sizes: Sizes, cut: str) -> ModelShapes:
-    """The built-in GPT, cut behind block `cut`; a sample is a window of `context` tokens, its labels the next bytes.
+    """The built-in GPT with `cut` blocks in front; a sample is a window of `context` tokens, its labels the next bytes.
 
-    The whole model ties its head to the embedding; cut in two, the embedding is at the client and the head, a matrix of its own, at the server. The
-    auxiliary model is one block, the norm and a head of its own.
+    The whole model ties its head to the embedding; cut in two, the embedding is at the client and the head, a matrix of its own, at the server. With
+    the tail at the client as well they stay tied. The auxiliary model is one block, the norm and a head of its own.
     """
-    if not (cut.isascii() and cut.isdecimal() and 1 <= int(cut[:9]) < sizes.layers):
-        blocks = f"1 to {sizes.layers - 1}" if sizes.layers > 2 else "1"
+    if not (cut.isascii() and cut.isdecimal() and int(cut[:9]) < sizes.layers):
         raise UsageError(
-            f"--cut {cut[:80]!r} does not exist in {name}; cuts: behind block {blocks}"
+            f"--cut {cut[:80]!r} does not exist in {name}; cuts: 0 to {sizes.layers - 1}, the blocks in front of it"
         )
     before = int(cut)
     width, tokens = sizes.width, sizes.context
@@ -155,7 +154,7 @@ def gpt(name: str, sizes: Sizes, cut: str) -> ModelShapes:
         server=server,
         whole=_sum(head, *[block] * sizes.layers),
         auxiliary=block + head,
-        tail=head,
+        tail=norm,
         cut_values=tokens * width,
         tail_values=tokens * width,
         label_bytes=tokens * label_width(GPT_VOCABULARY),

@@ -137,15 +137,15 @@ def test_methods_with_an_auxiliary_model():
 
 
 def test_whole_models():
-    """FedAvg averages the two halves; pretraining sends deltas of the one model, and fp32 only at first."""
+    """FedAvg sends one uncut model in fp32; pretraining sends deltas, and fp32 only at first."""
     fedavg, pretrain = plan("fedavg"), plan("pretrain")
     found = fedavg.shapes
-    halves = 4 * (found.client.values + found.server.values)
-    assert payloads(fedavg.flows) == {("full model", "up"): halves, ("full model", "down"): halves}
+    whole = 4 * found.whole.values
+    assert payloads(fedavg.flows) == {("full model", "up"): whole, ("full model", "down"): whole}
     size = FORMATS["e4m3"].payload(found.whole.values)
     assert payloads(pretrain.flows) == {("full model", "up"): size, ("full model", "down"): size}
     assert pretrain.format == "e4m3"
-    assert payloads(pretrain.first) == {("full model", "down"): 4 * found.whole.values}
+    assert payloads(pretrain.first) == {("full model", "down"): whole}
 
 
 @given(st.integers(1, 500), st.integers(1, 40), st.integers(1, 30))
@@ -254,7 +254,7 @@ MISTAKES = [
     ("--model x --method sl", "--model 'x' is unknown; known: resnet18-cifar10, resnet18-cifar100"),
     (
         "--model gpt-1m --method sl --cut 5",
-        "--cut '5' does not exist in gpt-1m; cuts: behind block 1 to 4",
+        "--cut '5' does not exist in gpt-1m; cuts: 0 to 4, the blocks",
     ),
     ("--model 1m --method sl --cut x", "--cut 'x' does not exist in gpt-1m"),
     (

@@ -1,12 +1,13 @@
 """The planner's shapes against real modules: the planner itself never builds one."""
 
-from itertools import pairwise
-
 import pytest
 import torch
-from torch import nn
 
 from fsl_async.learn.gpt import GPT, PRESETS, GPTConfig
+from fsl_async.learn.split.auxiliary import build
+from fsl_async.learn.split.batches import Batch
+from fsl_async.learn.split.cuts import split
+from fsl_async.learn.split.images import resnet18
 from fsl_async.plan.shapes import Part, find_shapes, gpt, label_width
 from fsl_async.presets import SIZES, Sizes
 
@@ -14,9 +15,9 @@ from fsl_async.presets import SIZES, Sizes
 def counted(*modules):
     """Parameters, floating buffers and integer buffers of modules, tied ones once."""
     parameters = {id(w): w.numel() for m in modules for w in m.parameters()}
-    state = [b for m in modules for b in m.state_dict().values()]
-    known = {w.data_ptr() for m in modules for w in m.parameters()}
-    buffers = [b for b in state if b.data_ptr() not in known]
+    buffers = [
+        b for m in modules for n, b in m.state_dict().items() if n not in dict(m.named_parameters())
+    ]
     return (
         sum(parameters.values()),
         sum(b.numel() for b in buffers if b.is_floating_point()),
@@ -41,20 +42,25 @@ def kept_values(module, inputs, weights):
     return sum(sizes.values()) / 4
 
 
+def same(part, *modules):
+    return (part.parameters, part.buffers, part.counters) == counted(*modules)
+
+
 @pytest.mark.parametrize("name", ["0.5m", "3m"])
-@pytest.mark.parametrize("before", [1, 3])
-def test_gpt_halves_have_the_parameters_of_the_real_one(name, before):
+@pytest.mark.parametrize("cut", ["0", "2"])
+def test_gpt_parts_have_the_values_of_the_real_ones(name, cut):
     """A formula of somebody else's module goes wrong the day that module changes."""
     with torch.device("meta"):
         model = GPT(PRESETS[name])
-    found = find_shapes(f"gpt-{name}", str(before))
-    blocks = [sum(w.numel() for w in block.parameters()) for block in model.blocks]
-    table, norm = model.embedding.numel(), sum(w.numel() for w in model.norm.parameters())
-    assert found.client == Part(table + sum(blocks[:before]), activations=found.client.activations)
-    assert found.server.parameters == sum(blocks[before:]) + norm + table
-    assert found.whole.parameters == sum(w.numel() for w in model.parameters())
-    assert found.auxiliary.parameters == blocks[0] + norm + table
-    assert found.tail.parameters == norm + table
+    found = find_shapes(f"gpt-{name}", cut)
+    assert same(found.whole, model)
+    halves = split(model, cut)
+    assert same(found.client, halves.client)
+    assert same(found.server, halves.server)
+    assert same(found.auxiliary, halves.server.first_blocks(1))
+    with torch.device("meta"):
+        shape_of_u = split(GPT(PRESETS[name]), cut, PRESETS[name].layers)
+    assert same(found.client + found.tail, shape_of_u.client, shape_of_u.tail)
     context, width = PRESETS[name].context, PRESETS[name].width
     assert found.cut_values == found.tail_values == context * width
     assert found.label_bytes == context
@@ -74,53 +80,23 @@ def test_a_gpt_keeps_what_the_rule_says():
     assert kept == pytest.approx(batch * found.whole.activations, rel=0.03)
 
 
-class Basic(nn.Module):
-    """A basic block of ResNet-18, written from the paper."""
-
-    def __init__(self, inputs, outputs, stride):
-        super().__init__()
-        self.first = nn.Sequential(
-            nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False), nn.BatchNorm2d(outputs), nn.ReLU()
-        )
-        self.second = nn.Sequential(
-            nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False), nn.BatchNorm2d(outputs)
-        )
-        self.shortcut = nn.Identity()
-        if stride > 1:
-            self.shortcut = nn.Sequential(
-                nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs)
-            )
-
-    def forward(self, x):  # noqa: D102
-        return torch.relu(self.second(self.first(x)) + self.shortcut(x))
-
-
-def resnet(classes):
-    """Stem, four stages, head: six modules."""
-    widths = [64, 64, 128, 256, 512]
-    stem = nn.Sequential(
-        nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64), nn.ReLU(), nn.MaxPool2d(3, 2, 1)
-    )
-    stages = [
-        nn.Sequential(Basic(a, b, 2 if b > a else 1), Basic(b, b, 1)) for a, b in pairwise(widths)
-    ]
-    head = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, classes))
-    return [stem, *stages, head]
-
-
-@pytest.mark.parametrize(("cut", "index"), [("layer1", 2), ("layer2", 3), ("layer3", 4)])
-def test_resnet_halves_have_the_values_of_a_real_one(cut, index):
+@pytest.mark.parametrize("cut", ["layer1", "layer2", "layer3"])
+def test_resnet_parts_have_the_values_of_the_real_ones(cut):
     """Parameters, running statistics, counters, the cut's shape and what is kept, at every cut that is offered."""
-    parts = resnet(100)
     found = find_shapes("resnet18-cifar100", cut)
-    for part, modules in ((found.client, parts[:index]), (found.server, parts[index:])):
-        assert (part.parameters, part.buffers, part.counters) == counted(*modules)
-    assert (found.tail.parameters, found.tail.buffers) == counted(parts[-1])[:2]
-    client, server = nn.Sequential(*parts[:index]), nn.Sequential(*parts[index:])
-    batch = 4
-    images = torch.rand(batch, 3, 32, 32)
+    batch = 2
+    images, labels = torch.rand(batch, 3, 32, 32), torch.zeros(batch, dtype=torch.int64)
+    halves = split(resnet18(100), cut)
+    client, server = halves.client, halves.server
+    assert same(found.whole, client, server)
+    assert same(found.client, client)
+    assert same(found.server, server)
+    auxiliary = build("blocks:1", halves, Batch(images, labels))
+    assert same(found.auxiliary, auxiliary)
+    assert same(found.tail, server.fc)
     crossing = client(images).detach()
     assert crossing.numel() == batch * found.cut_values
+    assert server.fc.in_features == found.tail_values
     # What a half puts out is kept by whoever reads it next, and the loss reads the logits. Batch norms also keep two values a
     # channel, whatever the batch, as many as they have running statistics.
     kept = kept_values(client, (images,), client.state_dict().values())
