@@ -36,7 +36,7 @@ def difference():
 def images():
     """(name -> round -> batches) of random images: unequal clients, the last batch of one is smaller."""
 
-    def make(names="abc", rounds=3, batches=3, size=6, side=8, classes=4, seed=0):
+    def make(*, names="abc", rounds=3, batches=3, size=6, side=8, classes=4, seed=0):
         chance = torch.Generator().manual_seed(seed)
         found = {}
         for index, name in enumerate(names):
@@ -58,7 +58,7 @@ def images():
 def texts():
     """(name -> round -> batches) of random tokens with the next token as label; some labels ask for nothing."""
 
-    def make(names="abc", rounds=3, batches=3, size=3, context=7, vocabulary=20, seed=0):
+    def make(*, names="abc", rounds=3, batches=3, size=3, context=7, vocabulary=20, seed=0):
         chance = torch.Generator().manual_seed(seed)
         found = {}
         for name in names:

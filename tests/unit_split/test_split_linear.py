@@ -27,6 +27,7 @@ class Weight:
         self.value, self.speed = value.copy(), None
 
     def move(self, gradient, rate=RATE, momentum=MOMENTUM):
+        """One step."""
         self.speed = gradient if self.speed is None else momentum * self.speed + gradient
         self.value = self.value - rate * self.speed
 
