@@ -1,8 +1,11 @@
 """Golden vectors: frames written once, which every version must still read and this version still writes.
 
-tests/vectors/codec_v1.json lists them with their settings and the CRC-32 of the little-endian fp32 bytes they decode to. Their values
-come from `values_of` below, in integers and exact operations, so that any language can repeat them. A wire change adds a new set and
-keeps this one decoding.
+tests/vectors/codec_v2.json lists them: what goes in, and of what comes out the CRC-32. The frames are in files beside it, except the
+large ones. The values come from `values_of` below, in integers and exact operations, so that any language can repeat them. A wire change
+adds a new set and keeps this one decoding; until a first release it replaces it. To write them anew, which changes what all
+other tests of the bytes are measured by, and to look at what changed:
+
+    python tests/unit_codecs/test_codec_vectors.py && git diff --stat tests/vectors
 """
 
 import json
@@ -12,10 +15,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fsl_codecs import CodecSpec, decode, encode
+from fsl_codecs import Codebook, CodecSpec, bound, codebooks_of, decode, decode_into, encode_into
+from fsl_codecs import info as info_of
+from fsl_codecs.books import read_book
+from fsl_codecs.treebitmap import Reader
 
 FOLDER = Path(__file__).parent.parent / "vectors"
-VECTORS = json.loads((FOLDER / "codec_v1.json").read_text())
+INDEX = FOLDER / "codec_v2.json"
+FORMATS = ("fp32", "bf16", "e4m3", "e5m2", "uniform")
+LARGEST_FILE = 17_000
 
 
 def hashes(count, salt):
@@ -36,35 +44,227 @@ def bell(count):
     return np.ldexp((total - 131_070).astype(np.float32), -26).astype(np.float32)
 
 
+def zeros_below(numbers, most):
+    """How many zero bits stand below the lowest set one, at most `most`: 0 half of the time, then a quarter, and so on."""
+    return sum(((numbers & np.uint32((2 << bit) - 1)) == 0).astype(np.int64) for bit in range(most))
+
+
 def values_of(kind, count):
     """The values of a golden vector, (count,) float32."""
     values = bell(count)
     chance = hashes(count, 3)
-    if kind == "lopsided":
-        values = np.where(values < 0, np.ldexp(values, -6), values)
-    elif kind == "sparse":
-        values = np.where(chance % 10 == 0, values, np.float32(0))
-    elif kind == "wide":
-        values = np.ldexp(values, (chance >> np.uint32(24)).astype(np.int64) - 134)
-    elif kind == "constant":
-        values = np.full(count, values[0])
-    elif kind == "bits":
+    index = np.arange(count)
+    is_sampled = index // 128 % 16 == 0
+    if kind == "bell":
+        return values
+    if kind == "lopsided":  # negative ones are 64 times smaller
+        return np.where(values < 0, np.ldexp(values, -6), values)
+    if kind == "sparse":  # nine of ten are zero
+        return np.where(chance % 10 == 0, values, np.float32(0))
+    if (
+        kind == "rows"
+    ):  # a third of them zeros in one piece, with either sign; the others of sizes from 2**-24 to 2**24
+        sizes = (index // 1000 * 7 % 49) - 24
+        zeros = np.where(chance % 2 == 0, np.float32(0), np.float32(-0.0))
+        return np.where(index // 1000 % 3 == 1, zeros, np.ldexp(values, sizes))
+    if kind == "wide":  # all exponents, of which the lowest give subnormal numbers
+        exponents = (chance >> np.uint32(24)).astype(np.int64) - 134
+        return np.ldexp(values, np.maximum(exponents, -123))
+    if kind == "tiny":  # subnormal numbers alone
+        return np.ldexp(values, -118)
+    if kind == "heavy":  # twice as large is half as frequent
+        return np.ldexp(values, zeros_below(chance, 20))
+    if kind == "outside":  # large values where a sample does not look
+        return np.ldexp(values, np.where((chance % 97 == 0) & ~is_sampled, 9, 0))
+    if kind == "late":  # two of the four bytes change once, where a sample does not look
+        numbers = 128 + chance % 97
+        return np.where(index == count - 2000, -(2.0**100), numbers / 128).astype(np.float32)
+    if kind == "misled":  # a sample shows a few small bytes, the rest is full of others
+        words = np.zeros(count, dtype=np.uint32)
+        for shift in (0, 8, 16, 24):
+            drawn = hashes(count, 10 + shift)
+            shown = zeros_below(drawn, 12).astype(np.uint32)
+            hidden = np.uint32(0x18) + (drawn >> np.uint32(8)) % np.uint32(0x58)
+            words |= np.where(is_sampled, shown, hidden).astype(np.uint32) << np.uint32(shift)
+        return words.view(np.float32)
+    if kind == "constant":
+        return np.full(count, values[0])
+    if kind == "bits":
         return chance.view(np.float32)
-    elif kind != "bell":
-        raise ValueError(kind)
-    return values.astype(np.float32)
+    raise ValueError(kind)
 
 
-@pytest.mark.parametrize("vector", VECTORS, ids=lambda vector: vector["file"])
+def inputs():
+    """What goes into each vector, as it stands in the list."""
+    for name in FORMATS:
+        is_scaled = name in ("e4m3", "e5m2", "uniform")
+        for kind, count, spec in [
+            ("bell", 0, {}),
+            ("bell", 1001, {"entropy": False}),
+            ("bell", 300, {}),
+            ("bell", 1001, {}),
+            ("bell", 3001, {}),
+            ("bell", 3000, {"block_values": 16, "chunk_values": 1008}),
+            ("bell", 20_001, {}),
+            ("bell", 40_000, {"block_values": 1024}),
+            ("lopsided", 3000, {}),
+            ("sparse", 5000, {}),
+            ("sparse", 3000, {"block_values": 16}),
+            ("rows", 33_000, {}),
+            ("wide", 2000, {}),
+            ("tiny", 1000, {}),
+            ("heavy", 3000, {}),
+            ("heavy", 20_001, {"block_values": 16, "entropy": False}),
+            ("outside", 40_000, {}),
+            ("late", 40_000, {}),
+            ("misled", 40_000, {}),
+            ("constant", 3000, {"chunk_values": 1024}),
+            ("bits", 300, {"chunk_values": 128}),
+        ]:
+            if is_scaled or "block_values" not in spec or spec["block_values"] == 16:
+                yield {"values": kind, "count": count, "spec": {"format": name, **spec}}
+        spec = {"format": name, "chunk_values": 1024}
+        yield {"values": "bell", "count": 1500, "spec": spec, "reference": "lopsided"}
+        yield {"values": "bell", "count": 1500, "spec": spec, "residual": "heavy"}
+        feedback = {"reference": "rows", "residual": "lopsided"}
+        yield {"values": "heavy", "count": 1500, "spec": spec, **feedback}
+        yield {"values": "constant", "count": 200, "spec": spec, "residual": "constant"}
+        yield {"values": "wide", "count": 1500, "spec": spec, "input": "bf16", "residual": "bell"}
+        yield {"values": "lopsided", "count": 1000, "spec": spec, "books": ["lopsided", 20_001]}
+        yield {"values": "outside", "count": 3000, "spec": spec, "books": ["heavy", 20_001]}
+    for fineness in (0, 8, 24, 33, 40):
+        for kind in ("bell", "heavy"):
+            spec = {"format": "uniform", "block_values": 64, "fineness": fineness}
+            yield {"values": kind, "count": 1001, "spec": spec}
+
+
+def name_of(given):
+    """A name that tells the vectors apart."""
+    spec = given["spec"]
+    parts = [spec["format"], given["values"], str(given["count"])]
+    parts += [f"b{spec['block_values']}"] if "block_values" in spec else []
+    parts += [f"f{spec['fineness']}"] if "fineness" in spec else []
+    parts += [] if spec.get("entropy", True) else ["plain"]
+    parts += [key for key in ("input", "reference", "residual", "books") if key in given]
+    return "_".join(parts)
+
+
+def books_of(given):
+    """The shared books of a vector: where they were made, or as the list has them, width and hexadecimal bytes."""
+    books = given.get("books", [])
+    if books and isinstance(books[0], str):
+        spec = CodecSpec(**{**given["spec"], "chunk_values": 131_072})
+        out = bytearray(bound(books[1], spec))
+        size = encode_into(values_of(*books), out, spec)
+        return codebooks_of(bytes(out[:size]))
+    return tuple(
+        read_book(Reader(np.frombuffer(bytes.fromhex(packed), np.uint8)), width)
+        for width, packed in books
+    )
+
+
+def checksum(array):
+    return zlib.crc32(array.astype(array.dtype.newbyteorder("<")).tobytes())
+
+
+def made(given, books: tuple[Codebook, ...]):
+    """The frame, and the checksums of what comes out besides."""
+    values = values_of(given["values"], given["count"])
+    if given.get("input") == "bf16":
+        values = (values.view(np.uint32) >> np.uint32(16)).astype(np.uint16)
+    feedback = {
+        key: values_of(given[key], given["count"]).copy()
+        for key in ("reference", "residual")
+        if key in given
+    }
+    spec = CodecSpec(**given["spec"])
+    out = bytearray(bound(values.size, spec))
+    frame = bytes(out[: encode_into(values, out, spec, books=books, **feedback)])
+    results = {"frame_bytes": len(frame), "frame_crc32": zlib.crc32(frame)}
+    if "residual" in feedback:
+        results["residual_crc32"] = checksum(feedback["residual"])
+    return frame, results
+
+
+def read(frame, books):
+    """The checksums of the values that a frame decodes to."""
+    values = decode(frame, books=books)
+    halves = np.empty(values.size, np.uint16)
+    decode_into(frame, halves, books=books)
+    return {"decoded_crc32": checksum(values), "decoded_bf16_crc32": checksum(halves)}
+
+
+def rewrite():
+    """Write all vectors anew."""
+    for path in FOLDER.glob("codec_v2*"):
+        path.unlink()
+    lines = []
+    for given in inputs():
+        books = books_of(given)
+        frame, results = made(given, books)
+        entry = {"name": name_of(given), **given, **results, **read(frame, books)}
+        if books:
+            entry["books"] = [[book.width, book.packed.hex()] for book in books]
+        if len(frame) <= LARGEST_FILE:
+            entry["file"] = f"codec_v2_{entry['name']}.bin"
+            (FOLDER / entry["file"]).write_bytes(frame)
+        lines.append("  " + json.dumps(entry))
+    INDEX.write_text("[\n" + ",\n".join(lines) + "\n]\n")
+
+
+VECTORS = json.loads(INDEX.read_text()) if INDEX.exists() else []
+
+
+@pytest.mark.parametrize("vector", VECTORS, ids=lambda vector: vector["name"])
 def test_golden_frames_are_written_and_read_as_ever(vector):
     """A byte that moves breaks mixed fleets and old spool files: it needs a new version of the format."""
-    values = values_of(vector["values"], vector["count"])
-    golden = (FOLDER / vector["file"]).read_bytes()
-    assert encode(values, CodecSpec(**vector["spec"])) == golden
-    assert zlib.crc32(decode(golden).astype("<f4").tobytes()) == vector["decoded_crc32"]
+    books = books_of(vector)
+    frame, results = made(vector, books)
+    assert results == {key: vector[key] for key in results}
+    if "file" in vector:
+        golden = (FOLDER / vector["file"]).read_bytes()
+        assert frame == golden
+        frame = golden
+    assert read(frame, books) == {key: vector[key] for key in vector if key.startswith("decoded")}
 
 
-def test_no_golden_file_is_left_out():
-    """A file nobody reads protects nothing."""
-    listed = {vector["file"] for vector in VECTORS}
-    assert listed == {path.name for path in FOLDER.glob("codec_v1_*.bin")}
+def test_the_list_is_that_of_the_inputs():
+    """What the list holds was written by `rewrite`, and no file is left out or forgotten."""
+    listed = [{key: v for key, v in vector.items() if key != "books"} for vector in VECTORS]
+    for given, vector in zip(inputs(), listed, strict=True):
+        assert {**{key: v for key, v in given.items() if key != "books"}}.items() <= vector.items()
+        assert vector["name"] == name_of(given)
+    files = {vector["file"] for vector in VECTORS if "file" in vector}
+    assert files == {path.name for path in FOLDER.glob("codec_*.bin")}
+    assert sum(path.stat().st_size for path in FOLDER.glob("codec_*")) < 500_000
+    assert len({vector["name"] for vector in VECTORS}) == len(VECTORS)
+
+
+def test_the_vectors_show_every_part_of_the_format():
+    """A part that no vector shows may be broken in another language without a sign."""
+    seen = set()
+    for vector in VECTORS:
+        if "file" not in vector:
+            continue
+        frame, books = (FOLDER / vector["file"]).read_bytes(), books_of(vector)
+        name = vector["spec"]["format"]
+        info = info_of(frame)
+        modes = ("raw_fp32", "constant", "raw_code", "coded")
+        seen |= {(name, mode) for mode in modes if getattr(info, f"{mode}_chunks")}
+        if info.coded_chunks == info.chunks > 0:
+            own = codebooks_of(frame, books=books)
+            seen |= {(name, "escape") for book in own if book.escape}
+            seen.add((name, "split", frame[28 + 16]))
+            seen.add((name, "plane", frame[28 + 16 + 1]))
+    for name in FORMATS:
+        expected = {"raw_fp32", "constant", "coded"} | ({"raw_code"} if name != "fp32" else set())
+        assert {(name, mode) for mode in expected} <= seen
+        assert {(name, "plane", kind) for kind in (2, 4)} <= seen
+    for name, splits in (("e4m3", 3), ("e5m2", 3), ("uniform", 2)):
+        assert {(name, "split", at) for at in range(splits)} <= seen
+        assert (name, "plane", 3) in seen
+        assert (name, "escape") in seen
+
+
+if __name__ == "__main__":
+    rewrite()
