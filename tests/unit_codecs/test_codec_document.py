@@ -1,0 +1,247 @@
+"""A reader of whole frames that follows docs/WIRE.md step by step, in plain Python, and shares no code with the package.
+
+It pins the document to the package where the other tests look at parts: the order of heads, scales, planes and escaped values.
+"""
+
+import hashlib
+import math
+import re
+import struct
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fsl_codecs import CodecSpec, codebooks_of, decode, encode
+
+WIRE = Path(__file__).parent.parent.parent / "docs" / "WIRE.md"
+FORMATS = ["fp32", "bf16", "e4m3", "e5m2", "uniform"]
+CODE_BITS = {"fp32": 32, "bf16": 16, "e4m3": 8, "e5m2": 8, "uniform": 8}
+SPLITS = {
+    "fp32": [("rotated", 8, 8, 8, 8)],
+    "bf16": [("rotated", 8, 8)],
+    "e4m3": [("rotated", 6, 2), ("plain", 6, 2), ("plain", 8)],
+    "e5m2": [("rotated", 6, 2), ("plain", 6, 2), ("plain", 8)],
+    "uniform": [("plain", 6, 2), ("plain", 8)],
+}
+STATIC = {
+    (name, int(number)): bytes.fromhex(packed)
+    for number, name, packed in re.findall(
+        r"^\| (\d+) \| (\w+) \| .* \| `([0-9a-f]+)` \|$", WIRE.read_text(), re.MULTILINE
+    )
+}
+
+
+class Bytes:
+    """Bytes that are taken from the front."""
+
+    def __init__(self, data):
+        self.data = data
+
+    def take(self, count):
+        """The next bytes."""
+        assert len(self.data) >= count
+        taken, self.data = self.data[:count], self.data[count:]
+        return taken
+
+    def numbers(self, form):
+        """The next numbers, in the letters of struct."""
+        return struct.unpack("<" + form, self.take(struct.calcsize("<" + form)))
+
+    def number(self, form):
+        """The next number."""
+        return self.numbers(form)[0]
+
+    def bits(self, count):
+        """The next bits, lowest first, up to a whole byte."""
+        data = self.take(-(-count // 8))
+        return [data[at // 8] >> at % 8 & 1 for at in range(count)]
+
+    def planes(self, count, width):
+        """Numbers in bit planes, the highest bit first."""
+        numbers = [0] * count
+        for _ in range(width):
+            numbers = [2 * n + bit for n, bit in zip(numbers, self.bits(count), strict=True)]
+        return numbers
+
+
+def single(number):
+    return struct.unpack("<f", struct.pack("<f", number))[0]
+
+
+def book_of(data):
+    """Leaves with their code words as text, in order of their ranks; None stands for the escape."""
+    first, last, escape = data.numbers("BBB")
+    digits = [
+        digit for byte in data.take((last - first) // 2 + 1) for digit in (byte & 15, byte >> 4)
+    ]
+    leaves = [(length, symbol) for symbol, length in enumerate(digits, first) if length]
+    leaves = sorted([*leaves, (escape, 256)] if escape else leaves)
+    code, words = 0, []
+    for length, symbol in leaves:
+        words.append(
+            (format(code >> 12 - length, f"0{length}b"), None if symbol == 256 else symbol)
+        )
+        code += 1 << 12 - length
+    assert code == 4096
+    return words
+
+
+def tree_symbols(data, words, count):
+    """The leaves that an inner block's bitmaps name."""
+    depth = len(words[0][0]) if len({len(word) for word, _ in words}) == 1 else None
+    if depth is not None:
+        return [words[rank][1] for rank in data.planes(count, depth)]
+    goes_right = data.bits(count)
+    sides = []
+    for bit in (0, 1):
+        child = [(word[1:], leaf) for word, leaf in words if word[0] == str(bit)]
+        sides.append(iter(tree_symbols(data, child, goes_right.count(bit))))
+    return [next(sides[bit]) for bit in goes_right]
+
+
+def head_of(data, name, width, shared):
+    kind = data.number("B")
+    if kind == 0:
+        return "raw", None
+    if kind == 1:
+        return "constant", data.number("B")
+    if kind == 2:
+        return "tree", book_of(data)
+    if kind == 3:
+        return "tree", book_of(Bytes(STATIC[name, data.number("B")]))
+    packed = shared[data.take(8)]
+    assert packed[0] == width
+    return "tree", book_of(Bytes(packed[1:]))
+
+
+def plane_of(data, head, width, count):
+    kind, what = head
+    if kind == "constant":
+        return [what] * count
+    if kind == "raw":
+        return list(data.take(count)) if width == 8 else data.planes(count, width)
+    leaves = tree_symbols(data, what, count)
+    listed = iter(data.take(leaves.count(None)))
+    return [next(listed) if leaf is None else leaf for leaf in leaves]
+
+
+def float8(code, name):
+    mantissa_bits, bias = {"e4m3": (3, 7), "e5m2": (2, 15)}[name]
+    exponent, mantissa = code >> mantissa_bits & (127 >> mantissa_bits), code % (1 << mantissa_bits)
+    significand = mantissa + (1 << mantissa_bits if exponent else 0)
+    value = math.ldexp(significand, max(exponent, 1) - bias - mantissa_bits)
+    return -value if code & 128 else value
+
+
+def values_of(codes, scales, block_values, name, data):
+    for at, code in enumerate(codes):
+        if name == "fp32":
+            yield struct.pack("<I", code)
+        elif name == "bf16":
+            yield struct.pack("<I", code << 16)
+        elif name == "uniform" and code == 0:
+            yield data.take(4)
+        elif name == "uniform":
+            k = scales[at // block_values] - 512
+            step = math.ldexp(single(2 ** (k % 4 / 4)), k // 4)
+            yield struct.pack("<f", (code - 128) * step)
+        else:
+            scale = scales[at // block_values] - 127
+            yield struct.pack("<f", math.ldexp(float8(code, name), scale))
+
+
+def inner_block(data, count, name, block_values, plan):
+    """The bytes of an inner block's values."""
+    scales = []
+    if CODE_BITS[name] == 8:
+        lowest, width = data.numbers("HB" if name == "uniform" else "BB")
+        scales = [lowest + n for n in data.planes(-(-count // block_values), width)]
+    if plan is None:
+        codes = data.numbers(f"{count}{'H' if name == 'bf16' else 'B'}")
+    else:
+        (rotation, *widths), heads = plan
+        codes = [0] * count
+        for width, head in zip(widths, heads, strict=True):
+            plane = plane_of(data, head, width, count)
+            codes = [code << width | symbol for code, symbol in zip(codes, plane, strict=True)]
+        if rotation == "rotated":
+            top = CODE_BITS[name] - 1
+            codes = [code >> 1 | (code & 1) << top for code in codes]
+    return b"".join(values_of(codes, scales, block_values, name, data))
+
+
+def read(frame, shared=()):
+    """The bytes of a frame's fp32 values; shared: BLAKE2b-64 to width and book."""
+    data = Bytes(frame)
+    assert zlib.crc32(frame[:24]) == struct.unpack("<I", frame[24:28])[0]
+    magic, version, wire_id, reserved = data.numbers("4sBBH")
+    block_values, chunk_values, values, seed = data.numbers("IIQI")
+    assert (magic, version, reserved) == (b"FSLC", 2, 0)
+    name, out = FORMATS[wire_id], b""
+    for index in range(-(-values // chunk_values)):
+        checked = data.data
+        payload_bytes, written_index, mode, flags, reserved, checksum = data.numbers("IIBBHI")
+        payload = Bytes(data.take(payload_bytes))
+        assert zlib.crc32(checked[:12] + payload.data, seed) == checksum
+        assert (written_index, flags & ~1, reserved) == (index, 0, 0)
+        count = min(chunk_values, values - index * chunk_values)
+        if mode == 0:
+            out += payload.take(4 * count)
+        elif mode == 1:
+            out += payload.take(4) * count
+        else:
+            plan = None
+            if mode == 3:
+                split = SPLITS[name][payload.number("B")]
+                plan = split, [head_of(payload, name, width, shared) for width in split[1:]]
+            for start in range(0, count, 16384):
+                part = min(16384, count - start)
+                out += inner_block(payload, part, name, block_values, plan)
+        assert not payload.data
+    assert not data.data
+    return out
+
+
+def drawn(draw, count):
+    generator = np.random.default_rng(count)
+    values = generator.standard_normal(count)
+    if draw == "gelu":
+        values = np.where(values > 0, values, values / 40)
+    elif draw == "sparse":
+        values = np.where(generator.random(count) < 0.04, values, 0)
+    elif draw == "heavy":
+        values = generator.standard_t(1.5, count)
+    elif draw == "rows":
+        values *= 2.0 ** np.repeat(generator.integers(-90, 90, -(-count // 300)), 300)[:count]
+        values[3000:5000] = 0
+    elif draw == "nan":
+        values[count // 2] = np.nan
+    return values.astype(np.float32)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("draw", ["gauss", "gelu", "sparse", "heavy", "rows", "nan"])
+def test_the_document_alone_reads_frames(name, draw):
+    """Small and sampled chunks, coded and not, with own and static books and escapes."""
+    for count, spec in [
+        (700, CodecSpec(name)),
+        (3000, CodecSpec(name, 16, 1008)),
+        (17_500, CodecSpec(name)),
+        (33_000, CodecSpec(name, 1024)),
+        (17_000, CodecSpec(name, 64, entropy=False)),
+    ]:
+        frame = encode(drawn(draw, count), spec)
+        assert read(frame) == decode(frame).tobytes()
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_the_document_alone_reads_frames_with_shared_books(name):
+    """The receiver finds them by the hash of width and book."""
+    books = codebooks_of(encode(drawn("gelu", 40_000), CodecSpec(name)))
+    contents = [bytes((book.width,)) + book.packed for book in books]
+    shared = {hashlib.blake2b(each, digest_size=8).digest(): each for each in contents}
+    frame = encode(drawn("gelu", 900), CodecSpec(name), books=books)
+    assert any(digest in frame for digest in shared)
+    assert read(frame, shared) == decode(frame, books=books).tobytes()
