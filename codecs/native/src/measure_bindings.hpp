@@ -1,0 +1,6 @@
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+// Adds the functions of measure.hpp to the module.
+void bind_measure(nanobind::module_& module);
