@@ -16,6 +16,7 @@ Shape suffixes: B batch, S window (context + 1), T context, V vocabulary, C widt
 # ruff: noqa: N803, N806 - shapes are suffixes
 
 import math
+from collections.abc import Callable
 
 import attrs
 import torch
@@ -93,11 +94,17 @@ def rotate(x_BHTD: Tensor, cos_TD: Tensor, sin_TD: Tensor) -> Tensor:
     return torch.cat(turned, dim=-1).to(x_BHTD.dtype)
 
 
+def squared_relu(x: Tensor) -> Tensor:
+    """max(x, 0) ** 2, element by element."""
+    return F.relu(x).square()
+
+
 class Block(nn.Module):
     """Attention, then a two-layer perceptron, each added to the residual stream."""
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
+        self.activation: Callable[[Tensor], Tensor] = squared_relu
         self.heads = config.heads
         self.dropout = config.dropout
         self.attention_norm = RMSNorm(config.width)
@@ -124,7 +131,7 @@ class Block(nn.Module):
         )
         read_BTC = self.attention_out(read_BHTD.transpose(1, 2).reshape(B, T, C))
         x_BTC = x_BTC + F.dropout(read_BTC, dropout)
-        thought_BTC = self.mlp_out(F.relu(self.mlp_in(self.mlp_norm(x_BTC))).square())
+        thought_BTC = self.mlp_out(self.activation(self.mlp_in(self.mlp_norm(x_BTC))))
         return x_BTC + F.dropout(thought_BTC, dropout)
 
 
