@@ -366,7 +366,7 @@ def _left_over(
 ) -> Float32Array | np.float32:
     """Values (n,) minus what a decoder of the chunk gives."""
     number_format = format_named(spec.format)
-    if mode == RAW_FP32:
+    if mode == RAW_FP32 or number_format.name == "fp32":
         return np.float32(0)
     if mode == CONSTANT:
         constant = np.frombuffer(payload, "<f4")

@@ -97,10 +97,20 @@ def test_arbitrary_values_and_residuals(rows, name, finite, entropy):
     for start in (0, 48, 96):
         part = slice(start, start + 48)
         alone = info(encode(x[part], spec))
-        if alone.raw_fp32_chunks or not np.isfinite(decoded[part]).all():
+        if name == "fp32" or alone.raw_fp32_chunks or not np.isfinite(decoded[part]).all():
             assert same_bits(residual[part], np.zeros_like(x[part]))
         else:
             assert same_bits(residual[part], x[part] - decoded[part])
+
+
+def test_lossless_chunks_leave_nothing_also_of_what_is_not_finite():
+    """Infinity minus infinity is no number, and a residual keeps it for good."""
+    values, residual = gaussian(3000), np.zeros(3000, np.float32)
+    values[::700] = np.inf
+    values[1::700] = np.nan
+    frame = coded(values, CodecSpec("fp32"), None, residual)
+    assert info(frame).coded_chunks == 1
+    assert not residual.view(np.uint32).any()
 
 
 @pytest.mark.parametrize("name", NAMES)
