@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "encode_block.hpp"
+#include "float_environment.hpp"
 #include "frame.hpp"
 #include "plan.hpp"
 #include "pool.hpp"
@@ -47,11 +48,16 @@ class ChunkEncoder {
 
  private:
   const float* values(std::size_t offset, std::size_t count);
-  void quantise(std::size_t offset, std::size_t count);
+  void quantise(std::size_t offset, std::size_t count, Prefetch& prefetch);
+  void quantise(std::size_t offset, std::size_t count) {
+    Prefetch none;
+    quantise(offset, count, none);
+  }
   float* residual(std::size_t offset) const { return source_.residual == nullptr ? nullptr : source_.residual + start_ + offset; }
   Prefetch upcoming(std::size_t offset) const;
   const ChunkPlan* plan(bool everything);
   Attempt write_coded(const ChunkPlan& plan, std::uint8_t* out, std::size_t& bytes, std::size_t& raw_bytes);
+  Attempt too_long(const ChunkPlan& plan, std::size_t offset);
   Attempt write_raw_codes(std::uint8_t* out, std::size_t& bytes);
   Encoded write_raw(std::uint8_t* out);
   Encoded write_constant(std::uint8_t* out);
@@ -81,8 +87,8 @@ const float* ChunkEncoder::values(std::size_t offset, std::size_t count) {
   return scratch_.x;
 }
 
-void ChunkEncoder::quantise(std::size_t offset, std::size_t count) {
-  block_.quantise(values(offset, count), count, first_bits_, seen_);
+void ChunkEncoder::quantise(std::size_t offset, std::size_t count, Prefetch& prefetch) {
+  block_.quantise(values(offset, count), count, first_bits_, seen_, prefetch);
 }
 
 // What is read after the block at `offset`.
@@ -125,25 +131,35 @@ Attempt ChunkEncoder::write_coded(const ChunkPlan& plan, std::uint8_t* out, std:
   raw_bytes = 0;
   for (std::size_t offset = 0; offset < count_; offset += kBlockValues) {
     const std::size_t size = count_ - offset < kBlockValues ? count_ - offset : kBlockValues;
-    quantise(offset, size);
+    Prefetch prefetch = upcoming(offset);
+    quantise(offset, size, prefetch);
     if (seen_.largest_magnitude >= format_.escape_magnitude) return Attempt::kBeyondFormat;
     const std::size_t scale_bytes = block_.write_scales(position);
     position += scale_bytes;
-    Prefetch prefetch = upcoming(offset);
     for (int p = 0; p < planes; ++p) {
       // A plane takes less than kWorkingBytes.
-      if (static_cast<std::size_t>(position - out) > most) return Attempt::kTooLong;
+      if (static_cast<std::size_t>(position - out) > most) return too_long(plan, offset);
       const std::size_t written = block_.write_plane(plan, p, position, prefetch);
       if (written == SIZE_MAX) return Attempt::kConstantPlane;
       position += written;
     }
-    if (static_cast<std::size_t>(position - out) + block_.escaped_bytes() > most) return Attempt::kTooLong;
+    if (static_cast<std::size_t>(position - out) + block_.escaped_bytes() > most) return too_long(plan, offset);
     position += block_.write_escaped(position);
     raw_bytes += scale_bytes + size * format_.code_bytes() + block_.escaped_bytes();
     if (source_.residual != nullptr) block_.leave(residual(offset));
   }
   bytes = static_cast<std::size_t>(position - out);
   return Attempt::kDone;
+}
+
+// A payload that has become too long does not count if the blocks from `offset` on show that its plan was made from a misleading sample.
+Attempt ChunkEncoder::too_long(const ChunkPlan& plan, std::size_t offset) {
+  for (; offset < count_; offset += kBlockValues) {
+    quantise(offset, count_ - offset < kBlockValues ? count_ - offset : kBlockValues);
+    if (seen_.largest_magnitude >= format_.escape_magnitude) return Attempt::kBeyondFormat;
+    if (!block_.has_constant_planes(plan)) return Attempt::kConstantPlane;
+  }
+  return Attempt::kTooLong;
 }
 
 Attempt ChunkEncoder::write_raw_codes(std::uint8_t* out, std::size_t& bytes) {
@@ -186,7 +202,7 @@ Encoded ChunkEncoder::write_constant(std::uint8_t* out) {
     Prefetch none;
     const Output output = {Sink::kStore, scratch_.escaped, 0.0F, nullptr};
     scratch_.x[0] = value;
-    block_.quantise(scratch_.x, 1, first_bits_, ignored);
+    block_.quantise(scratch_.x, 1, first_bits_, ignored, none);
     if (format_.float8 != nullptr) {
       std::uint8_t unused[kSlackBytes + 2];
       block_.write_scales(unused);  // settles the scale of a zero
@@ -255,6 +271,7 @@ struct FrameEncoder {
   std::atomic<bool> out_of_memory{false};
 
   void work() noexcept {
+    const FloatEnvironment environment;
     try {
       Scratch& scratch = scratch_of_this_thread();
       for (;;) {

@@ -19,7 +19,7 @@ std::uint8_t rotate_left(std::uint8_t code) { return static_cast<std::uint8_t>(c
 
 }  // namespace
 
-void BlockEncoder::quantise(const float* x, std::size_t count, std::uint32_t first_bits, Seen& seen) {
+void BlockEncoder::quantise(const float* x, std::size_t count, std::uint32_t first_bits, Seen& seen, Prefetch& prefetch) {
   x_ = x;
   count_ = count;
   escapes_ = 0;
@@ -36,11 +36,12 @@ void BlockEncoder::quantise(const float* x, std::size_t count, std::uint32_t fir
     }
     case Kind::kE4m3:
     case Kind::kE5m2:
-      kernels_.quantise_float8(x, count, *format_.float8, settings_.block_values, first_bits, scratch_.codes, scratch_.scales, seen);
+      kernels_.quantise_float8(x, count, *format_.float8, settings_.block_values, first_bits, scratch_.codes, scratch_.scales, seen,
+                               prefetch);
       break;
     case Kind::kUniform:
       escapes_ = kernels_.quantise_uniform(x, count, settings_.fineness, settings_.block_values, first_bits, scratch_.codes,
-                                           scratch_.steps, seen);
+                                           scratch_.steps, seen, prefetch);
       break;
   }
 }
@@ -126,13 +127,22 @@ std::size_t BlockEncoder::write_raw_codes(std::uint8_t* out) {
   return 2 * count_;
 }
 
-// The table that finds the ranks of the lower plane's symbols from whole (rotated) codes.
-const std::uint8_t* BlockEncoder::low_ranks(const Split& split, const PlanePlan& plane, std::uint8_t* ranks) const {
-  const unsigned mask = (1U << split.widths[1]) - 1;
-  for (unsigned code = 0; code < 256; ++code) {
-    ranks[code] = plane.kind == kPlaneConstant ? static_cast<std::uint8_t>((code & mask) != plane.constant()) : plane.book->ranks[code & mask];
+bool BlockEncoder::is_constant(const Split& split, int p, const PlanePlan& plane) const {
+  if (!format_.is_bytes()) return kernels_.count_byte(scratch_.planes[p], count_, plane.constant()) == count_;
+  const bool is_low = p == 1;
+  const int shift = is_low ? 0 : 8 - plane.width;
+  const unsigned mask = (1U << plane.width) - 1;
+  std::uint8_t differs[256];
+  for (unsigned code = 0; code < 256; ++code) differs[code] = (code & mask) != plane.constant();
+  return kernels_.rank(scratch_.codes, count_, split.rotated, shift, differs, 1, scratch_.symbols[0]) == 0;
+}
+
+bool BlockEncoder::has_constant_planes(const ChunkPlan& plan) const {
+  const Split& split = format_.split[plan.split_index];
+  for (int p = 0; p < split.planes; ++p) {
+    if (plan.planes[p].kind == kPlaneConstant && !is_constant(split, p, plan.planes[p])) return false;
   }
-  return ranks;
+  return true;
 }
 
 std::size_t BlockEncoder::write_plane(const ChunkPlan& plan, int p, std::uint8_t* out, Prefetch& prefetch) {
@@ -143,7 +153,6 @@ std::size_t BlockEncoder::write_plane(const ChunkPlan& plan, int p, std::uint8_t
   const std::uint8_t* const from = is_cut ? scratch_.codes : scratch_.planes[p];
   const bool rotated = is_cut && split.rotated;
   const bool is_low = is_cut && p == 1;
-  const int shift = 8 - plane.width;
 
   if (plane.kind == kPlaneRaw) {
     if (plane.width == 8) {
@@ -159,32 +168,29 @@ std::size_t BlockEncoder::write_plane(const ChunkPlan& plan, int p, std::uint8_t
     return static_cast<std::size_t>(plane.width) * blocks_of(count_, 8);
   }
 
-  std::uint8_t expanded[256];
-  const std::uint8_t* ranks = nullptr;
-  int escape_rank = 1;
+  if (plane.kind == kPlaneConstant) return is_constant(split, p, plane) ? 0 : SIZE_MAX;
+
+  // The lower plane's ranks are found from whole (rotated) codes.
+  const unsigned mask = (1U << plane.width) - 1;
+  const std::uint8_t* ranks = plane.book->ranks;
+  std::uint8_t of_whole_codes[256];
   if (is_low) {
-    ranks = low_ranks(split, plane, expanded);
-  } else if (plane.kind == kPlaneConstant) {
-    std::memset(expanded, 1, sizeof(expanded));
-    expanded[plane.constant()] = 0;
-    ranks = expanded;
-  } else {
-    ranks = plane.book->ranks;
+    for (unsigned code = 0; code < 256; ++code) of_whole_codes[code] = ranks[code & mask];
+    ranks = of_whole_codes;
   }
-  if (plane.book != nullptr) escape_rank = plane.book->escape_rank;
+  const int shift = is_low ? 0 : 8 - plane.width;
+  const int escape_rank = plane.book->escape_rank;
   std::uint8_t* const symbols = scratch_.symbols[0];
-  const std::size_t escapes = kernels_.rank(from, count_, rotated, is_low ? 0 : shift, ranks, escape_rank, symbols);
-  if (plane.kind == kPlaneConstant) return escapes == 0 ? 0 : SIZE_MAX;
+  const std::size_t escapes = kernels_.rank(from, count_, rotated, shift, ranks, escape_rank, symbols);
 
   // The list of escaped symbols follows the bitmaps, which destroy the ranks.
   std::size_t listed = 0;
-  const unsigned mask = (1U << plane.width) - 1;
   for (const std::uint8_t* found = symbols; listed < escapes; ++found) {
     const std::size_t left = count_ - static_cast<std::size_t>(found - symbols);
     found = static_cast<const std::uint8_t*>(std::memchr(found, escape_rank, left));
     const std::uint8_t code = from[found - symbols];
     const unsigned turned = rotated ? rotate_left(code) : code;
-    scratch_.listed[listed++] = static_cast<std::uint8_t>((is_low ? turned : turned >> shift) & mask);
+    scratch_.listed[listed++] = static_cast<std::uint8_t>(turned >> shift & mask);
   }
   const std::size_t tree_bytes = kernels_.write_tree(plane.book->nodes, symbols, count_, scratch_.tree, out, prefetch);
   std::memcpy(out + tree_bytes, scratch_.listed, listed);

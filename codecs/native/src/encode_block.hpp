@@ -13,7 +13,7 @@ class BlockEncoder {
       : kernels_(kernels), settings_(settings), format_(*settings.format), scratch_(scratch) {}
 
   // Quantises x (count). Values that the format cannot hold give arbitrary codes; `seen` tells.
-  void quantise(const float* x, std::size_t count, std::uint32_t first_bits, Seen& seen);
+  void quantise(const float* x, std::size_t count, std::uint32_t first_bits, Seen& seen, Prefetch& prefetch);
 
   // Takes codes (count) of an 8-bit format instead; only write_plane() goes together with it.
   void take(const std::uint8_t* codes, std::size_t count);
@@ -27,6 +27,9 @@ class BlockEncoder {
   // Plane `p` of the plan; SIZE_MAX when it is planned constant and is not.
   std::size_t write_plane(const ChunkPlan& plan, int p, std::uint8_t* out, Prefetch& prefetch);
 
+  // Whether the planes that are planned constant are so in this block.
+  bool has_constant_planes(const ChunkPlan& plan) const;
+
   // The values whose code is the escape, fp32.
   std::size_t escaped_bytes() const { return 4 * escapes_; }
   std::size_t write_escaped(std::uint8_t* out) const;
@@ -36,7 +39,7 @@ class BlockEncoder {
 
  private:
   void settle_scales();
-  const std::uint8_t* low_ranks(const Split& split, const PlanePlan& plane, std::uint8_t* ranks) const;
+  bool is_constant(const Split& split, int p, const PlanePlan& plane) const;
 
   const Kernels& kernels_;
   const EncodeSettings& settings_;

@@ -31,7 +31,7 @@ struct Float8 {
 // What an inner block of fp32 values looked like, folded over blocks by the caller.
 struct Seen {
   std::uint32_t largest_magnitude = 0;  // of the bit patterns without their sign
-  std::uint32_t differing_bits = 0;     // OR of (bits XOR first_bits)
+  std::uint32_t differing_bits = 0;     // some bits of bits XOR first_bits; 0 exactly when all are the first value's
 };
 
 // A node of the code tree (docs/WIRE.md, "Tree bitmaps"), in preorder; node 0 is the root.
@@ -43,10 +43,15 @@ struct Node {
   std::uint16_t right;
 };
 
-// What may be fetched while a kernel computes: the memory that the next block will read. Kernels advance `next`.
+// What a kernel does for the memory's sake while it computes; it would wait otherwise when it is its turn.
 struct Prefetch {
+  // Memory that will be read next. Kernels fetch it line by line and advance `next`.
   const char* next = nullptr;
   const char* end = nullptr;
+  // Work on memory that is put off, such as the values of the block before: trees call it after each node with the number of symbols
+  // that the node had, three or four times the block's in all.
+  void (*work)(void* context, std::size_t symbols) = nullptr;
+  void* context = nullptr;
 };
 
 // Where decoded values go.
@@ -77,12 +82,13 @@ struct Kernels {
   // Codes (count) and one scale byte for each run of block_values (a power of two from 16 to 1024); scale 0 for a run of zeros.
   // Values that reach the format's escape magnitude give arbitrary codes; `seen` tells the caller. Folds the block into `seen`.
   void (*quantise_float8)(const float* x, std::size_t count, const Float8& format, std::size_t block_values,
-                          std::uint32_t first_bits, std::uint8_t* codes, std::uint8_t* scales, Seen& seen);
+                          std::uint32_t first_bits, std::uint8_t* codes, std::uint8_t* scales, Seen& seen, Prefetch& prefetch);
 
   // The uniform format: codes and one step index for each run (docs/WIRE.md, "Uniform codes"), kZeroRun for a run of zeros.
   // Returns the number of values whose code is the escape (0).
   std::size_t (*quantise_uniform)(const float* x, std::size_t count, int fineness, std::size_t block_values,
-                                  std::uint32_t first_bits, std::uint8_t* codes, std::int16_t* steps, Seen& seen);
+                                  std::uint32_t first_bits, std::uint8_t* codes, std::int16_t* steps, Seen& seen,
+                                  Prefetch& prefetch);
 
   // bf16 rounded to nearest even, and fp32, as rotated byte planes: planes[0] exponents ... last plane with the sign lowest.
   void (*cut_bfloat16)(const float* x, std::size_t count, std::uint32_t first_bits, std::uint8_t* const planes[2], Seen& seen);

@@ -138,13 +138,13 @@ FSL_INLINE __m256i float8_codes(__m256i bits, __m256i smallest) {
 
 template <int kMantissaBits>
 FSL_INLINE void quantise_runs(const float* x, std::size_t count, const Float8& format, std::size_t block_values,
-                              std::uint32_t first_bits, std::uint8_t* codes, std::uint8_t* scales, Seen& seen) {
+                              std::uint32_t first_bits, std::uint8_t* codes, std::uint8_t* scales, Seen& seen, Prefetch& prefetch) {
   for (std::size_t start = 0; start < count; start += block_values, ++scales) {
     const float* from = x + start;
     const std::uint32_t largest = largest_of_run(from, block_values, first_bits, seen);
     if (largest >= 0x74000000) {
       // The adder's exponent would overflow.
-      plain::quantise_float8(from, block_values, format, block_values, first_bits, codes + start, scales, seen);
+      plain::quantise_float8(from, block_values, format, block_values, first_bits, codes + start, scales, seen, prefetch);
       continue;
     }
     *scales = plain::scale_of(largest, format);
@@ -162,26 +162,27 @@ FSL_INLINE void quantise_runs(const float* x, std::size_t count, const Float8& f
       const __m256i c = float8_codes<kMantissaBits>(load(from + i + 2 * kLane), smallest);
       const __m256i d = float8_codes<kMantissaBits>(load(from + i + 3 * kLane), smallest);
       store(codes + start + i, lowest_bytes(a, b, c, d));
+      fetch(prefetch);
     }
   }
 }
 
 void quantise_float8(const float* x, std::size_t count, const Float8& format, std::size_t block_values, std::uint32_t first_bits,
-                     std::uint8_t* codes, std::uint8_t* scales, Seen& seen) {
+                     std::uint8_t* codes, std::uint8_t* scales, Seen& seen, Prefetch& prefetch) {
   const std::size_t whole = count - count % block_values;
   if (format.mantissa_bits == 3) {
-    quantise_runs<3>(x, whole, format, block_values, first_bits, codes, scales, seen);
+    quantise_runs<3>(x, whole, format, block_values, first_bits, codes, scales, seen, prefetch);
   } else {
-    quantise_runs<2>(x, whole, format, block_values, first_bits, codes, scales, seen);
+    quantise_runs<2>(x, whole, format, block_values, first_bits, codes, scales, seen, prefetch);
   }
   if (whole < count) {
     plain::quantise_float8(x + whole, count - whole, format, block_values, first_bits, codes + whole, scales + whole / block_values,
-                           seen);
+                           seen, prefetch);
   }
 }
 
 std::size_t quantise_uniform(const float* x, std::size_t count, int fineness, std::size_t block_values, std::uint32_t first_bits,
-                             std::uint8_t* codes, std::int16_t* steps, Seen& seen) {
+                             std::uint8_t* codes, std::int16_t* steps, Seen& seen, Prefetch& prefetch) {
   const std::size_t whole = count - count % block_values;
   std::size_t escapes = 0;
   for (std::size_t start = 0; start < whole; start += block_values, ++steps) {
@@ -224,7 +225,7 @@ std::size_t quantise_uniform(const float* x, std::size_t count, int fineness, st
     }
   }
   if (whole < count) {
-    escapes += plain::quantise_uniform(x + whole, count - whole, fineness, block_values, first_bits, codes + whole, steps, seen);
+    escapes += plain::quantise_uniform(x + whole, count - whole, fineness, block_values, first_bits, codes + whole, steps, seen, prefetch);
   }
   return escapes;
 }
@@ -434,6 +435,7 @@ struct TreeReader {
       }
       fetch(prefetch);
     }
+    if (prefetch.work != nullptr) prefetch.work(prefetch.context, count);
   }
 
   // Writes the node's symbols to `list`; children write theirs to the same places of `other`. False when bytes are missing.

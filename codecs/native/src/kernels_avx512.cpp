@@ -33,12 +33,11 @@ FSL_INLINE std::size_t ones(std::uint64_t mask) { return static_cast<std::size_t
 // The lowest `count` bits, count < 64.
 FSL_INLINE std::uint64_t lowest(std::size_t count) { return (std::uint64_t{1} << count) - 1; }
 
-// Two cache lines of what comes next.
+// A cache line of what comes next, to the second level: it is too much for the first.
 FSL_INLINE void fetch(Prefetch& prefetch) {
   if (prefetch.next < prefetch.end) {
-    _mm_prefetch(prefetch.next, _MM_HINT_T0);
-    _mm_prefetch(prefetch.next + 64, _MM_HINT_T0);
-    prefetch.next += 128;
+    _mm_prefetch(prefetch.next, _MM_HINT_T1);
+    prefetch.next += 64;
   }
 }
 
@@ -173,7 +172,7 @@ FSL_INLINE __m512i adder_offsets(__m512i smallest) {
 
 template <int kMantissaBits>
 void quantise_pieces(const float* x, std::size_t count, const Float8& format, std::size_t block_values, std::uint32_t first_bits,
-                     std::uint8_t* codes, std::uint8_t* scales, Seen& seen) {
+                     std::uint8_t* codes, std::uint8_t* scales, Seen& seen, Prefetch& prefetch) {
   alignas(64) std::uint32_t largest[kPieceRuns + kLane];
   alignas(64) std::uint32_t smallest[kPieceRuns + kLane];
   alignas(64) std::uint32_t offsets[kPieceRuns + kLane];
@@ -210,24 +209,26 @@ void quantise_pieces(const float* x, std::size_t count, const Float8& format, st
                                                 all(static_cast<int>(offsets[run])));
         }
         store(codes + start + i, lowest_bytes(part[0], part[1], part[2], part[3], order));
+        fetch(prefetch);
+        fetch(prefetch);
       }
     } else {
       // The adder's exponent would overflow.
-      kScalarKernels.quantise_float8(x + start, length, format, block_values, first_bits, codes + start, scales, seen);
+      kScalarKernels.quantise_float8(x + start, length, format, block_values, first_bits, codes + start, scales, seen, prefetch);
     }
     scales += runs;
   }
 }
 
 void quantise_float8(const float* x, std::size_t count, const Float8& format, std::size_t block_values, std::uint32_t first_bits,
-                     std::uint8_t* codes, std::uint8_t* scales, Seen& seen) {
+                     std::uint8_t* codes, std::uint8_t* scales, Seen& seen, Prefetch& prefetch) {
   const std::size_t unit = block_values < kStep ? kStep : block_values;
   const std::size_t whole = count - count % unit;
   (format.mantissa_bits == 3 ? quantise_pieces<3> : quantise_pieces<2>)(x, whole, format, block_values, first_bits, codes, scales,
-                                                                        seen);
+                                                                        seen, prefetch);
   if (whole < count) {
     kScalarKernels.quantise_float8(x + whole, count - whole, format, block_values, first_bits, codes + whole,
-                                   scales + whole / block_values, seen);
+                                   scales + whole / block_values, seen, prefetch);
   }
 }
 
@@ -248,7 +249,7 @@ FSL_INLINE float folded_sum(__m512 lanes) {
 }
 
 std::size_t quantise_uniform(const float* x, std::size_t count, int fineness, std::size_t block_values, std::uint32_t first_bits,
-                             std::uint8_t* codes, std::int16_t* steps, Seen& seen) {
+                             std::uint8_t* codes, std::int16_t* steps, Seen& seen, Prefetch& prefetch) {
   alignas(64) std::uint32_t largest[kPieceRuns + kLane];
   alignas(64) float normaliser[kPieceRuns + kLane];
   alignas(64) float sums[kPieceRuns + kLane];
@@ -326,12 +327,14 @@ std::size_t quantise_uniform(const float* x, std::size_t count, int fineness, st
         escapes += ones(~fits);
       }
       store(codes + start + i, code);
+      fetch(prefetch);
+      fetch(prefetch);
     }
     steps += runs;
   }
   if (whole < count) {
     escapes += kScalarKernels.quantise_uniform(x + whole, count - whole, fineness, block_values, first_bits, codes + whole, steps,
-                                               seen);
+                                               seen, prefetch);
   }
   return escapes;
 }
@@ -671,6 +674,7 @@ struct TreeReader {
       fetch(ahead);
     }
     prefetch = ahead;
+    if (ahead.work != nullptr) ahead.work(ahead.context, count);
   }
 
   // Writes the node's symbols to `list`; children write theirs to the same places of `other`. False when bytes are missing.

@@ -86,7 +86,7 @@ std::uint8_t scale_of(std::uint32_t largest, const Float8& format) {
 }
 
 void quantise_float8(const float* x, std::size_t count, const Float8& format, std::size_t block_values, std::uint32_t first_bits,
-                     std::uint8_t* codes, std::uint8_t* scales, Seen& seen) {
+                     std::uint8_t* codes, std::uint8_t* scales, Seen& seen, Prefetch&) {
   for (std::size_t start = 0; start < count; start += block_values) {
     const std::size_t length = count - start < block_values ? count - start : block_values;
     const std::uint8_t scale = scale_of(look_at_run(x + start, length, first_bits, seen), format);
@@ -136,7 +136,7 @@ int step_of(const float* x, std::size_t count, std::uint32_t largest, int finene
 }
 
 std::size_t quantise_uniform(const float* x, std::size_t count, int fineness, std::size_t block_values, std::uint32_t first_bits,
-                             std::uint8_t* codes, std::int16_t* steps, Seen& seen) {
+                             std::uint8_t* codes, std::int16_t* steps, Seen& seen, Prefetch&) {
   std::size_t escapes = 0;
   for (std::size_t start = 0; start < count; start += block_values) {
     const std::size_t length = count - start < block_values ? count - start : block_values;

@@ -163,6 +163,7 @@ void test_encoding(const Kernels& plain, const Kernels& kernels) {
     seen = Seen();
   };
 
+  Prefetch none;
   plain.look(x, count, first, want_seen);
   const std::uint32_t largest = want_seen.largest_magnitude;
   kernels.look(x, count, first, seen);
@@ -170,8 +171,8 @@ void test_encoding(const Kernels& plain, const Kernels& kernels) {
 
   for (const Float8& format : kFormats) {
     Edge want_codes(count, kSlackBytes), codes(count, kSlackBytes), want_scales(runs, kSlackBytes), scales(runs, kSlackBytes);
-    plain.quantise_float8(x, count, format, block, first, want_codes.as(), want_scales.as(), want_seen);
-    kernels.quantise_float8(x, count, format, block, first, codes.as(), scales.as(), seen);
+    plain.quantise_float8(x, count, format, block, first, want_codes.as(), want_scales.as(), want_seen, none);
+    kernels.quantise_float8(x, count, format, block, first, codes.as(), scales.as(), seen, none);
     check_seen("quantise_float8");
     if (largest >= (format.mantissa_bits == 3 ? 0x7F780000U : 0x7F700000U)) continue;
     same(want_scales.as(), scales.as(), runs, "scales" + about);
@@ -182,9 +183,9 @@ void test_encoding(const Kernels& plain, const Kernels& kernels) {
   for (const int fineness : {0, 14, 40}) {
     Edge want_codes(count, kSlackBytes), codes(count, kSlackBytes), want_steps(2 * runs, kSlackBytes), steps(2 * runs, kSlackBytes);
     const std::size_t want_escapes =
-        plain.quantise_uniform(x, count, fineness, block, first, want_codes.as(), want_steps.as<std::int16_t>(), want_seen);
+        plain.quantise_uniform(x, count, fineness, block, first, want_codes.as(), want_steps.as<std::int16_t>(), want_seen, none);
     const std::size_t escapes =
-        kernels.quantise_uniform(x, count, fineness, block, first, codes.as(), steps.as<std::int16_t>(), seen);
+        kernels.quantise_uniform(x, count, fineness, block, first, codes.as(), steps.as<std::int16_t>(), seen, none);
     check_seen("quantise_uniform");
     if (largest >= 0x7B800000) continue;
     same(want_steps.as(), steps.as(), 2 * runs, "steps" + about);
