@@ -121,9 +121,9 @@ class PeerRun:
                 if direction == "decode":
                     self._sent = self._encoded(size)
                 action()
-                begun = time.perf_counter()
+                begun = time.process_time()
                 action()
-                seconds[direction][size] = time.perf_counter() - begun
+                seconds[direction][size] = time.process_time() - begun
         self._encode_pieces = min(seconds["encode"], key=seconds["encode"].__getitem__)
         self._decode_pieces = min(seconds["decode"], key=seconds["decode"].__getitem__)
         self._sent = self._encoded(self._decode_pieces)

@@ -235,7 +235,7 @@ class TensorBench:
         }
 
     def threads_row(self, number_format: str) -> dict[str, Any]:
-        """The codec's own threads, two and one in turns, on frames of many chunks."""
+        """The codec's own threads, two and one in turns, on frames of many chunks; by the clock on the wall."""
         one, two = (
             self.chunks(number_format, chunks_in_frame=_CHUNKS_FOR_THREADS, threads=threads)
             for threads in (1, 2)
@@ -246,7 +246,8 @@ class TensorBench:
                 "encode two": two.encode,
                 "decode": one.decode,
                 "decode two": two.decode,
-            }
+            },
+            by_wall_clock=True,
         )
         size = self.values.nbytes
         row = self._head("threads", number_format)
@@ -257,8 +258,10 @@ class TensorBench:
             row[f"{name}_two_spread"] = rounds.spread(f"{name} two")
         return row | self._tail(rounds)
 
-    def _in_turns(self, actions: dict[str, Callable[[], object]]) -> Rounds:
-        return in_turns(actions, self._repeats, self._limit_s)
+    def _in_turns(
+        self, actions: dict[str, Callable[[], object]], *, by_wall_clock: bool = False
+    ) -> Rounds:
+        return in_turns(actions, self._repeats, self._limit_s, by_wall_clock=by_wall_clock)
 
     def _head(self, kind: str, number_format: str) -> dict[str, Any]:
         return {
@@ -271,4 +274,8 @@ class TensorBench:
 
     @staticmethod
     def _tail(rounds: Rounds) -> dict[str, Any]:
-        return {"repeats": rounds.count, "load_1m": round(os.getloadavg()[0], 2)}
+        return {
+            "repeats": rounds.count,
+            "waited_share": rounds.waited_share,
+            "load_1m": round(os.getloadavg()[0], 2),
+        }

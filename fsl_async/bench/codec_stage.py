@@ -180,6 +180,7 @@ class StageComparison:
                     for direction in ("encode", "decode")
                 ),
                 "repeats": rounds.count,
+                "waited_share": rounds.waited_share,
             }
             for stage in self.stages
         ]

@@ -24,6 +24,7 @@ _TENSOR: Sequence[Column] = (
     ("rel. L2", "relative_l2"),
     ("exact", "bit_exact"),
     ("spread", "spread"),
+    ("waited", "waited_share"),
 )
 _STAGE: Sequence[Column] = (
     ("tensor", "tensor"),

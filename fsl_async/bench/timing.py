@@ -2,6 +2,10 @@
 
 A ratio is the median of the ratios within the rounds, not the ratio of the medians: clock, neighbours and page tables change
 slowly, so that within a round they are nearly the same for both sides.
+
+Seconds are processor seconds of this process, all its threads together, because other processes that take the core for a while are no
+property of what is measured; nothing here waits for anything but memory. Two threads against one are compared by the clock on the wall.
+What others took of the time is reported beside (`waited_share`); where it is large, caches and memory were shared as well.
 """
 
 from __future__ import annotations
@@ -23,6 +27,8 @@ class Rounds:
     """Seconds that each action took, one for each round."""
 
     seconds: Mapping[str, tuple[float, ...]]
+    waited_share: float = 0.0
+    """Share of the whole time in which this process did not run."""
 
     @property
     def count(self) -> int:
@@ -50,23 +56,28 @@ class Rounds:
         return float(f"{statistics.median(theirs / ours for ours, theirs in pairs):.4g}")
 
 
-def in_turns(actions: Mapping[str, Action], repeats: int, limit_s: float) -> Rounds:
+def in_turns(
+    actions: Mapping[str, Action], repeats: int, limit_s: float, *, by_wall_clock: bool = False
+) -> Rounds:
     """Run all actions once unmeasured, then in turns `repeats` times; fewer, but at least once, when `limit_s` is over."""
     for action in actions.values():
         action()
     seconds: dict[str, list[float]] = {name: [] for name in actions}
-    begun = time.perf_counter()
+    clock = time.perf_counter if by_wall_clock else time.process_time
+    begun, begun_running = time.perf_counter(), time.process_time()
     was_enabled = gc.isenabled()
     gc.disable()
     try:
         for _ in range(repeats):
             for name, action in actions.items():
-                start = time.perf_counter()
+                start = clock()
                 action()
-                seconds[name].append(time.perf_counter() - start)
+                seconds[name].append(max(clock() - start, 1e-9))
             if time.perf_counter() - begun > limit_s:
                 break
     finally:
         if was_enabled:
             gc.enable()
-    return Rounds({name: tuple(values) for name, values in seconds.items()})
+    passed, running = time.perf_counter() - begun, time.process_time() - begun_running
+    waited = 1 - min(running / passed, 1.0)
+    return Rounds({name: tuple(values) for name, values in seconds.items()}, round(waited, 3))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from pathlib import Path
 
@@ -39,6 +40,10 @@ def command() -> None:
 @click.option(
     "--peers/--no-peers", default=True, show_default=True, help="Measure zstd and zipnn as well."
 )
+@click.option(
+    "--save", type=click.Path(path_type=Path, dir_okay=False, writable=True), metavar="FILE",
+    help="Also write the rows to this file, one JSON object a line.",
+)  # fmt: skip
 @click.option("--markdown", is_flag=True, help="Tables for a document.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object for each row.")
 def codec(
@@ -49,6 +54,7 @@ def codec(
     files: tuple[Path, ...],
     path: str,
     peers: bool,
+    save: Path | None,
     markdown: bool,
     as_json: bool,
 ) -> None:
@@ -78,5 +84,7 @@ def codec(
         rows.append(row)
         if as_json:
             output.result(row)
+    if save is not None:
+        save.write_text("".join(json.dumps(row) + "\n" for row in rows))
     if not as_json:
         output.say(tables(rows, markdown=markdown))

@@ -1,6 +1,7 @@
 """`fsl-node bench codec`: its pure parts, its fields in a tiny run, and what it reads. Speeds are never looked at."""
 
 import json
+import time
 
 import attrs
 import numpy as np
@@ -84,6 +85,9 @@ def test_every_action_is_timed_in_every_round():
     assert "".join(called) == "ab" * 4
     assert rounds.count == 3
     assert in_turns({"a": lambda: None}, repeats=9, limit_s=0.0).count == 1
+    slept = in_turns({"a": lambda: time.sleep(0.05)}, 1, 1.0, by_wall_clock=True)
+    assert slept.seconds["a"][0] >= 0.05
+    assert slept.waited_share > 0.5
 
 
 def test_ratios_are_medians_of_the_rounds():
