@@ -97,7 +97,7 @@ def _blocks(kind: str, server: nn.Module, values: Tensor, width: int) -> nn.Modu
     if isinstance(server, GPTPart | HFPart):
         there = len(server.blocks if isinstance(server, GPTPart) else server.layers)
     elif isinstance(server, nn.Sequential):
-        pieces = [name for name, child in server.named_children() if _has_weights(child)]
+        pieces = [child for child in server if _has_weights(child)]
         there = len(pieces) - 1  # the last one is the head
     else:
         raise AuxiliaryError(f"auxiliary model {kind!r}: a {type(server).__name__} has no blocks")
@@ -110,7 +110,9 @@ def _blocks(kind: str, server: nn.Module, values: Tensor, width: int) -> nn.Modu
     if isinstance(server, GPTPart | HFPart):
         return copy.deepcopy(server.first_blocks(count))
     model = Chain()
-    for name, child in server.named_children():
+    for name, child in server._modules.items():  # noqa: SLF001 - one object may stand there twice
+        if child is None:
+            continue
         if _has_weights(child):
             if count == 0:
                 break

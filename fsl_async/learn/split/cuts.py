@@ -21,7 +21,6 @@ from collections.abc import Sequence
 from typing import Protocol
 
 import attrs
-import torch
 from torch import Tensor, nn
 
 from fsl_async.learn.gpt import GPT
@@ -85,10 +84,10 @@ class Chain(nn.Sequential):
 
 class _Sequential:
     def places(self, model: nn.Module) -> list[str]:
-        return [name for name, _ in model.named_children()][:-1]
+        return list(model._modules)[:-1]  # noqa: SLF001 - named_children leaves out what stands there twice
 
     def parts(self, model: nn.Module, places: Sequence[int]) -> list[nn.Module]:
-        children = list(model.named_children())
+        children = list(model._modules.items())  # noqa: SLF001
         bounds = [0, *(place + 1 for place in places), len(children)]
         found: list[nn.Module] = []
         for start, stop in itertools.pairwise(bounds):
@@ -111,14 +110,12 @@ def split(model: nn.Module, cut: str | int, tail_cut: str | int | None = None) -
     first = _place(model, places, cut, "cut", 0)
     if tail_cut is None:
         client, server = cutter.parts(model, [first])
-        _untie(server, client)
-        return Halves(client, server, None, places[first])
+        return Halves(client, _untied(server, client), None, places[first])
     # Blocks: the second cut may lie behind the last one, so that only the head is the client's again.
     ends = [*places, *cutter.ends(model)] if isinstance(cutter, _Blocks) else places
     last = _place(model, ends, tail_cut, "tail cut", first + 1)
     client, server, tail = cutter.parts(model, [first, last])
-    _untie(server, client, tail)
-    return Halves(client, server, tail, places[first], ends[last])
+    return Halves(client, _untied(server, client, tail), tail, places[first], ends[last])
 
 
 def whole(model: nn.Module) -> Halves:
@@ -173,15 +170,12 @@ def _place(model: nn.Module, places: Sequence[str], cut: str | int, what: str, l
     return found
 
 
-def _untie(server: nn.Module, *kept: nn.Module) -> None:
-    """Give the server copies of its own of weights and buffers that the client holds as well."""
+def _untied(server: nn.Module, *kept: nn.Module) -> nn.Module:
+    """The server's part with weights of its own in place of those that the client holds as well.
+
+    Modules are copied, because one object may stand in both parts; tensors only the server has are taken as they are. What is tied
+    within the server stays tied.
+    """
     theirs = {id(tensor) for part in kept for tensor in (*part.parameters(), *part.buffers())}
-    copies: dict[int, Tensor] = {}  # what is tied within the server stays tied
-    with torch.no_grad():
-        for module in server.modules():
-            for held in (module._parameters, module._buffers):  # noqa: SLF001 - names without dots, no copies
-                for name, tensor in list(held.items()):
-                    if tensor is not None and id(tensor) in theirs:
-                        if id(tensor) not in copies:
-                            copies[id(tensor)] = copy.deepcopy(tensor)
-                        held[name] = copies[id(tensor)]  # type: ignore[assignment]
+    own = (*server.parameters(), *server.buffers())
+    return copy.deepcopy(server, {id(each): each for each in own if id(each) not in theirs})
