@@ -44,80 +44,47 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from attrs import field, frozen, mutable
-
 from fsl_async import effects as do
 from fsl_async import events as ev
 from fsl_async import messages as msg
 from fsl_async.deadlines import Deadlines
 from fsl_async.effects import Effect
 from fsl_async.events import DeltaKey
+from fsl_async.roles.client_state import (
+    EXIT_FAILED,
+    EXIT_INTERRUPTED,
+    EXIT_REFUSED,
+    SERVER,
+    ClientRules,
+    Held,
+    Outstanding,
+    lost_words,
+)
+from fsl_async.roles.following import Following
+from fsl_async.roles.leaving import Leaving
 
-SERVER = ""  # a client has one peer
-_LOST = {
-    "expired": "the server does not answer",
-    "reset": "the server restarted",
-    "bye": "the server said goodbye",
-    "protocol": "the server sent what no server sends",
-}
-
-MOMENT_S = 0.1
-"""Too short a wait to be worth one."""
-
-EXIT_FAILED = 1
-EXIT_REFUSED = 2
-EXIT_INTERRUPTED = 130
-
-
-@frozen
-class ClientRules:
-    """Times in seconds."""
-
-    reoffer_s: float = 5.0
-    drain_s: float = 10.0
-    """At the end: for the training thread, for a session, and for a transfer to begin."""
-    stalled_s: float = 60.0
-    """At the end: for a transfer to advance. Its receiver tells what it wrote in steps of up to 2 MiB."""
-    drain_cap_s: float = 3600.0
-    """At the end: for everything together."""
-
-
-@mutable
-class Outstanding:
-    """The delta that waits for its acknowledgement."""
-
-    key: DeltaKey
-    base_digest: str
-    tokens: int
-    steps: int
-    round: int
-    metrics: dict[str, float] = field(factory=dict)
-    coded: bool = False
-
-
-@frozen
-class Held:
-    """A version and the digest of its weights."""
-
-    version: int = -1
-    digest: str = ""
+__all__ = [
+    "EXIT_FAILED",
+    "EXIT_INTERRUPTED",
+    "EXIT_REFUSED",
+    "SERVER",
+    "ClientMachine",
+    "ClientRules",
+    "Held",
+    "Outstanding",
+]
 
 
 class ClientMachine:
     """The state of a run at a client. `handle` and `next_deadline` are the whole interface."""
 
     def __init__(self, rules: ClientRules, name: str, incarnation: int) -> None:
-        self.rules = rules
         self.name = name
         self.incarnation = incarnation
         self.run = ""
         self.connected = False
         self.away = False  # the server was lost and is not back
         self.attached = False
-        self.publishing = False
-        self.adopted = False  # version 0 is this client's own weights
-        self.latest = Held()
-        self.base = Held()
         self.model_version = -1
         self.model_digest = ""  # of the version the weights were last moved onto, which the next delta is measured from
         self.delta: Outstanding | None = None
@@ -125,18 +92,12 @@ class ClientMachine:
         self.call: ev.SyncCalled | None = None
         self.answering: ev.SyncCalled | None = None
         self.held = False  # the training thread waits in its step for the run's last version
-        self.fetching: int | None = None  # a version that was asked for or is on its way
-        self.fetched: int | None = None  # a version that is here and not applied yet
         self.busy: str | None = None  # "snapshot" | "coding" | "replacing" | "rebasing"
         self.discard = False
-        self.ending: tuple[str, int] | None = None
-        self.training = True
-        self.ended_at = 0.0  # when training did
-        self.emptied = False  # the last snapshot is taken
-        self.refusing = False  # the server takes nothing from this client any more
-        self.finished = False
         self.tokens_acknowledged = 0
         self.deadlines = Deadlines()
+        self.following = Following(self.deadlines)
+        self.leaving = Leaving(rules, self.deadlines)
         self._handlers: dict[type[ev.Event], Callable[[Any, float], list[Effect]]] = {
             ev.TimerFired: self._timers,
             ev.Attached: self._attached,
@@ -159,8 +120,32 @@ class ClientMachine:
             ev.RunEnded: self._run_ended,
             ev.DrainAsked: self._drain_asked,
             ev.TrainingEnded: self._training_ended,
-            ev.TransfersSeen: self._transfers_seen,
+            ev.TransfersSeen: self.leaving.transfers_seen,
         }
+
+    @property
+    def rules(self) -> ClientRules:
+        """Its times. A client learns those of its run when it is welcomed."""
+        return self.leaving.rules
+
+    @rules.setter
+    def rules(self, rules: ClientRules) -> None:
+        self.leaving.rules = rules
+
+    @property
+    def latest(self) -> Held:
+        """The run's newest version, as far as it was announced."""
+        return self.following.latest
+
+    @property
+    def base(self) -> Held:
+        """The version that the base buffer holds."""
+        return self.following.base
+
+    @property
+    def finished(self) -> bool:
+        """Whether this client's part is over."""
+        return self.leaving.finished
 
     def next_deadline(self) -> float | None:
         """When `handle(TimerFired())` is due, in seconds of the caller's clock."""
@@ -201,10 +186,10 @@ class ClientMachine:
         self.connected = False
         self._forget_session()
         self.away = True
-        what = _LOST.get(event.reason, f"the server is away ({event.reason})")
-        if not self.training:
+        what = lost_words(event.reason)
+        if not self.leaving.training:
             if event.reason == "bye":
-                return self._finish()
+                return self.leaving.finish()
             self.deadlines.set("end", now + self.rules.drain_s)
             meanwhile = f"waiting {self.rules.drain_s:g} s for it, to send what was trained"
         else:
@@ -214,24 +199,19 @@ class ClientMachine:
 
     def _forget_session(self) -> None:
         """Nothing that was asked in a session is answered in the next one."""
-        self.publishing = False
-        self.fetching = None
+        self.following.forget_session()
         self.call = None
         if self.answering is not None:
             self.answering = ev.SyncCalled(self.answering.round)
         self.deadlines.cancel("offer")
-        self.deadlines.cancel("fetch")
 
     def _refused(self, event: ev.ServerRefused, now: float) -> list[Effect]:
-        self.refusing = True
-        return self._end(event.text, 0 if event.code == "finished" else EXIT_REFUSED, now)
+        self.leaving.refusing = True
+        exit_code = 0 if event.code == "finished" else EXIT_REFUSED
+        return self.leaving.ask(event.text, exit_code, now)
 
     def _offer(self) -> list[Effect]:
-        delta = self.delta
-        if delta is None or not self.connected:
-            return []
-        d = delta
-        return [do.OfferDelta(d.key, d.base_digest, d.tokens, d.steps, d.round, d.metrics)]
+        return [self.delta.offer()] if self.delta is not None and self.connected else []
 
     def _timers(self, event: ev.TimerFired, now: float) -> list[Effect]:
         effects: list[Effect] = []
@@ -239,10 +219,10 @@ class ClientMachine:
             if name == "offer":
                 effects.extend(self._offer())
             elif name == "fetch":
-                self.fetching = None
+                self.following.asked = None
                 effects.extend(self._advance())
-            elif self.training or not self.connected:  # end
-                effects.extend(self._finish())
+            elif self.leaving.training or not self.connected:  # end
+                effects.extend(self.leaving.finish())
             else:
                 effects.append(do.LookAtTransfers())
         return effects
@@ -253,56 +233,41 @@ class ClientMachine:
                 self.deadlines.set("offer", now + self.rules.reoffer_s)
             return []
         if event.stream.startswith("initial:"):
-            self.publishing = False
+            self.following.publishing = False
             return []
-        self._fetch_later(now)  # the stream is bad, not the session
+        self.following.later(now, self.rules.reoffer_s)  # the stream is bad, not the session
         return []
-
-    def _fetch_later(self, now: float) -> None:
-        """Ask again if something is missing then, but not in a tight loop."""
-        self.fetching = self.latest.version
-        self.deadlines.set("fetch", now + self.rules.reoffer_s)
 
     # --- versions, down ---
 
     def _publish(self, event: ev.PublishAsked, now: float) -> list[Effect]:
-        if not self.attached or self.base.version >= 0 or self.ending is not None:
+        if not self.attached or self.base.version >= 0 or self.leaving.asked:
             return []
-        self.publishing = True
+        self.following.publishing = True
         return [do.OfferInitial()]
 
     def _announced(self, event: ev.VersionAnnounced, now: float) -> list[Effect]:
-        self.latest = Held(event.version, event.digest)
-        if self.publishing:
-            self.publishing = False
+        following = self.following
+        following.latest = Held(event.version, event.digest)
+        if following.publishing:
+            following.publishing = False
             if event.version == 0 and self.busy is None and self.base.version < 0:
-                self.busy, self.adopted = "replacing", True
+                self.busy, following.adopted = "replacing", True
                 return [do.Note("published the initial weights"), do.AdoptInitial()]
         if self.base == self.latest and self.model_version == event.version:
-            return [do.Tell(SERVER, msg.Holding(self.base.version, self.base.digest))]
+            return [following.holding()]
         return self._advance()
 
     def _fetch_offered(self, event: ev.FetchOffered, now: float) -> list[Effect]:
-        follows = event.kind == "full" or event.version == self.base.version + 1
-        if (
-            not follows
-            or not self.attached
-            or self.base == self.latest
-            or self.fetched is not None
-            or self.busy == "replacing"
-            or self.ending is not None
-        ):
-            if self.fetching is not None:  # perhaps this was the answer: do not wait for another
-                self._fetch_later(now)
-            return [do.DeclineStream(SERVER, event.stream, "not wanted")]
-        self.fetching = event.version
-        self.deadlines.cancel("fetch")
-        return [do.ReceiveVersion(event.stream, event.kind, event.version)]
+        busy = self.busy == "replacing" or not self.attached or self.leaving.asked
+        if not busy and self.following.fits(event):
+            return self.following.receive(event)
+        if self.following.asked is not None:  # perhaps this was the answer: do not wait for another
+            self.following.later(now, self.rules.reoffer_s)
+        return [do.DeclineStream(SERVER, event.stream, "not wanted")]
 
     def _fetch_received(self, event: ev.FetchReceived, now: float) -> list[Effect]:
-        self.fetching = None
-        self.deadlines.cancel("fetch")
-        self.fetched = event.version
+        self.following.received(event.version)
         return self._advance()
 
     def _fetch_failed(self, event: ev.FetchFailed, now: float) -> list[Effect]:
@@ -311,16 +276,13 @@ class ClientMachine:
 
     def _base_lost(self, text: str, now: float) -> list[Effect]:
         self.busy = None
-        self.base = Held()
-        self._fetch_later(now)
+        self.following.base = Held()
+        self.following.later(now, self.rules.reoffer_s)
         return [do.Note(text, "warning"), *self._advance()]
 
     def _base_replaced(self, event: ev.BaseReplaced, now: float) -> list[Effect]:
-        self.base = Held(event.version, event.digest)
-        if event.version == self.latest.version and event.digest != self.latest.digest:
-            text = f"version {event.version} has digest {event.digest} here and {self.latest.digest} at the server: fetching it in full"
-            return self._base_lost(text, now)
-        return self._rebase()
+        problem = self.following.replaced(event)
+        return self._rebase() if problem is None else self._base_lost(problem, now)
 
     def _rebase(self) -> list[Effect]:
         self.busy = "rebasing"
@@ -335,7 +297,7 @@ class ClientMachine:
             text = f"weights were not finite: back on version {event.version}, without the last {event.dropped_tokens} tokens"
             effects.append(do.Note(text, "warning"))
         if self.connected:
-            effects.append(do.Tell(SERVER, msg.Holding(self.base.version, self.base.digest)))
+            effects.append(self.following.holding())
         return effects + self._advance()
 
     def _say_version(self, version: int) -> list[Effect]:
@@ -344,7 +306,11 @@ class ClientMachine:
         if self.model_version >= 0:
             return [do.Note(f"version {version}", facts={"version": version})]
         # Version 0 is here without a transfer only where it was made, which was said then.
-        return [] if self.adopted and version == 0 else [do.Note(f"received version {version}")]
+        return (
+            []
+            if self.following.adopted and version == 0
+            else [do.Note(f"received version {version}")]
+        )
 
     # --- deltas, up ---
 
@@ -368,7 +334,7 @@ class ClientMachine:
         self.delta = Outstanding(
             key, self.model_digest, event.tokens, event.steps, answered.round, event.metrics
         )
-        waits = answered.last and self.connected and self.ending is None
+        waits = answered.last and self.connected and not self.leaving.asked
         return [*([] if waits else self._resume()), *self._offer(), *self._advance()]
 
     def _resume(self) -> list[Effect]:
@@ -414,29 +380,20 @@ class ClientMachine:
 
     def _advance(self) -> list[Effect]:
         """Start whatever is possible now; called after every change."""
-        if not self.training:
+        if not self.leaving.training:
             return self._wind_down()
-        if self.ending is not None or not self.attached:
+        if self.leaving.asked or not self.attached:
             return []
         effects: list[Effect] = []
-        if (
-            self.connected
-            and not self.publishing
-            and self.latest.version >= 0
-            and self.base != self.latest
-            and self.fetching is None
-            and self.fetched is None
-            and self.busy != "replacing"
-        ):
-            self.fetching = self.latest.version
-            effects.append(do.Tell(SERVER, msg.Fetch(self.base.version, self.base.digest)))
+        if self.connected and self.busy != "replacing":
+            effects.extend(self.following.fetch())
         if self.busy is not None:
             return effects
-        if self.fetched is not None:
+        if self.following.here is not None:
             if self.delta is not None and not self.delta.coded:
                 self.busy = "coding"
                 return [*effects, do.FinishEncoding(self.delta.key.sequence)]
-            version, self.fetched = self.fetched, None
+            version, self.following.here = self.following.here, None
             self.busy = "replacing"
             return [*effects, do.ReplaceBase(version)]
         if self.discard and self.base.version >= 0:
@@ -454,57 +411,23 @@ class ClientMachine:
     # --- the end ---
 
     def _run_ended(self, event: ev.RunEnded, now: float) -> list[Effect]:
-        self.refusing = True
-        return [do.Leave(event.reason), *self._end(event.reason, 0, now)]
+        self.leaving.refusing = True
+        return [do.Leave(event.reason), *self.leaving.ask(event.reason, 0, now)]
 
     def _drain_asked(self, event: ev.DrainAsked, now: float) -> list[Effect]:
-        return self._end(event.reason, EXIT_INTERRUPTED, now)
-
-    def _end(self, reason: str, exit_code: int, now: float) -> list[Effect]:
-        if self.refusing and not self.training:
-            return self._finish()  # no answer comes any more
-        if self.ending is not None:
-            return []
-        self.ending = (reason, exit_code)
-        self.deadlines.set("end", now + self.rules.drain_s)
-        return [do.EndTraining(reason)]
+        return self.leaving.ask(event.reason, EXIT_INTERRUPTED, now)
 
     def _training_ended(self, event: ev.TrainingEnded, now: float) -> list[Effect]:
-        self.training = False
-        if event.error is not None:
-            # A training function that raises because its node was refused says nothing new.
-            if self.ending is None or self.ending[1] != EXIT_REFUSED:
-                self.ending = (event.error, EXIT_FAILED)
-            return self._finish()
-        if self.ending is None:
-            self.ending = ("the training function returned", 0)
-        if self.refusing or self.model_version < 0:
-            return self._finish()
-        self.ended_at = now
-        self.deadlines.set("end", now + self.rules.drain_s)
-        return self._wind_down()
+        effects = self.leaving.training_ended(event.error, now, joined=self.model_version >= 0)
+        return effects or self._wind_down()
 
     def _wind_down(self) -> list[Effect]:
         """The training thread is back: what it trained should still arrive. Called after every change from then on."""
         if self.busy is not None or self.delta is not None:
             return []
-        if not self.emptied:
-            self.emptied = True
+        if not self.leaving.emptied:
+            self.leaving.emptied = True
             # Where the server collects for this version's round, it counts as the answer.
             self.answering = ev.SyncCalled(self.latest.version)
             return [self._take_snapshot()]
-        return self._finish()
-
-    def _transfers_seen(self, event: ev.TransfersSeen, now: float) -> list[Effect]:
-        until = min(now + self.rules.stalled_s, self.ended_at + self.rules.drain_cap_s)
-        if not event.advanced or until <= now + MOMENT_S:
-            return self._finish()
-        self.deadlines.set("end", until)
-        return []
-
-    def _finish(self) -> list[Effect]:
-        assert self.ending is not None
-        self.finished = True
-        self.deadlines.clear()
-        reason, exit_code = self.ending
-        return [do.Finish(reason, exit_code)]
+        return self.leaving.finish()

@@ -44,11 +44,14 @@ from fsl_async import messages as msg
 from fsl_async.deadlines import Deadlines
 from fsl_async.effects import Effect
 from fsl_async.learn.weighting import Weighting
+from fsl_async.roles.answers import Answers, Objection
 from fsl_async.roles.deltas import DeltaBook
 from fsl_async.roles.ending import Ending
 from fsl_async.roles.ps_state import EXIT_FAILED, LONGEST_RETRY_S, Member, Phase, ServerRules
 from fsl_async.roles.publishing import Publishing
 from fsl_async.roles.round import ArrivalHistory, Round
+from fsl_async.roles.serving import Serving
+from fsl_async.roles.words import here_of
 
 __all__ = ["EXIT_FAILED", "Member", "Phase", "ServerMachine", "ServerRules"]
 
@@ -70,6 +73,8 @@ class ServerMachine:
         self.failures = 0
         self.ending = Ending(rules.drain_s, rules.stalled_s, rules.drain_cap_s)
         self.deadlines = Deadlines()
+        self.serving = Serving(self.members, self.deltas)
+        self.answers = Answers(self.members, self.deltas, self._too_late)
         self.publishing = Publishing(self.members, self.deadlines, rules.retry_s)
         self._handlers: dict[type[ev.Event], Callable[[Any, float], list[Effect]]] = {
             ev.Recovered: self._recovered,
@@ -81,7 +86,7 @@ class ServerMachine:
             ev.DeltaOffered: self._delta_offered,
             ev.DeltaStored: self._delta_stored,
             ev.CallSkipped: self._skipped,
-            ev.FetchAsked: self._fetch,
+            ev.FetchAsked: self.serving.fetch,
             ev.VersionHeld: self._held,
             ev.VersionCommitted: self._committed,
             ev.CommitFailed: self._commit_failed,
@@ -103,7 +108,7 @@ class ServerMachine:
     @property
     def digest(self) -> str:
         """The digest of the newest durable version."""
-        return self.deltas.digests.get(self.deltas.version, "")
+        return self.serving.digest
 
     def next_deadline(self) -> float | None:
         """When `handle(TimerFired())` is due, in seconds of the caller's clock."""
@@ -194,7 +199,7 @@ class ServerMachine:
         member.attached = True
         if self.version < 0:
             return self.publishing.choose()
-        effects: list[Effect] = [self._announcement(event.peer)]
+        effects: list[Effect] = [self.serving.announcement(event.peer)]
         if self.round is not None:
             self.round.rejoin(event.peer, member.incarnation)
             if self.round.awaits(event.peer, member.incarnation):
@@ -209,41 +214,11 @@ class ServerMachine:
             return [do.ReceiveInitial(event.peer, event.stream)]
         effects: list[Effect] = [do.DeclineStream(event.peer, event.stream, "not the publisher")]
         if self.version >= 0 and event.peer in self.members:
-            effects.append(self._announcement(event.peer))
+            effects.append(self.serving.announcement(event.peer))
         return effects
 
-    def _announcement(self, peer: str) -> Effect:
-        return do.Tell(peer, msg.Announce(self.version, self.digest))
-
-    def _announce(self) -> list[Effect]:
-        return [
-            self._announcement(name) for name, member in self.members.items() if member.attached
-        ]
-
-    def _fetch(self, event: ev.FetchAsked, now: float) -> list[Effect]:
-        if event.peer not in self.members or self.version < 0:
-            return []
-        if event.version == self.version and event.digest == self.digest:
-            return [self._announcement(event.peer)]
-        if event.version < self.version and self.deltas.digests.get(event.version) == event.digest:
-            # However far behind: over a slow link a whole version would be old again when it is there. The shell
-            # sends it whole all the same where the update is not kept any more.
-            return [do.Serve(event.peer, "update", event.version + 1)]
-        return [do.Serve(event.peer, "full", self.version)]
-
     def _held(self, event: ev.VersionHeld, now: float) -> list[Effect]:
-        member = self.members.get(event.peer)
-        if member is None:
-            return []
-        expected = self.deltas.digests.get(event.version)
-        if expected is not None and expected != event.digest:
-            text = (
-                f"{event.peer} computed digest {event.digest} for version {event.version}, which has {expected};"
-                " it gets the version in full"
-            )
-            return [do.Note(text, "warning"), do.Serve(event.peer, "full", self.version)]
-        member.version = event.version
-        return self._end_if_all_hold(now)
+        return self.serving.held(event) or self._end_if_all_hold(now)
 
     def _committed(self, event: ev.VersionCommitted, now: float) -> list[Effect]:
         self.tokens_total += self.deltas.advance(event.version, event.digest)
@@ -252,7 +227,7 @@ class ServerMachine:
         if event.version == 0:
             self.publishing.done()
             self.deadlines.set("sync", now + self.rules.every_s)
-            return [do.Note("version 0 is durable, training starts"), *self._announce()]
+            return [do.Note("version 0 is durable, training starts"), *self.serving.announce()]
         called_at = self.round.called_at if self.round is not None else now
         self._round_over()
         # By the clock; a round that overran leaves the clients a moment to move onto the new version first.
@@ -262,7 +237,7 @@ class ServerMachine:
         limit = self.rules.limit_reached(self.version, self.tokens_total)
         if limit is not None and not self.ending.asked:
             self.ending.begin(limit, now)
-        return [*self._announce(), *self._settle_down(now)]
+        return [*self.serving.announce(), *self._settle_down(now)]
 
     # --- rounds ---
 
@@ -297,7 +272,7 @@ class ServerMachine:
         needed = max(1, self.rules.min_clients if self.version == 0 else 1)
         if len(called) < needed and not self.ending.asked:
             self.deadlines.set("sync", now + self.rules.every_s)
-            return [do.Note(f"no round: {len(called)} clients are here, {needed} are needed")]
+            return [do.Note(f"no round: {here_of(len(called), needed)}")]
         self.phase = Phase.COLLECTING
         cap_s = 0.95 * self.rules.every_s
         if self.ending.asked:
@@ -388,29 +363,10 @@ class ServerMachine:
     # --- deltas ---
 
     def _delta_offered(self, event: ev.DeltaOffered, now: float) -> list[Effect]:
-        peer, key = event.peer, event.key
-        if key.client != peer or peer not in self.members:
-            return [do.DeclineStream(peer, event.stream, "not yours")]
-        if self.deltas.is_acknowledged(key):
-            again = do.Tell(peer, msg.Accepted(key.text))
-            return [
-                do.DeclineStream(peer, event.stream, "known"),
-                again,
-                *self._answered(event, now),
-            ]
-        objection = self.deltas.objection(event) or self._too_late()
-        if objection is None:
-            work = (event.tokens, event.steps, event.round, event.metrics)
-            return [do.ReceiveDelta(peer, event.stream, key, event.base_digest, *work)]
-        code, text = objection
-        return [
-            do.DeclineStream(peer, event.stream, code),
-            do.Tell(peer, msg.Declined(key.text, code, text)),
-            do.Note(f"refused delta {key.text}: {text}", "warning"),
-            *self._answered(event, now),
-        ]
+        effects, settled = self.answers.offered(event)
+        return [*effects, *self._answered(event, now)] if settled else effects
 
-    def _too_late(self) -> tuple[str, str] | None:
+    def _too_late(self, event: ev.DeltaOffered) -> Objection:
         """Why no delta can be merged any more, as a code and a sentence, or None."""
         if self.ending.asked and self.ending.last_round_over:
             return "ended", "the run has had its last round"
@@ -419,24 +375,7 @@ class ServerMachine:
         return None
 
     def _delta_stored(self, event: ev.DeltaStored, now: float) -> list[Effect]:
-        key = event.key
-        outcome = self.deltas.settled_as(key)
-        effects: list[Effect] = []
-        answer: msg.Message = msg.Accepted(key.text)
-        if self.deltas.is_acknowledged(key):
-            pass  # a second stream of the same delta: the same answer again
-        elif outcome is not None:
-            answer = msg.Declined(key.text, outcome, f"this delta is {outcome}")
-        elif event.problem is None:
-            effects.append(self.deltas.acknowledge(key, event.tokens, event.steps))
-        else:
-            self.deltas.settle(key, "quarantined")
-            answer = msg.Declined(key.text, "quarantined", event.problem)
-            text = f"quarantined delta {key.text}: {event.problem}; the round goes on without it"
-            effects.append(do.Note(text, "warning"))
-        if key.client in self.members:
-            effects.append(do.Tell(key.client, answer))
-        return effects + self._answered(event, now)
+        return self.answers.stored(event) + self._answered(event, now)
 
     def _answered(self, event: ev.DeltaOffered | ev.DeltaStored, now: float) -> list[Effect]:
         """A client has answered the open round, with a delta that counts or with one that does not."""
@@ -454,14 +393,10 @@ class ServerMachine:
         return self._evaluate(now)
 
     def _stream_lost(self, event: ev.StreamLost, now: float) -> list[Effect]:
-        text = f"stream {event.stream} of {event.peer} broke off: {event.reason}"
         if event.peer == self.publishing.name and self.version < 0:
+            text = f"stream {event.stream} of {event.peer} broke off: {event.reason}"
             return self.publishing.failed(text, now)
-        effects: list[Effect] = [do.Note(text)]
-        if event.stream.startswith("delta:") and event.peer in self.members:
-            key = event.stream.removeprefix("delta:")
-            effects.append(do.Tell(event.peer, msg.Declined(key, "later", event.reason[:200])))
-        return effects
+        return self.answers.lost(event)
 
     # --- the end ---
 
@@ -492,18 +427,11 @@ class ServerMachine:
         self.deadlines.set("drain", now + self.rules.drain_s)
         return self._end_if_all_hold(now)
 
-    def _without_version(self) -> set[str]:
-        return {
-            name
-            for name, member in self.members.items()
-            if member.attached and member.version != self.version
-        }
-
     def _end_if_all_hold(self, now: float) -> list[Effect]:
         lingering = self.deadlines.when("linger") is not None
         if not self.ending.asked or self.phase is not Phase.READY or lingering:
             return []
-        return [] if self._without_version() else self._next_step(now)
+        return [] if self.serving.behind() else self._next_step(now)
 
     def _next_step(self, now: float) -> list[Effect]:
         self.deadlines.cancel("drain")
@@ -523,7 +451,7 @@ class ServerMachine:
             return self._evaluate(now)
         if self.phase is not Phase.READY:
             return []
-        if until is not None and self._without_version() & moving:
+        if until is not None and self.serving.behind() & moving:
             self.deadlines.set("drain", until)
             return []
         return self._next_step(now)

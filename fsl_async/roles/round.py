@@ -20,6 +20,8 @@ from statistics import median
 
 from attrs import field, frozen, mutable
 
+from fsl_async.roles.words import share_of
+
 MAX_OFFSETS = 64
 MIN_OFFSETS = 3
 
@@ -141,10 +143,11 @@ class Round:
     ) -> Verdict:
         """Decide; `pending` is the number of acknowledged deltas that wait to be merged, late ones included."""
         contributors = self.contributors()
+        sent = f"{share_of(contributors, self.called)} sent a delta"
         # Asked after every answer of what may be a thousand clients: count first, name the missing only when they are said.
         if len(self.answered) >= len(self.expected) and not self.missing():
             if pending:
-                return Verdict("merge", f"all {contributors} of {self.called} called have answered")
+                return Verdict("merge", f"{sent}, all have answered")
             return Verdict("close", "nobody had anything to send")
         needed = max(1, math.ceil(rules.quorum * len(self.expected)))
         if contributors >= needed and pending:
@@ -155,15 +158,15 @@ class Round:
             if now >= until:
                 return Verdict(
                     "merge",
-                    f"{contributors} of {self.called} answered and the grace window of {until - self.called_at:.1f} s"
+                    f"{sent} and the grace window of {until - self.called_at:.1f} s"
                     f" is over; without {self._named_missing()}",
                 )
             return Verdict("wait", f"quorum of {needed} reached", until)
         waited_s = now - self.called_at
         if pending and waited_s >= rules.patience * self.cap_s:
-            text = f"no quorum after {waited_s:.1f} s ({contributors} of {needed} needed); merged without {self._named_missing()}"
+            text = f"no quorum after {waited_s:.1f} s ({sent}, {needed} needed); merged without {self._named_missing()}"
             return Verdict("merge", text)
-        reason = f"{contributors} of {needed} needed have answered"
+        reason = f"{sent}, {needed} needed"
         if now >= self.called_at + self.cap_s:
             reason += f"; waiting for {self._named_missing()}"
         return Verdict("wait", reason)

@@ -297,7 +297,9 @@ def test_a_client_of_the_servers_last_process_is_connected_again(run):
 def test_what_goes_on_unchanged_is_said_once(run):
     """A round that stays open for an hour must not fill the screen; what changes is said."""
     begin(run, "a", "b")
-    one, two = (f"round 0 stays open: {n} of 2 needed have answered" for n in (0, 1))
+    one, two = (
+        f"round 0 stays open: {n} of 3 called clients sent a delta, 2 needed" for n in (0, 1)
+    )
     for text in (one, one, one, two, two, one):
         run.write(do.Note(text, "warning"))
     assert told(run, "note") == [one, two]

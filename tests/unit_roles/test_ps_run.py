@@ -94,7 +94,7 @@ def test_timer_calls_and_all_answer(server, look):
     assert look.only(effects, do.Accumulate) == [do.Accumulate(key("a"), 8.0)]
     assert server.feed(ev.CallSkipped("b", 7, "of another round")) == []
     effects = server.feed(ev.CallSkipped("b", 0, "nothing"))
-    assert "all 1 of 2 called have answered" in look.notes(effects)
+    assert "1 of 2 called clients sent a delta, all have answered" in look.notes(effects)
     (commit,) = look.only(effects, do.Commit)
     assert (commit.version, [one.key for one in commit.merged]) == (1, [key("a")])
     effects = server.committed(1)
@@ -180,7 +180,7 @@ def test_nobody_here(make_server, look):
     server = make_server(min_clients=2, every_s=10.0)
     server.begin("a")
     effects = server.fire()
-    assert "no round: 1 clients are here, 2 are needed" in look.notes(effects)
+    assert "no round: 1 client is here, 2 are needed" in look.notes(effects)
     assert server.machine.next_deadline() == 20.0
     server.join("b")
     assert look.said(server.fire(), "b") == [msg.Call(0)]
@@ -206,7 +206,7 @@ def test_stays_open_without_quorum_and_recalls_those_who_had_nothing(make_server
     server.feed(ev.CallSkipped("a", 0, "nothing"))
     effects = server.fire()
     assert server.now == 195.0
-    assert "round 0 stays open: 0 of 2 needed" in look.notes(effects)
+    assert "round 0 stays open: 0 of 3 called clients sent a delta, 2 needed" in look.notes(effects)
     assert look.said(effects) == [msg.Call(0)]
     server.store(key("a"))
     effects = server.fire()

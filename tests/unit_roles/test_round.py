@@ -3,6 +3,7 @@
 import pytest
 
 from fsl_async.roles.round import ArrivalHistory, Round, RoundRules
+from fsl_async.roles.words import here_of
 
 RULES = RoundRules(quorum=0.5, grace_mad_factor=4.0, grace_min_s=1.0, first_grace_s=60.0)
 
@@ -21,7 +22,10 @@ def test_all_have_answered():
     assert open_.answer("a", contributed=True)
     assert open_.answer("b", contributed=False)
     verdict = decide(open_, 1001.0)
-    assert (verdict.action, verdict.reason) == ("merge", "all 1 of 2 called have answered")
+    assert (verdict.action, verdict.reason) == (
+        "merge",
+        "1 of 2 called clients sent a delta, all have answered",
+    )
 
 
 def test_nobody_had_anything():
@@ -78,7 +82,7 @@ def test_without_a_quorum_it_stays_open():
     verdict = decide(open_, 1150.0)
     assert (verdict.action, verdict.until) == ("wait", None)
     assert verdict.reason.endswith("waiting for b, c, d, e, f, ...")
-    assert verdict.reason.startswith("1 of 4")
+    assert "1 of 8 called clients sent a delta, 4 needed" in verdict.reason
     assert decide(open_, 1200.0).action == "merge"
     assert decide(open_, 1200.0, pending=0).action == "wait", "there is nothing to merge"
 
@@ -130,4 +134,17 @@ def test_quorum_rounds_up_and_is_at_least_one(quorum, needed):
     open_ = open_round("a", "b", "c", "d")
     rules = RoundRules(quorum=quorum)
     verdict = open_.verdict(rules, ArrivalHistory(), 1001.0, pending=0)
-    assert verdict.reason.startswith(f"0 of {needed} needed")
+    assert verdict.reason.endswith(f"0 of 4 called clients sent a delta, {needed} needed")
+
+
+@pytest.mark.parametrize(
+    ("here", "needed", "words"),
+    [
+        (1, 2, "1 client is here, 2 are needed"),
+        (0, 1, "0 clients are here, 1 is needed"),
+        (1, 1200, "1 client is here, 1,200 are needed"),
+    ],
+)
+def test_one_and_many(here, needed, words):
+    """A line that every operator sees should be a sentence."""
+    assert here_of(here, needed) == words

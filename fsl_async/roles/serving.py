@@ -1,0 +1,77 @@
+"""Which version is told, and sent, to whom. Pure.
+
+Clients pull: a version is announced, and streamed to whoever asks, as the coded update when the client holds the version before (checked
+by digest), else in full. All who hold a version must hold the same bits: one that computed another digest gets the version in full.
+"""
+
+from __future__ import annotations
+
+from attrs import mutable
+
+from fsl_async import effects as do
+from fsl_async import events as ev
+from fsl_async import messages as msg
+from fsl_async.effects import Effect
+from fsl_async.roles.deltas import DeltaBook
+from fsl_async.roles.ps_state import Member
+
+
+@mutable
+class Serving:
+    """The way of the versions to the clients. It shares the server's members and deltas."""
+
+    members: dict[str, Member]
+    deltas: DeltaBook
+
+    @property
+    def version(self) -> int:
+        """The newest durable version, -1 before there is one."""
+        return self.deltas.version
+
+    @property
+    def digest(self) -> str:
+        """Its digest."""
+        return self.deltas.digests.get(self.deltas.version, "")
+
+    def announcement(self, peer: str) -> Effect:
+        """Tell one client."""
+        return do.Tell(peer, msg.Announce(self.version, self.digest))
+
+    def announce(self) -> list[Effect]:
+        """Tell all."""
+        return [self.announcement(name) for name, member in self.members.items() if member.attached]
+
+    def fetch(self, event: ev.FetchAsked, now: float) -> list[Effect]:
+        """Send what leads on from what a client holds."""
+        if event.peer not in self.members or self.version < 0:
+            return []
+        if event.version == self.version and event.digest == self.digest:
+            return [self.announcement(event.peer)]
+        if event.version < self.version and self.deltas.digests.get(event.version) == event.digest:
+            # However far behind: over a slow link a whole version would be old again when it is there. The shell
+            # sends it whole all the same where the update is not kept any more.
+            return [do.Serve(event.peer, "update", event.version + 1)]
+        return [do.Serve(event.peer, "full", self.version)]
+
+    def held(self, event: ev.VersionHeld) -> list[Effect]:
+        """Note what a client holds; what it computed must be what everybody has."""
+        member = self.members.get(event.peer)
+        if member is None:
+            return []
+        expected = self.deltas.digests.get(event.version)
+        if expected is not None and expected != event.digest:
+            text = (
+                f"{event.peer} computed digest {event.digest} for version {event.version}, which has {expected};"
+                " it gets the version in full"
+            )
+            return [do.Note(text, "warning"), do.Serve(event.peer, "full", self.version)]
+        member.version = event.version
+        return []
+
+    def behind(self) -> set[str]:
+        """Those who have attached a model and do not hold the newest version."""
+        return {
+            name
+            for name, member in self.members.items()
+            if member.attached and member.version != self.version
+        }

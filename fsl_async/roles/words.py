@@ -1,0 +1,22 @@
+"""Counts in the words that notes use. Pure."""
+
+from __future__ import annotations
+
+
+def counted(count: int, thing: str) -> str:
+    """`1 client`, `2 clients`."""
+    return f"{count:,} {thing}" if count == 1 else f"{count:,} {thing}s"
+
+
+def share_of(count: int, called: int) -> str:
+    """`1 of 2 called clients`: of those asked for their deltas in a round, as the observers say it."""
+    return f"{count:,} of {counted(called, 'called client')}"
+
+
+def here_of(here: int, needed: int) -> str:
+    """`1 client is here, 2 are needed`."""
+    return f"{counted(here, 'client')} {_be(here)} here, {needed:,} {_be(needed)} needed"
+
+
+def _be(count: int) -> str:
+    return "is" if count == 1 else "are"
