@@ -343,11 +343,10 @@ def test_a_run_learns():
     for name in METHODS:
         run = run_of(name, every=1)
         made = {"a": batches(2), "b": batches(2, 1)}
-        first, score = run.round(made), evaluate(run.halves(), made["a"])
+        first = run.round(made)
         for _ in range(30):
             last = run.round(made)
         assert last["a"] < 0.8 * first["a"], name
-        assert evaluate(run.halves(), made["a"]).loss < score.loss - 0.1, name
 
 
 def test_a_step_reports_its_loss_and_samples():
