@@ -1,0 +1,138 @@
+// One fuzz target for each way to decode a frame; -DFSL_FUZZ_ENTRY=decode|decode_bfloat16|accumulate|inspect chooses.
+//
+// The input is a frame. Every kernel path of this machine decodes it, into memory of exactly the size it asked for, so that the sanitizers see a byte read or
+// written too far; all paths must refuse it with the same fault or give the same bits. Checksums would stop nearly every mutation at
+// the door: so they are made right first, as an attacker would, except for some inputs.
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <vector>
+
+#include "decode.hpp"
+#include "kernels.hpp"
+
+namespace {
+
+constexpr std::uint64_t kMostValues = 1u << 18;
+
+[[noreturn]] void fail(const char* text) {
+  std::fprintf(stderr, "%s\n", text);
+  std::abort();
+}
+
+// Puts right checksums into a frame, as far as its lengths lead.
+void seal(std::vector<std::uint8_t>& frame) {
+  const fsl::Kernels& kernels = *fsl::kernels_of(fsl::Path::kScalar);
+  if (frame.size() < fsl::kHeaderBytes) return;
+  std::uint8_t* const bytes = frame.data();
+  const std::uint32_t header = kernels.crc32(0, bytes, fsl::kHeaderBytes - 4);
+  fsl::store(bytes + fsl::kHeaderBytes - 4, header);
+  std::size_t position = fsl::kHeaderBytes;
+  while (frame.size() - position >= fsl::kChunkHeadBytes) {
+    std::uint8_t* const head = bytes + position;
+    const std::size_t left = frame.size() - position - fsl::kChunkHeadBytes;
+    const std::size_t payload = fsl::load32(head);
+    const std::size_t there = payload < left ? payload : left;
+    std::uint32_t checksum = kernels.crc32(header, head, fsl::kChunkHeadBytes - 4);
+    checksum = kernels.crc32(checksum, head + fsl::kChunkHeadBytes, there);
+    fsl::store(head + fsl::kChunkHeadBytes - 4, checksum);
+    position += fsl::kChunkHeadBytes + there;
+    if (there < payload) break;
+  }
+}
+
+// What one path made of the frame.
+struct Outcome {
+  fsl::Fault fault = fsl::Fault::kNone;
+  std::vector<std::uint8_t> bytes;
+};
+
+fsl::DecodeRequest request_of(const std::uint8_t* frame, std::size_t size) {
+  return {frame, size, {kMostValues, std::uint64_t{1} << 30}, 1};
+}
+
+#define FSL_NAME(entry) run_##entry
+#define FSL_RUN(entry) FSL_NAME(entry)
+
+// The number of values that the frame announces, or 0 where it has no valid header.
+std::size_t announced(const fsl::Kernels& kernels, const std::uint8_t* frame, std::size_t size) {
+  fsl::Header header;
+  const fsl::Limits limits{kMostValues, std::uint64_t{1} << 30};
+  return fsl::read_header(kernels, frame, size, limits, header).ok() ? static_cast<std::size_t>(header.values) : 0;
+}
+
+template <typename Value>
+Outcome decoded(const fsl::Kernels& kernels, const std::uint8_t* frame, std::size_t size) {
+  const std::size_t count = announced(kernels, frame, size);
+  const std::unique_ptr<Value[]> out(new Value[count]());
+  fsl::Target target{nullptr, nullptr, count};
+  if constexpr (sizeof(Value) == 4) {
+    target.fp32 = out.get();
+  } else {
+    target.bf16 = out.get();
+  }
+  std::uint64_t values = 0;
+  const fsl::Status status = fsl::decode_frame(kernels, request_of(frame, size), {}, target, values);
+  Outcome outcome{status.fault, {}};
+  if (status.ok()) {
+    if (values != count) fail("decoded another number of values than announced");
+    const auto* const first = reinterpret_cast<const std::uint8_t*>(out.get());
+    outcome.bytes.assign(first, first + count * sizeof(Value));
+  }
+  return outcome;
+}
+
+[[maybe_unused]] Outcome run_decode(const fsl::Kernels& kernels, const std::uint8_t* frame, std::size_t size) {
+  return decoded<float>(kernels, frame, size);
+}
+
+[[maybe_unused]] Outcome run_decode_bfloat16(const fsl::Kernels& kernels, const std::uint8_t* frame, std::size_t size) {
+  return decoded<std::uint16_t>(kernels, frame, size);
+}
+
+[[maybe_unused]] Outcome run_accumulate(const fsl::Kernels& kernels, const std::uint8_t* frame, std::size_t size) {
+  const std::size_t count = announced(kernels, frame, size);
+  const std::unique_ptr<float[]> sum(new float[count]);
+  for (std::size_t i = 0; i < count; ++i) sum[i] = static_cast<float>(i % 7);
+  std::uint64_t values = 0;
+  const fsl::Status status = fsl::accumulate_frame(kernels, request_of(frame, size), {}, sum.get(), count, 0.3f, values);
+  if (!status.ok()) {
+    for (std::size_t i = 0; i < count; ++i) {
+      if (sum[i] != static_cast<float>(i % 7)) fail("a refused frame was added");
+    }
+  }
+  const auto* const first = reinterpret_cast<const std::uint8_t*>(sum.get());
+  return {status.fault, std::vector<std::uint8_t>(first, first + count * sizeof(float))};
+}
+
+[[maybe_unused]] Outcome run_inspect(const fsl::Kernels& kernels, const std::uint8_t* frame, std::size_t size) {
+  fsl::Summary summary{};
+  const fsl::Status status = fsl::inspect_frame(kernels, request_of(frame, size), summary);
+  Outcome outcome{status.fault, {}};
+  if (status.ok()) {
+    for (const std::uint64_t count : summary.modes) outcome.bytes.push_back(static_cast<std::uint8_t>(count));
+    outcome.bytes.push_back(summary.nonfinite);
+  }
+  return outcome;
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  std::vector<std::uint8_t> sealed(data, data + size);
+  if (size % 16 != 5) seal(sealed);
+  // Memory of exactly this size: a vector may have more.
+  const std::unique_ptr<std::uint8_t[]> frame(new std::uint8_t[size]);
+  if (size > 0) std::memcpy(frame.get(), sealed.data(), size);
+  const Outcome expected = FSL_RUN(FSL_FUZZ_ENTRY)(*fsl::kernels_of(fsl::Path::kScalar), frame.get(), size);
+  for (const fsl::Path path : {fsl::Path::kAvx2, fsl::Path::kAvx512}) {
+    const fsl::Kernels* const kernels = fsl::kernels_of(path);
+    if (kernels == nullptr) continue;
+    const Outcome found = FSL_RUN(FSL_FUZZ_ENTRY)(*kernels, frame.get(), size);
+    if (found.fault != expected.fault) fail("two paths disagree about what is wrong with a frame");
+    if (found.bytes != expected.bytes) fail("two paths give different values");
+  }
+  return 0;
+}

@@ -1,0 +1,54 @@
+#!/usr/bin/env bash
+# Fuzzes every way to decode a frame, under AddressSanitizer and UndefinedBehaviorSanitizer.
+#
+#     codecs/native/tests/fuzz/run.sh [SECONDS for each target, 150] [FOLDER for programs and corpora]
+#
+# With clang++ (and its libFuzzer) coverage leads the mutations; without it, or with FSL_FUZZ_PLAIN=1, g++ builds a driver that
+# mutates the golden vectors at random. Four targets: 150 seconds are ten minutes in all.
+set -euo pipefail
+seconds="${1:-150}"
+here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
+native="$(cd "$here/../.." && pwd)"
+folder="${2:-$(mktemp -d)}"
+vectors=("$native"/../../tests/vectors/*.bin)
+mkdir -p "$folder"
+sources=()
+for file in "$native"/src/*.cpp; do
+    case "$(basename "$file")" in *bindings.cpp | measure*) ;; *) sources+=("$file") ;; esac
+done
+flags=(-std=c++17 -O1 -g -fno-omit-frame-pointer -ffp-contract=off -fno-sanitize-recover=all -I "$native/src")
+
+probe='extern "C" int LLVMFuzzerTestOneInput(const unsigned char*, unsigned long) { return 0; }'
+compiler="${CXX:-g++}" sanitizers=address,undefined guided=0
+if [ -z "${FSL_FUZZ_PLAIN:-}" ] && command -v clang++ >/dev/null 2>&1 &&
+    echo "$probe" | clang++ -x c++ -fsanitize=fuzzer,address,undefined -o "$folder/probe" - 2>/dev/null; then
+    compiler=clang++ guided=1
+fi
+
+objects=()
+for file in "${sources[@]}"; do
+    object="$folder/$(basename "$file" .cpp).o"
+    cover=""
+    if [ "$guided" = 1 ]; then cover=",fuzzer-no-link"; fi
+    "$compiler" "${flags[@]}" "-fsanitize=$sanitizers$cover" -c "$file" -o "$object"
+    objects+=("$object")
+done
+for entry in decode decode_bfloat16 accumulate inspect; do
+    program="$folder/$entry"
+    if [ "$guided" = 1 ]; then
+        "$compiler" "${flags[@]}" -DFSL_FUZZ_ENTRY="$entry" -fsanitize=fuzzer,$sanitizers \
+            "$here/entry.cpp" "${objects[@]}" -o "$program" -pthread
+        mkdir -p "$folder/corpus-$entry"
+        cp "${vectors[@]}" "$folder/corpus-$entry"
+        echo "$entry: clang++, libFuzzer, $seconds s" >&2
+        "$program" -max_total_time="$seconds" -max_len=65536 -rss_limit_mb=2048 -timeout=10 -print_final_stats=1 \
+            -artifact_prefix="$folder/" "$folder/corpus-$entry" 2>"$folder/$entry.log" ||
+            { tail -n 60 "$folder/$entry.log" >&2; exit 1; }
+        grep -E "number_of_executed_units|peak_rss_mb|DONE" "$folder/$entry.log" | tail -n 3
+    else
+        "$compiler" "${flags[@]}" -DFSL_FUZZ_ENTRY="$entry" -fsanitize=$sanitizers \
+            "$here/entry.cpp" "$here/standalone.cpp" "${objects[@]}" -o "$program" -pthread
+        echo "$entry: $compiler, random mutations, $seconds s" >&2
+        "$program" "$seconds" 1 "${vectors[@]}"
+    fi
+done
