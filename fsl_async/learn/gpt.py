@@ -156,13 +156,9 @@ class GPT(nn.Module):
             self._initialise(torch.Generator().manual_seed(seed))
 
     def _initialise(self, chance: torch.Generator) -> None:
-        # Tied head: logits of a normalised stream have a deviation of 0.02 sqrt(width), so the first loss is close to
-        # ln(256) = 5.55 whatever the width up to some thousands.
-        nn.init.normal_(self.embedding, std=0.02, generator=chance)
-        for name, weight in self.blocks.named_parameters():
+        for name, weight in self.named_parameters():
             if weight.dim() == 2:
-                deep = name.endswith("_out.weight")
-                std = weight.shape[1] ** -0.5 / (math.sqrt(2 * self.config.layers) if deep else 1.0)
+                std = initial_deviation(name, weight.shape[1], self.config.layers)
                 nn.init.normal_(weight, std=std, generator=chance)
 
     def forward(self, byte_BT: Tensor) -> Tensor:
@@ -178,6 +174,16 @@ class GPT(nn.Module):
         """Mean cross entropy in nats per byte. window_BS: int64, S <= context + 1; each byte after the first is predicted."""
         logits_BTV = self(window_BS[:, :-1])
         return F.cross_entropy(logits_BTV.flatten(0, 1), window_BS[:, 1:].flatten())
+
+
+def initial_deviation(name: str, inputs: int, layers: int) -> float:
+    """Standard deviation that the matrix called `name`, with `inputs` columns, is drawn with; the draws are in the order of names."""
+    if name == "embedding":
+        # Tied head: logits of a normalised stream have a deviation of 0.02 sqrt(width), so the first loss is close to
+        # ln(256) = 5.55 whatever the width up to some thousands.
+        return 0.02
+    deep = name.endswith("_out.weight")
+    return float(inputs**-0.5 / (math.sqrt(2 * layers) if deep else 1.0))
 
 
 def parameter_count(config: GPTConfig) -> int:

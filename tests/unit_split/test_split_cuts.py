@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from fsl_async.learn.gpt import GPT, GPTConfig
-from fsl_async.learn.split import auxiliary
+from fsl_async.learn.split import auxiliary, gpt_parts
 from fsl_async.learn.split.batches import Batch, call
 from fsl_async.learn.split.cuts import cuts_of, split
 from fsl_async.learn.split.errors import CutError
@@ -103,6 +103,33 @@ def test_a_tied_head_becomes_the_servers_own_copy():
     own = home.copies()
     assert own.tail.head is own.client.embedding
     assert own.client.embedding is not home.client.embedding
+
+
+@pytest.mark.parametrize("tail", [None, 2])
+def test_a_node_builds_its_part_of_a_gpt_without_the_rest(tail):
+    """A client that cannot hold the model must not have to build it; with the same seed its part is the same."""
+    whole = split(GPT(SMALL, seed=7), 1, tail)
+    mine = gpt_parts.build(SMALL, seed=7, blocks={0} if tail is None else {0, 2}, ends=True)
+    client = split(mine, 1, tail)
+    servers = gpt_parts.build(
+        SMALL, seed=7, blocks={1, 2} if tail is None else {1}, ends=tail is None
+    )
+    server = split(servers, 1, tail)
+    pairs = [
+        (client.client, whole.client),
+        (client.tail, whole.tail),
+        (server.server, whole.server),
+    ]
+    for found, wanted in pairs:
+        if wanted is not None:
+            theirs = wanted.state_dict()
+            assert found.state_dict().keys() == theirs.keys()
+            assert all(torch.equal(v, theirs[name]) for name, v in found.state_dict().items())
+            assert not any(buffer.is_meta for buffer in found.buffers())
+    assert all(weight.is_meta for weight in client.server.blocks.parameters())
+    assert all(weight.is_meta for weight in server.client.parameters()) == (tail is not None)
+    if tail is not None:
+        assert client.tail.head is client.client.embedding
 
 
 def test_weights_tied_within_the_server_stay_tied():

@@ -7,12 +7,13 @@ Padding sits at the end, where no real position can see it; lengths are therefor
 # ruff: noqa: N806 - shapes are suffixes, as in gpt.py
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
+import torch
 import torch.nn.functional as F  # noqa: N812 - the name everybody knows
 from torch import Tensor, nn
 
-from fsl_async.learn.gpt import GPT, GPTConfig, rotary_table
+from fsl_async.learn.gpt import GPT, GPTConfig, initial_deviation, rotary_table
 
 
 class GPTPart(nn.Module):
@@ -57,6 +58,27 @@ class GPTPart(nn.Module):
         """A part of the same weights: only the first `count` blocks, then norm and head. For auxiliary models."""
         blocks = dict(itertools.islice(self.blocks.items(), count))
         return GPTPart(self.config, blocks, self.embedding, self.norm, self.head)
+
+
+def build(config: GPTConfig, *, seed: int, blocks: Collection[int], ends: bool) -> GPT:
+    """The model GPT(config, seed=seed), of which only some weights take memory: for a node that holds a part of it.
+
+    There are the blocks with the numbers `blocks` and, with `ends`, the embedding (which is the head) and the last norm; the others
+    are on torch's meta device. Cut it with `cuts.split` as if it were whole. Never more memory than that and one matrix.
+    """
+    with torch.device("meta"):
+        model = GPT(config)
+    chance = torch.Generator().manual_seed(seed)
+    for name, weight in list(model.named_parameters()):
+        drawn = torch.ones(weight.shape)
+        if weight.dim() == 2:  # drawn in any case, so that those after it come out the same
+            std = initial_deviation(name, weight.shape[1], config.layers)
+            nn.init.normal_(drawn, std=std, generator=chance)
+        place, _, last = name.rpartition(".")
+        number = place.split(".")[1] if place.startswith("blocks.") else ""
+        if int(number) in blocks if number else ends:
+            model.get_submodule(place).register_parameter(last, nn.Parameter(drawn))
+    return model
 
 
 def layers(model: GPT) -> int:
