@@ -174,6 +174,14 @@ class TakeSnapshot(Effect):
 
 
 @frozen
+class BeginRound(Effect):
+    """Let the training thread train round `round`, copy the weights at its end, and hold it there. Ends in Snapshotted."""
+
+    sequence: int
+    round: int
+
+
+@frozen
 class ResumeTraining(Effect):
     """Let a training thread go on that a snapshot holds."""
 

@@ -147,6 +147,14 @@ class ModelAttached(Event):
 
 
 @frozen
+class ShardBooked(Event):
+    """A client trains on this part of the data. Said before ModelAttached, where the run's trigger goes by shards."""
+
+    peer: str
+    shard: int
+
+
+@frozen
 class FetchAsked(Event):
     """A client that holds `version` with `digest` (-1: nothing) asks for what leads to the current version."""
 
@@ -284,6 +292,21 @@ class SyncCalled(Event):
 
     round: int
     last: bool = False
+
+    @property
+    def is_turn(self) -> bool:
+        """Whether a whole round is asked for, and not what is there."""
+        return False
+
+
+@frozen
+class TurnCalled(SyncCalled):
+    """The parameter server calls this client to train round `round`, and to wait at its end for the version that comes of it."""
+
+    @property
+    def is_turn(self) -> bool:
+        """A whole round."""
+        return True
 
 
 @frozen

@@ -74,6 +74,14 @@ class Call(Message):
 
 
 @frozen
+class Turn(Message):
+    """Server: train round `round` from the version of that number, send the delta at its end, and wait for what comes of it."""
+
+    round: int
+    last: bool = False
+
+
+@frozen
 class Accepted(Message):
     """Server: this delta is durable here."""
 
@@ -142,7 +150,7 @@ class VersionMeta(Message):
 _TYPES: dict[str, type[Message]] = {
     cls.__name__: cls
     for cls in (
-        Attach, Fetch, Holding, Skip, Publish, Call, Accepted, Declined, Announce, Reject, Stop,
+        Attach, Fetch, Holding, Skip, Publish, Call, Turn, Accepted, Declined, Announce, Reject, Stop,
         InitialMeta, DeltaMeta, VersionMeta,
     )
 }  # fmt: skip

@@ -60,7 +60,9 @@ def rules_of(config: Config) -> ServerRules:
     """What of the configuration decides anything at the server."""
     sync = config.sync
     return ServerRules(
+        trigger=sync.trigger,
         every_s=sync.every_s,
+        round_cap_s=sync.round_cap_s,
         round=RoundRules(sync.quorum, sync.grace_mad_factor, sync.grace_min_s, sync.first_grace_s),
         min_clients=sync.min_clients,
         max_staleness=sync.max_staleness,
@@ -261,7 +263,7 @@ async def _serve(  # noqa: PLR0917 - private, called once
         address=link.address,
         pid=os.getpid(),
         host=socket.gethostname(),
-        every_s=config.sync.every_s,
+        every_s=config.sync.every_s if config.sync.trigger == "clock" else 0.0,
         quorum=config.sync.quorum,
     )
     try:

@@ -32,6 +32,7 @@ Format = Literal["fp32", "bf16", "e4m3", "e5m2", "uniform"]
 Weighting = Literal["tokens", "uniform", "fednova"]
 Optimizer = Literal["nesterov", "average"]
 Sharding = Literal["disjoint", "local"]
+Trigger = Literal["clock", "rounds", "turns", "relay"]
 # The keys of fsl_async.presets.SIZES, named again for type checkers.
 Preset = Literal["0.5m", "1m", "3m", "10m", "50m", "124m", "350m", "1b"]
 
@@ -196,7 +197,17 @@ class ListenConfig:
 class SyncConfig:
     """When deltas are collected and how they count."""
 
+    trigger: Trigger = setting(
+        "clock",
+        "clock (call all every every_s) | rounds (all train a round, then merge) | turns (one after another) | "
+        "relay (one per version, each from the weights of the one before)",
+    )
     every_s: float = setting(600.0, "seconds from one sync to the next", span(above=0))
+    round_cap_s: float = setting(
+        3600.0,
+        "wait this long for a called client; not with trigger = clock",
+        span(above=0, most=86_400 * 7),
+    )
     quorum: float = setting(
         0.5, "part of the called clients that must answer before a merge", span(above=0, most=1)
     )

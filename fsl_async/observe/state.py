@@ -14,7 +14,7 @@ seconds since 1970) or as the argument `now`.
     event  BeatHeard              client's step, tokens, loss, lag
     event  DeltaOffered           the same, of a client that is gone before its next heartbeat
     event  DeltaStored, Served    bytes, raw (4 for each value) and as they were sent
-    effect Tell Call, Note with `called`; event CallSkipped                    round and participation
+    effect Tell Call or Turn, Note with `called`; event CallSkipped                    round and participation
     effect Accumulate, Commit; event VersionCommitted                          what is pending, merging, merged
     event  ClientLeft             client is gone
     note   GarbageSeen            bytes from the network that were no message of ours
@@ -349,7 +349,7 @@ class RunState:
         message = line["message"]
         kind = message.get("type")
         peer = str(line["peer"])
-        if kind == "Call":
+        if kind in {"Call", "Turn"}:
             if self.phase != "collecting" or self.round != int(message["round"]):
                 self._watch.open(int(message["round"]))
                 self.round_called_at = self.last_t

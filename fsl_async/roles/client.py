@@ -15,6 +15,8 @@ Rules
 - After the last call nothing more is merged, so the training thread is held at its snapshot until the run's last version is here:
   nothing is trained in vain, and the user's loop ends with the run's weights. It goes on when there was nothing to send, when the
   delta is refused, and when the session is lost: who knows when the server is back.
+- A turn asks for a whole round: it is trained from the version that it names, once, and held at its end for the version that
+  comes of it, also while the server is away. A turn that is said again in a new session is the same turn.
 - When training ends before the run does, what was trained since the last snapshot is sent as a last delta, after the one
   that is outstanding. That is waited for while its bytes advance, `drain_cap_s` at the most, and `drain_s` without a session.
 
@@ -27,9 +29,10 @@ Rules
     any        BaseReplaced                     Rebase
     any        Rebased                          Tell Holding
     training   SyncCalled                       TakeSnapshot when nothing is outstanding (the last call: and hold)
+    training   TurnCalled                       BeginRound once the weights are on that version
     training   Snapshotted                      OfferDelta, or Tell Skip when no token was trained
     any        DeltaAcknowledged, DeltaRefused  DropDelta, then whatever waited
-    held       ServerLost, DeltaRefused         ResumeTraining
+    held       ServerLost, DeltaRefused         ResumeTraining; in a turn also Rebased, but not ServerLost
     any        RunEnded, DrainAsked             EndTraining
     any        TrainingEnded                    TakeSnapshot, then Finish once all is settled; Finish at once after RunEnded
     ending     timer "end"                      LookAtTransfers, then Finish unless something advances
@@ -43,6 +46,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
+
+import attrs
 
 from fsl_async import effects as do
 from fsl_async import events as ev
@@ -91,7 +96,9 @@ class ClientMachine:
         self.sequence = 0
         self.call: ev.SyncCalled | None = None
         self.answering: ev.SyncCalled | None = None
-        self.held = False  # the training thread waits in its step for the run's last version
+        self.held: ev.SyncCalled | None = (
+            None  # the training thread waits for what comes of this call
+        )
         self.busy: str | None = None  # "snapshot" | "coding" | "replacing" | "rebasing"
         self.discard = False
         self.tokens_acknowledged = 0
@@ -106,6 +113,7 @@ class ClientMachine:
             ev.ServerRefused: self._refused,
             ev.PublishAsked: self._publish,
             ev.SyncCalled: self._called,
+            ev.TurnCalled: self._called,
             ev.DeltaAcknowledged: self._acknowledged,
             ev.DeltaRefused: self._delta_refused,
             ev.VersionAnnounced: self._announced,
@@ -195,14 +203,15 @@ class ClientMachine:
         else:
             meanwhile = "training goes on" if self.model_version >= 0 else "trying again"
         note = do.Note(f"{what}; {meanwhile}", "warning")
-        return [note, *([] if self.busy == "snapshot" else self._resume())]
+        in_turn = self.held is not None and self.held.is_turn
+        return [note, *([] if self.busy == "snapshot" or in_turn else self._resume())]
 
     def _forget_session(self) -> None:
         """Nothing that was asked in a session is answered in the next one."""
         self.following.forget_session()
         self.call = None
         if self.answering is not None:
-            self.answering = ev.SyncCalled(self.answering.round)
+            self.answering = attrs.evolve(self.answering, last=False)
         self.deadlines.cancel("offer")
 
     def _refused(self, event: ev.ServerRefused, now: float) -> list[Effect]:
@@ -293,6 +302,8 @@ class ClientMachine:
         self.busy = None
         effects = self._say_version(event.version)
         self.model_version, self.model_digest = event.version, self.base.digest
+        if self.held is not None and self.held.is_turn:
+            effects.extend(self._resume())  # it came of the round, or of one that this delta missed
         if event.dropped_tokens:
             text = f"weights were not finite: back on version {event.version}, without the last {event.dropped_tokens} tokens"
             effects.append(do.Note(text, "warning"))
@@ -317,6 +328,9 @@ class ClientMachine:
     def _called(self, event: ev.SyncCalled, now: float) -> list[Effect]:
         if event == self.answering or (self.delta is not None and self.delta.round == event.round):
             return []
+        if event.is_turn and self.answering is not None and self.answering.round == event.round:
+            self.answering = event  # said again in a new session: it is being trained
+            return []
         self.call = event
         return self._advance()
 
@@ -334,13 +348,14 @@ class ClientMachine:
         self.delta = Outstanding(
             key, self.model_digest, event.tokens, event.steps, answered.round, event.metrics
         )
-        waits = answered.last and self.connected and not self.leaving.asked
+        waits = answered.is_turn or (answered.last and self.connected)
+        waits = waits and not self.leaving.asked
         return [*([] if waits else self._resume()), *self._offer(), *self._advance()]
 
     def _resume(self) -> list[Effect]:
-        """Let the training thread go, where a last call holds it."""
-        held, self.held = self.held, False
-        return [do.ResumeTraining()] if held else []
+        """Let the training thread go, where a call holds it."""
+        held, self.held = self.held, None
+        return [] if held is None else [do.ResumeTraining()]
 
     def _encoding_finished(self, event: ev.EncodingFinished, now: float) -> list[Effect]:
         self.busy = None
@@ -398,15 +413,25 @@ class ClientMachine:
             return [*effects, do.ReplaceBase(version)]
         if self.discard and self.base.version >= 0:
             return effects + self._rebase()
-        if self.call is not None and self.delta is None and self.model_version >= 0:
-            self.answering, self.call = self.call, None
-            effects.append(self._take_snapshot(hold=self.answering.last))
-        return effects
+        return effects + self._answer_call()
 
-    def _take_snapshot(self, *, hold: bool = False) -> Effect:
+    def _answer_call(self) -> list[Effect]:
+        call = self.call
+        if call is None or self.delta is not None or self.model_version < 0:
+            return []
+        if call.is_turn and call.round != self.model_version:
+            if call.round < self.model_version:
+                self.call = None  # that round is over
+            return []  # a round is trained from the version that it starts from
+        self.answering, self.call = call, None
+        return [self._take_snapshot(call)]
+
+    def _take_snapshot(self, call: ev.SyncCalled) -> Effect:
         self.sequence += 1
-        self.busy, self.held = "snapshot", hold
-        return do.TakeSnapshot(self.sequence, hold)
+        self.busy, self.held = "snapshot", call if call.last or call.is_turn else None
+        if call.is_turn:
+            return do.BeginRound(self.sequence, call.round)
+        return do.TakeSnapshot(self.sequence, call.last)
 
     # --- the end ---
 
@@ -429,5 +454,5 @@ class ClientMachine:
             self.leaving.emptied = True
             # Where the server collects for this version's round, it counts as the answer.
             self.answering = ev.SyncCalled(self.latest.version)
-            return [self._take_snapshot()]
+            return [self._take_snapshot(self.answering)]
         return self.leaving.finish()

@@ -49,8 +49,9 @@ from fsl_async.roles.deltas import DeltaBook
 from fsl_async.roles.ending import Ending
 from fsl_async.roles.ps_state import EXIT_FAILED, LONGEST_RETRY_S, Member, Phase, ServerRules
 from fsl_async.roles.publishing import Publishing
-from fsl_async.roles.round import ArrivalHistory, Round
+from fsl_async.roles.round import ArrivalHistory, Round, Verdict
 from fsl_async.roles.serving import Serving
+from fsl_async.roles.triggers import trigger_named
 from fsl_async.roles.words import here_of
 
 __all__ = ["EXIT_FAILED", "Member", "Phase", "ServerMachine", "ServerRules"]
@@ -73,7 +74,8 @@ class ServerMachine:
         self.failures = 0
         self.ending = Ending(rules.drain_s, rules.stalled_s, rules.drain_cap_s)
         self.deadlines = Deadlines()
-        self.serving = Serving(self.members, self.deltas)
+        self.trigger = trigger_named(rules.trigger)
+        self.serving = Serving(self.members, self.deltas, self.trigger.tells_all)
         self.answers = Answers(self.members, self.deltas, self._too_late)
         self.publishing = Publishing(self.members, self.deadlines, rules.retry_s)
         self._handlers: dict[type[ev.Event], Callable[[Any, float], list[Effect]]] = {
@@ -81,6 +83,7 @@ class ServerMachine:
             ev.TimerFired: self._timers,
             ev.ClientHello: self._hello,
             ev.ClientLeft: self._left,
+            ev.ShardBooked: self._shard_booked,
             ev.ModelAttached: self._attached,
             ev.InitialOffered: self._initial_offered,
             ev.DeltaOffered: self._delta_offered,
@@ -139,12 +142,13 @@ class ServerMachine:
             self.deltas.settle(key, event.settled[key])
         self.tokens_total = event.tokens_total
         self.phase = Phase.READY
+        self.trigger.recovered(event.settled)
         self.ending.last_round_over = self.rules.is_last(self.version - 1)
         limit = self.rules.limit_reached(self.version, self.tokens_total)
         if limit is None:
-            self.deadlines.set("sync", now + self.rules.every_s)
+            self.deadlines.set("sync", self.trigger.after_start(self.rules, now))
         else:  # killed between its last version and its end: wait for clients to come and fetch
-            self.ending.begin(limit, now)
+            self._begin_end(limit, now)
             self.deadlines.set("linger", now + self.rules.drain_s)
         waiting = len(event.pending)
         text = f"continuing at version {event.version} with {waiting} deltas still to be merged"
@@ -184,6 +188,11 @@ class ServerMachine:
             effects.extend(self._evaluate(now))
         return effects
 
+    def _shard_booked(self, event: ev.ShardBooked, now: float) -> list[Effect]:
+        if event.peer in self.members:
+            self.members[event.peer].shard = event.shard
+        return []
+
     def _attached(self, event: ev.ModelAttached, now: float) -> list[Effect]:
         member = self.members.get(event.peer)
         if member is None:
@@ -204,7 +213,7 @@ class ServerMachine:
             self.round.rejoin(event.peer, member.incarnation)
             if self.round.awaits(event.peer, member.incarnation):
                 # The first call may have been lost with the session it was said in.
-                effects.append(do.Tell(event.peer, msg.Call(self.round.number, self.round.last)))
+                effects.append(do.Tell(event.peer, self._round_call()))
         return effects
 
     # --- initial weights and versions ---
@@ -218,7 +227,11 @@ class ServerMachine:
         return effects
 
     def _held(self, event: ev.VersionHeld, now: float) -> list[Effect]:
-        return self.serving.held(event) or self._end_if_all_hold(now)
+        effects = self.serving.held(event) or self._end_if_all_hold(now)
+        if self.trigger.trains and self.phase is Phase.READY and not self.ending.asked:
+            due = self.deadlines.when("sync")
+            self.deadlines.set("sync", now if due is None else due)  # perhaps it was too few before
+        return effects
 
     def _committed(self, event: ev.VersionCommitted, now: float) -> list[Effect]:
         self.tokens_total += self.deltas.advance(event.version, event.digest)
@@ -226,18 +239,16 @@ class ServerMachine:
         self.phase = Phase.READY
         if event.version == 0:
             self.publishing.done()
-            self.deadlines.set("sync", now + self.rules.every_s)
+            self.deadlines.set("sync", self.trigger.after_version(self.rules, None, now))
             return [do.Note("version 0 is durable, training starts"), *self.serving.announce()]
         called_at = self.round.called_at if self.round is not None else now
         self._round_over()
-        # By the clock; a round that overran leaves the clients a moment to move onto the new version first.
-        self.deadlines.set(
-            "sync", max(called_at + self.rules.every_s, now + 0.1 * self.rules.every_s)
-        )
+        self.deadlines.set("sync", self.trigger.after_version(self.rules, called_at, now))
         limit = self.rules.limit_reached(self.version, self.tokens_total)
         if limit is not None and not self.ending.asked:
-            self.ending.begin(limit, now)
-        return [*self.serving.announce(), *self._settle_down(now)]
+            self._begin_end(limit, now)
+        told = self.serving.announce() if self.trigger.tells_all else []
+        return [*told, *self._settle_down(now)]
 
     # --- rounds ---
 
@@ -264,24 +275,42 @@ class ServerMachine:
 
     def _call(self, now: float) -> list[Effect]:
         # Who holds no version yet is still downloading and has nothing to send: it is not called, and not waited for.
-        called = {
-            name: member.incarnation
+        here = {
+            name: member
             for name, member in self.members.items()
             if member.attached and member.version >= 0
         }
         needed = max(1, self.rules.min_clients if self.version == 0 else 1)
-        if len(called) < needed and not self.ending.asked:
-            self.deadlines.set("sync", now + self.rules.every_s)
-            return [do.Note(f"no round: {here_of(len(called), needed)}")]
+        if len(here) < needed and not self.ending.asked:
+            again = self.trigger.when_short(self.rules, now)
+            if again is not None:
+                self.deadlines.set("sync", again)
+            return [do.Note(f"no round: {here_of(len(here), needed)}")]
         self.phase = Phase.COLLECTING
-        cap_s = 0.95 * self.rules.every_s
+        cap_s = self.trigger.cap_s(self.rules)
         if self.ending.asked:
             cap_s = self.ending.first_wait_s(self.history.usual_s(self.rules.round))
         last = self.ending.asked or self.rules.is_last(self.version)
-        self.round = Round(self.version, now, cap_s, called, last)
+        opening = self.trigger.choose(here, self.deltas)
+        waiting = list(opening.waiting)
+        self.round = Round(self.version, now, cap_s, opening.called, last, waiting)
+        self.round.answered |= dict.fromkeys(opening.answered, True)
         self.deadlines.cancel("sync")
-        call = msg.Call(self.version, last)
-        return [do.Tell(name, call) for name in called] + self._evaluate(now)
+        told = [name for name in opening.called if name not in opening.answered]
+        return [*self._tell_call(told), *self._evaluate(now)]
+
+    def _round_call(self) -> msg.Message:
+        assert self.round is not None
+        return self.trigger.call(self.round.number, last=self.round.last)
+
+    def _tell_call(self, names: list[str]) -> list[Effect]:
+        call = self._round_call()
+        effects: list[Effect] = []
+        for name in names:
+            if not self.trigger.tells_all:
+                effects.append(self.serving.announcement(name))
+            effects.append(do.Tell(name, call))
+        return effects
 
     def _round_over(self) -> None:
         if self.round is not None and self.round.last:
@@ -299,9 +328,10 @@ class ServerMachine:
                 self.deadlines.set("round", cap_at)
                 return []
             return [do.LookAtTransfers()]
-        verdict = self.round.verdict(
-            self.rules.round, self.history, now, pending=len(self.deltas.pending)
-        )
+        pending = len(self.deltas.pending)
+        verdict = self.trigger.verdict(self.round, self.rules, self.history, now, pending)
+        if verdict.action in {"next", "pass"}:
+            return self._next_turn(verdict, now)
         if verdict.action == "merge":
             facts: dict[str, int | float | str] = {
                 "round": self.round.number,
@@ -322,20 +352,36 @@ class ServerMachine:
         due = self.deadlines.when("round")
         if due is not None and due > now:
             return []  # who answers "nothing" at once must not be called in a loop
-        self.deadlines.set("round", now + self.rules.every_s)
+        self.deadlines.set("round", now + self.trigger.again_s(self.rules))
         here = {name: member.incarnation for name, member in self.members.items()}
         text = f"round {self.round.number} stays open: {verdict.reason}"
-        call = msg.Call(self.round.number, self.round.last)
-        return [
-            do.Note(text, "warning"),
-            *(do.Tell(name, call) for name in self.round.recall(here)),
-        ]
+        return [do.Note(text, "warning"), *self._tell_call(self.round.recall(here))]
+
+    def _next_turn(self, verdict: Verdict, now: float) -> list[Effect]:
+        """Let the next one have its turn, or let the turn of the one before pass."""
+        assert self.round is not None
+        effects: list[Effect] = []
+        if verdict.action == "pass":
+            self.round.dismiss(self.round.missing())
+            text = f"round {self.round.number} goes on: {verdict.reason}"
+            effects.append(do.Note(text, "warning"))
+        else:
+            here = {
+                name: member.incarnation
+                for name, member in self.members.items()
+                if member.attached and member.version >= 0
+            }
+            name = self.round.next_of(here)
+            if name is not None:
+                self.round.cap_s = now - self.round.called_at + self.trigger.cap_s(self.rules)
+                effects.extend(self._tell_call([name]))
+        return [*effects, *self._evaluate(now)]
 
     def _close(self, reason: str, now: float) -> list[Effect]:
         assert self.round is not None
         text = f"round {self.round.number} closes without a new version: {reason}"
         self.deadlines.cancel("round")
-        self.deadlines.set("sync", max(self.round.called_at + self.rules.every_s, now))
+        self.deadlines.set("sync", self.trigger.after_close(self.rules, self.round.called_at, now))
         self._round_over()
         self.phase = Phase.READY
         return [do.Note(text), *self._settle_down(now)]
@@ -372,7 +418,7 @@ class ServerMachine:
             return "ended", "the run has had its last round"
         if self.phase is Phase.MERGING and self.round is not None and self.round.last:
             return "later", "the last round is being merged"
-        return None
+        return self.trigger.objection(event, self.round)
 
     def _delta_stored(self, event: ev.DeltaStored, now: float) -> list[Effect]:
         return self.answers.stored(event) + self._answered(event, now)
@@ -403,13 +449,14 @@ class ServerMachine:
     def _drain(self, reason: str, now: float) -> list[Effect]:
         if self.ending.asked:
             return []
-        self.ending.begin(reason, now)
+        self._begin_end(reason, now)
         self.deadlines.cancel("limit")
         if self.phase is Phase.EMPTY:
             return self._finish()
-        effects: list[Effect] = [do.Note(f"ending: {reason}; one last round")]
+        what = "one last round" if self.trigger.last_round else "no further round"
+        effects: list[Effect] = [do.Note(f"ending: {reason}; {what}")]
         if self.phase is Phase.READY:
-            effects.extend(self._call(now))
+            effects.extend(self._call(now) if self.trigger.last_round else self._settle_down(now))
         elif self.phase is Phase.COLLECTING and self.round is not None:
             self.round.cap_s = now - self.round.called_at + self.rules.drain_s
             effects.extend(self._evaluate(now))
@@ -419,13 +466,24 @@ class ServerMachine:
             effects.extend(self._commit())
         return effects
 
+    def _begin_end(self, reason: str, now: float) -> None:
+        self.ending.begin(reason, now)
+        if self.trigger.last_round:
+            return
+        if self.round is None:
+            self.ending.last_round_over = True
+        else:  # what is open is the last one, for those who were called already
+            self.round.last = True
+            self.round.waiting.clear()
+
     def _settle_down(self, now: float) -> list[Effect]:
         """Towards the end: wait for every client to hold the version, then call the last round, or end after it."""
         if not self.ending.asked:
             return []
         self.deadlines.cancel("sync")
         self.deadlines.set("drain", now + self.rules.drain_s)
-        return self._end_if_all_hold(now)
+        told = [] if self.trigger.tells_all else self.serving.announce()
+        return [*told, *self._end_if_all_hold(now)]
 
     def _end_if_all_hold(self, now: float) -> list[Effect]:
         lingering = self.deadlines.when("linger") is not None

@@ -16,7 +16,9 @@ LONGEST_RETRY_S = 300.0
 class ServerRules:
     """The run's configuration as far as it decides anything here. Times in seconds; 0 means no limit."""
 
+    trigger: str = "clock"
     every_s: float = 600.0
+    round_cap_s: float = 3600.0
     round: RoundRules = field(factory=RoundRules)
     min_clients: int = 1
     max_staleness: int = 4
@@ -63,3 +65,4 @@ class Member:
     incarnation: int
     attached: bool = False
     version: int = -1
+    shard: int = -1  # known where the trigger goes by shards

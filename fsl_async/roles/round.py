@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from statistics import median
 
 from attrs import field, frozen, mutable
@@ -63,7 +63,7 @@ class ArrivalHistory:
 class Verdict:
     """What to do with a round now: merge, close it empty, or wait (until `until`, if that is known), and why."""
 
-    action: str  # "merge" | "close" | "wait"
+    action: str  # "merge" | "close" | "wait"; for some triggers also "next" | "pass"
     reason: str
     until: float | None = None
 
@@ -77,6 +77,7 @@ class Round:
     cap_s: float
     expected: dict[str, int]
     last: bool = False  # after it nothing is merged any more
+    waiting: list[str] = field(factory=list)  # whose turn comes later
     called: int = 0
     left: dict[str, int] = field(factory=dict)
     quorum_at: float | None = None
@@ -84,7 +85,7 @@ class Round:
     answered: dict[str, bool] = field(factory=dict)
 
     def __attrs_post_init__(self) -> None:
-        self.called = len(self.expected)
+        self.called = len(self.expected) + len(self.waiting)
 
     def answer(self, name: str, *, contributed: bool) -> bool:
         """Note an answer; True when this client was expected and had not answered yet."""
@@ -92,6 +93,15 @@ class Round:
             return False
         self.answered[name] = contributed
         return True
+
+    def next_of(self, present: Mapping[str, int]) -> str | None:
+        """Expect the next one whose turn it is, of those in `present` (name -> incarnation); None when there is none."""
+        while self.waiting:
+            name = self.waiting.pop(0)
+            if name in present:
+                self.expected[name] = present[name]
+                return name
+        return None
 
     def awaits(self, name: str, incarnation: int) -> bool:
         """Whether this life of a client was called and has not answered."""
@@ -159,18 +169,19 @@ class Round:
                 return Verdict(
                     "merge",
                     f"{sent} and the grace window of {until - self.called_at:.1f} s"
-                    f" is over; without {self._named_missing()}",
+                    f" is over; without {self.named_missing()}",
                 )
             return Verdict("wait", f"quorum of {needed} reached", until)
         waited_s = now - self.called_at
         if pending and waited_s >= rules.patience * self.cap_s:
-            text = f"no quorum after {waited_s:.1f} s ({sent}, {needed} needed); merged without {self._named_missing()}"
+            text = f"no quorum after {waited_s:.1f} s ({sent}, {needed} needed); merged without {self.named_missing()}"
             return Verdict("merge", text)
         reason = f"{sent}, {needed} needed"
         if now >= self.called_at + self.cap_s:
-            reason += f"; waiting for {self._named_missing()}"
+            reason += f"; waiting for {self.named_missing()}"
         return Verdict("wait", reason)
 
-    def _named_missing(self) -> str:
+    def named_missing(self) -> str:
+        """A few of the missing, for people."""
         missing = self.missing()
         return ", ".join(missing[:5]) + (", ..." if len(missing) > 5 else "")

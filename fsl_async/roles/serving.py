@@ -22,6 +22,7 @@ class Serving:
 
     members: dict[str, Member]
     deltas: DeltaBook
+    chains: bool = True  # whoever is far behind gets update after update, else the version whole
 
     @property
     def version(self) -> int:
@@ -47,7 +48,8 @@ class Serving:
             return []
         if event.version == self.version and event.digest == self.digest:
             return [self.announcement(event.peer)]
-        if event.version < self.version and self.deltas.digests.get(event.version) == event.digest:
+        near = event.version == self.version - 1 or (self.chains and event.version < self.version)
+        if near and self.deltas.digests.get(event.version) == event.digest:
             # However far behind: over a slow link a whole version would be old again when it is there. The shell
             # sends it whole all the same where the update is not kept any more.
             return [do.Serve(event.peer, "update", event.version + 1)]

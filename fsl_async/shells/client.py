@@ -102,6 +102,8 @@ class ClientShell:
             do.OfferInitial: self._offer_initial,
             do.AdoptInitial: self._adopt_initial,
             do.TakeSnapshot: lambda e, _: self.learner.request_snapshot(e.sequence, hold=e.hold),
+            # Until the learner knows rounds: one step, as of a held snapshot.
+            do.BeginRound: lambda e, _: self.learner.request_snapshot(e.sequence, hold=True),
             do.ResumeTraining: lambda *_: self.learner.resume(),
             do.LookAtTransfers: lambda _, number: self._look(number),
             do.OfferDelta: self._offer_delta,
@@ -173,6 +175,8 @@ class ClientShell:
                 self.node.feed(ev.PublishAsked())
             case msg.Call(number, last):
                 self.node.feed(ev.SyncCalled(number, last))
+            case msg.Turn(number, last):
+                self.node.feed(ev.TurnCalled(number, last))
             case msg.Accepted(key):
                 self.node.feed(ev.DeltaAcknowledged(DeltaKey.parse(key)))
             case msg.Declined(key, code, text):

@@ -229,7 +229,7 @@ class ServerShell:
         if manifest is not None and manifest.fingerprint == fingerprint:
             attached = ev.ModelAttached(peer, fingerprint, manifest.values, None)
             self._agreeing.add(peer)
-            self._book_shard(peer, lambda: self.node.feed(attached))
+            self._book_shard(peer, lambda: self._join(attached))
             return
         try:
             theirs = Manifest.from_wire(tensors)
@@ -243,9 +243,14 @@ class ServerShell:
         answer = ev.ModelAttached(peer, theirs.fingerprint, theirs.values, difference)
         if difference is None:
             self._agreeing.add(peer)
-            self._book_shard(peer, lambda: self.node.feed(answer))
+            self._book_shard(peer, lambda: self._join(answer))
         else:
             self.node.feed(answer)
+
+    def _join(self, event: ev.ModelAttached) -> None:
+        if self.machine.trigger.ordered and event.peer in self._leases:
+            self.node.feed(ev.ShardBooked(event.peer, self._leases[event.peer]))
+        self.node.feed(event)
 
     def _offered(self, event: tp.StreamOffered) -> None:
         meta = msg.from_wire(event.meta)

@@ -253,7 +253,14 @@ def test_defaults_are_the_documented_ones():
         "run": {"name": "run", "directory": "runs/{name}", "seed": 0}
         | {"rounds": 0, "tokens": 0, "seconds": 0.0},
         "listen": {"address": "tcp://127.0.0.1:7100", "insecure": False},
-        "sync": {"every_s": 600.0, "quorum": 0.5, "grace_mad_factor": 4.0, "grace_min_s": 1.0}
+        "sync": {
+            "trigger": "clock",
+            "every_s": 600.0,
+            "round_cap_s": 3600.0,
+            "quorum": 0.5,
+            "grace_mad_factor": 4.0,
+            "grace_min_s": 1.0,
+        }
         | {"first_grace_s": 60.0, "weighting": "tokens", "max_staleness": 4}
         | {"staleness_exponent": 0.5, "clients": 3, "min_clients": 1},
         "outer": {"optimizer": "nesterov", "learning_rate": 0.7, "momentum": 0.9},
