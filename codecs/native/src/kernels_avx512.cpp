@@ -34,12 +34,14 @@ FSL_INLINE std::size_t ones(std::uint64_t mask) { return static_cast<std::size_t
 FSL_INLINE std::uint64_t lowest(std::size_t count) { return (std::uint64_t{1} << count) - 1; }
 
 // A cache line of what comes next, to the second level: it is too much for the first.
-FSL_INLINE void fetch(Prefetch& prefetch) {
-  if (prefetch.next < prefetch.end) {
-    _mm_prefetch(prefetch.next, _MM_HINT_T1);
-    prefetch.next += 64;
+FSL_INLINE void fetch(const char*& next, const char* end) {
+  if (next < end) {
+    _mm_prefetch(next, _MM_HINT_T1);
+    next += 64;
   }
 }
+
+FSL_INLINE void fetch(Prefetch& prefetch) { fetch(prefetch.next, prefetch.end); }
 
 FSL_INLINE int log2_of(std::size_t power) { return __builtin_ctzll(power); }
 
@@ -483,12 +485,153 @@ std::size_t write_bit_planes(const std::uint8_t* codes, std::size_t count, bool 
   return static_cast<std::size_t>(width) * plane_bytes;
 }
 
+// --------------------------------------------------------------------------------------------------------------- tree
+
+// How a node's child is handled together with the node. Lists are written and read by passes of their own; bit planes that short need
+// none: bits of the symbols of one child are gathered from, or scattered to, the places that the node's bitmap gives (pext, pdep).
+enum ChildKind : int { kLeaf = 0, kOnePlane = 1, kTwoPlanes = 2, kList = 3 };
+
+FSL_INLINE ChildKind kind_of(const Node& node) {
+  return node.left == 0 && node.planes <= 2 ? static_cast<ChildKind>(node.planes) : kList;
+}
+
+// Calls Function<left, right>::run(arguments...) for the kinds of both children.
+template <template <int, int> class Function, typename... Arguments>
+FSL_INLINE auto for_kinds(ChildKind left, ChildKind right, Arguments&&... arguments) {
+  switch (4 * left + right) {
+    case 0: return Function<0, 0>::run(arguments...);
+    case 1: return Function<0, 1>::run(arguments...);
+    case 2: return Function<0, 2>::run(arguments...);
+    case 3: return Function<0, 3>::run(arguments...);
+    case 4: return Function<1, 0>::run(arguments...);
+    case 5: return Function<1, 1>::run(arguments...);
+    case 6: return Function<1, 2>::run(arguments...);
+    case 7: return Function<1, 3>::run(arguments...);
+    case 8: return Function<2, 0>::run(arguments...);
+    case 9: return Function<2, 1>::run(arguments...);
+    case 10: return Function<2, 2>::run(arguments...);
+    case 11: return Function<2, 3>::run(arguments...);
+    case 12: return Function<3, 0>::run(arguments...);
+    case 13: return Function<3, 1>::run(arguments...);
+    case 14: return Function<3, 2>::run(arguments...);
+    default: return Function<3, 3>::run(arguments...);
+  }
+}
+
 // ---------------------------------------------------------------------------------------------------------- tree: writing
+
+// Bits of one or two planes of a child, the second `apart` bytes behind the first, appended some at a time, at most 64.
+template <int kPlanes>
+struct BitWriter {
+  std::uint8_t* to;
+  std::size_t apart;
+  std::uint64_t pending_first = 0;
+  std::uint64_t pending_second = 0;
+  std::size_t filled = 0;  // pending bits, below 8
+
+  FSL_INLINE explicit BitWriter(std::uint8_t* planes, std::size_t distance) : to(planes), apart(distance) {}
+
+  FSL_INLINE void append(std::uint64_t first, std::uint64_t second, std::size_t count) {
+    const std::size_t total = filled + count;
+    std::uint64_t word = pending_first | first << filled;
+    store_mask(to, word);
+    pending_first = word >> (total & 56);
+    if (kPlanes == 2) {
+      word = pending_second | second << filled;
+      store_mask(to + apart, word);
+      pending_second = word >> (total & 56);
+    }
+    if (__builtin_expect(total >= 64, 0)) {
+      pending_first = filled == 0 ? 0 : first >> (64 - filled);
+      if (kPlanes == 2) pending_second = filled == 0 ? 0 : second >> (64 - filled);
+    }
+    to += total / 8;
+    filled = total & 7;
+  }
+
+  FSL_INLINE void finish() {
+    if (kPlanes >= 1) store_mask(to, pending_first);
+    if (kPlanes == 2) store_mask(to + apart, pending_second);
+  }
+};
+
+constexpr std::size_t kPlaneRoom = 2 * kStep;  // behind a plane: words are written, vectors read
+
+struct Partition {
+  std::uint8_t* list;  // of the node's symbols; the left child's take their place
+  std::size_t count;
+  std::uint8_t* stack;  // for the right child's list
+  std::uint8_t* bitmap;
+  std::uint8_t* left_planes;
+  std::uint8_t* right_planes;
+  std::size_t apart;  // from the first plane to the second
+  std::uint8_t pivot;
+  std::uint8_t left_first;
+  std::uint8_t right_first;
+};
+
+// Writes the bitmap, the planes, and the lists; returns the number of the right child's symbols.
+template <int kLeft, int kRight>
+struct PartitionAs {
+  template <int kKind>
+  static FSL_INLINE void append(BitWriter<kKind>& writer, __m512i symbols, __m512i first, std::uint64_t mask, std::size_t count) {
+    if (kKind == 0) return;
+    const __m512i places = _mm512_sub_epi8(symbols, first);
+    const std::uint64_t top = _pext_u64(_mm512_test_epi8_mask(places, all_bytes(kKind)), mask);
+    writer.append(top, kKind == 2 ? _pext_u64(_mm512_test_epi8_mask(places, all_bytes(1)), mask) : 0, count);
+  }
+
+  static std::size_t run(const Partition& work, Prefetch& prefetch) {
+    constexpr int kLeftPlanes = kLeft == kList ? 0 : kLeft;
+    constexpr int kRightPlanes = kRight == kList ? 0 : kRight;
+    BitWriter<kLeftPlanes> left_writer(work.left_planes, work.apart);
+    BitWriter<kRightPlanes> right_writer(work.right_planes, work.apart);
+    const __m512i pivots = all_bytes(work.pivot);
+    const __m512i left_first = all_bytes(work.left_first);
+    const __m512i right_first = all_bytes(work.right_first);
+    const std::size_t whole = work.count & ~(kStep - 1);
+    const std::uint8_t* const list = work.list;
+    std::uint8_t* const bitmap = work.bitmap;
+    std::uint8_t* left = work.list;
+    std::uint8_t* right = work.stack;
+    std::size_t right_count = 0;
+    const auto step = [&](std::size_t i, std::uint64_t valid, std::size_t here) __attribute__((always_inline)) {
+      const __m512i symbols = load(list + i);
+      const std::uint64_t goes_right = _mm512_cmpge_epu8_mask(symbols, pivots) & valid;
+      const std::uint64_t goes_left = ~goes_right & valid;
+      const std::size_t ones_here = ones(goes_right);
+      store_mask(bitmap + i / 8, goes_right);
+      if (kRight == kList) {
+        store(right, _mm512_maskz_compress_epi8(goes_right, symbols));
+        right += ones_here;
+      }
+      if (kLeft == kList) {
+        store(left, _mm512_maskz_compress_epi8(goes_left, symbols));
+        left += here - ones_here;
+      }
+      append(left_writer, symbols, left_first, goes_left, here - ones_here);
+      append(right_writer, symbols, right_first, goes_right, ones_here);
+      right_count += ones_here;
+    };
+    const char* next = prefetch.next;
+    const char* const end = prefetch.end;
+    for (std::size_t i = 0; i < whole; i += kStep) {
+      step(i, ~std::uint64_t{0}, kStep);
+      fetch(next, end);
+    }
+    prefetch.next = next;
+    if (whole < work.count) step(whole, lowest(work.count - whole), work.count - whole);
+    left_writer.finish();
+    right_writer.finish();
+    return right_count;
+  }
+};
 
 struct TreeWriter {
   const Node* nodes;
   std::uint8_t* out;
   Prefetch prefetch;
+  std::uint8_t* planes;  // where planes wait for their turn; those of nodes that wait have different symbols
 
   void write_flat(const Node& node, const std::uint8_t* list, std::size_t count) {
     const std::size_t bitmap_bytes = (count + 7) / 8;
@@ -506,40 +649,11 @@ struct TreeWriter {
     }
   }
 
-  // Writes the bitmap and the lists of those children that need one: the left in place, the right to `stack`.
-  template <bool kLeft, bool kRight>
-  FSL_INLINE std::size_t partition(std::uint8_t* list, std::size_t count, std::uint8_t pivot, std::uint8_t* stack) {
-    const __m512i pivots = all_bytes(pivot);
-    const std::size_t whole = count & ~(kStep - 1);
-    std::uint8_t* left = list;
-    std::size_t right_count = 0;
-    std::uint8_t* bitmap = out;
-    Prefetch ahead = prefetch;
-    for (std::size_t i = 0; i < whole; i += kStep) {
-      const __m512i symbols = load(list + i);
-      const std::uint64_t goes_right = _mm512_cmpge_epu8_mask(symbols, pivots);
-      const std::size_t ones_here = ones(goes_right);
-      store_mask(bitmap + i / 8, goes_right);
-      if (kRight) store(stack + right_count, _mm512_maskz_compress_epi8(goes_right, symbols));
-      if (kLeft) {
-        store(left, _mm512_maskz_compress_epi8(~goes_right, symbols));
-        left += kStep - ones_here;
-      }
-      right_count += ones_here;
-      fetch(ahead);
+  void write_planes(const std::uint8_t* from, std::size_t apart, ChildKind kind, std::size_t count) {
+    const std::size_t bytes = (count + 7) / 8;
+    for (int plane = 0; plane < kind; ++plane, from += apart, out += bytes) {
+      for (std::size_t i = 0; i < bytes; i += kStep) store(out + i, load(from + i));
     }
-    prefetch = ahead;
-    if (whole < count) {
-      const std::uint64_t valid = lowest(count - whole);
-      const __m512i symbols = load(list + whole);
-      const std::uint64_t goes_right = _mm512_cmpge_epu8_mask(symbols, pivots) & valid;
-      store_mask(bitmap + whole / 8, goes_right);
-      if (kRight) store(stack + right_count, _mm512_maskz_compress_epi8(goes_right, symbols));
-      if (kLeft) store(left, _mm512_maskz_compress_epi8(~goes_right & valid, symbols));
-      right_count += ones(goes_right);
-    }
-    out += (count + 7) / 8;
-    return right_count;
   }
 
   // `list` and `stack` lie in two buffers, each free from there on but for the list itself, so that whole vectors may be stored; the
@@ -548,33 +662,35 @@ struct TreeWriter {
     if (node.left == 0) return write_flat(node, list, count);
     const Node& left = nodes[node.left];
     const Node& right = nodes[node.right];
-    const bool has_left = left.left != 0 || left.planes != 0;
-    const bool has_right = right.left != 0 || right.planes != 0;
-    const std::uint8_t pivot = static_cast<std::uint8_t>(node.pivot);
-    if (!has_left) {
-      if (!has_right) {
-        partition<false, false>(list, count, pivot, stack);
-        return;
-      }
-      // Only the right child goes on: its list may take the place of this one.
-      const std::size_t right_count = partition<false, true>(list, count, pivot, list);
-      if (right_count > 0) write(right, list, right_count, stack);
-      return;
+    const ChildKind left_kind = kind_of(left);
+    const ChildKind right_kind = kind_of(right);
+    std::uint8_t* const before = planes;
+    const std::size_t apart = count / 8 + kPlaneRoom;
+    const std::size_t left_room = left_kind == kList ? 0 : static_cast<std::size_t>(left_kind) * apart;
+    const Partition work{list, count, stack, out, planes, planes + left_room, apart, static_cast<std::uint8_t>(node.pivot), left.first, right.first};
+    const std::size_t right_count = for_kinds<PartitionAs>(left_kind, right_kind, work, prefetch);
+    out += (count + 7) / 8;
+    if (left_kind != kList) {
+      write_planes(work.left_planes, apart, left_kind, count - right_count);
+    } else if (right_count < count) {
+      if (right_kind == kTwoPlanes) planes += apart;
+      if (right_kind == kOnePlane || right_kind == kTwoPlanes) planes += right_count / 8 + kPlaneRoom;
+      write(left, list, count - right_count, right_kind == kList ? stack + right_count : stack);
     }
-    if (!has_right) {
-      const std::size_t right_count = partition<true, false>(list, count, pivot, stack);
-      if (right_count < count) write(left, list, count - right_count, stack);
-      return;
+    planes = before;
+    if (right_kind != kList) {
+      write_planes(work.right_planes, apart, right_kind, right_count);
+    } else if (right_count > 0) {
+      write(right, stack, right_count, list);
     }
-    const std::size_t right_count = partition<true, true>(list, count, pivot, stack);
-    if (right_count < count) write(left, list, count - right_count, stack + right_count);
-    if (right_count > 0) write(right, stack, right_count, list);
   }
 };
 
 std::size_t write_tree(const Node* nodes, std::uint8_t* symbols, std::size_t count, std::uint8_t* scratch, std::uint8_t* out,
                        Prefetch& prefetch) {
-  TreeWriter writer{nodes, out, prefetch};
+  // Planes that wait take a bit for each symbol of their node, at most twice, and at most twelve nodes, all on one path, wait.
+  std::uint8_t planes[26 * (kBlockValues / 8 + kPlaneRoom)];
+  TreeWriter writer{nodes, out, prefetch, planes};
   if (count > 0) writer.write(nodes[0], symbols, count, scratch);
   prefetch = writer.prefetch;
   return static_cast<std::size_t>(writer.out - out);
@@ -595,11 +711,93 @@ FSL_INLINE std::uint64_t load_rest(const std::uint8_t* from, std::size_t count) 
   return mask & lowest(count);
 }
 
+struct Child {
+  const std::uint8_t* list;
+  const std::uint8_t* planes;
+  std::size_t plane_bytes;
+  std::uint8_t first;
+};
+
+struct Merge {
+  const std::uint8_t* bitmap;
+  std::size_t count;
+  std::uint8_t* list;
+  Child child[2];
+};
+
+// `count` bits from bit `at` on, and what follows them.
+FSL_INLINE std::uint64_t bits_from(const std::uint8_t* plane, std::size_t at, std::size_t count) {
+  const std::size_t skipped = at & 7;
+  std::uint64_t bits = load_mask(plane + at / 8) >> skipped;
+  if (__builtin_expect(skipped + count > 64, 0)) bits |= static_cast<std::uint64_t>(plane[at / 8 + 8]) << (64 - skipped);
+  return bits;
+}
+
+// Writes the symbols of a node from those of its children.
+template <int kLeft, int kRight>
+struct MergeAs {
+  // What the child's symbols are where the mask has ones, without its planes; zero elsewhere.
+  template <int kKind>
+  static FSL_INLINE __m512i base(const std::uint8_t* list, __m512i first, std::uint64_t mask) {
+    return kKind == kList ? _mm512_maskz_expand_epi8(mask, load(list)) : _mm512_maskz_mov_epi8(mask, first);
+  }
+
+  template <int kKind>
+  static FSL_INLINE __m512i with_planes(__m512i symbols, const Child& child, std::size_t at, std::uint64_t mask, std::size_t count) {
+    if (kKind == kOnePlane || kKind == kTwoPlanes) {
+      const std::uint64_t bits = bits_from(child.planes, at, count);
+      symbols = _mm512_mask_add_epi8(symbols, _pdep_u64(bits, mask), symbols, all_bytes(kKind));
+    }
+    if (kKind == kTwoPlanes) {
+      const std::uint64_t bits = bits_from(child.planes + child.plane_bytes, at, count);
+      symbols = _mm512_mask_add_epi8(symbols, _pdep_u64(bits, mask), symbols, all_bytes(1));
+    }
+    return symbols;
+  }
+
+  static void run(const Merge& work, Prefetch& prefetch) {
+    const Child left = work.child[0];
+    const Child right = work.child[1];
+    const __m512i left_first = all_bytes(left.first);
+    const __m512i right_first = all_bytes(right.first);
+    const std::uint8_t* const bitmap = work.bitmap;
+    const std::size_t whole = work.count & ~(kStep - 1);
+    std::size_t left_at = 0;
+    std::size_t right_at = 0;
+    const auto step = [&](std::size_t i, std::uint64_t goes_right, std::size_t here) __attribute__((always_inline)) {
+      // The last step's left mask has too many bits: what they bring is never looked at.
+      const std::uint64_t goes_left = ~goes_right;
+      const std::size_t ones_here = ones(goes_right);
+      __m512i symbols;
+      if (kLeft != kList && kRight != kList) {
+        symbols = _mm512_mask_blend_epi8(goes_right, left_first, right_first);
+      } else {
+        symbols = _mm512_or_si512(base<kLeft>(left.list + left_at, left_first, goes_left),
+                                  base<kRight>(right.list + right_at, right_first, goes_right));
+      }
+      symbols = with_planes<kLeft>(symbols, left, left_at, goes_left, here - ones_here);
+      symbols = with_planes<kRight>(symbols, right, right_at, goes_right, ones_here);
+      left_at += kStep - ones_here;
+      right_at += ones_here;
+      store(work.list + i, symbols);
+    };
+    const char* next = prefetch.next;
+    const char* const end = prefetch.end;
+    for (std::size_t i = 0; i < whole; i += kStep) {
+      step(i, load_mask(bitmap + i / 8), kStep);
+      fetch(next, end);
+    }
+    prefetch.next = next;
+    if (whole < work.count) step(whole, load_rest(bitmap + whole / 8, work.count - whole), work.count - whole);
+  }
+};
+
 struct TreeReader {
   const Node* nodes;
   const std::uint8_t* in;
   const std::uint8_t* end;
   Prefetch prefetch;
+  std::uint8_t copies[2][kBlockValues / 4 + kSlackBytes];
 
   // Bits set among the first `count`.
   static FSL_INLINE std::size_t count_ones(const std::uint8_t* bitmap, std::size_t count) {
@@ -643,38 +841,11 @@ struct TreeReader {
     return true;
   }
 
-  // Merges the children's lists under the bitmap; a child without a list is a leaf of that rank.
-  template <bool kLeft, bool kRight>
-  FSL_INLINE void merge(const std::uint8_t* bitmap, std::size_t count, const std::uint8_t* left, const std::uint8_t* right,
-                        std::uint8_t left_rank, std::uint8_t right_rank, std::uint8_t* list) {
-    const __m512i left_ranks = all_bytes(left_rank);
-    const __m512i right_ranks = all_bytes(right_rank);
-    const std::size_t whole = count & ~(kStep - 1);
-    Prefetch ahead = prefetch;
-    for (std::size_t i = 0; i <= whole; i += kStep) {
-      std::uint64_t goes_right;
-      if (i < whole) {
-        goes_right = load_mask(bitmap + i / 8);
-      } else {
-        if (whole == count) break;
-        goes_right = load_rest(bitmap + i / 8, count - whole);
-      }
-      const std::size_t ones_here = ones(goes_right);
-      // Two expansions with zeros, which do not wait for each other, and the union.
-      const __m512i from_right = kRight ? _mm512_maskz_expand_epi8(goes_right, load(right)) : _mm512_maskz_mov_epi8(goes_right, right_ranks);
-      __m512i symbols;
-      if (kLeft) {
-        symbols = _mm512_or_si512(from_right, _mm512_maskz_expand_epi8(~goes_right, load(left)));
-      } else {
-        symbols = _mm512_mask_mov_epi8(from_right, ~goes_right, left_ranks);
-      }
-      if (kRight) right += ones_here;
-      if (kLeft) left += kStep - ones_here;
-      store(list + i, symbols);
-      fetch(ahead);
-    }
-    prefetch = ahead;
-    if (ahead.work != nullptr) ahead.work(ahead.context, count);
+  // Bytes of planes may be read in words only while the end is not near; else they are read from a copy with room behind.
+  const std::uint8_t* roomy(const std::uint8_t* from, std::size_t bytes, std::uint8_t* copy) const {
+    if (static_cast<std::size_t>(end - from) >= bytes + 16) return from;
+    std::memcpy(copy, from, bytes);
+    return copy;
   }
 
   // Writes the node's symbols to `list`; children write theirs to the same places of `other`. False when bytes are missing.
@@ -682,36 +853,51 @@ struct TreeReader {
     if (node.left == 0) return read_flat(node, count, list);
     const std::size_t bitmap_bytes = (count + 7) / 8;
     if (static_cast<std::size_t>(end - in) < bitmap_bytes) return false;
-    const std::uint8_t* const bitmap = in;
+    const Node* const children[2] = {&nodes[node.left], &nodes[node.right]};
+    const ChildKind kinds[2] = {kind_of(*children[0]), kind_of(*children[1])};
+    Merge work{in, count, list, {}};
     in += bitmap_bytes;
-    const Node& left = nodes[node.left];
-    const Node& right = nodes[node.right];
-    const bool has_left = left.left != 0 || left.planes != 0;
-    const bool has_right = right.left != 0 || right.planes != 0;
-    if (!has_left && !has_right) {
-      merge<false, false>(bitmap, count, nullptr, nullptr, left.first, right.first, list);
-      return true;
+    std::size_t counts[2] = {0, 0};
+    if (kinds[0] != kLeaf || kinds[1] != kLeaf) {
+      counts[1] = count_ones(work.bitmap, count);
+      counts[0] = count - counts[1];
     }
-    const std::size_t right_count = count_ones(bitmap, count);
-    const std::size_t left_count = count - right_count;
-    if (has_left && left_count > 0 && !read(left, left_count, other, list)) return false;
-    std::uint8_t* const from_right = has_left ? other + left_count : other;
-    std::uint8_t* const right_other = has_left ? list + left_count : list;
-    if (has_right && right_count > 0 && !read(right, right_count, from_right, right_other)) return false;
-    if (has_left && has_right) {
-      merge<true, true>(bitmap, count, other, from_right, 0, 0, list);
-    } else if (has_left) {
-      merge<true, false>(bitmap, count, other, nullptr, 0, right.first, list);
-    } else {
-      merge<false, true>(bitmap, count, nullptr, from_right, left.first, 0, list);
+    std::uint8_t* place = other;
+    std::uint8_t* place_of_children = list;
+    for (int side = 0; side < 2; ++side) {
+      Child& child = work.child[side];
+      child.first = children[side]->first;
+      if (kinds[side] == kList) {
+        child.list = place;
+        if (counts[side] > 0 && !read(*children[side], counts[side], place, place_of_children)) return false;
+        place += counts[side];
+        place_of_children += counts[side];
+      } else {
+        child.plane_bytes = (counts[side] + 7) / 8;
+        const std::size_t bytes = static_cast<std::size_t>(kinds[side]) * child.plane_bytes;
+        if (static_cast<std::size_t>(end - in) < bytes) return false;
+        child.planes = in;
+        in += bytes;
+      }
     }
+    for (int side = 0; side < 2; ++side) {
+      if (kinds[side] == kList) continue;
+      Child& child = work.child[side];
+      child.planes = roomy(child.planes, static_cast<std::size_t>(kinds[side]) * child.plane_bytes, copies[side]);
+    }
+    for_kinds<MergeAs>(kinds[0], kinds[1], work, prefetch);
+    if (prefetch.work != nullptr) prefetch.work(prefetch.context, count);
     return true;
   }
 };
 
 std::size_t read_tree(const Node* nodes, const std::uint8_t* in, const std::uint8_t* end, std::size_t count, int escape_rank,
                       std::uint8_t* scratch, std::uint8_t* symbols, std::size_t& escapes, Prefetch& prefetch) {
-  TreeReader reader{nodes, in, end, prefetch};
+  TreeReader reader;
+  reader.nodes = nodes;
+  reader.in = in;
+  reader.end = end;
+  reader.prefetch = prefetch;
   escapes = 0;
   if (count > 0 && !reader.read(nodes[0], count, symbols, scratch)) return SIZE_MAX;
   prefetch = reader.prefetch;
