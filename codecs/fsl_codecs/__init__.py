@@ -4,11 +4,13 @@
     values = decode(frame)
 
 Hot paths use `encode_into`, `decode_into` and `decode_accumulate` with buffers they keep. The bytes are specified in docs/WIRE.md;
-this package is the reference for them.
+the NumPy modules of this package are the reference for them, and work everywhere; where the native codec was built it does the work
+(`dispatch`).
 """
 
 from .books import Codebook
-from .codec import (
+from .dispatch import (
+    available,
     bound,
     codebooks_of,
     decode,
@@ -16,6 +18,7 @@ from .codec import (
     decode_into,
     encode,
     encode_into,
+    implementation,
     info,
 )
 from .errors import CodecError, CodecUsageError, FrameError, LimitError
@@ -31,6 +34,7 @@ __all__ = [
     "FrameInfo",
     "LimitError",
     "Limits",
+    "available",
     "bound",
     "codebooks_of",
     "decode",
@@ -38,5 +42,6 @@ __all__ = [
     "decode_into",
     "encode",
     "encode_into",
+    "implementation",
     "info",
 ]

@@ -83,8 +83,10 @@ class Array {
     const std::string kind = view_->format == nullptr ? "B" : view_->format;
     is_bfloat16_ = or_bfloat16 && (kind == "H" || kind == "<H" || kind == "=H");
     if (!is_bfloat16_ && kind != "f" && kind != "<f" && kind != "=f") {
-      raise(python.usage_error, std::string("values must be ") + (or_bfloat16 ? "float32, or uint16 for bf16 bits" : "float32") + ", not " +
-                                    nb::cast<std::string>(nb::str(object.attr("dtype"))));
+      const nb::object dtype = object.attr("dtype");
+      const nb::object given = nb::steal(PyObject_Str(dtype.ptr()));
+      raise(python.usage_error,
+            std::string("values must be ") + (or_bfloat16 ? "float32, or uint16 for bf16 bits" : "float32") + ", not " + nb::cast<std::string>(given));
     }
     const bool is_contiguous = view_->shape[0] < 2 || view_->strides[0] == view_->itemsize;
     if (!is_contiguous || reinterpret_cast<std::uintptr_t>(view_->buf) % static_cast<std::uintptr_t>(view_->itemsize) != 0) {

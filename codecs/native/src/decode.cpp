@@ -7,6 +7,7 @@
 #include <new>
 
 #include "decode_chunk.hpp"
+#include "float_environment.hpp"
 #include "pool.hpp"
 
 #if defined(__x86_64__)
@@ -64,6 +65,7 @@ struct FrameDecoder {
   }
 
   void work() noexcept {
+    const FloatEnvironment environment;
     try {
       Scratch& scratch = scratch_of_this_thread();
       Chunk chunk;

@@ -40,7 +40,7 @@ const char* pattern_of(Fault fault) {
     case Fault::kBookNibbles: return "book has stray or missing nibbles at its ends";
     case Fault::kBookLeaves: return "%" PRIu64 " codes of up to %" PRIu64 " bits";
     case Fault::kBookSpace: return "code lengths do not fill the code space exactly";
-    case Fault::kBookUnknown: return "no book %#" PRIx64 " for planes of %" PRIu64 " bits";
+    case Fault::kBookUnknown: return "no book 0x%" PRIx64 " for planes of %" PRIu64 " bits";
     case Fault::kEscapedSymbol: return "an escaped symbol does not fit a plane of %" PRIu64 " bits";
   }
   return "unknown fault";

@@ -1,0 +1,135 @@
+"""The native codec: the functions of `codec` on top of the extension `_native`, with the kernels of one instruction set.
+
+It gives the same bytes, values and refusals as the NumPy package, which is the reference. Calls release the GIL while they work. Threads of a
+call come from one pool of the process; a second call that comes meanwhile works on its own thread alone.
+"""
+
+import importlib
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any, Final
+
+from .books import Codebook
+from .codec import Values
+from .formats import FORMATS, FORMATS_BY_WIRE_ID, Float32Array
+from .frame import Buffer, CodecSpec, FrameInfo, Limits
+
+_DEFAULT_SPEC: Final = CodecSpec()
+_WIRE_IDS: Final = {name: number_format.wire_id for name, number_format in FORMATS.items()}
+
+
+def load() -> tuple[Any, str]:
+    """The extension, or None, and then why not."""
+    try:
+        return importlib.import_module("fsl_codecs._native"), ""
+    except ModuleNotFoundError as error:
+        if error.name != "fsl_codecs._native":
+            return None, f"the native codec does not load: {error}"
+        return None, (
+            "the native codec is not built: install a C++17 compiler (on Debian: apt install g++), then install fsl-async again"
+        )
+    except ImportError as error:
+        return None, f"the native codec does not load: {error}"
+
+
+class NativeCodec:
+    """The codec with the kernels of one path: "avx512", "avx2" or "scalar"."""
+
+    def __init__(self, module: Any, path: str) -> None:
+        """`module` is what `load` gives. CodecUsageError when this machine cannot run the path."""
+        self.name = path
+        self._codec = module.Codec(path)
+
+    def encode_into(
+        self,
+        values: Values,
+        out: Buffer,
+        spec: CodecSpec = _DEFAULT_SPEC,
+        *,
+        reference: Float32Array | None = None,
+        residual: Float32Array | None = None,
+        books: Sequence[Codebook] = (),
+        threads: int = 1,
+    ) -> int:
+        """See `fsl_codecs.encode_into`."""
+        size: int = self._codec.encode_into(
+            values,
+            out,
+            _WIRE_IDS[spec.format],
+            spec.block_values,
+            spec.chunk_values,
+            spec.entropy,
+            spec.fineness,
+            reference,
+            residual,
+            _unpacked(tuple(books)) if books else None,
+            threads,
+        )
+        return size
+
+    def decode_into(
+        self,
+        frame: Buffer,
+        out: Values,
+        limits: Limits | None = None,
+        *,
+        books: Sequence[Codebook] = (),
+        threads: int = 1,
+    ) -> int:
+        """See `fsl_codecs.decode_into`."""
+        values: int = self._codec.decode_into(
+            frame, out, _pair(limits), _unpacked(tuple(books)) if books else None, threads
+        )
+        return values
+
+    def decode_accumulate(
+        self,
+        frame: Buffer,
+        accumulator: Float32Array,
+        weight: float,
+        limits: Limits | None = None,
+        *,
+        books: Sequence[Codebook] = (),
+        threads: int = 1,
+    ) -> int:
+        """See `fsl_codecs.decode_accumulate`."""
+        values: int = self._codec.decode_accumulate(
+            frame,
+            accumulator,
+            weight,
+            _pair(limits),
+            _unpacked(tuple(books)) if books else None,
+            threads,
+        )
+        return values
+
+    def info(self, frame: Buffer, limits: Limits | None = None) -> FrameInfo:
+        """See `fsl_codecs.info`."""
+        wire_id, block_values, chunk_values, values, chunks, frame_bytes, nonfinite, modes = (
+            self._codec.inspect(frame, _pair(limits))
+        )
+        raw_fp32, constant, raw_codes, coded = modes
+        return FrameInfo(
+            format=FORMATS_BY_WIRE_ID[wire_id].name,
+            values=values,
+            block_values=block_values,
+            chunk_values=chunk_values,
+            chunks=chunks,
+            frame_bytes=frame_bytes,
+            nonfinite=nonfinite,
+            raw_fp32_chunks=raw_fp32,
+            constant_chunks=constant,
+            raw_code_chunks=raw_codes,
+            coded_chunks=coded,
+        )
+
+
+def _pair(limits: Limits | None) -> tuple[int, int] | None:
+    return None if limits is None else (limits.max_values, limits.max_frame_bytes)
+
+
+@lru_cache(maxsize=64)
+def _unpacked(books: tuple[Codebook, ...]) -> Any:
+    """The extension's own form of books: tables and trees."""
+    module, _ = load()
+    return module.Books([(book.width, book.packed, book.digest) for book in books])
