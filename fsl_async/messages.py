@@ -147,58 +147,61 @@ class VersionMeta(Message):
     version: int
 
 
-_TYPES: dict[str, type[Message]] = {
-    cls.__name__: cls
-    for cls in (
-        Attach, Fetch, Holding, Skip, Publish, Call, Turn, Accepted, Declined, Announce, Reject, Stop,
-        InitialMeta, DeltaMeta, VersionMeta,
-    )
-}  # fmt: skip
+class Table:
+    """Messages that may come on one connection, by name; reads and writes them."""
 
-_PLANS: dict[type[Message], tuple[tuple[str, Any], ...]] = {
-    cls: tuple(
-        (name, getattr(hint, "__origin__", hint))
-        for name, hint in get_type_hints(cls).items()
-        if name in attrs.fields_dict(cls)
-    )
-    for cls in _TYPES.values()
-}
-
-
-def to_wire(message: Message) -> dict[str, Any]:
-    """Return the plain map that the transport packs."""
-    cls = type(message)
-    wire: dict[str, Any] = {"m": cls.__name__}
-    for name, _ in _PLANS[cls]:
-        wire[name] = getattr(message, name)
-    return wire
-
-
-def from_wire(wire: Any) -> Message:
-    """Read a message; raises MessageError for anything that is not exactly one."""
-    if not isinstance(wire, dict):
-        raise MessageError(f"a message is a map, not {type(wire).__name__}")
-    name = wire.get("m")
-    cls = _TYPES.get(name) if isinstance(name, str) else None
-    if cls is None:
-        raise MessageError(f"unknown message {str(name)[:40]!r}")
-    plan = _PLANS[cls]
-    if len(wire) != len(plan) + 1:
-        raise MessageError(f"{name} has {len(wire) - 1} fields, expected {len(plan)}")
-    values: dict[str, Any] = {}
-    for field_name, kind in plan:
-        value: Any = wire.get(field_name)
-        if type(value) is not kind:
-            raise MessageError(
-                f"{name}.{field_name} is {type(value).__name__}, not {kind.__name__}"
+    def __init__(self, *kinds: type[Message]) -> None:
+        self.types = {kind.__name__: kind for kind in kinds}
+        self._plans: dict[type[Message], tuple[tuple[str, Any], ...]] = {
+            kind: tuple(
+                (name, getattr(hint, "__origin__", hint))
+                for name, hint in get_type_hints(kind).items()
+                if name in attrs.fields_dict(kind)
             )
-        if kind is str and len(value) > MAX_TEXT:
-            raise MessageError(f"{name}.{field_name} is longer than {MAX_TEXT} characters")
-        if kind is int and not -1 <= value < 1 << 63:
-            raise MessageError(f"{name}.{field_name} is out of range")
-        if kind is dict and len(value) > MAX_METRICS:
-            raise MessageError(f"{name}.{field_name} has more than {MAX_METRICS} entries")
-        if kind is list and len(value) > MAX_TENSORS:
-            raise MessageError(f"{name}.{field_name} has more than {MAX_TENSORS} entries")
-        values[field_name] = value
-    return cls(**values)
+            for kind in kinds
+        }
+
+    def to_wire(self, message: Message) -> dict[str, Any]:
+        """Return the plain map that the transport packs."""
+        cls = type(message)
+        wire: dict[str, Any] = {"m": cls.__name__}
+        for name, _ in self._plans[cls]:
+            wire[name] = getattr(message, name)
+        return wire
+
+    def from_wire(self, wire: Any) -> Message:
+        """Read a message; raises MessageError for anything that is not exactly one."""
+        if not isinstance(wire, dict):
+            raise MessageError(f"a message is a map, not {type(wire).__name__}")
+        name = wire.get("m")
+        cls = self.types.get(name) if isinstance(name, str) else None
+        if cls is None:
+            raise MessageError(f"unknown message {str(name)[:40]!r}")
+        plan = self._plans[cls]
+        if len(wire) != len(plan) + 1:
+            raise MessageError(f"{name} has {len(wire) - 1} fields, expected {len(plan)}")
+        return cls(
+            **{field: _checked(f"{name}.{field}", wire.get(field), kind) for field, kind in plan}
+        )
+
+
+def _checked(where: str, value: Any, kind: Any) -> Any:
+    if type(value) is not kind:
+        raise MessageError(f"{where} is {type(value).__name__}, not {kind.__name__}")
+    if kind is str and len(value) > MAX_TEXT:
+        raise MessageError(f"{where} is longer than {MAX_TEXT} characters")
+    if kind is int and not -1 <= value < 1 << 63:
+        raise MessageError(f"{where} is out of range")
+    if kind is dict and len(value) > MAX_METRICS:
+        raise MessageError(f"{where} has more than {MAX_METRICS} entries")
+    if kind is list and len(value) > MAX_TENSORS:
+        raise MessageError(f"{where} has more than {MAX_TENSORS} entries")
+    return value
+
+
+TABLE = Table(
+    Attach, Fetch, Holding, Skip, Publish, Call, Turn, Accepted, Declined, Announce, Reject, Stop,
+    InitialMeta, DeltaMeta, VersionMeta,
+)  # fmt: skip
+to_wire = TABLE.to_wire
+from_wire = TABLE.from_wire

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from fsl_async import messages as msg
 from fsl_async.events import DeltaKey
 
-KINDS = sorted(msg._TYPES.values(), key=lambda cls: cls.__name__)
+KINDS = sorted(msg.TABLE.types.values(), key=lambda cls: cls.__name__)
 VALUES = {
     "bool": st.booleans(),
     "str": st.text(max_size=20),

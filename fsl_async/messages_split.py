@@ -1,0 +1,198 @@
+"""Messages between a client and the split server, and the notes on their streams.
+
+Read by the same strict rules as those of `fsl_async.messages` (docs/WIRE.md lists the fields), in a table of their own: neither server
+takes what is meant for the other. An upload's key is the text of `events_split.UploadKey`.
+
+    stream        from     meta            chunks
+    up:KEY        client   SmashedMeta     frames of the activations, the last chunk the labels
+    down:KEY      server   GradientMeta    frames of the gradient at the cut (of the features, for the first leg of a U-shape)
+    aux:CLIENT/V  server   AuxiliaryMeta   frames of version V of the client's auxiliary model
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from attrs import frozen
+
+from fsl_async.messages import Message, MessageError, Table
+
+ROLE = "split-client"
+MAX_DIMENSIONS = 8
+MAX_SIZE = 1 << 40
+
+
+@frozen
+class SplitHello(Message):
+    """Client, as the body of its hello: who it is, what it is built of, and what it holds.
+
+    run: the parameter server's name for the run. architecture: name -> text, in the order in which they are compared (the method and the
+    cut first, then fingerprints); the first that differs is named in the refusal. auxiliary: version of the auxiliary model, -1 the
+    common start. done_round, done_samples: its last RoundDone, -1 none.
+    """
+
+    run: str
+    role: str
+    shard: int
+    architecture: dict[str, Any]
+    auxiliary: int
+    done_round: int
+    done_samples: int
+
+    def __attrs_post_init__(self) -> None:
+        """Check what the table's types cannot."""
+        if not all(type(key) is type(text) is str for key, text in self.architecture.items()):
+            raise MessageError("SplitHello.architecture maps texts to texts")
+
+
+@frozen
+class SplitWelcome(Message):
+    """Server, as the body of its welcome.
+
+    in_flight: uploads that it takes from this client at a time. last: text of the last upload of this client's life that it has trained
+    and not lost ("" none): what the client holds beyond it is wanted again. auxiliary: version that it keeps for this client.
+    """
+
+    run: str
+    in_flight: int
+    last: str
+    auxiliary: int
+
+
+@frozen
+class RoundDone(Message):
+    """Client: I have trained `samples` in this round, and every upload of it is settled."""
+
+    round: int
+    samples: int
+
+
+@frozen
+class RoundNoted(Message):
+    """Server: that the round is done counts from now on."""
+
+    round: int
+
+
+@frozen
+class RunOver(Message):
+    """Client: the parameter server has ended the run."""
+
+    reason: str
+
+
+@frozen
+class Trained(Message):
+    """Server: this upload is trained, and nothing comes back for it."""
+
+    key: str
+    loss: float
+
+
+@frozen
+class Known(Message):
+    """Server: this upload was trained before. `answer`: what it gave is streamed again; else that is gone."""
+
+    key: str
+    answer: bool
+
+
+@frozen
+class Unwanted(Message):
+    """Server: this upload will never be trained; or, with the code "later", offer it again in a while."""
+
+    key: str
+    code: str
+    text: str
+
+
+@frozen
+class Durable(Message):
+    """Server: all uploads of yours up to this one are in a checkpoint."""
+
+    key: str
+
+
+@frozen
+class AuxiliaryStays(Message):
+    """Server: no newer auxiliary model comes in this round; the run goes on with `version`."""
+
+    round: int
+    version: int
+
+
+@frozen
+class Ended(Message):
+    """Server: it ends, in good order."""
+
+    reason: str
+
+
+@frozen
+class SmashedMeta(Message):
+    """Stream of an upload.
+
+    version: of x_c, from the parameter server. auxiliary: version of x_a. shape: of the activations as they are sent, without
+    padding. lengths: of the sequences, empty where all are as long as the shape says. label_bytes: size of the last chunk, 0 when labels
+    stay at home. wants_gradient: an answer is waited for. alignment_due: the client takes its auxiliary model to be aligned now.
+    """
+
+    key: str
+    version: int
+    auxiliary: int
+    shape: list[Any]
+    lengths: list[Any]
+    samples: int
+    label_bytes: int
+    wants_gradient: bool
+    alignment_due: bool
+
+    def __attrs_post_init__(self) -> None:
+        """Check what the table's types cannot."""
+        sizes = self.shape
+        if not 1 <= len(sizes) <= MAX_DIMENSIONS or not all(
+            type(size) is int and 1 <= size <= MAX_SIZE for size in sizes
+        ):
+            raise MessageError(f"SmashedMeta.shape is not 1 to {MAX_DIMENSIONS} sizes")
+        if not all(type(length) is int and 1 <= length <= MAX_SIZE for length in self.lengths):
+            raise MessageError("SmashedMeta.lengths are not sizes")
+
+
+@frozen
+class GradientMeta(Message):
+    """Stream that answers an upload. updates: of the server's half before it."""
+
+    key: str
+    loss: float
+    updates: int
+
+
+@frozen
+class AuxiliaryMeta(Message):
+    """Stream of an auxiliary model that was aligned in `round`."""
+
+    version: int
+    round: int
+
+
+TABLE = Table(
+    SplitHello, SplitWelcome, RoundDone, RoundNoted, RunOver, Trained, Known, Unwanted, Durable, AuxiliaryStays, Ended,
+    SmashedMeta, GradientMeta, AuxiliaryMeta,
+)  # fmt: skip
+to_wire = TABLE.to_wire
+from_wire = TABLE.from_wire
+
+
+def upload_stream(key: str) -> str:
+    """Name of the stream that carries an upload."""
+    return f"up:{key}"
+
+
+def answer_stream(key: str) -> str:
+    """Name of the stream that carries what an upload gave."""
+    return f"down:{key}"
+
+
+def auxiliary_stream(client: str, version: int) -> str:
+    """Name of the stream that carries an auxiliary model."""
+    return f"aux:{client}/{version}"
