@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 import socket
+import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +23,7 @@ JOURNAL = "journal.jsonl"
 _SILENT_S = 60.0
 _POLL_S = 0.5
 _NEWS = 8
+_CLIENTS_EVERY_S = 10.0
 
 
 @click.command("status")
@@ -86,15 +89,27 @@ def _read(reader: JournalReader, state: RunState) -> list[Any]:
 
 
 def _follow(reader: JournalReader, state: RunState, output: Output, news: list[Any]) -> None:
-    """Show what happens until the server is gone for good, or somebody presses Ctrl-C."""
-    from fsl_async.observe.table import open_view
+    """Show what happens until the server is gone for good, or somebody presses Ctrl-C.
+
+    Where there is no live table, its lines about the clients are printed at the beginning and after a version, so far as
+    `_CLIENTS_EVERY_S` have gone by.
+    """
+    from fsl_async.observe.table import LiveTable, open_view
 
     view = open_view(output)
+    needs_clients = not output.as_json and not isinstance(view, LiveTable)
+    clients_at = -_CLIENTS_EVERY_S
     try:
         while True:
             view.update(state, news, time.time())
             if state.ended_at is not None:
                 return
+            is_due = time.monotonic() >= clients_at + _CLIENTS_EVERY_S
+            is_new = clients_at < 0 or any(one.kind == "version" for one in news)
+            if needs_clients and state.clients and is_due and is_new:
+                clients_at = time.monotonic()
+                for line in _client_lines(state, time.time()):
+                    output.say(line)
             time.sleep(_POLL_S)
             news = _read(reader, state)
     except KeyboardInterrupt:
@@ -127,6 +142,19 @@ def _exists(pid: int) -> bool:
     except PermissionError:
         return True
     return True
+
+
+def _client_lines(state: RunState, now: float) -> list[str]:
+    """The table of clients, and what its losses are."""
+    from fsl_async.observe.columns import LOSS_LEGEND, fitted
+
+    clients = [state.clients[name] for name in sorted(state.clients)]
+    return [*fitted(clients, now, _screen_width()), LOSS_LEGEND]
+
+
+def _screen_width() -> int | None:
+    """Of the terminal; what is read by other programs may be as wide as it is."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
 def _checkpoints(run_dir: Path) -> list[int]:
@@ -162,7 +190,7 @@ def _next_sync(state: RunState, now: float) -> float | None:
 def _lines(run_dir: Path, state: RunState, now: float) -> list[str]:
     """The state for people."""
     from fsl_async.observe.client_state import megabytes
-    from fsl_async.observe.table import COLUMNS, header, news_line, row, text_table
+    from fsl_async.observe.table import header, news_line
 
     facts = _facts(run_dir, state, now)
     audit = facts["audit"]
@@ -189,7 +217,6 @@ def _lines(run_dir: Path, state: RunState, now: float) -> list[str]:
         )
     lines += [f"problem: {problem}" for problem in audit["problems"]]
     if state.clients:
-        cells = [row(state.clients[name], now) for name in sorted(state.clients)]
-        lines += ["", *text_table([COLUMNS, *cells])]
+        lines += ["", *_client_lines(state, now)]
     told = [news_line(state, one) for one in list(state.news)[-_NEWS:]]
     return [*lines, "", *told] if told else lines

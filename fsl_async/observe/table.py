@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from itertools import pairwise
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from fsl_async.observe.client_state import ClientState, News, counted, megabytes
+from fsl_async.observe.client_state import News, counted, megabytes
+from fsl_async.observe.columns import LOSS_LEGEND, fitted
 from fsl_async.observe.state import RunState
 
-NEWS_SHOWN = 6
+if TYPE_CHECKING:
+    from rich.console import Console
 
-_BARS = "▁▂▃▄▅▆▇█"
-_SPARK_WIDTH = 14
-COLUMNS = ("client", "state", "version", "step", "loss", "", "tokens/s", "deltas", "sent up")
+NEWS_SHOWN = 6
 
 
 class View(Protocol):
@@ -69,33 +68,47 @@ class PlainLines:
 class LiveTable:
     """The table, redrawn in place by rich. `ends_at`: when the run is planned to end, seconds since 1970."""
 
-    def __init__(self, ends_at: float | None = None) -> None:
-        from rich.console import Console
+    def __init__(self, ends_at: float | None = None, console: Console | None = None) -> None:
+        from rich import console as screen
         from rich.live import Live
 
         self.ends_at = ends_at
-        self._console = Console()
+        self._console = screen.Console() if console is None else console
         self._live = Live(console=self._console, auto_refresh=False, transient=False)
         self._live.start()
 
     def update(self, state: RunState, news: Sequence[News], now: float) -> None:
-        """Draw."""
+        """Draw what fits on the screen: the header, the clients, then the newest news that there is room for."""
         from rich.console import Group
-        from rich.table import Table
         from rich.text import Text
 
-        table = Table(expand=False, pad_edge=False)
-        for title in COLUMNS:
-            numeric = title in {"version", "step", "tokens/s", "deltas"}
-            table.add_column(title, justify="right" if numeric else "left", no_wrap=True)
-        for name in sorted(state.clients):
-            client = state.clients[name]
-            table.add_row(*row(client, now), style=_STYLES.get(client.doing, ""))
-        told = [
-            Text(news_line(state, one), style="yellow" if one.level == "warning" else "dim")
-            for one in list(state.news)[-NEWS_SHOWN:]
-        ]
-        self._live.update(Group(Text(header(state, now, self.ends_at)), table, *told), refresh=True)
+        width, height = self._console.size
+        head = Text(header(state, now, self.ends_at))
+        left = height - len(head.wrap(self._console, width)) - 2
+        shown: list[Text] = []
+        if state.clients:
+            names = sorted(state.clients)
+            lines = fitted([state.clients[name] for name in names], now, width)
+            styles = ["bold", *(_STYLES.get(state.clients[name].doing, "") for name in names)]
+            rows = [
+                Text(line, style=style, no_wrap=True, overflow="crop")
+                for line, style in zip(lines, styles, strict=True)
+            ]
+            room = max(4, left - 3)
+            if len(rows) > room:
+                hidden = counted(len(rows) - room + 1, "client")
+                rows = [*rows[: room - 1], Text(f"and {hidden} more", style="dim")]
+            shown = [*rows, Text(LOSS_LEGEND, style="dim", no_wrap=True, overflow="crop")]
+            left -= len(shown)
+        told: list[Text] = []
+        for one in reversed(list(state.news)[-NEWS_SHOWN:]):
+            style = "yellow" if one.level == "warning" else "dim"
+            text = Text(news_line(state, one), style=style)
+            left -= len(text.wrap(self._console, width))
+            if left < 0:
+                break
+            told.insert(0, text)
+        self._live.update(Group(head, *shown, *told), refresh=True)
 
     def close(self) -> None:
         """Stop redrawing; the last table stays."""
@@ -103,6 +116,10 @@ class LiveTable:
 
 
 _STYLES = {"gone": "red", "joining": "yellow", "fetching": "yellow", "sending": "cyan"}
+
+
+_PHASES = {"waiting": "waiting for the first client's weights"}
+"""Phases that are clearer in other words."""
 
 
 def open_view(output: Any, *, ends_at: float | None = None) -> View:
@@ -119,13 +136,14 @@ def open_view(output: Any, *, ends_at: float | None = None) -> View:
 
 def header(state: RunState, now: float, ends_at: float | None = None) -> str:
     """The run in one or two lines."""
-    parts = [
-        f"run {state.run or '?'}",
-        state.phase if not state.ending else f"{state.phase} ({state.ending})",
-        f"version {state.version}" if state.version >= 0 else "no version yet",
-        counted(state.rounds, "round"),
-        f"{state.tokens:,} tokens merged",
-    ]
+    if not state.run:
+        return "the parameter server is starting"
+    phase = _PHASES.get(state.phase, state.phase)
+    parts = [f"run {state.run}", phase if not state.ending else f"{phase} ({state.ending})"]
+    if state.version >= 0:
+        parts.append(f"version {state.version}")
+        parts.append(counted(state.rounds, "round"))
+        parts.append(f"{state.tokens:,} tokens merged")
     if state.participation is not None:
         parts.append(f"participation {state.participation:.0%}")
     if state.bytes_sent:
@@ -137,45 +155,6 @@ def header(state: RunState, now: float, ends_at: float | None = None) -> str:
     return ", ".join(parts)
 
 
-def row(client: ClientState, now: float) -> tuple[str, ...]:
-    """A client's cells, under COLUMNS."""
-    up = client.up
-    ratio = f" ({up.ratio:.1f}x)" if up.ratio else ""
-    again = f", relaunched {client.relaunches}x" if client.relaunches else ""
-    return (
-        client.name,
-        client.words(now) + again,
-        str(client.version) if client.version >= 0 else "-",
-        f"{client.step:,}",
-        f"{client.loss:.3f}" if client.loss is not None else "-",
-        sparkline(list(client.losses), _SPARK_WIDTH),
-        f"{client.tokens_per_s:,.0f}" if client.tokens_per_s else "-",
-        str(client.deltas_merged),
-        f"{megabytes(up.raw)} as {megabytes(up.sent)}{ratio}" if up.sent else "-",
-    )
-
-
-def text_table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Rows as aligned lines."""
-    widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
-    return [
-        "  ".join(f"{cell:{width}}" for cell, width in zip(cells, widths, strict=True)).rstrip()
-        for cells in rows
-    ]
-
-
 def news_line(state: RunState, news: News) -> str:
     """One piece of news with the seconds since the run began."""
     return f"{max(0.0, news.t - state.started_at):6.1f} s  {news.text}"
-
-
-def sparkline(values: Sequence[float], width: int) -> str:
-    """Values as bars, low to high; more than `width` of them are averaged in groups."""
-    if not values:
-        return ""
-    count = min(width, len(values))
-    edges = [len(values) * i // count for i in range(count + 1)]
-    means = [sum(values[a:b]) / (b - a) for a, b in pairwise(edges)]
-    low, high = min(means), max(means)
-    scale = (len(_BARS) - 1) / (high - low) if high > low else 0.0
-    return "".join(_BARS[round((mean - low) * scale)] for mean in means)

@@ -134,3 +134,17 @@ def test_another_file_is_called_a_file(tmp_path, capsys):
     assert capsys.readouterr().err == (
         f"error: {path} is a file: give the run directory that the server named, or the journal.jsonl in it\n"
     )
+
+
+def test_follow_without_a_terminal_shows_the_clients(tmp_path, capsys, monkeypatch):
+    """Who watches wants to see who trains; the lines about joins may be hours old."""
+    run_dir = make_run(tmp_path, ended=False, pid=os.getpid())
+
+    def end(_):
+        with JournalWriter(run_dir / "journal.jsonl") as journal:
+            journal.note("NodeEnded", 2.0)
+
+    monkeypatch.setattr("fsl_async.commands.status.time.sleep", end)
+    assert cli.main(["status", "--follow", str(run_dir)]) == 0
+    before_the_end = capsys.readouterr().out.partition("server: ended")[0]
+    assert [line for line in before_the_end.splitlines() if line.startswith("site-a  training")]

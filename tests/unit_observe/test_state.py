@@ -8,7 +8,6 @@ from fsl_async import messages as msg
 from fsl_async.events import DeltaKey
 from fsl_async.observe.journal import JournalReader, JournalWriter
 from fsl_async.observe.state import RunState
-from fsl_async.observe.table import header, row, sparkline, text_table
 
 VALUES = 1000
 
@@ -391,34 +390,3 @@ def test_json_of_a_state_is_plain(run):
     made = json.loads(json.dumps(run.state()[0].as_dict(1002.0)))
     assert made["clients"][0]["state"] == "training"
     assert not [name for name in made if name.startswith("_")]
-
-
-def test_table_cells_and_header(run):
-    """What people look at: the version, the loss, the ratio of each client."""
-    begin(run, "a")
-    run.write(ev.BeatHeard("a", {"step": 1234, "loss": 2.5, "tokens_per_s": 4321.0}))
-    round_of(run, 0, ["a"], ["a"])
-    state, _ = run.state()
-    cells = row(state.clients["a"], state.last_t)
-    assert cells[:5] == ("a", "training", "0", "1,234", "2.500")
-    assert cells[6:] == ("4,321", "1", "4.0 kB as 0.8 kB (5.0x)")
-    assert "version 1, 1 round, 100 tokens merged, participation 100%" in header(
-        state, state.last_t
-    )
-    assert header(state, state.last_t, state.last_t + 5.0).endswith("5 s left")
-    assert text_table([("a", "b"), ("ccc", "d")]) == ["a    b", "ccc  d"]
-
-
-@pytest.mark.parametrize(
-    ("values", "width", "drawn"),
-    [
-        ([], 4, ""),
-        ([3.0], 4, "▁"),
-        ([1.0, 1.0], 4, "▁▁"),
-        ([0.0, 7.0], 4, "▁█"),
-        ([8.0, 8.0, 1.0, 1.0], 2, "█▁"),
-    ],
-)
-def test_sparkline(values, width, drawn):
-    """Too many values are averaged; equal ones are a flat line, not a division by zero."""
-    assert sparkline(values, width) == drawn

@@ -1,0 +1,120 @@
+"""The live table and the table of clients, as a terminal of a given width shows them."""
+
+import io
+
+import pytest
+from rich.console import Console
+
+from fsl_async.observe.client_state import ClientState, News, Traffic
+from fsl_async.observe.columns import fitted, sparkline
+from fsl_async.observe.state import RunState
+from fsl_async.observe.table import LiveTable, header
+
+
+def a_client(name, **changed):
+    """One in the middle of a run of some days."""
+    made = ClientState(name, incarnations=3, doing="training", connected=True, version=1234)
+    made.step, made.tokens_per_s, made.deltas_merged = 123_456, 54_321.0, 1234
+    made.losses.extend([4.0, 3.0, 2.345])
+    made.up = Traffic(123_400_000, 30_800_000)
+    for key, value in changed.items():
+        setattr(made, key, value)
+    return made
+
+
+def a_run():
+    """Three clients, one of them gone and two with long names."""
+    state = RunState(run="run-0123abcd", phase="ready", version=1234, tokens=987_654_321)
+    state.started_at = state.last_t = 1000.0
+    gone = {"doing": "gone", "gone_at": 900.0, "gone_why": "nothing was heard from it"}
+    names = ["client-1", "institute-of-physics-a100", "gpu-node-17.cluster.example.org"]
+    state.clients = {name: a_client(name) for name in names[:2]}
+    state.clients[names[2]] = a_client(names[2], **gone)
+    for number in range(8):
+        words = "1 of 3 called clients merged (2 needed), late: client-1; loss 2.345 over the round"
+        state.news.append(News(1000.0 + number, "version", f"version {number}: {words}"))
+    return state
+
+
+def rendered(width, state, height=24):
+    """What the live table leaves on a screen of that size."""
+    console = Console(file=io.StringIO(), width=width, height=height, force_terminal=False)
+    table = LiveTable(console=console)
+    table.update(state, [], 1000.0)
+    table.close()
+    return console.file.getvalue().splitlines()
+
+
+@pytest.mark.parametrize("width", [80, 110, 160])
+def test_the_live_table_fits(width):
+    """Two of three terminals are 80 columns wide; a table without losses and versions there is none."""
+    lines = rendered(width, a_run())
+    assert all(len(line) <= width for line in lines)
+    assert len(lines) <= 24
+    titles, *rows = lines[next(i for i, line in enumerate(lines) if line.startswith("client ")) :]
+    for title in ("state", "version", "loss", "tokens/s", "deltas", "sent up"):
+        assert title in titles
+    for row, start in zip(rows, ("client-1", "gpu-nod", "institu"), strict=False):
+        assert row.startswith(start)
+        for value in ("1234", "2.345", "54,321", "30.8 MB"):
+            assert value in row
+    assert "gone 100 s" in rows[1] or "gone since 100 s" in rows[1]
+    assert any("version 7:" in line for line in lines)  # the newest line is there
+
+
+def test_details_come_where_there_is_room():
+    """What is left out at 80 columns is worth having at 160."""
+    clients = list(a_run().clients.values())
+    narrow, middle, wide = ("\n".join(fitted(clients, 1000.0, width)) for width in (80, 110, 160))
+    assert "losses" not in narrow
+    assert "institute" not in narrow
+    assert "123,456" in middle
+    assert "institute-of-physics-a100" in middle
+    assert "█" in wide
+    assert "relaunched 2x" in wide
+    assert "gone since 100 s" in wide
+    everything = fitted(clients, 1000.0)
+    assert "123.4 MB as 30.8 MB (4.0x)" in everything[1]
+    assert len({line.index("training") for line in everything[1:3]}) == 1
+
+
+@pytest.mark.parametrize("width", [1, 10, 20, 40, 60])
+def test_a_very_narrow_terminal_still_has_names_and_states(width):
+    """The last columns go first, and no line is ever too long: it would be wrapped and the screen a mess."""
+    lines = fitted(list(a_run().clients.values()), 1000.0, width)
+    assert len(lines) == 4
+    assert all(len(line) <= width for line in lines)
+    if width >= 30:
+        assert "training" in lines[1]
+
+
+def test_more_clients_than_lines():
+    """A screen that scrolls cannot be redrawn in place."""
+    state = a_run()
+    state.clients = {f"client-{i}": a_client(f"client-{i}") for i in range(50)}
+    lines = rendered(80, state)
+    assert len(lines) <= 24
+    assert any(line.startswith("and ") and line.endswith("more") for line in lines)
+
+
+def test_the_header_before_there_is_anything():
+    """The first thing that anybody sees of this program."""
+    assert header(RunState(), 0.0) == "the parameter server is starting"
+    waiting = header(RunState(run="r-1", phase="waiting"), 0.0)
+    assert waiting == "run r-1, waiting for the first client's weights"
+    assert header(a_run(), 0.0, 5.0).endswith("5 s left")
+
+
+@pytest.mark.parametrize(
+    ("values", "width", "drawn"),
+    [
+        ([], 4, ""),
+        ([3.0], 4, "▁"),
+        ([1.0, 1.0], 4, "▁▁"),
+        ([0.0, 7.0], 4, "▁█"),
+        ([8.0, 8.0, 1.0, 1.0], 2, "█▁"),
+    ],
+)
+def test_sparkline(values, width, drawn):
+    """Too many values are averaged; equal ones are a flat line, not a division by zero."""
+    assert sparkline(values, width) == drawn
