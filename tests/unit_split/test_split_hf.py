@@ -245,6 +245,10 @@ def test_a_cut_or_a_family_that_does_not_exist_is_one_line():
     with pytest.raises(ConfigError, match=r"gpt2 cannot be built: .*") as raised:
         hf.build("gpt2", {"n_embd": 15, "n_head": 2})
     assert "\n" not in raised.value.message
+    with pytest.raises(ConfigError, match=r"llama cannot be built: .*'hidden_size' expected int"):
+        hf.build("llama", ROTARY | {"hidden_size": "x"})
+    with pytest.raises(ConfigError, match="llama has no size 'hiden_size'"):
+        hf.build("llama", ROTARY | {"hiden_size": 16})
 
 
 def test_without_the_extra_the_message_says_how_to_get_it(monkeypatch):

@@ -19,7 +19,7 @@ import attrs
 import torch
 from torch import Tensor, nn
 
-from fsl_async.errors import ConfigError
+from fsl_async.errors import ConfigError, one_line
 from fsl_async.learn.split.chance import drawing
 
 
@@ -66,14 +66,27 @@ def build(family: str, sizes: Mapping[str, Any], *, seed: int = 0) -> nn.Module:
             f"model family {family!r} is unknown: {', '.join(FAMILIES)}", "model.family"
         )
     transformers = extra("transformers")
+    config = _config(transformers, family, sizes)
+    with drawing(torch.device("cpu"), seed, "model"):
+        model: nn.Module = transformers.AutoModelForCausalLM.from_config(config)
+    return model.train()
+
+
+def _config(transformers: Any, family: str, sizes: Mapping[str, Any]) -> Any:
+    """The family's config, tried out on a model without memory."""
+    known = transformers.AutoConfig.for_model(family)
+    wrong = [name for name in sizes if not hasattr(known, name)]
+    if wrong:
+        raise ConfigError(f"{family} has no size {wrong[0]!r}", "model.sizes")
     try:
         config = transformers.AutoConfig.for_model(family, **sizes)
-        with drawing(torch.device("cpu"), seed, "model"):
-            model: nn.Module = transformers.AutoModelForCausalLM.from_config(config)
-    except (TypeError, ValueError, RuntimeError, ZeroDivisionError) as error:
-        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise ConfigError(f"{family} cannot be built: {first}", "model.sizes") from error
-    return model.train()
+        with torch.device("meta"):
+            transformers.AutoModelForCausalLM.from_config(config)
+    except Exception as error:
+        raise ConfigError(
+            f"{family} cannot be built: {one_line(str(error))}", "model.sizes"
+        ) from error
+    return config
 
 
 def extra(name: str) -> Any:
