@@ -34,6 +34,11 @@ class UploadKey:
         text = f"{self.client}/{self.incarnation}/{self.round}/{self.step}"
         return f"{text}/{self.leg}" if self.leg else text
 
+    @property
+    def first_leg(self) -> UploadKey:
+        """The first leg of the same step."""
+        return UploadKey(self.client, self.incarnation, self.round, self.step)
+
     @classmethod
     def parse(cls, text: str) -> Self:
         """Read `text` back; raises ValueError when it is not a key."""

@@ -1,0 +1,99 @@
+"""What the split server knows of one client: its book, its session, and its uploads between offer and training. Pure.
+
+A client's uploads are trained in the order of their keys, so that its last trained key stands for all before it. One that is here waits
+for those offered before it; what is behind one that did not arrive goes with the session, and the client offers both again.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from attrs import Factory, define, field, frozen, mutable
+
+from fsl_async import events_split as ev
+from fsl_async.events_split import ClientBook, UploadKey
+
+REMEMBERED = 16
+"""Declined keys of a client that are answered as they were; it has fewer under way."""
+
+
+@mutable
+class Upload:
+    """An upload that is not trained yet."""
+
+    offer: ev.UploadOffered
+    here: bool = False
+    queued: bool = False
+
+
+@frozen
+class Answer:
+    """Why an upload is not taken, as the client is told: known | here | later | stale | gone | order | refused."""
+
+    code: str
+    text: str
+
+
+@define
+class Peer:
+    """One client. `uploads` are in the order of their keys, which is that of their offers."""
+
+    name: str
+    book: ClientBook = Factory(ClientBook)
+    connected: bool = False
+    over: bool = False  # says that the run has ended
+    uploads: dict[UploadKey, Upload] = field(factory=dict)
+    answers: deque[UploadKey] = field(factory=deque)  # kept, oldest first
+    declined: deque[tuple[UploadKey, Answer]] = field(factory=lambda: deque(maxlen=REMEMBERED))
+    open_step: UploadKey | None = None  # U-shape: the first leg whose second one is to come
+
+    @property
+    def incarnation(self) -> int:
+        """The newest life that has been here."""
+        return self.book.incarnation
+
+    def is_here(self, key: UploadKey) -> bool:
+        """Whether the life that made `key` has a session."""
+        return self.connected and key.incarnation == self.incarnation
+
+    def trained(self, key: UploadKey) -> bool:
+        """Whether a key was trained, or is of a life whose successor was."""
+        return self.book.last is not None and key <= self.book.last
+
+    def answer_to(self, key: UploadKey, in_flight: int) -> Answer | None:
+        """What is said to an offer before it is transferred; None: it is welcome."""
+        for known, answer in self.declined:
+            if known == key:
+                return answer
+        if self.trained(key):
+            return Answer("known", "trained before")
+        upload = self.uploads.get(key)
+        if upload is not None:
+            return Answer("here", "it is here already") if upload.here else None
+        if self.uploads and key < next(reversed(self.uploads)):
+            return Answer("order", "a later upload was offered before it")
+        if key.leg and self.open_step != key.first_leg:
+            return Answer("gone", "its first leg is not open here")
+        if sum(other.incarnation == key.incarnation for other in self.uploads) >= in_flight:
+            return Answer("later", f"more than {in_flight} at a time")
+        return None
+
+    def ready(self) -> list[UploadKey]:
+        """Mark and return those that have become trainable: here, with nothing before them that is not."""
+        found = []
+        for key, upload in self.uploads.items():
+            if not upload.here:
+                break
+            if not upload.queued:
+                upload.queued = True
+                found.append(key)
+        return found
+
+    def lose_session(self) -> list[UploadKey]:
+        """The session is over: forget what is not complete, and what is behind it. Returns those that are forgotten."""
+        self.connected = self.over = False
+        self.open_step = None
+        gone = [key for key, upload in self.uploads.items() if not upload.queued]
+        for key in gone:
+            del self.uploads[key]
+        return gone

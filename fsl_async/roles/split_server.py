@@ -1,0 +1,495 @@
+"""The split server's decisions. Pure: no socket, no clock, no chance, no tensor.
+
+It holds the upper half of the model (x_s, or a replica of it per client), and per client perhaps an auxiliary model with its buffer.
+It opens no rounds: it trains on uploads as they come. What a method wants of it is in `roles.split_methods`.
+
+Rules
+- Uploads are trained one at a time, in the order in which they are complete; those of one client in the order of their keys.
+- An upload is trained once. A key that was trained is answered as known, with what it gave if that is still kept: the answers to the
+  last `in_flight` uploads of each client, until the client has them.
+- A client has at most `in_flight` uploads here that are not trained. More are asked for again later.
+- An upload of a round too far behind the newest is declined, before it is transferred and again before it is trained.
+- What was here when its client left is trained; what was on its way is not, and the client offers it again.
+- Auxiliary models are aligned after the first upload of a client in a round that aligns, with x_s as it is then. Versions of a client's
+  model grow; a number is not given twice, also when a server that died had given it. A client that holds another version than is
+  kept here gets the one that is kept.
+- Replicas of the clients that are done with a round are averaged, weighted by samples, before the first upload of a later round.
+- A checkpoint is made every `checkpoint_every` uploads and before the first upload of a later round, between two trainings, with the
+  book of all that is decided. One at a time; what falls due meanwhile is one more. A failed one is tried again.
+- A server that is killed goes on from its last checkpoint. Uploads after it are lost with the weights that saw them: the ledger
+  says so, and clients offer again what they have kept of them.
+- The first client's run is the server's run, for good. Everybody's halves must be those of the configuration.
+- The end: what is here is trained, then a last checkpoint. It comes when the operator asks, or the clients say that the run is over.
+
+    state      event                       -> effects
+    any        SplitClientHello               AdmitSplit, SendAuxiliary when versions differ | Refuse
+    serving    UploadOffered                  ReceiveUpload, or DeclineStream and Tell Known (SendAnswer) | Unwanted
+    any        UploadReceived                 TrainUpload when nothing is trained and nothing is before it
+    training   UploadTrained                  BookUpload, Tell Trained | SendAnswer | Tell Unwanted; Align; the next TrainUpload
+    aligning   Aligned                        SendAuxiliary; the next TrainUpload
+    averaging  ReplicasAveraged               the next TrainUpload
+    any        AnswerSent                     DropAnswer
+    any        RoundDoneSaid                  Tell RoundNoted
+    any        CheckpointWritten              Tell Durable
+    any        CheckpointFailed               timer "retry", then Checkpoint again
+    any        StreamLost of an upload        Tell Unwanted "later"
+    any        DrainAsked, all RunOverSaid    training goes on to its end, Checkpoint, Tell Ended, Finish
+    ending     timer "drain"                  what is not trained yet is dropped
+    DONE       anything but SplitClientHello  nothing
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import attrs
+
+from fsl_async import effects as do
+from fsl_async import effects_split as split
+from fsl_async import events as base
+from fsl_async import events_split as ev
+from fsl_async import messages_split as msg
+from fsl_async.deadlines import Deadlines
+from fsl_async.effects import Effect
+from fsl_async.events_split import SplitBook, UploadKey
+from fsl_async.messages import Message
+from fsl_async.roles.split_methods import SplitRules, decisions_of
+from fsl_async.roles.split_peers import Answer, Peer, Upload
+from fsl_async.roles.words import counted
+
+
+class SplitServerMachine:
+    """The state of a run at the split server. `handle` and `next_deadline` are the whole interface."""
+
+    def __init__(self, rules: SplitRules, architecture: Mapping[str, str]) -> None:
+        self.rules = rules
+        self.decisions = decisions_of(rules)
+        self.architecture = dict(architecture)
+        self.run = ""
+        self.round = -1
+        self.averaged = -1
+        self.uploads = 0
+        self.peers: dict[str, Peer] = {}
+        self.ready: deque[UploadKey] = deque()
+        self.busy: Effect | None = None  # what the training thread does
+        self.ending: str | None = None
+        self.ended = False
+        self.number = 0  # of the last checkpoint
+        self.writing: dict[str, UploadKey] | None = None  # what the checkpoint that is written has
+        self.since = 0  # uploads trained since the last checkpoint was begun
+        self.wants_checkpoint = False
+        self.deadlines = Deadlines()
+        self._handlers: dict[type[base.Event], Callable[[Any, float], list[Effect]]] = {
+            ev.SplitRecovered: self._recovered,
+            ev.SplitClientHello: self._hello,
+            base.ClientLeft: self._left,
+            ev.UploadOffered: self._offered,
+            ev.UploadReceived: self._received,
+            ev.UploadTrained: self._trained,
+            ev.Aligned: self._aligned,
+            ev.ReplicasAveraged: self._averaged,
+            ev.AnswerSent: self._answer_sent,
+            ev.RoundDoneSaid: self._round_done,
+            ev.RunOverSaid: self._run_over,
+            ev.CheckpointWritten: self._written,
+            ev.CheckpointFailed: self._write_failed,
+            base.StreamLost: self._stream_lost,
+            base.DrainAsked: lambda event, now: self._drain(event.reason, now),
+            base.TimerFired: self._timers,
+        }
+
+    def next_deadline(self) -> float | None:
+        """When `handle(TimerFired())` is due, in seconds of the caller's clock."""
+        return self.deadlines.next()
+
+    def handle(self, event: base.Event, now: float) -> list[Effect]:
+        """Take one event and return what is to be done, in order."""
+        if self.ended and not isinstance(event, ev.SplitClientHello):
+            return []
+        handler = self._handlers.get(type(event))
+        return handler(event, now) if handler is not None else []
+
+    def book(self) -> SplitBook:
+        """All that has to be remembered, as of now."""
+        clients = {name: peer.book for name, peer in self.peers.items()}
+        return SplitBook(self.run, self.round, self.averaged, self.uploads, clients)
+
+    # --- start and sessions ---
+
+    def _recovered(self, event: ev.SplitRecovered, now: float) -> list[Effect]:
+        book = event.book
+        self.run, self.round, self.averaged = book.run, book.round, book.averaged
+        self.uploads = book.uploads
+        self.peers = {name: Peer(name, kept) for name, kept in book.clients.items()}
+        if not book.uploads and not event.lost:
+            return []
+        text = f"continuing after {counted(book.uploads, 'upload')}"
+        if event.lost:
+            text += f"; {counted(len(event.lost), 'upload')} since the last checkpoint are lost unless clients still have them"
+        dropped = [
+            split.BookUpload(
+                key, "dropped", "trained after the last checkpoint of a server that died"
+            )
+            for key in event.lost
+        ]
+        return [do.Note(text), *dropped]
+
+    def _hello(self, event: ev.SplitClientHello, now: float) -> list[Effect]:
+        refusal = self._refusal(event)
+        if refusal is not None:
+            code, text = refusal
+            return [do.Refuse(event.peer, code, text)]
+        self.run = event.run
+        peer = self.peers.setdefault(event.peer, Peer(event.peer))
+        effects = self._lose_session(peer)
+        book = attrs.evolve(
+            peer.book, auxiliary_seen=max(peer.book.auxiliary_seen, event.auxiliary)
+        )
+        if event.done_round > book.done_round:
+            book = attrs.evolve(book, done_round=event.done_round, done_samples=event.done_samples)
+        if event.incarnation != book.incarnation:
+            effects.extend(split.DropAnswer(key) for key in peer.answers)
+            peer.answers.clear()
+            book = attrs.evolve(book, incarnation=event.incarnation)
+        peer.book, peer.connected = book, True
+        last = book.last
+        known = last.text if last is not None and last.incarnation == event.incarnation else ""
+        welcome = msg.SplitWelcome(self.run, self.decisions.in_flight, known, book.auxiliary)
+        effects.append(split.AdmitSplit(event.peer, event.incarnation, welcome))
+        if self.decisions.aligned and event.auxiliary != book.auxiliary:
+            effects.append(self._send_auxiliary(peer))
+        return effects
+
+    def _refusal(self, event: ev.SplitClientHello) -> tuple[str, str] | None:
+        if self.ended or self.ending is not None:
+            return "finished", "this run has ended"
+        if not event.run:
+            return (
+                "run",
+                f"{event.peer} is in no run yet: it has to join the parameter server first",
+            )
+        if self.run and event.run != self.run:
+            text = (
+                f"this server is in run {self.run}, but {event.peer} is in run {event.run}:"
+                " give every run a split server, and a folder, of its own"
+            )
+            return "run", text
+        for name in {**self.architecture, **event.architecture}:
+            here, there = self.architecture.get(name, "none"), event.architecture.get(name, "none")
+            if here != there:
+                text = (
+                    f"{name} of {event.peer} is {there}, and {here} at the split server;"
+                    " use the same configuration at every node"
+                )
+                return "model", text
+        if event.peer not in self.peers and len(self.peers) >= self.rules.max_clients:
+            return (
+                "full",
+                f"this server keeps the state of {counted(len(self.peers), 'client')} already",
+            )
+        return None
+
+    def _left(self, event: base.ClientLeft, now: float) -> list[Effect]:
+        peer = self.peers.get(event.peer)
+        if peer is None or peer.incarnation != event.incarnation or not peer.connected:
+            return []
+        return [*self._lose_session(peer), *self._end_if_over(now)]
+
+    def _lose_session(self, peer: Peer) -> list[Effect]:
+        open_step = peer.open_step
+        effects: list[Effect] = [split.DropUpload(key) for key in peer.lose_session()]
+        if open_step is not None:
+            effects.append(split.ForgetSteps(peer.name))
+        return effects
+
+    def _tell(self, peer: Peer, key: UploadKey, message: Message) -> list[Effect]:
+        return [do.Tell(peer.name, message)] if peer.is_here(key) else []
+
+    # --- uploads ---
+
+    def _offered(self, event: ev.UploadOffered, now: float) -> list[Effect]:
+        key = event.key
+        peer = self.peers.get(event.peer)
+        if peer is None or key.client != event.peer or not peer.is_here(key):
+            return [do.DeclineStream(event.peer, event.stream, "not yours")]
+        answer = peer.answer_to(key, self.decisions.in_flight) or self._too_late(key)
+        if answer is None:
+            peer.uploads.setdefault(key, Upload(event))
+            return [split.ReceiveUpload(event.peer, event.stream, key)]
+        decline = do.DeclineStream(event.peer, event.stream, answer.code)
+        if answer.code == "here":
+            return [decline]  # it is answered when it is trained
+        if answer.code == "known":
+            kept = key in peer.answers
+            again = [split.SendAnswer(event.peer, key)] if kept else []
+            return [decline, do.Tell(event.peer, msg.Known(key.text, kept)), *again]
+        return [decline, *self._decline(peer, key, answer)]
+
+    def _too_late(self, key: UploadKey) -> Answer | None:
+        if self.ending is not None:
+            return Answer("ended", "the run has ended")
+        behind = self.round - key.round
+        if behind > self.decisions.max_stale_rounds:
+            return Answer("stale", f"{counted(behind, 'round')} behind the newest")
+        return None
+
+    def _decline(self, peer: Peer, key: UploadKey, answer: Answer) -> list[Effect]:
+        """An upload will not be trained, or not now."""
+        told = self._tell(peer, key, msg.Unwanted(key.text, answer.code, answer.text))
+        if answer.code == "later" or any(known == key for known, _ in peer.declined):
+            return told
+        peer.declined.append((key, answer))
+        return [*told, split.BookUpload(key, "declined", f"{answer.code}: {answer.text}")]
+
+    def _received(self, event: ev.UploadReceived, now: float) -> list[Effect]:
+        peer = self.peers[event.key.client]
+        upload = peer.uploads.get(event.key)
+        if upload is None:
+            return [split.DropUpload(event.key)]  # its session ended while it was decoded
+        upload.here = True
+        self.ready.extend(peer.ready())
+        return self._next(now)
+
+    def _stream_lost(self, event: base.StreamLost, now: float) -> list[Effect]:
+        if not event.stream.startswith("up:"):
+            return []  # the client offers its upload again when it misses the answer
+        key = UploadKey.parse(event.stream.removeprefix("up:"))
+        peer = self.peers.get(event.peer)
+        if peer is None or key not in peer.uploads:
+            return []
+        return self._tell(peer, key, msg.Unwanted(key.text, "later", event.reason[:200]))
+
+    def _answer_sent(self, event: ev.AnswerSent, now: float) -> list[Effect]:
+        peer = self.peers[event.peer]
+        if event.key not in peer.answers:
+            return []
+        peer.answers.remove(event.key)
+        return [split.DropAnswer(event.key)]
+
+    # --- training ---
+
+    def _next(self, now: float) -> list[Effect]:
+        """Give the training thread something to do when it has nothing, in between the checkpoint that is due."""
+        effects: list[Effect] = []
+        while self.busy is None and self.ready:
+            key = self.ready[0]
+            peer = self.peers[key.client]
+            late = None if self.ending is not None else self._too_late(key)
+            if late is not None:
+                self.ready.popleft()
+                del peer.uploads[key]
+                effects += [split.DropUpload(key), *self._decline(peer, key, late)]
+                continue
+            self.busy = self._average(key.round)
+            if self.busy is None:
+                if key.round > self.round and self.since:
+                    self.wants_checkpoint = True
+                effects.extend(self._checkpoint(now))
+                self.ready.popleft()
+                offer = peer.uploads[key].offer
+                wants = offer.wants_gradient and self.decisions.gradients
+                self.busy = split.TrainUpload(key, wants, offer.version)
+            effects.append(self.busy)
+        if self.busy is None:
+            effects.extend(self._checkpoint(now))
+            effects.extend(self._end_if_done())
+        return effects
+
+    def _average(self, round_: int) -> Effect | None:
+        """What must be averaged before an upload of this round is trained."""
+        if not self.decisions.replicas:
+            return None
+        done = {
+            name: peer.book
+            for name, peer in self.peers.items()
+            if self.averaged < peer.book.done_round < round_ and peer.book.done_samples > 0
+        }
+        if not done:
+            return None
+        newest = max(book.done_round for book in done.values())
+        samples = {
+            name: book.done_samples for name, book in done.items() if book.done_round == newest
+        }
+        return split.AverageReplicas(newest, samples)
+
+    def _averaged(self, event: ev.ReplicasAveraged, now: float) -> list[Effect]:
+        self.busy = None
+        self.averaged = max(self.averaged, event.round)
+        self.since += 1  # a checkpoint from before it would not have it
+        return self._next(now)
+
+    def _trained(self, event: ev.UploadTrained, now: float) -> list[Effect]:
+        key = event.key
+        peer = self.peers[key.client]
+        offer = peer.uploads.pop(key).offer
+        self.busy = None
+        if event.problem is not None:
+            text = f"refused upload {key.text}: {event.problem}"
+            answer = Answer("refused", event.problem)
+            effects = [do.Note(text, "warning"), *self._decline(peer, key, answer)]
+            return [*effects, *self._stays(peer, offer), *self._next(now)]
+        self.uploads += 1
+        self.since += 1
+        self.round = max(self.round, key.round)
+        peer.book = attrs.evolve(peer.book, last=key, round=key.round)
+        effects = [split.BookUpload(key, "trained"), *self._answer(peer, event)]
+        if self.since >= self.rules.checkpoint_every:
+            self.wants_checkpoint = True
+        if self.decisions.aligns_in(key.round) and peer.book.aligned_round < key.round:
+            version = peer.book.auxiliary_seen + 1
+            self.busy = split.Align(peer.name, version, key.round)
+            effects.append(self.busy)
+        else:
+            effects.extend(self._stays(peer, offer))
+        return [*effects, *self._next(now)]
+
+    def _answer(self, peer: Peer, event: ev.UploadTrained) -> list[Effect]:
+        """Say that an upload is trained, by what it gave where it gave something."""
+        key = event.key
+        if self.decisions.legs > 1:
+            peer.open_step = key if not key.leg and peer.is_here(key) else None
+            if not key.leg and peer.open_step is None:
+                return [split.DropAnswer(key), split.ForgetSteps(peer.name)]
+        if not event.answer:
+            return self._tell(peer, key, msg.Trained(key.text, event.loss))
+        if key.incarnation != peer.incarnation:
+            return [split.DropAnswer(key)]
+        peer.answers.append(key)
+        effects: list[Effect] = []
+        while len(peer.answers) > self.decisions.in_flight:
+            effects.append(split.DropAnswer(peer.answers.popleft()))
+        return [*effects, split.SendAnswer(peer.name, key)] if peer.connected else effects
+
+    # --- auxiliary models, rounds ---
+
+    def _stays(self, peer: Peer, offer: ev.UploadOffered) -> list[Effect]:
+        """A client that takes its model to be aligned by this upload gets the newest, or hears that there is none."""
+        if not offer.alignment_due or not peer.is_here(offer.key):
+            return []
+        if self.decisions.aligned and peer.book.auxiliary != offer.auxiliary:
+            return [self._send_auxiliary(peer)]
+        stays = msg.AuxiliaryStays(offer.key.round, peer.book.auxiliary)
+        return [do.Tell(peer.name, stays)]
+
+    def _send_auxiliary(self, peer: Peer) -> Effect:
+        return split.SendAuxiliary(peer.name, peer.book.auxiliary, peer.book.aligned_round)
+
+    def _aligned(self, event: ev.Aligned, now: float) -> list[Effect]:
+        assert isinstance(self.busy, split.Align)
+        round_, self.busy = self.busy.round, None
+        peer = self.peers[event.client]
+        effects: list[Effect] = []
+        peer.book = attrs.evolve(peer.book, auxiliary_seen=event.version, aligned_round=round_)
+        self.since += 1
+        if event.problem is None:
+            peer.book = attrs.evolve(peer.book, auxiliary=event.version)
+            if peer.connected:
+                effects.append(self._send_auxiliary(peer))
+        else:
+            text = f"the auxiliary model of {peer.name} stays as it is: {event.problem}"
+            effects.append(do.Note(text, "warning"))
+            if peer.connected:
+                stays = msg.AuxiliaryStays(round_, peer.book.auxiliary)
+                effects.append(do.Tell(peer.name, stays))
+        return [*effects, *self._next(now)]
+
+    def _round_done(self, event: ev.RoundDoneSaid, now: float) -> list[Effect]:
+        peer = self.peers.get(event.peer)
+        if peer is None or not peer.connected:
+            return []
+        if event.round > peer.book.done_round:
+            peer.book = attrs.evolve(peer.book, done_round=event.round, done_samples=event.samples)
+        return [do.Tell(event.peer, msg.RoundNoted(event.round))]
+
+    # --- checkpoints ---
+
+    def _checkpoint(self, now: float) -> list[Effect]:
+        """Between two trainings: the checkpoint that is due, unless one is being written or has just failed."""
+        waits = self.writing is not None or self.deadlines.when("retry") is not None
+        if not self.wants_checkpoint or waits:
+            return []
+        self.wants_checkpoint = False
+        self.since = 0
+        self.number += 1
+        self.writing = {
+            name: peer.book.last for name, peer in self.peers.items() if peer.book.last is not None
+        }
+        return [split.Checkpoint(self.number, self.book())]
+
+    def _written(self, event: ev.CheckpointWritten, now: float) -> list[Effect]:
+        durable, self.writing = self.writing or {}, None
+        effects: list[Effect] = []
+        for name, key in durable.items():
+            effects.extend(self._tell(self.peers[name], key, msg.Durable(key.text)))
+        return [*effects, *self._next(now)]
+
+    def _write_failed(self, event: ev.CheckpointFailed, now: float) -> list[Effect]:
+        self.writing = None
+        text = f"checkpoint {event.number} could not be written: {event.reason}"
+        if self.ending is not None:
+            self.ended = True
+            self.deadlines.clear()
+            return [do.Note(text, "warning"), *self._say_end(f"{self.ending}; {text}", 1)]
+        self.wants_checkpoint = True
+        self.deadlines.set("retry", now + self.rules.retry_s)
+        return [do.Note(f"{text}; next try in {self.rules.retry_s:g} s", "warning")]
+
+    # --- the end ---
+
+    def _run_over(self, event: ev.RunOverSaid, now: float) -> list[Effect]:
+        peer = self.peers.get(event.peer)
+        if peer is None or not peer.connected:
+            return []
+        peer.over = True
+        if self.deadlines.when("over") is None:
+            self.deadlines.set("over", now + self.rules.drain_s)
+        return self._end_if_over(now)
+
+    def _end_if_over(self, now: float) -> list[Effect]:
+        """All who are here have said that the run is over, and somebody has."""
+        waits = any(peer.connected and not peer.over for peer in self.peers.values())
+        if waits or self.deadlines.when("over") is None:
+            return []
+        return self._drain("the run has ended", now)
+
+    def _drain(self, reason: str, now: float) -> list[Effect]:
+        if self.ending is not None:
+            return []
+        self.ending = reason
+        self.deadlines.clear()
+        self.deadlines.set("drain", now + self.rules.drain_s)
+        return [do.Note(f"ending: {reason}"), *self._next(now)]
+
+    def _timers(self, event: base.TimerFired, now: float) -> list[Effect]:
+        effects: list[Effect] = []
+        for name in self.deadlines.pop_due(now):
+            if name == "over":
+                effects.extend(self._drain("the run has ended", now))
+            elif name == "retry":
+                effects.extend(self._next(now))
+            else:  # drain: what is being trained, and the checkpoint, are all that is waited for
+                effects.extend(split.DropUpload(key) for key in self.ready)
+                for key in self.ready:
+                    del self.peers[key.client].uploads[key]
+                self.ready.clear()
+                effects.extend(self._next(now))
+        return effects
+
+    def _end_if_done(self) -> list[Effect]:
+        if self.ending is None or self.ready or self.writing is not None:
+            return []
+        if self.since:
+            self.wants_checkpoint = True
+            return self._checkpoint(0.0)
+        self.ended = True
+        self.deadlines.clear()
+        return self._say_end(self.ending, 0)
+
+    def _say_end(self, reason: str, exit_code: int) -> list[Effect]:
+        here = [peer.name for peer in self.peers.values() if peer.connected]
+        return [
+            *(do.Tell(name, msg.Ended(reason)) for name in here),
+            do.Finish(reason, exit_code),
+        ]
