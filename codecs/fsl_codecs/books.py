@@ -29,8 +29,6 @@ def _check(book: "Codebook", _attribute: object, lengths: bytes) -> None:
         raise CodecUsageError(f"{len(leaves)} codes of up to {max(leaves, default=0)} bits")
     if sum(1 << (LENGTH_LIMIT - length) for length in leaves) != 1 << LENGTH_LIMIT:
         raise CodecUsageError("code lengths do not fill the code space exactly")
-    if not any(lengths):
-        raise CodecUsageError("a book without symbols")
 
 
 @frozen

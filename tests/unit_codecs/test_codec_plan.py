@@ -189,6 +189,12 @@ def test_the_drawn_planes_meet_both_sides_of_the_sixty_fourth():
     assert refused > 3
 
 
+@pytest.mark.parametrize(("first", "second", "kind"), [(90, 54, OWN), (89, 55, RAW)])
+def test_a_tree_may_cost_just_a_sixty_fourth_less_than_raw(first, second, kind):
+    """160 symbols of two bits take 320 raw; this tree takes 315, or one more, with 48 of the head and 21 of padding."""
+    assert planned([first, second, 8, 8], 2)[0] == kind
+
+
 def test_nearly_uniform_planes_are_not_searched():
     """Seventeen symbols of which none exceeds a sixteenth stay raw, although a code would pay: the search is what costs."""
     counts = np.array([1000] * 16 + [3] + [0] * 15)
@@ -311,6 +317,17 @@ def test_a_split_that_was_refused_sets_no_mark_for_the_next():
     assert plan_chunk(Sample(codes, 2000), FORMATS["e4m3"]).split_index == 2
 
 
+@pytest.mark.parametrize(("signs", "split"), [(1600, 2), (1460, 1)])
+def test_signs_are_looked_at_from_a_quarter_on(signs, split):
+    """What is not tried is not taken, however little it costs: here a fifth, then more than a quarter, of all signs are unbalanced."""
+    codes = np.full(4000, 60, np.uint8)
+    codes[:signs] = 56
+    codes[signs : 2 * signs] = 184
+    costs = split_costs(codes, "e4m3")
+    assert costs[1] < min(costs[0], costs[2])
+    assert plan_chunk(Sample(codes, 4000), FORMATS["e4m3"]).split_index == split
+
+
 def gaussian(count, seed=0):
     return np.random.default_rng(seed).standard_normal(count).astype(np.float32)
 
@@ -393,6 +410,26 @@ def test_a_sample_that_misleads_costs_no_more_than_raw_codes(name):
     pieces = []
     write_words(words[:16384], FORMATS[name], plan, pieces)
     assert sum(map(len, pieces)) > FORMATS[name].code_bytes * 16384
+
+
+@pytest.mark.parametrize("name", ["e4m3", "e5m2", "uniform"])
+def test_the_plan_decides_whether_a_chunk_is_coded(name):
+    """By its estimate, which in small chunks can be larger than what coding takes; encoders need not try."""
+    refused = 0
+    for seed in range(130):
+        generator = np.random.default_rng(seed)
+        count = int(generator.integers(16, 120))
+        weights = generator.dirichlet([0.5] * 7)
+        values = generator.choice([1, 2, -1, 3, 0.5, -4, 7], count, p=weights).astype(np.float32)
+        (block,) = quantise(values, FORMATS[name], 16, 14)
+        seen = info(encode(values, CodecSpec(name, 16)))
+        if not seen.constant_chunks and split_rule(block.words, count, name)[1] >= 8 * count:
+            assert seen.raw_code_chunks == 1
+            plan = plan_chunk(Sample(block.words, count), FORMATS[name])
+            pieces = [bytes((plan.split_index,)), *(plane.head for plane in plan.planes)]
+            write_words(block.words, FORMATS[name], plan, pieces)
+            refused += sum(map(len, pieces)) < count
+    assert refused
 
 
 @UNHURRIED
