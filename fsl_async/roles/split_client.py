@@ -62,7 +62,9 @@ class Sent:
 
     key: UploadKey
     offer: split.OfferUpload
-    offered: bool = False  # in this session
+    at_server: str = (
+        "missing"  # as far as this session knows: missing | open (offered, not answered) | there
+    )
     settled: bool = False
     not_before: float = 0.0
     loss: float = 0.0
@@ -83,6 +85,7 @@ class SplitClientMachine:
         self.aligning: int | None = None  # round for which a model is expected
         self.coming: tuple[str, int, int] | None = None  # stream, version, round
         self.done: tuple[int, int] = (-1, 0)  # the last round that is done, and its samples
+        self.said = False  # in this session
         self.noted = True
         self.waiting_round: int | None = None  # the training thread waits at the end of it
         self.over = False  # nothing is sent any more
@@ -142,14 +145,16 @@ class SplitClientMachine:
         if event.incarnation is not None and event.incarnation != self.incarnation:
             self._rename(event.incarnation)  # the handshake raised it; nothing was sent before
         for sent in self.sent.values():
-            lost = event.last is None or sent.key > event.last
-            sent.offered = sent.settled and not lost
+            has = event.last is not None and sent.key <= event.last
+            sent.at_server = "there" if sent.settled and has else "missing"
             sent.not_before = 0.0
+        self.said = False
         effects: list[Effect] = []
-        due = any(sent.offer.alignment_due and not sent.offered for sent in self.sent.values())
+        missing = [sent for sent in self.sent.values() if sent.at_server == "missing"]
+        due = any(sent.offer.alignment_due for sent in missing)
         if self.aligning is not None and not due and event.auxiliary == self.auxiliary:
             effects.extend(self._keep_auxiliary())  # it was aligned by a server that is no more
-        return [*effects, *self._offer(now), *self._say_done()]
+        return [*effects, *self._advance(now)]
 
     def _rename(self, incarnation: int) -> None:
         self.incarnation = incarnation
@@ -162,8 +167,6 @@ class SplitClientMachine:
         was, self.connected = self.connected, False
         self.coming = None
         self.deadlines.cancel("offer")
-        for sent in self.sent.values():
-            sent.offered = sent.settled
         if not was or self.over:
             return []
         text = f"the split server is away ({event.reason}); uploads wait for it"
@@ -202,31 +205,30 @@ class SplitClientMachine:
         if not self.connected:
             return []
         effects: list[Effect] = []
-        room = self.in_flight - sum(
-            sent.offered and not sent.settled for sent in self.sent.values()
-        )
+        room = self.in_flight - sum(sent.at_server == "open" for sent in self.sent.values())
         for sent in self.sent.values():
-            if sent.offered:
+            if sent.at_server != "missing":
                 continue
             if room < 1:
                 break
             if sent.not_before > now:
                 self.deadlines.set("offer", sent.not_before)
                 break  # what comes after it must not overtake it
-            sent.offered = True
+            sent.at_server = "open"
             room -= 1
             wants = sent.offer.wants_gradient and not sent.settled
             effects.append(attrs.evolve(sent.offer, wants_gradient=wants))
         return effects
 
     def _later(self, sent: Sent, now: float) -> list[Effect]:
-        sent.offered = False
+        sent.at_server = "missing"
         sent.not_before = now + self.rules.reoffer_s
         return self._offer(now)
 
     def _settle(self, sent: Sent, now: float) -> list[Effect]:
         """The training thread has what it can get for this upload; it is kept for a while all the same."""
         effects: list[Effect] = []
+        sent.at_server = "there"
         if not sent.settled:
             sent.settled = True
             effects.append(split.FreeSlot(sent.key))
@@ -234,7 +236,13 @@ class SplitClientMachine:
         for old in kept[: max(0, len(kept) - self.rules.retain)]:
             del self.sent[old.key]
             effects.append(split.DropUpload(old.key))
-        return [*effects, *self._offer(now), *self._say_done()]
+        return [*effects, *self._advance(now)]
+
+    def _advance(self, now: float) -> list[Effect]:
+        """Do what has become possible; called after every change."""
+        if not self.training and not self.over and not self.unsettled:
+            return self._leave("training has ended")
+        return [*self._offer(now), *self._say_done()]
 
     def _acknowledged(self, event: ev.UploadAcknowledged, now: float) -> list[Effect]:
         sent = self.sent.get(event.key)
@@ -251,7 +259,6 @@ class SplitClientMachine:
         sent = self.sent.get(event.key)
         if sent is None:
             return []
-        sent.offered = True
         if event.answer and sent.offer.wants_gradient and not sent.settled:
             return []  # it is on its way
         gone = sent.offer.wants_gradient and not sent.settled
@@ -265,7 +272,7 @@ class SplitClientMachine:
         if event.code == "later":
             return self._later(sent, now)
         note = do.Note(f"the split server declined upload {sent.key.text}: {event.text}", "warning")
-        return [note, *self._give_up(sent, event.text), *self._offer(now), *self._say_done()]
+        return [note, *self._give_up(sent, event.text), *self._advance(now)]
 
     def _give_up(self, sent: Sent, reason: str) -> list[Effect]:
         """Nothing comes of an upload any more: forget it."""
@@ -298,7 +305,6 @@ class SplitClientMachine:
         sent = self.sent.get(event.key)
         if sent is None or sent.settled:
             return []
-        sent.offered = True
         return [split.HandAnswer(sent.key, sent.loss), *self._settle(sent, now)]
 
     def _stream_lost(self, event: base.StreamLost, now: float) -> list[Effect]:
@@ -339,7 +345,7 @@ class SplitClientMachine:
     def _round_ended(self, event: ev.RoundEnded, now: float) -> list[Effect]:
         if self.over:
             return [split.SettleRound(event.round)]
-        self.done, self.noted = (event.round, event.samples), False
+        self.done, self.said, self.noted = (event.round, event.samples), False, False
         self.waiting_round = event.round
         effects = self._say_done()
         return effects if self.decisions.waits_at_round_end else [*effects, *self._settle_round()]
@@ -348,8 +354,9 @@ class SplitClientMachine:
         """Say that the round is done once everything of it is settled."""
         round_, samples = self.done
         waits = any(sent.key.round <= round_ for sent in self.unsettled)
-        if self.noted or waits or not self.connected:
+        if self.noted or self.said or waits or not self.connected:
             return []
+        self.said = True
         return [do.Tell(SERVER, msg.RoundDone(round_, samples))]
 
     def _round_noted(self, event: ev.RoundWasNoted, now: float) -> list[Effect]:

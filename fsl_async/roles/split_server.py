@@ -216,7 +216,7 @@ class SplitServerMachine:
             return [do.DeclineStream(event.peer, event.stream, "not yours")]
         answer = peer.answer_to(key, self.decisions.in_flight) or self._too_late(key)
         if answer is None:
-            peer.uploads.setdefault(key, Upload(event))
+            peer.uploads.setdefault(key, Upload(event)).offer = event
             return [split.ReceiveUpload(event.peer, event.stream, key)]
         decline = do.DeclineStream(event.peer, event.stream, answer.code)
         if answer.code == "here":
@@ -224,7 +224,8 @@ class SplitServerMachine:
         if answer.code == "known":
             kept = key in peer.answers
             again = [split.SendAnswer(event.peer, key)] if kept else []
-            return [decline, do.Tell(event.peer, msg.Known(key.text, kept)), *again]
+            known = do.Tell(event.peer, msg.Known(key.text, kept))
+            return [decline, known, *again, *self._stays(peer, event)]
         return [decline, *self._decline(peer, key, answer)]
 
     def _too_late(self, key: UploadKey) -> Answer | None:
@@ -366,7 +367,8 @@ class SplitServerMachine:
 
     def _stays(self, peer: Peer, offer: ev.UploadOffered) -> list[Effect]:
         """A client that takes its model to be aligned by this upload gets the newest, or hears that there is none."""
-        if not offer.alignment_due or not peer.is_here(offer.key):
+        aligning = isinstance(self.busy, split.Align) and self.busy.client == peer.name
+        if not offer.alignment_due or not peer.is_here(offer.key) or aligning:
             return []
         if self.decisions.aligned and peer.book.auxiliary != offer.auxiliary:
             return [self._send_auxiliary(peer)]
