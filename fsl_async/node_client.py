@@ -25,8 +25,6 @@ from fsl_async.config import from_wire
 from fsl_async.errors import (
     ExitCode,
     FslError,
-    InterruptedByUserError,
-    PreemptedError,
     RefusedError,
     TaskError,
 )
@@ -172,12 +170,7 @@ class ClientRuntime:
         if finish.exit_code == ExitCode.BAD_INPUT:
             raise RefusedError(finish.reason)
         if self._stop.requested:
-            kind = (
-                InterruptedByUserError
-                if self._stop.exit_code == ExitCode.INTERRUPTED
-                else PreemptedError
-            )
-            raise kind(finish.reason)
+            raise self._stop.error(finish.reason)
         raise TaskError(finish.reason)
 
     def _post(self, event: ev.Event) -> None:
@@ -195,6 +188,7 @@ class ClientRuntime:
             self._crash = error
         finally:
             self.learner.stop()
+            self._journal.flush()  # the training thread may never come to close it
             self._ended.set()
 
     async def _main(self) -> None:

@@ -8,6 +8,9 @@ another thread (a user's own script keeps the main thread for training), and on 
     SIGTERM, first    drain        exit code 64: whoever preempts us should start us again
     either, again     stop hard
     either, third     KeyboardInterrupt where the program stands
+
+With `at_once` the second one is KeyboardInterrupt, and `AT_ONCE_S` later the process is gone, whatever its main thread does: code of
+others may sleep, catch everything, or be inside a call that lasts minutes and lets no Python handler run.
 """
 
 from __future__ import annotations
@@ -15,14 +18,23 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import threading
 from typing import TYPE_CHECKING
 
-from fsl_async.errors import ExitCode
+from fsl_async.errors import (
+    ExitCode,
+    InterruptedByUserError,
+    PreemptedError,
+    StopError,
+    describe,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from types import FrameType
+
+AT_ONCE_S = 0.7
 
 _REASONS = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM"}
 
@@ -59,6 +71,11 @@ class Stopper:
         for callback in told:
             callback(hard)
 
+    def error(self, text: str = "") -> StopError:
+        """What to raise for an end that was asked for; `text` in place of the reason."""
+        is_user = self.exit_code == ExitCode.INTERRUPTED
+        return (InterruptedByUserError if is_user else PreemptedError)(text or self.reason)
+
     def subscribe(self, callback: Callable[[bool], None]) -> Callable[[], None]:
         """Call `callback(hard)` when asked, or now when it was asked already; returns a function that takes it off."""
         with self._lock:
@@ -75,8 +92,14 @@ class Stopper:
 
 
 @contextlib.contextmanager
-def stop_on_signals(stopper: Stopper, *, quiet: bool = False) -> Iterator[None]:
-    """Let SIGINT and SIGTERM ask `stopper`, until the block ends. Only the main thread may enter it."""
+def stop_on_signals(
+    stopper: Stopper, *, quiet: bool = False, at_once: bool = False, as_json: bool = False
+) -> Iterator[None]:
+    """Let SIGINT and SIGTERM ask `stopper`, until the block ends. Only the main thread may enter it.
+
+    at_once: see above. as_json: a process that ends in this way says so as an object on standard output.
+    """
+    killer = _Killer(stopper, as_json=as_json, quiet=quiet) if at_once else None
 
     def handle(number: int, _: FrameType | None) -> None:
         which = signal.Signals(number)
@@ -84,20 +107,89 @@ def stop_on_signals(stopper: Stopper, *, quiet: bool = False) -> Iterator[None]:
             raise KeyboardInterrupt
         again = stopper.requested
         code = ExitCode.INTERRUPTED if which == signal.SIGINT else ExitCode.RELAUNCH
-        if not quiet:
-            _tell(
-                "stopping now"
-                if again
-                else f"{_REASONS[which]}: finishing in good order; once more stops at once"
-            )
+        if not quiet and not again:
+            _tell(f"{_REASONS[which]}: finishing in good order; once more stops at once")
+        elif not quiet and killer is None:
+            _tell("stopping now")
         stopper.request(hard=again, reason=_REASONS[which], exit_code=code)
+        if again and killer is not None:
+            killer.start()
+            raise KeyboardInterrupt
 
     before = {which: signal.signal(which, handle) for which in _REASONS}
+    if killer is not None:
+        killer.listen()
     try:
         yield
     finally:
+        if killer is not None:
+            killer.close()
         for which, handler in before.items():
             signal.signal(which, handler)
+
+
+class _Killer:
+    """Ends the process `AT_ONCE_S` after the second signal. It hears of signals where no Python code of the main thread runs."""
+
+    def __init__(self, stopper: Stopper, *, as_json: bool, quiet: bool) -> None:
+        self._stopper = stopper
+        self._as_json = as_json
+        self._quiet = quiet
+        self._over = threading.Event()
+        self._once = threading.Lock()
+        self._before = -1
+        self._ours, self._theirs = socket.socketpair()
+        self._theirs.setblocking(False)
+
+    def listen(self) -> None:
+        """Hear of signals; in the main thread."""
+        self._before = signal.set_wakeup_fd(self._theirs.fileno(), warn_on_full_buffer=False)
+        threading.Thread(target=self._hear, name="signals", daemon=True).start()
+
+    def _hear(self) -> None:
+        heard: list[int] = []
+        while not self._over.is_set():
+            try:
+                numbers = self._ours.recv(64)
+            except OSError:
+                return
+            if not numbers:
+                return
+            heard += [number for number in numbers if number in set(_REASONS)]
+            if len(heard) >= 2:  # the first one asks for good order
+                code = ExitCode.INTERRUPTED if heard[0] == signal.SIGINT else ExitCode.RELAUNCH
+                reason = _REASONS[signal.Signals(heard[0])]
+                self._stopper.request(reason=reason, exit_code=code)
+                self._stopper.request(hard=True)
+                self.start()
+                return
+
+    def start(self) -> None:
+        """Begin to count, once."""
+        if self._once.acquire(blocking=False):
+            if not self._quiet:
+                _tell("stopping now")
+            threading.Thread(target=self._end, name="end", daemon=True).start()
+
+    def _end(self) -> None:
+        if self._over.wait(AT_ONCE_S):
+            return
+        told = describe(self._stopper.error())
+        with contextlib.suppress(OSError):
+            if self._as_json:
+                os.write(1, f"{told.as_json()}\n".encode())
+            else:
+                os.write(2, f"stopped: {told.message}\n".encode())
+        os._exit(told.exit_code)
+
+    def close(self) -> None:
+        """The block ended in time."""
+        self._over.set()
+        signal.set_wakeup_fd(self._before)
+        for end in (self._theirs, self._ours):
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+            end.close()
 
 
 def _tell(text: str) -> None:

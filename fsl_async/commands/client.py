@@ -14,7 +14,7 @@ from fsl_async.program import program
 from fsl_async.threads import threads_here
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from fsl_async.settings import Config
     from fsl_async.stopper import Stopper
@@ -41,7 +41,7 @@ def command(
 ) -> int:
     """Check the options, then run the client; returns the exit code."""
     from fsl_async.cluster.name_slot import check_name, claim_name
-    from fsl_async.stopper import Stopper, stop_on_signals
+    from fsl_async.stopper import Stopper
 
     for option, flag in _OF_THE_SERVER.items():
         if of_the_server[option] not in (None, ()):
@@ -81,7 +81,7 @@ def command(
                 "the connection is not encrypted in this version; use an SSH tunnel or a VPN, or --insecure to hide this"
             )
         stopper = Stopper()
-        with stop_on_signals(stopper):
+        with _at_once(stopper, as_json=as_json):
             summary = run_client(
                 server.tcp,
                 name,
@@ -94,6 +94,20 @@ def command(
             )
     output.result(summary)
     return stopper.exit_code
+
+
+@contextlib.contextmanager
+def _at_once(stopper: Stopper, *, as_json: bool) -> Iterator[None]:
+    """Signals ask `stopper`; of what code makes of it that is cut off in the middle, nothing is said."""
+    from fsl_async.stopper import stop_on_signals
+
+    with stop_on_signals(stopper, at_once=True, as_json=as_json):
+        try:
+            yield
+        except BaseException:
+            if not stopper.hard:
+                raise
+            raise stopper.error() from None
 
 
 def run_client(

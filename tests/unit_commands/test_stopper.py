@@ -3,7 +3,11 @@
 import asyncio
 import os
 import signal
+import subprocess
+import sys
+import textwrap
 import threading
+import time
 
 import pytest
 import uvloop
@@ -100,3 +104,44 @@ def test_the_third_signal_interrupts_whatever_hangs():
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
     assert stopper.hard
+
+
+_STUBBORN = {
+    "sleeps": "time.sleep(60)",
+    "catches everything": """
+while True:
+    try:
+        time.sleep(60)
+    except BaseException:
+        pass""",
+    "is in a call that runs no Python": "import hashlib; hashlib.pbkdf2_hmac('sha256', b'', b'', 2**31 - 1)",
+}
+
+
+@pytest.mark.parametrize("how", list(_STUBBORN))
+@pytest.mark.parametrize("as_json", [False, True])
+def test_twice_ends_code_of_others_at_once(how, as_json):
+    """Who presses Ctrl-C twice does not want to wait for the end of a training step."""
+    code = (
+        "import time, sys; from fsl_async.stopper import Stopper, stop_on_signals\n"
+        f"with stop_on_signals(Stopper(), at_once=True, as_json={as_json}):\n"
+        "    print('here', flush=True)\n" + textwrap.indent(_STUBBORN[how], "    ")
+    )
+    command = [sys.executable, "-c", code]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, text=True, stdout=pipe, stderr=pipe) as process:
+        assert process.stdout.readline() == "here\n"
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.2)
+        assert process.poll() is None
+        begun = time.monotonic()
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=20)
+        assert time.monotonic() - begun < 5.0
+    if how == "sleeps":  # nothing stood in the way of KeyboardInterrupt; `main` translates it
+        assert err.rstrip().endswith("KeyboardInterrupt")
+        return
+    assert process.returncode == 130
+    assert "stopping now" in err
+    told = '{"error": "Ctrl-C", "kind": "InterruptedByUserError", "exit_code": 130}'
+    assert told in out if as_json else "stopped: Ctrl-C\n" in err
