@@ -485,6 +485,26 @@ std::size_t write_bit_planes(const std::uint8_t* codes, std::size_t count, bool 
   return static_cast<std::size_t>(width) * plane_bytes;
 }
 
+// Moves between mask and general registers are slow on some machines (two cycles each way on Zen 4), and compilers like to make them.
+// These go through memory, which both can reach, or stay where they are.
+FSL_INLINE __mmask64 mask_at(const std::uint8_t* from) {
+  __mmask64 mask;
+  __asm__("kmovq %1, %0" : "=Yk"(mask) : "m"(*reinterpret_cast<const std::uint8_t(*)[8]>(from)));
+  return mask;
+}
+
+FSL_INLINE __mmask64 through_memory(std::uint64_t bits) {
+  __mmask64 mask;
+  __asm__("kmovq %1, %0" : "=Yk"(mask) : "m"(bits));
+  return mask;
+}
+
+FSL_INLINE __mmask64 inverse(__mmask64 mask) {
+  __mmask64 inverted;
+  __asm__("knotq %1, %0" : "=Yk"(inverted) : "Yk"(mask));
+  return inverted;
+}
+
 // --------------------------------------------------------------------------------------------------------------- tree
 
 // How a node's child is handled together with the node. Lists are written and read by passes of their own; bit planes that short need
@@ -597,19 +617,21 @@ struct PartitionAs {
     std::size_t right_count = 0;
     const auto step = [&](std::size_t i, std::uint64_t valid, std::size_t here) __attribute__((always_inline)) {
       const __m512i symbols = load(list + i);
-      const std::uint64_t goes_right = _mm512_cmpge_epu8_mask(symbols, pivots) & valid;
-      const std::uint64_t goes_left = ~goes_right & valid;
-      const std::size_t ones_here = ones(goes_right);
+      __mmask64 right_mask = _mm512_cmpge_epu8_mask(symbols, pivots);
+      if (here < kStep) right_mask &= valid;
+      const std::uint64_t goes_right = right_mask;
       store_mask(bitmap + i / 8, goes_right);
+      const std::size_t ones_here = ones(goes_right);
       if (kRight == kList) {
-        store(right, _mm512_maskz_compress_epi8(goes_right, symbols));
+        store(right, _mm512_maskz_compress_epi8(right_mask, symbols));
         right += ones_here;
       }
       if (kLeft == kList) {
-        store(left, _mm512_maskz_compress_epi8(goes_left, symbols));
+        const __mmask64 left_mask = here < kStep ? ~goes_right & valid : inverse(right_mask);
+        store(left, _mm512_maskz_compress_epi8(left_mask, symbols));
         left += here - ones_here;
       }
-      append(left_writer, symbols, left_first, goes_left, here - ones_here);
+      append(left_writer, symbols, left_first, ~goes_right & valid, here - ones_here);
       append(right_writer, symbols, right_first, goes_right, ones_here);
       right_count += ones_here;
     };
@@ -746,11 +768,11 @@ struct MergeAs {
   static FSL_INLINE __m512i with_planes(__m512i symbols, const Child& child, std::size_t at, std::uint64_t mask, std::size_t count) {
     if (kKind == kOnePlane || kKind == kTwoPlanes) {
       const std::uint64_t bits = bits_from(child.planes, at, count);
-      symbols = _mm512_mask_add_epi8(symbols, _pdep_u64(bits, mask), symbols, all_bytes(kKind));
+      symbols = _mm512_mask_add_epi8(symbols, through_memory(_pdep_u64(bits, mask)), symbols, all_bytes(kKind));
     }
     if (kKind == kTwoPlanes) {
       const std::uint64_t bits = bits_from(child.planes + child.plane_bytes, at, count);
-      symbols = _mm512_mask_add_epi8(symbols, _pdep_u64(bits, mask), symbols, all_bytes(1));
+      symbols = _mm512_mask_add_epi8(symbols, through_memory(_pdep_u64(bits, mask)), symbols, all_bytes(1));
     }
     return symbols;
   }
@@ -764,18 +786,17 @@ struct MergeAs {
     const std::size_t whole = work.count & ~(kStep - 1);
     std::size_t left_at = 0;
     std::size_t right_at = 0;
-    const auto step = [&](std::size_t i, std::uint64_t goes_right, std::size_t here) __attribute__((always_inline)) {
+    const auto step = [&](std::size_t i, std::uint64_t goes_right, __mmask64 right_mask, std::size_t here) __attribute__((always_inline)) {
       // The last step's left mask has too many bits: what they bring is never looked at.
-      const std::uint64_t goes_left = ~goes_right;
       const std::size_t ones_here = ones(goes_right);
       __m512i symbols;
       if (kLeft != kList && kRight != kList) {
-        symbols = _mm512_mask_blend_epi8(goes_right, left_first, right_first);
+        symbols = _mm512_mask_blend_epi8(right_mask, left_first, right_first);
       } else {
-        symbols = _mm512_or_si512(base<kLeft>(left.list + left_at, left_first, goes_left),
-                                  base<kRight>(right.list + right_at, right_first, goes_right));
+        symbols = _mm512_or_si512(base<kLeft>(left.list + left_at, left_first, inverse(right_mask)),
+                                  base<kRight>(right.list + right_at, right_first, right_mask));
       }
-      symbols = with_planes<kLeft>(symbols, left, left_at, goes_left, here - ones_here);
+      symbols = with_planes<kLeft>(symbols, left, left_at, ~goes_right, here - ones_here);
       symbols = with_planes<kRight>(symbols, right, right_at, goes_right, ones_here);
       left_at += kStep - ones_here;
       right_at += ones_here;
@@ -784,11 +805,14 @@ struct MergeAs {
     const char* next = prefetch.next;
     const char* const end = prefetch.end;
     for (std::size_t i = 0; i < whole; i += kStep) {
-      step(i, load_mask(bitmap + i / 8), kStep);
+      step(i, load_mask(bitmap + i / 8), mask_at(bitmap + i / 8), kStep);
       fetch(next, end);
     }
     prefetch.next = next;
-    if (whole < work.count) step(whole, load_rest(bitmap + whole / 8, work.count - whole), work.count - whole);
+    if (whole < work.count) {
+      const std::uint64_t rest = load_rest(bitmap + whole / 8, work.count - whole);
+      step(whole, rest, rest, work.count - whole);
+    }
   }
 };
 
