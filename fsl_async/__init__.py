@@ -1,6 +1,7 @@
 """fsl-async: train large models across institutions.
 
-The program is `fsl-node`. From Python there is one function, `join`, for a training script of your own.
+The program is `fsl-node`. From Python there is `join`, for a training script of your own, and `clean_exit`, which lets such a script end
+as the program does. What a user can act on is an `FslError`.
 """
 
 from __future__ import annotations
@@ -9,10 +10,30 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fsl_async.errors import FslError
+
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
     from fsl_async.node_client import Joined
 
-__all__ = ["join"]
+__all__ = ["FslError", "clean_exit", "join"]
+
+
+def clean_exit() -> AbstractContextManager[None]:
+    """Let a script end as `fsl-node` does; `join` inside of it.
+
+        if __name__ == "__main__":
+            with fsl_async.clean_exit():
+                main()
+
+    An FslError ends the script with one line and the exit code that README.md documents. Ctrl-C (or SIGTERM) once makes `fed.step`
+    return False; what was trained is sent, and the script ends with 130 (64) when the block does. Twice ends it at once.
+    Exceptions of your own code pass through. Without it `join` raises, and Ctrl-C is the KeyboardInterrupt that Python makes of it.
+    """
+    from fsl_async import script
+
+    return script.clean_exit()
 
 
 def join(
@@ -34,7 +55,8 @@ def join(
     server: host:port or an fsl:// address. name: this client's name in the run; by default the host's, numbered where a host
     has several. device: where `fed.device` points; by default what the run says. run_dir: where to keep a journal; none by default.
     log: takes one line of text at a time.
-    Raises fsl_async.errors.RefusedError where the server will not have this client.
+    Raises FslError, which says in one line what to do: a wrong address or name, a server that will not have this client (also when the
+    `with` block ends, if the server has put this client out meanwhile).
     """
     from fsl_async import node_client
 

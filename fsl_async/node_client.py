@@ -26,6 +26,7 @@ from fsl_async.errors import (
     ExitCode,
     FslError,
     RefusedError,
+    StopError,
     TaskError,
 )
 from fsl_async.learn.fed import Fed, Place, choose_device
@@ -37,6 +38,7 @@ from fsl_async.observe.journal import JournalWriter, TraceHash
 from fsl_async.observe.lag import LoopLag
 from fsl_async.roles.client import ClientMachine, ClientRules
 from fsl_async.runtime import ThreadWorker
+from fsl_async.script import current_stopper
 from fsl_async.settings import Config
 from fsl_async.shells.client import ClientShell
 from fsl_async.shells.wire import Welcome
@@ -382,15 +384,23 @@ class Joined(Fed):
 
     def close(self) -> None:
         """Leave the run: what is on its way still arrives, then the session ends. Harmless when closed already."""
+        self._leave(None)
+
+    def _leave(self, error: str | None) -> None:
         if not self._closed:
             self._closed = True
-            self._runtime.training_ended(None)
+            self._runtime.training_ended(error)
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        """Leave the run. Raises RefusedError when the server has put this client out."""
+        is_fault = isinstance(error, Exception) and not isinstance(error, RunFinishedError)
+        self._leave(f"the script raised {type(error).__name__}: {error}" if is_fault else None)
+        if error is None or isinstance(error, RunFinishedError):
+            with contextlib.suppress(StopError):  # who asked for the end knows of it
+                self._runtime.raise_failure()
 
 
 @contextlib.contextmanager
@@ -424,7 +434,7 @@ def join(
         address,
         own,
         journal_dir=Path(run_dir) if run_dir is not None else None,
-        stop=Stopper(),
+        stop=current_stopper(),
         log=log,
     )
     with _ending_on_error(runtime):

@@ -35,7 +35,7 @@ import attrs
 import numpy as np
 from torch import nn
 
-from fsl_async.errors import RefusedError, TaskError
+from fsl_async.errors import ExitCode, RefusedError, TaskError
 from fsl_async.events import Attached, Event, Rebased, Snapshotted
 from fsl_async.learn.buffers import ModelWeights, Vector
 from fsl_async.learn.chunk_pool import ChunkPool
@@ -54,6 +54,8 @@ class LearnerError(LearnError):
 
 class RunFinishedError(TaskError):
     """The run has ended: before this client got its weights, or the training function goes on although fed.step said so."""
+
+    default_code = ExitCode.DONE
 
 
 @attrs.define(eq=False)

@@ -1,0 +1,69 @@
+"""examples/own_script.py as a user starts it: every end is one line and the documented exit code."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+SCRIPT = Path(__file__).parents[2] / "examples" / "own_script.py"
+
+
+def script(*arguments):
+    """Start it."""
+    return subprocess.Popen(
+        [sys.executable, SCRIPT, *arguments],
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"},
+    )
+
+
+@pytest.mark.parametrize("arguments", [[], ["no address"], ["host:99999"]])
+def test_bad_input_is_one_line(arguments):
+    """It is the first thing that a new user does wrong, and a traceback says nothing to them."""
+    with script(*arguments) as process:
+        out, err = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert out == ""
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+
+
+def test_ctrl_c_before_there_is_a_server():
+    """Nothing was trained, so there is nothing to wait for."""
+    with script("127.0.0.1:9") as process:
+        assert "no answer" in process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "Traceback" not in err
+    assert err.endswith("stopped: Ctrl-C\n")
+
+
+def test_ctrl_c_once_ends_in_good_order_and_a_refusal_is_said(site):
+    """What was trained since the last sync arrives as the last delta; the script goes on behind its loop."""
+    server = site.server(every_s=30)
+    with script(site.address) as process:
+        assert "joined run" in process.stdout.readline()
+        site.wait_version(0)
+        time.sleep(1.0)
+        other = site.client("other", "wide")
+        assert other.end() == 2  # that server has another model
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "steps, last loss" in out
+    assert "Traceback" not in err
+    assert err.endswith("stopped: Ctrl-C\n")
+    assert len(site.ledger("accepted")) == 1
+    with script(site.address, "too", "many") as process:
+        assert process.wait(60) == 2
+    server.signal(signal.SIGINT)
+    assert server.end() == 130
