@@ -19,7 +19,7 @@ from fsl_async.learn.split.errors import CutError, HalfMisused, SmashedRefused
 from fsl_async.learn.split.halves import ClientHalf, ServerHalf
 from fsl_async.learn.split.lockstep import evaluate, start
 from fsl_async.learn.split.methods import METHODS, MethodSettings, method
-from fsl_async.learn.split.methods.base import Position
+from fsl_async.learn.split.methods.base import Activations, Position
 from fsl_async.learn.split.optimizers import OptimizerSpec
 from fsl_async.learn.split.server import ServerSettings, SplitServer
 
@@ -253,6 +253,15 @@ def test_what_a_client_sends_is_checked_before_anything_moves(smashed, message):
         half.step(smashed, wants_gradient=True)
     assert same(before, half.state())
     half.step(Smashed(torch.zeros(2, 8), torch.tensor([3, IGNORED])), wants_gradient=False)
+
+
+def test_what_is_refused_is_not_kept_for_alignment():
+    """Later it would spoil every target."""
+    run = run_of("fsl-sage")
+    bad = Activations(Smashed(torch.full((2, 8), torch.inf), torch.zeros(2).long()), False)
+    with pytest.raises(SmashedRefused):
+        run.method.serve(run.server, "a", bad)
+    assert run.server.alignment("a").samples == 0
 
 
 def test_lengths_are_checked():
