@@ -254,7 +254,8 @@ class Codec {
     if (PyErr_Occurred() == nullptr) return value;
     if (PyErr_ExceptionMatches(PyExc_OverflowError) == 0) throw nb::python_error();
     PyErr_Clear();
-    return nb::cast<bool>(nb::handle(number) < nb::int_(0)) ? 0 : UINT64_MAX;
+    const nb::int_ zero(0);
+    return PyObject_RichCompareBool(number.ptr(), zero.ptr(), Py_LT) == 1 ? 0 : UINT64_MAX;
   }
 
   const Kernels* kernels_ = nullptr;

@@ -176,7 +176,7 @@ Status unpack_book(const std::uint8_t*& position, const std::uint8_t* end, int w
   const unsigned last = position[1];
   const int escape = position[2];
   position += 3;
-  if (first > last || last >> width != 0) return {Fault::kBookRange, first, last};
+  if (first > last || last >> width != 0) return {Fault::kBookRange, first, last, static_cast<std::uint64_t>(width)};
   const unsigned count = last - first + 1;
   const std::size_t bytes = (count + 1) / 2;
   if (static_cast<std::size_t>(end - position) < bytes) return {Fault::kPayloadEnds};

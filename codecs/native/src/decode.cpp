@@ -100,6 +100,12 @@ struct FrameDecoder {
     return task == Task::kCheckAndAccumulate ? check_and_accumulate(chunk, decoder, scratch) : handle_blocks(chunk, decoder);
   }
 
+  // What follows the only chunk, found before anything is added.
+  Status nothing_after(const Chunk& chunk) const {
+    const std::uint8_t* const after = chunk.payload + chunk.payload_bytes;
+    return after == end ? Status{} : Status{Fault::kBytesAfter, static_cast<std::uint64_t>(end - after)};
+  }
+
   Status handle_values(const Chunk& chunk, ChunkDecoder& decoder, Scratch& scratch) const {
     const bool checks = task == Task::kCheck || task == Task::kCheckAndAccumulate;
     for (int pass = checks ? 0 : 1; pass < (task == Task::kCheck ? 1 : 2); ++pass) {
@@ -108,7 +114,8 @@ struct FrameDecoder {
         const Output nowhere = {Sink::kStore, scratch.escaped, 0.0F, nullptr};
         decoder.put_values(offset, size, pass == 0 ? nowhere : output_at(chunk, offset));
       }
-      const Status status = decoder.close();
+      Status status = decoder.close();
+      if (status.ok() && task == Task::kCheckAndAccumulate) status = nothing_after(chunk);
       if (!status.ok()) return status;
     }
     return {};
@@ -165,7 +172,8 @@ struct FrameDecoder {
       decoder.check(block, size);
       escaped[index] = block.escaped;
     }
-    const Status status = decoder.close();
+    Status status = decoder.close();
+    if (status.ok()) status = nothing_after(chunk);
     if (!status.ok()) return status;
     for (std::size_t offset = 0; offset < chunk.count; offset += kBlockValues) {
       const std::size_t index = offset / kBlockValues;
@@ -220,14 +228,6 @@ Status accumulate_frame(const Kernels& kernels, const DecodeRequest& request, co
     status = run(kernels, request, header, shared, Task::kCheck, output, sizeof(float));
     if (!status.ok()) return status;
     return run(kernels, request, header, shared, Task::kAccumulate, output, sizeof(float));
-  }
-  // Bytes after the only chunk are found before anything is added.
-  if (header.chunks() == 1) {
-    const std::uint8_t* position = request.frame + kHeaderBytes;
-    const std::uint8_t* const end = request.frame + request.frame_bytes;
-    Chunk chunk;
-    const Status found = find_chunk(header, 0, position, end, chunk);
-    if (found.ok() && position != end) return {Fault::kBytesAfter, static_cast<std::uint64_t>(end - position)};
   }
   return run(kernels, request, header, shared, Task::kCheckAndAccumulate, output, sizeof(float));
 }

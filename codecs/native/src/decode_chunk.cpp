@@ -35,7 +35,9 @@ Status ChunkDecoder::open() {
   if (left() < 1) return {Fault::kPayloadEnds};
   ChunkPlan& plan = scratch_.plans[0];
   plan.split_index = *position_++;
-  if (plan.split_index >= format_.splits) return {Fault::kSplit, static_cast<std::uint64_t>(plan.split_index)};
+  if (plan.split_index >= format_.splits) {
+    return {Fault::kSplit, static_cast<std::uint64_t>(plan.split_index), static_cast<std::uint64_t>(format_.kind)};
+  }
   const Split& split = format_.split[plan.split_index];
   for (int p = 0; p < split.planes; ++p) {
     const Status status = read_plane_head(split.widths[p], plan.planes[p], plan.own[p]);

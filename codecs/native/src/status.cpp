@@ -2,11 +2,15 @@
 
 #include <cinttypes>
 #include <cstdio>
+#include <cstring>
 
 namespace fsl {
 namespace {
 
-// With at most two numbers, in the order of the status.
+// By their number on the wire.
+constexpr const char* kFormatNames[] = {"fp32", "bf16", "e4m3", "e5m2", "uniform"};
+
+// With at most three numbers, in the order of the status.
 const char* pattern_of(Fault fault) {
   switch (fault) {
     case Fault::kNone: return "no fault";
@@ -33,10 +37,10 @@ const char* pattern_of(Fault fault) {
     case Fault::kFlagDisagrees: return "chunk %" PRIu64 " and its flag disagree about NaN and infinity";
     case Fault::kScaleWidth: return "scales of %" PRIu64 " bits";
     case Fault::kScaleRange: return "a scale is not from %" PRIu64 " to %" PRIu64;
-    case Fault::kSplit: return "unknown split %" PRIu64;
+    case Fault::kSplit: return "unknown split %" PRIu64 " of format ";
     case Fault::kPlaneKind: return "unknown plane kind %" PRIu64;
     case Fault::kPlaneConstant: return "constant %" PRIu64 " does not fit a plane of %" PRIu64 " bits";
-    case Fault::kBookRange: return "book covers symbols %" PRIu64 " to %" PRIu64 ", which its plane does not have";
+    case Fault::kBookRange: return "book covers symbols %" PRIu64 " to %" PRIu64 " of a plane of %" PRIu64 " bits";
     case Fault::kBookNibbles: return "book has stray or missing nibbles at its ends";
     case Fault::kBookLeaves: return "%" PRIu64 " codes of up to %" PRIu64 " bits";
     case Fault::kBookSpace: return "code lengths do not fill the code space exactly";
@@ -54,10 +58,14 @@ void describe(const Status& status, char* text, std::size_t size) {
 #pragma GCC diagnostic ignored "-Wformat-nonliteral"
 #endif
   // The patterns above are all there are, and take the numbers that they name.
-  std::snprintf(text, size, pattern_of(status.fault), status.first, status.second);
+  std::snprintf(text, size, pattern_of(status.fault), status.first, status.second, status.third);
 #if defined(__GNUC__)
 #pragma GCC diagnostic pop
 #endif
+  if (status.fault == Fault::kSplit && status.second < sizeof(kFormatNames) / sizeof(kFormatNames[0])) {
+    const std::size_t length = std::strlen(text);
+    std::snprintf(text + length, size - length, "%s", kFormatNames[status.second]);
+  }
 }
 
 }  // namespace fsl

@@ -1,4 +1,4 @@
-// What can be wrong with a frame or a request: a fault and up to two numbers for its message.
+// What can be wrong with a frame or a request: a fault and up to three numbers for its message.
 #pragma once
 
 #include <cstddef>
@@ -48,6 +48,7 @@ struct Status {
   Fault fault = Fault::kNone;
   std::uint64_t first = 0;
   std::uint64_t second = 0;
+  std::uint64_t third = 0;
 
   bool ok() const { return fault == Fault::kNone; }
   bool is_limit() const { return fault >= Fault::kTooManyBytes && fault <= Fault::kOutputTooSmall; }
