@@ -7,12 +7,30 @@ import time
 from typing import TYPE_CHECKING
 
 import click
+from attrs import evolve
 
 from fsl_async.commands.output import Output
 from fsl_async.errors import UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from fsl_async.runtime import Journal
     from fsl_async.sim.report import Report
+    from fsl_async.sim.simulation import Simulation, SimulationSettings
+
+
+def _split(
+    method: str, *, lockstep: bool
+) -> Callable[[SimulationSettings, Journal | None], Simulation]:
+    """What makes a simulation of a method. Raises UsageError with the names that exist."""
+    from fsl_async.roles.split_methods import METHODS, SplitRules
+    from fsl_async.sim.split_simulation import simulate
+
+    if method not in METHODS:
+        raise UsageError(f"--split {method}: no such method: {', '.join(METHODS)}")
+    rules = SplitRules(method=method, lockstep=lockstep)
+    return lambda settings, journal: simulate(settings, rules, keep_journal=journal)
 
 
 @click.command("sim")
@@ -26,6 +44,13 @@ if TYPE_CHECKING:
     "--every", "every_s", default=600.0, show_default=True, type=click.FloatRange(10.0),
     metavar="SECONDS", help="Seconds from one sync to the next.",
 )  # fmt: skip
+@click.option(
+    "--split", "method", default="", metavar="METHOD",
+    help="Simulate split learning: sl, splitfed-v1, splitfed-v2, cse-fsl, fsl-sage or fedavg.",
+)  # fmt: skip
+@click.option(
+    "--lockstep", is_flag=True, help="With --split: one client, and one upload, at a time."
+)
 @click.option("--journal", metavar="FILE", help="Also write every event and effect to this file.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(
@@ -35,6 +60,8 @@ def command(
     seed: int,
     faults: str,
     every_s: float,
+    method: str,
+    lockstep: bool,
     journal: str | None,
     as_json: bool,
 ) -> int:
@@ -59,7 +86,10 @@ def command(
             writer = JournalWriter(Path(journal))
         except OSError as error:
             raise UsageError(f"--journal {journal}: {error.strerror}") from None
-    simulation = Simulation(settings, keep_journal=writer)
+    if method:
+        simulation = _split(method, lockstep=lockstep)(settings, writer)
+    else:
+        simulation = Simulation(settings, keep_journal=writer)
     begun = time.monotonic()
     shows = sys.stderr.isatty() and not as_json
 
@@ -75,6 +105,8 @@ def command(
     if writer is not None:
         writer.close()
     result: Report = report(simulation, time.monotonic() - begun, journal or "")
+    if method:
+        result = evolve(result, split=simulation.split_facts())
     for violation in simulation.truth.violations[:10]:
         output.warn(f"invariant violated {violation}")
     output.result(result)

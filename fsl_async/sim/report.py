@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from attrs import frozen
 
@@ -37,6 +37,8 @@ class Report:
     seed: int
     invariant_violations: int
     trace_sha256: str | None
+    split: dict[str, Any] | None = None
+    """Of split learning only: method, mode, what became of the uploads, bytes by category."""
 
 
 def report(simulation: Simulation, seconds: float, journal: str) -> Report:

@@ -155,6 +155,7 @@ class Simulation:
             duplicate=self.profile.duplicate,
             reorder=self.profile.reorder,
         )
+        self.network_conditions = conditions
         self.network = tp.MemNetwork(self.scheduler, settings.seed, conditions)
         self.trace = TraceHash()
         self.journal: Journal = keep_journal or self.trace
@@ -219,6 +220,10 @@ class Simulation:
                 break
         if self._ending and not self.truth.violations:
             self.truth.run_ended(self._ended, self.names, self.scheduler.time())
+
+    def split_facts(self) -> dict[str, Any]:
+        """What a simulation of split learning has to say beyond this; here nothing."""
+        return {}
 
     def _at(self, delay_s: float, action: Callable[..., object], *args: object) -> None:
         self.scheduler.call_at(self.scheduler.time() + delay_s, action, *args)
