@@ -777,7 +777,8 @@ struct MergeAs {
     return symbols;
   }
 
-  static void run(const Merge& work, Prefetch& prefetch) {
+  // Not inlined: sixteen such loops in one function leave none of them enough registers.
+  static __attribute__((noinline)) void run(const Merge& work, Prefetch& prefetch) {
     const Child left = work.child[0];
     const Child right = work.child[1];
     const __m512i left_first = all_bytes(left.first);
