@@ -14,6 +14,8 @@
 #else
 #pragma GCC push_options
 #pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,avx512vbmi2,avx512vpopcntdq,vpclmulqdq,pclmul,bmi,bmi2,popcnt")
+#pragma GCC diagnostic ignored "-Wuninitialized"        // gcc 12 warns of its own header's undefined vectors
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #endif
 #include <immintrin.h>
 
