@@ -193,6 +193,8 @@ def _translate(error: BaseException) -> Report | None:
         shown = words if words and not words.endswith(f" {_NODE}") else program()
         message = f"{text[:1].lower()}{text[1:]} (see {shown} --help)"
         return Report(type(error).__name__, message, ExitCode.BAD_INPUT)
+    if type(error).__name__ == "CodecUsageError" and str(error).startswith("FSL_CODECS_PATH"):
+        return Report("UsageError", str(error), ExitCode.BAD_INPUT)
     if isinstance(error, click.Abort):
         return Report("InterruptedByUserError", "interrupted", ExitCode.INTERRUPTED)
     return None

@@ -9,6 +9,7 @@ from __future__ import annotations
 COMMANDS: dict[str, str] = {
     "bench": "Measure the codec on this machine, beside its limits and beside others.",
     "demo": "Show a whole run on this machine in under a minute.",
+    "doctor": "Say what this machine and this install have, and lack.",
     "init": "Write a commented configuration file.",
     "plan": "Say what a method would cost: bytes, seconds, memory.",
     "quarantine": "Take an accepted delta out of a stopped run.",

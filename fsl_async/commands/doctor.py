@@ -1,0 +1,227 @@
+"""`fsl-node doctor`: what this machine and this install have for a run, and how to get what is missing."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import platform
+import shutil
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+from attrs import asdict, field, frozen
+
+from fsl_async.commands.output import Output
+from fsl_async.program import NAME
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+OK = "ok"
+WARNING = "warning"
+PROBLEM = "problem"
+
+_PACKAGES = ("attrs", "cattrs", "click", "msgpack", "numpy", "pyzmq", "torch")
+_GIBIBYTE = 1 << 30
+_LOW_DISK_BYTES = 10 * _GIBIBYTE
+_NO_DISK_BYTES = _GIBIBYTE
+_FEW_FILES = 1024
+"""Open files; a server holds two connections for each client, and a few files."""
+
+# What /proc/cpuinfo calls the feature bits that the native codec asks for.
+_FEATURES = {
+    "avx512": (
+        "avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512vbmi", "avx512_vbmi2",
+        "avx512_vpopcntdq", "vpclmulqdq",
+    ),
+    "avx2": ("avx2", "bmi1", "bmi2", "f16c", "pclmulqdq", "popcnt"),
+}  # fmt: skip
+
+
+@frozen
+class Finding:
+    """One thing that was looked at: `status` is ok, warning (works, but not well) or problem; `text` says it to a person."""
+
+    name: str
+    status: str
+    text: str
+    details: dict[str, Any] = field(factory=dict)
+
+
+@click.command("doctor")
+@click.option(
+    "--run-dir", type=click.Path(path_type=Path), default=Path(), metavar="DIR",
+    help="Where runs will be kept; its disk is looked at. [default: here]",
+)  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def command(*, run_dir: Path, as_json: bool) -> int:
+    """Look at what a run needs here: versions, codec, GPU, network, open files, disk.
+
+    Exit code 0 when a node can run here, if slower than it could; 1 when something stands in its way.
+    """
+    output = Output(as_json=as_json)
+    findings = examine(run_dir)
+    problems = sum(finding.status == PROBLEM for finding in findings)
+    if as_json:
+        output.result({"ok": not problems, "findings": [asdict(finding) for finding in findings]})
+    else:
+        width = max(len(finding.name) for finding in findings)
+        for finding in findings:
+            output.say(f"{finding.status:7}  {finding.name:{width}}  {finding.text}")
+    return 1 if problems else 0
+
+
+def examine(run_dir: Path) -> list[Finding]:
+    """All findings; an examination that fails is a finding, too."""
+    examinations: dict[str, Callable[[], Finding]] = {
+        "versions": _versions,
+        "codec": _codec,
+        "torch": _torch,
+        "event loop": _event_loop,
+        "network": _network,
+        "open files": _open_files,
+        "disk": lambda: _disk(run_dir),
+    }
+    findings = []
+    for name, look in examinations.items():
+        try:
+            findings.append(look())
+        except Exception as error:  # noqa: BLE001 - a broken package can raise anything when it is imported
+            findings.append(Finding(name, PROBLEM, f"{type(error).__name__}: {error}"))
+    return findings
+
+
+def _versions() -> Finding:
+    found = {"python": platform.python_version(), NAME: _version_of("fsl-async")}
+    found |= {package: _version_of(package) for package in _PACKAGES}
+    missing = [name for name, number in found.items() if not number]
+    system = f"{platform.system()} {platform.machine()}"
+    text = ", ".join(f"{name} {number}" for name, number in found.items() if number)
+    if missing:
+        text = f"not installed: {', '.join(missing)}; install fsl-async again. {text}"
+    return Finding(
+        "versions", PROBLEM if missing else OK, f"{text}; {system}", {**found, "system": system}
+    )
+
+
+def _version_of(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""
+
+
+def _codec() -> Finding:
+    dispatch = importlib.import_module("fsl_codecs.dispatch")
+    choice, available = dispatch.choice(), dispatch.available()
+    lacking = _lacking_features()
+    details = {
+        "implementation": choice.chosen.name,
+        "reason": choice.reason,
+        "available": list(available),
+        "variable": os.environ.get(dispatch.VARIABLE, ""),
+        "lacking_cpu_features": lacking,
+    }
+    text = f"{choice.chosen.name}: {choice.reason}"
+    better = available[0]
+    if better != choice.chosen.name:
+        return Finding("codec", WARNING, f"{text}; {better} would be faster", details)
+    if better == "numpy":
+        return Finding("codec", WARNING, f"{text}. NumPy gives the same bytes, slowly", details)
+    for path, features in lacking.items():
+        if path not in available and features:
+            text += f"; {path} would need {' '.join(features)}"
+    return Finding("codec", OK, text, details)
+
+
+def _lacking_features() -> Mapping[str, list[str]]:
+    """For each path of the native codec, what this CPU lacks; empty where that cannot be told or makes no sense."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return {}
+    flags = next((set(line.split()) for line in lines if line.startswith("flags")), None)
+    if flags is None:
+        return {}
+    return {
+        path: [feature for feature in features if feature not in flags]
+        for path, features in _FEATURES.items()
+    }
+
+
+def _torch() -> Finding:
+    torch = importlib.import_module("torch")
+    devices = []
+    if torch.cuda.is_available():
+        for index in range(torch.cuda.device_count()):
+            about = torch.cuda.get_device_properties(index)
+            devices.append({"name": about.name, "memory_bytes": about.total_memory})
+    details = {"cuda": torch.version.cuda, "threads": torch.get_num_threads(), "gpus": devices}
+    if devices:
+        names = ", ".join(
+            f"{one['name']} with {one['memory_bytes'] / _GIBIBYTE:.0f} GiB" for one in devices
+        )
+        return Finding("torch", OK, names, details)
+    why = "built without CUDA" if torch.version.cuda is None else "CUDA finds none"
+    text = (
+        f"no GPU ({why}), {torch.get_num_threads()} threads: fine for a server and for small models"
+    )
+    return Finding("torch", OK, text, details)
+
+
+def _event_loop() -> Finding:
+    if sys.platform == "win32":
+        return Finding("event loop", OK, "asyncio", {"uvloop": ""})
+    number = _version_of("uvloop")
+    if not number:
+        return Finding(
+            "event loop", WARNING, "asyncio's own: uvloop is not installed", {"uvloop": ""}
+        )
+    importlib.import_module("uvloop")
+    return Finding("event loop", OK, f"uvloop {number}", {"uvloop": number})
+
+
+def _network() -> Finding:
+    zmq = importlib.import_module("zmq")
+    details = {"libzmq": zmq.zmq_version(), "curve": zmq.has("curve")}
+    if not details["curve"]:
+        text = (
+            f"libzmq {details['libzmq']} without CURVE: connections cannot be encrypted;"
+            " install pyzmq from its wheels"
+        )
+        return Finding("network", WARNING, text, details)
+    return Finding("network", OK, f"libzmq {details['libzmq']} with CURVE", details)
+
+
+def _open_files() -> Finding:
+    try:
+        resource = importlib.import_module("resource")
+    except ImportError:  # Windows
+        return Finding("open files", OK, "no limit to look at here")
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    details = {"soft": soft, "hard": hard}
+    if soft != resource.RLIM_INFINITY and soft < _FEW_FILES:
+        text = f"{soft} allowed: enough for a client; for a server of many, ulimit -n 65536"
+        return Finding("open files", WARNING, text, details)
+    shown = "without limit" if soft == resource.RLIM_INFINITY else f"{soft:,} allowed"
+    return Finding("open files", OK, shown, details)
+
+
+def _disk(run_dir: Path) -> Finding:
+    place = run_dir.resolve()
+    while not place.exists():
+        place = place.parent
+    free = shutil.disk_usage(place).free
+    details = {"path": str(place), "free_bytes": free}
+    text = f"{free / _GIBIBYTE:,.1f} GiB free in {place}"
+    if not os.access(place, os.W_OK):
+        return Finding("disk", PROBLEM, f"{place} cannot be written to", details)
+    if free < _NO_DISK_BYTES:
+        return Finding("disk", PROBLEM, f"{text}: a run writes more than that", details)
+    if free < _LOW_DISK_BYTES:
+        advice = "a server writes three fp32 copies of the model for each version it keeps"
+        return Finding("disk", WARNING, f"{text}: {advice}", details)
+    return Finding("disk", OK, text, details)

@@ -1,0 +1,129 @@
+"""`fsl-node doctor` on machines that have everything and on machines that do not."""
+
+import json
+import os
+import subprocess
+import sys
+from collections import namedtuple
+
+import pytest
+
+import fsl_codecs.dispatch
+from fsl_async import cli
+from fsl_async.commands import doctor
+
+NAMES = ["versions", "codec", "torch", "event loop", "network", "open files", "disk"]
+
+
+def by_name(tmp_path):
+    return {finding.name: finding for finding in doctor.examine(tmp_path)}
+
+
+def test_this_machine_is_fit(tmp_path, capsys):
+    """Where these tests run a node must be able to run; every subject gets one line."""
+    assert cli.main(["doctor", "--run-dir", str(tmp_path)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == len(NAMES)
+    assert all(name in line for name, line in zip(NAMES, lines, strict=True))
+
+
+def test_json(tmp_path, capsys):
+    """Scripts get the same findings, with numbers."""
+    assert cli.main(["doctor", "--json", "--run-dir", str(tmp_path / "not" / "there")]) == 0
+    (line,) = capsys.readouterr().out.splitlines()
+    result = json.loads(line)
+    assert result["ok"] is True
+    assert [finding["name"] for finding in result["findings"]] == NAMES
+    details = {finding["name"]: finding["details"] for finding in result["findings"]}
+    assert details["codec"]["implementation"] in details["codec"]["available"]
+    assert details["disk"]["free_bytes"] > 0
+    assert details["disk"]["path"] == str(tmp_path)
+
+
+def test_a_missing_build_is_told_with_the_way_to_get_it(tmp_path, monkeypatch):
+    """Without the extension everything works, slowly; the user must hear how to change that."""
+    monkeypatch.setattr(fsl_codecs.dispatch, "_module", None)
+    monkeypatch.setattr(fsl_codecs.dispatch, "_missing", "not built: install a compiler")
+    monkeypatch.setattr(fsl_codecs.dispatch, "_choice", fsl_codecs.dispatch.choose("auto"))
+    finding = by_name(tmp_path)["codec"]
+    assert finding.status == doctor.WARNING
+    assert finding.text.startswith("numpy: not built: install a compiler.")
+
+
+def test_a_slower_choice_is_a_warning(tmp_path, monkeypatch):
+    """A variable that was set for a test and forgotten costs speed."""
+    monkeypatch.setattr(fsl_codecs.dispatch, "available", lambda: ("faster", "numpy"))
+    monkeypatch.setattr(fsl_codecs.dispatch, "_choice", fsl_codecs.dispatch.choose("numpy"))
+    finding = by_name(tmp_path)["codec"]
+    assert finding.status == doctor.WARNING
+    assert finding.text == "numpy: FSL_CODECS_PATH=numpy; faster would be faster"
+
+
+def test_lacking_features_are_named(tmp_path, monkeypatch):
+    """A user of an older machine learns why the best path is not there."""
+    monkeypatch.setattr(fsl_codecs.dispatch, "available", lambda: ("numpy", "scalar"))
+    monkeypatch.setattr(fsl_codecs.dispatch, "_choice", fsl_codecs.dispatch.choose("numpy"))
+    monkeypatch.setattr(doctor, "_lacking_features", lambda: {"avx2": ["bmi2"], "avx512": []})
+    finding = by_name(tmp_path)["codec"]
+    assert "bmi2" not in finding.text  # NumPy: the build is what lacks
+    monkeypatch.setattr(fsl_codecs.dispatch, "available", lambda: ("scalar", "numpy"))
+    better = fsl_codecs.dispatch.Choice(type("Scalar", (), {"name": "scalar"})(), "the best")
+    monkeypatch.setattr(fsl_codecs.dispatch, "_choice", better)
+    finding = by_name(tmp_path)["codec"]
+    assert finding.status == doctor.OK
+    assert finding.text == "scalar: the best; avx2 would need bmi2"
+
+
+def test_problems_end_with_exit_code_1(tmp_path, monkeypatch, capsys):
+    """A script can ask before it starts a node."""
+    usage = namedtuple("usage", "total used free")(1 << 40, 1 << 40, 1 << 20)  # noqa: PYI024
+    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda _: usage)
+    assert cli.main(["doctor", "--run-dir", str(tmp_path)]) == 1
+    assert "problem  disk        0.0 GiB free" in capsys.readouterr().out
+
+
+def test_little_disk_and_few_files_are_warnings(tmp_path, monkeypatch):
+    """They are enough for some uses."""
+    resource = pytest.importorskip("resource")
+    usage = namedtuple("usage", "total used free")(1 << 40, 1 << 40, 5 << 30)  # noqa: PYI024
+    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda _: usage)
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (256, 4096))
+    findings = by_name(tmp_path)
+    assert findings["disk"].status == doctor.WARNING
+    assert findings["open files"].status == doctor.WARNING
+    assert findings["open files"].details == {"soft": 256, "hard": 4096}
+
+
+def test_a_broken_package_is_a_finding(tmp_path, monkeypatch):
+    """The doctor is called when things are broken; it must not break with them."""
+
+    def broken(name):
+        raise ImportError(f"no {name} today")
+
+    monkeypatch.setattr(doctor.importlib, "import_module", broken)
+    monkeypatch.setattr(doctor, "version", lambda _: "1.0")
+    findings = by_name(tmp_path)
+    assert findings["torch"].status == doctor.PROBLEM
+    assert findings["torch"].text == "ImportError: no torch today"
+    assert findings["versions"].status == doctor.OK
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [(["doctor"], 1), (["bench", "codec"], 2)],
+)
+def test_a_wrong_variable_is_one_line(arguments, code, tmp_path):
+    """FSL_CODECS_PATH with a typing error: not a traceback, whoever meets it first."""
+    done = subprocess.run(
+        [sys.executable, "-m", "fsl_async.cli", *arguments],
+        env={**os.environ, "FSL_CODECS_PATH": "avx1024"},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    text = "FSL_CODECS_PATH=avx1024: no codec implementation 'avx1024'"
+    assert text in done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.returncode == code
