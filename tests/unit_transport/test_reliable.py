@@ -101,7 +101,7 @@ def test_acknowledgement_waits_for_company(new_settings):
     session.handle(data(2), 3.0)
     send(session, 0, 3.1)
     assert sent(session)[0].ack == 2
-    assert session.next_deadline() > 5.0  # no ACK is owed any more
+    assert session.next_deadline() == 4.0  # a beat's; no ACK is owed any more
 
 
 def test_a_one_way_flow_is_acknowledged_in_groups(new_settings):
@@ -196,6 +196,21 @@ def test_beats_only_when_quiet(new_settings):
     assert session.next_deadline() == 5.5
     quiet = make(new_settings, beats=False)
     assert quiet.next_deadline() == 10.0
+
+
+def test_a_payload_grows_no_older_than_two_heartbeats(new_settings):
+    """How training goes rides on heartbeats only; a client that syncs more often than it beats must still tell."""
+    session = make(new_settings, ack_after_s=1.0, expire_after_s=500.0)
+    beats = []
+    for tenth in range(1, 101):
+        now = tenth / 10
+        if tenth % 10 == 5:  # every second, while a beat is due after two quiet ones
+            send(session, tenth, now)
+            session.handle(frames.Ack(SESSION, session._sent, False), now)
+        if now >= session.next_deadline() and BEAT_DUE in session.handle_timer(now):
+            session.beat({"step": tenth}, now, asks=True)
+            beats.append(now)
+    assert beats == [4.0, 8.0]
 
 
 def test_expiry(new_settings):

@@ -39,6 +39,9 @@ ACK_EVERY: Final = 32
 """A lone ACK after this many messages, so that a fast one-way flow keeps its window open."""
 BEAT_LIMIT_BYTES: Final = 64 * 1024
 
+PAYLOAD_AGE_BEATS: Final = 2
+"""A heartbeat goes out at least once in so many of its periods, whatever else was sent."""
+
 
 @frozen
 class BeatDue:
@@ -56,6 +59,7 @@ class Session:
         "_ack_owed",
         "_backlog",
         "_backlog_bytes",
+        "_beat_at",
         "_beat_every_s",
         "_control_at",
         "_gap_told",
@@ -90,6 +94,7 @@ class Session:
         self._settings = settings
         self._beat_every_s = settings.heartbeat_every_s if beats else math.inf
         self._control_at = now  # when control traffic last went out
+        self._beat_at = now  # when a heartbeat last did: only these carry the owner's payload
         self._heard_at = now
         self._sent = 0  # seq of the newest message that was sent
         self._open: deque[bytes] = deque()  # heads of _sent - len + 1 .. _sent
@@ -128,6 +133,7 @@ class Session:
             (frames.BEAT, self.identity, self._taken, asks, payload), BEAT_LIMIT_BYTES
         )
         self._acked_now(now)
+        self._beat_at = now
         self.outbox.append(head)
 
     def bye_head(self, reason: str) -> bytes:
@@ -162,7 +168,7 @@ class Session:
             return -math.inf
         return min(
             self._heard_at + self._settings.expire_after_s,
-            self._control_at + self._beat_every_s,
+            self._beat_due_at(),
             self._ack_at,
             self._retransmit_at,
         )
@@ -175,11 +181,16 @@ class Session:
         if now >= self._retransmit_at:
             self._retransmit_s = min(2 * self._retransmit_s, self._settings.expire_after_s)
             self._retransmit(now)
-        if now >= self._control_at + self._beat_every_s:
+        if now >= self._beat_due_at():
             return [BEAT_DUE]  # carries the acknowledgement, if one is owed
         if now >= self._ack_at:
             self._ack(now, gap=False)
         return []
+
+    def _beat_due_at(self) -> float:
+        """After a quiet time; and now and then also where much is said, or its payload would grow old."""
+        every_s = self._beat_every_s
+        return min(self._control_at + every_s, self._beat_at + PAYLOAD_AGE_BEATS * every_s)
 
     def _is_next(self, seq: int, now: float) -> bool:
         """Count a DATA and see to its acknowledgement."""

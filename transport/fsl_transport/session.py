@@ -15,7 +15,8 @@ Rules
     whereupon the dialer says HELLO at once: a restarted listener is found within one message.
   * Control messages are numbered from 1, accepted in order only, acknowledged cumulatively, and
     sent again from the first open one (go-back-N) after a wait or when the peer reports a gap.
-  * The dialer beats when it sent no control traffic for a while; the listener answers the beat.
+  * The dialer beats when it sent no control traffic for a while, and every second heartbeat in any
+    case, because of what rides on it; the listener answers the beat.
     Whoever hears nothing (chunks count) for ``expire_after_s`` ends the session.
 
 Dialer     state     event                                -> state     effects
