@@ -56,6 +56,7 @@ from fsl_async.deadlines import Deadlines
 from fsl_async.effects import Effect
 from fsl_async.events import DeltaKey
 from fsl_async.roles.client_state import (
+    ANSWER_S,
     EXIT_FAILED,
     EXIT_INTERRUPTED,
     EXIT_REFUSED,
@@ -89,6 +90,7 @@ class ClientMachine:
         self.run = ""
         self.connected = False
         self.away = False  # the server was lost and is not back
+        self.untold: do.Note | None = None  # that it was, while its answer may still say more
         self.attached = False
         self.model_version = -1
         self.model_digest = ""  # of the version the weights were last moved onto, which the next delta is measured from
@@ -180,6 +182,7 @@ class ClientMachine:
             )
             effects.append(do.Note(text))
         elif self.away:
+            effects.extend(self._tell_lost())
             effects.append(do.Note("the server is back"))
         self.connected, self.away = True, False
         self.run = event.run
@@ -202,9 +205,19 @@ class ClientMachine:
             meanwhile = f"waiting {self.rules.drain_s:g} s for it, to send what was trained"
         else:
             meanwhile = "training goes on" if self.model_version >= 0 else "trying again"
-        note = do.Note(f"{what}; {meanwhile}", "warning")
+        self.untold = do.Note(f"{what}; {meanwhile}", "warning")
         in_turn = self.held is not None and self.held.is_turn
-        return [note, *([] if self.busy == "snapshot" or in_turn else self._resume())]
+        effects = [] if self.busy == "snapshot" or in_turn else self._resume()
+        if event.reason == "reset":
+            # A server that does not know this session may know why: another process has taken the name. It is asked already.
+            self.deadlines.set("lost", now + ANSWER_S)
+            return effects
+        return [*self._tell_lost(), *effects]
+
+    def _tell_lost(self) -> list[Effect]:
+        note, self.untold = self.untold, None
+        self.deadlines.cancel("lost")
+        return [] if note is None else [note]
 
     def _forget_session(self) -> None:
         """Nothing that was asked in a session is answered in the next one."""
@@ -216,6 +229,7 @@ class ClientMachine:
 
     def _refused(self, event: ev.ServerRefused, now: float) -> list[Effect]:
         self.leaving.refusing = True
+        self.untold = None
         exit_code = 0 if event.code == "finished" else EXIT_REFUSED
         return self.leaving.ask(event.text, exit_code, now)
 
@@ -227,6 +241,8 @@ class ClientMachine:
         for name in self.deadlines.pop_due(now):
             if name == "offer":
                 effects.extend(self._offer())
+            elif name == "lost":
+                effects.extend(self._tell_lost())
             elif name == "fetch":
                 self.following.asked = None
                 effects.extend(self._advance())

@@ -15,6 +15,9 @@ _LOST = {
     "protocol": "the server sent what no server sends",
 }
 
+ANSWER_S = 2.0
+"""So long a server that is there may take to answer a hello, before its loss is told."""
+
 MOMENT_S = 0.1
 """Too short a wait to be worth one."""
 

@@ -135,9 +135,25 @@ def test_a_lost_server_is_said_in_plain_words(client, look):
     client.welcome()
     assert look.notes(client.lose()) == "the server does not answer; trying again"
     client.ready()
-    assert look.notes(client.lose("reset")) == "the server restarted; training goes on"
+    effects = client.lose("reset")
+    assert look.notes(effects) == ""  # perhaps it has another reason, and will say so
+    told = look.notes(client.welcome())
+    assert told == "the server restarted; training goes on"
+    assert client.told[-1].text == "the server is back"
+    client.lose("reset")
+    assert look.notes(client.fire()) == "the server restarted; training goes on"
     client.welcome()
     assert "odd" in look.notes(client.lose("odd"))
+
+
+def test_whose_name_was_taken_is_not_told_of_a_restart(client, look):
+    """The server's answer to the hello says what happened; a guess before it would be wrong."""
+    client.ready()
+    effects = client.lose("reset")
+    effects += client.feed(ev.ServerRefused("superseded", "another process took over as a"))
+    assert look.notes(effects) == ""
+    assert do.EndTraining("another process took over as a") in effects
+    assert look.notes(client.fire()) == ""
 
 
 def test_a_call_dies_with_its_session(client):
