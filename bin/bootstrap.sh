@@ -1,11 +1,12 @@
-# Sourced by bin/fsl-node and bin/test: makes .venv once, and again when pyproject.toml or
-# constraints.txt change. Sets $root and $venv. Needs Python 3.11+; pick one with PYTHON=...
+# Sourced by bin/fsl-node and bin/test: makes .venv once, and again when pyproject.toml,
+# constraints.txt or the native codec's sources change. Sets $root and $venv. Needs Python 3.11+; pick one with PYTHON=...
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 venv="${FSL_VENV:-$root/.venv}"
 
 fsl_bootstrap() {
     local python="${PYTHON:-}" candidate stamp wanted
-    wanted="$(cat "$root/pyproject.toml" "$root/constraints.txt" | cksum)"
+    wanted="$(cat "$root/pyproject.toml" "$root/constraints.txt" \
+        "$root"/codecs/native/CMakeLists.txt "$root"/codecs/native/src/* | cksum)"
     stamp="$venv/.fsl-installed"
     if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$wanted" ]; then return 0; fi
     exec 9>"$root/.bootstrap.lock"
