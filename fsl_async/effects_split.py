@@ -63,6 +63,14 @@ class BookUpload(Effect):
 
 
 @frozen
+class BookAuxiliary(Effect):
+    """Enter into the ledger that this version of a client's auxiliary model is about to be made: its number is given away."""
+
+    client: str
+    version: int
+
+
+@frozen
 class SendAnswer(Effect):
     """Stream to the client what its upload gave. Ends in AnswerSent or StreamLost."""
 

@@ -104,10 +104,14 @@ class SplitBook:
 
 @frozen
 class SplitRecovered(Event):
-    """What the disk says at start: the book of the newest good checkpoint, and the uploads that were trained after it."""
+    """What the disk says at start: the book of the newest good checkpoint, and what the ledger has after it.
+
+    lost: uploads whose last line says that they were trained. auxiliary_seen: client -> highest version that was booked.
+    """
 
     book: SplitBook
     lost: tuple[UploadKey, ...] = ()
+    auxiliary_seen: Mapping[str, int] = field(factory=dict)
 
 
 @frozen
@@ -236,7 +240,11 @@ class SplitWelcomed(Event):
 
 @frozen
 class UploadReady(Event):
-    """The training thread has put an upload into the queue. It holds one of the `in_flight` slots from then on, until FreeSlot."""
+    """The training thread has put an upload into the queue. It holds one of the `in_flight` slots from then on, until FreeSlot.
+
+    step: counts the local steps of this round in this life. A round that is trained again, because its first delta was not taken, goes on
+    counting: keys grow, and what is another batch has another key. version: of x_c. label_bytes, lengths: as in SmashedMeta.
+    """
 
     round: int
     step: int

@@ -25,7 +25,8 @@ Rules
     any        SplitClientHello               AdmitSplit, SendAuxiliary when versions differ | Refuse
     serving    UploadOffered                  ReceiveUpload, or DeclineStream and Tell Known (SendAnswer) | Unwanted
     any        UploadReceived                 TrainUpload when nothing is trained and nothing is before it
-    training   UploadTrained                  BookUpload, Tell Trained | SendAnswer | Tell Unwanted; Align; the next TrainUpload
+    training   UploadTrained                  BookUpload, Tell Trained | SendAnswer | Tell Unwanted; BookAuxiliary, Align;
+                                              the next TrainUpload
     aligning   Aligned                        SendAuxiliary; the next TrainUpload
     averaging  ReplicasAveraged               the next TrainUpload
     any        AnswerSent                     DropAnswer
@@ -123,6 +124,10 @@ class SplitServerMachine:
         self.run, self.round, self.averaged = book.run, book.round, book.averaged
         self.uploads = book.uploads
         self.peers = {name: Peer(name, kept) for name, kept in book.clients.items()}
+        for name, version in event.auxiliary_seen.items():
+            peer = self.peers.setdefault(name, Peer(name))
+            seen = max(peer.book.auxiliary_seen, version)
+            peer.book = attrs.evolve(peer.book, auxiliary_seen=seen)
         if not book.uploads and not event.lost:
             return []
         text = f"continuing after {counted(book.uploads, 'upload')}"
@@ -341,7 +346,7 @@ class SplitServerMachine:
         if self.decisions.aligns_in(key.round) and peer.book.aligned_round < key.round:
             version = peer.book.auxiliary_seen + 1
             self.busy = split.Align(peer.name, version, key.round)
-            effects.append(self.busy)
+            effects += [split.BookAuxiliary(peer.name, version), self.busy]
         else:
             effects.extend(self._stays(peer, offer))
         return [*effects, *self._next(now)]

@@ -54,6 +54,7 @@ class SplitDisk:
     book: SplitBook = field(factory=SplitBook)
     number: int = 0
     ledger: list[tuple[UploadKey, str]] = field(factory=list)
+    versions: dict[str, int] = field(factory=dict)  # of auxiliary models, as booked
     at_checkpoint: int = 0  # lines of the ledger that the newest checkpoint has
 
     @property
@@ -80,7 +81,7 @@ class CountingHalves:
         after = self.disk.ledger[self.disk.at_checkpoint :]
         fates = dict(after)
         lost = tuple(key for key, outcome in fates.items() if outcome == "trained")
-        return ev.SplitRecovered(self.disk.book, lost)
+        return ev.SplitRecovered(self.disk.book, lost, dict(self.disk.versions))
 
     def _half(self, client: str) -> str:
         return client if self.decisions.replicas else ""
@@ -193,6 +194,7 @@ class RoundLearner(CountingLearner):
         self._slots = decisions.in_flight
         self._asked: tuple[int, int] | None = None  # sequence and round
         self._step = 0
+        self._counted = 0  # steps of this round before, when it is trained again
         self._out: dict[tuple[int, int], Step] = {}  # steps that wait for an answer
         self._wants_alignment = False
         self._blocked_at: float | None = None
@@ -221,6 +223,8 @@ class RoundLearner(CountingLearner):
         """Train a round, then copy the weights and wait."""
         assert self._asked is None, "one round at a time"
         assert self.model.version == number, "a round is trained from its version"
+        again = bool(self.rounds) and self.rounds[-1] == number
+        self._counted = self._counted + STEPS if again else 0
         self._asked = (sequence, number)
         self._step = 0
         self._after_step(self._send)
@@ -273,9 +277,9 @@ class RoundLearner(CountingLearner):
 
     def _upload(self) -> None:
         assert self._asked is not None
-        number, step = self._asked[1], self._step
+        number, step = self._asked[1], self._counted + self._step
         self._slots -= 1
-        due = self.decisions.aligned and step == 0 and self.decisions.aligns_in(number)
+        due = self.decisions.aligned and self._step == 0 and self.decisions.aligns_in(number)
         if self.decisions.gradients:
             self._out[(number, step)] = Step(step)
         self._wants_alignment = due and self.decisions.waits_for_alignment()

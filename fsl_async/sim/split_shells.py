@@ -201,6 +201,8 @@ class SplitServerShell(_Shell):
                 )
             case split.BookUpload(key, outcome):
                 self.disk.ledger.append((key, outcome))
+            case split.BookAuxiliary(client, version):
+                self.disk.versions[client] = version
             case split.SendAnswer(peer, key):
                 answer = lambda: self._answer(key)  # noqa: E731
                 meta = msg.to_wire(msg.GradientMeta(key.text, 1.0, 0))

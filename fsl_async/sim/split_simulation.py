@@ -89,7 +89,7 @@ class SplitTruth:
             said = self.done.setdefault(event.round, {})
             if said.setdefault(event.peer, event.samples) != event.samples:
                 self.violated(f"{event.peer} changed its mind about round {event.round}", now)
-        self._bounded(shell, machine.peers.get(getattr(event, "peer", "")), now)
+        self._bounded(shell, machine.peers.get(getattr(event, "peer", "")), effects, now)
         for effect in effects:
             if isinstance(effect, split.TrainUpload):
                 self._averaged_before(machine, effect.key, now)
@@ -98,7 +98,9 @@ class SplitTruth:
                 if any(said.get(name) != n for name, n in effect.samples.items()):
                     self.violated(f"round {effect.round} averages what nobody said", now)
 
-    def _bounded(self, shell: SplitServerShell, peer: Peer | None, now: float) -> None:
+    def _bounded(
+        self, shell: SplitServerShell, peer: Peer | None, effects: list[do.Effect], now: float
+    ) -> None:
         machine, state = shell.machine, shell.halves.state
         bound = machine.decisions.in_flight
         if peer is not None:
@@ -109,10 +111,14 @@ class SplitTruth:
                 self.violated(f"more than {bound} answers are kept for {peer.name}", now)
             if state.buffers.get(peer.name, 0) > BUFFER_SAMPLES:
                 self.violated(f"the buffer of {peer.name} is not bounded", now)
+        # The effects are carried out after this; one upload may have been trained and not be told yet.
         here = sum(len(each.uploads) for each in machine.peers.values())
-        if len(shell.halves.uploads) > here + 1:
+        here += sum(isinstance(effect, split.DropUpload) for effect in effects)
+        if len(shell.halves.uploads) > here:
             self.violated("uploads are kept that nobody waits for", now)
-        if len(shell.halves.answers) > sum(len(p.answers) for p in machine.peers.values()) + 1:
+        kept = sum(len(each.answers) for each in machine.peers.values())
+        kept += sum(isinstance(effect, split.DropAnswer) for effect in effects)
+        if len(shell.halves.answers) > kept + 1:
             self.violated("answers are kept that nobody waits for", now)
 
     def _averaged_before(self, machine: SplitServerMachine, key: UploadKey, now: float) -> None:
