@@ -7,6 +7,7 @@ for those offered before it; what is behind one that did not arrive goes with th
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 
 from attrs import Factory, define, field, frozen, mutable
 
@@ -97,3 +98,27 @@ class Peer:
         for key in gone:
             del self.uploads[key]
         return gone
+
+
+def refusal_of(
+    event: ev.SplitClientHello, run: str, architecture: Mapping[str, str]
+) -> tuple[str, str] | None:
+    """Why a client does not belong to this run, as a code and a sentence that says what to do; None when it does."""
+    if not event.run:
+        text = f"{event.peer} is in no run yet: it has to join the parameter server first"
+        return "run", text
+    if run and event.run != run:
+        text = (
+            f"this server is in run {run}, but {event.peer} is in run {event.run}:"
+            " give every run a split server, and a folder, of its own"
+        )
+        return "run", text
+    for name in {**architecture, **event.architecture}:
+        here, there = architecture.get(name, "none"), event.architecture.get(name, "none")
+        if here != there:
+            text = (
+                f"{name} of {event.peer} is {there}, and {here} at the split server;"
+                " use the same configuration at every node"
+            )
+            return "model", text
+    return None

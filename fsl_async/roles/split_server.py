@@ -56,8 +56,9 @@ from fsl_async.deadlines import Deadlines
 from fsl_async.effects import Effect
 from fsl_async.events_split import SplitBook, UploadKey
 from fsl_async.messages import Message
+from fsl_async.roles.split_checkpoints import Checkpoints
 from fsl_async.roles.split_methods import SplitRules, decisions_of
-from fsl_async.roles.split_peers import Answer, Peer, Upload
+from fsl_async.roles.split_peers import Answer, Peer, Upload, refusal_of
 from fsl_async.roles.words import counted
 
 
@@ -77,11 +78,8 @@ class SplitServerMachine:
         self.busy: Effect | None = None  # what the training thread does
         self.ending: str | None = None
         self.ended = False
-        self.number = 0  # of the last checkpoint
-        self.writing: dict[str, UploadKey] | None = None  # what the checkpoint that is written has
-        self.since = 0  # uploads trained since the last checkpoint was begun
-        self.wants_checkpoint = False
         self.deadlines = Deadlines()
+        self.checkpoints = Checkpoints(self.deadlines, rules.checkpoint_every, rules.retry_s)
         self._handlers: dict[type[base.Event], Callable[[Any, float], list[Effect]]] = {
             ev.SplitRecovered: self._recovered,
             ev.SplitClientHello: self._hello,
@@ -142,7 +140,12 @@ class SplitServerMachine:
         return [do.Note(text), *dropped]
 
     def _hello(self, event: ev.SplitClientHello, now: float) -> list[Effect]:
-        refusal = self._refusal(event)
+        refusal = refusal_of(event, self.run, self.architecture)
+        if self.ended or self.ending is not None:
+            refusal = "finished", "this run has ended"
+        elif event.peer not in self.peers and len(self.peers) >= self.rules.max_clients:
+            kept = counted(len(self.peers), "client")
+            refusal = "full", f"this server keeps the state of {kept} already"
         if refusal is not None:
             code, text = refusal
             return [do.Refuse(event.peer, code, text)]
@@ -166,35 +169,6 @@ class SplitServerMachine:
         if self.decisions.aligned and event.auxiliary != book.auxiliary:
             effects.append(self._send_auxiliary(peer))
         return effects
-
-    def _refusal(self, event: ev.SplitClientHello) -> tuple[str, str] | None:
-        if self.ended or self.ending is not None:
-            return "finished", "this run has ended"
-        if not event.run:
-            return (
-                "run",
-                f"{event.peer} is in no run yet: it has to join the parameter server first",
-            )
-        if self.run and event.run != self.run:
-            text = (
-                f"this server is in run {self.run}, but {event.peer} is in run {event.run}:"
-                " give every run a split server, and a folder, of its own"
-            )
-            return "run", text
-        for name in {**self.architecture, **event.architecture}:
-            here, there = self.architecture.get(name, "none"), event.architecture.get(name, "none")
-            if here != there:
-                text = (
-                    f"{name} of {event.peer} is {there}, and {here} at the split server;"
-                    " use the same configuration at every node"
-                )
-                return "model", text
-        if event.peer not in self.peers and len(self.peers) >= self.rules.max_clients:
-            return (
-                "full",
-                f"this server keeps the state of {counted(len(self.peers), 'client')} already",
-            )
-        return None
 
     def _left(self, event: base.ClientLeft, now: float) -> list[Effect]:
         peer = self.peers.get(event.peer)
@@ -290,16 +264,16 @@ class SplitServerMachine:
                 continue
             self.busy = self._average(key.round)
             if self.busy is None:
-                if key.round > self.round and self.since:
-                    self.wants_checkpoint = True
-                effects.extend(self._checkpoint(now))
+                if key.round > self.round:
+                    self.checkpoints.want()
+                effects.extend(self.checkpoints.due(self.book))
                 self.ready.popleft()
                 offer = peer.uploads[key].offer
                 wants = offer.wants_gradient and self.decisions.gradients
                 self.busy = split.TrainUpload(key, wants, offer.version)
             effects.append(self.busy)
         if self.busy is None:
-            effects.extend(self._checkpoint(now))
+            effects.extend(self.checkpoints.due(self.book))
             effects.extend(self._end_if_done())
         return effects
 
@@ -323,7 +297,7 @@ class SplitServerMachine:
     def _averaged(self, event: ev.ReplicasAveraged, now: float) -> list[Effect]:
         self.busy = None
         self.averaged = max(self.averaged, event.round)
-        self.since += 1  # a checkpoint from before it would not have it
+        self.checkpoints.changed()
         return self._next(now)
 
     def _trained(self, event: ev.UploadTrained, now: float) -> list[Effect]:
@@ -337,12 +311,10 @@ class SplitServerMachine:
             effects = [do.Note(text, "warning"), *self._decline(peer, key, answer)]
             return [*effects, *self._stays(peer, offer), *self._next(now)]
         self.uploads += 1
-        self.since += 1
+        self.checkpoints.changed()
         self.round = max(self.round, key.round)
         peer.book = attrs.evolve(peer.book, last=key, round=key.round)
         effects = [split.BookUpload(key, "trained"), *self._answer(peer, event)]
-        if self.since >= self.rules.checkpoint_every:
-            self.wants_checkpoint = True
         if self.decisions.aligns_in(key.round) and peer.book.aligned_round < key.round:
             version = peer.book.auxiliary_seen + 1
             self.busy = split.Align(peer.name, version, key.round)
@@ -389,7 +361,7 @@ class SplitServerMachine:
         peer = self.peers[event.client]
         effects: list[Effect] = []
         peer.book = attrs.evolve(peer.book, auxiliary_seen=event.version, aligned_round=round_)
-        self.since += 1
+        self.checkpoints.changed()
         if event.problem is None:
             peer.book = attrs.evolve(peer.book, auxiliary=event.version)
             if peer.connected:
@@ -412,35 +384,20 @@ class SplitServerMachine:
 
     # --- checkpoints ---
 
-    def _checkpoint(self, now: float) -> list[Effect]:
-        """Between two trainings: the checkpoint that is due, unless one is being written or has just failed."""
-        waits = self.writing is not None or self.deadlines.when("retry") is not None
-        if not self.wants_checkpoint or waits:
-            return []
-        self.wants_checkpoint = False
-        self.since = 0
-        self.number += 1
-        self.writing = {
-            name: peer.book.last for name, peer in self.peers.items() if peer.book.last is not None
-        }
-        return [split.Checkpoint(self.number, self.book())]
-
     def _written(self, event: ev.CheckpointWritten, now: float) -> list[Effect]:
-        durable, self.writing = self.writing or {}, None
         effects: list[Effect] = []
-        for name, key in durable.items():
+        for name, key in self.checkpoints.written().items():
             effects.extend(self._tell(self.peers[name], key, msg.Durable(key.text)))
         return [*effects, *self._next(now)]
 
     def _write_failed(self, event: ev.CheckpointFailed, now: float) -> list[Effect]:
-        self.writing = None
         text = f"checkpoint {event.number} could not be written: {event.reason}"
         if self.ending is not None:
+            self.checkpoints.written()
             self.ended = True
             self.deadlines.clear()
             return [do.Note(text, "warning"), *self._say_end(f"{self.ending}; {text}", 1)]
-        self.wants_checkpoint = True
-        self.deadlines.set("retry", now + self.rules.retry_s)
+        self.checkpoints.failed(now)
         return [do.Note(f"{text}; next try in {self.rules.retry_s:g} s", "warning")]
 
     # --- the end ---
@@ -485,11 +442,12 @@ class SplitServerMachine:
         return effects
 
     def _end_if_done(self) -> list[Effect]:
-        if self.ending is None or self.ready or self.writing is not None:
+        if self.ending is None or self.ready or self.checkpoints.writing is not None:
             return []
-        if self.since:
-            self.wants_checkpoint = True
-            return self._checkpoint(0.0)
+        self.checkpoints.want()
+        last = self.checkpoints.due(self.book)
+        if last:
+            return last
         self.ended = True
         self.deadlines.clear()
         return self._say_end(self.ending, 0)
