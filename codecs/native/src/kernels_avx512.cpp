@@ -810,6 +810,7 @@ struct MergeAs {
     for (std::size_t i = 0; i < whole; i += kStep) {
       step(i, load_mask(bitmap + i / 8), mask_at(bitmap + i / 8), kStep);
       fetch(next, end);
+      fetch(next, end);
     }
     prefetch.next = next;
     if (whole < work.count) {
