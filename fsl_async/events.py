@@ -101,6 +101,7 @@ class PendingDelta:
     tokens: int
     steps: int
     round: int
+    bytes_coded: int = 0
 
 
 @frozen
@@ -114,6 +115,7 @@ class Recovered(Event):
     settled: dict[DeltaKey, str] = field(factory=dict)  # key -> "merged" | "quarantined"
     tokens_total: int = 0
     served_s: float = 0.0  # by the processes before this one
+    since_version_s: float = 0.0  # that the newest version is old, by the wall clock
 
 
 @frozen

@@ -75,7 +75,7 @@ def progress_words(progress: Mapping[str, float]) -> str:
     """Steps, loss and speed for people, from what a heartbeat carries; what is not known yet is left out."""
     parts = [f"step {progress['step']:,.0f}"]
     if "loss" in progress:
-        parts.append(f"loss {progress['loss']:.3g}")
+        parts.append(f"loss {progress['loss']:.3g} (running mean)")
     if progress["tokens_per_s"]:
         parts.append(f"{progress['tokens_per_s']:,.0f} tokens/s")
     return ", ".join(parts)

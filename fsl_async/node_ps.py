@@ -26,7 +26,7 @@ from fsl_async.learn.outer import OuterSettings
 from fsl_async.learn.records import Recovered, StoreSettings
 from fsl_async.learn.store import Store
 from fsl_async.learn.weighting import weighting_named
-from fsl_async.observe.journal import JournalWriter
+from fsl_async.observe.journal import MAX_ITEMS, JournalWriter
 from fsl_async.observe.lag import LoopLag
 from fsl_async.observe.teller import Teller
 from fsl_async.roles.ps import ServerMachine, ServerRules
@@ -190,6 +190,15 @@ class GarbageWatch:
         self._timer.cancel()
 
 
+def _note_versions(journal: Teller, recovered: Recovered, now: float) -> None:
+    """What the kept versions have merged: the last process may have been killed before its journal said so."""
+    for record in recovered.records:
+        keys = [entry.key.text for entry in record.merged]
+        for start in range(0, len(keys), MAX_ITEMS):
+            part = keys[start : start + MAX_ITEMS]
+            journal.note("VersionFound", now, version=record.version, merged=part)
+
+
 async def _serve(  # noqa: PLR0917 - private, called once
     config: Config,
     run_dir: Path,
@@ -266,6 +275,7 @@ async def _serve(  # noqa: PLR0917 - private, called once
         every_s=config.sync.every_s if config.sync.trigger == "clock" else 0.0,
         quorum=config.sync.quorum,
     )
+    _note_versions(journal, recovered, loop.time())
     try:
         shell.start(recovered)
         announce(link.address)

@@ -189,7 +189,7 @@ def _next_sync(state: RunState, now: float) -> float | None:
 
 def _lines(run_dir: Path, state: RunState, now: float) -> list[str]:
     """The state for people."""
-    from fsl_async.observe.client_state import megabytes
+    from fsl_async.observe.client_state import counted, megabytes
     from fsl_async.observe.table import header, news_line
 
     facts = _facts(run_dir, state, now)
@@ -212,7 +212,7 @@ def _lines(run_dir: Path, state: RunState, now: float) -> list[str]:
         )
     if "merged" in audit:
         lines.append(
-            f"ledger: {audit['merged']} deltas merged, {audit['pending']} pending, {audit['quarantined']} quarantined, "
+            f"ledger: {counted(audit['merged'], 'delta')} merged, {audit['pending']} pending, {audit['quarantined']} quarantined, "
             f"{len(audit['lost'])} lost, {len(audit['doubled'])} doubled"
         )
     lines += [f"problem: {problem}" for problem in audit["problems"]]

@@ -112,7 +112,7 @@ def words(
     ]
     if audit is not None:
         lines.append(
-            f"{audit.acknowledged} deltas acknowledged, {audit.merged} merged, {audit.pending} waiting, {len(audit.lost)} lost, "
+            f"{counted(audit.acknowledged, 'delta')} acknowledged, {audit.merged} merged, {audit.pending} waiting, {len(audit.lost)} lost, "
             f"{len(audit.doubled)} merged twice (counted in the ledger)"
         )
     if played.killed_s is not None and played.caught_up_s is not None:

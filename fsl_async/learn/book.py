@@ -33,6 +33,9 @@ class Book:
         self._keep_versions = keep_versions
         self.run = ""
         self.version = -1
+        self.version_at = (
+            0.0  # when its line was written, seconds since 1970; 0 before there is one
+        )
         self.digests: dict[int, str] = {}
         self.tokens_total = 0
         self.generation = 0
@@ -81,6 +84,7 @@ class Book:
                 self.quarantined[key] = fact["reason"]
             case "version":
                 self._apply_version(VersionRecord.from_fact(fact))
+                self.version_at = float(fact.get("at", 0.0))
             case "rollback":
                 self._apply_rollback(fact)
             case other:

@@ -235,6 +235,8 @@ class Recovered:
     """One line each about what was found and repaired."""
     served_s: float = 0.0
     """How long the processes before this one have served the run, in seconds."""
+    since_version_s: float = 0.0
+    """How old the newest version's line in the ledger is, in seconds by the wall clock; 0 where that says nothing."""
 
     @property
     def merged_keys(self) -> frozenset[DeltaKey]:

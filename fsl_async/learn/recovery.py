@@ -187,11 +187,15 @@ def _roll_back(run: RunDirectory, target: int, newest: int) -> None:
     run.book.apply(fact)
     run.notices.append(
         f"rolled back from version {newest} to {target}: "
-        f"{len(held)} deltas are pending again, {len(gone)} are gone"
+        f"{_deltas(len(held))} pending again, {_deltas(len(gone))} gone"
     )
     for version in run.checkpoints.versions():
         if version > target:
             run.checkpoints.move_aside(version, run.book.generation)
+
+
+def _deltas(count: int) -> str:
+    return "1 delta is" if count == 1 else f"{count} deltas are"
 
 
 def _read_manifest(files: Files, run_dir: Path) -> Manifest:

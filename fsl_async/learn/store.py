@@ -150,6 +150,9 @@ class Store:
             tokens_total=book.tokens_total,
             notices=tuple(self._run.notices),
             served_s=self._run.ledger.served_before_s,
+            since_version_s=max(0.0, self._wall_clock() - book.version_at)
+            if book.version_at
+            else 0.0,
         )
 
     def close(self) -> None:

@@ -72,6 +72,7 @@ class ClientState:
     tokens: int = 0
     tokens_before: int = 0  # in earlier lives
     tokens_per_s: float = 0.0
+    tells_loss: bool = False  # on its heartbeats, in this life
     loss_first: float | None = None
     losses: deque[float] = field(factory=lambda: deque(maxlen=MAX_LOSSES))
     lag_p99_ms: float | None = None

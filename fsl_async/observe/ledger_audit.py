@@ -58,7 +58,12 @@ class Audit:
         for what, keys in (("lost", self.lost), ("merged twice", self.doubled)):
             if keys:
                 names = ", ".join(keys[:_SHOWN]) + (", ..." if len(keys) > _SHOWN else "")
-                made.append(f"{len(keys)} acknowledged deltas are {what}: {names}")
+                which = (
+                    "1 acknowledged delta is"
+                    if len(keys) == 1
+                    else f"{len(keys)} acknowledged deltas are"
+                )
+                made.append(f"{which} {what}: {names}")
         return [*made, *self.problems]
 
 

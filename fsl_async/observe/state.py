@@ -17,6 +17,7 @@ seconds since 1970) or as the argument `now`.
     effect Tell Call or Turn, Note with `called`; event CallSkipped                    round and participation
     effect Accumulate, Commit; event VersionCommitted                          what is pending, merging, merged
     event  ClientLeft             client is gone
+    note   VersionFound           what a version that is on disk has merged, where the last process died before it could say so
     note   GarbageSeen            bytes from the network that were no message of ours
     effect Finish, note NodeEnded the end
 
@@ -91,6 +92,11 @@ class RunState:
     _merging: dict[str, int] = field(factory=dict, init=False)
     _tokens_of: dict[str, int] = field(factory=dict, init=False)
     _round_of: dict[str, int] = field(factory=dict, init=False)
+    _uncounted: dict[str, int] = field(
+        factory=dict, init=False
+    )  # key -> bytes of a delta stored by a process before
+    _again: set[str] = field(factory=set, init=False)  # keys that the last start found pending
+    _loss_of: dict[str, float] = field(factory=dict, init=False)
     _watch: RoundWatch = field(factory=RoundWatch, init=False)
     _told: set[str] = field(
         factory=set, init=False
@@ -228,10 +234,41 @@ class RunState:
         self._pending.clear()  # an Accumulate follows for each that is pending
         self._merging.clear()
         pending = line.get("pending", [])
+        self._again.clear()
+        self._uncounted.clear()
         for entry in pending if isinstance(pending, list) else []:
-            self._tokens_of[str(entry["key"])] = int(entry["tokens"])
-            self._round_of[str(entry["key"])] = int(entry["round"])
-        self._plan_sync(self.last_t)
+            key = str(entry["key"])
+            if key not in self._round_of:
+                self._uncounted[key] = int(entry.get("bytes_coded", 0))
+            self._tokens_of[key] = int(entry["tokens"])
+            self._round_of[key] = int(entry["round"])
+            self._again.add(key)
+        waited_s = min(max(0.0, float(line.get("since_version_s", 0.0))), self.every_s)
+        self._plan_sync(self.last_t - waited_s)
+
+    def _found(self, line: Line) -> None:
+        """A version of a process that was killed between making it and saying so."""
+        version = int(line["version"])
+        if not 0 <= self.version < version:
+            return
+        keys = [str(key) for key in line["merged"]]
+        self._count_merged(dict.fromkeys(keys, 0))
+        words = counted(len(keys), "delta")
+        self._tell("version", f"version {version} was made before the restart, of {words}")
+
+    def _count_merged(self, merged: Mapping[str, int]) -> None:
+        for key, tokens in merged.items():
+            self._pending.pop(key, None)
+            self.tokens += tokens
+            self.deltas_merged += 1
+            sent = self._uncounted.pop(key, 0)
+            client = self.clients.get(key.partition("/")[0])
+            if client is not None:
+                client.deltas_merged += 1
+            if sent:
+                self.up.add(self.values, sent)
+                if client is not None:
+                    client.up.add(self.values, sent)
 
     def _plan_sync(self, begun_at: float) -> None:
         self.next_sync_at = begun_at + self.every_s if self.every_s else None
@@ -269,6 +306,7 @@ class RunState:
             client.incarnation = incarnation
             client.incarnations += 1
             client.tokens_before, client.step = client.tokens, 0
+            client.tells_loss = False
             client.step_offered = client.tokens_offered = client.sequence_offered = 0
             client.tokens_per_s = 0.0
             client.version = -1
@@ -341,6 +379,7 @@ class RunState:
         client.tokens_per_s = float(payload.get("tokens_per_s", 0.0))
         lag = payload.get("lag_p99_ms")
         client.lag_p99_ms = float(lag) if isinstance(lag, int | float) else client.lag_p99_ms
+        client.tells_loss = client.tells_loss or payload.get("loss") is not None
         client.saw_loss(payload.get("loss"))
 
     # rounds, deltas, versions
@@ -400,7 +439,11 @@ class RunState:
         client.tokens_offered += int(line["tokens"])
         client.step = max(client.step, client.step_offered)
         client.tokens = max(client.tokens, client.tokens_before + client.tokens_offered)
-        client.saw_loss((line.get("metrics") or {}).get("loss"))
+        loss = (line.get("metrics") or {}).get("loss")
+        if isinstance(loss, int | float):
+            self._loss_of[str(line["key"])] = float(loss)
+        if not client.tells_loss:  # its heartbeats tell running means; this is the mean of a round
+            client.saw_loss(loss)
 
     def _stream_lost(self, line: Line) -> None:
         client = self._client(line)
@@ -438,13 +481,7 @@ class RunState:
             self._tell("version", "version 0, the first client's weights, is here: training starts")
             return
         merged, self._merging = self._merging, {}
-        for key, tokens in merged.items():
-            self._pending.pop(key, None)
-            self.tokens += tokens
-            self.deltas_merged += 1
-            client = self.clients.get(key.partition("/")[0])
-            if client is not None:
-                client.deltas_merged += 1
+        self._count_merged(merged)
         # The machine's own rule: by the clock, but never at once after a round that overran.
         if self.every_s:
             earliest = self.last_t + 0.1 * self.every_s
@@ -455,11 +492,18 @@ class RunState:
     def _merge_words(self, merged: Mapping[str, int]) -> str:
         """Who was merged, their loss, tokens, and the bytes of both directions since the version before."""
         rounds = {key: self._round_of.pop(key, -1) for key in merged}
-        names = {key.partition("/")[0] for key in merged}
         parts = [self._watch.words(rounds, self.clients, self.quorum)]
-        loss = mean(self.clients[name].loss for name in names if name in self.clients)
+        again = len(self._again & set(merged))
+        if again:
+            total = counted(len(merged), "delta")
+            parts.append(f"{total} in all, {again:,} of them stored before the restart")
+            self._again -= set(merged)
+        loss, what = mean(self._loss_of.pop(key, None) for key in merged), "mean over the round"
+        if loss is None:  # its deltas carried none
+            names = {key.partition("/")[0] for key in merged}
+            loss, what = mean(c.loss for n, c in self.clients.items() if n in names), "running mean"
         if loss is not None:
-            parts.append(f"mean loss {loss:.3f}")
+            parts.append(f"loss {loss:.3f} ({what})")
         parts.append(f"{self.tokens:,} tokens (+{sum(merged.values()):,})")
         raw, sent = self.bytes_raw - self._bytes_told[0], self.bytes_sent - self._bytes_told[1]
         self._bytes_told = self.bytes_raw, self.bytes_sent
@@ -484,6 +528,7 @@ _IN_OTHER_WORDS = re.compile(r" left \(.*goes on without it$|^version 0 is durab
 _HANDLERS: dict[str, Callable[[RunState, Line], None]] = {
     "NodeStarted": RunState._node_started,
     "GarbageSeen": RunState._garbage_seen,
+    "VersionFound": RunState._found,
     "NodeEnded": RunState._node_ended,
     "Recovered": RunState._recovered,
     "Finish": RunState._finish,

@@ -114,7 +114,9 @@ class ServerMachine(Conductor):
         self.ending.last_round_over = self.rules.is_last(self.version - 1)
         limit = self.rules.limit_reached(self.version, self.tokens_total)
         if limit is None:
-            self.deadlines.set("sync", self.trigger.after_start(self.rules, now))
+            self.deadlines.set(
+                "sync", self.trigger.after_start(self.rules, event.since_version_s, now)
+            )
         else:  # killed between its last version and its end: wait for clients to come and fetch
             self._begin_end(limit, now)
             self.deadlines.set("linger", now + self.rules.drain_s)

@@ -153,7 +153,7 @@ class ServerShell:
             # and have every delta refused as one of a former life.
             self.endpoint.remember(name, incarnation)
         pending = tuple(
-            ev.PendingDelta(delta.key, delta.tokens, delta.steps, delta.round)
+            ev.PendingDelta(delta.key, delta.tokens, delta.steps, delta.round, delta.bytes)
             for delta in recovered.pending
         )
         settled: Mapping[DeltaKey, str] = recovered.settled
@@ -166,6 +166,7 @@ class ServerShell:
                 dict(settled),
                 recovered.tokens_total,
                 recovered.served_s,
+                recovered.since_version_s,
             )
         )
 

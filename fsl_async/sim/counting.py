@@ -62,6 +62,7 @@ class Disk:
     leases: dict[str, int] = field(factory=dict)
     incarnations: dict[str, int] = field(factory=dict)
     tokens_merged: int = 0
+    version_at: float = 0.0  # by the clock of the simulation
     oldest: int = 0  # version still kept; what was pruned does not come back
 
 
@@ -75,9 +76,12 @@ class _Spool:
 class CountingStore:
     """The store's promises kept on a `Disk`. Every method is one job of the worker."""
 
-    def __init__(self, disk: Disk, keep_versions: int) -> None:
+    def __init__(
+        self, disk: Disk, keep_versions: int, clock: Callable[[], float] = lambda: 0.0
+    ) -> None:
         self.disk = disk
         self.keep_versions = keep_versions
+        self._clock = clock
         self._spools: dict[DeltaKey, _Spool] = {}
         self._accumulated: dict[DeltaKey, float] = {}
         self._initial = 0
@@ -100,6 +104,7 @@ class CountingStore:
             run="sim",
             tokens_total=disk.tokens_merged,
             notices=(),
+            since_version_s=self._clock() - disk.version_at,
         )
 
     def begin_initial(self, manifest: Manifest) -> None:
@@ -189,6 +194,7 @@ class CountingStore:
         total = last.total + tokens
         model = Model(version, total, digest_of(last.digest, version, total))
         disk.models.append(model)
+        disk.version_at = self._clock()
         oldest = version - self.keep_versions + 1
         if self._serving_from is not None:
             oldest = min(oldest, self._serving_from)

@@ -255,7 +255,7 @@ class Simulation:
                         self.truth.delta_merged(merged.key, now)
             self.truth.after_server(machine, event, effects, now)
 
-        store = CountingStore(self.disk, self.settings.keep_versions)
+        store = CountingStore(self.disk, self.settings.keep_versions, self.scheduler.time)
         shell = ServerShell(
             machine,
             RunFacts("sim", self.settings.clients, {}),

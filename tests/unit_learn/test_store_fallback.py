@@ -248,7 +248,7 @@ def test_a_lost_spool_file_after_a_fallback_is_forgotten(run):
     recovered = run.open(from_version=1)
     assert recovered.pending == ()
     assert run.store.known(key("a", 1, 2)) is None
-    assert "1 are gone" in recovered.notices[-1]
+    assert "1 delta is gone" in recovered.notices[-1]
 
 
 def test_a_lost_manifest_says_what_to_do(run):

@@ -80,13 +80,13 @@ def stored(name, base, sequence, *, tokens=100, problem=None):
     return [first, do.Accumulate(key, 1.0), do.Tell(name, msg.Accepted(key.text))]
 
 
-def round_of(run, number, called, answered, gone=()):
+def round_of(run, number, called, answered, gone=(), *, sequence=None):
     """A whole round: called, answered, merged, `seconds` later."""
     run.write(*(do.Tell(name, msg.Call(number)) for name in called))
     for name in gone:
         run.write(ev.ClientLeft(name, 5, "expired"))
     for name in answered:
-        run.write(*stored(name, number, number + 1))
+        run.write(*stored(name, number, sequence or number + 1))
     facts = {"round": number, "called": len(called), "answered": len(answered)}
     run.write(
         do.Note("round", facts=facts),
@@ -252,14 +252,14 @@ def test_a_merged_round_is_told_with_everything_in_one_line(run):
     run.write(do.Note("round 0: merged", facts=facts))
     run.write(do.Commit(1, (), 1.0), ev.VersionCommitted(1, "d1", 10, 0.1))
     assert told(run, "version")[-1] == (
-        "version 1: 1 of 4 called clients merged (2 needed), late: b, nothing to merge from: d, left: c; mean loss 2.000; "
+        "version 1: 1 of 4 called clients merged (2 needed), late: b, nothing to merge from: d, left: c; loss 2.000 (running mean); "
         "100 tokens (+100); 20.0 kB as 10.8 kB (1.9x)"
     )
     run.write(*(do.Tell(name, msg.Call(1)) for name in "abd"))
     run.write(*stored("b", 0, 1, tokens=30), *stored("a", 1, 2))
     run.write(do.Commit(2, (), 1.0), ev.VersionCommitted(2, "d2", 10, 0.1))
     assert told(run, "version")[-1] == (
-        "version 2: 1 of 3 called clients merged (2 needed), late: b, d, and 1 delta of earlier rounds, from b; mean loss 5.500; "
+        "version 2: 1 of 3 called clients merged (2 needed), late: b, d, and 1 delta of earlier rounds, from b; loss 5.500 (running mean); "
         "230 tokens (+130); 8.0 kB as 1.6 kB (5.0x)"
     )
     run.write(*(do.Tell(name, msg.Call(2)) for name in "d"))
@@ -349,7 +349,7 @@ def test_the_end_is_told_with_its_reason(run):
 def test_a_short_life_is_known_by_its_deltas(run):
     """A client that ends before its next heartbeat trained all the same; an offer that is repeated counts once."""
     begin(run, "a")
-    run.write(ev.BeatHeard("a", {"step": 3, "tokens": 30, "loss": 4.0}))
+    run.write(ev.BeatHeard("a", {"step": 3, "tokens": 30}))
     for sequence in (1, 2, 2):
         key = DeltaKey("a", 5, 0, sequence)
         run.write(ev.DeltaOffered("a", "s", key, "d0", 50, 5, 0, {"loss": 3.0 - sequence}))
@@ -390,3 +390,57 @@ def test_json_of_a_state_is_plain(run):
     made = json.loads(json.dumps(run.state()[0].as_dict(1002.0)))
     assert made["clients"][0]["state"] == "training"
     assert not [name for name in made if name.startswith("_")]
+
+
+def restart(run, version, digest, pending=()):
+    """A new process of the server, that finds this on its disk."""
+    run.note(
+        "NodeStarted", role="ps", run="r-1", address="tcp://h:2", pid=8, host="h", every_s=10.0
+    )
+    run.note("VersionFound", version=version, merged=[f"a/5/{version - 1}/{version}"])
+    run.write(ev.Recovered(version, digest, {version: digest}, pending, {}, 100))
+
+
+def test_a_version_made_before_the_kill_and_never_said_counts(run):
+    """Between the rename that makes a version and the line that says so a server may die; status must agree with the ledger."""
+    begin(run, "a")
+    round_of(run, 0, ["a"], ["a"])
+    run.write(*stored("a", 1, 2, tokens=70), do.Commit(2, (), 1.0))
+    restart(run, 2, "d2")
+    state, news = run.state()
+    assert (state.version, state.deltas_merged, state.clients["a"].deltas_merged) == (2, 2, 2)
+    assert "version 2 was made before the restart, of 1 delta" in [one.text for one in news]
+    restart(run, 2, "d2")  # said once
+    assert run.state()[0].deltas_merged == 2
+
+
+def test_deltas_from_before_a_restart_are_in_the_line_with_their_bytes(run):
+    """A line that counts two of eight deltas, and the bytes of two, misleads whoever watches the server's own output."""
+    run.note(
+        "NodeStarted", role="ps", run="r-1", address="tcp://h:2", pid=8, host="h", every_s=10.0
+    )
+    keys = [DeltaKey(name, 5, 0, sequence) for name in "ab" for sequence in (1, 2, 3)]
+    pending = tuple(ev.PendingDelta(key, 10, 1, 0, 500) for key in keys)
+    run.write(ev.Recovered(0, "d0", {0: "d0"}, pending, {}, 0, 0.0, 4.0))
+    run.write(*(do.Accumulate(key, 1.0) for key in keys))
+    assert run.state()[0].next_sync_at - run.state()[0].last_t < 10.0  # the last version is 4 s old
+    for name in "ab":
+        run.write(ev.ClientHello(name, 5, "r-1", 0, "d0"), ev.ModelAttached(name, "f", 1000, None))
+    round_of(run, 0, ["a", "b"], ["a", "b"], sequence=4)
+    state, news = run.state()
+    line = [one.text for one in news if one.kind == "version"][-1]
+    assert "2 of 2 called clients merged" in line
+    assert "8 deltas in all, 6 of them stored before the restart" in line
+    assert state.up.sent == 6 * 500 + 2 * 800
+    assert state.deltas_merged == 8
+
+
+def test_the_loss_of_a_version_is_the_mean_of_its_round_and_says_so(run):
+    """Running means of clients and means of rounds differ; without a label one of them looks wrong."""
+    begin(run, "a")
+    run.write(ev.BeatHeard("a", {"step": 1, "loss": 9.0}))
+    run.write(ev.DeltaOffered("a", "s", DeltaKey("a", 5, 0, 1), "d0", 8, 1, 0, {"loss": 2.5}))
+    round_of(run, 0, ["a"], ["a"])
+    state, _ = run.state()
+    assert "loss 2.500 (mean over the round)" in told(run, "version")[-1]
+    assert state.clients["a"].loss == 9.0

@@ -41,7 +41,7 @@ def test_an_acknowledged_delta_that_the_ledger_lacks_is_lost():
     """This is the promise that a client relies on when it forgets its delta."""
     result = audit(GOOD, ["a/1/0/1", "c/1/0/1"])
     assert result.lost == ("c/1/0/1",)
-    assert "1 acknowledged deltas are lost: c/1/0/1" in result.complaints()
+    assert "1 acknowledged delta is lost: c/1/0/1" in result.complaints()
 
 
 def test_a_pending_delta_without_its_file_is_lost():

@@ -303,7 +303,7 @@ def test_recovery_with_pending_deltas(make_server, look):
         settled={key("b", 5, 1): "merged", key("c", 2, 1): "quarantined"},
         tokens_total=100,
     )
-    assert "version 2 with 1 deltas" in look.notes(effects)
+    assert "version 2 with 1 delta " in look.notes(effects)
     assert len(look.only(effects, do.Accumulate)) == 1
     server.join("a")
     server.join("b")

@@ -1,5 +1,7 @@
 """The parameter server from its first client to its end: publishing, rounds, members, deltas."""
 
+import pytest
+
 from fsl_async import effects as do
 from fsl_async import events as ev
 from fsl_async import messages as msg
@@ -438,3 +440,14 @@ def test_what_changes_no_decision(server):
     assert server.feed(ev.BeatHeard("a", {})) == []
     assert server.feed(ev.Served("a", "full", 0, 1)) == []
     assert server.feed(ev.TimerFired()) == []
+
+
+@pytest.mark.parametrize(
+    ("since_version_s", "in_s"),
+    [(0.0, 60.0), (20.0, 40.0), (59.0, 5.0), (1e9, 5.0), (-1e9, 60.0)],
+)
+def test_the_clock_goes_on_over_a_restart(make_server, since_version_s, in_s):
+    """A round comes a period after the last version; its clients get a moment, and a wrong clock costs a period at the most."""
+    server = make_server(every_s=60.0, drain_s=5.0)
+    server.recover(2, "d2", digests={2: "d2"}, since_version_s=since_version_s)
+    assert server.machine.next_deadline() - server.now == pytest.approx(in_s)

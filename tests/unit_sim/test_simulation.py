@@ -46,6 +46,20 @@ def test_servers_that_die_every_few_minutes_lose_nothing(monkeypatch):
     assert len(simulation.disk.models) > 100
 
 
+def test_a_server_that_never_lives_for_a_period_still_makes_versions(monkeypatch):
+    """The schedule goes on over restarts; with a whole period after each one, such a run would stand still for ever."""
+    from fsl_async.sim import simulation as module
+
+    profile = module.PROFILES["none"].__class__(
+        server_kill_every_s=200.0, server_return_s=(5.0, 5.0)
+    )
+    monkeypatch.setitem(module.PROFILES, "storm", profile)
+    simulation = simulate(hours=6.0, every_s=600.0)
+    assert simulation.truth.violations == []
+    assert simulation.counts.kinds["server killed"] > 50
+    assert len(simulation.disk.models) > 12  # of 36; with a whole period after each start about 5
+
+
 def test_without_faults_almost_everybody_takes_part():
     """A fault-free run loses nothing; now and then a long step misses the grace window and its delta merges a round later."""
     simulation = simulate(faults="none")

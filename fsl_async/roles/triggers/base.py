@@ -67,7 +67,7 @@ class Trigger(ABC):
         """When to open a round after one that made no version."""
         return now + PAUSE_S
 
-    def after_start(self, rules: ServerRules, now: float) -> float:
+    def after_start(self, rules: ServerRules, since_version_s: float, now: float) -> float:
         """When to open a round in a server that goes on with a run: its clients get a moment to come back."""
         return now + rules.drain_s
 

@@ -34,9 +34,13 @@ class Clock(Trigger):
         """By the clock."""
         return max(called_at + rules.every_s, now)
 
-    def after_start(self, rules: ServerRules, now: float) -> float:
-        """A whole period: the clients have just been called, as far as anybody knows."""
-        return now + rules.every_s
+    def after_start(self, rules: ServerRules, since_version_s: float, now: float) -> float:
+        """A period after the last version, as without the restart: a server that is killed more often must still make some.
+
+        The clients get a moment to come back, and a clock that was set to nonsense costs a period at the most.
+        """
+        left_s = max(rules.every_s - since_version_s, rules.drain_s)
+        return now + min(left_s, rules.every_s)
 
     def when_short(self, rules: ServerRules, now: float) -> float | None:
         """At the next beat of the clock."""
