@@ -65,16 +65,23 @@ void BlockEncoder::count() const {
 void BlockEncoder::settle_scales() {
   const std::size_t runs = blocks_of(count_, settings_.block_values);
   if (format_.is_uniform()) {
-    std::int16_t smallest = INT16_MAX;
-    for (std::size_t i = 0; i < runs; ++i) smallest = std::min(smallest, scratch_.steps[i] == kZeroRun ? std::int16_t{INT16_MAX} : scratch_.steps[i]);
-    if (smallest == INT16_MAX) smallest = kLowestStep;
-    for (std::size_t i = 0; i < runs; ++i) scratch_.steps[i] = std::max(scratch_.steps[i], smallest);
+    std::int16_t* const steps = scratch_.steps;
+    // kZeroRun, the lowest number, wraps around to the highest.
+    std::uint16_t smallest = UINT16_MAX;
+    for (std::size_t i = 0; i < runs; ++i) {
+      const std::uint16_t turned = static_cast<std::uint16_t>(static_cast<std::uint16_t>(steps[i]) - static_cast<std::uint16_t>(kZeroRun + 1));
+      smallest = std::min(smallest, turned);
+    }
+    const int settled = smallest == UINT16_MAX ? kLowestStep : smallest + kZeroRun + 1;
+    for (std::size_t i = 0; i < runs; ++i) steps[i] = std::max(steps[i], static_cast<std::int16_t>(settled));
     return;
   }
-  std::uint8_t smallest = UINT8_MAX;  // no scale is as high
-  for (std::size_t i = 0; i < runs; ++i) smallest = std::min(smallest, scratch_.scales[i] == 0 ? std::uint8_t{UINT8_MAX} : scratch_.scales[i]);
-  if (smallest == UINT8_MAX) smallest = static_cast<std::uint8_t>(format_.float8->lowest_scale);
-  for (std::size_t i = 0; i < runs; ++i) scratch_.scales[i] = std::max(scratch_.scales[i], smallest);
+  std::uint8_t* const scales = scratch_.scales;
+  // 0, a run of zeros, wraps around to 255, which no scale is.
+  std::uint8_t smallest = UINT8_MAX;
+  for (std::size_t i = 0; i < runs; ++i) smallest = std::min(smallest, static_cast<std::uint8_t>(scales[i] - 1));
+  const std::uint8_t settled = static_cast<std::uint8_t>(smallest == UINT8_MAX ? format_.float8->lowest_scale : smallest + 1);
+  for (std::size_t i = 0; i < runs; ++i) scales[i] = std::max(scales[i], settled);
 }
 
 std::size_t BlockEncoder::write_scales(std::uint8_t* out) {

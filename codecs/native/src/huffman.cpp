@@ -58,28 +58,52 @@ struct Marks {
 };
 
 // The list of the next level: leaves and pairs of `items`, by weight, a leaf first among equals. Returns its size.
+//
+// Merged from both ends at once: each step waits for the comparison before it, and two such chains take no longer than one.
 int merge(const std::uint32_t* leaves, int leaf_count, const std::uint32_t* items, int item_count, std::uint32_t* merged, Marks& marks) {
-  std::uint32_t packages[kMaximumLeaves + 1];
+  // Both lists end with kNever, and begin after a 0 that is never taken: every weight is at least 1.
+  std::uint32_t storage[kMaximumLeaves + 2];
+  std::uint32_t* const packages = storage + 1;
   const int package_count = item_count / 2;
+  packages[-1] = 0;
   for (int k = 0; k < package_count; ++k) packages[k] = items[2 * k] + items[2 * k + 1];
   packages[package_count] = kNever;
   const int total = leaf_count + package_count;
-  const std::uint32_t* leaf = leaves;  // ends with kNever, too
+  const int half = total / 2;
+  std::uint8_t is_leaf[kMaximumItems + 8];
+  const std::uint32_t* leaf = leaves;
   const std::uint32_t* package = packages;
-  int k = 0;
-  for (int word = 0; k < total; ++word) {
-    std::uint64_t bits = 0;
-    const int end = std::min(total - k, 64);
-    for (int bit = 0; bit < end; ++bit, ++k) {
-      const std::uint32_t of_leaf = *leaf;
-      const std::uint32_t of_package = *package;
-      const bool takes_leaf = of_leaf <= of_package;
-      merged[k] = takes_leaf ? of_leaf : of_package;
-      bits |= static_cast<std::uint64_t>(takes_leaf) << bit;
-      leaf += takes_leaf;
-      package += !takes_leaf;
-    }
-    marks.words[word] = bits;
+  const std::uint32_t* last_leaf = leaves + leaf_count - 1;
+  const std::uint32_t* last_package = packages + package_count - 1;
+  for (int front = 0, back = total - 1; front < half; ++front, --back) {
+    const std::uint32_t of_leaf = *leaf;
+    const std::uint32_t of_package = *package;
+    const bool takes_leaf = of_leaf <= of_package;
+    merged[front] = takes_leaf ? of_leaf : of_package;
+    is_leaf[front] = takes_leaf;
+    leaf += takes_leaf;
+    package += !takes_leaf;
+
+    const std::uint32_t of_last_leaf = *last_leaf;
+    const std::uint32_t of_last_package = *last_package;
+    const bool takes_last_leaf = of_last_leaf > of_last_package;
+    merged[back] = takes_last_leaf ? of_last_leaf : of_last_package;
+    is_leaf[back] = takes_last_leaf;
+    last_leaf -= takes_last_leaf;
+    last_package -= !takes_last_leaf;
+  }
+  if (total % 2 != 0) {
+    const bool takes_leaf = *leaf <= *package;
+    merged[half] = takes_leaf ? *leaf : *package;
+    is_leaf[half] = takes_leaf;
+  }
+  for (int k = total; k % 8 != 0; ++k) is_leaf[k] = 0;
+  for (std::uint64_t& word : marks.words) word = 0;
+  for (int k = 0; k < total; k += 8) {
+    std::uint64_t eight;
+    std::memcpy(&eight, is_leaf + k, 8);
+    // Gathers the lowest bit of each byte.
+    marks.words[k / 64] |= (eight * 0x0102040810204080U >> 56) << (k % 64);
   }
   return total;
 }
@@ -91,7 +115,9 @@ void code_lengths(const std::uint32_t* counts, int size, std::uint8_t* lengths) 
   std::uint32_t sorted[kMaximumLeaves + 1];
   const int present = collect(counts, size, keys);
   sort_keys(keys, present, sorted);
-  std::uint32_t leaves[kMaximumLeaves + 1];
+  std::uint32_t padded_leaves[kMaximumLeaves + 2];
+  std::uint32_t* const leaves = padded_leaves + 1;
+  leaves[-1] = 0;
   for (int i = 0; i < present; ++i) leaves[i] = sorted[i] >> kSymbolBits;
   leaves[present] = kNever;
 
