@@ -13,7 +13,7 @@ from fsl_async.effects import Effect
 from fsl_async.learn.weighting import Weighting
 from fsl_async.roles.deltas import DeltaBook
 from fsl_async.roles.ending import Ending
-from fsl_async.roles.ps_state import EXIT_FAILED, LONGEST_RETRY_S, Member, Phase, ServerRules
+from fsl_async.roles.ps_state import EXIT_FAILED, Member, Phase, ServerRules
 from fsl_async.roles.publishing import Publishing
 from fsl_async.roles.round import ArrivalHistory, Round, Verdict
 from fsl_async.roles.serving import Serving
@@ -180,14 +180,18 @@ class Conductor:
             text = f"the initial weights could not be written: {event.reason}"
             return self.publishing.failed(text, now)
         self.deltas.abandon_merge()
-        text = f"version {event.version} could not be written: {event.reason}; nothing is lost"
+        # The store's own advice and beginning would say the same twice.
+        reason = event.reason.removeprefix(f"cannot write version {event.version}: ").partition(
+            "; "
+        )[0]
+        text = f"version {event.version} could not be written: {reason}; nothing is lost"
         if self.ending.asked:
             self.ending.reason = f"{self.ending.reason}; {text}, the next start merges it"
             return [do.Note(self.ending.reason, "warning"), *self._finish(EXIT_FAILED)]
-        wait_s = min(LONGEST_RETRY_S, self.rules.retry_s * 2**self.failures)
+        cap_s = self.rules.retry_cap_s
+        self.deadlines.set("retry", now + min(cap_s, self.rules.retry_s * 2**self.failures))
         self.failures += 1
-        self.deadlines.set("retry", now + wait_s)
-        return [do.Note(f"{text}, next try in {wait_s:g} s", "warning")]
+        return [do.Note(f"{text}; make room, it is tried again within {cap_s:g} s", "warning")]
 
     def _answered(self, event: ev.DeltaOffered | ev.DeltaStored, now: float) -> list[Effect]:
         """A client has answered the open round, with a delta that counts or with one that does not."""
@@ -253,6 +257,8 @@ class Conductor:
 
     def _next_step(self, now: float) -> list[Effect]:
         self.deadlines.cancel("drain")
+        if self.ending.last_round_over and self.deltas.pending:
+            return self._commit()  # stored while the last one was merged: acknowledged is merged
         return self._finish() if self.ending.last_round_over else self._call(now)
 
     def _transfers_seen(self, event: ev.TransfersSeen, now: float) -> list[Effect]:
