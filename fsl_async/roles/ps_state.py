@@ -9,7 +9,7 @@ from attrs import field, frozen, mutable
 from fsl_async.roles.round import RoundRules
 
 EXIT_FAILED = 1
-LONGEST_RETRY_S = 300.0
+LEAST_RETRY_CAP_S = 10.0
 
 
 @frozen
@@ -34,6 +34,11 @@ class ServerRules:
     def retry_s(self) -> float:
         """How long to wait before a disk is tried again."""
         return min(30.0, 0.1 * self.every_s)
+
+    @property
+    def retry_cap_s(self) -> float:
+        """The longest wait between two tries: who has made room should not wait longer than for a sync."""
+        return max(self.every_s, LEAST_RETRY_CAP_S)
 
     def is_last(self, number: int) -> bool:
         """Whether the version that round `number` makes is the last one of the run."""

@@ -251,7 +251,27 @@ def test_a_failing_disk_is_tried_less_and_less_often(server, look):
         waits.append(server.machine.next_deadline() - server.now)
         server.fire()
     assert waits == sorted(waits)
-    assert (waits[1], waits[-1]) == (2 * waits[0], 300.0)
+    assert (waits[1], waits[-1]) == (2 * waits[0], 600.0)
+
+
+def test_after_room_is_made_the_next_try_is_soon_and_needs_nobody(make_server, look):
+    """With a sync every few seconds five minutes are a long time; and one sentence is enough."""
+    server = make_server(every_s=4.0)
+    server.begin("a")
+    server.fire()
+    server.store(key("a"))
+    said = set()
+    words = "cannot write version 1: No space left on device (/r/v); nothing acknowledged is lost, make room and try again"
+    for _ in range(12):
+        effects = server.feed(ev.CommitFailed(1, words))
+        said |= {look.notes(effects)}
+        assert server.machine.next_deadline() - server.now < 10.01
+        assert look.only(server.fire(), do.Commit)
+    assert said == {
+        "version 1 could not be written: No space left on device (/r/v); nothing is lost; make room, it is tried again within 10 s"
+    }
+    server.committed(1)
+    assert server.machine.version == 1
 
 
 def test_open_round_does_not_call_in_a_loop(make_server, look):
@@ -367,7 +387,10 @@ def test_disk_full_at_commit_is_retried_with_what_came_meanwhile(make_server, lo
     effects = server.store(key("b"), number=0)
     assert look.only(effects, do.Commit) == [], "one version at a time"
     effects = server.feed(ev.CommitFailed(1, "no space left"))
-    assert "no space left; nothing is lost, next try in 10 s" in look.notes(effects)
+    assert (
+        "no space left; nothing is lost; make room, it is tried again within 100 s"
+        in look.notes(effects)
+    )
     (commit,) = look.only(server.fire(), do.Commit)
     assert [one.key.client for one in commit.merged] == ["a", "b"]
 
