@@ -257,6 +257,8 @@ class Conductor:
 
     def _next_step(self, now: float) -> list[Effect]:
         self.deadlines.cancel("drain")
+        if self.ending.last_round_over and self.deltas.pending:
+            return self._commit()  # stored while the last one was merged: acknowledged is merged
         return self._finish() if self.ending.last_round_over else self._call(now)
 
     def _transfers_seen(self, event: ev.TransfersSeen, now: float) -> list[Effect]:
