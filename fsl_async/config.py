@@ -106,7 +106,9 @@ def load(
     def label(key: str) -> str:
         if options is not None and key in options:
             return options[key]
-        return f"{_OVERRIDE if key in overridden else where}: {key}"
+        # An unknown table is named without the key behind it.
+        given = key in overridden or any(one.startswith(f"{key}.") for one in overridden)
+        return f"{_OVERRIDE if given else where}: {key}"
 
     return _structure(raw, _strict(), label)
 

@@ -5,6 +5,7 @@
     ├── ConfigError            a TOML file or a --set has a wrong key, type or value
     ├── AddressError           an address cannot be read or cannot be used
     ├── DataError              a data path is missing, unreadable or too short
+    │   └── TooShortError          it is readable, and too short for the run's context
     ├── TaskError              a --task file has no such function, or misuses `fed`
     │   └── TaskRaisedError        the task's own code raised; exits 1, like any program whose code raised
     ├── RunDirError            a run directory is missing, damaged or of another run
@@ -78,6 +79,14 @@ class AddressError(FslError):
 
 class DataError(FslError):
     """A data path is missing, unreadable or too short."""
+
+
+class TooShortError(DataError):
+    """Text is too short for the context that it was opened for; `bytes` is its length."""
+
+    def __init__(self, message: str, length: int) -> None:
+        super().__init__(message)
+        self.bytes = length
 
 
 class TaskError(FslError):

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fsl_async import address as addresses
 from fsl_async.commands.output import Output
-from fsl_async.errors import DataError, UsageError
+from fsl_async.errors import DataError, TooShortError, UsageError
 from fsl_async.program import program
 from fsl_async.threads import threads_here
 
@@ -154,7 +155,12 @@ def check_text(data: str) -> None:
     """
     from fsl_async.learn.data import Corpus
 
-    Corpus.open(data, context=1)
+    try:
+        Corpus.open(data, context=1)
+    except TooShortError as error:
+        raise DataError(
+            f"data {data!r} has {error.bytes} bytes, fewer than the smallest model needs: give more text"
+        ) from None
 
 
 def check_corpus(config: Config, options: Mapping[str, str]) -> None:
@@ -181,7 +187,12 @@ def check_data(data: str) -> Path:
     """Return an absolute path; raises UsageError when nothing is there, or nothing that we may read."""
     path = Path(data).expanduser()
     try:
-        path.stat()
+        kind = path.stat().st_mode
+        if not (stat.S_ISREG(kind) or stat.S_ISDIR(kind)):
+            # Opening a pipe waits until somebody writes to it, perhaps for ever.
+            raise UsageError(
+                f"--data {data}: neither a file nor a directory; give a regular file, or a directory of them"
+            )
         (os.scandir(path) if path.is_dir() else path.open("rb")).close()
     except FileNotFoundError:
         raise UsageError(f"--data {data}: no such file or directory") from None

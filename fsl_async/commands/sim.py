@@ -7,10 +7,15 @@ import time
 from typing import TYPE_CHECKING
 
 import click
-from attrs import evolve
+from attrs import asdict, evolve
 
 from fsl_async.commands.output import Output
 from fsl_async.errors import UsageError
+
+_NOT_HERE = {
+    *("loss_first", "loss_last", "eval_loss", "bytes_raw", "bytes_sent", "ratio", "run_dir"),
+    *("trace_sha256", "split"),
+}
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -109,5 +114,10 @@ def command(
         result = evolve(result, split=simulation.split_facts())
     for violation in simulation.truth.violations[:10]:
         output.warn(f"invariant violated {violation}")
-    output.result(result)
+    shown = asdict(result)
+    if (
+        not as_json
+    ):  # what is not simulated (losses, sizes of transfers) would be rows that mean nothing
+        shown = {name: value for name, value in shown.items() if value or name not in _NOT_HERE}
+    output.result(shown)
     return 1 if result.invariant_violations else 0

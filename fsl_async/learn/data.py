@@ -25,7 +25,7 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 
-from fsl_async.errors import DataError
+from fsl_async.errors import DataError, TooShortError
 
 __all__ = ["TEXT_SUFFIXES", "Corpus", "DataError", "Span", "windows"]
 
@@ -91,10 +91,11 @@ class Corpus:
         self.bytes = self.offsets[-1]
         tail = max(int(self.bytes * held_out), HELD_OUT_WINDOWS * window_bytes) if held_out else 0
         if self.bytes < tail + window_bytes:
-            raise DataError(
+            text = (
                 f"data {str(root)!r} has {self.bytes} bytes, but {tail + window_bytes} are needed for a context of "
                 f"{window_bytes - 1} (the last {tail} are held out): give more text or a smaller model.context"
             )
+            raise TooShortError(text, self.bytes)
         self.train = Span(0, self.bytes - tail)
         self.held_out = Span(self.bytes - tail, self.bytes)
         self._maps: OrderedDict[int, mmap.mmap] = OrderedDict()
@@ -116,6 +117,10 @@ class Corpus:
             if root.is_dir():
                 files = list(_text_files(root))
             else:
+                if root.exists() and not root.is_file():
+                    raise DataError(
+                        f"data {str(root)!r} is neither a file nor a directory: point data.path at text"
+                    )
                 # a descriptor that opens is the only portable test of "readable"
                 with root.open("rb") as stream:
                     size = os.fstat(stream.fileno()).st_size

@@ -228,7 +228,7 @@ def task_file(folder):
         (("--task", "own.py:none"), "none must take one argument, fed"),
         (("--task", "broken.py:train"), "importing it raised ZeroDivisionError at line 1"),
         (("--data", "empty"), "holds no text files"),
-        (("--data", "short.txt"), "has 5 bytes, but"),
+        (("--data", "short.txt"), "has 5 bytes, fewer"),
     ],
 )
 def test_what_a_client_brings_is_checked_before_it_dials(capsys, tmp_path, monkeypatch, case, dry):
@@ -335,3 +335,41 @@ def test_a_closed_pipe_is_no_error():
     command = f'"{sys.executable}" -c "{script}" | true'
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
     assert done.stderr == ""
+
+
+def test_set_of_an_unknown_table_is_named_as_the_other_errors_of_set(capsys):
+    """`configuration:` sends people to a file that they never wrote."""
+    assert cli.main(["--role", "ps", "--dry-run", "--set", "snc.every_s=3"]) == 2
+    err = capsys.readouterr().err
+    assert err == "error: --set: snc: unknown table, did you mean sync?\n"
+
+
+@pytest.mark.parametrize("role", ["ps", "client"])
+def test_data_that_is_a_pipe_is_refused_at_once(role, tmp_path, capsys):
+    """Opening one waits for a writer, and nothing on the screen says so."""
+    os.mkfifo(tmp_path / "pipe")
+    address = ["127.0.0.1:1"] if role == "client" else ["--dry-run"]
+    assert cli.main(["--role", role, *address, "--data", str(tmp_path / "pipe")]) == 2
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1
+    assert "neither a file nor a directory" in err
+
+
+def test_text_too_short_for_any_model_names_no_context(tmp_path, capsys):
+    """The run's context is not known before the welcome; an invented one of 1 only puzzles."""
+    (tmp_path / "short.txt").write_text("ab")
+    args = ["--role", "client", "127.0.0.1:1", "--data", str(tmp_path / "short.txt")]
+    assert cli.main(args) == 2
+    err = capsys.readouterr().err
+    assert "has 2 bytes" in err
+    assert "context" not in err
+
+
+def test_sim_shows_no_rows_of_what_it_does_not_simulate(capsys):
+    """`loss first  -` looks as if something had failed."""
+    args = ["sim", "--clients", "2", "--hours", "0.5", "--faults", "none"]
+    assert cli.main(args) == 0
+    out = capsys.readouterr().out
+    assert "loss" not in out
+    assert "bytes raw" not in out
+    assert "invariant violations" in out

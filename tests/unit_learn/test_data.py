@@ -223,3 +223,12 @@ def test_a_file_that_changes_while_in_use_is_noticed(tmp_path):
     path.unlink()
     with pytest.raises(DataError, match="cannot read data"):
         everything(corpus)
+
+
+def test_only_regular_files_are_opened(tmp_path):
+    """A named pipe as data, or among it, would be waited for without a word."""
+    os.mkfifo(tmp_path / "pipe.txt")
+    with pytest.raises(DataError, match="neither a file nor a directory"):
+        Corpus.open(tmp_path / "pipe.txt", context=4)
+    (tmp_path / "real.txt").write_bytes(b"x" * 100)
+    assert [name for name, _ in Corpus.open(tmp_path, context=4).files] == ["real.txt"]
