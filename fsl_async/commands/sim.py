@@ -25,6 +25,12 @@ if TYPE_CHECKING:
     from fsl_async.sim.simulation import Simulation, SimulationSettings
 
 
+def _shown(result: Report, *, as_json: bool) -> dict[str, object]:
+    """For people without the rows of what is not simulated (losses, sizes of transfers)."""
+    made = asdict(result)
+    return {key: value for key, value in made.items() if as_json or value or key not in _NOT_HERE}
+
+
 def _split(
     method: str, *, lockstep: bool
 ) -> Callable[[SimulationSettings, Journal | None], Simulation]:
@@ -114,10 +120,5 @@ def command(
         result = evolve(result, split=simulation.split_facts())
     for violation in simulation.truth.violations[:10]:
         output.warn(f"invariant violated {violation}")
-    shown = asdict(result)
-    if (
-        not as_json
-    ):  # what is not simulated (losses, sizes of transfers) would be rows that mean nothing
-        shown = {name: value for name, value in shown.items() if value or name not in _NOT_HERE}
-    output.result(shown)
+    output.result(_shown(result, as_json=as_json))
     return 1 if result.invariant_violations else 0
