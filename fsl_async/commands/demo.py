@@ -66,6 +66,9 @@ _OPTIONS = {
     "--run-dir", type=click.Path(path_type=Path), metavar="DIR",
     help="Where the run is kept; default: runs/demo-DATE-TIME.",
 )  # fmt: skip
+@click.option(
+    "--dry-run", is_flag=True, help="Print the configuration of the run, resolved, and exit."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON objects, the result last.")
 def command(
     *,
@@ -77,6 +80,7 @@ def command(
     seed: int,
     preset: str,
     run_dir: Path | None,
+    dry_run: bool,
     as_json: bool,
 ) -> int:
     """Show a whole run on this machine: real processes, real sockets, real training.
@@ -84,7 +88,7 @@ def command(
     A parameter server and its clients train a small GPT. On the way one client gets SIGKILL, is noticed, launched again and
     catches up. Exit code 0 when it did and no acknowledged delta was lost or merged twice, else 1.
     """
-    from fsl_async.config import load, resolved
+    from fsl_async.config import load, resolved, to_dict, to_toml
     from fsl_async.demo.settings import DemoSettings
     from fsl_async.stopper import Stopper, stop_on_signals
 
@@ -103,6 +107,12 @@ def command(
     # What is wrong with the settings or the text ends here, before any process is started.
     config = resolved(load(None, settings.overrides(), _OPTIONS))
     check_corpus(config, _OPTIONS)
+    if dry_run:
+        if as_json:
+            output.result(to_dict(config))
+        else:
+            output.say(to_toml(config, comments=False).rstrip())
+        return 0
     settings = settings.at(_make_directory(run_dir, output))
     for line in _introduction(settings):
         output.say(line)

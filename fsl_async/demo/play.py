@@ -40,6 +40,9 @@ PATIENCE_S = 8.0
 SLACK_S = 15.0
 """The demo ends at most this long after `seconds`."""
 
+HOLD_S = 2.0
+"""The journal is up to a second behind; so long a line waits for those that belong before it."""
+
 _TICK_S = 0.2
 _LISTEN_S = 30.0
 _DRAIN_S = 9.0
@@ -70,6 +73,7 @@ class Demo:
         self._view = view
         self._stop = stop
         self._begun = time.monotonic()
+        self.played.state.started_at = time.time()  # one clock for lines, summary and journal
         self._reader = JournalReader(settings.run_dir / "journal.jsonl")
         self._news: list[News] = []
         self._address: asyncio.Future[str] | None = None
@@ -90,7 +94,7 @@ class Demo:
             finally:
                 if self._stop.hard:
                     await supervisor.stop(grace_s=0.0)
-        self._look()
+        self._look(hold_s=0.0)
         if self._refused is not None:
             raise self._refused
         self.played.seconds = self._elapsed()
@@ -180,31 +184,35 @@ class Demo:
         await asyncio.sleep(_TICK_S)
         self._look()
 
-    def _look(self) -> None:
-        """Read what is new in the journal and show it."""
+    def _look(self, hold_s: float = HOLD_S) -> None:
+        """Read what is new in the journal and show it, in the order in which it happened."""
         played = self.played
         with contextlib.suppress(FileNotFoundError):
             for line in self._reader.read():
                 for news in played.state.apply(line):
                     self._notice(news)
                     self._news.append(news)
-        self._view.update(played.state, self._news, time.time())
-        self._news.clear()
+        now = time.time()
+        self._news.sort(key=lambda one: one.t)
+        ripe = [one for one in self._news if one.t <= now - hold_s]
+        self._view.update(played.state, ripe, now)
+        self._news = self._news[len(ripe) :]
 
     def _notice(self, news: News) -> None:
         played = self.played
+        when_s = news.t - played.state.started_at
         if news.kind == "version" and played.joined_s is None:
-            played.joined_s = self._elapsed()
+            played.joined_s = when_s
         if news.client != self.settings.victim or played.killed_s is None:
             return
         if news.kind == "gone" and played.noticed_s is None:
-            played.noticed_s = self._elapsed()
+            played.noticed_s = when_s
         elif news.kind == "relaunched" and played.relaunched_s is None:
             # A hello of the new process tells the server of the old one's end, if nothing did before.
-            played.noticed_s = played.noticed_s or self._elapsed()
-            played.relaunched_s = self._elapsed()
+            played.noticed_s = played.noticed_s or when_s
+            played.relaunched_s = when_s
         elif news.kind == "caught up" and played.relaunched_s is not None:
-            played.caught_up_s = played.caught_up_s or self._elapsed()
+            played.caught_up_s = played.caught_up_s or when_s
 
     def _tell(self, kind: str, text: str, client: str = "", level: str = "info") -> None:
         news = News(time.time(), kind, text, client, level)

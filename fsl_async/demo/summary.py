@@ -73,6 +73,10 @@ def complaints(
     """What went wrong, one line each; empty when the demo showed what it is there to show."""
     state, victim = played.state, settings.victim
     made = list(played.faults)
+    if played.joined_s is None and state.version < 0 and not made:
+        return [
+            f"in {settings.seconds:g} s no client had started (loading torch takes a while here); give it more --seconds"
+        ]
     if not state.rounds:
         made.append("no round was merged; give it more --seconds")
     if played.killed_s is None:

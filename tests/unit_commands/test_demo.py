@@ -1,5 +1,7 @@
 """`fsl-node demo` without its processes: settings, checks, summary, errors."""
 
+import json
+
 import attrs
 import pytest
 
@@ -8,10 +10,14 @@ from fsl_async.commands import demo
 from fsl_async.commands.output import Output
 from fsl_async.config import load
 from fsl_async.demo.evaluate import Evaluated
-from fsl_async.demo.play import Played, _error_of
+from fsl_async.demo.play import Demo, Played, _error_of
 from fsl_async.demo.settings import DemoSettings
 from fsl_async.demo.summary import Summary, complaints, summarise, words
+from fsl_async.observe.client_state import News
+from fsl_async.observe.journal import JournalWriter
 from fsl_async.observe.ledger_audit import Audit
+from fsl_async.observe.table import news_line
+from fsl_async.stopper import Stopper
 
 KEYS = (
     "rounds clients tokens loss_first loss_last eval_loss bytes_raw bytes_sent ratio relaunches deltas_merged"
@@ -91,7 +97,7 @@ def test_each_thing_that_did_not_happen_is_said(settings, played, fault, words_s
 @pytest.mark.parametrize(
     ("audit", "evaluated", "words_said"),
     [
-        (attrs.evolve(AUDIT, lost=("a/1/0/1",)), EVALUATED, "are lost: a/1/0/1"),
+        (attrs.evolve(AUDIT, lost=("a/1/0/1",)), EVALUATED, "is lost: a/1/0/1"),
         (attrs.evolve(AUDIT, doubled=("a/1/0/1",)), EVALUATED, "merged twice: a/1/0/1"),
         (attrs.evolve(AUDIT, tokens=499), EVALUATED, "499 merged tokens"),
         (None, EVALUATED, "no ledger"),
@@ -184,3 +190,53 @@ def test_bad_input_is_one_line_and_starts_nothing(arguments, capsys, tmp_path, m
 def test_what_a_child_said_went_wrong(line, error):
     """Its one line becomes ours."""
     assert _error_of(line) == error
+
+
+class Watcher:
+    """A view that keeps the lines it was given."""
+
+    def __init__(self):
+        self.lines = []
+
+    def update(self, state, news, now):
+        """Keep."""
+        self.lines += [news_line(state, one) for one in news]
+
+    def close(self):
+        """Nothing."""
+
+
+def test_the_lines_are_in_order_and_by_the_clock_of_the_summary(settings):
+    """The journal is a second behind what the demo does itself; a kill must not stand before what led to it."""
+    view = Watcher()
+    one = Demo(settings, view, Stopper())
+    begun = one.played.state.started_at
+    with JournalWriter(settings.run_dir / "journal.jsonl", clock=lambda: begun + 4.0) as journal:
+        journal.note("NodeStarted", 0.0, role="ps", run="r", address="a")
+    one._news += [News(begun + 7.0, "killed", "second"), News(begun + 1.0, "launched", "first")]
+    one._look(hold_s=-100.0)
+    assert [line.split("s  ")[0].strip() for line in view.lines] == ["1.0", "4.0", "7.0"]
+    one._tell("killed", "just now")
+    one._look()
+    assert len(view.lines) == 3  # others may belong before it
+    one.played.killed_s = 0.0
+    victim = settings.victim
+    one._notice(News(begun + 16.0, "gone", "", victim))
+    assert one.played.noticed_s == pytest.approx(16.0)
+
+
+def test_a_time_too_short_for_torch_is_said(settings):
+    """Four complaints about what did not happen hide the one reason."""
+    (line,) = complaints(settings, Played(), None, None)
+    assert "no client had started" in line
+    assert "--seconds" in line
+
+
+def test_a_dry_run_prints_the_configuration_and_makes_nothing(tmp_path, monkeypatch, capsys):
+    """As with the server itself."""
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["demo", "--dry-run", "--every", "7"]) == 0
+    assert "every_s = 7.0" in capsys.readouterr().out
+    assert cli.main(["demo", "--dry-run", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["sync"]["clients"] == 3
+    assert list(tmp_path.iterdir()) == []
