@@ -139,10 +139,12 @@ def serve(
     announce: Callable[[str], None],
     log: Callable[[str], None],
     stop: Stopper,
+    record: Callable[..., None] | None = None,
 ) -> Summary:
     """Run the parameter server until the run ends or `stop` is asked. Blocks; makes its own loop.
 
-    announce: called with the bound address once clients can come. log: one line for the operator at a time.
+    announce: called with the bound address once clients can come. log: one line for the operator at a time. record: what happens in the run as a kind and fields,
+    in place of lines.
     Raises RunDirError (damaged, in use, no room) and AddressError (port in use), each in one line.
     """
     _check_bindable(config.listen.address)
@@ -162,7 +164,7 @@ def serve(
         raise
     try:
         return run_loop(
-            _serve(config, run_dir, store, recovered, run, journal, announce, log, stop)
+            _serve(config, run_dir, store, recovered, run, journal, announce, log, stop, record)
         )
     finally:
         journal.close()
@@ -209,12 +211,13 @@ async def _serve(  # noqa: PLR0917 - private, called once
     announce: Callable[[str], None],
     log: Callable[[str], None],
     stop: Stopper,
+    record: Callable[..., None] | None,
 ) -> Summary:
     loop = asyncio.get_running_loop()
     begun = time.monotonic()
     finished: asyncio.Future[do.Finish] = loop.create_future()
     worker = ThreadWorker(loop, "store")
-    journal = Teller(writer, log, loop.time)
+    journal = Teller(writer, log, loop.time, record=record)
     machine = ServerMachine(
         rules_of(config),
         weighting_named(config.sync.weighting, config.sync.staleness_exponent),

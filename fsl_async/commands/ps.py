@@ -94,11 +94,23 @@ def run_ps(
         reach = addresses.reachable_host(listening.host)
         server = addresses.Address(reach, listening.port).fsl
         node = f"{program()} --role client"
-        output.record("listening", address=bound, join=f"{node} {server}", run_dir=str(run_dir))
         own = "--task FILE.py:FUNCTION" if config.train.task else "--data PATH"
         line = f"{node} --name SITE {own} {server}"
+        output.record("listening", address=bound, join=line, run_dir=str(run_dir))
         output.say(f"listening at {bound}, run directory {run_dir}\non each client:\n    {line}")
 
+    def log(text: str) -> None:
+        if output.as_json:
+            output.record("note", text=text)
+        else:
+            output.say(text)
+
     return serve(
-        config, run_dir, from_version=from_version, announce=announce, log=output.say, stop=stop
+        config,
+        run_dir,
+        from_version=from_version,
+        announce=announce,
+        log=log,
+        stop=stop,
+        record=output.record if output.as_json else None,
     )

@@ -41,10 +41,7 @@ class Records:
     def update(self, state: RunState, news: Sequence[News], now: float) -> None:
         """Print the news."""
         for one in news:
-            seconds = round(max(0.0, one.t - state.started_at), 3)
-            self._record(
-                one.kind, seconds=seconds, client=one.client, level=one.level, text=one.text
-            )
+            self._record(one.kind, **news_fields(state, one))
 
     def close(self) -> None:
         """Nothing to do."""
@@ -101,7 +98,7 @@ class LiveTable:
             shown = [*rows, Text(LOSS_LEGEND, style="dim", no_wrap=True, overflow="crop")]
             left -= len(shown)
         told: list[Text] = []
-        for one in reversed(list(state.news)[-NEWS_SHOWN:]):
+        for one in reversed(sorted(state.news, key=lambda one: one.t)[-NEWS_SHOWN:]):
             style = "yellow" if one.level == "warning" else "dim"
             text = Text(news_line(state, one), style=style)
             left -= len(text.wrap(self._console, width))
@@ -153,6 +150,12 @@ def header(state: RunState, now: float, ends_at: float | None = None) -> str:
     if ends_at is not None and state.phase != "ended":
         parts.append(f"{max(0.0, ends_at - now):.0f} s left")
     return ", ".join(parts)
+
+
+def news_fields(state: RunState, news: News) -> dict[str, Any]:
+    """One piece of news as fields of a JSON object."""
+    seconds = round(max(0.0, news.t - state.started_at), 3)
+    return {"seconds": seconds, "client": news.client, "level": news.level, "text": news.text}
 
 
 def news_line(state: RunState, news: News) -> str:

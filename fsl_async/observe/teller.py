@@ -9,12 +9,13 @@ from typing import Any
 from fsl_async.effects import Note
 from fsl_async.observe.journal import JournalWriter, as_fields
 from fsl_async.observe.state import RunState, tells_something
+from fsl_async.observe.table import news_fields
 
 
 class Teller:
     """Writes to `journal`, and says what a `RunState` of the same lines has to tell. Used on the loop thread only.
 
-    say: takes one line. now: the shell's clock, for notes that come from no machine. clock: seconds since 1970.
+    say: takes one line; in its place `record`, where there is one, takes a kind and fields. now: the shell's clock, for notes that come from no machine. clock: seconds since 1970.
     """
 
     def __init__(
@@ -23,11 +24,13 @@ class Teller:
         say: Callable[[str], None],
         now: Callable[[], float],
         clock: Callable[[], float] = time.time,
+        record: Callable[..., None] | None = None,
     ) -> None:
         self._journal = journal
         self._say = say
         self._now = now
         self._clock = clock
+        self._record = record
         self._state = RunState()
         self._last: Any = None
 
@@ -60,5 +63,9 @@ class Teller:
     def _apply(self, name: str, fields: dict[str, Any]) -> None:
         stamp = self._clock()
         for news in self._state.apply({"t": stamp, "type": name, **fields}):
-            if news.kind != "server":  # the command says itself where it listens
+            if news.kind == "server":  # the command says itself where it listens
+                continue
+            if self._record is not None:
+                self._record(news.kind, **news_fields(self._state, news))
+            else:
                 self._say(f"{time.strftime('%H:%M:%S', time.localtime(stamp))}  {news.text}")

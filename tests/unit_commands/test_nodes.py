@@ -27,7 +27,7 @@ def calls(monkeypatch):
     made = []
     monkeypatch.delenv("FSL_NODE_CALLED_AS", raising=False)
 
-    def serve(config, run_dir, *, from_version, announce, log, stop):
+    def serve(config, run_dir, *, from_version, announce, log, stop, record=None):
         made.append((config, run_dir, from_version, stop))
         announce("tcp://127.0.0.1:4567")
         return Summary()
@@ -70,7 +70,8 @@ def test_with_json_the_server_prints_objects_only(calls, capsys):
     out, err = capsys.readouterr()
     first, last = (json.loads(line) for line in out.splitlines())
     assert first["event"] == "listening"
-    assert first["join"] == "fsl-node --role client fsl://127.0.0.1:4567"
+    line = "fsl-node --role client --name SITE --data PATH fsl://127.0.0.1:4567"
+    assert first["join"] == line  # the same as the line for people
     assert last == {"rounds": 3, "loss_last": 2.5}
     assert "listening at" in err  # people still see it
 
@@ -101,7 +102,7 @@ def test_signals_drain_and_decide_the_exit_code(calls, capfd, monkeypatch, numbe
     """A drained node still prints its summary, and tells its launcher whether to start it again."""
     asked = []
 
-    def serve(config, run_dir, *, from_version, announce, log, stop):
+    def serve(config, run_dir, *, from_version, announce, log, stop, record=None):
         stop.subscribe(asked.append)
         os.kill(os.getpid(), number)
         return Summary()

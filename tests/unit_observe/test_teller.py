@@ -98,3 +98,23 @@ def test_causes_and_numbers_are_the_journals(teller, tmp_path):
     teller.note("X", 2.0, second, more=1)
     teller._journal.flush()
     assert [(line["n"], line["cause"]) for line in read(tmp_path)] == [(0, None), (1, 0), (2, 1)]
+
+
+def test_with_a_record_news_are_objects(tmp_path):
+    """A program that asked for JSON reads who joined and what was merged where it reads the result."""
+    records, lines = [], []
+    with JournalWriter(tmp_path / "journal.jsonl") as journal:
+        teller = Teller(
+            journal,
+            lines.append,
+            lambda: 0.0,
+            record=lambda kind, **more: records.append((kind, more)),
+        )
+        teller.event(ev.ClientHello("a", 5, "", -1, ""), 0.0)
+    assert lines == []
+    ((kind, fields),) = records
+    assert (kind, fields["client"], fields["text"]) == (
+        "joined",
+        "a",
+        "a joins, 1 client connected",
+    )
