@@ -156,9 +156,15 @@ def test_turns_pass_over_who_has_left(run):
     server.committed(1)
     server.join("b", 2)
     server.fire()
+    server.left("b", 2)
+    server.store(key("a", 2, 1))
+    assert server.machine.phase is Phase.MERGING, "there is no next one"
+    server.committed(2)
+    server.join("b", 3)
+    server.fire()
     server.left("a")
     assert server.machine.phase is Phase.COLLECTING
-    server.left("b", 2)
+    server.left("b", 3)
     assert server.machine.phase is Phase.READY, "nobody is left, nothing has come"
 
 
