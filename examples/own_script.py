@@ -28,7 +28,9 @@ def main(server: str) -> None:
 
 
 if __name__ == "__main__":
-    with fsl_async.clean_exit():  # errors in one line, Ctrl-C in good order, the exit codes of README.md
+    with (
+        fsl_async.clean_exit()
+    ):  # errors in one line, Ctrl-C in good order, the exit codes of README.md
         if len(sys.argv) != 2:
             raise fsl_async.FslError(f"which server? python {sys.argv[0]} HOST:PORT")
         main(sys.argv[1])
