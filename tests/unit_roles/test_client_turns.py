@@ -101,3 +101,10 @@ def test_the_wire():
     assert msg.from_wire({"m": "Turn", "round": 3, "last": False}) == msg.Turn(3)
     assert ev.TurnCalled(3) != ev.SyncCalled(3)
     assert not ev.SyncCalled(3).is_turn
+
+
+def test_what_was_announced_and_what_is_held(client):
+    """The shell asks the machine for both: a round's version may be announced long before it is here."""
+    client.ready()
+    client.announce(1)
+    assert (client.machine.latest.version, client.machine.base.version) == (1, 0)

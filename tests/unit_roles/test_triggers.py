@@ -354,3 +354,14 @@ def test_names():
     assert all(trigger_named(name).name == name for name in TRIGGERS)
     with pytest.raises(KeyError):
         trigger_named("other")
+
+
+def test_an_answer_about_transfers_that_nobody_waits_for(run, look):
+    """It may come after what it was asked for: no round is dismissed, and none is called, because of it."""
+    server = run("rounds", "a")
+    assert server.feed(ev.TransfersSeen(())) == []
+    server.fire()
+    server.store(key("a"))
+    server.feed(ev.DrainAsked("Ctrl-C"))
+    assert server.machine.phase is Phase.MERGING
+    assert server.feed(ev.TransfersSeen(())) == []
