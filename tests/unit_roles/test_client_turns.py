@@ -3,6 +3,7 @@
 from fsl_async import effects as do
 from fsl_async import events as ev
 from fsl_async import messages as msg
+from fsl_async.roles.client import ClientRules
 
 
 def turn(client, number, *, last=False):
@@ -103,8 +104,11 @@ def test_the_wire():
     assert not ev.SyncCalled(3).is_turn
 
 
-def test_what_was_announced_and_what_is_held(client):
-    """The shell asks the machine for both: a round's version may be announced long before it is here."""
+def test_what_the_node_asks_and_sets(client):
+    """A round's version may be announced long before it is here; the run's times come with the welcome."""
+    client.machine.rules = ClientRules(drain_s=3.0)
     client.ready()
     client.announce(1)
     assert (client.machine.latest.version, client.machine.base.version) == (1, 0)
+    client.feed(ev.DrainAsked("Ctrl-C"))
+    assert client.machine.next_deadline() == 3.0
