@@ -39,6 +39,7 @@ from fsl_async.settings import (
     RunConfig,
     SessionConfig,
     SettingError,
+    SplitConfig,
     SyncConfig,
     TrainConfig,
     TransferConfig,
@@ -62,6 +63,7 @@ __all__ = [
     "OuterConfig",
     "RunConfig",
     "SessionConfig",
+    "SplitConfig",
     "SyncConfig",
     "TrainConfig",
     "TransferConfig",
@@ -77,7 +79,7 @@ FIXED = "fixed for the life of a run"
 _MAX_FILE_BYTES = 1 << 20
 _OVERRIDE = "--set"
 # Clients need not know where the server listens and what it keeps.
-_WIRE_TABLES = ("sync", "outer", "codec", "session", "transfer", "data", "model", "train")
+_WIRE_TABLES = ("sync", "outer", "codec", "session", "transfer", "data", "model", "train", "split")
 _WIRE_RUN_KEYS = ("name", "seed")
 
 

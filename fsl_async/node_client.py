@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
+import math
 import os
 import threading
 import time
@@ -31,22 +32,32 @@ from fsl_async.errors import (
 )
 from fsl_async.learn.fed import Fed, Place, choose_device
 from fsl_async.learn.learner import Learner, RunFinishedError
+from fsl_async.learn.split.remote import SplitTraining
 from fsl_async.learn.tasks import Task, load_task, own_failure
 from fsl_async.node_ps import JOURNAL, transport_settings
 from fsl_async.observe.client_state import counted
 from fsl_async.observe.journal import JournalWriter, TraceHash
 from fsl_async.observe.lag import LoopLag
+from fsl_async.plan.methods import Category, Direction
 from fsl_async.roles.client import ClientMachine, ClientRules
+from fsl_async.roles.split_client import SplitClientMachine
 from fsl_async.runtime import ThreadWorker
 from fsl_async.script import current_stopper
 from fsl_async.settings import Config
 from fsl_async.shells.client import ClientShell
+from fsl_async.shells.split_client import Facts, SplitClientShell
+from fsl_async.shells.split_server import Formats
+from fsl_async.shells.traffic import CountedLink, Traffic
 from fsl_async.shells.wire import Welcome
+from fsl_async.split_rules import split_rules
 from fsl_async.stopper import Stopper
 from fsl_async.threads import VARIABLE as OMP_THREADS
 from fsl_async.threads import threads_here
+from fsl_codecs import info
 from fsl_transport.loop import run as run_loop
 from fsl_transport.zmq_link import ZmqDialer
+
+SPLIT_TASK = "fsl_async.learn.split.task:train"
 
 
 @frozen
@@ -61,6 +72,7 @@ class Summary:
     tokens_acknowledged: int
     reason: str
     seconds: float
+    traffic: dict[str, Any]
 
 
 @frozen
@@ -112,6 +124,11 @@ class ClientRuntime:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._shell: ClientShell | None = None
         self._endpoint: tp.DialerEndpoint
+        self.traffic = Traffic()
+        self._worker: ThreadWorker
+        self._finish_asked: Callable[[do.Finish], None]
+        self._split: SplitClientShell | None = None
+        self._split_endpoint: tp.DialerEndpoint
         self._crash: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="fsl-loop", daemon=True)
         self._thread.start()
@@ -163,6 +180,7 @@ class ClientRuntime:
             tokens_acknowledged=self._machine.tokens_acknowledged,
             reason=self.finish.reason if self.finish is not None else "",
             seconds=round(time.monotonic() - self._begun, 3),
+            traffic=self.traffic.as_dict(),
         )
 
     def _raise_end(self) -> None:
@@ -180,6 +198,8 @@ class ClientRuntime:
         with contextlib.suppress(RuntimeError):  # the loop has closed: it was over anyway
             if self._loop is not None and self._shell is not None:
                 self._loop.call_soon_threadsafe(self._shell.node.feed, event)
+                if isinstance(event, ev.TrainingEnded):
+                    self._loop.call_soon_threadsafe(self._end_split, event)
 
     # --- loop thread ---
 
@@ -210,6 +230,7 @@ class ClientRuntime:
                 self.finish = effect
                 finished.set_result(effect)
 
+        self._worker, self._finish_asked = worker, finish
         shell = ClientShell(
             self._machine,
             self.learner,
@@ -221,7 +242,9 @@ class ClientRuntime:
             welcomed=self._welcomed,
             end_training=lambda _: self.learner.stop(),
         )
-        link = ZmqDialer(self._server, self.name)
+        shell.count = self._count_weights
+        shell.on_end = self._end_split
+        link = CountedLink(ZmqDialer(self._server, self.name), self.traffic, at_client=True)
         endpoint = tp.DialerEndpoint(
             link,
             loop,
@@ -256,9 +279,92 @@ class ClientRuntime:
             self._journal.note("NodeEnded", loop.time(), **lag.summary())
             shell.node.close()
             lag.close()
+            if self._split is not None:
+                self._split.node.close()
+                await self._split_endpoint.aclose()
+            self._journal.note("Traffic", loop.time(), **self.traffic.as_dict())
             await endpoint.aclose()
             worker.close()
             self.learner.pool.close()
+
+    def open_split(self, training: SplitTraining, architecture: dict[str, str]) -> None:
+        """Open the session with the split server. Called by the training thread, once."""
+        assert self._loop is not None
+        self._loop.call_soon_threadsafe(self._open_split, training, architecture)
+
+    def _open_split(self, training: SplitTraining, architecture: dict[str, str]) -> None:
+        loop, shell, member = self._loop, self._shell, self._welcome.result()
+        assert loop is not None
+        assert shell is not None
+        config = member.config
+        rules = split_rules(config)
+        machine = SplitClientMachine(rules, self.name, self._machine.incarnation)
+        formats = Formats(
+            config.split.up, config.split.down, config.split.models, config.codec.fineness
+        )
+        self._split = opened = SplitClientShell(
+            machine,
+            training,
+            Facts(member.welcome.run, member.welcome.shard, architecture),
+            formats=formats,
+            worker=self._worker,
+            scheduler=loop,
+            journal=self._journal,
+            say=self._say,
+            finished=self._split_finished,
+            traffic=self.traffic,
+        )
+        link = CountedLink(ZmqDialer(config.split.server, self.name), self.traffic, at_client=True)
+        self._split_endpoint = opened.endpoint = tp.DialerEndpoint(
+            link,
+            loop,
+            transport_settings(config),
+            opened.on_transport,
+            self.name,
+            incarnation=self._machine.incarnation,
+            role="split-client",
+        )
+        training.post = lambda event: self._post_split(opened, event)
+        opened.dial()
+
+    def _post_split(self, opened: SplitClientShell, event: ev.Event) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop has closed: it was over anyway
+            if self._loop is not None:
+                self._loop.call_soon_threadsafe(opened.feed, event)
+
+    def _count_weights(self, direction: Direction, index: int, frame: bytes) -> None:
+        """Count a chunk of weights by what it is of. A relay's x_c and averaged parts are told apart by name."""
+        manifest = self.learner.manifest
+        if manifest is None or not self._welcome.done():
+            return
+        config = self._welcome.result().config
+        start, stop = manifest.chunk_range(index)
+        auxiliary = 0
+        if config.split.method in {"none", "fedavg"}:
+            category = Category.FULL_MODEL
+        else:
+            category = Category.CLIENT_MODEL
+            auxiliary = sum(
+                max(0, min(stop, spec.offset + math.prod(spec.shape)) - max(start, spec.offset))
+                for spec in manifest.tensors
+                if spec.name.startswith("auxiliary.")
+            )
+        coded = round(len(frame) * auxiliary / max(stop - start, 1))
+        place = (direction, info(frame).format)
+        own = stop - start - auxiliary
+        self.traffic.values(category, *place, own, len(frame) - coded)
+        if auxiliary:
+            self.traffic.values(Category.AUXILIARY, *place, auxiliary, coded)
+
+    def _split_finished(self, effect: do.Finish) -> None:
+        if effect.exit_code:
+            self.learner.refuse("split", effect.reason)
+            self._finish_asked(effect)
+
+    def _end_split(self, event: ev.Event) -> None:
+        """The run is over at the parameter server, or this client's training is."""
+        if self._split is not None:
+            self._split.node.feed(event)
 
     def _say(self, note: do.Note) -> None:
         """Print a note; with how training goes where it is about a version."""
@@ -302,13 +408,14 @@ def _place(
     )
 
 
-def _built_in(wanted: str) -> Task:
+def _built_in(config: Config) -> Task:
     """The built-in task. A server must not choose which code of this machine is run, so its name for one is only a hint."""
+    wanted = config.train.task
     if wanted:
         raise TaskError(
             f"this run trains a task of its own ({wanted}): give this client its copy with --task FILE.py:FUNCTION"
         )
-    return load_task("")
+    return load_task(SPLIT_TASK if config.split.is_on else "")
 
 
 def _start_line(place: Place, threads: int | None) -> str:
@@ -350,9 +457,9 @@ def join_run(
     try:
         member = runtime.wait_welcome()
         place = _place(runtime, member, log, data=data, threads=threads)
-        function = own or _built_in(member.config.train.task)
+        function = own or _built_in(member.config)
         log(_start_line(place, threads))
-        function(Fed(runtime.learner, place))
+        function(Fed(runtime.learner, place, runtime.open_split))
     except RunFinishedError:
         pass
     except FslError as failure:

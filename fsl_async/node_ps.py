@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import os
 import secrets
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ from fsl_async.roles.round import RoundRules
 from fsl_async.runtime import ThreadWorker
 from fsl_async.settings import Config
 from fsl_async.shells.ps import RunFacts, ServerShell
+from fsl_async.split_rules import with_implied
 from fsl_async.stopper import Stopper
 from fsl_transport.loop import run as run_loop
 from fsl_transport.zmq_link import ZmqListener
@@ -107,7 +109,7 @@ def _recover(store: Store, run_dir: Path) -> Recovered:
         raise RunDirError(str(error)) from None
 
 
-def _check_bindable(address: str) -> None:
+def check_bindable(address: str) -> None:
     """Raise AddressError when nothing can listen at `address`, before anything is created on disk."""
     given = addresses.parse_listen(address)
     if given.port == 0:
@@ -147,7 +149,35 @@ def serve(
     in place of lines.
     Raises RunDirError (damaged, in use, no room) and AddressError (port in use), each in one line.
     """
-    _check_bindable(config.listen.address)
+    with prepared(
+        config,
+        run_dir,
+        from_version=from_version,
+        announce=announce,
+        log=log,
+        stop=stop,
+        record=record,
+    ) as run:
+        return run_loop(run(config))
+
+
+@contextlib.contextmanager
+def prepared(
+    config: Config,
+    run_dir: Path,
+    *,
+    from_version: int | None,
+    announce: Callable[[str], None],
+    log: Callable[[str], None],
+    stop: Stopper,
+    record: Callable[..., None] | None = None,
+) -> Iterator[Callable[[Config], Coroutine[Any, Any, Summary]]]:
+    """Take the run directory and give what serves it, once, in a loop of the caller's; see `serve`.
+
+    What is yielded takes the configuration that clients are handed: of it addresses may have become known meanwhile.
+    """
+    config = with_implied(config)
+    check_bindable(config.listen.address)
     store = Store(run_dir, _store_settings(config), from_version=from_version)
     recovered = _recover(store, run_dir)
     try:
@@ -163,8 +193,17 @@ def serve(
         store.close()
         raise
     try:
-        return run_loop(
-            _serve(config, run_dir, store, recovered, run, journal, announce, log, stop, record)
+        yield lambda told: _serve(
+            with_implied(told),
+            run_dir,
+            store,
+            recovered,
+            run,
+            journal,
+            announce,
+            log,
+            stop,
+            record,
         )
     finally:
         journal.close()

@@ -34,6 +34,9 @@ Optimizer = Literal["nesterov", "average"]
 Sharding = Literal["disjoint", "local"]
 Trigger = Literal["clock", "rounds", "turns", "relay"]
 # The keys of fsl_async.presets.SIZES, named again for type checkers.
+SplitMethod = Literal["none", "sl", "splitfed-v1", "splitfed-v2", "cse-fsl", "fsl-sage", "fedavg"]
+SplitOptimizer = Literal["adamw", "sgd"]
+SplitMode = Literal["free", "lockstep"]
 Preset = Literal["0.5m", "1m", "3m", "10m", "50m", "124m", "350m", "1b"]
 
 MAX_TEXT = 1024
@@ -419,6 +422,81 @@ class CheckpointConfig:
 
 
 @frozen(kw_only=True)
+class SplitConfig:
+    """Split learning: the lower part of the model at the clients, the rest at a split server (--role server)."""
+
+    method: SplitMethod = setting(
+        "none",
+        "none (no split) | sl | splitfed-v1 | splitfed-v2 | cse-fsl | fsl-sage | fedavg (whole models, by rounds)",
+        fixed=True,
+    )
+    mode: SplitMode = setting(
+        "free",
+        "free (everyone at their own pace) | lockstep (one after another, as in one process)",
+    )
+    cut: int = setting(
+        1, "transformer blocks in front of the cut", span(least=0, most=1024), fixed=True
+    )
+    labels_at_home: bool = setting(
+        False, "U-shape, sl and splitfed only: norm and head at the clients too", fixed=True
+    )
+    auxiliary: str = setting(
+        "blocks:1",
+        "auxiliary model of cse-fsl and fsl-sage: linear | blocks:N | file.py:function",
+        fixed=True,
+    )
+    server: str = setting(
+        "", "host:port where clients reach the split server; empty = where it listens"
+    )
+    listen: str = setting("tcp://127.0.0.1:7101", "host:port where the split server listens")
+    optimizer: SplitOptimizer = setting(
+        "adamw", "of both halves, at train.learning_rate: adamw | sgd"
+    )
+    samples: int = setting(128, "samples of a client in a round", span(least=1, most=1 << 40))
+    upload_every: int = setting(
+        5, "cse-fsl, fsl-sage: steps from one upload to the next", span(least=1, most=1 << 30)
+    )
+    align_every: int = setting(
+        10, "fsl-sage: rounds from one alignment to the next", span(least=1, most=1 << 30)
+    )
+    align_passes: int = setting(
+        20, "fsl-sage: passes over the buffer in an alignment", span(least=1, most=1 << 20)
+    )
+    align_rate: float = setting(
+        1e-3, "fsl-sage: learning rate of an alignment", span(above=0, most=10)
+    )
+    buffer_samples: int = setting(
+        256, "fsl-sage: newest samples kept of each client", span(least=1, most=1 << 30)
+    )
+    up: Format = setting("bf16", "activations: fp32 | bf16 | e4m3 | e5m2 | uniform")
+    down: Format = setting("bf16", "gradients: fp32 | bf16 | e4m3 | e5m2 | uniform")
+    models: Format = setting(
+        "fp32", "client-side and auxiliary models; averages of rounded ones drift"
+    )
+    in_flight: int = setting(
+        2, "uploads of a client under way; lockstep has 1", span(least=1, most=64)
+    )
+    checkpoint_every: int = setting(
+        100, "uploads between checkpoints of the split server", span(least=1, most=1 << 30)
+    )
+    max_stale_rounds: int = setting(
+        1, "decline uploads that are more rounds behind", span(least=0, most=1 << 20)
+    )
+
+    @property
+    def is_on(self) -> bool:
+        """Whether this is a run by rounds with (or compared to) a split server."""
+        return self.method != "none"
+
+    def __attrs_post_init__(self) -> None:
+        with_gradients = {"none", "sl", "splitfed-v1", "splitfed-v2"}
+        if self.labels_at_home and self.method not in with_gradients:
+            raise SettingError(
+                "split.labels_at_home", f"{self.method} needs labels at the split server"
+            )
+
+
+@frozen(kw_only=True)
 class Config:
     """The whole configuration of a run."""
 
@@ -433,6 +511,7 @@ class Config:
     model: ModelConfig = attrs.field(factory=ModelConfig)
     train: TrainConfig = attrs.field(factory=TrainConfig)
     checkpoint: CheckpointConfig = attrs.field(factory=CheckpointConfig)
+    split: SplitConfig = attrs.field(factory=SplitConfig)
 
     @property
     def run_dir(self) -> Path:
@@ -457,6 +536,7 @@ _NAMES: Mapping[type, str] = {
     ModelConfig: "model",
     TrainConfig: "train",
     CheckpointConfig: "checkpoint",
+    SplitConfig: "split",
 }
 TABLES: Mapping[str, type] = {name: table for table, name in _NAMES.items()}
 

@@ -10,7 +10,7 @@ from attrs import frozen
 
 from fsl_async.errors import RunDirError
 from fsl_async.learn.buffers import ModelWeights
-from fsl_async.learn.checkpoint import WEIGHTS, Checkpoints, Damage, open_flat
+from fsl_async.learn.checkpoint import WEIGHTS, Checkpoint, Checkpoints, Damage, open_flat
 from fsl_async.learn.files import Files
 from fsl_async.learn.gpt import GPT
 from fsl_async.learn.manifest import CHUNK_VALUES
@@ -40,7 +40,14 @@ def evaluate_last(run_dir: Path, tables: Tables) -> Evaluated:
     torch.set_num_threads(1)
     config = gpt_config(tables)
     model = GPT(config)
-    weights = ModelWeights(model)
+    checkpoint = load_last(run_dir, ModelWeights(model))
+    corpus = open_corpus(tables, config.context)
+    loss = evaluate(model, corpus, limit_bytes=EVALUATED_BYTES)
+    return Evaluated(checkpoint.record.version, checkpoint.record.digest, loss)
+
+
+def load_last(run_dir: Path, weights: ModelWeights) -> Checkpoint:
+    """Load the newest checkpoint of a parameter server, verified to the last byte. Raises RunDirError."""
     files = Files()
     checkpoints = Checkpoints(files, run_dir)
     versions = checkpoints.versions()
@@ -60,6 +67,4 @@ def evaluate_last(run_dir: Path, tables: Tables) -> Evaluated:
     finally:
         reader.close()
     weights.copy_in(vector)
-    corpus = open_corpus(tables, config.context)
-    loss = evaluate(model, corpus, limit_bytes=EVALUATED_BYTES)
-    return Evaluated(checkpoint.record.version, checkpoint.record.digest, loss)
+    return checkpoint

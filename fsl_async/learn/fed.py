@@ -7,7 +7,15 @@
             loss = ...; loss.backward(); optimizer.step(); optimizer.zero_grad()
             fed.step(tokens=batch.numel(), metrics={"loss": loss.item()})
 
-Weights change inside `attach` and `step` and nowhere else, in place, so the optimiser keeps its state over a rebase: its moments
+Runs by rounds (`sync.trigger` other than "clock"), and split learning:
+
+    split = fed.split(half, method, ...)          # in place of attach
+    for number in fed.rounds():                   # waits until this client is called; ends with the run
+        for inputs, labels in batches(number):
+            split.train_batch(inputs, labels)
+        fed.end_round(samples=n)                  # returns when the next version is here
+
+Weights change inside `attach`, `step` and `end_round` and nowhere else, in place, so the optimiser keeps its state over a rebase: its moments
 stay local and are never averaged (DiLoCo, arXiv:2311.08105). `LocalFed` is the same without a network: a task runs under
 either and cannot tell.
 """
@@ -26,6 +34,11 @@ from fsl_async.errors import TaskError
 from fsl_async.learn.data import HELD_OUT_SHARE, Corpus, windows
 from fsl_async.learn.learner import Learner, RunFinishedError
 from fsl_async.learn.meter import Meter
+from fsl_async.learn.split.halves import ClientHalf
+from fsl_async.learn.split.methods.base import Method
+from fsl_async.learn.split.remote import SplitTraining
+from fsl_async.learn.split.weights import exchanged
+from fsl_async.roles.split_methods import SplitRules, decisions_of
 
 TOLERATED_STEPS = 3
 """How often step may be called after the end before that counts as a loop that never looks."""
@@ -179,10 +192,17 @@ class FedBase:
 class Fed(FedBase):
     """A client's view of a run with a parameter server. Used by the training thread, but for `progress`."""
 
-    def __init__(self, learner: Learner, place: Place) -> None:
+    def __init__(
+        self,
+        learner: Learner,
+        place: Place,
+        open_split: Callable[[SplitTraining, dict[str, str]], None] | None = None,
+    ) -> None:
         super().__init__(place)
         self._learner = learner
         self._meter = learner.meter
+        self._open_split = open_split
+        self._split: SplitTraining | None = None
 
     @property
     def running(self) -> bool:
@@ -203,6 +223,64 @@ class Fed(FedBase):
         TaskError for a model that cannot be exchanged, RunFinishedError where the run ended meanwhile.
         """
         self._learner.attach(model)
+
+    def split(
+        self,
+        half: ClientHalf,
+        method: Method,
+        rules: SplitRules,
+        *,
+        classes: int,
+        architecture: Mapping[str, str],
+    ) -> SplitTraining:
+        """Train `half` with the run's split server: open the session, and wait until the weights are the run's.
+
+        architecture: what must be the same at the server, by name, in the order of comparison. classes: labels are in 0 ... classes - 1.
+        Raises as `attach` does.
+        """
+        if self._split is not None:
+            raise TaskError("fed.split was called twice: one half to a client")
+        if self._open_split is None:
+            raise TaskError("fed.split needs a run with a split server")
+        decisions = decisions_of(rules)
+        self._split = SplitTraining(
+            half,
+            method,
+            decisions,
+            classes=classes,
+            stopped=lambda: self._learner.stopped,
+            version=lambda: self._learner.version,
+            on_step=lambda loss, _: self._meter.count(0, {"loss": loss}),
+        )
+        parts = {name: exchanged(half.part(name)) for name in decisions.averaged}
+        self._learner.expect_rounds()
+        if decisions.has_server:
+            self._open_split(self._split, dict(architecture))
+        whole = parts["client"] if len(parts) == 1 else nn.ModuleDict(parts)
+        self._learner.attach(whole)
+        return self._split
+
+    def rounds(self) -> Iterator[int]:
+        """The rounds that this client is called to train, until the run ends."""
+        self._learner.expect_rounds()
+        while (number := self._learner.next_round()) is not None:
+            if self._split is not None:
+                self._split.begin_round(number)
+            yield number
+
+    def end_round(
+        self, *, samples: int, metrics: Mapping[str, SupportsFloat] | None = None
+    ) -> bool:
+        """Say that the round is done; on return the weights are those that came of it. Returns False once the run has ended.
+
+        samples: trained in it; the weight of this client in the average.
+        """
+        if self._split is not None:
+            self._split.end_round()
+        if self._learner.stopped:
+            return False
+        self._meter.count(samples, metrics)
+        return self._learner.end_round()
 
     def step(self, *, tokens: int = 0, metrics: Mapping[str, SupportsFloat] | None = None) -> bool:
         """Say that a training step is done; the only point where weights may be exchanged.

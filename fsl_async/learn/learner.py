@@ -81,6 +81,12 @@ class _SnapshotAsked:
 
 
 @attrs.frozen
+class _RoundAsked:
+    sequence: int
+    number: int
+
+
+@attrs.frozen
 class _RebaseAsked:
     version: int
     discard: bool
@@ -114,7 +120,9 @@ class Learner:
         self._asked = threading.Condition(self._lock)
         self._moving = threading.Lock()
         self._weights: ModelWeights | None = None
-        self._requests: deque[_SnapshotAsked | _RebaseAsked] = deque()
+        self._requests: deque[_SnapshotAsked | _RebaseAsked | _RoundAsked] = deque()
+        self._by_rounds = False  # the training function waits for rounds, in next_round
+        self._round: _RoundAsked | None = None  # the one that it trains
         self._refusal: tuple[str, str] | None = None
         self._stopped = False
         self._holding = False  # the training thread waits in attend() until resume() or stop()
@@ -171,17 +179,59 @@ class Learner:
             with self._asked:
                 while self._holding and not (self._requests or self._stopped):
                     self._asked.wait()
-                if not self._requests:
+                if not self._requests or self._round_is_next:
                     self.attention = self._stopped
                     return not self._stopped
                 request = self._requests.popleft()
-            if isinstance(request, _SnapshotAsked):
-                self._snapshot(request.sequence, hold=request.hold)
-            else:
-                self._rebase(request.discard)
+            match request:
+                case _RebaseAsked(_, discard):
+                    self._rebase(discard)
+                case _SnapshotAsked(sequence, hold):
+                    self._snapshot(sequence, hold=hold)
+                case _RoundAsked(sequence):  # a training function that knows no rounds: one step
+                    self._snapshot(sequence, hold=True)
+
+    @property
+    def _round_is_next(self) -> bool:
+        """With the lock held: the next request begins a round, which only next_round answers."""
+        return (
+            self._by_rounds and bool(self._requests) and isinstance(self._requests[0], _RoundAsked)
+        )
+
+    def expect_rounds(self) -> None:
+        """The training function will ask for rounds by `next_round`. To be said before `attach`."""
+        self._by_rounds = True
+
+    def next_round(self) -> int | None:
+        """Wait until this client is called to train a round, answering what is asked meanwhile; None once stopped."""
+        while True:
+            with self._asked:
+                self._asked.wait_for(lambda: self._requests or self._stopped)
+                if self._stopped:
+                    return None
+                if self._round_is_next:
+                    asked = self._requests.popleft()
+                    assert isinstance(asked, _RoundAsked)
+                    self._round = asked
+                    return asked.number
+            self.attend()
+
+    def end_round(self) -> bool:
+        """Copy the weights for the round's delta and wait for what comes of it. Returns False once stopped."""
+        asked, self._round = self._round, None
+        if asked is not None:
+            self._snapshot(asked.sequence, hold=True)
+        return self.attend()
 
     def attend_for(self, seconds: float) -> None:
         """Answer what is asked within `seconds`, for a training function that is back; returns after the first answer."""
+        self._by_rounds = False
+        if (
+            self._round is not None
+        ):  # it came back in the middle of a round, which nobody wants half of
+            self.meter.forget()
+            self.end_round()
+            return
         with self._asked:
             self._asked.wait_for(lambda: bool(self._requests), seconds)
             asked = bool(self._requests)
@@ -253,6 +303,11 @@ class Learner:
             if sequence in self._deltas or _SnapshotAsked(sequence, hold) in self._requests:
                 return
             self._ask(_SnapshotAsked(sequence, hold))
+
+    def begin_round(self, sequence: int, number: int) -> None:
+        """Ask for round `number` to be trained; delta `sequence` comes of it. `end_round` answers Snapshotted, and is held."""
+        with self._asked:
+            self._ask(_RoundAsked(sequence, number))
 
     def resume(self) -> None:
         """Let the training thread go on that a snapshot holds; fine when none is held."""
@@ -476,7 +531,7 @@ class Learner:
 
     # --- with _lock held, or on values that do not change -----------------------------------------------------
 
-    def _ask(self, request: _SnapshotAsked | _RebaseAsked) -> None:
+    def _ask(self, request: _SnapshotAsked | _RebaseAsked | _RoundAsked) -> None:
         self._requests.append(request)
         self.attention = True
         self._asked.notify_all()

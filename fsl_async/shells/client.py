@@ -18,6 +18,7 @@ from fsl_async import messages as msg
 from fsl_async.errors import FslError
 from fsl_async.events import DeltaKey
 from fsl_async.learn.manifest import Manifest
+from fsl_async.plan.methods import Direction
 from fsl_async.roles.client import SERVER, ClientMachine
 from fsl_async.runtime import Journal, Node, Worker
 from fsl_async.shells.moves import Moves
@@ -34,10 +35,16 @@ class CodedSource:
     chunks: int
     _worker: Worker
     _encode: Callable[[int], bytes]
+    _count: Callable[[int, bytes], None] = lambda _, __: None
 
     def read(self, index: int, deliver: Callable[[tp.Buffer | None], None]) -> None:
         """Code a chunk; None when it is not there any more."""
-        self._worker.submit(lambda: self._encode(index), deliver, lambda _: deliver(None))
+
+        def done(frame: bytes) -> None:
+            self._count(index, frame)
+            deliver(frame)
+
+        self._worker.submit(lambda: self._encode(index), done, lambda _: deliver(None))
 
 
 @mutable
@@ -73,6 +80,8 @@ class ClientShell:
         self.node = Node(machine, scheduler, self._execute, journal)
         self.endpoint: Dialer
         self._scheduler = scheduler
+        self.count: Callable[[Direction, int, bytes], None] = lambda *_: None  # chunks of weights
+        self.on_end: Callable[[ev.Event], None] = lambda _: None  # what else must know of the end
         self._over = False
         self._shard = -1
         self._say = say
@@ -102,8 +111,7 @@ class ClientShell:
             do.OfferInitial: self._offer_initial,
             do.AdoptInitial: self._adopt_initial,
             do.TakeSnapshot: lambda e, _: self.learner.request_snapshot(e.sequence, hold=e.hold),
-            # Until the learner knows rounds: one step, as of a held snapshot.
-            do.BeginRound: lambda e, _: self.learner.request_snapshot(e.sequence, hold=True),
+            do.BeginRound: lambda e, _: self.learner.begin_round(e.sequence, e.round),
             do.ResumeTraining: lambda *_: self.learner.resume(),
             do.LookAtTransfers: lambda _, number: self._look(number),
             do.OfferDelta: self._offer_delta,
@@ -187,6 +195,7 @@ class ClientShell:
                 self.learner.refuse(code, text)
                 self.node.feed(ev.ServerRefused(code, text))
             case msg.Stop(reason):
+                self.on_end(ev.RunEnded(reason))
                 self.node.feed(ev.RunEnded(reason))
             case other:
                 raise msg.MessageError(f"{type(other).__name__} is not for a server to say")
@@ -240,7 +249,10 @@ class ClientShell:
         sequence = effect.key.sequence
         chunks = self._known_manifest().chunks
         source = CodedSource(
-            chunks, self.worker, lambda index: self.learner.encode_delta(sequence, index)
+            chunks,
+            self.worker,
+            lambda index: self.learner.encode_delta(sequence, index),
+            lambda index, frame: self.count(Direction.UP, index, frame),
         )
         work = (effect.tokens, effect.steps, effect.round, dict(effect.metrics))
         meta = msg.DeltaMeta(effect.key.text, effect.base_digest, *work)
@@ -312,6 +324,7 @@ class _FetchSink:
 
         def taken(_: None) -> None:
             fetch.next_chunk = max(fetch.next_chunk, index + 1)
+            self.shell.count(Direction.DOWN, index, frame)
             done(True)
 
         self.shell.worker.submit(

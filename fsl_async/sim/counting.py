@@ -297,6 +297,10 @@ class CountingLearner:
         """Answered at the next step; with `hold` no further one is begun."""
         self._at_next_step(lambda: self._snapshot(sequence, hold=hold))
 
+    def begin_round(self, sequence: int, number: int) -> None:
+        """A training function that knows no rounds: one step."""
+        self.request_snapshot(sequence, hold=True)
+
     def resume(self) -> None:
         """Training goes on after a hold."""
         if self._held_at is not None and not self._over:

@@ -24,7 +24,9 @@ from fsl_async.config import (
 from fsl_async.errors import ConfigError
 from fsl_async.settings import TABLES, SettingError
 
-TABLE_LIST = "run, listen, sync, outer, codec, session, transfer, data, model, train, checkpoint"
+TABLE_LIST = (
+    "run, listen, sync, outer, codec, session, transfer, data, model, train, checkpoint, split"
+)
 
 
 @pytest.fixture
@@ -285,6 +287,28 @@ def test_defaults_are_the_documented_ones():
         }
         | {"clip_norm": 1.0, "threads": 0, "device": "auto", "task": ""},
         "checkpoint": {"keep_versions": 3},
+        "split": {
+            "method": "none",
+            "mode": "free",
+            "cut": 1,
+            "labels_at_home": False,
+            "auxiliary": "blocks:1",
+            "server": "",
+            "listen": "tcp://127.0.0.1:7101",
+            "optimizer": "adamw",
+            "samples": 128,
+            "upload_every": 5,
+            "align_every": 10,
+            "align_passes": 20,
+            "align_rate": 1e-3,
+            "buffer_samples": 256,
+            "up": "bf16",
+            "down": "bf16",
+            "models": "fp32",
+            "in_flight": 2,
+            "checkpoint_every": 100,
+            "max_stale_rounds": 1,
+        },
     }
 
 

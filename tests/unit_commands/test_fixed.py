@@ -19,6 +19,10 @@ def test_what_is_fixed_is_what_the_weights_and_their_evaluation_mean():
         "model.width",
         "model.heads",
         "model.context",
+        "split.method",
+        "split.cut",
+        "split.labels_at_home",
+        "split.auxiliary",
     }
 
 

@@ -278,6 +278,8 @@ class ServerHalf:
         """Optimiser steps so far: the version of x_s."""
         self.steps = 0
         """Forward passes begun: the counter behind dropout's chance."""
+        self.last_loss = 0.0
+        """Of the newest step whose loss was computed here."""
         self._optimizer = Optimizer(optimizer, weights.parameter_tensors(body))
         self._loss = loss
         self._seed = seed
@@ -309,7 +311,8 @@ class ServerHalf:
         outputs = self._run(given, smashed.lengths, self._begin())
         loss = self._loss(outputs, smashed.labels)
         gradient = self._update(loss, None, given if wants_gradient else None)
-        return ServerResult(loss.item(), smashed.samples, gradient, self.updates)
+        self.last_loss = loss.item()
+        return ServerResult(self.last_loss, smashed.samples, gradient, self.updates)
 
     def forward(self, smashed: Smashed) -> ServerPending:
         """U-shape: compute the features that the client's tail is to see."""

@@ -188,12 +188,16 @@ class Method(ABC):
 def gradient_step(client: ClientHalf, batch: Batch) -> Steps:
     """One step with the server's own gradient, straight or U-shaped: what SL, SplitFed V1 and V2 have in common."""
     pending = client.forward(batch)
-    if client.model.tail is None:
-        gradient: CutGradient = yield Activations(pending.smashed, wants_answer=True)
-        pending.loss = pending.loss if gradient.loss is None else gradient.loss
-    else:
-        features: Features = yield Activations(pending.without_labels, wants_answer=True)
-        gradient = yield FeatureGradient(client.tail_step(pending, features.values))
+    try:
+        if client.model.tail is None:
+            gradient: CutGradient = yield Activations(pending.smashed, wants_answer=True)
+            pending.loss = pending.loss if gradient.loss is None else gradient.loss
+        else:
+            features: Features = yield Activations(pending.without_labels, wants_answer=True)
+            gradient = yield FeatureGradient(client.tail_step(pending, features.values))
+    except GeneratorExit:  # the answer will not come
+        client.drop(pending)
+        raise
     return client.apply(pending, gradient.values)
 
 

@@ -1,0 +1,311 @@
+"""A client's training thread with the server's half on another machine.
+
+    split = fed.split(half, method, ...)            half: ClientHalf, from method.client_half(...)
+    for number in fed.rounds():
+        for inputs, labels in batches(number):
+            split.train_batch(inputs, labels)       forward to the cut, what the method wants sent, one update
+        fed.end_round(samples=n)
+
+`train_batch` drives the method's local step and puts what is to cross into a queue of `in_flight` slots. It blocks only when the queue is
+full, and where the method needs an answer; with more than one in flight the next batch's forward pass then runs before the
+gradient of the one before is there. A step whose answer will not come is left out.
+
+Three threads come here, as with `fsl_async.learn.learner`: the training thread calls `train_batch` and `end_round`, the loop thread
+hands answers in and never waits, a worker codes what is kept in `parcel`.
+"""
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+import numpy as np
+import torch
+from torch import Tensor
+
+from fsl_async.events import Event
+from fsl_async.events_split import RoundEnded, UploadKey, UploadReady
+from fsl_async.learn.buffers import Vector
+from fsl_async.learn.split.batches import Batch, Smashed
+from fsl_async.learn.split.halves import ClientHalf, StepReport
+from fsl_async.learn.split.methods.base import (
+    Activations,
+    AuxiliaryWanted,
+    CutGradient,
+    FeatureGradient,
+    Features,
+    Method,
+    Position,
+    Steps,
+)
+from fsl_async.learn.split.payload import Parcel, pack_labels, put_back, valid_rows
+from fsl_async.roles.split_methods import Decisions
+
+POLL_S = 0.2
+"""How often a wait looks whether the run has ended."""
+
+Place = tuple[int, int, int]
+"""Round, step and leg: an upload's key without whose it is."""
+
+
+@attrs.define(eq=False)
+class _Open:
+    """A step that waits for an answer."""
+
+    steps: Steps
+    at: Position
+    batch: Batch
+    shape: tuple[int, ...] = ()
+    leg: int = 0
+    before: int = 0
+    labels_at_home: bool = False
+
+    @property
+    def place(self) -> Place:
+        return self.at.round, self.before + self.at.step, self.leg
+
+
+class SplitTraining:
+    """See the module. `post` is set by whoever has the session with the split server."""
+
+    def __init__(
+        self,
+        half: ClientHalf,
+        method: Method,
+        decisions: Decisions,
+        *,
+        classes: int,
+        stopped: Callable[[], bool],
+        version: Callable[[], int],
+        on_step: Callable[[float, int], None] = lambda _, __: None,
+    ) -> None:
+        self.half = half
+        self.method = method
+        self.decisions = decisions
+        self.post: Callable[[Event], None] = lambda _: None
+        self.server_loss = float("nan")
+        """Of the newest upload that the server has trained without an answer."""
+        self.left_out = 0
+        """Steps whose answer did not come."""
+        self._classes = classes
+        self._stopped = stopped
+        self._version = version
+        self._on_step = on_step
+        self._round = -1
+        self._step = 0
+        self._counted = 0  # steps of this round before, when it is trained again: keys grow
+        self._samples = 0
+        self._open: deque[_Open] = deque()
+        # Guarded by the condition: what both the training thread and the loop touch.
+        self._changed = threading.Condition()
+        self._slots = decisions.in_flight
+        self._kept: dict[Place, Parcel] = {}
+        self._answers: dict[Place, tuple[Vector, float] | None] = {}
+        self._model: Vector | None = None
+        self._aligning = False
+        self._settled = -1
+
+    # --- training thread --------------------------------------------------------------------------------------
+
+    def begin_round(self, number: int) -> None:
+        """The next batch is the first of round `number`."""
+        self._counted = self._counted + self._step if number == self._round else 0
+        self._round, self._step, self._samples = number, 0, 0
+
+    def train_batch(
+        self, inputs: Tensor, labels: Tensor, lengths: Tensor | None = None
+    ) -> float | None:
+        """One local step. Returns the loss of the newest step that is done; None when none was."""
+        self._load_model()
+        found: float | None = None
+        while len(self._open) >= self.decisions.in_flight:
+            found = self._finish_oldest()
+        batch = Batch(inputs, labels, lengths)
+        at = Position(self._round, self._step)
+        self._step += 1
+        self._samples += inputs.shape[0]
+        entry = _Open(self.method.local_step(self.half, batch, at), at, batch, before=self._counted)
+        done = self._drive(entry, None)
+        if done is None:
+            self._open.append(entry)
+            if self.decisions.in_flight == 1:
+                return self._finish_oldest()
+        return found if done is None else done.loss
+
+    def end_round(self) -> int:
+        """Finish what is open, say so to the split server, wait until the round may go on. Returns its samples."""
+        while self._open:
+            self._finish_oldest()
+        if self.decisions.has_server:
+            self.post(RoundEnded(self._round, self._samples))
+            self._wait(lambda: self._settled >= self._round)
+        return self._samples
+
+    def _drive(self, entry: _Open, answer: Any) -> StepReport | None:
+        """Run a step until it ends or waits for an answer; None: it waits."""
+        while True:
+            try:
+                crossing = entry.steps.send(answer)
+            except StopIteration as end:
+                report: StepReport = end.value
+                self._on_step(report.loss, report.samples)
+                return report
+            answer = None
+            match crossing:
+                case Activations(smashed=smashed, wants_answer=wants):
+                    entry.shape = tuple(smashed.values.shape)
+                    entry.labels_at_home = smashed.labels is None
+                    self._upload(entry, smashed, wants=wants)
+                    if wants:
+                        return None
+                case FeatureGradient(values=values):
+                    entry.leg = 1
+                    self._upload(entry, Smashed(values, None, entry.batch.lengths), wants=True)
+                    return None
+                case AuxiliaryWanted() if self.decisions.waits_for_alignment():
+                    self._wait(lambda: not self._aligning)
+                    answer = self._take_model()
+                case AuxiliaryWanted():
+                    pass
+
+    def _upload(self, entry: _Open, smashed: Smashed, *, wants: bool) -> None:
+        parcel = self._parcel(smashed)
+        place = entry.place
+        number, step, leg = place
+        decisions = self.decisions
+        due = decisions.aligned and entry.at.step == 0 and decisions.aligns_in(number)
+        self._wait(lambda: self._slots > 0)
+        with self._changed:
+            self._slots -= 1
+            self._kept[place] = parcel
+            self._aligning = self._aligning or due
+        self.post(
+            UploadReady(
+                number,
+                step,
+                self._version(),
+                smashed.samples,
+                parcel.shape,
+                len(parcel.labels),
+                parcel.lengths,
+                wants,
+                due,
+                leg,
+            )
+        )
+
+    def _parcel(self, smashed: Smashed) -> Parcel:
+        values = smashed.values.detach().float().cpu().numpy()
+        labels = None if smashed.labels is None else smashed.labels.cpu().numpy()
+        lengths: tuple[int, ...] = ()
+        if smashed.lengths is not None:
+            lengths = tuple(int(each) for each in smashed.lengths)
+            values = valid_rows(values, lengths)
+            if labels is not None and labels.ndim > 1:
+                labels = valid_rows(labels, lengths)
+        packed = b"" if labels is None else pack_labels(labels, self._classes)
+        # A copy: what is kept must not change, and must not hold the step's graph.
+        return Parcel(np.array(values).reshape(-1), tuple(values.shape), packed, lengths)
+
+    def _finish_oldest(self) -> float | None:
+        """Wait for the oldest open step's answers; its loss, or None where it was left out."""
+        entry = self._open.popleft()
+        while True:
+            self._wait(lambda: entry.place in self._answers)
+            with self._changed:
+                answer = self._answers.pop(entry.place, None)
+            if answer is None:
+                entry.steps.close()
+                self.left_out += 1
+                return None
+            report = self._drive(entry, self._crossing(entry, *answer))
+            if report is not None:
+                return report.loss
+
+    def _crossing(self, entry: _Open, values: Vector, loss: float) -> CutGradient | Features:
+        shape = entry.shape
+        found: Any = values
+        if entry.batch.lengths is not None:
+            lengths = [int(each) for each in entry.batch.lengths]
+            rows = values.reshape(sum(lengths), -1)
+            found = put_back(rows, lengths, shape[1], 0.0)
+        elif values.size == np.prod(shape):
+            found = values.reshape(shape)
+        else:  # features of another width than the activations
+            found = values.reshape(*shape[:-1], -1)
+        tensor = torch.from_numpy(found)
+        if entry.labels_at_home and entry.leg == 0:
+            return Features(tensor)
+        return CutGradient(tensor, None if entry.labels_at_home else loss, 0)
+
+    def _load_model(self) -> None:
+        vector = self._take_model()
+        if vector is not None:
+            self.half.load(vector, "auxiliary")
+
+    def _take_model(self) -> Vector | None:
+        with self._changed:
+            vector, self._model = self._model, None
+        return vector
+
+    def _wait(self, ready: Callable[[], bool]) -> None:
+        with self._changed:
+            while not ready() and not self._stopped():
+                self._changed.wait(POLL_S)
+
+    # --- worker thread ----------------------------------------------------------------------------------------
+
+    def parcel(self, place: Place) -> Parcel | None:
+        """What is kept of an upload."""
+        with self._changed:
+            return self._kept.get(place)
+
+    # --- loop thread: never waits -----------------------------------------------------------------------------
+
+    def drop(self, place: Place) -> None:
+        """Forget an upload."""
+        with self._changed:
+            self._kept.pop(place, None)
+
+    def hand(self, key: UploadKey, values: Vector, loss: float) -> None:
+        """The answer to an upload is here, float32."""
+        self._answer(key, (values, loss))
+
+    def give_up(self, key: UploadKey) -> None:
+        """No answer comes."""
+        self._answer(key, None)
+
+    def _answer(self, key: UploadKey, answer: tuple[Vector, float] | None) -> None:
+        with self._changed:
+            self._answers[key.round, key.step, key.leg] = answer
+            self._changed.notify_all()
+
+    def free_slot(self) -> None:
+        """One more upload may go."""
+        with self._changed:
+            self._slots += 1
+            self._changed.notify_all()
+
+    def note_loss(self, loss: float) -> None:
+        """The server's loss on an upload."""
+        self.server_loss = loss
+
+    def install(self, vector: Vector) -> None:
+        """Use this auxiliary model from the next step on; who waits for one goes on."""
+        with self._changed:
+            self._model = vector
+            self._aligning = False
+            self._changed.notify_all()
+
+    def keep(self) -> None:
+        """No newer one comes."""
+        with self._changed:
+            self._aligning = False
+            self._changed.notify_all()
+
+    def settle(self, number: int) -> None:
+        """The round may go to the parameter server."""
+        with self._changed:
+            self._settled = max(self._settled, number)
+            self._changed.notify_all()

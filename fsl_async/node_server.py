@@ -1,0 +1,256 @@
+"""A split server process, with or without the parameter server in it: halves, machine, endpoint and loop put together. Imports torch."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import time
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import attrs
+import torch
+from attrs import frozen
+
+import fsl_transport as tp
+from fsl_async import effects as do
+from fsl_async import events as ev
+from fsl_async import node_ps
+from fsl_async.errors import AddressError, ConfigError, RunDirError
+from fsl_async.learn.fed import choose_device
+from fsl_async.learn.split.room import ServerRoom
+from fsl_async.learn.split.server_disk import ServerDisk
+from fsl_async.learn.split.task import build_server
+from fsl_async.node_ps import GOODBYE_S, JOURNAL, check_bindable, transport_settings
+from fsl_async.observe.journal import JournalWriter
+from fsl_async.observe.lag import LoopLag
+from fsl_async.observe.teller import Teller
+from fsl_async.roles.split_methods import decisions_of
+from fsl_async.roles.split_server import SplitServerMachine
+from fsl_async.runtime import ThreadWorker
+from fsl_async.settings import Config
+from fsl_async.shells.split_server import Formats, SplitServerShell
+from fsl_async.shells.traffic import CountedLink, Traffic
+from fsl_async.split_rules import split_rules, with_implied
+from fsl_async.stopper import Stopper
+from fsl_async.threads import threads_here
+from fsl_transport.loop import run as run_loop
+from fsl_transport.zmq_link import ZmqListener
+
+PS = "ps"
+SERVER = "server"
+"""Folders in the run directory of a process that holds both."""
+
+
+@frozen
+class Summary:
+    """How a split server's part ended."""
+
+    run: str
+    uploads: int
+    round: int
+    reason: str
+    seconds: float
+    traffic: dict[str, Any]
+    run_dir: str
+    ps: node_ps.Summary | None = None
+
+
+def serve(
+    config: Config,
+    run_dir: Path,
+    *,
+    with_ps: bool,
+    from_version: int | None = None,
+    announce: Callable[[str, str], None],
+    log: Callable[[str], None],
+    stop: Stopper,
+) -> Summary:
+    """Run the split server until the run ends or `stop` is asked; with_ps: and the parameter server in the same loop. Blocks.
+
+    announce: called with "server" or "ps" and the bound address once clients can come.
+    Raises ConfigError, RunDirError and AddressError, each in one line.
+    """
+    config = with_implied(config)
+    if not config.split.is_on:
+        raise ConfigError("split.method is none: say what to train with", "split.method")
+    if not decisions_of(split_rules(config)).has_server:
+        raise ConfigError(
+            f"{config.split.method} has no split server: start --role ps alone", "split.method"
+        )
+    check_bindable(config.split.listen)
+    torch.set_num_threads(threads_here(config.train.threads))
+    run_dir.mkdir(parents=True, exist_ok=True)
+    disk = ServerDisk(run_dir / SERVER)
+    with contextlib.ExitStack() as stack:
+        stack.callback(disk.close)
+        served = _Serving(config, disk, announce, log, stop)
+        if not with_ps:
+            return run_loop(served.alone())
+        ps_dir = run_dir / PS
+        ps_dir.mkdir(exist_ok=True)
+        prepared = node_ps.prepared(
+            config,
+            ps_dir,
+            from_version=from_version,
+            announce=lambda address: announce(PS, address),
+            log=log,
+            stop=stop,
+        )
+        return run_loop(served.with_ps(stack.enter_context(prepared)))
+
+
+class _Serving:
+    """One split server."""
+
+    def __init__(
+        self,
+        config: Config,
+        disk: ServerDisk,
+        announce: Callable[[str, str], None],
+        log: Callable[[str], None],
+        stop: Stopper,
+    ) -> None:
+        server, method, cut, parts = build_server(config, choose_device(config.train.device))
+        self.config = config
+        self.room = ServerRoom(method, server, cut, disk)
+        self.machine = SplitServerMachine(split_rules(config), parts.architecture)
+        self.traffic = Traffic()
+        self._announce, self._log, self._stop = announce, log, stop
+        self._disk = disk
+
+    async def alone(self) -> Summary:
+        """Serve; what asks to stop ends it."""
+        loop = asyncio.get_running_loop()
+        ready: asyncio.Future[str] = loop.create_future()
+
+        def stop_asked(hard: bool) -> None:
+            loop.call_soon_threadsafe(self._end, self._stop.reason, hard)
+
+        unsubscribe = self._stop.subscribe(stop_asked)
+        try:
+            return await self._serve(ready)
+        finally:
+            unsubscribe()
+
+    async def with_ps(
+        self, ps: Callable[[Config], Coroutine[Any, Any, node_ps.Summary]]
+    ) -> Summary:
+        """Serve beside the parameter server, and end after it."""
+        loop = asyncio.get_running_loop()
+        ready: asyncio.Future[str] = loop.create_future()
+        serving = asyncio.create_task(self._serve(ready))
+        try:
+            waited: list[asyncio.Future[Any]] = [serving, ready]
+            await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
+            if serving.done():
+                return serving.result()
+            split = self.config.split
+            told = attrs.evolve(split, server=split.server or ready.result())
+            ending = asyncio.create_task(ps(attrs.evolve(self.config, split=told)))
+            try:
+                await asyncio.wait([serving, ending], return_when=asyncio.FIRST_COMPLETED)
+                if serving.done() and serving.exception() is not None:
+                    serving.result()
+                found = await ending
+            finally:
+                ending.cancel()
+            self._end(found.reason, self._stop.hard)
+            return attrs.evolve(await serving, ps=found)
+        finally:
+            if not serving.done():
+                serving.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await serving
+
+    def _end(self, reason: str, hard: bool) -> None:
+        if hard:
+            self._finish(do.Finish(reason, 0))
+        else:
+            self._shell.node.feed(ev.DrainAsked(reason))
+
+    def _finish(self, effect: do.Finish) -> None:
+        if not self._finished.done():
+            self._finished.set_result(effect)
+
+    async def _serve(self, ready: asyncio.Future[str]) -> Summary:
+        loop = asyncio.get_running_loop()
+        begun = time.monotonic()
+        config = self.config
+        self._finished: asyncio.Future[do.Finish] = loop.create_future()
+        writer = JournalWriter(self._disk.run_dir / JOURNAL)
+        journal = Teller(writer, self._log, loop.time)
+        workers = [ThreadWorker(loop, name) for name in ("codec", "train", "write")]
+        split = config.split
+        formats = Formats(split.up, split.down, split.models, config.codec.fineness)
+        self._shell = shell = SplitServerShell(
+            self.machine,
+            self.room,
+            formats=formats,
+            code=workers[0],
+            train=workers[1],
+            write=workers[2],
+            scheduler=loop,
+            journal=journal,
+            say=journal.say,
+            finished=self._finish,
+            traffic=self.traffic,
+        )
+        try:
+            link = ZmqListener(split.listen)
+        except tp.LocalError as error:
+            raise AddressError(str(error)) from None
+        counted = CountedLink(link, self.traffic, at_client=False)
+        endpoint = tp.ListenerEndpoint(
+            counted,
+            loop,
+            transport_settings(config),
+            shell.on_transport,
+            SERVER,
+            incarnation=time.time_ns(),
+        )
+        shell.endpoint = endpoint
+        lag = LoopLag(loop)
+        journal.note(
+            "NodeStarted",
+            loop.time(),
+            role=SERVER,
+            method=split.method,
+            address=link.address,
+            pid=os.getpid(),
+            host=socket.gethostname(),
+        )
+        try:
+            shell.start()
+            for name, peer in self.machine.peers.items():
+                if peer.incarnation >= 0:
+                    endpoint.remember(name, peer.incarnation)
+            self._announce(SERVER, link.address)
+            ready.set_result(link.address)
+            ended = await self._finished
+            give_up_at = loop.time() + (0.0 if self._stop.hard else GOODBYE_S)
+            while endpoint.peers and loop.time() < give_up_at:  # noqa: ASYNC110 - a few looks, once in a run
+                await asyncio.sleep(0.05)
+        finally:
+            journal.note("Traffic", loop.time(), **self.traffic.as_dict())
+            journal.note("NodeEnded", loop.time(), garbage=endpoint.garbage, **lag.summary())
+            shell.node.close()
+            lag.close()
+            await endpoint.aclose()
+            for worker in workers:
+                worker.close()
+            writer.close()
+        if ended.exit_code:
+            raise RunDirError(ended.reason)
+        return Summary(
+            self.machine.run,
+            self.machine.uploads,
+            self.machine.round,
+            ended.reason,
+            round(time.monotonic() - begun, 3),
+            self.traffic.as_dict(),
+            str(self._disk.run_dir),
+        )

@@ -1,0 +1,53 @@
+"""What the configuration says of split learning: rules for the machines, formats for the shells, and the settings it implies. Pure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+
+from fsl_async.errors import ConfigError
+from fsl_async.roles.split_methods import SplitRules, decisions_of
+from fsl_async.settings import Config
+
+
+def split_rules(config: Config) -> SplitRules:
+    """The rules of the split server's machine and of its clients'."""
+    split = config.split
+    return SplitRules(
+        method=split.method,
+        lockstep=split.mode == "lockstep",
+        labels_at_home=split.labels_at_home,
+        upload_every=split.upload_every,
+        align_every=split.align_every,
+        in_flight=split.in_flight,
+        checkpoint_every=split.checkpoint_every,
+        max_stale_rounds=split.max_stale_rounds,
+        reoffer_s=min(5.0, config.session.expire_after_s),
+        drain_s=max(2 * config.session.heartbeat_every_s, 5.0),
+    )
+
+
+def with_implied(config: Config) -> Config:
+    """Fill in what a method of split learning implies for the parameter server: how rounds are run, and plain averages, coded as split.models.
+
+    Raises ConfigError where sync.trigger was set to something else.
+    """
+    if not config.split.is_on:
+        return config
+    wanted = decisions_of(split_rules(config)).trigger
+    if config.sync.trigger not in {"clock", wanted}:
+        raise ConfigError(
+            f"sync.trigger is {config.sync.trigger}, and split.method = {config.split.method} in mode {config.split.mode}"
+            f" needs {wanted}: leave it out",
+            "sync.trigger",
+        )
+    trigger: Any = wanted
+    codec = attrs.evolve(config.codec, up=config.split.models, down=config.split.models)
+    made: Config = attrs.evolve(
+        config,
+        sync=attrs.evolve(config.sync, trigger=trigger),
+        outer=attrs.evolve(config.outer, optimizer="average"),
+        codec=codec,
+    )
+    return made
