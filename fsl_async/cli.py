@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 _DEBUG = "--debug"
 _JSON = "--json"
-_ROLES = ("ps", "client")
-_LATER_ROLES = ("relay", "server")
+_ROLES = ("ps", "client", "server")
+_LATER_ROLES = ("relay",)
 _NODE = "node"
 
 _PATH = click.Path(path_type=Path)
@@ -47,10 +47,11 @@ def _check_role(_: click.Context, __: click.Parameter, role: str | None) -> str:
 @click.command(_NODE, add_help_option=False)
 @click.option(
     "--role",
-    metavar="ps|client",
+    metavar="ps|client|server",
     callback=_check_role,
-    help="Be the parameter server, or a client that trains.",
+    help="Be the parameter server, a client that trains, or a split server.",
 )
+@click.option("--with-ps", is_flag=True, help="server: hold the parameter server as well.")
 @click.option("--config", type=_PATH, metavar="FILE", help="ps: the run's TOML file; see init.")
 @click.option(
     "--set",
@@ -82,6 +83,12 @@ def _check_role(_: click.Context, __: click.Parameter, role: str | None) -> str:
 @click.argument("address", required=False)
 def node(role: str, **options: Any) -> int:
     """Run a node of the run."""
+    if role == "server":
+        from fsl_async.commands import server
+
+        return server.command(**options)
+    if options.pop("with_ps"):
+        raise UsageError("--with-ps goes with --role server")
     if role == "ps":
         from fsl_async.commands import ps
 
@@ -139,9 +146,10 @@ class Root(click.Group):
         raise UsageError(f"no command {word[:80]!r}; {meant}")
 
     def format_usage(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the three ways to call the program."""
+        """Write the ways to call the program."""
         formatter.write_usage(program(), "--role ps [OPTIONS] [LISTEN_ADDRESS]")
         formatter.write_usage(program(), "--role client [OPTIONS] ADDRESS", " " * 7)
+        formatter.write_usage(program(), "--role server [OPTIONS] [LISTEN_ADDRESS]", " " * 7)
         formatter.write_usage(program(), "COMMAND [OPTIONS]", " " * 7)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -24,7 +24,7 @@ def run(capsys, *args):
 
 GOLDEN = [
     ("--role relay", "--role relay is not in this version; use --role ps or --role client"),
-    ("--role server a:1", "--role server is not in this version; use --role ps or --role client"),
+    ("--role relay a:1", "--role relay is not in this version; use --role ps or --role client"),
     ("--role foo", "--role 'foo' is unknown; use --role ps or --role client"),
     ("--rolle ps", "no such option '--rolle'. Did you mean '--role'? (see fsl-node --help)"),
     (

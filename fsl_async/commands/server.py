@@ -1,0 +1,92 @@
+"""`fsl-node --role server`: run the split server, alone or with the parameter server in the same process."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from fsl_async import address as addresses
+from fsl_async.commands.client import check_data
+from fsl_async.commands.output import Output
+from fsl_async.errors import UsageError
+from fsl_async.program import program
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def command(
+    *,
+    address: str | None,
+    config: Path | None,
+    overrides: tuple[str, ...],
+    name: str | None,
+    data: str | None,
+    task: str | None,
+    run_dir: Path | None,
+    from_version: int | None,
+    threads: int | None,
+    insecure: bool,
+    dry_run: bool,
+    as_json: bool,
+    with_ps: bool,
+) -> int:
+    """Resolve the configuration, then run the server; returns the exit code. An address is the parameter server's."""
+    from fsl_async.config import load, resolved, to_dict, to_toml
+    from fsl_async.split_rules import with_implied
+    from fsl_async.stopper import Stopper, stop_on_signals
+
+    if task is not None:
+        raise UsageError("--task is a client's: a split server trains its half of the built-in GPT")
+    if not with_ps and (address is not None or from_version is not None):
+        given = "LISTEN_ADDRESS" if address is not None else "--from-version"
+        raise UsageError(
+            f"{given} is the parameter server's: add --with-ps, or set split.listen with --set"
+        )
+    chosen = {
+        "listen.address": addresses.parse_listen(address).tcp if address else None,
+        "run.name": name,
+        "run.directory": str(run_dir) if run_dir else None,
+        "data.path": str(check_data(data)) if data else None,
+        "train.threads": threads,
+        "listen.insecure": True if insecure else None,
+    }
+    shorter = [
+        f"{key}={json.dumps(value, ensure_ascii=False)}"
+        for key, value in chosen.items()
+        if value is not None
+    ]
+    loaded = with_implied(load(config, [*overrides, *shorter]))
+    output = Output(as_json=as_json)
+    if dry_run:
+        filled = resolved(loaded)
+        if as_json:
+            output.result(to_dict(filled))
+        else:
+            output.say(to_toml(filled, comments=False).rstrip())
+        return 0
+    from fsl_async.node_server import serve
+
+    def announce(role: str, bound: str) -> None:
+        listening = addresses.parse_listen(bound)
+        reach = addresses.reachable_host(listening.host)
+        join = ""
+        if role == "ps":
+            join = f"{program()} --role client {addresses.Address(reach, listening.port).fsl}"
+        output.record("listening", role=role, address=bound, join=join)
+        what = "parameter server" if role == "ps" else "split server"
+        output.say(f"{what} at {bound}" + (f"\non each client:\n    {join}" if join else ""))
+
+    stopper = Stopper()
+    with stop_on_signals(stopper):
+        summary = serve(
+            loaded,
+            loaded.run_dir,
+            with_ps=with_ps,
+            from_version=from_version,
+            announce=announce,
+            log=output.say,
+            stop=stopper,
+        )
+    output.result(summary)
+    return stopper.exit_code
