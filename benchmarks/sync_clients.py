@@ -87,13 +87,20 @@ class LightLearner:
 
     # --- loop thread
 
-    def request_snapshot(self, sequence: int) -> None:
-        """Answer at once, with work when there is some."""
+    def request_snapshot(self, sequence: int, *, hold: bool = False) -> None:
+        """Answer at once, with work when there is some; no thread is there to be held."""
         work, self._client.work = self._client.work, False
         done = (TOKENS, STEPS) if work else (0, 0)
         self._client.answered_at = time.monotonic()
         self._client.feed_soon(ev.Snapshotted(sequence, self.base_version, *done))
         self._client.changed()
+
+    def begin_round(self, sequence: int, number: int) -> None:
+        """Rounds of a client's own are for split learning."""
+        raise NotImplementedError
+
+    def resume(self) -> None:
+        """No thread is held."""
 
     def request_rebase(self, version: int, digest: str, *, discard: bool = False) -> None:
         """There is no model to move."""

@@ -13,7 +13,7 @@ from fsl_async.threads import cores
     [
         (
             {"step": 1340, "tokens": 9, "tokens_per_s": 4000.4, "loss": 2.7133},
-            "step 1,340, loss 2.71, 4,000 tokens/s",
+            "step 1,340, loss 2.71 (running mean), 4,000 tokens/s",
         ),
         ({"step": 2, "tokens": 9, "tokens_per_s": 0.0}, "step 2"),
     ],

@@ -60,8 +60,8 @@ class TransportSettings:
 
     @property
     def unsent_bytes(self) -> int:
-        """What may wait inside libzmq for one connection: twice what an honest peer's stream has under way."""
-        return 2 * (self.window_bytes + self.chunk_limit_bytes)
+        """What may wait inside libzmq for one connection: twice an honest stream's bytes under way, or the largest message."""
+        return 2 * max(self.window_bytes + self.chunk_limit_bytes, self.control_limit_bytes)
 
     def __attrs_post_init__(self) -> None:
         """Check what one field alone cannot know."""
