@@ -38,6 +38,7 @@ from fsl_async.node_ps import JOURNAL, transport_settings
 from fsl_async.observe.client_state import counted
 from fsl_async.observe.journal import JournalWriter, TraceHash
 from fsl_async.observe.lag import LoopLag
+from fsl_async.observe.memory import Mark
 from fsl_async.plan.methods import Category, Direction
 from fsl_async.roles.client import ClientMachine, ClientRules
 from fsl_async.roles.split_client import SplitClientMachine
@@ -73,6 +74,8 @@ class Summary:
     reason: str
     seconds: float
     traffic: dict[str, Any]
+    memory_grown: int
+    """Bytes of resident memory at its highest, beyond what the libraries take."""
 
 
 @frozen
@@ -181,6 +184,7 @@ class ClientRuntime:
             reason=self.finish.reason if self.finish is not None else "",
             seconds=round(time.monotonic() - self._begun, 3),
             traffic=self.traffic.as_dict(),
+            memory_grown=Mark.grown(),
         )
 
     def _raise_end(self) -> None:
@@ -459,6 +463,7 @@ def join_run(
         place = _place(runtime, member, log, data=data, threads=threads)
         function = own or _built_in(member.config)
         log(_start_line(place, threads))
+        Mark.take()
         function(Fed(runtime.learner, place, runtime.open_split))
     except RunFinishedError:
         pass

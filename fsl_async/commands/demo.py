@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from fsl_async.demo.evaluate import Evaluated
     from fsl_async.demo.play import Played
     from fsl_async.demo.settings import DemoSettings
+    from fsl_async.demo.split import SplitDemo
     from fsl_async.observe.ledger_audit import Audit
     from fsl_async.stopper import Stopper
 
@@ -42,6 +43,7 @@ _OPTIONS = {
 
 
 @click.command("demo")
+@click.argument("what", default="pretrain", type=click.Choice(["pretrain", "split"]))
 @click.option(
     "--data",
     metavar="PATH",
@@ -69,9 +71,23 @@ _OPTIONS = {
 @click.option(
     "--dry-run", is_flag=True, help="Print the configuration of the run, resolved, and exit."
 )
+@click.option(
+    "--rounds",
+    default=12,
+    show_default=True,
+    type=click.IntRange(3, 10**6),
+    help="split: rounds to train.",
+)
+@click.option(
+    "--method", default="fsl-sage", show_default=True, help="split: how to train.",
+    type=click.Choice(["sl", "splitfed-v1", "splitfed-v2", "cse-fsl", "fsl-sage"]),
+)  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print JSON objects, the result last.")
 def command(
     *,
+    what: str,
+    rounds: int,
+    method: str,
     data: str | None,
     seconds: float,
     clients: int,
@@ -94,6 +110,20 @@ def command(
 
     output = Output(as_json=as_json)
     text = str(check_data(data)) if data else ""
+    if what == "split":
+        from fsl_async.demo.split import SplitDemo
+
+        split = SplitDemo(
+            data=text,
+            clients=clients,
+            rounds=rounds,
+            seed=seed,
+            preset=preset,
+            method=method,
+            number_format=codec,
+            run_dir=Path(),
+        )
+        return _split(split, run_dir, output)
     settings = DemoSettings(
         data=text,
         seconds=seconds,
@@ -129,6 +159,42 @@ def command(
                 f"the demo was ended by {stopper.reason}; what was done is in {settings.run_dir}"
             )
         return _conclude(settings, played, output)
+
+
+def _split(demo: SplitDemo, run_dir: Path | None, output: Output) -> int:
+    """Play `demo split`; returns the exit code."""
+    import asyncio
+
+    from attrs import evolve
+
+    from fsl_async.config import load, resolved
+    from fsl_async.demo.split import Play, summarise, words
+    from fsl_async.stopper import Stopper, stop_on_signals
+
+    check_corpus(resolved(load(None, demo.overrides(), _OPTIONS)), _OPTIONS)
+    where = _make_directory(run_dir, output)
+    demo = evolve(demo, run_dir=where)
+    output.say(
+        f"a parameter server and a split server in one process, {demo.clients} clients that hold the embedding and one block of a"
+        f" GPT of {demo.preset} parameters; {demo.victim} gets SIGKILL at version {demo.kill_at}; files and logs: {where}"
+    )
+    stopper = Stopper()
+    with stop_on_signals(stopper):
+        seen = asyncio.run(Play(demo, output.say, stopper).play())
+        if stopper.requested:
+            raise stopper.error(f"the demo was ended by {stopper.reason}")
+    found = summarise(demo, seen)
+    for line in words(demo, found):
+        output.say(line)
+    if found.rounds < demo.rounds:
+        seen.faults.append(f"{found.rounds} of {demo.rounds} rounds were done")
+    if found.back_s is None:
+        seen.faults.append(f"{demo.victim} was not killed and launched again")
+    for fault in seen.faults:
+        output.warn(fault)
+    if output.as_json:
+        output.result(found)
+    return int(ExitCode.BUG) if seen.faults else 0
 
 
 def _play(settings: DemoSettings, output: Output, stopper: Stopper) -> Played:

@@ -84,15 +84,18 @@ class DemoSettings:
         """The parameter server, on a free port of this machine."""
         sets = [part for override in self.overrides() for part in ("--set", override)]
         arguments = ["--role", "ps", "tcp://127.0.0.1:0", "--run-dir", str(self.run_dir), "--json"]
-        return _node(SERVER, [*arguments, *sets])
+        return node_child(SERVER, [*arguments, *sets])
 
     def client(self, name: str, address: str) -> Child:
         """One client of the server at `address`."""
         run_dir = self.run_dir / "clients" / name
-        return _node(name, ["--role", "client", address, "--name", name, "--run-dir", str(run_dir)])
+        return node_child(
+            name, ["--role", "client", address, "--name", name, "--run-dir", str(run_dir)]
+        )
 
 
-def _node(name: str, arguments: list[str]) -> Child:
+def node_child(name: str, arguments: list[str]) -> Child:
+    """A node of this program as a child process."""
     # -P: a file called like one of ours in the current directory must not be imported in its place.
     argv = (sys.executable, "-P", "-m", "fsl_async.cli", *arguments)
     # One thread each: the clients share the cores, and threads that wait for each other cost more than they bring.
