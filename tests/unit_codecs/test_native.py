@@ -375,6 +375,24 @@ def test_shared_books(path, name):
 
 
 @on_every_path
+def test_a_book_without_escape_is_not_trusted_beyond_the_sample(path):
+    """A shared book that lacks symbols and has no escape fits the sample; the rest of the chunk has those symbols."""
+    codec, spec = implementation_named(path), CodecSpec("e4m3")
+
+    def clipped(count, seed):
+        bell = np.clip(np.random.default_rng(seed).standard_normal(count), -1, 1)
+        return (np.sign(bell) * np.maximum(np.abs(bell), 0.05)).astype(np.float32)
+
+    books = codebooks_of(encoded_by(codec, clipped(BLOCK, 0), spec))
+    assert [book.escape for book in books] == [0]
+    values = clipped(3 * BLOCK, 1)
+    values[(np.arange(values.size) // 128 % 16 != 0) & (np.arange(values.size) % 100 == 7)] = 0.001
+    frame = encoded_by(codec, values, spec, books=books)
+    decoded = decoded_by(codec, frame, values.size, books=books)
+    assert np.abs(decoded - values).max() < 0.04
+
+
+@on_every_path
 def test_limits(path):
     """The same limits are told in the same words."""
     codec = implementation_named(path)
