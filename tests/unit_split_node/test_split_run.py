@@ -269,3 +269,21 @@ def test_measured_payload_is_the_plans(method, text, tmp_path):
     assert run.summaries["server"].traffic["payload"] == crossing
     sockets = run.summaries[NAMES[0]].traffic["sockets"]
     assert min(sockets.values()) > 0
+
+
+def test_labels_stay_at_home_in_a_u_shape(text, tmp_path):
+    """Two crossings a step, no label among them, and still the computation in one process."""
+    config = settings(
+        text,
+        "split.method=splitfed-v2",
+        "split.mode=lockstep",
+        "split.labels_at_home=true",
+        "split.optimizer=sgd",
+        "train.learning_rate=0.1",
+        "run.rounds=2",
+    )
+    run = Run(config, tmp_path / "run").play()
+    wanted = under("server/", oracle(config, 2).server.state())
+    kept = under("server/", x_server(tmp_path / "run").common)
+    assert max(apart(kept[name], tensor) for name, tensor in wanted.items()) < 1e-5
+    assert "labels up" not in run.summaries["server"].traffic["payload"]
