@@ -31,7 +31,7 @@ from fsl_async.observe.teller import Teller
 from fsl_async.roles.split_methods import decisions_of
 from fsl_async.roles.split_server import SplitServerMachine
 from fsl_async.runtime import ThreadWorker
-from fsl_async.settings import Config
+from fsl_async.settings import Config, SettingError, check_listen
 from fsl_async.shells.split_server import Formats, SplitServerShell
 from fsl_async.shells.traffic import CountedLink, Traffic
 from fsl_async.split_rules import split_rules, with_implied
@@ -81,6 +81,10 @@ def serve(
         raise ConfigError(
             f"{config.split.method} has no split server: start --role ps alone", "split.method"
         )
+    try:
+        check_listen("split.listen", config.split.listen, insecure=config.listen.insecure)
+    except SettingError as error:
+        raise ConfigError(str(error), error.key) from None
     check_bindable(config.split.listen)
     torch.set_num_threads(threads_here(config.train.threads))
     run_dir.mkdir(parents=True, exist_ok=True)

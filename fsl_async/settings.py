@@ -174,6 +174,20 @@ class RunConfig:
     )
 
 
+def check_listen(key: str, text: str, *, insecure: bool) -> None:
+    """Raise SettingError unless this is an address to listen at that only this machine reaches, or that was accepted."""
+    try:
+        address = parse_listen(text)
+    except AddressError as error:
+        raise SettingError(key, error.message) from None
+    if not insecure and not address.is_loopback:
+        raise SettingError(
+            key,
+            f"{text} can be reached by other machines, and encryption is not in this version; listen at "
+            "127.0.0.1 and use an SSH tunnel or a VPN, or accept it with --insecure",
+        )
+
+
 @frozen(kw_only=True)
 class ListenConfig:
     """Where the parameter server is reached."""
@@ -184,16 +198,7 @@ class ListenConfig:
     )
 
     def __attrs_post_init__(self) -> None:
-        try:
-            address = parse_listen(self.address)
-        except AddressError as error:
-            raise SettingError("listen.address", error.message) from None
-        if not self.insecure and not address.is_loopback:
-            raise SettingError(
-                "listen.address",
-                f"{self.address} can be reached by other machines, and encryption is not in this version; listen at "
-                "127.0.0.1 and use an SSH tunnel or a VPN, or accept it with --insecure",
-            )
+        check_listen("listen.address", self.address, insecure=self.insecure)
 
 
 @frozen(kw_only=True)

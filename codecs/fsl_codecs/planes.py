@@ -136,9 +136,11 @@ class Counted:
         return 8 * self.width * ((self.values + 7) // 8)
 
     def coded_bits(self, book: Codebook) -> int | None:
-        """Estimated size with that book, which is at least the true one where the sample is; None when it lacks a symbol."""
+        """Estimated size with that book, which is at least the true one where the sample is; None when it may lack a symbol."""
         costs = book.costs
-        if bool(((costs == 0) & (self.counts > 0)).any()):
+        # What the sample does not show, the rest of the chunk may: then every symbol must have a code, or the book an escape.
+        needed = self.counts > 0 if self.total == self.values else np.ones_like(self.counts, bool)
+        if bool(((costs == 0) & needed).any()):
             return None
         blocks = -(-self.values // BLOCK_SYMBOLS)
         symbol_bits = self.values * int((self.counts * costs).sum()) // self.total

@@ -277,3 +277,17 @@ def test_symbols_without_a_code_are_listed(name):
     assert missing.tobytes() in frame
     back = decode(frame, books=(book,))
     assert back.tobytes() == decode(encode(values, CodecSpec(name, entropy=False))).tobytes()
+
+
+def test_a_book_without_escape_is_not_trusted_beyond_the_sample():
+    """It fits what the sample shows; what only the rest of the chunk has would come back as something else."""
+    spec = CodecSpec("e4m3")
+    count = 3 * 16_384
+    values = np.clip(np.random.default_rng(1).standard_normal(count), -1, 1).astype(np.float32)
+    values = (np.sign(values) * np.maximum(np.abs(values), np.float32(0.05))).astype(np.float32)
+    books = codebooks_of(encode(values[:16_384], spec))
+    assert [book.escape for book in books] == [0]
+    at = np.arange(count)
+    values[(at // 128 % 16 != 0) & (at % 100 == 7)] = 0.001
+    decoded = decode(encode(values, spec, books=books), books=books)
+    assert np.abs(decoded - values).max() < 0.04

@@ -10,6 +10,7 @@ import torch
 from fsl_async import node_client, node_server
 from fsl_async.config import load, to_wire
 from fsl_async.demo.evaluate import load_last
+from fsl_async.errors import ConfigError
 from fsl_async.learn.pretrain import open_corpus
 from fsl_async.learn.split import lockstep, task, weights
 from fsl_async.learn.split.batches import Batch
@@ -287,3 +288,21 @@ def test_labels_stay_at_home_in_a_u_shape(text, tmp_path):
     kept = under("server/", x_server(tmp_path / "run").common)
     assert max(apart(kept[name], tensor) for name, tensor in wanted.items()) < 1e-5
     assert "labels up" not in run.summaries["server"].traffic["payload"]
+
+
+def test_a_split_server_listens_to_this_machine_only_unless_told_otherwise(tmp_path):
+    """Its port is as open as the parameter server's, and there is no encryption yet."""
+    overrides = [
+        "split.method=splitfed-v2",
+        "split.listen=0.0.0.0:7301",
+        "listen.address=127.0.0.1:0",
+    ]
+    with pytest.raises(ConfigError, match=r"split\.listen: .*--insecure"):
+        node_server.serve(
+            load(None, overrides),
+            tmp_path,
+            with_ps=True,
+            announce=lambda *_: None,
+            log=lambda _: None,
+            stop=Stopper(),
+        )
