@@ -796,8 +796,8 @@ struct MergeAs {
       if (kLeft != kList && kRight != kList) {
         symbols = _mm512_mask_blend_epi8(right_mask, left_first, right_first);
       } else {
-        symbols = _mm512_or_si512(base<kLeft>(left.list + left_at, left_first, inverse(right_mask)),
-                                  base<kRight>(right.list + right_at, right_first, right_mask));
+        symbols = _mm512_or_si512(base<kLeft>(kLeft == kList ? left.list + left_at : nullptr, left_first, inverse(right_mask)),
+                                  base<kRight>(kRight == kList ? right.list + right_at : nullptr, right_first, right_mask));
       }
       symbols = with_planes<kLeft>(symbols, left, left_at, ~goes_right, here - ones_here);
       symbols = with_planes<kRight>(symbols, right, right_at, goes_right, ones_here);
