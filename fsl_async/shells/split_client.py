@@ -17,7 +17,7 @@ from fsl_async import messages_split as msg
 from fsl_async.events_split import UploadKey
 from fsl_async.learn.manifest import CHUNK_VALUES
 from fsl_async.learn.split.payload import Parcel, PayloadError, Values, chunks_of, decode_chunks
-from fsl_async.messages import MessageError
+from fsl_async.messages import Message, MessageError
 from fsl_async.plan.methods import Category, Direction
 from fsl_async.roles.client_state import SERVER
 from fsl_async.roles.split_client import SplitClientMachine
@@ -83,6 +83,28 @@ class _Taken:
     def decoded(self) -> Values:
         frames = [self.chunks[index] for index in sorted(self.chunks)]
         return decode_chunks(frames, sum(info(frame).values for frame in frames))
+
+
+def event_of(message: Message) -> base.Event:
+    """What a split server's message is to the client's machine. MessageError for what no split server says."""
+    key = UploadKey.parse
+    match message:
+        case msg.Trained(text, loss):
+            return ev.UploadAcknowledged(key(text), loss)
+        case msg.Known(text, answer):
+            return ev.UploadKnown(key(text), answer)
+        case msg.Unwanted(text, code, why):
+            return ev.UploadUnwanted(key(text), code, why)
+        case msg.Durable(text):
+            return ev.UploadsDurable(key(text))
+        case msg.RoundNoted(number):
+            return ev.RoundWasNoted(number)
+        case msg.AuxiliaryStays(number, version):
+            return ev.AuxiliaryUnchanged(number, version)
+        case msg.Ended(reason):
+            return ev.SplitServerEnded(reason)
+        case other:
+            raise MessageError(f"{type(other).__name__} is not for a split server to say")
 
 
 class SplitClientShell:
@@ -206,25 +228,8 @@ class SplitClientShell:
         text = f"no answer from the split server at {event.address} for {event.seconds:.0f} s; trying again"
         self._say(do.Note(text, "warning"))
 
-    def _message(self, message: Any) -> None:
-        feed, key = self.node.feed, UploadKey.parse
-        match message:
-            case msg.Trained(text, loss):
-                feed(ev.UploadAcknowledged(key(text), loss))
-            case msg.Known(text, answer):
-                feed(ev.UploadKnown(key(text), answer))
-            case msg.Unwanted(text, code, why):
-                feed(ev.UploadUnwanted(key(text), code, why))
-            case msg.Durable(text):
-                feed(ev.UploadsDurable(key(text)))
-            case msg.RoundNoted(number):
-                feed(ev.RoundWasNoted(number))
-            case msg.AuxiliaryStays(number, version):
-                feed(ev.AuxiliaryUnchanged(number, version))
-            case msg.Ended(reason):
-                feed(ev.SplitServerEnded(reason))
-            case other:
-                raise MessageError(f"{type(other).__name__} is not for a split server to say")
+    def _message(self, message: Message) -> None:
+        self.node.feed(event_of(message))
 
     def _offered(self, event: tp.StreamOffered) -> None:
         meta = msg.from_wire(event.meta)

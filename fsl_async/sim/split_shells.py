@@ -22,6 +22,7 @@ from fsl_async.roles.split_client import SplitClientMachine
 from fsl_async.roles.split_server import SplitServerMachine
 from fsl_async.runtime import Journal, Node, Worker
 from fsl_async.shells.client import ClientShell
+from fsl_async.shells.split_client import event_of
 from fsl_async.sim.split_counting import CountingHalves, RoundLearner, SplitDisk, coded, decoded
 
 CATEGORIES = {
@@ -300,7 +301,7 @@ class SplitClientShell(_Shell):
             case tp.Refused(code, text):
                 feed(base.ServerRefused(code, text))
             case tp.MessageReceived(_, body):
-                self._message(msg.from_wire(body))
+                feed(event_of(msg.from_wire(body)))
             case tp.StreamOffered(_, stream, body):
                 match msg.from_wire(body):
                     case msg.GradientMeta(key, loss, updates):
@@ -313,24 +314,6 @@ class SplitClientShell(_Shell):
                     self._received(decoded(taken[0].chunks), taken[1])
             case tp.StreamDeclined() | tp.StreamFailed():
                 self.failed(event)
-
-    def _message(self, message: Any) -> None:
-        feed, key = self.node.feed, UploadKey.parse
-        match message:
-            case msg.Trained(text, loss):
-                feed(ev.UploadAcknowledged(key(text), loss))
-            case msg.Known(text, answer):
-                feed(ev.UploadKnown(key(text), answer))
-            case msg.Unwanted(text, code, why):
-                feed(ev.UploadUnwanted(key(text), code, why))
-            case msg.Durable(text):
-                feed(ev.UploadsDurable(key(text)))
-            case msg.RoundNoted(number):
-                feed(ev.RoundWasNoted(number))
-            case msg.AuxiliaryStays(number, version):
-                feed(ev.AuxiliaryUnchanged(number, version))
-            case msg.Ended(reason):
-                feed(ev.SplitServerEnded(reason))
 
     def _received(self, content: dict[str, Any], what: UploadKey | int) -> None:
         if isinstance(what, UploadKey):
