@@ -379,6 +379,7 @@ class ClientRuntime:
         config = from_wire(welcome.config)
         self.learner.coder.spec = config.codec.spec_up
         self.learner.coder.feedback = config.codec.feedback_up
+        self.learner.coder.whole = config.split.sends_whole
         self.learner.pool.threads = config.codec.threads
         # Before the welcome the server's heartbeat and expiry are not known; from here on both sides have the same.
         self._endpoint.adopt(transport_settings(config))

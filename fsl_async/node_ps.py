@@ -90,7 +90,13 @@ def transport_settings(config: Config) -> tp.TransportSettings:
 def _store_settings(config: Config) -> StoreSettings:
     outer = OuterSettings(config.outer.optimizer, config.outer.learning_rate, config.outer.momentum)
     codec = config.codec
-    return StoreSettings(config.checkpoint.keep_versions, codec.spec_down, outer, codec.threads)
+    return StoreSettings(
+        config.checkpoint.keep_versions,
+        codec.spec_down,
+        outer,
+        codec.threads,
+        whole=config.split.sends_whole,
+    )
 
 
 def _recover(store: Store, run_dir: Path) -> Recovered:

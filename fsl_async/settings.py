@@ -476,7 +476,9 @@ class SplitConfig:
     up: Format = setting("bf16", "activations: fp32 | bf16 | e4m3 | e5m2 | uniform")
     down: Format = setting("bf16", "gradients: fp32 | bf16 | e4m3 | e5m2 | uniform")
     models: Format = setting(
-        "fp32", "client-side and auxiliary models; averages of rounded ones drift"
+        "fp32",
+        "client-side and auxiliary models; fp32 sends them as they are, others as coded differences",
+        fixed=True,
     )
     in_flight: int = setting(
         2, "uploads of a client under way; lockstep has 1", span(least=1, most=64)
@@ -492,6 +494,11 @@ class SplitConfig:
     def is_on(self) -> bool:
         """Whether this is a run by rounds with (or compared to) a split server."""
         return self.method != "none"
+
+    @property
+    def sends_whole(self) -> bool:
+        """Whether clients send their weights as they are, and not what a round changed of them (docs/adr/0045)."""
+        return self.is_on and self.models == "fp32"
 
     def __attrs_post_init__(self) -> None:
         with_gradients = {"none", "sl", "splitfed-v1", "splitfed-v2"}

@@ -3,16 +3,19 @@
 Deltas are added in the order they come, each chunk by one fp32 multiplication and one fp32 addition per value, straight from
 their coded frames in the spool. Addition in fp32 cannot be undone by subtraction, so taking a delta out again means adding
 the others once more; they are still in the spool.
+
+Where a delta is whole weights (docs/adr/0045) the sum is float64: weights of opposite sign may cancel down to nearly nothing, and an
+average that is nearly nothing has to be as right as any other.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fsl_async.learn.errors import StoreError
-from fsl_codecs import CodecError, decode_accumulate
+from fsl_codecs import CodecError, decode_accumulate, decode_into
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -26,19 +29,23 @@ if TYPE_CHECKING:
 class Accumulator:
     """The sum, and what is in it. The vector is allocated when the first delta is added."""
 
-    def __init__(self, manifest: Manifest, spool: Spool, pool: ChunkPool) -> None:
+    def __init__(
+        self, manifest: Manifest, spool: Spool, pool: ChunkPool, *, whole: bool = False
+    ) -> None:
         self._manifest = manifest
         self._spool = spool
         self._pool = pool
-        self._sum: NDArray[np.float32] | None = None
+        self._add_frame = _add_whole if whole else _add_difference
+        self._dtype: type[np.floating[Any]] = np.float64 if whole else np.float32
+        self._sum: NDArray[Any] | None = None
         self.weights: dict[DeltaKey, float] = {}
         """The weight of every delta in the sum, in the order of addition."""
 
     @property
-    def values(self) -> NDArray[np.float32]:
-        """The sum: float32, all values of the model."""
+    def values(self) -> NDArray[Any]:
+        """The sum: float32 (float64 of whole weights), all values of the model."""
         if self._sum is None:
-            self._sum = np.zeros(self._manifest.values, dtype=np.float32)
+            self._sum = np.zeros(self._manifest.values, dtype=self._dtype)
         return self._sum
 
     def clear(self) -> None:
@@ -67,7 +74,7 @@ class Accumulator:
 
         def add_chunk(numbered: tuple[int, bytes]) -> None:
             start, stop = self._manifest.chunk_range(numbered[0])
-            decode_accumulate(numbered[1], total[start:stop], weight)
+            self._add_frame(numbered[1], total[start:stop], weight)
 
         self._pool.run(add_chunk, enumerate(self._spool.frames(key, self._manifest)))
         self.weights[key] = weight
@@ -84,3 +91,14 @@ class Accumulator:
                     f"delta {key.text} cannot be read back from the spool: {error}; "
                     f"the accumulator is empty now, accumulate the other deltas again"
                 ) from error
+
+
+def _add_difference(frame: bytes, total: NDArray[Any], weight: float) -> None:
+    decode_accumulate(frame, total, weight)
+
+
+def _add_whole(frame: bytes, total: NDArray[Any], weight: float) -> None:
+    values = np.empty(len(total), np.float32)
+    decode_into(frame, values)
+    # A product of two fp32 numbers, and most sums of such products, are exact in float64.
+    total += np.multiply(values, weight, dtype=np.float64)

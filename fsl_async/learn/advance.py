@@ -3,6 +3,8 @@
 Chunk by chunk: read weights, momentum and residual of the current version; take the same chunk of the accumulator; compute
 (fsl_async.learn.outer); write the next version's three vectors and the coded update. Besides the accumulator this needs a
 handful of chunks (about 5 MiB), whatever the model's size.
+
+Of whole weights (docs/adr/0045) there is no update to code: clients fetch such a version in full.
 """
 
 from __future__ import annotations
@@ -17,7 +19,13 @@ from attrs import frozen
 from fsl_async.learn.checkpoint import MOMENTUM, RESIDUAL, UPDATE, WEIGHTS, open_flat
 from fsl_async.learn.errors import StoreError
 from fsl_async.learn.manifest import CHUNK_VALUES, DIGEST_CHARACTERS
-from fsl_async.learn.outer import apply_change, desired_change, lost_in_coding, squared_norm
+from fsl_async.learn.outer import (
+    apply_change,
+    average_whole,
+    desired_change,
+    lost_in_coding,
+    squared_norm,
+)
 from fsl_codecs import bound, decode_into, encode_into
 
 if TYPE_CHECKING:
@@ -39,7 +47,7 @@ class Advanced:
     stored: Mapping[str, StoredFile]
     digest: str
     update_bytes: int
-    """Of the coded frames alone, as they travel to one client."""
+    """Of the coded frames alone, as they travel to one client; 0 where there is no update."""
     update_norm: float
 
 
@@ -98,11 +106,7 @@ def advance(
                 apply_change(weights, sent)
                 lost_in_coding(change, sent)
             norm_squared += squared_norm(sent)
-            if not math.isfinite(norm_squared) or not np.isfinite(weights).all():
-                raise StoreError(
-                    f"the outer step is not finite in tensor {manifest.tensor_at(start)!r} or after it; "
-                    f"quarantine the delta with the largest norm, or lower the outer learning rate"
-                )
+            _check_finite(manifest, start, norm_squared, weights)
             new_weights.append(weights)
             if new_momentum is not None:
                 new_momentum.append(momentum)
@@ -113,3 +117,51 @@ def advance(
         stored = writer.seal()
     digest = stored[WEIGHTS].sha256[:DIGEST_CHARACTERS]
     return Advanced(stored, digest, update_bytes, math.sqrt(norm_squared))
+
+
+def advance_whole(
+    files: Files,
+    manifest: Manifest,
+    current: Checkpoint,
+    *,
+    writer: VersionWriter,
+    accumulator: NDArray[np.float64],
+    member_weight: float,
+    scale: float,
+) -> Advanced:
+    """The same for a run whose deltas are whole weights; `accumulator` is float64, `member_weight` what its weights sum up to.
+
+    Raises StoreError when the result would not be finite, OSError.
+    """
+    with ExitStack() as closing:
+        old = open_flat(files, current, WEIGHTS, manifest)
+        assert old is not None, "a verified checkpoint has weights"
+        closing.callback(old.close)
+        new = writer.flat(WEIGHTS)
+        longest = min(CHUNK_VALUES, manifest.values)
+        before, room = np.zeros(longest, np.float32), np.zeros(longest, np.float32)
+        norm_squared = 0.0
+        for index in range(manifest.chunks):
+            start, stop = manifest.chunk_range(index)
+            weights, change = room[: stop - start], before[: stop - start]
+            old.read_into(index, weights)
+            change[:] = weights
+            with np.errstate(over="ignore", invalid="ignore"):
+                average_whole(accumulator[start:stop], weights, member_weight, scale)
+                np.subtract(weights, change, out=change)
+            norm_squared += squared_norm(change)
+            _check_finite(manifest, start, norm_squared, weights)
+            new.append(weights)
+        stored = writer.seal()
+    digest = stored[WEIGHTS].sha256[:DIGEST_CHARACTERS]
+    return Advanced(stored, digest, 0, math.sqrt(norm_squared))
+
+
+def _check_finite(
+    manifest: Manifest, start: int, norm_squared: float, weights: NDArray[np.float32]
+) -> None:
+    if not math.isfinite(norm_squared) or not np.isfinite(weights).all():
+        raise StoreError(
+            f"the outer step is not finite in tensor {manifest.tensor_at(start)!r} or after it; "
+            f"quarantine the delta with the largest norm, or lower the outer learning rate"
+        )

@@ -16,17 +16,23 @@ LOSSLESS = CodecSpec(format="fp32")
 
 
 class DeltaCoder:
-    """Codes differences of vectors. Not thread-safe: the caller codes one chunk at a time, and each chunk of a delta once."""
+    """Codes differences of vectors. Not thread-safe: the caller codes one chunk at a time, and each chunk of a delta once.
 
-    def __init__(self, spec: CodecSpec = LOSSLESS, *, feedback: bool = False) -> None:
+    whole: deltas are not differences but the weights themselves (docs/adr/0045); the learner looks at it.
+    """
+
+    def __init__(
+        self, spec: CodecSpec = LOSSLESS, *, feedback: bool = False, whole: bool = False
+    ) -> None:
         self.spec = spec
         self.feedback = feedback
+        self.whole = whole
         self.residual: Vector | None = None
         """What was lost so far, float32, all values of the model; None while nothing can have been."""
         self._room = bytearray()
 
-    def encode(self, minuend: Vector, subtrahend: Vector, start: int, stop: int) -> bytes:
-        """A frame of minuend - subtrahend, values start to stop of both; non-finite values are sent as they are."""
+    def encode(self, minuend: Vector, subtrahend: Vector | None, start: int, stop: int) -> bytes:
+        """A frame of minuend - subtrahend (None: zero), values start to stop; non-finite values are sent as they are."""
         if self.feedback and self.residual is None and self.spec.format != LOSSLESS.format:
             self.residual = np.zeros(len(minuend), np.float32)
         needed = bound(stop - start, self.spec)
@@ -36,7 +42,7 @@ class DeltaCoder:
             minuend[start:stop],
             self._room,
             self.spec,
-            reference=subtrahend[start:stop],
+            reference=None if subtrahend is None else subtrahend[start:stop],
             residual=None if self.residual is None else self.residual[start:stop],
         )
         return bytes(memoryview(self._room)[:size])

@@ -13,7 +13,7 @@ rebase), there are two of them besides the model; three while a full version is 
 is taken before the first is coded. On top of them come coded chunks: a delta until drop_delta, an update until finish_fetch.
 
 The arithmetic, with theta the model's weights:
-    snapshot   u = theta;  delta = r - u;  r <- u
+    snapshot   u = theta;  delta = r - u, or u itself where the run exchanges whole weights (docs/adr/0045);  r <- u
     rebase     theta <- Theta_new + (theta - r);  r <- Theta_new
 Unsent work is r - theta. A snapshot hands it to a delta and leaves none; a rebase leaves it as it is: it is
 untouched by what version the others are at. So in any order of snapshots and rebases everything trained is in exactly one
@@ -249,8 +249,11 @@ class Learner:
         with self._lock:
             chunks = self.delta_chunks
             delta = _Delta(self._reference, snapshot, [None] * chunks, chunks)
+            if self.coder.whole:
+                delta.minuend, delta.subtrahend = snapshot, None
             self._deltas[sequence] = delta
-            self._reference, self._reference_finite = snapshot, finite
+            before, self._reference, self._reference_finite = self._reference, snapshot, finite
+            self._release(before)
             self._holding = hold
         if not finite:
             # Sent all the same: the parameter server puts it in quarantine, where somebody can look at it.
@@ -417,7 +420,6 @@ class Learner:
                     return coded
                 minuend, subtrahend = delta.minuend, delta.subtrahend
             assert minuend is not None
-            assert subtrahend is not None
             start, stop = self._known_manifest().chunk_range(index)
             frame = self.coder.encode(minuend, subtrahend, start, stop)
             with self._lock:

@@ -17,6 +17,13 @@ Nesterov momentum is that of torch.optim.SGD(nesterov=True, dampening=0): moment
 momentum, with a momentum of zeros at the start. Plain averaging makes the new weights the average of the clients'
 weights (McMahan et al., FedAvg, arXiv:1602.05629): step = average with a learning rate of exactly one.
 
+Whole weights (docs/adr/0045). Where clients send what they have got to, u itself, instead of a difference, plain averaging is
+
+    Theta_next = (sum_i weight_i * u_i + (1 / scale - sum_i weight_i) * Theta) * scale        float64, rounded to fp32 once
+
+which is the formula above with one rounding in place of four: of one member it is u to the bit. The second summand is what
+discounts for staleness leave to the weights of before; without stale members it is nothing.
+
 All functions work in place on C-contiguous float32 vectors of one length, so that the caller decides about memory. Every
 operation rounds to fp32 once; there is no fused multiply-add anywhere.
 """
@@ -32,6 +39,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 OptimizerName = Literal["nesterov", "average"]
+
+ROUNDING = 1e-9
+"""Above what adding thousands of weights in double precision can leave, below any discount."""
 
 
 @frozen
@@ -77,6 +87,23 @@ def desired_change(
 def apply_change(weights: NDArray[np.float32], sent: NDArray[np.float32]) -> None:
     """Add `sent` to `weights` in place: the one fp32 add that the server and every client make alike."""
     np.add(weights, sent, out=weights)
+
+
+def average_whole(
+    total: NDArray[np.float64], weights: NDArray[np.float32], member_weight: float, scale: float
+) -> None:
+    """Set `weights` to the average of whole weights, in place.
+
+    total: sum of weight_i * u_i, read only. member_weight: sum of weight_i. scale: as the commit has it.
+    """
+    left = 1.0 / scale - member_weight
+    if abs(left) <= ROUNDING * member_weight:
+        # A division: of what is the same at all members, or half way between two fp32 numbers, it is exact.
+        np.divide(total, member_weight, out=weights, casting="same_kind")
+    else:
+        kept = np.multiply(weights, left, dtype=np.float64)
+        kept += total
+        np.multiply(kept, scale, out=weights, casting="same_kind")
 
 
 def lost_in_coding(desired: NDArray[np.float32], sent: NDArray[np.float32]) -> None:

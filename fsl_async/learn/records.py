@@ -253,3 +253,10 @@ class StoreSettings:
     outer: OuterSettings = field(factory=OuterSettings)
     threads: int = field(default=1, validator=validators.ge(1))
     """That decode chunks at the same time."""
+    whole: bool = field(default=False)
+    """Whether deltas are whole weights, whose average is the next version (docs/adr/0045); for "average" only."""
+
+    @whole.validator
+    def _check_whole(self, _: object, whole: bool) -> None:
+        if whole and self.outer.optimizer != "average":
+            raise ValueError("whole weights can be averaged and nothing else")

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fsl_async.learn.accumulator import Accumulator
-from fsl_async.learn.advance import advance
+from fsl_async.learn.advance import advance, advance_whole
 from fsl_async.learn.checkpoint import UPDATE, WEIGHTS, VersionWriter, open_flat
 from fsl_async.learn.chunk_pool import ChunkPool
 from fsl_async.learn.errors import StoreError
@@ -394,7 +394,9 @@ class Store:
     @property
     def _sum(self) -> Accumulator:
         if self._accumulator is None:
-            self._accumulator = Accumulator(self.manifest, self._open.spool, self._pool)
+            self._accumulator = Accumulator(
+                self.manifest, self._open.spool, self._pool, whole=self._settings.whole
+            )
         return self._accumulator
 
     @property
@@ -405,7 +407,7 @@ class Store:
     def commit(self, version: int, merged: Sequence[Merged], scale: float) -> Committed:
         """Make the next version out of the accumulator, which must hold exactly `merged`.
 
-        Average = scale * accumulator. StoreError: the current version and the accumulator are as they were.
+        Average = scale * accumulator; of whole weights see `fsl_async.learn.outer`. StoreError: the current version and the accumulator are as they were.
         """
         run, manifest = self._open, self.manifest
         self._check_commit(version, merged, scale)
@@ -422,15 +424,26 @@ class Store:
             _disk(f"cannot write version {version}"),
             VersionWriter(self._files, run.checkpoints, version, manifest) as writer,
         ):
-            done = advance(
-                self._files,
-                manifest,
-                current,
-                writer=writer,
-                accumulator=self._sum.values,
-                scale=scale,
-                settings=self._settings,
-            )
+            if self._settings.whole:
+                done = advance_whole(
+                    self._files,
+                    manifest,
+                    current,
+                    writer=writer,
+                    accumulator=self._sum.values,
+                    member_weight=math.fsum(one.weight for one in merged),
+                    scale=scale,
+                )
+            else:
+                done = advance(
+                    self._files,
+                    manifest,
+                    current,
+                    writer=writer,
+                    accumulator=self._sum.values,
+                    scale=scale,
+                    settings=self._settings,
+                )
             self._doubtful = version
             record = VersionRecord(
                 version=version,

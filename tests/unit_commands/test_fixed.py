@@ -23,6 +23,7 @@ def test_what_is_fixed_is_what_the_weights_and_their_evaluation_mean():
         "split.cut",
         "split.labels_at_home",
         "split.auxiliary",
+        "split.models",
     }
 
 

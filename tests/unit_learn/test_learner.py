@@ -271,6 +271,21 @@ def test_a_dropped_delta_is_not_sent_again():
     assert (taken(learner, 2) == -2.0).all()
 
 
+def test_whole_weights_are_sent_as_they_are_and_the_base_is_not_kept_for_it():
+    """Where a run exchanges whole weights, no difference may round what is sent; and there is one vector less."""
+    model = Model(start=1.0)
+    learner = attached(model)
+    learner.coder.whole = True
+    base = model.numbers()
+    model.add(np.float32(1e-7) - base)
+    np.testing.assert_array_equal(taken(learner, 1), model.numbers())
+    learner.drop_delta(1)
+    server = Server(base)
+    server.versions.append(np.full(5, 3.0, np.float32))
+    move(learner, server, 1)
+    np.testing.assert_array_equal(model.numbers(), server.versions[1])
+
+
 def test_non_finite_weights_are_sent_and_healed_by_the_next_version():
     """The server quarantines them; a client that kept NaN - NaN = NaN would be lost for the run."""
     model = Model()

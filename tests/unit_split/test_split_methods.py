@@ -103,13 +103,13 @@ def floats(module):
 
 
 def average(modules, shares):
-    """In fp32 and in the clients' order: Adam makes much of a rounding, so float64 here would differ by 1e-5."""
-    states = [{k: v.clone() for k, v in floats(module).items()} for module in modules]
+    """In float64, rounded once: Adam makes much of a rounding, so a sum in fp32 here would differ by 1e-5."""
+    states = [{k: v.double() for k, v in floats(module).items()} for module in modules]
     mean = {name: torch.zeros_like(value) for name, value in states[0].items()}
     for share, state in zip(shares, states, strict=True):
         for name, value in state.items():
-            mean[name] += share / sum(shares) * value
-    return mean
+            mean[name] += share * value
+    return {name: (value / sum(shares)).float() for name, value in mean.items()}
 
 
 def put(module, state):

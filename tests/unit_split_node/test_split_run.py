@@ -177,9 +177,13 @@ def oracle(config, rounds):
 
 
 def apart(found, wanted):
-    """Largest difference of any weight, in parts of its own size or of a tenth of its tensor's typical size."""
-    scale = np.maximum(np.abs(wanted), 0.1 * np.sqrt(np.mean(wanted * wanted))) + 1e-30
-    return float(np.max(np.abs(found - wanted) / scale))
+    """Largest difference of any weight in parts of its own size, however small that is."""
+    found, wanted = np.asarray(found, np.float64), np.asarray(wanted, np.float64)
+    differing = found != wanted
+    if not differing.any():
+        return 0.0
+    with np.errstate(divide="ignore"):
+        return float(np.max(np.abs(found - wanted)[differing] / np.abs(wanted)[differing]))
 
 
 def x_server(run_dir):

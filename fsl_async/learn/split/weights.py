@@ -15,6 +15,9 @@ from torch import Tensor, nn
 from fsl_async.learn.buffers import ModelWeights, Vector
 from fsl_async.learn.split.errors import HalfMisused
 
+_PIECE = 1 << 17
+"""Values that are averaged at a time: what is wide must not double the memory."""
+
 
 class _Room(nn.Module):
     """A place for weights under a dotted name."""
@@ -98,18 +101,23 @@ def load_named(module: nn.Module, prefix: str, state: Mapping[str, Tensor]) -> N
 
 
 def average(vectors: Sequence[Vector], shares: Sequence[float]) -> Vector:
-    """Sum of vectors by their shares, in their order, in fp32; shares are brought to a sum of one (docs/adr/0023).
+    """The mean of vectors weighted by their shares, whatever their sum; in double precision, rounded to fp32 once (docs/adr/0023).
 
-    Batch norm's running statistics are averaged like any weight.
+    The parameter server averages in the same way (docs/adr/0045). Batch norm's running statistics are averaged like any weight.
     """
     total = float(sum(shares))
     if not vectors or len(vectors) != len(shares) or min(shares) < 0 or total <= 0:
         raise HalfMisused(
             "an average needs vectors and as many shares, none negative, not all zero"
         )
-    found = np.zeros_like(vectors[0])
-    for vector, share in zip(vectors, shares, strict=True):
-        found += np.float32(share / total) * vector
+    found = np.empty_like(vectors[0])
+    for start in range(0, len(found), _PIECE):
+        piece = slice(start, start + _PIECE)
+        wide = sum(
+            np.multiply(vector[piece], share, dtype=np.float64)
+            for vector, share in zip(vectors, shares, strict=True)
+        )
+        np.divide(wide, total, out=found[piece], casting="same_kind")
     return found
 
 
