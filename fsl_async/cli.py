@@ -63,9 +63,19 @@ def _check_role(_: click.Context, __: click.Parameter, role: str | None) -> str:
 @click.option(
     "--name", help="client: its name in the run (default: the host's). ps: the run's name."
 )
-@click.option("--data", metavar="PATH", help="Train on this file or directory of text.")
+@click.option("--data", metavar="PATH", help="Train on this text; in split learning data sets too.")
 @click.option(
     "--task", metavar="FILE.py:FUNCTION", help="Your own training loop; built in if left out."
+)
+@click.option(
+    "--model",
+    metavar="FILE.py:FUNCTION",
+    help="Split learning: your own model, function(shape, classes).",
+)
+@click.option(
+    "--auxiliary",
+    metavar="FILE.py:FUNCTION",
+    help="Split learning: your own auxiliary model, function(shape, outputs).",
 )
 @click.option("--run-dir", type=_PATH, metavar="DIR", help="Where files of the run are kept.")
 @click.option(
@@ -90,6 +100,11 @@ def node(role: str, **options: Any) -> int:
     if options.pop("with_ps"):
         raise UsageError("--with-ps goes with --role server")
     if role == "ps":
+        for name in ("model", "auxiliary"):
+            if options.pop(name) is not None:
+                raise UsageError(
+                    f"--{name} is for --role server and --role client: the parameter server stores numbers and builds no model"
+                )
         from fsl_async.commands import ps
 
         return ps.command(**options)

@@ -39,6 +39,7 @@ from fsl_async.observe.client_state import counted
 from fsl_async.observe.journal import JournalWriter, TraceHash
 from fsl_async.observe.lag import LoopLag
 from fsl_async.observe.memory import Mark
+from fsl_async.own_code import NOTHING_OWN, Own
 from fsl_async.plan.methods import Category, Direction
 from fsl_async.roles.client import ClientMachine, ClientRules
 from fsl_async.roles.split_client import SplitClientMachine
@@ -396,8 +397,11 @@ def _place(
     device: str | None = None,
     data: str | None = None,
     threads: int | None = None,
+    own: Own = NOTHING_OWN,
 ) -> Place:
     config = dict(member.welcome.config)
+    for (table, key), code in own.settings().items():  # a site runs its own copies only
+        config[table] = {**config[table], key: code}
     if threads is not None:  # a site knows who else is on its machine
         config["train"] = {**config["train"], "threads": threads}
     if data is not None:  # each site keeps its copy of the data where it likes
@@ -413,13 +417,15 @@ def _place(
     )
 
 
-def _built_in(config: Config) -> Task:
+def _built_in(config: Config, own: Own) -> Task:
     """The built-in task. A server must not choose which code of this machine is run, so its name for one is only a hint."""
     wanted = config.train.task
     if wanted:
         raise TaskError(
             f"this run trains a task of its own ({wanted}): give this client its copy with --task FILE.py:FUNCTION"
         )
+    if config.split.is_on:
+        own.check(config)
     return load_task(SPLIT_TASK if config.split.is_on else "")
 
 
@@ -441,6 +447,10 @@ def _start_line(place: Place, threads: int | None) -> str:
     return f"{place.client_name} trains on {place.device} with {counted(count, 'thread')} ({why})"
 
 
+def _fed(runtime: ClientRuntime, place: Place) -> Fed:
+    return Fed(runtime.learner, place, runtime.open_split)
+
+
 def join_run(
     server: str,
     name: str,
@@ -451,21 +461,23 @@ def join_run(
     stop: Stopper,
     log: Callable[[str], None],
     threads: int | None = None,
+    code: Own = NOTHING_OWN,
+    make_fed: Callable[[ClientRuntime, Place], Fed] | None = None,
 ) -> Summary:
     """Join the run at `server`, train `task` (None: the built-in one) in this thread until the run ends. Blocks.
 
-    threads: torch's, in place of train.threads. The task is loaded before the server is dialled. Raises FslError in one line: refused, interrupted, a task that cannot be loaded or that raised.
+    threads: torch's, in place of train.threads. code: models of this site's. make_fed: makes what the task sees, in place of a plain Fed. The task is loaded before the server is dialled. Raises FslError in one line: refused, interrupted, a task that cannot be loaded or that raised.
     """
     own = load_task(task) if task else None
     runtime = ClientRuntime(server, name, journal_dir=run_dir, stop=stop, log=log)
     error: str | None = None
     try:
         member = runtime.wait_welcome()
-        place = _place(runtime, member, log, data=data, threads=threads)
-        function = own or _built_in(member.config)
+        place = _place(runtime, member, log, data=data, threads=threads, own=code)
+        function = own or _built_in(member.config, code)
         log(_start_line(place, threads))
         Mark.take()
-        function(Fed(runtime.learner, place, runtime.open_split))
+        function((make_fed or _fed)(runtime, place))
     except RunFinishedError:
         pass
     except FslError as failure:

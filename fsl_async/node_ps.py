@@ -22,6 +22,7 @@ from fsl_async import events as ev
 from fsl_async.config import to_wire
 from fsl_async.errors import AddressError, RunDirError
 from fsl_async.fixed import keep_settings
+from fsl_async.learn.datasets.facts import described
 from fsl_async.learn.errors import CheckpointDamaged, StoreError
 from fsl_async.learn.outer import OuterSettings
 from fsl_async.learn.records import Recovered, StoreSettings
@@ -155,6 +156,7 @@ def serve(
     in place of lines.
     Raises RunDirError (damaged, in use, no room) and AddressError (port in use), each in one line.
     """
+    config = described(config)
     with prepared(
         config,
         run_dir,

@@ -20,6 +20,7 @@ from fsl_async import effects as do
 from fsl_async import events as ev
 from fsl_async import node_ps
 from fsl_async.errors import AddressError, ConfigError, RunDirError
+from fsl_async.learn.datasets.facts import described
 from fsl_async.learn.fed import choose_device
 from fsl_async.learn.split.room import ServerRoom
 from fsl_async.learn.split.server_disk import ServerDisk
@@ -74,7 +75,7 @@ def serve(
     announce: called with "server" or "ps" and the bound address once clients can come.
     Raises ConfigError, RunDirError and AddressError, each in one line.
     """
-    config = with_implied(config)
+    config = described(with_implied(config))
     if not config.split.is_on:
         raise ConfigError("split.method is none: say what to train with", "split.method")
     if not decisions_of(split_rules(config)).has_server:

@@ -35,11 +35,15 @@ Sharding = Literal["disjoint", "local"]
 Trigger = Literal["clock", "rounds", "turns", "relay"]
 # The keys of fsl_async.presets.SIZES, named again for type checkers.
 SplitMethod = Literal["none", "sl", "splitfed-v1", "splitfed-v2", "cse-fsl", "fsl-sage", "fedavg"]
-SplitOptimizer = Literal["adamw", "sgd"]
+SplitOptimizer = Literal["adamw", "adam", "sgd"]
+PartitionKind = Literal["iid", "dirichlet"]
 SplitMode = Literal["free", "lockstep"]
 Preset = Literal["0.5m", "1m", "3m", "10m", "50m", "124m", "350m", "1b"]
 
 MAX_TEXT = 1024
+LANGUAGE_FAMILIES = ("gpt", "gpt2", "llama", "qwen2", "qwen3", "opt")
+"""Of causal language models; all but the first are Hugging Face's."""
+FAMILIES = (*LANGUAGE_FAMILIES, "resnet18", "small-cnn")
 NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _DEVICE = re.compile(r"auto|cpu|mps|cuda(:[0-9]{1,3})?")
 # One full-precision chunk of 131,072 values and its head must fit into the credit window.
@@ -114,9 +118,43 @@ def _is_directory(value: Any) -> str | None:
 
 
 def _is_task(value: Any) -> str | None:
-    if not value or re.fullmatch(r".+\.py:[A-Za-z_][A-Za-z0-9_]*", value):
+    if not value or is_own(value):
         return None
     return "must be file.py:function, or empty for the built-in task"
+
+
+def is_own(value: str) -> bool:
+    """Whether a setting names code of the user's, as file.py:function."""
+    return re.fullmatch(r".+\.py:[A-Za-z_][A-Za-z0-9_]*", value) is not None
+
+
+def _is_family(value: Any) -> str | None:
+    if value in FAMILIES or is_own(value):
+        return None
+    return f"must be one of {', '.join(FAMILIES)}, or file.py:function"
+
+
+def _are_sizes(value: Any) -> str | None:
+    one = r"\s*[A-Za-z_][A-Za-z0-9_]*\s*=\s*[A-Za-z0-9_.+-]+\s*"
+    if not value or re.fullmatch(rf"{one}(,{one})*", value):
+        return None
+    return "must be like hidden_size=64, num_hidden_layers=4"
+
+
+def _is_shape(value: Any) -> str | None:
+    if not value or re.fullmatch(r"[1-9][0-9]{0,5}(x[1-9][0-9]{0,5}){0,7}", value):
+        return None
+    return "must be like 3x32x32"
+
+
+def _is_fingerprint(value: Any) -> str | None:
+    return None if re.fullmatch(r"([0-9a-f]{32})?", value) else "must be 32 hexadecimal digits"
+
+
+def _are_counts(value: Any) -> str | None:
+    if not value or re.fullmatch(r"[0-9]{1,15}(,[0-9]{1,15})*", value):
+        return None
+    return "must be like 500,500,480"
 
 
 def _power_of_two(value: Any) -> str | None:
@@ -362,11 +400,55 @@ class DataConfig:
     holdout: float = setting(
         0.02, "last part of the data, kept for evaluation", span(least=0, most=0.5), fixed=True
     )
+    partition: PartitionKind = setting(
+        "iid",
+        "with sharding = disjoint, of data sets of samples: iid | dirichlet (by class); from run.seed, the same everywhere",
+        fixed=True,
+    )
+    alpha: float = setting(
+        1.0,
+        "of dirichlet: small gives clients few classes, large tends to iid",
+        span(above=0, most=1e6),
+        fixed=True,
+    )
+    sample_shape: str = setting(
+        "",
+        "of one sample as models see it, like 3x32x32; empty = of data.path at the server",
+        _is_shape,
+    )
+    classes: int = setting(
+        0,
+        "labels are below this, of text tokens; 0 = of data.path at the server, 256 for text",
+        span(least=0, most=1 << 20),
+    )
+    label_counts: str = setting(
+        "",
+        "samples of each class, like 500,500: a site with others stops; empty = of data.path at the server",
+        _are_counts,
+    )
+    fingerprint: str = setting(
+        "",
+        "of the data set: a site with another stops; empty = of data.path at the server",
+        _is_fingerprint,
+    )
 
 
 @frozen(kw_only=True)
 class ModelConfig:
-    """The built-in byte-level GPT."""
+    """The model: the built-in byte-level GPT, or with a split.method others too."""
+
+    family: str = setting(
+        "gpt",
+        "gpt (built in) | with split.method: resnet18 | small-cnn | gpt2 | llama | qwen2 | qwen3 | opt (extra hf) | file.py:function",
+        _is_family,
+        fixed=True,
+    )
+    sizes: str = setting(
+        "",
+        "further sizes of a family other than gpt, by their names there, like ffn_dim=256, vocab_size=500",
+        _are_sizes,
+        fixed=True,
+    )
 
     preset: Preset = setting(
         "3m", "parameters: 0.5m | 1m | 3m | 10m | 50m | 124m | 350m | 1b", fixed=True
@@ -439,8 +521,10 @@ class SplitConfig:
         "free",
         "free (everyone at their own pace) | lockstep (one after another, as in one process)",
     )
-    cut: int = setting(
-        1, "transformer blocks in front of the cut", span(least=0, most=1024), fixed=True
+    cut: str = setting(
+        "",
+        "language models: blocks in front of the cut; others: the last child in front of it; empty = 1, layer2, pool1, 0",
+        fixed=True,
     )
     labels_at_home: bool = setting(
         False, "U-shape, sl and splitfed only: norm and head at the clients too", fixed=True
@@ -450,14 +534,33 @@ class SplitConfig:
         "auxiliary model of cse-fsl and fsl-sage: linear | blocks:N | file.py:function",
         fixed=True,
     )
+    lora_client: int = setting(
+        0,
+        "rank of LoRA adapters (extra hf) at the clients: nothing else trains there and is sent; 0 = all weights",
+        span(least=0, most=4096),
+        fixed=True,
+    )
+    lora_server: int = setting(
+        0,
+        "the same at the split server: nothing else trains there and is kept; 0 = all weights",
+        span(least=0, most=4096),
+        fixed=True,
+    )
+    lora_alpha: float = setting(
+        16.0, "adapters count this / rank", span(above=0, most=1e6), fixed=True
+    )
     server: str = setting(
         "", "host:port where clients reach the split server; empty = where it listens"
     )
     listen: str = setting("tcp://127.0.0.1:7101", "host:port where the split server listens")
     optimizer: SplitOptimizer = setting(
-        "adamw", "of both halves, at train.learning_rate: adamw | sgd"
+        "adamw", "of both halves, at train.learning_rate: adamw | adam | sgd"
     )
-    samples: int = setting(128, "samples of a client in a round", span(least=1, most=1 << 40))
+    samples: int = setting(
+        128,
+        "samples of a client in a round; 0 = all that it has, once",
+        span(least=0, most=1 << 40),
+    )
     upload_every: int = setting(
         5, "cse-fsl, fsl-sage: steps from one upload to the next", span(least=1, most=1 << 30)
     )
@@ -505,6 +608,13 @@ class SplitConfig:
         if self.labels_at_home and self.method not in with_gradients:
             raise SettingError(
                 "split.labels_at_home", f"{self.method} needs labels at the split server"
+            )
+        if self.auxiliary != "linear" and not (
+            is_own(self.auxiliary) or re.fullmatch(r"blocks:[1-9][0-9]{0,3}", self.auxiliary)
+        ):
+            raise SettingError(
+                "split.auxiliary",
+                f"must be linear, blocks:N or file.py:function, got {show(self.auxiliary)}",
             )
 
 

@@ -31,9 +31,14 @@ def split_rules(config: Config) -> SplitRules:
 def with_implied(config: Config) -> Config:
     """Fill in what a method of split learning implies for the parameter server: how rounds are run, and plain averages, coded as split.models.
 
-    Raises ConfigError where sync.trigger was set to something else.
+    Raises ConfigError where sync.trigger was set to something else, and for a model that only split learning knows without a method.
     """
     if not config.split.is_on:
+        if config.model.family != "gpt" and not config.train.task:
+            raise ConfigError(
+                f"model.family = {config.model.family} needs a split.method: the built-in task of pretraining trains gpt",
+                "model.family",
+            )
         return config
     wanted = decisions_of(split_rules(config)).trigger
     if config.sync.trigger not in {"clock", wanted}:

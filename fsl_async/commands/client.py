@@ -35,6 +35,8 @@ def command(
     task: str | None,
     run_dir: Path | None,
     threads: int | None,
+    model: str | None,
+    auxiliary: str | None,
     insecure: bool,
     dry_run: bool,
     as_json: bool,
@@ -59,9 +61,11 @@ def command(
             "encryption is not in this version: remove ?key=... and use an SSH tunnel or a VPN"
         )
     task = check_task(task) if task else None
+    model = check_task(model, "--model") if model else None
+    auxiliary = check_task(auxiliary, "--auxiliary") if auxiliary else None
     data = str(check_data(data)) if data else None
     if task is None and data is not None:
-        check_text(data)
+        check_readable(data)
     output = Output(as_json=as_json)
     with contextlib.ExitStack() as stack:
         if name is None:
@@ -75,6 +79,7 @@ def command(
                 {"role": "client", "server": server.fsl, "name": name, "data": data or ""}
                 | {"task": task or "", "run_dir": str(run_dir or "")}
                 | {"threads": threads_here(threads or 0)}
+                | {key: code for key, code in (("model", model), ("auxiliary", auxiliary)) if code}
             )
             return 0
         if not server.is_loopback and not insecure:
@@ -90,6 +95,8 @@ def command(
                 data,
                 run_dir=run_dir,
                 threads=threads,
+                model=model,
+                auxiliary=auxiliary,
                 stop=stopper,
                 output=output,
             )
@@ -119,25 +126,38 @@ def run_client(
     *,
     run_dir: Path | None,
     threads: int | None,
+    model: str | None = None,
+    auxiliary: str | None = None,
     stop: Stopper,
     output: Output,
 ) -> Any:
     """Join the run at `server` and train until it ends or `stop` is asked; returns the summary."""
     from fsl_async.node_client import join_run
+    from fsl_async.own_code import Own
 
     return join_run(
-        server, name, task, data, run_dir=run_dir, threads=threads, stop=stop, log=output.say
+        server,
+        name,
+        task,
+        data,
+        run_dir=run_dir,
+        threads=threads,
+        stop=stop,
+        log=output.say,
+        code=Own(model, auxiliary),
     )
 
 
-def check_task(task: str) -> str:
+def check_task(task: str, option: str = "--task") -> str:
     """Return an absolute `file.py:function`; raises UsageError when there is no such file."""
     file_name, colon, function = task.rpartition(":")
     if not colon or not file_name.endswith(".py") or not function.isidentifier():
-        raise UsageError(f"--task {task}: write it as file.py:function, for example train.py:train")
+        raise UsageError(
+            f"{option} {task}: write it as file.py:function, for example train.py:train"
+        )
     path = Path(file_name).expanduser()
     if not path.is_file():
-        raise UsageError(f"--task {task}: no such file {path}")
+        raise UsageError(f"{option} {task}: no such file {path}")
     return f"{path.resolve()}:{function}"
 
 
@@ -146,6 +166,16 @@ def check_function(task: str) -> None:
     from fsl_async.learn.tasks import load_task
 
     load_task(task)
+
+
+def check_readable(data: str) -> None:
+    """Raise DataError, with file and offset, for a data set that is short or damaged, and for text as `check_text` does."""
+    from fsl_async.learn.datasets.find import is_text, open_dataset
+
+    if is_text(Path(data)):
+        check_text(data)
+    else:
+        open_dataset(data)
 
 
 def check_text(data: str) -> None:
@@ -169,10 +199,13 @@ def check_corpus(config: Config, options: Mapping[str, str]) -> None:
     config: resolved, so that the model's context is known. options: dotted key -> the option to name in its place.
     """
     from fsl_async.learn.data import Corpus
+    from fsl_async.learn.datasets.find import is_text
 
     path = config.data.path
     if not path or config.train.task or not Path(path).exists():
         return
+    if config.split.is_on and not is_text(Path(path)):
+        return  # the server describes it when it starts
     try:
         corpus = Corpus.open(path, context=config.model.context, held_out=config.data.holdout)
         corpus.shard(0, 1 if config.data.sharding == "local" else config.shards)

@@ -6,7 +6,7 @@ import json
 from typing import TYPE_CHECKING
 
 from fsl_async import address as addresses
-from fsl_async.commands.client import check_data
+from fsl_async.commands.client import check_data, check_task
 from fsl_async.commands.output import Output
 from fsl_async.errors import UsageError
 from fsl_async.program import program
@@ -26,6 +26,8 @@ def command(
     run_dir: Path | None,
     from_version: int | None,
     threads: int | None,
+    model: str | None,
+    auxiliary: str | None,
     insecure: bool,
     dry_run: bool,
     as_json: bool,
@@ -37,7 +39,9 @@ def command(
     from fsl_async.stopper import Stopper, stop_on_signals
 
     if task is not None:
-        raise UsageError("--task is a client's: a split server trains its half of the built-in GPT")
+        raise UsageError(
+            "--task is a client's: a split server trains its half of the run's model (--model FILE.py:FUNCTION for your own)"
+        )
     if not with_ps and (address is not None or from_version is not None):
         given = "LISTEN_ADDRESS" if address is not None else "--from-version"
         raise UsageError(
@@ -48,6 +52,8 @@ def command(
         "run.name": name,
         "run.directory": str(run_dir) if run_dir else None,
         "data.path": str(check_data(data)) if data else None,
+        "model.family": check_task(model, "--model") if model else None,
+        "split.auxiliary": check_task(auxiliary, "--auxiliary") if auxiliary else None,
         "train.threads": threads,
         "listen.insecure": True if insecure else None,
     }

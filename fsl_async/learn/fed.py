@@ -24,7 +24,7 @@ import os
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, SupportsFloat
+from typing import Any, SupportsFloat, TypeVar
 
 import attrs
 import torch
@@ -40,6 +40,7 @@ from fsl_async.learn.split.remote import SplitTraining
 from fsl_async.learn.split.weights import exchanged
 from fsl_async.roles.split_methods import SplitRules, decisions_of
 
+T = TypeVar("T")
 TOLERATED_STEPS = 3
 """How often step may be called after the end before that counts as a loop that never looks."""
 
@@ -203,6 +204,7 @@ class Fed(FedBase):
         self._meter = learner.meter
         self._open_split = open_split
         self._split: SplitTraining | None = None
+        self._waited_s = 0.0
 
     @property
     def running(self) -> bool:
@@ -232,10 +234,12 @@ class Fed(FedBase):
         *,
         classes: int,
         architecture: Mapping[str, str],
+        features: tuple[int, ...] = (),
     ) -> SplitTraining:
         """Train `half` with the run's split server: open the session, and wait until the weights are the run's.
 
         architecture: what must be the same at the server, by name, in the order of comparison. classes: labels are in 0 ... classes - 1.
+        features: of a U-shape, the shape of one sample's where it is not that of the activations but for the last size.
         Raises as `attach` does.
         """
         if self._split is not None:
@@ -250,6 +254,7 @@ class Fed(FedBase):
             classes=classes,
             stopped=lambda: self._learner.stopped,
             version=lambda: self._learner.version,
+            features=features,
             on_step=lambda loss, _: self._meter.count(0, {"loss": loss}),
         )
         parts = {name: exchanged(half.part(name)) for name in decisions.averaged}
@@ -263,7 +268,7 @@ class Fed(FedBase):
     def rounds(self) -> Iterator[int]:
         """The rounds that this client is called to train, until the run ends."""
         self._learner.expect_rounds()
-        while (number := self._learner.next_round()) is not None:
+        while (number := self._timed(self._learner.next_round)) is not None:
             if self._split is not None:
                 self._split.begin_round(number)
             yield number
@@ -280,7 +285,19 @@ class Fed(FedBase):
         if self._learner.stopped:
             return False
         self._meter.count(samples, metrics)
-        return self._learner.end_round()
+        return self._timed(self._learner.end_round)
+
+    @property
+    def waited_s(self) -> float:
+        """How long the training thread has waited for the network in a run by rounds: for answers, for calls, for versions."""
+        return self._waited_s + (self._split.waited_s if self._split is not None else 0.0)
+
+    def _timed(self, wait: Callable[[], T]) -> T:
+        begun = time.monotonic()
+        try:
+            return wait()
+        finally:
+            self._waited_s += time.monotonic() - begun
 
     def step(self, *, tokens: int = 0, metrics: Mapping[str, SupportsFloat] | None = None) -> bool:
         """Say that a training step is done; the only point where weights may be exchanged.

@@ -267,7 +267,8 @@ class SplitClientShell:
         values = taken.decoded()
         if isinstance(taken.what, UploadKey):
             key = taken.what
-            parcel = self.training.parcel((key.round, key.step, key.leg))
+            # A cut gradient is as large as the activations, which in a U-shape were the first leg.
+            parcel = self.training.parcel((key.round, key.step, 0))
             answers_features = self.machine.decisions.legs > 1 and not key.leg
             if parcel is not None and not answers_features and values.size != parcel.values.size:
                 raise PayloadError(f"{values.size} gradients for {parcel.values.size} activations")

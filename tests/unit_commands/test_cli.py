@@ -193,7 +193,8 @@ def test_dry_run_fills_in_what_stands_for_something_else(capsys, monkeypatch):
     assert code == 0
     made = json.loads(out)
     assert made["run"]["directory"] == "runs/abc"
-    assert made["model"] == {"preset": "1m", "layers": 3, "width": 128, "heads": 4, "context": 256}
+    sizes = {"preset": "1m", "layers": 3, "width": 128, "heads": 4, "context": 256}
+    assert made["model"] == {"family": "gpt", "sizes": "", **sizes}
     assert (made["data"]["shards"], made["train"]["threads"]) == (3, 7)
     code, out, _ = run(capsys, *args, "--dry-run")
     assert "threads = 7  # this machine's; each client counts its own\n" in out

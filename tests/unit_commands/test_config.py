@@ -276,8 +276,11 @@ def test_defaults_are_the_documented_ones():
         },
         "session": {"heartbeat_every_s": 5.0, "expire_after_s": 20.0},
         "transfer": {"window_bytes": 4194304, "stall_s": 10.0, "drain_cap_s": 3600.0},
-        "data": {"path": "", "shards": 0, "sharding": "disjoint", "holdout": 0.02},
-        "model": {"preset": "3m", "layers": 0, "width": 0, "heads": 0, "context": 0},
+        "data": {"path": "", "shards": 0, "sharding": "disjoint", "holdout": 0.02}
+        | {"partition": "iid", "alpha": 1.0, "sample_shape": "", "classes": 0}
+        | {"label_counts": "", "fingerprint": ""},
+        "model": {"family": "gpt", "sizes": "", "preset": "3m"}
+        | {"layers": 0, "width": 0, "heads": 0, "context": 0},
         "train": {
             "batch": 16,
             "learning_rate": 0.001,
@@ -290,9 +293,12 @@ def test_defaults_are_the_documented_ones():
         "split": {
             "method": "none",
             "mode": "free",
-            "cut": 1,
+            "cut": "",
             "labels_at_home": False,
             "auxiliary": "blocks:1",
+            "lora_client": 0,
+            "lora_server": 0,
+            "lora_alpha": 16.0,
             "server": "",
             "listen": "tcp://127.0.0.1:7101",
             "optimizer": "adamw",

@@ -14,6 +14,10 @@ def test_what_is_fixed_is_what_the_weights_and_their_evaluation_mean():
         "outer.optimizer",
         "data.sharding",
         "data.holdout",
+        "data.partition",
+        "data.alpha",
+        "model.family",
+        "model.sizes",
         "model.preset",
         "model.layers",
         "model.width",
@@ -23,6 +27,9 @@ def test_what_is_fixed_is_what_the_weights_and_their_evaluation_mean():
         "split.cut",
         "split.labels_at_home",
         "split.auxiliary",
+        "split.lora_client",
+        "split.lora_server",
+        "split.lora_alpha",
         "split.models",
     }
 

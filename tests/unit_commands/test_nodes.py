@@ -32,7 +32,7 @@ def calls(monkeypatch):
         announce("tcp://127.0.0.1:4567")
         return Summary()
 
-    def join_run(address, name, task, data, *, run_dir, threads, stop, log):
+    def join_run(address, name, task, data, *, run_dir, threads, stop, log, code):
         made.append((address, name, task, data, run_dir, threads))
         log("step 1")
         return Summary()

@@ -13,6 +13,17 @@ from fsl_async.learn.datasets.text import TextWindows
 DEFAULT_CONTEXT = 256
 
 
+def is_text(place: Path) -> bool:
+    """Whether `open_dataset` takes what is there for text."""
+    if not place.is_dir():
+        return place.suffix != ".npz" and not is_idx_name(place.name)
+    return not (
+        is_hub_folder(place)
+        or is_cifar_folder(place)
+        or any(is_idx_name(one.name) for one in place.iterdir())
+    )
+
+
 def open_dataset(
     path: str | Path,
     *,

@@ -4,15 +4,17 @@ Torch's dropout draws from a generator that the whole process shares, so what it
 before. Each forward pass here draws from a generator seeded by (seed, part, owner, number of the step): the same masks come in
 lockstep, in free mode, and after a restart that restores nothing but the counter. The caller's generator is left as it was.
 
-The shared generator belongs to the process, not to the thread: two halves with dropout that compute in two threads
-of one process at the same time disturb each other's masks. Weights stay valid, runs are then not repeatable.
+The shared generator belongs to the process, not to the thread, so threads of one process take turns.
 """
 
 import hashlib
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
+
+_TURN = threading.RLock()
 
 
 def derived_seed(seed: int, *parts: str | int) -> int:
@@ -26,7 +28,7 @@ def drawing(device: torch.device, seed: int, *parts: str | int) -> Iterator[None
     """Within it, draws on the CPU and on `device` come from `derived_seed(seed, *parts)`."""
     found = derived_seed(seed, *parts)
     cuda = [device] if device.type == "cuda" else []
-    with torch.random.fork_rng(devices=cuda):
+    with _TURN, torch.random.fork_rng(devices=cuda):
         torch.default_generator.manual_seed(found)
         if cuda:
             with torch.cuda.device(device):

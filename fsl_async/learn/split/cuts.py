@@ -123,6 +123,11 @@ def whole(model: nn.Module) -> Halves:
     return Halves(model, None)
 
 
+def in_one(model: nn.Module) -> Halves:
+    """The same as one part, which takes lengths like any other."""
+    return Halves(_cutter(model).parts(model, [])[0], None)
+
+
 class _Blocks:
     """Decoder-only transformers: a cut is the number of blocks in front of it."""
 

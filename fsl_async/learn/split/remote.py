@@ -15,6 +15,7 @@ hands answers in and never waits, a worker codes what is kept in `parcel`.
 """
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -78,6 +79,7 @@ class SplitTraining:
         classes: int,
         stopped: Callable[[], bool],
         version: Callable[[], int],
+        features: tuple[int, ...] = (),
         on_step: Callable[[float, int], None] = lambda _, __: None,
     ) -> None:
         self.half = half
@@ -86,9 +88,12 @@ class SplitTraining:
         self.post: Callable[[Event], None] = lambda _: None
         self.server_loss = float("nan")
         """Of the newest upload that the server has trained without an answer."""
+        self.waited_s = 0.0
+        """How long the training thread has waited here: for room in the queue, for answers, for the end of a round."""
         self.left_out = 0
         """Steps whose answer did not come."""
         self._classes = classes
+        self._features = features
         self._stopped = stopped
         self._version = version
         self._on_step = on_step
@@ -230,10 +235,11 @@ class SplitTraining:
             lengths = [int(each) for each in entry.batch.lengths]
             rows = values.reshape(sum(lengths), -1)
             found = put_back(rows, lengths, shape[1], 0.0)
-        elif values.size == np.prod(shape):
+        elif entry.labels_at_home and entry.leg == 0:
+            # Where nothing else is known, of another width than the activations at the most.
+            found = values.reshape(shape[0], *(self._features or (*shape[1:-1], -1)))
+        else:
             found = values.reshape(shape)
-        else:  # features of another width than the activations
-            found = values.reshape(*shape[:-1], -1)
         tensor = torch.from_numpy(found)
         if entry.labels_at_home and entry.leg == 0:
             return Features(tensor)
@@ -251,8 +257,12 @@ class SplitTraining:
 
     def _wait(self, ready: Callable[[], bool]) -> None:
         with self._changed:
+            if ready():
+                return
+            begun = time.monotonic()
             while not ready() and not self._stopped():
                 self._changed.wait(POLL_S)
+            self.waited_s += time.monotonic() - begun
 
     # --- worker thread ----------------------------------------------------------------------------------------
 

@@ -1,45 +1,53 @@
-"""The built-in task of split learning: the built-in GPT, cut at a block, on text. Also what the split server builds of it.
+"""The built-in task of split learning, and what the split server builds of the same model.
 
-Every node builds its part from the run's configuration and seed, so nothing but what a method sends crosses the network. Batches are a
-function of the run's seed, the shard and the round: a client that is launched again goes on where the run is.
+Every node builds its part from the run's configuration and seed (models.py), so nothing but what a method sends crosses the network. Batches are a
+function of the run's seed, the shard and the round (samples.py): a client that is launched again goes on where the run is.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import attrs
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from fsl_async.config import from_wire
-from fsl_async.learn.data import Corpus, Span, windows
+from fsl_async.learn.datasets.facts import Facts, facts_of
 from fsl_async.learn.fed import Fed
-from fsl_async.learn.gpt import GPT, VOCABULARY, GPTConfig
-from fsl_async.learn.pretrain import gpt_config, open_corpus
+from fsl_async.learn.gpt import GPT, GPTConfig
 from fsl_async.learn.split import auxiliary as auxiliaries
-from fsl_async.learn.split import gpt_parts
+from fsl_async.learn.split import gpt_parts, models
 from fsl_async.learn.split.alignment import AlignSettings
-from fsl_async.learn.split.batches import Batch, cross_entropy
-from fsl_async.learn.split.cuts import Halves, split, whole
-from fsl_async.learn.split.errors import CutError
+from fsl_async.learn.split.batches import call, cross_entropy
+from fsl_async.learn.split.cuts import Halves, cuts_of, in_one, split
+from fsl_async.learn.split.lora import apply_lora
 from fsl_async.learn.split.methods import method as method_named
 from fsl_async.learn.split.methods.base import Method, MethodSettings
+from fsl_async.learn.split.modes import evaluating
 from fsl_async.learn.split.optimizers import OptimizerSpec
+from fsl_async.learn.split.remote import SplitTraining
 from fsl_async.learn.split.room import Cut
+from fsl_async.learn.split.samples import batches, open_samples
 from fsl_async.learn.split.server import ServerSettings, SplitServer
 from fsl_async.learn.split.weights import weights_of
 from fsl_async.observe.memory import Mark
 from fsl_async.settings import Config
 from fsl_async.split_rules import split_rules
 
+__all__ = ["Parts", "batches", "begin", "build_parts", "build_server", "train"]
+
 
 @attrs.frozen
 class Parts:
-    """A cut model as a node needs it. architecture: what has to be the same at every node, in the order of comparison."""
+    """A cut model as a node needs it. architecture: what has to be the same at every node, in the order of comparison.
+
+    features: shape of what the tail of a U-shape is given of one sample; empty for language models, whose samples differ in length.
+    """
 
     halves: Halves
     auxiliary: nn.Module | None
     architecture: Mapping[str, str]
+    features: tuple[int, ...] = ()
 
 
 def method_of(config: Config) -> Method:
@@ -60,37 +68,40 @@ def optimizer_of(config: Config) -> OptimizerSpec:
 
 
 def build_parts(config: Config, *, at_client: bool) -> Parts:
-    """Cut the run's model. A client builds the weights that it needs and no others; a split server all of them, for a moment.
+    """Cut the run's model. Of the built-in GPT a client builds the weights that it needs and no others; of any other model all, for a moment.
 
-    Raises CutError for a cut that does not exist, AuxiliaryError, TaskError for sizes that do not fit.
+    Raises CutError for a cut that does not exist, AuxiliaryError, TaskError and ConfigError for sizes that do not fit.
     """
-    sizes = gpt_config({"model": attrs.asdict(config.model)})
-    chosen = config.split
-    method = method_of(config)
+    facts, chosen, method = facts_of(config), config.split, method_of(config)
+    aided = method.auxiliary != "none"
+    pieces = _pieces(chosen.auxiliary) if aided else 0
+    blocks = None
+    if at_client and method.has_server and config.model.family == "gpt":
+        # A wrong cut builds one block too many, and is then told by `split`.
+        front = int(chosen.cut or 1) if (chosen.cut or "1").isdecimal() else 0
+        blocks = range(min(front + pieces, models.gpt_sizes(config, facts).layers))
+    model = models.build_model(config, facts, blocks)
     if not method.has_server:
-        return Parts(whole(GPT(sizes, seed=config.run.seed)), None, {})
-    cut, layers = chosen.cut, sizes.layers
-    if cut >= layers:
-        there = ", ".join(map(str, range(layers)))
-        raise CutError(f"split.cut {cut} does not exist in this GPT; cuts that exist: {there}")
-    pieces = _pieces(chosen.auxiliary) if method.auxiliary != "none" else 0
-    if at_client:
-        needed = range(min(cut + pieces, layers))
-        model = gpt_parts.build(sizes, seed=config.run.seed, blocks=needed, ends=True)
-    else:
-        model = GPT(sizes, seed=config.run.seed)
-    halves = split(model, cut, layers if chosen.labels_at_home else None)
+        return _adapted(config, Parts(in_one(model), None, {}))
+    cut = models.default_cut(config, model)
+    halves = split(model, cut, models.tail_cut(model) if chosen.labels_at_home else None)
     assert halves.server is not None
     extra = None
-    if method.auxiliary != "none":
+    if aided:
         seen = halves
-        if at_client and isinstance(halves.server, gpt_parts.GPTPart) and cut + pieces <= layers:
-            # the rest of the server's half has no weights here, and the auxiliary model needs none of them
-            seen = Halves(halves.client, halves.server.first_blocks(pieces))
-        example = torch.zeros(1, sizes.context, dtype=torch.int64)
-        kind = chosen.auxiliary
-        extra = auxiliaries.build(kind, seen, Batch(example, example), seed=config.run.seed)
-    return Parts(halves, extra, _architecture(config, sizes, halves, extra))
+        if blocks is not None and isinstance(halves.server, gpt_parts.GPTPart):
+            there = len(halves.server.blocks)
+            if pieces <= there:
+                # the rest of the server's half has no weights here, and the auxiliary model needs none of them
+                seen = Halves(halves.client, halves.server.first_blocks(pieces))
+        extra = auxiliaries.build(
+            chosen.auxiliary, seen, models.example(facts), seed=config.run.seed
+        )
+    found = _architecture(config, len(cuts_of(model)), halves, extra)
+    features: tuple[int, ...] = ()
+    if halves.tail is not None and not facts.language:
+        features = _through(facts, halves.client, halves.server)
+    return _adapted(config, Parts(halves, extra, found, features))
 
 
 def _pieces(kind: str) -> int:
@@ -98,35 +109,52 @@ def _pieces(kind: str) -> int:
     return int(text) if text != kind and text.isdecimal() else 0
 
 
+def _adapted(config: Config, parts: Parts) -> Parts:
+    """LoRA where the run has it. The auxiliary model is a client's, and its linear layers may be its head alone: then all of it trains."""
+    chosen, seed, halves = config.split, config.run.seed, parts.halves
+    alpha = chosen.lora_alpha
+    if chosen.lora_client:
+        for part in (halves.client, parts.auxiliary):
+            if part is not None and (part is halves.client or _pieces(chosen.auxiliary)):
+                apply_lora(part, rank=chosen.lora_client, alpha=alpha, seed=seed)
+        if halves.tail is not None:
+            halves.tail.requires_grad_(requires_grad=False)
+    if chosen.lora_server and halves.server is not None:
+        apply_lora(halves.server, rank=chosen.lora_server, alpha=alpha, seed=seed)
+    return parts
+
+
 def _architecture(
-    config: Config, sizes: GPTConfig, halves: Halves, extra: nn.Module | None
+    config: Config, places: int, halves: Halves, extra: nn.Module | None
 ) -> dict[str, str]:
     assert halves.server is not None
+    chosen = config.split
     found = {
-        "method": config.split.method,
-        "cut": f"block {halves.cut} of {sizes.layers}",
+        "method": chosen.method,
+        "model": config.model.family if ":" not in config.model.family else "the user's own",
+        "cut": f"{halves.cut} of {places} places",
         "labels": "at home" if halves.tail is not None else "sent",
         "client half": weights_of(halves.client).manifest.fingerprint,
         "server half": weights_of(halves.server).manifest.fingerprint,
     }
     if extra is not None:
         found["auxiliary model"] = weights_of(extra).manifest.fingerprint
+    if chosen.lora_client or chosen.lora_server:
+        found["LoRA ranks"] = f"{chosen.lora_client} at clients, {chosen.lora_server} at the server"
     return found
 
 
 def build_server(config: Config, device: torch.device) -> tuple[SplitServer, Method, Cut, Parts]:
     """The split server of the run."""
     parts = build_parts(config, at_client=False)
-    method = method_of(config)
-    width = gpt_config({"model": attrs.asdict(config.model)}).width
-    chosen = config.split
+    method, facts, chosen = method_of(config), facts_of(config), config.split
     align = AlignSettings(
         chosen.align_passes,
         chosen.buffer_samples,
         min(chosen.buffer_samples, config.train.batch),
         OptimizerSpec("adam", chosen.align_rate),
     )
-    cut = Cut((-1, width), VOCABULARY, per_token=True)
+    cut = _cut(parts.halves, facts)
     settings = ServerSettings(
         optimizer_of(config),
         cross_entropy,
@@ -141,17 +169,19 @@ def build_server(config: Config, device: torch.device) -> tuple[SplitServer, Met
     return method.server(parts.halves, settings, extra), method, cut, parts
 
 
-def batches(
-    corpus: Corpus, span: Span, config: Config, shard: int, number: int
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """Inputs and labels of round `number`, int64 (<= batch, context): `split.samples` windows, the last batch may be smaller."""
-    batch, left = config.train.batch, config.split.samples
-    name = f"shard {shard}"
-    drawn = windows(corpus, span, batch=batch, seed=config.run.seed, name=name, start=number)
-    while left > 0:
-        window = torch.from_numpy(next(drawn)[:left]).long()
-        left -= len(window)
-        yield window[:, :-1].contiguous(), window[:, 1:].contiguous()
+def _through(facts: Facts, *parts: nn.Module) -> tuple[int, ...]:
+    """The shape of what comes of one sample behind these parts."""
+    with torch.no_grad(), evaluating(*parts):
+        values = models.example(facts).inputs
+        for part in parts:
+            values = call(part, values, None)
+    return tuple(values.shape[1:])
+
+
+def _cut(halves: Halves, facts: Facts) -> Cut:
+    """What one sample's activations are like."""
+    shape = _through(facts, halves.client)
+    return Cut((-1, *shape[1:]) if facts.language else shape, facts.classes, facts.language)
 
 
 def warm_up() -> None:
@@ -163,15 +193,16 @@ def warm_up() -> None:
     Mark.take()
 
 
-def train(fed: Fed) -> None:
-    """Train until the run ends."""
-    warm_up()
+def config_of(fed: Fed) -> Config:
+    """The run's configuration, as this client was handed it."""
     tables: dict[str, Any] = {name: dict(table) for name, table in fed.config.items()}
-    config = from_wire(tables)
-    rules = split_rules(config)
-    method = method_of(config)
-    corpus = open_corpus(fed.config, gpt_config(fed.config).context)
-    span = corpus.shard(*fed.part)
+    return from_wire(tables)
+
+
+def begin(fed: Fed, config: Config | None = None) -> SplitTraining:
+    """Build this client's part of the run's model and open its session with the split server: for loops of your own too."""
+    config = config or config_of(fed)
+    rules, method = split_rules(config), method_of(config)
     parts = build_parts(config, at_client=True)
     for part in (parts.halves.client, parts.halves.tail, parts.auxiliary):
         if part is not None:
@@ -184,15 +215,26 @@ def train(fed: Fed) -> None:
         name=fed.client_name,
         in_flight=rules.in_flight if not (rules.lockstep or rules.labels_at_home) else 1,
     )
-    architecture = parts.architecture
+    classes, architecture = facts_of(config).classes, parts.architecture
+    features = parts.features
     del parts
-    split_half = fed.split(half, method, rules, classes=VOCABULARY, architecture=architecture)
+    return fed.split(
+        half, method, rules, classes=classes, architecture=architecture, features=features
+    )
+
+
+def train(fed: Fed) -> None:
+    """Train until the run ends."""
+    warm_up()
+    config = config_of(fed)
+    samples = open_samples(config, facts_of(config), fed.part)
+    training = begin(fed, config)
     for number in fed.rounds():
-        samples = 0
-        for inputs, labels in batches(corpus, span, config, fed.part[0], number):
+        trained = 0
+        for batch in samples.round(number):
             if not fed.running:
                 return
-            split_half.train_batch(inputs, labels)
-            samples += len(inputs)
-        if not fed.end_round(samples=samples):
+            training.train_batch(batch.inputs, batch.labels, batch.lengths)
+            trained += len(batch.inputs)
+        if not fed.end_round(samples=trained):
             return

@@ -1,0 +1,203 @@
+"""What a client of split learning trains on: batches that follow from seed, part of the data and number of the round.
+
+So a client that is launched again goes on where the run is, and saves no position. Three kinds, told apart by what lies at `data.path`:
+
+    text                    random windows of this client's part of the bytes, all of one length
+    samples with labels     this client's part of the partition, in an order of its own in each epoch
+    sentences, token ids    the same, each as long as it is: batches are padded at their end, and padding is not sent
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fsl_async.errors import DataError
+from fsl_async.learn.data import Corpus, Span, held_out_windows, windows
+from fsl_async.learn.datasets.base import Dataset, Indices
+from fsl_async.learn.datasets.facts import (
+    Facts,
+    as_model_sees,
+    labelled,
+    model_shape,
+    open_run_data,
+    partition_of,
+)
+from fsl_async.learn.datasets.find import is_text
+from fsl_async.learn.datasets.partition import epoch_order
+from fsl_async.learn.pretrain import open_corpus
+from fsl_async.learn.split.batches import IGNORED, Batch
+from fsl_async.settings import Config
+
+EVALUATED_BATCH = 64
+
+
+class Samples(ABC):
+    """A client's part of the data."""
+
+    @abstractmethod
+    def round(self, number: int) -> Iterator[Batch]:
+        """The batches of a round."""
+
+
+def open_samples(config: Config, facts: Facts, part: tuple[int, int]) -> Samples:
+    """Part `part[0]` of `part[1]` of the run's data. Raises DataError in one line: missing, damaged, other data than the run's."""
+    path = config.data.path
+    if not path or is_text(Path(path).expanduser()):
+        if not facts.language:
+            raise DataError(
+                f"data {path!r} is text, and this run trains on samples with labels: give --data a data set"
+            )
+        return _Text(config, facts, part)
+    data = open_run_data(config)
+    if not facts.language:
+        _check(labelled(data), facts)
+    shard, count = part
+    if config.data.sharding == "local":
+        indices = np.arange(data.samples)
+    else:
+        indices = partition_of(config, data, count).indices(shard, data.labels)
+    kind = _Sequences if facts.language else _Labelled
+    return kind(config, facts, data, indices, shard)
+
+
+def held_out(config: Config, facts: Facts, limit: int = 1 << 12) -> Iterator[Batch]:
+    """What nobody trains on: the data set's test split, or the tail of the text; `limit` samples of it at most."""
+    path = config.data.path
+    if not path or is_text(Path(path).expanduser()):
+        corpus = _corpus(config, facts)
+        for window in held_out_windows(corpus, batch=EVALUATED_BATCH, limit=limit):
+            yield _window(window)
+        return
+    data = open_run_data(config, "test")
+    indices = np.arange(min(data.samples, limit))
+    kind = _Sequences if facts.language else _Labelled
+    found = kind(config, facts, data, indices, 0)
+    for start in range(0, len(indices), EVALUATED_BATCH):
+        yield from found.take(indices[start : start + EVALUATED_BATCH])
+
+
+def batches(
+    corpus: Corpus, span: Span, config: Config, shard: int, number: int
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Windows of round `number`: inputs and labels int64 (<= batch, context); the last batch may be smaller."""
+    batch = config.train.batch
+    left = config.split.samples or max(1, (span.bytes - 1) // (corpus.window_bytes - 1))
+    name = f"shard {shard}"
+    drawn = windows(corpus, span, batch=batch, seed=config.run.seed, name=name, start=number)
+    while left > 0:
+        window = next(drawn)[:left]
+        left -= len(window)
+        found = _window(window)
+        yield found.inputs, found.labels
+
+
+class _Text(Samples):
+    def __init__(self, config: Config, facts: Facts, part: tuple[int, int]) -> None:
+        self._config, self._shard = config, part[0]
+        self._corpus = _corpus(config, facts)
+        self._span = self._corpus.shard(*part)
+
+    def round(self, number: int) -> Iterator[Batch]:
+        for inputs, labels in batches(self._corpus, self._span, self._config, self._shard, number):
+            yield Batch(inputs, labels)
+
+
+class _Indexed(Samples):
+    """Samples by index, in epochs that follow one another over the rounds."""
+
+    def __init__(
+        self, config: Config, facts: Facts, data: Dataset, indices: Indices, shard: int
+    ) -> None:
+        self._config, self._facts, self._data = config, facts, data
+        self._indices, self._shard = indices, shard
+
+    def round(self, number: int) -> Iterator[Batch]:
+        chosen = self.indices(number)
+        batch = self._config.train.batch
+        for start in range(0, len(chosen), batch):
+            yield from self.take(chosen[start : start + batch])
+
+    def indices(self, number: int) -> Indices:
+        """Which samples a round takes, in order."""
+        size = len(self._indices)
+        count = self._config.split.samples or size
+        first, last = number * count // size, ((number + 1) * count - 1) // size
+        name = f"shard {self._shard}"
+        orders = [
+            epoch_order(self._config.run.seed, name, epoch, size)
+            for epoch in range(first, last + 1)
+        ]
+        start = number * count - first * size
+        found: Indices = self._indices[np.concatenate(orders)[start : start + count]]
+        return found
+
+    @abstractmethod
+    def take(self, indices: Indices) -> Iterator[Batch]:
+        """These samples as one batch, or none where none of them can be trained on."""
+
+
+class _Labelled(_Indexed):
+    def take(self, indices: Indices) -> Iterator[Batch]:
+        assert self._data.labels is not None
+        values = as_model_sees(self._data.read(indices))
+        yield Batch(torch.from_numpy(values), torch.from_numpy(self._data.labels[indices]))
+
+
+class _Sequences(_Indexed):
+    """Each sample is a row of tokens; what is longer than the context is cut off, what has no next token left out."""
+
+    def take(self, indices: Indices) -> Iterator[Batch]:
+        longest = self._facts.shape[0] + 1
+        rows = [np.asarray(row[:longest], np.int64) for row in self._data.rows(indices)]
+        rows = [row for row in rows if len(row) > 1]
+        if rows:
+            self._check(rows)
+            yield padded(rows)
+
+    def _check(self, rows: Sequence[Indices]) -> None:
+        classes = self._facts.classes
+        for row in rows:
+            if row.ndim != 1 or row.min() < 0 or row.max() >= classes:
+                raise DataError(
+                    f"data {self._data.name!r} has token {row.max() if row.ndim == 1 else row.shape}, not in 0 ... {classes - 1}:"
+                    " set data.classes to the vocabulary's size"
+                )
+
+
+def padded(rows: Sequence[Indices]) -> Batch:
+    """Rows of at least two tokens as one batch, padded at their end: each token's label is the next one."""
+    lengths = [len(row) - 1 for row in rows]
+    inputs = np.zeros((len(rows), max(lengths)), np.int64)
+    labels = np.full((len(rows), max(lengths)), IGNORED, np.int64)
+    for number, row in enumerate(rows):
+        inputs[number, : len(row) - 1] = row[:-1]
+        labels[number, : len(row) - 1] = row[1:]
+    ragged = min(lengths) < max(lengths)
+    return Batch(
+        torch.from_numpy(inputs),
+        torch.from_numpy(labels),
+        torch.tensor(lengths) if ragged else None,
+    )
+
+
+def _corpus(config: Config, facts: Facts) -> Corpus:
+    return open_corpus(
+        {"data": {"path": config.data.path, "holdout": config.data.holdout}}, facts.shape[0]
+    )
+
+
+def _window(window: np.ndarray) -> Batch:
+    found = torch.from_numpy(window).long()
+    return Batch(found[:, :-1].contiguous(), found[:, 1:].contiguous())
+
+
+def _check(data: Dataset, facts: Facts) -> None:
+    shape = model_shape(data.sample_shape)
+    if shape != facts.shape:
+        raise DataError(
+            f"data {data.name!r} has samples of shape {shape}, and this run trains on {facts.shape}"
+        )
