@@ -1,0 +1,72 @@
+"""One laboratory for all tests of this folder, where this machine can have one."""
+
+import pytest
+
+from fsl_async.netlab.host import LabError, MissingError, namespaces, processes_with
+from fsl_async.netlab.laboratory import Laboratory, which
+from fsl_async.netlab.machine import console_word
+from fsl_async.netlab.records import folder, names
+
+WAY = pytest.StashKey[str]()
+
+
+def left_of(name):
+    """What there still is of a laboratory: namespaces, router VM, state."""
+    found = [one for one in namespaces() if one.startswith(f"fsl-{name}-")]
+    found += [str(pid) for pid in processes_with(console_word(folder(name)))]
+    return found + [one for one in names() if one == name]
+
+
+@pytest.fixture(scope="session")
+def backend(request):
+    """Which links there are here; skips where there are none."""
+    try:
+        way = which()
+    except MissingError as error:
+        request.config.stash[WAY] = f"none, {error.message}"
+        pytest.skip(error.message)
+    request.config.stash[WAY] = way
+    return way
+
+
+@pytest.fixture(scope="session")
+def built(backend):
+    """A server and two clients; nothing of it is left at the end."""
+    made = Laboratory(["server", "client-1", "client-2"], profile="lan")
+    with made:
+        yield made
+    assert left_of(made.name) == []
+
+
+@pytest.fixture
+def lab(built):
+    """The same with perfect links again."""
+    built.set("all", "heal", "lan")
+    return built
+
+
+@pytest.fixture
+def left():
+    """What there still is of a laboratory."""
+    return left_of
+
+
+@pytest.fixture
+def sweeper(backend):
+    """Removes what a test's own laboratories leave when it fails."""
+    from fsl_async.netlab.laboratory import remove
+
+    made = []
+    yield made.append
+    for name in made:
+        try:
+            remove(name)
+        except LabError:
+            continue
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    """Say which way was used."""
+    way = config.stash.get(WAY, "")
+    if way:
+        terminalreporter.write_line(f"network laboratory: {way}")

@@ -1,0 +1,190 @@
+"""Links do what they are told: seen from the sites, through whichever backend this machine has. Bounds are generous."""
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from fsl_async.errors import UsageError
+from fsl_async.netlab.__main__ import main
+from fsl_async.netlab.host import LabError, started
+from fsl_async.netlab.laboratory import Laboratory
+
+SLOW = float(os.environ.get("FSL_TEST_TIME_UNIT", "1"))
+
+
+def pings(lab, count, interval_s, wait_s=0.6):
+    return lab.probe(
+        "client-1", "ping", lab.address("server"), str(count), str(interval_s), str(wait_s)
+    )
+
+
+def test_round_trip_of_a_profile(lab):
+    """Both directions have the profile's delay: a round trip is twice that, and little more."""
+    lab.set("client-1", "transatlantic")
+    measured = lab.round_trip_ms("client-1", "server")
+    assert 89.5 < measured < 90 + 30 * SLOW
+    assert lab.round_trip_ms("client-2", "server") < 45
+
+
+def test_jitter_spreads_and_keeps_order(lab):
+    """Jitter is not reordering: who wants that asks for it."""
+    lab.set("client-1", "delay=30", "jitter=20")
+    found = pings(lab, 60, 0.002)
+    assert found["received"] == 60
+    assert found["max_ms"] - found["min_ms"] > 10
+    assert found["min_ms"] > 19
+    assert found["overtaken"] == 0
+
+
+@pytest.mark.parametrize("burst", [1, 6])
+def test_loss_is_seen(lab, burst):
+    """10 % each way is 19 % of the round trips; in bursts it is fewer and longer gaps."""
+    lab.set("client-1", "delay=1", "loss=10%", f"burst={burst}")
+    found = pings(lab, 500, 0.0015)
+    lost = found["sent"] - found["received"]
+    assert 0.06 < lost / found["sent"] < 0.38
+    mean_gap = lost / found["gaps"]
+    assert mean_gap < 2 if burst == 1 else mean_gap > 2.2
+
+
+def test_duplicates_and_overtaking(lab):
+    """Both are real, so that what is above TCP can be tested on them with datagrams."""
+    lab.set("client-1", "delay=20", "duplicate=20%", "reorder=20%")
+    found = pings(lab, 100, 0.002)
+    assert found["doubled"] > 5
+    assert found["overtaken"] > 5
+
+
+def test_rate_is_kept(lab):
+    """10 Mbit/s carry 10 Mbit/s: the line's own overhead below, nothing above."""
+    lab.set("client-1", "dsl")
+    found = lab.stream("client-1", "server", seconds=2.0)
+    assert 5 < found.mbit_s < 10.1
+
+
+def test_cut_and_heal(lab):
+    """A cut link is silent, the other one is not; healed it is as it was."""
+    lab.set("client-1", "delay=10")
+    lab.cut("client-1")
+    assert pings(lab, 5, 0.01, 0.3)["received"] == 0
+    assert math.isinf(lab.round_trip_ms("client-1", "server", 1))
+    assert lab.round_trip_ms("client-2", "server") < 45
+    lab.set("client-1", "delay=15")  # a cut link can be changed, and stays cut
+    assert pings(lab, 3, 0.01, 0.3)["received"] == 0
+    lab.heal("client-1")
+    assert 29 < lab.round_trip_ms("client-1", "server") < 30 + 30 * SLOW
+
+
+def test_a_connection_survives_a_cut(lab):
+    """What makes the laboratory worth having: a TCP connection stalls, and goes on where it was."""
+    lab.set("client-1", "rate=50", "delay=5")
+    serve = [sys.executable, "-c", ECHO, lab.address("server")]
+    with subprocess.Popen(
+        lab.command("server", serve), stdout=subprocess.PIPE, text=True
+    ) as server:
+        port = server.stdout.readline().strip()
+        talk = [sys.executable, "-c", TALK, lab.address("server"), port]
+        with subprocess.Popen(
+            lab.command("client-1", talk), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        ) as client:
+            assert client.stdout.readline() == "back 0\n"
+            lab.cut("client-1")
+            client.stdin.write("\n")
+            client.stdin.flush()
+            time.sleep(0.5)
+            lab.heal("client-1")
+            healed = time.monotonic()
+            assert client.stdout.readline() == "back 1\n"
+            assert time.monotonic() - healed < 5 * SLOW
+            client.stdin.close()
+        server.kill()
+
+
+ECHO = """
+import socket, sys
+with socket.create_server((sys.argv[1], 0)) as listener:
+    print(listener.getsockname()[1], flush=True)
+    connection, _ = listener.accept()
+    while data := connection.recv(4096):
+        connection.sendall(data)
+"""
+TALK = """
+import socket, sys
+with socket.create_connection((sys.argv[1], int(sys.argv[2]))) as connection:
+    for number in range(2):
+        connection.sendall(b"x")
+        connection.recv(1)
+        print("back", number, flush=True)
+        sys.stdin.readline()
+"""
+
+
+def test_sites_see_their_own_links_only(lab):
+    """A client reaches the server, not another client: sites do not forward."""
+    reach = "import socket,sys; socket.create_connection((sys.argv[1], 9), 2)"
+    other = lab.command("client-1", [sys.executable, "-c", reach, lab.address("client-2")])
+    done = subprocess.run(other, capture_output=True, text=True, check=False, timeout=20)
+    assert "unreachable" in done.stderr
+
+
+def test_congestion_control_of_a_site(lab):
+    """Machines differ in their default, so measurements set it."""
+    read = ["cat", "/proc/sys/net/ipv4/tcp_congestion_control"]
+    assert subprocess.check_output(lab.command("client-1", read), text=True).strip() == "cubic"
+    lab.set_congestion("client-1", "reno")
+    assert subprocess.check_output(lab.command("client-1", read), text=True).strip() == "reno"
+    with pytest.raises(LabError, match="no congestion control 'nothing'"):
+        lab.set_congestion("client-1", "nothing")
+
+
+def test_names_that_are_not_there(lab):
+    """The error has the names that are."""
+    with pytest.raises(UsageError, match="links: server:client-1, server:client-2"):
+        lab.cut("client-3")
+    with pytest.raises(UsageError, match="server has 2 links"):
+        lab.cut("server")
+
+
+def test_status_and_a_name_that_is_taken(lab, capsys):
+    """Another process sees what this one set; and cannot make a second laboratory of the name."""
+    lab.set("client-1", "dsl")
+    lab.cut("client-2")
+    assert main(["status", "--name", lab.name, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["backend"] == lab.backend
+    first, second = found["links"]
+    assert first["profile"] == "dsl"
+    assert 59 < first["round_trip_ms"] < 60 + 40 * SLOW
+    assert second["cut"]
+    assert main(["up", "--name", lab.name]) == 2
+    assert "is up" in capsys.readouterr().err
+
+
+def test_what_a_crash_left_is_removed(sweeper, left, capsys):
+    """Kill -9 to the owner, with a process in a site: the next `down` finds all of it."""
+    name = f"crash{os.getpid()}"
+    sweeper(name)
+    make = (
+        "import subprocess, sys; from fsl_async.netlab.laboratory import Laboratory\n"
+        f"lab = Laboratory(['a', 'b'], name={name!r}); lab.up()\n"
+        "child = subprocess.Popen(lab.command('a', ['sleep', '600'])); print(child.pid, flush=True)\n"
+        "sys.stdin.read()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-P", "-c", make], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as owner:
+        sleeper = int(owner.stdout.readline())
+        owner.send_signal(signal.SIGKILL)
+    assert left(name)
+    with pytest.raises(LabError, match="has crashed"):
+        Laboratory.find(name)
+    assert main(["down", "--name", "another"]) == 0
+    assert f"removed what was left of the laboratory {name}" in capsys.readouterr().out
+    assert left(name) == []
+    assert not started(sleeper)
