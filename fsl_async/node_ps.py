@@ -149,11 +149,12 @@ def serve(
     log: Callable[[str], None],
     stop: Stopper,
     record: Callable[..., None] | None = None,
+    after_commit: Callable[[int], None] | None = None,
 ) -> Summary:
     """Run the parameter server until the run ends or `stop` is asked. Blocks; makes its own loop.
 
     announce: called with the bound address once clients can come. log: one line for the operator at a time. record: what happens in the run as a kind and fields,
-    in place of lines.
+    in place of lines. after_commit: called in the store's thread with each version that is durable, before anybody hears of it; it must not raise.
     Raises RunDirError (damaged, in use, no room) and AddressError (port in use), each in one line.
     """
     config = described(config)
@@ -165,6 +166,7 @@ def serve(
         log=log,
         stop=stop,
         record=record,
+        after_commit=after_commit,
     ) as run:
         return run_loop(run(config))
 
@@ -179,6 +181,7 @@ def prepared(
     log: Callable[[str], None],
     stop: Stopper,
     record: Callable[..., None] | None = None,
+    after_commit: Callable[[int], None] | None = None,
 ) -> Iterator[Callable[[Config], Coroutine[Any, Any, Summary]]]:
     """Take the run directory and give what serves it, once, in a loop of the caller's; see `serve`.
 
@@ -212,6 +215,7 @@ def prepared(
             log,
             stop,
             record,
+            after_commit,
         )
     finally:
         journal.close()
@@ -259,6 +263,7 @@ async def _serve(  # noqa: PLR0917 - private, called once
     log: Callable[[str], None],
     stop: Stopper,
     record: Callable[..., None] | None,
+    after_commit: Callable[[int], None] | None,
 ) -> Summary:
     loop = asyncio.get_running_loop()
     begun = time.monotonic()
@@ -284,6 +289,7 @@ async def _serve(  # noqa: PLR0917 - private, called once
         journal=journal,
         say=journal.say,
         finished=finish,
+        after_commit=after_commit,
     )
     try:
         link = ZmqListener(config.listen.address)

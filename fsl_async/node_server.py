@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextlib
 import os
 import socket
@@ -20,6 +21,7 @@ from fsl_async import effects as do
 from fsl_async import events as ev
 from fsl_async import node_ps
 from fsl_async.errors import AddressError, ConfigError, RunDirError
+from fsl_async.learn.buffers import Vector
 from fsl_async.learn.datasets.facts import described
 from fsl_async.learn.fed import choose_device
 from fsl_async.learn.split.room import ServerRoom
@@ -46,6 +48,11 @@ SERVER = "server"
 """Folders in the run directory of a process that holds both."""
 
 
+_COPY_S = 60.0
+Scored = Callable[[int, Callable[[], dict[str, Vector]]], None]
+"""Takes a version, and a function that copies the server's halves."""
+
+
 @frozen
 class Summary:
     """How a split server's part ended."""
@@ -69,10 +76,12 @@ def serve(
     announce: Callable[[str, str], None],
     log: Callable[[str], None],
     stop: Stopper,
+    scored: Scored | None = None,
 ) -> Summary:
     """Run the split server until the run ends or `stop` is asked; with_ps: and the parameter server in the same loop. Blocks.
 
-    announce: called with "server" or "ps" and the bound address once clients can come.
+    announce: called with "server" or "ps" and the bound address once clients can come. scored: with_ps only; called in the store's thread with each
+    version that is durable, before anybody hears of it, and a way to copy the server's halves; it must not raise.
     Raises ConfigError, RunDirError and AddressError, each in one line.
     """
     config = described(with_implied(config))
@@ -104,6 +113,7 @@ def serve(
             announce=lambda address: announce(PS, address),
             log=log,
             stop=stop,
+            after_commit=None if scored is None else lambda v: scored(v, served.halves),
         )
         return run_loop(served.with_ps(stack.enter_context(prepared)))
 
@@ -126,6 +136,15 @@ class _Serving:
         self.traffic = Traffic()
         self._announce, self._log, self._stop = announce, log, stop
         self._disk = disk
+
+    def halves(self) -> dict[str, Vector]:
+        """Copies of the server's halves as they are between two trainings: "" is the common one, replicas have their clients' names.
+
+        For any thread but the loop's and the training's.
+        """
+        found: concurrent.futures.Future[dict[str, Vector]] = concurrent.futures.Future()
+        self._trainer.submit(self.room.server.export, found.set_result, found.set_exception)
+        return found.result(_COPY_S)
 
     async def alone(self) -> Summary:
         """Serve; what asks to stop ends it."""
@@ -189,6 +208,7 @@ class _Serving:
         writer = JournalWriter(self._disk.run_dir / JOURNAL)
         journal = Teller(writer, self._log, loop.time)
         workers = [ThreadWorker(loop, name) for name in ("codec", "train", "write")]
+        self._trainer = workers[1]
         split = config.split
         formats = Formats(split.up, split.down, split.models, config.codec.fineness)
         self._shell = shell = SplitServerShell(

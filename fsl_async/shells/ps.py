@@ -91,7 +91,9 @@ class ServerShell:
         journal: Journal,
         say: Callable[[do.Note], None],
         finished: Callable[[do.Finish], None],
+        after_commit: Callable[[int], None] | None = None,
     ) -> None:
+        """after_commit: called in the worker with each version that is durable, before anybody hears of it. It must not raise."""
         self.machine = machine
         self.facts = facts
         self.store = store
@@ -102,6 +104,7 @@ class ServerShell:
         self._scheduler = scheduler
         self._say = say
         self._finished = finished
+        self._after_commit = after_commit
         self._leases: dict[str, int] = {}
         self._lent: dict[str, int] = {}  # told to a client that has not attached its model yet
         self._wanted: dict[str, int] = {}  # the shard that a client says it trains on already
@@ -501,8 +504,15 @@ class ServerShell:
 
     def _commit(self, effect: do.Commit, number: int) -> None:
         started = self._scheduler.time()
+
+        def commit() -> Committed:
+            made = self.store.commit(effect.version, effect.merged, effect.scale)
+            if self._after_commit is not None:
+                self._after_commit(made.version)
+            return made
+
         self.worker.submit(
-            lambda: self.store.commit(effect.version, effect.merged, effect.scale),
+            commit,
             lambda made: self._committed(made, started, number),
             lambda error: self.node.feed(ev.CommitFailed(effect.version, str(error)), number),
         )

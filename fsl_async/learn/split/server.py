@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 import attrs
 from torch import Tensor, nn
 
+from fsl_async.learn.buffers import Vector
 from fsl_async.learn.split import weights
 from fsl_async.learn.split.alignment import Alignment, AlignSettings
 from fsl_async.learn.split.batches import Loss, cross_entropy
@@ -83,6 +84,10 @@ class SplitServer:
         )
         for half in (self.common, *self._replicas.values()):
             half.load(vector)
+
+    def export(self) -> dict[str, Vector]:
+        """New flat fp32 vectors: of the common half (""), and of each replica by its client."""
+        return {name: half.export() for name, half in [("", self.common), *self._replicas.items()]}
 
     @property
     def clients(self) -> Sequence[str]:

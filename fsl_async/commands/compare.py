@@ -1,0 +1,218 @@
+"""`fsl-node compare`: methods of split learning side by side, one real run of each."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from fsl_async.commands.output import Output
+from fsl_async.errors import UsageError
+
+if TYPE_CHECKING:
+    from fsl_async.compare.choices import Choices
+    from fsl_async.compare.outcome import Outcome
+
+_COUNT = click.IntRange(1, 1 << 30)
+_FORMATS = click.Choice(["fp32", "bf16", "e4m3", "e5m2", "uniform"])
+_FILE = click.Path(path_type=Path)
+
+
+@click.command("compare")
+@click.option(
+    "--methods", required=True, metavar="A,B,...",
+    help="sl, splitfed-v1, splitfed-v2, cse-fsl, fsl-sage, fedavg.",
+)  # fmt: skip
+@click.option(
+    "--data",
+    required=True,
+    metavar="PATH",
+    help="Images or other labelled samples with a test part; or text.",
+)
+@click.option(
+    "--model", default="small-cnn", show_default=True, metavar="NAME",
+    help="small-cnn, resnet18; for text gpt-0.5m, gpt-1m, ...",
+)  # fmt: skip
+@click.option("--sizes", default="", metavar="A=B,...", help="Sizes of the model, like width=32.")
+@click.option("--cut", default="", metavar="WHERE", help="Where to cut; default: the model's.")
+@click.option(
+    "--auxiliary",
+    default="blocks:1",
+    show_default=True,
+    help="cse-fsl, fsl-sage: linear | blocks:N | FILE.py:FUNCTION",
+)
+@click.option("--clients", default=4, show_default=True, type=click.IntRange(1, 64))
+@click.option("--rounds", default=10, show_default=True, type=_COUNT)
+@click.option(
+    "--target-accuracy", "target", default=0.5, show_default=True, type=float, metavar="A",
+    help="Share of right answers on the held-out set.",
+)  # fmt: skip
+@click.option("--stop-at-target", is_flag=True, help="End a method's run once it is there.")
+@click.option("--batch", default=32, show_default=True, type=_COUNT)
+@click.option(
+    "--samples", default=0, type=click.IntRange(0, 1 << 40),
+    help="Of a client in a round. [default: all it has, once]",
+)  # fmt: skip
+@click.option("--learning-rate", default=1e-3, show_default=True, type=float)
+@click.option(
+    "--upload-every",
+    default=5,
+    show_default=True,
+    type=_COUNT,
+    help="cse-fsl, fsl-sage: steps from one upload to the next.",
+)
+@click.option(
+    "--align-every",
+    default=2,
+    show_default=True,
+    type=_COUNT,
+    help="fsl-sage: rounds from one alignment to the next.",
+)
+@click.option(
+    "--align-passes",
+    default=20,
+    show_default=True,
+    type=_COUNT,
+    help="fsl-sage: passes over the buffer in one.",
+)
+@click.option("--align-rate", default=3e-3, show_default=True, type=float)
+@click.option(
+    "--buffer-samples",
+    default=256,
+    show_default=True,
+    type=_COUNT,
+    help="fsl-sage: newest samples kept of a client.",
+)
+@click.option(
+    "--alpha",
+    default=0.0,
+    type=float,
+    help="Divide by Dirichlet(alpha) over classes. [default: IID]",
+)
+@click.option(
+    "--format",
+    "number_format",
+    default="bf16",
+    show_default=True,
+    type=_FORMATS,
+    help="Of activations and gradients.",
+)
+@click.option("--mode", default="free", show_default=True, type=click.Choice(["free", "lockstep"]))
+@click.option(
+    "--in-flight",
+    default=2,
+    show_default=True,
+    type=click.IntRange(1, 64),
+    help="Uploads of a client under way.",
+)
+@click.option("--seed", default=0, show_default=True, type=click.IntRange(0, 2**62))
+@click.option(
+    "--net",
+    metavar="RATE,DELAY",
+    help="A line between clients and servers, like 200mbit,45ms one way.",
+)
+@click.option(
+    "--json", "json_path", type=_FILE, metavar="FILE", help="Write one JSON object for each method."
+)
+@click.option(
+    "--png",
+    "png_path",
+    type=_FILE,
+    metavar="FILE",
+    help="Draw accuracy against bytes, rounds and seconds.",
+)
+@click.option(
+    "--out",
+    type=_FILE,
+    metavar="DIR",
+    help="Where the runs are kept. [default: runs/compare-DATE-TIME]",
+)
+def command(
+    *,
+    methods: str,
+    target: float,
+    stop_at_target: bool,
+    number_format: str,
+    net: str | None,
+    json_path: Path | None,
+    png_path: Path | None,
+    out: Path | None,
+    **more: object,
+) -> None:
+    """Train with each method on the same data, from the same weights, and say what it took.
+
+    Real nodes on this machine: a parameter server, a split server and clients, over sockets. After each round the joined model is
+    scored on the data's test part; nobody trains meanwhile, and the clock stands still. Bytes are what the streams carried, both
+    directions, all clients, the first download included.
+    """
+    from fsl_async.compare.choices import Choices, parse_methods
+    from fsl_async.compare.places import places_of
+
+    choices = Choices(
+        methods=parse_methods(methods),
+        target=target,
+        stops_at_target=stop_at_target,
+        up=number_format,
+        down=number_format,
+        **more,  # type: ignore[arg-type]
+    )
+    make_places = places_of(net)
+    if png_path is not None:
+        from fsl_async.compare.plot import check_plot
+
+        check_plot(png_path)
+    if json_path is not None and not json_path.parent.is_dir():
+        raise UsageError(f"--json {json_path}: there is no directory {json_path.parent}")
+    from fsl_async.compare.contest import Contest
+    from fsl_async.compare.outcome import row
+    from fsl_async.compare.problem import check
+    from fsl_async.compare.table import lines
+    from fsl_async.stopper import Stopper, stop_on_signals
+
+    for method in choices.methods:
+        check(choices, method)
+    folder = _make_folder(out)
+    output = Output()
+    places = make_places()
+    output.say(
+        f"{', '.join(choices.methods)}: {choices.clients} clients, {places.words}; files: {folder}"
+    )
+    places.close()
+    outcomes: list[Outcome] = []
+    stopper = Stopper()
+    with stop_on_signals(stopper):
+        contest = Contest(choices, folder, make_places, say=output.say, stop=stopper)
+        for method in choices.methods:
+            outcomes.append(contest.run(method))
+            found = json.dumps(row(outcomes[-1], choices.as_dict())) + "\n"
+            for path in (folder / "compare.jsonl", json_path):
+                if path is not None:
+                    with path.open("w" if len(outcomes) == 1 else "a") as file:
+                        file.write(found)
+    output.say("")
+    for line in lines(outcomes):
+        output.say(line)
+    if png_path is not None:
+        from fsl_async.compare.plot import draw
+
+        draw(outcomes, png_path, _title(choices, places.words))
+        output.say(f"picture: {png_path}")
+
+
+def _title(choices: Choices, net: str) -> str:
+    data = Path(choices.data).name or choices.data
+    return f"{choices.model} on {data}, {choices.clients} clients, {choices.up} at the cut, {net}"
+
+
+def _make_folder(out: Path | None) -> Path:
+    folder = out or Path("runs") / time.strftime("compare-%Y%m%d-%H%M%S")
+    if out is not None and out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise UsageError(f"--out {out} is there already: give a new directory")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"--out {folder}: {error.strerror}") from None
+    return folder

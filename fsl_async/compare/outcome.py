@@ -1,0 +1,224 @@
+"""From what the nodes of a run report to a curve: accuracy after each round against bytes, seconds, waiting. Pure.
+
+Nodes report dicts (they may be processes of their own). Times are seconds of one clock that all of them share (CLOCK_MONOTONIC).
+
+    {"event": "began", "client", "at"}                                its first batch is next
+    {"event": "round", "client", "version", "at", "coded", "payload", "sockets", "waited", "trained"}
+                                                                      it holds this version; counters since its start
+    {"event": "scored", "version", "at", "seconds", "accuracy", "loss", "samples"}
+                                                                      the joined model of this version; how long that took
+Nobody trains while a version is scored (`problem.Scorer`), so those seconds are taken out of the run's.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from attrs import field, frozen, mutable
+
+ACTIVATIONS_UP = "activations up"
+
+
+@frozen
+class Point:
+    """The run when a round was done.
+
+    round: how many are done. accuracy: of the joined model on the held-out set, None when it was not measured. seconds: of training and
+    transfers since the first batch. coded, payload: bytes by category and direction, all clients, from the very first
+    download on. sockets: bytes up and down. waited, trained: seconds that clients' training threads waited, and all of
+    theirs, summed over clients.
+    """
+
+    round: int
+    accuracy: float | None
+    loss: float | None
+    seconds: float
+    coded: Mapping[str, int]
+    payload: Mapping[str, int]
+    sockets: Mapping[str, int]
+    waited: float
+    trained: float
+
+    @property
+    def bytes(self) -> int:
+        """All that the streams carried, both directions."""
+        return sum(self.coded.values())
+
+    @property
+    def idle_share(self) -> float:
+        """Of a client's time, how much it waited."""
+        return self.waited / self.trained if self.trained else 0.0
+
+
+@frozen
+class Outcome:
+    """How a method's run went. `reached` is the first point at the target; None: it did not get there."""
+
+    method: str
+    points: tuple[Point, ...]
+    target: float
+    problem: str = ""
+
+    @property
+    def reached(self) -> Point | None:
+        """Where the target was reached."""
+        return next(
+            (p for p in self.points if p.accuracy is not None and p.accuracy >= self.target), None
+        )
+
+    @property
+    def best(self) -> float | None:
+        """The highest accuracy of all rounds."""
+        return max((p.accuracy for p in self.points if p.accuracy is not None), default=None)
+
+    @property
+    def last(self) -> Point | None:
+        """The end of the run."""
+        return self.points[-1] if self.points else None
+
+
+@mutable
+class Gathered:
+    """What the nodes of one run have reported so far."""
+
+    turns: int = 1
+    """Versions of a round."""
+    began: dict[str, float] = field(factory=dict)
+    rounds: dict[tuple[str, int], Mapping[str, Any]] = field(factory=dict)
+    scores: dict[int, Mapping[str, Any]] = field(factory=dict)
+
+    def take(self, record: Mapping[str, Any]) -> bool:
+        """Take a report; whether it was one of those above."""
+        kind = record.get("event")
+        if kind == "began":
+            self.began.setdefault(str(record["client"]), float(record["at"]))
+        elif kind == "round":
+            self.rounds[str(record["client"]), int(record["version"])] = record
+        elif kind == "scored":
+            self.scores[int(record["version"])] = record
+        else:
+            return False
+        return True
+
+    def points(self) -> tuple[Point, ...]:
+        """The curve: a point for every round that anybody has told of."""
+        versions = {version for _, version in self.rounds} | set(self.scores)
+        ends = [v for v in sorted(versions) if v > 0 and v % self.turns == 0]
+        return tuple(self._point(version) for version in ends)
+
+    def _point(self, version: int) -> Point:
+        held = [self._newest(client, version) for client in sorted(self.began)]
+        told = [record for record in held if record is not None]
+        score = self.scores.get(version)
+        own = [record for (_, v), record in self.rounds.items() if v == version]
+        start = min(self.began.values(), default=0.0)
+        end = float(score["at"]) if score else max((r["at"] for r in own), default=start)
+        before = sum(float(s["seconds"]) for v, s in self.scores.items() if v < version)
+        return Point(
+            round=version // self.turns,
+            accuracy=None if score is None else float(score["accuracy"]),
+            loss=None if score is None else float(score["loss"]),
+            seconds=round(max(0.0, end - start - before), 3),
+            coded=_summed(told, "coded"),
+            payload=_summed(told, "payload"),
+            sockets=_summed(told, "sockets"),
+            waited=round(sum(r["waited"] - self._stood_still(r) for r in told), 3),
+            trained=round(sum(r["trained"] - self._stood_still(r) for r in told), 3),
+        )
+
+    def _stood_still(self, record: Mapping[str, Any]) -> float:
+        """How much of a client's waiting was for versions to be scored: those before it held the one it tells of."""
+        scores = [s for s in self.scores.values() if s["at"] + s["seconds"] <= record["at"]]
+        return float(sum(s["seconds"] for s in scores))
+
+    def _newest(self, client: str, version: int) -> Mapping[str, Any] | None:
+        """What a client had said last when it held `version`: in a relay only one client holds each."""
+        mine = [v for name, v in self.rounds if name == client and v <= version]
+        return self.rounds[client, max(mine)] if mine else None
+
+
+def _summed(records: Iterable[Mapping[str, Any]], name: str) -> dict[str, int]:
+    found: Counter[str] = Counter()
+    for record in records:
+        found.update({str(key): int(size) for key, size in record[name].items()})
+    return dict(sorted(found.items()))
+
+
+def is_reached(target: float, accuracy: float) -> bool:
+    """Whether a run may stop."""
+    return accuracy >= target
+
+
+def row(outcome: Outcome, common: Mapping[str, Any]) -> dict[str, Any]:
+    """One JSON object with everything that is known of a method's run."""
+    reached, last = outcome.reached, outcome.last
+    return {
+        "bench": "compare",
+        "method": outcome.method,
+        "choices": dict(common),
+        "target": outcome.target,
+        "problem": outcome.problem,
+        "reached": None if reached is None else reached_row(reached),
+        "best_accuracy": outcome.best,
+        "rounds": last.round if last else 0,
+        "points": [_point_row(point) for point in outcome.points],
+    }
+
+
+def reached_row(point: Point) -> dict[str, Any]:
+    """What it took to get there."""
+    return {
+        "round": point.round,
+        "accuracy": point.accuracy,
+        "seconds": point.seconds,
+        "bytes": point.bytes,
+        "coded": dict(point.coded),
+        "payload": dict(point.payload),
+        "sockets": dict(point.sockets),
+    }
+
+
+def _point_row(point: Point) -> dict[str, Any]:
+    return {
+        **reached_row(point),
+        "loss": point.loss,
+        "waited": point.waited,
+        "trained": point.trained,
+        "idle_share": round(point.idle_share, 4),
+    }
+
+
+HEAD = ("method", "rounds", "MB to it", "against", "seconds", "best", "MB a round", "idle")
+
+
+def cells(outcomes: Sequence[Outcome]) -> list[tuple[str, ...]]:
+    """The table's rows, as text. "rounds", "MB to it" and "seconds" are those to the target; "against" is the least of the others over it, so that the best has 1."""
+    sizes = [point.bytes for o in outcomes if (point := o.reached) is not None]
+    least = min(sizes, default=0)
+    return [_cells(outcome, least) for outcome in outcomes]
+
+
+def _cells(outcome: Outcome, least: int) -> tuple[str, ...]:
+    reached, last, best = outcome.reached, outcome.last, outcome.best
+    if last is None:
+        return (outcome.method, "-", "-", "-", "-", "-", "-", "-")
+    found = ("-", "-", "-", "-")
+    if reached is not None:
+        against = f"{reached.bytes / least:.2f}x" if least else "-"
+        found = (
+            str(reached.round),
+            f"{reached.bytes / 1e6:,.2f}",
+            against,
+            f"{reached.seconds:,.1f}",
+        )
+    per_round = f"{last.bytes / last.round / 1e6:,.3f}" if last.round else "-"
+    shown = "-" if best is None else f"{best:.1%}"
+    return (outcome.method, *found, shown, per_round, f"{last.idle_share:.0%}")
+
+
+def categories(outcome: Outcome) -> list[tuple[str, float]]:
+    """MB by category and direction, to the target or, when that was not reached, to the end."""
+    point = outcome.reached or outcome.last
+    return [] if point is None else [(name, size / 1e6) for name, size in point.coded.items()]
