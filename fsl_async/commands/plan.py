@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from typing import TYPE_CHECKING
+
 import click
 
 from fsl_async.commands.output import Output
+
+if TYPE_CHECKING:
+    from fsl_async.plan.shapes import ModelShapes
 
 _METHODS = "sl|sl-u|splitfed-v1|splitfed-v2|cse-fsl|fsl-sage|fedavg|pretrain"
 _COUNT = click.IntRange(1, 10**12)
@@ -14,11 +20,17 @@ _COUNT = click.IntRange(1, 10**12)
 @click.option("--method", required=True, metavar=_METHODS, help="What to train with.")
 @click.option(
     "--model", required=True, metavar="NAME",
-    help="resnet18-cifar10, resnet18-cifar100, or a built-in GPT: gpt-0.5m ... gpt-1b.",
+    help="resnet18-cifar10, resnet18-cifar100, a built-in GPT: gpt-0.5m ... gpt-1b, or what model.family takes: small-cnn, llama, FILE.py:FUNCTION ...",
 )  # fmt: skip
 @click.option(
-    "--cut", metavar="WHERE", help="layer1|layer2|layer3, or how many blocks of a GPT are in front."
+    "--cut",
+    metavar="WHERE",
+    help="The child in front of the cut, such as layer2, or how many blocks of a GPT are.",
 )
+@click.option(
+    "--set", "overrides", multiple=True, metavar="A.B=C",
+    help="A setting of the run, for models of model.family: model.preset, model.sizes, data.sample_shape, split.auxiliary, split.lora_client ...",
+)  # fmt: skip
 @click.option("--clients", default=10, show_default=True, type=_COUNT)
 @click.option("--batch", default=256, show_default=True, type=_COUNT, help="Samples in a step.")
 @click.option(
@@ -54,6 +66,7 @@ def command(
     method: str,
     model: str,
     cut: str | None,
+    overrides: tuple[str, ...],
     clients: int,
     batch: int,
     samples: int,
@@ -72,11 +85,10 @@ def command(
     from fsl_async.plan.link import parse_link
     from fsl_async.plan.methods import Workload
     from fsl_async.plan.report import as_dict, as_text, make_plan
-    from fsl_async.plan.shapes import find_shapes
 
     plan = make_plan(
         method=method,
-        shapes=find_shapes(model, cut),
+        shapes=_shapes(method, model, cut, overrides),
         work=Workload(clients, batch, samples, upload_every, align_every),
         link=parse_link(link),
         number_format=number_format,
@@ -88,3 +100,21 @@ def command(
         return
     for line in as_text(plan, rounds):
         output.say(line)
+
+
+def _shapes(method: str, model: str, cut: str | None, overrides: tuple[str, ...]) -> ModelShapes:
+    """Of a built-in name, or of a model that is built and measured."""
+    from fsl_async.plan.shapes import find_shapes, is_known
+    from fsl_async.settings import FAMILIES, is_own
+
+    if is_known(model) or not (model in FAMILIES or is_own(model)):
+        return find_shapes(model, cut)
+    from fsl_async.config import load
+    from fsl_async.learn.datasets.facts import described
+    from fsl_async.learn.split.shapes import shapes_of
+
+    chosen = "splitfed-v2" if method in {"sl-u", "pretrain"} else method
+    given = {"split.method": chosen, "split.cut": cut or "", "model.family": model}
+    sets = [f"{key}={json.dumps(value)}" for key, value in given.items()]
+    options = {"split.method": "--method", "split.cut": "--cut", "model.family": "--model"}
+    return shapes_of(described(load(None, [*overrides, *sets], options)))

@@ -46,7 +46,7 @@ class Memory:
 def trained(part: Part, batch: int) -> Memory:
     """Of a piece that is trained on batches of that size."""
     return Memory(
-        weights=_VALUE_BYTES * part.values,
+        weights=_VALUE_BYTES * (part.values + part.frozen),
         gradients=_VALUE_BYTES * part.parameters,
         optimiser=_ADAM_BYTES * part.parameters,
         activations=_VALUE_BYTES * batch * part.activations,
@@ -56,7 +56,8 @@ def trained(part: Part, batch: int) -> Memory:
 def frozen_part(part: Part, batch: int) -> Memory:
     """Of a piece that gradients only go through."""
     return Memory(
-        weights=_VALUE_BYTES * part.values, activations=_VALUE_BYTES * batch * part.activations
+        weights=_VALUE_BYTES * (part.values + part.frozen),
+        activations=_VALUE_BYTES * batch * part.activations,
     )
 
 

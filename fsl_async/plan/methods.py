@@ -14,7 +14,8 @@ aligns (rounds 0, l, 2l, ...). d values a sample cross the cut. |c|, |a|, |t| ar
     fedavg        the whole model                              the whole model                   McMahan et al., arXiv:1602.05629
 
 d' is the second cut of sl-u, where labels stay at home. In sl and sl-u a client hands its half to the next through the
-server, because clients only dial out: every turn begins with one transfer down, the run's first too, and ends with one up. Averaging the server's copies in splitfed-v1 happens inside one process.
+server, because clients only dial out: every turn begins with one transfer down and ends with one up. (The first turn has the weights that all
+download before; when the last one is over, all download once more, so that every site ends with the run's weights.) Averaging the server's copies in splitfed-v1 happens inside one process.
 """
 
 from __future__ import annotations
@@ -164,8 +165,8 @@ def _client_half(shapes: ModelShapes) -> Mapping[Category, Part]:
     return {Category.CLIENT_MODEL: shapes.client}
 
 
-def _nothing(_: ModelShapes) -> Mapping[Category, Part]:
-    return {}
+def _client_and_tail(shapes: ModelShapes) -> Mapping[Category, Part]:
+    return {Category.CLIENT_MODEL: shapes.client + shapes.tail}
 
 
 def _client_and_auxiliary(shapes: ModelShapes) -> Mapping[Category, Part]:
@@ -186,7 +187,7 @@ METHODS: Mapping[str, Method] = {
         Method(
             "sl",
             _exchange,
-            _nothing,
+            _client_half,
             lambda work: _MODEL_WAITS + 2 * work.steps,
             relay=True,
             published=False,
@@ -194,7 +195,7 @@ METHODS: Mapping[str, Method] = {
         Method(
             "sl-u",
             _u_shaped,
-            _nothing,
+            _client_and_tail,
             lambda work: _MODEL_WAITS + 4 * work.steps,
             relay=True,
             published=False,
@@ -206,7 +207,7 @@ METHODS: Mapping[str, Method] = {
         Method(
             "fsl-sage",
             _fsl_sage,
-            _client_and_auxiliary,
+            _client_half,  # auxiliary models begin as the seed makes them, at both ends
             lambda work: _MODEL_WAITS + 2 / work.align_every,
         ),
         Method("fedavg", _fedavg, whole_model, lambda _: _MODEL_WAITS),

@@ -38,7 +38,7 @@ class Plan:
     as_published: bool
     flows: tuple[Flow, ...]
     first: tuple[Flow, ...]
-    """What each client downloads before it starts; not part of any round."""
+    """What each client downloads before it starts; not part of any round. The one that publishes these weights sends them up instead."""
 
     def total(self, rounds: int) -> dict[tuple[Category, Direction], Size]:
         """Of all clients in the first `rounds` rounds, by category and direction. A run's ledger has the same payloads."""
@@ -57,6 +57,13 @@ class Plan:
     def first_size(self) -> Size:
         """All clients' first downloads."""
         return sum((flow.size for flow in self.first), Size()).times(self.work.clients)
+
+    @property
+    def last_size(self) -> Size:
+        """What is downloaded when the last round is over: in a relay, by all but one, whose turn would have begun with it."""
+        if not self.method.relay:
+            return Size()
+        return sum((flow.size for flow in self.first), Size()).times(self.work.clients - 1)
 
     def mean_coded(self, direction: Direction) -> float:
         """Bytes of one client and round in that direction, on average over rounds."""
@@ -145,6 +152,7 @@ def as_dict(plan: Plan, rounds: int) -> dict[str, Any]:
         "whole_model_memory_bytes": {**asdict(whole), "total": whole.total},
         "rounds": rounds,
         "first_download_bytes": plan.first_size.coded,
+        "last_download_bytes": plan.last_size.coded,
         "total_payload_bytes": total.payload,
         "total_bytes": total.coded,
         "total_gib": total.coded / GIB,
@@ -195,6 +203,11 @@ def as_text(plan: Plan, rounds: int) -> list[str]:
             "",
             f"{'total of all clients':24}{total.coded / GIB:>10,.2f} GiB in {rounds:,} rounds; {total.payload / GIB:,.2f} GiB before coding",
             f"{'':24}{plan.first_size.coded / GIB:>10,.2f} GiB before the first round",
+            *(
+                [f"{'':24}{plan.last_size.coded / GIB:>10,.2f} GiB after the last"]
+                if plan.method.relay
+                else []
+            ),
             f"{'':24}{plan.seconds_per_round * rounds / 3600:>10,.2f} h on the link",
         ]
     return lines

@@ -36,13 +36,15 @@ class Part:
     """A piece of a model, in values.
 
     `parameters` are trained; `buffers` are exchanged but not trained (running means); `counters` are 64-bit integers that our
-    wire leaves out and published figures count; `activations` is what a sample leaves behind for the backward pass.
+    wire leaves out and published figures count; `activations` is what a sample leaves behind for the backward pass; `frozen` weights are
+    held and neither trained nor exchanged (LoRA).
     """
 
     parameters: int = 0
     buffers: int = 0
     counters: int = 0
     activations: int = 0
+    frozen: int = 0
 
     def __add__(self, other: Part) -> Part:
         return Part(
@@ -50,6 +52,7 @@ class Part:
             self.buffers + other.buffers,
             self.counters + other.counters,
             self.activations + other.activations,
+            self.frozen + other.frozen,
         )
 
     @property
@@ -81,6 +84,11 @@ class ModelShapes:
     label_bytes: int
 
 
+def is_known(model: str) -> bool:
+    """Whether `find_shapes` knows the name."""
+    return model in RESNETS or model.removeprefix("gpt-") in SIZES
+
+
 def find_shapes(model: str, cut: str | None = None) -> ModelShapes:
     """Shapes of `model`, a built-in name, cut at `cut` or at its default.
 
@@ -92,7 +100,7 @@ def find_shapes(model: str, cut: str | None = None) -> ModelShapes:
     preset = model.removeprefix("gpt-")
     if preset in SIZES:
         return gpt(f"gpt-{preset}", SIZES[preset], cut or GPT_DEFAULT_CUT)
-    known = ", ".join([*RESNETS, *(f"gpt-{name}" for name in SIZES)])
+    known = ", ".join([*RESNETS, *(f"gpt-{name}" for name in SIZES), "and what model.family takes"])
     raise UsageError(f"--model {model[:80]!r} is unknown; known: {known}")
 
 

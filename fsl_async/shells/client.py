@@ -236,7 +236,12 @@ class ClientShell:
 
     def _offer_initial(self, effect: do.OfferInitial, number: int) -> None:
         manifest = self._known_manifest()
-        source = CodedSource(manifest.chunks, self.worker, self.learner.encode_initial)
+        source = CodedSource(
+            manifest.chunks,
+            self.worker,
+            self.learner.encode_initial,
+            lambda index, frame: self.count(Direction.UP, index, frame),
+        )
         stream = initial_stream(self.machine.name, self.machine.incarnation)
         self.endpoint.offer(
             SERVER, stream, msg.to_wire(msg.InitialMeta(manifest.fingerprint)), source

@@ -82,7 +82,9 @@ def build_parts(config: Config, *, at_client: bool) -> Parts:
         blocks = range(min(front + pieces, models.gpt_sizes(config, facts).layers))
     model = models.build_model(config, facts, blocks)
     if not method.has_server:
-        return _adapted(config, Parts(in_one(model), None, {}))
+        halves = in_one(model)
+        adapted(config, halves, None)
+        return Parts(halves, None, {})
     cut = models.default_cut(config, model)
     halves = split(model, cut, models.tail_cut(model) if chosen.labels_at_home else None)
     assert halves.server is not None
@@ -101,7 +103,8 @@ def build_parts(config: Config, *, at_client: bool) -> Parts:
     features: tuple[int, ...] = ()
     if halves.tail is not None and not facts.language:
         features = _through(facts, halves.client, halves.server)
-    return _adapted(config, Parts(halves, extra, found, features))
+    adapted(config, halves, extra)
+    return Parts(halves, extra, found, features)
 
 
 def _pieces(kind: str) -> int:
@@ -109,19 +112,18 @@ def _pieces(kind: str) -> int:
     return int(text) if text != kind and text.isdecimal() else 0
 
 
-def _adapted(config: Config, parts: Parts) -> Parts:
-    """LoRA where the run has it. The auxiliary model is a client's, and its linear layers may be its head alone: then all of it trains."""
-    chosen, seed, halves = config.split, config.run.seed, parts.halves
+def adapted(config: Config, halves: Halves, extra: nn.Module | None) -> None:
+    """Add LoRA in place where the run has it. The auxiliary model is a client's; one that is linear alone trains whole."""
+    chosen, seed = config.split, config.run.seed
     alpha = chosen.lora_alpha
     if chosen.lora_client:
-        for part in (halves.client, parts.auxiliary):
-            if part is not None and (part is halves.client or _pieces(chosen.auxiliary)):
-                apply_lora(part, rank=chosen.lora_client, alpha=alpha, seed=seed)
+        apply_lora(halves.client, rank=chosen.lora_client, alpha=alpha, seed=seed)
+        if extra is not None and _pieces(chosen.auxiliary):
+            apply_lora(extra, rank=chosen.lora_client, alpha=alpha, seed=seed)
         if halves.tail is not None:
             halves.tail.requires_grad_(requires_grad=False)
     if chosen.lora_server and halves.server is not None:
         apply_lora(halves.server, rank=chosen.lora_server, alpha=alpha, seed=seed)
-    return parts
 
 
 def _architecture(
