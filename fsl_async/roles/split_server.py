@@ -13,7 +13,8 @@ Rules
 - Auxiliary models are aligned after the first upload of a client in a round that aligns, with x_s as it is then. Versions of a client's
   model grow; a number is not given twice, also when a server that died had given it. A client that holds another version than is
   kept here gets the one that is kept.
-- Replicas of the clients that are done with a round are averaged, weighted by samples, before the first upload of a later round.
+- Replicas of the clients that are done with a round are averaged, weighted by samples, before the first upload of a later round, and when
+  the run is over.
 - A checkpoint is made every `checkpoint_every` uploads and before the first upload of a later round, between two trainings, with the
   book of all that is decided. One at a time; what falls due meanwhile is one more. A failed one is tried again.
 - A server that is killed goes on from its last checkpoint. Uploads after it are lost with the weights that saw them: the ledger
@@ -34,7 +35,7 @@ Rules
     any        CheckpointWritten              Tell Durable
     any        CheckpointFailed               timer "retry", then Checkpoint again
     any        StreamLost of an upload        Tell Unwanted "later"
-    any        DrainAsked, all RunOverSaid    training goes on to its end, Checkpoint, Tell Ended, Finish
+    any        DrainAsked, all RunOverSaid    training goes on to its end, AverageReplicas, Checkpoint, Tell Ended, Finish
     ending     timer "drain"                  what is not trained yet is dropped
     DONE       anything but SplitClientHello  nothing
 """
@@ -77,6 +78,7 @@ class SplitServerMachine:
         self.ready: deque[UploadKey] = deque()
         self.busy: Effect | None = None  # what the training thread does
         self.ending: str | None = None
+        self.run_over = False  # somebody has said so: no later round averages the last one
         self.ended = False
         self.deadlines = Deadlines()
         self.checkpoints = Checkpoints(self.deadlines, rules.checkpoint_every, rules.retry_s)
@@ -406,7 +408,7 @@ class SplitServerMachine:
         peer = self.peers.get(event.peer)
         if peer is None or not peer.connected:
             return []
-        peer.over = True
+        peer.over = self.run_over = True
         if self.deadlines.when("over") is None:
             self.deadlines.set("over", now + self.rules.drain_s)
         return self._end_if_over(now)
@@ -444,6 +446,9 @@ class SplitServerMachine:
     def _end_if_done(self) -> list[Effect]:
         if self.ending is None or self.ready or self.checkpoints.writing is not None:
             return []
+        self.busy = self._average(self.round + 1) if self.run_over else None
+        if self.busy is not None:
+            return [self.busy]
         self.checkpoints.want()
         last = self.checkpoints.due(self.book)
         if last:

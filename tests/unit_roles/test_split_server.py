@@ -346,6 +346,24 @@ def test_a_round_that_was_done_before_a_server_died(make):
     assert server.arrive(key("a", number=5)) == [split.AverageReplicas(4, {"a": 9})]
 
 
+def test_the_last_rounds_replicas_are_averaged_when_the_run_is_over(make):
+    """No later upload comes; without it the run's x_s would lack its last round. A server that only stops must not do it."""
+    server, stopped = make("splitfed-v1"), make("splitfed-v1")
+    for each in (server, stopped):
+        for name, samples in (("a", 30), ("b", 10)):
+            each.join(name)
+            each.upload(key(name))
+            each.feed(ev.RoundDoneSaid(name, 0, samples))
+    assert not of(stopped.feed(base.DrainAsked("Ctrl-C")), split.AverageReplicas)
+    server.feed(ev.RunOverSaid("a", "done"))
+    effects = server.feed(ev.RunOverSaid("b", "done"))
+    assert of(effects, split.AverageReplicas) == [split.AverageReplicas(0, {"a": 30, "b": 10})]
+    assert not of(effects, split.Checkpoint)
+    (last,) = server.feed(ev.ReplicasAveraged(0))
+    assert last.book.averaged == 0
+    assert of(server.feed(ev.CheckpointWritten(last.number)), do.Finish)
+
+
 def test_checkpoints(make):
     """Every so many uploads and at round ends, one at a time, between two trainings; clients hear what is durable."""
     server = make(checkpoint_every=2, retry_s=30.0)
