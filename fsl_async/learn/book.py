@@ -2,7 +2,7 @@
 
     fact          effect
     run           names the run; the first one counts
-    lease         `name` has shard `index`
+    lease         `name` has shard `index`; with `loan` until somebody else needs it, unless it is booked for good before
     incarnation   the newest life of `name`
     accepted      a delta is acknowledged and waits to be merged
     quarantined   a delta is kept aside: on arrival, or taken out again later
@@ -44,6 +44,7 @@ class Book:
         self.merged: dict[DeltaKey, int] = {}
         self.quarantined: dict[DeltaKey, str] = {}
         self.leases: dict[str, int] = {}
+        self.loans: set[str] = set()  # whose lease is not for good yet
         self.incarnations: dict[str, int] = {}
         # Details of the deltas in recent versions, by version: a rollback makes them pending again.
         self._details: dict[int, dict[DeltaKey, AcceptedDelta]] = {}
@@ -72,7 +73,7 @@ class Book:
             case "run":
                 self.run = self.run or fact["run"]
             case "lease":
-                self.leases[fact["name"]] = fact["index"]
+                self._apply_lease(fact["name"], fact["index"], loan=bool(fact.get("loan", False)))
             case "incarnation":
                 self.incarnations[fact["name"]] = fact["incarnation"]
             case "accepted":
@@ -92,6 +93,16 @@ class Book:
                     f"the ledger has a fact {other!r} of a newer release; "
                     f"use that release for this run directory"
                 )
+
+    def _apply_lease(self, name: str, index: int, *, loan: bool) -> None:
+        for other in [other for other in self.loans if self.leases[other] == index]:
+            del self.leases[other]
+            self.loans.discard(other)
+        self.leases[name] = index
+        if loan:
+            self.loans.add(name)
+        else:
+            self.loans.discard(name)
 
     def _apply_version(self, record: VersionRecord) -> None:
         self.version = record.version

@@ -227,6 +227,8 @@ class Recovered:
     records: tuple[VersionRecord, ...]
     """Of the versions whose checkpoints are kept, oldest first."""
     leases: Mapping[str, int]
+    loans: frozenset[str]
+    """Of the leases, those that are not for good yet."""
     incarnations: Mapping[str, int]
     run: str
     """The run's name, or empty before `start_run`."""

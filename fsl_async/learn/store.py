@@ -145,6 +145,7 @@ class Store:
             digests={version: kept.record.digest for version, kept in self._kept.items()},
             records=self.records,
             leases=dict(book.leases),
+            loans=frozenset(book.loans),
             incarnations=dict(book.incarnations),
             run=book.run,
             tokens_total=book.tokens_total,
@@ -235,18 +236,31 @@ class Store:
                 self._record("run", {"run": run})
         return self._open.book.run
 
-    def lease(self, name: str, limit: int, index: int | None = None) -> int | None:
-        """The shard index of `name`, for good: its old one, else `index` or the lowest free one below `limit`, or None."""
-        leases = self._open.book.leases
-        held = leases.get(name)
+    def lease(
+        self, name: str, limit: int, index: int | None = None, *, loan: bool = False
+    ) -> int | None:
+        """The shard index of `name`: its old one, else `index` or the lowest free one below `limit`, or None; durable on return.
+
+        loan: another name may be given it with that `index`, until it is leased for good.
+        """
+        book = self._open.book
+        held = book.leases.get(name)
         if held is not None and held < limit:
+            if name in book.loans and not loan:
+                self._book_lease(name, held, loan=False)
             return held
-        unused = set(range(limit)) - set(leases.values())
-        free = index if index in unused else min(unused, default=None)
+        taken = {held for other, held in book.leases.items() if other not in book.loans}
+        unused = set(range(limit)) - set(book.leases.values())
+        wanted = index is not None and 0 <= index < limit and index not in taken
+        free = index if wanted else min(unused, default=None)
         if free is not None:
-            with _disk(f"cannot write the shard of {name} to the ledger"):
-                self._record("lease", {"name": name, "index": free})
+            self._book_lease(name, free, loan=loan)
         return free
+
+    def _book_lease(self, name: str, index: int, *, loan: bool) -> None:
+        fact: dict[str, Any] = {"name": name, "index": index}
+        with _disk(f"cannot write the shard of {name} to the ledger"):
+            self._record("lease", fact | {"loan": True} if loan else fact)
 
     def record_incarnation(self, name: str, incarnation: int) -> None:
         """Remember the newest life of a client, so that an older one is known after a restart."""

@@ -91,8 +91,10 @@ class Store(Protocol):
         """Make the next version from the accumulator."""
         ...
 
-    def lease(self, name: str, limit: int, index: int | None = None) -> int | None:
-        """Book the data shard of a client for good, `index` if it is free; None when all are taken."""
+    def lease(
+        self, name: str, limit: int, index: int | None = None, *, loan: bool = False
+    ) -> int | None:
+        """Book the data shard of a client, `index` if nobody has it for good; None when all are taken."""
         ...
 
     def record_incarnation(self, name: str, incarnation: int) -> None:

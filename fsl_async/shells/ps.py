@@ -24,6 +24,7 @@ from fsl_async.roles.ps import ServerMachine
 from fsl_async.runtime import Journal, Node, Worker
 from fsl_async.shells.moves import Moves
 from fsl_async.shells.ports import Listener, Store
+from fsl_async.shells.shards import Shards
 from fsl_async.shells.wire import Hello, Welcome, version_stream
 
 
@@ -105,9 +106,7 @@ class ServerShell:
         self._say = say
         self._finished = finished
         self._after_commit = after_commit
-        self._leases: dict[str, int] = {}
-        self._lent: dict[str, int] = {}  # told to a client that has not attached its model yet
-        self._wanted: dict[str, int] = {}  # the shard that a client says it trains on already
+        self._shards = Shards(facts.shards)
         self._incarnations: dict[str, int] = {}
         self._fetching: dict[
             str, int
@@ -149,7 +148,7 @@ class ServerShell:
     def start(self, recovered: Recovered) -> None:
         """Feed what `store.recover()` found; call once, before any transport event."""
         self.manifest = recovered.manifest
-        self._leases = dict(recovered.leases)
+        self._shards.recovered(recovered.leases, recovered.loans, self._scheduler.time())
         self._incarnations = dict(recovered.incarnations)
         for name, incarnation in self._incarnations.items():
             # The transport forgot them with the last process; without them a client whose clock is behind would be let in
@@ -197,7 +196,7 @@ class ServerShell:
             self.endpoint.refuse(event.peer, "hello", str(error))
             return
         self._agreeing.discard(event.peer)
-        self._wanted[event.peer] = hello.shard
+        self._shards.wants(event.peer, hello.shard)
         self.node.feed(
             ev.ClientHello(event.peer, event.incarnation, hello.run, hello.version, hello.digest)
         )
@@ -208,7 +207,7 @@ class ServerShell:
                 self._forget(stream)
         if self._fetching.pop(event.peer, None) is not None:
             self._keep_fetched()
-        self._lent.pop(event.peer, None)
+        self._shards.left(event.peer, event.reason, self._scheduler.time())
         self._agreeing.discard(event.peer)
         self.node.feed(ev.ClientLeft(event.peer, event.incarnation, event.reason))
 
@@ -252,8 +251,9 @@ class ServerShell:
             self.node.feed(answer)
 
     def _join(self, event: ev.ModelAttached) -> None:
-        if self.machine.trigger.ordered and event.peer in self._leases:
-            self.node.feed(ev.ShardBooked(event.peer, self._leases[event.peer]))
+        shard = self._shards.of(event.peer)
+        if self.machine.trigger.ordered and shard is not None:
+            self.node.feed(ev.ShardBooked(event.peer, shard))
         self.node.feed(event)
 
     def _offered(self, event: tp.StreamOffered) -> None:
@@ -314,11 +314,7 @@ class ServerShell:
         self.endpoint.send(effect.peer, msg.to_wire(effect.message))
 
     def _admit(self, effect: do.Admit, number: int) -> None:
-        """Welcome with a data shard: the one the client has, else one that nobody has.
-
-        The shard is booked for good when the client has attached a model that fits; who fails before that (wrong data path,
-        wrong model) leaves it to others.
-        """
+        """Welcome with a data shard: the one the client has, else one that nobody has (see `shells.shards`)."""
         if self._incarnations.get(effect.peer, -1) >= effect.incarnation:
             self._welcome(effect)
             return
@@ -335,18 +331,9 @@ class ServerShell:
             return  # it left, or came back as another, while its incarnation was written down
         self._incarnations[peer] = max(effect.incarnation, self._incarnations.get(peer, -1))
         shards = self.facts.shards
-        shard = self._leases.get(peer, self._lent.get(peer))
-        if shard is None or shard >= shards:
-            unused = set(range(shards)) - {*self._leases.values(), *self._lent.values()}
-            wanted = self._wanted.get(peer, -1)
-            if (
-                wanted >= 0
-            ):  # told by this server's last process, which died before it was written down
-                shard = wanted if wanted in unused else None
-            else:
-                shard = min(unused, default=None)
+        shard = self._shards.pick(peer, self._scheduler.time())
         if shard is None:
-            holders = ", ".join(sorted({*self._leases, *self._lent})[:8])
+            holders = ", ".join(self._shards.holders[:8])
             text = (
                 f"all {shards} data shards are taken (by {holders}): start this client again under one of these names,"
                 " or set data.shards (or sync.clients) higher at the server"
@@ -355,26 +342,35 @@ class ServerShell:
             self.endpoint.refuse(peer, "shards", text)
             self.node.feed(ev.ClientLeft(peer, effect.incarnation, "no data shard"))
             return
-        if self._leases.get(peer) != shard:
-            self._lent[peer] = shard
         welcome = Welcome(self.facts.run, shard, shards, self.facts.config)
-        self.endpoint.welcome(peer, welcome.to_wire())
+        if self._shards.of(peer) == shard and not self._shards.is_lent(peer):
+            self.endpoint.welcome(peer, welcome.to_wire())
+            return
+        self._shards.lend(peer, shard)  # at once, so that nobody else is told the same
+
+        def lent(_: int | None) -> None:
+            found = self.machine.members.get(peer)
+            if found is not None and found.incarnation == effect.incarnation:
+                self.endpoint.welcome(peer, welcome.to_wire())
+
+        def failed(error: Exception) -> None:
+            self._shards.take_back(peer)
+            self.endpoint.disconnect(peer, str(error))  # it says hello again
+
+        self.worker.submit(lambda: self.store.lease(peer, shards, shard, loan=True), lent, failed)
 
     def _book_shard(self, peer: str, then: Callable[[], None]) -> None:
         """Make a client's shard its own for good, then go on."""
-        shard = self._lent.get(peer)
-        if shard is None:
+        if not self._shards.is_lent(peer):
             then()
             return
 
-        def booked(found: int | None) -> None:
-            self._lent.pop(peer, None)
-            if found is not None:
-                self._leases[peer] = found
+        def booked(_: int | None) -> None:
+            self._shards.keep(peer)
             then()
 
         self.worker.submit(
-            lambda: self.store.lease(peer, self.facts.shards, shard),
+            lambda: self.store.lease(peer, self.facts.shards),
             booked,
             lambda error: self.endpoint.disconnect(peer, str(error)),  # it says hello again
         )

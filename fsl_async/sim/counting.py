@@ -60,6 +60,7 @@ class Disk:
     pending: dict[DeltaKey, AcceptedDelta] = field(factory=dict)
     merged: dict[DeltaKey, int] = field(factory=dict)
     leases: dict[str, int] = field(factory=dict)
+    loans: set[str] = field(factory=set)
     incarnations: dict[str, int] = field(factory=dict)
     tokens_merged: int = 0
     version_at: float = 0.0  # by the clock of the simulation
@@ -100,6 +101,7 @@ class CountingStore:
             digests={model.version: model.digest for model in disk.models[-self.keep_versions :]},
             records=(),
             leases=dict(disk.leases),
+            loans=frozenset(disk.loans),
             incarnations=dict(disk.incarnations),
             run="sim",
             tokens_total=disk.tokens_merged,
@@ -201,13 +203,22 @@ class CountingStore:
         disk.oldest = max(disk.oldest, oldest)
         return Committed(version, model.digest, CHUNKS * 8, CHUNKS, 0.0)
 
-    def lease(self, name: str, limit: int, index: int | None = None) -> int | None:
+    def lease(
+        self, name: str, limit: int, index: int | None = None, *, loan: bool = False
+    ) -> int | None:
         """A client's data shard, as the real store gives it."""
-        if name not in self.disk.leases:
-            assert index is not None, "the shell knows which shard it told the client"
-            assert index not in self.disk.leases.values(), "no two clients may train the same data"
-            self.disk.leases[name] = index
-        return self.disk.leases[name]
+        leases, loans = self.disk.leases, self.disk.loans
+        if name not in leases:
+            assert index is not None, "the shell knows which shard it tells the client"
+            for other in [other for other in loans if leases[other] == index]:
+                del leases[other]
+                loans.discard(other)
+            assert index not in leases.values(), "no two clients may train the same data"
+            leases[name] = index
+            loans.add(name)
+        if not loan:
+            loans.discard(name)
+        return leases[name]
 
     def record_incarnation(self, name: str, incarnation: int) -> None:
         """Remember the newest life of a client."""

@@ -297,6 +297,21 @@ def test_a_wanted_shard_is_given_when_it_is_free(run):
     assert run.store.lease("a", 4, 3) == 2
 
 
+def test_a_lent_shard_goes_to_another_only_when_that_is_asked(run):
+    """What a client that never trained was told must not be lost to the run, and must survive a restart until then."""
+    run.start()
+    assert run.store.lease("a", 2, 0, loan=True) == 0
+    assert run.store.lease("b", 2) == 1
+    assert run.store.lease("c", 2) is None
+    recovered = run.open()
+    assert (recovered.leases, recovered.loans) == ({"a": 0, "b": 1}, {"a"})
+    assert run.store.lease("c", 2, 0, loan=True) == 0
+    assert run.store.lease("c", 2) == 0, "for good"
+    assert run.store.lease("d", 2, 0) is None
+    recovered = run.open()
+    assert (recovered.leases, recovered.loans) == ({"c": 0, "b": 1}, frozenset())
+
+
 # --- other facts ----------------------------------------------------------------------------------------------
 
 

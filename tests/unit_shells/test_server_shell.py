@@ -62,13 +62,14 @@ class Server:
         self.disk = Disk() if disk is None else disk
         self.endpoint = Endpoint()
         self.notes = []
+        self.scheduler = tp.VirtualScheduler()
         self.store = CountingStore(self.disk, keep_versions=2)
         self.shell = ServerShell(
             ServerMachine(ServerRules(), TokensWeighting(), "run"),
             RunFacts("run", shards, {}),
             self.store,
             worker=worker or AtOnce(),
-            scheduler=tp.VirtualScheduler(),
+            scheduler=self.scheduler,
             journal=TraceHash(),
             say=lambda note: self.notes.append(note.text),
             finished=lambda effect: None,
@@ -99,9 +100,9 @@ def test_a_client_that_fails_before_its_model_fits_takes_no_shard():
     assert server.hello("good") == 0
     server.attach("good")
     assert server.hello("wrong") == 1
+    assert "taken" in server.hello("next"), "while it is here, it may still succeed"
     server.attach("wrong", OTHER)
     server.leave("wrong")
-    assert server.disk.leases == {"good": 0}
     assert server.hello("next") == 1
     server.attach("next")
     assert server.disk.leases == {"good": 0, "next": 1}
@@ -127,8 +128,46 @@ def test_when_all_shards_are_taken_their_holders_are_named():
     assert server.hello("a", 2) == 0, "its shard is its own for the whole run"
 
 
+def test_what_a_client_is_told_is_on_the_disk_before():
+    """A server killed right after its welcome gave the shard to another, and the first client was refused for good."""
+    server = Server(shards=3)
+    assert server.hello("first") == 0
+    assert server.disk.leases == {"first": 0}
+    again = Server(server.disk, shards=2)
+    assert again.hello("second") == 1, "though the first one is not back yet"
+    assert again.hello("first", shard=0) == 0
+    again.attach("first")
+    assert again.disk.loans == {"second"}
+
+
+def test_a_client_is_not_welcomed_before_its_shard_is_written():
+    """Else the client may hear of a shard that no disk knows."""
+    worker = Later()
+    server = Server(worker=worker)
+    body = {"run": "", "version": -1, "digest": "", "shard": -1}
+    for _ in range(2):  # the second hello must not overtake what the first one started
+        server.shell.on_transport(tp.HelloReceived("a", 1, body, "client"))
+        assert not [call for call in server.endpoint.calls if call[0] == "welcome"]
+    worker.work()
+    assert server.endpoint.last("welcome")[2]["shard"] == 0
+
+
+def test_who_lost_its_network_while_it_prepared_keeps_its_shard_for_a_minute():
+    """Building a model takes a while; a newcomer must not take the data meanwhile, and may when nobody comes."""
+    server = Server(shards=1)
+    assert server.hello("slow") == 0
+    server.shell.on_transport(tp.PeerDown("slow", 1, "expired"))
+    assert "taken" in server.hello("new")
+    server.scheduler.run_until(59.0)
+    assert "taken" in server.hello("new", 2)
+    server.scheduler.run_until(61.0)
+    assert server.hello("new", 3) == 0
+    assert server.disk.leases == {"new": 0}
+    assert "taken" in server.hello("slow", 2)
+
+
 def test_a_client_goes_on_with_the_shard_that_a_dead_server_told_it():
-    """The server died before it was written down; another client must not get the same data."""
+    """Its server's disk was lost, or never written; another client must not get the same data."""
     server = Server()
     assert server.hello("late", shard=1) == 1
     server.attach("late")
@@ -199,7 +238,8 @@ def test_what_no_client_says_ends_its_session_only(body):
     server.shell.on_transport(tp.MessageReceived("a", body))
     assert server.endpoint.last("disconnect")[1:] == ("a", "protocol")
     assert server.shell.machine.members == {}
-    assert server.hello("b") == 0, "and its shard is free again"
+    assert server.hello("b") == 1
+    assert server.hello("a", 2) == 0, "its shard waits for a better one of that name"
 
 
 def rejected(server):
