@@ -5,6 +5,7 @@ from __future__ import annotations
 import sysconfig
 import tempfile
 import time
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,9 +22,12 @@ from fsl_async.errors import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from contextlib import AbstractContextManager
+
     from fsl_async.demo.evaluate import Evaluated
     from fsl_async.demo.play import Played
-    from fsl_async.demo.settings import DemoSettings
+    from fsl_async.demo.settings import DemoSettings, Places
     from fsl_async.demo.split import SplitDemo
     from fsl_async.observe.ledger_audit import Audit
     from fsl_async.stopper import Stopper
@@ -72,6 +76,11 @@ _OPTIONS = {
     "--dry-run", is_flag=True, help="Print the configuration of the run, resolved, and exit."
 )
 @click.option(
+    "--net", metavar="PROFILE",
+    help="Put server and clients into sites of a network laboratory with such links: lan, campus, transatlantic, dsl,"
+    " wireless, satellite. Needs root; docs/netlab.md.",
+)  # fmt: skip
+@click.option(
     "--rounds",
     default=12,
     show_default=True,
@@ -97,6 +106,7 @@ def command(
     preset: str,
     run_dir: Path | None,
     dry_run: bool,
+    net: str | None,
     as_json: bool,
 ) -> int:
     """Show a whole run on this machine: real processes, real sockets, real training.
@@ -104,6 +114,8 @@ def command(
     A parameter server and its clients train a small GPT. On the way one client gets SIGKILL, is noticed, launched again and
     catches up. Exit code 0 when it did and no acknowledged delta was lost or merged twice, else 1.
     """
+    from attrs import evolve
+
     from fsl_async.config import load, resolved, to_dict, to_toml
     from fsl_async.demo.settings import DemoSettings
     from fsl_async.stopper import Stopper, stop_on_signals
@@ -123,7 +135,7 @@ def command(
             number_format=codec,
             run_dir=Path(),
         )
-        return _split(split, run_dir, output)
+        return _split(split, run_dir, output, net)
     settings = DemoSettings(
         data=text,
         seconds=seconds,
@@ -137,6 +149,7 @@ def command(
     # What is wrong with the settings or the text ends here, before any process is started.
     config = resolved(load(None, settings.overrides(), _OPTIONS))
     check_corpus(config, _OPTIONS)
+    network = _network(net, settings.names)
     if dry_run:
         if as_json:
             output.result(to_dict(config))
@@ -144,11 +157,12 @@ def command(
             output.say(to_toml(config, comments=False).rstrip())
         return 0
     settings = settings.at(_make_directory(run_dir, output))
-    for line in _introduction(settings):
+    for line in _introduction(settings, net):
         output.say(line)
     stopper = Stopper()
     with stop_on_signals(stopper):
-        played = _play(settings, output, stopper)
+        with network(output) as places:
+            played = _play(evolve(settings, places=places), output, stopper)
         if stopper.requested:
             kind = (
                 InterruptedByUserError
@@ -161,7 +175,30 @@ def command(
         return _conclude(settings, played, output)
 
 
-def _split(demo: SplitDemo, run_dir: Path | None, output: Output) -> int:
+def _network(
+    net: str | None, clients: list[str]
+) -> Callable[[Output], AbstractContextManager[Places]]:
+    """Where the nodes will run, as a maker of a context; raises FslError when a laboratory cannot be had."""
+    from fsl_async.demo.settings import HERE, SERVER, places_in
+
+    if net is None:
+        return lambda _: nullcontext(HERE)
+    from fsl_async.netlab import profiles
+    from fsl_async.netlab.laboratory import Laboratory, which
+
+    settings = profiles.profile(net)
+    which()
+
+    @contextmanager
+    def opened(output: Output) -> Iterator[Places]:
+        with Laboratory([SERVER, *clients], profile=net) as lab:
+            output.say(f"network laboratory ({lab.backend}), {net}: {profiles.words(settings)}")
+            yield places_in(lab)
+
+    return opened
+
+
+def _split(demo: SplitDemo, run_dir: Path | None, output: Output, net: str | None) -> int:
     """Play `demo split`; returns the exit code."""
     import asyncio
 
@@ -172,6 +209,7 @@ def _split(demo: SplitDemo, run_dir: Path | None, output: Output) -> int:
     from fsl_async.stopper import Stopper, stop_on_signals
 
     check_corpus(resolved(load(None, demo.overrides(), _OPTIONS)), _OPTIONS)
+    network = _network(net, demo.names)
     where = _make_directory(run_dir, output)
     demo = evolve(demo, run_dir=where)
     output.say(
@@ -180,7 +218,9 @@ def _split(demo: SplitDemo, run_dir: Path | None, output: Output) -> int:
     )
     stopper = Stopper()
     with stop_on_signals(stopper):
-        seen = asyncio.run(Play(demo, output.say, stopper).play())
+        with network(output) as places:
+            placed = evolve(demo, places=places)
+            seen = asyncio.run(Play(placed, output.say, stopper).play())
         if stopper.requested:
             raise stopper.error(f"the demo was ended by {stopper.reason}")
     found = summarise(demo, seen)
@@ -280,15 +320,16 @@ def _make_directory(run_dir: Path | None, output: Output) -> Path:
     return made
 
 
-def _introduction(settings: DemoSettings) -> list[str]:
+def _introduction(settings: DemoSettings, net: str | None) -> list[str]:
     from fsl_async.observe.client_state import counted
 
     what = (
         settings.data or f"{sysconfig.get_path('stdlib')} (the source of Python's standard library)"
     )
+    where = "on this machine (127.0.0.1)" if net is None else "each in a site of its own"
     own = "a part of its own" if settings.clients > 1 else "all of it"
     return [
-        f"a parameter server and {counted(settings.clients, 'client')}, each a process of its own, on this machine (127.0.0.1)",
+        f"a parameter server and {counted(settings.clients, 'client')}, each a process of its own, {where}",
         f"train a GPT of {settings.preset} parameters on {what}, each client on {own}",
         f"every {settings.every_s:g} s they send what they learnt, as {settings.format}, and get the merged weights",
         f"after {settings.kill_after_s:.0f} s {settings.victim} gets SIGKILL, and is launched again; it has to catch up",

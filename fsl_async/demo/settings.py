@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from attrs import evolve, frozen
+from attrs import evolve, field, frozen
 
 from fsl_async.cluster.supervisor import Child
+
+if TYPE_CHECKING:
+    from fsl_async.netlab.laboratory import Laboratory
 
 SERVER = "server"
 
@@ -28,6 +33,35 @@ TRAINING: dict[str, str | float] = {
 }
 
 
+LOOPBACK = "127.0.0.1"
+
+
+@frozen
+class Places:
+    """Where the nodes run: the server's address, and the words that put a node's command into its site (none: on this machine)."""
+
+    host: str = LOOPBACK
+    enter: Mapping[str, tuple[str, ...]] = field(factory=dict)
+
+    @property
+    def words(self) -> list[str]:
+        """What a node is told besides: a laboratory's addresses are not loopback, and its traffic goes nowhere else."""
+        return [] if self.host == LOOPBACK else ["--insecure"]
+
+    def child(self, name: str, arguments: list[str]) -> Child:
+        """A node as a child process, where it belongs."""
+        made = node_child(name, [*arguments, *self.words])
+        return evolve(made, argv=(*self.enter.get(name, ()), *made.argv))
+
+
+HERE = Places()
+
+
+def places_in(lab: Laboratory) -> Places:
+    """Every node in the site of a network laboratory that has its name."""
+    return Places(lab.address(SERVER), {name: lab.command(name, ()) for name in lab.sites})
+
+
 @frozen(kw_only=True)
 class DemoSettings:
     """What the user chose. `data`: empty for the standard library's source. Times in seconds."""
@@ -40,6 +74,7 @@ class DemoSettings:
     seed: int
     preset: str
     run_dir: Path
+    places: Places = HERE
 
     def at(self, run_dir: Path) -> DemoSettings:
         """The same in another run directory."""
@@ -81,15 +116,16 @@ class DemoSettings:
         return [f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in chosen.items()]
 
     def server(self) -> Child:
-        """The parameter server, on a free port of this machine."""
+        """The parameter server, on a free port."""
         sets = [part for override in self.overrides() for part in ("--set", override)]
-        arguments = ["--role", "ps", "tcp://127.0.0.1:0", "--run-dir", str(self.run_dir), "--json"]
-        return node_child(SERVER, [*arguments, *sets])
+        listen = f"tcp://{self.places.host}:0"
+        arguments = ["--role", "ps", listen, "--run-dir", str(self.run_dir), "--json"]
+        return self.places.child(SERVER, [*arguments, *sets])
 
     def client(self, name: str, address: str) -> Child:
         """One client of the server at `address`."""
         run_dir = self.run_dir / "clients" / name
-        return node_child(
+        return self.places.child(
             name, ["--role", "client", address, "--name", name, "--run-dir", str(run_dir)]
         )
 

@@ -16,7 +16,7 @@ from attrs import field, frozen, mutable
 
 from fsl_async.cluster.restarts import RestartRules
 from fsl_async.cluster.supervisor import Child, ChildExited, ChildStarted, Supervisor
-from fsl_async.demo.settings import SERVER, node_child
+from fsl_async.demo.settings import HERE, SERVER, Places
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -43,6 +43,7 @@ class SplitDemo:
     method: str
     number_format: str
     run_dir: Path
+    places: Places = HERE
 
     @property
     def names(self) -> list[str]:
@@ -71,7 +72,7 @@ class SplitDemo:
             "session.expire_after_s": 3.0,
             "split.method": self.method,
             "split.cut": 1,
-            "split.listen": "tcp://127.0.0.1:0",
+            "split.listen": f"tcp://{self.places.host}:0",
             "split.samples": 64,
             "split.upload_every": 1,
             "split.align_every": 4,
@@ -92,14 +93,15 @@ class SplitDemo:
     def server(self) -> Child:
         """Both servers."""
         sets = [part for override in self.overrides() for part in ("--set", override)]
-        arguments = ["--role", "server", "--with-ps", "tcp://127.0.0.1:0", "--json"]
-        return node_child(SERVER, [*arguments, "--run-dir", str(self.run_dir), *sets])
+        listen = f"tcp://{self.places.host}:0"
+        arguments = ["--role", "server", "--with-ps", listen, "--json"]
+        return self.places.child(SERVER, [*arguments, "--run-dir", str(self.run_dir), *sets])
 
     def client(self, name: str, address: str) -> Child:
         """One client."""
         run_dir = str(self.run_dir / "clients" / name)
         arguments = ["--role", "client", address, "--name", name, "--json", "--run-dir", run_dir]
-        return node_child(name, arguments)
+        return self.places.child(name, arguments)
 
 
 @mutable

@@ -240,3 +240,9 @@ def test_a_dry_run_prints_the_configuration_and_makes_nothing(tmp_path, monkeypa
     assert cli.main(["demo", "--dry-run", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["sync"]["clients"] == 3
     assert list(tmp_path.iterdir()) == []
+
+
+def test_an_unknown_network_is_refused(capsys):
+    """Before any process is started; the line has the names that there are."""
+    assert cli.main(["demo", "--net", "moon", "--dry-run"]) == 2
+    assert "no profile 'moon'; profiles: lan, campus" in capsys.readouterr().err
