@@ -134,6 +134,17 @@ def _key(query: str, shown: str) -> str:
     return key
 
 
+def seen_from(given: str, dialled: str) -> str:
+    """Where to dial what a server at `dialled` names as `given`: "every interface" is the host that was dialled. In the form of sockets.
+
+    Raises AddressError.
+    """
+    address = parse_listen(given)
+    if address.is_everywhere:
+        address = evolve(address, host=parse(dialled).host)
+    return parse(address.tcp).tcp
+
+
 def reachable_host(host: str) -> str:
     """Return the host name or address by which other machines reach a listener bound at `host`.
 

@@ -20,6 +20,7 @@ from typing import Any, Self
 from attrs import frozen
 
 import fsl_transport as tp
+from fsl_async import address as addresses
 from fsl_async import effects as do
 from fsl_async import events as ev
 from fsl_async.config import from_wire
@@ -319,7 +320,8 @@ class ClientRuntime:
             finished=self._split_finished,
             traffic=self.traffic,
         )
-        link = CountedLink(ZmqDialer(config.split.server, self.name), self.traffic, at_client=True)
+        place = addresses.seen_from(config.split.server, self._server)
+        link = CountedLink(ZmqDialer(place, self.name), self.traffic, at_client=True)
         self._split_endpoint = opened.endpoint = tp.DialerEndpoint(
             link,
             loop,
@@ -550,7 +552,6 @@ def join(
     log: Callable[[str], None] = print,
 ) -> Joined:
     """Join a run from a script of your own; see `fsl_async.join`."""
-    from fsl_async import address as addresses
     from fsl_async.cluster.name_slot import check_name, claim_name
 
     address = addresses.parse(server).tcp

@@ -36,7 +36,7 @@ from fsl_async.roles.round import RoundRules
 from fsl_async.runtime import ThreadWorker
 from fsl_async.settings import Config
 from fsl_async.shells.ps import RunFacts, ServerShell
-from fsl_async.split_rules import with_implied
+from fsl_async.split_rules import with_implied, with_split_server
 from fsl_async.stopper import Stopper
 from fsl_transport.loop import run as run_loop
 from fsl_transport.zmq_link import ZmqListener
@@ -158,6 +158,7 @@ def serve(
     Raises RunDirError (damaged, in use, no room) and AddressError (port in use), each in one line.
     """
     config = described(config)
+    config = with_split_server(config)
     with prepared(
         config,
         run_dir,

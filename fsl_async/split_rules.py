@@ -6,6 +6,7 @@ from typing import Any
 
 import attrs
 
+from fsl_async.address import parse_listen
 from fsl_async.errors import ConfigError
 from fsl_async.roles.split_methods import SplitRules, decisions_of
 from fsl_async.settings import Config
@@ -26,6 +27,23 @@ def split_rules(config: Config) -> SplitRules:
         reoffer_s=min(5.0, config.session.expire_after_s),
         drain_s=max(2 * config.session.heartbeat_every_s, 5.0),
     )
+
+
+def with_split_server(config: Config) -> Config:
+    """Say where the split server of another process is reached, as far as that can be known: where it is told to listen.
+
+    Raises ConfigError where it listens at any free port.
+    """
+    split = config.split
+    needed = split.is_on and decisions_of(split_rules(config)).has_server
+    if split.server or not needed:
+        return config
+    if parse_listen(split.listen).port == 0:
+        raise ConfigError(
+            "split.server is empty: say where clients reach the split server, which prints its address when it starts",
+            "split.server",
+        )
+    return attrs.evolve(config, split=attrs.evolve(split, server=split.listen))
 
 
 def with_implied(config: Config) -> Config:

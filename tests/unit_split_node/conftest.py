@@ -4,6 +4,7 @@ import json
 import struct
 import threading
 
+import attrs
 import numpy as np
 import pytest
 import torch
@@ -25,8 +26,10 @@ def _one_thread():
 class Nodes:
     """A run in threads of this process: a parameter server, a split server where the method has one, clients."""
 
-    def __init__(self, config, run_dir, *, names=("site-a", "site-b"), data=None, own=None):
-        self.config, self.run_dir, self.names = config, run_dir, names
+    def __init__(
+        self, config, run_dir, *, names=("site-a", "site-b"), data=None, own=None, apart=False
+    ):
+        self.config, self.run_dir, self.names, self.apart = config, run_dir, names, apart
         self.data, self.own = data or {}, own or {}
         self.lines, self.summaries, self.errors = [], {}, {}
         self.address = None
@@ -59,6 +62,40 @@ class Nodes:
             self.config, self.run_dir, with_ps=True, announce=announce_both, **rest
         )
 
+    def serve_apart(self):
+        """The split server alone, to its end."""
+
+        def announce(role, address):
+            self.split_address = address
+            self.listening.set()
+
+        return node_server.serve(
+            self.config,
+            self.run_dir / "split",
+            with_ps=False,
+            announce=announce,
+            log=self.lines.append,
+            stop=self.stop,
+        )
+
+    def serve_ps(self):
+        """The parameter server alone, to its end."""
+        split = attrs.evolve(self.config.split, server=self.split_address)
+
+        def announce(address):
+            self.address = address
+            self.listening.set()
+
+        (self.run_dir / "ps").mkdir(parents=True)
+        return node_ps.serve(
+            attrs.evolve(self.config, split=split),
+            self.run_dir / "ps",
+            from_version=None,
+            announce=announce,
+            log=self.lines.append,
+            stop=self.stop,
+        )
+
     def client(self, name):
         """One client, to its end."""
         return node_client.join_run(
@@ -87,8 +124,12 @@ class Nodes:
 
     def play(self, *, failing=False):
         """All of it, to its end; failing: until a node raises, which is kept in `errors`."""
-        server = self._start("server", self.serve)
+        servers = [self._start("server", self.serve_apart if self.apart else self.serve)]
         assert self.listening.wait(30), self.lines
+        if self.apart:
+            self.listening.clear()
+            servers.append(self._start("ps", self.serve_ps))
+            assert self.listening.wait(30), self.lines
         clients = []
         for name in self.names if self.address else ():
             clients.append(self._start(name, lambda name=name: self.client(name)))
@@ -99,9 +140,9 @@ class Nodes:
             for thread in clients:
                 thread.join(30)
             self.stop.request("the test is over", 0)
-        for thread in (*clients, server):
+        for thread in (*clients, *servers):
             thread.join(60)
-        assert not any(thread.is_alive() for thread in (*clients, server)), "\n".join(self.lines)
+        assert not any(thread.is_alive() for thread in (*clients, *servers)), "\n".join(self.lines)
         assert failing or not self.errors, (self.errors, self.lines)
         return self
 

@@ -1,0 +1,60 @@
+"""A parameter server and a split server that share nothing but their clients."""
+
+import pytest
+
+from fsl_async.address import seen_from
+from fsl_async.config import load
+from fsl_async.errors import AddressError, ConfigError
+from fsl_async.split_rules import with_split_server
+
+UPLOADS = {"sl": 3, "splitfed-v1": 6, "splitfed-v2": 6, "cse-fsl": 4, "fsl-sage": 4}
+"""Of two clients in a round of three batches; a relay's round is one client's."""
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        ("sl", "free", (), 1),
+        ("sl", "lockstep", ("split.labels_at_home=true",), 2),
+        ("splitfed-v1", "lockstep", (), 1),
+        ("splitfed-v1", "free", ("split.labels_at_home=true",), 2),
+        ("splitfed-v2", "free", (), 1),
+        ("cse-fsl", "lockstep", (), 1),
+        ("fsl-sage", "free", ("split.align_every=1",), 1),
+        ("fsl-sage", "lockstep", ("split.align_every=2",), 1),
+    ],
+)
+def test_two_servers_run_every_method(nodes, configured, text, case):
+    """Each on a machine of its own is how sites run them; what one knows of the other it has from the clients."""
+    method, mode, more, legs = case
+    chosen = f"split.method={method}", f"split.mode={mode}", f"data.path={text}", "run.rounds=3"
+    run = nodes(configured(*chosen, *more), apart=True)
+    assert run.summaries["ps"].version == 3
+    assert run.summaries["server"].uploads == 3 * legs * UPLOADS[method]
+    assert run.summaries["server"].reason == "the run has ended"
+    assert run.summaries["server"].run == run.summaries["ps"].run
+    clients = [run.summaries[name] for name in run.names]
+    assert all(client.tokens == client.tokens_acknowledged for client in clients)
+    assert sum(client.tokens for client in clients) == run.summaries["ps"].tokens
+
+
+def test_where_the_split_server_is_is_said_or_known():
+    """A client that dials nothing, or every interface of its own machine, would wait for ever."""
+    on = ("split.method=fsl-sage", "split.listen=tcp://0.0.0.0:7101")
+    assert with_split_server(load(None, on)).split.server == "tcp://0.0.0.0:7101"
+    assert with_split_server(load(None, [*on, "split.server=a:1"])).split.server == "a:1"
+    with pytest.raises(ConfigError, match="say where clients reach"):
+        with_split_server(load(None, ["split.method=sl", "split.listen=tcp://127.0.0.1:0"]))
+    for off in ("split.method=fedavg", "split.method=none"):
+        config = load(None, [off, "split.listen=tcp://127.0.0.1:0"])
+        assert with_split_server(config) is config
+
+
+def test_every_interface_is_the_machine_that_was_dialled():
+    """Both servers in one process tell the address that they listen at, and that may be no address for others."""
+    assert (
+        seen_from("tcp://0.0.0.0:7101", "tcp://ps.example.org:7100") == "tcp://ps.example.org:7101"
+    )
+    assert seen_from("10.0.0.7:7101", "tcp://ps.example.org:7100") == "tcp://10.0.0.7:7101"
+    with pytest.raises(AddressError, match="port 0"):
+        seen_from("tcp://0.0.0.0:0", "tcp://ps.example.org:7100")
