@@ -45,7 +45,7 @@ class Nodes:
                 self.address = address
                 self.listening.set()
 
-            self.run_dir.mkdir(parents=True)
+            self.run_dir.mkdir(parents=True, exist_ok=True)
             return node_ps.serve(
                 self.config, self.run_dir, from_version=None, announce=announce, **rest
             )
@@ -139,7 +139,7 @@ class Nodes:
         if failing:
             for thread in clients:
                 thread.join(30)
-            self.stop.request("the test is over", 0)
+            self.stop.request(hard=True)
         for thread in (*clients, *servers):
             thread.join(60)
         assert not any(thread.is_alive() for thread in (*clients, *servers)), "\n".join(self.lines)

@@ -59,7 +59,12 @@ def described(config: Config) -> Config:
         return config
     if data.path and _here(data.path) and not is_text(Path(data.path).expanduser()):
         found = open_run_data(config)
-        if not _is_language(config, found):
+        if _is_language(config, found):
+            if found.sample_shape[1:] or found.dtype.kind not in "ui":
+                raise DataError(
+                    f"data {found.name!r} holds samples of shape {found.sample_shape}, and {config.model.family} trains on text or token ids"
+                )
+        else:
             labelled(found)
             shape = "x".join(map(str, model_shape(found.sample_shape)))
             _same("sample_shape", data.sample_shape, shape)

@@ -24,6 +24,7 @@ from fsl_async.learn.split import gpt_parts, hf
 from fsl_async.learn.split.batches import Batch
 from fsl_async.learn.split.chance import drawing
 from fsl_async.learn.split.cuts import cuts_of
+from fsl_async.learn.split.errors import CutError
 from fsl_async.learn.split.images import resnet18, small_cnn
 from fsl_async.learn.tasks import load_function
 from fsl_async.presets import SIZES
@@ -62,7 +63,22 @@ def default_cut(config: Config, model: nn.Module) -> str:
         return config.split.cut
     if config.model.family in _CUTS:
         return _CUTS[config.model.family]
-    return "0" if isinstance(model, nn.Sequential) else "1"
+    return useful_cuts(model)[0] if isinstance(model, nn.Sequential) else "1"
+
+
+def useful_cuts(model: nn.Module) -> list[str]:
+    """The cuts that leave weights on both sides, front to back. Raises CutError where there are none."""
+    places = list(cuts_of(model))
+    if isinstance(model, nn.Sequential):
+        heavy = [next(child.parameters(), None) is not None for child in model]
+        places = [
+            place
+            for number, place in enumerate(places, start=1)
+            if any(heavy[:number]) and any(heavy[number:])
+        ]
+    if not places:
+        raise CutError("this model has no cut with weights on both sides")
+    return places
 
 
 def tail_cut(model: nn.Module) -> str:

@@ -20,6 +20,7 @@ from fsl_async.learn.split import gpt_parts, models
 from fsl_async.learn.split.alignment import AlignSettings
 from fsl_async.learn.split.batches import call, cross_entropy
 from fsl_async.learn.split.cuts import Halves, cuts_of, in_one, split
+from fsl_async.learn.split.errors import CutError
 from fsl_async.learn.split.lora import apply_lora
 from fsl_async.learn.split.methods import method as method_named
 from fsl_async.learn.split.methods.base import Method, MethodSettings
@@ -88,12 +89,17 @@ def build_parts(config: Config, *, at_client: bool) -> Parts:
     cut = models.default_cut(config, model)
     halves = split(model, cut, models.tail_cut(model) if chosen.labels_at_home else None)
     assert halves.server is not None
+    for part in (halves.client, halves.server):
+        if next(part.parameters(), None) is None:
+            there = ", ".join(models.useful_cuts(model))
+            raise CutError(
+                f"cut {halves.cut!r} leaves no weights on one side; cuts with weights on both: {there}"
+            )
     extra = None
     if aided:
         seen = halves
         if blocks is not None and isinstance(halves.server, gpt_parts.GPTPart):
-            there = len(halves.server.blocks)
-            if pieces <= there:
+            if pieces <= len(halves.server.blocks):
                 # the rest of the server's half has no weights here, and the auxiliary model needs none of them
                 seen = Halves(halves.client, halves.server.first_blocks(pieces))
         extra = auxiliaries.build(
