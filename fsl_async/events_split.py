@@ -194,11 +194,12 @@ class AnswerSent(Event):
 
 @frozen
 class RoundDoneSaid(Event):
-    """A client has done with a round."""
+    """A client has done with a round. errors: what coding changed of what it sent, relative, by "category direction"; for the journal."""
 
     peer: str
     round: int
     samples: int
+    errors: Mapping[str, float] = field(factory=dict)
 
 
 @frozen

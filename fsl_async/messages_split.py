@@ -11,9 +11,10 @@ takes what is meant for the other. An upload's key is the text of `events_split.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
-from attrs import frozen
+from attrs import Factory, frozen
 
 from fsl_async.messages import Message, MessageError, Table
 
@@ -61,10 +62,20 @@ class SplitWelcome(Message):
 
 @frozen
 class RoundDone(Message):
-    """Client: I have trained `samples` in this round, and every upload of it is settled."""
+    """Client: I have trained `samples` in this round, and every upload of it is settled.
+
+    errors: what coding has changed of what it sent so far, "category direction" -> relative root mean square: only the sender knows it. For people.
+    """
 
     round: int
     samples: int
+    errors: dict[str, Any] = Factory(dict)
+
+    def __attrs_post_init__(self) -> None:
+        """Check what the table's types cannot."""
+        for name, error in self.errors.items():
+            if type(name) is not str or type(error) is not float or not math.isfinite(error):
+                raise MessageError("RoundDone.errors maps texts to finite numbers")
 
 
 @frozen

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
-import math
 import os
 import threading
 import time
@@ -40,8 +39,9 @@ from fsl_async.observe.client_state import counted
 from fsl_async.observe.journal import JournalWriter, TraceHash
 from fsl_async.observe.lag import LoopLag
 from fsl_async.observe.memory import Mark
+from fsl_async.observe.traffic_notes import TrafficNotes
 from fsl_async.own_code import NOTHING_OWN, Own
-from fsl_async.plan.methods import Category, Direction
+from fsl_async.plan.methods import Direction
 from fsl_async.roles.client import ClientMachine, ClientRules
 from fsl_async.roles.split_client import SplitClientMachine
 from fsl_async.runtime import ThreadWorker
@@ -56,7 +56,6 @@ from fsl_async.split_rules import split_rules
 from fsl_async.stopper import Stopper
 from fsl_async.threads import VARIABLE as OMP_THREADS
 from fsl_async.threads import threads_here
-from fsl_codecs import info
 from fsl_transport.loop import run as run_loop
 from fsl_transport.zmq_link import ZmqDialer
 
@@ -260,6 +259,7 @@ class ClientRuntime:
             incarnation=self._machine.incarnation,
         )
         lag = LoopLag(loop)
+        notes = TrafficNotes(loop, self._journal, self.traffic)
         endpoint.set_beat_payload(lambda _: {**self.learner.meter.progress(), **lag.summary()})
         shell.endpoint = self._endpoint = endpoint
         self._loop, self._shell = loop, shell
@@ -288,7 +288,7 @@ class ClientRuntime:
             if self._split is not None:
                 self._split.node.close()
                 await self._split_endpoint.aclose()
-            self._journal.note("Traffic", loop.time(), **self.traffic.as_dict())
+            notes.close()
             await endpoint.aclose()
             worker.close()
             self.learner.pool.close()
@@ -340,28 +340,12 @@ class ClientRuntime:
                 self._loop.call_soon_threadsafe(opened.feed, event)
 
     def _count_weights(self, direction: Direction, index: int, frame: bytes) -> None:
-        """Count a chunk of weights by what it is of. A relay's x_c and averaged parts are told apart by name."""
+        """Count a chunk of weights."""
         manifest = self.learner.manifest
         if manifest is None or not self._welcome.done():
             return
-        config = self._welcome.result().config
-        start, stop = manifest.chunk_range(index)
-        auxiliary = 0
-        if config.split.method in {"none", "fedavg"}:
-            category = Category.FULL_MODEL
-        else:
-            category = Category.CLIENT_MODEL
-            auxiliary = sum(
-                max(0, min(stop, spec.offset + math.prod(spec.shape)) - max(start, spec.offset))
-                for spec in manifest.tensors
-                if spec.name.startswith("auxiliary.")
-            )
-        coded = round(len(frame) * auxiliary / max(stop - start, 1))
-        place = (direction, info(frame).format)
-        own = stop - start - auxiliary
-        self.traffic.values(category, *place, own, len(frame) - coded)
-        if auxiliary:
-            self.traffic.values(Category.AUXILIARY, *place, auxiliary, coded)
+        method = self._welcome.result().config.split.method
+        self.traffic.weights(method, manifest, direction, index, frame)
 
     def _split_finished(self, effect: do.Finish) -> None:
         if effect.exit_code:

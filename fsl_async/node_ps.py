@@ -31,11 +31,13 @@ from fsl_async.learn.weighting import weighting_named
 from fsl_async.observe.journal import MAX_ITEMS, JournalWriter
 from fsl_async.observe.lag import LoopLag
 from fsl_async.observe.teller import Teller
+from fsl_async.observe.traffic_notes import TrafficNotes
 from fsl_async.roles.ps import ServerMachine, ServerRules
 from fsl_async.roles.round import RoundRules
 from fsl_async.runtime import ThreadWorker
 from fsl_async.settings import Config
 from fsl_async.shells.ps import RunFacts, ServerShell
+from fsl_async.shells.traffic import CountedLink, Traffic
 from fsl_async.split_rules import with_implied, with_split_server
 from fsl_async.stopper import Stopper
 from fsl_transport.loop import run as run_loop
@@ -271,6 +273,7 @@ async def _serve(  # noqa: PLR0917 - private, called once
     finished: asyncio.Future[do.Finish] = loop.create_future()
     worker = ThreadWorker(loop, "store")
     journal = Teller(writer, log, loop.time, record=record)
+    traffic = Traffic()
     machine = ServerMachine(
         rules_of(config),
         weighting_named(config.sync.weighting, config.sync.staleness_exponent),
@@ -290,6 +293,7 @@ async def _serve(  # noqa: PLR0917 - private, called once
         journal=journal,
         say=journal.say,
         finished=finish,
+        count=lambda *chunk: traffic.weights(config.split.method, *chunk),
         after_commit=after_commit,
     )
     try:
@@ -297,12 +301,17 @@ async def _serve(  # noqa: PLR0917 - private, called once
     except tp.LocalError as error:
         worker.close()
         raise AddressError(str(error)) from None
-    endpoint = tp.ListenerEndpoint(
-        link, loop, transport_settings(config), shell.on_transport, "ps", incarnation=time.time_ns()
+    shell.endpoint = endpoint = tp.ListenerEndpoint(
+        CountedLink(link, traffic, at_client=False),
+        loop,
+        transport_settings(config),
+        shell.on_transport,
+        "ps",
+        incarnation=time.time_ns(),
     )
-    shell.endpoint = endpoint
     lag = LoopLag(loop)
     garbage = GarbageWatch(loop, endpoint, journal)
+    counted = TrafficNotes(loop, journal, traffic)
 
     def broken(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         # A defect of ours in a callback costs what it was doing, is named, and the run goes on for the others.
@@ -343,6 +352,7 @@ async def _serve(  # noqa: PLR0917 - private, called once
             await asyncio.sleep(0.05)
     finally:
         unsubscribe()
+        counted.close()
         journal.note("NodeEnded", loop.time(), garbage=endpoint.garbage, **lag.summary())
         shell.node.close()
         garbage.close()
@@ -351,13 +361,12 @@ async def _serve(  # noqa: PLR0917 - private, called once
         worker.close()
     if ended.exit_code:
         raise RunDirError(ended.reason)
-    seconds = round(time.monotonic() - begun, 3)
     return Summary(
         run,
         machine.version,
         machine.tokens_total,
         machine.digest,
         ended.reason,
-        seconds,
+        round(time.monotonic() - begun, 3),
         str(run_dir),
     )

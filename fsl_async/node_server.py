@@ -31,6 +31,7 @@ from fsl_async.node_ps import GOODBYE_S, JOURNAL, check_bindable, transport_sett
 from fsl_async.observe.journal import JournalWriter
 from fsl_async.observe.lag import LoopLag
 from fsl_async.observe.teller import Teller
+from fsl_async.observe.traffic_notes import TrafficNotes
 from fsl_async.roles.split_methods import decisions_of
 from fsl_async.roles.split_server import SplitServerMachine
 from fsl_async.runtime import ThreadWorker
@@ -239,6 +240,7 @@ class _Serving:
         )
         shell.endpoint = endpoint
         lag = LoopLag(loop)
+        notes = TrafficNotes(loop, journal, self.traffic)
         journal.note(
             "NodeStarted",
             loop.time(),
@@ -260,7 +262,7 @@ class _Serving:
             while endpoint.peers and loop.time() < give_up_at:  # noqa: ASYNC110 - a few looks, once in a run
                 await asyncio.sleep(0.05)
         finally:
-            journal.note("Traffic", loop.time(), **self.traffic.as_dict())
+            notes.close()
             journal.note("NodeEnded", loop.time(), garbage=endpoint.garbage, **lag.summary())
             shell.node.close()
             lag.close()

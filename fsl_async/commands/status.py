@@ -1,10 +1,11 @@
-"""`fsl-node status RUN_DIR`: what a run does or did, rebuilt from its journal."""
+"""`fsl-node status RUN_DIR`: what a run does or did, rebuilt from its journal.
+
+RUN_DIR is that of a parameter server, of a split server, or of a process that is both, with a folder for each.
+"""
 
 from __future__ import annotations
 
-import os
 import shutil
-import socket
 import sys
 import time
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from fsl_async.commands import split_status
 from fsl_async.commands.output import Output
 from fsl_async.errors import RunDirError
 
@@ -20,7 +22,8 @@ if TYPE_CHECKING:
     from fsl_async.observe.state import RunState
 
 JOURNAL = "journal.jsonl"
-_SILENT_S = 60.0
+PS, SERVER = "ps", "server"
+"""Folders in the run directory of a process that holds both."""
 _POLL_S = 0.5
 _NEWS = 8
 _CLIENTS_EVERY_S = 10.0
@@ -40,6 +43,11 @@ def command(*, run_dir: Path, follow: bool, as_json: bool) -> int:
 
     output = Output(as_json=as_json)
     run_dir = _run_dir(run_dir)
+    split_dir = split_status.folder_of(run_dir)
+    if split_dir == run_dir / SERVER and (run_dir / PS).is_dir():
+        run_dir /= PS
+    if split_dir is not None and (split_dir == run_dir or not (run_dir / JOURNAL).is_file()):
+        return _show_split_server(split_dir, output, follow=follow)
     reader, state = JournalReader(_journal(run_dir)), RunState()
     news = _read(reader, state)
     if state.role == "client":
@@ -50,11 +58,34 @@ def command(*, run_dir: Path, follow: bool, as_json: bool) -> int:
         raise RunDirError(f"{reader.path} has no line yet; is the server starting?")
     if follow:
         _follow(reader, state, output, news)
+    _show(run_dir, split_dir, state, output)
+    return 0
+
+
+def _show(run_dir: Path, split_dir: Path | None, state: RunState, output: Output) -> None:
     now = time.time()
-    if as_json:
-        output.result(_facts(run_dir, state, now) | state.as_dict(now))
+    if output.as_json:
+        found = _facts(run_dir, state, now) | state.as_dict(now)
+        if split_dir is not None:
+            found["split_server"] = split_status.facts(split_dir, now)
+        output.result(found)
+        return
+    parts = _lines(run_dir, state, now)
+    if split_dir is not None:
+        parts += ["", *split_status.lines(split_dir, now)]
+    for line in parts:
+        output.say(line)
+
+
+def _show_split_server(folder: Path, output: Output, *, follow: bool) -> int:
+    """One whose parameter server is elsewhere."""
+    if follow:
+        raise RunDirError(f"{folder} is a split server's: --follow goes with a parameter server")
+    now = time.time()
+    if output.as_json:
+        output.result(split_status.facts(folder, now))
     else:
-        for line in _lines(run_dir, state, now):
+        for line in split_status.lines(folder, now):
             output.say(line)
     return 0
 
@@ -120,28 +151,8 @@ def _follow(reader: JournalReader, state: RunState, output: Output, news: list[A
 
 def server_words(state: RunState, now: float) -> str:
     """Whether the parameter server is alive, as far as can be known from here."""
-    age = max(0.0, now - state.last_t)
-    if state.ended_at is not None:
-        ended = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(state.ended_at))
-        return f"ended at {ended}: {state.ending}"
-    here = state.host == socket.gethostname() and state.pid > 0
-    if here and not _exists(state.pid):
-        from_version = f"version {state.version}" if state.version >= 0 else "the beginning"
-        return f"gone without a last word (process {state.pid} was killed?); start it again, it goes on from {from_version}"
-    who = f"process {state.pid} on {'this machine' if here else state.host}" if state.pid else "it"
-    if here or age < _SILENT_S:
-        return f"running, {who}, last line of the journal {age:.0f} s ago"
-    return f"silent for {age:.0f} s ({who}): look there whether it still runs"
-
-
-def _exists(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
+    from_version = f"version {state.version}" if state.version >= 0 else "the beginning"
+    return split_status.alive_words(state, now, from_version)
 
 
 def _client_lines(state: RunState, now: float) -> list[str]:
@@ -189,6 +200,7 @@ def _next_sync(state: RunState, now: float) -> float | None:
 
 def _lines(run_dir: Path, state: RunState, now: float) -> list[str]:
     """The state for people."""
+    from fsl_async.observe.accounts import account_lines
     from fsl_async.observe.client_state import counted, megabytes
     from fsl_async.observe.table import header, news_line
 
@@ -206,6 +218,7 @@ def _lines(run_dir: Path, state: RunState, now: float) -> list[str]:
         f"up {megabytes(state.up.raw)} as {megabytes(state.up.sent)}, "
         f"down {megabytes(state.down.raw)} as {megabytes(state.down.sent)}"
     )
+    lines += account_lines("parameter server", state.account.as_dict())
     if state.garbage:
         lines.append(
             f"{state.garbage:,} messages from the network were not of this program (ignored)"

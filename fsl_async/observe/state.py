@@ -19,6 +19,7 @@ seconds since 1970) or as the argument `now`.
     event  ClientLeft             client is gone
     note   VersionFound           what a version that is on disk has merged, where the last process died before it could say so
     note   GarbageSeen            bytes from the network that were no message of ours
+    note   Traffic                bytes by category, see `accounts`
     effect Finish, note NodeEnded the end
 
 A killed server loses up to a second of journal. What the disk knows better (version, tokens) `Recovered` puts right; counts of
@@ -36,6 +37,7 @@ from typing import Any
 
 from attrs import asdict, field, mutable
 
+from fsl_async.observe.accounts import Account
 from fsl_async.observe.client_state import (
     REASONS,
     ClientState,
@@ -86,6 +88,7 @@ class RunState:
     down: Traffic = field(factory=Traffic)
     clients: dict[str, ClientState] = field(factory=dict)
     news: deque[News] = field(factory=lambda: deque(maxlen=MAX_NEWS))
+    account: Account = field(factory=Account)
     garbage: int = 0
     lines_odd: int = 0
     _pending: dict[str, int] = field(factory=dict, init=False)  # key -> tokens
@@ -159,7 +162,7 @@ class RunState:
 
     def as_dict(self, now: float) -> dict[str, Any]:
         """Plain values for --json."""
-        skip = {"clients", "news", "up", "down"}
+        skip = {"clients", "news", "up", "down", "account"}
         made = {
             name: value
             for name, value in asdict(self, recurse=False).items()
@@ -169,6 +172,7 @@ class RunState:
         made |= {
             "bytes_up": asdict(self.up),
             "bytes_down": asdict(self.down),
+            "traffic": self.account.as_dict(),
             "clients": [client_dict(client, now) for client in self.clients.values()],
             "news": [asdict(one) for one in list(self.news)[-20:]],
         }
@@ -179,6 +183,7 @@ class RunState:
     def apply(self, line: Line) -> list[News]:
         """Take one line of the journal; returns what it has to tell, which `news` keeps too."""
         self._fresh = []
+        self.account.apply(line)
         handler = _HANDLERS.get(str(line.get("type")))
         stamp = line.get("t")
         if isinstance(stamp, int | float):

@@ -20,6 +20,7 @@ from fsl_async.events import DeltaKey
 from fsl_async.learn.errors import ManifestError
 from fsl_async.learn.manifest import Manifest
 from fsl_async.learn.records import Committed, DeltaMeta, Recovered, SpoolResult
+from fsl_async.plan.methods import Direction
 from fsl_async.roles.ps import ServerMachine
 from fsl_async.runtime import Journal, Node, Worker
 from fsl_async.shells.moves import Moves
@@ -41,19 +42,27 @@ class StoreSource:
     """Chunks of a version, read from disk by the worker. Counts the bytes it hands out."""
 
     def __init__(
-        self, effect: do.Serve, chunks: int, worker: Worker, read: Callable[[int], bytes | None]
+        self,
+        effect: do.Serve,
+        chunks: int,
+        worker: Worker,
+        read: Callable[[int], bytes | None],
+        count: Callable[[int, bytes], None] = lambda *_: None,
     ) -> None:
         self.effect = effect
         self.chunks = chunks
         self.bytes_coded = 0
         self._worker = worker
         self._read = read
+        self._count = count
 
     def read(self, index: int, deliver: Callable[[tp.Buffer | None], None]) -> None:
         """Read a chunk; None when it is not there any more."""
 
         def done(frame: bytes | None) -> None:
-            self.bytes_coded += len(frame or b"")
+            if frame is not None:
+                self.bytes_coded += len(frame)
+                self._count(index, frame)
             deliver(frame)
 
         self._worker.submit(lambda: self._read(index), done, lambda _: deliver(None))
@@ -63,19 +72,28 @@ class _Sink:
     """Hands the chunks of one stream to the worker."""
 
     def __init__(
-        self, worker: Worker, write: Callable[[int, bytes], None], problem: Callable[[str], None]
+        self,
+        worker: Worker,
+        write: Callable[[int, bytes], None],
+        problem: Callable[[str], None],
+        count: Callable[[int, bytes], None],
     ) -> None:
         self._worker = worker
         self._write = write
         self._problem = problem
+        self._count = count
 
     def write(self, index: int, data: tp.Buffer, done: Callable[[bool], None]) -> None:
         def failed(error: Exception) -> None:
             self._problem(str(error))
             done(False)
 
+        def written(_: None) -> None:
+            self._count(index, frame)
+            done(True)
+
         frame = bytes(data)
-        self._worker.submit(lambda: self._write(index, frame), lambda _: done(True), failed)
+        self._worker.submit(lambda: self._write(index, frame), written, failed)
 
 
 class ServerShell:
@@ -93,8 +111,12 @@ class ServerShell:
         say: Callable[[do.Note], None],
         finished: Callable[[do.Finish], None],
         after_commit: Callable[[int], None] | None = None,
+        count: Callable[[Manifest, Direction, int, bytes], None] = lambda *_: None,
     ) -> None:
-        """after_commit: called in the worker with each version that is durable, before anybody hears of it. It must not raise."""
+        """after_commit: called in the worker with each version that is durable, before anybody hears of it. It must not raise.
+
+        count: called with each chunk of weights that came or goes, seen from the client.
+        """
         self.machine = machine
         self.facts = facts
         self.store = store
@@ -106,6 +128,7 @@ class ServerShell:
         self._say = say
         self._finished = finished
         self._after_commit = after_commit
+        self._count_chunk = count
         self._shards = Shards(facts.shards)
         self._incarnations: dict[str, int] = {}
         self._fetching: dict[
@@ -453,7 +476,15 @@ class ServerShell:
         with contextlib.suppress(
             tp.LocalError
         ):  # offered twice, and the first is being received already
-            self.endpoint.accept(peer, stream, _Sink(self.worker, write, problem), next_chunk)
+            sink = _Sink(self.worker, write, problem, self._counting(Direction.UP))
+            self.endpoint.accept(peer, stream, sink, next_chunk)
+
+    def _counting(self, direction: Direction) -> Callable[[int, bytes], None]:
+        def count(index: int, frame: bytes) -> None:
+            if self.manifest is not None:
+                self._count_chunk(self.manifest, direction, index, frame)
+
+        return count
 
     def _serve(self, effect: do.Serve, number: int) -> None:
         # What is being fetched stays on disk until its client holds the newest version: a whole version may take longer to
@@ -482,7 +513,10 @@ class ServerShell:
         read_chunk = self.store.read_update if effect.kind == "update" else self.store.read_full
         meta = msg.to_wire(msg.VersionMeta(effect.kind, version))
         chunks = self.manifest.chunks
-        source = StoreSource(effect, chunks, self.worker, lambda index: read_chunk(version, index))
+        count = self._counting(Direction.DOWN)
+        source = StoreSource(
+            effect, chunks, self.worker, lambda index: read_chunk(version, index), count
+        )
         stream = version_stream(effect.kind, version)
         self._serving[(effect.peer, stream)] = (source, number)
         self.endpoint.offer(effect.peer, stream, meta, source)

@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Callable
 from typing import Any, Protocol
 
+import attrs
 from attrs import define, field, frozen
 
 import fsl_transport as tp
@@ -155,7 +156,7 @@ class SplitClientShell:
             tp.StreamFailed: self._lost,
         }
         self._executors: dict[type, Callable[[Any, int], None]] = {
-            do.Tell: lambda e, _: self.endpoint.send(SERVER, msg.to_wire(e.message)),
+            do.Tell: self._tell,
             do.Note: lambda e, _: self._say(e),
             do.DeclineStream: lambda e, _: self.endpoint.decline(SERVER, e.stream, e.reason),
             do.Leave: lambda e, _: self._leave(e.reason),
@@ -284,6 +285,12 @@ class SplitClientShell:
 
     def _execute(self, effect: do.Effect, number: int) -> None:
         self._executors[type(effect)](effect, number)
+
+    def _tell(self, effect: do.Tell, number: int) -> None:
+        message = effect.message
+        if isinstance(message, msg.RoundDone):
+            message = attrs.evolve(message, errors=self.traffic.errors())
+        self.endpoint.send(SERVER, msg.to_wire(message))
 
     def _take(self, stream: str, what: UploadKey | int) -> None:
         if isinstance(what, UploadKey):

@@ -24,6 +24,7 @@ from fsl_async.learn.split.payload import (
     Parcel,
     Values,
     chunks_of,
+    coding_loss,
     decode_chunks,
     encode_chunk,
     size_of,
@@ -140,6 +141,7 @@ class Outgoing:
     direction: Direction
     traffic: Traffic
     coded: dict[int, bytes] = field(factory=dict)
+    losses: dict[int, tuple[float, float]] = field(factory=dict)  # of frames not counted yet
 
     def read(self, index: int, deliver: Callable[[tp.Buffer | None], None]) -> None:
         """Code a chunk."""
@@ -157,7 +159,8 @@ class Outgoing:
             return parcel.labels
         if index not in self.coded:
             spec = spec_for(self.number_format, parcel.shape[-1], self.fineness)
-            self.coded[index] = encode_chunk(parcel.values, index, spec)
+            self.coded[index] = frame = encode_chunk(parcel.values, index, spec)
+            self.losses[index] = coding_loss(parcel.values, index, frame)
         return self.coded[index]
 
     def _counted(
@@ -169,6 +172,9 @@ class Outgoing:
                 values = frame_values(parcel.values.size, index)
                 place = (self.category, self.direction, self.number_format)
                 self.traffic.values(*place, values, len(frame))
+                loss = self.losses.pop(index, None)
+                if loss is not None:
+                    self.traffic.lost(self.category, self.direction, *loss)
             else:
                 self.traffic.plain(Category.LABELS, self.direction, len(frame))
         deliver(frame)
@@ -291,8 +297,8 @@ class SplitServerShell:
 
     def _message(self, event: tp.MessageReceived) -> None:
         match msg.from_wire(event.body):
-            case msg.RoundDone(number, samples):
-                self.node.feed(ev.RoundDoneSaid(event.peer, number, samples))
+            case msg.RoundDone(number, samples, errors):
+                self.node.feed(ev.RoundDoneSaid(event.peer, number, samples, errors))
             case msg.RunOver(reason):
                 self.node.feed(ev.RunOverSaid(event.peer, reason))
             case other:

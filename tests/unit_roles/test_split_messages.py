@@ -19,15 +19,19 @@ VALUES = {
     "list[Any]": st.lists(st.integers(1, 99), min_size=1, max_size=3),
     "dict[str, Any]": st.dictionaries(st.text(max_size=8), st.text(max_size=8), max_size=3),
 }
+NUMBERS = st.dictionaries(
+    st.text(max_size=8), st.floats(allow_nan=False, allow_infinity=False), max_size=3
+)
 META = msg.SmashedMeta("a/1/0/0", 0, -1, [2, 3], [], 2, 4, False, False)
 HELLO = msg.SplitHello("r", msg.ROLE, 0, {"cut": "1"}, -1, -1, 0)
 
 
-@given(
-    st.sampled_from(KINDS).flatmap(
-        lambda cls: st.builds(cls, **{f.name: VALUES[str(f.type)] for f in attrs.fields(cls)})
-    )
-)
+def messages(cls):
+    values = {f.name: VALUES[str(f.type)] for f in attrs.fields(cls)}
+    return st.builds(cls, **values | ({"errors": NUMBERS} if cls is msg.RoundDone else {}))
+
+
+@given(st.sampled_from(KINDS).flatmap(messages))
 def test_every_message_comes_back(message):
     """What one side says is what the other side hears; neither server takes what is meant for the other."""
     assert msg.from_wire(msg.to_wire(message)) == message
@@ -49,6 +53,8 @@ def test_every_message_comes_back(message):
         (HELLO, {"architecture": {"cut": 1}}, "maps texts to texts"),
         (HELLO, {"architecture": {1: "x"}}, "maps texts to texts"),
         (msg.Trained("k", 1.0), {"loss": 1}, "loss is int, not float"),
+        (msg.RoundDone(0, 1), {"errors": {"up": 1}}, "texts to finite numbers"),
+        (msg.RoundDone(0, 1), {"errors": {"up": float("inf")}}, "texts to finite numbers"),
     ],
 )
 def test_what_is_wrong_is_named(message, change, words):

@@ -64,6 +64,18 @@ def encode_chunk(values: Values, index: int, spec: CodecSpec) -> bytes:
     return encode(np.ascontiguousarray(values[start : start + CHUNK_VALUES]), spec)
 
 
+def coding_loss(values: Values, index: int, frame: bytes) -> tuple[float, float]:
+    """What coding frame number `index` has changed: sums of squares, of the differences and of the values; not finite ones left out."""
+    start = index * CHUNK_VALUES
+    own = values[start : start + CHUNK_VALUES]
+    found = np.empty(len(own), np.float32)
+    decode_into(frame, found)
+    np.subtract(found, own, out=found)
+    squares = (float(np.dot(each, each)) for each in (found, own))
+    errors, sizes = squares
+    return (errors, sizes) if math.isfinite(errors) and math.isfinite(sizes) else (0.0, 0.0)
+
+
 def decode_chunks(frames: Sequence[bytes], values: int) -> Values:
     """All frames of a flat vector. Raises PayloadError for anything but exactly these values."""
     if len(frames) != chunks_of(values):

@@ -1,0 +1,76 @@
+"""The bytes of a node over all its lives, from the notes "Traffic" of its journal, and how they are shown. Pure.
+
+Each process counts from nothing; its last note is what it has counted. Directions are seen from the clients.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from attrs import field, mutable
+
+_KINDS = ("payload", "coded", "sockets")
+
+
+@mutable
+class Account:
+    """Apply the journal's lines in order; `as_dict` is the sum."""
+
+    _before: dict[str, Counter[str]] = field(factory=lambda: {kind: Counter() for kind in _KINDS})
+    _now: dict[str, dict[str, int]] = field(factory=dict)
+    _lost: Counter[str] = field(factory=Counter)  # squares of relative errors, times payload
+    _of: Counter[str] = field(factory=Counter)
+    _error: dict[str, float] = field(factory=dict)
+
+    def apply(self, line: Mapping[str, Any]) -> None:
+        """Take one line; one that does not fit changes nothing."""
+        if line.get("type") == "NodeStarted":
+            self._close_life()
+        elif line.get("type") == "Traffic":
+            try:
+                now = {kind: {k: int(v) for k, v in line[kind].items()} for kind in _KINDS}
+                error = {k: float(v) for k, v in (line.get("error") or {}).items()}
+            except (KeyError, TypeError, ValueError, AttributeError):
+                return
+            self._now, self._error = now, error
+
+    def _close_life(self) -> None:
+        for kind, sums in self._now.items():
+            self._before[kind].update(sums)
+        payload = self._now.get("payload", {})
+        for name, error in self._error.items():
+            self._lost[name] += error * error * payload.get(name, 0)  # type: ignore[assignment]
+            self._of[name] += payload.get(name, 0)
+        self._now, self._error = {}, {}
+
+    def as_dict(self) -> dict[str, dict[str, Any]]:
+        """payload, coded, sockets in bytes, and error, each by "category direction" (sockets by direction)."""
+        found: dict[str, dict[str, Any]] = {}
+        for kind in _KINDS:
+            sums = self._before[kind] + Counter(self._now.get(kind, {}))
+            found[kind] = {name: sums[name] for name in sorted(sums)}
+        payload = self._now.get("payload", {})
+        found["error"] = {}
+        for name in sorted({*self._lost, *self._error}):
+            own = payload.get(name, 0)
+            lost = self._lost[name] + self._error.get(name, 0.0) ** 2 * own
+            found["error"][name] = float(f"{math.sqrt(lost / max(self._of[name] + own, 1)):.4g}")
+        return found
+
+
+def account_lines(who: str, found: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """The table for people; nothing for a node that has moved no bytes."""
+    if not found["payload"] and not found["sockets"]:
+        return []
+    lines = [f"{f'bytes of the {who}':34}{'payload':>16}{'coded':>16}{'coding error':>15}"]
+    for name, size in found["payload"].items():
+        error = found["error"].get(name)
+        shown = "" if error is None else "none" if error == 0 else f"{error:.2%}"
+        lines.append(f"  {name:32}{size:>16,}{found['coded'].get(name, 0):>16,}{shown:>15}")
+    for direction in ("up", "down"):
+        label = f"sockets {direction}"
+        lines.append(f"  {label:32}{'':16}{found['sockets'].get(direction, 0):>16,}")
+    return lines

@@ -1,0 +1,96 @@
+"""The audit of a split server's ledger: what became of every upload, and whether that can be a run of the method. Changes nothing.
+
+An upload's lines, in order, read (trained (dropped trained)*) with perhaps a last "dropped", or end in "declined": dropped is what a
+server that died had trained since its last checkpoint, and what is trained after that came again. Everything else is a fault: trained twice
+in one lineage, dropped without having been trained, trained after it was declined. A number of a client's auxiliary models is
+given once, and numbers grow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from attrs import frozen
+
+from fsl_async.events_split import UploadKey
+from fsl_async.learn.sealed import unseal
+
+LEDGER = "ledger.jsonl"
+
+_NEXT = {
+    None: {"trained", "declined"},
+    "trained": {"dropped"},
+    "dropped": {"trained", "declined"},
+    "declined": {"declined"},
+}
+"""What may follow a line about the same upload. A client that did not hear of a decline asks again, and is declined again."""
+
+
+@frozen
+class SplitAudit:
+    """Counts of uploads by what became of them; per client its lives, its last round, and the version of its auxiliary model (-1 none)."""
+
+    trained: int
+    declined: int
+    dropped: int
+    came_back: int
+    """Of the trained: were dropped with a server before."""
+    lives: Mapping[str, int]
+    rounds: Mapping[str, int]
+    auxiliary: Mapping[str, int]
+    problems: tuple[str, ...]
+
+
+def audit_split(lines: Iterable[Mapping[str, Any]]) -> SplitAudit:
+    """Go through the ledger's lines."""
+    fates: dict[str, str] = {}
+    again: set[str] = set()
+    lives: dict[str, set[int]] = {}
+    rounds: dict[str, int] = {}
+    auxiliary: dict[str, int] = {}
+    problems: list[str] = []
+    for line in lines:
+        if "auxiliary" in line:
+            client, version = str(line["auxiliary"]), int(line["version"])
+            if version <= auxiliary.get(client, -1):
+                problems.append(
+                    f"version {version} of the auxiliary model of {client} was given twice"
+                )
+            auxiliary[client] = version
+            continue
+        key, outcome = str(line["key"]), str(line["outcome"])
+        before = fates.get(key)
+        if outcome not in _NEXT[before]:
+            problems.append(f"upload {key} is {outcome} after it was {before or 'never seen'}")
+        if before == "dropped" and outcome == "trained":
+            again.add(key)
+        fates[key] = outcome
+        named = UploadKey.parse(key)
+        lives.setdefault(named.client, set()).add(named.incarnation)
+        if outcome == "trained":
+            rounds[named.client] = max(rounds.get(named.client, -1), named.round)
+    outcomes = list(fates.values())
+    return SplitAudit(
+        outcomes.count("trained"),
+        outcomes.count("declined"),
+        outcomes.count("dropped"),
+        sum(fates[key] == "trained" for key in again),
+        {name: len(found) for name, found in sorted(lives.items())},
+        dict(sorted(rounds.items())),
+        dict(sorted(auxiliary.items())),
+        tuple(problems),
+    )
+
+
+def audit_split_dir(folder: Path) -> SplitAudit:
+    """The same for a split server's folder; a torn last line is left out. Raises OSError."""
+    found = []
+    with (folder / LEDGER).open("rb") as file:
+        for raw in file:
+            members = unseal(raw.rstrip(b"\n"))
+            if members is None:
+                break
+            found.append(members)
+    return audit_split(found)

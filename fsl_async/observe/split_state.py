@@ -1,0 +1,76 @@
+"""The state of a split server, rebuilt from its journal alone. Pure. What became of its uploads says its ledger (`split_audit`)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from attrs import field, mutable
+
+from fsl_async.observe.accounts import Account
+
+Line = Mapping[str, Any]
+
+
+@mutable
+class SplitState:
+    """Apply the journal's lines in order."""
+
+    method: str = ""
+    address: str = ""
+    pid: int = 0
+    host: str = ""
+    starts: int = 0
+    last_t: float = 0.0
+    ended_at: float | None = None
+    ending: str = ""
+    round: int = -1
+    loss: float | None = None
+    """Of the newest upload."""
+    here: dict[str, bool] = field(factory=dict)
+    account: Account = field(factory=Account)
+    errors: dict[str, dict[str, float]] = field(factory=dict)
+    """Coding errors that clients tell of what they send, by client."""
+
+    def traffic(self) -> dict[str, dict[str, Any]]:
+        """The account, with the mean square of what clients tell of the way up."""
+        found = self.account.as_dict()
+        for name in sorted({name for told in self.errors.values() for name in told}):
+            squares = [told[name] ** 2 for told in self.errors.values() if name in told]
+            found["error"][name] = float(f"{math.sqrt(sum(squares) / len(squares)):.4g}")
+        return found
+
+    def apply(self, line: Line) -> None:
+        """Take one line; one that does not fit changes nothing."""
+        stamp = line.get("t")
+        if isinstance(stamp, int | float):
+            self.last_t = float(stamp)
+        self.account.apply(line)
+        try:
+            self._apply(line)
+        except (KeyError, TypeError, ValueError):
+            return
+
+    def _apply(self, line: Line) -> None:
+        match line.get("type"):
+            case "NodeStarted":
+                self.method, self.address = str(line["method"]), str(line["address"])
+                self.pid, self.host = int(line.get("pid", 0)), str(line.get("host", ""))
+                self.starts += 1
+                self.ended_at, self.ending = None, ""
+                self.here = dict.fromkeys(self.here, False)
+            case "AdmitSplit":
+                self.here[str(line["peer"])] = True
+            case "RoundDoneSaid":
+                told = {k: float(v) for k, v in line["errors"].items() if k.endswith(" up")}
+                self.errors.setdefault(str(line["peer"]), {}).update(told)
+            case "ClientLeft":
+                self.here[str(line["peer"])] = False
+            case "UploadTrained" if line.get("problem") is None:
+                self.loss = float(line["loss"])
+                self.round = max(self.round, int(str(line["key"]).split("/")[2]))
+            case "Finish":
+                self.ending = str(line.get("reason", ""))
+            case "NodeEnded":
+                self.ended_at = self.last_t

@@ -1,0 +1,44 @@
+"""Bytes in the journal: what a node has counted so far, every few seconds in which it grew, and at its end.
+
+A note "Traffic" has the sums since the process started, so that the last one of each process is all that counts, and a
+killed one takes no more than `EVERY_S` with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Protocol
+
+EVERY_S = 10.0
+
+
+class _Counters(Protocol):
+    def as_dict(self) -> dict[str, Any]: ...
+
+
+class _Journal(Protocol):
+    def note(self, name: str, now: float, cause: int | None = None, /, **fields: Any) -> int: ...
+
+
+class TrafficNotes:
+    """Writes them until closed."""
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, journal: _Journal, traffic: _Counters
+    ) -> None:
+        self._loop, self._journal, self._traffic = loop, journal, traffic
+        self._last: dict[str, Any] = {}
+        self._timer = loop.call_later(EVERY_S, self._fire)
+
+    def _fire(self) -> None:
+        found = self._traffic.as_dict()
+        # Heartbeats go on for ever: only what streams carry is worth a line.
+        if found["payload"] != self._last.get("payload"):
+            self._last = found
+            self._journal.note("Traffic", self._loop.time(), **found)
+        self._timer = self._loop.call_later(EVERY_S, self._fire)
+
+    def close(self) -> None:
+        """Write the last one."""
+        self._timer.cancel()
+        self._journal.note("Traffic", self._loop.time(), **self._traffic.as_dict())
