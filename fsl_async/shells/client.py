@@ -23,7 +23,7 @@ from fsl_async.roles.client import SERVER, ClientMachine
 from fsl_async.runtime import Journal, Node, Worker
 from fsl_async.shells.moves import Moves
 from fsl_async.shells.ports import Dialer, Kind, Learner
-from fsl_async.shells.wire import Hello, Welcome, delta_stream, initial_stream
+from fsl_async.shells.wire import Hello, Welcome, delta_stream, early_bytes, initial_stream
 
 REDIAL_S = 5.0
 
@@ -261,7 +261,8 @@ class ClientShell:
         )
         work = (effect.tokens, effect.steps, effect.round, dict(effect.metrics))
         meta = msg.DeltaMeta(effect.key.text, effect.base_digest, *work)
-        self.endpoint.offer(SERVER, delta_stream(effect.key.text), msg.to_wire(meta), source)
+        stream = delta_stream(effect.key.text)
+        self.endpoint.offer(SERVER, stream, msg.to_wire(meta), source, early_bytes(chunks))
 
     def _finish_encoding(self, effect: do.FinishEncoding, number: int) -> None:
         self.worker.submit(

@@ -22,7 +22,12 @@ class Streams(Protocol):
     def send(self, peer: str, body: dict[str, Any]) -> None: ...
     def disconnect(self, peer: str, reason: str) -> None: ...
     def offer(
-        self, peer: str, stream_id: str, meta: dict[str, Any], source: tp.ChunkSource
+        self,
+        peer: str,
+        stream_id: str,
+        meta: dict[str, Any],
+        source: tp.ChunkSource,
+        early_bytes: int = 0,
     ) -> None: ...
     def accept(
         self, peer: str, stream_id: str, sink: tp.ChunkSink, next_chunk: int = 0

@@ -26,7 +26,7 @@ from fsl_async.runtime import Journal, Node, Worker
 from fsl_async.shells.moves import Moves
 from fsl_async.shells.ports import Listener, Store
 from fsl_async.shells.shards import Shards
-from fsl_async.shells.wire import Hello, Welcome, version_stream
+from fsl_async.shells.wire import Hello, Welcome, early_bytes, version_stream
 
 
 @frozen
@@ -519,7 +519,7 @@ class ServerShell:
         )
         stream = version_stream(effect.kind, version)
         self._serving[(effect.peer, stream)] = (source, number)
-        self.endpoint.offer(effect.peer, stream, meta, source)
+        self.endpoint.offer(effect.peer, stream, meta, source, early_bytes(chunks))
 
     def _accumulate(self, effect: do.Accumulate, number: int) -> None:
         self.worker.submit(

@@ -333,7 +333,8 @@ class SplitClientShell:
             effect.wants_gradient,
             effect.alignment_due,
         )
-        self.endpoint.offer(SERVER, msg.upload_stream(key.text), msg.to_wire(meta), source)
+        stream = msg.upload_stream(key.text)
+        self.endpoint.offer(SERVER, stream, msg.to_wire(meta), source, source.size)
 
     def _drop(self, effect: split.DropUpload, number: int) -> None:
         key = effect.key

@@ -32,10 +32,13 @@ from fsl_async.learn.split.payload import (
 )
 from fsl_async.messages import MessageError
 from fsl_async.plan.methods import Category, Direction
+from fsl_async.plan.sizes import FORMATS
 from fsl_async.roles.split_server import SplitServerMachine
 from fsl_async.runtime import Journal, Node, Worker
 from fsl_async.shells.ports import Listener
 from fsl_async.shells.traffic import Traffic
+
+_FRAME_HEAD_BYTES = 256
 
 
 class Disk(Protocol):
@@ -142,6 +145,15 @@ class Outgoing:
     traffic: Traffic
     coded: dict[int, bytes] = field(factory=dict)
     losses: dict[int, tuple[float, float]] = field(factory=dict)  # of frames not counted yet
+
+    @property
+    def size(self) -> int:
+        """About how many bytes it will be, rather more than fewer: what may be sent before it is accepted."""
+        parcel = self.give()
+        if parcel is None:
+            return 0
+        coded = FORMATS[self.number_format].payload(parcel.values.size)
+        return coded + len(parcel.labels) + coded // 32 + self.chunks * _FRAME_HEAD_BYTES
 
     def read(self, index: int, deliver: Callable[[tp.Buffer | None], None]) -> None:
         """Code a chunk."""
@@ -417,7 +429,9 @@ class SplitServerShell:
             Direction.DOWN,
             self.traffic,
         )
-        self.endpoint.offer(effect.peer, msg.answer_stream(key.text), msg.to_wire(meta), source)
+        # With the offer: a client waits for it, and a round trip may be longer than the transfer.
+        stream = msg.answer_stream(key.text)
+        self.endpoint.offer(effect.peer, stream, msg.to_wire(meta), source, source.size)
 
     def _send_auxiliary(self, effect: split.SendAuxiliary, number: int) -> None:
         peer = effect.peer

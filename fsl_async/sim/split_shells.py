@@ -25,6 +25,8 @@ from fsl_async.shells.client import ClientShell
 from fsl_async.shells.split_client import event_of
 from fsl_async.sim.split_counting import CountingHalves, RoundLearner, SplitDisk, coded, decoded
 
+EARLY_BYTES = 1 << 10
+
 CATEGORIES = {
     "up": ("activations_up", "labels_up"),
     "down": ("gradients_down", "gradients_down"),
@@ -208,7 +210,7 @@ class SplitServerShell(_Shell):
                 answer = lambda: self._answer(key)  # noqa: E731
                 meta = msg.to_wire(msg.GradientMeta(key.text, 1.0, 0))
                 source = Chunks("down", answer, self.sent)
-                endpoint.offer(peer, msg.answer_stream(key.text), meta, source)
+                endpoint.offer(peer, msg.answer_stream(key.text), meta, source, EARLY_BYTES)
             case split.DropAnswer(key):
                 halves.answers.pop(key, None)
             case split.SendAuxiliary(peer, version, round_):
@@ -373,4 +375,5 @@ class SplitClientShell(_Shell):
             effect.wants_gradient,
             effect.alignment_due,
         )
-        self.endpoint.offer(SERVER, msg.upload_stream(key.text), msg.to_wire(meta), source)
+        stream = msg.upload_stream(key.text)
+        self.endpoint.offer(SERVER, stream, msg.to_wire(meta), source, EARLY_BYTES)

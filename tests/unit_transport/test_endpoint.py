@@ -188,7 +188,7 @@ def test_protocol_mismatch_is_explained_to_the_dialer(world, monkeypatch):
     monkeypatch.undo()
     world.until(lambda: client.count(Refused))
     assert client.last(Refused).code == "protocol"
-    assert "protocol 2, the dialer 9" in client.last(Refused).text
+    assert "protocol 3, the dialer 9" in client.last(Refused).text
 
 
 def test_bad_bytes_cost_the_peer_its_session(world, pair):

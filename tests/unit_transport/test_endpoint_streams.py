@@ -237,3 +237,100 @@ def test_thousands_of_small_chunks(world, pair, new_source, new_sink):
     client.endpoint.offer("", "s", {}, new_source([b"x"] * 5000))
     world.until(lambda: client.count(StreamSent))
     assert len(sink.got) == 5000
+
+
+def test_early_chunks_save_a_round_trip(world, pair, new_source, new_sink):
+    """A small upload over a long line should take one delay, not three."""
+    ps, client = pair
+    sinks = {"early": new_sink(), "late": new_sink()}
+    ps.on[StreamOffered] = lambda e: ps.endpoint.accept(e.peer, e.stream_id, sinks[e.stream_id])
+    took = {}
+    for name, early in (("early", 1 << 16), ("late", 0)):
+        begun = world.scheduler.time()
+        client.endpoint.offer("", name, {}, new_source([b"abc", b"de"]), early)
+        world.until(lambda name=name: any(e.stream_id == name for e in ps.all(StreamReceived)))
+        took[name] = world.scheduler.time() - begun
+        world.run(1)
+    assert sinks["early"].content == sinks["late"].content == b"abcde"
+    assert took["early"] == pytest.approx(0.02, abs=0.001)
+    assert took["late"] == pytest.approx(0.06, abs=0.001)
+    assert client.count(StreamSent) == 2
+
+
+def test_no_more_is_sent_early_than_all_streams_may(world, new_settings, new_source, new_sink):
+    """What nobody has accepted waits in the receiver's memory."""
+    settings = new_settings(early_bytes=1000)
+    ps, client = world.listener(settings=settings), world.dialer(settings=settings)
+    world.until(lambda: client.count(PeerUp))
+    sources = {name: new_source([bytes(300)] * 4) for name in "abc"}
+    for name, source in sources.items():
+        client.endpoint.offer("", name, {}, source, 700)
+    world.run(1)
+    kept = ps.endpoint._peers["c"].streams._early
+    assert {number: len(chunks) for number, chunks in kept.items()} == {1: 2, 2: 1}
+    ps.endpoint.decline("c", "b", "no")
+    assert 2 not in kept
+    for name in "ac":
+        ps.endpoint.accept("c", name, new_sink())
+    world.until(lambda: client.count(StreamSent) == 2)
+    assert not kept
+    assert sources["a"].reads == [0, 1, 2, 3]  # nothing was read again
+
+
+def test_early_chunks_may_overtake_their_offer(world, pair, new_source, new_sink):
+    """They travel on another connection."""
+    ps, client = pair
+    sink = new_sink()
+    world.accept_all(ps, sink)
+    streams = client.endpoint._peer_streams(client.endpoint._peer)
+    send_op, held = client.endpoint.send_op, []
+    client.endpoint.send_op = lambda *given: held.append(given)
+    streams.offer("s", {}, new_source([b"abc"] * 3), 1 << 16)
+    world.run(1)
+    assert not sink.got
+    client.endpoint.send_op = send_op
+    for given in held:
+        send_op(*given)
+    world.until(lambda: client.count(StreamSent))
+    assert sink.content == b"abc" * 3
+
+
+@pytest.mark.parametrize("first", [1, 3])
+def test_a_receiver_may_have_some_of_it_already(world, pair, new_source, new_sink, first):
+    """A delta goes on where it stopped, early or not."""
+    ps, client = pair
+    sink = new_sink()
+    ps.on[StreamOffered] = lambda e: ps.endpoint.accept(e.peer, e.stream_id, sink, first)
+    client.endpoint.offer("", "s", {}, new_source([bytes([65 + n]) * 9 for n in range(5)]), 20)
+    world.until(lambda: client.count(StreamSent))
+    assert sink.content == b"".join(bytes([65 + n]) * 9 for n in range(first, 5))
+
+
+def test_what_did_not_fit_is_asked_for_again(world, new_settings, new_source, new_sink):
+    """A sender with more room than ours must not make us keep it, nor wait for the stall timer."""
+    ps = world.listener(settings=new_settings(early_bytes=400))
+    client = world.dialer()
+    world.until(lambda: client.count(PeerUp))
+    sink = new_sink()
+    client.endpoint.offer("", "s", {}, new_source([bytes(300)] * 6), 1 << 16)
+    world.run(1)
+    begun = world.scheduler.time()
+    ps.endpoint.accept("c", "s", sink)
+    world.until(lambda: client.count(StreamSent))
+    assert len(sink.content) == 1800
+    assert world.scheduler.time() - begun < 1.0
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_early_chunks_over_a_bad_line(mem_world, new_source, new_sink, seed):
+    """Lost, doubled and reordered: every byte arrives once, in order."""
+    world = mem_world(Conditions(delay_s=0.02, jitter_s=0.03, drop=0.1, duplicate=0.1), seed=seed)
+    ps, client = world.listener(), world.dialer()
+    world.until(lambda: client.count(PeerUp), 200)
+    sinks = {f"s{n}": new_sink() for n in range(8)}
+    ps.on[StreamOffered] = lambda e: ps.endpoint.accept(e.peer, e.stream_id, sinks[e.stream_id])
+    for name in sinks:
+        client.endpoint.offer("", name, {}, new_source([name.encode()] * 5), 10)
+    world.until(lambda: client.count(StreamSent) == 8, 400)
+    assert all(sink.content == name.encode() * 5 for name, sink in sinks.items())
+    assert not ps.count(PeerDown)

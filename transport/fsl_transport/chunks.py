@@ -15,6 +15,9 @@ Rules
     that a slow line is not filled with repetitions.
   * The sender reads one chunk ahead of its credit. A resume for the very chunk it is reading or
     holding does not start that reading again, so that a slow source gets on.
+  * Early: a sender may send the first bytes of a stream with its OFFER, before it is accepted, as round 0 and
+    within ``early_bytes`` of all its streams together. Their owner says which streams are worth it: small ones that the
+    other side wants. The receiver keeps them until its owner accepts or declines.
   * Credit counts bytes by their place in the stream (``credit.py``).
   * The sender believes the receiver little: whatever the credit, no more than
     ``unwritten_limit`` bytes are under way; at most ``READS_LIMIT`` readings are open; nothing
@@ -24,6 +27,9 @@ Rules
 Sender     state     event                           -> state     effect
            OFFERED   accept(chunk, limit)            -> SENDING   reads from chunk on
            OFFERED   decline                         -> (gone)    StreamDeclined
+           EARLY     read delivered, early bytes     -> EARLY     CHUNK of round 0
+           EARLY     accept(0)                       -> SENDING   goes on where it is
+           EARLY     accept(chunk)                   -> SENDING   reads from chunk on
            SENDING   read delivered, credit there    -> SENDING   CHUNK
            SENDING   read delivered, no credit       -> SENDING   holds it
            SENDING   credit                          -> SENDING   held CHUNK, next read
@@ -75,6 +81,7 @@ class SendStream:
         "chunks",
         "confirmed",
         "credit",
+        "early",
         "held",
         "next_chunk",
         "number",
@@ -90,6 +97,7 @@ class SendStream:
         self.next_chunk = 0
         self.confirmed = 0  # chunks the receiver wrote, as far as it said
         self.credit = Spending()
+        self.early = False  # sending on its own account, not accepted
         self.reading: int | None = None
         self.serial = 0
         self.held: Buffer | None = None
@@ -101,8 +109,39 @@ class SendStream:
         self._asked_to = 0
         self._idle_resumes = 0
 
+    @property
+    def is_accepted(self) -> bool:
+        """Whether the receiver has said ACCEPT."""
+        return self.round >= 0 and not self.early
+
+    def begin_early(self, limit: int) -> None:
+        """Send up to ``limit`` bytes before the receiver accepts."""
+        self.early = True
+        self.round = 0
+        self.credit.resume(0, limit)
+
+    def _accept_early(self, chunk: int, received: int, limit: int) -> None:
+        self.early = False
+        if chunk > self.chunks:
+            raise PeerError(f"ACCEPT at chunk {chunk} of {self.chunks}")
+        if not chunk:
+            self.credit.grant(limit)
+            return
+        # It has the first ones from before; what was sent of them is dropped there.
+        self.confirmed = self._asked_to = self.next_chunk = chunk
+        self._place = self._written = 0
+        self._ends.clear()
+        self.held = self.reading = None
+        self.credit = Spending()
+        self.credit.resume(received, limit)
+
     def accept(self, round_: int, chunk: int, received: int, limit: int) -> None:
         """Start, or go back to ``chunk``; the receiver holds ``received`` bytes before it."""
+        if self.early and not round_:
+            self._accept_early(chunk, received, limit)
+            return
+        if self.early:
+            raise PeerError(f"ACCEPT of round {round_} before that of round 0")
         if round_ != self.round + 1:
             raise PeerError(f"ACCEPT of round {round_} after round {self.round}")
         if chunk > self.chunks:
@@ -135,7 +174,7 @@ class SendStream:
 
     def grant(self, limit: int, written: int) -> None:
         """More credit, because ``written`` chunks are written."""
-        if self.round < 0 or written > self.chunks:
+        if not self.is_accepted or written > self.chunks:
             raise PeerError("CREDIT before ACCEPT or beyond the last chunk")
         if written > self.confirmed + len(self._ends):
             raise PeerError("CREDIT for chunks that were not sent")
@@ -255,6 +294,11 @@ class ReceiveStream:
         self.credit = Granting(window_bytes, largest_chunk_bytes)
         self._advanced_at = now
         self._deadline = now + self._stall_s
+
+    def ask_again(self, now: float) -> None:
+        """Something that was sent is known to be lost: send ``accept_fields`` again."""
+        self.round += 1
+        self._deadline = now + self._wait_s
 
     def accept_fields(self) -> tuple[int, int, int, int, int]:
         """The fields of the ACCEPT that says where this stream stands."""

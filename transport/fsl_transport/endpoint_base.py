@@ -115,14 +115,20 @@ class Endpoint:
         if found is not None:
             self.send_op(found, frames.MESSAGE, (body,))
 
-    def offer(self, peer: str, stream_id: str, meta: Body, source: ChunkSource) -> None:
-        """Offer a stream, or start the one of this id again. Dropped without a session."""
+    def offer(
+        self, peer: str, stream_id: str, meta: Body, source: ChunkSource, early_bytes: int = 0
+    ) -> None:
+        """Offer a stream, or start the one of this id again. Dropped without a session.
+
+        ``early_bytes``: so much of it may be sent before it is accepted, which saves a round trip and is lost where it is
+        declined; all streams of a session share ``settings.early_bytes``.
+        """
         frames.check_body(meta)
         if not isinstance(stream_id, str) or not 0 < len(stream_id) <= frames.TEXT_LIMIT:
             raise LocalError(f"{stream_id!r} is no stream id: 1 to {frames.TEXT_LIMIT} characters")
         streams = self._streams(peer)
         if streams is not None:
-            streams.offer(stream_id, meta, source)
+            streams.offer(stream_id, meta, source, early_bytes)
 
     def accept(self, peer: str, stream_id: str, sink: ChunkSink, next_chunk: int = 0) -> None:
         """Take an offered stream from ``next_chunk`` on; ignored when the offer is gone."""

@@ -44,7 +44,7 @@ from fsl_transport.errors import LocalError, PeerError
 from fsl_transport.events import Body
 from fsl_transport.link import NAME, Buffer
 
-PROTOCOL_VERSION: Final = 2
+PROTOCOL_VERSION: Final = 3
 SESSION_BYTES: Final = 8
 TEXT_LIMIT: Final = 1024
 """Characters of a reason, a code, a role or a stream id."""

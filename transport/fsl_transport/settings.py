@@ -45,6 +45,8 @@ class TransportSettings:
     """Largest chunk of a stream."""
     window_bytes: int = field(default=4 * MIB, validator=_positive)
     """Byte credit of one stream: what may be sent and not yet written."""
+    early_bytes: int = field(default=2 * MIB, validator=_positive)
+    """What may be under way of a session's streams that nobody has accepted yet, where their owner wants that."""
     budget_bytes: int = field(default=1024 * MIB, validator=_positive)
     """Shared by all streams that come in; many streams get smaller windows, never below a chunk."""
     unsent_total_bytes: int = field(default=1024 * MIB, validator=_positive)

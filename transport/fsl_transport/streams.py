@@ -81,10 +81,13 @@ class Streams:
     """Both directions of one session's streams. ``peer`` is the endpoint's record of the peer."""
 
     __slots__ = (
+        "_early",
         "_identity",
         "_incoming",
         "_last_number",
+        "_missed",
         "_name",
+        "_newest",
         "_outgoing",
         "_peer",
         "_road",
@@ -99,6 +102,9 @@ class Streams:
         self._identity = identity
         self._settings = road.settings
         self._last_number = 0
+        self._newest = 0  # number of the newest stream that was offered to us
+        self._early: dict[int, list[Chunk]] = {}  # of streams that are not accepted yet
+        self._missed: set[int] = set()  # of which some did not fit
         self._outgoing: dict[int, _Outgoing] = {}
         self._incoming: dict[int, _Incoming] = {}
         self._takes: dict[int, Callable[[list[Any], float], None]] = {
@@ -117,7 +123,7 @@ class Streams:
         """Use other settings for streams that begin from now on."""
         self._settings = settings
 
-    def offer(self, stream_id: str, meta: Body, source: ChunkSource) -> None:
+    def offer(self, stream_id: str, meta: Body, source: ChunkSource, early_bytes: int = 0) -> None:
         """Offer a stream; one of the same id that is under way is stopped first."""
         old = _find(self._outgoing, stream_id)
         if old is not None:
@@ -127,8 +133,14 @@ class Streams:
         chunks = source.chunks
         # One chunk more than the window, because a receiver tells what it wrote in steps.
         limit = self._settings.window_bytes + self._settings.chunk_limit_bytes
-        self._outgoing[number] = _Outgoing(SendStream(number, chunks, limit), stream_id, source)
+        outgoing = _Outgoing(SendStream(number, chunks, limit), stream_id, source)
+        others = sum(o.machine.credit.limit for o in self._outgoing.values() if o.machine.early)
+        self._outgoing[number] = outgoing
         self._road.send_op(self._peer, frames.OFFER, (number, stream_id, chunks, meta))
+        early_bytes = min(early_bytes, self._settings.early_bytes - others)
+        if early_bytes > 0:
+            outgoing.machine.begin_early(early_bytes)
+            self._pump(outgoing)
 
     def accept(self, stream_id: str, sink: ChunkSink, next_chunk: int) -> None:
         """Take an offered stream from ``next_chunk`` on. An id that is gone is ignored."""
@@ -145,8 +157,19 @@ class Streams:
         incoming.sink = sink
         self._road.open_streams += 1
         now = self._road.now()
-        machine.accept(next_chunk, self._window(), self._settings.chunk_limit_bytes, now)
+        missed = machine.number in self._missed
+        early = self._take_early(machine.number)
+        window = self._window()
+        if early:  # all that may be on its way must fit
+            window = max(window, self._settings.early_bytes)
+        machine.accept(next_chunk, window, self._settings.chunk_limit_bytes, now)
         self._road.send_op(self._peer, frames.ACCEPT, machine.accept_fields())
+        for chunk in early:
+            if not incoming.gone:
+                self._take_chunk(incoming, chunk, now)
+        if missed and not incoming.gone and not machine.is_complete:
+            machine.ask_again(now)
+            self._road.send_op(self._peer, frames.ACCEPT, machine.accept_fields())
         self._finish_if_complete(incoming)
 
     def decline(self, stream_id: str, reason: str) -> None:
@@ -180,7 +203,7 @@ class Streams:
                     self._name,
                     out.stream_id,
                     sending=True,
-                    accepted=sending.round >= 0,
+                    accepted=sending.is_accepted,
                     chunks=sending.chunks,
                     done=sending.confirmed,
                 )
@@ -208,8 +231,31 @@ class Streams:
     def handle_chunk(self, chunk: Chunk, now: float) -> None:
         """One chunk from the bulk lane. ``PeerError`` when it makes no sense."""
         incoming = self._incoming.get(chunk.stream)
-        if incoming is None:
+        if incoming is None and chunk.stream <= self._newest:
             return  # of a stream that is over
+        if incoming is None or incoming.machine.round < 0:
+            self._keep_early(chunk)
+        else:
+            self._take_chunk(incoming, chunk, now)
+
+    def _keep_early(self, chunk: Chunk) -> None:
+        """Keep a chunk until its stream is accepted; its OFFER may still be on the way."""
+        if chunk.round:
+            raise PeerError(f"a chunk of round {chunk.round} of a stream that is not accepted")
+        kept = sum(len(one.payload) for early in self._early.values() for one in early)
+        streams = len(self._early) + (chunk.stream not in self._early)
+        # Twice: a sender that stops a stream may send as much of others before we hear of it.
+        fits = kept + len(chunk.payload) <= 2 * self._settings.early_bytes
+        if fits and streams <= self._settings.max_streams:
+            self._early.setdefault(chunk.stream, []).append(chunk)
+        elif len(self._missed) < self._settings.max_streams:
+            self._missed.add(chunk.stream)
+
+    def _take_early(self, number: int) -> list[Chunk]:
+        self._missed.discard(number)
+        return self._early.pop(number, [])
+
+    def _take_chunk(self, incoming: _Incoming, chunk: Chunk, now: float) -> None:
         size = len(chunk.payload)
         verdict = incoming.machine.chunk(chunk.round, chunk.index, size, now)
         if verdict is Verdict.WRITE:
@@ -239,7 +285,9 @@ class Streams:
         number, stream_id, chunks, meta = fields
         if number in self._incoming:
             raise PeerError(f"stream number {number} offered twice")
+        self._newest = max(self._newest, number)
         if len(self._incoming) >= self._settings.max_streams:
+            self._take_early(number)
             text = f"more than {self._settings.max_streams} streams at once"
             self._road.send_op(self._peer, frames.DECLINE, (number, text))
             return
@@ -274,7 +322,7 @@ class Streams:
         outgoing = self._outgoing.get(fields[0])
         if outgoing is None:
             return
-        if outgoing.machine.round < 0:
+        if not outgoing.machine.is_accepted:
             raise PeerError("DONE before ACCEPT")
         self._drop_outgoing(fields[0])
         self._road.emit(StreamSent(self._name, outgoing.stream_id))
@@ -387,6 +435,7 @@ class Streams:
         incoming.gone = True
         incoming.sink = None
         incoming.writing.clear()
+        self._take_early(incoming.machine.number)
         if incoming.machine.round >= 0:
             self._road.open_streams -= 1
         self._incoming.pop(incoming.machine.number, None)
