@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from fsl_async.commands.client import check_data
 from fsl_async.commands.output import Output
 from fsl_async.errors import UsageError
 
@@ -111,8 +112,8 @@ _FILE = click.Path(path_type=Path)
 @click.option("--seed", default=0, show_default=True, type=click.IntRange(0, 2**62))
 @click.option(
     "--net",
-    metavar="RATE,DELAY",
-    help="A line between clients and servers, like 200mbit,45ms one way.",
+    metavar="PROFILE|RATE,DELAY",
+    help="Between clients and servers: a profile of the network laboratory (needs root), or a plain line like 200mbit,45ms one way.",
 )
 @click.option(
     "--json", "json_path", type=_FILE, metavar="FILE", help="Write one JSON object for each method."
@@ -133,6 +134,7 @@ _FILE = click.Path(path_type=Path)
 def command(
     *,
     methods: str,
+    data: str,
     target: float,
     stop_at_target: bool,
     number_format: str,
@@ -149,17 +151,18 @@ def command(
     directions, all clients, the first download included.
     """
     from fsl_async.compare.choices import Choices, parse_methods
-    from fsl_async.compare.places import places_of
+    from fsl_async.compare.places import net_of
 
     choices = Choices(
         methods=parse_methods(methods),
+        data=str(check_data(data)),
         target=target,
         stops_at_target=stop_at_target,
         up=number_format,
         down=number_format,
         **more,  # type: ignore[arg-type]
     )
-    make_places = places_of(net)
+    between = net_of(net, choices.names)
     if png_path is not None:
         from fsl_async.compare.plot import check_plot
 
@@ -176,15 +179,13 @@ def command(
         check(choices, method)
     folder = _make_folder(out)
     output = Output()
-    places = make_places()
     output.say(
-        f"{', '.join(choices.methods)}: {choices.clients} clients, {places.words}; files: {folder}"
+        f"{', '.join(choices.methods)}: {choices.clients} clients, {between.words}; files: {folder}"
     )
-    places.close()
     outcomes: list[Outcome] = []
     stopper = Stopper()
     with stop_on_signals(stopper):
-        contest = Contest(choices, folder, make_places, say=output.say, stop=stopper)
+        contest = Contest(choices, folder, between.make, say=output.say, stop=stopper)
         for method in choices.methods:
             outcomes.append(contest.run(method))
             found = json.dumps(row(outcomes[-1], choices.as_dict())) + "\n"
@@ -198,7 +199,7 @@ def command(
     if png_path is not None:
         from fsl_async.compare.plot import draw
 
-        draw(outcomes, png_path, _title(choices, places.words))
+        draw(outcomes, png_path, _title(choices, between.words))
         output.say(f"picture: {png_path}")
 
 

@@ -28,8 +28,9 @@ _LOOK_S = 0.2
 class _Node:
     """A node in a thread of this process, or in a process of its own behind a place's prefix."""
 
-    def __init__(self, name: str, put: Callable[[Mapping[str, Any]], None]) -> None:
+    def __init__(self, name: str, put: Callable[[Mapping[str, Any]], None], folder: Path) -> None:
         self.name = name
+        self._folder = folder
         self.error: BaseException | None = None
         self._put = put
         self._stopper = Stopper()
@@ -56,9 +57,11 @@ class _Node:
                 role,
                 json.dumps(given),
             ]
-            self._process = subprocess.Popen(  # noqa: S603 - ourselves
-                argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-            )
+            self._folder.mkdir(parents=True, exist_ok=True)
+            with (self._folder / f"{self.name}.err").open("wb") as err:
+                self._process = subprocess.Popen(  # noqa: S603 - ourselves
+                    argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=err, text=True
+                )
             target = self._there
         self._thread = threading.Thread(target=target, name=self.name, daemon=True)
         self._thread.start()
@@ -190,7 +193,7 @@ class _Run:
     def _start(
         self, name: str, job: Callable[[nodes.Emit, Stopper], None], given: Mapping[str, Any]
     ) -> None:
-        node = _Node(name, self._queue.put)
+        node = _Node(name, self._queue.put, self.folder)
         self._nodes.append(node)
         role = "server" if name == "server" else "client"
         node.start(lambda stop: job(self._queue.put, stop), self.places.prefix(name), role, given)

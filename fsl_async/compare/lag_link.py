@@ -30,14 +30,11 @@ class LagLink:
         self.link = link
         self.target: tuple[str, int] | None = None
         self._socket = socket.create_server(("127.0.0.1", 0))
+        self.address = f"tcp://127.0.0.1:{self._socket.getsockname()[1]}"
+        """Where to dial."""
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="lag-link", daemon=True)
         self._thread.start()
-
-    @property
-    def address(self) -> str:
-        """Where to dial."""
-        return f"tcp://127.0.0.1:{self._socket.getsockname()[1]}"
 
     def close(self) -> None:
         """Cut every connection."""

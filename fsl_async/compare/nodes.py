@@ -11,6 +11,7 @@ Each report is then a line of JSON on standard output. A line "drain" on standar
 from __future__ import annotations
 
 import json
+import os
 import sys
 import threading
 import time
@@ -188,4 +189,8 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    ended_with = main(sys.argv[1:])
+    sys.stdout.flush()
+    os._exit(
+        ended_with
+    )  # a thread reads standard input: the interpreter's own way out would trip over it

@@ -2,27 +2,31 @@
 
     Loopback     every node is a thread of this process, nothing between them
     Lagging      the same, with a `LagLink` in front of each server: "--net RATE,DELAY"
+    Sites        the network laboratory: a site for the servers and one for each client, "--net PROFILE"
 
-A place of another kind (a network laboratory) gives `prefix` a command that enters the node's site; the node is then a process of its
-own (`fsl_async.compare.nodes`).
+What `prefix` gives enters a node's site; the node is then a process of its own (`fsl_async.compare.nodes`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+
+from attrs import frozen
 
 from fsl_async.address import parse
 from fsl_async.compare.lag_link import LagLink
 from fsl_async.errors import UsageError
+from fsl_async.netlab.laboratory import Laboratory, which
+from fsl_async.netlab.profiles import profiles
 from fsl_async.plan.link import LinkSpec, parse_link
 
 ANY = "tcp://127.0.0.1:0"
+SERVERS = "server"
+"""The servers' node; clients have their own names."""
 
 
 class Loopback:
     """Everything here. Made anew for each run, and closed after it."""
-
-    words = "loopback, nothing between the nodes"
 
     def prefix(self, node: str) -> tuple[str, ...] | None:
         """The command that a node's is put behind, for one with a process of its own; None: it is a thread of this process."""
@@ -45,8 +49,6 @@ class Lagging(Loopback):
 
     def __init__(self, link: LinkSpec) -> None:
         self._links = {role: LagLink(link) for role in ("ps", "server")}
-        rate, delay = link.bits_per_s / 1e6, link.delay_s * 1e3
-        self.words = f"a proxy in this process: {rate:g} Mbit/s for each connection, {delay:g} ms each way, no loss"
 
     def listen(self) -> dict[str, str]:
         """Clients reach the split server by its proxy."""
@@ -65,14 +67,50 @@ class Lagging(Loopback):
             link.close()
 
 
-def places_of(net: str | None) -> Callable[[], Loopback]:
-    """What `--net` says, as a maker of places. Raises UsageError for what is no link."""
-    if net is None:
-        return Loopback
+class Sites(Loopback):
+    """A laboratory with the servers in its middle. Raises what `fsl_async.netlab` raises where there is none to be had."""
+
+    def __init__(self, profile: str, clients: Sequence[str]) -> None:
+        self._lab = Laboratory([SERVERS, *clients], profile=profile)
+        self._lab.up()
+
+    def prefix(self, node: str) -> tuple[str, ...] | None:
+        """Enter the node's site."""
+        return self._lab.command(node, ())
+
+    def listen(self) -> dict[str, str]:
+        """In the middle, where no other program is."""
+        host = self._lab.address(SERVERS)
+        return {"ps": f"tcp://{host}:7100", "split": f"tcp://{host}:7101", "reach": ""}
+
+    def close(self) -> None:
+        """Take the laboratory down."""
+        self._lab.down()
+
+
+@frozen
+class Net:
+    """What lies between the nodes, in words, and how to make it for a run."""
+
+    words: str
+    make: Callable[[], Loopback]
+
+
+def net_of(text: str | None, clients: Sequence[str] = ()) -> Net:
+    """What `--net` says. Raises UsageError for what is neither line nor profile, LabError where there can be no laboratory."""
+    if text is None:
+        return Net("loopback, nothing between the nodes", Loopback)
+    if text in profiles():
+        words = f"network laboratory ({which()}), {text} links"
+        return Net(words, lambda: Sites(text, clients))
     try:
-        link = parse_link(net)
+        link = parse_link(text)
     except UsageError:
+        known = ", ".join(profiles())
         raise UsageError(
-            f"--net {net[:80]!r}: write RATE,DELAY (one way) like 200mbit,45ms, for a line that a proxy in this process makes"
+            f"--net {text[:80]!r}: a profile of the network laboratory ({known}), or RATE,DELAY (one way) like 200mbit,45ms for a"
+            " line that a proxy in this process makes"
         ) from None
-    return lambda: Lagging(link)
+    rate, delay = link.bits_per_s / 1e6, link.delay_s * 1e3
+    words = f"a proxy in this process: {rate:g} Mbit/s for each connection, {delay:g} ms each way, no loss"
+    return Net(words, lambda: Lagging(link))

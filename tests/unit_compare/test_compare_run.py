@@ -7,7 +7,7 @@ import torch
 from fsl_async.compare.choices import Choices
 from fsl_async.compare.contest import Contest
 from fsl_async.compare.outcome import Outcome, Point
-from fsl_async.compare.places import Loopback, places_of
+from fsl_async.compare.places import Loopback, net_of
 from fsl_async.compare.plot import check_plot, draw
 from fsl_async.compare.problem import check, config_of
 from fsl_async.errors import FslError, UsageError
@@ -126,8 +126,9 @@ def test_what_is_wrong_is_said_before_anything_starts(images, more, words):
 
 def test_a_line_is_written_as_rate_and_delay():
     """Names of networks belong to the laboratory."""
-    with pytest.raises(UsageError, match="write RATE,DELAY"):
-        places_of("moon")
+    with pytest.raises(UsageError, match="--net 'moon': a profile of the network laboratory"):
+        net_of("moon")
+    assert "45 ms each way" in net_of("200mbit,45ms").words
 
 
 def test_a_picture_is_drawn(tmp_path):

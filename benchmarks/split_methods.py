@@ -1,0 +1,165 @@
+"""Split learning's bytes and waits: formats at the cut, FSL-SAGE against SplitFed V1, clients behind a long line.
+
+    python benchmarks/split_methods.py methods --data PATH --name cifar10-small --target 0.48
+    python benchmarks/split_methods.py formats --data PATH --name cifar10-small --target 0.48
+    python benchmarks/split_methods.py idle --data PATH --name cifar10-small
+        run what is missing in benchmarks/results/split_methods.jsonl, then stop; --rows 1 after one row, --list says what is missing
+    python benchmarks/split_methods.py tables           print the tables of docs/BENCHMARKS.md from the rows; --docs puts them there
+    python benchmarks/split_methods.py gray --data PATH --into DIR
+        write a set of colour images as MNIST-format files: gray, the middle 28x28
+
+Every row is a run of `fsl-node compare`'s: real nodes as threads of one process, real sockets on loopback, the codec, the stores. The joined
+model is scored after each round on the data's test part, while nobody trains. Bytes are what the streams carried, both directions, all clients, the first
+download included.
+
+"methods" tunes both methods in the same way: every learning rate of RATES with seed 0; the one with the fewest bytes to the target is then
+run with the other seeds. "idle" puts the proxy of `fsl_async.compare.lag_link` between clients and servers (no loss); a client's idle
+share is what its training thread waits for the network, of its time from the first batch to the end of the last round. Run that one alone on the machine.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+import torch
+from split_grid import Spec, Task, formats_grid, idle_grid, methods_grid, read_rows
+from split_tables import text_of
+
+from fsl_async.compare.contest import Contest
+from fsl_async.compare.outcome import row as row_of
+from fsl_async.compare.places import net_of
+from fsl_async.learn.datasets.find import open_dataset
+from fsl_async.stopper import Stopper
+
+RESULTS = Path(__file__).parent / "results" / "split_methods.jsonl"
+DOCS = Path(__file__).parents[1] / "docs" / "BENCHMARKS.md"
+MARKS = ("<!-- split_methods.py tables --docs -->\n", "<!-- end of split_methods.py -->\n")
+GRAY = np.array([0.299, 0.587, 0.114])
+"""Of red, green and blue (ITU-R BT.601)."""
+
+
+def measure(spec: Spec, path: str) -> dict[str, Any]:
+    """Run one row."""
+    torch.set_num_threads(1)
+    begun = time.perf_counter()
+    choices = spec.choices(path)
+    with tempfile.TemporaryDirectory(prefix="split-methods-") as folder:
+        contest = Contest(
+            choices,
+            Path(folder),
+            net_of(spec.net or None).make,
+            say=lambda text: print(text, file=sys.stderr, flush=True),
+            stop=Stopper(),
+        )
+        outcome = contest.run(spec.method)
+    found = row_of(outcome, {**choices.as_dict(), "data": spec.data})
+    return {
+        **found,
+        "bench": "split_methods",
+        "kind": spec.kind,
+        "net": spec.net,
+        "key": spec.key,
+        "wall_s": round(time.perf_counter() - begun, 1),
+    }
+
+
+@click.group()
+def main() -> None:
+    """Bytes and waits of split learning."""
+
+
+def _grid(kind: str, task: Task, rows: dict[str, dict[str, Any]]) -> list[Spec]:
+    if kind == "methods":
+        return list(methods_grid(task, rows))
+    return list(formats_grid(task) if kind == "formats" else idle_grid(task.data))
+
+
+def _command(kind: str) -> Any:
+    @main.command(kind)
+    @click.option("--data", required=True, help="A data set with a test part.")
+    @click.option("--name", required=True, help="What it is called in the tables.")
+    @click.option("--target", default=0.5, type=float, help="Accuracy to reach.")
+    @click.option("--rounds", default=9, help="Give a run up after so many rounds.")
+    @click.option("--results", type=click.Path(path_type=Path), default=RESULTS)
+    @click.option("--rows", "limit", default=0, help="Stop after this many rows; 0 = all.")
+    @click.option("--list", "only_list", is_flag=True, help="Print what is missing.")
+    def run(
+        *,
+        data: str,
+        name: str,
+        target: float,
+        rounds: int,
+        results: Path,
+        limit: int,
+        only_list: bool,
+    ) -> None:
+        task, done = Task(name, target, rounds), 0
+        while True:
+            kept = read_rows(results)
+            missing = [spec for spec in _grid(kind, task, kept) if spec.key not in kept]
+            if only_list:
+                for spec in missing:
+                    print(spec.method, spec.seed, dict(spec.more))
+            if only_list or not missing or (limit and done >= limit):
+                return
+            line = json.dumps(measure(missing[0], data))
+            results.parent.mkdir(parents=True, exist_ok=True)
+            with results.open("a") as file:
+                file.write(line + "\n")
+            print(line, flush=True)
+            done += 1
+
+    return run
+
+
+for _kind in ("methods", "formats", "idle"):
+    _command(_kind)
+
+
+@main.command("tables")
+@click.option("--results", type=click.Path(path_type=Path), default=RESULTS)
+@click.option("--docs", is_flag=True, help="Put them into docs/BENCHMARKS.md.")
+def tables(*, results: Path, docs: bool) -> None:
+    """Print the tables."""
+    text = text_of(list(read_rows(results).values()))
+    if not docs:
+        print(text)
+        return
+    before, _, rest = DOCS.read_text().partition(MARKS[0])
+    after = rest.partition(MARKS[1])[2]
+    DOCS.write_text(before + MARKS[0] + f"\n{text}\n\n" + MARKS[1] + after)
+
+
+@main.command("gray")
+@click.option("--data", required=True, help="Colour images, planes first.")
+@click.option("--into", required=True, type=click.Path(path_type=Path))
+@click.option("--side", default=28)
+def gray(*, data: str, into: Path, side: int) -> None:
+    """Write MNIST-format files."""
+    into.mkdir(parents=True, exist_ok=True)
+    for split, stem in (("train", "train"), ("test", "t10k")):
+        found = open_dataset(data, split=split)
+        assert found.labels is not None
+        images = found.read(np.arange(found.samples))
+        edge = (images.shape[2] - side) // 2
+        middle = images[:, :, edge : edge + side, edge : edge + side]
+        values = np.rint(np.einsum("nchw,c->nhw", middle, GRAY))
+        _write_idx(into / f"{stem}-images-idx3-ubyte", values)
+        _write_idx(into / f"{stem}-labels-idx1-ubyte", found.labels)
+
+
+def _write_idx(path: Path, values: np.ndarray[Any, Any]) -> None:
+    head = struct.pack(">HBB", 0, 8, values.ndim) + struct.pack(f">{values.ndim}I", *values.shape)
+    path.write_bytes(head + values.astype(np.uint8).tobytes())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,82 @@
+"""`fsl-node compare` by command: what a person and a program get of it."""
+
+import json
+import struct
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+FSL_NODE = [sys.executable, "-m", "fsl_async.cli"]
+
+
+def write_idx(path, values):
+    head = struct.pack(">HBB", 0, 8, values.ndim) + struct.pack(f">{values.ndim}I", *values.shape)
+    path.write_bytes(head + values.astype(np.uint8).tobytes())
+
+
+@pytest.fixture
+def images(tmp_path):
+    """Two classes that anybody can tell apart: dark and bright."""
+    folder = tmp_path / "images"
+    folder.mkdir()
+    chance = np.random.default_rng(0)
+    for stem, count in (("train", 64), ("t10k", 32)):
+        labels = np.arange(count) % 2
+        values = chance.integers(0, 60, (count, 8, 8)) + 180 * labels[:, None, None]
+        write_idx(folder / f"{stem}-images-idx3-ubyte", values)
+        write_idx(folder / f"{stem}-labels-idx1-ubyte", labels)
+    return folder
+
+
+def compare(tmp_path, *more):
+    return subprocess.run(
+        [*FSL_NODE, "compare", *map(str, more)],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+@pytest.mark.slow
+def test_two_methods_with_table_rows_and_picture(tmp_path, images):
+    """The whole command, over a line with a delay: progress while it runs, then what it took, as text, rows and picture."""
+    rows, picture = tmp_path / "rows.jsonl", tmp_path / "x.png"
+    done = compare(
+        tmp_path, "--methods", "fsl-sage,fedavg", "--data", images, "--sizes", "width=4", "--batch", 16,
+        "--learning-rate", 0.01, "--clients", 2, "--rounds", 6, "--target-accuracy", 0.9, "--stop-at-target",
+        "--upload-every", 1, "--net", "100mbit,5ms", "--json", rows, "--png", picture, "--out", tmp_path / "out",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr + done.stdout
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith("fsl-sage, fedavg: 2 clients, a proxy in this process: 100 Mbit/s")
+    assert lines[1].startswith("fsl-sage: round 1 of 6, accuracy ")
+    assert max(map(len, lines[lines.index("") :])) <= max(80, len(f"picture: {picture}"))
+    found = [json.loads(line) for line in rows.read_text().splitlines()]
+    assert [row["method"] for row in found] == ["fsl-sage", "fedavg"]
+    assert found[1]["reached"]["accuracy"] >= 0.9
+    assert found[1]["rounds"] == found[1]["reached"]["round"]
+    assert found[0]["points"][0]["coded"]["activations up"] > 0
+    assert (tmp_path / "out" / "compare.jsonl").read_text() == rows.read_text()
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        (("--methods", "sl,splitfed-v3", "--data", "x"), "'splitfed-v3' is unknown; known: sl, "),
+        (("--methods", "sl", "--data", "/not/there"), "/not/there"),
+        (("--methods", "sl", "--data", ".", "--target-accuracy", "1.1"), "above 0 and at most 1"),
+        (("--methods", "sl", "--data", ".", "--net", "moon"), "a profile of the network"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(tmp_path, more, words):
+    """Before anything is trained or written."""
+    done = compare(tmp_path, *more)
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert words in done.stderr
+    assert not list(tmp_path.iterdir())
