@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import fcntl
 import os
 import re
 import select
 import shutil
 import signal
+import socket
+import struct
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from fsl_async.errors import FslError
@@ -104,6 +109,53 @@ def ip_batch(lines: Iterable[str], namespace: str = "") -> None:
     """Carry out lines of `ip`, in a namespace or here."""
     where = ["-netns", namespace] if namespace else []
     run(["ip", *where, "-batch", "-"], text="\n".join(lines) + "\n")
+
+
+ASK_AGAIN = "route flush cache"
+"""A line for `ip_batch`: connections that exist look up their route, and with it the properties of its device, again."""
+
+_SIOCETHTOOL = 0x8946
+_ETHTOOL_STSO = 0x1F
+
+
+def set_whole(namespace: str, device: str, *, whole: bool) -> None:
+    """Whether a device in a namespace takes up to 64 KB of a TCP stream at once (TSO), or single packets only (ethtool -K DEVICE tso off).
+
+    netem loses, doubles or moves what it gets at once, and no network does that to 64 KB.
+    """
+
+    def switch() -> None:
+        value = ctypes.create_string_buffer(struct.pack("II", _ETHTOOL_STSO, int(whole)))
+        request = struct.pack("16sP16x", device.encode(), ctypes.addressof(value))
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+            fcntl.ioctl(any_socket, _SIOCETHTOOL, request)
+
+    _in_namespace(namespace, switch)
+    ip_batch([ASK_AGAIN], namespace)
+
+
+def _set_namespace(namespace: str) -> None:
+    with Path("/run/netns", namespace).open("rb") as file:
+        if ctypes.CDLL(None, use_errno=True).setns(file.fileno(), 0):
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+
+
+def _in_namespace(namespace: str, action: Callable[[], None]) -> None:
+    """Carry out something in a namespace: in a thread of its own, because setns(2) is for a thread. Raises LabError."""
+    failed: list[OSError] = []
+
+    def enter_and_act() -> None:
+        try:
+            _set_namespace(namespace)
+            action()
+        except OSError as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=enter_and_act, name=f"in {namespace}")
+    thread.start()
+    thread.join()
+    if failed:
+        raise LabError(f"{namespace}: {failed[0].strerror}")
 
 
 def enter(namespace: str) -> tuple[str, ...]:

@@ -20,18 +20,13 @@ from attrs import frozen
 
 from fsl_async.netlab.host import SETUP, MissingError, program, run
 
-MODULES = (
-    "virtio_pci",
-    "virtio_net",
-    "bridge",
-    "sch_netem",
-)
+MODULES = ("virtio_pci", "virtio_net", "sch_ingress", "cls_matchall", "act_mirred", "sch_netem")
 """What is wanted; what these depend on comes with them."""
 
 READY = "netlab-router-ready"
 
 INIT = f"""#!/bin/busybox sh
-# Bridges and queues are made by the lines that come over the serial console: "NUMBER COMMAND"; the answer ends with "=NUMBER CODE".
+# Everything else is done by the lines that come over the serial console: "NUMBER COMMAND"; the answer ends with "=NUMBER CODE".
 /bin/busybox mkdir -p /proc /sys /dev /run
 /bin/busybox mount -t proc none /proc
 /bin/busybox mount -t sysfs none /sys

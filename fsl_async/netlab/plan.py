@@ -179,15 +179,3 @@ def site_settings(plan: Plan) -> dict[str, str]:
         "ipv4/conf/default/rp_filter": "0",
         "ipv6/conf/all/disable_ipv6": "1",
     }
-
-
-def segment_lines(end: End, *, whole: bool) -> list[str]:
-    """How large a packet a site may hand to a link at once.
-
-    Linux hands up to 64 KB of a TCP stream to a device as one packet, to be split by the hardware. netem would lose, double or move
-    all of it at once, which no network does, so with loss every packet is split first.
-    """
-    packets = 65535 if whole else 1
-    lines = [f"link set dev {end.device} gso_max_segs {packets}"]
-    # Connections that exist ask for the device's properties again when their route is looked up again.
-    return [*lines, "route flush cache"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from fsl_async.netlab import host, plan
+from fsl_async.netlab import host
 from fsl_async.netlab.netem import arguments
 from fsl_async.netlab.plan import Link, Plan
 from fsl_async.netlab.profiles import LinkSettings
@@ -35,7 +35,10 @@ class Veth:
         """Set both directions of a link."""
         for end in link.ends:
             namespace = end.site.namespace
-            host.ip_batch(plan.segment_lines(end, whole=settings.keeps_packets), namespace)
+            # netem is here, before the device would split what the stack hands over; so the stack must not hand over more than a packet.
+            packets = 65535 if settings.keeps_packets else 1
+            lines = [f"link set dev {end.device} gso_max_segs {packets}", host.ASK_AGAIN]
+            host.ip_batch(lines, namespace)
             words = arguments(settings, cut=cut)
             host.run(
                 ["tc", "-netns", namespace, "qdisc", "replace", "dev", end.device, "root", *words]
