@@ -67,7 +67,9 @@ _OPTIONS = {
     metavar="SECONDS", help="Seconds from one sync to the next.",
 )  # fmt: skip
 @click.option("--seed", default=0, show_default=True, type=click.IntRange(0, 2**62))
-@click.option("--preset", default="0.5m", show_default=True, help="The model's size.")
+@click.option(
+    "--preset", default="", help="The model's size. [default: 0.5m; split: 8 blocks, 0.4m]"
+)
 @click.option(
     "--run-dir", type=click.Path(path_type=Path), metavar="DIR",
     help="Where the run is kept; default: runs/demo-DATE-TIME.",
@@ -143,7 +145,7 @@ def command(
         format=codec,
         every_s=every_s,
         seed=seed,
-        preset=preset,
+        preset=preset or "0.5m",
         run_dir=Path(),
     )
     # What is wrong with the settings or the text ends here, before any process is started.
@@ -214,7 +216,7 @@ def _split(demo: SplitDemo, run_dir: Path | None, output: Output, net: str | Non
     demo = evolve(demo, run_dir=where)
     output.say(
         f"a parameter server and a split server in one process, {demo.clients} clients that hold the embedding and one block of a"
-        f" GPT of {demo.preset} parameters; {demo.victim} gets SIGKILL at version {demo.kill_at}; files and logs: {where}"
+        f" GPT of {demo.preset or '0.4m'} parameters; {demo.victim} gets SIGKILL at version {demo.kill_at}; files and logs: {where}"
     )
     stopper = Stopper()
     with stop_on_signals(stopper):

@@ -1,27 +1,32 @@
-"""Train the whole model for a few steps in this process and print what memory that took: `demo split` compares its clients with it."""
+"""Train a run's whole model for a few steps in this process and print what memory that took: `demo split` compares its clients with it."""
 
 import json
 import sys
+from collections.abc import Sequence
 
 import torch
 
-from fsl_async.learn.gpt import GPT, PRESETS
-from fsl_async.learn.split.task import warm_up
+from fsl_async.config import load
+from fsl_async.learn.datasets.facts import facts_of
+from fsl_async.learn.split.batches import cross_entropy
+from fsl_async.learn.split.models import build_model
+from fsl_async.learn.split.task import optimizer_of, warm_up
 from fsl_async.observe.memory import Mark
 
 STEPS = 3
 
 
-def main(preset: str, batch: int) -> None:
-    """Print {"grown": bytes beyond what the libraries take}."""
+def main(overrides: Sequence[str]) -> None:
+    """Print {"grown": bytes beyond what the libraries take}. overrides: the run's configuration, as --set takes it."""
     torch.set_num_threads(1)
-    sizes = PRESETS[preset]
+    config = load(None, overrides)
+    facts = facts_of(config)
     warm_up()
-    model = GPT(sizes)
-    optimizer = torch.optim.AdamW(model.parameters())
+    model = build_model(config, facts)
+    optimizer = optimizer_of(config).build(model.parameters())
     for _ in range(STEPS):
-        window = torch.randint(0, sizes.vocabulary, (batch, sizes.context + 1))
-        loss = model.loss(window)
+        tokens = torch.randint(0, facts.classes, (config.train.batch, facts.shape[0] + 1))
+        loss = cross_entropy(model(tokens[:, :-1]), tokens[:, 1:])
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         optimizer.zero_grad()
@@ -29,4 +34,4 @@ def main(preset: str, batch: int) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]))
+    main(sys.argv[1:])

@@ -98,10 +98,14 @@ def build_parts(config: Config, *, at_client: bool) -> Parts:
     extra = None
     if aided:
         seen = halves
-        if blocks is not None and isinstance(halves.server, gpt_parts.GPTPart):
-            if pieces <= len(halves.server.blocks):
-                # the rest of the server's half has no weights here, and the auxiliary model needs none of them
-                seen = Halves(halves.client, halves.server.first_blocks(pieces))
+        rest = halves.server
+        if (
+            blocks is not None
+            and isinstance(rest, gpt_parts.GPTPart)
+            and pieces <= len(rest.blocks)
+        ):
+            # the rest of the server's half has no weights here, and the auxiliary model needs none of them
+            seen = Halves(halves.client, rest.first_blocks(pieces))
         extra = auxiliaries.build(
             chosen.auxiliary, seen, models.example(facts), seed=config.run.seed
         )
@@ -231,12 +235,23 @@ def begin(fed: Fed, config: Config | None = None) -> SplitTraining:
     )
 
 
+def _held(training: SplitTraining) -> int:
+    """Bytes of this client's weights, and of the vector beside them that deltas are counted from."""
+    half, averaged = training.half, training.decisions.averaged
+    tensors = [*half.model.parameters(), *half.model.buffers()]
+    if half.auxiliary is not None:
+        tensors += [*half.auxiliary.parameters(), *half.auxiliary.buffers()]
+    weights = {id(each): each.numel() * each.element_size() for each in tensors}
+    return sum(weights.values()) + sum(half.export(part).nbytes for part in averaged)
+
+
 def train(fed: Fed) -> None:
     """Train until the run ends."""
     warm_up()
     config = config_of(fed)
     samples = open_samples(config, facts_of(config), fed.part)
     training = begin(fed, config)
+    Mark.take(_held(training))
     for number in fed.rounds():
         trained = 0
         for batch in samples.round(number):
