@@ -1,0 +1,238 @@
+"""Split learning by processes of their own: kill -9 of anybody at any moment, and what is left is a run of the method."""
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+
+from fsl_async.learn.sealed import unseal
+from fsl_async.observe.ledger_audit import audit_run
+from fsl_async.observe.split_audit import audit_split_dir
+
+pytestmark = pytest.mark.slow
+
+SETTINGS = {
+    "split.samples": 8,
+    "split.upload_every": 2,
+    "split.align_every": 2,
+    "split.align_passes": 2,
+    "split.buffer_samples": 8,
+    "split.checkpoint_every": 7,
+    "data.shards": 2,
+    "sync.clients": 2,
+    "sync.min_clients": 2,
+    "session.heartbeat_every_s": 0.5,
+    "session.expire_after_s": 4,
+    "model.layers": 2,
+    "model.width": 32,
+    "model.heads": 2,
+    "model.context": 16,
+    "train.batch": 2,
+    "train.threads": 1,
+    "train.device": "cpu",
+}
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def lines_of(path):
+    found = []
+    for raw in path.read_bytes().splitlines():
+        try:
+            found.append(json.loads(raw))
+        except ValueError:  # the line that is being written
+            continue
+    return found
+
+
+class Parties:
+    """A parameter server, a split server and two clients, each of which can die."""
+
+    def __init__(self, site, **settings):
+        self.site = site
+        self.ports = {"ps": free_port(), "server": free_port()}
+        (site.folder / "text.txt").write_text("the quick brown fox jumps over the lazy dog. " * 400)
+        chosen = SETTINGS | {key.replace("__", "."): value for key, value in settings.items()}
+        chosen["data.path"] = str(site.folder / "text.txt")
+        chosen["split.listen"] = f"tcp://127.0.0.1:{self.ports['server']}"
+        self.flags = [
+            part
+            for key, value in chosen.items()
+            for part in ("--set", f"{key}={json.dumps(value)}")
+        ]
+        self.ps_dir, self.server_dir = site.folder / "ps", site.folder / "split" / "server"
+        self.running = {}
+
+    def start(self, *names):
+        """Start them at once, and wait until they are up."""
+        for name in names:
+            if name == "ps":
+                place = f"127.0.0.1:{self.ports['ps']}"
+                role = ["--role", "ps", "--run-dir", self.ps_dir, *self.flags, place]
+            elif name == "server":
+                role = ["--role", "server", "--run-dir", self.server_dir.parent, *self.flags]
+            else:
+                place = f"127.0.0.1:{self.ports['ps']}"
+                folder = self.site.folder / name
+                role = ["--role", "client", "--name", name, "--run-dir", folder, place]
+            self.running[name] = self.site.start(*role)
+        for name in names:
+            words = {"ps": "listening at", "server": "split server at"}.get(name, "joined run")
+            self.running[name].wait_for(words)
+
+    def kill(self, *names):
+        """Kill -9."""
+        for name in names:
+            self.running[name].popen.send_signal(signal.SIGKILL)
+        for name in names:
+            self.running[name].kill()
+
+    @property
+    def version(self):
+        """The newest version in the parameter server's ledger."""
+        path = self.ps_dir / "ledger.jsonl"
+        found = [line["version"] for line in lines_of(path) if line.get("fact") == "version"]
+        return max(found, default=-1)
+
+    def uploads(self):
+        """(key, outcome) in the order of the split server's ledger."""
+        path = self.server_dir / "ledger.jsonl"
+        found = [unseal(raw) for raw in path.read_bytes().splitlines()] if path.exists() else []
+        return [(line["key"], line["outcome"]) for line in found if line and "key" in line]
+
+    def go_on(self, rounds=2, seconds=60.0):
+        """Wait until so many more rounds are merged, each client among them."""
+        start, known = self.version, len(self.uploads())
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            fresh = {key.split("/")[0] for key, _ in self.uploads()[known:]}
+            if self.version >= start + rounds and fresh == {"a", "b"}:
+                return
+            time.sleep(0.1)
+        outputs = "\n---\n".join(process.text for process in self.site.processes)
+        raise AssertionError(f"no more rounds after {start}:\n{outputs}")
+
+    def finish(self):
+        """End the run in good order."""
+        self.running["ps"].signal(signal.SIGINT)
+        assert self.running["ps"].end() == 130
+        codes = {name: self.running[name].end() for name in ("a", "b", "server")}
+        assert set(codes.values()) == {0}, codes
+
+    def journal(self, name):
+        """A client's journal, over all its lives."""
+        return lines_of(self.site.folder / name / "journal.jsonl")
+
+
+def check(parties):
+    """What must be so after any storm: nothing merged or trained twice, nothing acknowledged that no book has."""
+    audit = audit_run(parties.ps_dir)
+    assert (audit.lost, audit.doubled, audit.problems) == ((), (), ())
+    split = audit_split_dir(parties.server_dir)
+    assert split.problems == ()
+    fates = dict(parties.uploads())
+    for name in ("a", "b"):
+        kinds = {"UploadAcknowledged", "AnswerReceived"}
+        told = [line for line in parties.journal(name) if line["type"] in kinds]
+        assert told, "its journal must have something to compare with"
+        assert {line["key"] for line in told} <= {k for k, f in fates.items() if f != "declined"}
+    return split
+
+
+def lives(parties, name):
+    """The rounds of a client's uploads that were trained, by its lives."""
+    found = {}
+    for key, outcome in parties.uploads():
+        client, incarnation, number, _ = key.split("/")[:4]
+        if client == name and outcome == "trained":
+            found.setdefault(int(incarnation), []).append(int(number))
+    return [found[incarnation] for incarnation in sorted(found)]
+
+
+def test_everybody_is_killed_once_and_the_run_goes_on(site):
+    """A client, the split server, the parameter server, both servers: each takes with it what the decision record says, and no more."""
+    parties = Parties(site, split__method="fsl-sage")
+    parties.start("ps", "server")
+    parties.start("a", "b")
+    parties.go_on()
+    parties.kill("a")
+    kept = audit_split_dir(parties.server_dir).auxiliary["a"]
+    parties.start("a")
+    parties.go_on()
+    parties.kill("server")
+    parties.start("server")
+    parties.go_on()
+    parties.kill("ps")
+    parties.start("ps")
+    parties.go_on()
+    parties.kill("ps", "server")
+    parties.start("ps", "server")
+    parties.go_on()
+    parties.finish()
+    split = check(parties)
+    assert split.lives == {"a": 2, "b": 1}
+    first, second = lives(parties, "a")
+    assert max(first) <= min(second), "it goes on with the data of the run's round"
+    for name in ("a", "b"):
+        installed = [each for each in parties.journal(name) if each["type"] == "InstallAuxiliary"]
+        versions = [each["version"] for each in installed]
+        # Versions only go back where the server that died had one that its checkpoint lacks.
+        assert split.auxiliary[name] >= versions[-1] == max(versions)
+    again = parties.journal("a")
+    started = [n for n, line in enumerate(again) if line["type"] == "NodeStarted"][1]
+    after = [line["version"] for line in again[started:] if line["type"] == "InstallAuxiliary"]
+    assert after[0] >= kept > -1, "its own auxiliary model, not the common start"
+
+
+def test_a_method_with_gradients_in_lockstep_survives_both_servers(site):
+    """Who waits for a gradient of a server that is dead must get it of the next one, or go on without that batch."""
+    parties = Parties(site, split__method="splitfed-v1", split__mode="lockstep")
+    parties.start("ps", "server")
+    parties.start("a", "b")
+    parties.go_on()
+    parties.kill("server")
+    parties.start("server")
+    parties.go_on()
+    parties.kill("b")
+    parties.kill("ps")
+    parties.start("ps", "b")
+    parties.go_on()
+    parties.finish()
+    split = check(parties)
+    assert split.lives == {"a": 1, "b": 2}
+
+
+def test_the_demo_of_split_learning(tmp_path):
+    """The first thing that people run: a client is killed, the loss falls, the bytes are shown, and status tells it again."""
+    node = [sys.executable, "-m", "fsl_async.cli"]
+    text = tmp_path / "text.txt"
+    text.write_text(
+        "".join(f"line {i} of a text that repeats itself, as texts do\n" for i in range(20_000))
+    )
+    run_dir = tmp_path / "run"
+    done = subprocess.run(
+        [*node, "demo", "split", "--clients", "2", "--rounds", "6", "--seed", "1", "--data", str(text), "--run-dir", str(run_dir), "--json"],
+        capture_output=True, text=True, timeout=150, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr + done.stdout
+    result = json.loads(done.stdout.splitlines()[-1])
+    assert result["rounds"] == 6
+    assert result["killed_s"] < result["back_s"]
+    assert result["eval_loss"] < 5.5
+    assert result["payload"]["activations up"] > result["coded"]["activations up"] > 0
+    shown = subprocess.run(
+        [*node, "status", str(run_dir), "--json"], capture_output=True, text=True, timeout=60, check=True
+    )  # fmt: skip
+    status = json.loads(shown.stdout)
+    assert status["version"] == 6
+    assert status["split_server"]["uploads"]["trained"] == result["uploads"]
+    assert status["split_server"]["uploads"]["problems"] == []
+    assert status["audit"]["lost"] == []
