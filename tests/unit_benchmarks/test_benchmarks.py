@@ -71,3 +71,12 @@ def test_cut_bits_measures_every_format_at_every_cut():
     rows = rows_of("cut_bits.py", "--steps", "1", "--batch", "1")
     assert len(rows) == 3 * 3 * 5
     assert all(0 < row["bits_per_value"] < 33 for row in rows)
+
+
+@pytest.mark.slow
+def test_lockstep_is_one_process_to_the_bit():
+    """The one number here that is judged: it is not a time, and it must not creep."""
+    (row,) = rows_of("lockstep.py", "--methods", "fsl-sage", "--models", "gpt", "--optimizers", "adamw")
+    assert row["difference"] <= 1e-6
+    assert row["weights"] > 100_000
+    assert row["fp32_average"] > 0, "the comparison can see a rounding"
