@@ -76,7 +76,9 @@ def test_cut_bits_measures_every_format_at_every_cut():
 @pytest.mark.slow
 def test_lockstep_is_one_process_to_the_bit():
     """The one number here that is judged: it is not a time, and it must not creep."""
-    (row,) = rows_of("lockstep.py", "--methods", "fsl-sage", "--models", "gpt", "--optimizers", "adamw")
+    (row,) = rows_of(
+        "lockstep.py", "--methods", "fsl-sage", "--models", "gpt", "--optimizers", "adamw"
+    )
     assert row["difference"] <= 1e-6
     assert row["weights"] > 100_000
     assert row["fp32_average"] > 0, "the comparison can see a rounding"

@@ -31,7 +31,7 @@ def fill(run_dir):
     for number, key in enumerate(KEYS, 1):
         disk.append(key.text, "trained", "")
         if number < 3:
-            disk.write(book(number), state(number), {"a": state(10 + number)}, disk.lines)
+            disk.seal(disk.stage(book(number), state(number), [("a", state(10 + number))]))
     disk.append_auxiliary("a", 5)
     disk.close()
 

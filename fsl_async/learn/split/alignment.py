@@ -101,14 +101,15 @@ class Alignment:
         """Set the auxiliary model's weights."""
         weights.load(self.auxiliary, vector)
 
-    def state(self) -> dict[str, Tensor]:
-        """Everything, as named tensors on the CPU; bounded by the model, its moments and `buffer_samples`."""
-        found = weights.named_state(self.auxiliary, "auxiliary/")
-        found |= {f"optimizer/{name}": value for name, value in self._optimizer.state().items()}
+    def state(self, *, live: bool = False) -> dict[str, Tensor]:
+        """Everything, as named tensors on the CPU, copies or `live`; bounded by the model, its moments and `buffer_samples`."""
+        found = weights.named_state(self.auxiliary, "auxiliary/", live=live)
+        moments = self._optimizer.state(live=live)
+        found |= {f"optimizer/{name}": value for name, value in moments.items()}
         for number, kept in enumerate(self._buffer):
             for name, value in attrs.asdict(kept, recurse=False).items():
                 if value is not None:
-                    found[f"buffer/{number}/{name}"] = value.detach().cpu().clone()
+                    found[f"buffer/{number}/{name}"] = weights.held(value, live=live)
         return found
 
     def restore(self, state: Mapping[str, Tensor]) -> None:

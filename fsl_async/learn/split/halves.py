@@ -352,10 +352,10 @@ class ServerHalf:
         """Set the weights; the optimiser keeps its moments."""
         weights.load(self.model, vector)
 
-    def state(self) -> dict[str, Tensor]:
-        """Everything, as named tensors on the CPU."""
-        found = weights.named_state(self.model, "server/")
-        found |= _prefixed("optimizer/", self._optimizer.state())
+    def state(self, *, live: bool = False) -> dict[str, Tensor]:
+        """Everything, as named tensors on the CPU: copies, or `live`, to be read before the next step."""
+        found = weights.named_state(self.model, "server/", live=live)
+        found |= _prefixed("optimizer/", self._optimizer.state(live=live))
         return found | {"steps": torch.tensor(self.steps), "updates": torch.tensor(self.updates)}
 
     def restore(self, state: Mapping[str, Tensor]) -> None:

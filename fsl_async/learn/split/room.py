@@ -3,7 +3,7 @@
 It carries out what the machine (`roles.split_server`) decides and answers in its events. What cannot be trained on changes nothing.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import attrs
@@ -186,13 +186,14 @@ class ServerRoom:
         self.server.forget(client)
 
     def copy(self, effect: split.Checkpoint) -> Callable[[], None]:
-        """Copy everything now; the job that is returned writes it."""
-        common = self.server.state()
-        clients: Mapping[str, Mapping[str, Tensor]] = {
-            name: self.server.state(name) for name in self.server.clients
-        }
-        lines = self.disk.lines
-        return lambda: self.disk.write(effect.book, common, clients, lines)
+        """Write everything as it is now, into the page cache; the job that is returned makes it durable, while training goes on.
+
+        A copy in memory would take as much again as is kept of all clients.
+        """
+        common = self.server.state(live=True)
+        clients = ((name, self.server.state(name, live=True)) for name in self.server.clients)
+        staged = self.disk.stage(effect.book, common, clients)
+        return lambda: self.disk.seal(staged)
 
 
 def _parcel(values: Tensor, lengths: Tensor | None) -> Parcel:

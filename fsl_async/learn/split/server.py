@@ -79,9 +79,9 @@ class SplitServer:
 
     def average(self, shares: Mapping[str, float]) -> None:
         """Replicas only: average those of `shares` (in its order), and give the average to every replica."""
-        vector = weights.average(
-            [self.half(client).export() for client in shares], list(shares.values())
-        )
+        # One by one: all replicas at once would take another model of memory for each client.
+        exported = (self.half(client).export() for client in shares)
+        vector = weights.average(exported, list(shares.values()))
         for half in (self.common, *self._replicas.values()):
             half.load(vector)
 
@@ -94,15 +94,20 @@ class SplitServer:
         """Those for whom anything is kept."""
         return list({**self._replicas, **self._alignments})
 
-    def state(self, client: str | None = None) -> dict[str, Tensor]:
-        """Named tensors on the CPU: of the common half, or of all that is kept for one client."""
+    def state(self, client: str | None = None, *, live: bool = False) -> dict[str, Tensor]:
+        """Named tensors on the CPU: of the common half, or of all that is kept for one client.
+
+        Copies, or `live`: then they cost no memory, and have to be read before anything else is computed.
+        """
         if client is None:
-            return self.common.state()
+            return self.common.state(live=live)
         found: dict[str, Tensor] = {}
         if client in self._replicas:
-            found |= {f"replica/{k}": v for k, v in self._replicas[client].state().items()}
+            state = self._replicas[client].state(live=live)
+            found |= {f"replica/{name}": value for name, value in state.items()}
         if client in self._alignments:
-            found |= {f"alignment/{k}": v for k, v in self._alignments[client].state().items()}
+            state = self._alignments[client].state(live=live)
+            found |= {f"alignment/{name}": value for name, value in state.items()}
         return found
 
     def restore(self, state: Mapping[str, Tensor], client: str | None = None) -> None:

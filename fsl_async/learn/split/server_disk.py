@@ -6,14 +6,14 @@
         client-NAME.safetensors         per client: replica, or auxiliary model with its optimiser and buffer
         manifest.json                   sealed: the machine's book, lines of the ledger, length and SHA-256 of every file
 
-Written into tmp-c00000007, synced, renamed: the rename is the commit point. The newest two are kept. What was trained after the
+Written into tmp-c00000007 in between two trainings, then, while training goes on, synced, hashed and renamed: the rename is the commit point. The newest two are kept. What was trained after the
 newest good one is lost with the weights that saw it; the ledger's later lines say which uploads that were.
 """
 
 import hashlib
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from fsl_async.errors import RunDirError
 from fsl_async.events_split import SplitBook, UploadKey
 from fsl_async.learn.files import Files
 from fsl_async.learn.sealed import seal, unseal
-from fsl_async.learn.split.tensor_file import read_tensors, written_tensors
+from fsl_async.learn.split.tensor_file import read_tensors, write_tensors
 
 KEPT = 2
 MANIFEST = "manifest.json"
@@ -33,6 +33,7 @@ COMMON = "common.safetensors"
 _FOLDER = re.compile(r"c(\d{8,})")
 _CLIENT = re.compile(r"client-([A-Za-z0-9._-]{1,64})\.safetensors")
 _MAX_MANIFEST_BYTES = 1 << 26
+_PIECE_BYTES = 1 << 20
 
 
 @attrs.frozen
@@ -46,8 +47,19 @@ class ServerState:
     clients: Mapping[str, Mapping[str, Tensor]] = attrs.field(factory=dict)
 
 
+@attrs.frozen
+class Staged:
+    """A checkpoint whose tensors are written, and nothing else."""
+
+    number: int
+    path: Path
+    book: SplitBook
+    lines: int
+    names: tuple[str, ...]
+
+
 class ServerDisk:
-    """One folder, one process at a time. `append` and `write` may come from two threads."""
+    """One folder, one process at a time. `append`, `stage` and `seal` may come from three threads; one checkpoint at a time."""
 
     def __init__(self, run_dir: Path, files: Files | None = None) -> None:
         self.run_dir = run_dir
@@ -93,37 +105,69 @@ class ServerDisk:
         self._ledger.flush()
         self.lines += 1
 
-    def write(
+    def stage(
         self,
         book: SplitBook,
         common: Mapping[str, Tensor],
-        clients: Mapping[str, Mapping[str, Tensor]],
-        lines: int,
-    ) -> None:
-        """Make a checkpoint durable. Raises OSError as the system gives it."""
+        clients: Iterable[tuple[str, Mapping[str, Tensor]]],
+    ) -> Staged:
+        """Write a checkpoint's tensors as they are now, one client's after another; it is nothing before `seal`. Raises OSError."""
         files = self._files
         number = max(self._numbers(), default=0) + 1
         temporary = self._checkpoints / f"tmp-c{number:08d}"
         files.remove_tree(temporary)
         files.make_directory(temporary)
+        names = [COMMON]
+        self._put(temporary / COMMON, common)
+        for name, state in clients:
+            names.append(f"client-{name}.safetensors")
+            self._put(temporary / names[-1], state)
+        return Staged(number, temporary, book, self.lines, tuple(names))
+
+    def _put(self, path: Path, tensors: Mapping[str, Tensor]) -> None:
+        files, offset = self._files, 0
+        descriptor = files.create(path)
+
+        def write(piece: memoryview) -> None:
+            nonlocal offset
+            files.write(descriptor, piece, offset)
+            offset += len(piece)
+
+        try:
+            write_tensors(tensors, write)
+        finally:
+            files.close(descriptor)
+
+    def seal(self, staged: Staged) -> None:
+        """Make a checkpoint durable, and the newest. Raises OSError as the system gives it."""
+        files, temporary = self._files, staged.path
         os.fsync(self._ledger.fileno())
         stored: dict[str, dict[str, object]] = {}
-        tensors = {COMMON: common} | {
-            f"client-{name}.safetensors": state for name, state in clients.items()
-        }
-        for name, state in tensors.items():
-            data = written_tensors(state)
-            files.write_whole(temporary / name, data)
-            stored[name] = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
-        manifest = {"format": 1, "book": book.to_plain(), "lines": lines, "files": stored}
-        files.write_whole(temporary / MANIFEST, seal(manifest) + b"\n")
+        for name in staged.names:
+            descriptor = files.open_existing(temporary / name, writable=True)
+            try:
+                files.sync(descriptor)
+                size, digest = self._digest(descriptor)
+            finally:
+                files.close(descriptor)
+            stored[name] = {"bytes": size, "sha256": digest}
+        members = {"format": 1, "book": staged.book.to_plain(), "lines": staged.lines}
+        files.write_whole(temporary / MANIFEST, seal(members | {"files": stored}) + b"\n")
         files.sync_directory(temporary)
-        files.rename(temporary, self._path(number))
+        files.rename(temporary, self._path(staged.number))
         files.sync_directory(self._checkpoints)
         for old in self._numbers()[:-KEPT]:
             leaving = self._checkpoints / f"tmp-old-c{old:08d}"
             files.rename(self._path(old), leaving)
             files.remove_tree(leaving)
+
+    def _digest(self, descriptor: int) -> tuple[int, str]:
+        """Length and SHA-256 of a file, read piece by piece."""
+        room, size, found = bytearray(_PIECE_BYTES), 0, hashlib.sha256()
+        while count := self._files.read_into(descriptor, memoryview(room), size):
+            found.update(memoryview(room)[:count])
+            size += count
+        return size, found.hexdigest()
 
     def close(self) -> None:
         """Give the folder back."""
@@ -155,21 +199,43 @@ class ServerDisk:
             members = unseal(self._files.read_whole(path / MANIFEST, _MAX_MANIFEST_BYTES).rstrip())
             if members is None:
                 return None
-            tensors: dict[str, Mapping[str, Tensor]] = {}
-            for name, stored in members["files"].items():
-                data = self._files.read_whole(path / name, int(stored["bytes"]))
-                if hashlib.sha256(data).hexdigest() != stored["sha256"]:
+            names = dict(members["files"])
+            for name, stored in names.items():
+                descriptor = self._files.open_existing(path / name)
+                try:
+                    found = self._digest(descriptor)
+                finally:
+                    self._files.close(descriptor)
+                if found != (int(stored["bytes"]), stored["sha256"]):
                     return None
-                tensors[name] = read_tensors(data)
             book = SplitBook.from_plain(members["book"])
             lines = int(members["lines"])
         except (OSError, KeyError, TypeError, ValueError):
             return None
-        clients = {
-            match[1]: state for name, state in tensors.items() if (match := _CLIENT.fullmatch(name))
-        }
+        kept = {match[1]: path / name for name in names if (match := _CLIENT.fullmatch(name))}
         lost, seen = _trained(fates[lines:]), _versions(fates)
-        return ServerState(book, lost, seen, tensors[COMMON], clients)
+        return ServerState(book, lost, seen, self._read(path / COMMON), _OnDisk(kept, self._read))
+
+    def _read(self, path: Path) -> Mapping[str, Tensor]:
+        return read_tensors(self._files.read_whole(path, path.stat().st_size))
+
+
+class _OnDisk(Mapping[str, Mapping[str, Tensor]]):
+    """What is kept for clients, read when it is asked for: all at once would be twice what a server holds."""
+
+    def __init__(
+        self, paths: Mapping[str, Path], read: Callable[[Path], Mapping[str, Tensor]]
+    ) -> None:
+        self._paths, self._read = paths, read
+
+    def __getitem__(self, name: str) -> Mapping[str, Tensor]:
+        return self._read(self._paths[name])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._paths)
+
+    def __len__(self) -> int:
+        return len(self._paths)
 
 
 def _trained(fates: list[Mapping[str, Any]]) -> tuple[UploadKey, ...]:

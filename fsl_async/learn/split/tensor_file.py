@@ -2,7 +2,8 @@
 
 import json
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,23 +21,28 @@ _NAMES = {
 _TYPES = {name: kind for kind, name in _NAMES.items()}
 
 
-def written_tensors(tensors: Mapping[str, Tensor]) -> bytes:
-    """The whole file; tensors are on the CPU. Raises KeyError for a dtype that has no name here."""
+def write_tensors(tensors: Mapping[str, Tensor], write: Callable[[memoryview], None]) -> None:
+    """Give the file to `write`, piece by piece in its order, without a copy of a tensor that is contiguous.
+
+    Tensors are on the CPU. Raises KeyError for a dtype that has no name here.
+    """
     header: dict[str, object] = {}
-    parts: list[bytes] = []
     end = 0
     for name, tensor in tensors.items():
-        data = tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
-        start, end = end, end + len(data)
+        start, end = end, end + tensor.numel() * tensor.element_size()
         header[name] = {
             "dtype": _NAMES[tensor.dtype],
             "shape": list(tensor.shape),
             "data_offsets": [start, end],
         }
-        parts.append(data)
     head = json.dumps(header, separators=(",", ":")).encode()
     head += b" " * (-len(head) % 8)
-    return b"".join([struct.pack("<Q", len(head)), head, *parts])
+    write(memoryview(struct.pack("<Q", len(head)) + head))
+    for tensor in tensors.values():
+        if tensor.numel():
+            flat = tensor.detach().contiguous().reshape(-1)
+            found: Any = flat.view(torch.uint8).numpy()
+            write(memoryview(found))
 
 
 def read_tensors(data: bytes) -> dict[str, Tensor]:

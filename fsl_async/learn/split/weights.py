@@ -6,9 +6,10 @@ some weights are frozen (LoRA) only those that train are exchanged, and the buff
 For checkpoints there are dictionaries of named tensors on the CPU, exact in every dtype, ready for a safetensors file.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
@@ -81,12 +82,18 @@ def state_bytes(module: nn.Module) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in distinct.values())
 
 
-def named_state(module: nn.Module, prefix: str) -> dict[str, Tensor]:
-    """Copies on the CPU of what is exchanged and of integer buffers, by prefix + name."""
+def named_state(module: nn.Module, prefix: str, *, live: bool = False) -> dict[str, Tensor]:
+    """What is exchanged and integer buffers, on the CPU, by prefix + name: copies, or `live` where they are on the CPU already."""
     return {
-        prefix + name: value.detach().cpu().clone()
+        prefix + name: held(value, live=live)
         for name, value in exchanged(module).state_dict().items()
     }
+
+
+def held(value: Tensor, *, live: bool) -> Tensor:
+    """A tensor on the CPU for a checkpoint: a copy, or itself where it may be read before anything changes it."""
+    found = value.detach().cpu()
+    return found if live else found.clone()
 
 
 def load_named(module: nn.Module, prefix: str, state: Mapping[str, Tensor]) -> None:
@@ -100,25 +107,28 @@ def load_named(module: nn.Module, prefix: str, state: Mapping[str, Tensor]) -> N
         raise HalfMisused(f"the saved {prefix.strip('/')} is of another model: {error}") from error
 
 
-def average(vectors: Sequence[Vector], shares: Sequence[float]) -> Vector:
+def average(vectors: Iterable[Vector], shares: Sequence[float]) -> Vector:
     """The mean of vectors weighted by their shares, whatever their sum; in double precision, rounded to fp32 once (docs/adr/0023).
 
-    The parameter server averages in the same way (docs/adr/0045). Batch norm's running statistics are averaged like any weight.
+    Vectors are taken one by one, so that they may be made one by one. The parameter server averages in the same way (docs/adr/0045).
+    Batch norm's running statistics are averaged like any weight.
     """
-    total = float(sum(shares))
-    if not vectors or len(vectors) != len(shares) or min(shares) < 0 or total <= 0:
-        raise HalfMisused(
-            "an average needs vectors and as many shares, none negative, not all zero"
-        )
-    found = np.empty_like(vectors[0])
-    for start in range(0, len(found), _PIECE):
-        piece = slice(start, start + _PIECE)
-        wide = sum(
-            np.multiply(vector[piece], share, dtype=np.float64)
-            for vector, share in zip(vectors, shares, strict=True)
-        )
-        np.divide(wide, total, out=found[piece], casting="same_kind")
-    return found
+    weight = float(sum(shares))
+    if not shares or min(shares) < 0 or weight <= 0:
+        raise HalfMisused("an average needs shares, none negative, not all zero")
+    total: npt.NDArray[np.float64] | None = None
+    taken = 0
+    for vector, share in zip(vectors, shares, strict=False):
+        taken += 1
+        if total is None:
+            total = np.zeros(len(vector), np.float64)
+        for start in range(0, len(vector), _PIECE):
+            piece = slice(start, start + _PIECE)
+            total[piece] += np.multiply(vector[piece], share, dtype=np.float64)
+    if total is None or taken != len(shares):
+        raise HalfMisused(f"an average of {len(shares)} shares needs as many vectors")
+    np.divide(total, weight, out=total)
+    return total.astype(np.float32)
 
 
 def parameter_tensors(module: nn.Module) -> dict[str, nn.Parameter]:
