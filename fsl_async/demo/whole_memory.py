@@ -25,8 +25,13 @@ def main(overrides: Sequence[str]) -> None:
     model = build_model(config, facts)
     optimizer = optimizer_of(config).build(model.parameters())
     for _ in range(STEPS):
-        tokens = torch.randint(0, facts.classes, (config.train.batch, facts.shape[0] + 1))
-        loss = cross_entropy(model(tokens[:, :-1]), tokens[:, 1:])
+        size = config.train.batch
+        if facts.language:
+            inputs = torch.randint(0, facts.classes, (size, *facts.shape))
+            labels = inputs.roll(-1, 1)
+        else:
+            inputs, labels = torch.rand(size, *facts.shape), torch.randint(facts.classes, (size,))
+        loss = cross_entropy(model(inputs), labels)
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         optimizer.zero_grad()

@@ -1,0 +1,91 @@
+"""Peak memory of a client of split learning, and of training the whole model, against what the planner says. Each in a process of its own.
+
+    python benchmarks/split_memory.py --method fsl-sage --set model.preset=0.5m --set train.batch=8
+
+Measured is the highest resident memory of some steps without a network, beyond a process that has trained a tiny model; planned are weights,
+gradients, moments and what is kept for the backward pass, without the temporary buffers of a pass.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+
+os.environ["OMP_NUM_THREADS"] = "1"
+
+import torch
+
+from fsl_async.config import load
+from fsl_async.demo import whole_memory
+from fsl_async.learn.datasets.facts import described, facts_of
+from fsl_async.learn.split import task
+from fsl_async.learn.split.methods.base import CutGradient, Position
+from fsl_async.learn.split.samples import open_samples
+from fsl_async.learn.split.shapes import shapes_of
+from fsl_async.observe.memory import Mark
+from fsl_async.plan.memory import client_memory, whole_model
+
+STEPS = 4
+
+
+def client(overrides: list[str]) -> None:
+    """Train a client's half for some steps; answers that would come from the server are zeros."""
+    torch.set_num_threads(1)
+    config = described(load(None, overrides))
+    task.warm_up()
+    method = task.method_of(config)
+    samples = open_samples(config, facts_of(config), (0, config.shards))
+    parts = task.build_parts(config, at_client=True)
+    half = method.client_half(
+        parts.halves, task.optimizer_of(config), auxiliary=parts.auxiliary, name="a"
+    )
+    del parts
+    for number, batch in zip(range(STEPS), samples.round(0), strict=False):
+        steps, answer = method.local_step(half, batch, Position(0, number)), None
+        while True:
+            try:
+                crossing = steps.send(answer)
+            except StopIteration:
+                break
+            smashed = getattr(crossing, "smashed", None)
+            wanted = smashed is not None and crossing.wants_answer
+            answer = CutGradient(torch.zeros_like(smashed.values), 0.0, 0) if wanted else None
+    print(json.dumps({"grown": Mark.grown()}))
+
+
+def measured(kind: str, overrides: list[str]) -> int:
+    """Bytes, in a process of its own."""
+    argv = [sys.executable, __file__, f"--only={kind}", *(f"--set={each}" for each in overrides)]
+    done = subprocess.run(argv, capture_output=True, text=True, check=True)
+    return int(json.loads(done.stdout.splitlines()[-1])["grown"])
+
+
+def main() -> None:
+    """Print one line of JSON."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--method", default="fsl-sage")
+    parser.add_argument("--set", action="append", default=[])
+    parser.add_argument("--only", choices=["client", "whole"])
+    options = parser.parse_args()
+    if options.only:
+        {"client": client, "whole": whole_memory.main}[options.only](options.set)
+        return
+    overrides = [f"split.method={options.method}", *options.set]
+    config = described(load(None, overrides))
+    shapes, batch = shapes_of(config), config.train.batch
+    planned = client_memory(options.method, shapes, batch).total, whole_model(shapes, batch).total
+    found = measured("client", overrides), measured("whole", overrides)
+    row = {
+        "client_mb": round(found[0] / 1e6, 1),
+        "whole_mb": round(found[1] / 1e6, 1),
+        "share": round(found[0] / found[1], 2),
+        "planned_client_mb": round(planned[0] / 1e6, 1),
+        "planned_whole_mb": round(planned[1] / 1e6, 1),
+        "planned_share": round(planned[0] / planned[1], 2),
+    }
+    print(json.dumps({"method": options.method, "settings": options.set, **row}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,99 @@
+"""Split learning by command: a configuration file, data sets given as arguments, a model of the user's own, a client killed and back."""
+
+import json
+import time
+
+import numpy as np
+import pytest
+
+pytestmark = pytest.mark.slow
+
+CONFIG = """
+[sync]
+clients = 2
+min_clients = 2
+[session]
+heartbeat_every_s = 0.5
+expire_after_s = 3.0
+[data]
+partition = "dirichlet"
+alpha = 0.5
+[train]
+batch = 8
+threads = 1
+device = "cpu"
+[split]
+method = "fsl-sage"
+cut = "2"
+listen = "127.0.0.1:0"
+samples = 16
+upload_every = 1
+align_every = 2
+align_passes = 2
+"""
+
+OWN = """
+from torch import nn
+
+def net(shape, classes, width=6):
+    return nn.Sequential(
+        nn.Conv2d(shape[0], width, 3, 2, 1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(width * 64, classes)
+    )
+
+def small(shape, outputs):
+    return nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(shape[0], outputs))
+"""
+
+
+@pytest.fixture
+def cifar(tmp_path):
+    """A folder in CIFAR-10's binary layout: 90 images."""
+    folder = tmp_path / "cifar"
+    folder.mkdir()
+    records = np.random.default_rng(0).integers(0, 256, (90, 3073), dtype=np.uint8)
+    records[:, 0] = np.arange(90) % 10
+    (folder / "data_batch_1.bin").write_bytes(records.tobytes())
+    return folder
+
+
+def ledger(site, part):
+    """All whole lines of a server's ledger."""
+    path = site.run_dir / part / "ledger.jsonl"
+    lines = path.read_text().split("\n")[:-1] if path.exists() else []
+    return [json.loads(line) for line in lines]
+
+
+def lives(site, name):
+    """From how many processes of that name the split server has trained on uploads."""
+    trained = [one["key"] for one in ledger(site, "server") if one.get("outcome") == "trained"]
+    return len({key.split("/")[1] for key in trained if key.startswith(f"{name}/")})
+
+
+def test_images_by_command_with_a_client_killed_and_back(site, cifar, interrupt):
+    """What the README promises of split learning, as a user types it."""
+    (site.folder / "fsl.toml").write_text(CONFIG)
+    (site.folder / "own.py").write_text(OWN)
+    code = ["--model", "own.py:net", "--auxiliary", "own.py:small"]
+    start = ["--role", "server", "--with-ps", "--config", "fsl.toml", "--data", cifar]
+    server = site.start(*start, *code, "--run-dir", site.run_dir, "127.0.0.1:0")
+    site.address = server.wait_for("parameter server at").split("tcp://")[1]
+
+    def client(name):
+        return site.start("--role", "client", "--name", name, "--data", cifar, *code, site.address)
+
+    first = client("a")
+    victim = client("b")
+    server.wait_for("2 of 2 called clients merged")
+    victim.kill()
+    back = client("b")
+    server.wait_for("b is back as a new process")
+    deadline = time.monotonic() + 30
+    while lives(site, "b") < 2 and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert lives(site, "b") == 2, server.text
+    server.signal(interrupt)
+    assert server.end() == 130, server.text
+    for each in (first, back):
+        assert each.end() == 0, each.text
+    leases = {(one["name"], one["index"]) for one in ledger(site, "ps") if one["fact"] == "lease"}
+    assert sorted(part for _, part in leases) == [0, 1], "each has its part for good"
