@@ -35,6 +35,7 @@ def command(
 ) -> int:
     """Resolve the configuration, then run the server; returns the exit code. An address is the parameter server's."""
     from fsl_async.config import load, resolved, to_dict, to_toml
+    from fsl_async.settings import is_own
     from fsl_async.split_rules import with_implied
     from fsl_async.stopper import Stopper, stop_on_signals
 
@@ -78,7 +79,15 @@ def command(
         reach = addresses.reachable_host(listening.host)
         join = ""
         if role == "ps":
-            join = f"{program()} --role client {addresses.Address(reach, listening.port).fsl}"
+            own = {
+                "--model": is_own(loaded.model.family),
+                "--auxiliary": is_own(loaded.split.auxiliary),
+            }
+            code = "".join(
+                f"{option} FILE.py:FUNCTION " for option, is_there in own.items() if is_there
+            )
+            place = addresses.Address(reach, listening.port).fsl
+            join = f"{program()} --role client {code}{place}"
         output.record("listening", role=role, address=bound, join=join)
         what = "parameter server" if role == "ps" else "split server"
         output.say(f"{what} at {bound}" + (f"\non each client:\n    {join}" if join else ""))

@@ -76,6 +76,8 @@ def test_images_by_command_with_a_client_killed_and_back(site, cifar, interrupt)
     code = ["--model", "own.py:net", "--auxiliary", "own.py:small"]
     start = ["--role", "server", "--with-ps", "--config", "fsl.toml", "--data", cifar]
     server = site.start(*start, *code, "--run-dir", site.run_dir, "127.0.0.1:0")
+    line = server.wait_for("--role client")
+    assert "--model FILE.py:FUNCTION --auxiliary FILE.py:FUNCTION fsl://" in line
     site.address = server.wait_for("parameter server at").split("tcp://")[1]
 
     def client(name):
