@@ -7,12 +7,12 @@ with netem needs. The kernel is the one that `bin/netlab-setup` unpacked, not th
 
 from __future__ import annotations
 
-import gzip
 import hashlib
 import lzma
 import os
 import re
 import stat
+import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -20,9 +20,13 @@ from attrs import frozen
 
 from fsl_async.netlab.host import SETUP, MissingError, program, run
 
-MODULES = ("virtio_pci", "virtio_net", "sch_ingress", "cls_matchall", "act_mirred", "sch_netem")
+MODULES = (
+    "virtio_pci", "virtio_net", "sch_ingress", "cls_matchall", "act_mirred", "sch_netem",
+    "veth",  # so that the other backend can be tried in this kernel
+)  # fmt: skip
 """What is wanted; what these depend on comes with them."""
 
+_OLD_S = 86_400.0
 READY = "netlab-router-ready"
 
 INIT = f"""#!/bin/busybox sh
@@ -72,12 +76,15 @@ def build(folder: Path | None = None) -> Image:
     digest = hashlib.sha256()
     for name, content in sorted(contents.items()):
         digest.update(f"{name} {len(content)} ".encode() + content)
-    ramdisk = folder / f"router-{version}-{digest.hexdigest()[:16]}.cpio.gz"
+    ramdisk = folder / f"router-{version}-{digest.hexdigest()[:16]}.cpio"
     if not ramdisk.exists():
-        for old in folder.glob("router-*.cpio.gz"):
-            old.unlink(missing_ok=True)
+        for old in folder.glob("router-*"):
+            if time.time() - old.stat().st_mtime > _OLD_S:  # a newer one may be about to be booted
+                old.unlink(missing_ok=True)
         partial = ramdisk.with_suffix(f".{os.getpid()}")
-        partial.write_bytes(gzip.compress(archive(contents), compresslevel=1))
+        partial.write_bytes(
+            archive(contents)
+        )  # not compressed: the emulated processor is slower than the disk
         partial.rename(ramdisk)
     return Image(kernel, ramdisk)
 
