@@ -77,11 +77,12 @@ class Spec:
 
 @frozen
 class Task:
-    """What is asked of a data set: its name, the accuracy, and the rounds after which a run is given up."""
+    """What is asked of a data set: its name, the accuracy, the rounds after which a run is given up, and the learning rates that both methods try."""
 
     data: str
     target: float
     rounds: int = 9
+    rates: tuple[float, ...] = RATES
 
     def spec(self, kind: str, method: str, seed: int, **more: Any) -> Spec:
         """A row of it."""
@@ -91,7 +92,7 @@ class Task:
 
 def tuning(task: Task) -> list[Spec]:
     """Both methods at every learning rate, seed 0."""
-    return [task.spec("methods", m, 0, learning_rate=rate) for rate in RATES for m in METHODS]
+    return [task.spec("methods", m, 0, learning_rate=rate) for rate in task.rates for m in METHODS]
 
 
 def best_rate(task: Task, method: str, rows: Mapping[str, Mapping[str, Any]]) -> float | None:
@@ -130,11 +131,11 @@ def formats_spec(task: Task, seed: int, name: str, fineness: int) -> Spec:
 
 
 def idle_grid(data: str) -> Iterator[Spec]:
-    """Rounds of 40 batches and of 200; a run of SplitFed V1 has no use for the longer ones."""
+    """Rounds of 40 batches and of 120; a run of SplitFed V1 has no use for the longer ones."""
     for method, batches, rounds in (
-        ("fsl-sage", 40, 4),
-        ("fsl-sage", 200, 2),
-        ("splitfed-v1", 40, 4),
+        ("fsl-sage", 40, 3),
+        ("fsl-sage", 120, 2),
+        ("splitfed-v1", 40, 3),
     ):
         more = {"samples": 128 * batches, "rounds": rounds}
         yield Spec("idle", data, method, 0, tuple(sorted(more.items())), LINK)

@@ -30,7 +30,7 @@ from typing import Any
 import click
 import numpy as np
 import torch
-from split_grid import Spec, Task, formats_grid, idle_grid, methods_grid, read_rows
+from split_grid import RATES, Spec, Task, formats_grid, idle_grid, methods_grid, read_rows
 from split_tables import text_of
 
 from fsl_async.compare.contest import Contest
@@ -88,6 +88,7 @@ def _command(kind: str) -> Any:
     @click.option("--name", required=True, help="What it is called in the tables.")
     @click.option("--target", default=0.5, type=float, help="Accuracy to reach.")
     @click.option("--rounds", default=9, help="Give a run up after so many rounds.")
+    @click.option("--rate", "rates", multiple=True, type=float, default=RATES)
     @click.option("--results", type=click.Path(path_type=Path), default=RESULTS)
     @click.option("--rows", "limit", default=0, help="Stop after this many rows; 0 = all.")
     @click.option("--list", "only_list", is_flag=True, help="Print what is missing.")
@@ -97,11 +98,12 @@ def _command(kind: str) -> Any:
         name: str,
         target: float,
         rounds: int,
+        rates: tuple[float, ...],
         results: Path,
         limit: int,
         only_list: bool,
     ) -> None:
-        task, done = Task(name, target, rounds), 0
+        task, done = Task(name, target, rounds, rates), 0
         while True:
             kept = read_rows(results)
             missing = [spec for spec in _grid(kind, task, kept) if spec.key not in kept]

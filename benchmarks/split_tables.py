@@ -6,8 +6,6 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from split_grid import RATES
-
 Row = Mapping[str, Any]
 
 
@@ -82,7 +80,7 @@ def _methods(rows: Sequence[Row]) -> list[str]:
     ]
     tuned = {}
     for method in ("splitfed-v1", "fsl-sage"):
-        for rate in RATES:
+        for rate in sorted({r["choices"]["learning_rate"] for r in rows}):
             mine = [r for r in _with(rows, method, rate) if r["choices"]["seed"] == 0]
             for r in mine:
                 reached = r["reached"]

@@ -1,5 +1,6 @@
 """Every benchmark script runs to its end with tiny sizes. No number is judged: a benchmark is never a timed test."""
 
+import importlib
 import json
 import math
 import subprocess
@@ -82,3 +83,30 @@ def test_lockstep_is_one_process_to_the_bit():
     assert row["difference"] <= 1e-6
     assert row["weights"] > 100_000
     assert row["fp32_average"] > 0, "the comparison can see a rounding"
+
+
+def tiny_images(folder: Path) -> None:
+    """A CIFAR folder of a few images whose class is their brightness."""
+    folder.mkdir()
+    for name, count in (("data_batch_1.bin", 24), ("test_batch.bin", 12)):
+        labels = [number % 2 for number in range(count)]
+        pixels = [bytes([60 + 120 * label]) * 3072 for label in labels]
+        records = (bytes([one]) + image for one, image in zip(labels, pixels, strict=True))
+        (folder / name).write_bytes(b"".join(records))
+
+
+@pytest.mark.slow
+def test_split_methods_measures_a_row_and_prints_its_table(tmp_path, monkeypatch):
+    """A row is a real comparison, on gray copies in MNIST's files; tables come from rows without a run."""
+    tiny_images(tmp_path / "colour")
+    gray, rows = tmp_path / "gray", tmp_path / "rows.jsonl"
+    script = "split_methods.py"
+    assert not rows_of(script, "gray", "--data", str(tmp_path / "colour"), "--into", str(gray))
+    asked = ["--data", str(gray), "--name", "tiny", "--target", "0.01", "--results", str(rows)]
+    (row,) = rows_of(script, "methods", *asked, "--rows", "1")
+    assert row["method"] == "splitfed-v1"
+    assert row["reached"]["round"] == 1
+    # 24 images, 14x14 places of 16 channels at the cut, bf16
+    assert row["reached"]["payload"]["gradients down"] == 24 * 14 * 14 * 16 * 2
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    assert "| splitfed-v1 | 0.001 | 1 |" in importlib.import_module("split_tables").text_of([row])

@@ -1,5 +1,6 @@
 """The proxy's line: as late and as slow as it says, in order, and cut when it is closed."""
 
+import contextlib
 import socket
 import threading
 import time
@@ -69,9 +70,7 @@ def test_closing_cuts_what_stands(echo):
         end.sendall(b"x")
         assert end.recv(1) == b"x"
         link.close()
-        try:
+        with contextlib.suppress(ConnectionError):  # an abort may be told as a reset
             assert not end.recv(1)
-        except ConnectionError:
-            pass  # an abort may be told as a reset
     with pytest.raises(ConnectionError):
         dial(link)
