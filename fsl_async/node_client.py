@@ -403,15 +403,13 @@ def _place(
     )
 
 
-def _built_in(config: Config, own: Own) -> Task:
+def _built_in(config: Config) -> Task:
     """The built-in task. A server must not choose which code of this machine is run, so its name for one is only a hint."""
     wanted = config.train.task
     if wanted:
         raise TaskError(
             f"this run trains a task of its own ({wanted}): give this client its copy with --task FILE.py:FUNCTION"
         )
-    if config.split.is_on:
-        own.check(config)
     return load_task(SPLIT_TASK if config.split.is_on else "")
 
 
@@ -459,8 +457,10 @@ def join_run(
     error: str | None = None
     try:
         member = runtime.wait_welcome()
+        if member.config.split.is_on:
+            code.check(member.config)
         place = _place(runtime, member, log, data=data, threads=threads, own=code)
-        function = own or _built_in(member.config, code)
+        function = own or _built_in(member.config)
         log(_start_line(place, threads))
         Mark.take()
         function((make_fed or _fed)(runtime, place))

@@ -27,8 +27,17 @@ class Nodes:
     """A run in threads of this process: a parameter server, a split server where the method has one, clients."""
 
     def __init__(
-        self, config, run_dir, *, names=("site-a", "site-b"), data=None, own=None, apart=False
+        self,
+        config,
+        run_dir,
+        *,
+        names=("site-a", "site-b"),
+        data=None,
+        own=None,
+        task=None,
+        apart=False,
     ):
+        self.task = task
         self.config, self.run_dir, self.names, self.apart = config, run_dir, names, apart
         self.data, self.own = data or {}, own or {}
         self.lines, self.summaries, self.errors = [], {}, {}
@@ -101,7 +110,7 @@ class Nodes:
         return node_client.join_run(
             self.address,
             name,
-            None,
+            self.task,
             self.data.get(name),
             run_dir=None,
             stop=Stopper(),

@@ -186,6 +186,41 @@ def test_a_server_cannot_choose_what_code_a_client_runs(nodes, configured, image
     assert "give this client its copy with --model FILE.py:FUNCTION" in str(run.errors["site-a"])
 
 
+LOOP = """
+import torch
+from fsl_async.learn.split.task import begin
+
+def train(fed):
+    split = begin(fed)
+    for number in fed.rounds():
+        chance = torch.Generator().manual_seed(number)
+        for _ in range(3):
+            images = torch.randn(4, 1, 8, 8, generator=chance)
+            split.train_batch(images, images[:, 0, 0].argmax(1))
+        if not fed.end_round(samples=12):
+            return
+"""
+
+
+def test_a_loop_of_ones_own_trains_the_runs_halves(nodes, configured, own, tmp_path):
+    """Batches from anywhere: the loop is a task, the model the run's, and both are this site's copies."""
+    path = tmp_path / "loop.py"
+    path.write_text(LOOP)
+    config = configured(
+        "split.method=splitfed-v1",
+        f"model.family={own}:net",
+        "data.sample_shape=1x8x8",
+        "data.classes=10",
+        "train.task=loop.py:train",
+    )
+    code = Own(f"{own}:net")
+    run = nodes(config, task=f"{path}:train", own={"site-a": code, "site-b": code})
+    assert run.summaries["server"].uploads == 6
+    assert run.summaries["site-a"].tokens == 12
+    told = nodes(config, names=("site-a",), task=f"{path}:train", failing=True)
+    assert "--model FILE.py:FUNCTION" in str(told.errors["site-a"])
+
+
 @pytest.mark.parametrize("changed", ["WIDTH = 6", "cut"])
 def test_a_client_of_another_architecture_is_refused(
     changed, *, nodes, configured, images, own, tmp_path

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from fsl_async.errors import one_line
 from fsl_async.learn.buffers import Vector
 from fsl_async.learn.split import weights
 from fsl_async.learn.split.batches import Batch, Loss, Smashed, call, check_smashed, cross_entropy
@@ -369,8 +370,14 @@ class ServerHalf:
         return number
 
     def _run(self, values: Tensor, lengths: Tensor | None, number: int) -> Tensor:
-        with drawing(self.device, self._seed, "server", self._name, number):
-            return call(self.model, values, lengths)
+        try:
+            with drawing(self.device, self._seed, "server", self._name, number):
+                return call(self.model, values, lengths)
+        except (ValueError, IndexError) as error:
+            # Batch norm does not train on one sample; of those in front of it the statistics, nothing else, have moved.
+            raise SmashedRefused(
+                f"the server's half cannot take it: {one_line(str(error))}"
+            ) from error
 
     def _update(
         self, outputs: Tensor, gradient: Tensor | None, given: Tensor | None

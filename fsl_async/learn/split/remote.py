@@ -220,15 +220,23 @@ class SplitTraining:
             self._wait(lambda: entry.place in self._answers)
             with self._changed:
                 answer = self._answers.pop(entry.place, None)
-            if answer is None:
+            crossing = None if answer is None else self._crossing(entry, *answer)
+            if crossing is None:
                 entry.steps.close()
                 self.left_out += 1
                 return None
-            report = self._drive(entry, self._crossing(entry, *answer))
+            report = self._drive(entry, crossing)
             if report is not None:
                 return report.loss
 
-    def _crossing(self, entry: _Open, values: Vector, loss: float) -> CutGradient | Features:
+    def _crossing(self, entry: _Open, values: Vector, loss: float) -> CutGradient | Features | None:
+        """What came, in its shape; None where its size is not that of an answer to this step."""
+        try:
+            return self._shaped(entry, values, loss)
+        except ValueError:
+            return None
+
+    def _shaped(self, entry: _Open, values: Vector, loss: float) -> CutGradient | Features:
         shape = entry.shape
         found: Any = values
         if entry.batch.lengths is not None:

@@ -44,11 +44,15 @@ MAX_VALUES = 1 << 28
 
 @attrs.frozen
 class Cut:
-    """What uploads must look like: activations of one sample (-1: any size), classes, whether labels are one per token."""
+    """What uploads must look like: activations of one sample (-1: any size), classes, whether labels are one per token.
+
+    longest: no sequence may have more tokens; 0 where a model has no such limit.
+    """
 
     shape: tuple[int, ...]
     classes: int
     per_token: bool
+    longest: int = 0
 
 
 class ServerRoom:
@@ -87,7 +91,11 @@ class ServerRoom:
             found = (samples, max(lengths), *shape[1:])
         elif samples != shape[0]:
             return "samples do not fit the shape"
-        wanted = self.cut.shape
+        wanted, longest = self.cut.shape, self.cut.longest
+        if size_of(found) > MAX_VALUES:
+            return f"more than {MAX_VALUES} values once padded"
+        if longest and not (len(found) > 1 and 0 < found[1] <= longest):
+            return f"sequences must have 1 to {longest} tokens, as many as the model sees"
         if self.method.auxiliary == "none" and not label_bytes:
             return None  # a U-shape: the mathematics checks
         fits = len(found) == len(wanted) + 1 and all(

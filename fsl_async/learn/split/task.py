@@ -193,7 +193,9 @@ def _through(facts: Facts, *parts: nn.Module) -> tuple[int, ...]:
 def _cut(halves: Halves, facts: Facts) -> Cut:
     """What one sample's activations are like."""
     shape = _through(facts, halves.client)
-    return Cut((-1, *shape[1:]) if facts.language else shape, facts.classes, facts.language)
+    if not facts.language:
+        return Cut(shape, facts.classes, per_token=False)
+    return Cut((-1, *shape[1:]), facts.classes, per_token=True, longest=facts.shape[0])
 
 
 def warm_up() -> None:
