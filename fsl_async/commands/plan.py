@@ -114,7 +114,12 @@ def _shapes(method: str, model: str, cut: str | None, overrides: tuple[str, ...]
     from fsl_async.learn.split.shapes import shapes_of
 
     chosen = "splitfed-v2" if method in {"sl-u", "pretrain"} else method
-    given = {"split.method": chosen, "split.cut": cut or "", "model.family": model}
+    given = {
+        "split.method": chosen,
+        "split.cut": cut or "",
+        "model.family": model,
+        "split.labels_at_home": method == "sl-u",
+    }
     sets = [f"{key}={json.dumps(value)}" for key, value in given.items()]
     options = {"split.method": "--method", "split.cut": "--cut", "model.family": "--model"}
     return shapes_of(described(load(None, [*overrides, *sets], options)))

@@ -43,7 +43,9 @@ def shapes_of(config: Config) -> ModelShapes:
         counted([client], kept(client, batch.inputs, None)),
         counted([server], kept(server, values, batch.labels)),
     )
-    bent, tail_values = _bent(config, split(models.build_model(config, facts), cut, end), batch)
+    bent, tail_values = Part(), 0
+    if config.split.labels_at_home or straight.cut != end:  # else nothing lies between two cuts
+        bent, tail_values = _bent(config, split(models.build_model(config, facts), cut, end), batch)
     return ModelShapes(
         name=config.model.family,
         cut=straight.cut,
