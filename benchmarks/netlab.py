@@ -26,15 +26,16 @@ from fsl_async.netlab.profiles import profile, profiles
 ROWS = Path(__file__).parent / "results" / "netlab.jsonl"
 DOCS = Path(__file__).parents[1] / "docs" / "BENCHMARKS.md"
 BEGIN, END = "<!-- netlab rows -->", "<!-- end of netlab rows -->"
-_PORT = 5201
 
 
 def _iperf3(lab: Laboratory, seconds: float, streams: int) -> float | None:
-    """Mbit/s by iperf3, sender in the client's site; None where it is not installed."""
+    """Mbit/s by iperf3, sender in the second site; None where it is not installed."""
     path = shutil.which("iperf3")
     if path is None:
         return None
-    serve = lab.command("server", [path, "-s", "-1", "--forceflush", "-B", lab.address("server")])
+    server_site, client_site = lab.sites[:2]
+    address = lab.address(server_site)
+    serve = lab.command(server_site, [path, "-s", "-1", "--forceflush", "-B", address])
     with subprocess.Popen(serve, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
         while "listening" not in server.stdout.readline():
@@ -42,15 +43,15 @@ def _iperf3(lab: Laboratory, seconds: float, streams: int) -> float | None:
         send = [
             path,
             "-c",
-            lab.address("server"),
+            address,
             "-J",
             "-t",
-            str(int(seconds)),
+            str(max(1, int(seconds))),
             "-P",
             str(streams),
         ]
         done = subprocess.run(
-            lab.command("client", send),
+            lab.command(client_site, send),
             capture_output=True,
             text=True,
             timeout=seconds + 60,
@@ -63,8 +64,9 @@ def _iperf3(lab: Laboratory, seconds: float, streams: int) -> float | None:
 
 
 def measure(lab: Laboratory, name: str, seconds: float) -> dict[str, Any]:
-    """One row."""
+    """One row, between the first two sites."""
     lab.set("all", name)
+    server, client = lab.sites[:2]
     settings = profile(name)
     row: dict[str, Any] = {
         "bench": "netlab",
@@ -72,7 +74,7 @@ def measure(lab: Laboratory, name: str, seconds: float) -> dict[str, Any]:
         "backend": lab.backend,
         "rate_mbit": settings.rate_mbit or None,
         "delay_ms": settings.delay_ms,
-        "round_trip_ms": round(lab.round_trip_ms("client", "server", 20), 1),
+        "round_trip_ms": round(lab.round_trip_ms(client, server, 20), 1),
         "seconds": seconds,
     }
     runs = {"cubic_1": (1, "cubic"), "cubic_8": (8, "cubic")}
@@ -80,9 +82,7 @@ def measure(lab: Laboratory, name: str, seconds: float) -> dict[str, Any]:
     if "bbr" in there:
         runs["bbr_1"] = (1, "bbr")
     for title, (streams, congestion) in runs.items():
-        found = lab.stream(
-            "client", "server", seconds=seconds, streams=streams, congestion=congestion
-        )
+        found = lab.stream(client, server, seconds=seconds, streams=streams, congestion=congestion)
         row[title] = round(found.mbit_s, 2)
         row[f"{title}_again"] = found.retransmits
     row["iperf3_cubic_8"] = _iperf3(lab, seconds, 8)

@@ -141,9 +141,8 @@ def status(*, name: str, queues: bool, as_json: bool) -> int:
 def down(*, name: str, everything: bool) -> int:
     """End what runs in the sites and remove the laboratory, and what crashed ones left. Harmless when there is none."""
     require()
-    found = False
-    for one in records.names() if everything else [name]:
-        found = remove(one) or found
+    for one in (everything and records.names()) or [name]:
+        found = remove(one)
         click.echo(f"{one} is down" if found else f"there is no laboratory {one}")
     sweep(click.echo)
     left = [one for one in namespaces() if one.startswith(f"fsl-{name}-")]
