@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+import fsl_transport
 from fsl_async.compare.choices import Choices
 from fsl_async.compare.contest import Contest
 from fsl_async.compare.outcome import Outcome, Point
@@ -66,7 +67,23 @@ def in_one_process(choices, method_name):
         yield lockstep.evaluate(found.halves(), held_out)
 
 
-def test_scores_are_those_of_one_process_and_bytes_are_counted(images, tmp_path):
+@pytest.fixture
+def early(monkeypatch):
+    """What streams were offered in this process, and how much of each might go with the offer."""
+    found = []
+    for kind in (fsl_transport.ListenerEndpoint, fsl_transport.DialerEndpoint):
+
+        def offer(  # noqa: PLR0917 - that of the endpoint
+            self, peer, stream_id, meta, source, early_bytes=0, *, before=kind.offer
+        ):
+            found.append((stream_id.partition(":")[0], early_bytes))
+            before(self, peer, stream_id, meta, source, early_bytes)
+
+        monkeypatch.setattr(kind, "offer", offer)
+    return found
+
+
+def test_scores_are_those_of_one_process_and_bytes_are_counted(images, tmp_path, early):
     """The joined model that is scored must be x_c and x_s of the same round; with replicas their average, before anybody goes on."""
     choices = choices_for(images, "splitfed-v1", "fedavg", mode="lockstep")
     said = []
@@ -83,6 +100,10 @@ def test_scores_are_those_of_one_process_and_bytes_are_counted(images, tmp_path)
     payload = split.points[-1].payload
     assert payload["activations up"] == payload["gradients down"] == 4 * 24 * 64 * 4
     assert payload["labels up"] == 4 * 24
+    # all of a step's streams may go with their offers: 12 images, and their labels on the way up
+    assert min(size for kind, size in early if kind in {"up", "down"}) >= 12 * 64 * 4
+    assert min(size for kind, size in early if kind in {"delta", "full"}) > 0
+    assert {kind for kind, _ in early} >= {"up", "down", "delta", "full"}
     assert set(whole.points[-1].coded) == {"full model up", "full model down"}
     assert said[0].startswith("splitfed-v1: round 1 of 2, accuracy ")
 

@@ -398,3 +398,47 @@ def test_lossy_bulk_lane(seed, sizes, loss, window, unwritten):
             control.append(receiver.accept_fields())
         assert 0 <= receiver.credit.pending <= window
     assert got == data
+
+
+def test_a_sender_that_began_early_is_like_any_other_once_it_is_accepted():
+    """Credit counts by place in the stream: what was sent early and is not wanted must not count."""
+
+    def story(machine, first):
+        machine.accept(0, first, 0, 100)
+        for _ in range(2):
+            index, serial = machine.next_read()
+            machine.delivered(serial, bytes(7))
+            assert machine.take() == (index, bytes(7))
+        machine.grant(120, first + 1)
+        return (
+            machine.next_chunk,
+            machine.confirmed,
+            machine.credit.left,
+            machine._place,
+            machine._written,
+            list(machine._ends),
+        )
+
+    for first in (2, 3):
+        early = SendStream(1, 9, 1000)
+        early.begin_early(20)
+        for size in (8, 9):
+            _, serial = early.next_read()
+            early.delivered(serial, bytes(size))
+            assert early.take() is not None
+        assert early.next_read() is not None  # reads one ahead, as always
+        assert not early.is_accepted
+        assert story(early, first) == story(SendStream(1, 9, 1000), first)
+        assert early.is_accepted
+
+
+def test_nothing_but_accept_answers_an_early_sender():
+    """CREDIT and resumes are for streams that were accepted."""
+    early = SendStream(1, 9, 1000)
+    early.begin_early(20)
+    with pytest.raises(PeerError):
+        early.grant(50, 0)
+    with pytest.raises(PeerError):
+        early.accept(1, 0, 0, 50)
+    with pytest.raises(PeerError):
+        early.accept(0, 10, 0, 50)

@@ -289,10 +289,12 @@ def test_early_chunks_may_overtake_their_offer(world, pair, new_source, new_sink
     world.run(1)
     assert not sink.got
     client.endpoint.send_op = send_op
+    begun = world.scheduler.time()
     for given in held:
         send_op(*given)
     world.until(lambda: client.count(StreamSent))
     assert sink.content == b"abc" * 3
+    assert world.scheduler.time() - begun < 0.1  # nothing was waited for
 
 
 @pytest.mark.parametrize("first", [1, 3])

@@ -308,10 +308,8 @@ class Endpoint:
         if current is None or chunk.session != current.identity:
             return
         current.hear(now)
-        if peer.streams is None:
-            return
         try:
-            peer.streams.handle_chunk(chunk, now)
+            self._peer_streams(peer).handle_chunk(chunk, now)
         except PeerError as error:
             self._violated(peer, str(error), now)
         self.rearm(peer, now)
