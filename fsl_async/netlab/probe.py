@@ -7,15 +7,17 @@ probe.py source ADDRESS PORT STREAMS SECONDS [CONGESTION]    -> {"bytes", "secon
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import os
 import socket
-import statistics
 import struct
 import sys
 import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import asyncio
 
 _ECHO, _REPLY = 8, 0
 _PIECE = bytes(1 << 16)
@@ -74,7 +76,7 @@ def ping(address: str, count: int, interval_s: float, wait_s: float) -> None:
     _say(
         sent=len(sent),
         received=len(times),
-        median_ms=round(1e3 * statistics.median(took), 3),
+        median_ms=round(1e3 * took[len(took) // 2], 3),
         min_ms=round(1e3 * took[0], 3),
         max_ms=round(1e3 * took[-1], 3),
         doubled=doubled,
@@ -85,6 +87,8 @@ def ping(address: str, count: int, interval_s: float, wait_s: float) -> None:
 
 async def sink(address: str, seconds: float) -> None:
     """Count what comes over all connections, from the first byte to the last, and end when they are closed."""
+    import asyncio  # not for `ping`, which is run often
+
     total = 0
     first = last = 0.0
     opened = closed = 0
@@ -116,6 +120,8 @@ async def source(
     address: str, port: int, streams: int, seconds: float, congestion: str = ""
 ) -> None:
     """Send as fast as the connections take it, for so many seconds."""
+    import asyncio
+
     total = 0
     retransmits = 0
     begun = time.perf_counter()
@@ -146,7 +152,10 @@ def main(kind: str, *words: str) -> None:
     """Run one probe."""
     if kind == "ping":
         ping(words[0], int(words[1]), float(words[2]), float(words[3]))
-    elif kind == "sink":
+        return
+    import asyncio
+
+    if kind == "sink":
         asyncio.run(sink(words[0], float(words[1])))
     else:
         asyncio.run(source(words[0], int(words[1]), int(words[2]), float(words[3]), *words[4:5]))

@@ -1,7 +1,6 @@
 """Links do what they are told: seen from the sites, through whichever backend this machine has. Bounds are generous."""
 
 import json
-import math
 import os
 import signal
 import subprocess
@@ -18,7 +17,7 @@ from fsl_async.netlab.laboratory import Laboratory
 SLOW = float(os.environ.get("FSL_TEST_TIME_UNIT", "1"))
 
 
-def pings(lab, count, interval_s, wait_s=0.6):
+def pings(lab, count, interval_s, wait_s=0.3):
     return lab.probe(
         "client-1", "ping", lab.address("server"), str(count), str(interval_s), str(wait_s)
     )
@@ -46,7 +45,7 @@ def test_jitter_spreads_and_keeps_order(lab):
 def test_loss_is_seen(lab, burst):
     """10 % each way is 19 % of the round trips; in bursts it is fewer and longer gaps."""
     lab.set("client-1", "delay=1", "loss=10%", f"burst={burst}")
-    found = pings(lab, 500, 0.0015)
+    found = pings(lab, 400, 0.0015)
     lost = found["sent"] - found["received"]
     assert 0.06 < lost / found["sent"] < 0.38
     mean_gap = lost / found["gaps"]
@@ -64,7 +63,7 @@ def test_duplicates_and_overtaking(lab):
 def test_rate_is_kept(lab):
     """10 Mbit/s carry 10 Mbit/s: the line's own overhead below, nothing above."""
     lab.set("client-1", "dsl")
-    found = lab.stream("client-1", "server", seconds=2.0)
+    found = lab.stream("client-1", "server", seconds=1.5)
     assert 5 < found.mbit_s < 10.1
 
 
@@ -73,7 +72,6 @@ def test_cut_and_heal(lab):
     lab.set("client-1", "delay=10")
     lab.cut("client-1")
     assert pings(lab, 5, 0.01, 0.3)["received"] == 0
-    assert math.isinf(lab.round_trip_ms("client-1", "server", 1))
     assert lab.round_trip_ms("client-2", "server") < 45
     lab.set("client-1", "delay=15")  # a cut link can be changed, and stays cut
     assert pings(lab, 3, 0.01, 0.3)["received"] == 0
