@@ -228,9 +228,9 @@ def _decline_without_a_line(monkeypatch):
     ],
 )
 def test_a_defect_is_found(worse, method, defect, monkeypatch):
-    """An invariant that nothing can violate checks nothing: each defect here must be reported."""
+    """An invariant that nothing can violate checks nothing: each defect here must be reported. Some need a rare moment, so a second storm."""
     defect(monkeypatch)
-    assert run(method, hours=0.6, seed=3).truth.violations
+    assert any(run(method, hours=0.6, seed=seed).truth.violations for seed in (3, 6))
 
 
 def test_a_client_that_waits_for_ever_is_seen(monkeypatch):
