@@ -143,7 +143,7 @@ class Outgoing:
     category: Category
     direction: Direction
     traffic: Traffic
-    coded: dict[int, bytes] = field(factory=dict)
+    measured: set[int] = field(factory=set)
     losses: dict[int, tuple[float, float]] = field(factory=dict)  # of frames not counted yet
 
     @property
@@ -169,11 +169,13 @@ class Outgoing:
             return None
         if index >= chunks_of(parcel.values.size):
             return parcel.labels
-        if index not in self.coded:
-            spec = spec_for(self.number_format, parcel.shape[-1], self.fineness)
-            self.coded[index] = frame = encode_chunk(parcel.values, index, spec)
+        # Coded anew when it is asked for again, which is seldom: frames that are kept would be memory per client.
+        spec = spec_for(self.number_format, parcel.shape[-1], self.fineness)
+        frame = encode_chunk(parcel.values, index, spec)
+        if index not in self.measured:
+            self.measured.add(index)
             self.losses[index] = coding_loss(parcel.values, index, frame)
-        return self.coded[index]
+        return frame
 
     def _counted(
         self, index: int, frame: bytes | None, deliver: Callable[[tp.Buffer | None], None]

@@ -9,6 +9,7 @@ width stands for that, so one more value has to fit. Little-endian.
 from __future__ import annotations
 
 import math
+import mmap
 from collections.abc import Sequence
 from typing import Any
 
@@ -28,6 +29,7 @@ IGNORED = -100
 
 DEFAULT_BLOCK = 128
 _SMALLEST_BLOCK = 16
+_OWN_PAGES_BYTES = 1 << 16
 _WIDTHS: dict[int, npt.DTypeLike] = {1: "<u1", 2: "<u2", 4: "<u4"}
 
 
@@ -76,11 +78,23 @@ def coding_loss(values: Values, index: int, frame: bytes) -> tuple[float, float]
     return (errors, sizes) if math.isfinite(errors) and math.isfinite(sizes) else (0.0, 0.0)
 
 
+def room_for(values: int) -> Values:
+    """Zeros that live on pages of their own, float32 (values,).
+
+    Some of what is decoded is kept for many rounds (buffers to align with). Between the short-lived blocks of a training step in the
+    heap, each would pin the pages around it, and memory would grow by more than what is kept.
+    """
+    size = 4 * values
+    if size < _OWN_PAGES_BYTES:
+        return np.zeros(values, np.float32)
+    return np.frombuffer(mmap.mmap(-1, size), np.float32)
+
+
 def decode_chunks(frames: Sequence[bytes], values: int) -> Values:
     """All frames of a flat vector. Raises PayloadError for anything but exactly these values."""
     if len(frames) != chunks_of(values):
         raise PayloadError(f"{len(frames)} frames for {values} values")
-    found = np.empty(values, np.float32)
+    found = room_for(values)
     for index, frame in enumerate(frames):
         room = found[index * CHUNK_VALUES : (index + 1) * CHUNK_VALUES]
         try:
