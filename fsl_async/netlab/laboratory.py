@@ -8,6 +8,7 @@ with Laboratory(["server", "client-1", "client-2"], profile="dsl") as lab:
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import sys
@@ -24,6 +25,7 @@ from fsl_async.netlab.profiles import LinkSettings
 from fsl_async.netlab.records import LinkState, Process, Record
 
 PROBE_S = 60.0
+_NUMBERS = itertools.count(1)
 _TAIL_S = 20.0
 _PROBE = Path(__file__).with_name("probe.py")
 
@@ -89,7 +91,7 @@ class Laboratory:
         name: str = "",
         lasting: bool = False,
     ) -> None:
-        self._plan = plan.make(name or f"p{os.getpid()}", sites, pairs, congestion)
+        self._plan = plan.make(name or f"p{os.getpid()}-{next(_NUMBERS)}", sites, pairs, congestion)
         settings = profiles.profile(profile)
         self._lasting = lasting
         self._record = Record(
