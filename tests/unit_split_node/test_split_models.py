@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+from pathlib import Path
 
 import attrs
 import numpy as np
@@ -174,6 +175,25 @@ def test_own_model_and_own_auxiliary(nodes, configured, images, own):
     assert traffic["auxiliary up"] == 4 * 2 * (
         5 * 3 + 3 + 3 * 10 + 10
     )  # the initial one, and one more
+
+
+def test_the_example_of_an_own_model_is_one(configured):
+    """People begin with a copy of it."""
+    example = Path(__file__).parents[2] / "examples" / "split_model.py"
+    config = configured(
+        "split.method=fsl-sage",
+        f"model.family={example}:net",
+        f"split.auxiliary={example}:small",
+        "split.cut=stage1",
+        "data.sample_shape=3x32x32",
+        "data.classes=10",
+    )
+    parts = task.build_parts(config, at_client=True)
+    _, _, cut, other = task.build_server(config, torch.device("cpu"))
+    assert cut.shape == (16, 16, 16)
+    assert parts.architecture == other.architecture
+    first, second = parts.halves.client.state_dict(), other.halves.client.state_dict()
+    assert all(torch.equal(first[name], second[name]) for name in first), "the seed is the run's"
 
 
 def test_a_server_cannot_choose_what_code_a_client_runs(nodes, configured, images, own):
