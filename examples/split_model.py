@@ -1,4 +1,4 @@
-"""A model of your own for split learning, and an auxiliary model of your own for the methods that train by one.
+r"""A model of your own for split learning, and an auxiliary model of your own for the methods that train by one.
 
     bin/fsl-node --role server --with-ps --data IMAGES --model examples/split_model.py:net --auxiliary examples/split_model.py:small \\
         --set split.method=fsl-sage --set split.cut=stage1 --set sync.clients=2 127.0.0.1:7100
