@@ -110,3 +110,11 @@ def test_split_methods_measures_a_row_and_prints_its_table(tmp_path, monkeypatch
     assert row["reached"]["payload"]["gradients down"] == 24 * 14 * 14 * 16 * 2
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     assert "| splitfed-v1 | 0.001 | 1 |" in importlib.import_module("split_tables").text_of([row])
+
+
+@pytest.mark.slow
+def test_split_server_memory_measures_a_real_server():
+    """What is counted is built from the same parts as the server's: a part that is renamed has to show here."""
+    (row,) = rows_of("split_server_memory.py", "--smoke", "--methods", "fsl-sage", "--clients", "1")
+    assert row["kept_buffer"] == 64 * (4 * 4 * 16 * 16 + 8)
+    assert row["grown"] > row["kept"] > 0

@@ -1,0 +1,245 @@
+"""What a split server's memory grows by with each client, beside what it keeps for that client by configuration.
+
+    python benchmarks/split_server_memory.py > benchmarks/results/split_server_memory.jsonl      (about ten minutes on two cores)
+    python benchmarks/split_server_memory.py --table
+
+Starts `fsl-node --role server` as a process of its own, and the parameter server and so many clients in this one: real sockets, real
+uploads, alignments and checkpoints, some rounds of each. One JSON object a row, for 1, 2, 4 and 8 clients.
+
+    kept        what is kept for one client, counted: fsl-sage the auxiliary model, its Adam moments, and the buffer of samples with their labels;
+                splitfed-v1 the replica of the server's half, its moments, and `in_flight` answers. And `in_flight` uploads, as they came and decoded.
+    grown       the highest resident memory of the server's process beyond what it had when it listened
+    per_client  grown, minus that of the row with one client, for each client more
+    beyond      (per_client - kept) / kept; the limit is 0.05
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import signal
+import struct
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from fsl_async import node_client, node_ps
+from fsl_async.config import load
+from fsl_async.learn.datasets.facts import described
+from fsl_async.learn.split import task, weights
+from fsl_async.stopper import Stopper
+
+RESULTS = Path(__file__).parent / "results" / "split_server_memory.jsonl"
+SIDE = 32
+WIDTHS = {"fsl-sage": 16, "splitfed-v1": 64}
+"""Of the small CNN, cut at "pool1". fsl-sage: 16 KiB a sample at the cut, twice that of the published ResNet-18. splitfed-v1: replicas of 8.7 MB."""
+
+
+def settings(method: str, clients: int, *, smoke: bool) -> dict[str, Any]:
+    """Of one row. Every buffer is full when the second round aligns."""
+    samples = 64 if smoke else 1024
+    return {
+        "split.method": method,
+        "split.listen": "tcp://127.0.0.1:0",
+        "split.samples": samples if method == "fsl-sage" else 64,
+        "split.buffer_samples": samples,
+        "split.upload_every": 1,
+        "split.align_every": 1,
+        "split.align_passes": 1,
+        "split.checkpoint_every": 10,
+        "listen.address": "tcp://127.0.0.1:0",
+        "sync.clients": clients,
+        "sync.min_clients": clients,
+        "run.rounds": 2,
+        "data.holdout": 0.0,
+        "session.expire_after_s": 120.0,
+        "train.batch": 64 if method == "fsl-sage" and not smoke else 16,
+        "train.threads": 1,
+        "train.device": "cpu",
+        "model.family": "small-cnn",
+        "model.sizes": f"width={4 if smoke else WIDTHS[method]}",
+        "split.cut": "pool1",
+        "split.auxiliary": "linear",
+    }
+
+
+def kept_bytes(chosen: Mapping[str, Any]) -> dict[str, int]:
+    """What the server keeps for one client, by what it is."""
+    config = load(None, [f"{key}={json.dumps(value)}" for key, value in chosen.items()])
+    parts = task.build_parts(described(config), at_client=False)
+    values = int(config.model.sizes.partition("=")[2]) * (SIDE // 2) ** 2
+    sample = 4 * values + 8  # fp32 activations, an int64 label
+    under_way = config.split.in_flight * chosen["train.batch"]
+    found = {"in_flight": under_way * (2 * values + sample)}  # in bf16 as it came, and decoded
+    if chosen["split.method"] == "fsl-sage":
+        assert parts.auxiliary is not None
+        model = weights.state_bytes(parts.auxiliary)
+        return found | {
+            "model": model,
+            "moments": 2 * model,
+            "buffer": chosen["split.buffer_samples"] * sample,
+        }
+    assert parts.halves.server is not None
+    model = weights.state_bytes(parts.halves.server)
+    return found | {"model": model, "moments": 2 * model, "answers": under_way * 4 * values}
+
+
+def write_images(folder: Path, samples: int) -> None:
+    """Random ones, in MNIST's layout."""
+    chance = np.random.default_rng(0)
+    found = {
+        "images-idx3": chance.integers(0, 256, (samples, SIDE, SIDE)),
+        "labels-idx1": np.arange(samples) % 10,
+    }
+    for name, values in found.items():
+        head = struct.pack(f">HBB{values.ndim}I", 0, 8, values.ndim, *values.shape)
+        (folder / f"train-{name}-ubyte").write_bytes(head + values.astype(np.uint8).tobytes())
+
+
+def memory_bytes(pid: int, name: str) -> int:
+    """VmRSS (now) or VmHWM (the most so far) of a process."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith(name):
+            return 1024 * int(line.split()[1])
+    raise RuntimeError(f"no {name} of process {pid}: it has ended")
+
+
+@contextlib.contextmanager
+def serving(folder: Path, chosen: Mapping[str, Any]) -> Iterator[tuple[int, str]]:
+    """A split server: its process id and its address."""
+    sets = [
+        part for key, value in chosen.items() for part in ("--set", f"{key}={json.dumps(value)}")
+    ]
+    with (folder / "server.log").open("w") as errors:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "fsl_async.cli", "--role", "server", "--json", "--run-dir", str(folder / "split"), *sets],
+            stdout=subprocess.PIPE, stderr=errors, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )  # fmt: skip
+    assert process.stdout is not None
+    try:
+        for line in process.stdout:
+            said = json.loads(line) if line.startswith("{") else {}
+            if said.get("event") == "listening":
+                yield process.pid, said["address"]
+                return
+        raise RuntimeError((folder / "server.log").read_text() or "the server said nothing")
+    finally:
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=60)
+
+
+def train(folder: Path, chosen: Mapping[str, Any], server: str, watch: Any) -> int:
+    """The parameter server and the clients, until the last round is nearly over; returns what `watch` gave then."""
+    overrides = [
+        f"{key}={json.dumps(value)}" for key, value in (chosen | {"split.server": server}).items()
+    ]
+    config, stop, told = load(None, overrides), Stopper(), threading.Event()
+    address: list[str] = []
+    lines: list[str] = []
+
+    def announce(bound: str) -> None:
+        address.append(bound)
+        told.set()
+
+    (folder / "ps").mkdir()
+    serve = lambda: node_ps.serve(config, folder / "ps", from_version=None, announce=announce, log=lines.append, stop=stop)  # noqa: E731  # fmt: skip
+    join = lambda name: node_client.join_run(address[0], name, None, None, run_dir=None, stop=stop, log=lines.append)  # noqa: E731  # fmt: skip
+    threads = [threading.Thread(target=serve, daemon=True)]
+    threads[0].start()
+    told.wait(60)
+    for number in range(chosen["sync.clients"]):
+        threads.append(threading.Thread(target=join, args=(f"site-{number}",), daemon=True))
+        threads[-1].start()
+    highest = 0
+    while any(thread.is_alive() for thread in threads):
+        threads[0].join(0.05)
+        with contextlib.suppress(RuntimeError, OSError):
+            highest = max(highest, watch())
+    return highest
+
+
+def row(method: str, clients: int, *, smoke: bool) -> dict[str, Any]:
+    """Measure one."""
+    chosen = settings(method, clients, smoke=smoke)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        write_images(folder, clients * chosen["split.buffer_samples"])
+        chosen = chosen | {"data.path": str(folder)}
+        kept = kept_bytes(chosen)
+        with serving(folder, chosen) as (pid, address):
+            start = memory_bytes(pid, "VmRSS")
+            highest = train(folder, chosen, address, lambda: memory_bytes(pid, "VmHWM"))
+    return {
+        "bench": "split_server_memory",
+        "method": method,
+        "clients": clients,
+        "start": start,
+        "grown": highest - start,
+        "kept": sum(kept.values()),
+        **{f"kept_{what}": size for what, size in kept.items()},
+    }
+
+
+def compared(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """With what each client more has cost."""
+    first = {each["method"]: each for each in rows if each["clients"] == 1}
+    found = []
+    for each in rows:
+        more = each["clients"] - 1
+        if more and each["method"] in first:
+            per_client = (each["grown"] - first[each["method"]]["grown"]) / more
+            share = round((per_client - each["kept"]) / each["kept"], 4)
+            each = {**each, "per_client": round(per_client), "beyond": share}  # noqa: PLW2901 - a new one
+        found.append(each)
+    return found
+
+
+def table(rows: list[dict[str, Any]]) -> list[str]:
+    """For docs/BENCHMARKS.md."""
+    made = [
+        "| method | clients | grown MB | kept for a client MB | per client more MB | beyond |",
+        "| --- | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    for each in compared(rows):
+        more = (
+            f"{each['per_client'] / 1e6:.2f} | {each['beyond']:+.1%}" if "beyond" in each else " | "
+        )
+        made.append(
+            f"| {each['method']} | {each['clients']} | {each['grown'] / 1e6:.1f} | {each['kept'] / 1e6:.2f} | {more} |"
+        )
+    return made
+
+
+def main() -> None:
+    """Print the rows."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--methods", default="fsl-sage,splitfed-v1")
+    parser.add_argument("--clients", default="1,2,4,8")
+    parser.add_argument("--smoke", action="store_true", help="a tiny model: does it run?")
+    parser.add_argument("--table", action="store_true", help="print the kept rows as a table")
+    options = parser.parse_args()
+    if options.table:
+        print("\n".join(table([json.loads(line) for line in RESULTS.read_text().splitlines()])))
+        return
+    torch.set_num_threads(1)
+    for method in options.methods.split(","):
+        rows: list[dict[str, Any]] = []
+        for clients in map(int, options.clients.split(",")):
+            rows.append(row(method, clients, smoke=options.smoke))
+            print(json.dumps(compared(rows)[-1]), flush=True)
+
+
+if __name__ == "__main__":
+    main()
