@@ -31,8 +31,10 @@ OWN: Final = 2
 STATIC: Final = 3
 SHARED: Final = 4
 
-_SAMPLED_RUNS: Final = 16
-_MINIMUM_RUN: Final = 128
+_SAMPLED_EVERY: Final = (
+    17  # an odd number, so that the rows of a matrix are not all met at the same place
+)
+_SAMPLED_RUN: Final = 1024
 _WORD_TYPES: Final = {8: np.uint8, 16: np.uint16, 32: np.uint32}
 
 
@@ -81,13 +83,14 @@ class Sample:
         return self.words.size == self.values
 
 
-def sample_of(words: WordArray, block_values: int) -> Sample:
-    """The code words (n,) of a small chunk; of a larger one every sixteenth run of 128 or block_values of them."""
+def sample_of(words: WordArray) -> Sample:
+    """The code words (n,) of a small chunk; of a larger one every seventeenth run of 1024 of them."""
     if words.size <= BLOCK_SYMBOLS:
         return Sample(words, words.size)
-    run = max(_MINIMUM_RUN, block_values)
-    starts = range(0, words.size, _SAMPLED_RUNS * run)
-    return Sample(np.concatenate([words[start : start + run] for start in starts]), words.size)
+    starts = range(0, words.size, _SAMPLED_EVERY * _SAMPLED_RUN)
+    return Sample(
+        np.concatenate([words[start : start + _SAMPLED_RUN] for start in starts]), words.size
+    )
 
 
 def _rotate_left(words: WordArray, count: int, code_bits: int) -> WordArray:

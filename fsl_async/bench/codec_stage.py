@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 NUMPY = "numpy"
 NATIVE_PATHS = ("avx512", "avx2", "scalar")
-_RUN_VALUES = 128
 _SLACK_BYTES = 64
 
 
@@ -60,7 +59,7 @@ class NumpyStage:
 
     def _encoded(self) -> bytes:
         pieces: list[bytes] = []
-        plan = plan_chunk(sample_of(self._codes, _RUN_VALUES), self._format)
+        plan = plan_chunk(sample_of(self._codes), self._format)
         write_plan(plan, pieces)
         for start in range(0, self._codes.size, BLOCK_SYMBOLS):
             write_words(

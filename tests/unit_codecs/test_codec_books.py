@@ -218,17 +218,18 @@ def test_books_of_one_frame_serve_the_next(name):
     books = codebooks_of(encode(lopsided(100_000), spec))
     assert books
     assert len(set(books)) == len(books)
-    values = lopsided(2000, seed=1)
+    count = 1000 if name == "fp32" else 2000  # books of single bytes save little
+    values = lopsided(count, seed=1)
     alone, shared = encode(values, spec), encode(values, spec, books=books)
     assert len(shared) < len(alone), "shared books were not used"
     assert not set(codebooks_of(shared, books=books)) & set(books)
     expected = decode(alone)
     assert decode(shared, books=books).tobytes() == expected.tobytes()
     assert decode(shared, books=books[::-1]).tobytes() == expected.tobytes()
-    out = np.zeros(2000, np.float32)
-    assert decode_into(shared, out, books=books) == 2000
+    out = np.zeros(count, np.float32)
+    assert decode_into(shared, out, books=books) == count
     assert out.tobytes() == expected.tobytes()
-    assert decode_accumulate(shared, out, 1.0, books=books) == 2000
+    assert decode_accumulate(shared, out, 1.0, books=books) == count
     assert out.tobytes() == (expected + expected).tobytes()
     for receive in (decode, codebooks_of, lambda frame: decode_into(frame, out)):
         with pytest.raises(FrameError, match="no book 0x"):
@@ -264,7 +265,8 @@ def test_a_book_that_is_given_in_vain_changes_nothing():
 def test_symbols_without_a_code_are_listed(name):
     """A book from other data meets symbols that it never saw: they cost a byte more, and come back."""
     spec = CodecSpec(name)
-    book = codebooks_of(encode(lopsided(20_000), spec))[0]
+    seen = 17_000 if name == "uniform" else 20_000  # of which a sample has one run or two
+    book = codebooks_of(encode(lopsided(seen), spec))[0]
     values = lopsided(2000, seed=4)
     if name != "uniform":  # of which Gaussian tails are enough
         values[::200] *= np.float32(1e-4)
@@ -288,6 +290,6 @@ def test_a_book_without_escape_is_not_trusted_beyond_the_sample():
     books = codebooks_of(encode(values[:16_384], spec))
     assert [book.escape for book in books] == [0]
     at = np.arange(count)
-    values[(at // 128 % 16 != 0) & (at % 100 == 7)] = 0.001
+    values[(at // 1024 % 17 != 0) & (at % 100 == 7)] = 0.001
     decoded = decode(encode(values, spec, books=books), books=books)
     assert np.abs(decoded - values).max() < 0.04

@@ -29,22 +29,40 @@ def huffman_lengths(counts):
     return lengths
 
 
-def package_merge_lengths(counts, limit):
-    """Package-merge with explicit symbol sets, as docs/WIRE.md tells it."""
+def documented_lengths(counts, limit):
+    """As docs/WIRE.md tells it, with a sorted list in place of the queues, and lengths in place of numbers of leaves."""
     leaves = sorted((count, symbol) for symbol, count in enumerate(counts) if count)
-    leaves = [(count, False, [symbol]) for count, symbol in leaves]
+    # (weight, leaf before package, order of making, ranks)
+    items = [(count, 0, rank, [rank]) for rank, (count, _) in enumerate(leaves)]
+    depths = [0] * len(leaves)
+    made = 0
+    while len(items) > 1:
+        items.sort()
+        (first_weight, *_, first), (second_weight, *_, second), *items = items
+        for rank in first + second:
+            depths[rank] += 1
+        items.append((first_weight + second_weight, 1, made, first + second))
+        made += 1
+    depths = sorted((min(depth, limit) for depth in depths), reverse=True)
+    while sum(1 << (limit - depth) for depth in depths) > 1 << limit:
+        depth = max(depth for depth in depths if depth < limit)
+        depths.remove(depth)
+        depths.remove(limit)
+        depths = sorted([*depths, depth + 1, depth + 1], reverse=True)
+    lengths = [0] * len(counts)
+    for (_, symbol), depth in zip(leaves, depths, strict=True):
+        lengths[symbol] = depth
+    return lengths
+
+
+def optimal_cost(counts, limit):
+    """Package-merge (Larmore and Hirschberg, JACM 1990): the weight of the first 2m - 2 items of the last list."""
+    leaves = sorted(count for count in counts if count)
     items = leaves
     for _ in range(limit - 1):
-        packages = [
-            (left[0] + right[0], True, left[2] + right[2])
-            for left, right in zip(items[0::2], items[1::2], strict=False)
-        ]
-        items = sorted(leaves + packages, key=lambda item: (item[0], item[1]))
-    lengths = [0] * len(counts)
-    for _, _, symbols in items[: 2 * len(leaves) - 2]:
-        for symbol in symbols:
-            lengths[symbol] += 1
-    return lengths
+        packages = [left + right for left, right in zip(items[0::2], items[1::2], strict=False)]
+        items = sorted(leaves + packages)
+    return sum(items[: 2 * len(leaves) - 2])
 
 
 def cost(counts, lengths):
@@ -79,10 +97,17 @@ def test_ties_break_as_documented(counts, limit):
     if sum(count > 0 for count in counts) < 2:
         counts = [1, 1, *counts]
     lengths = code_lengths(np.array(counts), limit)
-    assert lengths.tolist() == package_merge_lengths(counts, limit)
+    assert lengths.tolist() == documented_lengths(counts, limit)
 
 
-def test_fibonacci_counts_meet_the_limit_at_the_optimum():
+@UNHURRIED
+@given(COUNTS)
+def test_the_limit_costs_little_more_than_it_must(counts):
+    """Room is made for leaves that are brought up without looking at their weights; the optimum does look."""
+    assert cost(counts, code_lengths(np.array(counts))) <= 1.02 * optimal_cost(counts, LENGTH_LIMIT)
+
+
+def test_fibonacci_counts_meet_the_limit_near_the_optimum():
     """Fibonacci counts make plain Huffman as deep as it gets, here 29 levels."""
     counts = [1, 1]
     while len(counts) < 30:
@@ -90,7 +115,8 @@ def test_fibonacci_counts_meet_the_limit_at_the_optimum():
     lengths = code_lengths(np.array(counts))
     assert max(huffman_lengths(counts)) == 29
     assert lengths.max() == LENGTH_LIMIT
-    assert lengths.tolist() == package_merge_lengths(counts, LENGTH_LIMIT)
+    assert lengths.tolist() == documented_lengths(counts, LENGTH_LIMIT)
+    assert cost(counts, lengths) <= 1.02 * optimal_cost(counts, LENGTH_LIMIT)
     assert all(left >= right for left, right in pairwise(lengths.tolist()))
 
 

@@ -38,7 +38,7 @@ struct Book {
 // complete code of 2 to 256 leaves.
 Status make_book(int width, int escape, const std::uint8_t* lengths, Book& book);
 
-// The optimal book for symbols that occur `counts` times. A sampled one gets an escape for the symbols that do not occur. At least two
+// The Huffman book for symbols that occur `counts` times. A sampled one gets an escape for the symbols that do not occur. At least two
 // symbols occur, or one, and it is sampled.
 void make_own_book(const std::uint32_t* counts, int width, bool is_sampled, Book& book);
 

@@ -145,13 +145,17 @@ Status ChunkDecoder::read_scales(std::size_t count, Block& block) {
   return {};
 }
 
-// The plane's ranks, and the list of its escaped symbols.
+// The plane's ranks, and the list of its escaped symbols, whose places are in scratch_.positions.
 Status ChunkDecoder::read_ranks(const PlanePlan& plane, std::size_t count, std::uint8_t* ranks, const std::uint8_t*& listed,
                                 std::size_t& escapes, Prefetch& prefetch) {
   const Book& book = *plane.book;
-  const std::size_t bytes = kernels_.read_tree(book.nodes, position_, end_, count, book.escape_rank, scratch_.tree, ranks, escapes, prefetch);
+  const std::size_t bytes = kernels_.read_tree(book.nodes, position_, end_, count, scratch_.tree, ranks, prefetch);
   if (bytes == SIZE_MAX) return {Fault::kPayloadEnds};
   position_ += bytes;
+  escapes = 0;
+  if (book.escape_rank != kNoEscape) {
+    escapes = kernels_.find_byte(ranks, count, static_cast<std::uint8_t>(book.escape_rank), scratch_.positions);
+  }
   if (left() < escapes) return {Fault::kPayloadEnds};
   listed = position_;
   position_ += escapes;
@@ -183,10 +187,7 @@ Status ChunkDecoder::read_symbols(const PlanePlan& plane, std::size_t count, std
   const Status status = read_ranks(plane, count, ranks, listed, escapes, prefetch);
   if (!status.ok()) return status;
   kernels_.join(ranks, plane.book->symbol_of_rank, nullptr, count, false, 0, symbols);
-  for (const std::uint8_t* found = ranks; escapes > 0; --escapes) {
-    found = static_cast<const std::uint8_t*>(std::memchr(found, plane.book->escape_rank, count - static_cast<std::size_t>(found - ranks)));
-    symbols[found++ - ranks] = *listed++;
-  }
+  for (std::size_t i = 0; i < escapes; ++i) symbols[scratch_.positions[i]] = listed[i];
   return {};
 }
 
@@ -210,10 +211,9 @@ Status ChunkDecoder::read_codes(std::size_t count, std::uint8_t* codes, Prefetch
     kernels_.join(ranks, high.book->symbol_of_rank, position_, count, split.rotated, low_width, codes);
     position_ += low_bytes;
     // An escaped symbol has come out as 0.
-    for (const std::uint8_t* found = ranks; escapes > 0; --escapes) {
-      found = static_cast<const std::uint8_t*>(std::memchr(found, high.book->escape_rank, count - static_cast<std::size_t>(found - ranks)));
-      std::uint8_t& code = codes[found++ - ranks];
-      const unsigned symbol = static_cast<unsigned>(*listed++) << low_width;
+    for (std::size_t i = 0; i < escapes; ++i) {
+      std::uint8_t& code = codes[scratch_.positions[i]];
+      const unsigned symbol = static_cast<unsigned>(listed[i]) << low_width;
       code = split.rotated ? rotate_right(symbol | rotate_left(code)) : static_cast<std::uint8_t>(symbol | code);
     }
     return {};

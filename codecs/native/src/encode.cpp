@@ -56,8 +56,7 @@ class ChunkEncoder {
   float* residual(std::size_t offset) const { return source_.residual == nullptr ? nullptr : source_.residual + start_ + offset; }
   Prefetch upcoming(std::size_t offset) const;
   bool has_successor() const;
-  void fetch_sample_of_successor(std::size_t part, std::size_t parts) const;
-  std::size_t sampled_run() const { return settings_.block_values > kMinimumSampledRun ? settings_.block_values : kMinimumSampledRun; }
+  void fetch_sample_of_successor(std::size_t run, std::size_t part, std::size_t parts) const;
   const ChunkPlan* plan(bool everything);
   Attempt write_coded(const ChunkPlan& plan, std::uint8_t* out, std::size_t& bytes, std::size_t& raw_bytes);
   Attempt too_long(const ChunkPlan& plan, std::size_t offset);
@@ -110,21 +109,17 @@ Prefetch ChunkEncoder::upcoming(std::size_t offset) const {
   return {reinterpret_cast<const char*>(chunk + 4 * from), reinterpret_cast<const char*>(chunk + 4 * to)};
 }
 
-// Part `part` of `parts` of the next chunk's sample, whose runs stand too far apart for the machine to foresee them. Not earlier than in
-// the last block: lines this far apart share few places of a cache.
-void ChunkEncoder::fetch_sample_of_successor(std::size_t part, std::size_t parts) const {
+// Part `part` of `parts` of run `run` of the next chunk's sample, which the machine cannot foresee.
+void ChunkEncoder::fetch_sample_of_successor(std::size_t run, std::size_t part, std::size_t parts) const {
 #if defined(__GNUC__)
-  if (!has_successor() || !settings_.entropy) return;
-  const std::uintptr_t successor = reinterpret_cast<std::uintptr_t>(source_.fp32 + start_) + 4 * count_;
-  const std::size_t run = sampled_run();
-  const std::size_t stride = kSampledEvery * run;
-  const std::size_t runs = blocks_of(count_, stride);
-  for (std::size_t i = part * runs / parts; i < (part + 1) * runs / parts; ++i) {
-    for (std::size_t line = 0; line < 4 * run; line += 64) {
-      __builtin_prefetch(reinterpret_cast<const char*>(successor + 4 * i * stride + line), 0, 2);
-    }
+  if (!has_successor() || !settings_.entropy || run * kSampledStride >= count_) return;
+  constexpr std::size_t kBytes = 4 * kSampledRun;
+  const std::uintptr_t from = reinterpret_cast<std::uintptr_t>(source_.fp32 + start_) + 4 * (count_ + run * kSampledStride);
+  for (std::size_t byte = part * kBytes / parts; byte < (part + 1) * kBytes / parts; byte += 64) {
+    __builtin_prefetch(reinterpret_cast<const char*>(from + byte), 0, 2);
   }
 #else
+  (void)run;
   (void)part;
   (void)parts;
 #endif
@@ -134,8 +129,8 @@ void ChunkEncoder::fetch_sample_of_successor(std::size_t part, std::size_t parts
 const ChunkPlan* ChunkEncoder::plan(bool everything) {
   for (int p = 0; p < (format_.is_bytes() ? 1 : format_.split[0].planes); ++p) clear_counts(scratch_.counts[p]);
   const bool takes_all = everything || count_ <= kBlockValues;
-  const std::size_t run = takes_all ? kBlockValues : sampled_run();
-  const std::size_t stride = takes_all ? kBlockValues : kSampledEvery * run;
+  const std::size_t run = takes_all ? kBlockValues : kSampledRun;
+  const std::size_t stride = takes_all ? kBlockValues : kSampledStride;
   std::size_t sampled = 0;
   for (std::size_t offset = 0; offset < count_; offset += stride) {
     const std::size_t size = count_ - offset < run ? count_ - offset : run;
@@ -168,7 +163,7 @@ Attempt ChunkEncoder::write_coded(const ChunkPlan& plan, std::uint8_t* out, std:
     for (int p = 0; p < planes; ++p) {
       // A plane takes less than kWorkingBytes.
       if (static_cast<std::size_t>(position - out) > most) return too_long(plan, offset);
-      if (offset + kBlockValues >= count_) fetch_sample_of_successor(static_cast<std::size_t>(p), static_cast<std::size_t>(planes));
+      fetch_sample_of_successor(offset / kBlockValues, static_cast<std::size_t>(p), static_cast<std::size_t>(planes));
       const std::size_t written = block_.write_plane(plan, p, position, prefetch);
       if (written == SIZE_MAX) return Attempt::kConstantPlane;
       position += written;

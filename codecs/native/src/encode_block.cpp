@@ -141,7 +141,8 @@ bool BlockEncoder::is_constant(const Split& split, int p, const PlanePlan& plane
   const unsigned mask = (1U << plane.width) - 1;
   std::uint8_t differs[256];
   for (unsigned code = 0; code < 256; ++code) differs[code] = (code & mask) != plane.constant();
-  return kernels_.rank(scratch_.codes, count_, split.rotated, shift, differs, 1, scratch_.symbols[0]) == 0;
+  kernels_.rank(scratch_.codes, count_, split.rotated, shift, differs, scratch_.symbols[0]);
+  return kernels_.count_byte(scratch_.symbols[0], count_, 1) == 0;
 }
 
 bool BlockEncoder::has_constant_planes(const ChunkPlan& plan) const {
@@ -188,16 +189,17 @@ std::size_t BlockEncoder::write_plane(const ChunkPlan& plan, int p, std::uint8_t
   const int shift = is_low ? 0 : 8 - plane.width;
   const int escape_rank = plane.book->escape_rank;
   std::uint8_t* const symbols = scratch_.symbols[0];
-  const std::size_t escapes = kernels_.rank(from, count_, rotated, shift, ranks, escape_rank, symbols);
+  kernels_.rank(from, count_, rotated, shift, ranks, symbols);
 
   // The list of escaped symbols follows the bitmaps, which destroy the ranks.
   std::size_t listed = 0;
-  for (const std::uint8_t* found = symbols; listed < escapes; ++found) {
-    const std::size_t left = count_ - static_cast<std::size_t>(found - symbols);
-    found = static_cast<const std::uint8_t*>(std::memchr(found, escape_rank, left));
-    const std::uint8_t code = from[found - symbols];
-    const unsigned turned = rotated ? rotate_left(code) : code;
-    scratch_.listed[listed++] = static_cast<std::uint8_t>(turned >> shift & mask);
+  if (escape_rank != kNoEscape) {
+    const std::size_t escapes = kernels_.find_byte(symbols, count_, static_cast<std::uint8_t>(escape_rank), scratch_.positions);
+    for (; listed < escapes; ++listed) {
+      const std::uint8_t code = from[scratch_.positions[listed]];
+      const unsigned turned = rotated ? rotate_left(code) : code;
+      scratch_.listed[listed] = static_cast<std::uint8_t>(turned >> shift & mask);
+    }
   }
   const std::size_t tree_bytes = kernels_.write_tree(plane.book->nodes, symbols, count_, scratch_.tree, out, prefetch);
   std::memcpy(out + tree_bytes, scratch_.listed, listed);
@@ -205,13 +207,10 @@ std::size_t BlockEncoder::write_plane(const ChunkPlan& plan, int p, std::uint8_t
 }
 
 std::size_t BlockEncoder::write_escaped(std::uint8_t* out) const {
-  std::size_t listed = 0;
-  for (const std::uint8_t* found = scratch_.codes; listed < escapes_; ++found) {
-    const std::size_t left = count_ - static_cast<std::size_t>(found - scratch_.codes);
-    found = static_cast<const std::uint8_t*>(std::memchr(found, 0, left));
-    std::memcpy(out + 4 * listed++, x_ + (found - scratch_.codes), 4);
-  }
-  return 4 * listed;
+  if (escapes_ == 0) return 0;
+  kernels_.find_byte(scratch_.codes, count_, 0, scratch_.positions);
+  for (std::size_t i = 0; i < escapes_; ++i) std::memcpy(out + 4 * i, x_ + scratch_.positions[i], 4);
+  return 4 * escapes_;
 }
 
 void BlockEncoder::leave(float* residual) const {

@@ -6,8 +6,8 @@
 namespace fsl {
 namespace {
 
-constexpr int kMaximumItems = 2 * kMaximumLeaves;
 constexpr int kSymbolBits = 9;
+constexpr std::uint32_t kSymbolMask = (1U << kSymbolBits) - 1;
 constexpr std::uint32_t kNever = UINT32_MAX;
 
 // A symbol that occurs, as count << 9 | symbol: the order of the keys is that of the wire format.
@@ -35,77 +35,50 @@ void sort_keys(const std::uint32_t* keys, int size, std::uint32_t* sorted) {
   }
 }
 
-// Which items of a list are leaves, one bit each.
-struct Marks {
-  std::uint64_t words[(kMaximumItems + 63) / 64];
+// How many leaves the Huffman tree of the sorted keys has at each depth; those deeper than the limit count at the limit. Two queues (van
+// Leeuwen 1976): of the leaves, and of the packages, which come out in order; a leaf goes before a package of its weight.
+void count_depths(const std::uint32_t* sorted, int leaves, int* leaves_of_depth) {
+  std::uint32_t weights[kMaximumLeaves + 1];
+  std::uint32_t packages[kMaximumLeaves + 1];
+  std::uint16_t parent_of_leaf[kMaximumLeaves];
+  std::uint16_t parent_of_package[kMaximumLeaves];
+  for (int i = 0; i < leaves; ++i) weights[i] = sorted[i] >> kSymbolBits;
+  weights[leaves] = kNever;
+  int leaf = 0;
+  int package = 0;
+  for (int made = 0; made < leaves - 1; ++made) {
+    packages[made] = kNever;  // a package cannot be its own part
+    std::uint32_t sum = 0;
+    for (int part = 0; part < 2; ++part) {
+      if (weights[leaf] <= packages[package]) {
+        sum += weights[leaf];
+        parent_of_leaf[leaf++] = static_cast<std::uint16_t>(made);
+      } else {
+        sum += packages[package];
+        parent_of_package[package++] = static_cast<std::uint16_t>(made);
+      }
+    }
+    packages[made] = sum;
+  }
+  std::uint16_t depths[kMaximumLeaves];
+  depths[leaves - 2] = 0;
+  for (int i = leaves - 3; i >= 0; --i) depths[i] = static_cast<std::uint16_t>(depths[parent_of_package[i]] + 1);
+  for (int depth = 0; depth <= kLengthLimit; ++depth) leaves_of_depth[depth] = 0;
+  for (int i = 0; i < leaves; ++i) ++leaves_of_depth[std::min(depths[parent_of_leaf[i]] + 1, kLengthLimit)];
+}
 
-  int leaves_before(int item) const {
-    int leaves = 0;
-    int word = 0;
-    for (; item >= 64; item -= 64) leaves += ones(words[word++]);
-    return item == 0 ? leaves : leaves + ones(words[word] & ((std::uint64_t{1} << item) - 1));
+// Leaves that were brought up to the limit take more room than there is. As in zlib, a leaf above goes one down and takes one of them as its
+// sibling, until they fit.
+void make_room(int* leaves_of_depth) {
+  int excess = -(1 << kLengthLimit);
+  for (int depth = 1; depth <= kLengthLimit; ++depth) excess += leaves_of_depth[depth] << (kLengthLimit - depth);
+  for (; excess > 0; --excess) {
+    int depth = kLengthLimit - 1;
+    while (leaves_of_depth[depth] == 0) --depth;
+    --leaves_of_depth[depth];
+    leaves_of_depth[depth + 1] += 2;
+    --leaves_of_depth[kLengthLimit];
   }
-
-  static int ones(std::uint64_t value) {
-#if defined(__GNUC__)
-    return __builtin_popcountll(value);
-#else
-    int count = 0;
-    for (; value != 0; value &= value - 1) ++count;
-    return count;
-#endif
-  }
-};
-
-// The list of the next level: leaves and pairs of `items`, by weight, a leaf first among equals. Returns its size.
-//
-// Merged from both ends at once: each step waits for the comparison before it, and two such chains take no longer than one.
-int merge(const std::uint32_t* leaves, int leaf_count, const std::uint32_t* items, int item_count, std::uint32_t* merged, Marks& marks) {
-  // Both lists end with kNever, and begin after a 0 that is never taken: every weight is at least 1.
-  std::uint32_t storage[kMaximumLeaves + 2];
-  std::uint32_t* const packages = storage + 1;
-  const int package_count = item_count / 2;
-  packages[-1] = 0;
-  for (int k = 0; k < package_count; ++k) packages[k] = items[2 * k] + items[2 * k + 1];
-  packages[package_count] = kNever;
-  const int total = leaf_count + package_count;
-  const int half = total / 2;
-  std::uint8_t is_leaf[kMaximumItems + 8];
-  const std::uint32_t* leaf = leaves;
-  const std::uint32_t* package = packages;
-  const std::uint32_t* last_leaf = leaves + leaf_count - 1;
-  const std::uint32_t* last_package = packages + package_count - 1;
-  for (int front = 0, back = total - 1; front < half; ++front, --back) {
-    const std::uint32_t of_leaf = *leaf;
-    const std::uint32_t of_package = *package;
-    const bool takes_leaf = of_leaf <= of_package;
-    merged[front] = takes_leaf ? of_leaf : of_package;
-    is_leaf[front] = takes_leaf;
-    leaf += takes_leaf;
-    package += !takes_leaf;
-
-    const std::uint32_t of_last_leaf = *last_leaf;
-    const std::uint32_t of_last_package = *last_package;
-    const bool takes_last_leaf = of_last_leaf > of_last_package;
-    merged[back] = takes_last_leaf ? of_last_leaf : of_last_package;
-    is_leaf[back] = takes_last_leaf;
-    last_leaf -= takes_last_leaf;
-    last_package -= !takes_last_leaf;
-  }
-  if (total % 2 != 0) {
-    const bool takes_leaf = *leaf <= *package;
-    merged[half] = takes_leaf ? *leaf : *package;
-    is_leaf[half] = takes_leaf;
-  }
-  for (int k = total; k % 8 != 0; ++k) is_leaf[k] = 0;
-  for (std::uint64_t& word : marks.words) word = 0;
-  for (int k = 0; k < total; k += 8) {
-    std::uint64_t eight;
-    std::memcpy(&eight, is_leaf + k, 8);
-    // Gathers the lowest bit of each byte.
-    marks.words[k / 64] |= (eight * 0x0102040810204080U >> 56) << (k % 64);
-  }
-  return total;
 }
 
 }  // namespace
@@ -115,39 +88,13 @@ void code_lengths(const std::uint32_t* counts, int size, std::uint8_t* lengths) 
   std::uint32_t sorted[kMaximumLeaves + 1];
   const int present = collect(counts, size, keys);
   sort_keys(keys, present, sorted);
-  std::uint32_t padded_leaves[kMaximumLeaves + 2];
-  std::uint32_t* const leaves = padded_leaves + 1;
-  leaves[-1] = 0;
-  for (int i = 0; i < present; ++i) leaves[i] = sorted[i] >> kSymbolBits;
-  leaves[present] = kNever;
-
-  // The first list is the leaves alone; every level after it keeps only which of its items are leaves.
-  Marks marks[kLengthLimit];
-  std::uint32_t lists[2][kMaximumItems];
-  std::copy(leaves, leaves + present, lists[0]);
-  int list_size = present;
-  int levels = 1;
-  for (; levels < kLengthLimit; ++levels) {
-    const std::uint32_t* before = lists[(levels - 1) & 1];
-    std::uint32_t* merged = lists[levels & 1];
-    const int merged_size = merge(leaves, present, before, list_size, merged, marks[levels]);
-    const bool is_same = merged_size == list_size && std::memcmp(merged, before, sizeof(*merged) * static_cast<std::size_t>(list_size)) == 0;
-    list_size = merged_size;
-    if (is_same) break;
-  }
-
-  // With a list that repeats the one before, so do all later ones: their marks are those of level `levels`.
-  const int last = std::min(levels, kLengthLimit - 1);
-  int bought_of_rank[kLengthLimit];
-  int bought = 2 * present - 2;
-  for (int level = kLengthLimit - 1; level >= 0; --level) {
-    const int taken = level == 0 ? std::min(bought, present) : marks[std::min(level, last)].leaves_before(bought);
-    bought_of_rank[level] = taken;
-    bought = 2 * (bought - taken);
-  }
+  int leaves_of_depth[kLengthLimit + 1];
+  count_depths(sorted, present, leaves_of_depth);
+  make_room(leaves_of_depth);
   std::memset(lengths, 0, static_cast<std::size_t>(size));
-  for (int level = 0; level < kLengthLimit; ++level) {
-    for (int i = 0; i < bought_of_rank[level]; ++i) ++lengths[sorted[i] & ((1U << kSymbolBits) - 1)];
+  const std::uint32_t* next = sorted;
+  for (int length = kLengthLimit; length > 0; --length) {
+    for (int i = 0; i < leaves_of_depth[length]; ++i) lengths[*next++ & kSymbolMask] = static_cast<std::uint8_t>(length);
   }
 }
 

@@ -1,4 +1,4 @@
-// Length-limited Huffman code lengths by package-merge (Larmore and Hirschberg, JACM 1990), with the ties of docs/WIRE.md.
+// Huffman code lengths, limited, with the ties of docs/WIRE.md.
 #pragma once
 
 #include <cstddef>

@@ -48,10 +48,6 @@ struct Prefetch {
   // Memory that will be read next. Kernels fetch it line by line and advance `next`.
   const char* next = nullptr;
   const char* end = nullptr;
-  // Work on memory that is put off, such as the values of the block before: trees call it after each node with the number of symbols
-  // that the node had, three or four times the block's in all.
-  void (*work)(void* context, std::size_t symbols) = nullptr;
-  void* context = nullptr;
 };
 
 // Where decoded values go.
@@ -94,10 +90,8 @@ struct Kernels {
   void (*cut_bfloat16)(const float* x, std::size_t count, std::uint32_t first_bits, std::uint8_t* const planes[2], Seen& seen);
   void (*cut_float32)(const float* x, std::size_t count, std::uint32_t first_bits, std::uint8_t* const planes[4], Seen& seen);
 
-  // symbols[i] = ranks[(rotated ? rotate_left(codes[i], 1) : codes[i]) >> shift]; ranks has 256 entries. Returns how many symbols
-  // equal `escape_rank` (pass 256 for none).
-  std::size_t (*rank)(const std::uint8_t* codes, std::size_t count, bool rotated, int shift, const std::uint8_t* ranks,
-                      int escape_rank, std::uint8_t* symbols);
+  // symbols[i] = ranks[(rotated ? rotate_left(codes[i], 1) : codes[i]) >> shift]; ranks has 256 entries.
+  void (*rank)(const std::uint8_t* codes, std::size_t count, bool rotated, int shift, const std::uint8_t* ranks, std::uint8_t* symbols);
 
   // Bit planes of the lowest `width` bits of the (rotated) codes, highest first, each padded to whole bytes; returns bytes written.
   std::size_t (*write_bit_planes)(const std::uint8_t* codes, std::size_t count, bool rotated, int width, std::uint8_t* out);
@@ -106,10 +100,10 @@ struct Kernels {
   std::size_t (*write_tree)(const Node* nodes, std::uint8_t* symbols, std::size_t count, std::uint8_t* scratch, std::uint8_t* out,
                             Prefetch& prefetch);
 
-  // The inverse: ranks (count) from at most end - in bytes; returns the bytes read, or SIZE_MAX when they do not suffice. `escapes` gets the
-  // number of symbols of rank escape_rank (0 when escape_rank is 256). scratch: 2 * (kBlockValues + 64 * kSlackBytes).
-  std::size_t (*read_tree)(const Node* nodes, const std::uint8_t* in, const std::uint8_t* end, std::size_t count, int escape_rank,
-                           std::uint8_t* scratch, std::uint8_t* symbols, std::size_t& escapes, Prefetch& prefetch);
+  // The inverse: ranks (count) from at most end - in bytes; returns the bytes read, or SIZE_MAX when they do not suffice.
+  // scratch: 2 * (kBlockValues + 64 * kSlackBytes).
+  std::size_t (*read_tree)(const Node* nodes, const std::uint8_t* in, const std::uint8_t* end, std::size_t count, std::uint8_t* scratch,
+                           std::uint8_t* symbols, Prefetch& prefetch);
 
   // codes[i] = unrotate(symbol_of_rank[symbols[i]] << width | the `width` bit planes at `in`); symbols may be null (no upper plane).
   // The caller has checked that width * ceil(count / 8) bytes are there; it guarantees no slack behind them.
@@ -131,6 +125,8 @@ struct Kernels {
   // The largest of bytes & mask, 0 when there are none; and how many bytes equal `byte`. No slack behind them.
   std::uint8_t (*largest_byte)(const std::uint8_t* bytes, std::size_t count, std::uint8_t mask);
   std::size_t (*count_byte)(const std::uint8_t* bytes, std::size_t count, std::uint8_t byte);
+  // Where they are, in order (count at most kBlockValues); returns how many. Fast where they are few.
+  std::size_t (*find_byte)(const std::uint8_t* bytes, std::size_t count, std::uint8_t byte, std::uint16_t* positions);
 
   // CRC-32 (0xEDB88320) continued from `value`, as zlib's crc32().
   std::uint32_t (*crc32)(std::uint32_t value, const std::uint8_t* data, std::size_t count);

@@ -249,11 +249,10 @@ struct Table64 {
   }
 };
 
-std::size_t rank(const std::uint8_t* codes, std::size_t count, bool rotated, int shift, const std::uint8_t* ranks, int escape_rank,
-                 std::uint8_t* symbols) {
+void rank(const std::uint8_t* codes, std::size_t count, bool rotated, int shift, const std::uint8_t* ranks, std::uint8_t* symbols) {
   // The sign of rotated codes falls off at the right, so these bits of a code, found six bits wide, decide.
   const int lowest_bit = rotated ? shift - 1 : shift;
-  if (lowest_bit < (rotated ? 1 : 2)) return plain::rank(codes, count, rotated, shift, ranks, escape_rank, symbols);
+  if (lowest_bit < (rotated ? 1 : 2)) return plain::rank(codes, count, rotated, shift, ranks, symbols);
   std::uint8_t entries[64];
   for (int index = 0; index < 64; ++index) {
     const int code = index << lowest_bit & 0xFF;
@@ -263,9 +262,7 @@ std::size_t rank(const std::uint8_t* codes, std::size_t count, bool rotated, int
   const __m128i places = _mm_cvtsi32_si128(lowest_bit);
   const std::size_t whole = count & ~(kStep - 1);
   for (std::size_t i = 0; i < whole; i += kStep) store(symbols + i, table(_mm256_srl_epi16(load(codes + i), places)));
-  std::size_t escapes = plain::rank(codes + whole, count - whole, rotated, shift, ranks, escape_rank, symbols + whole);
-  if (escape_rank <= 255) escapes += plain::count_byte(symbols, whole, static_cast<std::uint8_t>(escape_rank));
-  return escapes;
+  plain::rank(codes + whole, count - whole, rotated, shift, ranks, symbols + whole);
 }
 
 // The given bit of 32 bytes.
@@ -435,7 +432,6 @@ struct TreeReader {
       }
       fetch(prefetch);
     }
-    if (prefetch.work != nullptr) prefetch.work(prefetch.context, count);
   }
 
   // Writes the node's symbols to `list`; children write theirs to the same places of `other`. False when bytes are missing.
@@ -470,13 +466,11 @@ struct TreeReader {
   }
 };
 
-std::size_t read_tree(const Node* nodes, const std::uint8_t* in, const std::uint8_t* end, std::size_t count, int escape_rank,
-                      std::uint8_t* scratch, std::uint8_t* symbols, std::size_t& escapes, Prefetch& prefetch) {
+std::size_t read_tree(const Node* nodes, const std::uint8_t* in, const std::uint8_t* end, std::size_t count, std::uint8_t* scratch,
+                      std::uint8_t* symbols, Prefetch& prefetch) {
   TreeReader reader{nodes, in, end, prefetch};
-  escapes = 0;
   if (count > 0 && !reader.read(nodes[0], count, symbols, scratch)) return SIZE_MAX;
   prefetch = reader.prefetch;
-  if (escape_rank <= 255) escapes = plain::count_byte(symbols, count, static_cast<std::uint8_t>(escape_rank));
   return static_cast<std::size_t>(reader.in - in);
 }
 
@@ -691,7 +685,7 @@ std::uint32_t crc32(std::uint32_t value, const std::uint8_t* data, std::size_t c
 const Kernels kAvx2Kernels = {
     plain::combine, plain::look,  quantise_float8, quantise_uniform,     plain::cut_bfloat16,  plain::cut_float32, rank,
     write_bit_planes, write_tree, read_tree,       join,                 dequantise_float8,    dequantise_uniform,
-    plain::join_bfloat16, plain::join_float32, plain::copy_float32, plain::largest_byte, plain::count_byte, crc32, Path::kAvx2,
+    plain::join_bfloat16, plain::join_float32, plain::copy_float32, plain::largest_byte, plain::count_byte, plain::find_byte, crc32, Path::kAvx2,
 };
 
 }  // namespace fsl

@@ -108,7 +108,21 @@ void look(const float* x, std::size_t count, std::uint32_t first_bits, Seen& see
   kScalarKernels.look(x + whole, count - whole, first_bits, seen);
 }
 
-// Largest magnitudes of whole runs, into largest[]; `seen` as in quantise_float8.
+// Lane k of the result is the largest lane of vectors[k].
+FSL_INLINE __m512i largest_of_each(const __m512i* vectors) {
+  __m512i four[4];
+  for (int i = 0; i < 4; ++i) {
+    const __m512i* v = vectors + 4 * i;
+    const __m512i first = _mm512_max_epu32(_mm512_unpacklo_epi32(v[0], v[1]), _mm512_unpackhi_epi32(v[0], v[1]));
+    const __m512i second = _mm512_max_epu32(_mm512_unpacklo_epi32(v[2], v[3]), _mm512_unpackhi_epi32(v[2], v[3]));
+    four[i] = _mm512_max_epu32(_mm512_unpacklo_epi64(first, second), _mm512_unpackhi_epi64(first, second));
+  }
+  const __m512i low = _mm512_max_epu32(_mm512_shuffle_i64x2(four[0], four[1], 0x88), _mm512_shuffle_i64x2(four[0], four[1], 0xDD));
+  const __m512i high = _mm512_max_epu32(_mm512_shuffle_i64x2(four[2], four[3], 0x88), _mm512_shuffle_i64x2(four[2], four[3], 0xDD));
+  return _mm512_max_epu32(_mm512_shuffle_i64x2(low, high, 0x88), _mm512_shuffle_i64x2(low, high, 0xDD));
+}
+
+// Largest magnitudes of whole runs, into largest[], filled up with zeros to whole vectors; `seen` as in quantise_float8.
 FSL_INLINE void largest_of_runs(const float* x, std::size_t count, std::size_t block_values, std::uint32_t first_bits,
                                 std::uint32_t* largest, Seen& seen) {
   if (seen.differing_bits == 0) {
@@ -121,12 +135,33 @@ FSL_INLINE void largest_of_runs(const float* x, std::size_t count, std::size_t b
     }
   }
   const __m512i mask = all(0x7FFFFFFF);
-  for (std::size_t start = 0; start < count; start += block_values) {
-    __m512i run = _mm512_and_si512(load(x + start), mask);
-    for (std::size_t i = start + kLane; i < start + block_values; i += kLane) {
-      run = _mm512_max_epu32(run, _mm512_and_si512(load(x + i), mask));
+  const std::size_t runs = count / block_values;
+  for (std::size_t run = 0; run < runs; run += kLane) {
+    __m512i of_run[kLane];
+    const std::size_t here = runs - run < kLane ? runs - run : kLane;
+    for (std::size_t k = here; k < kLane; ++k) of_run[k] = _mm512_setzero_si512();
+    for (std::size_t k = 0; k < here; ++k) {
+      __m512i top = _mm512_and_si512(load(x), mask);
+      if (block_values >= kStep) {
+        const float* const stop = x + block_values;
+        __m512i other = _mm512_and_si512(load(x + kLane), mask);
+        top = _mm512_max_epu32(top, _mm512_and_si512(load(x + 2 * kLane), mask));
+        other = _mm512_max_epu32(other, _mm512_and_si512(load(x + 3 * kLane), mask));
+        for (x += kStep; x < stop; x += kStep) {
+          top = _mm512_max_epu32(top, _mm512_and_si512(load(x), mask));
+          other = _mm512_max_epu32(other, _mm512_and_si512(load(x + kLane), mask));
+          top = _mm512_max_epu32(top, _mm512_and_si512(load(x + 2 * kLane), mask));
+          other = _mm512_max_epu32(other, _mm512_and_si512(load(x + 3 * kLane), mask));
+        }
+        top = _mm512_max_epu32(top, other);
+      } else {
+        if (block_values > kLane) top = _mm512_max_epu32(top, _mm512_and_si512(load(x + kLane), mask));
+        x += block_values;
+      }
+      of_run[k] = top;
     }
-    *largest++ = _mm512_reduce_max_epu32(run);
+    store(largest, largest_of_each(of_run));
+    largest += kLane;
   }
 }
 
@@ -154,34 +189,66 @@ FSL_INLINE __m512i lowest_bytes_order() {
   return _mm512_or_si512(lane, place);
 }
 
-// Codes of 16 values in the lowest bytes, without dividing by the scale: the step of the code is set by `smallest`, the exponent of
-// the run's smallest normal code. See float8_code in kernels_scalar.cpp for the idea. The adder has the exponent's share of the code,
-// an even number, in its lowest byte already.
+// How the values of a run become codes, without dividing by the scale; see float8_code in kernels_plain.hpp for the idea: what is added to a
+// value depends on its exponent alone, of which the codes have 16 (e4m3) or 32. The adder has the exponent's share of the code, an even number, in
+// its lowest byte already.
 template <int kMantissaBits>
-FSL_INLINE __m512i float8_codes(__m512i bits, __m512i smallest, __m512i adder_offset) {
-  const __m512i exponent = _mm512_max_epu32(_mm512_and_si512(bits, all(0x7F800000)), smallest);
-  const __m512i adder = _mm512_add_epi32(exponent, adder_offset);
-  const __m512 sum = _mm512_add_ps(_mm512_castsi512_ps(magnitude_of(bits)), _mm512_castsi512_ps(adder));
-  const __m512i code = _mm512_add_epi32(_mm512_castps_si512(sum), _mm512_srli_epi32(exponent, 23 - kMantissaBits));
-  // (bits >> 24 & 0x80) | (code & ~0x80)
-  return _mm512_ternarylogic_epi32(_mm512_srli_epi32(bits, 24), code, all(0x80), 0xE4);
+struct Float8Run {
+  static constexpr int kExponents = 16 << (3 - kMantissaBits);
+  __m512 smallest;  // normal value
+  __m512i adders[kExponents / 16];  // of the exponents that are their place modulo kExponents
+
+  FSL_INLINE explicit Float8Run(std::uint32_t smallest_bits) : smallest(_mm512_castsi512_ps(all(static_cast<int>(smallest_bits)))) {
+    // Exponent d above the smallest, in the place (smallest + d) modulo kExponents.
+    alignas(64) static constexpr struct Steps {
+      std::uint32_t of[kExponents][kExponents] = {};
+      constexpr Steps() {
+        for (int lowest = 0; lowest < kExponents; ++lowest) {
+          for (int place = 0; place < kExponents; ++place) {
+            const std::uint32_t above = static_cast<std::uint32_t>((place - lowest) & (kExponents - 1));
+            of[lowest][place] = above * (0x800000U + (1U << kMantissaBits));
+          }
+        }
+      }
+    } kSteps;
+    const __m512i base = all(static_cast<int>(smallest_bits + ((23 - kMantissaBits) << 23)));
+    const std::uint32_t* const steps = kSteps.of[smallest_bits >> 23 & (kExponents - 1)];
+    for (int i = 0; i < kExponents / 16; ++i) adders[i] = _mm512_add_epi32(base, load(steps + 16 * i));
+  }
+
+  // Lowest bytes: the codes without their signs.
+  FSL_INLINE __m512i codes(__m512 values) const {
+    constexpr int kLargestMagnitude = 0xB;
+    const __m512i exponent = _mm512_srli_epi32(_mm512_castps_si512(_mm512_range_ps(values, smallest, kLargestMagnitude)), 23);
+    const __m512i adder = kExponents == 16 ? _mm512_permutexvar_epi32(exponent, adders[0])
+                                           : _mm512_permutex2var_epi32(adders[0], exponent, adders[kExponents / 16 - 1]);
+    // (values & sign) | adder
+    const __m512i signed_adder = _mm512_ternarylogic_epi32(_mm512_castps_si512(values), adder, all(static_cast<int>(0x80000000U)), 0xEC);
+    return _mm512_castps_si512(_mm512_add_ps(values, _mm512_castsi512_ps(signed_adder)));
+  }
+};
+
+// Byte `byte` of the lanes of four vectors, in order.
+FSL_INLINE __m512i bytes_of(const __m512i* part, __m512i order) {
+  return _mm512_mask_blend_epi32(0xFF00, _mm512_permutex2var_epi8(part[0], order, part[1]), _mm512_permutex2var_epi8(part[2], order, part[3]));
 }
 
-// What to add to the exponents of a run for the adder: their difference, and the negative of the smallest exponent's share.
-template <int kMantissaBits>
-FSL_INLINE __m512i adder_offsets(__m512i smallest) {
-  const __m512i share = _mm512_srli_epi32(smallest, 23 - kMantissaBits);
-  return _mm512_or_si512(_mm512_and_si512(_mm512_sub_epi32(_mm512_setzero_si512(), share), all(0xFF)), all((23 - kMantissaBits) << 23));
+FSL_INLINE __m512i bytes_order(int byte) {
+  alignas(64) std::uint8_t order[kStep];
+  for (std::size_t i = 0; i < kStep; ++i) order[i] = static_cast<std::uint8_t>(4 * (i % 32) + static_cast<std::size_t>(byte));
+  return load(order);
 }
 
-template <int kMantissaBits>
+// kSmallRuns: of fewer than 64 values.
+template <int kMantissaBits, bool kSmallRuns>
 void quantise_pieces(const float* x, std::size_t count, const Float8& format, std::size_t block_values, std::uint32_t first_bits,
                      std::uint8_t* codes, std::uint8_t* scales, Seen& seen, Prefetch& prefetch) {
   alignas(64) std::uint32_t largest[kPieceRuns + kLane];
   alignas(64) std::uint32_t smallest[kPieceRuns + kLane];
-  alignas(64) std::uint32_t offsets[kPieceRuns + kLane];
   const int block_shift = log2_of(block_values);
-  const __m512i order = lowest_bytes_order();
+  const __m512i lowest_order = bytes_order(0);
+  const __m512i highest_order = bytes_order(3);
+  const __m512i signs = all_bytes(0x80);
   const __m512i offset = all(format.largest_exponent);
   const __m512i lowest_exponent = all(format.lowest_scale + format.largest_exponent);
   const __m512i smallest_offset = all(1 - format.exponent_bias - format.largest_exponent);
@@ -191,28 +258,31 @@ void quantise_pieces(const float* x, std::size_t count, const Float8& format, st
     largest_of_runs(x + start, length, block_values, first_bits, largest, seen);
     __m512i overall = _mm512_setzero_si512();
     for (std::size_t run = 0; run < runs; run += kLane) {
-      const __m512i valid = _mm512_maskz_loadu_epi32(
-          runs - run < kLane ? static_cast<__mmask16>((1U << (runs - run)) - 1) : static_cast<__mmask16>(0xFFFF), largest + run);
-      overall = _mm512_max_epu32(overall, valid);
-      const __m512i exponent = _mm512_max_epu32(_mm512_srli_epi32(_mm512_add_epi32(valid, all(0x1FFFFF)), 23), lowest_exponent);
-      const __m512i scale = _mm512_maskz_sub_epi32(_mm512_test_epi32_mask(valid, valid), exponent, offset);
+      const __m512i top = load(largest + run);
+      overall = _mm512_max_epu32(overall, top);
+      const __m512i exponent = _mm512_max_epu32(_mm512_srli_epi32(_mm512_add_epi32(top, all(0x1FFFFF)), 23), lowest_exponent);
+      const __m512i scale = _mm512_maskz_sub_epi32(_mm512_test_epi32_mask(top, top), exponent, offset);
       _mm_storeu_si128(reinterpret_cast<__m128i*>(scales + run), _mm512_cvtepi32_epi8(scale));
-      const __m512i smallest_exponent = _mm512_slli_epi32(_mm512_add_epi32(exponent, smallest_offset), 23);
-      store(smallest + run, smallest_exponent);
-      store(offsets + run, adder_offsets<kMantissaBits>(smallest_exponent));
+      store(smallest + run, _mm512_slli_epi32(_mm512_add_epi32(exponent, smallest_offset), 23));
     }
     const std::uint32_t magnitude = _mm512_reduce_max_epu32(overall);
     if (magnitude > seen.largest_magnitude) seen.largest_magnitude = magnitude;
     if (magnitude < 0x74000000) {
       for (std::size_t i = 0; i < length; i += kStep) {
         const float* from = x + start + i;
+        __m512i value[4];
         __m512i part[4];
-        for (std::size_t j = 0; j < 4; ++j) {
-          const std::size_t run = (i + j * kLane) >> block_shift;
-          part[j] = float8_codes<kMantissaBits>(load(from + j * kLane), all(static_cast<int>(smallest[run])),
-                                                all(static_cast<int>(offsets[run])));
+        for (std::size_t j = 0; j < 4; ++j) value[j] = load(from + j * kLane);
+        if (kSmallRuns) {
+          for (std::size_t j = 0; j < 4; ++j) {
+            part[j] = Float8Run<kMantissaBits>(smallest[(i + j * kLane) >> block_shift]).codes(_mm512_castsi512_ps(value[j]));
+          }
+        } else {
+          const Float8Run<kMantissaBits> run(smallest[i >> block_shift]);
+          for (std::size_t j = 0; j < 4; ++j) part[j] = run.codes(_mm512_castsi512_ps(value[j]));
         }
-        store(codes + start + i, lowest_bytes(part[0], part[1], part[2], part[3], order));
+        // A code's sign is its value's.
+        store(codes + start + i, _mm512_ternarylogic_epi32(bytes_of(value, highest_order), bytes_of(part, lowest_order), signs, 0xE4));
         fetch(prefetch);
         fetch(prefetch);
       }
@@ -228,8 +298,9 @@ void quantise_float8(const float* x, std::size_t count, const Float8& format, st
                      std::uint8_t* codes, std::uint8_t* scales, Seen& seen, Prefetch& prefetch) {
   const std::size_t unit = block_values < kStep ? kStep : block_values;
   const std::size_t whole = count - count % unit;
-  (format.mantissa_bits == 3 ? quantise_pieces<3> : quantise_pieces<2>)(x, whole, format, block_values, first_bits, codes, scales,
-                                                                        seen, prefetch);
+  const auto quantise = block_values < kStep ? (format.mantissa_bits == 3 ? quantise_pieces<3, true> : quantise_pieces<2, true>)
+                                             : (format.mantissa_bits == 3 ? quantise_pieces<3, false> : quantise_pieces<2, false>);
+  quantise(x, whole, format, block_values, first_bits, codes, scales, seen, prefetch);
   if (whole < count) {
     kScalarKernels.quantise_float8(x + whole, count - whole, format, block_values, first_bits, codes + whole,
                                    scales + whole / block_values, seen, prefetch);
@@ -269,7 +340,6 @@ std::size_t quantise_uniform(const float* x, std::size_t count, int fineness, st
     const std::size_t runs = length >> block_shift;
     const float* from = x + start;
     largest_of_runs(from, length, block_values, first_bits, largest, seen);
-    for (std::size_t run = runs; run < runs + kLane; ++run) largest[run] = 0;
     for (std::size_t run = 0; run < runs; run += kLane) {
       const __m512i exponent = _mm512_max_epu32(_mm512_srli_epi32(load(largest + run), 23), all(1));
       store(normaliser + run, _mm512_slli_epi32(_mm512_sub_epi32(all(254), exponent), 23));
@@ -434,11 +504,8 @@ FSL_INLINE __m512i rotate_right(__m512i codes) {
   return _mm512_ternarylogic_epi32(_mm512_slli_epi16(codes, 7), _mm512_srli_epi16(codes, 1), all_bytes(0x80), 0xE4);
 }
 
-std::size_t rank(const std::uint8_t* codes, std::size_t count, bool rotated, int shift, const std::uint8_t* ranks, int escape_rank,
-                 std::uint8_t* symbols) {
+void rank(const std::uint8_t* codes, std::size_t count, bool rotated, int shift, const std::uint8_t* ranks, std::uint8_t* symbols) {
   const std::size_t whole = count & ~(kStep - 1);
-  const __m512i escape = all_bytes(escape_rank);
-  std::size_t escapes = 0;
   // The sign of rotated codes falls off at the right, so these bits of a code, found six bits wide, decide.
   const int lowest_bit = rotated ? shift - 1 : shift;
   if (lowest_bit >= 2 || (rotated && lowest_bit >= 1)) {
@@ -450,9 +517,7 @@ std::size_t rank(const std::uint8_t* codes, std::size_t count, bool rotated, int
     const __m512i table = load(entries);
     const __m128i places = _mm_cvtsi32_si128(lowest_bit);
     for (std::size_t i = 0; i < whole; i += kStep) {
-      const __m512i symbol = _mm512_permutexvar_epi8(_mm512_srl_epi16(load(codes + i), places), table);
-      store(symbols + i, symbol);
-      escapes += ones(_mm512_cmpeq_epi8_mask(symbol, escape));
+      store(symbols + i, _mm512_permutexvar_epi8(_mm512_srl_epi16(load(codes + i), places), table));
     }
   } else {
     const Table256 table(ranks);
@@ -461,13 +526,10 @@ std::size_t rank(const std::uint8_t* codes, std::size_t count, bool rotated, int
     for (std::size_t i = 0; i < whole; i += kStep) {
       __m512i code = load(codes + i);
       if (rotated) code = rotate_left(code);
-      const __m512i symbol = table(_mm512_and_si512(_mm512_srl_epi16(code, places), kept));
-      store(symbols + i, symbol);
-      escapes += ones(_mm512_cmpeq_epi8_mask(symbol, escape));
+      store(symbols + i, table(_mm512_and_si512(_mm512_srl_epi16(code, places), kept)));
     }
   }
-  if (escape_rank > 255) escapes = 0;
-  return escapes + kScalarKernels.rank(codes + whole, count - whole, rotated, shift, ranks, escape_rank, symbols + whole);
+  kScalarKernels.rank(codes + whole, count - whole, rotated, shift, ranks, symbols + whole);
 }
 
 FSL_INLINE void store_mask(std::uint8_t* to, std::uint64_t mask) { std::memcpy(to, &mask, 8); }
@@ -914,29 +976,19 @@ struct TreeReader {
       child.planes = roomy(child.planes, static_cast<std::size_t>(kinds[side]) * child.plane_bytes, copies[side]);
     }
     for_kinds<MergeAs>(kinds[0], kinds[1], work, prefetch);
-    if (prefetch.work != nullptr) prefetch.work(prefetch.context, count);
     return true;
   }
 };
 
-std::size_t read_tree(const Node* nodes, const std::uint8_t* in, const std::uint8_t* end, std::size_t count, int escape_rank,
-                      std::uint8_t* scratch, std::uint8_t* symbols, std::size_t& escapes, Prefetch& prefetch) {
+std::size_t read_tree(const Node* nodes, const std::uint8_t* in, const std::uint8_t* end, std::size_t count, std::uint8_t* scratch,
+                      std::uint8_t* symbols, Prefetch& prefetch) {
   TreeReader reader;
   reader.nodes = nodes;
   reader.in = in;
   reader.end = end;
   reader.prefetch = prefetch;
-  escapes = 0;
   if (count > 0 && !reader.read(nodes[0], count, symbols, scratch)) return SIZE_MAX;
   prefetch = reader.prefetch;
-  if (escape_rank <= 255) {
-    const __m512i escape = all_bytes(escape_rank);
-    for (std::size_t i = 0; i < count; i += kStep) {
-      std::uint64_t mask = _mm512_cmpeq_epi8_mask(load(symbols + i), escape);
-      if (count - i < kStep) mask &= lowest(count - i);
-      escapes += ones(mask);
-    }
-  }
   return static_cast<std::size_t>(reader.in - in);
 }
 
@@ -1264,6 +1316,27 @@ std::size_t count_byte(const std::uint8_t* bytes, std::size_t count, std::uint8_
   return found;
 }
 
+std::size_t find_byte(const std::uint8_t* bytes, std::size_t count, std::uint8_t byte, std::uint16_t* positions) {
+  std::size_t found = 0;
+  const __m512i wanted = all_bytes(byte);
+  const auto note = [&](std::size_t i, std::uint64_t mask) __attribute__((always_inline)) {
+    for (; mask != 0; mask &= mask - 1) positions[found++] = static_cast<std::uint16_t>(i + static_cast<std::size_t>(_tzcnt_u64(mask)));
+  };
+  std::size_t i = 0;
+  for (; i + 2 * kStep <= count; i += 2 * kStep) {
+    const __mmask64 first = _mm512_cmpeq_epi8_mask(load(bytes + i), wanted);
+    const __mmask64 second = _mm512_cmpeq_epi8_mask(load(bytes + i + kStep), wanted);
+    if (__builtin_expect(_kortestz_mask64_u8(first, second), 1)) continue;
+    note(i, first);
+    note(i + kStep, second);
+  }
+  for (; i < count; i += kStep) {
+    const __mmask64 valid = there(count - i);
+    note(i, _mm512_mask_cmpeq_epi8_mask(valid, _mm512_maskz_loadu_epi8(valid, bytes + i), wanted));
+  }
+  return found;
+}
+
 // ------------------------------------------------------------------------------------------------------------------- CRC
 
 // Folding by carry-less multiplication (Gopal et al. 2009): what stands `bits` further on in the message counts as its product with
@@ -1316,7 +1389,7 @@ std::uint32_t crc32(std::uint32_t value, const std::uint8_t* data, std::size_t c
 const Kernels kAvx512Kernels = {
     combine,          look, quantise_float8, quantise_uniform,  cut_bfloat16,       cut_float32,   rank,
     write_bit_planes, write_tree,            read_tree,         join,               dequantise_float8, dequantise_uniform,
-    join_bfloat16,    join_float32,          copy_float32,      largest_byte,       count_byte,     crc32,
+    join_bfloat16,    join_float32,          copy_float32,      largest_byte,       count_byte,     find_byte,     crc32,
     Path::kAvx512,
 };
 

@@ -187,15 +187,8 @@ void cut_float32(const float* x, std::size_t count, std::uint32_t first_bits, st
 
 // ------------------------------------------------------------------------------------------------------- ranks, bit planes
 
-std::size_t rank(const std::uint8_t* codes, std::size_t count, bool rotated, int shift, const std::uint8_t* ranks, int escape_rank,
-                 std::uint8_t* symbols) {
-  std::size_t escapes = 0;
-  for (std::size_t i = 0; i < count; ++i) {
-    const std::uint8_t symbol = ranks[(rotated ? rotate_left(codes[i]) : codes[i]) >> shift];
-    symbols[i] = symbol;
-    escapes += symbol == escape_rank;
-  }
-  return escapes;
+void rank(const std::uint8_t* codes, std::size_t count, bool rotated, int shift, const std::uint8_t* ranks, std::uint8_t* symbols) {
+  for (std::size_t i = 0; i < count; ++i) symbols[i] = ranks[(rotated ? rotate_left(codes[i]) : codes[i]) >> shift];
 }
 
 // One bit of each of `count` bytes, padded to whole bytes; bit_of gives 0 or 1.
@@ -300,12 +293,10 @@ struct TreeReader {
   }
 };
 
-std::size_t read_tree(const Node* nodes, const std::uint8_t* in, const std::uint8_t* end, std::size_t count, int escape_rank,
-                      std::uint8_t* scratch, std::uint8_t* symbols, std::size_t& escapes, Prefetch&) {
+std::size_t read_tree(const Node* nodes, const std::uint8_t* in, const std::uint8_t* end, std::size_t count, std::uint8_t* scratch,
+                      std::uint8_t* symbols, Prefetch&) {
   TreeReader reader{nodes, in, end};
-  escapes = 0;
   if (count > 0 && !reader.read(nodes[0], count, symbols, scratch)) return SIZE_MAX;
-  for (std::size_t i = 0; i < count; ++i) escapes += symbols[i] == escape_rank;
   return static_cast<std::size_t>(reader.in - in);
 }
 
@@ -436,6 +427,16 @@ std::uint8_t largest_byte(const std::uint8_t* bytes, std::size_t count, std::uin
 std::size_t count_byte(const std::uint8_t* bytes, std::size_t count, std::uint8_t wanted) {
   std::size_t found = 0;
   for (std::size_t i = 0; i < count; ++i) found += bytes[i] == wanted;
+  return found;
+}
+
+std::size_t find_byte(const std::uint8_t* bytes, std::size_t count, std::uint8_t wanted, std::uint16_t* positions) {
+  std::size_t found = 0;
+  const std::uint8_t* next = bytes;
+  while (const void* const here = std::memchr(next, wanted, count - static_cast<std::size_t>(next - bytes))) {
+    next = static_cast<const std::uint8_t*>(here);
+    positions[found++] = static_cast<std::uint16_t>(next++ - bytes);
+  }
   return found;
 }
 

@@ -6,8 +6,10 @@
 
 namespace fsl {
 
-inline constexpr std::size_t kSampledEvery = 16;
-inline constexpr std::size_t kMinimumSampledRun = 128;
+// Of a chunk of more than one inner block every seventeenth run counts: an odd number, so that the rows of a matrix are not all met at the
+// same place, nor the same places of a cache used.
+inline constexpr std::size_t kSampledRun = 1024;
+inline constexpr std::size_t kSampledStride = 17 * kSampledRun;
 
 // Adds up symbols; the sum over all calls since the last clear_counts() must stay below 2^22.
 void clear_counts(Counts& counts);

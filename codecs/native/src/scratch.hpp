@@ -72,6 +72,7 @@ struct Scratch {
   alignas(64) std::uint8_t symbols[2][kBlockValues + kSlackBytes];
   alignas(64) std::uint8_t listed[kBlockValues + kSlackBytes];
   alignas(64) std::uint8_t tree[2 * (kBlockValues + 64 * kSlackBytes)];
+  alignas(64) std::uint16_t positions[kBlockValues];  // of escapes
   alignas(64) std::uint8_t scales[kMaximumRuns + kSlackBytes];
   alignas(64) std::int16_t steps[kMaximumRuns + kSlackBytes];
   alignas(64) std::uint8_t differences[kMaximumRuns + kSlackBytes];

@@ -285,7 +285,6 @@ void test_tree(const Kernels& plain, const Kernels& kernels) {
   if (bytes != want_bytes) fail("tree size" + about);
   same(want.as(), out.as(), bytes, "tree" + about);
 
-  const int escape = below(3) == 0 ? 256 : static_cast<int>(below(alphabet));
   for (int damage = 0; damage < 4; ++damage) {
     const std::size_t there = damage < 2 ? bytes + below(3) * below(9) : damage == 2 ? below(bytes + 1) : bytes;
     Edge in(there);
@@ -295,16 +294,13 @@ void test_tree(const Kernels& plain, const Kernels& kernels) {
         if (below(50) == 0 || damage == 3) in.as()[i] = static_cast<std::uint8_t>(chance());
       }
     }
-    std::size_t want_escapes = 0;
-    std::size_t escapes = 0;
     const std::size_t want_read =
-        plain.read_tree(code.nodes.data(), in.as(), in.as() + there, count, escape, scratch.as(), want_symbols.as(), want_escapes, prefetch);
+        plain.read_tree(code.nodes.data(), in.as(), in.as() + there, count, scratch.as(), want_symbols.as(), prefetch);
     const std::size_t read =
-        kernels.read_tree(code.nodes.data(), in.as(), in.as() + there, count, escape, scratch.as(), symbols.as(), escapes, prefetch);
+        kernels.read_tree(code.nodes.data(), in.as(), in.as() + there, count, scratch.as(), symbols.as(), prefetch);
     if (want_read != read) fail("bytes read" + about + " damage " + std::to_string(damage));
     if (read == SIZE_MAX) continue;
     same(want_symbols.as(), symbols.as(), count, "symbols" + about);
-    if (escapes != want_escapes) fail("escaped symbols" + about);
     if (damage == 0) same(original.data(), symbols.as(), count, "round trip" + about);
   }
 }
@@ -324,11 +320,15 @@ void test_planes(const Kernels& plain, const Kernels& kernels) {
   if (width < 8) {
     std::shuffle(ranks, ranks + (256 >> width), chance);
     for (int i = 0; i < 256 >> width; ++i) inverse[ranks[i]] = static_cast<std::uint8_t>(i);
-    const int escape = below(2) != 0 ? 256 : static_cast<int>(below(std::size_t{256} >> width));
-    const std::size_t want = plain.rank(codes.as(), count, rotated, width, ranks, escape, want_symbols.as());
-    const std::size_t got = kernels.rank(codes.as(), count, rotated, width, ranks, escape, symbols.as());
-    if (want != got) fail("escapes of rank" + about);
+    plain.rank(codes.as(), count, rotated, width, ranks, want_symbols.as());
+    kernels.rank(codes.as(), count, rotated, width, ranks, symbols.as());
     same(want_symbols.as(), symbols.as(), count, "rank" + about);
+    const std::uint8_t wanted = static_cast<std::uint8_t>(below(std::size_t{256} >> width));
+    std::vector<std::uint16_t> want_places(count + 1), places(count + 1);
+    const std::size_t want_found = plain.find_byte(symbols.as(), count, wanted, want_places.data());
+    const std::size_t found = kernels.find_byte(symbols.as(), count, wanted, places.data());
+    const std::size_t counted = static_cast<std::size_t>(std::count(symbols.as(), symbols.as() + count, wanted));
+    if (found != counted || want_found != counted || places != want_places) fail("found bytes" + about);
   }
   const std::size_t bytes = static_cast<std::size_t>(width) * ((count + 7) / 8);
   Edge want(bytes, kSlackBytes), got(bytes, kSlackBytes), in(bytes);
