@@ -78,8 +78,8 @@ def as_npz(folder, samples=20):
     """Write an archive with channels last."""
     labels = np.arange(samples) % 4
     path = folder / "x.npz"
-    np.savez(path, x_train=np.full((samples, 8, 8, 3), labels[:, None, None, None] * 60, np.uint8),
-             y_train=labels)  # fmt: skip
+    pixels = np.zeros((samples, 8, 8, 3)) + labels[:, None, None, None] * 60 + np.arange(3)
+    np.savez(path, x_train=pixels.astype(np.uint8), y_train=labels)
     return path, labels
 
 
@@ -107,10 +107,11 @@ def test_every_kind_of_data_set_gives_its_labels_and_shape(kind, tmp_path, image
     assert sorted(int(one) for batch in found for one in batch.labels) == sorted(labels.tolist())
     assert all(batch.inputs.shape[1:] == shape for batch in found)
     assert all(-1 <= batch.inputs.min() <= batch.inputs.max() <= 1 for batch in found)
-    if kind == "npz":  # which pixels belong to which label
+    if kind == "npz":  # which pixels belong to which label and channel
         for batch in found:
-            expected = batch.labels * 60 / 127.5 - 1
-            assert bool(((batch.inputs[:, 0, 0, 0] - expected).abs() < 1e-6).all())
+            for channel in range(3):
+                expected = (batch.labels * 60 + channel) / 127.5 - 1
+                assert bool(((batch.inputs[:, channel, 1, 2] - expected).abs() < 1e-6).all())
 
 
 def test_rounds_walk_through_epochs_and_every_epoch_has_an_order_of_its_own(images, tmp_path):

@@ -117,10 +117,13 @@ def check_equal(run, config):
 LOCKSTEP = ["split.mode=lockstep", "split.optimizer=sgd", "train.learning_rate=0.05"]
 
 
-def test_images_by_sockets_are_the_computation_in_one_process(nodes, configured, images):
+@pytest.mark.parametrize(
+    "how", [["split.method=fsl-sage"], ["split.method=splitfed-v2", "split.labels_at_home=true"]]
+)
+def test_images_by_sockets_are_the_computation_in_one_process(how, nodes, configured, images):
     """Readers, partition, normalisation, cut and auxiliary net of an image model, end to end."""
     config = configured(
-        "split.method=fsl-sage",
+        *how,
         "model.family=small-cnn",
         "model.sizes=width=4",
         "data.sample_shape=1x8x8",
