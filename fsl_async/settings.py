@@ -307,9 +307,9 @@ class OuterConfig:
 class CodecConfig:
     """How weights travel."""
 
-    up: Format = setting("e4m3", "from clients to the server: fp32 | bf16 | e4m3 | e5m2 | uniform")
+    up: Format = setting("uniform", "from clients to the server: fp32 | bf16 | e4m3 | e5m2 | uniform")
     down: Format = setting(
-        "e4m3", "from the server to clients: fp32 | bf16 | e4m3 | e5m2 | uniform"
+        "uniform", "from the server to clients: fp32 | bf16 | e4m3 | e5m2 | uniform"
     )
     block_values: int = setting(
         128, "values that share one scale, for e4m3, e5m2 and uniform", _power_of_two

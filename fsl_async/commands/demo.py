@@ -59,7 +59,7 @@ _OPTIONS = {
 )  # fmt: skip
 @click.option("--clients", default=3, show_default=True, type=click.IntRange(1, 64))
 @click.option(
-    "--format", "codec", default="e4m3", show_default=True,
+    "--format", "codec", default="uniform", show_default=True,
     type=click.Choice(["fp32", "bf16", "e4m3", "e5m2", "uniform"]), help="How deltas and updates travel.",
 )  # fmt: skip
 @click.option(

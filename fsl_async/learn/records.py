@@ -251,7 +251,7 @@ class StoreSettings:
     """How the store keeps and advances versions."""
 
     keep_versions: int = field(default=3, validator=validators.ge(1))
-    codec_down: CodecSpec = field(factory=lambda: CodecSpec(format="e4m3"))
+    codec_down: CodecSpec = field(factory=lambda: CodecSpec(format="uniform"))
     outer: OuterSettings = field(factory=OuterSettings)
     threads: int = field(default=1, validator=validators.ge(1))
     """That decode chunks at the same time."""

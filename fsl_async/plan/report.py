@@ -112,7 +112,7 @@ def make_plan(
             raise UsageError("--as-published counts in fp32: leave --format out")
         number_format, count = "fp32", PublishedAccounting()
     else:
-        number_format = number_format or ("e4m3" if found is PRETRAIN else "bf16")
+        number_format = number_format or ("uniform" if found is PRETRAIN else "bf16")
         if number_format not in FORMATS:
             raise UsageError(f"--format {number_format[:80]!r}: use one of {', '.join(FORMATS)}")
         count = OurAccounting(FORMATS[number_format])

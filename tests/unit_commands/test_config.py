@@ -267,8 +267,8 @@ def test_defaults_are_the_documented_ones():
         | {"staleness_exponent": 0.5, "clients": 3, "min_clients": 1},
         "outer": {"optimizer": "nesterov", "learning_rate": 0.7, "momentum": 0.9},
         "codec": {
-            "up": "e4m3",
-            "down": "e4m3",
+            "up": "uniform",
+            "down": "uniform",
             "block_values": 128,
             "fineness": 14,
             "threads": 2,

@@ -144,9 +144,9 @@ def test_whole_models():
     found = fedavg.shapes
     whole = 4 * found.whole.values
     assert payloads(fedavg.flows) == {("full model", "up"): whole, ("full model", "down"): whole}
-    size = FORMATS["e4m3"].payload(found.whole.values)
+    size = FORMATS["uniform"].payload(found.whole.values)
     assert payloads(pretrain.flows) == {("full model", "up"): size, ("full model", "down"): size}
-    assert pretrain.format == "e4m3"
+    assert pretrain.format == "uniform"
     assert payloads(pretrain.first) == {("full model", "down"): whole}
 
 
