@@ -18,6 +18,8 @@ METHODS = ("splitfed-v1", "fsl-sage")
 FORMATS: tuple[tuple[str, int], ...] = (("fp32", 14), ("e4m3", 14), ("uniform", 14), ("uniform", 8))
 """And fineness, of uniform."""
 LINK = "200mbit,45ms"
+LAB = "transatlantic"
+"""A profile of the network laboratory: 200 Mbit/s, 45 ms each way, 0.1 % loss."""
 
 COMMON: dict[str, Any] = {
     "model": "small-cnn",
@@ -131,14 +133,22 @@ def formats_spec(task: Task, seed: int, name: str, fineness: int) -> Spec:
 
 
 def idle_grid(data: str) -> Iterator[Spec]:
-    """Rounds of 40 batches and of 120; a run of SplitFed V1 has no use for the longer ones."""
-    for method, batches, rounds in (
-        ("fsl-sage", 40, 3),
-        ("fsl-sage", 120, 2),
-        ("splitfed-v1", 40, 3),
+    """Rounds of 40 batches and of more, behind the proxy and in the network laboratory; SplitFed V1 has no use for the longer ones."""
+    for net, method, batches, rounds, models in (
+        (LINK, "fsl-sage", 40, 3, "fp32"),
+        (LINK, "fsl-sage", 120, 2, "fp32"),
+        (LINK, "splitfed-v1", 40, 3, "fp32"),
+        (LAB, "fsl-sage", 40, 2, "fp32"),
+        (LAB, "fsl-sage", 40, 2, "e4m3"),
+        (LAB, "fsl-sage", 100, 2, "fp32"),
+        (f"{LAB}:loss=0%", "fsl-sage", 40, 2, "fp32"),
+        (f"{LAB}:loss=0%", "fsl-sage", 100, 2, "e4m3"),
+        (f"{LAB}:loss=0%", "splitfed-v1", 40, 2, "fp32"),
     ):
-        more = {"samples": 128 * batches, "rounds": rounds}
-        yield Spec("idle", data, method, 0, tuple(sorted(more.items())), LINK)
+        more: dict[str, Any] = {"samples": 128 * batches, "rounds": rounds}
+        if models != "fp32":
+            more["models"] = models
+        yield Spec("idle", data, method, 0, tuple(sorted(more.items())), net)
 
 
 def read_rows(path: Path) -> dict[str, dict[str, Any]]:

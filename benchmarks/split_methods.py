@@ -55,7 +55,7 @@ def measure(spec: Spec, path: str) -> dict[str, Any]:
         contest = Contest(
             choices,
             Path(folder),
-            net_of(spec.net or None).make,
+            net_of(spec.net or None, choices.names).make,
             say=lambda text: print(text, file=sys.stderr, flush=True),
             stop=Stopper(),
         )

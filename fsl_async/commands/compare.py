@@ -112,8 +112,8 @@ _FILE = click.Path(path_type=Path)
 @click.option("--seed", default=0, show_default=True, type=click.IntRange(0, 2**62))
 @click.option(
     "--net",
-    metavar="PROFILE|RATE,DELAY",
-    help="Between clients and servers: a profile of the network laboratory (needs root), or a plain line like 200mbit,45ms one way.",
+    metavar="PROFILE[:KEY=VALUE]|RATE,DELAY",
+    help="Between clients and servers: a profile of the network laboratory, changed if you like (transatlantic:loss=0%; needs root), or a plain line like 200mbit,45ms one way.",
 )
 @click.option(
     "--json", "json_path", type=_FILE, metavar="FILE", help="Write one JSON object for each method."

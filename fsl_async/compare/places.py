@@ -2,7 +2,7 @@
 
     Loopback     every node is a thread of this process, nothing between them
     Lagging      the same, with a `LagLink` in front of each server: "--net RATE,DELAY"
-    Sites        the network laboratory: a site for the servers and one for each client, "--net PROFILE"
+    Sites        the network laboratory: a site for the servers and one for each client, "--net PROFILE[:KEY=VALUE...]"
 
 What `prefix` gives enters a node's site; the node is then a process of its own (`fsl_async.compare.nodes`).
 """
@@ -17,7 +17,8 @@ from fsl_async.address import parse
 from fsl_async.compare.lag_link import LagLink
 from fsl_async.errors import UsageError
 from fsl_async.netlab.laboratory import Laboratory, which
-from fsl_async.netlab.profiles import profiles
+from fsl_async.netlab.profiles import changed, profiles
+from fsl_async.netlab.profiles import words as words_of
 from fsl_async.plan.link import LinkSpec, parse_link
 
 ANY = "tcp://127.0.0.1:0"
@@ -70,9 +71,11 @@ class Lagging(Loopback):
 class Sites(Loopback):
     """A laboratory with the servers in its middle. Raises what `fsl_async.netlab` raises where there is none to be had."""
 
-    def __init__(self, profile: str, clients: Sequence[str]) -> None:
+    def __init__(self, profile: str, clients: Sequence[str], changes: Sequence[str] = ()) -> None:
         self._lab = Laboratory([SERVERS, *clients], profile=profile)
         self._lab.up()
+        if changes:
+            self._lab.set("all", *changes)
 
     def prefix(self, node: str) -> tuple[str, ...] | None:
         """Enter the node's site."""
@@ -100,9 +103,13 @@ def net_of(text: str | None, clients: Sequence[str] = ()) -> Net:
     """What `--net` says. Raises UsageError for what is neither line nor profile, LabError where there can be no laboratory."""
     if text is None:
         return Net("loopback, nothing between the nodes", Loopback)
-    if text in profiles():
-        words = f"network laboratory ({which()}), {text} links"
-        return Net(words, lambda: Sites(text, clients))
+    profile, *changes = text.split(":")
+    if profile in profiles():
+        settings = profiles()[profile]
+        for change in changes:
+            settings = changed(settings, change)
+        words = f"network laboratory ({which()}), {profile} links: {words_of(settings)}"
+        return Net(words, lambda: Sites(profile, clients, changes))
     try:
         link = parse_link(text)
     except UsageError:

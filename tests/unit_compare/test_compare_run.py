@@ -150,6 +150,8 @@ def test_a_line_is_written_as_rate_and_delay():
     with pytest.raises(UsageError, match="--net 'moon': a profile of the network laboratory"):
         net_of("moon")
     assert "45 ms each way" in net_of("200mbit,45ms").words
+    with pytest.raises(UsageError, match="no setting 'los'"):
+        net_of("dsl:los=0%")
 
 
 def test_a_picture_is_drawn(tmp_path):
