@@ -87,12 +87,28 @@ def _check_role(_: click.Context, __: click.Parameter, role: str | None) -> str:
     metavar="N",
     help="client: torch's threads here (default: what the run says, else all cores).",
 )
+@click.option(
+    "--grace",
+    "grace_s",
+    type=click.FloatRange(min=0),
+    metavar="S",
+    help="client: seconds from SIGTERM or SIGUSR2 to SIGKILL here (default: Slurm's, else not known).",
+)
+@click.option(
+    "--ec2-spot", is_flag=True, help="client: watch for the end of this EC2 spot instance."
+)
 @click.option("--insecure", is_flag=True, help="Accept that other machines connect unencrypted.")
 @click.option("--dry-run", is_flag=True, help="Print what would be run, resolved, and exit.")
 @click.option(_JSON, "as_json", is_flag=True, help="Print JSON objects, the result last.")
 @click.argument("address", required=False)
 def node(role: str, **options: Any) -> int:
     """Run a node of the run."""
+    if role != "client":
+        for name, flag in (("grace_s", "--grace"), ("ec2_spot", "--ec2-spot")):
+            if options.pop(name) not in {None, False}:
+                raise UsageError(
+                    f"{flag} is a client's: the others are not preempted in good order"
+                )
     if role == "server":
         from fsl_async.commands import server
 

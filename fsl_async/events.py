@@ -67,6 +67,17 @@ class DrainAsked(Event):
 
 
 @frozen
+class Preempting(Event):
+    """This process will be ended by others at `deadline` (None: they did not say when); `source` says who they are.
+
+    Signals, Slurm and spot markets all become this one event (`fsl_async.cluster.notices`). A later one counts if its deadline is nearer.
+    """
+
+    deadline: float | None
+    source: str
+
+
+@frozen
 class StreamLost(Event):
     """A stream ended before its end: the other side declined or cancelled it, or a local read or write failed."""
 

@@ -217,6 +217,21 @@ class ClientRuntime:
             self.learner.stop()
             self._journal.flush()  # the training thread may never come to close it
             self._ended.set()
+            if self.finish is not None and self.finish.exit_code == ExitCode.RELAUNCH:
+                self._leave_training_behind()
+
+    def _leave_training_behind(self) -> None:
+        """End the process from here where its training thread is still in a step: whoever preempts us does not wait for it."""
+        if self._machine.leaving.training:
+            self._stop.request(hard=True)
+
+    def _asked_to_end(self, now: float) -> ev.Event:
+        """The stopper's wish at `now` of the loop's clock."""
+        stop = self._stop
+        if stop.deadline is None and stop.exit_code != ExitCode.RELAUNCH:
+            return ev.DrainAsked(stop.reason)
+        left_s = None if stop.deadline is None else stop.deadline - time.monotonic()
+        return ev.Preempting(None if left_s is None else now + left_s, stop.reason)
 
     async def _main(self) -> None:
         loop = asyncio.get_running_loop()
@@ -270,7 +285,7 @@ class ClientRuntime:
             loop.call_soon_threadsafe(
                 (lambda: finish(asked))
                 if asked
-                else (lambda: shell.node.feed(ev.DrainAsked(self._stop.reason)))
+                else (lambda: shell.node.feed(self._asked_to_end(loop.time())))
             )
 
         unsubscribe = self._stop.subscribe(stop_asked)

@@ -8,6 +8,7 @@ another thread (a user's own script keeps the main thread for training), and on 
     SIGTERM, first    drain        exit code 64: whoever preempts us should start us again
     either, again     stop hard
     either, third     KeyboardInterrupt where the program stands
+    SIGUSR2           drain, exit code 64, in clients only: a warning that comes before the SIGTERM, and never a second signal
 
 With `at_once` the second one is KeyboardInterrupt, and `AT_ONCE_S` later the process is gone, whatever its main thread does: code of
 others may sleep, catch everything, or be inside a call that lasts minutes and lets no Python handler run.
@@ -20,6 +21,7 @@ import os
 import signal
 import socket
 import threading
+import time
 from typing import TYPE_CHECKING
 
 from fsl_async.errors import (
@@ -34,6 +36,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from types import FrameType
 
+    from fsl_async.cluster.notices import Notice
+
 AT_ONCE_S = 0.7
 
 _REASONS = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM"}
@@ -43,7 +47,8 @@ class Stopper:
     """Thread-safe and safe in a signal handler: asking takes no lock that the interrupted code may hold.
 
     `callbacks` are called with `hard` in the thread that asked, once for draining and once more for stopping hard; a loop
-    hangs `lambda hard: loop.call_soon_threadsafe(...)` in here by `subscribe`.
+    hangs `lambda hard: loop.call_soon_threadsafe(...)` in here by `subscribe`. `deadline` (monotonic seconds) is when others will end
+    this process, where they said so; a nearer one is told again.
     """
 
     def __init__(self) -> None:
@@ -51,17 +56,26 @@ class Stopper:
         self.hard = False
         self.reason = ""
         self.exit_code = int(ExitCode.DONE)
+        self.deadline: float | None = None
         self.callbacks: list[Callable[[bool], None]] = []
         # Reentrant: a signal may come while the same thread is inside.
         self._lock = threading.RLock()
 
     def request(
-        self, *, hard: bool = False, reason: str = "asked", exit_code: int = ExitCode.DONE
+        self,
+        *,
+        hard: bool = False,
+        reason: str = "asked",
+        exit_code: int = ExitCode.DONE,
+        deadline: float | None = None,
     ) -> None:
         """Ask for an end. The first reason and exit code are kept; asking the same again does nothing."""
         with self._lock:
-            if self.requested and (self.hard or not hard):
+            nearer = deadline is not None and (self.deadline is None or deadline < self.deadline)
+            if self.hard or (self.requested and not hard and not nearer):
                 return
+            if nearer:
+                self.deadline = deadline
             if not self.requested:
                 self.reason = reason
                 self.exit_code = int(exit_code)
@@ -93,30 +107,44 @@ class Stopper:
 
 @contextlib.contextmanager
 def stop_on_signals(
-    stopper: Stopper, *, quiet: bool = False, at_once: bool = False, as_json: bool = False
+    stopper: Stopper,
+    *,
+    quiet: bool = False,
+    at_once: bool = False,
+    as_json: bool = False,
+    notices: Callable[[str], Notice] | None = None,
 ) -> Iterator[None]:
     """Let SIGINT and SIGTERM ask `stopper`, until the block ends. Only the main thread may enter it.
 
     at_once: see above. as_json: a process that ends in this way says so as an object on standard output.
+    notices: what a signal of that name says of the time that is left; with it, SIGUSR2 asks too.
     """
+    signalled: list[int] = []
     killer = _Killer(stopper, as_json=as_json, quiet=quiet) if at_once else None
 
     def handle(number: int, _: FrameType | None) -> None:
         which = signal.Signals(number)
-        if stopper.hard:
+        is_warning = which not in _REASONS
+        if stopper.hard and not is_warning:
             raise KeyboardInterrupt
-        again = stopper.requested
+        again = bool(signalled) and not is_warning
         code = ExitCode.INTERRUPTED if which == signal.SIGINT else ExitCode.RELAUNCH
+        reason = _REASONS.get(which, which.name)
+        deadline = _deadline(notices, which)
         if not quiet and not again:
-            _tell(f"{_REASONS[which]}: finishing in good order; once more stops at once")
+            more = "" if is_warning else "; once more stops at once"
+            _tell(f"{reason}: finishing in good order{more}")
         elif not quiet and killer is None:
             _tell("stopping now")
-        stopper.request(hard=again, reason=_REASONS[which], exit_code=code)
+        if not is_warning:
+            signalled.append(number)
+        stopper.request(hard=again, reason=reason, exit_code=code, deadline=deadline)
         if again and killer is not None:
             killer.start()
             raise KeyboardInterrupt
 
-    before = {which: signal.signal(which, handle) for which in _REASONS}
+    heard = [*_REASONS, *([signal.SIGUSR2] if notices is not None else [])]
+    before = {which: signal.signal(which, handle) for which in heard}
     if killer is not None:
         killer.listen()
     try:
@@ -126,6 +154,14 @@ def stop_on_signals(
             killer.close()
         for which, handler in before.items():
             signal.signal(which, handler)
+
+
+def _deadline(notices: Callable[[str], Notice] | None, which: signal.Signals) -> float | None:
+    """When this process will be killed, on the monotonic clock; Ctrl-C is no preemption."""
+    if notices is None or which == signal.SIGINT:
+        return None
+    left_s = notices(which.name).left_s
+    return None if left_s is None else time.monotonic() + left_s
 
 
 class _Killer:
@@ -138,12 +174,15 @@ class _Killer:
         self._over = threading.Event()
         self._once = threading.Lock()
         self._before = -1
+        self._forget: Callable[[], None] | None = None
         self._ours, self._theirs = socket.socketpair()
         self._theirs.setblocking(False)
 
     def listen(self) -> None:
         """Hear of signals; in the main thread."""
         self._before = signal.set_wakeup_fd(self._theirs.fileno(), warn_on_full_buffer=False)
+        # Whoever asks for a hard end, the program itself as well, does not wait for code of others.
+        self._forget = self._stopper.subscribe(lambda hard: self.start() if hard else None)
         threading.Thread(target=self._hear, name="signals", daemon=True).start()
 
     def _hear(self) -> None:
@@ -185,6 +224,8 @@ class _Killer:
     def close(self) -> None:
         """The block ended in time."""
         self._over.set()
+        if self._forget is not None:
+            self._forget()
         signal.set_wakeup_fd(self._before)
         for end in (self._theirs, self._ours):
             with contextlib.suppress(OSError):

@@ -37,6 +37,8 @@ def command(
     threads: int | None,
     model: str | None,
     auxiliary: str | None,
+    grace_s: float | None = None,
+    ec2_spot: bool = False,
     insecure: bool,
     dry_run: bool,
     as_json: bool,
@@ -87,7 +89,7 @@ def command(
                 "the connection is not encrypted in this version; use an SSH tunnel or a VPN, or --insecure to hide this"
             )
         stopper = Stopper()
-        with _at_once(stopper, as_json=as_json):
+        with _preemptible(stopper, output, grace_s, ec2=ec2_spot):
             summary = run_client(
                 server.tcp,
                 name,
@@ -105,11 +107,22 @@ def command(
 
 
 @contextlib.contextmanager
-def _at_once(stopper: Stopper, *, as_json: bool) -> Iterator[None]:
-    """Signals ask `stopper`; of what code makes of it that is cut off in the middle, nothing is said."""
+def _preemptible(
+    stopper: Stopper, output: Output, grace_s: float | None, *, ec2: bool
+) -> Iterator[None]:
+    """Signals, Slurm and EC2 ask `stopper`; of what code makes of it that is cut off in the middle, nothing is said."""
+    from fsl_async.cluster.notices import slurm_job
+    from fsl_async.cluster.watches import signal_notices, watching
     from fsl_async.stopper import stop_on_signals
 
-    with stop_on_signals(stopper, at_once=True, as_json=as_json):
+    job = slurm_job(os.environ)
+    if job is not None:
+        output.say(job.words)
+    notices = signal_notices(job, grace_s)
+    with (
+        stop_on_signals(stopper, at_once=True, as_json=output.as_json, notices=notices),
+        watching(stopper, job, grace_s, ec2=ec2),
+    ):
         try:
             yield
         except BaseException:

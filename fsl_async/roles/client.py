@@ -33,9 +33,11 @@ Rules
     training   Snapshotted                      OfferDelta, or Tell Skip when no token was trained
     any        DeltaAcknowledged, DeltaRefused  DropDelta, then whatever waited
     held       ServerLost, DeltaRefused         ResumeTraining; in a turn also Rebased, but not ServerLost
-    any        RunEnded, DrainAsked             EndTraining
+    any        RunEnded, DrainAsked, Preempting EndTraining
     any        TrainingEnded                    TakeSnapshot, then Finish once all is settled; Finish at once after RunEnded
     ending     timer "end"                      LookAtTransfers, then Finish unless something advances
+    preempted  timer "late"                     begin no further delta
+    preempted  timer "goodbye"                  Finish
     finished   anything                         nothing
 
 What a person should know is said in a Note: joining, the first weights, every version that the model is moved onto (with the fact
@@ -60,6 +62,7 @@ from fsl_async.roles.client_state import (
     EXIT_FAILED,
     EXIT_INTERRUPTED,
     EXIT_REFUSED,
+    EXIT_RELAUNCH,
     SERVER,
     ClientRules,
     Held,
@@ -73,6 +76,7 @@ __all__ = [
     "EXIT_FAILED",
     "EXIT_INTERRUPTED",
     "EXIT_REFUSED",
+    "EXIT_RELAUNCH",
     "SERVER",
     "ClientMachine",
     "ClientRules",
@@ -129,6 +133,7 @@ class ClientMachine:
             ev.StreamLost: self._stream_lost,
             ev.RunEnded: self._run_ended,
             ev.DrainAsked: self._drain_asked,
+            ev.Preempting: self.leaving.preempt,
             ev.TrainingEnded: self._training_ended,
             ev.TransfersSeen: self.leaving.transfers_seen,
         }
@@ -195,6 +200,7 @@ class ClientMachine:
 
     def _lost(self, event: ev.ServerLost, now: float) -> list[Effect]:
         self.connected = False
+        self.leaving.pace.interrupt()
         self._forget_session()
         self.away = True
         what = lost_words(event.reason)
@@ -239,8 +245,15 @@ class ClientMachine:
     def _timers(self, event: ev.TimerFired, now: float) -> list[Effect]:
         effects: list[Effect] = []
         for name in self.deadlines.pop_due(now):
+            if self.finished:
+                break
             if name == "offer":
                 effects.extend(self._offer())
+            elif name == "goodbye":
+                effects.extend(self.leaving.time_is_up())
+            elif name == "late":
+                self.leaving.emptied = True
+                effects.extend(self._advance())
             elif name == "lost":
                 effects.extend(self._tell_lost())
             elif name == "fetch":
@@ -364,6 +377,8 @@ class ClientMachine:
         self.delta = Outstanding(
             key, self.model_digest, event.tokens, event.steps, answered.round, event.metrics
         )
+        if self.connected:
+            self.leaving.pace.begin(now)
         waits = answered.is_turn or (answered.last and self.connected)
         waits = waits and not self.leaving.asked
         return [*([] if waits else self._resume()), *self._offer(), *self._advance()]
@@ -384,11 +399,13 @@ class ClientMachine:
         if self.delta is None or self.delta.key != event.key:
             return []
         self.tokens_acknowledged += self.delta.tokens
+        self.leaving.pace.arrived(now)
         return self._settled(now)
 
     def _delta_refused(self, event: ev.DeltaRefused, now: float) -> list[Effect]:
         if self.delta is None or self.delta.key != event.key:
             return []
+        self.leaving.pace.interrupt()
         if event.code == "later":
             self.deadlines.set("offer", now + self.rules.reoffer_s)
             return []

@@ -24,6 +24,7 @@ MOMENT_S = 0.1
 EXIT_FAILED = 1
 EXIT_REFUSED = 2
 EXIT_INTERRUPTED = 130
+EXIT_RELAUNCH = 64
 
 
 @frozen
@@ -37,6 +38,8 @@ class ClientRules:
     """At the end: for a transfer to advance. Its receiver tells what it wrote in steps of up to 2 MiB."""
     drain_cap_s: float = 3600.0
     """At the end: for everything together."""
+    goodbye_s: float = 2.0
+    """Before a deadline of others: to say goodbye, and for the process to end by itself."""
 
 
 @mutable

@@ -12,6 +12,7 @@ import time
 import pytest
 import uvloop
 
+from fsl_async.cluster.notices import Notice
 from fsl_async.stopper import Stopper, stop_on_signals
 
 
@@ -145,3 +146,23 @@ def test_twice_ends_code_of_others_at_once(how, as_json):
     assert "stopping now" in err
     told = '{"error": "Ctrl-C", "kind": "InterruptedByUserError", "exit_code": 130}'
     assert told in out if as_json else "stopped: Ctrl-C\n" in err
+
+
+def test_usr2_warns_and_the_term_that_follows_is_the_first_signal():
+    """Slurm sends USR2, then TERM at the end: the second one must not cut off the goodbye, and USR2 itself never does."""
+    stopper, seen = Stopper(), []
+    stopper.subscribe(seen.append)
+    notices = {"SIGUSR2": Notice("SIGUSR2", 120.0), "SIGTERM": Notice("SIGTERM", 30.0)}
+    before = signal.getsignal(signal.SIGUSR2)
+    with stop_on_signals(stopper, quiet=True, notices=notices.__getitem__):
+        signal.raise_signal(signal.SIGUSR2)
+        signal.raise_signal(signal.SIGUSR2)
+        assert seen == [False]
+        assert (stopper.reason, stopper.exit_code) == ("SIGUSR2", 64)
+        assert 115.0 < stopper.deadline - time.monotonic() <= 120.0
+        signal.raise_signal(signal.SIGTERM)
+        assert (seen, stopper.hard) == ([False, False], False)
+        assert stopper.deadline - time.monotonic() <= 30.0
+        signal.raise_signal(signal.SIGTERM)
+        assert stopper.hard
+    assert signal.getsignal(signal.SIGUSR2) is before

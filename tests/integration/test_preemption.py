@@ -1,0 +1,87 @@
+"""Preempted clients as processes: what they trained is at the server, goodbye is said, 64 is the exit code, in time."""
+
+import json
+import signal
+import time
+
+import pytest
+
+from fsl_async.observe.ledger_audit import audit_run
+
+pytestmark = pytest.mark.slow
+
+COUNTS = """
+import time
+import torch
+
+def train(fed):
+    model = torch.nn.Linear(1, 3)
+    fed.attach(model)
+    steps, goes_on = 0, True
+    while goes_on:
+        with torch.no_grad():
+            model.weight += 0.01
+        time.sleep(0.02)
+        steps += 1
+        goes_on = fed.step(tokens=8)
+        if steps == 20:
+            print("twenty steps", flush=True)
+    print("tokens trained", 8 * steps, flush=True)
+"""
+
+STUCK = """
+import time
+import torch
+
+def train(fed):
+    fed.attach(torch.nn.Linear(1, 3))
+    print("a step begins", flush=True)
+    time.sleep(300)
+    fed.step(tokens=8)
+"""
+
+
+def tokens_accepted(site, client):
+    """Tokens of a client's deltas that the server has on disk."""
+    accepted = site.ledger("accepted")
+    return sum(one["tokens"] for one in accepted if one["key"].startswith(f"{client}/"))
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR2])
+def test_what_a_preempted_client_trained_is_not_lost(site, number):
+    """No sync is due for ten minutes: all that it trained is in its last delta."""
+    server = site.server(every_s=600)
+    path = site.folder / "counts.py"
+    path.write_text(COUNTS)
+    words = ("--role", "client", "--name", "b", "--task", f"{path}:train", "--grace", "30")
+    client = site.start(*words, "--json", site.address)
+    client.wait_for("twenty steps")
+    begun = time.monotonic()
+    client.signal(number)
+    assert client.end() == 64
+    assert time.monotonic() - begun < 20.0
+    server.wait_for("b left: it said goodbye")
+    told = json.loads(client.lines[-1])
+    assert (told["kind"], told["exit_code"]) == ("PreemptedError", 64)
+    trained = int(client.wait_for("tokens trained").split()[-1])
+    assert tokens_accepted(site, "b") == trained >= 160
+    server.signal(signal.SIGINT)
+    assert server.end() == 130
+    audit = audit_run(site.run_dir)
+    assert not audit.lost
+    assert not audit.doubled
+
+
+def test_a_step_that_does_not_end_does_not_keep_it(site):
+    """Who preempts us kills at the deadline: the goodbye comes before, and the exit code asks for a relaunch."""
+    server = site.server()
+    path = site.folder / "stuck.py"
+    path.write_text(STUCK)
+    words = ("--role", "client", "--name", "a", "--task", f"{path}:train", "--grace", "5")
+    client = site.start(*words, site.address)
+    client.wait_for("a step begins")
+    begun = time.monotonic()
+    client.signal(signal.SIGTERM)
+    assert client.end() == 64
+    assert time.monotonic() - begun < 5.0
+    server.wait_for("a left: it said goodbye")

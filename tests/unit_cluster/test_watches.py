@@ -1,0 +1,130 @@
+"""The watches for EC2 and for a Slurm job's end, against a stand-in metadata service on this machine."""
+
+import http.server
+import threading
+import time
+
+import pytest
+
+from fsl_async.cluster.notices import Notice, SlurmJob
+from fsl_async.cluster.watches import EC2_VARIABLE, SpotWatch, tell, watching
+from fsl_async.stopper import Stopper
+
+ACTION = b'{"action":"terminate","time":"2099-01-01T00:00:00Z"}'
+
+
+class Metadata(http.server.ThreadingHTTPServer):
+    """IMDSv2's three answers: a token for a PUT with a lifetime, 401 without a valid one, 404 before an announcement."""
+
+    daemon_threads = True
+
+    def __init__(self):
+        super().__init__(("127.0.0.1", 0), Answers)
+        self.announced = None
+        self.token = "first"
+        self.seen = []
+        self.status = None
+        self.base = f"http://127.0.0.1:{self.server_port}"
+
+
+class Answers(http.server.BaseHTTPRequestHandler):
+    """What the service says."""
+
+    def log_message(self, *_):
+        """Nothing on standard error."""
+
+    def _say(self, code, body=b""):
+        self.send_response(code)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def do_PUT(self):
+        """Hand a token out."""
+        self.server.seen.append("PUT")
+        fits = self.headers["X-aws-ec2-metadata-token-ttl-seconds"] == "21600"
+        right = self.path == "/latest/api/token" and fits
+        self._say(200 if right else 400, self.server.token.encode())
+
+    def do_GET(self):
+        """Say whether the instance goes."""
+        self.server.seen.append("GET")
+        if self.server.status:
+            self._say(self.server.status)
+        elif self.headers["X-aws-ec2-metadata-token"] != self.server.token:
+            self._say(401)
+        elif self.path != "/latest/meta-data/spot/instance-action" or not self.server.announced:
+            self._say(404)
+        else:
+            self._say(200, self.server.announced)
+
+
+@pytest.fixture
+def metadata():
+    server = Metadata()
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
+    thread.start()
+    yield server
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+def test_a_token_is_asked_for_once_and_again_when_it_expires(metadata):
+    """IMDSv2 refuses requests without one; a token for each look would be twice the traffic."""
+    watch = SpotWatch(metadata.base)
+    assert watch.look() is None
+    assert watch.look() is None
+    assert metadata.seen == ["PUT", "GET", "GET"]
+    metadata.token = "second"
+    metadata.announced = ACTION
+    assert watch.look().source == "EC2 spot (terminate)"
+    assert metadata.seen[3:] == ["GET", "PUT", "GET"]
+
+
+def test_a_service_that_is_ill_or_not_there_is_no_notice(metadata):
+    """A client must not end because its metadata service hiccups, or because it is not on EC2 at all."""
+    watch = SpotWatch(metadata.base)
+    metadata.status = 500
+    assert watch.look() is None
+    assert watch.trouble == "HTTP 500"
+    assert SpotWatch("http://127.0.0.1:9").look() is None
+    metadata.status, metadata.announced = None, ACTION
+    assert watch.look() is not None
+
+
+def test_an_announcement_asks_the_stopper(metadata, monkeypatch):
+    """End to end but for the client: the address comes from the variable that Amazon's tools use too."""
+    monkeypatch.setenv(EC2_VARIABLE, metadata.base)
+    metadata.announced = ACTION
+    stopper, asked = Stopper(), threading.Event()
+    stopper.subscribe(lambda _: asked.set())
+    with watching(stopper, None, None, ec2=True):
+        assert asked.wait(10.0)
+    assert (stopper.exit_code, stopper.reason) == (64, "EC2 spot (terminate)")
+    assert stopper.deadline > time.monotonic() + 3600.0
+
+
+def test_the_end_of_a_job_asks_the_stopper():
+    """Its time is up in a second, so it is told at once."""
+    stopper, asked = Stopper(), threading.Event()
+    stopper.subscribe(lambda _: asked.set())
+    with watching(stopper, SlurmJob("7", time.time() + 1.0), None, ec2=False):
+        assert asked.wait(10.0)
+    assert stopper.reason == "Slurm's time limit"
+    assert 0.0 < stopper.deadline - time.monotonic() < 1.0
+
+
+def test_a_nearer_deadline_is_told_again_and_a_farther_one_is_not():
+    """The stopper keeps who asked first, and the earliest end that anybody named."""
+    stopper, seen = Stopper(), []
+    stopper.subscribe(lambda hard: seen.append((hard, stopper.deadline)))
+    tell(stopper, Notice("EC2", 120.0))
+    first = stopper.deadline
+    tell(stopper, Notice("SIGTERM", 300.0))
+    tell(stopper, Notice("SIGTERM"))
+    assert seen == [(False, first)]
+    tell(stopper, Notice("SIGTERM", 30.0))
+    assert len(seen) == 2
+    assert stopper.deadline < first
+    assert (stopper.reason, stopper.exit_code) == ("EC2", 64)
