@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from fsl_codecs import available
+
 SCRIPT = Path(__file__).parents[2] / "codecs" / "native" / "tests" / "fuzz" / "run.sh"
 COMPILER = os.environ.get("CXX", "g++")
 
@@ -15,7 +17,10 @@ COMPILER = os.environ.get("CXX", "g++")
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which(COMPILER) is None, reason=f"no {COMPILER}: nothing native here")
 def test_mutated_frames_harm_no_decoder(tmp_path):
-    """Each target ends by itself only if no read or write was out of bounds and all kernel paths agreed on each frame."""
+    """Each target ends by itself only if no read or write was out of bounds and all kernel paths agreed on each frame.
+
+    Before them, every kernel of every path on buffers that end at a page that faults.
+    """
     environment = {**os.environ, "FSL_FUZZ_PLAIN": "1", "CXX": COMPILER}
     done = subprocess.run(
         [str(SCRIPT), "2", str(tmp_path)],
@@ -26,6 +31,9 @@ def test_mutated_frames_harm_no_decoder(tmp_path):
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
+    rounds = re.findall(r"^path (\d): (\d+) rounds$", done.stdout, re.MULTILINE)
+    assert rounds[0] == ("0", "20"), done.stdout
+    assert len(rounds) == len(available()) - ("numpy" in available())
     inputs = [int(count) for count in re.findall(r"^(\d+) inputs$", done.stdout, re.MULTILINE)]
     assert len(inputs) == 4
     assert min(inputs) >= 100
