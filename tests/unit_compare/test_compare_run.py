@@ -114,7 +114,7 @@ def test_a_run_ends_at_its_target_when_asked(images, tmp_path):
     (outcome,) = run(choices, tmp_path)
     assert outcome.reached is not None
     assert outcome.points[-1].round < 10
-    assert outcome.points[-1].coded["auxiliary down"] > 0
+    assert outcome.points[-1].coded["activations up"] > 0
 
 
 def test_a_node_that_fails_ends_the_comparison(images, tmp_path):
