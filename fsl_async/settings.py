@@ -307,7 +307,9 @@ class OuterConfig:
 class CodecConfig:
     """How weights travel."""
 
-    up: Format = setting("uniform", "from clients to the server: fp32 | bf16 | e4m3 | e5m2 | uniform")
+    up: Format = setting(
+        "uniform", "from clients to the server: fp32 | bf16 | e4m3 | e5m2 | uniform"
+    )
     down: Format = setting(
         "uniform", "from the server to clients: fp32 | bf16 | e4m3 | e5m2 | uniform"
     )
