@@ -88,6 +88,12 @@ def _check_role(_: click.Context, __: click.Parameter, role: str | None) -> str:
     help="client: torch's threads here (default: what the run says, else all cores).",
 )
 @click.option(
+    "--launchers",
+    type=_PATH,
+    metavar="FILE",
+    help="ps: who launches clients that died, by local, slurm or any command (TOML).",
+)
+@click.option(
     "--grace",
     "grace_s",
     type=click.FloatRange(min=0),
@@ -109,6 +115,8 @@ def node(role: str, **options: Any) -> int:
                 raise UsageError(
                     f"{flag} is a client's: the others are not preempted in good order"
                 )
+    if role != "ps" and options.pop("launchers") is not None:
+        raise UsageError("--launchers goes with --role ps, which asks for clients that died")
     if role == "server":
         from fsl_async.commands import server
 

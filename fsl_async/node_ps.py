@@ -19,6 +19,8 @@ import fsl_transport as tp
 from fsl_async import address as addresses
 from fsl_async import effects as do
 from fsl_async import events as ev
+from fsl_async.cluster.launch_file import Launching
+from fsl_async.cluster.relauncher import Relauncher
 from fsl_async.config import to_wire
 from fsl_async.errors import AddressError, RunDirError
 from fsl_async.fixed import keep_settings
@@ -44,6 +46,7 @@ from fsl_transport.loop import run as run_loop
 from fsl_transport.zmq_link import ZmqListener
 
 JOURNAL = "journal.jsonl"
+LAUNCHED = "launched.log"
 GOODBYE_S = 5.0
 GARBAGE_EVERY_S = 1.0
 
@@ -152,11 +155,13 @@ def serve(
     stop: Stopper,
     record: Callable[..., None] | None = None,
     after_commit: Callable[[int], None] | None = None,
+    launching: Launching | None = None,
 ) -> Summary:
     """Run the parameter server until the run ends or `stop` is asked. Blocks; makes its own loop.
 
     announce: called with the bound address once clients can come. log: one line for the operator at a time. record: what happens in the run as a kind and fields,
     in place of lines. after_commit: called in the store's thread with each version that is durable, before anybody hears of it; it must not raise.
+    launching: who launches clients that died; nobody if left out.
     Raises RunDirError (damaged, in use, no room) and AddressError (port in use), each in one line.
     """
     config = described(config)
@@ -170,6 +175,7 @@ def serve(
         stop=stop,
         record=record,
         after_commit=after_commit,
+        launching=launching,
     ) as run:
         return run_loop(run(config))
 
@@ -185,6 +191,7 @@ def prepared(
     stop: Stopper,
     record: Callable[..., None] | None = None,
     after_commit: Callable[[int], None] | None = None,
+    launching: Launching | None = None,
 ) -> Iterator[Callable[[Config], Coroutine[Any, Any, Summary]]]:
     """Take the run directory and give what serves it, once, in a loop of the caller's; see `serve`.
 
@@ -219,6 +226,7 @@ def prepared(
             stop,
             record,
             after_commit,
+            launching,
         )
     finally:
         journal.close()
@@ -255,6 +263,50 @@ def _note_versions(journal: Teller, recovered: Recovered, now: float) -> None:
             journal.note("VersionFound", now, version=record.version, merged=part)
 
 
+def _name_bugs(
+    loop: asyncio.AbstractEventLoop, journal: Teller, log: Callable[[str], None]
+) -> None:
+    """A defect of ours in a callback costs what it was doing, is named, and the run goes on for the others."""
+
+    def broken(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        what = f"{context['message']}: {context.get('exception')!r}"
+        journal.note("CallbackFailed", loop.time(), text=what)
+        log(f"bug: {what}")
+
+    loop.set_exception_handler(broken)
+
+
+def _relauncher(
+    launching: Launching, machine: ServerMachine, journal: Teller, log_path: Path
+) -> Relauncher:
+    """One that writes what it does into the journal, and tells people."""
+    loop = asyncio.get_running_loop()
+
+    def tell(what: str, client: str, text: str) -> None:
+        journal.note("Relaunch", loop.time(), what=what, client=client)
+        journal.say(do.Note(text, "info" if what in {"waiting", "launched"} else "warning"))
+
+    def wanted() -> bool:
+        return not (machine.ended or machine.ending.asked)
+
+    return Relauncher(loop, launching, tell, wanted=wanted, log_path=log_path)
+
+
+def watched(
+    handle: Callable[[tp.TransportEvent], None], relauncher: Relauncher
+) -> Callable[[tp.TransportEvent], None]:
+    """Show `relauncher` which sessions begin and end, on their way to the machine."""
+
+    def on_transport(event: tp.TransportEvent) -> None:
+        handle(event)
+        if isinstance(event, tp.PeerUp):
+            relauncher.seen(event.peer)
+        elif isinstance(event, tp.PeerDown):
+            relauncher.left(event.peer, event.reason)
+
+    return on_transport
+
+
 async def _serve(  # noqa: PLR0917 - private, called once
     config: Config,
     run_dir: Path,
@@ -267,6 +319,7 @@ async def _serve(  # noqa: PLR0917 - private, called once
     stop: Stopper,
     record: Callable[..., None] | None,
     after_commit: Callable[[int], None] | None,
+    launching: Launching | None,
 ) -> Summary:
     loop = asyncio.get_running_loop()
     begun = time.monotonic()
@@ -301,11 +354,13 @@ async def _serve(  # noqa: PLR0917 - private, called once
     except tp.LocalError as error:
         worker.close()
         raise AddressError(str(error)) from None
+    relauncher = _relauncher(launching or Launching(), machine, journal, run_dir / LAUNCHED)
+    relauncher.address = link.address
     shell.endpoint = endpoint = tp.ListenerEndpoint(
         CountedLink(link, traffic, at_client=False),
         loop,
         transport_settings(config),
-        shell.on_transport,
+        watched(shell.on_transport, relauncher),
         "ps",
         incarnation=time.time_ns(),
     )
@@ -313,13 +368,7 @@ async def _serve(  # noqa: PLR0917 - private, called once
     garbage = GarbageWatch(loop, endpoint, journal)
     counted = TrafficNotes(loop, journal, traffic)
 
-    def broken(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        # A defect of ours in a callback costs what it was doing, is named, and the run goes on for the others.
-        what = f"{context['message']}: {context.get('exception')!r}"
-        journal.note("CallbackFailed", loop.time(), text=what)
-        log(f"bug: {what}")
-
-    loop.set_exception_handler(broken)
+    _name_bugs(loop, journal, log)
 
     def stop_asked(hard: bool) -> None:
         asked = do.Finish(stop.reason, 0) if hard else None
@@ -353,6 +402,7 @@ async def _serve(  # noqa: PLR0917 - private, called once
     finally:
         unsubscribe()
         counted.close()
+        await relauncher.close()
         journal.note("NodeEnded", loop.time(), garbage=endpoint.garbage, **lag.summary())
         shell.node.close()
         garbage.close()

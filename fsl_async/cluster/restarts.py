@@ -13,6 +13,9 @@ One machine for each child. A state is where the child is; every exit is answere
     running    StopAsked                -> stopping  -
     stopping   Exited(any)              -> ended     End("stopped")
     ready      StopAsked                -> ended     End("stopped")
+    ready      Seen                     -> running   -: somebody else launched it
+    waiting    Seen                     -> running   -: it came back by itself
+    running    Seen                     -> running   -
     ended      any                      -> ended     -
 
 The wait doubles from `first_wait_s` to `longest_wait_s`. A child that ran for `healthy_after_s` before it ended has recovered: the next
@@ -82,7 +85,12 @@ class End:
     why: str
 
 
-Event = Begin | Exited | WaitOver | StopAsked
+@frozen
+class Seen:
+    """The child was seen alive, whoever launched it."""
+
+
+Event = Begin | Exited | WaitOver | StopAsked | Seen
 Effect = Launch | Wait | End
 
 
@@ -112,6 +120,8 @@ class Restarts:
             return []
         if isinstance(event, StopAsked):
             return self._stop()
+        if isinstance(event, Seen):
+            return self._seen(now)
         if isinstance(event, Exited):
             assert self.state in {State.RUNNING, State.STOPPING}, self.state
             return self._exited(event.code, now)
@@ -127,6 +137,12 @@ class Restarts:
             self.state = State.STOPPING
             return []
         return self._end("stopped")
+
+    def _seen(self, now: float) -> list[Effect]:
+        if self.state in {State.READY, State.WAITING}:
+            self.state = State.RUNNING
+            self._launched_at = now
+        return []
 
     def _exited(self, code: int, now: float) -> list[Effect]:
         if self.state is State.STOPPING:

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any
 from fsl_async import address as addresses
 from fsl_async.commands.client import check_corpus, check_data, check_task
 from fsl_async.commands.output import Output
-from fsl_async.errors import UsageError
+from fsl_async.errors import ConfigError, UsageError
 from fsl_async.program import program
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from fsl_async.cluster.launch_file import Launching
     from fsl_async.config import Config
     from fsl_async.stopper import Stopper
 
@@ -29,6 +30,7 @@ def command(
     run_dir: Path | None,
     from_version: int | None,
     threads: int | None,
+    launchers: Path | None,
     insecure: bool,
     dry_run: bool,
     as_json: bool,
@@ -61,6 +63,7 @@ def command(
     loaded = load(config, [*overrides, *shorter], options)
     filled = resolved(loaded)
     check_corpus(filled, options)
+    launching = _read_launching(launchers) if launchers is not None else None
     output = Output(as_json=as_json)
     if dry_run:
         if as_json:
@@ -77,14 +80,37 @@ def command(
     stopper = Stopper()
     with stop_on_signals(stopper):
         summary = run_ps(
-            loaded, loaded.run_dir, from_version=from_version, stop=stopper, output=output
+            loaded,
+            loaded.run_dir,
+            from_version=from_version,
+            stop=stopper,
+            output=output,
+            launching=launching,
         )
     output.result(summary)
     return stopper.exit_code
 
 
+def _read_launching(path: Path) -> Launching:
+    """Read a launch file; raises ConfigError."""
+    from fsl_async.cluster.launch_file import read_launching
+
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        why = getattr(error, "strerror", None) or "not text"
+        raise ConfigError(f"--launchers {path}: {why}") from None
+    return read_launching(text, str(path))
+
+
 def run_ps(
-    config: Config, run_dir: Path, *, from_version: int | None, stop: Stopper, output: Output
+    config: Config,
+    run_dir: Path,
+    *,
+    from_version: int | None,
+    stop: Stopper,
+    output: Output,
+    launching: Launching | None = None,
 ) -> Any:
     """Serve the run until it ends or `stop` is asked; returns the summary."""
     from fsl_async.node_ps import serve
@@ -113,4 +139,5 @@ def run_ps(
         log=log,
         stop=stop,
         record=output.record if output.as_json else None,
+        launching=launching,
     )

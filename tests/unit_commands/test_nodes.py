@@ -27,7 +27,7 @@ def calls(monkeypatch):
     made = []
     monkeypatch.delenv("FSL_NODE_CALLED_AS", raising=False)
 
-    def serve(config, run_dir, *, from_version, announce, log, stop, record=None):
+    def serve(config, run_dir, *, from_version, announce, log, stop, record=None, launching=None):
         made.append((config, run_dir, from_version, stop))
         announce("tcp://127.0.0.1:4567")
         return Summary()
@@ -102,7 +102,7 @@ def test_signals_drain_and_decide_the_exit_code(calls, capfd, monkeypatch, numbe
     """A drained node still prints its summary, and tells its launcher whether to start it again."""
     asked = []
 
-    def serve(config, run_dir, *, from_version, announce, log, stop, record=None):
+    def serve(config, run_dir, *, from_version, announce, log, stop, record=None, launching=None):
         stop.subscribe(asked.append)
         os.kill(os.getpid(), number)
         return Summary()

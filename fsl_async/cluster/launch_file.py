@@ -1,0 +1,106 @@
+"""Which launcher starts which client: a TOML file at the parameter server, `--launchers FILE`. Pure.
+
+    first_wait_s = 5              # and longest_wait_s, healthy_after_s, budget; see `restarts`
+
+    [[launcher]]
+    clients = "a100-*"            # the first entry whose pattern fits a client's name is its launcher
+    kind = "slurm"                # what follows `sbatch`
+    command = ["--export=ALL,FSL_NAME={name},FSL_SERVER=fsl://ps.example.org:7100", "bin/fsl-node.sbatch", "--task", "train.py:train"]
+
+    [[launcher]]
+    clients = "edge"
+    kind = "command"              # done when it exits 0
+    command = ["ssh", "edge", "systemctl", "--user", "restart", "fsl-node@{name}"]
+
+    [[launcher]]
+    clients = "*"
+    kind = "local"                # a child process of the parameter server, which dies with it
+    command = ["bin/fsl-node", "--role", "client", "--name", "{name}", "{address}"]
+
+{address} is where the server listens, which is not how another machine reaches it when that is 0.0.0.0. No shell reads a command: its words go to the program as they are. A client's name has no character that a shell would read either.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+from typing import Any
+
+from attrs import field, fields_dict, frozen
+
+from fsl_async.cluster.restarts import RestartRules
+from fsl_async.errors import ConfigError
+
+KINDS = ("local", "slurm", "command")
+_MOST_RULES = 1000
+
+
+@frozen
+class LaunchRule:
+    """The launcher of the clients whose names fit the pattern `clients`."""
+
+    clients: str
+    kind: str
+    command: tuple[str, ...]
+
+    def words(self, name: str, address: str) -> tuple[str, ...]:
+        """The command for one client."""
+        return tuple(
+            word.replace("{name}", name).replace("{address}", address) for word in self.command
+        )
+
+
+@frozen
+class Launching:
+    """A launch file as read."""
+
+    rules: tuple[LaunchRule, ...] = ()
+    restarts: RestartRules = field(factory=lambda: RestartRules(first_wait_s=5.0, budget=5))
+
+    def rule_of(self, name: str) -> LaunchRule | None:
+        """The first rule that fits a client, or None: nobody launches it."""
+        return next((rule for rule in self.rules if fnmatchcase(name, rule.clients)), None)
+
+
+def read_launching(text: str, where: str) -> Launching:
+    """Read a launch file's text; raises ConfigError in one line, which begins with `where`."""
+    try:
+        found = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{where}: not TOML: {error}") from None
+    tables = found.pop("launcher", [])
+    if not isinstance(tables, list) or not tables or len(tables) > _MOST_RULES:
+        raise ConfigError(f"{where}: give at least one [[launcher]] table")
+    rules = tuple(_rule(table, f"{where}: launcher {n}") for n, table in enumerate(tables, 1))
+    return Launching(rules, _restarts(found, where))
+
+
+def _rule(table: Any, where: str) -> LaunchRule:
+    if not isinstance(table, dict) or set(table) != {"clients", "kind", "command"}:
+        raise ConfigError(f"{where}: must have exactly the keys clients, kind and command")
+    clients, kind, command = table["clients"], table["kind"], table["command"]
+    if not isinstance(clients, str) or not clients:
+        raise ConfigError(f'{where}: clients must be a pattern of names, like "a100-*"')
+    if kind not in KINDS:
+        raise ConfigError(f"{where}: kind must be one of {', '.join(KINDS)}")
+    words: Sequence[Any] = command if isinstance(command, list) else ()
+    if not words or not all(isinstance(word, str) and word for word in words):
+        raise ConfigError(
+            f'{where}: command must be an array of words, like ["ssh", "host", "..."]'
+        )
+    return LaunchRule(clients, kind, tuple(words))
+
+
+def _restarts(found: dict[str, Any], where: str) -> RestartRules:
+    known = fields_dict(RestartRules)
+    for key, value in found.items():
+        if key not in known:
+            raise ConfigError(f"{where}: {key}: unknown key; known: launcher, {', '.join(known)}")
+        whole = key == "budget"
+        fits = isinstance(value, int if whole else int | float) and not isinstance(value, bool)
+        if not fits or not (1 if key == "factor" else 0) <= value <= 1e6:
+            raise ConfigError(
+                f"{where}: {key}: must be a number from 0 to 1,000,000, factor from 1"
+            )
+    return RestartRules(**{"first_wait_s": 5.0, "budget": 5, **found})

@@ -1,0 +1,127 @@
+"""Launchers: start a client somewhere. One small interface, three kinds; which one is whose says the launch file."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+from fsl_async.cluster.restarts import RestartRules
+from fsl_async.cluster.supervisor import Child, Supervisor
+from fsl_async.errors import one_line
+
+ASK_S = 60.0
+"""So long a launcher's program may take; `sbatch` on a busy cluster takes seconds."""
+
+_ONCE = RestartRules(budget=0)
+_MOST_BYTES = 1 << 16
+
+
+class LaunchError(Exception):
+    """A client could not be launched; the message says why, in one line."""
+
+
+class Launcher(Protocol):
+    """Starts clients. Used on the loop's thread."""
+
+    async def launch(self, client: str, words: Sequence[str]) -> str:
+        """Start a client by the words of its rule; returns what was started, for people. Raises LaunchError."""
+        ...
+
+    async def close(self) -> None:
+        """The run is over: take back what was asked for and has not begun."""
+        ...
+
+
+class LocalLauncher:
+    """Child processes of this one. When to launch again is decided by who asks, so the supervisor here launches once."""
+
+    def __init__(self, log_path: Path | None = None) -> None:
+        self._log_path = log_path
+        self._supervisor: Supervisor | None = None  # its log is a file, made for the first child
+        self._mine: set[str] = set()
+
+    async def launch(self, client: str, words: Sequence[str]) -> str:
+        """Start a child; one of that name that is still here is stuck, and ended first."""
+        if self._supervisor is None:
+            self._supervisor = Supervisor(log_path=self._log_path, rules=_ONCE)
+        if client in self._mine:
+            await self._supervisor.stop_child(client, grace_s=2.0)
+        self._mine.add(client)
+        try:
+            self._supervisor.start(Child(client, tuple(words)))
+        except ValueError as error:
+            raise LaunchError(str(error)) from None
+        return f"a process of this machine: {words[0]}"
+
+    async def close(self) -> None:
+        """End the children; those whose run is over end by themselves in that time."""
+        if self._supervisor is not None:
+            await self._supervisor.stop(grace_s=10.0)
+
+
+class SlurmLauncher:
+    """Jobs of Slurm, named fsl-CLIENT. A client that has a job, waiting or running, is Slurm's to bring back, for instance by --requeue."""
+
+    def __init__(self) -> None:
+        self._jobs: list[str] = []
+
+    async def launch(self, client: str, words: Sequence[str]) -> str:
+        """Submit a job, unless there is one."""
+        job_name = f"fsl-{client}"
+        listed = await ask(("squeue", "--noheader", "--me", f"--name={job_name}", "--format=%i %T"))
+        if listed.strip():
+            return f"nothing: Slurm has job {one_line(listed)} for it"
+        said = await ask(("sbatch", "--parsable", f"--job-name={job_name}", *words))
+        job = said.strip().split("\n")[-1].split(";")[0]
+        if not job.isdecimal():
+            raise LaunchError(f"sbatch answered {said.strip()[:80]!r}, no job number")
+        self._jobs.append(job)
+        return f"Slurm job {job}"
+
+    async def close(self) -> None:
+        """Cancel jobs that still wait for their turn: they would dial a server that is gone."""
+        if self._jobs:
+            with contextlib.suppress(LaunchError):
+                await ask(("scancel", "--state=PENDING", *self._jobs))
+            self._jobs.clear()
+
+
+class CommandLauncher:
+    """Any program, such as ssh, that exits 0 once the client is started."""
+
+    async def launch(self, client: str, words: Sequence[str]) -> str:
+        """Run it to its end."""
+        await ask(words)
+        return f"done by {words[0]}"
+
+    async def close(self) -> None:
+        """Nothing to take back."""
+
+
+async def ask(words: Sequence[str], limit_s: float = ASK_S) -> str:
+    """Run a program to its end and return what it printed; raises LaunchError unless it exits 0 within `limit_s`."""
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *words,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise LaunchError(f"cannot run {words[0]}: {error.strerror}") from None
+    try:
+        out, err = await asyncio.wait_for(process.communicate(), limit_s)
+    except TimeoutError:
+        raise LaunchError(f"{words[0]} did not end within {limit_s:g} s") from None
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    if process.returncode:
+        told = one_line((err or out)[-_MOST_BYTES:].decode(errors="replace"))[-300:]
+        raise LaunchError(f"{words[0]} exited with {process.returncode}: {told or 'no word'}")
+    return out[:_MOST_BYTES].decode(errors="replace")

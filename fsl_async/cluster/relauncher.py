@@ -1,0 +1,108 @@
+"""Brings clients that died back, for a parameter server: sessions' ends in, launchers asked. `relaunches` decides."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from fsl_async.cluster.launch_file import Launching
+from fsl_async.cluster.launchers import (
+    CommandLauncher,
+    Launcher,
+    LaunchError,
+    LocalLauncher,
+    SlurmLauncher,
+)
+from fsl_async.cluster.relaunches import GaveUp, Relaunches, Waiting
+
+
+class Relauncher:
+    """Used on the loop's thread.
+
+    tell(what, client, text): what is waited for, asked, failed, given up; for the journal and for people. wanted: whether the run
+    still has a use for clients. log_path: what local children print.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        launching: Launching,
+        tell: Callable[[str, str, str], None],
+        *,
+        wanted: Callable[[], bool],
+        log_path: Path | None = None,
+        launchers: Mapping[str, Launcher] | None = None,
+    ) -> None:
+        self.address = ""  # where clients reach the server
+        self._loop = loop
+        self._launching = launching
+        self._tell = tell
+        self._wanted = wanted
+        self._machine = Relaunches(launching)
+        self._launchers = launchers or {
+            "local": LocalLauncher(log_path),
+            "slurm": SlurmLauncher(),
+            "command": CommandLauncher(),
+        }
+        self._timer: asyncio.TimerHandle | None = None
+        self._asking: set[asyncio.Task[Any]] = set()
+
+    def seen(self, client: str) -> None:
+        """A client's session has begun."""
+        self._machine.seen(client, self._loop.time())
+        self._arm()
+
+    def left(self, client: str, reason: str) -> None:
+        """A client's session has ended."""
+        self._say(self._machine.left(client, reason, self._loop.time()))
+        self._arm()
+
+    def _arm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        when = self._machine.next_due()
+        if when is not None:
+            self._timer = self._loop.call_at(when, self._fire)
+
+    def _fire(self) -> None:
+        self._timer = None
+        for client in self._machine.take_due(self._loop.time()):
+            if self._wanted():
+                task = self._loop.create_task(self._ask(client), name=f"launch {client}")
+                self._asking.add(task)
+                task.add_done_callback(self._asking.discard)
+        self._arm()
+
+    async def _ask(self, client: str) -> None:
+        rule = self._launching.rule_of(client)
+        assert rule is not None
+        try:
+            words = rule.words(client, self.address)
+            started = await self._launchers[rule.kind].launch(client, words)
+        except LaunchError as error:
+            self._tell("failed", client, f"{client} could not be launched again ({error})")
+            self._say(self._machine.failed(client, self._loop.time()))
+            self._arm()
+        else:
+            self._tell("launched", client, f"launched {client} again by {rule.kind}: {started}")
+
+    def _say(self, decided: Waiting | GaveUp | None) -> None:
+        if isinstance(decided, Waiting) and self._wanted():
+            text = f"{decided.client} is launched again in {decided.seconds:g} s, unless it comes back by itself"
+            self._tell("waiting", decided.client, text)
+        elif isinstance(decided, GaveUp):
+            text = f"{decided.client} is not launched any more: {decided.why}"
+            self._tell("gave up", decided.client, text)
+
+    async def close(self) -> None:
+        """The run is over."""
+        if self._timer is not None:
+            self._timer.cancel()
+        for task in self._asking:
+            task.cancel()
+        await asyncio.gather(*self._asking, return_exceptions=True)
+        for launcher in self._launchers.values():
+            await launcher.close()

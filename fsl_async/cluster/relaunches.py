@@ -1,0 +1,99 @@
+"""When the parameter server asks for a client to be launched again. Pure: `now` is an argument, launching is somebody else's.
+
+A client is a child whose exit nobody sees, so `restarts` decides for it as for a child process, by what the sessions tell:
+
+    its session begins                     Seen
+    its session expires                    Exited: Wait, then Launch, once; it is not asked for again before it was seen again
+    its launcher fails                     Exited: a longer wait, then once more, as long as the budget lasts
+
+A session that ends for another reason is about to begin anew, or has. Who says goodbye (done, Ctrl-C, preempted) is not launched: what the exit code asks for is its own launcher's to do. Who comes back by
+itself while it is waited for is not launched either. A client without a rule in the launch file is nobody's.
+"""
+
+from __future__ import annotations
+
+from attrs import frozen
+
+from fsl_async.cluster.launch_file import Launching
+from fsl_async.cluster.restarts import (
+    End,
+    Exited,
+    Restarts,
+    Seen,
+    State,
+    Wait,
+    WaitOver,
+)
+from fsl_async.errors import ExitCode
+
+
+@frozen
+class Waiting:
+    """Its launcher will be asked in `seconds`, unless it comes back by itself."""
+
+    client: str
+    seconds: float
+
+
+@frozen
+class GaveUp:
+    """It is not launched any more."""
+
+    client: str
+    why: str
+
+
+class Relaunches:
+    """Of all clients of a run."""
+
+    def __init__(self, launching: Launching) -> None:
+        self._launching = launching
+        self._machines: dict[str, Restarts] = {}
+        self._due: dict[str, float] = {}
+
+    def seen(self, client: str, now: float) -> None:
+        """Its session has begun."""
+        if self._launching.rule_of(client) is None:
+            return
+        machine = self._machines.get(client)
+        if machine is None or machine.state is State.ENDED:
+            machine = self._machines[client] = Restarts(self._launching.restarts)
+        machine.handle(Seen(), now)
+        self._due.pop(client, None)
+
+    def left(self, client: str, reason: str, now: float) -> Waiting | GaveUp | None:
+        """Its session has ended, for `reason` of the transport's."""
+        machine = self._machines.get(client)
+        if machine is None or machine.state is not State.RUNNING:
+            return None
+        if reason == "bye":
+            del self._machines[client]
+        return self._ended(client, machine, now) if reason == "expired" else None
+
+    def failed(self, client: str, now: float) -> Waiting | GaveUp | None:
+        """Its launcher could not launch it."""
+        machine = self._machines.get(client)
+        if machine is None or machine.state is not State.RUNNING:
+            return None
+        return self._ended(client, machine, now)
+
+    def next_due(self) -> float | None:
+        """When `take_due` has something to give."""
+        return min(self._due.values(), default=None)
+
+    def take_due(self, now: float) -> list[str]:
+        """The clients whose launchers are to be asked now, once each."""
+        ready = sorted(client for client, when in self._due.items() if when <= now)
+        for client in ready:
+            del self._due[client]
+            self._machines[client].handle(WaitOver(), now)
+        return ready
+
+    def _ended(self, client: str, machine: Restarts, now: float) -> Waiting | GaveUp | None:
+        for effect in machine.handle(Exited(ExitCode.BUG), now):
+            if isinstance(effect, Wait):
+                self._due[client] = now + effect.seconds
+                return Waiting(client, effect.seconds)
+            if isinstance(effect, End):
+                return GaveUp(client, effect.why)
+        return None

@@ -1,0 +1,165 @@
+"""Launchers against stand-ins of Slurm's programs, and the relauncher that asks them."""
+
+import asyncio
+import os
+import stat
+import sys
+import time
+
+import pytest
+
+from fsl_async.cluster.launch_file import Launching, LaunchRule
+from fsl_async.cluster.launchers import (
+    CommandLauncher,
+    LaunchError,
+    LocalLauncher,
+    SlurmLauncher,
+    ask,
+)
+from fsl_async.cluster.relauncher import Relauncher
+from fsl_async.cluster.restarts import RestartRules
+
+STAND_INS = {
+    "sbatch": 'echo "sbatch $*" >> "$DIR/asked"; [ -e "$DIR/full" ] && { echo "QOSMaxJobs" >&2; exit 1; }; cat "$DIR/answer"',
+    "squeue": 'echo "squeue $*" >> "$DIR/asked"; cat "$DIR/queue" 2>/dev/null; exit 0',
+    "scancel": 'echo "scancel $*" >> "$DIR/asked"',
+}
+
+
+@pytest.fixture
+def slurm(tmp_path, monkeypatch):
+    """A folder with stand-ins for Slurm's programs, first in PATH; `asked` in it says how they were called."""
+    for name, body in STAND_INS.items():
+        path = tmp_path / name
+        path.write_text(f"#!/bin/sh\nDIR={tmp_path}\n{body}\n")
+        path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    (tmp_path / "answer").write_text("17;cluster\n")
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    return tmp_path
+
+
+def asked(folder):
+    return (folder / "asked").read_text().splitlines()
+
+
+def test_slurm_submits_a_job_of_the_clients_name_and_cancels_what_never_began(slurm):
+    """Found again by its name; at the run's end a job that still waits would dial a server that is gone."""
+
+    async def play():
+        launcher = SlurmLauncher()
+        assert await launcher.launch("a", ["job.sbatch", "a"]) == "Slurm job 17"
+        await launcher.close()
+        await launcher.close()
+
+    asyncio.run(play())
+    assert asked(slurm) == [
+        "squeue --noheader --me --name=fsl-a --format=%i %T",
+        "sbatch --parsable --job-name=fsl-a job.sbatch a",
+        "scancel --state=PENDING 17",
+    ]
+
+
+def test_slurm_does_not_submit_a_second_job(slurm):
+    """A job that Slurm requeued, or that waits for its turn, is the client; two would fight for its name."""
+    (slurm / "queue").write_text("16 PENDING\n")
+    said = asyncio.run(SlurmLauncher().launch("a", ["job.sbatch"]))
+    assert said == "nothing: Slurm has job 16 PENDING for it"
+    assert [line.split()[0] for line in asked(slurm)] == ["squeue"]
+
+
+def test_slurm_that_refuses_or_talks_otherwise_is_an_error_in_one_line(slurm):
+    """Its own words: the operator can do something about them."""
+    (slurm / "full").touch()
+    with pytest.raises(LaunchError, match="sbatch exited with 1: QOSMaxJobs"):
+        asyncio.run(SlurmLauncher().launch("a", ["job.sbatch"]))
+    (slurm / "full").unlink()
+    (slurm / "answer").write_text("Welcome to the cluster\n")
+    with pytest.raises(LaunchError, match="no job number"):
+        asyncio.run(SlurmLauncher().launch("a", ["job.sbatch"]))
+
+
+def test_a_command_is_done_when_it_exits_0():
+    """What ssh says is said again; what does not end is ended; what is not there is named."""
+    run = CommandLauncher().launch
+    assert asyncio.run(run("a", ["true"])) == "done by true"
+    with pytest.raises(LaunchError, match="sh exited with 3: no route; to host"):
+        asyncio.run(run("a", ["sh", "-c", "echo no route; echo to host; exit 3"]))
+    with pytest.raises(LaunchError, match=r"sleep did not end within 0\.1 s"):
+        asyncio.run(ask(["sleep", "60"], 0.1))
+    with pytest.raises(LaunchError, match="cannot run no-such-program: No such file"):
+        asyncio.run(run("a", ["no-such-program"]))
+
+
+def test_local_starts_a_child_in_place_of_the_one_before_and_ends_it_with_the_run(tmp_path):
+    """One process a client, and none is left behind."""
+    script = "import os, time; print(os.getpid(), flush=True); time.sleep(60)"
+    log = tmp_path / "launched.log"
+
+    def pids():
+        return [int(line.split("| ")[1]) for line in log.read_text().splitlines()]
+
+    async def play():
+        launcher = LocalLauncher(log)
+        for count in (1, 2):
+            await launcher.launch("a", [sys.executable, "-c", script])
+            give_up_at = time.monotonic() + 30.0
+            while len(pids()) < count and time.monotonic() < give_up_at:  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+            if count == 2:
+                with pytest.raises(ProcessLookupError):
+                    os.kill(pids()[0], 0)
+        await launcher.close()
+
+    asyncio.run(play())
+    assert len(pids()) == 2
+    with pytest.raises(ProcessLookupError):
+        os.kill(pids()[1], 0)
+
+
+class Flaky:
+    """A launcher that fails once."""
+
+    def __init__(self):
+        self.launched = []
+
+    async def launch(self, client, words):
+        """Note what was asked for."""
+        self.launched.append((client, *words))
+        if len(self.launched) == 1:
+            raise LaunchError("no node is free")
+        return "a thing"
+
+    async def close(self):
+        """Nothing."""
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_the_relauncher_asks_again_and_says_so(wanted):
+    """From an expired session to the launcher, on a real loop; a run that ends has no use for clients."""
+    told, flaky = [], Flaky()
+    rules = RestartRules(first_wait_s=0.02, budget=3)
+    launching = Launching((LaunchRule("*", "command", ("go", "{name}", "{address}")),), rules)
+
+    async def play():
+        loop = asyncio.get_running_loop()
+        one = Relauncher(
+            loop,
+            launching,
+            lambda what, client, text: told.append((what, client, text)),
+            wanted=lambda: wanted,
+            launchers={"command": flaky},
+        )
+        one.address = "tcp://h:1"
+        one.seen("a")
+        one.left("a", "expired")
+        await asyncio.sleep(0.3)
+        await one.close()
+
+    asyncio.run(play())
+    if not wanted:
+        assert (told, flaky.launched) == ([], [])
+        return
+    assert flaky.launched == [("a", "go", "a", "tcp://h:1")] * 2
+    assert [what for what, _, _ in told] == ["waiting", "failed", "waiting", "launched"]
+    assert told[1][2] == "a could not be launched again (no node is free)"
+    assert told[3][2] == "launched a again by command: a thing"

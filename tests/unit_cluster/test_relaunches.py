@@ -1,0 +1,119 @@
+"""When a client that died is launched again: the launch file and the decision, without sessions or processes."""
+
+import pytest
+
+from fsl_async.cluster.launch_file import LaunchRule, read_launching
+from fsl_async.cluster.relaunches import GaveUp, Relaunches, Waiting
+from fsl_async.errors import ConfigError
+
+FILE = """
+first_wait_s = 2
+budget = 2
+healthy_after_s = 60
+[[launcher]]
+clients = "a100-*"
+kind = "slurm"
+command = ["job.sbatch", "{name}", "{address}"]
+[[launcher]]
+clients = "[ab]*"
+kind = "local"
+command = ["fsl-node", "--name={name}"]
+"""
+
+
+def made():
+    return Relaunches(read_launching(FILE, "f"))
+
+
+def test_the_first_pattern_that_fits_is_the_launcher():
+    """Sites have launchers of their own; a client that no pattern names is nobody's."""
+    launching = read_launching(FILE, "f")
+    assert launching.rule_of("a100-3").kind == "slurm"
+    assert launching.rule_of("alice").kind == "local"
+    assert launching.rule_of("carol") is None
+    words = launching.rule_of("a100-3").words("a100-3", "tcp://h:1")
+    assert words == ("job.sbatch", "a100-3", "tcp://h:1")
+    assert LaunchRule("*", "command", ("{x}",)).words("n", "a") == ("{x}",)
+    assert (launching.restarts.budget, launching.restarts.first_wait_s) == (2, 2)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("=", "not TOML"),
+        ("", r"at least one \[\[launcher\]\]"),
+        ("launcher = 3", r"at least one \[\[launcher\]\]"),
+        ('[[launcher]]\nclients="*"\nkind="k8s"\ncommand=["x"]', "launcher 1: kind must be one of local"),
+        ('[[launcher]]\nclients="*"\nkind="local"\ncommand="x y"', "array of words"),
+        ('[[launcher]]\nclients="*"\nkind="local"\ncommand=[]', "array of words"),
+        ('[[launcher]]\nclients=""\nkind="local"\ncommand=["x"]', "pattern"),
+        ('[[launcher]]\nclients="*"\nkind="local"', "exactly the keys"),
+        ('wait=1\n[[launcher]]\nclients="*"\nkind="local"\ncommand=["x"]', "wait: unknown key"),
+        ('budget=1.5\n[[launcher]]\nclients="*"\nkind="local"\ncommand=["x"]', "budget: must be"),
+        ('factor=0.5\n[[launcher]]\nclients="*"\nkind="local"\ncommand=["x"]', "factor: must be"),
+    ],
+)  # fmt: skip
+def test_a_wrong_launch_file_is_one_line(text, words):
+    """It is read before the run begins: a wrong one must not show at the first death."""
+    with pytest.raises(ConfigError, match=words) as caught:
+        read_launching(text, "f.toml")
+    assert caught.value.message.startswith("f.toml: ")
+    assert "\n" not in caught.value.message
+
+
+def test_a_client_that_expires_is_asked_for_once():
+    """Once: a job in Slurm's queue may take a day to start."""
+    one = made()
+    one.seen("alice", 0.0)
+    assert one.left("alice", "expired", 10.0) == Waiting("alice", 2.0)
+    assert one.left("alice", "expired", 10.5) is None
+    assert one.next_due() == 12.0
+    assert one.take_due(11.9) == []
+    assert one.take_due(12.0) == ["alice"]
+    assert (one.take_due(1e6), one.next_due()) == ([], None)
+
+
+@pytest.mark.parametrize("reason", ["bye", "superseded", "reset", "protocol"])
+def test_other_ends_of_a_session_are_no_death(reason):
+    """Who says goodbye is done or has a launcher of its own, the others come back at once: two of a name would fight."""
+    one = made()
+    one.seen("alice", 0.0)
+    assert one.left("alice", reason, 10.0) is None
+    assert one.next_due() is None
+    assert one.left("carol", "expired", 10.0) is None, "never seen"
+
+
+def test_who_comes_back_by_itself_is_not_launched():
+    """A line that was cut for half a minute, or a supervisor at the site that was faster."""
+    one = made()
+    one.seen("alice", 0.0)
+    one.left("alice", "expired", 10.0)
+    one.seen("alice", 11.0)
+    assert one.take_due(100.0) == []
+
+
+def test_a_launcher_that_fails_is_asked_again_later_within_the_budget():
+    """Back-off and an end: a wrong command must not be run for ever."""
+    one = made()
+    one.seen("alice", 0.0)
+    one.left("alice", "expired", 10.0)
+    one.take_due(12.0)
+    assert one.failed("alice", 12.0) == Waiting("alice", 4.0)
+    assert one.take_due(16.0) == ["alice"]
+    assert one.failed("alice", 16.0) == GaveUp("alice", "gave up after 2 relaunches in a row")
+    assert one.next_due() is None
+    one.seen("alice", 20.0)  # somebody started it by hand
+    assert one.left("alice", "expired", 30.0) == Waiting("alice", 2.0)
+
+
+def test_deaths_in_a_row_wait_longer_and_a_healthy_minute_forgives():
+    """A client that dies as soon as it is there must not be launched every two seconds."""
+    one = made()
+    one.seen("alice", 0.0)
+    one.left("alice", "expired", 10.0)
+    one.take_due(12.0)
+    one.seen("alice", 14.0)
+    assert one.left("alice", "expired", 20.0) == Waiting("alice", 4.0)
+    one.take_due(24.0)
+    one.seen("alice", 25.0)
+    assert one.left("alice", "expired", 90.0) == Waiting("alice", 2.0)

@@ -1,0 +1,94 @@
+"""The ready templates for Slurm and systemd: the sbatch script runs here with a stand-in client, the unit is read."""
+
+import configparser
+import os
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from fsl_async.errors import ExitCode
+
+BIN = Path(__file__).parents[2] / "bin"
+
+CLIENT = """#!/bin/sh
+echo "$@" > words
+trap 'echo usr2 >> heard; exit 64' USR2
+trap 'echo term >> heard; exit 64' TERM
+[ -e code ] && exit "$(cat code)"
+touch ready
+n=0; while [ $n -lt 600 ]; do sleep 0.05; n=$((n+1)); done
+"""
+
+
+@pytest.fixture
+def home(tmp_path):
+    """A folder with the template, a stand-in for fsl-node, and one for scontrol."""
+    (tmp_path / "bin").mkdir()
+    shutil.copy(BIN / "fsl-node.sbatch", tmp_path / "bin")
+    for name, body in (("bin/fsl-node", CLIENT), ("scontrol", '#!/bin/sh\necho "$@" > requeued\n')):
+        (tmp_path / name).write_text(body)
+        (tmp_path / name).chmod(0o755)
+    return tmp_path
+
+
+def start(home):
+    environment = {
+        **{k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "FSL_"))},
+        "PATH": f"{home}:{os.environ['PATH']}",
+        "SLURM_SUBMIT_DIR": str(home),
+        "SLURM_JOB_ID": "17",
+        "FSL_SERVER": "fsl://h:7100",
+        "FSL_NAME": "site-a",
+    }
+    words = ["bash", home / "bin" / "fsl-node.sbatch", "--task", "t.py:train"]
+    return subprocess.Popen(words, env=environment, cwd="/")
+
+
+@pytest.mark.parametrize("number", [signal.SIGUSR2, signal.SIGTERM])
+def test_a_signal_reaches_the_client_and_the_job_is_requeued(home, number):
+    """Slurm signals the batch script alone; a shell would die of USR2, or hand it on only after the client's end."""
+    job = start(home)
+    give_up_at = time.monotonic() + 20.0
+    while not (home / "ready").exists() and time.monotonic() < give_up_at:
+        time.sleep(0.02)
+    job.send_signal(number)
+    assert job.wait(20) == ExitCode.RELAUNCH
+    assert (home / "heard").read_text().split() == [number.name.removeprefix("SIG").lower()]
+    assert (home / "requeued").read_text() == "requeue 17\n"
+    words = (home / "words").read_text()
+    assert words == "--role client --name site-a --task t.py:train fsl://h:7100\n"
+
+
+@pytest.mark.parametrize("code", [0, 2, 1])
+def test_other_ends_are_the_jobs_and_are_not_requeued(home, code):
+    """A run that is over, or a wrong option, would go round in the queue for ever."""
+    (home / "code").write_text(str(code))
+    assert start(home).wait(20) == code
+    assert not (home / "requeued").exists()
+
+
+def test_the_sbatch_template_asks_for_what_the_client_understands():
+    """USR2 two minutes ahead is what the client takes for granted; USR1 would be NCCL's."""
+    text = (BIN / "fsl-node.sbatch").read_text()
+    for line in ("--requeue", "--open-mode=append", "--signal=B:USR2@120"):
+        assert f"#SBATCH {line}\n" in text
+
+
+def test_the_unit_restarts_what_asks_for_it_and_waits_out_the_grace():
+    """Exit codes as documented; KILL after the grace that the client is told of, not before."""
+    unit = configparser.RawConfigParser(strict=False)
+    unit.optionxform = str
+    unit.read(BIN / "fsl-node.service")
+    service = unit["Service"]
+    assert service["Restart"] == "on-failure"
+    assert service["RestartPreventExitStatus"].split() == [
+        str(int(ExitCode.BAD_INPUT)),
+        str(int(ExitCode.INTERRUPTED)),
+    ]
+    grace = float(service["ExecStart"].split("--grace ")[1].split()[0])
+    assert grace < float(service["TimeoutStopSec"])
+    assert service["KillMode"] == "mixed"
