@@ -9,7 +9,8 @@ Decoding guarantees that a chunk whose flag does not announce NaN or infinity de
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -110,11 +111,20 @@ def encode_into(
             check_values(other, writable=name == "residual")
             if other.size != values.size:
                 raise CodecUsageError(f"{name} of {other.size} values for {values.size} values")
-    target = memory_of(out)
+    try:
+        target = memory_of(out)
+    except TypeError as error:
+        raise CodecUsageError(
+            f"the output must be a contiguous bytes-like object: {error}"
+        ) from None
     if target.readonly or target.nbytes < bound(values.size, spec):
         raise CodecUsageError(
             f"output of {target.nbytes} bytes: a writable one of {bound(values.size, spec)} is needed"
         )
+    read = {"values": values, "reference": reference, "residual": residual}
+    check_apart(read, "output", np.frombuffer(target, np.uint8, bound(values.size, spec)))
+    del read["residual"]
+    check_apart(read, "residual", residual)
     header = pack_header(spec, values.size)
     target[:HEADER_BYTES] = header
     position = HEADER_BYTES
@@ -155,10 +165,11 @@ def decode_into(
     """Decode a frame into the first n values of out, 1-D of at least n; returns n.
 
     `out` is float32, or uint16 for bf16 bits: then values are rounded to nearest, ties to even. FrameError for bytes that are no valid frame,
-    LimitError when `out` or `limits` is too small; what `out` then holds is undefined.
+    LimitError when `out` or `limits` is too small; what `out` then holds is undefined. CodecUsageError when frame and `out` overlap.
     """
     check_values(out, writable=True, allow_bfloat16=True)
     data = frame_bytes_view(frame)
+    check_apart({"frame": data}, "output", out)
     header = parse_header(data, limits or Limits(out.size, max(data.size, 1)))
     if header.values > out.size:
         raise LimitError(f"frame of {header.values} values, the output holds {out.size}")
@@ -203,6 +214,7 @@ def decode_accumulate(
         raise CodecUsageError(f"weight {weight} is not a finite fp32 number")
     check_values(accumulator, writable=True)
     data = frame_bytes_view(frame)
+    check_apart({"frame": data}, "accumulator", accumulator)
     header = parse_header(data, limits or Limits(accumulator.size, max(data.size, 1)))
     if header.values > accumulator.size:
         raise LimitError(
@@ -272,6 +284,15 @@ def check_values(values: Values, *, writable: bool = False, allow_bfloat16: bool
         raise CodecUsageError("values must be contiguous and aligned")
     if writable and not values.flags.writeable:
         raise CodecUsageError("the array to write to is read-only")
+
+
+def check_apart(
+    read: Mapping[str, npt.NDArray[Any] | None], name: str, written: npt.NDArray[Any] | None
+) -> None:
+    """CodecUsageError when what is written shares memory with something that is read: the latter would change meanwhile."""
+    for other, memory in read.items():
+        if written is not None and memory is not None and np.may_share_memory(memory, written):
+            raise CodecUsageError(f"{other} and {name} overlap")
 
 
 def _combine(

@@ -236,7 +236,7 @@ def decode_into(
     """Decode a frame into the first n values of out, 1-D of at least n; returns n.
 
     `out` is float32, or uint16 for bf16 bits: then values are rounded to nearest, ties to even. FrameError for bytes that are no valid frame,
-    LimitError when `out` or `limits` is too small; what `out` then holds is undefined.
+    LimitError when `out` or `limits` is too small; what `out` then holds is undefined. CodecUsageError when frame and `out` overlap.
     """
     return _chosen.decode_into(frame, out, limits, books=books, threads=threads)
 

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from fsl_codecs import (
+    Codebook,
     CodecError,
     CodecSpec,
     CodecUsageError,
@@ -24,6 +25,8 @@ from fsl_codecs import (
     codebooks_of,
 )
 from fsl_codecs.dispatch import implementation_named
+from fsl_codecs.static_books import static_books
+from fsl_codecs.treebitmap import Reader, read_block
 
 REFERENCE = implementation_named("numpy")
 PATHS = [name for name in available() if name != "numpy"]
@@ -305,6 +308,31 @@ def test_mutated_frames(tmp_path):
 
 
 @on_every_path
+@pytest.mark.parametrize("split", [0, 1])
+@pytest.mark.parametrize("escape", ["last", "first"])
+def test_one_leaf_more_than_the_plane_has_symbols(path, split, escape):
+    """Books of every symbol and an escape: no encoder needs that escape, but a frame may use it, and the last rank takes a bit more."""
+    codec = implementation_named(path)
+    head = b"\x03\x00" if escape == "last" else b"\x02\x00\x3f\x01" + bytes([0x77] * 32)
+    book = static_books("e4m3")[0][1] if escape == "last" else Codebook(6, 1, bytes([7] * 64))
+    generator = np.random.default_rng(1)
+    base = encoded_by(REFERENCE, values_of("bell", 200), CodecSpec("e4m3"))
+    for _ in range(20):
+        # Nearly all go right, to the last ranks; listed symbols are below 64.
+        bits = generator.random((4000, 8)) < [0.95] * 6 + [0.0] * 2
+        data = np.packbits(bits, axis=1, bitorder="little").ravel()
+        reader = Reader(data)
+        assert read_block(book.tree, reader, 200).max() == 63
+        tree = data[: reader._position].tobytes()
+        # The upper bit of the low plane is 0: no code is NaN.
+        low = bytes(25) + generator.bytes(25)
+        payload = bytes([split]) + head + b"\x00\x78\x00" + tree + low
+        frame = sealed(base[:28] + struct.pack("<IIBBHI", len(payload), 0, 3, 0, 0, 0) + payload)
+        read, _ = assert_same_reading(codec, frame, 200)
+        assert read == 200
+
+
+@on_every_path
 def test_a_late_fault_adds_nothing(path):
     """The last of several chunks is bad: no chunk before it may have been added, on one thread or more."""
     codec = implementation_named(path)
@@ -427,6 +455,8 @@ def test_misuse(path):
         lambda one: one.encode_into(good, room, reference=good[:7]),
         lambda one: one.encode_into(good, room[:-1]),
         lambda one: one.encode_into(good, bytes(room)),
+        lambda one: one.encode_into(good, np.zeros(2 * room.size, np.uint8)[::2]),
+        lambda one: one.encode_into(good, "text"),
         *[lambda one, n=n: one.encode_into(good, room, threads=n) for n in (0, -1, 65)],
         lambda one: one.decode_into(frame, good, threads=0),
         lambda one: one.decode_accumulate(frame, good, float("nan")),
@@ -438,6 +468,41 @@ def test_misuse(path):
     for number, call in enumerate(calls):
         for one in (codec, REFERENCE):
             assert outcome(call, one)[0] is CodecUsageError, (number, one.name)
+
+
+@pytest.mark.parametrize("path", available())
+def test_what_is_written_shares_no_memory_with_what_is_read(path):
+    """Our own mistake, named as such: a frame that changes while it is read would look like a peer's bad one."""
+    codec = implementation_named(path)
+    memory = np.zeros(300_000, np.uint8)
+    values = memory[:4000].view(np.float32)
+    values[:] = values_of("bell", 1000)
+    other = values_of("bell", 1000, seed=1)
+    room = memory[3999 : 3999 + bound(1000)]
+    apart = memory[4000 : 4000 + bound(1000)]
+    for call, message in (
+        (lambda: codec.encode_into(values, room), "values and output"),
+        (lambda: codec.encode_into(other, room, reference=values), "reference and output"),
+        (lambda: codec.encode_into(other, room, residual=values), "residual and output"),
+        (lambda: codec.encode_into(values, apart, residual=values), "values and residual"),
+        (
+            lambda: codec.encode_into(other, apart, reference=values, residual=values),
+            "reference and residual",
+        ),
+    ):
+        with pytest.raises(CodecUsageError, match=f"{message} overlap"):
+            call()
+    # Neighbours are no overlap, and what is only read may be one.
+    size = codec.encode_into(values, apart, reference=values)
+    frame = memory[4000 : 4000 + size]
+    for start in (3996, 4000, 4000 + size // 8 * 4):
+        out = memory[start : start + 4000].view(np.float32)
+        with pytest.raises(CodecUsageError, match="frame and output overlap"):
+            codec.decode_into(frame, out)
+        with pytest.raises(CodecUsageError, match="frame and accumulator overlap"):
+            codec.decode_accumulate(frame, out, 1.0)
+    assert codec.decode_into(frame, values) == 1000
+    assert not values.any()
 
 
 @on_every_path

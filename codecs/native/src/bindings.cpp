@@ -96,6 +96,8 @@ class Array {
   }
 
   std::size_t size() const { return static_cast<std::size_t>(view_->shape[0]); }
+  const void* memory() const { return view_->buf; }
+  std::size_t bytes() const { return static_cast<std::size_t>(view_->len); }
   float* fp32() const { return is_bfloat16_ ? nullptr : static_cast<float*>(view_->buf); }
   std::uint16_t* bf16() const { return is_bfloat16_ ? static_cast<std::uint16_t*>(view_->buf) : nullptr; }
 
@@ -113,6 +115,15 @@ std::unique_ptr<Array> companion(nb::handle object, bool writable, const char* n
           std::string(name) + " of " + std::to_string(array->size()) + " values for " + std::to_string(count) + " values");
   }
   return array;
+}
+
+// What is written may share no memory with what is read, which would change meanwhile.
+void check_apart(const char* read_name, const void* read, std::size_t read_bytes, const char* written_name, const void* written,
+                 std::size_t written_bytes) {
+  const auto first = reinterpret_cast<std::uintptr_t>(read);
+  const auto second = reinterpret_cast<std::uintptr_t>(written);
+  if (read_bytes == 0 || written_bytes == 0 || first >= second + written_bytes || second >= first + read_bytes) return;
+  raise(python.usage_error, std::string(read_name) + " and " + written_name + " overlap");
 }
 
 // Books that a frame may name by their digest, unpacked once.
@@ -177,6 +188,16 @@ class Codec {
       raise(python.usage_error,
             "output of " + std::to_string(target->len) + " bytes: a writable one of " + std::to_string(needed) + " is needed");
     }
+    const auto check_output = [&](const char* name, const Array* read) {
+      if (read != nullptr) check_apart(name, read->memory(), read->bytes(), "output", target->buf, static_cast<std::size_t>(needed));
+    };
+    check_output("values", &given);
+    check_output("reference", subtracted.get());
+    check_output("residual", carried.get());
+    if (carried) {
+      check_apart("values", given.memory(), given.bytes(), "residual", carried->memory(), carried->bytes());
+      if (subtracted) check_apart("reference", subtracted->memory(), subtracted->bytes(), "residual", carried->memory(), carried->bytes());
+    }
     const fsl::Source source = {given.fp32(), given.bf16(), subtracted ? subtracted->fp32() : nullptr, carried ? carried->fp32() : nullptr,
                                 given.size()};
     const SharedBooks shared = shared_of(books);
@@ -188,6 +209,7 @@ class Codec {
     const Array target(out, true, true);
     View bytes;
     const fsl::DecodeRequest request = request_of(frame, bytes, limits, target.size(), checked(threads));
+    check_apart("frame", request.frame, request.frame_bytes, "output", target.memory(), target.bytes());
     const fsl::Target where = {target.fp32(), target.bf16(), target.size()};
     const SharedBooks shared = shared_of(books);
     std::uint64_t values = 0;
@@ -207,6 +229,7 @@ class Codec {
     const Array target(accumulator, true, false);
     View bytes;
     const fsl::DecodeRequest request = request_of(frame, bytes, limits, target.size(), checked(threads));
+    check_apart("frame", request.frame, request.frame_bytes, "accumulator", target.memory(), target.bytes());
     const SharedBooks shared = shared_of(books);
     std::uint64_t values = 0;
     Status status;

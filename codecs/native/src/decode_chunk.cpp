@@ -13,6 +13,10 @@ std::uint8_t rotate_left(std::uint8_t code) { return static_cast<std::uint8_t>(c
 
 std::uint8_t rotate_right(unsigned code) { return static_cast<std::uint8_t>((code & 0xFF) >> 1 | (code & 1) << 7); }
 
+// Whether all symbols have ranks that a plane of the book's width could hold. Where every symbol and the escape have a code, one rank is
+// too high: it has to be that of the escape.
+bool ranks_fit(const Book& book) { return !book.is_total || book.escape_rank >= 1 << book.width; }
+
 }  // namespace
 
 Block ChunkDecoder::scratch_block() const {
@@ -199,7 +203,7 @@ Status ChunkDecoder::read_codes(std::size_t count, std::uint8_t* codes, Prefetch
   const bool has_low = split.planes == 2;
   const int low_width = has_low ? split.widths[1] : 0;
 
-  if (high.book != nullptr && (!has_low || plan.planes[1].kind == kPlaneRaw)) {
+  if (high.book != nullptr && (!has_low || plan.planes[1].kind == kPlaneRaw) && ranks_fit(*high.book)) {
     // The usual case, in one pass: a coded plane above bit planes.
     const std::uint8_t* listed = nullptr;
     std::size_t escapes = 0;
@@ -210,11 +214,12 @@ Status ChunkDecoder::read_codes(std::size_t count, std::uint8_t* codes, Prefetch
     if (left() < low_bytes) return {Fault::kPayloadEnds};
     kernels_.join(ranks, high.book->symbol_of_rank, position_, count, split.rotated, low_width, codes);
     position_ += low_bytes;
-    // An escaped symbol has come out as 0.
+    // Above the low plane, the escape has come out as anything.
+    const unsigned low_mask = (1U << low_width) - 1;
     for (std::size_t i = 0; i < escapes; ++i) {
       std::uint8_t& code = codes[scratch_.positions[i]];
       const unsigned symbol = static_cast<unsigned>(listed[i]) << low_width;
-      code = split.rotated ? rotate_right(symbol | rotate_left(code)) : static_cast<std::uint8_t>(symbol | code);
+      code = split.rotated ? rotate_right(symbol | (rotate_left(code) & low_mask)) : static_cast<std::uint8_t>(symbol | (code & low_mask));
     }
     return {};
   }

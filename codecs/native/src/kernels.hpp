@@ -106,7 +106,8 @@ struct Kernels {
                            std::uint8_t* symbols, Prefetch& prefetch);
 
   // codes[i] = unrotate(symbol_of_rank[symbols[i]] << width | the `width` bit planes at `in`); symbols may be null (no upper plane).
-  // The caller has checked that width * ceil(count / 8) bytes are there; it guarantees no slack behind them.
+  // The upper bits are anything where a symbol is not below 256 >> width. The caller has checked that width * ceil(count / 8) bytes are
+  // there; it guarantees no slack behind them.
   void (*join)(const std::uint8_t* symbols, const std::uint8_t* symbol_of_rank, const std::uint8_t* in, std::size_t count,
                bool rotated, int width, std::uint8_t* codes);
 
