@@ -1,0 +1,85 @@
+// What all parts of the AVX2 kernels use. For kernels_avx2.cpp only, which sets the target and includes
+// kernels_plain.hpp for it.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstring>
+
+#include "kernels_paths.hpp"
+
+#define FSL_INLINE inline __attribute__((always_inline))
+
+namespace fsl {
+namespace {
+
+constexpr std::size_t kLane = 8;   // fp32 values of a vector
+constexpr std::size_t kStep = 32;  // bytes of a vector
+
+FSL_INLINE __m256i load(const void* from) { return _mm256_loadu_si256(static_cast<const __m256i*>(from)); }
+FSL_INLINE void store(void* to, __m256i value) { _mm256_storeu_si256(static_cast<__m256i*>(to), value); }
+FSL_INLINE __m128i load_half(const void* from) { return _mm_loadu_si128(static_cast<const __m128i*>(from)); }
+FSL_INLINE __m256i all(int value) { return _mm256_set1_epi32(value); }
+FSL_INLINE __m256i all_bytes(int value) { return _mm256_set1_epi8(static_cast<char>(value)); }
+FSL_INLINE std::size_t ones(std::uint32_t mask) { return static_cast<std::size_t>(_mm_popcnt_u32(mask)); }
+FSL_INLINE std::uint32_t signs(__m256i bytes) { return static_cast<std::uint32_t>(_mm256_movemask_epi8(bytes)); }
+// The lowest `count` bits, count < 32.
+FSL_INLINE std::uint32_t lowest(std::size_t count) { return (std::uint32_t{1} << count) - 1; }
+FSL_INLINE int log2_of(std::size_t power) { return __builtin_ctzll(power); }
+
+// A cache line of what comes next.
+FSL_INLINE void fetch(Prefetch& prefetch) {
+  if (prefetch.next < prefetch.end) {
+    _mm_prefetch(prefetch.next, _MM_HINT_T0);
+    prefetch.next += 64;
+  }
+}
+
+FSL_INLINE void store_mask(std::uint8_t* to, std::uint32_t mask) { std::memcpy(to, &mask, 4); }
+
+FSL_INLINE std::uint32_t load_mask(const std::uint8_t* from) {
+  std::uint32_t mask;
+  std::memcpy(&mask, from, 4);
+  return mask;
+}
+
+// The last bits of a bitmap, count < 32, none of the bytes behind it touched.
+FSL_INLINE std::uint32_t load_rest(const std::uint8_t* from, std::size_t count) {
+  std::uint32_t mask = 0;
+  std::memcpy(&mask, from, (count + 7) / 8);
+  return mask & lowest(count);
+}
+
+// 32 bits as bytes of ones or zeros.
+FSL_INLINE __m256i spread_bits(std::uint32_t mask) {
+  const __m256i bytes = _mm256_shuffle_epi8(
+      all(static_cast<int>(mask)), _mm256_setr_epi64x(0, 0x0101010101010101, 0x0202020202020202, 0x0303030303030303));
+  const __m256i bit = _mm256_set1_epi64x(static_cast<long long>(0x8040201008040201));
+  return _mm256_cmpeq_epi8(_mm256_and_si256(bytes, bit), bit);
+}
+
+// For each byte of bits: the places of its ones, in order; and for each place, the number of zeros in front of it, or 8 plus the number
+// of ones when it is a one.
+struct Shuffles {
+  std::uint64_t pick[256];
+  std::uint64_t merge[256];
+};
+
+constexpr Shuffles make_shuffles() {
+  Shuffles shuffles{};
+  for (std::uint64_t mask = 0; mask < 256; ++mask) {
+    std::uint64_t found[2] = {0, 0};
+    for (std::uint64_t bit = 0; bit < 8; ++bit) {
+      const std::uint64_t one = mask >> bit & 1;
+      if (one != 0) shuffles.pick[mask] |= bit << (8 * found[1]);
+      shuffles.merge[mask] |= (found[one] + 8 * one) << (8 * bit);
+      ++found[one];
+    }
+  }
+  return shuffles;
+}
+
+alignas(64) constexpr Shuffles kShuffles = make_shuffles();
+
+}  // namespace
+}  // namespace fsl

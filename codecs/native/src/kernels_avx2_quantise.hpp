@@ -1,0 +1,150 @@
+// AVX2: fp32 to codes of 8 bits. For kernels_avx2.cpp only, which sets the target and includes
+// kernels_plain.hpp for it.
+#pragma once
+
+#include "kernels_avx2_base.hpp"
+
+namespace fsl {
+namespace {
+
+// ------------------------------------------------------------------------------------------------------------------ input
+
+FSL_INLINE __m256i magnitude_of(__m256i bits) { return _mm256_and_si256(bits, all(0x7FFFFFFF)); }
+
+FSL_INLINE std::uint32_t largest_lane(__m256i lanes) {
+  __m128i four = _mm_max_epu32(_mm256_castsi256_si128(lanes), _mm256_extracti128_si256(lanes, 1));
+  four = _mm_max_epu32(four, _mm_shuffle_epi32(four, 0x4E));
+  four = _mm_max_epu32(four, _mm_shuffle_epi32(four, 0xB1));
+  return static_cast<std::uint32_t>(_mm_cvtsi128_si32(four));
+}
+
+// The largest magnitude of a run of whole vectors, folded into `seen`; differing bits are looked for until there are some.
+FSL_INLINE std::uint32_t largest_of_run(const float* x, std::size_t count, std::uint32_t first_bits, Seen& seen) {
+  __m256i largest = _mm256_setzero_si256();
+  for (std::size_t i = 0; i < count; i += 2 * kLane) {
+    largest = _mm256_max_epu32(largest, _mm256_max_epu32(magnitude_of(load(x + i)), magnitude_of(load(x + i + kLane))));
+  }
+  for (std::size_t i = 0; i < count && seen.differing_bits == 0; i += kLane) {
+    const __m256i same = _mm256_cmpeq_epi32(load(x + i), all(static_cast<int>(first_bits)));
+    seen.differing_bits = ~signs(same);
+  }
+  const std::uint32_t magnitude = largest_lane(largest);
+  if (magnitude > seen.largest_magnitude) seen.largest_magnitude = magnitude;
+  return magnitude;
+}
+
+// The lowest bytes of four vectors whose other bytes are zero, in order.
+FSL_INLINE __m256i lowest_bytes(__m256i a, __m256i b, __m256i c, __m256i d) {
+  const __m256i bytes = _mm256_packus_epi16(_mm256_packs_epi32(a, b), _mm256_packs_epi32(c, d));
+  return _mm256_permutevar8x32_epi32(bytes, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+}
+
+// See float8_code for the idea. Here the magnitude is not divided by the scale: `smallest`, the exponent of the run's smallest normal
+// code, sets the step.
+template <int kMantissaBits>
+FSL_INLINE __m256i float8_codes(__m256i bits, __m256i smallest) {
+  constexpr int kShift = 23 - kMantissaBits;
+  const __m256i exponent = _mm256_max_epu32(_mm256_and_si256(bits, all(0x7F800000)), smallest);
+  const __m256i adder = _mm256_add_epi32(exponent, all(kShift << 23));
+  const __m256 sum = _mm256_add_ps(_mm256_castsi256_ps(magnitude_of(bits)), _mm256_castsi256_ps(adder));
+  const __m256i places = _mm256_srli_epi32(_mm256_sub_epi32(exponent, smallest), kShift);
+  const __m256i code = _mm256_add_epi32(_mm256_sub_epi32(_mm256_castps_si256(sum), adder), places);
+  return _mm256_or_si256(code, _mm256_and_si256(_mm256_srli_epi32(bits, 24), all(0x80)));
+}
+
+template <int kMantissaBits>
+FSL_INLINE void quantise_runs(const float* x, std::size_t count, const Float8& format, std::size_t block_values,
+                              std::uint32_t first_bits, std::uint8_t* codes, std::uint8_t* scales, Seen& seen, Prefetch& prefetch) {
+  for (std::size_t start = 0; start < count; start += block_values, ++scales) {
+    const float* from = x + start;
+    const std::uint32_t largest = largest_of_run(from, block_values, first_bits, seen);
+    if (largest >= 0x74000000) {
+      // The adder's exponent would overflow.
+      plain::quantise_float8(from, block_values, format, block_values, first_bits, codes + start, scales, seen, prefetch);
+      continue;
+    }
+    *scales = plain::scale_of(largest, format);
+    const int scale = *scales == 0 ? format.lowest_scale : *scales;
+    const __m256i smallest = all((scale + 1 - format.exponent_bias) << 23);
+    for (std::size_t i = 0; i < block_values; i += kStep) {
+      const __m256i a = float8_codes<kMantissaBits>(load(from + i), smallest);
+      const __m256i b = float8_codes<kMantissaBits>(load(from + i + kLane), smallest);
+      if (block_values < kStep) {  // 16
+        const __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(a, b), 0xD8);
+        const __m128i bytes = _mm_packus_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
+        _mm_storeu_si128(reinterpret_cast<__m128i*>(codes + start), bytes);
+        break;
+      }
+      const __m256i c = float8_codes<kMantissaBits>(load(from + i + 2 * kLane), smallest);
+      const __m256i d = float8_codes<kMantissaBits>(load(from + i + 3 * kLane), smallest);
+      store(codes + start + i, lowest_bytes(a, b, c, d));
+      fetch(prefetch);
+    }
+  }
+}
+
+void quantise_float8(const float* x, std::size_t count, const Float8& format, std::size_t block_values, std::uint32_t first_bits,
+                     std::uint8_t* codes, std::uint8_t* scales, Seen& seen, Prefetch& prefetch) {
+  const std::size_t whole = count - count % block_values;
+  if (format.mantissa_bits == 3) {
+    quantise_runs<3>(x, whole, format, block_values, first_bits, codes, scales, seen, prefetch);
+  } else {
+    quantise_runs<2>(x, whole, format, block_values, first_bits, codes, scales, seen, prefetch);
+  }
+  if (whole < count) {
+    plain::quantise_float8(x + whole, count - whole, format, block_values, first_bits, codes + whole, scales + whole / block_values,
+                           seen, prefetch);
+  }
+}
+
+std::size_t quantise_uniform(const float* x, std::size_t count, int fineness, std::size_t block_values, std::uint32_t first_bits,
+                             std::uint8_t* codes, std::int16_t* steps, Seen& seen, Prefetch& prefetch) {
+  const std::size_t whole = count - count % block_values;
+  std::size_t escapes = 0;
+  for (std::size_t start = 0; start < whole; start += block_values, ++steps) {
+    const float* from = x + start;
+    const std::uint32_t largest = largest_of_run(from, block_values, first_bits, seen);
+    if (largest == 0) {
+      *steps = kZeroRun;
+      std::memset(codes + start, 128, block_values);
+      continue;
+    }
+    const __m256 normaliser = _mm256_set1_ps(plain::normaliser_of(largest));
+    __m256 low = _mm256_setzero_ps();
+    __m256 high = _mm256_setzero_ps();
+    for (std::size_t i = 0; i < block_values; i += 2 * kLane) {
+      const __m256 a = _mm256_mul_ps(_mm256_loadu_ps(from + i), normaliser);
+      const __m256 b = _mm256_mul_ps(_mm256_loadu_ps(from + i + kLane), normaliser);
+      low = _mm256_add_ps(low, _mm256_mul_ps(a, a));
+      high = _mm256_add_ps(high, _mm256_mul_ps(b, b));
+    }
+    const __m256 eight = _mm256_add_ps(low, high);
+    const __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+    const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+    const float sum = _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
+    const int step = plain::step_from_sum(sum, largest, fineness, block_values);
+    *steps = static_cast<std::int16_t>(step);
+    const __m256 inverse = _mm256_set1_ps(plain::quarter_power(-step));
+    for (std::size_t i = 0; i < block_values; i += 2 * kLane) {
+      const __m256 a = _mm256_mul_ps(_mm256_loadu_ps(from + i), inverse);
+      const __m256 b = _mm256_mul_ps(_mm256_loadu_ps(from + i + kLane), inverse);
+      const __m256 limit = _mm256_set1_ps(127.5F);
+      const __m256i fits_a = _mm256_castps_si256(_mm256_cmp_ps(_mm256_castsi256_ps(magnitude_of(_mm256_castps_si256(a))), limit, _CMP_LT_OQ));
+      const __m256i fits_b = _mm256_castps_si256(_mm256_cmp_ps(_mm256_castsi256_ps(magnitude_of(_mm256_castps_si256(b))), limit, _CMP_LT_OQ));
+      const __m256i code_a = _mm256_and_si256(_mm256_add_epi32(_mm256_cvtps_epi32(a), all(128)), fits_a);
+      const __m256i code_b = _mm256_and_si256(_mm256_add_epi32(_mm256_cvtps_epi32(b), all(128)), fits_b);
+      const __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(code_a, code_b), 0xD8);
+      const __m128i bytes = _mm_packus_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
+      _mm_storeu_si128(reinterpret_cast<__m128i*>(codes + start + i), bytes);
+      const __m256i fits = _mm256_packs_epi32(fits_a, fits_b);
+      if (_mm256_movemask_epi8(fits) != -1) escapes += (32 - ones(signs(fits))) / 2;
+    }
+  }
+  if (whole < count) {
+    escapes += plain::quantise_uniform(x + whole, count - whole, fineness, block_values, first_bits, codes + whole, steps, seen, prefetch);
+  }
+  return escapes;
+}
+
+}  // namespace
+}  // namespace fsl

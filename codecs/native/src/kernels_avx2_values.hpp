@@ -1,0 +1,182 @@
+// AVX2: ranks and bit planes to codes, codes to values. For kernels_avx2.cpp only, which sets the target and includes
+// kernels_plain.hpp for it.
+#pragma once
+
+#include "kernels_avx2_base.hpp"
+#include "kernels_avx2_tree.hpp"
+
+namespace fsl {
+namespace {
+
+void join(const std::uint8_t* symbols, const std::uint8_t* symbol_of_rank, const std::uint8_t* in, std::size_t count, bool rotated,
+          int width, std::uint8_t* codes) {
+  if (symbols != nullptr && width < 2) return plain::join(symbols, symbol_of_rank, in, count, rotated, width, codes);
+  // The table's entries and the planes' bits go straight to where a rotation takes them. Alphabets have at most 64 symbols here.
+  std::uint8_t entries[64] = {};
+  for (int i = 0; i < 64 && symbols != nullptr; ++i) {
+    const std::uint8_t code = static_cast<std::uint8_t>(symbol_of_rank[i] << width);
+    entries[i] = rotated ? plain::rotate_right(code) : code;
+  }
+  const Table64 table(entries);
+  const std::size_t plane_bytes = (count + 7) / 8;
+  for (std::size_t i = 0; i < count; i += kStep) {
+    __m256i code = symbols != nullptr ? table(load(symbols + i)) : _mm256_setzero_si256();
+    for (int plane = 0; plane < width; ++plane) {
+      const std::uint8_t* const from = in + static_cast<std::size_t>(plane) * plane_bytes + i / 8;
+      const std::uint32_t mask = count - i < kStep ? load_rest(from, count - i) : load_mask(from);
+      const int bit = width - 1 - plane;
+      code = _mm256_or_si256(code, _mm256_and_si256(spread_bits(mask), all_bytes(1 << (rotated ? (bit + 7) & 7 : bit))));
+    }
+    store(codes + i, code);
+  }
+}
+
+// ------------------------------------------------------------------------------------------------------------ output values
+
+// Puts vectors of values to their places, in order, 8 at a time.
+template <Sink kSink, bool kAligned>
+struct Writer {
+  float* out;
+  const float* source;
+  __m256 weight;
+
+  FSL_INLINE explicit Writer(const Output& output)
+      : out(static_cast<float*>(output.out)), source(output.source), weight(_mm256_set1_ps(output.weight)) {}
+
+  FSL_INLINE void put(std::size_t i, __m256 value) const {
+    if (kSink == Sink::kStore) {
+      _mm256_storeu_ps(out + i, value);
+    } else if (kSink == Sink::kStream) {
+      if (kAligned) {
+        _mm256_stream_ps(out + i, value);
+      } else {
+        _mm_stream_ps(out + i, _mm256_castps256_ps128(value));
+        _mm_stream_ps(out + i + 4, _mm256_extractf128_ps(value, 1));
+      }
+    } else if (kSink == Sink::kAccumulate) {
+      _mm256_storeu_ps(out + i, _mm256_add_ps(_mm256_loadu_ps(out + i), _mm256_mul_ps(value, weight)));
+    } else if (kSink == Sink::kBfloat16) {
+      // The values are finite.
+      const __m256i bits = _mm256_castps_si256(value);
+      const __m256i ties = _mm256_and_si256(_mm256_srli_epi32(bits, 16), all(1));
+      const __m256i rounded = _mm256_srli_epi32(_mm256_add_epi32(_mm256_add_epi32(bits, all(0x7FFF)), ties), 16);
+      const __m128i words = _mm_packus_epi32(_mm256_castsi256_si128(rounded), _mm256_extracti128_si256(rounded, 1));
+      _mm_storeu_si128(reinterpret_cast<__m128i*>(reinterpret_cast<std::uint16_t*>(out) + i), words);
+    } else {
+      _mm256_storeu_ps(out + i, _mm256_sub_ps(_mm256_loadu_ps(source + i), value));
+    }
+  }
+};
+
+// The same output, `count` values further.
+Output further(const Output& output, std::size_t count) {
+  Output rest = output;
+  rest.out = output.sink == Sink::kBfloat16 ? static_cast<void*>(static_cast<std::uint16_t*>(output.out) + count)
+                                            : static_cast<void*>(static_cast<float*>(output.out) + count);
+  if (output.source != nullptr) rest.source = output.source + count;
+  return rest;
+}
+
+// Calls work(writer) with the writer of the sink. Non-temporal stores need places that are multiples of their size.
+template <typename Work>
+FSL_INLINE void with_writer(const Output& output, Work work) {
+  const std::uintptr_t place = reinterpret_cast<std::uintptr_t>(output.out);
+  switch (output.sink) {
+    case Sink::kStream:
+      if (place % 32 == 0) return work(Writer<Sink::kStream, true>(output));
+      if (place % 16 == 0) return work(Writer<Sink::kStream, false>(output));
+      [[fallthrough]];
+    case Sink::kStore:
+      return work(Writer<Sink::kStore, true>(output));
+    case Sink::kAccumulate:
+      return work(Writer<Sink::kAccumulate, true>(output));
+    case Sink::kBfloat16:
+      return work(Writer<Sink::kBfloat16, true>(output));
+    case Sink::kResidual:
+      return work(Writer<Sink::kResidual, true>(output));
+  }
+}
+
+// Both formats become fp16 numbers by moving bits, e4m3 too small by 2^8; the factor of the run makes up for that.
+template <int kMantissaBits, typename Put>
+FSL_INLINE __m128i dequantise_runs(const std::uint8_t* codes, const std::uint8_t* scales, std::size_t count, int block_shift, Put put) {
+  __m128i largest = _mm_setzero_si128();
+  for (std::size_t i = 0; i < count; i += 16) {
+    const int scale = scales[i >> block_shift] + (kMantissaBits == 3 ? 8 : 0);
+    const __m256 factor = _mm256_castsi256_ps(all(scale << 23));
+    const __m128i code = load_half(codes + i);
+    largest = _mm_max_epu8(largest, _mm_and_si128(code, _mm_set1_epi8(0x7F)));
+    __m128i low = _mm_unpacklo_epi8(_mm_setzero_si128(), code);
+    __m128i high = _mm_unpackhi_epi8(_mm_setzero_si128(), code);
+    if (kMantissaBits == 3) {
+      low = _mm_and_si128(_mm_srai_epi16(low, 1), _mm_set1_epi16(static_cast<short>(0xBFFF)));
+      high = _mm_and_si128(_mm_srai_epi16(high, 1), _mm_set1_epi16(static_cast<short>(0xBFFF)));
+    }
+    put.put(i, _mm256_mul_ps(_mm256_cvtph_ps(low), factor));
+    put.put(i + kLane, _mm256_mul_ps(_mm256_cvtph_ps(high), factor));
+  }
+  return largest;
+}
+
+bool dequantise_float8(const std::uint8_t* codes, const std::uint8_t* scales, std::size_t count, const Float8& format,
+                       std::size_t block_values, const Output& output, Prefetch& prefetch) {
+  const std::size_t whole = count & ~std::size_t{15};
+  const std::size_t runs = (count + block_values - 1) / block_values;
+  std::uint8_t smallest = 0xFF;
+  std::uint8_t highest = 0;
+  for (std::size_t run = 0; run < runs; ++run) {
+    smallest = scales[run] < smallest ? scales[run] : smallest;
+    highest = scales[run] > highest ? scales[run] : highest;
+  }
+  // With the highest scale of all a finite code may still be infinite.
+  if (smallest < format.lowest_scale || highest > 254 - format.largest_exponent) {
+    return plain::dequantise_float8(codes, scales, count, format, block_values, output, prefetch);
+  }
+  const int block_shift = log2_of(block_values);
+  __m128i largest = _mm_setzero_si128();
+  with_writer(output, [&](auto writer) __attribute__((always_inline)) {
+    largest = format.mantissa_bits == 3 ? dequantise_runs<3>(codes, scales, whole, block_shift, writer)
+                                        : dequantise_runs<2>(codes, scales, whole, block_shift, writer);
+  });
+  const __m128i special = _mm_set1_epi8(static_cast<char>(format.special_code));
+  bool finite = _mm_movemask_epi8(_mm_cmpeq_epi8(_mm_max_epu8(largest, special), largest)) == 0;
+  if (whole < count) {
+    finite &= plain::dequantise_float8(codes + whole, scales + whole / block_values, count - whole, format, block_values,
+                                       further(output, whole), prefetch);
+  }
+  return finite;
+}
+
+bool dequantise_uniform(const std::uint8_t* codes, const std::int16_t* steps, const std::uint8_t* escapes, std::size_t count,
+                        std::size_t block_values, const Output& output, Prefetch& prefetch) {
+  const int block_shift = log2_of(block_values);
+  const std::size_t whole = count & ~std::size_t{15};
+  bool finite = true;
+  std::size_t i = 0;
+  // Up to the next vector with an escape; that one by itself; and on from there.
+  while (i < whole) {
+    with_writer(output, [&](auto writer) __attribute__((always_inline)) {
+      for (; i < whole; i += 16) {
+        const __m128i code = load_half(codes + i);
+        if (_mm_movemask_epi8(_mm_cmpeq_epi8(code, _mm_setzero_si128())) != 0) break;
+        const __m256 step = _mm256_set1_ps(plain::quarter_power(steps[i >> block_shift]));
+        const __m128i centred = _mm_xor_si128(code, _mm_set1_epi8(static_cast<char>(0x80)));
+        writer.put(i, _mm256_mul_ps(_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(centred)), step));
+        writer.put(i + kLane, _mm256_mul_ps(_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128(centred, 8))), step));
+      }
+    });
+    if (i < whole) {
+      finite &= plain::dequantise_uniform(codes + i, steps + (i >> block_shift), escapes, 16, block_values, further(output, i), prefetch);
+      escapes += 4 * plain::count_byte(codes + i, 16, 0);
+      i += 16;
+    }
+  }
+  if (whole < count) {
+    finite &= plain::dequantise_uniform(codes + whole, steps + whole / block_values, escapes, count - whole, block_values,
+                                        further(output, whole), prefetch);
+  }
+  return finite;
+}
+
+}  // namespace
+}  // namespace fsl

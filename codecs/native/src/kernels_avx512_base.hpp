@@ -1,0 +1,39 @@
+// What all parts of the AVX-512 kernels use. For kernels_avx512.cpp only, which sets the target.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstring>
+
+#include "kernels_paths.hpp"
+
+#define FSL_INLINE inline __attribute__((always_inline))
+
+namespace fsl {
+namespace {
+
+constexpr std::size_t kLane = 16;   // fp32 values of a vector
+constexpr std::size_t kStep = 64;   // bytes of a vector
+
+FSL_INLINE __m512i load(const void* from) { return _mm512_loadu_si512(from); }
+FSL_INLINE void store(void* to, __m512i value) { _mm512_storeu_si512(to, value); }
+FSL_INLINE __m512i all(int value) { return _mm512_set1_epi32(value); }
+FSL_INLINE __m512i all_bytes(int value) { return _mm512_set1_epi8(static_cast<char>(value)); }
+FSL_INLINE std::size_t ones(std::uint64_t mask) { return static_cast<std::size_t>(_mm_popcnt_u64(mask)); }
+// The lowest `count` bits, count < 64.
+FSL_INLINE std::uint64_t lowest(std::size_t count) { return (std::uint64_t{1} << count) - 1; }
+
+// A cache line of what comes next, to the second level: it is too much for the first.
+FSL_INLINE void fetch(const char*& next, const char* end) {
+  if (next < end) {
+    _mm_prefetch(next, _MM_HINT_T1);
+    next += 64;
+  }
+}
+
+FSL_INLINE void fetch(Prefetch& prefetch) { fetch(prefetch.next, prefetch.end); }
+
+FSL_INLINE int log2_of(std::size_t power) { return __builtin_ctzll(power); }
+
+}  // namespace
+}  // namespace fsl

@@ -1,0 +1,105 @@
+// AVX-512: bytes looked at, CRC-32. For kernels_avx512.cpp only, which sets the target.
+#pragma once
+
+#include "kernels_avx512_base.hpp"
+
+namespace fsl {
+namespace {
+
+// ------------------------------------------------------------------------------------------------------------------ bytes
+
+// A mask of the bytes of a step that are there.
+FSL_INLINE __mmask64 there(std::size_t left) { return left < kStep ? lowest(left) : ~std::uint64_t{0}; }
+
+std::uint8_t largest_byte(const std::uint8_t* bytes, std::size_t count, std::uint8_t mask) {
+  __m512i largest = _mm512_setzero_si512();
+  const __m512i masks = all_bytes(mask);
+  for (std::size_t i = 0; i < count; i += kStep) {
+    const __m512i some = _mm512_maskz_loadu_epi8(there(count - i), bytes + i);
+    largest = _mm512_max_epu8(largest, _mm512_and_si512(some, masks));
+  }
+  alignas(64) std::uint8_t lanes[kStep];
+  store(lanes, largest);
+  return kScalarKernels.largest_byte(lanes, kStep, mask);
+}
+
+std::size_t count_byte(const std::uint8_t* bytes, std::size_t count, std::uint8_t byte) {
+  std::size_t found = 0;
+  const __m512i wanted = all_bytes(byte);
+  for (std::size_t i = 0; i < count; i += kStep) {
+    const __mmask64 valid = there(count - i);
+    found += ones(_mm512_mask_cmpeq_epi8_mask(valid, _mm512_maskz_loadu_epi8(valid, bytes + i), wanted));
+  }
+  return found;
+}
+
+std::size_t find_byte(const std::uint8_t* bytes, std::size_t count, std::uint8_t byte, std::uint16_t* positions) {
+  std::size_t found = 0;
+  const __m512i wanted = all_bytes(byte);
+  const auto note = [&](std::size_t i, std::uint64_t mask) __attribute__((always_inline)) {
+    for (; mask != 0; mask &= mask - 1) positions[found++] = static_cast<std::uint16_t>(i + static_cast<std::size_t>(_tzcnt_u64(mask)));
+  };
+  std::size_t i = 0;
+  for (; i + 2 * kStep <= count; i += 2 * kStep) {
+    const __mmask64 first = _mm512_cmpeq_epi8_mask(load(bytes + i), wanted);
+    const __mmask64 second = _mm512_cmpeq_epi8_mask(load(bytes + i + kStep), wanted);
+    if (__builtin_expect(_kortestz_mask64_u8(first, second), 1)) continue;
+    note(i, first);
+    note(i + kStep, second);
+  }
+  for (; i < count; i += kStep) {
+    const __mmask64 valid = there(count - i);
+    note(i, _mm512_mask_cmpeq_epi8_mask(valid, _mm512_maskz_loadu_epi8(valid, bytes + i), wanted));
+  }
+  return found;
+}
+
+// ------------------------------------------------------------------------------------------------------------------- CRC
+
+// Folding by carry-less multiplication (Gopal et al. 2009): what stands `bits` further on in the message counts as its product with
+// x^(bits +- 32) modulo the polynomial. What is left, 16 bytes of the same remainder, goes through the tables.
+constexpr std::uint64_t folding_constant(int power) {
+  std::uint32_t remainder = 0x80000000;  // x^0, lowest power in the highest bit
+  for (int i = 0; i < power; ++i) remainder = remainder >> 1 ^ ((remainder & 1) != 0 ? 0xEDB88320U : 0U);
+  return static_cast<std::uint64_t>(remainder) << 1;
+}
+
+template <int kBits>
+FSL_INLINE __m512i fold(__m512i value, __m512i data) {
+  constexpr long long kLow = static_cast<long long>(folding_constant(kBits + 32));
+  constexpr long long kHigh = static_cast<long long>(folding_constant(kBits - 32));
+  const __m512i constants = _mm512_set_epi64(kHigh, kLow, kHigh, kLow, kHigh, kLow, kHigh, kLow);
+  return _mm512_ternarylogic_epi64(_mm512_clmulepi64_epi128(value, constants, 0x00), _mm512_clmulepi64_epi128(value, constants, 0x11),
+                                   data, 0x96);
+}
+
+FSL_INLINE __m128i fold_once(__m128i value, __m128i data) {
+  constexpr long long kLow = static_cast<long long>(folding_constant(128 + 32));
+  constexpr long long kHigh = static_cast<long long>(folding_constant(128 - 32));
+  const __m128i constants = _mm_set_epi64x(kHigh, kLow);
+  const __m128i product = _mm_xor_si128(_mm_clmulepi64_si128(value, constants, 0x00), _mm_clmulepi64_si128(value, constants, 0x11));
+  return _mm_xor_si128(product, data);
+}
+
+std::uint32_t crc32(std::uint32_t value, const std::uint8_t* data, std::size_t count) {
+  if (count < 512) return kScalarKernels.crc32(value, data, count);
+  __m512i sums[4];
+  for (int i = 0; i < 4; ++i) sums[i] = load(data + 64 * i);
+  sums[0] = _mm512_xor_si512(sums[0], _mm512_zextsi128_si512(_mm_cvtsi32_si128(static_cast<int>(~value))));
+  data += 256;
+  count -= 256;
+  for (; count >= 256; data += 256, count -= 256) {
+    for (int i = 0; i < 4; ++i) sums[i] = fold<2048>(sums[i], load(data + 64 * i));
+  }
+  __m512i sum = fold<512>(fold<512>(fold<512>(sums[0], sums[1]), sums[2]), sums[3]);
+  for (; count >= 64; data += 64, count -= 64) sum = fold<512>(sum, load(data));
+  __m128i last = fold_once(_mm512_castsi512_si128(sum), _mm512_extracti64x2_epi64(sum, 1));
+  last = fold_once(fold_once(last, _mm512_extracti64x2_epi64(sum, 2)), _mm512_extracti64x2_epi64(sum, 3));
+  std::uint8_t bytes[16];
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(bytes), last);
+  // The tables start from the complement of their first argument: here from 0.
+  return kScalarKernels.crc32(kScalarKernels.crc32(0xFFFFFFFF, bytes, 16), data, count);
+}
+
+}  // namespace
+}  // namespace fsl

@@ -1,0 +1,311 @@
+// AVX-512: ranks and bit planes to codes, codes to values. For kernels_avx512.cpp only, which sets the target.
+#pragma once
+
+#include "kernels_avx512_base.hpp"
+#include "kernels_avx512_input.hpp"
+#include "kernels_avx512_planes.hpp"
+#include "kernels_avx512_quantise.hpp"
+#include "kernels_avx512_tree_read.hpp"
+
+namespace fsl {
+namespace {
+
+// kSmall: ranks are below 64. The table's entries and the planes' bits go straight to where a rotation takes them.
+template <bool kSmall, int kWidth>
+FSL_INLINE void join_as(const std::uint8_t* symbols, const std::uint8_t* entries, const std::uint8_t* in, std::size_t count,
+                        bool rotated, int any_width, std::uint8_t* codes) {
+  const int width = kWidth >= 0 ? kWidth : any_width;
+  const std::size_t plane_bytes = (count + 7) / 8;
+  const Table256 table(entries);
+  const std::size_t whole = count & ~(kStep - 1);
+  __m512i places[8];
+  for (int plane = 0; plane < width; ++plane) {
+    const int bit = width - 1 - plane;
+    places[plane] = all_bytes(1 << (rotated ? (bit + 7) & 7 : bit));
+  }
+  for (std::size_t i = 0; i <= whole; i += kStep) {
+    if (i == count) break;
+    __m512i code = _mm512_setzero_si512();
+    if (symbols != nullptr) {
+      code = load(symbols + i);
+      code = kSmall ? _mm512_permutexvar_epi8(code, table.part[0]) : table(code);
+    }
+    for (int plane = 0; plane < width; ++plane) {
+      const std::uint8_t* const from = in + static_cast<std::size_t>(plane) * plane_bytes + i / 8;
+      const std::uint64_t mask = i < whole ? load_mask(from) : load_rest(from, count - whole);
+      code = _mm512_mask_add_epi8(code, mask, code, places[plane]);
+    }
+    store(codes + i, code);
+  }
+}
+
+void join(const std::uint8_t* symbols, const std::uint8_t* symbol_of_rank, const std::uint8_t* in, std::size_t count, bool rotated,
+          int width, std::uint8_t* codes) {
+  alignas(64) std::uint8_t entries[256] = {};
+  const __m512i kept = all_bytes(0xFF << width);
+  for (std::size_t i = 0; i < 256 && symbols != nullptr; i += kStep) {
+    const __m512i upper = _mm512_and_si512(_mm512_sll_epi16(load(symbol_of_rank + i), _mm_cvtsi32_si128(width)), kept);
+    store(entries + i, rotated ? rotate_right(upper) : upper);
+  }
+  if (width == 3) {
+    join_as<true, 3>(symbols, entries, in, count, rotated, width, codes);
+  } else if (width == 2) {
+    join_as<true, 2>(symbols, entries, in, count, rotated, width, codes);
+  } else if (width > 3) {
+    join_as<true, -1>(symbols, entries, in, count, rotated, width, codes);
+  } else {
+    join_as<false, -1>(symbols, entries, in, count, rotated, width, codes);
+  }
+}
+
+// ------------------------------------------------------------------------------------------------------------ output values
+
+// Puts vectors of values to their places, in order from 0 on, 16 at a time.
+template <Sink kSink, bool kAligned>
+struct Writer {
+  float* out;
+  const float* source;
+  __m512 weight;
+  // Non-temporal stores to places that are no multiple of 64 bytes: each is made of two vectors.
+  std::size_t lead = 0;
+  __m512i index = _mm512_setzero_si512();
+  __m512 carry = _mm512_setzero_ps();
+
+  FSL_INLINE explicit Writer(const Output& output)
+      : out(static_cast<float*>(output.out)), source(output.source), weight(_mm512_set1_ps(output.weight)) {
+    if (kSink == Sink::kStream && !kAligned) {
+      lead = (64 - (reinterpret_cast<std::uintptr_t>(out) & 63)) / 4;
+      index = _mm512_add_epi32(_mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0), all(static_cast<int>(lead)));
+    }
+  }
+
+  FSL_INLINE void put(std::size_t i, __m512 value) {
+    if (kSink == Sink::kStore) {
+      _mm512_storeu_ps(out + i, value);
+    } else if (kSink == Sink::kStream) {
+      if (kAligned) {
+        _mm512_stream_ps(out + i, value);
+      } else {
+        if (i == 0) {
+          _mm512_mask_storeu_ps(out, static_cast<__mmask16>((1U << lead) - 1), value);
+        } else {
+          _mm512_stream_ps(out + i + lead - kLane, _mm512_permutex2var_ps(carry, index, value));
+        }
+        carry = value;
+      }
+    } else if (kSink == Sink::kAccumulate) {
+      _mm512_storeu_ps(out + i, _mm512_add_ps(_mm512_loadu_ps(out + i), _mm512_mul_ps(value, weight)));
+    } else if (kSink == Sink::kBfloat16) {
+      const __m512i bits = _mm512_castps_si512(value);
+      const __m512i ties = _mm512_and_si512(_mm512_srli_epi32(bits, 16), all(1));
+      __m512i rounded = _mm512_srli_epi32(_mm512_add_epi32(_mm512_add_epi32(bits, all(0x7FFF)), ties), 16);
+      const __mmask16 nan = _mm512_cmp_ps_mask(value, value, _CMP_UNORD_Q);
+      rounded = _mm512_mask_or_epi32(rounded, nan, _mm512_srli_epi32(bits, 16), all(0x40));
+      _mm256_storeu_si256(reinterpret_cast<__m256i*>(reinterpret_cast<std::uint16_t*>(out) + i), _mm512_cvtepi32_epi16(rounded));
+    } else {
+      _mm512_storeu_ps(out + i, _mm512_sub_ps(_mm512_loadu_ps(source + i), value));
+    }
+  }
+
+  // After the last whole vector; `count` values were put.
+  FSL_INLINE void finish(std::size_t count) const {
+    if (kSink == Sink::kStream && !kAligned && count > 0) {
+      _mm512_mask_storeu_ps(out + count - kLane, static_cast<__mmask16>(0xFFFFU << lead), carry);
+    }
+  }
+};
+
+// The same output, `count` values further.
+Output further(const Output& output, std::size_t count) {
+  Output rest = output;
+  rest.out = output.sink == Sink::kBfloat16 ? static_cast<void*>(static_cast<std::uint16_t*>(output.out) + count)
+                                            : static_cast<void*>(static_cast<float*>(output.out) + count);
+  if (output.source != nullptr) rest.source = output.source + count;
+  return rest;
+}
+
+// Calls work(writer) with the writer of the sink.
+template <typename Work>
+FSL_INLINE void with_writer(const Output& output, Work work) {
+  switch (output.sink) {
+    case Sink::kStore:
+      return work(Writer<Sink::kStore, true>(output));
+    case Sink::kStream:
+      if ((reinterpret_cast<std::uintptr_t>(output.out) & 63) == 0) return work(Writer<Sink::kStream, true>(output));
+      return work(Writer<Sink::kStream, false>(output));
+    case Sink::kAccumulate:
+      return work(Writer<Sink::kAccumulate, true>(output));
+    case Sink::kBfloat16:
+      return work(Writer<Sink::kBfloat16, true>(output));
+    case Sink::kResidual:
+      return work(Writer<Sink::kResidual, true>(output));
+  }
+}
+
+// Bytes 0 to 31 into the low halves of the 128-bit lanes, so that unpacking keeps their order.
+FSL_INLINE __m512i spread(__m512i bytes) {
+  return _mm512_permutexvar_epi64(_mm512_set_epi64(7, 3, 6, 2, 5, 1, 4, 0), bytes);
+}
+
+// Both formats become fp16 numbers by moving bits, e4m3 too small by 2^8; the factor of the run makes up for that.
+template <int kMantissaBits, typename Put>
+FSL_INLINE __m512i dequantise_runs(const std::uint8_t* codes, std::size_t count, const float* factors, int block_shift, Put& put) {
+  const __m512i zero = _mm512_setzero_si512();
+  const __m512i magnitudes = all_bytes(0x7F);
+  __m512i largest = zero;
+  for (std::size_t i = 0; i < count; i += kStep) {
+    const __m512i code = load(codes + i);
+    largest = _mm512_max_epu8(largest, _mm512_and_si512(code, magnitudes));
+    const __m512i spread_code = spread(code);
+    __m512i half[2] = {_mm512_unpacklo_epi8(zero, spread_code), _mm512_unpackhi_epi8(zero, spread_code)};
+    for (std::size_t j = 0; j < 2; ++j) {
+      if (kMantissaBits == 3) half[j] = _mm512_and_si512(_mm512_srai_epi16(half[j], 1), _mm512_set1_epi16(static_cast<short>(0xBFFF)));
+      const std::size_t place = i + 32 * j;
+      put.put(place, _mm512_mul_ps(_mm512_cvtph_ps(_mm512_castsi512_si256(half[j])), _mm512_set1_ps(factors[place >> block_shift])));
+      put.put(place + kLane, _mm512_mul_ps(_mm512_cvtph_ps(_mm512_extracti64x4_epi64(half[j], 1)),
+                                           _mm512_set1_ps(factors[(place + kLane) >> block_shift])));
+    }
+  }
+  put.finish(count);
+  return largest;
+}
+
+bool dequantise_float8(const std::uint8_t* codes, const std::uint8_t* scales, std::size_t count, const Float8& format,
+                       std::size_t block_values, const Output& output, Prefetch& prefetch) {
+  alignas(64) float factors[kBlockValues / 16 + kLane];
+  const int block_shift = log2_of(block_values);
+  const std::size_t whole = count & ~(kStep - 1);
+  const std::size_t runs = (whole + block_values - 1) >> block_shift;
+  const __m512i offset = all(format.mantissa_bits == 3 ? 8 : 0);
+  const __m512i lowest_scale = all(format.lowest_scale);
+  const __m512i highest_scale = all(254 - format.largest_exponent);
+  bool usual = true;
+  for (std::size_t run = 0; run < runs; run += kLane) {
+    const __m512i scale = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(scales + run)));
+    const __mmask16 valid = runs - run < kLane ? static_cast<__mmask16>((1U << (runs - run)) - 1) : static_cast<__mmask16>(0xFFFF);
+    store(factors + run, _mm512_slli_epi32(_mm512_add_epi32(scale, offset), 23));
+    usual &= (_mm512_mask_cmplt_epu32_mask(valid, scale, lowest_scale) | _mm512_mask_cmpgt_epu32_mask(valid, scale, highest_scale)) == 0;
+  }
+  // With the highest scale of all a finite code may still be infinite.
+  if (!usual) return kScalarKernels.dequantise_float8(codes, scales, count, format, block_values, output, prefetch);
+  __m512i largest = _mm512_setzero_si512();
+  with_writer(output, [&](auto writer) __attribute__((always_inline)) {
+    largest = format.mantissa_bits == 3 ? dequantise_runs<3>(codes, whole, factors, block_shift, writer)
+                                        : dequantise_runs<2>(codes, whole, factors, block_shift, writer);
+  });
+  bool finite = _mm512_cmpge_epu8_mask(largest, all_bytes(format.special_code)) == 0;
+  if (whole < count) {
+    // What is left begins a run or lies within one.
+    finite &= kScalarKernels.dequantise_float8(codes + whole, scales + whole / block_values, count - whole, format, block_values,
+                                               further(output, whole), prefetch);
+  }
+  return finite;
+}
+
+bool dequantise_uniform(const std::uint8_t* codes, const std::int16_t* steps, const std::uint8_t* escapes, std::size_t count,
+                        std::size_t block_values, const Output& output, Prefetch& prefetch) {
+  alignas(64) float factors[kBlockValues / 16 + kLane];
+  const int block_shift = log2_of(block_values);
+  const std::size_t whole = count & ~(kStep - 1);
+  const std::size_t runs = (whole + block_values - 1) >> block_shift;
+  for (std::size_t run = 0; run < runs; run += kLane) {
+    const __m512i step = _mm512_cvtepi16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(steps + run)));
+    store(factors + run, quarter_powers(step));
+  }
+  __m512i largest = _mm512_setzero_si512();
+  with_writer(output, [&](auto writer) __attribute__((always_inline)) {
+    for (std::size_t i = 0; i < whole; i += kStep) {
+      const __m512i code = load(codes + i);
+      const std::uint64_t escaped = _mm512_testn_epi8_mask(code, code);
+      const __m512i centred = _mm512_xor_si512(code, all_bytes(0x80));
+      for (std::size_t j = 0; j < 4; ++j) {
+        const std::size_t place = i + j * kLane;
+        __m128i part = _mm512_castsi512_si128(centred);
+        if (j == 1) part = _mm512_extracti64x2_epi64(centred, 1);
+        if (j == 2) part = _mm512_extracti64x2_epi64(centred, 2);
+        if (j == 3) part = _mm512_extracti64x2_epi64(centred, 3);
+        __m512 value = _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(part)), _mm512_set1_ps(factors[place >> block_shift]));
+        if (escaped != 0) {
+          const __mmask16 here = static_cast<__mmask16>(escaped >> (j * kLane));
+          const std::size_t number = ones(here);
+          const __m512i listed = _mm512_maskz_loadu_epi32(static_cast<__mmask16>(lowest(number)), escapes);
+          largest = _mm512_max_epu32(largest, magnitude_of(listed));
+          value = _mm512_mask_expand_ps(value, here, _mm512_castsi512_ps(listed));
+          escapes += 4 * number;
+        }
+        writer.put(place, value);
+      }
+    }
+    writer.finish(whole);
+  });
+  bool finite = _mm512_reduce_max_epu32(largest) < 0x7F800000;
+  if (whole < count) {
+    finite &= kScalarKernels.dequantise_uniform(codes + whole, steps + whole / block_values, escapes, count - whole, block_values,
+                                                further(output, whole), prefetch);
+  }
+  return finite;
+}
+
+FSL_INLINE __m512i widened(const std::uint8_t* bytes) {
+  return _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(bytes)));
+}
+
+bool join_bfloat16(const std::uint8_t* const planes[2], std::size_t count, const Output& output) {
+  const std::size_t whole = count & ~(kLane - 1);
+  __m512i largest = _mm512_setzero_si512();
+  with_writer(output, [&](auto writer) __attribute__((always_inline)) {
+    for (std::size_t i = 0; i < whole; i += kLane) {
+      const __m512i exponent = widened(planes[0] + i);
+      const __m512i rotated = _mm512_or_si512(_mm512_slli_epi32(exponent, 8), widened(planes[1] + i));
+      largest = _mm512_max_epu32(largest, exponent);
+      // Bit 0 is the sign; the others stand one place too high.
+      const __m512i bits = _mm512_or_si512(_mm512_slli_epi32(_mm512_srli_epi32(rotated, 1), 16), _mm512_slli_epi32(rotated, 31));
+      writer.put(i, _mm512_castsi512_ps(bits));
+    }
+    writer.finish(whole);
+  });
+  bool finite = _mm512_reduce_max_epu32(largest) < 0xFF;
+  if (whole < count) {
+    const std::uint8_t* const rest[2] = {planes[0] + whole, planes[1] + whole};
+    finite &= kScalarKernels.join_bfloat16(rest, count - whole, further(output, whole));
+  }
+  return finite;
+}
+
+void join_float32(const std::uint8_t* const planes[4], std::size_t count, const Output& output, Seen& seen) {
+  const std::size_t whole = count & ~(kLane - 1);
+  Sight sight;
+  with_writer(output, [&](auto writer) __attribute__((always_inline)) {
+    for (std::size_t i = 0; i < whole; i += kLane) {
+      const __m512i upper = _mm512_or_si512(_mm512_slli_epi32(widened(planes[0] + i), 8), widened(planes[1] + i));
+      const __m512i lower = _mm512_or_si512(_mm512_slli_epi32(widened(planes[2] + i), 8), widened(planes[3] + i));
+      const __m512i bits = _mm512_ror_epi32(_mm512_or_si512(_mm512_slli_epi32(upper, 16), lower), 1);
+      sight.see(bits, _mm512_setzero_si512());
+      writer.put(i, _mm512_castsi512_ps(bits));
+    }
+    writer.finish(whole);
+  });
+  sight.fold_into(seen);
+  if (whole < count) {
+    const std::uint8_t* const rest[4] = {planes[0] + whole, planes[1] + whole, planes[2] + whole, planes[3] + whole};
+    kScalarKernels.join_float32(rest, count - whole, further(output, whole), seen);
+  }
+}
+
+void copy_float32(const std::uint8_t* bytes, std::size_t count, const Output& output, Seen& seen) {
+  const std::size_t whole = count & ~(kLane - 1);
+  Sight sight;
+  with_writer(output, [&](auto writer) __attribute__((always_inline)) {
+    for (std::size_t i = 0; i < whole; i += kLane) {
+      const __m512i bits = load(bytes + 4 * i);
+      sight.see(bits, _mm512_setzero_si512());
+      writer.put(i, _mm512_castsi512_ps(bits));
+    }
+    writer.finish(whole);
+  });
+  sight.fold_into(seen);
+  if (whole < count) kScalarKernels.copy_float32(bytes + 4 * whole, count - whole, further(output, whole), seen);
+}
+
+}  // namespace
+}  // namespace fsl
