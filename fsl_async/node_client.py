@@ -22,6 +22,7 @@ import fsl_transport as tp
 from fsl_async import address as addresses
 from fsl_async import effects as do
 from fsl_async import events as ev
+from fsl_async.cluster.training_watch import TrainingWatch
 from fsl_async.config import from_wire
 from fsl_async.errors import (
     ExitCode,
@@ -134,6 +135,7 @@ class ClientRuntime:
         self._split: SplitClientShell | None = None
         self._split_endpoint: tp.DialerEndpoint
         self._crash: BaseException | None = None
+        self._hang_watch: TrainingWatch | None = None
         self._thread = threading.Thread(target=self._run, name="fsl-loop", daemon=True)
         self._thread.start()
 
@@ -158,6 +160,7 @@ class ClientRuntime:
 
     def training_ended(self, error: str | None) -> None:
         """Say that the training function is back, then wait until what it trained has arrived or the run is given up."""
+        self.learner.meter.step_ended()  # what follows its last step is not one that hangs
         self._post(ev.TrainingEnded(error))
         while not self._ended.is_set():
             try:
@@ -220,6 +223,10 @@ class ClientRuntime:
             if self.finish is not None and self.finish.exit_code == ExitCode.RELAUNCH:
                 self._leave_training_behind()
 
+    def _hanging(self) -> dict[str, float]:
+        """For heartbeats: for how long training hangs, if it does."""
+        return {} if self._hang_watch is None else self._hang_watch.summary()
+
     def _leave_training_behind(self) -> None:
         """End the process from here where its training thread is still in a step: whoever preempts us does not wait for it."""
         if self._machine.leaving.training:
@@ -275,7 +282,9 @@ class ClientRuntime:
         )
         lag = LoopLag(loop)
         notes = TrafficNotes(loop, self._journal, self.traffic)
-        endpoint.set_beat_payload(lambda _: {**self.learner.meter.progress(), **lag.summary()})
+        endpoint.set_beat_payload(
+            lambda _: {**self.learner.meter.progress(), **lag.summary(), **self._hanging()}
+        )
         shell.endpoint = self._endpoint = endpoint
         self._loop, self._shell = loop, shell
         self.learner.on_event = self._post
@@ -304,6 +313,8 @@ class ClientRuntime:
                 self._split.node.close()
                 await self._split_endpoint.aclose()
             notes.close()
+            if self._hang_watch is not None:
+                self._hang_watch.close()
             await endpoint.aclose()
             worker.close()
             self.learner.pool.close()
@@ -387,6 +398,10 @@ class ClientRuntime:
         self._endpoint.adopt(transport_settings(config))
         self._machine.rules = ClientRules(drain_cap_s=config.transfer.drain_cap_s)
         if not self._welcome.done():
+            assert self._loop is not None
+            self._hang_watch = TrainingWatch(
+                self._loop, self.learner.meter, config.train, self._stop, self._log
+            )
             self._welcome.set_result(Membership(welcome, config))
 
 

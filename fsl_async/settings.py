@@ -499,6 +499,18 @@ class TrainConfig:
         "torch's threads in a client; 0 = OMP_NUM_THREADS, else all its cores (--threads at a client overrides it)",
         span(least=0, most=4096),
     )
+    hang_factor: float = setting(
+        20.0,
+        "a step that takes this x the median step, and train.hang_least_s, hangs; 0 = never",
+        span(least=0, most=1e6),
+    )
+    hang_least_s: float = setting(
+        120.0, "no step hangs before this many seconds", span(least=0.1, most=86_400 * 7)
+    )
+    hang_restart: bool = setting(
+        False,
+        "a client whose training hangs ends with exit code 64, for its launcher to start again",
+    )
     device: str = setting("auto", "auto | cpu | cuda | cuda:N | mps", _is_device)
     task: str = setting("", "file.py:function with your own loop; empty = built in", _is_task)
 

@@ -307,9 +307,11 @@ class Fed(FedBase):
         Returns False once the run has ended; then leave the loop. Takes microseconds unless the
         run wants something of the model.
         """
+        self._meter.step_ended()
         self._meter.count(tokens, metrics)
         if self._learner.attention and not self._learner.attend():
             return self._ended()
+        self._meter.step_begins()
         return True
 
     def progress(self) -> dict[str, float]:

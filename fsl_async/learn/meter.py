@@ -4,6 +4,7 @@ Written by the training thread only. The loop thread reads totals and copies; a 
 """
 
 import time
+from collections import deque
 from collections.abc import Mapping
 from typing import SupportsFloat
 
@@ -13,6 +14,9 @@ SMOOTHING = 0.95
 """Weight of the past in the running means that heartbeats carry: about the last twenty steps."""
 
 RATE_WINDOW_S = 5.0
+
+STEPS_KEPT = 64
+"""Whose times are kept, to know what a step takes."""
 
 
 class Meter:
@@ -26,6 +30,8 @@ class Meter:
         self._means: dict[str, float] = {}
         self._rate_mark = (time.monotonic(), 0)
         self._tokens_per_s = 0.0
+        self.step_begun: float | None = None  # None while the training thread is not in a step
+        self.step_times: deque[float] = deque(maxlen=STEPS_KEPT)
 
     @property
     def unsent_tokens(self) -> int:
@@ -58,6 +64,17 @@ class Meter:
                 self._means[name] = mean + (1 - SMOOTHING) * (value - mean)
             else:
                 self._means[name] = value
+
+    def step_ended(self) -> None:
+        """The training thread is in fed.step, and may wait there."""
+        now = time.monotonic()
+        if self.step_begun is not None:
+            self.step_times.append(now - self.step_begun)
+            self.step_begun = None
+
+    def step_begins(self) -> None:
+        """The training thread goes back to the user's code."""
+        self.step_begun = time.monotonic()
 
     def take(self) -> tuple[int, int, dict[str, float]]:
         """(tokens, steps, mean of each metric) since the last time; they are counted as sent from now on."""

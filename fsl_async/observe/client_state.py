@@ -60,6 +60,7 @@ class ClientState:
     incarnations: int = 0
     doing: str = "joining"  # joining | publishing | fetching | training | sending | gone | done
     connected: bool = False
+    hangs: bool = False  # by its last heartbeat
     returning: bool = False  # back after a loss, and not on the current version yet
     gone_at: float = 0.0
     gone_why: str = ""

@@ -386,6 +386,14 @@ class RunState:
         client.lag_p99_ms = float(lag) if isinstance(lag, int | float) else client.lag_p99_ms
         client.tells_loss = client.tells_loss or payload.get("loss") is not None
         client.saw_loss(payload.get("loss"))
+        hung_s = payload.get("hung_s")
+        hangs = isinstance(hung_s, int | float) and not isinstance(hung_s, bool)
+        if hangs and not client.hangs:
+            text = f"{client.name} hangs: its training has made no step for {hung_s:.0f} s"
+            self._tell("hangs", text, client.name, "warning")
+        elif client.hangs and not hangs:
+            self._tell("hangs no more", f"{client.name} makes steps again", client.name)
+        client.hangs = hangs
 
     # rounds, deltas, versions
 

@@ -288,7 +288,8 @@ def test_defaults_are_the_documented_ones():
             "warmup_steps": 20,
             "decay_steps": 0,
         }
-        | {"clip_norm": 1.0, "threads": 0, "device": "auto", "task": ""},
+        | {"clip_norm": 1.0, "threads": 0, "device": "auto", "task": ""}
+        | {"hang_factor": 20.0, "hang_least_s": 120.0, "hang_restart": False},
         "checkpoint": {"keep_versions": 3},
         "split": {
             "method": "none",

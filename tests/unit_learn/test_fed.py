@@ -155,3 +155,20 @@ def test_a_nan_metric_does_not_stay_in_the_running_mean():
     for loss in (2.0, float("nan"), 4.0, 4.0):
         fed.step(metrics={"loss": loss})
     assert fed.progress()["loss"] == 4.0
+
+
+def test_a_step_is_what_lies_between_two_calls_of_step():
+    """What the run does inside fed.step (a copy, a wait for the last version) must not look like training that hangs."""
+    fed, learner = connected()
+    fed.attach(nn.Linear(1, 1))
+    meter, inside = learner.meter, []
+    learner.attend = lambda: inside.append(meter.step_begun) or len(inside) < 3
+    for expected in (0, 1):
+        learner.attention = True
+        assert fed.step(tokens=1)
+        assert meter.step_begun is not None
+        assert len(meter.step_times) == expected
+    learner.attention = True
+    assert not fed.step(tokens=1)
+    assert inside == [None] * 3
+    assert meter.step_begun is None, "the loop is over"
