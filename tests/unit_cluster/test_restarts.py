@@ -11,6 +11,7 @@ from fsl_async.cluster.restarts import (
     Launch,
     RestartRules,
     Restarts,
+    Seen,
     State,
     StopAsked,
     Wait,
@@ -83,6 +84,19 @@ def test_stop_in_every_state():
     machine.handle(Exited(1), 0.0)
     assert machine.handle(StopAsked(), 0.0) == [End("stopped")]
     assert machine.handle(WaitOver(), 0.0) == []
+
+
+def test_a_child_that_others_launched_counts_from_when_it_was_seen():
+    """A short life is a short life, whoever began it; and what is back while it is waited for is not launched."""
+    machine = Restarts(RULES)
+    assert machine.handle(Seen(), 100.0) == []
+    assert machine.handle(Exited(1), 110.0) == [Wait(1.0)]
+    assert machine.handle(Seen(), 200.0) == []
+    assert machine.state is State.RUNNING
+    assert machine.handle(Exited(1), 210.0) == [Wait(2.0)]
+    machine.handle(Seen(), 300.0)
+    machine.handle(Seen(), 350.0)
+    assert machine.handle(Exited(1), 361.0) == [Wait(1.0)], "a healthy minute since 300"
 
 
 @pytest.mark.parametrize("event", [WaitOver(), Begin()])

@@ -163,6 +163,8 @@ def test_usr2_warns_and_the_term_that_follows_is_the_first_signal():
         signal.raise_signal(signal.SIGTERM)
         assert (seen, stopper.hard) == ([False, False], False)
         assert stopper.deadline - time.monotonic() <= 30.0
+        signal.raise_signal(signal.SIGUSR2)
+        assert not stopper.hard
         signal.raise_signal(signal.SIGTERM)
         assert stopper.hard
     assert signal.getsignal(signal.SIGUSR2) is before
