@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from fsl_async.commands.output import Output
+from fsl_async.errors import UsageError
 
 if TYPE_CHECKING:
     from fsl_async.plan.shapes import ModelShapes
@@ -108,7 +109,13 @@ def _shapes(method: str, model: str, cut: str | None, overrides: tuple[str, ...]
     from fsl_async.settings import FAMILIES, is_own
 
     if is_known(model) or not (model in FAMILIES or is_own(model)):
-        return find_shapes(model, cut)
+        shapes = find_shapes(model, cut)
+        if overrides:
+            raise UsageError(
+                f"--set {overrides[0]} does not change {model}, whose shapes are fixed: "
+                "give a model.family, like --model gpt --set model.preset=0.5m"
+            )
+        return shapes
     from fsl_async.config import load
     from fsl_async.learn.datasets.facts import described
     from fsl_async.learn.split.shapes import shapes_of

@@ -277,6 +277,10 @@ MISTAKES = [
     ),
     ("--model 1m --method fedavg --as-published --format bf16", "--as-published counts in fp32"),
     ("--model 1m --method sl --batch 0", "invalid value for '--batch'"),
+    (
+        "--model gpt-0.5m --method sl --set model.context=64",
+        "--set model.context=64 does not change gpt-0.5m",
+    ),
 ]
 
 
