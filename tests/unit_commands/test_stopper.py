@@ -139,7 +139,8 @@ def test_twice_ends_code_of_others_at_once(how, as_json):
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=20)
         assert time.monotonic() - begun < 5.0
-    if how == "sleeps":  # nothing stood in the way of KeyboardInterrupt; `main` translates it
+    if how == "sleeps" and process.returncode != 130:
+        # Nothing stood in the way of KeyboardInterrupt, which `main` translates; on a slow machine the process is ended before it is out.
         assert err.rstrip().endswith("KeyboardInterrupt")
         return
     assert process.returncode == 130
