@@ -27,6 +27,7 @@ import attrs
 from fsl_async.errors import ConfigError
 from fsl_async.presets import SIZES
 from fsl_async.program import program
+from fsl_async.setting_rules import SettingError, printable, show
 from fsl_async.settings import (
     TABLES,
     CheckpointConfig,
@@ -38,13 +39,10 @@ from fsl_async.settings import (
     OuterConfig,
     RunConfig,
     SessionConfig,
-    SettingError,
     SplitConfig,
     SyncConfig,
     TrainConfig,
     TransferConfig,
-    printable,
-    show,
 )
 from fsl_async.threads import threads_here
 

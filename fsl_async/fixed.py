@@ -20,7 +20,8 @@ import attrs
 
 from fsl_async.config import resolved
 from fsl_async.errors import RunDirError
-from fsl_async.settings import TABLES, Config, show
+from fsl_async.setting_rules import show
+from fsl_async.settings import TABLES, Config
 
 FILE = "settings.json"
 _PRESET = "model.preset"

@@ -35,7 +35,8 @@ from fsl_async.observe.traffic_notes import TrafficNotes
 from fsl_async.roles.split_methods import decisions_of
 from fsl_async.roles.split_server import SplitServerMachine
 from fsl_async.runtime import ThreadWorker
-from fsl_async.settings import Config, SettingError, check_listen
+from fsl_async.setting_rules import SettingError
+from fsl_async.settings import Config, check_listen
 from fsl_async.shells.split_server import Formats, SplitServerShell
 from fsl_async.shells.traffic import CountedLink, Traffic
 from fsl_async.split_rules import split_rules, with_implied

@@ -9,7 +9,8 @@ from __future__ import annotations
 from attrs import frozen
 
 from fsl_async.errors import TaskError
-from fsl_async.settings import Config, is_own
+from fsl_async.setting_rules import is_own
+from fsl_async.settings import Config
 
 
 @frozen

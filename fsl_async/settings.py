@@ -10,194 +10,62 @@ Pure: no file is opened and nothing is looked up.
 
 from __future__ import annotations
 
-import math
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Literal
 
 import attrs
 from attrs import frozen
 
 from fsl_async.address import parse_listen
 from fsl_async.errors import AddressError
+from fsl_async.setting_rules import (
+    SettingError,
+    is_own,
+    must_be_counts,
+    must_be_device,
+    must_be_directory,
+    must_be_family,
+    must_be_fingerprint,
+    must_be_name,
+    must_be_power_of_two,
+    must_be_shape,
+    must_be_sizes,
+    must_be_task,
+    setting,
+    show,
+    span,
+    table_name,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from fsl_codecs import CodecSpec
-
-T = TypeVar("T")
 
 Format = Literal["fp32", "bf16", "e4m3", "e5m2", "uniform"]
 Weighting = Literal["tokens", "uniform", "fednova"]
 Optimizer = Literal["nesterov", "average"]
 Sharding = Literal["disjoint", "local"]
 Trigger = Literal["clock", "rounds", "turns", "relay"]
-# The keys of fsl_async.presets.SIZES, named again for type checkers.
 SplitMethod = Literal["none", "sl", "splitfed-v1", "splitfed-v2", "cse-fsl", "fsl-sage", "fedavg"]
 SplitOptimizer = Literal["adamw", "adam", "sgd"]
 PartitionKind = Literal["iid", "dirichlet"]
 SplitMode = Literal["free", "lockstep"]
+# The keys of fsl_async.presets.SIZES, named again for type checkers.
 Preset = Literal["0.5m", "1m", "3m", "10m", "50m", "124m", "350m", "1b"]
 
-MAX_TEXT = 1024
-LANGUAGE_FAMILIES = ("gpt", "gpt2", "llama", "qwen2", "qwen3", "opt")
-"""Of causal language models; all but the first are Hugging Face's."""
-FAMILIES = (*LANGUAGE_FAMILIES, "resnet18", "small-cnn")
-NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
-_DEVICE = re.compile(r"auto|cpu|mps|cuda(:[0-9]{1,3})?")
 # One full-precision chunk of 131,072 values and its head must fit into the credit window.
 _SMALLEST_WINDOW_BYTES = 1 << 20
-
-
-class SettingError(ValueError):
-    """A setting is out of range. `key` is its dotted name and `problem` says what is wrong with the value."""
-
-    def __init__(self, key: str, problem: str) -> None:
-        super().__init__(f"{key}: {problem}")
-        self.key = key
-        self.problem = problem
-
-
-def printable(text: str) -> str:
-    """Escape what would disturb a terminal or break the line."""
-    return "".join(c if c.isprintable() else f"\\u{ord(c):04x}" for c in text)
-
-
-def show(value: object) -> str:
-    """Write a value as it stands in TOML, shortened, for error messages."""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, str):
-        return '"' + printable(value if len(value) <= 80 else value[:80] + "...") + '"'
-    if isinstance(value, dict):
-        return "a table"
-    if isinstance(value, list):
-        return "an array"
-    return str(value)
-
-
-def span(
-    *, above: float | None = None, least: float | None = None, most: float | None = None
-) -> Callable[[Any], str | None]:
-    """Make a check that a number is above or at least one bound, and at most another."""
-    words = []
-    if above is not None:
-        words.append(f"above {above:,}")
-    if least is not None:
-        words.append(f"at least {least:,}")
-    if most is not None:
-        words.append(f"at most {most:,}")
-    text = "must be " + " and ".join(words)
-
-    def check(value: Any) -> str | None:
-        fits = (
-            (above is None or value > above)
-            and (least is None or value >= least)
-            and (most is None or value <= most)
-        )
-        return None if fits else text
-
-    return check
-
-
-def _is_name(value: Any) -> str | None:
-    if NAME.fullmatch(value) and value not in {".", ".."}:
-        return None
-    return "must be 1 to 64 letters, digits, dots, dashes or underscores"
-
-
-def _is_device(value: Any) -> str | None:
-    return None if _DEVICE.fullmatch(value) else "must be auto, cpu, cuda, cuda:N or mps"
-
-
-def _is_directory(value: Any) -> str | None:
-    if value and not re.search(r"[{}]", value.replace("{name}", "")):
-        return None
-    return "must be a path, in which {name} stands for run.name"
-
-
-def _is_task(value: Any) -> str | None:
-    if not value or is_own(value):
-        return None
-    return "must be file.py:function, or empty for the built-in task"
-
-
-def is_own(value: str) -> bool:
-    """Whether a setting names code of the user's, as file.py:function."""
-    return re.fullmatch(r".+\.py:[A-Za-z_][A-Za-z0-9_]*", value) is not None
-
-
-def _is_family(value: Any) -> str | None:
-    if value in FAMILIES or is_own(value):
-        return None
-    return f"must be one of {', '.join(FAMILIES)}, or file.py:function"
-
-
-def _are_sizes(value: Any) -> str | None:
-    one = r"\s*[A-Za-z_][A-Za-z0-9_]*\s*=\s*[A-Za-z0-9_.+-]+\s*"
-    if not value or re.fullmatch(rf"{one}(,{one})*", value):
-        return None
-    return "must be like hidden_size=64, num_hidden_layers=4"
-
-
-def _is_shape(value: Any) -> str | None:
-    if not value or re.fullmatch(r"[1-9][0-9]{0,5}(x[1-9][0-9]{0,5}){0,7}", value):
-        return None
-    return "must be like 3x32x32"
-
-
-def _is_fingerprint(value: Any) -> str | None:
-    return None if re.fullmatch(r"([0-9a-f]{32})?", value) else "must be 32 hexadecimal digits"
-
-
-def _are_counts(value: Any) -> str | None:
-    if not value or re.fullmatch(r"[0-9]{1,15}(,[0-9]{1,15})*", value):
-        return None
-    return "must be like 500,500,480"
-
-
-def _power_of_two(value: Any) -> str | None:
-    fits = 16 <= value <= 1024 and value & (value - 1) == 0
-    return None if fits else "must be a power of two from 16 to 1,024"
-
-
-def _validate(instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
-    problem: str | None = None
-    if isinstance(value, float) and not math.isfinite(value):
-        problem = "must be a finite number"
-    elif isinstance(value, str) and (len(value) > MAX_TEXT or not (value.isprintable())):
-        problem = f"must be printable text of at most {MAX_TEXT:,} characters"
-    else:
-        check = attribute.metadata["check"]
-        problem = check(value) if check is not None else None
-    if problem is not None:
-        key = f"{table_name(type(instance))}.{attribute.name}"
-        raise SettingError(key, f"{problem}, got {show(value)}")
-
-
-def setting(
-    default: T,
-    help_line: str,
-    check: Callable[[Any], str | None] | None = None,
-    *,
-    fixed: bool = False,
-) -> T:
-    """Declare one setting: its default, its line of help and its check (None when fine, else what it must be).
-
-    fixed: a run that has a version keeps the value it began with; see `fsl_async.fixed`.
-    """
-    metadata = {"help": help_line, "check": check, "fixed": fixed}
-    return attrs.field(default=default, validator=_validate, metadata=metadata)
 
 
 @frozen(kw_only=True)
 class RunConfig:
     """What this run is called, where it is kept and when it ends."""
 
-    name: str = setting("run", "the run's name", _is_name)
+    name: str = setting("run", "the run's name", must_be_name)
     directory: str = setting(
-        "runs/{name}", "where checkpoints, ledger and journal are kept", _is_directory
+        "runs/{name}", "where checkpoints, ledger and journal are kept", must_be_directory
     )
     seed: int = setting(
         0,
@@ -314,7 +182,7 @@ class CodecConfig:
         "uniform", "from the server to clients: fp32 | bf16 | e4m3 | e5m2 | uniform"
     )
     block_values: int = setting(
-        128, "values that share one scale, for e4m3, e5m2 and uniform", _power_of_two
+        128, "values that share one scale, for e4m3, e5m2 and uniform", must_be_power_of_two
     )
     fineness: int = setting(
         14,
@@ -416,7 +284,7 @@ class DataConfig:
     sample_shape: str = setting(
         "",
         "of one sample as models see it, like 3x32x32; empty = of data.path at the server",
-        _is_shape,
+        must_be_shape,
     )
     classes: int = setting(
         0,
@@ -426,12 +294,12 @@ class DataConfig:
     label_counts: str = setting(
         "",
         "samples of each class, like 500,500: a site with others stops; empty = of data.path at the server",
-        _are_counts,
+        must_be_counts,
     )
     fingerprint: str = setting(
         "",
         "of the data set: a site with another stops; empty = of data.path at the server",
-        _is_fingerprint,
+        must_be_fingerprint,
     )
 
 
@@ -442,13 +310,13 @@ class ModelConfig:
     family: str = setting(
         "gpt",
         "gpt (built in) | with split.method: resnet18 | small-cnn | gpt2 | llama | qwen2 | qwen3 | opt (extra hf) | file.py:function",
-        _is_family,
+        must_be_family,
         fixed=True,
     )
     sizes: str = setting(
         "",
         "further sizes of a family other than gpt, by their names there, like ffn_dim=256, vocab_size=500",
-        _are_sizes,
+        must_be_sizes,
         fixed=True,
     )
 
@@ -511,8 +379,8 @@ class TrainConfig:
         False,
         "a client whose training hangs ends with exit code 64, for its launcher to start again",
     )
-    device: str = setting("auto", "auto | cpu | cuda | cuda:N | mps", _is_device)
-    task: str = setting("", "file.py:function with your own loop; empty = built in", _is_task)
+    device: str = setting("auto", "auto | cpu | cuda | cuda:N | mps", must_be_device)
+    task: str = setting("", "file.py:function with your own loop; empty = built in", must_be_task)
 
 
 @frozen(kw_only=True)
@@ -660,23 +528,9 @@ class Config:
         return self.data.shards or self.sync.clients
 
 
-_NAMES: Mapping[type, str] = {
-    RunConfig: "run",
-    ListenConfig: "listen",
-    SyncConfig: "sync",
-    OuterConfig: "outer",
-    CodecConfig: "codec",
-    SessionConfig: "session",
-    TransferConfig: "transfer",
-    DataConfig: "data",
-    ModelConfig: "model",
-    TrainConfig: "train",
-    CheckpointConfig: "checkpoint",
-    SplitConfig: "split",
-}
-TABLES: Mapping[str, type] = {name: table for table, name in _NAMES.items()}
-
-
-def table_name(table: type) -> str:
-    """Name of the TOML table that a settings class stands for."""
-    return _NAMES[table]
+_TABLES = (
+    RunConfig, ListenConfig, SyncConfig, OuterConfig, CodecConfig, SessionConfig, TransferConfig, DataConfig, ModelConfig,
+    TrainConfig, CheckpointConfig, SplitConfig,
+)  # fmt: skip
+TABLES: Mapping[str, type] = {table_name(table): table for table in _TABLES}
+"""The class of each TOML table."""

@@ -19,7 +19,7 @@ import socket
 from pathlib import Path
 
 from fsl_async.errors import FslError, UsageError
-from fsl_async.settings import NAME
+from fsl_async.setting_rules import NAME
 
 _MOST_SLOTS = 256
 

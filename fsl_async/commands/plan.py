@@ -106,7 +106,7 @@ def command(
 def _shapes(method: str, model: str, cut: str | None, overrides: tuple[str, ...]) -> ModelShapes:
     """Of a built-in name, or of a model that is built and measured."""
     from fsl_async.plan.shapes import find_shapes, is_known
-    from fsl_async.settings import FAMILIES, is_own
+    from fsl_async.setting_rules import FAMILIES, is_own
 
     if is_known(model) or not (model in FAMILIES or is_own(model)):
         shapes = find_shapes(model, cut)

@@ -35,7 +35,7 @@ def command(
 ) -> int:
     """Resolve the configuration, then run the server; returns the exit code. An address is the parameter server's."""
     from fsl_async.config import load, resolved, to_dict, to_toml
-    from fsl_async.settings import is_own
+    from fsl_async.setting_rules import is_own
     from fsl_async.split_rules import with_implied
     from fsl_async.stopper import Stopper, stop_on_signals
 

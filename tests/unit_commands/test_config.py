@@ -22,7 +22,8 @@ from fsl_async.config import (
     to_wire,
 )
 from fsl_async.errors import ConfigError
-from fsl_async.settings import TABLES, SettingError
+from fsl_async.setting_rules import SettingError
+from fsl_async.settings import TABLES
 
 TABLE_LIST = (
     "run, listen, sync, outer, codec, session, transfer, data, model, train, checkpoint, split"

@@ -17,7 +17,7 @@ from fsl_async.learn.split.samples import open_samples
 from fsl_async.learn.split.server import ServerSettings
 from fsl_async.learn.split.server_disk import ServerDisk
 from fsl_async.own_code import Own
-from fsl_async.settings import LANGUAGE_FAMILIES
+from fsl_async.setting_rules import LANGUAGE_FAMILIES
 
 needs_hf = pytest.mark.skipif(
     not (importlib.util.find_spec("peft") and importlib.util.find_spec("pyarrow")),

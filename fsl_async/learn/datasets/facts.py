@@ -15,7 +15,8 @@ from fsl_async.learn.datasets.base import AnyArray, Dataset
 from fsl_async.learn.datasets.find import is_text, open_dataset
 from fsl_async.learn.datasets.partition import Partition, PartitionSpec
 from fsl_async.presets import SIZES
-from fsl_async.settings import LANGUAGE_FAMILIES, MAX_TEXT, Config, is_own
+from fsl_async.setting_rules import LANGUAGE_FAMILIES, MAX_TEXT, is_own
+from fsl_async.settings import Config
 
 BYTES = 256
 """Classes of text: a token is a byte."""

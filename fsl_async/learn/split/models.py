@@ -28,7 +28,8 @@ from fsl_async.learn.split.errors import CutError
 from fsl_async.learn.split.images import resnet18, small_cnn
 from fsl_async.learn.tasks import load_function
 from fsl_async.presets import SIZES
-from fsl_async.settings import LANGUAGE_FAMILIES, Config, is_own
+from fsl_async.setting_rules import LANGUAGE_FAMILIES, is_own
+from fsl_async.settings import Config
 
 _CUTS = {"resnet18": "layer2", "small-cnn": "pool1"}
 
