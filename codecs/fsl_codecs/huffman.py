@@ -2,8 +2,9 @@
 
 Huffman's algorithm with two queues (van Leeuwen, "On the construction of Huffman trees", ICALP 1976). Where the tree is deeper than
 the limit, its deepest leaves are brought up to the limit, and room is made for them as zlib does: a leaf above goes one down and takes
-one of them as its sibling. Package-merge would find the optimum, which is little better where the limit is not far off, in more time. The optimum is not unique either, so ties are part of the wire format: symbols are sorted by (count, symbol), and where a
-symbol and a package weigh the same, the symbol comes first.
+one of them as its sibling. Package-merge would find the optimum, which is little better where the limit is not far off, in more time.
+The optimum is not unique either, so ties are part of the wire format: symbols are sorted by (count, symbol), and where a symbol and
+a package weigh the same, the symbol comes first.
 """
 
 from collections import deque

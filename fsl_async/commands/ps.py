@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
 from fsl_async import address as addresses
 from fsl_async.commands.client import check_corpus, check_data, check_task
 from fsl_async.commands.output import Output
+from fsl_async.commands.overrides import overrides_of
 from fsl_async.errors import ConfigError, UsageError
 from fsl_async.program import program
 
@@ -43,8 +43,7 @@ def command(
         raise UsageError(
             "--threads is a client's; here --set train.threads=N is for every client of the run"
         )
-    # Options are overrides with a shorter name; a JSON string is a TOML string.
-    chosen = {
+    chosen: dict[str, tuple[str, str | int | None]] = {
         "listen.address": (
             "LISTEN_ADDRESS",
             addresses.parse_listen(address).tcp if address else None,
@@ -55,11 +54,7 @@ def command(
         "train.task": ("--task", check_task(task) if task else None),
         "listen.insecure": ("--insecure", True if insecure else None),
     }
-    given = {key: option for key, option in chosen.items() if option[1] is not None}
-    shorter = [
-        f"{key}={json.dumps(value, ensure_ascii=False)}" for key, (_, value) in given.items()
-    ]
-    options = {key: option for key, (option, _) in given.items()}
+    shorter, options = overrides_of(chosen)
     loaded = load(config, [*overrides, *shorter], options)
     filled = resolved(loaded)
     check_corpus(filled, options)

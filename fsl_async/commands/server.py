@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING
 
 from fsl_async import address as addresses
 from fsl_async.commands.client import check_data, check_task
 from fsl_async.commands.output import Output
+from fsl_async.commands.overrides import overrides_of
 from fsl_async.errors import UsageError
 from fsl_async.program import program
 
@@ -48,22 +48,22 @@ def command(
         raise UsageError(
             f"{given} is the parameter server's: add --with-ps, or set split.listen with --set"
         )
-    chosen = {
-        "listen.address": addresses.parse_listen(address).tcp if address else None,
-        "run.name": name,
-        "run.directory": str(run_dir) if run_dir else None,
-        "data.path": str(check_data(data)) if data else None,
-        "model.family": check_task(model, "--model") if model else None,
-        "split.auxiliary": check_task(auxiliary, "--auxiliary") if auxiliary else None,
-        "train.threads": threads,
-        "listen.insecure": True if insecure else None,
+    own_auxiliary = check_task(auxiliary, "--auxiliary") if auxiliary else None
+    chosen: dict[str, tuple[str, str | int | None]] = {
+        "listen.address": (
+            "LISTEN_ADDRESS",
+            addresses.parse_listen(address).tcp if address else None,
+        ),
+        "run.name": ("--name", name),
+        "run.directory": ("--run-dir", str(run_dir) if run_dir else None),
+        "data.path": ("--data", str(check_data(data)) if data else None),
+        "model.family": ("--model", check_task(model, "--model") if model else None),
+        "split.auxiliary": ("--auxiliary", own_auxiliary),
+        "train.threads": ("--threads", threads),
+        "listen.insecure": ("--insecure", True if insecure else None),
     }
-    shorter = [
-        f"{key}={json.dumps(value, ensure_ascii=False)}"
-        for key, value in chosen.items()
-        if value is not None
-    ]
-    loaded = with_implied(load(config, [*overrides, *shorter]))
+    shorter, options = overrides_of(chosen)
+    loaded = with_implied(load(config, [*overrides, *shorter], options))
     output = Output(as_json=as_json)
     if dry_run:
         filled = resolved(loaded)
