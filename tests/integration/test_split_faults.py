@@ -1,6 +1,7 @@
 """Split learning by processes of their own: kill -9 of anybody at any moment, and what is left is a run of the method."""
 
 import json
+import os
 import signal
 import socket
 import subprocess
@@ -14,6 +15,8 @@ from fsl_async.observe.ledger_audit import audit_run
 from fsl_async.observe.split_audit import audit_split_dir
 
 pytestmark = pytest.mark.slow
+
+UNIT_S = float(os.environ.get("FSL_TEST_TIME_UNIT", "1"))
 
 SETTINGS = {
     "split.samples": 8,
@@ -108,10 +111,10 @@ class Parties:
         found = [unseal(raw) for raw in path.read_bytes().splitlines()] if path.exists() else []
         return [(line["key"], line["outcome"]) for line in found if line and "key" in line]
 
-    def go_on(self, rounds=2, seconds=60.0):
+    def go_on(self, rounds=2, seconds=90.0):
         """Wait until so many more rounds are merged, each client among them."""
         start, known = self.version, len(self.uploads())
-        deadline = time.monotonic() + seconds
+        deadline = time.monotonic() + seconds * UNIT_S
         while time.monotonic() < deadline:
             fresh = {key.split("/")[0] for key, _ in self.uploads()[known:]}
             if self.version >= start + rounds and fresh == {"a", "b"}:
@@ -133,17 +136,20 @@ class Parties:
 
 
 def check(parties):
-    """What must be so after any storm: nothing merged or trained twice, nothing acknowledged that no book has."""
+    """What must be so after any storm: nothing merged or trained twice, nothing acknowledged that was not trained.
+
+    What becomes of a trained upload later, when its server dies, is the audit's to judge: it may come back, or be declined as too old.
+    """
     audit = audit_run(parties.ps_dir)
     assert (audit.lost, audit.doubled, audit.problems) == ((), (), ())
     split = audit_split_dir(parties.server_dir)
     assert split.problems == ()
-    fates = dict(parties.uploads())
+    trained = {key for key, outcome in parties.uploads() if outcome == "trained"}
     for name in ("a", "b"):
         kinds = {"UploadAcknowledged", "AnswerReceived"}
-        told = [line for line in parties.journal(name) if line["type"] in kinds]
+        told = {line["key"] for line in parties.journal(name) if line["type"] in kinds}
         assert told, "its journal must have something to compare with"
-        assert {line["key"] for line in told} <= {k for k, f in fates.items() if f != "declined"}
+        assert told <= trained
     return split
 
 
@@ -182,10 +188,15 @@ def test_everybody_is_killed_once_and_the_run_goes_on(site):
     first, second = lives(parties, "a")
     assert max(first) <= min(second), "it goes on with the data of the run's round"
     for name in ("a", "b"):
-        installed = [each for each in parties.journal(name) if each["type"] == "InstallAuxiliary"]
-        versions = [each["version"] for each in installed]
         # Versions only go back where the server that died had one that its checkpoint lacks.
-        assert split.auxiliary[name] >= versions[-1] == max(versions)
+        version = -1
+        for each in parties.journal(name):
+            if each["type"] in {"SplitWelcomed", "NodeStarted"}:
+                version = -1
+            elif each["type"] == "InstallAuxiliary":
+                assert version < each["version"] <= split.auxiliary[name]
+                version = each["version"]
+        assert version > -1, "the last server's models arrive"
     again = parties.journal("a")
     started = [n for n, line in enumerate(again) if line["type"] == "NodeStarted"][1]
     after = [line["version"] for line in again[started:] if line["type"] == "InstallAuxiliary"]
