@@ -26,6 +26,7 @@ from fsl_transport import (
     TransportSettings,
     VirtualScheduler,
 )
+from fsl_transport.curve import DialerCurve, KeyPair, ListenerCurve
 
 UNIT_S = 0.1 * float(os.environ.get("FSL_TEST_TIME_UNIT", "1"))
 
@@ -142,6 +143,10 @@ class World:
 
     def __init__(self):
         self.nodes = []
+
+    def public(self, name):
+        """The key that ``name`` comes with."""
+        return ""
 
     def settings(self):
         return make_settings(self.unit_s, expire_after_s=self.expire_units * self.unit_s)
@@ -298,7 +303,7 @@ class ZmqWorld(World):
         async def make():
             from fsl_transport.zmq_link import ZmqListener
 
-            return ZmqListener(f"127.0.0.1:{self.port}", self.settings())
+            return ZmqListener(f"127.0.0.1:{self.port}", self.settings(), self.listener_curve())
 
         link = self.do(make())
         self.port = link.port
@@ -312,9 +317,15 @@ class ZmqWorld(World):
                 self.proxies[name] = proxy = Proxy(self, lambda: self.port)
                 await proxy.start()
             address = f"127.0.0.1:{self.proxies[name].port}"
-            return ZmqDialer(address, name, self.settings())
+            return ZmqDialer(address, name, self.settings(), self.dialer_curve(name))
 
         return self.do(make())
+
+    def listener_curve(self):
+        return None
+
+    def dialer_curve(self, name):
+        return None
 
     def until(self, condition, units=300):
         async def wait():
@@ -357,10 +368,48 @@ class ZmqWorld(World):
         assert ours == [], "a link left a thread behind"
 
 
-@pytest.fixture(params=["mem", "zmq"])
+class CurveWorld(ZmqWorld):
+    """Real sockets, encrypted. Each name has a pair of its own; those in ``allowed`` come in."""
+
+    kind = "curve"
+
+    def __init__(self):
+        super().__init__()
+        self.server = KeyPair.new()
+        self.pairs = {}
+        self.allowed = set()
+
+    def pair_of(self, name):
+        if name not in self.pairs:
+            self.pairs[name] = KeyPair.new()
+            self.allowed.add(self.pairs[name].public)
+        return self.pairs[name]
+
+    def public(self, name):
+        return self.pair_of(name).public
+
+    def listener_curve(self):
+        return ListenerCurve(self.server, lambda key: key in self.allowed)
+
+    def dialer_curve(self, name):
+        return DialerCurve(self.pair_of(name), self.server.public)
+
+
+WORLDS = {"mem": MemWorld, "zmq": ZmqWorld, "curve": CurveWorld}
+
+
+@pytest.fixture(params=WORLDS)
 def world(request):
     """Either world; its teardown fails on leaked tasks and threads."""
-    made = MemWorld() if request.param == "mem" else ZmqWorld()
+    made = WORLDS[request.param]()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def curve_world():
+    """The world of encrypted sockets."""
+    made = CurveWorld()
     yield made
     made.close()
 

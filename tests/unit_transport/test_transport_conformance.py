@@ -34,7 +34,7 @@ def test_hello_and_welcome_carry_their_bodies(world):
     client = world.dialer(incarnation=10, hello=lambda: {"manifest": "abc"})
     world.until(lambda: client.count(PeerUp))
     assert ps.story == [
-        HelloReceived("c", 10, {"manifest": "abc"}, "client"),
+        HelloReceived("c", 10, {"manifest": "abc"}, "client", world.public("c")),
         PeerUp("c", 10, {"manifest": "abc"}),
     ]
     assert client.story == [PeerUp("", 77, {"run": "r"})]

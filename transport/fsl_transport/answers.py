@@ -8,6 +8,8 @@ from fsl_transport import frames
 from fsl_transport.frames import Foreign
 
 SUPERSEDED: Final = "superseded"
+REVOKED: Final = "revoked"
+"""The reason of a BYE to somebody whose key is not allowed any more: there is no use in coming back."""
 
 
 def unknown_head(session: bytes) -> bytes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from fsl_transport import frames, session
 from fsl_transport.answers import SUPERSEDED, protocol_refusal, refusal_head, unknown_head
@@ -19,11 +19,18 @@ from fsl_transport.events import (
     Unreachable,
 )
 from fsl_transport.frames import Ack, Beat, Chunk, Data, Foreign, Hello
-from fsl_transport.link import Buffer, Chance, Lane, Link, Scheduler, check_name
+from fsl_transport.link import Buffer, Chance, Lane, Link, Scheduler, check_name, key_of
 from fsl_transport.session import DialerMachine, DialerState, ListenerMachine, ListenerState
 from fsl_transport.settings import TransportSettings
 
 _KNOWN_NAMES_PER_SESSION: Final = 4
+
+Admit: TypeAlias = Callable[[str, str], tuple[str, str] | None]
+"""Whether a name may be used with a public key: ``None``, or the code and the text of a refusal."""
+
+
+def _anybody(_name: str, _key: str) -> None:
+    return None
 
 
 class ListenerEndpoint(Endpoint):
@@ -31,6 +38,7 @@ class ListenerEndpoint(Endpoint):
 
     ``incarnation`` is the listener's own (wall-clock nanoseconds); dialers see it in ``PeerUp``.
     ``chance`` makes session ids; give a seeded ``random.Random`` in simulations only.
+    ``admit(name, key)`` is asked for each HELLO before it can touch what is there under that name.
     """
 
     def __init__(
@@ -43,9 +51,11 @@ class ListenerEndpoint(Endpoint):
         *,
         incarnation: int = 0,
         chance: Chance | None = None,
+        admit: Admit = _anybody,
     ) -> None:
         super().__init__(link, scheduler, settings, on_event, name, chance=chance)
         self.incarnation = incarnation
+        self._admit = admit
         self._peers: dict[str, Peer] = {}
         self._present: dict[str, None] = {}  # names that are asking or up, in order of arrival
 
@@ -98,6 +108,22 @@ class ListenerEndpoint(Endpoint):
             self._drop_streams(found)
             self._settle(found)
             self._flush(found)
+
+    def key(self, peer: str) -> str:
+        """The public key that the peer came with; empty where there is no session or the link is plain."""
+        found = self._find(peer)
+        return "" if found is None else key_of(found.origin)
+
+    def expel(self, allows: Callable[[str], bool]) -> list[str]:
+        """End the sessions of all whose key is not allowed any more; returns their names. ``PeerDown`` comes for each."""
+        now = self._scheduler.time()
+        gone = [self._peers[name] for name in self._present]
+        gone = [peer for peer in gone if not allows(key_of(peer.origin))]
+        for peer in gone:
+            effects = peer.machine.expel(now)
+            self._settle(peer)
+            self._run(peer, effects, now)
+        return [peer.name for peer in gone]
 
     def _asking(self, peer: str) -> Peer | None:
         found = self._peers.get(peer)
@@ -159,6 +185,11 @@ class ListenerEndpoint(Endpoint):
             head = refusal_head(hello.incarnation, hello.attempt, "full", text, known=0)
             self._link.send(name, Lane.CONTROL, (head,), origin)
             return
+        refused = self._admit(name, key_of(origin))
+        if refused is not None:
+            head = refusal_head(hello.incarnation, hello.attempt, *refused, known=0)
+            self._link.send(name, Lane.CONTROL, (head,), origin)
+            return
         peer = self._record(name)
         if peer.origin != origin and peer.machine.is_copy(hello):
             return  # its WELCOME, with the session id, is for the connection that asked first
@@ -193,7 +224,8 @@ class ListenerEndpoint(Endpoint):
     def _special(self, peer: Peer, effect: Any) -> None:
         hello = effect.hello
         self._settle(peer)
-        self.emit(HelloReceived(peer.name, hello.incarnation, hello.body, hello.role))
+        key = key_of(peer.origin)
+        self.emit(HelloReceived(peer.name, hello.incarnation, hello.body, hello.role, key))
 
 
 def _check_holder(message: frames.Message, name: str) -> None:

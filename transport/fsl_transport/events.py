@@ -18,12 +18,13 @@ Body: TypeAlias = dict[str, Any]
 
 @frozen
 class HelloReceived:
-    """Listener: a dialer asks to come in; answer with ``welcome`` or ``refuse``."""
+    """Listener: a dialer asks to come in; answer with ``welcome`` or ``refuse``. ``key`` is its public key where the link is encrypted."""
 
     peer: str
     incarnation: int
     hello: Body
     role: str = ""
+    key: str = ""
 
 
 @frozen
@@ -41,7 +42,7 @@ class PeerDown:
 
     ``reason`` is one of ``expired`` (nothing heard), ``bye`` (it said so), ``superseded`` (a
     higher incarnation of the name came), ``reset`` (the other side started a new session or no
-    longer knows this one) and ``protocol`` (it sent bytes it must not send).
+    longer knows this one), ``protocol`` (it sent bytes it must not send) and ``revoked`` (its key is no longer allowed).
     """
 
     peer: str

@@ -31,6 +31,14 @@ class Lane(enum.IntEnum):
 Receiver: TypeAlias = Callable[[str, Lane, Sequence[Buffer], bytes], None]
 """Peer, lane, frames, and the origin: which of the connections under that name brought them."""
 
+TAG_BYTES = 8
+"""Of an origin; what follows is the sender's public key, where the link is encrypted."""
+
+
+def key_of(origin: bytes) -> str:
+    """The public key (Z85) that an origin was authenticated with; empty on a plain link."""
+    return origin[TAG_BYTES:].decode("ascii")
+
 
 class Link(Protocol):
     """Frames in, frames out, by peer name. Everything happens on the loop thread."""

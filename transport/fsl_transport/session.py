@@ -29,6 +29,7 @@ Dialer     state     event                                -> state     effects
            UP        DATA, BEAT in order                  -> UP        the message itself
            UP        UNKNOWN                              -> CALLING   Down reset, SayHello
            UP        BYE, bad bytes, expiry               -> CALLING   Down, (later) SayHello
+           UP        BYE revoked                          -> IDLE      Down, RefusedBy
            any       disconnect                           -> IDLE
 
 Listener   ABSENT    HELLO                                -> ASKED     Ask
@@ -41,6 +42,7 @@ peer)      ASKED     welcome()                            -> UP        (WELCOME)
            UP        HELLO, same attempt, nothing heard   -> UP        (WELCOME again)
            UP        DATA, BEAT in order                  -> UP        the message itself
            UP        BYE, bad bytes, expiry               -> ABSENT    Down
+           ASKED, UP expel()                              -> ABSENT    Down revoked
            any       HELLO, lower incarnation             -> same      (REFUSE superseded)
            any       other session's DATA, BEAT, ACK      -> same      (UNKNOWN)
 """
@@ -55,7 +57,7 @@ from typing import Final, TypeAlias
 from attrs import frozen
 
 from fsl_transport import frames
-from fsl_transport.answers import SUPERSEDED, protocol_refusal, refusal_head, unknown_head
+from fsl_transport.answers import REVOKED, SUPERSEDED, protocol_refusal, refusal_head, unknown_head
 from fsl_transport.events import Body
 from fsl_transport.frames import Ack, Beat, Bye, Data, Foreign, Hello, Message, Refuse, Unknown
 from fsl_transport.frames import Welcome as WelcomeMessage
@@ -192,6 +194,10 @@ class DialerMachine:
             return []
         if isinstance(message, Unknown):
             return [self._down("reset"), *self._call(now, at_once=True)]
+        if message.reason == REVOKED:
+            self._rest()
+            text = "the server does not let this key in any more"
+            return [self._down(REVOKED, text), RefusedBy(REVOKED, text)]
         return [self._down("bye", message.reason), *self._call(now, at_once=False)]
 
     def violated(self, text: str, now: float) -> list[Effect]:
@@ -397,6 +403,12 @@ class ListenerMachine:
             self.outbox.append(self.session.bye_head(reason))
             self._down("bye", now)
         self.state = ListenerState.ABSENT
+
+    def expel(self, now: float) -> list[Effect]:
+        """Its key is no longer allowed: say so and end whatever there is."""
+        if self.session is not None:
+            self.outbox.append(self.session.bye_head(REVOKED))
+        return [self._down(REVOKED, now)]
 
     def next_deadline(self) -> float:
         """When to call ``handle_timer``, or infinity."""

@@ -30,6 +30,8 @@ Rules, each from a trap that was met (numbers are libzmq issues):
     memoryview lives, that frame alone.
   * Strangers cost a count (``garbage``): failed handshakes from the socket monitor, and routing
     ids that are no name of ours.
+  * Encrypted (``curve.py``), a listener looks at the key of every message, not of the handshake only: a connection whose key is no
+    longer allowed is deaf and dumb from that moment. The key is part of the ``origin``.
 """
 
 from __future__ import annotations
@@ -49,8 +51,17 @@ import zmq
 import zmq.asyncio
 from zmq.utils.monitor import parse_monitor_message
 
+from fsl_transport.curve import (
+    DialerCurve,
+    ListenerCurve,
+    Tell,
+    ZapHandler,
+    dialer_failure,
+    listener_failure,
+    nobody,
+)
 from fsl_transport.errors import LocalError
-from fsl_transport.link import Buffer, Lane, Receiver, check_name
+from fsl_transport.link import TAG_BYTES, Buffer, Lane, Receiver, check_name
 from fsl_transport.settings import TransportSettings
 from fsl_transport.unsent import Unsent
 
@@ -64,6 +75,8 @@ _UNREAD_MESSAGES: Final = 64
 """Per connection: several times what credit lets come in chunks of the usual size."""
 _UNCOUNTED_MESSAGES: Final = 64
 """Answers, beats and acknowledgements that may wait besides a full control window."""
+_DIAL_AGAIN_S: Final = 2.0
+"""After a handshake that the other side has refused."""
 _INFIX: Final = {Lane.CONTROL: b"/c/", Lane.BULK: b"/b/"}
 _ROUTING_ID: Final = re.compile(rb"([A-Za-z0-9._-]{1,64})/([cb])/([0-9a-f]{8})")
 _ADDRESS: Final = re.compile(
@@ -108,8 +121,11 @@ class _Pipe:
         *,
         dials_after: _Pipe | None = None,
         keeps_bytes: int = 0,
+        curve: ListenerCurve | DialerCurve | None = None,
+        handshake_failed: Callable[[int, int], None] = lambda _event, _value: None,
     ) -> None:
         self.socket: zmq.asyncio.Socket = context.socket(kind)
+        self._handshake_failed = handshake_failed
         self.failed_handshakes = 0
         self.absent = 0
         self._take = take
@@ -124,6 +140,8 @@ class _Pipe:
         self._loop = asyncio.get_running_loop()
         self.tasks: list[asyncio.Task[None]] = []
         self._set_options(settings)
+        if curve is not None:
+            curve.prepare(self.socket)
         self._monitor: zmq.asyncio.Socket = self.socket.get_monitor_socket(_FAILED)
         self._monitor.linger = 0
 
@@ -245,9 +263,10 @@ class _Pipe:
 
     async def _watch(self) -> None:
         while True:
-            message = await self._monitor.recv_multipart()
-            if parse_monitor_message(message)["event"] & _FAILED:
+            seen = parse_monitor_message(await self._monitor.recv_multipart())
+            if seen["event"] & _FAILED:
                 self.failed_handshakes += 1
+                self._handshake_failed(seen["event"], seen["value"])
 
 
 class _ZmqLink:
@@ -261,9 +280,12 @@ class _ZmqLink:
         self._context = zmq.asyncio.Context()
         self._receive: Receiver | None = None
         self._pipes: list[_Pipe] = []
+        self._zap: ZapHandler | None = None
         self._ending: threading.Thread | None = None
         self._ended = asyncio.Event()
         self._bad_ids = 0
+        self.unwanted = 0
+        """Messages dropped because their key is not allowed any more."""
 
     @property
     def garbage(self) -> int:
@@ -286,6 +308,8 @@ class _ZmqLink:
         self._receive = None
         for pipe in self._pipes:
             pipe.close()
+        if self._zap is not None:
+            self._zap.close()
         # Ending a context waits for its sockets to be empty; not a daemon, so that the last
         # BYE leaves even when the process ends right now.
         self._ending = threading.Thread(target=self._end, name="fsl-zmq-end")
@@ -318,17 +342,29 @@ class ZmqListener(_ZmqLink):
     """Binds one port for both lanes of all dialers.
 
     ``address`` is ``host:port``; host ``*`` is every interface, port ``0`` any free one (read
-    ``.address`` back). ``LocalError`` when the port is taken or the address is wrong.
+    ``.address`` back). ``curve``: encrypt, and let in whom it allows. ``tell`` hears of handshakes that failed. ``LocalError`` when the port is taken or the address is wrong.
     """
 
-    def __init__(self, address: str, settings: TransportSettings | None = None) -> None:
+    def __init__(
+        self,
+        address: str,
+        settings: TransportSettings | None = None,
+        curve: ListenerCurve | None = None,
+        tell: Tell = nobody,
+    ) -> None:
         host, port = split_address(address, listening=True)
         super().__init__()
+        self._curve = curve
+        self._tell = tell
+        if curve is not None:
+            self._zap = ZapHandler(self._context, curve.allows, tell)
         pipe = _Pipe(
             self._context,
             zmq.ROUTER,
             settings or TransportSettings(),
             self._take,
+            curve=curve,
+            handshake_failed=self._failed,
         )
         self._pipes.append(pipe)
         pipe.socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
@@ -341,6 +377,8 @@ class ZmqListener(_ZmqLink):
             raise LocalError(_bind_text(address, error)) from error
         self._address = bytes(pipe.socket.getsockopt(zmq.LAST_ENDPOINT)).rstrip(b"\0").decode()
         pipe.start()
+        if self._zap is not None:
+            pipe.add_task(self._zap.run())
 
     @property
     def address(self) -> str:
@@ -353,9 +391,9 @@ class ZmqListener(_ZmqLink):
         return int(self._address.rpartition(":")[2])
 
     def send(self, peer: str, lane: Lane, frames: Sequence[Buffer], origin: bytes = b"") -> None:
-        """See ``link.Link``. The origin is the tag of the dialer's routing ids."""
+        """See ``link.Link``. The origin is the tag of the dialer's routing ids, and its key."""
         if self._ending is None and origin:
-            self._pipes[0].send((peer.encode() + _INFIX[lane] + origin, *frames))
+            self._pipes[0].send((peer.encode() + _INFIX[lane] + origin[:TAG_BYTES], *frames))
 
     def redial(self) -> None:
         """Nothing to do: dialers dial."""
@@ -365,21 +403,42 @@ class ZmqListener(_ZmqLink):
         if match is None or len(parts) == 1:
             self._bad_ids += 1
             return
+        origin = match[3]
+        if self._curve is not None:
+            key = str(parts[0].get("User-Id"))
+            if not self._curve.allows(key):
+                self.unwanted += 1
+                return
+            origin += key.encode()
         lane = Lane.BULK if match[2] == b"b" else Lane.CONTROL
-        self._deliver(match[1].decode(), lane, parts[1:], match[3])
+        self._deliver(match[1].decode(), lane, parts[1:], origin)
+
+    def _failed(self, event: int, value: int) -> None:
+        failed = listener_failure(event, value)
+        if failed is not None:
+            self._tell(failed)
 
 
 class ZmqDialer(_ZmqLink):
     """Dials a listener with two connections and goes on dialing whatever happens.
 
-    A host name with both kinds of address is dialed over IPv4, because libzmq tries one kind only.
+    A host name with both kinds of address is dialed over IPv4, because libzmq tries one kind only. ``curve``: encrypt, and talk to
+    the holder of its server key only. ``tell`` hears of handshakes that failed.
     """
 
-    def __init__(self, address: str, name: str, settings: TransportSettings | None = None) -> None:
+    def __init__(
+        self,
+        address: str,
+        name: str,
+        settings: TransportSettings | None = None,
+        curve: DialerCurve | None = None,
+        tell: Tell = nobody,
+    ) -> None:
         self._host, self._port = split_address(address, listening=False)
         check_name(name)
         super().__init__()
         self._address = _endpoint(self._host, self._port)
+        self._tell = tell
         self._is_connected = False
         tag = secrets.token_hex(4).encode()
         settings = settings or TransportSettings()
@@ -389,6 +448,8 @@ class ZmqDialer(_ZmqLink):
             settings,
             lambda parts: self._deliver("", Lane.BULK, parts),
             keeps_bytes=settings.window_bytes,
+            curve=curve,
+            handshake_failed=lambda *seen: self._failed(bulk, *seen),
         )
         control = _Pipe(
             self._context,
@@ -396,6 +457,8 @@ class ZmqDialer(_ZmqLink):
             settings,
             lambda parts: self._deliver("", Lane.CONTROL, parts),
             dials_after=bulk,
+            curve=curve,
+            handshake_failed=lambda *seen: self._failed(control, *seen),
         )
         self._pipes = [control, bulk]  # indexed by Lane
         for lane in Lane:
@@ -422,8 +485,19 @@ class ZmqDialer(_ZmqLink):
         """Give the connections up and make new ones: this one may lead nowhere."""
         if self._ending is None and self._is_connected:
             for pipe in self._pipes:
+                self._dial_again(pipe)
+
+    def _failed(self, pipe: _Pipe, event: int, value: int) -> None:
+        """Dial again where libzmq does not; nobody knows for how long the listener will say no."""
+        if event != zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL:
+            self._loop.call_later(_DIAL_AGAIN_S, self._dial_again, pipe)
+        self._tell(dialer_failure(event, value))
+
+    def _dial_again(self, pipe: _Pipe) -> None:
+        if self._ending is None:
+            with contextlib.suppress(zmq.ZMQError):  # libzmq has forgotten it already
                 pipe.socket.disconnect(self._address)
-                pipe.socket.connect(self._address)
+            pipe.socket.connect(self._address)
 
     async def _connect(self) -> None:
         is_six = ":" in self._host
