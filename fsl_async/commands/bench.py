@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from fsl_async.commands.output import Output
+from fsl_async.errors import UsageError
 
 PATHS = ("auto", "avx512", "avx2", "scalar", "numpy")
 
@@ -86,5 +87,96 @@ def codec(
             output.result(row)
     if save is not None:
         save.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    if not as_json:
+        output.say(tables(rows, markdown=markdown))
+
+
+def _numbers(text: str, what: str, most: int) -> tuple[int, ...]:
+    """Comma-separated whole numbers from 1 to `most`; `auto` is 0."""
+    try:
+        found = tuple(0 if one == "auto" and most <= 64 else int(one) for one in text.split(","))
+    except ValueError:
+        found = ()
+    if not found or any(not 0 <= one <= most for one in found):
+        raise UsageError(f"{what} {text!r}: write numbers up to {most} with commas between")
+    return found
+
+
+@command.command("transport")
+@click.option(
+    "--net", metavar="PROFILE[,KEY=VALUE...]",
+    help="Through the network laboratory (root): a profile, or settings as of `bin/netlab set`, delay=25ms,loss=1%. Otherwise loopback.",
+)  # fmt: skip
+@click.option("--chunks", default="64,256,1024", show_default=True, help="Sizes of chunks, KiB.")
+@click.option(
+    "--stripes", default="1", show_default=True, help="Connections for bulk; auto: chosen by measurement."
+)  # fmt: skip
+@click.option("--down", is_flag=True, help="From the listener to the dialer.")
+@click.option("--congestion", default="cubic", show_default=True, help="Of both sites, with --net.")
+@click.option("--rounds", default=3, show_default=True, type=click.IntRange(1, 100))
+@click.option(
+    "--seconds", default=2.0, show_default=True, type=click.FloatRange(0.2, 600),
+    help="Measured of each transfer.",
+)  # fmt: skip
+@click.option(
+    "--warm", default=0.5, show_default=True, type=click.FloatRange(0, 600), help="Seconds before."
+)
+@click.option(
+    "--others", default="pyzmq,tcp,grpc,iperf3", show_default=True,
+    help="What to measure beside, as far as it is installed; none: nothing.",
+)  # fmt: skip
+@click.option(
+    "--save", type=click.Path(path_type=Path, dir_okay=False, writable=True), metavar="FILE",
+    help="Also add the rows to this file, one JSON object a line.",
+)  # fmt: skip
+@click.option("--markdown", is_flag=True, help="Tables for a document.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object for each row.")
+def transport(
+    *,
+    net: str | None,
+    chunks: str,
+    stripes: str,
+    down: bool,
+    congestion: str,
+    rounds: int,
+    seconds: float,
+    warm: float,
+    others: str,
+    save: Path | None,
+    markdown: bool,
+    as_json: bool,
+) -> None:
+    """Measure the transport: chunks from one process to another, beside bare pyzmq, plain TCP, grpc.aio and iperf3.
+
+    Each way is measured in turns in the same run. "control ms" is the longest that a control message took while the chunks were under way.
+    """
+    from fsl_async.bench.transport import TransportBenchSettings, run
+    from fsl_async.bench.transport_table import tables
+
+    settings = TransportBenchSettings(
+        chunks_bytes=tuple(one * 1024 for one in _numbers(chunks, "--chunks", 2048)),
+        stripes=_numbers(stripes, "--stripes", 64),
+        net=tuple(net.split(",")) if net else (),
+        congestion=congestion,
+        down=down,
+        others=() if others == "none" else tuple(others.split(",")),
+        rounds=rounds,
+        warm_s=warm,
+        measure_s=seconds,
+    )
+    output = Output(as_json=as_json)
+    begun = time.monotonic()
+
+    def progress(text: str) -> None:
+        click.echo(f"{time.monotonic() - begun:6.1f} s  {text}", err=True)
+
+    rows = []
+    for row in run(settings, progress):
+        rows.append(row)
+        if as_json:
+            output.result(row)
+    if save is not None:
+        with save.open("a", encoding="utf-8") as file:
+            file.writelines(json.dumps(row) + "\n" for row in rows)
     if not as_json:
         output.say(tables(rows, markdown=markdown))
