@@ -221,13 +221,15 @@ def parse(frames: Sequence[Buffer], head_limit: int, chunk_limit: int) -> Messag
 def _unpack(head: Buffer, head_limit: int) -> list[Any]:
     if len(head) > head_limit:
         raise PeerError(f"a head of {len(head)} bytes is over the limit of {head_limit}")
+    # Room for an array is made before it is read; each of its items takes a byte at least.
+    items_limit = min(ITEMS_LIMIT, len(head))
     try:
         fields = msgpack.unpackb(
             head,
             ext_hook=_no_extension,
             max_ext_len=0,
-            max_array_len=ITEMS_LIMIT,
-            max_map_len=ITEMS_LIMIT,
+            max_array_len=items_limit,
+            max_map_len=items_limit,
         )
     except PeerError:
         raise

@@ -105,6 +105,14 @@ def split_address(address: str, *, listening: bool) -> tuple[str, int]:
     return host, port
 
 
+def parse_routing_id(data: bytes) -> tuple[str, Lane, bytes] | None:
+    """Name, lane and tag of a dialer's connection; None for what no dialer of ours has."""
+    match = _ROUTING_ID.fullmatch(data)
+    if match is None:
+        return None
+    return match[1].decode(), Lane.BULK if match[2] == b"b" else Lane.CONTROL, match[3]
+
+
 def _endpoint(host: str, port: int) -> str:
     return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
 
@@ -399,19 +407,18 @@ class ZmqListener(_ZmqLink):
         """Nothing to do: dialers dial."""
 
     def _take(self, parts: list[zmq.Frame]) -> None:
-        match = _ROUTING_ID.fullmatch(parts[0].bytes)
-        if match is None or len(parts) == 1:
+        found = parse_routing_id(parts[0].bytes)
+        if found is None or len(parts) == 1:
             self._bad_ids += 1
             return
-        origin = match[3]
+        peer, lane, origin = found
         if self._curve is not None:
             key = str(parts[0].get("User-Id"))
             if not self._curve.allows(key):
                 self.unwanted += 1
                 return
             origin += key.encode()
-        lane = Lane.BULK if match[2] == b"b" else Lane.CONTROL
-        self._deliver(match[1].decode(), lane, parts[1:], origin)
+        self._deliver(peer, lane, parts[1:], origin)
 
     def _failed(self, event: int, value: int) -> None:
         failed = listener_failure(event, value)

@@ -1,0 +1,522 @@
+"""What strangers' bytes reach, as functions of bytes that raise nothing but what hostile bytes may raise.
+
+A target's input is what travels, or msgpack that stands for what travels (a list of steps, so that a mutator can work on fields). Each
+says which errors are the right answer; whatever else comes out is a defect. `seeds` are inputs that mean something, to start from.
+"""
+
+# ruff: noqa: D102 - small doubles of documented protocols
+
+import contextlib
+import math
+import os
+import random
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import msgpack
+import numpy as np
+from attrs import frozen
+from torch import nn
+
+import fsl_transport as tp
+from fsl_async import address
+from fsl_async import config as configs
+from fsl_async import events as ev
+from fsl_async import messages as msg
+from fsl_async import messages_split as split
+from fsl_async.errors import AddressError, FslError, RefusedError
+from fsl_async.events import DeltaKey
+from fsl_async.events_split import UploadKey
+from fsl_async.learn.errors import FrameRefused, LearnError, ManifestError, StoreError
+from fsl_async.learn.files import Files
+from fsl_async.learn.learner import Learner
+from fsl_async.learn.manifest import Manifest, digest_of
+from fsl_async.learn.records import DeltaMeta, StoreSettings, key_of_file
+from fsl_async.learn.split import payload
+from fsl_async.learn.store import Store
+from fsl_async.learn.weighting import weighting_named
+from fsl_async.roles.client import ClientMachine, ClientRules
+from fsl_async.roles.ps import ServerMachine, ServerRules
+from fsl_async.shells import wire
+from fsl_async.shells.client import ClientShell
+from fsl_async.shells.ps import RunFacts, ServerShell
+from fsl_async.sim.counting import VirtualWorker
+from fsl_codecs import CodecSpec, encode
+from fsl_transport import frames
+from fsl_transport.zmq_link import parse_routing_id, split_address
+
+HEAD_LIMIT = 1 << 22
+CHUNK_LIMIT = 1 << 21
+LINEAR = 64
+"""Values of the model that the client trains."""
+MODEL = Manifest.from_shapes([("w", (10, 5)), ("b", (9,))])
+SESSION = b"sessions"
+NUMBER_FORMATS = ("fp32", "bf16", "e4m3", "e5m2", "uniform")
+
+
+@frozen
+class Target:
+    """A parser: what it may raise, inputs to start from, and how many bytes it may hold at a time for each byte of input."""
+
+    run: Callable[[bytes], object]
+    refuses: tuple[type[Exception], ...]
+    seeds: Callable[[], list[bytes]]
+    amplification: int = 128
+    constant: int = 1 << 18
+
+
+def pack(*fields):
+    return msgpack.packb(fields)
+
+
+# --- one message, with everything that reads its content ----------------------------------------------------------
+
+
+def read_body(body):
+    """Whatever a role does with a body before a machine sees it."""
+    for table in (msg, split):
+        with contextlib.suppress(msg.MessageError):
+            read_message(table.from_wire(body))
+    for kind in (wire.Hello, wire.Welcome):
+        with contextlib.suppress(msg.MessageError):
+            found = kind.from_wire(body)
+            if kind is wire.Welcome:
+                with contextlib.suppress(FslError):
+                    configs.from_wire(found.config)
+
+
+def read_message(message):
+    if isinstance(message, msg.Attach):
+        with contextlib.suppress(ManifestError):
+            Manifest.from_wire(message.manifest)
+    key = getattr(message, "key", None)
+    if key is not None:
+        for kind in (DeltaKey, UploadKey):
+            with contextlib.suppress(ValueError):
+                assert (
+                    kind.parse(key).text == key or "0" in key
+                )  # leading zeros mean the same number
+    if isinstance(message, msg.DeltaMeta):
+        DeltaMeta(max(0, message.tokens), max(0, message.steps), metrics=message.metrics)
+
+
+def run_message(data):
+    parts = [data]
+    if data[:2] == b"\x92\xc4":  # two frames
+        with contextlib.suppress(ValueError, msgpack.UnpackException):
+            parts = [part for part in msgpack.unpackb(data) if type(part) is bytes]
+    found = frames.parse(parts, HEAD_LIMIT, CHUNK_LIMIT)
+    if isinstance(found, frames.Hello | frames.Welcome):
+        read_body(found.body)
+    elif isinstance(found, frames.Beat):
+        read_body(found.payload)
+    elif isinstance(found, frames.Data):
+        for field in found.fields:
+            if type(field) is dict:
+                read_body(field)
+
+
+def bodies():
+    made = [
+        msg.Attach(MODEL.fingerprint, MODEL.to_wire()),
+        msg.Fetch(-1, ""),
+        msg.Holding(3, "d" * 32),
+        msg.Skip(4, "nothing trained"),
+        msg.Publish(),
+        msg.Call(5),
+        msg.Turn(5, last=True),
+        msg.Accepted("a/1/0/0"),
+        msg.Declined("a/1/0/0", "later", "text"),
+        msg.Announce(4, "d" * 32),
+        msg.Reject("model", "text"),
+        msg.Stop("done"),
+    ]
+    metas = [
+        msg.InitialMeta(MODEL.fingerprint),
+        msg.DeltaMeta("a/1/0/0", "d" * 32, 100, 3, 0, {"loss": 2.5}),
+        msg.VersionMeta("update", 4),
+    ]
+    halves = [
+        split.SplitHello("r", split.ROLE, 0, {"method": "sl", "cut": "1"}, -1, -1, 0),
+        split.SplitWelcome("r", 2, "", -1),
+        split.RoundDone(1, 10, {"activations up": 0.1}),
+        split.Trained("a/1/0/0", 2.5),
+        split.Unwanted("a/1/0/0", "later", "text"),
+        split.SmashedMeta("a/1/0/0", 0, -1, [2, 3, 4], [], 2, 8, True, False),
+        split.GradientMeta("a/1/0/0/1", 1.0, 4),
+        split.AuxiliaryMeta(3, 1),
+    ]
+    plain = [wire.Hello("", -1, "", -1).to_wire()]
+    plain.append(wire.Welcome("r", 0, 2, configs.to_wire(configs.Config())).to_wire())
+    first = [msg.to_wire(one) for one in made]
+    return first + plain, [msg.to_wire(one) for one in metas] + [split.to_wire(h) for h in halves]
+
+
+def message_seeds():
+    said, metas = bodies()
+    heads = [pack(frames.DATA, SESSION, 1, 0, frames.MESSAGE, body) for body in said]
+    heads += [pack(frames.DATA, SESSION, 1, 0, frames.OFFER, 1, "s", 3, meta) for meta in metas]
+    for body in said[-2:] + metas:
+        heads.append(pack(frames.HELLO, frames.PROTOCOL_VERSION, 5, 2, "c", "client", body))
+        heads.append(pack(frames.WELCOME, frames.PROTOCOL_VERSION, 5, 2, SESSION, 9, body))
+    heads += [
+        pack(frames.HELLO, 99, 5, 2, [1]),
+        pack(frames.REFUSE, frames.PROTOCOL_VERSION, 5, 2, "full", "no room", 0),
+        pack(frames.UNKNOWN, SESSION),
+        pack(frames.BEAT, SESSION, 4, True, {"loss": 2.5, "step": 4}),
+        pack(frames.ACK, SESSION, 3, False),
+        pack(frames.BYE, SESSION, "done"),
+        msgpack.packb([pack(frames.CHUNK, SESSION, 1, 0, 7), b"payload"]),
+    ]
+    for op in ((2, 1, 0, 0, 0, 99), (3, 1, "no"), (4, 1, 100, 2), (5, 1), (6, 1, "x"), (7, 1, "x")):
+        heads.append(pack(frames.DATA, SESSION, 1, 0, *op))
+    return heads
+
+
+# --- texts --------------------------------------------------------------------------------------------------------
+
+
+def run_texts(data):
+    text = data.decode("utf-8", "replace")
+    parse_routing_id(data)
+    key_of_file(text)
+    for read, refusal in (
+        (address.parse, AddressError),
+        (address.parse_listen, AddressError),
+        (lambda one: address.seen_from(one, "fsl://h:1"), AddressError),
+        (lambda one: split_address(one, listening=True), tp.LocalError),
+        (lambda one: split_address(one, listening=False), tp.LocalError),
+        (DeltaKey.parse, ValueError),
+        (UploadKey.parse, ValueError),
+    ):
+        with contextlib.suppress(refusal):
+            read(text)
+
+
+TEXTS = (
+    "fsl://ps.example.org:7100?key=abc",
+    "tcp://[::1%eth0]:1",
+    "*:0",
+    "10.0.0.1:65535/",
+    "client-1/c/0123abcd",
+    "a/1700000000000000000/3/4",
+    "a/1/2/3/1",
+    "a@1@2@3.frames",
+)
+
+
+# --- coded frames where they enter --------------------------------------------------------------------------------
+
+
+class QuietFiles(Files):
+    """A disk that does not wait for the hardware."""
+
+    def sync(self, descriptor):
+        pass
+
+    def sync_directory(self, path):
+        pass
+
+
+def room():
+    """A folder in memory where there is one."""
+    memory = Path("/dev/shm")
+    return tempfile.TemporaryDirectory(dir=memory if os.access(memory, os.W_OK) else None)
+
+
+def coded(values=MODEL.values, seed=0):
+    numbers = np.random.default_rng(seed).standard_normal(values).astype(np.float32)
+    return [encode(numbers, CodecSpec(format=name)) for name in NUMBER_FORMATS]
+
+
+def run_spool(data):
+    """A delta of one chunk, as a client sends it: stored, or refused, and the store goes on."""
+    with room() as folder:
+        store = started_store(Path(folder) / "run")
+        key = DeltaKey("a", 1, 0, 0)
+        try:
+            store.spool_begin(key, DeltaMeta(1, 1, store.digest))
+            store.spool_write(key, 0, data)
+            store.spool_finish(key)
+        finally:
+            assert store.known(key) in {None, "accepted", "quarantined"}
+            store.close()
+
+
+def started_store(path):
+    store = Store(path, StoreSettings(codec_down=CodecSpec()), files=QuietFiles())
+    store.recover()
+    store.begin_initial(MODEL)
+    store.write_initial(0, encode(np.zeros(MODEL.values, np.float32), CodecSpec()))
+    store.finish_initial()
+    return store
+
+
+def run_payload(data):
+    """Activations and labels of an upload: shape (2, 5, 4), then the rest as labels."""
+    frame, labels = data[:-10] or b"", data[-10:]
+    payload.unpack_labels(labels, 10, 50)
+    payload.decode_chunks([frame], 40)
+
+
+# --- a whole parameter server -------------------------------------------------------------------------------------
+
+HONEST, CROOK = "honest", "crook"
+
+
+class Loopback:
+    """A link that a test speaks through: what is sent is kept by name."""
+
+    address = "mem://ps"
+
+    def __init__(self):
+        self.sent = {HONEST: [], CROOK: []}
+        self.receive = None
+
+    def send(self, peer, lane, parts, origin=b""):
+        self.sent.setdefault(peer, []).append([bytes(part) for part in parts])
+
+    def set_receiver(self, receive):
+        self.receive = receive
+
+    def close(self):
+        pass
+
+    def redial(self):
+        pass
+
+
+class Journal:
+    """Nothing is written down."""
+
+    def event(self, event, now, cause=None):
+        return 0
+
+    effect = event
+
+
+class World:
+    """A parameter server with all its rooms, an honest client, and a crook who has a session too."""
+
+    def __init__(self, folder):
+        self.ended = []
+        self.scheduler = tp.VirtualScheduler()
+        self.link = Loopback()
+        self.store = started_store(Path(folder) / "run")
+        machine = ServerMachine(ServerRules(every_s=5.0), weighting_named("tokens"), "r")
+        self.shell = ServerShell(
+            machine,
+            RunFacts("r", 4, {}),
+            self.store,
+            worker=VirtualWorker(self.scheduler, lambda: 0.001),
+            scheduler=self.scheduler,
+            journal=Journal(),
+            say=lambda _: None,
+            finished=self.ended.append,
+        )
+        self.shell.endpoint = self.endpoint = tp.ListenerEndpoint(
+            self.link,
+            self.scheduler,
+            tp.TransportSettings(),
+            self.shell.on_transport,
+            "ps",
+            incarnation=1,
+            chance=random.Random(0),
+        )
+        self.shell.start(self.store.recover())
+        self.sessions = {name: self.enter(name) for name in (HONEST, CROOK)}
+        self.seq = 0
+
+    def enter(self, name):
+        hello = wire.Hello("", -1, "", -1).to_wire()
+        head = pack(frames.HELLO, frames.PROTOCOL_VERSION, 1, 1, name, "client", hello)
+        self.deliver(name, 0, [head])
+        welcome = frames.parse(self.link.sent[name][-1], HEAD_LIMIT, 0)
+        return welcome.session
+
+    def deliver(self, name, lane, parts):
+        self.link.receive(name, tp.Lane(lane), parts, b"")
+        self.scheduler.run_until(self.scheduler.time() + 0.01)
+
+    def honest_message(self):
+        """The honest client asks, and gets its answer."""
+        self.seq += 1
+        before = len(self.link.sent[HONEST])
+        body = msg.to_wire(msg.Fetch(self.store.version, self.store.digest))
+        head = pack(frames.DATA, self.sessions[HONEST], self.seq, 0, frames.MESSAGE, body)
+        self.deliver(HONEST, 0, [head])
+        heads = self.link.sent[HONEST][before:]
+        assert any(b"Announce" in parts[0] for parts in heads), "the honest client is not answered"
+
+    def close(self):
+        self.endpoint.close()
+        self.shell.node.close()
+        self.store.close()
+
+
+def steps_of(data):
+    """The steps that an input stands for."""
+    try:
+        steps = msgpack.unpackb(data, strict_map_key=False)
+    except (ValueError, TypeError, RecursionError, msgpack.UnpackException):
+        steps = [data]
+    return steps if type(steps) is list else [data]
+
+
+def delivery(step, session):
+    """Name, lane, frames and seconds to wait: of a head (a list, or bytes), of {"n": name, "h": head, "p": payload, "l": lane}, of a float."""
+    name, payload_of, lane = CROOK, [], 0
+    if type(step) is float:
+        return name, lane, [], 0.0 if math.isnan(step) else min(abs(step), 15.0)
+    if type(step) is dict:
+        name = step.get("n", CROOK)
+        payload_of = [step["p"]] if type(step.get("p")) is bytes else []
+        lane = 1 if payload_of or step.get("l") else 0
+        step = step.get("h")
+    if type(step) is list and len(step) > 1 and step[1] == 0 and type(step[1]) is int:
+        step = [step[0], session, *step[2:]]
+    try:
+        return name, lane, [step if type(step) is bytes else msgpack.packb(step), *payload_of], 0.0
+    except (ValueError, TypeError, OverflowError):
+        return name, lane, [], 0.0
+
+
+def run_server(data):
+    """Steps of the crook: heads (0 in place of a session is its own), payloads on the bulk lane, waits."""
+    with room() as folder:
+        world = World(folder)
+        try:
+            for step in steps_of(data)[:40]:
+                play(world, step)
+            assert world.endpoint.heard_ago_s(HONEST) is not None, "the honest session is gone"
+            world.honest_message()
+            assert not world.ended, world.ended
+        finally:
+            world.close()
+
+
+def play(world, step):
+    name, lane, parts, wait_s = delivery(step, world.sessions[CROOK])
+    if parts:
+        # The link refuses other names; what comes under the honest one's has an origin of its own.
+        strange = type(name) is not str or frames.NAME.fullmatch(name) is None or name == HONEST
+        world.deliver(CROOK if strange else name, lane, parts)
+    if wait_s:
+        world.scheduler.run_until(world.scheduler.time() + wait_s)
+        world.honest_message()
+
+
+def server_seeds():
+    said, metas = bodies()
+    delta = metas[1] | {"key": f"{CROOK}/1/0/0", "base_digest": ""}
+    attach = [frames.DATA, 0, 1, 0, frames.MESSAGE, said[0]]
+    offer = [frames.DATA, 0, 2, 0, frames.OFFER, 1, f"delta:{CROOK}/1/0/0", 1, delta]
+    made = [
+        [attach, offer, *({"h": [frames.CHUNK, 0, 1, 0, 0], "p": frame} for frame in coded()[:1])],
+        *([attach, offer, {"h": [frames.CHUNK, 0, 1, 0, 0], "p": one}] for one in coded()[1:]),
+        [[frames.DATA, 0, n + 1, 0, frames.MESSAGE, body] for n, body in enumerate(said[:4])],
+        [[frames.DATA, 0, 1, 0, frames.MESSAGE, said[1]], {"h": [frames.DATA, 0, 2, 1, 2, 1, 0, 0, 0, 1 << 40]}],
+        [{"n": "new", "h": [frames.HELLO, frames.PROTOCOL_VERSION, 7, 1, "new", "client", said[-2]]}],
+        [{"n": CROOK, "h": [frames.HELLO, frames.PROTOCOL_VERSION, 7, 1, CROOK, "client", said[-2]]}],
+        [[frames.BEAT, 0, 0, True, {"step": 4, "loss": 1.0}], 6.0, [frames.BYE, 0, "done"]],
+        [attach, 6.0, [frames.DATA, 0, 2, 0, frames.MESSAGE, said[3]], 12.0],
+    ]  # fmt: skip
+    return [msgpack.packb(one) for one in made]
+
+
+# --- a whole client, whose server is the stranger -----------------------------------------------------------------
+
+
+def attached_learner():
+    """A real learner with a model, which waits for a version."""
+    learner = Learner()
+    learner.refuse("test", "does not wait")
+    module = nn.Linear(7, 8)
+    with contextlib.suppress(RefusedError):
+        learner.attach(module)
+    return learner
+
+
+def run_learner(data):
+    """A version of one chunk, in full: the frame decodes or is refused, and never changes the base half."""
+    learner = attached_learner()
+    learner.begin_fetch("full", 0)
+    learner.put_fetch(0, 0, data)
+    learner.finish_fetch(0)
+
+
+def run_client(data):
+    """Steps of a server: heads, payloads on the bulk lane, waits."""
+    scheduler, link, over = tp.VirtualScheduler(), Loopback(), []
+    learner = attached_learner()
+    shell = ClientShell(
+        ClientMachine(ClientRules(), CROOK, 1),
+        learner,
+        worker=VirtualWorker(scheduler, lambda: 0.001),
+        scheduler=scheduler,
+        journal=Journal(),
+        say=lambda _: None,
+        finished=over.append,
+        welcomed=lambda welcome: configs.from_wire(welcome.config),
+        end_training=over.append,
+    )
+    shell.endpoint = tp.DialerEndpoint(
+        link,
+        scheduler,
+        tp.TransportSettings(),
+        shell.on_transport,
+        CROOK,
+        incarnation=1,
+        chance=random.Random(0),
+    )
+    shell.node.feed(ev.Attached(learner.manifest.fingerprint, learner.manifest.values))
+    shell.dial()
+    for step in steps_of(data)[:40]:
+        _, lane, parts, wait_s = delivery(step, SESSION)
+        if parts:
+            link.receive("", tp.Lane(lane), parts, b"")
+        scheduler.run_until(scheduler.time() + (wait_s or 0.01))
+    shell.endpoint.close()
+    shell.node.close()
+
+
+def client_seeds():
+    said, metas = bodies()
+    welcome = [frames.WELCOME, frames.PROTOCOL_VERSION, 1, 1, SESSION, 9, said[-1]]
+    digest = digest_of(np.zeros(LINEAR, np.float32))
+    announce = [frames.DATA, 0, 1, 0, frames.MESSAGE, msg.to_wire(msg.Announce(0, digest))]
+    offer = [
+        frames.DATA,
+        0,
+        2,
+        0,
+        frames.OFFER,
+        1,
+        "full:0",
+        1,
+        metas[2] | {"kind": "full", "version": 0},
+    ]
+    zeros = encode(np.zeros(LINEAR, np.float32), CodecSpec())
+    chunk = {"h": [frames.CHUNK, 0, 1, 0, 0], "p": zeros}
+    made = [
+        [welcome, announce, offer, chunk, 5.0],
+        [welcome, *([frames.DATA, 0, n + 1, 0, frames.MESSAGE, body] for n, body in enumerate(said[4:8]))],
+        [welcome, announce, *([frames.DATA, 0, n + 2, 0, frames.MESSAGE, one] for n, one in enumerate(said[8:12]))],
+        [[frames.REFUSE, frames.PROTOCOL_VERSION, 1, 1, "superseded", "text", 7]],
+        [welcome, [frames.UNKNOWN, SESSION], 3.0],
+    ]  # fmt: skip
+    return [msgpack.packb(one) for one in made]
+
+
+TARGETS = {
+    "message": Target(run_message, (tp.PeerError,), message_seeds),
+    "texts": Target(run_texts, (), lambda: [text.encode() for text in TEXTS]),
+    "spool": Target(run_spool, (FrameRefused, StoreError), coded, 64, 8 << 20),
+    "payload": Target(
+        run_payload, (LearnError,), lambda: [frame + bytes(10) for frame in coded(40)], 64, 8 << 20
+    ),
+    "learner": Target(run_learner, (LearnError,), lambda: coded(LINEAR), 64, 8 << 20),
+    "client": Target(run_client, (), client_seeds, 512, 16 << 20),
+    "server": Target(run_server, (), server_seeds, 512, 16 << 20),
+}

@@ -1,0 +1,171 @@
+"""What strangers' bytes may cause: an error that costs them their session; never another one, never much time or memory."""
+
+import contextlib
+import random
+import time
+import tracemalloc
+
+import fuzz_strangers as fuzz
+import msgpack
+import pytest
+import stranger_targets as targets
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from fsl_async import messages as msg
+from fsl_async import messages_split as split
+from fsl_async.learn.errors import ManifestError
+from fsl_async.learn.manifest import Manifest
+from fsl_transport import PeerError, frames
+
+QUICK = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+
+
+@pytest.mark.parametrize("name", targets.TARGETS)
+def test_mutated_input_gives_only_the_errors_it_may(name, tmp_path, monkeypatch):
+    """Half a second of what `fuzz_strangers.py` does for minutes: so its targets stay right, and so do the parsers."""
+    monkeypatch.chdir(tmp_path)
+    assert fuzz.plain(name, targets.TARGETS[name], 0.5, seed=4) >= 20
+
+
+@pytest.mark.parametrize("name", targets.TARGETS)
+@QUICK
+@given(st.data())
+def test_valid_input_with_one_thing_changed(name, data):
+    """A message that is nearly right goes deepest: every place of every seed, by field and by byte, and shrunk when it fails."""
+    seeds = targets.TARGETS[name].seeds()
+    chosen = data.draw(st.sampled_from(seeds))
+    how = data.draw(st.sampled_from(["field", "byte"]))
+    chance = random.Random(data.draw(st.integers(0, 1 << 32)))
+    changed = fuzz.mutated(chosen, chance) if how == "field" else fuzz.mutated_bytes(chosen, chance)
+    error = fuzz.probe(targets.TARGETS[name], changed)
+    assert error is None, f"{changed!r}: {error!r}"
+
+
+# --- memory and time ----------------------------------------------------------------------------------------------
+
+
+def nested(depth, inside):
+    for _ in range(depth):
+        inside = [inside]
+    return inside
+
+
+def in_message(body):
+    return msgpack.packb([frames.DATA, targets.SESSION, 1, 0, frames.MESSAGE, body])
+
+
+def bombs(size):
+    """Inputs of about `size` bytes that ask for as much time and memory as they can."""
+    empties = [[[]] * min(size // 4, 100_000)] * 4
+    tensor = ["t" * 200, [1], 0]
+    names = [[f"t{number}", [1], number] for number in range(size // 12)]
+    return {
+        "empty lists": ("message", in_message({"m": empties})),
+        "empty maps": ("message", in_message({"m": [[{}] * min(size // 4, 100_000)] * 4})),
+        "long text": ("message", in_message({"m": "Stop", "reason": "x" * size})),
+        "long key": ("message", in_message({"m": "Accepted", "key": "1/" * (size // 2)})),
+        "many keys": ("message", in_message({str(number): 1 for number in range(size // 8)})),
+        "a great manifest": ("message", in_message({"m": "Attach", "fingerprint": "", "manifest": names})),
+        "one name": ("message", in_message({"m": "Attach", "fingerprint": "", "manifest": [tensor] * (size // 210)})),
+        "deep": ("message", in_message({"m": nested(min(size, 400), 1)})),
+        "long address": ("texts", b"a." * (size // 2)),
+        "dashes": ("texts", b"tcp://" + b"-" * size),
+        "slashes": ("texts", b"a/" * (size // 2)),
+        "digits": ("texts", b"a/" + b"9" * size),
+        "frame of zeros": ("spool", bytes(size)),
+        "long frame": ("spool", targets.coded()[0] * (size // 300)),
+        "labels": ("payload", bytes(size)),
+        "garbage": ("server", bytes(size)),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", bombs(1000))
+def test_memory_is_bounded_by_what_was_sent(name):
+    """A small message must not ask for a large room: at most `amplification` bytes at a time for each byte of it."""
+    kind, data = bombs(60_000)[name]
+    target = targets.TARGETS[kind]
+    fuzz.probe(target, data)  # what is made once, like scratch and caches
+    tracemalloc.start()
+    try:
+        error = fuzz.probe(target, data)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert error is None
+    assert peak <= target.constant + target.amplification * len(data)
+
+
+def peak_of(data):
+    tracemalloc.start()
+    try:
+        with pytest.raises(PeerError):
+            frames.parse([data], 1 << 22, 0)
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def test_arrays_that_claim_more_than_they_hold():
+    """Room for an array is made before it is read: no more entries than the message has bytes, 10,000 in each of 1,024 levels at most."""
+    claim = b"\xdd\x00\x01\xff\xff"
+    assert peak_of(claim * 20) < 20_000
+    assert peak_of(claim + bytes(60)) < 20_000
+    assert peak_of(b"\xdc\x00\x64" * 100 + bytes(100)) < 200_000
+    assert peak_of(claim * 400_000) < 96 << 20
+
+
+@pytest.mark.parametrize("name", bombs(1000))
+def test_time_grows_with_what_was_sent(name):
+    """Sixteen times the bytes, and not much more than sixteen times the work: squares would give 256."""
+
+    def cost_s(size):
+        kind, data = bombs(size)[name]
+        times = []
+        for _ in range(3):
+            begun = time.process_time()
+            fuzz.probe(targets.TARGETS[kind], data)
+            times.append(time.process_time() - begun)
+        return min(times)
+
+    assert cost_s(64_000) <= 80 * cost_s(4_000) + 0.02
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.text(max_size=3), st.lists(st.integers(-2, 1 << 62), max_size=18), st.integers()
+        )
+    )
+)
+def test_a_manifest_is_whole_or_refused(tensors):
+    """What is taken as a manifest decides about terabytes: its sizes must be what they say."""
+    try:
+        found = Manifest.from_wire([[name, shape, offset] for name, shape, offset in tensors])
+    except ManifestError:
+        return
+    assert found.values == sum(tensor.values for tensor in found.tensors) <= 1 << 40
+
+
+@given(st.sampled_from([msg.TABLE, split.TABLE]), st.recursive(st.none() | st.integers() | st.text(max_size=5) | st.floats(),
+       lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=3), inner, max_size=4)))  # fmt: skip
+def test_fields_of_other_types(table, junk):
+    """Each field of each message, replaced by anything that msgpack carries."""
+    for name, kind in table.types.items():
+        for field in kind.__attrs_attrs__:
+            body = {
+                "m": name,
+                **dict.fromkeys((one.name for one in kind.__attrs_attrs__), 0),
+                field.name: junk,
+            }
+            try:
+                table.from_wire(body)
+            except msg.MessageError:
+                continue
+
+
+@given(st.lists(st.binary(max_size=80), max_size=3))
+def test_frames_of_any_bytes(parts):
+    """No bytes and no number of frames are anything but a message or a PeerError."""
+    with contextlib.suppress(PeerError):
+        frames.parse(parts, 1 << 10, 1 << 10)
