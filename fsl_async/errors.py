@@ -4,6 +4,7 @@
     ├── UsageError             the command line does not make sense
     ├── ConfigError            a TOML file or a --set has a wrong key, type or value
     ├── AddressError           an address cannot be read or cannot be used
+    ├── KeysError              a key or the list of keys is missing, damaged or open to others
     ├── DataError              a data path is missing, unreadable or too short
     │   └── TooShortError          it is readable, and too short for the run's context
     ├── TaskError              a --task file has no such function, or misuses `fed`
@@ -75,6 +76,10 @@ class ConfigError(FslError):
 
 class AddressError(FslError):
     """An address cannot be read or cannot be used."""
+
+
+class KeysError(FslError):
+    """A key or the list of keys is missing, damaged or open to others."""
 
 
 class DataError(FslError):

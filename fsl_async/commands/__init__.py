@@ -12,6 +12,7 @@ COMMANDS: dict[str, str] = {
     "demo": "Show a whole run on this machine in under a minute.",
     "doctor": "Say what this machine and this install have, and lack.",
     "init": "Write a commented configuration file.",
+    "keys": "Make this node's key; say whose keys are let in.",
     "plan": "Say what a method would cost: bytes, seconds, memory.",
     "quarantine": "Take an accepted delta out of a stopped run.",
     "sim": "Simulate days of a run in seconds, to plan and to check.",

@@ -1,0 +1,170 @@
+"""`fsl-node keys`: this node's key, and the keys that it lets in when it is a server."""
+
+from __future__ import annotations
+
+import shlex
+import socket
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from fsl_async.commands.output import Output
+from fsl_async.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from fsl_async.keys.folder import KeysFolder
+
+
+def _options(function: Callable[..., Any]) -> Callable[..., Any]:
+    json = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+    where = click.option(
+        "--keys",
+        type=click.Path(path_type=Path),
+        metavar="DIR",
+        help="The keys folder. [default: $FSL_KEYS, else ~/.config/fsl-async]",
+    )
+    return where(json(function))
+
+
+# A public key may begin with a dash; so no option here has one dash only.
+_KEY = {"ignore_unknown_options": True}
+
+
+@click.group("keys")
+def command() -> None:
+    """Make this node's key, and say whose keys a server lets in."""
+
+
+@command.command("new")
+@_options
+def new(*, keys: Path | None, as_json: bool) -> None:
+    """Make this node's key pair."""
+    folder, output = _folder(keys), Output(as_json=as_json)
+    public = folder.make_pair().public
+    if as_json:
+        output.result({"public": public, "path": str(folder.secret_path)})
+        return
+    output.say(f"made {folder.secret_path}; its public key is\n    {public}")
+    output.say(f"at the server this lets it in:\n    {trust_line(public, _host())}")
+
+
+@command.command("pub")
+@_options
+def pub(*, keys: Path | None, as_json: bool) -> None:
+    """Print this node's public key."""
+    public = _folder(keys).pair().public
+    output = Output(as_json=as_json)
+    if as_json:
+        output.result({"public": public})
+    else:
+        output.say(public)
+
+
+@command.command("trust", context_settings=_KEY)
+@click.argument("key")
+@click.option("--name", "label", required=True, metavar="LABEL", help="Who it is, for people.")
+@click.option(
+    "--role",
+    type=click.Choice(["client", "relay"]),
+    default="client",
+    help="What it may be here. [default: client]",
+)
+@click.option(
+    "--names", metavar="NAME,NAME", help="Client names that are this key's; then it has no others."
+)
+@_options
+def trust(
+    *, key: str, label: str, role: str, names: str | None, keys: Path | None, as_json: bool
+) -> None:
+    """Let KEY in. For a key that is on the list already: change its line."""
+    from fsl_async.keys import allow_list
+    from fsl_async.keys.allow_list import Entry
+
+    entry = Entry(key, label, role, tuple(names.split(",")) if names else ())
+    allow_list.parse(entry.line(), "this key")
+    folder, output = _folder(keys), Output(as_json=as_json)
+    made = folder.change_allowed(lambda before: before.with_entry(entry))
+    if as_json:
+        output.result({"path": str(folder.allowed_path), **_facts(made.entries[key])})
+    else:
+        output.say(
+            f"{label} is let in as a {role} ({folder.allowed_path}); a running server reads it by itself"
+        )
+
+
+@command.command("list")
+@_options
+def list_(*, keys: Path | None, as_json: bool) -> None:
+    """Show whose keys are let in."""
+    folder, output = _folder(keys), Output(as_json=as_json)
+    found = folder.allowed()
+    entries = [] if found is None else list(found.entries.values())
+    if as_json:
+        output.result({"path": str(folder.allowed_path), "keys": [_facts(one) for one in entries]})
+        return
+    if not entries:
+        output.say(f"nobody is let in yet ({folder.allowed_path})")
+    width = max((len(entry.label) for entry in entries), default=0)
+    for entry in entries:
+        names = f"  names {', '.join(entry.names)}" if entry.names else ""
+        output.say(f"{entry.label:{width}}  {entry.role:6}  {entry.key}{names}")
+
+
+@command.command("revoke", context_settings=_KEY)
+@click.argument("key", metavar="KEY|LABEL")
+@_options
+def revoke(*, key: str, keys: Path | None, as_json: bool) -> None:
+    """Let KEY, or the key called LABEL, in no more. A running server ends its sessions."""
+    from fsl_async.keys.allow_list import AllowList, Entry
+
+    folder, output = _folder(keys), Output(as_json=as_json)
+    gone: list[Entry] = []
+
+    def without(before: AllowList) -> AllowList:
+        entry = before.find(key) or before.labelled(key)
+        if entry is None:
+            raise UsageError(
+                f"{key[:80]} is neither a key nor a label on the list; see {folder.command('list')}"
+            )
+        gone.append(entry)
+        return before.without(entry.key)
+
+    folder.change_allowed(without)
+    if as_json:
+        output.result({"path": str(folder.allowed_path), "revoked": _facts(gone[0])})
+    else:
+        output.say(
+            f"{gone[0].label} is let in no more; a running server ends its sessions by itself"
+        )
+
+
+def trust_line(public: str, label: str) -> str:
+    """What to type at a server for this key. Keys have characters that shells read."""
+    from fsl_async.program import program
+
+    return f"{program()} keys trust {shlex.quote(public)} --name {label}"
+
+
+def _host() -> str:
+    from fsl_async.setting_rules import NAME
+
+    host = socket.gethostname().partition(".")[0]
+    return host if NAME.fullmatch(host) else "SITE"
+
+
+def _folder(keys: Path | None) -> KeysFolder:
+    from fsl_async.keys.folder import KeysFolder
+
+    return KeysFolder() if keys is None else KeysFolder(keys.expanduser())
+
+
+def _facts(entry: Any) -> dict[str, Any]:
+    return {
+        "key": entry.key,
+        "label": entry.label,
+        "role": entry.role,
+        "names": list(entry.names),
+    }

@@ -1,0 +1,176 @@
+"""The allow-list: the keys that a server lets in, as a text file that a person can edit. Pure.
+
+    # who trains with us; a line that begins with # and a space says nothing
+    KEY  LABEL  [role=client|relay]  [names=NAME,NAME]
+
+KEY is a public key, 40 characters. LABEL is for people and unlike any other. `role` is client when it is left out; a relay's key carries the
+messages of others and may not train. `names` are client names that belong to this key, and then it may use no others.
+Nothing else is understood: a line that a reader could take for more than it does must not be let pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TypeAlias
+
+from attrs import field, frozen
+
+from fsl_async.errors import KeysError
+from fsl_async.setting_rules import NAME
+from fsl_transport.curve import is_key
+
+CLIENT, RELAY = "client", "relay"
+ROLES = (CLIENT, RELAY)
+MAX_BYTES = 1 << 22
+HEADER = """\
+# Keys that this node lets in when it is a server. One a line:
+#   KEY  LABEL  [role=client|relay]  [names=NAME,NAME]
+# A running server reads this file again when it changes.
+"""
+
+Refusal: TypeAlias = tuple[str, str]
+"""A code and a text, for a REFUSE."""
+
+
+@frozen
+class Entry:
+    """A key that is trusted. `names` empty: any client name that belongs to nobody else."""
+
+    key: str
+    label: str
+    role: str = CLIENT
+    names: tuple[str, ...] = ()
+
+    def line(self) -> str:
+        """As it is in the file."""
+        words = [self.key, self.label]
+        if self.role != CLIENT:
+            words.append(f"role={self.role}")
+        if self.names:
+            words.append(f"names={','.join(self.names)}")
+        return "  ".join(words)
+
+
+@frozen
+class AllowList:
+    """A list as it was read. `lines` are those of the file, entries and comments; `entries` by key."""
+
+    entries: Mapping[str, Entry] = field(factory=dict)
+    lines: tuple[str, ...] = ()
+
+    def find(self, key: str) -> Entry | None:
+        """What the key is trusted for; None for a stranger's."""
+        return self.entries.get(key)
+
+    def owner(self, name: str) -> Entry | None:
+        """Whose a client name is by the list."""
+        return next((entry for entry in self.entries.values() if name in entry.names), None)
+
+    def labelled(self, label: str) -> Entry | None:
+        """The entry of that label."""
+        return next((entry for entry in self.entries.values() if entry.label == label), None)
+
+    def with_entry(self, entry: Entry) -> AllowList:
+        """The list with this entry in place of that of the same key, or behind all others. Raises KeysError as `parse` does."""
+        lines = [entry.line() if _key_of(line) == entry.key else line for line in self.lines]
+        if entry.key not in self.entries:
+            lines.append(entry.line())
+        return parse("\n".join(lines), "the new list")
+
+    def without(self, key: str) -> AllowList:
+        """The list without that key; comments stay."""
+        return parse("\n".join(line for line in self.lines if _key_of(line) != key), "the new list")
+
+    def text(self) -> str:
+        """The file."""
+        return "".join(f"{line}\n" for line in self.lines)
+
+
+def parse(text: str, source: str) -> AllowList:
+    """Read a list; raises KeysError with file and line."""
+    if len(text) > MAX_BYTES:
+        raise KeysError(f"{source}: longer than {MAX_BYTES:,} bytes")
+    entries: dict[str, Entry] = {}
+    labels: dict[str, int] = {}
+    names: dict[str, int] = {}
+    lines = text.split("\n")
+    while lines and not lines[-1].strip():
+        lines.pop()
+    for number, line in enumerate(lines, 1):
+        where = f"{source} line {number}"
+        entry = _entry(line.removesuffix("\r"), where)
+        if entry is None:
+            continue
+        if entry.key in entries:
+            raise KeysError(f"{where}: this key is there already, as {entries[entry.key].label}")
+        if entry.label in labels:
+            raise KeysError(
+                f"{where}: line {labels[entry.label]} is called {entry.label} already; take another label"
+            )
+        for name in entry.names:
+            if name in names:
+                raise KeysError(
+                    f"{where}: the name {name} belongs to the key of line {names[name]} already"
+                )
+        entries[entry.key] = entry
+        labels[entry.label] = number
+        names |= dict.fromkeys(entry.names, number)
+    return AllowList(entries, tuple(line.removesuffix("\r") for line in lines))
+
+
+def _is_comment(line: str) -> bool:
+    return not line.strip() or line == "#" or line.startswith(("# ", "#\t"))
+
+
+def _key_of(line: str) -> str:
+    return "" if _is_comment(line) else line.split(maxsplit=1)[0]
+
+
+def _entry(line: str, where: str) -> Entry | None:
+    if _is_comment(line):
+        return None
+    if not line.replace("\t", " ").isprintable():
+        raise KeysError(f"{where}: has characters that cannot be printed; write the line anew")
+    words = line.split()
+    key, *rest = words
+    if not is_key(key):
+        hint = "; a comment begins with # and a space" if key.startswith("#") else ""
+        raise KeysError(
+            f"{where}: {key[:60]!r} is no public key (40 characters, by fsl-node keys pub){hint}"
+        )
+    if not rest or "=" in rest[0]:
+        raise KeysError(f"{where}: no label behind the key; write who it is, like site-a")
+    label, *options = rest
+    if not NAME.fullmatch(label):
+        raise KeysError(
+            f"{where}: the label {label[:80]!r} must be 1 to 64 letters, digits, dots, dashes or underscores"
+        )
+    return _with_options(Entry(key, label), options, where)
+
+
+def _with_options(entry: Entry, options: Iterable[str], where: str) -> Entry:
+    role, names = entry.role, entry.names
+    seen: set[str] = set()
+    for option in options:
+        word, equals, value = option.partition("=")
+        if word in seen:
+            raise KeysError(f"{where}: {word}= twice")
+        seen.add(word)
+        if word == "role" and equals:
+            if value not in ROLES:
+                raise KeysError(f"{where}: role={value[:60]} is none; use client or relay")
+            role = value
+        elif word == "names" and equals:
+            names = tuple(value.split(","))
+            for name in names:
+                if not NAME.fullmatch(name) or name in {".", ".."}:
+                    raise KeysError(f"{where}: {name[:80]!r} in names= is no client's name")
+            if len(set(names)) < len(names):
+                raise KeysError(f"{where}: a name twice in names=")
+        else:
+            raise KeysError(
+                f"{where}: {option[:60]!r} is not understood; behind the label there may be role= and names="
+            )
+    if role == RELAY and names:
+        raise KeysError(f"{where}: a relay has no client names; remove names=")
+    return Entry(entry.key, entry.label, role, names)

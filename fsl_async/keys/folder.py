@@ -1,0 +1,192 @@
+"""The keys folder: this node's pair and the keys that it trusts.
+
+    ~/.config/fsl-async/     mode 0700; $XDG_CONFIG_HOME/fsl-async, $FSL_KEYS or --keys DIR in its place
+        node.key             mode 0600: the pair. Whoever has this file is this node
+        allowed.txt          the allow-list (`allow_list.py`)
+
+A file that others could read (the secret) or change (the list, the folder) is refused with the command that mends it: a key that was
+readable for a while may have been read, but only a person can know.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import stat
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from attrs import field, frozen
+
+from fsl_async.errors import KeysError
+from fsl_async.keys import allow_list
+from fsl_async.keys.allow_list import AllowList
+from fsl_async.program import program
+from fsl_transport.curve import KeyPair
+from fsl_transport.errors import LocalError
+
+SECRET, ALLOWED = "node.key", "allowed.txt"
+VARIABLE = "FSL_KEYS"
+_MAX_SECRET_BYTES = 4096
+_HEAD = "# The key pair of a node of fsl-async. Whoever has this file is this node: mode 0600, never in a mail.\n"
+
+
+def default_directory() -> Path:
+    """Where keys are if nobody says otherwise, by the XDG base directory specification."""
+    named = os.environ.get(VARIABLE, "")
+    if named:
+        return Path(named).expanduser()
+    home = os.environ.get("XDG_CONFIG_HOME", "")
+    base = Path(home) if Path(home).is_absolute() else Path.home() / ".config"
+    return base / "fsl-async"
+
+
+@frozen
+class KeysFolder:
+    """One node's keys. Every method raises KeysError in one line."""
+
+    path: Path = field(factory=default_directory)
+
+    @property
+    def secret_path(self) -> Path:
+        """Of the pair."""
+        return self.path / SECRET
+
+    @property
+    def allowed_path(self) -> Path:
+        """Of the allow-list."""
+        return self.path / ALLOWED
+
+    def command(self, words: str) -> str:
+        """The `fsl-node keys` line to type for this folder."""
+        elsewhere = "" if self.path == default_directory() else f" --keys {_quoted(str(self.path))}"
+        return f"{program()} keys {words}{elsewhere}"
+
+    def pair(self) -> KeyPair:
+        """This node's pair; a KeysError says how to make one where there is none."""
+        text = self._read_guarded(self.secret_path, stat.S_IRWXG | stat.S_IRWXO, _MAX_SECRET_BYTES)
+        if text is None:
+            raise KeysError(f"no key in {self.path}: run {self.command('new')}")
+        damaged = KeysError(
+            f"{self.secret_path}: damaged; restore it, or remove it and run {self.command('new')}"
+        )
+        words = [line.split() for line in text.splitlines() if line and not line.startswith("# ")]
+        if [line[:1] for line in words] != [["public"], ["secret"]]:
+            raise damaged
+        try:
+            pair = KeyPair.of_secret(" ".join(words[1][1:]))
+        except LocalError:
+            raise damaged from None
+        if [pair.public] != words[0][1:]:
+            raise damaged
+        return pair
+
+    def has_pair(self) -> bool:
+        """Whether there is a file for it; it may still be unfit."""
+        return self.secret_path.exists()
+
+    def make_pair(self) -> KeyPair:
+        """Make this node's pair, durable; refused where there is one."""
+        pair = KeyPair.new()
+        while not pair.public[
+            0
+        ].isalnum():  # "-..." would be an option, "#..." looks like a comment
+            pair = KeyPair.new()
+        with self._changing():
+            try:
+                text = f"{_HEAD}public {pair.public}\nsecret {pair.secret}\n"
+                self._write(self.secret_path, text, replace=False)
+            except FileExistsError:
+                raise KeysError(
+                    f"{self.secret_path} exists already: {self.command('pub')} prints its public half;"
+                    " move the file away for a new key, which every server must be told of"
+                ) from None
+        return pair
+
+    def allowed(self) -> AllowList | None:
+        """The allow-list as it is now; None where there is no file."""
+        writable = stat.S_IWGRP | stat.S_IWOTH
+        text = self._read_guarded(self.allowed_path, writable, allow_list.MAX_BYTES)
+        return None if text is None else allow_list.parse(text, str(self.allowed_path))
+
+    def change_allowed(self, change: Callable[[AllowList], AllowList]) -> AllowList:
+        """Replace the list by what `change` makes of it, at once and entirely; one process at a time."""
+        with self._changing():
+            before = self.allowed()
+            if before is None:
+                before = allow_list.parse(allow_list.HEADER, ALLOWED)
+            made = change(before)
+            self._write(self.allowed_path, made.text(), replace=True)
+        return made
+
+    def _read_guarded(self, path: Path, forbidden: int, most: int) -> str | None:
+        try:
+            folder = self.path.stat()
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise KeysError(f"{path}: {error.strerror}") from None
+        with os.fdopen(descriptor, "rb") as file:
+            found = os.fstat(file.fileno())
+            if not stat.S_ISREG(found.st_mode):
+                raise KeysError(f"{path} is no file")
+            if folder.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+                raise KeysError(
+                    f"{self.path} can be changed by others; run chmod 700 {_quoted(str(self.path))}"
+                )
+            if found.st_mode & forbidden:
+                what = "read" if forbidden & stat.S_IRGRP else "changed"
+                mode = "600" if forbidden & stat.S_IRGRP else "go-w"
+                raise KeysError(
+                    f"{path} can be {what} by others; run chmod {mode} {_quoted(str(path))}"
+                )
+            data = file.read(most + 1)
+        if len(data) > most:
+            raise KeysError(f"{path}: longer than {most:,} bytes")
+        try:
+            return data.decode()
+        except UnicodeDecodeError:
+            raise KeysError(f"{path}: not text") from None
+
+    @contextlib.contextmanager
+    def _changing(self) -> Iterator[None]:
+        try:
+            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            descriptor = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError as error:
+            raise KeysError(f"{self.path}: {error.strerror}") from None
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
+            os.fsync(descriptor)
+        except FileExistsError:
+            raise
+        except OSError as error:
+            raise KeysError(f"cannot write in {self.path}: {error.strerror}") from None
+        finally:
+            os.close(descriptor)
+
+    def _write(self, path: Path, text: str, *, replace: bool) -> None:
+        """Write a whole file or none of it; without `replace` FileExistsError where there is one."""
+        part = path.with_name(f".{path.name}.{os.getpid()}.part")
+        part.unlink(missing_ok=True)  # of a process of this number that was killed
+        descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(text.encode())
+                file.flush()
+                os.fsync(file.fileno())
+            if replace:
+                part.replace(path)
+            else:
+                os.link(part, path)  # unlike a rename it fails where the name is taken
+        finally:
+            part.unlink(missing_ok=True)
+
+
+def _quoted(text: str) -> str:
+    import shlex
+
+    return shlex.quote(text)

@@ -1,0 +1,89 @@
+"""The allow-list's text: read strictly, changed without touching what a person wrote."""
+
+import pytest
+
+from fsl_async.errors import KeysError
+from fsl_async.keys import allow_list
+from fsl_async.keys.allow_list import AllowList, Entry
+from fsl_transport.curve import KeyPair
+
+A, B, C = (KeyPair.new().public for _ in range(3))
+
+
+def test_a_list_as_people_write_it():
+    """Comments, empty lines, tabs, ends of lines from another system."""
+    text = (
+        f"# ours\n\n{A}  site-a\n#\n{B}\tr1  role=relay\r\n  {C} site-c names=c,c-2 role=client\n\n"
+    )
+    found = allow_list.parse(text, "f")
+    assert list(found.entries.values()) == [
+        Entry(A, "site-a"),
+        Entry(B, "r1", "relay"),
+        Entry(C, "site-c", "client", ("c", "c-2")),
+    ]
+    assert found.find(A) == Entry(A, "site-a")
+    assert found.find("x") is None
+    assert found.owner("c-2") == found.labelled("site-c")
+    assert found.owner("site-a") is None
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ("abc site-a", "line 2: 'abc' is no public key (40 characters, by fsl-node keys pub)"),
+        ("#abc site-a", "a comment begins with # and a space"),
+        (f"{A[:-1]} site-a", "is no public key"),
+        (f"{A}", "line 2: no label behind the key; write who it is, like site-a"),
+        (f"{A} role=relay", "no label behind the key"),
+        (f"{A} site/a", "the label 'site/a' must be 1 to 64 letters"),
+        (f"{A} site-a relay", "'relay' is not understood"),
+        (f"{A} site-a rule=relay", "'rule=relay' is not understood"),
+        (f"{A} site-a # the first", "'#' is not understood"),
+        (f"{A} site-a role=server", "role=server is none; use client or relay"),
+        (f"{A} site-a role=", "role= is none"),
+        (f"{A} site-a role=relay role=client", "role= twice"),
+        (f"{A} site-a names=", "'' in names= is no client's name"),
+        (f"{A} site-a names=a,,b", "'' in names= is no client's name"),
+        (f"{A} site-a names=a,a", "a name twice in names="),
+        (f"{A} site-a names=..", "'..' in names="),
+        (f"{A} site-a role=relay names=a", "a relay has no client names"),
+        (f"{B} other", "line 2: this key is there already, as first"),
+        (f"{A} first", "line 2: line 1 is called first already"),
+        (f"{A} site-a names=mine", "line 2: the name mine belongs to the key of line 1 already"),
+        (f"{A} site-a\x1b[2J", "characters that cannot be printed"),
+        (f"{A} site-a\u2028{C} site-b", "characters that cannot be printed"),
+        (f"{A} site-a\x0b{C} site-b", "characters that cannot be printed"),
+    ],
+)
+def test_a_wrong_line_is_named(line, problem):
+    """A line that is half understood lets in the wrong one; file and line say where to mend it."""
+    with pytest.raises(KeysError) as caught:
+        allow_list.parse(f"{B} first names=mine\n{line}\n", "allowed.txt")
+    assert problem in caught.value.message
+    assert caught.value.message.startswith("allowed.txt line 2: ")
+
+
+def test_a_list_without_end():
+    """The file is somebody's to write; its size is bounded before anything is made of it."""
+    with pytest.raises(KeysError, match="longer than"):
+        allow_list.parse("\n" * (allow_list.MAX_BYTES + 1), "f")
+
+
+def test_changes_leave_the_rest_as_it_was_written():
+    """People put notes between the lines."""
+    before = allow_list.parse(f"# north\n{A} a\n# south\n{B} b\n", "f")
+    more = before.with_entry(Entry(C, "c", "relay"))
+    assert more.text() == f"# north\n{A} a\n# south\n{B} b\n{C}  c  role=relay\n"
+    changed = more.with_entry(Entry(A, "a2", names=("x",)))
+    assert changed.text() == f"# north\n{A}  a2  names=x\n# south\n{B} b\n{C}  c  role=relay\n"
+    assert changed.without(B).text() == f"# north\n{A}  a2  names=x\n# south\n{C}  c  role=relay\n"
+    assert allow_list.parse(changed.text(), "f").entries == changed.entries
+
+
+def test_a_change_that_would_not_be_read_back_is_refused():
+    """The command checks what it writes by the rules of what it reads."""
+    before = AllowList().with_entry(Entry(A, "a"))
+    with pytest.raises(KeysError, match="called a already"):
+        before.with_entry(Entry(B, "a"))
+    with pytest.raises(KeysError, match="no public key"):
+        before.with_entry(Entry("x", "x"))

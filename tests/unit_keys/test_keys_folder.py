@@ -1,0 +1,166 @@
+"""The keys folder: modes, whole files or none, and refusals that say what to type."""
+
+import os
+import stat
+
+import pytest
+
+from fsl_async.errors import KeysError
+from fsl_async.keys import folder as folders
+from fsl_async.keys.allow_list import Entry
+from fsl_async.keys.folder import KeysFolder, default_directory
+from fsl_transport.curve import KeyPair
+
+A = KeyPair.new().public
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return KeysFolder(tmp_path / "config" / "keys")
+
+
+def mode(path):
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_modes_whatever_the_umask(folder):
+    """The commonest way to lose a key: a file that everybody can read (as `zmq.auth.create_certificates` leaves it)."""
+    before = os.umask(0)
+    try:
+        pair = folder.make_pair()
+        folder.change_allowed(lambda found: found.with_entry(Entry(A, "a")))
+    finally:
+        os.umask(before)
+    assert mode(folder.path) == 0o700
+    assert mode(folder.secret_path) == 0o600
+    assert mode(folder.allowed_path) == 0o600
+    assert sorted(path.name for path in folder.path.iterdir()) == ["allowed.txt", "node.key"]
+    assert folder.pair() == pair
+    assert pair.public[0].isalnum()
+
+
+def test_the_secret_is_never_open_to_others_even_for_a_moment(folder, monkeypatch):
+    """Between its creation and a later chmod another process could open it: the mode comes with the creation."""
+    created = []
+    real = os.open
+
+    def spy(path, flags, *mode, **more):
+        descriptor = real(path, flags, *mode, **more)
+        if flags & os.O_CREAT:
+            created.append((flags, stat.S_IMODE(os.fstat(descriptor).st_mode)))
+        return descriptor
+
+    monkeypatch.setattr(folders.os, "open", spy)
+    folder.make_pair()
+    assert created
+    assert all(flags & os.O_EXCL and found == 0o600 for flags, found in created)
+
+
+def test_a_pair_is_made_once(folder):
+    """A second one would lock this node out everywhere."""
+    pair = folder.make_pair()
+    with pytest.raises(KeysError, match="exists already"):
+        folder.make_pair()
+    assert folder.pair() == pair
+    assert [path.name for path in folder.path.iterdir()] == ["node.key"]
+
+
+def test_no_pair_says_what_to_type(folder):
+    """Whoever meets this has read nothing yet."""
+    assert not folder.has_pair()
+    with pytest.raises(KeysError, match=rf"run .*keys new --keys {folder.path}"):
+        folder.pair()
+    assert folder.allowed() is None
+
+
+@pytest.mark.parametrize("bits", [0o640, 0o604, 0o620, 0o601, 0o666])
+def test_a_secret_that_others_may_touch_is_refused(folder, bits):
+    """As ssh does, and with the command that mends it."""
+    folder.make_pair()
+    folder.secret_path.chmod(bits)
+    with pytest.raises(KeysError, match=f"run chmod 600 {folder.secret_path}"):
+        folder.pair()
+
+
+@pytest.mark.parametrize("bits", [0o620, 0o602])
+def test_a_list_that_others_may_change_is_refused(folder, bits):
+    """Whoever writes the list lets themselves in."""
+    folder.change_allowed(lambda found: found.with_entry(Entry(A, "a")))
+    folder.allowed_path.chmod(0o644)
+    assert folder.allowed().find(A) is not None
+    folder.allowed_path.chmod(bits)
+    with pytest.raises(KeysError, match=f"run chmod go-w {folder.allowed_path}"):
+        folder.allowed()
+
+
+def test_a_folder_that_others_may_change_is_refused(folder):
+    """They could put another file in the place of ours."""
+    folder.make_pair()
+    folder.path.chmod(0o770)
+    with pytest.raises(KeysError, match=f"run chmod 700 {folder.path}"):
+        folder.pair()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda text: "",
+        lambda text: text.replace("secret ", "secret x"),
+        lambda text: text.replace("public ", "public x"),
+        lambda text: "".join(text.splitlines(keepends=True)[:2]),
+        lambda text: text + "more\n",
+        lambda text: text.replace("secret", "private"),
+        lambda text: text.replace(text.split()[-1], "0" * 40),
+        lambda text: text.replace(text.split()[-1], KeyPair.new().secret),
+    ],
+)
+def test_a_damaged_pair_is_named(folder, change):
+    """Half a pair must not be taken for another one."""
+    folder.make_pair()
+    folder.secret_path.write_text(change(folder.secret_path.read_text()))
+    with pytest.raises(KeysError, match="damaged; restore it, or remove it and run"):
+        folder.pair()
+
+
+def test_what_is_no_text_and_no_file(folder):
+    """Bytes, far too many bytes, a folder, a pipe that would block for ever."""
+    folder.make_pair()
+    folder.allowed_path.write_bytes(b"\xff\xfe")
+    with pytest.raises(KeysError, match="not text"):
+        folder.allowed()
+    folder.secret_path.write_bytes(b"#" * 5000)
+    with pytest.raises(KeysError, match="longer than"):
+        folder.pair()
+    folder.allowed_path.unlink()
+    os.mkfifo(folder.allowed_path)
+    with pytest.raises(KeysError, match="is no file"):
+        folder.allowed()
+
+
+def test_a_change_that_fails_leaves_the_list_as_it_was(folder, monkeypatch):
+    """A full disk in the middle of a revocation must not let everybody out or in."""
+    folder.change_allowed(lambda found: found.with_entry(Entry(A, "a")))
+    before = folder.allowed_path.read_text()
+
+    def full(_descriptor):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(folders.os, "fsync", full)
+    with pytest.raises(KeysError, match="cannot write in"):
+        folder.change_allowed(lambda found: found.without(A))
+    assert folder.allowed_path.read_text() == before
+    assert [path.name for path in folder.path.iterdir()] == ["allowed.txt"]
+
+
+def test_where_keys_are(monkeypatch, tmp_path):
+    """FSL_KEYS, then XDG's, then the home folder's; a relative XDG path is to be ignored, says the specification."""
+    monkeypatch.setenv("HOME", "/home/x")
+    monkeypatch.delenv("FSL_KEYS", raising=False)
+    monkeypatch.setenv("XDG_CONFIG_HOME", "relative")
+    assert str(default_directory()) == "/home/x/.config/fsl-async"
+    monkeypatch.setenv("XDG_CONFIG_HOME", "/etc/x")
+    assert str(default_directory()) == "/etc/x/fsl-async"
+    monkeypatch.setenv("FSL_KEYS", "~/k")
+    assert str(default_directory()) == "/home/x/k"
+    assert KeysFolder().path == default_directory()
+    assert KeysFolder().command("new").endswith("keys new")
