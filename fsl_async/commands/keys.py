@@ -35,7 +35,7 @@ _KEY = {"ignore_unknown_options": True}
 
 @click.group("keys")
 def command() -> None:
-    """Make this node's key, and say whose keys a server lets in."""
+    """Make this node's key, and say whose keys a server lets in. Each takes --keys DIR and --json."""
 
 
 @command.command("new")

@@ -69,7 +69,7 @@ def test_trust_list_revoke(capsys):
 )
 def test_mistakes_are_one_line(capsys, monkeypatch, words, problem):
     """Exit code 2 and what to do."""
-    monkeypatch.setenv("FSL_NODE", "fsl-node")
+    monkeypatch.setenv("FSL_NODE_CALLED_AS", "fsl-node")
     code, _, err = told(capsys, *words)
     assert code == 2
     assert err.count("\n") == 1
