@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,7 @@ from fsl_async.bench.codec_rows import FORMATS, TensorBench
 from fsl_async.bench.codec_stage import NUMPY, StageComparison
 from fsl_async.bench.codec_summary import HEADLINE_TENSOR, summary
 from fsl_async.bench.codec_tensors import TrainingSettings, spread_out, trained_tensors
-from fsl_async.bench.limits import MemoryLimits
+from fsl_async.bench.limits import MemoryLimits, core_probe
 from fsl_async.bench.timing import in_turns
 from fsl_async.errors import UsageError
 from fsl_codecs import CodecSpec, CodecUsageError
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from numpy.typing import NDArray
+
+    from fsl_async.bench.codec_rows import Measure
 
     Vector = NDArray[np.float32]
 
@@ -38,13 +41,14 @@ _CHUNK_VALUES = 131072
 class CodecBenchSettings:
     """What to measure.
 
-    `repeats` rounds of everything that stands in one row, fewer when they would take longer than `limit_s`; `stage_calls` calls of the entropy
-    stage make one measurement of it.
+    `repeats` rounds of everything that stands in one row, fewer when they would take longer than `limit_s`; for `patience_s` more it looks for
+    rounds that no neighbour on the core disturbs. `stage_calls` calls of the entropy stage make one measurement of it.
     """
 
     megabytes: float = 128.0
     repeats: int = 7
     limit_s: float = 10.0
+    patience_s: float = 0.0
     stage_calls: int = 64
     files: tuple[Path, ...] = ()
     peers: bool = True
@@ -101,22 +105,21 @@ def _measured(
         tensors[name] = spread_out(found, settings.values)
     limits = MemoryLimits(settings.values)
     rooms = (np.empty(settings.values, np.float32), np.empty(settings.values, np.float32))
+    measure = partial(
+        in_turns,
+        repeats=settings.repeats,
+        limit_s=settings.limit_s,
+        probe=core_probe(),
+        patience_s=settings.patience_s,
+    )
     # The tensor that counts first, so that its rows stand together when a run is cut short.
     for tensor in sorted(tensors, key=lambda name: name != HEADLINE_TENSOR):
-        bench = TensorBench(
-            tensor,
-            tensors[tensor],
-            rooms,
-            limits,
-            codec,
-            repeats=settings.repeats,
-            limit_s=settings.limit_s,
-        )
+        bench = TensorBench(tensor, tensors[tensor], rooms, limits, codec, measure=measure)
         for number_format in FORMATS:
             progress(f"{tensor} as {number_format}")
             yield bench.row(number_format)
         progress(f"{tensor}: entropy stage")
-        yield from _stage_rows(tensor, tensors[tensor], settings, path)
+        yield from _stage_rows(tensor, tensors[tensor], settings, path, measure)
         if settings.peers:
             for name, make in codec_peers.pipelines().items():
                 progress(f"{tensor} beside {name}")
@@ -127,7 +130,7 @@ def _measured(
 
 
 def _stage_rows(
-    tensor: str, values: Vector, settings: CodecBenchSettings, path: str
+    tensor: str, values: Vector, settings: CodecBenchSettings, path: str, measure: Measure
 ) -> Iterator[dict[str, Any]]:
     """The entropy stage on the chunk in the middle of the vector."""
     start = values.size // _CHUNK_VALUES // 2 * _CHUNK_VALUES
@@ -137,6 +140,10 @@ def _stage_rows(
         comparison = StageComparison(
             codes, number_format, settings.stage_calls, peers=settings.peers
         )
-        rounds = in_turns(comparison.actions(), settings.repeats, settings.limit_s)
+        rounds = measure(comparison.actions())
         for row in comparison.rows(tensor, rounds, path):
-            yield row | {"load_1m": round(os.getloadavg()[0], 2)}
+            yield row | {
+                "core_rate": rounds.core_rate,
+                "undisturbed_share": rounds.undisturbed_share,
+                "load_1m": round(os.getloadavg()[0], 2),
+            }

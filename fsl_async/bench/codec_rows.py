@@ -7,26 +7,33 @@ into its place of a vector that no cache holds. Speeds are those of the loop ove
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from fsl_async.bench import codec_peers
 from fsl_async.bench.codec_exact import CodeCounter, code_bytes, entropy_of, expected, pieces
-from fsl_async.bench.timing import in_turns
 from fsl_codecs import CodecSpec, bound, info
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from numpy.typing import NDArray
 
     from fsl_async.bench.codec_peers import Pipeline
     from fsl_async.bench.limits import MemoryLimits
-    from fsl_async.bench.timing import Rounds
+    from fsl_async.bench.timing import Action, Rounds
     from fsl_codecs.dispatch import Implementation
 
     Vector = NDArray[np.float32]
+
+    class Measure(Protocol):
+        """Runs actions in turns (`timing.in_turns` with its settings)."""
+
+        def __call__(  # noqa: D102
+            self, actions: Mapping[str, Action], *, by_wall_clock: bool = False
+        ) -> Rounds: ...
+
 
 FORMATS = ("fp32", "bf16", "e4m3", "e5m2", "uniform")
 _CHUNKS_FOR_THREADS = 32
@@ -147,12 +154,11 @@ class TensorBench:
         limits: MemoryLimits,
         codec: Implementation,
         *,
-        repeats: int,
-        limit_s: float,
+        measure: Measure,
     ) -> None:
         self.tensor, self.values = tensor, values
         self._rooms, self._codec = rooms, codec
-        self._limits, self._repeats, self._limit_s = limits, repeats, limit_s
+        self._limits, self._in_turns = limits, measure
 
     def chunks(self, number_format: str, *, chunks_in_frame: int = 1, threads: int = 1) -> Chunks:
         """Encode once."""
@@ -258,11 +264,6 @@ class TensorBench:
             row[f"{name}_two_spread"] = rounds.spread(f"{name} two")
         return row | self._tail(rounds)
 
-    def _in_turns(
-        self, actions: dict[str, Callable[[], object]], *, by_wall_clock: bool = False
-    ) -> Rounds:
-        return in_turns(actions, self._repeats, self._limit_s, by_wall_clock=by_wall_clock)
-
     def _head(self, kind: str, number_format: str) -> dict[str, Any]:
         return {
             "bench": "codec",
@@ -277,5 +278,8 @@ class TensorBench:
         return {
             "repeats": rounds.count,
             "waited_share": rounds.waited_share,
+            "core_rate": rounds.core_rate,
+            "undisturbed_share": rounds.undisturbed_share,
+            "rounds_left_out": rounds.left_out,
             "load_1m": round(os.getloadavg()[0], 2),
         }

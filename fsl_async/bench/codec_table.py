@@ -25,6 +25,7 @@ _TENSOR: Sequence[Column] = (
     ("exact", "bit_exact"),
     ("spread", "spread"),
     ("waited", "waited_share"),
+    ("quiet", "undisturbed_share"),
 )
 _STAGE: Sequence[Column] = (
     ("tensor", "tensor"),
@@ -38,6 +39,7 @@ _STAGE: Sequence[Column] = (
     ("zstd enc", "zstd_encode_symbols_gb_s"),
     ("zstd dec", "zstd_decode_symbols_gb_s"),
     ("zstd bits", "zstd_bits_per_symbol"),
+    ("quiet", "undisturbed_share"),
 )
 _PEER: Sequence[Column] = (
     ("tensor", "tensor"),
@@ -48,6 +50,7 @@ _PEER: Sequence[Column] = (
     ("ours / its", "decode_over_peer"),
     ("its bits", "peer_bits_per_value"),
     ("our bits", "bits_per_value"),
+    ("quiet", "undisturbed_share"),
     ("", "note"),
 )
 _THREADS: Sequence[Column] = (

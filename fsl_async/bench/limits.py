@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fsl_async.bench.timing import CoreProbe
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -29,6 +31,12 @@ def native_module() -> Any:
         return importlib.import_module("fsl_codecs._native")
     except ImportError:
         return None
+
+
+def core_probe() -> CoreProbe | None:
+    """A probe of this core's speed; None without the native module, whose loop it needs."""
+    native = native_module()
+    return CoreProbe(native.short_loop) if hasattr(native, "short_loop") else None
 
 
 class MemoryLimits:

@@ -6,6 +6,10 @@ slowly, so that within a round they are nearly the same for both sides.
 Seconds are processor seconds of this process, all its threads together, because other processes that take the core for a while are no
 property of what is measured; nothing here waits for anything but memory. Two threads against one are compared by the clock on the wall.
 What others took of the time is reported beside (`waited_share`); where it is large, caches and memory were shared as well.
+
+A neighbour on the other hardware thread of a core takes nothing of the processor seconds and up to half of the arithmetic. A probe, a loop
+of one-cycle instructions, sees that: around each round it tells how fast the core is, and `in_turns` can go on, for so many more seconds as it
+is given, until there are enough rounds in which the core was this process's own. Rounds are chosen by the probe, never by what was measured.
 """
 
 from __future__ import annotations
@@ -13,13 +17,37 @@ from __future__ import annotations
 import gc
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from attrs import frozen
 
 GB = 1e9
 
 Action = Callable[[], object]
+
+UNDISTURBED_SHARE = 0.9
+"""Of the fastest rate that a probe has seen: a round with less is disturbed. A busy neighbour halves the rate."""
+
+
+class CoreProbe:
+    """How fast this core does simple instructions, in 10^9 a second, and how fast it can: the fastest that was seen.
+
+    `short_loop(turns)` runs so many turns of one cycle each.
+    """
+
+    def __init__(self, short_loop: Callable[[int], None], turns: int = 1_000_000) -> None:
+        self._short_loop, self._turns = short_loop, turns
+        self.fastest = 0.0
+        for _ in range(20):
+            self.rate()
+
+    def rate(self) -> float:
+        """Measure; takes less than a millisecond."""
+        start = time.perf_counter()
+        self._short_loop(self._turns)
+        found = self._turns / max(time.perf_counter() - start, 1e-9) / GB
+        self.fastest = max(self.fastest, found)
+        return found
 
 
 @frozen
@@ -29,6 +57,12 @@ class Rounds:
     seconds: Mapping[str, tuple[float, ...]]
     waited_share: float = 0.0
     """Share of the whole time in which this process did not run."""
+    core_rate: float | None = None
+    """The median of the rounds' rates of the core, each the lowest around one of its actions, in 10^9 simple instructions a second."""
+    undisturbed_share: float | None = None
+    """Of the rounds that count, how many had the core to themselves."""
+    left_out: int = 0
+    """Rounds that do not count, because enough others were less disturbed."""
 
     @property
     def count(self) -> int:
@@ -56,28 +90,81 @@ class Rounds:
         return float(f"{statistics.median(theirs / ours for ours, theirs in pairs):.4g}")
 
 
+@frozen
+class _Round:
+    seconds: tuple[float, ...]
+    core_rate: float
+
+
 def in_turns(
-    actions: Mapping[str, Action], repeats: int, limit_s: float, *, by_wall_clock: bool = False
+    actions: Mapping[str, Action],
+    repeats: int,
+    limit_s: float,
+    *,
+    by_wall_clock: bool = False,
+    probe: CoreProbe | None = None,
+    patience_s: float = 0.0,
 ) -> Rounds:
-    """Run all actions once unmeasured, then in turns `repeats` times; fewer, but at least once, when `limit_s` is over."""
+    """Run all actions once unmeasured, then in turns `repeats` times; fewer, but at least once, when `limit_s` is over.
+
+    With a probe it goes on for up to `patience_s` more until `repeats` rounds are undisturbed; those count that were disturbed least.
+    """
     for action in actions.values():
         action()
-    seconds: dict[str, list[float]] = {name: [] for name in actions}
     clock = time.perf_counter if by_wall_clock else time.process_time
     begun, begun_running = time.perf_counter(), time.process_time()
     was_enabled = gc.isenabled()
     gc.disable()
+    rounds: list[_Round] = []
     try:
-        for _ in range(repeats):
-            for name, action in actions.items():
-                start = clock()
-                action()
-                seconds[name].append(max(clock() - start, 1e-9))
-            if time.perf_counter() - begun > limit_s:
+        while True:
+            rounds.append(_one_round(actions.values(), clock, probe))
+            passed = time.perf_counter() - begun
+            if probe is None:
+                if len(rounds) >= repeats or passed > limit_s:
+                    break
+                continue
+            quiet = sum(one.core_rate >= UNDISTURBED_SHARE * probe.fastest for one in rounds)
+            if quiet >= repeats or passed > limit_s + patience_s:
+                break
+            if len(rounds) >= repeats and patience_s == 0:
                 break
     finally:
         if was_enabled:
             gc.enable()
     passed, running = time.perf_counter() - begun, time.process_time() - begun_running
-    waited = 1 - min(running / passed, 1.0)
-    return Rounds({name: tuple(values) for name, values in seconds.items()}, round(waited, 3))
+    waited = round(1 - min(running / passed, 1.0), 3)
+    taken = _least_disturbed(rounds, repeats)
+    by_name = zip(*(one.seconds for one in taken), strict=True)
+    seconds = dict(zip(actions, by_name, strict=True))
+    if probe is None:
+        return Rounds(seconds, waited)
+    rates = [one.core_rate for one in taken]
+    quiet_share = sum(rate >= UNDISTURBED_SHARE * probe.fastest for rate in rates) / len(rates)
+    return Rounds(
+        seconds,
+        waited,
+        round(statistics.median(rates), 2),
+        round(quiet_share, 2),
+        len(rounds) - len(taken),
+    )
+
+
+def _one_round(
+    actions: Iterable[Action], clock: Callable[[], float], probe: CoreProbe | None
+) -> _Round:
+    lowest = probe.rate() if probe is not None else 0.0
+    seconds = []
+    for action in actions:
+        start = clock()
+        action()
+        seconds.append(max(clock() - start, 1e-9))
+        if probe is not None:
+            lowest = min(lowest, probe.rate())
+    return _Round(tuple(seconds), lowest)
+
+
+def _least_disturbed(rounds: Sequence[_Round], wanted: int) -> Sequence[_Round]:
+    """As many as are wanted, in their order; the earlier one of two alike."""
+    places = sorted(range(len(rounds)), key=lambda place: -rounds[place].core_rate)[:wanted]
+    return [rounds[place] for place in sorted(places)]

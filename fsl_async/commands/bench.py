@@ -28,6 +28,11 @@ def command() -> None:
     help="Size of each tensor in fp32. Below the size of the caches, speeds mean little.",
 )  # fmt: skip
 @click.option("--repeats", default=7, show_default=True, type=click.IntRange(1, 1000))
+@click.option(
+    "--patience", "patience_s", default=0.0, show_default=True, type=click.FloatRange(0, 3600),
+    metavar="SECONDS",
+    help="For each row, wait so long for rounds in which no neighbour disturbs the core.",
+)  # fmt: skip
 @click.option("--quick", is_flag=True, help="A first look: 32 MB and three repeats.")
 @click.option(
     "--tensors", "files", multiple=True, metavar="FILE.safetensors",
@@ -51,6 +56,7 @@ def codec(
     *,
     megabytes: float,
     repeats: int,
+    patience_s: float,
     quick: bool,
     files: tuple[Path, ...],
     path: str,
@@ -70,6 +76,7 @@ def codec(
     settings = CodecBenchSettings(
         megabytes=32.0 if quick else megabytes,
         repeats=3 if quick else repeats,
+        patience_s=patience_s,
         files=files,
         peers=peers,
         path=path,

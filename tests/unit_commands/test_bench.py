@@ -16,8 +16,8 @@ from fsl_async.bench.codec_stage import NumpyStage, stages
 from fsl_async.bench.codec_summary import TARGETS, Target, summary, verdict
 from fsl_async.bench.codec_table import aligned, cell, tables
 from fsl_async.bench.codec_tensors import NAMES, TrainingSettings, spread_out, trained_tensors
-from fsl_async.bench.limits import MemoryLimits
-from fsl_async.bench.timing import Rounds, in_turns
+from fsl_async.bench.limits import MemoryLimits, core_probe
+from fsl_async.bench.timing import CoreProbe, Rounds, in_turns
 from fsl_async.errors import UsageError
 from fsl_codecs import CodecSpec, decode, encode
 
@@ -88,6 +88,43 @@ def test_every_action_is_timed_in_every_round():
     slept = in_turns({"a": lambda: time.sleep(0.05)}, 1, 1.0, by_wall_clock=True)
     assert slept.seconds["a"][0] >= 0.05
     assert slept.waited_share > 0.5
+
+
+class StagedProbe(CoreProbe):
+    """Tells rates from a list, the last one for ever; 4 is the fastest."""
+
+    def __init__(self, rates):
+        self.rates, self.fastest = rates, 4.0
+
+    def rate(self):
+        """The next one."""
+        return self.rates.pop(0) if len(self.rates) > 1 else self.rates[0]
+
+
+def test_rounds_that_a_neighbour_disturbed_do_not_count():
+    """Chosen by the probe around the round, whatever the round took; or a lucky slow neighbour would choose the figures."""
+    calls = iter(range(100))
+    # Each round asks before its one action and after it: the second round is slowed in its middle, the first before it began.
+    probe = StagedProbe([2.0, 4.0, 4.0, 2.1, 3.9, 4.0])
+    rounds = in_turns({"a": lambda: next(calls)}, 2, 0.0, probe=probe, patience_s=60.0)
+    assert (rounds.count, rounds.left_out, rounds.undisturbed_share) == (2, 2, 1.0)
+    assert next(calls) == 1 + 4
+    assert rounds.core_rate == 3.95
+
+
+def test_a_core_that_is_never_quiet_is_said_to_be_so():
+    """Patience ends; figures of a disturbed core must not look like others."""
+    rounds = in_turns({"a": lambda: None}, 3, 10.0, probe=StagedProbe([1.0, 2.0]), patience_s=0.0)
+    assert (rounds.count, rounds.undisturbed_share, rounds.core_rate) == (3, 0.0, 2.0)
+    hurried = in_turns({"a": lambda: None}, 3, 0.0, probe=StagedProbe([2.0]), patience_s=0.001)
+    assert hurried.undisturbed_share == 0.0
+    assert hurried.count <= 3
+
+
+@pytest.mark.skipif(core_probe() is None, reason="no native codec")
+def test_the_probe_runs_a_loop_of_single_cycles():
+    """A compiler that drops the loop, or one that makes it wait for memory, would call every core free or none."""
+    assert 0.3 < core_probe().fastest < 12.0  # 10^9 a second
 
 
 def test_ratios_are_medians_of_the_rounds():

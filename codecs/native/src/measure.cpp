@@ -47,8 +47,8 @@ std::uint8_t* write_smallest_scales(const Format& format, std::uint8_t* position
 }
 
 // SIZE_MAX when a plane is not constant as planned.
-std::size_t write_stage(BlockEncoder& block, const Format& format, const ChunkPlan& plan, const std::uint8_t* codes, std::size_t count,
-                        std::uint8_t* out) {
+std::size_t write_stage(BlockEncoder& block, const Format& format, const Kernels& kernels, const ChunkPlan& plan,
+                        const std::uint8_t* codes, std::size_t count, std::uint8_t* out) {
   const int planes = format.split[plan.split_index].planes;
   std::uint8_t* position = out;
   *position++ = static_cast<std::uint8_t>(plan.split_index);
@@ -67,7 +67,7 @@ std::size_t write_stage(BlockEncoder& block, const Format& format, const ChunkPl
       position += written;
     }
     if (format.is_uniform()) {
-      const auto escapes = static_cast<std::size_t>(std::count(codes + offset, codes + offset + size, std::uint8_t{0}));
+      const auto escapes = kernels.count_byte(codes + offset, size, 0);
       std::memset(position, 0, 4 * escapes);
       position += 4 * escapes;
     }
@@ -110,6 +110,16 @@ bool limit_stream_store(std::uint8_t* memory, std::size_t bytes) {
 #endif
 }
 
+void short_loop(std::uint64_t turns) {
+  for (std::uint64_t turn = 0; turn < turns; ++turn) {
+#if defined(__GNUC__)
+    __asm__ volatile("" : "+r"(turn));  // or the compiler leaves nothing of the loop
+#else
+    *const_cast<volatile std::uint64_t*>(&turn) = turn;
+#endif
+  }
+}
+
 std::size_t stage_bound(std::size_t count) {
   // No symbol takes more than 12 bits and its byte in a list; uniform has 4 bytes for each escape.
   const std::size_t blocks = blocks_of(count, kBlockValues);
@@ -120,9 +130,9 @@ std::size_t stage_encode(const Kernels& kernels, const Format& format, const std
   Scratch& scratch = scratch_of_this_thread();
   const EncodeSettings settings = {&format, kStageBlockValues, kMaximumChunkValues, true, 0, 1};
   BlockEncoder block(kernels, settings, scratch);
-  const std::size_t bytes = write_stage(block, format, plan_stage(format, codes, count, false, scratch), codes, count, out);
+  const std::size_t bytes = write_stage(block, format, kernels, plan_stage(format, codes, count, false, scratch), codes, count, out);
   if (bytes != SIZE_MAX) return bytes;
-  return write_stage(block, format, plan_stage(format, codes, count, true, scratch), codes, count, out);
+  return write_stage(block, format, kernels, plan_stage(format, codes, count, true, scratch), codes, count, out);
 }
 
 bool stage_decode(const Kernels& kernels, const Format& format, const std::uint8_t* payload, std::size_t payload_bytes,

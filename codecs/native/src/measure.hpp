@@ -18,6 +18,9 @@ void limit_add(float* values, std::size_t count);
 // Non-temporal stores, 64 bytes at a time; false where this architecture has none.
 bool limit_stream_store(std::uint8_t* memory, std::size_t bytes);
 
+// So many turns of a loop that takes a cycle each, for finding out how fast the core is.
+void short_loop(std::uint64_t turns);
+
 // Plans and writes codes (count, of an 8-bit format) as a chunk's payload whose scales are all the smallest and whose escaped
 // values are all 0. `out` holds stage_bound(count). Returns the bytes written.
 std::size_t stage_encode(const Kernels& kernels, const Format& format, const std::uint8_t* codes, std::size_t count, std::uint8_t* out);

@@ -48,6 +48,7 @@ void bind_measure(nb::module_& module) {
       "limit_stream_store",
       [](const Values& values) { return fsl::limit_stream_store(reinterpret_cast<std::uint8_t*>(values.data()), 4 * values.size()); },
       unlocked);
+  module.def("short_loop", &fsl::short_loop, unlocked);
   module.def("stage_bound", &fsl::stage_bound);
   module.def(
       "stage_encode",
