@@ -1,4 +1,4 @@
-"""Frames from fp32 values and back: the public functions, and how a chunk gets its mode.
+"""Frames from fp32 values and back by NumPy, the reference, and how a chunk gets its mode.
 
     raw fp32    some value is NaN, infinite, or so large that it would round to infinity; or fp32 whose bits cannot be coded
     constant    all values have the same 32 bits; the value is rounded to the format before it is stored
@@ -7,6 +7,8 @@
 
 Decoding guarantees that a chunk whose flag does not announce NaN or infinity decodes to finite values.
 """
+
+# ruff: noqa: D102 - `Implementation` has the documentation
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -22,6 +24,7 @@ from .formats import (
     MAGNITUDE_MASK,
     Float32Array,
     Format,
+    Values,
     bfloat16_bits,
     bfloat16_codes,
     format_named,
@@ -47,6 +50,7 @@ from .frame import (
     parse_header,
 )
 from .huffman import LENGTH_LIMIT
+from .implementation import DEFAULT_SPEC, Implementation
 from .planes import (
     OWN,
     ChunkPlan,
@@ -70,18 +74,16 @@ from .quantised import (
 )
 from .treebitmap import BLOCK_SYMBOLS, Reader
 
-Values = Float32Array | npt.NDArray[np.uint16]
-"""fp32 values, or the 16 bits of bf16 ones."""
+MAXIMUM_THREADS = 64
+"""That a call may ask for."""
 
-_DEFAULT_SPEC = CodecSpec()
-_DEFAULT_LIMITS = Limits()
 # An encoder that checks the size after each inner block may be over by one of them: at worst fp32 values of which all four planes take
 # a 12-bit escape and a byte. A page more is room for plane heads, padding of bitmaps, and stores of whole vectors.
 _WORKING_BYTES = BLOCK_SYMBOLS * 4 * (LENGTH_LIMIT + 8) // 8 + 4096
 _QUIET_NAN = np.uint32(0x0040)
 
 
-def bound(values_count: int, spec: CodecSpec = _DEFAULT_SPEC) -> int:
+def bound(values_count: int, spec: CodecSpec = DEFAULT_SPEC) -> int:
     """Bytes of output that encoding that many values may need: no frame is longer, and encoders may use the rest as they work."""
     if values_count < 0:
         raise CodecUsageError(f"{values_count} values")
@@ -90,166 +92,146 @@ def bound(values_count: int, spec: CodecSpec = _DEFAULT_SPEC) -> int:
     return HEADER_BYTES + chunks * CHUNK_HEAD_BYTES + 4 * values_count + _WORKING_BYTES
 
 
-def encode_into(
-    values: Values,
-    out: Buffer,
-    spec: CodecSpec = _DEFAULT_SPEC,
-    *,
-    reference: Float32Array | None = None,
-    residual: Float32Array | None = None,
-    books: Sequence[Codebook] = (),
-) -> int:
-    """Encode values (n,), float32 or the uint16 bits of bf16, into the writable buffer `out`; returns the frame's size in bytes.
+class NumpyCodec(Implementation):
+    """The reference, on one thread however many are allowed."""
 
-    With a reference (n,) float32, `values - reference` is encoded. With a residual (n,) float32 (error feedback; Seide et al.,
-    "1-bit stochastic gradient descent", 2014), the residual is added first and then holds what the frame fails to give. `books` are those that
-    the frame may refer to by digest. `out` must hold bound(n, spec) bytes; nothing may overlap. CodecUsageError otherwise.
-    """
-    check_values(values, allow_bfloat16=True)
-    for name, other in (("reference", reference), ("residual", residual)):
-        if other is not None:
-            check_values(other, writable=name == "residual")
-            if other.size != values.size:
-                raise CodecUsageError(f"{name} of {other.size} values for {values.size} values")
-    try:
-        target = memory_of(out)
-    except TypeError as error:
-        raise CodecUsageError(
-            f"the output must be a contiguous bytes-like object: {error}"
-        ) from None
-    if target.readonly or target.nbytes < bound(values.size, spec):
-        raise CodecUsageError(
-            f"output of {target.nbytes} bytes: a writable one of {bound(values.size, spec)} is needed"
+    name = "numpy"
+
+    def encode_into(
+        self,
+        values: Values,
+        out: Buffer,
+        spec: CodecSpec = DEFAULT_SPEC,
+        *,
+        reference: Float32Array | None = None,
+        residual: Float32Array | None = None,
+        books: Sequence[Codebook] = (),
+        threads: int = 1,
+    ) -> int:
+        check_threads(threads)
+        check_values(values, allow_bfloat16=True)
+        for name, other in (("reference", reference), ("residual", residual)):
+            if other is not None:
+                check_values(other, writable=name == "residual")
+                if other.size != values.size:
+                    raise CodecUsageError(f"{name} of {other.size} values for {values.size} values")
+        try:
+            target = memory_of(out)
+        except TypeError as error:
+            raise CodecUsageError(
+                f"the output must be a contiguous bytes-like object: {error}"
+            ) from None
+        if target.readonly or target.nbytes < bound(values.size, spec):
+            raise CodecUsageError(
+                f"output of {target.nbytes} bytes: a writable one of {bound(values.size, spec)} is needed"
+            )
+        read = {"values": values, "reference": reference, "residual": residual}
+        check_apart(read, "output", np.frombuffer(target, np.uint8, bound(values.size, spec)))
+        del read["residual"]
+        check_apart(read, "residual", residual)
+        header = pack_header(spec, values.size)
+        target[:HEADER_BYTES] = header
+        position = HEADER_BYTES
+        for index, start in enumerate(range(0, values.size, spec.chunk_values)):
+            part = slice(start, start + spec.chunk_values)
+            chunk = _combine(
+                values[part],
+                None if reference is None else reference[part],
+                None if residual is None else residual[part],
+            )
+            mode, nonfinite, payload = _encode_chunk(chunk, spec, books)
+            head = pack_chunk_head(header, index, mode, payload, nonfinite=nonfinite)
+            for piece in (head, payload):
+                target[position : position + len(piece)] = piece
+                position += len(piece)
+            if residual is not None:
+                residual[part] = _left_over(chunk, mode, payload, spec)
+        return position
+
+    def decode_into(
+        self,
+        frame: Buffer,
+        out: Values,
+        limits: Limits | None = None,
+        *,
+        books: Sequence[Codebook] = (),
+        threads: int = 1,
+    ) -> int:
+        check_threads(threads)
+        check_values(out, writable=True, allow_bfloat16=True)
+        data = frame_bytes_view(frame)
+        check_apart({"frame": data}, "output", out)
+        header = parse_header(data, limits or Limits(out.size, max(data.size, 1)))
+        if header.values > out.size:
+            raise LimitError(f"frame of {header.values} values, the output holds {out.size}")
+        for chunk in iterate_chunks(data, header):
+            start = chunk.index * header.chunk_values
+            part = out[start : start + chunk.values]
+            if out.dtype == np.float32:
+                _decode_chunk(chunk, header, part.view(np.float32), books)
+            else:
+                values = np.empty(chunk.values, dtype=np.float32)
+                _decode_chunk(chunk, header, values, books)
+                part[:] = _rounded_to_bfloat16(values)
+        return header.values
+
+    def decode_accumulate(
+        self,
+        frame: Buffer,
+        accumulator: Float32Array,
+        weight: float,
+        limits: Limits | None = None,
+        *,
+        books: Sequence[Codebook] = (),
+        threads: int = 1,
+    ) -> int:
+        check_threads(threads)
+        with np.errstate(over="ignore"):
+            factor = np.float32(weight)
+        if not np.isfinite(factor):
+            raise CodecUsageError(f"weight {weight} is not a finite fp32 number")
+        check_values(accumulator, writable=True)
+        data = frame_bytes_view(frame)
+        check_apart({"frame": data}, "accumulator", accumulator)
+        header = parse_header(data, limits or Limits(accumulator.size, max(data.size, 1)))
+        if header.values > accumulator.size:
+            raise LimitError(
+                f"frame of {header.values} values, the accumulator holds {accumulator.size}"
+            )
+        decoded = np.empty(header.values, dtype=np.float32)
+        self.decode_into(frame, decoded, limits, books=books)
+        with np.errstate(all="ignore"):
+            decoded *= factor
+            accumulator[: header.values] += decoded
+        return header.values
+
+    def info(self, frame: Buffer, limits: Limits | None = None) -> FrameInfo:
+        data = frame_bytes_view(frame)
+        header = parse_header(data, limits or Limits(1 << 64, max(data.size, 1)))
+        modes: Counter[int] = Counter()
+        nonfinite = False
+        for chunk in iterate_chunks(data, header):
+            modes[chunk.mode] += 1
+            nonfinite |= chunk.nonfinite
+        return FrameInfo(
+            format=header.number_format.name,
+            values=header.values,
+            block_values=header.block_values,
+            chunk_values=header.chunk_values,
+            chunks=header.chunks,
+            frame_bytes=data.size,
+            nonfinite=nonfinite,
+            raw_fp32_chunks=modes[RAW_FP32],
+            constant_chunks=modes[CONSTANT],
+            raw_code_chunks=modes[RAW_CODES],
+            coded_chunks=modes[CODED],
         )
-    read = {"values": values, "reference": reference, "residual": residual}
-    check_apart(read, "output", np.frombuffer(target, np.uint8, bound(values.size, spec)))
-    del read["residual"]
-    check_apart(read, "residual", residual)
-    header = pack_header(spec, values.size)
-    target[:HEADER_BYTES] = header
-    position = HEADER_BYTES
-    for index, start in enumerate(range(0, values.size, spec.chunk_values)):
-        part = slice(start, start + spec.chunk_values)
-        chunk = _combine(
-            values[part],
-            None if reference is None else reference[part],
-            None if residual is None else residual[part],
-        )
-        mode, nonfinite, payload = _encode_chunk(chunk, spec, books)
-        head = pack_chunk_head(header, index, mode, payload, nonfinite=nonfinite)
-        for piece in (head, payload):
-            target[position : position + len(piece)] = piece
-            position += len(piece)
-        if residual is not None:
-            residual[part] = _left_over(chunk, mode, payload, spec)
-    return position
 
 
-def encode(
-    values: Values, spec: CodecSpec = _DEFAULT_SPEC, *, books: Sequence[Codebook] = ()
-) -> bytes:
-    """`encode_into` into fresh bytes."""
-    check_values(values, allow_bfloat16=True)
-    out = bytearray(bound(values.size, spec))
-    size = encode_into(values, out, spec, books=books)
-    return bytes(memoryview(out)[:size])
-
-
-def decode_into(
-    frame: Buffer,
-    out: Values,
-    limits: Limits | None = None,
-    *,
-    books: Sequence[Codebook] = (),
-) -> int:
-    """Decode a frame into the first n values of out, 1-D of at least n; returns n.
-
-    `out` is float32, or uint16 for bf16 bits: then values are rounded to nearest, ties to even. FrameError for bytes that are no valid frame,
-    LimitError when `out` or `limits` is too small; what `out` then holds is undefined. CodecUsageError when frame and `out` overlap.
-    """
-    check_values(out, writable=True, allow_bfloat16=True)
-    data = frame_bytes_view(frame)
-    check_apart({"frame": data}, "output", out)
-    header = parse_header(data, limits or Limits(out.size, max(data.size, 1)))
-    if header.values > out.size:
-        raise LimitError(f"frame of {header.values} values, the output holds {out.size}")
-    for chunk in iterate_chunks(data, header):
-        start = chunk.index * header.chunk_values
-        part = out[start : start + chunk.values]
-        if out.dtype == np.float32:
-            _decode_chunk(chunk, header, part.view(np.float32), books)
-        else:
-            values = np.empty(chunk.values, dtype=np.float32)
-            _decode_chunk(chunk, header, values, books)
-            part[:] = _rounded_to_bfloat16(values)
-    return header.values
-
-
-def decode(
-    frame: Buffer, limits: Limits = _DEFAULT_LIMITS, *, books: Sequence[Codebook] = ()
-) -> Float32Array:
-    """`decode_into` into a fresh float32 array (n,), allocated after `limits` were checked."""
-    header = parse_header(frame_bytes_view(frame), limits)
-    out = np.empty(header.values, dtype=np.float32)
-    decode_into(frame, out, limits, books=books)
-    return out
-
-
-def decode_accumulate(
-    frame: Buffer,
-    accumulator: Float32Array,
-    weight: float,
-    limits: Limits | None = None,
-    *,
-    books: Sequence[Codebook] = (),
-) -> int:
-    """accumulator[:n] += float32(weight) * decoded: one fp32 multiplication, then one fp32 addition, never fused.
-
-    Returns n. A bad frame leaves the accumulator as it was. Errors as in `decode_into`; CodecUsageError for a weight that is no
-    finite fp32 number.
-    """
-    with np.errstate(over="ignore"):
-        factor = np.float32(weight)
-    if not np.isfinite(factor):
-        raise CodecUsageError(f"weight {weight} is not a finite fp32 number")
-    check_values(accumulator, writable=True)
-    data = frame_bytes_view(frame)
-    check_apart({"frame": data}, "accumulator", accumulator)
-    header = parse_header(data, limits or Limits(accumulator.size, max(data.size, 1)))
-    if header.values > accumulator.size:
-        raise LimitError(
-            f"frame of {header.values} values, the accumulator holds {accumulator.size}"
-        )
-    decoded = np.empty(header.values, dtype=np.float32)
-    decode_into(frame, decoded, limits, books=books)
-    with np.errstate(all="ignore"):
-        decoded *= factor
-        accumulator[: header.values] += decoded
-    return header.values
-
-
-def info(frame: Buffer, limits: Limits | None = None) -> FrameInfo:
-    """What a frame holds, from its headers; all checksums are verified, payloads are not decoded."""
-    data = frame_bytes_view(frame)
-    header = parse_header(data, limits or Limits(1 << 64, max(data.size, 1)))
-    modes: Counter[int] = Counter()
-    nonfinite = False
-    for chunk in iterate_chunks(data, header):
-        modes[chunk.mode] += 1
-        nonfinite |= chunk.nonfinite
-    return FrameInfo(
-        format=header.number_format.name,
-        values=header.values,
-        block_values=header.block_values,
-        chunk_values=header.chunk_values,
-        chunks=header.chunks,
-        frame_bytes=data.size,
-        nonfinite=nonfinite,
-        raw_fp32_chunks=modes[RAW_FP32],
-        constant_chunks=modes[CONSTANT],
-        raw_code_chunks=modes[RAW_CODES],
-        coded_chunks=modes[CODED],
-    )
+def check_threads(threads: int) -> None:
+    """CodecUsageError for a number of threads that no call may have."""
+    if not 1 <= threads <= MAXIMUM_THREADS:
+        raise CodecUsageError(f"threads is {threads}: it must be from 1 to {MAXIMUM_THREADS}")
 
 
 def codebooks_of(

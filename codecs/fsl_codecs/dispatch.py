@@ -9,129 +9,23 @@ have. All give the same bytes and values.
 
 import os
 from collections.abc import Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import numpy as np
 from attrs import frozen
 
-from . import codec
 from .books import Codebook
-from .codec import Values, bound, check_values, codebooks_of
+from .codec import NumpyCodec, bound, check_values, codebooks_of
 from .errors import CodecUsageError
-from .formats import Float32Array
-from .frame import Buffer, CodecSpec, FrameInfo, Limits, frame_bytes_view, parse_header
+from .formats import Float32Array, Values
+from .frame import Buffer, CodecSpec, Limits, frame_bytes_view, parse_header
+from .implementation import DEFAULT_SPEC, Implementation
 from .native import NativeCodec, load
 
 VARIABLE: Final = "FSL_CODECS_PATH"
 NAMES: Final = ("avx512", "avx2", "scalar", "numpy")
-MAXIMUM_THREADS: Final = 64
 _AUTO: Final = "auto"
-_DEFAULT_SPEC: Final = CodecSpec()
 _DEFAULT_LIMITS: Final = Limits()
-
-
-class Implementation(Protocol):
-    """What every implementation can do; the functions below document it."""
-
-    name: str
-
-    def encode_into(
-        self,
-        values: Values,
-        out: Buffer,
-        spec: CodecSpec = _DEFAULT_SPEC,
-        *,
-        reference: Float32Array | None = None,
-        residual: Float32Array | None = None,
-        books: Sequence[Codebook] = (),
-        threads: int = 1,
-    ) -> int:
-        """Write a frame, return its size in bytes."""
-
-    def decode_into(
-        self,
-        frame: Buffer,
-        out: Values,
-        limits: Limits | None = None,
-        *,
-        books: Sequence[Codebook] = (),
-        threads: int = 1,
-    ) -> int:
-        """Write a frame's values, return their number."""
-
-    def decode_accumulate(
-        self,
-        frame: Buffer,
-        accumulator: Float32Array,
-        weight: float,
-        limits: Limits | None = None,
-        *,
-        books: Sequence[Codebook] = (),
-        threads: int = 1,
-    ) -> int:
-        """Add weight times a frame's values, return their number."""
-
-    def info(self, frame: Buffer, limits: Limits | None = None) -> FrameInfo:
-        """Say what a frame holds."""
-
-
-class NumpyCodec:
-    """The reference, on one thread however many are allowed."""
-
-    name = "numpy"
-
-    def encode_into(
-        self,
-        values: Values,
-        out: Buffer,
-        spec: CodecSpec = _DEFAULT_SPEC,
-        *,
-        reference: Float32Array | None = None,
-        residual: Float32Array | None = None,
-        books: Sequence[Codebook] = (),
-        threads: int = 1,
-    ) -> int:
-        """See `fsl_codecs.encode_into`."""
-        _check_threads(threads)
-        return codec.encode_into(
-            values, out, spec, reference=reference, residual=residual, books=books
-        )
-
-    def decode_into(
-        self,
-        frame: Buffer,
-        out: Values,
-        limits: Limits | None = None,
-        *,
-        books: Sequence[Codebook] = (),
-        threads: int = 1,
-    ) -> int:
-        """See `fsl_codecs.decode_into`."""
-        _check_threads(threads)
-        return codec.decode_into(frame, out, limits, books=books)
-
-    def decode_accumulate(
-        self,
-        frame: Buffer,
-        accumulator: Float32Array,
-        weight: float,
-        limits: Limits | None = None,
-        *,
-        books: Sequence[Codebook] = (),
-        threads: int = 1,
-    ) -> int:
-        """See `fsl_codecs.decode_accumulate`."""
-        _check_threads(threads)
-        return codec.decode_accumulate(frame, accumulator, weight, limits, books=books)
-
-    def info(self, frame: Buffer, limits: Limits | None = None) -> FrameInfo:
-        """See `fsl_codecs.info`."""
-        return codec.info(frame, limits)
-
-
-def _check_threads(threads: int) -> None:
-    if not 1 <= threads <= MAXIMUM_THREADS:
-        raise CodecUsageError(f"threads is {threads}: it must be from 1 to {MAXIMUM_THREADS}")
 
 
 @frozen
@@ -192,30 +86,14 @@ def choice() -> Choice:
     return _choice
 
 
-def encode_into(
-    values: Values,
-    out: Buffer,
-    spec: CodecSpec = _DEFAULT_SPEC,
-    *,
-    reference: Float32Array | None = None,
-    residual: Float32Array | None = None,
-    books: Sequence[Codebook] = (),
-    threads: int = 1,
-) -> int:
-    """Encode values (n,), float32 or the uint16 bits of bf16, into the writable buffer `out`; returns the frame's size in bytes.
-
-    With a reference (n,) float32, `values - reference` is encoded. With a residual (n,) float32 (error feedback; Seide et al.,
-    "1-bit stochastic gradient descent", 2014), the residual is added first and then holds what the frame fails to give. `books` are those that
-    the frame may refer to by digest. `out` must hold bound(n, spec) bytes; nothing may overlap. CodecUsageError otherwise.
-    The chunks of the frame are shared out among up to `threads` threads; the bytes are the same.
-    """
-    return _chosen.encode_into(
-        values, out, spec, reference=reference, residual=residual, books=books, threads=threads
-    )
+encode_into = _chosen.encode_into
+decode_into = _chosen.decode_into
+decode_accumulate = _chosen.decode_accumulate
+info = _chosen.info
 
 
 def encode(
-    values: Values, spec: CodecSpec = _DEFAULT_SPEC, *, books: Sequence[Codebook] = ()
+    values: Values, spec: CodecSpec = DEFAULT_SPEC, *, books: Sequence[Codebook] = ()
 ) -> bytes:
     """`encode_into` into fresh bytes."""
     check_values(values, allow_bfloat16=True)
@@ -223,22 +101,6 @@ def encode(
     size = encode_into(values, out, spec, books=books)
     encoded: bytes = out[:size].tobytes()
     return encoded
-
-
-def decode_into(
-    frame: Buffer,
-    out: Values,
-    limits: Limits | None = None,
-    *,
-    books: Sequence[Codebook] = (),
-    threads: int = 1,
-) -> int:
-    """Decode a frame into the first n values of out, 1-D of at least n; returns n.
-
-    `out` is float32, or uint16 for bf16 bits: then values are rounded to nearest, ties to even. FrameError for bytes that are no valid frame,
-    LimitError when `out` or `limits` is too small; what `out` then holds is undefined. CodecUsageError when frame and `out` overlap.
-    """
-    return _chosen.decode_into(frame, out, limits, books=books, threads=threads)
 
 
 def decode(
@@ -249,30 +111,6 @@ def decode(
     out = np.empty(header.values, dtype=np.float32)
     decode_into(frame, out, limits, books=books)
     return out
-
-
-def decode_accumulate(
-    frame: Buffer,
-    accumulator: Float32Array,
-    weight: float,
-    limits: Limits | None = None,
-    *,
-    books: Sequence[Codebook] = (),
-    threads: int = 1,
-) -> int:
-    """accumulator[:n] += float32(weight) * decoded: one fp32 multiplication, then one fp32 addition, never fused.
-
-    Returns n. A bad frame leaves the accumulator as it was. Errors as in `decode_into`; CodecUsageError for a weight that is no
-    finite fp32 number.
-    """
-    return _chosen.decode_accumulate(
-        frame, accumulator, weight, limits, books=books, threads=threads
-    )
-
-
-def info(frame: Buffer, limits: Limits | None = None) -> FrameInfo:
-    """What a frame holds, from its headers; all checksums are verified, payloads are not decoded."""
-    return _chosen.info(frame, limits)
 
 
 __all__ = [

@@ -24,6 +24,8 @@ from attrs import field, frozen
 from .errors import CodecUsageError
 
 Float32Array = npt.NDArray[np.float32]
+Values = Float32Array | npt.NDArray[np.uint16]
+"""fp32 values, or the 16 bits of bf16 ones."""
 ByteArray = npt.NDArray[np.uint8]
 WordArray = npt.NDArray[np.unsignedinteger[Any]]
 

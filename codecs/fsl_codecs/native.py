@@ -1,8 +1,10 @@
-"""The native codec: the functions of `codec` on top of the extension `_native`, with the kernels of one instruction set.
+"""The native codec: the methods of `Implementation` on top of the extension `_native`, with the kernels of one instruction set.
 
 It gives the same bytes, values and refusals as the NumPy package, which is the reference. Calls release the GIL while they work. Threads of a
 call come from one pool of the process; a second call that comes meanwhile works on its own thread alone.
 """
+
+# ruff: noqa: D102 - `Implementation` has the documentation
 
 import importlib
 from collections.abc import Sequence
@@ -10,11 +12,10 @@ from functools import lru_cache
 from typing import Any, Final
 
 from .books import Codebook
-from .codec import Values
-from .formats import FORMATS, FORMATS_BY_WIRE_ID, Float32Array
+from .formats import FORMATS, FORMATS_BY_WIRE_ID, Float32Array, Values
 from .frame import Buffer, CodecSpec, FrameInfo, Limits
+from .implementation import DEFAULT_SPEC, Implementation
 
-_DEFAULT_SPEC: Final = CodecSpec()
 _WIRE_IDS: Final = {name: number_format.wire_id for name, number_format in FORMATS.items()}
 
 
@@ -32,7 +33,7 @@ def load() -> tuple[Any, str]:
         return None, f"the native codec does not load: {error}"
 
 
-class NativeCodec:
+class NativeCodec(Implementation):
     """The codec with the kernels of one path: "avx512", "avx2" or "scalar"."""
 
     def __init__(self, module: Any, path: str) -> None:
@@ -44,14 +45,13 @@ class NativeCodec:
         self,
         values: Values,
         out: Buffer,
-        spec: CodecSpec = _DEFAULT_SPEC,
+        spec: CodecSpec = DEFAULT_SPEC,
         *,
         reference: Float32Array | None = None,
         residual: Float32Array | None = None,
         books: Sequence[Codebook] = (),
         threads: int = 1,
     ) -> int:
-        """See `fsl_codecs.encode_into`."""
         size: int = self._codec.encode_into(
             values,
             out,
@@ -76,7 +76,6 @@ class NativeCodec:
         books: Sequence[Codebook] = (),
         threads: int = 1,
     ) -> int:
-        """See `fsl_codecs.decode_into`."""
         values: int = self._codec.decode_into(
             frame, out, _pair(limits), _unpacked(tuple(books)) if books else None, threads
         )
@@ -92,7 +91,6 @@ class NativeCodec:
         books: Sequence[Codebook] = (),
         threads: int = 1,
     ) -> int:
-        """See `fsl_codecs.decode_accumulate`."""
         values: int = self._codec.decode_accumulate(
             frame,
             accumulator,
@@ -104,7 +102,6 @@ class NativeCodec:
         return values
 
     def info(self, frame: Buffer, limits: Limits | None = None) -> FrameInfo:
-        """See `fsl_codecs.info`."""
         wire_id, block_values, chunk_values, values, chunks, frame_bytes, nonfinite, modes = (
             self._codec.inspect(frame, _pair(limits))
         )
