@@ -214,3 +214,8 @@ class SettleRound(Effect):
     """The training thread may go from the end of the round to the parameter server."""
 
     round: int
+
+
+@frozen
+class DialAgain(Effect):
+    """Say hello again to the split server, which was about to end."""

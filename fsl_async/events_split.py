@@ -348,6 +348,13 @@ class RoundWasNoted(Event):
 
 
 @frozen
+class ConductorEnded(Event):
+    """Split server: the parameter server in the same process has ended the run."""
+
+    reason: str
+
+
+@frozen
 class SplitServerEnded(Event):
     """The split server has ended in good order."""
 

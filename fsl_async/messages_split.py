@@ -134,7 +134,7 @@ class AuxiliaryStays(Message):
 
 @frozen
 class Ended(Message):
-    """Server: it ends, in good order."""
+    """Server: the run is over, and it ends, in good order."""
 
     reason: str
 

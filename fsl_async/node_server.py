@@ -21,6 +21,7 @@ from fsl_async import effects as do
 from fsl_async import events as ev
 from fsl_async import node_ps
 from fsl_async.errors import AddressError, ConfigError, RunDirError
+from fsl_async.events_split import ConductorEnded
 from fsl_async.learn.buffers import Vector
 from fsl_async.learn.datasets.facts import described
 from fsl_async.learn.fed import choose_device
@@ -149,12 +150,12 @@ class _Serving:
         return found.result(_COPY_S)
 
     async def alone(self) -> Summary:
-        """Serve; what asks to stop ends it."""
+        """Serve; asked to stop, it leaves, and the run goes on when a process is started again in this folder."""
         loop = asyncio.get_running_loop()
         ready: asyncio.Future[str] = loop.create_future()
 
         def stop_asked(hard: bool) -> None:
-            loop.call_soon_threadsafe(self._end, self._stop.reason, hard)
+            loop.call_soon_threadsafe(self._end, ev.DrainAsked(self._stop.reason), hard)
 
         unsubscribe = self._stop.subscribe(stop_asked)
         try:
@@ -184,7 +185,7 @@ class _Serving:
                 found = await ending
             finally:
                 ending.cancel()
-            self._end(found.reason, self._stop.hard)
+            self._end(ConductorEnded(found.reason), self._stop.hard)
             return attrs.evolve(await serving, ps=found)
         finally:
             if not serving.done():
@@ -192,11 +193,11 @@ class _Serving:
                 with contextlib.suppress(asyncio.CancelledError):
                     await serving
 
-    def _end(self, reason: str, hard: bool) -> None:
+    def _end(self, event: ev.DrainAsked | ConductorEnded, hard: bool) -> None:
         if hard:
-            self._finish(do.Finish(reason, 0))
+            self._finish(do.Finish(event.reason, 0))
         else:
-            self._shell.node.feed(ev.DrainAsked(reason))
+            self._shell.node.feed(event)
 
     def _finish(self, effect: do.Finish) -> None:
         if not self._finished.done():

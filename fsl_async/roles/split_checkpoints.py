@@ -10,10 +10,12 @@ from collections.abc import Callable
 
 from attrs import mutable
 
+from fsl_async import effects as do
 from fsl_async import effects_split as split
 from fsl_async.deadlines import Deadlines
 from fsl_async.effects import Effect
-from fsl_async.events_split import SplitBook, UploadKey
+from fsl_async.events_split import SplitBook, SplitRecovered, UploadKey
+from fsl_async.roles.words import counted
 
 
 @mutable
@@ -58,3 +60,14 @@ class Checkpoints:
         """It could not be written."""
         self.writing, self.wanted = None, True
         self.deadlines.set("retry", now + self.retry_s)
+
+
+def resumed(event: SplitRecovered) -> list[Effect]:
+    """What is said and entered when a server goes on from its last checkpoint."""
+    if not event.book.uploads and not event.lost:
+        return []
+    text = f"continuing after {counted(event.book.uploads, 'upload')}"
+    if event.lost:
+        text += f"; {counted(len(event.lost), 'upload')} since the last checkpoint are lost unless clients still have them"
+    why = "trained after the last checkpoint of a server that died"
+    return [do.Note(text), *(split.BookUpload(key, "dropped", why) for key in event.lost)]

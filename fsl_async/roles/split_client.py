@@ -14,7 +14,8 @@ Rules
   old when the server says that none comes, and when a new session shows that nothing is due.
 - The end of a round is said to the server when everything of it is settled, again in every session until it is noted. Where the method
   needs it noted (`waits_at_round_end`), the training thread waits; else it goes on at once.
-- When the run is over, or the server is gone for good, nothing is waited for: whatever waits is given up.
+- A server that ends before the run does is waited for, as one that died is: another process goes on in its folder.
+- When the run is over, or the server says that it is, nothing is waited for: whatever waits is given up.
 
     state      event                         -> effects
     any        SplitWelcomed                    OfferUpload for all that is missing there; Tell RoundDone
@@ -31,7 +32,7 @@ Rules
     any        StreamLost                       timer "offer", then OfferUpload
     any        RunEnded                         Tell RunOver, GiveUp for all that waits, Leave
     any        SplitServerEnded                 GiveUp for all that waits, now and later
-    any        ServerRefused                    the same, and Finish
+    any        ServerRefused                    the same, and Finish; "leaving": timer "dial", then DialAgain
     any        TrainingEnded                    Leave once all is settled, or after `drain_s`
     over       UploadReady, RoundEnded          GiveUp and FreeSlot; SettleRound
 """
@@ -141,6 +142,7 @@ class SplitClientMachine:
         if self.over:
             return []
         self.connected = True
+        self.deadlines.cancel("dial")
         self.in_flight = max(1, min(self.decisions.in_flight, event.in_flight))
         if event.incarnation is not None and event.incarnation != self.incarnation:
             self._rename(event.incarnation)  # the handshake raised it; nothing was sent before
@@ -175,6 +177,10 @@ class SplitClientMachine:
     def _refused(self, event: base.ServerRefused, now: float) -> list[Effect]:
         if event.code == "finished":
             return self._server_ended(ev.SplitServerEnded(event.text), now)
+        if event.code == "leaving":
+            if not self.over:
+                self.deadlines.set("dial", now + self.rules.reoffer_s)
+            return []
         return [*self._give_up_all(event.text), do.Finish(event.text, EXIT_REFUSED)]
 
     def _server_ended(self, event: ev.SplitServerEnded, now: float) -> list[Effect]:
@@ -403,6 +409,8 @@ class SplitClientMachine:
         for name in self.deadlines.pop_due(now):
             if name == "offer":
                 effects.extend(self._offer(now))
+            elif name == "dial":
+                effects.append(split.DialAgain())
             else:  # end
                 effects.extend(self._leave("what was sent last was not answered in time"))
         return effects

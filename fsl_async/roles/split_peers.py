@@ -7,10 +7,11 @@ for those offered before it; what is behind one that did not arrive goes with th
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from attrs import Factory, define, field, frozen, mutable
 
+from fsl_async import effects_split as split
 from fsl_async import events_split as ev
 from fsl_async.events_split import ClientBook, UploadKey
 
@@ -122,3 +123,17 @@ def refusal_of(
             )
             return "model", text
     return None
+
+
+def replicas_due(peers: Iterable[Peer], averaged: int, round_: int) -> split.AverageReplicas | None:
+    """The replicas of those who are done with the newest round before `round_` that is not averaged; None: there is none."""
+    done = {
+        peer.name: peer.book
+        for peer in peers
+        if averaged < peer.book.done_round < round_ and peer.book.done_samples > 0
+    }
+    if not done:
+        return None
+    newest = max(book.done_round for book in done.values())
+    samples = {name: book.done_samples for name, book in done.items() if book.done_round == newest}
+    return split.AverageReplicas(newest, samples)

@@ -20,7 +20,9 @@ Rules
 - A server that is killed goes on from its last checkpoint. Uploads after it are lost with the weights that saw them: the ledger
   says so, and clients offer again what they have kept of them.
 - The first client's run is the server's run, for good. Everybody's halves must be those of the configuration.
-- The end: what is here is trained, then a last checkpoint. It comes when the operator asks, or the clients say that the run is over.
+- The end: what is here is trained, then a last checkpoint. It comes when the run is over, as the clients or the parameter server in this
+  process say, or when the operator asks for it. Asked while nobody has said that the run is over, the server only leaves: it sends the answers
+  that clients wait for, ends their sessions, and takes nobody. They go on with the process that comes after it.
 
     state      event                       -> effects
     any        SplitClientHello               AdmitSplit, SendAuxiliary when versions differ | Refuse
@@ -35,8 +37,11 @@ Rules
     any        CheckpointWritten              Tell Durable
     any        CheckpointFailed               timer "retry", then Checkpoint again
     any        StreamLost of an upload        Tell Unwanted "later"
-    any        DrainAsked, all RunOverSaid    training goes on to its end, AverageReplicas, Checkpoint, Tell Ended, Finish
-    ending     timer "drain"                  what is not trained yet is dropped
+    any        ConductorEnded, all            training goes on to its end, AverageReplicas, Checkpoint, Tell Ended, Finish
+               RunOverSaid
+    any        DrainAsked                     the same; but while nobody has said that the run is over: no AverageReplicas,
+                                              and once answers are sent Dismiss in place of Tell Ended
+    ending     timer "drain"                  what is not trained yet is dropped, and no answer waited for
     DONE       anything but SplitClientHello  nothing
 """
 
@@ -57,9 +62,10 @@ from fsl_async.deadlines import Deadlines
 from fsl_async.effects import Effect
 from fsl_async.events_split import SplitBook, UploadKey
 from fsl_async.messages import Message
-from fsl_async.roles.split_checkpoints import Checkpoints
+from fsl_async.roles.split_checkpoints import Checkpoints, resumed
+from fsl_async.roles.split_ending import SplitEnding
 from fsl_async.roles.split_methods import SplitRules, decisions_of
-from fsl_async.roles.split_peers import Answer, Peer, Upload, refusal_of
+from fsl_async.roles.split_peers import Answer, Peer, Upload, refusal_of, replicas_due
 from fsl_async.roles.words import counted
 
 
@@ -77,9 +83,7 @@ class SplitServerMachine:
         self.peers: dict[str, Peer] = {}
         self.ready: deque[UploadKey] = deque()
         self.busy: Effect | None = None  # what the training thread does
-        self.ending: str | None = None
-        self.run_over = False  # somebody has said so: no later round averages the last one
-        self.ended = False
+        self.ending = SplitEnding()
         self.deadlines = Deadlines()
         self.checkpoints = Checkpoints(self.deadlines, rules.checkpoint_every, rules.retry_s)
         self._handlers: dict[type[base.Event], Callable[[Any, float], list[Effect]]] = {
@@ -98,8 +102,19 @@ class SplitServerMachine:
             ev.CheckpointFailed: self._write_failed,
             base.StreamLost: self._stream_lost,
             base.DrainAsked: lambda event, now: self._drain(event.reason, now),
+            ev.ConductorEnded: self._conductor_ended,
             base.TimerFired: self._timers,
         }
+
+    @property
+    def ended(self) -> bool:
+        """Nothing is done any more."""
+        return self.ending.done
+
+    @property
+    def run_over(self) -> bool:
+        """It has ended, with its run."""
+        return self.ending.done and not self.ending.leaves
 
     def next_deadline(self) -> float | None:
         """When `handle(TimerFired())` is due, in seconds of the caller's clock."""
@@ -128,23 +143,12 @@ class SplitServerMachine:
             peer = self.peers.setdefault(name, Peer(name))
             seen = max(peer.book.auxiliary_seen, version)
             peer.book = attrs.evolve(peer.book, auxiliary_seen=seen)
-        if not book.uploads and not event.lost:
-            return []
-        text = f"continuing after {counted(book.uploads, 'upload')}"
-        if event.lost:
-            text += f"; {counted(len(event.lost), 'upload')} since the last checkpoint are lost unless clients still have them"
-        dropped = [
-            split.BookUpload(
-                key, "dropped", "trained after the last checkpoint of a server that died"
-            )
-            for key in event.lost
-        ]
-        return [do.Note(text), *dropped]
+        return resumed(event)
 
     def _hello(self, event: ev.SplitClientHello, now: float) -> list[Effect]:
         refusal = refusal_of(event, self.run, self.architecture)
-        if self.ended or self.ending is not None:
-            refusal = "finished", "this run has ended"
+        if self.ending.asked:
+            refusal = self.ending.refusal()
         elif event.peer not in self.peers and len(self.peers) >= self.rules.max_clients:
             kept = counted(len(self.peers), "client")
             refusal = "full", f"this server keeps the state of {kept} already"
@@ -176,7 +180,8 @@ class SplitServerMachine:
         peer = self.peers.get(event.peer)
         if peer is None or peer.incarnation != event.incarnation or not peer.connected:
             return []
-        return [*self._lose_session(peer), *self._end_if_over(now)]
+        effects = [*self._lose_session(peer), *self._end_if_over(now)]
+        return [*effects, *self._next(now)] if self.ending.asked else effects
 
     def _lose_session(self, peer: Peer) -> list[Effect]:
         open_step = peer.open_step
@@ -195,7 +200,8 @@ class SplitServerMachine:
         peer = self.peers.get(event.peer)
         if peer is None or key.client != event.peer or not peer.is_here(key):
             return [do.DeclineStream(event.peer, event.stream, "not yours")]
-        answer = peer.answer_to(key, self.decisions.in_flight) or self._too_late(key)
+        answer = peer.answer_to(key, self.decisions.in_flight)
+        answer = answer or self.ending.answer() or self._too_late(key)
         if answer is None:
             peer.uploads.setdefault(key, Upload(event)).offer = event
             return [split.ReceiveUpload(event.peer, event.stream, key)]
@@ -210,8 +216,6 @@ class SplitServerMachine:
         return [decline, *self._decline(peer, key, answer)]
 
     def _too_late(self, key: UploadKey) -> Answer | None:
-        if self.ending is not None:
-            return Answer("ended", "the run has ended")
         behind = self.round - key.round
         if behind > self.decisions.max_stale_rounds:
             return Answer("stale", f"{counted(behind, 'round')} behind the newest")
@@ -248,7 +252,8 @@ class SplitServerMachine:
         if event.key not in peer.answers:
             return []
         peer.answers.remove(event.key)
-        return [split.DropAnswer(event.key)]
+        dropped = split.DropAnswer(event.key)
+        return [dropped, *self._next(now)] if self.ending.asked else [dropped]
 
     # --- training ---
 
@@ -258,7 +263,7 @@ class SplitServerMachine:
         while self.busy is None and self.ready:
             key = self.ready[0]
             peer = self.peers[key.client]
-            late = None if self.ending is not None else self._too_late(key)
+            late = None if self.ending.run_over else self._too_late(key)
             if late is not None:
                 self.ready.popleft()
                 del peer.uploads[key]
@@ -283,18 +288,7 @@ class SplitServerMachine:
         """What must be averaged before an upload of this round is trained."""
         if not self.decisions.replicas:
             return None
-        done = {
-            name: peer.book
-            for name, peer in self.peers.items()
-            if self.averaged < peer.book.done_round < round_ and peer.book.done_samples > 0
-        }
-        if not done:
-            return None
-        newest = max(book.done_round for book in done.values())
-        samples = {
-            name: book.done_samples for name, book in done.items() if book.done_round == newest
-        }
-        return split.AverageReplicas(newest, samples)
+        return replicas_due(self.peers.values(), self.averaged, round_)
 
     def _averaged(self, event: ev.ReplicasAveraged, now: float) -> list[Effect]:
         self.busy = None
@@ -394,11 +388,9 @@ class SplitServerMachine:
 
     def _write_failed(self, event: ev.CheckpointFailed, now: float) -> list[Effect]:
         text = f"checkpoint {event.number} could not be written: {event.reason}"
-        if self.ending is not None:
+        if self.ending.asked:
             self.checkpoints.written()
-            self.ended = True
-            self.deadlines.clear()
-            return [do.Note(text, "warning"), *self._say_end(f"{self.ending}; {text}", 1)]
+            return [do.Note(text, "warning"), *self._say_end(text)]
         self.checkpoints.failed(now)
         return [do.Note(f"{text}; next try in {self.rules.retry_s:g} s", "warning")]
 
@@ -408,10 +400,14 @@ class SplitServerMachine:
         peer = self.peers.get(event.peer)
         if peer is None or not peer.connected:
             return []
-        peer.over = self.run_over = True
+        peer.over = self.ending.run_over = True
         if self.deadlines.when("over") is None:
             self.deadlines.set("over", now + self.rules.drain_s)
         return self._end_if_over(now)
+
+    def _conductor_ended(self, event: ev.ConductorEnded, now: float) -> list[Effect]:
+        self.ending.run_over = True
+        return self._drain(event.reason, now)
 
     def _end_if_over(self, now: float) -> list[Effect]:
         """All who are here have said that the run is over, and somebody has."""
@@ -421,9 +417,9 @@ class SplitServerMachine:
         return self._drain("the run has ended", now)
 
     def _drain(self, reason: str, now: float) -> list[Effect]:
-        if self.ending is not None:
+        if self.ending.asked:
             return []
-        self.ending = reason
+        self.ending.reason = reason
         self.deadlines.clear()
         self.deadlines.set("drain", now + self.rules.drain_s)
         return [do.Note(f"ending: {reason}"), *self._next(now)]
@@ -444,22 +440,28 @@ class SplitServerMachine:
         return effects
 
     def _end_if_done(self) -> list[Effect]:
-        if self.ending is None or self.ready or self.checkpoints.writing is not None:
+        if not self.ending.asked or self.ready or self.checkpoints.writing is not None:
             return []
-        self.busy = self._average(self.round + 1) if self.run_over else None
+        self.busy = self._average(self.round + 1) if self.ending.run_over else None
         if self.busy is not None:
             return [self.busy]
         self.checkpoints.want()
         last = self.checkpoints.due(self.book)
         if last:
             return last
-        self.ended = True
-        self.deadlines.clear()
-        return self._say_end(self.ending, 0)
+        in_time = self.deadlines.when("drain") is not None
+        waits = any(peer.connected and peer.answers for peer in self.peers.values())
+        return [] if self.ending.leaves and waits and in_time else self._say_end()
 
-    def _say_end(self, reason: str, exit_code: int) -> list[Effect]:
+    def _say_end(self, problem: str = "") -> list[Effect]:
+        """The last effects; with a problem, the process fails."""
+        ending, reason = self.ending, self.ending.reason or ""
+        reason = f"{reason}; {problem}" if problem else reason
+        ending.done = True
+        self.deadlines.clear()
         here = [peer.name for peer in self.peers.values() if peer.connected]
-        return [
-            *(do.Tell(name, msg.Ended(reason)) for name in here),
-            do.Finish(reason, exit_code),
+        said: list[Effect] = [
+            do.Dismiss(name, reason) if ending.leaves else do.Tell(name, msg.Ended(reason))
+            for name in here
         ]
+        return [*said, do.Finish(reason, 1 if problem else 0)]

@@ -172,6 +172,7 @@ class SplitClientShell:
             split.InstallAuxiliary: self._install,
             split.KeepAuxiliary: lambda *_: self.training.keep(),
             split.SettleRound: lambda e, _: self.training.settle(e.round),
+            split.DialAgain: lambda *_: self.dial(),
         }
 
     def dial(self) -> None:

@@ -240,6 +240,7 @@ class SplitServerShell:
             do.Note: lambda e, _: self._say(e),
             do.DeclineStream: self._decline,
             do.Refuse: lambda e, _: self.endpoint.refuse(e.peer, e.code, e.text),
+            do.Dismiss: lambda e, _: self.endpoint.disconnect(e.peer, e.reason),
             do.Finish: lambda e, _: self._finished(e),
             split.AdmitSplit: lambda e, _: self.endpoint.welcome(e.peer, msg.to_wire(e.welcome)),
             split.ReceiveUpload: self._receive,

@@ -184,6 +184,8 @@ class SplitServerShell(_Shell):
                 endpoint.decline(peer, stream, reason)
             case do.Refuse(peer, code, text):
                 endpoint.refuse(peer, code, text)
+            case do.Dismiss(peer, reason):
+                endpoint.disconnect(peer, reason)
             case do.Finish():
                 self._finished(effect)
             case split.AdmitSplit(peer, _, welcome):
@@ -335,6 +337,8 @@ class SplitClientShell(_Shell):
                 self.endpoint.decline(SERVER, stream, reason)
             case do.Leave(reason):
                 self.endpoint.disconnect(SERVER, reason)
+            case split.DialAgain():
+                self.dial(self.run, self.shard)
             case do.Finish():
                 self.finished = effect
             case split.OfferUpload():

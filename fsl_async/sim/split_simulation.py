@@ -1,12 +1,14 @@
 """`fsl-node sim --split METHOD`: parameter server, split server and clients of a method, as `fsl_async.sim.simulation` does for pretraining.
 
-Two networks, one for each server, with the same faults; the split server is killed like the parameter server. The invariants of
+Two networks, one for each server, with the same faults; the split server is killed like the parameter server, and as often asked to end while
+the run goes on. The invariants of
 pretraining hold for x_c; those of split learning are below and in `split_counting`, checked after every event.
 
 - An upload is trained at most once in the lineage of a server: what a checkpoint has, and what was trained since.
 - Every upload that a client was told to be settled is in the ledger: trained, declined, or dropped with a server that died.
 - Book and tensors of a checkpoint are of one moment.
 - An auxiliary model has one lineage: a version number means one content, and what a client installs is what the server kept.
+- A split server that is asked to end while the run goes on ends no client's part, and loses nothing that it trained.
 - Replicas are averaged over those who said that they are done, before an upload of a later round is trained.
 - Per client, uploads that are not trained and answers that are kept are at most `in_flight`, the buffer is bounded.
 - Bytes by category are the streams' payloads: without faults, what was sent is what was received.
@@ -49,6 +51,8 @@ from fsl_async.sim.split_counting import BUFFER_SAMPLES, STEPS, RoundLearner, Sp
 from fsl_async.sim.split_shells import RoundClientShell, SplitClientShell, SplitServerShell
 
 SPLIT_NAME = "split"
+SPLIT_GOODBYE_S = 0.5
+"""Between the last effect of a split server and the end of its process."""
 ARCHITECTURE = {"method": "", "cut": "1", "client": "c", "server": "s"}
 
 
@@ -189,6 +193,7 @@ class SplitSimulation(Simulation):
         self.learners: dict[str, RoundLearner] = {}
         self.order: list[UploadKey] = []  # trained, over all processes
         self.waited_s = 0.0
+        self._left_in_order = False  # the last split server
         self.architecture = {**ARCHITECTURE, "method": split_settings.rules.method}
 
     # --- processes ---
@@ -198,6 +203,7 @@ class SplitSimulation(Simulation):
         if self.split_process is None and self.decisions.has_server and not self.split_disk.ledger:
             self._launch_split()
             self._plan(self.profile.server_kill_every_s, self._kill_split)
+            self._plan(self.profile.server_kill_every_s, self._ask_split)
 
     def _launch_split(self) -> None:
         clock = ProcessClock(self.scheduler)
@@ -206,6 +212,8 @@ class SplitSimulation(Simulation):
 
         def check(event: ev.Event, effects: list[do.Effect], now: float) -> None:
             self.counts.events += 1
+            if isinstance(event, sev.SplitRecovered) and event.lost and self._left_in_order:
+                self.truth.violated("a split server that ended in order lost uploads", now)
             self.split_truth.after_server(shell, event, effects, now)
 
         shell = SplitServerShell(
@@ -216,7 +224,7 @@ class SplitSimulation(Simulation):
             scheduler=clock,
             journal=self.journal,
             say=lambda _: None,
-            finished=lambda _: None,
+            finished=lambda _: self._split_left(clock, machine),
             sent=self.sent,
             received=self.received,
         )
@@ -323,13 +331,34 @@ class SplitSimulation(Simulation):
 
     def _kill_split(self) -> None:
         if not self._calm and self.split_process is not None:
-            clock, _ = self.split_process
-            clock.alive = False
-            self.split_network.kill(SPLIT_NAME)
-            self.split_process = None
             self.counts.fault("split server killed")
-            self._at(self._chance.uniform(*self.profile.server_return_s), self._launch_split)
+            self._end_split_process(self.split_process[0])
+            self._left_in_order = False
         self._plan(self.profile.server_kill_every_s, self._kill_split)
+
+    def _ask_split(self) -> None:
+        """SIGTERM: it ends in good order, and another process goes on in its folder."""
+        if not self._calm and self.split_process is not None:
+            self.counts.fault("split server asked to end")
+            self.split_process[1].node.feed(ev.DrainAsked("SIGTERM"))
+        self._plan(self.profile.server_kill_every_s, self._ask_split)
+
+    def _split_left(self, clock: ProcessClock, machine: SplitServerMachine) -> None:
+        if not machine.ending.leaves and not self._ending:
+            self.truth.violated("the split server ended before its run", self.scheduler.time())
+        elif machine.ending.leaves:
+            self._at(SPLIT_GOODBYE_S, lambda: self._split_gone(clock))
+
+    def _split_gone(self, clock: ProcessClock) -> None:
+        if self.split_process is not None and self.split_process[0] is clock:
+            self._end_split_process(clock)
+            self._left_in_order = True
+
+    def _end_split_process(self, clock: ProcessClock) -> None:
+        clock.alive = False
+        self.split_network.kill(SPLIT_NAME)
+        self.split_process = None
+        self._at(self._chance.uniform(*self.profile.server_return_s), self._launch_split)
 
     def _reset(self, name: str) -> None:
         if name in self.processes and not self._calm:
@@ -361,7 +390,7 @@ class SplitSimulation(Simulation):
             if not machine.ending.asked:
                 self._ending = True
                 server.shell.node.feed(ev.DrainAsked("the simulated time is over"))
-            over = self.split_process is None or self.split_process[1].machine.ended
+            over = self.split_process is None or self.split_process[1].machine.run_over
             if len(self._ended) == len(self.names) and over:
                 break
         now = self.scheduler.time()
@@ -370,7 +399,7 @@ class SplitSimulation(Simulation):
         for name in self.names:
             if name not in self._ended:
                 self.truth.violated(f"{name} did not end with its run", now)
-        if self.split_process is not None and not self.split_process[1].machine.ended:
+        if self.split_process is not None and not self.split_process[1].machine.run_over:
             self.truth.violated("the split server did not end with its run", now)
         for key in self.disk.pending:
             self.truth.violated(f"acknowledged delta {key.text} is not in the last version", now)

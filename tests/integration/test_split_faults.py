@@ -221,6 +221,20 @@ def test_a_method_with_gradients_in_lockstep_survives_both_servers(site):
     assert split.lives == {"a": 1, "b": 2}
 
 
+def test_a_split_server_that_is_asked_to_end_ends_no_run(site):
+    """SIGTERM at it, as a scheduler sends it: it loses nothing, the clients wait for the next process, and the run ends in order."""
+    parties = Parties(site, split__method="splitfed-v1", split__checkpoint_every=1000)
+    parties.start("ps", "server")
+    parties.start("a", "b")
+    parties.go_on(1)
+    parties.running["server"].signal(signal.SIGTERM)
+    assert parties.running["server"].end() == 64
+    parties.start("server")
+    parties.go_on()
+    parties.finish()
+    assert check(parties).dropped == 0, "what it had trained is in its last checkpoint"
+
+
 def test_the_demo_of_split_learning(tmp_path):
     """The first thing that people run: a client is killed, the loss falls, the bytes are shown, and status tells it again."""
     node = [sys.executable, "-m", "fsl_async.cli"]

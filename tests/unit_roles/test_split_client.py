@@ -320,6 +320,24 @@ def test_it_is_over(make, how):
     assert of(client.feed(ev.AuxiliaryOffered("aux:a/1", 1, 0)), do.DeclineStream)
 
 
+def test_a_server_that_leaves_is_waited_for(make):
+    """Another process goes on in its folder: nothing is given up, and nobody hammers at the one that ends."""
+    client = make("splitfed-v1")
+    client.ready(0)
+    client.feed(base.ServerLost("bye"))
+    assert client.feed(base.ServerRefused("leaving", "about to end")) == []
+    assert client.fire() == [split.DialAgain()]
+    assert client.now == client.machine.rules.reoffer_s
+    assert client.feed(base.ServerRefused("leaving", "about to end")) == []
+    assert offered(client.welcome()) == [(0, True)]
+    client.feed(base.ServerLost("bye"))
+    client.feed(base.ServerRefused("leaving", "about to end"))
+    client.feed(base.RunEnded("limit"))
+    assert client.machine.next_deadline() is None
+    assert client.feed(base.ServerRefused("leaving", "about to end")) == []
+    assert client.machine.next_deadline() is None
+
+
 def test_the_run_ends_without_a_server(make):
     """There is nobody to tell."""
     client = make()

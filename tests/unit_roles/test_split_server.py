@@ -471,8 +471,9 @@ def test_u_shape(make):
     assert split.ForgetSteps("a") in server.feed(base.ClientLeft("a", 1, "expired"))
 
 
-def test_asked_to_end(make):
-    """What is here is trained, then a last checkpoint, then everybody hears it."""
+@pytest.mark.parametrize("over", [False, True])
+def test_asked_to_end(make, over):
+    """What is here is trained, then a last checkpoint, then everybody hears whether it was the run or this process that ended."""
     server = make()
     server.join("a")
     server.join("b")
@@ -481,19 +482,81 @@ def test_asked_to_end(make):
     server.arrive(key("a", 1))
     server.offer(key("a", 2))
     server.arrive(key("a", 2))
-    assert of(server.feed(base.DrainAsked("Ctrl-C")), do.Finish) == []
-    assert server.feed(base.DrainAsked("again")) == []
-    assert told(server.offer(key("b")))[0].code == "ended"
-    assert server.join("z")[0].code == "finished"
+    asked = (ev.ConductorEnded if over else base.DrainAsked)("Ctrl-C")
+    assert of(server.feed(asked), do.Finish) == []
+    assert server.feed(asked) == []
+    effects = server.offer(key("b"))
+    assert told(effects)[0].code == ("ended" if over else "later")
+    assert bool(of(effects, split.BookUpload)) == over, "one that comes again has no fate yet"
+    assert server.join("z")[0].code == ("finished" if over else "leaving")
     server.trained(key("a", 1))
     (last,) = of(server.trained(key("a", 2)), split.Checkpoint)
     assert last.book.uploads == 3
     effects = server.feed(ev.CheckpointWritten(1))
-    assert told(effects)[1:] == [msg.Ended("Ctrl-C")] * 2
+    assert told(effects) == [msg.Durable(key("a", 2).text)] + [msg.Ended("Ctrl-C")] * 2 * over
+    gone = [] if over else [do.Dismiss("a", "Ctrl-C"), do.Dismiss("b", "Ctrl-C")]
+    assert of(effects, do.Dismiss) == gone
     assert effects[-1] == do.Finish("Ctrl-C", 0)
     assert server.feed(base.TimerFired()) == []
-    assert server.join("a")[0].code == "finished"
+    assert server.join("a")[0].code == ("finished" if over else "leaving")
     assert make().feed(base.DrainAsked("nothing done"))[-1] == do.Finish("nothing done", 0)
+
+
+def test_who_leaves_lets_the_answers_go_first(make):
+    """A gradient is in no checkpoint: it would cost a batch. Nobody else keeps the process, and the time is bounded."""
+
+    def leaving(*clients):
+        server = make("splitfed-v2")
+        for name in clients:
+            server.join(name)
+            server.upload(key(name), answer=True)
+        (last,) = of(server.feed(base.DrainAsked("SIGTERM")), split.Checkpoint)
+        assert of(server.feed(ev.CheckpointWritten(last.number)), do.Finish) == []
+        return server
+
+    server = leaving("a", "b")
+    assert server.feed(ev.AnswerSent("a", key("a"))) == [split.DropAnswer(key("a"))]
+    assert server.feed(ev.AnswerSent("b", key("b")))[1:] == [
+        do.Dismiss("a", "SIGTERM"), do.Dismiss("b", "SIGTERM"), do.Finish("SIGTERM", 0)
+    ]  # fmt: skip
+    assert leaving("a").feed(base.ClientLeft("a", 1, "bye"))[-1] == do.Finish("SIGTERM", 0)
+    assert leaving("a").fire()[-1] == do.Finish("SIGTERM", 0)
+
+
+def test_the_run_ends_while_the_server_leaves(make):
+    """Then it is over for everybody after all, and the last round's replicas are averaged."""
+    server = make("splitfed-v1")
+    server.join("a")
+    server.join("b")
+    server.offer(key("b"))
+    server.arrive(key("b"))
+    server.feed(ev.RoundDoneSaid("a", 0, 30))
+    server.feed(base.DrainAsked("SIGTERM"))
+    server.feed(ev.RunOverSaid("a", "limit"))
+    assert server.join("z")[0].code == "finished"
+    assert of(server.trained(key("b")), split.AverageReplicas)
+    (last,) = of(server.feed(ev.ReplicasAveraged(0)), split.Checkpoint)
+    effects = server.feed(ev.CheckpointWritten(last.number))
+    assert {type(each) for each in told(effects)} == {msg.Durable, msg.Ended}
+    assert not of(effects, do.Dismiss)
+
+
+def test_what_is_too_old_is_declined_by_one_that_leaves(make):
+    """Whoever comes after it would decline it too."""
+    server = make("splitfed-v1")
+    server.join("a")
+    server.join("b")
+    server.offer(key("a", number=2))
+    server.arrive(key("a", number=2))
+    server.offer(key("b", number=1))
+    server.arrive(key("b", number=1))
+    server.feed(base.DrainAsked("SIGTERM"))
+    (booked,) = [
+        e
+        for e in of(server.trained(key("a", number=2)), split.BookUpload)
+        if e.outcome != "trained"
+    ]
+    assert (booked.key, booked.outcome) == (key("b", number=1), "declined")
 
 
 def test_the_end_does_not_wait_for_everything(make):

@@ -9,6 +9,7 @@ from click.testing import CliRunner
 from fsl_async.commands import sim as sim_command
 from fsl_async.roles.split_checkpoints import Checkpoints
 from fsl_async.roles.split_client import SplitClientMachine
+from fsl_async.roles.split_ending import SplitEnding
 from fsl_async.roles.split_methods import METHODS, SplitRules
 from fsl_async.roles.split_peers import Peer
 from fsl_async.roles.split_server import SplitServerMachine
@@ -58,6 +59,7 @@ def test_a_storm_breaks_no_invariant(worse, method, lockstep):
     assert len(simulation.disk.models) > 4
     if method != "fedavg":
         assert simulation.counts.kinds["split server killed"] >= 2
+        assert simulation.counts.kinds["split server asked to end"] >= 2
         assert simulation.split_facts()["uploads"]["dropped"] > 0
 
 
@@ -213,9 +215,19 @@ def _decline_without_a_line(monkeypatch):
     monkeypatch.setattr(SplitServerMachine, "_decline", decline)
 
 
+def _end_the_run_when_asked(monkeypatch):
+    monkeypatch.setattr(SplitEnding, "leaves", False)
+
+
+def _leave_without_a_checkpoint(monkeypatch):
+    monkeypatch.setattr(Checkpoints, "want", lambda self: None)
+
+
 @pytest.mark.parametrize(
     ("method", "defect"),
     [
+        ("fsl-sage", _end_the_run_when_asked),
+        ("fsl-sage", _leave_without_a_checkpoint),
         ("splitfed-v2", _train_again),
         ("splitfed-v2", _train_out_of_order),
         ("cse-fsl", _forget_the_book),
