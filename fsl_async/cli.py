@@ -25,8 +25,7 @@ if TYPE_CHECKING:
 
 _DEBUG = "--debug"
 _JSON = "--json"
-_ROLES = ("ps", "client", "server")
-_LATER_ROLES = ("relay",)
+_ROLES = ("ps", "client", "server", "relay")
 _NODE = "node"
 
 _PATH = click.Path(path_type=Path)
@@ -35,8 +34,6 @@ _PATH = click.Path(path_type=Path)
 def _check_role(_: click.Context, __: click.Parameter, role: str | None) -> str:
     if role in _ROLES:
         return str(role)
-    if role in _LATER_ROLES:
-        raise UsageError(f"--role {role} is not in this version; use --role ps or --role client")
     if role is None:
         raise UsageError(
             f"say what this node is, --role ps or --role client, or give a command ({', '.join(COMMANDS)})"
@@ -47,9 +44,9 @@ def _check_role(_: click.Context, __: click.Parameter, role: str | None) -> str:
 @click.command(_NODE, add_help_option=False)
 @click.option(
     "--role",
-    metavar="ps|client|server",
+    metavar="ps|client|server|relay",
     callback=_check_role,
-    help="Be the parameter server, a client that trains, or a split server.",
+    help="Be the parameter server, a client that trains, a split server, or a relay on the way.",
 )
 @click.option("--with-ps", is_flag=True, help="server: hold the parameter server as well.")
 @click.option("--config", type=_PATH, metavar="FILE", help="ps: the run's TOML file; see init.")
@@ -103,38 +100,50 @@ def _check_role(_: click.Context, __: click.Parameter, role: str | None) -> str:
 @click.option(
     "--ec2-spot", is_flag=True, help="client: watch for the end of this EC2 spot instance."
 )
+@click.option("--listen", metavar="HOST:PORT", help="relay: where its clients reach it.")
+@click.option(
+    "--also",
+    multiple=True,
+    metavar="PORT=ADDRESS",
+    help="relay: forward another port too, such as a split server's; repeatable.",
+)
 @click.option("--insecure", is_flag=True, help="Accept that other machines connect unencrypted.")
 @click.option("--dry-run", is_flag=True, help="Print what would be run, resolved, and exit.")
 @click.option(_JSON, "as_json", is_flag=True, help="Print JSON objects, the result last.")
 @click.argument("address", required=False)
 def node(role: str, **options: Any) -> int:
     """Run a node of the run."""
-    if role != "client":
-        for name, flag in (("grace_s", "--grace"), ("ec2_spot", "--ec2-spot")):
-            if options.pop(name) not in {None, False}:
-                raise UsageError(
-                    f"{flag} is a client's: the others are not preempted in good order"
-                )
-    if role != "ps" and options.pop("launchers") is not None:
-        raise UsageError("--launchers goes with --role ps, which asks for clients that died")
-    if role == "server":
-        from fsl_async.commands import server
+    _take_off(role, options)
+    module = importlib.import_module(f"fsl_async.commands.{role}")
+    code: int = module.command(**options)
+    return code
 
-        return server.command(**options)
-    if options.pop("with_ps"):
-        raise UsageError("--with-ps goes with --role server")
-    if role == "ps":
-        for name in ("model", "auxiliary"):
-            if options.pop(name) is not None:
-                raise UsageError(
-                    f"--{name} is for --role server and --role client: the parameter server stores numbers and builds no model"
-                )
-        from fsl_async.commands import ps
 
-        return ps.command(**options)
-    from fsl_async.commands import client
+# Options that go with some roles only: which, and what is said to the others.
+_BUILDS_NOTHING = "the parameter server stores numbers and builds no model"
+_OF_ROLES: dict[str, tuple[str, str]] = {
+    "listen": ("relay", "--listen goes with --role relay; others listen at LISTEN_ADDRESS"),
+    "also": ("relay", "--also goes with --role relay"),
+    "grace_s": ("client", "--grace is a client's: the others are not preempted in good order"),
+    "ec2_spot": ("client", "--ec2-spot is a client's: the others are not preempted in good order"),
+    "launchers": ("ps", "--launchers goes with --role ps, which asks for clients that died"),
+    "with_ps": ("server", "--with-ps goes with --role server"),
+    "model": (
+        "client server",
+        f"--model is for --role server and --role client: {_BUILDS_NOTHING}",
+    ),
+    "auxiliary": (
+        "client server",
+        f"--auxiliary is for --role server and --role client: {_BUILDS_NOTHING}",
+    ),
+}
 
-    return client.command(**options)
+
+def _take_off(role: str, options: dict[str, Any]) -> None:
+    """Take the options off that are not for this role; raises UsageError where one was given."""
+    for name, (roles, text) in _OF_ROLES.items():
+        if role not in roles.split() and options.pop(name) not in {None, False, ()}:
+            raise UsageError(text)
 
 
 class Root(click.Group):
@@ -178,7 +187,7 @@ class Root(click.Group):
             raise UsageError(
                 f"to join the run at {word[:200]}: {program()} --role client {word[:200]}"
             )
-        if word in {*_ROLES, *_LATER_ROLES}:
+        if word in _ROLES:
             raise UsageError(f"a role is an option: {program()} --role {word}")
         close = difflib.get_close_matches(word, COMMANDS, n=1)
         meant = f"did you mean {close[0]}?" if close else f"commands: {', '.join(COMMANDS)}"
@@ -189,6 +198,7 @@ class Root(click.Group):
         formatter.write_usage(program(), "--role ps [OPTIONS] [LISTEN_ADDRESS]")
         formatter.write_usage(program(), "--role client [OPTIONS] ADDRESS", " " * 7)
         formatter.write_usage(program(), "--role server [OPTIONS] [LISTEN_ADDRESS]", " " * 7)
+        formatter.write_usage(program(), "--role relay [OPTIONS] SERVER_ADDRESS", " " * 7)
         formatter.write_usage(program(), "COMMAND [OPTIONS]", " " * 7)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

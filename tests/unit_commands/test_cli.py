@@ -23,8 +23,24 @@ def run(capsys, *args):
 
 
 GOLDEN = [
-    ("--role relay", "--role relay is not in this version; use --role ps or --role client"),
-    ("--role relay a:1", "--role relay is not in this version; use --role ps or --role client"),
+    (
+        "--role relay",
+        "which server? Give the address in the line that it prints, like: fsl-node --role relay --listen *:7100 fsl://ps.example.org:7100",
+    ),
+    ("--role ps --listen *:1", "--listen goes with --role relay; others listen at LISTEN_ADDRESS"),
+    ("--role client --also 1=a:2 b:1", "--also goes with --role relay"),
+    (
+        "--role relay --set a.b=1 a:1",
+        "--set is not a relay's, which forwards what it does not read",
+    ),
+    (
+        "--role relay --also 7101 127.0.0.1:1",
+        "--also 7101: write it as PORT=ADDRESS or HOST:PORT=ADDRESS, for example 7101=split.example.org:7101",
+    ),
+    (
+        "--role relay --listen 0.0.0.0:7100 127.0.0.1:1",
+        "fsl://127.0.0.1:1 has no key: everything would pass unencrypted, readable here and on the way; give the address with ?key=... as the server prints it, or accept it with --insecure",
+    ),
     ("--role foo", "--role 'foo' is unknown; use --role ps or --role client"),
     ("--rolle ps", "no such option '--rolle'. Did you mean '--role'? (see fsl-node --help)"),
     (

@@ -299,6 +299,9 @@ class ZmqWorld(World):
     def do(self, work):
         return self.loop.run_until_complete(work)
 
+    def _target(self):
+        return self.port
+
     def _listener_link(self, name):
         async def make():
             from fsl_transport.zmq_link import ZmqListener
@@ -314,7 +317,7 @@ class ZmqWorld(World):
             from fsl_transport.zmq_link import ZmqDialer
 
             if name not in self.proxies:
-                self.proxies[name] = proxy = Proxy(self, lambda: self.port)
+                self.proxies[name] = proxy = Proxy(self, self._target)
                 await proxy.start()
             address = f"127.0.0.1:{self.proxies[name].port}"
             return ZmqDialer(address, name, self.settings(), self.dialer_curve(name))
@@ -395,12 +398,92 @@ class CurveWorld(ZmqWorld):
         return DialerCurve(self.pair_of(name), self.server.public)
 
 
-WORLDS = {"mem": MemWorld, "zmq": ZmqWorld, "curve": CurveWorld}
+class Porter:
+    """The owner of a relay who lets everybody through, and remembers what it was told."""
+
+    def __init__(self):
+        self.story = []
+        self.board = None
+        self.admits = True
+
+    def said(self, what):
+        """All of one kind."""
+        return [told[1:] for told in self.story if told[0] == what]
+
+    def accepted(self, line, door, source):
+        self.story.append(("accepted", line, door, source))
+        if self.admits:
+            self.board.greet(line)
+        else:
+            self.board.drop(line, "full")
+
+    def signed(self, line):
+        self.story.append(("signed", line))
+        self.board.dial(line)
+
+    def greeted(self, line, mechanism):
+        self.story.append(("greeted", line, mechanism))
+        if not mechanism:
+            self.board.drop(line, "no ZeroMQ")
+
+    def dialled(self, line):
+        self.story.append(("dialled", line))
+        self.board.carry(line)
+
+    def undialled(self, line, reason):
+        self.story.append(("undialled", line, reason))
+        asyncio.get_running_loop().call_later(0.02, self.board.dial, line)
+
+    def ended(self, line, reason, up, down):
+        self.story.append(("ended", line, reason, up, down))
 
 
-@pytest.fixture(params=WORLDS)
+class RelayWorld(CurveWorld):
+    """Encrypted sockets, and two relays in a row between the proxies and the listener."""
+
+    kind = "relay"
+
+    def __init__(self):
+        super().__init__()
+        self.boards = []
+        self.entry = 0
+
+    def _listener_link(self, name):
+        link = super()._listener_link(name)
+        if not self.boards:
+            self.do(self._open())
+        return link
+
+    async def _open(self):
+        from fsl_transport.relay import Switchboard
+
+        self.entry = self.port
+        for _ in range(2):
+            porter = Porter()
+            porter.board = Switchboard(porter)
+            self.entry = porter.board.open_door("127.0.0.1:0", f"127.0.0.1:{self.entry}")[1]
+            self.boards.append(porter.board)
+
+    def _target(self):
+        return self.entry
+
+    def close(self):
+        async def end():
+            for node in self.nodes:
+                await node.endpoint.aclose()
+            for board in self.boards:
+                await board.aclose()
+
+        self.do(end())
+        super().close()
+
+
+WORLDS = {"mem": MemWorld, "zmq": ZmqWorld, "curve": CurveWorld, "relay": RelayWorld}
+
+
+@pytest.fixture(params=["mem", "zmq", "curve"])
 def world(request):
-    """Either world; its teardown fails on leaked tasks and threads."""
+    """One of the worlds; its teardown fails on leaked tasks and threads."""
     made = WORLDS[request.param]()
     yield made
     made.close()
@@ -412,6 +495,12 @@ def curve_world():
     made = CurveWorld()
     yield made
     made.close()
+
+
+@pytest.fixture
+def new_porter():
+    """``Porter``."""
+    return Porter
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""One suite that every link must pass under the same endpoints: memory and ZeroMQ."""
+"""One suite that every link must pass under the same endpoints: memory, ZeroMQ, ZeroMQ encrypted, and that through two relays."""
 
 import os
 
@@ -19,6 +19,8 @@ from fsl_transport import (
     Superseded,
     Unreachable,
 )
+
+pytestmark = pytest.mark.parametrize("world", ["mem", "zmq", "curve", "relay"], indirect=True)
 
 
 def pair(world, **settings):

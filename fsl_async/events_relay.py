@@ -1,0 +1,76 @@
+"""What happens at a relay. A line is one connection from a client's side and its twin towards the server; a door is a port of the relay.
+
+DrainAsked and TimerFired come from `fsl_async.events`.
+"""
+
+from __future__ import annotations
+
+from attrs import frozen
+
+from fsl_async.events import Event
+
+
+@frozen
+class LineAccepted(Event):
+    """Somebody connected to door `door` from the IP address `source`."""
+
+    line: int
+    door: int
+    source: str
+
+
+@frozen
+class LineSigned(Event):
+    """Its first bytes are those of a ZeroMQ connection."""
+
+    line: int
+
+
+@frozen
+class LineGreeted(Event):
+    """Its greeting says how what follows is protected: NULL, PLAIN, CURVE, GSSAPI, or "" for something else than ZeroMQ."""
+
+    line: int
+    mechanism: str
+
+
+@frozen
+class LineDialled(Event):
+    """Its twin stands."""
+
+    line: int
+
+
+@frozen
+class DialFailed(Event):
+    """The server behind its door could not be reached."""
+
+    line: int
+    reason: str
+
+
+@frozen
+class LineEnded(Event):
+    """Both connections are closed. Bytes: from the client to the server (`up`) and back, over its whole life."""
+
+    line: int
+    reason: str
+    up: int
+    down: int
+
+
+@frozen
+class LineState:
+    """What a line has carried so far, in bytes; `held`: what waits inside the relay for a side that takes nothing."""
+
+    line: int
+    up: int
+    down: int
+    held: int
+
+
+@frozen
+class LinesLooked(Event):
+    """The answer to Look."""
+
+    lines: tuple[LineState, ...]

@@ -1,0 +1,162 @@
+"""A relay process: sockets, machine and loop put together. Holds no model, reads no message, needs neither NumPy nor torch."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from attrs import evolve, frozen
+
+import fsl_transport as tp
+from fsl_async import effects as do
+from fsl_async import events as ev
+from fsl_async.errors import AddressError, RunDirError
+from fsl_async.observe.journal import JournalWriter, TraceHash
+from fsl_async.roles.relay import DoorRules, RelayMachine, RelayRules
+from fsl_async.shells.relay import RelayShell
+from fsl_async.stopper import Stopper
+from fsl_transport.loop import run as run_loop
+from fsl_transport.relay import Switchboard
+
+JOURNAL = "journal.jsonl"
+_FILES_OF_A_LINE = 2
+_OTHER_FILES = 64
+
+
+@frozen
+class Door:
+    """A port of the relay: where it listens, whom it dials, and whether nothing but sealed traffic may pass."""
+
+    listen: str
+    server: str
+    sealed: bool
+
+
+@frozen
+class Summary:
+    """How a relay ended."""
+
+    connections: int
+    bytes_up: int
+    bytes_down: int
+    dropped: dict[str, int]
+    reason: str
+    seconds: float
+
+
+def serve(
+    doors: Sequence[Door],
+    *,
+    run_dir: Path | None,
+    announce: Callable[[list[tuple[str, int]]], None],
+    tell: Callable[[do.Note], None],
+    stop: Stopper,
+) -> Summary:
+    """Forward until `stop` is asked. Blocks; makes its own loop.
+
+    announce: called with host and port of each door once clients can come. tell: takes what the operator should know.
+    Raises AddressError (port in use) and RunDirError, each in one line.
+    """
+    journal: JournalWriter | TraceHash = TraceHash()
+    if run_dir is not None:
+        try:
+            run_dir.mkdir(parents=True, exist_ok=True)
+            journal = JournalWriter(run_dir / JOURNAL)
+        except OSError as error:
+            raise RunDirError(f"cannot write in {run_dir}: {error}") from None
+    try:
+        return run_loop(_serve(doors, journal, announce, tell, stop))
+    finally:
+        if isinstance(journal, JournalWriter):
+            journal.close()
+
+
+def lines_allowed(wanted: int) -> int:
+    """How many lines this process can hold: no more than `wanted`, no more than its limit of open files, which is raised as far as it goes."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return wanted
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = wanted * _FILES_OF_A_LINE + _OTHER_FILES
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        soft = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        return max(1, min(wanted, (soft - _OTHER_FILES) // _FILES_OF_A_LINE))
+    return wanted
+
+
+async def _serve(
+    doors: Sequence[Door],
+    journal: JournalWriter | TraceHash,
+    announce: Callable[[list[tuple[str, int]]], None],
+    tell: Callable[[do.Note], None],
+    stop: Stopper,
+) -> Summary:
+    loop = asyncio.get_running_loop()
+    begun = time.monotonic()
+    finished: asyncio.Future[do.Finish] = loop.create_future()
+    rules = RelayRules(doors=tuple(DoorRules(name=one.server, sealed=one.sealed) for one in doors))
+    machine = RelayMachine(evolve(rules, lines=lines_allowed(rules.lines)))
+
+    def finish(effect: do.Finish) -> None:
+        if not finished.done():
+            finished.set_result(effect)
+
+    def broken(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        # A defect of ours in a callback: better an end with its name than a relay that carries half.
+        if not finished.done():
+            finished.set_exception(context.get("exception") or RuntimeError(context["message"]))
+
+    loop.set_exception_handler(broken)
+    shell = RelayShell(machine, scheduler=loop, journal=journal, say=tell, finished=finish)
+    shell.switchboard = switchboard = Switchboard(shell)
+
+    def stop_asked(hard: bool) -> None:
+        loop.call_soon_threadsafe(
+            (lambda: finish(do.Finish(stop.reason)))
+            if hard
+            else (lambda: shell.node.feed(ev.DrainAsked(stop.reason)))
+        )
+
+    unsubscribe: Callable[[], None] = lambda: None  # noqa: E731 - until there is one
+    try:
+        try:
+            bound = [switchboard.open_door(one.listen, one.server) for one in doors]
+        except tp.LocalError as error:
+            raise AddressError(str(error)) from None
+        unsubscribe = stop.subscribe(stop_asked)
+        journal.note(
+            "NodeStarted",
+            loop.time(),
+            role="relay",
+            doors=[f"{one.listen} -> {one.server}" for one in doors],
+            pid=os.getpid(),
+            host=socket.gethostname(),
+            lines=machine.rules.lines,
+        )
+        announce(bound)
+        ended = await finished
+        shell.look()
+    finally:
+        unsubscribe()
+        shell.node.close()
+        await switchboard.aclose()
+        up, down = machine.carried
+        journal.note("NodeEnded", loop.time(), up=up, down=down)
+    return Summary(
+        machine.totals.accepted,
+        up,
+        down,
+        dict(machine.totals.dropped),
+        ended.reason,
+        round(time.monotonic() - begun, 3),
+    )

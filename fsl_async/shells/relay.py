@@ -1,0 +1,79 @@
+"""Joins a RelayMachine with the sockets of a relay: effects out, events in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from fsl_async import effects as do
+from fsl_async import effects_relay as relay
+from fsl_async import events_relay as evr
+from fsl_async.effects import Effect
+from fsl_async.roles.relay import RelayMachine
+from fsl_async.runtime import Journal, Node
+from fsl_transport import Scheduler
+from fsl_transport.relay import Switchboard
+
+
+class RelayShell:
+    """Is the `Owner` of a `Switchboard` (see `fsl_transport.relay`). Used on the loop thread only; set `switchboard` before anything comes."""
+
+    def __init__(
+        self,
+        machine: RelayMachine,
+        *,
+        scheduler: Scheduler,
+        journal: Journal,
+        say: Callable[[do.Note], None],
+        finished: Callable[[do.Finish], None],
+    ) -> None:
+        self.machine = machine
+        self.node = Node(machine, scheduler, self._execute, journal)
+        self.switchboard: Switchboard
+        self._executors: dict[type, Callable[[Any], None]] = {
+            do.Note: say,
+            do.Finish: finished,
+            relay.ReadGreeting: lambda e: self.switchboard.greet(e.line),
+            relay.DialTwin: lambda e: self.switchboard.dial(e.line),
+            relay.Carry: lambda e: self.switchboard.carry(e.line),
+            relay.DropLine: lambda e: self.switchboard.drop(e.line, e.reason),
+            relay.StopListening: lambda _: self.switchboard.stop_listening(),
+            relay.LookAtLines: lambda _: self.look(),
+        }
+
+    def look(self) -> None:
+        """Tell the machine what every line has carried."""
+        states = (
+            evr.LineState(one.line, one.up, one.down, one.held)
+            for one in self.switchboard.carried()
+        )
+        self.node.feed(evr.LinesLooked(tuple(states)))
+
+    def _execute(self, effect: Effect, number: int) -> None:
+        self._executors[type(effect)](effect)
+
+    # What the switchboard tells.
+
+    def accepted(self, line: int, door: int, source: str) -> None:
+        """See `fsl_transport.relay`."""
+        self.node.feed(evr.LineAccepted(line, door, source))
+
+    def signed(self, line: int) -> None:
+        """See `fsl_transport.relay`."""
+        self.node.feed(evr.LineSigned(line))
+
+    def greeted(self, line: int, mechanism: str) -> None:
+        """See `fsl_transport.relay`."""
+        self.node.feed(evr.LineGreeted(line, mechanism))
+
+    def dialled(self, line: int) -> None:
+        """See `fsl_transport.relay`."""
+        self.node.feed(evr.LineDialled(line))
+
+    def undialled(self, line: int, reason: str) -> None:
+        """See `fsl_transport.relay`."""
+        self.node.feed(evr.DialFailed(line, reason))
+
+    def ended(self, line: int, reason: str, up: int, down: int) -> None:
+        """See `fsl_transport.relay`."""
+        self.node.feed(evr.LineEnded(line, reason, up, down))

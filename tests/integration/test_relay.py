@@ -1,0 +1,95 @@
+"""Relays between clients and server, as processes: a run through them is a run, whatever becomes of them."""
+
+import json
+import signal
+import time
+
+import pytest
+
+from fsl_async.observe.ledger_audit import audit_run
+
+pytestmark = pytest.mark.slow
+
+
+def relay(site, server, listen="127.0.0.1:0", *more):
+    """Start a relay in front of `server`; returns the process and where clients reach it."""
+    process = site.start("--role", "relay", "--listen", listen, *more, server)
+    line = process.wait_for("--role client")
+    return process, line.split("fsl://")[1]
+
+
+def client_at(site, address, name):
+    """A client that knows of the relay only."""
+    task = f"{site.folder / 'task.py'}:train"
+    return site.start("--role", "client", "--name", name, "--task", task, address)
+
+
+def objects(process):
+    """The JSON objects of its output; what people are told goes to standard error."""
+    return [json.loads(line) for line in process.lines if line.startswith("{")]
+
+
+def merged(site):
+    """Every key of every version."""
+    return [one["key"] for version in site.ledger("version") for one in version["merged"]]
+
+
+def test_two_relays_in_a_row_that_are_killed_and_restarted(site):
+    """Clients train on, reconnect by themselves, and nothing is lost or merged twice."""
+    server = site.server(every_s=1.0)
+    near, far_place = relay(site, site.address)
+    far, entry = relay(site, far_place)
+    clients = [client_at(site, entry, name) for name in "ab"]
+    site.wait_version(1)
+    for victim in (near, far):
+        victim.kill()
+        before = max(one["version"] for one in site.ledger("version"))
+        time.sleep(0.5)
+        if victim is near:
+            relay(site, site.address, far_place)
+        else:
+            last, _ = relay(site, far_place, entry)
+        site.wait_version(before + 2)
+    lives = {tuple(key.split("/")[:2]) for key in merged(site)}
+    assert len(lives) == 2, "both clients took part, each in one life"
+    server.signal(signal.SIGINT)
+    assert server.end() == 130
+    assert [client.end() for client in clients] == [0, 0]
+    keys = merged(site)
+    assert len(keys) == len(set(keys))
+    assert {one["key"] for one in site.ledger("accepted")} == set(keys)
+    audit = audit_run(site.run_dir)
+    assert not audit.lost
+    assert not audit.doubled
+    last.signal(signal.SIGTERM)
+    assert last.end() == 64
+    last.wait_for("reason")
+
+
+def test_a_relay_says_what_it_did_as_json(site):
+    """Lines for programs: where it listens, what to paste, and the result last; Ctrl-C is 130."""
+    process = site.start(
+        "--role", "relay", "--json", "--listen", "127.0.0.1:0", "--also", "0=127.0.0.1:9", "--run-dir", "r", "127.0.0.1:9"
+    )  # fmt: skip
+    process.wait_for("--role client")
+    first, second = objects(process)[:2]
+    assert first["event"] == second["event"] == "listening"
+    assert first["join"].endswith(f"fsl://{first['address'].removeprefix('tcp://')}")
+    assert second["join"] == ""
+    process.signal(signal.SIGINT)
+    assert process.end() == 130
+    result = objects(process)[-1]
+    assert result["reason"] == "Ctrl-C"
+    assert result["connections"] == 0
+    kinds = [
+        json.loads(line)["type"]
+        for line in (site.folder / "r" / "journal.jsonl").read_text().splitlines()
+    ]
+    assert kinds == [
+        "NodeStarted",
+        "DrainAsked",
+        "StopListening",
+        "Finish",
+        "LinesLooked",
+        "NodeEnded",
+    ]

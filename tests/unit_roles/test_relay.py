@@ -1,0 +1,320 @@
+"""The relay's machine: who gets a line, what is dropped, and when it may end."""
+
+import pytest
+
+from fsl_async import effects as do
+from fsl_async import effects_relay as relay
+from fsl_async import events as ev
+from fsl_async import events_relay as evr
+from fsl_async.roles.relay import DoorRules, LineStage, RelayMachine, RelayRules, amount
+
+SEALED = DoorRules(name="ps", sealed=True)
+OPEN = DoorRules(name="split", sealed=False)
+
+
+class Relay:
+    """A machine with a clock, and with a switchboard that ends what is dropped."""
+
+    def __init__(self, **rules):
+        self.now = 0.0
+        self.machine = RelayMachine(RelayRules(doors=(SEALED, OPEN), **rules))
+        self.dropped = {}
+        self.notes = []
+        self.finished = []
+
+    def feed(self, event):
+        """Feed one event, and what dropping ends in; returns the other effects."""
+        left = []
+        for effect in self.machine.handle(event, self.now):
+            if isinstance(effect, relay.DropLine):
+                self.dropped[effect.line] = effect.reason
+                left += self.feed(evr.LineEnded(effect.line, effect.reason, 0, 0))
+            elif isinstance(effect, do.Note):
+                self.notes.append(effect)
+            elif isinstance(effect, do.Finish):
+                self.finished.append(effect)
+            else:
+                left.append(effect)
+        return left
+
+    def until(self, when):
+        """Let time pass; returns what the timers brought."""
+        effects = []
+        for _ in range(10_000):
+            deadline = self.machine.next_deadline()
+            if deadline is None or deadline > when:
+                break
+            self.now = max(self.now, deadline)
+            effects += self.feed(ev.TimerFired())
+        else:
+            raise AssertionError("its timers never end")
+        self.now = when
+        return effects
+
+    def accept(self, line, source="a", door=0):
+        """Somebody connects."""
+        return self.feed(evr.LineAccepted(line, door, source))
+
+    def open(self, line, source="a", door=0):
+        """A line stands."""
+        self.accept(line, source, door)
+        self.feed(evr.LineSigned(line))
+        self.feed(evr.LineDialled(line))
+        self.feed(evr.LineGreeted(line, "CURVE"))
+
+    def look(self, *states):
+        """What each line has carried."""
+        return self.feed(evr.LinesLooked(tuple(evr.LineState(*state) for state in states)))
+
+
+def test_the_twin_is_dialled_when_somebody_speaks_zeromq():
+    """Not before: a port scanner costs the server nothing."""
+    one = Relay()
+    assert one.accept(1) == [relay.ReadGreeting(1)]
+    assert one.feed(evr.LineSigned(1)) == [relay.DialTwin(1)]
+    assert one.feed(evr.LineDialled(1)) == [relay.Carry(1)]
+    assert one.feed(evr.LineGreeted(1, "CURVE")) == []
+    assert one.machine.lines[1].stage is LineStage.OPEN
+    one.until(60.0)
+    assert not one.dropped
+
+
+def test_what_is_no_zeromq_is_dropped():
+    """Whether that shows in the first ten bytes or later."""
+    one = Relay()
+    one.accept(1)
+    one.feed(evr.LineGreeted(1, ""))
+    one.accept(2)
+    one.feed(evr.LineSigned(2))
+    one.feed(evr.LineDialled(2))
+    one.feed(evr.LineGreeted(2, ""))
+    assert set(one.dropped) == {1, 2}
+    assert one.machine.totals.dropped == {"no ZeroMQ": 2}
+
+
+@pytest.mark.parametrize("after", ["accept", "dial"])
+def test_who_says_too_little_is_dropped_in_time(after):
+    """Slow-loris: neither silence nor a greeting that never ends holds a line for longer than `greeting_s`."""
+    one = Relay()
+    one.accept(1)
+    if after == "dial":
+        one.until(9.0)
+        one.feed(evr.LineSigned(1))
+        one.feed(evr.LineDialled(1))
+        one.until(18.9)
+        assert not one.dropped
+    one.until(10.0 if after == "accept" else 19.0)
+    assert one.dropped == {1: "no greeting within 10 s"}
+    assert not one.machine.lines
+
+
+def test_a_sealed_door_lets_only_curve_pass():
+    """With a key in the server's address nothing readable may pass; without one that is the operator's choice."""
+    one = Relay()
+    for line, door in ((1, 0), (2, 0), (3, 1)):
+        one.accept(line, door=door)
+        one.feed(evr.LineSigned(line))
+        one.feed(evr.LineDialled(line))
+        one.feed(evr.LineGreeted(line, "NULL"))
+    assert set(one.dropped) == {1, 2}
+    assert [note.level for note in one.notes] == ["warning"], "said once, not for each"
+    assert "?key=" in one.notes[0].text
+    one.until(61.0)
+    one.accept(4)
+    one.feed(evr.LineSigned(4))
+    one.feed(evr.LineDialled(4))
+    one.feed(evr.LineGreeted(4, "PLAIN"))
+    assert [note.level for note in one.notes] == ["warning", "info", "warning"], (
+        "after the status line again"
+    )
+    assert "3 unencrypted" not in one.notes[1].text
+    assert "2 unencrypted" in one.notes[1].text
+
+
+def test_a_server_that_is_away_is_dialled_again_while_a_client_waits():
+    """With growing waits, said once; and the client goes when its own patience with a greeting would end."""
+    one = Relay()
+    one.accept(1)
+    one.feed(evr.LineSigned(1))
+    dialled = []
+    for _ in range(20):
+        one.feed(evr.DialFailed(1, "connection refused"))
+        if one.dropped:
+            break
+        before = one.now
+        assert one.until(one.machine.next_deadline()) == [relay.DialTwin(1)]
+        dialled.append(round(one.now - before, 3))
+    assert dialled[:4] == [0.25, 0.5, 1.0, 2.0]
+    assert max(dialled) == 2.0
+    assert one.dropped == {1: "no server: connection refused"}
+    assert one.now <= 9.0
+    assert len(one.notes) == 1
+    one.open(2)
+    assert one.notes[1].text == "ps is reached again"
+
+
+def test_strangers_cannot_take_the_places_of_those_who_are_in():
+    """New lines are bounded, of one address more tightly; those that lasted do not count as new."""
+    one = Relay(lines=10, strangers=5, strangers_of_one=3)
+    for line in range(3):
+        one.open(line)
+    one.accept(3)
+    assert "3 new connections of a already" in one.dropped[3]
+    one.until(15.0)
+    for line in range(4, 7):
+        one.open(line)
+    one.open(7, "b")
+    one.open(8, "b")
+    one.accept(9, "c")
+    assert "5 new connections already" in one.dropped[9]
+    one.until(30.0)
+    one.open(10, "b")
+    one.open(11, "c")
+    assert len(one.machine.lines) == 10
+    one.accept(12, "d")
+    assert "10 connections already" in one.dropped[12]
+    assert one.machine.totals.dropped == {"full": 3}
+    one.feed(evr.LineEnded(0, "the client closed it", 1, 2))
+    one.open(13, "d")
+    assert 13 in one.machine.lines
+
+
+def test_places_of_strangers_that_leave_are_free_again():
+    """A count that leaks would lock everybody out after a while."""
+    one = Relay(strangers=2, strangers_of_one=2)
+    for line in range(100):
+        one.accept(line)
+        one.feed(evr.LineEnded(line, "gone", 0, 0))
+    assert not one.dropped
+    assert not one.machine.lines
+
+
+def test_a_line_that_is_stuck_and_one_that_is_idle_are_dropped():
+    """Held bytes that nobody takes cost memory for a minute; silence alone is allowed for an hour."""
+    one = Relay()
+    for line in (1, 2, 3):
+        one.open(line)
+    one.look((1, 10, 10, 500), (2, 10, 10, 0), (3, 10, 10, 500))
+    one.now = 59.0
+    one.look((1, 10, 10, 500), (2, 10, 10, 0), (3, 11, 10, 500))
+    assert not one.dropped
+    one.now = 60.0
+    one.look((1, 10, 10, 500), (2, 10, 10, 0), (3, 11, 10, 500))
+    assert list(one.dropped) == [1]
+    one.look((2, 10, 10, 0), (3, 11, 12, 0))
+    one.now = 3600.0
+    one.look((2, 10, 10, 0), (3, 11, 12, 0))
+    assert list(one.dropped) == [1, 2]
+
+
+def test_lines_are_looked_at_as_long_as_there_are_some():
+    """And an idle relay has no timer at all."""
+    one = Relay()
+    assert one.machine.next_deadline() is None
+    one.open(1)
+    assert one.until(35.0) == [relay.LookAtLines()] * 3
+    one.feed(evr.LineEnded(1, "gone", 5, 6))
+    one.until(1000.0)
+    assert one.machine.next_deadline() is None
+    assert one.machine.carried == (5, 6)
+    one.open(2)
+    assert one.machine.next_deadline() is not None
+
+
+def test_the_status_line_says_what_passed_since_the_last_one():
+    """Bytes of lines that are there and of those that are gone, once each; nothing when nothing passed."""
+    one = Relay()
+    one.open(1)
+    one.open(2, "b")
+    one.look((1, 1_000_000, 5, 0), (2, 500, 0, 0))
+    one.feed(evr.LineEnded(2, "gone", 600, 0))
+    one.until(60.0)
+    assert one.notes[0].text == "1 connection of 1 address, 1 MB up and 5 B down in the last 60 s"
+    assert one.notes[0].facts == {
+        "lines": 1,
+        "addresses": 1,
+        "up": 1_000_600,
+        "down": 5,
+        "dropped": 0,
+    }
+    one.until(180.0)
+    assert len(one.notes) == 1
+
+
+def test_asked_to_end_it_waits_until_the_lines_are_quiet():
+    """A transfer gets a moment; heartbeats do not keep it."""
+    one = Relay()
+    one.open(1)
+    assert one.feed(ev.DrainAsked("SIGTERM")) == [relay.StopListening(), relay.LookAtLines()]
+    one.look((1, 0, 0, 0))
+    size = 0
+    for _ in range(4):
+        assert one.until(one.now + 0.5) == [relay.LookAtLines()]
+        size += 1_000_000
+        one.look((1, size, 0, 0))
+    assert not one.finished
+    one.until(one.now + 0.5)
+    one.look((1, size + 10, 0, 77))
+    assert not one.finished, "something still waits inside"
+    one.until(one.now + 0.5)
+    one.look((1, size + 20, 0, 0))
+    assert one.finished == [do.Finish("SIGTERM")]
+    assert one.machine.next_deadline() is None
+    one.look((1, size + 30, 7, 0))
+    assert one.machine.carried == (size + 30, 7), "its summary is about all that passed"
+    assert len(one.finished) == 1
+
+
+def test_a_relay_that_ends_does_not_wait_for_ever_and_takes_nobody():
+    """`drain_s` bounds it, whatever passes; without lines it ends at once."""
+    one = Relay()
+    one.open(1)
+    one.feed(ev.DrainAsked("Ctrl-C"))
+    one.accept(2)
+    assert one.dropped == {2: "the relay is ending"}
+    one.until(10.0)
+    assert one.finished == [do.Finish("Ctrl-C")]
+    other = Relay()
+    other.feed(ev.DrainAsked("Ctrl-C"))
+    assert other.finished == [do.Finish("Ctrl-C")]
+    third = Relay()
+    third.open(1)
+    third.feed(ev.DrainAsked("Ctrl-C"))
+    third.feed(evr.LineEnded(1, "the client closed it", 0, 0))
+    assert third.finished == [do.Finish("Ctrl-C")]
+
+
+def test_late_words_about_a_line_change_nothing():
+    """Sockets and machine disagree for a moment: what comes for a line that is gone, or twice, is ignored."""
+    one = Relay()
+    one.open(1)
+    for event in (evr.LineSigned(1), evr.LineDialled(1), evr.DialFailed(1, "x")):
+        assert one.feed(event) == []
+    one.feed(evr.LineEnded(1, "gone", 1, 1))
+    for event in (
+        evr.LineSigned(1),
+        evr.LineDialled(1),
+        evr.LineGreeted(1, ""),
+        evr.DialFailed(1, "x"),
+        evr.LineEnded(1, "gone", 1, 1),
+    ):
+        assert one.feed(event) == []
+    one.look((1, 5, 5, 5))
+    assert one.machine.carried == (1, 1)
+
+
+def test_a_thousand_lines_leave_no_timers_behind():
+    """The heap forgets what is over."""
+    one = Relay(strangers_of_one=2000, strangers=2000)
+    for line in range(1000):
+        one.open(line)
+        one.feed(evr.LineEnded(line, "gone", 0, 0))
+    one.until(100.0)
+    assert not one.machine._heap
+
+
+def test_amounts_are_readable():
+    """Three digits and a unit."""
+    assert [amount(size) for size in (0, 999, 1000, 2_345_678, 12.3e9, 4567e9)] == [
+        "0 B", "999 B", "1 kB", "2.35 MB", "12.3 GB", "4,567 GB",
+    ]  # fmt: skip

@@ -1,0 +1,379 @@
+"""The sockets of a relay: lines, that is, a connection that came in and the twin that was dialled for it.
+
+Only carries out. Who gets a line, when it is dialled, carried and dropped, decides the owner (``fsl_async/roles/relay.py``), who is told:
+
+    accepted(line, door, source)   somebody connected; answer with greet or drop
+    signed(line)                   the first ten bytes are ZeroMQ's; answer with dial or drop
+    greeted(line, mechanism)       the greeting is whole ("" when it is none of ZeroMQ's); drop, or let it pass
+    dialled(line)                  the twin stands; answer with carry or drop
+    undialled(line, reason)        it does not; dial again, or drop
+    ended(line, reason, up, down)  the line is gone; the last word about it
+
+Bytes are looked at up to the end of the greeting (``greeting.py``), which is in plain sight; all after it passes through ``hose.py``
+unread. A door is a listening port with the server behind it. ``up`` is from the client to the server. Everything happens on the loop thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+from typing import Final, Protocol
+
+from attrs import frozen
+
+from fsl_transport import greeting
+from fsl_transport.errors import LocalError
+from fsl_transport.hose import Hose, TankPool
+from fsl_transport.zmq_link import split_address
+
+CONNECT_S: Final = 5.0
+LINGER_S: Final = 1.0
+"""After one side has ended: what waits for the other one, and its own end, may take this long."""
+RESOLVED_S: Final = 10.0
+"""How long an address that was looked up is used."""
+_ACCEPTS_PER_TURN: Final = 32
+_PAUSE_S: Final = 0.2
+_KEEPALIVE: Final = (
+    ("TCP_KEEPIDLE", 30),
+    ("TCP_KEEPINTVL", 10),
+    ("TCP_KEEPCNT", 3),
+    ("TCP_USER_TIMEOUT", 60_000),
+)
+
+
+@frozen
+class Carried:
+    """What one line has carried so far, in bytes; ``held`` waits inside for a side that takes nothing."""
+
+    line: int
+    up: int
+    down: int
+    held: int
+
+
+class Owner(Protocol):
+    """Who decides; see the module."""
+
+    def accepted(self, line: int, door: int, source: str) -> None: ...  # noqa: D102
+    def signed(self, line: int) -> None: ...  # noqa: D102
+    def greeted(self, line: int, mechanism: str) -> None: ...  # noqa: D102
+    def dialled(self, line: int) -> None: ...  # noqa: D102
+    def undialled(self, line: int, reason: str) -> None: ...  # noqa: D102
+    def ended(self, line: int, reason: str, up: int, down: int) -> None: ...  # noqa: D102
+
+
+class _Line:
+    """One connection and its twin."""
+
+    __slots__ = (
+        "client", "dialling", "door", "is_sniffing", "linger", "number", "passed", "seen", "server", "to_client", "to_server",
+    )  # fmt: skip
+
+    def __init__(self, number: int, door: int, client: socket.socket) -> None:
+        self.number = number
+        self.door = door
+        self.client = client
+        self.server: socket.socket | None = None
+        self.seen = bytearray()  # of the client's greeting
+        self.passed = 0  # of those, sent on
+        self.is_sniffing = False
+        self.dialling: asyncio.Task[None] | None = None
+        self.linger: asyncio.TimerHandle | None = None
+        self.to_server: Hose | None = None
+        self.to_client: Hose | None = None
+
+    def carried(self) -> Carried:
+        up, down = self.to_server, self.to_client
+        return Carried(
+            self.number,
+            self.passed + (up.carried if up else 0),
+            down.carried if down else 0,
+            (up.held if up else 0) + (down.held if down else 0),
+        )
+
+
+class _Door:
+    """A listening socket and the place behind it."""
+
+    def __init__(self, listener: socket.socket, upstream: str) -> None:
+        self.listener = listener
+        self.host, self.port = split_address(upstream, listening=False)
+        self.found: list[tuple[int, tuple[str, int]]] = []
+        self.found_at = 0.0
+
+
+class Switchboard:
+    """All doors and lines of one relay. Make it inside a running loop."""
+
+    def __init__(self, owner: Owner) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._owner = owner
+        self._pool = TankPool()
+        self._doors: list[_Door] = []
+        self._lines: dict[int, _Line] = {}
+        self._last = 0
+        self._is_listening = True
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.refused_by_system = 0
+        """Connections that waited because this process had no file descriptor for them."""
+
+    def open_door(self, address: str, upstream: str) -> tuple[str, int]:
+        """Listen at ``host:port`` for connections that belong to ``upstream``; returns host and port. ``LocalError`` when that cannot be."""
+        host, port = split_address(address, listening=True)
+        listener = _listen(address, "0.0.0.0" if host == "*" else host, port)  # noqa: S104 - as asked
+        try:
+            self._doors.append(_Door(listener, upstream))
+        except LocalError:
+            listener.close()
+            raise
+        self._loop.add_reader(listener.fileno(), self._accept, len(self._doors) - 1)
+        bound = listener.getsockname()
+        return str(bound[0]), int(bound[1])
+
+    def stop_listening(self) -> None:
+        """Close the doors; lines go on."""
+        self._is_listening = False
+        for door in self._doors:
+            if door.listener.fileno() >= 0:
+                self._loop.remove_reader(door.listener.fileno())
+                door.listener.close()
+
+    def greet(self, line: int) -> None:
+        """Read who it is."""
+        found = self._lines.get(line)
+        if found is not None:
+            self._sniff(found, on=True)
+
+    def dial(self, line: int) -> None:
+        """Connect to the server behind the line's door."""
+        found = self._lines.get(line)
+        if found is not None:
+            found.dialling = self._loop.create_task(self._dial(found))
+            self._tasks.add(found.dialling)
+            found.dialling.add_done_callback(self._tasks.discard)
+
+    def carry(self, line: int) -> None:
+        """Let bytes pass."""
+        found = self._lines.get(line)
+        if found is None or found.server is None:
+            return
+        found.to_client = Hose(
+            self._loop,
+            self._pool,
+            found.server,
+            found.client,
+            lambda error: self._hose_ended(found, "the server", error),
+        )
+        found.to_client.start()
+        self._sniff(found, on=True)
+        self._pass(found, greeting.OPEN_BYTES)
+
+    def drop(self, line: int, reason: str) -> None:
+        """End a line now."""
+        found = self._lines.get(line)
+        if found is not None:
+            self._finish(found, reason)
+
+    def carried(self) -> list[Carried]:
+        """What every line has carried."""
+        return [line.carried() for line in self._lines.values()]
+
+    async def aclose(self) -> None:
+        """End everything without a word."""
+        self.stop_listening()
+        for line in list(self._lines.values()):
+            self._close(line)
+        self._lines.clear()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    # Doors.
+
+    def _accept(self, number: int) -> None:
+        door = self._doors[number]
+        for _ in range(_ACCEPTS_PER_TURN):
+            try:
+                client, place = door.listener.accept()
+            except (BlockingIOError, ConnectionError):
+                return
+            except OSError:  # out of file descriptors: who waits is accepted later
+                self.refused_by_system += 1
+                self._loop.remove_reader(door.listener.fileno())
+                self._loop.call_later(_PAUSE_S, self._listen_again, number)
+                return
+            client.setblocking(False)
+            _tune(client)
+            self._last += 1
+            line = self._lines[self._last] = _Line(self._last, number, client)
+            self._owner.accepted(line.number, number, str(place[0]))
+
+    def _listen_again(self, number: int) -> None:
+        if self._is_listening:
+            self._loop.add_reader(self._doors[number].listener.fileno(), self._accept, number)
+
+    async def _dial(self, line: _Line) -> None:
+        door = self._doors[line.door]
+        reason = "no address"
+        try:
+            for family, place in await self._resolve(door):
+                server = socket.socket(family, socket.SOCK_STREAM)
+                server.setblocking(False)
+                try:
+                    await asyncio.wait_for(self._loop.sock_connect(server, place), CONNECT_S)
+                except BaseException as error:
+                    server.close()
+                    if not isinstance(error, OSError | TimeoutError):
+                        raise
+                    reason = _words(error)
+                    continue
+                _tune(server)
+                line.server = server
+                line.dialling = None
+                self._owner.dialled(line.number)
+                return
+        except OSError as error:
+            reason = _words(error)
+        line.dialling = None
+        self._owner.undialled(line.number, reason)
+
+    async def _resolve(self, door: _Door) -> list[tuple[int, tuple[str, int]]]:
+        now = self._loop.time()
+        if not door.found or now > door.found_at + RESOLVED_S:
+            entries = await self._loop.getaddrinfo(door.host, door.port, type=socket.SOCK_STREAM)
+            # IPv4 first, as ZeroMQ dials.
+            entries.sort(key=lambda entry: entry[0] != socket.AF_INET)
+            door.found = [(entry[0], entry[4]) for entry in entries]  # type: ignore[misc]
+            door.found_at = now
+        return door.found
+
+    # Lines.
+
+    def _sniff(self, line: _Line, *, on: bool) -> None:
+        if on != line.is_sniffing:
+            line.is_sniffing = on
+            if on:
+                self._loop.add_reader(line.client.fileno(), self._read_greeting, line)
+            else:
+                self._loop.remove_reader(line.client.fileno())
+
+    def _read_greeting(self, line: _Line) -> None:
+        """Until the line is carried read the signature only, then the rest."""
+        seen = line.seen
+        wanted = greeting.SIGNATURE_BYTES if line.server is None else greeting.GREETING_BYTES
+        try:
+            data = line.client.recv(wanted - len(seen))
+        except BlockingIOError:
+            return
+        except OSError as error:
+            self._finish(line, f"the client: {_words(error)}")
+            return
+        if not data:
+            self._finish(line, "the client closed it")
+            return
+        seen += data
+        if len(seen) < wanted:
+            if line.server is not None:
+                self._pass(line, greeting.OPEN_BYTES)
+            return
+        self._sniff(line, on=False)
+        if line.server is None:
+            if greeting.is_signature(seen):
+                self._owner.signed(line.number)
+            else:
+                self._owner.greeted(line.number, "")
+            return
+        self._owner.greeted(line.number, greeting.mechanism_of(seen))
+        if line.number in self._lines and self._pass(line, greeting.GREETING_BYTES):
+            line.to_server = Hose(
+                self._loop,
+                self._pool,
+                line.client,
+                line.server,
+                lambda error: self._hose_ended(line, "the client", error),
+            )
+            line.to_server.start()
+
+    def _pass(self, line: _Line, limit: int) -> bool:
+        """Send the greeting on, up to byte ``limit``. A fresh connection takes 64 bytes."""
+        assert line.server is not None
+        part = line.seen[line.passed : limit]
+        try:
+            sent = line.server.send(part) if part else 0
+        except OSError as error:
+            self._finish(line, f"the server: {_words(error)}")
+            return False
+        line.passed += sent
+        return sent == len(part)
+
+    def _hose_ended(self, line: _Line, side: str, error: OSError | None) -> None:
+        if error is not None:
+            self._finish(line, _words(error))
+            return
+        other = line.to_client if side == "the client" else line.to_server
+        target = line.server if side == "the client" else line.client
+        if other is None or other.is_over or target is None:
+            self._finish(line, f"{side} closed it")
+            return
+        with contextlib.suppress(OSError):
+            target.shutdown(socket.SHUT_WR)
+        line.linger = self._loop.call_later(LINGER_S, self._finish, line, f"{side} closed it")
+
+    def _finish(self, line: _Line, reason: str) -> None:
+        if self._lines.pop(line.number, None) is None:
+            return
+        carried = line.carried()
+        self._close(line)
+        self._owner.ended(line.number, reason, carried.up, carried.down)
+
+    def _close(self, line: _Line) -> None:
+        if line.linger is not None:
+            line.linger.cancel()
+        if line.dialling is not None:
+            line.dialling.cancel()
+        for hose in (line.to_server, line.to_client):
+            if hose is not None:
+                hose.close()
+        self._sniff(line, on=False)
+        line.client.close()
+        if line.server is not None:
+            line.server.close()
+
+
+def _listen(address: str, host: str, port: int) -> socket.socket:
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, kind, protocol, _, place = found[0]
+        listener = socket.socket(family, kind, protocol)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(place)
+            listener.listen(1024)
+            listener.setblocking(False)
+        except OSError:
+            listener.close()
+            raise
+    except OSError as error:
+        raise LocalError(f"cannot listen on {address}: {_words(error)}") from None
+    return listener
+
+
+def _tune(connection: socket.socket) -> None:
+    """No waiting for more bytes to send, and an end when the other machine is gone."""
+    with contextlib.suppress(OSError):  # a connection that broke meanwhile
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in _KEEPALIVE:
+            number = getattr(socket, name, None)
+            if number is not None:
+                connection.setsockopt(socket.IPPROTO_TCP, number, value)
+
+
+def _words(error: BaseException) -> str:
+    if isinstance(error, TimeoutError):
+        return "no answer"
+    number = getattr(error, "errno", None) or 0
+    # The loops have words of their own for a connection that is refused; a failed look-up has a negative number.
+    text = os.strerror(number) if number > 0 else getattr(error, "strerror", None) or str(error)
+    text = text or type(error).__name__
+    return text[:1].lower() + text[1:]
