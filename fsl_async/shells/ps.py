@@ -341,6 +341,9 @@ class ServerShell:
         if self._incarnations.get(effect.peer, -1) >= effect.incarnation:
             self._welcome(effect)
             return
+        if self._shards.pick(effect.peer, self._scheduler.time()) is None:
+            self._refuse_shard(effect)  # before it is written down: there is no end of names
+            return
         self.worker.submit(
             lambda: self.store.record_incarnation(effect.peer, effect.incarnation),
             lambda _: self._welcome(effect),
@@ -356,14 +359,7 @@ class ServerShell:
         shards = self.facts.shards
         shard = self._shards.pick(peer, self._scheduler.time())
         if shard is None:
-            holders = ", ".join(self._shards.holders[:8])
-            text = (
-                f"all {shards} data shards are taken (by {holders}): start this client again under one of these names,"
-                " or set data.shards (or sync.clients) higher at the server"
-            )
-            self._say(do.Note(f"{peer} is refused: {text}", "warning"))
-            self.endpoint.refuse(peer, "shards", text)
-            self.node.feed(ev.ClientLeft(peer, effect.incarnation, "no data shard"))
+            self._refuse_shard(effect)
             return
         welcome = Welcome(self.facts.run, shard, shards, self.facts.config)
         if self._shards.of(peer) == shard and not self._shards.is_lent(peer):
@@ -381,6 +377,17 @@ class ServerShell:
             self.endpoint.disconnect(peer, str(error))  # it says hello again
 
         self.worker.submit(lambda: self.store.lease(peer, shards, shard, loan=True), lent, failed)
+
+    def _refuse_shard(self, effect: do.Admit) -> None:
+        peer = effect.peer
+        holders = ", ".join(self._shards.holders[:8])
+        text = (
+            f"all {self.facts.shards} data shards are taken (by {holders}): start this client again under one of these names,"
+            " or set data.shards (or sync.clients) higher at the server"
+        )
+        self._say(do.Note(f"{peer} is refused: {text}", "warning"))
+        self.endpoint.refuse(peer, "shards", text)
+        self.node.feed(ev.ClientLeft(peer, effect.incarnation, "no data shard"))
 
     def _book_shard(self, peer: str, then: Callable[[], None]) -> None:
         """Make a client's shard its own for good, then go on."""

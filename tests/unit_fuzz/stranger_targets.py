@@ -286,6 +286,9 @@ class Loopback:
     def redial(self):
         pass
 
+    def whence(self):
+        return "192.0.2.1"
+
 
 class Journal:
     """Nothing is written down."""

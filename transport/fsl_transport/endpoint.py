@@ -19,6 +19,7 @@ from fsl_transport.events import (
     Unreachable,
 )
 from fsl_transport.frames import Ack, Beat, Chunk, Data, Foreign, Hello
+from fsl_transport.gate import HelloGate, SpeechGate
 from fsl_transport.link import Buffer, Chance, Lane, Link, Scheduler, check_name, key_of
 from fsl_transport.session import DialerMachine, DialerState, ListenerMachine, ListenerState
 from fsl_transport.settings import TransportSettings
@@ -58,6 +59,15 @@ class ListenerEndpoint(Endpoint):
         self._admit = admit
         self._peers: dict[str, Peer] = {}
         self._present: dict[str, None] = {}  # names that are asking or up, in order of arrival
+        self._gate = HelloGate(settings, scheduler.time())
+        self._known: dict[str, None] = {}  # names that were heard in a session, or remembered
+        self.slowed = 0
+        """Control messages that came too fast, and were left for later."""
+
+    @property
+    def dropped_hellos(self) -> int:
+        """HELLOs that came too fast."""
+        return self._gate.dropped
 
     @property
     def peers(self) -> list[str]:
@@ -75,6 +85,7 @@ class ListenerEndpoint(Endpoint):
         if type(incarnation) is not int or not 0 <= incarnation < frames.NATURAL_MAX:
             raise LocalError(f"{incarnation!r} is no incarnation: use nanoseconds since 1970")
         self._record(name).machine.remember(incarnation)
+        self._know(name)
 
     def welcome(self, peer: str, body: Body) -> None:
         """Let the peer of ``HelloReceived`` in. Ignored when it no longer asks."""
@@ -84,7 +95,7 @@ class ListenerEndpoint(Endpoint):
             return
         now = self._scheduler.time()
         identity = self._chance.getrandbits(8 * frames.SESSION_BYTES)
-        hello = found.machine.hello
+        hello, found.machine.hello = found.machine.hello, {}
         found.machine.welcome(identity.to_bytes(frames.SESSION_BYTES, "little"), body, now)
         self._flush(found)
         self.rearm(found, now)
@@ -138,9 +149,18 @@ class ListenerEndpoint(Endpoint):
     def _all_peers(self) -> Sequence[Peer]:
         return list(self._peers.values())
 
+    def _know(self, name: str) -> None:
+        self._gate.settled(name)
+        self._known.pop(name, None)
+        self._known[name] = None
+        if len(self._known) > _KNOWN_NAMES_PER_SESSION * self.settings.max_sessions:
+            del self._known[next(iter(self._known))]
+
     def _settle(self, peer: Peer) -> None:
         if peer.machine.state is ListenerState.ABSENT:
             self._present.pop(peer.name, None)
+            self._gate.settled(peer.name)
+            peer.machine.hello = {}  # up to 64 KiB of a stranger's, who may have many names
         else:
             self._present[peer.name] = None
 
@@ -175,17 +195,38 @@ class ListenerEndpoint(Endpoint):
             self._answer_stranger(name, message, origin)
         elif type(message) is Chunk:
             self._handle_chunk(peer, message, now)
-        else:
+        elif not isinstance(message, Data | Beat | Ack) or self._may_speak(
+            peer, message, len(parts[0]), now
+        ):
             self._handle(peer, message, now)
+
+    def _may_speak(self, peer: Peer, message: Data | Beat | Ack, size: int, now: float) -> bool:
+        """Whether to handle a message of a peer, which has a session or had one."""
+        current = peer.machine.session
+        if current is None or message.session != current.identity:
+            return True
+        if peer.speech is None:
+            peer.speech = SpeechGate(self.settings, now)
+            self._know(peer.name)
+        if peer.speech.opens(message, size, now):
+            return True
+        self.slowed += 1
+        current.hear(now)
+        self.rearm(peer, now)
+        return False
 
     def _take_hello(self, name: str, hello: Hello, origin: bytes, now: float) -> None:
         """Whoever is admitted gets the name's session bound to its connection; nobody else."""
+        key = key_of(origin)
+        whence = key or self._link.whence()
+        if not self._gate.opens(name, whence, now, is_known=name in self._known):
+            return
         if name not in self._present and len(self._present) >= self.settings.max_sessions:
             text = f"the listener already has {len(self._present)} sessions"
             head = refusal_head(hello.incarnation, hello.attempt, "full", text, known=0)
             self._link.send(name, Lane.CONTROL, (head,), origin)
             return
-        refused = self._admit(name, key_of(origin))
+        refused = self._admit(name, key)
         if refused is not None:
             head = refusal_head(hello.incarnation, hello.attempt, *refused, known=0)
             self._link.send(name, Lane.CONTROL, (head,), origin)
@@ -196,6 +237,9 @@ class ListenerEndpoint(Endpoint):
         effects = peer.machine.handle(hello, now)
         if effects:
             peer.origin = origin
+            peer.speech = None
+            if name not in self._known:
+                self._gate.asks(name)
             self._run(peer, effects, now)
         else:
             self._flush(peer, origin)

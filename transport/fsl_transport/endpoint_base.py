@@ -25,6 +25,7 @@ from fsl_transport.events import (
     TransportEvent,
 )
 from fsl_transport.frames import Beat, Chunk, Data
+from fsl_transport.gate import SpeechGate
 from fsl_transport.link import (
     Buffer,
     Cancellable,
@@ -50,13 +51,14 @@ class Peer:
     ``origin`` is the connection that brought the HELLO it was admitted for; a dialer's is empty.
     """
 
-    __slots__ = ("armed_at", "machine", "name", "origin", "streams")
+    __slots__ = ("armed_at", "machine", "name", "origin", "speech", "streams")
 
     def __init__(self, name: str, machine: Any) -> None:
         self.name = name
         self.origin = b""
         self.machine = machine
         self.streams: Streams | None = None
+        self.speech: SpeechGate | None = None
         self.armed_at = math.inf
 
 
@@ -76,6 +78,8 @@ class Endpoint:
         self.name = check_name(name)
         self.settings = settings
         self.open_streams = 0
+        self.held_bytes = 0
+        self.early_held_bytes = 0
         self.bad_messages = 0
         self._link = link
         self._scheduler = scheduler

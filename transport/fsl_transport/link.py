@@ -63,6 +63,10 @@ class Link(Protocol):
         """
         ...
 
+    def whence(self) -> str:
+        """Network address of the message that is being received, for limits; empty where there is none."""
+        ...
+
     def redial(self) -> None:
         """A dialer heard nothing for too long: make new connections, where there are any."""
         ...

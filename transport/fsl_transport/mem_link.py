@@ -93,6 +93,10 @@ class MemLink:
         """See ``link.Link``."""
         self._receive = receive
 
+    def whence(self) -> str:
+        """See ``link.Link``. There are no addresses."""
+        return ""
+
     def redial(self) -> None:
         """See ``link.Link``. Nothing to do: there are no connections."""
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from attrs import Attribute, field, frozen
 
+from fsl_transport.buckets import Rate
 from fsl_transport.errors import LocalError
 
 KIB = 1024
@@ -39,7 +40,7 @@ class TransportSettings:
     """A receiver asks again for the next chunk after this long without one; doubles each time."""
     control_limit_bytes: int = field(default=4 * MIB, validator=_positive)
     """Largest control message, head included."""
-    hello_limit_bytes: int = field(default=256 * KIB, validator=_positive)
+    hello_limit_bytes: int = field(default=64 * KIB, validator=_positive)
     """Largest HELLO: the only message that a stranger gets parsed."""
     chunk_limit_bytes: int = field(default=2 * MIB, validator=_positive)
     """Largest chunk of a stream."""
@@ -48,7 +49,7 @@ class TransportSettings:
     early_bytes: int = field(default=2 * MIB, validator=_positive)
     """What may be under way of a session's streams that nobody has accepted yet, where their owner wants that."""
     budget_bytes: int = field(default=1024 * MIB, validator=_positive)
-    """Shared by all streams that come in; many streams get smaller windows, never below a chunk."""
+    """Received and not written yet, over all streams that come in: many get smaller windows, and a chunk beyond it is asked for again."""
     unsent_total_bytes: int = field(default=1024 * MIB, validator=_positive)
     """What may wait inside libzmq for all peers together; what is more is dropped and sent again."""
     control_window: int = field(default=256, validator=_positive)
@@ -58,7 +59,23 @@ class TransportSettings:
     max_sessions: int = field(default=4096, validator=_positive)
     """Sessions of one listener; the next HELLO is refused with code ``full``."""
     max_streams: int = field(default=64, validator=_positive)
-    """Streams of one session in each direction."""
+    """Streams of one session in each direction, offered ones among them."""
+    early_total_bytes: int = field(default=128 * MIB, validator=_positive)
+    """Of chunks that came before their stream was accepted, over all sessions; what is more is asked for again."""
+    max_connections: int = field(default=16_384, validator=_positive)
+    """Of one listener, two and more for each peer; never more than the system's descriptors less 512. The next one is hung up."""
+    max_half_open: int = field(default=1024, validator=_positive)
+    """Names not seen before that have asked, or were welcomed and not heard since; the next HELLO of such a name is dropped."""
+    hellos_of_an_origin: Rate = field(default=Rate(64.0, 1024.0))
+    """HELLOs of one key, or of one network address where there are no keys."""
+    hellos_of_new_names: Rate = field(default=Rate(256.0, 4096.0))
+    """HELLOs of all names together that were not seen before."""
+    control_messages: Rate = field(default=Rate(4000.0, 16_000.0))
+    """Of one session, credit and acknowledgements among them. What is beyond comes again later."""
+    control_bytes: Rate = field(default=Rate(8.0 * MIB, 32.0 * MIB))
+    """Of one session."""
+    owner_messages: Rate = field(default=Rate(1000.0, 4000.0))
+    """Of one session: messages, heartbeats and offers, each of which the listener's owner deals with and may write down."""
 
     @property
     def unsent_bytes(self) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from attrs import frozen
 
@@ -27,6 +27,9 @@ from fsl_transport.events import (
 from fsl_transport.frames import Chunk, Data
 from fsl_transport.link import Buffer, ChunkSink, ChunkSource
 from fsl_transport.settings import TransportSettings
+
+_CHUNK_OVERHEAD_BYTES: Final = 256
+"""What keeping a chunk takes besides its payload, rather more than less."""
 
 
 @frozen
@@ -47,6 +50,10 @@ class Road(Protocol):
     settings: TransportSettings
     open_streams: int
     """Streams that come in, over all sessions of the endpoint: they share the budget."""
+    held_bytes: int
+    """Received and not written, over all sessions."""
+    early_held_bytes: int
+    """Received before they were accepted, over all sessions."""
 
     def now(self) -> float: ...  # noqa: D102
     def emit(self, event: TransportEvent) -> None: ...  # noqa: D102
@@ -82,6 +89,7 @@ class Streams:
 
     __slots__ = (
         "_early",
+        "_early_bytes",
         "_identity",
         "_incoming",
         "_last_number",
@@ -104,6 +112,7 @@ class Streams:
         self._last_number = 0
         self._newest = 0  # number of the newest stream that was offered to us
         self._early: dict[int, list[Chunk]] = {}  # of streams that are not accepted yet
+        self._early_bytes = 0  # of these
         self._missed: set[int] = set()  # of which some did not fit
         self._outgoing: dict[int, _Outgoing] = {}
         self._incoming: dict[int, _Incoming] = {}
@@ -191,6 +200,8 @@ class Streams:
             outgoing.gone = True
         for incoming in list(self._incoming.values()):
             self._forget(incoming)
+        for number in list(self._early):
+            self._take_early(number)
         self._outgoing.clear()
 
     def transfers(self) -> list[Transfer]:
@@ -242,25 +253,39 @@ class Streams:
         """Keep a chunk until its stream is accepted; its OFFER may still be on the way."""
         if chunk.round:
             raise PeerError(f"a chunk of round {chunk.round} of a stream that is not accepted")
-        kept = sum(len(one.payload) for early in self._early.values() for one in early)
+        settings = self._settings
+        size = len(chunk.payload) + _CHUNK_OVERHEAD_BYTES
         streams = len(self._early) + (chunk.stream not in self._early)
         # Twice: a sender that stops a stream may send as much of others before we hear of it.
-        fits = kept + len(chunk.payload) <= 2 * self._settings.early_bytes
-        if fits and streams <= self._settings.max_streams:
+        fits = (
+            self._early_bytes + size <= 2 * settings.early_bytes
+            and self._road.early_held_bytes + size <= settings.early_total_bytes
+        )
+        if fits and streams <= settings.max_streams:
             self._early.setdefault(chunk.stream, []).append(chunk)
+            self._early_bytes += size
+            self._road.early_held_bytes += size
         elif len(self._missed) < self._settings.max_streams:
             self._missed.add(chunk.stream)
 
     def _take_early(self, number: int) -> list[Chunk]:
         self._missed.discard(number)
-        return self._early.pop(number, [])
+        early = self._early.pop(number, [])
+        size = sum(len(chunk.payload) + _CHUNK_OVERHEAD_BYTES for chunk in early)
+        self._early_bytes -= size
+        self._road.early_held_bytes -= size
+        return early
 
     def _take_chunk(self, incoming: _Incoming, chunk: Chunk, now: float) -> None:
         size = len(chunk.payload)
+        held = self._road.held_bytes
+        if held and held + size > self._settings.budget_bytes:
+            return  # the stall timer asks for it when there may be room
         verdict = incoming.machine.chunk(chunk.round, chunk.index, size, now)
         if verdict is Verdict.WRITE:
             index = chunk.index
             incoming.writing[index] = size
+            self._road.held_bytes += size
             assert incoming.sink is not None
             incoming.sink.write(index, chunk.payload, partial(self._wrote, incoming, index))
         elif verdict is Verdict.RESUME:
@@ -405,7 +430,10 @@ class Streams:
     def _wrote(self, incoming: _Incoming, index: int, ok: bool) -> None:
         size = incoming.writing.pop(index, None)
         if size is None:
-            return  # told twice, or the stream is gone
+            return  # told twice
+        self._road.held_bytes -= size
+        if incoming.gone:
+            return
         if not ok:
             self._abort(incoming, "the receiver could not write it")
             reason = "it could not be written"
@@ -433,8 +461,7 @@ class Streams:
 
     def _forget(self, incoming: _Incoming) -> None:
         incoming.gone = True
-        incoming.sink = None
-        incoming.writing.clear()
+        incoming.sink = None  # what it still writes stays counted until it says so
         self._take_early(incoming.machine.number)
         if incoming.machine.round >= 0:
             self._road.open_streams -= 1

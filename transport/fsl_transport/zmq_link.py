@@ -60,6 +60,7 @@ from fsl_transport.curve import (
     listener_failure,
     nobody,
 )
+from fsl_transport.doorkeeper import Doorkeeper
 from fsl_transport.errors import LocalError
 from fsl_transport.link import TAG_BYTES, Buffer, Lane, Receiver, check_name
 from fsl_transport.settings import TransportSettings
@@ -88,6 +89,8 @@ _FAILED: Final = (
     | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
     | zmq.EVENT_HANDSHAKE_FAILED_AUTH
 )
+_CAME: Final = zmq.EVENT_ACCEPTED
+_WENT: Final = zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED
 
 
 def split_address(address: str, *, listening: bool) -> tuple[str, int]:
@@ -150,7 +153,9 @@ class _Pipe:
         self._set_options(settings)
         if curve is not None:
             curve.prepare(self.socket)
-        self._monitor: zmq.asyncio.Socket = self.socket.get_monitor_socket(_FAILED)
+        self.doors = Doorkeeper(settings.max_connections) if self._is_listener else None
+        watched = _FAILED | (_CAME | _WENT if self._is_listener else 0)
+        self._monitor: zmq.asyncio.Socket = self.socket.get_monitor_socket(watched)
         self._monitor.linger = 0
 
     def _set_options(self, settings: TransportSettings) -> None:
@@ -275,6 +280,10 @@ class _Pipe:
             if seen["event"] & _FAILED:
                 self.failed_handshakes += 1
                 self._handshake_failed(seen["event"], seen["value"])
+            elif self.doors is not None and seen["event"] & _CAME:
+                self.doors.came(seen["value"])
+            elif self.doors is not None:
+                self.doors.went(seen["value"])
 
 
 class _ZmqLink:
@@ -362,6 +371,7 @@ class ZmqListener(_ZmqLink):
     ) -> None:
         host, port = split_address(address, listening=True)
         super().__init__()
+        self._arriving: zmq.Frame | None = None
         self._curve = curve
         self._tell = tell
         if curve is not None:
@@ -394,6 +404,12 @@ class ZmqListener(_ZmqLink):
         return self._address
 
     @property
+    def connections(self) -> int:
+        """How many stand, with those whose handshake goes on."""
+        doors = self._pipes[0].doors
+        return 0 if doors is None else len(doors)
+
+    @property
     def port(self) -> int:
         """The real port."""
         return int(self._address.rpartition(":")[2])
@@ -418,7 +434,15 @@ class ZmqListener(_ZmqLink):
                 self.unwanted += 1
                 return
             origin += key.encode()
+        self._arriving = parts[-1]
         self._deliver(peer, lane, parts[1:], origin)
+
+    def whence(self) -> str:
+        """See ``link.Link``: the address of the machine, without the port."""
+        try:
+            return "" if self._arriving is None else str(self._arriving.get("Peer-Address"))
+        except zmq.ZMQError:
+            return ""
 
     def _failed(self, event: int, value: int) -> None:
         failed = listener_failure(event, value)
@@ -487,6 +511,10 @@ class ZmqDialer(_ZmqLink):
         """See ``link.Link``."""
         if self._ending is None:
             self._pipes[lane].send(frames)
+
+    def whence(self) -> str:
+        """See ``link.Link``. It is the listener, always."""
+        return ""
 
     def redial(self) -> None:
         """Give the connections up and make new ones: this one may lead nowhere."""
