@@ -100,7 +100,6 @@ def serve(
         raise ConfigError(str(error), error.key) from None
     check_bindable(config.split.listen)
     torch.set_num_threads(threads_here(config.train.threads))
-    run_dir.mkdir(parents=True, exist_ok=True)
     disk = ServerDisk(run_dir / SERVER)
     with contextlib.ExitStack() as stack:
         stack.callback(disk.close)
@@ -108,7 +107,6 @@ def serve(
         if not with_ps:
             return run_loop(served.alone())
         ps_dir = run_dir / PS
-        ps_dir.mkdir(exist_ok=True)
         prepared = node_ps.prepared(
             config,
             ps_dir,

@@ -12,6 +12,7 @@ In this order, so that recovery may itself be interrupted anywhere and started a
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from attrs import define, field
@@ -82,8 +83,7 @@ def open_run_directory(
 
     Raises CheckpointDamaged, LedgerDamaged, StoreError, OSError; then the directory is closed again.
     """
-    run_dir.parent.mkdir(parents=True, exist_ok=True)
-    files.make_directory(run_dir)
+    make_durable_folder(files, run_dir)
     checkpoints, spool = Checkpoints(files, run_dir), Spool(files, run_dir)
     files.make_directory(checkpoints.directory)
     spool.make_directories()
@@ -106,6 +106,19 @@ def open_run_directory(
         ledger.close()
         raise
     return run, [checkpoint for checkpoint in kept if checkpoint.record.version >= oldest]
+
+
+def make_durable_folder(files: Files, folder: Path) -> None:
+    """Create `folder` with its parents, or find it, so that a power cut takes none of its names back.
+
+    Also when it is there already: who made it may not have come to sync it, or was a shell.
+    """
+    missing = [one for one in folder.parents if not one.exists()]
+    for one in (*reversed(missing), folder):
+        files.make_directory(one)
+    for one in (folder, *missing):
+        with suppress(PermissionError):  # a parent that this user may pass, but not read
+            files.sync_directory(one.parent)
 
 
 def _finish_rollback(run: RunDirectory) -> None:

@@ -1,17 +1,15 @@
-# ruff: noqa: D102 - the methods mirror those of Files and Store
-"""For the store's tests: a disk that fails, kills and forgets on demand, and a run with shorthands."""
+# ruff: noqa: D102 - the methods mirror those of Store
+"""For the store's tests: a run with shorthands."""
 
-import errno
 import os
 import queue
-import shutil
 import tempfile
 import threading
-from itertools import count
 from pathlib import Path
 
 import numpy as np
 import pytest
+from crash_disk import CrashDisk
 
 from fsl_async.events import DeltaKey
 from fsl_async.learn.files import Files
@@ -22,159 +20,6 @@ from fsl_codecs import CodecSpec, decode, encode
 
 SMALL = Manifest.from_shapes([("w.weight", (10, 5)), ("w.scale", ()), ("w.bias", (9,))])
 FP32 = CodecSpec(format="fp32")
-
-
-class CrashDisk(Files):
-    """A disk that counts its changing calls, makes one go wrong, and knows what a power cut would leave.
-
-    `mode`: "after" (the call was made) and "torn" (half of a write) kill the process (SystemExit); "error" lets `failures`
-    calls in a row fail, and with `die_after` kills the process that many calls later.
-
-    What is durable is modelled as the least that fsync(2) promises: content as of the last sync of the file, names as of the
-    last sync of the folder.
-    """
-
-    def __init__(self, root, at=0, mode="after", failures=1, die_after=None):
-        self.root, self.at, self.mode, self.failures = root, at, mode, failures
-        self.die_after = die_after
-        self.calls = []
-        self.fired = False
-        self.dead = False
-        self.opened = {}
-        self.ids = count()
-        self.folders = {}  # id -> {name: id}, as the process sees it
-        self.durable_folders = {}
-        self.durable_files = {}
-        self.root_id = self._scan(root)
-
-    def _scan(self, path):
-        found = next(self.ids)
-        if path.is_dir():
-            self.folders[found] = {entry.name: self._scan(entry) for entry in path.iterdir()}
-            self.durable_folders[found] = dict(self.folders[found])
-        else:
-            self.durable_files[found] = path.read_bytes()
-        return found
-
-    def _id(self, path):
-        found = self.root_id
-        for part in path.relative_to(self.root).parts:
-            found = self.folders[found][part]
-        return found
-
-    def _call(self, name, act, torn=None):
-        if self.die_after and self.fired and len(self.calls) >= self.at + self.die_after:
-            self.dead = True
-        if self.dead:
-            raise SystemExit("killed")
-        self.calls.append(name)
-        number = len(self.calls)
-        if not self.at or not self.at <= number < self.at + self.failures:
-            return act()
-        self.fired = True
-        if self.mode == "error":
-            if torn:
-                torn()
-            raise OSError(errno.ENOSPC, "No space left on device")
-        if self.mode == "torn" and torn:
-            torn()
-        if self.mode == "after":
-            act()
-        self.dead = True
-        raise SystemExit("killed")
-
-    def make_directory(self, path):
-        def act():
-            Files.make_directory(self, path)
-            if path != self.root:
-                inside = self.folders[self._id(path.parent)]
-                if path.name not in inside:
-                    inside[path.name] = next(self.ids)
-                    self.folders[inside[path.name]] = {}
-
-        self._call("make_directory", act)
-
-    def create(self, path):
-        def act():
-            descriptor = Files.create(self, path)
-            inside = self.folders[self._id(path.parent)]
-            self.opened[descriptor] = inside.setdefault(path.name, next(self.ids))
-            return descriptor
-
-        return self._call("create", act)
-
-    def write(self, descriptor, data, offset):
-        half = memoryview(data).cast("B")[: memoryview(data).nbytes // 2]
-        self._call(
-            "write",
-            lambda: Files.write(self, descriptor, data, offset),
-            lambda: Files.write(self, descriptor, half, offset),
-        )
-
-    def truncate(self, descriptor, size):
-        self._call("truncate", lambda: Files.truncate(self, descriptor, size))
-
-    def sync(self, descriptor):
-        def act():
-            content = os.pread(descriptor, os.fstat(descriptor).st_size, 0)
-            self.durable_files[self.opened[descriptor]] = content
-
-        self._call("sync", act)
-
-    def sync_directory(self, path):
-        def act():
-            found = self._id(path)
-            self.durable_folders[found] = dict(self.folders[found])
-
-        self._call("sync_directory", act)
-
-    def rename(self, source, target):
-        def act():
-            Files.rename(self, source, target)
-            moved = self.folders[self._id(source.parent)].pop(source.name)
-            self.folders[self._id(target.parent)][target.name] = moved
-
-        self._call("rename", act)
-
-    def remove(self, path):
-        def act():
-            Files.remove(self, path)
-            del self.folders[self._id(path.parent)][path.name]
-
-        self._call("remove", act)
-
-    def remove_directory(self, path):
-        def act():
-            Files.remove_directory(self, path)
-            del self.folders[self._id(path.parent)][path.name]
-
-        self._call("remove_directory", act)
-
-    def open_existing(self, path, *, writable=False):
-        descriptor = super().open_existing(path, writable=writable)
-        self.opened[descriptor] = self._id(path)
-        return descriptor
-
-    def close(self, descriptor):
-        if self.opened.pop(descriptor, None) is not None:
-            super().close(descriptor)
-
-    def bury(self, power=None):
-        """The process is gone. `power`: "names" keeps the names and loses what was not synced, "all" loses names too."""
-        for descriptor in list(self.opened):
-            self.close(descriptor)
-        if power:
-            folders = self.durable_folders if power == "all" else self.folders
-            shutil.rmtree(self.root)
-            self._rebuild(self.root, self.root_id, folders)
-
-    def _rebuild(self, path, found, folders):
-        if found in self.folders:
-            path.mkdir()
-            for name, inside in folders.get(found, {}).items():
-                self._rebuild(path / name, inside, folders)
-        else:
-            path.write_bytes(self.durable_files.get(found, b""))
 
 
 @pytest.fixture

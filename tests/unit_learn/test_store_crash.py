@@ -264,7 +264,8 @@ def calls_of_a_whole_life(run_root, crash_disk):
 
 # Dying before a call is dying after the one before it, so there is no need to try both.
 @pytest.mark.parametrize(
-    ("mode", "power"), [("after", None), ("torn", None), ("after", "all"), ("after", "names")]
+    ("mode", "power"),
+    [("after", None), ("torn", None), ("after", "all"), ("after", "names"), ("after", 1)],
 )
 def test_a_crash_at_any_call_loses_nothing(run_root, crash_disk, mode, power):
     """The promise of the whole room: kill it anywhere, and nothing acknowledged is lost or counted twice."""

@@ -1,6 +1,6 @@
 """What a split server keeps on disk: checkpoints, and a ledger of what became of every upload.
 
-    server/ledger.jsonl                 sealed lines {"key", "outcome", "reason"} and {"auxiliary", "version"}, flushed as they are decided
+    server/ledger.jsonl                 sealed lines {"key", "outcome", "reason"} and {"auxiliary", "version"}, written as they are decided
     server/checkpoints/c00000007/
         common.safetensors              x_s (or the last average of its replicas), its optimiser, its counters
         client-NAME.safetensors         per client: replica, or auxiliary model with its optimiser and buffer
@@ -8,12 +8,17 @@
 
 Written into tmp-c00000007 in between two trainings, then, while training goes on, synced, hashed and renamed: the rename is the commit point. The newest two are kept. What was trained after the
 newest good one is lost with the weights that saw it; the ledger's later lines say which uploads that were.
+
+A line that cannot be written (disk full) waits in memory, and is written before the next one. A checkpoint is sealed only when every
+line up to its moment is written and synced, so a version never rests on lines that are not there. A power cut may take the lines since the
+last checkpoint; a process that is killed leaves them to the system.
 """
 
 import hashlib
-import os
 import re
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +28,7 @@ from torch import Tensor
 from fsl_async.errors import RunDirError
 from fsl_async.events_split import SplitBook, UploadKey
 from fsl_async.learn.files import Files
+from fsl_async.learn.recovery import make_durable_folder
 from fsl_async.learn.sealed import seal, unseal
 from fsl_async.learn.split.tensor_file import read_tensors, write_tensors
 
@@ -67,25 +73,43 @@ class ServerDisk:
         """Of the ledger, in all."""
         self._files = files or Files()
         self._checkpoints = run_dir / "checkpoints"
+        self._writing = threading.Lock()
+        self._waiting = bytearray()  # lines that are not written yet
+        self._end = 0  # of what is written
         try:
-            self._checkpoints.mkdir(parents=True, exist_ok=True)
-            self._ledger = (run_dir / LEDGER).open("ab+")
+            self._ledger: int | None = self._open()
         except OSError as error:
             raise RunDirError(f"cannot write in {run_dir}: {error.strerror}") from None
-        if not self._files.lock(self._ledger.fileno()):
-            self._ledger.close()
+        if not self._files.lock(self._ledger):
+            self.close()
             raise RunDirError(f"{run_dir} is in use by another split server")
+
+    def _open(self) -> int:
+        files, path = self._files, self.run_dir / LEDGER
+        make_durable_folder(files, self.run_dir)
+        files.make_directory(self._checkpoints)
+        try:
+            descriptor = files.open_existing(path, writable=True)
+        except FileNotFoundError:
+            descriptor = files.create(path)
+        files.sync_directory(self.run_dir)
+        return descriptor
 
     def recover(self) -> ServerState:
         """The newest checkpoint that is whole, and the uploads trained after it. Raises RunDirError when none of several is."""
-        fates = self._read_ledger()
-        for name in self._files.names(self._checkpoints):
-            if name.startswith("tmp-"):
-                self._files.remove_tree(self._checkpoints / name)
-        numbers = self._numbers()
+        try:
+            fates = self._read_ledger()
+            for name in self._files.names(self._checkpoints):
+                if name.startswith("tmp-"):
+                    self._files.remove_tree(self._checkpoints / name)
+            numbers = self._numbers()
+        except OSError as error:
+            raise RunDirError(f"cannot repair {self.run_dir}: {error.strerror}") from None
         for number in reversed(numbers):
             found = self._load(self._path(number), fates)
             if found is not None:
+                if number == numbers[-1]:
+                    self._prune()
                 return found
         if numbers:
             raise RunDirError(
@@ -95,15 +119,31 @@ class ServerDisk:
 
     def append_auxiliary(self, client: str, version: int) -> None:
         """Enter that a number of a client's auxiliary models is given away."""
-        self._ledger.write(seal({"auxiliary": client, "version": version}) + b"\n")
-        self._ledger.flush()
-        self.lines += 1
+        self._enter({"auxiliary": client, "version": version})
 
     def append(self, key: str, outcome: str, reason: str) -> None:
         """Enter what became of an upload."""
-        self._ledger.write(seal({"key": key, "outcome": outcome, "reason": reason}) + b"\n")
-        self._ledger.flush()
-        self.lines += 1
+        self._enter({"key": key, "outcome": outcome, "reason": reason})
+
+    def _enter(self, members: Mapping[str, Any]) -> None:
+        with self._writing:
+            self._waiting += seal(members) + b"\n"
+            self.lines += 1
+            with suppress(OSError):  # it waits; a checkpoint says so if that lasts
+                self._write_waiting()
+
+    def _write_waiting(self) -> None:
+        """Write what waits behind what is written: a write that failed half-way is overwritten by the next. Raises OSError."""
+        if self._waiting and self._ledger is not None:
+            self._files.write(self._ledger, bytes(self._waiting), self._end)
+            self._end += len(self._waiting)
+            self._waiting.clear()
+
+    def _sync_ledger(self) -> None:
+        with self._writing:
+            self._write_waiting()
+        assert self._ledger is not None
+        self._files.sync(self._ledger)
 
     def stage(
         self,
@@ -141,7 +181,7 @@ class ServerDisk:
     def seal(self, staged: Staged) -> None:
         """Make a checkpoint durable, and the newest. Raises OSError as the system gives it."""
         files, temporary = self._files, staged.path
-        os.fsync(self._ledger.fileno())
+        self._sync_ledger()
         stored: dict[str, dict[str, object]] = {}
         for name in staged.names:
             descriptor = files.open_existing(temporary / name, writable=True)
@@ -156,10 +196,16 @@ class ServerDisk:
         files.sync_directory(temporary)
         files.rename(temporary, self._path(staged.number))
         files.sync_directory(self._checkpoints)
-        for old in self._numbers()[:-KEPT]:
-            leaving = self._checkpoints / f"tmp-old-c{old:08d}"
-            files.rename(self._path(old), leaving)
-            files.remove_tree(leaving)
+        self._prune()
+
+    def _prune(self) -> None:
+        """Remove all but the newest checkpoints. What cannot be removed goes another time: it harms nobody."""
+        with suppress(OSError):
+            for old in self._numbers()[:-KEPT]:
+                leaving = self._checkpoints / f"tmp-old-c{old:08d}"
+                self._files.remove_tree(leaving)
+                self._files.rename(self._path(old), leaving)
+                self._files.remove_tree(leaving)
 
     def _digest(self, descriptor: int) -> tuple[int, str]:
         """Length and SHA-256 of a file, read piece by piece."""
@@ -170,8 +216,12 @@ class ServerDisk:
         return size, found.hexdigest()
 
     def close(self) -> None:
-        """Give the folder back."""
-        self._ledger.close()
+        """Give the folder back; harmless when that is done."""
+        if self._ledger is not None:
+            with suppress(OSError):
+                self._write_waiting()
+            self._files.close(self._ledger)
+            self._ledger = None
 
     def _path(self, number: int) -> Path:
         return self._checkpoints / f"c{number:08d}"
@@ -181,16 +231,19 @@ class ServerDisk:
         return sorted(int(match[1]) for match in found if match)
 
     def _read_ledger(self) -> list[Mapping[str, Any]]:
-        self._ledger.seek(0)
+        files, descriptor = self._files, self._ledger
+        assert descriptor is not None
         fates: list[Mapping[str, Any]] = []
         end = 0
-        for line in self._ledger:
-            members = unseal(line.rstrip(b"\n"))
+        for line in files.read(descriptor, files.size(descriptor), 0).splitlines(keepends=True):
+            members = unseal(line[:-1]) if line.endswith(b"\n") else None
             if members is None:
                 break  # torn by the crash; what follows is not there
             end += len(line)
             fates.append(members)
-        self._ledger.truncate(end)
+        if files.size(descriptor) > end:
+            files.truncate(descriptor, end)
+        self._end = end
         self.lines = len(fates)
         return fates
 

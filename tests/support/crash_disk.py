@@ -1,0 +1,223 @@
+# ruff: noqa: D102 - the methods mirror those of Files
+"""A disk that fails, kills and forgets on demand: the real one behind `fsl_async.learn.files.Files`, with a count of the calls."""
+
+import errno
+import os
+import random
+import shutil
+from itertools import count
+
+from fsl_async.learn.files import Files
+
+
+class CrashDisk(Files):
+    """A disk that counts its calls, makes one go wrong, and knows what a power cut would leave.
+
+    `mode`: "after" (the call was made) and "torn" (half of a write) kill the process (SystemExit); "error" lets `failures`
+    calls in a row fail with `number`, a write half done, and with `die_after` kills the process that many calls later.
+    `reads`: calls that only read count too, and can fail.
+
+    What is durable is modelled as the least that fsync(2) promises: content as of the last sync of the file, names as of the
+    last sync of the folder.
+    """
+
+    def __init__(
+        self,
+        root,
+        at=0,
+        mode="after",
+        failures=1,
+        die_after=None,
+        *,
+        number=errno.ENOSPC,
+        reads=False,
+    ):
+        self.root, self.at, self.mode, self.failures = root, at, mode, failures
+        self.die_after = die_after
+        self.number = number
+        self.reads = reads
+        self.calls = []
+        self.fired = False
+        self.dead = False
+        self.opened = {}
+        self.ids = count()
+        self.folders = {}  # id -> {name: id}, as the process sees it
+        self.durable_folders = {}
+        self.durable_files = {}
+        self.root_id = self._scan(root)
+
+    def _scan(self, path):
+        found = next(self.ids)
+        if path.is_dir():
+            self.folders[found] = {entry.name: self._scan(entry) for entry in path.iterdir()}
+            self.durable_folders[found] = dict(self.folders[found])
+        else:
+            self.durable_files[found] = path.read_bytes()
+        return found
+
+    def _id(self, path):
+        found = self.root_id
+        for part in path.relative_to(self.root).parts:
+            found = self.folders[found][part]
+        return found
+
+    def _call(self, name, act, torn=None):
+        if self.die_after and self.fired and len(self.calls) >= self.at + self.die_after:
+            self.dead = True
+        if self.dead:
+            raise SystemExit("killed")
+        self.calls.append(name)
+        number = len(self.calls)
+        if not self.at or not self.at <= number < self.at + self.failures:
+            return act()
+        self.fired = True
+        if self.mode == "error":
+            if torn:
+                torn()
+            raise OSError(self.number, os.strerror(self.number))
+        if self.mode == "torn" and torn:
+            torn()
+        if self.mode == "after":
+            act()
+        self.dead = True
+        raise SystemExit("killed")
+
+    def make_directory(self, path):
+        def act():
+            Files.make_directory(self, path)
+            if path != self.root:
+                inside = self.folders[self._id(path.parent)]
+                if path.name not in inside:
+                    inside[path.name] = next(self.ids)
+                    self.folders[inside[path.name]] = {}
+
+        self._call("make_directory", act)
+
+    def create(self, path):
+        def act():
+            descriptor = Files.create(self, path)
+            inside = self.folders[self._id(path.parent)]
+            self.opened[descriptor] = inside.setdefault(path.name, next(self.ids))
+            return descriptor
+
+        return self._call("create", act)
+
+    def write(self, descriptor, data, offset):
+        half = memoryview(data).cast("B")[: memoryview(data).nbytes // 2]
+        self._call(
+            "write",
+            lambda: Files.write(self, descriptor, data, offset),
+            lambda: Files.write(self, descriptor, half, offset),
+        )
+
+    def truncate(self, descriptor, size):
+        self._call("truncate", lambda: Files.truncate(self, descriptor, size))
+
+    def sync(self, descriptor):
+        def act():
+            content = os.pread(descriptor, os.fstat(descriptor).st_size, 0)
+            self.durable_files[self.opened[descriptor]] = content
+
+        self._call("sync", act)
+
+    def sync_directory(self, path):
+        def act():
+            if path == self.root or self.root in path.parents:
+                found = self._id(path)
+                self.durable_folders[found] = dict(self.folders[found])
+
+        self._call("sync_directory", act)
+
+    def rename(self, source, target):
+        def act():
+            Files.rename(self, source, target)
+            moved = self.folders[self._id(source.parent)].pop(source.name)
+            self.folders[self._id(target.parent)][target.name] = moved
+
+        self._call("rename", act)
+
+    def remove(self, path):
+        def act():
+            Files.remove(self, path)
+            del self.folders[self._id(path.parent)][path.name]
+
+        self._call("remove", act)
+
+    def remove_directory(self, path):
+        def act():
+            Files.remove_directory(self, path)
+            del self.folders[self._id(path.parent)][path.name]
+
+        self._call("remove_directory", act)
+
+    def open_existing(self, path, *, writable=False):
+        def act():
+            descriptor = Files.open_existing(self, path, writable=writable)
+            self.opened[descriptor] = self._id(path)
+            return descriptor
+
+        return self._read_call("open_existing", act)
+
+    def read_into(self, descriptor, buffer, offset):
+        return self._read_call(
+            "read_into", lambda: Files.read_into(self, descriptor, buffer, offset)
+        )
+
+    def names(self, path):
+        return self._read_call("names", lambda: Files.names(self, path))
+
+    def _read_call(self, name, act):
+        return self._call(name, act) if self.reads else act()
+
+    def close(self, descriptor):
+        if self.opened.pop(descriptor, None) is not None:
+            super().close(descriptor)
+
+    def bury(self, power=None):
+        """The process is gone. `power`: "names" keeps the names and loses what was not synced, "all" loses names too.
+
+        A number: by that seed every file and every folder is as it was, as it was synced, or (files) cut short or with zeros at its end.
+        """
+        for descriptor in list(self.opened):
+            self.close(descriptor)
+        if power is None:
+            return
+        folders = self.durable_folders if power == "all" else self.folders
+        files = self.durable_files
+        if isinstance(power, int):
+            chance = random.Random(power)
+            kept = {found: dict(names) for found, names in self.durable_folders.items()}
+            folders = {
+                found: chance.choice([kept.get(found, {}), names])
+                for found, names in self.folders.items()
+            }
+            files = {**files, **self._as_it_may_be(self.root, self.root_id, chance)}
+        shutil.rmtree(self.root)
+        self._rebuild(self.root, self.root_id, folders, files)
+
+    def _as_it_may_be(self, path, found, chance):
+        """What a power cut may have left of what was not synced: blocks reach a disk in any order."""
+        if found in self.folders:
+            inside = sorted(self.folders[found].items())
+            return {
+                key: value
+                for name, one in inside
+                for key, value in self._as_it_may_be(path / name, one, chance).items()
+            }
+        now, synced = path.read_bytes(), self.durable_files.get(found, b"")
+        if now == synced:
+            return {}
+        same = next(
+            (at for at, (a, b) in enumerate(zip(now, synced, strict=False)) if a != b),
+            min(len(now), len(synced)),
+        )
+        cut = (same + len(now)) // 2
+        return {found: chance.choice([now, synced, now[:cut], now[:cut] + bytes(len(now) - cut)])}
+
+    def _rebuild(self, path, found, folders, files):
+        if found in self.folders:
+            path.mkdir()
+            for name, inside in folders.get(found, {}).items():
+                self._rebuild(path / name, inside, folders, files)
+        else:
+            path.write_bytes(files.get(found, b""))

@@ -1,0 +1,143 @@
+"""Simulated runs of split learning that are killed at chosen effects: the machines of production, counting halves (`fsl_async.sim`)."""
+
+from __future__ import annotations
+
+from attrs import evolve
+from crash_world import Killed, Point, Points, Scheduler, WatchedWorker
+
+from fsl_async import effects as do
+from fsl_async import effects_split as split
+from fsl_async import events_split as ev
+from fsl_async.events_split import UploadKey
+from fsl_async.roles.split_methods import SplitRules
+from fsl_async.sim import simulation as module
+from fsl_async.sim.faults import FaultProfile
+from fsl_async.sim.simulation import SERVER_NAME, SimulationSettings
+from fsl_async.sim.split_simulation import SPLIT_NAME, SplitSettings, SplitSimulation
+
+_RULES = SplitRules(reoffer_s=2.0, upload_every=3, align_every=2, checkpoint_every=6)
+KINDS = {
+    "sl": evolve(_RULES, method="sl"),
+    "splitfed-v1": evolve(_RULES, method="splitfed-v1"),
+    "u-shape": evolve(_RULES, method="splitfed-v2", labels_at_home=True),
+    "fsl-sage": evolve(_RULES, method="fsl-sage"),
+    "lockstep": evolve(_RULES, method="fsl-sage", lockstep=True),
+}
+HOURS = 0.04
+RETURN_S = 3.0
+LOSSY = FaultProfile(
+    client_return_s=(1.0, 2.0),
+    server_return_s=(1.0, 2.0),
+    partition_s=(1.0, 2.0),
+    reset_every_s=15.0,
+    delay_s=0.3,
+    jitter_s=0.3,
+    drop=0.02,
+    duplicate=0.02,
+    reorder=0.05,
+)
+"""Messages are lost, doubled and late, connections break: what dies here dies at the point."""
+
+
+class CrashSplit(SplitSimulation):
+    """One that has points around its effects."""
+
+    def __init__(self, kind, point=None):
+        module.PROFILES["crash points"] = LOSSY
+        settings = SimulationSettings(3, HOURS, 1, "crash points", every_s=30.0)
+        super().__init__(settings, SplitSettings(KINDS[kind]))
+        self.scheduler.__class__ = Scheduler
+        self.points = Points(point)
+        self.rare = set()
+
+    def die(self, name):
+        """As kill -9 does it; a few seconds later it is launched again."""
+        if name == SPLIT_NAME:
+            clock, _ = self.split_process
+            clock.alive = False
+            self.split_network.kill(SPLIT_NAME)
+            self.split_process = None
+            self._at(RETURN_S, self._launch_split)
+        elif self._kill(name):
+            if name == SERVER_NAME:
+                self.truth.server_died(self.scheduler.time())
+            again = (
+                self._launch_server if name == SERVER_NAME else lambda: self._launch_client(name)
+            )
+            self._at(RETURN_S, again)
+
+    def _worker(self, clock, name):
+        made = super()._worker(clock, name)
+        owner = SPLIT_NAME if name in {"train", "write"} else name
+        role = {SERVER_NAME: "ps", SPLIT_NAME: "split"}.get(owner, "client")
+        return WatchedWorker(clock, made.cost_s, self.points, role, lambda: self.die(owner))
+
+    def _launch_server(self):
+        try:
+            super()._launch_server()
+        except Killed:
+            return
+        self.points.watch(
+            self.processes[SERVER_NAME].shell.node, "ps", lambda: self.die(SERVER_NAME)
+        )
+
+    def _launch_split(self):
+        super()._launch_split()
+        shell = self.split_process[1]
+        self.points.watch(shell.node, "split", lambda: self.die(SPLIT_NAME))
+        self._rare_effects(shell)
+
+    def _rare_effects(self, shell):
+        """An alignment that fails, and what a server wants in odd moments only, once each, to nobody."""
+        if self.rare:
+            return
+        align, handle = shell.halves.align, shell.node.machine.handle
+
+        def failing(effect):
+            first = effect.client not in shell.halves.state.auxiliary
+            if first or "align" in self.rare:
+                return align(effect)
+            self.rare.add("align")
+            return ev.Aligned(effect.client, effect.version, "its weights became infinite")
+
+        def more(event, now):
+            effects = handle(event, now)
+            if isinstance(event, ev.UploadTrained) and "effects" not in self.rare:
+                self.rare.add("effects")
+                effects += [
+                    do.Refuse("nobody", "run", "another run"),
+                    do.DeclineStream("nobody", "stream", "not yours"),
+                    split.DropUpload(UploadKey("nobody", 1, 0, 0)),
+                ]
+            return effects
+
+        shell.halves.align, shell.node.machine.handle = failing, more
+
+    def _launch_client(self, name):
+        super()._launch_client(name)
+        for node in (self.processes[name].shell.node, self.split_clients[name].node):
+            self.points.watch(node, "client", lambda: self.die(name))
+
+
+def passed(kind):
+    """All points that a run passes. It must be a good one."""
+    simulation = CrashSplit(kind)
+    simulation.run()
+    assert simulation.truth.violations == [], simulation.truth.violations
+    return simulation.points.all()
+
+
+def attempt(kind, point: Point):
+    """Crash there; what was wrong afterwards."""
+    simulation = CrashSplit(kind, point)
+    simulation.run()
+    fired = [] if simulation.points.fired else [f"{point} was not reached"]
+    return fired + simulation.truth.violations
+
+
+def spread(points, most):
+    """At most so many points of each place, evenly over the run."""
+    places = {}
+    for point in points:
+        places.setdefault((point.role, point.name, point.stage), []).append(point)
+    return [one for found in places.values() for one in found[:: -(-len(found) // most)]]

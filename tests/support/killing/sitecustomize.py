@@ -1,0 +1,51 @@
+"""Put in front of PYTHONPATH, this lets a node end itself by SIGKILL before or after chosen effects. The product knows nothing of it.
+
+FSL_CRASH_AT   points, separated by commas: ps:after:Commit:2, client:before:Rebase:1, split:after:TrainUpload:3
+FSL_CRASH_LOG  a folder: each point that was reached has a file there, and is not one any more
+"""
+
+import contextlib
+import os
+import signal
+from pathlib import Path
+
+_ROLES = {
+    "ServerMachine": "ps",
+    "ClientMachine": "client",
+    "SplitClientMachine": "client",
+    "SplitServerMachine": "split",
+}
+
+
+def _install(points, log):
+    from fsl_async import runtime
+
+    make = runtime.Node.__init__
+    passed = {}
+
+    def reach(role, stage, name):
+        place = f"{role}:{stage}:{name}"
+        passed[place] = passed.get(place, 0) + 1
+        point = f"{place}:{passed[place]}"
+        if point not in points:
+            return
+        with contextlib.suppress(FileExistsError):
+            os.close(os.open(log / point, os.O_CREAT | os.O_EXCL))
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def made(self, machine, scheduler, execute, journal):
+        role = _ROLES[type(machine).__name__]
+
+        def watched(effect, number):
+            name = type(effect).__name__
+            reach(role, "before", name)
+            execute(effect, number)
+            reach(role, "after", name)
+
+        make(self, machine, scheduler, watched, journal)
+
+    runtime.Node.__init__ = made
+
+
+if os.environ.get("FSL_CRASH_AT"):
+    _install(set(os.environ["FSL_CRASH_AT"].split(",")), Path(os.environ["FSL_CRASH_LOG"]))

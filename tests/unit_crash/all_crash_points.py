@@ -1,0 +1,109 @@
+# ruff: noqa: T201 - its lines are what it is for
+"""Try every crash point, every call of the server's disk, and every way in which each can go wrong: minutes, so CI tries a part.
+
+    python tests/unit_crash/all_crash_points.py [--part 3/8] [--only effects|calls|split|store] [--kind clock|rounds|rough]
+
+Prints a line for each violation and the counts at the end; exit code 1 when there was one.
+"""
+
+import argparse
+import errno
+import sys
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "support"))
+
+import crash_kinds
+import crash_split
+
+MODES = (
+    ("after", {}),
+    ("torn", {}),
+    ("error", {"failures": 1}),
+    ("error", {"failures": 6, "number": errno.EIO}),
+    ("error", {"failures": 2, "number": errno.EIO, "reads": True}),
+    ("error", {"failures": 1, "die_after": 3}),
+)
+
+
+MOST = 24
+"""Of split learning, of each effect and stage in each kind of run: a run passes some of them hundreds of times."""
+
+
+def effects(kind):
+    """(words, attempt) for every point of a kind of run."""
+    points, _ = crash_kinds.passed(kind)
+    for point in points:
+        for power in crash_kinds.POWERS if point.role == "ps" else (None,):
+            yield (
+                f"{kind} {point} power={power}",
+                lambda point=point, power=power: crash_kinds.attempt(kind, point, power),
+            )
+
+
+def calls(kind):
+    """(words, attempt) for every call of the server's disk."""
+    _, made = crash_kinds.passed(kind)
+    for mode, options in MODES:
+        count = len(crash_kinds.calls_with_reads(kind)) if options.get("reads") else len(made)
+        for at in range(1, count + 1):
+            for power in (
+                (None,) if mode == "error" and "die_after" not in options else (None, "all", 1)
+            ):
+                if mode == "torn" and made[at - 1] != "write":
+                    continue
+                yield (
+                    f"{kind} call {at} {mode} {options} power={power}",
+                    lambda at=at, mode=mode, options=options, power=power: crash_kinds.attempt_call(
+                        kind, at, mode, power, **options
+                    ),
+                )
+
+
+def split(name):
+    """(words, attempt) for every point of a simulated run of a split method."""
+    for point in crash_split.spread(crash_split.passed(name), MOST):
+        yield f"{name} {point}", lambda point=point: crash_split.attempt(name, point)
+
+
+def main():
+    """Try them."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--part", default="1/1", help="of so many, to share the work out")
+    parser.add_argument("--only", default="effects,calls,split")
+    parser.add_argument("--kind", default="")
+    parser.add_argument("--seconds", type=float, default=1e9, help="stop after so long")
+    given = parser.parse_args()
+    part, parts = map(int, given.part.split("/"))
+    makers = {
+        "effects": (effects, ("clock", "rounds", "rough")),
+        "calls": (calls, ("clock",)),
+        "split": (split, crash_split.KINDS),
+    }
+    begun, number, tried, wrong = time.monotonic(), 0, 0, 0
+    for what in given.only.split(","):
+        make, kinds = makers[what]
+        for kind in kinds:
+            if given.kind not in ("", kind):
+                continue
+            for words, attempt in make(kind):
+                number += 1
+                if number % parts != part % parts:
+                    continue
+                if time.monotonic() - begun > given.seconds:
+                    print(f"stopped after {tried} of part {given.part}")
+                    return 1
+                tried += 1
+                found = attempt()
+                wrong += bool(found)
+                if found:
+                    print(f"{words}: {'; '.join(found)}", flush=True)
+    print(
+        f"{tried} crash points tried in {time.monotonic() - begun:.0f} s, {wrong} with violations"
+    )
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,183 @@
+"""A process may die between any two things that it does: every effect has crash points, and a part of them is tried here.
+
+`all_crash_points.py` beside this tries all of them; docs/FAULTS.md says what is promised.
+"""
+
+import inspect
+import re
+
+import crash_kinds
+import crash_split
+import crash_world
+import pytest
+from crash_disk import CrashDisk
+from crash_world import NOON, Point
+
+from fsl_async import effects, effects_split
+from fsl_async.learn import advance, manifest, recovery
+from fsl_async.learn.store import Store
+from fsl_async.shells.client import ClientShell
+from fsl_async.shells.ps import ServerShell
+from fsl_async.shells.split_client import SplitClientShell
+from fsl_async.shells.split_server import SplitServerShell
+
+SHELLS = {
+    "ps": (ServerShell,),
+    "client": (ClientShell, SplitClientShell),
+    "split": (SplitServerShell,),
+}
+STRIDE = {"clock": 41, "rounds": 67, "rough": 59}
+SPLIT_STRIDE = {"sl": 457, "splitfed-v1": 1013, "u-shape": 1291, "fsl-sage": 613, "lockstep": 241}
+CALL_STRIDE = 17
+
+
+@pytest.fixture(autouse=True)
+def _chunks_as_before(monkeypatch):
+    """Worlds are of small chunks; others are not."""
+    monkeypatch.setattr(manifest, "CHUNK_VALUES", manifest.CHUNK_VALUES)
+
+
+@pytest.fixture(scope="module")
+def points():
+    """Of all kinds of runs: kind -> points."""
+    before = manifest.CHUNK_VALUES
+    found = {kind: crash_kinds.passed(kind)[0] for kind in STRIDE}
+    manifest.CHUNK_VALUES = before
+    return found | {kind: crash_split.passed(kind) for kind in crash_split.KINDS}
+
+
+def carried_out(shells):
+    """The effects that these shells carry out, by the tables in their source."""
+    tables = " ".join(inspect.getsource(shell.__init__) for shell in shells)
+    return set(re.findall(r"\b(?:do|split)\.([A-Z]\w+):", tables))
+
+
+@pytest.mark.parametrize("role", SHELLS)
+def test_every_effect_of_a_role_has_crash_points(points, role):
+    """Who adds an effect must let a run die before and after it: else nobody knows what that does."""
+    wanted = carried_out(SHELLS[role])
+    assert len(wanted) > 10
+    for stage in ("before", "after"):
+        passed = {
+            p.name for kind in points.values() for p in kind if (p.role, p.stage) == (role, stage)
+        }
+        assert wanted - passed == set()
+
+
+def test_no_effect_is_outside_the_tables():
+    """The tables above are found by their text; an effect that is written down in another way must not slip through."""
+    known = set().union(*(carried_out(shells) for shells in SHELLS.values()))
+    classes = {
+        name
+        for module in (effects, effects_split)
+        for name, found in vars(module).items()
+        if isinstance(found, type)
+        and issubclass(found, effects.Effect)
+        and found is not effects.Effect
+    }
+    assert classes == known
+
+
+@pytest.mark.parametrize("kind", STRIDE)
+def test_a_run_goes_on_from_any_point(points, kind):
+    """Killed at any effect, by a signal or with the machine's power: no delta is lost or doubled, no version is another one."""
+    chosen = points[kind][:: STRIDE[kind]]
+    assert len(chosen) > 8
+    for number, point in enumerate(chosen):
+        powers = crash_kinds.POWERS if point.role == "ps" else (None,)
+        power = powers[number % len(powers)]
+        assert crash_kinds.attempt(kind, point, power) == [], (point, power)
+
+
+@pytest.mark.parametrize("kind", SPLIT_STRIDE)
+def test_split_learning_goes_on_from_any_point(points, kind):
+    """The same for methods of split learning, whose servers and clients have effects of their own."""
+    for point in points[kind][SPLIT_STRIDE[kind] // 2 :: SPLIT_STRIDE[kind]]:
+        assert crash_split.attempt(kind, point) == [], point
+
+
+@pytest.mark.parametrize(
+    ("mode", "power", "options"),
+    [
+        ("after", "all", {}),
+        ("after", 1, {}),
+        ("error", None, {"failures": 6}),
+        ("error", None, {"failures": 2, "number": 5, "reads": True}),
+    ],
+)
+def test_a_run_goes_on_from_any_call_to_the_disk(mode, power, options):
+    """Not only the store alone, as in its own tests: what clients, shells and machine make of its death or its errors."""
+    calls = len(
+        crash_kinds.calls_with_reads("clock")
+        if "reads" in options
+        else crash_kinds.passed("clock")[1]
+    )
+    for at in range(1 + len(options), calls, CALL_STRIDE * (3 if "reads" in options else 1)):
+        assert crash_kinds.attempt_call("clock", at, mode, power, **options) == [], at
+
+
+HOUR_S, DAY_S = 3600.0, 86400.0
+JUMPS = {
+    "back at a restart": lambda _, launch: -HOUR_S * (launch > 1),
+    "forward at a restart": lambda _, launch: DAY_S * (launch > 1),
+    "back while it runs": lambda now, _: -HOUR_S * (now > 14.0),
+    "forward while it runs, and back": lambda now, _: DAY_S * (14.0 < now < 28.0),
+    "to where it was": lambda now, launch: -now * (launch > 1),
+}
+
+
+@pytest.mark.parametrize("jump", JUMPS)
+def test_clocks_that_jump_cost_nothing(jump):
+    """Lives are numbered by wall clocks, and a schedule goes on by one: neither may make two lives one, or a run wait for a day."""
+    for point in (Point("ps", "Commit", "job", 2), Point("client", "OfferDelta", "after", 4)):
+        with crash_kinds.folder() as root:
+            world = crash_kinds.make(
+                "clock", crash_kinds.Path(root), point=point, wall=JUMPS[jump]
+            ).run()
+            assert world.violations == []
+            assert world.scheduler.time() < 150.0
+            assert world.now(1) >= NOON - HOUR_S
+
+
+def _deaf(*_, **__):
+    """Do nothing."""
+
+
+def _no_sync(monkeypatch):
+    monkeypatch.setattr(CrashDisk, "sync", _deaf)
+    return Point("ps", "Commit", "after", 3), "all"
+
+
+def _no_folder_sync(monkeypatch):
+    real = recovery.make_durable_folder
+    monkeypatch.setattr(
+        recovery,
+        "make_durable_folder",
+        lambda files, path: real(crash_world.Files(), path) or _made(files, path),
+    )
+    return Point("ps", "Commit", "after", 3), "all"
+
+
+def _made(files, path):
+    files.make_directory(path)
+
+
+def _told_too_early(monkeypatch):
+    monkeypatch.setattr(
+        Store,
+        "_record",
+        lambda self, fact, members: self._open.book.apply({**members, "fact": fact, "at": 1.0}),
+    )
+    return Point("ps", "Commit", "before", 2), None
+
+
+def _other_weights(monkeypatch):
+    monkeypatch.setattr(advance, "apply_change", lambda weights, sent: weights.__iadd__(sent * 2))
+    return Point("ps", "Commit", "after", 2), None
+
+
+@pytest.mark.parametrize("defect", [_no_sync, _no_folder_sync, _told_too_early, _other_weights])
+def test_the_checks_can_fail(monkeypatch, defect):
+    """Proof that the tests above test something."""
+    point, power = defect(monkeypatch)
+    assert crash_kinds.attempt("clock", point, power)
