@@ -161,6 +161,8 @@ class Checkpoints:
                 leaving = self.directory / f"{_TEMPORARY}pruned-v{version:08d}"
                 self._files.remove_tree(leaving)
                 self._files.rename(self.path(version), leaving)
+                # Else a power cut may undo the renaming and not the removals: a version with half of its files.
+                self._files.sync_directory(self.directory)
                 self._files.remove_tree(leaving)
 
     def move_aside(self, version: int, generation: int) -> str:

@@ -186,11 +186,18 @@ class CrashDisk(Files):
         files = self.durable_files
         if isinstance(power, int):
             chance = random.Random(power)
-            kept = {found: dict(names) for found, names in self.durable_folders.items()}
+            kept = {found: dict(self.durable_folders.get(found, {})) for found in self.folders}
             folders = {
-                found: chance.choice([kept.get(found, {}), names])
+                found: dict(chance.choice([kept[found], names]))
                 for found, names in self.folders.items()
             }
+            # A rename from one folder into another happens whole or not at all: its file is in one of them.
+            there = {one for names in folders.values() for one in names.values()}
+            still = {one for names in self.folders.values() for one in names.values()}
+            for found, names in kept.items():
+                for name, one in names.items():
+                    if one in still - there:
+                        folders[found][name] = one
             files = {**files, **self._as_it_may_be(self.root, self.root_id, chance)}
         shutil.rmtree(self.root)
         self._rebuild(self.root, self.root_id, folders, files)

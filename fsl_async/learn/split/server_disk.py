@@ -205,6 +205,7 @@ class ServerDisk:
                 leaving = self._checkpoints / f"tmp-old-c{old:08d}"
                 self._files.remove_tree(leaving)
                 self._files.rename(self._path(old), leaving)
+                self._files.sync_directory(self._checkpoints)  # before its files go
                 self._files.remove_tree(leaving)
 
     def _digest(self, descriptor: int) -> tuple[int, str]:
