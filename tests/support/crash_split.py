@@ -25,6 +25,7 @@ KINDS = {
 }
 HOURS = 0.04
 RETURN_S = 3.0
+ASKED_S = 70.0
 LOSSY = FaultProfile(
     client_return_s=(1.0, 2.0),
     server_return_s=(1.0, 2.0),
@@ -50,14 +51,16 @@ class CrashSplit(SplitSimulation):
         self.points = Points(point)
         self.rare = set()
 
+    def run(self, progress=None):
+        """And ask the split server to end in the middle: another one goes on in its folder."""
+        self._at(ASKED_S, self._ask_split)
+        super().run(progress)
+
     def die(self, name):
         """As kill -9 does it; a few seconds later it is launched again."""
         if name == SPLIT_NAME:
-            clock, _ = self.split_process
-            clock.alive = False
-            self.split_network.kill(SPLIT_NAME)
-            self.split_process = None
-            self._at(RETURN_S, self._launch_split)
+            self._end_split_process(self.split_process[0])
+            self._left_in_order = False
         elif self._kill(name):
             if name == SERVER_NAME:
                 self.truth.server_died(self.scheduler.time())
@@ -88,19 +91,20 @@ class CrashSplit(SplitSimulation):
         self._rare_effects(shell)
 
     def _rare_effects(self, shell):
-        """An alignment that fails, and what a server wants in odd moments only, once each, to nobody."""
-        if self.rare:
-            return
+        """An alignment of each client that fails, a hello that comes while a server leaves, and what is seldom wanted, once, to nobody."""
         align, handle = shell.halves.align, shell.node.machine.handle
 
         def failing(effect):
             first = effect.client not in shell.halves.state.auxiliary
-            if first or "align" in self.rare:
+            if first or effect.client in self.rare:
                 return align(effect)
-            self.rare.add("align")
+            self.rare.add(effect.client)
             return ev.Aligned(effect.client, effect.version, "its weights became infinite")
 
         def more(event, now):
+            if isinstance(event, ev.SplitClientHello) and "hello" not in self.rare:
+                self.rare.add("hello")
+                return [do.Refuse(event.peer, "leaving", "about to end")]
             effects = handle(event, now)
             if isinstance(event, ev.UploadTrained) and "effects" not in self.rare:
                 self.rare.add("effects")
