@@ -78,6 +78,14 @@ class Preempting(Event):
 
 
 @frozen
+class ServeFailed(Event):
+    """A client does not take a version that was offered, or reading it failed; it asks again when it wants it."""
+
+    peer: str
+    version: int
+
+
+@frozen
 class StreamLost(Event):
     """A stream ended before its end: the other side declined or cancelled it, or a local read or write failed."""
 

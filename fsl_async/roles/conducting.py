@@ -37,7 +37,9 @@ class Conductor:
         self.ending = Ending(rules.drain_s, rules.stalled_s, rules.drain_cap_s)
         self.deadlines = Deadlines()
         self.trigger = trigger_named(rules.trigger)
-        self.serving = Serving(self.members, self.deltas, self.trigger.tells_all)
+        self.serving = Serving(
+            self.members, self.deltas, self.trigger.tells_all, self.trigger.trains
+        )
         self.publishing = Publishing(self.members, self.deadlines, rules.retry_s)
 
     @property
@@ -95,7 +97,7 @@ class Conductor:
         effects: list[Effect] = []
         for name in names:
             if not self.trigger.tells_all:
-                effects.append(self.serving.announcement(name))
+                effects.extend(self.serving.tell(name))
             effects.append(do.Tell(name, call))
         return effects
 

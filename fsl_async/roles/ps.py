@@ -73,6 +73,7 @@ class ServerMachine(Conductor):
             ev.DeltaStored: self._delta_stored,
             ev.CallSkipped: self._skipped,
             ev.FetchAsked: self.serving.fetch,
+            ev.ServeFailed: self._serve_failed,
             ev.VersionHeld: self._held,
             ev.VersionCommitted: self._committed,
             ev.CommitFailed: self._commit_failed,
@@ -134,6 +135,7 @@ class ServerMachine(Conductor):
             return [do.Refuse(peer, "run", text)]
         former = self.members.get(peer)
         self.members[peer] = Member(event.incarnation)
+        self.serving.forget(peer)
         effects: list[Effect] = []
         if former is not None:  # nobody said that its session, or its life, is over
             effects = self._gone(peer, former.incarnation, "it says hello again", now)
@@ -202,6 +204,10 @@ class ServerMachine(Conductor):
             due = self.deadlines.when("sync")
             self.deadlines.set("sync", now if due is None else due)  # perhaps it was too few before
         return effects
+
+    def _serve_failed(self, event: ev.ServeFailed, now: float) -> list[Effect]:
+        self.serving.forget(event.peer)
+        return []
 
     def _committed(self, event: ev.VersionCommitted, now: float) -> list[Effect]:
         self.tokens_total += self.deltas.advance(event.version, event.digest)

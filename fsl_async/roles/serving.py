@@ -1,12 +1,14 @@
 """Which version is told, and sent, to whom. Pure.
 
 Clients pull: a version is announced, and streamed to whoever asks, as the coded update when the client holds the version before (checked
-by digest), else in full. All who hold a version must hold the same bits: one that computed another digest gets the version in full.
+by digest), else in full. Where rounds are trained as such, whoever holds the version before stands still until it has the new one: it is sent with
+its announcement, and the question that comes all the same is not answered a second time (docs/adr/0072). All who hold a version must hold the same bits:
+one that computed another digest gets the version in full.
 """
 
 from __future__ import annotations
 
-from attrs import mutable
+from attrs import field, mutable
 
 from fsl_async import effects as do
 from fsl_async import events as ev
@@ -23,6 +25,9 @@ class Serving:
     members: dict[str, Member]
     deltas: DeltaBook
     chains: bool = True  # whoever is far behind gets update after update, else the version whole
+    pushes: bool = False  # a version is sent with its announcement
+    _pushed: dict[str, tuple[int, int]] = field(factory=dict)
+    """Peer -> the version that is on its way unasked, and the one that it held when that was sent."""
 
     @property
     def version(self) -> int:
@@ -38,9 +43,24 @@ class Serving:
         """Tell one client."""
         return do.Tell(peer, msg.Announce(self.version, self.digest))
 
+    def tell(self, peer: str) -> list[Effect]:
+        """Tell one client, and send the version along where it waits for it."""
+        told = [self.announcement(peer)]
+        held = self.members[peer].version
+        oldest = self.version - 1 if self.chains else 0
+        if not self.pushes or not max(0, oldest) <= held < self.version:
+            return told  # without a version, its own first weights may be this one
+        self._pushed[peer] = self.version, held
+        return [*told, do.Serve(peer, "update" if self.chains else "full", self.version)]
+
     def announce(self) -> list[Effect]:
         """Tell all."""
-        return [self.announcement(name) for name, member in self.members.items() if member.attached]
+        attached = [name for name, member in self.members.items() if member.attached]
+        return [effect for name in attached for effect in self.tell(name)]
+
+    def forget(self, peer: str) -> None:
+        """What was sent unasked is not under way any more."""
+        self._pushed.pop(peer, None)
 
     def fetch(self, event: ev.FetchAsked, now: float) -> list[Effect]:
         """Send what leads on from what a client holds."""
@@ -48,6 +68,9 @@ class Serving:
             return []
         if event.version == self.version and event.digest == self.digest:
             return [self.announcement(event.peer)]
+        known = self.deltas.digests.get(event.version, event.digest) == event.digest
+        if self._pushed.pop(event.peer, None) == (self.version, event.version) and known:
+            return []  # it is on its way
         near = event.version == self.version - 1 or (self.chains and event.version < self.version)
         if near and self.deltas.digests.get(event.version) == event.digest:
             # However far behind: over a slow link a whole version would be old again when it is there. The shell
@@ -68,6 +91,7 @@ class Serving:
             )
             return [do.Note(text, "warning"), do.Serve(event.peer, "full", self.version)]
         member.version = event.version
+        self.forget(event.peer)
         return []
 
     def behind(self) -> set[str]:

@@ -307,7 +307,16 @@ class ServerShell:
         self._serving.pop(stream, None)
 
     def _serve_declined(self, event: tp.StreamDeclined) -> None:
-        self._forget((event.peer, event.stream_id))
+        stream = (event.peer, event.stream_id)
+        self._serve_failed(stream)
+        self._forget(stream)
+
+    def _serve_failed(self, stream: tuple[str, str]) -> None:
+        served = self._serving.pop(stream, None)
+        if served is not None:
+            source, number = served
+            failed = ev.ServeFailed(source.effect.peer, source.effect.version)
+            self.node.feed(failed, number)
 
     def _sent(self, event: tp.StreamSent) -> None:
         served = self._serving.pop((event.peer, event.stream_id), None)
@@ -320,7 +329,7 @@ class ServerShell:
 
     def _stream_failed(self, event: tp.StreamFailed) -> None:
         stream = (event.peer, event.stream_id)
-        self._serving.pop(stream, None)
+        self._serve_failed(stream)
         if self._incoming.pop(stream, None) is not None:
             reason = self._problems.pop(stream, event.reason)
             self.node.feed(ev.StreamLost(event.peer, event.stream_id, reason))

@@ -365,3 +365,65 @@ def test_an_answer_about_transfers_that_nobody_waits_for(run, look):
     server.feed(ev.DrainAsked("Ctrl-C"))
     assert server.machine.phase is Phase.MERGING
     assert server.feed(ev.TransfersSeen(())) == []
+
+
+def served(effects):
+    """What is sent to whom, in order, with the announcements."""
+    return [
+        (effect.peer, effect.version if isinstance(effect, do.Serve) else effect.message.version)
+        for effect in effects
+        if isinstance(effect, do.Serve)
+        or (isinstance(effect, do.Tell) and isinstance(effect.message, msg.Announce))
+    ]
+
+
+def test_a_version_is_sent_with_its_announcement_once(run):
+    """Whoever stands still for it saves a round trip; its question, sent when it hears of the version, gets no second answer."""
+    server = run("rounds", "a", "b", "late")
+    server.fire()
+    for name in ("a", "b", "late"):
+        server.store(DeltaKey(name, 1, 0, 1))
+    server.committed(1)
+    server.hold("a", 1)
+    server.hold("b", 1)  # and late does not
+    for name in ("a", "b"):
+        server.store(DeltaKey(name, 1, 1, 2))
+    server.feed(ev.ClientLeft("late", 1, "expired"))
+    server.hello("late")
+    server.attach("late")
+    assert served(server.committed(2)) == [("a", 2), ("a", 2), ("b", 2), ("b", 2), ("late", 2)]
+    assert server.feed(ev.FetchAsked("a", 1, "d1")) == [], "it is on its way"
+    again = [do.Serve("a", "update", 2)]
+    assert server.feed(ev.FetchAsked("a", 1, "d1")) == again, "asked a second time it is wanted"
+    assert server.feed(ev.FetchAsked("late", -1, "")) == [do.Serve("late", "full", 2)]
+    assert server.feed(ev.FetchAsked("b", 1, "alien")) == [do.Serve("b", "full", 2)]
+
+
+@pytest.mark.parametrize("how", ["declined", "held", "new session"])
+def test_a_question_after_it_is_an_honest_one(run, how):
+    """What was sent unasked may be declined or go with a session: who asks then must not wait for ever."""
+    server = run("rounds", "a")
+    server.fire()
+    server.store(DeltaKey("a", 1, 0, 1))
+    server.committed(1)
+    if how == "declined":
+        server.feed(ev.ServeFailed("a", 1))
+    elif how == "held":
+        server.hold("a", 1, "other")  # is answered with the whole version
+        server.hold("a", 1)
+    else:
+        server.hello("a")
+        server.attach("a")
+    assert server.feed(ev.FetchAsked("a", 0, "d0")) == [do.Serve("a", "update", 1)]
+
+
+def test_in_a_relay_it_is_sent_whole_to_whose_turn_it_is(run):
+    """It has missed the versions in between."""
+    server = run("relay", "a", "b")
+    server.fire()
+    server.store(DeltaKey("a", 1, 0, 1))
+    server.committed(1)
+    effects = server.fire()
+    assert called(effects) == [("b", 1)]
+    assert [e for e in effects if isinstance(e, do.Serve)] == [do.Serve("b", "full", 1)]
+    assert server.feed(ev.FetchAsked("b", 0, "d0")) == []
