@@ -43,6 +43,8 @@ def join(
     device: str | None = None,
     run_dir: str | Path | None = None,
     log: Callable[[str], None] = print,
+    keys: str | Path | None = None,
+    insecure: bool = False,
 ) -> Joined:
     """Join a run from a script that you start yourself; three lines more than training alone.
 
@@ -54,10 +56,13 @@ def join(
 
     server: host:port or an fsl:// address. name: this client's name in the run; by default the host's, numbered where a host
     has several. device: where `fed.device` points; by default what the run says. run_dir: where to keep a journal; none by default.
-    log: takes one line of text at a time.
+    log: takes one line of text at a time. keys: this site's keys folder, for an address with a key; by default that of `fsl-node keys`.
+    insecure: accept an address of another machine without one.
     Raises FslError, which says in one line what to do: a wrong address or name, a server that will not have this client (also when the
     `with` block ends, if the server has put this client out meanwhile).
     """
     from fsl_async import node_client
 
-    return node_client.join(server, name=name, device=device, run_dir=run_dir, log=log)
+    return node_client.join(
+        server, name=name, device=device, run_dir=run_dir, log=log, keys=keys, insecure=insecure
+    )

@@ -134,15 +134,17 @@ def _key(query: str, shown: str) -> str:
     return key
 
 
-def seen_from(given: str, dialled: str) -> str:
-    """Where to dial what a server at `dialled` names as `given`: "every interface" is the host that was dialled. In the form of sockets.
+def parse_told(text: str) -> Address:
+    """Read an address that one server tells of another: to dial, with or without a key, and "every interface" is for `seen_from`. Raises AddressError."""
+    return _parse(text, EXAMPLE)
 
-    Raises AddressError.
-    """
-    address = parse_listen(given)
+
+def seen_from(given: str, dialled: str) -> Address:
+    """Where to dial what a server at `dialled` names as `given`: "every interface" is the host that was dialled. Raises AddressError."""
+    address = parse_told(given)
     if address.is_everywhere:
         address = evolve(address, host=parse(dialled).host)
-    return parse(address.tcp).tcp
+    return parse(address.fsl)
 
 
 def reachable_host(host: str) -> str:

@@ -108,6 +108,9 @@ def _check_role(_: click.Context, __: click.Parameter, role: str | None) -> str:
     help="relay: forward another port too, such as a split server's; repeatable.",
 )
 @click.option("--insecure", is_flag=True, help="Accept that other machines connect unencrypted.")
+@click.option(
+    "--keys", type=_PATH, metavar="DIR", help="Encrypt, with the keys there (see: fsl-node keys)."
+)
 @click.option("--dry-run", is_flag=True, help="Print what would be run, resolved, and exit.")
 @click.option(_JSON, "as_json", is_flag=True, help="Print JSON objects, the result last.")
 @click.argument("address", required=False)

@@ -22,15 +22,20 @@ import fsl_transport as tp
 from fsl_async import address as addresses
 from fsl_async import effects as do
 from fsl_async import events as ev
+from fsl_async.address import Address
 from fsl_async.cluster.training_watch import TrainingWatch
 from fsl_async.config import from_wire
 from fsl_async.errors import (
+    AddressError,
     ExitCode,
     FslError,
+    KeysError,
     RefusedError,
     StopError,
     TaskError,
 )
+from fsl_async.keys.dialling import DiallingWords, curve_for, keys_for_dialling, split_curve
+from fsl_async.keys.folder import KeysFolder
 from fsl_async.learn.fed import Fed, Place, choose_device
 from fsl_async.learn.learner import Learner, RunFinishedError
 from fsl_async.learn.split.remote import SplitTraining
@@ -57,6 +62,7 @@ from fsl_async.split_rules import split_rules
 from fsl_async.stopper import Stopper
 from fsl_async.threads import VARIABLE as OMP_THREADS
 from fsl_async.threads import threads_here
+from fsl_transport.curve import DialerCurve
 from fsl_transport.loop import run as run_loop
 from fsl_transport.zmq_link import ZmqDialer
 
@@ -112,11 +118,16 @@ class ClientRuntime:
         journal_dir: Path | None,
         stop: Stopper,
         log: Callable[[str], None],
+        keys: KeysFolder | None = None,
     ) -> None:
+        """keys: this client's; by default those of the default folder, where an address has a key. Raises AddressError and KeysError."""
         self.name = name
+        self._at = addresses.parse(server)
+        self._keys = keys or KeysFolder()
+        self._curve = curve_for(self._at, self._keys) if self._at.key else None
         self.learner = Learner()
         self.finish: do.Finish | None = None
-        self._server = server
+        self._server = self._at.tcp
         self._stop = stop
         self._log = log
         self._begun = time.monotonic()
@@ -271,7 +282,8 @@ class ClientRuntime:
         )
         shell.count = self._count_weights
         shell.on_end = self._end_split
-        link = CountedLink(ZmqDialer(self._server, self.name), self.traffic, at_client=True)
+        self._loop = loop
+        link = self._dial(self._at, self._curve)
         endpoint = tp.DialerEndpoint(
             link,
             loop,
@@ -286,7 +298,7 @@ class ClientRuntime:
             lambda _: {**self.learner.meter.progress(), **lag.summary(), **self._hanging()}
         )
         shell.endpoint = self._endpoint = endpoint
-        self._loop, self._shell = loop, shell
+        self._shell = shell
         self.learner.on_event = self._post
 
         def stop_asked(hard: bool) -> None:
@@ -346,8 +358,14 @@ class ClientRuntime:
             finished=self._split_finished,
             traffic=self.traffic,
         )
-        place = addresses.seen_from(config.split.server, self._server)
-        link = CountedLink(ZmqDialer(place, self.name), self.traffic, at_client=True)
+        try:
+            place = addresses.seen_from(config.split.server, self._server)
+            curve = split_curve(place, self._keys, encrypted=self._curve is not None)
+            link = self._dial(place, curve)
+        except (AddressError, KeysError) as error:
+            self._split = None
+            self._split_finished(do.Finish(error.message, int(ExitCode.BAD_INPUT)))
+            return
         self._split_endpoint = opened.endpoint = tp.DialerEndpoint(
             link,
             loop,
@@ -359,6 +377,20 @@ class ClientRuntime:
         )
         training.post = lambda event: self._post_split(opened, event)
         opened.dial()
+
+    def _dial(self, server: Address, curve: DialerCurve | None) -> CountedLink:
+        assert self._loop is not None
+        public = curve.pair.public if curve is not None else ""
+        told = DiallingWords(
+            server,
+            public,
+            self.name,
+            scheduler=self._loop,
+            journal=self._journal,
+            log=self._log,
+        )
+        dialer = ZmqDialer(server.tcp, self.name, None, curve, told)
+        return CountedLink(dialer, self.traffic, at_client=True)
 
     def _post_split(self, opened: SplitClientShell, event: ev.Event) -> None:
         with contextlib.suppress(RuntimeError):  # the loop has closed: it was over anyway
@@ -476,14 +508,15 @@ def join_run(
     log: Callable[[str], None],
     threads: int | None = None,
     code: Own = NOTHING_OWN,
+    keys: KeysFolder | None = None,
     make_fed: Callable[[ClientRuntime, Place], Fed] | None = None,
 ) -> Summary:
     """Join the run at `server`, train `task` (None: the built-in one) in this thread until the run ends. Blocks.
 
-    threads: torch's, in place of train.threads. code: models of this site's. make_fed: makes what the task sees, in place of a plain Fed. The task is loaded before the server is dialled. Raises FslError in one line: refused, interrupted, a task that cannot be loaded or that raised.
+    threads: torch's, in place of train.threads. code: models of this site's. keys: this client's, for an address with a key. make_fed: makes what the task sees, in place of a plain Fed. The task is loaded before the server is dialled. Raises FslError in one line: refused, interrupted, a task that cannot be loaded or that raised.
     """
     own = load_task(task) if task else None
-    runtime = ClientRuntime(server, name, journal_dir=run_dir, stop=stop, log=log)
+    runtime = ClientRuntime(server, name, journal_dir=run_dir, stop=stop, log=log, keys=keys)
     error: str | None = None
     try:
         member = runtime.wait_welcome()
@@ -564,18 +597,22 @@ def join(
     device: str | None = None,
     run_dir: str | Path | None = None,
     log: Callable[[str], None] = print,
+    keys: str | Path | None = None,
+    insecure: bool = False,
 ) -> Joined:
     """Join a run from a script of your own; see `fsl_async.join`."""
     from fsl_async.cluster.name_slot import check_name, claim_name
 
-    address = addresses.parse(server).tcp
-    own = claim_name(address).name if name is None else check_name(name)
+    address = addresses.parse(server)
+    folder = keys_for_dialling(address, None if keys is None else Path(keys), insecure=insecure)
+    own = claim_name(address.tcp).name if name is None else check_name(name)
     runtime = ClientRuntime(
-        address,
+        address.fsl,
         own,
         journal_dir=Path(run_dir) if run_dir is not None else None,
         stop=current_stopper(),
         log=log,
+        keys=folder,
     )
     with _ending_on_error(runtime):
         member = runtime.wait_welcome()

@@ -22,8 +22,10 @@ from fsl_async import events as ev
 from fsl_async.cluster.launch_file import Launching
 from fsl_async.cluster.relauncher import Relauncher
 from fsl_async.config import to_wire
-from fsl_async.errors import AddressError, RunDirError
+from fsl_async.errors import AddressError, FslError, RunDirError
 from fsl_async.fixed import keep_settings
+from fsl_async.keys.folder import KeysFolder
+from fsl_async.keys.gate import Gate, check_guarded
 from fsl_async.learn.datasets.facts import described
 from fsl_async.learn.errors import CheckpointDamaged, StoreError
 from fsl_async.learn.outer import OuterSettings
@@ -156,16 +158,18 @@ def serve(
     record: Callable[..., None] | None = None,
     after_commit: Callable[[int], None] | None = None,
     launching: Launching | None = None,
+    keys: KeysFolder | None = None,
 ) -> Summary:
     """Run the parameter server until the run ends or `stop` is asked. Blocks; makes its own loop.
 
     announce: called with the bound address once clients can come. log: one line for the operator at a time. record: what happens in the run as a kind and fields,
     in place of lines. after_commit: called in the store's thread with each version that is durable, before anybody hears of it; it must not raise.
-    launching: who launches clients that died; nobody if left out.
-    Raises RunDirError (damaged, in use, no room) and AddressError (port in use), each in one line.
+    launching: who launches clients that died; nobody if left out. keys: encrypt with this pair, and let in who is on this list.
+    Raises RunDirError (damaged, in use, no room), AddressError (port in use), KeysError, and ConfigError (others reach it, and it has neither keys
+    nor `listen.insecure`), each in one line.
     """
     config = described(config)
-    config = with_split_server(config)
+    config = with_split_server(config, keys.pair().public if keys is not None else "")
     with prepared(
         config,
         run_dir,
@@ -176,6 +180,7 @@ def serve(
         record=record,
         after_commit=after_commit,
         launching=launching,
+        keys=keys,
     ) as run:
         return run_loop(run(config))
 
@@ -192,16 +197,20 @@ def prepared(
     record: Callable[..., None] | None = None,
     after_commit: Callable[[int], None] | None = None,
     launching: Launching | None = None,
+    keys: KeysFolder | None = None,
 ) -> Iterator[Callable[[Config], Coroutine[Any, Any, Summary]]]:
     """Take the run directory and give what serves it, once, in a loop of the caller's; see `serve`.
 
     What is yielded takes the configuration that clients are handed: of it addresses may have become known meanwhile.
     """
     config = with_implied(config)
+    listen = config.listen
+    check_guarded("listen.address", listen.address, insecure=listen.insecure, keys=keys)
     check_bindable(config.listen.address)
     store = Store(run_dir, _store_settings(config), from_version=from_version)
     recovered = _recover(store, run_dir)
     try:
+        gate = Gate(keys, run_dir)
         keep_settings(run_dir, config, recovered.version)
         run = store.start_run(f"{config.run.name}-{secrets.token_hex(4)}")
         for notice in recovered.notices:
@@ -210,7 +219,7 @@ def prepared(
     except (StoreError, OSError) as error:
         store.close()
         raise RunDirError(f"cannot write in {run_dir}: {error}") from None
-    except RunDirError:
+    except FslError:
         store.close()
         raise
     try:
@@ -227,6 +236,7 @@ def prepared(
             record,
             after_commit,
             launching,
+            gate,
         )
     finally:
         journal.close()
@@ -277,7 +287,7 @@ def _name_bugs(
 
 
 def _relauncher(
-    launching: Launching, machine: ServerMachine, journal: Teller, log_path: Path
+    launching: Launching, machine: ServerMachine, journal: Teller, log_path: Path, address: str
 ) -> Relauncher:
     """One that writes what it does into the journal, and tells people."""
     loop = asyncio.get_running_loop()
@@ -289,7 +299,9 @@ def _relauncher(
     def wanted() -> bool:
         return not (machine.ended or machine.ending.asked)
 
-    return Relauncher(loop, launching, tell, wanted=wanted, log_path=log_path)
+    made = Relauncher(loop, launching, tell, wanted=wanted, log_path=log_path)
+    made.address = address
+    return made
 
 
 def watched(
@@ -320,6 +332,7 @@ async def _serve(  # noqa: PLR0917 - private, called once
     record: Callable[..., None] | None,
     after_commit: Callable[[int], None] | None,
     launching: Launching | None,
+    gate: Gate,
 ) -> Summary:
     loop = asyncio.get_running_loop()
     begun = time.monotonic()
@@ -350,12 +363,17 @@ async def _serve(  # noqa: PLR0917 - private, called once
         after_commit=after_commit,
     )
     try:
-        link = ZmqListener(config.listen.address)
+        link = ZmqListener(config.listen.address, None, gate.curve, gate.handshake_failed)
     except tp.LocalError as error:
         worker.close()
         raise AddressError(str(error)) from None
-    relauncher = _relauncher(launching or Launching(), machine, journal, run_dir / LAUNCHED)
-    relauncher.address = link.address
+    relauncher = _relauncher(
+        launching or Launching(),
+        machine,
+        journal,
+        run_dir / LAUNCHED,
+        gate.reached_at(link.address),
+    )
     shell.endpoint = endpoint = tp.ListenerEndpoint(
         CountedLink(link, traffic, at_client=False),
         loop,
@@ -363,6 +381,7 @@ async def _serve(  # noqa: PLR0917 - private, called once
         watched(shell.on_transport, relauncher),
         "ps",
         incarnation=time.time_ns(),
+        admit=gate.admit,
     )
     lag = LoopLag(loop)
     garbage = GarbageWatch(loop, endpoint, journal)
@@ -389,11 +408,13 @@ async def _serve(  # noqa: PLR0917 - private, called once
         host=socket.gethostname(),
         every_s=config.sync.every_s if config.sync.trigger == "clock" else 0.0,
         quorum=config.sync.quorum,
+        encrypted=gate.curve is not None,
     )
     _note_versions(journal, recovered, loop.time())
     try:
         shell.start(recovered)
         announce(link.address)
+        gate.open(loop, endpoint, journal, config.session.heartbeat_every_s)
         ended = await finished
         # Whoever is still here must hear that the run is over, or it would dial this address for ever.
         give_up_at = loop.time() + (0.0 if stop.hard else GOODBYE_S)
@@ -401,6 +422,7 @@ async def _serve(  # noqa: PLR0917 - private, called once
             await asyncio.sleep(0.05)
     finally:
         unsubscribe()
+        gate.close()
         counted.close()
         await relauncher.close()
         journal.note("NodeEnded", loop.time(), garbage=endpoint.garbage, **lag.summary())

@@ -22,6 +22,8 @@ from fsl_async import events as ev
 from fsl_async import node_ps
 from fsl_async.errors import AddressError, ConfigError, RunDirError
 from fsl_async.events_split import ConductorEnded
+from fsl_async.keys.folder import KeysFolder
+from fsl_async.keys.gate import Gate, check_guarded
 from fsl_async.learn.buffers import Vector
 from fsl_async.learn.datasets.facts import described
 from fsl_async.learn.fed import choose_device
@@ -80,12 +82,13 @@ def serve(
     log: Callable[[str], None],
     stop: Stopper,
     scored: Scored | None = None,
+    keys: KeysFolder | None = None,
 ) -> Summary:
     """Run the split server until the run ends or `stop` is asked; with_ps: and the parameter server in the same loop. Blocks.
 
     announce: called with "server" or "ps" and the bound address once clients can come. scored: with_ps only; called in the store's thread with each
     version that is durable, before anybody hears of it, and a way to copy the server's halves; it must not raise.
-    Raises ConfigError, RunDirError and AddressError, each in one line.
+    keys: encrypt with this pair, and let in who is on this list. Raises ConfigError, KeysError, RunDirError and AddressError, each in one line.
     """
     config = described(with_implied(config))
     if not config.split.is_on:
@@ -95,15 +98,18 @@ def serve(
             f"{config.split.method} has no split server: start --role ps alone", "split.method"
         )
     try:
-        check_listen("split.listen", config.split.listen, insecure=config.listen.insecure)
+        check_listen("split.listen", config.split.listen)
     except SettingError as error:
         raise ConfigError(str(error), error.key) from None
+    insecure = config.listen.insecure
+    check_guarded("split.listen", config.split.listen, insecure=insecure, keys=keys)
     check_bindable(config.split.listen)
     torch.set_num_threads(threads_here(config.train.threads))
     disk = ServerDisk(run_dir / SERVER)
     with contextlib.ExitStack() as stack:
         stack.callback(disk.close)
-        served = _Serving(config, disk, announce, log, stop)
+        gate = Gate(keys, run_dir / SERVER)
+        served = _Serving(config, disk, announce, log, stop, gate=gate)
         if not with_ps:
             return run_loop(served.alone())
         ps_dir = run_dir / PS
@@ -115,6 +121,7 @@ def serve(
             log=log,
             stop=stop,
             after_commit=None if scored is None else lambda v: scored(v, served.halves),
+            keys=keys,
         )
         return run_loop(served.with_ps(stack.enter_context(prepared)))
 
@@ -129,6 +136,8 @@ class _Serving:
         announce: Callable[[str, str], None],
         log: Callable[[str], None],
         stop: Stopper,
+        *,
+        gate: Gate,
     ) -> None:
         server, method, cut, parts = build_server(config, choose_device(config.train.device))
         self.config = config
@@ -137,6 +146,7 @@ class _Serving:
         self.traffic = Traffic()
         self._announce, self._log, self._stop = announce, log, stop
         self._disk = disk
+        self._gate = gate
 
     def halves(self) -> dict[str, Vector]:
         """Copies of the server's halves as they are between two trainings: "" is the common one, replicas have their clients' names.
@@ -226,7 +236,7 @@ class _Serving:
             traffic=self.traffic,
         )
         try:
-            link = ZmqListener(split.listen)
+            link = ZmqListener(split.listen, None, self._gate.curve, self._gate.handshake_failed)
         except tp.LocalError as error:
             raise AddressError(str(error)) from None
         counted = CountedLink(link, self.traffic, at_client=False)
@@ -237,6 +247,7 @@ class _Serving:
             shell.on_transport,
             SERVER,
             incarnation=time.time_ns(),
+            admit=self._gate.admit,
         )
         shell.endpoint = endpoint
         lag = LoopLag(loop)
@@ -249,6 +260,7 @@ class _Serving:
             address=link.address,
             pid=os.getpid(),
             host=socket.gethostname(),
+            encrypted=self._gate.curve is not None,
         )
         try:
             shell.start()
@@ -256,12 +268,14 @@ class _Serving:
                 if peer.incarnation >= 0:
                     endpoint.remember(name, peer.incarnation)
             self._announce(SERVER, link.address)
-            ready.set_result(link.address)
+            self._gate.open(loop, endpoint, journal, config.session.heartbeat_every_s)
+            ready.set_result(self._gate.reached_at(link.address))
             ended = await self._finished
             give_up_at = loop.time() + (0.0 if self._stop.hard else GOODBYE_S)
             while endpoint.peers and loop.time() < give_up_at:  # noqa: ASYNC110 - a few looks, once in a run
                 await asyncio.sleep(0.05)
         finally:
+            self._gate.close()
             notes.close()
             journal.note("NodeEnded", loop.time(), garbage=endpoint.garbage, **lag.summary())
             shell.node.close()

@@ -80,18 +80,12 @@ class RunConfig:
     )
 
 
-def check_listen(key: str, text: str, *, insecure: bool) -> None:
-    """Raise SettingError unless this is an address to listen at that only this machine reaches, or that was accepted."""
+def check_listen(key: str, text: str) -> None:
+    """Raise SettingError unless this is an address to listen at."""
     try:
-        address = parse_listen(text)
+        parse_listen(text)
     except AddressError as error:
         raise SettingError(key, error.message) from None
-    if not insecure and not address.is_loopback:
-        raise SettingError(
-            key,
-            f"{text} can be reached by other machines, and encryption is not in this version; listen at "
-            "127.0.0.1 and use an SSH tunnel or a VPN, or accept it with --insecure",
-        )
 
 
 @frozen(kw_only=True)
@@ -100,11 +94,11 @@ class ListenConfig:
 
     address: str = setting("tcp://127.0.0.1:7100", "host:port to listen at; port 0 = any free one")
     insecure: bool = setting(
-        False, "allow a listen address that other machines can reach, without encryption"
+        False, "do not encrypt where other machines can reach the listen address"
     )
 
     def __attrs_post_init__(self) -> None:
-        check_listen("listen.address", self.address, insecure=self.insecure)
+        check_listen("listen.address", self.address)
 
 
 @frozen(kw_only=True)
@@ -432,7 +426,8 @@ class SplitConfig:
         16.0, "adapters count this / rank", span(above=0, most=1e6), fixed=True
     )
     server: str = setting(
-        "", "host:port where clients reach the split server; empty = where it listens"
+        "",
+        "host:port, or fsl://host:port?key=..., where clients reach the split server; empty = where it listens",
     )
     listen: str = setting("tcp://127.0.0.1:7101", "host:port where the split server listens")
     optimizer: SplitOptimizer = setting(

@@ -6,7 +6,7 @@ from typing import Any
 
 import attrs
 
-from fsl_async.address import parse_listen
+from fsl_async.address import parse_listen, parse_told
 from fsl_async.errors import ConfigError
 from fsl_async.roles.split_methods import SplitRules, decisions_of
 from fsl_async.settings import Config
@@ -29,21 +29,32 @@ def split_rules(config: Config) -> SplitRules:
     )
 
 
-def with_split_server(config: Config) -> Config:
-    """Say where the split server of another process is reached, as far as that can be known: where it is told to listen.
+def with_split_server(config: Config, key: str = "") -> Config:
+    """Say where the split server of another process is reached, as far as that can be known: where it is told to listen, with the same keys.
 
-    Raises ConfigError where it listens at any free port.
+    key: this parameter server's public key; empty where it does not encrypt. Raises ConfigError where the split server listens at any free port, and
+    where clients would come here encrypted and go there unencrypted.
     """
     split = config.split
     needed = split.is_on and decisions_of(split_rules(config)).has_server
-    if split.server or not needed:
+    if not needed:
+        return config
+    if split.server:
+        address = parse_told(split.server)
+        if key and not address.key and not address.is_loopback and not config.listen.insecure:
+            raise ConfigError(
+                f"split.server: {split.server} has no key, so clients would reach the split server unencrypted; give the address that it prints,"
+                " fsl://...?key=...",
+                "split.server",
+            )
         return config
     if parse_listen(split.listen).port == 0:
         raise ConfigError(
             "split.server is empty: say where clients reach the split server, which prints its address when it starts",
             "split.server",
         )
-    return attrs.evolve(config, split=attrs.evolve(split, server=split.listen))
+    at = split.listen if not key else attrs.evolve(parse_listen(split.listen), key=key).fsl
+    return attrs.evolve(config, split=attrs.evolve(split, server=at))
 
 
 def with_implied(config: Config) -> Config:

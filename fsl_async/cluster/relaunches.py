@@ -66,7 +66,7 @@ class Relaunches:
         machine = self._machines.get(client)
         if machine is None or machine.state is not State.RUNNING:
             return None
-        if reason == "bye":
+        if reason in {"bye", "revoked"}:
             del self._machines[client]
         return self._ended(client, machine, now) if reason == "expired" else None
 

@@ -17,6 +17,7 @@ from fsl_async.threads import threads_here
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from fsl_async.keys.folder import KeysFolder
     from fsl_async.settings import Config
     from fsl_async.stopper import Stopper
 
@@ -40,6 +41,7 @@ def command(
     grace_s: float | None = None,
     ec2_spot: bool = False,
     insecure: bool,
+    keys: Path | None,
     dry_run: bool,
     as_json: bool,
     **of_the_server: Any,
@@ -58,10 +60,6 @@ def command(
             f"which server? The server prints the line, like: {program()} --role client {addresses.EXAMPLE}"
         )
     server = addresses.parse(address)
-    if server.key:
-        raise UsageError(
-            "encryption is not in this version: remove ?key=... and use an SSH tunnel or a VPN"
-        )
     task = check_task(task) if task else None
     model = check_task(model, "--model") if model else None
     auxiliary = check_task(auxiliary, "--auxiliary") if auxiliary else None
@@ -74,6 +72,7 @@ def command(
             slot = stack.enter_context(contextlib.closing(claim_name(server.tcp)))
             name = slot.name
         check_name(name)
+        found = dialling_keys(server, keys, insecure=insecure)
         if dry_run:
             if task is not None:
                 check_function(task)
@@ -84,14 +83,10 @@ def command(
                 | {key: code for key, code in (("model", model), ("auxiliary", auxiliary)) if code}
             )
             return 0
-        if not server.is_loopback and not insecure:
-            output.warn(
-                "the connection is not encrypted in this version; use an SSH tunnel or a VPN, or --insecure to hide this"
-            )
         stopper = Stopper()
         with _preemptible(stopper, output, grace_s, ec2=ec2_spot):
             summary = run_client(
-                server.tcp,
+                server.fsl if server.key else server.tcp,
                 name,
                 task,
                 data,
@@ -101,6 +96,7 @@ def command(
                 auxiliary=auxiliary,
                 stop=stopper,
                 output=output,
+                keys=found,
             )
     output.result(summary)
     return stopper.exit_code
@@ -143,6 +139,7 @@ def run_client(
     auxiliary: str | None = None,
     stop: Stopper,
     output: Output,
+    keys: KeysFolder | None = None,
 ) -> Any:
     """Join the run at `server` and train until it ends or `stop` is asked; returns the summary."""
     from fsl_async.node_client import join_run
@@ -158,7 +155,17 @@ def run_client(
         stop=stop,
         log=output.say,
         code=Own(model, auxiliary),
+        keys=keys,
     )
+
+
+def dialling_keys(
+    server: addresses.Address, keys: Path | None, *, insecure: bool
+) -> KeysFolder | None:
+    """The keys of a client of `server`; None where it does not encrypt. Raises FslError."""
+    from fsl_async.keys.dialling import keys_for_dialling
+
+    return keys_for_dialling(server, keys, insecure=insecure)
 
 
 def check_task(task: str, option: str = "--task") -> str:

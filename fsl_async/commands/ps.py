@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING, Any
 
 from fsl_async import address as addresses
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
     from fsl_async.cluster.launch_file import Launching
     from fsl_async.config import Config
+    from fsl_async.keys.folder import KeysFolder
     from fsl_async.stopper import Stopper
 
 
@@ -32,6 +34,7 @@ def command(
     threads: int | None,
     launchers: Path | None,
     insecure: bool,
+    keys: Path | None,
     dry_run: bool,
     as_json: bool,
 ) -> int:
@@ -59,6 +62,13 @@ def command(
     filled = resolved(loaded)
     check_corpus(filled, options)
     launching = _read_launching(launchers) if launchers is not None else None
+    listen = filled.listen
+    found = listening_keys(
+        [(options.get("listen.address", "listen.address"), listen.address)],
+        keys,
+        insecure=listen.insecure,
+        asked=insecure,
+    )
     output = Output(as_json=as_json)
     if dry_run:
         if as_json:
@@ -81,9 +91,21 @@ def command(
             stop=stopper,
             output=output,
             launching=launching,
+            keys=found,
         )
     output.result(summary)
     return stopper.exit_code
+
+
+def listening_keys(
+    listens: list[tuple[str, str]], keys: Path | None, *, insecure: bool, asked: bool
+) -> KeysFolder | None:
+    """The keys of a server with these (setting, address), None for a plain one; insecure: by any setting, asked: by --insecure. Raises FslError."""
+    from fsl_async.keys.gate import keys_for_listening
+
+    if keys is not None and asked:
+        raise UsageError("--keys asks for encryption and --insecure for none: give one of them")
+    return keys_for_listening(listens, keys, insecure=insecure)
 
 
 def _read_launching(path: Path) -> Launching:
@@ -106,14 +128,17 @@ def run_ps(
     stop: Stopper,
     output: Output,
     launching: Launching | None = None,
+    keys: KeysFolder | None = None,
 ) -> Any:
     """Serve the run until it ends or `stop` is asked; returns the summary."""
     from fsl_async.node_ps import serve
 
+    public = "" if keys is None else keys.pair().public
+
     def announce(bound: str) -> None:
         listening = addresses.parse_listen(bound)
         reach = addresses.reachable_host(listening.host)
-        server = addresses.Address(reach, listening.port).fsl
+        server = shlex.quote(addresses.Address(reach, listening.port, public).fsl)
         node = f"{program()} --role client"
         own = "--task FILE.py:FUNCTION" if config.train.task else "--data PATH"
         line = f"{node} --name SITE {own} {server}"
@@ -135,4 +160,5 @@ def run_ps(
         stop=stop,
         record=output.record if output.as_json else None,
         launching=launching,
+        keys=keys,
     )

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING
 
 from fsl_async import address as addresses
 from fsl_async.commands.client import check_data, check_task
 from fsl_async.commands.output import Output
 from fsl_async.commands.overrides import overrides_of
+from fsl_async.commands.ps import listening_keys
 from fsl_async.errors import UsageError
 from fsl_async.program import program
 
@@ -29,6 +31,7 @@ def command(
     model: str | None,
     auxiliary: str | None,
     insecure: bool,
+    keys: Path | None,
     dry_run: bool,
     as_json: bool,
     with_ps: bool,
@@ -65,6 +68,10 @@ def command(
     shorter, options = overrides_of(chosen)
     loaded = with_implied(load(config, [*overrides, *shorter], options))
     output = Output(as_json=as_json)
+    listens = [("split.listen", loaded.split.listen)]
+    if with_ps:
+        listens.append((options.get("listen.address", "listen.address"), loaded.listen.address))
+    found = listening_keys(listens, keys, insecure=loaded.listen.insecure, asked=insecure)
     if dry_run:
         filled = resolved(loaded)
         if as_json:
@@ -74,9 +81,12 @@ def command(
         return 0
     from fsl_async.node_server import serve
 
+    public = "" if found is None else found.pair().public
+
     def announce(role: str, bound: str) -> None:
         listening = addresses.parse_listen(bound)
         reach = addresses.reachable_host(listening.host)
+        address = addresses.Address(reach, listening.port, public)
         join = ""
         if role == "ps":
             own = {
@@ -86,11 +96,13 @@ def command(
             code = "".join(
                 f"{option} FILE.py:FUNCTION " for option, is_there in own.items() if is_there
             )
-            place = addresses.Address(reach, listening.port).fsl
-            join = f"{program()} --role client {code}{place}"
+            join = f"{program()} --role client {code}{shlex.quote(address.fsl)}"
         output.record("listening", role=role, address=bound, join=join)
         what = "parameter server" if role == "ps" else "split server"
-        output.say(f"{what} at {bound}" + (f"\non each client:\n    {join}" if join else ""))
+        told = f"\non each client:\n    {join}" if join else ""
+        if public and not join and not with_ps:
+            told = f"\nfor the parameter server: --set {shlex.quote(f'split.server={address.fsl}')}"
+        output.say(f"{what} at {bound}{told}")
 
     stopper = Stopper()
     with stop_on_signals(stopper):
@@ -102,6 +114,7 @@ def command(
             announce=announce,
             log=output.say,
             stop=stopper,
+            keys=found,
         )
     output.result(summary)
     return stopper.exit_code

@@ -18,6 +18,7 @@ REASONS = {
     "superseded": "a new process took its name",
     "reset": "the connection was reset",
     "protocol": "it broke the protocol",
+    "revoked": "its key is not let in any more",
 }
 """Why a session ended, for people."""
 

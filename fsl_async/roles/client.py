@@ -214,8 +214,9 @@ class ClientMachine:
         self.untold = do.Note(f"{what}; {meanwhile}", "warning")
         in_turn = self.held is not None and self.held.is_turn
         effects = [] if self.busy == "snapshot" or in_turn else self._resume()
-        if event.reason == "reset":
+        if event.reason in {"reset", "revoked"}:
             # A server that does not know this session may know why: another process has taken the name. It is asked already.
+            # One that has revoked the key has said so: the refusal follows.
             self.deadlines.set("lost", now + ANSWER_S)
             return effects
         return [*self._tell_lost(), *effects]

@@ -13,6 +13,7 @@ _LOST = {
     "reset": "the server restarted",
     "bye": "the server said goodbye",
     "protocol": "the server sent what no server sends",
+    "revoked": "the server does not let this key in any more",
 }
 
 ANSWER_S = 2.0

@@ -48,7 +48,7 @@ class Shards:
     def left(self, name: str, reason: str, now: float) -> None:
         """Its session is over."""
         if name in self._loans:
-            self._away[name] = now if reason == "bye" else now + RECLAIM_S
+            self._away[name] = now if reason in {"bye", "revoked"} else now + RECLAIM_S
 
     def pick(self, name: str, now: float) -> int | None:
         """The shard that a client has or can have: one that nobody has, else one that is lent to somebody who is gone."""

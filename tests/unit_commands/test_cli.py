@@ -59,33 +59,36 @@ GOLDEN = [
     ),
     ("--role client foo", "foo: no port; write one like fsl://ps.example.org:7100"),
     (
-        "--role client a:1 --config x",
+        "--role client localhost:1 --config x",
         "--config is the parameter server's; a client gets the run's configuration from it",
     ),
     (
-        "--role client a:1 --set sync.every_s=3",
+        "--role client localhost:1 --set sync.every_s=3",
         "--set is the parameter server's; a client gets the run's configuration from it",
     ),
     (
-        "--role client a:1 --from-version 0",
+        "--role client localhost:1 --from-version 0",
         "--from-version is the parameter server's; a client gets the run's configuration from it",
     ),
     (
         "--role client fsl://a:1?key=k",
-        "encryption is not in this version: remove ?key=... and use an SSH tunnel or a VPN",
+        "the key in the address of a:1 is damaged: copy the whole line that the server prints, in its quotes",
     ),
     (
-        "--role client a:1 --name a/b",
+        "--role client localhost:1 --name a/b",
         "--name 'a/b': must be 1 to 64 letters, digits, dots, dashes or underscores",
     ),
-    ("--role client a:1 --task nothere.py:f", "--task nothere.py:f: no such file nothere.py"),
     (
-        "--role client a:1 --task nothere",
+        "--role client localhost:1 --task nothere.py:f",
+        "--task nothere.py:f: no such file nothere.py",
+    ),
+    (
+        "--role client localhost:1 --task nothere",
         "--task nothere: write it as file.py:function, for example train.py:train",
     ),
-    ("--role client a:1 --data nothere", "--data nothere: no such file or directory"),
+    ("--role client localhost:1 --data nothere", "--data nothere: no such file or directory"),
     (
-        "--role client a:1 --threads 0",
+        "--role client localhost:1 --threads 0",
         "invalid value for '--threads': 0 is not in the range 1<=x<=4096 (see fsl-node --help)",
     ),
     (
@@ -117,8 +120,38 @@ GOLDEN = [
     (
         "--role ps 0.0.0.0:7100",
         (
-            "LISTEN_ADDRESS: tcp://0.0.0.0:7100 can be reached by other machines, and encryption is not in this "
-            "version; listen at 127.0.0.1 and use an SSH tunnel or a VPN, or accept it with --insecure"
+            "LISTEN_ADDRESS: tcp://0.0.0.0:7100 can be reached by other machines, so it needs a key: run fsl-node keys new,"
+            " or accept an unencrypted listener with --insecure"
+        ),
+    ),
+    (
+        "--role server --with-ps --set split.method=fsl-sage --set split.listen=0.0.0.0:7101",
+        (
+            "split.listen: 0.0.0.0:7101 can be reached by other machines, so it needs a key: run fsl-node keys new,"
+            " or accept an unencrypted listener with --insecure"
+        ),
+    ),
+    ("--role ps --keys nothere", "no key in nothere: run fsl-node keys new --keys nothere"),
+    (
+        "--role ps --keys nothere --insecure",
+        "--keys asks for encryption and --insecure for none: give one of them",
+    ),
+    (
+        "--role client ps.example.org:7100 --name a",
+        (
+            "fsl://ps.example.org:7100 has no key: give the whole address that the server prints, fsl://...?key=...,"
+            " or accept an unencrypted connection with --insecure"
+        ),
+    ),
+    (
+        "--role client 127.0.0.1:7100 --name a --keys k",
+        "--keys: the address has no ?key=..., so there is nothing to encrypt with",
+    ),
+    (
+        "--role client --keys k --name a fsl://a:1?key=aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa",
+        (
+            "the server encrypts, and there is no key of this client in k: run fsl-node keys new --keys k,"
+            " then at the server the line that it prints (fsl-node keys trust KEY --name SITE)"
         ),
     ),
 ]
@@ -128,6 +161,7 @@ GOLDEN = [
 def test_every_mistake_is_one_line_and_exit_code_2(capsys, tmp_path, monkeypatch, line, message):
     """Golden lines: each says what is wrong and what to do, without a traceback."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FSL_KEYS", str(tmp_path / "keys"))
     assert run(capsys, *line.split()) == (2, "", f"error: {message}\n")
 
 
@@ -145,7 +179,10 @@ def test_debug_shows_the_traceback_and_is_taken_anywhere(capsys):
         assert code == 2
         assert err.startswith("Traceback")
         assert "error: " in err.splitlines()[-1]
-    assert run(capsys, "--debug", "--role", "client", "a:1", "--name", "b", "--dry-run")[0] == 0
+    assert (
+        run(capsys, "--debug", "--role", "client", "localhost:1", "--name", "b", "--dry-run")[0]
+        == 0
+    )
 
 
 @pytest.mark.parametrize("args", [["--help"], [], ["--role", "ps", "--help"], ["--role", "--help"]])
@@ -313,7 +350,7 @@ def test_client_dry_run_and_options_behind_the_address(capsys, tmp_path):
     args = [
         "--role",
         "client",
-        "fsl://ps:7100",
+        "fsl://localhost:7100",
         "--name",
         "a",
         "--task",
@@ -324,7 +361,7 @@ def test_client_dry_run_and_options_behind_the_address(capsys, tmp_path):
     assert code == 0
     assert json.loads(out) == {
         "role": "client",
-        "server": "fsl://ps:7100",
+        "server": "fsl://localhost:7100",
         "name": "a",
         "data": "",
         "task": f"{task}:train",

@@ -81,13 +81,6 @@ GOLDEN = [
         "listen.address: example: no port; write one like tcp://127.0.0.1:7100",
     ),
     (
-        '[listen]\naddress = "0.0.0.0:7100"',
-        (
-            "listen.address: 0.0.0.0:7100 can be reached by other machines, and encryption is not in this version; "
-            "listen at 127.0.0.1 and use an SSH tunnel or a VPN, or accept it with --insecure"
-        ),
-    ),
-    (
         '[codec]\nup = "e4m4"',
         'codec.up: expected one of fp32, bf16, e4m3, e5m2, uniform, got "e4m4", did you mean e4m3?',
     ),

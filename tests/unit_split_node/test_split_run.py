@@ -244,7 +244,7 @@ def test_labels_stay_at_home_in_a_u_shape(text, tmp_path):
 
 
 def test_a_split_server_listens_to_this_machine_only_unless_told_otherwise(tmp_path):
-    """Its port is as open as the parameter server's, and there is no encryption yet."""
+    """Its port is as open as the parameter server's."""
     overrides = [
         "split.method=splitfed-v2",
         "split.listen=0.0.0.0:7301",

@@ -196,7 +196,7 @@ class DialerMachine:
             return [self._down("reset"), *self._call(now, at_once=True)]
         if message.reason == REVOKED:
             self._rest()
-            text = "the server does not let this key in any more"
+            text = "the server does not let this key in any more; ask whoever runs it"
             return [self._down(REVOKED, text), RefusedBy(REVOKED, text)]
         return [self._down("bye", message.reason), *self._call(now, at_once=False)]
 

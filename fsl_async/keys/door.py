@@ -1,0 +1,112 @@
+"""Who comes in at a server that encrypts, and under which name. Decides; reads and writes two small files, on the loop thread.
+
+    the key is                                                       then
+    not on the list                                                  no connection (ZAP); if it had one: no message, no session
+    a relay's                                                        a connection, and no HELLO of a client
+    a client's, and the list gives the name to it                    in
+    a client's, and the list gives the name to another key           refused, code `name`
+    a client's, and the list gives other names to it                 refused, code `name`
+    a client's, and the name is nobody's in this run                 in, and the name is its own in this run from now on
+    a client's, and the name is its own in this run                  in
+    a client's, and the name is another key's in this run            refused, code `name`
+
+A name stays its key's after the key was revoked: with `names=` a person hands it over. The list is read again when its file has changed; one that
+cannot be read, or that is gone, changes nothing, and is told once.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from attrs import frozen
+
+from fsl_async.errors import KeysError
+from fsl_async.keys.allow_list import RELAY, AllowList, Entry, Refusal
+
+if TYPE_CHECKING:
+    from fsl_async.keys.folder import KeysFolder
+    from fsl_async.keys.holders import NameHolders
+
+NAME_CODE, ROLE_CODE, KEY_CODE = "name", "role", "key"
+
+
+@frozen
+class Looked:
+    """The list's file has changed. `problem`: why it could not be read, and then nothing else has."""
+
+    keys: int
+    problem: str = ""
+
+
+class Door:
+    """The list as it is now, and the names of a run. Raises KeysError when the list cannot be read at the beginning."""
+
+    def __init__(self, folder: KeysFolder, holders: NameHolders) -> None:
+        self._folder = folder
+        self._holders = holders
+        self._seen = self._signature()
+        self.list = folder.allowed() or AllowList()
+
+    def trusted(self, key: str) -> Entry | None:
+        """What a key is trusted for; None for a stranger's."""
+        return self.list.find(key)
+
+    def allows(self, key: str) -> bool:
+        """Whether a key may have a connection."""
+        return key in self.list.entries
+
+    def admit(self, name: str, key: str) -> Refusal | None:
+        """Whether a client may say HELLO under `name`: None, or the refusal. Takes hold of a name that is free."""
+        entry = self.list.find(key)
+        if entry is None:
+            return KEY_CODE, "the server does not let this key in"
+        if entry.role == RELAY:
+            return (
+                ROLE_CODE,
+                f"the server lets this key in as a relay ({entry.label}) and not as a client",
+            )
+        owner = self.list.owner(name)
+        if owner is not None and owner.key != key:
+            return NAME_CODE, f"the name {name} belongs to another key; start with another --name"
+        if owner is None and entry.names:
+            named = ", ".join(entry.names[:8])
+            return NAME_CODE, f"this key may use the name {named} and not {name}; give that --name"
+        held = self._holders.get(name)
+        if held == key:
+            return None
+        if held and owner is None:
+            text = (
+                f"the name {name} belongs to another key in this run: start with another --name; or, if this site has a new key, the server's"
+                f" operator hands the name over: keys trust KEY --name {entry.label} --names {name}"
+            )
+            return NAME_CODE, text
+        if self._holders.is_full:
+            return NAME_CODE, "the server has written down too many names; use one of before"
+        try:
+            self._holders.hold(name, key)
+        except OSError as error:
+            return NAME_CODE, f"the server cannot write the name down ({error.strerror})"
+        return None
+
+    def look(self) -> Looked | None:
+        """Read the list again if its file has changed since the last look."""
+        found = self._signature()
+        if found == self._seen:
+            return None
+        self._seen = found
+        try:
+            fresh = self._folder.allowed()
+        except KeysError as error:
+            return Looked(len(self.list.entries), error.message)
+        if fresh is None:
+            return Looked(len(self.list.entries), f"{self._folder.allowed_path} is gone")
+        self.list = fresh
+        return Looked(len(fresh.entries))
+
+    def _signature(self) -> tuple[int, ...] | None:
+        """What changes with the file: by a rename its number, by writing its times and size, by chmod its mode."""
+        try:
+            found = self._folder.allowed_path.stat()
+        except OSError:
+            return None
+        return found.st_ino, found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_mode

@@ -1,0 +1,76 @@
+"""Which key uses which client name in a run: `names.txt` in the run directory, one line `NAME KEY` each, the last one of a name counts.
+
+A line is on the disk before anybody is let in under the name. A line that a crash has torn is cut off at the next start.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from fsl_async.errors import KeysError
+from fsl_async.setting_rules import NAME
+from fsl_transport.curve import is_key
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+FILE = "names.txt"
+MOST_NAMES = 1 << 16
+_MAX_BYTES = MOST_NAMES * 128
+
+
+class NameHolders:
+    """The names of one run. KeysError where the file is not what this program writes."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._keys: dict[str, str] = {}
+        self._size = 0
+        try:
+            data = path.read_bytes() if path.exists() else b""
+        except OSError as error:
+            raise KeysError(f"{path}: {error.strerror}") from None
+        whole, _, _ = data.rpartition(b"\n")
+        lines = whole.decode("utf-8", "replace").split("\n") if whole else []
+        if len(data) > _MAX_BYTES:
+            raise KeysError(f"{path}: longer than {_MAX_BYTES:,} bytes")
+        for number, line in enumerate(lines, 1):
+            name, _, key = line.partition(" ")
+            if not NAME.fullmatch(name) or not is_key(key):
+                raise KeysError(
+                    f"{path} line {number}: damaged; restore it, or remove the file and every name is free again"
+                )
+            self._keys[name] = key
+        self._size = len(whole) + 1 if lines else 0
+
+    def get(self, name: str) -> str:
+        """The key that uses the name; empty where none does."""
+        return self._keys.get(name, "")
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no more names can be kept."""
+        return len(self._keys) >= MOST_NAMES or self._size >= _MAX_BYTES - 128
+
+    def hold(self, name: str, key: str) -> None:
+        """Give the name to the key, durably. Blocks for a sync of the disk; raises OSError and then nothing has changed."""
+        line = f"{name} {key}\n".encode()
+        is_new = not self._path.exists()
+        descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            os.ftruncate(
+                descriptor, self._size
+            )  # what a crash or a full disk has left half written
+            os.pwrite(descriptor, line, self._size)
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        if is_new:
+            folder = os.open(self._path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
+        self._size += len(line)
+        self._keys[name] = key
