@@ -2,7 +2,7 @@
 
 import pytest
 
-from fsl_async.address import seen_from
+from fsl_async.address import Address, seen_from
 from fsl_async.config import load
 from fsl_async.errors import AddressError, ConfigError
 from fsl_async.split_rules import with_split_server
@@ -45,6 +45,15 @@ def test_where_the_split_server_is_is_said_or_known():
     assert with_split_server(load(None, [*on, "split.server=a:1"])).split.server == "a:1"
     with pytest.raises(ConfigError, match="say where clients reach"):
         with_split_server(load(None, ["split.method=sl", "split.listen=tcp://127.0.0.1:0"]))
+    # Where clients come encrypted to the parameter server, they go so to the split server.
+    key = "a" * 40
+    assert with_split_server(load(None, on), key).split.server == f"fsl://0.0.0.0:7101?key={key}"
+    given = f"split.server=fsl://a:1?key={key}"
+    assert with_split_server(load(None, [*on, given]), key).split.server == given[13:]
+    local = with_split_server(load(None, [*on, "split.server=127.0.0.1:1"]), key)
+    assert local.split.server == "127.0.0.1:1"
+    with pytest.raises(ConfigError, match="has no key"):
+        with_split_server(load(None, [*on, "split.server=a:1"]), key)
     for off in ("split.method=fedavg", "split.method=none"):
         config = load(None, [off, "split.listen=tcp://127.0.0.1:0"])
         assert with_split_server(config) is config
@@ -52,9 +61,11 @@ def test_where_the_split_server_is_is_said_or_known():
 
 def test_every_interface_is_the_machine_that_was_dialled():
     """Both servers in one process tell the address that they listen at, and that may be no address for others."""
+    assert seen_from("tcp://0.0.0.0:7101", "tcp://a.org:7100") == Address("a.org", 7101)
+    assert seen_from("10.0.0.7:7101", "tcp://a.org:7100") == Address("10.0.0.7", 7101)
+    # The key is the split server's own, whoever was dialled before.
     assert (
-        seen_from("tcp://0.0.0.0:7101", "tcp://ps.example.org:7100") == "tcp://ps.example.org:7101"
+        seen_from("fsl://0.0.0.0:7101?key=k", "fsl://a.org:1?key=x").fsl == "fsl://a.org:7101?key=k"
     )
-    assert seen_from("10.0.0.7:7101", "tcp://ps.example.org:7100") == "tcp://10.0.0.7:7101"
     with pytest.raises(AddressError, match="port 0"):
         seen_from("tcp://0.0.0.0:0", "tcp://ps.example.org:7100")

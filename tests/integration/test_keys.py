@@ -1,0 +1,138 @@
+"""Encrypted runs by real processes: who comes in, who is told what, and what taking a key back does."""
+
+import shlex
+import signal
+
+import pytest
+
+from fsl_async import address as addresses
+from fsl_async.keys.allow_list import Entry
+from fsl_async.keys.folder import KeysFolder
+from fsl_transport.curve import KeyPair
+
+pytestmark = pytest.mark.slow
+
+
+class Keyed:
+    """A server with keys, and clients with theirs."""
+
+    def __init__(self, site):
+        self.site = site
+        self.server_keys = KeysFolder(site.folder / "server-keys")
+        self.public = self.server_keys.make_pair().public
+
+    def serve(self, *more, **settings):
+        """Start the server; returns it. Clients dial its address with its key."""
+        server = self.site.server("--keys", self.server_keys.path, *more, **settings)
+        bare = addresses.parse(self.site.address)
+        self.address = addresses.Address(bare.host, bare.port, self.public).fsl
+        return server
+
+    def client(self, name, *, trusted=True, address=None, keys=None):
+        """Start a client with a key of its own."""
+        folder = KeysFolder(self.site.folder / f"keys-{keys or name}")
+        if not folder.has_pair():
+            folder.make_pair()
+        if trusted:
+            self.trust(Entry(folder.pair().public, keys or name))
+        task = f"{self.site.folder / 'task.py'}:train"
+        words = ["--role", "client", "--name", name, "--task", task, "--keys", folder.path]
+        return self.site.start(*words, address or self.address)
+
+    def trust(self, entry):
+        """By the list's file, as fsl-node keys trust does."""
+        self.server_keys.change_allowed(lambda before: before.with_entry(entry))
+
+    def revoke(self, label):
+        """By the list's file, as fsl-node keys revoke does."""
+        self.server_keys.change_allowed(lambda before: before.without(before.labelled(label).key))
+
+
+@pytest.fixture
+def keyed(site):
+    return Keyed(site)
+
+
+def test_a_site_is_let_in_and_another_one_thrown_out_while_the_run_goes_on(keyed, site):
+    """The life of a list: an unknown key is told at both ends and comes in when it is trusted; a revoked one leaves, and the others go on."""
+    server = keyed.serve()
+    a, b = keyed.client("a"), keyed.client("b", trusted=False)
+    site.wait_version(1)
+    line = server.wait_for("a key that is not on the list came from 127.0.0.1")
+    told = b.wait_for("does not let this client's key in yet")
+    typed = shlex.split(line.partition("keys trust ")[2])
+    assert typed[0] == shlex.split(told.partition("keys trust ")[2])[0]
+    assert typed[0] == KeysFolder(site.folder / "keys-b").pair().public
+    # As it is typed: the whole line, in the place where the server printed it.
+    words = [(word == "SITE" and "b") or word for word in typed]
+    assert site.start("keys", "trust", *words).end() == 0
+    server.wait_for("b joins")
+    b.wait_for("joined run")
+
+    keyed.revoke("a")
+    server.wait_for("ended the sessions of a")
+    assert a.end() == 2
+    assert "the server does not let this key in any more" in a.lines[-1]
+    server.wait_for("a left: its key is not let in any more")
+    newest = max(one["version"] for one in site.ledger("version"))
+    site.wait_version(newest + 2)
+    assert b.popen.poll() is None
+
+    back = keyed.client("a", trusted=False)
+    back.wait_for("does not let this client's key in yet")
+    back.signal(signal.SIGINT)
+    assert back.end() == 130
+    server.signal(signal.SIGINT)
+    assert server.end() == 130
+    assert b.end() == 0
+
+
+def test_a_name_is_its_keys_also_after_a_restart(keyed, site):
+    """A trusted site must not be able to take another one's place by its name."""
+    server = keyed.serve()
+    keyed.client("a")
+    server.wait_for("a joins")
+    thief = keyed.client("a", keys="thief")
+    assert thief.end() == 2
+    assert "the name a belongs to another key in this run" in thief.lines[-1]
+    server.wait_for("a is refused: the name a belongs to another key")
+    server.kill()
+    again = keyed.serve()
+    thief = keyed.client("a", keys="thief")
+    assert thief.end() == 2
+    again.wait_for("1 client connected")
+    public = KeysFolder(site.folder / "keys-thief").pair().public
+    keyed.trust(Entry(public, "thief", names=("a",)))
+    again.wait_for("read the list of keys again")
+    assert keyed.client("a", keys="thief", trusted=False).wait_for("joined run")
+
+
+def test_a_wrong_server_key_is_told_at_both_ends(keyed, site):
+    """An invite of another server: without these lines both ends would be silent for ever."""
+    server = keyed.serve()
+    bare = addresses.parse(site.address)
+    wrong = addresses.Address(bare.host, bare.port, KeyPair.new().public).fsl
+    client = keyed.client("a", address=wrong)
+    client.wait_for("its key is not the one in this address")
+    line = server.wait_for("wants another server key than this one's")
+    assert addresses.parse(shlex.split(line.rpartition("give it ")[2])[0]).key == keyed.public
+    plain = site.client("b")  # the same address without its key
+    plain.wait_for("encrypts: give the whole address")
+    server.wait_for("that does not encrypt: give it the whole address")
+
+
+def test_a_broken_list_changes_nothing_and_is_told(keyed, site):
+    """Somebody edits the file while the run goes on, and makes a mistake."""
+    server = keyed.serve()
+    a = keyed.client("a")
+    server.wait_for("a joins")
+    path = keyed.server_keys.allowed_path
+    good = path.read_text()
+    path.write_text(good + "oops\n")
+    server.wait_for("the list of keys stays as it was, 1 key: ")
+    path.write_text(good)
+    server.wait_for("read the list of keys again: 1 key")
+    newest = max((one["version"] for one in site.ledger("version")), default=0)
+    site.wait_version(newest + 1)
+    assert a.popen.poll() is None
+    assert (site.run_dir / "names.txt").read_text().startswith("a ")
