@@ -82,6 +82,7 @@ def examine(run_dir: Path) -> list[Finding]:
         "torch": _torch,
         "event loop": _event_loop,
         "network": _network,
+        "keys": _keys,
         "open files": _open_files,
         "disk": lambda: _disk(run_dir),
     }
@@ -194,6 +195,24 @@ def _network() -> Finding:
         )
         return Finding("network", WARNING, text, details)
     return Finding("network", OK, f"libzmq {details['libzmq']} with CURVE", details)
+
+
+def _keys() -> Finding:
+    folders = importlib.import_module("fsl_async.keys.folder")
+    errors = importlib.import_module("fsl_async.errors")
+    folder = folders.KeysFolder()
+    details: dict[str, Any] = {"path": str(folder.path), "public": "", "trusted": 0}
+    if not folder.has_pair():
+        text = f"none in {folder.path}; between machines a node needs one: {folder.command('new')}"
+        return Finding("keys", OK, text, details)
+    try:
+        details["public"] = folder.pair().public
+        trusted = folder.allowed()
+    except errors.KeysError as error:
+        return Finding("keys", PROBLEM, error.message, details)
+    details["trusted"] = count = 0 if trusted is None else len(trusted.entries)
+    text = f"{details['public']} in {folder.path}; as a server it lets {count} in"
+    return Finding("keys", OK, text, details)
 
 
 def _open_files() -> Finding:

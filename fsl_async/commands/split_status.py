@@ -50,6 +50,13 @@ def alive_words(state: Alive, now: float, goes_on_from: str) -> str:
     return f"silent for {age:.0f} s ({who}): look there whether it still runs"
 
 
+def encrypted_words(encrypted: bool) -> str:
+    """Of the connections to a server."""
+    if encrypted:
+        return "encrypted, with an allow-list of keys"
+    return "not encrypted: whoever reaches the port may join"
+
+
 def _exists(pid: int) -> bool:
     try:
         os.kill(pid, 0)
@@ -67,6 +74,7 @@ def facts(folder: Path, now: float) -> dict[str, Any]:
         "role": SERVER,
         "method": state.method,
         "address": state.address,
+        "encrypted": state.encrypted,
         "server": alive_words(state, now, _goes_on_from(folder)),
         "starts": state.starts,
         "round": state.round,
@@ -86,6 +94,8 @@ def lines(folder: Path, now: float) -> list[str]:
     found = facts(folder, now)
     uploads = found["uploads"]
     made = [f"split server ({found['method']}): {found['server']}"]
+    if found["encrypted"] is not None:
+        made.append(f"connections to the split server are {encrypted_words(found['encrypted'])}")
     if found["starts"] > 1:
         made.append(f"the split server was started {found['starts']} times")
     if "trained" in uploads:

@@ -207,6 +207,8 @@ def _lines(run_dir: Path, state: RunState, now: float) -> list[str]:
     facts = _facts(run_dir, state, now)
     audit = facts["audit"]
     lines = [header(state, now), f"server: {facts['server']}"]
+    if state.encrypted is not None:
+        lines.append(f"connections are {split_status.encrypted_words(state.encrypted)}")
     if facts["next_sync_in_s"] is not None:
         lines.append(f"next sync in {facts['next_sync_in_s']:.0f} s")
     if state.starts > 1:

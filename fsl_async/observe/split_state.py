@@ -19,6 +19,8 @@ class SplitState:
 
     method: str = ""
     address: str = ""
+    encrypted: bool | None = None
+    """None: its journal is of a release that did not say."""
     pid: int = 0
     host: str = ""
     starts: int = 0
@@ -56,6 +58,7 @@ class SplitState:
         match line.get("type"):
             case "NodeStarted":
                 self.method, self.address = str(line["method"]), str(line["address"])
+                self.encrypted = told if isinstance(told := line.get("encrypted"), bool) else None
                 self.pid, self.host = int(line.get("pid", 0)), str(line.get("host", ""))
                 self.starts += 1
                 self.ended_at, self.ending = None, ""

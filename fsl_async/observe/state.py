@@ -62,6 +62,8 @@ class RunState:
     run: str = ""
     role: str = ""
     address: str = ""
+    encrypted: bool | None = None
+    """None: its journal is of a release that did not say."""
     pid: int = 0
     host: str = ""
     every_s: float = 0.0
@@ -214,6 +216,7 @@ class RunState:
         self.role = str(line.get("role", ""))
         self.run = str(line.get("run", self.run))
         self.address = str(line.get("address", ""))
+        self.encrypted = told if isinstance(told := line.get("encrypted"), bool) else None
         self.pid = int(line.get("pid", 0))
         self.host = str(line.get("host", ""))
         self.every_s = float(line.get("every_s", 0.0))

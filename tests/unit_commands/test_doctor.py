@@ -11,8 +11,15 @@ import pytest
 import fsl_codecs.dispatch
 from fsl_async import cli
 from fsl_async.commands import doctor
+from fsl_async.keys.allow_list import Entry
+from fsl_async.keys.folder import KeysFolder
 
-NAMES = ["versions", "codec", "torch", "event loop", "network", "open files", "disk"]
+NAMES = ["versions", "codec", "torch", "event loop", "network", "keys", "open files", "disk"]
+
+
+@pytest.fixture(autouse=True)
+def _no_keys(tmp_path, monkeypatch):
+    monkeypatch.setenv("FSL_KEYS", str(tmp_path / "keys"))
 
 
 def by_name(tmp_path):
@@ -127,3 +134,21 @@ def test_a_wrong_variable_is_one_line(arguments, code, tmp_path):
     assert text in done.stdout + done.stderr
     assert "Traceback" not in done.stderr
     assert done.returncode == code
+
+
+def test_keys_are_told_and_an_open_secret_is_a_problem(tmp_path):
+    """Whose key this is, how many it lets in, and the command that closes a file that others can read."""
+    finding = by_name(tmp_path)["keys"]
+    assert finding.status == doctor.OK
+    assert "keys new" in finding.text
+    folder = KeysFolder(tmp_path / "keys")
+    public = folder.make_pair().public
+    folder.change_allowed(lambda before: before.with_entry(Entry(public, "me")))
+    finding = by_name(tmp_path)["keys"]
+    assert (finding.status, finding.details["trusted"]) == (doctor.OK, 1)
+    assert public in finding.text
+    assert folder.pair().secret not in str(finding)
+    folder.secret_path.chmod(0o644)
+    finding = by_name(tmp_path)["keys"]
+    assert finding.status == doctor.PROBLEM
+    assert "chmod 600" in finding.text

@@ -148,3 +148,21 @@ def test_follow_without_a_terminal_shows_the_clients(tmp_path, capsys, monkeypat
     assert cli.main(["status", "--follow", str(run_dir)]) == 0
     before_the_end = capsys.readouterr().out.partition("server: ended")[0]
     assert [line for line in before_the_end.splitlines() if line.startswith("site-a  training")]
+
+
+@pytest.mark.parametrize(
+    ("encrypted", "words"),
+    [(True, "connections are encrypted"), (False, "connections are not encrypted"), (None, "")],
+)
+def test_whether_a_run_is_encrypted(tmp_path, capsys, encrypted, words):
+    """Whoever is asked where the weights went must be able to tell; a journal of an older release does not say."""
+    make_run(tmp_path, ended=False)
+    if encrypted is not None:
+        with JournalWriter(tmp_path / "journal.jsonl") as journal:
+            journal.note("NodeStarted", 3.0, role="ps", run="r-1", encrypted=encrypted)
+    assert cli.main(["status", str(tmp_path)]) == 0
+    out, _ = capsys.readouterr()
+    assert words in out
+    assert encrypted is not None or "encrypted" not in out
+    cli.main(["status", "--json", str(tmp_path)])
+    assert json.loads(capsys.readouterr().out)["encrypted"] is encrypted

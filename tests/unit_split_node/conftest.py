@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from fsl_async import node_client, node_ps, node_server
+from fsl_async.address import parse
 from fsl_async.config import load
 from fsl_async.own_code import Own
 from fsl_async.stopper import Stopper
@@ -36,8 +37,10 @@ class Nodes:
         own=None,
         task=None,
         apart=False,
+        keys=None,
     ):
         self.task = task
+        self.keys = keys  # of all nodes of the run
         self.config, self.run_dir, self.names, self.apart = config, run_dir, names, apart
         self.data, self.own = data or {}, own or {}
         self.lines, self.summaries, self.errors = [], {}, {}
@@ -47,7 +50,7 @@ class Nodes:
 
     def serve(self):
         """The servers, to their end."""
-        rest = {"log": self.lines.append, "stop": self.stop}
+        rest = {"log": self.lines.append, "stop": self.stop, "keys": self.keys}
         if self.config.split.method == "fedavg":
 
             def announce(address):
@@ -85,11 +88,12 @@ class Nodes:
             announce=announce,
             log=self.lines.append,
             stop=self.stop,
+            keys=self.keys,
         )
 
     def serve_ps(self):
         """The parameter server alone, to its end."""
-        split = attrs.evolve(self.config.split, server=self.split_address)
+        split = attrs.evolve(self.config.split, server=self.with_key(self.split_address))
 
         def announce(address):
             self.address = address
@@ -103,12 +107,19 @@ class Nodes:
             announce=announce,
             log=self.lines.append,
             stop=self.stop,
+            keys=self.keys,
         )
+
+    def with_key(self, address):
+        """As a person pastes it."""
+        if self.keys is None:
+            return address
+        return attrs.evolve(parse(address), key=self.keys.pair().public).fsl
 
     def client(self, name):
         """One client, to its end."""
         return node_client.join_run(
-            self.address,
+            self.with_key(self.address),
             name,
             self.task,
             self.data.get(name),
@@ -116,6 +127,7 @@ class Nodes:
             stop=Stopper(),
             log=self.lines.append,
             code=self.own.get(name, Own()),
+            keys=self.keys,
         )
 
     def _start(self, name, job):

@@ -1,0 +1,172 @@
+"""Who comes in under which name, and what a file that changes or breaks does to that."""
+
+import os
+
+import pytest
+
+from fsl_async.errors import KeysError
+from fsl_async.keys import holders as holders_file
+from fsl_async.keys.allow_list import RELAY, Entry
+from fsl_async.keys.door import Door, Looked
+from fsl_async.keys.folder import KeysFolder
+from fsl_async.keys.holders import NameHolders
+from fsl_transport.curve import KeyPair
+
+A, B, C = (KeyPair.new().public for _ in range(3))
+
+
+@pytest.fixture
+def folder(tmp_path):
+    made = KeysFolder(tmp_path / "keys")
+    put(made, Entry(A, "site-a"), Entry(B, "site-b"))
+    return made
+
+
+def put(folder, *entries):
+    for entry in entries:
+        folder.change_allowed(lambda before, one=entry: before.with_entry(one))
+
+
+def door_of(folder, tmp_path):
+    return Door(folder, NameHolders(tmp_path / "names.txt"))
+
+
+def test_a_name_is_the_first_ones_also_after_a_restart(folder, tmp_path):
+    """A trusted site must not take the place of another one by its name and a later incarnation."""
+    door = door_of(folder, tmp_path)
+    assert door.admit("a", A) is None
+    assert door.admit("a", A) is None
+    code, text = door.admit("a", B)
+    assert code == "name"
+    assert "keys trust KEY --name site-b --names a" in text
+    assert door.admit("b", B) is None
+    again = door_of(folder, tmp_path)
+    assert again.admit("a", B)[0] == "name"
+    assert again.admit("a", A) is None
+    assert (tmp_path / "names.txt").read_text() == f"a {A}\nb {B}\n"
+
+
+def test_strangers_and_relays_have_no_names(folder, tmp_path):
+    """Neither may touch what is there under a name, nor have it written down."""
+    put(folder, Entry(C, "r", RELAY))
+    door = door_of(folder, tmp_path)
+    assert door.admit("a", KeyPair.new().public)[0] == "key"
+    assert door.admit("a", "")[0] == "key"
+    assert door.admit("a", C)[0] == "role"
+    assert door.allows(C)
+    assert door.trusted(C).role == RELAY
+    assert not door.allows("")
+    assert not (tmp_path / "names.txt").exists()
+
+
+def test_the_list_gives_and_hands_over_names(folder, tmp_path):
+    """What a person has written counts more than who came first."""
+    door = door_of(folder, tmp_path)
+    assert door.admit("x", A) is None
+    put(folder, Entry(B, "site-b", names=("x", "y")))
+    assert door.look() == Looked(2)
+    assert door.admit("x", A)[0] == "name"
+    assert door.admit("y", A)[0] == "name"
+    assert door.admit("x", B) is None
+    assert "x, y" in door.admit("z", B)[1]
+    put(folder, Entry(B, "site-b"))
+    door.look()
+    assert door.admit("x", B) is None  # handed over for good
+    assert door.admit("x", A)[0] == "name"
+
+
+def test_a_revoked_keys_name_is_not_free(folder, tmp_path):
+    """Otherwise any other site could go on under the name of one that was thrown out."""
+    door = door_of(folder, tmp_path)
+    assert door.admit("a", A) is None
+    folder.change_allowed(lambda before: before.without(A))
+    assert door.look() == Looked(1)
+    assert not door.allows(A)
+    assert door.admit("a", A)[0] == "key"
+    assert door.admit("a", B)[0] == "name"
+
+
+def test_a_list_that_breaks_changes_nothing_and_is_told_once(folder, tmp_path):
+    """A slip of an editor must not throw everybody out; one line for each change of the file."""
+    door = door_of(folder, tmp_path)
+    good = folder.allowed_path.read_text()
+    assert door.look() is None
+    for text, problem in ((good + "oops\n", "'oops' is no public key"), ("\xff", "no public key")):
+        folder.allowed_path.write_text(text)
+        looked = door.look()
+        assert looked.keys == 2
+        assert problem in looked.problem
+        assert door.look() is None
+    folder.allowed_path.unlink()
+    assert "is gone" in door.look().problem
+    assert door.look() is None
+    assert door.allows(A)
+    folder.allowed_path.write_text(good.replace(A, C))
+    assert door.look() == Looked(2)
+    assert (door.allows(A), door.allows(C)) == (False, True)
+    folder.allowed_path.chmod(0o666)
+    assert "chmod go-w" in door.look().problem
+
+
+def test_a_list_of_the_same_size_and_time_is_seen(folder, tmp_path):
+    """Keys have one length: a file made anew may differ in nothing but its number."""
+    door = door_of(folder, tmp_path)
+    found = folder.allowed_path.stat()
+    folder.change_allowed(lambda before: before.without(A).with_entry(Entry(C, "site-a")))
+    os.utime(folder.allowed_path, ns=(found.st_atime_ns, found.st_mtime_ns))
+    assert folder.allowed_path.stat().st_size == found.st_size
+    assert door.look() == Looked(2)
+    assert door.allows(C)
+
+
+def test_no_list_lets_nobody_in(tmp_path):
+    """Whoever starts a server before trusting anybody has an empty room, not an open one."""
+    door = door_of(KeysFolder(tmp_path / "nothing"), tmp_path)
+    assert not door.allows(A)
+    assert door.look() is None
+
+
+def test_a_list_that_is_broken_at_the_start_is_an_error(folder, tmp_path):
+    """There is nothing to fall back to."""
+    folder.allowed_path.write_text("oops\n")
+    with pytest.raises(KeysError, match=r"allowed\.txt line 1"):
+        door_of(folder, tmp_path)
+
+
+def test_a_torn_line_of_names_is_cut_off_and_a_damaged_one_is_named(tmp_path):
+    """A crash tears the last line only; anything else is damage, and guessing would give names away."""
+    path = tmp_path / "names.txt"
+    path.write_text(f"a {A}\nb {B[:7]}")
+    names = NameHolders(path)
+    assert (names.get("a"), names.get("b")) == (A, "")
+    names.hold("b", C)
+    assert path.read_text() == f"a {A}\nb {C}\n"
+    assert NameHolders(path).get("b") == C
+    for bad in (f"a {A}\nb\n", f"\na {A}\n", f"a/b {A}\n", f"a {A} x\n", "\xff\n"):
+        path.write_text(bad)
+        with pytest.raises(KeysError, match=r"names.txt line \d: damaged"):
+            NameHolders(path)
+
+
+def test_a_name_that_cannot_be_written_down_is_not_given(folder, tmp_path, monkeypatch):
+    """On a full disk: refused now, free later, and no half line in front of the next one."""
+    door = door_of(folder, tmp_path)
+
+    def full(_descriptor):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(holders_file.os, "fsync", full)
+        code, text = door.admit("a", A)
+    assert code == "name"
+    assert "No space left on device" in text
+    assert door.admit("b", B) is None
+    assert (tmp_path / "names.txt").read_text() == f"b {B}\n"
+
+
+def test_names_are_bounded(folder, tmp_path, monkeypatch):
+    """A trusted key may still be a hostile one: it can fill neither memory nor disk with names."""
+    monkeypatch.setattr(holders_file, "MOST_NAMES", 3)
+    door = door_of(folder, tmp_path)
+    assert [door.admit(f"n{n}", A) is None for n in range(5)] == [True, True, True, False, False]
+    assert door.admit("n0", A) is None
