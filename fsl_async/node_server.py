@@ -64,6 +64,8 @@ class Summary:
 
     run: str
     uploads: int
+    alignments: int
+    """Auxiliary models that were made from what clients had, over all of the run."""
     round: int
     reason: str
     seconds: float
@@ -289,6 +291,7 @@ class _Serving:
         return Summary(
             self.machine.run,
             self.machine.uploads,
+            sum(peer.book.auxiliary + 1 for peer in self.machine.peers.values()),
             self.machine.round,
             ended.reason,
             round(time.monotonic() - begun, 3),

@@ -10,9 +10,14 @@ import contextlib
 import json
 import os
 import sys
+from collections.abc import Mapping
 from typing import Any, TextIO
 
 import attrs
+
+from fsl_async.observe.accounts import account_lines
+
+_TITLES = {"ps": "parameter server", "server": "split server"}
 
 
 class Output:
@@ -39,18 +44,34 @@ class Output:
             _write(self._out, json.dumps({"event": event, **fields}, default=str))
 
     def result(self, summary: Any) -> None:
-        """Print the result: an attrs object or a dict, as one JSON object or as one aligned line for each value."""
+        """Print the result: an attrs object or a dict, as one JSON object or as one aligned line for each value.
+
+        For people, what a node has sent and received is a table, and an object inside the object a paragraph of its own.
+        """
         values: dict[str, Any] = (
             attrs.asdict(summary) if attrs.has(type(summary)) else dict(summary)
         )
         if self.as_json:
             _write(self._out, json.dumps(values, default=str))
             return
-        if values.get("version") == -1:  # it ended before there was a version
-            values["version"] = None
-        width = max((len(name) for name in values), default=0)
-        for name, value in values.items():
-            _write(self._out, f"{name.replace('_', ' '):{width}}  {_readable(value)}")
+        for line in _lines(values):
+            _write(self._out, line)
+
+
+def _lines(values: Mapping[str, Any]) -> list[str]:
+    plain = {name: value for name, value in values.items() if not isinstance(value, Mapping)}
+    if plain.get("version") == -1:  # it ended before there was a version
+        plain["version"] = None
+    width = max((len(name) for name in plain), default=0)
+    lines = [f"{name.replace('_', ' '):{width}}  {_readable(plain[name])}" for name in plain]
+    for name, value in values.items():
+        if not isinstance(value, Mapping):
+            continue
+        if value.keys() >= {"payload", "coded", "sockets", "error"}:
+            lines += account_lines("node", value)
+        else:
+            lines += ["", f"{_TITLES.get(name, name.replace('_', ' '))}:", *_lines(value)]
+    return lines
 
 
 def _readable(value: Any) -> str:

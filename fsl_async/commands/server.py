@@ -6,7 +6,7 @@ import shlex
 from typing import TYPE_CHECKING
 
 from fsl_async import address as addresses
-from fsl_async.commands.client import check_data, check_task
+from fsl_async.commands.client import check_corpus, check_data, check_task
 from fsl_async.commands.output import Output
 from fsl_async.commands.overrides import overrides_of
 from fsl_async.commands.ps import listening_keys
@@ -67,6 +67,7 @@ def command(
     }
     shorter, options = overrides_of(chosen)
     loaded = with_implied(load(config, [*overrides, *shorter], options))
+    check_corpus(resolved(loaded), options)
     output = Output(as_json=as_json)
     listens = [("split.listen", loaded.split.listen)]
     if with_ps:

@@ -107,9 +107,21 @@ def _run_dir(path: Path) -> Path:
 
 def _journal(run_dir: Path) -> Path:
     path = run_dir / JOURNAL
+    inside = sorted(one.name for one in run_dir.iterdir() if _is_run_dir(one))
+    if not path.is_file() and inside:
+        raise RunDirError(
+            f"{run_dir} has no {JOURNAL}, but run directories in it: give one of {', '.join(inside[:8])}"
+        )
     if not path.is_file():
         raise RunDirError(f"{run_dir} has no {JOURNAL}: it is not the run directory of a server")
     return path
+
+
+def _is_run_dir(path: Path) -> bool:
+    """Whether it is that of a server, or of one of each."""
+    if (path / "server" / JOURNAL).is_file() or (path / PS / JOURNAL).is_file():
+        return True
+    return (path / JOURNAL).is_file() and (path / "ledger.jsonl").is_file()
 
 
 def _read(reader: JournalReader, state: RunState) -> list[Any]:

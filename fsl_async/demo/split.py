@@ -17,6 +17,7 @@ from attrs import field, frozen, mutable
 from fsl_async.cluster.restarts import RestartRules
 from fsl_async.cluster.supervisor import Child, ChildExited, ChildStarted, Supervisor
 from fsl_async.demo.settings import HERE, SERVER, Places
+from fsl_async.observe.client_state import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -216,6 +217,8 @@ class Summary:
     whole_memory: int
     killed_s: float | None
     back_s: float | None
+    back_uploads: int
+    """Uploads of the killed client's later lives that were trained."""
     seconds: float
     run_dir: str
 
@@ -246,9 +249,18 @@ def summarise(demo: SplitDemo, seen: Seen) -> Summary:
         whole_memory=whole_memory(demo),
         killed_s=seen.killed_s,
         back_s=seen.back_s,
+        back_uploads=_uploads_after(demo) if server else 0,
         seconds=round(seen.seconds, 1),
         run_dir=str(demo.run_dir),
     )
+
+
+def _uploads_after(demo: SplitDemo) -> int:
+    """Trained uploads of the victim's lives but the first, from the split server's ledger."""
+    from fsl_async.observe.split_audit import trained_by_life
+
+    lives = trained_by_life(demo.run_dir / "server", demo.victim)
+    return sum(lives[1:])
 
 
 def _crossing(server: dict[str, Any]) -> set[str]:
@@ -325,6 +337,11 @@ def words(demo: SplitDemo, found: Summary) -> list[str]:
         )
     if found.killed_s is not None and found.back_s is not None:
         lines.append(
-            f"{demo.victim}: killed at {found.killed_s:.1f} s, launched again at {found.back_s:.1f} s"
+            f"{demo.victim}: killed at {found.killed_s:.1f} s, launched again at {found.back_s:.1f} s, "
+            + (
+                f"{counted(found.back_uploads, 'upload')} trained after that"
+                if found.back_uploads
+                else "too late to train again before the run ended: give more --rounds"
+            )
         )
     return [*lines, f"run directory: {found.run_dir}"]

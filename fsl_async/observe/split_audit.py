@@ -84,13 +84,28 @@ def audit_split(lines: Iterable[Mapping[str, Any]]) -> SplitAudit:
     )
 
 
+def trained_by_life(folder: Path, client: str) -> list[int]:
+    """How many uploads of each life of a client were trained, lives in their order. Raises OSError."""
+    lives: dict[int, set[str]] = {}
+    for line in _lines_of(folder):
+        if line.get("outcome") == "trained":
+            key = UploadKey.parse(str(line["key"]))
+            if key.client == client:
+                lives.setdefault(key.incarnation, set()).add(key.text)
+    return [len(lives[life]) for life in sorted(lives)]
+
+
 def audit_split_dir(folder: Path) -> SplitAudit:
     """The same for a split server's folder; a torn last line is left out. Raises OSError."""
-    found = []
+    return audit_split(_lines_of(folder))
+
+
+def _lines_of(folder: Path) -> list[Mapping[str, Any]]:
+    found: list[Mapping[str, Any]] = []
     with (folder / LEDGER).open("rb") as file:
         for raw in file:
             members = unseal(raw.rstrip(b"\n"))
             if members is None:
                 break
             found.append(members)
-    return audit_split(found)
+    return found

@@ -42,6 +42,28 @@ def test_a_run_that_never_began_has_no_version():
     assert (plain.getvalue(), out.getvalue()) == ("version  -\n", '{"version": -1}\n')
 
 
+def test_what_a_node_has_sent_is_a_table():
+    """Nobody reads nested JSON at the end of a run."""
+    traffic = {
+        "payload": {"activations up": 1000},
+        "coded": {"activations up": 550},
+        "sockets": {"up": 600},
+        "error": {"activations up": 0.01},
+    }
+    out = io.StringIO()
+    Output(out=out).result({"run": "r", "traffic": traffic, "ps": {"version": -1}})
+    assert [line.split() for line in out.getvalue().splitlines()] == [
+        ["run", "r"],
+        ["bytes", "of", "the", "node", "payload", "coded", "coding", "error"],
+        ["activations", "up", "1,000", "550", "1.00%"],
+        ["sockets", "up", "600"],
+        ["sockets", "down", "0"],
+        [],
+        ["parameter", "server:"],
+        ["version", "-"],
+    ]
+
+
 def test_json_keeps_standard_output_for_objects():
     """With --json a program may parse every line of standard output."""
     out, err = io.StringIO(), io.StringIO()

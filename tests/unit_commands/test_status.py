@@ -166,3 +166,15 @@ def test_whether_a_run_is_encrypted(tmp_path, capsys, encrypted, words):
     assert encrypted is not None or "encrypted" not in out
     cli.main(["status", "--json", str(tmp_path)])
     assert json.loads(capsys.readouterr().out)["encrypted"] is encrypted
+
+
+def test_a_folder_of_run_directories_names_them(tmp_path, capsys):
+    """A parameter server and a split server of one run are often kept side by side."""
+    for name in ("split/server", "ps"):
+        (tmp_path / name).mkdir(parents=True)
+        make_run(tmp_path / name, ended=True)
+    (tmp_path / "ps").rename(tmp_path / "first")
+    (tmp_path / "notes").mkdir()
+    assert cli.main(["status", str(tmp_path)]) == 2
+    err = capsys.readouterr().err
+    assert "no journal.jsonl, but run directories in it: give one of first, split" in err

@@ -8,7 +8,8 @@ import pytest
 
 from fsl_async.errors import DataError
 from fsl_async.learn.data import Corpus, Span
-from fsl_async.learn.datasets import idx, npz
+from fsl_async.learn.datasets import base, idx, npz
+from fsl_async.learn.datasets.base import check_gaps
 from fsl_async.learn.datasets.cifar import CifarFolder
 from fsl_async.learn.datasets.find import open_dataset
 from fsl_async.learn.datasets.idx import IdxPair, read_idx
@@ -239,6 +240,35 @@ def test_npz_archives_that_cannot_be_used(tmp_path, monkeypatch):
     monkeypatch.setattr(npz, "MAX_UNPACKED_BYTES", 50)
     refused("x unpacks to 84 bytes, more than 50", NpzFile, path)
     refused("cannot read data", NpzFile, tmp_path / "nowhere.npz")
+
+
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_values_that_are_no_numbers_are_named(tmp_path, monkeypatch, save, bad):
+    """One NaN among a million samples would end in a model of NaNs, days later."""
+    monkeypatch.setattr(base, "_PIECE_VALUES", 25)  # two samples at a time
+    path = tmp_path / "x.npz"
+    values = np.zeros((7, 4, 3), np.float32)
+    save(path, x=values, y=LABELS)
+    assert NpzFile(path).samples == 7
+    values[5, 2, 1] = bad
+    for each in (values, np.asfortranarray(values), values.astype(np.float16)):
+        save(path, x=each, y=LABELS)
+        refused(rf"x\.npz', x\[5, 2, 1\]: the value is {bad}", NpzFile, path)
+    pair = mnist(tmp_path / "m", values.astype(">f4"))
+    refused(f"byte {16 + 4 * (5 * 12 + 2 * 3 + 1)}: the value is {bad}", IdxPair, *pair)
+
+
+def test_one_wrong_label_makes_no_hundreds_of_classes(tmp_path):
+    """Where nobody has said how many classes there are, a gap is an error, with the sample behind it."""
+    mnist(tmp_path / "m", IMAGES[:4], np.array([1, 0, 200, 2], np.uint8))
+    data = open_dataset(tmp_path / "m")
+    refused("sample 2 has label 200, and no sample has label 3: .* data.classes", check_gaps, data)
+    check_gaps(open_dataset(tmp_path / "m", classes=201))
+    mnist(tmp_path / "m", IMAGES[:4], np.array([1, 2, 1, 2], np.uint8))
+    refused("sample 0 has label 1, and no .* label 0", check_gaps, open_dataset(tmp_path / "m"))
+    mnist(tmp_path / "m", IMAGES[:4], np.array([1, 0, 1, 2], np.uint8))
+    check_gaps(open_dataset(tmp_path / "m"))
 
 
 def test_text_windows_predict_each_byte_once(tmp_path):

@@ -18,6 +18,8 @@ __all__ = [
     "Dataset",
     "Indices",
     "cannot_read",
+    "check_finite",
+    "check_gaps",
     "check_labels",
     "checked_split",
     "file_bytes",
@@ -31,12 +33,14 @@ MAX_UNPACKED_BYTES = 4 << 30
 
 MAX_CLASSES = 1 << 20
 
+_PIECE_VALUES = 1 << 20
+
 
 class Dataset(ABC):
     """Samples that can be read by index, and their labels.
 
     name: for messages. samples: how many. sample_shape: of one, -1 where it varies. dtype: of the values as read.
-    classes: labels lie in [0, classes); 0 without labels. labels: int64 (samples,), in memory, or None.
+    classes: labels lie in [0, classes); 0 without labels. guessed: nobody has said how many there are, it is what the largest label asks for. labels: int64 (samples,), in memory, or None.
     Not thread-safe: use one per thread.
     """
 
@@ -49,6 +53,7 @@ class Dataset(ABC):
         dtype: npt.DTypeLike,
         labels: npt.NDArray[np.int64] | None,
         classes: int,
+        guessed: bool = False,
     ) -> None:
         if samples < 1:
             raise DataError(f"data {name!r} holds no samples")
@@ -58,6 +63,7 @@ class Dataset(ABC):
         self.dtype = np.dtype(dtype)
         self.labels = labels
         self.classes = classes
+        self.guessed = guessed
 
     @abstractmethod
     def _take(self, indices: Indices) -> AnyArray:
@@ -108,6 +114,46 @@ def check_labels(
         first = int(wrong[0])
         raise DataError(f"{place(first)}: label {labels[first]} is not in 0 ... {most - 1}")
     return int(labels.max()) + 1 if classes is None and labels.size else most
+
+
+def check_gaps(data: Dataset) -> None:
+    """Raise DataError where labels leave a class without any sample: one wrong label would make hundreds of classes.
+
+    Where somebody has said how many classes there are, it is nothing unusual.
+    """
+    if data.labels is None or not data.guessed:
+        return
+    counts = np.asarray(data.label_counts())
+    missing = int(np.argmin(counts > 0))
+    if counts[missing]:
+        return
+    beyond = int(np.argmax(data.labels > missing))
+    raise DataError(
+        f"data {data.name!r}: sample {beyond} has label {data.labels[beyond]}, and no sample has label {missing}: if that is right, say how many"
+        " classes there are with data.classes"
+    )
+
+
+def check_finite(values: AnyArray, place: Callable[[int, tuple[int, ...]], str]) -> None:
+    """Raise DataError for the first NaN or infinity; `place` says where value `index` of the flat array stands, its index as a tuple too.
+
+    Reads all of it once, in pieces: one bad sample would spoil a model after days.
+    """
+    if values.dtype.kind not in "fc" or not values.size:
+        return
+    row = max(1, values[0].size)
+    step = max(1, _PIECE_VALUES // row)
+    for start in range(0, len(values), step):
+        piece = values[start : start + step]
+        finite = np.isfinite(piece)
+        if finite.all():
+            continue
+        inside = np.unravel_index(int(np.argmin(finite)), piece.shape)
+        index = (start + int(inside[0]), *(int(each) for each in inside[1:]))
+        flat = int(np.ravel_multi_index(index, values.shape))
+        raise DataError(
+            f"{place(flat, index)}: the value is {piece[inside]}, and nothing can be learned from it"
+        )
 
 
 def checked_split(split: str) -> str:

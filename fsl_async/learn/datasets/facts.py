@@ -11,7 +11,7 @@ import attrs
 import numpy as np
 
 from fsl_async.errors import ConfigError, DataError
-from fsl_async.learn.datasets.base import AnyArray, Dataset
+from fsl_async.learn.datasets.base import AnyArray, Dataset, check_gaps
 from fsl_async.learn.datasets.find import is_text, open_dataset
 from fsl_async.learn.datasets.partition import Partition, PartitionSpec
 from fsl_async.presets import SIZES
@@ -46,6 +46,11 @@ def facts_of(config: Config) -> Facts:
         return Facts(shape, data.classes, language=False)
     if is_own(family) and not data.sample_shape and (not data.path or _here(data.path)):
         return Facts((context_of(config),), data.classes or BYTES, language=True)
+    if data.path and _here(data.path):
+        raise DataError(
+            f"data {data.path!r} holds no data set that is known here (MNIST files, CIFAR or Hugging Face folders, .npz), and {family} needs"
+            " samples with labels"
+        )
     raise ConfigError(
         f"{family} needs samples with labels, and what they are like is not known here: give data.path a data set, or set"
         " data.sample_shape and data.classes, like 3x32x32 and 10",
@@ -67,6 +72,7 @@ def described(config: Config) -> Config:
                 )
         else:
             labelled(found)
+            check_gaps(found)
             shape = "x".join(map(str, model_shape(found.sample_shape)))
             _same("sample_shape", data.sample_shape, shape)
             data = attrs.evolve(data, sample_shape=shape, classes=found.classes)

@@ -73,7 +73,7 @@ class HubFolder(Dataset):
         chunks = table.column(value_name).chunks
         self._chunks = [getattr(chunk, "storage", chunk) for chunk in chunks if len(chunk)]
         self._starts = np.cumsum([0, *map(len, self._chunks)])
-        found, count = None, 0
+        found, count, known = None, 0, None
         if label_name:
             known = _class_names(self._folder, label_name)
             found = self._numbers(table.column(label_name), label_name)
@@ -92,6 +92,7 @@ class HubFolder(Dataset):
             dtype=dtype,
             labels=found,
             classes=count,
+            guessed=known is None and classes is None,
         )
 
     def _take(self, indices: Indices) -> AnyArray:

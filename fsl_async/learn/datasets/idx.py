@@ -23,6 +23,7 @@ from fsl_async.learn.datasets.base import (
     Dataset,
     Indices,
     cannot_read,
+    check_finite,
     check_labels,
     checked_split,
     file_bytes,
@@ -64,10 +65,13 @@ class IdxPair(Dataset):
             raise DataError(
                 f"{str(values)!r} holds {len(self._values)} samples, but {str(labels)!r} {len(found)} labels"
             )
+        check_finite(
+            self._values,
+            lambda flat, _: f"{str(values)!r}, byte {_byte_of(self._values, flat)}",
+        )
         numbers = found.astype(np.int64)
-        head, width = 4 + 4 * found.ndim, found.dtype.itemsize
         count = check_labels(
-            numbers, classes, lambda i: f"{str(labels)!r}, byte {head + i * width}"
+            numbers, classes, lambda i: f"{str(labels)!r}, byte {_byte_of(found, i)}"
         )
         super().__init__(
             str(values),
@@ -76,10 +80,16 @@ class IdxPair(Dataset):
             dtype=self._values.dtype.newbyteorder("="),
             labels=numbers,
             classes=count,
+            guessed=classes is None,
         )
 
     def _take(self, indices: Indices) -> AnyArray:
         return self._values[indices].astype(self.dtype, copy=False)
+
+
+def _byte_of(values: AnyArray, flat: int) -> int:
+    """Where in its file a value stands."""
+    return 4 + 4 * values.ndim + flat * values.dtype.itemsize
 
 
 def open_idx(path: Path, *, split: str = "train", classes: int | None = None) -> IdxPair:

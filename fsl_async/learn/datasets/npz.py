@@ -18,6 +18,7 @@ from fsl_async.learn.datasets.base import (
     Dataset,
     Indices,
     cannot_read,
+    check_finite,
     check_labels,
     checked_split,
 )
@@ -67,6 +68,10 @@ class NpzFile(Dataset):
             )
         if self._values.dtype.kind not in "uifb":
             raise DataError(f"{str(path)!r}: {values_name} holds {self._values.dtype}, not numbers")
+        check_finite(
+            self._values,
+            lambda _, index: f"{str(path)!r}, {values_name}[{', '.join(map(str, index))}]",
+        )
         numbers = labels.reshape(-1).astype(np.int64)
         count = check_labels(numbers, classes, lambda i: f"{str(path)!r}, {labels_name}[{i}]")
         dtype = self._values.dtype.newbyteorder("=")
@@ -77,6 +82,7 @@ class NpzFile(Dataset):
             dtype=dtype,
             labels=numbers,
             classes=count,
+            guessed=classes is None,
         )
 
     def _take(self, indices: Indices) -> AnyArray:

@@ -92,6 +92,8 @@ class SplitTraining:
         """How long the training thread has waited here: for room in the queue, for answers, for the end of a round."""
         self.left_out = 0
         """Steps whose answer did not come."""
+        self.installed = 0
+        """Auxiliary models that came and were used."""
         self._classes = classes
         self._features = features
         self._stopped = stopped
@@ -257,6 +259,7 @@ class SplitTraining:
         vector = self._take_model()
         if vector is not None:
             self.half.load(vector, "auxiliary")
+            self.installed += 1
 
     def _take_model(self) -> Vector | None:
         with self._changed:

@@ -249,6 +249,14 @@ def _held(training: SplitTraining) -> int:
 
 def train(fed: Fed) -> None:
     """Train until the run ends."""
+    training = _train(fed)
+    if training.decisions.aligned and not training.installed:
+        fed.log(
+            f"{fed.client_name} has trained with the auxiliary model that it began with: the run ended before an aligned one was there"
+        )
+
+
+def _train(fed: Fed) -> SplitTraining:
     warm_up()
     config = config_of(fed)
     samples = open_samples(config, facts_of(config), fed.part)
@@ -258,8 +266,9 @@ def train(fed: Fed) -> None:
         trained = 0
         for batch in samples.round(number):
             if not fed.running:
-                return
+                return training
             training.train_batch(batch.inputs, batch.labels, batch.lengths)
             trained += len(batch.inputs)
         if not fed.end_round(samples=trained):
-            return
+            break
+    return training
