@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
 from fsl_async.cluster.restarts import RestartRules
-from fsl_async.cluster.supervisor import Child, Supervisor
+from fsl_async.cluster.supervisor import Child, ChildExited, ChildStarted, Supervisor
 from fsl_async.errors import one_line
 
 ASK_S = 60.0
@@ -38,17 +38,26 @@ class Launcher(Protocol):
 class LocalLauncher:
     """Child processes of this one. When to launch again is decided by who asks, so the supervisor here launches once."""
 
-    def __init__(self, log_path: Path | None = None) -> None:
+    def __init__(
+        self, log_path: Path | None = None, exited: Callable[[str, int], None] = lambda *_: None
+    ) -> None:
+        """exited: called with a client and its exit code when its process ended by itself."""
         self._log_path = log_path
+        self._exited = exited
+        self._ending: set[str] = set()
         self._supervisor: Supervisor | None = None  # its log is a file, made for the first child
         self._mine: set[str] = set()
 
     async def launch(self, client: str, words: Sequence[str]) -> str:
         """Start a child; one of that name that is still here is stuck, and ended first."""
         if self._supervisor is None:
-            self._supervisor = Supervisor(log_path=self._log_path, rules=_ONCE)
+            self._supervisor = Supervisor(
+                log_path=self._log_path, rules=_ONCE, on_change=self._changed
+            )
         if client in self._mine:
+            self._ending.add(client)
             await self._supervisor.stop_child(client, grace_s=2.0)
+            self._ending.discard(client)
         self._mine.add(client)
         try:
             self._supervisor.start(Child(client, tuple(words)))
@@ -56,8 +65,13 @@ class LocalLauncher:
             raise LaunchError(str(error)) from None
         return f"a process of this machine: {words[0]}"
 
+    def _changed(self, change: ChildStarted | ChildExited) -> None:
+        if isinstance(change, ChildExited) and change.name not in self._ending:
+            self._exited(change.name, change.code)
+
     async def close(self) -> None:
         """End the children; those whose run is over end by themselves in that time."""
+        self._ending |= self._mine
         if self._supervisor is not None:
             await self._supervisor.stop(grace_s=10.0)
 

@@ -42,7 +42,7 @@ class Relauncher:
         self._wanted = wanted
         self._machine = Relaunches(launching)
         self._launchers = launchers or {
-            "local": LocalLauncher(log_path),
+            "local": LocalLauncher(log_path, self.exited),
             "slurm": SlurmLauncher(),
             "command": CommandLauncher(),
         }
@@ -58,6 +58,12 @@ class Relauncher:
         """A client's session has ended."""
         self._say(self._machine.left(client, reason, self._loop.time()))
         self._arm()
+
+    def exited(self, client: str, code: int) -> None:
+        """A client's process that was launched here has ended: sooner known than by its session."""
+        if self._wanted():
+            self._say(self._machine.exited(client, code, self._loop.time()))
+            self._arm()
 
     def _arm(self) -> None:
         if self._timer is not None:

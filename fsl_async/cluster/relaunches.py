@@ -4,6 +4,8 @@ A client is a child whose exit nobody sees, so `restarts` decides for it as for 
 
     its session begins                     Seen
     its session expires                    Exited: Wait, then Launch, once; it is not asked for again before it was seen again
+    its process exits, and its launcher    the same at once, by the exit code; what its session does afterwards, until it is seen
+      is this process's own (local)          again, is the past of that process
     its launcher fails                     Exited: a longer wait, then once more, as long as the budget lasts
 
 A session that ends for another reason is about to begin anew, or has. Who says goodbye (done, Ctrl-C, preempted) is not launched: what the exit code asks for is its own launcher's to do. Who comes back by
@@ -50,6 +52,7 @@ class Relaunches:
         self._launching = launching
         self._machines: dict[str, Restarts] = {}
         self._due: dict[str, float] = {}
+        self._exited: set[str] = set()  # whose exit was seen, and whose next life was not
 
     def seen(self, client: str, now: float) -> None:
         """Its session has begun."""
@@ -60,15 +63,27 @@ class Relaunches:
             machine = self._machines[client] = Restarts(self._launching.restarts)
         machine.handle(Seen(), now)
         self._due.pop(client, None)
+        self._exited.discard(client)
 
     def left(self, client: str, reason: str, now: float) -> Waiting | GaveUp | None:
         """Its session has ended, for `reason` of the transport's."""
         machine = self._machines.get(client)
-        if machine is None or machine.state is not State.RUNNING:
+        if machine is None or machine.state is not State.RUNNING or client in self._exited:
             return None
         if reason in {"bye", "revoked"}:
             del self._machines[client]
         return self._ended(client, machine, now) if reason == "expired" else None
+
+    def exited(self, client: str, code: int, now: float) -> Waiting | GaveUp | None:
+        """Its process, launched here, is gone. One that said goodbye is launched again when its exit code asks for that."""
+        machine = self._machines.get(client)
+        if machine is None and code == ExitCode.RELAUNCH:
+            self.seen(client, now)
+            machine = self._machines.get(client)
+        if machine is None or machine.state is not State.RUNNING:
+            return None
+        self._exited.add(client)
+        return self._ended(client, machine, now, code)
 
     def failed(self, client: str, now: float) -> Waiting | GaveUp | None:
         """Its launcher could not launch it."""
@@ -89,8 +104,10 @@ class Relaunches:
             self._machines[client].handle(WaitOver(), now)
         return ready
 
-    def _ended(self, client: str, machine: Restarts, now: float) -> Waiting | GaveUp | None:
-        for effect in machine.handle(Exited(ExitCode.BUG), now):
+    def _ended(
+        self, client: str, machine: Restarts, now: float, code: int = ExitCode.BUG
+    ) -> Waiting | GaveUp | None:
+        for effect in machine.handle(Exited(code), now):
             if isinstance(effect, Wait):
                 self._due[client] = now + effect.seconds
                 return Waiting(client, effect.seconds)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 COMMANDS: dict[str, str] = {
     "bench": "Measure the codec on this machine, beside its limits and beside others.",
+    "chaos": "Hit a running run with faults, and say what they cost.",
     "compare": "Train with several methods of split learning, side by side.",
     "demo": "Show a whole run on this machine in under a minute.",
     "doctor": "Say what this machine and this install have, and lack.",

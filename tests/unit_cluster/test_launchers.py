@@ -163,3 +163,23 @@ def test_the_relauncher_asks_again_and_says_so(wanted):
     assert [what for what, _, _ in told] == ["waiting", "failed", "waiting", "launched"]
     assert told[1][2] == "a could not be launched again (no node is free)"
     assert told[3][2] == "launched a again by command: a thing"
+
+
+def test_a_local_childs_exit_is_told_unless_we_ended_it():
+    """Its launcher sees it at once, seconds before its session expires; what the launcher ends itself is no death."""
+    told = []
+    sleeper = [sys.executable, "-c", "import time; time.sleep(60)"]
+
+    async def play():
+        launcher = LocalLauncher(exited=lambda client, code: told.append((client, code)))
+        await launcher.launch("a", [sys.executable, "-c", "raise SystemExit(64)"])
+        await launcher.launch("b", sleeper)
+        for _ in range(600):
+            if told:
+                break
+            await asyncio.sleep(0.05)
+        await launcher.launch("b", sleeper)
+        await launcher.close()
+
+    asyncio.run(play())
+    assert told == [("a", 64)]

@@ -117,3 +117,29 @@ def test_deaths_in_a_row_wait_longer_and_a_healthy_minute_forgives():
     one.take_due(24.0)
     one.seen("alice", 25.0)
     assert one.left("alice", "expired", 90.0) == Waiting("alice", 2.0)
+
+
+def test_an_exit_that_is_seen_is_acted_on_at_once_and_once():
+    """The session of the dead process expires while the next one is starting: that must not end the next one."""
+    machine = made()
+    machine.seen("alice", 0.0)
+    assert machine.exited("alice", -9, 100.0) == Waiting("alice", 2.0)
+    assert machine.take_due(102.0) == ["alice"]
+    assert machine.left("alice", "expired", 103.0) is None
+    assert machine.next_due() is None
+    machine.seen("alice", 105.0)
+    assert machine.left("alice", "expired", 300.0) == Waiting("alice", 2.0)
+
+
+def test_exit_codes_say_what_an_expired_session_cannot():
+    """Who was preempted said goodbye and wants to come back; who is done, or was called wrongly, does not."""
+    machine = made()
+    machine.seen("alice", 0.0)
+    assert machine.left("alice", "bye", 50.0) is None
+    assert machine.exited("alice", 64, 51.0) == Waiting("alice", 2.0)
+    machine.seen("bob", 0.0)
+    machine.left("bob", "bye", 50.0)
+    assert machine.exited("bob", 0, 51.0) is None
+    machine.seen("amy", 0.0)
+    assert machine.exited("amy", 2, 51.0) == GaveUp("amy", "bad input")
+    assert machine.exited("nobody", -9, 51.0) is None

@@ -1,0 +1,184 @@
+"""A storm against eight clients: what faults cost in tokens, in syncs, and in time.
+
+    python benchmarks/storm.py [--faults-per-hour 240] [--calm 120] [--storm 300] [--every 15] [--clients 8] [--out FILE]
+
+One run on this machine: a server and clients as processes, each client behind a proxy that can be cut, launched again by a supervisor when it dies. First it
+runs `--calm` seconds without faults, then `fsl-node chaos` storms for `--storm` seconds with all four kinds. Prints the report as one JSON line, with the audit of the ledger.
+
+A step takes its time without computing (0.1 s of sleep, as where a GPU computes), so that tokens do not depend on who else uses the machine, and the tokens that a
+dead client would have trained are not trained by the others on the cores that it leaves. Starting Python and importing torch does compute, on the same cores.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from fsl_async import address as addresses
+from fsl_async.chaos.proxy import CutLink
+from fsl_async.cluster.restarts import RestartRules
+from fsl_async.cluster.supervisor import Child, Supervisor
+from fsl_async.learn.sealed import unseal
+from fsl_async.observe.ledger_audit import audit_run
+
+TASK = """
+import time, torch
+
+def train(fed):
+    model = torch.nn.Linear(512, 512)
+    fed.attach(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    while True:
+        loss = model(torch.ones(1, 512)).square().mean()
+        loss.backward(); optimizer.step(); optimizer.zero_grad()
+        time.sleep(0.1)
+        if not fed.step(tokens=1000, metrics={"loss": loss.item()}):
+            break
+"""
+START_S = 240.0
+SERVER = "server"
+RULES = RestartRules(first_wait_s=0.2, longest_wait_s=2.0, budget=100)
+
+
+def node(name: str, *words: object) -> Child:
+    """A node as a child process."""
+    argv = (sys.executable, "-P", "-m", "fsl_async.cli", *map(str, words))
+    return Child(name, argv, env={"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"})
+
+
+class Play:
+    """One run."""
+
+    def __init__(self, given: argparse.Namespace, folder: Path) -> None:
+        self.given = given
+        self.run_dir = folder / "run"
+        self.task = folder / "task.py"
+        self.task.write_text(TASK)
+        self.names = [f"client-{number}" for number in range(1, given.clients + 1)]
+        self.address = ""
+
+    def server(self) -> Child:
+        """The parameter server."""
+        settings = {
+            "sync.every_s": self.given.every,
+            "sync.clients": self.given.clients,
+            "data.shards": self.given.clients,
+            "session.heartbeat_every_s": 0.5,
+            "session.expire_after_s": 3.0,
+        }
+        sets = [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
+        return node(
+            SERVER, "--role", "ps", "127.0.0.1:0", "--run-dir", self.run_dir, "--json", *sets
+        )
+
+    def client(self, name: str, address: str) -> Child:
+        """A client that dials its link."""
+        where = self.run_dir / "clients" / name
+        task = f"{self.task}:train"
+        return node(
+            name, "--role", "client", "--name", name, "--run-dir", where, "--task", task, address
+        )
+
+    def line(self, name: str, line: str) -> None:
+        """Wait for the server's address."""
+        if name == SERVER and not self.address and '"listening"' in line:
+            self.address = json.loads(line)["address"]
+
+    def versions(self) -> list[dict[str, Any]]:
+        """The ledger's versions so far."""
+        path = self.run_dir / "ledger.jsonl"
+        lines = path.read_bytes().splitlines() if path.exists() else []
+        facts = [fact for fact in map(unseal, lines) if fact is not None]
+        return [fact for fact in facts if fact["fact"] == "version"]
+
+    async def until(self, ready: Callable[[], object], seconds: float, what: str) -> None:
+        """Wait for something, or give up."""
+        deadline = time.monotonic() + seconds
+        while not ready():
+            if time.monotonic() > deadline:
+                raise SystemExit(f"{what} did not happen within {seconds:g} s")
+            await asyncio.sleep(0.1)
+
+    def all_joined(self) -> bool:
+        """Whether a version has merged everybody."""
+        return any(len(fact["merged"]) >= self.given.clients for fact in self.versions())
+
+    async def play(self) -> dict[str, Any]:
+        """From the first process to the last; what the chaos command reported, and more."""
+        given = self.given
+        async with Supervisor(
+            log_path=self.run_dir.parent / "children.log", on_line=self.line, rules=RULES
+        ) as supervisor:
+            supervisor.start(self.server())
+            await self.until(lambda: self.address, START_S, "listening")
+            place = addresses.parse(self.address)
+            links = []
+            for name in self.names:
+                link = CutLink(self.run_dir / "links" / name, (place.host, place.port))
+                links.append(link)
+                supervisor.start(self.client(name, await link.start()))
+            await self.until(self.all_joined, START_S, "a sync of all clients")
+            begun = time.time()
+            await asyncio.sleep(given.calm)
+            calm = [fact for fact in self.versions() if fact["at"] >= begun]
+            seconds = calm[-1]["at"] - calm[0]["at"]
+            before = (calm[-1]["tokens_total"] - calm[0]["tokens_total"]) / seconds
+            chaos = await asyncio.create_subprocess_exec(
+                sys.executable, "-P", "-m", "fsl_async.cli", "chaos", str(self.run_dir),
+                "--faults-per-hour", str(given.faults_per_hour), "--for", f"{given.storm}s",
+                "--kill", "--stop", "--partition", "--slow", "--seed", str(given.seed), "--json",
+                stdout=asyncio.subprocess.PIPE,
+            )  # fmt: skip
+            out, _ = await chaos.communicate()
+            launches = sum(supervisor.launches(name) for name in self.names) - len(self.names)
+            await supervisor.stop_child(SERVER, 60.0)
+            for link in links:
+                await link.close()
+        return {
+            **json.loads(out.splitlines()[-1]),
+            "calm_tokens_per_s": round(before, 1),
+            "relaunches": launches,
+        }
+
+
+def main() -> int:
+    """Play it and print the row."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--faults-per-hour", type=float, default=240.0)
+    parser.add_argument("--calm", type=float, default=120.0)
+    parser.add_argument("--storm", type=float, default=300.0)
+    parser.add_argument("--every", type=float, default=15.0)
+    parser.add_argument("--clients", type=int, default=8)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--keep", type=Path, help="keep the run here")
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as made:
+        folder = given.keep or Path(made)
+        folder.mkdir(parents=True, exist_ok=True)
+        row = asyncio.run(Play(given, folder).play())
+        audit = audit_run(folder / "run")
+    options = {key: value for key, value in vars(given).items() if key not in {"out", "keep"}}
+    row = {
+        **options,
+        **row,
+        "cores": len(os.sched_getaffinity(0)),
+        "load": os.getloadavg()[0],
+        "deltas_acknowledged": audit.acknowledged,
+        "complaints": audit.complaints(),
+    }
+    print(json.dumps(row))
+    if given.out is not None:
+        with given.out.open("a") as file:
+            file.write(json.dumps(row) + "\n")
+    return 1 if row["complaints"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
