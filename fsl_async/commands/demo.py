@@ -83,6 +83,11 @@ _OPTIONS = {
     " wireless, satellite. Needs root; docs/netlab.md.",
 )  # fmt: skip
 @click.option(
+    "--links",
+    is_flag=True,
+    help="Put each client behind a proxy that `chaos` can cut; not with --net.",
+)
+@click.option(
     "--rounds",
     default=12,
     show_default=True,
@@ -109,6 +114,7 @@ def command(
     run_dir: Path | None,
     dry_run: bool,
     net: str | None,
+    links: bool,
     as_json: bool,
 ) -> int:
     """Show a whole run on this machine: real processes, real sockets, real training.
@@ -123,6 +129,10 @@ def command(
     from fsl_async.stopper import Stopper, stop_on_signals
 
     output = Output(as_json=as_json)
+    if links and (net is not None or what == "split"):
+        raise UsageError(
+            "--links is for a demo on this machine without --net, where links can be cut anyway, and not for demo split"
+        )
     text = str(check_data(data)) if data else ""
     if what == "split":
         from fsl_async.demo.split import SplitDemo
@@ -147,6 +157,7 @@ def command(
         seed=seed,
         preset=preset or "0.5m",
         run_dir=Path(),
+        links=links,
     )
     # What is wrong with the settings or the text ends here, before any process is started.
     config = resolved(load(None, settings.overrides(), _OPTIONS))

@@ -22,6 +22,9 @@ from typing import TYPE_CHECKING
 
 from attrs import field, mutable
 
+from fsl_async import address as addresses
+from fsl_async.chaos.links import FOLDER
+from fsl_async.chaos.proxy import CutLink
 from fsl_async.cluster.restarts import RestartRules
 from fsl_async.cluster.supervisor import ChildExited, ChildStarted, Supervisor
 from fsl_async.demo.settings import SERVER, DemoSettings
@@ -80,6 +83,7 @@ class Demo:
         self._words: dict[str, str] = {}  # child -> its last line
         self._refused: FslError | None = None
         self._ending = False
+        self._links: list[CutLink] = []
 
     async def play(self) -> Played:
         """Play it to its end; no child is left behind. Raises FslError for what the user can act on."""
@@ -94,6 +98,8 @@ class Demo:
             finally:
                 if self._stop.hard:
                     await supervisor.stop(grace_s=0.0)
+                for link in self._links:
+                    await link.close()
         self._look(hold_s=0.0)
         if self._refused is not None:
             raise self._refused
@@ -111,12 +117,22 @@ class Demo:
                 self.played.faults.append(f"the server did not listen within {_LISTEN_S:g} s")
             return
         for name in settings.names:
-            supervisor.start(settings.client(name, self._address.result()))
+            address = await self._way_for(name, self._address.result())
+            supervisor.start(settings.client(name, address))
         while self._may_go_on() and self._elapsed() < self._stop_at():
             await self._tick()
             if self.played.killed_s is None and self._is_time_to_kill():
                 self._kill(supervisor)
         await self._end(supervisor)
+
+    async def _way_for(self, name: str, address: str) -> str:
+        """What a client dials: the server, or a link of its own to it."""
+        if not self.settings.links:
+            return address
+        place = addresses.parse(address)
+        link = CutLink(self.settings.run_dir / FOLDER / name, (place.host, place.port))
+        self._links.append(link)
+        return await link.start()
 
     def _is_time_to_kill(self) -> bool:
         state, settings = self.played.state, self.settings

@@ -75,6 +75,8 @@ class DemoSettings:
     preset: str
     run_dir: Path
     places: Places = HERE
+    links: bool = False
+    """Each client behind a proxy that `fsl-node chaos` can cut."""
 
     def at(self, run_dir: Path) -> DemoSettings:
         """The same in another run directory."""
