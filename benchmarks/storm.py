@@ -13,6 +13,7 @@ import argparse
 import asyncio
 import json
 import os
+import socket
 import sys
 import tempfile
 import time
@@ -62,6 +63,10 @@ class Play:
         self.task.write_text(TASK)
         self.names = [f"client-{number}" for number in range(1, given.clients + 1)]
         self.address = ""
+        with socket.create_server(
+            ("127.0.0.1", 0)
+        ) as free:  # the same one again if the server dies
+            self.place = f"127.0.0.1:{free.getsockname()[1]}"
 
     def server(self) -> Child:
         """The parameter server."""
@@ -73,9 +78,7 @@ class Play:
             "session.expire_after_s": 3.0,
         }
         sets = [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
-        return node(
-            SERVER, "--role", "ps", "127.0.0.1:0", "--run-dir", self.run_dir, "--json", *sets
-        )
+        return node(SERVER, "--role", "ps", self.place, "--run-dir", self.run_dir, "--json", *sets)
 
     def client(self, name: str, address: str) -> Child:
         """A client that dials its link."""

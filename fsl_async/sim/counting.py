@@ -369,10 +369,10 @@ class CountingLearner:
         self._fetch = (kind, version, [None] * CHUNKS)
 
     def put_fetch(self, version: int, index: int, frame: bytes) -> None:
-        """Take a chunk."""
-        assert self._fetch is not None
-        if self._fetch[1] == version:
-            self._fetch[2][index] = frame
+        """Take a chunk. One that comes late, by a stream of before, is refused as the real learner does it."""
+        if self._fetch is None or self._fetch[1] != version:
+            raise LearnError(f"version {version} is not being fetched")
+        self._fetch[2][index] = frame
 
     def finish_fetch(self, version: int) -> str:
         """Make the base the fetched version; its digest follows from the base that is here."""

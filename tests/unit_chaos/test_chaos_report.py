@@ -104,7 +104,9 @@ def test_times_are_counted_from_the_ends_of_faults():
         2, 2.0, 3.0
     )  # b after 3 s, d after 2 s; the cut of c was never noticed
     assert found.resume == Times(3, 2.0, 11.0)  # d 0.5, c 2, b 11
-    assert found.back == Times(3, 2.5, 12.0)  # d 1.0, c 2.5 when it says that it holds version 5, b 12
+    assert found.back == Times(
+        3, 2.5, 12.0
+    )  # d 1.0, c 2.5 when it says that it holds version 5, b 12
     assert found.back_after_kill == Times(1, 12.0, 12.0)
     assert found.never_back == 0
 
