@@ -60,11 +60,11 @@ class CrashSplit(SplitSimulation):
         """As kill -9 does it; a few seconds later it is launched again."""
         if name == SPLIT_NAME:
             clock, shell = self.split_process
-            over = shell.machine.ending.run_over
+            if shell.machine.ending.run_over:
+                # The next one would wait for clients that never come: nobody starts it again.
+                self._launch_split = lambda: None
             self._end_split_process(clock)
             self._left_in_order = False
-            # One that had heard that its run is over would wait for clients that never come: nobody starts it again.
-            self._launch_split = (lambda: None) if over else self._launch_split
         elif self._kill(name):
             if name == SERVER_NAME:
                 self.truth.server_died(self.scheduler.time())
