@@ -1,7 +1,7 @@
 """The decision when to launch a child again: every row of the table, without processes or clocks."""
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fsl_async.cluster.restarts import (
@@ -107,6 +107,7 @@ def test_events_out_of_place_are_a_mistake_of_the_shell(event):
         machine.handle(event, 0.0)
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # machines are busy
 @given(st.lists(st.tuples(st.sampled_from([0, 1, 2, 64, -9]), st.floats(0, 200)), max_size=60))
 def test_waits_stay_within_bounds_and_launches_within_budget(lives):
     """Whatever sequence of lives: waits are bounded, and never more than `budget` short lives in a row are forgiven."""
