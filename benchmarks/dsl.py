@@ -1,0 +1,214 @@
+"""Two clients behind a slow line, beside the same two without one: syncs, false deaths, and what the line costs in training.
+
+    python benchmarks/dsl.py                                     50 M parameters, `dsl`, ten syncs of 120 s; needs root, 25-40 minutes
+    python benchmarks/dsl.py --profile wireless --syncs 3 --layers 2 --width 128 --every 20
+
+Both runs, each a parameter server and two clients as processes of their own, go at the same time on the same cores, so that what else the machine does
+hits both alike; one has each client behind a line of its own in the network laboratory, the other is on loopback. Tokens are those of the ledger, from the
+first merged version to the last; deaths are clients that the server gave up, none of which had died.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import click
+from attrs import define, field
+
+from fsl_async.learn.sealed import unseal
+from fsl_async.netlab.laboratory import Laboratory
+
+CLIENTS = ("a", "b")
+POLL_S = 5.0
+
+
+@define
+class Arm:
+    """One run. `lab`: None on loopback."""
+
+    name: str
+    folder: Path
+    settings: Mapping[str, Any]
+    lab: Laboratory | None
+    processes: list[subprocess.Popen[bytes]] = field(factory=list)
+
+    def start(self) -> None:
+        """The server, then its clients once it listens."""
+        self.folder.mkdir(parents=True)
+        host = "127.0.0.1" if self.lab is None else self.lab.address("server")
+        sets = [
+            part for key, value in self.settings.items() for part in ("--set", f"{key}={json.dumps(value)}")
+        ]  # fmt: skip
+        run_dir = str(self.folder / "ps")
+        self._node(
+            "server", ["--role", "ps", f"tcp://{host}:0", "--run-dir", run_dir, "--json", *sets]
+        )
+        address = self._address()
+        for name in CLIENTS:
+            folder = str(self.folder / name)
+            self._node(name, ["--role", "client", address, "--name", name, "--run-dir", folder])
+
+    def _node(self, site: str, arguments: Sequence[str]) -> None:
+        words = [sys.executable, "-P", "-m", "fsl_async.cli", *arguments]
+        if self.lab is not None:
+            words = list(self.lab.command(site, [*words, "--insecure"]))
+        log = (self.folder / f"{site}.log").open("wb")
+        env = {**os.environ, "OMP_NUM_THREADS": "1"}
+        process = subprocess.Popen(words, stdout=log, stderr=subprocess.STDOUT, env=env)
+        log.close()
+        self.processes.append(process)
+
+    def _address(self) -> str:
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline:
+            for line in (self.folder / "server.log").read_text().splitlines():
+                if line.startswith("{") and "address" in (said := json.loads(line)):
+                    return str(said["address"])
+            time.sleep(0.2)
+        raise SystemExit(f"{self.name}: the server does not listen; see {self.folder}/server.log")
+
+    def facts(self, kind: str) -> list[dict[str, Any]]:
+        """Of the server's ledger."""
+        path = self.folder / "ps" / "ledger.jsonl"
+        lines = path.read_bytes().splitlines() if path.exists() else []
+        found = [unseal(line) for line in lines]
+        return [dict(fact) for fact in found if fact is not None and fact.get("fact") == kind]
+
+    def deaths(self) -> list[str]:
+        """Sessions that ended otherwise than in good order, as the server's journal says."""
+        lines = (self.folder / "ps" / "journal.jsonl").read_text("utf-8", "replace").splitlines()
+        ended = [line for line in lines if '"ClientLeft"' in line]
+        return [line for line in ended if '"bye"' not in line]
+
+    def stop(self) -> None:
+        """End it, clients last; they get the last version."""
+        for process in self.processes:
+            if process.poll() is None:
+                process.send_signal(signal.SIGTERM)
+        deadline = time.monotonic() + 60
+        for process in self.processes:
+            try:
+                process.wait(max(0.1, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+@contextmanager
+def running(arm: Arm) -> Iterator[Arm]:
+    """Start it; ends it in any case."""
+    try:
+        arm.start()
+        yield arm
+    finally:
+        arm.stop()
+
+
+def result_of(arm: Arm, deaths: Sequence[str]) -> dict[str, Any]:
+    """What a run's ledger tells: version 0 is the initial model, the first sync is where counting begins."""
+    merged = [fact for fact in arm.facts("version") if fact["version"] >= 1]
+    first, last = merged[0], merged[-1]
+    seconds = last["at"] - first["at"]
+    sizes = [fact["update_bytes"] for fact in merged]
+    taking_part = [len(fact["merged"]) for fact in merged]
+    return {
+        "syncs": len(merged),
+        "deaths": len(deaths),
+        "both_in": sum(count == len(CLIENTS) for count in taking_part),
+        "tokens_per_s": round((last["tokens_total"] - first["tokens_total"]) / max(seconds, 1e-9), 2),
+        "seconds": round(seconds, 1),
+        "update_mb": round(sum(sizes) / len(sizes) / 1e6, 1),
+    }  # fmt: skip
+
+
+@click.command()
+@click.option("--profile", default="dsl", show_default=True)
+@click.option("--syncs", default=10, show_default=True)
+@click.option(
+    "--every",
+    "every_s",
+    default=120.0,
+    show_default=True,
+    help="Seconds from one sync to the next.",
+)
+@click.option("--layers", default=16, show_default=True)
+@click.option(
+    "--width", default=512, show_default=True, help="16 layers of 512 are 50 M parameters."
+)
+@click.option("--format", "number_format", default="e4m3", show_default=True)
+@click.option(
+    "--limit", "limit_s", default=5400.0, show_default=True, help="Give up after so many seconds."
+)
+@click.option("--folder", type=click.Path(path_type=Path), help="Keep the runs here.")
+def main(
+    *, profile: str, syncs: int, every_s: float, layers: int, width: int, number_format: str, limit_s: float, folder: Path | None,
+) -> None:  # fmt: skip
+    """Print a row."""
+    settings = {
+        "sync.every_s": every_s,
+        "sync.clients": len(CLIENTS),
+        "sync.min_clients": len(CLIENTS),
+        "codec.up": number_format,
+        "codec.down": number_format,
+        "data.shards": len(CLIENTS),
+        "model.layers": layers,
+        "model.width": width,
+        "model.heads": 8,
+        "model.context": 64,
+        "train.batch": 1,
+        "train.threads": 1,
+        "train.device": "cpu",
+    }
+    begun = time.monotonic()
+    with ExitStack() as stack:
+        home = folder or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fsl-dsl-")))
+        lab = stack.enter_context(Laboratory(["server", *CLIENTS], profile=profile))
+        line = stack.enter_context(running(Arm("line", home / "line", settings, lab)))
+        near = stack.enter_context(running(Arm("near", home / "near", settings, None)))
+        said = (-1, -1)
+        while time.monotonic() - begun < limit_s:
+            done = tuple(len(arm.facts("version")) - 1 for arm in (line, near))
+            if done != said:
+                print(
+                    f"{time.monotonic() - begun:6.0f} s  syncs: line {done[0]}, near {done[1]}",
+                    file=sys.stderr,
+                )
+                said = (done[0], done[1])
+            if min(done) >= syncs or any(
+                p.poll() is not None for arm in (line, near) for p in arm.processes
+            ):
+                break
+            time.sleep(POLL_S)
+        deaths = {
+            arm.name: arm.deaths() for arm in (line, near)
+        }  # before the end, which they do not count
+        rows = {arm.name: result_of(arm, deaths[arm.name]) for arm in (line, near)}
+    ratio = rows["line"]["tokens_per_s"] / rows["near"]["tokens_per_s"]
+    row = {
+        "bench": "dsl",
+        "profile": profile,
+        "layers": layers,
+        "width": width,
+        "format": number_format,
+        "every_s": every_s,
+        **{f"{name}_{key}": value for name, row in rows.items() for key, value in row.items()},
+        "tokens_ratio": round(ratio, 3),
+        "cores": os.cpu_count(),
+        "load_1m": round(os.getloadavg()[0], 2),
+        "at": time.strftime("%Y-%m-%d"),
+    }
+    print(json.dumps(row))
+
+
+if __name__ == "__main__":
+    main()
