@@ -11,7 +11,8 @@ import time
 
 import pytest
 
-UNIT_S = float(os.environ.get("FSL_TEST_TIME_UNIT", "1"))
+UNIT_S = float(os.environ.get("FSL_TEST_TIME_UNIT", "3"))
+"""Waits end when what is waited for is there: on a busy machine that may take many times as long."""
 
 TASK = '''
 """A network of three weights: joins fast, trains fast."""
@@ -156,13 +157,21 @@ class Site:
 
     def wait_version(self, version, seconds=60.0):
         """Wait until the ledger has a version."""
+        self.wait_until(
+            lambda: any(one["version"] >= version for one in self.ledger("version")),
+            f"version {version}",
+            seconds,
+        )
+
+    def wait_until(self, condition, what, seconds=60.0):
+        """Wait until `condition()` holds."""
         deadline = time.monotonic() + seconds * UNIT_S
         while time.monotonic() < deadline:
-            if any(one["version"] >= version for one in self.ledger("version")):
+            if condition():
                 return
             time.sleep(0.05)
         outputs = "\n---\n".join(process.text for process in self.processes)
-        raise AssertionError(f"version {version} never came; outputs:\n{outputs}")
+        raise AssertionError(f"{what}: never; outputs:\n{outputs}")
 
     def close(self):
         """Leave nothing running."""

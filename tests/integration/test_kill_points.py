@@ -9,7 +9,7 @@ import pytest
 from fsl_async.observe.ledger_audit import audit_run
 
 KILLING = Path(__file__).resolve().parent.parent / "support" / "killing"
-PATIENCE_S = 90.0 * float(os.environ.get("FSL_TEST_TIME_UNIT", "1"))
+PATIENCE_S = 90.0 * float(os.environ.get("FSL_TEST_TIME_UNIT", "3"))
 POINTS = [
     "ps:after:Accumulate:2",  # in the accumulator, which dies with it
     "ps:after:Commit:2",  # given to the store's thread, which may be anywhere in it

@@ -49,7 +49,7 @@ def test_ctrl_c_before_there_is_a_server():
 
 def test_ctrl_c_once_ends_in_good_order_and_a_refusal_is_said(site):
     """What was trained since the last sync arrives as the last delta; the script goes on behind its loop."""
-    server = site.server(every_s=30)
+    server = site.server(every_s=3000)
     with script(site.address) as process:
         assert "joined run" in process.stdout.readline()
         site.wait_version(0)

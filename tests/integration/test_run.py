@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 
 pytestmark = pytest.mark.slow
 
-UNIT_S = float(os.environ.get("FSL_TEST_TIME_UNIT", "1"))
+UNIT_S = float(os.environ.get("FSL_TEST_TIME_UNIT", "3"))
 
 
 def merged_keys(site):

@@ -9,7 +9,7 @@ import pytest
 
 pytestmark = pytest.mark.slow
 
-UNIT_S = float(os.environ.get("FSL_TEST_TIME_UNIT", "1"))
+UNIT_S = float(os.environ.get("FSL_TEST_TIME_UNIT", "3"))
 
 CONFIG = """
 [sync]

@@ -16,7 +16,7 @@ from fsl_async.observe.split_audit import audit_split_dir
 
 pytestmark = pytest.mark.slow
 
-UNIT_S = float(os.environ.get("FSL_TEST_TIME_UNIT", "1"))
+UNIT_S = float(os.environ.get("FSL_TEST_TIME_UNIT", "3"))
 
 SETTINGS = {
     "split.samples": 8,
