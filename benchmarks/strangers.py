@@ -12,11 +12,13 @@ before in the same server) says as much about two cores as about limits. `grown_
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import multiprocessing
 import shutil
 import statistics
 import tempfile
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -98,6 +100,14 @@ async def play(
     }
 
 
+def _drain(server: Server) -> None:
+    """Read what it prints: a full pipe would stop it."""
+    assert server.process.stdout is not None
+    with contextlib.suppress(ValueError, OSError):
+        while server.process.stdout.readline():
+            pass
+
+
 def measure(
     name: str, parameters: int, rounds: int, folder: Path | None = None, warm_s: float = 2.0
 ) -> dict[str, Any]:
@@ -112,6 +122,7 @@ def measure(
     }
     try:
         with serving(work / "run", settings) as server:
+            threading.Thread(target=_drain, args=(server,), daemon=True).start()
             row = run_loop(play(server, model, name, rounds, warm_s))
         lines = list(JournalReader(work / "run" / "journal.jsonl").read())
     finally:

@@ -139,6 +139,22 @@ class MergedDelta:
 
 
 @frozen
+class Quarantine(Effect):
+    """Keep a stored delta out of the run, on record with the reason; with `held` it may be released."""
+
+    key: DeltaKey
+    reason: str
+    held: bool = False
+
+
+@frozen
+class Release(Effect):
+    """Let a delta that was held wait to be merged again. Carried out in order, before its Accumulate."""
+
+    key: DeltaKey
+
+
+@frozen
 class Commit(Effect):
     """Make `version` from the accumulator times `scale`. Ends in VersionCommitted or CommitFailed."""
 

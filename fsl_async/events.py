@@ -121,6 +121,7 @@ class PendingDelta:
     steps: int
     round: int
     bytes_coded: int = 0
+    norm: float = 0.0
 
 
 @frozen
@@ -135,6 +136,9 @@ class Recovered(Event):
     tokens_total: int = 0
     served_s: float = 0.0  # by the processes before this one
     since_version_s: float = 0.0  # that the newest version is old, by the wall clock
+    norms: tuple[float, ...] = ()  # of the newest deltas that count, oldest first
+    tokens: tuple[int, ...] = ()  # of the same
+    held: tuple[PendingDelta, ...] = ()  # kept out, to be looked at again
 
 
 @frozen

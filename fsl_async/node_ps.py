@@ -13,12 +13,14 @@ from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
+import attrs
 from attrs import frozen
 
 import fsl_transport as tp
 from fsl_async import address as addresses
 from fsl_async import effects as do
 from fsl_async import events as ev
+from fsl_async.aggregation_rules import check_aggregation, rule_of, weighting_of
 from fsl_async.cluster.launch_file import Launching
 from fsl_async.cluster.relauncher import Relauncher
 from fsl_async.config import to_wire
@@ -31,13 +33,13 @@ from fsl_async.learn.errors import CheckpointDamaged, StoreError
 from fsl_async.learn.outer import OuterSettings
 from fsl_async.learn.records import Recovered, StoreSettings
 from fsl_async.learn.store import Store
-from fsl_async.learn.weighting import weighting_named
 from fsl_async.observe.journal import MAX_ITEMS, JournalWriter
 from fsl_async.observe.lag import LoopLag
 from fsl_async.observe.teller import Teller
 from fsl_async.observe.traffic_notes import TrafficNotes
 from fsl_async.roles.ps import ServerMachine, ServerRules
 from fsl_async.roles.round import RoundRules
+from fsl_async.roles.screening import GuardRules
 from fsl_async.runtime import ThreadWorker
 from fsl_async.settings import Config
 from fsl_async.shells.ps import RunFacts, ServerShell
@@ -82,6 +84,9 @@ def rules_of(config: Config) -> ServerRules:
         drain_s=max(2 * config.session.heartbeat_every_s, 5.0),
         drain_cap_s=config.transfer.drain_cap_s,
         keep_versions=config.checkpoint.keep_versions,
+        guard=GuardRules(**attrs.asdict(config.guard)),
+        least_clients=rule_of(config).least,
+        aggregation=config.outer.aggregation,
     )
 
 
@@ -103,6 +108,7 @@ def _store_settings(config: Config) -> StoreSettings:
         codec.spec_down,
         outer,
         codec.threads,
+        rule=rule_of(config),
         whole=config.split.sends_whole,
     )
 
@@ -206,6 +212,7 @@ def prepared(
     config = with_implied(config)
     listen = config.listen
     check_guarded("listen.address", listen.address, insecure=listen.insecure, keys=keys)
+    check_aggregation(config)
     check_bindable(config.listen.address)
     store = Store(run_dir, _store_settings(config), from_version=from_version)
     recovered = _recover(store, run_dir)
@@ -342,7 +349,7 @@ async def _serve(  # noqa: PLR0917 - private, called once
     traffic = Traffic()
     machine = ServerMachine(
         rules_of(config),
-        weighting_named(config.sync.weighting, config.sync.staleness_exponent),
+        weighting_of(config),
         run,
     )
 

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 Format = Literal["fp32", "bf16", "e4m3", "e5m2", "uniform"]
 Weighting = Literal["tokens", "uniform", "fednova"]
 Optimizer = Literal["nesterov", "average"]
+Aggregation = Literal["mean", "trimmed", "median", "multi-krum"]
 Sharding = Literal["disjoint", "local"]
 Trigger = Literal["clock", "rounds", "turns", "relay"]
 SplitMethod = Literal["none", "sl", "splitfed-v1", "splitfed-v2", "cse-fsl", "fsl-sage", "fedavg"]
@@ -151,6 +152,44 @@ class SyncConfig:
 
 
 @frozen(kw_only=True)
+class GuardConfig:
+    """What a client may be wrong, or lie, about; each rule is off at 0."""
+
+    clip_norm: float = setting(
+        0.0, "a delta counts as one of at most this L2 norm; 0 = never", span(least=0)
+    )
+    clip_median: float = setting(
+        0.0, "... or of at most this x the median norm of the last 64; 0 = never", span(least=0)
+    )
+    outlier_median: float = setting(
+        0.0,
+        "quarantine deltas whose norm is above this x the median of the last 64; 0 = never",
+        span(least=0),
+    )
+    least: int = setting(
+        5, "deltas that must have been accepted before medians count", span(least=1, most=64)
+    )
+    release: bool = setting(
+        False, "look at what outlier_median kept out again after each version, until it is stale"
+    )
+    max_tokens_per_s: float = setting(
+        0.0,
+        "of a delta no more tokens count than this x the seconds since the client's last; 0 = all",
+        span(least=0),
+    )
+    max_tokens_median: float = setting(
+        0.0,
+        "of a delta no more tokens count than this x the median of the last 64; 0 = all",
+        span(least=0),
+    )
+
+    @property
+    def looks_at_norms(self) -> bool:
+        """Whether any rule is about values."""
+        return bool(self.clip_norm or self.clip_median or self.outlier_median)
+
+
+@frozen(kw_only=True)
 class OuterConfig:
     """The outer optimiser: how merged deltas change the shared weights (DiLoCo, arXiv 2311.08105)."""
 
@@ -163,6 +202,15 @@ class OuterConfig:
         0.7, "outer learning rate; unused by average", span(above=0, most=10)
     )
     momentum: float = setting(0.9, "outer momentum; unused by average", span(least=0, most=0.9999))
+    aggregation: Aggregation = setting(
+        "mean",
+        "how deltas become one: mean (by sync.weighting) | trimmed | median | multi-krum (these count each client once)",
+    )
+    byzantine: int = setting(
+        1,
+        "clients that may send anything: trimmed and median need 2 x this + 1 clients, multi-krum 2 x this + 3",
+        span(least=0, most=10_000),
+    )
 
 
 @frozen(kw_only=True)
@@ -502,6 +550,7 @@ class Config:
     run: RunConfig = attrs.field(factory=RunConfig)
     listen: ListenConfig = attrs.field(factory=ListenConfig)
     sync: SyncConfig = attrs.field(factory=SyncConfig)
+    guard: GuardConfig = attrs.field(factory=GuardConfig)
     outer: OuterConfig = attrs.field(factory=OuterConfig)
     codec: CodecConfig = attrs.field(factory=CodecConfig)
     session: SessionConfig = attrs.field(factory=SessionConfig)
@@ -524,7 +573,7 @@ class Config:
 
 
 _TABLES = (
-    RunConfig, ListenConfig, SyncConfig, OuterConfig, CodecConfig, SessionConfig, TransferConfig, DataConfig, ModelConfig,
+    RunConfig, ListenConfig, SyncConfig, GuardConfig, OuterConfig, CodecConfig, SessionConfig, TransferConfig, DataConfig, ModelConfig,
     TrainConfig, CheckpointConfig, SplitConfig,
 )  # fmt: skip
 TABLES: Mapping[str, type] = {table_name(table): table for table in _TABLES}

@@ -242,6 +242,7 @@ def _lines(run_dir: Path, state: RunState, now: float) -> list[str]:
             f"ledger: {counted(audit['merged'], 'delta')} merged, {audit['pending']} pending, {audit['quarantined']} quarantined, "
             f"{len(audit['lost'])} lost, {len(audit['doubled'])} doubled"
         )
+    lines += [f"held back: delta {key}: {why}" for key, why in list(state.held.items())[:_NEWS]]
     lines += [f"problem: {problem}" for problem in audit["problems"]]
     if state.clients:
         lines += ["", *_client_lines(state, now)]

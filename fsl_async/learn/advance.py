@@ -1,6 +1,6 @@
 """Advance: the streaming outer step, from one version's files and the accumulator to the next version's files.
 
-Chunk by chunk: read weights, momentum and residual of the current version; take the same chunk of the accumulator; compute
+Chunk by chunk: read weights, momentum and residual of the current version; take the same chunk of the average; compute
 (fsl_async.learn.outer); write the next version's three vectors and the coded update. Besides the accumulator this needs a
 handful of chunks (about 5 MiB), whatever the model's size.
 
@@ -29,7 +29,7 @@ from fsl_async.learn.outer import (
 from fsl_codecs import bound, decode_into, encode_into
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from numpy.typing import NDArray
 
@@ -57,11 +57,10 @@ def advance(
     current: Checkpoint,
     *,
     writer: VersionWriter,
-    accumulator: NDArray[np.float32],
-    scale: float,
+    averages: Iterable[NDArray[np.float32]],
     settings: StoreSettings,
 ) -> Advanced:
-    """Write the version after `current`; `accumulator` (float32, all values of the model) is only read.
+    """Write the version after `current`; `averages`: what the round comes to, chunk by chunk (float32), each looked at once.
 
     Raises StoreError when the result would not be finite, OSError.
     """
@@ -88,7 +87,7 @@ def advance(
         coded = memoryview(bytearray(bound(longest, spec)))
         update_bytes = 0
         norm_squared = 0.0
-        for index in range(manifest.chunks):
+        for index, average in zip(range(manifest.chunks), averages, strict=True):
             start, stop = manifest.chunk_range(index)
             weights, momentum, residual, change, sent = (b[: stop - start] for b in buffers)
             old_weights.read_into(index, weights)
@@ -99,7 +98,7 @@ def advance(
             if old_residual is not None:
                 old_residual.read_into(index, residual)
             with np.errstate(over="ignore", invalid="ignore"):
-                np.multiply(accumulator[start:stop], np.float32(scale), out=change)
+                np.copyto(change, average)
                 desired_change(change, momentum, residual, outer)
                 frame = coded[: encode_into(change, coded, spec)]
                 decode_into(frame, sent)
@@ -117,6 +116,18 @@ def advance(
         stored = writer.seal()
     digest = stored[WEIGHTS].sha256[:DIGEST_CHARACTERS]
     return Advanced(stored, digest, update_bytes, math.sqrt(norm_squared))
+
+
+def scaled(
+    manifest: Manifest, accumulator: NDArray[np.float32], scale: float
+) -> Iterator[NDArray[np.float32]]:
+    """The accumulator times `scale`, chunk by chunk; one fp32 multiplication."""
+    room = np.empty(min(CHUNK_VALUES, manifest.values), np.float32)
+    for index in range(manifest.chunks):
+        start, stop = manifest.chunk_range(index)
+        with np.errstate(over="ignore", invalid="ignore"):
+            np.multiply(accumulator[start:stop], np.float32(scale), out=room[: stop - start])
+        yield room[: stop - start]
 
 
 def advance_whole(

@@ -5,7 +5,8 @@
     lease         `name` has shard `index`; with `loan` until somebody else needs it, unless it is booked for good before
     incarnation   the newest life of `name`
     accepted      a delta is acknowledged and waits to be merged
-    quarantined   a delta is kept aside: on arrival, or taken out again later
+    quarantined   a delta is kept aside: on arrival, or taken out again later; with `held` it may be released
+    released      a delta that was held waits to be merged again
     version       a version exists; the deltas it lists are merged
     rollback      the run is at version `to` again; `pending` lists the deltas that wait again, `gone` those that are lost
 
@@ -14,6 +15,7 @@ A key is in at most one of `pending`, `merged` and `quarantined`: that is what "
 
 from __future__ import annotations
 
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from fsl_async.events import DeltaKey
@@ -24,6 +26,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from fsl_async.learn.records import Known
+
+
+REMEMBERED = 64
+"""Deltas whose norms say what is usual."""
 
 
 class Book:
@@ -43,6 +49,9 @@ class Book:
         self.pending: dict[DeltaKey, AcceptedDelta] = {}
         self.merged: dict[DeltaKey, int] = {}
         self.quarantined: dict[DeltaKey, str] = {}
+        self.held: dict[DeltaKey, AcceptedDelta] = {}  # of these, those that may be released
+        # Norms and tokens of the newest accepted deltas, whatever became of them, oldest first.
+        self.accepted: deque[AcceptedDelta] = deque(maxlen=REMEMBERED)
         self.leases: dict[str, int] = {}
         self.loans: set[str] = set()  # whose lease is not for good yet
         self.incarnations: dict[str, int] = {}
@@ -57,6 +66,11 @@ class Book:
         if key in self.merged:
             return "merged"
         return "quarantined" if key in self.quarantined else None
+
+    @property
+    def usual(self) -> list[AcceptedDelta]:
+        """The newest deltas that are merged, oldest first: what is pending is looked at anew, what is quarantined does not count."""
+        return [delta for delta in self.accepted if delta.key in self.merged]
 
     def merged_after(self, version: int) -> list[AcceptedDelta]:
         """The deltas merged in versions above `version`, as far as their details are still kept, in merge order."""
@@ -79,10 +93,18 @@ class Book:
             case "accepted":
                 delta = AcceptedDelta.from_fact(fact)
                 self.pending[delta.key] = delta
+                self.accepted.append(delta)
             case "quarantined":
                 key = DeltaKey.parse(fact["key"])
                 self.pending.pop(key, None)
                 self.quarantined[key] = fact["reason"]
+                if fact.get("held"):
+                    self.held[key] = AcceptedDelta.from_fact(fact)
+            case "released":
+                delta = AcceptedDelta.from_fact(fact)
+                self.quarantined.pop(delta.key, None)
+                self.held.pop(delta.key, None)
+                self.pending[delta.key] = delta
             case "version":
                 self._apply_version(VersionRecord.from_fact(fact))
                 self.version_at = float(fact.get("at", 0.0))

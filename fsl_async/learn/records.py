@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
 from attrs import asdict, field, fields_dict, frozen, validators
 
 from fsl_async.events import DeltaKey
+from fsl_async.learn.aggregation import Mean, Rule
 from fsl_async.learn.errors import FrameRefused
 from fsl_async.learn.outer import OuterSettings
 from fsl_codecs import CodecSpec
@@ -182,6 +183,8 @@ class VersionRecord:
     update_bytes: int
     update_chunks: int
     update_norm: float
+    rule: str = "mean"
+    """Of aggregation. Where it is the mean, the average was `scale` times the sum of weight x delta; else see `fsl_async.learn.aggregation`."""
 
     def to_fact(self) -> dict[str, Any]:
         """Members of the ledger line and of the version's manifest.json."""
@@ -239,6 +242,10 @@ class Recovered:
     """How long the processes before this one have served the run, in seconds."""
     since_version_s: float = 0.0
     """How old the newest version's line in the ledger is, in seconds by the wall clock; 0 where that says nothing."""
+    usual: tuple[AcceptedDelta, ...] = ()
+    """The newest merged deltas, oldest first: what norms and token counts are compared with."""
+    held: tuple[AcceptedDelta, ...] = ()
+    """Kept out of the run, to be looked at again."""
 
     @property
     def merged_keys(self) -> frozenset[DeltaKey]:
@@ -255,6 +262,8 @@ class StoreSettings:
     outer: OuterSettings = field(factory=OuterSettings)
     threads: int = field(default=1, validator=validators.ge(1))
     """That decode chunks at the same time."""
+    rule: Rule = field(factory=Mean)
+    """Of aggregation; of whole weights only the mean."""
     whole: bool = field(default=False)
     """Whether deltas are whole weights, whose average is the next version (docs/adr/0045); for "average" only."""
 
@@ -262,3 +271,5 @@ class StoreSettings:
     def _check_whole(self, _: object, whole: bool) -> None:
         if whole and self.outer.optimizer != "average":
             raise ValueError("whole weights can be averaged and nothing else")
+        if whole and self.rule.by_rows:
+            raise ValueError(f"whole weights cannot be aggregated by {self.rule.name}")

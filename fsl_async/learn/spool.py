@@ -185,6 +185,14 @@ class Spool:
             self._files.sync_directory(self._aside)
             self._files.sync_directory(self._directory)
 
+    def bring_back(self, key: DeltaKey) -> None:
+        """Undo `set_aside`, durably; fine when the file is in the spool already."""
+        name = file_name(key)
+        if name not in self._files.names(self._directory):
+            self._files.rename(self._aside / name, self._directory / name)
+            self._files.sync_directory(self._directory)
+            self._files.sync_directory(self._aside)
+
     def present(self) -> set[DeltaKey]:
         """The keys of all files in the spool."""
         return {key for name in self._files.names(self._directory) if (key := key_of_file(name))}

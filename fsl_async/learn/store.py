@@ -29,12 +29,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fsl_async.learn.accumulator import Accumulator
-from fsl_async.learn.advance import advance, advance_whole
+from fsl_async.learn.advance import advance, advance_whole, scaled
 from fsl_async.learn.checkpoint import UPDATE, WEIGHTS, VersionWriter, open_flat
 from fsl_async.learn.chunk_pool import ChunkPool
 from fsl_async.learn.errors import StoreError
 from fsl_async.learn.files import Files
 from fsl_async.learn.frame_file import frame_places, read_frame
+from fsl_async.learn.gathering import Gathering
 from fsl_async.learn.initial import InitialWeights
 from fsl_async.learn.records import (
     AcceptedDelta,
@@ -105,7 +106,7 @@ class Store:
         self._clock = clock
         self._run: RunDirectory | None = None
         self._initial: InitialWeights | None = None
-        self._accumulator: Accumulator | None = None
+        self._accumulator: Accumulator | Gathering | None = None
         self._pool = ChunkPool(self._settings.threads)
         # Version lines whose write failed after the version existed; written before anything else.
         self._owed: list[VersionRecord] = []
@@ -154,6 +155,8 @@ class Store:
             since_version_s=max(0.0, self._wall_clock() - book.version_at)
             if book.version_at
             else 0.0,
+            usual=tuple(book.usual),
+            held=tuple(book.held.values()),
         )
 
     def close(self) -> None:
@@ -376,8 +379,8 @@ class Store:
             run.spool.set_aside(key)
         return SpoolResult(key, accepted.bytes, math.nan, finite=False, problem=problem)
 
-    def quarantine(self, key: DeltaKey, reason: str) -> None:
-        """Take a pending delta out of the run: it is never merged, and kept aside for a person to look at.
+    def quarantine(self, key: DeltaKey, reason: str, *, held: bool = False) -> None:
+        """Take a pending delta out of the run: it is not merged, and kept aside for a person to look at; `held`: until it is released.
 
         When it is in the accumulator already, the accumulator is made again without it, from the spool.
         """
@@ -385,11 +388,21 @@ class Store:
         if key not in run.book.pending:
             raise StoreError(f"delta {key.text} is not pending, so it cannot be quarantined")
         with _disk(f"cannot quarantine delta {key.text}"):
-            self._record("quarantined", {**run.book.pending[key].to_fact(), "reason": reason})
+            fact = {**run.book.pending[key].to_fact(), "reason": reason}
+            self._record("quarantined", fact | {"held": True} if held else fact)
         if self._accumulator is not None:
             self._accumulator.remove(key)
         with suppress(OSError):  # recovery moves it if this does not
             run.spool.set_aside(key)
+
+    def release(self, key: DeltaKey) -> None:
+        """Let a delta that was quarantined as `held` wait to be merged again."""
+        run = self._open
+        if key not in run.book.held:
+            raise StoreError(f"delta {key.text} is not held, so it cannot be released")
+        with _disk(f"cannot release delta {key.text}"):
+            run.spool.bring_back(key)  # recovery undoes this where the line is missing
+            self._record("released", run.book.held[key].to_fact())
 
     # --- the outer step -----------------------------------------------------------------------------------
 
@@ -406,8 +419,11 @@ class Store:
         self._sum.add(key, weight)
 
     @property
-    def _sum(self) -> Accumulator:
-        if self._accumulator is None:
+    def _sum(self) -> Accumulator | Gathering:
+        rule = self._settings.rule
+        if self._accumulator is None and rule.by_rows:
+            self._accumulator = Gathering(self.manifest, self._open.spool, self._pool, rule)
+        elif self._accumulator is None:
             self._accumulator = Accumulator(
                 self.manifest, self._open.spool, self._pool, whole=self._settings.whole
             )
@@ -421,17 +437,23 @@ class Store:
     def commit(self, version: int, merged: Sequence[Merged], scale: float) -> Committed:
         """Make the next version out of the accumulator, which must hold exactly `merged`.
 
-        Average = scale * accumulator; of whole weights see `fsl_async.learn.outer`. StoreError: the current version and the accumulator are as they were.
+        Average = scale * accumulator, or what the rule of aggregation makes of the deltas; of whole weights see `fsl_async.learn.outer`. StoreError: the current version and the accumulator are as they were.
         """
         run, manifest = self._open, self.manifest
         self._check_commit(version, merged, scale)
         current = self._kept[run.book.version]
+        averages, used = self._averages(merged, scale)
         entries = []
         for one in merged:
             delta = run.book.pending[one.key]
             entries.append(
                 MergedEntry(
-                    one.key, delta.tokens, delta.steps, one.staleness, one.weight, delta.norm
+                    one.key,
+                    delta.tokens,
+                    delta.steps,
+                    one.staleness,
+                    one.weight if one.key in used else 0.0,
+                    delta.norm,
                 )
             )
         with (
@@ -454,8 +476,7 @@ class Store:
                     manifest,
                     current,
                     writer=writer,
-                    accumulator=self._sum.values,
-                    scale=scale,
+                    averages=averages,
                     settings=self._settings,
                 )
             self._doubtful = version
@@ -471,10 +492,22 @@ class Store:
                 update_bytes=done.update_bytes,
                 update_chunks=manifest.chunks,
                 update_norm=done.update_norm,
+                rule=self._settings.rule.name,
             )
             checkpoint = writer.publish(record, done.stored)
         self._sum.clear()
         return self._adopt(checkpoint)
+
+    def _averages(
+        self, merged: Sequence[Merged], scale: float
+    ) -> tuple[Iterator[NDArray[np.float32]], set[DeltaKey]]:
+        """What the round comes to, chunk by chunk, and the deltas that have a part in it."""
+        gathered = self._sum
+        if isinstance(gathered, Gathering):
+            with _disk("cannot read the deltas of the round"):
+                chosen = gathered.chosen()
+            return gathered.averages(chosen), {key for keys in chosen for key in keys}
+        return scaled(self.manifest, gathered.values, scale), {one.key for one in merged}
 
     def _check_commit(self, version: int, merged: Sequence[Merged], scale: float) -> None:
         book = self._open.book

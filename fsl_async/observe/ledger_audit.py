@@ -85,6 +85,8 @@ class _Count:
                 self.accepted[key] = int(fact["tokens"])
             case "quarantined":
                 self.quarantined.add(str(fact["key"]))
+            case "released":
+                self.quarantined.discard(str(fact["key"]))
             case "version":
                 self.add_version(fact)
             case "rollback":

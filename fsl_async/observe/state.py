@@ -15,6 +15,7 @@ seconds since 1970) or as the argument `now`.
     event  DeltaOffered           the same, of a client that is gone before its next heartbeat
     event  DeltaStored, Served    bytes, raw (4 for each value) and as they were sent
     effect Tell Call or Turn, Note with `called`; event CallSkipped                    round and participation
+    effect Quarantine, Release    what is held back
     effect Accumulate, Commit; event VersionCommitted                          what is pending, merging, merged
     event  ClientLeft             client is gone
     note   VersionFound           what a version that is on disk has merged, where the last process died before it could say so
@@ -92,6 +93,8 @@ class RunState:
     news: deque[News] = field(factory=lambda: deque(maxlen=MAX_NEWS))
     account: Account = field(factory=Account)
     garbage: int = 0
+    held: dict[str, str] = field(factory=dict)
+    """Deltas that are kept out for now, and why."""
     lines_odd: int = 0
     _pending: dict[str, int] = field(factory=dict, init=False)  # key -> tokens
     _merging: dict[str, int] = field(factory=dict, init=False)
@@ -242,6 +245,9 @@ class RunState:
         self._pending.clear()  # an Accumulate follows for each that is pending
         self._merging.clear()
         pending = line.get("pending", [])
+        held = line.get("held", [])
+        keys = {str(entry["key"]) for entry in held} if isinstance(held, list) else set(self.held)
+        self.held = {key: self.held.get(key, "held back before the restart") for key in keys}
         self._again.clear()
         self._uncounted.clear()
         for entry in pending if isinstance(pending, list) else []:
@@ -422,6 +428,14 @@ class RunState:
             elif message.get("code") != "later":
                 self.clients[peer].deltas_refused += 1
 
+    def _quarantined(self, line: Line) -> None:
+        """Of a delta that is kept out for good its client is told, which counts it."""
+        if line.get("held"):
+            self.held[str(line["key"])] = str(line["reason"])
+
+    def _released(self, line: Line) -> None:
+        self.held.pop(str(line["key"]), None)
+
     def _note(self, line: Line) -> None:
         text, facts = str(line.get("text", "")), line.get("facts") or {}
         if "called" in facts:
@@ -563,6 +577,8 @@ _HANDLERS: dict[str, Callable[[RunState, Line], None]] = {
     "DeltaStored": RunState._stored,
     "Served": RunState._served,
     "Accumulate": RunState._accumulate,
+    "Quarantine": RunState._quarantined,
+    "Release": RunState._released,
     "Commit": RunState._commit,
     "CommitFailed": RunState._commit_failed,
     "VersionCommitted": RunState._committed,

@@ -16,6 +16,7 @@ from fsl_async.roles.ending import Ending
 from fsl_async.roles.ps_state import EXIT_FAILED, Member, Phase, ServerRules
 from fsl_async.roles.publishing import Publishing
 from fsl_async.roles.round import ArrivalHistory, Round, Verdict
+from fsl_async.roles.screening import Screen
 from fsl_async.roles.serving import Serving
 from fsl_async.roles.triggers import trigger_named
 from fsl_async.roles.words import here_of
@@ -33,6 +34,7 @@ class Conductor:
         )
         self.round: Round | None = None
         self.history = ArrivalHistory()
+        self.screen = Screen(rules.guard)
         self.failures = 0
         self.ending = Ending(rules.drain_s, rules.stalled_s, rules.drain_cap_s)
         self.deadlines = Deadlines()
@@ -122,14 +124,7 @@ class Conductor:
         if verdict.action in {"next", "pass"}:
             return self._next_turn(verdict, now)
         if verdict.action == "merge":
-            facts: dict[str, int | float | str] = {
-                "round": self.round.number,
-                "called": self.round.called,
-                "answered": self.round.contributors(),
-                "seconds": round(now - self.round.called_at, 3),
-            }
-            note = do.Note(f"round {self.round.number}: {verdict.reason}", facts=facts)
-            return [note, *self._commit()]
+            return self._merge(verdict, now)
         if verdict.action == "close":
             return self._close(verdict.reason, now)
         if verdict.until is not None:
@@ -145,6 +140,19 @@ class Conductor:
         here = {name: member.incarnation for name, member in self.members.items()}
         text = f"round {self.round.number} stays open: {verdict.reason}"
         return [do.Note(text, "warning"), *self._tell_call(self.round.recall(here))]
+
+    def _merge(self, verdict: Verdict, now: float) -> list[Effect]:
+        assert self.round is not None
+        if self._too_few():
+            return self._close(self._too_few(), now)
+        facts: dict[str, int | float | str] = {
+            "round": self.round.number,
+            "called": self.round.called,
+            "answered": self.round.contributors(),
+            "seconds": round(now - self.round.called_at, 3),
+        }
+        note = do.Note(f"round {self.round.number}: {verdict.reason}", facts=facts)
+        return [note, *self._commit()]
 
     def _next_turn(self, verdict: Verdict, now: float) -> list[Effect]:
         """Let the next one have its turn, or let the turn of the one before pass."""
@@ -170,6 +178,16 @@ class Conductor:
         self._round_over()
         self.phase = Phase.READY
         return [do.Note(text), *self._settle_down(now)]
+
+    def _too_few(self) -> str:
+        """What is missing for the rule of aggregation, or nothing."""
+        clients, least = self.deltas.clients_pending, self.rules.least_clients
+        if clients >= least:
+            return ""
+        return (
+            f"{self.rules.aggregation} needs deltas of {least} clients, there are {clients};"
+            " what is there waits for the next round"
+        )
 
     def _commit(self) -> list[Effect]:
         self.phase = Phase.MERGING
@@ -259,7 +277,7 @@ class Conductor:
 
     def _next_step(self, now: float) -> list[Effect]:
         self.deadlines.cancel("drain")
-        if self.ending.last_round_over and self.deltas.pending:
+        if self.ending.last_round_over and self.deltas.pending and not self._too_few():
             return self._commit()  # stored while the last one was merged: acknowledged is merged
         return self._finish() if self.ending.last_round_over else self._call(now)
 

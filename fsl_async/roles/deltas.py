@@ -64,11 +64,25 @@ class DeltaBook:
         """The merge failed before it was durable; everything is pending again (and still in the accumulator)."""
         self.merging = ()
 
+    @property
+    def clients_pending(self) -> int:
+        """How many clients have something that waits to be merged."""
+        return len({key.client for key in self.pending})
+
     def settle(self, key: DeltaKey, outcome: str) -> None:
         """Note the outcome of a delta."""
         last = self.settled.get(key.client)
         if last is None or (last.incarnation, last.sequence) <= (key.incarnation, key.sequence):
             self.settled[key.client] = Settled(key.incarnation, key.sequence, outcome)
+
+    def unsettle(self, key: DeltaKey) -> None:
+        """What was said of a delta holds no longer, unless its client has gone on since."""
+        last = self.settled.get(key.client)
+        if last is not None and (last.incarnation, last.sequence) == (
+            key.incarnation,
+            key.sequence,
+        ):
+            del self.settled[key.client]
 
     def settled_as(self, key: DeltaKey) -> str | None:
         """Return "merged", "quarantined", "superseded" (of an earlier life), or None: not settled."""
@@ -124,9 +138,9 @@ class DeltaBook:
         """
         return max(0, self.version + (1 if self.merging else 0) - key.base)
 
-    def acknowledge(self, key: DeltaKey, tokens: int, steps: int) -> Accumulate:
-        """Book a durable delta for the next free merge and say how it enters the accumulator."""
+    def acknowledge(self, key: DeltaKey, tokens: int, steps: int, clip: float = 1.0) -> Accumulate:
+        """Book a durable delta for the next free merge and say how it enters the accumulator; `clip` lowers its weight."""
         staleness = self.staleness(key)
-        weight = self.weighting.weight(Contribution(tokens, steps, staleness))
+        weight = clip * self.weighting.weight(Contribution(tokens, steps, staleness))
         self.pending[key] = MergedDelta(key, tokens, steps, staleness, weight)
         return Accumulate(key, weight)

@@ -48,6 +48,7 @@ from fsl_async.learn.weighting import Weighting
 from fsl_async.roles.answers import Answers, Objection
 from fsl_async.roles.conducting import Conductor
 from fsl_async.roles.ps_state import EXIT_FAILED, Member, Phase, ServerRules
+from fsl_async.roles.screening import Held
 from fsl_async.roles.words import counted
 
 __all__ = ["EXIT_FAILED", "Member", "Phase", "ServerMachine", "ServerRules"]
@@ -60,7 +61,7 @@ class ServerMachine(Conductor):
         super().__init__(rules, weighting)
         self.run = run
         self.tokens_total = 0
-        self.answers = Answers(self.members, self.deltas, self._too_late)
+        self.answers = Answers(self.members, self.deltas, self._too_late, self.screen)
         self._handlers: dict[type[ev.Event], Callable[[Any, float], list[Effect]]] = {
             ev.Recovered: self._recovered,
             ev.TimerFired: self._timers,
@@ -123,7 +124,18 @@ class ServerMachine(Conductor):
             self.deadlines.set("linger", now + self.rules.drain_s)
         waiting = counted(len(event.pending), "delta")
         text = f"continuing at version {event.version} with {waiting} still to be merged"
-        again = [self.deltas.acknowledge(d.key, d.tokens, d.steps) for d in event.pending]
+        held = (Held(d.key, d.tokens, d.steps, d.norm) for d in event.held)
+        self.screen.recovered(event.norms, event.tokens, held)
+        self.screen.known_since(
+            [*self.deltas.settled, *(d.key.client for d in event.pending)],
+            now - event.since_version_s,
+        )
+        # The order of booking is that of the ledger, so the same is kept out as before the end of the last process.
+        again = [
+            effect
+            for d in event.pending
+            for effect in self.answers.book(Held(d.key, d.tokens, d.steps, d.norm), now)
+        ]
         return [do.Note(text), *again]
 
     def _hello(self, event: ev.ClientHello, now: float) -> list[Effect]:
@@ -133,6 +145,7 @@ class ServerMachine(Conductor):
         if event.run and event.run != self.run:
             text = f"this is run {self.run}, but {peer} is in run {event.run}: restart the client to join this one"
             return [do.Refuse(peer, "run", text)]
+        self.screen.came(peer, now)
         former = self.members.get(peer)
         self.members[peer] = Member(event.incarnation)
         self.serving.forget(peer)
@@ -224,7 +237,7 @@ class ServerMachine(Conductor):
         if limit is not None and not self.ending.asked:
             self._begin_end(limit, now)
         told = self.serving.announce() if self.trigger.tells_all else []
-        return [*told, *self._settle_down(now)]
+        return [*told, *self.answers.look_again(now), *self._settle_down(now)]
 
     # --- rounds ---
 
@@ -252,7 +265,7 @@ class ServerMachine(Conductor):
     # --- deltas ---
 
     def _delta_offered(self, event: ev.DeltaOffered, now: float) -> list[Effect]:
-        effects, settled = self.answers.offered(event)
+        effects, settled = self.answers.offered(event, now)
         return [*effects, *self._answered(event, now)] if settled else effects
 
     def _too_late(self, event: ev.DeltaOffered) -> Objection:
@@ -264,7 +277,7 @@ class ServerMachine(Conductor):
         return self.trigger.objection(event, self.round)
 
     def _delta_stored(self, event: ev.DeltaStored, now: float) -> list[Effect]:
-        return self.answers.stored(event) + self._answered(event, now)
+        return self.answers.stored(event, now) + self._answered(event, now)
 
     def _stream_lost(self, event: ev.StreamLost, now: float) -> list[Effect]:
         if event.peer == self.publishing.name and self.version < 0:

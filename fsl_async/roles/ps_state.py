@@ -7,6 +7,7 @@ import enum
 from attrs import field, frozen, mutable
 
 from fsl_async.roles.round import RoundRules
+from fsl_async.roles.screening import GuardRules
 
 EXIT_FAILED = 1
 LEAST_RETRY_CAP_S = 10.0
@@ -29,6 +30,9 @@ class ServerRules:
     stalled_s: float = 60.0
     drain_cap_s: float = 3600.0
     keep_versions: int = 3
+    guard: GuardRules = field(factory=GuardRules)
+    least_clients: int = 1  # whose deltas the rule of aggregation needs
+    aggregation: str = "mean"
 
     @property
     def retry_s(self) -> float:

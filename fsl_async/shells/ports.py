@@ -88,6 +88,14 @@ class Store(Protocol):
         """Check the delta, make it durable, enter it into the ledger."""
         ...
 
+    def quarantine(self, key: DeltaKey, reason: str, *, held: bool = False) -> None:
+        """Keep a durable delta out of the run."""
+        ...
+
+    def release(self, key: DeltaKey) -> None:
+        """Let a held delta wait again."""
+        ...
+
     def accumulate(self, key: DeltaKey, weight: float) -> None:
         """Add a spooled delta to the accumulator."""
         ...

@@ -27,6 +27,7 @@ from fsl_async.shells.moves import Moves
 from fsl_async.shells.ports import Listener, Store
 from fsl_async.shells.shards import Shards
 from fsl_async.shells.wire import Hello, Welcome, early_bytes, version_stream
+from fsl_transport.buckets import Bucket, Rate
 
 
 @frozen
@@ -130,6 +131,7 @@ class ServerShell:
         self._after_commit = after_commit
         self._count_chunk = count
         self._shards = Shards(facts.shards)
+        self._refusals = Bucket(Rate(0.2, 10.0), scheduler.time())  # of which people are told
         self._incarnations: dict[str, int] = {}
         self._fetching: dict[
             str, int
@@ -165,6 +167,8 @@ class ServerShell:
             do.ReceiveDelta: self._receive_delta,
             do.Serve: self._serve,
             do.Accumulate: self._accumulate,
+            do.Quarantine: self._quarantine,
+            do.Release: lambda e, _: self._store_job(lambda: self.store.release(e.key)),
             do.Commit: self._commit,
         }
 
@@ -178,8 +182,12 @@ class ServerShell:
             # and have every delta refused as one of a former life.
             self.endpoint.remember(name, incarnation)
         pending = tuple(
-            ev.PendingDelta(delta.key, delta.tokens, delta.steps, delta.round, delta.bytes)
-            for delta in recovered.pending
+            ev.PendingDelta(d.key, d.tokens, d.steps, d.round, d.bytes, d.norm)
+            for d in recovered.pending
+        )
+        held = tuple(
+            ev.PendingDelta(d.key, d.tokens, d.steps, d.round, d.bytes, d.norm)
+            for d in recovered.held
         )
         settled: Mapping[DeltaKey, str] = recovered.settled
         self.node.feed(
@@ -192,6 +200,9 @@ class ServerShell:
                 recovered.tokens_total,
                 recovered.served_s,
                 recovered.since_version_s,
+                tuple(d.norm for d in recovered.usual),
+                tuple(d.tokens for d in recovered.usual),
+                held,
             )
         )
 
@@ -394,7 +405,8 @@ class ServerShell:
             f"all {self.facts.shards} data shards are taken (by {holders}): start this client again under one of these names,"
             " or set data.shards (or sync.clients) higher at the server"
         )
-        self._say(do.Note(f"{peer} is refused: {text}", "warning"))
+        if self._refusals.take(self._scheduler.time()):  # strangers must not write the log
+            self._say(do.Note(f"{peer} is refused: {text}", "warning"))
         self.endpoint.refuse(peer, "shards", text)
         self.node.feed(ev.ClientLeft(peer, effect.incarnation, "no data shard"))
 
@@ -543,6 +555,13 @@ class ServerShell:
             lambda _: None,
             self._broken_store,
         )
+
+    def _quarantine(self, effect: do.Quarantine, number: int) -> None:
+        self._store_job(lambda: self.store.quarantine(effect.key, effect.reason, held=effect.held))
+
+    def _store_job(self, job: Callable[[], None]) -> None:
+        """In order with what is accumulated and committed. Where the ledger cannot be written, the run ends as it stands."""
+        self.worker.submit(job, lambda _: None, self._broken_store)
 
     def _broken_store(self, error: Exception) -> None:
         # An acknowledged delta cannot be read back: going on would make a version without it.

@@ -172,6 +172,14 @@ class CountingStore:
         )
         return SpoolResult(key, CHUNKS * 8, float(spool.tokens), finite=True)
 
+    def quarantine(self, key: DeltaKey, reason: str, *, held: bool = False) -> None:
+        """The simulator's servers keep nothing out."""
+        raise NotImplementedError
+
+    def release(self, key: DeltaKey) -> None:
+        """As `quarantine`."""
+        raise NotImplementedError
+
     def accumulate(self, key: DeltaKey, weight: float) -> None:
         """Add a delta to the accumulator, which dies with the process."""
         assert key in self.disk.pending, "only a durable delta may be accumulated"

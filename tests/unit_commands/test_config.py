@@ -25,9 +25,7 @@ from fsl_async.errors import ConfigError
 from fsl_async.setting_rules import SettingError
 from fsl_async.settings import TABLES
 
-TABLE_LIST = (
-    "run, listen, sync, outer, codec, session, transfer, data, model, train, checkpoint, split"
-)
+TABLE_LIST = "run, listen, sync, guard, outer, codec, session, transfer, data, model, train, checkpoint, split"
 
 
 @pytest.fixture
@@ -128,7 +126,7 @@ GOLDEN = [
     ('[checkpoint]\nup = "e4m3"', "checkpoint.up: unknown key, did you mean codec.up?"),
     (
         "[outer]\nzzzzzzz = 4",
-        "outer.zzzzzzz: unknown key, [outer] has learning_rate, momentum, optimizer",
+        "outer.zzzzzzz: unknown key, [outer] has aggregation, byzantine, learning_rate, momentum, optimizer",
     ),
     ('[sync]\n"a\\u001b[1m" = 1', None),
     ("sync = 5", "sync: expected a table, got 5"),
@@ -259,7 +257,10 @@ def test_defaults_are_the_documented_ones():
         }
         | {"first_grace_s": 60.0, "weighting": "tokens", "max_staleness": 4}
         | {"staleness_exponent": 0.5, "clients": 3, "min_clients": 1},
-        "outer": {"optimizer": "nesterov", "learning_rate": 0.7, "momentum": 0.9},
+        "guard": {"clip_norm": 0.0, "clip_median": 0.0, "outlier_median": 0.0, "least": 5}
+        | {"release": False, "max_tokens_per_s": 0.0, "max_tokens_median": 0.0},
+        "outer": {"optimizer": "nesterov", "learning_rate": 0.7, "momentum": 0.9}
+        | {"aggregation": "mean", "byzantine": 1},
         "codec": {
             "up": "uniform",
             "down": "uniform",

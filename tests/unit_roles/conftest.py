@@ -94,9 +94,9 @@ class ServerDriver:
         event = ev.DeltaOffered(peer or key.client, stream, key, digest, tokens, steps, number)
         return self.feed(event)
 
-    def store(self, key, *, tokens=8, steps=2, number=None, problem=None, after_s=0.0):
+    def store(self, key, *, tokens=8, steps=2, number=None, problem=None, after_s=0.0, norm=1.0):
         number = self.machine.version if number is None else number
-        event = ev.DeltaStored(key.client, key, tokens, steps, number, 99, 1.0, problem)
+        event = ev.DeltaStored(key.client, key, tokens, steps, number, 99, norm, problem)
         return self.feed(event, after_s)
 
     def hold(self, peer, version, digest=None):
