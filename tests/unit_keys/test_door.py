@@ -136,9 +136,9 @@ def test_a_list_that_is_broken_at_the_start_is_an_error(folder, tmp_path):
 def test_a_torn_line_of_names_is_cut_off_and_a_damaged_one_is_named(tmp_path):
     """A crash tears the last line only; anything else is damage, and guessing would give names away."""
     path = tmp_path / "names.txt"
-    path.write_text(f"a {A}\nb {B[:7]}")
+    path.write_text(f"a {A}\n{'b' * 60} {B[:-1]}")
     names = NameHolders(path)
-    assert (names.get("a"), names.get("b")) == (A, "")
+    assert (names.get("a"), names.get("b" * 60)) == (A, "")
     names.hold("b", C)
     assert path.read_text() == f"a {A}\nb {C}\n"
     assert NameHolders(path).get("b") == C

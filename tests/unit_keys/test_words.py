@@ -43,6 +43,7 @@ def test_the_line_that_trusts_a_key_survives_a_shell():
     ):
         words = shlex.split(line.partition("keys trust ")[2])
         assert words[:2] == [key, "--name"]
+        assert shlex.quote(key) in line
     assert "192.0.2.1" in at_server(failed, INVITE, "")
     assert at_server(failed, INVITE, " --keys /k").endswith("--keys /k")
 

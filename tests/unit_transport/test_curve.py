@@ -168,6 +168,35 @@ def test_an_unknown_key_is_told_at_both_ends_and_comes_in_once_it_is_trusted():
     run(main())
 
 
+def test_an_owner_that_fails_does_not_shut_the_door():
+    """The handler answers for everybody: a bug in what is printed about one stranger must not keep the sites out."""
+
+    async def main():
+        problems, got = [], []
+        asyncio.get_running_loop().set_exception_handler(
+            lambda _loop, context: problems.append(context["exception"])
+        )
+
+        def broken(_failed):
+            raise ZeroDivisionError
+
+        server, good, bad = KeyPair.new(), KeyPair.new(), KeyPair.new()
+        curve = ListenerCurve(server, {good.public}.__contains__)
+        listener = ZmqListener("127.0.0.1:0", None, curve, broken)
+        listener.set_receiver(lambda *message: got.append(message))
+        address = f"127.0.0.1:{listener.port}"
+        stranger = ZmqDialer(address, "s", None, DialerCurve(bad, server.public))
+        await until(lambda: problems)
+        dialer = ZmqDialer(address, "c", None, DialerCurve(good, server.public))
+        dialer.send("", 0, [b"hello"])
+        await until(lambda: got)
+        assert isinstance(problems[0], ZeroDivisionError)
+        for link in (stranger, dialer, listener):
+            await link.aclose()
+
+    run(main())
+
+
 def test_another_server_key_is_told_at_both_ends():
     """An invite of another server, or somebody in the middle: libzmq itself says nothing (pyzmq #1706)."""
 

@@ -22,6 +22,7 @@ A dialer whose connection failed with FAILED_AUTH or FAILED_PROTOCOL is dead to 
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import re
 import struct
@@ -184,7 +185,11 @@ class ZapHandler:
             answer, failed = answer_zap(request, self._allows)
             await self._socket.send_multipart(answer)
             if failed is not None:
-                self._tell(failed)
+                try:
+                    self._tell(failed)
+                except Exception as error:  # noqa: BLE001 - the owner's bug must not shut the door for everybody
+                    context = {"message": "a handler of fsl_transport failed", "exception": error}
+                    asyncio.get_running_loop().call_exception_handler(context)
 
     def close(self) -> None:
         """Let nobody in any more."""
