@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING, Any
 
 from fsl_async import address as addresses
@@ -83,7 +84,7 @@ def join_line(server: str, host: str, port: int) -> str:
 
     reach = addresses.reachable_host(host)
     place = evolve(addresses.parse(server), host=reach, port=port)
-    return f"{program()} --role client --name SITE --data PATH {place.fsl}"
+    return f"{program()} --role client --name SITE --data PATH {shlex.quote(place.fsl)}"
 
 
 def doors_of(server: str, listen: str, also: tuple[str, ...], *, insecure: bool) -> list[Door]:
