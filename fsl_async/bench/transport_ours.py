@@ -9,6 +9,7 @@ from typing import Any
 
 import fsl_transport as tp
 from fsl_async.bench.transport_peer import Meter, Task, say
+from fsl_transport.curve import DialerCurve, KeyPair, ListenerCurve
 from fsl_transport.loop import run as run_loop
 from fsl_transport.zmq_link import ZmqDialer, ZmqListener
 
@@ -80,19 +81,24 @@ class End:
         """Until the time is over, or the other side is gone."""
         task = self.task
         loop = asyncio.get_running_loop()
-        settings = tp.TransportSettings()
+        settings = tp.TransportSettings(
+            stripes_first=task.stripes or 1, stripes_limit=task.stripes or tp.STRIPES_LIMIT
+        )
         listens = task.sends == task.down
+        keys = KeyPair(*task.keys) if task.keys is not None else None
         if listens:
-            link = ZmqListener(f"{task.address}:{task.port}", settings)
+            allowed = ListenerCurve(keys, lambda _key: True) if keys else None
+            link = ZmqListener(f"{task.address}:{task.port}", settings, allowed)
             self.endpoint = tp.ListenerEndpoint(
                 link, loop, settings, self.take, "server", incarnation=1
             )
             say(port=link.port)
         else:
+            curve = DialerCurve(KeyPair.new(), keys.public) if keys else None
+            dialer = ZmqDialer(f"{task.address}:{task.port}", "bench", settings, curve)
             self.endpoint = tp.DialerEndpoint(
-                ZmqDialer(f"{task.address}:{task.port}", "bench", settings),
-                loop, settings, self.take, "bench", incarnation=1,
-            )  # fmt: skip
+                dialer, loop, settings, self.take, "bench", incarnation=1
+            )
             self.endpoint.connect(dict)
         await self.ended.wait()
         if not task.sends:

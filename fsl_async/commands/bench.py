@@ -118,6 +118,10 @@ def _numbers(text: str, what: str, most: int) -> tuple[int, ...]:
 @click.option(
     "--stripes", default="1", show_default=True, help="Connections for bulk; auto: chosen by measurement."
 )  # fmt: skip
+@click.option(
+    "--curve", default="off", show_default=True, type=click.Choice(["off", "on", "both"]),
+    help="Encrypted connections.",
+)  # fmt: skip
 @click.option("--down", is_flag=True, help="From the listener to the dialer.")
 @click.option("--congestion", default="cubic", show_default=True, help="Of both sites, with --net.")
 @click.option("--rounds", default=3, show_default=True, type=click.IntRange(1, 100))
@@ -143,6 +147,7 @@ def transport(
     net: str | None,
     chunks: str,
     stripes: str,
+    curve: str,
     down: bool,
     congestion: str,
     rounds: int,
@@ -163,6 +168,7 @@ def transport(
     settings = TransportBenchSettings(
         chunks_bytes=tuple(one * 1024 for one in _numbers(chunks, "--chunks", 2048)),
         stripes=_numbers(stripes, "--stripes", 64),
+        curve={"off": (False,), "on": (True,), "both": (False, True)}[curve],
         net=tuple(net.split(",")) if net else (),
         congestion=congestion,
         down=down,

@@ -167,7 +167,7 @@ def message_seeds():
         pack(frames.BEAT, SESSION, 4, True, {"loss": 2.5, "step": 4}),
         pack(frames.ACK, SESSION, 3, False),
         pack(frames.BYE, SESSION, "done"),
-        msgpack.packb([pack(frames.CHUNK, SESSION, 1, 0, 7), b"payload"]),
+        msgpack.packb([pack(frames.CHUNK, SESSION, 1, 0, 7, 0, 7, 0, 1, True), b"payload"]),
     ]
     for op in ((2, 1, 0, 0, 0, 99), (3, 1, "no"), (4, 1, 100, 2), (5, 1), (6, 1, "x"), (7, 1, "x")):
         heads.append(pack(frames.DATA, SESSION, 1, 0, *op))
@@ -269,12 +269,16 @@ class Loopback:
     """A link that a test speaks through: what is sent is kept by name."""
 
     address = "mem://ps"
+    stripes_limit = 1
 
     def __init__(self):
         self.sent = {HONEST: [], CROOK: []}
         self.receive = None
 
-    def send(self, peer, lane, parts, origin=b""):
+    def open_stripes(self, count):
+        pass
+
+    def send(self, peer, lane, parts, origin=b"", stripe=0):
         self.sent.setdefault(peer, []).append([bytes(part) for part in parts])
 
     def set_receiver(self, receive):
@@ -410,14 +414,19 @@ def play(world, step):
         world.honest_message()
 
 
+def piece(payload):
+    """The whole first chunk of stream 1, as the first piece of stripe 0."""
+    return {"h": [frames.CHUNK, 0, 1, 0, 0, 0, len(payload), 0, 1, True], "p": payload}
+
+
 def server_seeds():
     said, metas = bodies()
     delta = metas[1] | {"key": f"{CROOK}/1/0/0", "base_digest": ""}
     attach = [frames.DATA, 0, 1, 0, frames.MESSAGE, said[0]]
     offer = [frames.DATA, 0, 2, 0, frames.OFFER, 1, f"delta:{CROOK}/1/0/0", 1, delta]
     made = [
-        [attach, offer, *({"h": [frames.CHUNK, 0, 1, 0, 0], "p": frame} for frame in coded()[:1])],
-        *([attach, offer, {"h": [frames.CHUNK, 0, 1, 0, 0], "p": one}] for one in coded()[1:]),
+        [attach, offer, *(piece(frame) for frame in coded()[:1])],
+        *([attach, offer, piece(one)] for one in coded()[1:]),
         [[frames.DATA, 0, n + 1, 0, frames.MESSAGE, body] for n, body in enumerate(said[:4])],
         [[frames.DATA, 0, 1, 0, frames.MESSAGE, said[1]], {"h": [frames.DATA, 0, 2, 1, 2, 1, 0, 0, 0, 1 << 40]}],
         [{"n": "new", "h": [frames.HELLO, frames.PROTOCOL_VERSION, 7, 1, "new", "client", said[-2]]}],
@@ -501,7 +510,7 @@ def client_seeds():
         metas[2] | {"kind": "full", "version": 0},
     ]
     zeros = encode(np.zeros(LINEAR, np.float32), CodecSpec())
-    chunk = {"h": [frames.CHUNK, 0, 1, 0, 0], "p": zeros}
+    chunk = piece(zeros)
     made = [
         [welcome, announce, offer, chunk, 5.0],
         [welcome, *([frames.DATA, 0, n + 1, 0, frames.MESSAGE, body] for n, body in enumerate(said[4:8]))],

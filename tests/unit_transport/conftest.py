@@ -42,6 +42,7 @@ def make_settings(unit_s=1.0, **changes):
         "ack_after_s": 0.5 * unit_s,
         "stall_s": 3 * unit_s,
         "window_bytes": 1 << 20,
+        "window_limit_bytes": 1 << 20,
         "chunk_limit_bytes": 1 << 18,
     }
     values.update(changes)
@@ -139,6 +140,7 @@ class World:
 
     unit_s = 1.0
     expire_units = 10
+    stripes = 1
     scheduler = None
 
     def __init__(self):
@@ -149,7 +151,9 @@ class World:
         return ""
 
     def settings(self):
-        return make_settings(self.unit_s, expire_after_s=self.expire_units * self.unit_s)
+        return make_settings(
+            self.unit_s, expire_after_s=self.expire_units * self.unit_s, stripes_first=self.stripes
+        )
 
     def listener(self, *, name="ps", incarnation=1, settings=None, seed=1):
         node = Node(self, name)
@@ -195,10 +199,11 @@ class MemWorld(World):
 
     kind = "mem"
 
-    def __init__(self, conditions=None, seed=7):
+    def __init__(self, conditions=None, seed=7, stripes=1):
         super().__init__()
         self.scheduler = VirtualScheduler()
-        self.network = MemNetwork(self.scheduler, seed, conditions or Conditions(delay_s=0.02))
+        conditions = conditions or Conditions(delay_s=0.02)
+        self.network = MemNetwork(self.scheduler, seed, conditions, stripes)
 
     def _listener_link(self, name):
         return self.network.listener(name)
@@ -508,8 +513,8 @@ def mem_world():
     """The world in memory, with chosen conditions."""
     made = []
 
-    def make(conditions=None, seed=7):
-        made.append(MemWorld(conditions, seed))
+    def make(conditions=None, seed=7, stripes=1):
+        made.append(MemWorld(conditions, seed, stripes))
         return made[-1]
 
     yield make

@@ -14,7 +14,6 @@ from fsl_transport.chunks import (
     RESUMES_LIMIT,
     ReceiveStream,
     SendStream,
-    Verdict,
 )
 from fsl_transport.credit import Granting, Spending
 
@@ -250,57 +249,120 @@ def test_sender_refuses_nonsense():
         stream.grant(10, 4)
 
 
-def test_receiver_takes_in_order_and_drops_the_rest():
-    """Old and repeated chunks are no news."""
-    stream = accepted()
-    assert stream.chunk(0, 0, 10, 1.0) is Verdict.WRITE
-    assert stream.chunk(0, 0, 10, 1.0) is Verdict.DROP
-    assert stream.chunk(0, 1, 10, 1.0) is Verdict.WRITE
-    assert stream.expected == 2
+def take(stream, round_, index, size, now):
+    """A whole chunk comes in one piece: the chunks to write, or None when it is not wanted."""
+    return stream.arrived(index) if stream.begin(round_, index, size, now) else None
 
 
-def test_a_gap_resumes_once():
-    """The chunks behind a lost one must not each cost a resume."""
+def test_receiver_writes_in_order_whatever_comes_first():
+    """Stripes overtake each other; old and repeated chunks are no news."""
     stream = accepted()
-    assert stream.chunk(0, 2, 10, 1.0) is Verdict.RESUME
-    assert stream.accept_fields() == (1, 1, 0, 0, 1000)
-    assert stream.chunk(0, 3, 10, 1.0) is Verdict.DROP
-    assert stream.chunk(1, 0, 10, 1.0) is Verdict.WRITE
-    assert stream.chunk(1, 2, 10, 1.0) is Verdict.RESUME
-    assert stream.accept_fields() == (1, 2, 1, 10, 1000)
+    assert take(stream, 0, 0, 10, 1.0) == [0]
+    assert take(stream, 0, 0, 10, 1.0) is None
+    assert take(stream, 0, 2, 10, 1.0) == []
+    assert take(stream, 0, 2, 10, 1.0) is None
+    assert take(stream, 0, 4, 10, 1.0) == []
+    assert take(stream, 0, 1, 10, 1.0) == [1, 2]
+    assert take(stream, 0, 3, 10, 1.0) == [3, 4]
+    assert stream.expected == 5
+    assert stream.credit.received == 50
+
+
+def test_a_chunk_has_one_size():
+    """Its room is reserved by what its first piece says."""
+    stream = accepted()
+    assert stream.begin(0, 0, 30, 1.0)
+    assert stream.begin(0, 0, 30, 1.0)
+    with pytest.raises(PeerError, match="30 bytes"):
+        stream.begin(0, 0, 31, 1.0)
 
 
 def test_an_old_round_still_helps():
     """On a slow line the chunk asked for again may be under way already."""
     stream = accepted()
     assert stream.handle_timer(10.0)
-    assert stream.chunk(0, 0, 10, 11.0) is Verdict.WRITE
+    assert take(stream, 0, 0, 10, 11.0) == [0]
+
+
+def test_every_piece_is_progress():
+    """A chunk that takes longer than the stall clock to cross a slow line must not be asked for again."""
+    stream = accepted()
+    for second in range(1, 100):
+        assert stream.begin(0, 0, 90, float(second))
+    assert not stream.handle_timer(105.0)
+    assert stream.handle_timer(109.0)
 
 
 def test_receiver_refuses_nonsense():
     """Chunks beyond the end, of a round that never was, or before the accept."""
     stream = accepted(chunks=3)
     with pytest.raises(PeerError):
-        stream.chunk(0, 3, 10, 1.0)
+        stream.begin(0, 3, 10, 1.0)
     with pytest.raises(PeerError):
-        stream.chunk(1, 0, 10, 1.0)
+        stream.begin(1, 0, 10, 1.0)
     with pytest.raises(PeerError):
-        ReceiveStream(1, 3, 10.0).chunk(0, 0, 10, 1.0)
+        ReceiveStream(1, 3, 10.0).begin(0, 0, 10, 1.0)
+
+
+def test_what_waits_for_its_turn_counts_as_well():
+    """A sender that leaves the first chunk out must not fill our memory with the others."""
+    stream = accepted(window=100)
+    assert take(stream, 0, 3, 60, 1.0) == []
+    assert not stream.begin(0, 2, 60, 1.0)
+    assert take(stream, 0, 0, 40, 1.0) == [0]
+    assert not stream.begin(0, 1, 1, 1.0)
+
+
+def test_a_window_grows_with_the_line_and_not_with_a_slow_writer():
+    """Credit that comes back late is no reason for more of it; a line with more bytes on it than the window is."""
+    stream = accepted(window=100, limit=50)
+    take(stream, 0, 0, 50, 1.0)
+    take(stream, 0, 1, 50, 1.0)
+    assert not stream.blocked(100, 1000)  # the writer holds all of it
+    assert stream.wrote(50, 1000, 1.0)
+    assert stream.wrote(50, 1000, 1.0)
+    assert stream.credit.limit == 200
+    assert stream.blocked(100, 1000)
+    assert stream.credit.limit == 300
+    assert not stream.blocked(200, 1000)  # said before it heard of the 300
+    assert stream.blocked(300, 1000)
+    assert stream.credit.limit == 500
+    for limit in (500, 900, 1100, 1100):
+        stream.blocked(limit, 1000)
+    assert stream.credit.limit == 1100  # 100 are written
+    take(stream, 0, 2, 50, 1.0)
+    stream.wrote(50, 60, 1.0)  # others came and share the budget
+    assert stream.credit.limit == 1100
+    assert not stream.blocked(1100, 60)
+
+
+def test_a_sender_knows_what_it_waits_for():
+    """Only the want of credit is told: not that of a source, nor of a line."""
+    stream = sending(limit=10)
+    assert not stream.is_starved
+    _, serial = stream.next_read()
+    assert not stream.is_starved
+    stream.delivered(serial, b"x" * 10)
+    assert not stream.is_starved
+    stream.take()
+    assert stream.is_starved
+    stream.grant(20, 1)
+    assert not stream.is_starved
 
 
 def test_bytes_beyond_the_credit_are_dropped():
     """A sender that ignores credit must not fill our memory."""
     stream = accepted(window=100)
-    assert stream.chunk(0, 0, 60, 1.0) is Verdict.WRITE
-    assert stream.chunk(0, 1, 60, 1.0) is Verdict.DROP
+    assert take(stream, 0, 0, 60, 1.0) == [0]
+    assert take(stream, 0, 1, 60, 1.0) is None
     assert stream.credit.pending == 60
 
 
 def test_complete_means_written():
     """DONE promises that every chunk is kept, not only that it came."""
     stream = accepted(chunks=2)
-    stream.chunk(0, 0, 10, 1.0)
-    stream.chunk(0, 1, 10, 1.0)
+    take(stream, 0, 0, 10, 1.0)
+    take(stream, 0, 1, 10, 1.0)
     stream.wrote(10, 1000, 1.0)
     assert not stream.is_complete
     stream.wrote(10, 1000, 1.0)
@@ -320,13 +382,13 @@ def test_the_stall_clock():
     assert stream.next_deadline() == 30.0
     assert stream.handle_timer(30.0)
     assert stream.next_deadline() == 70.0
-    assert stream.chunk(2, 0, 10, 50.0) is Verdict.WRITE
+    assert take(stream, 2, 0, 10, 50.0) == [0]
     assert stream.next_deadline() == math.inf  # our writer is busy
     stream.wrote(10, 1000, 60.0)
     # 50 s was a wait that ended well: from now on patience is twice that.
     assert stream.next_deadline() == 160.0
-    stream.chunk(2, 1, 10, 61.0)
-    stream.chunk(2, 2, 10, 61.0)
+    take(stream, 2, 1, 10, 61.0)
+    take(stream, 2, 2, 10, 61.0)
     stream.wrote(10, 1000, 62.0)
     stream.wrote(10, 1000, 62.0)
     assert stream.next_deadline() == math.inf
@@ -357,7 +419,7 @@ def test_lossy_bulk_lane(seed, sizes, loss, window, unwritten):
     sender, receiver = SendStream(1, len(data), unwritten), ReceiveStream(1, len(data), stall_s=5.0)
     receiver.accept(0, window, 100, now=0.0)
     sender.accept(*receiver.accept_fields()[1:])
-    got, writing, lane, control, now = [], [], [], [], 0.0
+    got, kept, writing, lane, control, now = [], {}, [], [], [], 0.0
     for _ in range(100_000):
         if receiver.is_complete:
             break
@@ -374,12 +436,11 @@ def test_lossy_bulk_lane(seed, sizes, loss, window, unwritten):
                 sender.delivered(wanted[1], data[wanted[0]])
         if lane:
             round_, index, payload = lane.pop(0)
-            verdict = receiver.chunk(round_, index, len(payload), now)
-            if verdict is Verdict.WRITE:
-                got.append(payload)
-                writing.append(len(payload))
-            elif verdict is Verdict.RESUME:
-                control.append(receiver.accept_fields())
+            if receiver.begin(round_, index, len(payload), now):
+                kept[index] = payload
+                for ready in receiver.arrived(index):
+                    got.append(kept.pop(ready))
+                    writing.append(len(got[-1]))
         elif writing:
             size = writing.pop(0)
             if receiver.wrote(size, window, now):

@@ -173,7 +173,7 @@ def test_strangers_get_answers(world, pair):
     link.send("", Lane.CONTROL, [pack(frames.ACK, b"12345678", 0, False)])
     link.send("", Lane.CONTROL, [pack(frames.HELLO, 9, 5, 1, "future", "shape")])
     link.send("", Lane.CONTROL, [pack(frames.BYE, b"12345678", "x")])
-    link.send("", Lane.BULK, [pack(frames.CHUNK, b"12345678", 1, 0, 0), b"x"])
+    link.send("", Lane.BULK, [pack(frames.CHUNK, b"12345678", 1, 0, 0, 0, 1, 0, 1, True), b"x"])
     world.run(1)
     assert [type(message) for message in heard] == [frames.Unknown, frames.Refuse]
     assert heard[1].code == "protocol"
@@ -188,7 +188,7 @@ def test_protocol_mismatch_is_explained_to_the_dialer(world, monkeypatch):
     monkeypatch.undo()
     world.until(lambda: client.count(Refused))
     assert client.last(Refused).code == "protocol"
-    assert "protocol 3, the dialer 9" in client.last(Refused).text
+    assert f"protocol {frames.PROTOCOL_VERSION}, the dialer 9" in client.last(Refused).text
 
 
 def test_bad_bytes_cost_the_peer_its_session(world, pair):
@@ -244,7 +244,7 @@ def test_messages_on_the_wrong_lane(world, pair):
     client.link.send("", Lane.BULK, [beat])
     world.until(lambda: ps.count(PeerDown) == 1)
     world.until(lambda: client.count(PeerUp) == 2)
-    chunk = frames.pack((frames.CHUNK, b"12345678", 1, 0, 0), 1000)
+    chunk = frames.pack((frames.CHUNK, b"12345678", 1, 0, 0, 0, 1, 0, 1, True), 1000)
     client.link.send("", Lane.CONTROL, [chunk, b"x"])
     world.until(lambda: ps.count(PeerDown) == 2)
 

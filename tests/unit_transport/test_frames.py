@@ -27,7 +27,11 @@ GOOD = [
     ((frames.DATA, SESSION, 1, 0, frames.DONE, 1), frames.Data),
     ((frames.DATA, SESSION, 1, 0, frames.STOP, 1, "x"), frames.Data),
     ((frames.DATA, SESSION, 1, 0, frames.ABORT, 1, "x"), frames.Data),
+    ((frames.DATA, SESSION, 1, 0, frames.BLOCKED, 1, 99), frames.Data),
+    ((frames.DATA, SESSION, 1, 0, frames.STRIPES, 8), frames.Data),
     ((frames.ACK, SESSION, 3, False), frames.Ack),
+    ((frames.TAKEN, SESSION, 7, 3, 9), frames.Taken),
+    ((frames.PROBE, SESSION, 7, 4), frames.Probe),
     ((frames.BYE, SESSION, "done"), frames.Bye),
 ]
 KINDS = {
@@ -39,6 +43,8 @@ KINDS = {
     frames.Data: frames.DATA,
     frames.Ack: frames.ACK,
     frames.Bye: frames.BYE,
+    frames.Taken: frames.TAKEN,
+    frames.Probe: frames.PROBE,
 }
 
 
@@ -68,9 +74,9 @@ def test_every_message_comes_back(fields, kind):
 def test_a_chunk_keeps_its_payload_uncopied():
     """Bulk bytes must not be copied on the way through."""
     payload = memoryview(bytearray(1000))
-    head = frames.pack((frames.CHUNK, SESSION, 1, 0, 7), 100)
+    head = frames.pack((frames.CHUNK, SESSION, 1, 0, 7, 500, 1500, 3, 9, True), 100)
     message = parse(head, payload)
-    assert message == frames.Chunk(SESSION, 1, 0, 7, payload)
+    assert message == frames.Chunk(SESSION, 1, 0, 7, 500, 1500, 3, 9, True, payload)
     assert message.payload is payload
 
 
@@ -87,7 +93,12 @@ BAD = {
     "three frames": (raw(frames.UNKNOWN, SESSION), b"", b""),
     "payload where none belongs": (raw(frames.UNKNOWN, SESSION), b""),
     "data with a payload": (raw(frames.DATA, SESSION, 1, 0, frames.DONE, 1), b""),
-    "chunk without payload": (raw(frames.CHUNK, SESSION, 1, 0, 0),),
+    "chunk without payload": (raw(frames.CHUNK, SESSION, 1, 0, 0, 0, 1, 0, 1, True),),
+    "piece beyond its chunk": (raw(frames.CHUNK, SESSION, 1, 0, 0, 1, 2, 0, 1, True), b"ab"),
+    "empty piece": (raw(frames.CHUNK, SESSION, 1, 0, 0, 0, 2, 0, 1, True), b""),
+    "piece that asks by a number": (raw(frames.CHUNK, SESSION, 1, 0, 0, 0, 2, 0, 1, 1), b"ab"),
+    "probe with a payload": (raw(frames.PROBE, SESSION, 1, 1), b"x"),
+    "taken without a last": (raw(frames.TAKEN, SESSION, 1, 1),),
     "empty head": (b"",),
     "no array": (raw()[:0] + msgpack.packb({"a": 1}),),
     "empty array": (raw(),),
@@ -157,7 +168,7 @@ def test_limits_come_before_everything():
     head = frames.pack((frames.BYE, SESSION, "x" * 100), 1000)
     with pytest.raises(PeerError, match="over the limit"):
         parse(head, head=len(head) - 1)
-    chunk = frames.pack((frames.CHUNK, SESSION, 1, 0, 7), 100)
+    chunk = frames.pack((frames.CHUNK, SESSION, 1, 0, 7, 0, 5, 0, 1, True), 100)
     with pytest.raises(PeerError, match="over the limit"):
         parse(chunk, b"12345", chunk=4)
 

@@ -202,8 +202,10 @@ def test_early_chunks_of_all_together_are_bounded(memory, new_settings):
     for number, crook in enumerate(crooks):
         session = crook.endpoint._machine.session.identity
         for index in range(300):
-            head = frames.pack((frames.CHUNK, session, 1 + index % 3, 0, index), 200)
-            ps.link.take(f"crook-{number}", Lane.BULK, [head, b"" if index % 2 else bytes(2000)])
+            size = 0 if index % 2 else 2000
+            fields = (session, 1 + index % 3, 0, index, 0, size, 0, index + 1, False)
+            head = frames.pack((frames.CHUNK, *fields), 200)
+            ps.link.take(f"crook-{number}", Lane.BULK, [head, bytes(size)])
         assert ps.endpoint.early_held_bytes <= min(total, 60_000 * (number + 1))
     assert ps.endpoint.early_held_bytes > total / 2
     for crook in crooks:

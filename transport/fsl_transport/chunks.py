@@ -1,18 +1,14 @@
 """One stream of numbered chunks, as two machines: what the sender does, what the receiver does.
 
-Control operations arrive reliably and in order (``session.py``); chunks travel on the bulk lane
-and may be lost, repeated and reordered. Nothing here keeps a copy of a chunk that was sent: what
-is asked for again is read again from the source. A transfer never fails for taking long.
+Control operations arrive reliably and in order (``session.py``); chunks travel in pieces over several connections, overtake each
+other, and may be lost and repeated. What a connection loses is sent again by ``stripes.py``; these machines decide what is read from
+the source, what the credit allows, what is written in which order, and mend what is left. A transfer never fails for taking long.
 
 Rules
-  * The receiver takes chunks in order only. ``index == expected`` is taken whatever its round;
-    everything else is dropped.
-  * A chunk of the *current* round with ``index > expected`` proves a loss: the receiver resumes,
-    that is, it sends ACCEPT again with ``round + 1``, the chunk it needs and the bytes it holds.
-    Chunks of older rounds prove nothing, they were on their way.
-  * When nothing came for ``stall_s`` while nothing waits to be written, the receiver resumes as
-    well and doubles its patience; the longest wait that ended well is remembered (times two), so
-    that a slow line is not filled with repetitions.
+  * The receiver writes chunks in order. What comes before its turn is kept, within the credit; what is there already is dropped.
+  * When nothing came for ``stall_s`` while nothing waits to be written, the receiver resumes: it sends ACCEPT again with
+    ``round + 1``, the chunk it needs and the bytes it holds, and doubles its patience; the longest wait that ended well is
+    remembered (times two), so that a slow line is not filled with repetitions. The sender reads from that chunk on again.
   * The sender reads one chunk ahead of its credit. A resume for the very chunk it is reading or
     holding does not start that reading again, so that a slow source gets on.
   * Early: a sender may send the first bytes of a stream with its OFFER, before it is accepted, as round 0 and
@@ -39,8 +35,9 @@ Sender     state     event                           -> state     effect
            any       abort                           -> (gone)    StreamFailed
 
 Receiver   OFFERED   accept                          -> TAKING    ACCEPT round 0
-           TAKING    expected chunk                  -> TAKING    write
-           TAKING    chunk beyond, current round     -> TAKING    ACCEPT round + 1
+           TAKING    piece, credit there             -> TAKING    kept
+           TAKING    expected chunk complete         -> TAKING    write it, and complete ones after it
+           TAKING    blocked, writer keeps up        -> TAKING    CREDIT, wider window
            TAKING    stall                           -> TAKING    ACCEPT round + 1
            TAKING    written                         -> TAKING    CREDIT, now and then
            TAKING    last chunk written              -> (gone)    DONE, StreamReceived
@@ -50,7 +47,6 @@ Receiver   OFFERED   accept                          -> TAKING    ACCEPT round 0
 
 from __future__ import annotations
 
-import enum
 import math
 from collections import deque
 from typing import Final
@@ -113,6 +109,16 @@ class SendStream:
     def is_accepted(self) -> bool:
         """Whether the receiver has said ACCEPT."""
         return self.round >= 0 and not self.early
+
+    @property
+    def is_starved(self) -> bool:
+        """Whether it is for want of credit that nothing is read."""
+        return (
+            self.credit.left <= 0
+            and self.next_chunk < self.chunks
+            and self.reading is None
+            and self.held is None
+        )
 
     def begin_early(self, limit: int) -> None:
         """Send up to ``limit`` bytes before the receiver accepts."""
@@ -246,14 +252,6 @@ class SendStream:
         return index, data
 
 
-class Verdict(enum.Enum):
-    """What to do with a chunk that came in."""
-
-    WRITE = "write"
-    DROP = "drop"
-    RESUME = "resume"
-
-
 class ReceiveStream:
     """The receiver's machine. Times are seconds of any one monotonic clock."""
 
@@ -262,8 +260,13 @@ class ReceiveStream:
         "_deadline",
         "_patience_s",
         "_pending",
+        "_ready",
+        "_sizes",
+        "_sizes_sum",
         "_stall_s",
         "_wait_s",
+        "_widened_at",
+        "_window_bytes",
         "chunks",
         "credit",
         "expected",
@@ -280,6 +283,13 @@ class ReceiveStream:
         self.written = 0
         self.credit = Granting(0, 0)
         self._pending = 0
+        self._sizes: dict[
+            int, int
+        ] = {}  # of chunks of which pieces are there, and that wait for others
+        self._sizes_sum = 0
+        self._ready: set[int] = set()  # those that are complete
+        self._window_bytes = 0
+        self._widened_at = 0  # the limit as of then
         self._advanced_at = 0.0
         self._deadline = math.inf
         self._stall_s = stall_s
@@ -292,6 +302,7 @@ class ReceiveStream:
         self.expected = chunk
         self.written = chunk
         self.credit = Granting(window_bytes, largest_chunk_bytes)
+        self._window_bytes = window_bytes
         self._advanced_at = now
         self._deadline = now + self._stall_s
 
@@ -310,36 +321,61 @@ class ReceiveStream:
             self.credit.limit,
         )
 
-    def chunk(self, round_: int, index: int, size: int, now: float) -> Verdict:
-        """A chunk came. After ``RESUME`` send ``accept_fields`` again."""
+    def begin(self, round_: int, index: int, size: int, now: float) -> bool:
+        """A piece of chunk ``index``, which has ``size`` bytes, came: whether it is wanted."""
         if index >= self.chunks or round_ > self.round:
             raise PeerError(f"chunk {index} of {self.chunks} in round {round_} of {self.round}")
-        if index == self.expected:
-            if not self.credit.fits(size):
-                return Verdict.DROP  # beyond its credit; the stall timer will set it right
-            waited = now - self._advanced_at
-            if waited > self._stall_s:
-                self._patience_s = max(self._patience_s, 2 * waited)
-            self._wait_s = self._patience_s
-            self._advanced_at = now
-            self._deadline = now + self._wait_s
+        if index < self.expected or index in self._ready:
+            return False
+        known = self._sizes.get(index)
+        if known is None:
+            if not self.credit.fits(self._sizes_sum + size):
+                return False  # beyond its credit; the stall timer will set it right
+            self._sizes[index] = size
+            self._sizes_sum += size
+        elif known != size:
+            raise PeerError(f"chunk {index} has {known} bytes, and then {size}")
+        waited = now - self._advanced_at
+        if waited > self._stall_s and not self._pending:
+            self._patience_s = max(self._patience_s, 2 * waited)
+        self._wait_s = self._patience_s
+        self._advanced_at = now
+        self._deadline = now + self._wait_s
+        return True
+
+    def arrived(self, index: int) -> list[int]:
+        """The last piece of a chunk came: the chunks that can be written now, in order."""
+        self._ready.add(index)
+        first = self.expected
+        while self.expected in self._ready:
+            self._ready.remove(self.expected)
+            size = self._sizes.pop(self.expected)
+            self._sizes_sum -= size
+            self.credit.receive(size)
             self.expected += 1
             self._pending += 1
-            self.credit.receive(size)
-            return Verdict.WRITE
-        if index > self.expected and round_ == self.round:
-            self.round += 1
-            self._deadline = now + self._wait_s
-            return Verdict.RESUME
-        return Verdict.DROP
+        return list(range(first, self.expected))
 
-    def wrote(self, size: int, window_bytes: int, now: float) -> bool:
-        """A chunk is written. True when a CREDIT should go out."""
+    def blocked(self, limit: int, window_limit_bytes: int) -> bool:
+        """The sender could send more. True when the limit was raised, because it is the line that the window is too small for."""
+        if limit < self._widened_at or self.credit.pending > self._window_bytes // 4:
+            return False  # it has not heard of the last time, or our writer is what everybody waits for
+        self._window_bytes = min(
+            2 * self._window_bytes, max(window_limit_bytes, self._window_bytes)
+        )
+        if not self.credit.widen(self._window_bytes):
+            return False
+        self._widened_at = self.credit.limit
+        return True
+
+    def wrote(self, size: int, window_limit_bytes: int, now: float) -> bool:
+        """A chunk is written. True when a CREDIT should go out. The window may have to shrink to what it may be now."""
         self._pending -= 1
         self.written += 1
         if self._pending == 0:  # from here on the sender is waited for, not the writer
             self._advanced_at = now
             self._deadline = now + self._wait_s
+        window_bytes = self._window_bytes = min(self._window_bytes, window_limit_bytes)
         return self.credit.consume(size, window_bytes) and self.expected < self.chunks
 
     @property

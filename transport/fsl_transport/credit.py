@@ -8,12 +8,18 @@ takes no new credit.
     Granting   consumed <= received <= limit;  limit = consumed + window, raised in steps of a
                quarter of the window, so that small chunks do not cost one grant each, but
                never so late that the largest chunk could not go (both sides would wait);
-               what is consumed is told at least once per largest chunk, because the sender
-               has a limit of its own for what is not
+               what is consumed is told as often also where the limit stays, because the sender
+               has a limit of its own for what is not; a window that the sender fills and the writer
+               does not is doubled (as receivers of QUIC do), up to what there is memory for
     Spending   sent <= limit; a resume sets sent back to what the receiver holds
 """
 
 from __future__ import annotations
+
+from typing import Final
+
+STEP_LIMIT_BYTES: Final = 8 * 1024 * 1024
+"""A window of any size is raised at least so often."""
 
 
 class Granting:
@@ -36,13 +42,21 @@ class Granting:
         """``size`` bytes came and wait to be written."""
         self.received += size
 
+    def widen(self, window_bytes: int) -> bool:
+        """Raise the limit to a wider window at once. True when it rose."""
+        target = self.consumed + window_bytes
+        if target <= self.limit:
+            return False
+        self.limit = target
+        return True
+
     def consume(self, size: int, window_bytes: int) -> bool:
         """``size`` bytes are written. True when that, or the limit, is to be told."""
         self.consumed += size
         target = self.consumed + window_bytes
-        step = min(window_bytes // 4, window_bytes - self.largest)
+        step = min(window_bytes // 4, window_bytes - self.largest, STEP_LIMIT_BYTES)
         rises = target > self.limit and target - self.limit >= step
-        if not rises and self.consumed - self._told < self.largest:
+        if not rises and self.consumed - self._told < max(self.largest, step):
             return False
         self.limit = max(self.limit, target)
         self._told = self.consumed

@@ -7,7 +7,7 @@ from typing import Any, Final, TypeAlias
 
 from fsl_transport import frames, session
 from fsl_transport.answers import SUPERSEDED, protocol_refusal, refusal_head, unknown_head
-from fsl_transport.endpoint_base import Endpoint, Peer, check_lane
+from fsl_transport.endpoint_base import BULK_MESSAGES, Endpoint, Peer, check_lane
 from fsl_transport.errors import LocalError, PeerError
 from fsl_transport.events import (
     Body,
@@ -18,7 +18,7 @@ from fsl_transport.events import (
     TransportEvent,
     Unreachable,
 )
-from fsl_transport.frames import Ack, Beat, Chunk, Data, Foreign, Hello
+from fsl_transport.frames import Ack, Beat, Data, Foreign, Hello
 from fsl_transport.gate import HelloGate, SpeechGate
 from fsl_transport.link import Buffer, Chance, Lane, Link, Scheduler, check_name, key_of
 from fsl_transport.session import DialerMachine, DialerState, ListenerMachine, ListenerState
@@ -193,8 +193,8 @@ class ListenerEndpoint(Endpoint):
             self._take_hello(name, message, origin, now)
         elif peer is None:
             self._answer_stranger(name, message, origin)
-        elif type(message) is Chunk:
-            self._handle_chunk(peer, message, now)
+        elif isinstance(message, BULK_MESSAGES):
+            self._handle_bulk(peer, message, now)
         elif not isinstance(message, Data | Beat | Ack) or self._may_speak(
             peer, message, len(parts[0]), now
         ):
@@ -337,6 +337,11 @@ class DialerEndpoint(Endpoint):
         self._drop_streams(self._peer)
         self._flush(self._peer)
 
+    def open_stripes(self, peer: Peer, count: int) -> bool:
+        """See ``Endpoint``: this side does."""
+        self._link.open_stripes(count)
+        return True
+
     def _find(self, peer: str) -> Peer | None:
         return None if self._machine.session is None else self._peer
 
@@ -356,8 +361,8 @@ class DialerEndpoint(Endpoint):
             self._violated(peer, str(error), now)
             self.rearm(peer, now)
             return
-        if type(message) is Chunk:
-            self._handle_chunk(peer, message, now)
+        if isinstance(message, BULK_MESSAGES):
+            self._handle_bulk(peer, message, now)
         else:
             self._handle(peer, message, now)
 

@@ -24,7 +24,7 @@ from fsl_transport.events import (
     PeerDown,
     TransportEvent,
 )
-from fsl_transport.frames import Beat, Chunk, Data
+from fsl_transport.frames import Beat, Chunk, Data, Probe, Taken
 from fsl_transport.gate import SpeechGate
 from fsl_transport.link import (
     Buffer,
@@ -40,18 +40,21 @@ from fsl_transport.link import (
 from fsl_transport.reliable import BeatDue, Session
 from fsl_transport.settings import TransportSettings
 from fsl_transport.streams import Streams, Transfer
+from fsl_transport.stripe_count import StripeCount
 
+BULK_MESSAGES: Final = (Chunk, Probe, Taken)
+"""What is about the bulk lane; TAKEN travels on the other one."""
 _CHUNK_HEAD_LIMIT: Final = 256
-_KNOWN_NAMES_PER_SESSION: Final = 4
 
 
 class Peer:
     """One peer: its machine, its streams while a session stands, its live heap entry.
 
-    ``origin`` is the connection that brought the HELLO it was admitted for; a dialer's is empty.
+    ``origin`` is the connection that brought the HELLO it was admitted for; a dialer's is empty. ``count`` is what was
+    learned about the line to it; it outlives the session.
     """
 
-    __slots__ = ("armed_at", "machine", "name", "origin", "speech", "streams")
+    __slots__ = ("armed_at", "count", "machine", "name", "origin", "speech", "streams")
 
     def __init__(self, name: str, machine: Any) -> None:
         self.name = name
@@ -59,6 +62,7 @@ class Peer:
         self.machine = machine
         self.streams: Streams | None = None
         self.speech: SpeechGate | None = None
+        self.count: StripeCount | None = None
         self.armed_at = math.inf
 
 
@@ -217,10 +221,19 @@ class Endpoint:
         self._flush(peer)
         self.rearm(peer, now)
 
-    def send_chunk(self, peer: Peer, head: bytes, payload: Buffer) -> None:
-        """Send one chunk on the bulk lane."""
+    def send_bulk(self, peer: Peer, stripe: int, frames: Sequence[Buffer]) -> None:
+        """Send one message on a connection of the bulk lane."""
         if not self._closed:
-            self._link.send(peer.name, Lane.BULK, (head, payload), peer.origin)
+            self._link.send(peer.name, Lane.BULK, frames, peer.origin, stripe)
+
+    def send_head(self, peer: Peer, head: bytes) -> None:
+        """Send one message on the control lane, of which nothing depends on its arrival."""
+        if not self._closed:
+            self._link.send(peer.name, Lane.CONTROL, (head,), peer.origin)
+
+    def open_stripes(self, peer: Peer, count: int) -> bool:
+        """Have so many connections for bulk. False where the other side opens them."""
+        return False
 
     def rearm(self, peer: Peer, now: float) -> None:
         """See to it that the timer fires no later than the peer's next deadline."""
@@ -260,7 +273,11 @@ class Endpoint:
 
     def _peer_streams(self, peer: Peer) -> Streams:
         if peer.streams is None:
-            peer.streams = Streams(self, peer, peer.name, peer.machine.session.identity)
+            if peer.count is None:
+                limit = min(self.settings.stripes_limit, self._link.stripes_limit)
+                peer.count = StripeCount(self.settings.stripes_first, limit)
+            identity = peer.machine.session.identity
+            peer.streams = Streams(self, peer, peer.name, identity, peer.count)
         return peer.streams
 
     def _arm_timer(self, when: float) -> None:
@@ -307,13 +324,19 @@ class Endpoint:
             self._flush(peer)
         self.rearm(peer, now)
 
-    def _handle_chunk(self, peer: Peer, chunk: Chunk, now: float) -> None:
+    def _handle_bulk(self, peer: Peer, message: Chunk | Probe | Taken, now: float) -> None:
         current: Session | None = peer.machine.session
-        if current is None or chunk.session != current.identity:
+        if current is None or message.session != current.identity:
             return
         current.hear(now)
         try:
-            self._peer_streams(peer).handle_chunk(chunk, now)
+            streams = self._peer_streams(peer)
+            if type(message) is Chunk:
+                streams.handle_chunk(message, now)
+            elif type(message) is Taken:
+                streams.handle_taken(message, now)
+            elif type(message) is Probe:
+                streams.handle_probe(message, now)
         except PeerError as error:
             self._violated(peer, str(error), now)
         self.rearm(peer, now)
@@ -368,7 +391,7 @@ class Endpoint:
 
 def check_lane(message: frames.Message, lane: Lane, parts: Sequence[Buffer]) -> None:
     """``PeerError`` when a message came on the lane of the others."""
-    if type(message) is Chunk:
+    if type(message) is Chunk or type(message) is Probe:
         if lane is not Lane.BULK or len(parts[0]) > _CHUNK_HEAD_LIMIT:
             raise PeerError("a chunk on the control lane, or with a large head")
     elif lane is not Lane.CONTROL:

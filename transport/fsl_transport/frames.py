@@ -19,7 +19,9 @@ A message is a list of one or two frames. Frame 0, the head, is one msgpack arra
     6 DATA      session, seq, ack, op, the op's fields
     7 ACK       session, ack, gap
     8 BYE       session, reason
-    9 CHUNK     session, stream, round, index            + frame 1: payload
+    9 CHUNK     session, stream, round, index, offset, size, stripe, number, asks    + frame 1: payload
+    10 TAKEN    session, stripe, first, last
+    11 PROBE    session, stripe, number
 
     op          fields                                   sent by
     0 MESSAGE   body                                     both
@@ -30,6 +32,8 @@ A message is a list of one or two frames. Frame 0, the head, is one msgpack arra
     5 DONE      stream                                   the stream's receiver
     6 STOP      stream, reason                           the stream's sender
     7 ABORT     stream, reason                           the stream's receiver
+    8 BLOCKED   stream, limit                            the stream's sender
+    9 STRIPES   count                                    the listener
 """
 
 from __future__ import annotations
@@ -44,7 +48,7 @@ from fsl_transport.errors import LocalError, PeerError
 from fsl_transport.events import Body
 from fsl_transport.link import NAME, Buffer
 
-PROTOCOL_VERSION: Final = 3
+PROTOCOL_VERSION: Final = 4
 SESSION_BYTES: Final = 8
 TEXT_LIMIT: Final = 1024
 """Characters of a reason, a code, a role or a stream id."""
@@ -52,8 +56,8 @@ ITEMS_LIMIT: Final = 1 << 17
 """Entries of one array or map; without it a small message could ask for a huge list."""
 NATURAL_MAX: Final = (1 << 63) - 1
 
-HELLO, WELCOME, REFUSE, UNKNOWN, BEAT, DATA, ACK, BYE, CHUNK = range(1, 10)
-MESSAGE, OFFER, ACCEPT, DECLINE, CREDIT, DONE, STOP, ABORT = range(8)
+HELLO, WELCOME, REFUSE, UNKNOWN, BEAT, DATA, ACK, BYE, CHUNK, TAKEN, PROBE = range(1, 12)
+MESSAGE, OFFER, ACCEPT, DECLINE, CREDIT, DONE, STOP, ABORT, BLOCKED, STRIPES = range(10)
 
 
 @frozen
@@ -148,16 +152,45 @@ class Bye:
 
 @frozen
 class Chunk:
-    """One piece of a stream."""
+    """A piece of one chunk of a stream: ``payload`` belongs at ``offset`` of its ``size`` bytes.
+
+    It is number ``number`` on ``stripe``, counted from 1; ``asks`` wants to hear at once that it came.
+    """
 
     session: bytes
     stream: int
     round: int
     index: int
+    offset: int
+    size: int
+    stripe: int
+    number: int
+    asks: bool
     payload: Buffer
 
 
-Message: TypeAlias = Hello | Foreign | Welcome | Refuse | Unknown | Beat | Data | Ack | Bye | Chunk
+@frozen
+class Taken:
+    """Numbers ``first`` to ``last`` of a stripe came."""
+
+    session: bytes
+    stripe: int
+    first: int
+    last: int
+
+
+@frozen
+class Probe:
+    """Does this stripe stand? Numbered like a piece, and acknowledged at once."""
+
+    session: bytes
+    stripe: int
+    number: int
+
+
+Message: TypeAlias = (
+    Hello | Foreign | Welcome | Refuse | Unknown | Beat | Data | Ack | Bye | Chunk | Taken | Probe
+)
 
 # Kind -> (class, exact types of the fields after the kind, which of them count from zero).
 _SHAPES: Final[dict[int, tuple[Any, tuple[type, ...], tuple[int, ...]]]] = {
@@ -168,6 +201,8 @@ _SHAPES: Final[dict[int, tuple[Any, tuple[type, ...], tuple[int, ...]]]] = {
     BEAT: (Beat, (bytes, int, bool, dict), (1,)),
     ACK: (Ack, (bytes, int, bool), (1,)),
     BYE: (Bye, (bytes, str), ()),
+    TAKEN: (Taken, (bytes, int, int, int), (1, 2, 3)),
+    PROBE: (Probe, (bytes, int, int), (1, 2)),
 }
 _OPS: Final[dict[int, tuple[tuple[type, ...], tuple[int, ...]]]] = {
     MESSAGE: ((dict,), ()),
@@ -178,7 +213,11 @@ _OPS: Final[dict[int, tuple[tuple[type, ...], tuple[int, ...]]]] = {
     DONE: ((int,), (0,)),
     STOP: ((int, str), (0,)),
     ABORT: ((int, str), (0,)),
+    BLOCKED: ((int, int), (0, 1)),
+    STRIPES: ((int,), (0,)),
 }
+_CHUNK_TYPES: Final = (bytes, int, int, int, int, int, int, int, bool)
+_CHUNK_NATURALS: Final = (1, 2, 3, 4, 5, 6, 7)
 _NAMES: Final = {
     HELLO: "HELLO",
     WELCOME: "WELCOME",
@@ -187,6 +226,8 @@ _NAMES: Final = {
     BEAT: "BEAT",
     ACK: "ACK",
     BYE: "BYE",
+    TAKEN: "TAKEN",
+    PROBE: "PROBE",
 }
 _PLAIN: Final = frozenset((str, int, float, bool, bytes, type(None)))
 
@@ -287,12 +328,16 @@ def _plain(kind: int, fields: list[Any]) -> Message:
 
 def _chunk(fields: list[Any], payload: Buffer, chunk_limit: int) -> Chunk:
     del fields[0]
-    _check("CHUNK", fields, (bytes, int, int, int), (1, 2, 3))
+    _check("CHUNK", fields, _CHUNK_TYPES, _CHUNK_NATURALS)
     _check_session(fields[0])
-    if len(payload) > chunk_limit:
-        raise PeerError(f"a chunk of {len(payload)} bytes is over the limit of {chunk_limit}")
-    session, stream, round_, index = fields
-    return Chunk(session, stream, round_, index, payload)
+    offset, size = fields[4], fields[5]
+    length = len(payload)
+    if size > chunk_limit:
+        raise PeerError(f"a chunk of {size} bytes is over the limit of {chunk_limit}")
+    if offset + length > size or (length == 0 and size):
+        raise PeerError(f"{length} bytes at {offset} of a chunk of {size}")
+    session, stream, round_, index, _, _, stripe, number, asks = fields
+    return Chunk(session, stream, round_, index, offset, size, stripe, number, asks, payload)
 
 
 def _data(fields: list[Any]) -> Data:

@@ -48,12 +48,29 @@ class Link(Protocol):
         """Where it listens or dials, for messages to people."""
         ...
 
-    def send(self, peer: str, lane: Lane, frames: Sequence[Buffer], origin: bytes = b"") -> None:
+    @property
+    def stripes_limit(self) -> int:
+        """Connections of the bulk lane between two peers at most."""
+        ...
+
+    def send(
+        self,
+        peer: str,
+        lane: Lane,
+        frames: Sequence[Buffer],
+        origin: bytes = b"",
+        stripe: int = 0,
+    ) -> None:
         """Queue one message. Never blocks; silently drops what is for an absent peer.
 
         A listener says by ``origin``, as it was received, which connection of the name is meant:
         anybody may connect under any name. A dialer has one listener and leaves it empty.
+        ``stripe`` is the number of the connection on the bulk lane.
         """
+        ...
+
+    def open_stripes(self, count: int) -> None:
+        """A dialer: have ``count`` connections on the bulk lane, at least; they come up by themselves."""
         ...
 
     def set_receiver(self, receive: Receiver) -> None:

@@ -1,7 +1,8 @@
 """A network in memory, on any scheduler: with virtual time it simulates days in seconds.
 
 Every pair of endpoints is joined by two paths, one per direction, each with its own
-``Conditions``. The lanes of a path do not wait for each other. Without jitter, rate and chance a
+``Conditions``. The lanes of a path do not wait for each other, nor do the stripes of the bulk lane, of which there is one where
+the network is not made with more. Without jitter, rate and chance a
 message costs one scheduler call. Chance comes from one ``random.Random(seed)``, drawn in the
 order of the sends, so the same seed gives the same trace.
 
@@ -28,7 +29,7 @@ class Conditions:
     jitter_s: float = field(default=0.0)
     """Up to this much more, uniformly; the order of a lane is kept, as TCP would."""
     bytes_per_s: float = field(default=0.0)
-    """Rate of each lane, messages queue for it; 0 = without limit."""
+    """Rate of each lane and stripe, messages queue for it; 0 = without limit."""
     drop: float = field(default=0.0)
     duplicate: float = field(default=0.0)
     reorder: float = field(default=0.0)
@@ -49,13 +50,22 @@ PERFECT = Conditions()
 class _Path:
     """One direction between two names."""
 
-    __slots__ = ("arrives_at", "conditions", "free_at", "generation", "is_cut", "is_plain")
+    __slots__ = (
+        "arrives_at",
+        "conditions",
+        "cut_stripes",
+        "free_at",
+        "generation",
+        "is_cut",
+        "is_plain",
+    )
 
     def __init__(self, conditions: Conditions) -> None:
         self.generation = 0
         self.is_cut = False
-        self.free_at = [0.0, 0.0]
+        self.free_at = [0.0, 0.0]  # control, then each stripe
         self.arrives_at = [0.0, 0.0]
+        self.cut_stripes: set[int] = set()
         self.set(conditions)
 
     def set(self, conditions: Conditions) -> None:
@@ -81,13 +91,31 @@ class MemLink:
         """A name for messages to people."""
         return f"mem://{self.name if self.to is None else self.to}"
 
-    def send(self, peer: str, lane: Lane, frames: Sequence[Buffer], origin: bytes = b"") -> None:
+    @property
+    def stripes_limit(self) -> int:
+        """See ``link.Link``."""
+        return self._network.stripes
+
+    def send(
+        self,
+        peer: str,
+        lane: Lane,
+        frames: Sequence[Buffer],
+        origin: bytes = b"",
+        stripe: int = 0,
+    ) -> None:
         """See ``link.Link``. There are no connections, so ``origin`` is empty."""
         to = peer if self.to is None else self.to
         path = self._paths.get(to)
         if path is None:
             path = self._paths[to] = self._network.path(self.name, to)
-        self._network.carry(self, to, path, lane, frames)
+        if stripe in path.cut_stripes and lane is Lane.BULK:
+            self._network.counts["cut"] += 1
+            return
+        self._network.carry(self, to, path, lane + stripe, lane, frames)
+
+    def open_stripes(self, count: int) -> None:
+        """See ``link.Link``. Nothing to do: there are no connections."""
 
     def set_receiver(self, receive: Receiver) -> None:
         """See ``link.Link``."""
@@ -118,9 +146,14 @@ class MemNetwork:
     """Names, paths and their faults. Every injected fault is counted in ``counts``."""
 
     def __init__(
-        self, scheduler: Scheduler, seed: int = 0, conditions: Conditions = PERFECT
+        self,
+        scheduler: Scheduler,
+        seed: int = 0,
+        conditions: Conditions = PERFECT,
+        stripes: int = 1,
     ) -> None:
         self.scheduler = scheduler
+        self.stripes = stripes
         self.counts = {
             "sent": 0,
             "dropped": 0,
@@ -167,6 +200,10 @@ class MemNetwork:
         self.path(a, b).is_cut = False
         self.path(b, a).is_cut = False
 
+    def cut_stripe(self, source: str, target: str, stripe: int) -> None:
+        """Nothing that is sent on one bulk connection from now on arrives, in one direction; for good."""
+        self.path(source, target).cut_stripes.add(stripe)
+
     def reset(self, a: str, b: str) -> None:
         """Lose everything on its way between two names, as when a connection breaks."""
         self.path(a, b).generation += 1
@@ -193,10 +230,16 @@ class MemNetwork:
         if self._links.get(link.name) is link:
             del self._links[link.name]
 
-    def carry(
-        self, link: MemLink, to: str, path: _Path, lane: Lane, frames: Sequence[Buffer]
+    def carry(  # noqa: PLR0917 - the hot path passes positions
+        self,
+        link: MemLink,
+        to: str,
+        path: _Path,
+        road: int,
+        lane: Lane,
+        frames: Sequence[Buffer],
     ) -> None:
-        """Take one message on its way."""
+        """Take one message on its way; ``road`` is the lane, or a stripe's place after it."""
         if self._links.get(link.name) is not link:
             return  # a killed process says nothing new
         self.counts["sent"] += 1
@@ -207,21 +250,30 @@ class MemNetwork:
         when = scheduler.time() + path.conditions.delay_s
         if path.is_plain:
             # Conditions may have been worse a moment ago: what is on its way stays in front.
-            when = max(when, path.arrives_at[lane])
+            when = max(when, path.arrives_at[road if road < 2 else 1])
             self._plan(when, link, to, path, lane, frames)
         else:
-            self._carry_badly(link, to, path, lane, frames)
+            self._carry_badly(link, to, path, road, lane, frames)
 
-    def _carry_badly(
-        self, link: MemLink, to: str, path: _Path, lane: Lane, frames: Sequence[Buffer]
+    def _carry_badly(  # noqa: PLR0917
+        self,
+        link: MemLink,
+        to: str,
+        path: _Path,
+        road: int,
+        lane: Lane,
+        frames: Sequence[Buffer],
     ) -> None:
+        while road >= len(path.free_at):
+            path.free_at.append(0.0)
+            path.arrives_at.append(0.0)
         conditions = path.conditions
         chance = self._chance.random
         now = self.scheduler.time()
         if conditions.bytes_per_s:
             size = sum(len(frame) for frame in frames)
-            start = max(now, path.free_at[lane])
-            now = path.free_at[lane] = start + size / conditions.bytes_per_s
+            start = max(now, path.free_at[road])
+            now = path.free_at[road] = start + size / conditions.bytes_per_s
         if conditions.drop and chance() < conditions.drop:
             self.counts["dropped"] += 1
             return
@@ -237,7 +289,7 @@ class MemNetwork:
                 self.counts["reordered"] += 1
                 when += chance() * 4 * (conditions.delay_s + conditions.jitter_s)
             else:
-                when = path.arrives_at[lane] = max(when, path.arrives_at[lane])
+                when = path.arrives_at[road] = max(when, path.arrives_at[road])
             self._plan(when, link, to, path, lane, frames)
 
     def _plan(  # noqa: PLR0917 - the hot path passes positions

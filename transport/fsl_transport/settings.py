@@ -11,6 +11,8 @@ from fsl_transport.errors import LocalError
 
 KIB = 1024
 MIB = 1024 * 1024
+STRIPES_LIMIT = 64
+"""Bulk connections of one dialer at most; also what a routing id may say."""
 
 
 def _positive(_instance: object, attribute: Attribute[Any], value: float) -> None:
@@ -45,7 +47,13 @@ class TransportSettings:
     chunk_limit_bytes: int = field(default=2 * MIB, validator=_positive)
     """Largest chunk of a stream."""
     window_bytes: int = field(default=4 * MIB, validator=_positive)
-    """Byte credit of one stream: what may be sent and not yet written."""
+    """Byte credit that a stream begins with: what may be sent and not yet written."""
+    window_limit_bytes: int = field(default=64 * MIB, validator=_positive)
+    """What that grows to on a line that is long and fast, as long as the writer keeps up; also what one connection may have under way."""
+    stripes_limit: int = field(default=64, validator=_positive)
+    """Connections for bulk between two peers at most; how many there are is found by measuring."""
+    stripes_first: int = field(default=1, validator=_positive)
+    """How many a link begins with."""
     early_bytes: int = field(default=2 * MIB, validator=_positive)
     """What may be under way of a session's streams that nobody has accepted yet, where their owner wants that."""
     budget_bytes: int = field(default=1024 * MIB, validator=_positive)
@@ -79,8 +87,9 @@ class TransportSettings:
 
     @property
     def unsent_bytes(self) -> int:
-        """What may wait inside libzmq for one connection: twice an honest stream's bytes under way, or the largest message."""
-        return 2 * max(self.window_bytes + self.chunk_limit_bytes, self.control_limit_bytes)
+        """What may wait inside libzmq for one connection: what may be under way on it, or twice the largest message."""
+        window = max(self.window_bytes, self.window_limit_bytes)
+        return max(window + self.chunk_limit_bytes, 2 * self.control_limit_bytes)
 
     def __attrs_post_init__(self) -> None:
         """Check what one field alone cannot know."""
@@ -93,6 +102,11 @@ class TransportSettings:
             raise LocalError(
                 f"ack_after_s ({self.ack_after_s:g}) must be shorter than retransmit_after_s"
                 f" ({self.retransmit_after_s:g}): otherwise everything is sent twice"
+            )
+        if not self.stripes_first <= self.stripes_limit <= STRIPES_LIMIT:
+            raise LocalError(
+                f"stripes_first ({self.stripes_first}) must not be above stripes_limit ({self.stripes_limit}),"
+                f" nor that above {STRIPES_LIMIT}"
             )
         if self.window_bytes < self.chunk_limit_bytes:
             raise LocalError(

@@ -1,4 +1,4 @@
-"""The streams of one session: joins the pure machines of ``chunks.py`` with sources and sinks.
+"""The streams of one session: joins the pure machines of ``chunks.py`` and ``stripes.py`` with sources and sinks.
 
 Everything runs on the loop thread. Sources and sinks may answer at once or later; answers that
 come after the stream or its session is gone are ignored.
@@ -6,14 +6,15 @@ come after the stream or its session is gone are ignored.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Final, Protocol
+from typing import Any, Protocol
 
 from attrs import frozen
 
 from fsl_transport import frames
-from fsl_transport.chunks import ReceiveStream, SendStream, Verdict
+from fsl_transport.arrivals import Arrivals, Assembly, Early
+from fsl_transport.chunks import ReceiveStream, SendStream
 from fsl_transport.errors import LocalError, PeerError
 from fsl_transport.events import (
     Body,
@@ -24,12 +25,11 @@ from fsl_transport.events import (
     StreamSent,
     TransportEvent,
 )
-from fsl_transport.frames import Chunk, Data
+from fsl_transport.frames import Chunk, Data, Probe, Taken
 from fsl_transport.link import Buffer, ChunkSink, ChunkSource
 from fsl_transport.settings import TransportSettings
-
-_CHUNK_OVERHEAD_BYTES: Final = 256
-"""What keeping a chunk takes besides its payload, rather more than less."""
+from fsl_transport.stripe_count import StripeCount
+from fsl_transport.stripes import BulkSender
 
 
 @frozen
@@ -58,28 +58,43 @@ class Road(Protocol):
     def now(self) -> float: ...  # noqa: D102
     def emit(self, event: TransportEvent) -> None: ...  # noqa: D102
     def send_op(self, peer: Any, op: int, fields: tuple[Any, ...]) -> None: ...  # noqa: D102
-    def send_chunk(self, peer: Any, head: bytes, payload: Buffer) -> None: ...  # noqa: D102
+    def send_bulk(self, peer: Any, stripe: int, frames: Sequence[Buffer]) -> None: ...  # noqa: D102
+    def send_head(self, peer: Any, head: bytes) -> None: ...  # noqa: D102
+    def open_stripes(self, peer: Any, count: int) -> bool: ...  # noqa: D102
     def rearm(self, peer: Any, now: float) -> None: ...  # noqa: D102
 
 
 class _Outgoing:
-    __slots__ = ("gone", "machine", "pumping", "source", "stream_id")
+    __slots__ = ("blocked_at", "gone", "machine", "pumping", "source", "stream_id")
 
     def __init__(self, machine: SendStream, stream_id: str, source: ChunkSource) -> None:
         self.machine = machine
         self.stream_id = stream_id
         self.source = source
+        self.blocked_at = -1  # the limit at which the receiver was told so
         self.pumping = False
         self.gone = False
 
 
 class _Incoming:
-    __slots__ = ("gone", "machine", "sink", "stream_id", "writing")
+    __slots__ = (
+        "assemblies",
+        "complete",
+        "gone",
+        "kept",
+        "machine",
+        "sink",
+        "stream_id",
+        "writing",
+    )
 
     def __init__(self, machine: ReceiveStream, stream_id: str) -> None:
         self.machine = machine
         self.stream_id = stream_id
         self.sink: ChunkSink | None = None
+        self.assemblies: dict[int, Assembly] = {}
+        self.complete: dict[int, Buffer] = {}  # whole chunks that wait for those before them
+        self.kept: dict[int, int] = {}  # index -> bytes, of both
         self.writing: dict[int, int] = {}  # index -> bytes
         self.gone = False
 
@@ -88,12 +103,15 @@ class Streams:
     """Both directions of one session's streams. ``peer`` is the endpoint's record of the peer."""
 
     __slots__ = (
+        "_announced",
+        "_arrivals",
+        "_bulk",
+        "_count",
+        "_draining",
         "_early",
-        "_early_bytes",
         "_identity",
         "_incoming",
         "_last_number",
-        "_missed",
         "_name",
         "_newest",
         "_outgoing",
@@ -103,7 +121,9 @@ class Streams:
         "_takes",
     )
 
-    def __init__(self, road: Road, peer: Any, name: str, identity: bytes) -> None:
+    def __init__(
+        self, road: Road, peer: Any, name: str, identity: bytes, count: StripeCount
+    ) -> None:
         self._road = road
         self._peer = peer
         self._name = name
@@ -111,9 +131,17 @@ class Streams:
         self._settings = road.settings
         self._last_number = 0
         self._newest = 0  # number of the newest stream that was offered to us
-        self._early: dict[int, list[Chunk]] = {}  # of streams that are not accepted yet
-        self._early_bytes = 0  # of these
-        self._missed: set[int] = set()  # of which some did not fit
+        settings = self._settings
+        self._bulk = BulkSender(
+            patience_s=settings.stall_s / 20,
+            piece_limit=settings.chunk_limit_bytes,
+            window_limit=settings.window_limit_bytes,
+        )
+        self._count = count
+        self._announced = 1  # stripes that the other side knows of
+        self._draining = False
+        self._arrivals = Arrivals()
+        self._early = Early()
         self._outgoing: dict[int, _Outgoing] = {}
         self._incoming: dict[int, _Incoming] = {}
         self._takes: dict[int, Callable[[list[Any], float], None]] = {
@@ -124,7 +152,10 @@ class Streams:
             frames.DONE: self._on_done,
             frames.STOP: self._on_stop,
             frames.ABORT: self._on_abort,
+            frames.BLOCKED: self._on_blocked,
+            frames.STRIPES: self._on_stripes,
         }
+        count.forget_epoch()
 
     # What the owner calls.
 
@@ -141,10 +172,11 @@ class Streams:
         number = self._last_number
         chunks = source.chunks
         # One chunk more than the window, because a receiver tells what it wrote in steps.
-        limit = self._settings.window_bytes + self._settings.chunk_limit_bytes
+        limit = self._settings.window_limit_bytes + self._settings.chunk_limit_bytes
         outgoing = _Outgoing(SendStream(number, chunks, limit), stream_id, source)
         others = sum(o.machine.credit.limit for o in self._outgoing.values() if o.machine.early)
         self._outgoing[number] = outgoing
+        self._use_stripes()
         self._road.send_op(self._peer, frames.OFFER, (number, stream_id, chunks, meta))
         early_bytes = min(early_bytes, self._settings.early_bytes - others)
         if early_bytes > 0:
@@ -166,16 +198,15 @@ class Streams:
         incoming.sink = sink
         self._road.open_streams += 1
         now = self._road.now()
-        missed = machine.number in self._missed
-        early = self._take_early(machine.number)
-        window = self._window()
+        early, missed = self._take_early(machine.number)
+        window = min(self._settings.window_bytes, self._window_limit())
         if early:  # all that may be on its way must fit
             window = max(window, self._settings.early_bytes)
         machine.accept(next_chunk, window, self._settings.chunk_limit_bytes, now)
         self._road.send_op(self._peer, frames.ACCEPT, machine.accept_fields())
         for chunk in early:
             if not incoming.gone:
-                self._take_chunk(incoming, chunk, now)
+                self._take_piece(incoming, chunk, now)
         if missed and not incoming.gone and not machine.is_complete:
             machine.ask_again(now)
             self._road.send_op(self._peer, frames.ACCEPT, machine.accept_fields())
@@ -200,14 +231,14 @@ class Streams:
             outgoing.gone = True
         for incoming in list(self._incoming.values()):
             self._forget(incoming)
-        for number in list(self._early):
-            self._take_early(number)
+        self._road.early_held_bytes -= self._early.bytes
+        self._early = Early()
         self._outgoing.clear()
 
     def transfers(self) -> list[Transfer]:
         """A snapshot of all streams, oldest first, sending ones first."""
         rows = []
-        for out in self._outgoing.values():
+        for _, out in sorted(self._outgoing.items()):
             sending = out.machine
             rows.append(
                 Transfer(
@@ -240,62 +271,85 @@ class Streams:
         self._takes[data.op](data.fields, now)
 
     def handle_chunk(self, chunk: Chunk, now: float) -> None:
-        """One chunk from the bulk lane. ``PeerError`` when it makes no sense."""
+        """One piece from the bulk lane. ``PeerError`` when it makes no sense."""
+        self._tell(self._arrivals.piece(chunk.stripe, chunk.number, asks=chunk.asks))
         incoming = self._incoming.get(chunk.stream)
-        if incoming is None and chunk.stream <= self._newest:
-            return  # of a stream that is over
-        if incoming is None or incoming.machine.round < 0:
-            self._keep_early(chunk)
-        else:
-            self._take_chunk(incoming, chunk, now)
+        if incoming is not None and incoming.machine.round >= 0:
+            self._take_piece(incoming, chunk, now)
+        elif incoming is not None or chunk.stream > self._newest:  # else of a stream that is over
+            # Twice: a sender that stops a stream may send as much of others before we hear of it.
+            settings, road = self._settings, self._road
+            room = min(
+                2 * settings.early_bytes - self._early.bytes,
+                settings.early_total_bytes - road.early_held_bytes,
+            )
+            road.early_held_bytes += self._early.keep(chunk, room, settings.max_streams)
 
-    def _keep_early(self, chunk: Chunk) -> None:
-        """Keep a chunk until its stream is accepted; its OFFER may still be on the way."""
-        if chunk.round:
-            raise PeerError(f"a chunk of round {chunk.round} of a stream that is not accepted")
-        settings = self._settings
-        size = len(chunk.payload) + _CHUNK_OVERHEAD_BYTES
-        streams = len(self._early) + (chunk.stream not in self._early)
-        # Twice: a sender that stops a stream may send as much of others before we hear of it.
-        fits = (
-            self._early_bytes + size <= 2 * settings.early_bytes
-            and self._road.early_held_bytes + size <= settings.early_total_bytes
-        )
-        if fits and streams <= settings.max_streams:
-            self._early.setdefault(chunk.stream, []).append(chunk)
-            self._early_bytes += size
-            self._road.early_held_bytes += size
-        elif len(self._missed) < self._settings.max_streams:
-            self._missed.add(chunk.stream)
+    def _take_early(self, number: int) -> tuple[list[Chunk], bool]:
+        before = self._early.bytes
+        found = self._early.take(number)
+        self._road.early_held_bytes -= before - self._early.bytes
+        return found
 
-    def _take_early(self, number: int) -> list[Chunk]:
-        self._missed.discard(number)
-        early = self._early.pop(number, [])
-        size = sum(len(chunk.payload) + _CHUNK_OVERHEAD_BYTES for chunk in early)
-        self._early_bytes -= size
-        self._road.early_held_bytes -= size
-        return early
+    def handle_probe(self, probe: Probe, now: float) -> None:
+        """An empty piece: the stripe stands."""
+        self._tell(self._arrivals.piece(probe.stripe, probe.number, asks=True))
+        self._bulk.opened(probe.stripe, now)
+        self._drain()
 
-    def _take_chunk(self, incoming: _Incoming, chunk: Chunk, now: float) -> None:
-        size = len(chunk.payload)
+    def handle_taken(self, taken: Taken, now: float) -> None:
+        """Pieces arrived. ``PeerError`` when they were not sent."""
+        self._bulk.taken(taken.stripe, taken.first, taken.last, now)
+        self._drain()
+        if self._bulk.is_busy:
+            self._measure(now)
+
+    def _tell(self, ranges: Sequence[tuple[int, int, int]]) -> None:
+        for told in ranges:
+            head = frames.pack((frames.TAKEN, self._identity, *told), frames.TEXT_LIMIT)
+            self._road.send_head(self._peer, head)
+
+    def _take_piece(self, incoming: _Incoming, chunk: Chunk, now: float) -> None:
+        index = chunk.index
         held = self._road.held_bytes
-        if held and held + size > self._settings.budget_bytes:
+        is_new = index not in incoming.kept
+        if is_new and held and held + chunk.size > self._settings.budget_bytes:
             return  # the stall timer asks for it when there may be room
-        verdict = incoming.machine.chunk(chunk.round, chunk.index, size, now)
-        if verdict is Verdict.WRITE:
-            index = chunk.index
-            incoming.writing[index] = size
-            self._road.held_bytes += size
+        if not incoming.machine.begin(chunk.round, index, chunk.size, now):
+            return
+        if is_new:
+            incoming.kept[index] = chunk.size
+            self._road.held_bytes += chunk.size
+        data = chunk.payload
+        if len(data) != chunk.size:
+            assembly = incoming.assemblies.get(index)
+            if assembly is None or assembly.round < chunk.round:
+                # It was read again and may be cut otherwise.
+                assembly = incoming.assemblies[index] = Assembly(chunk.size, chunk.round)
+            elif assembly.round > chunk.round:
+                return
+            whole = assembly.add(chunk)
+            if whole is None:
+                return
+            data = whole
+        incoming.assemblies.pop(index, None)
+        incoming.complete[index] = data
+        self._write_ready(incoming, index)
+
+    def _write_ready(self, incoming: _Incoming, index: int) -> None:
+        for ready in incoming.machine.arrived(index):
+            data = incoming.complete.pop(ready)
+            incoming.writing[ready] = incoming.kept.pop(ready)
             assert incoming.sink is not None
-            incoming.sink.write(index, chunk.payload, partial(self._wrote, incoming, index))
-        elif verdict is Verdict.RESUME:
-            self._road.send_op(self._peer, frames.ACCEPT, incoming.machine.accept_fields())
+            incoming.sink.write(ready, data, partial(self._wrote, incoming, ready))
+            if incoming.gone:
+                return
 
     def next_deadline(self) -> float:
-        """The earliest stall among the streams that come in."""
+        """The earliest stall among the streams that come in and the stripes that go out."""
         return min(
             (incoming.machine.next_deadline() for incoming in self._incoming.values()),
-            default=float("inf"),
+            default=self._bulk.next_deadline(),
         )
 
     def handle_timer(self, now: float) -> None:
@@ -303,6 +357,10 @@ class Streams:
         for incoming in list(self._incoming.values()):
             if incoming.machine.handle_timer(now):
                 self._road.send_op(self._peer, frames.ACCEPT, incoming.machine.accept_fields())
+        if now >= self._bulk.next_deadline():
+            for stripe, number in self._bulk.handle_timer(now):
+                self._probe(stripe, number)
+            self._drain()
 
     # Operations.
 
@@ -328,6 +386,8 @@ class Streams:
         number, round_, chunk, received, limit = fields
         outgoing = self._outgoing.get(number)
         if outgoing is not None:
+            if round_ or chunk:  # it reads again, or begins further on than what was sent early
+                self._bulk.forget(number)
             outgoing.machine.accept(round_, chunk, received, limit)
             self._pump(outgoing)
 
@@ -363,32 +423,132 @@ class Streams:
         if outgoing is not None:
             self._road.emit(StreamFailed(self._name, outgoing.stream_id, fields[1]))
 
+    def _on_blocked(self, fields: list[Any], now: float) -> None:
+        number, limit = fields
+        incoming = self._incoming.get(number)
+        if incoming is not None and incoming.machine.round >= 0:
+            machine = incoming.machine
+            if machine.blocked(limit, self._window_limit()):
+                credit = (number, machine.credit.limit, machine.written)
+                self._road.send_op(self._peer, frames.CREDIT, credit)
+
+    def _on_stripes(self, fields: list[Any], now: float) -> None:
+        self._announce(fields[0])
+
+    # The stripes.
+
+    def _use_stripes(self) -> None:
+        """See to it that there are as many as were found to be of use."""
+        self._bulk.count = self._count.count
+        if self._bulk.count > self._announced and not self._announce(self._bulk.count):
+            self._announced = self._bulk.count
+            self._road.send_op(self._peer, frames.STRIPES, (self._bulk.count,))
+
+    def _announce(self, count: int) -> bool:
+        """Open connections, and show each of them to the other side. False where that is the other side's part."""
+        count = min(count, self._settings.stripes_limit)
+        if not self._road.open_stripes(self._peer, count):
+            return False
+        now = self._road.now()
+        while self._announced < count:
+            self._probe(self._announced, self._bulk.probe(self._announced, now))
+            self._announced += 1
+        self._road.rearm(self._peer, now)
+        return True
+
+    def _probe(self, stripe: int, number: int) -> None:
+        head = frames.pack((frames.PROBE, self._identity, stripe, number), frames.TEXT_LIMIT)
+        self._road.send_bulk(self._peer, stripe, (head,))
+
+    def _measure(self, now: float) -> None:
+        bulk = self._bulk
+        if self._count.feed(
+            now, bulk.delivered, open_count=bulk.open_count, round_trip_s=bulk.round_trip_s
+        ):
+            self._use_stripes()
+            self._drain()
+
     # The sending side.
 
     def _pump(self, outgoing: _Outgoing) -> None:
-        """Send and read as far as credit and source allow, without recursion."""
+        """Read and hand over as far as credit, source and stripes allow, without recursion; then send."""
         if outgoing.pumping:
             return
         machine = outgoing.machine
         outgoing.pumping = True
         try:
             while not outgoing.gone:
-                ready = machine.take()
-                if ready is not None:
-                    index, data = ready
-                    head = frames.pack(
-                        (frames.CHUNK, self._identity, machine.number, machine.round, index),
-                        frames.TEXT_LIMIT,
-                    )
-                    self._road.send_chunk(self._peer, head, data)
-                    continue
+                if machine.held is not None:
+                    if not self._bulk.has_room:
+                        self._send(more=True)
+                        if not self._bulk.has_room:
+                            break
+                    ready = machine.take()
+                    if ready is None:
+                        self._tell_blocked(outgoing)
+                        break
+                    self._bulk.add(machine.number, machine.round, *ready)
+                    # The others have their turn before this one has its next.
+                    self._outgoing[machine.number] = self._outgoing.pop(machine.number)
                 wanted = machine.next_read()
                 if wanted is None:
+                    if machine.is_starved:
+                        self._tell_blocked(outgoing)
                     break
                 index, serial = wanted
                 outgoing.source.read(index, partial(self._delivered, outgoing, serial))
         finally:
             outgoing.pumping = False
+        self._send()
+
+    def _tell_blocked(self, outgoing: _Outgoing) -> None:
+        machine = outgoing.machine
+        limit = machine.credit.limit
+        if machine.is_accepted and limit > outgoing.blocked_at:
+            outgoing.blocked_at = limit
+            self._road.send_op(self._peer, frames.BLOCKED, (machine.number, limit))
+
+    def _drain(self) -> None:
+        """Windows are free again: send what waits, and let the streams hand over more."""
+        if self._draining:
+            return
+        self._draining = True
+        try:
+            self._send()
+            for outgoing in list(self._outgoing.values()):
+                if not self._bulk.has_room:
+                    break
+                self._pump(outgoing)
+        finally:
+            self._draining = False
+
+    def _send(self, *, more: bool = False) -> None:
+        """Send pieces as far as windows allow; with ``more`` to come not the last chunk, which asks for an answer."""
+        bulk, now = self._bulk, self._road.now()
+        sent = False
+        while (found := bulk.next(now, more=more)) is not None:
+            stripe, number, asks, piece = found
+            head = frames.pack(
+                (
+                    frames.CHUNK,
+                    self._identity,
+                    piece.stream,
+                    piece.round,
+                    piece.index,
+                    piece.offset,
+                    piece.size,
+                    stripe,
+                    number,
+                    asks,
+                ),
+                frames.TEXT_LIMIT,
+            )
+            self._road.send_bulk(self._peer, stripe, (head, piece.data))
+            sent = True
+        if not bulk.is_busy and not more:
+            self._count.rest(now)
+        if sent:
+            self._road.rearm(self._peer, now)
 
     def _delivered(self, outgoing: _Outgoing, serial: int, data: Buffer | None) -> None:
         if outgoing.gone or not outgoing.machine.answered(serial):
@@ -423,6 +583,7 @@ class Streams:
         outgoing = self._outgoing.pop(number, None)
         if outgoing is not None:
             outgoing.gone = True
+            self._bulk.forget(number)
         return outgoing
 
     # The receiving side.
@@ -441,7 +602,7 @@ class Streams:
             return
         machine = incoming.machine
         now = self._road.now()
-        if machine.wrote(size, self._window(), now):
+        if machine.wrote(size, self._window_limit(), now):
             fields = (machine.number, machine.credit.limit, machine.written)
             self._road.send_op(self._peer, frames.CREDIT, fields)
         else:
@@ -462,15 +623,21 @@ class Streams:
     def _forget(self, incoming: _Incoming) -> None:
         incoming.gone = True
         incoming.sink = None  # what it still writes stays counted until it says so
+        self._road.held_bytes -= sum(incoming.kept.values())
+        incoming.kept.clear()
+        incoming.assemblies.clear()
+        incoming.complete.clear()
         self._take_early(incoming.machine.number)
         if incoming.machine.round >= 0:
             self._road.open_streams -= 1
         self._incoming.pop(incoming.machine.number, None)
 
-    def _window(self) -> int:
+    def _window_limit(self) -> int:
+        """What a window may be now: all that come in share the budget."""
         settings = self._settings
         share = settings.budget_bytes // max(1, self._road.open_streams)
-        return min(settings.window_bytes, max(settings.chunk_limit_bytes, share))
+        limit = max(settings.window_bytes, settings.window_limit_bytes)
+        return min(limit, max(settings.chunk_limit_bytes, share))
 
 
 def _find(streams: dict[int, Any], stream_id: str) -> Any:

@@ -1,0 +1,149 @@
+"""Several bulk connections through the endpoints: found by measuring, both ways, broken and stalled ones; over memory and sockets."""
+
+import random
+
+import pytest
+
+from fsl_transport import Conditions, PeerDown, PeerUp, StreamReceived, StreamSent
+
+MIB = 1 << 20
+
+
+def settings_of(new_settings, **changes):
+    values = {"window_bytes": 4 * MIB, "window_limit_bytes": 16 * MIB, "chunk_limit_bytes": MIB}
+    return new_settings(**(values | changes))
+
+
+@pytest.fixture
+def meet(mem_world, new_settings):
+    """A world of lossless slow connections, a listener and a dialer that are up."""
+
+    def make(stripes=64, conditions=None, seed=7, **changes):
+        conditions = conditions or Conditions(delay_s=0.045, bytes_per_s=1e6)
+        world = mem_world(conditions, seed, stripes)
+        settings = settings_of(new_settings, **changes)
+        ps, client = world.listener(settings=settings), world.dialer(settings=settings)
+        world.until(lambda: client.count(PeerUp))
+        return world, ps, client
+
+    return make
+
+
+def count_of(node):
+    peers = node.endpoint._all_peers()
+    return peers[0].count.count
+
+
+@pytest.mark.parametrize("down", [False, True])
+def test_both_ends_find_how_many(meet, new_source, new_sink, down):
+    """Each connection carries 1 MB/s here: a transfer of a hundred must not take a hundred seconds, whoever sends."""
+    world, ps, client = meet()
+    sender, receiver = (ps, client) if down else (client, ps)
+    sink = new_sink()
+    world.accept_all(receiver, sink)
+    begun = world.scheduler.time()
+    data = [bytes([index]) * (MIB // 2) for index in range(200)]
+    sender.endpoint.offer("c", "s", {}, new_source(data))
+    world.until(lambda: sender.count(StreamSent))
+    assert sink.content == b"".join(data)
+    assert world.scheduler.time() - begun < 25
+    assert count_of(sender) >= 16
+
+
+def test_what_was_found_is_remembered(meet, new_source, new_sink):
+    """The next session on the line must not begin with one connection again."""
+    world, ps, client = meet()
+    world.accept_all(ps, new_sink())
+    client.endpoint.offer("", "s", {}, new_source([bytes(MIB // 2)] * 200))
+    world.until(lambda: client.count(StreamSent))
+    found = count_of(client)
+    client.endpoint.disconnect("", "again")
+    client.endpoint.connect(dict)
+    world.until(lambda: client.count(PeerUp) == 2)
+    world.accept_all(ps, new_sink())
+    begun = world.scheduler.time()
+    client.endpoint.offer("", "t", {}, new_source([bytes(MIB // 2)] * 40))
+    world.until(lambda: client.count(StreamSent) == 2)
+    assert found >= 16
+    assert world.scheduler.time() - begun < 6  # 20 MiB, 1 MB/s for each
+
+
+def test_a_setting_bounds_them(meet, new_source, new_sink):
+    """One connection is what there was before, and what a test-bed may want."""
+    world, ps, client = meet(stripes_limit=1)
+    world.accept_all(ps, new_sink())
+    client.endpoint.offer("", "s", {}, new_source([bytes(MIB // 2)] * 20))
+    world.until(lambda: client.count(StreamSent))
+    assert count_of(client) == 1
+    assert len(client.endpoint._peer.streams._bulk._stripes) == 1
+
+
+def test_a_dead_connection_among_them_does_not_hold_the_transfer(meet, new_source, new_sink):
+    """A connection may be cut by a box on the way and nobody told: the others carry on."""
+    world, ps, client = meet(stripes_first=4, stripes_limit=4)
+    world.accept_all(ps, new_sink())
+    client.endpoint.offer("", "s", {}, new_source([bytes(MIB // 2)] * 20))
+    world.until(lambda: client.count(StreamSent))
+    world.network.cut_stripe("c", "ps", 2)
+    sink = new_sink()
+    world.accept_all(ps, sink)
+    begun = world.scheduler.time()
+    client.endpoint.offer("", "t", {}, new_source([bytes([n]) * (MIB // 2) for n in range(20)]))
+    world.until(lambda: client.count(StreamSent) == 2)
+    assert sink.content == b"".join(bytes([n]) * (MIB // 2) for n in range(20))
+    assert world.scheduler.time() - begun < 6  # 10 MiB over three of 1 MB/s
+    assert not ps.count(PeerDown)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_many_streams_over_bad_connections(meet, new_source, new_sink, seed):
+    """Loss, doubling, overtaking and a reset: every byte of every stream arrives once, in order."""
+    bad = Conditions(delay_s=0.02, jitter_s=0.03, drop=0.05, duplicate=0.1, reorder=0.1)
+    world, ps, client = meet(stripes=5, conditions=bad, seed=seed, stripes_first=5)
+    chance = random.Random(seed)
+    sinks = {}
+    for number in range(6):
+        data = [chance.randbytes(chance.randrange(100_000)) for _ in range(12)]
+        for sender, way in ((client, "up"), (ps, "down")):
+            sinks[f"{way}{number}"] = new_sink(), b"".join(data)
+            sender.endpoint.offer("c", f"{way}{number}", {}, new_source(data), 1 << 16)
+    for node in (ps, client):
+        world.accept_all(node, None)
+        node.on = {
+            kind: (
+                (lambda e, n=node: n.endpoint.accept(e.peer, e.stream_id, sinks[e.stream_id][0]))
+                if kind.__name__ == "StreamOffered"
+                else reaction
+            )
+            for kind, reaction in node.on.items()
+        }
+    world.run(0.5)
+    world.reset(client)
+    world.until(lambda: ps.count(StreamReceived) == 6 and client.count(StreamReceived) == 6)
+    for sink, data in sinks.values():
+        assert sink.content == data
+    assert not ps.count(PeerDown)
+
+
+def test_real_connections(zmq_world, new_source, new_sink):
+    """Eight sockets to one port, both ways, and after all of them broke."""
+    made = zmq_world
+    made.stripes = 8
+    ps, client = made.listener(), made.dialer()
+    made.until(lambda: client.count(PeerUp))
+    at_ps, at_client = new_sink(), new_sink()
+    made.accept_all(ps, at_ps)
+    made.accept_all(client, at_client)
+    data = [bytes([index]) * 200_000 for index in range(40)]
+    client.endpoint.offer("", "up", {}, new_source(data))
+    ps.endpoint.offer("c", "down", {}, new_source(data))
+    made.until(lambda: client.count(StreamSent) and ps.count(StreamSent))
+    made.until(lambda: client.endpoint._peer.streams._bulk.open_count == 8)
+    assert ps.endpoint._peers["c"].streams._bulk.open_count == 8
+    made.reset(client)
+    again = new_sink()
+    made.accept_all(ps, again)
+    client.endpoint.offer("", "again", {}, new_source(data))
+    made.until(lambda: client.count(StreamSent) == 2)
+    assert at_ps.content == at_client.content == again.content == b"".join(data)
+    assert ps.endpoint.garbage == 0

@@ -1,0 +1,398 @@
+"""The stripes' machines: windows, lost and stalled connections, pieces, how many there are; without any network."""
+
+import random
+from collections import deque
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fsl_transport import PeerError
+from fsl_transport.arrivals import Arrivals, Assembly, Early
+from fsl_transport.frames import Chunk
+from fsl_transport.stripe_count import FIRST_WAIT_S, StripeCount, Trial
+from fsl_transport.stripes import FIRST_WINDOW_BYTES, LEAST_PIECE_BYTES, BulkSender
+
+KIB = 1024
+
+
+def sender(count=1, *, piece=1 << 20, window=1 << 26, patience_s=0.5):
+    made = BulkSender(patience_s=patience_s, piece_limit=piece, window_limit=window)
+    made.count = count
+    for stripe in range(count):
+        made.opened(stripe, 0.0)
+    return made
+
+
+def send_all(bulk, now=0.0):
+    sent = []
+    while (found := bulk.next(now)) is not None:
+        sent.append(found)
+    return sent
+
+
+def piece_of(payload, *, offset=0, size=None, round_=0, stream=1, index=0):
+    size = len(payload) if size is None else size
+    return Chunk(b"12345678", stream, round_, index, offset, size, 0, 1, True, payload)
+
+
+def test_a_chunk_is_cut_and_put_together_again():
+    """What arrives must be the chunk, whatever the pieces and their order."""
+    bulk = sender()
+    data = bytes(range(256)) * 900
+    bulk.add(7, 2, 5, data)
+    pieces = [found[3] for found in send_all(bulk)]
+    assert len(pieces) > 2
+    assert {(one.stream, one.round, one.index, one.size) for one in pieces} == {
+        (7, 2, 5, len(data))
+    }
+    assembly = Assembly(len(data), 2)
+    random.Random(1).shuffle(pieces)
+    found = [assembly.add(piece_of(one.data, offset=one.offset, size=one.size)) for one in pieces]
+    assert found[:-1] == [None] * (len(pieces) - 1)
+    assert bytes(found[-1]) == data
+
+
+def test_bytes_are_not_copied_and_what_can_change_is():
+    """The send path's largest cost would be a copy; and nobody may change what may go again."""
+    bulk = sender()
+    data = bytes(100_000)
+    bulk.add(1, 0, 0, data)
+    (_, _, _, first), *_ = send_all(bulk)
+    assert first.data.obj is data
+    mutable = bytearray(b"abc")
+    bulk.add(1, 0, 1, mutable)
+    (_, _, _, piece), *_ = send_all(bulk)
+    mutable[0] = 0
+    assert bytes(piece.data) == b"abc"
+
+
+def test_no_more_than_a_window_is_under_way():
+    """A connection that was never measured gets little."""
+    bulk = sender()
+    bulk.add(1, 0, 0, bytes(1 << 20))
+    sent = send_all(bulk)
+    assert sum(len(piece.data) for *_, piece in sent) == FIRST_WINDOW_BYTES
+    assert bulk.is_busy
+    assert any(
+        asks for _, _, asks, _ in sent[:2]
+    )  # an answer comes long before the window is used up
+    bulk.taken(0, 1, 2, 0.1)
+    assert send_all(bulk, 0.1)
+
+
+class Line:
+    """``rate`` bytes a second for each stripe and a delay each way; acknowledgements take no room."""
+
+    def __init__(self, bulk, *, rate, delay_s):
+        self.bulk, self.rate, self.delay_s = bulk, rate, delay_s
+        self.lanes = {stripe: deque() for stripe in range(64)}
+        self.free_at = dict.fromkeys(range(64), 0.0)
+        self.arrivals, self.acks = Arrivals(), deque()
+        self.now, self.index = 0.0, 0
+
+    def run(self, seconds, *, stall=(), step_s=0.002):
+        """With always something to send. Most bytes under way, and those that arrived."""
+        bulk, got, most, end = self.bulk, 0, 0, self.now + seconds
+        while self.now < end:
+            self.now = now = self.now + step_s
+            while self.acks and self.acks[0][0] <= now:
+                bulk.taken(*self.acks.popleft()[1], now)
+            if now >= bulk.next_deadline():
+                for stripe, seq in bulk.handle_timer(now):
+                    self.put(stripe, seq, True, 0, stall)
+            while bulk.has_room:
+                bulk.add(1, 0, self.index, bytes(256 * KIB))
+                self.index += 1
+            for stripe, seq, asks, piece in send_all(bulk, now):
+                self.put(stripe, seq, asks, len(piece.data), stall)
+            for stripe, lane in self.lanes.items():
+                while lane and lane[0][0] <= now:
+                    _, seq, asks, size = lane.popleft()
+                    got += size
+                    told = self.arrivals.piece(stripe, seq, asks=asks)
+                    self.acks.extend((now + self.delay_s, one) for one in told)
+            most = max(most, sum(one.in_flight for one in bulk._stripes.values()))
+        return most, got
+
+    def put(self, stripe, seq, asks, size, stall):
+        """A piece enters the line."""
+        if stripe not in stall:
+            self.free_at[stripe] = max(self.now, self.free_at[stripe]) + size / self.rate
+            self.lanes[stripe].append((self.free_at[stripe] + self.delay_s, seq, asks, size))
+
+
+@pytest.mark.parametrize(
+    ("rate", "delay_s"), [(1.25e6, 0.03), (25e6, 0.045), (125e6, 0.005), (0.2e6, 0.3)]
+)
+def test_the_window_is_that_of_the_line(rate, delay_s):
+    """A full line, and behind it no queue that a control message would wait in for long."""
+    bulk = sender()
+    line = Line(bulk, rate=rate, delay_s=delay_s)
+    line.run(5.0)
+    most, got = line.run(5.0)
+    assert got > 0.93 * rate * 5.0
+    stripe = bulk._stripes[0]
+    queue_s = (most - rate * 2 * delay_s) / rate
+    assert queue_s < 1.2 * (2 * delay_s + 4 * stripe.piece_bytes / rate) + 0.02
+    assert stripe.piece_bytes <= max(LEAST_PIECE_BYTES, 2 * 0.05 * rate)
+
+
+def test_a_queue_of_our_own_does_not_feed_itself():
+    """The round trip that sizes the window must not be the one that the window makes longer."""
+    line = Line(sender(), rate=1.25e6, delay_s=0.03)
+    most = [line.run(10.0, step_s=0.005)[0] for _ in range(6)]
+    assert max(most[1:]) < 1.3 * most[0]
+
+
+def test_the_freest_stripe_takes_the_next_piece():
+    """A slow stripe must carry less, not hold the others back."""
+    bulk = sender(2)
+    bulk.add(1, 0, 0, bytes(1 << 20))
+    sent = send_all(bulk)
+    carried = {stripe: sum(len(p.data) for s, _, _, p in sent if s == stripe) for stripe in (0, 1)}
+    assert carried == {0: FIRST_WINDOW_BYTES, 1: FIRST_WINDOW_BYTES}
+    bulk.taken(1, 1, 8, 0.05)
+    assert {stripe for stripe, *_ in send_all(bulk, 0.05)} == {1}
+
+
+def test_a_stripe_that_stands_does_not_hold_the_transfer():
+    """Its pieces go again on the others, and it gets no more until it answers."""
+    bulk = sender(4)
+    line = Line(bulk, rate=1e6, delay_s=0.02)
+    _, before = line.run(3.0)
+    _, after = line.run(3.0, stall={2})
+    assert bulk._stripes[2].is_suspect
+    assert bulk.sent_again > 0
+    assert after > 0.65 * before  # three of four, and the pause until it was found out
+    assert not [one.piece for one in bulk._stripes[2].sent if one.piece is not None]
+
+
+def test_a_lone_stripe_is_probed_before_anything_goes_twice():
+    """TCP may only be busy with a loss: what is on its way would be sent for nothing."""
+    bulk = sender()
+    bulk.add(1, 0, 0, bytes(40_000))
+    assert len(send_all(bulk)) == 1
+    when = bulk.next_deadline()
+    assert bulk.handle_timer(when - 0.01) == []
+    assert bulk.handle_timer(when) == [(0, 2)]
+    assert bulk.next(when) is None
+    assert bulk.next_deadline() > when + 1.0  # patience doubles
+    bulk.taken(0, 2, 2, when + 1)  # the probe came, the piece did not
+    ((stripe, seq, asks, piece),) = send_all(bulk, when + 1)
+    assert (stripe, seq, asks, len(piece.data)) == (0, 3, True, 40_000)
+    assert bulk.sent_again == 40_000
+
+
+def test_a_gap_is_a_loss():
+    """A stripe keeps its order, so that a younger piece's arrival proves an older one's loss."""
+    bulk = sender()
+    for index in range(3):
+        bulk.add(1, 0, index, bytes(10_000))
+    assert len(send_all(bulk)) == 3
+    bulk.taken(0, 1, 1, 0.1)
+    bulk.taken(0, 3, 3, 0.1)
+    ((_, seq, _, piece),) = send_all(bulk, 0.1)
+    assert (seq, piece.index) == (4, 1)
+    assert bulk._stripes[0].in_flight == 10_000
+
+
+def test_what_is_forgotten_does_not_go_again():
+    """A stream that was stopped must cost the line nothing more."""
+    bulk = sender()
+    bulk.add(1, 0, 0, bytes(10_000))
+    bulk.add(2, 0, 0, bytes(10_000))
+    send_all(bulk)
+    bulk.add(1, 0, 1, bytes(10_000))
+    bulk.forget(1)
+    assert send_all(bulk) == []
+    bulk.handle_timer(bulk.next_deadline())
+    bulk.taken(0, 3, 3, 2.0)
+    assert [piece.stream for *_, piece in send_all(bulk, 2.0)] == [2]
+
+
+def test_what_was_not_sent_was_not_taken():
+    """A peer that acknowledges the future is in error."""
+    bulk = sender()
+    bulk.add(1, 0, 0, bytes(10))
+    send_all(bulk)
+    for stripe, first, last in ((0, 1, 2), (0, 0, 1), (0, 2, 1), (5, 1, 1)):
+        with pytest.raises(PeerError, match="not sent"):
+            bulk.taken(stripe, first, last, 1.0)
+    bulk.taken(0, 1, 1, 1.0)
+    bulk.taken(0, 1, 1, 1.0)  # said twice
+
+
+def test_a_connection_counts_once_it_has_answered():
+    """Nothing is risked on one that may never come up."""
+    bulk = sender()
+    bulk.count = 2
+    assert bulk.probe(1, 0.0) == 1
+    bulk.add(1, 0, 0, bytes(1 << 20))
+    assert {stripe for stripe, *_ in send_all(bulk)} == {0}
+    when = bulk.next_deadline()
+    assert (1, 2) in bulk.handle_timer(when)  # the probe may be lost
+    bulk.taken(1, 2, 2, when + 0.1)
+    assert {stripe for stripe, *_ in send_all(bulk, when + 0.1)} == {1}
+    bulk.count = 1
+    bulk.taken(0, 1, 1, when + 0.2)
+    assert {stripe for stripe, *_ in send_all(bulk, when + 0.2)} <= {0}
+
+
+def test_arrivals_are_told_when_asked_and_when_something_is_missing():
+    """Few acknowledgements where all is well, an early one where not."""
+    arrivals = Arrivals()
+    assert list(arrivals.piece(3, 1, asks=False)) == []
+    assert list(arrivals.piece(3, 2, asks=True)) == [(3, 1, 2)]
+    assert list(arrivals.piece(3, 3, asks=False)) == []
+    assert list(arrivals.piece(3, 6, asks=False)) == [(3, 3, 3), (3, 6, 6)]
+    assert list(arrivals.piece(0, 1, asks=True)) == [(0, 1, 1)]
+    for stripe, seq in ((64, 1), (-1, 1), (0, 0)):
+        with pytest.raises(PeerError):
+            arrivals.piece(stripe, seq, asks=True)
+
+
+def test_pieces_that_overlap_are_an_error():
+    """More bytes than the chunk has must not be counted as a whole one."""
+    assembly = Assembly(100, 0)
+    assert assembly.add(piece_of(bytes(60), size=100)) is None
+    assert assembly.add(piece_of(bytes(60), size=100)) is None  # the same again
+    with pytest.raises(PeerError, match="overlap"):
+        assembly.add(piece_of(bytes(60), offset=40, size=100))
+
+
+def test_early_pieces_are_bounded():
+    """Nobody has asked for them."""
+    early = Early()
+    kept = [early.keep(piece_of(bytes(60), stream=n), 400 - early.bytes, 3) for n in (1, 2, 3, 4)]
+    assert kept == [316, 0, 0, 0]
+    assert [(len(found), missed) for found, missed in map(early.take, (1, 2, 3, 4))] == [
+        (1, False),
+        (0, True),
+        (0, True),
+        (0, True),
+    ]
+    assert early.bytes == 0
+    assert [early.keep(piece_of(b"x", stream=n), 1000, 2) for n in (1, 2, 3)] == [257, 257, 0]
+    with pytest.raises(PeerError):
+        early.keep(piece_of(b"x", round_=1), 100, 2)
+
+
+@given(
+    seed=st.integers(0, 1 << 32),
+    stripes=st.integers(1, 5),
+    loss=st.floats(0, 0.5),
+    sizes=st.lists(st.integers(0, 200_000), min_size=1, max_size=12),
+)
+@settings(max_examples=60, deadline=None)
+def test_everything_arrives_over_bad_stripes(seed, stripes, loss, sizes):
+    """Pieces and acknowledgements are lost, stripes overtake each other: every chunk comes together in the end."""
+    chance = random.Random(seed)
+    bulk, arrivals = sender(stripes, patience_s=0.1), Arrivals()
+    data = [chance.randbytes(size) for size in sizes]
+    parts, whole = {}, {}
+    lanes = [deque() for _ in range(stripes)]
+    left, now = list(enumerate(data)), 0.0
+    for _ in range(20_000):
+        if len(whole) == len(data):
+            break
+        now += 0.01
+        while left and bulk.has_room:
+            bulk.add(1, 0, *left.pop(0))
+        for stripe, seq, asks, piece in send_all(bulk, now):
+            if chance.random() >= loss:
+                lanes[stripe].append((seq, asks, piece))
+        if now >= bulk.next_deadline():
+            for stripe, seq in bulk.handle_timer(now):
+                if chance.random() >= loss:
+                    lanes[stripe].append((seq, True, None))
+        stripe = chance.randrange(stripes)
+        if not lanes[stripe]:
+            continue
+        seq, asks, piece = lanes[stripe].popleft()
+        if piece is not None and piece.index not in whole:
+            assembly = parts.setdefault(piece.index, Assembly(piece.size, 0))
+            found = assembly.add(piece_of(piece.data, offset=piece.offset, size=piece.size))
+            if found is not None:
+                whole[piece.index] = bytes(found)
+        for told in arrivals.piece(stripe, seq, asks=asks):
+            if chance.random() >= loss:
+                bulk.taken(*told, now)
+    assert [whole[index] for index in range(len(data))] == data
+
+
+def count_on(line, seconds, *, machine=None, limit=64, begun=0.0, idle=lambda now: False):
+    """Lets the machine choose on a line that brings ``line(stripes)`` bytes a second."""
+    machine = machine or StripeCount(1, limit)
+    delivered, now, path = 0.0, begun, [machine.count]
+    machine.forget_epoch()
+    while now < begun + seconds:
+        now += 0.02
+        delivered += 0.02 * line(machine.count)
+        if idle(now):
+            machine.rest(now)
+        elif machine.feed(now, int(delivered), open_count=machine.count, round_trip_s=0.05):
+            path.append(machine.count)
+    return machine, path
+
+
+def test_stripes_are_doubled_while_that_brings_more():
+    """One stream carries 1 MB/s, the line 25: some thirty are needed, and found within seconds."""
+    machine, path = count_on(lambda n: min(1e6 * n, 25e6), 12)
+    assert path[:7] == [1, 2, 4, 8, 16, 32, 64]
+    assert machine.count == 32
+    _, path = count_on(lambda n: min(1e6 * n, 25e6), 600, machine=machine, begun=100.0)
+    assert set(path) <= {16, 32, 64}
+    assert path.count(16) + path.count(64) < 20  # it looks less and less often
+    assert machine.count == 32
+
+
+def test_a_line_that_one_stream_fills_keeps_one():
+    """More of them would only fight over it."""
+    machine, path = count_on(lambda n: 1.25e6, 300)
+    assert machine.count == 1
+    assert set(path) == {1, 2}
+    assert len(path) < 16
+
+
+def test_a_setting_bounds_the_number():
+    """An operator may say that so many are enough."""
+    machine, path = count_on(lambda n: 1e6 * n, 60, limit=6)
+    assert max(path) == 6
+    assert machine.count == 6
+    assert StripeCount(8, 4).count == 4
+
+
+def test_a_line_that_changed_is_found():
+    """Thirty streams for a line that lost its losses are too many, one for a line that got some too few."""
+    machine, _ = count_on(lambda n: min(1e6 * n, 25e6), 20)
+    machine, _ = count_on(lambda n: 25e6, 900, machine=machine, begun=20.0)
+    assert machine.count <= 8
+    machine, _ = count_on(lambda n: min(1e6 * n, 25e6), 900, machine=machine, begun=920.0)
+    assert machine.count >= 16
+
+
+def test_nothing_is_learned_while_there_is_nothing_to_send():
+    """A slow encoder must not look like a slow line, nor a pause like one."""
+    machine, path = count_on(lambda n: 1e6 * n, 60, idle=lambda now: int(now * 50) % 2 == 0)
+    assert path == [1]
+    machine.rest(60.0)
+    assert machine.trial is Trial.HOLD
+    machine, path = count_on(lambda n: 1e6 * n, 20, machine=machine, begun=100.0)
+    assert machine.count > 8
+
+
+def test_trials_wait_for_their_connections():
+    """An epoch measured before the connections stand would say that they bring nothing."""
+    machine = StripeCount(1, 64)
+    now = 0.0
+    while machine.count == 1:
+        now += 0.02
+        machine.feed(now, int(1e6 * now), open_count=1, round_trip_s=0.05)
+        assert now < 5
+    asked_at = now
+    while machine.count == 2:
+        now += 0.02
+        machine.feed(now, int(1e6 * now), open_count=1, round_trip_s=0.05)
+    assert now - asked_at > FIRST_WAIT_S
+    assert machine.count == 1

@@ -1,0 +1,370 @@
+"""The sending end of a session's bulk connections ("stripes"): which piece goes where, what arrived, what goes again. Pure.
+
+Chunks are cut into pieces, so that a slow line is not blocked by one chunk and many connections can share one. Pieces of all
+streams of a session go over all its stripes and may overtake each other between them; each stripe numbers what it carries.
+
+Rules
+  * A stripe may have ``window`` bytes under way: ``WINDOW_GAIN`` times what its measured speed brings in the shortest time from sending
+    to acknowledgement, and two pieces. So a line is full, and no queue longer than about one round trip builds up on it (as with the
+    window of BBR, Cardwell et al. 2016; here above TCP, which still does what it does). Samples taken while there was nothing to send
+    make a window larger, never smaller.
+  * The next piece goes to the stripe with the largest free share of its window: a slow one takes less, one that stands takes nothing.
+  * A queue of our own lengthens the round trip that it is measured by. So when it has not been as short again for a while, it is measured
+    anew with a quarter of the window (BBR's ProbeRTT).
+  * A piece that ``asks`` is acknowledged at once: three of them in each window, and the last one there is.
+  * A stripe keeps its order. What is acknowledged proves that older pieces of that stripe that are not were lost: they go again.
+  * A stripe that acknowledges nothing for its patience is suspect: it gets no more pieces, its open ones go again on the others, and an
+    empty piece (a probe) asks whether it still stands. Where there are no others nothing goes twice until a probe comes back.
+  * Data is kept until it is acknowledged: no more than the windows.
+
+State     event                          -> state     effect
+CLOSED    opened, or a probe taken       -> OPEN
+OPEN      piece there, window free       -> OPEN      piece
+OPEN      taken                          -> OPEN      window measured; lost pieces again
+OPEN      patience over                  -> SUSPECT   open pieces elsewhere, probe
+SUSPECT   patience over                  -> SUSPECT   probe, patience doubles
+SUSPECT   taken                          -> OPEN      lost pieces again
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from typing import Final
+
+from fsl_transport.errors import PeerError
+from fsl_transport.link import Buffer
+
+FIRST_WINDOW_BYTES: Final = 256 * 1024
+LEAST_PIECE_BYTES: Final = 16 * 1024
+FIRST_PIECE_BYTES: Final = 32 * 1024
+PIECE_S: Final = 0.05
+"""A piece is what a stripe carries in so much time, at the most."""
+BUSY_LOOP_S: Final = 0.005
+"""A process that is busy for so long with something else must not leave the line idle."""
+CLOCK_S: Final = 0.001
+"""Event loops may tell the time in steps of so much."""
+BUSY_LOOP_BYTES: Final = 4 * 1024 * 1024
+WINDOW_GAIN: Final = 1.5
+MEMORY_S: Final = 2.0
+SEEK_EVERY_S: Final = 10.0
+"""A round trip that was not as short again for so long is sought anew, with a smaller window: a queue of our own may be in it."""
+SEEK_SHARE: Final = 4
+PATIENCE_LIMIT_S: Final = 10.0
+_ASKS_PER_WINDOW: Final = 3
+
+
+class Piece:
+    """Part of a chunk: ``data`` belongs at ``offset`` of its ``size`` bytes."""
+
+    __slots__ = ("data", "index", "offset", "round", "size", "stream")
+
+    def __init__(  # noqa: PLR0917 - the hot path passes positions
+        self, stream: int, round_: int, index: int, offset: int, size: int, data: Buffer
+    ) -> None:
+        self.stream = stream
+        self.round = round_
+        self.index = index
+        self.offset = offset
+        self.size = size
+        self.data = data
+
+
+class _Sent:
+    """A numbered piece under way; ``piece`` is None for a probe, and when nobody wants it any more."""
+
+    __slots__ = ("at", "busy", "bytes", "delivered", "in_flight", "piece", "seq")
+
+    def __init__(
+        self, seq: int, piece: Piece | None, at: float, stripe: Stripe, *, busy: bool
+    ) -> None:
+        self.seq = seq
+        self.piece = piece
+        self.bytes = 0 if piece is None else len(piece.data)
+        self.at = at
+        self.delivered = stripe.delivered
+        self.in_flight = stripe.in_flight
+        self.busy = busy
+
+
+class Stripe:
+    """One connection, seen from the sender."""
+
+    __slots__ = (
+        "_asked_shortest_at", "_rate_now", "_rate_old", "_rate_since", "delivered", "in_flight", "is_open", "is_suspect",
+        "number", "patience_s", "piece_bytes", "probed_at", "progress_at", "round_trip_s", "seeks_until", "sent", "seq",
+        "unasked", "window",
+    )  # fmt: skip
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.seq = 0
+        self.sent: deque[_Sent] = deque()
+        self.in_flight = 0
+        self.delivered = 0
+        self.window = FIRST_WINDOW_BYTES
+        self.piece_bytes = FIRST_PIECE_BYTES
+        self.unasked = FIRST_WINDOW_BYTES
+        self.is_open = False
+        self.is_suspect = False
+        self.progress_at = 0.0
+        self.probed_at = -math.inf
+        self.patience_s = 0.0
+        self.round_trip_s = math.inf  # the shortest time from sending to acknowledgement
+        self.seeks_until = 0  # the window is small until this piece is acknowledged; 0: it is not
+        self._asked_shortest_at = 0.0
+        self._rate_now = self._rate_old = 0.0
+        self._rate_since = -math.inf
+
+    @property
+    def rate(self) -> float:
+        """Bytes a second: the fastest of the last one to two spans of ``MEMORY_S``."""
+        return max(self._rate_now, self._rate_old)
+
+    def measure(self, sent: _Sent, now: float, window_limit: int, piece_limit: int) -> None:
+        """Learn from a piece that was acknowledged now."""
+        took_s = max(now - sent.at, CLOCK_S)
+        self._measure_rate(sent, (self.delivered - sent.delivered) / took_s, now)
+        self._measure_round_trip(sent, took_s, now)
+        rate = self.rate
+        piece = LEAST_PIECE_BYTES
+        while 2 * piece <= rate * PIECE_S and piece < piece_limit:
+            piece *= 2
+        self.piece_bytes = piece = min(piece, piece_limit)
+        busy = min(rate * BUSY_LOOP_S, BUSY_LOOP_BYTES)
+        if self.delivered < FIRST_WINDOW_BYTES:
+            return  # the first samples are of the first few pieces only
+        window = min(int(WINDOW_GAIN * rate * self.round_trip_s + busy) + 2 * piece, window_limit)
+        self.window = max(window // SEEK_SHARE if self.seeks_until else window, 2 * piece)
+
+    def _measure_rate(self, sent: _Sent, rate: float, now: float) -> None:
+        if not sent.busy:  # there was not enough to send: no more than a lower bound
+            self._rate_now = max(self._rate_now, rate)
+        elif now - self._rate_since > MEMORY_S:
+            self._rate_old, self._rate_now, self._rate_since = self._rate_now, rate, now
+        else:
+            self._rate_now = max(self._rate_now, rate)
+
+    def _measure_round_trip(self, sent: _Sent, took_s: float, now: float) -> None:
+        if took_s <= self.round_trip_s:
+            self.round_trip_s = took_s
+            self._asked_shortest_at = now
+        if self.seeks_until:
+            if sent.seq >= self.seeks_until and sent.in_flight <= self.window:
+                self.round_trip_s = (
+                    took_s  # as short as it gets now, with little of our own before it
+                )
+                self._asked_shortest_at = now
+                self.seeks_until = 0
+        elif now - self._asked_shortest_at > SEEK_EVERY_S:
+            self.seeks_until = self.seq + 1
+
+
+class BulkSender:
+    """All stripes of one direction of one session."""
+
+    __slots__ = (
+        "_again", "_is_busy", "_loads", "_patience_s", "_piece_limit", "_stripes", "_window_limit", "count",
+        "delivered", "sent_again",
+    )  # fmt: skip
+
+    def __init__(self, *, patience_s: float, piece_limit: int, window_limit: int) -> None:
+        self.count = 1
+        self.delivered = 0
+        self.sent_again = 0
+        self._patience_s = patience_s
+        self._piece_limit = piece_limit
+        self._window_limit = window_limit
+        self._stripes: dict[int, Stripe] = {}
+        self._loads: deque[Piece] = deque()  # what is left of chunks that are being cut
+        self._again: deque[Piece] = deque()
+        self._is_busy = False
+        self.opened(0, 0.0)
+
+    # What there is to send.
+
+    @property
+    def has_room(self) -> bool:
+        """Whether another chunk may be added: two wait at the most."""
+        return len(self._loads) < 2 and not self._again
+
+    def add(self, stream: int, round_: int, index: int, data: Buffer) -> None:
+        """A chunk to send. Data that somebody could still change is copied."""
+        if type(data) is not bytes and not (type(data) is memoryview and data.readonly):
+            data = bytes(data)
+        self._loads.append(Piece(stream, round_, index, 0, len(data), data))
+
+    def forget(self, stream: int) -> None:
+        """A stream is over, or begins again at another place: send no more of what was added so far."""
+        self._loads = deque(one for one in self._loads if one.stream != stream)
+        self._again = deque(one for one in self._again if one.stream != stream)
+        for stripe in self._stripes.values():
+            for sent in stripe.sent:
+                if sent.piece is not None and sent.piece.stream == stream:
+                    sent.piece = None
+
+    def next(self, now: float, *, more: bool = False) -> tuple[int, int, bool, Piece] | None:
+        """``(stripe, number on it, asks, piece)`` to send now, or None. With ``more`` to come the last chunk is left."""
+        if not self._again and len(self._loads) <= more:
+            self._is_busy = self._is_busy and more
+            return None
+        stripe = self._freest()
+        if stripe is None:
+            self._is_busy = True
+            return None
+        if self._again:
+            piece = self._again.popleft()
+            self.sent_again += len(piece.data)
+        else:
+            piece = self._cut(stripe.piece_bytes)
+        size = len(piece.data)
+        if not stripe.sent:
+            stripe.progress_at = now
+        stripe.seq += 1
+        stripe.in_flight += size
+        stripe.unasked += size
+        stripe.sent.append(_Sent(stripe.seq, piece, now, stripe, busy=self._is_busy))
+        asks = (
+            stripe.unasked * _ASKS_PER_WINDOW >= stripe.window
+            or stripe.in_flight >= stripe.window
+            or not (self._loads or self._again)
+        )
+        if asks:
+            stripe.unasked = 0
+        return stripe.number, stripe.seq, asks, piece
+
+    def _cut(self, piece_bytes: int) -> Piece:
+        load = self._loads[0]
+        left = len(load.data)
+        if left <= piece_bytes + piece_bytes // 2:
+            return self._loads.popleft()
+        view = memoryview(load.data)
+        piece = Piece(
+            load.stream, load.round, load.index, load.offset, load.size, view[:piece_bytes]
+        )
+        load.data = view[piece_bytes:]
+        load.offset += piece_bytes
+        return piece
+
+    def _freest(self) -> Stripe | None:
+        best, best_share = None, 0.0
+        for stripe in self._stripes.values():
+            if stripe.is_open and not stripe.is_suspect and stripe.number < self.count:
+                share = 1.0 - stripe.in_flight / stripe.window
+                if share > best_share:
+                    best, best_share = stripe, share
+        return best
+
+    # What becomes of it.
+
+    def opened(self, number: int, now: float) -> None:
+        """The other side opened a connection. Ignored when that is known."""
+        stripe = self._stripes.get(number)
+        if stripe is None:
+            stripe = self._stripes[number] = Stripe(number)
+        if not stripe.is_open:
+            stripe.is_open = True
+            stripe.progress_at = now
+
+    def taken(self, number: int, first: int, last: int, now: float) -> None:
+        """Stripe ``number`` brought its pieces ``first`` to ``last``. ``PeerError`` when they were not sent."""
+        stripe = self._stripes.get(number)
+        if stripe is None or not 0 < first <= last <= stripe.seq:
+            raise PeerError(f"pieces {first} to {last} of stripe {number} were not sent")
+        self._lose(stripe, first - 1)
+        newest = None
+        while stripe.sent and stripe.sent[0].seq <= last:
+            newest = stripe.sent.popleft()
+            stripe.in_flight -= newest.bytes
+            stripe.delivered += newest.bytes
+            self.delivered += newest.bytes
+        stripe.is_open = True
+        stripe.is_suspect = False
+        stripe.patience_s = 0.0
+        stripe.progress_at = now
+        if newest is not None and newest.bytes:
+            stripe.measure(newest, now, self._window_limit, self._piece_limit)
+
+    def _lose(self, stripe: Stripe, last: int) -> None:
+        """Whatever is open on a stripe up to ``last`` goes again, before what was never sent."""
+        lost = []
+        while stripe.sent and stripe.sent[0].seq <= last:
+            sent = stripe.sent.popleft()
+            stripe.in_flight -= sent.bytes
+            if sent.piece is not None:
+                lost.append(sent.piece)
+        self._again.extendleft(reversed(lost))
+
+    # Time.
+
+    def next_deadline(self) -> float:
+        """When a stripe loses its credit."""
+        return min(
+            (
+                max(stripe.progress_at, stripe.probed_at) + self._patience(stripe)
+                for stripe in self._stripes.values()
+                if self._may_stand(stripe)
+            ),
+            default=math.inf,
+        )
+
+    def handle_timer(self, now: float) -> list[tuple[int, int]]:
+        """Stripes to probe, with the number of the empty piece. ``next`` may have something to send afterwards."""
+        probes = []
+        for stripe in self._stripes.values():
+            if not self._may_stand(stripe):
+                continue
+            patience_s = self._patience(stripe)
+            if now < max(stripe.progress_at, stripe.probed_at) + patience_s:
+                continue
+            stripe.patience_s = min(2 * patience_s, PATIENCE_LIMIT_S)
+            stripe.probed_at = now
+            stripe.is_suspect = True
+            if any(one.is_open and not one.is_suspect for one in self._stripes.values()):
+                for sent in stripe.sent:  # they still count as under way here
+                    if sent.piece is not None:
+                        self._again.append(sent.piece)
+                        sent.piece = None
+            probes.append((stripe.number, self.probe(stripe.number, now)))
+        return probes
+
+    def probe(self, number: int, now: float) -> int:
+        """Number an empty piece for a stripe, which may be one that is not known to stand."""
+        stripe = self._stripes.get(number)
+        if stripe is None:
+            stripe = self._stripes[number] = Stripe(number)
+        stripe.seq += 1
+        stripe.sent.append(_Sent(stripe.seq, None, now, stripe, busy=False))
+        return stripe.seq
+
+    def _may_stand(self, stripe: Stripe) -> bool:
+        """Whether an answer is waited for; nobody waits for connections that are not wanted any more."""
+        return bool(stripe.sent) and (stripe.is_open or stripe.number < self.count)
+
+    def _patience(self, stripe: Stripe) -> float:
+        if stripe.patience_s:
+            return stripe.patience_s
+        round_trip_s = stripe.round_trip_s
+        if round_trip_s == math.inf:
+            return 2 * self._patience_s
+        rate = stripe.rate
+        queue_s = 2 * stripe.in_flight / rate if rate else 0.0
+        return max(self._patience_s, 4 * round_trip_s + queue_s)
+
+    # For whoever chooses how many there are.
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether something waits for a window."""
+        return self._is_busy
+
+    @property
+    def open_count(self) -> int:
+        """Stripes that stand."""
+        return sum(stripe.is_open for stripe in self._stripes.values())
+
+    @property
+    def round_trip_s(self) -> float:
+        """The shortest round trip of all; 0 before the first one."""
+        shortest = min((stripe.round_trip_s for stripe in self._stripes.values()), default=math.inf)
+        return 0.0 if shortest == math.inf else shortest
