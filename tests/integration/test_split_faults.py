@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -16,6 +17,7 @@ from fsl_async.observe.split_audit import audit_split_dir
 
 pytestmark = pytest.mark.slow
 
+STORM = Path(__file__).parents[2] / "benchmarks" / "split_storm.py"
 UNIT_S = float(os.environ.get("FSL_TEST_TIME_UNIT", "3"))
 
 SETTINGS = {
@@ -233,6 +235,18 @@ def test_a_split_server_that_is_asked_to_end_ends_no_run(site):
     parties.go_on()
     parties.finish()
     assert check(parties).dropped == 0, "what it had trained is in its last checkpoint"
+
+
+def test_a_short_storm(tmp_path):
+    """The same script that runs for hours elsewhere: whoever is killed when, the ledgers and the clients' journals must agree."""
+    done = subprocess.run(
+        [sys.executable, STORM, "--clients", "2", "--kills", "3", "--seed", "13", "--folder", str(tmp_path)],
+        capture_output=True, text=True, timeout=200 * UNIT_S, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr + (tmp_path / "storm.log").read_text()
+    found = json.loads(done.stdout)
+    assert sum(found["kills"].values()) >= 3
+    assert found["uploads"]["trained"] > 0
 
 
 def test_the_demo_of_split_learning(tmp_path):
