@@ -85,6 +85,12 @@ def test_a_dead_connection_among_them_does_not_hold_the_transfer(meet, new_sourc
     client.endpoint.offer("", "s", {}, new_source([bytes(MIB // 2)] * 20))
     world.until(lambda: client.count(StreamSent))
     world.network.cut_stripe("c", "ps", 2)
+    held = new_sink(
+        hold=True
+    )  # a stream that comes in meanwhile and waits must not hide the clock of those that go out
+    world.accept_all(client, held)
+    ps.endpoint.offer("c", "back", {}, new_source([bytes(1000)] * 2))
+    world.until(lambda: held.waiting)
     sink = new_sink()
     world.accept_all(ps, sink)
     begun = world.scheduler.time()

@@ -36,8 +36,8 @@ from fsl_transport.link import (
     Scheduler,
 )
 from fsl_transport.mem_link import Conditions, MemLink, MemNetwork
+from fsl_transport.road import Transfer
 from fsl_transport.settings import STRIPES_LIMIT, TransportSettings
-from fsl_transport.streams import Transfer
 from fsl_transport.virtual_time import VirtualScheduler
 
 __all__ = [

@@ -38,8 +38,9 @@ from fsl_transport.link import (
     check_name,
 )
 from fsl_transport.reliable import BeatDue, Session
+from fsl_transport.road import Transfer
 from fsl_transport.settings import TransportSettings
-from fsl_transport.streams import Streams, Transfer
+from fsl_transport.streams import Streams
 from fsl_transport.stripe_count import StripeCount
 
 BULK_MESSAGES: Final = (Chunk, Probe, Taken)

@@ -1,4 +1,4 @@
-"""The streams of one session: joins the pure machines of ``chunks.py`` and ``stripes.py`` with sources and sinks.
+"""The streams of one session: joins the pure machines with sources (``outgoing.py``) and sinks (here).
 
 Everything runs on the loop thread. Sources and sinks may answer at once or later; answers that
 come after the stream or its session is gone are ignored.
@@ -8,72 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Protocol
-
-from attrs import frozen
+from typing import Any
 
 from fsl_transport import frames
 from fsl_transport.arrivals import Arrivals, Assembly, Early
-from fsl_transport.chunks import ReceiveStream, SendStream
+from fsl_transport.chunks import ReceiveStream
 from fsl_transport.errors import LocalError, PeerError
-from fsl_transport.events import (
-    Body,
-    StreamDeclined,
-    StreamFailed,
-    StreamOffered,
-    StreamReceived,
-    StreamSent,
-    TransportEvent,
-)
-from fsl_transport.frames import Chunk, Data, Probe, Taken
-from fsl_transport.link import Buffer, ChunkSink, ChunkSource
+from fsl_transport.events import StreamFailed, StreamOffered, StreamReceived
+from fsl_transport.frames import Chunk, Data, Probe
+from fsl_transport.link import Buffer, ChunkSink
+from fsl_transport.outgoing import Sender
+from fsl_transport.road import Road, Transfer, find
 from fsl_transport.settings import TransportSettings
 from fsl_transport.stripe_count import StripeCount
-from fsl_transport.stripes import BulkSender
-
-
-@frozen
-class Transfer:
-    """How far one stream is, for a status page. ``done`` counts chunks written by the receiver."""
-
-    peer: str
-    stream_id: str
-    sending: bool
-    accepted: bool
-    chunks: int
-    done: int
-
-
-class Road(Protocol):
-    """What the streams of one session need from the endpoint."""
-
-    settings: TransportSettings
-    open_streams: int
-    """Streams that come in, over all sessions of the endpoint: they share the budget."""
-    held_bytes: int
-    """Received and not written, over all sessions."""
-    early_held_bytes: int
-    """Received before they were accepted, over all sessions."""
-
-    def now(self) -> float: ...  # noqa: D102
-    def emit(self, event: TransportEvent) -> None: ...  # noqa: D102
-    def send_op(self, peer: Any, op: int, fields: tuple[Any, ...]) -> None: ...  # noqa: D102
-    def send_bulk(self, peer: Any, stripe: int, frames: Sequence[Buffer]) -> None: ...  # noqa: D102
-    def send_head(self, peer: Any, head: bytes) -> None: ...  # noqa: D102
-    def open_stripes(self, peer: Any, count: int) -> bool: ...  # noqa: D102
-    def rearm(self, peer: Any, now: float) -> None: ...  # noqa: D102
-
-
-class _Outgoing:
-    __slots__ = ("blocked_at", "gone", "machine", "pumping", "source", "stream_id")
-
-    def __init__(self, machine: SendStream, stream_id: str, source: ChunkSource) -> None:
-        self.machine = machine
-        self.stream_id = stream_id
-        self.source = source
-        self.blocked_at = -1  # the limit at which the receiver was told so
-        self.pumping = False
-        self.gone = False
 
 
 class _Incoming:
@@ -99,50 +46,18 @@ class _Incoming:
         self.gone = False
 
 
-class Streams:
+class Streams(Sender):
     """Both directions of one session's streams. ``peer`` is the endpoint's record of the peer."""
 
-    __slots__ = (
-        "_announced",
-        "_arrivals",
-        "_bulk",
-        "_count",
-        "_draining",
-        "_early",
-        "_identity",
-        "_incoming",
-        "_last_number",
-        "_name",
-        "_newest",
-        "_outgoing",
-        "_peer",
-        "_road",
-        "_settings",
-        "_takes",
-    )
+    __slots__ = ("_arrivals", "_early", "_incoming", "_newest", "_takes")
 
     def __init__(
         self, road: Road, peer: Any, name: str, identity: bytes, count: StripeCount
     ) -> None:
-        self._road = road
-        self._peer = peer
-        self._name = name
-        self._identity = identity
-        self._settings = road.settings
-        self._last_number = 0
+        super().__init__(road, peer, name, identity, count)
         self._newest = 0  # number of the newest stream that was offered to us
-        settings = self._settings
-        self._bulk = BulkSender(
-            patience_s=settings.stall_s / 20,
-            piece_limit=settings.chunk_limit_bytes,
-            window_limit=settings.window_limit_bytes,
-        )
-        self._count = count
-        self._announced = 1  # stripes that the other side knows of
-        self._draining = False
         self._arrivals = Arrivals()
         self._early = Early()
-        self._outgoing: dict[int, _Outgoing] = {}
         self._incoming: dict[int, _Incoming] = {}
         self._takes: dict[int, Callable[[list[Any], float], None]] = {
             frames.OFFER: self._on_offer,
@@ -155,7 +70,6 @@ class Streams:
             frames.BLOCKED: self._on_blocked,
             frames.STRIPES: self._on_stripes,
         }
-        count.forget_epoch()
 
     # What the owner calls.
 
@@ -163,29 +77,9 @@ class Streams:
         """Use other settings for streams that begin from now on."""
         self._settings = settings
 
-    def offer(self, stream_id: str, meta: Body, source: ChunkSource, early_bytes: int = 0) -> None:
-        """Offer a stream; one of the same id that is under way is stopped first."""
-        old = _find(self._outgoing, stream_id)
-        if old is not None:
-            self._stop(old, "offered again")
-        self._last_number += 1
-        number = self._last_number
-        chunks = source.chunks
-        # One chunk more than the window, because a receiver tells what it wrote in steps.
-        limit = self._settings.window_limit_bytes + self._settings.chunk_limit_bytes
-        outgoing = _Outgoing(SendStream(number, chunks, limit), stream_id, source)
-        others = sum(o.machine.credit.limit for o in self._outgoing.values() if o.machine.early)
-        self._outgoing[number] = outgoing
-        self._use_stripes()
-        self._road.send_op(self._peer, frames.OFFER, (number, stream_id, chunks, meta))
-        early_bytes = min(early_bytes, self._settings.early_bytes - others)
-        if early_bytes > 0:
-            outgoing.machine.begin_early(early_bytes)
-            self._pump(outgoing)
-
     def accept(self, stream_id: str, sink: ChunkSink, next_chunk: int) -> None:
         """Take an offered stream from ``next_chunk`` on. An id that is gone is ignored."""
-        incoming = _find(self._incoming, stream_id)
+        incoming = find(self._incoming, stream_id)
         if incoming is None:
             return
         machine = incoming.machine
@@ -214,13 +108,13 @@ class Streams:
 
     def decline(self, stream_id: str, reason: str) -> None:
         """Send an offer back, or end a stream that comes in."""
-        incoming = _find(self._incoming, stream_id)
+        incoming = find(self._incoming, stream_id)
         if incoming is not None:
             self._abort(incoming, reason)
 
     def cancel(self, stream_id: str, reason: str) -> None:
         """End the stream of this id, whichever way it goes."""
-        outgoing = _find(self._outgoing, stream_id)
+        outgoing = find(self._outgoing, stream_id)
         if outgoing is not None:
             self._stop(outgoing, reason)
         self.decline(stream_id, reason)
@@ -297,13 +191,6 @@ class Streams:
         self._bulk.opened(probe.stripe, now)
         self._drain()
 
-    def handle_taken(self, taken: Taken, now: float) -> None:
-        """Pieces arrived. ``PeerError`` when they were not sent."""
-        self._bulk.taken(taken.stripe, taken.first, taken.last, now)
-        self._drain()
-        if self._bulk.is_busy:
-            self._measure(now)
-
     def _tell(self, ranges: Sequence[tuple[int, int, int]]) -> None:
         for told in ranges:
             head = frames.pack((frames.TAKEN, self._identity, *told), frames.TEXT_LIMIT)
@@ -347,10 +234,10 @@ class Streams:
 
     def next_deadline(self) -> float:
         """The earliest stall among the streams that come in and the stripes that go out."""
-        return min(
-            (incoming.machine.next_deadline() for incoming in self._incoming.values()),
-            default=self._bulk.next_deadline(),
-        )
+        earliest = self._bulk.next_deadline()
+        for incoming in self._incoming.values():
+            earliest = min(earliest, incoming.machine.next_deadline())
+        return earliest
 
     def handle_timer(self, now: float) -> None:
         """Ask again for what stalled."""
@@ -374,7 +261,7 @@ class Streams:
             text = f"more than {self._settings.max_streams} streams at once"
             self._road.send_op(self._peer, frames.DECLINE, (number, text))
             return
-        old = _find(self._incoming, stream_id)
+        old = find(self._incoming, stream_id)
         if old is not None:
             self._forget(old)
             self._road.emit(StreamFailed(self._name, stream_id, "offered again"))
@@ -382,46 +269,11 @@ class Streams:
         self._incoming[number] = _Incoming(machine, stream_id)
         self._road.emit(StreamOffered(self._name, stream_id, meta, chunks))
 
-    def _on_accept(self, fields: list[Any], now: float) -> None:
-        number, round_, chunk, received, limit = fields
-        outgoing = self._outgoing.get(number)
-        if outgoing is not None:
-            if round_ or chunk:  # it reads again, or begins further on than what was sent early
-                self._bulk.forget(number)
-            outgoing.machine.accept(round_, chunk, received, limit)
-            self._pump(outgoing)
-
-    def _on_decline(self, fields: list[Any], now: float) -> None:
-        outgoing = self._drop_outgoing(fields[0])
-        if outgoing is not None:
-            self._road.emit(StreamDeclined(self._name, outgoing.stream_id, fields[1]))
-
-    def _on_credit(self, fields: list[Any], now: float) -> None:
-        number, limit, written = fields
-        outgoing = self._outgoing.get(number)
-        if outgoing is not None:
-            outgoing.machine.grant(limit, written)
-            self._pump(outgoing)
-
-    def _on_done(self, fields: list[Any], now: float) -> None:
-        outgoing = self._outgoing.get(fields[0])
-        if outgoing is None:
-            return
-        if not outgoing.machine.is_accepted:
-            raise PeerError("DONE before ACCEPT")
-        self._drop_outgoing(fields[0])
-        self._road.emit(StreamSent(self._name, outgoing.stream_id))
-
     def _on_stop(self, fields: list[Any], now: float) -> None:
         incoming = self._incoming.get(fields[0])
         if incoming is not None:
             self._forget(incoming)
             self._road.emit(StreamFailed(self._name, incoming.stream_id, fields[1]))
-
-    def _on_abort(self, fields: list[Any], now: float) -> None:
-        outgoing = self._drop_outgoing(fields[0])
-        if outgoing is not None:
-            self._road.emit(StreamFailed(self._name, outgoing.stream_id, fields[1]))
 
     def _on_blocked(self, fields: list[Any], now: float) -> None:
         number, limit = fields
@@ -431,160 +283,6 @@ class Streams:
             if machine.blocked(limit, self._window_limit()):
                 credit = (number, machine.credit.limit, machine.written)
                 self._road.send_op(self._peer, frames.CREDIT, credit)
-
-    def _on_stripes(self, fields: list[Any], now: float) -> None:
-        self._announce(fields[0])
-
-    # The stripes.
-
-    def _use_stripes(self) -> None:
-        """See to it that there are as many as were found to be of use."""
-        self._bulk.count = self._count.count
-        if self._bulk.count > self._announced and not self._announce(self._bulk.count):
-            self._announced = self._bulk.count
-            self._road.send_op(self._peer, frames.STRIPES, (self._bulk.count,))
-
-    def _announce(self, count: int) -> bool:
-        """Open connections, and show each of them to the other side. False where that is the other side's part."""
-        count = min(count, self._settings.stripes_limit)
-        if not self._road.open_stripes(self._peer, count):
-            return False
-        now = self._road.now()
-        while self._announced < count:
-            self._probe(self._announced, self._bulk.probe(self._announced, now))
-            self._announced += 1
-        self._road.rearm(self._peer, now)
-        return True
-
-    def _probe(self, stripe: int, number: int) -> None:
-        head = frames.pack((frames.PROBE, self._identity, stripe, number), frames.TEXT_LIMIT)
-        self._road.send_bulk(self._peer, stripe, (head,))
-
-    def _measure(self, now: float) -> None:
-        bulk = self._bulk
-        if self._count.feed(
-            now, bulk.delivered, open_count=bulk.open_count, round_trip_s=bulk.round_trip_s
-        ):
-            self._use_stripes()
-            self._drain()
-
-    # The sending side.
-
-    def _pump(self, outgoing: _Outgoing) -> None:
-        """Read and hand over as far as credit, source and stripes allow, without recursion; then send."""
-        if outgoing.pumping:
-            return
-        machine = outgoing.machine
-        outgoing.pumping = True
-        try:
-            while not outgoing.gone:
-                if machine.held is not None:
-                    if not self._bulk.has_room:
-                        self._send(more=True)
-                        if not self._bulk.has_room:
-                            break
-                    ready = machine.take()
-                    if ready is None:
-                        self._tell_blocked(outgoing)
-                        break
-                    self._bulk.add(machine.number, machine.round, *ready)
-                    # The others have their turn before this one has its next.
-                    self._outgoing[machine.number] = self._outgoing.pop(machine.number)
-                wanted = machine.next_read()
-                if wanted is None:
-                    if machine.is_starved:
-                        self._tell_blocked(outgoing)
-                    break
-                index, serial = wanted
-                outgoing.source.read(index, partial(self._delivered, outgoing, serial))
-        finally:
-            outgoing.pumping = False
-        self._send()
-
-    def _tell_blocked(self, outgoing: _Outgoing) -> None:
-        machine = outgoing.machine
-        limit = machine.credit.limit
-        if machine.is_accepted and limit > outgoing.blocked_at:
-            outgoing.blocked_at = limit
-            self._road.send_op(self._peer, frames.BLOCKED, (machine.number, limit))
-
-    def _drain(self) -> None:
-        """Windows are free again: send what waits, and let the streams hand over more."""
-        if self._draining:
-            return
-        self._draining = True
-        try:
-            self._send()
-            for outgoing in list(self._outgoing.values()):
-                if not self._bulk.has_room:
-                    break
-                self._pump(outgoing)
-        finally:
-            self._draining = False
-
-    def _send(self, *, more: bool = False) -> None:
-        """Send pieces as far as windows allow; with ``more`` to come not the last chunk, which asks for an answer."""
-        bulk, now = self._bulk, self._road.now()
-        sent = False
-        while (found := bulk.next(now, more=more)) is not None:
-            stripe, number, asks, piece = found
-            head = frames.pack(
-                (
-                    frames.CHUNK,
-                    self._identity,
-                    piece.stream,
-                    piece.round,
-                    piece.index,
-                    piece.offset,
-                    piece.size,
-                    stripe,
-                    number,
-                    asks,
-                ),
-                frames.TEXT_LIMIT,
-            )
-            self._road.send_bulk(self._peer, stripe, (head, piece.data))
-            sent = True
-        if not bulk.is_busy and not more:
-            self._count.rest(now)
-        if sent:
-            self._road.rearm(self._peer, now)
-
-    def _delivered(self, outgoing: _Outgoing, serial: int, data: Buffer | None) -> None:
-        if outgoing.gone or not outgoing.machine.answered(serial):
-            return
-        if not outgoing.machine.is_current(serial):
-            self._pump(outgoing)  # a reading from before a resume made place for the next one
-            return
-        if data is None:
-            self._fail_outgoing(outgoing, "the sender could not read it")
-            return
-        if type(data) is memoryview and data.format != "B":
-            data = data.cast("B")
-        if len(data) > self._settings.chunk_limit_bytes:
-            limit = self._settings.chunk_limit_bytes
-            self._fail_outgoing(
-                outgoing, f"a chunk of {len(data)} bytes is over the limit of {limit}"
-            )
-            return
-        outgoing.machine.delivered(serial, data)
-        self._pump(outgoing)
-
-    def _fail_outgoing(self, outgoing: _Outgoing, reason: str) -> None:
-        self._stop(outgoing, reason)
-        self._road.emit(StreamFailed(self._name, outgoing.stream_id, reason))
-
-    def _stop(self, outgoing: _Outgoing, reason: str) -> None:
-        number = outgoing.machine.number
-        self._drop_outgoing(number)
-        self._road.send_op(self._peer, frames.STOP, (number, frames.short(reason)))
-
-    def _drop_outgoing(self, number: int) -> _Outgoing | None:
-        outgoing = self._outgoing.pop(number, None)
-        if outgoing is not None:
-            outgoing.gone = True
-            self._bulk.forget(number)
-        return outgoing
 
     # The receiving side.
 
@@ -638,10 +336,3 @@ class Streams:
         share = settings.budget_bytes // max(1, self._road.open_streams)
         limit = max(settings.window_bytes, settings.window_limit_bytes)
         return min(limit, max(settings.chunk_limit_bytes, share))
-
-
-def _find(streams: dict[int, Any], stream_id: str) -> Any:
-    for stream in streams.values():
-        if stream.stream_id == stream_id:
-            return stream
-    return None
