@@ -21,7 +21,8 @@ from fsl_async.shells.wire import Hello
 from fsl_transport import frames
 
 GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + b"\0" + bytes(31)
-SENT_LIMIT = 1 << 20
+MADE: list[socket.socket] = []
+"""All connections of this process, to be closed in the end."""
 
 
 def dial(address: str) -> socket.socket:
@@ -30,6 +31,7 @@ def dial(address: str) -> socket.socket:
     found = socket.create_connection((host, int(port)), timeout=5)
     found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     found.settimeout(1.0)
+    MADE.append(found)
     return found
 
 
@@ -92,15 +94,13 @@ class _Reader:
                 return None
             del self._data[: self._skip]
             self._skip = 0
-        if len(self._data) < 9:
-            return (
-                None if len(self._data) < 2 or len(self._data) < 2 + self._data[1] else self._cut(1)
-            )
+        if not self._data or (self._data[0] & 2 and len(self._data) < 9):
+            return None
         return self._cut(8 if self._data[0] & 2 else 1)
 
     def _cut(self, width: int) -> tuple[int, bytes] | None:
         size = int.from_bytes(self._data[1 : 1 + width], "big")
-        if len(self._data) < 1 + width + size:
+        if len(self._data) < 1 + width or len(self._data) < 1 + width + size:
             return None
         flags, content = self._data[0], bytes(self._data[1 + width : 1 + width + size])
         del self._data[: 1 + width + size]
@@ -260,3 +260,5 @@ class Attack(threading.Thread):
         self._stopping.set()
         self.join(10)
         self._generator.close()  # type: ignore[attr-defined]
+        while MADE:
+            MADE.pop().close()

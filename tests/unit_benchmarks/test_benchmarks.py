@@ -118,3 +118,14 @@ def test_split_server_memory_measures_a_real_server():
     (row,) = rows_of("split_server_memory.py", "--smoke", "--methods", "fsl-sage", "--clients", "1")
     assert row["kept_buffer"] == 64 * (4 * 4 * 16 * 16 + 8)
     assert row["grown"] > row["kept"] > 0
+
+
+@pytest.mark.slow
+def test_robust_trains_and_counts(monkeypatch):
+    """A round with a liar, under the mean and a robust rule, with the present Store and screening; and a row of the costs."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    robust = importlib.import_module("robust")
+    rows = [robust.measure(robust.Spec(rule, "x -10", 0), 1) for rule in ("mean", "median")]
+    assert not any(row["problem"] for row in rows)
+    assert rows[0]["loss"] > rows[1]["loss"] > 0
+    assert {row["cost"] for row in robust.cost(5, 20_000)} == set(robust.RULES)
