@@ -1,4 +1,4 @@
-"""Addresses: `host:port`, `tcp://host:port` and `fsl://host:port[?key=...]`, read with errors that say what to write.
+"""Addresses: `host:port`, `tcp://host:port` and `fsl://host:port[?key=...][&split=host:port]`, read with errors that say what to write.
 
 Pure but for `reachable_host`, which asks the operating system which of its own addresses faces the network.
 """
@@ -23,11 +23,15 @@ _MAX_TEXT = 1024
 
 @frozen
 class Address:
-    """Where a parameter server is. `host` has no brackets; `key` is empty when none was given."""
+    """Where a parameter server is. `host` has no brackets; `key` is empty when none was given.
+
+    `split`: `host:port` by which the split server is reached from here, in place of what the parameter server says; empty when that is right.
+    """
 
     host: str
     port: int
     key: str = ""
+    split: str = ""
 
     @property
     def tcp(self) -> str:
@@ -36,9 +40,11 @@ class Address:
 
     @property
     def fsl(self) -> str:
-        """The form that users paste, `fsl://host:port[?key=...]`."""
-        query = f"?{urlencode({'key': self.key})}" if self.key else ""
-        return f"fsl://{self._host_in_url}:{self.port}{query}"
+        """The form that users paste, `fsl://host:port[?key=...][&split=host:port]`."""
+        key = urlencode({"key": self.key}) if self.key else ""
+        split = f"split={self.split}" if self.split else ""
+        query = "&".join(part for part in (key, split) if part)
+        return f"fsl://{self._host_in_url}:{self.port}{'?' if query else ''}{query}"
 
     @property
     def is_loopback(self) -> bool:
@@ -96,12 +102,12 @@ def _parse(text: str, example: str) -> Address:
         raise AddressError(f"{shown}: unknown scheme {scheme}://; write one like {example}")
     place, _, query = rest.partition("?")
     host, port_text = _split(place.removesuffix("/"), shown, example)
-    key = _key(query, shown)
+    key, split = _parts(query, shown)
     if not port_text:
         raise AddressError(f"{shown}: no port; write one like {example}")
     if not (port_text.isascii() and port_text.isdecimal() and int(port_text[:6]) <= 65535):
         raise AddressError(f"{shown}: port {port_text[:20]!r} is not a number from 0 to 65535")
-    return Address(host, int(port_text), key)
+    return Address(host, int(port_text), key, split)
 
 
 def _split(place: str, shown: str, example: str) -> tuple[str, str]:
@@ -123,15 +129,24 @@ def _split(place: str, shown: str, example: str) -> tuple[str, str]:
     return host, port_text
 
 
-def _key(query: str, shown: str) -> str:
-    key = ""
+def _parts(query: str, shown: str) -> tuple[str, str]:
+    """Key and split server's place."""
+    found = {"key": "", "split": ""}
     for name, value in parse_qsl(query, keep_blank_values=True):
-        if name != "key":
-            raise AddressError(f"{shown}: unknown part {name!r} after '?'; only key=... is known")
-        key = value
-    if query and not key:
+        if name not in found:
+            raise AddressError(
+                f"{shown}: unknown part {name!r} after '?'; only key=... and split=host:port are known"
+            )
+        if not value:
+            raise AddressError(
+                f"{shown}: the {name} after '?' is empty; write ?{name}=... or remove it"
+            )
+        found[name] = value
+    if query and not any(found.values()):
         raise AddressError(f"{shown}: the key after '?' is empty; write ?key=... or remove it")
-    return key
+    if found["split"]:
+        found["split"] = parse(found["split"]).tcp.removeprefix("tcp://")
+    return found["key"], found["split"]
 
 
 def parse_told(text: str) -> Address:
@@ -140,10 +155,15 @@ def parse_told(text: str) -> Address:
 
 
 def seen_from(given: str, dialled: str) -> Address:
-    """Where to dial what a server at `dialled` names as `given`: "every interface" is the host that was dialled. Raises AddressError."""
-    address = parse_told(given)
-    if address.is_everywhere:
-        address = evolve(address, host=parse(dialled).host)
+    """Where to dial the split server that a server at `dialled` names as `given`: "every interface" is the host that was dialled, and who dialled a
+    relay or a tunnel may have been given another place (`split=`). The key stays the one that was named. Raises AddressError.
+    """
+    address, at = parse_told(given), parse(dialled)
+    if at.split:
+        place = parse(at.split)
+        address = evolve(address, host=place.host, port=place.port)
+    elif address.is_everywhere:
+        address = evolve(address, host=at.host)
     return parse(address.fsl)
 
 

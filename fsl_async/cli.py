@@ -102,10 +102,9 @@ def _check_role(_: click.Context, __: click.Parameter, role: str | None) -> str:
 )
 @click.option("--listen", metavar="HOST:PORT", help="relay: where its clients reach it.")
 @click.option(
-    "--also",
-    multiple=True,
-    metavar="PORT=ADDRESS",
-    help="relay: forward another port too, such as a split server's; repeatable.",
+    "--split",
+    metavar="PORT[=ADDRESS]",
+    help="relay: forward to the run's split server too, at this port.",
 )
 @click.option("--insecure", is_flag=True, help="Accept that other machines connect unencrypted.")
 @click.option(
@@ -126,7 +125,7 @@ def node(role: str, **options: Any) -> int:
 _BUILDS_NOTHING = "the parameter server stores numbers and builds no model"
 _OF_ROLES: dict[str, tuple[str, str]] = {
     "listen": ("relay", "--listen goes with --role relay; others listen at LISTEN_ADDRESS"),
-    "also": ("relay", "--also goes with --role relay"),
+    "split": ("relay", "--split goes with --role relay; a run's split server is --role server"),
     "grace_s": ("client", "--grace is a client's: the others are not preempted in good order"),
     "ec2_spot": ("client", "--ec2-spot is a client's: the others are not preempted in good order"),
     "launchers": ("ps", "--launchers goes with --role ps, which asks for clients that died"),

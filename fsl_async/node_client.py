@@ -359,7 +359,7 @@ class ClientRuntime:
             traffic=self.traffic,
         )
         try:
-            place = addresses.seen_from(config.split.server, self._server)
+            place = addresses.seen_from(config.split.server, self._at.fsl)
             curve = split_curve(place, self._keys, encrypted=self._curve is not None)
             link = self._dial(place, curve)
         except (AddressError, KeysError) as error:

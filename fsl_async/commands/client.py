@@ -86,7 +86,7 @@ def command(
         stopper = Stopper()
         with _preemptible(stopper, output, grace_s, ec2=ec2_spot):
             summary = run_client(
-                server.fsl if server.key else server.tcp,
+                server.fsl if server.key or server.split else server.tcp,
                 name,
                 task,
                 data,

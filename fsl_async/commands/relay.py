@@ -23,7 +23,7 @@ def command(
     *,
     address: str | None,
     listen: str | None,
-    also: tuple[str, ...],
+    split: str | None,
     run_dir: Path | None,
     insecure: bool,
     dry_run: bool,
@@ -41,7 +41,7 @@ def command(
         raise UsageError(
             f"which server? Give the address in the line that it prints, like: {program()} --role relay --listen *:7100 {addresses.EXAMPLE}"
         )
-    doors = doors_of(address, listen or DEFAULT_LISTEN, also, insecure=insecure)
+    doors = doors_of(address, listen or DEFAULT_LISTEN, split, insecure=insecure)
     output = Output(as_json=as_json)
     if dry_run:
         output.result(
@@ -53,15 +53,13 @@ def command(
     from fsl_async.node_relay import serve
 
     def announce(bound: list[tuple[str, int]]) -> None:
-        lines = [
-            join_line(address, places[0], places[1]) if not number else ""
-            for number, places in enumerate(bound)
-        ]
-        for (host, port), door, line in zip(bound, doors, lines, strict=True):
+        line = join_line(address, bound)
+        for number, ((host, port), door) in enumerate(zip(bound, doors, strict=True)):
             place = addresses.Address(host, port).tcp
-            output.record("listening", address=place, server=door.server, join=line)
+            join = "" if number else line
+            output.record("listening", address=place, server=door.server, join=join)
             output.say(f"relay at {place} for {door.server}")
-        output.say(f"on each client:\n    {lines[0]}")
+        output.say(f"on each client:\n    {line}")
 
     def tell(note: Note) -> None:
         if output.as_json:
@@ -78,36 +76,46 @@ def command(
     return stopper.exit_code
 
 
-def join_line(server: str, host: str, port: int) -> str:
-    """What to paste at each client: the server's address with the relay's host and port in it. The key stays the server's own."""
+def join_line(server: str, bound: list[tuple[str, int]]) -> str:
+    """What to paste at each client: the server's address with the relay's places in it. The key stays the server's own."""
     from attrs import evolve
 
+    (host, port), *others = bound
     reach = addresses.reachable_host(host)
-    place = evolve(addresses.parse(server), host=reach, port=port)
+    split = "".join(
+        addresses.Address(addresses.reachable_host(one), other).tcp.removeprefix("tcp://")
+        for one, other in others
+    )
+    place = evolve(addresses.parse(server), host=reach, port=port, split=split)
     return f"{program()} --role client --name SITE --data PATH {shlex.quote(place.fsl)}"
 
 
-def doors_of(server: str, listen: str, also: tuple[str, ...], *, insecure: bool) -> list[Door]:
-    """The doors: one for the parameter server, and one for each `--also LISTEN=ADDRESS`. Raises UsageError and AddressError."""
+def doors_of(server: str, listen: str, split: str | None, *, insecure: bool) -> list[Door]:
+    """The doors: for the parameter server, and with `--split PORT[=ADDRESS]` for the split server. Raises UsageError and AddressError."""
     from fsl_async.node_relay import Door
 
-    main = addresses.parse_listen(listen)
-    wanted = [(main, addresses.parse(server))]
-    for text in also:
-        left, equals, right = text.partition("=")
-        if not equals:
+    main, target = addresses.parse_listen(listen), addresses.parse(server)
+    wanted = [(main, target)]
+    if split is None and target.split:
+        raise UsageError(
+            f"the address names a split server too, {target.split}: say at which port clients reach it here, --split 7101"
+        )
+    if split is not None:
+        left, _, right = split.partition("=")
+        if not (right or target.split):
             raise UsageError(
-                f"--also {text}: write it as PORT=ADDRESS or HOST:PORT=ADDRESS, for example 7101=split.example.org:7101"
+                f"--split {split}: say where the split server is, like --split 7101=split.example.org:7101"
             )
         where = f"{main.tcp.rpartition(':')[0]}:{left}" if left.isdecimal() else left
-        wanted.append((addresses.parse_listen(where), addresses.parse(right)))
+        wanted.append((addresses.parse_listen(where), addresses.parse(right or target.split)))
     doors = []
-    for place, target in wanted:
-        sealed = bool(target.key)
-        if not (sealed or insecure or (place.is_loopback and target.is_loopback)):
+    for place, behind in wanted:
+        # Who came encrypted to the one goes encrypted to the other as well.
+        sealed = bool(target.key or behind.key)
+        if not (sealed or insecure or (place.is_loopback and behind.is_loopback)):
             raise UsageError(
-                f"{target.fsl} has no key: everything would pass unencrypted, readable here and on the way; give the address with ?key=... "
+                f"{behind.fsl} has no key: everything would pass unencrypted, readable here and on the way; give the address with ?key=... "
                 "as the server prints it, or accept it with --insecure"
             )
-        doors.append(Door(place.tcp, target.tcp, sealed))
+        doors.append(Door(place.tcp, behind.tcp, sealed))
     return doors

@@ -15,7 +15,7 @@ def relay(site, server, listen="127.0.0.1:0", *more):
     """Start a relay in front of `server`; returns the process and where clients reach it."""
     process = site.start("--role", "relay", "--listen", listen, *more, server)
     line = process.wait_for("--role client")
-    return process, line.split("fsl://")[1]
+    return process, "fsl://" + line.split("fsl://")[1].rstrip("'")
 
 
 def client_at(site, address, name):
@@ -69,12 +69,13 @@ def test_two_relays_in_a_row_that_are_killed_and_restarted(site):
 def test_a_relay_says_what_it_did_as_json(site):
     """Lines for programs: where it listens, what to paste, and the result last; Ctrl-C is 130."""
     process = site.start(
-        "--role", "relay", "--json", "--listen", "127.0.0.1:0", "--also", "0=127.0.0.1:9", "--run-dir", "r", "127.0.0.1:9"
+        "--role", "relay", "--json", "--listen", "127.0.0.1:0", "--split", "0=127.0.0.1:9", "--run-dir", "r", "127.0.0.1:9"
     )  # fmt: skip
     process.wait_for("--role client")
     first, second = objects(process)[:2]
     assert first["event"] == second["event"] == "listening"
-    assert first["join"].endswith(f"fsl://{first['address'].removeprefix('tcp://')}")
+    places = [one["address"].removeprefix("tcp://") for one in (first, second)]
+    assert first["join"].endswith(f"'fsl://{places[0]}?split={places[1]}'")
     assert second["join"] == ""
     process.signal(signal.SIGINT)
     assert process.end() == 130

@@ -50,7 +50,7 @@ def test_all_forms_are_read_and_written_back(text, expected):
         ("a b:1", "a b:1: 'a b' is not a host name; write one like fsl://ps.example.org:7100"),
         (
             "fsl://ps:1?kee=4",
-            "fsl://ps:1?kee=4: unknown part 'kee' after '?'; only key=... is known",
+            "fsl://ps:1?kee=4: unknown part 'kee' after '?'; only key=... and split=host:port are known",
         ),
         (
             "fsl://ps:1?key=",
@@ -113,3 +113,15 @@ def test_any_text_is_an_address_or_an_address_error(text):
         except AddressError as error:
             told = error.message
         assert told.isprintable()
+
+
+def test_the_place_of_a_split_server_travels_with_the_address():
+    """Behind a relay or a tunnel a client cannot use what the parameter server says; who made the address knows better."""
+    text = "fsl://relay.org:7100?key=a%3Ab&split=relay.org:7101"
+    address = parse(text)
+    assert (address.key, address.split) == ("a:b", "relay.org:7101")
+    assert parse(address.fsl) == address
+    assert parse("fsl://r:1?split=[::1]:2").fsl == "fsl://r:1?split=[::1]:2"
+    for wrong in ("r:1?split=", "r:1?split=x", "r:1?split=*:7101", "r:1?split=a:0"):
+        with pytest.raises(AddressError):
+            parse(wrong)

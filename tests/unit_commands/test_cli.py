@@ -28,14 +28,21 @@ GOLDEN = [
         "which server? Give the address in the line that it prints, like: fsl-node --role relay --listen *:7100 fsl://ps.example.org:7100",
     ),
     ("--role ps --listen *:1", "--listen goes with --role relay; others listen at LISTEN_ADDRESS"),
-    ("--role client --also 1=a:2 b:1", "--also goes with --role relay"),
+    (
+        "--role client --split 1=a:2 b:1",
+        "--split goes with --role relay; a run's split server is --role server",
+    ),
     (
         "--role relay --set a.b=1 a:1",
         "--set is not a relay's, which forwards what it does not read",
     ),
     (
-        "--role relay --also 7101 127.0.0.1:1",
-        "--also 7101: write it as PORT=ADDRESS or HOST:PORT=ADDRESS, for example 7101=split.example.org:7101",
+        "--role relay --split 7101 127.0.0.1:1",
+        "--split 7101: say where the split server is, like --split 7101=split.example.org:7101",
+    ),
+    (
+        "--role relay 127.0.0.1:1?split=127.0.0.1:2",
+        "the address names a split server too, 127.0.0.1:2: say at which port clients reach it here, --split 7101",
     ),
     (
         "--role relay --listen 0.0.0.0:7100 127.0.0.1:1",

@@ -67,5 +67,8 @@ def test_every_interface_is_the_machine_that_was_dialled():
     assert (
         seen_from("fsl://0.0.0.0:7101?key=k", "fsl://a.org:1?key=x").fsl == "fsl://a.org:7101?key=k"
     )
+    # Behind a relay neither place is right; the key still is.
+    relayed = "fsl://relay.org:1?key=x&split=[::1]:7201"
+    assert seen_from("fsl://10.0.0.7:7101?key=k", relayed) == Address("::1", 7201, "k")
     with pytest.raises(AddressError, match="port 0"):
         seen_from("tcp://0.0.0.0:0", "tcp://ps.example.org:7100")

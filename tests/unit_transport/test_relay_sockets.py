@@ -36,10 +36,10 @@ class Server:
         self.came = []
         self.port = 0
 
-    async def start(self, port=0):
+    async def start(self, **place):
         """Listen."""
         self.server = await asyncio.start_server(
-            lambda *pair: self.came.append(pair), "127.0.0.1", port
+            lambda *pair: self.came.append(pair), **(place or {"host": "127.0.0.1", "port": 0})
         )
         self.port = self.server.sockets[0].getsockname()[1]
 
@@ -249,16 +249,22 @@ def test_a_server_that_comes_later_is_reached_later(new_porter):
     """The client's connection is held meanwhile; when the owner gives up, it is closed."""
 
     async def main():
-        porter = new_porter()
-        async with relayed(porter) as (server, dial):
-            port = server.port
-            await server.stop()
-            await dial()
-            await until(lambda: len(porter.said("undialled")) >= 3)
-            assert porter.said("undialled")[0] == (1, "connection refused")
-            await server.start(port)
-            await until(lambda: server.came)
-            assert await server.came[0][0].readexactly(64) == GREETING
+        porter, server = new_porter(), Server()
+        reserved = socket.socket()  # a port that is nobody else's, and not listened at yet
+        reserved.bind(("127.0.0.1", 0))
+        porter.board = Switchboard(porter)
+        _, port = porter.board.open_door("127.0.0.1:0", f"127.0.0.1:{reserved.getsockname()[1]}")
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(GREETING)
+        await until(lambda: len(porter.said("undialled")) >= 3)
+        assert porter.said("undialled")[0] == (1, "connection refused")
+        await server.start(sock=reserved)
+        await until(lambda: server.came)
+        assert await server.came[0][0].readexactly(64) == GREETING
+        writer.transport.abort()
+        await porter.board.aclose()
+        await server.stop()
+        await asyncio.sleep(0.01)
 
     run(main())
 

@@ -27,6 +27,7 @@ from fsl_transport import (
     frames,
 )
 from fsl_transport.loop import run
+from fsl_transport.seam import end_of
 from fsl_transport.zmq_link import ZmqDialer, ZmqListener, split_address
 
 UNIT_S = 0.1 * float(os.environ.get("FSL_TEST_TIME_UNIT", "1"))
@@ -228,7 +229,8 @@ def test_a_stranger_under_an_honest_name(zmq_world):
                 stranger.connect(ps.endpoint.address)
                 stranger.send(b"junk")
                 stranger.send(pack(frames.BYE, session, "gone"))
-            bulk.send_multipart([pack(frames.CHUNK, session, 1, 0, 99, 0, 1, 0, 1, True), b"x"])
+            head = pack(frames.CHUNK, session, 1, 0, 99, 0, 1, 0, 1, True)
+            bulk.send_multipart([head, b"x", end_of(head)])
             control.send(pack(frames.DATA, session, 1, 9, frames.MESSAGE, {}))
             control.send(pack(frames.HELLO, frames.PROTOCOL_VERSION, 9, 1, "c", "client", {}))
             control.send(pack(frames.HELLO, frames.PROTOCOL_VERSION, 10, 1, "c", "client", {}))

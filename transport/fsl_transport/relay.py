@@ -227,6 +227,14 @@ class Switchboard:
                         raise
                     reason = _words(error)
                     continue
+                if line.number not in self._lines:  # wait_for may swallow that it was cancelled
+                    server.close()
+                    return
+                if server.getsockname() == server.getpeername():
+                    # On one machine, with nobody listening, a connection can be with itself.
+                    server.close()
+                    reason = "connection refused"
+                    continue
                 _tune(server)
                 line.server = server
                 line.dialling = None

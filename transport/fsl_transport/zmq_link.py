@@ -28,6 +28,7 @@ Rules, each from a trap that was met (numbers are libzmq issues):
   * Frames of 4 KiB and more are sent without a copy, as ``bytes``, which nobody can change; their
     trackers say when libzmq is done with them. A large received frame stays in libzmq's memory for as long as its
     memoryview lives, that frame alone.
+  * A payload travels between twice its head (``seam.py``), or whoever holds frames back could give it to another one.
   * Strangers cost a count (``garbage``): failed handshakes from the socket monitor, and routing
     ids that are no name of ours.
   * Encrypted (``curve.py``), a listener looks at the key of every message, not of the handshake only: a connection whose key is no
@@ -60,6 +61,7 @@ from fsl_transport.curve import (
 )
 from fsl_transport.errors import LocalError
 from fsl_transport.link import TAG_BYTES, Buffer, Lane, Receiver, check_name
+from fsl_transport.seam import is_whole
 from fsl_transport.settings import STRIPES_LIMIT, TransportSettings
 from fsl_transport.zmq_pipe import Pipe
 
@@ -119,6 +121,8 @@ class _ZmqLink:
         self._ending: threading.Thread | None = None
         self._ended = asyncio.Event()
         self._bad_ids = 0
+        self.torn = 0
+        """Messages dropped because frames of theirs were left out on the way."""
         self.unwanted = 0
         """Messages dropped because their key is not allowed any more."""
 
@@ -130,7 +134,7 @@ class _ZmqLink:
     @property
     def garbage(self) -> int:
         """Connections and messages of strangers that speak something else."""
-        return self._bad_ids + sum(pipe.failed_handshakes for pipe in self._pipes)
+        return self._bad_ids + self.torn + sum(pipe.failed_handshakes for pipe in self._pipes)
 
     @property
     def absent(self) -> int:
@@ -172,6 +176,12 @@ class _ZmqLink:
     def _deliver(self, peer: str, lane: Lane, parts: list[zmq.Frame], origin: bytes = b"") -> None:
         if self._receive is None:
             return
+        if not is_whole(
+            [part.buffer if number == 1 else part.bytes for number, part in enumerate(parts)]
+        ):
+            self.torn += 1
+            return
+        del parts[2:]
         buffers: list[Buffer] = [
             part.buffer if lane and len(part) >= _NO_COPY_BYTES else part.bytes for part in parts
         ]

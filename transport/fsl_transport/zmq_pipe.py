@@ -21,6 +21,7 @@ from zmq.utils.monitor import parse_monitor_message
 from fsl_transport.curve import DialerCurve, ListenerCurve
 from fsl_transport.doorkeeper import Doorkeeper
 from fsl_transport.link import Buffer
+from fsl_transport.seam import end_of
 from fsl_transport.settings import TransportSettings
 from fsl_transport.unsent import Unsent
 
@@ -148,7 +149,7 @@ class Pipe:
             self._loop.remove_reader(self._file)
         while self._queue:
             try:
-                self.socket.send_multipart(self._queue.popleft(), zmq.DONTWAIT)
+                self.socket.send_multipart(self._whole(self._queue.popleft()), zmq.DONTWAIT)
             except zmq.ZMQError:
                 self.absent += 1
         self.socket.disable_monitor()
@@ -196,7 +197,7 @@ class Pipe:
         connection = bytes(parts[0]) if self._is_listener else b""
         try:
             if size < _TRACKED_BYTES:
-                self.socket.send_multipart(parts, zmq.DONTWAIT)
+                self.socket.send_multipart(self._whole(parts), zmq.DONTWAIT)
             elif self._unsent.fits(connection, size, self._loop.time()):
                 self._write_large(connection, parts, last)
             else:
@@ -221,9 +222,18 @@ class Pipe:
         # Where one part went the others follow: only the first one of a message can fail.
         for part in parts[:-1]:
             self.socket.send(part, zmq.DONTWAIT | zmq.SNDMORE)
-        tracker = self.socket.send(data, zmq.DONTWAIT, copy=False, track=True)
+        ends = self._whole(parts)[len(parts) :]
+        more = zmq.SNDMORE if ends else 0
+        tracker = self.socket.send(data, zmq.DONTWAIT | more, copy=False, track=True)
+        for end in ends:
+            self.socket.send(end, zmq.DONTWAIT)
         assert tracker is not None
         self._unsent.add(connection, len(data), tracker)
+
+    def _whole(self, parts: Sequence[Buffer]) -> Sequence[Buffer]:
+        """A message as it goes out, with what keeps a payload at its head (``seam.py``)."""
+        has_payload = len(parts) == (3 if self._is_listener else 2)
+        return [*parts, end_of(parts[-2])] if has_payload else parts
 
     def _report(self, message: str, error: Exception) -> None:
         self._loop.call_exception_handler({"message": message, "exception": error})

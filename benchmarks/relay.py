@@ -1,0 +1,182 @@
+"""What a relay costs on loopback: the time of a message there and back, and the throughput of a stream, directly and through relays, in one run.
+
+One JSON row for each way on standard output. Server, relays and client are processes of their own and the production code (`ListenerEndpoint`, `node_relay`,
+`DialerEndpoint`). Ways take turns, `--rounds` times; a row has the median over the rounds. `bytes_per_s` is from the offer of a stream to the word that its last
+chunk was written; `round_trip_us` a control message and its echo; `added_us` and `ratio` are against the direct way with the same encryption. On a machine with
+few cores the ratio also says that one more process wants them: `cores` is on the row.
+
+    python benchmarks/relay.py [--mib 256] [--rounds 3] [--relays 1]
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import multiprocessing
+import os
+import statistics
+import time
+from typing import Any
+
+import fsl_transport as tp
+from fsl_async.node_relay import Door, serve
+from fsl_async.stopper import Stopper
+from fsl_transport.curve import DialerCurve, KeyPair, ListenerCurve
+from fsl_transport.loop import run
+from fsl_transport.zmq_link import ZmqDialer, ZmqListener
+
+CHUNK_BYTES = 1 << 20
+MESSAGES = 200
+UP_S = 30.0
+
+
+class Sink:
+    """Takes chunks and forgets them."""
+
+    def write(self, index: int, data: tp.Buffer, done: Any) -> None:
+        """Say at once that it is written."""
+        done(True)
+
+
+class Source:
+    """The same chunk again and again."""
+
+    def __init__(self, chunks: int) -> None:
+        self.chunks = chunks
+        self._data = os.urandom(CHUNK_BYTES)
+
+    def read(self, index: int, deliver: Any) -> None:
+        """Deliver at once."""
+        deliver(self._data)
+
+
+def server(port: Any, pair: KeyPair | None) -> None:
+    """Echo messages and take streams, for ever."""
+
+    async def main() -> None:
+        curve = None if pair is None else ListenerCurve(pair, lambda _key: True)
+        link = ZmqListener("127.0.0.1:0", None, curve)
+
+        def on_event(event: tp.TransportEvent) -> None:
+            if isinstance(event, tp.HelloReceived):
+                endpoint.welcome(event.peer, {})
+            elif isinstance(event, tp.StreamOffered):
+                endpoint.accept(event.peer, event.stream_id, Sink())
+            elif isinstance(event, tp.MessageReceived):
+                endpoint.send(event.peer, event.body)
+
+        loop = asyncio.get_running_loop()
+        endpoint = tp.ListenerEndpoint(link, loop, tp.TransportSettings(), on_event, "ps")
+        port.put(link.port)
+        await asyncio.Event().wait()
+
+    run(main())
+
+
+def relay(port: Any, upstream: int, sealed: bool) -> None:
+    """Forward, for ever."""
+    serve(
+        [Door("tcp://127.0.0.1:0", f"tcp://127.0.0.1:{upstream}", sealed)],
+        run_dir=None,
+        announce=lambda bound: port.put(bound[0][1]),
+        tell=lambda _note: None,
+        stop=Stopper(),
+    )
+
+
+def measure(port: int, server_key: str | None, chunks: int) -> tuple[float, float]:
+    """Median round trip of a message in seconds, and bytes a second of a stream."""
+
+    async def main() -> tuple[float, float]:
+        loop = asyncio.get_running_loop()
+        happened: dict[type, asyncio.Event] = {
+            kind: asyncio.Event() for kind in (tp.PeerUp, tp.MessageReceived, tp.StreamSent)
+        }
+
+        def on_event(event: tp.TransportEvent) -> None:
+            if type(event) in happened:
+                happened[type(event)].set()
+
+        curve = None if server_key is None else DialerCurve(KeyPair.new(), server_key)
+        link = ZmqDialer(f"127.0.0.1:{port}", "c", None, curve)
+        endpoint = tp.DialerEndpoint(
+            link, loop, tp.TransportSettings(), on_event, "c", incarnation=time.time_ns()
+        )
+        endpoint.connect(dict)
+        await asyncio.wait_for(happened[tp.PeerUp].wait(), UP_S)
+        trips = []
+        for number in range(MESSAGES):
+            begun = time.perf_counter()
+            happened[tp.MessageReceived].clear()
+            endpoint.send("", {"number": number})
+            await happened[tp.MessageReceived].wait()
+            trips.append(time.perf_counter() - begun)
+        rates = []
+        for stream in ("warm", "measured"):
+            happened[tp.StreamSent].clear()
+            begun = time.perf_counter()
+            endpoint.offer("", stream, {}, Source(chunks))
+            await happened[tp.StreamSent].wait()
+            rates.append(chunks * CHUNK_BYTES / (time.perf_counter() - begun))
+        endpoint.disconnect()
+        await endpoint.aclose()
+        return statistics.median(trips), rates[-1]
+
+    return run(main())
+
+
+def main() -> None:
+    """Start everything, measure in turns, print the rows."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--mib", type=int, default=256, help="of a stream")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--relays", type=int, default=1, help="in a row, at the most")
+    given = parser.parse_args()
+    context = multiprocessing.get_context("spawn")
+    processes = []
+
+    def start(function: Any, *arguments: Any) -> int:
+        port = context.Queue()
+        process = context.Process(target=function, args=(port, *arguments), daemon=True)
+        process.start()
+        processes.append(process)
+        return int(port.get(timeout=60))
+
+    ways = []
+    for pair in (None, KeyPair.new()):
+        port = start(server, pair)
+        for relays in range(given.relays + 1):
+            if relays:
+                port = start(relay, port, pair is not None)
+            ways.append((pair, relays, port))
+    results: dict[tuple[bool, int], list[tuple[float, float]]] = {}
+    for _ in range(given.rounds):
+        for pair, relays, port in ways:
+            found = measure(port, None if pair is None else pair.public, given.mib)
+            results.setdefault((pair is not None, relays), []).append(found)
+    for process in processes:
+        process.terminate()
+        process.join()
+    middle = {
+        way: tuple(statistics.median(column) for column in zip(*found, strict=True))
+        for way, found in results.items()
+    }
+    for (curve, relays), (trip_s, rate) in middle.items():
+        direct_trip_s, direct_rate = middle[curve, 0]
+        row = {
+            "relays": relays,
+            "curve": curve,
+            "round_trip_us": round(trip_s * 1e6),
+            "added_us": round((trip_s - direct_trip_s) * 1e6),
+            "bytes_per_s": round(rate),
+            "ratio": round(rate / direct_rate, 3),
+            "mib": given.mib,
+            "rounds": given.rounds,
+            "cores": os.cpu_count(),
+        }
+        print(json.dumps(row), flush=True)
+
+
+if __name__ == "__main__":
+    main()
