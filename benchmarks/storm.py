@@ -130,6 +130,8 @@ class Play:
             begun = time.time()
             await asyncio.sleep(given.calm)
             calm = [fact for fact in self.versions() if fact["at"] >= begun]
+            if len(calm) < 2:
+                raise SystemExit("--calm is shorter than two syncs")
             seconds = calm[-1]["at"] - calm[0]["at"]
             before = (calm[-1]["tokens_total"] - calm[0]["tokens_total"]) / seconds
             chaos = await asyncio.create_subprocess_exec(
@@ -167,9 +169,11 @@ def main() -> int:
         folder.mkdir(parents=True, exist_ok=True)
         row = asyncio.run(Play(given, folder).play())
         audit = audit_run(folder / "run")
-    options = {key: value for key, value in vars(given).items() if key not in {"out", "keep"}}
     row = {
-        **options,
+        "asked_per_hour": given.faults_per_hour,
+        "every_s": given.every,
+        "calm_s": given.calm,
+        "seed": given.seed,
         **row,
         "cores": len(os.sched_getaffinity(0)),
         "load": os.getloadavg()[0],

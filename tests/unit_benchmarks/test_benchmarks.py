@@ -129,3 +129,14 @@ def test_robust_trains_and_counts(monkeypatch):
     assert not any(row["problem"] for row in rows)
     assert rows[0]["loss"] > rows[1]["loss"] > 0
     assert {row["cost"] for row in robust.cost(5, 20_000)} == set(robust.RULES)
+
+
+@pytest.mark.slow
+def test_a_storm_hits_and_reports():
+    """Processes, links, faults and the audit: a change of any command line that the storm looks for has to show here."""
+    sizes = ("--clients", "2", "--calm", "6", "--storm", "6", "--every", "1.5")
+    (row,) = rows_of("storm.py", *sizes, "--faults-per-hour", "3600")
+    assert row["complaints"] == []
+    assert row["faults"] >= 1
+    assert row["clients"] == 2
+    assert row["calm_tokens_per_s"] > 0

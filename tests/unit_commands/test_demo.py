@@ -1,5 +1,6 @@
 """`fsl-node demo` without its processes: settings, checks, summary, errors."""
 
+import asyncio
 import json
 
 import attrs
@@ -246,3 +247,28 @@ def test_an_unknown_network_is_refused(capsys):
     """Before any process is started; the line has the names that there are."""
     assert cli.main(["demo", "--net", "moon", "--dry-run"]) == 2
     assert "no profile 'moon'; profiles: lan, campus" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("links", [False, True])
+def test_with_links_every_client_has_one_that_can_be_cut(settings, links):
+    """A storm looks for it by the client's name; without it the client dials the server itself."""
+    settings = attrs.evolve(settings, links=links)
+    demo = Demo(settings, None, Stopper())
+    server = "tcp://127.0.0.1:7100"
+
+    async def way():
+        found = await demo._way_for("client-1", server)
+        for link in demo._links:
+            await link.close()
+        return found
+
+    settings.run_dir.mkdir(exist_ok=True)
+    assert (asyncio.run(way()) == server) is not links
+    assert (settings.run_dir / "links" / "client-1").exists() is links
+
+
+@pytest.mark.parametrize("words_", [["split"], ["--net", "dsl"]])
+def test_links_are_refused_where_they_are_not_made(words_, capsys):
+    """Rather than a storm that misses every cut."""
+    assert cli.main(["demo", "--links", *words_]) == 2
+    assert "--links is for a demo on this machine" in capsys.readouterr().err
