@@ -8,6 +8,7 @@ from crash_world import Killed, Point, Points, Scheduler, WatchedWorker
 from fsl_async import effects as do
 from fsl_async import effects_split as split
 from fsl_async import events_split as ev
+from fsl_async.events import DrainAsked
 from fsl_async.events_split import UploadKey
 from fsl_async.roles.split_methods import SplitRules
 from fsl_async.sim import simulation as module
@@ -84,9 +85,18 @@ class CrashSplit(SplitSimulation):
             super()._launch_server()
         except Killed:
             return
-        self.points.watch(
-            self.processes[SERVER_NAME].shell.node, "ps", lambda: self.die(SERVER_NAME)
-        )
+        node = self.processes[SERVER_NAME].shell.node
+        self.points.watch(node, "ps", lambda: self.die(SERVER_NAME))
+        feed = node.feed
+
+        def later(event, cause=None):
+            """The end is asked for from outside of the scheduler, where nobody takes a death."""
+            if isinstance(event, DrainAsked):
+                self.scheduler.call_at(self.scheduler.time(), feed, event)
+            else:
+                feed(event, cause)
+
+        node.feed = later
 
     def _launch_split(self):
         super()._launch_split()
