@@ -126,6 +126,7 @@ class CrashSplit(SplitSimulation):
                     do.Refuse("nobody", "run", "another run"),
                     do.DeclineStream("nobody", "stream", "not yours"),
                     split.DropUpload(UploadKey("nobody", 1, 0, 0)),
+                    split.ForgetSteps("nobody"),
                 ]
             return effects
 
