@@ -1,5 +1,7 @@
 """The stripes' machines: windows, lost and stalled connections, pieces, how many there are; without any network."""
 
+import itertools
+import math
 import random
 from collections import deque
 
@@ -345,6 +347,17 @@ def test_stripes_are_doubled_while_that_brings_more():
     assert set(path) <= {16, 32, 64}
     assert path.count(16) + path.count(64) < 20  # it looks less and less often
     assert machine.count == 32
+
+
+def test_a_slow_start_is_no_measure():
+    """The first stream falls from nine times its later rate: trials against that must not put the search off for minutes."""
+    age = itertools.count()
+
+    def line(stripes):
+        return min(stripes * 1e6 * (1 + 8 * math.exp(-0.02 * next(age) / 4)), 25e6)
+
+    machine, _ = count_on(line, 30)
+    assert machine.count >= 16
 
 
 def test_a_line_that_one_stream_fills_keeps_one():

@@ -7,6 +7,8 @@ Rules
   * Bytes that arrived are counted for an epoch, after a pause in which connections open and get up to speed. An epoch in which there was
     nothing to send for more than ``IDLE_SHARE`` of the time proves nothing and is measured again.
   * UP: twice as many. With ``GAIN`` more they stay and UP follows at once; otherwise the number from before.
+  * UP that brings less than before proves nothing either: one more connection takes nothing away, so the line fell meanwhile. A TCP connection
+    begins with a slow start far above what losses leave it later, and falls for ten seconds.
   * DOWN: half as many. Without a loss of ``LOSS`` they stay.
   * After a trial that failed the next one waits, twice as long each time; UP and DOWN in turns. A line that changed is
     found that way.
@@ -17,7 +19,8 @@ HOLD       (the measure of what follows)       -> HOLD      same, while the next
 HOLD       its turn                            -> UP        x 2
 HOLD       its turn                            -> DOWN      / 2
 UP         GAIN better                         -> UP        x 2
-UP         not so                              -> HOLD      as before
+UP         about the same                      -> HOLD      as before, the next trial waits
+UP         worse                               -> HOLD      as before, the next trial follows at once
 DOWN       as good                             -> HOLD      stays
 DOWN       worse                               -> HOLD      as before
 """
@@ -115,6 +118,11 @@ class StripeCount:
             if rate >= GAIN * self._before_rate:
                 self._failures = 0
                 self._try_more(rate)
+            elif (
+                rate < LOSS * self._before_rate
+            ):  # not for want of a connection less: the line fell
+                self.count = self._before
+                self.trial = Trial.HOLD
             else:
                 self._back(now)
         elif self.trial is Trial.DOWN:
