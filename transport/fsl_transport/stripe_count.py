@@ -118,9 +118,7 @@ class StripeCount:
             if rate >= GAIN * self._before_rate:
                 self._failures = 0
                 self._try_more(rate)
-            elif (
-                rate < LOSS * self._before_rate
-            ):  # not for want of a connection less: the line fell
+            elif rate < LOSS * self._before_rate:  # the line fell meanwhile
                 self.count = self._before
                 self.trial = Trial.HOLD
             else:
