@@ -1,13 +1,14 @@
 """The allow-list's text: read strictly, changed without touching what a person wrote."""
 
 import pytest
+from zmq.utils import z85
 
 from fsl_async.errors import KeysError
 from fsl_async.keys import allow_list
 from fsl_async.keys.allow_list import AllowList, Entry
-from fsl_transport.curve import KeyPair
 
-A, B, C = (KeyPair.new().public for _ in range(3))
+# Fixed, because they stand in names of tests, which all of the workers that share tests out must agree about.
+A, B, C = (z85.encode(bytes([number]) * 32).decode() for number in (1, 2, 3))
 
 
 def test_a_list_as_people_write_it():
