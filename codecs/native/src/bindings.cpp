@@ -296,6 +296,8 @@ nb::tuple paths() {
 }  // namespace
 
 NB_MODULE(_native, module) {
+  // What the package keeps for as long as the process lives is reported as leaked when the interpreter ends.
+  nb::set_leak_warnings(false);
   const nb::module_ errors = nb::module_::import_("fsl_codecs.errors");
   const nb::module_ numpy = nb::module_::import_("numpy");
   python.frame_error = nb::object(errors.attr("FrameError")).release().ptr();
