@@ -322,7 +322,9 @@ def test_everything_arrives_over_bad_stripes(seed, stripes, loss, sizes):
     assert [whole[index] for index in range(len(data))] == data
 
 
-def count_on(line, seconds, *, machine=None, limit=64, begun=0.0, idle=lambda now: False):
+def count_on(
+    line, seconds, *, machine=None, limit=64, begun=0.0, idle=lambda now: False, round_trip_s=0.01
+):
     """Lets the machine choose on a line that brings ``line(stripes)`` bytes a second."""
     machine = machine or StripeCount(1, limit)
     delivered, now, path = 0.0, begun, [machine.count]
@@ -332,7 +334,7 @@ def count_on(line, seconds, *, machine=None, limit=64, begun=0.0, idle=lambda no
         delivered += 0.02 * line(machine.count)
         if idle(now):
             machine.rest(now)
-        elif machine.feed(now, int(delivered), open_count=machine.count, round_trip_s=0.05):
+        elif machine.feed(now, int(delivered), open_count=machine.count, round_trip_s=round_trip_s):
             path.append(machine.count)
     return machine, path
 
@@ -346,6 +348,22 @@ def test_stripes_are_doubled_while_that_brings_more():
     assert set(path) <= {16, 32, 64}
     assert path.count(16) + path.count(64) < 20  # it looks less and less often
     assert machine.count == 32
+
+
+def test_a_long_line_is_begun_with_several():
+    """There a trial takes more than a second and a stream's slow start several: from one on, half a minute went by before a line was full."""
+    machine, path = count_on(lambda n: min(1e6 * n, 25e6), 6, round_trip_s=0.09)
+    assert path[:4] == [1, 8, 16, 32], "the round trip is known with the first answer"
+    assert machine.count == 32
+    machine, path = count_on(lambda n: 1.25e6, 300, round_trip_s=0.09)
+    assert machine.count == 1, "taken back where one fills the line"
+    _, path = count_on(lambda n: 1e6 * n, 1, machine=machine, begun=400.0, round_trip_s=0.09)
+    assert path == [1], "what was found is begun with"
+    machine, _ = count_on(lambda n: 1e6 * n, 3, limit=4, round_trip_s=0.09)
+    assert machine.count == 4
+    machine = StripeCount(16, 64)
+    machine.feed(0.0, 0, open_count=16, round_trip_s=0.09)
+    assert machine.count == 16, "never fewer than were asked for"
 
 
 def test_a_line_that_fell_meanwhile_is_no_failure():
@@ -403,11 +421,11 @@ def test_trials_wait_for_their_connections():
     now = 0.0
     while machine.count == 1:
         now += 0.02
-        machine.feed(now, int(1e6 * now), open_count=1, round_trip_s=0.05)
+        machine.feed(now, int(1e6 * now), open_count=1, round_trip_s=0.01)
         assert now < 5
     asked_at = now
     while machine.count == 2:
         now += 0.02
-        machine.feed(now, int(1e6 * now), open_count=1, round_trip_s=0.05)
+        machine.feed(now, int(1e6 * now), open_count=1, round_trip_s=0.01)
     assert now - asked_at > FIRST_WAIT_S
     assert machine.count == 1

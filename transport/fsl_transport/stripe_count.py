@@ -4,6 +4,8 @@ One TCP connection on a line with loss carries what its congestion control lets 
 falls with the round trip and the root of the loss). How many connections fill a line depends on both, so it is tried out.
 
 Rules
+  * On a line with a round trip of ``LONG_ROUND_TRIP_S`` or more it begins with ``LONG_FIRST`` where fewer are asked for: one connection takes seconds there
+    to get up to speed, and no loss at all keeps it from filling the line.
   * Bytes that arrived are counted for an epoch, after a pause in which connections open and get up to speed. An epoch in which there was
     nothing to send for more than ``IDLE_SHARE`` of the time proves nothing and is measured again.
   * UP: twice as many. With ``GAIN`` more they stay and UP follows at once; otherwise the number from before.
@@ -37,6 +39,8 @@ EPOCH_S: Final = 0.5
 PAUSE_ROUND_TRIPS: Final = 6
 EPOCH_ROUND_TRIPS: Final = 8
 IDLE_SHARE: Final = 0.1
+LONG_ROUND_TRIP_S: Final = 0.02
+LONG_FIRST: Final = 8
 OPENING_S: Final = 3.0
 """How long connections may take to open before the epoch begins without them."""
 FIRST_WAIT_S: Final = 3.0
@@ -67,6 +71,7 @@ class StripeCount:
         self._idle_s = 0.0
         self._failures = 0
         self._next_at = 0.0
+        self._is_new = True
 
     def forget_epoch(self) -> None:
         """The session ended, and its count of bytes with it."""
@@ -86,6 +91,11 @@ class StripeCount:
         if self._begin_at is None:
             self._asked_at = now
             self._start(now, round_trip_s)
+        if self._is_new and round_trip_s > 0:
+            self._is_new = False
+            if round_trip_s >= LONG_ROUND_TRIP_S and self.count < LONG_FIRST:
+                self.count = min(LONG_FIRST, self.limit)
+                return True
         if open_count < self.count and now < self._asked_at + OPENING_S:
             self._start(now, round_trip_s)
             return False
