@@ -5,11 +5,15 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from fsl_async.commands.output import Output
 from fsl_async.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
 
 PATHS = ("auto", "avx512", "avx2", "scalar", "numpy")
 
@@ -81,21 +85,28 @@ def codec(
         peers=peers,
         path=path,
     )
-    output = Output(as_json=as_json)
-    begun = time.monotonic()
+    rows = _measured(lambda progress: run(settings, progress), as_json=as_json)
+    if save is not None:
+        save.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    if not as_json:
+        Output().say(tables(rows, markdown=markdown))
+
+
+def _measured(
+    run: Callable[[Callable[[str], None]], Iterable[dict[str, Any]]], *, as_json: bool
+) -> list[dict[str, Any]]:
+    """The rows of a benchmark, which is told where to say how far it is; with JSON each is printed as it comes."""
+    output, begun = Output(as_json=as_json), time.monotonic()
 
     def progress(text: str) -> None:
         click.echo(f"{time.monotonic() - begun:6.1f} s  {text}", err=True)
 
     rows = []
-    for row in run(settings, progress):
+    for row in run(progress):
         rows.append(row)
         if as_json:
             output.result(row)
-    if save is not None:
-        save.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    if not as_json:
-        output.say(tables(rows, markdown=markdown))
+    return rows
 
 
 def _numbers(text: str, what: str, most: int) -> tuple[int, ...]:
@@ -177,19 +188,9 @@ def transport(
         warm_s=warm,
         measure_s=seconds,
     )
-    output = Output(as_json=as_json)
-    begun = time.monotonic()
-
-    def progress(text: str) -> None:
-        click.echo(f"{time.monotonic() - begun:6.1f} s  {text}", err=True)
-
-    rows = []
-    for row in run(settings, progress):
-        rows.append(row)
-        if as_json:
-            output.result(row)
+    rows = _measured(lambda progress: run(settings, progress), as_json=as_json)
     if save is not None:
         with save.open("a", encoding="utf-8") as file:
             file.writelines(json.dumps(row) + "\n" for row in rows)
     if not as_json:
-        output.say(tables(rows, markdown=markdown))
+        Output().say(tables(rows, markdown=markdown))
