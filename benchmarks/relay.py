@@ -3,7 +3,8 @@
 One JSON row for each way on standard output. Server, relays and client are processes of their own and the production code (`ListenerEndpoint`, `node_relay`,
 `DialerEndpoint`). Ways take turns, `--rounds` times; a row has the median over the rounds. `bytes_per_s` is from the offer of a stream to the word that its last
 chunk was written; `round_trip_us` a control message and its echo; `added_us` and `ratio` are against the direct way with the same encryption. On a machine with
-few cores the ratio also says that one more process wants them: `cores` is on the row.
+few cores the ratio also says that one more process wants them: `cores` is on the row, and so is what the stream cost in processor time for each GB, at both ends
+together (`ends_cpu_s_per_gb`) and at each relay (`relay_cpu_s_per_gb`; Linux only, else null).
 
     python benchmarks/relay.py [--mib 256] [--rounds 3] [--relays 1]
 """
@@ -13,10 +14,12 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import math
 import multiprocessing
 import os
 import statistics
 import time
+from pathlib import Path
 from typing import Any
 
 import fsl_transport as tp
@@ -85,10 +88,29 @@ def relay(port: Any, upstream: int, sealed: bool) -> None:
     )
 
 
-def measure(port: int, server_key: str | None, chunks: int) -> tuple[float, float]:
-    """Median round trip of a message in seconds, and bytes a second of a stream."""
+def processor_s(process: int) -> float:
+    """Processor seconds that a process has used so far; not a number where nobody says it."""
+    try:
+        words = Path(f"/proc/{process}/stat").read_text("ascii").rpartition(")")[2].split()
+    except OSError:
+        return float("nan")
+    return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
 
-    async def main() -> tuple[float, float]:
+
+def congestion() -> str:
+    """How the ends' connections are paced, which on loopback matters as well: they use what the system does."""
+    try:
+        return Path("/proc/sys/net/ipv4/tcp_congestion_control").read_text("ascii").strip()
+    except OSError:
+        return ""
+
+
+def measure(
+    port: int, server_key: str | None, chunks: int, ends: list[int], relays: list[int]
+) -> tuple[float, float, float, float]:
+    """Median round trip of a message in seconds, bytes a second of a stream, its processor seconds at both ends and at each relay, for a GB."""
+
+    async def main() -> tuple[float, float, float, float]:
         loop = asyncio.get_running_loop()
         happened: dict[type, asyncio.Event] = {
             kind: asyncio.Event() for kind in (tp.PeerUp, tp.MessageReceived, tp.StreamSent)
@@ -112,18 +134,32 @@ def measure(port: int, server_key: str | None, chunks: int) -> tuple[float, floa
             endpoint.send("", {"number": number})
             await happened[tp.MessageReceived].wait()
             trips.append(time.perf_counter() - begun)
-        rates = []
         for stream in ("warm", "measured"):
             happened[tp.StreamSent].clear()
+            before = [sum(map(processor_s, group)) for group in (ends, relays)]
             begun = time.perf_counter()
             endpoint.offer("", stream, {}, Source(chunks))
             await happened[tp.StreamSent].wait()
-            rates.append(chunks * CHUNK_BYTES / (time.perf_counter() - begun))
+            seconds = time.perf_counter() - begun
+        gigabytes = chunks * CHUNK_BYTES / 1e9
+        used = [
+            sum(map(processor_s, group)) - was
+            for group, was in zip((ends, relays), before, strict=True)
+        ]
         endpoint.disconnect()
         await endpoint.aclose()
-        return statistics.median(trips), rates[-1]
+        return (
+            statistics.median(trips),
+            1e9 * gigabytes / seconds,
+            used[0] / gigabytes,
+            used[1] / gigabytes / max(1, len(relays)),
+        )
 
     return run(main())
+
+
+def _rounded(seconds: float) -> float | None:
+    return None if math.isnan(seconds) else round(seconds, 2)
 
 
 def main() -> None:
@@ -143,18 +179,24 @@ def main() -> None:
         processes.append(process)
         return int(port.get(timeout=60))
 
+    def last() -> int:
+        return int(processes[-1].pid or 0)
+
     ways = []
     for pair in (None, KeyPair.new()):
         port = start(server, pair)
+        ends, between = [os.getpid(), last()], []
         for relays in range(given.relays + 1):
             if relays:
                 port = start(relay, port, pair is not None)
-            ways.append((pair, relays, port))
-    results: dict[tuple[bool, int], list[tuple[float, float]]] = {}
+                between = [*between, last()]
+            ways.append((pair, port, ends, between))
+    results: dict[tuple[bool, int], list[tuple[float, ...]]] = {}
     for _ in range(given.rounds):
-        for pair, relays, port in ways:
-            found = measure(port, None if pair is None else pair.public, given.mib)
-            results.setdefault((pair is not None, relays), []).append(found)
+        for pair, port, ends, between in ways:
+            key = None if pair is None else pair.public
+            found = measure(port, key, given.mib, ends, between)
+            results.setdefault((pair is not None, len(between)), []).append(found)
     for process in processes:
         process.terminate()
         process.join()
@@ -162,8 +204,8 @@ def main() -> None:
         way: tuple(statistics.median(column) for column in zip(*found, strict=True))
         for way, found in results.items()
     }
-    for (curve, relays), (trip_s, rate) in middle.items():
-        direct_trip_s, direct_rate = middle[curve, 0]
+    for (curve, relays), (trip_s, rate, ends_s, relay_s) in middle.items():
+        direct_trip_s, direct_rate, *_ = middle[curve, 0]
         row = {
             "relays": relays,
             "curve": curve,
@@ -171,9 +213,13 @@ def main() -> None:
             "added_us": round((trip_s - direct_trip_s) * 1e6),
             "bytes_per_s": round(rate),
             "ratio": round(rate / direct_rate, 3),
+            "ends_cpu_s_per_gb": _rounded(ends_s),
+            "relay_cpu_s_per_gb": _rounded(relay_s) if relays else None,
             "mib": given.mib,
             "rounds": given.rounds,
             "cores": os.cpu_count(),
+            "congestion": congestion(),
+            "load_1m": round(os.getloadavg()[0], 1),
         }
         print(json.dumps(row), flush=True)
 

@@ -23,10 +23,11 @@ from fsl_async.shells.relay import RelayShell
 from fsl_async.stopper import Stopper
 from fsl_transport.loop import run as run_loop
 from fsl_transport.relay import Switchboard
+from fsl_transport.tanks import PIPE_FILES
 
 JOURNAL = "journal.jsonl"
 _FILES_OF_A_LINE = 2
-_OTHER_FILES = 64
+_OTHER_FILES = 64 + PIPE_FILES
 
 
 @frozen

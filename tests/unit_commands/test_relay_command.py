@@ -70,9 +70,9 @@ def test_no_more_lines_than_there_are_files(monkeypatch):
     limits = [(256, 256)]
     monkeypatch.setattr(resource, "getrlimit", lambda _: limits[-1])
     monkeypatch.setattr(resource, "setrlimit", lambda _, new: limits.append(new))
-    assert lines_allowed(4096) == (256 - 64) // 2
+    assert lines_allowed(4096) == (256 - 128) // 2
     limits[:] = [(256, 100_000)]
     assert lines_allowed(4096) == 4096
-    assert limits[-1] == (4096 * 2 + 64, 100_000)
+    assert limits[-1] == (4096 * 2 + 128, 100_000)
     limits[:] = [(resource.RLIM_INFINITY, resource.RLIM_INFINITY)]
     assert lines_allowed(4096) == 4096

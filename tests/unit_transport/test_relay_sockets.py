@@ -14,9 +14,9 @@ import pytest
 
 from fsl_transport import LocalError
 from fsl_transport.greeting import is_signature, mechanism_of
-from fsl_transport.hose import TANK_BYTES
 from fsl_transport.loop import run
 from fsl_transport.relay import Switchboard
+from fsl_transport.tanks import PIPE_BYTES
 
 SIGNATURE = b"\xff" + bytes(8) + b"\x7f"
 OPEN = SIGNATURE + b"\3\1"
@@ -113,8 +113,11 @@ def test_what_is_a_greeting():
     assert mechanism_of(odd + b"\3\0" + GOOD[12:]) == "CURVE"
 
 
-def test_bytes_pass_whole_and_in_order_both_ways(new_porter):
-    """Far more than fits inside, in pieces of every size."""
+@pytest.mark.parametrize("copies", [False, True])
+def test_bytes_pass_whole_and_in_order_both_ways(new_porter, monkeypatch, copies):
+    """Far more than fits inside, in pieces of every size, whoever moves them."""
+    if copies:
+        monkeypatch.setattr("fsl_transport.tanks.can_splice", lambda: False)
 
     async def main():
         porter, chance = new_porter(), random.Random(3)
@@ -164,7 +167,7 @@ def test_who_takes_nothing_holds_nobody_else_up(new_porter):
                 for _ in range(20):
                     near[1].write(b"ping")
                     assert await far[0].readexactly(4) == b"ping"
-            assert 0 < porter.board.carried()[0].held <= TANK_BYTES
+            assert 0 < porter.board.carried()[0].held <= PIPE_BYTES
             assert porter.board._pool.lent == 1
             flood.cancel()
             porter.board.drop(1, "stuck")
@@ -223,6 +226,22 @@ def test_who_speaks_something_else_never_reaches_the_server(new_porter, first):
             assert porter.said("greeted") == [(1, "")]
             assert porter.said("signed") == []
             assert server.came == []
+
+    run(main())
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_CONGESTION"), reason="Linux only")
+def test_what_stays_on_this_machine_is_not_paced(new_porter):
+    """A relay on loopback beside its server must not be slowed down by a congestion control made for lines (BBR paces)."""
+
+    async def main():
+        porter = new_porter()
+        async with relayed(porter) as (server, dial):
+            await joined(server, dial)
+            line = porter.board._lines[1]
+            for end in (line.client, line.server):
+                found = end.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
+                assert found.rstrip(b"\0") == b"reno"
 
     run(main())
 

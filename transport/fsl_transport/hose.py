@@ -1,10 +1,7 @@
 """One direction of a relayed connection: bytes from one socket to another, unread, never more than a tank full in between.
 
 What waits here is bounded by the tank. A full one stops the reading, and TCP's own window then holds the sender: no queue grows, and nobody waits
-for another's target. A tank is borrowed from a ``TankPool`` only while something waits, so that thousands of quiet connections cost none.
-
-(``splice`` through a kernel pipe was measured beside this: no faster on loopback, and four more file descriptors for each connection;
-docs/adr/0067.)
+for another's target. A tank is borrowed from a ``TankPool`` (``tanks.py``) only while something waits, so that thousands of quiet connections cost none.
 """
 
 from __future__ import annotations
@@ -14,59 +11,10 @@ import socket
 from collections.abc import Callable
 from typing import Final
 
-TANK_BYTES: Final = 256 * 1024
-"""What may wait in one direction of one connection, besides what the kernel's sockets hold."""
-_KEPT_TANKS: Final = 16
-_TURNS: Final = 8
-"""Tanks full that one connection may move before it is the others' turn."""
+from fsl_transport.tanks import Tank, TankPool
 
-
-class Tank:
-    """Holds what was read and not yet written: filled when it is empty, written from the front. A blocked socket raises ``BlockingIOError``."""
-
-    __slots__ = ("_buffer", "_place", "held")
-
-    def __init__(self) -> None:
-        self._buffer = memoryview(bytearray(TANK_BYTES))
-        self._place = 0
-        self.held = 0
-
-    def fill(self, source: socket.socket) -> int:
-        """Read what is there and fits into the empty tank; returns how much, 0 for the end of the stream."""
-        self._place = 0
-        self.held = source.recv_into(self._buffer)
-        return self.held
-
-    def drain(self, target: socket.socket) -> int:
-        """Write what goes; returns how much."""
-        size = target.send(self._buffer[self._place : self._place + self.held])
-        self._place += size
-        self.held -= size
-        return size
-
-    def clear(self) -> None:
-        """Forget what is inside."""
-        self.held = 0
-
-
-class TankPool:
-    """Lends tanks. A few that are free are kept for the next ones."""
-
-    def __init__(self) -> None:
-        self._free: list[Tank] = []
-        self.lent = 0
-
-    def take(self) -> Tank:
-        """Borrow an empty tank."""
-        self.lent += 1
-        return self._free.pop() if self._free else Tank()
-
-    def give(self, tank: Tank) -> None:
-        """Give a tank back."""
-        self.lent -= 1
-        tank.clear()
-        if len(self._free) < _KEPT_TANKS:
-            self._free.append(tank)
+_TURN_BYTES: Final = 2 * 1024 * 1024
+"""What one connection may move before it is the others' turn."""
 
 
 class Hose:
@@ -150,7 +98,8 @@ class Hose:
             self._give_back()
 
     def _move_some(self, tank: Tank) -> None:
-        for _ in range(_TURNS):
+        last = self.carried + _TURN_BYTES
+        while self.carried < last:
             if not tank.held:
                 try:
                     size = tank.fill(self._source)

@@ -25,7 +25,8 @@ from attrs import frozen
 
 from fsl_transport import greeting
 from fsl_transport.errors import LocalError
-from fsl_transport.hose import Hose, TankPool
+from fsl_transport.hose import Hose
+from fsl_transport.tanks import TankPool
 from fsl_transport.zmq_link import split_address
 
 CONNECT_S: Final = 5.0
@@ -186,6 +187,7 @@ class Switchboard:
         for line in list(self._lines.values()):
             self._close(line)
         self._lines.clear()
+        self._pool.close()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     # Doors.
@@ -375,6 +377,14 @@ def _tune(connection: socket.socket) -> None:
             number = getattr(socket, name, None)
             if number is not None:
                 connection.setsockopt(socket.IPPROTO_TCP, number, value)
+        if hasattr(socket, "TCP_CONGESTION") and _stays_here(connection):
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")
+
+
+def _stays_here(connection: socket.socket) -> bool:
+    """Whether both ends are on this machine's loopback."""
+    host = str(connection.getpeername()[0])
+    return host.startswith(("127.", "::ffff:127.")) or host == "::1"
 
 
 def _words(error: BaseException) -> str:
