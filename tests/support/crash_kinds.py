@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from contextlib import contextmanager
 from pathlib import Path
 
 from crash_disk import CrashDisk
@@ -30,7 +31,6 @@ class RoughWorld(World):
 
 def make(kind, root, **options):
     """A world: "clock", "rounds", or "rough"."""
-    manifest.CHUNK_VALUES = SMALL_CHUNK
     if kind == "rough":
         bad = tp.Conditions(
             delay_s=0.2, jitter_s=0.1, drop=0.02, duplicate=0.02, reorder=0.05, bytes_per_s=900.0
@@ -39,16 +39,25 @@ def make(kind, root, **options):
     return World(root, trigger=kind, extras=kind == "clock", **options)
 
 
+@contextmanager
 def folder():
-    """In memory where there is one: thousands of small files on a shared disk would take minutes."""
+    """A place for a world of small chunks; other worlds, in the same process too, have theirs as before.
+
+    In memory where there is one: thousands of small files on a shared disk would take minutes.
+    """
     memory = Path("/dev/shm")
-    return tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None)
+    before, manifest.CHUNK_VALUES = manifest.CHUNK_VALUES, SMALL_CHUNK
+    try:
+        with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as root:
+            yield Path(root)
+    finally:
+        manifest.CHUNK_VALUES = before
 
 
 def passed(kind):
     """All points that a run without a crash passes, and the calls of its disk. The run must be a good one."""
     with folder() as root:
-        world = make(kind, Path(root)).run()
+        world = make(kind, root).run()
         assert world.violations == [], world.violations
         return world.points.all(), list(world.disk.calls)
 
@@ -56,7 +65,7 @@ def passed(kind):
 def attempt(kind, point, power=None, **options):
     """Crash there; what was wrong afterwards."""
     with folder() as root:
-        world = make(kind, Path(root), point=point, power=power, **options).run()
+        world = make(kind, root, point=point, power=power, **options).run()
         fired = [] if world.points.fired else [f"{point} was not reached"]
         return fired + world.violations
 
@@ -70,7 +79,7 @@ def attempt_call(kind, at, mode, power=None, **options):
         return made[-1]
 
     with folder() as root:
-        world = make(kind, Path(root), power=power, disk=disk).run()
+        world = make(kind, root, power=power, disk=disk).run()
         fired = [] if made[0].fired else [f"call {at} was not reached"]
         return fired + world.violations
 
@@ -84,5 +93,5 @@ def calls_with_reads(kind):
         return made[-1]
 
     with folder() as root:
-        make(kind, Path(root), disk=disk).run()
+        make(kind, root, disk=disk).run()
     return made[0].calls

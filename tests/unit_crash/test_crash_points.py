@@ -14,7 +14,7 @@ from crash_disk import CrashDisk
 from crash_world import NOON, Point
 
 from fsl_async import effects, effects_split
-from fsl_async.learn import advance, manifest, recovery
+from fsl_async.learn import advance, recovery
 from fsl_async.learn.store import Store
 from fsl_async.shells.client import ClientShell
 from fsl_async.shells.ps import ServerShell
@@ -31,18 +31,10 @@ SPLIT_STRIDE = {"sl": 457, "splitfed-v1": 1013, "u-shape": 1291, "fsl-sage": 613
 CALL_STRIDE = 17
 
 
-@pytest.fixture(autouse=True)
-def _chunks_as_before(monkeypatch):
-    """Worlds are of small chunks; others are not."""
-    monkeypatch.setattr(manifest, "CHUNK_VALUES", manifest.CHUNK_VALUES)
-
-
 @pytest.fixture(scope="module")
 def points():
     """Of all kinds of runs: kind -> points."""
-    before = manifest.CHUNK_VALUES
     found = {kind: crash_kinds.passed(kind)[0] for kind in STRIDE}
-    manifest.CHUNK_VALUES = before
     return found | {kind: crash_split.passed(kind) for kind in crash_split.KINDS}
 
 
@@ -131,9 +123,7 @@ def test_clocks_that_jump_cost_nothing(jump):
     """Lives are numbered by wall clocks, and a schedule goes on by one: neither may make two lives one, or a run wait for a day."""
     for point in (Point("ps", "Commit", "job", 2), Point("client", "OfferDelta", "after", 4)):
         with crash_kinds.folder() as root:
-            world = crash_kinds.make(
-                "clock", crash_kinds.Path(root), point=point, wall=JUMPS[jump]
-            ).run()
+            world = crash_kinds.make("clock", root, point=point, wall=JUMPS[jump]).run()
             assert world.violations == []
             assert world.scheduler.time() < 150.0
             assert world.now(1) >= NOON - HOUR_S
