@@ -66,7 +66,7 @@ def command(
     data = str(check_data(data)) if data else None
     if task is None and data is not None:
         check_readable(data)
-    output = Output(as_json=as_json)
+    output = Output(as_json=as_json, waits=False)
     with contextlib.ExitStack() as stack:
         if name is None:
             slot = stack.enter_context(contextlib.closing(claim_name(server.tcp)))

@@ -128,7 +128,7 @@ def command(
     from fsl_async.demo.settings import DemoSettings
     from fsl_async.stopper import Stopper, stop_on_signals
 
-    output = Output(as_json=as_json)
+    output = Output(as_json=as_json, waits=False)
     if links and (net is not None or what == "split"):
         raise UsageError(
             "--links is for a demo on this machine without --net, where links can be cut anyway, and not for demo split"

@@ -1,4 +1,4 @@
-"""`fsl-node init [PATH]`: write a commented configuration file."""
+"""`fsl-node init [PATH]`: write a commented configuration file, or print it."""
 
 from __future__ import annotations
 
@@ -19,11 +19,17 @@ _FORCE = "--force"
 @click.option(_FORCE, is_flag=True, help="Overwrite an existing file.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(path: Path, *, force: bool, as_json: bool) -> None:
-    """Write a commented configuration to PATH (default fsl.toml)."""
+    """Write a commented configuration to PATH (default fsl.toml; - prints it)."""
     from fsl_async.config import Config, to_toml
 
-    write(path, to_toml(Config()), force=force)
-    output = Output(as_json=as_json)
+    text, output = to_toml(Config()), Output(as_json=as_json)
+    if str(path) == "-":
+        if as_json:
+            output.result({"path": "-", "text": text})
+        else:
+            output.say(text.rstrip("\n"))
+        return
+    write(path, text, force=force)
     if as_json:
         output.result({"path": str(path)})
     else:

@@ -1,47 +1,68 @@
 """What commands print. Results go to standard output; with --json every line there is one JSON object, the result last.
 
-A node must not die because the terminal or the pipe it prints to is gone, so writing never raises: what cannot be written
-is dropped.
+A node must not die because the terminal or the pipe it prints to is gone, nor stop because nobody reads it: writing never raises
+and, for a node, never waits. What cannot be written is dropped.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import sys
 from collections.abc import Mapping
 from typing import Any, TextIO
 
 import attrs
 
+from fsl_async.commands.line_stream import LineStream, silence
 from fsl_async.observe.accounts import account_lines
 
 _TITLES = {"ps": "parameter server", "server": "split server"}
+
+
+class _Waiting:
+    """Lines that are written one after the other, however long that takes."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> None:
+        """Write a line; drop it where the reader is gone."""
+        try:
+            self._stream.write(text + "\n")
+            self._stream.flush()
+        except (OSError, ValueError):
+            silence(self._stream)
 
 
 class Output:
     """Prints for one command."""
 
     def __init__(
-        self, *, as_json: bool = False, out: TextIO | None = None, err: TextIO | None = None
+        self,
+        *,
+        as_json: bool = False,
+        waits: bool = True,
+        out: TextIO | None = None,
+        err: TextIO | None = None,
     ) -> None:
+        """waits: for whoever reads, so that they get every line; False for a node, which has something else to do."""
         self.as_json = as_json
-        self._out = sys.stdout if out is None else out
-        self._err = sys.stderr if err is None else err
+        kind = _Waiting if waits else LineStream
+        self._out = kind(sys.stdout if out is None else out)
+        self._err = kind(sys.stderr if err is None else err)
 
     def say(self, text: str) -> None:
         """Tell a person something; on standard error when standard output is for JSON."""
-        _write(self._err if self.as_json else self._out, text)
+        (self._err if self.as_json else self._out).write(text)
 
     def warn(self, text: str) -> None:
         """Tell a person something they should not miss."""
-        _write(self._err, f"warning: {text}")
+        self._err.write(f"warning: {text}")
 
     def record(self, event: str, /, **fields: Any) -> None:
         """Print one JSON object on the way, `{"event": ...}`; nothing without --json."""
         if self.as_json:
-            _write(self._out, json.dumps({"event": event, **fields}, default=str))
+            self._out.write(json.dumps({"event": event, **fields}, default=str))
 
     def result(self, summary: Any) -> None:
         """Print the result: an attrs object or a dict, as one JSON object or as one aligned line for each value.
@@ -52,10 +73,10 @@ class Output:
             attrs.asdict(summary) if attrs.has(type(summary)) else dict(summary)
         )
         if self.as_json:
-            _write(self._out, json.dumps(values, default=str))
+            self._out.write(json.dumps(values, default=str))
             return
         for line in _lines(values):
-            _write(self._out, line)
+            self._out.write(line)
 
 
 def _lines(values: Mapping[str, Any]) -> list[str]:
@@ -82,19 +103,3 @@ def _readable(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:,.4g}" if abs(value) < 10_000 else f"{value:,.0f}"
     return value if isinstance(value, str) else json.dumps(value, default=str)
-
-
-def _write(stream: TextIO, text: str) -> None:
-    try:
-        stream.write(text + "\n")
-        stream.flush()
-    except (OSError, ValueError):
-        silence(stream)
-
-
-def silence(stream: TextIO) -> None:
-    """Point a broken stream at nothing, or the interpreter complains about it once more when it ends."""
-    with contextlib.suppress(OSError, ValueError):
-        nothing = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nothing, stream.fileno())
-        os.close(nothing)

@@ -69,7 +69,7 @@ def command(
         insecure=listen.insecure,
         asked=insecure,
     )
-    output = Output(as_json=as_json)
+    output = Output(as_json=as_json, waits=False)
     if dry_run:
         if as_json:
             output.result(to_dict(filled))

@@ -42,7 +42,7 @@ def command(
             f"which server? Give the address in the line that it prints, like: {program()} --role relay --listen *:7100 {addresses.EXAMPLE}"
         )
     doors = doors_of(address, listen or DEFAULT_LISTEN, split, insecure=insecure)
-    output = Output(as_json=as_json)
+    output = Output(as_json=as_json, waits=False)
     if dry_run:
         output.result(
             {"role": "relay", "server": addresses.parse(address).fsl}

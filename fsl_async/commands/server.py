@@ -68,7 +68,7 @@ def command(
     shorter, options = overrides_of(chosen)
     loaded = with_implied(load(config, [*overrides, *shorter], options))
     check_corpus(resolved(loaded), options)
-    output = Output(as_json=as_json)
+    output = Output(as_json=as_json, waits=False)
     listens = [("split.listen", loaded.split.listen)]
     if with_ps:
         listens.append((options.get("listen.address", "listen.address"), loaded.listen.address))

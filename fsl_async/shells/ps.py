@@ -6,7 +6,6 @@ makes "accumulate these, then commit" mean what it says.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -19,14 +18,16 @@ from fsl_async import messages as msg
 from fsl_async.events import DeltaKey
 from fsl_async.learn.errors import ManifestError
 from fsl_async.learn.manifest import Manifest
-from fsl_async.learn.records import Committed, DeltaMeta, Recovered, SpoolResult
+from fsl_async.learn.records import Committed, Recovered
 from fsl_async.plan.methods import Direction
 from fsl_async.roles.ps import ServerMachine
 from fsl_async.runtime import Journal, Node, Worker
 from fsl_async.shells.moves import Moves
 from fsl_async.shells.ports import Listener, Store
+from fsl_async.shells.receiving import Receiving
+from fsl_async.shells.serving import Serving
 from fsl_async.shells.shards import Shards
-from fsl_async.shells.wire import Hello, Welcome, early_bytes, version_stream
+from fsl_async.shells.wire import Hello, Welcome
 from fsl_transport.buckets import Bucket, Rate
 
 
@@ -37,64 +38,6 @@ class RunFacts:
     run: str
     shards: int
     config: dict[str, Any]
-
-
-class StoreSource:
-    """Chunks of a version, read from disk by the worker. Counts the bytes it hands out."""
-
-    def __init__(
-        self,
-        effect: do.Serve,
-        chunks: int,
-        worker: Worker,
-        read: Callable[[int], bytes | None],
-        count: Callable[[int, bytes], None] = lambda *_: None,
-    ) -> None:
-        self.effect = effect
-        self.chunks = chunks
-        self.bytes_coded = 0
-        self._worker = worker
-        self._read = read
-        self._count = count
-
-    def read(self, index: int, deliver: Callable[[tp.Buffer | None], None]) -> None:
-        """Read a chunk; None when it is not there any more."""
-
-        def done(frame: bytes | None) -> None:
-            if frame is not None:
-                self.bytes_coded += len(frame)
-                self._count(index, frame)
-            deliver(frame)
-
-        self._worker.submit(lambda: self._read(index), done, lambda _: deliver(None))
-
-
-class _Sink:
-    """Hands the chunks of one stream to the worker."""
-
-    def __init__(
-        self,
-        worker: Worker,
-        write: Callable[[int, bytes], None],
-        problem: Callable[[str], None],
-        count: Callable[[int, bytes], None],
-    ) -> None:
-        self._worker = worker
-        self._write = write
-        self._problem = problem
-        self._count = count
-
-    def write(self, index: int, data: tp.Buffer, done: Callable[[bool], None]) -> None:
-        def failed(error: Exception) -> None:
-            self._problem(str(error))
-            done(False)
-
-        def written(_: None) -> None:
-            self._count(index, frame)
-            done(True)
-
-        frame = bytes(data)
-        self._worker.submit(lambda: self._write(index, frame), written, failed)
 
 
 class ServerShell:
@@ -125,23 +68,19 @@ class ServerShell:
         self.node = Node(machine, scheduler, self._execute, journal)
         self.manifest: Manifest | None = None
         self.endpoint: Listener
-        self._scheduler = scheduler
-        self._say = say
+        self.scheduler = scheduler
+        self.say = say
         self._finished = finished
         self._after_commit = after_commit
         self._count_chunk = count
         self._shards = Shards(facts.shards)
         self._refusals = Bucket(Rate(0.2, 10.0), scheduler.time())  # of which people are told
         self._incarnations: dict[str, int] = {}
-        self._fetching: dict[
-            str, int
-        ] = {}  # peer -> the version it was last sent, until it holds the newest
         self._agreeing: set[str] = (
             set()
         )  # whose model is the manifest's, in the sessions that stand
-        self._incoming: dict[tuple[str, str], Callable[[], None]] = {}
-        self._serving: dict[tuple[str, str], tuple[StoreSource, int]] = {}
-        self._problems: dict[tuple[str, str], str] = {}
+        self._receiving = Receiving(self)
+        self._serving = Serving(self)
         self._moves = Moves()
         self._on_transport: dict[type, Callable[[Any], None]] = {
             tp.HelloReceived: self._hello,
@@ -149,23 +88,23 @@ class ServerShell:
             tp.MessageReceived: self._message,
             tp.BeatReceived: lambda e: self.node.feed(ev.BeatHeard(e.peer, e.payload)),
             tp.StreamOffered: self._offered,
-            tp.StreamReceived: self._received,
-            tp.StreamSent: self._sent,
-            tp.StreamDeclined: self._serve_declined,
+            tp.StreamReceived: lambda e: self._receiving.received(e.peer, e.stream_id),
+            tp.StreamSent: lambda e: self._serving.sent(e.peer, e.stream_id),
+            tp.StreamDeclined: lambda e: self._serving.failed(e.peer, e.stream_id),
             tp.StreamFailed: self._stream_failed,
         }
         self._executors: dict[type, Callable[[Any, int], None]] = {
             do.Tell: self._tell,
-            do.Note: lambda e, _: self._say(e),
+            do.Note: lambda e, _: self.say(e),
             do.DeclineStream: lambda e, _: self.endpoint.decline(e.peer, e.stream, e.reason),
             do.Finish: lambda e, _: self._finished(e),
             do.LookAtTransfers: lambda _, number: self._look(number),
             do.Admit: self._admit,
             do.Refuse: lambda e, _: self.endpoint.refuse(e.peer, e.code, e.text),
             do.Dismiss: lambda e, _: self.endpoint.disconnect(e.peer, e.reason),
-            do.ReceiveInitial: self._receive_initial,
-            do.ReceiveDelta: self._receive_delta,
-            do.Serve: self._serve,
+            do.ReceiveInitial: self._receiving.initial,
+            do.ReceiveDelta: self._receiving.delta,
+            do.Serve: self._serving.serve,
             do.Accumulate: self._accumulate,
             do.Quarantine: self._quarantine,
             do.Release: lambda e, _: self._store_job(lambda: self.store.release(e.key)),
@@ -175,7 +114,7 @@ class ServerShell:
     def start(self, recovered: Recovered) -> None:
         """Feed what `store.recover()` found; call once, before any transport event."""
         self.manifest = recovered.manifest
-        self._shards.recovered(recovered.leases, recovered.loans, self._scheduler.time())
+        self._shards.recovered(recovered.leases, recovered.loans, self.scheduler.time())
         self._incarnations = dict(recovered.incarnations)
         for name, incarnation in self._incarnations.items():
             # The transport forgot them with the last process; without them a client whose clock is behind would be let in
@@ -217,7 +156,7 @@ class ServerShell:
             handler(event)
         except (msg.MessageError, ValueError) as error:
             peer: str = getattr(event, "peer", "")
-            self._say(do.Note(f"{peer} sent what no client sends: {error}", "warning"))
+            self.say(do.Note(f"{peer} sent what no client sends: {error}", "warning"))
             self.endpoint.disconnect(peer, "protocol")
             member = self.machine.members.get(peer)
             if member is not None:
@@ -236,12 +175,9 @@ class ServerShell:
         )
 
     def _down(self, event: tp.PeerDown) -> None:
-        for stream in {*self._incoming, *self._problems, *self._serving}:
-            if stream[0] == event.peer:
-                self._forget(stream)
-        if self._fetching.pop(event.peer, None) is not None:
-            self._keep_fetched()
-        self._shards.left(event.peer, event.reason, self._scheduler.time())
+        self._receiving.left(event.peer)
+        self._serving.left(event.peer)
+        self._shards.left(event.peer, event.reason, self.scheduler.time())
         self._agreeing.discard(event.peer)
         self.node.feed(ev.ClientLeft(event.peer, event.incarnation, event.reason))
 
@@ -254,8 +190,8 @@ class ServerShell:
                 self.node.feed(ev.FetchAsked(peer, version, digest))
             case msg.Holding(version, digest):
                 self.node.feed(ev.VersionHeld(peer, version, digest))
-                if version == self.machine.version and self._fetching.pop(peer, None) is not None:
-                    self._keep_fetched()
+                if version == self.machine.version:
+                    self._serving.caught_up(peer)
             case msg.Skip(number, reason):
                 self.node.feed(ev.CallSkipped(peer, number, reason))
             case other:
@@ -307,43 +243,9 @@ class ServerShell:
             case other:
                 raise msg.MessageError(f"a client streams no {type(other).__name__}")
 
-    def _received(self, event: tp.StreamReceived) -> None:
-        finish = self._incoming.pop((event.peer, event.stream_id), None)
-        if finish is not None:
-            finish()
-
-    def _forget(self, stream: tuple[str, str]) -> None:
-        self._incoming.pop(stream, None)
-        self._problems.pop(stream, None)
-        self._serving.pop(stream, None)
-
-    def _serve_declined(self, event: tp.StreamDeclined) -> None:
-        stream = (event.peer, event.stream_id)
-        self._serve_failed(stream)
-        self._forget(stream)
-
-    def _serve_failed(self, stream: tuple[str, str]) -> None:
-        served = self._serving.pop(stream, None)
-        if served is not None:
-            source, number = served
-            failed = ev.ServeFailed(source.effect.peer, source.effect.version)
-            self.node.feed(failed, number)
-
-    def _sent(self, event: tp.StreamSent) -> None:
-        served = self._serving.pop((event.peer, event.stream_id), None)
-        if served is not None:
-            source, number = served
-            effect = source.effect
-            self.node.feed(
-                ev.Served(effect.peer, effect.kind, effect.version, source.bytes_coded), number
-            )
-
     def _stream_failed(self, event: tp.StreamFailed) -> None:
-        stream = (event.peer, event.stream_id)
-        self._serve_failed(stream)
-        if self._incoming.pop(stream, None) is not None:
-            reason = self._problems.pop(stream, event.reason)
-            self.node.feed(ev.StreamLost(event.peer, event.stream_id, reason))
+        self._serving.failed(event.peer, event.stream_id)
+        self._receiving.failed(event.peer, event.stream_id, event.reason)
 
     # --- to the world ---
 
@@ -361,7 +263,7 @@ class ServerShell:
         if self._incarnations.get(effect.peer, -1) >= effect.incarnation:
             self._welcome(effect)
             return
-        if self._shards.pick(effect.peer, self._scheduler.time()) is None:
+        if self._shards.pick(effect.peer, self.scheduler.time()) is None:
             self._refuse_shard(effect)  # before it is written down: there is no end of names
             return
         self.worker.submit(
@@ -377,7 +279,7 @@ class ServerShell:
             return  # it left, or came back as another, while its incarnation was written down
         self._incarnations[peer] = max(effect.incarnation, self._incarnations.get(peer, -1))
         shards = self.facts.shards
-        shard = self._shards.pick(peer, self._scheduler.time())
+        shard = self._shards.pick(peer, self.scheduler.time())
         if shard is None:
             self._refuse_shard(effect)
             return
@@ -405,8 +307,8 @@ class ServerShell:
             f"all {self.facts.shards} data shards are taken (by {holders}): start this client again under one of these names,"
             " or set data.shards (or sync.clients) higher at the server"
         )
-        if self._refusals.take(self._scheduler.time()):  # strangers must not write the log
-            self._say(do.Note(f"{peer} is refused: {text}", "warning"))
+        if self._refusals.take(self.scheduler.time()):  # strangers must not write the log
+            self.say(do.Note(f"{peer} is refused: {text}", "warning"))
         self.endpoint.refuse(peer, "shards", text)
         self.node.feed(ev.ClientLeft(peer, effect.incarnation, "no data shard"))
 
@@ -426,134 +328,21 @@ class ServerShell:
             lambda error: self.endpoint.disconnect(peer, str(error)),  # it says hello again
         )
 
-    def _receive_initial(self, effect: do.ReceiveInitial, number: int) -> None:
-        manifest = self.manifest
-        assert manifest is not None
-        peer, stream = effect.peer, effect.stream
+    def counting(self, direction: Direction) -> Callable[[int, bytes], None]:
+        """What counts the chunks of weights that come or go."""
 
-        def ready(_: None) -> None:
-            self._open(peer, stream, self.store.write_initial, finish)
-
-        def finish() -> None:
-            self.worker.submit(
-                self.store.finish_initial,
-                lambda made: self._committed(made, started, number),
-                lambda error: self.node.feed(ev.CommitFailed(0, str(error)), number),
-            )
-
-        def failed(error: Exception) -> None:
-            self.endpoint.decline(peer, stream, "server cannot write")
-            self.node.feed(ev.CommitFailed(0, str(error)), number)
-
-        started = self._scheduler.time()
-        self.worker.submit(lambda: self.store.begin_initial(manifest), ready, failed)
-
-    def _receive_delta(self, effect: do.ReceiveDelta, number: int) -> None:
-        key, peer, stream = effect.key, effect.peer, effect.stream
-        meta = DeltaMeta(
-            effect.tokens, effect.steps, effect.base_digest, effect.round, effect.metrics
-        )
-
-        def begin() -> int | None:
-            return None if self.store.spool_begin(key, meta) else self.store.spool_next_chunk(key)
-
-        def begun(next_chunk: int | None) -> None:
-            if (
-                next_chunk is None
-            ):  # finished between this offer and now; the acknowledgement is on its way
-                self.endpoint.decline(peer, stream, "known")
-                return
-            write = lambda index, frame: self.store.spool_write(key, index, frame)  # noqa: E731
-            self._open(peer, stream, write, finish, next_chunk)
-
-        def finish() -> None:
-            self.worker.submit(lambda: self.store.spool_finish(key), stored, broken)
-
-        def stored(result: SpoolResult) -> None:
-            event = ev.DeltaStored(
-                peer,
-                key,
-                effect.tokens,
-                effect.steps,
-                effect.round,
-                result.bytes,
-                result.norm,
-                result.problem,
-            )
-            self.node.feed(event, number)
-
-        def broken(error: Exception) -> None:
-            self.endpoint.decline(peer, stream, "server cannot store it now")
-            self.endpoint.cancel(peer, stream, "server cannot store it now")
-            self.node.feed(ev.StreamLost(peer, stream, str(error)), number)
-
-        self.worker.submit(begin, begun, broken)
-
-    def _open(
-        self,
-        peer: str,
-        stream: str,
-        write: Callable[[int, bytes], None],
-        finish: Callable[[], None],
-        next_chunk: int = 0,
-    ) -> None:
-        def problem(text: str) -> None:
-            self._problems[(peer, stream)] = text
-
-        self._incoming[(peer, stream)] = finish
-        with contextlib.suppress(
-            tp.LocalError
-        ):  # offered twice, and the first is being received already
-            sink = _Sink(self.worker, write, problem, self._counting(Direction.UP))
-            self.endpoint.accept(peer, stream, sink, next_chunk)
-
-    def _counting(self, direction: Direction) -> Callable[[int, bytes], None]:
         def count(index: int, frame: bytes) -> None:
             if self.manifest is not None:
                 self._count_chunk(self.manifest, direction, index, frame)
 
         return count
 
-    def _serve(self, effect: do.Serve, number: int) -> None:
-        # What is being fetched stays on disk until its client holds the newest version: a whole version may take longer to
-        # send than keep_versions last, and the updates after it are needed next.
-        self._fetching[effect.peer] = effect.version
-        self._keep_fetched()
-        self.worker.submit(
-            lambda: self.store.has_update(effect.version),
-            lambda kept: self._send_version(effect, number, kept=kept),
-            lambda error: self._say(
-                do.Note(f"cannot serve version {effect.version}: {error}", "warning")
-            ),
-        )
-
-    def _keep_fetched(self) -> None:
-        oldest = min(self._fetching.values(), default=None)
-        self.worker.submit(lambda: self.store.keep_from(oldest), lambda _: None, lambda _: None)
-
-    def _send_version(self, effect: do.Serve, number: int, *, kept: bool) -> None:
-        assert self.manifest is not None
-        if effect.kind == "update" and not kept:
-            effect = do.Serve(effect.peer, "full", self.machine.version)
-            self._fetching[effect.peer] = effect.version
-            self._keep_fetched()
-        version = effect.version
-        read_chunk = self.store.read_update if effect.kind == "update" else self.store.read_full
-        meta = msg.to_wire(msg.VersionMeta(effect.kind, version))
-        chunks = self.manifest.chunks
-        count = self._counting(Direction.DOWN)
-        source = StoreSource(
-            effect, chunks, self.worker, lambda index: read_chunk(version, index), count
-        )
-        stream = version_stream(effect.kind, version)
-        self._serving[(effect.peer, stream)] = (source, number)
-        self.endpoint.offer(effect.peer, stream, meta, source, early_bytes(chunks))
-
     def _accumulate(self, effect: do.Accumulate, number: int) -> None:
         self.worker.submit(
             lambda: self.store.accumulate(effect.key, effect.weight),
             lambda _: None,
-            self._broken_store,
+            # An acknowledged delta cannot be read back: going on would make a version without it.
+            lambda error: self._end(f"the spool cannot be read: {error}"),
         )
 
     def _quarantine(self, effect: do.Quarantine, number: int) -> None:
@@ -561,14 +350,19 @@ class ServerShell:
 
     def _store_job(self, job: Callable[[], None]) -> None:
         """In order with what is accumulated and committed. Where the ledger cannot be written, the run ends as it stands."""
-        self.worker.submit(job, lambda _: None, self._broken_store)
+        self.worker.submit(
+            job,
+            lambda _: None,
+            lambda error: self._end(
+                f"the ledger cannot be written: {error}: start this server again"
+            ),
+        )
 
-    def _broken_store(self, error: Exception) -> None:
-        # An acknowledged delta cannot be read back: going on would make a version without it.
-        self._finished(do.Finish(f"the spool cannot be read: {error}", 2))
+    def _end(self, reason: str) -> None:
+        self._finished(do.Finish(reason, 2))
 
     def _commit(self, effect: do.Commit, number: int) -> None:
-        started = self._scheduler.time()
+        started = self.scheduler.time()
 
         def commit() -> Committed:
             made = self.store.commit(effect.version, effect.merged, effect.scale)
@@ -578,14 +372,15 @@ class ServerShell:
 
         self.worker.submit(
             commit,
-            lambda made: self._committed(made, started, number),
+            lambda made: self.committed(made, started, number),
             lambda error: self.node.feed(ev.CommitFailed(effect.version, str(error)), number),
         )
 
-    def _committed(self, made: Committed, started: float, number: int) -> None:
+    def committed(self, made: Committed, started: float, number: int) -> None:
+        """Tell the machine of a version that is durable; `started`: when its making was, `number` of the effect it ends."""
         if made.notice:
-            self._say(do.Note(made.notice, "warning"))
-        seconds = self._scheduler.time() - started
+            self.say(do.Note(made.notice, "warning"))
+        seconds = self.scheduler.time() - started
         self.node.feed(
             ev.VersionCommitted(made.version, made.digest, made.update_bytes, seconds), number
         )

@@ -21,6 +21,18 @@ def test_it_writes_a_commented_file_that_loads(tmp_path, monkeypatch, capsys):
     assert [path.name for path in tmp_path.iterdir()] == ["fsl.toml"]
 
 
+def test_a_dash_is_standard_output(tmp_path, monkeypatch, capsys):
+    """`init - > file`, or a look at the settings: no file of that name is left behind."""
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["init", "-"]) == 0
+    text = capsys.readouterr().out
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "a.toml").write_text(text)
+    assert load(tmp_path / "a.toml") == Config()
+    assert cli.main(["init", "-", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"path": "-", "text": text}
+
+
 def test_it_overwrites_only_when_forced(tmp_path, capsys):
     """Somebody's edited configuration must survive a second `init`."""
     path = tmp_path / "a.toml"

@@ -3,7 +3,10 @@
 import pytest
 
 import fsl_transport as tp
+from fsl_async import effects as do
 from fsl_async import messages as msg
+from fsl_async.events import DeltaKey
+from fsl_async.learn.errors import StoreError
 from fsl_async.learn.manifest import Manifest
 from fsl_async.learn.weighting import TokensWeighting
 from fsl_async.observe.journal import TraceHash
@@ -11,6 +14,7 @@ from fsl_async.roles.ps import ServerMachine, ServerRules
 from fsl_async.shells.ps import RunFacts, ServerShell
 from fsl_async.sim.counting import MANIFEST, CountingStore, Disk, Model, digest_of
 
+KEY = DeltaKey("a", 1, 0, 0)
 OTHER = Manifest.from_shapes([("other", (3,))])
 
 
@@ -36,7 +40,12 @@ class AtOnce:
 
     def submit(self, job, done, failed):
         """Do the job and say so."""
-        done(job())
+        try:
+            made = job()
+        except StoreError as error:
+            failed(error)
+        else:
+            done(made)
 
 
 class Later(AtOnce):
@@ -62,6 +71,7 @@ class Server:
         self.disk = Disk() if disk is None else disk
         self.endpoint = Endpoint()
         self.notes = []
+        self.ends = []
         self.scheduler = tp.VirtualScheduler()
         self.store = CountingStore(self.disk, keep_versions=2)
         self.shell = ServerShell(
@@ -72,7 +82,7 @@ class Server:
             scheduler=self.scheduler,
             journal=TraceHash(),
             say=lambda note: self.notes.append(note.text),
-            finished=lambda effect: None,
+            finished=lambda effect: self.ends.append(effect.reason),
         )
         self.shell.endpoint = self.endpoint
         self.shell.start(self.store.recover())
@@ -283,3 +293,24 @@ def test_before_version_0_two_models_at_the_same_moment():
     worker.work()
     assert server.shell.manifest == MANIFEST
     assert rejected(server) == ["b"]
+
+
+@pytest.mark.parametrize(
+    ("effect", "method", "words"),
+    [
+        (do.Accumulate(KEY, 1.0), "accumulate", "the spool cannot be read: a bad sector"),
+        (do.Quarantine(KEY, "odd"), "quarantine", "the ledger cannot be written: a bad sector"),
+        (do.Release(KEY), "release", "the ledger cannot be written: a bad sector"),
+    ],
+)
+def test_who_ends_by_a_disk_says_what_failed(monkeypatch, effect, method, words):
+    """A full disk was called a spool that cannot be read: somebody looked for a broken file."""
+
+    def fails(*_, **__):
+        raise StoreError("a bad sector")
+
+    server = Server()
+    monkeypatch.setattr(server.store, method, fails)
+    server.shell.node._execute(effect, 1)
+    assert len(server.ends) == 1
+    assert server.ends[0].startswith(words)
