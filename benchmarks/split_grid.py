@@ -144,6 +144,7 @@ def idle_grid(data: str) -> Iterator[Spec]:
         (f"{LAB}:loss=0%", "fsl-sage", 40, 2, "fp32"),
         (f"{LAB}:loss=0%", "fsl-sage", 100, 2, "e4m3"),
         (f"{LAB}:loss=0%", "splitfed-v1", 40, 2, "fp32"),
+        (LAB, "splitfed-v1", 40, 2, "fp32"),
     ):
         more: dict[str, Any] = {"samples": 128 * batches, "rounds": rounds}
         if models != "fp32":

@@ -129,6 +129,15 @@ class SplitClientHello(Event):
 
 
 @frozen
+class ConductorCame(Event):
+    """The parameter server of a run says hello, from another process."""
+
+    peer: str
+    incarnation: int
+    run: str
+
+
+@frozen
 class UploadOffered(Event):
     """A client offers an upload as a stream; the other fields are those of `messages_split.SmashedMeta`.
 
@@ -204,7 +213,7 @@ class RoundDoneSaid(Event):
 
 @frozen
 class RunOverSaid(Event):
-    """A client says that the run has ended."""
+    """A client, or the parameter server, says that the run has ended."""
 
     peer: str
     reason: str

@@ -19,6 +19,8 @@ from attrs import Factory, frozen
 from fsl_async.messages import Message, MessageError, Table
 
 ROLE = "split-client"
+CONDUCTOR = "parameter-server"
+"""The role of a parameter server towards a split server of another process, and its name there. No client may use that name."""
 MAX_DIMENSIONS = 8
 MAX_SIZE = 1 << 40
 
@@ -47,8 +49,16 @@ class SplitHello(Message):
 
 
 @frozen
+class ConductorHello(Message):
+    """Parameter server, as the body of its hello: whose rounds these are."""
+
+    run: str
+    role: str
+
+
+@frozen
 class SplitWelcome(Message):
-    """Server, as the body of its welcome.
+    """Server, as the body of its welcome. A parameter server is told the run; the other fields are a client's.
 
     in_flight: uploads that it takes from this client at a time. last: text of the last upload of this client's life that it has trained
     and not lost ("" none): what the client holds beyond it is wanted again. auxiliary: version that it keeps for this client.
@@ -87,7 +97,7 @@ class RoundNoted(Message):
 
 @frozen
 class RunOver(Message):
-    """Client: the parameter server has ended the run."""
+    """Client, or the parameter server itself: the parameter server has ended the run."""
 
     reason: str
 
@@ -187,7 +197,7 @@ class AuxiliaryMeta(Message):
 
 
 TABLE = Table(
-    SplitHello, SplitWelcome, RoundDone, RoundNoted, RunOver, Trained, Known, Unwanted, Durable, AuxiliaryStays, Ended,
+    SplitHello, ConductorHello, SplitWelcome, RoundDone, RoundNoted, RunOver, Trained, Known, Unwanted, Durable, AuxiliaryStays, Ended,
     SmashedMeta, GradientMeta, AuxiliaryMeta,
 )  # fmt: skip
 to_wire = TABLE.to_wire

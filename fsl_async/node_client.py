@@ -40,7 +40,7 @@ from fsl_async.learn.fed import Fed, Place, choose_device
 from fsl_async.learn.learner import Learner, RunFinishedError
 from fsl_async.learn.split.remote import SplitTraining
 from fsl_async.learn.tasks import Task, load_task, own_failure
-from fsl_async.node_ps import JOURNAL, transport_settings
+from fsl_async.node_ps import JOURNAL
 from fsl_async.observe.client_state import counted
 from fsl_async.observe.journal import JournalWriter, TraceHash
 from fsl_async.observe.lag import LoopLag
@@ -62,6 +62,7 @@ from fsl_async.split_rules import split_rules
 from fsl_async.stopper import Stopper
 from fsl_async.threads import VARIABLE as OMP_THREADS
 from fsl_async.threads import threads_here
+from fsl_async.transport_settings import transport_settings
 from fsl_transport.curve import DialerCurve
 from fsl_transport.loop import run as run_loop
 from fsl_transport.zmq_link import ZmqDialer

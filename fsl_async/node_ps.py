@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import functools
 import os
 import secrets
 import socket
@@ -33,6 +34,8 @@ from fsl_async.learn.errors import CheckpointDamaged, StoreError
 from fsl_async.learn.outer import OuterSettings
 from fsl_async.learn.records import Recovered, StoreSettings
 from fsl_async.learn.store import Store
+from fsl_async.node_herald import Herald
+from fsl_async.observe.garbage import GarbageWatch
 from fsl_async.observe.journal import MAX_ITEMS, JournalWriter
 from fsl_async.observe.lag import LoopLag
 from fsl_async.observe.teller import Teller
@@ -46,13 +49,14 @@ from fsl_async.shells.ps import RunFacts, ServerShell
 from fsl_async.shells.traffic import CountedLink, Traffic
 from fsl_async.split_rules import with_implied, with_split_server
 from fsl_async.stopper import Stopper
+from fsl_async.transport_settings import transport_settings
 from fsl_transport.loop import run as run_loop
 from fsl_transport.zmq_link import ZmqListener
 
 JOURNAL = "journal.jsonl"
 LAUNCHED = "launched.log"
 GOODBYE_S = 5.0
-GARBAGE_EVERY_S = 1.0
+NO_HERALD = functools.partial(Herald, keys=None, log=lambda _: None, dials=False)
 
 
 @frozen
@@ -87,16 +91,6 @@ def rules_of(config: Config) -> ServerRules:
         guard=GuardRules(**attrs.asdict(config.guard)),
         least_clients=rule_of(config).least,
         aggregation=config.outer.aggregation,
-    )
-
-
-def transport_settings(config: Config) -> tp.TransportSettings:
-    """The transport's part of the configuration."""
-    return tp.TransportSettings(
-        heartbeat_every_s=config.session.heartbeat_every_s,
-        expire_after_s=config.session.expire_after_s,
-        window_bytes=config.transfer.window_bytes,
-        stall_s=config.transfer.stall_s,
     )
 
 
@@ -176,6 +170,7 @@ def serve(
     """
     config = described(config)
     config = with_split_server(config, keys.pair().public if keys is not None else "")
+    herald = functools.partial(Herald, keys=keys, log=log, dials=True)
     with prepared(
         config,
         run_dir,
@@ -187,6 +182,7 @@ def serve(
         after_commit=after_commit,
         launching=launching,
         keys=keys,
+        herald=herald,
     ) as run:
         return run_loop(run(config))
 
@@ -204,10 +200,12 @@ def prepared(
     after_commit: Callable[[int], None] | None = None,
     launching: Launching | None = None,
     keys: KeysFolder | None = None,
+    herald: Callable[..., Herald] = NO_HERALD,
 ) -> Iterator[Callable[[Config], Coroutine[Any, Any, Summary]]]:
     """Take the run directory and give what serves it, once, in a loop of the caller's; see `serve`.
 
-    What is yielded takes the configuration that clients are handed: of it addresses may have become known meanwhile.
+    What is yielded takes the configuration that clients are handed: of it addresses may have become known meanwhile. herald: makes what tells a
+    split server of another process that the run is over; nobody is told if left out.
     """
     config = with_implied(config)
     listen = config.listen
@@ -244,31 +242,11 @@ def prepared(
             after_commit,
             launching,
             gate,
+            herald,
         )
     finally:
         journal.close()
         store.close()
-
-
-class GarbageWatch:
-    """Notes in the journal how many messages were not of this program, whenever there are more."""
-
-    def __init__(
-        self, loop: asyncio.AbstractEventLoop, endpoint: tp.ListenerEndpoint, journal: Teller
-    ) -> None:
-        self._loop, self._endpoint, self._journal = loop, endpoint, journal
-        self._seen = 0
-        self._timer = loop.call_later(GARBAGE_EVERY_S, self._look)
-
-    def _look(self) -> None:
-        if self._endpoint.garbage > self._seen:
-            self._seen = self._endpoint.garbage
-            self._journal.note("GarbageSeen", self._loop.time(), garbage=self._seen)
-        self._timer = self._loop.call_later(GARBAGE_EVERY_S, self._look)
-
-    def close(self) -> None:
-        """Stop looking."""
-        self._timer.cancel()
 
 
 def _note_versions(journal: Teller, recovered: Recovered, now: float) -> None:
@@ -326,6 +304,22 @@ def watched(
     return on_transport
 
 
+def _listener(config: Config, gate: Gate) -> ZmqListener:
+    try:
+        return ZmqListener(config.listen.address, None, gate.curve, gate.handshake_failed)
+    except tp.LocalError as error:
+        raise AddressError(str(error)) from None
+
+
+async def _goodbye(endpoint: tp.ListenerEndpoint, told: Herald) -> None:
+    """Whoever is still here must hear that the run is over, or it would dial this address for ever; and so must a split server elsewhere."""
+    loop = asyncio.get_running_loop()
+    give_up_at = loop.time() + GOODBYE_S
+    while endpoint.peers and loop.time() < give_up_at:  # noqa: ASYNC110 - a few looks, once in a run
+        await asyncio.sleep(0.05)
+    await told.wait()
+
+
 async def _serve(  # noqa: PLR0917 - private, called once
     config: Config,
     run_dir: Path,
@@ -340,9 +334,11 @@ async def _serve(  # noqa: PLR0917 - private, called once
     after_commit: Callable[[int], None] | None,
     launching: Launching | None,
     gate: Gate,
+    herald: Callable[..., Herald],
 ) -> Summary:
     loop = asyncio.get_running_loop()
     begun = time.monotonic()
+    link = _listener(config, gate)
     finished: asyncio.Future[do.Finish] = loop.create_future()
     worker = ThreadWorker(loop, "store")
     journal = Teller(writer, log, loop.time, record=record)
@@ -369,11 +365,6 @@ async def _serve(  # noqa: PLR0917 - private, called once
         count=lambda *chunk: traffic.weights(config.split.method, *chunk),
         after_commit=after_commit,
     )
-    try:
-        link = ZmqListener(config.listen.address, None, gate.curve, gate.handshake_failed)
-    except tp.LocalError as error:
-        worker.close()
-        raise AddressError(str(error)) from None
     relauncher = _relauncher(
         launching or Launching(),
         machine,
@@ -418,17 +409,18 @@ async def _serve(  # noqa: PLR0917 - private, called once
         encrypted=gate.curve is not None,
     )
     _note_versions(journal, recovered, loop.time())
+    told = herald(config, run, journal, writer)
     try:
         shell.start(recovered)
         announce(link.address)
         gate.open(loop, endpoint, journal, config.session.heartbeat_every_s)
         ended = await finished
-        # Whoever is still here must hear that the run is over, or it would dial this address for ever.
-        give_up_at = loop.time() + (0.0 if stop.hard else GOODBYE_S)
-        while endpoint.peers and loop.time() < give_up_at:  # noqa: ASYNC110 - a few looks, once in a run
-            await asyncio.sleep(0.05)
+        told.run_ended(ended.reason)
+        if not stop.hard:
+            await _goodbye(endpoint, told)
     finally:
         unsubscribe()
+        await told.aclose()
         gate.close()
         counted.close()
         await relauncher.close()

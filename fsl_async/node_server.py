@@ -30,7 +30,8 @@ from fsl_async.learn.fed import choose_device
 from fsl_async.learn.split.room import ServerRoom
 from fsl_async.learn.split.server_disk import ServerDisk
 from fsl_async.learn.split.task import build_server
-from fsl_async.node_ps import GOODBYE_S, JOURNAL, check_bindable, transport_settings
+from fsl_async.messages_split import CONDUCTOR
+from fsl_async.node_ps import GOODBYE_S, JOURNAL, check_bindable
 from fsl_async.observe.journal import JournalWriter
 from fsl_async.observe.lag import LoopLag
 from fsl_async.observe.teller import Teller
@@ -45,6 +46,7 @@ from fsl_async.shells.traffic import CountedLink, Traffic
 from fsl_async.split_rules import split_rules, with_implied
 from fsl_async.stopper import Stopper
 from fsl_async.threads import threads_here
+from fsl_async.transport_settings import transport_settings
 from fsl_transport.loop import run as run_loop
 from fsl_transport.zmq_link import ZmqListener
 
@@ -110,8 +112,8 @@ def serve(
     disk = ServerDisk(run_dir / SERVER)
     with contextlib.ExitStack() as stack:
         stack.callback(disk.close)
-        gate = Gate(keys, run_dir / SERVER)
-        served = _Serving(config, disk, announce, log, stop, gate=gate)
+        gate = Gate(keys, run_dir / SERVER, CONDUCTOR)
+        served = _Serving(config, disk, announce, log, stop, gate=gate, with_ps=with_ps)
         if not with_ps:
             return run_loop(served.alone())
         ps_dir = run_dir / PS
@@ -140,11 +142,15 @@ class _Serving:
         stop: Stopper,
         *,
         gate: Gate,
+        with_ps: bool,
     ) -> None:
         server, method, cut, parts = build_server(config, choose_device(config.train.device))
         self.config = config
         self.room = ServerRoom(method, server, cut, disk)
-        self.machine = SplitServerMachine(split_rules(config), parts.architecture)
+        rules = split_rules(config)
+        if with_ps:  # it is told in this process
+            rules = attrs.evolve(rules, alone_s=0.0)
+        self.machine = SplitServerMachine(rules, parts.architecture)
         self.traffic = Traffic()
         self._announce, self._log, self._stop = announce, log, stop
         self._disk = disk

@@ -517,6 +517,11 @@ class SplitConfig:
     max_stale_rounds: int = setting(
         1, "decline uploads that are more rounds behind", span(least=0, most=1 << 20)
     )
+    alone_s: float = setting(
+        3600.0,
+        "a split server ends after so long without clients and without the parameter server; 0 = never",
+        span(least=0.0, most=1e8),
+    )
 
     @property
     def is_on(self) -> bool:

@@ -26,6 +26,7 @@ def split_rules(config: Config) -> SplitRules:
         max_stale_rounds=split.max_stale_rounds,
         reoffer_s=min(5.0, config.session.expire_after_s),
         drain_s=max(2 * config.session.heartbeat_every_s, 5.0),
+        alone_s=split.alone_s,
     )
 
 

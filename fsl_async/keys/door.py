@@ -2,6 +2,7 @@
 
     the key is                                                       then
     not on the list                                                  no connection (ZAP); if it had one: no message, no session
+    this server's own                                                in, under the name of its sister alone
     a relay's                                                        a connection, and no HELLO of a client
     a client's, and the list gives the name to it                    in
     a client's, and the list gives the name to another key           refused, code `name`
@@ -24,6 +25,8 @@ from fsl_async.errors import KeysError
 from fsl_async.keys.allow_list import RELAY, AllowList, Entry, Refusal
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from fsl_async.keys.folder import KeysFolder
     from fsl_async.keys.holders import NameHolders
 
@@ -41,7 +44,11 @@ class Looked:
 class Door:
     """The list as it is now, and the names of a run. Raises KeysError when the list cannot be read at the beginning."""
 
-    def __init__(self, folder: KeysFolder, holders: NameHolders) -> None:
+    def __init__(
+        self, folder: KeysFolder, holders: NameHolders, sisters: Mapping[str, str] | None = None
+    ) -> None:
+        """sisters: names of other servers that have this one's own pair, and the key: who holds it could be this server anyway."""
+        self._sisters = {name: key for name, key in (sisters or {}).items() if name}
         self._folder = folder
         self._holders = holders
         self._seen = self._signature()
@@ -53,10 +60,12 @@ class Door:
 
     def allows(self, key: str) -> bool:
         """Whether a key may have a connection."""
-        return key in self.list.entries
+        return key in self.list.entries or key in self._sisters.values()
 
     def admit(self, name: str, key: str) -> Refusal | None:
         """Whether a client may say HELLO under `name`: None, or the refusal. Takes hold of a name that is free."""
+        if key and self._sisters.get(name) == key:
+            return None
         entry = self.list.find(key)
         if entry is None:
             return KEY_CODE, "the server does not let this key in"

@@ -58,14 +58,14 @@ def keys_for_listening(
 class Gate:
     """One listener's. Without keys it lets everybody in, and tells of those that encrypt."""
 
-    def __init__(self, keys: KeysFolder | None, run_dir: Path) -> None:
-        """Raises KeysError."""
+    def __init__(self, keys: KeysFolder | None, run_dir: Path, sister: str = "") -> None:
+        """Raises KeysError. sister: a name under which another server with this same pair may come."""
         self._keys = keys
         self._pair: KeyPair | None = None
         self._door: Door | None = None
         if keys is not None:
             self._pair = keys.pair()
-            self._door = Door(keys, NameHolders(run_dir / FILE))
+            self._door = Door(keys, NameHolders(run_dir / FILE), {sister: self._pair.public})
         self._seldom = Seldom()
         self._endpoint: tp.ListenerEndpoint | None = None
         self._timer: asyncio.TimerHandle | None = None

@@ -9,11 +9,14 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Mapping
 
+import attrs
 from attrs import Factory, define, field, frozen, mutable
 
 from fsl_async import effects_split as split
 from fsl_async import events_split as ev
+from fsl_async.effects import Effect
 from fsl_async.events_split import ClientBook, UploadKey
+from fsl_async.messages_split import CONDUCTOR
 
 REMEMBERED = 16
 """Declined keys of a client that are answered as they were; it has fewer under way."""
@@ -53,6 +56,26 @@ class Peer:
     def incarnation(self) -> int:
         """The newest life that has been here."""
         return self.book.incarnation
+
+    @property
+    def known(self) -> str:
+        """Text of the last trained upload of the life that is here; empty where there is none."""
+        last = self.book.last
+        return last.text if last is not None and last.incarnation == self.incarnation else ""
+
+    def begin_session(self, event: ev.SplitClientHello) -> list[Effect]:
+        """It is admitted: take over what it says. What was given to another life of it is forgotten."""
+        seen = max(self.book.auxiliary_seen, event.auxiliary)
+        book = attrs.evolve(self.book, auxiliary_seen=seen)
+        if event.done_round > book.done_round:
+            book = attrs.evolve(book, done_round=event.done_round, done_samples=event.done_samples)
+        effects: list[Effect] = []
+        if event.incarnation != book.incarnation:
+            effects.extend(split.DropAnswer(key) for key in self.answers)
+            self.answers.clear()
+            book = attrs.evolve(book, incarnation=event.incarnation)
+        self.book, self.connected = book, True
+        return effects
 
     def is_here(self, key: UploadKey) -> bool:
         """Whether the life that made `key` has a session."""
@@ -105,6 +128,11 @@ def refusal_of(
     event: ev.SplitClientHello, run: str, architecture: Mapping[str, str]
 ) -> tuple[str, str] | None:
     """Why a client does not belong to this run, as a code and a sentence that says what to do; None when it does."""
+    if event.peer == CONDUCTOR:
+        text = (
+            f"{CONDUCTOR} is the parameter server's name here; start the client with another --name"
+        )
+        return "name", text
     if not event.run:
         text = f"{event.peer} is in no run yet: it has to join the parameter server first"
         return "run", text

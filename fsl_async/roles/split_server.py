@@ -22,7 +22,8 @@ Rules
 - The first client's run is the server's run, for good. Everybody's halves must be those of the configuration.
 - The end: what is here is trained, then a last checkpoint. It comes when the run is over, as the clients or the parameter server in this
   process say, or when the operator asks for it. Asked while nobody has said that the run is over, the server only leaves: it sends the answers
-  that clients wait for, ends their sessions, and takes nobody. They go on with the process that comes after it.
+  that clients wait for, ends their sessions, and takes nobody. They go on with the process that comes after it. So it does after `alone_s`
+  without a client and without the parameter server (`roles.split_company`).
 
     state      event                       -> effects
     any        SplitClientHello               AdmitSplit, SendAuxiliary when versions differ | Refuse
@@ -37,9 +38,10 @@ Rules
     any        CheckpointWritten              Tell Durable
     any        CheckpointFailed               timer "retry", then Checkpoint again
     any        StreamLost of an upload        Tell Unwanted "later"
+    any        ConductorCame                  AdmitSplit | Refuse
     any        ConductorEnded, all            training goes on to its end, AverageReplicas, Checkpoint, Tell Ended, Finish
                RunOverSaid
-    any        DrainAsked                     the same; but while nobody has said that the run is over: no AverageReplicas,
+    any        DrainAsked, timer "alone"      the same; but while nobody has said that the run is over: no AverageReplicas,
                                               and once answers are sent Dismiss in place of Tell Ended
     ending     timer "drain"                  what is not trained yet is dropped, and no answer waited for
     DONE       anything but SplitClientHello  nothing
@@ -47,7 +49,6 @@ Rules
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -58,37 +59,26 @@ from fsl_async import effects_split as split
 from fsl_async import events as base
 from fsl_async import events_split as ev
 from fsl_async import messages_split as msg
-from fsl_async.deadlines import Deadlines
 from fsl_async.effects import Effect
-from fsl_async.events_split import SplitBook, UploadKey
+from fsl_async.events_split import UploadKey
 from fsl_async.messages import Message
-from fsl_async.roles.split_checkpoints import Checkpoints, resumed
-from fsl_async.roles.split_ending import SplitEnding
-from fsl_async.roles.split_methods import SplitRules, decisions_of
-from fsl_async.roles.split_peers import Answer, Peer, Upload, refusal_of, replicas_due
+from fsl_async.roles.split_checkpoints import resumed
+from fsl_async.roles.split_company import ALONE
+from fsl_async.roles.split_methods import SplitRules
+from fsl_async.roles.split_peers import Answer, Peer, Upload, refusal_of
+from fsl_async.roles.split_server_state import SplitServerState
 from fsl_async.roles.words import counted
 
 
-class SplitServerMachine:
+class SplitServerMachine(SplitServerState):
     """The state of a run at the split server. `handle` and `next_deadline` are the whole interface."""
 
     def __init__(self, rules: SplitRules, architecture: Mapping[str, str]) -> None:
-        self.rules = rules
-        self.decisions = decisions_of(rules)
-        self.architecture = dict(architecture)
-        self.run = ""
-        self.round = -1
-        self.averaged = -1
-        self.uploads = 0
-        self.peers: dict[str, Peer] = {}
-        self.ready: deque[UploadKey] = deque()
-        self.busy: Effect | None = None  # what the training thread does
-        self.ending = SplitEnding()
-        self.deadlines = Deadlines()
-        self.checkpoints = Checkpoints(self.deadlines, rules.checkpoint_every, rules.retry_s)
+        super().__init__(rules, architecture)
         self._handlers: dict[type[base.Event], Callable[[Any, float], list[Effect]]] = {
             ev.SplitRecovered: self._recovered,
             ev.SplitClientHello: self._hello,
+            ev.ConductorCame: self._conductor_came,
             base.ClientLeft: self._left,
             ev.UploadOffered: self._offered,
             ev.UploadReceived: self._received,
@@ -106,31 +96,16 @@ class SplitServerMachine:
             base.TimerFired: self._timers,
         }
 
-    @property
-    def ended(self) -> bool:
-        """Nothing is done any more."""
-        return self.ending.done
-
-    @property
-    def run_over(self) -> bool:
-        """It has ended, with its run."""
-        return self.ending.done and not self.ending.leaves
-
     def next_deadline(self) -> float | None:
         """When `handle(TimerFired())` is due, in seconds of the caller's clock."""
         return self.deadlines.next()
 
     def handle(self, event: base.Event, now: float) -> list[Effect]:
         """Take one event and return what is to be done, in order."""
-        if self.ended and not isinstance(event, ev.SplitClientHello):
+        if self.ended and not isinstance(event, ev.SplitClientHello | ev.ConductorCame):
             return []
         handler = self._handlers.get(type(event))
         return handler(event, now) if handler is not None else []
-
-    def book(self) -> SplitBook:
-        """All that has to be remembered, as of now."""
-        clients = {name: peer.book for name, peer in self.peers.items()}
-        return SplitBook(self.run, self.round, self.averaged, self.uploads, clients)
 
     # --- start and sessions ---
 
@@ -143,7 +118,15 @@ class SplitServerMachine:
             peer = self.peers.setdefault(name, Peer(name))
             seen = max(peer.book.auxiliary_seen, version)
             peer.book = attrs.evolve(peer.book, auxiliary_seen=seen)
+        self._look(now)
         return resumed(event)
+
+    def _conductor_came(self, event: ev.ConductorCame, now: float) -> list[Effect]:
+        effects = self.company.admit(event, self.run, self.ending.refusal())
+        if self.company.conductor == event.incarnation:
+            self.run = event.run
+            self._look(now)
+        return effects
 
     def _hello(self, event: ev.SplitClientHello, now: float) -> list[Effect]:
         refusal = refusal_of(event, self.run, self.architecture)
@@ -157,30 +140,25 @@ class SplitServerMachine:
             return [do.Refuse(event.peer, code, text)]
         self.run = event.run
         peer = self.peers.setdefault(event.peer, Peer(event.peer))
-        effects = self._lose_session(peer)
-        book = attrs.evolve(
-            peer.book, auxiliary_seen=max(peer.book.auxiliary_seen, event.auxiliary)
-        )
-        if event.done_round > book.done_round:
-            book = attrs.evolve(book, done_round=event.done_round, done_samples=event.done_samples)
-        if event.incarnation != book.incarnation:
-            effects.extend(split.DropAnswer(key) for key in peer.answers)
-            peer.answers.clear()
-            book = attrs.evolve(book, incarnation=event.incarnation)
-        peer.book, peer.connected = book, True
-        last = book.last
-        known = last.text if last is not None and last.incarnation == event.incarnation else ""
-        welcome = msg.SplitWelcome(self.run, self.decisions.in_flight, known, book.auxiliary)
+        effects = [*self._lose_session(peer), *peer.begin_session(event)]
+        self._look(now)
+        held = peer.book.auxiliary
+        welcome = msg.SplitWelcome(self.run, self.decisions.in_flight, peer.known, held)
         effects.append(split.AdmitSplit(event.peer, event.incarnation, welcome))
-        if self.decisions.aligned and event.auxiliary != book.auxiliary:
+        if self.decisions.aligned and event.auxiliary != held:
             effects.append(self._send_auxiliary(peer))
         return effects
 
     def _left(self, event: base.ClientLeft, now: float) -> list[Effect]:
+        if self.company.is_conductor(event.peer):
+            self.company.left(event.incarnation)
+            self._look(now)
+            return []
         peer = self.peers.get(event.peer)
         if peer is None or peer.incarnation != event.incarnation or not peer.connected:
             return []
         effects = [*self._lose_session(peer), *self._end_if_over(now)]
+        self._look(now)
         return [*effects, *self._next(now)] if self.ending.asked else effects
 
     def _lose_session(self, peer: Peer) -> list[Effect]:
@@ -214,12 +192,6 @@ class SplitServerMachine:
             known = do.Tell(event.peer, msg.Known(key.text, kept))
             return [decline, known, *again, *self._stays(peer, event)]
         return [decline, *self._decline(peer, key, answer)]
-
-    def _too_late(self, key: UploadKey) -> Answer | None:
-        behind = self.round - key.round
-        if behind > self.decisions.max_stale_rounds:
-            return Answer("stale", f"{counted(behind, 'round')} behind the newest")
-        return None
 
     def _decline(self, peer: Peer, key: UploadKey, answer: Answer) -> list[Effect]:
         """An upload will not be trained, or not now."""
@@ -283,12 +255,6 @@ class SplitServerMachine:
             effects.extend(self.checkpoints.due(self.book))
             effects.extend(self._end_if_done())
         return effects
-
-    def _average(self, round_: int) -> Effect | None:
-        """What must be averaged before an upload of this round is trained."""
-        if not self.decisions.replicas:
-            return None
-        return replicas_due(self.peers.values(), self.averaged, round_)
 
     def _averaged(self, event: ev.ReplicasAveraged, now: float) -> list[Effect]:
         self.busy = None
@@ -398,9 +364,11 @@ class SplitServerMachine:
 
     def _run_over(self, event: ev.RunOverSaid, now: float) -> list[Effect]:
         peer = self.peers.get(event.peer)
-        if peer is None or not peer.connected:
+        if peer is not None and peer.connected:
+            peer.over = True
+        elif not self.company.is_conductor(event.peer):
             return []
-        peer.over = self.ending.run_over = True
+        self.ending.run_over = True
         if self.deadlines.when("over") is None:
             self.deadlines.set("over", now + self.rules.drain_s)
         return self._end_if_over(now)
@@ -429,6 +397,8 @@ class SplitServerMachine:
         for name in self.deadlines.pop_due(now):
             if name == "over":
                 effects.extend(self._drain("the run has ended", now))
+            elif name == ALONE:
+                effects.extend(self._drain(self.company.reason(), now))
             elif name == "retry":
                 effects.extend(self._next(now))
             else:  # drain: what is being trained, and the checkpoint, are all that is waited for
@@ -460,6 +430,7 @@ class SplitServerMachine:
         ending.done = True
         self.deadlines.clear()
         here = [peer.name for peer in self.peers.values() if peer.connected]
+        here += [msg.CONDUCTOR] if self.company.conductor is not None else []
         said: list[Effect] = [
             do.Dismiss(name, reason) if ending.leaves else do.Tell(name, msg.Ended(reason))
             for name in here

@@ -276,15 +276,18 @@ class SplitServerShell:
     def _violated(self, peer: str, problem: str) -> None:
         self._say(do.Note(f"{peer} sent what no client sends: {problem}", "warning"))
         self.endpoint.disconnect(peer, "protocol")
-        found = self.machine.peers.get(peer)
-        if found is not None:
-            self._down(tp.PeerDown(peer, found.incarnation, "protocol"))
+        life = self.machine.life_of(peer)
+        if life is not None:
+            self._down(tp.PeerDown(peer, life, "protocol"))
 
     def _hello(self, event: tp.HelloReceived) -> None:
         try:
             hello = msg.from_wire(event.hello)
         except MessageError as error:
             self.endpoint.refuse(event.peer, "hello", str(error))
+            return
+        if isinstance(hello, msg.ConductorHello) and hello.role == msg.CONDUCTOR:
+            self.node.feed(ev.ConductorCame(event.peer, event.incarnation, hello.run))
             return
         if not isinstance(hello, msg.SplitHello) or hello.role != msg.ROLE:
             text = "this is a split server: start the client with the parameter server's address"
@@ -317,7 +320,7 @@ class SplitServerShell:
             case msg.RunOver(reason):
                 self.node.feed(ev.RunOverSaid(event.peer, reason))
             case other:
-                raise MessageError(f"{type(other).__name__} is not for a client to say")
+                raise MessageError(f"{type(other).__name__} is not for {event.peer} to say")
 
     def _offered(self, event: tp.StreamOffered) -> None:
         meta = msg.from_wire(event.meta)

@@ -310,6 +310,7 @@ def test_defaults_are_the_documented_ones():
             "in_flight": 2,
             "checkpoint_every": 100,
             "max_stale_rounds": 1,
+            "alone_s": 3600.0,
         },
     }
 

@@ -170,3 +170,18 @@ def test_names_are_bounded(folder, tmp_path, monkeypatch):
     door = door_of(folder, tmp_path)
     assert [door.admit(f"n{n}", A) is None for n in range(5)] == [True, True, True, False, False]
     assert door.admit("n0", A) is None
+
+
+def test_another_server_with_the_same_pair_comes_under_its_name(folder, tmp_path):
+    """One folder of keys for both servers of a machine; whoever holds the pair could be this server, but trains nothing with it."""
+    holders = NameHolders(tmp_path / "names.txt")
+    own = KeyPair.new().public
+    door = Door(folder, holders, {"parameter-server": own})
+    assert door.allows(own)
+    assert door.admit("parameter-server", own) is None
+    assert door.admit("a", own)[0] == "key"
+    assert door.admit("parameter-server", KeyPair.new().public)[0] == "key"
+    plain = Door(folder, holders, {"": own})
+    assert not plain.allows(own)
+    assert not plain.allows("")
+    assert plain.admit("", own)[0] == "key"

@@ -4,6 +4,7 @@
 
 import attrs
 import pytest
+from machines import Driver, of, told
 
 from fsl_async import effects as do
 from fsl_async import events as ev
@@ -15,56 +16,14 @@ from fsl_async.roles.ps import ServerMachine, ServerRules
 RUN = "run-1"
 
 
-def said(effects, peer=None):
-    """The messages told (to `peer`, or to anybody), in order."""
-    return [
-        effect.message
-        for effect in effects
-        if isinstance(effect, do.Tell) and peer in (None, effect.peer)
-    ]
-
-
-def only(effects, kind):
-    """The effects of one class."""
-    return [effect for effect in effects if isinstance(effect, kind)]
-
-
 def notes(effects):
     """What the operator reads, in one text."""
-    return "\n".join(effect.text for effect in only(effects, do.Note))
+    return "\n".join(effect.text for effect in of(effects, do.Note))
 
 
 @attrs.define
-class ServerDriver:
-    """A ServerMachine with a clock. Every method returns the effects of the event it feeds."""
-
-    machine: ServerMachine
-    now: float = 0.0
-    moving: tuple = ()  # whose transfers advance, when the machine asks
-
-    def feed(self, event, after_s=0.0):
-        self.now += after_s
-        return self.look(self.machine.handle(event, self.now))
-
-    def look(self, effects):
-        """Answer the question for transfers, as the shell does."""
-        made = []
-        for effect in effects:
-            if isinstance(effect, do.LookAtTransfers):
-                made += self.feed(ev.TransfersSeen(tuple(self.moving)))
-            else:
-                made.append(effect)
-        return made
-
-    def fire(self):
-        """Let the clock reach the next deadline; it must be used up by that."""
-        when = self.machine.next_deadline()
-        assert when is not None, "no deadline is armed"
-        self.now = max(self.now, when)
-        effects = self.look(self.machine.handle(ev.TimerFired(), self.now))
-        after = self.machine.next_deadline()
-        assert after is None or after > self.now, "a deadline that is due stays due: a timer storm"
-        return effects
+class ServerDriver(Driver):
+    """A parameter server's machine."""
 
     def recover(self, version=-1, digest="", **more):
         return self.feed(ev.Recovered(version, digest, **more))
@@ -114,26 +73,19 @@ class ServerDriver:
 
 
 @attrs.define
-class ClientDriver:
-    """A ClientMachine with a clock. Every method returns the effects of the event it feeds, but for the plain notes.
+class ClientDriver(Driver):
+    """A client's machine. Every method returns the effects of the event it feeds, but for the plain notes.
 
     Those, which say what goes well, are kept in `told`, so that a scenario reads as what is done.
     """
 
-    machine: ClientMachine
-    now: float = 0.0
     told: list = attrs.field(factory=list)
-    moving: tuple = ()
 
     def feed(self, event, after_s=0.0):
-        self.now += after_s
-        effects = self.look(self.machine.handle(event, self.now))
+        effects = super().feed(event, after_s)
         plain = [each for each in effects if isinstance(each, do.Note) and each.level == "info"]
         self.told += plain
         return [each for each in effects if each not in plain]
-
-    fire = ServerDriver.fire
-    look = ServerDriver.look
 
     def welcome(self):
         return self.feed(ev.Welcomed(RUN, 0, 4))
@@ -214,4 +166,4 @@ def client():
 @pytest.fixture
 def look():
     """The ways to look at effects: look.said, look.only, look.notes."""
-    return attrs.make_class("Look", ["said", "only", "notes"], frozen=True)(said, only, notes)
+    return attrs.make_class("Look", ["said", "only", "notes"], frozen=True)(told, of, notes)

@@ -4,6 +4,7 @@
 
 import attrs
 import pytest
+from machines import Driver, of, told
 
 from fsl_async import effects as do
 from fsl_async import effects_split as split
@@ -21,22 +22,8 @@ def key(step=0, number=0, incarnation=1, leg=0):
 
 
 @attrs.define
-class Driver:
-    """A machine with a clock."""
-
-    machine: SplitClientMachine
-    now: float = 0.0
-
-    def feed(self, event, after_s=0.0):
-        self.now += after_s
-        return self.machine.handle(event, self.now)
-
-    def fire(self):
-        self.now = self.machine.next_deadline()
-        effects = self.machine.handle(base.TimerFired(), self.now)
-        after = self.machine.next_deadline()
-        assert after is None or after > self.now
-        return effects
+class ClientDriver(Driver):
+    """A client, and what its split server says."""
 
     def welcome(self, last=None, auxiliary=-1, **more):
         return self.feed(ev.SplitWelcomed("run", 2, last, auxiliary, **more))
@@ -62,23 +49,15 @@ class Driver:
 @pytest.fixture
 def make():
     def make(method="splitfed-v2", **rules):
-        driver = Driver(SplitClientMachine(SplitRules(method=method, **rules), "a", 1))
+        driver = ClientDriver(SplitClientMachine(SplitRules(method=method, **rules), "a", 1))
         driver.welcome()
         return driver
 
     return make
 
 
-def of(effects, kind):
-    return [effect for effect in effects if isinstance(effect, kind)]
-
-
 def offered(effects):
     return [(each.key.step, each.wants_gradient) for each in of(effects, split.OfferUpload)]
-
-
-def told(effects):
-    return [effect.message for effect in of(effects, do.Tell)]
 
 
 def test_an_upload_and_its_gradient(make):
@@ -282,7 +261,7 @@ def test_lockstep_waits_for_everything(make):
 
 def test_the_handshake_raises_the_incarnation(make):
     """What was made before is of this life all the same."""
-    client = Driver(SplitClientMachine(SplitRules(method="cse-fsl"), "a", 1))
+    client = ClientDriver(SplitClientMachine(SplitRules(method="cse-fsl"), "a", 1))
     client.ready(0, wants=False)
     (offer,) = client.welcome(incarnation=77)
     assert offer.key == key(0, incarnation=77)

@@ -4,7 +4,9 @@ import pytest
 
 from fsl_async.address import Address, seen_from
 from fsl_async.config import load
+from fsl_async.effects import Finish
 from fsl_async.errors import AddressError, ConfigError
+from fsl_async.roles.split_herald import HeraldMachine
 from fsl_async.split_rules import with_split_server
 
 UPLOADS = {"sl": 3, "splitfed-v1": 6, "splitfed-v2": 6, "cse-fsl": 4, "fsl-sage": 4}
@@ -36,6 +38,18 @@ def test_two_servers_run_every_method(nodes, configured, text, case):
     clients = [run.summaries[name] for name in run.names]
     assert all(client.tokens == client.tokens_acknowledged for client in clients)
     assert sum(client.tokens for client in clients) == run.summaries["ps"].tokens
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_a_run_that_ends_while_no_client_is_there(nodes, configured, text, told, monkeypatch):
+    """The parameter server says so itself; where it cannot, the split server does not wait for ever."""
+    if not told:
+        monkeypatch.setattr(HeraldMachine, "_run_ended", lambda *_: [Finish("killed", 0)])
+    chosen = "split.method=fsl-sage", f"data.path={text}", "run.seconds=0.5", "split.alone_s=0.5"
+    run = nodes(configured(*chosen, "session.expire_after_s=1.5"), apart=True, names=())
+    reason = run.summaries["server"].reason
+    assert reason.startswith("the run has ended" if told else "no client and no parameter server")
+    assert run.summaries["ps"].reason != reason
 
 
 def test_where_the_split_server_is_is_said_or_known():

@@ -45,6 +45,8 @@ class SplitRules:
     drain_s: float = 10.0
     retry_s: float = 30.0
     """Before a checkpoint is tried again."""
+    alone_s: float = 0.0
+    """A split server that has a run ends after so long without a client and without the parameter server; 0: it waits for ever."""
 
 
 class Decisions(ABC):

@@ -1,0 +1,16 @@
+"""What the configuration says to the transport. Pure."""
+
+from __future__ import annotations
+
+import fsl_transport as tp
+from fsl_async.settings import Config
+
+
+def transport_settings(config: Config) -> tp.TransportSettings:
+    """The transport's part of the configuration."""
+    return tp.TransportSettings(
+        heartbeat_every_s=config.session.heartbeat_every_s,
+        expire_after_s=config.session.expire_after_s,
+        window_bytes=config.transfer.window_bytes,
+        stall_s=config.transfer.stall_s,
+    )

@@ -1,0 +1,63 @@
+"""A driver of the split server's machine, whose methods are named after what happens to it."""
+
+import attrs
+from machines import Driver
+
+from fsl_async import events as base
+from fsl_async import events_split as ev
+from fsl_async import messages_split as msg
+from fsl_async.events_split import SplitBook, UploadKey
+from fsl_async.roles.split_methods import SplitRules
+from fsl_async.roles.split_server import SplitServerMachine
+
+HALVES = {"method": "m", "cut": "3", "server": "s"}
+
+
+def key(client, step=0, number=0, incarnation=1, leg=0):
+    """Of an upload."""
+    return UploadKey(client, incarnation, number, step, leg)
+
+
+@attrs.define
+class SplitServerDriver(Driver):
+    """A split server, and whoever deals with it."""
+
+    def join(self, peer, incarnation=1, **more):
+        """A client says hello."""
+        return self.feed(ev.SplitClientHello(peer, incarnation, "run", 0, HALVES, **more))
+
+    def leave(self, peer, incarnation=1, reason="expired"):
+        """A session ends."""
+        return self.feed(base.ClientLeft(peer, incarnation, reason))
+
+    def conductor(self, run="run", *, incarnation=1, peer=msg.CONDUCTOR):
+        """The parameter server says hello."""
+        return self.feed(ev.ConductorCame(peer, incarnation, run))
+
+    def offer(self, upload, *, peer=None, wants=True, due=False, auxiliary=-1):
+        """An upload is offered."""
+        stream = msg.upload_stream(upload.text)
+        work = (0, auxiliary, 16, wants, due)
+        return self.feed(ev.UploadOffered(peer or upload.client, stream, upload, *work))
+
+    def arrive(self, upload):
+        """All of it is here."""
+        return self.feed(ev.UploadReceived(upload.client, upload))
+
+    def trained(self, upload, *, answer=False, problem=None):
+        """The training thread has done with it."""
+        return self.feed(ev.UploadTrained(upload, 2.5, 7, answer, problem))
+
+    def upload(self, upload, **more):
+        """From the offer until it is trained; returns what training it ended in."""
+        answer = more.pop("answer", False)
+        self.offer(upload, **more)
+        self.arrive(upload)
+        return self.trained(upload, answer=answer)
+
+
+def split_server(method="cse-fsl", **rules):
+    """One that begins with an empty folder."""
+    driver = SplitServerDriver(SplitServerMachine(SplitRules(method=method, **rules), HALVES))
+    driver.feed(ev.SplitRecovered(SplitBook()))
+    return driver
