@@ -59,11 +59,11 @@ class FileLink:
 
 @frozen
 class SiteLink:
-    """That of a site of a laboratory; `rate` is what it had."""
+    """That of a site of a laboratory; `was` is what it had, its profile or else its rate."""
 
     lab: Laboratory
     site: str
-    rate: str
+    was: str
 
     def cut(self) -> None:
         """Nothing passes any more."""
@@ -75,7 +75,7 @@ class SiteLink:
 
     def restore(self) -> None:
         """As it was."""
-        self.lab.set(self.site, "heal", f"rate={self.rate}")
+        self.lab.set(self.site, "heal", self.was)
 
 
 def link_of(run: Run, node: Node) -> LinkOf | None:
@@ -110,5 +110,7 @@ def _site_link(lab_name: str, namespace: int) -> SiteLink | None:
             continue
         if here:
             state = next(one for one in lab.links.values() if site.name in {one.left, one.right})
-            return SiteLink(lab, site.name, f"{state.settings.rate_mbit:g}mbit")
+            return SiteLink(
+                lab, site.name, state.profile or f"rate={state.settings.rate_mbit:g}mbit"
+            )
     return None

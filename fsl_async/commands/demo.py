@@ -54,8 +54,8 @@ _OPTIONS = {
     help="Train on this text; default: the source of Python's standard library.",
 )
 @click.option(
-    "--seconds", default=40.0, show_default=True, type=click.FloatRange(10.0, 86_400.0),
-    help="Call the last round this long after the start; the end takes some seconds more.",
+    "--seconds", type=click.FloatRange(10.0, 86_400.0),
+    help="Call the last round this long after the start; the end takes some seconds more. [default: 40; more on long lines]",
 )  # fmt: skip
 @click.option("--clients", default=3, show_default=True, type=click.IntRange(1, 64))
 @click.option(
@@ -63,8 +63,8 @@ _OPTIONS = {
     type=click.Choice(["fp32", "bf16", "e4m3", "e5m2", "uniform"]), help="How deltas and updates travel.",
 )  # fmt: skip
 @click.option(
-    "--every", "every_s", default=5.0, show_default=True, type=click.FloatRange(1.0, 3600.0),
-    metavar="SECONDS", help="Seconds from one sync to the next.",
+    "--every", "every_s", type=click.FloatRange(1.0, 3600.0),
+    metavar="SECONDS", help="Seconds from one sync to the next. [default: 5; more on long lines]",
 )  # fmt: skip
 @click.option("--seed", default=0, show_default=True, type=click.IntRange(0, 2**62))
 @click.option(
@@ -105,10 +105,10 @@ def command(
     rounds: int,
     method: str,
     data: str | None,
-    seconds: float,
+    seconds: float | None,
     clients: int,
     codec: str,
-    every_s: float,
+    every_s: float | None,
     seed: int,
     preset: str,
     run_dir: Path | None,
@@ -125,7 +125,7 @@ def command(
     from attrs import evolve
 
     from fsl_async.config import load, resolved, to_dict, to_toml
-    from fsl_async.demo.settings import DemoSettings
+    from fsl_async.demo.settings import DemoSettings, lengths
     from fsl_async.stopper import Stopper, stop_on_signals
 
     output = Output(as_json=as_json, waits=False)
@@ -148,16 +148,19 @@ def command(
             run_dir=Path(),
         )
         return _split(split, run_dir, output, net)
+    late_s = _late_s(net)
+    usual_s, usual_every_s = lengths(late_s)
     settings = DemoSettings(
         data=text,
-        seconds=seconds,
+        seconds=usual_s if seconds is None else seconds,
         clients=clients,
         format=codec,
-        every_s=every_s,
+        every_s=usual_every_s if every_s is None else every_s,
         seed=seed,
         preset=preset or "0.5m",
         run_dir=Path(),
         links=links,
+        late_s=late_s,
     )
     # What is wrong with the settings or the text ends here, before any process is started.
     config = resolved(load(None, settings.overrides(), _OPTIONS))
@@ -186,6 +189,17 @@ def command(
                 f"the demo was ended by {stopper.reason}; what was done is in {settings.run_dir}"
             )
         return _conclude(settings, played, output)
+
+
+def _late_s(net: str | None) -> float:
+    """What a round trip of a profile takes beyond what a demo allows for, seconds. Raises UsageError for one that is not there."""
+    from fsl_async.demo.settings import SHORT_TRIP_S
+
+    if net is None:
+        return 0.0
+    from fsl_async.netlab import profiles
+
+    return max(0.0, round(2e-3 * profiles.profile(net).delay_ms - SHORT_TRIP_S, 3))
 
 
 def _network(
@@ -334,6 +348,7 @@ def _make_directory(run_dir: Path | None, output: Output) -> Path:
 
 
 def _introduction(settings: DemoSettings, net: str | None) -> list[str]:
+    from fsl_async.demo.settings import SHORT_TRIP_S
     from fsl_async.observe.client_state import counted
 
     what = (
@@ -341,11 +356,18 @@ def _introduction(settings: DemoSettings, net: str | None) -> list[str]:
     )
     where = "on this machine (127.0.0.1)" if net is None else "each in a site of its own"
     own = "a part of its own" if settings.clients > 1 else "all of it"
+    trip_s = settings.late_s + SHORT_TRIP_S
+    slow = (
+        [f"a round trip takes {trip_s:g} s here, so all of this takes longer than on other lines"]
+        if settings.late_s
+        else []
+    )
     return [
         f"a parameter server and {counted(settings.clients, 'client')}, each a process of its own, {where}",
         f"train a GPT of {settings.preset} parameters on {what}, each client on {own}",
         f"every {settings.every_s:g} s they send what they learnt, as {settings.format}, and get the merged weights",
         f"after {settings.kill_after_s:.0f} s {settings.victim} gets SIGKILL, and is launched again; it has to catch up",
+        *slow,
         f"the last round is at {settings.seconds:g} s; files and logs: {settings.run_dir}",
         "",
     ]

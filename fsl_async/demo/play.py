@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 PATIENCE_S = 8.0
 SLACK_S = 15.0
-"""The demo ends at most this long after `seconds`."""
+"""The demo ends at most this long after `seconds`, on lines that are not long."""
 
 HOLD_S = 2.0
 """The journal is up to a second behind; so long a line waits for those that belong before it."""
@@ -50,6 +50,7 @@ _TICK_S = 0.2
 _LISTEN_S = 30.0
 _DRAIN_S = 9.0
 _LEAVE_S = 4.0
+_END_TRIPS = 40
 _RULES = RestartRules(first_wait_s=0.5, longest_wait_s=4.0, budget=4)
 
 
@@ -153,10 +154,16 @@ class Demo:
         """When the last round is called. The end takes about as long as a start of torch, and a little more."""
         played, seconds = self.played, self.settings.seconds
         start_s = played.joined_s if played.joined_s is not None else self._elapsed()
-        latest = seconds + SLACK_S - (4.0 + 0.7 * min(start_s, SLACK_S))
+        slack_s = SLACK_S + self._later_s
+        latest = seconds + slack_s - (4.0 + 0.7 * min(start_s, SLACK_S))
         if played.killed_s is not None and played.caught_up_s is None:
-            return min(seconds + PATIENCE_S, max(latest, 0.9 * seconds))
+            return min(seconds + PATIENCE_S + self._later_s, max(latest, 0.9 * seconds))
         return min(seconds, max(latest, 0.75 * seconds))
+
+    @property
+    def _later_s(self) -> float:
+        """What the end may take more on a long line: a round, and what it brings, in round trips."""
+        return _END_TRIPS * self.settings.late_s
 
     async def _end(self, supervisor: Supervisor) -> None:
         self._ending = True
@@ -166,8 +173,9 @@ class Demo:
             loading = asyncio.create_task(asyncio.to_thread(importlib.import_module, "torch"))
         else:
             loading = None
-        stopping = asyncio.create_task(supervisor.stop_child(SERVER, _DRAIN_S))
-        await self._until(stopping.done, _DRAIN_S + 1.0)
+        drain_s = _DRAIN_S + self._later_s
+        stopping = asyncio.create_task(supervisor.stop_child(SERVER, drain_s))
+        await self._until(stopping.done, drain_s + 1.0)
         if not self._stop.hard:
             await stopping
             clients = self.settings.names

@@ -15,7 +15,7 @@ PACKET_BYTES = 1514
 
 UNLIMITED_MBIT = 100_000.0
 _COUNTED_MBIT = 10_000.0
-_LEAST_PACKETS = 100
+_LEAST_PACKETS = 20
 
 
 def limit_packets(settings: LinkSettings) -> int:
@@ -26,7 +26,8 @@ def limit_packets(settings: LinkSettings) -> int:
     netem keeps both in one queue and drops what does not fit, so its default of 1,000 throttles a link with a large product of rate and
     delay (200 Mbit/s x 45 ms are 743 packets on their way alone), and lets a slow one queue for seconds (10 Mbit/s: 1.2 s).
     The buffer is `queue_ms`, by default one round trip (the rule of thumb for one long TCP flow; Appenzeller et al., SIGCOMM
-    2004, section 1), at least 100 ms. A link without a rate counts as 10 Gbit/s.
+    2004, section 1), at least 100 ms. A link without a rate counts as 10 Gbit/s. Of a thin one at least 20 packets fit: 100 would be 8 s at
+    160 kbit/s, and they leave at that rate also when the link has become fast again.
     """
     rate_bits_s = (settings.rate_mbit or _COUNTED_MBIT) * 1e6
     seconds = (settings.delay_ms + settings.jitter_ms + settings.buffer_ms) / 1e3

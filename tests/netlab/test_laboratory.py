@@ -9,6 +9,8 @@ import time
 
 import pytest
 
+from fsl_async.chaos.links import link_of
+from fsl_async.chaos.targets import Node, Run
 from fsl_async.errors import UsageError
 from fsl_async.netlab.__main__ import main
 from fsl_async.netlab.host import LabError, started
@@ -17,10 +19,8 @@ from fsl_async.netlab.laboratory import Laboratory
 SLOW = float(os.environ.get("FSL_TEST_TIME_UNIT", "1"))
 
 
-def pings(lab, count, interval_s, wait_s=0.3):
-    return lab.probe(
-        "client-1", "ping", lab.address("server"), str(count), str(interval_s), str(wait_s)
-    )
+def pings(lab, count, interval_s, wait_s=0.3, site="client-1"):
+    return lab.probe(site, "ping", lab.address("server"), str(count), str(interval_s), str(wait_s))
 
 
 def test_round_trip_of_a_profile(lab):
@@ -102,6 +102,37 @@ def test_a_connection_survives_a_cut(lab):
             assert time.monotonic() - healed < 5 * SLOW
             client.stdin.close()
         server.kill()
+
+
+def test_a_storm_finds_the_links_of_a_run_and_gives_them_back(lab, tmp_path):
+    """`chaos --partition --slow` hits the site in which a client's process is, whatever the laboratory is called, and no other."""
+    lab.set("client-2", "dsl")
+    links = lambda: Laboratory.find(lab.name).links  # noqa: E731 - as others see them
+    before, run = links(), Run(tmp_path)
+    with subprocess.Popen(lab.command("client-2", ["sleep", "60"])) as process:
+        try:
+            link = in_time(lambda: link_of(run, Node(process.pid, "b", "client")))
+            link.cut()
+            assert lab.round_trip_ms("client-1", "server") < 45
+            assert pings(lab, 3, 0.01, 0.3, "client-2")["received"] == 0
+            link.restore()
+            assert links() == before
+            link.slow()
+            rates = [one.settings.rate_mbit for one in links().values()]
+            assert sorted(rates) == [0.0, 0.16]
+            link.restore()
+            assert links() == before
+        finally:
+            process.kill()
+
+
+def in_time(find):
+    """What `find` gives once it gives something: a process needs a moment to be in its site."""
+    for _ in range(500):
+        if (found := find()) is not None:
+            return found
+        time.sleep(0.01)
+    raise AssertionError("nothing was found")
 
 
 ECHO = """

@@ -12,7 +12,7 @@ from fsl_async.commands.output import Output
 from fsl_async.config import load
 from fsl_async.demo.evaluate import Evaluated
 from fsl_async.demo.play import Demo, Played, _error_of
-from fsl_async.demo.settings import DemoSettings
+from fsl_async.demo.settings import DemoSettings, lengths
 from fsl_async.demo.summary import Summary, complaints, summarise, words
 from fsl_async.observe.client_state import News
 from fsl_async.observe.journal import JournalWriter
@@ -54,6 +54,21 @@ EVALUATED = Evaluated(7, "d7", 2.5)
 def test_the_keys_of_the_result_are_those_promised():
     """Scripts read them; `sim` has the same."""
     assert [field.name for field in attrs.fields(Summary)] == KEYS.split()
+
+
+def test_a_demo_over_a_long_line_takes_longer_and_says_so(settings):
+    """Over a satellite the demo's 40 s were over before its second round."""
+    assert [demo._late_s(net) for net in (None, "dsl", "transatlantic")] == [0.0, 0.0, 0.0]
+    assert lengths(0.0) == (40.0, 5.0)
+    late_s = demo._late_s("satellite")
+    seconds, every_s = lengths(late_s)
+    assert (late_s, seconds, every_s) == (0.5, 70.0, 10.0)
+    slow = attrs.evolve(settings, seconds=seconds, every_s=every_s, late_s=late_s)
+    said = "\n".join(demo._introduction(slow, "satellite"))
+    assert "a round trip takes 0.6 s here" in said
+    assert "the last round is at 70 s" in said
+    assert "session.expire_after_s=5.0" in slow.overrides()
+    assert "round trip" not in "\n".join(demo._introduction(settings, "dsl"))
 
 
 def test_the_run_is_configured_as_asked(settings):

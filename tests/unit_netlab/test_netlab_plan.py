@@ -59,7 +59,7 @@ def test_queue_holds_the_line_and_the_buffer():
     """200 Mbit/s x (45 ms on the way + 100 ms of buffer), in packets; a slow line is not given seconds."""
     assert netem.limit_packets(profile("transatlantic")) == 2395
     assert netem.limit_packets(profile("dsl")) == 190
-    assert netem.limit_packets(LinkSettings(rate_mbit=0.1)) == 100
+    assert netem.limit_packets(LinkSettings(rate_mbit=0.1)) == 20
 
 
 @pytest.mark.parametrize(
