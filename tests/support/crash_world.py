@@ -553,7 +553,7 @@ class World:
         if not self.over:
             found.append("the run did not come to its end")
         if self.store is not None:
-            self.disk.dead, self.disk.at = False, 0
+            self.disk.dead, self.disk.at, self.disk.die_after = False, 0, None
             self.store.close()
             self.disk.bury()
         lines = [
