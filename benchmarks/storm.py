@@ -1,9 +1,11 @@
 """A storm against eight clients: what faults cost in tokens, in syncs, and in time.
 
-    python benchmarks/storm.py [--faults-per-hour 240] [--calm 120] [--storm 300] [--every 15] [--clients 8] [--out FILE]
+    python benchmarks/storm.py [--seeds 1,2,3] [--faults-per-hour 125] [--calm 120] [--storm 300] [--every 15] [--clients 8] [--out FILE]
 
-One run on this machine: a server and clients as processes, each client behind a proxy that can be cut, launched again by a supervisor when it dies. First it
-runs `--calm` seconds without faults, then `fsl-node chaos` storms for `--storm` seconds with all four kinds. Prints the report as one JSON line, with the audit of the ledger.
+A storm is a seed, and a kind one is soon found. So the seeds stand here, 1, 2 and 3, and what counts is the median and the worst of them: that is the last line.
+
+One run for each seed, on this machine: a server and clients as processes, each client behind a proxy that can be cut, launched again by a supervisor when it dies. First it
+runs `--calm` seconds without faults, then `fsl-node chaos` storms for `--storm` seconds with all four kinds. Prints each report as one JSON line, with the audit of the ledger.
 
 A step takes its time without computing (0.1 s of sleep, as where a GPU computes), so that tokens do not depend on who else uses the machine, and the tokens that a
 dead client would have trained are not trained by the others on the cores that it leaves. Starting Python and importing torch does compute, on the same cores.
@@ -14,6 +16,7 @@ import asyncio
 import json
 import os
 import socket
+import statistics
 import sys
 import tempfile
 import time
@@ -56,8 +59,9 @@ def node(name: str, *words: object) -> Child:
 class Play:
     """One run."""
 
-    def __init__(self, given: argparse.Namespace, folder: Path) -> None:
+    def __init__(self, given: argparse.Namespace, seed: int, folder: Path) -> None:
         self.given = given
+        self.seed = seed
         self.run_dir = folder / "run"
         self.task = folder / "task.py"
         self.task.write_text(TASK)
@@ -137,7 +141,7 @@ class Play:
             chaos = await asyncio.create_subprocess_exec(
                 sys.executable, "-P", "-m", "fsl_async.cli", "chaos", str(self.run_dir),
                 "--faults-per-hour", str(given.faults_per_hour), "--for", f"{given.storm}s",
-                "--kill", "--stop", "--partition", "--slow", "--seed", str(given.seed), "--json",
+                "--kill", "--stop", "--partition", "--slow", "--seed", str(self.seed), "--json",
                 stdout=asyncio.subprocess.PIPE,
             )  # fmt: skip
             out, _ = await chaos.communicate()
@@ -152,39 +156,64 @@ class Play:
         }
 
 
-def main() -> int:
-    """Play it and print the row."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--faults-per-hour", type=float, default=240.0)
-    parser.add_argument("--calm", type=float, default=120.0)
-    parser.add_argument("--storm", type=float, default=300.0)
-    parser.add_argument("--every", type=float, default=15.0)
-    parser.add_argument("--clients", type=int, default=8)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--out", type=Path)
-    parser.add_argument("--keep", type=Path, help="keep the run here")
-    given = parser.parse_args()
+def row_of(given: argparse.Namespace, seed: int) -> dict[str, Any]:
+    """Play one storm."""
     with tempfile.TemporaryDirectory() as made:
-        folder = given.keep or Path(made)
+        folder = Path(made) if given.keep is None else given.keep / f"seed-{seed}"
         folder.mkdir(parents=True, exist_ok=True)
-        row = asyncio.run(Play(given, folder).play())
+        row = asyncio.run(Play(given, seed, folder).play())
         audit = audit_run(folder / "run")
-    row = {
+    return {
         "asked_per_hour": given.faults_per_hour,
         "every_s": given.every,
         "calm_s": given.calm,
-        "seed": given.seed,
+        "seed": seed,
         **row,
         "cores": len(os.sched_getaffinity(0)),
         "load": os.getloadavg()[0],
         "deltas_acknowledged": audit.acknowledged,
         "complaints": audit.complaints(),
     }
-    print(json.dumps(row))
-    if given.out is not None:
-        with given.out.open("a") as file:
-            file.write(json.dumps(row) + "\n")
-    return 1 if row["complaints"] else 0
+
+
+def summed_up(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Median and worst over the seeds of what is asked for: tokens, participation of a storm's syncs, seconds until wholly back."""
+    back = [row["back"]["median_s"] for row in rows if row["back"]["median_s"] is not None]
+    return {
+        "seeds": [row["seed"] for row in rows],
+        "faults": [row["faults"] for row in rows],
+        **{
+            key: {
+                "median": statistics.median(row[key] for row in rows),
+                "worst": min(row[key] for row in rows),
+            }
+            for key in ("throughput", "participation")
+        },
+        "back_s": {"median": statistics.median(back), "worst": max(back)} if back else None,
+    }
+
+
+def main() -> int:
+    """Play them and print the rows."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--faults-per-hour", type=float, default=125.0)
+    parser.add_argument("--calm", type=float, default=120.0)
+    parser.add_argument("--storm", type=float, default=300.0)
+    parser.add_argument("--every", type=float, default=15.0)
+    parser.add_argument("--clients", type=int, default=8)
+    parser.add_argument("--seeds", default="1,2,3")
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--keep", type=Path, help="keep the runs here")
+    given = parser.parse_args()
+    rows = []
+    for seed in map(int, given.seeds.split(",")):
+        rows.append(row_of(given, seed))
+        print(json.dumps(rows[-1]), flush=True)
+        if given.out is not None:
+            with given.out.open("a") as file:
+                file.write(json.dumps(rows[-1]) + "\n")
+    print(json.dumps(summed_up(rows)))
+    return 1 if any(row["complaints"] for row in rows) else 0
 
 
 if __name__ == "__main__":
