@@ -10,6 +10,7 @@ import threading
 import time
 
 import pytest
+from warm import WarmStarter
 
 UNIT_S = float(os.environ.get("FSL_TEST_TIME_UNIT", "3"))
 """Waits end when what is waited for is there: on a busy machine that may take many times as long."""
@@ -47,17 +48,21 @@ def poisoned(fed):
 class Process:
     """A node, its output as it comes, and a way to wait for a line of it."""
 
-    def __init__(self, *arguments, cwd):
+    def __init__(self, *arguments, cwd, starter=None):
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
         self.lines = []
-        self.popen = subprocess.Popen(
-            [sys.executable, "-m", "fsl_async.cli", *map(str, arguments)],
-            cwd=cwd,
-            env=environment,
-            text=True,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
+        self.popen = (
+            starter.start(arguments, cwd)
+            if starter
+            else subprocess.Popen(
+                [sys.executable, "-m", "fsl_async.cli", *map(str, arguments)],
+                cwd=cwd,
+                env=environment,
+                text=True,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+            )
         )
         self.reader = threading.Thread(target=self._read, daemon=True)
         self.reader.start()
@@ -110,9 +115,10 @@ class Process:
 
 
 class Site:
-    """Starts nodes in one folder and leaves none behind."""
+    """Starts nodes in one folder and leaves none behind. With a `starter` (`warm.WarmStarter`) they need not import torch first."""
 
-    def __init__(self, folder):
+    def __init__(self, folder, starter=None):
+        self.starter = starter
         self.folder = folder
         self.run_dir = folder / "run"
         self.address = "127.0.0.1:0"
@@ -121,7 +127,7 @@ class Site:
 
     def start(self, *arguments):
         """Start a process."""
-        process = Process(*arguments, cwd=self.folder)
+        process = Process(*arguments, cwd=self.folder, starter=self.starter)
         self.processes.append(process)
         return process
 
@@ -182,7 +188,24 @@ class Site:
 @pytest.fixture
 def site(tmp_path):
     """A folder with nodes that end with the test."""
-    one = Site(tmp_path)
+    yield from nodes_in(Site(tmp_path))
+
+
+@pytest.fixture(scope="session")
+def starter():
+    """One for all tests that want it."""
+    made = WarmStarter()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def warm_site(tmp_path, starter):
+    """The same, for nodes that start many times in a test."""
+    yield from nodes_in(Site(tmp_path, starter))
+
+
+def nodes_in(one):
     yield one
     one.close()
     bugs = [line for process in one.processes for line in process.lines if line.startswith("bug: ")]

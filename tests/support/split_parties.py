@@ -1,0 +1,134 @@
+"""A run of split learning by processes, each of which can die: a parameter server, a split server, clients. For the tests and `benchmarks/split_storm.py`.
+
+Who starts the processes decides how; here is what they are told, what they leave on disk, and what must be so of it after any storm.
+"""
+
+import contextlib
+import json
+import socket
+
+from fsl_async.learn.sealed import unseal
+from fsl_async.observe.ledger_audit import audit_run
+from fsl_async.observe.split_audit import audit_split_dir
+
+SETTINGS = {
+    "split.samples": 8,
+    "split.upload_every": 2,
+    "split.align_every": 2,
+    "split.align_passes": 2,
+    "split.buffer_samples": 8,
+    "split.checkpoint_every": 7,
+    "session.heartbeat_every_s": 0.5,
+    "session.expire_after_s": 4,
+    "model.layers": 2,
+    "model.width": 32,
+    "model.heads": 2,
+    "model.context": 16,
+    "train.batch": 2,
+    "train.threads": 1,
+    "train.device": "cpu",
+}
+TEXT = "the quick brown fox jumps over the lazy dog. " * 400
+LISTENS = {"ps": "listening at", "server": "split server at"}
+"""What each says when it is up; a client says "joined run"."""
+
+
+def free_port():
+    """One that nobody has at this moment."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def lines_of(path):
+    """The whole lines of a journal; one is being written, or was cut off by a kill."""
+    found = []
+    for raw in path.read_bytes().splitlines() if path.exists() else []:
+        with contextlib.suppress(ValueError):
+            found.append(json.loads(raw))
+    return found
+
+
+def sealed_lines_of(path):
+    """The whole lines of a ledger."""
+    raw = path.read_bytes().splitlines() if path.exists() else []
+    return [dict(line) for line in map(unseal, raw) if line]
+
+
+class Parties:
+    """Their folder, their settings (table.key -> value) and their names: "ps", "server", and the clients'."""
+
+    def __init__(self, folder, clients, settings):
+        self.folder, self.clients = folder, list(clients)
+        self.ports = {"ps": free_port(), "server": free_port()}
+        (folder / "text.txt").write_text(TEXT)
+        count = len(self.clients)
+        here = {
+            "split.listen": f"tcp://127.0.0.1:{self.ports['server']}",
+            "sync.clients": count,
+            "sync.min_clients": count,
+            "data.shards": count,
+            "data.path": str(folder / "text.txt"),
+        }
+        self.chosen = {**SETTINGS, **here, **settings}
+        self.ps_dir, self.server_dir = folder / "ps", folder / "split" / "server"
+
+    def arguments(self, name):
+        """What to start one of them with."""
+        sets = [f"{key}={json.dumps(value)}" for key, value in self.chosen.items()]
+        flags = [part for one in sets for part in ("--set", one)]
+        place = f"127.0.0.1:{self.ports['ps']}"
+        if name == "ps":
+            return ["--role", "ps", "--run-dir", str(self.ps_dir), *flags, place]
+        if name == "server":
+            return ["--role", "server", "--run-dir", str(self.server_dir.parent), *flags]
+        return ["--role", "client", "--name", name, "--run-dir", str(self.folder / name), place]
+
+    def versions(self):
+        """Whose models each version is made of, in the order of the parameter server's ledger."""
+        lines = sealed_lines_of(self.ps_dir / "ledger.jsonl")
+        made = [line for line in lines if line.get("fact") == "version"]
+        return {
+            int(line["version"]): {str(one["key"]).split("/")[0] for one in line["merged"]}
+            for line in made
+        }
+
+    def version(self):
+        """The newest."""
+        return max(self.versions(), default=-1)
+
+    def everybody_since(self, version):
+        """Whether every client is in what was merged after a version: in the newest, or, where each version is one client's, in as many."""
+        newer = {number: names for number, names in self.versions().items() if number > version}
+        relay = self.chosen.get("split.method") == "sl"
+        last = sorted(newer)[-(len(self.clients) if relay else 1) :]
+        return {name for number in last for name in newer[number]} == set(self.clients)
+
+    def uploads(self):
+        """(key, outcome) in the order of the split server's ledger."""
+        lines = sealed_lines_of(self.server_dir / "ledger.jsonl")
+        return [(line["key"], line["outcome"]) for line in lines if "key" in line]
+
+    def journal(self, name):
+        """A client's journal, over all its lives."""
+        return lines_of(self.folder / name / "journal.jsonl")
+
+    def told(self, name):
+        """The uploads that a client was told to be trained."""
+        kinds = {"UploadAcknowledged", "AnswerReceived"}
+        return {line["key"] for line in self.journal(name) if line.get("type") in kinds}
+
+    def problems(self):
+        """What ledgers and journals say that must not be: merged or trained twice, lost though acknowledged, told and never trained.
+
+        What becomes of a trained upload later, when its server dies, is the audit's to judge: it may come back, or be declined as too old.
+        """
+        audit = audit_run(self.ps_dir)
+        found = [f"lost {each}" for each in audit.lost]
+        found += [f"doubled {each}" for each in audit.doubled]
+        found += [*audit.problems, *audit_split_dir(self.server_dir).problems]
+        trained = {key for key, outcome in self.uploads() if outcome == "trained"}
+        for name in self.clients:
+            missing = sorted(self.told(name) - trained)
+            found += [f"{name} was told that {key} is trained, and it never was" for key in missing]
+        return found
