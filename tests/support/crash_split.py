@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from attrs import evolve
-from crash_world import Killed, Point, Points, Scheduler, WatchedWorker
+from crash_world import Killed, NoJournal, Point, Points, Scheduler, WatchedWorker
 
 from fsl_async import effects as do
 from fsl_async import effects_split as split
@@ -51,7 +51,7 @@ class CrashSplit(SplitSimulation):
     def __init__(self, kind, point=None):
         module.PROFILES["crash points"] = LOSSY
         settings = SimulationSettings(3, HOURS, 1, "crash points", every_s=30.0)
-        super().__init__(settings, SplitSettings(KINDS[kind]))
+        super().__init__(settings, SplitSettings(KINDS[kind]), keep_journal=NoJournal())
         self.scheduler.__class__ = Scheduler
         self.points = Points(point)
         self.rare = set()
