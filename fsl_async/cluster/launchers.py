@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
@@ -116,26 +118,34 @@ class CommandLauncher:
 
 
 async def ask(words: Sequence[str], limit_s: float = ASK_S) -> str:
-    """Run a program to its end and return what it printed; raises LaunchError unless it exits 0 within `limit_s`."""
-    try:
-        process = await asyncio.create_subprocess_exec(
-            *words,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            start_new_session=True,
-        )
-    except OSError as error:
-        raise LaunchError(f"cannot run {words[0]}: {error.strerror}") from None
-    try:
-        out, err = await asyncio.wait_for(process.communicate(), limit_s)
-    except TimeoutError:
-        raise LaunchError(f"{words[0]} did not end within {limit_s:g} s") from None
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
+    """Run a program to its end and return what it printed; raises LaunchError unless it exits 0 within `limit_s`.
+
+    It writes into files: a pipe ends when the last one who has it ends, and what it leaves running in the background may have it
+    (under uvloop always, by a descriptor of a higher number).
+    """
+    with tempfile.TemporaryFile() as out_file, tempfile.TemporaryFile() as err_file:
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *words,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=out_file,
+                stderr=err_file,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise LaunchError(f"cannot run {words[0]}: {error.strerror}") from None
+        try:
+            await asyncio.wait_for(process.wait(), limit_s)
+        except TimeoutError:
+            raise LaunchError(f"{words[0]} did not end within {limit_s:g} s") from None
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+        out = os.pread(out_file.fileno(), _MOST_BYTES, 0)
+        size = os.fstat(err_file.fileno()).st_size
+        err = os.pread(err_file.fileno(), _MOST_BYTES, max(0, size - _MOST_BYTES))
     if process.returncode:
-        told = one_line((err or out)[-_MOST_BYTES:].decode(errors="replace"))[-300:]
+        told = one_line((err or out).decode(errors="replace"))[-300:]
         raise LaunchError(f"{words[0]} exited with {process.returncode}: {told or 'no word'}")
-    return out[:_MOST_BYTES].decode(errors="replace")
+    return out.decode(errors="replace")

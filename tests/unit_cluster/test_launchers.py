@@ -2,11 +2,13 @@
 
 import asyncio
 import os
+import signal
 import stat
 import sys
 import time
 
 import pytest
+import uvloop
 
 from fsl_async.cluster.launch_file import Launching, LaunchRule
 from fsl_async.cluster.launchers import (
@@ -88,6 +90,16 @@ def test_a_command_is_done_when_it_exits_0():
         asyncio.run(ask(["sleep", "60"], 0.1))
     with pytest.raises(LaunchError, match="cannot run no-such-program: No such file"):
         asyncio.run(run("a", ["no-such-program"]))
+
+
+@pytest.mark.parametrize("loop", [asyncio.run, uvloop.run])
+def test_what_a_program_leaves_running_is_not_waited_for(tmp_path, loop):
+    """Under uvloop the client that a script had started held the pipe: after a minute it was "did not end", and was launched again."""
+    script = tmp_path / "start"
+    script.write_text("#!/bin/sh\nsleep 60 >/dev/null 2>&1 </dev/null &\necho $!\n")
+    script.chmod(0o755)
+    said = loop(ask([str(script)], limit_s=30.0))
+    os.kill(int(said), signal.SIGKILL)
 
 
 def test_local_starts_a_child_in_place_of_the_one_before_and_ends_it_with_the_run(tmp_path):
