@@ -311,7 +311,7 @@ def _encode_chunk(
     blocks = quantise(values, number_format, spec.block_values, spec.fineness)
     raw_codes = _raw_codes(blocks, number_format)
     if spec.entropy:
-        coded = _coded(blocks, number_format, books)
+        coded = _coded(blocks, number_format, spec.block_values, books)
         if coded is not None and len(coded) <= len(raw_codes) and len(coded) <= 4 * values.size:
             return CODED, nonfinite, coded
     if number_format.code_bits == 32 or len(raw_codes) > 4 * values.size:
@@ -329,11 +329,14 @@ def _raw_codes(blocks: list[Quantised], number_format: Format) -> bytes:
 
 
 def _coded(
-    blocks: list[Quantised], number_format: Format, books: Sequence[Codebook]
+    blocks: list[Quantised],
+    number_format: Format,
+    block_values: int,
+    books: Sequence[Codebook],
 ) -> bytes | None:
     """The payload of mode `coded`; None when its plan promises nothing."""
     words = np.concatenate([block.words for block in blocks])
-    for sample in (sample_of(words), Sample(words, words.size)):
+    for sample in (sample_of(words, block_values), Sample(words, words.size)):
         plan = plan_chunk(sample, number_format, books)
         if plan.cost_bits >= number_format.code_bits * words.size:
             return None

@@ -32,9 +32,9 @@ STATIC: Final = 3
 SHARED: Final = 4
 
 _SAMPLED_EVERY: Final = (
-    17  # an odd number, so that the rows of a matrix are not all met at the same place
+    15  # an odd number, so that the rows of a matrix are not all met at the same place
 )
-_SAMPLED_RUN: Final = 1024
+_SMALLEST_SAMPLED_RUN: Final = 256
 _WORD_TYPES: Final = {8: np.uint8, 16: np.uint16, 32: np.uint32}
 
 
@@ -83,14 +83,13 @@ class Sample:
         return self.words.size == self.values
 
 
-def sample_of(words: WordArray) -> Sample:
-    """The code words (n,) of a small chunk; of a larger one every seventeenth run of 1024 of them."""
+def sample_of(words: WordArray, block_values: int) -> Sample:
+    """The code words (n,) of a small chunk; of a larger one every fifteenth run of 256, or of a block if that is larger."""
     if words.size <= BLOCK_SYMBOLS:
         return Sample(words, words.size)
-    starts = range(0, words.size, _SAMPLED_EVERY * _SAMPLED_RUN)
-    return Sample(
-        np.concatenate([words[start : start + _SAMPLED_RUN] for start in starts]), words.size
-    )
+    run = max(_SMALLEST_SAMPLED_RUN, block_values)
+    starts = range(0, words.size, _SAMPLED_EVERY * run)
+    return Sample(np.concatenate([words[start : start + run] for start in starts]), words.size)
 
 
 def _rotate_left(words: WordArray, count: int, code_bits: int) -> WordArray:

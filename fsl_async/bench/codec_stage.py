@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 NUMPY = "numpy"
 NATIVE_PATHS = ("avx512", "avx2", "scalar")
 _SLACK_BYTES = 64
+_BLOCK_VALUES = 128
+"""Of the codes; the native stage has the same."""
 
 
 class Stage(Protocol):
@@ -59,7 +61,7 @@ class NumpyStage:
 
     def _encoded(self) -> bytes:
         pieces: list[bytes] = []
-        plan = plan_chunk(sample_of(self._codes), self._format)
+        plan = plan_chunk(sample_of(self._codes, _BLOCK_VALUES), self._format)
         write_plan(plan, pieces)
         for start in range(0, self._codes.size, BLOCK_SYMBOLS):
             write_words(

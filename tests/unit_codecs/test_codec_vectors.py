@@ -54,7 +54,7 @@ def values_of(kind, count):
     values = bell(count)
     chance = hashes(count, 3)
     index = np.arange(count)
-    is_sampled = index // 1024 % 17 == 0
+    is_sampled = index // 256 % 15 == 0
     if kind == "bell":
         return values
     if kind == "lopsided":  # negative ones are 64 times smaller

@@ -385,7 +385,7 @@ def test_shared_books(path, name):
     """Frames that name the books of an earlier one, and refusals of those who do not have them."""
     codec = implementation_named(path)
     spec = CodecSpec(name)
-    books = codebooks_of(encoded_by(REFERENCE, values_of("relu", 40_000), spec))
+    books = codebooks_of(encoded_by(REFERENCE, values_of("relu", 60_000), spec))
     assert books
     frame = assert_agrees(path, values_of("relu", 1500, seed=4), spec, books=books)
     out = np.zeros(1500, np.float32)

@@ -56,7 +56,7 @@ class ChunkEncoder {
   float* residual(std::size_t offset) const { return source_.residual == nullptr ? nullptr : source_.residual + start_ + offset; }
   Prefetch upcoming(std::size_t offset) const;
   bool has_successor() const;
-  void fetch_sample_of_successor(std::size_t run, std::size_t part, std::size_t parts) const;
+  void fetch_sample_of_successor(std::size_t index, std::size_t part, std::size_t parts) const;
   const ChunkPlan* plan(bool everything);
   Attempt write_coded(const ChunkPlan& plan, std::uint8_t* out, std::size_t& bytes, std::size_t& raw_bytes);
   Attempt too_long(const ChunkPlan& plan, std::size_t offset);
@@ -109,17 +109,21 @@ Prefetch ChunkEncoder::upcoming(std::size_t offset) const {
   return {reinterpret_cast<const char*>(chunk + 4 * from), reinterpret_cast<const char*>(chunk + 4 * to)};
 }
 
-// Part `part` of `parts` of run `run` of the next chunk's sample, which the machine cannot foresee.
-void ChunkEncoder::fetch_sample_of_successor(std::size_t run, std::size_t part, std::size_t parts) const {
+// Part `part` of `parts` of what the next chunk's sample takes from inner block `index` of it, which the machine cannot foresee.
+void ChunkEncoder::fetch_sample_of_successor(std::size_t index, std::size_t part, std::size_t parts) const {
 #if defined(__GNUC__)
-  if (!has_successor() || !settings_.entropy || run * kSampledStride >= count_) return;
-  constexpr std::size_t kBytes = 4 * kSampledRun;
-  const std::uintptr_t from = reinterpret_cast<std::uintptr_t>(source_.fp32 + start_) + 4 * (count_ + run * kSampledStride);
-  for (std::size_t byte = part * kBytes / parts; byte < (part + 1) * kBytes / parts; byte += 64) {
-    __builtin_prefetch(reinterpret_cast<const char*>(from + byte), 0, 2);
+  if (!has_successor() || !settings_.entropy) return;
+  const std::size_t end = (index + 1) * kBlockValues < count_ ? (index + 1) * kBlockValues : count_;
+  const std::size_t size = sampled_run(settings_.block_values);
+  const std::size_t stride = kSampledEvery * size;
+  const std::uintptr_t successor = reinterpret_cast<std::uintptr_t>(source_.fp32 + start_) + 4 * count_;
+  for (std::size_t run = (index * kBlockValues + stride - 1) / stride; run * stride < end; ++run) {
+    if (run % parts != part) continue;
+    const std::uintptr_t from = successor + 4 * run * stride;
+    for (std::size_t byte = 0; byte < 4 * size; byte += 64) __builtin_prefetch(reinterpret_cast<const char*>(from + byte), 0, 2);
   }
 #else
-  (void)run;
+  (void)index;
   (void)part;
   (void)parts;
 #endif
@@ -129,8 +133,8 @@ void ChunkEncoder::fetch_sample_of_successor(std::size_t run, std::size_t part, 
 const ChunkPlan* ChunkEncoder::plan(bool everything) {
   for (int p = 0; p < (format_.is_bytes() ? 1 : format_.split[0].planes); ++p) clear_counts(scratch_.counts[p]);
   const bool takes_all = everything || count_ <= kBlockValues;
-  const std::size_t run = takes_all ? kBlockValues : kSampledRun;
-  const std::size_t stride = takes_all ? kBlockValues : kSampledStride;
+  const std::size_t run = takes_all ? kBlockValues : sampled_run(settings_.block_values);
+  const std::size_t stride = takes_all ? kBlockValues : kSampledEvery * run;
   std::size_t sampled = 0;
   for (std::size_t offset = 0; offset < count_; offset += stride) {
     const std::size_t size = count_ - offset < run ? count_ - offset : run;

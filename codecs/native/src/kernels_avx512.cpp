@@ -5,6 +5,7 @@
 #if FSL_X86_KERNELS
 
 #include <cstring>
+#include <type_traits>
 
 #if defined(__clang__)
 #pragma clang attribute push(                                                                                                  \

@@ -75,10 +75,15 @@ FSL_INLINE __m512i bytes_of(const __m512i* part, __m512i order) {
   return _mm512_mask_blend_epi32(0xFF00, _mm512_permutex2var_epi8(part[0], order, part[1]), _mm512_permutex2var_epi8(part[2], order, part[3]));
 }
 
-FSL_INLINE __m512i bytes_order(int byte) {
-  alignas(64) std::uint8_t order[kStep];
-  for (std::size_t i = 0; i < kStep; ++i) order[i] = static_cast<std::uint8_t>(4 * (i % 32) + static_cast<std::size_t>(byte));
-  return load(order);
+template <int kByte>
+FSL_INLINE __m512i bytes_order() {
+  alignas(64) static constexpr struct Order {
+    std::uint8_t of[kStep] = {};
+    constexpr Order() {
+      for (std::size_t i = 0; i < kStep; ++i) of[i] = static_cast<std::uint8_t>(4 * (i % 32) + kByte);
+    }
+  } kOrder;
+  return load(kOrder.of);
 }
 
 // kSmallRuns: of fewer than 64 values.
@@ -88,8 +93,8 @@ void quantise_pieces(const float* x, std::size_t count, const Float8& format, st
   alignas(64) std::uint32_t largest[kPieceRuns + kLane];
   alignas(64) std::uint32_t smallest[kPieceRuns + kLane];
   const int block_shift = log2_of(block_values);
-  const __m512i lowest_order = bytes_order(0);
-  const __m512i highest_order = bytes_order(3);
+  const __m512i lowest_order = bytes_order<0>();
+  const __m512i highest_order = bytes_order<3>();
   const __m512i signs = all_bytes(0x80);
   const __m512i offset = all(format.largest_exponent);
   const __m512i lowest_exponent = all(format.lowest_scale + format.largest_exponent);

@@ -51,7 +51,7 @@ struct MergeAs {
   // What the child's symbols are where the mask has ones, without its planes; zero elsewhere.
   template <int kKind>
   static FSL_INLINE __m512i base(const std::uint8_t* list, __m512i first, std::uint64_t mask) {
-    return kKind == kList ? _mm512_maskz_expand_epi8(mask, load(list)) : _mm512_maskz_mov_epi8(mask, first);
+    return kKind == kList ? _mm512_maskz_expand_epi8(mask, load_first(list)) : _mm512_maskz_mov_epi8(mask, first);
   }
 
   template <int kKind>
@@ -131,29 +131,37 @@ struct TreeReader {
     return static_cast<std::size_t>(_mm512_reduce_add_epi64(sums));
   }
 
-  bool read_flat(const Node& node, std::size_t count, std::uint8_t* list) {
-    const std::size_t bitmap_bytes = (count + 7) / 8;
-    if (static_cast<std::size_t>(end - in) < node.planes * bitmap_bytes) return false;
+  // Adds the planes' bits to `symbols`; `load_bits` reads the 64 (or fewer) of a plane.
+  template <int kPlanes, typename LoadBits>
+  static FSL_INLINE __m512i planes_added(__m512i symbols, LoadBits load_bits) {
+    for (int plane = 0; plane < kPlanes; ++plane) {
+      symbols = _mm512_mask_add_epi8(symbols, load_bits(plane), symbols, all_bytes(1 << (kPlanes - 1 - plane)));
+    }
+    return symbols;
+  }
+
+  template <int kPlanes>
+  static void read_planes(const std::uint8_t* planes, std::size_t plane_bytes, std::size_t count, __m512i first, std::uint8_t* list) {
     const std::size_t whole = count & ~(kStep - 1);
-    const __m512i first = all_bytes(node.first);
-    const int planes = node.planes;
     for (std::size_t i = 0; i < whole; i += kStep) {
-      __m512i symbols = first;
-      for (int plane = 0; plane < planes; ++plane) {
-        const std::uint64_t mask = load_mask(in + static_cast<std::size_t>(plane) * bitmap_bytes + i / 8);
-        symbols = _mm512_mask_add_epi8(symbols, mask, symbols, all_bytes(1 << (planes - 1 - plane)));
-      }
-      store(list + i, symbols);
+      store(list + i, planes_added<kPlanes>(first, [=](int plane) {
+              return mask_at(planes + static_cast<std::size_t>(plane) * plane_bytes + i / 8);
+            }));
     }
     if (whole < count) {
-      __m512i symbols = first;
-      for (int plane = 0; plane < planes; ++plane) {
-        const std::uint64_t mask = load_rest(in + static_cast<std::size_t>(plane) * bitmap_bytes + whole / 8, count - whole);
-        symbols = _mm512_mask_add_epi8(symbols, mask, symbols, all_bytes(1 << (planes - 1 - plane)));
-      }
-      store(list + whole, symbols);
+      store(list + whole, planes_added<kPlanes>(first, [=](int plane) {
+              return load_rest(planes + static_cast<std::size_t>(plane) * plane_bytes + whole / 8, count - whole);
+            }));
     }
-    in += static_cast<std::size_t>(planes) * bitmap_bytes;
+  }
+
+  bool read_flat(const Node& node, std::size_t count, std::uint8_t* list) {
+    const std::size_t plane_bytes = (count + 7) / 8;
+    const std::uint8_t* const planes = in;
+    if (static_cast<std::size_t>(end - in) < node.planes * plane_bytes) return false;
+    in += node.planes * plane_bytes;
+    const __m512i first = all_bytes(node.first);
+    for_planes(node.planes, [&](auto plane_count) { read_planes<plane_count()>(planes, plane_bytes, count, first, list); });
     return true;
   }
 

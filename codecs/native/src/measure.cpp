@@ -24,8 +24,8 @@ constexpr std::size_t kScaleBytes = 3;  // of an inner block, at most
 const ChunkPlan& plan_stage(const Format& format, const std::uint8_t* codes, std::size_t count, bool everything, Scratch& scratch) {
   clear_counts(scratch.counts[0]);
   const bool takes_all = everything || count <= kBlockValues;
-  const std::size_t run = takes_all ? kBlockValues : kSampledRun;
-  const std::size_t stride = takes_all ? kBlockValues : kSampledStride;
+  const std::size_t run = takes_all ? kBlockValues : sampled_run(kStageBlockValues);
+  const std::size_t stride = takes_all ? kBlockValues : kSampledEvery * run;
   std::size_t sampled = 0;
   for (std::size_t offset = 0; offset < count; offset += stride) {
     const std::size_t size = std::min(run, count - offset);
