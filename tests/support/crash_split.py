@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from attrs import evolve
-from crash_world import Killed, NoJournal, Point, Points, Scheduler, WatchedWorker
+from crash_point import Killed, NoJournal, Point, Points, Scheduler, WatchedWorker
 
 from fsl_async import effects as do
 from fsl_async import effects_split as split

@@ -8,13 +8,14 @@ import re
 
 import crash_kinds
 import crash_split
-import crash_world
 import pytest
 from crash_disk import CrashDisk
-from crash_world import NOON, Point
+from crash_point import Point
+from crash_world import NOON
 
 from fsl_async import effects, effects_split
 from fsl_async.learn import advance, recovery
+from fsl_async.learn.files import Files
 from fsl_async.learn.store import Store
 from fsl_async.shells.client import ClientShell
 from fsl_async.shells.ps import ServerShell
@@ -143,7 +144,7 @@ def _no_folder_sync(monkeypatch):
     monkeypatch.setattr(
         recovery,
         "make_durable_folder",
-        lambda files, path: real(crash_world.Files(), path) or _made(files, path),
+        lambda files, path: real(Files(), path) or _made(files, path),
     )
     return Point("ps", "Commit", "after", 3), "all"
 

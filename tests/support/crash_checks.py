@@ -1,0 +1,141 @@
+"""What must hold after a run with a crash: by what the world outside saw, and what the folder says."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+
+import numpy as np
+from crash_clients import DOWN, MANIFEST, OUTER, chunks
+
+from fsl_async.events import DeltaKey
+from fsl_async.learn.files import Files
+from fsl_async.learn.manifest import digest_of
+from fsl_async.learn.records import StoreSettings
+from fsl_async.learn.sealed import unseal
+from fsl_async.learn.store import Store
+from fsl_async.observe.journal import plain
+from fsl_async.observe.ledger_audit import audit_run
+from fsl_codecs import decode, encode
+
+
+def check(world):
+    """Sentences about what does not hold."""
+    found = list(world.truth.problems)
+    if not world.over:
+        found.append("the run did not come to its end")
+    if world.store is not None:
+        world.disk.dead, world.disk.at, world.disk.die_after = False, 0, None
+        world.store.close()
+        world.disk.bury()
+    lines = [
+        {"type": "Tell", "message": {"type": "Accepted", "key": key}} for key in world.truth.told
+    ]
+    journal = world.run_dir / "journal.jsonl"
+    journal.write_text("".join(json.dumps(plain(line)) + "\n" for line in lines))
+    audit = audit_run(world.run_dir)
+    found += audit.complaints()
+    facts = [unseal(line) for line in (world.run_dir / "ledger.jsonl").read_bytes().splitlines()]
+    found += _check_settled(world, facts) if world.over else []
+    found += _check_weights(world, facts)
+    found += _check_leases(world, facts)
+    found += _check_recovery(world, facts)
+    # One more for a delta that was on its way when the last round was merged: what is acknowledged is merged.
+    if world.over and not world.rounds <= audit.versions <= world.rounds + 1:
+        found.append(f"{audit.versions} versions were made, {world.rounds} were asked for")
+    return found
+
+
+def _check_settled(world, facts):
+    """At the end of a run what a client was told is safe is in a version, or aside on record."""
+    settled = {entry["key"] for fact in facts for entry in fact.get("merged", ())}
+    settled |= {fact["key"] for fact in facts if fact["fact"] == "quarantined"}
+    return [
+        f"{key} was acknowledged, and is in no version"
+        for key in world.truth.told
+        if key not in settled
+    ]
+
+
+def _check_weights(world, facts):
+    """Recompute every version from what clients sent."""
+    found = []
+    versions = [fact for fact in facts if fact["fact"] == "version"]
+    accepted = {fact["key"]: fact for fact in facts if fact["fact"] == "accepted"}
+    digests = {fact["version"]: fact["digest"] for fact in versions}
+    if [fact["version"] for fact in versions] != list(range(len(versions))):
+        found.append(f"versions {[fact['version'] for fact in versions]} are no lineage")
+    weights = _initial(world, versions[0]["digest"]) if versions else None
+    if versions and weights is None:
+        return [*found, "version 0 is nobody's weights"]
+    momentum = np.zeros(MANIFEST.values, np.float32)
+    residual = np.zeros_like(momentum)
+    rate, coefficient = np.float32(OUTER.learning_rate), np.float32(OUTER.momentum)
+    for fact in versions[1:]:
+        total = np.zeros_like(momentum)
+        for entry in fact["merged"]:
+            key = DeltaKey.parse(entry["key"])
+            life = (key.client, key.incarnation, key.sequence)
+            if life not in world.truth.sent or entry["key"] not in accepted:
+                return [*found, f"{entry['key']} was never sent, or never accepted"]
+            model, tokens = world.truth.sent[life]
+            if entry["tokens"] != tokens:
+                found.append(f"{entry['key']} has {entry['tokens']} tokens, not {tokens}")
+            base = accepted[entry["key"]]["base_digest"]
+            if model.version != key.base or base != digests[key.base]:
+                found.append(f"{entry['key']} names another base than it was computed from")
+            arrived = np.concatenate([decode(world.truth.frames[life][i]) for i in range(2)])
+            total = total + np.float32(entry["weight"]) * arrived
+        average = total * np.float32(fact["scale"])
+        momentum = coefficient * momentum + average
+        desired = -rate * (average + coefficient * momentum) + residual
+        sent = np.concatenate([decode(encode(c, DOWN)) for c in chunks(desired)])
+        residual = desired - sent
+        weights = weights + sent
+        if digest_of(weights) != fact["digest"]:
+            found.append(f"version {fact['version']} holds other weights than its deltas give")
+    for version, held in world.truth.held.items():
+        if held != {digests.get(version)}:
+            found.append(
+                f"clients held {held} as version {version}, the ledger has {digests.get(version)}"
+            )
+    return found
+
+
+def _initial(world, digest):
+    return next((one for one in world.truth.initials if digest_of(one) == digest), None)
+
+
+def _check_leases(world, facts):
+    found = [
+        f"{name} was given shards {sorted(shards)}"
+        for name, shards in world.truth.shards.items()
+        if len(shards) > 1 and name != "odd"
+    ]
+    kept = {
+        name: shards for name, shards in world.truth.shards.items() if name not in {"odd", "stray"}
+    }
+    taken = Counter(shard for shards in kept.values() for shard in shards)
+    return found + [
+        f"shard {shard} was given to {n} clients" for shard, n in taken.items() if n > 1
+    ]
+
+
+def _check_recovery(world, facts):
+    """A new process finds what the last one left, with nothing to repair."""
+    store = Store(
+        world.run_dir,
+        StoreSettings(keep_versions=2, codec_down=DOWN, outer=OUTER),
+        files=Files(),
+    )
+    recovered = store.recover()
+    store.close()
+    last = max((fact["version"] for fact in facts if fact["fact"] == "version"), default=-1)
+    # What a full disk left of an old version goes at the next start; nobody misses it.
+    odd = [notice for notice in recovered.notices if "tmp-pruned" not in notice]
+    told = [f"the next start says: {notice}" for notice in odd]
+    return (
+        told
+        if recovered.version == last
+        else [*told, f"the next start is at {recovered.version}, not {last}"]
+    )

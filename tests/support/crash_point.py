@@ -1,0 +1,125 @@
+"""Crash points: where a process dies, how that is counted, and what unwinds when it does."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+from attrs import frozen
+
+import fsl_transport as tp
+from fsl_async import effects as do
+from fsl_async.sim.counting import VirtualWorker
+
+
+class Killed(BaseException):
+    """Unwinds the call in which a process dies, up to the scheduler."""
+
+
+class NoJournal:
+    """Nobody reads it here: what happened is noted where it happens."""
+
+    def event(self, event, now, cause=None):
+        """An event."""
+        return 0
+
+    def effect(self, effect, now, cause=None):
+        """An effect."""
+        return 0
+
+
+class Scheduler(tp.VirtualScheduler):
+    """One that goes on when a process has died in a call."""
+
+    __slots__ = ()
+
+    def run_until(self, when):
+        """Run on after every death."""
+        while True:
+            try:
+                super().run_until(when)
+            except (Killed, SystemExit):
+                continue
+            return
+
+
+@frozen
+class Point:
+    """Where a process dies: at the `nth` time."""
+
+    role: str
+    name: str
+    stage: str
+    nth: int = 1
+
+    def __str__(self) -> str:
+        return f"{self.role}:{self.stage}:{self.name}:{self.nth}"
+
+
+class Points:
+    """Counts how often each point is passed, and kills at the one that is armed."""
+
+    def __init__(self, armed: Point | None) -> None:
+        self.armed = armed
+        self.passed: Counter[tuple[str, str, str]] = Counter()
+        self.fired = False
+        self.doing = ""
+
+    def reach(self, role: str, name: str, stage: str, kill: Callable[[], None]) -> None:
+        """A point is passed."""
+        self.passed[role, name, stage] += 1
+        point = self.armed
+        if (
+            point is None
+            or self.fired
+            or (point.role, point.name, point.stage) != (role, name, stage)
+        ):
+            return
+        if self.passed[role, name, stage] == point.nth:
+            self.fired = True
+            kill()
+            raise Killed(str(point))
+
+    def watch(self, node: Any, role: str, kill: Callable[[], None]) -> None:
+        """Put points around the effects of a node."""
+        execute = node._execute
+
+        def run(effect: do.Effect, number: int) -> None:
+            name = type(effect).__name__
+            self.reach(role, name, "before", kill)
+            self.doing = name
+            try:
+                execute(effect, number)
+            finally:
+                self.doing = ""
+            self.reach(role, name, "after", kill)
+
+        node._execute = run
+
+    def all(self) -> list[Point]:
+        """Every point that was passed, each time."""
+        return [
+            Point(*place, nth)
+            for place, times in sorted(self.passed.items())
+            for nth in range(1, times + 1)
+        ]
+
+
+class WatchedWorker(VirtualWorker):
+    """A worker with a point behind every job."""
+
+    def __init__(self, clock, cost_s, points, role, kill):
+        super().__init__(clock, cost_s)
+        self.points, self.role, self.kill = points, role, kill
+
+    def submit(self, job, done, failed):
+        """As the virtual worker, and perhaps the end."""
+        name = self.points.doing or "transport"
+
+        def watched():
+            result = job()
+            self.points.reach(self.role, name, "job", self.kill)
+            return result
+
+        super().submit(watched, done, failed)
