@@ -21,6 +21,8 @@ from fsl_async.shells.wire import Hello
 from fsl_transport import frames
 
 GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + b"\0" + bytes(31)
+HANDS_S = 5.0
+"""How long a busy server may take to answer, or to take what is sent."""
 MADE: list[socket.socket] = []
 """All connections of this process, to be closed in the end."""
 
@@ -30,7 +32,7 @@ def dial(address: str) -> socket.socket:
     host, _, port = address.rpartition("://")[2].rpartition(":")
     found = socket.create_connection((host, int(port)), timeout=5)
     found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    found.settimeout(1.0)
+    found.settimeout(HANDS_S)
     MADE.append(found)
     return found
 
@@ -53,10 +55,23 @@ def ready(identity: bytes) -> bytes:
 
 
 def enter(address: str, name: str, lane: str = "c") -> socket.socket:
-    """A connection whose handshake is done."""
+    """A connection whose handshake is done, at both sides: libzmq hangs up on who says more before it has said READY itself."""
     found = dial(address)
     found.sendall(GREETING + ready(f"{name}/{lane}/{os.urandom(4).hex()}".encode()))
+    _exactly(found, len(GREETING))
+    _, size = _exactly(found, 2)  # READY, of less than 256 bytes
+    _exactly(found, size)
     return found
+
+
+def _exactly(connection: socket.socket, size: int) -> bytes:
+    data = b""
+    while len(data) < size:
+        more = connection.recv(size - len(data))
+        if not more:
+            raise OSError("hung up in the handshake")
+        data += more
+    return data
 
 
 def hello(name: str, incarnation: int = 1) -> bytes:
@@ -72,7 +87,6 @@ class _Reader:
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
         self._data = bytearray()
-        self._skip = 64
 
     def head(self) -> list[object]:
         """The next message's first frame."""
@@ -89,11 +103,6 @@ class _Reader:
                 return list(msgpack.unpackb(content))
 
     def _frame(self) -> tuple[int, bytes] | None:
-        if self._skip:
-            if len(self._data) < self._skip:
-                return None
-            del self._data[: self._skip]
-            self._skip = 0
         if not self._data or (self._data[0] & 2 and len(self._data) < 9):
             return None
         return self._cut(8 if self._data[0] & 2 else 1)

@@ -67,23 +67,15 @@ def pub(*, keys: Path | None, as_json: bool) -> None:
 @click.argument("key")
 @click.option("--name", "label", required=True, metavar="LABEL", help="Who it is, for people.")
 @click.option(
-    "--role",
-    type=click.Choice(["client", "relay"]),
-    default="client",
-    help="What it may be here. [default: client]",
-)
-@click.option(
     "--names", metavar="NAME,NAME", help="Client names that are this key's; then it has no others."
 )
 @_options
-def trust(
-    *, key: str, label: str, role: str, names: str | None, keys: Path | None, as_json: bool
-) -> None:
+def trust(*, key: str, label: str, names: str | None, keys: Path | None, as_json: bool) -> None:
     """Let KEY in. For a key that is on the list already: change its line."""
     from fsl_async.keys import allow_list
     from fsl_async.keys.allow_list import Entry
 
-    entry = Entry(key, label, role, tuple(names.split(",")) if names else ())
+    entry = Entry(key, label, tuple(names.split(",")) if names else ())
     allow_list.parse(entry.line(), "this key")
     folder, output = _folder(keys), Output(as_json=as_json)
     made = folder.change_allowed(lambda before: before.with_entry(entry))
@@ -91,7 +83,7 @@ def trust(
         output.result({"path": str(folder.allowed_path), **_facts(made.entries[key])})
     else:
         output.say(
-            f"{label} is let in as a {role} ({folder.allowed_path}); a running server reads it by itself"
+            f"{label} is let in ({folder.allowed_path}); a running server reads it by itself"
         )
 
 
@@ -110,7 +102,7 @@ def list_(*, keys: Path | None, as_json: bool) -> None:
     width = max((len(entry.label) for entry in entries), default=0)
     for entry in entries:
         names = f"  names {', '.join(entry.names)}" if entry.names else ""
-        output.say(f"{entry.label:{width}}  {entry.role:6}  {entry.key}{names}")
+        output.say(f"{entry.label:{width}}  {entry.key}{names}")
 
 
 @command.command("revoke", context_settings=_KEY)
@@ -165,6 +157,5 @@ def _facts(entry: Any) -> dict[str, Any]:
     return {
         "key": entry.key,
         "label": entry.label,
-        "role": entry.role,
         "names": list(entry.names),
     }

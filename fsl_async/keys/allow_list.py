@@ -1,10 +1,10 @@
 """The allow-list: the keys that a server lets in, as a text file that a person can edit. Pure.
 
     # who trains with us; a line that begins with # and a space says nothing
-    KEY  LABEL  [role=client|relay]  [names=NAME,NAME]
+    KEY  LABEL  [names=NAME,NAME]
 
-KEY is a public key, 40 characters. LABEL is for people and unlike any other. `role` is client when it is left out; a relay's key carries the
-messages of others and may not train. `names` are client names that belong to this key, and then it may use no others.
+KEY is a public key, 40 characters. LABEL is for people and unlike any other. `names` are client names that belong to this key, and then it may use no others. A relay has no line:
+it has no key, and takes part in no handshake.
 Nothing else is understood: a line that a reader could take for more than it does must not be let pass.
 """
 
@@ -19,12 +19,10 @@ from fsl_async.errors import KeysError
 from fsl_async.setting_rules import NAME
 from fsl_transport.curve import is_key
 
-CLIENT, RELAY = "client", "relay"
-ROLES = (CLIENT, RELAY)
 MAX_BYTES = 1 << 22
 HEADER = """\
 # Keys that this node lets in when it is a server. One a line:
-#   KEY  LABEL  [role=client|relay]  [names=NAME,NAME]
+#   KEY  LABEL  [names=NAME,NAME]
 # A running server reads this file again when it changes.
 """
 
@@ -38,14 +36,11 @@ class Entry:
 
     key: str
     label: str
-    role: str = CLIENT
     names: tuple[str, ...] = ()
 
     def line(self) -> str:
         """As it is in the file."""
         words = [self.key, self.label]
-        if self.role != CLIENT:
-            words.append(f"role={self.role}")
         if self.names:
             words.append(f"names={','.join(self.names)}")
         return "  ".join(words)
@@ -149,18 +144,14 @@ def _entry(line: str, where: str) -> Entry | None:
 
 
 def _with_options(entry: Entry, options: Iterable[str], where: str) -> Entry:
-    role, names = entry.role, entry.names
+    names = entry.names
     seen: set[str] = set()
     for option in options:
         word, equals, value = option.partition("=")
         if word in seen:
             raise KeysError(f"{where}: {word}= twice")
         seen.add(word)
-        if word == "role" and equals:
-            if value not in ROLES:
-                raise KeysError(f"{where}: role={value[:60]} is none; use client or relay")
-            role = value
-        elif word == "names" and equals:
+        if word == "names" and equals:
             names = tuple(value.split(","))
             for name in names:
                 if not NAME.fullmatch(name) or name in {".", ".."}:
@@ -169,8 +160,6 @@ def _with_options(entry: Entry, options: Iterable[str], where: str) -> Entry:
                 raise KeysError(f"{where}: a name twice in names=")
         else:
             raise KeysError(
-                f"{where}: {option[:60]!r} is not understood; behind the label there may be role= and names="
+                f"{where}: {option[:60]!r} is not understood; behind the label there may be names="
             )
-    if role == RELAY and names:
-        raise KeysError(f"{where}: a relay has no client names; remove names=")
-    return Entry(entry.key, entry.label, role, names)
+    return Entry(entry.key, entry.label, names)

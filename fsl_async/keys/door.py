@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from attrs import frozen
 
 from fsl_async.errors import KeysError
-from fsl_async.keys.allow_list import RELAY, AllowList, Entry, Refusal
+from fsl_async.keys.allow_list import AllowList, Refusal
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from fsl_async.keys.folder import KeysFolder
     from fsl_async.keys.holders import NameHolders
 
-NAME_CODE, ROLE_CODE, KEY_CODE = "name", "role", "key"
+NAME_CODE, KEY_CODE = "name", "key"
 
 
 @frozen
@@ -54,10 +54,6 @@ class Door:
         self._seen = self._signature()
         self.list = folder.allowed() or AllowList()
 
-    def trusted(self, key: str) -> Entry | None:
-        """What a key is trusted for; None for a stranger's."""
-        return self.list.find(key)
-
     def allows(self, key: str) -> bool:
         """Whether a key may have a connection."""
         return key in self.list.entries or key in self._sisters.values()
@@ -69,11 +65,6 @@ class Door:
         entry = self.list.find(key)
         if entry is None:
             return KEY_CODE, "the server does not let this key in"
-        if entry.role == RELAY:
-            return (
-                ROLE_CODE,
-                f"the server lets this key in as a relay ({entry.label}) and not as a client",
-            )
         owner = self.list.owner(name)
         if owner is not None and owner.key != key:
             return NAME_CODE, f"the name {name} belongs to another key; start with another --name"

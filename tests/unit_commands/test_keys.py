@@ -40,10 +40,10 @@ def test_trust_list_revoke(capsys):
     key, other = "-" + "a" * 39, KeyPair.new().public
     assert told(capsys, "list")[1].startswith("nobody is let in yet")
     assert told(capsys, "trust", key, "--name", "site-a", "--names", "a,b")[0] == 0
-    assert told(capsys, "trust", other, "--name", "r", "--role", "relay", "--json")[0] == 0
+    assert told(capsys, "trust", other, "--name", "r", "--json")[0] == 0
     assert json.loads(told(capsys, "list", "--json")[1])["keys"] == [
-        {"key": key, "label": "site-a", "role": "client", "names": ["a", "b"]},
-        {"key": other, "label": "r", "role": "relay", "names": []},
+        {"key": key, "label": "site-a", "names": ["a", "b"]},
+        {"key": other, "label": "r", "names": []},
     ]
     assert told(capsys, "revoke", key)[0] == 0
     made = json.loads(told(capsys, "revoke", "r", "--json")[1])
@@ -61,7 +61,6 @@ def test_trust_list_revoke(capsys):
         (["trust", "abc", "--name", "a"], "'abc' is no public key"),
         (["trust", "a" * 40], "missing option '--name'"),
         (["trust", "a" * 40, "--name", "a b"], "is not understood"),
-        (["trust", "a" * 40, "--name", "a", "--role", "server"], "invalid value for '--role'"),
         (["trust", "a" * 40, "--name", "a", "--names", "x,/"], "'/' in names= is no client's name"),
         (["revoke"], "missing argument"),
         (["new", "x"], "unexpected extra argument"),

@@ -13,14 +13,12 @@ A, B, C = (z85.encode(bytes([number]) * 32).decode() for number in (1, 2, 3))
 
 def test_a_list_as_people_write_it():
     """Comments, empty lines, tabs, ends of lines from another system."""
-    text = (
-        f"# ours\n\n{A}  site-a\n#\n{B}\tr1  role=relay\r\n  {C} site-c names=c,c-2 role=client\n\n"
-    )
+    text = f"# ours\n\n{A}  site-a\n#\n{B}\tr1\r\n  {C} site-c names=c,c-2\n\n"
     found = allow_list.parse(text, "f")
     assert list(found.entries.values()) == [
         Entry(A, "site-a"),
-        Entry(B, "r1", "relay"),
-        Entry(C, "site-c", "client", ("c", "c-2")),
+        Entry(B, "r1"),
+        Entry(C, "site-c", ("c", "c-2")),
     ]
     assert found.find(A) == Entry(A, "site-a")
     assert found.find("x") is None
@@ -35,19 +33,16 @@ def test_a_list_as_people_write_it():
         ("#abc site-a", "a comment begins with # and a space"),
         (f"{A[:-1]} site-a", "is no public key"),
         (f"{A}", "line 2: no label behind the key; write who it is, like site-a"),
-        (f"{A} role=relay", "no label behind the key"),
+        (f"{A} names=a", "no label behind the key"),
         (f"{A} site/a", "the label 'site/a' must be 1 to 64 letters"),
         (f"{A} site-a relay", "'relay' is not understood"),
-        (f"{A} site-a rule=relay", "'rule=relay' is not understood"),
+        (f"{A} site-a role=relay", "'role=relay' is not understood"),
         (f"{A} site-a # the first", "'#' is not understood"),
-        (f"{A} site-a role=server", "role=server is none; use client or relay"),
-        (f"{A} site-a role=", "role= is none"),
-        (f"{A} site-a role=relay role=client", "role= twice"),
+        (f"{A} site-a names=a names=b", "names= twice"),
         (f"{A} site-a names=", "'' in names= is no client's name"),
         (f"{A} site-a names=a,,b", "'' in names= is no client's name"),
         (f"{A} site-a names=a,a", "a name twice in names="),
         (f"{A} site-a names=..", "'..' in names="),
-        (f"{A} site-a role=relay names=a", "a relay has no client names"),
         (f"{B} other", "line 2: this key is there already, as first"),
         (f"{A} first", "line 2: line 1 is called first already"),
         (f"{A} site-a names=mine", "line 2: the name mine belongs to the key of line 1 already"),
@@ -73,11 +68,11 @@ def test_a_list_without_end():
 def test_changes_leave_the_rest_as_it_was_written():
     """People put notes between the lines."""
     before = allow_list.parse(f"# north\n{A} a\n# south\n{B} b\n", "f")
-    more = before.with_entry(Entry(C, "c", "relay"))
-    assert more.text() == f"# north\n{A} a\n# south\n{B} b\n{C}  c  role=relay\n"
+    more = before.with_entry(Entry(C, "c", ("z",)))
+    assert more.text() == f"# north\n{A} a\n# south\n{B} b\n{C}  c  names=z\n"
     changed = more.with_entry(Entry(A, "a2", names=("x",)))
-    assert changed.text() == f"# north\n{A}  a2  names=x\n# south\n{B} b\n{C}  c  role=relay\n"
-    assert changed.without(B).text() == f"# north\n{A}  a2  names=x\n# south\n{C}  c  role=relay\n"
+    assert changed.text() == f"# north\n{A}  a2  names=x\n# south\n{B} b\n{C}  c  names=z\n"
+    assert changed.without(B).text() == f"# north\n{A}  a2  names=x\n# south\n{C}  c  names=z\n"
     assert allow_list.parse(changed.text(), "f").entries == changed.entries
 
 

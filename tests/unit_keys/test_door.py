@@ -6,7 +6,7 @@ import pytest
 
 from fsl_async.errors import KeysError
 from fsl_async.keys import holders as holders_file
-from fsl_async.keys.allow_list import RELAY, Entry
+from fsl_async.keys.allow_list import Entry
 from fsl_async.keys.door import Door, Looked
 from fsl_async.keys.folder import KeysFolder
 from fsl_async.keys.holders import NameHolders
@@ -46,15 +46,11 @@ def test_a_name_is_the_first_ones_also_after_a_restart(folder, tmp_path):
     assert (tmp_path / "names.txt").read_text() == f"a {A}\nb {B}\n"
 
 
-def test_strangers_and_relays_have_no_names(folder, tmp_path):
-    """Neither may touch what is there under a name, nor have it written down."""
-    put(folder, Entry(C, "r", RELAY))
+def test_strangers_have_no_names(folder, tmp_path):
+    """They may neither touch what is there under a name, nor have it written down."""
     door = door_of(folder, tmp_path)
     assert door.admit("a", KeyPair.new().public)[0] == "key"
     assert door.admit("a", "")[0] == "key"
-    assert door.admit("a", C)[0] == "role"
-    assert door.allows(C)
-    assert door.trusted(C).role == RELAY
     assert not door.allows("")
     assert not (tmp_path / "names.txt").exists()
 
