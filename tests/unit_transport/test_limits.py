@@ -254,10 +254,10 @@ def test_what_is_received_and_not_written_is_bounded_over_all_peers(
 
 def test_the_doorkeeper_hangs_up_the_newest():
     """Those who are here stay; a number that belongs to a file by now is left alone."""
-    doors = Doorkeeper(2)
+    doors = Doorkeeper(TransportSettings(max_connections=2), 0.0)
     pairs = [socket.socketpair() for _ in range(3)]
     for ours, _ in pairs:
-        doors.came(ours.fileno())
+        doors.came(ours.fileno(), 0.0)
     assert (len(doors), doors.turned_away) == (3, 1)
     pairs[2][1].settimeout(5)
     assert pairs[2][1].recv(1) == b""
@@ -267,7 +267,7 @@ def test_the_doorkeeper_hangs_up_the_newest():
             theirs.recv(1)
     doors.went(pairs[2][0].fileno())
     reader, writer = os.pipe()
-    doors.came(writer)
+    doors.came(writer, 0.0)
     os.write(writer, b"x")
     assert os.read(reader, 1) == b"x"
     for ours, theirs in pairs:

@@ -170,10 +170,15 @@ class ZapHandler:
     """The one who answers libzmq's question who may come in; one for a context."""
 
     def __init__(
-        self, context: zmq.asyncio.Context, allows: Callable[[str], bool], tell: Tell
+        self,
+        context: zmq.asyncio.Context,
+        allows: Callable[[str], bool],
+        tell: Tell,
+        let_in: Callable[[str], None] = lambda _address: None,
     ) -> None:
         self._allows = allows
         self._tell = tell
+        self._let_in = let_in
         self._socket: zmq.asyncio.Socket = context.socket(zmq.REP)
         self._socket.linger = 0
         self._socket.bind(ZAP_ADDRESS)
@@ -184,6 +189,8 @@ class ZapHandler:
             request = await self._socket.recv_multipart()
             answer, failed = answer_zap(request, self._allows)
             await self._socket.send_multipart(answer)
+            if answer[2] == b"200":
+                self._let_in(bytes(request[3]).decode("ascii", "replace")[:64])
             if failed is not None:
                 try:
                     self._tell(failed)

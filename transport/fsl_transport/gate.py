@@ -1,4 +1,8 @@
-"""The gate: which HELLOs a listener looks at, and how fast a peer with a session may speak. Pure.
+"""The gate: who may begin a handshake, which HELLOs a listener looks at, and how fast a peer with a session may speak. Pure.
+
+A connection may cost its listener a CURVE handshake, some computations on a curve, before anybody knows whose it is. So each network address has
+a bucket of connections, and all addresses share one more, which those are spared from where a key was let in before: a flood from
+one address keeps nobody else out, and one from everywhere not those who belong here. Who is too fast is hung up, and dials again by itself.
 
 A HELLO makes its listener remember a name, ask its owner, and often write to a disk, before anybody knows whether it is honest. So
 
@@ -16,6 +20,7 @@ comes again later: the sender's window of open messages slows it down. Nothing i
 
 from __future__ import annotations
 
+import ipaddress
 from typing import Final
 
 from fsl_transport import frames
@@ -25,6 +30,50 @@ from fsl_transport.settings import TransportSettings
 
 _ORIGINS: Final = 4096
 """Whose buckets are remembered."""
+
+
+def place_of(address: str) -> str:
+    """What one sender of connections cannot change at will: an IPv4 address, the first half of an IPv6 one. Empty for none."""
+    try:
+        found = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:
+        return ""
+    if found.version == 4:
+        return str(found)
+    return str(found.ipv4_mapped or found.exploded[:19])
+
+
+class ArrivalGate:
+    """For one listener."""
+
+    __slots__ = ("_all", "_known", "_places", "dropped")
+
+    def __init__(self, settings: TransportSettings, now: float) -> None:
+        self._places = Buckets(settings.connections_of_an_address, _ORIGINS)
+        self._all = Bucket(settings.connections_of_new_addresses, now)
+        self._known: dict[str, None] = {}
+        self.dropped = 0
+
+    def opens(self, address: str, now: float) -> bool:
+        """Whether a connection from there may go on."""
+        place = place_of(address)
+        self._places.forget_full(now)
+        allowed = not place or self._places.take(place, now)
+        if allowed and place not in self._known:
+            allowed = self._all.take(now)
+        if not allowed:
+            self.dropped += 1
+        return allowed
+
+    def settled(self, address: str) -> None:
+        """A key was let in from there."""
+        place = place_of(address)
+        if not place:
+            return
+        self._known.pop(place, None)
+        while len(self._known) >= _ORIGINS:
+            del self._known[next(iter(self._known))]
+        self._known[place] = None
 
 
 class HelloGate:

@@ -74,6 +74,10 @@ class TransportSettings:
     """Of one listener, two and more for each peer; never more than the system's descriptors less 512. The next one is hung up."""
     max_half_open: int = field(default=1024, validator=_positive)
     """Names not seen before that have asked, or were welcomed and not heard since; the next HELLO of such a name is dropped."""
+    connections_of_an_address: Rate = field(default=Rate(128.0, 2048.0))
+    """New connections, each of which may begin a handshake, of one network address (of a /64 in IPv6); the next one is hung up."""
+    connections_of_new_addresses: Rate = field(default=Rate(512.0, 8192.0))
+    """The same of all addresses together from which no key was let in yet, or where there are no keys, of all."""
     hellos_of_an_origin: Rate = field(default=Rate(64.0, 1024.0))
     """HELLOs of one key, or of one network address where there are no keys."""
     hellos_of_new_names: Rate = field(default=Rate(256.0, 4096.0))

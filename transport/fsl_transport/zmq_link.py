@@ -208,7 +208,7 @@ class ZmqListener(_ZmqLink):
         self._curve = curve
         self._tell = tell
         if curve is not None:
-            self._zap = ZapHandler(self._context, curve.allows, tell)
+            self._zap = ZapHandler(self._context, curve.allows, tell, self._let_in)
         pipe = Pipe(
             self._loop,
             self._context,
@@ -288,6 +288,17 @@ class ZmqListener(_ZmqLink):
             return "" if self._arriving is None else str(self._arriving.get("Peer-Address"))
         except zmq.ZMQError:
             return ""
+
+    @property
+    def turned_away(self) -> int:
+        """Connections that were hung up: too many, or too fast."""
+        doors = self._pipes[0].doors
+        return 0 if doors is None else doors.turned_away
+
+    def _let_in(self, address: str) -> None:
+        doors = self._pipes[0].doors
+        if doors is not None:
+            doors.arrivals.settled(address)
 
     def _failed(self, event: int, value: int) -> None:
         failed = listener_failure(event, value)

@@ -84,7 +84,7 @@ class Pipe:
         self._set_options(settings)
         if curve is not None:
             curve.prepare(self.socket)
-        self.doors = Doorkeeper(settings.max_connections) if self._is_listener else None
+        self.doors = Doorkeeper(settings, loop.time()) if self._is_listener else None
         monitor = context.socket(zmq.PAIR)
         monitor.linger = 0
         name = f"inproc://fsl-monitor-{id(self)}"
@@ -277,6 +277,6 @@ class Pipe:
                 self.failed_handshakes += 1
                 self._handshake_failed(seen["event"], seen["value"])
             elif self.doors is not None and seen["event"] & _CAME:
-                self.doors.came(seen["value"])
+                self.doors.came(seen["value"], self._loop.time())
             elif self.doors is not None:
                 self.doors.went(seen["value"])
