@@ -134,7 +134,7 @@ def formats_spec(task: Task, seed: int, name: str, fineness: int) -> Spec:
 
 def idle_grid(data: str) -> Iterator[Spec]:
     """Rounds of 40 batches and of more, behind the proxy and in the network laboratory; SplitFed V1 has no use for the longer ones."""
-    for net, method, batches, rounds, models in (
+    for net, method, batches, rounds, formats in (
         (LINK, "fsl-sage", 40, 3, "fp32"),
         (LINK, "fsl-sage", 120, 2, "fp32"),
         (LINK, "splitfed-v1", 40, 3, "fp32"),
@@ -145,8 +145,12 @@ def idle_grid(data: str) -> Iterator[Spec]:
         (f"{LAB}:loss=0%", "fsl-sage", 100, 2, "e4m3"),
         (f"{LAB}:loss=0%", "splitfed-v1", 40, 2, "fp32"),
         (LAB, "splitfed-v1", 40, 2, "fp32"),
+        (LAB, "splitfed-v1", 40, 2, "fp32 e4m3"),
     ):
         more: dict[str, Any] = {"samples": 128 * batches, "rounds": rounds}
+        models, _, cut = formats.partition(" ")
+        if cut:
+            more |= {"up": cut, "down": cut}
         if models != "fp32":
             more["models"] = models
         yield Spec("idle", data, method, 0, tuple(sorted(more.items())), net)

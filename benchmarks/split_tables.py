@@ -131,8 +131,8 @@ def _with(rows: Sequence[Row], method: str, rate: float) -> list[Row]:
 def _idle(rows: Sequence[Row]) -> list[str]:
     rows = sorted(rows, key=lambda r: (r["net"], r["method"], r["choices"]["samples"]))
     lines = [
-        "| method | batches a round | line | models as | ms a batch computes | idle, all | idle without the first round | s a round |",
-        "| --- | ---: | --- | --- | ---: | ---: | ---: | ---: |",
+        "| method | batches a round | line | at the cut | models as | ms a batch computes | idle, all | idle without the first round | s a round |",
+        "| --- | ---: | --- | --- | --- | ---: | ---: | ---: | ---: |",
     ]
     for r in rows:
         chosen, points = r["choices"], r["points"]
@@ -142,7 +142,7 @@ def _idle(rows: Sequence[Row]) -> list[str]:
         later = last["trained"] - first["trained"]
         rest = (last["waited"] - first["waited"]) / later if later else float("nan")
         lines.append(
-            f"| {r['method']} | {batches} | {r['net']} | {chosen['models']} | {1e3 * work:.0f} | **{last['idle_share']:.1%}** | {rest:.1%} |"
+            f"| {r['method']} | {batches} | {r['net']} | {chosen['up']} | {chosen['models']} | {1e3 * work:.0f} | **{last['idle_share']:.1%}** | {rest:.1%} |"
             f" {last['trained'] / chosen['clients'] / last['round']:.1f} |"
         )
     return lines

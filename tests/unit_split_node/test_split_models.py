@@ -310,6 +310,21 @@ def test_every_family_is_built_and_cut_from_the_same_settings(family, configured
 
 
 @needs_hf
+@pytest.mark.parametrize("family", ["qwen2", "qwen3", "opt"])
+def test_families_over_sockets(nodes, configured, text, family):
+    """Each has a cut of its own to get hidden states, masks and positions across; the U-shape cuts it twice."""
+    home = family == "qwen3"
+    method = "sl" if home else "fsl-sage"
+    chosen = [f"split.method={method}", f"split.labels_at_home={str(home).lower()}"]
+    more = (f"model.family={family}", f"data.path={text}", "split.samples=4", "train.batch=2")
+    run = nodes(configured(*chosen, *more))
+    legs, trained = (2, 1) if home else (1, 2)  # a relay's round is one client's
+    uploads = 2 if home else 1  # of two batches, or every second one
+    assert run.summaries["server"].uploads == legs * trained * uploads
+    assert run.summaries["server"].ps.version == 1
+
+
+@needs_hf
 def test_only_adapters_travel_and_are_kept(nodes, configured, text):
     """LoRA at both ends: the parameter server gets adapters alone, and the split server keeps nothing else."""
     config = configured(
