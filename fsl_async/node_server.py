@@ -22,6 +22,7 @@ from fsl_async import events as ev
 from fsl_async import node_ps
 from fsl_async.errors import AddressError, ConfigError, RunDirError
 from fsl_async.events_split import ConductorEnded
+from fsl_async.heap import keep_large_blocks_apart
 from fsl_async.keys.folder import KeysFolder
 from fsl_async.keys.gate import Gate, check_guarded
 from fsl_async.learn.buffers import Vector
@@ -94,6 +95,7 @@ def serve(
     version that is durable, before anybody hears of it, and a way to copy the server's halves; it must not raise.
     keys: encrypt with this pair, and let in who is on this list. Raises ConfigError, KeysError, RunDirError and AddressError, each in one line.
     """
+    keep_large_blocks_apart()
     config = described(with_implied(config))
     if not config.split.is_on:
         raise ConfigError("split.method is none: say what to train with", "split.method")
