@@ -48,14 +48,14 @@ def poisoned(fed):
 class Process:
     """A node, its output as it comes, and a way to wait for a line of it."""
 
-    def __init__(self, *arguments, cwd, starter=None):
+    def __init__(self, *arguments, cwd, starter=None, inside=()):
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
         self.lines = []
         self.popen = (
             starter.start(arguments, cwd)
             if starter
             else subprocess.Popen(
-                [sys.executable, "-m", "fsl_async.cli", *map(str, arguments)],
+                [*inside, sys.executable, "-m", "fsl_async.cli", *map(str, arguments)],
                 cwd=cwd,
                 env=environment,
                 text=True,
@@ -125,9 +125,10 @@ class Site:
         self.processes = []
         (folder / "task.py").write_text(TASK)
 
-    def start(self, *arguments):
-        """Start a process."""
-        process = Process(*arguments, cwd=self.folder, starter=self.starter)
+    def start(self, *arguments, inside=()):
+        """Start a process; `inside` are words before its own, as of `ip netns exec`."""
+        starter = None if inside else self.starter
+        process = Process(*arguments, cwd=self.folder, starter=starter, inside=inside)
         self.processes.append(process)
         return process
 
