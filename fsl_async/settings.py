@@ -284,6 +284,21 @@ class TransferConfig:
         "bytes under way for each stream before the receiver must answer",
         span(least=_SMALLEST_WINDOW_BYTES, most=1 << 30),
     )
+    window_limit_bytes: int = setting(
+        64 << 20,
+        "what that grows to on a line that is long and fast; a limit of memory",
+        span(least=_SMALLEST_WINDOW_BYTES, most=64 << 20),
+    )
+    stripes_first: int = setting(
+        1,
+        "connections for bulk that a link begins with; more are found by measuring",
+        span(least=1, most=64),
+    )
+    stripes_limit: int = setting(
+        64,
+        "connections for bulk of a link at the most; the same as stripes_first: so many",
+        span(least=1, most=64),
+    )
     stall_s: float = setting(
         10.0, "ask again when no byte has come for this long", span(least=0.05, most=86_400)
     )
@@ -292,6 +307,13 @@ class TransferConfig:
         "at the end, wait no longer than this for transfers that advance",
         span(least=0, most=86_400),
     )
+
+    def __attrs_post_init__(self) -> None:
+        if self.stripes_first > self.stripes_limit:
+            raise SettingError(
+                "transfer.stripes_first",
+                f"must not be above transfer.stripes_limit ({self.stripes_limit}), got {self.stripes_first}",
+            )
 
 
 @frozen(kw_only=True)

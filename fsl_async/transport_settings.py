@@ -12,5 +12,8 @@ def transport_settings(config: Config) -> tp.TransportSettings:
         heartbeat_every_s=config.session.heartbeat_every_s,
         expire_after_s=config.session.expire_after_s,
         window_bytes=config.transfer.window_bytes,
+        window_limit_bytes=config.transfer.window_limit_bytes,
+        stripes_first=config.transfer.stripes_first,
+        stripes_limit=config.transfer.stripes_limit,
         stall_s=config.transfer.stall_s,
     )

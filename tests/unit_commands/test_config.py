@@ -100,6 +100,14 @@ GOLDEN = [
         "transfer.window_bytes: must be at least 1,048,576 and at most 1,073,741,824, got 4096",
     ),
     (
+        "[transfer]\nstripes_limit = 65",
+        "transfer.stripes_limit: must be at least 1 and at most 64, got 65",
+    ),
+    (
+        "[transfer]\nstripes_first = 8\nstripes_limit = 4",
+        "transfer.stripes_first: must not be above transfer.stripes_limit (4), got 8",
+    ),
+    (
         '[model]\npreset = "3M"',
         (
             "model.preset: expected one of 0.5m, 1m, 3m, 10m, 50m, 124m, 350m, 1b, "
@@ -270,7 +278,14 @@ def test_defaults_are_the_documented_ones():
             "feedback_up": False,
         },
         "session": {"heartbeat_every_s": 5.0, "expire_after_s": 20.0},
-        "transfer": {"window_bytes": 4194304, "stall_s": 10.0, "drain_cap_s": 3600.0},
+        "transfer": {
+            "window_bytes": 4194304,
+            "window_limit_bytes": 67108864,
+            "stripes_first": 1,
+            "stripes_limit": 64,
+            "stall_s": 10.0,
+            "drain_cap_s": 3600.0,
+        },
         "data": {"path": "", "shards": 0, "sharding": "disjoint", "holdout": 0.02}
         | {"partition": "iid", "alpha": 1.0, "sample_shape": "", "classes": 0}
         | {"label_counts": "", "fingerprint": ""},

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from fsl_transport import PeerError
 from fsl_transport.arrivals import Arrivals, Assembly, Early
 from fsl_transport.frames import Chunk
-from fsl_transport.stripe_count import FIRST_WAIT_S, StripeCount, Trial
-from fsl_transport.stripes import FIRST_WINDOW_BYTES, LEAST_PIECE_BYTES, BulkSender
+from fsl_transport.stripe_count import DOWN_S, FIRST_WAIT_S, LONG_FIRST, StripeCount, Trial
+from fsl_transport.stripes import LEAST_PIECE_BYTES, BulkSender
 
 KIB = 1024
 
@@ -41,7 +41,10 @@ def test_a_chunk_is_cut_and_put_together_again():
     bulk = sender()
     data = bytes(range(256)) * 900
     bulk.add(7, 2, 5, data)
-    pieces = [found[3] for found in send_all(bulk)]
+    pieces = [piece for *_, piece in send_all(bulk)]
+    while bulk.is_busy:
+        bulk.taken(0, 1, len(pieces), 0.1)
+        pieces += [piece for *_, piece in send_all(bulk, 0.1)]
     assert len(pieces) > 2
     assert {(one.stream, one.round, one.index, one.size) for one in pieces} == {
         (7, 2, 5, len(data))
@@ -56,10 +59,11 @@ def test_a_chunk_is_cut_and_put_together_again():
 def test_bytes_are_not_copied_and_what_can_change_is():
     """The send path's largest cost would be a copy; and nobody may change what may go again."""
     bulk = sender()
-    data = bytes(100_000)
+    data = bytes(30_000)
     bulk.add(1, 0, 0, data)
     (_, _, _, first), *_ = send_all(bulk)
     assert first.data.obj is data
+    bulk.taken(0, 1, 2, 0.1)
     mutable = bytearray(b"abc")
     bulk.add(1, 0, 1, mutable)
     (_, _, _, piece), *_ = send_all(bulk)
@@ -72,7 +76,7 @@ def test_no_more_than_a_window_is_under_way():
     bulk = sender()
     bulk.add(1, 0, 0, bytes(1 << 20))
     sent = send_all(bulk)
-    assert sum(len(piece.data) for *_, piece in sent) == FIRST_WINDOW_BYTES
+    assert sum(len(piece.data) for *_, piece in sent) == 2 * LEAST_PIECE_BYTES
     assert bulk.is_busy
     assert any(
         asks for _, _, asks, _ in sent[:2]
@@ -151,8 +155,8 @@ def test_the_freest_stripe_takes_the_next_piece():
     bulk.add(1, 0, 0, bytes(1 << 20))
     sent = send_all(bulk)
     carried = {stripe: sum(len(p.data) for s, _, _, p in sent if s == stripe) for stripe in (0, 1)}
-    assert carried == {0: FIRST_WINDOW_BYTES, 1: FIRST_WINDOW_BYTES}
-    bulk.taken(1, 1, 8, 0.05)
+    assert carried == {0: 2 * LEAST_PIECE_BYTES, 1: 2 * LEAST_PIECE_BYTES}
+    bulk.taken(1, 1, 2, 0.05)
     assert {stripe for stripe, *_ in send_all(bulk, 0.05)} == {1}
 
 
@@ -171,7 +175,7 @@ def test_a_stripe_that_stands_does_not_hold_the_transfer():
 def test_a_lone_stripe_is_probed_before_anything_goes_twice():
     """TCP may only be busy with a loss: what is on its way would be sent for nothing."""
     bulk = sender()
-    bulk.add(1, 0, 0, bytes(40_000))
+    bulk.add(1, 0, 0, bytes(20_000))
     assert len(send_all(bulk)) == 1
     when = bulk.next_deadline()
     assert bulk.handle_timer(when - 0.01) == []
@@ -180,8 +184,8 @@ def test_a_lone_stripe_is_probed_before_anything_goes_twice():
     assert bulk.next_deadline() > when + 1.0  # patience doubles
     bulk.taken(0, 2, 2, when + 1)  # the probe came, the piece did not
     ((stripe, seq, asks, piece),) = send_all(bulk, when + 1)
-    assert (stripe, seq, asks, len(piece.data)) == (0, 3, True, 40_000)
-    assert bulk.sent_again == 40_000
+    assert (stripe, seq, asks, len(piece.data)) == (0, 3, True, 20_000)
+    assert bulk.sent_again == 20_000
 
 
 def test_a_gap_is_a_loss():
@@ -323,8 +327,8 @@ def test_everything_arrives_over_bad_stripes(seed, stripes, loss, sizes):
 
 
 def count_on(
-    line, seconds, *, machine=None, limit=64, begun=0.0, idle=lambda now: False, round_trip_s=0.01
-):
+    line, seconds, *, machine=None, limit=64, begun=0.0, idle=lambda now: False, round_trip_s=0.01, worth=1
+):  # fmt: skip
     """Lets the machine choose on a line that brings ``line(stripes)`` bytes a second."""
     machine = machine or StripeCount(1, limit)
     delivered, now, path = 0.0, begun, [machine.count]
@@ -334,7 +338,9 @@ def count_on(
         delivered += 0.02 * line(machine.count)
         if idle(now):
             machine.rest(now)
-        elif machine.feed(now, int(delivered), open_count=machine.count, round_trip_s=round_trip_s):
+        elif machine.feed(
+            now, int(delivered), open_count=machine.count, round_trip_s=round_trip_s, worth=worth
+        ):
             path.append(machine.count)
     return machine, path
 
@@ -353,17 +359,38 @@ def test_stripes_are_doubled_while_that_brings_more():
 def test_a_long_line_is_begun_with_several():
     """There a trial takes more than a second and a stream's slow start several: from one on, half a minute went by before a line was full."""
     machine, path = count_on(lambda n: min(1e6 * n, 25e6), 6, round_trip_s=0.09)
-    assert path[:4] == [1, 8, 16, 32], "the round trip is known with the first answer"
-    assert machine.count == 32
-    machine, path = count_on(lambda n: 1.25e6, 300, round_trip_s=0.09)
+    assert path[:3] == [1, LONG_FIRST, 2 * LONG_FIRST], (
+        "the round trip is known with the first answer"
+    )
+    assert machine.count == 2 * LONG_FIRST
+    machine, _ = count_on(lambda n: 1.25e6, 300, round_trip_s=0.09)
     assert machine.count == 1, "taken back where one fills the line"
     _, path = count_on(lambda n: 1e6 * n, 1, machine=machine, begun=400.0, round_trip_s=0.09)
     assert path == [1], "what was found is begun with"
     machine, _ = count_on(lambda n: 1e6 * n, 3, limit=4, round_trip_s=0.09)
     assert machine.count == 4
-    machine = StripeCount(16, 64)
-    machine.feed(0.0, 0, open_count=16, round_trip_s=0.09)
-    assert machine.count == 16, "never fewer than were asked for"
+    machine = StripeCount(2 * LONG_FIRST, 64)
+    machine.feed(0.0, 0, open_count=2 * LONG_FIRST, round_trip_s=0.09, worth=1)
+    assert machine.count == 2 * LONG_FIRST, "never fewer than were asked for"
+
+
+def test_there_are_as_many_as_the_window_of_a_long_line_is_worth():
+    """It grows faster than trials could follow; once it has stopped, trials go on."""
+    machine, path = count_on(lambda n: 1e6 * n, 1.0, round_trip_s=0.09, worth=40)
+    assert path == [1, 40]
+    assert machine.trial is Trial.GROWING
+    machine, path = count_on(lambda n: 1e6 * n, 6, round_trip_s=0.09, worth=100)
+    assert path == [1, 64], "no trial with fewer for a while"
+    _, path = count_on(lambda n: 1e6 * n, DOWN_S, machine=machine, begun=6.0, round_trip_s=0.09)
+    assert path == [64, 32, 64], "then there is one, on its own account"
+    _, path = count_on(lambda n: 1e6 * n, 6, round_trip_s=0.01, worth=100)
+    assert path[:3] == [1, 2, 4], "a short line is tried out from below"
+    machine = StripeCount(1, 64)
+    assert machine.feed(0.0, 1, open_count=1, round_trip_s=0.05, worth=1)
+    assert not machine.feed(0.1, 1, open_count=16, round_trip_s=0.001, worth=64), (
+        "the first answer was late"
+    )
+    assert machine.count == LONG_FIRST
 
 
 def test_a_line_that_fell_meanwhile_is_no_failure():
@@ -386,6 +413,45 @@ def test_a_line_that_one_stream_fills_keeps_one():
     assert machine.count == 1
     assert set(path) == {1, 2}
     assert len(path) < 16
+
+
+def test_fewer_are_tried_for_as_long_as_a_slow_start_lasts():
+    """Half as many carry the same for some seconds, until losses have taken what their slow start gave them."""
+    machine = StripeCount(1, 64)
+    machine.count, machine.trial, machine._failures = 32, Trial.HOLD, 1
+    now, path = 0.0, []
+    for _ in range(40):
+        now += 1.0
+        machine._judge(25e6 if machine.count == 32 or now < 7 else 18e6, now)
+        path.append(machine.count)
+    assert path[:9] == [16] * 7 + [32] * 2
+    machine.count, machine.trial, machine._failures, machine._next_at = 4, Trial.HOLD, 1, 0.0
+    path.clear()
+    for _ in range(40):
+        now += 1.0
+        machine._judge(25e6, now)
+        path.append(machine.count)
+    assert path[:20] == [2] * 10 + [1] * 10, "half as many again only after that"
+
+
+def test_a_number_that_is_set_is_no_subject_of_trials():
+    """Who says how many there are to be wants no others."""
+    _, path = count_on(lambda n: 25e6, 300, machine=StripeCount(8, 8), round_trip_s=0.09)
+    assert path == [8]
+
+
+def test_other_settings_bound_what_was_found():
+    """A server that is started again may allow fewer, or none but what it says."""
+    machine, _ = count_on(lambda n: 1e6 * n, 20)
+    machine.bound(1, 64)
+    assert machine.count >= 32
+    machine.bound(1, 4)
+    assert (machine.count, machine.limit, machine.trial) == (4, 4, Trial.HOLD)
+    machine.bound(2, 2)
+    machine, path = count_on(lambda n: 1e6 * n, 20, machine=machine)
+    assert path == [2]
+    machine.bound(1, 8)
+    assert count_on(lambda n: 1e6 * n, 20, machine=machine)[0].count == 8
 
 
 def test_a_setting_bounds_the_number():
@@ -421,11 +487,11 @@ def test_trials_wait_for_their_connections():
     now = 0.0
     while machine.count == 1:
         now += 0.02
-        machine.feed(now, int(1e6 * now), open_count=1, round_trip_s=0.01)
+        machine.feed(now, int(1e6 * now), open_count=1, round_trip_s=0.01, worth=1)
         assert now < 5
     asked_at = now
     while machine.count == 2:
         now += 0.02
-        machine.feed(now, int(1e6 * now), open_count=1, round_trip_s=0.01)
+        machine.feed(now, int(1e6 * now), open_count=1, round_trip_s=0.01, worth=1)
     assert now - asked_at > FIRST_WAIT_S
     assert machine.count == 1

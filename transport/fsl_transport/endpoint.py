@@ -320,6 +320,10 @@ class DialerEndpoint(Endpoint):
         self._machine.settings = settings
         if self._machine.session is not None:
             self._machine.session.adopt(settings)
+        if self._peer.count is not None:
+            self._peer.count.bound(
+                settings.stripes_first, min(settings.stripes_limit, self._link.stripes_limit)
+            )
         if self._peer.streams is not None:
             self._peer.streams.adopt(settings)
         self.rearm(self._peer, self._scheduler.time())

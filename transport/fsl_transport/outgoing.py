@@ -163,7 +163,11 @@ class Sender:
     def _measure(self, now: float) -> None:
         bulk = self._bulk
         if self._count.feed(
-            now, bulk.delivered, open_count=bulk.open_count, round_trip_s=bulk.round_trip_s
+            now,
+            bulk.delivered,
+            open_count=bulk.open_count,
+            round_trip_s=bulk.round_trip_s,
+            worth=bulk.line.connections,
         ):
             self._use_stripes()
             self._drain()

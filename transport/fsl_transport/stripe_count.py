@@ -4,26 +4,30 @@ One TCP connection on a line with loss carries what its congestion control lets 
 falls with the round trip and the root of the loss). How many connections fill a line depends on both, so it is tried out.
 
 Rules
-  * On a line with a round trip of ``LONG_ROUND_TRIP_S`` or more it begins with ``LONG_FIRST`` where fewer are asked for: one connection takes seconds there
-    to get up to speed, and no loss at all keeps it from filling the line.
+  * GROWING: a line with a round trip of ``LONG_ROUND_TRIP_S`` or more begins with ``LONG_FIRST``, and gets as many as the line's window is worth
+    (``line_window.py``), which grows with what arrives: one connection takes seconds there to get up to speed, and losses keep it from filling the line.
+    What they may send together is bounded by that window, not by their number. It ends with the first epoch in which the number was enough.
   * Bytes that arrived are counted for an epoch, after a pause in which connections open and get up to speed. An epoch in which there was
     nothing to send for more than ``IDLE_SHARE`` of the time proves nothing and is measured again.
   * UP: twice as many. With ``GAIN`` more they stay and UP follows at once; otherwise the number from before.
   * UP that brings less than before proves nothing either: one more connection takes nothing away, so the line fell meanwhile. A TCP connection
     begins with a slow start far above what losses leave it later, and falls for ten seconds.
-  * DOWN: half as many. Without a loss of ``LOSS`` they stay.
+  * DOWN: half as many, for ``DOWN_S``, because a connection lives on its slow start for ten seconds. Without a loss of ``LOSS`` on
+    average, or ``DEEP_LOSS`` in two epochs (one may have had a pause), they stay, and DOWN follows at once; otherwise the number from before.
+  * Where it begins with the limit there is nothing to find out: it stays.
   * After a trial that failed the next one waits, twice as long each time; UP and DOWN in turns. A line that changed is
     found that way.
   * Who owns the object keeps it: the next session on the link begins with what was found.
 
 state      epoch is over, goodput is           -> state     number
+GROWING    (the measure of what follows)       -> UP        x 2
 HOLD       (the measure of what follows)       -> HOLD      same, while the next trial waits
 HOLD       its turn                            -> UP        x 2
 HOLD       its turn                            -> DOWN      / 2
 UP         GAIN better                         -> UP        x 2
 UP         about the same                      -> HOLD      as before, the next trial waits
 UP         worse                               -> HOLD      as before, the next trial follows at once
-DOWN       as good                             -> HOLD      stays
+DOWN       as good for ``DOWN_S``              -> DOWN      / 2
 DOWN       worse                               -> HOLD      as before
 """
 
@@ -34,22 +38,25 @@ from typing import Final
 
 GAIN: Final = 1.15
 LOSS: Final = 0.95
+DEEP_LOSS: Final = 0.85
 PAUSE_S: Final = 0.25
 EPOCH_S: Final = 0.5
 PAUSE_ROUND_TRIPS: Final = 6
 EPOCH_ROUND_TRIPS: Final = 8
 IDLE_SHARE: Final = 0.1
 LONG_ROUND_TRIP_S: Final = 0.02
-LONG_FIRST: Final = 8
+LONG_FIRST: Final = 16
 OPENING_S: Final = 3.0
 """How long connections may take to open before the epoch begins without them."""
 FIRST_WAIT_S: Final = 3.0
+DOWN_S: Final = 10.0
 LONGEST_WAIT_S: Final = 300.0
 
 
 class Trial(enum.Enum):
     """See the table."""
 
+    GROWING = "growing"
     HOLD = "hold"
     UP = "up"
     DOWN = "down"
@@ -71,7 +78,18 @@ class StripeCount:
         self._idle_s = 0.0
         self._failures = 0
         self._next_at = 0.0
+        self._down_until = 0.0
+        self._down_rates: list[float] = []
+        self._is_fixed = first >= limit
         self._is_new = True
+
+    def bound(self, first: int, limit: int) -> None:
+        """Other settings: what was found stays as far as they allow."""
+        if (first >= limit) != self._is_fixed or limit != self.limit:
+            self.count = max(min(self.count, limit), min(first, limit))
+            self.limit = limit
+            self._is_fixed = first >= limit
+            self.trial = Trial.HOLD
 
     def forget_epoch(self) -> None:
         """The session ended, and its count of bytes with it."""
@@ -83,19 +101,23 @@ class StripeCount:
         if self._idle_since is None:
             self._idle_since = now
 
-    def feed(self, now: float, delivered: int, *, open_count: int, round_trip_s: float) -> bool:
-        """``delivered`` bytes in all by now, and something waits to be sent. True when ``count`` changed."""
+    def feed(
+        self, now: float, delivered: int, *, open_count: int, round_trip_s: float, worth: int
+    ) -> bool:
+        """``delivered`` bytes in all by now, and something waits to be sent; ``worth``: connections that the line's window is worth.
+
+        True when ``count`` changed.
+        """
+        if self._is_fixed:
+            return False
         if self._idle_since is not None:
             self._idle_s += now - self._idle_since
             self._idle_since = None
         if self._begin_at is None:
             self._asked_at = now
             self._start(now, round_trip_s)
-        if self._is_new and round_trip_s > 0:
-            self._is_new = False
-            if round_trip_s >= LONG_ROUND_TRIP_S and self.count < LONG_FIRST:
-                self.count = min(LONG_FIRST, self.limit)
-                return True
+        if self._grows(now, round_trip_s, worth):
+            return True
         if open_count < self.count and now < self._asked_at + OPENING_S:
             self._start(now, round_trip_s)
             return False
@@ -119,6 +141,24 @@ class StripeCount:
         self._start(now, round_trip_s)
         return self.count != was
 
+    def _grows(self, now: float, round_trip_s: float, worth: int) -> bool:
+        """GROWING begins, goes on, or is over."""
+        if self._is_new and round_trip_s > 0:
+            self._is_new = False
+            if round_trip_s >= LONG_ROUND_TRIP_S and self.count < self.limit:
+                self.trial = Trial.GROWING
+                worth = max(worth, LONG_FIRST)
+        if self.trial is not Trial.GROWING:
+            return False
+        if round_trip_s < LONG_ROUND_TRIP_S:  # the first answer was late
+            self.trial = Trial.HOLD
+        elif self.count < min(worth, self.limit):
+            self.count = min(worth, self.limit)
+            self._asked_at = now
+            self._start(now, round_trip_s)
+            return True
+        return False
+
     def _start(self, now: float, round_trip_s: float) -> None:
         self._begin_at = now + max(PAUSE_S, PAUSE_ROUND_TRIPS * round_trip_s)
         self._bytes_at_begin = None
@@ -134,22 +174,43 @@ class StripeCount:
             else:
                 self._back(now)
         elif self.trial is Trial.DOWN:
-            if rate >= LOSS * self._before_rate:
-                self._hold(now)
+            self._judge_fewer(rate, now)
+        elif self.trial is Trial.GROWING:
+            if self.count < self.limit:
+                self._try_more(rate)
             else:
-                self._back(now)
+                self.trial = Trial.HOLD
+                self._next_at = now + DOWN_S
         elif now >= self._next_at:
-            if self._failures % 2 and self.count > 1:
-                self._before, self._before_rate = self.count, rate
-                self.count //= 2
-                self.trial = Trial.DOWN
+            if self.count > 1 and (self._failures % 2 or self.count == self.limit):
+                self._try_fewer(rate, now)
             else:
                 self._try_more(rate)
+
+    def _judge_fewer(self, rate: float, now: float) -> None:
+        self._down_rates.append(rate)
+        mean = sum(self._down_rates) / len(self._down_rates)
+        if len(self._down_rates) > 1 and max(self._down_rates[-2:]) < DEEP_LOSS * self._before_rate:
+            self._back(now)
+        elif now >= self._down_until:
+            if mean < LOSS * self._before_rate:
+                self._back(now)
+            elif self.count > 1:
+                self._try_fewer(mean, now)
+            else:
+                self._hold(now)
 
     def _try_more(self, rate: float) -> None:
         self._before, self._before_rate = self.count, rate
         self.count = min(2 * self.count, self.limit)
         self.trial = Trial.UP if self.count > self._before else Trial.HOLD
+
+    def _try_fewer(self, rate: float, now: float) -> None:
+        self._before, self._before_rate = self.count, rate
+        self.count = max(1, self.count // 2)
+        self.trial = Trial.DOWN
+        self._down_until = now + DOWN_S
+        self._down_rates = []
 
     def _back(self, now: float) -> None:
         self.count = self._before

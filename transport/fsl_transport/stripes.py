@@ -4,14 +4,14 @@ Chunks are cut into pieces, so that a slow line is not blocked by one chunk and 
 streams of a session go over all its stripes and may overtake each other between them; each stripe numbers what it carries.
 
 Rules
-  * A stripe may have ``window`` bytes under way: ``WINDOW_GAIN`` times what its measured speed brings in the shortest time from sending
-    to acknowledgement, and two pieces. So a line is full, and no queue longer than about one round trip builds up on it (as with the
-    window of BBR, Cardwell et al. 2016; here above TCP, which still does what it does). Samples taken while there was nothing to send
+  * All stripes together may have as much under way as ``line_window.py`` says: so a line is full, and no long queue builds up on it, however many stripes
+    there are. No more of them are used than that window is worth.
+  * A stripe may have ``window`` bytes of it: ``WINDOW_GAIN`` times what its measured speed brings in the line's round trip, and two
+    pieces; before it is measured what it brought so far, and two pieces. Samples taken while there was nothing to send
     make a window larger, never smaller.
   * The next piece goes to the stripe with the largest free share of its window: a slow one takes less, one that stands takes nothing.
-  * A queue of our own lengthens the round trip that it is measured by. So when it has not been as short again for a while, it is measured
-    anew with a quarter of the window (BBR's ProbeRTT).
-  * A piece that ``asks`` is acknowledged at once: three of them in each window, and the last one there is.
+  * A piece that ``asks`` is acknowledged at once: three of them in each window, and the last one there is; each one where there are several stripes, whose
+    next piece may be a long time away.
   * A stripe keeps its order. What is acknowledged proves that older pieces of that stripe that are not were lost: they go again.
   * A stripe that acknowledges nothing for its patience is suspect: it gets no more pieces, its open ones go again on the others, and an
     empty piece (a probe) asks whether it still stands. Where there are no others nothing goes twice until a probe comes back.
@@ -33,23 +33,15 @@ from collections import deque
 from typing import Final
 
 from fsl_transport.errors import PeerError
+from fsl_transport.line_window import BUSY_LOOP_BYTES, BUSY_LOOP_S, CLOCK_S, MEMORY_S, LineWindow
 from fsl_transport.link import Buffer
 
-FIRST_WINDOW_BYTES: Final = 256 * 1024
+MEASURED_BYTES: Final = 256 * 1024
+"""The first samples of a stripe are of its first few pieces only; it is measured from so much on."""
 LEAST_PIECE_BYTES: Final = 16 * 1024
-FIRST_PIECE_BYTES: Final = 32 * 1024
 PIECE_S: Final = 0.05
 """A piece is what a stripe carries in so much time, at the most."""
-BUSY_LOOP_S: Final = 0.005
-"""A process that is busy for so long with something else must not leave the line idle."""
-CLOCK_S: Final = 0.001
-"""Event loops may tell the time in steps of so much."""
-BUSY_LOOP_BYTES: Final = 4 * 1024 * 1024
 WINDOW_GAIN: Final = 1.5
-MEMORY_S: Final = 2.0
-SEEK_EVERY_S: Final = 10.0
-"""A round trip that was not as short again for so long is sought anew, with a smaller window: a queue of our own may be in it."""
-SEEK_SHARE: Final = 4
 PATIENCE_LIMIT_S: Final = 10.0
 _ASKS_PER_WINDOW: Final = 3
 
@@ -73,17 +65,23 @@ class Piece:
 class _Sent:
     """A numbered piece under way; ``piece`` is None for a probe, and when nobody wants it any more."""
 
-    __slots__ = ("at", "busy", "bytes", "delivered", "in_flight", "piece", "seq")
+    __slots__ = ("at", "busy", "bytes", "delivered", "mark", "piece", "seq")
 
-    def __init__(
-        self, seq: int, piece: Piece | None, at: float, stripe: Stripe, *, busy: bool
+    def __init__(  # noqa: PLR0917 - the hot path passes positions
+        self,
+        seq: int,
+        piece: Piece | None,
+        at: float,
+        delivered: int,
+        mark: tuple[int, float],
+        busy: bool,
     ) -> None:
         self.seq = seq
         self.piece = piece
         self.bytes = 0 if piece is None else len(piece.data)
         self.at = at
-        self.delivered = stripe.delivered
-        self.in_flight = stripe.in_flight
+        self.delivered = delivered
+        self.mark = mark
         self.busy = busy
 
 
@@ -91,9 +89,8 @@ class Stripe:
     """One connection, seen from the sender."""
 
     __slots__ = (
-        "_asked_shortest_at", "_rate_now", "_rate_old", "_rate_since", "delivered", "in_flight", "is_open", "is_suspect",
-        "number", "patience_s", "piece_bytes", "probed_at", "progress_at", "round_trip_s", "seeks_until", "sent", "seq",
-        "unasked", "window",
+        "_rate_now", "_rate_old", "_rate_since", "delivered", "in_flight", "is_open", "is_suspect", "number", "patience_s",
+        "piece_bytes", "probed_at", "progress_at", "sent", "seq", "unasked", "window",
     )  # fmt: skip
 
     def __init__(self, number: int) -> None:
@@ -102,17 +99,14 @@ class Stripe:
         self.sent: deque[_Sent] = deque()
         self.in_flight = 0
         self.delivered = 0
-        self.window = FIRST_WINDOW_BYTES
-        self.piece_bytes = FIRST_PIECE_BYTES
-        self.unasked = FIRST_WINDOW_BYTES
+        self.window = 2 * LEAST_PIECE_BYTES
+        self.piece_bytes = LEAST_PIECE_BYTES
+        self.unasked = MEASURED_BYTES
         self.is_open = False
         self.is_suspect = False
         self.progress_at = 0.0
         self.probed_at = -math.inf
         self.patience_s = 0.0
-        self.round_trip_s = math.inf  # the shortest time from sending to acknowledgement
-        self.seeks_until = 0  # the window is small until this piece is acknowledged; 0: it is not
-        self._asked_shortest_at = 0.0
         self._rate_now = self._rate_old = 0.0
         self._rate_since = -math.inf
 
@@ -121,57 +115,41 @@ class Stripe:
         """Bytes a second: the fastest of the last one to two spans of ``MEMORY_S``."""
         return max(self._rate_now, self._rate_old)
 
-    def measure(self, sent: _Sent, now: float, window_limit: int, piece_limit: int) -> None:
-        """Learn from a piece that was acknowledged now."""
-        took_s = max(now - sent.at, CLOCK_S)
-        self._measure_rate(sent, (self.delivered - sent.delivered) / took_s, now)
-        self._measure_round_trip(sent, took_s, now)
+    def measure(
+        self, sent: _Sent, now: float, round_trip_s: float, window_limit: int, piece_limit: int
+    ) -> None:
+        """Learn from a piece that was acknowledged now. ``round_trip_s`` is the line's."""
+        sample = (self.delivered - sent.delivered) / max(now - sent.at, CLOCK_S)
+        if sent.busy and now - self._rate_since > MEMORY_S:
+            self._rate_old, self._rate_now, self._rate_since = self._rate_now, sample, now
+        else:  # while there is not enough to send it is no more than a lower bound
+            self._rate_now = max(self._rate_now, sample)
         rate = self.rate
         piece = LEAST_PIECE_BYTES
         while 2 * piece <= rate * PIECE_S and piece < piece_limit:
             piece *= 2
         self.piece_bytes = piece = min(piece, piece_limit)
-        busy = min(rate * BUSY_LOOP_S, BUSY_LOOP_BYTES)
-        if self.delivered < FIRST_WINDOW_BYTES:
-            return  # the first samples are of the first few pieces only
-        window = min(int(WINDOW_GAIN * rate * self.round_trip_s + busy) + 2 * piece, window_limit)
-        self.window = max(window // SEEK_SHARE if self.seeks_until else window, 2 * piece)
-
-    def _measure_rate(self, sent: _Sent, rate: float, now: float) -> None:
-        if not sent.busy:  # there was not enough to send: no more than a lower bound
-            self._rate_now = max(self._rate_now, rate)
-        elif now - self._rate_since > MEMORY_S:
-            self._rate_old, self._rate_now, self._rate_since = self._rate_now, rate, now
+        if self.delivered < MEASURED_BYTES:
+            window = self.delivered
         else:
-            self._rate_now = max(self._rate_now, rate)
-
-    def _measure_round_trip(self, sent: _Sent, took_s: float, now: float) -> None:
-        if took_s <= self.round_trip_s:
-            self.round_trip_s = took_s
-            self._asked_shortest_at = now
-        if self.seeks_until:
-            if sent.seq >= self.seeks_until and sent.in_flight <= self.window:
-                self.round_trip_s = (
-                    took_s  # as short as it gets now, with little of our own before it
-                )
-                self._asked_shortest_at = now
-                self.seeks_until = 0
-        elif now - self._asked_shortest_at > SEEK_EVERY_S:
-            self.seeks_until = self.seq + 1
+            busy = min(rate * BUSY_LOOP_S, BUSY_LOOP_BYTES)
+            window = int(WINDOW_GAIN * rate * round_trip_s + busy)
+        self.window = min(window + 2 * piece, window_limit)
 
 
 class BulkSender:
     """All stripes of one direction of one session."""
 
     __slots__ = (
-        "_again", "_is_busy", "_loads", "_patience_s", "_piece_limit", "_stripes", "_window_limit", "count",
-        "delivered", "sent_again",
+        "_again", "_in_flight", "_is_busy", "_loads", "_patience_s", "_piece_limit", "_stripes", "_used", "_window_limit",
+        "count", "delivered", "line", "sent_again",
     )  # fmt: skip
 
     def __init__(self, *, patience_s: float, piece_limit: int, window_limit: int) -> None:
         self.count = 1
         self.delivered = 0
         self.sent_again = 0
+        self.line = LineWindow(window_limit)
         self._patience_s = patience_s
         self._piece_limit = piece_limit
         self._window_limit = window_limit
@@ -179,6 +157,8 @@ class BulkSender:
         self._loads: deque[Piece] = deque()  # what is left of chunks that are being cut
         self._again: deque[Piece] = deque()
         self._is_busy = False
+        self._used = 1
+        self._in_flight = 0
         self.opened(0, 0.0)
 
     # What there is to send.
@@ -220,13 +200,16 @@ class BulkSender:
         size = len(piece.data)
         if not stripe.sent:
             stripe.progress_at = now
+        mark = self.line.mark(now, is_empty=not self._in_flight)
         stripe.seq += 1
         stripe.in_flight += size
         stripe.unasked += size
-        stripe.sent.append(_Sent(stripe.seq, piece, now, stripe, busy=self._is_busy))
+        stripe.sent.append(_Sent(stripe.seq, piece, now, stripe.delivered, mark, self._is_busy))
         asks = (
-            stripe.unasked * _ASKS_PER_WINDOW >= stripe.window
+            self._used > 1
+            or stripe.unasked * _ASKS_PER_WINDOW >= stripe.window
             or stripe.in_flight >= stripe.window
+            or self._in_flight + size >= self.line.window
             or not (self._loads or self._again)
         )
         if asks:
@@ -247,12 +230,22 @@ class BulkSender:
         return piece
 
     def _freest(self) -> Stripe | None:
-        best, best_share = None, 0.0
+        """The stripe for the next piece; None while the windows are full."""
+        best, best_share, in_flight = None, 0.0, 0
+        self._used = left = min(self.count, self.line.connections)
         for stripe in self._stripes.values():
-            if stripe.is_open and not stripe.is_suspect and stripe.number < self.count:
+            if not stripe.is_open or stripe.is_suspect:
+                continue  # what a suspect one holds goes again, and is counted there
+            in_flight += stripe.in_flight
+            if left and stripe.number < self.count:
+                left -= 1
                 share = 1.0 - stripe.in_flight / stripe.window
                 if share > best_share:
                     best, best_share = stripe, share
+        self._in_flight = in_flight
+        if best is not None and in_flight >= self.line.window:
+            self.line.waited_for()
+            return None
         return best
 
     # What becomes of it.
@@ -272,18 +265,24 @@ class BulkSender:
         if stripe is None or not 0 < first <= last <= stripe.seq:
             raise PeerError(f"pieces {first} to {last} of stripe {number} were not sent")
         self._lose(stripe, first - 1)
-        newest = None
+        newest, size = None, 0
         while stripe.sent and stripe.sent[0].seq <= last:
             newest = stripe.sent.popleft()
             stripe.in_flight -= newest.bytes
-            stripe.delivered += newest.bytes
-            self.delivered += newest.bytes
+            size += newest.bytes
+        stripe.delivered += size
+        self.delivered += size
         stripe.is_open = True
         stripe.is_suspect = False
         stripe.patience_s = 0.0
         stripe.progress_at = now
         if newest is not None and newest.bytes:
-            stripe.measure(newest, now, self._window_limit, self._piece_limit)
+            line = self.line
+            line.taken(
+                size, sent_at=newest.at, then=newest.mark, is_busy=newest.busy, piece_bytes=stripe.piece_bytes,
+                now=now,
+            )  # fmt: skip
+            stripe.measure(newest, now, line.round_trip_s, self._window_limit, self._piece_limit)
 
     def _lose(self, stripe: Stripe, last: int) -> None:
         """Whatever is open on a stripe up to ``last`` goes again, before what was never sent."""
@@ -334,7 +333,7 @@ class BulkSender:
         if stripe is None:
             stripe = self._stripes[number] = Stripe(number)
         stripe.seq += 1
-        stripe.sent.append(_Sent(stripe.seq, None, now, stripe, busy=False))
+        stripe.sent.append(_Sent(stripe.seq, None, now, stripe.delivered, (0, 0.0), False))
         return stripe.seq
 
     def _may_stand(self, stripe: Stripe) -> bool:
@@ -344,7 +343,7 @@ class BulkSender:
     def _patience(self, stripe: Stripe) -> float:
         if stripe.patience_s:
             return stripe.patience_s
-        round_trip_s = stripe.round_trip_s
+        round_trip_s = self.line.round_trip_s
         if round_trip_s == math.inf:
             return 2 * self._patience_s
         rate = stripe.rate
@@ -366,5 +365,5 @@ class BulkSender:
     @property
     def round_trip_s(self) -> float:
         """The shortest round trip of all; 0 before the first one."""
-        shortest = min((stripe.round_trip_s for stripe in self._stripes.values()), default=math.inf)
+        shortest = self.line.round_trip_s
         return 0.0 if shortest == math.inf else shortest
