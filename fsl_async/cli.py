@@ -274,6 +274,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except SystemExit:
         raise
     except BaseException as error:  # noqa: BLE001 - the top of the program
+        from fsl_async.commands.line_stream import silence_when_full
+
+        silence_when_full(sys.stdout)
+        silence_when_full(sys.stderr)
         return report(
             error,
             as_json=_JSON in args,

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 import socket
 import threading
@@ -235,5 +236,7 @@ class _Killer:
 
 def _tell(text: str) -> None:
     # Not print: the signal may have interrupted a print, and buffered writers are not reentrant.
+    # Nor where there is no room: whoever does not read it must not keep the process from ending.
     with contextlib.suppress(OSError):
-        os.write(2, f"\n{text}\n".encode())
+        if select.select((), (2,), (), 0)[1]:
+            os.write(2, f"\n{text}\n".encode())

@@ -33,6 +33,15 @@ def silence(stream: TextIO) -> None:
         os.close(nothing)
 
 
+def silence_when_full(stream: TextIO, patience_s: float = PATIENCE_S) -> None:
+    """Before the last words of a process: nobody can be told where nobody reads, and it must end all the same."""
+    with contextlib.suppress(OSError, ValueError):
+        poll = select.poll()
+        poll.register(stream.fileno(), select.POLLOUT)
+        if not poll.poll(patience_s * 1000):
+            silence(stream)
+
+
 class LineStream:
     """Writes lines to a text stream. Callable from any thread; never raises, never waits but in `finish`."""
 

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from fsl_async.commands.line_stream import LineStream
+from fsl_async.commands.line_stream import LineStream, silence_when_full
 from fsl_async.commands.output import Output
 
 
@@ -85,6 +85,18 @@ def test_a_process_ends_though_nobody_reads(pipe):
     lines.write("x" * 100_000)
     lines.finish()
     assert lines._thread is None
+
+
+def test_last_words_do_not_keep_a_process(pipe):
+    """An error at the end is written past all that: a server with a full pipe did not end at Ctrl-C."""
+    stream, reading = pipe
+    lines = LineStream(stream, patience_s=0.01)
+    lines.write("x" * 100_000)
+    silence_when_full(stream, 0.01)
+    stream.write("last words")
+    stream.flush()
+    lines.finish()
+    assert os.read(reading, 10) == b"x" * 10
 
 
 def test_a_reader_that_is_gone_is_no_error(pipe):
