@@ -40,6 +40,9 @@ def train(fed, width=3, poison=0):
 def wide(fed):
     train(fed, width=5)
 
+def bulk(fed):
+    train(fed, width=1_500_000)
+
 def poisoned(fed):
     train(fed, poison=30)
 '''

@@ -18,9 +18,9 @@ def relay(site, server, listen="127.0.0.1:0", *more):
     return process, "fsl://" + line.split("fsl://")[1].rstrip("'")
 
 
-def client_at(site, address, name):
+def client_at(site, address, name, function="train"):
     """A client that knows of the relay only."""
-    task = f"{site.folder / 'task.py'}:train"
+    task = f"{site.folder / 'task.py'}:{function}"
     return site.start("--role", "client", "--name", name, "--task", task, address)
 
 
@@ -35,11 +35,11 @@ def merged(site):
 
 
 def test_two_relays_in_a_row_that_are_killed_and_restarted(site):
-    """Clients train on, reconnect by themselves, and nothing is lost or merged twice."""
+    """Clients train on, reconnect by themselves, and nothing is lost or merged twice: deltas and updates of megabytes, some 20 chunks each."""
     server = site.server(every_s=1.0)
     near, far_place = relay(site, site.address)
     far, entry = relay(site, far_place)
-    clients = [client_at(site, entry, name) for name in "ab"]
+    clients = [client_at(site, entry, name, "bulk") for name in "ab"]
     site.wait_version(1)
     for victim in (near, far):
         victim.kill()
