@@ -177,20 +177,24 @@ def row_of(given: argparse.Namespace, seed: int) -> dict[str, Any]:
 
 
 def summed_up(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Median and worst over the seeds of what is asked for: tokens, participation of a storm's syncs, seconds until wholly back."""
-    back = [row["back"]["median_s"] for row in rows if row["back"]["median_s"] is not None]
+    """Median and worst over the seeds of what is asked for: tokens, participation of a storm's syncs, seconds until wholly back.
+
+    A storm that is too short has no sync, or nobody who came back: it does not count where it has nothing to say.
+    """
     return {
         "seeds": [row["seed"] for row in rows],
         "faults": [row["faults"] for row in rows],
-        **{
-            key: {
-                "median": statistics.median(row[key] for row in rows),
-                "worst": min(row[key] for row in rows),
-            }
-            for key in ("throughput", "participation")
-        },
-        "back_s": {"median": statistics.median(back), "worst": max(back)} if back else None,
+        "throughput": _median_and(min, [row["throughput"] for row in rows]),
+        "participation": _median_and(min, [row["participation"] for row in rows]),
+        "back_s": _median_and(max, [row["back"]["median_s"] for row in rows]),
     }
+
+
+def _median_and(
+    worst: Callable[[list[float]], float], found: list[float | None]
+) -> dict[str, float] | None:
+    known = [value for value in found if value is not None]
+    return {"median": statistics.median(known), "worst": worst(known)} if known else None
 
 
 def main() -> int:

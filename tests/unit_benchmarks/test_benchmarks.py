@@ -135,8 +135,24 @@ def test_robust_trains_and_counts(monkeypatch):
 def test_a_storm_hits_and_reports():
     """Processes, links, faults and the audit: a change of any command line that the storm looks for has to show here."""
     sizes = ("--clients", "2", "--calm", "6", "--storm", "6", "--every", "1.5")
-    (row,) = rows_of("storm.py", *sizes, "--faults-per-hour", "3600")
+    row, whole = rows_of("storm.py", *sizes, "--faults-per-hour", "3600", "--seeds", "2")
+    assert whole["faults"] == [row["faults"]]
     assert row["complaints"] == []
     assert row["faults"] >= 1
     assert row["clients"] == 2
     assert row["calm_tokens_per_s"] > 0
+
+
+def test_storms_are_summed_up_without_what_they_do_not_say(monkeypatch):
+    """A short storm may have no sync; the others' median and worst stay true."""
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    storm = importlib.import_module("storm")
+    rows = [
+        {"seed": seed, "faults": seed, "throughput": rate, "participation": share, "back": {"median_s": back}}
+        for seed, rate, share, back in ((1, 0.9, None, 4.0), (2, 0.8, 0.5, None), (3, 1.0, 0.75, 2.0))
+    ]  # fmt: skip
+    whole = storm.summed_up(rows)
+    assert whole["throughput"] == {"median": 0.9, "worst": 0.8}
+    assert whole["participation"] == {"median": 0.625, "worst": 0.5}
+    assert whole["back_s"] == {"median": 3.0, "worst": 4.0}
+    assert storm.summed_up([{**rows[0], "back": {"median_s": None}}])["back_s"] is None
