@@ -69,6 +69,7 @@ class Herald:
         self._loop = asyncio.get_running_loop()
         self._journal = journal
         self._finished = asyncio.Event()
+        self._over = False
         self._shell: HeraldShell | None = None
         rules = split_rules(config)
         split = config.split
@@ -80,7 +81,13 @@ class Herald:
             curve = None if keys is None else split_curve(place, keys, encrypted=True)
             public = curve.pair.public if curve is not None else ""
             words = DiallingWords(
-                place, public, CONDUCTOR, scheduler=self._loop, journal=writer, log=_once(log)
+                place,
+                public,
+                CONDUCTOR,
+                scheduler=self._loop,
+                journal=writer,
+                log=_once(log),
+                is_reserved=True,
             )
             link = ZmqDialer(place.tcp, CONDUCTOR, None, curve, words)
         except (AddressError, KeysError, tp.LocalError) as error:
@@ -114,13 +121,16 @@ class Herald:
 
     def run_ended(self, reason: str) -> None:
         """Say so; `wait` until it is said."""
+        self._over = True
         if self._shell is None:
             self._finished.set()
         else:
             self._shell.node.feed(RunEnded(reason))
 
     async def wait(self) -> None:
-        """Until the split server has heard, or can not be reached."""
+        """Until the split server has heard, or can not be reached; at once where the run is not over, and nothing is said."""
+        if not self._over:
+            return
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._finished.wait(), TELL_S + 1.0)
 

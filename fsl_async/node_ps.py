@@ -415,7 +415,9 @@ async def _serve(  # noqa: PLR0917 - private, called once
         announce(link.address)
         gate.open(loop, endpoint, journal, config.session.heartbeat_every_s)
         ended = await finished
-        told.run_ended(ended.reason)
+        # Any other end is this process's alone: the run goes on when it is started again.
+        if machine.ended and not (ended.exit_code or stop.hard):
+            told.run_ended(ended.reason)
         if not stop.hard:
             await _goodbye(endpoint, told)
     finally:

@@ -71,14 +71,18 @@ class DiallingWords:
         scheduler: Scheduler,
         journal: JournalWriter | TraceHash,
         log: Callable[[str], None],
+        is_reserved: bool = False,
     ) -> None:
+        """is_reserved: the name is one that a list has to give to a key (`keys.door`)."""
+        self._is_reserved = is_reserved
         self._server, self._public, self._name = server, public, name
         self._scheduler, self._journal, self._log = scheduler, journal, log
         self._seldom = Seldom()
 
     def __call__(self, failed: HandshakeFailed) -> None:
         """For the link."""
-        line = at_client(failed, self._server, self._public, self._name)
+        who = self._server, self._public, self._name
+        line = at_client(failed, *who, is_reserved=self._is_reserved)
         now = self._scheduler.time()
         if line and self._seldom.lets(failed.why, now):
             self._journal.note("TurnedAway", now, why=failed.why)

@@ -4,6 +4,7 @@
     not on the list                                                  no connection (ZAP); if it had one: no message, no session
     this server's own                                                in, under the name of its sister alone
     a relay's                                                        a connection, and no HELLO of a client
+    a client's, and the name is the sister's                         refused, code `name`, unless the list gives the name to it
     a client's, and the list gives the name to it                    in
     a client's, and the list gives the name to another key           refused, code `name`
     a client's, and the list gives other names to it                 refused, code `name`
@@ -65,6 +66,12 @@ class Door:
         entry = self.list.find(key)
         if entry is None:
             return KEY_CODE, "the server does not let this key in"
+        if name in self._sisters and name not in entry.names:
+            text = (
+                f"the name {name} is a server's: if this key is that server's, the operator here types keys trust KEY --name {entry.label}"
+                f" --names {name}; start a client with another --name"
+            )
+            return NAME_CODE, text
         owner = self.list.owner(name)
         if owner is not None and owner.key != key:
             return NAME_CODE, f"the name {name} belongs to another key; start with another --name"

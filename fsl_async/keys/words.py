@@ -56,11 +56,17 @@ def at_server(failed: HandshakeFailed, invite: str, keys: str) -> str:
     return ""
 
 
-def at_client(failed: HandshakeFailed, server: Address, public: str, name: str) -> str:
-    """The client's line; empty where there is nothing to say. public: its own key, "" where it does not encrypt."""
+def at_client(
+    failed: HandshakeFailed, server: Address, public: str, name: str, *, is_reserved: bool = False
+) -> str:
+    """The client's line; empty where there is nothing to say. public: its own key, "" where it does not encrypt.
+
+    is_reserved: the name is one that a list has to give to a key.
+    """
     place = f"{server.host}:{server.port}"
     if failed.why == UNKNOWN_KEY:
         trust = f"{program()} keys trust {shlex.quote(public)} --name {name}"
+        trust += f" --names {name}" if is_reserved else ""
         return (
             f"{place} does not let this client's key in yet; whoever runs the server types: {trust}"
         )

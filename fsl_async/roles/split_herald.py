@@ -6,13 +6,15 @@ Rules
 - A session is kept for as long as the parameter server serves. Nothing is said in it but the end; that it lasts tells the split server that
   the run goes on, whoever of the clients is away.
 - A split server that leaves before the run ends is dialled again after `reoffer_s`: another process goes on in its folder.
-- One that refuses (another run's, or it does not know this key) is told to people, once, and not dialled again: clients are left to tell it.
+- So is one that has no room for a session, or whose list of keys does not let this one in under its name: that passes, or a person changes it.
+  People read of it once.
+- One that refuses for good (another run's) is told to people, once, and not dialled again: clients are left to tell it.
 - When the run ends, nobody waits for more than `tell_s`: a split server that does not hear of it ends by itself (`split.alone_s`).
 
     state      event                        -> effects
     any        SplitWelcomed                   Tell RunOver where the run is over
     any        ServerLost                      over: Leave, Finish
-    any        ServerRefused "leaving"         timer "dial", then DialAgain
+    any        ServerRefused of `AGAIN`        timer "dial", then DialAgain; Note the first time, but of "leaving" none
     any        ServerRefused                   Note; over: Leave, Finish
     any        RunEnded                        Tell RunOver where there is a session; timer "end"
     any        SplitServerEnded                over: Leave, Finish
@@ -33,6 +35,9 @@ from fsl_async.deadlines import Deadlines
 from fsl_async.effects import Effect
 from fsl_async.roles.client_state import SERVER
 
+AGAIN = frozenset({"leaving", "full", "name", "key"})
+"""Codes of refusals that do not last: somebody ends, somebody goes, somebody changes the list of keys."""
+
 
 class HeraldMachine:
     """The parameter server's dealings with a split server elsewhere. `handle` and `next_deadline` are the whole interface."""
@@ -42,6 +47,7 @@ class HeraldMachine:
         self.reoffer_s, self.tell_s = reoffer_s, tell_s
         self.connected = False
         self.refused = False
+        self.noted = {"leaving"}  # of `AGAIN`, which people need not read, or have read
         self.over = ""  # why the run has ended; empty while it has not
         self.done = False
         self.deadlines = Deadlines()
@@ -78,15 +84,19 @@ class HeraldMachine:
 
     def _refused(self, event: base.ServerRefused, now: float) -> list[Effect]:
         self.connected = False
-        if event.code == "leaving":
+        again = event.code in AGAIN
+        silent = event.code == "finished" or event.code in self.noted
+        text = f"the split server has no session for this parameter server: {event.text}"
+        notes: list[Effect] = []
+        if not silent:
+            notes.append(do.Note(f"{text}; trying again" if again else text, "warning"))
+        if again:
+            self.noted.add(event.code)
             if not self.over:
                 self.deadlines.set("dial", now + self.reoffer_s)
-            return self._nobody_there(event.text)
-        self.refused = True
-        if event.code == "finished":
-            return self._nobody_there(event.text)
-        text = f"the split server has no session for this parameter server: {event.text}"
-        return [do.Note(text, "warning"), *self._nobody_there(event.text)]
+        else:
+            self.refused = True
+        return [*notes, *self._nobody_there(event.text)]
 
     def _run_ended(self, event: base.RunEnded, now: float) -> list[Effect]:
         if self.over:

@@ -123,7 +123,7 @@ class SplitServerMachine(SplitServerState):
 
     def _conductor_came(self, event: ev.ConductorCame, now: float) -> list[Effect]:
         effects = self.company.admit(event, self.run, self.ending.refusal())
-        if self.company.conductor == event.incarnation:
+        if isinstance(effects[0], split.AdmitSplit):
             self.run = event.run
             self._look(now)
         return effects

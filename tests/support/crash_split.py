@@ -42,7 +42,7 @@ LOSSY = FaultProfile(
 
 
 WAITS = "the split server did not end with its run"
-"""Not counted: no client had a session with it when the run ended, so none told it. docs/FAULTS.md says what to do then."""
+"""Not counted: no client had a session with it when the run ended, so none told it, and the simulation has no parameter server that would (docs/FAULTS.md)."""
 
 
 class CrashSplit(SplitSimulation):

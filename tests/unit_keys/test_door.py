@@ -181,3 +181,22 @@ def test_another_server_with_the_same_pair_comes_under_its_name(folder, tmp_path
     assert not plain.allows(own)
     assert not plain.allows("")
     assert plain.admit("", own)[0] == "key"
+
+
+def test_a_clients_key_does_not_get_another_servers_name(folder, tmp_path):
+    """It could end the run there, and keep the parameter server out by having the name first; a person may give the name to a key."""
+    holders = NameHolders(tmp_path / "names.txt")
+    own = KeyPair.new().public
+    door = Door(folder, holders, {"parameter-server": own})
+    code, text = door.admit("parameter-server", A)
+    assert code == "name"
+    assert "keys trust KEY --name site-a --names parameter-server" in text
+    assert not (tmp_path / "names.txt").exists()
+    assert door.admit("parameter-server", own) is None
+    put(folder, Entry(C, "ps", ("parameter-server",)))
+    assert door.look() == Looked(3)
+    assert door.admit("parameter-server", C) is None
+    assert door.admit("parameter-server", A)[0] == "name"
+    assert door.admit("a", C)[0] == "name", "it is no client"
+    assert door.admit("parameter-server", own) is None
+    assert door_of(folder, tmp_path).admit("site", A) is None, "of a server without a sister"

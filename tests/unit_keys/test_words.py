@@ -44,6 +44,8 @@ def test_the_line_that_trusts_a_key_survives_a_shell():
         words = shlex.split(line.partition("keys trust ")[2])
         assert words[:2] == [key, "--name"]
         assert shlex.quote(key) in line
+    reserved = at_client(failed, parse("h:1"), key, "parameter-server", is_reserved=True)
+    assert reserved.endswith(" --name parameter-server --names parameter-server")
     assert "192.0.2.1" in at_server(failed, INVITE, "")
     assert at_server(failed, INVITE, " --keys /k").endswith("--keys /k")
 

@@ -120,6 +120,15 @@ def test_which_parameter_server_is_refused():
     assert server.conductor()[0].code == "leaving"
 
 
+def test_a_refused_hello_of_the_life_that_has_a_session_changes_nothing():
+    """Its run would be the server's from then on, and every client refused."""
+    server = alone()
+    server.conductor()
+    assert server.conductor("other")[0].code == "run"
+    assert server.machine.run == "run"
+    assert isinstance(server.join("a")[0], split.AdmitSplit)
+
+
 def test_a_parameter_server_comes_before_the_first_client():
     """Its run is the server's run from then on."""
     server = split_server(alone_s=60.0)

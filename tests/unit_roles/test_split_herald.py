@@ -72,6 +72,19 @@ def test_one_that_does_not_want_it(herald):
     assert ended(herald.feed(base.RunEnded("limit")))
 
 
+@pytest.mark.parametrize("code", ["full", "name", "key"])
+def test_a_refusal_that_passes(herald, code):
+    """A session ends there, or a person gives the name to this key: whoever had stopped dialling would not say the end."""
+    notes = []
+    for _ in range(3):
+        notes += of(herald.feed(base.ServerRefused(code, "not now")), do.Note)
+        assert herald.fire() == [split.DialAgain()]
+    (note,) = notes
+    assert note.text.endswith("not now; trying again")
+    herald.feed(WELCOME)
+    assert told(herald.feed(base.RunEnded("limit"))) == [OVER]
+
+
 def test_one_that_has_ended_before(herald):
     """A client was faster."""
     assert herald.feed(base.ServerRefused("finished", "this run has ended")) == []
