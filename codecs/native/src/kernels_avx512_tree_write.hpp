@@ -185,7 +185,7 @@ struct TreeWriter {
       }
     }
     if (whole == count) return;
-    // The words of the rest reach into the planes behind them: the first plane comes first.
+    // Only the bytes of the rest: a word would reach into the plane behind it, which is written already.
     const __m512i places = _mm512_sub_epi8(load(list + whole), first);
     for (int plane = 0; plane < kPlanes; ++plane) {
       const std::uint64_t mask = _mm512_test_epi8_mask(places, all_bytes(1 << (kPlanes - 1 - plane)));
