@@ -56,8 +56,9 @@ SplitMode = Literal["free", "lockstep"]
 # The keys of fsl_async.presets.SIZES, named again for type checkers.
 Preset = Literal["0.5m", "1m", "3m", "10m", "50m", "124m", "350m", "1b"]
 
-# One full-precision chunk of 131,072 values and its head must fit into the credit window.
-_SMALLEST_WINDOW_BYTES = 1 << 20
+# The largest chunk that the transport takes must fit into the credit window (`fsl_transport.TransportSettings.chunk_limit_bytes`).
+_SMALLEST_WINDOW_BYTES = 2 << 20
+_LARGEST_WINDOW_BYTES = 64 << 20
 
 
 @frozen(kw_only=True)
@@ -282,12 +283,12 @@ class TransferConfig:
     window_bytes: int = setting(
         4 << 20,
         "bytes under way for each stream before the receiver must answer",
-        span(least=_SMALLEST_WINDOW_BYTES, most=1 << 30),
+        span(least=_SMALLEST_WINDOW_BYTES, most=_LARGEST_WINDOW_BYTES),
     )
     window_limit_bytes: int = setting(
         64 << 20,
         "what that grows to on a line that is long and fast; a limit of memory",
-        span(least=_SMALLEST_WINDOW_BYTES, most=64 << 20),
+        span(least=_SMALLEST_WINDOW_BYTES, most=_LARGEST_WINDOW_BYTES),
     )
     stripes_first: int = setting(
         1,
@@ -309,6 +310,11 @@ class TransferConfig:
     )
 
     def __attrs_post_init__(self) -> None:
+        if self.window_limit_bytes < self.window_bytes:
+            raise SettingError(
+                "transfer.window_limit_bytes",
+                f"must not be below transfer.window_bytes ({self.window_bytes}), got {self.window_limit_bytes}",
+            )
         if self.stripes_first > self.stripes_limit:
             raise SettingError(
                 "transfer.stripes_first",

@@ -151,6 +151,10 @@ GOLDEN = [
         ),
     ),
     (
+        "--role ps --dry-run --set transfer.window_bytes=1048576",
+        "--set: transfer.window_bytes: must be at least 2,097,152 and at most 67,108,864, got 1048576",
+    ),
+    (
         "--role client 127.0.0.1:7100 --name a --keys k",
         "--keys: the address has no ?key=..., so there is nothing to encrypt with",
     ),

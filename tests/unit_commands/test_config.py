@@ -23,7 +23,8 @@ from fsl_async.config import (
 )
 from fsl_async.errors import ConfigError
 from fsl_async.setting_rules import SettingError
-from fsl_async.settings import TABLES
+from fsl_async.settings import TABLES, TransferConfig
+from fsl_async.transport_settings import transport_settings
 
 TABLE_LIST = "run, listen, sync, guard, outer, codec, session, transfer, data, model, train, checkpoint, split"
 
@@ -97,7 +98,15 @@ GOLDEN = [
     ),
     (
         "[transfer]\nwindow_bytes = 4096",
-        "transfer.window_bytes: must be at least 1,048,576 and at most 1,073,741,824, got 4096",
+        "transfer.window_bytes: must be at least 2,097,152 and at most 67,108,864, got 4096",
+    ),
+    (
+        "[transfer]\nwindow_limit_bytes = 1048576",
+        "transfer.window_limit_bytes: must be at least 2,097,152 and at most 67,108,864, got 1048576",
+    ),
+    (
+        "[transfer]\nwindow_bytes = 16777216\nwindow_limit_bytes = 8388608",
+        "transfer.window_limit_bytes: must not be below transfer.window_bytes (16777216), got 8388608",
     ),
     (
         "[transfer]\nstripes_limit = 65",
@@ -459,3 +468,13 @@ def test_suggestions_and_types_cover_every_key():
     keys = {f"{name}.{field.name}" for name, t in TABLES.items() for field in attrs.fields(t)}
     assert set(configuration._types()) == keys
     assert tomllib.loads(to_toml(Config())) == to_dict(Config())
+
+
+def test_the_smallest_windows_are_large_enough_for_the_transport():
+    """What the configuration takes the transport must take, or a run ends with "this is a bug"."""
+    least = 2 << 20
+    transfer = TransferConfig(window_bytes=least, window_limit_bytes=least)
+    made = transport_settings(Config(transfer=transfer))
+    assert made.window_bytes == made.window_limit_bytes == made.chunk_limit_bytes
+    with pytest.raises(SettingError):
+        TransferConfig(window_bytes=least - 1)

@@ -86,8 +86,30 @@ def test_a_dialer_takes_over_what_the_listener_says(meet, new_source, new_sink, 
     client.endpoint.offer("", "s", {}, new_source([bytes(MIB // 2)] * 20))
     world.until(lambda: client.count(StreamSent))
     assert count_of(client) == 3
-    client.endpoint.adopt(settings_of(new_settings, stripes_limit=1))
+    client.endpoint.adopt(settings_of(new_settings, stripes_limit=1, window_limit_bytes=5 * MIB))
     assert count_of(client) == 1
+    bulk = client.endpoint._peer.streams._bulk
+    assert (bulk._window_limit, bulk.line._window_limit) == (5 * MIB, 5 * MIB)
+
+
+def test_ends_that_were_set_differently_do_not_wait_for_each_other(
+    mem_world, new_settings, new_source, new_sink
+):
+    """A receiver tells what it wrote in steps of its own window; a sender with a small one must not stop before that."""
+    world = mem_world(Conditions(delay_s=0.01, bytes_per_s=1e8))
+    ps = world.listener(
+        settings=settings_of(new_settings, window_bytes=32 * MIB, window_limit_bytes=64 * MIB)
+    )
+    client = world.dialer(
+        settings=settings_of(new_settings, window_bytes=MIB, window_limit_bytes=MIB)
+    )
+    world.until(lambda: client.count(PeerUp))
+    sink = new_sink()
+    world.accept_all(ps, sink)
+    data = [bytes([index]) * MIB for index in range(40)]
+    client.endpoint.offer("", "s", {}, new_source(data))
+    world.until(lambda: client.count(StreamSent))
+    assert sink.content == b"".join(data)
 
 
 def test_a_dead_connection_among_them_does_not_hold_the_transfer(meet, new_source, new_sink):

@@ -69,6 +69,26 @@ def test_buckets_of_strangers_take_little_room():
     assert len(buckets) == 0
 
 
+def test_full_buckets_are_looked_for_among_the_oldest_few():
+    """It is done for every connection and HELLO: thousands of keys must not be walked through each time."""
+    looked = 0
+
+    class Counted(dict):
+        def __iter__(self):
+            nonlocal looked
+            for key in super().__iter__():
+                looked += 1
+                yield key
+
+    buckets = Buckets(Rate(1.0, 2.0), 4096)
+    buckets._buckets = Counted()
+    for number in range(4096):
+        buckets.take(str(number), 0.0)
+    buckets.forget_full(100.0)
+    assert looked <= 65
+    assert len(buckets) == 4096 - 64
+
+
 def gate(**changes):
     values = {
         "hellos_of_an_origin": Rate(1.0, 3.0),

@@ -122,6 +122,23 @@ def test_a_base_that_is_old_is_sought_anew():
     assert line.window > window / 2
 
 
+def test_the_limit_holds_while_a_base_is_sought():
+    """On a fast line half of what fills it is more than there may be."""
+    limit = 4 << 20
+    line = LineWindow(limit)
+    now = taken(line, 10, now=1.0, took_s=0.1, size=64 << 20)
+    most, begun = 0, now
+    while now < begun + 2 * SEEK_EVERY_S:
+        now = taken(line, 1, now=now, took_s=0.2, size=128 << 20)
+        most = max(most, line.window)
+    assert line.rate * line.round_trip_s > 4 * limit
+    assert most == limit
+    line.bound(limit // 2)
+    assert line.window == limit // 2
+    taken(line, 1, now=now, took_s=0.2, size=128 << 20)
+    assert line.window == limit // 2
+
+
 def test_a_thin_line_goes_back_to_few():
     """Connections that bring nothing are given up, one trial after the other."""
     line = Line(DSL)

@@ -10,7 +10,14 @@ from hypothesis import strategies as st
 from fsl_transport import PeerError
 from fsl_transport.arrivals import Arrivals, Assembly, Early
 from fsl_transport.frames import Chunk
-from fsl_transport.stripe_count import DOWN_S, FIRST_WAIT_S, LONG_FIRST, StripeCount, Trial
+from fsl_transport.stripe_count import (
+    DOWN_S,
+    FIRST_WAIT_S,
+    LONG_FIRST,
+    LONGEST_WAIT_S,
+    StripeCount,
+    Trial,
+)
 from fsl_transport.stripes import LEAST_PIECE_BYTES, BulkSender
 
 KIB = 1024
@@ -452,6 +459,20 @@ def test_other_settings_bound_what_was_found():
     assert path == [2]
     machine.bound(1, 8)
     assert count_on(lambda n: 1e6 * n, 20, machine=machine)[0].count == 8
+    machine = StripeCount(1, 64)
+    machine.bound(4, 64)
+    assert machine.count == 4, "more at the beginning, with the same limit"
+    machine.bound(1, 64)
+    assert machine.count == 4
+
+
+def test_a_line_that_one_connection_fills_for_a_year():
+    """Each trial that fails makes the next wait longer; their number has no end."""
+    machine = StripeCount(2, 4)
+    for number in range(1, 1100):
+        machine._hold(float(number))
+        assert machine._next_at <= number + LONGEST_WAIT_S
+    assert machine._next_at == 1099 + LONGEST_WAIT_S
 
 
 def test_a_setting_bounds_the_number():

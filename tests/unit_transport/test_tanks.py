@@ -1,5 +1,8 @@
 """What waits inside a relay: bounded, whole and in order, whether the kernel moves it or we do."""
 
+# ruff: noqa: ASYNC110 - a test polls for its condition
+
+import asyncio
 import contextlib
 import errno
 import os
@@ -10,6 +13,8 @@ import socket
 import pytest
 
 from fsl_transport import tanks
+from fsl_transport.hose import Hose
+from fsl_transport.loop import run
 from fsl_transport.tanks import PIPE_BYTES, PIPES, TANK_BYTES, BufferTank, PipeTank, TankPool
 
 splices = pytest.mark.skipif(not tanks.can_splice(), reason="this system has no splice")
@@ -118,3 +123,66 @@ def test_where_there_is_no_pipe_it_copies(monkeypatch, why):
     else:
         monkeypatch.setattr(tanks, "PipeTank", type("None", (), {"__init__": lambda _: fail()}))
     assert type(TankPool().take()) is BufferTank
+
+
+@pytest.mark.parametrize("splices", [pytest.param(True, marks=splices), False])
+@pytest.mark.parametrize("ends", [False, True])
+def test_urgent_data_is_left_out_and_holds_nothing_up(pair, monkeypatch, splices, ends):
+    """A stranger's MSG_OOB stops splice where it is, for ever: what is behind it must come, also before the end, and no loop must spin."""
+    client, source, target, server = pair
+    if not splices:
+        monkeypatch.setattr(tanks, "can_splice", lambda: False)
+    fills, over = 0, []
+    for kind in (PipeTank, BufferTank):
+
+        def fill(tank, connection, real=kind.fill):
+            nonlocal fills
+            fills += 1
+            return real(tank, connection)
+
+        monkeypatch.setattr(kind, "fill", fill)
+
+    async def until(condition):
+        async with asyncio.timeout(20):
+            while not condition() and fills < 500:
+                await asyncio.sleep(0.001)
+
+    async def main():
+        got, pool = bytearray(), TankPool()
+        hose = Hose(asyncio.get_running_loop(), pool, source, target, over.append)
+
+        def take():
+            with contextlib.suppress(BlockingIOError):
+                got.extend(server.recv(1 << 16))
+
+        def has(data):
+            take()
+            return bytes(got) == data
+
+        try:
+            if not ends:
+                hose.start()
+            for _ in range(1 if ends else 3):
+                got.clear()
+                client.send(b"12345")
+                client.send(b"x", socket.MSG_OOB)
+                client.send(b"hello")
+                if ends:
+                    client.shutdown(socket.SHUT_WR)
+                    hose.start()
+                await until(lambda: has(b"12345hello"))
+                assert bytes(got) == b"12345hello"
+            if ends:
+                await until(lambda: over)
+                assert over == [None]
+            else:
+                client.send(b"x", socket.MSG_OOB)  # nothing behind it
+                await asyncio.sleep(0.05)
+            assert fills < 40
+            assert hose.carried == (10 if ends else 30)
+            assert pool.lent == 0
+        finally:
+            hose.close()
+            pool.close()
+
+    run(main())

@@ -6,6 +6,8 @@ enough (the leaky bucket as a meter, Turner 1986). Times are seconds of one mono
 
 from __future__ import annotations
 
+from itertools import islice
+
 from attrs import frozen
 
 from fsl_transport.errors import LocalError
@@ -78,6 +80,6 @@ class Buckets:
 
     def forget_full(self, now: float) -> None:
         """Drop the buckets that are full again, among the oldest few."""
-        for key in [*self._buckets][:64]:
+        for key in list(islice(self._buckets, 64)):
             if self._buckets[key].fill(now) >= self._rate.burst:
                 del self._buckets[key]

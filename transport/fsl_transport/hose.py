@@ -11,7 +11,7 @@ import socket
 from collections.abc import Callable
 from typing import Final
 
-from fsl_transport.tanks import Tank, TankPool
+from fsl_transport.tanks import PipeTank, Tank, TankPool
 
 _TURN_BYTES: Final = 2 * 1024 * 1024
 """What one connection may move before it is the others' turn."""
@@ -98,12 +98,17 @@ class Hose:
             self._give_back()
 
     def _move_some(self, tank: Tank) -> None:
-        last = self.carried + _TURN_BYTES
-        while self.carried < last:
+        begun = self.carried
+        while self.carried < begun + _TURN_BYTES:
             if not tank.held:
-                try:
-                    size = tank.fill(self._source)
-                except BlockingIOError:
+                size = self._fill(tank)
+                # Splicing does not get past urgent data (MSG_OOB): it says that there is nothing, or that this is the end, while more
+                # waits behind it. Receiving does, and leaves the urgent byte out. Nobody here sends any; strangers may.
+                if not size and isinstance(tank, PipeTank) and (size == 0 or self.carried == begun):
+                    self._give_back()
+                    tank = self._tank = self._pool.take_buffer()
+                    size = self._fill(tank)
+                if size is None:
                     break
                 if not size:
                     self._end(None)
@@ -115,6 +120,13 @@ class Hose:
                 self._listen(writes=True)
                 return
         self._listen(reads=True)
+
+    def _fill(self, tank: Tank) -> int | None:
+        """Bytes that were read, 0 for the end, None where there is nothing now."""
+        try:
+            return tank.fill(self._source)
+        except BlockingIOError:
+            return None
 
     def _end(self, error: OSError | None) -> None:
         self.is_over = True

@@ -106,6 +106,11 @@ class LineWindow:
         """How many connections the window is worth."""
         return max(1, self.window // SHARE_BYTES)
 
+    def bound(self, window_limit: int) -> None:
+        """Another limit from now on."""
+        self._window_limit = window_limit
+        self.window = min(self.window, window_limit)
+
     def mark(self, now: float, *, is_empty: bool) -> tuple[int, float]:
         """What to remember of a piece that is sent: bytes delivered so far, and since when. ``is_empty``: nothing is under way."""
         if is_empty:
@@ -143,7 +148,8 @@ class LineWindow:
             self._end_round(now)
         product = self.rate * self.round_trip_s
         if self._seek_ends_at < math.inf:
-            self.window = max(int(product / 2) - piece_bytes, 1)  # one piece is always sent
+            window = max(int(product / 2) - piece_bytes, 1)  # one piece is always sent
+            self.window = min(window, self._window_limit)
             return
         busy = min(self.rate * BUSY_LOOP_S, BUSY_LOOP_BYTES)
         window = int(self.gain * product + busy) + 2 * piece_bytes

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import Any, TypedDict
 
 from fsl_transport import frames
 from fsl_transport.chunks import SendStream
+from fsl_transport.credit import STEP_LIMIT_BYTES
 from fsl_transport.errors import PeerError
 from fsl_transport.events import Body, StreamDeclined, StreamFailed, StreamSent
 from fsl_transport.frames import Taken
@@ -29,6 +30,20 @@ class Outgoing:
         self.blocked_at = -1  # the limit at which the receiver was told so
         self.pumping = False
         self.gone = False
+
+
+class _BulkLimits(TypedDict):
+    patience_s: float
+    piece_limit: int
+    window_limit: int
+
+
+def _bulk_limits(settings: TransportSettings) -> _BulkLimits:
+    return {
+        "patience_s": settings.stall_s / 20,
+        "piece_limit": settings.chunk_limit_bytes,
+        "window_limit": settings.window_limit_bytes,
+    }
 
 
 class Sender:
@@ -58,15 +73,16 @@ class Sender:
         self._settings: TransportSettings = road.settings
         self._last_number = 0
         self._outgoing: dict[int, Outgoing] = {}
-        self._bulk = BulkSender(
-            patience_s=self._settings.stall_s / 20,
-            piece_limit=self._settings.chunk_limit_bytes,
-            window_limit=self._settings.window_limit_bytes,
-        )
+        self._bulk = BulkSender(**_bulk_limits(self._settings))
         self._count = count
         self._announced = 1  # stripes that the other side knows of
         self._draining = False
         count.forget_epoch()
+
+    def adopt(self, settings: TransportSettings) -> None:
+        """Use other settings: for the connections now, for streams that begin from now on."""
+        self._settings = settings
+        self._bulk.bound(**_bulk_limits(settings))
 
     def offer(self, stream_id: str, meta: Body, source: ChunkSource, early_bytes: int = 0) -> None:
         """Offer a stream; one of the same id that is under way is stopped first."""
@@ -76,8 +92,9 @@ class Sender:
         self._last_number += 1
         number = self._last_number
         chunks = source.chunks
-        # One chunk more than the window, because a receiver tells what it wrote in steps.
-        limit = self._settings.window_limit_bytes + self._settings.chunk_limit_bytes
+        # More than a receiver may write before it says so: it does in steps, by its own settings, and otherwise both would wait.
+        window = max(self._settings.window_limit_bytes, STEP_LIMIT_BYTES)
+        limit = window + self._settings.chunk_limit_bytes
         outgoing = Outgoing(SendStream(number, chunks, limit), stream_id, source)
         others = sum(o.machine.credit.limit for o in self._outgoing.values() if o.machine.early)
         self._outgoing[number] = outgoing

@@ -92,8 +92,7 @@ class TransportSettings:
     @property
     def unsent_bytes(self) -> int:
         """What may wait inside libzmq for one connection: what may be under way on it, or twice the largest message."""
-        window = max(self.window_bytes, self.window_limit_bytes)
-        return max(window + self.chunk_limit_bytes, 2 * self.control_limit_bytes)
+        return max(self.window_limit_bytes + self.chunk_limit_bytes, 2 * self.control_limit_bytes)
 
     def __attrs_post_init__(self) -> None:
         """Check what one field alone cannot know."""
@@ -116,4 +115,9 @@ class TransportSettings:
             raise LocalError(
                 f"window_bytes ({self.window_bytes}) must hold one chunk of chunk_limit_bytes"
                 f" ({self.chunk_limit_bytes})"
+            )
+        if self.window_limit_bytes < self.window_bytes:
+            raise LocalError(
+                f"window_limit_bytes ({self.window_limit_bytes}) must not be below window_bytes"
+                f" ({self.window_bytes}), which grows to it"
             )

@@ -19,7 +19,6 @@ from fsl_transport.frames import Chunk, Data, Probe
 from fsl_transport.link import Buffer, ChunkSink
 from fsl_transport.outgoing import Sender
 from fsl_transport.road import Road, Transfer, find
-from fsl_transport.settings import TransportSettings
 from fsl_transport.stripe_count import StripeCount
 
 
@@ -72,10 +71,6 @@ class Streams(Sender):
         }
 
     # What the owner calls.
-
-    def adopt(self, settings: TransportSettings) -> None:
-        """Use other settings for streams that begin from now on."""
-        self._settings = settings
 
     def accept(self, stream_id: str, sink: ChunkSink, next_chunk: int) -> None:
         """Take an offered stream from ``next_chunk`` on. An id that is gone is ignored."""
@@ -334,5 +329,4 @@ class Streams(Sender):
         """What a window may be now: all that come in share the budget."""
         settings = self._settings
         share = settings.budget_bytes // max(1, self._road.open_streams)
-        limit = max(settings.window_bytes, settings.window_limit_bytes)
-        return min(limit, max(settings.chunk_limit_bytes, share))
+        return min(settings.window_limit_bytes, max(settings.chunk_limit_bytes, share))

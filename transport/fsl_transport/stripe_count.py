@@ -80,16 +80,19 @@ class StripeCount:
         self._next_at = 0.0
         self._down_until = 0.0
         self._down_rates: list[float] = []
+        self._first = first
         self._is_fixed = first >= limit
         self._is_new = True
 
     def bound(self, first: int, limit: int) -> None:
         """Other settings: what was found stays as far as they allow."""
-        if (first >= limit) != self._is_fixed or limit != self.limit:
+        if (first, limit) != (self._first, self.limit):
             self.count = max(min(self.count, limit), min(first, limit))
             self.limit = limit
+            self._first = first
             self._is_fixed = first >= limit
             self.trial = Trial.HOLD
+            self._begin_at = None
 
     def forget_epoch(self) -> None:
         """The session ended, and its count of bytes with it."""
@@ -217,6 +220,6 @@ class StripeCount:
         self._hold(now)
 
     def _hold(self, now: float) -> None:
-        self._next_at = now + min(FIRST_WAIT_S * 2**self._failures, LONGEST_WAIT_S)
+        self._next_at = now + min(FIRST_WAIT_S * 2 ** min(self._failures, 10), LONGEST_WAIT_S)
         self._failures += 1
         self.trial = Trial.HOLD

@@ -161,6 +161,13 @@ class BulkSender:
         self._in_flight = 0
         self.opened(0, 0.0)
 
+    def bound(self, *, patience_s: float, piece_limit: int, window_limit: int) -> None:
+        """Other limits from now on."""
+        self.line.bound(window_limit)
+        self._patience_s = patience_s
+        self._piece_limit = piece_limit
+        self._window_limit = window_limit
+
     # What there is to send.
 
     @property

@@ -82,7 +82,10 @@ class PipeTank:
             fcntl.fcntl(self._in, _SET_PIPE_SIZE, PIPE_BYTES)
 
     def fill(self, source: socket.socket) -> int:
-        """See ``Tank``. An empty pipe always takes something, so that what blocks is the source."""
+        """See ``Tank``. An empty pipe always takes something, so that what blocks is the source.
+
+        Or urgent data, which looks like it (or, once the source has ended, like the end); only receiving gets past that.
+        """
         self.held = _splice(source.fileno(), self._in, PIPE_BYTES)
         return self.held
 
@@ -109,14 +112,20 @@ class TankPool:
 
     def take(self) -> Tank:
         """Borrow an empty tank."""
-        self.lent += 1
         if self._pipes:
+            self.lent += 1
             return self._pipes.pop()
         if self._pipes_to_make:
             with contextlib.suppress(OSError):  # no descriptor is left
                 made = PipeTank()
                 self._pipes_to_make -= 1
+                self.lent += 1
                 return made
+        return self.take_buffer()
+
+    def take_buffer(self) -> BufferTank:
+        """Borrow an empty tank that copies: for what cannot be spliced."""
+        self.lent += 1
         return self._buffers.pop() if self._buffers else BufferTank()
 
     def give(self, tank: Tank) -> None:
