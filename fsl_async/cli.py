@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import io
 import os
 import sys
 from pathlib import Path
@@ -274,18 +275,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except SystemExit:
         raise
     except BaseException as error:  # noqa: BLE001 - the top of the program
-        from fsl_async.commands.line_stream import silence_when_full
+        from fsl_async.commands.line_stream import last_words
 
-        silence_when_full(sys.stdout)
-        silence_when_full(sys.stderr)
-        return report(
-            error,
-            as_json=_JSON in args,
-            debug=debug,
-            out=sys.stdout,
-            err=sys.stderr,
-            translate=_translate,
+        out, err = io.StringIO(), io.StringIO()
+        exit_code = report(
+            error, as_json=_JSON in args, debug=debug, out=out, err=err, translate=_translate
         )
+        last_words(sys.stderr, err.getvalue())
+        last_words(sys.stdout, out.getvalue())
+        return exit_code
     return int(code or ExitCode.DONE)
 
 

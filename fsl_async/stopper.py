@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import signal
 import socket
 import threading
@@ -32,6 +31,7 @@ from fsl_async.errors import (
     StopError,
     describe,
 )
+from fsl_async.terminal import write_if_room
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -215,11 +215,10 @@ class _Killer:
         if self._over.wait(AT_ONCE_S):
             return
         told = describe(self._stopper.error())
-        with contextlib.suppress(OSError):
-            if self._as_json:
-                os.write(1, f"{told.as_json()}\n".encode())
-            else:
-                os.write(2, f"stopped: {told.message}\n".encode())
+        if self._as_json:
+            write_if_room(1, f"{told.as_json()}\n".encode())
+        else:
+            write_if_room(2, f"stopped: {told.message}\n".encode())
         os._exit(told.exit_code)
 
     def close(self) -> None:
@@ -237,6 +236,4 @@ class _Killer:
 def _tell(text: str) -> None:
     # Not print: the signal may have interrupted a print, and buffered writers are not reentrant.
     # Nor where there is no room: whoever does not read it must not keep the process from ending.
-    with contextlib.suppress(OSError):
-        if select.select((), (2,), (), 0)[1]:
-            os.write(2, f"\n{text}\n".encode())
+    write_if_room(2, f"\n{text}\n".encode())

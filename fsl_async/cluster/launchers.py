@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import os
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import IO, Protocol
 
 from fsl_async.cluster.restarts import RestartRules
 from fsl_async.cluster.supervisor import Child, ChildExited, ChildStarted, Supervisor
@@ -19,6 +20,8 @@ ASK_S = 60.0
 
 _ONCE = RestartRules(budget=0)
 _MOST_BYTES = 1 << 16
+_FILE_BYTES = 1 << 20
+_LOOK_EVERY_S = 0.1
 
 
 class LaunchError(Exception):
@@ -117,14 +120,43 @@ class CommandLauncher:
         """Nothing to take back."""
 
 
+class _Said:
+    """What a program writes into a file: the last 64 KiB of it, however much it is. `open_file` is empty, and for this only."""
+
+    def __init__(self, open_file: IO[bytes]) -> None:
+        self._file = open_file.fileno()
+        self._cut = b""
+        # Or who has written much goes on behind the hole that cutting leaves.
+        flags = fcntl.fcntl(self._file, fcntl.F_GETFL)
+        fcntl.fcntl(self._file, fcntl.F_SETFL, flags | os.O_APPEND)
+
+    def bound(self) -> None:
+        """Cut the file where it has become large; what comes between reading and cutting is lost."""
+        if os.fstat(self._file).st_size > _FILE_BYTES:
+            self._cut = self.end()
+            os.ftruncate(self._file, 0)
+
+    def end(self) -> bytes:
+        """Return the last bytes."""
+        size = os.fstat(self._file).st_size
+        read = os.pread(self._file, _MOST_BYTES, max(0, size - _MOST_BYTES))
+        return (self._cut + read)[-_MOST_BYTES:]
+
+
 async def ask(words: Sequence[str], limit_s: float = ASK_S) -> str:
-    """Run a program to its end and return what it printed; raises LaunchError unless it exits 0 within `limit_s`.
+    """Run a program to its end and return the end of what it printed; raises LaunchError unless it exits 0 within `limit_s`.
 
     It writes into files: a pipe ends when the last one who has it ends, and what it leaves running in the background may have it
-    (under uvloop always, by a descriptor of a higher number).
+    (under uvloop always, by a descriptor of a higher number); a client that was started so would die by SIGPIPE with this process.
+    The files are cut while it runs. They are not cut any more when it has ended: who leaves something running that prints much
+    should send that elsewhere, or it takes space in the folder for temporary files until it ends.
     """
-    with tempfile.TemporaryFile() as out_file, tempfile.TemporaryFile() as err_file:
+    loop = asyncio.get_running_loop()
+    with contextlib.ExitStack() as files:
         try:
+            out_file = files.enter_context(tempfile.TemporaryFile())
+            err_file = files.enter_context(tempfile.TemporaryFile())
+            out, err = _Said(out_file), _Said(err_file)
             process = await asyncio.create_subprocess_exec(
                 *words,
                 stdin=asyncio.subprocess.DEVNULL,
@@ -133,19 +165,23 @@ async def ask(words: Sequence[str], limit_s: float = ASK_S) -> str:
                 start_new_session=True,
             )
         except OSError as error:
-            raise LaunchError(f"cannot run {words[0]}: {error.strerror}") from None
+            raise LaunchError(f"cannot run {words[0]}: {error.strerror or error}") from None
+        ended = asyncio.ensure_future(process.wait())
+        give_up_at = loop.time() + limit_s
         try:
-            await asyncio.wait_for(process.wait(), limit_s)
-        except TimeoutError:
-            raise LaunchError(f"{words[0]} did not end within {limit_s:g} s") from None
+            while not ended.done():
+                left_s = give_up_at - loop.time()
+                if left_s <= 0:
+                    raise LaunchError(f"{words[0]} did not end within {limit_s:g} s")
+                await asyncio.wait({ended}, timeout=min(left_s, _LOOK_EVERY_S))
+                out.bound()
+                err.bound()
         finally:
             if process.returncode is None:
                 process.kill()
-                await process.wait()
-        out = os.pread(out_file.fileno(), _MOST_BYTES, 0)
-        size = os.fstat(err_file.fileno()).st_size
-        err = os.pread(err_file.fileno(), _MOST_BYTES, max(0, size - _MOST_BYTES))
+            await ended
+        printed, complained = out.end(), err.end()
     if process.returncode:
-        told = one_line((err or out).decode(errors="replace"))[-300:]
+        told = one_line((complained or printed).decode(errors="replace"))[-300:]
         raise LaunchError(f"{words[0]} exited with {process.returncode}: {told or 'no word'}")
-    return out.decode(errors="replace")
+    return printed.decode(errors="replace")

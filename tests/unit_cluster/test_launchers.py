@@ -1,10 +1,12 @@
 """Launchers against stand-ins of Slurm's programs, and the relauncher that asks them."""
 
 import asyncio
+import errno
 import os
 import signal
 import stat
 import sys
+import tempfile
 import time
 
 import pytest
@@ -100,6 +102,57 @@ def test_what_a_program_leaves_running_is_not_waited_for(tmp_path, loop):
     script.chmod(0o755)
     said = loop(ask([str(script)], limit_s=30.0))
     os.kill(int(said), signal.SIGKILL)
+
+
+def test_no_room_for_what_a_program_says_is_a_launch_that_failed(monkeypatch):
+    """A full folder for temporary files, or no descriptor left: the task died, and nobody was told."""
+    names = iter([tempfile.TemporaryFile])
+
+    def none_left():
+        for one in names:
+            return one()
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", none_left)
+    with pytest.raises(LaunchError, match="cannot run true: No space left on device"):
+        asyncio.run(ask(["true"]))
+    with pytest.raises(LaunchError):  # for the first of them
+        asyncio.run(ask(["true"]))
+
+
+@pytest.mark.parametrize("code", [0, 3])
+def test_a_program_that_prints_much_does_not_fill_the_disk(monkeypatch, code):
+    """Its last words are kept, and not a minute of all the others."""
+    copies, make = [], tempfile.TemporaryFile
+
+    def kept():
+        file = make()
+        copies.append(os.dup(file.fileno()))
+        return file
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", kept)
+    script = f"""
+import os, sys, time
+for number in range(40):
+    for file in (1, 2):
+        os.write(file, (b"x" * 99 + b"\\n") * 2_000)
+    time.sleep(0.02)
+os.write(1, b"17\\n")
+os.write(2, b"no node is free\\n")
+sys.exit({code})
+"""
+    try:
+        if code:
+            with pytest.raises(LaunchError, match=r"exited with 3: x.*no node is free$"):
+                asyncio.run(ask([sys.executable, "-c", script]))
+        else:
+            assert asyncio.run(ask([sys.executable, "-c", script])).endswith("17\n")
+        sizes = [os.fstat(copy).st_size for copy in copies]
+    finally:
+        for copy in copies:
+            os.close(copy)
+    assert len(sizes) == 2
+    assert max(sizes) < 40 * 200_000 * 0.8
 
 
 def test_local_starts_a_child_in_place_of_the_one_before_and_ends_it_with_the_run(tmp_path):
