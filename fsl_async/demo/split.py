@@ -17,7 +17,9 @@ from attrs import field, frozen, mutable
 from fsl_async.cluster.restarts import RestartRules
 from fsl_async.cluster.supervisor import Child, ChildExited, ChildStarted, Supervisor
 from fsl_async.demo.settings import HERE, SERVER, Places
+from fsl_async.observe.accounts import Account
 from fsl_async.observe.client_state import counted
+from fsl_async.observe.journal import JournalReader
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -227,24 +229,16 @@ def summarise(demo: SplitDemo, seen: Seen) -> Summary:
     """Sum up; evaluates the last weights, and trains the whole model for a moment to measure its memory."""
     server = seen.results.get(SERVER, {})
     clients = [seen.results[name] for name in demo.names if name in seen.results]
-    sums = {kind: Counter[str]() for kind in ("payload", "coded")}
-    for kind, counter in sums.items():
-        counter.update(server.get("traffic", {}).get(kind, {}))
-        for client in clients:  # what does not cross the cut is counted at the clients
-            given = client["traffic"][kind]
-            counter.update({k: v for k, v in given.items() if k not in _crossing(server)})
-    sockets = Counter[str]()
-    for client in clients:
-        sockets.update(client["traffic"]["sockets"])
+    traffic = traffic_of(demo.run_dir)
     return Summary(
         method=demo.method,
         rounds=int((server.get("ps") or {}).get("version", 0)),
         clients=demo.clients,
         uploads=int(server.get("uploads", 0)),
         eval_loss=evaluate_split(demo) if server else None,
-        payload=dict(sorted(sums["payload"].items())),
-        coded=dict(sorted(sums["coded"].items())),
-        sockets=dict(sockets),
+        payload=dict(sorted(traffic["payload"].items())),
+        coded=dict(sorted(traffic["coded"].items())),
+        sockets=dict(sorted(traffic["sockets"].items())),
         client_memory=max((client["memory_grown"] for client in clients), default=0),
         whole_memory=whole_memory(demo),
         killed_s=seen.killed_s,
@@ -263,8 +257,16 @@ def _uploads_after(demo: SplitDemo) -> int:
     return sum(lives[1:])
 
 
-def _crossing(server: dict[str, Any]) -> set[str]:
-    return set(server.get("traffic", {}).get("payload", {}))
+def traffic_of(run_dir: Path) -> dict[str, Counter[str]]:
+    """What both servers' journals count, all lives of all clients: payload and coded bytes by category and direction, sockets by direction."""
+    sums = {kind: Counter[str]() for kind in ("payload", "coded", "sockets")}
+    for part in ("ps", "server"):
+        account = Account()
+        for line in JournalReader(run_dir / part / "journal.jsonl").read():
+            account.apply(line)
+        for kind, counter in sums.items():
+            counter.update(account.as_dict()[kind])
+    return sums
 
 
 def whole_memory(demo: SplitDemo) -> int:
