@@ -2,14 +2,20 @@
 
     python benchmarks/dsl.py                                     50 M parameters, `dsl`, ten syncs of 120 s; needs root, 25-40 minutes
     python benchmarks/dsl.py --profile wireless --syncs 3 --layers 2 --width 128 --every 20
+    python benchmarks/dsl.py --read FOLDER                       the row of a run that was kept by --folder
 
 Both runs, each a parameter server and two clients as processes of their own, go at the same time on the same cores, so that what else the machine does
-hits both alike; one has each client behind a line of its own in the network laboratory, the other is on loopback. Tokens are those of the ledger, from the
-first merged version to the last; deaths are clients that the server gave up, none of which had died.
+hits both alike; one has each client and the server behind a line of its own in the network laboratory, the other is on loopback. Deaths are clients that
+the server gave up, none of which had died.
+
+Tokens are those that clients trained, by the snapshots in their journals, over the same seconds of the same clock in both runs: from the moment when all
+four train to the last snapshot that all four have made. That a token that was trained is merged too is told by the ledger: "merged_share" is what versions took in
+of all that was in a snapshot a sync or more before the end.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
@@ -117,18 +123,67 @@ def running(arm: Arm) -> Iterator[Arm]:
 def result_of(arm: Arm, deaths: Sequence[str]) -> dict[str, Any]:
     """What a run's ledger tells: version 0 is the initial model, the first sync is where counting begins."""
     merged = [fact for fact in arm.facts("version") if fact["version"] >= 1]
-    first, last = merged[0], merged[-1]
-    seconds = last["at"] - first["at"]
     sizes = [fact["update_bytes"] for fact in merged]
-    taking_part = [len(fact["merged"]) for fact in merged]
+    taking_part = [{one["key"].partition("/")[0] for one in fact["merged"]} for fact in merged]
+    taken = {one["key"]: one["tokens"] for fact in merged for one in fact["merged"]}
+    made = [one for name in CLIENTS for one in snapshots(arm, name)[:-2]]
     return {
         "syncs": len(merged),
         "deaths": len(deaths),
-        "both_in": sum(count == len(CLIENTS) for count in taking_part),
-        "tokens_per_s": round((last["tokens_total"] - first["tokens_total"]) / max(seconds, 1e-9), 2),
-        "seconds": round(seconds, 1),
+        "both_in": sum(len(names) == len(CLIENTS) for names in taking_part),
+        "merged_share": round(
+            sum(taken.get(one.key, 0) for one in made) / max(1, sum(one.tokens for one in made)), 4
+        ),
+        "every_s": round((merged[-1]["at"] - merged[0]["at"]) / max(1, len(merged) - 1), 1),
         "update_mb": round(sum(sizes) / len(sizes) / 1e6, 1),
-    }  # fmt: skip
+    }
+
+
+@define
+class Snapshot:
+    """What a client had trained since the snapshot before, at `at` by the clock of the machine. `key` names its delta."""
+
+    key: str
+    at: float
+    tokens: int
+
+
+def snapshots(arm: Arm, name: str) -> list[Snapshot]:
+    """Of a client's journal, with those in it that were offered."""
+    lines = (arm.folder / name / "journal.jsonl").read_text("utf-8", "replace").splitlines()
+    found: list[Snapshot] = []
+    at = 0.0
+    for line in lines:
+        if '"Snapshotted"' not in line and '"OfferDelta"' not in line:
+            continue
+        entry = json.loads(line)
+        if entry["type"] == "Snapshotted":
+            at = entry["t"]
+        else:
+            found.append(Snapshot(entry["key"], at, entry["tokens"]))
+    return found
+
+
+def trained(found: Sequence[Snapshot], begin_at: float, end_at: float) -> float:
+    """Tokens between two times: those of whole spans from snapshot to snapshot, and the part of a span that lies within."""
+    tokens = 0.0
+    for before, after in itertools.pairwise(found):
+        inside_s = min(end_at, after.at) - max(begin_at, before.at)
+        tokens += after.tokens * max(0.0, inside_s) / (after.at - before.at)
+    return tokens
+
+
+def speeds(arms: Sequence[Arm]) -> tuple[dict[str, float], float]:
+    """Tokens a second of each run over the seconds that all have in common, and how many those are."""
+    found = {(arm.name, name): snapshots(arm, name) for arm in arms for name in CLIENTS}
+    begin_at = max(one[0].at for one in found.values())
+    end_at = min(one[-1].at for one in found.values())
+    seconds = end_at - begin_at
+    return {
+        arm.name: sum(trained(found[arm.name, name], begin_at, end_at) for name in CLIENTS)
+        / seconds
+        for arm in arms
+    }, seconds
 
 
 @click.command()
@@ -150,10 +205,25 @@ def result_of(arm: Arm, deaths: Sequence[str]) -> dict[str, Any]:
     "--limit", "limit_s", default=5400.0, show_default=True, help="Give up after so many seconds."
 )
 @click.option("--folder", type=click.Path(path_type=Path), help="Keep the runs here.")
+@click.option("--read", type=click.Path(exists=True, path_type=Path), help="Run nothing.")
 def main(
     *, profile: str, syncs: int, every_s: float, layers: int, width: int, number_format: str, limit_s: float, folder: Path | None,
+    read: Path | None,
 ) -> None:  # fmt: skip
     """Print a row."""
+    head = {
+        "bench": "dsl",
+        "profile": profile,
+        "layers": layers,
+        "width": width,
+        "format": number_format,
+        "every_s": every_s,
+    }
+    if read is not None:
+        arms = [Arm(name, read / name, {}, None) for name in ("line", "near")]
+        deaths = json.loads((read / "deaths.json").read_text())
+        print(json.dumps({**head, **row_of(arms, deaths)}))
+        return
     settings = {
         "sync.every_s": every_s,
         "sync.clients": len(CLIENTS),
@@ -189,25 +259,24 @@ def main(
             ):
                 break
             time.sleep(POLL_S)
-        deaths = {
-            arm.name: arm.deaths() for arm in (line, near)
-        }  # before the end, which they do not count
-        rows = {arm.name: result_of(arm, deaths[arm.name]) for arm in (line, near)}
-    ratio = rows["line"]["tokens_per_s"] / rows["near"]["tokens_per_s"]
-    row = {
-        "bench": "dsl",
-        "profile": profile,
-        "layers": layers,
-        "width": width,
-        "format": number_format,
-        "every_s": every_s,
+        deaths = {arm.name: arm.deaths() for arm in (line, near)}  # the end is none
+        (home / "deaths.json").write_text(json.dumps(deaths))
+        print(json.dumps({**head, **row_of([line, near], deaths)}))
+
+
+def row_of(arms: Sequence[Arm], deaths: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+    """Both runs beside each other."""
+    rows = {arm.name: result_of(arm, deaths[arm.name]) for arm in arms}
+    tokens_per_s, seconds = speeds(arms)
+    return {
         **{f"{name}_{key}": value for name, row in rows.items() for key, value in row.items()},
-        "tokens_ratio": round(ratio, 3),
+        **{f"{name}_tokens_per_s": round(value, 2) for name, value in tokens_per_s.items()},
+        "common_seconds": round(seconds, 1),
+        "tokens_ratio": round(tokens_per_s["line"] / tokens_per_s["near"], 3),
         "cores": os.cpu_count(),
         "load_1m": round(os.getloadavg()[0], 2),
         "at": time.strftime("%Y-%m-%d"),
     }
-    print(json.dumps(row))
 
 
 if __name__ == "__main__":
