@@ -92,6 +92,31 @@ def test_no_more_than_a_window_is_under_way():
     assert send_all(bulk, 0.1)
 
 
+def test_a_full_window_asks_for_few_answers():
+    """An answer costs both ends more than a piece; each one that frees a window must not ask for the next."""
+    bulk = sender()
+    line = Line(bulk, rate=25e6, delay_s=0.01)
+    line.run(3.0)
+    before, answers = bulk.delivered, len(line.told)
+    line.run(3.0)
+    window = min(bulk.line.window, bulk._stripes[0].window)
+    assert len(line.told) - answers < 6 * (bulk.delivered - before) / window
+
+
+def test_who_waits_has_asked():
+    """A window that shrinks below what went out unasked would wait for an answer that nobody owes."""
+    bulk = sender()
+    line = Line(bulk, rate=25e6, delay_s=0.01)
+    line.run(3.0)
+    bulk.taken(0, bulk._stripes[0].sent[0].seq, bulk._stripes[0].seq, line.now)
+    bulk.add(1, 0, line.index, bytes(64 * KIB))
+    (_, _, first_asks, _) = bulk.next(line.now)
+    assert not first_asks
+    bulk.line.window = 1
+    ((_, _, asks, _),) = send_all(bulk, line.now)
+    assert asks
+
+
 class Line:
     """``rate`` bytes a second for each stripe and a delay each way; acknowledgements take no room."""
 
@@ -99,7 +124,7 @@ class Line:
         self.bulk, self.rate, self.delay_s = bulk, rate, delay_s
         self.lanes = {stripe: deque() for stripe in range(64)}
         self.free_at = dict.fromkeys(range(64), 0.0)
-        self.arrivals, self.acks = Arrivals(), deque()
+        self.arrivals, self.acks, self.told = Arrivals(), deque(), []
         self.now, self.index = 0.0, 0
 
     def run(self, seconds, *, stall=(), step_s=0.002):
@@ -122,6 +147,7 @@ class Line:
                     _, seq, asks, size = lane.popleft()
                     got += size
                     told = self.arrivals.piece(stripe, seq, asks=asks)
+                    self.told.extend(told)
                     self.acks.extend((now + self.delay_s, one) for one in told)
             most = max(most, sum(one.in_flight for one in bulk._stripes.values()))
         return most, got

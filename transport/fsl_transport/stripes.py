@@ -10,8 +10,9 @@ Rules
     pieces; before it is measured what it brought so far, and two pieces. Samples taken while there was nothing to send
     make a window larger, never smaller.
   * The next piece goes to the stripe with the largest free share of its window: a slow one takes less, one that stands takes nothing.
-  * A piece that ``asks`` is acknowledged at once: three of them in each window, and the last one there is; each one where there are several stripes, whose
-    next piece may be a long time away.
+  * A piece that ``asks`` is acknowledged at once: four of them in each window, and the last one there is; each one where there are several stripes, whose
+    next piece may be a long time away. An answer costs both ends more than a piece does, so a full window asks for no more. Where it shrank below what
+    was sent and nobody asked, one more piece goes out and asks.
   * A stripe keeps its order. What is acknowledged proves that older pieces of that stripe that are not were lost: they go again.
   * A stripe that acknowledges nothing for its patience is suspect: it gets no more pieces, its open ones go again on the others, and an
     empty piece (a probe) asks whether it still stands. Where there are no others nothing goes twice until a probe comes back.
@@ -43,7 +44,7 @@ PIECE_S: Final = 0.05
 """A piece is what a stripe carries in so much time, at the most."""
 WINDOW_GAIN: Final = 1.5
 PATIENCE_LIMIT_S: Final = 10.0
-_ASKS_PER_WINDOW: Final = 3
+_ASKS_PER_WINDOW: Final = 4
 
 
 class Piece:
@@ -89,13 +90,14 @@ class Stripe:
     """One connection, seen from the sender."""
 
     __slots__ = (
-        "_rate_now", "_rate_old", "_rate_since", "delivered", "in_flight", "is_open", "is_suspect", "number", "patience_s",
+        "_rate_now", "_rate_old", "_rate_since", "asked", "delivered", "in_flight", "is_open", "is_suspect", "number", "patience_s",
         "piece_bytes", "probed_at", "progress_at", "sent", "seq", "unasked", "window",
     )  # fmt: skip
 
     def __init__(self, number: int) -> None:
         self.number = number
         self.seq = 0
+        self.asked = 0  # the newest piece that asks
         self.sent: deque[_Sent] = deque()
         self.in_flight = 0
         self.delivered = 0
@@ -109,6 +111,11 @@ class Stripe:
         self.patience_s = 0.0
         self._rate_now = self._rate_old = 0.0
         self._rate_since = -math.inf
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether an answer to something that is under way was asked for."""
+        return bool(self.sent) and self.asked >= self.sent[0].seq
 
     @property
     def rate(self) -> float:
@@ -212,15 +219,15 @@ class BulkSender:
         stripe.in_flight += size
         stripe.unasked += size
         stripe.sent.append(_Sent(stripe.seq, piece, now, stripe.delivered, mark, self._is_busy))
+        window = min(stripe.window, self.line.window)
         asks = (
             self._used > 1
-            or stripe.unasked * _ASKS_PER_WINDOW >= stripe.window
-            or stripe.in_flight >= stripe.window
-            or self._in_flight + size >= self.line.window
+            or stripe.unasked * _ASKS_PER_WINDOW >= window
             or not (self._loads or self._again)
         )
         if asks:
             stripe.unasked = 0
+            stripe.asked = stripe.seq
         return stripe.number, stripe.seq, asks, piece
 
     def _cut(self, piece_bytes: int) -> Piece:
@@ -237,22 +244,29 @@ class BulkSender:
         return piece
 
     def _freest(self) -> Stripe | None:
-        """The stripe for the next piece; None while the windows are full."""
+        """The stripe for the next piece; None while the windows are full and an answer is on its way."""
         best, best_share, in_flight = None, 0.0, 0
+        unasked: Stripe | None = None
+        is_awaited = False
         self._used = left = min(self.count, self.line.connections)
         for stripe in self._stripes.values():
             if not stripe.is_open or stripe.is_suspect:
                 continue  # what a suspect one holds goes again, and is counted there
             in_flight += stripe.in_flight
+            if stripe.is_awaited:
+                is_awaited = True
+            elif stripe.in_flight:
+                unasked = stripe
             if left and stripe.number < self.count:
                 left -= 1
                 share = 1.0 - stripe.in_flight / stripe.window
                 if share > best_share:
                     best, best_share = stripe, share
         self._in_flight = in_flight
-        if best is not None and in_flight >= self.line.window:
-            self.line.waited_for()
-            return None
+        if best is None or in_flight >= self.line.window:
+            if best is not None:
+                self.line.waited_for()
+            return None if is_awaited else unasked
         return best
 
     # What becomes of it.
@@ -340,6 +354,7 @@ class BulkSender:
         if stripe is None:
             stripe = self._stripes[number] = Stripe(number)
         stripe.seq += 1
+        stripe.asked = stripe.seq
         stripe.sent.append(_Sent(stripe.seq, None, now, stripe.delivered, (0, 0.0), False))
         return stripe.seq
 

@@ -41,6 +41,9 @@ _FAILED: Final = (
     | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
     | zmq.EVENT_HANDSHAKE_FAILED_AUTH
 )
+# As numbers: to combine enums of flags takes longer than a short message.
+_NOW: Final = int(zmq.DONTWAIT)
+_MORE: Final = int(zmq.DONTWAIT | zmq.SNDMORE)
 _CAME: Final = zmq.EVENT_ACCEPTED
 _WENT: Final = zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED
 
@@ -172,12 +175,16 @@ class Pipe:
         socket = self.socket
         if socket.closed:
             return
-        receive, take = socket.recv_multipart, self._take
+        receive, take = socket.recv, self._take
         for _ in range(_MESSAGES_PER_TURN):
             try:
-                parts: Any = receive(zmq.DONTWAIT, copy=False)
+                frame = receive(_NOW, copy=False)
             except zmq.Again:
                 break
+            parts = [frame]
+            while frame.more:  # asks no socket, as recv_multipart does
+                frame = receive(_NOW, copy=False)
+                parts.append(frame)
             try:
                 take(parts)
             except Exception as error:  # noqa: BLE001 - the owner's bug must not deafen us
@@ -197,7 +204,7 @@ class Pipe:
         connection = bytes(parts[0]) if self._is_listener else b""
         try:
             if size < _TRACKED_BYTES:
-                self.socket.send_multipart(self._whole(parts), zmq.DONTWAIT)
+                self.socket.send_multipart(self._whole(parts), _NOW)
             elif self._unsent.fits(connection, size, self._loop.time()):
                 self._write_large(connection, parts, last)
             else:
@@ -221,12 +228,11 @@ class Pipe:
             data = bytes(last)
         # Where one part went the others follow: only the first one of a message can fail.
         for part in parts[:-1]:
-            self.socket.send(part, zmq.DONTWAIT | zmq.SNDMORE)
+            self.socket.send(part, _MORE)
         ends = self._whole(parts)[len(parts) :]
-        more = zmq.SNDMORE if ends else 0
-        tracker = self.socket.send(data, zmq.DONTWAIT | more, copy=False, track=True)
+        tracker = self.socket.send(data, _MORE if ends else _NOW, copy=False, track=True)
         for end in ends:
-            self.socket.send(end, zmq.DONTWAIT)
+            self.socket.send(end, _NOW)
         assert tracker is not None
         self._unsent.add(connection, len(data), tracker)
 
