@@ -95,6 +95,20 @@ def names(link: Link) -> tuple[str, str]:
     return link.ends[0].site.name, link.ends[1].site.name
 
 
+def is_name(name: str) -> bool:
+    """Whether it may be a laboratory's."""
+    return _LAB.match(name) is not None
+
+
+def checked(name: str) -> str:
+    """Return a laboratory's name, which is a folder's, too: what it holds is removed with it. Raises UsageError for any other."""
+    if not is_name(name):
+        raise UsageError(
+            f"{name[:40]!r} does not name a laboratory: use 1 to 24 of a-z, 0-9 and '-'"
+        )
+    return name
+
+
 def star(sites: Sequence[str]) -> list[tuple[str, str]]:
     """The first site has a link with each of the others."""
     return [(sites[0], other) for other in sites[1:]]
@@ -107,10 +121,7 @@ def make(
     congestion: str = CONGESTION,
 ) -> Plan:
     """Plan a laboratory; `pairs` are its links, by default a star around the first site. Raises UsageError."""
-    if not _LAB.match(name):
-        raise UsageError(
-            f"{name[:40]!r} does not name a laboratory: use 1 to 24 of a-z, 0-9 and '-'"
-        )
+    checked(name)
     _check(sites)
     made = {
         site: Site(site, f"{PREFIX}-{name}-{site}", f"10.77.0.{number}")

@@ -95,13 +95,14 @@ class Record:
 
 
 def folder(name: str) -> Path:
-    """Where a laboratory keeps its state."""
-    return ROOT / name
+    """Where a laboratory keeps its state. Raises UsageError for what is no laboratory's name, such as a path."""
+    return ROOT / plan.checked(name)
 
 
 def names() -> list[str]:
     """Laboratories that have a state on disk."""
-    return sorted(one.parent.name for one in ROOT.glob("*/state.json"))
+    found = (one.parent.name for one in ROOT.glob("*/state.json"))
+    return sorted(name for name in found if plan.is_name(name))
 
 
 def read(name: str) -> Record | None:
