@@ -7,7 +7,7 @@ two bounds; a kill lasts no time: whoever launches the process again decides whe
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from attrs import field, frozen, validators
 
@@ -38,14 +38,12 @@ class Storm:
     seed: int = 0
     away_s: tuple[float, float] = (2.0, 20.0)
 
-    def faults(self, seconds: float) -> list[Fault]:
-        """Those of the first `seconds`, in order."""
+    def faults(self, seconds: float) -> Iterator[Fault]:
+        """Those of the first `seconds`, in order, one by one: a storm may be long."""
         chance = random.Random(f"chaos/{self.seed}")  # noqa: S311 - not for secrets
-        made: list[Fault] = []
         at = chance.expovariate(self.faults_per_hour / HOUR_S)
         while at < seconds:
             kind = self.kinds[int(chance.random() * len(self.kinds))]
             lasts = chance.uniform(*self.away_s)
-            made.append(Fault(at, kind, 0.0 if kind == KILL else lasts, chance.random()))
+            yield Fault(at, kind, 0.0 if kind == KILL else lasts, chance.random())
             at += chance.expovariate(self.faults_per_hour / HOUR_S)
-        return made

@@ -59,13 +59,15 @@ class Storming:
             clients=[node.name for node in there if node.name != SERVER],
         )
         begun = time.monotonic()
-        waiting = list(enumerate(self.storm.faults(seconds)))
+        waiting = enumerate(self.storm.faults(seconds))
+        coming = next(waiting, None)
         try:
             while time.monotonic() < begun + seconds and not stopped():
                 now = time.monotonic()
                 self._take_back([one for one in self._going if one.until <= now])
-                while waiting and begun + waiting[0][1].at_s <= now:
-                    self._begin(*waiting.pop(0))
+                while coming is not None and begun + coming[1].at_s <= now:
+                    self._begin(*coming)
+                    coming = next(waiting, None)
                 time.sleep(_TICK_S)
         finally:
             self._take_back(list(self._going))
@@ -143,11 +145,23 @@ class Storming:
             return let_go
         assert link is not None
         held.close()
-        (link.cut if kind == PARTITION else link.slow)()
+        try:
+            (link.cut if kind == PARTITION else link.slow)()
+        except BaseException:
+            with contextlib.suppress(Exception):  # it may be done in part
+                link.restore()
+            raise
         return link.restore
 
     def _take_back(self, ended: list[_Going]) -> None:
+        """Take back all of them, also when one cannot be, or cannot be written down; then raise the first of those errors."""
+        failed: list[BaseException] = []
         for one in ended:
             self._going.remove(one)
-            one.undo()
-            self.log.write("end", fault=one.number, kind=one.kind, name=one.name)
+            try:
+                one.undo()
+                self.log.write("end", fault=one.number, kind=one.kind, name=one.name)
+            except BaseException as error:  # noqa: BLE001 - raised below
+                failed.append(error)
+        if failed:
+            raise failed[0]

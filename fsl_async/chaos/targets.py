@@ -1,6 +1,7 @@
 """The processes of a run on this machine, found by what they were told: their command lines in /proc. Linux.
 
-A process belongs to the run when its command line is that of a node (`fsl-node`, or `python -m fsl_async.cli`) and
+A process belongs to the run when its command line is that of a node (Python that runs `fsl-node`, or `-m fsl_async.cli`; not `ssh`, `timeout` or an editor that
+has a node's words behind its own) and
 - it is a server whose --run-dir is the run's directory, or
 - it is a client whose --run-dir lies in the run's `clients` folder, or which dials the address that the run's server listens at.
 
@@ -24,8 +25,14 @@ from fsl_async.observe.journal import JournalReader
 
 SERVER = "server"
 _PROC = Path("/proc")
-_OWN_CODE = ("-c",)
-_VALUED = {"--role", "--name", "--run-dir", "--set", "--config", "--task", "--data", "--threads"}
+_OF_THE_INTERPRETER = frozenset({"-X", "-W"})
+"""Options of Python's with a word behind them; with `-c` it runs no node."""
+
+VALUED = frozenset({
+    "--role", "--config", "--set", "--name", "--data", "--task", "--model", "--auxiliary", "--run-dir", "--from-version", "--threads",
+    "--launchers", "--grace", "--listen", "--split", "--keys",
+})  # fmt: skip
+"""Options of a node with a word behind them: what is left is the address."""
 
 
 @frozen
@@ -76,28 +83,40 @@ class Run:
         if not self.address or not given:
             return False
         try:
-            return addresses.parse(given).tcp == addresses.parse(self.address).tcp
+            there, server = addresses.parse(given), addresses.parse_told(self.address)
         except AddressError:
             return False
+        if there.port != server.port:
+            return False
+        if there.is_loopback:
+            return server.is_loopback or server.is_everywhere
+        return there.host == addresses.reachable_host(server.host)
+
+
+def _start(words: Sequence[str]) -> int | None:
+    """Where a node's own options begin; None when these words run something else."""
+    if not words or not Path(words[0]).name.startswith("python"):
+        return None
+    at = 1
+    while at < len(words) and words[at].startswith("-"):
+        if words[at] == "-m":
+            return at + 2 if words[at + 1 : at + 2] == ["fsl_async.cli"] else None
+        if words[at] == "-c":
+            return None
+        at += 2 if words[at] in _OF_THE_INTERPRETER else 1
+    return at + 1 if at < len(words) and Path(words[at]).name == "fsl-node" else None
 
 
 def _arguments(words: Sequence[str]) -> dict[str, str] | None:
     """A node's options by name, and "address"; None when the words are not a node's."""
-    start = next(
-        (
-            at + 1
-            for at, word in enumerate(words[:8])
-            if word == "fsl_async.cli" or Path(word).name == "fsl-node"
-        ),
-        None,
-    )
-    if start is None or set(words[:start]) & set(_OWN_CODE):
+    start = _start(words)
+    if start is None:
         return None
     found: dict[str, str] = {}
     rest = iter(words[start:])
     for word in rest:
         name, _, value = word.partition("=")
-        if name in _VALUED:
+        if name in VALUED:
             found[name] = value or next(rest, "")
         elif not word.startswith("-"):
             found["address"] = word

@@ -17,16 +17,18 @@ if TYPE_CHECKING:
 
 _TIME = re.compile(r"(\d+(?:\.\d+)?)(s|min|h)?")
 _UNITS = {None: 1.0, "s": 1.0, "min": 60.0, "h": 3600.0}
+_MOST_S = 366 * 86_400.0
 _SETTLE_S = 2.5
 """After the storm: for the journals to be written."""
 
 
 def seconds_of(text: str) -> float:
-    """Read `90`, `90s`, `5min`, `1.5h`; raises UsageError."""
+    """Read `90`, `90s`, `5min`, `1.5h`, a year at most; raises UsageError."""
     match = _TIME.fullmatch(text.strip())
-    if match is None or float(match[1]) <= 0.0:
+    seconds = float(match[1]) * _UNITS[match[2]] if match else 0.0
+    if not 0.0 < seconds <= _MOST_S:
         raise UsageError(f"--for {text[:40]}: give a time such as 90s, 5min or 1h")
-    return float(match[1]) * _UNITS[match[2]]
+    return seconds
 
 
 @click.command("chaos")

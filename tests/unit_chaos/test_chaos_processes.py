@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 
+import click
 import pytest
 from click.testing import CliRunner
 
@@ -17,8 +18,9 @@ from fsl_async.chaos.links import FileLink, link_of
 from fsl_async.chaos.proxy import CutLink
 from fsl_async.chaos.schedule import KINDS, Fault, Storm
 from fsl_async.chaos.storm import Storming
-from fsl_async.chaos.targets import Held, Node, Run, nodes
+from fsl_async.chaos.targets import VALUED, Held, Node, Run, nodes
 from fsl_async.chaos.truth import FILE, TruthLog, read
+from fsl_async.cli import node as node_command
 from fsl_async.commands import chaos as chaos_command
 from fsl_async.errors import UsageError
 
@@ -111,6 +113,57 @@ def test_a_runs_processes_are_found_and_nobody_elses(run, process, tmp_path):
         ("b", mine[2].pid),
         ("server", mine[0].pid),
     ]
+
+
+NODE = ("--role", "client", "--name", "a", "127.0.0.1:7100")
+
+
+@pytest.mark.parametrize("before", [
+    ["ssh", "edge", "fsl-node"], ["timeout", "600", "bin/fsl-node"], ["vim", "fsl-node"], ["bash", "bin/fsl-node"],
+    ["python3", "wrapper.py", "bin/fsl-node"], ["python3", "-m", "pdb", "-m", "fsl_async.cli"], ["python3", "-c", "x", "fsl-node"], ["python3"],
+    ["python3", "-m"], [],
+])  # fmt: skip
+def test_whoever_has_a_nodes_words_behind_their_own_is_no_node(run, before):
+    """An ssh that starts a client elsewhere, a timeout around one here: to kill or stop it hits nobody, or the wrong one."""
+    assert run.node([*before, *NODE], Path("/")) is None
+
+
+@pytest.mark.parametrize("before", [
+    ["python3", "-m", "fsl_async.cli"], ["/v/bin/python3.11", "-P", "-X", "dev", "-m", "fsl_async.cli"], ["/v/bin/python", "/v/bin/fsl-node"],
+])  # fmt: skip
+def test_ways_to_start_a_node(run, before):
+    """By the script, by the module, with options of Python's own."""
+    assert run.node([*before, *NODE], Path("/")) == ("a", "client")
+
+
+def test_options_behind_the_address_are_not_the_address(run):
+    """A word that belongs to --keys was taken for the address, and then the client for nobody's: an encrypted run had no clients."""
+    takes_a_word = {
+        option
+        for one in node_command.params
+        if isinstance(one, click.Option) and not one.is_flag
+        for option in one.opts
+    }
+    assert takes_a_word == VALUED
+    for option in sorted(takes_a_word - {"--role", "--run-dir", "--name"}):
+        assert run.node(["python3", "fsl-node", *NODE, option, "x"], Path("/")) == ("a", "client")
+
+
+@pytest.mark.parametrize(
+    ("listens", "dials", "fits"),
+    [
+        ("tcp://127.0.0.1:7100", "localhost:7100", True),
+        ("tcp://0.0.0.0:7100", "127.0.0.1:7100", True),
+        ("tcp://0.0.0.0:7100", "127.0.0.1:7101", False),
+        ("tcp://10.1.2.3:7100", "10.1.2.3:7100", True),
+        ("tcp://10.1.2.3:7100", "127.0.0.1:7100", False),
+        ("tcp://0.0.0.0:7100", "elsewhere.example.org:7100", False),
+    ],
+)
+def test_the_server_by_its_other_addresses(run, listens, dials, fits):
+    """One that listens everywhere is dialled by many names; whoever dials another machine is not ours."""
+    found = Run(run.run_dir, listens).node(["python3", "fsl-node", *NODE[:-1], dials], Path("/"))
+    assert (found is not None) == fits
 
 
 def test_a_process_id_that_is_another_process_now_is_not_held(run, process):
@@ -222,6 +275,42 @@ def test_an_error_in_the_middle_leaves_nobody_stopped(run, process, monkeypatch)
     until(lambda: state(victim) != "T")
 
 
+def test_all_go_on_although_the_disk_is_full(run, process, monkeypatch):
+    """When the first one's end cannot be written down, the second one is not left stopped for ever."""
+    victims = [process(*client(run, name)) for name in ("a", "b")]
+    until(lambda: len(nodes(run)) == 2)
+    one = storming(run, [Fault(0.0, "stop", 60.0, 0.0), Fault(0.0, "stop", 60.0, 0.0)], monkeypatch)
+    write = TruthLog.write
+
+    def full(self, what, **facts):
+        if what == "end":
+            raise OSError(28, "No space left on device")
+        write(self, what, **facts)
+
+    monkeypatch.setattr(TruthLog, "write", full)
+    with pytest.raises(OSError, match="No space left"):
+        one.play(20.0, lambda: all(state(victim) == "T" for victim in victims))
+    until(lambda: all(state(victim) != "T" for victim in victims))
+
+
+def test_a_link_that_is_cut_in_part_is_healed(run, process, monkeypatch):
+    """One direction is cut, and the laboratory does not answer for the other one."""
+    process(*client(run, "a"))
+    until(lambda: nodes(run))
+    link = run.run_dir / "links" / "a"
+    link.parent.mkdir()
+    link.write_text("open")
+
+    def half(self):
+        self._say("cut")
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(FileLink, "cut", half)
+    with pytest.raises(OSError, match="Input/output"):
+        storming(run, [Fault(0.0, "partition", 60.0, 0.0)], monkeypatch).play(20.0)
+    assert link.read_text() == "open"
+
+
 def test_what_a_killed_storm_left_is_taken_back_by_the_next(run, process, monkeypatch):
     """Kill -9 of the storm itself runs no finally."""
     victim = process(*client(run, "a"))
@@ -238,12 +327,22 @@ def test_what_a_killed_storm_left_is_taken_back_by_the_next(run, process, monkey
 
 def test_a_seed_is_a_storm():
     """The same again when something was found; another one for another seed; as many as were asked for."""
-    one, same, other = (Storm(125.0, KINDS, seed).faults(100 * 3600.0) for seed in (1, 1, 2))
+    one, same, other = (list(Storm(125.0, KINDS, seed).faults(100 * 3600.0)) for seed in (1, 1, 2))
     assert one == same != other
     assert 11_800 < len(one) < 13_200
     assert {fault.kind for fault in one} == set(KINDS)
     assert all(fault.lasts_s == 0.0 for fault in one if fault.kind == "kill")
     assert all(2.0 <= fault.lasts_s <= 20.0 for fault in one if fault.kind != "kill")
+
+
+def test_a_long_storm_takes_no_memory():
+    """A thousand years at the highest rate: one fault after the other is made when it is its turn."""
+    first = next(iter(Storm(36_000.0, KINDS, 1).faults(1e3 * 366 * 86_400)))
+    assert first == next(iter(Storm(36_000.0, KINDS, 1).faults(100.0)))
+    assert chaos_command.seconds_of("8784h") == 366 * 86_400
+    for text in ("8785h", "9" * 400, "0", "-1", "nan", "inf", "1e9"):
+        with pytest.raises(UsageError, match="--for"):
+            chaos_command.seconds_of(text)
 
 
 def test_the_command_hits_and_reports(run, process):
