@@ -97,7 +97,8 @@ def of_instance_action(body: bytes, now_s: float) -> Notice | None:
         found = json.loads(body[:_MOST_BODY])
     except (ValueError, RecursionError):
         return None
-    if not isinstance(found, dict) or found.get("action") not in {"terminate", "stop", "hibernate"}:
+    actions = ("terminate", "stop", "hibernate")  # a tuple: what is looked for may be unhashable
+    if not isinstance(found, dict) or found.get("action") not in actions:
         return None
     source = f"EC2 spot ({found['action']})"
     try:

@@ -6,6 +6,7 @@ Each is a daemon thread that waits most of the time; a client process has no loo
 from __future__ import annotations
 
 import contextlib
+import http.client
 import os
 import threading
 import time
@@ -21,7 +22,7 @@ from fsl_async.cluster.notices import (
     of_signal,
     seconds_to_job_notice,
 )
-from fsl_async.errors import ExitCode
+from fsl_async.errors import ExitCode, one_line
 
 if TYPE_CHECKING:
     from fsl_async.stopper import Stopper
@@ -73,17 +74,29 @@ class SpotWatch:
                 return self._action()
         except urllib.error.HTTPError as error:
             self.trouble = "" if error.code == 404 else f"HTTP {error.code}"
-        except (OSError, ValueError) as error:
-            self.trouble = str(error)
+        except (OSError, ValueError, http.client.HTTPException) as error:
+            self.trouble = one_line(str(error)) or type(error).__name__
         return None
 
-    def follow(self, tell_of: Callable[[Notice], None], over: threading.Event) -> None:
-        """Ask until there is a notice, or `over`."""
+    def follow(
+        self,
+        tell_of: Callable[[Notice], None],
+        over: threading.Event,
+        say: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        """Ask until there is a notice, or `over`. When the service begins not to answer, `say` so: nobody would know, and the end come without a word."""
+        is_told = False
         while not over.is_set():
             notice = self.look()
             if notice is not None:
                 tell_of(notice)
                 return
+            if self.trouble and not is_told:
+                say(
+                    f"warning: EC2's metadata service does not answer ({self.trouble[:200]}), and while it does not nobody is told of the end of this spot"
+                    " instance; in a container it needs a hop limit of 2"
+                )
+            is_told = bool(self.trouble)
             over.wait(self._every_s)
 
     def _action(self) -> Notice | None:
@@ -104,13 +117,18 @@ class SpotWatch:
 
 @contextlib.contextmanager
 def watching(
-    stopper: Stopper, job: SlurmJob | None, grace_s: float | None, *, ec2: bool
+    stopper: Stopper,
+    job: SlurmJob | None,
+    grace_s: float | None,
+    *,
+    ec2: bool,
+    say: Callable[[str], None] = lambda _: None,
 ) -> Iterator[None]:
-    """Watch for the end of the Slurm job, and with `ec2` for that of the spot instance, until the block ends."""
+    """Watch for the end of the Slurm job, and with `ec2` for that of the spot instance, until the block ends. say: from the watch's thread."""
     over = threading.Event()
 
     def job_end(wait_s: float) -> None:
-        if not over.wait(wait_s):
+        if not over.wait(min(wait_s, threading.TIMEOUT_MAX)):
             assert job is not None
             assert job.end_s is not None
             tell(stopper, Notice("Slurm's time limit", max(0.0, job.end_s - time.time())))
@@ -120,7 +138,7 @@ def watching(
         threading.Thread(target=job_end, args=(wait_s,), name="slurm", daemon=True).start()
     if ec2:
         watch = SpotWatch(os.environ.get(EC2_VARIABLE) or _EC2)
-        follow = (lambda notice: tell(stopper, notice), over)
+        follow = (lambda notice: tell(stopper, notice), over, say)
         threading.Thread(target=watch.follow, args=follow, name="ec2", daemon=True).start()
     try:
         yield

@@ -117,7 +117,7 @@ def _preemptible(
     notices = signal_notices(job, grace_s)
     with (
         stop_on_signals(stopper, at_once=True, as_json=output.as_json, notices=notices),
-        watching(stopper, job, grace_s, ec2=ec2),
+        watching(stopper, job, grace_s, ec2=ec2, say=output.say),
     ):
         try:
             yield
