@@ -76,7 +76,9 @@ def trust(*, key: str, label: str, names: str | None, keys: Path | None, as_json
     from fsl_async.keys.allow_list import Entry
 
     entry = Entry(key, label, tuple(names.split(",")) if names else ())
-    allow_list.parse(entry.line(), "this key")
+    if allow_list.parse(entry.line(), "this key").entries != {key: entry}:
+        # A comment, two lines, or words of the label that the list takes for an option.
+        raise UsageError(f"trust {key[:60]!r} --name {label[:60]!r}: give one key and one label")
     folder, output = _folder(keys), Output(as_json=as_json)
     made = folder.change_allowed(lambda before: before.with_entry(entry))
     if as_json:

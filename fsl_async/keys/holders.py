@@ -62,7 +62,9 @@ class NameHolders:
             os.ftruncate(
                 descriptor, self._size
             )  # what a crash or a full disk has left half written
-            os.pwrite(descriptor, line, self._size)
+            done = 0
+            while done < len(line):  # a disk that becomes full takes a part, without an error
+                done += os.pwrite(descriptor, line[done:], self._size + done)
             os.fsync(descriptor)
         finally:
             os.close(descriptor)

@@ -59,6 +59,9 @@ def test_trust_list_revoke(capsys):
     [
         (["pub"], "run fsl-node keys new"),
         (["trust", "abc", "--name", "a"], "'abc' is no public key"),
+        (["trust", "# " + "a" * 40, "--name", "a"], "give one key and one label"),
+        (["trust", "a" * 40, "--name", "a\n" + "b" * 40 + " b"], "give one key and one label"),
+        (["trust", "a" * 40, "--name", "a names=b"], "give one key and one label"),
         (["trust", "a" * 40], "missing option '--name'"),
         (["trust", "a" * 40, "--name", "a b"], "is not understood"),
         (["trust", "a" * 40, "--name", "a", "--names", "x,/"], "'/' in names= is no client's name"),

@@ -200,3 +200,25 @@ def test_a_clients_key_does_not_get_another_servers_name(folder, tmp_path):
     assert door.admit("a", C)[0] == "name", "it is no client"
     assert door.admit("parameter-server", own) is None
     assert door_of(folder, tmp_path).admit("site", A) is None, "of a server without a sister"
+
+
+def test_a_name_that_the_disk_took_in_part_is_not_held(tmp_path, monkeypatch):
+    """A disk that becomes full takes half a line without an error: that client was let in, and at the next start the file was damaged."""
+    holders, write = NameHolders(tmp_path / "names.txt"), os.pwrite
+    holders.hold("a", A)
+    room = [10]
+
+    def full(descriptor, data, offset):
+        taken, room[0] = data[: room[0]], max(0, room[0] - len(data))
+        if not taken:
+            raise OSError(28, "No space left on device")
+        return write(descriptor, taken, offset)
+
+    monkeypatch.setattr(holders_file.os, "pwrite", full)
+    with pytest.raises(OSError, match="No space left"):
+        holders.hold("b", B)
+    assert holders.get("b") == ""
+    monkeypatch.setattr(holders_file.os, "pwrite", write)
+    holders.hold("c", C)
+    again = NameHolders(tmp_path / "names.txt")
+    assert [again.get(name) for name in "abc"] == [A, "", C]
