@@ -7,6 +7,7 @@
     {"t": ..., "what": "over"}
 
 `t` is the wall clock, as in the run's journals. A kill ends when it begins. A "begin" that could not be carried out is followed by a "missed".
+A line that a crash or a full disk has torn is closed off by the next one, and nothing.
 """
 
 from __future__ import annotations
@@ -27,14 +28,18 @@ class TruthLog:
     def __init__(self, path: Path) -> None:
         """Raises OSError."""
         self.path = path
-        self._descriptor = os.open(
-            path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644
-        )
+        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        size = os.fstat(self._descriptor).st_size
+        self._torn = size > 0 and os.pread(self._descriptor, 1, size - 1) != b"\n"
 
     def write(self, what: str, **facts: Any) -> None:
         """Make a line durable. Raises OSError; then what it says must not be done."""
         line = json.dumps({"t": round(time.time(), 4), "what": what, **facts}) + "\n"
-        os.write(self._descriptor, line.encode())
+        data = b"\n" * self._torn + line.encode()
+        self._torn = True
+        while data:  # a disk that becomes full takes a part, without an error
+            data = data[os.write(self._descriptor, data) :]
+        self._torn = False
         os.fsync(self._descriptor)
 
     def close(self) -> None:
@@ -43,10 +48,11 @@ class TruthLog:
 
 
 def read(path: Path) -> Iterator[dict[str, Any]]:
-    """All lines of a record; a torn last one is left out. Raises OSError."""
-    for line in path.read_text("utf-8").splitlines():
+    """All lines of a record; torn ones are left out. Raises OSError."""
+    for line in path.read_text("utf-8", errors="replace").splitlines():
         try:
             found = json.loads(line)
         except ValueError:
-            return
-        yield found
+            continue
+        if isinstance(found, dict):
+            yield found

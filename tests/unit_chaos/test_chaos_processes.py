@@ -14,6 +14,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from fsl_async.chaos import truth
 from fsl_async.chaos.links import FileLink, link_of
 from fsl_async.chaos.proxy import CutLink
 from fsl_async.chaos.schedule import KINDS, Fault, Storm
@@ -309,6 +310,29 @@ def test_a_link_that_is_cut_in_part_is_healed(run, process, monkeypatch):
     with pytest.raises(OSError, match="Input/output"):
         storming(run, [Fault(0.0, "partition", 60.0, 0.0)], monkeypatch).play(20.0)
     assert link.read_text() == "open"
+
+
+def test_a_torn_line_takes_no_other_with_it(tmp_path, monkeypatch):
+    """A storm that was killed as it wrote, or a disk that took a part: the next storm's lines are lines, and are read."""
+    path, write = tmp_path / FILE, os.write
+    path.write_text('{"t": 1.0, "what": "storm"}\n{"t": 2.0, "what": "beg')
+    log = TruthLog(path)
+    log.write("storm", seed=1)
+    room = [20]
+
+    def full(descriptor, data):
+        taken, room[0] = data[: room[0]], max(0, room[0] - len(data))
+        if not taken:
+            raise OSError(28, "No space left on device")
+        return write(descriptor, taken)
+
+    monkeypatch.setattr(truth.os, "write", full)
+    with pytest.raises(OSError, match="No space left"):
+        log.write("begin", fault=1)
+    monkeypatch.setattr(truth.os, "write", write)
+    log.write("over")
+    log.close()
+    assert [line["what"] for line in read(path)] == ["storm", "storm", "over"]
 
 
 def test_what_a_killed_storm_left_is_taken_back_by_the_next(run, process, monkeypatch):
