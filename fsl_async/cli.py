@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fsl_async.commands import COMMANDS
+from fsl_async.commands.numbers import Finite
 from fsl_async.errors import ExitCode, Report, UsageError, one_line, report
 from fsl_async.program import NAME, program
 
@@ -94,7 +95,7 @@ def _check_role(_: click.Context, __: click.Parameter, role: str | None) -> str:
 @click.option(
     "--grace",
     "grace_s",
-    type=click.FloatRange(min=0),
+    type=Finite(0, 7 * 86_400),
     metavar="S",
     help="client: seconds from SIGTERM or SIGUSR2 to SIGKILL here (default: Slurm's, else not known).",
 )

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from fsl_async.commands.numbers import Finite
 from fsl_async.commands.output import Output
 from fsl_async.errors import UsageError
 
@@ -28,12 +29,12 @@ def command() -> None:
 
 @command.command("codec")
 @click.option(
-    "--megabytes", default=128.0, show_default=True, type=click.FloatRange(0.1, 16384),
+    "--megabytes", default=128.0, show_default=True, type=Finite(0.1, 16384),
     help="Size of each tensor in fp32. Below the size of the caches, speeds mean little.",
 )  # fmt: skip
 @click.option("--repeats", default=7, show_default=True, type=click.IntRange(1, 1000))
 @click.option(
-    "--patience", "patience_s", default=0.0, show_default=True, type=click.FloatRange(0, 3600),
+    "--patience", "patience_s", default=0.0, show_default=True, type=Finite(0, 3600),
     metavar="SECONDS",
     help="For each row, wait so long for rounds in which no neighbour disturbs the core.",
 )  # fmt: skip
@@ -137,12 +138,10 @@ def _numbers(text: str, what: str, most: int) -> tuple[int, ...]:
 @click.option("--congestion", default="cubic", show_default=True, help="Of both sites, with --net.")
 @click.option("--rounds", default=3, show_default=True, type=click.IntRange(1, 100))
 @click.option(
-    "--seconds", default=2.0, show_default=True, type=click.FloatRange(0.2, 600),
+    "--seconds", default=2.0, show_default=True, type=Finite(0.2, 600),
     help="Measured of each transfer.",
 )  # fmt: skip
-@click.option(
-    "--warm", default=0.5, show_default=True, type=click.FloatRange(0, 600), help="Seconds before."
-)
+@click.option("--warm", default=0.5, show_default=True, type=Finite(0, 600), help="Seconds before.")
 @click.option(
     "--others", default="pyzmq,tcp,grpc,iperf3", show_default=True,
     help="What to measure beside, as far as it is installed; none: nothing.",

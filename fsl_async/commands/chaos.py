@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from fsl_async.commands.numbers import Finite
 from fsl_async.commands.output import Output
 from fsl_async.errors import UsageError
 
@@ -34,7 +35,7 @@ def seconds_of(text: str) -> float:
 @click.command("chaos")
 @click.argument("run", type=click.Path(path_type=Path))
 @click.option(
-    "--faults-per-hour", required=True, type=click.FloatRange(0, 36_000, min_open=True),
+    "--faults-per-hour", required=True, type=Finite(0, 36_000, min_open=True),
     help="Of all clients together.",
 )  # fmt: skip
 @click.option(
@@ -45,7 +46,7 @@ def seconds_of(text: str) -> float:
 @click.option("--slow", is_flag=True, help="Make a client's link slow (20 kB/s) for a while.")
 @click.option("--server", is_flag=True, help="kill and stop may hit the parameter server too.")
 @click.option(
-    "--away", nargs=2, default=(2.0, 20.0), show_default=True, type=click.FloatRange(0.1, 3600.0),
+    "--away", nargs=2, default=(2.0, 20.0), show_default=True, type=Finite(0.1, 3600.0),
     metavar="MIN MAX", help="Seconds that a stop, a cut or a slow link lasts.",
 )  # fmt: skip
 @click.option("--seed", default=0, show_default=True, type=click.IntRange(0))

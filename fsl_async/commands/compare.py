@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from fsl_async.commands.client import check_data
+from fsl_async.commands.numbers import Finite
 from fsl_async.commands.output import Output
 from fsl_async.errors import UsageError
 
@@ -48,7 +49,7 @@ _FILE = click.Path(path_type=Path)
 @click.option("--clients", default=4, show_default=True, type=click.IntRange(1, 64))
 @click.option("--rounds", default=10, show_default=True, type=_COUNT)
 @click.option(
-    "--target-accuracy", "target", default=0.5, show_default=True, type=float, metavar="A",
+    "--target-accuracy", "target", default=0.5, show_default=True, type=Finite(), metavar="A",
     help="Share of right answers on the held-out set.",
 )  # fmt: skip
 @click.option("--stop-at-target", is_flag=True, help="End a method's run once it is there.")
@@ -57,7 +58,7 @@ _FILE = click.Path(path_type=Path)
     "--samples", default=0, type=click.IntRange(0, 1 << 40),
     help="Of a client in a round. [default: all it has, once]",
 )  # fmt: skip
-@click.option("--learning-rate", default=1e-3, show_default=True, type=float)
+@click.option("--learning-rate", default=1e-3, show_default=True, type=Finite())
 @click.option(
     "--upload-every",
     default=5,
@@ -79,7 +80,7 @@ _FILE = click.Path(path_type=Path)
     type=_COUNT,
     help="fsl-sage: passes over the buffer in one.",
 )
-@click.option("--align-rate", default=3e-3, show_default=True, type=float)
+@click.option("--align-rate", default=3e-3, show_default=True, type=Finite())
 @click.option(
     "--buffer-samples",
     default=256,
@@ -90,7 +91,7 @@ _FILE = click.Path(path_type=Path)
 @click.option(
     "--alpha",
     default=0.0,
-    type=float,
+    type=Finite(),
     help="Divide by Dirichlet(alpha) over classes. [default: IID]",
 )
 @click.option(

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from fsl_async.commands.client import check_corpus, check_data
+from fsl_async.commands.numbers import Finite
 from fsl_async.commands.output import Output
 from fsl_async.errors import (
     ExitCode,
@@ -54,7 +55,7 @@ _OPTIONS = {
     help="Train on this text; default: the source of Python's standard library.",
 )
 @click.option(
-    "--seconds", type=click.FloatRange(10.0, 86_400.0),
+    "--seconds", type=Finite(10.0, 86_400.0),
     help="Call the last round this long after the start; the end takes some seconds more. [default: 40; more on long lines]",
 )  # fmt: skip
 @click.option("--clients", default=3, show_default=True, type=click.IntRange(1, 64))
@@ -63,7 +64,7 @@ _OPTIONS = {
     type=click.Choice(["fp32", "bf16", "e4m3", "e5m2", "uniform"]), help="How deltas and updates travel.",
 )  # fmt: skip
 @click.option(
-    "--every", "every_s", type=click.FloatRange(1.0, 3600.0),
+    "--every", "every_s", type=Finite(1.0, 3600.0),
     metavar="SECONDS", help="Seconds from one sync to the next. [default: 5; more on long lines]",
 )  # fmt: skip
 @click.option("--seed", default=0, show_default=True, type=click.IntRange(0, 2**62))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 from attrs import asdict, evolve
 
+from fsl_async.commands.numbers import Finite
 from fsl_async.commands.output import Output
 from fsl_async.errors import UsageError
 
@@ -46,13 +47,13 @@ def _split(
 
 @click.command("sim")
 @click.option("--clients", default=100, show_default=True, type=click.IntRange(1, 100_000))
-@click.option("--hours", default=24.0, show_default=True, type=click.FloatRange(0, min_open=True))
+@click.option("--hours", default=24.0, show_default=True, type=Finite(0, min_open=True))
 @click.option("--seed", default=0, show_default=True, type=click.IntRange(0))
 @click.option(
     "--faults", default="storm", show_default=True, type=click.Choice(["none", "mild", "storm"])
 )
 @click.option(
-    "--every", "every_s", default=600.0, show_default=True, type=click.FloatRange(10.0),
+    "--every", "every_s", default=600.0, show_default=True, type=Finite(10.0),
     metavar="SECONDS", help="Seconds from one sync to the next.",
 )  # fmt: skip
 @click.option(
