@@ -30,7 +30,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fsl_async import node_client, node_ps, node_server
+from fsl_async import joining, node_ps, node_server
 from fsl_async.config import load
 from fsl_async.demo.evaluate import load_last
 from fsl_async.learn.datasets.facts import described, facts_of
@@ -118,9 +118,7 @@ def play(config: Config, folder: Path) -> None:
         node_server.serve(config, folder, with_ps=True, announce=only_ps, **rest)
 
     def join(name: str) -> None:
-        node_client.join_run(
-            address[0], name, None, None, run_dir=None, stop=stop, log=lines.append
-        )
+        joining.join_run(address[0], name, None, None, run_dir=None, stop=stop, log=lines.append)
 
     def start(job: Any, *arguments: str) -> threading.Thread:
         def work() -> None:

@@ -32,7 +32,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fsl_async import node_client, node_ps
+from fsl_async import joining, node_ps
 from fsl_async.config import load
 from fsl_async.learn.datasets.facts import described
 from fsl_async.learn.split import task, weights
@@ -153,7 +153,7 @@ def train(folder: Path, chosen: Mapping[str, Any], server: str, watch: Any) -> i
 
     (folder / "ps").mkdir()
     serve = lambda: node_ps.serve(config, folder / "ps", from_version=None, announce=announce, log=lines.append, stop=stop)  # noqa: E731  # fmt: skip
-    join = lambda name: node_client.join_run(address[0], name, None, None, run_dir=None, stop=stop, log=lines.append)  # noqa: E731  # fmt: skip
+    join = lambda name: joining.join_run(address[0], name, None, None, run_dir=None, stop=stop, log=lines.append)  # noqa: E731  # fmt: skip
     threads = [threading.Thread(target=serve, daemon=True)]
     threads[0].start()
     told.wait(60)

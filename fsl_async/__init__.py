@@ -15,7 +15,7 @@ from fsl_async.errors import FslError
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
-    from fsl_async.node_client import Joined
+    from fsl_async.joining import Joined
 
 __all__ = ["FslError", "clean_exit", "join"]
 
@@ -61,8 +61,8 @@ def join(
     Raises FslError, which says in one line what to do: a wrong address or name, a server that will not have this client (also when the
     `with` block ends, if the server has put this client out meanwhile).
     """
-    from fsl_async import node_client
+    from fsl_async import joining
 
-    return node_client.join(
+    return joining.join(
         server, name=name, device=device, run_dir=run_dir, log=log, keys=keys, insecure=insecure
     )

@@ -1,6 +1,6 @@
 """Reading and writing the run's configuration: TOML, --set overrides, and the part that clients are handed.
 
-The settings themselves are in `fsl_async.settings`. Every error is a `ConfigError` of one line, which begins with where the
+The settings themselves are in `fsl_async.settings` and `fsl_async.settings_training`. Every error is a `ConfigError` of one line, which begins with where the
 setting came from and its dotted key:
 
     fsl.toml: sync.evry_s: unknown key, did you mean sync.every_s?
@@ -33,17 +33,14 @@ from fsl_async.settings import (
     CheckpointConfig,
     CodecConfig,
     Config,
-    DataConfig,
     ListenConfig,
-    ModelConfig,
     OuterConfig,
     RunConfig,
     SessionConfig,
-    SplitConfig,
     SyncConfig,
-    TrainConfig,
     TransferConfig,
 )
+from fsl_async.settings_training import DataConfig, ModelConfig, SplitConfig, TrainConfig
 from fsl_async.threads import threads_here
 
 if TYPE_CHECKING:

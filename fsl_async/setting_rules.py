@@ -1,14 +1,14 @@
 """What a setting is: a field with its help line and its check; and the checks that say what a value must be.
 
 A check takes a value of the right type and returns None when it is fine, else what it must be. The settings are in
-`fsl_async.settings`. Pure.
+`fsl_async.settings` and `fsl_async.settings_training`. Pure.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import attrs
 
@@ -21,6 +21,8 @@ MAX_TEXT = 1024
 LANGUAGE_FAMILIES = ("gpt", "gpt2", "llama", "qwen2", "qwen3", "opt")
 """Of causal language models; all but the first are Hugging Face's."""
 FAMILIES = (*LANGUAGE_FAMILIES, "resnet18", "small-cnn")
+Format = Literal["fp32", "bf16", "e4m3", "e5m2", "uniform"]
+"""The number formats of fsl_codecs, by which values travel."""
 NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _DEVICE = re.compile(r"auto|cpu|mps|cuda(:[0-9]{1,3})?")
 

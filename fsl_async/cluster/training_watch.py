@@ -12,7 +12,7 @@ from fsl_async.cluster.hang import HangRules, HangWatch, Hung, Recovered
 from fsl_async.errors import ExitCode
 
 if TYPE_CHECKING:
-    from fsl_async.settings import TrainConfig
+    from fsl_async.settings_training import TrainConfig
     from fsl_async.stopper import Stopper
 
 EVERY_S = 0.5

@@ -142,7 +142,7 @@ def run_client(
     keys: KeysFolder | None = None,
 ) -> Any:
     """Join the run at `server` and train until it ends or `stop` is asked; returns the summary."""
-    from fsl_async.node_client import join_run
+    from fsl_async.joining import join_run
     from fsl_async.own_code import Own
 
     return join_run(

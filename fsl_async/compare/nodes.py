@@ -22,7 +22,7 @@ from typing import Any, SupportsFloat
 import attrs
 import torch
 
-from fsl_async import node_client, node_ps, node_server
+from fsl_async import joining, node_ps, node_server
 from fsl_async.compare.choices import Choices
 from fsl_async.compare.problem import Scorer, config_of
 from fsl_async.errors import FslError, StopError
@@ -141,7 +141,7 @@ def join(address: str, name: str, emit: Emit, stop: Stopper, threads: int = 1) -
         made.append(ReportingFed(runtime, place, emit))
         return made[0]
 
-    node_client.join_run(
+    joining.join_run(
         address,
         name,
         None,

@@ -305,7 +305,7 @@ def test_what_a_client_brings_is_checked_before_it_dials(capsys, tmp_path, monke
     (tmp_path / "empty").mkdir()
     (tmp_path / "short.txt").write_text("short")
     monkeypatch.setattr(
-        "fsl_async.node_client.ClientRuntime", lambda *_, **__: pytest.fail("it dialled")
+        "fsl_async.joining.ClientRuntime", lambda *_, **__: pytest.fail("it dialled")
     )
     line = ["--role", "client", "127.0.0.1:1", "--name", "a", *given]
     code, out, err = run(capsys, *line, *(["--dry-run"] if dry else []))

@@ -3,8 +3,9 @@
 import pytest
 import torch
 
+from fsl_async.joining import _start_line
 from fsl_async.learn.fed import Place
-from fsl_async.node_client import _start_line, progress_words
+from fsl_async.node_client import progress_words
 from fsl_async.threads import cores
 
 

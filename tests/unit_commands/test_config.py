@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fsl_async import config as configuration
-from fsl_async import settings
+from fsl_async import setting_rules, settings, settings_training
 from fsl_async.config import (
     Config,
     SyncConfig,
@@ -433,13 +433,13 @@ def test_presets_and_formats_are_the_ones_that_exist():
     from fsl_async.learn.weighting import WEIGHTINGS
     from fsl_codecs.formats import FORMATS
 
-    assert get_args(settings.Preset) == tuple(PRESETS)
+    assert get_args(settings_training.Preset) == tuple(PRESETS)
     assert set(get_args(settings.Weighting)) == set(WEIGHTINGS)
-    assert set(get_args(settings.Format)) == set(FORMATS)
+    assert set(get_args(setting_rules.Format)) == set(FORMATS)
 
 
 @pytest.mark.parametrize("more", [[], ["model.width=64", "model.heads=2"]])
-@pytest.mark.parametrize("preset", get_args(settings.Preset))
+@pytest.mark.parametrize("preset", get_args(settings_training.Preset))
 def test_resolved_sizes_are_those_that_clients_build(preset, more):
     """What --dry-run shows must be the model that is trained."""
     from fsl_async.learn.pretrain import gpt_config

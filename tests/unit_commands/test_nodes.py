@@ -40,10 +40,10 @@ def calls(monkeypatch):
         log("step 1")
         return Summary()
 
-    ps, client = types.ModuleType("node_ps"), types.ModuleType("node_client")
+    ps, client = types.ModuleType("node_ps"), types.ModuleType("joining")
     ps.serve, client.join_run = serve, join_run
     monkeypatch.setitem(sys.modules, "fsl_async.node_ps", ps)
-    monkeypatch.setitem(sys.modules, "fsl_async.node_client", client)
+    monkeypatch.setitem(sys.modules, "fsl_async.joining", client)
     return made
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from fsl_async import node_client, node_ps, node_server
+from fsl_async import joining, node_ps, node_server
 from fsl_async.address import parse
 from fsl_async.config import load
 from fsl_async.own_code import Own
@@ -118,7 +118,7 @@ class Nodes:
 
     def client(self, name):
         """One client, to its end."""
-        return node_client.join_run(
+        return joining.join_run(
             self.with_key(self.address),
             name,
             self.task,

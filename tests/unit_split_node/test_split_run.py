@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from fsl_async import node_client, node_server
+from fsl_async import joining, node_server
 from fsl_async.config import load, to_wire
 from fsl_async.demo.evaluate import load_last
 from fsl_async.errors import ConfigError
@@ -99,7 +99,7 @@ class Run:
 
     def client(self, name):
         """One client, to its end."""
-        return node_client.join_run(
+        return joining.join_run(
             self.address, name, None, None, run_dir=None, stop=Stopper(), log=self.lines.append
         )
 
