@@ -1,0 +1,158 @@
+"""Frames by the native codec and by the NumPy package, which is the reference: what their tests have in common."""
+
+import struct
+import zlib
+
+import numpy as np
+import pytest
+
+from fsl_codecs import CodecError, available, bound
+from fsl_codecs.dispatch import implementation_named
+
+REFERENCE = implementation_named("numpy")
+PATHS = [name for name in available() if name != "numpy"]
+FORMATS = ["fp32", "bf16", "e4m3", "e5m2", "uniform"]
+BLOCK = 16384
+CHUNK = 131072
+
+needs_native = pytest.mark.skipif(not PATHS, reason="the native codec is not built here")
+on_every_path = pytest.mark.parametrize("path", PATHS or ["none"])
+with_every_format = pytest.mark.parametrize("name", FORMATS)
+
+
+def values_of(kind, count, seed=0):
+    """Vectors that bring out the modes, books and escapes."""
+    generator = np.random.default_rng([seed, count])
+    bell = generator.standard_normal(count)
+    if kind == "bell":
+        values = bell * 1e-3
+    elif kind == "heavy":
+        values = bell * np.exp(3 * generator.standard_normal(count))
+    elif kind == "sparse":
+        values = np.where(generator.random(count) < 0.02, bell, 0)
+    elif kind == "signed zeros":
+        values = np.where(generator.random(count) < 0.5, 0.0, -0.0)
+    elif kind == "relu":
+        values = np.maximum(bell, 0)
+    elif kind == "subnormal":
+        values = bell * 1e-39
+    elif kind == "few":
+        values = generator.integers(0, 3, count) - 1.0
+    elif kind == "bits":
+        return generator.integers(0, 1 << 32, count, dtype=np.uint32).view(np.float32)
+    elif kind == "huge":
+        values = bell * 2.0**119
+    elif kind == "constant":
+        values = np.full(count, 0.3)
+    elif kind == "nan":
+        values = np.where(np.arange(count) == count // 2, np.nan, bell)
+    else:
+        assert kind == "zero blocks"
+        values = np.where(np.arange(count) // 128 % 3 == 0, 0, bell)
+    return values.astype(np.float32)
+
+
+KINDS = [
+    "bell",
+    "heavy",
+    "sparse",
+    "signed zeros",
+    "relu",
+    "subnormal",
+    "few",
+    "bits",
+    "huge",
+    "constant",
+    "nan",
+    "zero blocks",
+]
+
+
+def encoded_by(codec, values, spec, **options):
+    """The frame that an implementation writes."""
+    out = np.full(bound(values.size, spec), 0xA5, np.uint8)
+    return out[: codec.encode_into(values, out, spec, **options)].tobytes()
+
+
+def decoded_by(codec, frame, count, dtype=np.float32, **options):
+    """The values that an implementation reads."""
+    out = np.full(count, 7, dtype)
+    assert codec.decode_into(frame, out, **options) == count
+    return out
+
+
+def assert_agree(values, spec, **options):
+    """Every path writes the reference's frame of these values and reads it as the reference does; returns the frame.
+
+    The reference is slow, so it does its part once for all of them.
+    """
+    frame = encoded_by(REFERENCE, values, spec, **options)
+    books = {"books": options["books"]} if "books" in options else {}
+    read = {
+        dtype: decoded_by(REFERENCE, frame, values.size, dtype, **books).tobytes()
+        for dtype in (np.float32, np.uint16)
+    }
+    ramp = np.arange(values.size, dtype=np.float32)
+    summed = ramp.copy()
+    REFERENCE.decode_accumulate(frame, summed, 0.3, **books)
+    described = REFERENCE.info(frame)
+    for path in PATHS:
+        codec = implementation_named(path)
+        assert encoded_by(codec, values, spec, **options) == frame, path
+        for dtype, theirs in read.items():
+            ours = decoded_by(codec, frame, values.size, dtype, **books)
+            assert ours.tobytes() == theirs, path
+        total = ramp.copy()
+        codec.decode_accumulate(frame, total, 0.3, **books)
+        assert total.tobytes() == summed.tobytes(), path
+        assert codec.info(frame) == described, path
+    return frame
+
+
+def sealed(frame):
+    """The frame with its checksums made right again, as far as its lengths allow."""
+    frame = bytearray(frame)
+    frame[24:28] = struct.pack("<I", zlib.crc32(frame[:24]))
+    seed, position = zlib.crc32(frame[:24]), 28
+    while position + 16 <= len(frame):
+        (size,) = struct.unpack_from("<I", frame, position)
+        payload = frame[position + 16 : position + 16 + size]
+        checksum = zlib.crc32(payload, zlib.crc32(frame[position : position + 12], seed))
+        frame[position + 12 : position + 16] = struct.pack("<I", checksum)
+        position += 16 + size
+    return bytes(frame)
+
+
+def outcome(read, *arguments):
+    """What a reading gives: the bytes of its output, or the class and text of its refusal."""
+    try:
+        return read(*arguments)
+    except CodecError as error:
+        return type(error), str(error)
+
+
+def assert_same_reading(frame, count, limits=None, books=()):
+    """All paths read the frame as the reference does, or refuse it in the same words; a refused frame adds nothing. Returns what came of it."""
+
+    def decode(implementation):
+        out = np.zeros(count, np.float32)
+        read = implementation.decode_into(frame, out, limits, books=books)
+        return read, out.tobytes()
+
+    def accumulate(implementation):
+        total = np.ones(count, np.float32)
+        try:
+            read = implementation.decode_accumulate(frame, total, 1.5, limits, books=books)
+        except CodecError:
+            assert (total == 1).all()
+            raise
+        return read, total.tobytes()
+
+    def info(implementation):
+        return implementation.info(frame)
+
+    for read in (info, decode, accumulate):
+        theirs = outcome(read, REFERENCE)
+        for path in PATHS:
+            assert outcome(read, implementation_named(path)) == theirs, path
+    return theirs

@@ -1,0 +1,167 @@
+"""The native codec inside a process: its buffers, threads, forks and floating-point settings, and the variable that chooses a path."""
+
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from native_paths import (
+    BLOCK,
+    FORMATS,
+    REFERENCE,
+    decoded_by,
+    encoded_by,
+    needs_native,
+    on_every_path,
+    values_of,
+    with_every_format,
+)
+
+from fsl_codecs import CodecSpec, available, bound
+from fsl_codecs.dispatch import implementation_named
+
+pytestmark = needs_native
+
+
+@on_every_path
+def test_buffers_of_all_kinds(path):
+    """Frames are read from, and written to, whatever gives a contiguous buffer, at any address."""
+    codec = implementation_named(path)
+    values = values_of("bell", 2000)
+    frame = encoded_by(codec, values, CodecSpec("e4m3"))
+    expected = decoded_by(REFERENCE, frame, 2000).tobytes()
+    for held in (bytearray(frame), memoryview(frame), np.frombuffer(frame, np.uint8)):
+        assert decoded_by(codec, held, 2000).tobytes() == expected
+    for offset in range(1, 9):
+        shifted = memoryview(bytes(offset) + frame)[offset:]
+        assert decoded_by(codec, shifted, 2000).tobytes() == expected
+        # The last byte of the buffer is the last of the frame.
+        room = np.zeros(4 * 2000 + 200_000, np.uint8)
+        size = codec.encode_into(values, room[offset:], CodecSpec("e4m3"))
+        assert room[offset : offset + size].tobytes() == frame
+        out = np.zeros(2100, np.float32)
+        codec.decode_into(frame, out[offset : offset + 2000])
+        assert out[offset : offset + 2000].tobytes() == expected
+        assert not out[:offset].any()
+        assert not out[offset + 2000 :].any()
+
+
+@on_every_path
+@with_every_format
+def test_nothing_is_written_behind_the_output(path, name):
+    """Decoders may not touch a value behind the last, for any length; vectors would like to."""
+    codec = implementation_named(path)
+    for count in range(1, 140, 3):
+        frame = encoded_by(codec, values_of("bell", count), CodecSpec(name))
+        for dtype in (np.float32, np.uint16):
+            out = np.full(count + 64, 3, dtype)
+            codec.decode_into(frame, out[:count])
+            assert (out[count:] == 3).all()
+        total = np.full(count + 64, 3, np.float32)
+        codec.decode_accumulate(frame, total[:count], 1.0)
+        assert (total[count:] == 3).all()
+        residual = np.full(count + 64, 3, np.float32)
+        out = np.zeros(bound(count, CodecSpec(name)), np.uint8)
+        codec.encode_into(values_of("bell", count), out, CodecSpec(name), residual=residual[:count])
+        assert (residual[count:] == 3).all()
+
+
+@on_every_path
+def test_flushed_subnormals_change_nothing(path):
+    """A thread that trains may have subnormals flushed to zero; frames and values stay the same, and so does the setting."""
+    torch = pytest.importorskip("torch")
+    codec = implementation_named(path)
+    values = values_of("subnormal", 3000)
+    frames = [encoded_by(REFERENCE, values, CodecSpec(name)) for name in FORMATS]
+    expected = [decoded_by(REFERENCE, frame, 3000).tobytes() for frame in frames]
+    if not torch.set_flush_denormal(True):
+        pytest.skip("this machine cannot flush subnormals")
+    try:
+        for name, frame, decoded in zip(FORMATS, frames, expected, strict=True):
+            assert encoded_by(codec, values, CodecSpec(name)) == frame
+            assert decoded_by(codec, frame, 3000).tobytes() == decoded
+        assert torch.tensor([1e-39]).mul(1).item() == 0
+    finally:
+        torch.set_flush_denormal(False)
+
+
+@on_every_path
+def test_calls_at_the_same_time(path):
+    """Several Python threads in the codec at once, with pools of their own choice."""
+    codec = implementation_named(path)
+    inputs = [values_of("bell", 3 * BLOCK + 100 * i, seed=i) for i in range(6)]
+    spec = CodecSpec("e4m3", chunk_values=BLOCK)
+    expected = [encoded_by(REFERENCE, values, spec) for values in inputs]
+
+    def work(number):
+        values = inputs[number % len(inputs)]
+        frame = encoded_by(codec, values, spec, threads=1 + number % 4)
+        out = np.empty_like(values)
+        codec.decode_into(frame, out, threads=1 + number % 3)
+        return frame, out.tobytes()
+
+    with ThreadPoolExecutor(4) as pool:
+        results = list(pool.map(work, range(48)))
+    for number, (frame, decoded) in enumerate(results):
+        assert frame == expected[number % len(inputs)]
+        if number < len(inputs):
+            assert decoded == decoded_by(REFERENCE, frame, inputs[number].size).tobytes()
+
+
+def python(code, **variables):
+    """A fresh interpreter's exit code, output and errors."""
+    environment = {**os.environ, **variables}
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    return done.returncode, done.stdout.strip(), done.stderr.strip()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_fork():
+    """The pool's threads do not survive a fork; the child gets its own."""
+    code = """
+import os, numpy as np
+from fsl_codecs import CodecSpec, bound
+from fsl_codecs.dispatch import available, implementation_named
+codec, spec = implementation_named(available()[0]), CodecSpec("e4m3", chunk_values=16384)
+values = np.ones(1 << 18, np.float32); values[::3] = 2
+out = np.zeros(bound(values.size, spec), np.uint8)
+def frame():
+    return out[:codec.encode_into(values, out, spec, threads=3)].tobytes()
+before = frame()
+child = os.fork()
+if child == 0:
+    os._exit(0 if frame() == before and frame() == before else 1)
+assert frame() == before
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+    assert python(code, FSL_CODECS_PATH="auto") == (0, "0", "")
+
+
+SHOW = "import fsl_codecs; print(fsl_codecs.implementation(), *fsl_codecs.available())"
+
+
+def test_the_variable_chooses():
+    """FSL_CODECS_PATH names the implementation; auto, empty and absent mean the best."""
+    for name in available():
+        assert python(SHOW, FSL_CODECS_PATH=name)[1].split()[0] == name
+    for name in ("auto", ""):
+        assert python(SHOW, FSL_CODECS_PATH=name)[1].split() == [available()[0], *available()]
+
+
+def test_an_unknown_name_is_one_clear_line():
+    """A typing error in the variable must not fall back to something slow in silence."""
+    code, _, errors = python(SHOW, FSL_CODECS_PATH="avx1024")
+    assert code == 1
+    assert errors.splitlines()[-1].endswith(
+        "CodecUsageError: FSL_CODECS_PATH=avx1024: no codec implementation 'avx1024': "
+        "use one of avx512, avx2, scalar, numpy"
+    )

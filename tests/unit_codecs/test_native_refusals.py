@@ -1,0 +1,211 @@
+"""The native codec against the NumPy package: the same refusals, of frames of a peer and of our own misuse, on every path."""
+
+import re
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from native_paths import (
+    BLOCK,
+    FORMATS,
+    PATHS,
+    REFERENCE,
+    assert_same_reading,
+    encoded_by,
+    needs_native,
+    on_every_path,
+    outcome,
+    sealed,
+    values_of,
+)
+
+from fsl_codecs import (
+    Codebook,
+    CodecSpec,
+    CodecUsageError,
+    FrameError,
+    LimitError,
+    Limits,
+    available,
+    bound,
+)
+from fsl_codecs.dispatch import implementation_named
+from fsl_codecs.static_books import static_books
+from fsl_codecs.treebitmap import Reader, read_block
+
+pytestmark = needs_native
+
+
+@pytest.mark.parametrize("name", ["e4m3", "e5m2", "uniform"])
+def test_every_code_of_a_byte(name):
+    """Raw frames of all 256 codes under many scales: the same values, or the same refusal where a code or a scale is not allowed."""
+    spec = CodecSpec(name, block_values=256, chunk_values=256, entropy=False)
+    base = bytearray(encoded_by(REFERENCE, values_of("bell", 256), spec))
+    scale_bytes = 3 if name == "uniform" else 2
+    for scale in [*range(0, 256, 5), 10, 17, 239, 240, 241, 246, 247, 248, 255]:
+        head = struct.pack("<HB", 4 * scale, 0) if name == "uniform" else bytes((scale, 0))
+        for banned in (None, 0, 0x7F, 0xFF, 0x7C):
+            codes = bytes(0x40 if code == banned else code for code in range(256))
+            escaped = b"" if 0 not in codes or name != "uniform" else struct.pack("<f", 1.5)
+            payload = head + codes + escaped
+            assert len(head) == scale_bytes
+            frame = sealed(
+                base[:28] + struct.pack("<IIBBHI", len(payload), 0, 2, 0, 0, 0) + payload
+            )
+            assert_same_reading(frame, 256)
+
+
+def test_mutated_frames(tmp_path):
+    """Bytes changed, cut and added, with checksums left wrong or made right: the same refusals, nothing half done. By hand, the script takes
+    100,000 frames in about a minute.
+    """
+    script = Path(__file__).with_name("mutated_frames.py")
+    done = subprocess.run(
+        [sys.executable, "-P", str(script), "4000", "5"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    frames, refused, paths = re.match(
+        r"(\d+) frames, (\d+) refused, read alike by numpy ([a-z0-9 ]+), ", done.stdout
+    ).groups()
+    assert paths.split() == PATHS
+    assert int(frames) == 4000
+    assert 1000 < int(refused) < 3500
+
+
+@pytest.mark.parametrize("split", [0, 1])
+@pytest.mark.parametrize("escape", ["last", "first"])
+def test_one_leaf_more_than_the_plane_has_symbols(split, escape):
+    """Books of every symbol and an escape: no encoder needs that escape, but a frame may use it, and the last rank takes a bit more."""
+    head = b"\x03\x00" if escape == "last" else b"\x02\x00\x3f\x01" + bytes([0x77] * 32)
+    book = static_books("e4m3")[0][1] if escape == "last" else Codebook(6, 1, bytes([7] * 64))
+    generator = np.random.default_rng(1)
+    base = encoded_by(REFERENCE, values_of("bell", 200), CodecSpec("e4m3"))
+    for _ in range(20):
+        # Nearly all go right, to the last ranks; listed symbols are below 64.
+        bits = generator.random((4000, 8)) < [0.95] * 6 + [0.0] * 2
+        data = np.packbits(bits, axis=1, bitorder="little").ravel()
+        reader = Reader(data)
+        assert read_block(book.tree, reader, 200).max() == 63
+        tree = data[: reader._position].tobytes()
+        # The upper bit of the low plane is 0: no code is NaN.
+        low = bytes(25) + generator.bytes(25)
+        payload = bytes([split]) + head + b"\x00\x78\x00" + tree + low
+        frame = sealed(base[:28] + struct.pack("<IIBBHI", len(payload), 0, 3, 0, 0, 0) + payload)
+        read, _ = assert_same_reading(frame, 200)
+        assert read == 200
+
+
+@on_every_path
+def test_a_late_fault_adds_nothing(path):
+    """The last of several chunks is bad: no chunk before it may have been added, on one thread or more."""
+    codec = implementation_named(path)
+    values = values_of("bell", 5 * BLOCK)
+    for name in FORMATS:
+        frame = bytearray(encoded_by(codec, values, CodecSpec(name, chunk_values=BLOCK)))
+        frame[-1] ^= 1
+        for cut in (bytes(frame), bytes(frame[:-1]), bytes(frame) + b"x"):
+            for threads in (1, 4):
+                total = values.copy()
+                with pytest.raises(FrameError):
+                    codec.decode_accumulate(cut, total, 1.0, threads=threads)
+                assert total.tobytes() == values.tobytes()
+
+
+def test_limits():
+    """The same limits are told in the same words."""
+    frame = encoded_by(REFERENCE, values_of("bell", 500), CodecSpec("e4m3"))
+    for limits in (Limits(499, 1 << 20), Limits(500, len(frame) - 1), Limits(1 << 70, 1 << 70)):
+        assert_same_reading(frame, 500, limits)
+    assert_same_reading(frame, 499)
+    for path in PATHS:
+        with pytest.raises(LimitError, match="frame of 500 values, the output holds 499"):
+            implementation_named(path).decode_into(frame, np.zeros(499, np.float32), Limits())
+
+
+@on_every_path
+def test_misuse(path):
+    """Wrong arrays, buffers and numbers are refused as the reference refuses them."""
+    codec = implementation_named(path)
+    good = np.ones(8, np.float32)
+    frame = encoded_by(codec, good, CodecSpec())
+    read_only = good.copy()
+    read_only.flags.writeable = False
+    unaligned = np.zeros(33, np.uint8)[1:].view(np.float32)
+    wrong = [
+        [1.0, 2.0],
+        np.ones(8),
+        np.ones(8, np.float16),
+        np.ones((2, 4), np.float32),
+        np.ones(16, np.float32)[::2],
+        np.ones(8, ">f4"),
+        unaligned,
+        memoryview(good),
+        None,
+    ]
+    room = np.zeros(bound(8, CodecSpec()), np.uint8)
+    calls = [
+        *[lambda one, x=x: one.encode_into(x, room) for x in wrong],
+        *[lambda one, x=x: one.encode_into(good, room, reference=x) for x in wrong[1:-1]],
+        *[lambda one, x=x: one.encode_into(good, room, residual=x) for x in wrong[1:-1]],
+        *[lambda one, x=x: one.decode_into(frame, x) for x in [*wrong, read_only]],
+        *[lambda one, x=x: one.decode_accumulate(frame, x, 1.0) for x in [*wrong, read_only]],
+        lambda one: one.encode_into(good, room, residual=read_only),
+        lambda one: one.encode_into(good, room, reference=good[:7]),
+        lambda one: one.encode_into(good, room[:-1]),
+        lambda one: one.encode_into(good, bytes(room)),
+        lambda one: one.encode_into(good, np.zeros(2 * room.size, np.uint8)[::2]),
+        lambda one: one.encode_into(good, "text"),
+        *[lambda one, n=n: one.encode_into(good, room, threads=n) for n in (0, -1, 65)],
+        lambda one: one.decode_into(frame, good, threads=0),
+        lambda one: one.decode_accumulate(frame, good, float("nan")),
+        lambda one: one.decode_accumulate(frame, good, 1e39),
+        lambda one: one.decode_accumulate(frame, good.astype(np.uint16), 1.0),
+        lambda one: one.decode_into(np.zeros(64, np.uint8)[::2], good),
+        lambda one: one.decode_into("text", good),
+    ]
+    for number, call in enumerate(calls):
+        for one in (codec, REFERENCE):
+            assert outcome(call, one)[0] is CodecUsageError, (number, one.name)
+
+
+@pytest.mark.parametrize("path", available())
+def test_what_is_written_shares_no_memory_with_what_is_read(path):
+    """Our own mistake, named as such: a frame that changes while it is read would look like a peer's bad one."""
+    codec = implementation_named(path)
+    memory = np.zeros(300_000, np.uint8)
+    values = memory[:4000].view(np.float32)
+    values[:] = values_of("bell", 1000)
+    other = values_of("bell", 1000, seed=1)
+    room = memory[3999 : 3999 + bound(1000)]
+    apart = memory[4000 : 4000 + bound(1000)]
+    for call, message in (
+        (lambda: codec.encode_into(values, room), "values and output"),
+        (lambda: codec.encode_into(other, room, reference=values), "reference and output"),
+        (lambda: codec.encode_into(other, room, residual=values), "residual and output"),
+        (lambda: codec.encode_into(values, apart, residual=values), "values and residual"),
+        (
+            lambda: codec.encode_into(other, apart, reference=values, residual=values),
+            "reference and residual",
+        ),
+    ):
+        with pytest.raises(CodecUsageError, match=f"{message} overlap"):
+            call()
+    # Neighbours are no overlap, and what is only read may be one.
+    size = codec.encode_into(values, apart, reference=values)
+    frame = memory[4000 : 4000 + size]
+    for start in (3996, 4000, 4000 + size // 8 * 4):
+        out = memory[start : start + 4000].view(np.float32)
+        with pytest.raises(CodecUsageError, match="frame and output overlap"):
+            codec.decode_into(frame, out)
+        with pytest.raises(CodecUsageError, match="frame and accumulator overlap"):
+            codec.decode_accumulate(frame, out, 1.0)
+    assert codec.decode_into(frame, values) == 1000
+    assert not values.any()
