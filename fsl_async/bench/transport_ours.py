@@ -9,6 +9,7 @@ from typing import Any
 
 import fsl_transport as tp
 from fsl_async.bench.transport_peer import Meter, Task, say
+from fsl_async.heap import keep_freed_blocks
 from fsl_transport.curve import DialerCurve, KeyPair, ListenerCurve
 from fsl_transport.loop import run as run_loop
 from fsl_transport.zmq_link import ZmqDialer, ZmqListener
@@ -120,4 +121,5 @@ def run(task: Task) -> None:
     async def main() -> None:
         await End(task).run()
 
+    keep_freed_blocks()  # as nodes do
     run_loop(main())

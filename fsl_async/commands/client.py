@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from fsl_async import address as addresses
 from fsl_async.commands.output import Output
 from fsl_async.errors import DataError, TooShortError, UsageError
+from fsl_async.heap import keep_freed_blocks
 from fsl_async.program import program
 from fsl_async.threads import threads_here
 
@@ -83,6 +84,7 @@ def command(
                 | {key: code for key, code in (("model", model), ("auxiliary", auxiliary)) if code}
             )
             return 0
+        keep_freed_blocks()
         stopper = Stopper()
         with _preemptible(stopper, output, grace_s, ec2=ec2_spot):
             summary = run_client(

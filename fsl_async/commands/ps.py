@@ -10,6 +10,7 @@ from fsl_async.commands.client import check_corpus, check_data, check_task
 from fsl_async.commands.output import Output
 from fsl_async.commands.overrides import overrides_of
 from fsl_async.errors import ConfigError, UsageError
+from fsl_async.heap import keep_freed_blocks
 from fsl_async.program import program
 
 if TYPE_CHECKING:
@@ -82,6 +83,7 @@ def command(
                 )
             output.say(lines)
         return 0
+    keep_freed_blocks()
     stopper = Stopper()
     with stop_on_signals(stopper):
         summary = run_ps(
