@@ -96,6 +96,20 @@ def noisy(seed=0):
     )
 
 
+def test_one_sample_that_is_left_over_is_not_alone_where_there_is_batch_norm():
+    """A buffer of 9 in minibatches of 4, as with 1,000 in minibatches of 27: batch norm cannot take the last one, and that ended the server."""
+    found = []
+    for size in (4, 5):
+        torch.manual_seed(3)
+        alignment = Alignment(noisy(2), AlignSettings(1, 100, size, SGD))
+        parts = smashed(9, 5)
+        alignment.remember(parts.part(0, 8))
+        alignment.remember(parts.part(8, 9))
+        assert alignment.align(server_of(noisy(1))).samples == 9
+        found.append([one.samples for one in alignment._minibatches(server_of(noisy(1)))])
+    assert found == [[4, 5], [5, 4]]
+
+
 def test_alignment_leaves_the_server_as_it_was():
     """In the published code it moves batch norm's statistics, so that how often one aligns changes what the server predicts."""
     model, net = noisy(1), noisy(2)

@@ -2,12 +2,17 @@
 
 import pytest
 import torch
+from torch import nn
 
 from fsl_async import effects_split as split
 from fsl_async.config import load
 from fsl_async.events_split import UploadKey
+from fsl_async.learn.split.alignment import AlignSettings
+from fsl_async.learn.split.batches import Smashed
+from fsl_async.learn.split.methods import method
 from fsl_async.learn.split.payload import Parcel
-from fsl_async.learn.split.room import MAX_VALUES, ServerRoom
+from fsl_async.learn.split.room import MAX_VALUES, Cut, ServerRoom
+from fsl_async.learn.split.server import ServerSettings, SplitServer
 from fsl_async.learn.split.server_disk import ServerDisk
 from fsl_async.learn.split.task import build_server
 
@@ -70,6 +75,27 @@ def test_what_the_half_cannot_take_is_refused_and_the_server_goes_on(room):
     refused = train(one, torch.rand(1, 128, 4, 4), [3])
     assert "Expected more than 1 value per channel" in refused.problem
     assert train(one, torch.rand(2, 128, 4, 4), [3, 4]).answer
+
+
+def test_what_cannot_be_aligned_to_changes_nothing_and_the_server_goes_on(tmp_path):
+    """All that a client has sent is one image, which batch norm at the cut can take and behind it cannot: by one client the run ended for all."""
+    torch.manual_seed(0)
+    found = method("fsl-sage")
+    server = SplitServer(
+        nn.Sequential(nn.Conv2d(2, 3, 2), nn.BatchNorm2d(3), nn.Flatten(), nn.Linear(3, 4)),
+        ServerSettings(align=AlignSettings(passes=1)),
+        nn.Sequential(nn.Flatten(), nn.Linear(8, 4)),
+    )
+    disk = ServerDisk(tmp_path)
+    one = ServerRoom(found, server, Cut((2, 2, 2), 4, per_token=False), disk)
+    server.alignment("a").remember(Smashed(torch.rand(1, 2, 2, 2), torch.tensor([1])))
+    before = one.auxiliary("a")
+    told = one.align(split.Align("a", 1, 0))
+    assert "Expected more than 1 value per channel" in told.problem
+    assert (one.auxiliary("a") == before).all()
+    server.alignment("a").remember(Smashed(torch.rand(2, 2, 2, 2), torch.tensor([1, 2])))
+    assert one.align(split.Align("a", 2, 1)).problem is None
+    disk.close()
 
 
 def test_labels_out_of_range_are_refused(room):

@@ -15,12 +15,13 @@ Minibatches are consecutive samples in order of arrival, the same in every pass:
 """
 
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 import attrs
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from fsl_async.learn.buffers import Vector
 from fsl_async.learn.split import weights
@@ -77,8 +78,11 @@ class Alignment:
                 self.samples += kept.samples
 
     def align(self, server: ServerHalf) -> AlignReport:
-        """Move the auxiliary model towards the server's gradients. Nothing of the server moves."""
-        batches = list(self._minibatches(server.device))
+        """Move the auxiliary model towards the server's gradients. Nothing of the server moves.
+
+        Raises ValueError where batch norm has nothing but one sample: as at a client's first upload, if that is its last batch too.
+        """
+        batches = self._minibatches(server)
         if not batches:
             return AlignReport(0.0, 0.0, 0, server.updates)
         # Attention's fast kernels have no second derivative; the plain one has.
@@ -125,20 +129,24 @@ class Alignment:
             self._buffer.append(kept.to(device))
             self.samples += kept.samples
 
-    def _minibatches(self, device: torch.device) -> Iterator[Smashed]:
+    def _minibatches(self, server: ServerHalf) -> list[Smashed]:
+        """The buffer in pieces. Where there is batch norm a single sample that is left over joins the piece before it: nothing can be normalised by one."""
         size = self.settings.minibatch_samples
-        rest: list[Smashed] = []
+        groups: list[list[Smashed]] = [[]]
+        room = size
         for kept in self._buffer:
             start = 0
             while start < kept.samples:
-                room = size - sum(part.samples for part in rest)
-                rest.append(kept.part(start, start + room))
-                start += room
-                if sum(part.samples for part in rest) == size:
-                    yield joined(rest).to(device)
-                    rest = []
-        if rest:
-            yield joined(rest).to(device)
+                if not room:
+                    groups.append([])
+                    room = size
+                taken = kept.part(start, start + room)
+                groups[-1].append(taken)
+                start, room = start + taken.samples, room - taken.samples
+        if len(groups) > 1 and room == size - 1 and _normalises(self.auxiliary, server.model):
+            rest = groups.pop()
+            groups[-1] += rest
+        return [joined(group).to(server.device) for group in groups if group]
 
     def _pull(self, server: ServerHalf, batch: Smashed, target: Tensor) -> float:
         """One optimiser step on one minibatch; returns the squared error before it."""
@@ -153,3 +161,7 @@ class Alignment:
         found = torch.autograd.grad(error, own, allow_unused=True)
         self._optimizer.step(list(found))
         return error.item()
+
+
+def _normalises(*modules: nn.Module) -> bool:
+    return any(isinstance(part, _BatchNorm) for module in modules for part in module.modules())

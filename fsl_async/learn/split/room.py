@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fsl_async import effects_split as split
 from fsl_async import events_split as ev
+from fsl_async.errors import one_line
 from fsl_async.events_split import UploadKey
 from fsl_async.learn.buffers import Vector
 from fsl_async.learn.split.batches import Smashed
@@ -172,7 +173,13 @@ class ServerRoom:
     def align(self, effect: split.Align) -> ev.Aligned:
         """Align a client's auxiliary model."""
         before = self.server.alignment(effect.client).export()
-        self.method.serve(self.server, effect.client, AuxiliaryWanted())
+        try:
+            self.method.serve(self.server, effect.client, AuxiliaryWanted())
+        except (
+            ValueError
+        ) as error:  # batch norm and one sample: what one client sent must not end the server
+            self.server.alignment(effect.client).load(before)
+            return ev.Aligned(effect.client, effect.version, one_line(str(error))[:400])
         alignment = self.server.alignment(effect.client)
         if not np.isfinite(alignment.export()).all():
             alignment.load(before)
