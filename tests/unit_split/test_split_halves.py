@@ -21,7 +21,9 @@ from fsl_async.learn.split.lockstep import evaluate, start
 from fsl_async.learn.split.methods import METHODS, MethodSettings, method
 from fsl_async.learn.split.methods.base import Activations, Position
 from fsl_async.learn.split.optimizers import OptimizerSpec
+from fsl_async.learn.split.remote import SplitTraining
 from fsl_async.learn.split.server import ServerSettings, SplitServer
+from fsl_async.roles.split_methods import SplitRules, decisions_of
 
 ADAM = OptimizerSpec("adamw", 1e-2)
 
@@ -365,3 +367,28 @@ def test_a_step_reports_its_loss_and_samples():
         report = run.step("a", batches(1)[0], Position(0, 0))
         assert report.samples == 5
         assert 0.5 < report.loss < 4
+
+
+@pytest.mark.parametrize("name", ["fedavg", "cse-fsl", "fsl-sage"])
+def test_a_last_batch_of_one_sample_is_left_out_where_batch_norm_cannot_train_on_it(name):
+    """33 images in batches of 32: every client of the run ended with "this is a bug"."""
+    halves = whole(net()) if name == "fedavg" else split(net(), 0)
+    extra = nn.Sequential(nn.BatchNorm1d(8), nn.Linear(8, 4))
+    one = method(name)
+    training = SplitTraining(
+        one.client_half(halves, ADAM, auxiliary=extra),
+        one,
+        decisions_of(SplitRules(name)),
+        classes=4,
+        stopped=lambda: False,
+        version=lambda: 0,
+    )
+    training.begin_round(0)
+    training.free_slot()
+    for batch in [*batches(2, size=5), *batches(2, size=1), *batches(1, size=2)]:
+        training.install(training.half.export("auxiliary")) if name == "fsl-sage" else None
+        training.train_batch(batch.inputs, batch.labels)
+    assert (training.left_out, training._samples, training._step) == (2, 12, 5)
+    broken = batches(1, size=2)[0]
+    with pytest.raises(RuntimeError):
+        training.train_batch(broken.inputs[:, :3], broken.labels)

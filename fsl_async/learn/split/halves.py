@@ -150,10 +150,20 @@ class ClientHalf:
         return self._collect(pending, loss, None, given)
 
     def auxiliary_step(self, pending: Pending) -> StepReport:
-        """End a step through the auxiliary model: its loss moves the body and, if it is trained here, itself."""
+        """End a step through the auxiliary model: its loss moves the body and, if it is trained here, itself.
+
+        Raises ValueError, and the step is dropped, for one sample where there is batch norm.
+        """
         model = self.auxiliary
         if model is None:
             raise HalfMisused("this client has no auxiliary model")
+        try:
+            return self._auxiliary_step(pending, model)
+        except ValueError:  # batch norm and one sample
+            self.drop(pending)
+            raise
+
+    def _auxiliary_step(self, pending: Pending, model: nn.Module) -> StepReport:
         labels, lengths = pending.batch.labels, pending.batch.lengths
         if not self._trains_auxiliary:
             with untouched(model):

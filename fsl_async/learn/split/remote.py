@@ -123,7 +123,10 @@ class SplitTraining:
     def train_batch(
         self, inputs: Tensor, labels: Tensor, lengths: Tensor | None = None
     ) -> float | None:
-        """One local step. Returns the loss of the newest step that is done; None when none was."""
+        """One local step. Returns the loss of the newest step that is done; None when none was.
+
+        A batch of one sample (the last of a round may be one) is left out where batch norm cannot train on it.
+        """
         self._load_model()
         found: float | None = None
         while len(self._open) >= self.decisions.in_flight:
@@ -133,7 +136,14 @@ class SplitTraining:
         self._step += 1
         self._samples += inputs.shape[0]
         entry = _Open(self.method.local_step(self.half, batch, at), at, batch, before=self._counted)
-        done = self._drive(entry, None)
+        try:
+            done = self._drive(entry, None)
+        except ValueError:
+            if inputs.shape[0] > 1:
+                raise
+            self.left_out += 1
+            self._samples -= 1
+            return found
         if done is None:
             self._open.append(entry)
             if self.decisions.in_flight == 1:
