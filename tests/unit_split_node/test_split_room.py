@@ -6,7 +6,8 @@ from torch import nn
 
 from fsl_async import effects_split as split
 from fsl_async.config import load
-from fsl_async.events_split import UploadKey
+from fsl_async.errors import RunDirError
+from fsl_async.events_split import SplitBook, UploadKey
 from fsl_async.learn.split.alignment import AlignSettings
 from fsl_async.learn.split.batches import Smashed
 from fsl_async.learn.split.methods import method
@@ -26,6 +27,8 @@ def room(tmp_path):
 
     def make(*sets):
         config = load(None, ["split.method=splitfed-v2", "train.device=cpu", *sets])
+        if rooms:
+            rooms[-1].disk.close()
         server, method, cut, _ = build_server(config, torch.device("cpu"))
         rooms.append(ServerRoom(method, server, cut, ServerDisk(tmp_path)))
         return rooms[-1]
@@ -96,6 +99,17 @@ def test_what_cannot_be_aligned_to_changes_nothing_and_the_server_goes_on(tmp_pa
     server.alignment("a").remember(Smashed(torch.rand(2, 2, 2, 2), torch.tensor([1, 2])))
     assert one.align(split.Align("a", 2, 1)).problem is None
     disk.close()
+
+
+def test_a_checkpoint_of_another_model_is_one_line(room):
+    """The server is started again with data of other classes: bad input, and not a bug."""
+    sets = ["model.family=small-cnn", "data.sample_shape=3x8x8"]
+    one = room(*sets, "data.classes=4")
+    one.copy(split.Checkpoint(SplitBook()))()
+    with pytest.raises(RunDirError, match="holds a split server of another model") as caught:
+        room(*sets, "data.classes=6").recover()
+    assert "\n" not in caught.value.message
+    assert room(*sets, "data.classes=4").recover().book == SplitBook()
 
 
 def test_labels_out_of_range_are_refused(room):

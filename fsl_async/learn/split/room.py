@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fsl_async import effects_split as split
 from fsl_async import events_split as ev
-from fsl_async.errors import one_line
+from fsl_async.errors import RunDirError, one_line
 from fsl_async.events_split import UploadKey
 from fsl_async.learn.buffers import Vector
 from fsl_async.learn.split.batches import Smashed
@@ -68,12 +68,19 @@ class ServerRoom:
         self.answers: dict[UploadKey, Parcel] = {}
 
     def recover(self) -> ev.SplitRecovered:
-        """Load the newest good checkpoint."""
+        """Load the newest good checkpoint. Raises RunDirError, also for one of another model."""
         found = self.disk.recover()
-        if found.common is not None:
-            self.server.restore(found.common)
-            for name, state in found.clients.items():
-                self.server.restore(state, name)
+        try:
+            if found.common is not None:
+                self.server.restore(found.common)
+                for name, state in found.clients.items():
+                    self.server.restore(state, name)
+        except HalfMisused as error:
+            # Settings that are fixed were compared before; how many classes there are, the data may say.
+            raise RunDirError(
+                f"{self.disk.run_dir} holds a split server of another model than this start's: {one_line(str(error))[:200]}; start it"
+                " with the run's data and settings; for a new run give another --run-dir"
+            ) from error
         return ev.SplitRecovered(found.book, found.lost, dict(found.auxiliary_seen))
 
     # --- loop and codec threads -------------------------------------------------------------------------------
