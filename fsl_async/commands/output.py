@@ -7,6 +7,7 @@ and, for a node, never waits. What cannot be written is dropped.
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Mapping
 from typing import Any, TextIO
@@ -62,7 +63,7 @@ class Output:
     def record(self, event: str, /, **fields: Any) -> None:
         """Print one JSON object on the way, `{"event": ...}`; nothing without --json."""
         if self.as_json:
-            self._out.write(json.dumps({"event": event, **fields}, default=str))
+            self._out.write(encoded({"event": event, **fields}))
 
     def result(self, summary: Any) -> None:
         """Print the result: an attrs object or a dict, as one JSON object or as one aligned line for each value.
@@ -73,10 +74,26 @@ class Output:
             attrs.asdict(summary) if attrs.has(type(summary)) else dict(summary)
         )
         if self.as_json:
-            self._out.write(json.dumps(values, default=str))
+            self._out.write(encoded(values))
             return
         for line in _lines(values):
             self._out.write(line)
+
+
+def encoded(values: Any) -> str:
+    """One line of JSON. What JSON has no word for, NaN and infinity (a loss that diverged), is null: programs that read strictly stop at anything else."""
+    try:
+        return json.dumps(values, default=str, allow_nan=False)
+    except ValueError:
+        return json.dumps(_finite(values), default=str, allow_nan=False)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    return [_finite(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def _lines(values: Mapping[str, Any]) -> list[str]:

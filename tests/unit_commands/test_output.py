@@ -2,6 +2,7 @@
 
 import io
 import json
+import math
 import subprocess
 import sys
 
@@ -32,6 +33,20 @@ def test_plain_results_are_aligned_lines():
         "ok            yes",
         "parts         [1, 2]",
     ]
+
+
+def test_what_json_has_no_word_for_is_null():
+    """A loss that diverged: NaN is no JSON, and whoever reads strictly stops at it."""
+
+    def strictly(word):
+        raise AssertionError(word)
+
+    out = io.StringIO()
+    Output(as_json=True, out=out).result({"loss": math.nan, "more": [{"a": (1.5, -math.inf)}]})
+    assert json.loads(out.getvalue(), parse_constant=strictly) == {
+        "loss": None,
+        "more": [{"a": [1.5, None]}],
+    }
 
 
 def test_a_run_that_never_began_has_no_version():
