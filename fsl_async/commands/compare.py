@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import os
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,7 +11,7 @@ import click
 
 from fsl_async.commands.client import check_data
 from fsl_async.commands.numbers import Finite
-from fsl_async.commands.output import Output
+from fsl_async.commands.output import Output, encoded
 from fsl_async.errors import UsageError
 
 if TYPE_CHECKING:
@@ -168,8 +168,9 @@ def command(
         from fsl_async.compare.plot import check_plot
 
         check_plot(png_path)
-    if json_path is not None and not json_path.parent.is_dir():
-        raise UsageError(f"--json {json_path}: there is no directory {json_path.parent}")
+        _check_writable("--png", png_path)
+    if json_path is not None:
+        _check_writable("--json", json_path)
     from fsl_async.compare.contest import Contest
     from fsl_async.compare.outcome import row
     from fsl_async.compare.problem import check
@@ -189,7 +190,7 @@ def command(
         contest = Contest(choices, folder, between.make, say=output.say, stop=stopper)
         for method in choices.methods:
             outcomes.append(contest.run(method))
-            found = json.dumps(row(outcomes[-1], choices.as_dict())) + "\n"
+            found = encoded(row(outcomes[-1], choices.as_dict())) + "\n"
             for path in (folder / "compare.jsonl", json_path):
                 if path is not None:
                     with path.open("w" if len(outcomes) == 1 else "a") as file:
@@ -202,6 +203,16 @@ def command(
 
         draw(outcomes, png_path, _title(choices, between.words))
         output.say(f"picture: {png_path}")
+
+
+def _check_writable(option: str, path: Path) -> None:
+    """Raise UsageError, before anything is trained, where no file of that name can be written."""
+    if not path.parent.is_dir():
+        raise UsageError(f"{option} {path}: there is no directory {path.parent}")
+    if path.is_dir():
+        raise UsageError(f"{option} {path}: is a directory; name a file in it")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise UsageError(f"{option} {path}: cannot be written")
 
 
 def _title(choices: Choices, net: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -11,13 +12,15 @@ from fsl_async.errors import UsageError
 
 
 def check_plot(path: Path) -> None:
-    """Raise UsageError, before anything is trained, when the picture could not be drawn or written."""
+    """Raise UsageError, before anything is trained, when the picture could not be drawn."""
     if importlib.util.find_spec("matplotlib") is None:
         raise UsageError(
             "--png needs matplotlib, which is not installed: pip install 'fsl-async[plot]'"
         )
-    if not path.parent.is_dir():
-        raise UsageError(f"--png {path}: there is no directory {path.parent}")
+    if path.suffix.lower() != ".png":
+        raise UsageError(
+            f"--png {path}: the picture is a PNG; call it {path.name or 'compare'}.png"
+        )
 
 
 _AXES: tuple[tuple[str, Callable[[Point], float], bool], ...] = (
@@ -47,9 +50,10 @@ def draw(outcomes: Sequence[Outcome], path: Path, title: str) -> None:
         if label == "rounds":
             panel.xaxis.get_major_locator().set_params(integer=True)
         panel.grid(visible=True, alpha=0.25)
-        if is_wide:
+        if is_wide and panel.dataLim.minposx < math.inf:  # there is a point to be drawn
             panel.set_xscale("log")  # methods differ by more than ten times
     panels[0].set_ylabel("accuracy on the held-out set")
     panels[-1].legend(loc="lower right", fontsize=8)
-    figure.suptitle(title, fontsize=10)
+    readable = title.encode(errors="replace").decode()  # a path need not be text
+    figure.suptitle(readable, fontsize=10, parse_math=False)
     figure.savefig(path, dpi=130)

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 import fsl_transport
+from fsl_async.cli import main
 from fsl_async.compare.choices import Choices
 from fsl_async.compare.contest import Contest
 from fsl_async.compare.outcome import Outcome, Point
@@ -169,6 +170,39 @@ def test_without_matplotlib_the_extra_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     with pytest.raises(UsageError, match=r"fsl-async\[plot\]"):
         check_plot(tmp_path / "x.png")
-    monkeypatch.undo()
-    with pytest.raises(UsageError, match="there is no directory"):
-        check_plot(tmp_path / "no" / "x.png")
+
+
+@pytest.mark.parametrize(
+    ("option", "name", "problem"),
+    [
+        ("--png", "no/x.png", "there is no directory"),
+        ("--png", "folder.png", "is a directory"),
+        ("--png", "x", "call it x.png"),
+        ("--png", "x.xyz", "call it x.xyz.png"),
+        ("--json", "no/x", "there is no directory"),
+        ("--json", "folder.png", "is a directory"),
+    ],
+)
+def test_what_cannot_be_written_is_said_before_anything_is_trained(
+    tmp_path, option, name, problem, capsys
+):
+    """After the last method is late: hours of training, and then no picture of them."""
+    (tmp_path / "folder.png").mkdir()
+    words = [
+        "compare",
+        "--methods",
+        "fedavg",
+        "--data",
+        str(tmp_path),
+        "--out",
+        str(tmp_path / "o"),
+    ]
+    assert main([*words, option, str(tmp_path / name)]) == 2
+    assert problem in "".join(capsys.readouterr())
+    assert not (tmp_path / "o").exists()
+
+
+def test_a_title_is_text_whatever_the_data_are_called(tmp_path):
+    """A name with dollars was taken for a formula, and one that is no UTF-8 ended the command, both after the training."""
+    draw([Outcome("sl", (), 0.5)], tmp_path / "x.png", "small-cnn on a$_{b$ and \udcff")
+    assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
