@@ -272,11 +272,12 @@ class ClientRuntime:
         shell.count = self._count_weights
         shell.on_end = self._end_split
         self._loop = loop
-        link = self._dial(self._at, self._curve)
+        settings = tp.TransportSettings()  # until the server says what the run's are
+        link = self._dial(self._at, self._curve, settings)
         endpoint = tp.DialerEndpoint(
             link,
             loop,
-            tp.TransportSettings(),
+            settings,
             shell.on_transport,
             self.name,
             incarnation=self._machine.incarnation,
@@ -347,10 +348,11 @@ class ClientRuntime:
             finished=self._split_finished,
             traffic=self.traffic,
         )
+        settings = transport_settings(config)
         try:
             place = addresses.seen_from(config.split.server, self._at.fsl)
             curve = split_curve(place, self._keys, encrypted=self._curve is not None)
-            link = self._dial(place, curve)
+            link = self._dial(place, curve, settings)
         except (AddressError, KeysError) as error:
             self._split = None
             self._split_finished(do.Finish(error.message, int(ExitCode.BAD_INPUT)))
@@ -358,7 +360,7 @@ class ClientRuntime:
         self._split_endpoint = opened.endpoint = tp.DialerEndpoint(
             link,
             loop,
-            transport_settings(config),
+            settings,
             opened.on_transport,
             self.name,
             incarnation=self._machine.incarnation,
@@ -367,7 +369,9 @@ class ClientRuntime:
         training.post = lambda event: self._post_split(opened, event)
         opened.dial()
 
-    def _dial(self, server: Address, curve: DialerCurve | None) -> CountedLink:
+    def _dial(
+        self, server: Address, curve: DialerCurve | None, settings: tp.TransportSettings
+    ) -> CountedLink:
         assert self._loop is not None
         public = curve.pair.public if curve is not None else ""
         told = DiallingWords(
@@ -378,7 +382,7 @@ class ClientRuntime:
             journal=self._journal,
             log=self._log,
         )
-        dialer = ZmqDialer(server.tcp, self.name, None, curve, told)
+        dialer = ZmqDialer(server.tcp, self.name, settings, curve, told)
         return CountedLink(dialer, self.traffic, at_client=True)
 
     def _post_split(self, opened: SplitClientShell, event: ev.Event) -> None:

@@ -75,6 +75,7 @@ class Herald:
         split = config.split
         if not (dials and split.is_on and decisions_of(rules).has_server and split.server):
             return
+        settings = transport_settings(config)
         try:
             # "Every interface" is this machine's: the split server was told so by this configuration.
             place = addresses.seen_from(split.server, "127.0.0.1:1")
@@ -89,7 +90,7 @@ class Herald:
                 log=_once(log),
                 is_reserved=True,
             )
-            link = ZmqDialer(place.tcp, CONDUCTOR, None, curve, words)
+            link = ZmqDialer(place.tcp, CONDUCTOR, settings, curve, words)
         except (AddressError, KeysError, tp.LocalError) as error:
             log(f"warning: the split server will not hear of the run's end from here: {error}")
             return
@@ -104,7 +105,7 @@ class Herald:
         self._endpoint = shell.endpoint = tp.DialerEndpoint(
             link,
             self._loop,
-            transport_settings(config),
+            settings,
             self._seen,
             CONDUCTOR,
             incarnation=time.time_ns(),

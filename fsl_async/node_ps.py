@@ -306,7 +306,9 @@ def watched(
 
 def _listener(config: Config, gate: Gate) -> ZmqListener:
     try:
-        return ZmqListener(config.listen.address, None, gate.curve, gate.handshake_failed)
+        return ZmqListener(
+            config.listen.address, transport_settings(config), gate.curve, gate.handshake_failed
+        )
     except tp.LocalError as error:
         raise AddressError(str(error)) from None
 

@@ -245,15 +245,18 @@ class _Serving:
             finished=self._finish,
             traffic=self.traffic,
         )
+        settings = transport_settings(config)
         try:
-            link = ZmqListener(split.listen, None, self._gate.curve, self._gate.handshake_failed)
+            link = ZmqListener(
+                split.listen, settings, self._gate.curve, self._gate.handshake_failed
+            )
         except tp.LocalError as error:
             raise AddressError(str(error)) from None
         counted = CountedLink(link, self.traffic, at_client=False)
         endpoint = tp.ListenerEndpoint(
             counted,
             loop,
-            transport_settings(config),
+            settings,
             shell.on_transport,
             SERVER,
             incarnation=time.time_ns(),

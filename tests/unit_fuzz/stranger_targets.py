@@ -278,6 +278,9 @@ class Loopback:
     def open_stripes(self, count):
         pass
 
+    def adopt(self, settings):
+        pass
+
     def send(self, peer, lane, parts, origin=b"", stripe=0):
         self.sent.setdefault(peer, []).append([bytes(part) for part in parts])
 

@@ -8,6 +8,8 @@ from fsl_async.effects import Finish
 from fsl_async.errors import AddressError, ConfigError
 from fsl_async.roles.split_herald import HeraldMachine
 from fsl_async.split_rules import with_split_server
+from fsl_async.transport_settings import transport_settings
+from fsl_transport.zmq_pipe import Pipe
 
 UPLOADS = {"sl": 3, "splitfed-v1": 6, "splitfed-v2": 6, "cse-fsl": 4, "fsl-sage": 4}
 """Of two clients in a round of three batches; a relay's round is one client's."""
@@ -38,6 +40,26 @@ def test_two_servers_run_every_method(nodes, configured, text, case):
     clients = [run.summaries[name] for name in run.names]
     assert all(client.tokens == client.tokens_acknowledged for client in clients)
     assert sum(client.tokens for client in clients) == run.summaries["ps"].tokens
+
+
+def test_every_socket_of_a_run_goes_by_its_settings(nodes, configured, text, monkeypatch):
+    """Those of both servers from the start, a client's as soon as it is told: what they keep and how long they hope is the run's to say."""
+    told, adopt = {}, Pipe.adopt
+
+    def adopted(pipe, settings):
+        told[id(pipe)] = settings
+        held.append(pipe)
+        adopt(pipe, settings)
+
+    held = []  # so that no two of them have the same id
+    monkeypatch.setattr(Pipe, "adopt", adopted)
+    config = configured(
+        "split.method=splitfed-v1", f"data.path={text}", "transfer.window_bytes=3000000"
+    )
+    nodes(config, apart=True)
+    listeners, herald, clients = 2, 2, 2 * 2 * 2
+    assert len(told) >= listeners + herald + clients
+    assert set(told.values()) == {transport_settings(config)}
 
 
 @pytest.mark.parametrize("told", [True, False])

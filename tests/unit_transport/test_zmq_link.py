@@ -168,6 +168,39 @@ def test_only_the_newest_control_message_waits_for_a_connection():
     run(main())
 
 
+def test_what_a_dialer_keeps_goes_by_the_settings_that_it_is_told(new_settings):
+    """They come with the welcome, when the link has long been made: for what waits at once, for connections from the next one on."""
+
+    async def main():
+        probe = socket.create_server(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+        probe.close()
+        dialer = ZmqDialer(f"127.0.0.1:{port}", "c")
+        mib = 1 << 20
+        told = new_settings(window_bytes=8 * mib, window_limit_bytes=8 * mib, expire_after_s=77.0)
+        dialer.adopt(told)
+        dialer.open_stripes(2)
+        for _ in range(50):
+            dialer.send("", Lane.BULK, [b"chunk", bytes(mib)])
+        dialer.send("", Lane.CONTROL, [b"hello"])
+        got = []
+        listener = ZmqListener(f"127.0.0.1:{port}")
+        listener.set_receiver(lambda peer, lane, parts, origin: got.append(lane))
+        async with asyncio.timeout(100 * UNIT_S):
+            while Lane.CONTROL not in got or len(got) < 8:
+                await asyncio.sleep(0.005)
+        await asyncio.sleep(2 * UNIT_S)
+        assert got.count(Lane.BULK) == 7  # what fits into 8 MiB with its heads
+        for pipe in dialer._pipes:
+            assert pipe.socket.tcp_maxrt == 77_000
+            assert pipe._unsent.limit_bytes == told.unsent_bytes
+        await dialer.aclose()
+        dialer.adopt(told)
+        await listener.aclose()
+
+    run(main())
+
+
 def test_strangers_are_counted(zmq_world):
     """Port scanners, browsers and TLS clients: ignored, counted, and nobody else notices."""
     ps = zmq_world.listener()

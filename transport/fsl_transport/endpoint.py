@@ -318,6 +318,7 @@ class DialerEndpoint(Endpoint):
         """
         self.settings = settings
         self._machine.settings = settings
+        self._link.adopt(settings)
         if self._machine.session is not None:
             self._machine.session.adopt(settings)
         if self._peer.count is not None:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol, TypeAlias
 
 from fsl_transport.errors import LocalError
+from fsl_transport.settings import TransportSettings
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 """Contiguous bytes. A ``bytes`` object may be sent without a copy, because nobody can change it."""
@@ -71,6 +72,10 @@ class Link(Protocol):
 
     def open_stripes(self, count: int) -> None:
         """A dialer: have ``count`` connections on the bulk lane, at least; they come up by themselves."""
+        ...
+
+    def adopt(self, settings: TransportSettings) -> None:
+        """Go by other settings: for what is kept and queued at once, for the rest with the next connection."""
         ...
 
     def set_receiver(self, receive: Receiver) -> None:

@@ -19,6 +19,7 @@ from attrs import field, frozen
 
 from fsl_transport.errors import LocalError
 from fsl_transport.link import Buffer, Lane, Receiver, Scheduler, check_name
+from fsl_transport.settings import TransportSettings
 
 
 @frozen(kw_only=True)
@@ -116,6 +117,9 @@ class MemLink:
 
     def open_stripes(self, count: int) -> None:
         """See ``link.Link``. Nothing to do: there are no connections."""
+
+    def adopt(self, settings: TransportSettings) -> None:
+        """See ``link.Link``. Nothing to do: nothing is kept."""
 
     def set_receiver(self, receive: Receiver) -> None:
         """See ``link.Link``."""

@@ -264,6 +264,9 @@ class ZmqListener(_ZmqLink):
     def open_stripes(self, count: int) -> None:
         """Nothing to do: dialers open them."""
 
+    def adopt(self, settings: TransportSettings) -> None:
+        """Nothing to do: a listener is given its own when it is made, and nobody tells it others."""
+
     def redial(self) -> None:
         """Nothing to do: dialers dial."""
 
@@ -344,7 +347,7 @@ class ZmqDialer(_ZmqLink):
             self._settings,
             lambda parts: self._deliver("", lane, parts),
             dials_after=dials_after,
-            keeps_bytes=self._settings.window_bytes if lane is Lane.BULK else 0,
+            keeps_window=lane is Lane.BULK,
             curve=self._curve,
             handshake_failed=lambda *seen: self._failed(pipe, *seen),
         )
@@ -381,6 +384,12 @@ class ZmqDialer(_ZmqLink):
             if self._is_connected:
                 pipe.socket.ipv6 = self._is_six
                 pipe.socket.connect(self._address)
+
+    def adopt(self, settings: TransportSettings) -> None:
+        """See ``link.Link``."""
+        self._settings = settings
+        for pipe in self._pipes:
+            pipe.adopt(settings)
 
     def whence(self) -> str:
         """See ``link.Link``. It is the listener, always."""

@@ -60,7 +60,7 @@ class Pipe:
         take: Callable[[list[zmq.Frame]], None],
         *,
         dials_after: Pipe | None = None,
-        keeps_bytes: int = 0,
+        keeps_window: bool = False,
         curve: ListenerCurve | DialerCurve | None = None,
         handshake_failed: Callable[[int, int], None] = lambda _event, _value: None,
     ) -> None:
@@ -70,9 +70,10 @@ class Pipe:
         self.absent = 0
         self._take = take
         self._dials_after = dials_after
-        self._keeps_bytes = keeps_bytes  # 0: the newest message only
+        self._keeps_window = keeps_window
+        self._keeps_bytes = 0  # 0: the newest message only
         self._kept_bytes = 0
-        self._unsent = Unsent(settings.unsent_bytes, settings.unsent_total_bytes)
+        self._unsent = Unsent(0, 0)  # `adopt` sets its limits
         self._queue: deque[Sequence[Buffer]] = deque()  # what waits for a connection
         self._is_listener = kind == zmq.ROUTER
         self._is_blocked = not self._is_listener
@@ -84,7 +85,8 @@ class Pipe:
         self.tasks: list[asyncio.Task[None]] = []
         if dials_after is not None:
             dials_after._after.append(self)  # noqa: SLF001 - of the same class
-        self._set_options(settings)
+        self._set_options()
+        self.adopt(settings)
         if curve is not None:
             curve.prepare(self.socket)
         self.doors = Doorkeeper(settings, loop.time()) if self._is_listener else None
@@ -95,22 +97,33 @@ class Pipe:
         monitor.connect(name)
         self._monitor: zmq.asyncio.Socket = monitor
 
-    def _set_options(self, settings: TransportSettings) -> None:
+    def _set_options(self) -> None:
         socket = self.socket
         socket.linger = LINGER_MS
         socket.copy_threshold = _TRACKED_BYTES
-        # Messages of one connection. A control window must fit, with what is not counted in it.
-        waiting = settings.control_window + _UNCOUNTED_MESSAGES
-        socket.sndhwm = waiting if self._is_listener else 0
         socket.rcvhwm = _UNREAD_MESSAGES
-        socket.maxmsgsize = max(settings.control_limit_bytes, settings.chunk_limit_bytes)
         socket.tcp_keepalive = 1
         socket.tcp_keepalive_idle = 30
         socket.tcp_keepalive_intvl = 10
         socket.tcp_keepalive_cnt = 3
-        socket.tcp_maxrt = max(1, int(settings.expire_after_s * 1000))
         socket.handshake_ivl = 10_000
         socket.backlog = 1024
+
+    def adopt(self, settings: TransportSettings) -> None:
+        """Go by these settings: what is kept and what waits inside libzmq at once, the socket's options with the next connection."""
+        if self.socket.closed:
+            return
+        self._keeps_bytes = settings.window_bytes if self._keeps_window else 0
+        self._unsent.limit_bytes = settings.unsent_bytes
+        self._unsent.total_limit_bytes = settings.unsent_total_bytes
+        socket = self.socket
+        # Messages of one connection. A control window must fit, with what is not counted in it.
+        waiting = settings.control_window + _UNCOUNTED_MESSAGES
+        socket.sndhwm = waiting if self._is_listener else 0
+        socket.maxmsgsize = max(settings.control_limit_bytes, settings.chunk_limit_bytes)
+        socket.tcp_maxrt = max(1, int(settings.expire_after_s * 1000))
+        if self._file >= 0:
+            self._look_soon()
 
     def start(self) -> None:
         """Begin to read and write."""
