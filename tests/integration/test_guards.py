@@ -1,4 +1,4 @@
-"""One of three clients lies, to a real server over real sockets: what its lie is worth is what the settings say, and the run goes on.
+"""One of the clients lies, to a real server over real sockets: what its lie is worth is what the settings say, and the run goes on.
 
 Clients are the light ones of the benchmarks (real sessions, streams and decisions; nobody trains), so that a lie is a line here.
 """
@@ -40,7 +40,7 @@ class Told(list):
         return False
 
 
-def played(bench, folder, **settings):
+def played(bench, folder, *, count=3, **settings):
     """An honest round, one with a lie, and one more; lines of ledger and journal, how far the model moved in each, what the liar was told."""
     from fsl_async.learn.manifest import Manifest
 
@@ -49,7 +49,7 @@ def played(bench, folder, **settings):
     chosen = {
         "sync.every_s": EVERY_S,
         "sync.quorum": 1.0,
-        "sync.clients": 3,
+        "sync.clients": count,
         "outer.optimizer": "average",
         "codec.down": "fp32",
         **{name.replace("__", "."): value for name, value in settings.items()},
@@ -58,8 +58,8 @@ def played(bench, folder, **settings):
     async def play(address):
         model = sync_clients.SharedModel(Manifest.from_shapes([("w", (VALUES,))]), spec)
         model.delta[0] = encode(np.full(VALUES, DELTA, np.float32), spec)
-        crowd = sync_clients.Crowd(model, address, 3, EVERY_S)
-        liar = crowd.clients[2]
+        crowd = sync_clients.Crowd(model, address, count, EVERY_S)
+        liar = crowd.clients[-1]
         moved = []
         try:
             await crowd.start()
@@ -159,8 +159,27 @@ def test_an_outlier_is_quarantined(bench, tmp_path):
     assert any("above 5 x the median" in text for text in told)
 
 
-def test_a_median_does_not_hear_one_liar(bench, tmp_path):
+def test_a_norm_that_is_set_clips_without_a_memory(bench, tmp_path):
+    """`clip_norm` is for who knows what is usual: it holds from the first delta on, for one with no lie about its tokens too."""
+    norm = DELTA * VALUES**0.5
+    lines, moved, _ = played(
+        bench, tmp_path, guard__clip_norm=2 * norm, guard__least=64, sync__weighting="uniform"
+    )
+    assert moved == pytest.approx([DELTA, DELTA * 4 / 3, DELTA], rel=1e-3)
+    found = weights(lines, 2)
+    assert found["client-02"] == pytest.approx(found["client-00"] * 2 / TIMES, rel=1e-3)
+    assert of(lines, "quarantined") == []
+
+
+@pytest.mark.parametrize(("rule", "count"), [("median", 3), ("trimmed", 3), ("multi-krum", 5)])
+def test_a_robust_rule_does_not_hear_one_liar(bench, tmp_path, rule, count):
     """A rule of aggregation needs no memory of what is usual: the first lie is as little worth as the tenth."""
-    lines, moved, _ = played(bench, tmp_path, outer__aggregation="median")
+    lines, moved, _ = played(bench, tmp_path, count=count, outer__aggregation=rule)
     assert moved == pytest.approx([DELTA] * 3, rel=1e-3)
-    assert set(weights(lines, 2)) == {"client-00", "client-01", "client-02"}
+    names = {f"client-{number:02}" for number in range(count)}
+    for version in (1, 2, 3):
+        assert set(weights(lines, version)) == names, "everybody is on record"
+    if rule == "multi-krum":
+        chosen = {name for name, weight in weights(lines, 2).items() if weight > 0}
+        assert len(chosen) == 2
+        assert max(names) not in chosen
