@@ -9,13 +9,15 @@ import time
 from pathlib import Path
 
 import pytest
-from split_parties import LISTENS, Parties
+from split_parties import LISTENS, Parties, free_port, lines_of
 
 from fsl_async.observe.split_audit import audit_split_dir
 
 pytestmark = pytest.mark.slow
 
 STORM = Path(__file__).parents[2] / "benchmarks" / "split_storm.py"
+ACTIVATION_BYTES = 2 * 16 * 32
+"""Of an upload at the least: a batch of two texts, 16 places, width 32, a byte for each value."""
 UNIT_S = float(os.environ.get("FSL_TEST_TIME_UNIT", "3"))
 
 
@@ -60,6 +62,40 @@ class Killable(Parties):
         assert self.running["ps"].end() == 130
         codes = {name: self.running[name].end() for name in ("a", "b", "server")}
         assert set(codes.values()) == {0}, codes
+
+
+class Relayed(Killable):
+    """The same, and a relay: all that the clients know of, with a port for each of the two servers."""
+
+    def __init__(self, site, **settings):
+        super().__init__(site, **settings)
+        self.doors = [f"127.0.0.1:{free_port()}" for _ in range(2)]
+
+    def arguments(self, name):
+        """See `Parties`."""
+        ps, split = (f"127.0.0.1:{self.ports[server]}" for server in ("ps", "server"))
+        first, second = self.doors
+        if name == "relay":
+            folder, port = self.folder / "relay", second.rpartition(":")[2]
+            doors = ("--listen", first, "--split", f"{port}={split}")
+            return ["--role", "relay", *doors, "--run-dir", folder, ps]
+        words = super().arguments(name)
+        if name in self.clients:
+            words[-1] = f"fsl://{first}?split={second}"
+        return words
+
+    def lives_of_relay(self):
+        """For each of its processes: the doors through which somebody came, and the bytes up of each that ended there."""
+        found = []
+        for line in lines_of(self.folder / "relay" / "journal.jsonl"):
+            if line["type"] == "NodeStarted":
+                doors, up = {}, {0: 0, 1: 0}
+                found.append((doors, up))
+            elif line["type"] == "LineAccepted":
+                doors[line["line"]] = line["door"]
+            elif line["type"] == "LineEnded":
+                up[doors[line["line"]]] += line["up"]
+        return found
 
 
 def check(parties):
@@ -151,6 +187,27 @@ def test_a_split_server_that_is_asked_to_end_ends_no_run(warm_site):
     parties.go_on()
     parties.finish()
     assert check(parties).dropped == 0, "what it had trained is in its last checkpoint"
+
+
+def test_a_relay_before_both_servers_is_killed(warm_site):
+    """Activations, gradients and models all go through it: with it dies what it held, and none of that is trained twice, merged twice or lost."""
+    parties = Relayed(warm_site, split__method="splitfed-v1")
+    parties.start("ps", "server")
+    parties.start("relay")
+    parties.start("a", "b")
+    parties.go_on()
+    parties.kill("relay")
+    known = len(parties.uploads())
+    parties.start("relay")
+    parties.go_on(2)
+    parties.finish()
+    parties.running["relay"].signal(signal.SIGTERM)
+    assert parties.running["relay"].end() == 64
+    assert check(parties).lives == {"a": 1, "b": 1}, "clients live on and dial again"
+    doors, up = parties.lives_of_relay()[-1]
+    assert set(doors.values()) == {0, 1}
+    trained = sum(outcome == "trained" for _, outcome in parties.uploads()[known:])
+    assert up[1] > trained * ACTIVATION_BYTES > 0, "nobody found a way round it"
 
 
 def test_a_short_storm(tmp_path):

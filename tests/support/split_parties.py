@@ -29,7 +29,7 @@ SETTINGS = {
     "train.device": "cpu",
 }
 TEXT = "the quick brown fox jumps over the lazy dog. " * 400
-LISTENS = {"ps": "listening at", "server": "split server at"}
+LISTENS = {"ps": "listening at", "server": "split server at", "relay": "relay at"}
 """What each says when it is up; a client says "joined run"."""
 
 
