@@ -51,14 +51,14 @@ def poisoned(fed):
 class Process:
     """A node, its output as it comes, and a way to wait for a line of it."""
 
-    def __init__(self, *arguments, cwd, starter=None, inside=()):
+    def __init__(self, *arguments, cwd, starter=None, inside=""):
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
         self.lines = []
         self.popen = (
-            starter.start(arguments, cwd)
+            starter.start(arguments, cwd, inside)
             if starter
             else subprocess.Popen(
-                [*inside, sys.executable, "-m", "fsl_async.cli", *map(str, arguments)],
+                [sys.executable, "-m", "fsl_async.cli", *map(str, arguments)],
                 cwd=cwd,
                 env=environment,
                 text=True,
@@ -128,10 +128,10 @@ class Site:
         self.processes = []
         (folder / "task.py").write_text(TASK)
 
-    def start(self, *arguments, inside=()):
-        """Start a process; `inside` are words before its own, as of `ip netns exec`."""
-        starter = None if inside else self.starter
-        process = Process(*arguments, cwd=self.folder, starter=starter, inside=inside)
+    def start(self, *arguments, inside=""):
+        """Start a process; `inside`: in this network namespace, which a site with a starter can."""
+        assert self.starter or not inside
+        process = Process(*arguments, cwd=self.folder, starter=self.starter, inside=inside)
         self.processes.append(process)
         return process
 

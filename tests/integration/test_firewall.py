@@ -1,4 +1,12 @@
-"""A site that reaches one machine only, which alone reaches the server: real firewalls between real network namespaces, and a relay."""
+"""Sites that reach one machine only, and a server that is reached from one only: real firewalls between real network namespaces, and relays.
+
+    far site - outer router - inner router - server
+                                  |
+                              near site
+
+Who may open connections where, once the walls stand: the far site to the outer router, that one to the inner router, the near site to the
+inner router, which alone reaches the server. Routers pass nothing on. So the far site trains through two relays in a row, the near one through one.
+"""
 
 import os
 import shutil
@@ -6,6 +14,7 @@ import signal
 import subprocess
 import sys
 
+import attrs
 import pytest
 
 from fsl_async import address as addresses
@@ -15,7 +24,15 @@ from fsl_async.observe.ledger_audit import audit_run
 
 pytestmark = pytest.mark.slow
 
-SITE, ROUTER, SERVER = "10.93.1.2", ("10.93.1.1", "10.93.2.1"), "10.93.2.2"
+LINKS = (("far", "outer", 1), ("outer", "inner", 2), ("inner", "server", 3), ("near", "inner", 4))
+"""Both ends of each, and its number in the addresses: the first end is .2, the second one .1."""
+GATEWAYS = {"far": "10.93.1.1", "outer": "10.93.2.1", "near": "10.93.4.1", "server": "10.93.3.2"}
+OUTER, INNER, NEAR_INNER, SERVER = "10.93.1.1", "10.93.2.1", "10.93.4.1", "10.93.3.1"
+"""Where the outer router is reached, the inner one from there, the inner one from the near site, and the server."""
+FAR_BACK, INNER_BACK = "10.93.1.0/24", "10.93.3.2"
+CLIENT_SIDE = ("far", "outer", "near", "inner")
+MAY_REACH = {"far": (OUTER,), "near": (NEAR_INNER,), "outer": (INNER, FAR_BACK)}
+"""What leaves these machines goes there or nowhere; a router's answers go back to its site."""
 REACH = "import socket, sys; socket.create_connection((sys.argv[1], int(sys.argv[2])), 1).close()"
 
 
@@ -25,7 +42,7 @@ def missing():
         return "needs Linux and root: network namespaces"
     for name in ("ip", "nft"):
         if shutil.which(name) is None:
-            return f"{name} is not installed"
+            return f"{name} is not installed: bin/netlab-setup does it"
     tried = subprocess.run(
         ["unshare", "--net", "nft", "add", "table", "inet", "x"], capture_output=True, check=False
     )
@@ -33,10 +50,11 @@ def missing():
 
 
 class Walls:
-    """Three namespaces in a row: site, router, server. The router forwards until `close` forbids it."""
+    """The namespaces and their links. Routers forward and everybody may go everywhere until `close`."""
 
     def __init__(self):
-        self.names = {what: f"fsl-wall-{os.getpid()}-{what}" for what in ("s", "r", "p")}
+        names = dict.fromkeys(name for link in LINKS for name in link[:2])
+        self.names = {name: f"fsl-wall-{os.getpid()}-{name}" for name in names}
 
     def ip(self, *words):
         """Run `ip`."""
@@ -46,62 +64,53 @@ class Walls:
         """Make them."""
         for name in self.names.values():
             self.ip("netns", "add", name)
-        s, r, p = self.names.values()
-        for near, near_ip, far, far_ip, device in (
-            (r, ROUTER[0], s, SITE, "site"),
-            (r, ROUTER[1], p, SERVER, "srv"),
-        ):
-            self.ip(
-                "link",
-                "add",
-                device,
-                "netns",
-                near,
-                "type",
-                "veth",
-                "peer",
-                "name",
-                "wire",
-                "netns",
-                far,
-            )
-            for where, ip, link in ((near, near_ip, device), (far, far_ip, "wire")):
-                self.ip("-n", where, "addr", "add", f"{ip}/24", "dev", link)
-                self.ip("-n", where, "link", "set", link, "up")
-            self.ip("-n", far, "route", "add", "default", "via", near_ip)
-        for name in self.names.values():
             self.ip("-n", name, "link", "set", "lo", "up")
-        self.run("r", "sh", "-c", "echo 1 > /proc/sys/net/ipv4/ip_forward")
+        for *ends, number in LINKS:
+            first, second = (self.names[end] for end in ends)
+            devices = f"to-{ends[1]}", f"to-{ends[0]}"
+            words = ("type", "veth", "peer", "name", devices[1], "netns", second)
+            self.ip("link", "add", devices[0], "netns", first, *words)
+            for where, device, host in zip((first, second), devices, (2, 1), strict=True):
+                self.ip("-n", where, "addr", "add", f"10.93.{number}.{host}/24", "dev", device)
+                self.ip("-n", where, "link", "set", device, "up")
+        for name, gateway in GATEWAYS.items():
+            self.ip("-n", self.names[name], "route", "add", "default", "via", gateway)
+        self.ip("-n", self.names["inner"], "route", "add", FAR_BACK, "via", "10.93.2.2")
+        for name in ("outer", "inner"):
+            self.run(name, "sh", "-c", "echo 1 > /proc/sys/net/ipv4/ip_forward")
 
     def close(self):
-        """The router's machine passes nothing on any more, and the site may reach nothing else."""
-        self.run(
-            "r",
-            "nft",
-            "add table ip wall; add chain ip wall f { type filter hook forward priority 0; policy drop; }",
-        )
-        rules = f"add table ip wall; add chain ip wall o {{ type filter hook output priority 0; policy drop; }}; add rule ip wall o ip daddr {ROUTER[0]} accept"
-        self.run("s", "nft", rules)
+        """Let through from now on what the head of this file says, and nothing else."""
+        chain = "add chain ip wall {0} {{ type filter hook {0} priority 0; policy drop; }}; "
+        for name in ("outer", "inner"):
+            self.run(name, "nft", "add table ip wall; " + chain.format("forward"))
+        for name, places in MAY_REACH.items():
+            rules = f"add rule ip wall output ip daddr {{ {', '.join(places)} }} accept"
+            self.run(name, "nft", "add table ip wall; " + chain.format("output") + rules)
+        rules = f"add rule ip wall input ip saddr {INNER_BACK} accept"
+        self.run("server", "nft", "add table ip wall; " + chain.format("input") + rules)
 
-    def inside(self, what):
+    def inside(self, name):
         """Words that put a command behind a wall."""
-        return ("ip", "netns", "exec", self.names[what])
+        return ("ip", "netns", "exec", self.names[name])
 
-    def run(self, what, *words):
+    def run(self, name, *words):
         """Run a command there."""
-        return subprocess.run(
-            [*self.inside(what), *words], check=True, capture_output=True, timeout=20
-        )
+        subprocess.run([*self.inside(name), *words], check=True, capture_output=True, timeout=20)
 
-    def reaches(self, what, host, port):
-        """Whether a connection from there comes about."""
-        done = subprocess.run(
-            [*self.inside(what), sys.executable, "-c", REACH, host, str(port)],
-            capture_output=True,
-            check=False,
-            timeout=30,
-        )
-        return done.returncode == 0
+    def reach(self, *places):
+        """For each (host, port): from where a connection to it comes about. All are tried at once, because each no takes a second."""
+        words = (sys.executable, "-ISc", REACH)
+        tries = [
+            {
+                name: subprocess.Popen(
+                    [*self.inside(name), *words, host, str(port)], stderr=subprocess.DEVNULL
+                )
+                for name in CLIENT_SIDE
+            }
+            for host, port in places
+        ]
+        return [{name for name, tried in each.items() if tried.wait(30) == 0} for each in tries]
 
     def remove(self):
         """Leave nothing."""
@@ -110,7 +119,7 @@ class Walls:
 
 
 @pytest.fixture
-def walls(site):
+def walls(warm_site):
     """Walls that are gone after the test, as the nodes inside are."""
     reason = missing()
     if reason:
@@ -120,57 +129,70 @@ def walls(site):
         made.build()
         yield made
     finally:
-        site.close()
+        warm_site.close()
         made.remove()
 
 
-def test_a_site_behind_a_firewall_trains_through_a_relay(walls, site):
-    """Encrypted, to the end, with nothing lost; and without the relay there is no way at all."""
-    keys = {name: KeysFolder(site.folder / f"keys-{name}") for name in ("ps", "a", "b")}
+def relay(site, walls, name, listen, upstream):
+    """Start a relay on a router; returns it and the address that clients are told to paste."""
+    words = ("--role", "relay", "--listen", listen, upstream.fsl)
+    process = site.start(*words, inside=walls.names[name])
+    line = process.wait_for("--role client")
+    return process, addresses.parse("fsl://" + line.split("fsl://")[1].rstrip("'"))
+
+
+def test_sites_behind_firewalls_train_through_relays(walls, warm_site):
+    """Encrypted, to the end, with nothing lost, through one relay and through two in a row; and without them there is no way at all."""
+    clients = {"a": "far", "b": "near"}
+    keys = {name: KeysFolder(warm_site.folder / f"keys-{name}") for name in ("ps", *clients)}
     public = {name: folder.make_pair().public for name, folder in keys.items()}
-    for name in ("a", "b"):
+    for name in clients:
         keys["ps"].change_allowed(
             lambda before, name=name: before.with_entry(Entry(public[name], name))
         )
-    words = [
-        "--set",
-        "sync.every_s=1",
-        "--set",
-        "sync.clients=2",
-        "--set",
-        "run.rounds=2",
-        "--set",
-        "session.heartbeat_every_s=0.5",
-    ]
-    server = site.start(
-        "--role", "ps", "--run-dir", site.run_dir, "--keys", keys["ps"].path, *words, f"{SERVER}:0", inside=walls.inside("p")
-    )  # fmt: skip
+    chosen = {
+        "sync.every_s": 1,
+        "sync.clients": 2,
+        "sync.min_clients": 2,
+        "run.rounds": 2,
+        "session.heartbeat_every_s": 0.5,
+    }
+    flags = [part for key, value in chosen.items() for part in ("--set", f"{key}={value}")]
+    words = ("--role", "ps", "--run-dir", warm_site.run_dir, "--keys", keys["ps"].path, *flags)
+    server = warm_site.start(*words, f"{SERVER}:0", inside=walls.names["server"])
     port = int(server.wait_for("listening at").split("tcp://")[1].split(",")[0].rpartition(":")[2])
-    assert walls.reaches("s", SERVER, port), (
-        "the walls stand open: else what follows proves nothing"
+    assert walls.reach((SERVER, port)) == [set(CLIENT_SIDE)], (
+        "no walls yet: else what follows proves nothing"
     )
     walls.close()
-    assert not walls.reaches("s", SERVER, port)
-    assert walls.reaches("r", SERVER, port)
-    upstream = addresses.Address(SERVER, port, public["ps"]).fsl
-    relay = site.start(
-        "--role", "relay", "--listen", f"{ROUTER[0]}:0", upstream, inside=walls.inside("r")
+
+    upstream = addresses.Address(SERVER, port, public["ps"])
+    inner, place = relay(warm_site, walls, "inner", "0.0.0.0:0", upstream)
+    outer, far_entry = relay(
+        warm_site, walls, "outer", f"{OUTER}:0", attrs.evolve(place, host=INNER)
     )
-    entry = "fsl://" + relay.wait_for("--role client").split("fsl://")[1].rstrip("'")
-    assert entry.startswith(f"fsl://{ROUTER[0]}:")
-    task = f"{site.folder / 'task.py'}:train"
-    clients = [
-        site.start("--role", "client", "--name", name, "--task", task, "--keys", keys[name].path, entry, inside=walls.inside("s"))
-        for name in ("a", "b")
-    ]  # fmt: skip
+    near_entry = attrs.evolve(place, host=NEAR_INNER)
+    assert far_entry.host == OUTER
+    assert far_entry.key == near_entry.key == public["ps"], "the server's: relays have none"
+    found = walls.reach((SERVER, port), (INNER, place.port), (OUTER, far_entry.port))
+    assert found == [{"inner"}, {"outer", "inner"}, {"far", "outer", "inner"}]
+
+    task = f"{warm_site.folder / 'task.py'}:train"
+    started = []
+    for name, at in (("a", far_entry), ("b", near_entry)):
+        words = ("--name", name, "--task", task, "--keys", keys[name].path, at.fsl)
+        started.append(
+            warm_site.start("--role", "client", *words, inside=walls.names[clients[name]])
+        )
     assert server.end() == 0
-    assert [client.end() for client in clients] == [0, 0]
-    found = site.ledger("version")
+    assert [client.end() for client in started] == [0, 0]
+    found = warm_site.ledger("version")
     assert found[-1]["version"] >= 2
     names = {one["key"].split("/")[0] for version in found for one in version["merged"]}
-    assert names == {"a", "b"}
-    audit = audit_run(site.run_dir)
+    assert names == set(clients)
+    audit = audit_run(warm_site.run_dir)
     assert not audit.lost
     assert not audit.doubled
-    relay.signal(signal.SIGTERM)
-    assert relay.end() == 64
+    for process in (outer, inner):
+        process.signal(signal.SIGTERM)
+    assert [process.end() for process in (outer, inner)] == [64, 64]
