@@ -85,6 +85,17 @@ def test_lockstep_is_one_process_to_the_bit():
     assert row["fp32_average"] > 0, "the comparison can see a rounding"
 
 
+@pytest.mark.slow
+def test_stripe_memory_opens_all_stripes():
+    """What it measures must be there: two connections of each client, and those of the other stripes."""
+    rows = rows_of(
+        "stripe_memory.py", "--stripes", "1,5", "--clients", "2", "--mib", "1", "--quiet", "0"
+    )
+    assert [row["connections"] for row in rows] == [4, 12, 4, 12]
+    assert [row["curve"] for row in rows] == [False, False, True, True]
+    assert all(row["listener_most"] > 0 for row in rows)
+
+
 def tiny_images(folder: Path) -> None:
     """A CIFAR folder of a few images whose class is their brightness."""
     folder.mkdir()
