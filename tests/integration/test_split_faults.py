@@ -232,7 +232,7 @@ def test_the_demo_of_split_learning(tmp_path):
     run_dir = tmp_path / "run"
     done = subprocess.run(
         [*node, "demo", "split", "--clients", "2", "--rounds", "5", "--seed", "1", "--data", str(text), "--run-dir", str(run_dir), "--json"],
-        capture_output=True, text=True, timeout=150, check=False,
+        capture_output=True, text=True, timeout=100 * UNIT_S, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr + done.stdout
     result = json.loads(done.stdout.splitlines()[-1])
