@@ -52,7 +52,7 @@ _COUNT = click.IntRange(1, 10**12)
 )  # fmt: skip
 @click.option(
     "--format", "number_format", default="", metavar="fp32|bf16|e4m3|e5m2|uniform",
-    help="What crosses the cut, and deltas. [default: bf16; pretrain: e4m3]",
+    help="What crosses the cut, and deltas. [default: bf16; pretrain: uniform]",
 )  # fmt: skip
 @click.option(
     "--rounds", default=0, type=click.IntRange(0, 10**12), help="Also the total of so many rounds."

@@ -6,7 +6,6 @@ round trip takes twice that.
 
 from __future__ import annotations
 
-import math
 import re
 
 from attrs import frozen
@@ -17,6 +16,10 @@ _RATE = re.compile(r"(\d+(?:\.\d+)?)(bit|kbit|mbit|gbit)", re.IGNORECASE)
 _DELAY = re.compile(r"(\d+(?:\.\d+)?)(us|ms|s)", re.IGNORECASE)
 _BITS = {"bit": 1.0, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 _SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
+
+
+MOST_BITS_PER_S, MOST_DELAY_S = 1e15, 86_400.0
+"""Beyond any link, and within what numbers can say of the time that it takes."""
 
 
 @frozen
@@ -42,6 +45,8 @@ def parse_link(text: str) -> LinkSpec:
         )
     bits = float(found[1]) * _BITS[found[2].lower()]
     seconds = float(waited[1]) * _SECONDS[waited[2].lower()]
-    if not (bits > 0 and math.isfinite(bits) and math.isfinite(seconds)):
-        raise UsageError(f"--link {text[:80]!r}: the rate must be above 0, and both finite")
+    if not (1 <= bits <= MOST_BITS_PER_S and seconds <= MOST_DELAY_S):
+        raise UsageError(
+            f"--link {text[:80]!r}: from 1 bit to 1,000,000 gbit a second, and a delay of a day at the most"
+        )
     return LinkSpec(bits, seconds)

@@ -96,7 +96,7 @@ def make_plan(
     number_format: str = "",
     as_published: bool = False,
 ) -> Plan:
-    """Work everything out. An empty format is the method's default: e4m3 for pretraining, bf16 for the others.
+    """Work everything out. An empty format is the method's default: uniform for pretraining, bf16 for the others.
 
     Raises UsageError for a method or format that does not exist, or that has no published accounting.
     """

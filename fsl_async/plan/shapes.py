@@ -140,7 +140,7 @@ def gpt(name: str, sizes: Sizes, cut: str) -> ModelShapes:
     The whole model ties its head to the embedding; cut in two, the embedding is at the client and the head, a matrix of its own, at the server. With
     the tail at the client as well they stay tied. The auxiliary model is one block, the norm and a head of its own.
     """
-    if not (cut.isascii() and cut.isdecimal() and int(cut[:9]) < sizes.layers):
+    if not (cut.isascii() and cut.isdecimal() and len(cut) < 10 and int(cut) < sizes.layers):
         raise UsageError(
             f"--cut {cut[:80]!r} does not exist in {name}; cuts: 0 to {sizes.layers - 1}, the blocks in front of it"
         )

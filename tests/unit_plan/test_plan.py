@@ -193,6 +193,8 @@ def test_links_are_read():
         "-1mbit",
         "1mbit,1ms,2",
         "9" * 400 + "mbit",
+        "0.5bit",
+        "1mbit,90000s",
     ):
         with pytest.raises(UsageError, match="--link"):
             parse_link(wrong)
@@ -276,12 +278,34 @@ MISTAKES = [
         "--as-published: no figures of sl were published; use split",
     ),
     ("--model 1m --method fedavg --as-published --format bf16", "--as-published counts in fp32"),
+    ("--model 1m --method sl --cut 0000000009", "--cut '0000000009' does not exist in gpt-1m"),
     ("--model 1m --method sl --batch 0", "invalid value for '--batch'"),
     (
         "--model gpt-0.5m --method sl --set model.context=64",
         "--set model.context=64 does not change gpt-0.5m",
     ),
 ]
+
+
+def test_absurd_numbers_are_still_json(capsys):
+    """The largest that the command line takes, over the slowest line: an infinite time would be no JSON."""
+
+    def strictly(word):
+        raise AssertionError(word)
+
+    most = str(10**12)
+    words = ["--clients", most, "--samples-per-client", most, "--rounds", most, "--batch", "1"]
+    line = ["--model", "gpt-1b", "--method", "sl-u", "--link", "1bit,86400s", "--json"]
+    assert cli.main(["plan", *line, *words]) == 0
+    assert json.loads(capsys.readouterr().out, parse_constant=strictly)["total_seconds"] > 1e30
+
+
+def test_the_default_formats_are_those_that_help_names(capsys):
+    """Help said e4m3 for pretraining for as long as it was uniform."""
+    assert cli.main(["plan", "--help"]) == 0
+    told = " ".join(capsys.readouterr().out.split())
+    formats = [plan(method).format for method in ("sl", "pretrain")]
+    assert "[default: {}; pretrain: {}]".format(*formats) in told
 
 
 @pytest.mark.parametrize(("line", "message"), MISTAKES)
