@@ -38,6 +38,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
+_NO_HOME = "determine home directory"
+"""What pathlib says of ~somebody who is not there, and of ~ where nobody says what that is."""
+
+
 class ExitCode(IntEnum):
     """What the process tells its launcher; see the table above."""
 
@@ -169,6 +173,12 @@ def describe(error: BaseException) -> Report:
         return Report(kind, _operating_system_line(error), ExitCode.BAD_INPUT)
     if isinstance(error, MemoryError):
         return Report(kind, "out of memory; use a smaller model or batch", ExitCode.BAD_INPUT)
+    if isinstance(error, RuntimeError) and _NO_HOME in str(error):
+        return Report(
+            kind,
+            "a path begins with ~, or is by default in the home folder, and the system knows no such folder: give the whole path, or set HOME",
+            ExitCode.BAD_INPUT,
+        )
     found = one_line(str(error)) or "no message"
     advice = "this is a bug in fsl-async; run again with --debug for the traceback"
     return Report(kind, f"unexpected {kind}: {found} ({advice})", ExitCode.BUG)

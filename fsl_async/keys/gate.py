@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shlex
 from typing import TYPE_CHECKING
 
 import fsl_transport as tp
@@ -157,4 +158,4 @@ class Gate:
     def _elsewhere(self) -> str:
         if self._keys is None or self._keys.path == default_directory():
             return ""
-        return f" --keys {self._keys.path}"
+        return f" --keys {shlex.quote(str(self._keys.path))}"

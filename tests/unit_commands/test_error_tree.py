@@ -3,10 +3,12 @@
 import errno
 import io
 import json
+from pathlib import Path
 
 import pytest
 
 from fsl_async import errors
+from fsl_async.cli import main
 from fsl_async.errors import ExitCode, FslError, describe, report
 
 
@@ -47,6 +49,18 @@ def told(error, *, as_json=False, debug=False):
 def test_every_exception_is_one_line_and_a_code(error, code, line):
     """Users and launchers read exactly these."""
     assert told(error) == (code, "", line)
+
+
+def test_a_home_that_nobody_knows_is_no_bug(capsys, monkeypatch):
+    """~somebody on a machine that has no such user; ~ in a container whose user has no name and no HOME."""
+    assert main(["keys", "list", "--keys", "~nobody-by-this-name/keys"]) == 2
+    assert "the system knows no such folder" in capsys.readouterr().err
+    monkeypatch.setattr(Path, "home", lambda: Path("~").expanduser())
+    monkeypatch.setattr("os.path.expanduser", lambda text: text)
+    for variable in ("FSL_KEYS", "XDG_CONFIG_HOME"):
+        monkeypatch.delenv(variable, raising=False)
+    assert main(["keys", "list"]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
 
 
 def test_json_is_one_object_on_standard_output():
