@@ -211,7 +211,7 @@ def _read(path: Path | str) -> dict[str, Any]:
         return tomllib.loads(data.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: not UTF-8 text (byte {error.start})") from None
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # also of a number of 5,000 digits
         raise ConfigError(f"{path}: not valid TOML: {error}") from None
 
 
@@ -225,7 +225,7 @@ def _parse_override(text: str) -> tuple[str, Any]:
     value = value.strip()
     try:
         parsed = tomllib.loads(f"value = {value}")
-    except (tomllib.TOMLDecodeError, RecursionError):
+    except (ValueError, RecursionError):
         return key, value
     if set(parsed) != {"value"}:  # a line break smuggled more keys in
         return key, value

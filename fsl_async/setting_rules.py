@@ -153,6 +153,8 @@ def _validate(instance: Any, attribute: attrs.Attribute[Any], value: Any) -> Non
     problem: str | None = None
     if isinstance(value, float) and not math.isfinite(value):
         problem = "must be a finite number"
+    elif isinstance(value, int) and abs(value) >= 1 << 63:  # a message has no room for more
+        problem = "must be a whole number of at most 63 bits"
     elif isinstance(value, str) and (len(value) > MAX_TEXT or not (value.isprintable())):
         problem = f"must be printable text of at most {MAX_TEXT:,} characters"
     else:

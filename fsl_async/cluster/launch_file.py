@@ -67,7 +67,7 @@ def read_launching(text: str, where: str) -> Launching:
     """Read a launch file's text; raises ConfigError in one line, which begins with `where`."""
     try:
         found = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # also a number of 5,000 digits, also [[[[
         raise ConfigError(f"{where}: not TOML: {error}") from None
     tables = found.pop("launcher", [])
     if not isinstance(tables, list) or not tables or len(tables) > _MOST_RULES:

@@ -41,6 +41,8 @@ def test_the_first_pattern_that_fits_is_the_launcher():
     ("text", "words"),
     [
         ("=", "not TOML"),
+        ("a = " + "[" * 5000, "not TOML"),
+        ("budget = " + "9" * 5000, "not TOML"),
         ("", r"at least one \[\[launcher\]\]"),
         ("launcher = 3", r"at least one \[\[launcher\]\]"),
         ('[[launcher]]\nclients="*"\nkind="k8s"\ncommand=["x"]', "launcher 1: kind must be one of local"),

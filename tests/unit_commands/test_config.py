@@ -179,12 +179,23 @@ def test_a_missing_file_says_how_to_make_one(in_folder):
         load("no.toml")
 
 
-@pytest.mark.parametrize("data", [b"\xff\xfe\x00", b"# " + b"x" * (1 << 20), b"a = " + b"[" * 5000])
+@pytest.mark.parametrize(
+    "data",
+    [b"\xff\xfe\x00", b"# " + b"x" * (1 << 20), b"a = " + b"[" * 5000, b"a = " + b"9" * 5000],
+)
 def test_files_that_are_no_toml_at_all(in_folder, data):
     """A wrong file given by mistake (binary, huge, nested without end) is refused by a line, not a traceback."""
     (in_folder / "x.toml").write_bytes(data)
     with pytest.raises(ConfigError, match=r"x\.toml: "):
         load("x.toml")
+
+
+@pytest.mark.parametrize("digits", [20, 400, 5000])
+def test_numbers_that_no_message_can_carry(digits):
+    """A limit of 10^22 versions was taken, and ended the server when the first client came; one of 5,000 digits was a bug at once."""
+    with pytest.raises(ConfigError, match=r"--set: sync\.max_staleness: "):
+        load(None, [f"sync.max_staleness={'9' * digits}"])
+    assert load(None, [f"sync.max_staleness={(1 << 63) - 1}"]).sync.max_staleness == (1 << 63) - 1
 
 
 def test_text_is_utf8_with_or_without_a_mark(in_folder):
