@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 import fsl_transport as tp
 from fsl_async.events import TransfersSeen
@@ -14,12 +14,13 @@ class Moves:
     def __init__(self) -> None:
         self._seen: dict[str, set[tuple[str, bool, int]]] = {}
 
-    def look(self, transfers: Iterable[tp.Transfer]) -> TransfersSeen:
-        """The peers with a stream that began, moved on by a chunk, or ended since the last look."""
+    def look(self, transfers: Iterable[tp.Transfer], busy: Collection[str] = ()) -> TransfersSeen:
+        """The peers with a stream that began, moved on by a chunk, or ended since the last look; and the busy ones: what they sent is being stored."""
         now: dict[str, set[tuple[str, bool, int]]] = {}
         for transfer in transfers:
             place = (transfer.stream_id, transfer.sending, transfer.done)
             now.setdefault(transfer.peer, set()).add(place)
         before, self._seen = self._seen, now
         moved = {peer for peer in {*before, *now} if before.get(peer) != now.get(peer)}
+        moved.update(busy)
         return TransfersSeen(tuple(sorted(moved)))

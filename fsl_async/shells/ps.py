@@ -250,7 +250,8 @@ class ServerShell:
     # --- to the world ---
 
     def _look(self, number: int) -> None:
-        self.node.feed(self._moves.look(self.endpoint.transfers()), number)
+        seen = self._moves.look(self.endpoint.transfers(), self._receiving.storing)
+        self.node.feed(seen, number)
 
     def _execute(self, effect: do.Effect, number: int) -> None:
         self._executors[type(effect)](effect, number)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -54,6 +55,8 @@ class Receiving:
         self._shell = shell
         self._incoming: dict[tuple[str, str], Callable[[], None]] = {}
         self._problems: dict[tuple[str, str], str] = {}
+        self.storing: Counter[str] = Counter()
+        """Deltas of each client that are whole, but not known to be stored."""
 
     def received(self, peer: str, stream: str) -> None:
         """All chunks of a stream are written."""
@@ -116,9 +119,19 @@ class Receiving:
             self._open(peer, stream, write, finish, next_chunk)
 
         def finish() -> None:
-            shell.worker.submit(lambda: shell.store.spool_finish(key), stored, broken)
+            self.storing[peer] += 1
+            shell.worker.submit(lambda: shell.store.spool_finish(key), stored, not_stored)
+
+        def over() -> None:
+            self.storing[peer] -= 1
+            self.storing += Counter()  # forgets whoever has none
+
+        def not_stored(error: Exception) -> None:
+            over()
+            broken(error)
 
         def stored(result: SpoolResult) -> None:
+            over()
             event = ev.DeltaStored(
                 peer,
                 key,

@@ -12,7 +12,7 @@ from fsl_async.learn.weighting import TokensWeighting
 from fsl_async.observe.journal import TraceHash
 from fsl_async.roles.ps import ServerMachine, ServerRules
 from fsl_async.shells.ps import RunFacts, ServerShell
-from fsl_async.sim.counting import MANIFEST, CountingStore, Disk, Model, digest_of
+from fsl_async.sim.counting import CHUNKS, MANIFEST, CountingStore, Disk, Model, digest_of
 
 KEY = DeltaKey("a", 1, 0, 0)
 OTHER = Manifest.from_shapes([("other", (3,))])
@@ -314,3 +314,24 @@ def test_who_ends_by_a_disk_says_what_failed(monkeypatch, effect, method, words)
     server.shell.node._execute(effect, 1)
     assert len(server.ends) == 1
     assert server.ends[0].startswith(words)
+
+
+def test_the_end_waits_for_a_delta_that_is_being_stored():
+    """Its stream is over, so no transfer moves; without waiting the run ended beside work that had arrived."""
+    worker = Later()
+    server = Server(worker=worker)
+    server.endpoint.transfers = list
+    seen = []
+    server.shell.node.feed = lambda event, cause=None: seen.append(event)
+    server.shell.node._execute(do.ReceiveDelta("a", "delta:1", KEY, "", CHUNKS, 1, 0, {}), 1)
+    worker.work()  # the spool is open, and the stream accepted
+    for index in range(CHUNKS):
+        server.endpoint.last("accept")[3].write(index, b"[1]", lambda _: None)
+        worker.work()
+    server.shell.on_transport(tp.StreamReceived("a", "delta:1"))
+    server.shell.node._execute(do.LookAtTransfers(), 2)
+    assert seen[-1].advanced == ("a",)
+    worker.work()
+    server.shell.node._execute(do.LookAtTransfers(), 3)
+    assert type(seen[-2]).__name__ == "DeltaStored"
+    assert seen[-1].advanced == ()
