@@ -271,6 +271,50 @@ def test_one_wrong_label_makes_no_hundreds_of_classes(tmp_path):
     check_gaps(open_dataset(tmp_path / "m"))
 
 
+def archive(path, descr, shape, values=b"", pack=zipfile.ZIP_STORED):
+    """An .npz of the array that such a head describes, whatever it is, and two labels."""
+    text = f"{{'descr': {descr!r}, 'fortran_order': False, 'shape': {shape}, }}".encode()
+    head = b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text
+    with zipfile.ZipFile(path, "w", pack) as made:
+        made.writestr("x.npy", head + values)
+        with made.open("y.npy", "w") as file:
+            np.save(file, np.zeros(2, np.int64))
+    return path
+
+
+@pytest.mark.parametrize("what", ["negative", "packed", "width", "encrypted", "lzma"])
+def test_archives_that_no_array_comes_out_of(tmp_path, what):
+    """Each ended as "a bug": a shape of -2 x -3, text of no characters, an archive with a password, damaged LZMA."""
+    path, noise = tmp_path / "x.npz", np.random.default_rng(0).bytes(12_000)
+    match what:
+        case "negative":
+            archive(path, "<f4", (-2, -3), bytes(24))
+        case "packed":
+            archive(path, "<f4", (-2, -3), bytes(24), zipfile.ZIP_DEFLATED)
+        case "width":
+            archive(path, "<U0", (2,))
+        case "encrypted":
+            found = bytearray(archive(path, "<f4", (2, 3), bytes(24)).read_bytes())
+            for place in (6, found.index(b"PK\x01\x02") + 8):
+                found[place] |= 1
+            path.write_bytes(found)
+        case "lzma":
+            found = bytearray(archive(path, "<f4", (2, 1500), noise, zipfile.ZIP_LZMA).read_bytes())
+            found[60:110] = b"\xff" * 50
+            path.write_bytes(found)
+    with pytest.raises(DataError, match=r"is no intact \.npz archive"):
+        NpzFile(path)
+
+
+@pytest.mark.parametrize("state", ['{"_data_files": ["a"]}', '{"_data_files": 5}', "[" * 100_000])
+def test_a_saved_data_set_with_another_list_of_files(tmp_path, state):
+    """What is in state.json is whatever somebody wrote."""
+    pytest.importorskip("pyarrow")
+    (tmp_path / "state.json").write_text(state)
+    with pytest.raises(DataError):
+        open_dataset(tmp_path)
+
+
 def test_text_windows_predict_each_byte_once(tmp_path):
     """Samples of text are numbered too, so that one partition serves all data."""
     path = tmp_path / "x.txt"

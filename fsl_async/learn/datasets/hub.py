@@ -122,7 +122,9 @@ class HubFolder(Dataset):
             raise DataError(
                 f"{str(self._folder)!r} keeps its order in a file of its own: flatten_indices() and save it again"
             )
-        files = [str(one.get("filename", "")) for one in state.get("_data_files") or []]
+        named = state.get("_data_files")
+        listed = named if isinstance(named, list) else []
+        files = [str(one.get("filename", "")) if isinstance(one, dict) else "" for one in listed]
         if not files or any(Path(name).name != name for name in files):
             raise DataError(f"{str(self._folder / _STATE)!r} names no data files in its folder")
         tables = []
@@ -248,7 +250,7 @@ def _json(path: Path) -> dict[str, Any]:
             found = json.loads(stream.read(_MOST_JSON_BYTES))
     except OSError as error:
         raise cannot_read(path, error) from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DataError(f"{str(path)!r} is damaged ({error})") from error
     if not isinstance(found, dict):
         raise DataError(f"{str(path)!r} is damaged: no object")

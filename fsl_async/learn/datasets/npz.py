@@ -3,6 +3,7 @@
 Arrays of Python objects are pickled, so they are refused. Names of the two arrays: see PAIRS. Labels: integers, (n,) or (n, 1).
 """
 
+import lzma
 import math
 import zipfile
 import zlib
@@ -54,7 +55,13 @@ class NpzFile(Dataset):
                 values_name, labels_name = _names(path, archive, checked_split(split))
                 self._values = _array(path, archive, values_name)
                 labels = _array(path, archive, labels_name)
-        except (zipfile.BadZipFile, NotImplementedError) as error:
+        except (
+            zipfile.BadZipFile,
+            NotImplementedError,  # a way to compress that is not known here
+            RuntimeError,  # encrypted
+            lzma.LZMAError,
+            ValueError,  # a shape or a dtype that no array can have
+        ) as error:
             raise DataError(f"{str(path)!r} is no intact .npz archive ({error})") from error
         except OSError as error:
             raise cannot_read(path, error) from error
