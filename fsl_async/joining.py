@@ -146,9 +146,13 @@ def join_run(
 class Joined(Fed):
     """What `fsl_async.join` returns: a Fed that belongs to the caller's script. Close it, or use it in a `with`."""
 
-    def __init__(self, runtime: ClientRuntime, place: Place) -> None:
+    def __init__(
+        self, runtime: ClientRuntime, place: Place, left: Callable[[], None] = lambda: None
+    ) -> None:
+        """left: called once the run is left."""
         super().__init__(runtime.learner, place)
         self._runtime = runtime
+        self._left = left
         self._closed = False
 
     def close(self) -> None:
@@ -158,7 +162,10 @@ class Joined(Fed):
     def _leave(self, error: str | None) -> None:
         if not self._closed:
             self._closed = True
-            self._runtime.training_ended(error)
+            try:
+                self._runtime.training_ended(error)
+            finally:
+                self._left()
 
     def __enter__(self) -> Self:
         return self
@@ -200,15 +207,21 @@ def join(
 
     address = addresses.parse(server)
     folder = keys_for_dialling(address, None if keys is None else Path(keys), insecure=insecure)
-    own = claim_name(address.tcp).name if name is None else check_name(name)
-    runtime = ClientRuntime(
-        address.fsl,
-        own,
-        journal_dir=Path(run_dir) if run_dir is not None else None,
-        stop=current_stopper(),
-        log=log,
-        keys=folder,
-    )
-    with _ending_on_error(runtime):
-        member = runtime.wait_welcome()
-        return Joined(runtime, _place(runtime, member, log, device=device))
+    held = contextlib.ExitStack()
+    if name is None:
+        name = held.enter_context(contextlib.closing(claim_name(address.tcp))).name
+    try:
+        runtime = ClientRuntime(
+            address.fsl,
+            check_name(name),
+            journal_dir=Path(run_dir) if run_dir is not None else None,
+            stop=current_stopper(),
+            log=log,
+            keys=folder,
+        )
+        with _ending_on_error(runtime):
+            member = runtime.wait_welcome()
+            return Joined(runtime, _place(runtime, member, log, device=device), held.close)
+    except BaseException:
+        held.close()
+        raise

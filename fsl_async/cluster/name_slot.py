@@ -4,7 +4,7 @@ The parameter server knows a client by its name: it gives the name a data shard 
 same name replaces the first. So the name must be stable over relaunches and different between two clients of one host. Here
 the first client of a host that joins a given server is `host`, the second `host-2`, and so on: each holds a lock file of
 its number for as long as it lives, and a relaunched one takes the lowest number that is free. A killed process's lock is
-released by the system.
+released by the system. Within one process, where such locks do not stand in each other's way, the names that are held are known.
 
 Machines that get a new host name at each start (containers, cloud instances) should be given --name.
 """
@@ -16,26 +16,34 @@ import hashlib
 import os
 import re
 import socket
+import threading
 from pathlib import Path
 
 from fsl_async.errors import FslError, UsageError
 from fsl_async.setting_rules import NAME
 
 _MOST_SLOTS = 256
+_HELD: set[Path] = set()
+"""By this process. It must not even open such a file: closing it would release the lock (fcntl(2))."""
+
+_ONE_AT_A_TIME = threading.Lock()
 
 
 class NameSlot:
     """A name, held until `close` or the end of the process."""
 
-    def __init__(self, name: str, file: int) -> None:
+    def __init__(self, name: str, path: Path, file: int) -> None:
         self.name = name
+        self._path = path
         self._file = file
 
     def close(self) -> None:
-        """Give the name back."""
-        if self._file >= 0:
-            os.close(self._file)
-            self._file = -1
+        """Give the name back; harmless when that is done."""
+        with _ONE_AT_A_TIME:
+            if self._file >= 0:
+                os.close(self._file)
+                self._file = -1
+                _HELD.discard(self._path)
 
 
 def check_name(name: str) -> str:
@@ -61,10 +69,13 @@ def claim_name(server: str, *, directory: Path | None = None, host: str | None =
     run = hashlib.sha256(server.encode()).hexdigest()[:12]
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        for number in range(1, _MOST_SLOTS + 1):
-            file = _lock(directory / f"{host}.{run}.{number}.lock")
-            if file is not None:
-                return NameSlot(host if number == 1 else f"{host}-{number}", file)
+        with _ONE_AT_A_TIME:
+            for number in range(1, _MOST_SLOTS + 1):
+                path = directory.absolute() / f"{host}.{run}.{number}.lock"
+                file = None if path in _HELD else _lock(path)
+                if file is not None:
+                    _HELD.add(path)
+                    return NameSlot(host if number == 1 else f"{host}-{number}", path, file)
     except OSError as error:
         raise FslError(
             f"cannot keep a lock file in {directory} ({error.strerror}); give this client a --name"

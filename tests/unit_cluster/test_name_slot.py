@@ -49,6 +49,19 @@ def test_a_killed_client_comes_back_under_its_name(hold):
     assert hold()[1] == "gpu-box-3"
 
 
+def test_two_clients_of_one_process_have_two_names(tmp_path, hold):
+    """Two joins in a notebook: a record lock does not keep its own process out, and the second client threw the first one out."""
+    one, two = (claim_name("tcp://a:1", directory=tmp_path, host="gpu box") for _ in range(2))
+    assert (one.name, two.name) == ("gpu-box", "gpu-box-2")
+    two.close()
+    two.close()
+    assert hold()[1] == "gpu-box-2"  # and the first one's lock stands
+    one.close()
+    again = claim_name("tcp://a:1", directory=tmp_path, host="gpu box")
+    assert again.name == "gpu-box"
+    again.close()
+
+
 def test_a_directory_that_cannot_be_used_asks_for_a_name(tmp_path):
     """A read-only home must not stop a client that can be given --name."""
     blocked = tmp_path / "file"
