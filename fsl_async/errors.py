@@ -171,7 +171,7 @@ def describe(error: BaseException) -> Report:
         return Report("InterruptedByUserError", "interrupted", ExitCode.INTERRUPTED)
     if isinstance(error, OSError):
         return Report(kind, _operating_system_line(error), ExitCode.BAD_INPUT)
-    if isinstance(error, MemoryError):
+    if isinstance(error, MemoryError) or _is_torchs(error):
         return Report(kind, "out of memory; use a smaller model or batch", ExitCode.BAD_INPUT)
     if isinstance(error, RuntimeError) and _NO_HOME in str(error):
         return Report(
@@ -182,6 +182,13 @@ def describe(error: BaseException) -> Report:
     found = one_line(str(error)) or "no message"
     advice = "this is a bug in fsl-async; run again with --debug for the traceback"
     return Report(kind, f"unexpected {kind}: {found} ({advice})", ExitCode.BUG)
+
+
+def _is_torchs(error: BaseException) -> bool:
+    """Whether torch found no memory, which it says in classes of its own: on a GPU by a name, on the CPU by a text. Imports nothing."""
+    return isinstance(error, RuntimeError) and (
+        type(error).__name__ == "OutOfMemoryError" or "can't allocate memory" in str(error)
+    )
 
 
 def _operating_system_line(error: OSError) -> str:

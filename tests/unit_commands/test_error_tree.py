@@ -63,6 +63,18 @@ def test_a_home_that_nobody_knows_is_no_bug(capsys, monkeypatch):
     assert capsys.readouterr().err.count("\n") == 1
 
 
+def test_torch_without_memory_is_no_bug():
+    """The planner of a model that fits nowhere, a client on a small GPU: torch has errors of its own for it."""
+    import torch
+
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(1 << 55)
+    for error in (caught.value, torch.OutOfMemoryError("CUDA out of memory")):
+        code, _, err = told(error)
+        assert (code, err) == (2, "error: out of memory; use a smaller model or batch\n")
+    assert told(RuntimeError("something else"))[0] == 1
+
+
 def test_json_is_one_object_on_standard_output():
     """A program that asked for JSON must find the error where it finds results."""
     code, out, err = told(errors.DataError("data: too short"), as_json=True)
