@@ -90,8 +90,7 @@ _FILE = click.Path(path_type=Path)
 )
 @click.option(
     "--alpha",
-    default=0.0,
-    type=Finite(),
+    type=Finite(0, min_open=True),
     help="Divide by Dirichlet(alpha) over classes. [default: IID]",
 )
 @click.option(
@@ -138,6 +137,7 @@ def command(
     data: str,
     target: float,
     stop_at_target: bool,
+    alpha: float | None,
     number_format: str,
     net: str | None,
     json_path: Path | None,
@@ -159,6 +159,7 @@ def command(
         data=str(check_data(data)),
         target=target,
         stops_at_target=stop_at_target,
+        alpha=alpha or 0.0,
         up=number_format,
         down=number_format,
         **more,  # type: ignore[arg-type]

@@ -202,6 +202,14 @@ def test_what_cannot_be_written_is_said_before_anything_is_trained(
     assert not (tmp_path / "o").exists()
 
 
+@pytest.mark.parametrize("alpha", ["0", "-1"])
+def test_alpha_is_above_0(tmp_path, alpha, capsys):
+    """0 was taken for "not given", and the parts of a comparison by Dirichlet were IID."""
+    words = ["compare", "--methods", "fedavg", "--data", str(tmp_path), "--alpha", alpha]
+    assert main([*words, "--out", str(tmp_path / "o")]) == 2
+    assert "'--alpha'" in capsys.readouterr().err
+
+
 def test_a_title_is_text_whatever_the_data_are_called(tmp_path):
     """A name with dollars was taken for a formula, and one that is no UTF-8 ended the command, both after the training."""
     draw([Outcome("sl", (), 0.5)], tmp_path / "x.png", "small-cnn on a$_{b$ and \udcff")
