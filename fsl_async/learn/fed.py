@@ -256,6 +256,7 @@ class Fed(FedBase):
             version=lambda: self._learner.version,
             features=features,
             on_step=lambda loss, _: self._meter.count(0, {"loss": loss}),
+            meter=self._meter,
         )
         parts = {name: exchanged(half.part(name)) for name in decisions.averaged}
         self._learner.expect_rounds()
@@ -272,6 +273,7 @@ class Fed(FedBase):
             if self._split is not None:
                 self._split.begin_round(number)
             yield number
+            self._meter.step_dropped()  # a loop that did not end its round: what it waits for now is no step
 
     def end_round(
         self, *, samples: int, metrics: Mapping[str, SupportsFloat] | None = None

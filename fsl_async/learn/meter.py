@@ -32,6 +32,7 @@ class Meter:
         self._tokens_per_s = 0.0
         self.step_begun: float | None = None  # None while the training thread is not in a step
         self.step_times: deque[float] = deque(maxlen=STEPS_KEPT)
+        self._before_wait_s = 0.0  # of the present step
 
     @property
     def unsent_tokens(self) -> int:
@@ -69,8 +70,20 @@ class Meter:
         """The training thread is in fed.step, and may wait there."""
         now = time.monotonic()
         if self.step_begun is not None:
-            self.step_times.append(now - self.step_begun)
-            self.step_begun = None
+            self.step_times.append(self._before_wait_s + now - self.step_begun)
+        self.step_begun, self._before_wait_s = None, 0.0
+
+    def step_waits(self) -> bool:
+        """The training thread waits for others in the middle of a step, until `step_begins`; False: it is in none."""
+        if self.step_begun is None:
+            return False
+        self._before_wait_s += time.monotonic() - self.step_begun
+        self.step_begun = None
+        return True
+
+    def step_dropped(self) -> None:
+        """What was begun is no step."""
+        self.step_begun, self._before_wait_s = None, 0.0
 
     def step_begins(self) -> None:
         """The training thread goes back to the user's code."""

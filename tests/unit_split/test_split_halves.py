@@ -1,6 +1,7 @@
 """The halves by themselves: late gradients, chance, checkpoints, the flat vector, and what they refuse."""
 
 import copy
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -8,7 +9,9 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
+from fsl_async.cluster.hang import HangRules, HangWatch, Hung
 from fsl_async.errors import ConfigError
+from fsl_async.learn import meter as meters
 from fsl_async.learn.gpt import GPT, GPTConfig
 from fsl_async.learn.split import weights
 from fsl_async.learn.split.alignment import AlignSettings
@@ -392,3 +395,37 @@ def test_a_last_batch_of_one_sample_is_left_out_where_batch_norm_cannot_train_on
     broken = batches(1, size=2)[0]
     with pytest.raises(RuntimeError):
         training.train_batch(broken.inputs[:, :3], broken.labels)
+
+
+def test_steps_of_split_learning_are_seen_by_the_watch_that_looks_for_hangs(monkeypatch):
+    """It saw none: a client whose GPU hung in the middle of a round was reported nowhere. Waiting for the server is not hanging."""
+    now = [0.0]
+
+    def waited():
+        now[0] += 1000.0  # for room in the queue
+        return True
+
+    monkeypatch.setattr(meters, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    one, meter = method("cse-fsl", MethodSettings(upload_every=1)), meters.Meter()
+    training = SplitTraining(
+        one.client_half(split(net(), 0), ADAM, auxiliary=nn.Linear(8, 4)),
+        one,
+        decisions_of(SplitRules("cse-fsl", in_flight=1, upload_every=1)),
+        classes=4,
+        stopped=waited,
+        version=lambda: 0,
+        on_step=lambda *_: now.__setitem__(0, now[0] + 2.0),
+        meter=meter,
+    )
+    watch = HangWatch(HangRules(factor=3.0, least_s=5.0))
+    training.begin_round(0)
+    for batch in batches(6):
+        now[0] += 1.0  # reading data
+        training.train_batch(batch.inputs, batch.labels)
+    assert now[0] > 5000.0
+    assert list(meter.step_times) == [3.0] * 6
+    assert watch.look(meter.step_begun, meter.step_times, now[0] + 8.0) is None
+    assert watch.look(meter.step_begun, meter.step_times, now[0] + 10.0) == Hung(10.0, 3.0)
+    training.end_round()
+    assert meter.step_begun is None
+    assert len(meter.step_times) == 6

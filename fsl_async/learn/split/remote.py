@@ -28,6 +28,7 @@ from torch import Tensor
 from fsl_async.events import Event
 from fsl_async.events_split import RoundEnded, UploadKey, UploadReady
 from fsl_async.learn.buffers import Vector
+from fsl_async.learn.meter import Meter
 from fsl_async.learn.split.batches import Batch, Smashed
 from fsl_async.learn.split.halves import ClientHalf, StepReport
 from fsl_async.learn.split.methods.base import (
@@ -81,7 +82,9 @@ class SplitTraining:
         version: Callable[[], int],
         features: tuple[int, ...] = (),
         on_step: Callable[[float, int], None] = lambda _, __: None,
+        meter: Meter | None = None,
     ) -> None:
+        """meter: is told when a step begins, ends, and waits for the network, so that one that hangs is seen."""
         self.half = half
         self.method = method
         self.decisions = decisions
@@ -99,6 +102,7 @@ class SplitTraining:
         self._stopped = stopped
         self._version = version
         self._on_step = on_step
+        self._meter = meter or Meter()
         self._round = -1
         self._step = 0
         self._counted = 0  # steps of this round before, when it is trained again: keys grow
@@ -119,6 +123,7 @@ class SplitTraining:
         """The next batch is the first of round `number`."""
         self._counted = self._counted + self._step if number == self._round else 0
         self._round, self._step, self._samples = number, 0, 0
+        self._meter.step_begins()
 
     def train_batch(
         self, inputs: Tensor, labels: Tensor, lengths: Tensor | None = None
@@ -127,6 +132,13 @@ class SplitTraining:
 
         A batch of one sample (the last of a round may be one) is left out where batch norm cannot train on it.
         """
+        try:
+            return self._train_batch(inputs, labels, lengths)
+        finally:
+            self._meter.step_ended()
+            self._meter.step_begins()  # what the caller does until the next one, such as reading data, is a part of that
+
+    def _train_batch(self, inputs: Tensor, labels: Tensor, lengths: Tensor | None) -> float | None:
         self._load_model()
         found: float | None = None
         while len(self._open) >= self.decisions.in_flight:
@@ -152,6 +164,7 @@ class SplitTraining:
 
     def end_round(self) -> int:
         """Finish what is open, say so to the split server, wait until the round may go on. Returns its samples."""
+        self._meter.step_dropped()
         while self._open:
             self._finish_oldest()
         if self.decisions.has_server:
@@ -281,9 +294,12 @@ class SplitTraining:
             if ready():
                 return
             begun = time.monotonic()
+            in_step = self._meter.step_waits()
             while not ready() and not self._stopped():
                 self._changed.wait(POLL_S)
             self.waited_s += time.monotonic() - begun
+            if in_step:
+                self._meter.step_begins()
 
     # --- worker thread ----------------------------------------------------------------------------------------
 
