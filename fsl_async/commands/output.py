@@ -29,7 +29,11 @@ class _Waiting:
     def write(self, text: str) -> None:
         """Write a line; drop it where the reader is gone."""
         try:
-            self._stream.write(text + "\n")
+            try:
+                self._stream.write(text + "\n")
+            except UnicodeEncodeError:  # a path that is no text, a terminal that has no bars: that character alone is shown otherwise
+                coding = self._stream.encoding or "utf-8"
+                self._stream.write(text.encode(coding, "backslashreplace").decode(coding) + "\n")
             self._stream.flush()
         except (OSError, ValueError):
             silence(self._stream)

@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import attrs
+import pytest
 
 from fsl_async.commands.output import Output
 
@@ -33,6 +34,18 @@ def test_plain_results_are_aligned_lines():
         "ok            yes",
         "parts         [1, 2]",
     ]
+
+
+@pytest.mark.parametrize(
+    ("coding", "shown"), [("ascii", r"r\udcff \u2581"), ("utf-8", r"r\udcff ▁")]
+)
+def test_what_the_terminal_has_no_character_for_silences_nothing(coding, shown):
+    """`status` of a folder whose name is no UTF-8, or on a terminal of another coding, said three lines and then nothing, with exit code 0."""
+    raw = io.BytesIO()
+    output = Output(out=io.TextIOWrapper(raw, encoding=coding))
+    output.say("r\udcff ▁")
+    output.say("more")
+    assert raw.getvalue().decode(coding).splitlines() == [shown, "more"]
 
 
 def test_what_json_has_no_word_for_is_null():
