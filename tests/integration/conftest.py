@@ -117,11 +117,23 @@ class Process:
         self.popen.stdout.close()
 
 
-class Site:
-    """Starts nodes in one folder and leaves none behind. With a `starter` (`warm.WarmStarter`) they need not import torch first."""
+def pytest_configure(config):
+    """Name the marker of this folder."""
+    config.addinivalue_line(
+        "markers", "cold: every process starts as people start it, and imports what it needs"
+    )
 
-    def __init__(self, folder, starter=None):
-        self.starter = starter
+
+TRAINING = {"client", "server"}
+"""Roles whose processes import torch."""
+ROLES = {*TRAINING, "ps", "relay"}
+
+
+class Site:
+    """Starts nodes in one folder and leaves none behind. With a `starter` (`warm.WarmStarter`), nodes of the `forked` roles are forked from it."""
+
+    def __init__(self, folder, starter=None, forked=TRAINING):
+        self.starter, self.forked = starter, forked
         self.folder = folder
         self.run_dir = folder / "run"
         self.address = "127.0.0.1:0"
@@ -129,9 +141,11 @@ class Site:
         (folder / "task.py").write_text(TASK)
 
     def start(self, *arguments, inside=""):
-        """Start a process; `inside`: in this network namespace, which a site with a starter can."""
-        assert self.starter or not inside
-        process = Process(*arguments, cwd=self.folder, starter=self.starter, inside=inside)
+        """Start a process; `inside`: in this network namespace, which only forked ones can."""
+        role = arguments[arguments.index("--role") + 1] if "--role" in arguments else ""
+        starter = self.starter if role in self.forked else None
+        assert starter or not inside
+        process = Process(*arguments, cwd=self.folder, starter=starter, inside=inside)
         self.processes.append(process)
         return process
 
@@ -189,12 +203,6 @@ class Site:
             process.kill()
 
 
-@pytest.fixture
-def site(tmp_path):
-    """A folder with nodes that end with the test."""
-    yield from nodes_in(Site(tmp_path))
-
-
 @pytest.fixture(scope="session")
 def starter():
     """One for all tests that want it."""
@@ -204,9 +212,17 @@ def starter():
 
 
 @pytest.fixture
-def warm_site(tmp_path, starter):
-    """The same, for nodes that start many times in a test."""
+def site(tmp_path, request):
+    """A folder with nodes that end with the test. Those that train are forked from a process that has torch; none is with `@pytest.mark.cold`."""
+    is_cold = request.node.get_closest_marker("cold")
+    starter = None if is_cold else request.getfixturevalue("starter")
     yield from nodes_in(Site(tmp_path, starter))
+
+
+@pytest.fixture
+def warm_site(tmp_path, starter):
+    """The same, for nodes that start many times in a test: all are forked."""
+    yield from nodes_in(Site(tmp_path, starter, ROLES))
 
 
 def nodes_in(one):

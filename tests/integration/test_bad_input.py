@@ -18,6 +18,8 @@ from fsl_transport import PROTOCOL_VERSION, frames
 
 pytestmark = pytest.mark.slow
 
+UNIT_S = float(os.environ.get("FSL_TEST_TIME_UNIT", "3"))
+
 
 def refused(process, *words):
     """A process must end with code 2 and exactly one error line that holds the words."""
@@ -60,6 +62,7 @@ def test_a_run_directory_in_use_is_refused(site):
     refused(second, str(site.run_dir))
 
 
+@pytest.mark.cold
 def test_another_model_is_refused_with_both_shapes(site):
     """The line says which tensor differs; the run of the others goes on."""
     site.server()
@@ -201,6 +204,7 @@ def later_server():
         yield f"127.0.0.1:{port}", refuse, server
 
 
+@pytest.mark.cold
 @pytest.mark.parametrize("asked", [(), ("--json",)])
 def test_a_client_refused_for_its_protocol_ends_with_the_servers_words(site, later_server, asked):
     """Trying again would not help, so it ends, and soon: exit code 2, one line, no traceback."""
@@ -221,7 +225,7 @@ def test_a_script_of_ones_own_that_is_refused_gets_the_error(site, later_server)
         [sys.executable, "-c", script], cwd=site.folder, text=True, stderr=subprocess.PIPE
     ) as process:
         refuse()
-        _, err = process.communicate(timeout=30)
+        _, err = process.communicate(timeout=30 * UNIT_S)
     assert err.splitlines()[-1] == f"fsl_async.errors.RefusedError: {PROTOCOL_TEXT}"
 
 
@@ -254,7 +258,7 @@ def test_a_full_disk_keeps_the_last_good_version(site):
 
             except OSError:
                 pass
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 30 * UNIT_S
         full = ("could not be written", "broke off", "cannot")
         while not any(word in server.text for word in full) and time.monotonic() < deadline:
             time.sleep(0.1)
@@ -295,10 +299,10 @@ def test_a_short_data_path_is_refused_at_once(tmp_path, arguments):
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=60 * UNIT_S,
         check=False,
     )
     assert done.returncode == 2, done.stderr
     assert len(done.stderr.strip().splitlines()) == 1, done.stderr
     assert str(path) in done.stderr
-    assert time.monotonic() - begun < 30
+    assert time.monotonic() - begun < 30 * UNIT_S

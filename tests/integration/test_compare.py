@@ -1,6 +1,7 @@
 """`fsl-node compare` by command: what a person and a program get of it."""
 
 import json
+import os
 import struct
 import subprocess
 import sys
@@ -8,6 +9,7 @@ import sys
 import numpy as np
 import pytest
 
+UNIT_S = float(os.environ.get("FSL_TEST_TIME_UNIT", "3"))
 FSL_NODE = [sys.executable, "-m", "fsl_async.cli"]
 
 
@@ -36,7 +38,7 @@ def compare(tmp_path, *more):
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=120 * UNIT_S,
         check=False,
     )
 

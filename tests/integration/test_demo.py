@@ -17,6 +17,7 @@ KEYS = [
     "relaunches", "deltas_merged", "deltas_lost", "deltas_doubled", "participation", "seconds", "run_dir",
 ]  # fmt: skip
 
+UNIT_S = float(os.environ.get("FSL_TEST_TIME_UNIT", "3"))
 FSL_NODE = [sys.executable, "-m", "fsl_async.cli"]
 
 
@@ -60,7 +61,7 @@ def test_a_whole_demo(tmp_path, text):
     done = subprocess.run(
         [*FSL_NODE, "demo", "--clients", "2", "--seconds", "22", "--every", "2", "--seed", "1",
          "--data", str(text), "--run-dir", str(run_dir), "--json"],
-        capture_output=True, text=True, timeout=150, check=False,
+        capture_output=True, text=True, timeout=150 * UNIT_S, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr + done.stdout
     records = [json.loads(line) for line in done.stdout.splitlines()]
@@ -86,7 +87,7 @@ def test_a_whole_demo(tmp_path, text):
         [*FSL_NODE, "status", str(run_dir), "--json"],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=60 * UNIT_S,
         check=True,
     )
     status = json.loads(shown.stdout)
@@ -118,7 +119,7 @@ def test_however_it_ends_no_process_stays(tmp_path, text, number, code):
     with demo:
         os.kill(demo.pid, number)
         rest = demo.stdout.read()
-        assert demo.wait(timeout=60) == code
+        assert demo.wait(timeout=60 * UNIT_S) == code
     assert gone_within(run_dir, 5.0)
     if code > 0:
         assert "the demo was ended by" in json.loads(rest.splitlines()[-1])["error"]
@@ -132,7 +133,7 @@ def test_a_clients_error_is_the_demos_own(tmp_path):
     run_dir = tmp_path / "run"
     done = subprocess.run(
         [*FSL_NODE, "demo", "--data", str(short), "--run-dir", str(run_dir)],
-        capture_output=True, text=True, timeout=100, check=False,
+        capture_output=True, text=True, timeout=100 * UNIT_S, check=False,
     )  # fmt: skip
     assert done.returncode == 2, done.stderr
     assert done.stderr.splitlines()[-1].startswith("error: data ")

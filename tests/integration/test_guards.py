@@ -4,6 +4,7 @@ Clients are the light ones of the benchmarks (real sessions, streams and decisio
 """
 
 import json
+import os
 import sys
 import time
 from pathlib import Path
@@ -15,6 +16,7 @@ from fsl_codecs import CodecSpec, encode
 from fsl_transport.loop import run
 
 pytestmark = pytest.mark.slow
+UNIT_S = float(os.environ.get("FSL_TEST_TIME_UNIT", "3"))
 EVERY_S = 0.3
 TIMES = 1000
 VALUES = 1000
@@ -94,7 +96,7 @@ def played(bench, folder, *, count=3, **settings):
     run_dir = folder / "run"
     with server_process.serving(run_dir, chosen) as server:
         moved, told = run(play(server.address))
-        until = time.monotonic() + 60
+        until = time.monotonic() + 60 * UNIT_S
         while '"version":3' not in (run_dir / "journal.jsonl").read_text().replace(" ", ""):
             assert time.monotonic() < until, "the journal ends before the last version"
             time.sleep(0.05)

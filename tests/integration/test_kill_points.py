@@ -22,6 +22,7 @@ def dead(process):
     return process.popen.poll() == -9
 
 
+@pytest.mark.cold
 @pytest.mark.slow
 def test_killed_at_their_effects_processes_go_on(site, monkeypatch):
     """The same points as in virtual time, with real disks, threads and sockets; and the ledger's word for it that nothing was lost."""

@@ -13,6 +13,8 @@ pytestmark = pytest.mark.slow
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "own_script.py"
 
+UNIT_S = float(os.environ.get("FSL_TEST_TIME_UNIT", "3"))
+
 
 def script(*arguments):
     """Start it."""
@@ -29,7 +31,7 @@ def script(*arguments):
 def test_bad_input_is_one_line(arguments):
     """It is the first thing that a new user does wrong, and a traceback says nothing to them."""
     with script(*arguments) as process:
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=60 * UNIT_S)
     assert process.returncode == 2
     assert out == ""
     assert err.startswith("error: ")
@@ -41,7 +43,7 @@ def test_ctrl_c_before_there_is_a_server():
     with script("127.0.0.1:9") as process:
         assert "no answer" in process.stdout.readline()
         process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=60)
+        _, err = process.communicate(timeout=60 * UNIT_S)
     assert process.returncode == 130
     assert "Traceback" not in err
     assert err.endswith("stopped: Ctrl-C\n")
@@ -57,13 +59,13 @@ def test_ctrl_c_once_ends_in_good_order_and_a_refusal_is_said(site):
         other = site.client("other", "wide")
         assert other.end() == 2  # that server has another model
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=60 * UNIT_S)
     assert process.returncode == 130
     assert "steps, last loss" in out
     assert "Traceback" not in err
     assert err.endswith("stopped: Ctrl-C\n")
     assert len(site.ledger("accepted")) == 1
     with script(site.address, "too", "many") as process:
-        assert process.wait(60) == 2
+        assert process.wait(60 * UNIT_S) == 2
     server.signal(signal.SIGINT)
     assert server.end() == 130

@@ -64,7 +64,7 @@ def test_a_killed_client_comes_back_and_takes_part(site):
     at_death = max(one["version"] for one in site.ledger("version"))
     first_life = {key.split("/")[1] for key in merged_keys(site) if key.startswith("b/")}
     back = site.client("b")
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 60 * UNIT_S
     lives = first_life
     while lives == first_life and time.monotonic() < deadline:
         time.sleep(0.1)
@@ -78,6 +78,7 @@ def test_a_killed_client_comes_back_and_takes_part(site):
     assert back.end() == 0
 
 
+@pytest.mark.cold
 def test_a_script_of_ones_own_joins(site):
     """The third use: `fsl_async.join` inside a script that the user starts, beside a client that runs a task."""
     server = site.server(run__rounds=3)
@@ -90,7 +91,7 @@ def test_a_script_of_ones_own_joins(site):
         cwd=site.folder,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=120 * UNIT_S,
         check=False,
     )
     assert own.returncode == 0, own.stderr

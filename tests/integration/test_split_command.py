@@ -80,6 +80,7 @@ def wait_lives(site, name, count):
     assert lives(site, name) == count, "\n---\n".join(each.text for each in site.processes)
 
 
+@pytest.mark.cold
 def test_images_by_command_with_a_client_killed_and_back(site, cifar, interrupt):
     """What the README promises of split learning, as a user types it."""
     (site.folder / "fsl.toml").write_text(CONFIG)

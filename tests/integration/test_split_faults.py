@@ -244,7 +244,7 @@ def test_the_demo_of_split_learning(tmp_path):
     coded_up = sum(size for name, size in result["coded"].items() if name.endswith("up"))
     assert result["sockets"]["up"] > coded_up
     shown = subprocess.run(
-        [*node, "status", str(run_dir), "--json"], capture_output=True, text=True, timeout=60, check=True
+        [*node, "status", str(run_dir), "--json"], capture_output=True, text=True, timeout=60 * UNIT_S, check=True
     )  # fmt: skip
     status = json.loads(shown.stdout)
     assert status["version"] == 5
