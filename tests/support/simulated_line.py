@@ -1,7 +1,8 @@
 """A line for the stripes' machines, packet by packet and without a clock: one bottleneck with a queue, random losses, TCP connections over it.
 
 A connection is what matters of CUBIC (RFC 9438): slow start from ten segments, a segment that is lost is sent again a round trip later, with the
-window cut to 0.7 once, or after a time-out, and everything behind it waits at the other end for its turn. Acknowledgements are never lost.
+window cut to 0.7 once, or after a time-out, and everything behind it waits at the other end for its turn. One that was idle begins with ten
+segments again: half of its window is lost with each time-out that it was idle (RFC 2861, as Linux does it). Acknowledgements are never lost.
 """
 
 from __future__ import annotations
@@ -44,10 +45,15 @@ class Span:
 
 
 class Line:
-    """Always something to send, over as many connections as the production machines ask for."""
+    """Over as many connections as the production machines ask for; with ``endless``, always something to send."""
 
     def __init__(
-        self, conditions: Conditions, *, seed: int = 1, stripes: int | None = None
+        self,
+        conditions: Conditions,
+        *,
+        seed: int = 1,
+        stripes: int | None = None,
+        endless: bool = True,
     ) -> None:
         self.conditions = conditions
         self.now = 0.0
@@ -63,19 +69,29 @@ class Line:
         self._got = self._dropped = 0
         self._queue_s = 0.0
         self._late: list[float] = []
+        self._endless = endless
+        self._chunks: deque[int] = deque()
+        self._stream_chunks = 1 << 20
+
+    def burst(self, *chunks: int) -> float:
+        """Send chunks of so many bytes; seconds until all of them are there."""
+        begun, wanted = self.now, self._got + sum(chunks)
+        self._begin()
+        self._chunks.extend(chunks)
+        self._stream_chunks = len(chunks)
+        self._send()
+        while self._got < wanted:
+            self._step()
+        return self.now - begun
 
     def run(self, seconds: float) -> Span:
         """Go on for so long."""
-        if not self._order:
-            self._open()
-            self._send()
-            self._tick()
+        self._begin()
         end, got, dropped = self.now + seconds, self._got, self._dropped
         self._queue_s = 0.0
         self._late.clear()
         while self._events and self._events[0][0] <= end:
-            self.now, _, call, words = heapq.heappop(self._events)
-            call(*words)
+            self._step()
         self.now = end
         return Span(
             use=(self._got - got) / seconds / self.conditions.rate,
@@ -83,6 +99,16 @@ class Line:
             late_s=max(self._late, default=0.0),
             dropped=self._dropped - dropped,
         )
+
+    def _begin(self):
+        if not self._order:
+            self._open()
+            self._send()
+            self._tick()
+
+    def _step(self):
+        self.now, _, call, words = heapq.heappop(self._events)
+        call(*words)
 
     def at(self, when, call, *words):
         """Call later."""
@@ -112,11 +138,14 @@ class Line:
     def _send(self):
         bulk = self.bulk
         while True:
-            while bulk.has_room:
-                bulk.add(1, 0, self._index, bytes(CHUNK_BYTES))
+            while bulk.has_room and (self._endless or self._chunks):
+                size = CHUNK_BYTES if self._endless else self._chunks.popleft()
+                bulk.add(1, 0, self._index, bytes(size), self._stream_chunks)
                 self._index += 1
-            found = bulk.next(self.now, more=True)
+            found = bulk.next(self.now, more=self._endless or bool(self._chunks))
             if found is None:
+                if not bulk.is_busy:
+                    self.count.rest(self.now)
                 return
             stripe, number, asks, piece = found
             size = len(piece.data)
@@ -135,7 +164,10 @@ class Line:
         bulk = self.bulk
         bulk.taken(*told, self.now)
         self._send()
-        if self.count.feed(
+        if not bulk.is_busy:
+            if self.count.begin(bulk.delivered, bulk.round_trip_s):
+                self._open()
+        elif self.count.feed(
             self.now, bulk.delivered, open_count=bulk.open_count, round_trip_s=bulk.round_trip_s,
             worth=bulk.line.connections,
         ):  # fmt: skip
@@ -162,9 +194,12 @@ class Connection:
         self.out, self.again, self.there = {}, deque(), set()
         self.round_trip_s = 2 * line.conditions.delay_s
         self.cut_at, self.timer, self.waits = 0.0, None, 1
+        self.sent_at = 0.0
 
     def write(self, size, mark):
         """A message of so many bytes."""
+        if not self.out and not self.again and self.next == self.end:
+            self.rested()
         while size > 0:
             self.sizes[self.end] = min(SEGMENT_BYTES, size)
             size -= SEGMENT_BYTES
@@ -172,8 +207,16 @@ class Connection:
         self.marks.append((self.end, mark))
         self.pump()
 
+    def rested(self):
+        """Nothing was under way for a while."""
+        idle_s, wait_s = self.line.now - self.sent_at, self.round_trip_s + 0.2
+        if idle_s > wait_s:
+            self.threshold = max(self.threshold, 0.75 * self.window)
+            self.window = max(self.window * 0.5 ** (idle_s // wait_s), min(self.window, 10.0))
+
     def pump(self):
         """Send what the window allows."""
+        self.sent_at = self.line.now
         while len(self.out) < self.window and (self.again or self.next < self.end):
             if self.again:
                 number = self.again.popleft()

@@ -5,6 +5,7 @@ import random
 import pytest
 
 from fsl_transport import Conditions, PeerDown, PeerUp, StreamReceived, StreamSent
+from fsl_transport.stripe_count import LONG_FIRST
 
 MIB = 1 << 20
 
@@ -48,6 +49,27 @@ def test_both_ends_find_how_many(meet, new_source, new_sink, down):
     assert sink.content == b"".join(data)
     assert world.scheduler.time() - begun < 25
     assert count_of(sender) >= 16
+
+
+@pytest.mark.parametrize("down", [False, True])
+def test_small_streams_on_a_long_line_have_several(meet, new_source, new_sink, down):
+    """Nothing of theirs ever waits for a window; the end of a round took three round trips more than it had to, each way."""
+    world, ps, client = meet()
+    sender, receiver = (ps, client) if down else (client, ps)
+    for number in (1, 2, 3):
+        world.accept_all(receiver, new_sink())
+        source = new_source([bytes(64_000)])
+        sender.endpoint.offer("c", f"s{number}", {}, source, 70_000)
+        world.until(lambda number=number: sender.count(StreamSent) == number)
+    assert count_of(sender) == LONG_FIRST
+    stripes = sender.endpoint._all_peers()[0].streams._bulk._stripes.values()
+    assert sum(stripe.is_open for stripe in stripes) == LONG_FIRST
+    assert sum(stripe.delivered > 0 for stripe in stripes) >= 5
+    before = sum(stripe.seq for stripe in stripes)
+    world.accept_all(receiver, new_sink())
+    sender.endpoint.offer("c", "batch", {}, new_source([bytes(140_000)] * 4), 600_000)
+    world.until(lambda: sender.count(StreamSent) == 4)
+    assert sum(stripe.seq for stripe in stripes) - before <= 4 * 9, "cut for all of the stream"
 
 
 def test_what_was_found_is_remembered(meet, new_source, new_sink):

@@ -51,6 +51,21 @@ def test_one_lost_packet_in_a_hundred(seed):
     assert line.run(3.0).use > 12 * alone.run(3.0).use
 
 
+@pytest.mark.parametrize(
+    ("chunks", "round_trips"),
+    [((64_000,), 0), ((97_000,), 0), ((140_000,) * 4, 2), ((195_000, 195_000), 1)],
+)
+def test_a_burst_after_a_pause_takes_no_more_round_trips_than_it_must(chunks, round_trips):
+    """A model at the end of a round, a batch of activations: TCP has forgotten what it knew of the line, and sixteen connections bring ten segments each at once."""
+    line = Line(Conditions(rate=25e6, delay_s=0.045), endless=False)
+    took = []
+    for _ in range(8):
+        took.append(line.burst(*chunks))
+        line.run(6.0)
+    on_the_line_s = 1.1 * sum(chunks) / 25e6 + 0.005
+    assert max(took[2:]) < 0.045 + 0.09 * round_trips + on_the_line_s
+
+
 def test_sixty_four_at_once_put_no_more_into_the_line_than_one():
     """Before the first answer nobody knows what the line brings."""
     for stripes in (1, 64):
@@ -120,6 +135,23 @@ def test_a_base_that_is_old_is_sought_anew():
     now = taken(line, 5, now=now, took_s=0.13, size=1 << 20)
     assert line.round_trip_s == pytest.approx(0.13), "it is longer, and not as long as with a queue"
     assert line.window > window / 2
+
+
+def test_an_empty_line_has_no_queue_to_look_behind():
+    """Little is sent now and then: half a window would only hold it up. And the line may have got longer meanwhile, or shorter."""
+    line = LineWindow(1 << 30)
+    now = taken(line, 10, now=1.0, took_s=0.1)
+    window = line.window
+    for took_s in (0.2, 0.05):
+        now += 2 * SEEK_EVERY_S
+        mark = line.mark(now, is_empty=True)
+        assert line.window == window, "the first pieces of a burst go as ever"
+        line.taken(1 << 20, sent_at=now, then=mark, is_busy=False, piece_bytes=16_384, now=now + took_s)  # fmt: skip
+        assert line.round_trip_s == pytest.approx(took_s)
+        assert line.window > 1 << 20
+        now, window = now + took_s, line.window
+    line.mark(now + 1.0, is_empty=True)
+    assert line.round_trip_s == pytest.approx(0.05), "what is not old is kept"
 
 
 def test_the_limit_holds_while_a_base_is_sought():

@@ -11,6 +11,7 @@ from fsl_transport import PeerError
 from fsl_transport.arrivals import Arrivals, Assembly, Early
 from fsl_transport.frames import Chunk
 from fsl_transport.stripe_count import (
+    BEGIN_BYTES,
     DOWN_S,
     FIRST_WAIT_S,
     LONG_FIRST,
@@ -18,7 +19,7 @@ from fsl_transport.stripe_count import (
     StripeCount,
     Trial,
 )
-from fsl_transport.stripes import LEAST_PIECE_BYTES, BulkSender
+from fsl_transport.stripes import FIRST_FLIGHT_BYTES, LEAST_PIECE_BYTES, BulkSender
 
 KIB = 1024
 
@@ -191,6 +192,65 @@ def test_the_freest_stripe_takes_the_next_piece():
     assert carried == {0: 2 * LEAST_PIECE_BYTES, 1: 2 * LEAST_PIECE_BYTES}
     bulk.taken(1, 1, 2, 0.05)
     assert {stripe for stripe, *_ in send_all(bulk, 0.05)} == {1}
+
+
+def test_what_is_small_goes_over_all_connections():
+    """TCP begins each burst anew with ten segments for each connection: the more of them, the fewer round trips."""
+    bulk = sender(16)
+    bulk.line.window = 1 << 20
+    bulk.add(1, 0, 0, bytes(97_000))
+    sent = send_all(bulk)
+    assert [stripe for stripe, *_ in sent] == list(range(8))
+    sizes = [len(piece.data) for *_, piece in sent]
+    assert sum(sizes) == 97_000
+    assert max(sizes) <= FIRST_FLIGHT_BYTES
+    assert max(sizes) - min(sizes) < 8
+
+
+def test_a_small_stream_does_not_prefer_the_connection_that_carried_most():
+    """Windows are of use where they are full; before, the first connection got most of each burst, because it had got most of those before."""
+    bulk = sender(16)
+    bulk.line.window = 1 << 20
+    for stripe in bulk._stripes.values():
+        stripe.window, stripe.piece_bytes = 100_000, 1 << 16
+    first = bulk._stripes[0]
+    first.window, first.piece_bytes = 1 << 20, 1 << 18
+    carried = dict.fromkeys(range(16), 0)
+    for index in range(4):  # as they are coded
+        bulk.add(1, 0, index, bytes(140_000), chunks=4)
+        for stripe, _, _, piece in send_all(bulk):
+            carried[stripe] += len(piece.data)
+    assert set(carried.values()) == {35_000}
+
+
+def test_a_large_stream_goes_in_large_pieces_from_its_first_chunk_on():
+    """Whatever waits just now: a slow source must not make it cost more."""
+    bulk = sender(16)
+    bulk.line.window = 1 << 24
+    for stripe in bulk._stripes.values():
+        stripe.window, stripe.piece_bytes = 1 << 20, 1 << 16
+    bulk.add(1, 0, 0, bytes(1 << 18), chunks=1000)
+    assert [len(piece.data) for *_, piece in send_all(bulk)] == [1 << 16] * 4
+
+
+@pytest.mark.parametrize("stripes", [4, 16])
+def test_what_has_to_wait_goes_in_pieces_of_what_a_connection_carries(stripes):
+    """Once windows are full, small pieces would only cost time; and who carries more gets more."""
+    bulk = sender(stripes)
+    for stripe in bulk._stripes.values():
+        stripe.window, stripe.piece_bytes = 1 << 18, 1 << 16
+    bulk._stripes[3].window = 1 << 20
+    bulk.line.window = 1 << 17
+    for index in range(2):
+        bulk.add(1, 0, index, bytes(400_000))
+    carried = dict.fromkeys(range(stripes), 0)
+    sent = send_all(bulk)
+    bulk.line.window = 1 << 22
+    later = send_all(bulk)
+    for stripe, _, _, piece in sent + later:
+        carried[stripe] += len(piece.data)
+    assert [len(piece.data) for *_, piece in later[:2]] == [1 << 16] * 2
+    assert stripes > 4 or carried[3] > 2 * carried[2]
 
 
 def test_a_stripe_that_stands_does_not_hold_the_transfer():
@@ -405,6 +465,24 @@ def test_a_long_line_is_begun_with_several():
     machine = StripeCount(2 * LONG_FIRST, 64)
     machine.feed(0.0, 0, open_count=2 * LONG_FIRST, round_trip_s=0.09, worth=1)
     assert machine.count == 2 * LONG_FIRST, "never fewer than were asked for"
+
+
+def test_a_long_line_is_begun_with_several_also_where_nothing_ever_waits():
+    """A model of 64 KB at the end of each round never waits for a window, and over one connection it took three round trips."""
+    machine = StripeCount(1, 64)
+    assert not machine.begin(BEGIN_BYTES - 1, 0.09), "a process may be late with its first answers"
+    assert not machine.begin(BEGIN_BYTES, 0.0), "nothing was answered so far"
+    assert machine.begin(BEGIN_BYTES, 0.09)
+    assert (machine.count, machine.trial) == (LONG_FIRST, Trial.GROWING)
+    assert not machine.begin(1 << 30, 0.09)
+    _, path = count_on(lambda n: 1e6 * n, 2, machine=machine, round_trip_s=0.09, worth=40)
+    assert path[:2] == [LONG_FIRST, 40], "it goes on growing"
+    short, few, fixed = StripeCount(1, 64), StripeCount(1, 4), StripeCount(2, 2)
+    assert not short.begin(BEGIN_BYTES, 0.001)
+    assert not short.begin(BEGIN_BYTES, 0.09), "it was short"
+    assert few.begin(BEGIN_BYTES, 0.09)
+    assert not fixed.begin(BEGIN_BYTES, 0.09)
+    assert (short.count, few.count, fixed.count) == (1, 4, 2)
 
 
 def test_there_are_as_many_as_the_window_of_a_long_line_is_worth():

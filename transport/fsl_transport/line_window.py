@@ -17,7 +17,7 @@ Rules
     the window is what everybody waits for, pieces are held up, and there is no queue, the gain grows by a quarter every round, to 8. Then TCP's own windows
     are the limit. A long queue takes it back, to 1.5.
   * A queue of our own is in the base when nothing was as short again for ``SEEK_EVERY_S``. Then it is sought anew for a few rounds with half of what
-    fills the line (BBR's ProbeRTT).
+    fills the line (BBR's ProbeRTT). Where the line is empty there is no queue: the base is then what the next piece takes.
 
 state     event                                            -> state     gain
 FILLING   round over, faster by a quarter                  -> FILLING   2
@@ -115,6 +115,8 @@ class LineWindow:
         """What to remember of a piece that is sent: bytes delivered so far, and since when. ``is_empty``: nothing is under way."""
         if is_empty:
             self._delivered_at = now
+            if now - self._short_at > SEEK_EVERY_S and self._seek_ends_at == math.inf:
+                self.round_trip_s = math.inf
         return self.delivered, self._delivered_at
 
     def waited_for(self) -> None:

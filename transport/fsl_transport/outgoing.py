@@ -111,6 +111,8 @@ class Sender:
         self._drain()
         if self._bulk.is_busy:
             self._measure(now)
+        elif self._count.begin(self._bulk.delivered, self._bulk.round_trip_s):
+            self._use_stripes()
 
     # Operations.
 
@@ -208,7 +210,7 @@ class Sender:
                     if ready is None:
                         self._tell_blocked(outgoing)
                         break
-                    self._bulk.add(machine.number, machine.round, *ready)
+                    self._bulk.add(machine.number, machine.round, *ready, machine.chunks)
                     # The others have their turn before this one has its next.
                     self._outgoing[machine.number] = self._outgoing.pop(machine.number)
                 wanted = machine.next_read()

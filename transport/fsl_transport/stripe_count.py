@@ -7,6 +7,7 @@ Rules
   * GROWING: a line with a round trip of ``LONG_ROUND_TRIP_S`` or more begins with ``LONG_FIRST``, and gets as many as the line's window is worth
     (``line_window.py``), which grows with what arrives: one connection takes seconds there to get up to speed, and losses keep it from filling the line.
     What they may send together is bounded by that window, not by their number. It ends with the first epoch in which the number was enough.
+    So it is begun where little is sent, too: TCP needs fewer round trips for it over several.
   * Bytes that arrived are counted for an epoch, after a pause in which connections open and get up to speed. An epoch in which there was
     nothing to send for more than ``IDLE_SHARE`` of the time proves nothing and is measured again.
   * UP: twice as many. With ``GAIN`` more they stay and UP follows at once; otherwise the number from before.
@@ -46,6 +47,8 @@ EPOCH_ROUND_TRIPS: Final = 8
 IDLE_SHARE: Final = 0.1
 LONG_ROUND_TRIP_S: Final = 0.02
 LONG_FIRST: Final = 16
+BEGIN_BYTES: Final = 32 * 1024
+"""So much must have arrived before the round trip is believed: a process may be late with its first answers."""
 OPENING_S: Final = 3.0
 """How long connections may take to open before the epoch begins without them."""
 FIRST_WAIT_S: Final = 3.0
@@ -104,6 +107,17 @@ class StripeCount:
         if self._idle_since is None:
             self._idle_since = now
 
+    def begin(self, delivered: int, round_trip_s: float) -> bool:
+        """``delivered`` bytes in all by now. On a long line several are begun with, also where nothing ever waits to be sent. True when ``count`` changed."""
+        if not self._is_new or self._is_fixed or round_trip_s <= 0 or delivered < BEGIN_BYTES:
+            return False
+        self._is_new = False
+        before = self.count
+        if round_trip_s >= LONG_ROUND_TRIP_S and before < self.limit:
+            self.trial = Trial.GROWING
+            self.count = max(before, min(LONG_FIRST, self.limit))
+        return self.count != before
+
     def feed(
         self, now: float, delivered: int, *, open_count: int, round_trip_s: float, worth: int
     ) -> bool:
@@ -119,7 +133,8 @@ class StripeCount:
         if self._begin_at is None:
             self._asked_at = now
             self._start(now, round_trip_s)
-        if self._grows(now, round_trip_s, worth):
+        began = self.begin(max(delivered, BEGIN_BYTES), round_trip_s)
+        if self._grows(now, round_trip_s, worth) or began:
             return True
         if open_count < self.count and now < self._asked_at + OPENING_S:
             self._start(now, round_trip_s)
@@ -145,12 +160,7 @@ class StripeCount:
         return self.count != was
 
     def _grows(self, now: float, round_trip_s: float, worth: int) -> bool:
-        """GROWING begins, goes on, or is over."""
-        if self._is_new and round_trip_s > 0:
-            self._is_new = False
-            if round_trip_s >= LONG_ROUND_TRIP_S and self.count < self.limit:
-                self.trial = Trial.GROWING
-                worth = max(worth, LONG_FIRST)
+        """GROWING goes on, or is over."""
         if self.trial is not Trial.GROWING:
             return False
         if round_trip_s < LONG_ROUND_TRIP_S:  # the first answer was late

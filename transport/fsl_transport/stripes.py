@@ -10,6 +10,8 @@ Rules
     pieces; before it is measured what it brought so far, and two pieces. Samples taken while there was nothing to send
     make a window larger, never smaller.
   * The next piece goes to the stripe with the largest free share of its window: a slow one takes less, one that stands takes nothing.
+  * While nothing has to wait for a window, little is to be sent, and TCP begins with ten segments on each connection that was idle: so it
+    goes to the stripe with the least under way, over all that there are, in pieces that are small enough for all of them to get one.
   * A piece that ``asks`` is acknowledged at once: four of them in each window, and the last one there is; each one where there are several stripes, whose
     next piece may be a long time away. An answer costs both ends more than a piece does, so a full window asks for no more. Where it shrank below what
     was sent and nobody asked, one more piece goes out and asks.
@@ -40,6 +42,8 @@ from fsl_transport.link import Buffer
 MEASURED_BYTES: Final = 256 * 1024
 """The first samples of a stripe are of its first few pieces only; it is measured from so much on."""
 LEAST_PIECE_BYTES: Final = 16 * 1024
+FIRST_FLIGHT_BYTES: Final = 13_000
+"""What TCP sends at once on a connection that was idle: ten segments (RFC 6928), less what goes around a piece and what tunnels take off a segment."""
 PIECE_S: Final = 0.05
 """A piece is what a stripe carries in so much time, at the most."""
 WINDOW_GAIN: Final = 1.5
@@ -48,12 +52,19 @@ _ASKS_PER_WINDOW: Final = 4
 
 
 class Piece:
-    """Part of a chunk: ``data`` belongs at ``offset`` of its ``size`` bytes."""
+    """Part of a chunk: ``data`` belongs at ``offset`` of its ``size`` bytes. ``stream_bytes``: about what its stream has in all."""
 
-    __slots__ = ("data", "index", "offset", "round", "size", "stream")
+    __slots__ = ("data", "index", "offset", "round", "size", "stream", "stream_bytes")
 
     def __init__(  # noqa: PLR0917 - the hot path passes positions
-        self, stream: int, round_: int, index: int, offset: int, size: int, data: Buffer
+        self,
+        stream: int,
+        round_: int,
+        index: int,
+        offset: int,
+        size: int,
+        data: Buffer,
+        stream_bytes: int = 0,
     ) -> None:
         self.stream = stream
         self.round = round_
@@ -61,6 +72,7 @@ class Piece:
         self.offset = offset
         self.size = size
         self.data = data
+        self.stream_bytes = stream_bytes
 
 
 class _Sent:
@@ -148,8 +160,8 @@ class BulkSender:
     """All stripes of one direction of one session."""
 
     __slots__ = (
-        "_again", "_in_flight", "_is_busy", "_loads", "_patience_s", "_piece_limit", "_stripes", "_used", "_window_limit",
-        "count", "delivered", "line", "sent_again",
+        "_again", "_in_flight", "_is_busy", "_loads", "_patience_s", "_piece_limit", "_stripes", "_used", "_wanted",
+        "_window_limit", "count", "delivered", "line", "sent_again",
     )  # fmt: skip
 
     def __init__(self, *, patience_s: float, piece_limit: int, window_limit: int) -> None:
@@ -164,7 +176,8 @@ class BulkSender:
         self._loads: deque[Piece] = deque()  # what is left of chunks that are being cut
         self._again: deque[Piece] = deque()
         self._is_busy = False
-        self._used = 1
+        self._wanted = 1  # stripes that are of use now
+        self._used = 1  # those of them that stand
         self._in_flight = 0
         self.opened(0, 0.0)
 
@@ -182,11 +195,12 @@ class BulkSender:
         """Whether another chunk may be added: two wait at the most."""
         return len(self._loads) < 2 and not self._again
 
-    def add(self, stream: int, round_: int, index: int, data: Buffer) -> None:
-        """A chunk to send. Data that somebody could still change is copied."""
+    def add(self, stream: int, round_: int, index: int, data: Buffer, chunks: int = 1) -> None:
+        """A chunk to send, of a stream of so many. Data that somebody could still change is copied."""
         if type(data) is not bytes and not (type(data) is memoryview and data.readonly):
             data = bytes(data)
-        self._loads.append(Piece(stream, round_, index, 0, len(data), data))
+        size = len(data)
+        self._loads.append(Piece(stream, round_, index, 0, size, data, chunks * size))
 
     def forget(self, stream: int) -> None:
         """A stream is over, or begins again at another place: send no more of what was added so far."""
@@ -221,7 +235,7 @@ class BulkSender:
         stripe.sent.append(_Sent(stripe.seq, piece, now, stripe.delivered, mark, self._is_busy))
         window = min(stripe.window, self.line.window)
         asks = (
-            self._used > 1
+            self._wanted > 1
             or stripe.unasked * _ASKS_PER_WINDOW >= window
             or not (self._loads or self._again)
         )
@@ -230,39 +244,44 @@ class BulkSender:
             stripe.asked = stripe.seq
         return stripe.number, stripe.seq, asks, piece
 
-    def _cut(self, piece_bytes: int) -> Piece:
+    def _cut(self, most: int) -> Piece:
+        """What goes next, of rather no more than ``most`` bytes."""
         load = self._loads[0]
         left = len(load.data)
-        if left <= piece_bytes + piece_bytes // 2:
+        if self._used > 1 and left > FIRST_FLIGHT_BYTES and not self._is_busy:
+            share = math.ceil(load.stream_bytes / self._used)
+            most = min(most, max(share, FIRST_FLIGHT_BYTES))
+            most = math.ceil(left / math.ceil(left / most))  # all of them alike
+        if left <= most + most // 2:
             return self._loads.popleft()
         view = memoryview(load.data)
-        piece = Piece(
-            load.stream, load.round, load.index, load.offset, load.size, view[:piece_bytes]
-        )
-        load.data = view[piece_bytes:]
-        load.offset += piece_bytes
+        piece = Piece(load.stream, load.round, load.index, load.offset, load.size, view[:most])
+        load.data = view[most:]
+        load.offset += most
         return piece
 
     def _freest(self) -> Stripe | None:
         """The stripe for the next piece; None while the windows are full and an answer is on its way."""
-        best, best_share, in_flight = None, 0.0, 0
+        best, best_load, in_flight, used = None, math.inf, 0, 0
         unasked: Stripe | None = None
         is_awaited = False
-        self._used = left = min(self.count, self.line.connections)
+        is_busy = self._is_busy
+        most = min(self.count, self.line.connections) if is_busy else self.count
         for stripe in self._stripes.values():
             if not stripe.is_open or stripe.is_suspect:
                 continue  # what a suspect one holds goes again, and is counted there
-            in_flight += stripe.in_flight
+            under_way = stripe.in_flight
+            in_flight += under_way
             if stripe.is_awaited:
                 is_awaited = True
-            elif stripe.in_flight:
+            elif under_way:
                 unasked = stripe
-            if left and stripe.number < self.count:
-                left -= 1
-                share = 1.0 - stripe.in_flight / stripe.window
-                if share > best_share:
-                    best, best_share = stripe, share
-        self._in_flight = in_flight
+            if used < most and stripe.number < self.count:
+                used += 1
+                load = under_way / stripe.window if is_busy else under_way
+                if load < best_load and under_way < stripe.window:
+                    best, best_load = stripe, load
+        self._in_flight, self._wanted, self._used = in_flight, most, used
         if best is None or in_flight >= self.line.window:
             if best is not None:
                 self.line.waited_for()
