@@ -30,6 +30,7 @@ _LOW_DISK_BYTES = 10 * _GIBIBYTE
 _NO_DISK_BYTES = _GIBIBYTE
 _FEW_FILES = 1024
 """Open files; a server holds two connections for each client, and a few files."""
+_SLOW_START = Path("/proc/sys/net/ipv4/tcp_slow_start_after_idle")
 
 # What /proc/cpuinfo calls the feature bits that the native codec asks for.
 _FEATURES = {
@@ -58,7 +59,7 @@ class Finding:
 )  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(*, run_dir: Path, as_json: bool) -> int:
-    """Look at what a run needs here: versions, codec, GPU, network, open files, disk.
+    """Look at what a run needs here: versions, codec, GPU, network, TCP, open files, disk.
 
     Exit code 0 when a node can run here, if slower than it could; 1 when something stands in its way.
     """
@@ -82,6 +83,7 @@ def examine(run_dir: Path) -> list[Finding]:
         "torch": _torch,
         "event loop": _event_loop,
         "network": _network,
+        "TCP": _tcp,
         "keys": _keys,
         "open files": _open_files,
         "disk": lambda: _disk(run_dir),
@@ -195,6 +197,21 @@ def _network() -> Finding:
         )
         return Finding("network", WARNING, text, details)
     return Finding("network", OK, f"libzmq {details['libzmq']} with CURVE", details)
+
+
+def _tcp() -> Finding:
+    try:
+        setting = _SLOW_START.read_text(encoding="ascii").strip()
+    except OSError:
+        return Finding("TCP", OK, "no settings to look at here")
+    details = {"slow_start_after_idle": setting}
+    if setting == "0":
+        return Finding("TCP", OK, "connections keep their speed over a pause", details)
+    text = (
+        "connections begin slowly after a pause; where rounds go over a long line (50 ms and more), this at both ends saves"
+        " round trips: sysctl -w net.ipv4.tcp_slow_start_after_idle=0"
+    )
+    return Finding("TCP", OK, text, details)
 
 
 def _keys() -> Finding:

@@ -14,7 +14,9 @@ from fsl_async.commands import doctor
 from fsl_async.keys.allow_list import Entry
 from fsl_async.keys.folder import KeysFolder
 
-NAMES = ["versions", "codec", "torch", "event loop", "network", "keys", "open files", "disk"]
+NAMES = [
+    "versions", "codec", "torch", "event loop", "network", "TCP", "keys", "open files", "disk",
+]  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -152,3 +154,18 @@ def test_keys_are_told_and_an_open_secret_is_a_problem(tmp_path):
     finding = by_name(tmp_path)["keys"]
     assert finding.status == doctor.PROBLEM
     assert "chmod 600" in finding.text
+
+
+@pytest.mark.parametrize(
+    ("setting", "text"),
+    [("1\n", "slow_start_after_idle=0"), ("0\n", "keep"), (None, "no settings")],
+)
+def test_what_spares_round_trips_is_a_hint(tmp_path, monkeypatch, setting, text):
+    """Only whoever runs the machine may change it, and most need not: nothing to warn of."""
+    file = tmp_path / "tcp_slow_start_after_idle"
+    if setting is not None:
+        file.write_text(setting)
+    monkeypatch.setattr(doctor, "_SLOW_START", file)
+    finding = by_name(tmp_path)["TCP"]
+    assert finding.status == doctor.OK
+    assert text in finding.text
