@@ -100,7 +100,7 @@ class Arm:
         """End it, clients last; they get the last version."""
         for process in self.processes:
             if process.poll() is None:
-                process.send_signal(signal.SIGTERM)
+                process.send_signal(signal.SIGINT)
         deadline = time.monotonic() + 60
         for process in self.processes:
             try:

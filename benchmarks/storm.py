@@ -15,6 +15,7 @@ import argparse
 import asyncio
 import json
 import os
+import signal
 import socket
 import statistics
 import sys
@@ -146,7 +147,7 @@ class Play:
             )  # fmt: skip
             out, _ = await chaos.communicate()
             launches = sum(supervisor.launches(name) for name in self.names) - len(self.names)
-            await supervisor.stop_child(SERVER, 60.0)
+            await supervisor.stop_child(SERVER, 60.0, signal.SIGINT)
             for link in links:
                 await link.close()
         return {

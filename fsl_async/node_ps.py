@@ -313,6 +313,31 @@ def _listener(config: Config, gate: Gate) -> ZmqListener:
         raise AddressError(str(error)) from None
 
 
+def _ending(
+    stop: Stopper,
+    shell: ServerShell,
+    journal: Teller,
+    run_dir: Path,
+    finish: Callable[[do.Finish], None],
+) -> Callable[[bool], None]:
+    """What is done when an end is asked for: Ctrl-C ends the run, SIGTERM this process (docs/adr/0087). Called in any thread."""
+    loop = asyncio.get_running_loop()
+
+    def end(hard: bool) -> None:
+        if not (hard or stop.comes_back):
+            shell.node.feed(ev.DrainAsked(stop.reason))
+            return
+        if not (hard or shell.machine.ended):
+            text = f"{stop.reason}: leaving; the run goes on when this server is started again in {run_dir}"
+            journal.say(do.Note(text))
+        finish(do.Finish(stop.reason, 0))
+
+    def asked(hard: bool) -> None:
+        loop.call_soon_threadsafe(end, hard)
+
+    return asked
+
+
 async def _goodbye(endpoint: tp.ListenerEndpoint, told: Herald) -> None:
     """Whoever is still here must hear that the run is over, or it would dial this address for ever; and so must a split server elsewhere."""
     loop = asyncio.get_running_loop()
@@ -389,15 +414,7 @@ async def _serve(  # noqa: PLR0917 - private, called once
 
     _name_bugs(loop, journal, log)
 
-    def stop_asked(hard: bool) -> None:
-        asked = do.Finish(stop.reason, 0) if hard else None
-        loop.call_soon_threadsafe(
-            (lambda: finish(asked))
-            if asked
-            else (lambda: shell.node.feed(ev.DrainAsked(stop.reason)))
-        )
-
-    unsubscribe = stop.subscribe(stop_asked)
+    unsubscribe = stop.subscribe(_ending(stop, shell, journal, run_dir, finish))
     journal.note(
         "NodeStarted",
         loop.time(),
@@ -420,7 +437,7 @@ async def _serve(  # noqa: PLR0917 - private, called once
         # Any other end is this process's alone: the run goes on when it is started again.
         if machine.ended and not (ended.exit_code or stop.hard):
             told.run_ended(ended.reason)
-        if not stop.hard:
+        if machine.ended and not stop.hard:
             await _goodbye(endpoint, told)
     finally:
         unsubscribe()

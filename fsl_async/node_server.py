@@ -203,7 +203,11 @@ class _Serving:
                 found = await ending
             finally:
                 ending.cancel()
-            self._end(ConductorEnded(found.reason), self._stop.hard)
+            leaves = self._stop.requested and self._stop.comes_back
+            self._end(
+                ev.DrainAsked(found.reason) if leaves else ConductorEnded(found.reason),
+                self._stop.hard,
+            )
             return attrs.evolve(await serving, ps=found)
         finally:
             if not serving.done():

@@ -5,7 +5,7 @@ go through `request`. Python-level handlers are used, not `loop.add_signal_handl
 another thread (a user's own script keeps the main thread for training), and on asyncio and uvloop alike.
 
     SIGINT, first     drain        exit code 130
-    SIGTERM, first    drain        exit code 64: whoever preempts us should start us again
+    SIGTERM, first    drain        exit code 64: whoever preempts us should start us again (a server leaves, and its run goes on)
     either, again     stop hard
     either, third     KeyboardInterrupt where the program stands
     SIGUSR2           drain, exit code 64, in clients only: a warning that comes before the SIGTERM, and never a second signal
@@ -85,6 +85,11 @@ class Stopper:
             told = tuple(self.callbacks)
         for callback in told:
             callback(hard)
+
+    @property
+    def comes_back(self) -> bool:
+        """Whether whoever ends this process is asked to start it again: it is the process that ends, and not what it works on."""
+        return self.exit_code == ExitCode.RELAUNCH
 
     def error(self, text: str = "") -> StopError:
         """What to raise for an end that was asked for; `text` in place of the reason."""

@@ -153,9 +153,11 @@ class Supervisor:
         await asyncio.gather(*tasks.values())
         return {name: task.result() for name, task in tasks.items()}
 
-    async def stop_child(self, name: str, grace_s: float = 10.0) -> None:
-        """End one child and do not launch it again: TERM, and KILL after `grace_s`."""
-        await self._stop([self._children[name]], grace_s)
+    async def stop_child(
+        self, name: str, grace_s: float = 10.0, number: int = signal.SIGTERM
+    ) -> None:
+        """End one child and do not launch it again: TERM, or another signal, and KILL after `grace_s`."""
+        await self._stop([self._children[name]], grace_s, number)
 
     async def stop(self, grace_s: float = 10.0) -> None:
         """End all children, TERM first and KILL after `grace_s`, and close the log. Harmless when done already."""
@@ -164,11 +166,13 @@ class Supervisor:
             self._log.close()
             self._log = None
 
-    async def _stop(self, children: list[_Running], grace_s: float) -> None:
+    async def _stop(
+        self, children: list[_Running], grace_s: float, number: int = signal.SIGTERM
+    ) -> None:
         for one in children:
             one.machine.handle(StopAsked(), time.monotonic())
             one.stop.set()
-            _signal_group(one.process, signal.SIGTERM)
+            _signal_group(one.process, number)
         tasks = [one.task for one in children if one.task is not None]
         if not tasks:
             return

@@ -6,7 +6,7 @@ journal and sends signals. Times are seconds after the demo's start, which inclu
     0                      server, then the clients are launched
     seconds / 3            SIGKILL to one client, once a round was merged (at 0.6 seconds in any case)
       + about 3 s          the server notices; the supervisor launches the client again
-    seconds                SIGTERM to the server: one last round, every client gets it, all end
+    seconds                SIGINT to the server: one last round, every client gets it, all end
                            later, by at most `PATIENCE_S`, while the killed client is still on its way back;
                            earlier on a machine so slow that the end would come too late
 """
@@ -17,6 +17,7 @@ import asyncio
 import contextlib
 import importlib
 import json
+import signal
 import time
 from typing import TYPE_CHECKING
 
@@ -174,7 +175,7 @@ class Demo:
         else:
             loading = None
         drain_s = _DRAIN_S + self._later_s
-        stopping = asyncio.create_task(supervisor.stop_child(SERVER, drain_s))
+        stopping = asyncio.create_task(supervisor.stop_child(SERVER, drain_s, signal.SIGINT))
         await self._until(stopping.done, drain_s + 1.0)
         if not self._stop.hard:
             await stopping

@@ -205,8 +205,6 @@ class ClientMachine:
         self.away = True
         what = lost_words(event.reason)
         if not self.leaving.training:
-            if event.reason == "bye":
-                return self.leaving.finish()
             self.deadlines.set("end", now + self.rules.drain_s)
             meanwhile = f"waiting {self.rules.drain_s:g} s for it, to send what was trained"
         else:

@@ -85,3 +85,24 @@ def test_a_step_that_does_not_end_does_not_keep_it(site):
     assert client.end() == 64
     assert time.monotonic() - begun < 5.0
     server.wait_for("a left: it said goodbye")
+
+
+def test_a_server_that_is_moved_does_not_end_the_run(warm_site):
+    """SIGTERM at it, as a scheduler or systemd sends it: the clients train on and are there when it is started again."""
+    site = warm_site
+    server = site.server()
+    client = site.client("a")
+    site.wait_version(1)
+    server.signal(signal.SIGTERM)
+    assert server.end() == 64
+    assert "leaving; the run goes on" in server.text
+    client.wait_for("training goes on")
+    again = site.server()
+    before = site.ledger("version")[-1]["version"]
+    site.wait_version(before + 1)
+    again.signal(signal.SIGINT)
+    assert again.end() == 130
+    assert client.end() == 0
+    audit = audit_run(site.run_dir)
+    assert not audit.lost
+    assert not audit.doubled
