@@ -320,7 +320,7 @@ def _ending(
     run_dir: Path,
     finish: Callable[[do.Finish], None],
 ) -> Callable[[bool], None]:
-    """What is done when an end is asked for: Ctrl-C ends the run, SIGTERM this process (docs/adr/0087). Called in any thread."""
+    """What is done when an end is asked for: Ctrl-C ends the run, SIGTERM this process (docs/adr/0088). Called in any thread."""
     loop = asyncio.get_running_loop()
 
     def end(hard: bool) -> None:
