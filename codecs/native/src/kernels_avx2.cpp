@@ -1,5 +1,4 @@
-// The kernels for AVX2 with POPCNT, BMI1/2, F16C and PCLMULQDQ. Lists are cut and merged eight symbols at a time by byte shuffles from a table
-// (which is fast on every such machine; BMI2's bit extraction is not). Loops that a compiler turns into vectors are the plain ones.
+// The kernels for AVX2 with POPCNT, BMI1/2, F16C and PCLMULQDQ. Loops that a compiler turns into good vectors are the plain ones.
 #include "kernels_paths.hpp"
 
 #if FSL_X86_KERNELS
@@ -21,17 +20,28 @@
 // A file for each concern, all within the target above.
 #include "kernels_avx2_base.hpp"
 #include "kernels_avx2_quantise.hpp"
-#include "kernels_avx2_tree.hpp"
+#include "kernels_avx2_planes.hpp"
+#include "kernels_avx2_tree_write.hpp"
+#include "kernels_avx2_tree_read.hpp"
 #include "kernels_avx2_values.hpp"
 #include "kernels_avx2_crc.hpp"
 
 namespace fsl {
 
-const Kernels kAvx2Kernels = {
-    plain::combine, plain::look,  quantise_float8, quantise_uniform,     plain::cut_bfloat16,  plain::cut_float32, rank,
-    write_bit_planes, write_tree, read_tree,       join,                 dequantise_float8,    dequantise_uniform,
-    plain::join_bfloat16, plain::join_float32, plain::copy_float32, plain::largest_byte, plain::count_byte, plain::find_byte, crc32, Path::kAvx2,
-};
+namespace {
+
+constexpr Kernels with_tree_writer(decltype(Kernels::write_tree) tree_writer) {
+  return {
+      plain::combine, plain::look,  quantise_float8, quantise_uniform,     plain::cut_bfloat16, plain::cut_float32, rank,
+      write_bit_planes, tree_writer, read_tree,      join,                 dequantise_float8,    dequantise_uniform,
+      plain::join_bfloat16, plain::join_float32, plain::copy_float32, plain::largest_byte, plain::count_byte, plain::find_byte, crc32, Path::kAvx2,
+  };
+}
+
+}  // namespace
+
+const Kernels kAvx2Kernels = with_tree_writer(write_tree<kMostGathered>);
+const Kernels kAvx2KernelsWithoutPext = with_tree_writer(write_tree<0>);
 
 }  // namespace fsl
 

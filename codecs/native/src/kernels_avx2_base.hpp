@@ -15,6 +15,7 @@ namespace {
 
 constexpr std::size_t kLane = 8;   // fp32 values of a vector
 constexpr std::size_t kStep = 32;  // bytes of a vector
+constexpr std::size_t kWord = 64;  // bits of a word of a bitmap
 
 FSL_INLINE __m256i load(const void* from) { return _mm256_loadu_si256(static_cast<const __m256i*>(from)); }
 FSL_INLINE void store(void* to, __m256i value) { _mm256_storeu_si256(static_cast<__m256i*>(to), value); }
@@ -34,6 +35,21 @@ FSL_INLINE void fetch(Prefetch& prefetch) {
     prefetch.next += 64;
   }
 }
+
+FSL_INLINE std::size_t ones64(std::uint64_t mask) { return static_cast<std::size_t>(_mm_popcnt_u64(mask)); }
+// The lowest `count` bits, count < 64.
+FSL_INLINE std::uint64_t lowest64(std::size_t count) { return (std::uint64_t{1} << count) - 1; }
+
+FSL_INLINE void store_word(std::uint8_t* to, std::uint64_t word) { std::memcpy(to, &word, 8); }
+
+FSL_INLINE std::uint64_t load_word(const std::uint8_t* from) {
+  std::uint64_t word;
+  std::memcpy(&word, from, 8);
+  return word;
+}
+
+// The signs of 64 bytes.
+FSL_INLINE std::uint64_t signs64(__m256i low, __m256i high) { return signs(low) | static_cast<std::uint64_t>(signs(high)) << 32; }
 
 FSL_INLINE void store_mask(std::uint8_t* to, std::uint32_t mask) { std::memcpy(to, &mask, 4); }
 
@@ -58,11 +74,12 @@ FSL_INLINE __m256i spread_bits(std::uint32_t mask) {
   return _mm256_cmpeq_epi8(_mm256_and_si256(bytes, bit), bit);
 }
 
-// For each byte of bits: the places of its ones, in order; and for each place, the number of zeros in front of it, or 8 plus the number
-// of ones when it is a one.
+// For each byte of bits: the places of its zeros, and those of its ones, in order; and for each place, the number of zeros in front of it, or
+// 8 plus the number of ones when it is a one. Entries are used as lower halves of vectors, which may be read from each of them.
 struct Shuffles {
-  std::uint64_t pick[256];
+  std::uint64_t places[2][256];
   std::uint64_t merge[256];
+  std::uint64_t room;
 };
 
 constexpr Shuffles make_shuffles() {
@@ -71,7 +88,7 @@ constexpr Shuffles make_shuffles() {
     std::uint64_t found[2] = {0, 0};
     for (std::uint64_t bit = 0; bit < 8; ++bit) {
       const std::uint64_t one = mask >> bit & 1;
-      if (one != 0) shuffles.pick[mask] |= bit << (8 * found[1]);
+      shuffles.places[one][mask] |= bit << (8 * found[one]);
       shuffles.merge[mask] |= (found[one] + 8 * one) << (8 * bit);
       ++found[one];
     }

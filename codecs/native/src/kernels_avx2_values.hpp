@@ -3,7 +3,7 @@
 #pragma once
 
 #include "kernels_avx2_base.hpp"
-#include "kernels_avx2_tree.hpp"
+#include "kernels_avx2_planes.hpp"
 
 namespace fsl {
 namespace {

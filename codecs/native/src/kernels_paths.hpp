@@ -14,6 +14,7 @@ namespace fsl {
 extern const Kernels kScalarKernels;
 #if FSL_X86_KERNELS
 extern const Kernels kAvx2Kernels;
+extern const Kernels kAvx2KernelsWithoutPext;  // the same for processors where that is slow
 extern const Kernels kAvx512Kernels;
 #endif
 

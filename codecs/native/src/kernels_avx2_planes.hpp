@@ -1,0 +1,78 @@
+// AVX2: ranks, bit planes. For kernels_avx2.cpp only, which sets the target and includes
+// kernels_plain.hpp for it.
+#pragma once
+
+#include <type_traits>
+
+#include "kernels_avx2_base.hpp"
+
+namespace fsl {
+namespace {
+
+// ------------------------------------------------------------------------------------------------------- ranks, bit planes
+
+// Calls work with the number of planes (0 to 8) as a constant, so that loops over planes are unrolled.
+template <typename Work>
+FSL_INLINE void for_planes(int planes, Work work) {
+  switch (planes) {
+    case 0: return work(std::integral_constant<int, 0>());
+    case 1: return work(std::integral_constant<int, 1>());
+    case 2: return work(std::integral_constant<int, 2>());
+    case 3: return work(std::integral_constant<int, 3>());
+    case 4: return work(std::integral_constant<int, 4>());
+    case 5: return work(std::integral_constant<int, 5>());
+    case 6: return work(std::integral_constant<int, 6>());
+    case 7: return work(std::integral_constant<int, 7>());
+    default: return work(std::integral_constant<int, 8>());
+  }
+}
+
+// Looks up the lowest six bits of each byte in 64 entries.
+struct Table64 {
+  __m256i part[4];
+
+  FSL_INLINE explicit Table64(const std::uint8_t* entries) {
+    for (int i = 0; i < 4; ++i) part[i] = _mm256_broadcastsi128_si256(load_half(entries + 16 * i));
+  }
+
+  FSL_INLINE __m256i operator()(__m256i index) const {
+    const __m256i place = _mm256_and_si256(index, all_bytes(15));
+    const __m256i bit4 = _mm256_slli_epi16(index, 3);
+    const __m256i low = _mm256_blendv_epi8(_mm256_shuffle_epi8(part[0], place), _mm256_shuffle_epi8(part[1], place), bit4);
+    const __m256i high = _mm256_blendv_epi8(_mm256_shuffle_epi8(part[2], place), _mm256_shuffle_epi8(part[3], place), bit4);
+    return _mm256_blendv_epi8(low, high, _mm256_slli_epi16(index, 2));
+  }
+};
+
+void rank(const std::uint8_t* codes, std::size_t count, bool rotated, int shift, const std::uint8_t* ranks, std::uint8_t* symbols) {
+  // The sign of rotated codes falls off at the right, so these bits of a code, found six bits wide, decide.
+  const int lowest_bit = rotated ? shift - 1 : shift;
+  if (lowest_bit < (rotated ? 1 : 2)) return plain::rank(codes, count, rotated, shift, ranks, symbols);
+  std::uint8_t entries[64];
+  for (int index = 0; index < 64; ++index) {
+    const int code = index << lowest_bit & 0xFF;
+    entries[index] = ranks[(rotated ? code << 1 & 0xFF : code) >> shift];
+  }
+  const Table64 table(entries);
+  const __m128i places = _mm_cvtsi32_si128(lowest_bit);
+  const std::size_t whole = count & ~(kStep - 1);
+  for (std::size_t i = 0; i < whole; i += kStep) store(symbols + i, table(_mm256_srl_epi16(load(codes + i), places)));
+  plain::rank(codes + whole, count - whole, rotated, shift, ranks, symbols + whole);
+}
+
+// The given bit of 32 bytes.
+FSL_INLINE std::uint32_t bits_at(__m256i bytes, __m128i up) { return signs(_mm256_sll_epi16(bytes, up)); }
+
+std::size_t write_bit_planes(const std::uint8_t* codes, std::size_t count, bool rotated, int width, std::uint8_t* out) {
+  const std::size_t plane_bytes = (count + 7) / 8;
+  const std::size_t whole = count & ~(kStep - 1);
+  for (int bit = width - 1; bit >= 0; --bit, out += plane_bytes) {
+    const __m128i up = _mm_cvtsi32_si128(7 - (rotated ? (bit + 7) & 7 : bit));
+    for (std::size_t i = 0; i < whole; i += kStep) store_mask(out + i / 8, bits_at(load(codes + i), up));
+    if (whole < count) store_mask(out + whole / 8, bits_at(load(codes + whole), up) & lowest(count - whole));
+  }
+  return static_cast<std::size_t>(width) * plane_bytes;
+}
+
+}  // namespace
+}  // namespace fsl
