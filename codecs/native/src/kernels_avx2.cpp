@@ -19,6 +19,7 @@
 
 // A file for each concern, all within the target above.
 #include "kernels_avx2_base.hpp"
+#include "kernels_avx2_input.hpp"
 #include "kernels_avx2_quantise.hpp"
 #include "kernels_avx2_planes.hpp"
 #include "kernels_avx2_tree_write.hpp"
@@ -32,9 +33,9 @@ namespace {
 
 constexpr Kernels with_tree_writer(decltype(Kernels::write_tree) tree_writer) {
   return {
-      plain::combine, plain::look,  quantise_float8, quantise_uniform,     plain::cut_bfloat16, plain::cut_float32, rank,
+      plain::combine, plain::look,  quantise_float8, quantise_uniform,     cut_bfloat16,         cut_float32, rank,
       write_bit_planes, tree_writer, read_tree,      join,                 dequantise_float8,    dequantise_uniform,
-      plain::join_bfloat16, plain::join_float32, plain::copy_float32, plain::largest_byte, plain::count_byte, plain::find_byte, crc32, Path::kAvx2,
+      join_bfloat16,    join_float32, copy_float32, plain::largest_byte, count_byte, plain::find_byte, crc32, Path::kAvx2,
   };
 }
 

@@ -44,7 +44,41 @@ struct Table64 {
   }
 };
 
+// Looks up whole bytes in 256 entries of which all but 64 neighbours are the last: exponents, and ranks of as many leaves.
+struct Window {
+  bool fits;
+  std::uint8_t first;
+  std::uint8_t others;
+
+  explicit Window(const std::uint8_t* entries) : fits(true), first(0), others(entries[255]) {
+    std::size_t low = 256;
+    std::size_t high = 0;
+    for (std::size_t i = 0; i < 256; i += kStep) {
+      const std::uint32_t differ = ~signs(_mm256_cmpeq_epi8(load(entries + i), all_bytes(others)));
+      if (differ == 0) continue;
+      if (low == 256) low = i + static_cast<std::size_t>(__builtin_ctz(differ));
+      high = i + 31 - static_cast<std::size_t>(__builtin_clz(differ));
+    }
+    if (low == 256) return;
+    fits = high - low < 64;
+    first = static_cast<std::uint8_t>(low < 192 ? low : 192);
+  }
+
+  void look_up(const std::uint8_t* entries, const std::uint8_t* bytes, std::size_t count, std::uint8_t* out) const {
+    const Table64 table(entries + first);
+    for (std::size_t i = 0; i < count; i += kStep) {
+      const __m256i index = _mm256_sub_epi8(load(bytes + i), all_bytes(first));
+      const __m256i is_inside = _mm256_cmpeq_epi8(_mm256_min_epu8(index, all_bytes(63)), index);
+      store(out + i, _mm256_blendv_epi8(all_bytes(others), table(index), is_inside));
+    }
+  }
+};
+
 void rank(const std::uint8_t* codes, std::size_t count, bool rotated, int shift, const std::uint8_t* ranks, std::uint8_t* symbols) {
+  if (!rotated && shift == 0) {
+    const Window window(ranks);
+    if (window.fits) return window.look_up(ranks, codes, count, symbols);
+  }
   // The sign of rotated codes falls off at the right, so these bits of a code, found six bits wide, decide.
   const int lowest_bit = rotated ? shift - 1 : shift;
   if (lowest_bit < (rotated ? 1 : 2)) return plain::rank(codes, count, rotated, shift, ranks, symbols);

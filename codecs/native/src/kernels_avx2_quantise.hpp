@@ -3,20 +3,10 @@
 #pragma once
 
 #include "kernels_avx2_base.hpp"
+#include "kernels_avx2_input.hpp"
 
 namespace fsl {
 namespace {
-
-// ------------------------------------------------------------------------------------------------------------------ input
-
-FSL_INLINE __m256i magnitude_of(__m256i bits) { return _mm256_and_si256(bits, all(0x7FFFFFFF)); }
-
-FSL_INLINE std::uint32_t largest_lane(__m256i lanes) {
-  __m128i four = _mm_max_epu32(_mm256_castsi256_si128(lanes), _mm256_extracti128_si256(lanes, 1));
-  four = _mm_max_epu32(four, _mm_shuffle_epi32(four, 0x4E));
-  four = _mm_max_epu32(four, _mm_shuffle_epi32(four, 0xB1));
-  return static_cast<std::uint32_t>(_mm_cvtsi128_si32(four));
-}
 
 // The largest magnitude of a run of whole vectors, folded into `seen`; differing bits are looked for until there are some.
 FSL_INLINE std::uint32_t largest_of_run(const float* x, std::size_t count, std::uint32_t first_bits, Seen& seen) {
@@ -31,12 +21,6 @@ FSL_INLINE std::uint32_t largest_of_run(const float* x, std::size_t count, std::
   const std::uint32_t magnitude = largest_lane(largest);
   if (magnitude > seen.largest_magnitude) seen.largest_magnitude = magnitude;
   return magnitude;
-}
-
-// The lowest bytes of four vectors whose other bytes are zero, in order.
-FSL_INLINE __m256i lowest_bytes(__m256i a, __m256i b, __m256i c, __m256i d) {
-  const __m256i bytes = _mm256_packus_epi16(_mm256_packs_epi32(a, b), _mm256_packs_epi32(c, d));
-  return _mm256_permutevar8x32_epi32(bytes, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
 }
 
 // See float8_code for the idea. Here the magnitude is not divided by the scale: `smallest`, the exponent of the run's smallest normal

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "kernels_avx2_base.hpp"
+#include "kernels_avx2_input.hpp"
 #include "kernels_avx2_planes.hpp"
 
 namespace fsl {
@@ -10,6 +11,10 @@ namespace {
 
 void join(const std::uint8_t* symbols, const std::uint8_t* symbol_of_rank, const std::uint8_t* in, std::size_t count, bool rotated,
           int width, std::uint8_t* codes) {
+  if (symbols != nullptr && width == 0 && !rotated) {
+    const Window window(symbol_of_rank);
+    if (window.fits) return window.look_up(symbol_of_rank, symbols, count, codes);
+  }
   if (symbols != nullptr && width < 2) return plain::join(symbols, symbol_of_rank, in, count, rotated, width, codes);
   // The table's entries and the planes' bits go straight to where a rotation takes them. Alphabets have at most 64 symbols here.
   std::uint8_t entries[64] = {};
@@ -176,6 +181,109 @@ bool dequantise_uniform(const std::uint8_t* codes, const std::int16_t* steps, co
                                         further(output, whole), prefetch);
   }
   return finite;
+}
+
+// ------------------------------------------------------------------------------------------------------ rotated byte planes
+
+// Words turned right by one bit; NaN becomes quiet.
+FSL_INLINE __m256i quiet_words(__m256i rotated) {
+  const __m256i word = _mm256_or_si256(_mm256_srli_epi16(rotated, 1), _mm256_slli_epi16(rotated, 15));
+  const __m256i is_nan = _mm256_cmpgt_epi16(_mm256_and_si256(word, _mm256_set1_epi16(0x7FFF)), _mm256_set1_epi16(0x7F80));
+  return _mm256_or_si256(word, _mm256_and_si256(is_nan, _mm256_set1_epi16(0x40)));
+}
+
+bool join_bfloat16_words(const std::uint8_t* const planes[2], std::size_t count, std::uint16_t* out) {
+  __m256i largest = _mm256_setzero_si256();
+  const std::size_t whole = count & ~(kStep - 1);
+  for (std::size_t i = 0; i < whole; i += kStep) {
+    const __m256i upper = load(planes[0] + i);
+    const __m256i lower = load(planes[1] + i);
+    largest = _mm256_max_epu8(largest, upper);
+    const __m256i first = quiet_words(_mm256_unpacklo_epi8(lower, upper));   // 0 to 7, 16 to 23
+    const __m256i second = quiet_words(_mm256_unpackhi_epi8(lower, upper));  // 8 to 15, 24 to 31
+    store(out + i, _mm256_permute2x128_si256(first, second, 0x20));
+    store(out + i + kStep / 2, _mm256_permute2x128_si256(first, second, 0x31));
+  }
+  const std::uint8_t* const rest[2] = {planes[0] + whole, planes[1] + whole};
+  const bool finite = signs(_mm256_cmpeq_epi8(largest, all_bytes(0xFF))) == 0;
+  return plain::join_bfloat16(rest, count - whole, {Sink::kBfloat16, out + whole, 0.0F, nullptr}) && finite;
+}
+
+bool join_bfloat16(const std::uint8_t* const planes[2], std::size_t count, const Output& output) {
+  if (output.sink == Sink::kBfloat16) return join_bfloat16_words(planes, count, static_cast<std::uint16_t*>(output.out));
+  __m128i largest = _mm_setzero_si128();
+  const std::size_t whole = count & ~(kStep / 2 - 1);
+  with_writer(output, [&](auto writer) __attribute__((always_inline)) {
+    for (std::size_t i = 0; i < whole; i += kStep / 2) {
+      const __m128i upper = load_half(planes[0] + i);
+      const __m128i lower = load_half(planes[1] + i);
+      largest = _mm_max_epu8(largest, upper);
+      const auto put = [&](std::size_t place, __m128i rotated) __attribute__((always_inline)) {
+        const __m128i word = _mm_or_si128(_mm_srli_epi16(rotated, 1), _mm_slli_epi16(rotated, 15));
+        writer.put(place, _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(word), 16)));
+      };
+      put(i, _mm_unpacklo_epi8(lower, upper));
+      put(i + kLane, _mm_unpackhi_epi8(lower, upper));
+    }
+  });
+  const std::uint8_t* const rest[2] = {planes[0] + whole, planes[1] + whole};
+  const bool finite = _mm_movemask_epi8(_mm_cmpeq_epi8(largest, _mm_set1_epi8(-1))) == 0;
+  return plain::join_bfloat16(rest, count - whole, further(output, whole)) && finite;
+}
+
+void join_float32(const std::uint8_t* const planes[4], std::size_t count, const Output& output, Seen& seen) {
+  // The writer to bf16 wants finite values.
+  if (output.sink == Sink::kBfloat16) return plain::join_float32(planes, count, output, seen);
+  const std::size_t whole = count & ~(kStep / 2 - 1);
+  Sight sight;
+  with_writer(output, [&](auto writer) __attribute__((always_inline)) {
+    Sight here;
+    for (std::size_t i = 0; i < whole; i += kStep / 2) {
+      const __m128i third = load_half(planes[2] + i);
+      const __m128i fourth = load_half(planes[3] + i);
+      const __m128i first = load_half(planes[0] + i);
+      const __m128i second = load_half(planes[1] + i);
+      const auto put = [&](std::size_t place, __m128i lower, __m128i upper) __attribute__((always_inline)) {
+        const __m256i rotated = _mm256_or_si256(_mm256_cvtepu16_epi32(lower), _mm256_slli_epi32(_mm256_cvtepu16_epi32(upper), 16));
+        const __m256i bits = _mm256_or_si256(_mm256_srli_epi32(rotated, 1), _mm256_slli_epi32(rotated, 31));
+        here.see(bits, _mm256_setzero_si256());
+        writer.put(place, _mm256_castsi256_ps(bits));
+      };
+      put(i, _mm_unpacklo_epi8(fourth, third), _mm_unpacklo_epi8(second, first));
+      put(i + kLane, _mm_unpackhi_epi8(fourth, third), _mm_unpackhi_epi8(second, first));
+    }
+    sight = here;
+  });
+  sight.fold_into(seen);
+  const std::uint8_t* const rest[4] = {planes[0] + whole, planes[1] + whole, planes[2] + whole, planes[3] + whole};
+  plain::join_float32(rest, count - whole, further(output, whole), seen);
+}
+
+void copy_float32(const std::uint8_t* bytes, std::size_t count, const Output& output, Seen& seen) {
+  if (output.sink == Sink::kBfloat16) return plain::copy_float32(bytes, count, output, seen);
+  const std::size_t whole = count & ~(kLane - 1);
+  Sight sight;
+  with_writer(output, [&](auto writer) __attribute__((always_inline)) {
+    Sight here;
+    for (std::size_t i = 0; i < whole; i += kLane) {
+      const __m256i bits = load(bytes + 4 * i);
+      here.see(bits, _mm256_setzero_si256());
+      writer.put(i, _mm256_castsi256_ps(bits));
+    }
+    sight = here;
+  });
+  sight.fold_into(seen);
+  plain::copy_float32(bytes + 4 * whole, count - whole, further(output, whole), seen);
+}
+
+// ------------------------------------------------------------------------------------------------------------------ bytes
+
+std::size_t count_byte(const std::uint8_t* bytes, std::size_t count, std::uint8_t wanted) {
+  const __m256i all_wanted = all_bytes(wanted);
+  const std::size_t whole = count & ~(kStep - 1);
+  std::size_t found = 0;
+  for (std::size_t i = 0; i < whole; i += kStep) found += ones(signs(_mm256_cmpeq_epi8(load(bytes + i), all_wanted)));
+  return found + plain::count_byte(bytes + whole, count - whole, wanted);
 }
 
 }  // namespace
