@@ -94,18 +94,36 @@ void rank(const std::uint8_t* codes, std::size_t count, bool rotated, int shift,
   plain::rank(codes + whole, count - whole, rotated, shift, ranks, symbols + whole);
 }
 
-// The given bit of 32 bytes.
-FSL_INLINE std::uint32_t bits_at(__m256i bytes, __m128i up) { return signs(_mm256_sll_epi16(bytes, up)); }
+// `kWidth` planes of the lowest bits of codes, or of codes turned left by one bit.
+template <int kWidth, bool kRotated>
+void write_planes_of(const std::uint8_t* codes, std::size_t count, std::uint8_t* out) {
+  const std::size_t plane_bytes = (count + 7) / 8;
+  const auto step = [=](std::size_t i, std::uint64_t valid) __attribute__((always_inline)) {
+    const __m256i low = load(codes + i);
+    const __m256i high = load(codes + i + kStep);
+#pragma GCC unroll 8
+    for (int plane = 0; plane < kWidth; ++plane) {
+      const int bit = kWidth - 1 - plane;
+      const int up = 7 - (kRotated ? (bit + 7) & 7 : bit);
+      store_word(out + static_cast<std::size_t>(plane) * plane_bytes + i / 8,
+                 signs64(_mm256_slli_epi16(low, up), _mm256_slli_epi16(high, up)) & valid);
+    }
+  };
+  const std::size_t whole = count & ~(kWord - 1);
+  // The last first: its words reach into the planes behind, which are written after it.
+  if (whole < count) step(whole, lowest64(count - whole));
+  for (std::size_t i = 0; i < whole; i += kWord) step(i, ~std::uint64_t{0});
+}
 
 std::size_t write_bit_planes(const std::uint8_t* codes, std::size_t count, bool rotated, int width, std::uint8_t* out) {
-  const std::size_t plane_bytes = (count + 7) / 8;
-  const std::size_t whole = count & ~(kStep - 1);
-  for (int bit = width - 1; bit >= 0; --bit, out += plane_bytes) {
-    const __m128i up = _mm_cvtsi32_si128(7 - (rotated ? (bit + 7) & 7 : bit));
-    for (std::size_t i = 0; i < whole; i += kStep) store_mask(out + i / 8, bits_at(load(codes + i), up));
-    if (whole < count) store_mask(out + whole / 8, bits_at(load(codes + whole), up) & lowest(count - whole));
-  }
-  return static_cast<std::size_t>(width) * plane_bytes;
+  for_planes(width, [=](auto plane_count) {
+    if (rotated) {
+      write_planes_of<plane_count(), true>(codes, count, out);
+    } else {
+      write_planes_of<plane_count(), false>(codes, count, out);
+    }
+  });
+  return static_cast<std::size_t>(width) * ((count + 7) / 8);
 }
 
 }  // namespace

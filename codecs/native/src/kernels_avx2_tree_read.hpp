@@ -54,6 +54,7 @@ void merge(const Merge& work, Prefetch& prefetch) {
   const __m256i places =
       _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15));
   // 32 symbols, in whose first 16 `ones_low` go right and `ones_both` in all of those and those before.
+  std::uint8_t* const list = work.list;
   const auto half = [=](__m256i bits, const std::uint8_t* left_low, const std::uint8_t* left_high, const std::uint8_t* right_low,
                         const std::uint8_t* right_high) __attribute__((always_inline)) {
     __m256i from_left = left_ranks;
@@ -70,18 +71,20 @@ void merge(const Merge& work, Prefetch& prefetch) {
     const std::size_t ones_32 = ones64(goes_right & 0xFFFFFFFF);
     const std::size_t ones_48 = ones64(goes_right << 16);
     const std::size_t ones_all = ones64(goes_right);
-    store(work.list + i, half(low_bits, left, left + 16 - ones_16, right, right + ones_16));
-    store(work.list + i + kStep, half(high_bits, left + 32 - ones_32, left + 48 - ones_48, right + ones_32, right + ones_48));
+    store(list + i, half(low_bits, left, left + 16 - ones_16, right, right + ones_16));
+    store(list + i + kStep, half(high_bits, left + 32 - ones_32, left + 48 - ones_48, right + ones_32, right + ones_48));
     if (kLeft) left += kWord - ones_all;
     if (kRight) right += ones_all;
   };
   const std::size_t whole = work.count & ~(kWord - 1);
+  Prefetch lines = prefetch;  // a copy that stores of bytes cannot change
   for (std::size_t i = 0; i < whole; i += kWord) {
     const std::uint8_t* const bitmap = work.bitmap + i / 8;
     step(i, load_word(bitmap), spread_bits(load_mask(bitmap)), spread_bits(load_mask(bitmap + 4)));
-    fetch(prefetch);
-    fetch(prefetch);
+    fetch(lines);
+    fetch(lines);
   }
+  prefetch = lines;
   if (whole < work.count) {
     const std::uint64_t bits = load_last(work.bitmap + whole / 8, work.count - whole, work.end);
     step(whole, bits, spread_bits(static_cast<std::uint32_t>(bits)), spread_bits(static_cast<std::uint32_t>(bits >> 32)));

@@ -24,13 +24,15 @@ std::size_t write_bitmap(const std::uint8_t* list, std::size_t count, std::uint8
   };
   const std::size_t whole = count & ~(kWord - 1);
   std::size_t sum = 0;
+  Prefetch lines = prefetch;  // a copy that stores of bytes cannot change
   for (std::size_t i = 0; i < whole; i += kWord) {
     const std::uint64_t mask = goes_right(i);
     store_word(bitmap + i / 8, mask);
     sum += ones64(mask);
-    fetch(prefetch);
-    fetch(prefetch);
+    fetch(lines);
+    fetch(lines);
   }
+  prefetch = lines;
   if (whole < count) {
     const std::uint64_t mask = goes_right(whole) & lowest64(count - whole);
     store_word(bitmap + whole / 8, mask);

@@ -9,6 +9,30 @@
 namespace fsl {
 namespace {
 
+// Ranks looked up in `entries`, or nothing, with `kWidth` planes of bits below, turned right by one bit or not.
+template <int kWidth, bool kRotated, bool kSymbols>
+void join_planes(const std::uint8_t* symbols, const std::uint8_t* entries, const std::uint8_t* in, std::size_t count, std::uint8_t* codes) {
+  const Table64 table(entries);
+  const std::size_t plane_bytes = (count + 7) / 8;
+  const auto step = [=](std::size_t i, auto mask_at) __attribute__((always_inline)) {
+    __m256i code = kSymbols ? table(load(symbols + i)) : _mm256_setzero_si256();
+#pragma GCC unroll 8
+    for (int plane = 0; plane < kWidth; ++plane) {
+      const int bit = kWidth - 1 - plane;
+      const __m256i ones = spread_bits(mask_at(in + static_cast<std::size_t>(plane) * plane_bytes + i / 8));
+      code = _mm256_or_si256(code, _mm256_and_si256(ones, all_bytes(1 << (kRotated ? (bit + 7) & 7 : bit))));
+    }
+    store(codes + i, code);
+  };
+  const std::size_t whole = count & ~(kStep - 1);
+  for (std::size_t i = 0; i < whole; i += kStep) {
+    step(i, [](const std::uint8_t* from) __attribute__((always_inline)) { return load_mask(from); });
+  }
+  if (whole < count) {
+    step(whole, [=](const std::uint8_t* from) __attribute__((always_inline)) { return load_rest(from, count - whole); });
+  }
+}
+
 void join(const std::uint8_t* symbols, const std::uint8_t* symbol_of_rank, const std::uint8_t* in, std::size_t count, bool rotated,
           int width, std::uint8_t* codes) {
   if (symbols != nullptr && width == 0 && !rotated) {
@@ -22,18 +46,16 @@ void join(const std::uint8_t* symbols, const std::uint8_t* symbol_of_rank, const
     const std::uint8_t code = static_cast<std::uint8_t>(symbol_of_rank[i] << width);
     entries[i] = rotated ? plain::rotate_right(code) : code;
   }
-  const Table64 table(entries);
-  const std::size_t plane_bytes = (count + 7) / 8;
-  for (std::size_t i = 0; i < count; i += kStep) {
-    __m256i code = symbols != nullptr ? table(load(symbols + i)) : _mm256_setzero_si256();
-    for (int plane = 0; plane < width; ++plane) {
-      const std::uint8_t* const from = in + static_cast<std::size_t>(plane) * plane_bytes + i / 8;
-      const std::uint32_t mask = count - i < kStep ? load_rest(from, count - i) : load_mask(from);
-      const int bit = width - 1 - plane;
-      code = _mm256_or_si256(code, _mm256_and_si256(spread_bits(mask), all_bytes(1 << (rotated ? (bit + 7) & 7 : bit))));
+  for_planes(width, [&](auto plane_count) {
+    constexpr int kWidth = plane_count();
+    if (symbols != nullptr) {
+      rotated ? join_planes<kWidth, true, true>(symbols, entries, in, count, codes)
+              : join_planes<kWidth, false, true>(symbols, entries, in, count, codes);
+    } else {
+      rotated ? join_planes<kWidth, true, false>(symbols, entries, in, count, codes)
+              : join_planes<kWidth, false, false>(symbols, entries, in, count, codes);
     }
-    store(codes + i, code);
-  }
+  });
 }
 
 // ------------------------------------------------------------------------------------------------------------ output values
@@ -104,21 +126,24 @@ FSL_INLINE void with_writer(const Output& output, Work work) {
 
 // Both formats become fp16 numbers by moving bits, e4m3 too small by 2^8; the factor of the run makes up for that.
 template <int kMantissaBits, typename Put>
-FSL_INLINE __m128i dequantise_runs(const std::uint8_t* codes, const std::uint8_t* scales, std::size_t count, int block_shift, Put put) {
+FSL_INLINE __m128i dequantise_runs(const std::uint8_t* codes, const std::uint8_t* scales, std::size_t count, std::size_t block_values, Put put) {
   __m128i largest = _mm_setzero_si128();
-  for (std::size_t i = 0; i < count; i += 16) {
-    const int scale = scales[i >> block_shift] + (kMantissaBits == 3 ? 8 : 0);
+  for (std::size_t start = 0; start < count; start += block_values) {
+    const int scale = *scales++ + (kMantissaBits == 3 ? 8 : 0);
     const __m256 factor = _mm256_castsi256_ps(all(scale << 23));
-    const __m128i code = load_half(codes + i);
-    largest = _mm_max_epu8(largest, _mm_and_si128(code, _mm_set1_epi8(0x7F)));
-    __m128i low = _mm_unpacklo_epi8(_mm_setzero_si128(), code);
-    __m128i high = _mm_unpackhi_epi8(_mm_setzero_si128(), code);
-    if (kMantissaBits == 3) {
-      low = _mm_and_si128(_mm_srai_epi16(low, 1), _mm_set1_epi16(static_cast<short>(0xBFFF)));
-      high = _mm_and_si128(_mm_srai_epi16(high, 1), _mm_set1_epi16(static_cast<short>(0xBFFF)));
+    const std::size_t end = count - start < block_values ? count : start + block_values;
+    for (std::size_t i = start; i < end; i += 16) {
+      const __m128i code = load_half(codes + i);
+      largest = _mm_max_epu8(largest, _mm_and_si128(code, _mm_set1_epi8(0x7F)));
+      __m128i low = _mm_unpacklo_epi8(_mm_setzero_si128(), code);
+      __m128i high = _mm_unpackhi_epi8(_mm_setzero_si128(), code);
+      if (kMantissaBits == 3) {
+        low = _mm_and_si128(_mm_srai_epi16(low, 1), _mm_set1_epi16(static_cast<short>(0xBFFF)));
+        high = _mm_and_si128(_mm_srai_epi16(high, 1), _mm_set1_epi16(static_cast<short>(0xBFFF)));
+      }
+      put.put(i, _mm256_mul_ps(_mm256_cvtph_ps(low), factor));
+      put.put(i + kLane, _mm256_mul_ps(_mm256_cvtph_ps(high), factor));
     }
-    put.put(i, _mm256_mul_ps(_mm256_cvtph_ps(low), factor));
-    put.put(i + kLane, _mm256_mul_ps(_mm256_cvtph_ps(high), factor));
   }
   return largest;
 }
@@ -137,11 +162,10 @@ bool dequantise_float8(const std::uint8_t* codes, const std::uint8_t* scales, st
   if (smallest < format.lowest_scale || highest > 254 - format.largest_exponent) {
     return plain::dequantise_float8(codes, scales, count, format, block_values, output, prefetch);
   }
-  const int block_shift = log2_of(block_values);
   __m128i largest = _mm_setzero_si128();
   with_writer(output, [&](auto writer) __attribute__((always_inline)) {
-    largest = format.mantissa_bits == 3 ? dequantise_runs<3>(codes, scales, whole, block_shift, writer)
-                                        : dequantise_runs<2>(codes, scales, whole, block_shift, writer);
+    largest = format.mantissa_bits == 3 ? dequantise_runs<3>(codes, scales, whole, block_values, writer)
+                                        : dequantise_runs<2>(codes, scales, whole, block_values, writer);
   });
   const __m128i special = _mm_set1_epi8(static_cast<char>(format.special_code));
   bool finite = _mm_movemask_epi8(_mm_cmpeq_epi8(_mm_max_epu8(largest, special), largest)) == 0;
