@@ -27,6 +27,7 @@ bool extracts_bits_fast() {
 struct Features {
   bool avx2 = false;
   bool fast_pext = extracts_bits_fast();
+  bool wide_multiply = false;
   bool avx512 = false;
 
   Features() {
@@ -49,7 +50,7 @@ struct Features {
     // F, DQ, BW, VL; VBMI, VBMI2, VPOPCNTDQ: Intel from Ice Lake on, AMD from Zen 4 on.
     const bool foundation = bit(ebx, 16) && bit(ebx, 17) && bit(ebx, 30) && bit(ebx, 31);
     const bool bytes = bit(ecx, 1) && bit(ecx, 6) && bit(ecx, 14);
-    const bool wide_multiply = bit(ecx, 10);  // VPCLMULQDQ
+    wide_multiply = bit(ecx, 10);  // VPCLMULQDQ
     avx512 = avx2 && saves_zmm && foundation && bytes && wide_multiply;
   }
 };
@@ -61,7 +62,11 @@ struct Features {
 const Kernels* kernels_of(Path path) {
 #if FSL_X86_KERNELS
   static const Features features;
-  if (path == Path::kAvx2 && features.avx2) return features.fast_pext ? &kAvx2Kernels : &kAvx2KernelsWithoutPext;
+  if (path == Path::kAvx2) {
+    if (!features.avx2) return nullptr;
+    if (!features.fast_pext) return &kAvx2KernelsWithoutPext;
+    return features.wide_multiply ? &kAvx2KernelsWithWideCrc : &kAvx2Kernels;
+  }
   if (path == Path::kAvx512) return features.avx512 ? &kAvx512Kernels : nullptr;
 #endif
   return path == Path::kScalar ? &kScalarKernels : nullptr;

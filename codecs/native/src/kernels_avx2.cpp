@@ -31,18 +31,19 @@ namespace fsl {
 
 namespace {
 
-constexpr Kernels with_tree_writer(decltype(Kernels::write_tree) tree_writer) {
+constexpr Kernels kernels_with(decltype(Kernels::write_tree) tree_writer, decltype(Kernels::crc32) checksum) {
   return {
       plain::combine, plain::look,  quantise_float8, quantise_uniform,     cut_bfloat16,         cut_float32, rank,
       write_bit_planes, tree_writer, read_tree,      join,                 dequantise_float8,    dequantise_uniform,
-      join_bfloat16,    join_float32, copy_float32, plain::largest_byte, count_byte, plain::find_byte, crc32, Path::kAvx2,
+      join_bfloat16,    join_float32, copy_float32, plain::largest_byte, count_byte, plain::find_byte, checksum, Path::kAvx2,
   };
 }
 
 }  // namespace
 
-const Kernels kAvx2Kernels = with_tree_writer(write_tree<kMostGathered>);
-const Kernels kAvx2KernelsWithoutPext = with_tree_writer(write_tree<0>);
+const Kernels kAvx2Kernels = kernels_with(write_tree<kMostGathered>, crc32);
+const Kernels kAvx2KernelsWithoutPext = kernels_with(write_tree<0>, crc32);
+const Kernels kAvx2KernelsWithWideCrc = kernels_with(write_tree<kMostGathered>, wide_crc32);
 
 }  // namespace fsl
 

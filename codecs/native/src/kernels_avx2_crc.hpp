@@ -1,4 +1,4 @@
-// AVX2: CRC-32. For kernels_avx2.cpp only, which sets the target and includes
+// AVX2: CRC-32. For kernels_avx2.cpp and kernels_avx2_wide_crc.cpp only, which set the target and include
 // kernels_plain.hpp for it.
 #pragma once
 
@@ -17,12 +17,26 @@ constexpr std::uint64_t folding_constant(int power) {
 }
 
 template <int kBits>
-FSL_INLINE __m128i fold(__m128i value, __m128i data) {
+FSL_INLINE __m128i folding_constants() {
   constexpr long long kLow = static_cast<long long>(folding_constant(kBits + 32));
   constexpr long long kHigh = static_cast<long long>(folding_constant(kBits - 32));
-  const __m128i constants = _mm_set_epi64x(kHigh, kLow);
+  return _mm_set_epi64x(kHigh, kLow);
+}
+
+template <int kBits>
+FSL_INLINE __m128i fold(__m128i value, __m128i data) {
+  const __m128i constants = folding_constants<kBits>();
   const __m128i product = _mm_xor_si128(_mm_clmulepi64_si128(value, constants, 0x00), _mm_clmulepi64_si128(value, constants, 0x11));
   return _mm_xor_si128(product, data);
+}
+
+// The checksum of what was folded and of the bytes behind it.
+std::uint32_t finish_crc32(__m128i sum, const std::uint8_t* data, std::size_t count) {
+  for (; count >= 16; data += 16, count -= 16) sum = fold<128>(sum, load_half(data));
+  std::uint8_t bytes[16];
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(bytes), sum);
+  // The tables start from the complement of their first argument: here from 0.
+  return plain::crc32(plain::crc32(0xFFFFFFFF, bytes, 16), data, count);
 }
 
 std::uint32_t crc32(std::uint32_t value, const std::uint8_t* data, std::size_t count) {
@@ -35,12 +49,7 @@ std::uint32_t crc32(std::uint32_t value, const std::uint8_t* data, std::size_t c
   for (; count >= 64; data += 64, count -= 64) {
     for (int i = 0; i < 4; ++i) sums[i] = fold<512>(sums[i], load_half(data + 16 * i));
   }
-  __m128i sum = fold<128>(fold<128>(fold<128>(sums[0], sums[1]), sums[2]), sums[3]);
-  for (; count >= 16; data += 16, count -= 16) sum = fold<128>(sum, load_half(data));
-  std::uint8_t bytes[16];
-  _mm_storeu_si128(reinterpret_cast<__m128i*>(bytes), sum);
-  // The tables start from the complement of their first argument: here from 0.
-  return plain::crc32(plain::crc32(0xFFFFFFFF, bytes, 16), data, count);
+  return finish_crc32(fold<128>(fold<128>(fold<128>(sums[0], sums[1]), sums[2]), sums[3]), data, count);
 }
 
 }  // namespace

@@ -505,9 +505,12 @@ int main(int arguments, char** argument) {
   };
   run(plain, "scalar");
 #if FSL_X86_KERNELS
-  // Both tables for AVX2, whichever of them this machine uses.
-  if (kernels_of(Path::kAvx2) != nullptr) run(kAvx2Kernels, "avx2");
-  if (kernels_of(Path::kAvx2) != nullptr) run(kAvx2KernelsWithoutPext, "avx2 without pext");
+  // All tables for AVX2 that this machine can run, whichever of them it uses.
+  if (const Kernels* const used = kernels_of(Path::kAvx2)) {
+    run(kAvx2Kernels, "avx2");
+    run(kAvx2KernelsWithoutPext, "avx2 without pext");
+    if (used == &kAvx2KernelsWithWideCrc) run(*used, "avx2 with a wide CRC");
+  }
   if (kernels_of(Path::kAvx512) != nullptr) run(kAvx512Kernels, "avx512");
 #endif
   return 0;
