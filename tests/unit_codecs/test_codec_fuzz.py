@@ -31,9 +31,9 @@ def test_mutated_frames_harm_no_decoder(tmp_path):
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    rounds = re.findall(r"^path (\d): (\d+) rounds$", done.stdout, re.MULTILINE)
-    assert rounds[0] == ("0", "20"), done.stdout
-    assert len(rounds) == len(available()) - ("numpy" in available())
+    # A path may have several tables of kernels, for instance for processors without a fast pext: "avx2 without pext: 20 rounds".
+    rounds = re.findall(r"^(\w+)( [\w ]+)?: 20 rounds$", done.stdout, re.MULTILINE)
+    assert {path for path, _ in rounds} == set(available()) - {"numpy"}, done.stdout
     inputs = [int(count) for count in re.findall(r"^(\d+) inputs$", done.stdout, re.MULTILINE)]
     assert len(inputs) == 4
     assert min(inputs) >= 100

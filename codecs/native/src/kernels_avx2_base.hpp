@@ -51,8 +51,6 @@ FSL_INLINE std::uint64_t load_word(const std::uint8_t* from) {
 // The signs of 64 bytes.
 FSL_INLINE std::uint64_t signs64(__m256i low, __m256i high) { return signs(low) | static_cast<std::uint64_t>(signs(high)) << 32; }
 
-FSL_INLINE void store_mask(std::uint8_t* to, std::uint32_t mask) { std::memcpy(to, &mask, 4); }
-
 FSL_INLINE std::uint32_t load_mask(const std::uint8_t* from) {
   std::uint32_t mask;
   std::memcpy(&mask, from, 4);
@@ -74,11 +72,10 @@ FSL_INLINE __m256i spread_bits(std::uint32_t mask) {
   return _mm256_cmpeq_epi8(_mm256_and_si256(bytes, bit), bit);
 }
 
-// For each byte of bits: the places of its zeros, and those of its ones, in order; and for each place, the number of zeros in front of it, or
-// 8 plus the number of ones when it is a one. Entries are used as lower halves of vectors, which may be read from each of them.
+// For each byte of bits: the places of its zeros, and those of its ones, in order. Entries are used as lower halves of vectors, which may be
+// read from each of them.
 struct Shuffles {
   std::uint64_t places[2][256];
-  std::uint64_t merge[256];
   std::uint64_t room;
 };
 
@@ -89,7 +86,6 @@ constexpr Shuffles make_shuffles() {
     for (std::uint64_t bit = 0; bit < 8; ++bit) {
       const std::uint64_t one = mask >> bit & 1;
       shuffles.places[one][mask] |= bit << (8 * found[one]);
-      shuffles.merge[mask] |= (found[one] + 8 * one) << (8 * bit);
       ++found[one];
     }
   }

@@ -28,7 +28,7 @@ FSL_INLINE __m256i minus_ones_so_far(__m256i bits) {
   return _mm256_add_epi8(sums, _mm256_shuffle_epi8(sums, last_of_first_eight));
 }
 
-// Two times 16 bytes.
+// Two times 16 bytes, each for one half of a vector, as shuffles do not cross halves.
 FSL_INLINE __m256i load_halves(const std::uint8_t* low, const std::uint8_t* high) {
   return _mm256_inserti128_si256(_mm256_castsi128_si256(load_half(low)), load_half(high), 1);
 }
@@ -53,7 +53,7 @@ void merge(const Merge& work, Prefetch& prefetch) {
   const __m256i right_ranks = all_bytes(work.right_rank);
   const __m256i places =
       _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15));
-  // 32 symbols, in whose first 16 `ones_low` go right and `ones_both` in all of those and those before.
+  // 32 symbols, from the places in the children's lists where the first 16 of them begin and where the others do.
   std::uint8_t* const list = work.list;
   const auto half = [=](__m256i bits, const std::uint8_t* left_low, const std::uint8_t* left_high, const std::uint8_t* right_low,
                         const std::uint8_t* right_high) __attribute__((always_inline)) {
