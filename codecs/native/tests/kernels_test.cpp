@@ -4,9 +4,6 @@
 // fuzz/run.sh builds it under the sanitizers and runs it first. By hand, in this folder:
 //
 //   g++ -std=c++17 -O2 -ffp-contract=off -I../src kernels_test.cpp ../src/kernels_*.cpp ../src/cpu.cpp -o kernels_test && ./kernels_test [rounds]
-#include <sys/mman.h>
-#include <unistd.h>
-
 #if defined(__x86_64__)
 #include <immintrin.h>
 #define FSL_FENCE() _mm_sfence()
@@ -25,115 +22,11 @@
 #include <vector>
 
 #include "kernels_paths.hpp"
+#include "kernels_test_values.hpp"
 
 using namespace fsl;
 
 namespace {
-
-std::mt19937_64 chance(1);
-
-std::size_t below(std::size_t end) { return end == 0 ? 0 : chance() % end; }
-
-[[noreturn]] void fail(const std::string& text) {
-  std::printf("FAILED: %s\n", text.c_str());
-  std::exit(1);
-}
-
-// Memory of `bytes` whose end, `slack` included, touches a page that must not be touched.
-class Edge {
- public:
-  explicit Edge(std::size_t bytes, std::size_t slack = 0) : bytes_(bytes) {
-    const std::size_t page = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
-    mapped_ = (bytes + slack + 2 * page - 1) / page * page + page;
-    base_ = static_cast<std::uint8_t*>(mmap(nullptr, mapped_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
-    if (base_ == MAP_FAILED || mprotect(base_ + mapped_ - page, page, PROT_NONE) != 0) fail("no memory");
-    data_ = base_ + mapped_ - page - slack - bytes;
-    std::memset(base_, 0xA5, mapped_ - page);
-  }
-  Edge(const Edge&) = delete;
-  Edge& operator=(const Edge&) = delete;
-  ~Edge() { munmap(base_, mapped_); }
-
-  template <typename T = std::uint8_t>
-  T* as() {
-    return reinterpret_cast<T*>(data_);
-  }
-
-  void check_front(const char* what) const {
-    for (const std::uint8_t* p = std::max(base_, data_ - 256); p < data_; ++p) {
-      if (*p != 0xA5) fail(std::string(what) + ": written in front of the buffer");
-    }
-  }
-
- private:
-  std::size_t bytes_;
-  std::size_t mapped_ = 0;
-  std::uint8_t* base_ = nullptr;
-  std::uint8_t* data_ = nullptr;
-};
-
-void same(const void* a, const void* b, std::size_t bytes, const std::string& what) {
-  const auto* left = static_cast<const std::uint8_t*>(a);
-  const auto* right = static_cast<const std::uint8_t*>(b);
-  for (std::size_t i = 0; i < bytes; ++i) {
-    if (left[i] != right[i]) {
-      fail(what + ": byte " + std::to_string(i) + " of " + std::to_string(bytes) + " is " + std::to_string(right[i]) + ", not " +
-           std::to_string(left[i]));
-    }
-  }
-}
-
-float float_of(std::uint32_t bits) {
-  float value;
-  std::memcpy(&value, &bits, 4);
-  return value;
-}
-
-// Of bf16 outputs of odd length the buffers are no place for floats.
-float float_at(const std::uint8_t* bytes) {
-  float value;
-  std::memcpy(&value, bytes, 4);
-  return value;
-}
-
-std::uint32_t bits_of(float value) {
-  std::uint32_t bits;
-  std::memcpy(&bits, &value, 4);
-  return bits;
-}
-
-// Values of many kinds; kind 4 and up include what escapes.
-void fill(float* x, std::size_t count, int kind) {
-  std::normal_distribution<float> normal;
-  float row = 1;
-  for (std::size_t i = 0; i < count; ++i) {
-    if (i % 64 == 0) row = std::ldexp(1.0F, static_cast<int>(below(kind == 1 ? 200 : 12)) - (kind == 1 ? 100 : 6));
-    const std::uint32_t random = static_cast<std::uint32_t>(chance());
-    switch (kind) {
-      case 0:
-      case 1:
-        x[i] = normal(chance) * row;
-        break;
-      case 2:  // ties of the formats' grids, zeros of both signs, subnormals
-        x[i] = std::ldexp(static_cast<float>(static_cast<int>(below(129)) - 64), static_cast<int>(below(20)) - 10);
-        if (below(5) == 0) x[i] = float_of(random & 0x807FFFFF);
-        if (below(5) == 0) x[i] = float_of(random & 0x80000000);
-        break;
-      case 3:  // runs of zeros, constant runs, a few outliers
-        x[i] = i / 256 % 3 == 0 ? float_of(random & 0x80000000) : i / 256 % 3 == 1 ? 0.75F : normal(chance) * row;
-        if (below(300) == 0) x[i] *= 1000;
-        break;
-      case 4:  // the largest finite values and the smallest
-        x[i] = float_of((random & 0x80FFFFFF) | (below(2) != 0 ? 0x7E000000 : 0x00000000));
-        break;
-      case 5:  // any bits at all
-        x[i] = float_of(random);
-        break;
-      default:
-        x[i] = below(40) == 0 ? float_of(0x7F800000 | (random & 0x807FFFFF) * (random & 1)) : normal(chance);
-    }
-  }
-}
 
 std::size_t some_count() {
   switch (below(6)) {
@@ -155,7 +48,7 @@ constexpr Float8 kFormats[2] = {{3, 7, 8, 10, 0x7F}, {2, 15, 15, 17, 0x7C}};
 void test_encoding(const Kernels& plain, const Kernels& kernels) {
   const std::size_t count = some_count();
   const std::size_t block = std::size_t{16} << below(7);
-  const int kind = static_cast<int>(below(7));
+  const int kind = static_cast<int>(below(8));
   Edge input(4 * count);
   float* x = input.as<float>();
   fill(x, count, kind);
@@ -356,6 +249,24 @@ void test_planes(const Kernels& plain, const Kernels& kernels) {
   same(codes.as(), joined.as(), count, "join anything" + about);
 }
 
+// Tables of whole bytes in which most entries are equal, those of some neighbours not, as they are for exponents.
+void test_whole_bytes(const Kernels& plain, const Kernels& kernels) {
+  const std::size_t count = some_count();
+  const std::size_t others = below(256);
+  const std::size_t first = below(2) != 0 ? below(256) : 256 - below(80);
+  const std::size_t width = below(2) != 0 ? below(256) : 62 + below(6);
+  const std::string about = " first " + std::to_string(first) + " width " + std::to_string(width) + " count " + std::to_string(count);
+  std::uint8_t table[256 + kSlackBytes];
+  for (std::size_t i = 0; i < 256; ++i) table[i] = static_cast<std::uint8_t>(i >= first && i < first + width && i < 255 ? chance() : others);
+  Edge bytes(count, kSlackBytes), want(count, kSlackBytes), got(count, kSlackBytes);
+  for (std::size_t i = 0; i < count; ++i) bytes.as()[i] = static_cast<std::uint8_t>(chance());
+  plain.rank(bytes.as(), count, false, 0, table, want.as());
+  kernels.rank(bytes.as(), count, false, 0, table, got.as());
+  same(want.as(), got.as(), count, "rank of whole bytes" + about);
+  kernels.join(bytes.as(), table, nullptr, count, false, 0, got.as());
+  same(want.as(), got.as(), count, "join of whole bytes" + about);
+}
+
 // --------------------------------------------------------------------------------------------------------------- fp32 out
 
 // Calls decode(kernels, output) for every sink on both sides and compares what it returns and writes.
@@ -453,7 +364,7 @@ void test_decoding(const Kernels& plain, const Kernels& kernels) {
   if (largest[0] != largest[1]) fail("join_float32: seen");
   Edge raw(4 * count + 1);
   std::vector<float> values(count);
-  fill(values.data(), count, static_cast<int>(below(7)));
+  fill(values.data(), count, static_cast<int>(below(8)));
   std::memcpy(raw.as() + 1, values.data(), 4 * count);
   compare_sinks(plain, kernels, count, "copy_float32", [&](const Kernels& which, const Output& output) {
     Seen seen;
@@ -498,6 +409,7 @@ int main(int arguments, char** argument) {
       test_encoding(plain, kernels);
       test_tree(plain, kernels);
       test_planes(plain, kernels);
+      test_whole_bytes(plain, kernels);
       test_decoding(plain, kernels);
       test_bytes(kernels);
     }
