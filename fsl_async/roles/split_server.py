@@ -199,7 +199,8 @@ class SplitServerMachine(SplitServerState):
         if answer.code == "later" or any(known == key for known, _ in peer.declined):
             return told
         peer.declined.append((key, answer))
-        return [*told, split.BookUpload(key, "declined", f"{answer.code}: {answer.text}")]
+        # Booked first: what a client was told to be settled is in the ledger, whenever this process dies.
+        return [split.BookUpload(key, "declined", f"{answer.code}: {answer.text}"), *told]
 
     def _received(self, event: ev.UploadReceived, now: float) -> list[Effect]:
         peer = self.peers[event.key.client]

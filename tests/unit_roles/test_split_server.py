@@ -190,6 +190,10 @@ def test_an_upload_that_makes_no_sense():
     assert of(effects, split.BookUpload) == [
         split.BookUpload(key("a"), "declined", "refused: labels must be in 0 ... 9")
     ]
+    kinds = [type(effect) for effect in effects]
+    assert kinds.index(split.BookUpload) < kinds.index(do.Tell), (
+        "killed in between, it has said nothing"
+    )
     assert told(server.offer(key("a")))[0].code == "refused"
 
 
