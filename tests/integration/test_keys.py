@@ -94,7 +94,8 @@ def test_a_name_is_its_keys_also_after_a_restart(keyed, site):
     server.wait_for("a is refused: the name a belongs to another key")
     server.kill()
     again = keyed.serve()
-    thief = keyed.client("a", keys="thief", trusted=False)  # it is; the list is not written anew, nor read
+    # It is trusted. The list is not written anew here, so that what is waited for below is the next change.
+    thief = keyed.client("a", keys="thief", trusted=False)
     assert thief.end() == 2
     again.wait_for("1 client connected")
     public = KeysFolder(site.folder / "keys-thief").pair().public
