@@ -56,5 +56,5 @@ def test_large_blocks_are_mappings_of_their_own_also_after_a_larger_one_was_free
 
 @needs_books
 def test_blocks_of_chunks_stay_in_the_heap_when_they_are_freed():
-    """Otherwise the system clears their pages again for each chunk that comes in: a third of what a loopback could carry."""
+    """Otherwise the system clears their pages again for each chunk that comes in."""
     assert said(CHUNKS) == "True True 0\n"
