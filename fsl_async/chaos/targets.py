@@ -2,7 +2,7 @@
 
 A process belongs to the run when its command line is that of a node (Python that runs `fsl-node`, or `-m fsl_async.cli`; not `ssh`, `timeout` or an editor that
 has a node's words behind its own) and
-- it is a server whose --run-dir is the run's directory, or
+- it is a server whose --run-dir is the run's directory, or one without --run-dir (that is the configuration's, or the default) that has the run's journal open, or
 - it is a client whose --run-dir lies in the run's `clients` folder, or which dials the address that the run's server listens at.
 
 Process ids are used again. So a process is held by a descriptor (pidfd_open(2)), its command line is read again afterwards, and signals go through the descriptor: they reach
@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from attrs import frozen
@@ -24,6 +24,7 @@ from fsl_async.errors import AddressError, UsageError
 from fsl_async.observe.journal import JournalReader
 
 SERVER = "server"
+JOURNAL = "journal.jsonl"
 _PROC = Path("/proc")
 _OF_THE_INTERPRETER = frozenset({"-X", "-W"})
 """Options of Python's with a word behind them; with `-c` it runs no node."""
@@ -54,24 +55,30 @@ class Run:
     @classmethod
     def at(cls, run_dir: Path) -> Run:
         """Read where its server listens. Raises UsageError when there is no run."""
-        journal = run_dir / "journal.jsonl"
+        journal = run_dir / JOURNAL
         if not journal.exists():
-            raise UsageError(f"{run_dir} holds no run: there is no journal.jsonl")
+            raise UsageError(f"{run_dir} holds no run: there is no {JOURNAL}")
         address = ""
         for line in JournalReader(journal).read():
             if line.get("type") == "NodeStarted" and line.get("role") == "ps":
                 address = str(line.get("address", ""))
         return cls(run_dir.resolve(), address)
 
-    def node(self, words: Sequence[str], cwd: Path) -> tuple[str, str] | None:
-        """(name, role) of the node with this command line, started in `cwd`; None for any other process."""
+    def node(
+        self, words: Sequence[str], cwd: Path, writes_journal: Callable[[], bool] = lambda: False
+    ) -> tuple[str, str] | None:
+        """(name, role) of the node with this command line, started in `cwd`; None for any other process.
+
+        writes_journal: whether it has the run's journal open; asked of a server that was not told where the run is kept.
+        """
         told = _arguments(words)
         if told is None:
             return None
         role, place = told.get("--role", ""), told.get("--run-dir")
         where = (cwd / place).resolve() if place else None
         if role == "ps":
-            return (SERVER, role) if where == self.run_dir else None
+            is_ours = writes_journal() if where is None else where == self.run_dir
+            return (SERVER, role) if is_ours else None
         if role != "client":
             return None
         name = told.get("--name", where.name if where else "client")
@@ -141,11 +148,22 @@ def look(run: Run, pid: int) -> Node | None:
         if place.stat().st_uid != os.getuid():
             return None
         words = (place / "cmdline").read_bytes().decode(errors="replace").split("\0")[:-1]
-        found = run.node(words, (place / "cwd").readlink())
+        found = run.node(
+            words, (place / "cwd").readlink(), lambda: _has_open(place, run.run_dir / JOURNAL)
+        )
         state = (place / "stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
         return None
     return None if found is None or state == "Z" else Node(pid, *found)
+
+
+def _has_open(process: Path, path: Path) -> bool:
+    wanted = path.stat()
+    for entry in (process / "fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+            if os.path.samestat(entry.stat(), wanted):
+                return True
+    return False
 
 
 class Held:

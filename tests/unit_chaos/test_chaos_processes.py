@@ -53,8 +53,10 @@ def process(tmp_path):
     script.write_text(IDLE)
     started = []
 
-    def start(*words):
-        one = subprocess.Popen([sys.executable, str(script), *map(str, words)])
+    def start(*words, journal=None):
+        with contextlib.ExitStack() as files:
+            kept = () if journal is None else (files.enter_context(journal.open("ab")).fileno(),)
+            one = subprocess.Popen([sys.executable, str(script), *map(str, words)], pass_fds=kept)
         started.append(one)
         return one
 
@@ -114,6 +116,23 @@ def test_a_runs_processes_are_found_and_nobody_elses(run, process, tmp_path):
         ("b", mine[2].pid),
         ("server", mine[0].pid),
     ]
+
+
+def test_a_server_that_was_not_told_where_its_run_is_kept(run, process, tmp_path):
+    """By default, and by its configuration, a run is kept somewhere without --run-dir: `--server` hit nobody then, and said nothing."""
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "journal.jsonl").touch()
+    process("--role", "ps", journal=other / "journal.jsonl")
+    process("--role", "ps")
+    process("--role", "ps", "--run-dir", other, journal=run.run_dir / "journal.jsonl")
+    process("--role", "server", journal=run.run_dir / "journal.jsonl")
+    mine = process("--role", "ps", journal=run.run_dir / "journal.jsonl")
+    until(lambda: nodes(run))
+    assert nodes(run) == [Node(mine.pid, "server", "ps")]
+    held = Held(run, nodes(run)[0])
+    assert held.send(signal.SIGKILL)
+    held.close()
 
 
 NODE = ("--role", "client", "--name", "a", "127.0.0.1:7100")
