@@ -12,11 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from fsl_transport import LocalError
+from fsl_transport import Lane, LocalError
+from fsl_transport.curve import DialerCurve, KeyPair, ListenerCurve
 from fsl_transport.greeting import is_signature, mechanism_of
+from fsl_transport.link import key_of
 from fsl_transport.loop import run
 from fsl_transport.relay import Switchboard
 from fsl_transport.tanks import PIPE_BYTES
+from fsl_transport.zmq_link import ZmqDialer, ZmqListener
 
 SIGNATURE = b"\xff" + bytes(8) + b"\x7f"
 OPEN = SIGNATURE + b"\3\1"
@@ -396,5 +399,42 @@ def test_many_lines_at_once(new_porter):
             await until(lambda: len(porter.said("ended")) == 60)
             assert porter.board._lines == {}
             assert porter.board._pool.lent == 0
+
+    run(main())
+
+
+def test_all_connections_of_a_dialer_go_through_the_relay(new_porter):
+    """Stripes that are opened later, and what is dialled again, reach the server the way the first connections did, with their key; or not at all."""
+
+    async def main():
+        porter, got, server, pair = new_porter(), [], KeyPair.new(), KeyPair.new()
+        listener = ZmqListener(
+            "127.0.0.1:0", None, ListenerCurve(server, {pair.public}.__contains__)
+        )
+        listener.set_receiver(lambda *message: got.append(message))
+        porter.board = Switchboard(porter)
+        _, port = porter.board.open_door("127.0.0.1:0", f"127.0.0.1:{listener.port}")
+        dialer = ZmqDialer(f"127.0.0.1:{port}", "c", None, DialerCurve(pair, server.public))
+
+        async def all_arrive():
+            got.clear()
+            while len({bytes(parts[0]) for _, _, parts, _ in got}) < 5:  # what breaks loses some
+                dialer.send("", Lane.CONTROL, [b"control"])
+                for stripe in range(4):
+                    dialer.send("", Lane.BULK, [b"%d" % stripe], stripe=stripe)
+                await asyncio.sleep(0.01)
+            assert {key_of(origin) for *_, origin in got} == {pair.public}
+
+        dialer.open_stripes(4)
+        await all_arrive()
+        assert len(porter.said("accepted")) == listener.connections == 5
+        dialer.redial()
+        await until(lambda: len(porter.said("accepted")) == 10)
+        await all_arrive()
+        await until(lambda: listener.connections == 5)
+        assert len(porter.board._lines) == 5
+        await dialer.aclose()
+        await porter.board.aclose()
+        await listener.aclose()
 
     run(main())
