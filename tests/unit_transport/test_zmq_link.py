@@ -5,6 +5,7 @@
 import asyncio
 import contextlib
 import os
+import resource
 import secrets
 import socket
 import threading
@@ -25,12 +26,24 @@ from fsl_transport import (
     StreamSent,
     Superseded,
     frames,
+    zmq_link,
 )
 from fsl_transport.loop import run
 from fsl_transport.seam import end_of
 from fsl_transport.zmq_link import ZmqDialer, ZmqListener, split_address
 
 UNIT_S = 0.1 * float(os.environ.get("FSL_TEST_TIME_UNIT", "1"))
+
+
+async def until(condition, seconds=20.0):
+    async with asyncio.timeout(seconds):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+def open_files():
+    """How many this process has."""
+    return len(list(Path("/proc/self/fd").iterdir()))
 
 
 def test_addresses():
@@ -197,6 +210,61 @@ def test_what_a_dialer_keeps_goes_by_the_settings_that_it_is_told(new_settings):
         await dialer.aclose()
         dialer.adopt(told)
         await listener.aclose()
+
+    run(main())
+
+
+@pytest.mark.parametrize("spare", range(9))
+def test_stripes_for_which_there_are_no_descriptors_are_left_out(monkeypatch, spare):
+    """Where a process may have 256 files, 64 stripes raised in the middle of a transfer, at each try; what stands must go on."""
+
+    async def main():
+        listener = ZmqListener("127.0.0.1:0")
+        got = []
+        listener.set_receiver(lambda peer, lane, parts, origin: got.append(bytes(parts[0])))
+        dialer = ZmqDialer(f"127.0.0.1:{listener.port}", "c")
+        dialer.send("", Lane.CONTROL, [b"up"])
+        await until(lambda: got)
+        monkeypatch.setattr(zmq_link, "descriptors", lambda: 0)  # it is allowed no more than it has
+        before = resource.getrlimit(resource.RLIMIT_NOFILE)
+        open_now = open_files()
+        resource.setrlimit(resource.RLIMIT_NOFILE, (open_now + spare, before[1]))
+        try:
+            dialer.open_stripes(64)
+            dialer.open_stripes(64)
+            pipes = list(dialer._pipes)
+            dialer.send("", Lane.BULK, [b"63"], stripe=63)  # as if its connection did not come up
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, before)
+        assert 2 <= len(pipes) < 20
+        for stripe in range(len(pipes) - 1):
+            dialer.send("", Lane.BULK, [b"%d" % stripe], stripe=stripe)
+        await until(lambda: len(got) == len(pipes))
+        assert b"63" not in got
+        monkeypatch.undo()
+        dialer.open_stripes(64)
+        assert len(dialer._pipes) == 65, "descriptors are there again"
+        await dialer.aclose()
+        await listener.aclose()
+
+    run(main())
+
+
+def test_a_dialer_asks_for_the_descriptors_that_its_stripes_need():
+    """Many systems begin with a few hundred and allow thousands; a server has always asked for them."""
+
+    async def main():
+        listener = ZmqListener("127.0.0.1:0")
+        dialer = ZmqDialer(f"127.0.0.1:{listener.port}", "c")
+        before = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (open_files() + 40, before[1]))
+        try:
+            dialer.open_stripes(64)
+            assert len(dialer._pipes) == 65
+        finally:
+            await dialer.aclose()
+            await listener.aclose()
+            resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
     run(main())
 

@@ -59,6 +59,7 @@ from fsl_transport.curve import (
     listener_failure,
     nobody,
 )
+from fsl_transport.doorkeeper import descriptors
 from fsl_transport.errors import LocalError
 from fsl_transport.link import TAG_BYTES, Buffer, Lane, Receiver, check_name
 from fsl_transport.seam import is_whole
@@ -373,13 +374,20 @@ class ZmqDialer(_ZmqLink):
         stripe: int = 0,
     ) -> None:
         """See ``link.Link``."""
-        if self._ending is None:
+        if self._ending is None and lane + stripe < len(self._pipes):
             self._pipes[lane + stripe].send(frames)
 
     def open_stripes(self, count: int) -> None:
-        """See ``link.Link``."""
+        """See ``link.Link``. A stripe takes four descriptors: where this process may not have them there are fewer, as with any that do not come up."""
+        if len(self._pipes) < 1 + count:
+            descriptors()  # many systems begin with a few hundred, and allow more
         while self._ending is None and len(self._pipes) < 1 + min(count, STRIPES_LIMIT):
-            pipe = self._pipe(Lane.BULK, len(self._pipes) - 1)
+            try:
+                pipe = self._pipe(Lane.BULK, len(self._pipes) - 1)
+            except zmq.ZMQError as error:
+                if error.errno not in {errno.EMFILE, errno.ENFILE}:
+                    raise
+                return
             self._pipes.append(pipe)
             if self._is_connected:
                 pipe.socket.ipv6 = self._is_six

@@ -90,11 +90,18 @@ class Pipe:
         if curve is not None:
             curve.prepare(self.socket)
         self.doors = Doorkeeper(settings, loop.time()) if self._is_listener else None
-        monitor = context.socket(zmq.PAIR)
-        monitor.linger = 0
+        monitor: zmq.asyncio.Socket | None = None
         name = f"inproc://fsl-monitor-{id(self)}"
-        self.socket.monitor(name, _FAILED | (_CAME | _WENT if self._is_listener else 0))
-        monitor.connect(name)
+        try:
+            monitor = context.socket(zmq.PAIR)
+            monitor.linger = 0
+            self.socket.monitor(name, _FAILED | (_CAME | _WENT if self._is_listener else 0))
+            monitor.connect(name)
+        except zmq.ZMQError:  # no descriptors left
+            self.socket.close(0)
+            if monitor is not None:
+                monitor.close(0)
+            raise
         self._monitor: zmq.asyncio.Socket = monitor
 
     def _set_options(self) -> None:
