@@ -33,6 +33,7 @@ from attrs import define, field
 
 from fsl_async.learn.sealed import unseal
 from fsl_async.netlab.laboratory import Laboratory
+from fsl_async.observe.journal import JournalReader
 
 CLIENTS = ("a", "b")
 POLL_S = 5.0
@@ -92,9 +93,9 @@ class Arm:
 
     def deaths(self) -> list[str]:
         """Sessions that ended otherwise than in good order, as the server's journal says."""
-        lines = (self.folder / "ps" / "journal.jsonl").read_text("utf-8", "replace").splitlines()
-        ended = [line for line in lines if '"ClientLeft"' in line]
-        return [line for line in ended if '"bye"' not in line]
+        journal = JournalReader(self.folder / "ps" / "journal.jsonl", having=(b'"ClientLeft"',))
+        ended = [line for line in journal.read_all() if line["type"] == "ClientLeft"]
+        return [json.dumps(line) for line in ended if line["reason"] != "bye"]
 
     def stop(self) -> None:
         """End it, clients last; they get the last version."""
@@ -150,16 +151,15 @@ class Snapshot:
 
 def snapshots(arm: Arm, name: str) -> list[Snapshot]:
     """Of a client's journal, with those in it that were offered."""
-    lines = (arm.folder / name / "journal.jsonl").read_text("utf-8", "replace").splitlines()
+    kinds = ("Snapshotted", "OfferDelta")
+    path = arm.folder / name / "journal.jsonl"
+    journal = JournalReader(path, having=tuple(f'"{kind}"'.encode() for kind in kinds))
     found: list[Snapshot] = []
     at = 0.0
-    for line in lines:
-        if '"Snapshotted"' not in line and '"OfferDelta"' not in line:
-            continue
-        entry = json.loads(line)
+    for entry in journal.read_all():
         if entry["type"] == "Snapshotted":
             at = entry["t"]
-        else:
+        elif entry["type"] == "OfferDelta":
             found.append(Snapshot(entry["key"], at, entry["tokens"]))
     return found
 

@@ -124,7 +124,7 @@ def measure(
         with serving(work / "run", settings) as server:
             threading.Thread(target=_drain, args=(server,), daemon=True).start()
             row = run_loop(play(server, model, name, rounds, warm_s))
-        lines = list(JournalReader(work / "run" / "journal.jsonl").read())
+        lines = list(JournalReader(work / "run" / "journal.jsonl").read_all())
     finally:
         shutil.rmtree(work, ignore_errors=True)
     left = [line for line in lines if line["type"] == "ClientLeft"]

@@ -90,7 +90,7 @@ def read_times(path: Path) -> dict[int, Times]:
     """The times of every version after 0."""
     found: dict[int, Times] = {}
     called, was_call, version = 0.0, False, 0
-    for line in JournalReader(path).read():
+    for line in JournalReader(path).read_all():
         now, name = line["now"], line["type"]
         is_call = name == "Tell" and line["message"]["type"] == "Call"
         if is_call and not was_call:

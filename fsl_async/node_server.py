@@ -35,6 +35,7 @@ from fsl_async.messages_split import CONDUCTOR
 from fsl_async.node_ps import GOODBYE_S, JOURNAL, check_bindable
 from fsl_async.observe.journal import JournalWriter
 from fsl_async.observe.lag import LoopLag
+from fsl_async.observe.split_state import SplitState
 from fsl_async.observe.teller import Teller
 from fsl_async.observe.traffic_notes import TrafficNotes
 from fsl_async.roles.split_methods import decisions_of
@@ -230,7 +231,7 @@ class _Serving:
         begun = time.monotonic()
         config = self.config
         self._finished: asyncio.Future[do.Finish] = loop.create_future()
-        writer = JournalWriter(self._disk.run_dir / JOURNAL)
+        writer = JournalWriter(self._disk.run_dir / JOURNAL, sum_up=SplitState)
         journal = Teller(writer, self._log, loop.time)
         workers = [ThreadWorker(loop, name) for name in ("codec", "train", "write")]
         self._trainer = workers[1]

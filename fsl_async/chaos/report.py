@@ -18,6 +18,8 @@ from typing import Any
 
 from attrs import field, frozen, mutable
 
+from fsl_async.observe.segments import SO_FAR
+
 Line = Mapping[str, Any]
 _SAYS = ("ClientHello", "BeatHeard", "VersionHeld", "DeltaOffered", "ModelAttached")
 
@@ -192,6 +194,8 @@ def _take(
     traffic: list[tuple[float, int, int]],
 ) -> None:
     kind, moment = line.get("type"), float(line["t"])
+    if kind == SO_FAR and not clients:  # the oldest line that is kept
+        clients.update(_here(line, moment))
     message = line.get("message")
     if kind == "Tell" and isinstance(message, Mapping) and message.get("type") == "Call":
         calls.setdefault(int(message["round"]), moment)
@@ -211,6 +215,15 @@ def _take(
         client.held.append((moment, int(line["version"])))
     elif kind == "VersionHeld":
         client.held.append((moment, int(line["version"])))
+
+
+def _here(line: Line, moment: float) -> dict[str, _Client]:
+    """Clients whose sessions began in a segment of the journal that is kept no more."""
+    there = [one for one in line["state"].get("clients", {}).values() if one.get("connected")]
+    return {
+        str(one["name"]): _Client(hellos=[moment], held=[(moment, int(one["version"]))])
+        for one in there
+    }
 
 
 def _version(fact: Line) -> _Version:

@@ -22,6 +22,7 @@ from attrs import frozen
 from fsl_async import address as addresses
 from fsl_async.errors import AddressError, UsageError
 from fsl_async.observe.journal import JournalReader
+from fsl_async.observe.segments import SO_FAR
 
 SERVER = "server"
 JOURNAL = "journal.jsonl"
@@ -59,8 +60,10 @@ class Run:
         if not journal.exists():
             raise UsageError(f"{run_dir} holds no run: there is no {JOURNAL}")
         address = ""
-        for line in JournalReader(journal).read():
-            if line.get("type") == "NodeStarted" and line.get("role") == "ps":
+        for line in JournalReader(journal, having=(b'"NodeStarted"', b'"SoFar"')).read():
+            if line.get("type") == SO_FAR:
+                address = str(line.get("state", {}).get("address", ""))
+            elif line.get("type") == "NodeStarted" and line.get("role") == "ps":
                 address = str(line.get("address", ""))
         return cls(run_dir.resolve(), address)
 

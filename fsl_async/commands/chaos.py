@@ -117,14 +117,14 @@ def summed_up(run_dir: Path, before: float | None = None) -> ChaosReport:
     lines = (run_dir / "ledger.jsonl").read_bytes().splitlines()
     ledger = [fact for fact in map(unseal, lines) if fact is not None]
     own = {}
-    for journal in run_dir.glob("clients/*/journal.jsonl"):
-        own[journal.parent.name] = [
+    for path in run_dir.glob("clients/*/journal.jsonl"):
+        own[path.parent.name] = [
             float(line["t"])
-            for line in JournalReader(journal).read()
+            for line in JournalReader(path, having=(b'"Rebased"',)).read_all()
             if line.get("type") == "Rebased"
         ]
-    journal_lines = list(JournalReader(run_dir / "journal.jsonl").read())
-    return report(read(run_dir / FILE), journal_lines, ledger, own, before=before)
+    journal = JournalReader(run_dir / "journal.jsonl").read_all()
+    return report(read(run_dir / FILE), journal, ledger, own, before=before)
 
 
 def words(found: ChaosReport) -> list[str]:

@@ -95,7 +95,7 @@ def command(
         from fsl_async.observe.journal import JournalWriter
 
         try:
-            writer = JournalWriter(Path(journal))
+            writer = JournalWriter(Path(journal), sum_up=None)
         except OSError as error:
             raise UsageError(f"--journal {journal}: {error.strerror}") from None
     if method:

@@ -262,7 +262,7 @@ def traffic_of(run_dir: Path) -> dict[str, Counter[str]]:
     sums = {kind: Counter[str]() for kind in ("payload", "coded", "sockets")}
     for part in ("ps", "server"):
         account = Account()
-        for line in JournalReader(run_dir / part / "journal.jsonl").read():
+        for line in JournalReader(run_dir / part / "journal.jsonl").read_all():
             account.apply(line)
         for kind, counter in sums.items():
             counter.update(account.as_dict()[kind])

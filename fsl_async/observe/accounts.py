@@ -21,7 +21,7 @@ class Account:
 
     _before: dict[str, Counter[str]] = field(factory=lambda: {kind: Counter() for kind in _KINDS})
     _now: dict[str, dict[str, int]] = field(factory=dict)
-    _lost: Counter[str] = field(factory=Counter)  # squares of relative errors, times payload
+    _lost: dict[str, float] = field(factory=dict)  # squares of relative errors, times payload
     _of: Counter[str] = field(factory=Counter)
     _error: dict[str, float] = field(factory=dict)
 
@@ -42,7 +42,8 @@ class Account:
             self._before[kind].update(sums)
         payload = self._now.get("payload", {})
         for name, error in self._error.items():
-            self._lost[name] += error * error * payload.get(name, 0)  # type: ignore[assignment]
+            lost = error * error * payload.get(name, 0)
+            self._lost[name] = self._lost.get(name, 0.0) + lost
             self._of[name] += payload.get(name, 0)
         self._now, self._error = {}, {}
 
@@ -56,7 +57,7 @@ class Account:
         found["error"] = {}
         for name in sorted({*self._lost, *self._error}):
             own = payload.get(name, 0)
-            lost = self._lost[name] + self._error.get(name, 0.0) ** 2 * own
+            lost = self._lost.get(name, 0.0) + self._error.get(name, 0.0) ** 2 * own
             found["error"][name] = float(f"{math.sqrt(lost / max(self._of[name] + own, 1)):.4g}")
         return found
 

@@ -52,6 +52,10 @@ class Traffic:
         self.sent += sent
 
 
+def _newest(losses: Iterable[float]) -> deque[float]:
+    return deque(losses, MAX_LOSSES)
+
+
 @mutable
 class ClientState:
     """A client as the parameter server knows it. Tokens are of all its lives, `step` is of the present one."""
@@ -76,7 +80,7 @@ class ClientState:
     tokens_per_s: float = 0.0
     tells_loss: bool = False  # on its heartbeats, in this life
     loss_first: float | None = None
-    losses: deque[float] = field(factory=lambda: deque(maxlen=MAX_LOSSES))
+    losses: deque[float] = field(factory=deque, converter=_newest)
     lag_p99_ms: float | None = None
     deltas_merged: int = 0
     deltas_refused: int = 0

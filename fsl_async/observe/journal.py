@@ -22,11 +22,15 @@ bytes but for `t`; `TraceHash` is SHA-256 over those lines without `t`, for the 
 
 A full disk never stops a run, and a slow one never holds its loop: a thread writes, lines that cannot be written, or that find
 `MAX_WAITING_BYTES` waiting, are counted, and a note "JournalGap" says how many once there is space again.
+
+A journal does not grow for ever: one that is full is put aside, and its successor begins with what all before it comes to (`segments`).
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import itertools
 import json
 import math
 import os
@@ -41,8 +45,12 @@ from typing import TYPE_CHECKING, Any, Self
 
 import attrs
 
+from fsl_async.observe import segments
+from fsl_async.observe.state import RunState
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from typing import BinaryIO
 
 MAX_ITEMS = 64
 MAX_TEXT = 2000
@@ -53,6 +61,7 @@ MAX_WAITING_BYTES = 16 << 20
 _MAX_DEPTH = 6
 _BUFFER_BYTES = 1 << 16
 _TAIL_BYTES = 1 << 20
+_OPENED = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
 _RESERVED = frozenset({"n", "t", "now", "kind", "type", "cause"})
 
 _encode = json.JSONEncoder(
@@ -235,15 +244,24 @@ class JournalWriter:
     A daemon thread writes, within `FLUSH_EVERY_S` or when there is a block.
 
     `clock` gives wall-clock seconds. An existing file is continued: numbers go on, and a last line torn by a crash is
-    closed off. Opening raises OSError; writing never does.
+    closed off. Opening raises OSError; writing never does. `sum_up`: makes what adds lines up for the next
+    segment's first line; None: all in one file, however long.
     """
 
-    def __init__(self, path: Path, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        path: Path,
+        clock: Callable[[], float] = time.time,
+        sum_up: Callable[[], segments.Sum] | None = RunState,
+    ) -> None:
         self.path = path
+        self._sum_up = sum_up
+        self._turns_at = segments.SEGMENT_BYTES
         self.lines_lost = 0
         self._clock = clock
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        segments.tidy(path)
+        self._file = os.open(path, _OPENED, 0o644)
         self.count, self._torn = _resume(self._file)
         self._lines: list[str] = []
         self._bytes = 0
@@ -367,17 +385,48 @@ class JournalWriter:
                 self._soon.wait(FLUSH_EVERY_S * 0.9)
             self._wake.clear()
             self.flush()
+            if self._sum_up is not None and os.fstat(self._file).st_size >= self._turns_at:
+                self._turn(segments.Total(self._sum_up()))
+
+    def _turn(self, total: segments.Total) -> None:
+        """Put the file aside and go on in a new one. On the writing thread; who writes lines waits for neither."""
+        reader = JournalReader(self.path)
+        total.add(itertools.takewhile(lambda _: not self._closing.is_set(), reader.read()))
+        if self._closing.is_set():  # nobody waits for this: the next process does it
+            return
+        with self._writing:
+            total.add(reader.read())  # what came meanwhile
+            with self._lock:
+                n, self.count = self.count, self.count + 1
+                head = f'"n":{n},"t":{self._clock():.6f},"now":{self._now!r}'
+            body = "," + _encode(total.as_fields())[1:-1]
+            first = _line(head, "note", segments.SO_FAR, None, body).encode(errors="replace")
+            try:
+                segments.turn(self.path, first, total.acknowledged)
+                file = os.open(self.path, _OPENED, 0o644)
+            except (
+                OSError
+            ):  # a full disk, a file system without links: once more when it is half as long again
+                self._turns_at = os.fstat(self._file).st_size + segments.SEGMENT_BYTES // 2
+                return
+            os.close(self._file)
+            self._file, self._torn = file, False
+            self._turns_at = len(first) + segments.SEGMENT_BYTES
 
 
 def _resume(file: int) -> tuple[int, bool]:
     """Next number for an existing journal, and whether its last line is torn."""
     size = os.fstat(file).st_size
-    tail = os.pread(file, _TAIL_BYTES, max(0, size - _TAIL_BYTES))
-    for line in reversed(tail.split(b"\n")):
-        found = _parse(line)
-        if found is not None and isinstance(found.get("n"), int):
-            return int(found["n"]) + 1, not tail.endswith(b"\n")
-    return 0, bool(tail) and not tail.endswith(b"\n")
+    length = _TAIL_BYTES
+    while True:
+        tail = os.pread(file, length, max(0, size - length))
+        for line in reversed(tail.split(b"\n")):
+            found = _parse(line)
+            if found is not None and isinstance(found.get("n"), int):
+                return int(found["n"]) + 1, not tail.endswith(b"\n")
+        if length >= min(size, segments.SEGMENT_BYTES):
+            return 0, bool(tail) and not tail.endswith(b"\n")
+        length *= 8  # the first line of a segment may be long
 
 
 def _parse(line: bytes) -> dict[str, Any] | None:
@@ -391,36 +440,53 @@ def _parse(line: bytes) -> dict[str, Any] | None:
 class JournalReader:
     """Reads a journal, also while another process writes it. Never holds more than a block of it.
 
+    It begins with the newest segment, whose first line says what came before; `read_all` is for who wants every line that is kept.
     `damaged` counts lines that are not JSON objects (torn by a crash). A last line without its line break is not
-    complete yet: it is left for the next call.
+    complete yet: it is left for the next call. having: of lines that hold none of these, nothing is wanted.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, having: tuple[bytes, ...] = ()) -> None:
         self.path = path
         self.damaged = 0
+        self._having = having
         self._offset = 0
         self._file_id = (-1, -1)
 
     def read(self) -> Iterator[dict[str, Any]]:
         """Yield the complete lines that are new since the last call; raises OSError when there is no such file.
 
-        A file that was replaced or cut short is read from its start again.
+        One that has become an older segment is read to its end first. A file that was replaced or cut short is read from its start again.
         """
         with self.path.open("rb") as file:
             about = os.fstat(file.fileno())
             file_id = (about.st_dev, about.st_ino)
+            if file_id != self._file_id:
+                for path in segments.between(self.path, self._file_id, file_id):
+                    with contextlib.suppress(FileNotFoundError), path.open("rb") as older:
+                        yield from self._lines(older)
+                    self._offset = 0
             if file_id != self._file_id or about.st_size < self._offset:
                 self._file_id, self._offset = file_id, 0
-            file.seek(self._offset)
-            for line in file:
-                if not line.endswith(b"\n"):
-                    return
-                self._offset += len(line)
-                found = _parse(line)
-                if found is not None:
-                    yield found
-                elif line.strip():
-                    self.damaged += 1
+            yield from self._lines(file)
+
+    def read_all(self) -> Iterator[dict[str, Any]]:
+        """Yield the lines of all segments that are kept, from the oldest on; raises OSError when there is no such file."""
+        self._file_id, self._offset = segments.oldest(self.path) or (-1, -1), 0
+        yield from self.read()
+
+    def _lines(self, file: BinaryIO) -> Iterator[dict[str, Any]]:
+        file.seek(self._offset)
+        for line in file:
+            if not line.endswith(b"\n"):
+                return
+            self._offset += len(line)
+            if self._having and not any(word in line for word in self._having):
+                continue
+            found = _parse(line)
+            if found is not None:
+                yield found
+            elif line.strip():
+                self.damaged += 1
 
     def follow(
         self, stopped: Callable[[], bool], wait: Callable[[float], object] = time.sleep

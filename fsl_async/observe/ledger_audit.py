@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from attrs import evolve, field, frozen, mutable
 
 from fsl_async.learn.sealed import unseal
+from fsl_async.observe import segments
 from fsl_async.observe.journal import JournalReader
 
 if TYPE_CHECKING:
@@ -181,15 +182,12 @@ def _check_versions(count: _Count) -> None:
             count.problems.append(f"version {version} states {stated} tokens, its deltas {total}")
 
 
-def acknowledged_keys(lines: Iterable[Mapping[str, Any]]) -> Iterator[str]:
-    """Keys that a server's journal says it acknowledged, or a client's journal that it heard so."""
-    for line in lines:
-        message = line.get("message")
-        if line.get("type") == "Tell" and isinstance(message, dict):
-            if message.get("type") == "Accepted":
-                yield str(message.get("key"))
-        elif line.get("type") == "DeltaAcknowledged":
-            yield str(line.get("key"))
+def acknowledged_keys(journal: Path) -> Iterator[str]:
+    """Keys that a server's journal says it acknowledged, or a client's journal that it heard so. Raises OSError where there is none."""
+    # The newest segment first: when it becomes an older one meanwhile, its keys are read once more, and none is missed.
+    lines = JournalReader(journal, having=segments.ACKNOWLEDGING).read()
+    yield from filter(None, map(segments.acknowledged_key, lines))
+    yield from segments.acknowledged_before(journal)
 
 
 def audit_run(run_dir: Path) -> Audit:
@@ -199,7 +197,7 @@ def audit_run(run_dir: Path) -> Audit:
     told: dict[str, None] = {}
     for journal in [run_dir / JOURNAL, *sorted(run_dir.glob(f"clients/*/{JOURNAL}"))]:
         if journal.exists():
-            told |= dict.fromkeys(acknowledged_keys(JournalReader(journal).read()))
+            told |= dict.fromkeys(acknowledged_keys(journal))
     manifests, damaged = _read_manifests(run_dir)
     facts, problems = _read_ledger(run_dir / LEDGER)
     problems += damaged

@@ -6,8 +6,9 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from attrs import field, mutable
+from attrs import field, fields, mutable
 
+from fsl_async.observe import segments
 from fsl_async.observe.accounts import Account
 
 Line = Mapping[str, Any]
@@ -51,11 +52,16 @@ class SplitState:
         self.account.apply(line)
         try:
             self._apply(line)
-        except (KeyError, TypeError, ValueError):
+        except (KeyError, TypeError, ValueError, AttributeError):
             return
 
     def _apply(self, line: Line) -> None:
         match line.get("type"):
+            case segments.SO_FAR:
+                found = segments.restored(SplitState, line["state"])
+                for each in fields(SplitState):
+                    setattr(self, each.name, getattr(found, each.name))
+                self.last_t = float(line["t"])
             case "NodeStarted":
                 self.method, self.address = str(line["method"]), str(line["address"])
                 self.encrypted = told if isinstance(told := line.get("encrypted"), bool) else None

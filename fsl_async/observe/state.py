@@ -5,6 +5,7 @@ never fails on a line: one of a newer release, or with fields of another type, c
 seconds since 1970) or as the argument `now`.
 
     line                          what changes
+    note   SoFar                  everything: a new segment of the journal begins (`segments`)
     note   NodeStarted            a new life of the parameter server: every client must say hello again
     event  Recovered              version, tokens and what is pending, as the disk has them
     event  ClientHello            client joins; a higher incarnation than before is a relaunch
@@ -33,11 +34,12 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from attrs import asdict, field, mutable
+from attrs import asdict, field, fields, mutable
 
+from fsl_async.observe import segments
 from fsl_async.observe.accounts import Account
 from fsl_async.observe.client_state import (
     REASONS,
@@ -54,6 +56,10 @@ from fsl_async.observe.round_watch import RoundWatch
 MAX_NEWS = 100
 
 Line = Mapping[str, Any]
+
+
+def _newest(news: Iterable[News]) -> deque[News]:
+    return deque(news, MAX_NEWS)
 
 
 @mutable
@@ -90,28 +96,26 @@ class RunState:
     up: Traffic = field(factory=Traffic)
     down: Traffic = field(factory=Traffic)
     clients: dict[str, ClientState] = field(factory=dict)
-    news: deque[News] = field(factory=lambda: deque(maxlen=MAX_NEWS))
+    news: deque[News] = field(factory=deque, converter=_newest)
     account: Account = field(factory=Account)
     garbage: int = 0
     held: dict[str, str] = field(factory=dict)
     """Deltas that are kept out for now, and why."""
     lines_odd: int = 0
-    _pending: dict[str, int] = field(factory=dict, init=False)  # key -> tokens
-    _merging: dict[str, int] = field(factory=dict, init=False)
-    _tokens_of: dict[str, int] = field(factory=dict, init=False)
-    _round_of: dict[str, int] = field(factory=dict, init=False)
+    _pending: dict[str, int] = field(factory=dict)  # key -> tokens
+    _merging: dict[str, int] = field(factory=dict)
+    _tokens_of: dict[str, int] = field(factory=dict)
+    _round_of: dict[str, int] = field(factory=dict)
     _uncounted: dict[str, int] = field(
-        factory=dict, init=False
+        factory=dict
     )  # key -> bytes of a delta stored by a process before
-    _again: set[str] = field(factory=set, init=False)  # keys that the last start found pending
-    _loss_of: dict[str, float] = field(factory=dict, init=False)
-    _watch: RoundWatch = field(factory=RoundWatch, init=False)
-    _told: set[str] = field(
-        factory=set, init=False
-    )  # notes since something changed: not said again
-    _bytes_told: tuple[int, int] = field(default=(0, 0), init=False)  # raw, sent
-    _garbage_before: int = field(default=0, init=False)
-    _fresh: list[News] = field(factory=list, init=False)
+    _again: set[str] = field(factory=set)  # keys that the last start found pending
+    _loss_of: dict[str, float] = field(factory=dict)
+    _watch: RoundWatch = field(factory=RoundWatch)
+    _told: set[str] = field(factory=set)  # notes since something changed: not said again
+    _bytes_told: tuple[int, int] = (0, 0)  # raw, sent
+    _garbage_before: int = 0
+    _fresh: list[News] = field(factory=list, init=False, eq=False)
 
     # --- reading ---
 
@@ -308,6 +312,13 @@ class RunState:
         for client in self.clients.values():
             if client.connected:
                 client.connected, client.doing = False, "done"
+
+    def _so_far(self, line: Line) -> None:
+        found = segments.restored(RunState, line["state"])
+        for each in fields(RunState):
+            if each.init:
+                setattr(self, each.name, getattr(found, each.name))
+        self.last_t = float(line["t"])
 
     # clients come and go
 
@@ -556,6 +567,7 @@ _DERIVED = (
 _IN_OTHER_WORDS = re.compile(r" left \(.*goes on without it$|^version 0 is durable")
 
 _HANDLERS: dict[str, Callable[[RunState, Line], None]] = {
+    segments.SO_FAR: RunState._so_far,
     "NodeStarted": RunState._node_started,
     "GarbageSeen": RunState._garbage_seen,
     "VersionFound": RunState._found,

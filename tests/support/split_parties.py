@@ -3,11 +3,11 @@
 Who starts the processes decides how; here is what they are told, what they leave on disk, and what must be so of it after any storm.
 """
 
-import contextlib
 import json
 import socket
 
 from fsl_async.learn.sealed import unseal
+from fsl_async.observe.journal import JournalReader
 from fsl_async.observe.ledger_audit import audit_run
 from fsl_async.observe.split_audit import audit_split_dir
 
@@ -42,11 +42,7 @@ def free_port():
 
 def lines_of(path):
     """The whole lines of a journal; one is being written, or was cut off by a kill."""
-    found = []
-    for raw in path.read_bytes().splitlines() if path.exists() else []:
-        with contextlib.suppress(ValueError):
-            found.append(json.loads(raw))
-    return found
+    return list(JournalReader(path).read_all()) if path.exists() else []
 
 
 def sealed_lines_of(path):

@@ -207,6 +207,13 @@ def test_there_must_be_a_run(tmp_path):
         Run.at(tmp_path)
 
 
+def test_where_the_server_listens_when_its_start_is_in_an_older_segment(tmp_path):
+    """Clients are found by it, in a run of weeks too."""
+    line = {"t": 1.0, "type": "SoFar", "state": {"address": "tcp://127.0.0.1:7100"}}
+    (tmp_path / "journal.jsonl").write_text(json.dumps(line) + "\n")
+    assert Run.at(tmp_path).address == "tcp://127.0.0.1:7100"
+
+
 def storming(run, faults, monkeypatch, **options):
     monkeypatch.setattr(Storm, "faults", lambda self, seconds: faults)
     return Storming(run, Storm(3600.0, KINDS), TruthLog(run.run_dir / FILE), **options)

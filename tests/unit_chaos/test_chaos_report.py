@@ -111,6 +111,17 @@ def test_times_are_counted_from_the_ends_of_faults():
     assert found.never_back == 0
 
 
+def test_sessions_that_began_in_a_segment_that_is_kept_no_more():
+    """A run of weeks: who was here when the oldest line was written is known from that line alone."""
+    clients = {name: {"name": name, "connected": True, "version": 2} for name in NAMES}
+    clients["gone"] = {"name": "gone", "connected": False, "version": 1}
+    first = {"t": 92.0, "kind": "note", "type": "SoFar", "state": {"clients": clients}}
+    later = {**first, "t": 140.0}  # of the next segment: it says nothing new
+    lines = [first, *(line for line in JOURNAL if line["t"] > 92.0), later]
+    lines.sort(key=lambda line: line["t"])
+    assert report(storm(*FAULTS), lines, LEDGER, {"b": [131.9]}) == made()
+
+
 def test_what_is_not_a_chunk_is_control():
     """Heads and heartbeats of the storm: 10000 bytes at the sockets, 8000 of chunks."""
     found = made()

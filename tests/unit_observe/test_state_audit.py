@@ -102,15 +102,18 @@ def test_a_checkpoint_that_contradicts_the_ledger_is_said():
     assert "disagree about what version 1 merged" in result.problems[0]
 
 
-def test_both_sides_say_what_was_acknowledged():
+def test_both_sides_say_what_was_acknowledged(tmp_path):
     """The client's journal is the witness that the server's journal may have lost."""
     lines = [
         {"type": "Tell", "peer": "a", "message": {"type": "Accepted", "key": "a/1/0/1"}},
         {"type": "Tell", "peer": "a", "message": {"type": "Call", "round": 1}},
         {"type": "DeltaAcknowledged", "key": "a/1/0/2"},
         {"type": "Tell", "message": 3},
+        {"type": "Note", "text": "DeltaAcknowledged, Accepted"},
     ]
-    assert list(acknowledged_keys(lines)) == ["a/1/0/1", "a/1/0/2"]
+    journal = tmp_path / "journal.jsonl"
+    journal.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert list(acknowledged_keys(journal)) == ["a/1/0/1", "a/1/0/2"]
 
 
 @pytest.fixture

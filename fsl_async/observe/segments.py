@@ -1,0 +1,151 @@
+"""The segments of a journal: what bounds a file that is written for months, and what `fsl-node status` has to read of it.
+
+`journal.jsonl` is the newest segment. One that has SEGMENT_BYTES becomes `journal.N.jsonl`, N counting from 1; its successor's first line is a note
+
+    SoFar    state: what all lines before it come to, as the state that `fsl-node status` shows has it
+
+Who wants the state of a run reads the newest segment only. KEPT older ones stay, for people and for the report of a storm; those before them are deleted. What the audit
+wants of them, the keys of the deltas that a client was told are safe, is in `journal.acknowledged`, one a line: a tenth of what the ledger says of them.
+
+A segment has its number before its successor takes its name: there is a `journal.jsonl` at every moment, and a crash in between leaves two names of one file (`tidy`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from attrs import define, field
+from cattrs.preconf.json import make_converter
+
+SEGMENT_BYTES = 8 << 20
+"""Read in a second: some 50,000 lines."""
+KEPT = 127
+"""With the newest one a GiB."""
+SO_FAR = "SoFar"
+
+FileId = tuple[int, int]
+"""Device and number of a file, whatever its name is."""
+_ACKNOWLEDGED = ".acknowledged"
+_T = TypeVar("_T")
+_converter = make_converter(detailed_validation=False)  # errors are the plain ones
+
+
+class Sum(Protocol):
+    """What adds the lines of a journal up: an attrs object that `restored` makes again of its values."""
+
+    def apply(self, line: Mapping[str, Any], /) -> object:
+        """Take one line; a note SoFar takes the place of what was there."""
+        ...
+
+
+@define
+class Total:
+    """What the next segment is to know of those before it."""
+
+    state: Sum
+    acknowledged: dict[str, None] = field(factory=dict)
+    """Keys of deltas, of the lines that were added."""
+
+    def add(self, lines: Iterable[Mapping[str, Any]]) -> None:
+        """Take lines, in order."""
+        for line in lines:
+            self.state.apply(line)
+            key = acknowledged_key(line)
+            if key is not None:
+                self.acknowledged[key] = None
+
+    def as_fields(self) -> dict[str, Any]:
+        """Of the note SoFar."""
+        return {"state": _converter.unstructure(self.state)}
+
+
+def restored(kind: type[_T], found: Any) -> _T:
+    """The state in a note SoFar; raises KeyError, TypeError, ValueError or AttributeError for what is none."""
+    return _converter.structure(found, kind)
+
+
+def acknowledged_key(line: Mapping[str, Any]) -> str | None:
+    """The key of the delta that a server's line says it acknowledged, or a client's that it heard so."""
+    message = line.get("message")
+    if line.get("type") == "Tell" and isinstance(message, dict):
+        return str(message.get("key")) if message.get("type") == "Accepted" else None
+    return str(line.get("key")) if line.get("type") == "DeltaAcknowledged" else None
+
+
+ACKNOWLEDGING = (b'"Accepted"', b'"DeltaAcknowledged"')
+"""What lines hold that have an `acknowledged_key`, and few others."""
+
+
+def acknowledged_before(path: Path) -> Iterator[str]:
+    """Keys of the older segments of the journal `path`, those that were deleted too; a torn last one is left out."""
+    with contextlib.suppress(FileNotFoundError), path.with_suffix(_ACKNOWLEDGED).open() as file:
+        yield from (line[:-1] for line in file if line.endswith("\n"))
+
+
+def turn(path: Path, first: bytes, acknowledged: Iterable[str]) -> None:
+    """Make the journal `path` an older segment and begin a new one with the line `first`. Raises OSError, and all is as it was."""
+    older = _numbered(path)
+    keys = "".join(f"{key}\n" for key in acknowledged)
+    new = _new(path)
+    try:
+        new.write_bytes(first)
+        with path.with_suffix(_ACKNOWLEDGED).open("a") as file:
+            file.write(keys)
+        aside = path.with_suffix(f".{max(older, default=0) + 1}{path.suffix}")
+        aside.hardlink_to(path)
+    except OSError:
+        new.unlink(missing_ok=True)
+        raise
+    new.replace(path)
+    for number in sorted(older)[: -(KEPT - 1) or None]:
+        older[number].unlink(missing_ok=True)
+
+
+def tidy(path: Path) -> None:
+    """Take back what a process that died in `turn` left."""
+    with contextlib.suppress(OSError):
+        _new(path).unlink(missing_ok=True)
+        for older in _numbered(path).values():
+            if older.samefile(path):
+                older.unlink()
+
+
+def between(path: Path, first: FileId, newest: FileId) -> list[Path]:
+    """The older segments from `first` on, oldest first, without `newest`; none where `first` is not one of them."""
+    older = [(_id_of(one), one) for one in _in_order(path)]
+    for place, (found, _) in enumerate(older):
+        if found == first:
+            return [one for found, one in older[place:] if found != newest]
+    return []
+
+
+def oldest(path: Path) -> FileId | None:
+    """The oldest segment that is kept."""
+    return _id_of(next(iter(_in_order(path)), path))
+
+
+def _id_of(path: Path) -> FileId | None:
+    try:
+        about = path.stat()
+    except FileNotFoundError:  # deleted just now
+        return None
+    return about.st_dev, about.st_ino
+
+
+def _in_order(path: Path) -> list[Path]:
+    found = _numbered(path)
+    return [found[number] for number in sorted(found)]
+
+
+def _numbered(path: Path) -> dict[int, Path]:
+    pattern = re.compile(rf"{re.escape(path.stem)}\.(\d{{1,9}}){re.escape(path.suffix)}")
+    names = ((one, pattern.fullmatch(one.name)) for one in path.parent.iterdir())
+    return {int(match[1]): one for one, match in names if match}
+
+
+def _new(path: Path) -> Path:
+    return path.with_suffix(f"{path.suffix}.new")

@@ -1,0 +1,263 @@
+"""Journals in segments: nobody who reads one may notice, whatever the moment at which the next begins."""
+
+import json
+import random
+import time
+
+import pytest
+from click.testing import CliRunner
+
+from fsl_async import cli
+from fsl_async.commands import sim as sim_command
+from fsl_async.learn.sealed import seal
+from fsl_async.observe import segments
+from fsl_async.observe.journal import JournalReader, JournalWriter
+from fsl_async.observe.ledger_audit import audit_run
+from fsl_async.observe.split_state import SplitState
+from fsl_async.observe.state import RunState
+
+
+@pytest.fixture(scope="module")
+def simulated(tmp_path_factory):
+    """Lines of a run with clients that come and go; by a real server the shell's notes are between them."""
+    path = tmp_path_factory.mktemp("sim") / "journal.jsonl"
+    words = ["--clients", "4", "--hours", "2", "--seed", "3", "--journal", str(path)]
+    assert CliRunner().invoke(sim_command.command, words, standalone_mode=False).return_value == 0
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    note = {"kind": "note", "cause": None}
+    started = {
+        "type": "NodeStarted",
+        "role": "ps",
+        "run": "r",
+        "address": "tcp://h:1",
+        "pid": 7,
+        "every_s": 600.0,
+        "encrypted": True,
+    }
+    for part in (0, 1):
+        at = part * len(lines) // 2
+        stamp = {"t": lines[at]["t"]}
+        traffic = {
+            "payload": {"deltas up": 70 + part},
+            "coded": {"deltas up": 9},
+            "sockets": {"up": 11},
+            "error": {"deltas up": 0.25},
+        }
+        lines[at:at] = [started | note | stamp, note | stamp | {"type": "Traffic"} | traffic]
+    return lines
+
+
+def added(state, lines):
+    """A state and its news."""
+    news = [one for line in lines for one in state.apply(line)]
+    return state, news
+
+
+def test_what_a_segment_begins_with_is_all_that_there_is_to_say(simulated):
+    """`status` reads the newest segment only: a field that the note forgets would be wrong from then on, and nobody would see it."""
+    whole, whole_news = added(RunState(), simulated)
+    assert whole.clients
+    assert whole.version > 2
+    assert whole.account.as_dict()["payload"] == {"deltas up": 141}
+    for cut in [1, *random.Random(5).sample(range(2, len(simulated)), 30)]:
+        total = segments.Total(RunState())
+        total.add(simulated[:cut])
+        first = {"t": simulated[cut - 1]["t"], "type": segments.SO_FAR, **total.as_fields()}
+        state, _ = added(RunState(), [json.loads(json.dumps(first, allow_nan=False))])
+        assert state == total.state, cut
+        state, news = added(state, simulated[cut:])
+        assert state == whole, cut
+        assert news == whole_news[len(whole_news) - len(news) :]
+
+
+def test_of_a_split_server_too():
+    """Its state is another one."""
+    lines = [
+        {"t": 1.0, "type": "NodeStarted", "method": "sl", "address": "a:1", "pid": 3, "host": "h", "encrypted": False},
+        {"t": 2.0, "type": "AdmitSplit", "peer": "a"},
+        {"t": 2.5, "type": "RoundDoneSaid", "peer": "a", "errors": {"activations up": 0.5}},
+        {"t": 3.0, "type": "UploadTrained", "key": "a/1/4/0", "loss": 2.5},
+        {"t": 4.0, "type": "Traffic", "payload": {"x up": 5}, "coded": {}, "sockets": {}, "error": {"x up": 0.1}},
+        {"t": 5.0, "type": "NodeStarted", "method": "sl", "address": "a:2", "pid": 4, "host": "h"},
+        {"t": 6.0, "type": "NodeEnded"},
+    ]  # fmt: skip
+    whole = SplitState()
+    for line in lines:
+        whole.apply(line)
+    for cut in range(1, len(lines)):
+        total, state = segments.Total(SplitState()), SplitState()
+        total.add(lines[:cut])
+        first = {"t": lines[cut - 1]["t"], "type": segments.SO_FAR, **total.as_fields()}
+        for line in [json.loads(json.dumps(first)), *lines[cut:]]:
+            state.apply(line)
+        assert state == whole
+
+
+@pytest.mark.parametrize("state", [None, 3, {}, {"clients": 3}, {"news": [{}]}, {"version": "x"}])
+def test_a_first_line_of_another_release_changes_nothing_or_little(state):
+    """A newer one may have other fields, and a state never fails on a line."""
+    found = RunState(run="r")
+    found.apply({"t": 1.0, "type": segments.SO_FAR, "state": state})
+    assert found.last_t == 1.0
+    SplitState().apply({"t": 1.0, "type": segments.SO_FAR, "state": state})
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """Segments of a few lines."""
+    monkeypatch.setattr(segments, "SEGMENT_BYTES", 4000)
+    monkeypatch.setattr("fsl_async.observe.journal.FLUSH_EVERY_S", 0.01)
+
+
+def write(writer, count, since=0):
+    """Acknowledged deltas, each of which waits until it is in a file."""
+    for number in range(since, since + count):
+        writer.note("DeltaAcknowledged", 0.0, key=f"a/1/0/{number}", filling="x" * 100)
+        if number % 7 == 0:
+            writer.flush()
+            time.sleep(0.03)
+
+
+def until(condition, seconds=20.0):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def numbers(lines):
+    """Of the lines that `write` made."""
+    return [int(line["key"].rpartition("/")[2]) for line in lines if "key" in line]
+
+
+def test_every_line_is_read_once_by_who_follows_and_by_who_comes_later(
+    tmp_path, small, monkeypatch
+):
+    """Across restarts of the writer, and however many segments began between two looks."""
+    monkeypatch.setattr(segments, "KEPT", 1000)
+    path = tmp_path / "journal.jsonl"
+    reader, seen, chance = JournalReader(path), [], random.Random(1)
+    for life in range(3):
+        with JournalWriter(path) as writer:
+            seen += reader.read()
+            for part in range(10):
+                write(writer, 30, since=300 * life + 30 * part)
+                if chance.random() < 0.3:
+                    seen += reader.read()
+    seen += reader.read()
+    assert numbers(seen) == list(range(900))
+    older = sorted(tmp_path.glob("journal.*.jsonl"))
+    assert len(older) > 5
+    assert max(one.stat().st_size for one in [*older, path]) < 12_000
+    everything = list(JournalReader(path).read_all())
+    assert numbers(everything) == list(range(900))
+    assert len({line["n"] for line in everything}) == len(everything)
+    *_, newest = JournalReader(path).read()
+    assert newest["n"] == max(line["n"] for line in everything)
+    first, *rest = JournalReader(path).read()
+    assert first["type"] == segments.SO_FAR
+    assert len(rest) < 60, "status reads little of it"
+
+
+def test_what_is_kept_is_bounded_and_the_audit_misses_nothing(tmp_path, small, monkeypatch):
+    """The disk does not fill; a delta that was lost long ago is still found."""
+    monkeypatch.setattr(segments, "KEPT", 3)
+    path = tmp_path / "journal.jsonl"
+    with JournalWriter(path) as writer:
+        write(writer, 400)
+        until(lambda: len(list(tmp_path.glob("journal.*.jsonl"))) == 3)
+    assert sum(one.stat().st_size for one in tmp_path.glob("journal*jsonl")) < 40_000
+    ledger = [{"fact": "version", "version": 0, "tokens_total": 0, "merged": []}]
+    ledger += [{"fact": "accepted", "key": f"a/1/0/{n}", "tokens": 1} for n in range(1, 400)]
+    (tmp_path / "ledger.jsonl").write_bytes(b"".join(seal(fact) + b"\n" for fact in ledger))
+    (tmp_path / "spool").mkdir()
+    for number in range(1, 400):
+        (tmp_path / "spool" / f"a@1@0@{number}.frames").touch()
+    found = audit_run(tmp_path)
+    assert (found.acknowledged, found.lost) == (400, ("a/1/0/0",))
+
+
+def test_what_comes_while_lines_are_added_up_is_added_too(tmp_path, small, monkeypatch):
+    """Nobody waits for the sum; a line that is in the old segment and not in the sum would be forgotten for ever."""
+    path, late, add = tmp_path / "journal.jsonl", ["a/1/0/late"], segments.Total.add
+
+    def add_slowly(self, lines):
+        add(self, lines)
+        while late:
+            writer.note("DeltaAcknowledged", 0.0, key=late.pop())
+            writer.flush()
+
+    monkeypatch.setattr(segments.Total, "add", add_slowly)
+    with JournalWriter(path) as writer:
+        write(writer, 100)
+        until(path.with_suffix(".acknowledged").exists)
+    assert "a/1/0/late" in segments.acknowledged_before(path)
+
+
+@pytest.mark.parametrize("dies_in", ["hardlink_to", "replace"])
+def test_a_process_that_dies_as_a_segment_begins(tmp_path, small, monkeypatch, dies_in):
+    """Whatever has been done by then, there is one journal, with every line once."""
+    path = tmp_path / "journal.jsonl"
+
+    class DiedError(BaseException):
+        pass
+
+    def die(*_):
+        raise DiedError
+
+    with JournalWriter(path, sum_up=None) as writer:
+        write(writer, 50)
+    with monkeypatch.context() as broken:
+        broken.setattr(type(path), dies_in, die)
+        with pytest.raises(DiedError):
+            segments.turn(path, b'{"n":50,"type":"SoFar"}\n', ["a/1/0/1"])
+    assert numbers(JournalReader(path).read()) == list(range(50))
+    with JournalWriter(path) as writer:
+        assert sorted(one.name for one in tmp_path.glob("journal*jsonl*")) == ["journal.jsonl"]
+        write(writer, 50, since=50)
+    assert numbers(JournalReader(path).read_all()) == list(range(100))
+
+
+def test_where_no_segment_can_begin_the_journal_goes_on(tmp_path, small, monkeypatch):
+    """A file system without links, a full disk: a long journal is better than none, and what could not be done leaves nothing behind."""
+    tried = []
+
+    def fails(*_):
+        tried.append(None)
+        raise OSError(95, "Operation not supported")
+
+    path = tmp_path / "journal.jsonl"
+    with monkeypatch.context() as broken, JournalWriter(path) as writer:
+        broken.setattr(type(path), "hardlink_to", fails)
+        write(writer, 200)
+        until(lambda: len(tried) > 2)
+        assert len(tried) < 20, "not at every line"
+        assert not list(tmp_path.glob("*.new"))
+        broken.undo()
+        write(writer, 50, since=200)
+        until((tmp_path / "journal.1.jsonl").exists)
+    assert numbers(JournalReader(path).read_all()) == list(range(250))
+
+
+def test_status_of_a_run_in_segments(tmp_path, small, capsys):
+    """What a user sees is of the whole run: starts, address, clients of long ago."""
+    path = tmp_path / "journal.jsonl"
+    with JournalWriter(path) as writer:
+        writer.note(
+            "NodeStarted",
+            0.0,
+            role="ps",
+            run="r-1",
+            address="tcp://h:1",
+            pid=7,
+            host="h",
+            every_s=10.0,
+        )
+        writer.note("ClientHello", 0.0, peer="long-ago", incarnation=5, version=-1)
+        write(writer, 200)
+    assert len(list(tmp_path.glob("journal.*.jsonl"))) > 2
+    (tmp_path / "ledger.jsonl").touch()
+    assert cli.main(["status", str(tmp_path), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["run"], found["address"], found["starts"]) == ("r-1", "tcp://h:1", 1)
+    assert [client["name"] for client in found["clients"]] == ["long-ago"]
