@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import fcntl
 import os
+import signal
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -146,6 +147,7 @@ class _Said:
 async def ask(words: Sequence[str], limit_s: float = ASK_S) -> str:
     """Run a program to its end and return the end of what it printed; raises LaunchError unless it exits 0 within `limit_s`.
 
+    One that does not end in time ends with all that it has started (but what has a session of its own): a client that it got so far would be a second one beside that of the next attempt.
     It writes into files: a pipe ends when the last one who has it ends, and what it leaves running in the background may have it
     (under uvloop always, by a descriptor of a higher number); a client that was started so would die by SIGPIPE with this process.
     The files are cut while it runs. They are not cut any more when it has ended: who leaves something running that prints much
@@ -178,7 +180,8 @@ async def ask(words: Sequence[str], limit_s: float = ASK_S) -> str:
                 err.bound()
         finally:
             if process.returncode is None:
-                process.kill()
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)  # its session, with what it has started
             await ended
         printed, complained = out.end(), err.end()
     if process.returncode:

@@ -1,10 +1,12 @@
 """Launchers against stand-ins of Slurm's programs, and the relauncher that asks them."""
 
 import asyncio
+import contextlib
 import errno
 import os
 import signal
 import stat
+import subprocess
 import sys
 import tempfile
 import time
@@ -102,6 +104,44 @@ def test_what_a_program_leaves_running_is_not_waited_for(tmp_path, loop):
     script.chmod(0o755)
     said = loop(ask([str(script)], limit_s=30.0))
     os.kill(int(said), signal.SIGKILL)
+
+
+@pytest.mark.parametrize("ends", ["timeout", "cancelled"])
+@pytest.mark.parametrize("loop", [asyncio.run, uvloop.run])
+def test_a_program_that_does_not_end_takes_what_it_started_with_it(tmp_path, loop, ends):
+    """A script that waits for its ssh: the ssh lived on, and its client beside the next attempt's."""
+    script, said = tmp_path / "launch", tmp_path / "pid"
+    script.write_text(f"#!/bin/sh\nsleep 60 &\necho $! >{said}.new\nmv {said}.new {said}\nwait\n")
+    script.chmod(0o700)
+
+    async def until(ready):
+        async with asyncio.timeout(20.0):
+            while not ready():  # noqa: ASYNC110 - of another process
+                await asyncio.sleep(0.01)
+
+    async def main():
+        limit_s = 1.0 if ends == "timeout" else 60.0
+        asking = asyncio.ensure_future(ask([str(script)], limit_s))
+        if ends == "cancelled":
+            await until(said.exists)
+            asking.cancel()
+        with pytest.raises(LaunchError if ends == "timeout" else asyncio.CancelledError):
+            await asking
+        await until(lambda: not lives(int(said.read_text())))
+
+    try:
+        loop(main())
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(int(said.read_text()), signal.SIGKILL)
+
+
+def lives(pid):
+    """Whether there is such a process that has not ended."""
+    found = subprocess.run(
+        ["ps", "-o", "stat=", "-p", str(pid)], check=False, capture_output=True, text=True
+    )
+    return found.stdout.strip() not in {"", "Z"}
 
 
 def test_no_room_for_what_a_program_says_is_a_launch_that_failed(monkeypatch):
