@@ -261,6 +261,11 @@ def _translate(error: BaseException) -> Report | None:
     return None
 
 
+def _wants_json(args: Sequence[str]) -> bool:
+    """Whether standard output is for JSON. Of `compare` it is not: there a file's name follows the option."""
+    return _JSON in args and args[0] != "compare"
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code; never raises."""
     given = list(sys.argv[1:] if arguments is None else arguments)
@@ -280,7 +285,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         out, err = io.StringIO(), io.StringIO()
         exit_code = report(
-            error, as_json=_JSON in args, debug=debug, out=out, err=err, translate=_translate
+            error, as_json=_wants_json(args), debug=debug, out=out, err=err, translate=_translate
         )
         last_words(sys.stderr, err.getvalue())
         last_words(sys.stdout, out.getvalue())

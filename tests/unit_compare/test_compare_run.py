@@ -210,6 +210,17 @@ def test_alpha_is_above_0(tmp_path, alpha, capsys):
     assert "'--alpha'" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("words", [["--json", "out.json"], ["--json=out.json"], ["--json"]])
+def test_errors_go_where_people_read_them_when_json_goes_to_a_file(tmp_path, capsys, words):
+    """Standard output is a table for people, whatever is in the file: an error there was an object between its lines, or taken for a row."""
+    data = str(tmp_path / "none")
+    assert main(["compare", "--methods", "fedavg", "--data", data, *words]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+
+
 def test_a_title_is_text_whatever_the_data_are_called(tmp_path):
     """A name with dollars was taken for a formula, and one that is no UTF-8 ended the command, both after the training."""
     draw([Outcome("sl", (), 0.5)], tmp_path / "x.png", "small-cnn on a$_{b$ and \udcff")
