@@ -98,6 +98,25 @@ class Relayed(Killable):
         return found
 
 
+class Together(Killable):
+    """Both servers in one process, called "server"."""
+
+    def __init__(self, site, **settings):
+        super().__init__(site, **settings)
+        self.ps_dir = self.server_dir.parent / "ps"
+
+    def arguments(self, name):
+        """See `Parties`."""
+        more = ["--with-ps", f"127.0.0.1:{self.ports['ps']}"] if name == "server" else []
+        return [*super().arguments(name), *more]
+
+    def finish(self):
+        """End the run in good order."""
+        self.running["server"].signal(signal.SIGINT)
+        assert self.running["server"].end() == 130
+        assert [self.running[name].end() for name in self.clients] == [0, 0]
+
+
 def check(parties):
     """What must be so after any storm, and that there was something to compare."""
     assert parties.problems() == []
@@ -187,6 +206,25 @@ def test_a_split_server_that_is_asked_to_end_ends_no_run(warm_site):
     parties.go_on()
     parties.finish()
     assert check(parties).dropped == 0, "what it had trained is in its last checkpoint"
+
+
+def test_both_servers_in_one_process_are_moved(warm_site):
+    """SIGTERM at it: neither of the two ends the run. Before docs/adr/0088 the clients were told that it was over, and the next process waited for them in vain."""
+    parties = Together(warm_site, split__method="splitfed-v1", split__checkpoint_every=1000)
+    parties.start("server")
+    parties.start("a", "b")
+    parties.go_on()
+    moved = parties.running["server"]
+    moved.signal(signal.SIGTERM)
+    assert moved.end() == 64, moved.text
+    assert "leaving; the run goes on" in moved.text
+    assert all(parties.running[name].popen.poll() is None for name in parties.clients)
+    parties.start("server")
+    parties.go_on()
+    parties.finish()
+    split = check(parties)
+    assert split.lives == {"a": 1, "b": 1}, "the same clients went on"
+    assert split.dropped == 0, "what it had trained is in its last checkpoint"
 
 
 def test_a_relay_before_both_servers_is_killed(warm_site):
