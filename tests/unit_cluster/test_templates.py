@@ -1,6 +1,7 @@
 """The ready templates for Slurm and systemd: the sbatch script runs here with a stand-in client, the unit is read."""
 
 import configparser
+import contextlib
 import os
 import shutil
 import signal
@@ -18,6 +19,7 @@ CLIENT = """#!/bin/sh
 echo "$@" > words
 trap 'echo usr2 >> heard; exit 64' USR2
 trap 'echo term >> heard; exit 64' TERM
+[ -e deaf ] && { trap - USR2 TERM; touch ready; exec sleep 30; }
 [ -e code ] && exit "$(cat code)"
 touch ready
 n=0; while [ $n -lt 600 ]; do sleep 0.05; n=$((n+1)); done
@@ -35,7 +37,7 @@ def home(tmp_path):
     return tmp_path
 
 
-def start(home):
+def start(home, **more):
     environment = {
         **{k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "FSL_"))},
         "PATH": f"{home}:{os.environ['PATH']}",
@@ -43,9 +45,10 @@ def start(home):
         "SLURM_JOB_ID": "17",
         "FSL_SERVER": "fsl://h:7100",
         "FSL_NAME": "site-a",
+        **more,
     }
     words = ["bash", home / "bin" / "fsl-node.sbatch", "--task", "t.py:train"]
-    return subprocess.Popen(words, env=environment, cwd="/")
+    return subprocess.Popen(words, env=environment, cwd="/", start_new_session=True)
 
 
 @pytest.mark.parametrize("number", [signal.SIGUSR2, signal.SIGTERM])
@@ -61,6 +64,41 @@ def test_a_signal_reaches_the_client_and_the_job_is_requeued(home, number):
     assert (home / "requeued").read_text() == "requeue 17\n"
     words = (home / "words").read_text()
     assert words == "--role client --name site-a --task t.py:train fsl://h:7100\n"
+
+
+@pytest.mark.parametrize("number", ["USR2", "TERM"])
+@pytest.mark.parametrize(
+    "command", [": ", "cd ", "started=", "client=$", "[ -n", "before=", "wait"]
+)
+def test_a_signal_that_comes_before_the_client_listens_puts_the_job_back(home, number, command):
+    """It ended the shell, or went round in it for ever; the job was over, or ran into its time limit with the warning lost."""
+    (home / "debug").write_text(
+        f"trap 'case $BASH_COMMAND in \"{command}\"*) trap - DEBUG; kill -{number} $$ ;; esac' DEBUG\n"
+    )
+    job = start(home, BASH_ENV=str(home / "debug"))
+    try:
+        assert job.wait(20) == ExitCode.RELAUNCH
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(job.pid, signal.SIGKILL)
+        job.wait()
+    assert (home / "requeued").read_text() == "requeue 17\n"
+    heard = home / "heard"
+    assert not heard.exists() or heard.read_text().split() == [number.lower()], "once"
+
+
+@pytest.mark.parametrize("number", [signal.SIGUSR2, signal.SIGTERM])
+def test_a_client_that_dies_of_the_signal_had_not_begun(home, number):
+    """While it is installed, and until Python runs, nothing of it hears signals: the job ended with 140, and nobody took it up again."""
+    (home / "deaf").touch()
+    job = start(home)
+    give_up_at = time.monotonic() + 20.0
+    while not (home / "ready").exists() and time.monotonic() < give_up_at:
+        time.sleep(0.02)
+    time.sleep(0.1)
+    job.send_signal(number)
+    assert job.wait(20) == ExitCode.RELAUNCH
+    assert (home / "requeued").read_text() == "requeue 17\n"
 
 
 @pytest.mark.parametrize("code", [0, 2, 1])
