@@ -21,7 +21,7 @@ import signal
 import time
 from typing import TYPE_CHECKING
 
-from attrs import field, mutable
+from attrs import evolve, field, mutable
 
 from fsl_async import address as addresses
 from fsl_async.chaos.links import FOLDER
@@ -47,6 +47,7 @@ SLACK_S = 15.0
 HOLD_S = 2.0
 """The journal is up to a second behind; so long a line waits for those that belong before it."""
 
+_SIGINT = "Ctrl-C"
 _TICK_S = 0.2
 _LISTEN_S = 30.0
 _DRAIN_S = 9.0
@@ -216,12 +217,22 @@ class Demo:
             for line in self._reader.read():
                 for news in played.state.apply(line):
                     self._notice(news)
-                    self._news.append(news)
+                    self._news.append(self._reworded(news))
         now = time.time()
         self._news.sort(key=lambda one: one.t)
         ripe = [one for one in self._news if one.t <= now - hold_s]
         self._view.update(played.state, ripe, now)
         self._news = self._news[len(ripe) :]
+
+    def _reworded(self, news: News) -> News:
+        """A server says Ctrl-C of every SIGINT; here it is the demo that sends it."""
+        if not self._ending or _SIGINT not in news.text:
+            return news
+        state, why = self.played.state, self._stop.reason or "its time is over"
+        state.ending = state.ending.replace(_SIGINT, why)
+        made = evolve(news, text=news.text.replace(_SIGINT, why))
+        state.news[state.news.index(news)] = made  # for the live table
+        return made
 
     def _notice(self, news: News) -> None:
         played = self.played

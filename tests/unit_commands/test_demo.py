@@ -7,6 +7,7 @@ import attrs
 import pytest
 
 from fsl_async import cli
+from fsl_async import effects as do
 from fsl_async.commands import demo
 from fsl_async.commands.output import Output
 from fsl_async.config import load
@@ -220,6 +221,27 @@ class Watcher:
 
     def close(self):
         """Nothing."""
+
+
+@pytest.mark.parametrize(
+    ("asked", "ending", "words"),
+    [("", True, "its time is over"), ("SIGTERM", True, "SIGTERM"), ("", False, "Ctrl-C")],
+)
+def test_the_demo_says_why_its_run_ends(settings, asked, ending, words):
+    """It ends the server as Ctrl-C would; "the run ends: Ctrl-C" made people think that somebody had pressed it."""
+    view, stop = Watcher(), Stopper()
+    one = Demo(settings, view, stop)
+    if asked:
+        stop.request(reason=asked)
+    one._ending = ending
+    with JournalWriter(settings.run_dir / "journal.jsonl") as journal:
+        journal.effect(do.Note("ending: Ctrl-C; one last round"), 0.0)
+        journal.effect(do.Finish("Ctrl-C"), 0.0)
+    one._look(hold_s=-100.0)
+    said = [f"ending: {words}; one last round", f"the run ends: {words}"]
+    assert [line.rpartition("  ")[2] for line in view.lines] == said
+    assert [news.text for news in one.played.state.news] == said
+    assert one.played.state.ending == words
 
 
 def test_the_lines_are_in_order_and_by_the_clock_of_the_summary(settings):
