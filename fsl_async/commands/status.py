@@ -168,11 +168,18 @@ def server_words(state: RunState, now: float) -> str:
 
 
 def _client_lines(state: RunState, now: float) -> list[str]:
-    """The table of clients, and what its losses are."""
+    """The table of clients, what its losses are, and whose steps came to nothing."""
     from fsl_async.observe.columns import LOSS_LEGEND, fitted
 
     clients = [state.clients[name] for name in sorted(state.clients)]
-    return [*fitted(clients, now, _screen_width()), LOSS_LEGEND]
+    lines = [*fitted(clients, now, _screen_width()), LOSS_LEGEND]
+    out = [f"{one.name} {one.left_out:,}" for one in clients if one.left_out]
+    if out:
+        named = ", ".join(out[:_NEWS]) + (", ..." if len(out) > _NEWS else "")
+        lines.append(
+            f"steps left out, as no answer came or their one sample cannot be trained on: {named}"
+        )
+    return lines
 
 
 def _screen_width() -> int | None:

@@ -30,6 +30,8 @@ class Meter:
         self._means: dict[str, float] = {}
         self._rate_mark = (time.monotonic(), 0)
         self._tokens_per_s = 0.0
+        self.left_out = 0
+        """Steps of split learning that were begun and came to nothing."""
         self.step_begun: float | None = None  # None while the training thread is not in a step
         self.step_times: deque[float] = deque(maxlen=STEPS_KEPT)
         self._before_wait_s = 0.0  # of the present step
@@ -102,6 +104,8 @@ class Meter:
         self._sums.clear()
 
     def progress(self) -> dict[str, float]:
-        """For heartbeats: step, tokens, tokens_per_s (over the last seconds) and the running mean of each metric."""
+        """For heartbeats: step, tokens, tokens_per_s (over the last seconds), left_out if there is any, and the running mean of each metric."""
         totals = {"step": self.steps, "tokens": self.tokens, "tokens_per_s": self._tokens_per_s}
+        if self.left_out:
+            totals["left_out"] = self.left_out
         return {**self._means.copy(), **totals}

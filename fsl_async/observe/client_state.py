@@ -77,6 +77,8 @@ class ClientState:
     sequence_offered: int = 0  # of this life's last delta
     tokens: int = 0
     tokens_before: int = 0  # in earlier lives
+    left_out: int = 0  # steps of split learning that came to nothing, of all its lives
+    left_out_before: int = 0
     tokens_per_s: float = 0.0
     tells_loss: bool = False  # on its heartbeats, in this life
     loss_first: float | None = None

@@ -331,6 +331,7 @@ class RunState:
             client.incarnation = incarnation
             client.incarnations += 1
             client.tokens_before, client.step = client.tokens, 0
+            client.left_out_before = client.left_out
             client.tells_loss = False
             client.step_offered = client.tokens_offered = client.sequence_offered = 0
             client.tokens_per_s = 0.0
@@ -402,6 +403,7 @@ class RunState:
         client.step = int(payload.get("step", client.step))
         client.tokens = client.tokens_before + int(payload.get("tokens", 0))
         client.tokens_per_s = float(payload.get("tokens_per_s", 0.0))
+        client.left_out = client.left_out_before + int(payload.get("left_out", 0))
         lag = payload.get("lag_p99_ms")
         client.lag_p99_ms = float(lag) if isinstance(lag, int | float) else client.lag_p99_ms
         client.tells_loss = client.tells_loss or payload.get("loss") is not None

@@ -54,6 +54,23 @@ def test_a_finished_run(tmp_path, capsys):
     assert "site-a" in out
 
 
+def test_steps_that_came_to_nothing_are_shown(tmp_path, capsys):
+    """A client whose batches find no answer trains in vain; its steps and its speed look well."""
+    path = make_run(tmp_path, ended=False)
+    assert cli.main(["status", str(path)]) == 0
+    assert "left out" not in capsys.readouterr().out
+    with JournalWriter(path / "journal.jsonl") as journal:
+        for incarnation, count in ((5, 2), (5, 1200), (6, 0), (6, 34)):
+            journal.event(ev.ClientHello("site-a", incarnation, "", -1, ""), 1.0)
+            journal.event(ev.BeatHeard("site-a", {"step": 9, "left_out": count}), 1.0)
+        journal.event(ev.BeatHeard("site-b", {"step": 9}), 1.0)
+    assert cli.main(["status", str(path)]) == 0
+    assert "cannot be trained on: site-a 1,234\n" in capsys.readouterr().out
+    assert cli.main(["status", "--json", str(path)]) == 0
+    clients = json.loads(capsys.readouterr().out)["clients"]
+    assert {one["name"]: one["left_out"] for one in clients} == {"site-a": 1234, "site-b": 0}
+
+
 def test_json_is_one_object(tmp_path, capsys):
     """Monitoring reads it."""
     assert cli.main(["status", "--json", str(make_run(tmp_path, ended=True))]) == 0

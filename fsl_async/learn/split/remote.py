@@ -93,8 +93,6 @@ class SplitTraining:
         """Of the newest upload that the server has trained without an answer."""
         self.waited_s = 0.0
         """How long the training thread has waited here: for room in the queue, for answers, for the end of a round."""
-        self.left_out = 0
-        """Steps whose answer did not come."""
         self.installed = 0
         """Auxiliary models that came and were used."""
         self._classes = classes
@@ -116,6 +114,11 @@ class SplitTraining:
         self._model: Vector | None = None
         self._aligning = False
         self._settled = -1
+
+    @property
+    def left_out(self) -> int:
+        """Steps whose answer did not come, or whose only sample cannot be trained on. Heartbeats tell."""
+        return self._meter.left_out
 
     # --- training thread --------------------------------------------------------------------------------------
 
@@ -153,7 +156,7 @@ class SplitTraining:
         except ValueError:
             if inputs.shape[0] > 1:
                 raise
-            self.left_out += 1
+            self._meter.left_out += 1
             self._samples -= 1
             return found
         if done is None:
@@ -248,7 +251,7 @@ class SplitTraining:
             crossing = None if answer is None else self._crossing(entry, *answer)
             if crossing is None:
                 entry.steps.close()
-                self.left_out += 1
+                self._meter.left_out += 1
                 return None
             report = self._drive(entry, crossing)
             if report is not None:
