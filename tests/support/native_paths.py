@@ -1,8 +1,5 @@
 """Frames by the native codec and by the NumPy package, which is the reference: what their tests have in common."""
 
-import struct
-import zlib
-
 import numpy as np
 import pytest
 
@@ -107,20 +104,6 @@ def assert_agree(values, spec, **options):
         assert total.tobytes() == summed.tobytes(), path
         assert codec.info(frame) == described, path
     return frame
-
-
-def sealed(frame):
-    """The frame with its checksums made right again, as far as its lengths allow."""
-    frame = bytearray(frame)
-    frame[24:28] = struct.pack("<I", zlib.crc32(frame[:24]))
-    seed, position = zlib.crc32(frame[:24]), 28
-    while position + 16 <= len(frame):
-        (size,) = struct.unpack_from("<I", frame, position)
-        payload = frame[position + 16 : position + 16 + size]
-        checksum = zlib.crc32(payload, zlib.crc32(frame[position : position + 12], seed))
-        frame[position + 12 : position + 16] = struct.pack("<I", checksum)
-        position += 16 + size
-    return bytes(frame)
 
 
 def outcome(read, *arguments):

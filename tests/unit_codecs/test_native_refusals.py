@@ -18,9 +18,9 @@ from native_paths import (
     needs_native,
     on_every_path,
     outcome,
-    sealed,
     values_of,
 )
+from sealed_frames import sealed
 
 from fsl_codecs import (
     Codebook,
