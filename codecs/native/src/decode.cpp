@@ -7,8 +7,10 @@
 #include <new>
 
 #include "decode_chunk.hpp"
+#include "fetching.hpp"
 #include "float_environment.hpp"
 #include "pool.hpp"
+#include "putting.hpp"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -19,6 +21,9 @@ namespace {
 
 // Outputs of at least this size do not stay in the cache anyway: they are written past it.
 constexpr std::uint64_t kStreamedValues = 131072;
+
+// Enough to be through with an inner block's part of the accumulator when its tree has been read.
+constexpr std::size_t kLinesAtOnce = 32;
 
 // What is done with a frame's chunks.
 enum class Task {
@@ -122,27 +127,29 @@ struct FrameDecoder {
   }
 
   Status handle_blocks(const Chunk& chunk, ChunkDecoder& decoder) const {
-    Block block = decoder.scratch_block();
-    for (std::size_t offset = 0; offset < chunk.count; offset += kBlockValues) {
+    Putting putting(decoder, header.block_values, value_bytes);
+    const Chores chores = task == Task::kCheck ? Chores{} : putting.chores();
+    std::size_t which = 0;
+    for (std::size_t offset = 0; offset < chunk.count; offset += kBlockValues, which ^= 1) {
       const std::size_t size = chunk.count - offset < kBlockValues ? chunk.count - offset : kBlockValues;
-      Prefetch prefetch = to_be_added(chunk, offset + size);
-      const Status status = decoder.read(size, block, prefetch);
+      Block block = decoder.scratch_block(which);
+      const Status status = decoder.read(size, block, chores);
       if (!status.ok()) return status;
       if (task == Task::kCheck) {
         decoder.check(block, size);
       } else {
-        decoder.put(block, size, output_at(chunk, offset), prefetch);
+        putting.finish();
+        putting.begin(block, size, output_at(chunk, offset));
       }
     }
+    putting.finish();
     return decoder.close();
   }
 
-  // The part of the accumulator that the next inner block is added to.
-  Prefetch to_be_added(const Chunk& chunk, std::size_t offset) const {
-    if (output.sink != Sink::kAccumulate || task == Task::kCheck || offset >= chunk.count) return {};
-    const std::size_t size = chunk.count - offset < kBlockValues ? chunk.count - offset : kBlockValues;
+  // The part of the accumulator that an inner block will be added to.
+  Fetching to_be_added(const Chunk& chunk, std::size_t offset, std::size_t size) const {
     const char* from = static_cast<const char*>(output_at(chunk, offset).out);
-    return {from, from + size * value_bytes};
+    return {from, from + size * value_bytes, kLinesAtOnce};
   }
 
   // All codes into memory of this thread, then all values from there.
@@ -166,8 +173,8 @@ struct FrameDecoder {
       const std::size_t index = offset / kBlockValues;
       const std::size_t size = chunk.count - offset < kBlockValues ? chunk.count - offset : kBlockValues;
       Block block = block_at(index);
-      Prefetch prefetch = to_be_added(chunk, offset);
-      const Status status = decoder.read(size, block, prefetch);
+      Fetching fetching = to_be_added(chunk, offset, size);
+      const Status status = decoder.read(size, block, fetching.chores());
       if (!status.ok()) return status;
       decoder.check(block, size);
       escaped[index] = block.escaped;
@@ -180,8 +187,7 @@ struct FrameDecoder {
       const std::size_t size = chunk.count - offset < kBlockValues ? chunk.count - offset : kBlockValues;
       Block block = block_at(index);
       block.escaped = escaped[index];
-      Prefetch none;
-      decoder.put(block, size, output_at(chunk, offset), none);
+      decoder.put(block, size, output_at(chunk, offset));
     }
     return {};
   }

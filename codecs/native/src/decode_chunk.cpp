@@ -19,12 +19,20 @@ bool ranks_fit(const Book& book) { return !book.is_total || book.escape_rank >= 
 
 }  // namespace
 
-Block ChunkDecoder::scratch_block() const {
-  return {scratch_.codes,
-          {scratch_.planes[0], scratch_.planes[1], scratch_.planes[2], scratch_.planes[3]},
-          scratch_.scales,
-          scratch_.steps,
-          nullptr};
+Block ChunkDecoder::scratch_block(std::size_t which) const {
+  ReadBlock& read = scratch_.read[which];
+  return {read.codes, {read.planes[0], read.planes[1], read.planes[2], read.planes[3]}, read.scales, read.steps, nullptr};
+}
+
+void ChunkDecoder::advance(Block& block, std::size_t count) const {
+  if (!format_.is_bytes()) {
+    for (std::uint8_t*& plane : block.planes) plane += count;
+    return;
+  }
+  if (format_.is_uniform()) block.escaped += 4 * kernels_.count_byte(block.codes, count, 0);
+  block.codes += count;
+  block.scales += count / header_.block_values;
+  block.steps += count / header_.block_values;
 }
 
 Status ChunkDecoder::open() {
@@ -87,7 +95,7 @@ Status ChunkDecoder::read_plane_head(int width, PlanePlan& plane, Book& own) {
   }
 }
 
-Status ChunkDecoder::read(std::size_t count, Block& block, Prefetch& prefetch) {
+Status ChunkDecoder::read(std::size_t count, Block& block, const Chores& chores) {
   if (format_.is_bytes()) {
     const Status status = read_scales(count, block);
     if (!status.ok()) return status;
@@ -96,11 +104,11 @@ Status ChunkDecoder::read(std::size_t count, Block& block, Prefetch& prefetch) {
     const Status status = read_raw_codes(count, block);
     if (!status.ok()) return status;
   } else if (format_.is_bytes()) {
-    const Status status = read_codes(count, block.codes, prefetch);
+    const Status status = read_codes(count, block.codes, chores);
     if (!status.ok()) return status;
   } else {
     for (int p = 0; p < format_.split[0].planes; ++p) {
-      const Status status = read_symbols(scratch_.plans[0].planes[p], count, block.planes[p], prefetch);
+      const Status status = read_symbols(scratch_.plans[0].planes[p], count, block.planes[p], chores);
       if (!status.ok()) return status;
     }
   }
@@ -151,9 +159,9 @@ Status ChunkDecoder::read_scales(std::size_t count, Block& block) {
 
 // The plane's ranks, and the list of its escaped symbols, whose places are in scratch_.positions.
 Status ChunkDecoder::read_ranks(const PlanePlan& plane, std::size_t count, std::uint8_t* ranks, const std::uint8_t*& listed,
-                                std::size_t& escapes, Prefetch& prefetch) {
+                                std::size_t& escapes, const Chores& chores) {
   const Book& book = *plane.book;
-  const std::size_t bytes = kernels_.read_tree(book.nodes, position_, end_, count, scratch_.tree, ranks, prefetch);
+  const std::size_t bytes = kernels_.read_tree(book.nodes, position_, end_, count, scratch_.tree, ranks, chores);
   if (bytes == SIZE_MAX) return {Fault::kPayloadEnds};
   position_ += bytes;
   escapes = 0;
@@ -169,7 +177,7 @@ Status ChunkDecoder::read_ranks(const PlanePlan& plane, std::size_t count, std::
 }
 
 // A plane's symbols, whatever its kind.
-Status ChunkDecoder::read_symbols(const PlanePlan& plane, std::size_t count, std::uint8_t* symbols, Prefetch& prefetch) {
+Status ChunkDecoder::read_symbols(const PlanePlan& plane, std::size_t count, std::uint8_t* symbols, const Chores& chores) {
   if (plane.kind == kPlaneConstant) {
     std::memset(symbols, plane.constant(), count);
     return {};
@@ -188,7 +196,7 @@ Status ChunkDecoder::read_symbols(const PlanePlan& plane, std::size_t count, std
   const std::uint8_t* listed = nullptr;
   std::size_t escapes = 0;
   std::uint8_t* const ranks = scratch_.listed;
-  const Status status = read_ranks(plane, count, ranks, listed, escapes, prefetch);
+  const Status status = read_ranks(plane, count, ranks, listed, escapes, chores);
   if (!status.ok()) return status;
   kernels_.join(ranks, plane.book->symbol_of_rank, nullptr, count, false, 0, symbols);
   for (std::size_t i = 0; i < escapes; ++i) symbols[scratch_.positions[i]] = listed[i];
@@ -196,7 +204,7 @@ Status ChunkDecoder::read_symbols(const PlanePlan& plane, std::size_t count, std
 }
 
 // 8-bit codes from their one or two planes.
-Status ChunkDecoder::read_codes(std::size_t count, std::uint8_t* codes, Prefetch& prefetch) {
+Status ChunkDecoder::read_codes(std::size_t count, std::uint8_t* codes, const Chores& chores) {
   const ChunkPlan& plan = scratch_.plans[0];
   const Split& split = format_.split[plan.split_index];
   const PlanePlan& high = plan.planes[0];
@@ -207,8 +215,8 @@ Status ChunkDecoder::read_codes(std::size_t count, std::uint8_t* codes, Prefetch
     // The usual case, in one pass: a coded plane above bit planes.
     const std::uint8_t* listed = nullptr;
     std::size_t escapes = 0;
-    std::uint8_t* const ranks = scratch_.symbols[0];
-    const Status status = read_ranks(high, count, ranks, listed, escapes, prefetch);
+    std::uint8_t* const ranks = codes;  // one buffer less to keep in the cache
+    const Status status = read_ranks(high, count, ranks, listed, escapes, chores);
     if (!status.ok()) return status;
     const std::size_t low_bytes = static_cast<std::size_t>(low_width) * blocks_of(count, 8);
     if (left() < low_bytes) return {Fault::kPayloadEnds};
@@ -224,10 +232,10 @@ Status ChunkDecoder::read_codes(std::size_t count, std::uint8_t* codes, Prefetch
     return {};
   }
 
-  Status status = read_symbols(high, count, scratch_.symbols[0], prefetch);
+  Status status = read_symbols(high, count, scratch_.symbols[0], chores);
   if (!status.ok()) return status;
   if (has_low) {
-    status = read_symbols(plan.planes[1], count, scratch_.symbols[1], prefetch);
+    status = read_symbols(plan.planes[1], count, scratch_.symbols[1], chores);
     if (!status.ok()) return status;
   } else {
     std::memset(scratch_.symbols[1], 0, count);
@@ -263,7 +271,7 @@ Status ChunkDecoder::read_escaped(std::size_t count, Block& block) {
   return {};
 }
 
-void ChunkDecoder::put(const Block& block, std::size_t count, const Output& output, Prefetch& prefetch) {
+void ChunkDecoder::put(const Block& block, std::size_t count, const Output& output) {
   switch (format_.kind) {
     case Kind::kFloat32: {
       Seen seen;
@@ -279,10 +287,10 @@ void ChunkDecoder::put(const Block& block, std::size_t count, const Output& outp
     }
     case Kind::kE4m3:
     case Kind::kE5m2:
-      saw_nonfinite_ |= !kernels_.dequantise_float8(block.codes, block.scales, count, *format_.float8, header_.block_values, output, prefetch);
+      saw_nonfinite_ |= !kernels_.dequantise_float8(block.codes, block.scales, count, *format_.float8, header_.block_values, output);
       break;
     case Kind::kUniform:
-      saw_nonfinite_ |= !kernels_.dequantise_uniform(block.codes, block.steps, block.escaped, count, header_.block_values, output, prefetch);
+      saw_nonfinite_ |= !kernels_.dequantise_uniform(block.codes, block.steps, block.escaped, count, header_.block_values, output);
       break;
   }
 }

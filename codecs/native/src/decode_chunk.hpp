@@ -34,10 +34,13 @@ class ChunkDecoder {
   Status open();
 
   // The next inner block (count values).
-  Status read(std::size_t count, Block& block, Prefetch& prefetch);
+  Status read(std::size_t count, Block& block, const Chores& chores);
 
   // Puts its values; folds what is not finite into what close() checks.
-  void put(const Block& block, std::size_t count, const Output& output, Prefetch& prefetch);
+  void put(const Block& block, std::size_t count, const Output& output);
+
+  // Makes of a block what follows its first `count` values, a multiple of block_values.
+  void advance(Block& block, std::size_t count) const;
 
   // The same check without values.
   void check(const Block& block, std::size_t count);
@@ -48,16 +51,16 @@ class ChunkDecoder {
   // Whether everything was read, and the flag told the truth.
   Status close() const;
 
-  // A block in the scratch of this thread.
-  Block scratch_block() const;
+  // One of the two blocks in the scratch of this thread.
+  Block scratch_block(std::size_t which) const;
 
  private:
   Status read_plane_head(int width, PlanePlan& plane, Book& own);
   Status read_scales(std::size_t count, Block& block);
-  Status read_symbols(const PlanePlan& plane, std::size_t count, std::uint8_t* symbols, Prefetch& prefetch);
+  Status read_symbols(const PlanePlan& plane, std::size_t count, std::uint8_t* symbols, const Chores& chores);
   Status read_ranks(const PlanePlan& plane, std::size_t count, std::uint8_t* ranks, const std::uint8_t*& listed, std::size_t& escapes,
-                    Prefetch& prefetch);
-  Status read_codes(std::size_t count, std::uint8_t* codes, Prefetch& prefetch);
+                    const Chores& chores);
+  Status read_codes(std::size_t count, std::uint8_t* codes, const Chores& chores);
   Status read_raw_codes(std::size_t count, Block& block);
   Status read_escaped(std::size_t count, Block& block);
   std::size_t left() const { return static_cast<std::size_t>(end_ - position_); }

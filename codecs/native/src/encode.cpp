@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "encode_block.hpp"
+#include "fetching.hpp"
 #include "float_environment.hpp"
 #include "frame.hpp"
 #include "plan.hpp"
@@ -29,6 +30,9 @@ enum class Attempt {
   kConstantPlane,  // a plane that the sample shows as constant is not
 };
 
+// Enough to be through with an inner block's 1024 lines when it has been quantised and its tree is half written.
+constexpr std::size_t kLinesAtOnce = 24;
+
 class ChunkEncoder {
  public:
   ChunkEncoder(const Kernels& kernels, const EncodeSettings& settings, const SharedBooks& shared, const Source& source, std::size_t start,
@@ -48,13 +52,9 @@ class ChunkEncoder {
 
  private:
   const float* values(std::size_t offset, std::size_t count);
-  void quantise(std::size_t offset, std::size_t count, Prefetch& prefetch);
-  void quantise(std::size_t offset, std::size_t count) {
-    Prefetch none;
-    quantise(offset, count, none);
-  }
+  void quantise(std::size_t offset, std::size_t count, const Chores& chores = {});
   float* residual(std::size_t offset) const { return source_.residual == nullptr ? nullptr : source_.residual + start_ + offset; }
-  Prefetch upcoming(std::size_t offset) const;
+  Fetching upcoming(std::size_t offset) const;
   bool has_successor() const;
   void fetch_sample_of_successor(std::size_t index, std::size_t part, std::size_t parts) const;
   const ChunkPlan* plan(bool everything);
@@ -89,8 +89,8 @@ const float* ChunkEncoder::values(std::size_t offset, std::size_t count) {
   return scratch_.x;
 }
 
-void ChunkEncoder::quantise(std::size_t offset, std::size_t count, Prefetch& prefetch) {
-  block_.quantise(values(offset, count), count, first_bits_, seen_, prefetch);
+void ChunkEncoder::quantise(std::size_t offset, std::size_t count, const Chores& chores) {
+  block_.quantise(values(offset, count), count, first_bits_, seen_, chores);
 }
 
 // Whoever encodes a vector chunk by chunk will encode what follows this chunk in memory next, in this call or in another. If that is not so,
@@ -100,13 +100,13 @@ bool ChunkEncoder::has_successor() const {
 }
 
 // What is read after the block at `offset`.
-Prefetch ChunkEncoder::upcoming(std::size_t offset) const {
+Fetching ChunkEncoder::upcoming(std::size_t offset) const {
   if (source_.fp32 == nullptr || combined_ != nullptr) return {};
   const std::size_t from = offset + kBlockValues;
   if (from >= count_ && !has_successor()) return {};
   const std::size_t to = from < count_ && count_ - from < kBlockValues ? count_ : from + kBlockValues;
   const std::uintptr_t chunk = reinterpret_cast<std::uintptr_t>(source_.fp32 + start_);
-  return {reinterpret_cast<const char*>(chunk + 4 * from), reinterpret_cast<const char*>(chunk + 4 * to)};
+  return {reinterpret_cast<const char*>(chunk + 4 * from), reinterpret_cast<const char*>(chunk + 4 * to), kLinesAtOnce};
 }
 
 // Part `part` of `parts` of what the next chunk's sample takes from inner block `index` of it, which the machine cannot foresee.
@@ -159,8 +159,9 @@ Attempt ChunkEncoder::write_coded(const ChunkPlan& plan, std::uint8_t* out, std:
   raw_bytes = 0;
   for (std::size_t offset = 0; offset < count_; offset += kBlockValues) {
     const std::size_t size = count_ - offset < kBlockValues ? count_ - offset : kBlockValues;
-    Prefetch prefetch = upcoming(offset);
-    quantise(offset, size, prefetch);
+    Fetching fetching = upcoming(offset);
+    const Chores chores = fetching.chores();
+    quantise(offset, size, chores);
     if (seen_.largest_magnitude >= format_.escape_magnitude) return Attempt::kBeyondFormat;
     const std::size_t scale_bytes = block_.write_scales(position);
     position += scale_bytes;
@@ -168,7 +169,7 @@ Attempt ChunkEncoder::write_coded(const ChunkPlan& plan, std::uint8_t* out, std:
       // A plane takes less than kWorkingBytes.
       if (static_cast<std::size_t>(position - out) > most) return too_long(plan, offset);
       fetch_sample_of_successor(offset / kBlockValues, static_cast<std::size_t>(p), static_cast<std::size_t>(planes));
-      const std::size_t written = block_.write_plane(plan, p, position, prefetch);
+      const std::size_t written = block_.write_plane(plan, p, position, chores);
       if (written == SIZE_MAX) return Attempt::kConstantPlane;
       position += written;
     }
@@ -228,14 +229,13 @@ Encoded ChunkEncoder::write_constant(std::uint8_t* out) {
   std::memcpy(&value, &first_bits_, 4);
   if ((first_bits_ & kMagnitudeMask) < format_.escape_magnitude && !format_.is_uniform() && !format_.is_float32()) {
     Seen ignored;
-    Prefetch none;
     const Output output = {Sink::kStore, scratch_.escaped, 0.0F, nullptr};
     scratch_.x[0] = value;
-    block_.quantise(scratch_.x, 1, first_bits_, ignored, none);
+    block_.quantise(scratch_.x, 1, first_bits_, ignored, {});
     if (format_.float8 != nullptr) {
       std::uint8_t unused[kSlackBytes + 2];
       block_.write_scales(unused);  // settles the scale of a zero
-      kernels_.dequantise_float8(scratch_.codes, scratch_.scales, 1, *format_.float8, settings_.block_values, output, none);
+      kernels_.dequantise_float8(scratch_.codes, scratch_.scales, 1, *format_.float8, settings_.block_values, output);
     } else {
       const std::uint8_t* const planes[2] = {scratch_.planes[0], scratch_.planes[1]};
       kernels_.join_bfloat16(planes, 1, output);

@@ -19,7 +19,7 @@ std::uint8_t rotate_left(std::uint8_t code) { return static_cast<std::uint8_t>(c
 
 }  // namespace
 
-void BlockEncoder::quantise(const float* x, std::size_t count, std::uint32_t first_bits, Seen& seen, Prefetch& prefetch) {
+void BlockEncoder::quantise(const float* x, std::size_t count, std::uint32_t first_bits, Seen& seen, const Chores& chores) {
   x_ = x;
   count_ = count;
   escapes_ = 0;
@@ -37,11 +37,11 @@ void BlockEncoder::quantise(const float* x, std::size_t count, std::uint32_t fir
     case Kind::kE4m3:
     case Kind::kE5m2:
       kernels_.quantise_float8(x, count, *format_.float8, settings_.block_values, first_bits, scratch_.codes, scratch_.scales, seen,
-                               prefetch);
+                               chores);
       break;
     case Kind::kUniform:
       escapes_ = kernels_.quantise_uniform(x, count, settings_.fineness, settings_.block_values, first_bits, scratch_.codes,
-                                           scratch_.steps, seen, prefetch);
+                                           scratch_.steps, seen, chores);
       break;
   }
 }
@@ -153,7 +153,7 @@ bool BlockEncoder::has_constant_planes(const ChunkPlan& plan) const {
   return true;
 }
 
-std::size_t BlockEncoder::write_plane(const ChunkPlan& plan, int p, std::uint8_t* out, Prefetch& prefetch) {
+std::size_t BlockEncoder::write_plane(const ChunkPlan& plan, int p, std::uint8_t* out, const Chores& chores) {
   const Split& split = format_.split[plan.split_index];
   const PlanePlan& plane = plan.planes[p];
   // 8-bit formats have at most two planes, cut from the codes; the others have planes of their own.
@@ -201,7 +201,7 @@ std::size_t BlockEncoder::write_plane(const ChunkPlan& plan, int p, std::uint8_t
       scratch_.listed[listed] = static_cast<std::uint8_t>(turned >> shift & mask);
     }
   }
-  const std::size_t tree_bytes = kernels_.write_tree(plane.book->nodes, symbols, count_, scratch_.tree, out, prefetch);
+  const std::size_t tree_bytes = kernels_.write_tree(plane.book->nodes, symbols, count_, scratch_.tree, out, chores);
   std::memcpy(out + tree_bytes, scratch_.listed, listed);
   return tree_bytes + listed;
 }
@@ -215,7 +215,6 @@ std::size_t BlockEncoder::write_escaped(std::uint8_t* out) const {
 
 void BlockEncoder::leave(float* residual) const {
   const Output output = {Sink::kResidual, residual, 0.0F, x_};
-  Prefetch none;
   switch (format_.kind) {
     case Kind::kFloat32:
       std::memset(residual, 0, 4 * count_);
@@ -227,12 +226,12 @@ void BlockEncoder::leave(float* residual) const {
     }
     case Kind::kE4m3:
     case Kind::kE5m2:
-      kernels_.dequantise_float8(scratch_.codes, scratch_.scales, count_, *format_.float8, settings_.block_values, output, none);
+      kernels_.dequantise_float8(scratch_.codes, scratch_.scales, count_, *format_.float8, settings_.block_values, output);
       break;
     case Kind::kUniform: {
       std::uint8_t* const escaped = reinterpret_cast<std::uint8_t*>(scratch_.escaped);
       write_escaped(escaped);
-      kernels_.dequantise_uniform(scratch_.codes, scratch_.steps, escaped, count_, settings_.block_values, output, none);
+      kernels_.dequantise_uniform(scratch_.codes, scratch_.steps, escaped, count_, settings_.block_values, output);
       break;
     }
   }

@@ -13,7 +13,7 @@ class BlockEncoder {
       : kernels_(kernels), settings_(settings), format_(*settings.format), scratch_(scratch) {}
 
   // Quantises x (count). Values that the format cannot hold give arbitrary codes; `seen` tells.
-  void quantise(const float* x, std::size_t count, std::uint32_t first_bits, Seen& seen, Prefetch& prefetch);
+  void quantise(const float* x, std::size_t count, std::uint32_t first_bits, Seen& seen, const Chores& chores);
 
   // Takes codes (count) of an 8-bit format instead; only write_plane() goes together with it.
   void take(const std::uint8_t* codes, std::size_t count);
@@ -25,7 +25,7 @@ class BlockEncoder {
   std::size_t write_scales(std::uint8_t* out);
   std::size_t write_raw_codes(std::uint8_t* out);
   // Plane `p` of the plan; SIZE_MAX when it is planned constant and is not.
-  std::size_t write_plane(const ChunkPlan& plan, int p, std::uint8_t* out, Prefetch& prefetch);
+  std::size_t write_plane(const ChunkPlan& plan, int p, std::uint8_t* out, const Chores& chores);
 
   // Whether the planes that are planned constant are so in this block.
   bool has_constant_planes(const ChunkPlan& plan) const;

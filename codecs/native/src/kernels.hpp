@@ -43,12 +43,19 @@ struct Node {
   std::uint16_t right;
 };
 
-// What a kernel does for the memory's sake while it computes; it would wait otherwise when it is its turn.
-struct Prefetch {
-  // Memory that will be read next. Kernels fetch it line by line and advance `next`.
-  const char* next = nullptr;
-  const char* end = nullptr;
+// Other work, done a little at a time while a kernel computes, as it would wait for memory if it were done at once: fetching what is read
+// next, or putting what was decoded before.
+struct Chores {
+  void (*some)(void* context) = nullptr;
+  void* context = nullptr;
+
+  void do_some() const {
+    if (some != nullptr) some(context);
+  }
 };
+
+// So many values, or symbols at one node of a tree, after which kernels that take chores do some.
+inline constexpr std::size_t kValuesBetweenChores = 1024;
 
 // Where decoded values go.
 enum class Sink : int {
@@ -78,13 +85,13 @@ struct Kernels {
   // Codes (count) and one scale byte for each run of block_values (a power of two from 16 to 1024); scale 0 for a run of zeros.
   // Values that reach the format's escape magnitude give arbitrary codes; `seen` tells the caller. Folds the block into `seen`.
   void (*quantise_float8)(const float* x, std::size_t count, const Float8& format, std::size_t block_values,
-                          std::uint32_t first_bits, std::uint8_t* codes, std::uint8_t* scales, Seen& seen, Prefetch& prefetch);
+                          std::uint32_t first_bits, std::uint8_t* codes, std::uint8_t* scales, Seen& seen, const Chores& chores);
 
   // The uniform format: codes and one step index for each run (docs/WIRE.md, "Uniform codes"), kZeroRun for a run of zeros.
   // Returns the number of values whose code is the escape (0).
   std::size_t (*quantise_uniform)(const float* x, std::size_t count, int fineness, std::size_t block_values,
                                   std::uint32_t first_bits, std::uint8_t* codes, std::int16_t* steps, Seen& seen,
-                                  Prefetch& prefetch);
+                                  const Chores& chores);
 
   // bf16 rounded to nearest even, and fp32, as rotated byte planes: planes[0] exponents ... last plane with the sign lowest.
   void (*cut_bfloat16)(const float* x, std::size_t count, std::uint32_t first_bits, std::uint8_t* const planes[2], Seen& seen);
@@ -98,12 +105,12 @@ struct Kernels {
 
   // The tree's bitmaps of `symbols` (ranks), which it destroys; returns bytes written. scratch: kBlockValues + 64 * kSlackBytes.
   std::size_t (*write_tree)(const Node* nodes, std::uint8_t* symbols, std::size_t count, std::uint8_t* scratch, std::uint8_t* out,
-                            Prefetch& prefetch);
+                            const Chores& chores);
 
   // The inverse: ranks (count) from at most end - in bytes; returns the bytes read, or SIZE_MAX when they do not suffice.
   // scratch: 2 * (kBlockValues + 64 * kSlackBytes).
   std::size_t (*read_tree)(const Node* nodes, const std::uint8_t* in, const std::uint8_t* end, std::size_t count, std::uint8_t* scratch,
-                           std::uint8_t* symbols, Prefetch& prefetch);
+                           std::uint8_t* symbols, const Chores& chores);
 
   // codes[i] = unrotate(symbol_of_rank[symbols[i]] << width | the `width` bit planes at `in`); symbols may be null (no upper plane).
   // The upper bits are anything where a symbol is not below 256 >> width. The caller has checked that width * ceil(count / 8) bytes are
@@ -113,10 +120,10 @@ struct Kernels {
 
   // Codes to values. Returns false when a code, or a value of a run with the highest scale, is not finite.
   bool (*dequantise_float8)(const std::uint8_t* codes, const std::uint8_t* scales, std::size_t count, const Float8& format,
-                            std::size_t block_values, const Output& output, Prefetch& prefetch);
+                            std::size_t block_values, const Output& output);
   // Escaped values (code 0) come from `escapes` (unaligned little-endian fp32), in order; the caller has checked their number.
   bool (*dequantise_uniform)(const std::uint8_t* codes, const std::int16_t* steps, const std::uint8_t* escapes, std::size_t count,
-                             std::size_t block_values, const Output& output, Prefetch& prefetch);
+                             std::size_t block_values, const Output& output);
   // Rotated byte planes to values; false when one is NaN or infinite (bf16), fp32: `seen` is folded instead.
   bool (*join_bfloat16)(const std::uint8_t* const planes[2], std::size_t count, const Output& output);
   void (*join_float32)(const std::uint8_t* const planes[4], std::size_t count, const Output& output, Seen& seen);

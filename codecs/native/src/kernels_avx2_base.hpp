@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "kernels_paths.hpp"
+#include "kernels_steps.hpp"
 
 #define FSL_INLINE inline __attribute__((always_inline))
 
@@ -27,14 +28,6 @@ FSL_INLINE std::uint32_t signs(__m256i bytes) { return static_cast<std::uint32_t
 // The lowest `count` bits, count < 32.
 FSL_INLINE std::uint32_t lowest(std::size_t count) { return (std::uint32_t{1} << count) - 1; }
 FSL_INLINE int log2_of(std::size_t power) { return __builtin_ctzll(power); }
-
-// A cache line of what comes next.
-FSL_INLINE void fetch(Prefetch& prefetch) {
-  if (prefetch.next < prefetch.end) {
-    _mm_prefetch(prefetch.next, _MM_HINT_T0);
-    prefetch.next += 64;
-  }
-}
 
 FSL_INLINE std::size_t ones64(std::uint64_t mask) { return static_cast<std::size_t>(_mm_popcnt_u64(mask)); }
 // The lowest `count` bits, count < 64.

@@ -37,7 +37,7 @@ FSL_INLINE __m256i float8_magnitudes(__m256i bits, __m256i smallest, __m256i bia
 
 // The codes of a run of whole vectors.
 template <int kMantissaBits>
-FSL_INLINE void code_run(const float* from, std::size_t count, int scale, const Float8& format, std::uint8_t* codes, Prefetch& prefetch) {
+FSL_INLINE void code_run(const float* from, std::size_t count, int scale, const Float8& format, std::uint8_t* codes) {
   constexpr int kShift = 23 - kMantissaBits;
   const int smallest_exponent = (scale + 1 - format.exponent_bias) << 23;
   const __m256i smallest = all(smallest_exponent);
@@ -68,13 +68,12 @@ FSL_INLINE void code_run(const float* from, std::size_t count, int scale, const 
     // Saturation keeps signs, also that of -0.0.
     const __m256i signed_bytes = _mm256_packs_epi16(_mm256_packs_epi32(a, b), _mm256_packs_epi32(c, d));
     store(codes + i, in_order(_mm256_or_si256(_mm256_packus_epi16(low, high), _mm256_and_si256(signed_bytes, sign))));
-    fetch(prefetch);
   }
 }
 
 template <int kMantissaBits>
 FSL_INLINE void quantise_runs(const float* x, std::size_t count, const Float8& format, std::size_t block_values,
-                              std::uint32_t first_bits, std::uint8_t* codes, std::uint8_t* scales, Seen& seen, Prefetch& prefetch) {
+                              std::uint32_t first_bits, std::uint8_t* codes, std::uint8_t* scales, Seen& seen, const Chores& chores) {
   if (count == 0) return;
   // The next run is looked at before this one is coded: its scale comes at the end of a long chain of instructions.
   std::uint32_t next = largest_of_run(x, block_values, first_bits, seen);
@@ -84,25 +83,26 @@ FSL_INLINE void quantise_runs(const float* x, std::size_t count, const Float8& f
     if (start + block_values < count) next = largest_of_run(from + block_values, block_values, first_bits, seen);
     if (largest >= 0x74000000) {
       // The adder's exponent would overflow.
-      plain::quantise_float8(from, block_values, format, block_values, first_bits, codes + start, scales, seen, prefetch);
+      plain::quantise_float8(from, block_values, format, block_values, first_bits, codes + start, scales, seen, chores);
       continue;
     }
     *scales = plain::scale_of(largest, format);
-    code_run<kMantissaBits>(from, block_values, *scales == 0 ? format.lowest_scale : *scales, format, codes + start, prefetch);
+    code_run<kMantissaBits>(from, block_values, *scales == 0 ? format.lowest_scale : *scales, format, codes + start);
+    if ((start + block_values) % kValuesBetweenChores == 0) chores.do_some();
   }
 }
 
 void quantise_float8(const float* x, std::size_t count, const Float8& format, std::size_t block_values, std::uint32_t first_bits,
-                     std::uint8_t* codes, std::uint8_t* scales, Seen& seen, Prefetch& prefetch) {
+                     std::uint8_t* codes, std::uint8_t* scales, Seen& seen, const Chores& chores) {
   const std::size_t whole = count - count % block_values;
   if (format.mantissa_bits == 3) {
-    quantise_runs<3>(x, whole, format, block_values, first_bits, codes, scales, seen, prefetch);
+    quantise_runs<3>(x, whole, format, block_values, first_bits, codes, scales, seen, chores);
   } else {
-    quantise_runs<2>(x, whole, format, block_values, first_bits, codes, scales, seen, prefetch);
+    quantise_runs<2>(x, whole, format, block_values, first_bits, codes, scales, seen, chores);
   }
   if (whole < count) {
     plain::quantise_float8(x + whole, count - whole, format, block_values, first_bits, codes + whole, scales + whole / block_values,
-                           seen, prefetch);
+                           seen, chores);
   }
 }
 
@@ -132,7 +132,7 @@ FSL_INLINE UniformRun look_at_uniform_run(const float* from, int fineness, std::
 }
 
 // The codes of a run of at least 32 values, none of which is escaped.
-FSL_INLINE void code_uniform_run(const float* from, std::size_t count, __m256 inverse, std::uint8_t* codes, Prefetch& prefetch) {
+FSL_INLINE void code_uniform_run(const float* from, std::size_t count, __m256 inverse, std::uint8_t* codes) {
   const auto nearest = [=](const float* place) __attribute__((always_inline)) {
     return _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(place), inverse));
   };
@@ -140,7 +140,6 @@ FSL_INLINE void code_uniform_run(const float* from, std::size_t count, __m256 in
     const __m256i low = _mm256_packs_epi32(nearest(from + i), nearest(from + i + kLane));
     const __m256i high = _mm256_packs_epi32(nearest(from + i + 2 * kLane), nearest(from + i + 3 * kLane));
     store(codes + i, in_order(_mm256_xor_si256(_mm256_packs_epi16(low, high), all_bytes(0x80))));
-    fetch(prefetch);
   }
 }
 
@@ -165,7 +164,7 @@ FSL_INLINE std::size_t code_uniform_run_with_escapes(const float* from, std::siz
 }
 
 std::size_t quantise_uniform(const float* x, std::size_t count, int fineness, std::size_t block_values, std::uint32_t first_bits,
-                             std::uint8_t* codes, std::int16_t* steps, Seen& seen, Prefetch& prefetch) {
+                             std::uint8_t* codes, std::int16_t* steps, Seen& seen, const Chores& chores) {
   const std::size_t whole = count - count % block_values;
   std::size_t escapes = 0;
   // The next run is looked at before this one is coded: its step comes at the end of a long chain of instructions.
@@ -184,13 +183,14 @@ std::size_t quantise_uniform(const float* x, std::size_t count, int fineness, st
     // The largest magnitude has the largest product; what is no number does not compare.
     const bool all_fit = plain::float_of(run.largest) * inverse < 127.5F;
     if (all_fit && block_values >= kStep) {
-      code_uniform_run(from, block_values, _mm256_set1_ps(inverse), codes + start, prefetch);
+      code_uniform_run(from, block_values, _mm256_set1_ps(inverse), codes + start);
     } else {
       escapes += code_uniform_run_with_escapes(from, block_values, _mm256_set1_ps(inverse), codes + start);
     }
+    if ((start + block_values) % kValuesBetweenChores == 0) chores.do_some();
   }
   if (whole < count) {
-    escapes += plain::quantise_uniform(x + whole, count - whole, fineness, block_values, first_bits, codes + whole, steps, seen, prefetch);
+    escapes += plain::quantise_uniform(x + whole, count - whole, fineness, block_values, first_bits, codes + whole, steps, seen, chores);
   }
   return escapes;
 }

@@ -46,7 +46,7 @@ struct Merge {
 
 // Merges the children's lists under the bitmap.
 template <bool kLeft, bool kRight>
-void merge(const Merge& work, Prefetch& prefetch) {
+void merge(const Merge& work, const Chores& chores) {
   const std::uint8_t* left = work.left;
   const std::uint8_t* right = work.right;
   const __m256i left_ranks = all_bytes(work.left_rank);
@@ -77,14 +77,10 @@ void merge(const Merge& work, Prefetch& prefetch) {
     if (kRight) right += ones_all;
   };
   const std::size_t whole = work.count & ~(kWord - 1);
-  Prefetch lines = prefetch;  // a copy that stores of bytes cannot change
-  for (std::size_t i = 0; i < whole; i += kWord) {
+  in_steps<kWord>(whole, chores, [&](std::size_t i) __attribute__((always_inline)) {
     const std::uint8_t* const bitmap = work.bitmap + i / 8;
     step(i, load_word(bitmap), spread_bits(load_mask(bitmap)), spread_bits(load_mask(bitmap + 4)));
-    fetch(lines);
-    fetch(lines);
-  }
-  prefetch = lines;
+  });
   if (whole < work.count) {
     const std::uint64_t bits = load_last(work.bitmap + whole / 8, work.count - whole, work.end);
     step(whole, bits, spread_bits(static_cast<std::uint32_t>(bits)), spread_bits(static_cast<std::uint32_t>(bits >> 32)));
@@ -95,7 +91,7 @@ struct TreeReader {
   const Node* nodes;
   const std::uint8_t* in;
   const std::uint8_t* end;
-  Prefetch prefetch;
+  const Chores& chores;
 
   // Bits set among the first `count`.
   std::size_t count_ones(const std::uint8_t* bitmap, std::size_t count) const {
@@ -149,7 +145,7 @@ struct TreeReader {
     const bool has_right = right.left != 0 || right.planes != 0;
     Merge work{bitmap, count, nullptr, nullptr, left.first, right.first, list, end};
     if (!has_left && !has_right) {
-      merge<false, false>(work, prefetch);
+      merge<false, false>(work, chores);
       return true;
     }
     const std::size_t right_count = count_ones(bitmap, count);
@@ -161,21 +157,20 @@ struct TreeReader {
     work.right = from_right;
     if (has_right && right_count > 0 && !read(right, right_count, from_right, right_other)) return false;
     if (has_left && has_right) {
-      merge<true, true>(work, prefetch);
+      merge<true, true>(work, chores);
     } else if (has_left) {
-      merge<true, false>(work, prefetch);
+      merge<true, false>(work, chores);
     } else {
-      merge<false, true>(work, prefetch);
+      merge<false, true>(work, chores);
     }
     return true;
   }
 };
 
 std::size_t read_tree(const Node* nodes, const std::uint8_t* in, const std::uint8_t* end, std::size_t count, std::uint8_t* scratch,
-                      std::uint8_t* symbols, Prefetch& prefetch) {
-  TreeReader reader{nodes, in, end, prefetch};
+                      std::uint8_t* symbols, const Chores& chores) {
+  TreeReader reader{nodes, in, end, chores};
   if (count > 0 && !reader.read(nodes[0], count, symbols, scratch)) return SIZE_MAX;
-  prefetch = reader.prefetch;
   return static_cast<std::size_t>(reader.in - in);
 }
 

@@ -15,7 +15,7 @@ constexpr std::size_t kPlaneRoom = 64;  // behind a plane that waits: words are 
 constexpr int kMostGathered = 3;        // planes of a child that are gathered from its parent's list; more are not worth it
 
 // The bitmap of `symbol >= pivot`; returns the number of ones.
-std::size_t write_bitmap(const std::uint8_t* list, std::size_t count, std::uint8_t pivot, std::uint8_t* bitmap, Prefetch& prefetch) {
+std::size_t write_bitmap(const std::uint8_t* list, std::size_t count, std::uint8_t pivot, std::uint8_t* bitmap, const Chores& chores) {
   const __m256i pivots = all_bytes(pivot);
   const auto goes_right = [=](std::size_t i) __attribute__((always_inline)) {
     const __m256i low = load(list + i);
@@ -24,15 +24,11 @@ std::size_t write_bitmap(const std::uint8_t* list, std::size_t count, std::uint8
   };
   const std::size_t whole = count & ~(kWord - 1);
   std::size_t sum = 0;
-  Prefetch lines = prefetch;  // a copy that stores of bytes cannot change
-  for (std::size_t i = 0; i < whole; i += kWord) {
+  in_steps<kWord>(whole, chores, [&](std::size_t i) __attribute__((always_inline)) {
     const std::uint64_t mask = goes_right(i);
     store_word(bitmap + i / 8, mask);
     sum += ones64(mask);
-    fetch(lines);
-    fetch(lines);
-  }
-  prefetch = lines;
+  });
   if (whole < count) {
     const std::uint64_t mask = goes_right(whole) & lowest64(count - whole);
     store_word(bitmap + whole / 8, mask);
@@ -99,7 +95,7 @@ template <int kGathered>
 struct TreeWriter {
   const Node* nodes;
   std::uint8_t* out;
-  Prefetch prefetch;
+  const Chores& chores;
   std::uint8_t* planes;  // where planes wait for their turn; those of nodes that wait have different symbols
 
   template <int kPlanes>
@@ -152,7 +148,7 @@ struct TreeWriter {
     const Node& left = nodes[node.left];
     const Node& right = nodes[node.right];
     const std::uint8_t* const bitmap = out;
-    const std::size_t right_count = write_bitmap(list, count, static_cast<std::uint8_t>(node.pivot), out, prefetch);
+    const std::size_t right_count = write_bitmap(list, count, static_cast<std::uint8_t>(node.pivot), out, chores);
     const std::size_t left_count = count - right_count;
     out += (count + 7) / 8;
 
@@ -185,13 +181,12 @@ struct TreeWriter {
 
 template <int kGathered>
 std::size_t write_tree(const Node* nodes, std::uint8_t* symbols, std::size_t count, std::uint8_t* scratch, std::uint8_t* out,
-                       Prefetch& prefetch) {
+                       const Chores& chores) {
   // Planes that wait take a bit for each symbol of their node, three times at most; all of them have different symbols. At most twelve nodes,
   // all on one path, have some, of at most two children.
   std::uint8_t planes[kMostGathered * (kBlockValues / 8 + 14 * kPlaneRoom)];
-  TreeWriter<kGathered> writer{nodes, out, prefetch, planes};
+  TreeWriter<kGathered> writer{nodes, out, chores, planes};
   if (count > 0) writer.write(nodes[0], symbols, count, scratch);
-  prefetch = writer.prefetch;
   return static_cast<std::size_t>(writer.out - out);
 }
 

@@ -149,7 +149,7 @@ FSL_INLINE __m128i dequantise_runs(const std::uint8_t* codes, const std::uint8_t
 }
 
 bool dequantise_float8(const std::uint8_t* codes, const std::uint8_t* scales, std::size_t count, const Float8& format,
-                       std::size_t block_values, const Output& output, Prefetch& prefetch) {
+                       std::size_t block_values, const Output& output) {
   const std::size_t whole = count & ~std::size_t{15};
   const std::size_t runs = (count + block_values - 1) / block_values;
   std::uint8_t smallest = 0xFF;
@@ -160,7 +160,7 @@ bool dequantise_float8(const std::uint8_t* codes, const std::uint8_t* scales, st
   }
   // With the highest scale of all a finite code may still be infinite.
   if (smallest < format.lowest_scale || highest > 254 - format.largest_exponent) {
-    return plain::dequantise_float8(codes, scales, count, format, block_values, output, prefetch);
+    return plain::dequantise_float8(codes, scales, count, format, block_values, output);
   }
   __m128i largest = _mm_setzero_si128();
   with_writer(output, [&](auto writer) __attribute__((always_inline)) {
@@ -171,13 +171,13 @@ bool dequantise_float8(const std::uint8_t* codes, const std::uint8_t* scales, st
   bool finite = _mm_movemask_epi8(_mm_cmpeq_epi8(_mm_max_epu8(largest, special), largest)) == 0;
   if (whole < count) {
     finite &= plain::dequantise_float8(codes + whole, scales + whole / block_values, count - whole, format, block_values,
-                                       further(output, whole), prefetch);
+                                       further(output, whole));
   }
   return finite;
 }
 
 bool dequantise_uniform(const std::uint8_t* codes, const std::int16_t* steps, const std::uint8_t* escapes, std::size_t count,
-                        std::size_t block_values, const Output& output, Prefetch& prefetch) {
+                        std::size_t block_values, const Output& output) {
   const int block_shift = log2_of(block_values);
   const std::size_t whole = count & ~std::size_t{15};
   bool finite = true;
@@ -195,14 +195,14 @@ bool dequantise_uniform(const std::uint8_t* codes, const std::int16_t* steps, co
       }
     });
     if (i < whole) {
-      finite &= plain::dequantise_uniform(codes + i, steps + (i >> block_shift), escapes, 16, block_values, further(output, i), prefetch);
+      finite &= plain::dequantise_uniform(codes + i, steps + (i >> block_shift), escapes, 16, block_values, further(output, i));
       escapes += 4 * plain::count_byte(codes + i, 16, 0);
       i += 16;
     }
   }
   if (whole < count) {
     finite &= plain::dequantise_uniform(codes + whole, steps + whole / block_values, escapes, count - whole, block_values,
-                                        further(output, whole), prefetch);
+                                        further(output, whole));
   }
   return finite;
 }

@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "kernels_paths.hpp"
+#include "kernels_steps.hpp"
 
 #define FSL_INLINE inline __attribute__((always_inline))
 
@@ -28,16 +29,6 @@ FSL_INLINE __m512i all_bytes(int value) { return _mm512_set1_epi8(static_cast<ch
 FSL_INLINE std::size_t ones(std::uint64_t mask) { return static_cast<std::size_t>(_mm_popcnt_u64(mask)); }
 // The lowest `count` bits, count < 64.
 FSL_INLINE std::uint64_t lowest(std::size_t count) { return (std::uint64_t{1} << count) - 1; }
-
-// A cache line of what comes next, to the second level: it is too much for the first.
-FSL_INLINE void fetch(const char*& next, const char* end) {
-  if (next < end) {
-    _mm_prefetch(next, _MM_HINT_T1);
-    next += 64;
-  }
-}
-
-FSL_INLINE void fetch(Prefetch& prefetch) { fetch(prefetch.next, prefetch.end); }
 
 FSL_INLINE int log2_of(std::size_t power) { return __builtin_ctzll(power); }
 

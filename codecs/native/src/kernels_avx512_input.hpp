@@ -11,8 +11,7 @@ namespace {
 template <bool kBfloat16, bool kReference, bool kResidual>
 void combine_as(const float* values_fp32, const std::uint16_t* values_bf16, const float* reference, const float* residual,
                 std::size_t count, float* x) {
-  for (std::size_t i = 0; i < count; i += kLane) {
-    const __mmask16 valid = count - i < kLane ? static_cast<__mmask16>((1U << (count - i)) - 1) : static_cast<__mmask16>(0xFFFF);
+  const auto sum = [=](std::size_t i, __mmask16 valid) __attribute__((always_inline)) {
     __m512 value;
     if (kBfloat16) {
       const __m512i wide = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(valid, values_bf16 + i));
@@ -22,7 +21,13 @@ void combine_as(const float* values_fp32, const std::uint16_t* values_bf16, cons
     }
     if (kReference) value = _mm512_sub_ps(value, _mm512_maskz_loadu_ps(valid, reference + i));
     if (kResidual) value = _mm512_add_ps(value, _mm512_maskz_loadu_ps(valid, residual + i));
-    _mm512_mask_storeu_ps(x + i, valid, value);
+    return value;
+  };
+  const std::size_t whole = count & ~(kLane - 1);
+  for (std::size_t i = 0; i < whole; i += kLane) _mm512_storeu_ps(x + i, sum(i, 0xFFFF));
+  if (whole < count) {
+    const __mmask16 valid = static_cast<__mmask16>((1U << (count - whole)) - 1);
+    _mm512_mask_storeu_ps(x + whole, valid, sum(whole, valid));
   }
 }
 

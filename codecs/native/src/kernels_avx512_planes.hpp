@@ -144,16 +144,10 @@ std::size_t write_bit_planes(const std::uint8_t* codes, std::size_t count, bool 
 }
 
 // Moves between mask and general registers are slow on some machines (two cycles each way on Zen 4), and compilers like to make them.
-// These go through memory, which both can reach, or stay where they are.
+// These come from memory, which both can reach, or stay where they are.
 FSL_INLINE __mmask64 mask_at(const std::uint8_t* from) {
   __mmask64 mask;
   __asm__("kmovq %1, %0" : "=Yk"(mask) : "m"(*reinterpret_cast<const std::uint8_t(*)[8]>(from)));
-  return mask;
-}
-
-FSL_INLINE __mmask64 through_memory(std::uint64_t bits) {
-  __mmask64 mask;
-  __asm__("kmovq %1, %0" : "=Yk"(mask) : "m"(bits));
   return mask;
 }
 

@@ -23,19 +23,25 @@ FSL_INLINE void join_as(const std::uint8_t* symbols, const std::uint8_t* entries
     const int bit = width - 1 - plane;
     places[plane] = all_bytes(1 << (rotated ? (bit + 7) & 7 : bit));
   }
-  for (std::size_t i = 0; i <= whole; i += kStep) {
-    if (i == count) break;
+  const auto joined = [&](std::size_t i, auto mask_of) __attribute__((always_inline)) {
     __m512i code = _mm512_setzero_si512();
     if (symbols != nullptr) {
       code = load(symbols + i);
       code = kSmall ? _mm512_permutexvar_epi8(code, table.part[0]) : table(code);
     }
-    for (int plane = 0; plane < width; ++plane) {
-      const std::uint8_t* const from = in + static_cast<std::size_t>(plane) * plane_bytes + i / 8;
-      const std::uint64_t mask = i < whole ? load_mask(from) : load_rest(from, count - whole);
-      code = _mm512_mask_add_epi8(code, mask, code, places[plane]);
+    const std::uint8_t* plane = in + i / 8;
+    for (int place = 0; place < width; ++place, plane += plane_bytes) {
+      code = _mm512_mask_add_epi8(code, mask_of(plane), code, places[place]);
     }
     store(codes + i, code);
+  };
+#pragma GCC unroll 2
+  for (std::size_t i = 0; i < whole; i += kStep) {
+    joined(i, [](const std::uint8_t* plane) __attribute__((always_inline)) { return mask_at(plane); });
+  }
+  if (whole < count) {
+    const std::uint8_t* const end = in + static_cast<std::size_t>(width) * plane_bytes;
+    joined(whole, [=](const std::uint8_t* plane) __attribute__((always_inline)) { return load_rest(plane, count - whole, end); });
   }
 }
 
@@ -59,6 +65,13 @@ void join(const std::uint8_t* symbols, const std::uint8_t* symbol_of_rank, const
 }
 
 // ------------------------------------------------------------------------------------------------------------ output values
+
+// Lanes of a vector. Not by a masked store: among non-temporal ones, some machines take as long for it as for a reading of memory (Zen 4).
+FSL_INLINE void put_part(float* to, __m512 value, std::size_t from, std::size_t stop) {
+  alignas(64) float lanes[kLane];
+  _mm512_store_ps(lanes, value);
+  std::memcpy(to, lanes + from, (stop - from) * sizeof(float));
+}
 
 // Puts vectors of values to their places, in order from 0 on, 16 at a time.
 template <Sink kSink, bool kAligned>
@@ -87,7 +100,7 @@ struct Writer {
         _mm512_stream_ps(out + i, value);
       } else {
         if (i == 0) {
-          _mm512_mask_storeu_ps(out, static_cast<__mmask16>((1U << lead) - 1), value);
+          put_part(out, value, 0, lead);
         } else {
           _mm512_stream_ps(out + i + lead - kLane, _mm512_permutex2var_ps(carry, index, value));
         }
@@ -110,7 +123,7 @@ struct Writer {
   // After the last whole vector; `count` values were put.
   FSL_INLINE void finish(std::size_t count) const {
     if (kSink == Sink::kStream && !kAligned && count > 0) {
-      _mm512_mask_storeu_ps(out + count - kLane, static_cast<__mmask16>(0xFFFFU << lead), carry);
+      put_part(out + count - kLane + lead, carry, lead, kLane);
     }
   }
 };
@@ -142,28 +155,68 @@ FSL_INLINE void with_writer(const Output& output, Work work) {
   }
 }
 
-// Bytes 0 to 31 into the low halves of the 128-bit lanes, so that unpacking keeps their order.
-FSL_INLINE __m512i spread(__m512i bytes) {
-  return _mm512_permutexvar_epi64(_mm512_set_epi64(7, 3, 6, 2, 5, 1, 4, 0), bytes);
-}
+// The values of a format's 128 codes without sign, all of them bf16 numbers: their upper and lower bytes.
+template <int kMantissaBits>
+struct Float8Values {
+  alignas(64) std::uint8_t upper[128] = {};
+  alignas(64) std::uint8_t lower[128] = {};
 
-// Both formats become fp16 numbers by moving bits, e4m3 too small by 2^8; the factor of the run makes up for that.
-template <int kMantissaBits, typename Put>
+  constexpr Float8Values() {
+    constexpr int kBias = kMantissaBits == 3 ? 7 : 15;
+    constexpr int kImplicit = 1 << kMantissaBits;
+    for (int code = 0; code < 128; ++code) {
+      // mantissa * 2^(exponent - bias - mantissa bits), the mantissa with its implicit bit
+      int exponent = code >> kMantissaBits;
+      int mantissa = code & (kImplicit - 1);
+      if (exponent == 0) {
+        exponent = 1;
+        for (; mantissa != 0 && mantissa < kImplicit; mantissa <<= 1) --exponent;
+      } else {
+        mantissa |= kImplicit;
+      }
+      const int bits = mantissa == 0 ? 0 : (exponent - kBias + 127) << 7 | (mantissa - kImplicit) << (7 - kMantissaBits);
+      upper[code] = static_cast<std::uint8_t>(bits >> 8);
+      lower[code] = static_cast<std::uint8_t>(bits);
+    }
+  }
+};
+
+// Each of 64 pairs of bytes as the upper half of a word: the order in which a permutation of two vectors, lower bytes and upper ones, takes
+// bytes; places where a zero has to stand are masked out.
+struct PairsOrder {
+  alignas(64) std::uint8_t of[4][kStep] = {};
+
+  constexpr PairsOrder() {
+    for (std::size_t i = 0; i < kStep; ++i) {
+      of[i / kLane][4 * (i % kLane) + 2] = static_cast<std::uint8_t>(i);
+      of[i / kLane][4 * (i % kLane) + 3] = static_cast<std::uint8_t>(kStep + i);
+    }
+  }
+};
+
+// kSmallRuns: of fewer than 64 values.
+template <int kMantissaBits, bool kSmallRuns, typename Put>
 FSL_INLINE __m512i dequantise_runs(const std::uint8_t* codes, std::size_t count, const float* factors, int block_shift, Put& put) {
-  const __m512i zero = _mm512_setzero_si512();
+  static constexpr Float8Values<kMantissaBits> kValues;
+  static constexpr PairsOrder kOrder;
+  constexpr __mmask64 kUpperHalves = 0xCCCCCCCCCCCCCCCC;
+  const __m512i uppers[2] = {load(kValues.upper), load(kValues.upper + 64)};
+  const __m512i lowers[2] = {load(kValues.lower), load(kValues.lower + 64)};
+  const __m512i order[4] = {load(kOrder.of[0]), load(kOrder.of[1]), load(kOrder.of[2]), load(kOrder.of[3])};
   const __m512i magnitudes = all_bytes(0x7F);
-  __m512i largest = zero;
+  __m512i largest = _mm512_setzero_si512();
   for (std::size_t i = 0; i < count; i += kStep) {
     const __m512i code = load(codes + i);
     largest = _mm512_max_epu8(largest, _mm512_and_si512(code, magnitudes));
-    const __m512i spread_code = spread(code);
-    __m512i half[2] = {_mm512_unpacklo_epi8(zero, spread_code), _mm512_unpackhi_epi8(zero, spread_code)};
-    for (std::size_t j = 0; j < 2; ++j) {
-      if (kMantissaBits == 3) half[j] = _mm512_and_si512(_mm512_srai_epi16(half[j], 1), _mm512_set1_epi16(static_cast<short>(0xBFFF)));
-      const std::size_t place = i + 32 * j;
-      put.put(place, _mm512_mul_ps(_mm512_cvtph_ps(_mm512_castsi512_si256(half[j])), _mm512_set1_ps(factors[place >> block_shift])));
-      put.put(place + kLane, _mm512_mul_ps(_mm512_cvtph_ps(_mm512_extracti64x4_epi64(half[j], 1)),
-                                           _mm512_set1_ps(factors[(place + kLane) >> block_shift])));
+    // The permutations do not look at the sign.
+    const __m512i lower = _mm512_permutex2var_epi8(lowers[0], code, lowers[1]);
+    const __m512i magnitude = _mm512_permutex2var_epi8(uppers[0], code, uppers[1]);
+    const __m512i upper = _mm512_ternarylogic_epi32(magnitude, code, magnitudes, 0xF4);
+    const __m512 factor = _mm512_set1_ps(factors[i >> block_shift]);
+    for (std::size_t j = 0; j < 4; ++j) {
+      const std::size_t place = i + j * kLane;
+      const __m512i value = _mm512_maskz_permutex2var_epi8(kUpperHalves, lower, order[j], upper);
+      put.put(place, _mm512_mul_ps(_mm512_castsi512_ps(value), kSmallRuns ? _mm512_set1_ps(factors[place >> block_shift]) : factor));
     }
   }
   put.finish(count);
@@ -171,39 +224,43 @@ FSL_INLINE __m512i dequantise_runs(const std::uint8_t* codes, std::size_t count,
 }
 
 bool dequantise_float8(const std::uint8_t* codes, const std::uint8_t* scales, std::size_t count, const Float8& format,
-                       std::size_t block_values, const Output& output, Prefetch& prefetch) {
+                       std::size_t block_values, const Output& output) {
   alignas(64) float factors[kBlockValues / 16 + kLane];
   const int block_shift = log2_of(block_values);
   const std::size_t whole = count & ~(kStep - 1);
   const std::size_t runs = (whole + block_values - 1) >> block_shift;
-  const __m512i offset = all(format.mantissa_bits == 3 ? 8 : 0);
   const __m512i lowest_scale = all(format.lowest_scale);
   const __m512i highest_scale = all(254 - format.largest_exponent);
   bool usual = true;
   for (std::size_t run = 0; run < runs; run += kLane) {
     const __m512i scale = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(scales + run)));
     const __mmask16 valid = runs - run < kLane ? static_cast<__mmask16>((1U << (runs - run)) - 1) : static_cast<__mmask16>(0xFFFF);
-    store(factors + run, _mm512_slli_epi32(_mm512_add_epi32(scale, offset), 23));
+    store(factors + run, _mm512_slli_epi32(scale, 23));
     usual &= (_mm512_mask_cmplt_epu32_mask(valid, scale, lowest_scale) | _mm512_mask_cmpgt_epu32_mask(valid, scale, highest_scale)) == 0;
   }
   // With the highest scale of all a finite code may still be infinite.
-  if (!usual) return kScalarKernels.dequantise_float8(codes, scales, count, format, block_values, output, prefetch);
+  if (!usual) return kScalarKernels.dequantise_float8(codes, scales, count, format, block_values, output);
   __m512i largest = _mm512_setzero_si512();
   with_writer(output, [&](auto writer) __attribute__((always_inline)) {
-    largest = format.mantissa_bits == 3 ? dequantise_runs<3>(codes, whole, factors, block_shift, writer)
-                                        : dequantise_runs<2>(codes, whole, factors, block_shift, writer);
+    if (block_values < kStep) {
+      largest = format.mantissa_bits == 3 ? dequantise_runs<3, true>(codes, whole, factors, block_shift, writer)
+                                          : dequantise_runs<2, true>(codes, whole, factors, block_shift, writer);
+    } else {
+      largest = format.mantissa_bits == 3 ? dequantise_runs<3, false>(codes, whole, factors, block_shift, writer)
+                                          : dequantise_runs<2, false>(codes, whole, factors, block_shift, writer);
+    }
   });
   bool finite = _mm512_cmpge_epu8_mask(largest, all_bytes(format.special_code)) == 0;
   if (whole < count) {
     // What is left begins a run or lies within one.
     finite &= kScalarKernels.dequantise_float8(codes + whole, scales + whole / block_values, count - whole, format, block_values,
-                                               further(output, whole), prefetch);
+                                               further(output, whole));
   }
   return finite;
 }
 
 bool dequantise_uniform(const std::uint8_t* codes, const std::int16_t* steps, const std::uint8_t* escapes, std::size_t count,
-                        std::size_t block_values, const Output& output, Prefetch& prefetch) {
+                        std::size_t block_values, const Output& output) {
   alignas(64) float factors[kBlockValues / 16 + kLane];
   const int block_shift = log2_of(block_values);
   const std::size_t whole = count & ~(kStep - 1);
@@ -241,7 +298,7 @@ bool dequantise_uniform(const std::uint8_t* codes, const std::int16_t* steps, co
   bool finite = _mm512_reduce_max_epu32(largest) < 0x7F800000;
   if (whole < count) {
     finite &= kScalarKernels.dequantise_uniform(codes + whole, steps + whole / block_values, escapes, count - whole, block_values,
-                                                further(output, whole), prefetch);
+                                                further(output, whole));
   }
   return finite;
 }

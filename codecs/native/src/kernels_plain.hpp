@@ -86,7 +86,7 @@ std::uint8_t scale_of(std::uint32_t largest, const Float8& format) {
 }
 
 void quantise_float8(const float* x, std::size_t count, const Float8& format, std::size_t block_values, std::uint32_t first_bits,
-                     std::uint8_t* codes, std::uint8_t* scales, Seen& seen, Prefetch&) {
+                     std::uint8_t* codes, std::uint8_t* scales, Seen& seen, const Chores&) {
   for (std::size_t start = 0; start < count; start += block_values) {
     const std::size_t length = count - start < block_values ? count - start : block_values;
     const std::uint8_t scale = scale_of(look_at_run(x + start, length, first_bits, seen), format);
@@ -136,7 +136,7 @@ int step_of(const float* x, std::size_t count, std::uint32_t largest, int finene
 }
 
 std::size_t quantise_uniform(const float* x, std::size_t count, int fineness, std::size_t block_values, std::uint32_t first_bits,
-                             std::uint8_t* codes, std::int16_t* steps, Seen& seen, Prefetch&) {
+                             std::uint8_t* codes, std::int16_t* steps, Seen& seen, const Chores&) {
   std::size_t escapes = 0;
   for (std::size_t start = 0; start < count; start += block_values) {
     const std::size_t length = count - start < block_values ? count - start : block_values;
@@ -249,7 +249,7 @@ struct TreeWriter {
 };
 
 std::size_t write_tree(const Node* nodes, std::uint8_t* symbols, std::size_t count, std::uint8_t* scratch, std::uint8_t* out,
-                       Prefetch&) {
+                       const Chores&) {
   TreeWriter writer{nodes, out};
   if (count > 0) writer.write(nodes[0], symbols, count, scratch);
   return static_cast<std::size_t>(writer.out - out);
@@ -294,7 +294,7 @@ struct TreeReader {
 };
 
 std::size_t read_tree(const Node* nodes, const std::uint8_t* in, const std::uint8_t* end, std::size_t count, std::uint8_t* scratch,
-                      std::uint8_t* symbols, Prefetch&) {
+                      std::uint8_t* symbols, const Chores&) {
   TreeReader reader{nodes, in, end};
   if (count > 0 && !reader.read(nodes[0], count, symbols, scratch)) return SIZE_MAX;
   return static_cast<std::size_t>(reader.in - in);
@@ -341,7 +341,7 @@ void put(const Output& output, std::size_t start, std::size_t count, Value value
 }
 
 bool dequantise_float8(const std::uint8_t* codes, const std::uint8_t* scales, std::size_t count, const Float8& format,
-                       std::size_t block_values, const Output& output, Prefetch&) {
+                       std::size_t block_values, const Output& output) {
   // The code's bits as exponent and mantissa of an fp32 number, which is then too small by this power of two; the multiplication
   // also normalises subnormal codes.
   const float bias = float_of(static_cast<std::uint32_t>(254 - format.exponent_bias) << 23);
@@ -366,7 +366,7 @@ bool dequantise_float8(const std::uint8_t* codes, const std::uint8_t* scales, st
 }
 
 bool dequantise_uniform(const std::uint8_t* codes, const std::int16_t* steps, const std::uint8_t* escapes, std::size_t count,
-                        std::size_t block_values, const Output& output, Prefetch&) {
+                        std::size_t block_values, const Output& output) {
   std::uint32_t largest = 0;
   for (std::size_t start = 0; start < count; start += block_values) {
     const std::size_t length = count - start < block_values ? count - start : block_values;

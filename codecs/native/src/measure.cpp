@@ -56,13 +56,12 @@ std::size_t write_stage(BlockEncoder& block, const Format& format, const Kernels
     std::memcpy(position, plan.planes[p].head, plan.planes[p].head_bytes);
     position += plan.planes[p].head_bytes;
   }
-  Prefetch none;
   for (std::size_t offset = 0; offset < count; offset += kBlockValues) {
     const std::size_t size = std::min(kBlockValues, count - offset);
     block.take(codes + offset, size);
     position = write_smallest_scales(format, position);
     for (int p = 0; p < planes; ++p) {
-      const std::size_t written = block.write_plane(plan, p, position, none);
+      const std::size_t written = block.write_plane(plan, p, position, {});
       if (written == SIZE_MAX) return SIZE_MAX;
       position += written;
     }
@@ -150,11 +149,10 @@ bool stage_decode(const Kernels& kernels, const Format& format, const std::uint8
   const SharedBooks none;
   ChunkDecoder decoder(kernels, header, none, chunk, scratch_of_this_thread());
   if (!decoder.open().ok()) return false;
-  Block block = decoder.scratch_block();
-  Prefetch prefetch;
+  Block block = decoder.scratch_block(0);
   for (std::size_t offset = 0; offset < count; offset += kBlockValues) {
     block.codes = codes + offset;
-    if (!decoder.read(std::min(kBlockValues, count - offset), block, prefetch).ok()) return false;
+    if (!decoder.read(std::min(kBlockValues, count - offset), block, {}).ok()) return false;
   }
   return decoder.close().ok();
 }

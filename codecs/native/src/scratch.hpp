@@ -64,7 +64,16 @@ struct Counts {
   alignas(64) std::uint32_t tables[4][256];
 };
 
+// An inner block that was read: codes or rotated byte planes, and scales.
+struct ReadBlock {
+  alignas(64) std::uint8_t codes[kBlockValues + kSlackBytes];
+  alignas(64) std::uint8_t planes[kMaximumPlanes][kBlockValues + kSlackBytes];
+  alignas(64) std::uint8_t scales[kMaximumRuns + kSlackBytes];
+  alignas(64) std::int16_t steps[kMaximumRuns + kSlackBytes];
+};
+
 struct Scratch {
+  ReadBlock read[2];  // one is put while the next one is read
   alignas(64) float x[kBlockValues + kSlackBytes];
   alignas(64) float escaped[kBlockValues + kSlackBytes];
   alignas(64) std::uint8_t codes[kBlockValues + kSlackBytes];

@@ -65,7 +65,7 @@ void test_encoding(const Kernels& plain, const Kernels& kernels) {
     seen = Seen();
   };
 
-  Prefetch none;
+  const Chores none;
   plain.look(x, count, first, want_seen);
   const std::uint32_t largest = want_seen.largest_magnitude;
   kernels.look(x, count, first, seen);
@@ -180,10 +180,10 @@ void test_tree(const Kernels& plain, const Kernels& kernels) {
   std::memcpy(want_symbols.as(), original.data(), count);
   const std::size_t most = 2 * count + 2 * alphabet + 64;
   Edge out(most, kSlackBytes), want(most, kSlackBytes);
-  std::vector<char> ahead(below(200000));
-  Prefetch prefetch{ahead.data(), ahead.data() + ahead.size()};
-  const std::size_t want_bytes = plain.write_tree(code.nodes.data(), want_symbols.as(), count, scratch.as(), want.as(), prefetch);
-  const std::size_t bytes = kernels.write_tree(code.nodes.data(), symbols.as(), count, scratch.as(), out.as(), prefetch);
+  std::size_t done = 0;
+  const Chores chores{[](void* context) { ++*static_cast<std::size_t*>(context); }, &done};
+  const std::size_t want_bytes = plain.write_tree(code.nodes.data(), want_symbols.as(), count, scratch.as(), want.as(), chores);
+  const std::size_t bytes = kernels.write_tree(code.nodes.data(), symbols.as(), count, scratch.as(), out.as(), chores);
   if (bytes != want_bytes) fail("tree size" + about);
   same(want.as(), out.as(), bytes, "tree" + about);
 
@@ -197,9 +197,9 @@ void test_tree(const Kernels& plain, const Kernels& kernels) {
       }
     }
     const std::size_t want_read =
-        plain.read_tree(code.nodes.data(), in.as(), in.as() + there, count, scratch.as(), want_symbols.as(), prefetch);
+        plain.read_tree(code.nodes.data(), in.as(), in.as() + there, count, scratch.as(), want_symbols.as(), chores);
     const std::size_t read =
-        kernels.read_tree(code.nodes.data(), in.as(), in.as() + there, count, scratch.as(), symbols.as(), prefetch);
+        kernels.read_tree(code.nodes.data(), in.as(), in.as() + there, count, scratch.as(), symbols.as(), chores);
     if (want_read != read) fail("bytes read" + about + " damage " + std::to_string(damage));
     if (read == SIZE_MAX) continue;
     same(want_symbols.as(), symbols.as(), count, "symbols" + about);
@@ -310,7 +310,6 @@ void test_decoding(const Kernels& plain, const Kernels& kernels) {
   const std::size_t block = std::size_t{16} << below(7);
   const std::size_t runs = (count + block - 1) / block;
   Edge codes(count, kSlackBytes), scales(runs, kSlackBytes), steps(2 * runs, kSlackBytes);
-  Prefetch prefetch;
   const std::string about = " block " + std::to_string(block);
 
   for (const Float8& format : kFormats) {
@@ -327,7 +326,7 @@ void test_decoding(const Kernels& plain, const Kernels& kernels) {
       scales.as()[run] = static_cast<std::uint8_t>(format.lowest_scale + static_cast<int>(below(static_cast<std::size_t>(range))));
     }
     compare_sinks(plain, kernels, count, "dequantise_float8" + about, [&](const Kernels& which, const Output& output) {
-      return which.dequantise_float8(codes.as(), scales.as(), count, format, block, output, prefetch);
+      return which.dequantise_float8(codes.as(), scales.as(), count, format, block, output);
     });
   }
 
@@ -342,7 +341,7 @@ void test_decoding(const Kernels& plain, const Kernels& kernels) {
   Edge escapes(4 * listed.size() + 1);
   if (!listed.empty()) std::memcpy(escapes.as() + 1, listed.data(), 4 * listed.size());
   compare_sinks(plain, kernels, count, "dequantise_uniform" + about, [&](const Kernels& which, const Output& output) {
-    return which.dequantise_uniform(codes.as(), steps.as<std::int16_t>(), escapes.as() + 1, count, block, output, prefetch);
+    return which.dequantise_uniform(codes.as(), steps.as<std::int16_t>(), escapes.as() + 1, count, block, output);
   });
 
   std::vector<std::vector<std::uint8_t>> bytes(4, std::vector<std::uint8_t>(count + kSlackBytes));
