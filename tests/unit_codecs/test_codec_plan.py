@@ -47,8 +47,10 @@ def bitmaps(lengths):
 def book_rule(counts, lengths, escape, head_bytes, values):
     """Cost in bits of a plane with that book, or None; head_bytes counts what follows the head's first byte."""
     bits = 0
+    sampled = sum(counts) < values
     for count, length in zip(counts, lengths, strict=True):
-        if count and not length and not escape:
+        # A symbol that the sample lacks may follow.
+        if (count or sampled) and not length and not escape:
             return None
         bits += count * (length or escape + 8)
     leaves = sorted(length for length in (*lengths, escape) if length)
