@@ -269,6 +269,34 @@ def test_a_dialer_asks_for_the_descriptors_that_its_stripes_need():
     run(main())
 
 
+def test_a_name_that_is_known_later_is_dialled_over_the_kind_of_address_that_it_has(monkeypatch):
+    """A client that started before its machine had a network took every name for one with IPv4, for good."""
+
+    async def main():
+        asked, answers = [], [OSError("no network yet"), [socket.AF_INET6], OSError("away"), [], []]
+
+        async def getaddrinfo(host, port, **_):
+            asked.append(host)
+            found = answers[len(asked) - 1]
+            if isinstance(found, OSError):
+                raise found
+            return [(family, 0, 0, "", ()) for family in found]
+
+        monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", getaddrinfo)
+        dialer = ZmqDialer("localhost:9", "c")
+        dialer.open_stripes(2)
+        kinds = []
+        for count in range(1, 5):
+            await until(lambda wanted=count: len(asked) == wanted)
+            await asyncio.sleep(0.01)
+            kinds.append({pipe.socket.ipv6 for pipe in dialer._pipes})
+            dialer.redial()
+        assert kinds == [{0}, {1}, {1}, {1}]
+        await dialer.aclose()
+
+    run(main())
+
+
 def test_strangers_are_counted(zmq_world):
     """Port scanners, browsers and TLS clients: ignored, counted, and nobody else notices."""
     ps = zmq_world.listener()

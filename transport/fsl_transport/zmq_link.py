@@ -404,10 +404,9 @@ class ZmqDialer(_ZmqLink):
         return ""
 
     def redial(self) -> None:
-        """Give the connections up and make new ones: this one may lead nowhere."""
+        """Give the connections up and make new ones: this one may lead nowhere, or the name may not have been known at first."""
         if self._ending is None and self._is_connected:
-            for pipe in self._pipes:
-                self._dial_again(pipe)
+            self._pipes[0].add_task(self._connect())
 
     def _failed(self, pipe: Pipe, event: int, value: int) -> None:
         """Dial again where libzmq does not; nobody knows for how long the listener will say no."""
@@ -419,22 +418,22 @@ class ZmqDialer(_ZmqLink):
         if self._ending is None:
             with contextlib.suppress(zmq.ZMQError):  # libzmq has forgotten it already
                 pipe.socket.disconnect(self._address)
+            pipe.socket.ipv6 = self._is_six
             pipe.socket.connect(self._address)
 
     async def _connect(self) -> None:
-        is_six = ":" in self._host
-        if not is_six:
+        self._is_six = self._is_six or ":" in self._host
+        if ":" not in self._host:
             loop = asyncio.get_running_loop()
             try:
                 found = await loop.getaddrinfo(self._host, self._port, type=sockets.SOCK_STREAM)
             except OSError:
                 found = []  # libzmq asks again at every attempt
             families = {entry[0] for entry in found}
-            is_six = bool(families) and sockets.AF_INET not in families
-        self._is_six = is_six
+            if families:  # else as before
+                self._is_six = sockets.AF_INET not in families
         for pipe in self._pipes:
-            pipe.socket.ipv6 = is_six
-            pipe.socket.connect(self._address)
+            self._dial_again(pipe)
         self._is_connected = True
 
 

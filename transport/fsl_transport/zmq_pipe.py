@@ -143,6 +143,7 @@ class Pipe:
 
     def add_task(self, work: Coroutine[Any, Any, None]) -> None:
         """Run ``work`` until it ends or the pipe closes."""
+        self.tasks = [task for task in self.tasks if not task.done()]
         self.tasks.append(self._loop.create_task(work))
 
     def send(self, parts: Sequence[Buffer]) -> None:
