@@ -241,7 +241,7 @@ class TensorBench:
         }
 
     def threads_row(self, number_format: str) -> dict[str, Any]:
-        """The codec's own threads, two and one in turns, on frames of many chunks; by the clock on the wall."""
+        """The codec's own threads, two and one in turns, on frames of many chunks; by the clock on the wall. Beside them a plain copy."""
         one, two = (
             self.chunks(number_format, chunks_in_frame=_CHUNKS_FOR_THREADS, threads=threads)
             for threads in (1, 2)
@@ -252,12 +252,13 @@ class TensorBench:
                 "encode two": two.encode,
                 "decode": one.decode,
                 "decode two": two.decode,
+                **self._limits.copies(),
             },
             by_wall_clock=True,
         )
         size = self.values.nbytes
         row = self._head("threads", number_format)
-        for name in ("encode", "decode"):
+        for name in ("encode", "decode", "memcpy"):
             row[f"{name}_one_gb_s"] = rounds.gb_s(name, size)
             row[f"{name}_two_gb_s"] = rounds.gb_s(f"{name} two", size)
             row[f"{name}_two_over_one"] = rounds.ratio(f"{name} two", name)

@@ -62,6 +62,9 @@ _THREADS: Sequence[Column] = (
     ("dec GB/s, one", "decode_one_gb_s"),
     ("two", "decode_two_gb_s"),
     ("two / one", "decode_two_over_one"),
+    ("memcpy GB/s, one", "memcpy_one_gb_s"),
+    ("two", "memcpy_two_gb_s"),
+    ("two / one", "memcpy_two_over_one"),
 )
 _SUMMARY: Sequence[Column] = (
     ("what", "what"),

@@ -11,6 +11,7 @@ All are counted in bytes of the array as the codec counts fp32: a copy of 1 GB i
 from __future__ import annotations
 
 import importlib
+from threading import Thread
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -70,6 +71,19 @@ class MemoryLimits:
             **(stream_store if native.limit_stream_store(target) else {}),
             "add": lambda: native.limit_add(target),
         }
+
+    def copies(self) -> Mapping[str, Action]:
+        """One copy of the arrays by one thread, and by two that take half each: how far this machine's memory serves a second core."""
+        source, target = self._source, self._target
+        middle = source.size // 2
+
+        def by_two_threads() -> None:
+            other = Thread(target=np.copyto, args=(target[middle:], source[middle:]))
+            other.start()
+            np.copyto(target[:middle], source[:middle])
+            other.join()
+
+        return {"memcpy": lambda: np.copyto(target, source), "memcpy two": by_two_threads}
 
     def fields(self, rounds: Rounds) -> dict[str, Any]:
         """Of a row: each limit in GB/s."""

@@ -127,6 +127,16 @@ def test_the_probe_runs_a_loop_of_single_cycles():
     assert 0.3 < core_probe().fastest < 12.0  # 10^9 a second
 
 
+def test_two_threads_copy_as_much_as_one():
+    """A half that is left out would make a second core look like four."""
+    limits = MemoryLimits(1001)
+    for copy in limits.copies().values():
+        limits._source[:] = np.arange(1001)
+        limits._target[:] = -1.0
+        copy()
+        assert np.array_equal(limits._target, limits._source)
+
+
 def test_ratios_are_medians_of_the_rounds():
     """One disturbed round must not move the result, nor a drift that hits both sides."""
     rounds = Rounds({"ours": (1.0, 2.0, 9.0), "theirs": (2.0, 4.0, 9.0)})

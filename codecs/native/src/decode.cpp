@@ -7,7 +7,6 @@
 #include <new>
 
 #include "decode_chunk.hpp"
-#include "fetching.hpp"
 #include "float_environment.hpp"
 #include "pool.hpp"
 #include "putting.hpp"
@@ -21,9 +20,6 @@ namespace {
 
 // Outputs of at least this size do not stay in the cache anyway: they are written past it.
 constexpr std::uint64_t kStreamedValues = 131072;
-
-// Enough to be through with an inner block's part of the accumulator when its tree has been read.
-constexpr std::size_t kLinesAtOnce = 32;
 
 // What is done with a frame's chunks.
 enum class Task {
@@ -146,12 +142,6 @@ struct FrameDecoder {
     return decoder.close();
   }
 
-  // The part of the accumulator that an inner block will be added to.
-  Fetching to_be_added(const Chunk& chunk, std::size_t offset, std::size_t size) const {
-    const char* from = static_cast<const char*>(output_at(chunk, offset).out);
-    return {from, from + size * value_bytes, kLinesAtOnce};
-  }
-
   // All codes into memory of this thread, then all values from there.
   Status check_and_accumulate(const Chunk& chunk, ChunkDecoder& decoder, Scratch& scratch) const {
     const std::size_t planes = header.format->is_bytes() ? 1 : static_cast<std::size_t>(header.format->split[0].planes);
@@ -173,8 +163,7 @@ struct FrameDecoder {
       const std::size_t index = offset / kBlockValues;
       const std::size_t size = chunk.count - offset < kBlockValues ? chunk.count - offset : kBlockValues;
       Block block = block_at(index);
-      Fetching fetching = to_be_added(chunk, offset, size);
-      const Status status = decoder.read(size, block, fetching.chores());
+      const Status status = decoder.read(size, block, {});
       if (!status.ok()) return status;
       decoder.check(block, size);
       escaped[index] = block.escaped;
