@@ -61,7 +61,6 @@ MAX_WAITING_BYTES = 16 << 20
 _MAX_DEPTH = 6
 _BUFFER_BYTES = 1 << 16
 _TAIL_BYTES = 1 << 20
-_OPENED = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
 _RESERVED = frozenset({"n", "t", "now", "kind", "type", "cause"})
 
 _encode = json.JSONEncoder(
@@ -260,8 +259,9 @@ class JournalWriter:
         self.lines_lost = 0
         self._clock = clock
         path.parent.mkdir(parents=True, exist_ok=True)
-        segments.tidy(path)
-        self._file = os.open(path, _OPENED, 0o644)
+        if sum_up is not None:
+            segments.tidy(path)
+        self._file = os.open(path, segments.OPENED, 0o644)
         self.count, self._torn = _resume(self._file)
         self._lines: list[str] = []
         self._bytes = 0
@@ -386,7 +386,10 @@ class JournalWriter:
             self._wake.clear()
             self.flush()
             if self._sum_up is not None and os.fstat(self._file).st_size >= self._turns_at:
-                self._turn(segments.Total(self._sum_up()))
+                try:
+                    self._turn(segments.Total(self._sum_up()))
+                except Exception:  # noqa: BLE001 - a full disk, a file system without links: a long journal is better than none
+                    self._turns_at = os.fstat(self._file).st_size * 3 // 2
 
     def _turn(self, total: segments.Total) -> None:
         """Put the file aside and go on in a new one. On the writing thread; who writes lines waits for neither."""
@@ -401,14 +404,7 @@ class JournalWriter:
                 head = f'"n":{n},"t":{self._clock():.6f},"now":{self._now!r}'
             body = "," + _encode(total.as_fields())[1:-1]
             first = _line(head, "note", segments.SO_FAR, None, body).encode(errors="replace")
-            try:
-                segments.turn(self.path, first, total.acknowledged)
-                file = os.open(self.path, _OPENED, 0o644)
-            except (
-                OSError
-            ):  # a full disk, a file system without links: once more when it is half as long again
-                self._turns_at = os.fstat(self._file).st_size + segments.SEGMENT_BYTES // 2
-                return
+            file = segments.turn(self.path, first, total.acknowledged)
             os.close(self._file)
             self._file, self._torn = file, False
             self._turns_at = len(first) + segments.SEGMENT_BYTES

@@ -13,6 +13,8 @@ A segment has its number before its successor takes its name: there is a `journa
 from __future__ import annotations
 
 import contextlib
+import math
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -27,11 +29,18 @@ KEPT = 127
 """With the newest one a GiB."""
 SO_FAR = "SoFar"
 
+OPENED = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+"""How a journal is opened."""
+
 FileId = tuple[int, int]
 """Device and number of a file, whatever its name is."""
 _ACKNOWLEDGED = ".acknowledged"
+_MOST_OF_A_KEY = 1 << 16
 _T = TypeVar("_T")
 _converter = make_converter(detailed_validation=False)  # errors are the plain ones
+_converter.register_unstructure_hook(
+    float, lambda value: value if math.isfinite(value) else str(value)
+)
 
 
 class Sum(Protocol):
@@ -82,31 +91,42 @@ ACKNOWLEDGING = (b'"Accepted"', b'"DeltaAcknowledged"')
 
 def acknowledged_before(path: Path) -> Iterator[str]:
     """Keys of the older segments of the journal `path`, those that were deleted too; a torn last one is left out."""
-    with contextlib.suppress(FileNotFoundError), path.with_suffix(_ACKNOWLEDGED).open() as file:
-        yield from (line[:-1] for line in file if line.endswith("\n"))
+    with contextlib.suppress(FileNotFoundError), path.with_suffix(_ACKNOWLEDGED).open("rb") as file:
+        yield from (line[:-1].decode(errors="replace") for line in file if line.endswith(b"\n"))
 
 
-def turn(path: Path, first: bytes, acknowledged: Iterable[str]) -> None:
-    """Make the journal `path` an older segment and begin a new one with the line `first`. Raises OSError, and all is as it was."""
+def turn(path: Path, first: bytes, acknowledged: Iterable[str]) -> int:
+    """Make the journal `path` an older segment and begin a new one with the line `first`; returns that one, open. Raises OSError, and all is as it was."""
     older = _numbered(path)
-    keys = "".join(f"{key}\n" for key in acknowledged)
     new = _new(path)
+    # Nothing can fail any more once it has its name: who went on in the old file would write what nobody adds up.
+    file = os.open(new, OPENED | os.O_TRUNC, 0o644)
     try:
         new.write_bytes(first)
-        with path.with_suffix(_ACKNOWLEDGED).open("a") as file:
-            file.write(keys)
-        aside = path.with_suffix(f".{max(older, default=0) + 1}{path.suffix}")
-        aside.hardlink_to(path)
+        path.with_suffix(f".{max(older, default=0) + 1}{path.suffix}").hardlink_to(path)
+        _keep(path.with_suffix(_ACKNOWLEDGED), acknowledged)
+        new.replace(path)
     except OSError:
-        new.unlink(missing_ok=True)
+        os.close(file)
+        tidy(path)
         raise
-    new.replace(path)
     for number in sorted(older)[: -(KEPT - 1) or None]:
-        older[number].unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            older[number].unlink()
+    return file
+
+
+def _keep(path: Path, keys: Iterable[str]) -> None:
+    """Add keys, behind the last whole one: half a key and another would be one that nobody was told."""
+    with path.open("ab+") as file:
+        file.seek(-min(file.tell(), _MOST_OF_A_KEY), os.SEEK_END)
+        tail = file.read()
+        file.truncate(file.tell() - len(tail) + tail.rfind(b"\n") + 1)
+        file.write("".join(f"{key}\n" for key in keys).encode(errors="replace"))
 
 
 def tidy(path: Path) -> None:
-    """Take back what a process that died in `turn` left."""
+    """Take back what was left in `turn` by a process that died, or by an error."""
     with contextlib.suppress(OSError):
         _new(path).unlink(missing_ok=True)
         for older in _numbered(path).values():

@@ -1,8 +1,11 @@
 """Journals in segments: nobody who reads one may notice, whatever the moment at which the next begins."""
 
 import json
+import os
 import random
+import threading
 import time
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -261,3 +264,79 @@ def test_status_of_a_run_in_segments(tmp_path, small, capsys):
     found = json.loads(capsys.readouterr().out)
     assert (found["run"], found["address"], found["starts"]) == ("r-1", "tcp://h:1", 1)
     assert [client["name"] for client in found["clients"]] == ["long-ago"]
+
+
+def older_than(path):
+    """The segments before the newest."""
+    return sorted(path.parent.glob(f"{path.stem}.*.jsonl"))
+
+
+@pytest.mark.parametrize("told", ["nan", "-inf"])
+def test_a_sum_that_is_not_finite_does_not_end_the_journal(tmp_path, small, told):
+    """A loss of a run that diverges, or what a hostile client says of its speed: the thread that writes died of it."""
+    path, split = tmp_path / "journal.jsonl", tmp_path / "split.jsonl"
+    with JournalWriter(path) as writer, JournalWriter(split, sum_up=SplitState) as other:
+        writer.note("ClientHello", 0.0, peer="a", incarnation=5, version=-1)
+        writer.note("BeatHeard", 0.0, peer="a", payload={"tokens_per_s": float(told)})
+        other.note("UploadTrained", 0.0, key="a/1/4/0", loss=float(told))
+        other.note("RoundDoneSaid", 0.0, peer="a", errors={"activations up": float(told)})
+        for one in (writer, other):
+            write(one, 100)
+            until(older_than(one.path).__len__)
+            assert one._flusher.is_alive()
+    for one in (path, split):
+        assert numbers(JournalReader(one).read_all())[-100:] == list(range(100))
+    state, _ = added(RunState(), JournalReader(path).read())
+    assert str(state.clients["a"].tokens_per_s) == told
+    state = SplitState()
+    for line in JournalReader(split).read():
+        state.apply(line)
+    assert str(state.loss) == told
+
+
+@pytest.mark.parametrize(
+    ("where", "what"),
+    [(Path, "open"), (Path, "replace"), (os, "open"), (segments.Total, "add")],
+)
+def test_whatever_a_turn_fails_with_lines_go_on(tmp_path, small, monkeypatch, where, what):
+    """No descriptor left (the thread died, or went on in the old file, which nobody adds up), a disk with errors, a sum that cannot be made."""
+    path, tried, real = tmp_path / "journal.jsonl", [], getattr(where, what)
+
+    def fails(*words, **more):
+        if threading.current_thread().name != "journal":
+            return real(*words, **more)
+        tried.append(None)
+        raise RuntimeError if where is segments.Total else OSError(24, "Too many open files")
+
+    with JournalWriter(path) as writer:
+        with monkeypatch.context() as broken:
+            broken.setattr(where, what, fails)
+            write(writer, 150)
+            until(lambda: len(tried) > 2)
+            assert [one.name for one in tmp_path.glob("journal*jsonl*")] == ["journal.jsonl"]
+        write(writer, 100, since=150)
+        until(older_than(path).__len__)
+        write(writer, 50, since=250)
+    assert numbers(JournalReader(path).read_all()) == list(range(300))
+    keys = {*segments.acknowledged_before(path)}
+    keys |= {line["key"] for line in JournalReader(path).read() if "key" in line}
+    assert len(keys) == 300, "the audit misses nothing"
+
+
+def test_half_a_key_of_a_full_disk_is_not_taken_for_one(tmp_path):
+    """The next key stood behind it, and the audit said that a delta was lost which never was."""
+    path = tmp_path / "journal.jsonl"
+    path.touch()
+    kept = path.with_suffix(".acknowledged")
+    for torn in ("", "a/1/0/0\na/1/"):
+        kept.write_text(torn)
+        os.close(segments.turn(path, b'{"n":0}\n', ["a/1/0/1", "b/1/0/1"]))
+        assert [*segments.acknowledged_before(path)] == [*torn.split()[:1], "a/1/0/1", "b/1/0/1"]
+
+
+def test_the_journal_of_a_simulation_leaves_other_files_alone(tmp_path):
+    """It is never cut, and its folder is the user's."""
+    other = tmp_path / "journal.jsonl.new"
+    other.touch()
+    with JournalWriter(tmp_path / "journal.jsonl", sum_up=None):
+        assert other.exists()
