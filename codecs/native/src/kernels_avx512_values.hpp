@@ -29,9 +29,8 @@ FSL_INLINE void join_as(const std::uint8_t* symbols, const std::uint8_t* entries
       code = load(symbols + i);
       code = kSmall ? _mm512_permutexvar_epi8(code, table.part[0]) : table(code);
     }
-    const std::uint8_t* plane = in + i / 8;
-    for (int place = 0; place < width; ++place, plane += plane_bytes) {
-      code = _mm512_mask_add_epi8(code, mask_of(plane), code, places[place]);
+    for (int plane = 0; plane < width; ++plane) {
+      code = _mm512_mask_add_epi8(code, mask_of(in + static_cast<std::size_t>(plane) * plane_bytes + i / 8), code, places[plane]);
     }
     store(codes + i, code);
   };
@@ -40,8 +39,9 @@ FSL_INLINE void join_as(const std::uint8_t* symbols, const std::uint8_t* entries
     joined(i, [](const std::uint8_t* plane) __attribute__((always_inline)) { return mask_at(plane); });
   }
   if (whole < count) {
-    const std::uint8_t* const end = in + static_cast<std::size_t>(width) * plane_bytes;
-    joined(whole, [=](const std::uint8_t* plane) __attribute__((always_inline)) { return load_rest(plane, count - whole, end); });
+    joined(whole, [=](const std::uint8_t* plane) __attribute__((always_inline)) {
+      return load_rest(plane, count - whole, in + static_cast<std::size_t>(width) * plane_bytes);
+    });
   }
 }
 
