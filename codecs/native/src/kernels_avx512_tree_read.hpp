@@ -88,7 +88,7 @@ struct TreeReader {
     const std::size_t whole = count & ~(kStep - 1);
     in_steps<kStep>(whole, chores, [&](std::size_t) __attribute__((always_inline)) {
       step(left, list, load_mask(bitmap), mask_at(bitmap));
-      left += kStep;
+      if (!kLeftIsLeaf) left += kStep;
       list += kStep;
       bitmap += kStep / 8;
     });
