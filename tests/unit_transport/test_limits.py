@@ -1,6 +1,7 @@
 """Limits on how fast and how much: token buckets, the gate of HELLOs, the gate of speech, totals over all peers."""
 
 import os
+import resource
 import socket
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 
 from fsl_transport import HelloReceived, Lane, LocalError, MessageReceived, PeerDown, PeerUp, frames
 from fsl_transport.buckets import Bucket, Buckets, Rate
-from fsl_transport.doorkeeper import Doorkeeper
+from fsl_transport.doorkeeper import Doorkeeper, descriptors
 from fsl_transport.frames import Ack, Beat, Data
 from fsl_transport.gate import HelloGate, SpeechGate
 from fsl_transport.settings import TransportSettings
@@ -270,6 +271,23 @@ def test_what_is_received_and_not_written_is_bounded_over_all_peers(
     assert ps.count(StreamReceived) == 20
     assert most <= budget
     assert ps.endpoint.held_bytes == 0
+
+
+@pytest.mark.parametrize(("soft", "got"), [(256, 10_240), (20_000, 20_000)])
+def test_descriptors_of_a_system_that_says_no_limit_and_has_one(monkeypatch, soft, got):
+    """A client on macOS, which refuses what it says is allowed, had its 256, and few stripes."""
+    hard = 2**63 - 1
+    now = [soft, hard]
+
+    def setrlimit(_, wanted):
+        if wanted[0] > 20_000:
+            raise ValueError("not allowed to raise maximum limit")
+        now[:] = wanted
+
+    monkeypatch.setattr(resource, "getrlimit", lambda _: tuple(now))
+    monkeypatch.setattr(resource, "setrlimit", setrlimit)
+    assert descriptors() == got
+    assert now[1] == hard
 
 
 def test_the_doorkeeper_hangs_up_the_newest():

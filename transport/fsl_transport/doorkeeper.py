@@ -22,6 +22,8 @@ from fsl_transport.settings import TransportSettings
 
 RESERVED: Final = 512
 """Descriptors that are not for connections: files of the run, pipes, our own dialling."""
+OPEN_MAX: Final = 10_240
+"""What macOS gives at the most, where it says that there is no limit."""
 
 
 def descriptors() -> int:
@@ -32,8 +34,10 @@ def descriptors() -> int:
         return 2048
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < hard:
-        with contextlib.suppress(ValueError, OSError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        for wanted in (hard, min(hard, max(soft, OPEN_MAX))):
+            with contextlib.suppress(ValueError, OSError):
+                resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+                break
         soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return soft if soft >= 0 else 1 << 20
 
