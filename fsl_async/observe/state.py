@@ -54,6 +54,8 @@ from fsl_async.observe.client_state import (
 from fsl_async.observe.round_watch import RoundWatch
 
 MAX_NEWS = 100
+MAX_OFFERED = 4096
+"""Deltas whose loss is kept until they are merged: what a peer offers must not grow what each segment of the journal begins with."""
 
 Line = Mapping[str, Any]
 
@@ -485,6 +487,8 @@ class RunState:
         loss = (line.get("metrics") or {}).get("loss")
         if isinstance(loss, int | float):
             self._loss_of[str(line["key"])] = float(loss)
+            while len(self._loss_of) > MAX_OFFERED:  # most of them were declined
+                del self._loss_of[next(iter(self._loss_of))]
         if not client.tells_loss:  # its heartbeats tell running means; this is the mean of a round
             client.saw_loss(loss)
 

@@ -17,7 +17,7 @@ from fsl_async.observe import segments
 from fsl_async.observe.journal import JournalReader, JournalWriter
 from fsl_async.observe.ledger_audit import audit_run
 from fsl_async.observe.split_state import SplitState
-from fsl_async.observe.state import RunState
+from fsl_async.observe.state import MAX_OFFERED, RunState
 
 
 @pytest.fixture(scope="module")
@@ -71,6 +71,22 @@ def test_what_a_segment_begins_with_is_all_that_there_is_to_say(simulated):
         state, news = added(state, simulated[cut:])
         assert state == whole, cut
         assert news == whole_news[len(whole_news) - len(news) :]
+
+
+def test_what_peers_offer_does_not_make_the_first_line_long():
+    """Each segment has it, and `status` reads it: a peer whose deltas are all declined made it longer for ever."""
+    state = RunState()
+    for sequence in range(3 * MAX_OFFERED):
+        offered = {
+            "peer": "a",
+            "key": f"a/1/0/{sequence}",
+            "steps": 1,
+            "tokens": 1,
+            "metrics": {"loss": 1.5},
+        }
+        state.apply({"t": 1.0, "type": "DeltaOffered", **offered})
+    assert len(json.dumps(segments.Total(state).as_fields())) < 40 * MAX_OFFERED
+    assert f"a/1/0/{3 * MAX_OFFERED - 1}" in state._loss_of
 
 
 def test_of_a_split_server_too():
