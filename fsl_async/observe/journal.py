@@ -344,17 +344,21 @@ class JournalWriter:
     def _flush(self) -> None:
         with self._writing:
             with self._lock:
-                lines, self._lines, self._bytes = self._lines, [], 0
-                self._soon.clear()
-                if self._turned_away:
-                    lines.append(self._gap(self._turned_away))
-                    self._turned_away = 0
-                if not lines or self._file < 0:
-                    return
-                gap = 1 if self._unreported else 0
-                if gap:
-                    lines.insert(0, self._gap(self._unreported))
-            self._write(lines, gap)
+                lines, gap = self._taken()
+            if lines and self._file >= 0:
+                self._write(lines, gap)
+
+    def _taken(self) -> tuple[list[str], int]:
+        """What waits, and how many lines in front of it tell of lost ones. With both locks."""
+        lines, self._lines, self._bytes = self._lines, [], 0
+        self._soon.clear()
+        if self._turned_away:
+            lines.append(self._gap(self._turned_away))
+            self._turned_away = 0
+        gap = 1 if lines and self._unreported else 0
+        if gap:
+            lines.insert(0, self._gap(self._unreported))
+        return lines, gap
 
     def _write(self, lines: list[str], gap: int) -> None:
         """Write lines, the first `gap` of which tell of lost ones."""
@@ -398,10 +402,13 @@ class JournalWriter:
         if self._closing.is_set():  # nobody waits for this: the next process does it
             return
         with self._writing:
-            total.add(reader.read())  # what came meanwhile
             with self._lock:
+                lines, gap = self._taken()
                 n, self.count = self.count, self.count + 1
                 head = f'"n":{n},"t":{self._clock():.6f},"now":{self._now!r}'
+            if lines:  # with lower numbers than the new segment's first line
+                self._write(lines, gap)
+            total.add(reader.read())  # what came meanwhile
             body = "," + _encode(total.as_fields())[1:-1]
             first = _line(head, "note", segments.SO_FAR, None, body).encode(errors="replace")
             file = segments.turn(self.path, first, total.acknowledged)

@@ -213,6 +213,24 @@ def test_what_comes_while_lines_are_added_up_is_added_too(tmp_path, small, monke
     assert "a/1/0/late" in segments.acknowledged_before(path)
 
 
+def test_what_waits_in_memory_has_no_lower_number_than_the_line_before_it(
+    tmp_path, small, monkeypatch
+):
+    """A next process counts on from the last line of the file: after a kill it gave a number twice."""
+    path, add = tmp_path / "journal.jsonl", segments.Total.add
+
+    def add_slowly(self, lines):
+        add(self, lines)
+        writer.note("Late", 0.0)
+
+    monkeypatch.setattr(segments.Total, "add", add_slowly)
+    with JournalWriter(path) as writer:
+        write(writer, 100)
+        until(older_than(path).__len__)
+    found = [line["n"] for line in JournalReader(path).read_all()]
+    assert found == sorted(set(found))
+
+
 @pytest.mark.parametrize("dies_in", ["hardlink_to", "replace"])
 def test_a_process_that_dies_as_a_segment_begins(tmp_path, small, monkeypatch, dies_in):
     """Whatever has been done by then, there is one journal, with every line once."""
