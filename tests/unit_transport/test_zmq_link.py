@@ -297,6 +297,35 @@ def test_a_name_that_is_known_later_is_dialled_over_the_kind_of_address_that_it_
     run(main())
 
 
+def test_who_redials_does_not_wait_for_the_name(monkeypatch):
+    """A name server that is away answers after half a minute: what had come up meanwhile was broken then."""
+
+    async def main():
+        listener = ZmqListener("127.0.0.1:0")
+        got, dialled, answer = [], [], asyncio.Event()
+        listener.set_receiver(lambda peer, lane, parts, origin: got.append(bytes(parts[0])))
+        dialer = ZmqDialer(f"localhost:{listener.port}", "c")
+        dialer.send("", Lane.CONTROL, [b"up"])
+        await until(lambda: got)
+
+        async def getaddrinfo(*_, **__):
+            await answer.wait()
+            return [(socket.AF_INET, 0, 0, "", ())]
+
+        again = dialer._dial_again
+        monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", getaddrinfo)
+        monkeypatch.setattr(dialer, "_dial_again", lambda pipe: (dialled.append(pipe), again(pipe)))
+        dialer.redial()
+        assert len(dialled) == 2
+        answer.set()
+        await asyncio.sleep(0.05)
+        assert len(dialled) == 2
+        await dialer.aclose()
+        await listener.aclose()
+
+    run(main())
+
+
 def test_strangers_are_counted(zmq_world):
     """Port scanners, browsers and TLS clients: ignored, counted, and nobody else notices."""
     ps = zmq_world.listener()

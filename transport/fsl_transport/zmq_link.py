@@ -406,6 +406,8 @@ class ZmqDialer(_ZmqLink):
     def redial(self) -> None:
         """Give the connections up and make new ones: this one may lead nowhere, or the name may not have been known at first."""
         if self._ending is None and self._is_connected:
+            for pipe in self._pipes:
+                self._dial_again(pipe)
             self._pipes[0].add_task(self._connect())
 
     def _failed(self, pipe: Pipe, event: int, value: int) -> None:
@@ -422,6 +424,7 @@ class ZmqDialer(_ZmqLink):
             pipe.socket.connect(self._address)
 
     async def _connect(self) -> None:
+        was_six = self._is_six
         self._is_six = self._is_six or ":" in self._host
         if ":" not in self._host:
             loop = asyncio.get_running_loop()
@@ -432,8 +435,9 @@ class ZmqDialer(_ZmqLink):
             families = {entry[0] for entry in found}
             if families:  # else as before
                 self._is_six = sockets.AF_INET not in families
-        for pipe in self._pipes:
-            self._dial_again(pipe)
+        if self._is_six != was_six or not self._is_connected:
+            for pipe in self._pipes:
+                self._dial_again(pipe)
         self._is_connected = True
 
 
