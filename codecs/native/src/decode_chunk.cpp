@@ -215,7 +215,7 @@ Status ChunkDecoder::read_codes(std::size_t count, std::uint8_t* codes, const Ch
     // The usual case, in one pass: a coded plane above bit planes.
     const std::uint8_t* listed = nullptr;
     std::size_t escapes = 0;
-    std::uint8_t* const ranks = codes;  // one buffer less to keep in the cache
+    std::uint8_t* const ranks = scratch_.symbols[0];
     const Status status = read_ranks(high, count, ranks, listed, escapes, chores);
     if (!status.ok()) return status;
     const std::size_t low_bytes = static_cast<std::size_t>(low_width) * blocks_of(count, 8);

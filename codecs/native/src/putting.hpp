@@ -1,5 +1,5 @@
 // A chore: putting the values of an inner block, a piece at a time, while the next block is read. The core would wait for memory if it put
-// 64 KiB at once; 2 KiB between other work go unnoticed (docs/LOG.md, "passes over an inner block on Zen 4").
+// 64 KiB at once; 2 to 4 KiB between other work go almost unnoticed (docs/LOG.md, "passes over an inner block on Zen 4").
 #pragma once
 
 #include <algorithm>

@@ -185,6 +185,8 @@ void test_tree(const Kernels& plain, const Kernels& kernels) {
   const std::size_t want_bytes = plain.write_tree(code.nodes.data(), want_symbols.as(), count, scratch.as(), want.as(), chores);
   const std::size_t bytes = kernels.write_tree(code.nodes.data(), symbols.as(), count, scratch.as(), out.as(), chores);
   if (bytes != want_bytes) fail("tree size" + about);
+  const bool takes_chores = count >= kValuesBetweenChores && code.nodes[0].left != 0 && kernels.path != Path::kScalar;
+  if (takes_chores && done == 0) fail("no chores while writing" + about);
   same(want.as(), out.as(), bytes, "tree" + about);
 
   for (int damage = 0; damage < 4; ++damage) {
@@ -196,6 +198,7 @@ void test_tree(const Kernels& plain, const Kernels& kernels) {
         if (below(50) == 0 || damage == 3) in.as()[i] = static_cast<std::uint8_t>(chance());
       }
     }
+    done = 0;
     const std::size_t want_read =
         plain.read_tree(code.nodes.data(), in.as(), in.as() + there, count, scratch.as(), want_symbols.as(), chores);
     const std::size_t read =
@@ -204,6 +207,7 @@ void test_tree(const Kernels& plain, const Kernels& kernels) {
     if (read == SIZE_MAX) continue;
     same(want_symbols.as(), symbols.as(), count, "symbols" + about);
     if (damage == 0) same(original.data(), symbols.as(), count, "round trip" + about);
+    if (takes_chores && done == 0) fail("no chores while reading" + about);
   }
 }
 
