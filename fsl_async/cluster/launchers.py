@@ -180,9 +180,13 @@ async def ask(words: Sequence[str], limit_s: float = ASK_S) -> str:
                 err.bound()
         finally:
             if process.returncode is None:
-                with contextlib.suppress(ProcessLookupError):
+                try:
                     os.killpg(process.pid, signal.SIGKILL)  # its session, with what it has started
-            await ended
+                except ProcessLookupError:
+                    pass
+                except PermissionError:  # somebody else's, as of sudo: it is left to itself
+                    ended.cancel()
+            await asyncio.wait({ended})
         printed, complained = out.end(), err.end()
     if process.returncode:
         told = one_line((complained or printed).decode(errors="replace"))[-300:]

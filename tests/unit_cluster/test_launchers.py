@@ -97,6 +97,22 @@ def test_a_command_is_done_when_it_exits_0():
 
 
 @pytest.mark.parametrize("loop", [asyncio.run, uvloop.run])
+def test_who_may_not_be_ended_is_left_to_itself(monkeypatch, loop):
+    """A command of sudo: the launch has failed all the same, in the same words, and now."""
+
+    def refuse(pid: int, number: int) -> None:
+        raise PermissionError
+
+    async def ask_and_see_it_end() -> None:
+        with pytest.raises(LaunchError, match=r"sleep did not end within 0\.1 s"):
+            await asyncio.wait_for(ask(["sleep", "2"], 0.1), 1.5)
+        await asyncio.sleep(2.5)  # the loop is told of its end
+
+    monkeypatch.setattr(os, "killpg", refuse)
+    loop(ask_and_see_it_end())
+
+
+@pytest.mark.parametrize("loop", [asyncio.run, uvloop.run])
 def test_what_a_program_leaves_running_is_not_waited_for(tmp_path, loop):
     """Under uvloop the client that a script had started held the pipe: after a minute it was "did not end", and was launched again."""
     script = tmp_path / "start"
