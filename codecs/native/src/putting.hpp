@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <cstdint>
 
 #include "decode_chunk.hpp"
 
@@ -37,21 +36,11 @@ class Putting {
   void put_piece() {
     const std::size_t count = std::min(piece_, left_);
     if (count == 0) return;
-    fetch_ahead();
     decoder_.put(block_, count, output_);
     left_ -= count;
     if (left_ == 0) return;
     decoder_.advance(block_, count);
     output_.out = static_cast<char*>(output_.out) + count * value_bytes_;
-  }
-
-  // Of the memory that values are added to, the part of the piece after the next.
-  void fetch_ahead() const {
-#if defined(__GNUC__)
-    if (output_.sink != Sink::kAccumulate) return;
-    const std::uintptr_t ahead = reinterpret_cast<std::uintptr_t>(output_.out) + 2 * piece_ * value_bytes_;
-    for (std::size_t byte = 0; byte < piece_ * value_bytes_; byte += 64) __builtin_prefetch(reinterpret_cast<const char*>(ahead + byte), 1, 2);
-#endif
   }
 
   ChunkDecoder& decoder_;
