@@ -71,7 +71,7 @@ def test_a_relay_says_what_it_did_as_json(site):
     process = site.start(
         "--role", "relay", "--json", "--listen", "127.0.0.1:0", "--split", "0=127.0.0.1:9", "--run-dir", "r", "127.0.0.1:9"
     )  # fmt: skip
-    process.wait_for("--role client")
+    process.wait_for('"join": ""')  # in the second line
     first, second = objects(process)[:2]
     assert first["event"] == second["event"] == "listening"
     places = [one["address"].removeprefix("tcp://") for one in (first, second)]
