@@ -1,7 +1,7 @@
 """Books: the Huffman codes of a plane's symbols, own, static or shared, and their form on the wire.
 
-A book may leave symbols without a code; they take its escape leaf, and stand as they are in a list beside the code. A sampled book
-needs that, because rare symbols need not be in a sample.
+A book may leave symbols without a code; they take its escape leaf, and each inner block lists them besides, by their number among the
+plane's symbols without a code. Rare symbols are left out on purpose: they would need long codes, and need not be in a sample.
 """
 
 import hashlib
@@ -13,11 +13,16 @@ import numpy.typing as npt
 from attrs import field, frozen
 
 from .errors import CodecUsageError, FrameError
+from .formats import ByteArray
 from .huffman import LENGTH_LIMIT, code_lengths
-from .treebitmap import MAXIMUM_LEAVES, Reader, Tree, build_tree
+from .lanes import Code, build_code
+from .reader import Reader
 
 Counts = npt.NDArray[np.int64]
 DIGEST_BYTES: Final = 8
+_MAXIMUM_LEAVES: Final = 1 << LENGTH_LIMIT
+_RAREST_WITH_A_CODE: Final = 768
+"""A symbol has a code in a chunk's own book when it is at least one of so many."""
 
 
 def _check(book: "Codebook", _attribute: object, lengths: bytes) -> None:
@@ -25,17 +30,19 @@ def _check(book: "Codebook", _attribute: object, lengths: bytes) -> None:
     if not 1 <= book.width <= 8 or len(lengths) != 1 << book.width:
         raise CodecUsageError(f"{len(lengths)} code lengths for a plane of {book.width} bits")
     leaves = [length for length in (*lengths, book.escape) if length]
-    if not 2 <= len(leaves) <= MAXIMUM_LEAVES or max(leaves) > LENGTH_LIMIT:
+    if not 2 <= len(leaves) <= _MAXIMUM_LEAVES or max(leaves) > LENGTH_LIMIT:
         raise CodecUsageError(f"{len(leaves)} codes of up to {max(leaves, default=0)} bits")
     if sum(1 << (LENGTH_LIMIT - length) for length in leaves) != 1 << LENGTH_LIMIT:
         raise CodecUsageError("code lengths do not fill the code space exactly")
+    if book.escape and all(lengths):
+        raise CodecUsageError("an escape where every symbol has a code")
 
 
 @frozen
 class Codebook:
     """Code lengths of the 2**width symbols of a plane, 0 for those without a code, and of the escape leaf (0: there is none).
 
-    CodecUsageError unless they are a complete code of 2 to 256 leaves and at most 12 bits.
+    CodecUsageError unless they are a complete code of 2 to 256 leaves and at most 8 bits, with an escape only where it is needed.
     """
 
     width: int
@@ -43,9 +50,20 @@ class Codebook:
     lengths: bytes = field(validator=_check)
 
     @cached_property
-    def tree(self) -> Tree:
-        """The code as a tree."""
-        return build_tree(self.lengths, self.escape)
+    def code(self) -> Code:
+        """The code as tables."""
+        return build_code(self.lengths, self.escape)
+
+    @cached_property
+    def uncoded(self) -> ByteArray:
+        """The symbols that take the escape, in order; empty without an escape."""
+        without = np.flatnonzero(np.frombuffer(self.lengths, np.uint8) == 0)
+        return without[: None if self.escape else 0].astype(np.uint8)
+
+    @cached_property
+    def number_bits(self) -> int:
+        """Bits of a symbol's number among `uncoded`."""
+        return max(0, self.uncoded.size - 1).bit_length()
 
     @cached_property
     def packed(self) -> bytes:
@@ -66,23 +84,26 @@ class Codebook:
 
     @cached_property
     def costs(self) -> Counts:
-        """Bits of each symbol (2**width,), with its byte in the list where it is escaped; 0 marks what cannot be coded."""
+        """Bits of each symbol (2**width,), with its number in the list where it is escaped; 0 marks what cannot be coded."""
         costs = np.frombuffer(self.lengths, np.uint8).astype(np.int64)
         if self.escape:
-            costs[costs == 0] = self.escape + 8
+            costs[costs == 0] = self.escape + self.number_bits
         return costs
 
 
 def own_book(counts: Counts, width: int, *, sampled: bool) -> Codebook:
-    """The optimal book for symbols that occur `counts` (2**width,) times, at least two of them or `sampled`.
+    """The book for symbols that occur `counts` (2**width,) times, at least two of them or `sampled`.
 
-    In a sample, symbols that do not occur may occur in the rest: they get an escape leaf, with the weight of the symbols that
-    occur once (Good, "The population frequencies of species", 1953), but at least 1.
+    Symbols that are rarer than one of 768 have no code, and neither has, in a sample, what does not occur: it may do so in the rest. The
+    escape leaf weighs as much as all of them, but at least 1.
     """
+    total = int(counts.sum())
+    has_code = counts * _RAREST_WITH_A_CODE >= total
+    kept = np.where(has_code, counts, 0)
     escape = 0
-    if sampled and not counts.all():
-        escape = max(1, int(np.count_nonzero(counts == 1)))
-    lengths = code_lengths(np.append(counts, escape))
+    if not has_code.all() and (sampled or (counts[~has_code] > 0).any()):
+        escape = max(1, total - int(kept.sum()))
+    lengths = code_lengths(np.append(kept, escape))
     return Codebook(width, int(lengths[-1]), lengths[:-1].tobytes())
 
 

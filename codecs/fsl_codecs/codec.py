@@ -3,7 +3,7 @@
     raw fp32    some value is NaN, infinite, or so large that it would round to infinity; or fp32 whose bits cannot be coded
     constant    all values have the same 32 bits; the value is rounded to the format before it is stored
     raw codes   scales and codes as they are, where coding does not pay or is not wanted
-    coded       scales, then the planes of `planes`
+    coded       scales, and the planes of `planes`
 
 Decoding guarantees that a chunk whose flag does not announce NaN or infinity decodes to finite values.
 """
@@ -25,6 +25,7 @@ from .formats import (
     Float32Array,
     Format,
     Values,
+    WordArray,
     bfloat16_bits,
     bfloat16_codes,
     format_named,
@@ -49,7 +50,6 @@ from .frame import (
     pack_header,
     parse_header,
 )
-from .huffman import LENGTH_LIMIT
 from .implementation import DEFAULT_SPEC, Implementation
 from .planes import (
     OWN,
@@ -58,12 +58,15 @@ from .planes import (
     Sample,
     plan_chunk,
     read_plan,
+    read_streams,
     read_words,
     sample_of,
     write_plan,
+    write_streams,
     write_words,
 )
 from .quantised import (
+    BLOCK_SYMBOLS,
     Quantised,
     dequantise,
     quantise,
@@ -72,14 +75,14 @@ from .quantised import (
     write_escaped,
     write_scales,
 )
-from .treebitmap import BLOCK_SYMBOLS, Reader
+from .reader import Reader
 
 MAXIMUM_THREADS = 64
 """That a call may ask for."""
 
-# An encoder that checks the size after each inner block may be over by one of them: at worst fp32 values of which all four planes take
-# a 12-bit escape and a byte. A page more is room for plane heads, padding of bitmaps, and stores of whole vectors.
-_WORKING_BYTES = BLOCK_SYMBOLS * 4 * (LENGTH_LIMIT + 8) // 8 + 4096
+# An encoder that checks the size after each inner block may be over by one of them: at worst uniform values which are all escaped, five
+# bytes each, and their scales. The rest is room for plane heads, padding, and stores of whole vectors.
+_WORKING_BYTES = 102400
 _QUIET_NAN = np.uint32(0x0040)
 
 
@@ -311,7 +314,7 @@ def _encode_chunk(
     blocks = quantise(values, number_format, spec.block_values, spec.fineness)
     raw_codes = _raw_codes(blocks, number_format)
     if spec.entropy:
-        coded = _coded(blocks, number_format, spec.block_values, books)
+        coded = _coded(blocks, number_format, books)
         if coded is not None and len(coded) <= len(raw_codes) and len(coded) <= 4 * values.size:
             return CODED, nonfinite, coded
     if number_format.code_bits == 32 or len(raw_codes) > 4 * values.size:
@@ -331,25 +334,27 @@ def _raw_codes(blocks: list[Quantised], number_format: Format) -> bytes:
 def _coded(
     blocks: list[Quantised],
     number_format: Format,
-    block_values: int,
     books: Sequence[Codebook],
 ) -> bytes | None:
     """The payload of mode `coded`; None when its plan promises nothing."""
     words = np.concatenate([block.words for block in blocks])
-    for sample in (sample_of(words, block_values), Sample(words, words.size)):
+    for sample in (sample_of(words), Sample(words, words.size)):
         plan = plan_chunk(sample, number_format, books)
         if plan.cost_bits >= number_format.code_bits * words.size:
             return None
         try:
-            return _coded_as(plan, blocks, number_format)
+            return _coded_as(plan, words, blocks, number_format)
         except ConstantPlaneError:
             continue
     raise AssertionError("a plan of everything fits everything")
 
 
-def _coded_as(plan: ChunkPlan, blocks: list[Quantised], number_format: Format) -> bytes:
+def _coded_as(
+    plan: ChunkPlan, words: WordArray, blocks: list[Quantised], number_format: Format
+) -> bytes:
     pieces: list[bytes] = []
     write_plan(plan, pieces)
+    write_streams(words, number_format, plan, pieces)
     for block in blocks:
         write_scales(block, number_format, pieces)
         write_words(block.words, number_format, plan, pieces)
@@ -420,14 +425,18 @@ def _decode_blocks(
     reader: Reader, chunk: Chunk, header: Header, out: Float32Array, books: Sequence[Codebook]
 ) -> None:
     number_format, code_bytes = header.number_format, header.number_format.code_bytes
-    plan = read_plan(reader, number_format, books) if chunk.mode == CODED else None
+    is_coded = chunk.mode == CODED
+    if is_coded:
+        plan = read_plan(reader, number_format, books)
+        streamed = read_streams(reader, plan, chunk.values)
     for start in range(0, chunk.values, BLOCK_SYMBOLS):
         part = out[start : start + BLOCK_SYMBOLS]
         scales = read_scales(reader, number_format, part.size, header.block_values)
-        if plan is not None:
-            words = read_words(reader, number_format, plan, part.size)
+        if is_coded:
+            block = slice(start, start + part.size)
+            words = read_words(reader, number_format, plan, streamed, block)
         else:
             words = reader.take(code_bytes * part.size).view(f"<u{code_bytes}")
         escaped = read_escaped(reader, number_format, words)
-        block = Quantised(words, scales, escaped)
-        dequantise(block, number_format, header.block_values, part)
+        quantised = Quantised(words, scales, escaped)
+        dequantise(quantised, number_format, header.block_values, part)

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from .formats import ByteArray
 
-LENGTH_LIMIT: Final = 12
+LENGTH_LIMIT: Final = 8
 
 
 def code_lengths(counts: npt.NDArray[np.int64], limit: int = LENGTH_LIMIT) -> ByteArray:

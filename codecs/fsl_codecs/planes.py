@@ -1,7 +1,7 @@
 """Planes: code words cut into bit fields, each stored in the cheapest of several ways.
 
 A split (formats.Split) cuts each code word into planes of at most 8 bits. The bits of a plane that carry no information go out as
-they are, the others through the tree code of `treebitmap`:
+they are, the others through Huffman's code, as one stream of `lanes` for the whole chunk:
 
     kind 0  raw        width < 8: bit planes, top bit first; width 8: one byte per symbol
     kind 1  constant   one byte, the symbol
@@ -19,11 +19,13 @@ from typing import Final
 import numpy as np
 from attrs import frozen
 
+from .bitplanes import read_planes, write_planes
 from .books import DIGEST_BYTES, Codebook, Counts, own_book, read_book
 from .errors import FrameError
 from .formats import ByteArray, Format, Split, WordArray
+from .lanes import lanes_of, read_stream, write_stream
+from .reader import Reader
 from .static_books import static_books
-from .treebitmap import BLOCK_SYMBOLS, Reader, read_block, read_planes, write_block, write_planes
 
 RAW: Final = 0
 CONSTANT: Final = 1
@@ -31,10 +33,12 @@ OWN: Final = 2
 STATIC: Final = 3
 SHARED: Final = 4
 
-_SAMPLED_EVERY: Final = (
-    15  # an odd number, so that the rows of a matrix are not all met at the same place
-)
-_SMALLEST_SAMPLED_RUN: Final = 256
+_COUNTED_IN_FULL: Final = 16384
+"""Values of the largest chunk of which no sample is taken."""
+_SAMPLED_RUN: Final = 16
+_SAMPLED_EVERY: Final = 17
+"""An odd number, so that the rows of a matrix are not all met at the same place."""
+_STREAM_HEAD_BYTES: Final = 4
 _WORD_TYPES: Final = {8: np.uint8, 16: np.uint16, 32: np.uint32}
 
 
@@ -83,13 +87,13 @@ class Sample:
         return self.words.size == self.values
 
 
-def sample_of(words: WordArray, block_values: int) -> Sample:
-    """The code words (n,) of a small chunk; of a larger one every fifteenth run of 256, or of a block if that is larger."""
-    if words.size <= BLOCK_SYMBOLS:
+def sample_of(words: WordArray) -> Sample:
+    """The code words (n,) of a small chunk; of a larger one every seventeenth run of 16."""
+    if words.size <= _COUNTED_IN_FULL:
         return Sample(words, words.size)
-    run = max(_SMALLEST_SAMPLED_RUN, block_values)
-    starts = range(0, words.size, _SAMPLED_EVERY * run)
-    return Sample(np.concatenate([words[start : start + run] for start in starts]), words.size)
+    starts = range(0, words.size, _SAMPLED_EVERY * _SAMPLED_RUN)
+    sampled = np.concatenate([words[start : start + _SAMPLED_RUN] for start in starts])
+    return Sample(sampled, words.size)
 
 
 def _rotate_left(words: WordArray, count: int, code_bits: int) -> WordArray:
@@ -138,15 +142,14 @@ class Counted:
         return 8 * self.width * ((self.values + 7) // 8)
 
     def coded_bits(self, book: Codebook) -> int | None:
-        """Estimated size with that book, which is at least the true one where the sample is; None when it may lack a symbol."""
+        """Estimated size with that book, without the plane's head; None when the book may lack a symbol."""
         costs = book.costs
         # What the sample does not show, the rest of the chunk may: then every symbol must have a code, or the book an escape.
         needed = self.counts > 0 if self.total == self.values else np.ones_like(self.counts, bool)
         if bool(((costs == 0) & needed).any()):
             return None
-        blocks = -(-self.values // BLOCK_SYMBOLS)
-        symbol_bits = self.values * int((self.counts * costs).sum()) // self.total
-        return symbol_bits + 7 * book.tree.bitmaps * blocks
+        ends = 8 * _STREAM_HEAD_BYTES + 16 * lanes_of(self.values)
+        return ends + self.values * int((self.counts * costs).sum()) // self.total
 
 
 def plan_plane(counted: Counted, candidates: Sequence[tuple[bytes, Codebook]]) -> PlanePlan:
@@ -165,7 +168,7 @@ def plan_plane(counted: Counted, candidates: Sequence[tuple[bytes, Codebook]]) -
         bits = counted.coded_bits(book)
         if bits is not None and (best is None or 8 * len(head) + bits < best.cost_bits):
             best = PlanePlan(width, head, 8 * len(head) + bits, book)
-    assert best is not None  # the chunk's own book has all symbols
+    assert best is not None  # the chunk's own book has all symbols, or an escape
     if best.cost_bits > counted.raw_bits - (counted.raw_bits >> 6):
         return raw
     return best
@@ -241,20 +244,33 @@ def write_plan(plan: ChunkPlan, pieces: list[bytes]) -> None:
     pieces.extend(plane.head for plane in plan.planes)
 
 
+def write_streams(
+    words: WordArray, number_format: Format, plan: ChunkPlan, pieces: list[bytes]
+) -> None:
+    """Append the streams of a chunk of code words (n,); ConstantPlaneError when the plan does not fit them."""
+    fields = cut(words, number_format.splits[plan.split_index], number_format.code_bits)
+    for plane, symbols in zip(plan.planes, fields, strict=True):
+        if plane.kind == CONSTANT and (symbols != plane.head[1]).any():
+            raise ConstantPlaneError
+        if plane.book is not None:
+            stream = write_stream(plane.book.code, symbols)
+            pieces += [len(stream).to_bytes(_STREAM_HEAD_BYTES, "little"), stream]
+
+
 def write_words(
     words: WordArray, number_format: Format, plan: ChunkPlan, pieces: list[bytes]
 ) -> None:
-    """Append the planes of one inner block of code words (n,); ConstantPlaneError when the plan does not fit them."""
+    """Append what the planes of code words (n,) of one inner block have beside their streams."""
     fields = cut(words, number_format.splits[plan.split_index], number_format.code_bits)
     for plane, symbols in zip(plan.planes, fields, strict=True):
         if plane.book is not None:
-            write_block(plane.book.tree, symbols, pieces)
-        elif plane.kind == CONSTANT:
-            if (symbols != plane.head[1]).any():
-                raise ConstantPlaneError
-        elif plane.width == 8:
+            uncoded = plane.book.uncoded
+            listed = symbols[np.isin(symbols, uncoded)]
+            numbers = np.searchsorted(uncoded, listed).astype(np.uint8)
+            write_planes(numbers, plane.book.number_bits, pieces)
+        elif plane.kind == RAW and plane.width == 8:
             pieces.append(symbols.tobytes())
-        else:
+        elif plane.kind == RAW:
             write_planes(symbols, plane.width, pieces)
 
 
@@ -286,7 +302,7 @@ def _read_plane(
         name: int = reader.byte()
         known = dict(static_books(number_format.name))
     elif kind == SHARED:
-        name = int.from_bytes(reader.take(DIGEST_BYTES).tobytes(), "little")
+        name = reader.number(DIGEST_BYTES)
         known = {book.digest: book for book in books}
     else:
         raise FrameError(f"unknown plane kind {kind}")
@@ -295,20 +311,51 @@ def _read_plane(
     return PlanePlan(width, bytes((kind,)), 0, known[name])
 
 
-def read_words(reader: Reader, number_format: Format, plan: ChunkPlan, count: int) -> WordArray:
-    """Code words (count,) of one inner block, from what `write_words` wrote."""
-    fields = [_read_symbols(reader, plane, count) for plane in plan.planes]
+def read_streams(reader: Reader, plan: ChunkPlan, count: int) -> list[ByteArray]:
+    """The symbols (count,) of each plane that has a stream, from what `write_streams` wrote; of the others (0,)."""
+    fields = []
+    for plane in plan.planes:
+        if plane.book is None:
+            fields.append(np.empty(0, dtype=np.uint8))
+        else:
+            stream = reader.take(reader.number(_STREAM_HEAD_BYTES))
+            fields.append(read_stream(plane.book.code, stream, plane.width, count))
+    return fields
+
+
+def read_words(
+    reader: Reader,
+    number_format: Format,
+    plan: ChunkPlan,
+    streamed: list[ByteArray],
+    block: slice,
+) -> WordArray:
+    """Code words (n,) of one inner block, `block` of the chunk, from what `write_words` and `write_streams` wrote."""
+    fields = [
+        _read_symbols(reader, plane, symbols, block)
+        for plane, symbols in zip(plan.planes, streamed, strict=True)
+    ]
     return join(fields, number_format.splits[plan.split_index], number_format.code_bits)
 
 
-def _read_symbols(reader: Reader, plane: PlanePlan, count: int) -> ByteArray:
+def _read_symbols(reader: Reader, plane: PlanePlan, streamed: ByteArray, block: slice) -> ByteArray:
+    count = block.stop - block.start
     if plane.book is not None:
-        symbols = read_block(plane.book.tree, reader, count)
-        if plane.width < 8 and (symbols >> plane.width).any():
-            raise FrameError(f"an escaped symbol does not fit a plane of {plane.width} bits")
-        return symbols
+        return _with_listed(reader, plane.book, streamed[block])
     if plane.kind == CONSTANT:
         return np.full(count, plane.head[1], dtype=np.uint8)
     if plane.width == 8:
         return reader.take(count)
     return read_planes(reader, count, plane.width)
+
+
+def _with_listed(reader: Reader, book: Codebook, symbols: ByteArray) -> ByteArray:
+    """Symbols (n,) of an inner block's stream, with those without a code, which all stand there as the lowest such, from their list."""
+    if not book.escape:
+        return symbols
+    listed = np.flatnonzero(symbols == book.uncoded[0])
+    numbers = read_planes(reader, listed.size, book.number_bits)
+    if (numbers >= book.uncoded.size).any():
+        raise FrameError(f"a listed symbol is none of the {book.uncoded.size} without a code")
+    symbols[listed] = book.uncoded[numbers]
+    return symbols

@@ -7,6 +7,7 @@ import numpy.typing as npt
 from attrs import frozen
 
 from . import uniform
+from .bitplanes import read_planes, write_planes
 from .errors import FrameError
 from .formats import (
     Float32Array,
@@ -17,8 +18,10 @@ from .formats import (
     dequantise_float8,
     quantise_float8,
 )
-from .treebitmap import BLOCK_SYMBOLS, Reader, read_planes, write_planes
+from .reader import Reader
 
+BLOCK_SYMBOLS: Final = 16384
+"""Values per inner block: each has its own scales and lists, so that a block's values stay in the cache."""
 _WIDEST_UNIFORM_RANGE: Final = 10
 
 

@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 
 from .books import Codebook, read_book
-from .treebitmap import Reader
+from .reader import Reader
 
 _WIDTH: Final = 6
 

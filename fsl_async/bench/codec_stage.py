@@ -1,4 +1,4 @@
-"""The entropy stage alone: codes to bitmaps and back, for one chunk that stays in the cache, beside zstd -1 on the same bytes.
+"""The entropy stage alone: codes to streams and back, for one chunk that stays in the cache, beside zstd -1 on the same bytes.
 
 Planning (counting a sample, choosing split and books) is part of it, as building tables is of zstd.
 """
@@ -12,8 +12,18 @@ import numpy as np
 from fsl_async.bench.codec_peers import installed
 from fsl_async.bench.limits import native_module
 from fsl_codecs.formats import format_named
-from fsl_codecs.planes import plan_chunk, read_plan, read_words, sample_of, write_plan, write_words
-from fsl_codecs.treebitmap import BLOCK_SYMBOLS, Reader
+from fsl_codecs.planes import (
+    plan_chunk,
+    read_plan,
+    read_streams,
+    read_words,
+    sample_of,
+    write_plan,
+    write_streams,
+    write_words,
+)
+from fsl_codecs.quantised import BLOCK_SYMBOLS
+from fsl_codecs.reader import Reader
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -27,8 +37,6 @@ if TYPE_CHECKING:
 NUMPY = "numpy"
 NATIVE_PATHS = ("avx512", "avx2", "scalar")
 _SLACK_BYTES = 64
-_BLOCK_VALUES = 128
-"""Of the codes; the native stage has the same."""
 
 
 class Stage(Protocol):
@@ -56,26 +64,27 @@ class NumpyStage:
         self.payload = self._encoded()
 
     def encode(self) -> None:
-        """Plan, then write inner block by inner block."""
+        """Plan, write the streams, then inner block by inner block."""
         self._encoded()
 
     def _encoded(self) -> bytes:
         pieces: list[bytes] = []
-        plan = plan_chunk(sample_of(self._codes, _BLOCK_VALUES), self._format)
+        plan = plan_chunk(sample_of(self._codes), self._format)
         write_plan(plan, pieces)
+        write_streams(self._codes, self._format, plan, pieces)
         for start in range(0, self._codes.size, BLOCK_SYMBOLS):
-            write_words(
-                self._codes[start : start + BLOCK_SYMBOLS], self._format, plan, pieces
-            )  # fmt: skip
+            block = self._codes[start : start + BLOCK_SYMBOLS]
+            write_words(block, self._format, plan, pieces)
         return b"".join(pieces)
 
     def decode(self) -> None:
-        """Read the plan, then inner block by inner block."""
+        """Read the plan, the streams, then inner block by inner block."""
         reader = Reader(np.frombuffer(self.payload, np.uint8))
         plan = read_plan(reader, self._format, ())
+        streamed = read_streams(reader, plan, self.decoded.size)
         for start in range(0, self._codes.size, BLOCK_SYMBOLS):
-            part = self.decoded[start : start + BLOCK_SYMBOLS]
-            part[:] = read_words(reader, self._format, plan, part.size)
+            block = slice(start, min(start + BLOCK_SYMBOLS, self.decoded.size))
+            self.decoded[block] = read_words(reader, self._format, plan, streamed, block)
 
 
 class NativeStage:

@@ -1,0 +1,140 @@
+"""Streams: a plane's symbols of a whole chunk, in Huffman's code, on many lanes that take their bytes from one stream.
+
+Symbol i belongs to lane i mod L. A lane holds v, an integer of 8 + p bits, p from 0 to 7, whose highest bits start with its next code
+word. Decoding takes that word off and, when less than 8 bits are left, adds the stream's next byte below them; encoding goes
+from the last symbol to the first and does the reverse of each step in reverse order, so that each side takes or gives bytes in an order
+that it knows. This is the arrangement of Giesen ("Interleaved entropy coders", 2014), with Huffman's code in place of an arithmetic one.
+
+    stream = the lowest byte of each lane's v, the rest of each lane's v + 2**p, the bytes that the lanes take
+
+The last L symbols are not coded: they are what the lanes hold in the end. So no step of a lane starts with less than 8 bits, and a
+decoder that looks at the end of the stream and of each lane finds all but lies that are as good as truth. A symbol without a
+code stands in the stream as the lowest such symbol, by the code word of the escape leaf.
+"""
+
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+from attrs import frozen
+
+from .errors import FrameError
+from .formats import ByteArray
+from .huffman import LENGTH_LIMIT
+
+_MANY_LANES: Final = 128
+_FEW_LANES: Final = 16
+_SYMBOLS_FOR_MANY: Final = 16384
+
+Table = npt.NDArray[np.int64]
+
+
+@frozen(eq=False)
+class Code:
+    """A canonical code as tables.
+
+    words, lengths, marks: of each symbol (symbols,) its code word and that word's length, those of the escape leaf for a symbol without
+    a code, and what stands for it in a stream, which is itself, or the lowest symbol without a code.
+    marks_of_bits, lengths_of_bits: for 8 bits (256,) that start with a code word, what it stands for, and its length.
+    """
+
+    words: Table
+    lengths: Table
+    marks: ByteArray
+    marks_of_bits: ByteArray
+    lengths_of_bits: Table
+
+
+def lanes_of(count: int) -> int:
+    """The number of lanes of `count` symbols."""
+    return _MANY_LANES if count >= _SYMBOLS_FOR_MANY else _FEW_LANES
+
+
+def build_code(code_lengths: bytes, escape: int) -> Code:
+    """The tables of complete code lengths (symbols,), 0 for symbols without a code, and that of the escape leaf or 0."""
+    lengths = np.frombuffer(code_lengths + bytes((escape,)), np.uint8).astype(np.int64)
+    leaves = np.flatnonzero(lengths)
+    # The escape comes last among equals.
+    leaves = leaves[np.argsort(lengths[leaves], kind="stable")]
+    # How many of the 256 bytes start with each leaf's code word.
+    spans = 1 << (LENGTH_LIMIT - lengths[leaves])
+    words = np.zeros_like(lengths)
+    words[leaves] = (np.cumsum(spans) - spans) // spans
+    leaf_of_symbol = np.arange(lengths.size - 1)
+    marks = np.arange(lengths.size, dtype=np.uint8)
+    if escape:
+        uncoded = np.flatnonzero(lengths == 0)
+        leaf_of_symbol[uncoded] = lengths.size - 1
+        marks[uncoded] = marks[-1] = uncoded[0]
+    leaf_of_bits = np.repeat(leaves, spans)
+    return Code(
+        words[leaf_of_symbol],
+        lengths[leaf_of_symbol],
+        marks[:-1],
+        marks[leaf_of_bits],
+        lengths[leaf_of_bits],
+    )
+
+
+def write_stream(code: Code, symbols: ByteArray) -> bytes:
+    """The stream of symbols (n,), which all have a code word, be it that of the escape."""
+    lanes = lanes_of(symbols.size)
+    coded = max(0, symbols.size - lanes)
+    v = np.zeros(lanes, dtype=np.int64)
+    p = np.zeros(lanes, dtype=np.int64)
+    v[np.arange(coded, symbols.size) % lanes] = code.marks[symbols[coded:]]
+    words, lengths = code.words[symbols[:coded]], code.lengths[symbols[:coded]]
+    taken = []
+    for start in reversed(range(0, coded, lanes)):
+        # Only the step that is made first, the last one of the symbols, may have fewer symbols than lanes.
+        step = slice(start, min(start + lanes, coded))
+        active = slice(step.stop - start)
+        v[active] += words[step] << (p[active] + 8)
+        p[active] += lengths[step]
+        is_full = p >= 8
+        taken.append(v[is_full].astype(np.uint8))
+        gone = is_full * 8
+        v >>= gone
+        p -= gone
+    taken += [((v >> 8) + (1 << p)).astype(np.uint8), v.astype(np.uint8)]
+    return np.concatenate(taken[::-1]).tobytes()
+
+
+def read_stream(code: Code, stream: ByteArray, width: int, count: int) -> ByteArray:
+    """Symbols (count,) of a plane of `width` bits from what `write_stream` wrote; FrameError when it cannot have written that."""
+    lanes = lanes_of(count)
+    coded = max(0, count - lanes)
+    position = 2 * lanes
+    if stream.size < position:
+        raise FrameError("a stream ends before its symbols do")
+    bits_and_one = stream[lanes:position].astype(np.int64)
+    if not bits_and_one.all():
+        raise FrameError("a lane holds no bits")
+    p = _BIT_LENGTHS[bits_and_one] - 1
+    v = stream[:lanes] + ((bits_and_one - (1 << p)) << 8)
+    symbols = np.empty(count, dtype=np.uint8)
+    for start in range(0, coded, lanes):
+        step = slice(start, min(start + lanes, coded))
+        active = slice(step.stop - start)
+        bits = v[active] >> p[active]
+        symbols[step] = code.marks_of_bits[bits]
+        p[active] -= code.lengths_of_bits[bits]
+        is_short = np.flatnonzero(p < 0)
+        taken = stream[position : position + is_short.size]
+        position += is_short.size
+        if position > stream.size:
+            raise FrameError("a stream ends before its symbols do")
+        v[is_short] = (v[is_short] << 8) + taken
+        p[is_short] += 8
+        v &= (256 << p) - 1
+    if position != stream.size:
+        raise FrameError("a stream goes on after its symbols")
+    if p.any():
+        raise FrameError("a lane holds bits after its last code word")
+    if (v >> width).any():
+        raise FrameError(f"a lane ends with no symbol of a plane of {width} bits")
+    symbols[coded:] = v[np.arange(coded, count) % lanes]
+    return symbols
+
+
+_BIT_LENGTHS: Final = np.array([number.bit_length() for number in range(256)])
