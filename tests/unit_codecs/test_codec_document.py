@@ -1,6 +1,6 @@
 """A reader of whole frames that follows docs/WIRE.md step by step, in plain Python, and shares no code with the package.
 
-It pins the document to the package where the other tests look at parts: the order of heads, scales, planes and escaped values.
+It pins the document to the package where the other tests look at parts: the order of heads, streams, scales, planes and escaped values.
 """
 
 import hashlib
@@ -70,35 +70,49 @@ def single(number):
     return struct.unpack("<f", struct.pack("<f", number))[0]
 
 
-def book_of(data):
-    """Leaves with their code words as text, in order of their ranks; None stands for the escape."""
-    first, last, escape = data.numbers("BBB")
-    digits = [
-        digit for byte in data.take((last - first) // 2 + 1) for digit in (byte & 15, byte >> 4)
+class Book:
+    """The leaf of each code word, which is text; None stands for the escape. The plane's symbols without a code, in order."""
+
+    def __init__(self, data, width):
+        first, last, escape = data.numbers("BBB")
+        digits = [
+            digit for byte in data.take((last - first) // 2 + 1) for digit in (byte & 15, byte >> 4)
+        ]
+        lengths = {symbol: length for symbol, length in enumerate(digits, first) if length}
+        leaves = sorted((length, symbol) for symbol, length in lengths.items())
+        leaves = sorted([*leaves, (escape, 256)] if escape else leaves)
+        self.uncoded = [s for s in range(1 << width) if s not in lengths] if escape else []
+        code, self.leaves = 0, {}
+        for length, symbol in leaves:
+            word = format(code >> 8 - length, f"0{length}b")
+            self.leaves[word] = None if symbol == 256 else symbol
+            code += 1 << 8 - length
+        assert code == 256
+
+
+def stream_of(data, book, count):
+    """The symbols of a stream; None for one that is in a list."""
+    lanes = 128 if count >= 16384 else 16
+    data = Bytes(data.take(data.number("I")))
+    lows, seconds = data.take(lanes), data.take(lanes)
+    states = [
+        (low + ((second - (1 << second.bit_length() - 1)) << 8), second.bit_length() - 1)
+        for low, second in zip(lows, seconds, strict=True)
     ]
-    leaves = [(length, symbol) for symbol, length in enumerate(digits, first) if length]
-    leaves = sorted([*leaves, (escape, 256)] if escape else leaves)
-    code, words = 0, []
-    for length, symbol in leaves:
-        words.append(
-            (format(code >> 12 - length, f"0{length}b"), None if symbol == 256 else symbol)
-        )
-        code += 1 << 12 - length
-    assert code == 4096
-    return words
-
-
-def tree_symbols(data, words, count):
-    """The leaves that an inner block's bitmaps name."""
-    depth = len(words[0][0]) if len({len(word) for word, _ in words}) == 1 else None
-    if depth is not None:
-        return [words[rank][1] for rank in data.planes(count, depth)]
-    goes_right = data.bits(count)
-    sides = []
-    for bit in (0, 1):
-        child = [(word[1:], leaf) for word, leaf in words if word[0] == str(bit)]
-        sides.append(iter(tree_symbols(data, child, goes_right.count(bit))))
-    return [next(sides[bit]) for bit in goes_right]
+    symbols = []
+    for at in range(count - lanes):
+        v, p = states[at % lanes]
+        bits = format(v >> p & 255, "08b")
+        word = next(bits[:end] for end in range(1, 9) if bits[:end] in book.leaves)
+        symbols.append(book.leaves[word])
+        p -= len(word)
+        if p < 0:
+            v, p = 256 * v + data.number("B"), p + 8
+        states[at % lanes] = v % (1 << 8 + p), p
+    assert not data.data
+    assert not any(p for _, p in states)
+    ends = [states[at % lanes][0] for at in range(max(0, count - lanes), count)]
+    return symbols + [None if book.uncoded[:1] == [v] else v for v in ends]
 
 
 def head_of(data, name, width, shared):
@@ -108,23 +122,25 @@ def head_of(data, name, width, shared):
     if kind == 1:
         return "constant", data.number("B")
     if kind == 2:
-        return "tree", book_of(data)
+        return "coded", Book(data, width)
     if kind == 3:
-        return "tree", book_of(Bytes(STATIC[name, data.number("B")]))
+        return "coded", Book(Bytes(STATIC[name, data.number("B")]), width)
     packed = shared[data.take(8)]
     assert packed[0] == width
-    return "tree", book_of(Bytes(packed[1:]))
+    return "coded", Book(Bytes(packed[1:]), width)
 
 
-def plane_of(data, head, width, count):
+def plane_of(data, head, width, streamed):
+    """The symbols of an inner block, of which `streamed` are those of the stream, or as many nothings."""
     kind, what = head
+    count = len(streamed)
     if kind == "constant":
         return [what] * count
     if kind == "raw":
         return list(data.take(count)) if width == 8 else data.planes(count, width)
-    leaves = tree_symbols(data, what, count)
-    listed = iter(data.take(leaves.count(None)))
-    return [next(listed) if leaf is None else leaf for leaf in leaves]
+    highest = max(0, len(what.uncoded) - 1)
+    numbers = iter(data.planes(streamed.count(None), highest.bit_length()))
+    return [what.uncoded[next(numbers)] if s is None else s for s in streamed]
 
 
 def float8(code, name):
@@ -161,10 +177,10 @@ def inner_block(data, count, name, block_values, plan):
     if plan is None:
         codes = data.numbers(f"{count}{'H' if name == 'bf16' else 'B'}")
     else:
-        (rotation, *widths), heads = plan
+        (rotation, *widths), heads, streams = plan
         codes = [0] * count
-        for width, head in zip(widths, heads, strict=True):
-            plane = plane_of(data, head, width, count)
+        for width, head, stream in zip(widths, heads, streams, strict=True):
+            plane = plane_of(data, head, width, stream)
             codes = [code << width | symbol for code, symbol in zip(codes, plane, strict=True)]
         if rotation == "rotated":
             top = CODE_BITS[name] - 1
@@ -178,7 +194,7 @@ def read(frame, shared=()):
     assert zlib.crc32(frame[:24]) == struct.unpack("<I", frame[24:28])[0]
     magic, version, wire_id, reserved = data.numbers("4sBBH")
     block_values, chunk_values, values, seed = data.numbers("IIQI")
-    assert (magic, version, reserved) == (b"FSLC", 2, 0)
+    assert (magic, version, reserved) == (b"FSLC", 3, 0)
     name, out = FORMATS[wire_id], b""
     for index in range(-(-values // chunk_values)):
         checked = data.data
@@ -195,9 +211,15 @@ def read(frame, shared=()):
             plan = None
             if mode == 3:
                 split = SPLITS[name][payload.number("B")]
-                plan = split, [head_of(payload, name, width, shared) for width in split[1:]]
+                heads = [head_of(payload, name, width, shared) for width in split[1:]]
+                streams = [
+                    stream_of(payload, what, count) if kind == "coded" else [None] * count
+                    for kind, what in heads
+                ]
             for start in range(0, count, 16384):
                 part = min(16384, count - start)
+                if mode == 3:
+                    plan = split, heads, [stream[start : start + part] for stream in streams]
                 out += inner_block(payload, part, name, block_values, plan)
         assert not payload.data
     assert not data.data

@@ -61,7 +61,10 @@ def documented_symbols(stream, lengths, count, escape=0):
         symbol_of[word] = list(lengths).index(0)
     lanes = 128 if count >= MANY_LANES_FROM else 16
     lowest, rest, stream = stream[:lanes], stream[lanes : 2 * lanes], iter(stream[2 * lanes :])
-    held = [format(second, "b")[1:] + format(low, "08b") for low, second in zip(lowest, rest)]
+    held = [
+        format(second, "b")[1:] + format(low, "08b")
+        for low, second in zip(lowest, rest, strict=True)
+    ]
     symbols = []
     for at in range(count - lanes):
         bits = held[at % lanes]
