@@ -428,13 +428,12 @@ def _decode_blocks(
     is_coded = chunk.mode == CODED
     if is_coded:
         plan = read_plan(reader, number_format, books)
-        streamed = read_streams(reader, plan, chunk.values)
+        streams = read_streams(reader, plan, chunk.values)
     for start in range(0, chunk.values, BLOCK_SYMBOLS):
         part = out[start : start + BLOCK_SYMBOLS]
         scales = read_scales(reader, number_format, part.size, header.block_values)
         if is_coded:
-            block = slice(start, start + part.size)
-            words = read_words(reader, number_format, plan, streamed, block)
+            words = read_words(reader, number_format, plan, streams, part.size)
         else:
             words = reader.take(code_bytes * part.size).view(f"<u{code_bytes}")
         escaped = read_escaped(reader, number_format, words)

@@ -100,41 +100,60 @@ def write_stream(code: Code, symbols: ByteArray) -> bytes:
     return np.concatenate(taken[::-1]).tobytes()
 
 
-def read_stream(code: Code, stream: ByteArray, width: int, count: int) -> ByteArray:
-    """Symbols (count,) of a plane of `width` bits from what `write_stream` wrote; FrameError when it cannot have written that."""
-    lanes = lanes_of(count)
-    coded = max(0, count - lanes)
-    position = 2 * lanes
-    if stream.size < position:
-        raise FrameError("a stream ends before its symbols do")
-    bits_and_one = stream[lanes:position].astype(np.int64)
-    if not bits_and_one.all():
-        raise FrameError("a lane holds no bits")
-    p = _BIT_LENGTHS[bits_and_one] - 1
-    v = stream[:lanes] + ((bits_and_one - (1 << p)) << 8)
-    symbols = np.empty(count, dtype=np.uint8)
-    for start in range(0, coded, lanes):
-        step = slice(start, min(start + lanes, coded))
-        active = slice(step.stop - start)
-        bits = v[active] >> p[active]
-        symbols[step] = code.marks_of_bits[bits]
-        p[active] -= code.lengths_of_bits[bits]
-        is_short = np.flatnonzero(p < 0)
-        taken = stream[position : position + is_short.size]
-        position += is_short.size
-        if position > stream.size:
+class StreamReader:
+    """The symbols of a plane from what `write_stream` wrote, piece by piece; FrameError when it cannot have written that."""
+
+    def __init__(self, code: Code, stream: ByteArray, width: int, count: int) -> None:
+        """`count` symbols of `width` bits are in the stream (n,)."""
+        self._code, self._stream, self._width = code, stream, width
+        self._lanes = lanes_of(count)
+        self._coded = max(0, count - self._lanes)
+        self._done = 0
+        self._position = 2 * self._lanes
+        if stream.size < self._position:
             raise FrameError("a stream ends before its symbols do")
+        bits_and_one = stream[self._lanes : self._position].astype(np.int64)
+        if not bits_and_one.all():
+            raise FrameError("a lane holds no bits")
+        self._p = _BIT_LENGTHS[bits_and_one] - 1
+        self._v = stream[: self._lanes] + ((bits_and_one - (1 << self._p)) << 8)
+
+    def read(self, count: int) -> ByteArray:
+        """The next symbols (count,): a multiple of 128, or all that are left."""
+        symbols = np.empty(count, dtype=np.uint8)
+        first, self._done = self._done, self._done + count
+        coded = min(count, max(0, self._coded - first))
+        for start in range(0, coded, self._lanes):
+            step = slice(start, min(start + self._lanes, coded))
+            self._step(symbols[step])
+        if first <= self._coded <= self._done:
+            self._check_end()
+        symbols[coded:] = self._v[np.arange(first + coded, self._done) % self._lanes]
+        return symbols
+
+    def _step(self, symbols: ByteArray) -> None:
+        """A symbol of each of the first lanes (n,)."""
+        v, p, active = self._v, self._p, slice(symbols.size)
+        bits = v[active] >> p[active]
+        symbols[:] = self._code.marks_of_bits[bits]
+        p[active] -= self._code.lengths_of_bits[bits]
+        is_short = np.flatnonzero(p < 0)
+        taken = self._stream[self._position : self._position + is_short.size]
+        if taken.size < is_short.size:
+            raise FrameError("a stream ends before its symbols do")
+        self._position += taken.size
         v[is_short] = (v[is_short] << 8) + taken
         p[is_short] += 8
         v &= (256 << p) - 1
-    if position != stream.size:
-        raise FrameError("a stream goes on after its symbols")
-    if p.any():
-        raise FrameError("a lane holds bits after its last code word")
-    if (v >> width).any():
-        raise FrameError(f"a lane ends with no symbol of a plane of {width} bits")
-    symbols[coded:] = v[np.arange(coded, count) % lanes]
-    return symbols
+
+    def _check_end(self) -> None:
+        """After the last symbol that has a code word."""
+        if self._position != self._stream.size:
+            raise FrameError("a stream goes on after its symbols")
+        if self._p.any():
+            raise FrameError("a lane holds bits after its last code word")
+        if (self._v >> self._width).any():
+            raise FrameError(f"a lane ends with no symbol of a plane of {self._width} bits")
 
 
 _BIT_LENGTHS: Final = np.array([number.bit_length() for number in range(256)])

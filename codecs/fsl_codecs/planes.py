@@ -23,7 +23,7 @@ from .bitplanes import read_planes, write_planes
 from .books import DIGEST_BYTES, Codebook, Counts, own_book, read_book
 from .errors import FrameError
 from .formats import ByteArray, Format, Split, WordArray
-from .lanes import lanes_of, read_stream, write_stream
+from .lanes import StreamReader, lanes_of, write_stream
 from .reader import Reader
 from .static_books import static_books
 
@@ -311,37 +311,38 @@ def _read_plane(
     return PlanePlan(width, bytes((kind,)), 0, known[name])
 
 
-def read_streams(reader: Reader, plan: ChunkPlan, count: int) -> list[ByteArray]:
-    """The symbols (count,) of each plane that has a stream, from what `write_streams` wrote; of the others (0,)."""
-    fields = []
+def read_streams(reader: Reader, plan: ChunkPlan, count: int) -> list[StreamReader | None]:
+    """The streams, of `count` symbols each, that `write_streams` wrote; None for planes without one."""
+    streams: list[StreamReader | None] = []
     for plane in plan.planes:
         if plane.book is None:
-            fields.append(np.empty(0, dtype=np.uint8))
+            streams.append(None)
         else:
             stream = reader.take(reader.number(_STREAM_HEAD_BYTES))
-            fields.append(read_stream(plane.book.code, stream, plane.width, count))
-    return fields
+            streams.append(StreamReader(plane.book.code, stream, plane.width, count))
+    return streams
 
 
 def read_words(
     reader: Reader,
     number_format: Format,
     plan: ChunkPlan,
-    streamed: list[ByteArray],
-    block: slice,
+    streams: list[StreamReader | None],
+    count: int,
 ) -> WordArray:
-    """Code words (n,) of one inner block, `block` of the chunk, from what `write_words` and `write_streams` wrote."""
+    """Code words (count,) of the next inner block, from what `write_words` and `write_streams` wrote."""
     fields = [
-        _read_symbols(reader, plane, symbols, block)
-        for plane, symbols in zip(plan.planes, streamed, strict=True)
+        _read_symbols(reader, plane, stream, count)
+        for plane, stream in zip(plan.planes, streams, strict=True)
     ]
     return join(fields, number_format.splits[plan.split_index], number_format.code_bits)
 
 
-def _read_symbols(reader: Reader, plane: PlanePlan, streamed: ByteArray, block: slice) -> ByteArray:
-    count = block.stop - block.start
-    if plane.book is not None:
-        return _with_listed(reader, plane.book, streamed[block])
+def _read_symbols(
+    reader: Reader, plane: PlanePlan, stream: StreamReader | None, count: int
+) -> ByteArray:
+    if plane.book is not None and stream is not None:
+        return _with_listed(reader, plane.book, stream.read(count))
     if plane.kind == CONSTANT:
         return np.full(count, plane.head[1], dtype=np.uint8)
     if plane.width == 8:

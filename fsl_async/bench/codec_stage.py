@@ -81,10 +81,10 @@ class NumpyStage:
         """Read the plan, the streams, then inner block by inner block."""
         reader = Reader(np.frombuffer(self.payload, np.uint8))
         plan = read_plan(reader, self._format, ())
-        streamed = read_streams(reader, plan, self.decoded.size)
+        streams = read_streams(reader, plan, self.decoded.size)
         for start in range(0, self._codes.size, BLOCK_SYMBOLS):
-            block = slice(start, min(start + BLOCK_SYMBOLS, self.decoded.size))
-            self.decoded[block] = read_words(reader, self._format, plan, streamed, block)
+            part = self.decoded[start : start + BLOCK_SYMBOLS]
+            part[:] = read_words(reader, self._format, plan, streams, part.size)
 
 
 class NativeStage:

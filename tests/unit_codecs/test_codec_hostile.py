@@ -338,16 +338,34 @@ SCALES = "78 00"
         (UPPER + "21000000" + LOWS + SECONDS, "payload ends too early"),
         (UPPER + "00000000", "a stream ends before its symbols do"),
         (UPPER + "1f000000" + LOWS + SECONDS, "a stream ends before its symbols do"),
-        (UPPER + "20000000" + LOWS + "80" * 15 + "40", "a stream ends before its symbols do"),
+        (
+            UPPER + "20000000" + LOWS + "80" * 15 + "40" + SCALES,
+            "a stream ends before its symbols do",
+        ),
         (UPPER + "20000000" + LOWS + "80" * 15 + "00", "a lane holds no bits"),
         (UPPER + "20000000" + LOWS + "00" + "80" * 15, "a lane holds no bits"),
-        (UPPER + "21000000" + LOWS + SECONDS + "00", "a stream goes on after its symbols"),
-        (UPPER + "21000000" + LOWS + "80" * 15 + "4000", "a lane holds bits after its last code"),
-        (UPPER + "20000000" + "00" * 15 + "40" + SECONDS, "no symbol of a plane of 6 bits"),
-        (UPPER + "20000000" + "ff" + "00" * 15 + SECONDS, "no symbol of a plane of 6 bits"),
-        (LOWER + "20000000" + "04" + "00" * 15 + SECONDS, "no symbol of a plane of 2 bits"),
+        (UPPER + "21000000" + LOWS + SECONDS + "00" + SCALES, "a stream goes on after its symbols"),
+        (
+            UPPER + "21000000" + LOWS + "80" * 15 + "4000" + SCALES,
+            "a lane holds bits after its last code",
+        ),
+        (
+            UPPER + "20000000" + "00" * 15 + "40" + SECONDS + SCALES,
+            "no symbol of a plane of 6 bits",
+        ),
+        (
+            UPPER + "20000000" + "ff" + "00" * 15 + SECONDS + SCALES,
+            "no symbol of a plane of 6 bits",
+        ),
+        (
+            LOWER + "20000000" + "04" + "00" * 15 + SECONDS + SCALES,
+            "no symbol of a plane of 2 bits",
+        ),
         # Of two bad streams, the first is told.
         ("00 02 00000101 02 00000101" + "00000000" + "ffffffff", "ends before its symbols do"),
+        # Heads, then lanes, then the scales of an inner block, then what its symbols need.
+        (UPPER + "21000000" + LOWS + "00" * 17, "a lane holds no bits"),
+        (UPPER + "21000000" + LOWS + SECONDS + "00" + "78 09", "scales of 9 bits"),
         (UPPER + ZEROS, "payload ends too early"),
         (UPPER + ZEROS + SCALES + "00", "1 bytes too many"),
         (UPPER + MARKED + SCALES, "payload ends too early"),

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from fsl_codecs import Codebook, FrameError
 from fsl_codecs.huffman import code_lengths
-from fsl_codecs.lanes import lanes_of, read_stream, write_stream
+from fsl_codecs.lanes import StreamReader, lanes_of, write_stream
 
 ESCAPE = 256
 UNHURRIED = settings(deadline=None, max_examples=60)
@@ -16,8 +16,10 @@ SYMBOLS = st.lists(st.integers(0, 255) | st.integers(0, 3), min_size=2, max_size
 )
 # Around a lane more or less, a step more or less, the change from few lanes to many, and the usual chunk.
 COUNTS = [0, 1, 2, 15, 16, 17, 31, 32, 33, 1000, 16_383, 16_384, 16_385]
-COUNTS += [16_384 + 128 * 5 + odd for odd in (-1, 0, 1)] + [131_072]
+# The last symbols may lie in two inner blocks, or be all of the last one.
+COUNTS += [16_384 + more for more in (127, 128, 129, 639, 640, 641)] + [131_072]
 MANY_LANES_FROM = 16_384
+BLOCK = 16_384
 
 
 def canonical_words(lengths, escape):
@@ -84,7 +86,9 @@ def written(symbols, book):
 
 
 def read(stream, book, count):
-    return read_stream(book.code, np.frombuffer(stream, np.uint8), book.width, count).tolist()
+    reader = StreamReader(book.code, np.frombuffer(stream, np.uint8), book.width, count)
+    blocks = [min(BLOCK, count - start) for start in range(0, max(1, count), BLOCK)]
+    return [symbol for block in blocks for symbol in reader.read(block).tolist()]
 
 
 def book_of(counts, escape=0):
