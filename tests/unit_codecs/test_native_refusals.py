@@ -33,8 +33,9 @@ from fsl_codecs import (
     bound,
 )
 from fsl_codecs.dispatch import implementation_named
+from fsl_codecs.formats import FORMATS as FORMATS_BY_NAME
+from fsl_codecs.planes import ChunkPlan, PlanePlan, join, write_plan, write_streams, write_words
 from fsl_codecs.static_books import static_books
-from fsl_codecs.treebitmap import Reader, read_block
 
 pytestmark = needs_native
 
@@ -80,27 +81,58 @@ def test_mutated_frames(tmp_path):
     assert 1000 < int(refused) < 3500
 
 
-@pytest.mark.parametrize("split", [0, 1])
-@pytest.mark.parametrize("escape", ["last", "first"])
-def test_one_leaf_more_than_the_plane_has_symbols(split, escape):
-    """Books of every symbol and an escape: no encoder needs that escape, but a frame may use it, and the last rank takes a bit more."""
-    head = b"\x03\x00" if escape == "last" else b"\x02\x00\x3f\x01" + bytes([0x77] * 32)
-    book = static_books("e4m3")[0][1] if escape == "last" else Codebook(6, 1, bytes([7] * 64))
-    generator = np.random.default_rng(1)
-    base = encoded_by(REFERENCE, values_of("bell", 200), CodecSpec("e4m3"))
-    for _ in range(20):
-        # Nearly all go right, to the last ranks; listed symbols are below 64.
-        bits = generator.random((4000, 8)) < [0.95] * 6 + [0.0] * 2
-        data = np.packbits(bits, axis=1, bitorder="little").ravel()
-        reader = Reader(data)
-        assert read_block(book.tree, reader, 200).max() == 63
-        tree = data[: reader._position].tobytes()
-        # The upper bit of the low plane is 0: no code is NaN.
-        low = bytes(25) + generator.bytes(25)
-        payload = bytes([split]) + head + b"\x00\x78\x00" + tree + low
-        frame = sealed(base[:28] + struct.pack("<IIBBHI", len(payload), 0, 3, 0, 0, 0) + payload)
-        read, _ = assert_same_reading(frame, 200)
-        assert read == 200
+SIX_BITS = [
+    static_books("e4m3")[0][1],
+    Codebook(6, 1, bytes([2, 0, 2] + [0] * 61)),
+    Codebook(6, 8, bytes([1, 2, 3, 4, 5, 6, 7, 8] + [0] * 56)),
+    Codebook(6, 6, bytes([6] * 63 + [0])),
+    Codebook(6, 0, bytes([6] * 64)),
+    Codebook(6, 0, bytes([0] * 30 + [2, 2, 2, 2] + [0] * 30)),
+]
+
+
+@pytest.mark.parametrize("count", [1, 9, 16, 200, 16_400])
+@pytest.mark.parametrize("book", SIX_BITS, ids=range(len(SIX_BITS)))
+def test_damaged_streams_and_lists(count, book):
+    """Right heads, whose books have an escape among the first or the last leaves, for one symbol or for most, and behind them anything."""
+    generator = np.random.default_rng(count)
+    plan = ChunkPlan(
+        0, (PlanePlan(6, b"\2" + book.packed, 0, book), PlanePlan(2, bytes((1, 0)), 0))
+    )
+    symbols = generator.integers(0, 64, count, dtype=np.uint8)
+    if not book.escape:
+        symbols = np.flatnonzero(np.frombuffer(book.lengths, np.uint8)).astype(np.uint8)[
+            symbols % np.count_nonzero(np.frombuffer(book.lengths, np.uint8))
+        ]
+    number_format = FORMATS_BY_NAME["e4m3"]
+    words = join([symbols, np.zeros_like(symbols)], number_format.splits[0], 8)
+    pieces = []
+    write_plan(plan, pieces)
+    heads = sum(map(len, pieces))
+    write_streams(words, number_format, plan, pieces)
+    for start in range(0, count, BLOCK):
+        pieces.append(b"\x78\0")
+        write_words(words[start : start + BLOCK], number_format, plan, pieces)
+    right = b"".join(pieces)
+    spec = CodecSpec("e4m3", chunk_values=2 * BLOCK)
+    header = encoded_by(REFERENCE, values_of("bell", count), spec)[:28]
+    refused = 0
+    for attempt in range(60):
+        payload = bytearray(right)
+        for _ in range(min(attempt, int(generator.integers(1, 4)))):
+            # The sizes of streams, their lanes and the lists stand at the ends.
+            first, last = heads, len(payload)
+            if generator.random() < 0.7:
+                first, last = [(first, first + 40), (last - 20, last)][generator.integers(2)]
+            payload[min(generator.integers(first, last), len(payload) - 1)] ^= (
+                1 << generator.integers(8)
+            )
+        head = struct.pack("<IIBBHI", len(payload), 0, 3, 0, 0, 0)
+        frame = sealed(header + head + payload)
+        read, _ = assert_same_reading(frame, count)
+        refused += isinstance(read, type)
+        assert attempt or read == count
+    assert 0 < refused < 60
 
 
 @on_every_path
