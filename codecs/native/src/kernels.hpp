@@ -11,11 +11,12 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "lanes.hpp"
+
 namespace fsl {
 
 inline constexpr std::size_t kBlockValues = 16384;
 inline constexpr std::size_t kSlackBytes = 64;
-inline constexpr int kMaximumNodes = 2 * 257;
 
 enum class Path : int { kScalar = 0, kAvx2 = 1, kAvx512 = 2 };
 
@@ -34,15 +35,6 @@ struct Seen {
   std::uint32_t differing_bits = 0;     // some bits of bits XOR first_bits; 0 exactly when all are the first value's
 };
 
-// A node of the code tree (docs/WIRE.md, "Tree bitmaps"), in preorder; node 0 is the root.
-struct Node {
-  std::uint8_t first;    // lowest rank of its interval
-  std::uint8_t planes;   // kind flat: number of bit planes, 0 for a leaf
-  std::uint16_t pivot;   // kind split: first rank of the right child
-  std::uint16_t left;    // kind split: index of the left child; 0 for a flat node
-  std::uint16_t right;
-};
-
 // Other work, done a little at a time while a kernel computes, as it would wait for memory if it were done at once: fetching what is read
 // next, or putting what was decoded before.
 struct Chores {
@@ -54,7 +46,7 @@ struct Chores {
   }
 };
 
-// So many values, or symbols at one node of a tree, after which kernels that take chores do some.
+// So many values or symbols after which kernels that take chores do some.
 inline constexpr std::size_t kValuesBetweenChores = 1024;
 
 // Where decoded values go.
@@ -97,26 +89,26 @@ struct Kernels {
   void (*cut_bfloat16)(const float* x, std::size_t count, std::uint32_t first_bits, std::uint8_t* const planes[2], Seen& seen);
   void (*cut_float32)(const float* x, std::size_t count, std::uint32_t first_bits, std::uint8_t* const planes[4], Seen& seen);
 
-  // symbols[i] = ranks[(rotated ? rotate_left(codes[i], 1) : codes[i]) >> shift]; ranks has 256 entries.
-  void (*rank)(const std::uint8_t* codes, std::size_t count, bool rotated, int shift, const std::uint8_t* ranks, std::uint8_t* symbols);
+  // mapped[i] = entries[bytes[i]]; there are 256 entries.
+  void (*map)(const std::uint8_t* bytes, std::size_t count, const std::uint8_t* entries, std::uint8_t* mapped);
 
   // Bit planes of the lowest `width` bits of the (rotated) codes, highest first, each padded to whole bytes; returns bytes written.
   std::size_t (*write_bit_planes)(const std::uint8_t* codes, std::size_t count, bool rotated, int width, std::uint8_t* out);
 
-  // The tree's bitmaps of `symbols` (ranks), which it destroys; returns bytes written. scratch: kBlockValues + 64 * kSlackBytes.
-  std::size_t (*write_tree)(const Node* nodes, std::uint8_t* symbols, std::size_t count, std::uint8_t* scratch, std::uint8_t* out,
-                            const Chores& chores);
+  // Puts the words of symbols[i] = from[i] >> shift & (2^width - 1), the last one first, on the lanes i mod `lanes`, and the bytes that come
+  // out before `front`; returns the new front. At most `count` bytes; up to kSlackBytes before them may be written. Bit i % 64 of
+  // uncoded[i / 64] tells whether the symbol has no code; bits of a last word past `count` are anything. shift is 0 where width is 8.
+  std::uint8_t* (*write_lanes)(const Code& code, const std::uint8_t* from, int shift, int width, std::size_t count, std::size_t lanes,
+                               Lanes& state, std::uint8_t* front, std::uint64_t* uncoded);
 
-  // The inverse: ranks (count) from at most end - in bytes; returns the bytes read, or SIZE_MAX when they do not suffice.
-  // scratch: 2 * (kBlockValues + 64 * kSlackBytes).
-  std::size_t (*read_tree)(const Node* nodes, const std::uint8_t* in, const std::uint8_t* end, std::size_t count, std::uint8_t* scratch,
-                           std::uint8_t* symbols, const Chores& chores);
+  // The inverse, from the first symbol on: `count` symbols (of the uncoded, the lowest) from at most end - in bytes; returns where the bytes
+  // not yet read start, or null when they do not suffice (the lanes are of no use then).
+  const std::uint8_t* (*read_lanes)(const Code& code, const std::uint8_t* in, const std::uint8_t* end, std::size_t count,
+                                    std::size_t lanes, Lanes& state, std::uint8_t* symbols, const Chores& chores);
 
-  // codes[i] = unrotate(symbol_of_rank[symbols[i]] << width | the `width` bit planes at `in`); symbols may be null (no upper plane).
-  // The upper bits are anything where a symbol is not below 256 >> width. The caller has checked that width * ceil(count / 8) bytes are
-  // there; it guarantees no slack behind them.
-  void (*join)(const std::uint8_t* symbols, const std::uint8_t* symbol_of_rank, const std::uint8_t* in, std::size_t count,
-               bool rotated, int width, std::uint8_t* codes);
+  // codes[i] = unrotate(symbols[i] << width | the `width` bit planes at `in`); symbols may be null (no upper plane). The caller has checked
+  // that width * ceil(count / 8) bytes are there; it guarantees no slack behind them.
+  void (*join)(const std::uint8_t* symbols, const std::uint8_t* in, std::size_t count, bool rotated, int width, std::uint8_t* codes);
 
   // Codes to values. Returns false when a code, or a value of a run with the highest scale, is not finite.
   bool (*dequantise_float8)(const std::uint8_t* codes, const std::uint8_t* scales, std::size_t count, const Float8& format,

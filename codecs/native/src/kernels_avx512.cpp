@@ -25,18 +25,16 @@
 #include "kernels_avx512_input.hpp"
 #include "kernels_avx512_quantise.hpp"
 #include "kernels_avx512_planes.hpp"
-#include "kernels_avx512_tree_write.hpp"
-#include "kernels_avx512_tree_read.hpp"
+#include "kernels_avx512_lanes.hpp"
 #include "kernels_avx512_values.hpp"
 #include "kernels_avx512_bytes.hpp"
 
 namespace fsl {
 
 const Kernels kAvx512Kernels = {
-    combine,          look, quantise_float8, quantise_uniform,  cut_bfloat16,       cut_float32,   rank,
-    write_bit_planes, write_tree,            read_tree,         join,               dequantise_float8, dequantise_uniform,
-    join_bfloat16,    join_float32,          copy_float32,      largest_byte,       count_byte,     find_byte,     crc32,
-    Path::kAvx512,
+    combine,          look,        quantise_float8, quantise_uniform, cut_bfloat16,      cut_float32,        map,
+    write_bit_planes, write_lanes, read_lanes,      join,             dequantise_float8, dequantise_uniform, join_bfloat16,
+    join_float32,     copy_float32, largest_byte,   count_byte,       find_byte,         crc32,              Path::kAvx512,
 };
 
 }  // namespace fsl

@@ -1,4 +1,4 @@
-// AVX-512: byte planes, ranks, bit planes, masks. For kernels_avx512.cpp only, which sets the target.
+// AVX-512: byte planes, maps, bit planes, masks. For kernels_avx512.cpp only, which sets the target.
 #pragma once
 
 #include "kernels_avx512_base.hpp"
@@ -74,7 +74,7 @@ void cut_float32(const float* x, std::size_t count, std::uint32_t first_bits, st
   kScalarKernels.cut_float32(x + whole, count - whole, first_bits, rest, seen);
 }
 
-// ------------------------------------------------------------------------------------------------------- ranks, bit planes
+// -------------------------------------------------------------------------------------------------------- maps, bit planes
 
 // Looks up each byte of `index` in 256 entries.
 struct Table256 {
@@ -98,32 +98,11 @@ FSL_INLINE __m512i rotate_right(__m512i codes) {
   return _mm512_ternarylogic_epi32(_mm512_slli_epi16(codes, 7), _mm512_srli_epi16(codes, 1), all_bytes(0x80), 0xE4);
 }
 
-void rank(const std::uint8_t* codes, std::size_t count, bool rotated, int shift, const std::uint8_t* ranks, std::uint8_t* symbols) {
+void map(const std::uint8_t* bytes, std::size_t count, const std::uint8_t* entries, std::uint8_t* mapped) {
+  const Table256 table(entries);
   const std::size_t whole = count & ~(kStep - 1);
-  // The sign of rotated codes falls off at the right, so these bits of a code, found six bits wide, decide.
-  const int lowest_bit = rotated ? shift - 1 : shift;
-  if (lowest_bit >= 2 || (rotated && lowest_bit >= 1)) {
-    alignas(64) std::uint8_t entries[64];
-    for (int index = 0; index < 64; ++index) {
-      const int code = index << lowest_bit & 0xFF;
-      entries[index] = ranks[(rotated ? code << 1 & 0xFF : code) >> shift];
-    }
-    const __m512i table = load(entries);
-    const __m128i places = _mm_cvtsi32_si128(lowest_bit);
-    for (std::size_t i = 0; i < whole; i += kStep) {
-      store(symbols + i, _mm512_permutexvar_epi8(_mm512_srl_epi16(load(codes + i), places), table));
-    }
-  } else {
-    const Table256 table(ranks);
-    const __m128i places = _mm_cvtsi32_si128(shift);
-    const __m512i kept = all_bytes(0xFF >> shift);
-    for (std::size_t i = 0; i < whole; i += kStep) {
-      __m512i code = load(codes + i);
-      if (rotated) code = rotate_left(code);
-      store(symbols + i, table(_mm512_and_si512(_mm512_srl_epi16(code, places), kept)));
-    }
-  }
-  kScalarKernels.rank(codes + whole, count - whole, rotated, shift, ranks, symbols + whole);
+  for (std::size_t i = 0; i < whole; i += kStep) store(mapped + i, table(load(bytes + i)));
+  kScalarKernels.map(bytes + whole, count - whole, entries, mapped + whole);
 }
 
 FSL_INLINE void store_mask(std::uint8_t* to, std::uint64_t mask) { std::memcpy(to, &mask, 8); }
@@ -143,18 +122,12 @@ std::size_t write_bit_planes(const std::uint8_t* codes, std::size_t count, bool 
   return static_cast<std::size_t>(width) * plane_bytes;
 }
 
-// Moves between mask and general registers are slow on some machines (two cycles each way on Zen 4), and compilers like to make them.
-// These come from memory, which both can reach, or stay where they are.
+// Moves between mask and general registers are slow on some machines (two cycles each way on Zen 4), and compilers like to make them. This comes
+// from memory, which both can reach.
 FSL_INLINE __mmask64 mask_at(const std::uint8_t* from) {
   __mmask64 mask;
   __asm__("kmovq %1, %0" : "=Yk"(mask) : "m"(*reinterpret_cast<const std::uint8_t(*)[8]>(from)));
   return mask;
-}
-
-FSL_INLINE __mmask64 inverse(__mmask64 mask) {
-  __mmask64 inverted;
-  __asm__("knotq %1, %0" : "=Yk"(inverted) : "Yk"(mask));
-  return inverted;
 }
 
 }  // namespace

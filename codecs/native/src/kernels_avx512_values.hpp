@@ -1,23 +1,34 @@
-// AVX-512: ranks and bit planes to codes, codes to values. For kernels_avx512.cpp only, which sets the target.
+// AVX-512: symbols and bit planes to codes, codes to values. For kernels_avx512.cpp only, which sets the target.
 #pragma once
 
 #include "kernels_avx512_base.hpp"
 #include "kernels_avx512_input.hpp"
 #include "kernels_avx512_planes.hpp"
 #include "kernels_avx512_quantise.hpp"
-#include "kernels_avx512_tree_read.hpp"
 
 namespace fsl {
 namespace {
 
-// kSmall: ranks are below 64. The table's entries and the planes' bits go straight to where a rotation takes them.
-template <bool kSmall, int kWidth>
-FSL_INLINE void join_as(const std::uint8_t* symbols, const std::uint8_t* entries, const std::uint8_t* in, std::size_t count,
-                        bool rotated, int any_width, std::uint8_t* codes) {
+// The last bits of a plane, count < 64, nothing touched from `end` on.
+FSL_INLINE std::uint64_t rest_of_plane(const std::uint8_t* from, std::size_t count, const std::uint8_t* end) {
+  std::uint64_t mask = 0;
+  if (__builtin_expect(end - from >= 8, 1)) {
+    std::memcpy(&mask, from, 8);
+  } else {
+    std::memcpy(&mask, from, (count + 7) / 8);
+  }
+  return mask & lowest(count);
+}
+
+// kWidth: -1 for any. Symbols' and planes' bits go straight to where a rotation takes them.
+template <int kWidth>
+void join_planes(const std::uint8_t* symbols, const std::uint8_t* in, std::size_t count, bool rotated, int any_width, std::uint8_t* codes) {
   const int width = kWidth >= 0 ? kWidth : any_width;
   const std::size_t plane_bytes = (count + 7) / 8;
-  const Table256 table(entries);
   const std::size_t whole = count & ~(kStep - 1);
+  const bool wraps = rotated && width == 0;
+  const __m128i up = _mm_cvtsi32_si128(rotated && !wraps ? width - 1 : width);
+  const __m512i kept = all_bytes(rotated && !wraps ? 0xFF << (width - 1) : 0xFF << width);
   __m512i places[8];
   for (int plane = 0; plane < width; ++plane) {
     const int bit = width - 1 - plane;
@@ -26,8 +37,8 @@ FSL_INLINE void join_as(const std::uint8_t* symbols, const std::uint8_t* entries
   const auto joined = [&](std::size_t i, auto mask_of) __attribute__((always_inline)) {
     __m512i code = _mm512_setzero_si512();
     if (symbols != nullptr) {
-      code = load(symbols + i);
-      code = kSmall ? _mm512_permutexvar_epi8(code, table.part[0]) : table(code);
+      code = _mm512_and_si512(_mm512_sll_epi16(load(symbols + i), up), kept);
+      if (wraps) code = rotate_right(code);
     }
     for (int plane = 0; plane < width; ++plane) {
       code = _mm512_mask_add_epi8(code, mask_of(in + static_cast<std::size_t>(plane) * plane_bytes + i / 8), code, places[plane]);
@@ -40,28 +51,14 @@ FSL_INLINE void join_as(const std::uint8_t* symbols, const std::uint8_t* entries
   }
   if (whole < count) {
     joined(whole, [=](const std::uint8_t* plane) __attribute__((always_inline)) {
-      return load_rest(plane, count - whole, in + static_cast<std::size_t>(width) * plane_bytes);
+      return rest_of_plane(plane, count - whole, in + static_cast<std::size_t>(width) * plane_bytes);
     });
   }
 }
 
-void join(const std::uint8_t* symbols, const std::uint8_t* symbol_of_rank, const std::uint8_t* in, std::size_t count, bool rotated,
-          int width, std::uint8_t* codes) {
-  alignas(64) std::uint8_t entries[256] = {};
-  const __m512i kept = all_bytes(0xFF << width);
-  for (std::size_t i = 0; i < 256 && symbols != nullptr; i += kStep) {
-    const __m512i upper = _mm512_and_si512(_mm512_sll_epi16(load(symbol_of_rank + i), _mm_cvtsi32_si128(width)), kept);
-    store(entries + i, rotated ? rotate_right(upper) : upper);
-  }
-  if (width == 3) {
-    join_as<true, 3>(symbols, entries, in, count, rotated, width, codes);
-  } else if (width == 2) {
-    join_as<true, 2>(symbols, entries, in, count, rotated, width, codes);
-  } else if (width > 3) {
-    join_as<true, -1>(symbols, entries, in, count, rotated, width, codes);
-  } else {
-    join_as<false, -1>(symbols, entries, in, count, rotated, width, codes);
-  }
+void join(const std::uint8_t* symbols, const std::uint8_t* in, std::size_t count, bool rotated, int width, std::uint8_t* codes) {
+  const auto join_them = width == 2 ? join_planes<2> : join_planes<-1>;
+  join_them(symbols, in, count, rotated, width, codes);
 }
 
 // ------------------------------------------------------------------------------------------------------------ output values

@@ -24,8 +24,6 @@ float float_of(std::uint32_t bits) {
 
 std::uint8_t byte(std::uint32_t value) { return static_cast<std::uint8_t>(value); }
 
-std::uint8_t rotate_left(std::uint8_t code) { return byte(static_cast<std::uint32_t>(code << 1 | code >> 7)); }
-
 std::uint8_t rotate_right(std::uint8_t code) { return byte(static_cast<std::uint32_t>(code >> 1 | code << 7)); }
 
 // bf16 of fp32 bits, to nearest even. NaN keeps its sign and upper payload and becomes quiet.
@@ -185,10 +183,10 @@ void cut_float32(const float* x, std::size_t count, std::uint32_t first_bits, st
   }
 }
 
-// ------------------------------------------------------------------------------------------------------- ranks, bit planes
+// -------------------------------------------------------------------------------------------------------- maps, bit planes
 
-void rank(const std::uint8_t* codes, std::size_t count, bool rotated, int shift, const std::uint8_t* ranks, std::uint8_t* symbols) {
-  for (std::size_t i = 0; i < count; ++i) symbols[i] = ranks[(rotated ? rotate_left(codes[i]) : codes[i]) >> shift];
+void map(const std::uint8_t* bytes, std::size_t count, const std::uint8_t* entries, std::uint8_t* mapped) {
+  for (std::size_t i = 0; i < count; ++i) mapped[i] = entries[bytes[i]];
 }
 
 // One bit of each of `count` bytes, padded to whole bytes; bit_of gives 0 or 1.
@@ -212,99 +210,56 @@ std::size_t write_bit_planes(const std::uint8_t* codes, std::size_t count, bool 
   return static_cast<std::size_t>(position - out);
 }
 
-// ---------------------------------------------------------------------------------------------------------------- tree
+// --------------------------------------------------------------------------------------------------------------- lanes
 
-struct TreeWriter {
-  const Node* nodes;
-  std::uint8_t* out;
-
-  // `list` is the node's symbols; the left child's take their place, the right child's go to `stack`. Both buffers are free from there
-  // on, so that in its turn the right child finds room where `list` was.
-  void write(const Node& node, std::uint8_t* list, std::size_t count, std::uint8_t* stack) {
-    if (node.left == 0) {
-      for (int bit = node.planes - 1; bit >= 0; --bit) {
-        out = pack_bits(count, out, [&](std::size_t i) { return (list[i] - node.first) >> bit & 1; });
-      }
-      return;
-    }
-    std::size_t left_count = 0;
-    std::size_t right_count = 0;
-    for (std::size_t i = 0; i < count; i += 8) {
-      const std::size_t end = count - i < 8 ? count - i : 8;
-      std::uint32_t packed = 0;
-      for (std::size_t j = 0; j < end; ++j) {
-        const std::uint8_t symbol = list[i + j];
-        const std::uint32_t goes_right = symbol >= node.pivot;
-        packed |= goes_right << j;
-        list[left_count] = symbol;
-        stack[right_count] = symbol;
-        left_count += 1 - goes_right;
-        right_count += goes_right;
-      }
-      *out++ = byte(packed);
-    }
-    if (left_count > 0) write(nodes[node.left], list, left_count, stack + right_count);
-    if (right_count > 0) write(nodes[node.right], stack, right_count, list);
+// Without branches: whether a byte goes or comes is as good as random.
+std::uint8_t* write_lanes(const Code& code, const std::uint8_t* from, int shift, int width, std::size_t count, std::size_t lanes,
+                          Lanes& state, std::uint8_t* front, std::uint64_t* uncoded) {
+  const std::uint32_t mask = (1U << width) - 1;
+  std::uint64_t word = 0;
+  for (std::size_t i = count; i-- > 0;) {
+    const std::size_t lane = i & (lanes - 1);
+    const std::size_t symbol = static_cast<std::uint32_t>(from[i] >> shift) & mask;
+    const std::uint32_t length = code.lengths[symbol];
+    word = word << 1 | length >> 7;
+    uncoded[i / 64] = word;
+    const std::uint32_t used = state.used[lane];
+    const std::uint32_t high = (state.high[lane] & ((1U << used) - 1)) | static_cast<std::uint32_t>(code.words[symbol]) << used;
+    const std::uint32_t grown = used + (length & 15);
+    const std::uint32_t goes = grown >> 3;  // 0 or 1
+    const std::uint8_t low = state.low[lane];
+    front[-1] = low;
+    front -= goes;
+    state.low[lane] = goes != 0 ? byte(high) : low;
+    state.high[lane] = byte(high >> (8 * goes));
+    state.used[lane] = byte(grown & 7);
   }
-};
-
-std::size_t write_tree(const Node* nodes, std::uint8_t* symbols, std::size_t count, std::uint8_t* scratch, std::uint8_t* out,
-                       const Chores&) {
-  TreeWriter writer{nodes, out};
-  if (count > 0) writer.write(nodes[0], symbols, count, scratch);
-  return static_cast<std::size_t>(writer.out - out);
+  return front;
 }
 
-unsigned bits_set(std::uint32_t value) {
-  value -= value >> 1 & 0x55;
-  value = (value & 0x33) + (value >> 2 & 0x33);
-  return (value + (value >> 4)) & 0x0F;
-}
-
-struct TreeReader {
-  const Node* nodes;
-  const std::uint8_t* in;
-  const std::uint8_t* end;
-
-  // Writes the node's symbols to `list`; children write theirs to the same places of `other`. False when bytes are missing.
-  bool read(const Node& node, std::size_t count, std::uint8_t* list, std::uint8_t* other) {
-    const std::size_t bitmap_bytes = (count + 7) / 8;
-    if (node.left == 0) {
-      if (static_cast<std::size_t>(end - in) < node.planes * bitmap_bytes) return false;
-      std::memset(list, 0, count);
-      for (int plane = 0; plane < node.planes; ++plane, in += bitmap_bytes) {
-        for (std::size_t i = 0; i < count; ++i) list[i] = byte(static_cast<std::uint32_t>(list[i] << 1 | (in[i / 8] >> (i & 7) & 1)));
-      }
-      for (std::size_t i = 0; i < count; ++i) list[i] = byte(static_cast<std::uint32_t>(list[i] + node.first));
-      return true;
-    }
-    if (static_cast<std::size_t>(end - in) < bitmap_bytes) return false;
-    const std::uint8_t* bitmap = in;
-    in += bitmap_bytes;
-    std::size_t right_count = 0;
-    for (std::size_t i = 0; i < count / 8; ++i) right_count += bits_set(bitmap[i]);
-    if (count % 8 != 0) right_count += bits_set(bitmap[count / 8] & ((1U << (count % 8)) - 1));
-    const std::size_t left_count = count - right_count;
-    if (left_count > 0 && !read(nodes[node.left], left_count, other, list)) return false;
-    if (right_count > 0 && !read(nodes[node.right], right_count, other + left_count, list + left_count)) return false;
-    const std::uint8_t* children[2] = {other, other + left_count};
-    for (std::size_t i = 0; i < count; ++i) list[i] = *children[bitmap[i / 8] >> (i & 7) & 1]++;
-    return true;
+const std::uint8_t* read_lanes(const Code& code, const std::uint8_t* in, const std::uint8_t* end, std::size_t count, std::size_t lanes,
+                               Lanes& state, std::uint8_t* symbols, const Chores&) {
+  for (std::size_t i = 0; i < count; ++i) {
+    const std::size_t lane = i & (lanes - 1);
+    const std::uint32_t held = static_cast<std::uint32_t>(state.high[lane] << 8 | state.low[lane]);
+    const std::uint32_t window = held >> state.used[lane] & 0xFF;
+    symbols[i] = code.symbol_of_window[window];
+    const std::uint32_t left = state.used[lane] + 8U - code.length_of_window[window];  // 8 more than are left
+    state.used[lane] = byte(left & 7);
+    const bool is_short = left < 8;
+    if (is_short && in == end) return nullptr;
+    const std::uint8_t next = in == end ? 0 : *in;
+    state.high[lane] = is_short ? byte(held) : state.high[lane];
+    state.low[lane] = is_short ? next : byte(held);
+    in += is_short;
   }
-};
-
-std::size_t read_tree(const Node* nodes, const std::uint8_t* in, const std::uint8_t* end, std::size_t count, std::uint8_t* scratch,
-                      std::uint8_t* symbols, const Chores&) {
-  TreeReader reader{nodes, in, end};
-  if (count > 0 && !reader.read(nodes[0], count, symbols, scratch)) return SIZE_MAX;
-  return static_cast<std::size_t>(reader.in - in);
+  return in;
 }
 
-void join(const std::uint8_t* symbols, const std::uint8_t* symbol_of_rank, const std::uint8_t* in, std::size_t count, bool rotated,
-          int width, std::uint8_t* codes) {
+void join(const std::uint8_t* symbols, const std::uint8_t* in, std::size_t count, bool rotated, int width, std::uint8_t* codes) {
   const std::size_t plane_bytes = (count + 7) / 8;
   for (std::size_t i = 0; i < count; ++i) {
-    std::uint32_t code = symbols != nullptr ? symbol_of_rank[symbols[i]] : 0;
+    std::uint32_t code = symbols != nullptr ? symbols[i] : 0;
     for (int plane = 0; plane < width; ++plane) {
       code = code << 1 | (in[static_cast<std::size_t>(plane) * plane_bytes + i / 8] >> (i & 7) & 1);
     }

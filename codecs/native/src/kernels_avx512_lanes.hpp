@@ -1,0 +1,186 @@
+// AVX-512: lanes (docs/WIRE.md, "Streams"), 64 in a vector. For kernels_avx512.cpp only, which sets the target.
+#pragma once
+
+#include "kernels_avx512_base.hpp"
+#include "kernels_avx512_planes.hpp"
+
+namespace fsl {
+namespace {
+
+static_assert(kMostLanes == 2 * kStep);
+
+// vpmultishiftqb takes any 8 neighbouring bits of a group of 64 for each of its bytes. So bytes 0 to 3 of each 8 are looked after by one vector of
+// words, whose groups hold words of these lanes, and bytes 4 to 7 by another.
+constexpr std::uint64_t kUpperHalves = 0xF0F0F0F0F0F0F0F0;
+constexpr std::uint64_t kHighBytes = 0xAAAAAAAAAAAAAAAA;
+
+struct LaneOrder {
+  // Words of a low byte from the first and a high byte from the second source.
+  alignas(64) std::uint8_t lower_words[kStep] = {};
+  alignas(64) std::uint8_t upper_words[kStep] = {};
+  // Where a byte's word starts in its group of 64 bits.
+  alignas(64) std::uint8_t first_bit[kStep] = {};
+
+  constexpr LaneOrder() {
+    for (std::size_t i = 0; i < kStep; ++i) {
+      const std::size_t lane = i / 8 * 8 + i % 8 / 2;
+      const std::size_t source = i % 2 * kStep;
+      lower_words[i] = static_cast<std::uint8_t>(source + lane);
+      upper_words[i] = static_cast<std::uint8_t>(source + lane + 4);
+      first_bit[i] = static_cast<std::uint8_t>(i % 4 * 16);
+    }
+  }
+};
+
+alignas(64) constexpr LaneOrder kLaneOrder;
+
+FSL_INLINE __m512i bits_at(__m512i places, __m512i lower, __m512i upper) {
+  return _mm512_mask_multishift_epi64_epi8(_mm512_multishift_epi64_epi8(places, lower), kUpperHalves, places, upper);
+}
+
+// 64 lanes. `used` holds numbers from 0 to 7; when reading, the lanes' first bits as well.
+struct LaneVector {
+  __m512i low, high, used;
+
+  FSL_INLINE LaneVector(const Lanes& lanes, std::size_t first) : low(load(lanes.low + first)), high(load(lanes.high + first)), used(load(lanes.used + first)) {}
+
+  FSL_INLINE void save(Lanes& lanes, std::size_t first) const {
+    store(lanes.low + first, low);
+    store(lanes.high + first, high);
+    store(lanes.used + first, _mm512_and_si512(used, all_bytes(7)));
+  }
+};
+
+// ---------------------------------------------------------------------------------------------------------------- writing
+
+// The entries of 64 or, kWide, 256 symbols.
+template <bool kWide>
+struct SymbolTable;
+
+template <>
+struct SymbolTable<false> {
+  __m512i entries;
+
+  FSL_INLINE explicit SymbolTable(const std::uint8_t* from) : entries(load(from)) {}
+  FSL_INLINE __m512i operator()(__m512i symbols) const { return _mm512_permutexvar_epi8(symbols, entries); }
+};
+
+template <>
+struct SymbolTable<true> : Table256 {
+  FSL_INLINE explicit SymbolTable(const std::uint8_t* from) : Table256(from) {}
+};
+
+template <bool kWide>
+struct LaneWriter {
+  const SymbolTable<kWide> words;
+  const SymbolTable<kWide> lengths;
+  const __m128i shift;
+  const __m512i lower_words = load(kLaneOrder.lower_words);
+  const __m512i upper_words = load(kLaneOrder.upper_words);
+  // A word in the high byte, moved up by `used`: what stays in the byte starts at bit 8 - used of the word, what leaves it at 16 - used.
+  const __m512i staying = _mm512_add_epi8(load(kLaneOrder.first_bit), all_bytes(8));
+  const __m512i leaving = _mm512_add_epi8(load(kLaneOrder.first_bit), all_bytes(16));
+
+  FSL_INLINE LaneWriter(const Code& code, int by) : words(code.words), lengths(code.lengths), shift(_mm_cvtsi32_si128(by)) {}
+
+  FSL_INLINE void step(const std::uint8_t* from, LaneVector& lanes, std::uint8_t*& front, std::uint64_t* uncoded) const {
+    // A narrow table looks at the lowest six bits only, so bits that come from a neighbour do no harm.
+    const __m512i symbols = kWide ? load(from) : _mm512_srl_epi16(load(from), shift);
+    const __m512i word = words(symbols);
+    const __m512i length = lengths(symbols);
+    *uncoded = _mm512_movepi8_mask(length);
+    // Code words as high bytes of words. (A permutation of one vector takes no notice of which source it is.)
+    const __m512i lower = _mm512_maskz_permutexvar_epi8(kHighBytes, lower_words, word);
+    const __m512i upper = _mm512_maskz_permutexvar_epi8(kHighBytes, upper_words, word);
+    const __m512i high = _mm512_or_si512(lanes.high, bits_at(_mm512_sub_epi8(staying, lanes.used), lower, upper));
+    const __m512i above = bits_at(_mm512_sub_epi8(leaving, lanes.used), lower, upper);
+    const __m512i grown = _mm512_add_epi8(lanes.used, length);
+    const __mmask64 is_full = _mm512_test_epi8_mask(grown, all_bytes(8));
+    lanes.used = _mm512_and_si512(grown, all_bytes(7));
+    const std::size_t going = ones(is_full);
+    front -= going;
+    _mm512_mask_storeu_epi8(front, _bzhi_u64(~std::uint64_t{0}, static_cast<unsigned>(going)), _mm512_maskz_compress_epi8(is_full, lanes.low));
+    lanes.low = _mm512_mask_mov_epi8(lanes.low, is_full, high);
+    lanes.high = _mm512_mask_mov_epi8(high, is_full, above);
+  }
+};
+
+template <bool kWide>
+std::uint8_t* write_all_lanes(const Code& code, const std::uint8_t* from, int shift, std::size_t whole, Lanes& state,
+                              std::uint8_t* front, std::uint64_t* uncoded) {
+  const LaneWriter<kWide> writer(code, shift);
+  LaneVector first(state, 0);
+  LaneVector second(state, kStep);
+  for (std::size_t i = whole; i > 0; i -= kMostLanes) {
+    writer.step(from + i - kStep, second, front, uncoded + i / 64 - 1);
+    writer.step(from + i - kMostLanes, first, front, uncoded + i / 64 - 2);
+  }
+  first.save(state, 0);
+  second.save(state, kStep);
+  return front;
+}
+
+std::uint8_t* write_lanes(const Code& code, const std::uint8_t* from, int shift, int width, std::size_t count, std::size_t lanes,
+                          Lanes& state, std::uint8_t* front, std::uint64_t* uncoded) {
+  const std::size_t whole = lanes == kMostLanes ? count & ~(kMostLanes - 1) : 0;
+  front = kScalarKernels.write_lanes(code, from + whole, shift, width, count - whole, lanes, state, front, uncoded + whole / 64);
+  const auto write = width > 6 ? write_all_lanes<true> : write_all_lanes<false>;
+  return write(code, from, shift, whole, state, front, uncoded);
+}
+
+// ---------------------------------------------------------------------------------------------------------------- reading
+
+struct LaneReader {
+  const Table256 symbols;
+  // No code word is longer than 8 bits, and those of 8 come in pairs: seven bits tell the length.
+  const __m512i lengths[2];
+  const __m512i lower_words = load(kLaneOrder.lower_words);
+  const __m512i upper_words = load(kLaneOrder.upper_words);
+  const __m512i first_bit = load(kLaneOrder.first_bit);
+
+  FSL_INLINE explicit LaneReader(const Code& code) : symbols(code.symbol_of_window), lengths{halved(code.length_of_window), halved(code.length_of_window + 128)} {}
+
+  FSL_INLINE static __m512i halved(const std::uint8_t* pairs) {
+    return _mm512_inserti64x4(_mm512_castsi256_si512(_mm512_cvtepi16_epi8(load(pairs))), _mm512_cvtepi16_epi8(load(pairs + 64)), 1);
+  }
+
+  FSL_INLINE void step(LaneVector& lanes, const std::uint8_t*& in, std::uint8_t* out) const {
+    const __m512i lower = _mm512_permutex2var_epi8(lanes.low, lower_words, lanes.high);
+    const __m512i upper = _mm512_permutex2var_epi8(lanes.low, upper_words, lanes.high);
+    store(out, symbols(bits_at(lanes.used, lower, upper)));
+    // One bit further up, the window without its lowest bit; what comes in above is ignored.
+    const __m512i seven_bits = bits_at(_mm512_add_epi8(lanes.used, all_bytes(1)), lower, upper);
+    const __m512i left = _mm512_sub_epi8(lanes.used, _mm512_permutex2var_epi8(lengths[0], seven_bits, lengths[1]));
+    const __mmask64 is_short = _mm512_test_epi8_mask(left, all_bytes(8));
+    lanes.used = _mm512_ternarylogic_epi32(left, all_bytes(7), first_bit, 0xEA);  // left & 7 | first_bit
+    const __m512i next = load_first(in);
+    in += ones(is_short);
+    lanes.high = _mm512_mask_mov_epi8(lanes.high, is_short, lanes.low);
+    lanes.low = _mm512_mask_expand_epi8(lanes.low, is_short, next);
+  }
+};
+
+const std::uint8_t* read_lanes(const Code& code, const std::uint8_t* in, const std::uint8_t* end, std::size_t count, std::size_t lanes,
+                               Lanes& state, std::uint8_t* symbols, const Chores& chores) {
+  std::size_t i = 0;
+  if (lanes == kMostLanes) {
+    const LaneReader reader(code);
+    LaneVector first(state, 0);
+    LaneVector second(state, kStep);
+    first.used = _mm512_or_si512(first.used, reader.first_bit);
+    second.used = _mm512_or_si512(second.used, reader.first_bit);
+    // A step reads two vectors and uses at most all of them.
+    while (count - i >= kMostLanes && static_cast<std::size_t>(end - in) >= kMostLanes) {
+      reader.step(first, in, symbols + i);
+      reader.step(second, in, symbols + i + kStep);
+      i += kMostLanes;
+      if (i % kValuesBetweenChores == 0) chores.do_some();
+    }
+    first.save(state, 0);
+    second.save(state, kStep);
+  }
+  return kScalarKernels.read_lanes(code, in, end, count - i, lanes, state, symbols + i, chores);
+}
+
+}  // namespace
+}  // namespace fsl
