@@ -6,61 +6,46 @@
 namespace fsl {
 namespace {
 
-// Leaves ranked by (length, symbol); the escape is the symbol after all others.
-struct Ranking {
-  int leaves = 0;
-  std::uint8_t lengths[kMaximumLeaves];
-  std::uint16_t symbols[kMaximumLeaves];
-};
+// Symbols rarer than one in so many take the escape.
+constexpr std::uint32_t kRarest = 768;
 
-void rank_leaves(const std::uint8_t* lengths, int symbols, int escape, Ranking& ranking) {
-  int starts[kLengthLimit + 2] = {};
-  for (int symbol = 0; symbol < symbols; ++symbol) ++starts[lengths[symbol] + 1];
-  if (escape != 0) ++starts[escape + 1];
-  starts[1] = 0;  // symbols without a code have no rank
-  for (int length = 1; length <= kLengthLimit; ++length) starts[length + 1] += starts[length];
-  ranking.leaves = starts[kLengthLimit + 1];
-  for (int symbol = 0; symbol < symbols; ++symbol) {
-    const int length = lengths[symbol];
-    if (length == 0) continue;
-    const int rank = starts[length]++;
-    ranking.lengths[rank] = static_cast<std::uint8_t>(length);
-    ranking.symbols[rank] = static_cast<std::uint16_t>(symbol);
-  }
-  if (escape != 0) {
-    const int rank = starts[escape]++;
-    ranking.lengths[rank] = static_cast<std::uint8_t>(escape);
-    ranking.symbols[rank] = static_cast<std::uint16_t>(symbols);
-  }
+int bits_needed(unsigned value) {
+  int bits = 0;
+  for (; value != 0; value >>= 1) ++bits;
+  return bits;
 }
 
-// Grows the canonical code's tree in preorder.
-struct TreeBuilder {
-  const Ranking& ranking;
-  Node* nodes;
-  int used = 0;
-  int bitmaps = 0;
-
-  std::uint16_t grow(int first, int end, int depth) {
-    const int index = used++;
-    Node node = {static_cast<std::uint8_t>(first), 0, 0, 0, 0};
-    if (ranking.lengths[first] == ranking.lengths[end - 1]) {
-      node.planes = static_cast<std::uint8_t>(ranking.lengths[first] - depth);
-      bitmaps += node.planes;
-    } else {
-      ++bitmaps;
-      // The left child's leaves fill half of the node's code space, shortest codes first.
-      const int half = 1 << (kLengthLimit - depth - 1);
-      int pivot = first;
-      for (int filled = 0; filled < half; ++pivot) filled += 1 << (kLengthLimit - ranking.lengths[pivot]);
-      node.pivot = static_cast<std::uint16_t>(pivot);
-      node.left = grow(first, pivot, depth + 1);
-      node.right = grow(pivot, end, depth + 1);
-    }
-    nodes[index] = node;
-    return static_cast<std::uint16_t>(index);
+// Canonical words: leaves in the order of (length, symbol), the escape after all symbols of its length, lie side by side in the windows.
+void fill_code(const Book& book, Code& code) {
+  const int symbols = 1 << book.width;
+  int next[kLengthLimit + 2] = {};  // by length, the window where the next leaf starts
+  for (int symbol = 0; symbol < symbols; ++symbol) ++next[book.lengths[symbol] + 1];
+  if (book.escape != 0) ++next[book.escape + 1];
+  next[1] = 0;  // symbols without a code take no room
+  for (int length = 1; length <= kLengthLimit; ++length) next[length + 1] = next[length] + (next[length + 1] << (kLengthLimit - length));
+  const auto place = [&](int symbol, int length, std::uint8_t& word) {
+    const int window = next[length];
+    const std::size_t windows = std::size_t{1} << (kLengthLimit - length);
+    next[length] += static_cast<int>(windows);
+    word = static_cast<std::uint8_t>(window >> (kLengthLimit - length));
+    std::memset(code.symbol_of_window + window, symbol, windows);
+    std::memset(code.length_of_window + window, length, windows);
+  };
+  std::memset(code.words, 0, sizeof(code.words));
+  std::memset(code.lengths, 0, sizeof(code.lengths));
+  for (int symbol = 0; symbol < symbols; ++symbol) {
+    if (book.lengths[symbol] == 0) continue;
+    code.lengths[symbol] = book.lengths[symbol];
+    place(symbol, book.lengths[symbol], code.words[symbol]);
   }
-};
+  if (book.escape == 0) return;
+  std::uint8_t word;
+  place(book.lowest_uncoded, book.escape, word);
+  for (int number = 0; number < book.uncoded; ++number) {
+    code.words[book.symbol_of[number]] = word;
+    code.lengths[book.symbol_of[number]] = static_cast<std::uint8_t>(kUncoded | book.escape);
+  }
+}
 
 void fill_book(int width, int escape, const std::uint8_t* lengths, Book& book) {
   const int symbols = 1 << width;
@@ -69,38 +54,23 @@ void fill_book(int width, int escape, const std::uint8_t* lengths, Book& book) {
   book.digest = 0;
   std::memset(book.lengths, 0, sizeof(book.lengths));
   std::memcpy(book.lengths, lengths, static_cast<std::size_t>(symbols));
-
-  Ranking ranking;
-  rank_leaves(lengths, symbols, escape, ranking);
-  TreeBuilder builder{ranking, book.nodes};
-  builder.grow(0, ranking.leaves, 0);
-  book.bitmaps = builder.bitmaps;
-
-  std::memset(book.symbol_of_rank, 0, sizeof(book.symbol_of_rank));
-  book.escape_rank = kNoEscape;
-  for (int rank = 0; rank < ranking.leaves; ++rank) {
-    if (ranking.symbols[rank] == symbols) book.escape_rank = rank;
-  }
-  std::memset(book.ranks, book.escape_rank & 0xFF, sizeof(book.ranks));
-  for (int rank = 0; rank < ranking.leaves; ++rank) {
-    if (rank == book.escape_rank) continue;
-    book.ranks[ranking.symbols[rank]] = static_cast<std::uint8_t>(rank);
-    book.symbol_of_rank[rank] = static_cast<std::uint8_t>(ranking.symbols[rank]);
-  }
-
-  const std::uint8_t of_escaped = static_cast<std::uint8_t>(escape != 0 ? escape + 8 : 0);
+  book.uncoded = 0;
   int first = symbols;
   int last = 0;
-  book.is_total = true;
   for (int symbol = 0; symbol < symbols; ++symbol) {
-    const bool has_code = lengths[symbol] != 0;
-    book.costs[symbol] = has_code ? lengths[symbol] : of_escaped;
-    book.is_total &= has_code;
-    if (!has_code) continue;
+    book.number_of[symbol] = static_cast<std::uint8_t>(book.uncoded);
+    book.symbol_of[book.uncoded & 0xFF] = static_cast<std::uint8_t>(symbol);
+    book.uncoded += lengths[symbol] == 0;
+    if (lengths[symbol] == 0) continue;
     first = std::min(first, symbol);
     last = symbol;
   }
   book.packed_bytes = 3 + static_cast<std::size_t>(last - first + 2) / 2;
+  book.lowest_uncoded = book.symbol_of[0];
+  book.number_bits = book.uncoded == 0 ? 0 : bits_needed(static_cast<unsigned>(book.uncoded - 1));
+  const std::uint8_t of_uncoded = static_cast<std::uint8_t>(escape != 0 ? escape + book.number_bits : 0);
+  for (int symbol = 0; symbol < symbols; ++symbol) book.costs[symbol] = lengths[symbol] != 0 ? lengths[symbol] : of_uncoded;
+  fill_code(book, book.code);
 }
 
 }  // namespace
@@ -150,21 +120,24 @@ Status make_book(int width, int escape, const std::uint8_t* lengths, Book& book)
   }
   if (leaves < 2 || leaves > 256 || longest > kLengthLimit) return {Fault::kBookLeaves, leaves, static_cast<std::uint64_t>(longest)};
   if (space != 1U << kLengthLimit || codes == 0) return {Fault::kBookSpace};
+  if (escape != 0 && codes == symbols) return {Fault::kBookEscape};
   fill_book(width, escape, lengths, book);
   return {};
 }
 
-void make_own_book(const std::uint32_t* counts, int width, bool is_sampled, Book& book) {
+void make_own_book(const std::uint32_t* counts, std::uint32_t total, int width, bool is_sampled, Book& book) {
   const int symbols = 1 << width;
   std::uint32_t weights[kMaximumLeaves];
-  std::uint32_t once = 0;
-  bool all_occur = true;
+  std::uint32_t others = 0;
+  bool is_everyone = true;
   for (int symbol = 0; symbol < symbols; ++symbol) {
-    weights[symbol] = counts[symbol];
-    once += counts[symbol] == 1;
-    all_occur &= counts[symbol] != 0;
+    const bool is_coded = std::uint64_t{kRarest} * counts[symbol] >= total;
+    weights[symbol] = is_coded ? counts[symbol] : 0;
+    others += is_coded ? 0 : counts[symbol];
+    is_everyone &= is_coded;
   }
-  weights[symbols] = is_sampled && !all_occur ? std::max(once, 1U) : 0;
+  const bool may_follow = is_sampled && !is_everyone;
+  weights[symbols] = may_follow ? std::max(others, 1U) : others;
   std::uint8_t lengths[kMaximumLeaves];
   code_lengths(weights, symbols + 1, lengths);
   fill_book(width, lengths[symbols], lengths, book);

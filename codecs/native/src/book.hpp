@@ -1,4 +1,4 @@
-// Books: the Huffman code of a plane's symbols, with the tree and the tables that kernels want.
+// Books: the Huffman code of a plane's symbols, with the tables that kernels want.
 #pragma once
 
 #include <cstddef>
@@ -10,22 +10,21 @@
 
 namespace fsl {
 
-inline constexpr int kNoEscape = 256;  // no rank has this number
 inline constexpr std::size_t kMaximumPackedBytes = 3 + 128;
 
 struct Book {
   int width;
-  int escape;       // code length of the escape leaf, 0 without one
-  int escape_rank;  // kNoEscape without one
-  int bitmaps;      // bitmaps and planes of an inner block
-  bool is_total;    // every symbol of the plane has a code
+  int escape;   // code length of the escape leaf, 0 without one
   std::uint64_t digest;
   std::size_t packed_bytes;
   std::uint8_t lengths[256];
-  std::uint8_t costs[256];  // bits of a symbol, its byte in the list included when it is escaped; 0: it cannot be coded
-  alignas(64) std::uint8_t ranks[256];
-  alignas(64) std::uint8_t symbol_of_rank[256];
-  Node nodes[kMaximumNodes];
+  std::uint8_t costs[256];  // bits of a symbol, with its number in the list where it has no code; 0: it cannot be coded
+  int uncoded;              // symbols without a code
+  int number_bits;          // of their numbers
+  std::uint8_t lowest_uncoded;
+  std::uint8_t number_of[256];  // by symbol, of those without a code
+  std::uint8_t symbol_of[256];  // by number
+  Code code;
 
   // Bits of symbols that occur `counts` times; false when one of them cannot be coded.
   bool bits_of(const std::uint32_t* counts, std::uint64_t& bits) const;
@@ -38,9 +37,9 @@ struct Book {
 // complete code of 2 to 256 leaves.
 Status make_book(int width, int escape, const std::uint8_t* lengths, Book& book);
 
-// The Huffman book for symbols that occur `counts` times. A sampled one gets an escape for the symbols that do not occur. At least two
-// symbols occur, or one, and it is sampled.
-void make_own_book(const std::uint32_t* counts, int width, bool is_sampled, Book& book);
+// The Huffman book for symbols that occur `counts` times in a sample of `total`. A sampled one gets an escape for the symbols that do not
+// occur. At least two symbols occur, or one, and it is sampled.
+void make_own_book(const std::uint32_t* counts, std::uint32_t total, int width, bool is_sampled, Book& book);
 
 // What pack() wrote, from the front of `position`, which advances. Refuses whatever it cannot have written.
 Status unpack_book(const std::uint8_t*& position, const std::uint8_t* end, int width, Book& book);

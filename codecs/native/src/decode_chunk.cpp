@@ -6,16 +6,7 @@
 namespace fsl {
 namespace {
 
-// Stands for the table of an upper plane that is not there.
-constexpr std::uint8_t kNoTable[256] = {};
-
-std::uint8_t rotate_left(std::uint8_t code) { return static_cast<std::uint8_t>(code << 1 | code >> 7); }
-
 std::uint8_t rotate_right(unsigned code) { return static_cast<std::uint8_t>((code & 0xFF) >> 1 | (code & 1) << 7); }
-
-// Whether all symbols have ranks that a plane of the book's width could hold. Where every symbol and the escape have a code, one rank is
-// too high: it has to be that of the escape.
-bool ranks_fit(const Book& book) { return !book.is_total || book.escape_rank >= 1 << book.width; }
 
 }  // namespace
 
@@ -53,6 +44,12 @@ Status ChunkDecoder::open() {
   const Split& split = format_.split[plan.split_index];
   for (int p = 0; p < split.planes; ++p) {
     const Status status = read_plane_head(split.widths[p], plan.planes[p], plan.own[p]);
+    if (!status.ok()) return status;
+  }
+  for (int p = 0; p < split.planes; ++p) {
+    const Book* const book = plan.planes[p].book;
+    if (book == nullptr) continue;
+    const Status status = streams_[p].open(*book, chunk_.count, position_, end_, scratch_.lanes[p]);
     if (!status.ok()) return status;
   }
   return {};
@@ -108,7 +105,7 @@ Status ChunkDecoder::read(std::size_t count, Block& block, const Chores& chores)
     if (!status.ok()) return status;
   } else {
     for (int p = 0; p < format_.split[0].planes; ++p) {
-      const Status status = read_symbols(scratch_.plans[0].planes[p], count, block.planes[p], chores);
+      const Status status = read_symbols(p, count, block.planes[p], chores);
       if (!status.ok()) return status;
     }
   }
@@ -132,11 +129,11 @@ Status ChunkDecoder::read_scales(std::size_t count, Block& block) {
 
   const int high_width = width > 8 ? width - 8 : 0;
   unsigned largest = 0;
-  kernels_.join(nullptr, kNoTable, position_ + static_cast<std::size_t>(high_width) * plane_bytes, runs, false, width - high_width,
+  kernels_.join(nullptr, position_ + static_cast<std::size_t>(high_width) * plane_bytes, runs, false, width - high_width,
                 scratch_.differences);
   if (is_uniform) {
     if (high_width > 0) {
-      kernels_.join(nullptr, kNoTable, position_, runs, false, high_width, scratch_.high_differences);
+      kernels_.join(nullptr, position_, runs, false, high_width, scratch_.high_differences);
     } else {
       std::memset(scratch_.high_differences, 0, runs);
     }
@@ -157,27 +154,24 @@ Status ChunkDecoder::read_scales(std::size_t count, Block& block) {
   return {};
 }
 
-// The plane's ranks, and the list of its escaped symbols, whose places are in scratch_.positions.
-Status ChunkDecoder::read_ranks(const PlanePlan& plane, std::size_t count, std::uint8_t* ranks, const std::uint8_t*& listed,
-                                std::size_t& escapes, const Chores& chores) {
-  const Book& book = *plane.book;
-  const std::size_t bytes = kernels_.read_tree(book.nodes, position_, end_, count, scratch_.tree, ranks, chores);
-  if (bytes == SIZE_MAX) return {Fault::kPayloadEnds};
+// Puts the symbols without a code in place of the lowest of them, which stands for all.
+Status ChunkDecoder::read_uncoded(const Book& book, std::size_t count, std::uint8_t* symbols) {
+  const std::size_t found = kernels_.find_byte(symbols, count, book.lowest_uncoded, scratch_.positions);
+  const std::size_t bytes = static_cast<std::size_t>(book.number_bits) * blocks_of(found, 8);
+  if (left() < bytes) return {Fault::kPayloadEnds};
+  std::uint8_t* const numbers = scratch_.listed;
+  kernels_.join(nullptr, position_, found, false, book.number_bits, numbers);
   position_ += bytes;
-  escapes = 0;
-  if (book.escape_rank != kNoEscape) {
-    escapes = kernels_.find_byte(ranks, count, static_cast<std::uint8_t>(book.escape_rank), scratch_.positions);
+  if (found > 0 && kernels_.largest_byte(numbers, found, 0xFF) >= book.uncoded) {
+    return {Fault::kUncodedNumber, static_cast<std::uint64_t>(book.uncoded)};
   }
-  if (left() < escapes) return {Fault::kPayloadEnds};
-  listed = position_;
-  position_ += escapes;
-  unsigned all = 0;
-  for (std::size_t i = 0; i < escapes; ++i) all |= listed[i];
-  return all >> plane.width == 0 ? Status{} : Status{Fault::kEscapedSymbol, static_cast<std::uint64_t>(plane.width)};
+  for (std::size_t i = 0; i < found; ++i) symbols[scratch_.positions[i]] = book.symbol_of[numbers[i]];
+  return {};
 }
 
 // A plane's symbols, whatever its kind.
-Status ChunkDecoder::read_symbols(const PlanePlan& plane, std::size_t count, std::uint8_t* symbols, const Chores& chores) {
+Status ChunkDecoder::read_symbols(int p, std::size_t count, std::uint8_t* symbols, const Chores& chores) {
+  const PlanePlan& plane = scratch_.plans[0].planes[p];
   if (plane.kind == kPlaneConstant) {
     std::memset(symbols, plane.constant(), count);
     return {};
@@ -188,60 +182,42 @@ Status ChunkDecoder::read_symbols(const PlanePlan& plane, std::size_t count, std
     if (plane.width == 8) {
       std::memcpy(symbols, position_, count);
     } else {
-      kernels_.join(nullptr, kNoTable, position_, count, false, plane.width, symbols);
+      kernels_.join(nullptr, position_, count, false, plane.width, symbols);
     }
     position_ += bytes;
     return {};
   }
-  const std::uint8_t* listed = nullptr;
-  std::size_t escapes = 0;
-  std::uint8_t* const ranks = scratch_.listed;
-  const Status status = read_ranks(plane, count, ranks, listed, escapes, chores);
-  if (!status.ok()) return status;
-  kernels_.join(ranks, plane.book->symbol_of_rank, nullptr, count, false, 0, symbols);
-  for (std::size_t i = 0; i < escapes; ++i) symbols[scratch_.positions[i]] = listed[i];
-  return {};
+  const Status status = streams_[p].read(kernels_, count, symbols, chores);
+  if (!status.ok() || plane.book->escape == 0) return status;
+  return read_uncoded(*plane.book, count, symbols);
 }
 
 // 8-bit codes from their one or two planes.
 Status ChunkDecoder::read_codes(std::size_t count, std::uint8_t* codes, const Chores& chores) {
   const ChunkPlan& plan = scratch_.plans[0];
   const Split& split = format_.split[plan.split_index];
-  const PlanePlan& high = plan.planes[0];
-  const bool has_low = split.planes == 2;
-  const int low_width = has_low ? split.widths[1] : 0;
-
-  if (high.book != nullptr && (!has_low || plan.planes[1].kind == kPlaneRaw) && ranks_fit(*high.book)) {
-    // The usual case, in one pass: a coded plane above bit planes.
-    const std::uint8_t* listed = nullptr;
-    std::size_t escapes = 0;
-    std::uint8_t* const ranks = scratch_.symbols[0];
-    const Status status = read_ranks(high, count, ranks, listed, escapes, chores);
-    if (!status.ok()) return status;
+  if (split.planes == 1) {
+    const Status status = read_symbols(0, count, codes, chores);
+    for (std::size_t i = 0; i < count && split.rotated; ++i) codes[i] = rotate_right(codes[i]);
+    return status;
+  }
+  std::uint8_t* const high = scratch_.symbols[0];
+  Status status = read_symbols(0, count, high, chores);
+  if (!status.ok()) return status;
+  const int low_width = split.widths[1];
+  if (plan.planes[1].kind == kPlaneRaw) {
+    // The usual case, in one pass.
     const std::size_t low_bytes = static_cast<std::size_t>(low_width) * blocks_of(count, 8);
     if (left() < low_bytes) return {Fault::kPayloadEnds};
-    kernels_.join(ranks, high.book->symbol_of_rank, position_, count, split.rotated, low_width, codes);
+    kernels_.join(high, position_, count, split.rotated, low_width, codes);
     position_ += low_bytes;
-    // Above the low plane, the escape has come out as anything.
-    const unsigned low_mask = (1U << low_width) - 1;
-    for (std::size_t i = 0; i < escapes; ++i) {
-      std::uint8_t& code = codes[scratch_.positions[i]];
-      const unsigned symbol = static_cast<unsigned>(listed[i]) << low_width;
-      code = split.rotated ? rotate_right(symbol | (rotate_left(code) & low_mask)) : static_cast<std::uint8_t>(symbol | (code & low_mask));
-    }
     return {};
   }
-
-  Status status = read_symbols(high, count, scratch_.symbols[0], chores);
+  std::uint8_t* const low = scratch_.symbols[1];
+  status = read_symbols(1, count, low, chores);
   if (!status.ok()) return status;
-  if (has_low) {
-    status = read_symbols(plan.planes[1], count, scratch_.symbols[1], chores);
-    if (!status.ok()) return status;
-  } else {
-    std::memset(scratch_.symbols[1], 0, count);
-  }
   for (std::size_t i = 0; i < count; ++i) {
-    const unsigned code = static_cast<unsigned>(scratch_.symbols[0][i] << low_width | scratch_.symbols[1][i]);
+    const unsigned code = static_cast<unsigned>(high[i] << low_width | low[i]);
     codes[i] = split.rotated ? rotate_right(code) : static_cast<std::uint8_t>(code);
   }
   return {};

@@ -3,6 +3,7 @@
 
 #include "decode.hpp"
 #include "scratch.hpp"
+#include "stream_reader.hpp"
 
 namespace fsl {
 
@@ -57,9 +58,8 @@ class ChunkDecoder {
  private:
   Status read_plane_head(int width, PlanePlan& plane, Book& own);
   Status read_scales(std::size_t count, Block& block);
-  Status read_symbols(const PlanePlan& plane, std::size_t count, std::uint8_t* symbols, const Chores& chores);
-  Status read_ranks(const PlanePlan& plane, std::size_t count, std::uint8_t* ranks, const std::uint8_t*& listed, std::size_t& escapes,
-                    const Chores& chores);
+  Status read_symbols(int p, std::size_t count, std::uint8_t* symbols, const Chores& chores);
+  Status read_uncoded(const Book& book, std::size_t count, std::uint8_t* symbols);
   Status read_codes(std::size_t count, std::uint8_t* codes, const Chores& chores);
   Status read_raw_codes(std::size_t count, Block& block);
   Status read_escaped(std::size_t count, Block& block);
@@ -73,6 +73,7 @@ class ChunkDecoder {
   Scratch& scratch_;
   const std::uint8_t* position_;
   const std::uint8_t* end_;
+  StreamReader streams_[kMaximumPlanes];  // of the coded planes
   bool saw_nonfinite_ = false;
 };
 

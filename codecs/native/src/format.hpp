@@ -8,7 +8,7 @@
 
 namespace fsl {
 
-inline constexpr int kVersion = 2;
+inline constexpr int kVersion = 3;
 inline constexpr std::size_t kHeaderBytes = 28;
 inline constexpr std::size_t kChunkHeadBytes = 16;
 inline constexpr std::size_t kMaximumChunkValues = std::size_t{1} << 20;
@@ -19,9 +19,9 @@ inline constexpr std::size_t kMaximumBlocks = kMaximumChunkValues / kBlockValues
 inline constexpr int kMaximumFineness = 40;
 inline constexpr int kMaximumPlanes = 4;
 
-// Output beyond the longest frame that an encoder may write to before it finds out that a payload does not pay: at most a head,
-// the scales and one plane of an inner block, all of whose symbols take the longest code and are escaped.
-inline constexpr std::size_t kWorkingBytes = kBlockValues * 4 * (12 + 8) / 8 + 4096;
+// Output beyond the longest frame that an encoder may write to before it finds out that a payload does not pay: an inner block of
+// uniform codes with its scales, all of whose values are escaped, and heads.
+inline constexpr std::size_t kWorkingBytes = 102400;
 
 enum Mode : std::uint8_t { kRawFloat32 = 0, kConstant = 1, kRawCodes = 2, kCoded = 3 };
 enum PlaneKind : std::uint8_t { kPlaneRaw = 0, kPlaneConstant = 1, kPlaneOwn = 2, kPlaneStatic = 3, kPlaneShared = 4 };

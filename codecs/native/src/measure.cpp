@@ -4,9 +4,8 @@
 #include <cstring>
 
 #include "decode_chunk.hpp"
-#include "encode_block.hpp"
 #include "frame.hpp"
-#include "plan.hpp"
+#include "payload.hpp"
 
 #if defined(__SSE2__) || defined(_M_X64)
 #include <emmintrin.h>
@@ -19,60 +18,6 @@ namespace fsl {
 namespace {
 
 constexpr std::size_t kStageBlockValues = 128;
-constexpr std::size_t kScaleBytes = 3;  // of an inner block, at most
-
-const ChunkPlan& plan_stage(const Format& format, const std::uint8_t* codes, std::size_t count, bool everything, Scratch& scratch) {
-  clear_counts(scratch.counts[0]);
-  const bool takes_all = everything || count <= kBlockValues;
-  const std::size_t run = takes_all ? kBlockValues : sampled_run(kStageBlockValues);
-  const std::size_t stride = takes_all ? kBlockValues : kSampledEvery * run;
-  std::size_t sampled = 0;
-  for (std::size_t offset = 0; offset < count; offset += stride) {
-    const std::size_t size = std::min(run, count - offset);
-    count_symbols(codes + offset, size, scratch.counts[0]);
-    sampled += size;
-  }
-  return plan_chunk({format, {}, count, sampled}, scratch);
-}
-
-std::uint8_t* write_smallest_scales(const Format& format, std::uint8_t* position) {
-  if (format.is_uniform()) {
-    store(position, static_cast<std::uint16_t>(kLowestStep + kStepOffset));
-    position += 2;
-  } else {
-    *position++ = static_cast<std::uint8_t>(format.float8->lowest_scale);
-  }
-  *position++ = 0;  // width of the differences
-  return position;
-}
-
-// SIZE_MAX when a plane is not constant as planned.
-std::size_t write_stage(BlockEncoder& block, const Format& format, const Kernels& kernels, const ChunkPlan& plan,
-                        const std::uint8_t* codes, std::size_t count, std::uint8_t* out) {
-  const int planes = format.split[plan.split_index].planes;
-  std::uint8_t* position = out;
-  *position++ = static_cast<std::uint8_t>(plan.split_index);
-  for (int p = 0; p < planes; ++p) {
-    std::memcpy(position, plan.planes[p].head, plan.planes[p].head_bytes);
-    position += plan.planes[p].head_bytes;
-  }
-  for (std::size_t offset = 0; offset < count; offset += kBlockValues) {
-    const std::size_t size = std::min(kBlockValues, count - offset);
-    block.take(codes + offset, size);
-    position = write_smallest_scales(format, position);
-    for (int p = 0; p < planes; ++p) {
-      const std::size_t written = block.write_plane(plan, p, position, {});
-      if (written == SIZE_MAX) return SIZE_MAX;
-      position += written;
-    }
-    if (format.is_uniform()) {
-      const auto escapes = kernels.count_byte(codes + offset, size, 0);
-      std::memset(position, 0, 4 * escapes);
-      position += 4 * escapes;
-    }
-  }
-  return static_cast<std::size_t>(position - out);
-}
 
 }  // namespace
 
@@ -119,19 +64,33 @@ void short_loop(std::uint64_t turns) {
   }
 }
 
-std::size_t stage_bound(std::size_t count) {
-  // No symbol takes more than 12 bits and its byte in a list; uniform has 4 bytes for each escape.
-  const std::size_t blocks = blocks_of(count, kBlockValues);
-  return 8 * count + blocks * (kScaleBytes + kWorkingBytes) + 2 * kMaximumPackedBytes;
-}
+std::size_t stage_bound(std::size_t count) { return 4 * count + kWorkingBytes; }
 
 std::size_t stage_encode(const Kernels& kernels, const Format& format, const std::uint8_t* codes, std::size_t count, std::uint8_t* out) {
   Scratch& scratch = scratch_of_this_thread();
-  const EncodeSettings settings = {&format, kStageBlockValues, kMaximumChunkValues, true, 0, 1};
-  BlockEncoder block(kernels, settings, scratch);
-  const std::size_t bytes = write_stage(block, format, kernels, plan_stage(format, codes, count, false, scratch), codes, count, out);
-  if (bytes != SIZE_MAX) return bytes;
-  return write_stage(block, format, kernels, plan_stage(format, codes, count, true, scratch), codes, count, out);
+  const EncodeSettings settings = {&format, kStageBlockValues, blocks_of(count, kBlockValues) * kBlockValues, true, 0, 1};
+  const SharedBooks none;
+  ChunkCodes chunk = make_room(settings, scratch);
+  chunk.count = count;
+  chunk.planes[0] = const_cast<std::uint8_t*>(codes);  // which is only read
+  const std::size_t runs = blocks_of(count, kStageBlockValues);
+  if (format.is_uniform()) {
+    std::fill_n(chunk.steps, runs, static_cast<std::int16_t>(kLowestStep));
+    std::size_t escapes = 0;
+    for (std::size_t offset = 0; offset < count; offset += kBlockValues) {
+      chunk.escapes[offset / kBlockValues] = kernels.count_byte(codes + offset, std::min(kBlockValues, count - offset), 0);
+      escapes += chunk.escapes[offset / kBlockValues];
+    }
+    std::fill_n(chunk.escaped, escapes, 0.0F);
+  } else {
+    std::fill_n(chunk.scales, runs, static_cast<std::uint8_t>(format.float8->lowest_scale));
+  }
+  PayloadWriter writer(kernels, settings, none, chunk, scratch);
+  std::size_t bytes = 0;
+  std::size_t raw_bytes = 0;
+  Attempt attempt = writer.write_coded(writer.plan(false), out, bytes, raw_bytes);
+  if (attempt == Attempt::kConstantPlane) attempt = writer.write_coded(writer.plan(true), out, bytes, raw_bytes);
+  return attempt == Attempt::kDone ? bytes : 0;
 }
 
 bool stage_decode(const Kernels& kernels, const Format& format, const std::uint8_t* payload, std::size_t payload_bytes,

@@ -6,15 +6,9 @@
 
 namespace fsl {
 
-// Of a chunk of more than one inner block every fifteenth run counts: an odd number, so that the rows of a matrix are not all met at the
-// same place, nor the same places of a cache used. A run is whole blocks, so that its codes are those that the chunk will have. Short runs show
-// more of a chunk than as many values in long ones: 1024 values in every seventeenth run cost 0.1 % of size more.
-inline constexpr std::size_t kSampledEvery = 15;
-inline constexpr std::size_t sampled_run(std::size_t block_values) { return block_values < 256 ? 256 : block_values; }
-
-// Adds up symbols; the sum over all calls since the last clear_counts() must stay below 2^22.
-void clear_counts(Counts& counts);
-void count_symbols(const std::uint8_t* symbols, std::size_t count, Counts& counts);
+// Sets `counts` to how often each symbol occurs in the sample: of a chunk of more than one inner block, unless `everything` is wanted,
+// every seventeenth run of 16. Runs that short show the most, and 17 meets all columns of a matrix. Returns the sample's size.
+std::size_t count_sample(const std::uint8_t* symbols, std::size_t count, bool everything, Counts& counts);
 
 struct PlanRequest {
   const Format& format;

@@ -59,7 +59,7 @@ struct ChunkPlan {
   Book own[kMaximumPlanes];  // a chunk's own books, to which `planes` points
 };
 
-// Numbers of symbols; four tables, so that equal neighbours need not wait for each other.
+// Numbers of symbols, in four parts.
 struct Counts {
   alignas(64) std::uint32_t tables[4][256];
 };
@@ -76,22 +76,21 @@ struct Scratch {
   ReadBlock read[2];  // one is put while the next one is read
   alignas(64) float x[kBlockValues + kSlackBytes];
   alignas(64) float escaped[kBlockValues + kSlackBytes];
-  alignas(64) std::uint8_t codes[kBlockValues + kSlackBytes];
-  alignas(64) std::uint8_t planes[kMaximumPlanes][kBlockValues + kSlackBytes];
   alignas(64) std::uint8_t symbols[2][kBlockValues + kSlackBytes];
   alignas(64) std::uint8_t listed[kBlockValues + kSlackBytes];
-  alignas(64) std::uint8_t tree[2 * (kBlockValues + 64 * kSlackBytes)];
   alignas(64) std::uint16_t positions[kBlockValues];  // of escapes
-  alignas(64) std::uint8_t scales[kMaximumRuns + kSlackBytes];
-  alignas(64) std::int16_t steps[kMaximumRuns + kSlackBytes];
   alignas(64) std::uint8_t differences[kMaximumRuns + kSlackBytes];
   alignas(64) std::uint8_t high_differences[kMaximumRuns + kSlackBytes];
   Counts counts[kMaximumPlanes];
   alignas(64) std::uint32_t plane_counts[kMaximumPlanes][256];
   ChunkPlan plans[2];
+  Lanes lanes[kMaximumPlanes];
 
   Arena chunk_values;   // what is encoded, of a chunk with a residual
-  Arena chunk_codes;    // a decoded chunk that is to be checked before it is added
+  Arena chunk_codes;    // what is encoded, quantised; or a decoded chunk that is to be checked before it is added
+  Arena chunk_symbols;  // of a plane that had to be cut out of the codes
+  Arena stream;         // one that is being written
+  Arena uncoded[kMaximumPlanes];
   Arena chunk_payload;  // a chunk encoded before its place in the frame is known
 };
 

@@ -15,14 +15,14 @@ struct Packed {
 
 // In the order of their numbers, the books of a format together.
 constexpr Packed kPacked[] = {
-    {Kind::kE4m3, "003f0cccccccccccccccccccccbbbbabaa9a99898878776666565545544444435465c8"},
-    {Kind::kE4m3, "003f0cccccccccccccccbcbbbb9aaa99998888777766665555555544444454546676b8"},
-    {Kind::kE5m2, "1e3d0cccccccccbcaa9a887866554434333384"},
-    {Kind::kE5m2, "1c3d0cccccccbcabaa8988676655444433335486"},
-    {Kind::kUniform, "142b0bbc9a7856343333436587a9cb"},
-    {Kind::kUniform, "0e310cccccbc9a89775645333244657688a9bbcccc"},
-    {Kind::kUniform, "1b24098a461253a7"},
-    {Kind::kUniform, "19260ccc8b46125397cb"},
+    {Kind::kE4m3, "1c3e07888888888887666656554554444443546508"},
+    {Kind::kE4m3, "183e078888888877776666555555554444445454668608"},
+    {Kind::kE5m2, "2a3d0888888866554434333384"},
+    {Kind::kE5m2, "283d088888676655444433335486"},
+    {Kind::kUniform, "172808886845333333547688"},
+    {Kind::kUniform, "162a088877564533324465768808"},
+    {Kind::kUniform, "1d230746125307"},
+    {Kind::kUniform, "1c24086824318508"},
 };
 constexpr int kCount = sizeof(kPacked) / sizeof(kPacked[0]);
 

@@ -45,7 +45,13 @@ const char* pattern_of(Fault fault) {
     case Fault::kBookLeaves: return "%" PRIu64 " codes of up to %" PRIu64 " bits";
     case Fault::kBookSpace: return "code lengths do not fill the code space exactly";
     case Fault::kBookUnknown: return "no book 0x%" PRIx64 " for planes of %" PRIu64 " bits";
-    case Fault::kEscapedSymbol: return "an escaped symbol does not fit a plane of %" PRIu64 " bits";
+    case Fault::kBookEscape: return "an escape where every symbol has a code";
+    case Fault::kUncodedNumber: return "a listed symbol is none of the %" PRIu64 " without a code";
+    case Fault::kStreamEnds: return "a stream ends before its symbols do";
+    case Fault::kStreamBytesLeft: return "a stream goes on after its symbols";
+    case Fault::kLaneEmpty: return "a lane holds no bits";
+    case Fault::kLaneBitsLeft: return "a lane holds bits after its last code word";
+    case Fault::kLaneSymbol: return "a lane ends with no symbol of a plane of %" PRIu64 " bits";
   }
   return "unknown fault";
 }

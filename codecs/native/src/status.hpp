@@ -41,7 +41,13 @@ enum class Fault : int {
   kBookLeaves,
   kBookSpace,
   kBookUnknown,
-  kEscapedSymbol,
+  kBookEscape,
+  kUncodedNumber,
+  kStreamEnds,
+  kStreamBytesLeft,
+  kLaneEmpty,
+  kLaneBitsLeft,
+  kLaneSymbol,
 };
 
 struct Status {

@@ -1,0 +1,256 @@
+#include "payload.hpp"
+
+#include <algorithm>
+#include <cstring>
+
+#include "frame.hpp"
+
+namespace fsl {
+namespace {
+
+int bits_needed(unsigned value) {
+  int bits = 0;
+  for (; value != 0; value >>= 1) ++bits;
+  return bits;
+}
+
+std::uint8_t rotate_left(unsigned code) { return static_cast<std::uint8_t>(code << 1 | code >> 7); }
+
+int trailing_zeros(std::uint64_t word) {
+#if defined(__GNUC__)
+  return __builtin_ctzll(word);
+#else
+  int zeros = 0;
+  for (; (word & 1) == 0; word >>= 1) ++zeros;
+  return zeros;
+#endif
+}
+
+// The places, below `count`, of the bits set in a bitmap.
+std::size_t find_bits(const std::uint64_t* words, std::size_t count, std::uint16_t* places) {
+  std::size_t found = 0;
+  for (std::size_t i = 0; i < count; i += 64) {
+    std::uint64_t word = words[i / 64];
+    if (count - i < 64) word &= (std::uint64_t{1} << (count - i)) - 1;
+    for (; word != 0; word &= word - 1) places[found++] = static_cast<std::uint16_t>(i + static_cast<std::size_t>(trailing_zeros(word)));
+  }
+  return found;
+}
+
+}  // namespace
+
+const ChunkPlan& PayloadWriter::plan(bool everything) {
+  std::size_t sampled = 0;
+  for (int p = 0; p < (format_.is_bytes() ? 1 : format_.split[0].planes); ++p) {
+    sampled = count_sample(codes_.planes[p], codes_.count, everything, scratch_.counts[p]);
+  }
+  return plan_chunk({format_, shared_, codes_.count, sampled}, scratch_);
+}
+
+bool PayloadWriter::is_constant(const ChunkPlan& plan, int p) const {
+  const std::uint8_t constant = plan.planes[p].constant();
+  if (!format_.is_bytes()) return kernels_.count_byte(codes_.planes[p], codes_.count, constant) == codes_.count;
+  const Split& split = format_.split[plan.split_index];
+  const int shift = p == 1 ? 0 : 8 - split.widths[0];
+  const unsigned mask = (1U << split.widths[p]) - 1;
+  std::uint8_t differs[256];
+  for (unsigned code = 0; code < 256; ++code) {
+    const unsigned turned = split.rotated ? rotate_left(code) : code;
+    differs[code] = (turned >> shift & mask) != constant;
+  }
+  for (std::size_t offset = 0; offset < codes_.count; offset += kBlockValues) {
+    const std::size_t size = std::min(kBlockValues, codes_.count - offset);
+    kernels_.map(codes_.planes[0] + offset, size, differs, scratch_.symbols[0]);
+    if (kernels_.count_byte(scratch_.symbols[0], size, 1) != 0) return false;
+  }
+  return true;
+}
+
+// A plane's symbols are bits of bytes that are there, but for lower planes of 8-bit codes, which are cut out first.
+PayloadWriter::PlaneSource PayloadWriter::source_of(const ChunkPlan& plan, int p) {
+  if (!format_.is_bytes()) return {codes_.planes[p], 0};
+  const Split& split = format_.split[plan.split_index];
+  if (p == 0) return {codes_.planes[0], split.widths[0] == 8 ? 0 : 8 - split.widths[0] - (split.rotated ? 1 : 0)};
+  std::uint8_t entries[256];
+  const unsigned mask = (1U << split.widths[1]) - 1;
+  for (unsigned code = 0; code < 256; ++code) entries[code] = static_cast<std::uint8_t>((split.rotated ? rotate_left(code) : code) & mask);
+  std::uint8_t* const symbols = scratch_.chunk_symbols.at_least(codes_.count);
+  for (std::size_t offset = 0; offset < codes_.count; offset += kBlockValues) {
+    kernels_.map(codes_.planes[0] + offset, std::min(kBlockValues, codes_.count - offset), entries, symbols + offset);
+  }
+  return {symbols, 0};
+}
+
+// False when it would end beyond `limit`.
+bool PayloadWriter::write_stream(const ChunkPlan& plan, int p, std::uint8_t*& position, const std::uint8_t* limit) {
+  const Book& book = *plan.planes[p].book;
+  const std::size_t count = codes_.count;
+  const std::size_t lanes = lanes_of(count);
+  const std::size_t starting = std::min(lanes, count);
+  const std::size_t coded = count - starting;
+  const PlaneSource source = source_of(plan, p);
+  sources_[p] = source;
+  const unsigned mask = (1U << plan.planes[p].width) - 1;
+
+  const std::size_t words = count / 64 + 1;
+  std::uint64_t* const uncoded = reinterpret_cast<std::uint64_t*>(scratch_.uncoded[p].at_least(8 * words));
+  uncoded_[p] = uncoded;
+  Lanes& state = scratch_.lanes[p];
+  std::memset(&state, 0, sizeof(state));
+  std::uint64_t starts_uncoded[kMostLanes / 64 + 1] = {};
+  for (std::size_t i = coded; i < count; ++i) {
+    const unsigned symbol = static_cast<unsigned>(source.bytes[i] >> source.shift) & mask;
+    const bool has_code = book.lengths[symbol] != 0;
+    state.low[i % lanes] = has_code ? static_cast<std::uint8_t>(symbol) : book.lowest_uncoded;
+    starts_uncoded[i / 64 - coded / 64] |= static_cast<std::uint64_t>(!has_code) << (i % 64);
+  }
+  std::uint8_t* const room = scratch_.stream.at_least(count + 3 * kMostLanes);
+  std::uint8_t* const end = room + count + 3 * kMostLanes;
+  std::uint8_t* front = kernels_.write_lanes(book.code, source.bytes, source.shift, plan.planes[p].width, coded, lanes, state, end, uncoded);
+  for (std::size_t lane = lanes; lane-- > 0;) *--front = static_cast<std::uint8_t>(state.high[lane] | 1U << state.used[lane]);
+  for (std::size_t lane = lanes; lane-- > 0;) *--front = state.low[lane];
+  // The word in which the starting symbols begin is shared with those that have code words.
+  const std::uint64_t shared_bits = (std::uint64_t{1} << (coded % 64)) - 1;
+  starts_uncoded[0] |= coded % 64 != 0 ? uncoded[coded / 64] & shared_bits : 0;
+  for (std::size_t word = coded / 64; word < words && word * 64 < count; ++word) uncoded[word] = starts_uncoded[word - coded / 64];
+
+  const std::size_t bytes = static_cast<std::size_t>(end - front);
+  if (position + 4 + bytes > limit) return false;
+  store(position, static_cast<std::uint32_t>(bytes));
+  std::memcpy(position + 4, front, bytes);
+  position += 4 + bytes;
+  return true;
+}
+
+std::size_t PayloadWriter::write_scales(std::size_t offset, std::size_t count, std::uint8_t* out) {
+  if (!format_.is_bytes()) return 0;
+  const std::size_t first = offset / settings_.block_values;
+  const std::size_t runs = blocks_of(count, settings_.block_values);
+  std::uint8_t* position = out;
+  if (format_.is_uniform()) {
+    const std::int16_t* const steps = codes_.steps + first;
+    const auto [low, high] = std::minmax_element(steps, steps + runs);
+    const int lowest = *low;
+    const int width = bits_needed(static_cast<unsigned>(*high - lowest));
+    store(position, static_cast<std::uint16_t>(lowest + kStepOffset));
+    position[2] = static_cast<std::uint8_t>(width);
+    position += 3;
+    for (std::size_t i = 0; i < runs; ++i) {
+      const unsigned difference = static_cast<unsigned>(steps[i] - lowest);
+      scratch_.differences[i] = static_cast<std::uint8_t>(difference);
+      scratch_.high_differences[i] = static_cast<std::uint8_t>(difference >> 8);
+    }
+    if (width > 8) position += kernels_.write_bit_planes(scratch_.high_differences, runs, false, width - 8, position);
+    position += kernels_.write_bit_planes(scratch_.differences, runs, false, std::min(width, 8), position);
+    return static_cast<std::size_t>(position - out);
+  }
+  const std::uint8_t* const scales = codes_.scales + first;
+  std::uint8_t low = UINT8_MAX;
+  std::uint8_t high = 0;
+  for (std::size_t i = 0; i < runs; ++i) {
+    low = std::min(low, scales[i]);
+    high = std::max(high, scales[i]);
+  }
+  const int width = bits_needed(static_cast<unsigned>(high - low));
+  position[0] = low;
+  position[1] = static_cast<std::uint8_t>(width);
+  position += 2;
+  for (std::size_t i = 0; i < runs; ++i) scratch_.differences[i] = static_cast<std::uint8_t>(scales[i] - low);
+  position += kernels_.write_bit_planes(scratch_.differences, runs, false, width, position);
+  return static_cast<std::size_t>(position - out);
+}
+
+// The numbers of the symbols without a code.
+std::size_t PayloadWriter::write_uncoded(const Book& book, const PlaneSource& source, const std::uint64_t* uncoded, std::size_t offset,
+                                         std::size_t count, std::uint8_t* out) {
+  if (book.escape == 0) return 0;
+  const std::size_t found = find_bits(uncoded + offset / 64, count, scratch_.positions);
+  const unsigned mask = (1U << book.width) - 1;
+  for (std::size_t i = 0; i < found; ++i) {
+    scratch_.listed[i] = book.number_of[static_cast<unsigned>(source.bytes[offset + scratch_.positions[i]] >> source.shift) & mask];
+  }
+  return kernels_.write_bit_planes(scratch_.listed, found, false, book.number_bits, out);
+}
+
+std::size_t PayloadWriter::write_plane(const ChunkPlan& plan, int p, std::size_t offset, std::size_t count, std::uint8_t* out) {
+  const PlanePlan& plane = plan.planes[p];
+  if (plane.kind == kPlaneConstant) return 0;
+  if (plane.book != nullptr) return write_uncoded(*plane.book, sources_[p], uncoded_[p], offset, count, out);
+  const Split& split = format_.split[plan.split_index];
+  const std::uint8_t* const from = (format_.is_bytes() ? codes_.planes[0] : codes_.planes[p]) + offset;
+  const bool rotated = format_.is_bytes() && split.rotated;
+  if (plane.width == 8) {
+    for (std::size_t i = 0; i < count; ++i) out[i] = rotated ? rotate_left(from[i]) : from[i];
+    return count;
+  }
+  // The upper plane's bit planes come first among those of whole codes; what is written after them is overwritten.
+  const bool is_low = p == 1;
+  kernels_.write_bit_planes(from, count, rotated, is_low ? plane.width : 8, out);
+  return static_cast<std::size_t>(plane.width) * blocks_of(count, 8);
+}
+
+Attempt PayloadWriter::write_coded(const ChunkPlan& plan, std::uint8_t* out, std::size_t& bytes, std::size_t& raw_bytes) {
+  const std::size_t most = 4 * codes_.count;
+  const int planes = format_.split[plan.split_index].planes;
+  for (int p = 0; p < planes; ++p) {
+    if (plan.planes[p].kind == kPlaneConstant && !is_constant(plan, p)) return Attempt::kConstantPlane;
+  }
+  std::uint8_t* position = out;
+  *position++ = static_cast<std::uint8_t>(plan.split_index);
+  for (int p = 0; p < planes; ++p) {
+    std::memcpy(position, plan.planes[p].head, plan.planes[p].head_bytes);
+    position += plan.planes[p].head_bytes;
+  }
+  for (int p = 0; p < planes; ++p) {
+    if (plan.planes[p].book != nullptr && !write_stream(plan, p, position, out + most)) return Attempt::kTooLong;
+  }
+  raw_bytes = 0;
+  const float* escaped = codes_.escaped;
+  for (std::size_t offset = 0; offset < codes_.count; offset += kBlockValues) {
+    if (static_cast<std::size_t>(position - out) > most) return Attempt::kTooLong;
+    const std::size_t size = std::min(kBlockValues, codes_.count - offset);
+    const std::size_t scale_bytes = write_scales(offset, size, position);
+    position += scale_bytes;
+    for (int p = 0; p < planes; ++p) position += write_plane(plan, p, offset, size, position);
+    const std::size_t escapes = codes_.escapes[offset / kBlockValues];
+    if (escapes > 0) std::memcpy(position, escaped, 4 * escapes);
+    position += 4 * escapes;
+    escaped += escapes;
+    raw_bytes += scale_bytes + size * format_.code_bytes() + 4 * escapes;
+  }
+  bytes = static_cast<std::size_t>(position - out);
+  return bytes > most ? Attempt::kTooLong : Attempt::kDone;
+}
+
+std::size_t PayloadWriter::write_raw_block(std::size_t offset, std::size_t count, std::uint8_t* out) const {
+  if (format_.is_bytes()) {
+    std::memcpy(out, codes_.planes[0] + offset, count);
+    return count;
+  }
+  // bf16: the planes are the code rotated left by one, its exponent above.
+  for (std::size_t i = 0; i < count; ++i) {
+    const unsigned rotated = static_cast<unsigned>(codes_.planes[0][offset + i] << 8 | codes_.planes[1][offset + i]);
+    store(out + 2 * i, static_cast<std::uint16_t>(rotated >> 1 | rotated << 15));
+  }
+  return 2 * count;
+}
+
+Attempt PayloadWriter::write_raw_codes(std::uint8_t* out, std::size_t& bytes) {
+  const std::size_t most = 4 * codes_.count;
+  std::uint8_t* position = out;
+  const float* escaped = codes_.escaped;
+  for (std::size_t offset = 0; offset < codes_.count; offset += kBlockValues) {
+    const std::size_t size = std::min(kBlockValues, codes_.count - offset);
+    position += write_scales(offset, size, position);
+    position += write_raw_block(offset, size, position);
+    const std::size_t escapes = codes_.escapes[offset / kBlockValues];
+    if (static_cast<std::size_t>(position - out) + 4 * escapes > most) return Attempt::kTooLong;
+    if (escapes > 0) std::memcpy(position, escaped, 4 * escapes);
+    position += 4 * escapes;
+    escaped += escapes;
+  }
+  bytes = static_cast<std::size_t>(position - out);
+  return Attempt::kDone;
+}
+
+}  // namespace fsl

@@ -1,0 +1,53 @@
+// A chunk's codes to its payload, in mode coded or raw codes (docs/WIRE.md, "Choosing the mode").
+#pragma once
+
+#include "chunk_codes.hpp"
+#include "plan.hpp"
+
+namespace fsl {
+
+// How an attempt at a payload ended.
+enum class Attempt {
+  kDone,
+  kTooLong,        // longer than the values themselves
+  kConstantPlane,  // a plane that the sample shows as constant is not
+};
+
+class PayloadWriter {
+ public:
+  PayloadWriter(const Kernels& kernels, const EncodeSettings& settings, const SharedBooks& shared, const ChunkCodes& codes, Scratch& scratch)
+      : kernels_(kernels), settings_(settings), format_(*settings.format), shared_(shared), codes_(codes), scratch_(scratch) {}
+
+  // The plan from a sample or from all codes.
+  const ChunkPlan& plan(bool everything);
+
+  // Both write at `out`, where 4 * count bytes and kWorkingBytes must be. `bytes`: how many were written; raw_bytes: how many raw codes would take.
+  Attempt write_coded(const ChunkPlan& plan, std::uint8_t* out, std::size_t& bytes, std::size_t& raw_bytes);
+  Attempt write_raw_codes(std::uint8_t* out, std::size_t& bytes);
+
+ private:
+  // What is to be cut out of a byte, and where that byte is.
+  struct PlaneSource {
+    const std::uint8_t* bytes;
+    int shift;
+  };
+
+  bool is_constant(const ChunkPlan& plan, int p) const;
+  PlaneSource source_of(const ChunkPlan& plan, int p);
+  bool write_stream(const ChunkPlan& plan, int p, std::uint8_t*& position, const std::uint8_t* limit);
+  std::size_t write_scales(std::size_t offset, std::size_t count, std::uint8_t* out);
+  std::size_t write_plane(const ChunkPlan& plan, int p, std::size_t offset, std::size_t count, std::uint8_t* out);
+  std::size_t write_uncoded(const Book& book, const PlaneSource& source, const std::uint64_t* uncoded, std::size_t offset, std::size_t count, std::uint8_t* out);
+  std::size_t write_raw_block(std::size_t offset, std::size_t count, std::uint8_t* out) const;
+
+  const Kernels& kernels_;
+  const EncodeSettings& settings_;
+  const Format& format_;
+  const SharedBooks& shared_;
+  const ChunkCodes& codes_;
+  Scratch& scratch_;
+  PlaneSource sources_[kMaximumPlanes] = {};
+  std::uint64_t* uncoded_[kMaximumPlanes] = {};  // bitmaps of the coded planes
+};
+
+}  // namespace fsl

@@ -1,0 +1,31 @@
+// A coded plane's symbols, read inner block by inner block (docs/WIRE.md, "Streams").
+#pragma once
+
+#include "book.hpp"
+#include "status.hpp"
+
+namespace fsl {
+
+class StreamReader {
+ public:
+  // Takes the stream of a plane of `values` symbols from the front of `position`, which advances. `lanes` is its state from then on.
+  Status open(const Book& book, std::size_t values, const std::uint8_t*& position, const std::uint8_t* end, Lanes& lanes);
+
+  // The next `count` symbols, with slack behind them; of those without a code, the lowest. All calls but the last ask for multiples of kMostLanes.
+  Status read(const Kernels& kernels, std::size_t count, std::uint8_t* symbols, const Chores& chores);
+
+  const Book& book() const { return *book_; }
+
+ private:
+  Status check_end() const;
+
+  const Book* book_ = nullptr;
+  Lanes* state_ = nullptr;
+  std::size_t lanes_ = 0;
+  std::size_t coded_ = 0;  // symbols with code words, before those that are the lanes' last states
+  std::size_t done_ = 0;
+  const std::uint8_t* position_ = nullptr;
+  const std::uint8_t* end_ = nullptr;
+};
+
+}  // namespace fsl
