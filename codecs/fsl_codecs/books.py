@@ -95,14 +95,16 @@ def own_book(counts: Counts, width: int, *, sampled: bool) -> Codebook:
     """The book for symbols that occur `counts` (2**width,) times, at least two of them or `sampled`.
 
     Symbols that are rarer than one of 768 have no code, and neither has, in a sample, what does not occur: it may do so in the rest. The
-    escape leaf weighs as much as all of them, but at least 1.
+    escape leaf weighs as much as all of them, but at least 1. No leaf weighs less than a 256th: it would be deeper than words may be long.
     """
     total = int(counts.sum())
     has_code = counts * _RAREST_WITH_A_CODE >= total
     kept = np.where(has_code, counts, 0)
+    floor = total >> LENGTH_LIMIT
     escape = 0
     if not has_code.all() and (sampled or (counts[~has_code] > 0).any()):
-        escape = max(1, total - int(kept.sum()))
+        escape = max(1, floor, total - int(kept.sum()))
+    kept[has_code] = np.maximum(kept[has_code], floor)
     lengths = code_lengths(np.append(kept, escape))
     return Codebook(width, int(lengths[-1]), lengths[:-1].tobytes())
 

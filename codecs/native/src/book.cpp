@@ -128,16 +128,18 @@ Status make_book(int width, int escape, const std::uint8_t* lengths, Book& book)
 void make_own_book(const std::uint32_t* counts, std::uint32_t total, int width, bool is_sampled, Book& book) {
   const int symbols = 1 << width;
   std::uint32_t weights[kMaximumLeaves];
+  // Lighter leaves would be deeper than words may be long.
+  const std::uint32_t floor = total >> kLengthLimit;
   std::uint32_t others = 0;
   bool is_everyone = true;
   for (int symbol = 0; symbol < symbols; ++symbol) {
     const bool is_coded = std::uint64_t{kRarest} * counts[symbol] >= total;
-    weights[symbol] = is_coded ? counts[symbol] : 0;
+    weights[symbol] = is_coded ? std::max(counts[symbol], floor) : 0;
     others += is_coded ? 0 : counts[symbol];
     is_everyone &= is_coded;
   }
   const bool may_follow = is_sampled && !is_everyone;
-  weights[symbols] = may_follow ? std::max(others, 1U) : others;
+  weights[symbols] = may_follow || others > 0 ? std::max({others, floor, 1U}) : 0;
   std::uint8_t lengths[kMaximumLeaves];
   code_lengths(weights, symbols + 1, lengths);
   fill_book(width, lengths[symbols], lengths, book);

@@ -110,14 +110,24 @@ FSL_INLINE void store_mask(std::uint8_t* to, std::uint64_t mask) { std::memcpy(t
 std::size_t write_bit_planes(const std::uint8_t* codes, std::size_t count, bool rotated, int width, std::uint8_t* out) {
   const std::size_t plane_bytes = (count + 7) / 8;
   const std::size_t whole = count & ~(kStep - 1);
+  const auto place_of = [=](int bit) __attribute__((always_inline)) { return all_bytes(1 << (rotated ? (bit + 7) & 7 : bit)); };
+  const __m512i rest = whole < count ? _mm512_maskz_loadu_epi8(lowest(count - whole), codes + whole) : _mm512_setzero_si512();
   // A plane's last eight bytes may reach into the next plane, which is written later.
-  for (int bit = width - 1; bit >= 0; --bit, out += plane_bytes) {
-    const __m512i place = all_bytes(1 << (rotated ? (bit + 7) & 7 : bit));
-    for (std::size_t i = 0; i < whole; i += kStep) store_mask(out + i / 8, _mm512_test_epi8_mask(load(codes + i), place));
-    if (whole < count) {
-      const __m512i rest = _mm512_maskz_loadu_epi8(lowest(count - whole), codes + whole);
-      store_mask(out + whole / 8, _mm512_test_epi8_mask(rest, place));
+  if (width == 2 && whole == count) {
+    // The usual case, in one pass.
+    const __m512i high = place_of(1);
+    const __m512i low = place_of(0);
+    for (std::size_t i = 0; i < whole; i += kStep) {
+      const __m512i some = load(codes + i);
+      store_mask(out + i / 8, _mm512_test_epi8_mask(some, high));
+      store_mask(out + plane_bytes + i / 8, _mm512_test_epi8_mask(some, low));
     }
+    return 2 * plane_bytes;
+  }
+  for (int bit = width - 1; bit >= 0; --bit, out += plane_bytes) {
+    const __m512i place = place_of(bit);
+    for (std::size_t i = 0; i < whole; i += kStep) store_mask(out + i / 8, _mm512_test_epi8_mask(load(codes + i), place));
+    if (whole < count) store_mask(out + whole / 8, _mm512_test_epi8_mask(rest, place));
   }
   return static_cast<std::size_t>(width) * plane_bytes;
 }

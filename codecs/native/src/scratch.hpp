@@ -78,7 +78,7 @@ struct Scratch {
   alignas(64) float escaped[kBlockValues + kSlackBytes];
   alignas(64) std::uint8_t symbols[2][kBlockValues + kSlackBytes];
   alignas(64) std::uint8_t listed[kBlockValues + kSlackBytes];
-  alignas(64) std::uint16_t positions[kBlockValues];  // of escapes
+  alignas(64) std::uint16_t positions[kBlockValues + kSlackBytes];  // of escapes
   alignas(64) std::uint8_t differences[kMaximumRuns + kSlackBytes];
   alignas(64) std::uint8_t high_differences[kMaximumRuns + kSlackBytes];
   Counts counts[kMaximumPlanes];
