@@ -12,21 +12,8 @@ namespace {
 
 bool bit(unsigned word, int index) { return (word >> index & 1) != 0; }
 
-// AMD's processors before Zen 3 (family 25), and Hygon's, take up to 300 cycles to extract bits (pext), others one.
-bool extracts_bits_fast() {
-  unsigned eax = 0;
-  unsigned ebx = 0;
-  unsigned ecx = 0;
-  unsigned edx = 0;
-  if (__get_cpuid(0, &eax, &ebx, &ecx, &edx) == 0) return false;
-  const bool amd = ecx == 0x444D4163 || ecx == 0x656E6975;  // "Auth...cAMD", "Hygo...uine"
-  if (!amd || __get_cpuid(1, &eax, &ebx, &ecx, &edx) == 0) return !amd;
-  return (eax >> 8 & 15) + (eax >> 20 & 255) >= 25;
-}
-
 struct Features {
   bool avx2 = false;
-  bool fast_pext = extracts_bits_fast();
   bool wide_multiply = false;
   bool avx512 = false;
 
@@ -64,7 +51,6 @@ const Kernels* kernels_of(Path path) {
   static const Features features;
   if (path == Path::kAvx2) {
     if (!features.avx2) return nullptr;
-    if (!features.fast_pext) return &kAvx2KernelsWithoutPext;
     return features.wide_multiply ? &kAvx2KernelsWithWideCrc : &kAvx2Kernels;
   }
   if (path == Path::kAvx512) return features.avx512 ? &kAvx512Kernels : nullptr;

@@ -22,8 +22,7 @@
 #include "kernels_avx2_input.hpp"
 #include "kernels_avx2_quantise.hpp"
 #include "kernels_avx2_planes.hpp"
-#include "kernels_avx2_tree_write.hpp"
-#include "kernels_avx2_tree_read.hpp"
+#include "kernels_avx2_lanes.hpp"
 #include "kernels_avx2_values.hpp"
 #include "kernels_avx2_crc.hpp"
 
@@ -31,19 +30,18 @@ namespace fsl {
 
 namespace {
 
-constexpr Kernels kernels_with(decltype(Kernels::write_tree) tree_writer, decltype(Kernels::crc32) checksum) {
+constexpr Kernels kernels_with(decltype(Kernels::crc32) checksum) {
   return {
-      plain::combine, plain::look,  quantise_float8, quantise_uniform,     cut_bfloat16,         cut_float32, rank,
-      write_bit_planes, tree_writer, read_tree,      join,                 dequantise_float8,    dequantise_uniform,
-      join_bfloat16,    join_float32, copy_float32, plain::largest_byte, count_byte, plain::find_byte, checksum, Path::kAvx2,
+      plain::combine,   plain::look,  quantise_float8, quantise_uniform,    cut_bfloat16,       cut_float32,        map,
+      write_bit_planes, write_lanes,  read_lanes,      join,                dequantise_float8,  dequantise_uniform, join_bfloat16,
+      join_float32,     copy_float32, plain::largest_byte, count_byte,      plain::find_byte,   checksum,           Path::kAvx2,
   };
 }
 
 }  // namespace
 
-const Kernels kAvx2Kernels = kernels_with(write_tree<kMostGathered>, crc32);
-const Kernels kAvx2KernelsWithoutPext = kernels_with(write_tree<0>, crc32);
-const Kernels kAvx2KernelsWithWideCrc = kernels_with(write_tree<kMostGathered>, wide_crc32);
+const Kernels kAvx2Kernels = kernels_with(crc32);
+const Kernels kAvx2KernelsWithWideCrc = kernels_with(wide_crc32);
 
 }  // namespace fsl
 

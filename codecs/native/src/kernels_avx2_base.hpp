@@ -41,6 +41,11 @@ FSL_INLINE std::uint64_t load_word(const std::uint8_t* from) {
   return word;
 }
 
+FSL_INLINE __m256i rotate_right(__m256i codes) {
+  const __m256i above = _mm256_and_si256(_mm256_slli_epi16(codes, 7), all_bytes(0x80));
+  return _mm256_or_si256(_mm256_and_si256(_mm256_srli_epi16(codes, 1), all_bytes(0x7F)), above);
+}
+
 // The signs of 64 bytes.
 FSL_INLINE std::uint64_t signs64(__m256i low, __m256i high) { return signs(low) | static_cast<std::uint64_t>(signs(high)) << 32; }
 
@@ -64,28 +69,6 @@ FSL_INLINE __m256i spread_bits(std::uint32_t mask) {
   const __m256i bit = _mm256_set1_epi64x(static_cast<long long>(0x8040201008040201));
   return _mm256_cmpeq_epi8(_mm256_and_si256(bytes, bit), bit);
 }
-
-// For each byte of bits: the places of its zeros, and those of its ones, in order. Entries are used as lower halves of vectors, which may be
-// read from each of them.
-struct Shuffles {
-  std::uint64_t places[2][256];
-  std::uint64_t room;
-};
-
-constexpr Shuffles make_shuffles() {
-  Shuffles shuffles{};
-  for (std::uint64_t mask = 0; mask < 256; ++mask) {
-    std::uint64_t found[2] = {0, 0};
-    for (std::uint64_t bit = 0; bit < 8; ++bit) {
-      const std::uint64_t one = mask >> bit & 1;
-      shuffles.places[one][mask] |= bit << (8 * found[one]);
-      ++found[one];
-    }
-  }
-  return shuffles;
-}
-
-alignas(64) constexpr Shuffles kShuffles = make_shuffles();
 
 }  // namespace
 }  // namespace fsl

@@ -1,4 +1,4 @@
-// AVX2: ranks, bit planes. For kernels_avx2.cpp only, which sets the target and includes
+// AVX2: maps, bit planes. For kernels_avx2.cpp only, which sets the target and includes
 // kernels_plain.hpp for it.
 #pragma once
 
@@ -9,7 +9,7 @@
 namespace fsl {
 namespace {
 
-// ------------------------------------------------------------------------------------------------------- ranks, bit planes
+// -------------------------------------------------------------------------------------------------------- maps, bit planes
 
 // Calls work with the number of planes (0 to 8) as a constant, so that loops over planes are unrolled.
 template <typename Work>
@@ -27,71 +27,35 @@ FSL_INLINE void for_planes(int planes, Work work) {
   }
 }
 
-// Looks up the lowest six bits of each byte in 64 entries.
-struct Table64 {
-  __m256i part[4];
+// Looks up the lowest bits of each byte in 16 entries for each of `parts`.
+template <int kParts>
+FSL_INLINE __m256i look_up(const __m256i* parts, __m256i index) {
+  if constexpr (kParts == 1) {
+    return _mm256_shuffle_epi8(parts[0], _mm256_and_si256(index, all_bytes(15)));
+  } else {
+    constexpr int kHalf = kParts / 2;
+    constexpr int kUp = 3 - __builtin_ctz(kHalf);  // brings the bit that decides to the top
+    return _mm256_blendv_epi8(look_up<kHalf>(parts, index), look_up<kHalf>(parts + kHalf, index), _mm256_slli_epi16(index, kUp));
+  }
+}
 
-  FSL_INLINE explicit Table64(const std::uint8_t* entries) {
-    for (int i = 0; i < 4; ++i) part[i] = _mm256_broadcastsi128_si256(load_half(entries + 16 * i));
+// The same in 64 or 256 entries.
+template <int kEntries>
+struct Table {
+  __m256i part[kEntries / 16];
+
+  FSL_INLINE explicit Table(const std::uint8_t* entries) {
+    for (int i = 0; i < kEntries / 16; ++i) part[i] = _mm256_broadcastsi128_si256(load_half(entries + 16 * i));
   }
 
-  FSL_INLINE __m256i operator()(__m256i index) const {
-    const __m256i place = _mm256_and_si256(index, all_bytes(15));
-    const __m256i bit4 = _mm256_slli_epi16(index, 3);
-    const __m256i low = _mm256_blendv_epi8(_mm256_shuffle_epi8(part[0], place), _mm256_shuffle_epi8(part[1], place), bit4);
-    const __m256i high = _mm256_blendv_epi8(_mm256_shuffle_epi8(part[2], place), _mm256_shuffle_epi8(part[3], place), bit4);
-    return _mm256_blendv_epi8(low, high, _mm256_slli_epi16(index, 2));
-  }
+  FSL_INLINE __m256i operator()(__m256i index) const { return look_up<kEntries / 16>(part, index); }
 };
 
-// Looks up whole bytes in 256 entries of which all but 64 neighbours are the last: exponents, and ranks of as many leaves.
-struct Window {
-  bool fits;
-  std::uint8_t first;
-  std::uint8_t others;
-
-  explicit Window(const std::uint8_t* entries) : fits(true), first(0), others(entries[255]) {
-    std::size_t low = 256;
-    std::size_t high = 0;
-    for (std::size_t i = 0; i < 256; i += kStep) {
-      const std::uint32_t differ = ~signs(_mm256_cmpeq_epi8(load(entries + i), all_bytes(others)));
-      if (differ == 0) continue;
-      if (low == 256) low = i + static_cast<std::size_t>(__builtin_ctz(differ));
-      high = i + 31 - static_cast<std::size_t>(__builtin_clz(differ));
-    }
-    if (low == 256) return;
-    fits = high - low < 64;
-    first = static_cast<std::uint8_t>(low < 192 ? low : 192);
-  }
-
-  void look_up(const std::uint8_t* entries, const std::uint8_t* bytes, std::size_t count, std::uint8_t* out) const {
-    const Table64 table(entries + first);
-    for (std::size_t i = 0; i < count; i += kStep) {
-      const __m256i index = _mm256_sub_epi8(load(bytes + i), all_bytes(first));
-      const __m256i is_inside = _mm256_cmpeq_epi8(_mm256_min_epu8(index, all_bytes(63)), index);
-      store(out + i, _mm256_blendv_epi8(all_bytes(others), table(index), is_inside));
-    }
-  }
-};
-
-void rank(const std::uint8_t* codes, std::size_t count, bool rotated, int shift, const std::uint8_t* ranks, std::uint8_t* symbols) {
-  if (!rotated && shift == 0) {
-    const Window window(ranks);
-    if (window.fits) return window.look_up(ranks, codes, count, symbols);
-  }
-  // The sign of rotated codes falls off at the right, so these bits of a code, found six bits wide, decide.
-  const int lowest_bit = rotated ? shift - 1 : shift;
-  if (lowest_bit < (rotated ? 1 : 2)) return plain::rank(codes, count, rotated, shift, ranks, symbols);
-  std::uint8_t entries[64];
-  for (int index = 0; index < 64; ++index) {
-    const int code = index << lowest_bit & 0xFF;
-    entries[index] = ranks[(rotated ? code << 1 & 0xFF : code) >> shift];
-  }
-  const Table64 table(entries);
-  const __m128i places = _mm_cvtsi32_si128(lowest_bit);
+void map(const std::uint8_t* bytes, std::size_t count, const std::uint8_t* entries, std::uint8_t* mapped) {
+  const Table<256> table(entries);
   const std::size_t whole = count & ~(kStep - 1);
-  for (std::size_t i = 0; i < whole; i += kStep) store(symbols + i, table(_mm256_srl_epi16(load(codes + i), places)));
-  plain::rank(codes + whole, count - whole, rotated, shift, ranks, symbols + whole);
+  for (std::size_t i = 0; i < whole; i += kStep) store(mapped + i, table(load(bytes + i)));
+  plain::map(bytes + whole, count - whole, entries, mapped + whole);
 }
 
 // `kWidth` planes of the lowest bits of codes, or of codes turned left by one bit.

@@ -1,4 +1,4 @@
-// AVX2: ranks and bit planes to codes, codes to values. For kernels_avx2.cpp only, which sets the target and includes
+// AVX2: symbols and bit planes to codes, codes to values. For kernels_avx2.cpp only, which sets the target and includes
 // kernels_plain.hpp for it.
 #pragma once
 
@@ -9,13 +9,19 @@
 namespace fsl {
 namespace {
 
-// Ranks looked up in `entries`, or nothing, with `kWidth` planes of bits below, turned right by one bit or not.
-template <int kWidth, bool kRotated, bool kSymbols>
-void join_planes(const std::uint8_t* symbols, const std::uint8_t* entries, const std::uint8_t* in, std::size_t count, std::uint8_t* codes) {
-  const Table64 table(entries);
+// Symbols, or nothing, above `kWidth` planes of bits, turned right by one bit or not.
+template <int kWidth, bool kRotated>
+void join_planes(const std::uint8_t* symbols, const std::uint8_t* in, std::size_t count, std::uint8_t* codes) {
+  // Symbols' and planes' bits go straight to where a rotation takes them, but for a symbol's lowest bit where no plane is below it.
+  constexpr bool kWraps = kRotated && kWidth == 0;
+  constexpr int kUp = kRotated && !kWraps ? kWidth - 1 : kWidth;
   const std::size_t plane_bytes = (count + 7) / 8;
   const auto step = [=](std::size_t i, auto mask_at) __attribute__((always_inline)) {
-    __m256i code = kSymbols ? table(load(symbols + i)) : _mm256_setzero_si256();
+    __m256i code = _mm256_setzero_si256();
+    if (symbols != nullptr) {
+      code = _mm256_and_si256(_mm256_slli_epi16(load(symbols + i), kUp), all_bytes(0xFF << kUp));
+      if (kWraps) code = rotate_right(code);
+    }
 #pragma GCC unroll 8
     for (int plane = 0; plane < kWidth; ++plane) {
       const int bit = kWidth - 1 - plane;
@@ -33,28 +39,10 @@ void join_planes(const std::uint8_t* symbols, const std::uint8_t* entries, const
   }
 }
 
-void join(const std::uint8_t* symbols, const std::uint8_t* symbol_of_rank, const std::uint8_t* in, std::size_t count, bool rotated,
-          int width, std::uint8_t* codes) {
-  if (symbols != nullptr && width == 0 && !rotated) {
-    const Window window(symbol_of_rank);
-    if (window.fits) return window.look_up(symbol_of_rank, symbols, count, codes);
-  }
-  if (symbols != nullptr && width < 2) return plain::join(symbols, symbol_of_rank, in, count, rotated, width, codes);
-  // The table's entries and the planes' bits go straight to where a rotation takes them. Alphabets have at most 64 symbols here.
-  std::uint8_t entries[64] = {};
-  for (int i = 0; i < 64 && symbols != nullptr; ++i) {
-    const std::uint8_t code = static_cast<std::uint8_t>(symbol_of_rank[i] << width);
-    entries[i] = rotated ? plain::rotate_right(code) : code;
-  }
-  for_planes(width, [&](auto plane_count) {
+void join(const std::uint8_t* symbols, const std::uint8_t* in, std::size_t count, bool rotated, int width, std::uint8_t* codes) {
+  for_planes(width, [=](auto plane_count) {
     constexpr int kWidth = plane_count();
-    if (symbols != nullptr) {
-      rotated ? join_planes<kWidth, true, true>(symbols, entries, in, count, codes)
-              : join_planes<kWidth, false, true>(symbols, entries, in, count, codes);
-    } else {
-      rotated ? join_planes<kWidth, true, false>(symbols, entries, in, count, codes)
-              : join_planes<kWidth, false, false>(symbols, entries, in, count, codes);
-    }
+    rotated ? join_planes<kWidth, true>(symbols, in, count, codes) : join_planes<kWidth, false>(symbols, in, count, codes);
   });
 }
 

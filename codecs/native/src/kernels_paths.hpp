@@ -14,8 +14,7 @@ namespace fsl {
 extern const Kernels kScalarKernels;
 #if FSL_X86_KERNELS
 extern const Kernels kAvx2Kernels;
-extern const Kernels kAvx2KernelsWithoutPext;  // the same for processors where that is slow
-extern const Kernels kAvx2KernelsWithWideCrc;  // and for those that have pext and VPCLMULQDQ, for wide_crc32()
+extern const Kernels kAvx2KernelsWithWideCrc;  // the same for processors that have VPCLMULQDQ, for wide_crc32()
 std::uint32_t wide_crc32(std::uint32_t value, const std::uint8_t* data, std::size_t count);
 extern const Kernels kAvx512Kernels;
 #endif
