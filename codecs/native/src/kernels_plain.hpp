@@ -212,7 +212,7 @@ std::size_t write_bit_planes(const std::uint8_t* codes, std::size_t count, bool 
 
 // --------------------------------------------------------------------------------------------------------------- lanes
 
-// Without branches: whether a byte goes or comes is as good as random.
+// Whether a byte goes or comes is as good as random, so that shifts decide it and not branches.
 std::uint8_t* write_lanes(const Code& code, const std::uint8_t* from, int shift, int width, std::size_t count, std::size_t lanes,
                           Lanes& state, std::uint8_t* front, std::uint64_t* uncoded) {
   const std::uint32_t mask = (1U << width) - 1;
@@ -225,33 +225,39 @@ std::uint8_t* write_lanes(const Code& code, const std::uint8_t* from, int shift,
     uncoded[i / 64] = word;
     const std::uint32_t used = state.used[lane];
     const std::uint32_t high = (state.high[lane] & ((1U << used) - 1)) | static_cast<std::uint32_t>(code.words[symbol]) << used;
+    const std::uint32_t held = state.low[lane] | high << 8;
     const std::uint32_t grown = used + (length & 15);
-    const std::uint32_t goes = grown >> 3;  // 0 or 1
-    const std::uint8_t low = state.low[lane];
-    front[-1] = low;
+    const std::uint32_t goes = grown >> 3;  // 0 or 1 bytes
+    front[-1] = byte(held);
     front -= goes;
-    state.low[lane] = goes != 0 ? byte(high) : low;
-    state.high[lane] = byte(high >> (8 * goes));
+    const std::uint32_t kept = held >> (8 * goes);
+    state.low[lane] = byte(kept);
+    state.high[lane] = byte(kept >> 8);
     state.used[lane] = byte(grown & 7);
   }
   return front;
 }
 
+// A symbol from its lane, which takes the `next` byte if it runs short. Returns whether it does: 0 or 1 bytes.
+std::uint32_t read_symbol(const Code& code, std::uint8_t next, std::size_t lane, Lanes& state, std::uint8_t& symbol) {
+  const std::uint32_t held = static_cast<std::uint32_t>(state.high[lane] << 8 | state.low[lane]);
+  const std::uint32_t window = held >> state.used[lane] & 0xFF;
+  symbol = code.symbol_of_window[window];
+  const std::uint32_t left = state.used[lane] + 8U - code.length_of_window[window];  // 8 more than are left
+  const std::uint32_t comes = (left >> 3) ^ 1;
+  const std::uint32_t grown = held << (8 * comes) | (next & (0 - comes));
+  state.low[lane] = byte(grown);
+  state.high[lane] = byte(grown >> 8);
+  state.used[lane] = byte(left & 7);
+  return comes;
+}
+
 const std::uint8_t* read_lanes(const Code& code, const std::uint8_t* in, const std::uint8_t* end, std::size_t count, std::size_t lanes,
                                Lanes& state, std::uint8_t* symbols, const Chores&) {
-  for (std::size_t i = 0; i < count; ++i) {
-    const std::size_t lane = i & (lanes - 1);
-    const std::uint32_t held = static_cast<std::uint32_t>(state.high[lane] << 8 | state.low[lane]);
-    const std::uint32_t window = held >> state.used[lane] & 0xFF;
-    symbols[i] = code.symbol_of_window[window];
-    const std::uint32_t left = state.used[lane] + 8U - code.length_of_window[window];  // 8 more than are left
-    state.used[lane] = byte(left & 7);
-    const bool is_short = left < 8;
-    if (is_short && in == end) return nullptr;
-    const std::uint8_t next = in == end ? 0 : *in;
-    state.high[lane] = is_short ? byte(held) : state.high[lane];
-    state.low[lane] = is_short ? next : byte(held);
-    in += is_short;
+  std::size_t i = 0;
+  for (; i < count && in != end; ++i) in += read_symbol(code, *in, i & (lanes - 1), state, symbols[i]);
+  for (; i < count; ++i) {
+    if (read_symbol(code, 0, i & (lanes - 1), state, symbols[i]) != 0) return nullptr;
   }
   return in;
 }
