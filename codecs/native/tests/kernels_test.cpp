@@ -1,5 +1,5 @@
 // Differential test of the kernels: every path that this machine has against the plain C++ one, for odd counts, unaligned buffers, every
-// kind of fp32 value, damaged tree bitmaps; each buffer ends at a page that faults, or has guard bytes behind its slack.
+// kind of fp32 value, random codes, damaged streams; each buffer ends at a page that faults, or has guard bytes behind its slack.
 //
 // fuzz/run.sh builds it under the sanitizers and runs it first. By hand, in this folder:
 //
@@ -22,6 +22,7 @@
 #include <vector>
 
 #include "kernels_paths.hpp"
+#include "kernels_test_lanes.hpp"
 #include "kernels_test_values.hpp"
 
 using namespace fsl;
@@ -125,116 +126,39 @@ void test_encoding(const Kernels& plain, const Kernels& kernels) {
   }
 }
 
-// ------------------------------------------------------------------------------------------------------------------ trees
+// ------------------------------------------------------------------------------------------------------------ maps, planes
 
-// A random complete code of at most 12 bits as a tree.
-struct Code {
-  std::vector<int> lengths;
-  std::vector<Node> nodes;
-
-  explicit Code(std::size_t symbols) {
-    lengths = {0};
-    while (lengths.size() < symbols) {
-      // Splitting short codes more often makes flat trees, long ones deep trees.
-      const std::size_t at = below(2) != 0 ? below(lengths.size()) : lengths.size() - 1;
-      if (lengths[at] == 12) continue;
-      const int length = ++lengths[at];
-      lengths.push_back(length);
-    }
-    std::sort(lengths.begin(), lengths.end());
-    grow(0, lengths.size(), 0);
-  }
-
-  std::uint16_t grow(std::size_t first, std::size_t end, int depth) {
-    const std::size_t index = nodes.size();
-    nodes.push_back({});
-    Node node{static_cast<std::uint8_t>(first), 0, 0, 0, 0};
-    if (lengths[first] == lengths[end - 1]) {
-      node.planes = static_cast<std::uint8_t>(lengths[first] - depth);
-    } else {
-      std::size_t pivot = first;
-      for (int filled = 0; filled < 1 << (11 - depth); ++pivot) filled += 1 << (12 - lengths[pivot]);
-      node.pivot = static_cast<std::uint16_t>(pivot);
-      node.left = grow(first, pivot, depth + 1);
-      node.right = grow(pivot, end, depth + 1);
-    }
-    nodes[index] = node;
-    return static_cast<std::uint16_t>(index);
-  }
-};
-
-void test_tree(const Kernels& plain, const Kernels& kernels) {
+void test_map(const Kernels& plain, const Kernels& kernels) {
   const std::size_t count = some_count();
-  const std::size_t alphabet = below(3) == 0 ? 2 + below(255) : 2 + below(40);
-  const Code code(alphabet);
-  const std::string about = " count " + std::to_string(count) + " alphabet " + std::to_string(alphabet);
-  Edge symbols(count, kSlackBytes), want_symbols(count, kSlackBytes), scratch(2 * (kBlockValues + 64 * kSlackBytes));
-  std::vector<std::uint8_t> original(count);
-  for (std::uint8_t& symbol : original) {
-    // Ranks roughly as probable as their code length says, or any.
-    std::size_t rank = below(4) == 0 ? below(alphabet) : 0;
-    while (rank + 1 < alphabet && below(3) != 0 && rank < 6) ++rank;
-    symbol = static_cast<std::uint8_t>(rank);
+  const std::string about = " count " + std::to_string(count);
+  Edge bytes(count, kSlackBytes), want(count, kSlackBytes), got(count, kSlackBytes), entries(256);
+  for (std::size_t i = 0; i < count; ++i) bytes.as()[i] = static_cast<std::uint8_t>(chance());
+  const std::size_t values = below(2) != 0 ? 256 : 1 + below(20);
+  for (std::size_t i = 0; i < 256; ++i) entries.as()[i] = static_cast<std::uint8_t>(below(values));
+  plain.map(bytes.as(), count, entries.as(), want.as());
+  kernels.map(bytes.as(), count, entries.as(), got.as());
+  for (std::size_t i = 0; i < count; ++i) {
+    if (want.as()[i] != entries.as()[bytes.as()[i]]) fail("map of plain kernels" + about);
   }
-  std::memcpy(symbols.as(), original.data(), count);
-  std::memcpy(want_symbols.as(), original.data(), count);
-  const std::size_t most = 2 * count + 2 * alphabet + 64;
-  Edge out(most, kSlackBytes), want(most, kSlackBytes);
-  std::size_t done = 0;
-  const Chores chores{[](void* context) { ++*static_cast<std::size_t*>(context); }, &done};
-  const std::size_t want_bytes = plain.write_tree(code.nodes.data(), want_symbols.as(), count, scratch.as(), want.as(), chores);
-  const std::size_t bytes = kernels.write_tree(code.nodes.data(), symbols.as(), count, scratch.as(), out.as(), chores);
-  if (bytes != want_bytes) fail("tree size" + about);
-  const bool takes_chores = count >= kValuesBetweenChores && code.nodes[0].left != 0 && kernels.path != Path::kScalar;
-  if (takes_chores && done == 0) fail("no chores while writing" + about);
-  same(want.as(), out.as(), bytes, "tree" + about);
-
-  for (int damage = 0; damage < 4; ++damage) {
-    const std::size_t there = damage < 2 ? bytes + below(3) * below(9) : damage == 2 ? below(bytes + 1) : bytes;
-    Edge in(there);
-    std::memcpy(in.as(), want.as(), std::min(there, bytes));
-    if (damage == 1 || damage == 3) {
-      for (std::size_t i = 0; i < there; ++i) {
-        if (below(50) == 0 || damage == 3) in.as()[i] = static_cast<std::uint8_t>(chance());
-      }
-    }
-    done = 0;
-    const std::size_t want_read =
-        plain.read_tree(code.nodes.data(), in.as(), in.as() + there, count, scratch.as(), want_symbols.as(), chores);
-    const std::size_t read =
-        kernels.read_tree(code.nodes.data(), in.as(), in.as() + there, count, scratch.as(), symbols.as(), chores);
-    if (want_read != read) fail("bytes read" + about + " damage " + std::to_string(damage));
-    if (read == SIZE_MAX) continue;
-    same(want_symbols.as(), symbols.as(), count, "symbols" + about);
-    if (damage == 0) same(original.data(), symbols.as(), count, "round trip" + about);
-    if (takes_chores && done == 0) fail("no chores while reading" + about);
-  }
+  same(want.as(), got.as(), count, "map" + about);
+  const std::uint8_t wanted = static_cast<std::uint8_t>(below(values));
+  std::vector<std::uint16_t> want_places(count + 1), places(count + 1);
+  const std::size_t want_found = plain.find_byte(got.as(), count, wanted, want_places.data());
+  const std::size_t found = kernels.find_byte(got.as(), count, wanted, places.data());
+  const std::size_t counted = static_cast<std::size_t>(std::count(got.as(), got.as() + count, wanted));
+  if (found != counted || want_found != counted || places != want_places) fail("found bytes" + about);
 }
-
-// -------------------------------------------------------------------------------------------------------------- ranks, planes
 
 void test_planes(const Kernels& plain, const Kernels& kernels) {
   const std::size_t count = some_count();
   const bool rotated = below(2) != 0;
   const int width = static_cast<int>(below(9));
   const std::string about = " count " + std::to_string(count) + " width " + std::to_string(width) + (rotated ? " rotated" : "");
-  Edge codes(count, kSlackBytes), want_symbols(count, kSlackBytes), symbols(count, kSlackBytes);
-  for (std::size_t i = 0; i < count; ++i) codes.as()[i] = static_cast<std::uint8_t>(chance());
-  std::uint8_t ranks[256 + kSlackBytes];
-  std::uint8_t inverse[256 + kSlackBytes] = {};
-  for (int i = 0; i < 256; ++i) ranks[i] = static_cast<std::uint8_t>(i);
-  if (width < 8) {
-    std::shuffle(ranks, ranks + (256 >> width), chance);
-    for (int i = 0; i < 256 >> width; ++i) inverse[ranks[i]] = static_cast<std::uint8_t>(i);
-    plain.rank(codes.as(), count, rotated, width, ranks, want_symbols.as());
-    kernels.rank(codes.as(), count, rotated, width, ranks, symbols.as());
-    same(want_symbols.as(), symbols.as(), count, "rank" + about);
-    const std::uint8_t wanted = static_cast<std::uint8_t>(below(std::size_t{256} >> width));
-    std::vector<std::uint16_t> want_places(count + 1), places(count + 1);
-    const std::size_t want_found = plain.find_byte(symbols.as(), count, wanted, want_places.data());
-    const std::size_t found = kernels.find_byte(symbols.as(), count, wanted, places.data());
-    const std::size_t counted = static_cast<std::size_t>(std::count(symbols.as(), symbols.as() + count, wanted));
-    if (found != counted || want_found != counted || places != want_places) fail("found bytes" + about);
+  Edge codes(count, kSlackBytes), upper(count, kSlackBytes), want_joined(count, kSlackBytes), joined(count, kSlackBytes);
+  for (std::size_t i = 0; i < count; ++i) {
+    const auto code = static_cast<std::uint8_t>(chance());
+    codes.as()[i] = code;
+    upper.as()[i] = static_cast<std::uint8_t>((rotated ? (code << 1 & 0xFF) | code >> 7 : code) >> width);
   }
   const std::size_t bytes = static_cast<std::size_t>(width) * ((count + 7) / 8);
   Edge want(bytes, kSlackBytes), got(bytes, kSlackBytes), in(bytes);
@@ -244,31 +168,13 @@ void test_planes(const Kernels& plain, const Kernels& kernels) {
   }
   same(want.as(), got.as(), bytes, "planes" + about);
   std::memcpy(in.as(), want.as(), bytes);
-  Edge joined(count, kSlackBytes);
-  kernels.join(width < 8 ? symbols.as() : nullptr, inverse, in.as(), count, rotated, width, joined.as());
+  kernels.join(width < 8 ? upper.as() : nullptr, in.as(), count, rotated, width, joined.as());
   same(codes.as(), joined.as(), count, "join" + about);
+  const std::uint8_t* const symbols = width < 8 && below(2) != 0 ? upper.as() : nullptr;
   for (std::size_t i = 0; i < bytes; ++i) in.as()[i] = static_cast<std::uint8_t>(chance());
-  plain.join(width < 8 ? symbols.as() : nullptr, inverse, in.as(), count, rotated, width, codes.as());
-  kernels.join(width < 8 ? symbols.as() : nullptr, inverse, in.as(), count, rotated, width, joined.as());
-  same(codes.as(), joined.as(), count, "join anything" + about);
-}
-
-// Tables of whole bytes in which most entries are equal, those of some neighbours not, as they are for exponents.
-void test_whole_bytes(const Kernels& plain, const Kernels& kernels) {
-  const std::size_t count = some_count();
-  const std::size_t others = below(256);
-  const std::size_t first = below(2) != 0 ? below(256) : 256 - below(80);
-  const std::size_t width = below(2) != 0 ? below(256) : 62 + below(6);
-  const std::string about = " first " + std::to_string(first) + " width " + std::to_string(width) + " count " + std::to_string(count);
-  std::uint8_t table[256 + kSlackBytes];
-  for (std::size_t i = 0; i < 256; ++i) table[i] = static_cast<std::uint8_t>(i >= first && i < first + width && i < 255 ? chance() : others);
-  Edge bytes(count, kSlackBytes), want(count, kSlackBytes), got(count, kSlackBytes);
-  for (std::size_t i = 0; i < count; ++i) bytes.as()[i] = static_cast<std::uint8_t>(chance());
-  plain.rank(bytes.as(), count, false, 0, table, want.as());
-  kernels.rank(bytes.as(), count, false, 0, table, got.as());
-  same(want.as(), got.as(), count, "rank of whole bytes" + about);
-  kernels.join(bytes.as(), table, nullptr, count, false, 0, got.as());
-  same(want.as(), got.as(), count, "join of whole bytes" + about);
+  plain.join(symbols, in.as(), count, rotated, width, want_joined.as());
+  kernels.join(symbols, in.as(), count, rotated, width, joined.as());
+  same(want_joined.as(), joined.as(), count, "join anything" + about);
 }
 
 // --------------------------------------------------------------------------------------------------------------- fp32 out
@@ -410,9 +316,9 @@ int main(int arguments, char** argument) {
     for (int round = 0; round < rounds; ++round) {
       chance.seed(static_cast<std::uint64_t>(round));
       test_encoding(plain, kernels);
-      test_tree(plain, kernels);
+      test_lanes(plain, kernels);
+      test_map(plain, kernels);
       test_planes(plain, kernels);
-      test_whole_bytes(plain, kernels);
       test_decoding(plain, kernels);
       test_bytes(kernels);
     }
@@ -423,7 +329,6 @@ int main(int arguments, char** argument) {
   // All tables for AVX2 that this machine can run, whichever of them it uses.
   if (const Kernels* const used = kernels_of(Path::kAvx2)) {
     run(kAvx2Kernels, "avx2");
-    run(kAvx2KernelsWithoutPext, "avx2 without pext");
     if (used == &kAvx2KernelsWithWideCrc) run(*used, "avx2 with a wide CRC");
   }
   if (kernels_of(Path::kAvx512) != nullptr) run(kAvx512Kernels, "avx512");

@@ -1,0 +1,250 @@
+// Lanes for kernels_test.cpp: writing and reading them against the plain kernels, and writing against docs/WIRE.md, word by word.
+#pragma once
+
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "kernels.hpp"
+#include "kernels_test_values.hpp"
+
+namespace {
+
+// A random complete code for some symbols of an alphabet, and an escape for the others or none.
+struct RandomCode {
+  fsl::Code code;
+  int width;
+  std::vector<std::uint8_t> coded;
+  std::vector<std::uint8_t> uncoded;  // only with an escape, in order
+  std::vector<int> words;             // by symbol; that of the escape for those that have none
+  std::vector<int> lengths;
+
+  explicit RandomCode(int bits) : width(bits), words(256, -1), lengths(256, 0) {
+    const std::size_t alphabet = std::size_t{1} << width;
+    const std::size_t kind = below(4);
+    const std::size_t leaves = kind == 0 ? alphabet : kind == 1 ? 2 : 2 + below(alphabet - 1);
+    const bool escapes = below(2) != 0;
+    std::vector<std::uint8_t> symbols(alphabet);
+    std::iota(symbols.begin(), symbols.end(), std::uint8_t{0});
+    std::shuffle(symbols.begin(), symbols.end(), chance);
+    const auto middle = symbols.begin() + static_cast<std::ptrdiff_t>(escapes ? leaves - 1 : leaves);
+    coded.assign(symbols.begin(), middle);
+    if (escapes) uncoded.assign(middle, symbols.end());
+    std::sort(uncoded.begin(), uncoded.end());
+    fill_tables(leaves);
+  }
+
+  // Canonical words: docs/WIRE.md, "Streams".
+  void fill_tables(std::size_t leaves) {
+    constexpr int kEscape = 256;
+    const std::vector<int> leaf_lengths = random_lengths(leaves);
+    std::vector<std::pair<int, int>> leaf_order;  // length, symbol
+    for (std::size_t i = 0; i < coded.size(); ++i) leaf_order.emplace_back(leaf_lengths[i], coded[i]);
+    if (!uncoded.empty()) leaf_order.emplace_back(leaf_lengths.back(), kEscape);
+    std::sort(leaf_order.begin(), leaf_order.end());
+    std::memset(&code, 0, sizeof code);
+    int word = -1;
+    int before = leaf_order[0].first;
+    for (const auto& [length, symbol] : leaf_order) {
+      word = (word + 1) << (length - before);
+      before = length;
+      const std::vector<std::uint8_t> those = symbol == kEscape ? uncoded : std::vector<std::uint8_t>{static_cast<std::uint8_t>(symbol)};
+      for (const std::uint8_t one : those) {
+        words[one] = word;
+        lengths[one] = length;
+        code.words[one] = static_cast<std::uint8_t>(word);
+        code.lengths[one] = static_cast<std::uint8_t>(length | (symbol == kEscape ? fsl::kUncoded : 0));
+      }
+      const int windows = 256 >> length;
+      std::memset(code.symbol_of_window + word * windows, those[0], static_cast<std::size_t>(windows));
+      std::memset(code.length_of_window + word * windows, length, static_cast<std::size_t>(windows));
+    }
+    if (word + 1 != 1 << before) fail("the test's code is not complete");
+  }
+
+  static std::vector<int> random_lengths(std::size_t leaves) {
+    std::vector<int> found = {0};
+    // Splitting the latest more often makes deep trees, any flat ones.
+    const bool deep = below(2) != 0;
+    while (found.size() < leaves) {
+      std::size_t at = deep && below(8) != 0 ? found.size() - 1 : below(found.size());
+      while (found[at] == fsl::kLengthLimit) at = (at + 1) % found.size();
+      found.push_back(++found[at]);
+    }
+    std::shuffle(found.begin(), found.end(), chance);
+    return found;
+  }
+
+  bool is_uncoded(std::uint8_t symbol) const { return std::binary_search(uncoded.begin(), uncoded.end(), symbol); }
+
+  // What a decoder makes of it.
+  std::uint8_t decoded(std::uint8_t symbol) const { return is_uncoded(symbol) ? uncoded[0] : symbol; }
+
+  // As probable as its word is short, or any that has a word.
+  std::uint8_t some_symbol(bool any) const {
+    const std::size_t picked = below(coded.size() + uncoded.size());
+    if (any) return picked < coded.size() ? coded[picked] : uncoded[picked - coded.size()];
+    const std::uint8_t symbol = code.symbol_of_window[below(256)];
+    return is_uncoded(symbol) ? uncoded[below(uncoded.size())] : symbol;
+  }
+};
+
+std::size_t held_by(const fsl::Lanes& state, std::size_t lane) {
+  return state.low[lane] + 256U * (state.high[lane] & ((1U << state.used[lane]) - 1));
+}
+
+void same_lanes(const fsl::Lanes& want, const fsl::Lanes& got, std::size_t lanes, const std::string& what) {
+  for (std::size_t lane = 0; lane < lanes; ++lane) {
+    if (want.used[lane] != got.used[lane] || held_by(want, lane) != held_by(got, lane)) fail(what + ": lane " + std::to_string(lane));
+  }
+}
+
+// Lanes that hold any numbers of as many bits as `used` says. Behind those that there are, what must not be touched.
+fsl::Lanes some_lanes() {
+  fsl::Lanes state;
+  for (std::size_t lane = 0; lane < fsl::kMostLanes; ++lane) {
+    state.used[lane] = static_cast<std::uint8_t>(below(8));
+    state.low[lane] = static_cast<std::uint8_t>(chance());
+    state.high[lane] = static_cast<std::uint8_t>(below(std::size_t{1} << state.used[lane]));
+  }
+  return state;
+}
+
+// The bytes that come out before the lanes' own, as docs/WIRE.md puts it.
+std::vector<std::uint8_t> write_by_words(const RandomCode& random, const std::vector<std::uint8_t>& symbols, std::size_t lanes, fsl::Lanes& state) {
+  std::vector<std::uint8_t> backwards;
+  for (std::size_t i = symbols.size(); i-- > 0;) {
+    const std::size_t lane = i % lanes;
+    std::size_t v = held_by(state, lane);
+    int p = state.used[lane];
+    v += static_cast<std::size_t>(random.words[symbols[i]]) << (8 + p);
+    p += random.lengths[symbols[i]];
+    if (p >= 8) {
+      backwards.push_back(static_cast<std::uint8_t>(v % 256));
+      v /= 256;
+      p -= 8;
+    }
+    state.low[lane] = static_cast<std::uint8_t>(v % 256);
+    state.high[lane] = static_cast<std::uint8_t>(v / 256);
+    state.used[lane] = static_cast<std::uint8_t>(p);
+  }
+  return {backwards.rbegin(), backwards.rend()};
+}
+
+// A plane's symbols, and the blocks in which kernels get them: whole rounds of all lanes, but the last.
+struct Plane {
+  RandomCode random;
+  int shift;
+  std::size_t lanes;
+  std::vector<std::uint8_t> symbols;
+  std::vector<std::size_t> starts;  // of blocks, and the end
+  std::string about;
+
+  Plane() : random(std::vector<int>{2, 6, 6, 6, 8, 8}[below(6)]), shift(static_cast<int>(random.width == 8 ? 0 : below(3))) {
+    lanes = below(4) == 0 ? fsl::kFewLanes : fsl::kMostLanes;
+    const bool any = below(3) == 0;
+    const std::uint8_t only = random.some_symbol(true);
+    const bool constant = below(8) == 0;
+    starts.push_back(0);
+    for (std::size_t block = below(4) + 1; block-- > 0;) {
+      const std::size_t whole = fsl::kMostLanes * (1 + below(below(2) != 0 ? 40 : 4));
+      starts.push_back(starts.back() + (block > 0 ? whole : below(4) == 0 ? whole : below(2000)));
+    }
+    for (std::size_t i = 0; i < starts.back(); ++i) symbols.push_back(constant ? only : random.some_symbol(any));
+    about = " of width " + std::to_string(random.width) + ", shift " + std::to_string(shift) + ", " + std::to_string(lanes) + " lanes, " +
+            std::to_string(random.coded.size()) + " coded, " + std::to_string(random.uncoded.size()) + " not, " +
+            std::to_string(symbols.size()) + " in " + std::to_string(starts.size() - 1) + " blocks";
+  }
+
+  std::size_t blocks() const { return starts.size() - 1; }
+  std::size_t count(std::size_t block) const { return starts[block + 1] - starts[block]; }
+};
+
+// Writes the plane's blocks to the end of `out`, from the last one on; returns the front. Checks which symbols have no code.
+std::uint8_t* write_blocks(const fsl::Kernels& kernels, const Plane& plane, fsl::Lanes& state, std::uint8_t* end) {
+  std::uint8_t* front = end;
+  for (std::size_t block = plane.blocks(); block-- > 0;) {
+    const std::size_t count = plane.count(block);
+    Edge from(count, fsl::kSlackBytes), uncoded((count + 63) / 64 * 8, fsl::kSlackBytes);
+    const std::uint8_t* const symbols = plane.symbols.data() + plane.starts[block];
+    const std::size_t mask = ((std::size_t{1} << plane.random.width) - 1) << plane.shift;
+    for (std::size_t i = 0; i < count; ++i) {
+      from.as()[i] = static_cast<std::uint8_t>((static_cast<std::size_t>(symbols[i]) << plane.shift) | (chance() & ~mask));
+    }
+    front = kernels.write_lanes(plane.random.code, from.as(), plane.shift, plane.random.width, count, plane.lanes, state, front,
+                                uncoded.as<std::uint64_t>());
+    for (std::size_t i = 0; i < count; ++i) {
+      const bool is_uncoded = (uncoded.as<std::uint64_t>()[i / 64] >> (i % 64) & 1) != 0;
+      if (is_uncoded != plane.random.is_uncoded(symbols[i])) fail("whether symbol " + std::to_string(i) + " has no code" + plane.about);
+    }
+  }
+  return front;
+}
+
+// Reads the plane's blocks on both sides, from `bytes` with nothing behind them.
+void compare_reading(const fsl::Kernels& plain, const fsl::Kernels& kernels, const Plane& plane, const fsl::Lanes& before,
+                     const std::vector<std::uint8_t>& bytes, bool is_whole, const fsl::Lanes& after, const std::string& what) {
+  Edge in(bytes.size());
+  if (!bytes.empty()) std::memcpy(in.as(), bytes.data(), bytes.size());
+  const std::uint8_t* const end = in.as() + bytes.size();
+  fsl::Lanes want_state = before;
+  fsl::Lanes state = before;
+  const std::uint8_t* want = in.as();
+  const std::uint8_t* got = in.as();
+  std::size_t done = 0;
+  const fsl::Chores chores{[](void* context) { ++*static_cast<std::size_t*>(context); }, &done};
+  for (std::size_t block = 0; block < plane.blocks(); ++block) {
+    const std::size_t count = plane.count(block);
+    const std::string about = what + plane.about + ", block " + std::to_string(block);
+    Edge want_symbols(count, fsl::kSlackBytes), symbols(count, fsl::kSlackBytes);
+    done = 0;
+    want = plain.read_lanes(plane.random.code, want, end, count, plane.lanes, want_state, want_symbols.as(), fsl::Chores());
+    got = kernels.read_lanes(plane.random.code, got, end, count, plane.lanes, state, symbols.as(), chores);
+    symbols.check_front("symbols");
+    if (want != got) fail("place after reading" + about);
+    if (want == nullptr) break;
+    same(want_symbols.as(), symbols.as(), count, "symbols" + about);
+    same_lanes(want_state, state, plane.lanes, "lanes after reading" + about);
+    const bool takes_chores = plane.lanes == fsl::kMostLanes && kernels.path != fsl::Path::kScalar && end - got >= 128;
+    if (takes_chores && done != count / fsl::kValuesBetweenChores) fail("chores" + about);
+    for (std::size_t i = 0; is_whole && i < count; ++i) {
+      if (symbols.as()[i] != plane.random.decoded(plane.symbols[plane.starts[block] + i])) fail("round trip" + about);
+    }
+  }
+  if (is_whole && got == nullptr) fail("bytes missing" + what + plane.about);
+  if (is_whole) same_lanes(after, state, plane.lanes, "lanes at the end" + what + plane.about);
+}
+
+void test_lanes(const fsl::Kernels& plain, const fsl::Kernels& kernels) {
+  const Plane plane;
+  const fsl::Lanes start = some_lanes();
+  fsl::Lanes want_state = start;
+  const std::vector<std::uint8_t> stream = write_by_words(plane.random, plane.symbols, plane.lanes, want_state);
+  fsl::Lanes state = start;
+  Edge out(stream.size() + fsl::kSlackBytes);
+  std::uint8_t* const end = out.as() + stream.size() + fsl::kSlackBytes;
+  if (write_blocks(kernels, plane, state, end) != end - stream.size()) fail("bytes of lanes" + plane.about);
+  same(stream.data(), end - stream.size(), stream.size(), "bytes of lanes" + plane.about);
+  out.check_front("bytes of lanes");
+  same_lanes(want_state, state, plane.lanes, "lanes after writing" + plane.about);
+
+  // Bits above those in use are anything: kernels leave some there.
+  for (std::size_t lane = 0; lane < fsl::kMostLanes; ++lane) {
+    state.high[lane] = static_cast<std::uint8_t>(state.high[lane] | static_cast<std::uint32_t>(chance()) << state.used[lane]);
+  }
+  compare_reading(plain, kernels, plane, state, stream, true, start, ", whole");
+  std::vector<std::uint8_t> longer = stream;
+  longer.resize(stream.size() + below(300), 0xA5);
+  compare_reading(plain, kernels, plane, state, longer, true, start, ", more behind");
+  std::vector<std::uint8_t> shorter = stream;
+  shorter.resize(stream.size() - std::min(stream.size(), below(2) != 0 ? below(300) : below(stream.size() + 1)));
+  compare_reading(plain, kernels, plane, state, shorter, false, start, ", cut off");
+  std::vector<std::uint8_t> random = longer;
+  const std::size_t changed = below(2) != 0 ? 1 : 50;
+  for (std::uint8_t& byte : random) byte = below(changed) == 0 ? static_cast<std::uint8_t>(chance()) : byte;
+  compare_reading(plain, kernels, plane, some_lanes(), random, false, start, ", damaged");
+}
+
+}  // namespace
