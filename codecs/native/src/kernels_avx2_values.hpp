@@ -19,7 +19,7 @@ void join_planes(const std::uint8_t* symbols, const std::uint8_t* in, std::size_
   const auto step = [=](std::size_t i, auto mask_at) __attribute__((always_inline)) {
     __m256i code = _mm256_setzero_si256();
     if (symbols != nullptr) {
-      code = _mm256_and_si256(_mm256_slli_epi16(load(symbols + i), kUp), all_bytes(0xFF << kUp));
+      code = _mm256_slli_epi16(load(symbols + i), kUp);  // no bits leave a byte: symbols are of 8 - kWidth bits
       if (kWraps) code = rotate_right(code);
     }
 #pragma GCC unroll 8

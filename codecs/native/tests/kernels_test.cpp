@@ -317,6 +317,8 @@ int main(int arguments, char** argument) {
       chance.seed(static_cast<std::uint64_t>(round));
       test_encoding(plain, kernels);
       test_lanes(plain, kernels);
+      test_last_bytes(plain, kernels, kMostLanes);
+      test_last_bytes(plain, kernels, kFewLanes);
       test_map(plain, kernels);
       test_planes(plain, kernels);
       test_decoding(plain, kernels);

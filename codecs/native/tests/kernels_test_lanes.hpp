@@ -21,11 +21,17 @@ struct RandomCode {
   std::vector<int> words;             // by symbol; that of the escape for those that have none
   std::vector<int> lengths;
 
+  // Of a random number of leaves, often around those where kernels change their ways: few, 64, all.
   explicit RandomCode(int bits) : width(bits), words(256, -1), lengths(256, 0) {
     const std::size_t alphabet = std::size_t{1} << width;
-    const std::size_t kind = below(4);
-    const std::size_t leaves = kind == 0 ? alphabet : kind == 1 ? 2 : 2 + below(alphabet - 1);
-    const bool escapes = below(2) != 0;
+    const std::size_t some[] = {2, 64 + below(2), alphabet, 2 + below(alphabet - 1)};
+    make(std::min(alphabet, some[below(4)]), below(2) != 0);
+  }
+
+  RandomCode(int bits, std::size_t leaves) : width(bits), words(256, -1), lengths(256, 0) { make(leaves, false); }
+
+  void make(std::size_t leaves, bool escapes) {
+    const std::size_t alphabet = std::size_t{1} << width;
     std::vector<std::uint8_t> symbols(alphabet);
     std::iota(symbols.begin(), symbols.end(), std::uint8_t{0});
     std::shuffle(symbols.begin(), symbols.end(), chance);
@@ -245,6 +251,26 @@ void test_lanes(const fsl::Kernels& plain, const fsl::Kernels& kernels) {
   const std::size_t changed = below(2) != 0 ? 1 : 50;
   for (std::uint8_t& byte : random) byte = below(changed) == 0 ? static_cast<std::uint8_t>(chance()) : byte;
   compare_reading(plain, kernels, plane, some_lanes(), random, false, start, ", damaged");
+}
+
+// Where every symbol takes a byte, a kernel that looks further than it may finds nothing there.
+void test_last_bytes(const fsl::Kernels& plain, const fsl::Kernels& kernels, std::size_t lanes) {
+  const RandomCode flat(8, 256);
+  for (const std::size_t bytes : {std::size_t{0}, lanes - 2, lanes - 1, lanes, lanes + 1, 2 * lanes - 1, 2 * lanes, 3 * lanes - 1}) {
+    const std::string about = " of " + std::to_string(bytes) + " for " + std::to_string(lanes) + " lanes";
+    const std::size_t count = bytes + (below(2) != 0 ? 0 : below(2 * lanes));
+    Edge in(bytes), want_symbols(count, fsl::kSlackBytes), symbols(count, fsl::kSlackBytes);
+    for (std::size_t i = 0; i < bytes; ++i) in.as()[i] = static_cast<std::uint8_t>(chance());
+    fsl::Lanes want_state = some_lanes();
+    fsl::Lanes state = want_state;
+    const std::uint8_t* const end = in.as() + bytes;
+    const std::uint8_t* const want = plain.read_lanes(flat.code, in.as(), end, count, lanes, want_state, want_symbols.as(), fsl::Chores());
+    const std::uint8_t* const got = kernels.read_lanes(flat.code, in.as(), end, count, lanes, state, symbols.as(), fsl::Chores());
+    if (want != got || (want == nullptr) != (count > bytes)) fail("last bytes" + about);
+    if (got == nullptr) continue;
+    same(want_symbols.as(), symbols.as(), count, "symbols of last bytes" + about);
+    same_lanes(want_state, state, lanes, "lanes after last bytes" + about);
+  }
 }
 
 }  // namespace
