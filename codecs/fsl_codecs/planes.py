@@ -39,6 +39,7 @@ _SAMPLED_RUN: Final = 16
 _SAMPLED_EVERY: Final = 17
 """An odd number, so that the rows of a matrix are not all met at the same place."""
 _STREAM_HEAD_BYTES: Final = 4
+_LIST_HEAD_BYTES: Final = 2
 _WORD_TYPES: Final = {8: np.uint8, 16: np.uint16, 32: np.uint32}
 
 
@@ -264,14 +265,20 @@ def write_words(
     fields = cut(words, number_format.splits[plan.split_index], number_format.code_bits)
     for plane, symbols in zip(plan.planes, fields, strict=True):
         if plane.book is not None:
-            uncoded = plane.book.uncoded
-            listed = symbols[np.isin(symbols, uncoded)]
-            numbers = np.searchsorted(uncoded, listed).astype(np.uint8)
-            write_planes(numbers, plane.book.number_bits, pieces)
+            _write_listed(plane.book, symbols, pieces)
         elif plane.kind == RAW and plane.width == 8:
             pieces.append(symbols.tobytes())
         elif plane.kind == RAW:
             write_planes(symbols, plane.width, pieces)
+
+
+def _write_listed(book: Codebook, symbols: ByteArray, pieces: list[bytes]) -> None:
+    if not book.escape:
+        return
+    listed = symbols[np.isin(symbols, book.uncoded)]
+    pieces.append(listed.size.to_bytes(_LIST_HEAD_BYTES, "little"))
+    numbers = np.searchsorted(book.uncoded, listed).astype(np.uint8)
+    write_planes(numbers, book.number_bits, pieces)
 
 
 def read_plan(reader: Reader, number_format: Format, books: Sequence[Codebook]) -> ChunkPlan:
@@ -354,9 +361,14 @@ def _with_listed(reader: Reader, book: Codebook, symbols: ByteArray) -> ByteArra
     """Symbols (n,) of an inner block's stream, with those without a code, which all stand there as the lowest such, from their list."""
     if not book.escape:
         return symbols
-    listed = np.flatnonzero(symbols == book.uncoded[0])
-    numbers = read_planes(reader, listed.size, book.number_bits)
+    count = reader.number(_LIST_HEAD_BYTES)
+    if count > symbols.size:
+        raise FrameError(f"{count} symbols without a code among {symbols.size}")
+    numbers = read_planes(reader, count, book.number_bits)
     if (numbers >= book.uncoded.size).any():
         raise FrameError(f"a listed symbol is none of the {book.uncoded.size} without a code")
+    listed = np.flatnonzero(symbols == book.uncoded[0])
+    if listed.size != count:
+        raise FrameError("a list of symbols without a code is too short or too long")
     symbols[listed] = book.uncoded[numbers]
     return symbols

@@ -27,7 +27,7 @@ ChunkCodes make_room(const EncodeSettings& settings, Scratch& scratch) {
   return codes;
 }
 
-void ChunkQuantiser::quantise(const float* x, std::size_t count, std::uint32_t first_bits, Seen& seen, const Chores& chores,
+void ChunkQuantiser::quantise(const float* x, std::size_t count, std::uint32_t first_bits, Seen& seen,
                               std::uint16_t* positions) {
   const std::size_t offset = codes_.count;
   const std::size_t first_run = offset / settings_.block_values;
@@ -49,13 +49,13 @@ void ChunkQuantiser::quantise(const float* x, std::size_t count, std::uint32_t f
     case Kind::kE4m3:
     case Kind::kE5m2:
       kernels_.quantise_float8(x, count, *format_.float8, settings_.block_values, first_bits, codes_.planes[0] + offset,
-                               codes_.scales + first_run, seen, chores);
+                               codes_.scales + first_run, seen);
       settle_scales(first_run, runs);
       break;
     case Kind::kUniform: {
       std::uint8_t* const codes = codes_.planes[0] + offset;
       const std::size_t escapes = kernels_.quantise_uniform(x, count, settings_.fineness, settings_.block_values, first_bits, codes,
-                                                            codes_.steps + first_run, seen, chores);
+                                                            codes_.steps + first_run, seen);
       settle_scales(first_run, runs);
       if (escapes > 0) kernels_.find_byte(codes, count, 0, positions);
       for (std::size_t i = 0; i < escapes; ++i) codes_.escaped[escaped_ + i] = x[positions[i]];

@@ -1,5 +1,6 @@
 #include "decode.hpp"
 
+#include <algorithm>
 #include <atomic>
 #include <cstring>
 #include <limits>
@@ -9,7 +10,6 @@
 #include "decode_chunk.hpp"
 #include "float_environment.hpp"
 #include "pool.hpp"
-#include "putting.hpp"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -123,60 +123,64 @@ struct FrameDecoder {
   }
 
   Status handle_blocks(const Chunk& chunk, ChunkDecoder& decoder) const {
-    Putting putting(decoder, header.block_values, value_bytes);
-    const Chores chores = task == Task::kCheck ? Chores{} : putting.chores();
-    std::size_t which = 0;
-    for (std::size_t offset = 0; offset < chunk.count; offset += kBlockValues, which ^= 1) {
-      const std::size_t size = chunk.count - offset < kBlockValues ? chunk.count - offset : kBlockValues;
-      Block block = decoder.scratch_block(which);
-      const Status status = decoder.read(size, block, chores);
-      if (!status.ok()) return status;
-      if (task == Task::kCheck) {
-        decoder.check(block, size);
-      } else {
-        putting.finish();
-        putting.begin(block, size, output_at(chunk, offset));
+    for (std::size_t offset = 0; offset < chunk.count; offset += kBlockValues) {
+      const std::size_t size = std::min(kBlockValues, chunk.count - offset);
+      Status status = decoder.open_block(size, decoder.scratch_piece(0));
+      for (std::size_t done = 0; done < size && status.ok(); done += kPieceValues) {
+        const std::size_t count = std::min(kPieceValues, size - done);
+        Piece piece = decoder.scratch_piece(done);
+        status = decoder.read(count, piece);
+        if (!status.ok()) break;
+        if (task == Task::kCheck) {
+          decoder.check(piece, count);
+        } else {
+          decoder.put(piece, count, output_at(chunk, offset + done));
+        }
       }
+      if (status.ok()) status = decoder.close_block();
+      if (!status.ok()) return status;
     }
-    putting.finish();
     return decoder.close();
   }
 
   // All codes into memory of this thread, then all values from there.
   Status check_and_accumulate(const Chunk& chunk, ChunkDecoder& decoder, Scratch& scratch) const {
     const std::size_t planes = header.format->is_bytes() ? 1 : static_cast<std::size_t>(header.format->split[0].planes);
-    const std::size_t plane_bytes = kBlockValues + kSlackBytes;
-    const std::size_t stride = planes * plane_bytes + (kMaximumRuns + kSlackBytes) * 3;
-    std::uint8_t* const memory = scratch.chunk_codes.at_least(stride * blocks_of(chunk.count, kBlockValues));
-    const std::uint8_t* escaped[kMaximumBlocks];
+    const std::size_t runs = blocks_of(chunk.count, header.block_values);
+    const std::size_t plane_bytes = chunk.count + kSlackBytes;
+    const std::size_t steps_at = (planes * plane_bytes + 1) & ~std::size_t{1};
+    const std::size_t scales_at = steps_at + 2 * (runs + kSlackBytes);
+    std::uint8_t* const memory = scratch.chunk_codes.at_least(scales_at + runs + kSlackBytes);
+    const std::uint8_t* escaped[kMaximumBlocks] = {};
 
-    const auto block_at = [&](std::size_t index) {
-      std::uint8_t* const base = memory + index * stride;
-      Block block = {};
-      block.codes = base;
-      for (std::size_t p = 0; p < planes; ++p) block.planes[p] = base + p * plane_bytes;
-      block.steps = reinterpret_cast<std::int16_t*>(base + planes * plane_bytes);
-      block.scales = base + planes * plane_bytes + 2 * (kMaximumRuns + kSlackBytes);
-      return block;
+    const auto piece_at = [&](std::size_t offset) {
+      Piece piece = {};
+      for (std::size_t p = 0; p < planes; ++p) piece.planes[p] = memory + p * plane_bytes + offset;
+      piece.steps = reinterpret_cast<std::int16_t*>(memory + steps_at) + offset / header.block_values;
+      piece.scales = memory + scales_at + offset / header.block_values;
+      return piece;
     };
     for (std::size_t offset = 0; offset < chunk.count; offset += kBlockValues) {
-      const std::size_t index = offset / kBlockValues;
-      const std::size_t size = chunk.count - offset < kBlockValues ? chunk.count - offset : kBlockValues;
-      Block block = block_at(index);
-      const Status status = decoder.read(size, block, {});
+      const std::size_t size = std::min(kBlockValues, chunk.count - offset);
+      Status status = decoder.open_block(size, piece_at(offset));
+      for (std::size_t done = 0; done < size && status.ok(); done += kPieceValues) {
+        const std::size_t count = std::min(kPieceValues, size - done);
+        Piece piece = piece_at(offset + done);
+        status = decoder.read(count, piece);
+        if (!status.ok()) break;
+        decoder.check(piece, count);
+        if (done == 0) escaped[offset / kBlockValues] = piece.escaped;
+      }
+      if (status.ok()) status = decoder.close_block();
       if (!status.ok()) return status;
-      decoder.check(block, size);
-      escaped[index] = block.escaped;
     }
     Status status = decoder.close();
     if (status.ok()) status = nothing_after(chunk);
     if (!status.ok()) return status;
     for (std::size_t offset = 0; offset < chunk.count; offset += kBlockValues) {
-      const std::size_t index = offset / kBlockValues;
-      const std::size_t size = chunk.count - offset < kBlockValues ? chunk.count - offset : kBlockValues;
-      Block block = block_at(index);
-      block.escaped = escaped[index];
-      decoder.put(block, size, output_at(chunk, offset));
+      Piece piece = piece_at(offset);
+      piece.escaped = escaped[offset / kBlockValues];
+      decoder.put(piece, std::min(kBlockValues, chunk.count - offset), output_at(chunk, offset));
     }
     return {};
   }

@@ -10,20 +10,9 @@ std::uint8_t rotate_right(unsigned code) { return static_cast<std::uint8_t>((cod
 
 }  // namespace
 
-Block ChunkDecoder::scratch_block(std::size_t which) const {
-  ReadBlock& read = scratch_.read[which];
-  return {read.codes, {read.planes[0], read.planes[1], read.planes[2], read.planes[3]}, read.scales, read.steps, nullptr};
-}
-
-void ChunkDecoder::advance(Block& block, std::size_t count) const {
-  if (!format_.is_bytes()) {
-    for (std::uint8_t*& plane : block.planes) plane += count;
-    return;
-  }
-  if (format_.is_uniform()) block.escaped += 4 * kernels_.count_byte(block.codes, count, 0);
-  block.codes += count;
-  block.scales += count / header_.block_values;
-  block.steps += count / header_.block_values;
+Piece ChunkDecoder::scratch_piece(std::size_t offset) const {
+  const std::size_t run = offset / header_.block_values;
+  return {{scratch_.planes[0], scratch_.planes[1], scratch_.planes[2], scratch_.planes[3]}, scratch_.scales + run, scratch_.steps + run, nullptr};
 }
 
 Status ChunkDecoder::open() {
@@ -92,27 +81,88 @@ Status ChunkDecoder::read_plane_head(int width, PlanePlan& plane, Book& own) {
   }
 }
 
-Status ChunkDecoder::read(std::size_t count, Block& block, const Chores& chores) {
+Status ChunkDecoder::open_block(std::size_t count, const Piece& first) {
   if (format_.is_bytes()) {
-    const Status status = read_scales(count, block);
+    const Status status = read_scales(count, first);
     if (!status.ok()) return status;
   }
   if (chunk_.mode == kRawCodes) {
-    const Status status = read_raw_codes(count, block);
+    const std::size_t bytes = count * format_.code_bytes();
+    if (left() < bytes) return {Fault::kPayloadEnds};
+    planes_[0].raw = position_;
+    position_ += bytes;
+    return {};
+  }
+  const ChunkPlan& plan = scratch_.plans[0];
+  for (int p = 0; p < format_.split[plan.split_index].planes; ++p) {
+    const Status status = open_plane(p, count);
     if (!status.ok()) return status;
+  }
+  return {};
+}
+
+// Raw data, or the numbers of the symbols without a code.
+Status ChunkDecoder::open_plane(int p, std::size_t count) {
+  const PlanePlan& plan = scratch_.plans[0].planes[p];
+  PlaneData& data = planes_[p];
+  data.uncoded = 0;
+  data.used = 0;
+  if (plan.kind == kPlaneRaw) {
+    data.plane_bytes = plan.width == 8 ? count : blocks_of(count, 8);
+    const std::size_t bytes = plan.width == 8 ? count : static_cast<std::size_t>(plan.width) * data.plane_bytes;
+    if (left() < bytes) return {Fault::kPayloadEnds};
+    data.raw = position_;
+    position_ += bytes;
+    return {};
+  }
+  if (plan.kind == kPlaneConstant || plan.book->escape == 0) return {};
+  const Book& book = *plan.book;
+  if (left() < 2) return {Fault::kPayloadEnds};
+  data.uncoded = load16(position_);
+  position_ += 2;
+  if (data.uncoded > count) return {Fault::kUncodedCount, data.uncoded, count};
+  const std::size_t plane_bytes = blocks_of(data.uncoded, 8);
+  const std::size_t bytes = static_cast<std::size_t>(book.number_bits) * plane_bytes;
+  if (left() < bytes) return {Fault::kPayloadEnds};
+  std::uint8_t* const numbers = scratch_.numbers[p];
+  kernels_.join(nullptr, position_, plane_bytes, data.uncoded, false, book.number_bits, numbers);
+  position_ += bytes;
+  if (data.uncoded > 0 && kernels_.largest_byte(numbers, data.uncoded, 0xFF) >= book.uncoded) {
+    return {Fault::kUncodedNumber, static_cast<std::uint64_t>(book.uncoded)};
+  }
+  return {};
+}
+
+Status ChunkDecoder::close_block() {
+  if (chunk_.mode == kRawCodes) return {};
+  for (const PlaneData& data : planes_) {
+    if (data.used != data.uncoded) return {Fault::kUncodedLeft};
+  }
+  return {};
+}
+
+Status ChunkDecoder::read(std::size_t count, Piece& piece) {
+  if (chunk_.mode == kRawCodes) {
+    read_raw_codes(count, piece);
   } else if (format_.is_bytes()) {
-    const Status status = read_codes(count, block.codes, chores);
+    const Status status = read_codes(count, piece.codes());
     if (!status.ok()) return status;
   } else {
     for (int p = 0; p < format_.split[0].planes; ++p) {
-      const Status status = read_symbols(p, count, block.planes[p], chores);
+      const Status status = read_symbols(p, count, piece.planes[p]);
       if (!status.ok()) return status;
     }
   }
-  return format_.is_uniform() ? read_escaped(count, block) : Status{};
+  if (!format_.is_uniform()) return {};
+  // The escaped values of all the block's pieces follow its planes.
+  const std::size_t escapes = kernels_.count_byte(piece.codes(), count, 0);
+  if (left() / 4 < escapes) return {Fault::kPayloadEnds};
+  piece.escaped = position_;
+  position_ += 4 * escapes;
+  return {};
 }
 
-Status ChunkDecoder::read_scales(std::size_t count, Block& block) {
+Status ChunkDecoder::read_scales(std::size_t count, const Piece& first) {
   const std::size_t runs = blocks_of(count, header_.block_values);
   const std::size_t plane_bytes = blocks_of(runs, 8);
   const bool is_uniform = format_.is_uniform();
@@ -129,11 +179,11 @@ Status ChunkDecoder::read_scales(std::size_t count, Block& block) {
 
   const int high_width = width > 8 ? width - 8 : 0;
   unsigned largest = 0;
-  kernels_.join(nullptr, position_ + static_cast<std::size_t>(high_width) * plane_bytes, runs, false, width - high_width,
+  kernels_.join(nullptr, position_ + static_cast<std::size_t>(high_width) * plane_bytes, plane_bytes, runs, false, width - high_width,
                 scratch_.differences);
   if (is_uniform) {
     if (high_width > 0) {
-      kernels_.join(nullptr, position_, runs, false, high_width, scratch_.high_differences);
+      kernels_.join(nullptr, position_, plane_bytes, runs, false, high_width, scratch_.high_differences);
     } else {
       std::memset(scratch_.high_differences, 0, runs);
     }
@@ -141,12 +191,12 @@ Status ChunkDecoder::read_scales(std::size_t count, Block& block) {
       const unsigned difference = static_cast<unsigned>(scratch_.high_differences[i] << 8 | scratch_.differences[i]);
       largest = std::max(largest, difference);
       // Out of range only where the check below refuses.
-      block.steps[i] = static_cast<std::int16_t>(static_cast<int>(base + difference) - kStepOffset);
+      first.steps[i] = static_cast<std::int16_t>(static_cast<int>(base + difference) - kStepOffset);
     }
   } else {
     for (std::size_t i = 0; i < runs; ++i) {
       largest = std::max(largest, static_cast<unsigned>(scratch_.differences[i]));
-      block.scales[i] = static_cast<std::uint8_t>(base + scratch_.differences[i]);
+      first.scales[i] = static_cast<std::uint8_t>(base + scratch_.differences[i]);
     }
   }
   position_ += bytes;
@@ -154,67 +204,58 @@ Status ChunkDecoder::read_scales(std::size_t count, Block& block) {
   return {};
 }
 
-// Puts the symbols without a code in place of the lowest of them, which stands for all.
-Status ChunkDecoder::read_uncoded(const Book& book, std::size_t count, std::uint8_t* symbols) {
-  const std::size_t found = kernels_.find_byte(symbols, count, book.lowest_uncoded, scratch_.positions);
-  const std::size_t bytes = static_cast<std::size_t>(book.number_bits) * blocks_of(found, 8);
-  if (left() < bytes) return {Fault::kPayloadEnds};
-  std::uint8_t* const numbers = scratch_.listed;
-  kernels_.join(nullptr, position_, found, false, book.number_bits, numbers);
-  position_ += bytes;
-  if (found > 0 && kernels_.largest_byte(numbers, found, 0xFF) >= book.uncoded) {
-    return {Fault::kUncodedNumber, static_cast<std::uint64_t>(book.uncoded)};
-  }
-  for (std::size_t i = 0; i < found; ++i) symbols[scratch_.positions[i]] = book.symbol_of[numbers[i]];
-  return {};
-}
-
 // A plane's symbols, whatever its kind.
-Status ChunkDecoder::read_symbols(int p, std::size_t count, std::uint8_t* symbols, const Chores& chores) {
+Status ChunkDecoder::read_symbols(int p, std::size_t count, std::uint8_t* symbols) {
   const PlanePlan& plane = scratch_.plans[0].planes[p];
+  PlaneData& data = planes_[p];
   if (plane.kind == kPlaneConstant) {
     std::memset(symbols, plane.constant(), count);
     return {};
   }
   if (plane.kind == kPlaneRaw) {
-    const std::size_t bytes = plane.width == 8 ? count : static_cast<std::size_t>(plane.width) * blocks_of(count, 8);
-    if (left() < bytes) return {Fault::kPayloadEnds};
     if (plane.width == 8) {
-      std::memcpy(symbols, position_, count);
+      std::memcpy(symbols, data.raw, count);
+      data.raw += count;
     } else {
-      kernels_.join(nullptr, position_, count, false, plane.width, symbols);
+      kernels_.join(nullptr, data.raw, data.plane_bytes, count, false, plane.width, symbols);
+      data.raw += count / 8;
     }
-    position_ += bytes;
     return {};
   }
-  const Status status = streams_[p].read(kernels_, count, symbols, chores);
-  if (!status.ok() || plane.book->escape == 0) return status;
-  return read_uncoded(*plane.book, count, symbols);
+  const Status status = streams_[p].read(kernels_, count, symbols);
+  const Book& book = *plane.book;
+  if (!status.ok() || book.escape == 0) return status;
+  // The lowest symbol without a code stands for all of them.
+  const std::size_t found = kernels_.find_byte(symbols, count, book.lowest_uncoded, scratch_.positions);
+  if (found > data.uncoded - data.used) return {Fault::kUncodedLeft};
+  const std::uint8_t* const numbers = scratch_.numbers[p] + data.used;
+  for (std::size_t i = 0; i < found; ++i) symbols[scratch_.positions[i]] = book.symbol_of[numbers[i]];
+  data.used += found;
+  return {};
 }
 
 // 8-bit codes from their one or two planes.
-Status ChunkDecoder::read_codes(std::size_t count, std::uint8_t* codes, const Chores& chores) {
+Status ChunkDecoder::read_codes(std::size_t count, std::uint8_t* codes) {
   const ChunkPlan& plan = scratch_.plans[0];
   const Split& split = format_.split[plan.split_index];
   if (split.planes == 1) {
-    const Status status = read_symbols(0, count, codes, chores);
+    const Status status = read_symbols(0, count, codes);
     for (std::size_t i = 0; i < count && split.rotated; ++i) codes[i] = rotate_right(codes[i]);
     return status;
   }
   std::uint8_t* const high = scratch_.symbols[0];
-  Status status = read_symbols(0, count, high, chores);
+  Status status = read_symbols(0, count, high);
   if (!status.ok()) return status;
   const int low_width = split.widths[1];
   if (plan.planes[1].kind == kPlaneRaw) {
     // The usual case, in one pass.
-    const std::size_t low_bytes = static_cast<std::size_t>(low_width) * blocks_of(count, 8);
-    if (left() < low_bytes) return {Fault::kPayloadEnds};
-    kernels_.join(high, position_, count, split.rotated, low_width, codes);
-    position_ += low_bytes;
+    PlaneData& data = planes_[1];
+    kernels_.join(high, data.raw, data.plane_bytes, count, split.rotated, low_width, codes);
+    data.raw += count / 8;
     return {};
   }
   std::uint8_t* const low = scratch_.symbols[1];
-  status = read_symbols(1, count, low, chores);
+  status = read_symbols(1, count, low);
   if (!status.ok()) return status;
   for (std::size_t i = 0; i < count; ++i) {
     const unsigned code = static_cast<unsigned>(high[i] << low_width | low[i]);
@@ -223,76 +264,66 @@ Status ChunkDecoder::read_codes(std::size_t count, std::uint8_t* codes, const Ch
   return {};
 }
 
-Status ChunkDecoder::read_raw_codes(std::size_t count, Block& block) {
-  const std::size_t bytes = count * format_.code_bytes();
-  if (left() < bytes) return {Fault::kPayloadEnds};
+void ChunkDecoder::read_raw_codes(std::size_t count, const Piece& piece) {
+  const std::uint8_t*& raw = planes_[0].raw;
   if (format_.is_bytes()) {
-    std::memcpy(block.codes, position_, count);
+    std::memcpy(piece.codes(), raw, count);
   } else {
     for (std::size_t i = 0; i < count; ++i) {
-      const unsigned code = load16(position_ + 2 * i);
-      block.planes[0][i] = static_cast<std::uint8_t>(code >> 7);
-      block.planes[1][i] = static_cast<std::uint8_t>(code << 1 | code >> 15);
+      const unsigned code = load16(raw + 2 * i);
+      piece.planes[0][i] = static_cast<std::uint8_t>(code >> 7);
+      piece.planes[1][i] = static_cast<std::uint8_t>(code << 1 | code >> 15);
     }
   }
-  position_ += bytes;
-  return {};
+  raw += count * format_.code_bytes();
 }
 
-Status ChunkDecoder::read_escaped(std::size_t count, Block& block) {
-  const std::size_t escapes = kernels_.count_byte(block.codes, count, 0);
-  if (left() / 4 < escapes) return {Fault::kPayloadEnds};
-  block.escaped = position_;
-  position_ += 4 * escapes;
-  return {};
-}
-
-void ChunkDecoder::put(const Block& block, std::size_t count, const Output& output) {
+void ChunkDecoder::put(const Piece& piece, std::size_t count, const Output& output) {
   switch (format_.kind) {
     case Kind::kFloat32: {
       Seen seen;
-      const std::uint8_t* const planes[4] = {block.planes[0], block.planes[1], block.planes[2], block.planes[3]};
+      const std::uint8_t* const planes[4] = {piece.planes[0], piece.planes[1], piece.planes[2], piece.planes[3]};
       kernels_.join_float32(planes, count, output, seen);
       saw_nonfinite_ |= seen.largest_magnitude >= kFirstNonfinite;
       break;
     }
     case Kind::kBfloat16: {
-      const std::uint8_t* const planes[2] = {block.planes[0], block.planes[1]};
+      const std::uint8_t* const planes[2] = {piece.planes[0], piece.planes[1]};
       saw_nonfinite_ |= !kernels_.join_bfloat16(planes, count, output);
       break;
     }
     case Kind::kE4m3:
     case Kind::kE5m2:
-      saw_nonfinite_ |= !kernels_.dequantise_float8(block.codes, block.scales, count, *format_.float8, header_.block_values, output);
+      saw_nonfinite_ |= !kernels_.dequantise_float8(piece.codes(), piece.scales, count, *format_.float8, header_.block_values, output);
       break;
     case Kind::kUniform:
-      saw_nonfinite_ |= !kernels_.dequantise_uniform(block.codes, block.steps, block.escaped, count, header_.block_values, output);
+      saw_nonfinite_ |= !kernels_.dequantise_uniform(piece.codes(), piece.steps, piece.escaped, count, header_.block_values, output);
       break;
   }
 }
 
-void ChunkDecoder::check(const Block& block, std::size_t count) {
+void ChunkDecoder::check(const Piece& piece, std::size_t count) {
   if (!format_.is_bytes()) {
     // All exponent bits set: infinity or NaN.
-    saw_nonfinite_ |= kernels_.largest_byte(block.planes[0], count, 0xFF) == 0xFF;
+    saw_nonfinite_ |= kernels_.largest_byte(piece.planes[0], count, 0xFF) == 0xFF;
     return;
   }
   if (format_.is_uniform()) {
     // Steps were checked, and 127 of the largest are finite.
-    const std::size_t escapes = static_cast<std::size_t>(position_ - block.escaped) / 4;
-    for (std::size_t i = 0; i < escapes; ++i) saw_nonfinite_ |= (load32(block.escaped + 4 * i) & kMagnitudeMask) >= kFirstNonfinite;
+    const std::size_t escapes = static_cast<std::size_t>(position_ - piece.escaped) / 4;
+    for (std::size_t i = 0; i < escapes; ++i) saw_nonfinite_ |= (load32(piece.escaped + 4 * i) & kMagnitudeMask) >= kFirstNonfinite;
     return;
   }
   const Float8& float8 = *format_.float8;
-  saw_nonfinite_ |= kernels_.largest_byte(block.codes, count, 0x7F) >= float8.special_code;
+  saw_nonfinite_ |= kernels_.largest_byte(piece.codes(), count, 0x7F) >= float8.special_code;
   // With the highest scale, codes overflow whose exponent brings them to 2^128.
   const std::size_t runs = blocks_of(count, header_.block_values);
   const int overflowing = (255 - format_.highest_scale + float8.exponent_bias) << float8.mantissa_bits;
   for (std::size_t run = 0; run < runs; ++run) {
-    if (block.scales[run] < format_.highest_scale) continue;
+    if (piece.scales[run] < format_.highest_scale) continue;
     const std::size_t start = run * header_.block_values;
     const std::size_t length = std::min(header_.block_values, count - start);
-    saw_nonfinite_ |= kernels_.largest_byte(block.codes + start, length, 0x7F) >= overflowing;
+    saw_nonfinite_ |= kernels_.largest_byte(piece.codes() + start, length, 0x7F) >= overflowing;
   }
 }
 

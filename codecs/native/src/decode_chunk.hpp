@@ -1,4 +1,4 @@
-// A chunk's payload, read inner block by inner block.
+// A chunk's payload, read inner block by inner block, and these in pieces that stay in the first cache level.
 #pragma once
 
 #include "decode.hpp"
@@ -7,13 +7,14 @@
 
 namespace fsl {
 
-// A decoded inner block: codes or rotated byte planes, scales, and where its escaped values stand in the payload.
-struct Block {
-  std::uint8_t* codes;
-  std::uint8_t* planes[kMaximumPlanes];
+// Decoded values: codes or rotated byte planes, their scales, and where their escaped values stand in the payload.
+struct Piece {
+  std::uint8_t* planes[kMaximumPlanes];  // the first holds the codes of 8-bit formats
   std::uint8_t* scales;
   std::int16_t* steps;
   const std::uint8_t* escaped;
+
+  std::uint8_t* codes() const { return planes[0]; }
 };
 
 class ChunkDecoder {
@@ -34,17 +35,23 @@ class ChunkDecoder {
   // Reads what stands before the inner blocks.
   Status open();
 
-  // The next inner block (count values).
-  Status read(std::size_t count, Block& block, const Chores& chores);
+  // Opens the next inner block, of `count` values, whose scales go where `first` says.
+  Status open_block(std::size_t count, const Piece& first);
 
-  // Puts its values; folds what is not finite into what close() checks.
-  void put(const Block& block, std::size_t count, const Output& output);
+  // The block's next `count` values, kPieceValues but for the last; sets piece.escaped.
+  Status read(std::size_t count, Piece& piece);
 
-  // Makes of a block what follows its first `count` values, a multiple of block_values.
-  void advance(Block& block, std::size_t count) const;
+  // After the last piece of a block.
+  Status close_block();
+
+  // The piece in the scratch of this thread that starts `offset` values into its block.
+  Piece scratch_piece(std::size_t offset) const;
+
+  // Puts the values of a piece, or of a whole block; folds what is not finite into what close() checks.
+  void put(const Piece& piece, std::size_t count, const Output& output);
 
   // The same check without values.
-  void check(const Block& block, std::size_t count);
+  void check(const Piece& piece, std::size_t count);
 
   // `count` values from `offset` on, of modes without inner blocks.
   void put_values(std::size_t offset, std::size_t count, const Output& output);
@@ -52,17 +59,21 @@ class ChunkDecoder {
   // Whether everything was read, and the flag told the truth.
   Status close() const;
 
-  // One of the two blocks in the scratch of this thread.
-  Block scratch_block(std::size_t which) const;
-
  private:
+  // What an open inner block holds of a plane.
+  struct PlaneData {
+    const std::uint8_t* raw;  // of the next piece
+    std::size_t plane_bytes;
+    std::size_t uncoded;      // symbols, of which scratch.numbers has the numbers
+    std::size_t used;         // of them
+  };
+
   Status read_plane_head(int width, PlanePlan& plane, Book& own);
-  Status read_scales(std::size_t count, Block& block);
-  Status read_symbols(int p, std::size_t count, std::uint8_t* symbols, const Chores& chores);
-  Status read_uncoded(const Book& book, std::size_t count, std::uint8_t* symbols);
-  Status read_codes(std::size_t count, std::uint8_t* codes, const Chores& chores);
-  Status read_raw_codes(std::size_t count, Block& block);
-  Status read_escaped(std::size_t count, Block& block);
+  Status read_scales(std::size_t count, const Piece& first);
+  Status open_plane(int p, std::size_t count);
+  Status read_symbols(int p, std::size_t count, std::uint8_t* symbols);
+  Status read_codes(std::size_t count, std::uint8_t* codes);
+  void read_raw_codes(std::size_t count, const Piece& piece);
   std::size_t left() const { return static_cast<std::size_t>(end_ - position_); }
 
   const Kernels& kernels_;
@@ -74,6 +85,7 @@ class ChunkDecoder {
   const std::uint8_t* position_;
   const std::uint8_t* end_;
   StreamReader streams_[kMaximumPlanes];  // of the coded planes
+  PlaneData planes_[kMaximumPlanes] = {};
   bool saw_nonfinite_ = false;
 };
 

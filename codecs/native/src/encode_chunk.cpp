@@ -24,7 +24,7 @@ bool ChunkEncoder::quantise(ChunkCodes& codes) {
   for (std::size_t offset = 0; offset < count_; offset += kBlockValues) {
     const std::size_t size = std::min(kBlockValues, count_ - offset);
     const float* const x = values(offset, size);
-    quantiser.quantise(x, size, first_bits_, seen_, {}, scratch_.positions);
+    quantiser.quantise(x, size, first_bits_, seen_, scratch_.positions);
     if (seen_.largest_magnitude >= format_.escape_magnitude) return false;
     if (source_.residual != nullptr) quantiser.leave(x, residual(offset));
   }
@@ -53,7 +53,7 @@ Encoded ChunkEncoder::write_constant(std::uint8_t* out) {
     ChunkCodes codes = make_room(settings_, scratch_);
     ChunkQuantiser quantiser(kernels_, settings_, codes);
     scratch_.x[0] = value;
-    quantiser.quantise(scratch_.x, 1, first_bits_, ignored, {}, scratch_.positions);
+    quantiser.quantise(scratch_.x, 1, first_bits_, ignored, scratch_.positions);
     value = quantiser.only_value();
   }
   std::uint32_t bits;

@@ -35,20 +35,6 @@ struct Seen {
   std::uint32_t differing_bits = 0;     // some bits of bits XOR first_bits; 0 exactly when all are the first value's
 };
 
-// Other work, done a little at a time while a kernel computes, as it would wait for memory if it were done at once: fetching what is read
-// next, or putting what was decoded before.
-struct Chores {
-  void (*some)(void* context) = nullptr;
-  void* context = nullptr;
-
-  void do_some() const {
-    if (some != nullptr) some(context);
-  }
-};
-
-// So many values or symbols after which kernels that take chores do some.
-inline constexpr std::size_t kValuesBetweenChores = 1024;
-
 // Where decoded values go.
 enum class Sink : int {
   kStore,       // out fp32
@@ -77,13 +63,12 @@ struct Kernels {
   // Codes (count) and one scale byte for each run of block_values (a power of two from 16 to 1024); scale 0 for a run of zeros.
   // Values that reach the format's escape magnitude give arbitrary codes; `seen` tells the caller. Folds the block into `seen`.
   void (*quantise_float8)(const float* x, std::size_t count, const Float8& format, std::size_t block_values,
-                          std::uint32_t first_bits, std::uint8_t* codes, std::uint8_t* scales, Seen& seen, const Chores& chores);
+                          std::uint32_t first_bits, std::uint8_t* codes, std::uint8_t* scales, Seen& seen);
 
   // The uniform format: codes and one step index for each run (docs/WIRE.md, "Uniform codes"), kZeroRun for a run of zeros.
   // Returns the number of values whose code is the escape (0).
   std::size_t (*quantise_uniform)(const float* x, std::size_t count, int fineness, std::size_t block_values,
-                                  std::uint32_t first_bits, std::uint8_t* codes, std::int16_t* steps, Seen& seen,
-                                  const Chores& chores);
+                                  std::uint32_t first_bits, std::uint8_t* codes, std::int16_t* steps, Seen& seen);
 
   // bf16 rounded to nearest even, and fp32, as rotated byte planes: planes[0] exponents ... last plane with the sign lowest.
   void (*cut_bfloat16)(const float* x, std::size_t count, std::uint32_t first_bits, std::uint8_t* const planes[2], Seen& seen);
@@ -104,11 +89,13 @@ struct Kernels {
   // The inverse, from the first symbol on: `count` symbols (of the uncoded, the lowest) from at most end - in bytes; returns where the bytes
   // not yet read start, or null when they do not suffice (the lanes are of no use then).
   const std::uint8_t* (*read_lanes)(const Code& code, const std::uint8_t* in, const std::uint8_t* end, std::size_t count,
-                                    std::size_t lanes, Lanes& state, std::uint8_t* symbols, const Chores& chores);
+                                    std::size_t lanes, Lanes& state, std::uint8_t* symbols);
 
-  // codes[i] = unrotate(symbols[i] << width | the `width` bit planes at `in`); symbols may be null (no upper plane). The caller has checked
-  // that width * ceil(count / 8) bytes are there; it guarantees no slack behind them.
-  void (*join)(const std::uint8_t* symbols, const std::uint8_t* in, std::size_t count, bool rotated, int width, std::uint8_t* codes);
+  // codes[i] = unrotate(symbols[i] << width | the bits of `width` planes), the first plane at `in`, each plane_bytes after the one before it;
+  // symbols may be null (no upper plane). The caller has checked that ceil(count / 8) bytes are there for each; it guarantees no slack
+  // behind the last.
+  void (*join)(const std::uint8_t* symbols, const std::uint8_t* in, std::size_t plane_bytes, std::size_t count, bool rotated, int width,
+               std::uint8_t* codes);
 
   // Codes to values. Returns false when a code, or a value of a run with the highest scale, is not finite.
   bool (*dequantise_float8)(const std::uint8_t* codes, const std::uint8_t* scales, std::size_t count, const Float8& format,

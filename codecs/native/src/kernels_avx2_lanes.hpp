@@ -216,7 +216,7 @@ struct LaneReader {
 // Reads whole steps of all lanes while the bytes certainly suffice; returns how many symbols.
 template <int kEntries>
 std::size_t read_all_lanes(const Ranks& ranks, const std::uint8_t*& in, const std::uint8_t* end, std::size_t count, Lanes& state,
-                           std::uint8_t* symbols, const Chores& chores) {
+                           std::uint8_t* symbols) {
   const LaneReader<kEntries> reader(ranks);
   const std::uint8_t* next = in;
   std::size_t i = 0;
@@ -224,21 +224,20 @@ std::size_t read_all_lanes(const Ranks& ranks, const std::uint8_t*& in, const st
 #pragma GCC unroll 4
     for (std::size_t first = 0; first < kMostLanes; first += kStep) reader.step(state, first, next, symbols + i + first);
     i += kMostLanes;
-    if (i % kValuesBetweenChores == 0) chores.do_some();
   }
   in = next;
   return i;
 }
 
 const std::uint8_t* read_lanes(const Code& code, const std::uint8_t* in, const std::uint8_t* end, std::size_t count, std::size_t lanes,
-                               Lanes& state, std::uint8_t* symbols, const Chores& chores) {
+                               Lanes& state, std::uint8_t* symbols) {
   std::size_t done = 0;
   if (lanes == kMostLanes) {
     const Ranks ranks(code);
     const auto read = ranks.leaves > 64 ? read_all_lanes<256> : read_all_lanes<64>;
-    done = read(ranks, in, end, count, state, symbols, chores);
+    done = read(ranks, in, end, count, state, symbols);
   }
-  return plain::read_lanes(code, in, end, count - done, lanes, state, symbols + done, chores);
+  return plain::read_lanes(code, in, end, count - done, lanes, state, symbols + done);
 }
 
 }  // namespace

@@ -73,7 +73,7 @@ FSL_INLINE void code_run(const float* from, std::size_t count, int scale, const 
 
 template <int kMantissaBits>
 FSL_INLINE void quantise_runs(const float* x, std::size_t count, const Float8& format, std::size_t block_values,
-                              std::uint32_t first_bits, std::uint8_t* codes, std::uint8_t* scales, Seen& seen, const Chores& chores) {
+                              std::uint32_t first_bits, std::uint8_t* codes, std::uint8_t* scales, Seen& seen) {
   if (count == 0) return;
   // The next run is looked at before this one is coded: its scale comes at the end of a long chain of instructions.
   std::uint32_t next = largest_of_run(x, block_values, first_bits, seen);
@@ -83,26 +83,25 @@ FSL_INLINE void quantise_runs(const float* x, std::size_t count, const Float8& f
     if (start + block_values < count) next = largest_of_run(from + block_values, block_values, first_bits, seen);
     if (largest >= 0x74000000) {
       // The adder's exponent would overflow.
-      plain::quantise_float8(from, block_values, format, block_values, first_bits, codes + start, scales, seen, chores);
+      plain::quantise_float8(from, block_values, format, block_values, first_bits, codes + start, scales, seen);
       continue;
     }
     *scales = plain::scale_of(largest, format);
     code_run<kMantissaBits>(from, block_values, *scales == 0 ? format.lowest_scale : *scales, format, codes + start);
-    if ((start + block_values) % kValuesBetweenChores == 0) chores.do_some();
   }
 }
 
 void quantise_float8(const float* x, std::size_t count, const Float8& format, std::size_t block_values, std::uint32_t first_bits,
-                     std::uint8_t* codes, std::uint8_t* scales, Seen& seen, const Chores& chores) {
+                     std::uint8_t* codes, std::uint8_t* scales, Seen& seen) {
   const std::size_t whole = count - count % block_values;
   if (format.mantissa_bits == 3) {
-    quantise_runs<3>(x, whole, format, block_values, first_bits, codes, scales, seen, chores);
+    quantise_runs<3>(x, whole, format, block_values, first_bits, codes, scales, seen);
   } else {
-    quantise_runs<2>(x, whole, format, block_values, first_bits, codes, scales, seen, chores);
+    quantise_runs<2>(x, whole, format, block_values, first_bits, codes, scales, seen);
   }
   if (whole < count) {
     plain::quantise_float8(x + whole, count - whole, format, block_values, first_bits, codes + whole, scales + whole / block_values,
-                           seen, chores);
+                           seen);
   }
 }
 
@@ -164,7 +163,7 @@ FSL_INLINE std::size_t code_uniform_run_with_escapes(const float* from, std::siz
 }
 
 std::size_t quantise_uniform(const float* x, std::size_t count, int fineness, std::size_t block_values, std::uint32_t first_bits,
-                             std::uint8_t* codes, std::int16_t* steps, Seen& seen, const Chores& chores) {
+                             std::uint8_t* codes, std::int16_t* steps, Seen& seen) {
   const std::size_t whole = count - count % block_values;
   std::size_t escapes = 0;
   // The next run is looked at before this one is coded: its step comes at the end of a long chain of instructions.
@@ -187,10 +186,9 @@ std::size_t quantise_uniform(const float* x, std::size_t count, int fineness, st
     } else {
       escapes += code_uniform_run_with_escapes(from, block_values, _mm256_set1_ps(inverse), codes + start);
     }
-    if ((start + block_values) % kValuesBetweenChores == 0) chores.do_some();
   }
   if (whole < count) {
-    escapes += plain::quantise_uniform(x + whole, count - whole, fineness, block_values, first_bits, codes + whole, steps, seen, chores);
+    escapes += plain::quantise_uniform(x + whole, count - whole, fineness, block_values, first_bits, codes + whole, steps, seen);
   }
   return escapes;
 }

@@ -11,11 +11,10 @@ namespace {
 
 // Symbols, or nothing, above `kWidth` planes of bits, turned right by one bit or not.
 template <int kWidth, bool kRotated>
-void join_planes(const std::uint8_t* symbols, const std::uint8_t* in, std::size_t count, std::uint8_t* codes) {
+void join_planes(const std::uint8_t* symbols, const std::uint8_t* in, std::size_t plane_bytes, std::size_t count, std::uint8_t* codes) {
   // Symbols' and planes' bits go straight to where a rotation takes them, but for a symbol's lowest bit where no plane is below it.
   constexpr bool kWraps = kRotated && kWidth == 0;
   constexpr int kUp = kRotated && !kWraps ? kWidth - 1 : kWidth;
-  const std::size_t plane_bytes = (count + 7) / 8;
   const auto step = [=](std::size_t i, auto mask_at) __attribute__((always_inline)) {
     __m256i code = _mm256_setzero_si256();
     if (symbols != nullptr) {
@@ -39,10 +38,11 @@ void join_planes(const std::uint8_t* symbols, const std::uint8_t* in, std::size_
   }
 }
 
-void join(const std::uint8_t* symbols, const std::uint8_t* in, std::size_t count, bool rotated, int width, std::uint8_t* codes) {
+void join(const std::uint8_t* symbols, const std::uint8_t* in, std::size_t plane_bytes, std::size_t count, bool rotated, int width,
+          std::uint8_t* codes) {
   for_planes(width, [=](auto plane_count) {
     constexpr int kWidth = plane_count();
-    rotated ? join_planes<kWidth, true>(symbols, in, count, codes) : join_planes<kWidth, false>(symbols, in, count, codes);
+    rotated ? join_planes<kWidth, true>(symbols, in, plane_bytes, count, codes) : join_planes<kWidth, false>(symbols, in, plane_bytes, count, codes);
   });
 }
 

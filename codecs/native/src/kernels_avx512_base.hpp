@@ -6,7 +6,6 @@
 #include <cstring>
 
 #include "kernels_paths.hpp"
-#include "kernels_steps.hpp"
 
 #define FSL_INLINE inline __attribute__((always_inline))
 

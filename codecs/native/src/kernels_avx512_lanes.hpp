@@ -161,7 +161,7 @@ struct LaneReader {
 };
 
 const std::uint8_t* read_lanes(const Code& code, const std::uint8_t* in, const std::uint8_t* end, std::size_t count, std::size_t lanes,
-                               Lanes& state, std::uint8_t* symbols, const Chores& chores) {
+                               Lanes& state, std::uint8_t* symbols) {
   std::size_t i = 0;
   if (lanes == kMostLanes) {
     const LaneReader reader(code);
@@ -174,12 +174,11 @@ const std::uint8_t* read_lanes(const Code& code, const std::uint8_t* in, const s
       reader.step(first, in, symbols + i);
       reader.step(second, in, symbols + i + kStep);
       i += kMostLanes;
-      if (i % kValuesBetweenChores == 0) chores.do_some();
     }
     first.save(state, 0);
     second.save(state, kStep);
   }
-  return kScalarKernels.read_lanes(code, in, end, count - i, lanes, state, symbols + i, chores);
+  return kScalarKernels.read_lanes(code, in, end, count - i, lanes, state, symbols + i);
 }
 
 }  // namespace

@@ -89,7 +89,7 @@ FSL_INLINE __m512i bytes_order() {
 // kSmallRuns: of fewer than 64 values.
 template <int kMantissaBits, bool kSmallRuns>
 void quantise_pieces(const float* x, std::size_t count, const Float8& format, std::size_t block_values, std::uint32_t first_bits,
-                     std::uint8_t* codes, std::uint8_t* scales, Seen& seen, const Chores& chores) {
+                     std::uint8_t* codes, std::uint8_t* scales, Seen& seen) {
   alignas(64) std::uint32_t largest[kPieceRuns + kLane];
   alignas(64) std::uint32_t smallest[kPieceRuns + kLane];
   const int block_shift = log2_of(block_values);
@@ -115,7 +115,8 @@ void quantise_pieces(const float* x, std::size_t count, const Float8& format, st
     const std::uint32_t magnitude = _mm512_reduce_max_epu32(overall);
     if (magnitude > seen.largest_magnitude) seen.largest_magnitude = magnitude;
     if (magnitude < 0x74000000) {
-      in_steps<kStep>(length, chores, [&](std::size_t i) __attribute__((always_inline)) {
+#pragma GCC unroll 2
+      for (std::size_t i = 0; i < length; i += kStep) {
         const float* from = x + start + i;
         __m512i value[4];
         __m512i part[4];
@@ -133,25 +134,25 @@ void quantise_pieces(const float* x, std::size_t count, const Float8& format, st
         }
         // A code's sign is its value's.
         store(codes + start + i, _mm512_ternarylogic_epi32(bytes_of(value, highest_order), bytes_of(part, lowest_order), signs, 0xE4));
-      });
+      }
     } else {
       // The adder's exponent would overflow.
-      kScalarKernels.quantise_float8(x + start, length, format, block_values, first_bits, codes + start, scales, seen, chores);
+      kScalarKernels.quantise_float8(x + start, length, format, block_values, first_bits, codes + start, scales, seen);
     }
     scales += runs;
   }
 }
 
 void quantise_float8(const float* x, std::size_t count, const Float8& format, std::size_t block_values, std::uint32_t first_bits,
-                     std::uint8_t* codes, std::uint8_t* scales, Seen& seen, const Chores& chores) {
+                     std::uint8_t* codes, std::uint8_t* scales, Seen& seen) {
   const std::size_t unit = block_values < kStep ? kStep : block_values;
   const std::size_t whole = count - count % unit;
   const auto quantise = block_values < kStep ? (format.mantissa_bits == 3 ? quantise_pieces<3, true> : quantise_pieces<2, true>)
                                              : (format.mantissa_bits == 3 ? quantise_pieces<3, false> : quantise_pieces<2, false>);
-  quantise(x, whole, format, block_values, first_bits, codes, scales, seen, chores);
+  quantise(x, whole, format, block_values, first_bits, codes, scales, seen);
   if (whole < count) {
     kScalarKernels.quantise_float8(x + whole, count - whole, format, block_values, first_bits, codes + whole,
-                                   scales + whole / block_values, seen, chores);
+                                   scales + whole / block_values, seen);
   }
 }
 
@@ -172,7 +173,7 @@ FSL_INLINE float folded_sum(__m512 lanes) {
 }
 
 std::size_t quantise_uniform(const float* x, std::size_t count, int fineness, std::size_t block_values, std::uint32_t first_bits,
-                             std::uint8_t* codes, std::int16_t* steps, Seen& seen, const Chores& chores) {
+                             std::uint8_t* codes, std::int16_t* steps, Seen& seen) {
   alignas(64) std::uint32_t largest[kPieceRuns + kLane];
   alignas(64) float normaliser[kPieceRuns + kLane];
   alignas(64) float sums[kPieceRuns + kLane];
@@ -231,7 +232,8 @@ std::size_t quantise_uniform(const float* x, std::size_t count, int fineness, st
     const std::uint32_t magnitude = _mm512_reduce_max_epu32(overall);
     if (magnitude > seen.largest_magnitude) seen.largest_magnitude = magnitude;
     const __m512i centre = all_bytes(0x80);
-    in_steps<kStep>(length, chores, [&](std::size_t i) __attribute__((always_inline)) {
+#pragma GCC unroll 2
+    for (std::size_t i = 0; i < length; i += kStep) {
       __m512i part[4];
       std::uint64_t fits = 0;
       for (std::size_t j = 0; j < 4; ++j) {
@@ -249,12 +251,12 @@ std::size_t quantise_uniform(const float* x, std::size_t count, int fineness, st
         escapes += ones(~fits);
       }
       store(codes + start + i, code);
-    });
+    }
     steps += runs;
   }
   if (whole < count) {
     escapes += kScalarKernels.quantise_uniform(x + whole, count - whole, fineness, block_values, first_bits, codes + whole, steps,
-                                               seen, chores);
+                                               seen);
   }
   return escapes;
 }

@@ -9,22 +9,18 @@
 namespace fsl {
 namespace {
 
-// The last bits of a plane, count < 64, nothing touched from `end` on.
-FSL_INLINE std::uint64_t rest_of_plane(const std::uint8_t* from, std::size_t count, const std::uint8_t* end) {
+// The last bits of a plane, count < 64, nothing touched behind them.
+FSL_INLINE std::uint64_t rest_of_plane(const std::uint8_t* from, std::size_t count) {
   std::uint64_t mask = 0;
-  if (__builtin_expect(end - from >= 8, 1)) {
-    std::memcpy(&mask, from, 8);
-  } else {
-    std::memcpy(&mask, from, (count + 7) / 8);
-  }
+  std::memcpy(&mask, from, (count + 7) / 8);
   return mask & lowest(count);
 }
 
 // kWidth: -1 for any. Symbols' and planes' bits go straight to where a rotation takes them.
 template <int kWidth>
-void join_planes(const std::uint8_t* symbols, const std::uint8_t* in, std::size_t count, bool rotated, int any_width, std::uint8_t* codes) {
+void join_planes(const std::uint8_t* symbols, const std::uint8_t* in, std::size_t plane_bytes, std::size_t count, bool rotated, int any_width,
+                 std::uint8_t* codes) {
   const int width = kWidth >= 0 ? kWidth : any_width;
-  const std::size_t plane_bytes = (count + 7) / 8;
   const std::size_t whole = count & ~(kStep - 1);
   const bool wraps = rotated && width == 0;
   const __m128i up = _mm_cvtsi32_si128(rotated && !wraps ? width - 1 : width);
@@ -51,14 +47,15 @@ void join_planes(const std::uint8_t* symbols, const std::uint8_t* in, std::size_
   }
   if (whole < count) {
     joined(whole, [=](const std::uint8_t* plane) __attribute__((always_inline)) {
-      return rest_of_plane(plane, count - whole, in + static_cast<std::size_t>(width) * plane_bytes);
+      return rest_of_plane(plane, count - whole);
     });
   }
 }
 
-void join(const std::uint8_t* symbols, const std::uint8_t* in, std::size_t count, bool rotated, int width, std::uint8_t* codes) {
+void join(const std::uint8_t* symbols, const std::uint8_t* in, std::size_t plane_bytes, std::size_t count, bool rotated, int width,
+          std::uint8_t* codes) {
   const auto join_them = width == 2 ? join_planes<2> : join_planes<-1>;
-  join_them(symbols, in, count, rotated, width, codes);
+  join_them(symbols, in, plane_bytes, count, rotated, width, codes);
 }
 
 // ------------------------------------------------------------------------------------------------------------ output values

@@ -84,7 +84,7 @@ std::uint8_t scale_of(std::uint32_t largest, const Float8& format) {
 }
 
 void quantise_float8(const float* x, std::size_t count, const Float8& format, std::size_t block_values, std::uint32_t first_bits,
-                     std::uint8_t* codes, std::uint8_t* scales, Seen& seen, const Chores&) {
+                     std::uint8_t* codes, std::uint8_t* scales, Seen& seen) {
   for (std::size_t start = 0; start < count; start += block_values) {
     const std::size_t length = count - start < block_values ? count - start : block_values;
     const std::uint8_t scale = scale_of(look_at_run(x + start, length, first_bits, seen), format);
@@ -134,7 +134,7 @@ int step_of(const float* x, std::size_t count, std::uint32_t largest, int finene
 }
 
 std::size_t quantise_uniform(const float* x, std::size_t count, int fineness, std::size_t block_values, std::uint32_t first_bits,
-                             std::uint8_t* codes, std::int16_t* steps, Seen& seen, const Chores&) {
+                             std::uint8_t* codes, std::int16_t* steps, Seen& seen) {
   std::size_t escapes = 0;
   for (std::size_t start = 0; start < count; start += block_values) {
     const std::size_t length = count - start < block_values ? count - start : block_values;
@@ -253,7 +253,7 @@ std::uint32_t read_symbol(const Code& code, std::uint8_t next, std::size_t lane,
 }
 
 const std::uint8_t* read_lanes(const Code& code, const std::uint8_t* in, const std::uint8_t* end, std::size_t count, std::size_t lanes,
-                               Lanes& state, std::uint8_t* symbols, const Chores&) {
+                               Lanes& state, std::uint8_t* symbols) {
   std::size_t i = 0;
   for (; i < count && in != end; ++i) in += read_symbol(code, *in, i & (lanes - 1), state, symbols[i]);
   for (; i < count; ++i) {
@@ -262,8 +262,8 @@ const std::uint8_t* read_lanes(const Code& code, const std::uint8_t* in, const s
   return in;
 }
 
-void join(const std::uint8_t* symbols, const std::uint8_t* in, std::size_t count, bool rotated, int width, std::uint8_t* codes) {
-  const std::size_t plane_bytes = (count + 7) / 8;
+void join(const std::uint8_t* symbols, const std::uint8_t* in, std::size_t plane_bytes, std::size_t count, bool rotated, int width,
+          std::uint8_t* codes) {
   for (std::size_t i = 0; i < count; ++i) {
     std::uint32_t code = symbols != nullptr ? symbols[i] : 0;
     for (int plane = 0; plane < width; ++plane) {

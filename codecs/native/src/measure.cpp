@@ -108,10 +108,15 @@ bool stage_decode(const Kernels& kernels, const Format& format, const std::uint8
   const SharedBooks none;
   ChunkDecoder decoder(kernels, header, none, chunk, scratch_of_this_thread());
   if (!decoder.open().ok()) return false;
-  Block block = decoder.scratch_block(0);
   for (std::size_t offset = 0; offset < count; offset += kBlockValues) {
-    block.codes = codes + offset;
-    if (!decoder.read(std::min(kBlockValues, count - offset), block, {}).ok()) return false;
+    const std::size_t size = std::min(kBlockValues, count - offset);
+    if (!decoder.open_block(size, decoder.scratch_piece(0)).ok()) return false;
+    for (std::size_t done = 0; done < size; done += kPieceValues) {
+      Piece piece = decoder.scratch_piece(done);
+      piece.planes[0] = codes + offset + done;
+      if (!decoder.read(std::min(kPieceValues, size - done), piece).ok()) return false;
+    }
+    if (!decoder.close_block().ok()) return false;
   }
   return decoder.close().ok();
 }

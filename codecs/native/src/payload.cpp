@@ -167,9 +167,10 @@ std::size_t PayloadWriter::write_uncoded(const Book& book, const PlaneSource& so
   const std::size_t found = find_bits(uncoded + offset / 64, count, scratch_.positions);
   const unsigned mask = (1U << book.width) - 1;
   for (std::size_t i = 0; i < found; ++i) {
-    scratch_.listed[i] = book.number_of[static_cast<unsigned>(source.bytes[offset + scratch_.positions[i]] >> source.shift) & mask];
+    scratch_.numbers[0][i] = book.number_of[static_cast<unsigned>(source.bytes[offset + scratch_.positions[i]] >> source.shift) & mask];
   }
-  return kernels_.write_bit_planes(scratch_.listed, found, false, book.number_bits, out);
+  store(out, static_cast<std::uint16_t>(found));
+  return 2 + kernels_.write_bit_planes(scratch_.numbers[0], found, false, book.number_bits, out + 2);
 }
 
 std::size_t PayloadWriter::write_plane(const ChunkPlan& plan, int p, std::size_t offset, std::size_t count, std::uint8_t* out) {

@@ -64,21 +64,15 @@ struct Counts {
   alignas(64) std::uint32_t tables[4][256];
 };
 
-// An inner block that was read: codes or rotated byte planes, and scales.
-struct ReadBlock {
-  alignas(64) std::uint8_t codes[kBlockValues + kSlackBytes];
-  alignas(64) std::uint8_t planes[kMaximumPlanes][kBlockValues + kSlackBytes];
-  alignas(64) std::uint8_t scales[kMaximumRuns + kSlackBytes];
-  alignas(64) std::int16_t steps[kMaximumRuns + kSlackBytes];
-};
-
 struct Scratch {
-  ReadBlock read[2];  // one is put while the next one is read
   alignas(64) float x[kBlockValues + kSlackBytes];
   alignas(64) float escaped[kBlockValues + kSlackBytes];
   alignas(64) std::uint8_t symbols[2][kBlockValues + kSlackBytes];
-  alignas(64) std::uint8_t listed[kBlockValues + kSlackBytes];
+  alignas(64) std::uint8_t numbers[kMaximumPlanes][kBlockValues + kSlackBytes];  // of symbols without a code, by plane
   alignas(64) std::uint16_t positions[kBlockValues + kSlackBytes];  // of escapes
+  alignas(64) std::uint8_t planes[kMaximumPlanes][kPieceValues + kSlackBytes];  // of a piece that was read: codes, or rotated byte planes
+  alignas(64) std::uint8_t scales[kMaximumRuns + kSlackBytes];
+  alignas(64) std::int16_t steps[kMaximumRuns + kSlackBytes];
   alignas(64) std::uint8_t differences[kMaximumRuns + kSlackBytes];
   alignas(64) std::uint8_t high_differences[kMaximumRuns + kSlackBytes];
   Counts counts[kMaximumPlanes];

@@ -46,6 +46,8 @@ const char* pattern_of(Fault fault) {
     case Fault::kBookSpace: return "code lengths do not fill the code space exactly";
     case Fault::kBookUnknown: return "no book 0x%" PRIx64 " for planes of %" PRIu64 " bits";
     case Fault::kBookEscape: return "an escape where every symbol has a code";
+    case Fault::kUncodedCount: return "%" PRIu64 " symbols without a code among %" PRIu64;
+    case Fault::kUncodedLeft: return "a list of symbols without a code is too short or too long";
     case Fault::kUncodedNumber: return "a listed symbol is none of the %" PRIu64 " without a code";
     case Fault::kStreamEnds: return "a stream ends before its symbols do";
     case Fault::kStreamBytesLeft: return "a stream goes on after its symbols";

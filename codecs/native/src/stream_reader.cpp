@@ -40,10 +40,10 @@ Status StreamReader::open(const Book& book, std::size_t values, const std::uint8
   return {};
 }
 
-Status StreamReader::read(const Kernels& kernels, std::size_t count, std::uint8_t* symbols, const Chores& chores) {
+Status StreamReader::read(const Kernels& kernels, std::size_t count, std::uint8_t* symbols) {
   const std::size_t coded = std::min(count, coded_ - std::min(coded_, done_));
   if (coded > 0) {
-    position_ = kernels.read_lanes(book_->code, position_, end_, coded, lanes_, *state_, symbols, chores);
+    position_ = kernels.read_lanes(book_->code, position_, end_, coded, lanes_, *state_, symbols);
     if (position_ == nullptr) return {Fault::kStreamEnds};
   }
   done_ += count;

@@ -12,7 +12,7 @@ class StreamReader {
   Status open(const Book& book, std::size_t values, const std::uint8_t*& position, const std::uint8_t* end, Lanes& lanes);
 
   // The next `count` symbols, with slack behind them; of those without a code, the lowest. All calls but the last ask for multiples of kMostLanes.
-  Status read(const Kernels& kernels, std::size_t count, std::uint8_t* symbols, const Chores& chores);
+  Status read(const Kernels& kernels, std::size_t count, std::uint8_t* symbols);
 
   const Book& book() const { return *book_; }
 
