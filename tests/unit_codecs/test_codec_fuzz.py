@@ -31,7 +31,7 @@ def test_mutated_frames_harm_no_decoder(tmp_path):
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    # A path may have several tables of kernels, for instance for processors without a fast pext: "avx2 without pext: 20 rounds".
+    # A path may have several tables of kernels, for instance for processors with VPCLMULQDQ: "avx2 with a wide CRC: 20 rounds".
     rounds = re.findall(r"^(\w+)( [\w ]+)?: 20 rounds$", done.stdout, re.MULTILINE)
     assert {path for path, _ in rounds} == set(available()) - {"numpy"}, done.stdout
     inputs = [int(count) for count in re.findall(r"^(\d+) inputs$", done.stdout, re.MULTILINE)]

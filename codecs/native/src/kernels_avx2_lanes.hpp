@@ -122,26 +122,21 @@ FSL_INLINE __m256i load_halves(const std::uint8_t* low, const std::uint8_t* high
   return _mm256_inserti128_si256(_mm256_castsi128_si256(load_half(low)), load_half(high), 1);
 }
 
-// A canonical code's words stand in the order of their lengths. So a window is of the shortest length, and one more for each length whose last
-// window is before it; and of one length, words are as far from each other as their ranks, their numbers in that order.
+// A canonical code's words stand in the order of their lengths. So a window has the shortest length, or one more for each length whose last window
+// it is behind; and words of one length are as far from each other as their ranks, the leaves' numbers in that order.
 struct Ranks {
   alignas(64) std::uint8_t symbols[256] = {};
-  std::size_t leaves = 0;
+  alignas(16) std::uint8_t first[16] = {};  // by length: the rank of its first word, less that word
+  int last_window[kLengthLimit];            // by length: none behind it has this length or a shorter one
   int shortest;
-  int last_window[kLengthLimit];                     // of words of the length or shorter ones, if there are longer ones
-  alignas(16) std::uint8_t first_rank[16] = {};      // by length; less than its first word, so that words may be added
+  std::size_t leaves = 0;
 
   explicit Ranks(const Code& code) : shortest(code.length_of_window[0]) {
     for (int& window : last_window) window = 255;
-    int length = 0;
-    for (std::size_t window = 0; window < 256; window += std::size_t{256} >> length) {
-      if (code.length_of_window[window] != length) {
-        for (int passed = shortest; passed < code.length_of_window[window]; ++passed) {
-          if (passed >= length) last_window[passed] = static_cast<int>(window) - 1;
-        }
-        length = code.length_of_window[window];
-        first_rank[length] = static_cast<std::uint8_t>(leaves - (window >> (kLengthLimit - length)));
-      }
+    int length = shortest;
+    for (int window = 0; window < 256; window += 256 >> length) {
+      for (; length < code.length_of_window[window]; ++length) last_window[length] = window - 1;
+      first[length] = static_cast<std::uint8_t>(static_cast<int>(leaves) - (window >> (kLengthLimit - length)));
       symbols[leaves++] = code.symbol_of_window[window];
     }
   }
@@ -163,10 +158,10 @@ struct LaneReader {
   const Table<kEntries> symbols;
   __m256i last_windows[kLengthLimit];
   const __m256i shortest;
-  const __m256i first_rank;
+  const __m256i first_ranks;
 
   FSL_INLINE explicit LaneReader(const Ranks& ranks)
-      : symbols(ranks.symbols), shortest(all_bytes(ranks.shortest)), first_rank(two_halves(load_half(ranks.first_rank))) {
+      : symbols(ranks.symbols), shortest(all_bytes(ranks.shortest)), first_ranks(two_halves(load_half(ranks.first))) {
     for (int length = 1; length < kLengthLimit; ++length) last_windows[length] = all_bytes(ranks.last_window[length] - 128);
   }
 
@@ -174,7 +169,9 @@ struct LaneReader {
     const __m256i compared = _mm256_xor_si256(window, all_bytes(-128));  // as signed numbers
     __m256i length = shortest;
 #pragma GCC unroll 8
-    for (int shorter = 1; shorter < kLengthLimit; ++shorter) length = _mm256_sub_epi8(length, _mm256_cmpgt_epi8(compared, last_windows[shorter]));
+    for (int shorter = 1; shorter < kLengthLimit; ++shorter) {
+      length = _mm256_sub_epi8(length, _mm256_cmpgt_epi8(compared, last_windows[shorter]));
+    }
     return length;
   }
 
@@ -201,7 +198,7 @@ struct LaneReader {
     const Words held = Words::of(low, high).times(power_up_to_eight(used));
     const __m256i length = length_of(Words(upper_bytes(held.first), upper_bytes(held.second)).bytes());
     const __m256i word = held.upper_half_times(power_of_two(length)).bytes();
-    store(out, symbols(_mm256_add_epi8(word, _mm256_shuffle_epi8(first_rank, length))));
+    store(out, symbols(_mm256_add_epi8(word, _mm256_shuffle_epi8(first_ranks, length))));
     const __m256i left = _mm256_sub_epi8(used, length);
     const std::uint32_t is_short = signs(left);
     const __m256i place = _mm256_xor_si256(minus_ones_so_far(_mm256_cmpgt_epi8(_mm256_setzero_si256(), left)), all_bytes(-1));
