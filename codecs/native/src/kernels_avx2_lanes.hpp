@@ -148,8 +148,12 @@ struct Words {
 
   FSL_INLINE Words(__m256i a, __m256i b) : first(a), second(b) {}
   FSL_INLINE static Words of(__m256i low, __m256i high) { return {_mm256_unpacklo_epi8(low, high), _mm256_unpackhi_epi8(low, high)}; }
-  FSL_INLINE Words times(const Words& other) const { return {_mm256_mullo_epi16(first, other.first), _mm256_mullo_epi16(second, other.second)}; }
-  FSL_INLINE Words upper_half_times(const Words& other) const { return {_mm256_mulhi_epu16(first, other.first), _mm256_mulhi_epu16(second, other.second)}; }
+  FSL_INLINE Words times(const Words& other) const {
+    return {_mm256_mullo_epi16(first, other.first), _mm256_mullo_epi16(second, other.second)};
+  }
+  FSL_INLINE Words upper_half_times(const Words& other) const {
+    return {_mm256_mulhi_epu16(first, other.first), _mm256_mulhi_epu16(second, other.second)};
+  }
   FSL_INLINE __m256i bytes() const { return _mm256_packus_epi16(first, second); }
 };
 
