@@ -18,6 +18,14 @@ const float* ChunkEncoder::values(std::size_t offset, std::size_t count) {
   return scratch_.x;
 }
 
+// The chunk after this one. Whoever encodes a vector chunk by chunk will encode it next, in this call or in another; if that is not so, or nothing
+// is there, some bandwidth is lost.
+Ahead ChunkEncoder::ahead() const {
+  if (source_.fp32 == nullptr || combined_ != nullptr || count_ != settings_.chunk_values) return {};
+  const std::uintptr_t next = reinterpret_cast<std::uintptr_t>(source_.fp32 + start_) + 4 * count_;
+  return {reinterpret_cast<const char*>(next), reinterpret_cast<const char*>(next + 4 * count_)};
+}
+
 // False when some value reaches the format's escape magnitude.
 bool ChunkEncoder::quantise(ChunkCodes& codes) {
   ChunkQuantiser quantiser(kernels_, settings_, codes);
@@ -81,7 +89,7 @@ Encoded ChunkEncoder::encode(std::uint8_t* out) {
   if (!quantise(codes)) return write_raw(out);
   if (is_constant()) return write_constant(out);
   const bool nonfinite = seen_.largest_magnitude >= kFirstNonfinite;
-  PayloadWriter writer(kernels_, settings_, shared_, codes, scratch_);
+  PayloadWriter writer(kernels_, settings_, shared_, codes, ahead(), scratch_);
   std::size_t bytes = 0;
   for (int everything = settings_.entropy ? 0 : 2; everything < 2; ++everything) {
     const ChunkPlan& plan = writer.plan(everything != 0);

@@ -30,6 +30,7 @@ class ChunkEncoder {
  private:
   const float* values(std::size_t offset, std::size_t count);
   float* residual(std::size_t offset) const { return source_.residual == nullptr ? nullptr : source_.residual + start_ + offset; }
+  Ahead ahead() const;
   bool quantise(ChunkCodes& codes);
   Encoded write_raw(std::uint8_t* out);
   Encoded write_constant(std::uint8_t* out);

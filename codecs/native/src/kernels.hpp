@@ -35,6 +35,13 @@ struct Seen {
   std::uint32_t differing_bits = 0;     // some bits of bits XOR first_bits; 0 exactly when all are the first value's
 };
 
+// What will be read from memory next. A kernel that computes for long fetches some of it on the way into the second cache level, as memory would
+// wait otherwise, and then the core for memory. Fetching never faults.
+struct Ahead {
+  const char* next = nullptr;
+  const char* end = nullptr;
+};
+
 // Where decoded values go.
 enum class Sink : int {
   kStore,       // out fp32
@@ -84,7 +91,7 @@ struct Kernels {
   // out before `front`; returns the new front. At most `count` bytes; up to kSlackBytes before them may be written. Bit i % 64 of
   // uncoded[i / 64] tells whether the symbol has no code; bits of a last word past `count` are anything. shift is 0 where width is 8.
   std::uint8_t* (*write_lanes)(const Code& code, const std::uint8_t* from, int shift, int width, std::size_t count, std::size_t lanes,
-                               Lanes& state, std::uint8_t* front, std::uint64_t* uncoded);
+                               Lanes& state, std::uint8_t* front, std::uint64_t* uncoded, Ahead& ahead);
 
   // The inverse, from the first symbol on: `count` symbols (of the uncoded, the lowest) from at most end - in bytes; returns where the bytes
   // not yet read start, or null when they do not suffice (the lanes are of no use then).

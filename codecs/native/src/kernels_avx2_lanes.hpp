@@ -7,6 +7,7 @@
 
 #include "kernels_avx2_base.hpp"
 #include "kernels_avx2_planes.hpp"
+#include "kernels_fetch.hpp"
 
 namespace fsl {
 namespace {
@@ -85,7 +86,7 @@ struct LaneWriter {
 
 template <int kEntries>
 std::uint8_t* write_all_lanes(const Code& code, const std::uint8_t* from, int shift, int width, std::size_t whole, Lanes& state,
-                              std::uint8_t* front, std::uint64_t* uncoded) {
+                              std::uint8_t* front, std::uint64_t* uncoded, Ahead& ahead) {
   const LaneWriter<kEntries> writer(code, shift, width);
   for (std::size_t i = whole; i > 0; i -= kMostLanes) {
 #pragma GCC unroll 4
@@ -94,16 +95,17 @@ std::uint8_t* write_all_lanes(const Code& code, const std::uint8_t* from, int sh
       const std::size_t at = i - kMostLanes + first;
       writer.step(from + at, state, first, front, reinterpret_cast<std::uint8_t*>(uncoded) + at / 8);
     }
+    fetch_some(ahead);
   }
   return front;
 }
 
 std::uint8_t* write_lanes(const Code& code, const std::uint8_t* from, int shift, int width, std::size_t count, std::size_t lanes,
-                          Lanes& state, std::uint8_t* front, std::uint64_t* uncoded) {
+                          Lanes& state, std::uint8_t* front, std::uint64_t* uncoded, Ahead& ahead) {
   const std::size_t whole = lanes == kMostLanes ? count & ~(kMostLanes - 1) : 0;
-  front = plain::write_lanes(code, from + whole, shift, width, count - whole, lanes, state, front, uncoded + whole / 64);
+  front = plain::write_lanes(code, from + whole, shift, width, count - whole, lanes, state, front, uncoded + whole / 64, ahead);
   const auto write = width > 6 ? write_all_lanes<256> : write_all_lanes<64>;
-  return write(code, from, shift, width, whole, state, front, uncoded);
+  return write(code, from, shift, width, whole, state, front, uncoded, ahead);
 }
 
 // ---------------------------------------------------------------------------------------------------------------- reading

@@ -42,6 +42,8 @@ void combine(const float* values_fp32, const std::uint16_t* values_bf16, const f
   kFunctions[which](values_fp32, values_bf16, reference, residual, count, x);
 }
 
+constexpr std::size_t kPiece = 2048;  // values whose runs are looked at before they are quantised, in the first cache level
+
 FSL_INLINE __m512i magnitude_of(__m512i bits) { return _mm512_and_si512(bits, all(0x7FFFFFFF)); }
 
 // The parts of Seen, a lane each.
@@ -86,6 +88,12 @@ FSL_INLINE __m512i largest_of_each(const __m512i* vectors) {
   return _mm512_max_epu32(_mm512_shuffle_i64x2(low, high, 0x88), _mm512_shuffle_i64x2(low, high, 0xDD));
 }
 
+// The same step of the next piece into the second cache level; from there it goes to the first while this piece is quantised.
+FSL_INLINE void fetch_step(const float* x) {
+  const std::uintptr_t ahead = reinterpret_cast<std::uintptr_t>(x) + kPiece * sizeof(float);
+  for (std::size_t line = 0; line < kStep * sizeof(float); line += 64) _mm_prefetch(reinterpret_cast<const char*>(ahead + line), _MM_HINT_T1);
+}
+
 // Largest magnitudes of whole runs, into largest[], filled up with zeros to whole vectors; `seen` as in quantise_float8.
 FSL_INLINE void largest_of_runs(const float* x, std::size_t count, std::size_t block_values, std::uint32_t first_bits,
                                 std::uint32_t* largest, Seen& seen) {
@@ -111,7 +119,9 @@ FSL_INLINE void largest_of_runs(const float* x, std::size_t count, std::size_t b
         __m512i other = _mm512_and_si512(load(x + kLane), mask);
         top = _mm512_max_epu32(top, _mm512_and_si512(load(x + 2 * kLane), mask));
         other = _mm512_max_epu32(other, _mm512_and_si512(load(x + 3 * kLane), mask));
+        fetch_step(x);
         for (x += kStep; x < stop; x += kStep) {
+          fetch_step(x);
           top = _mm512_max_epu32(top, _mm512_and_si512(load(x), mask));
           other = _mm512_max_epu32(other, _mm512_and_si512(load(x + kLane), mask));
           top = _mm512_max_epu32(top, _mm512_and_si512(load(x + 2 * kLane), mask));

@@ -3,6 +3,7 @@
 
 #include "kernels_avx512_base.hpp"
 #include "kernels_avx512_planes.hpp"
+#include "kernels_fetch.hpp"
 
 namespace fsl {
 namespace {
@@ -107,13 +108,14 @@ struct LaneWriter {
 
 template <bool kWide>
 std::uint8_t* write_all_lanes(const Code& code, const std::uint8_t* from, int shift, std::size_t whole, Lanes& state,
-                              std::uint8_t* front, std::uint64_t* uncoded) {
+                              std::uint8_t* front, std::uint64_t* uncoded, Ahead& ahead) {
   const LaneWriter<kWide> writer(code, shift);
   LaneVector first(state, 0);
   LaneVector second(state, kStep);
   for (std::size_t i = whole; i > 0; i -= kMostLanes) {
     writer.step(from + i - kStep, second, front, uncoded + i / 64 - 1);
     writer.step(from + i - kMostLanes, first, front, uncoded + i / 64 - 2);
+    fetch_some(ahead);
   }
   first.save(state, 0);
   second.save(state, kStep);
@@ -121,11 +123,11 @@ std::uint8_t* write_all_lanes(const Code& code, const std::uint8_t* from, int sh
 }
 
 std::uint8_t* write_lanes(const Code& code, const std::uint8_t* from, int shift, int width, std::size_t count, std::size_t lanes,
-                          Lanes& state, std::uint8_t* front, std::uint64_t* uncoded) {
+                          Lanes& state, std::uint8_t* front, std::uint64_t* uncoded, Ahead& ahead) {
   const std::size_t whole = lanes == kMostLanes ? count & ~(kMostLanes - 1) : 0;
-  front = kScalarKernels.write_lanes(code, from + whole, shift, width, count - whole, lanes, state, front, uncoded + whole / 64);
+  front = kScalarKernels.write_lanes(code, from + whole, shift, width, count - whole, lanes, state, front, uncoded + whole / 64, ahead);
   const auto write = width > 6 ? write_all_lanes<true> : write_all_lanes<false>;
-  return write(code, from, shift, whole, state, front, uncoded);
+  return write(code, from, shift, whole, state, front, uncoded, ahead);
 }
 
 // ---------------------------------------------------------------------------------------------------------------- reading

@@ -9,7 +9,6 @@ namespace {
 
 // -------------------------------------------------------------------------------------------------- fp32 to 8-bit floats
 
-constexpr std::size_t kPiece = 2048;      // values whose runs are looked at before they are quantised, in the first cache level
 constexpr std::size_t kPieceRuns = kPiece / 16;
 
 // The lowest bytes of four vectors of 16 lanes, in order.

@@ -214,7 +214,7 @@ std::size_t write_bit_planes(const std::uint8_t* codes, std::size_t count, bool 
 
 // Whether a byte goes or comes is as good as random, so that shifts decide it and not branches.
 std::uint8_t* write_lanes(const Code& code, const std::uint8_t* from, int shift, int width, std::size_t count, std::size_t lanes,
-                          Lanes& state, std::uint8_t* front, std::uint64_t* uncoded) {
+                          Lanes& state, std::uint8_t* front, std::uint64_t* uncoded, Ahead&) {
   const std::uint32_t mask = (1U << width) - 1;
   std::uint64_t word = 0;
   for (std::size_t i = count; i-- > 0;) {

@@ -106,7 +106,7 @@ bool PayloadWriter::write_stream(const ChunkPlan& plan, int p, std::uint8_t*& po
   }
   std::uint8_t* const room = scratch_.stream.at_least(count + 3 * kMostLanes);
   std::uint8_t* const end = room + count + 3 * kMostLanes;
-  std::uint8_t* front = kernels_.write_lanes(book.code, source.bytes, source.shift, plan.planes[p].width, coded, lanes, state, end, uncoded);
+  std::uint8_t* front = kernels_.write_lanes(book.code, source.bytes, source.shift, plan.planes[p].width, coded, lanes, state, end, uncoded, ahead_);
   for (std::size_t lane = lanes; lane-- > 0;) *--front = static_cast<std::uint8_t>(state.high[lane] | 1U << state.used[lane]);
   for (std::size_t lane = lanes; lane-- > 0;) *--front = state.low[lane];
   // The word in which the starting symbols begin is shared with those that have code words.

@@ -15,8 +15,9 @@ enum class Attempt {
 
 class PayloadWriter {
  public:
-  PayloadWriter(const Kernels& kernels, const EncodeSettings& settings, const SharedBooks& shared, const ChunkCodes& codes, Scratch& scratch)
-      : kernels_(kernels), settings_(settings), format_(*settings.format), shared_(shared), codes_(codes), scratch_(scratch) {}
+  PayloadWriter(const Kernels& kernels, const EncodeSettings& settings, const SharedBooks& shared, const ChunkCodes& codes, const Ahead& ahead,
+                Scratch& scratch)
+      : kernels_(kernels), settings_(settings), format_(*settings.format), shared_(shared), codes_(codes), ahead_(ahead), scratch_(scratch) {}
 
   // The plan from a sample or from all codes.
   const ChunkPlan& plan(bool everything);
@@ -45,6 +46,7 @@ class PayloadWriter {
   const Format& format_;
   const SharedBooks& shared_;
   const ChunkCodes& codes_;
+  Ahead ahead_;
   Scratch& scratch_;
   PlaneSource sources_[kMaximumPlanes] = {};
   std::uint64_t* uncoded_[kMaximumPlanes] = {};  // bitmaps of the coded planes
