@@ -3,17 +3,13 @@
 #include <algorithm>
 #include <cstring>
 
+#include "bits.hpp"
+
 namespace fsl {
 namespace {
 
 // Symbols rarer than one in so many take the escape.
 constexpr std::uint32_t kRarest = 768;
-
-int bits_needed(unsigned value) {
-  int bits = 0;
-  for (; value != 0; value >>= 1) ++bits;
-  return bits;
-}
 
 // Canonical words: leaves in the order of (length, symbol), the escape after all symbols of its length, lie side by side in the windows.
 void fill_code(const Book& book, Code& code) {
@@ -38,13 +34,15 @@ void fill_code(const Book& book, Code& code) {
     code.lengths[symbol] = book.lengths[symbol];
     place(symbol, book.lengths[symbol], code.words[symbol]);
   }
-  if (book.escape == 0) return;
+  code.mark = book.lowest_uncoded;
+  if (book.escape == 0) return code.arrange();
   std::uint8_t word;
   place(book.lowest_uncoded, book.escape, word);
   for (int number = 0; number < book.uncoded; ++number) {
     code.words[book.symbol_of[number]] = word;
     code.lengths[book.symbol_of[number]] = static_cast<std::uint8_t>(kUncoded | book.escape);
   }
+  code.arrange();
 }
 
 void fill_book(int width, int escape, const std::uint8_t* lengths, Book& book) {

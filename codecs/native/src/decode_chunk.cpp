@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "bits.hpp"
+
 namespace fsl {
 namespace {
 
@@ -222,15 +224,31 @@ Status ChunkDecoder::read_symbols(int p, std::size_t count, std::uint8_t* symbol
     }
     return {};
   }
-  const Status status = streams_[p].read(kernels_, count, symbols);
-  const Book& book = *plane.book;
-  if (!status.ok() || book.escape == 0) return status;
-  // The lowest symbol without a code stands for all of them.
-  const std::size_t found = kernels_.find_byte(symbols, count, book.lowest_uncoded, scratch_.positions);
-  if (found > data.uncoded - data.used) return {Fault::kUncodedLeft};
-  const std::uint8_t* const numbers = scratch_.numbers[p] + data.used;
-  for (std::size_t i = 0; i < found; ++i) symbols[scratch_.positions[i]] = book.symbol_of[numbers[i]];
-  data.used += found;
+  const Status status = streams_[p].read(kernels_, count, symbols, scratch_.piece_uncoded);
+  if (!status.ok() || plane.book->escape == 0) return status;
+  return place_uncoded(p, count, [&](std::size_t i, std::uint8_t symbol) { symbols[i] = symbol; });
+}
+
+// Calls put(i, symbol) for each of `count` symbols that has no code, as scratch.piece_uncoded says which these are.
+template <typename Put>
+Status ChunkDecoder::place_uncoded(int p, std::size_t count, Put put) {
+  const Book& book = *scratch_.plans[0].planes[p].book;
+  PlaneData& data = planes_[p];
+  const std::uint8_t* const numbers = scratch_.numbers[p];
+  const std::size_t words = blocks_of(count, 64);
+  if (count % 64 != 0) scratch_.piece_uncoded[words - 1] &= (std::uint64_t{1} << (count % 64)) - 1;
+  // Most words are zero, and nobody can tell which: so they are found before branches depend on them.
+  unsigned where = 0;
+  for (std::size_t word = 0; word < words; ++word) where |= static_cast<unsigned>(scratch_.piece_uncoded[word] != 0) << word;
+  for (; where != 0; where &= where - 1) {
+    const std::size_t word = static_cast<std::size_t>(trailing_zeros(where));
+    std::uint64_t bits = scratch_.piece_uncoded[word];
+    do {
+      if (data.used == data.uncoded) return {Fault::kUncodedLeft};
+      put(64 * word + static_cast<std::size_t>(trailing_zeros(bits)), book.symbol_of[numbers[data.used++]]);
+      bits &= bits - 1;
+    } while (bits != 0);
+  }
   return {};
 }
 
@@ -243,12 +261,24 @@ Status ChunkDecoder::read_codes(std::size_t count, std::uint8_t* codes) {
     for (std::size_t i = 0; i < count && split.rotated; ++i) codes[i] = rotate_right(codes[i]);
     return status;
   }
+  const int low_width = split.widths[1];
+  if (plan.planes[0].book != nullptr && plan.planes[1].kind == kPlaneRaw && streams_[0].has_words(count)) {
+    // The usual case, in one pass.
+    PlaneData& data = planes_[1];
+    const TwoPlanes below = {data.raw, data.raw + data.plane_bytes, split.rotated};
+    data.raw += count / 8;
+    const Status status = streams_[0].read_codes(kernels_, count, below, codes, scratch_.piece_uncoded);
+    if (!status.ok() || plan.planes[0].book->escape == 0) return status;
+    const int up = split.rotated ? 1 : 2;
+    const unsigned below_symbol = split.rotated ? 0x81 : 0x03;
+    return place_uncoded(0, count, [=](std::size_t i, std::uint8_t symbol) {
+      codes[i] = static_cast<std::uint8_t>(static_cast<unsigned>(symbol) << up | (codes[i] & below_symbol));
+    });
+  }
   std::uint8_t* const high = scratch_.symbols[0];
   Status status = read_symbols(0, count, high);
   if (!status.ok()) return status;
-  const int low_width = split.widths[1];
   if (plan.planes[1].kind == kPlaneRaw) {
-    // The usual case, in one pass.
     PlaneData& data = planes_[1];
     kernels_.join(high, data.raw, data.plane_bytes, count, split.rotated, low_width, codes);
     data.raw += count / 8;

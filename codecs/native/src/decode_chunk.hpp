@@ -73,6 +73,8 @@ class ChunkDecoder {
   Status open_plane(int p, std::size_t count);
   Status read_symbols(int p, std::size_t count, std::uint8_t* symbols);
   Status read_codes(std::size_t count, std::uint8_t* codes);
+  template <typename Put>
+  Status place_uncoded(int p, std::size_t count, Put put);
   void read_raw_codes(std::size_t count, const Piece& piece);
   std::size_t left() const { return static_cast<std::size_t>(end_ - position_); }
 

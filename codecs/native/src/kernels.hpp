@@ -93,10 +93,14 @@ struct Kernels {
   std::uint8_t* (*write_lanes)(const Code& code, const std::uint8_t* from, int shift, int width, std::size_t count, std::size_t lanes,
                                Lanes& state, std::uint8_t* front, std::uint64_t* uncoded, Ahead& ahead);
 
-  // The inverse, from the first symbol on: `count` symbols (of the uncoded, the lowest) from at most end - in bytes; returns where the bytes
-  // not yet read start, or null when they do not suffice (the lanes are of no use then).
+  // The inverse, from the first symbol on: `count` symbols (of the uncoded, the mark) from at most end - in bytes; returns where the bytes
+  // not yet read start, or null when they do not suffice (the lanes are of no use then). `uncoded` as above, for marks.
   const std::uint8_t* (*read_lanes)(const Code& code, const std::uint8_t* in, const std::uint8_t* end, std::size_t count,
-                                    std::size_t lanes, Lanes& state, std::uint8_t* symbols);
+                                    std::size_t lanes, Lanes& state, std::uint8_t* symbols, std::uint64_t* uncoded);
+
+  // read_lanes and join in one pass, for symbols of six bits above two planes.
+  const std::uint8_t* (*read_codes)(const Code& code, const std::uint8_t* in, const std::uint8_t* end, std::size_t count,
+                                    std::size_t lanes, Lanes& state, const TwoPlanes& below, std::uint8_t* codes, std::uint64_t* uncoded);
 
   // codes[i] = unrotate(symbols[i] << width | the bits of `width` planes), the first plane at `in`, each plane_bytes after the one before it;
   // symbols may be null (no upper plane). The caller has checked that ceil(count / 8) bytes are there for each; it guarantees no slack

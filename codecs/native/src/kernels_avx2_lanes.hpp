@@ -7,6 +7,7 @@
 
 #include "kernels_avx2_base.hpp"
 #include "kernels_avx2_planes.hpp"
+#include "kernels_avx2_values.hpp"
 #include "kernels_fetch.hpp"
 
 namespace fsl {
@@ -124,26 +125,6 @@ FSL_INLINE __m256i load_halves(const std::uint8_t* low, const std::uint8_t* high
   return _mm256_inserti128_si256(_mm256_castsi128_si256(load_half(low)), load_half(high), 1);
 }
 
-// A canonical code's words stand in the order of their lengths. So a window has the shortest length, or one more for each length whose last window
-// it is behind; and words of one length are as far from each other as their ranks, the leaves' numbers in that order.
-struct Ranks {
-  alignas(64) std::uint8_t symbols[256] = {};
-  alignas(16) std::uint8_t first[16] = {};  // by length: the rank of its first word, less that word
-  int last_window[kLengthLimit];            // by length: none behind it has this length or a shorter one
-  int shortest;
-  std::size_t leaves = 0;
-
-  explicit Ranks(const Code& code) : shortest(code.length_of_window[0]) {
-    for (int& window : last_window) window = 255;
-    int length = shortest;
-    for (int window = 0; window < 256; window += 256 >> length) {
-      for (; length < code.length_of_window[window]; ++length) last_window[length] = window - 1;
-      first[length] = static_cast<std::uint8_t>(static_cast<int>(leaves) - (window >> (kLengthLimit - length)));
-      symbols[leaves++] = code.symbol_of_window[window];
-    }
-  }
-};
-
 // 16-bit numbers of two vectors' bytes.
 struct Words {
   __m256i first, second;
@@ -166,9 +147,11 @@ struct LaneReader {
   const __m256i shortest;
   const __m256i first_ranks;
 
-  FSL_INLINE explicit LaneReader(const Ranks& ranks)
-      : symbols(ranks.symbols), shortest(all_bytes(ranks.shortest)), first_ranks(two_halves(load_half(ranks.first))) {
-    for (int length = 1; length < kLengthLimit; ++length) last_windows[length] = all_bytes(ranks.last_window[length] - 128);
+  const __m256i mark;
+
+  FSL_INLINE explicit LaneReader(const Code& code)
+      : symbols(code.symbol_of_rank), shortest(all_bytes(code.shortest)), first_ranks(two_halves(load_half(code.first_rank))), mark(all_bytes(code.mark)) {
+    for (int length = 1; length < kLengthLimit; ++length) last_windows[length] = all_bytes(code.last_window[length] - 128);
   }
 
   FSL_INLINE __m256i length_of(__m256i window) const {
@@ -196,7 +179,7 @@ struct LaneReader {
   }
 
   // Lanes first to first + 31.
-  FSL_INLINE void step(Lanes& lanes, std::size_t first, const std::uint8_t*& in, std::uint8_t* out) const {
+  FSL_INLINE void step(Lanes& lanes, std::size_t first, const std::uint8_t*& in, std::uint8_t* out, void* uncoded) const {
     const __m256i low = load(lanes.low + first);
     const __m256i high = load(lanes.high + first);
     const __m256i used = load(lanes.used + first);
@@ -204,7 +187,10 @@ struct LaneReader {
     const Words held = Words::of(low, high).times(power_up_to_eight(used));
     const __m256i length = length_of(Words(upper_bytes(held.first), upper_bytes(held.second)).bytes());
     const __m256i word = held.upper_half_times(power_of_two(length)).bytes();
-    store(out, symbols(_mm256_add_epi8(word, _mm256_shuffle_epi8(first_ranks, length))));
+    const __m256i read = symbols(_mm256_add_epi8(word, _mm256_shuffle_epi8(first_ranks, length)));
+    store(out, read);
+    const std::uint32_t has_no_code = signs(_mm256_cmpeq_epi8(read, mark));
+    std::memcpy(uncoded, &has_no_code, 4);
     const __m256i left = _mm256_sub_epi8(used, length);
     const std::uint32_t is_short = signs(left);
     const __m256i place = _mm256_xor_si256(minus_ones_so_far(_mm256_cmpgt_epi8(_mm256_setzero_si256(), left)), all_bytes(-1));
@@ -218,14 +204,16 @@ struct LaneReader {
 
 // Reads whole steps of all lanes while the bytes certainly suffice; returns how many symbols.
 template <int kEntries>
-std::size_t read_all_lanes(const Ranks& ranks, const std::uint8_t*& in, const std::uint8_t* end, std::size_t count, Lanes& state,
-                           std::uint8_t* symbols) {
-  const LaneReader<kEntries> reader(ranks);
+std::size_t read_all_lanes(const Code& code, const std::uint8_t*& in, const std::uint8_t* end, std::size_t count, Lanes& state,
+                           std::uint8_t* symbols, std::uint64_t* uncoded) {
+  const LaneReader<kEntries> reader(code);
   const std::uint8_t* next = in;
   std::size_t i = 0;
   while (count - i >= kMostLanes && static_cast<std::size_t>(end - next) >= kMostLanes) {
 #pragma GCC unroll 4
-    for (std::size_t first = 0; first < kMostLanes; first += kStep) reader.step(state, first, next, symbols + i + first);
+    for (std::size_t first = 0; first < kMostLanes; first += kStep) {
+      reader.step(state, first, next, symbols + i + first, reinterpret_cast<std::uint8_t*>(uncoded) + (i + first) / 8);
+    }
     i += kMostLanes;
   }
   in = next;
@@ -233,14 +221,20 @@ std::size_t read_all_lanes(const Ranks& ranks, const std::uint8_t*& in, const st
 }
 
 const std::uint8_t* read_lanes(const Code& code, const std::uint8_t* in, const std::uint8_t* end, std::size_t count, std::size_t lanes,
-                               Lanes& state, std::uint8_t* symbols) {
+                               Lanes& state, std::uint8_t* symbols, std::uint64_t* uncoded) {
   std::size_t done = 0;
   if (lanes == kMostLanes) {
-    const Ranks ranks(code);
-    const auto read = ranks.leaves > 64 ? read_all_lanes<256> : read_all_lanes<64>;
-    done = read(ranks, in, end, count, state, symbols);
+    const auto read = code.leaves > 64 ? read_all_lanes<256> : read_all_lanes<64>;
+    done = read(code, in, end, count, state, symbols, uncoded);
   }
-  return plain::read_lanes(code, in, end, count - done, lanes, state, symbols + done);
+  return plain::read_lanes(code, in, end, count - done, lanes, state, symbols + done, uncoded + done / 64);
+}
+
+const std::uint8_t* read_codes(const Code& code, const std::uint8_t* in, const std::uint8_t* end, std::size_t count, std::size_t lanes,
+                               Lanes& state, const TwoPlanes& below, std::uint8_t* codes, std::uint64_t* uncoded) {
+  const std::uint8_t* const next = read_lanes(code, in, end, count, lanes, state, codes, uncoded);
+  if (next != nullptr) join(codes, below.high, static_cast<std::size_t>(below.low - below.high), count, below.rotated, 2, codes);
+  return next;
 }
 
 }  // namespace

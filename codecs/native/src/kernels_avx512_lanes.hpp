@@ -134,22 +134,20 @@ std::uint8_t* write_lanes(const Code& code, const std::uint8_t* from, int shift,
 
 struct LaneReader {
   const Table256 symbols;
-  // No code word is longer than 8 bits, and those of 8 come in pairs: seven bits tell the length.
   const __m512i lengths[2];
+  const __m512i mark;
   const __m512i lower_words = load(kLaneOrder.lower_words);
   const __m512i upper_words = load(kLaneOrder.upper_words);
   const __m512i first_bit = load(kLaneOrder.first_bit);
 
-  FSL_INLINE explicit LaneReader(const Code& code) : symbols(code.symbol_of_window), lengths{halved(code.length_of_window), halved(code.length_of_window + 128)} {}
+  FSL_INLINE explicit LaneReader(const Code& code)
+      : symbols(code.symbol_of_window), lengths{load(code.length_of_seven_bits), load(code.length_of_seven_bits + 64)}, mark(all_bytes(code.mark)) {}
 
-  FSL_INLINE static __m512i halved(const std::uint8_t* pairs) {
-    return _mm512_inserti64x4(_mm512_castsi256_si512(_mm512_cvtepi16_epi8(load(pairs))), _mm512_cvtepi16_epi8(load(pairs + 64)), 1);
-  }
-
-  FSL_INLINE void step(LaneVector& lanes, const std::uint8_t*& in, std::uint8_t* out) const {
+  FSL_INLINE __m512i step(LaneVector& lanes, const std::uint8_t*& in, std::uint64_t* uncoded) const {
     const __m512i lower = _mm512_permutex2var_epi8(lanes.low, lower_words, lanes.high);
     const __m512i upper = _mm512_permutex2var_epi8(lanes.low, upper_words, lanes.high);
-    store(out, symbols(bits_at(lanes.used, lower, upper)));
+    const __m512i read = symbols(bits_at(lanes.used, lower, upper));
+    store_mask(reinterpret_cast<std::uint8_t*>(uncoded), _mm512_cmpeq_epi8_mask(read, mark));
     // One bit further up, the window without its lowest bit; what comes in above is ignored.
     const __m512i seven_bits = bits_at(_mm512_add_epi8(lanes.used, all_bytes(1)), lower, upper);
     const __m512i left = _mm512_sub_epi8(lanes.used, _mm512_permutex2var_epi8(lengths[0], seven_bits, lengths[1]));
@@ -159,28 +157,64 @@ struct LaneReader {
     in += ones(is_short);
     lanes.high = _mm512_mask_mov_epi8(lanes.high, is_short, lanes.low);
     lanes.low = _mm512_mask_expand_epi8(lanes.low, is_short, next);
+    return read;
   }
 };
 
-const std::uint8_t* read_lanes(const Code& code, const std::uint8_t* in, const std::uint8_t* end, std::size_t count, std::size_t lanes,
-                               Lanes& state, std::uint8_t* symbols) {
+// Whole steps of all lanes, while the bytes certainly suffice; put(i, symbols) takes 64 of them. Returns how many.
+template <typename Put>
+FSL_INLINE std::size_t read_all_lanes(const Code& code, const std::uint8_t*& in, const std::uint8_t* end, std::size_t count, Lanes& state,
+                                      std::uint64_t* uncoded, Put put) {
+  const LaneReader reader(code);
+  LaneVector first(state, 0);
+  LaneVector second(state, kStep);
+  first.used = _mm512_or_si512(first.used, reader.first_bit);
+  second.used = _mm512_or_si512(second.used, reader.first_bit);
+  const std::uint8_t* next = in;
   std::size_t i = 0;
-  if (lanes == kMostLanes) {
-    const LaneReader reader(code);
-    LaneVector first(state, 0);
-    LaneVector second(state, kStep);
-    first.used = _mm512_or_si512(first.used, reader.first_bit);
-    second.used = _mm512_or_si512(second.used, reader.first_bit);
-    // A step reads two vectors and uses at most all of them.
-    while (count - i >= kMostLanes && static_cast<std::size_t>(end - in) >= kMostLanes) {
-      reader.step(first, in, symbols + i);
-      reader.step(second, in, symbols + i + kStep);
-      i += kMostLanes;
-    }
-    first.save(state, 0);
-    second.save(state, kStep);
+  // A step reads two vectors and uses at most all of them.
+  for (; count - i >= kMostLanes && static_cast<std::size_t>(end - next) >= kMostLanes; i += kMostLanes) {
+    put(i, reader.step(first, next, uncoded + i / 64));
+    put(i + kStep, reader.step(second, next, uncoded + i / 64 + 1));
   }
-  return kScalarKernels.read_lanes(code, in, end, count - i, lanes, state, symbols + i);
+  first.save(state, 0);
+  second.save(state, kStep);
+  in = next;
+  return i;
+}
+
+const std::uint8_t* read_lanes(const Code& code, const std::uint8_t* in, const std::uint8_t* end, std::size_t count, std::size_t lanes,
+                               Lanes& state, std::uint8_t* symbols, std::uint64_t* uncoded) {
+  std::size_t done = 0;
+  if (lanes == kMostLanes) {
+    done = read_all_lanes(code, in, end, count, state, uncoded,
+                          [=](std::size_t i, __m512i read) __attribute__((always_inline)) { store(symbols + i, read); });
+  }
+  return kScalarKernels.read_lanes(code, in, end, count - done, lanes, state, symbols + done, uncoded + done / 64);
+}
+
+template <bool kRotated>
+FSL_INLINE std::size_t read_all_codes(const Code& code, const std::uint8_t*& in, const std::uint8_t* end, std::size_t count, Lanes& state,
+                                      const TwoPlanes& below, std::uint8_t* codes, std::uint64_t* uncoded) {
+  const __m512i high = all_bytes(kRotated ? 1 : 2);
+  const __m512i low = all_bytes(kRotated ? 0x80 : 1);
+  return read_all_lanes(code, in, end, count, state, uncoded, [=](std::size_t i, __m512i read) __attribute__((always_inline)) {
+    __m512i symbols = _mm512_add_epi8(read, read);
+    if (!kRotated) symbols = _mm512_add_epi8(symbols, symbols);
+    symbols = _mm512_mask_add_epi8(symbols, mask_at(below.high + i / 8), symbols, high);
+    store(codes + i, _mm512_mask_add_epi8(symbols, mask_at(below.low + i / 8), symbols, low));
+  });
+}
+
+const std::uint8_t* read_codes(const Code& code, const std::uint8_t* in, const std::uint8_t* end, std::size_t count, std::size_t lanes,
+                               Lanes& state, const TwoPlanes& below, std::uint8_t* codes, std::uint64_t* uncoded) {
+  std::size_t done = 0;
+  if (lanes == kMostLanes) {
+    done = below.rotated ? read_all_codes<true>(code, in, end, count, state, below, codes, uncoded)
+                         : read_all_codes<false>(code, in, end, count, state, below, codes, uncoded);
+  }
+  const TwoPlanes rest = {below.high + done / 8, below.low + done / 8, below.rotated};
+  return kScalarKernels.read_codes(code, in, end, count - done, lanes, state, rest, codes + done, uncoded + done / 64);
 }
 
 }  // namespace

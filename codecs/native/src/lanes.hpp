@@ -16,15 +16,48 @@ inline constexpr std::size_t lanes_of(std::size_t values) { return values >= kMa
 // Set in a symbol's length where it has no code of its own, and its word is the escape's.
 inline constexpr std::uint8_t kUncoded = 0x80;
 
-// Tables of a complete code.
+// A complete code.
 struct Code {
   alignas(64) std::uint8_t words[256];    // by symbol
   alignas(64) std::uint8_t lengths[256];  // by symbol; kUncoded is set for those that take the escape
-  alignas(64) std::uint8_t symbol_of_window[256];  // by the next 8 bits; the lowest uncoded symbol for the escape
+  alignas(64) std::uint8_t symbol_of_window[256];  // by the next 8 bits; the mark for the escape
   alignas(64) std::uint8_t length_of_window[256];
+  std::uint8_t mark;  // the lowest symbol without a code, if any
+
+  // What arrange() makes of these. No word is longer than 8 bits, and those of 8 come in pairs: seven bits tell the length.
+  alignas(64) std::uint8_t length_of_seven_bits[128];
+  // Words stand in the order of their lengths. So a window has the shortest length, or one more for each length whose last window it is
+  // behind; and words of one length are as far from each other as their ranks, the leaves' numbers in that order.
+  alignas(64) std::uint8_t symbol_of_rank[256];
+  alignas(16) std::uint8_t first_rank[16];         // by length: of its first word, less that word
+  std::uint8_t last_window[kLengthLimit];          // by length: none behind it has this length or a shorter one
+  int shortest;
+  std::size_t leaves;
+
+  void arrange() {
+    for (int bits = 0; bits < 128; ++bits) length_of_seven_bits[bits] = length_of_window[2 * bits];
+    for (std::uint8_t& symbol : symbol_of_rank) symbol = 0;
+    for (std::uint8_t& rank : first_rank) rank = 0;
+    for (std::uint8_t& window : last_window) window = 255;
+    shortest = length_of_window[0];
+    leaves = 0;
+    int length = shortest;
+    for (int window = 0; window < 256; window += 256 >> length) {
+      for (; length < length_of_window[window]; ++length) last_window[length] = static_cast<std::uint8_t>(window - 1);
+      first_rank[length] = static_cast<std::uint8_t>(static_cast<int>(leaves) - (window >> (kLengthLimit - length)));
+      symbol_of_rank[leaves++] = symbol_of_window[window];
+    }
+  }
 };
 
-// Lane l holds low[l] + 256 * (high[l] mod 2^used[l]); bits of high above these are anything.
+// Two bit planes below symbols of six bits: what is needed to make codes of 8 bits of them.
+struct TwoPlanes {
+  const std::uint8_t* high;
+  const std::uint8_t* low;
+  bool rotated;
+};
+
+// Lane l holds low[l] + 256 * (high[l] mod 2^used[l]). While lanes are read, bits of high above these are anything.
 struct Lanes {
   alignas(64) std::uint8_t low[kMostLanes];
   alignas(64) std::uint8_t high[kMostLanes];

@@ -3,28 +3,13 @@
 #include <algorithm>
 #include <cstring>
 
+#include "bits.hpp"
 #include "frame.hpp"
 
 namespace fsl {
 namespace {
 
-int bits_needed(unsigned value) {
-  int bits = 0;
-  for (; value != 0; value >>= 1) ++bits;
-  return bits;
-}
-
 std::uint8_t rotate_left(unsigned code) { return static_cast<std::uint8_t>(code << 1 | code >> 7); }
-
-int trailing_zeros(std::uint64_t word) {
-#if defined(__GNUC__)
-  return __builtin_ctzll(word);
-#else
-  int zeros = 0;
-  for (; (word & 1) == 0; word >>= 1) ++zeros;
-  return zeros;
-#endif
-}
 
 // The places, below `count`, of the bits set in a bitmap.
 std::size_t find_bits(const std::uint64_t* words, std::size_t count, std::uint16_t* places) {

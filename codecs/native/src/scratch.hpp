@@ -71,6 +71,7 @@ struct Scratch {
   alignas(64) std::uint8_t numbers[kMaximumPlanes][kBlockValues + kSlackBytes];  // of symbols without a code, by plane
   alignas(64) std::uint16_t positions[kBlockValues + kSlackBytes];  // of escapes
   alignas(64) std::uint8_t planes[kMaximumPlanes][kPieceValues + kSlackBytes];  // of a piece that was read: codes, or rotated byte planes
+  std::uint64_t piece_uncoded[kPieceValues / 64 + 1];  // bitmap of symbols without a code
   alignas(64) std::uint8_t scales[kMaximumRuns + kSlackBytes];
   alignas(64) std::int16_t steps[kMaximumRuns + kSlackBytes];
   alignas(64) std::uint8_t differences[kMaximumRuns + kSlackBytes];

@@ -40,10 +40,10 @@ Status StreamReader::open(const Book& book, std::size_t values, const std::uint8
   return {};
 }
 
-Status StreamReader::read(const Kernels& kernels, std::size_t count, std::uint8_t* symbols) {
+Status StreamReader::read(const Kernels& kernels, std::size_t count, std::uint8_t* symbols, std::uint64_t* uncoded) {
   const std::size_t coded = std::min(count, coded_ - std::min(coded_, done_));
   if (coded > 0) {
-    position_ = kernels.read_lanes(book_->code, position_, end_, coded, lanes_, *state_, symbols);
+    position_ = kernels.read_lanes(book_->code, position_, end_, coded, lanes_, *state_, symbols, uncoded);
     if (position_ == nullptr) return {Fault::kStreamEnds};
   }
   done_ += count;
@@ -52,7 +52,19 @@ Status StreamReader::read(const Kernels& kernels, std::size_t count, std::uint8_
     const Status status = check_end();
     if (!status.ok()) return status;
   }
-  for (std::size_t i = coded; i < count; ++i) symbols[i] = state_->low[(done_ - count + i) % lanes_];
+  if (coded % 64 != 0) uncoded[coded / 64] &= (std::uint64_t{1} << (coded % 64)) - 1;
+  for (std::size_t i = coded; i < count; ++i) {
+    symbols[i] = state_->low[(done_ - count + i) % lanes_];
+    if (i % 64 == 0) uncoded[i / 64] = 0;
+    uncoded[i / 64] |= static_cast<std::uint64_t>(symbols[i] == book_->code.mark) << (i % 64);
+  }
+  return {};
+}
+
+Status StreamReader::read_codes(const Kernels& kernels, std::size_t count, const TwoPlanes& below, std::uint8_t* codes, std::uint64_t* uncoded) {
+  position_ = kernels.read_codes(book_->code, position_, end_, count, lanes_, *state_, below, codes, uncoded);
+  if (position_ == nullptr) return {Fault::kStreamEnds};
+  done_ += count;
   return {};
 }
 
