@@ -32,7 +32,7 @@ MADE_FROM = (
     ("e5m2", "Laplace", 14),
     ("uniform", "Gauss", 14),
     ("uniform", "Laplace", 14),
-    ("uniform", "Gauss", 8),
+    ("uniform", "Gauss", 11),
     ("uniform", "Laplace", 8),
 )
 """Format, distribution, fineness (of uniform), in the order of their numbers."""

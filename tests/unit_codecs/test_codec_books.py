@@ -204,7 +204,7 @@ def test_the_static_books_are_those_of_the_document():
         ("e5m2", 14, "laplace", 2000, 3),
         ("uniform", 14, "gauss", 1000, 4),
         ("uniform", 14, "laplace", 2000, 5),
-        ("uniform", 8, "gauss", 100, 6),
+        ("uniform", 11, "gauss", 2000, 6),
         ("uniform", 8, "laplace", 8000, 7),
     ],
 )
