@@ -111,7 +111,7 @@ struct FrameDecoder {
     const bool checks = task == Task::kCheck || task == Task::kCheckAndAccumulate;
     for (int pass = checks ? 0 : 1; pass < (task == Task::kCheck ? 1 : 2); ++pass) {
       for (std::size_t offset = 0; offset < chunk.count; offset += kBlockValues) {
-        const std::size_t size = chunk.count - offset < kBlockValues ? chunk.count - offset : kBlockValues;
+        const std::size_t size = std::min(kBlockValues, chunk.count - offset);
         const Output nowhere = {Sink::kStore, scratch.escaped, 0.0F, nullptr};
         decoder.put_values(offset, size, pass == 0 ? nowhere : output_at(chunk, offset));
       }
@@ -122,25 +122,33 @@ struct FrameDecoder {
     return {};
   }
 
-  Status handle_blocks(const Chunk& chunk, ChunkDecoder& decoder) const {
+  // Reads all inner blocks, each piece to piece_at(offset), and calls done(offset, piece, count) after it.
+  template <typename PieceAt, typename Done>
+  Status read_blocks(const Chunk& chunk, ChunkDecoder& decoder, PieceAt piece_at, Done done) const {
     for (std::size_t offset = 0; offset < chunk.count; offset += kBlockValues) {
-      const std::size_t size = std::min(kBlockValues, chunk.count - offset);
-      Status status = decoder.open_block(size, decoder.scratch_piece(0));
-      for (std::size_t done = 0; done < size && status.ok(); done += kPieceValues) {
-        const std::size_t count = std::min(kPieceValues, size - done);
-        Piece piece = decoder.scratch_piece(done);
+      const std::size_t end_of_block = std::min(offset + kBlockValues, chunk.count);
+      Status status = decoder.open_block(end_of_block - offset, piece_at(offset, offset));
+      for (std::size_t at = offset; at < end_of_block && status.ok(); at += kPieceValues) {
+        const std::size_t count = std::min(kPieceValues, end_of_block - at);
+        Piece piece = piece_at(offset, at);
         status = decoder.read(count, piece);
-        if (!status.ok()) break;
-        if (task == Task::kCheck) {
-          decoder.check(piece, count);
-        } else {
-          decoder.put(piece, count, output_at(chunk, offset + done));
-        }
+        if (status.ok()) done(at, piece, count);
       }
       if (status.ok()) status = decoder.close_block();
       if (!status.ok()) return status;
     }
     return decoder.close();
+  }
+
+  Status handle_blocks(const Chunk& chunk, ChunkDecoder& decoder) const {
+    const auto piece_at = [&](std::size_t block, std::size_t offset) { return decoder.scratch_piece(offset - block); };
+    return read_blocks(chunk, decoder, piece_at, [&](std::size_t offset, const Piece& piece, std::size_t count) {
+      if (task == Task::kCheck) {
+        decoder.check(piece, count);
+      } else {
+        decoder.put(piece, count, output_at(chunk, offset));
+      }
+    });
   }
 
   // All codes into memory of this thread, then all values from there.
@@ -153,32 +161,21 @@ struct FrameDecoder {
     std::uint8_t* const memory = scratch.chunk_codes.at_least(scales_at + runs + kSlackBytes);
     const std::uint8_t* escaped[kMaximumBlocks] = {};
 
-    const auto piece_at = [&](std::size_t offset) {
+    const auto piece_at = [&](std::size_t, std::size_t offset) {
       Piece piece = {};
       for (std::size_t p = 0; p < planes; ++p) piece.planes[p] = memory + p * plane_bytes + offset;
       piece.steps = reinterpret_cast<std::int16_t*>(memory + steps_at) + offset / header.block_values;
       piece.scales = memory + scales_at + offset / header.block_values;
       return piece;
     };
-    for (std::size_t offset = 0; offset < chunk.count; offset += kBlockValues) {
-      const std::size_t size = std::min(kBlockValues, chunk.count - offset);
-      Status status = decoder.open_block(size, piece_at(offset));
-      for (std::size_t done = 0; done < size && status.ok(); done += kPieceValues) {
-        const std::size_t count = std::min(kPieceValues, size - done);
-        Piece piece = piece_at(offset + done);
-        status = decoder.read(count, piece);
-        if (!status.ok()) break;
-        decoder.check(piece, count);
-        if (done == 0) escaped[offset / kBlockValues] = piece.escaped;
-      }
-      if (status.ok()) status = decoder.close_block();
-      if (!status.ok()) return status;
-    }
-    Status status = decoder.close();
+    Status status = read_blocks(chunk, decoder, piece_at, [&](std::size_t offset, const Piece& piece, std::size_t count) {
+      decoder.check(piece, count);
+      if (offset % kBlockValues == 0) escaped[offset / kBlockValues] = piece.escaped;
+    });
     if (status.ok()) status = nothing_after(chunk);
     if (!status.ok()) return status;
     for (std::size_t offset = 0; offset < chunk.count; offset += kBlockValues) {
-      Piece piece = piece_at(offset);
+      Piece piece = piece_at(offset, offset);
       piece.escaped = escaped[offset / kBlockValues];
       decoder.put(piece, std::min(kBlockValues, chunk.count - offset), output_at(chunk, offset));
     }

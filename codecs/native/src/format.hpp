@@ -16,7 +16,7 @@ inline constexpr std::size_t kMinimumBlockValues = 16;
 inline constexpr std::size_t kMaximumBlockValues = 1024;
 inline constexpr std::size_t kMaximumRuns = kBlockValues / kMinimumBlockValues;
 inline constexpr std::size_t kMaximumBlocks = kMaximumChunkValues / kBlockValues;
-inline constexpr std::size_t kPieceValues = 1024;  // what is decoded at a time: whole blocks, and all lanes
+inline constexpr std::size_t kPieceValues = 4096;  // what is decoded at a time: whole blocks, and all lanes
 inline constexpr int kMaximumFineness = 40;
 inline constexpr int kMaximumPlanes = 4;
 

@@ -136,16 +136,17 @@ struct LaneReader {
   const Table256 symbols;
   const __m512i lengths[2];
   const __m512i mark;
-  const __m512i lower_words = load(kLaneOrder.lower_words);
-  const __m512i upper_words = load(kLaneOrder.upper_words);
   const __m512i first_bit = load(kLaneOrder.first_bit);
 
   FSL_INLINE explicit LaneReader(const Code& code)
       : symbols(code.symbol_of_window), lengths{load(code.length_of_seven_bits), load(code.length_of_seven_bits + 64)}, mark(all_bytes(code.mark)) {}
 
   FSL_INLINE __m512i step(LaneVector& lanes, const std::uint8_t*& in, std::uint64_t* uncoded) const {
-    const __m512i lower = _mm512_permutex2var_epi8(lanes.low, lower_words, lanes.high);
-    const __m512i upper = _mm512_permutex2var_epi8(lanes.low, upper_words, lanes.high);
+    // As unpacking orders them, which is over sooner than a permutation.
+    const __m512i low = _mm512_shuffle_epi32(lanes.low, _MM_PERM_DBCA);
+    const __m512i high = _mm512_shuffle_epi32(lanes.high, _MM_PERM_DBCA);
+    const __m512i lower = _mm512_unpacklo_epi8(low, high);
+    const __m512i upper = _mm512_unpackhi_epi8(low, high);
     const __m512i read = symbols(bits_at(lanes.used, lower, upper));
     store_mask(reinterpret_cast<std::uint8_t*>(uncoded), _mm512_cmpeq_epi8_mask(read, mark));
     // One bit further up, the window without its lowest bit; what comes in above is ignored.
