@@ -66,7 +66,6 @@ void test_encoding(const Kernels& plain, const Kernels& kernels) {
     seen = Seen();
   };
 
-  const Chores none;
   plain.look(x, count, first, want_seen);
   const std::uint32_t largest = want_seen.largest_magnitude;
   kernels.look(x, count, first, seen);
@@ -74,8 +73,8 @@ void test_encoding(const Kernels& plain, const Kernels& kernels) {
 
   for (const Float8& format : kFormats) {
     Edge want_codes(count, kSlackBytes), codes(count, kSlackBytes), want_scales(runs, kSlackBytes), scales(runs, kSlackBytes);
-    plain.quantise_float8(x, count, format, block, first, want_codes.as(), want_scales.as(), want_seen, none);
-    kernels.quantise_float8(x, count, format, block, first, codes.as(), scales.as(), seen, none);
+    plain.quantise_float8(x, count, format, block, first, want_codes.as(), want_scales.as(), want_seen);
+    kernels.quantise_float8(x, count, format, block, first, codes.as(), scales.as(), seen);
     check_seen("quantise_float8");
     if (largest >= (format.mantissa_bits == 3 ? 0x7F780000U : 0x7F700000U)) continue;
     same(want_scales.as(), scales.as(), runs, "scales" + about);
@@ -86,9 +85,9 @@ void test_encoding(const Kernels& plain, const Kernels& kernels) {
   for (const int fineness : {0, 14, 40}) {
     Edge want_codes(count, kSlackBytes), codes(count, kSlackBytes), want_steps(2 * runs, kSlackBytes), steps(2 * runs, kSlackBytes);
     const std::size_t want_escapes =
-        plain.quantise_uniform(x, count, fineness, block, first, want_codes.as(), want_steps.as<std::int16_t>(), want_seen, none);
+        plain.quantise_uniform(x, count, fineness, block, first, want_codes.as(), want_steps.as<std::int16_t>(), want_seen);
     const std::size_t escapes =
-        kernels.quantise_uniform(x, count, fineness, block, first, codes.as(), steps.as<std::int16_t>(), seen, none);
+        kernels.quantise_uniform(x, count, fineness, block, first, codes.as(), steps.as<std::int16_t>(), seen);
     check_seen("quantise_uniform");
     if (largest >= 0x7B800000) continue;
     same(want_steps.as(), steps.as(), 2 * runs, "steps" + about);
@@ -161,19 +160,28 @@ void test_planes(const Kernels& plain, const Kernels& kernels) {
     upper.as()[i] = static_cast<std::uint8_t>((rotated ? (code << 1 & 0xFF) | code >> 7 : code) >> width);
   }
   const std::size_t bytes = static_cast<std::size_t>(width) * ((count + 7) / 8);
-  Edge want(bytes, kSlackBytes), got(bytes, kSlackBytes), in(bytes);
+  Edge want(bytes, kSlackBytes), got(bytes, kSlackBytes);
   if (plain.write_bit_planes(codes.as(), count, rotated, width, want.as()) != bytes ||
       kernels.write_bit_planes(codes.as(), count, rotated, width, got.as()) != bytes) {
     fail("bytes of planes" + about);
   }
   same(want.as(), got.as(), bytes, "planes" + about);
-  std::memcpy(in.as(), want.as(), bytes);
-  kernels.join(width < 8 ? upper.as() : nullptr, in.as(), count, rotated, width, joined.as());
+
+  // Planes of a piece lie further apart than its bits need.
+  const std::size_t there = (count + 7) / 8;
+  const std::size_t apart = there + below(3) * below(100);
+  Edge in(width == 0 ? 0 : static_cast<std::size_t>(width - 1) * apart + there);
+  for (std::size_t plane = 0; plane < static_cast<std::size_t>(width); ++plane) {
+    std::memcpy(in.as() + plane * apart, want.as() + plane * there, there);
+  }
+  kernels.join(width < 8 ? upper.as() : nullptr, in.as(), apart, count, rotated, width, joined.as());
   same(codes.as(), joined.as(), count, "join" + about);
   const std::uint8_t* const symbols = width < 8 && below(2) != 0 ? upper.as() : nullptr;
-  for (std::size_t i = 0; i < bytes; ++i) in.as()[i] = static_cast<std::uint8_t>(chance());
-  plain.join(symbols, in.as(), count, rotated, width, want_joined.as());
-  kernels.join(symbols, in.as(), count, rotated, width, joined.as());
+  for (std::size_t plane = 0; plane < static_cast<std::size_t>(width); ++plane) {
+    for (std::size_t i = 0; i < there; ++i) in.as()[plane * apart + i] = static_cast<std::uint8_t>(chance());
+  }
+  plain.join(symbols, in.as(), apart, count, rotated, width, want_joined.as());
+  kernels.join(symbols, in.as(), apart, count, rotated, width, joined.as());
   same(want_joined.as(), joined.as(), count, "join anything" + about);
 }
 

@@ -199,22 +199,17 @@ void compare_reading(const fsl::Kernels& plain, const fsl::Kernels& kernels, con
   fsl::Lanes state = before;
   const std::uint8_t* want = in.as();
   const std::uint8_t* got = in.as();
-  std::size_t done = 0;
-  const fsl::Chores chores{[](void* context) { ++*static_cast<std::size_t*>(context); }, &done};
   for (std::size_t block = 0; block < plane.blocks(); ++block) {
     const std::size_t count = plane.count(block);
     const std::string about = what + plane.about + ", block " + std::to_string(block);
     Edge want_symbols(count, fsl::kSlackBytes), symbols(count, fsl::kSlackBytes);
-    done = 0;
-    want = plain.read_lanes(plane.random.code, want, end, count, plane.lanes, want_state, want_symbols.as(), fsl::Chores());
-    got = kernels.read_lanes(plane.random.code, got, end, count, plane.lanes, state, symbols.as(), chores);
+    want = plain.read_lanes(plane.random.code, want, end, count, plane.lanes, want_state, want_symbols.as());
+    got = kernels.read_lanes(plane.random.code, got, end, count, plane.lanes, state, symbols.as());
     symbols.check_front("symbols");
     if (want != got) fail("place after reading" + about);
     if (want == nullptr) break;
     same(want_symbols.as(), symbols.as(), count, "symbols" + about);
     same_lanes(want_state, state, plane.lanes, "lanes after reading" + about);
-    const bool takes_chores = plane.lanes == fsl::kMostLanes && kernels.path != fsl::Path::kScalar && end - got >= 128;
-    if (takes_chores && done != count / fsl::kValuesBetweenChores) fail("chores" + about);
     for (std::size_t i = 0; is_whole && i < count; ++i) {
       if (symbols.as()[i] != plane.random.decoded(plane.symbols[plane.starts[block] + i])) fail("round trip" + about);
     }
@@ -264,8 +259,8 @@ void test_last_bytes(const fsl::Kernels& plain, const fsl::Kernels& kernels, std
     fsl::Lanes want_state = some_lanes();
     fsl::Lanes state = want_state;
     const std::uint8_t* const end = in.as() + bytes;
-    const std::uint8_t* const want = plain.read_lanes(flat.code, in.as(), end, count, lanes, want_state, want_symbols.as(), fsl::Chores());
-    const std::uint8_t* const got = kernels.read_lanes(flat.code, in.as(), end, count, lanes, state, symbols.as(), fsl::Chores());
+    const std::uint8_t* const want = plain.read_lanes(flat.code, in.as(), end, count, lanes, want_state, want_symbols.as());
+    const std::uint8_t* const got = kernels.read_lanes(flat.code, in.as(), end, count, lanes, state, symbols.as());
     if (want != got || (want == nullptr) != (count > bytes)) fail("last bytes" + about);
     if (got == nullptr) continue;
     same(want_symbols.as(), symbols.as(), count, "symbols of last bytes" + about);
