@@ -179,8 +179,13 @@ std::uint8_t* write_blocks(const fsl::Kernels& kernels, const Plane& plane, fsl:
     for (std::size_t i = 0; i < count; ++i) {
       from.as()[i] = static_cast<std::uint8_t>((static_cast<std::size_t>(symbols[i]) << plane.shift) | (chance() & ~mask));
     }
+    // Fetches from places that fault when they are read.
+    const char* const behind = from.as<const char>() + count + fsl::kSlackBytes;
+    fsl::Ahead ahead{behind, behind + below(4096)};
+    const bool fetches = kernels.path != fsl::Path::kScalar && plane.lanes == fsl::kMostLanes && count >= plane.lanes && ahead.end > behind;
     front = kernels.write_lanes(plane.random.code, from.as(), plane.shift, plane.random.width, count, plane.lanes, state, front,
-                                uncoded.as<std::uint64_t>());
+                                uncoded.as<std::uint64_t>(), ahead);
+    if ((ahead.next > behind) != fetches) fail("fetched" + plane.about);
     for (std::size_t i = 0; i < count; ++i) {
       const bool is_uncoded = (uncoded.as<std::uint64_t>()[i / 64] >> (i % 64) & 1) != 0;
       if (is_uncoded != plane.random.is_uncoded(symbols[i])) fail("whether symbol " + std::to_string(i) + " has no code" + plane.about);
