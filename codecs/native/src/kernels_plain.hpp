@@ -255,22 +255,18 @@ std::uint32_t read_symbol(const Code& code, std::uint8_t next, std::size_t lane,
 const std::uint8_t* read_lanes(const Code& code, const std::uint8_t* in, const std::uint8_t* end, std::size_t count, std::size_t lanes,
                                Lanes& state, std::uint8_t* symbols, std::uint64_t* uncoded) {
   std::uint64_t word = 0;
-  for (std::size_t i = 0; i < count; ++i) {
-    const std::size_t lane = i & (lanes - 1);
-    const std::uint32_t held = static_cast<std::uint32_t>(state.high[lane] << 8 | state.low[lane]);
-    const std::uint32_t window = held >> state.used[lane] & 0xFF;
-    const std::uint8_t symbol = code.symbol_of_window[window];
-    symbols[i] = symbol;
-    word = (i % 64 == 0 ? 0 : word) | static_cast<std::uint64_t>(symbol == code.mark) << (i % 64);
+  const auto note = [&](std::size_t i) {
+    word = (i % 64 == 0 ? 0 : word) | static_cast<std::uint64_t>(symbols[i] == code.mark) << (i % 64);
     uncoded[i / 64] = word;
-    const std::uint32_t left = state.used[lane] + 8U - code.length_of_window[window];  // 8 more than are left
-    state.used[lane] = byte(left & 7);
-    const bool is_short = left < 8;
-    if (is_short && in == end) return nullptr;
-    const std::uint8_t next = in == end ? 0 : *in;
-    state.high[lane] = is_short ? byte(held) : state.high[lane];
-    state.low[lane] = is_short ? next : byte(held);
-    in += is_short;
+  };
+  std::size_t i = 0;
+  for (; i < count && in != end; ++i) {
+    in += read_symbol(code, *in, i & (lanes - 1), state, symbols[i]);
+    note(i);
+  }
+  for (; i < count; ++i) {
+    if (read_symbol(code, 0, i & (lanes - 1), state, symbols[i]) != 0) return nullptr;
+    note(i);
   }
   return in;
 }
