@@ -68,6 +68,8 @@ struct RandomCode {
       std::memset(code.length_of_window + word * windows, length, static_cast<std::size_t>(windows));
     }
     if (word + 1 != 1 << before) fail("the test's code is not complete");
+    code.mark = uncoded.empty() ? coded[below(coded.size())] : uncoded[0];
+    code.arrange();
   }
 
   static std::vector<int> random_lengths(std::size_t leaves) {
@@ -194,29 +196,61 @@ std::uint8_t* write_blocks(const fsl::Kernels& kernels, const Plane& plane, fsl:
   return front;
 }
 
+// What a block is read into: symbols, or codes where planes of two bits are below them; and which symbols are the mark.
+struct Read {
+  Edge bytes;
+  Edge marks;
+
+  explicit Read(std::size_t count) : bytes(count, fsl::kSlackBytes), marks((count + 63) / 64 * 8, fsl::kSlackBytes) {}
+
+  const std::uint8_t* from(const fsl::Kernels& kernels, const fsl::Code& code, const std::uint8_t* in, const std::uint8_t* end,
+                           std::size_t count, std::size_t lanes, fsl::Lanes& state, const fsl::TwoPlanes* below_them) {
+    auto* const words = marks.as<std::uint64_t>();
+    if (below_them == nullptr) return kernels.read_lanes(code, in, end, count, lanes, state, bytes.as(), words);
+    return kernels.read_codes(code, in, end, count, lanes, state, *below_them, bytes.as(), words);
+  }
+};
+
 // Reads the plane's blocks on both sides, from `bytes` with nothing behind them.
 void compare_reading(const fsl::Kernels& plain, const fsl::Kernels& kernels, const Plane& plane, const fsl::Lanes& before,
                      const std::vector<std::uint8_t>& bytes, bool is_whole, const fsl::Lanes& after, const std::string& what) {
   Edge in(bytes.size());
   if (!bytes.empty()) std::memcpy(in.as(), bytes.data(), bytes.size());
   const std::uint8_t* const end = in.as() + bytes.size();
+  const bool makes_codes = plane.random.width == 6 && below(2) != 0;
+  const bool rotated = below(2) != 0;
   fsl::Lanes want_state = before;
   fsl::Lanes state = before;
   const std::uint8_t* want = in.as();
   const std::uint8_t* got = in.as();
   for (std::size_t block = 0; block < plane.blocks(); ++block) {
     const std::size_t count = plane.count(block);
-    const std::string about = what + plane.about + ", block " + std::to_string(block);
-    Edge want_symbols(count, fsl::kSlackBytes), symbols(count, fsl::kSlackBytes);
-    want = plain.read_lanes(plane.random.code, want, end, count, plane.lanes, want_state, want_symbols.as());
-    got = kernels.read_lanes(plane.random.code, got, end, count, plane.lanes, state, symbols.as());
-    symbols.check_front("symbols");
+    const std::string about = what + plane.about + ", block " + std::to_string(block) + (makes_codes ? ", as codes" : "");
+    // The low plane lies behind the high one, and nothing behind it.
+    const std::size_t plane_bytes = (count + 7) / 8;
+    const std::size_t apart = plane_bytes + below(3) * below(100);
+    Edge bits_below(apart + plane_bytes);
+    const std::uint8_t* const high = bits_below.as();
+    const std::uint8_t* const low = high + apart;
+    for (std::size_t i = 0; i < apart + plane_bytes; ++i) bits_below.as()[i] = static_cast<std::uint8_t>(chance());
+    const fsl::TwoPlanes planes{high, low, rotated};
+    const fsl::TwoPlanes* const below_them = makes_codes ? &planes : nullptr;
+    Read want_read(count), read(count);
+    want = want_read.from(plain, plane.random.code, want, end, count, plane.lanes, want_state, below_them);
+    got = read.from(kernels, plane.random.code, got, end, count, plane.lanes, state, below_them);
+    read.bytes.check_front("symbols");
     if (want != got) fail("place after reading" + about);
     if (want == nullptr) break;
-    same(want_symbols.as(), symbols.as(), count, "symbols" + about);
+    same(want_read.bytes.as(), read.bytes.as(), count, "symbols" + about);
     same_lanes(want_state, state, plane.lanes, "lanes after reading" + about);
-    for (std::size_t i = 0; is_whole && i < count; ++i) {
-      if (symbols.as()[i] != plane.random.decoded(plane.symbols[plane.starts[block] + i])) fail("round trip" + about);
+    for (std::size_t i = 0; i < count; ++i) {
+      const bool is_marked = (read.marks.as<std::uint64_t>()[i / 64] >> (i % 64) & 1) != 0;
+      const std::uint8_t code = read.bytes.as()[i];
+      const int symbol = !makes_codes ? code : rotated ? code >> 1 & 63 : code >> 2;
+      if (is_marked != (symbol == plane.random.code.mark)) fail("whether a symbol read is the mark" + about);
+      if (is_whole && symbol != plane.random.decoded(plane.symbols[plane.starts[block] + i])) fail("round trip" + about);
+      const int bits = (high[i / 8] >> (i % 8) & 1) * 2 + (low[i / 8] >> (i % 8) & 1);
+      if (makes_codes && bits != (rotated ? (code & 1) * 2 + (code >> 7) : code & 3)) fail("bits below" + about);
     }
   }
   if (is_whole && got == nullptr) fail("bytes missing" + what + plane.about);
@@ -259,16 +293,17 @@ void test_last_bytes(const fsl::Kernels& plain, const fsl::Kernels& kernels, std
   for (const std::size_t bytes : {std::size_t{0}, lanes - 2, lanes - 1, lanes, lanes + 1, 2 * lanes - 1, 2 * lanes, 3 * lanes - 1}) {
     const std::string about = " of " + std::to_string(bytes) + " for " + std::to_string(lanes) + " lanes";
     const std::size_t count = bytes + (below(2) != 0 ? 0 : below(2 * lanes));
-    Edge in(bytes), want_symbols(count, fsl::kSlackBytes), symbols(count, fsl::kSlackBytes);
+    Edge in(bytes);
     for (std::size_t i = 0; i < bytes; ++i) in.as()[i] = static_cast<std::uint8_t>(chance());
+    Read want_read(count), read(count);
     fsl::Lanes want_state = some_lanes();
     fsl::Lanes state = want_state;
     const std::uint8_t* const end = in.as() + bytes;
-    const std::uint8_t* const want = plain.read_lanes(flat.code, in.as(), end, count, lanes, want_state, want_symbols.as());
-    const std::uint8_t* const got = kernels.read_lanes(flat.code, in.as(), end, count, lanes, state, symbols.as());
+    const std::uint8_t* const want = want_read.from(plain, flat.code, in.as(), end, count, lanes, want_state, nullptr);
+    const std::uint8_t* const got = read.from(kernels, flat.code, in.as(), end, count, lanes, state, nullptr);
     if (want != got || (want == nullptr) != (count > bytes)) fail("last bytes" + about);
     if (got == nullptr) continue;
-    same(want_symbols.as(), symbols.as(), count, "symbols of last bytes" + about);
+    same(want_read.bytes.as(), read.bytes.as(), count, "symbols of last bytes" + about);
     same_lanes(want_state, state, lanes, "lanes after last bytes" + about);
   }
 }
