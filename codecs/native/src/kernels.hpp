@@ -89,7 +89,8 @@ struct Kernels {
 
   // Puts the words of symbols[i] = from[i] >> shift & (2^width - 1), the last one first, on the lanes i mod `lanes`, and the bytes that come
   // out before `front`; returns the new front. At most `count` bytes; up to kSlackBytes before them may be written. Bit i % 64 of
-  // uncoded[i / 64] tells whether the symbol has no code; bits of a last word past `count` are anything. shift is 0 where width is 8.
+  // uncoded[i / 64] tells whether the symbol has no code; bits of a last word past `count` are anything. shift is 0 where width is
+  // 8; below six bits, from[i] >> shift is the symbol, with nothing above it.
   std::uint8_t* (*write_lanes)(const Code& code, const std::uint8_t* from, int shift, int width, std::size_t count, std::size_t lanes,
                                Lanes& state, std::uint8_t* front, std::uint64_t* uncoded, Ahead& ahead);
 

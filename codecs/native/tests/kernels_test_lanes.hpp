@@ -177,7 +177,8 @@ std::uint8_t* write_blocks(const fsl::Kernels& kernels, const Plane& plane, fsl:
     const std::size_t count = plane.count(block);
     Edge from(count, fsl::kSlackBytes), uncoded((count + 63) / 64 * 8, fsl::kSlackBytes);
     const std::uint8_t* const symbols = plane.symbols.data() + plane.starts[block];
-    const std::size_t mask = ((std::size_t{1} << plane.random.width) - 1) << plane.shift;
+    // What is above a symbol may be anything, unless the symbol has less than six bits.
+    const std::size_t mask = plane.random.width < 6 ? 0xFF << plane.shift : ((std::size_t{1} << plane.random.width) - 1) << plane.shift;
     for (std::size_t i = 0; i < count; ++i) {
       from.as()[i] = static_cast<std::uint8_t>((static_cast<std::size_t>(symbols[i]) << plane.shift) | (chance() & ~mask));
     }
