@@ -53,13 +53,13 @@ from .frame import (
 from .implementation import DEFAULT_SPEC, Implementation
 from .planes import (
     OWN,
+    BlockReader,
     ChunkPlan,
     ConstantPlaneError,
     Sample,
     plan_chunk,
     read_plan,
     read_streams,
-    read_words,
     sample_of,
     write_plan,
     write_streams,
@@ -83,6 +83,8 @@ MAXIMUM_THREADS = 64
 # An encoder that checks the size after each inner block may be over by one of them: at worst uniform values which are all escaped, five
 # bytes each, and their scales. The rest is room for plane heads, padding, and stores of whole vectors.
 _WORKING_BYTES = 102400
+# Of several faults in an inner block, the one in the first piece is told; so pieces are as large as those of the native codec.
+_PIECE_SYMBOLS = 4096
 _QUIET_NAN = np.uint32(0x0040)
 
 
@@ -433,9 +435,24 @@ def _decode_blocks(
         part = out[start : start + BLOCK_SYMBOLS]
         scales = read_scales(reader, number_format, part.size, header.block_values)
         if is_coded:
-            words = read_words(reader, number_format, plan, streams, part.size)
+            block = BlockReader(reader, number_format, plan, streams, part.size)
+            words, escaped = _read_pieces(reader, number_format, block, part.size)
         else:
             words = reader.take(code_bytes * part.size).view(f"<u{code_bytes}")
-        escaped = read_escaped(reader, number_format, words)
+            escaped = read_escaped(reader, number_format, words)
         quantised = Quantised(words, scales, escaped)
         dequantise(quantised, number_format, header.block_values, part)
+
+
+def _read_pieces(
+    reader: Reader, number_format: Format, block: BlockReader, count: int
+) -> tuple[WordArray, Float32Array | None]:
+    """Code words (count,) of an inner block, and the escaped values behind its planes, of uniform."""
+    words, escaped = [], []
+    for start in range(0, count, _PIECE_SYMBOLS):
+        words.append(block.read(min(_PIECE_SYMBOLS, count - start)))
+        values = read_escaped(reader, number_format, words[-1])
+        if values is not None:
+            escaped.append(values)
+    block.finish()
+    return np.concatenate(words), np.concatenate(escaped) if escaped else None

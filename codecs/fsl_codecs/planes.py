@@ -330,45 +330,84 @@ def read_streams(reader: Reader, plan: ChunkPlan, count: int) -> list[StreamRead
     return streams
 
 
-def read_words(
-    reader: Reader,
-    number_format: Format,
-    plan: ChunkPlan,
-    streams: list[StreamReader | None],
-    count: int,
-) -> WordArray:
-    """Code words (count,) of the next inner block, from what `write_words` and `write_streams` wrote."""
-    fields = [
-        _read_symbols(reader, plane, stream, count)
-        for plane, stream in zip(plan.planes, streams, strict=True)
-    ]
-    return join(fields, number_format.splits[plan.split_index], number_format.code_bits)
+class BlockReader:
+    """The code words of an inner block, from what `write_words` and `write_streams` wrote, piece by piece."""
+
+    def __init__(
+        self,
+        reader: Reader,
+        number_format: Format,
+        plan: ChunkPlan,
+        streams: list[StreamReader | None],
+        count: int,
+    ) -> None:
+        """Takes what the planes of `count` values have beside their streams."""
+        self._split = number_format.splits[plan.split_index]
+        self._code_bits = number_format.code_bits
+        self._planes = [
+            _PlaneReader(reader, plane, stream, count)
+            for plane, stream in zip(plan.planes, streams, strict=True)
+        ]
+
+    def read(self, count: int) -> WordArray:
+        """The next code words (count,): a multiple of 128, or all that are left."""
+        return join([plane.read(count) for plane in self._planes], self._split, self._code_bits)
+
+    def finish(self) -> None:
+        """After the last piece: FrameError when something is left in a list."""
+        for plane in self._planes:
+            plane.finish()
 
 
-def _read_symbols(
-    reader: Reader, plane: PlanePlan, stream: StreamReader | None, count: int
-) -> ByteArray:
-    if plane.book is not None and stream is not None:
-        return _with_listed(reader, plane.book, stream.read(count))
-    if plane.kind == CONSTANT:
-        return np.full(count, plane.head[1], dtype=np.uint8)
-    if plane.width == 8:
-        return reader.take(count)
-    return read_planes(reader, count, plane.width)
+class _PlaneReader:
+    """The symbols of one plane of an inner block, piece by piece."""
 
+    def __init__(
+        self, reader: Reader, plane: PlanePlan, stream: StreamReader | None, count: int
+    ) -> None:
+        self._stream, self._book = stream, plane.book
+        # The next symbols; of a plane with a stream, of those without a code.
+        if plane.book is not None:
+            self._waiting = _read_listed(reader, plane.book, count)
+        elif plane.kind == CONSTANT:
+            self._waiting = np.full(count, plane.head[1], dtype=np.uint8)
+        elif plane.width == 8:
+            self._waiting = reader.take(count)
+        else:
+            self._waiting = read_planes(reader, count, plane.width)
 
-def _with_listed(reader: Reader, book: Codebook, symbols: ByteArray) -> ByteArray:
-    """Symbols (n,) of an inner block's stream, with those without a code, which all stand there as the lowest such, from their list."""
-    if not book.escape:
+    def read(self, count: int) -> ByteArray:
+        if self._stream is None or self._book is None:
+            return self._next(count)
+        symbols = self._stream.read(count)
+        if self._book.escape:
+            # They all stand in the stream as the lowest such.
+            is_listed = symbols == self._book.uncoded[0]
+            symbols[is_listed] = self._next(int(np.count_nonzero(is_listed)))
         return symbols
-    count = reader.number(_LIST_HEAD_BYTES)
-    if count > symbols.size:
-        raise FrameError(f"{count} symbols without a code among {symbols.size}")
-    numbers = read_planes(reader, count, book.number_bits)
+
+    def _next(self, count: int) -> ByteArray:
+        if count > self._waiting.size:
+            raise FrameError(_WRONG_LIST)
+        taken, self._waiting = self._waiting[:count], self._waiting[count:]
+        return taken
+
+    def finish(self) -> None:
+        if self._waiting.size:
+            raise FrameError(_WRONG_LIST)
+
+
+_WRONG_LIST: Final = "a list of symbols without a code is too short or too long"
+
+
+def _read_listed(reader: Reader, book: Codebook, count: int) -> ByteArray:
+    """The symbols without a code among `count`, in order, as `_write_listed` wrote them."""
+    if not book.escape:
+        return np.empty(0, dtype=np.uint8)
+    listed = reader.number(_LIST_HEAD_BYTES)
+    if listed > count:
+        raise FrameError(f"{listed} symbols without a code among {count}")
+    numbers = read_planes(reader, listed, book.number_bits)
     if (numbers >= book.uncoded.size).any():
         raise FrameError(f"a listed symbol is none of the {book.uncoded.size} without a code")
-    listed = np.flatnonzero(symbols == book.uncoded[0])
-    if listed.size != count:
-        raise FrameError("a list of symbols without a code is too short or too long")
-    symbols[listed] = book.uncoded[numbers]
-    return symbols
+    return book.uncoded[numbers]

@@ -60,14 +60,15 @@ def wire_form(lengths, escape):
 @UNHURRIED
 @given(COUNTS, st.booleans())
 def test_own_books_follow_the_document(counts, sampled):
-    """The escape stands behind all symbols, as often as all that are rare, and only where there may be one."""
+    """The escape stands behind all symbols, as often as all that are rare, and only where there may be one; no leaf is lighter than a 256th."""
     counts, width = padded(counts)
     total = int(counts.sum())
     kept = [count if 768 * count >= total else 0 for count in counts.tolist()]
-    escape = max(1, total - sum(kept))
+    escape = max(1, total - sum(kept), total // 256)
     if 0 not in kept or (not sampled and sum(kept) == total):
         escape = 0
-    lengths = code_lengths(np.array([*kept, escape])).tolist()
+    weights = [count and max(count, total // 256) for count in kept]
+    lengths = code_lengths(np.array([*weights, escape])).tolist()
     book = own_book(counts, width, sampled=sampled)
     assert (list(book.lengths), book.escape) == (lengths[:-1], lengths[-1])
     assert (book.escape > 0) == (escape > 0)
@@ -77,6 +78,23 @@ def test_own_books_follow_the_document(counts, sampled):
     assert book.number_bits == number_bits
     costs = [length or (book.escape and book.escape + number_bits) for length in book.lengths]
     assert book.costs.tolist() == costs
+
+
+@pytest.mark.parametrize(
+    ("counts", "sampled", "lengths", "escape"),
+    [
+        # 657 in all: what occurs once counts twice. With [8, 6, 4, 8, 1, 2, 8, 3, 8, 5] they would take ten bits more.
+        ([14, 15, 59, 1, 271, 200, 4, 70, 1, 22], False, [6, 6, 4, 8, 1, 2, 7, 3, 8, 6], 0),
+        # 733 in all: the escape of a sample, which must be there for what it does not show, counts twice as well.
+        ([1, 327, 1, 404], True, [4, 2, 4, 1], 3),
+    ],
+)
+def test_no_leaf_weighs_less_than_a_256th(counts, sampled, lengths, escape):
+    """A lighter one would be deeper than words may be long, and the words of others would have to make room for it."""
+    width = 3 if sampled else 4
+    padded_counts = np.array(counts + [0] * ((1 << width) - len(counts)))
+    book = own_book(padded_counts, width, sampled=sampled)
+    assert (list(book.lengths[: len(counts)]), book.escape) == (lengths, escape)
 
 
 @pytest.mark.parametrize(("count", "has_code"), [(10, True), (9, False)])
@@ -293,7 +311,7 @@ def test_symbols_without_a_code_are_listed(name):
     frame = encode(values, spec, books=(book,))
     assert payload(frame)[1:10] == b"\4" + book.digest.to_bytes(8, "little")
     numbers = [book.uncoded.tolist().index(symbol) for symbol in missing.tolist()]
-    listed = b""
+    listed = len(numbers).to_bytes(2, "little")
     for bit in reversed(range(book.number_bits)):
         plane = sum((number >> bit & 1) << at for at, number in enumerate(numbers))
         listed += plane.to_bytes((len(numbers) + 7) // 8, "little")

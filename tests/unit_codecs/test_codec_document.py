@@ -138,8 +138,12 @@ def plane_of(data, head, width, streamed):
         return [what] * count
     if kind == "raw":
         return list(data.take(count)) if width == 8 else data.planes(count, width)
-    highest = max(0, len(what.uncoded) - 1)
-    numbers = iter(data.planes(streamed.count(None), highest.bit_length()))
+    if not what.uncoded:
+        return streamed
+    highest = len(what.uncoded) - 1
+    listed = data.number("H")
+    assert listed == streamed.count(None)
+    numbers = iter(data.planes(listed, highest.bit_length()))
     return [what.uncoded[next(numbers)] if s is None else s for s in streamed]
 
 

@@ -58,9 +58,10 @@ def plane_rule(counts, width, values=None, shared=(), static=()):
     if present > 2 ** (width - 1) and max(counts) <= total // 2 ** (width - 1):
         return RAW, None, 8 + raw
     kept = [count if 768 * count >= total else 0 for count in counts]
-    rare = total - sum(kept)
-    escape = max(1, rare) if 0 in kept and (total < values or rare) else 0
-    *lengths, escape = code_lengths(np.array([*kept, escape])).tolist()
+    rare, lightest = total - sum(kept), total // 256
+    escape = max(1, rare, lightest) if 0 in kept and (total < values or rare) else 0
+    weights = [count and max(count, lightest) for count in kept]
+    *lengths, escape = code_lengths(np.array([*weights, escape])).tolist()
     coded = [symbol for symbol, count in enumerate(kept) if count]
     book_bytes = 3 + (coded[-1] - coded[0]) // 2 + 1
     candidates = [(OWN, None, lengths, escape, book_bytes)]

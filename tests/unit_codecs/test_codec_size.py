@@ -35,17 +35,17 @@ def drawn(draw, count):
     ("name", "draw", "over", "bits"),
     [
         ("e4m3", "gauss", 1.013, 6.58),
-        ("e4m3", "laplace", 1.011, 6.89),
+        ("e4m3", "laplace", 1.012, 6.90),
         ("e4m3", "uniform", 1.0145, 6.13),
-        ("e5m2", "gauss", 1.0165, 5.60),
+        ("e5m2", "gauss", 1.018, 5.61),
         ("e5m2", "laplace", 1.0145, 5.91),
         ("e5m2", "uniform", 1.025, 5.21),
         ("uniform", "gauss", 1.0135, 5.63),
         ("uniform", "laplace", 1.0185, 5.56),
-        ("uniform", "uniform", 1.0295, 5.49),
+        ("uniform", "uniform", 1.0305, 5.49),
         ("bf16", "gauss", 1.0155, 10.62),
         ("bf16", "laplace", 1.011, 10.89),
-        ("bf16", "uniform", 1.0055, 10.06),
+        ("bf16", "uniform", 1.006, 10.06),
     ],
 )
 def test_frames_are_close_to_the_entropy(name, draw, over, bits):
@@ -212,7 +212,7 @@ def test_bound_leaves_room_for_an_inner_block_at_its_worst():
         for name in NAMES
         for index in range(len(FORMATS[name].splits))
     ]
-    assert max(worst) == 83_203, "as in the document"
+    assert max(worst) == 83_205, "as in the document"
     heads = 1 + 4 * (1 + 3 + 128)
     stream_heads, vector = 4 * (4 + 2 * 128), 64
     for spec in (CodecSpec(), CodecSpec("e4m3", 16, 16)):

@@ -135,6 +135,39 @@ def test_damaged_streams_and_lists(count, book):
     assert 0 < refused < 60
 
 
+@pytest.mark.parametrize("last", [100, 4095, 4096, 9000])
+@pytest.mark.parametrize("short", [0, 1])
+def test_of_faults_in_several_planes_the_earliest_piece_is_told(short, last):
+    """Both planes of a block are read in pieces: a list that is too short is found where it ends, before a stream that goes on is, at its end."""
+    count = 10_000
+    book = Codebook(8, 1, bytes([1] + [0] * 255))
+    symbols = [np.zeros(count, np.uint8) for _ in range(2)]
+    symbols[short][[50, last]] = 7
+    number_format = FORMATS_BY_NAME["bf16"]
+    plan = ChunkPlan(0, (PlanePlan(8, b"\2" + book.packed, 0, book),) * 2)
+    words = join(symbols, number_format.splits[0], 16)
+    pieces = []
+    write_plan(plan, pieces)
+    write_streams(words, number_format, plan, pieces)
+    # The stream of the other plane has a byte too many.
+    sizes = [at for at, piece in enumerate(pieces) if len(piece) == 4]
+    longer = sizes[1 - short]
+    pieces[longer] = (len(pieces[longer + 1]) + 1).to_bytes(4, "little")
+    pieces[longer + 1] += b"\0"
+    one, none = b"\1\0" + bytes(8), b"\0\0"
+    payload = b"".join([*pieces, *((none, one) if short else (one, none))])
+    header = encoded_by(REFERENCE, values_of("bell", count), CodecSpec("bf16"))[:28]
+    frame = sealed(header + struct.pack("<IIBBHI", len(payload), 0, 3, 0, 0, 0) + payload)
+    refusal = assert_same_reading(frame, count)
+    if last >= 2 * 4096 and short == 1:
+        assert refusal == (FrameError, "a stream goes on after its symbols")
+    else:
+        assert refusal == (
+            FrameError,
+            "a list of symbols without a code is too short or too long",
+        )
+
+
 @on_every_path
 def test_a_late_fault_adds_nothing(path):
     """The last of several chunks is bad: no chunk before it may have been added, on one thread or more."""
