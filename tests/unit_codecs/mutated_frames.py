@@ -20,19 +20,22 @@ from sealed_frames import sealed
 
 REFERENCE = implementation_named("numpy")
 COUNT = 700
+MANY = 16_400
+"""Values with streams of 128 lanes, whose last symbols lie in two inner blocks. Frames of so many are few, as the reference takes its time."""
 FORMATS = ("fp32", "bf16", "e4m3", "e5m2", "uniform")
 WEIGHT = np.float32(0.3)
+LARGE_SHARE = 0.1
 
 
-def vectors(generator):
-    """Vectors (700,) float32 that bring out the modes, planes and escapes."""
-    bell = generator.standard_normal(COUNT)
-    heavy = bell * np.exp(3 * generator.standard_normal(COUNT))
-    sparse = np.where(generator.random(COUNT) < 0.03, bell, 0)
-    nan = np.where(np.arange(COUNT) == COUNT // 2, np.nan, bell)
-    few = generator.integers(0, 3, COUNT) - 1.0
+def vectors(generator, count):
+    """Vectors (count,) float32 that bring out the modes, planes and escapes."""
+    bell = generator.standard_normal(count)
+    heavy = bell * np.exp(3 * generator.standard_normal(count))
+    sparse = np.where(generator.random(count) < 0.03, bell, 0)
+    nan = np.where(np.arange(count) == count // 2, np.nan, bell)
+    few = generator.integers(0, 3, count) - 1.0
     tiny = bell * 1e-39
-    kinds = (bell, heavy, sparse, nan, few, np.abs(bell), tiny, np.full(COUNT, 0.3))
+    kinds = (bell, heavy, sparse, nan, few, np.abs(bell), tiny, np.full(count, 0.3))
     return [kind.astype(np.float32) for kind in kinds]
 
 
@@ -43,14 +46,14 @@ def encoded(values, spec, books=()):
 
 
 def seeds(generator):
-    """Frames to start from, and the books that some of them share."""
+    """Frames to start from, frames of many values, and the books that some of both share."""
     books = []
     for name in FORMATS[1:]:
         bell = generator.standard_normal(3000).astype(np.float32)
         books.extend(codebooks_of(encoded(bell, CodecSpec(name))))
     frames = [
         encoded(values, CodecSpec(name, 32, chunk, entropy), shared)
-        for values in vectors(generator)
+        for values in vectors(generator, COUNT)
         for name in FORMATS
         for chunk, entropy, shared in (
             (1024, True, ()),
@@ -59,7 +62,13 @@ def seeds(generator):
             (1024, False, ()),
         )
     ]
-    return frames, tuple(books)
+    large = [
+        encoded(values, CodecSpec(name), shared)
+        for values in vectors(generator, MANY)[:3]
+        for name in FORMATS
+        for shared in ((), books)
+    ]
+    return frames, large, tuple(books)
 
 
 def mutated(frames, generator):
@@ -93,9 +102,9 @@ def mutated(frames, generator):
     return bytes(frame)
 
 
-def reading(codec, frame, books):
-    """What the frame gives: the bytes of its values, or the class and text of its refusal."""
-    out = np.zeros(COUNT, np.float32)
+def reading(codec, frame, books, count):
+    """What the frame gives, with room for `count`: the bytes of its values, or the class and text of its refusal."""
+    out = np.zeros(count, np.float32)
     try:
         read = codec.decode_into(frame, out, books=books)
     except CodecError as error:
@@ -111,28 +120,28 @@ def inspected(codec, frame):
         return type(error), str(error)
 
 
-def expected_sums(found):
+def expected_sums(found, count):
     """What adding the values to ones gives; a refused frame adds nothing."""
-    total = np.ones(COUNT, np.float32)
+    total = np.ones(count, np.float32)
     if not isinstance(found[0], type):
         with np.errstate(all="ignore"):
             total[: found[0]] += WEIGHT * np.frombuffer(found[1], np.float32)
     return total.tobytes()
 
 
-def difference(codec, frame, books, found):
+def difference(codec, frame, books, found, count):
     """How a path reads the frame otherwise than the reference, which `found`; or nothing."""
-    ours = reading(codec, frame, books)
+    ours = reading(codec, frame, books, count)
     if ours != found:
         return f"decode_into: {ours[:2]!r:.300} instead of {found[:2]!r:.300}"
-    total = np.ones(COUNT, np.float32)
+    total = np.ones(count, np.float32)
     try:
         added = codec.decode_accumulate(frame, total, float(WEIGHT), books=books), found[1]
     except CodecError as error:
         added = type(error), str(error)
     if added != found:
         return f"decode_accumulate: {added!r:.300} instead of {found!r:.300}"
-    if total.tobytes() != expected_sums(found):
+    if total.tobytes() != expected_sums(found, count):
         return "decode_accumulate: other sums"
     if inspected(codec, frame) != inspected(REFERENCE, frame):
         return "info: another answer"
@@ -143,7 +152,7 @@ def main(arguments):
     """Returns the exit code."""
     frames_wanted = int(arguments[0]) if arguments else 100_000
     generator = np.random.default_rng(int(arguments[1]) if len(arguments) > 1 else 0)
-    frames, books = seeds(generator)
+    frames, large, books = seeds(generator)
     paths = [implementation_named(name) for name in available() if name != "numpy"]
     if not paths:
         sys.stderr.write("the native codec is not built here\n")
@@ -151,11 +160,12 @@ def main(arguments):
     refused = 0
     start = time.monotonic()
     for number in range(frames_wanted):
-        frame = mutated(frames, generator)
-        found = reading(REFERENCE, frame, books)
+        some, count = (large, MANY) if generator.random() < LARGE_SHARE else (frames, COUNT)
+        frame = mutated(some, generator)
+        found = reading(REFERENCE, frame, books, count)
         refused += isinstance(found[0], type)
         for codec in paths:
-            problem = difference(codec, frame, books, found)
+            problem = difference(codec, frame, books, found, count)
             if problem:
                 Path("mutated-frame.bin").write_bytes(frame)
                 sys.stderr.write(f"frame {number}, {codec.name}: {problem}\n")
