@@ -237,19 +237,12 @@ Status ChunkDecoder::place_uncoded(int p, std::size_t count, Put put) {
   const std::uint8_t* const numbers = scratch_.numbers[p];
   const std::size_t words = blocks_of(count, 64);
   if (count % 64 != 0) scratch_.piece_uncoded[words - 1] &= (std::uint64_t{1} << (count % 64)) - 1;
-  // Most words are zero, and nobody can tell which: so they are found before branches depend on them.
-  std::uint64_t where = 0;
-  for (std::size_t word = 0; word < words; ++word) where |= static_cast<std::uint64_t>(scratch_.piece_uncoded[word] != 0) << word;
-  for (; where != 0; where &= where - 1) {
-    const std::size_t word = static_cast<std::size_t>(trailing_zeros(where));
-    std::uint64_t bits = scratch_.piece_uncoded[word];
-    do {
-      if (data.used == data.uncoded) return {Fault::kUncodedLeft};
-      put(64 * word + static_cast<std::size_t>(trailing_zeros(bits)), book.symbol_of[numbers[data.used++]]);
-      bits &= bits - 1;
-    } while (bits != 0);
-  }
-  return {};
+  const bool suffices = for_each_bit(scratch_.piece_uncoded, words, [&](std::size_t i) {
+    if (data.used == data.uncoded) return false;
+    put(i, book.symbol_of[numbers[data.used++]]);
+    return true;
+  });
+  return suffices ? Status{} : Status{Fault::kUncodedLeft};
 }
 
 // 8-bit codes from their one or two planes.

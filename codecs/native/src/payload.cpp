@@ -11,17 +11,6 @@ namespace {
 
 std::uint8_t rotate_left(unsigned code) { return static_cast<std::uint8_t>(code << 1 | code >> 7); }
 
-// The places, below `count`, of the bits set in a bitmap.
-std::size_t find_bits(const std::uint64_t* words, std::size_t count, std::uint16_t* places) {
-  std::size_t found = 0;
-  for (std::size_t i = 0; i < count; i += 64) {
-    std::uint64_t word = words[i / 64];
-    if (count - i < 64) word &= (std::uint64_t{1} << (count - i)) - 1;
-    for (; word != 0; word &= word - 1) places[found++] = static_cast<std::uint16_t>(i + static_cast<std::size_t>(trailing_zeros(word)));
-  }
-  return found;
-}
-
 }  // namespace
 
 const ChunkPlan& PayloadWriter::plan(bool everything) {
@@ -149,13 +138,16 @@ std::size_t PayloadWriter::write_scales(std::size_t offset, std::size_t count, s
 std::size_t PayloadWriter::write_uncoded(const Book& book, const PlaneSource& source, const std::uint64_t* uncoded, std::size_t offset,
                                          std::size_t count, std::uint8_t* out) {
   if (book.escape == 0) return 0;
-  const std::size_t found = find_bits(uncoded + offset / 64, count, scratch_.positions);
+  const std::uint8_t* const from = source.bytes + offset;
   const unsigned mask = (1U << book.width) - 1;
-  for (std::size_t i = 0; i < found; ++i) {
-    scratch_.numbers[0][i] = book.number_of[static_cast<unsigned>(source.bytes[offset + scratch_.positions[i]] >> source.shift) & mask];
-  }
+  std::uint8_t* const numbers = scratch_.numbers[0];
+  std::size_t found = 0;
+  for_each_bit(uncoded + offset / 64, blocks_of(count, 64), [&](std::size_t i) {
+    numbers[found++] = book.number_of[static_cast<unsigned>(from[i] >> source.shift) & mask];
+    return true;
+  });
   store(out, static_cast<std::uint16_t>(found));
-  return 2 + kernels_.write_bit_planes(scratch_.numbers[0], found, false, book.number_bits, out + 2);
+  return 2 + kernels_.write_bit_planes(numbers, found, false, book.number_bits, out + 2);
 }
 
 std::size_t PayloadWriter::write_plane(const ChunkPlan& plan, int p, std::size_t offset, std::size_t count, std::uint8_t* out) {
