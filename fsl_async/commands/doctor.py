@@ -36,7 +36,7 @@ _SLOW_START = Path("/proc/sys/net/ipv4/tcp_slow_start_after_idle")
 _FEATURES = {
     "avx512": (
         "avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512vbmi", "avx512_vbmi2",
-        "avx512_vpopcntdq", "vpclmulqdq",
+        "vpclmulqdq",
     ),
     "avx2": ("avx2", "bmi1", "bmi2", "f16c", "pclmulqdq", "popcnt"),
 }  # fmt: skip

@@ -34,9 +34,9 @@ struct Features {
     if (__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) == 0) return;
     const bool bmi = bit(ebx, 3) && bit(ebx, 8);  // BMI1, BMI2
     avx2 = saves_ymm && bmi && bit(ebx, 5);
-    // F, DQ, BW, VL; VBMI, VBMI2, VPOPCNTDQ: Intel from Ice Lake on, AMD from Zen 4 on.
+    // F, DQ, BW, VL; VBMI, VBMI2: Intel from Ice Lake on, AMD from Zen 4 on.
     const bool foundation = bit(ebx, 16) && bit(ebx, 17) && bit(ebx, 30) && bit(ebx, 31);
-    const bool bytes = bit(ecx, 1) && bit(ecx, 6) && bit(ecx, 14);
+    const bool bytes = bit(ecx, 1) && bit(ecx, 6);
     wide_multiply = bit(ecx, 10);  // VPCLMULQDQ
     avx512 = avx2 && saves_zmm && foundation && bytes && wide_multiply;
   }

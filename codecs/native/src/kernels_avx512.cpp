@@ -1,4 +1,4 @@
-// The kernels for AVX-512 with byte permutes and compressions (F, BW, VL, DQ, VBMI, VBMI2, VPOPCNTDQ, VPCLMULQDQ), 64 symbols or
+// The kernels for AVX-512 with byte permutes and compressions (F, BW, VL, DQ, VBMI, VBMI2, VPCLMULQDQ), 64 symbols or
 // 16 values a step. Loops do whole steps; a block's last few values go through masks or through the scalar kernels.
 #include "kernels_paths.hpp"
 
@@ -9,12 +9,12 @@
 
 #if defined(__clang__)
 #pragma clang attribute push(                                                                                                  \
-    __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,avx512vbmi2,avx512vpopcntdq,vpclmulqdq,pclmul,bmi,"   \
+    __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,avx512vbmi2,vpclmulqdq,pclmul,bmi,"   \
                           "bmi2,popcnt"))),                                                                                    \
     apply_to = function)
 #else
 #pragma GCC push_options
-#pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,avx512vbmi2,avx512vpopcntdq,vpclmulqdq,pclmul,bmi,bmi2,popcnt")
+#pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,avx512vbmi2,vpclmulqdq,pclmul,bmi,bmi2,popcnt")
 #pragma GCC diagnostic ignored "-Wuninitialized"        // gcc 12 warns of its own header's undefined vectors
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #endif
