@@ -41,7 +41,7 @@ bool PayloadWriter::is_constant(const ChunkPlan& plan, int p) const {
 }
 
 // A plane's symbols are bits of bytes that are there, but for lower planes of 8-bit codes, which are cut out first.
-PayloadWriter::PlaneSource PayloadWriter::source_of(const ChunkPlan& plan, int p) {
+PlaneSource PayloadWriter::source_of(const ChunkPlan& plan, int p) {
   if (!format_.is_bytes()) return {codes_.planes[p], 0};
   const Split& split = format_.split[plan.split_index];
   if (p == 0) return {codes_.planes[0], split.widths[0] == 8 ? 0 : 8 - split.widths[0] - (split.rotated ? 1 : 0)};
@@ -55,44 +55,19 @@ PayloadWriter::PlaneSource PayloadWriter::source_of(const ChunkPlan& plan, int p
   return {symbols, 0};
 }
 
-// False when it would end beyond `limit`.
-bool PayloadWriter::write_stream(const ChunkPlan& plan, int p, std::uint8_t*& position, const std::uint8_t* limit) {
-  const Book& book = *plan.planes[p].book;
-  const std::size_t count = codes_.count;
-  const std::size_t lanes = lanes_of(count);
-  const std::size_t starting = std::min(lanes, count);
-  const std::size_t coded = count - starting;
-  const PlaneSource source = source_of(plan, p);
-  sources_[p] = source;
-  const unsigned mask = (1U << plan.planes[p].width) - 1;
-
-  const std::size_t words = count / 64 + 1;
-  std::uint64_t* const uncoded = reinterpret_cast<std::uint64_t*>(scratch_.uncoded[p].at_least(8 * words));
-  uncoded_[p] = uncoded;
-  Lanes& state = scratch_.lanes[p];
-  std::memset(&state, 0, sizeof(state));
-  std::uint64_t starts_uncoded[kMostLanes / 64 + 1] = {};
-  for (std::size_t i = coded; i < count; ++i) {
-    const unsigned symbol = static_cast<unsigned>(source.bytes[i] >> source.shift) & mask;
-    const bool has_code = book.lengths[symbol] != 0;
-    state.low[i % lanes] = has_code ? static_cast<std::uint8_t>(symbol) : book.lowest_uncoded;
-    starts_uncoded[i / 64 - coded / 64] |= static_cast<std::uint64_t>(!has_code) << (i % 64);
+// Streams of the coded planes; false when one would end beyond `limit`.
+bool PayloadWriter::write_streams(const ChunkPlan& plan, std::uint8_t*& position, const std::uint8_t* limit) {
+  for (int p = 0; p < format_.split[plan.split_index].planes; ++p) {
+    const Book* const book = plan.planes[p].book;
+    if (book == nullptr) continue;
+    sources_[p] = source_of(plan, p);
+    uncoded_[p] = reinterpret_cast<std::uint64_t*>(scratch_.uncoded[p].at_least(8 * uncoded_words(codes_.count)));
+    const Stream stream = write_stream(kernels_, *book, sources_[p], codes_.count, ahead_, scratch_, uncoded_[p]);
+    if (stream.size + 4 > static_cast<std::size_t>(limit - position)) return false;
+    store(position, static_cast<std::uint32_t>(stream.size));
+    std::memcpy(position + 4, stream.bytes, stream.size);
+    position += 4 + stream.size;
   }
-  std::uint8_t* const room = scratch_.stream.at_least(count + 3 * kMostLanes);
-  std::uint8_t* const end = room + count + 3 * kMostLanes;
-  std::uint8_t* front = kernels_.write_lanes(book.code, source.bytes, source.shift, plan.planes[p].width, coded, lanes, state, end, uncoded, ahead_);
-  for (std::size_t lane = lanes; lane-- > 0;) *--front = static_cast<std::uint8_t>(state.high[lane] | 1U << state.used[lane]);
-  for (std::size_t lane = lanes; lane-- > 0;) *--front = state.low[lane];
-  // The word in which the starting symbols begin is shared with those that have code words.
-  const std::uint64_t shared_bits = (std::uint64_t{1} << (coded % 64)) - 1;
-  starts_uncoded[0] |= coded % 64 != 0 ? uncoded[coded / 64] & shared_bits : 0;
-  for (std::size_t word = coded / 64; word < words && word * 64 < count; ++word) uncoded[word] = starts_uncoded[word - coded / 64];
-
-  const std::size_t bytes = static_cast<std::size_t>(end - front);
-  if (position + 4 + bytes > limit) return false;
-  store(position, static_cast<std::uint32_t>(bytes));
-  std::memcpy(position + 4, front, bytes);
-  position += 4 + bytes;
   return true;
 }
 
@@ -179,9 +154,7 @@ Attempt PayloadWriter::write_coded(const ChunkPlan& plan, std::uint8_t* out, std
     std::memcpy(position, plan.planes[p].head, plan.planes[p].head_bytes);
     position += plan.planes[p].head_bytes;
   }
-  for (int p = 0; p < planes; ++p) {
-    if (plan.planes[p].book != nullptr && !write_stream(plan, p, position, out + most)) return Attempt::kTooLong;
-  }
+  if (static_cast<std::size_t>(position - out) > most || !write_streams(plan, position, out + most)) return Attempt::kTooLong;
   raw_bytes = 0;
   const float* escaped = codes_.escaped;
   for (std::size_t offset = 0; offset < codes_.count; offset += kBlockValues) {

@@ -3,6 +3,7 @@
 
 #include "chunk_codes.hpp"
 #include "plan.hpp"
+#include "stream_writer.hpp"
 
 namespace fsl {
 
@@ -27,15 +28,9 @@ class PayloadWriter {
   Attempt write_raw_codes(std::uint8_t* out, std::size_t& bytes);
 
  private:
-  // What is to be cut out of a byte, and where that byte is.
-  struct PlaneSource {
-    const std::uint8_t* bytes;
-    int shift;
-  };
-
   bool is_constant(const ChunkPlan& plan, int p) const;
   PlaneSource source_of(const ChunkPlan& plan, int p);
-  bool write_stream(const ChunkPlan& plan, int p, std::uint8_t*& position, const std::uint8_t* limit);
+  bool write_streams(const ChunkPlan& plan, std::uint8_t*& position, const std::uint8_t* limit);
   std::size_t write_scales(std::size_t offset, std::size_t count, std::uint8_t* out);
   std::size_t write_plane(const ChunkPlan& plan, int p, std::size_t offset, std::size_t count, std::uint8_t* out);
   std::size_t write_uncoded(const Book& book, const PlaneSource& source, const std::uint64_t* uncoded, std::size_t offset, std::size_t count, std::uint8_t* out);
