@@ -161,6 +161,8 @@ struct FrameDecoder {
     std::uint8_t* const memory = scratch.chunk_codes.at_least(scales_at + runs + kSlackBytes);
     const std::uint8_t* escaped[kMaximumBlocks] = {};
 
+    const char* const accumulator = static_cast<const char*>(output_at(chunk, 0).out);
+    decoder.fetch_meanwhile({accumulator, accumulator + value_bytes * chunk.count});
     const auto piece_at = [&](std::size_t, std::size_t offset) {
       Piece piece = {};
       for (std::size_t p = 0; p < planes; ++p) piece.planes[p] = memory + p * plane_bytes + offset;

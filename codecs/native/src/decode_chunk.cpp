@@ -260,7 +260,7 @@ Status ChunkDecoder::read_codes(std::size_t count, std::uint8_t* codes) {
     PlaneData& data = planes_[1];
     const TwoPlanes below = {data.raw, data.raw + data.plane_bytes, split.rotated};
     data.raw += count / 8;
-    const Status status = streams_[0].read_codes(kernels_, count, below, codes, scratch_.piece_uncoded);
+    const Status status = streams_[0].read_codes(kernels_, count, below, codes, scratch_.piece_uncoded, ahead_);
     if (!status.ok() || plan.planes[0].book->escape == 0) return status;
     const int up = split.rotated ? 1 : 2;
     const unsigned below_symbol = split.rotated ? 0x81 : 0x03;

@@ -32,6 +32,9 @@ class ChunkDecoder {
   // Whether the mode holds inner blocks; the others hold values.
   bool has_blocks() const { return chunk_.mode == kRawCodes || chunk_.mode == kCoded; }
 
+  // What is to be fetched while 8-bit codes are read, as their values will be added to it.
+  void fetch_meanwhile(const Ahead& ahead) { ahead_ = ahead; }
+
   // Reads what stands before the inner blocks.
   Status open();
 
@@ -88,6 +91,7 @@ class ChunkDecoder {
   const std::uint8_t* end_;
   StreamReader streams_[kMaximumPlanes];  // of the coded planes
   PlaneData planes_[kMaximumPlanes] = {};
+  Ahead ahead_;
   bool saw_nonfinite_ = false;
 };
 

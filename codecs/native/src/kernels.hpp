@@ -35,7 +35,7 @@ struct Seen {
   std::uint32_t differing_bits = 0;     // some bits of bits XOR first_bits; 0 exactly when all are the first value's
 };
 
-// What will be read from memory next. A kernel that computes for long fetches some of it on the way into the second cache level, as memory would
+// What will be read from memory next, and for decoding written. A kernel that computes for long fetches some of it on the way into the second cache level, as memory would
 // wait otherwise, and then the core for memory. Fetching never faults.
 struct Ahead {
   const char* next = nullptr;
@@ -101,7 +101,8 @@ struct Kernels {
 
   // read_lanes and join in one pass, for symbols of six bits above two planes.
   const std::uint8_t* (*read_codes)(const Code& code, const std::uint8_t* in, const std::uint8_t* end, std::size_t count,
-                                    std::size_t lanes, Lanes& state, const TwoPlanes& below, std::uint8_t* codes, std::uint64_t* uncoded);
+                                    std::size_t lanes, Lanes& state, const TwoPlanes& below, std::uint8_t* codes, std::uint64_t* uncoded,
+                                    Ahead& ahead);
 
   // codes[i] = unrotate(symbols[i] << width | the bits of `width` planes), the first plane at `in`, each plane_bytes after the one before it;
   // symbols may be null (no upper plane). The caller has checked that ceil(count / 8) bytes are there for each; it guarantees no slack

@@ -205,7 +205,7 @@ struct LaneReader {
 // Reads whole steps of all lanes while the bytes certainly suffice; returns how many symbols.
 template <int kEntries>
 std::size_t read_all_lanes(const Code& code, const std::uint8_t*& in, const std::uint8_t* end, std::size_t count, Lanes& state,
-                           std::uint8_t* symbols, std::uint64_t* uncoded) {
+                           std::uint8_t* symbols, std::uint64_t* uncoded, Ahead& ahead) {
   const LaneReader<kEntries> reader(code);
   const std::uint8_t* next = in;
   std::size_t i = 0;
@@ -215,24 +215,31 @@ std::size_t read_all_lanes(const Code& code, const std::uint8_t*& in, const std:
       reader.step(state, first, next, symbols + i + first, reinterpret_cast<std::uint8_t*>(uncoded) + (i + first) / 8);
     }
     i += kMostLanes;
+    fetch_to_add(ahead);
   }
   in = next;
   return i;
 }
 
-const std::uint8_t* read_lanes(const Code& code, const std::uint8_t* in, const std::uint8_t* end, std::size_t count, std::size_t lanes,
-                               Lanes& state, std::uint8_t* symbols, std::uint64_t* uncoded) {
+const std::uint8_t* read_and_fetch(const Code& code, const std::uint8_t* in, const std::uint8_t* end, std::size_t count, std::size_t lanes,
+                                   Lanes& state, std::uint8_t* symbols, std::uint64_t* uncoded, Ahead& ahead) {
   std::size_t done = 0;
   if (lanes == kMostLanes) {
     const auto read = code.leaves > 64 ? read_all_lanes<256> : read_all_lanes<64>;
-    done = read(code, in, end, count, state, symbols, uncoded);
+    done = read(code, in, end, count, state, symbols, uncoded, ahead);
   }
   return plain::read_lanes(code, in, end, count - done, lanes, state, symbols + done, uncoded + done / 64);
 }
 
+const std::uint8_t* read_lanes(const Code& code, const std::uint8_t* in, const std::uint8_t* end, std::size_t count, std::size_t lanes,
+                               Lanes& state, std::uint8_t* symbols, std::uint64_t* uncoded) {
+  Ahead nothing;
+  return read_and_fetch(code, in, end, count, lanes, state, symbols, uncoded, nothing);
+}
+
 const std::uint8_t* read_codes(const Code& code, const std::uint8_t* in, const std::uint8_t* end, std::size_t count, std::size_t lanes,
-                               Lanes& state, const TwoPlanes& below, std::uint8_t* codes, std::uint64_t* uncoded) {
-  const std::uint8_t* const next = read_lanes(code, in, end, count, lanes, state, codes, uncoded);
+                               Lanes& state, const TwoPlanes& below, std::uint8_t* codes, std::uint64_t* uncoded, Ahead& ahead) {
+  const std::uint8_t* const next = read_and_fetch(code, in, end, count, lanes, state, codes, uncoded, ahead);
   if (next != nullptr) join(codes, below.high, static_cast<std::size_t>(below.low - below.high), count, below.rotated, 2, codes);
   return next;
 }

@@ -165,7 +165,7 @@ struct LaneReader {
 // Whole steps of all lanes, while the bytes certainly suffice; put(i, symbols) takes 64 of them. Returns how many.
 template <typename Put>
 FSL_INLINE std::size_t read_all_lanes(const Code& code, const std::uint8_t*& in, const std::uint8_t* end, std::size_t count, Lanes& state,
-                                      std::uint64_t* uncoded, Put put) {
+                                      std::uint64_t* uncoded, Ahead& ahead, Put put) {
   const LaneReader reader(code);
   LaneVector first(state, 0);
   LaneVector second(state, kStep);
@@ -177,6 +177,7 @@ FSL_INLINE std::size_t read_all_lanes(const Code& code, const std::uint8_t*& in,
   for (; count - i >= kMostLanes && static_cast<std::size_t>(end - next) >= kMostLanes; i += kMostLanes) {
     put(i, reader.step(first, next, uncoded + i / 64));
     put(i + kStep, reader.step(second, next, uncoded + i / 64 + 1));
+    fetch_to_add(ahead);
   }
   first.save(state, 0);
   second.save(state, kStep);
@@ -188,7 +189,8 @@ const std::uint8_t* read_lanes(const Code& code, const std::uint8_t* in, const s
                                Lanes& state, std::uint8_t* symbols, std::uint64_t* uncoded) {
   std::size_t done = 0;
   if (lanes == kMostLanes) {
-    done = read_all_lanes(code, in, end, count, state, uncoded,
+    Ahead nothing;
+    done = read_all_lanes(code, in, end, count, state, uncoded, nothing,
                           [=](std::size_t i, __m512i read) __attribute__((always_inline)) { store(symbols + i, read); });
   }
   return kScalarKernels.read_lanes(code, in, end, count - done, lanes, state, symbols + done, uncoded + done / 64);
@@ -196,10 +198,10 @@ const std::uint8_t* read_lanes(const Code& code, const std::uint8_t* in, const s
 
 template <bool kRotated>
 FSL_INLINE std::size_t read_all_codes(const Code& code, const std::uint8_t*& in, const std::uint8_t* end, std::size_t count, Lanes& state,
-                                      const TwoPlanes& below, std::uint8_t* codes, std::uint64_t* uncoded) {
+                                      const TwoPlanes& below, std::uint8_t* codes, std::uint64_t* uncoded, Ahead& ahead) {
   const __m512i high = all_bytes(kRotated ? 1 : 2);
   const __m512i low = all_bytes(kRotated ? 0x80 : 1);
-  return read_all_lanes(code, in, end, count, state, uncoded, [=](std::size_t i, __m512i read) __attribute__((always_inline)) {
+  return read_all_lanes(code, in, end, count, state, uncoded, ahead, [=](std::size_t i, __m512i read) __attribute__((always_inline)) {
     __m512i symbols = _mm512_add_epi8(read, read);
     if (!kRotated) symbols = _mm512_add_epi8(symbols, symbols);
     symbols = _mm512_mask_add_epi8(symbols, mask_at(below.high + i / 8), symbols, high);
@@ -208,14 +210,15 @@ FSL_INLINE std::size_t read_all_codes(const Code& code, const std::uint8_t*& in,
 }
 
 const std::uint8_t* read_codes(const Code& code, const std::uint8_t* in, const std::uint8_t* end, std::size_t count, std::size_t lanes,
-                               Lanes& state, const TwoPlanes& below, std::uint8_t* codes, std::uint64_t* uncoded) {
+                               Lanes& state, const TwoPlanes& below, std::uint8_t* codes, std::uint64_t* uncoded,
+                               Ahead& ahead) {
   std::size_t done = 0;
   if (lanes == kMostLanes) {
-    done = below.rotated ? read_all_codes<true>(code, in, end, count, state, below, codes, uncoded)
-                         : read_all_codes<false>(code, in, end, count, state, below, codes, uncoded);
+    done = below.rotated ? read_all_codes<true>(code, in, end, count, state, below, codes, uncoded, ahead)
+                         : read_all_codes<false>(code, in, end, count, state, below, codes, uncoded, ahead);
   }
   const TwoPlanes rest = {below.high + done / 8, below.low + done / 8, below.rotated};
-  return kScalarKernels.read_codes(code, in, end, count - done, lanes, state, rest, codes + done, uncoded + done / 64);
+  return kScalarKernels.read_codes(code, in, end, count - done, lanes, state, rest, codes + done, uncoded + done / 64, ahead);
 }
 
 }  // namespace

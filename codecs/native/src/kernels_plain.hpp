@@ -283,7 +283,8 @@ void join(const std::uint8_t* symbols, const std::uint8_t* in, std::size_t plane
 }
 
 const std::uint8_t* read_codes(const Code& code, const std::uint8_t* in, const std::uint8_t* end, std::size_t count, std::size_t lanes,
-                               Lanes& state, const TwoPlanes& below, std::uint8_t* codes, std::uint64_t* uncoded) {
+                               Lanes& state, const TwoPlanes& below, std::uint8_t* codes, std::uint64_t* uncoded,
+                               Ahead&) {
   const std::uint8_t* const next = read_lanes(code, in, end, count, lanes, state, codes, uncoded);
   if (next != nullptr) join(codes, below.high, static_cast<std::size_t>(below.low - below.high), count, below.rotated, 2, codes);
   return next;

@@ -61,8 +61,9 @@ Status StreamReader::read(const Kernels& kernels, std::size_t count, std::uint8_
   return {};
 }
 
-Status StreamReader::read_codes(const Kernels& kernels, std::size_t count, const TwoPlanes& below, std::uint8_t* codes, std::uint64_t* uncoded) {
-  position_ = kernels.read_codes(book_->code, position_, end_, count, lanes_, *state_, below, codes, uncoded);
+Status StreamReader::read_codes(const Kernels& kernels, std::size_t count, const TwoPlanes& below, std::uint8_t* codes, std::uint64_t* uncoded,
+                                Ahead& ahead) {
+  position_ = kernels.read_codes(book_->code, position_, end_, count, lanes_, *state_, below, codes, uncoded, ahead);
   if (position_ == nullptr) return {Fault::kStreamEnds};
   done_ += count;
   return {};

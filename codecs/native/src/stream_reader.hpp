@@ -16,7 +16,8 @@ class StreamReader {
   Status read(const Kernels& kernels, std::size_t count, std::uint8_t* symbols, std::uint64_t* uncoded);
 
   // The same with two planes below. Only while has_words(count).
-  Status read_codes(const Kernels& kernels, std::size_t count, const TwoPlanes& below, std::uint8_t* codes, std::uint64_t* uncoded);
+  Status read_codes(const Kernels& kernels, std::size_t count, const TwoPlanes& below, std::uint8_t* codes, std::uint64_t* uncoded,
+                    Ahead& ahead);
 
   // Whether the next `count` symbols have code words and do not end the stream.
   bool has_words(std::size_t count) const { return done_ + count < coded_; }

@@ -208,7 +208,10 @@ struct Read {
                            std::size_t count, std::size_t lanes, fsl::Lanes& state, const fsl::TwoPlanes* below_them) {
     auto* const words = marks.as<std::uint64_t>();
     if (below_them == nullptr) return kernels.read_lanes(code, in, end, count, lanes, state, bytes.as(), words);
-    return kernels.read_codes(code, in, end, count, lanes, state, *below_them, bytes.as(), words);
+    // Fetches from places that fault when they are read.
+    const char* const behind = bytes.as<const char>() + count + fsl::kSlackBytes;
+    fsl::Ahead ahead{behind, behind + 4096};
+    return kernels.read_codes(code, in, end, count, lanes, state, *below_them, bytes.as(), words, ahead);
   }
 };
 
