@@ -13,10 +13,10 @@ from fsl_async.bench.codec_peers import installed
 from fsl_async.bench.limits import native_module
 from fsl_codecs.formats import format_named
 from fsl_codecs.planes import (
+    BlockReader,
     plan_chunk,
     read_plan,
     read_streams,
-    read_words,
     sample_of,
     write_plan,
     write_streams,
@@ -84,7 +84,9 @@ class NumpyStage:
         streams = read_streams(reader, plan, self.decoded.size)
         for start in range(0, self._codes.size, BLOCK_SYMBOLS):
             part = self.decoded[start : start + BLOCK_SYMBOLS]
-            part[:] = read_words(reader, self._format, plan, streams, part.size)
+            block = BlockReader(reader, self._format, plan, streams, part.size)
+            part[:] = block.read(part.size)
+            block.finish()
 
 
 class NativeStage:

@@ -401,7 +401,10 @@ def readings(frame):
         ),
         (UPPER + MARKED + SCALES + ONE + LAST + "00", "1 bytes too many in a payload"),
         (LOWER + MARKED + SCALES + ONE + "01", "payload ends too early"),
-        (LOWER + MARKED + SCALES + ONE + "01 01", "a listed symbol is none of the 3 without a code"),
+        (
+            LOWER + MARKED + SCALES + ONE + "01 01",
+            "a listed symbol is none of the 3 without a code",
+        ),
         (LOWER + MARKED + SCALES + ONE + "01 00 00", "1 bytes too many in a payload"),
         # And lists of fewer or more than the stream has.
         (UPPER + MARKED + SCALES + NONE, WRONG_LIST),
