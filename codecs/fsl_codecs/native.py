@@ -127,6 +127,6 @@ def _pair(limits: Limits | None) -> tuple[int, int] | None:
 
 @lru_cache(maxsize=64)
 def _unpacked(books: tuple[Codebook, ...]) -> Any:
-    """The extension's own form of books: tables and trees."""
+    """The extension's own form of books: tables."""
     module, _ = load()
     return module.Books([(book.width, book.packed, book.digest) for book in books])

@@ -94,12 +94,13 @@ class NativeStage:
 
     def __init__(self, native: Any, path: str, codes: Codes, number_format: str) -> None:
         self.path = path
-        self._native, self._codes = native, codes
+        self._native = native
+        self._codes = np.append(codes, np.zeros(_SLACK_BYTES, dtype=np.uint8))
         self._format = format_named(number_format).wire_id
         self._out = np.empty(native.stage_bound(codes.size), dtype=np.uint8)
         self._room = np.empty(codes.size + _SLACK_BYTES, dtype=np.uint8)
         self.decoded = self._room[: codes.size]
-        size = native.stage_encode(path, self._format, codes, self._out)
+        size = native.stage_encode(path, self._format, self._codes, self._out)
         self._payload = self._out[:size].copy()
         self.payload = self._payload.tobytes()
 

@@ -76,7 +76,7 @@ void fill_book(int width, int escape, const std::uint8_t* lengths, Book& book) {
 bool Book::bits_of(const std::uint32_t* counts, std::uint64_t& bits) const {
   const int symbols = 1 << width;
   std::uint32_t uncoded = 0;
-  std::uint32_t total = 0;  // at most 2^21 symbols of at most 20 bits
+  std::uint32_t total = 0;  // at most 2^20 symbols of at most 16 bits
   for (int symbol = 0; symbol < symbols; ++symbol) {
     const std::uint32_t cost = costs[symbol];
     total += counts[symbol] * cost;

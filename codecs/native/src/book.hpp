@@ -37,8 +37,8 @@ struct Book {
 // complete code of 2 to 256 leaves.
 Status make_book(int width, int escape, const std::uint8_t* lengths, Book& book);
 
-// The Huffman book for symbols that occur `counts` times in a sample of `total`. A sampled one gets an escape for the symbols that do not
-// occur. At least two symbols occur, or one, and it is sampled.
+// The Huffman book for symbols that occur `counts` times in a sample of `total`. Rare ones get an escape, and in a sample
+// those that do not occur. At least two symbols occur, or one, and it is sampled.
 void make_own_book(const std::uint32_t* counts, std::uint32_t total, int width, bool is_sampled, Book& book);
 
 // What pack() wrote, from the front of `position`, which advances. Refuses whatever it cannot have written.

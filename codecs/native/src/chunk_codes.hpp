@@ -1,8 +1,6 @@
 // A chunk's values, quantised: what its payload is made of.
 #pragma once
 
-#include <cstring>
-
 #include "encode.hpp"
 #include "scratch.hpp"
 

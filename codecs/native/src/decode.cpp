@@ -112,7 +112,7 @@ struct FrameDecoder {
     for (int pass = checks ? 0 : 1; pass < (task == Task::kCheck ? 1 : 2); ++pass) {
       for (std::size_t offset = 0; offset < chunk.count; offset += kBlockValues) {
         const std::size_t size = std::min(kBlockValues, chunk.count - offset);
-        const Output nowhere = {Sink::kStore, scratch.escaped, 0.0F, nullptr};
+        const Output nowhere = {Sink::kStore, scratch.nowhere, 0.0F, nullptr};
         decoder.put_values(offset, size, pass == 0 ? nowhere : output_at(chunk, offset));
       }
       Status status = decoder.close();

@@ -249,11 +249,7 @@ Status ChunkDecoder::place_uncoded(int p, std::size_t count, Put put) {
 Status ChunkDecoder::read_codes(std::size_t count, std::uint8_t* codes) {
   const ChunkPlan& plan = scratch_.plans[0];
   const Split& split = format_.split[plan.split_index];
-  if (split.planes == 1) {
-    const Status status = read_symbols(0, count, codes);
-    for (std::size_t i = 0; i < count && split.rotated; ++i) codes[i] = rotate_right(codes[i]);
-    return status;
-  }
+  if (split.planes == 1) return read_symbols(0, count, codes);  // no such split is rotated
   const int low_width = split.widths[1];
   if (plan.planes[0].book != nullptr && plan.planes[1].kind == kPlaneRaw && streams_[0].has_words(count)) {
     // The usual case, in one pass.

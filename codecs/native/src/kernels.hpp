@@ -1,6 +1,7 @@
 // The loops over values, one implementation per instruction set; everything else is written once.
 //
-// A kernel works on one inner block of at most kBlockValues values, so that its buffers stay in the first two cache levels. All
+// A kernel works on an inner block of at most kBlockValues values, or a piece of it, so that its buffers stay in the first two cache levels; write_lanes, and
+// what only looks at bytes, on any number. All
 // implementations give the same bytes (docs/WIRE.md, "Codec frame"): integer arithmetic, or fp32 operations in the order stated
 // here, rounded to nearest even, never fused (compiled with -ffp-contract=off), subnormals counting with their value.
 //

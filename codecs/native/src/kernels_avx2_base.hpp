@@ -28,17 +28,10 @@ FSL_INLINE std::uint32_t signs(__m256i bytes) { return static_cast<std::uint32_t
 FSL_INLINE std::uint32_t lowest(std::size_t count) { return (std::uint32_t{1} << count) - 1; }
 FSL_INLINE int log2_of(std::size_t power) { return __builtin_ctzll(power); }
 
-FSL_INLINE std::size_t ones64(std::uint64_t mask) { return static_cast<std::size_t>(_mm_popcnt_u64(mask)); }
 // The lowest `count` bits, count < 64.
 FSL_INLINE std::uint64_t lowest64(std::size_t count) { return (std::uint64_t{1} << count) - 1; }
 
 FSL_INLINE void store_word(std::uint8_t* to, std::uint64_t word) { std::memcpy(to, &word, 8); }
-
-FSL_INLINE std::uint64_t load_word(const std::uint8_t* from) {
-  std::uint64_t word;
-  std::memcpy(&word, from, 8);
-  return word;
-}
 
 FSL_INLINE __m256i rotate_right(__m256i codes) {
   const __m256i above = _mm256_and_si256(_mm256_slli_epi16(codes, 7), all_bytes(0x80));

@@ -21,11 +21,6 @@ FSL_INLINE std::uint32_t largest_lane(__m256i lanes) {
 // Four bytes of each of four vectors a, b, c, d of 8 lanes: a 0 to 3, b 0 to 3, ... d 4 to 7, put in order.
 FSL_INLINE __m256i in_order(__m256i bytes) { return _mm256_permutevar8x32_epi32(bytes, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7)); }
 
-// The lowest bytes of four vectors whose other bytes are zero, in order.
-FSL_INLINE __m256i lowest_bytes(__m256i a, __m256i b, __m256i c, __m256i d) {
-  return in_order(_mm256_packus_epi16(_mm256_packs_epi32(a, b), _mm256_packs_epi32(c, d)));
-}
-
 // What a block of values looks like, a vector at a time.
 struct Sight {
   __m256i largest;

@@ -146,7 +146,6 @@ struct LaneReader {
   __m256i last_windows[kLengthLimit];
   const __m256i shortest;
   const __m256i first_ranks;
-
   const __m256i mark;
 
   FSL_INLINE explicit LaneReader(const Code& code)

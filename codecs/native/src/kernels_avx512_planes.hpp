@@ -90,10 +90,6 @@ struct Table256 {
   }
 };
 
-FSL_INLINE __m512i rotate_left(__m512i codes) {
-  return _mm512_ternarylogic_epi32(_mm512_add_epi8(codes, codes), _mm512_srli_epi16(codes, 7), all_bytes(1), 0xF8);
-}
-
 FSL_INLINE __m512i rotate_right(__m512i codes) {
   return _mm512_ternarylogic_epi32(_mm512_slli_epi16(codes, 7), _mm512_srli_epi16(codes, 1), all_bytes(0x80), 0xE4);
 }

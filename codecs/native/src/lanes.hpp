@@ -1,4 +1,4 @@
-// A plane's code words in lanes (docs/WIRE.md, "Streams"): what kernels know of a code, and the lanes' state between inner blocks.
+// A plane's code words in lanes (docs/WIRE.md, "Streams"): what kernels know of a code, and the lanes' state between pieces.
 #pragma once
 
 #include <cstddef>

@@ -32,8 +32,12 @@ const fsl::Format& format_numbered(unsigned wire_id) {
   return *format;
 }
 
-void check_count(std::size_t count) {
-  if (count == 0 || count > fsl::kMaximumChunkValues) throw std::invalid_argument("not a chunk");
+// How many codes there are before the slack.
+std::size_t count_of(const Bytes& codes) {
+  if (codes.size() <= fsl::kSlackBytes || codes.size() - fsl::kSlackBytes > fsl::kMaximumChunkValues) {
+    throw std::invalid_argument("not a chunk and 64 bytes");
+  }
+  return codes.size() - fsl::kSlackBytes;
 }
 
 }  // namespace
@@ -50,21 +54,19 @@ void bind_measure(nb::module_& module) {
       unlocked);
   module.def("short_loop", &fsl::short_loop, unlocked);
   module.def("stage_bound", &fsl::stage_bound);
+  // Of both, `codes` has 64 bytes more than there are codes.
   module.def(
       "stage_encode",
       [](const std::string& path, unsigned format, const Bytes& codes, const Bytes& out) {
-        check_count(codes.size());
-        if (out.size() < fsl::stage_bound(codes.size())) throw std::invalid_argument("the output is too small");
-        return fsl::stage_encode(kernels_named(path), format_numbered(format), codes.data(), codes.size(), out.data());
+        const std::size_t count = count_of(codes);
+        if (out.size() < fsl::stage_bound(count)) throw std::invalid_argument("the output is too small");
+        return fsl::stage_encode(kernels_named(path), format_numbered(format), codes.data(), count, out.data());
       },
       unlocked);
-  // `codes` has the length of what was encoded and 64 bytes more.
   module.def(
       "stage_decode",
       [](const std::string& path, unsigned format, const Bytes& payload, const Bytes& codes) {
-        if (codes.size() <= fsl::kSlackBytes) throw std::invalid_argument("no room for codes");
-        const std::size_t count = codes.size() - fsl::kSlackBytes;
-        check_count(count);
+        const std::size_t count = count_of(codes);
         if (!fsl::stage_decode(kernels_named(path), format_numbered(format), payload.data(), payload.size(), codes.data(), count)) {
           throw std::invalid_argument("a damaged payload");
         }

@@ -133,7 +133,7 @@ std::size_t PayloadWriter::write_plane(const ChunkPlan& plan, int p, std::size_t
   const std::uint8_t* const from = (format_.is_bytes() ? codes_.planes[0] : codes_.planes[p]) + offset;
   const bool rotated = format_.is_bytes() && split.rotated;
   if (plane.width == 8) {
-    for (std::size_t i = 0; i < count; ++i) out[i] = rotated ? rotate_left(from[i]) : from[i];
+    std::memcpy(out, from, count);  // no split with such a plane of codes is rotated
     return count;
   }
   // The upper plane's bit planes come first among those of whole codes; what is written after them is overwritten.

@@ -66,7 +66,7 @@ struct Counts {
 
 struct Scratch {
   alignas(64) float x[kBlockValues + kSlackBytes];
-  alignas(64) float escaped[kBlockValues + kSlackBytes];
+  alignas(64) float nowhere[kBlockValues + kSlackBytes];  // values that are only looked at
   alignas(64) std::uint8_t symbols[2][kBlockValues + kSlackBytes];
   alignas(64) std::uint8_t numbers[kMaximumPlanes][kBlockValues + kSlackBytes];  // of symbols without a code, by plane
   alignas(64) std::uint16_t positions[kBlockValues + kSlackBytes];  // of escapes

@@ -1,4 +1,4 @@
-// A coded plane's symbols, read inner block by inner block (docs/WIRE.md, "Streams").
+// A coded plane's symbols, read piece by piece (docs/WIRE.md, "Streams").
 #pragma once
 
 #include "book.hpp"
@@ -21,8 +21,6 @@ class StreamReader {
 
   // Whether the next `count` symbols have code words and do not end the stream.
   bool has_words(std::size_t count) const { return done_ + count < coded_; }
-
-  const Book& book() const { return *book_; }
 
  private:
   Status check_end() const;
