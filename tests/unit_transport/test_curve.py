@@ -1,7 +1,5 @@
 """Encrypted links: who is let in, what a failed handshake says at both ends, and how a key that is taken back loses its session."""
 
-# ruff: noqa: ASYNC110 - a test polls for its condition
-
 import asyncio
 import contextlib
 import os
@@ -11,6 +9,7 @@ import secrets
 import pytest
 import zmq
 import zmq.asyncio
+from waiting import until
 from zmq.utils import z85
 
 from fsl_transport import (
@@ -132,12 +131,6 @@ async def linked(allowed, *, pair=None, server_key=None, encrypted=True):
     finally:
         await dialer.aclose()
         await listener.aclose()
-
-
-async def until(condition, seconds=20.0):
-    async with asyncio.timeout(seconds):
-        while not condition():
-            await asyncio.sleep(0.005)
 
 
 def test_a_message_says_which_key_it_came_from():

@@ -6,6 +6,7 @@ import socket
 import time
 
 import pytest
+from waiting import until
 
 from fsl_transport import TransportSettings
 from fsl_transport.buckets import Rate
@@ -153,12 +154,6 @@ async def flooded(sources, settings=SLOW):
         await flood.stop()
         for one in (*dialers, listener):
             await one.aclose()
-
-
-async def until(condition):
-    async with asyncio.timeout(30):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.005)
 
 
 @pytest.mark.skipif(not local_addresses(), reason="this system has one loopback address only")

@@ -10,6 +10,7 @@ import os
 
 import pytest
 from hostile_relay import DOWN, HANDSHAKE, UP, HostileRelay
+from waiting import until
 
 from fsl_async.address import Address
 from fsl_async.keys.words import at_client
@@ -31,12 +32,6 @@ QUIET_S = 0.3 * float(os.environ.get("FSL_TEST_TIME_UNIT", "1"))
 """How long nothing may come of a trick after it was played to its end. Where it succeeds it takes milliseconds."""
 
 both = pytest.mark.parametrize("encrypted", [True, False])
-
-
-async def until(condition, seconds=30.0):
-    async with asyncio.timeout(seconds):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.002)
 
 
 class World:

@@ -1,7 +1,5 @@
 """A relay's sockets: bytes pass whole and in order, nobody waits for another, and what breaks on one side breaks on the other."""
 
-# ruff: noqa: ASYNC110 - a test polls for its condition
-
 import asyncio
 import contextlib
 import hashlib
@@ -11,6 +9,7 @@ import struct
 from pathlib import Path
 
 import pytest
+from waiting import until
 
 from fsl_transport import Lane, LocalError
 from fsl_transport.curve import DialerCurve, KeyPair, ListenerCurve
@@ -24,12 +23,6 @@ from fsl_transport.zmq_link import ZmqDialer, ZmqListener
 SIGNATURE = b"\xff" + bytes(8) + b"\x7f"
 OPEN = SIGNATURE + b"\3\1"
 GREETING = OPEN + b"CURVE".ljust(20, b"\0") + bytes(32)
-
-
-async def until(condition, seconds=20.0):
-    async with asyncio.timeout(seconds):
-        while not condition():
-            await asyncio.sleep(0.002)
 
 
 class Server:

@@ -6,26 +6,15 @@ import asyncio
 import os
 import resource
 import socket
-from pathlib import Path
 
 import pytest
+from waiting import open_files, until
 
 from fsl_transport import Lane, zmq_link
 from fsl_transport.loop import run
 from fsl_transport.zmq_link import ZmqDialer, ZmqListener
 
 UNIT_S = 0.1 * float(os.environ.get("FSL_TEST_TIME_UNIT", "1"))
-
-
-async def until(condition, seconds=20.0):
-    async with asyncio.timeout(seconds):
-        while not condition():
-            await asyncio.sleep(0.005)
-
-
-def open_files():
-    """How many this process has."""
-    return len(list(Path("/proc/self/fd").iterdir()))
 
 
 def test_what_a_dialer_keeps_goes_by_the_settings_that_it_is_told(new_settings):

@@ -33,17 +33,6 @@ from fsl_transport.zmq_link import ZmqDialer, ZmqListener, split_address
 UNIT_S = 0.1 * float(os.environ.get("FSL_TEST_TIME_UNIT", "1"))
 
 
-async def until(condition, seconds=20.0):
-    async with asyncio.timeout(seconds):
-        while not condition():
-            await asyncio.sleep(0.005)
-
-
-def open_files():
-    """How many this process has."""
-    return len(list(Path("/proc/self/fd").iterdir()))
-
-
 def test_addresses():
     """Both spellings, names, IPv4 and IPv6."""
     assert split_address("ps.example.org:7100", listening=False) == ("ps.example.org", 7100)

@@ -1,8 +1,6 @@
 #include "decode.hpp"
 
 #include <algorithm>
-#include <atomic>
-#include <cstring>
 #include <limits>
 #include <mutex>
 #include <new>
