@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "bits.hpp"
+#include "frame.hpp"
 
 namespace fsl {
 namespace {
@@ -14,32 +15,48 @@ constexpr std::uint32_t kRarest = 768;
 // Canonical words: leaves in the order of (length, symbol), the escape after all symbols of its length, lie side by side in the windows.
 void fill_code(const Book& book, Code& code) {
   const int symbols = 1 << book.width;
-  int next[kLengthLimit + 2] = {};  // by length, the window where the next leaf starts
+  int next[kLengthLimit + 2] = {};  // by length, the rank of its next leaf; symbols without a code count as of length 0
   for (int symbol = 0; symbol < symbols; ++symbol) ++next[book.lengths[symbol] + 1];
+  next[1] = 0;
   if (book.escape != 0) ++next[book.escape + 1];
-  next[1] = 0;  // symbols without a code take no room
-  for (int length = 1; length <= kLengthLimit; ++length) next[length + 1] = next[length] + (next[length + 1] << (kLengthLimit - length));
-  const auto place = [&](int symbol, int length, std::uint8_t& word) {
-    const int window = next[length];
-    const std::size_t windows = std::size_t{1} << (kLengthLimit - length);
-    next[length] += static_cast<int>(windows);
-    word = static_cast<std::uint8_t>(window >> (kLengthLimit - length));
-    std::memset(code.symbol_of_window + window, symbol, windows);
-    std::memset(code.length_of_window + window, length, windows);
+  for (int length = 1; length <= kLengthLimit; ++length) next[length + 1] += next[length];
+  const int leaves = next[kLengthLimit + 1];
+  std::uint8_t symbol_of[256];
+  std::uint8_t length_of[256];
+  const auto place = [&](int symbol, int length) {
+    const int rank = next[length]++;
+    symbol_of[rank] = static_cast<std::uint8_t>(symbol);
+    length_of[rank] = static_cast<std::uint8_t>(length);
   };
+  for (int symbol = 0; symbol < symbols; ++symbol) {
+    if (book.lengths[symbol] != 0) place(symbol, book.lengths[symbol]);
+  }
+  if (book.escape != 0) place(book.lowest_uncoded, book.escape);
+
   std::memset(code.words, 0, sizeof(code.words));
   std::memset(code.lengths, 0, sizeof(code.lengths));
-  for (int symbol = 0; symbol < symbols; ++symbol) {
-    if (book.lengths[symbol] == 0) continue;
-    code.lengths[symbol] = book.lengths[symbol];
-    place(symbol, book.lengths[symbol], code.words[symbol]);
+  // Windows eight at a time, of which the next leaf overwrites what is too many.
+  std::uint8_t symbol_of_window[256 + 8];
+  std::uint8_t length_of_window[256 + 8];
+  constexpr std::uint64_t kEach = 0x0101010101010101;
+  int window = 0;
+  for (int rank = 0; rank < leaves; ++rank) {
+    const int length = length_of[rank];
+    const int behind = window + (256 >> length);
+    code.words[symbol_of[rank]] = static_cast<std::uint8_t>(window >> (kLengthLimit - length));
+    code.lengths[symbol_of[rank]] = static_cast<std::uint8_t>(length);
+    for (int i = window; i < behind; i += 8) {
+      store(symbol_of_window + i, kEach * symbol_of[rank]);
+      store(length_of_window + i, kEach * length_of[rank]);
+    }
+    window = behind;
   }
+  std::memcpy(code.symbol_of_window, symbol_of_window, 256);
+  std::memcpy(code.length_of_window, length_of_window, 256);
+  code.escapes = book.escape != 0;
   code.mark = book.lowest_uncoded;
-  if (book.escape == 0) return code.arrange();
-  std::uint8_t word;
-  place(book.lowest_uncoded, book.escape, word);
-  for (int number = 0; number < book.uncoded; ++number) {
-    code.words[book.symbol_of[number]] = word;
+  for (int number = 0; code.escapes && number < book.uncoded; ++number) {
+    code.words[book.symbol_of[number]] = code.words[book.lowest_uncoded];
     code.lengths[book.symbol_of[number]] = static_cast<std::uint8_t>(kUncoded | book.escape);
   }
   code.arrange();

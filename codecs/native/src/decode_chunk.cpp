@@ -107,8 +107,9 @@ Status ChunkDecoder::open_block(std::size_t count, const Piece& first) {
 Status ChunkDecoder::open_plane(int p, std::size_t count) {
   const PlanePlan& plan = scratch_.plans[0].planes[p];
   PlaneData& data = planes_[p];
-  data.uncoded = 0;
-  data.used = 0;
+  std::uint8_t* const listed = scratch_.listed[p];
+  data.listed = listed;
+  data.listed_end = listed;
   if (plan.kind == kPlaneRaw) {
     data.plane_bytes = plan.width == 8 ? count : blocks_of(count, 8);
     const std::size_t bytes = plan.width == 8 ? count : static_cast<std::size_t>(plan.width) * data.plane_bytes;
@@ -120,25 +121,26 @@ Status ChunkDecoder::open_plane(int p, std::size_t count) {
   if (plan.kind == kPlaneConstant || plan.book->escape == 0) return {};
   const Book& book = *plan.book;
   if (left() < 2) return {Fault::kPayloadEnds};
-  data.uncoded = load16(position_);
+  const std::size_t uncoded = load16(position_);
   position_ += 2;
-  if (data.uncoded > count) return {Fault::kUncodedCount, data.uncoded, count};
-  const std::size_t plane_bytes = blocks_of(data.uncoded, 8);
+  if (uncoded > count) return {Fault::kUncodedCount, uncoded, count};
+  const std::size_t plane_bytes = blocks_of(uncoded, 8);
   const std::size_t bytes = static_cast<std::size_t>(book.number_bits) * plane_bytes;
   if (left() < bytes) return {Fault::kPayloadEnds};
-  std::uint8_t* const numbers = scratch_.numbers[p];
-  kernels_.join(nullptr, position_, plane_bytes, data.uncoded, false, book.number_bits, numbers);
+  kernels_.join(nullptr, position_, plane_bytes, uncoded, false, book.number_bits, listed);
   position_ += bytes;
-  if (data.uncoded > 0 && kernels_.largest_byte(numbers, data.uncoded, 0xFF) >= book.uncoded) {
+  if (uncoded > 0 && kernels_.largest_byte(listed, uncoded, 0xFF) >= book.uncoded) {
     return {Fault::kUncodedNumber, static_cast<std::uint64_t>(book.uncoded)};
   }
+  kernels_.map(listed, uncoded, book.symbol_of, listed);
+  data.listed_end = listed + uncoded;
   return {};
 }
 
 Status ChunkDecoder::close_block() {
   if (chunk_.mode == kRawCodes) return {};
   for (const PlaneData& data : planes_) {
-    if (data.used != data.uncoded) return {Fault::kUncodedLeft};
+    if (data.listed != data.listed_end) return {Fault::kUncodedLeft};
   }
   return {};
 }
@@ -180,29 +182,30 @@ Status ChunkDecoder::read_scales(std::size_t count, const Piece& first) {
   const unsigned highest = is_uniform ? kHighestStep + kStepOffset : static_cast<unsigned>(format_.highest_scale);
 
   const int high_width = width > 8 ? width - 8 : 0;
+  std::uint8_t* const differences = scratch_.differences;
   unsigned largest = 0;
-  kernels_.join(nullptr, position_ + static_cast<std::size_t>(high_width) * plane_bytes, plane_bytes, runs, false, width - high_width,
-                scratch_.differences);
+  kernels_.join(nullptr, position_ + static_cast<std::size_t>(high_width) * plane_bytes, plane_bytes, runs, false, width - high_width, differences);
   if (is_uniform) {
+    std::uint8_t* const high_differences = scratch_.high_differences;
     if (high_width > 0) {
-      kernels_.join(nullptr, position_, plane_bytes, runs, false, high_width, scratch_.high_differences);
+      kernels_.join(nullptr, position_, plane_bytes, runs, false, high_width, high_differences);
     } else {
-      std::memset(scratch_.high_differences, 0, runs);
+      std::memset(high_differences, 0, runs);
     }
     for (std::size_t i = 0; i < runs; ++i) {
-      const unsigned difference = static_cast<unsigned>(scratch_.high_differences[i] << 8 | scratch_.differences[i]);
+      const unsigned difference = static_cast<unsigned>(high_differences[i] << 8 | differences[i]);
       largest = std::max(largest, difference);
       // Out of range only where the check below refuses.
       first.steps[i] = static_cast<std::int16_t>(static_cast<int>(base + difference) - kStepOffset);
     }
   } else {
-    for (std::size_t i = 0; i < runs; ++i) {
-      largest = std::max(largest, static_cast<unsigned>(scratch_.differences[i]));
-      first.scales[i] = static_cast<std::uint8_t>(base + scratch_.differences[i]);
-    }
+    std::uint8_t* const scales = first.scales;
+    largest = kernels_.largest_byte(differences, runs, 0xFF);
+    for (std::size_t i = 0; i < runs; ++i) scales[i] = static_cast<std::uint8_t>(base + differences[i]);
   }
   position_ += bytes;
   if (base < lowest || base + largest > highest) return {Fault::kScaleRange, lowest, highest};
+  has_highest_scale_ = base + largest == highest;
   return {};
 }
 
@@ -224,25 +227,8 @@ Status ChunkDecoder::read_symbols(int p, std::size_t count, std::uint8_t* symbol
     }
     return {};
   }
-  const Status status = streams_[p].read(kernels_, count, symbols, scratch_.piece_uncoded);
-  if (!status.ok() || plane.book->escape == 0) return status;
-  return place_uncoded(p, count, [&](std::size_t i, std::uint8_t symbol) { symbols[i] = symbol; });
-}
-
-// Calls put(i, symbol) for each of `count` symbols that has no code, as scratch.piece_uncoded says which these are.
-template <typename Put>
-Status ChunkDecoder::place_uncoded(int p, std::size_t count, Put put) {
-  const Book& book = *scratch_.plans[0].planes[p].book;
-  PlaneData& data = planes_[p];
-  const std::uint8_t* const numbers = scratch_.numbers[p];
-  const std::size_t words = blocks_of(count, 64);
-  if (count % 64 != 0) scratch_.piece_uncoded[words - 1] &= (std::uint64_t{1} << (count % 64)) - 1;
-  const bool suffices = for_each_bit(scratch_.piece_uncoded, words, [&](std::size_t i) {
-    if (data.used == data.uncoded) return false;
-    put(i, book.symbol_of[numbers[data.used++]]);
-    return true;
-  });
-  return suffices ? Status{} : Status{Fault::kUncodedLeft};
+  const Status status = streams_[p].read(kernels_, count, data.listed, symbols);
+  return status.ok() && data.listed > data.listed_end ? Status{Fault::kUncodedLeft} : status;
 }
 
 // 8-bit codes from their one or two planes.
@@ -251,18 +237,14 @@ Status ChunkDecoder::read_codes(std::size_t count, std::uint8_t* codes) {
   const Split& split = format_.split[plan.split_index];
   if (split.planes == 1) return read_symbols(0, count, codes);  // no such split is rotated
   const int low_width = split.widths[1];
-  if (plan.planes[0].book != nullptr && plan.planes[1].kind == kPlaneRaw && streams_[0].has_words(count)) {
+  if (plan.planes[0].book != nullptr && plan.planes[1].kind == kPlaneRaw) {
     // The usual case, in one pass.
-    PlaneData& data = planes_[1];
-    const TwoPlanes below = {data.raw, data.raw + data.plane_bytes, split.rotated};
-    data.raw += count / 8;
-    const Status status = streams_[0].read_codes(kernels_, count, below, codes, scratch_.piece_uncoded, ahead_);
-    if (!status.ok() || plan.planes[0].book->escape == 0) return status;
-    const int up = split.rotated ? 1 : 2;
-    const unsigned below_symbol = split.rotated ? 0x81 : 0x03;
-    return place_uncoded(0, count, [=](std::size_t i, std::uint8_t symbol) {
-      codes[i] = static_cast<std::uint8_t>(static_cast<unsigned>(symbol) << up | (codes[i] & below_symbol));
-    });
+    PlaneData& upper = planes_[0];
+    PlaneData& lower = planes_[1];
+    const TwoPlanes below = {lower.raw, lower.raw + lower.plane_bytes, split.rotated};
+    lower.raw += count / 8;
+    const Status status = streams_[0].read_codes(kernels_, count, upper.listed, below, codes, ahead_);
+    return status.ok() && upper.listed > upper.listed_end ? Status{Fault::kUncodedLeft} : status;
   }
   std::uint8_t* const high = scratch_.symbols[0];
   Status status = read_symbols(0, count, high);
@@ -335,7 +317,8 @@ void ChunkDecoder::check(const Piece& piece, std::size_t count) {
   }
   const Float8& float8 = *format_.float8;
   saw_nonfinite_ |= kernels_.largest_byte(piece.codes(), count, 0x7F) >= float8.special_code;
-  // With the highest scale, codes overflow whose exponent brings them to 2^128.
+  if (!has_highest_scale_) return;
+  // With it, codes overflow whose exponent brings them to 2^128.
   const std::size_t runs = blocks_of(count, header_.block_values);
   const int overflowing = (255 - format_.highest_scale + float8.exponent_bias) << float8.mantissa_bits;
   for (std::size_t run = 0; run < runs; ++run) {

@@ -67,8 +67,8 @@ class ChunkDecoder {
   struct PlaneData {
     const std::uint8_t* raw;  // of the next piece
     std::size_t plane_bytes;
-    std::size_t uncoded;      // symbols, of which scratch.numbers has the numbers
-    std::size_t used;         // of them
+    const std::uint8_t* listed;  // symbols without a code, from the next one on
+    const std::uint8_t* listed_end;
   };
 
   Status read_plane_head(int width, PlanePlan& plane, Book& own);
@@ -76,8 +76,6 @@ class ChunkDecoder {
   Status open_plane(int p, std::size_t count);
   Status read_symbols(int p, std::size_t count, std::uint8_t* symbols);
   Status read_codes(std::size_t count, std::uint8_t* codes);
-  template <typename Put>
-  Status place_uncoded(int p, std::size_t count, Put put);
   void read_raw_codes(std::size_t count, const Piece& piece);
   std::size_t left() const { return static_cast<std::size_t>(end_ - position_); }
 
@@ -92,6 +90,7 @@ class ChunkDecoder {
   StreamReader streams_[kMaximumPlanes];  // of the coded planes
   PlaneData planes_[kMaximumPlanes] = {};
   Ahead ahead_;
+  bool has_highest_scale_ = false;  // the open block
   bool saw_nonfinite_ = false;
 };
 

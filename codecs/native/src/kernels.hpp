@@ -85,6 +85,9 @@ struct Kernels {
   // mapped[i] = entries[bytes[i]]; there are 256 entries.
   void (*map)(const std::uint8_t* bytes, std::size_t count, const std::uint8_t* entries, std::uint8_t* mapped);
 
+  // The bytes whose bit is set: bit i % 64 of marks[i / 64]. Returns how many.
+  std::size_t (*pick)(const std::uint8_t* bytes, const std::uint64_t* marks, std::size_t count, std::uint8_t* picked);
+
   // Bit planes of the lowest `width` bits of the (rotated) codes, highest first, each padded to whole bytes; returns bytes written.
   std::size_t (*write_bit_planes)(const std::uint8_t* codes, std::size_t count, bool rotated, int width, std::uint8_t* out);
 
@@ -95,15 +98,16 @@ struct Kernels {
   std::uint8_t* (*write_lanes)(const Code& code, const std::uint8_t* from, int shift, int width, std::size_t count, std::size_t lanes,
                                Lanes& state, std::uint8_t* front, std::uint64_t* uncoded, Ahead& ahead);
 
-  // The inverse, from the first symbol on: `count` symbols (of the uncoded, the mark) from at most end - in bytes; returns where the bytes
-  // not yet read start, or null when they do not suffice (the lanes are of no use then). `uncoded` as above, for marks.
+  // The inverse, from the first symbol on: `count` symbols from at most end - in bytes; returns where the bytes not yet read start, or null
+  // when they do not suffice (the lanes are of no use then). Symbols without a code come from `listed`, which advances: up to
+  // count + kSlackBytes bytes are read there, even if there are no such symbols.
   const std::uint8_t* (*read_lanes)(const Code& code, const std::uint8_t* in, const std::uint8_t* end, std::size_t count,
-                                    std::size_t lanes, Lanes& state, std::uint8_t* symbols, std::uint64_t* uncoded);
+                                    std::size_t lanes, Lanes& state, const std::uint8_t*& listed, std::uint8_t* symbols);
 
   // read_lanes and join in one pass, for symbols of six bits above two planes.
   const std::uint8_t* (*read_codes)(const Code& code, const std::uint8_t* in, const std::uint8_t* end, std::size_t count,
-                                    std::size_t lanes, Lanes& state, const TwoPlanes& below, std::uint8_t* codes, std::uint64_t* uncoded,
-                                    Ahead& ahead);
+                                    std::size_t lanes, Lanes& state, const std::uint8_t*& listed, const TwoPlanes& below,
+                                    std::uint8_t* codes, Ahead& ahead);
 
   // codes[i] = unrotate(symbols[i] << width | the bits of `width` planes), the first plane at `in`, each plane_bytes after the one before it;
   // symbols may be null (no upper plane). The caller has checked that ceil(count / 8) bytes are there for each; it guarantees no slack

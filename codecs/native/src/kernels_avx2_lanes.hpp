@@ -178,7 +178,7 @@ struct LaneReader {
   }
 
   // Lanes first to first + 31.
-  FSL_INLINE void step(Lanes& lanes, std::size_t first, const std::uint8_t*& in, std::uint8_t* out, void* uncoded) const {
+  FSL_INLINE void step(Lanes& lanes, std::size_t first, const std::uint8_t*& in, std::uint8_t* out, void* marked) const {
     const __m256i low = load(lanes.low + first);
     const __m256i high = load(lanes.high + first);
     const __m256i used = load(lanes.used + first);
@@ -188,8 +188,8 @@ struct LaneReader {
     const __m256i word = held.upper_half_times(power_of_two(length)).bytes();
     const __m256i read = symbols(_mm256_add_epi8(word, _mm256_shuffle_epi8(first_ranks, length)));
     store(out, read);
-    const std::uint32_t has_no_code = signs(_mm256_cmpeq_epi8(read, mark));
-    std::memcpy(uncoded, &has_no_code, 4);
+    const std::uint32_t is_marked = signs(_mm256_cmpeq_epi8(read, mark));
+    std::memcpy(marked, &is_marked, 4);
     const __m256i left = _mm256_sub_epi8(used, length);
     const std::uint32_t is_short = signs(left);
     const __m256i place = _mm256_xor_si256(minus_ones_so_far(_mm256_cmpgt_epi8(_mm256_setzero_si256(), left)), all_bytes(-1));
@@ -201,44 +201,70 @@ struct LaneReader {
   }
 };
 
-// Reads whole steps of all lanes while the bytes certainly suffice; returns how many symbols.
+constexpr std::size_t kMarkedWords = 64;  // of a piece whose listed symbols are placed together
+
+// Places what is listed for the marked ones of 64 * words symbols. Fast where they are few: words that are not zero are found before any branch
+// depends on them, as nobody can foresee which they are.
+FSL_INLINE void place_listed(const std::uint64_t* marked, std::size_t words, const std::uint8_t*& listed, std::uint8_t* symbols) {
+  std::uint64_t where = 0;
+  for (std::size_t word = 0; word < words; ++word) where |= static_cast<std::uint64_t>(marked[word] != 0) << word;
+  const std::uint8_t* next = listed;
+  for (; where != 0; where = _blsr_u64(where)) {
+    const std::size_t word = _tzcnt_u64(where);
+    std::uint64_t bits = marked[word];
+    do {
+      symbols[64 * word + _tzcnt_u64(bits)] = *next++;
+      bits = _blsr_u64(bits);
+    } while (bits != 0);
+  }
+  listed = next;
+}
+
+// Reads whole rounds of all lanes while the bytes certainly suffice; returns how many symbols.
 template <int kEntries>
 std::size_t read_all_lanes(const Code& code, const std::uint8_t*& in, const std::uint8_t* end, std::size_t count, Lanes& state,
-                           std::uint8_t* symbols, std::uint64_t* uncoded, Ahead& ahead) {
+                           const std::uint8_t*& listed, std::uint8_t* symbols, Ahead& ahead) {
   const LaneReader<kEntries> reader(code);
   const std::uint8_t* next = in;
+  std::uint64_t marked[kMarkedWords];
   std::size_t i = 0;
+  std::size_t word = 0;  // of those marked, for symbols from i - 64 * word on
   while (count - i >= kMostLanes && static_cast<std::size_t>(end - next) >= kMostLanes) {
 #pragma GCC unroll 4
     for (std::size_t first = 0; first < kMostLanes; first += kStep) {
-      reader.step(state, first, next, symbols + i + first, reinterpret_cast<std::uint8_t*>(uncoded) + (i + first) / 8);
+      reader.step(state, first, next, symbols + i + first, reinterpret_cast<std::uint8_t*>(marked + word) + first / 8);
     }
     i += kMostLanes;
+    word += kMostLanes / 64;
     fetch_to_add(ahead);
+    if (word < kMarkedWords) continue;
+    if (code.escapes) place_listed(marked, word, listed, symbols + i - 64 * word);
+    word = 0;
   }
+  if (code.escapes) place_listed(marked, word, listed, symbols + i - 64 * word);
   in = next;
   return i;
 }
 
 const std::uint8_t* read_and_fetch(const Code& code, const std::uint8_t* in, const std::uint8_t* end, std::size_t count, std::size_t lanes,
-                                   Lanes& state, std::uint8_t* symbols, std::uint64_t* uncoded, Ahead& ahead) {
+                                   Lanes& state, const std::uint8_t*& listed, std::uint8_t* symbols, Ahead& ahead) {
   std::size_t done = 0;
   if (lanes == kMostLanes) {
     const auto read = code.leaves > 64 ? read_all_lanes<256> : read_all_lanes<64>;
-    done = read(code, in, end, count, state, symbols, uncoded, ahead);
+    done = read(code, in, end, count, state, listed, symbols, ahead);
   }
-  return plain::read_lanes(code, in, end, count - done, lanes, state, symbols + done, uncoded + done / 64);
+  return plain::read_lanes(code, in, end, count - done, lanes, state, listed, symbols + done);
 }
 
 const std::uint8_t* read_lanes(const Code& code, const std::uint8_t* in, const std::uint8_t* end, std::size_t count, std::size_t lanes,
-                               Lanes& state, std::uint8_t* symbols, std::uint64_t* uncoded) {
+                               Lanes& state, const std::uint8_t*& listed, std::uint8_t* symbols) {
   Ahead nothing;
-  return read_and_fetch(code, in, end, count, lanes, state, symbols, uncoded, nothing);
+  return read_and_fetch(code, in, end, count, lanes, state, listed, symbols, nothing);
 }
 
 const std::uint8_t* read_codes(const Code& code, const std::uint8_t* in, const std::uint8_t* end, std::size_t count, std::size_t lanes,
-                               Lanes& state, const TwoPlanes& below, std::uint8_t* codes, std::uint64_t* uncoded, Ahead& ahead) {
-  const std::uint8_t* const next = read_and_fetch(code, in, end, count, lanes, state, codes, uncoded, ahead);
+                               Lanes& state, const std::uint8_t*& listed, const TwoPlanes& below, std::uint8_t* codes, Ahead& ahead) {
+  const std::uint8_t* const next = read_and_fetch(code, in, end, count, lanes, state, listed, codes, ahead);
   if (next != nullptr) join(codes, below.high, static_cast<std::size_t>(below.low - below.high), count, below.rotated, 2, codes);
   return next;
 }

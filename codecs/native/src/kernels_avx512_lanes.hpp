@@ -136,19 +136,23 @@ struct LaneReader {
   const Table256 symbols;
   const __m512i lengths[2];
   const __m512i mark;
+  const __mmask64 escapes;  // all or none
   const __m512i first_bit = load(kLaneOrder.first_bit);
 
   FSL_INLINE explicit LaneReader(const Code& code)
-      : symbols(code.symbol_of_window), lengths{load(code.length_of_seven_bits), load(code.length_of_seven_bits + 64)}, mark(all_bytes(code.mark)) {}
+      : symbols(code.symbol_of_window),
+        lengths{load(code.length_of_seven_bits), load(code.length_of_seven_bits + 64)},
+        mark(all_bytes(code.mark)),
+        escapes(code.escapes ? ~std::uint64_t{0} : 0) {}
 
-  FSL_INLINE __m512i step(LaneVector& lanes, const std::uint8_t*& in, std::uint64_t* uncoded) const {
+  FSL_INLINE __m512i step(LaneVector& lanes, const std::uint8_t*& in, const std::uint8_t*& listed) const {
     // As unpacking orders them, which is over sooner than a permutation.
     const __m512i low = _mm512_shuffle_epi32(lanes.low, _MM_PERM_DBCA);
     const __m512i high = _mm512_shuffle_epi32(lanes.high, _MM_PERM_DBCA);
     const __m512i lower = _mm512_unpacklo_epi8(low, high);
     const __m512i upper = _mm512_unpackhi_epi8(low, high);
     const __m512i read = symbols(bits_at(lanes.used, lower, upper));
-    store_mask(reinterpret_cast<std::uint8_t*>(uncoded), _mm512_cmpeq_epi8_mask(read, mark));
+    const __mmask64 is_listed = _mm512_mask_cmpeq_epi8_mask(escapes, read, mark);
     // One bit further up, the window without its lowest bit; what comes in above is ignored.
     const __m512i seven_bits = bits_at(_mm512_add_epi8(lanes.used, all_bytes(1)), lower, upper);
     const __m512i left = _mm512_sub_epi8(lanes.used, _mm512_permutex2var_epi8(lengths[0], seven_bits, lengths[1]));
@@ -158,50 +162,65 @@ struct LaneReader {
     in += ones(is_short);
     lanes.high = _mm512_mask_mov_epi8(lanes.high, is_short, lanes.low);
     lanes.low = _mm512_mask_expand_epi8(lanes.low, is_short, next);
-    return read;
+    const __m512i symbol = _mm512_mask_expand_epi8(read, is_listed, load_first(listed));
+    listed += ones(is_listed);
+    return symbol;
   }
 };
 
-// Whole steps of all lanes, while the bytes certainly suffice; put(i, symbols) takes 64 of them. Returns how many.
+// Whole rounds of all lanes; put(i, symbols) takes 64 of them. Null when the bytes do not suffice.
 template <typename Put>
-FSL_INLINE std::size_t read_all_lanes(const Code& code, const std::uint8_t*& in, const std::uint8_t* end, std::size_t count, Lanes& state,
-                                      std::uint64_t* uncoded, Ahead& ahead, Put put) {
+FSL_INLINE const std::uint8_t* read_all_lanes(const Code& code, const std::uint8_t* in, const std::uint8_t* end, std::size_t count, Lanes& state,
+                                              const std::uint8_t*& listed, Ahead& ahead, Put put) {
   const LaneReader reader(code);
   LaneVector first(state, 0);
   LaneVector second(state, kStep);
   first.used = _mm512_or_si512(first.used, reader.first_bit);
   second.used = _mm512_or_si512(second.used, reader.first_bit);
-  const std::uint8_t* next = in;
+  const std::uint8_t* from_list = listed;
   std::size_t i = 0;
-  // A step reads two vectors and uses at most all of them.
-  for (; count - i >= kMostLanes && static_cast<std::size_t>(end - next) >= kMostLanes; i += kMostLanes) {
-    put(i, reader.step(first, next, uncoded + i / 64));
-    put(i + kStep, reader.step(second, next, uncoded + i / 64 + 1));
-    fetch_to_add(ahead);
+  // A round looks at as many bytes as there are lanes and uses at most all of them.
+  const auto read = [&](const std::uint8_t* next, const std::uint8_t* last) __attribute__((always_inline)) {
+    for (; i < count && next <= last; i += kMostLanes) {
+      put(i, reader.step(first, next, from_list));
+      put(i + kStep, reader.step(second, next, from_list));
+      fetch_to_add(ahead);
+    }
+    return next;
+  };
+  if (static_cast<std::size_t>(end - in) >= kMostLanes) in = read(in, end - kMostLanes);
+  if (i < count) {
+    // The last bytes, with room behind them to look at.
+    std::uint8_t last_bytes[2 * kMostLanes] = {};
+    const std::size_t left = static_cast<std::size_t>(end - in);
+    std::memcpy(last_bytes, in, left);
+    const std::uint8_t* const next = read(last_bytes, last_bytes + left);
+    in = next <= last_bytes + left ? in + (next - last_bytes) : nullptr;
   }
   first.save(state, 0);
   second.save(state, kStep);
-  in = next;
-  return i;
+  listed = from_list;
+  return in;
 }
 
 const std::uint8_t* read_lanes(const Code& code, const std::uint8_t* in, const std::uint8_t* end, std::size_t count, std::size_t lanes,
-                               Lanes& state, std::uint8_t* symbols, std::uint64_t* uncoded) {
-  std::size_t done = 0;
-  if (lanes == kMostLanes) {
+                               Lanes& state, const std::uint8_t*& listed, std::uint8_t* symbols) {
+  const std::size_t whole = lanes == kMostLanes ? count & ~(kMostLanes - 1) : 0;
+  if (whole > 0) {
     Ahead nothing;
-    done = read_all_lanes(code, in, end, count, state, uncoded, nothing,
-                          [=](std::size_t i, __m512i read) __attribute__((always_inline)) { store(symbols + i, read); });
+    in = read_all_lanes(code, in, end, whole, state, listed, nothing,
+                        [=](std::size_t i, __m512i read) __attribute__((always_inline)) { store(symbols + i, read); });
+    if (in == nullptr) return nullptr;
   }
-  return kScalarKernels.read_lanes(code, in, end, count - done, lanes, state, symbols + done, uncoded + done / 64);
+  return kScalarKernels.read_lanes(code, in, end, count - whole, lanes, state, listed, symbols + whole);
 }
 
 template <bool kRotated>
-FSL_INLINE std::size_t read_all_codes(const Code& code, const std::uint8_t*& in, const std::uint8_t* end, std::size_t count, Lanes& state,
-                                      const TwoPlanes& below, std::uint8_t* codes, std::uint64_t* uncoded, Ahead& ahead) {
+FSL_INLINE const std::uint8_t* read_all_codes(const Code& code, const std::uint8_t* in, const std::uint8_t* end, std::size_t count, Lanes& state,
+                                              const std::uint8_t*& listed, const TwoPlanes& below, std::uint8_t* codes, Ahead& ahead) {
   const __m512i high = all_bytes(kRotated ? 1 : 2);
   const __m512i low = all_bytes(kRotated ? 0x80 : 1);
-  return read_all_lanes(code, in, end, count, state, uncoded, ahead, [=](std::size_t i, __m512i read) __attribute__((always_inline)) {
+  return read_all_lanes(code, in, end, count, state, listed, ahead, [=](std::size_t i, __m512i read) __attribute__((always_inline)) {
     __m512i symbols = _mm512_add_epi8(read, read);
     if (!kRotated) symbols = _mm512_add_epi8(symbols, symbols);
     symbols = _mm512_mask_add_epi8(symbols, mask_at(below.high + i / 8), symbols, high);
@@ -210,15 +229,15 @@ FSL_INLINE std::size_t read_all_codes(const Code& code, const std::uint8_t*& in,
 }
 
 const std::uint8_t* read_codes(const Code& code, const std::uint8_t* in, const std::uint8_t* end, std::size_t count, std::size_t lanes,
-                               Lanes& state, const TwoPlanes& below, std::uint8_t* codes, std::uint64_t* uncoded,
-                               Ahead& ahead) {
-  std::size_t done = 0;
-  if (lanes == kMostLanes) {
-    done = below.rotated ? read_all_codes<true>(code, in, end, count, state, below, codes, uncoded, ahead)
-                         : read_all_codes<false>(code, in, end, count, state, below, codes, uncoded, ahead);
+                               Lanes& state, const std::uint8_t*& listed, const TwoPlanes& below, std::uint8_t* codes, Ahead& ahead) {
+  const std::size_t whole = lanes == kMostLanes ? count & ~(kMostLanes - 1) : 0;
+  if (whole > 0) {
+    in = below.rotated ? read_all_codes<true>(code, in, end, whole, state, listed, below, codes, ahead)
+                       : read_all_codes<false>(code, in, end, whole, state, listed, below, codes, ahead);
+    if (in == nullptr) return nullptr;
   }
-  const TwoPlanes rest = {below.high + done / 8, below.low + done / 8, below.rotated};
-  return kScalarKernels.read_codes(code, in, end, count - done, lanes, state, rest, codes + done, uncoded + done / 64, ahead);
+  const TwoPlanes rest = {below.high + whole / 8, below.low + whole / 8, below.rotated};
+  return kScalarKernels.read_codes(code, in, end, count - whole, lanes, state, listed, rest, codes + whole, ahead);
 }
 
 }  // namespace

@@ -189,6 +189,15 @@ void map(const std::uint8_t* bytes, std::size_t count, const std::uint8_t* entri
   for (std::size_t i = 0; i < count; ++i) mapped[i] = entries[bytes[i]];
 }
 
+std::size_t pick(const std::uint8_t* bytes, const std::uint64_t* marks, std::size_t count, std::uint8_t* picked) {
+  std::size_t found = 0;
+  for (std::size_t i = 0; i < count; ++i) {
+    picked[found] = bytes[i];
+    found += marks[i / 64] >> (i % 64) & 1;
+  }
+  return found;
+}
+
 // One bit of each of `count` bytes, padded to whole bytes; bit_of gives 0 or 1.
 template <typename BitOf>
 std::uint8_t* pack_bits(std::size_t count, std::uint8_t* out, BitOf bit_of) {
@@ -253,20 +262,20 @@ std::uint32_t read_symbol(const Code& code, std::uint8_t next, std::size_t lane,
 }
 
 const std::uint8_t* read_lanes(const Code& code, const std::uint8_t* in, const std::uint8_t* end, std::size_t count, std::size_t lanes,
-                               Lanes& state, std::uint8_t* symbols, std::uint64_t* uncoded) {
-  std::uint64_t word = 0;
-  const auto note = [&](std::size_t i) {
-    word = (i % 64 == 0 ? 0 : word) | static_cast<std::uint64_t>(symbols[i] == code.mark) << (i % 64);
-    uncoded[i / 64] = word;
+                               Lanes& state, const std::uint8_t*& listed, std::uint8_t* symbols) {
+  const auto complete = [&](std::uint8_t& symbol) {
+    const bool is_listed = code.escapes && symbol == code.mark;
+    symbol = is_listed ? *listed : symbol;
+    listed += is_listed;
   };
   std::size_t i = 0;
   for (; i < count && in != end; ++i) {
     in += read_symbol(code, *in, i & (lanes - 1), state, symbols[i]);
-    note(i);
+    complete(symbols[i]);
   }
   for (; i < count; ++i) {
     if (read_symbol(code, 0, i & (lanes - 1), state, symbols[i]) != 0) return nullptr;
-    note(i);
+    complete(symbols[i]);
   }
   return in;
 }
@@ -283,9 +292,8 @@ void join(const std::uint8_t* symbols, const std::uint8_t* in, std::size_t plane
 }
 
 const std::uint8_t* read_codes(const Code& code, const std::uint8_t* in, const std::uint8_t* end, std::size_t count, std::size_t lanes,
-                               Lanes& state, const TwoPlanes& below, std::uint8_t* codes, std::uint64_t* uncoded,
-                               Ahead&) {
-  const std::uint8_t* const next = read_lanes(code, in, end, count, lanes, state, codes, uncoded);
+                               Lanes& state, const std::uint8_t*& listed, const TwoPlanes& below, std::uint8_t* codes, Ahead&) {
+  const std::uint8_t* const next = read_lanes(code, in, end, count, lanes, state, listed, codes);
   if (next != nullptr) join(codes, below.high, static_cast<std::size_t>(below.low - below.high), count, below.rotated, 2, codes);
   return next;
 }

@@ -66,12 +66,13 @@ struct Counts {
 
 struct Scratch {
   alignas(64) float x[kBlockValues + kSlackBytes];
-  alignas(64) float nowhere[kBlockValues + kSlackBytes];  // values that are only looked at
+  alignas(64) float nowhere[kPieceValues + kSlackBytes];  // values that are only looked at
   alignas(64) std::uint8_t symbols[2][kBlockValues + kSlackBytes];
-  alignas(64) std::uint8_t numbers[kMaximumPlanes][kBlockValues + kSlackBytes];  // of symbols without a code, by plane
+  alignas(64) std::uint8_t numbers[kBlockValues + kSlackBytes];  // of symbols without a code, of a plane that is written
+  // Symbols without a code, of each plane that is read. A piece may ask for as many as it has values before it is found to have too many.
+  alignas(64) std::uint8_t listed[kMaximumPlanes][kBlockValues + kPieceValues + kSlackBytes];
   alignas(64) std::uint16_t positions[kBlockValues + kSlackBytes];  // of escapes
   alignas(64) std::uint8_t planes[kMaximumPlanes][kPieceValues + kSlackBytes];  // of a piece that was read: codes, or rotated byte planes
-  std::uint64_t piece_uncoded[kPieceValues / 64 + 1];  // bitmap of symbols without a code
   alignas(64) std::uint8_t scales[kMaximumRuns + kSlackBytes];
   alignas(64) std::int16_t steps[kMaximumRuns + kSlackBytes];
   alignas(64) std::uint8_t differences[kMaximumRuns + kSlackBytes];

@@ -3,19 +3,10 @@
 #include <algorithm>
 #include <cstring>
 
+#include "bits.hpp"
 #include "frame.hpp"
 
 namespace fsl {
-namespace {
-
-std::uint8_t highest_bit(unsigned byte) {
-  std::uint8_t bit = 0;
-  while (byte >>= 1) ++bit;
-  return bit;
-}
-
-}  // namespace
-
 Status StreamReader::open(const Book& book, std::size_t values, const std::uint8_t*& position, const std::uint8_t* end, Lanes& lanes) {
   book_ = &book;
   state_ = &lanes;
@@ -35,38 +26,54 @@ Status StreamReader::open(const Book& book, std::size_t values, const std::uint8
   position_ += 2 * lanes_;
   for (std::size_t lane = 0; lane < lanes_; ++lane) {
     if (lanes.high[lane] == 0) return {Fault::kLaneEmpty};
-    lanes.used[lane] = highest_bit(lanes.high[lane]);
+    lanes.used[lane] = static_cast<std::uint8_t>(highest_bit(lanes.high[lane]));
   }
   return {};
 }
 
-Status StreamReader::read(const Kernels& kernels, std::size_t count, std::uint8_t* symbols, std::uint64_t* uncoded) {
-  const std::size_t coded = std::min(count, coded_ - std::min(coded_, done_));
-  if (coded > 0) {
-    position_ = kernels.read_lanes(book_->code, position_, end_, coded, lanes_, *state_, symbols, uncoded);
-    if (position_ == nullptr) return {Fault::kStreamEnds};
-  }
-  done_ += count;
+// How many of the next `count` symbols have code words.
+std::size_t StreamReader::words_of(std::size_t count) const { return std::min(count, coded_ - std::min(coded_, done_)); }
+
+// After `words` of `count` symbols; the others are what the lanes started from.
+Status StreamReader::finish(std::size_t words, std::size_t count, const std::uint8_t*& listed, std::uint8_t* symbols) {
+  done_ += words;
   if (done_ < coded_) return {};
-  if (coded > 0 || coded_ == 0) {
+  if (words > 0 || coded_ == 0) {
     const Status status = check_end();
     if (!status.ok()) return status;
   }
-  if (coded % 64 != 0) uncoded[coded / 64] &= (std::uint64_t{1} << (coded % 64)) - 1;
-  for (std::size_t i = coded; i < count; ++i) {
-    symbols[i] = state_->low[(done_ - count + i) % lanes_];
-    if (i % 64 == 0) uncoded[i / 64] = 0;
-    uncoded[i / 64] |= static_cast<std::uint64_t>(symbols[i] == book_->code.mark) << (i % 64);
+  const std::size_t states = count - words;
+  for (std::size_t i = 0; i < states; ++i) symbols[i] = state_->low[(done_ + i) & (lanes_ - 1)];
+  done_ += states;
+  const Code& code = book_->code;
+  for (std::uint8_t* next = symbols; code.escapes; *next++ = *listed++) {
+    next = static_cast<std::uint8_t*>(std::memchr(next, code.mark, static_cast<std::size_t>(symbols + states - next)));
+    if (next == nullptr) break;
   }
   return {};
 }
 
-Status StreamReader::read_codes(const Kernels& kernels, std::size_t count, const TwoPlanes& below, std::uint8_t* codes, std::uint64_t* uncoded,
-                                Ahead& ahead) {
-  position_ = kernels.read_codes(book_->code, position_, end_, count, lanes_, *state_, below, codes, uncoded, ahead);
+Status StreamReader::read(const Kernels& kernels, std::size_t count, const std::uint8_t*& listed, std::uint8_t* symbols) {
+  const std::size_t words = words_of(count);
+  if (words > 0) position_ = kernels.read_lanes(book_->code, position_, end_, words, lanes_, *state_, listed, symbols);
+  return position_ == nullptr ? Status{Fault::kStreamEnds} : finish(words, count, listed, symbols + words);
+}
+
+Status StreamReader::read_codes(const Kernels& kernels, std::size_t count, const std::uint8_t*& listed, const TwoPlanes& below,
+                                std::uint8_t* codes, Ahead& ahead) {
+  const std::size_t words = words_of(count);
+  if (words > 0) position_ = kernels.read_codes(book_->code, position_, end_, words, lanes_, *state_, listed, below, codes, ahead);
   if (position_ == nullptr) return {Fault::kStreamEnds};
-  done_ += count;
-  return {};
+  // Symbols without words go to their codes from a whole byte of the planes on.
+  const std::size_t whole = words & ~std::size_t{7};
+  std::uint8_t last[7 + kMostLanes + kSlackBytes];
+  std::uint8_t* symbol = last;
+  for (std::size_t i = whole; i < words; ++i) *symbol++ = below.rotated ? codes[i] >> 1 & 0x3F : codes[i] >> 2;
+  const Status status = finish(words, count, listed, symbol);
+  if (status.ok() && words < count) {
+    kernels.join(last, below.high + whole / 8, static_cast<std::size_t>(below.low - below.high), count - whole, below.rotated, 2, codes + whole);
+  }
+  return status;
 }
 
 Status StreamReader::check_end() const {

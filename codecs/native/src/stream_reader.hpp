@@ -11,19 +11,18 @@ class StreamReader {
   // Takes the stream of a plane of `values` symbols from the front of `position`, which advances. `lanes` is its state from then on.
   Status open(const Book& book, std::size_t values, const std::uint8_t*& position, const std::uint8_t* end, Lanes& lanes);
 
-  // The next `count` symbols, with slack behind them; of those without a code, the mark, which `uncoded` has bits for. All calls but the last ask
+  // The next `count` symbols, with slack behind them; those without a code come from `listed`, as kernels take them. All calls but the last ask
   // for multiples of kMostLanes.
-  Status read(const Kernels& kernels, std::size_t count, std::uint8_t* symbols, std::uint64_t* uncoded);
+  Status read(const Kernels& kernels, std::size_t count, const std::uint8_t*& listed, std::uint8_t* symbols);
 
-  // The same with two planes below. Only while has_words(count).
-  Status read_codes(const Kernels& kernels, std::size_t count, const TwoPlanes& below, std::uint8_t* codes, std::uint64_t* uncoded,
+  // The same with two planes below.
+  Status read_codes(const Kernels& kernels, std::size_t count, const std::uint8_t*& listed, const TwoPlanes& below, std::uint8_t* codes,
                     Ahead& ahead);
-
-  // Whether the next `count` symbols have code words and do not end the stream.
-  bool has_words(std::size_t count) const { return done_ + count < coded_; }
 
  private:
   Status check_end() const;
+  std::size_t words_of(std::size_t count) const;
+  Status finish(std::size_t words, std::size_t count, const std::uint8_t*& listed, std::uint8_t* symbols);
 
   const Book* book_ = nullptr;
   Lanes* state_ = nullptr;

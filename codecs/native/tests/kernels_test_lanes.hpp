@@ -68,6 +68,7 @@ struct RandomCode {
       std::memset(code.length_of_window + word * windows, length, static_cast<std::size_t>(windows));
     }
     if (word + 1 != 1 << before) fail("the test's code is not complete");
+    code.escapes = !uncoded.empty();
     code.mark = uncoded.empty() ? coded[below(coded.size())] : uncoded[0];
     code.arrange();
   }
@@ -86,9 +87,6 @@ struct RandomCode {
   }
 
   bool is_uncoded(std::uint8_t symbol) const { return std::binary_search(uncoded.begin(), uncoded.end(), symbol); }
-
-  // What a decoder makes of it.
-  std::uint8_t decoded(std::uint8_t symbol) const { return is_uncoded(symbol) ? uncoded[0] : symbol; }
 
   // As probable as its word is short, or any that has a word.
   std::uint8_t some_symbol(bool any) const {
@@ -197,21 +195,30 @@ std::uint8_t* write_blocks(const fsl::Kernels& kernels, const Plane& plane, fsl:
   return front;
 }
 
-// What a block is read into: symbols, or codes where planes of two bits are below them; and which symbols are the mark.
+// What a block is read into: symbols, or codes where planes of two bits are below them.
 struct Read {
   Edge bytes;
-  Edge marks;
+  std::size_t used = 0;  // of the list
 
-  explicit Read(std::size_t count) : bytes(count, fsl::kSlackBytes), marks((count + 63) / 64 * 8, fsl::kSlackBytes) {}
+  explicit Read(std::size_t count) : bytes(count, fsl::kSlackBytes) {}
 
   const std::uint8_t* from(const fsl::Kernels& kernels, const fsl::Code& code, const std::uint8_t* in, const std::uint8_t* end,
-                           std::size_t count, std::size_t lanes, fsl::Lanes& state, const fsl::TwoPlanes* below_them) {
-    auto* const words = marks.as<std::uint64_t>();
-    if (below_them == nullptr) return kernels.read_lanes(code, in, end, count, lanes, state, bytes.as(), words);
-    // Fetches from places that fault when they are read.
-    const char* const behind = bytes.as<const char>() + count + fsl::kSlackBytes;
-    fsl::Ahead ahead{behind, behind + 4096};
-    return kernels.read_codes(code, in, end, count, lanes, state, *below_them, bytes.as(), words, ahead);
+                           std::size_t count, std::size_t lanes, fsl::Lanes& state, const std::vector<std::uint8_t>& list,
+                           const fsl::TwoPlanes* below_them) {
+    Edge all_listed(count, fsl::kSlackBytes);
+    for (std::size_t i = 0; i < count; ++i) all_listed.as()[i] = i < list.size() ? list[i] : std::uint8_t{0};
+    const std::uint8_t* listed = all_listed.as();
+    const std::uint8_t* next = nullptr;
+    if (below_them == nullptr) {
+      next = kernels.read_lanes(code, in, end, count, lanes, state, listed, bytes.as());
+    } else {
+      // Fetches from places that fault when they are read.
+      const char* const behind = bytes.as<const char>() + count + fsl::kSlackBytes;
+      fsl::Ahead ahead{behind, behind + 4096};
+      next = kernels.read_codes(code, in, end, count, lanes, state, listed, *below_them, bytes.as(), ahead);
+    }
+    used = static_cast<std::size_t>(listed - all_listed.as());
+    return next;
   }
 };
 
@@ -239,20 +246,27 @@ void compare_reading(const fsl::Kernels& plain, const fsl::Kernels& kernels, con
     for (std::size_t i = 0; i < apart + plane_bytes; ++i) bits_below.as()[i] = static_cast<std::uint8_t>(chance());
     const fsl::TwoPlanes planes{high, low, rotated};
     const fsl::TwoPlanes* const below_them = makes_codes ? &planes : nullptr;
+    // As many as a damaged stream may ask for.
+    std::vector<std::uint8_t> list;
+    for (std::size_t i = 0; i < count; ++i) {
+      const std::uint8_t symbol = plane.symbols[plane.starts[block] + i];
+      if (plane.random.is_uncoded(symbol)) list.push_back(symbol);
+    }
+    const std::size_t listed = list.size();
+    while (list.size() < count) list.push_back(static_cast<std::uint8_t>(below(std::size_t{1} << plane.random.width)));
     Read want_read(count), read(count);
-    want = want_read.from(plain, plane.random.code, want, end, count, plane.lanes, want_state, below_them);
-    got = read.from(kernels, plane.random.code, got, end, count, plane.lanes, state, below_them);
+    want = want_read.from(plain, plane.random.code, want, end, count, plane.lanes, want_state, list, below_them);
+    got = read.from(kernels, plane.random.code, got, end, count, plane.lanes, state, list, below_them);
     read.bytes.check_front("symbols");
     if (want != got) fail("place after reading" + about);
     if (want == nullptr) break;
     same(want_read.bytes.as(), read.bytes.as(), count, "symbols" + about);
     same_lanes(want_state, state, plane.lanes, "lanes after reading" + about);
+    if (want_read.used != read.used || (is_whole && read.used != listed)) fail("listed symbols used" + about);
     for (std::size_t i = 0; i < count; ++i) {
-      const bool is_marked = (read.marks.as<std::uint64_t>()[i / 64] >> (i % 64) & 1) != 0;
       const std::uint8_t code = read.bytes.as()[i];
       const int symbol = !makes_codes ? code : rotated ? code >> 1 & 63 : code >> 2;
-      if (is_marked != (symbol == plane.random.code.mark)) fail("whether a symbol read is the mark" + about);
-      if (is_whole && symbol != plane.random.decoded(plane.symbols[plane.starts[block] + i])) fail("round trip" + about);
+      if (is_whole && symbol != plane.symbols[plane.starts[block] + i]) fail("round trip" + about);
       const int bits = (high[i / 8] >> (i % 8) & 1) * 2 + (low[i / 8] >> (i % 8) & 1);
       if (makes_codes && bits != (rotated ? (code & 1) * 2 + (code >> 7) : code & 3)) fail("bits below" + about);
     }
@@ -303,8 +317,8 @@ void test_last_bytes(const fsl::Kernels& plain, const fsl::Kernels& kernels, std
     fsl::Lanes want_state = some_lanes();
     fsl::Lanes state = want_state;
     const std::uint8_t* const end = in.as() + bytes;
-    const std::uint8_t* const want = want_read.from(plain, flat.code, in.as(), end, count, lanes, want_state, nullptr);
-    const std::uint8_t* const got = read.from(kernels, flat.code, in.as(), end, count, lanes, state, nullptr);
+    const std::uint8_t* const want = want_read.from(plain, flat.code, in.as(), end, count, lanes, want_state, {}, nullptr);
+    const std::uint8_t* const got = read.from(kernels, flat.code, in.as(), end, count, lanes, state, {}, nullptr);
     if (want != got || (want == nullptr) != (count > bytes)) fail("last bytes" + about);
     if (got == nullptr) continue;
     same(want_read.bytes.as(), read.bytes.as(), count, "symbols of last bytes" + about);
