@@ -108,8 +108,8 @@ struct FrameDecoder {
   Status handle_values(const Chunk& chunk, ChunkDecoder& decoder, Scratch& scratch) const {
     const bool checks = task == Task::kCheck || task == Task::kCheckAndAccumulate;
     for (int pass = checks ? 0 : 1; pass < (task == Task::kCheck ? 1 : 2); ++pass) {
-      for (std::size_t offset = 0; offset < chunk.count; offset += kBlockValues) {
-        const std::size_t size = std::min(kBlockValues, chunk.count - offset);
+      for (std::size_t offset = 0; offset < chunk.count; offset += kPieceValues) {
+        const std::size_t size = std::min(kPieceValues, chunk.count - offset);
         const Output nowhere = {Sink::kStore, scratch.nowhere, 0.0F, nullptr};
         decoder.put_values(offset, size, pass == 0 ? nowhere : output_at(chunk, offset));
       }
@@ -120,7 +120,7 @@ struct FrameDecoder {
     return {};
   }
 
-  // Reads all inner blocks, each piece to piece_at(offset), and calls done(offset, piece, count) after it.
+  // Reads all inner blocks, each piece to piece_at(block's offset, offset), and calls done(offset, piece, count) after it.
   template <typename PieceAt, typename Done>
   Status read_blocks(const Chunk& chunk, ChunkDecoder& decoder, PieceAt piece_at, Done done) const {
     for (std::size_t offset = 0; offset < chunk.count; offset += kBlockValues) {

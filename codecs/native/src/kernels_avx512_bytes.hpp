@@ -12,15 +12,16 @@ namespace {
 FSL_INLINE __mmask64 there(std::size_t left) { return left < kStep ? lowest(left) : ~std::uint64_t{0}; }
 
 std::uint8_t largest_byte(const std::uint8_t* bytes, std::size_t count, std::uint8_t mask) {
-  __m512i largest = _mm512_setzero_si512();
   const __m512i masks = all_bytes(mask);
-  for (std::size_t i = 0; i < count; i += kStep) {
-    const __m512i some = _mm512_maskz_loadu_epi8(there(count - i), bytes + i);
-    largest = _mm512_max_epu8(largest, _mm512_and_si512(some, masks));
-  }
-  alignas(64) std::uint8_t lanes[kStep];
-  store(lanes, largest);
-  return kScalarKernels.largest_byte(lanes, kStep, mask);
+  const std::size_t whole = count & ~(kStep - 1);
+  __m512i largest = _mm512_and_si512(_mm512_maskz_loadu_epi8(there(count - whole), bytes + whole), masks);
+  for (std::size_t i = 0; i < whole; i += kStep) largest = _mm512_max_epu8(largest, _mm512_and_si512(load(bytes + i), masks));
+  const __m256i half = _mm256_max_epu8(_mm512_castsi512_si256(largest), _mm512_extracti64x4_epi64(largest, 1));
+  __m128i few = _mm_max_epu8(_mm256_castsi256_si128(half), _mm256_extracti128_si256(half, 1));
+  few = _mm_max_epu8(few, _mm_srli_epi16(few, 8));
+  // The largest of eight words is the smallest of their complements.
+  const __m128i words = _mm_andnot_si128(few, _mm_set1_epi16(0xFF));
+  return static_cast<std::uint8_t>(~_mm_cvtsi128_si32(_mm_minpos_epu16(words)));
 }
 
 std::size_t count_byte(const std::uint8_t* bytes, std::size_t count, std::uint8_t byte) {

@@ -5,6 +5,7 @@
 #include "kernels_avx512_input.hpp"
 #include "kernels_avx512_planes.hpp"
 #include "kernels_avx512_quantise.hpp"
+#include "kernels_fetch.hpp"
 
 namespace fsl {
 namespace {
@@ -73,13 +74,14 @@ struct Writer {
   float* out;
   const float* source;
   __m512 weight;
+  bool weighs;
   // Non-temporal stores to places that are no multiple of 64 bytes: each is made of two vectors.
   std::size_t lead = 0;
   __m512i index = _mm512_setzero_si512();
   __m512 carry = _mm512_setzero_ps();
 
   FSL_INLINE explicit Writer(const Output& output)
-      : out(static_cast<float*>(output.out)), source(output.source), weight(_mm512_set1_ps(output.weight)) {
+      : out(static_cast<float*>(output.out)), source(output.source), weight(_mm512_set1_ps(output.weight)), weighs(output.weight != 1.0F) {
     if (kSink == Sink::kStream && !kAligned) {
       lead = (64 - (reinterpret_cast<std::uintptr_t>(out) & 63)) / 4;
       index = _mm512_add_epi32(_mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0), all(static_cast<int>(lead)));
@@ -101,7 +103,9 @@ struct Writer {
         carry = value;
       }
     } else if (kSink == Sink::kAccumulate) {
-      _mm512_storeu_ps(out + i, _mm512_add_ps(_mm512_loadu_ps(out + i), _mm512_mul_ps(value, weight)));
+      fetch_further(out + i);
+      if (weighs) value = _mm512_mul_ps(value, weight);
+      _mm512_storeu_ps(out + i, _mm512_add_ps(_mm512_loadu_ps(out + i), value));
     } else if (kSink == Sink::kBfloat16) {
       const __m512i bits = _mm512_castps_si512(value);
       const __m512i ties = _mm512_and_si512(_mm512_srli_epi32(bits, 16), all(1));
@@ -217,25 +221,44 @@ FSL_INLINE __m512i dequantise_runs(const std::uint8_t* codes, std::size_t count,
   return largest;
 }
 
+// Whether it is all the same which of a weight, a scale and a code are multiplied first: codes and scales are exact, and nothing comes near the
+// limits of fp32.
+bool may_weigh_factors(float weight, int lowest_scale, int highest_scale) {
+  const float magnitude = weight < 0.0F ? -weight : weight;
+  return magnitude >= 0x1p-30F && magnitude <= 0x1p30F && lowest_scale >= 127 - 60 && highest_scale <= 127 + 60;
+}
+
 bool dequantise_float8(const std::uint8_t* codes, const std::uint8_t* scales, std::size_t count, const Float8& format,
                        std::size_t block_values, const Output& output) {
   alignas(64) float factors[kBlockValues / 16 + kLane];
   const int block_shift = log2_of(block_values);
   const std::size_t whole = count & ~(kStep - 1);
   const std::size_t runs = (whole + block_values - 1) >> block_shift;
-  const __m512i lowest_scale = all(format.lowest_scale);
-  const __m512i highest_scale = all(254 - format.largest_exponent);
-  bool usual = true;
+  __m512i smallest = all(255);
+  __m512i largest_scale = _mm512_setzero_si512();
   for (std::size_t run = 0; run < runs; run += kLane) {
     const __m512i scale = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(scales + run)));
     const __mmask16 valid = runs - run < kLane ? static_cast<__mmask16>((1U << (runs - run)) - 1) : static_cast<__mmask16>(0xFFFF);
     store(factors + run, _mm512_slli_epi32(scale, 23));
-    usual &= (_mm512_mask_cmplt_epu32_mask(valid, scale, lowest_scale) | _mm512_mask_cmpgt_epu32_mask(valid, scale, highest_scale)) == 0;
+    smallest = _mm512_mask_min_epu32(smallest, valid, smallest, scale);
+    largest_scale = _mm512_mask_max_epu32(largest_scale, valid, largest_scale, scale);
   }
+  const int lowest_scale = static_cast<int>(_mm512_reduce_min_epu32(smallest));
+  const int highest_scale = static_cast<int>(_mm512_reduce_max_epu32(largest_scale));
   // With the highest scale of all a finite code may still be infinite.
-  if (!usual) return kScalarKernels.dequantise_float8(codes, scales, count, format, block_values, output);
+  if (lowest_scale < format.lowest_scale || highest_scale > 254 - format.largest_exponent) {
+    return kScalarKernels.dequantise_float8(codes, scales, count, format, block_values, output);
+  }
+  Output weighted = output;
+  if (output.sink == Sink::kAccumulate && may_weigh_factors(output.weight, lowest_scale, highest_scale)) {
+    const __m512 weight = _mm512_set1_ps(output.weight);
+    for (std::size_t run = 0; run < runs; run += kLane) {
+      _mm512_store_ps(factors + run, _mm512_mul_ps(_mm512_load_ps(factors + run), weight));
+    }
+    weighted.weight = 1.0F;
+  }
   __m512i largest = _mm512_setzero_si512();
-  with_writer(output, [&](auto writer) __attribute__((always_inline)) {
+  with_writer(weighted, [&](auto writer) __attribute__((always_inline)) {
     if (block_values < kStep) {
       largest = format.mantissa_bits == 3 ? dequantise_runs<3, true>(codes, whole, factors, block_shift, writer)
                                           : dequantise_runs<2, true>(codes, whole, factors, block_shift, writer);

@@ -127,6 +127,25 @@ void test_encoding(const Kernels& plain, const Kernels& kernels) {
 
 // ------------------------------------------------------------------------------------------------------------ maps, planes
 
+void test_pick(const Kernels& kernels) {
+  const std::size_t count = some_count();
+  const std::size_t words = (count + 63) / 64;
+  Edge bytes(count, kSlackBytes), marks(8 * words, kSlackBytes);
+  for (std::size_t i = 0; i < count; ++i) bytes.as()[i] = static_cast<std::uint8_t>(chance());
+  // Few, many or all in a word; some past the end as well.
+  const std::size_t rarity = std::vector<std::size_t>{1, 2, 60}[below(3)];
+  std::vector<std::uint8_t> want;
+  for (std::size_t i = 0; i < 64 * words; ++i) {
+    const bool is_marked = below(rarity) == 0;
+    std::uint64_t& word = marks.as<std::uint64_t>()[i / 64];
+    word = (i % 64 == 0 ? 0 : word) | static_cast<std::uint64_t>(is_marked) << (i % 64);
+    if (is_marked && i < count) want.push_back(bytes.as()[i]);
+  }
+  Edge picked(want.size(), kSlackBytes);
+  if (kernels.pick(bytes.as(), marks.as<std::uint64_t>(), count, picked.as()) != want.size()) fail("how many are picked of " + std::to_string(count));
+  same(want.data(), picked.as(), want.size(), "bytes picked of " + std::to_string(count));
+}
+
 void test_map(const Kernels& plain, const Kernels& kernels) {
   const std::size_t count = some_count();
   const std::string about = " count " + std::to_string(count);
@@ -196,9 +215,13 @@ void compare_sinks(const Kernels& plain, const Kernels& kernels, std::size_t cou
     const std::size_t offset = below(17);  // in front of the edge: unaligned stores
     const std::size_t bytes = static_cast<Sink>(sink) == Sink::kBfloat16 ? 2 * count : 4 * count;
     Edge want(bytes + 4 * offset), got(bytes + 4 * offset);
-    Output output{static_cast<Sink>(sink), nullptr, 0.3F, source.as<float>()};
+    // Of any size, or not far from 1: products may be subnormal or too large.
+    const std::size_t exponent = below(3) == 0 ? below(255) : 127 - 35 + below(70);
+    const float weight = below(3) == 0 ? 0.3F : float_of(static_cast<std::uint32_t>(below(2) << 31 | exponent << 23 | below(1 << 23)));
+    Output output{static_cast<Sink>(sink), nullptr, weight, source.as<float>()};
+    const bool from_zero = below(2) != 0;
     for (std::size_t i = 0; i < bytes / 4; ++i) {
-      const float before = static_cast<float>(below(1000)) / 7;
+      const float before = from_zero ? 0.0F : static_cast<float>(below(1000)) / 7;
       std::memcpy(want.as() + 4 * i, &before, 4);
       std::memcpy(got.as() + 4 * i, &before, 4);
     }
@@ -239,10 +262,11 @@ void test_decoding(const Kernels& plain, const Kernels& kernels) {
       if (highest && below(2) != 0) code &= 0x87;
       codes.as()[i] = static_cast<std::uint8_t>(code);
     }
-    for (std::size_t run = 0; run < runs; ++run) {
-      const int range = 255 - format.largest_exponent - format.lowest_scale + (highest ? 1 : 0);
-      scales.as()[run] = static_cast<std::uint8_t>(format.lowest_scale + static_cast<int>(below(static_cast<std::size_t>(range))));
-    }
+    // All scales, or neighbours.
+    const std::size_t all = static_cast<std::size_t>(255 - format.largest_exponent - format.lowest_scale + (highest ? 1 : 0));
+    const std::size_t some = below(2) != 0 ? all : 1 + below(all / 2);
+    const std::size_t first = static_cast<std::size_t>(format.lowest_scale) + below(all - some + 1);
+    for (std::size_t run = 0; run < runs; ++run) scales.as()[run] = static_cast<std::uint8_t>(first + below(some));
     compare_sinks(plain, kernels, count, "dequantise_float8" + about, [&](const Kernels& which, const Output& output) {
       return which.dequantise_float8(codes.as(), scales.as(), count, format, block, output);
     });
@@ -304,10 +328,12 @@ std::uint32_t crc_by_bits(std::uint32_t value, const std::uint8_t* data, std::si
 void test_bytes(const Kernels& kernels) {
   const std::size_t count = below(below(2) != 0 ? 3000 : 100);
   Edge data(count);
-  for (std::size_t i = 0; i < count; ++i) data.as()[i] = static_cast<std::uint8_t>(chance());
+  const bool is_sparse = below(2) != 0;
+  for (std::size_t i = 0; i < count; ++i) data.as()[i] = is_sparse ? std::uint8_t{0} : static_cast<std::uint8_t>(chance());
+  if (is_sparse && count > 0) data.as()[below(count)] = static_cast<std::uint8_t>(chance());
   const std::uint32_t start = static_cast<std::uint32_t>(chance());
   if (kernels.crc32(start, data.as(), count) != crc_by_bits(start, data.as(), count)) fail("crc of " + std::to_string(count));
-  const std::uint8_t byte = count == 0 ? std::uint8_t{0} : data.as()[below(count)];
+  const std::uint8_t byte = is_sparse || count == 0 ? std::uint8_t{0x7F} : data.as()[below(count)];
   std::uint8_t largest = 0;
   for (std::size_t i = 0; i < count; ++i) largest = std::max<std::uint8_t>(largest, data.as()[i] & byte);
   if (kernels.largest_byte(data.as(), count, byte) != largest) fail("largest byte of " + std::to_string(count));
@@ -327,6 +353,7 @@ int main(int arguments, char** argument) {
       test_lanes(plain, kernels);
       test_last_bytes(plain, kernels, kMostLanes);
       test_last_bytes(plain, kernels, kFewLanes);
+      test_pick(kernels);
       test_map(plain, kernels);
       test_planes(plain, kernels);
       test_decoding(plain, kernels);
