@@ -40,6 +40,43 @@ from fsl_codecs.static_books import static_books
 pytestmark = needs_native
 
 
+@pytest.mark.parametrize("block", [0, 1])
+@pytest.mark.parametrize(
+    ("name", "scale", "code", "is_finite"),
+    [
+        ("e4m3", 247, 0x77, True),
+        ("e4m3", 247, 0xF8, False),
+        ("e4m3", 246, 0x7E, True),
+        ("e5m2", 240, 0xF7, True),
+        ("e5m2", 240, 0x78, False),
+        ("e5m2", 239, 0x7B, True),
+    ],
+)
+def test_one_value_beyond_fp32(name, scale, code, is_finite, block):
+    """A finite code under the highest scale may be infinite: found also before anything is added, in whichever inner block it stands."""
+    sizes = (16384, 32)
+    spec = CodecSpec(name, block_values=32, chunk_values=32768, entropy=False)
+    payload = b""
+    for number, size in enumerate(sizes):
+        codes = bytearray(b"\x30" * size)
+        codes[-1] = code if number == block else codes[-1]
+        payload += bytes((scale if number == block else 120, 0)) + codes
+    base = encoded_by(REFERENCE, values_of("bell", sum(sizes)), spec)
+    head = struct.pack("<IIBBHI", len(payload), 0, 2, 0, 0, 0)
+    frame = sealed(base[:28] + head + payload)
+    assert_same_reading(frame, sum(sizes))
+    for path in PATHS:
+        sums = np.zeros(sum(sizes), np.float32)
+        if is_finite:
+            implementation_named(path).decode_accumulate(frame, sums, 1.0)
+            assert np.isfinite(sums).all()
+            assert sums.all()
+        else:
+            with pytest.raises(FrameError):
+                implementation_named(path).decode_accumulate(frame, sums, 1.0)
+            assert not sums.any()
+
+
 @pytest.mark.parametrize("name", ["e4m3", "e5m2", "uniform"])
 def test_every_code_of_a_byte(name):
     """Raw frames of all 256 codes under many scales: the same values, or the same refusal where a code or a scale is not allowed."""

@@ -22,4 +22,35 @@ inline int highest_bit(unsigned number) {
 #endif
 }
 
+// Of a number that is not 0.
+inline int trailing_zeros(std::uint64_t word) {
+#if defined(__GNUC__)
+  return __builtin_ctzll(word);
+#else
+  int zeros = 0;
+  for (; (word & 1) == 0; word >>= 1) ++zeros;
+  return zeros;
+#endif
+}
+
+// Calls each(place) for the bits set in a bitmap of `words` words, in order, until it returns false; returns whether it never did. Fast where they are
+// few: words that are not zero are found before any branch depends on them, as nobody can foresee which they are.
+template <typename Each>
+bool for_each_bit(const std::uint64_t* bitmap, std::size_t words, Each each) {
+  for (std::size_t start = 0; start < words; start += 64) {
+    const std::size_t here = words - start < 64 ? words - start : 64;
+    std::uint64_t where = 0;
+    for (std::size_t word = 0; word < here; ++word) where |= static_cast<std::uint64_t>(bitmap[start + word] != 0) << word;
+    for (; where != 0; where &= where - 1) {
+      const std::size_t word = start + static_cast<std::size_t>(trailing_zeros(where));
+      std::uint64_t bits = bitmap[word];
+      do {
+        if (!each(64 * word + static_cast<std::size_t>(trailing_zeros(bits)))) return false;
+        bits &= bits - 1;
+      } while (bits != 0);
+    }
+  }
+  return true;
+}
+
 }  // namespace fsl

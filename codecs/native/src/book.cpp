@@ -47,7 +47,7 @@ void fill_code(const Book& book, Code& code) {
     code.lengths[symbol_of[rank]] = static_cast<std::uint8_t>(length);
     for (int i = window; i < behind; i += 8) {
       store(symbol_of_window + i, kEach * symbol_of[rank]);
-      store(length_of_window + i, kEach * length_of[rank]);
+      store(length_of_window + i, kEach * static_cast<unsigned>(length));
     }
     window = behind;
   }

@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <cstring>
 
-#include "bits.hpp"
-
 namespace fsl {
 namespace {
 
@@ -103,7 +101,7 @@ Status ChunkDecoder::open_block(std::size_t count, const Piece& first) {
   return {};
 }
 
-// Raw data, or the numbers of the symbols without a code.
+// Raw data, or the symbols without a code.
 Status ChunkDecoder::open_plane(int p, std::size_t count) {
   const PlanePlan& plan = scratch_.plans[0].planes[p];
   PlaneData& data = planes_[p];

@@ -47,7 +47,7 @@ struct Ahead {
 enum class Sink : int {
   kStore,       // out fp32
   kStream,      // out fp32 with non-temporal stores where they help (the caller fences once at the end)
-  kAccumulate,  // out fp32 += weight * value, multiplication and addition each rounded
+  kAccumulate,  // out fp32 += weight * value, multiplication and addition each rounded; of two NaN, any may stay
   kBfloat16,    // out u16: bf16, rounded to nearest even
   kResidual,    // out fp32 = source - value
 };
@@ -84,9 +84,6 @@ struct Kernels {
 
   // mapped[i] = entries[bytes[i]]; there are 256 entries.
   void (*map)(const std::uint8_t* bytes, std::size_t count, const std::uint8_t* entries, std::uint8_t* mapped);
-
-  // The bytes whose bit is set: bit i % 64 of marks[i / 64]. Returns how many.
-  std::size_t (*pick)(const std::uint8_t* bytes, const std::uint64_t* marks, std::size_t count, std::uint8_t* picked);
 
   // Bit planes of the lowest `width` bits of the (rotated) codes, highest first, each padded to whole bytes; returns bytes written.
   std::size_t (*write_bit_planes)(const std::uint8_t* codes, std::size_t count, bool rotated, int width, std::uint8_t* out);

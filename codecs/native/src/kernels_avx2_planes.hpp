@@ -79,24 +79,6 @@ void write_planes_of(const std::uint8_t* codes, std::size_t count, std::uint8_t*
   for (std::size_t i = 0; i < whole; i += kWord) step(i, ~std::uint64_t{0});
 }
 
-// Four of 64 bytes at a time, some of them for nothing, as nobody can foresee how many there are.
-std::size_t pick(const std::uint8_t* bytes, const std::uint64_t* marks, std::size_t count, std::uint8_t* picked) {
-  std::size_t found = 0;
-  for (std::size_t i = 0; i < count; i += 64) {
-    std::uint64_t wanted = marks[i / 64];
-    if (count - i < 64) wanted = _bzhi_u64(wanted, static_cast<unsigned>(count - i));
-    std::uint8_t* next = picked + found;
-    found += static_cast<std::size_t>(_mm_popcnt_u64(wanted));
-    do {
-      for (int j = 0; j < 4; ++j) {
-        *next++ = bytes[i + _tzcnt_u64(wanted)];
-        wanted = _blsr_u64(wanted);
-      }
-    } while (__builtin_expect(wanted != 0, 0));
-  }
-  return found;
-}
-
 std::size_t write_bit_planes(const std::uint8_t* codes, std::size_t count, bool rotated, int width, std::uint8_t* out) {
   for_planes(width, [=](auto plane_count) {
     if (rotated) {

@@ -33,7 +33,7 @@ namespace fsl {
 
 const Kernels kAvx512Kernels = {
     combine,          look,        quantise_float8, quantise_uniform, cut_bfloat16,      cut_float32,        map,
-    pick, write_bit_planes, write_lanes, read_lanes, read_codes,      join,             dequantise_float8, dequantise_uniform, join_bfloat16,
+    write_bit_planes, write_lanes, read_lanes, read_codes,      join,             dequantise_float8, dequantise_uniform, join_bfloat16,
     join_float32,     copy_float32, largest_byte,   count_byte,       find_byte,         crc32,              Path::kAvx512,
 };
 

@@ -101,16 +101,6 @@ void map(const std::uint8_t* bytes, std::size_t count, const std::uint8_t* entri
   kScalarKernels.map(bytes + whole, count - whole, entries, mapped + whole);
 }
 
-std::size_t pick(const std::uint8_t* bytes, const std::uint64_t* marks, std::size_t count, std::uint8_t* picked) {
-  std::uint8_t* next = picked;
-  for (std::size_t i = 0; i < count; i += kStep) {
-    const std::uint64_t wanted = count - i < kStep ? marks[i / 64] & lowest(count - i) : marks[i / 64];
-    store(next, _mm512_maskz_compress_epi8(wanted, load(bytes + i)));
-    next += ones(wanted);
-  }
-  return static_cast<std::size_t>(next - picked);
-}
-
 FSL_INLINE void store_mask(std::uint8_t* to, std::uint64_t mask) { std::memcpy(to, &mask, 8); }
 
 std::size_t write_bit_planes(const std::uint8_t* codes, std::size_t count, bool rotated, int width, std::uint8_t* out) {

@@ -221,8 +221,8 @@ FSL_INLINE __m512i dequantise_runs(const std::uint8_t* codes, std::size_t count,
   return largest;
 }
 
-// Whether it is all the same which of a weight, a scale and a code are multiplied first: codes and scales are exact, and nothing comes near the
-// limits of fp32.
+// Whether it is all the same which of a weight, a scale and a code are multiplied first: scales are powers of two, so that products with them are
+// exact and either order rounds once, as long as nothing comes near the limits of fp32.
 bool may_weigh_factors(float weight, int lowest_scale, int highest_scale) {
   const float magnitude = weight < 0.0F ? -weight : weight;
   return magnitude >= 0x1p-30F && magnitude <= 0x1p30F && lowest_scale >= 127 - 60 && highest_scale <= 127 + 60;

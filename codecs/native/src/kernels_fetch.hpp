@@ -20,7 +20,7 @@ inline __attribute__((always_inline)) void fetch_to_add(Ahead& ahead) {
   ahead.next += 8 * 64;
 }
 
-// What will be added to 16 KiB further on: of what was fetched long before, not all is still in the second cache level.
+// What will be added to, 16 KiB further on: not all that was fetched long before is still in the second cache level.
 inline __attribute__((always_inline)) void fetch_further(const float* place) {
   __builtin_prefetch(reinterpret_cast<const char*>(reinterpret_cast<std::uintptr_t>(place) + 16384), 1, 2);
 }

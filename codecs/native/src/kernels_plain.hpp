@@ -189,15 +189,6 @@ void map(const std::uint8_t* bytes, std::size_t count, const std::uint8_t* entri
   for (std::size_t i = 0; i < count; ++i) mapped[i] = entries[bytes[i]];
 }
 
-std::size_t pick(const std::uint8_t* bytes, const std::uint64_t* marks, std::size_t count, std::uint8_t* picked) {
-  std::size_t found = 0;
-  for (std::size_t i = 0; i < count; ++i) {
-    picked[found] = bytes[i];
-    found += marks[i / 64] >> (i % 64) & 1;
-  }
-  return found;
-}
-
 // One bit of each of `count` bytes, padded to whole bytes; bit_of gives 0 or 1.
 template <typename BitOf>
 std::uint8_t* pack_bits(std::size_t count, std::uint8_t* out, BitOf bit_of) {

@@ -23,7 +23,7 @@ struct Code {
   alignas(64) std::uint8_t symbol_of_window[256];  // by the next 8 bits; the mark for the escape
   alignas(64) std::uint8_t length_of_window[256];
   bool escapes;       // whether some symbols have no code
-  std::uint8_t mark;  // the lowest of these
+  std::uint8_t mark;  // the lowest of these; means nothing where there are none
 
   // What arrange() makes of these. No word is longer than 8 bits, and those of 8 come in pairs: seven bits tell the length.
   alignas(64) std::uint8_t length_of_seven_bits[128];

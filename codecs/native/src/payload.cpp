@@ -61,8 +61,6 @@ bool PayloadWriter::write_streams(const ChunkPlan& plan, std::uint8_t*& position
     const Book* const book = plan.planes[p].book;
     if (book == nullptr) continue;
     sources_[p] = source_of(plan, p);
-    const unsigned mask = (1U << book->width) - 1;
-    for (unsigned byte = 0; byte < 256; ++byte) numbers_[p][byte] = book->number_of[byte >> sources_[p].shift & mask];
     uncoded_[p] = reinterpret_cast<std::uint64_t*>(scratch_.uncoded[p].at_least(8 * uncoded_words(codes_.count)));
     const Stream stream = write_stream(kernels_, *book, sources_[p], codes_.count, ahead_, scratch_, uncoded_[p]);
     if (stream.size + 4 > static_cast<std::size_t>(limit - position)) return false;
@@ -112,11 +110,17 @@ std::size_t PayloadWriter::write_scales(std::size_t offset, std::size_t count, s
 }
 
 // The numbers of the symbols without a code.
-std::size_t PayloadWriter::write_uncoded(const Book& book, int p, std::size_t offset, std::size_t count, std::uint8_t* out) {
+std::size_t PayloadWriter::write_uncoded(const Book& book, const PlaneSource& source, const std::uint64_t* uncoded, std::size_t offset,
+                                         std::size_t count, std::uint8_t* out) {
   if (book.escape == 0) return 0;
+  const std::uint8_t* const from = source.bytes + offset;
+  const unsigned mask = (1U << book.width) - 1;
   std::uint8_t* const numbers = scratch_.numbers;
-  const std::size_t found = kernels_.pick(sources_[p].bytes + offset, uncoded_[p] + offset / 64, count, numbers);
-  kernels_.map(numbers, found, numbers_[p], numbers);
+  std::size_t found = 0;
+  for_each_bit(uncoded + offset / 64, blocks_of(count, 64), [&](std::size_t i) {
+    numbers[found++] = book.number_of[static_cast<unsigned>(from[i] >> source.shift) & mask];
+    return true;
+  });
   store(out, static_cast<std::uint16_t>(found));
   return 2 + kernels_.write_bit_planes(numbers, found, false, book.number_bits, out + 2);
 }
@@ -124,7 +128,7 @@ std::size_t PayloadWriter::write_uncoded(const Book& book, int p, std::size_t of
 std::size_t PayloadWriter::write_plane(const ChunkPlan& plan, int p, std::size_t offset, std::size_t count, std::uint8_t* out) {
   const PlanePlan& plane = plan.planes[p];
   if (plane.kind == kPlaneConstant) return 0;
-  if (plane.book != nullptr) return write_uncoded(*plane.book, p, offset, count, out);
+  if (plane.book != nullptr) return write_uncoded(*plane.book, sources_[p], uncoded_[p], offset, count, out);
   const Split& split = format_.split[plan.split_index];
   const std::uint8_t* const from = (format_.is_bytes() ? codes_.planes[0] : codes_.planes[p]) + offset;
   const bool rotated = format_.is_bytes() && split.rotated;

@@ -69,8 +69,8 @@ struct Scratch {
   alignas(64) float nowhere[kPieceValues + kSlackBytes];  // values that are only looked at
   alignas(64) std::uint8_t symbols[2][kBlockValues + kSlackBytes];
   alignas(64) std::uint8_t numbers[kBlockValues + kSlackBytes];  // of symbols without a code, of a plane that is written
-  // Symbols without a code, of each plane that is read. A piece may ask for as many as it has values before it is found to have too many.
-  alignas(64) std::uint8_t listed[kMaximumPlanes][kBlockValues + kPieceValues + kSlackBytes];
+  // Symbols without a code, of each plane that is read: never more than one for each of the block's values, however many a stream asks for.
+  alignas(64) std::uint8_t listed[kMaximumPlanes][kBlockValues + kSlackBytes];
   alignas(64) std::uint16_t positions[kBlockValues + kSlackBytes];  // of escapes
   alignas(64) std::uint8_t planes[kMaximumPlanes][kPieceValues + kSlackBytes];  // of a piece that was read: codes, or rotated byte planes
   alignas(64) std::uint8_t scales[kMaximumRuns + kSlackBytes];

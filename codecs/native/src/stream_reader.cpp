@@ -7,6 +7,7 @@
 #include "frame.hpp"
 
 namespace fsl {
+
 Status StreamReader::open(const Book& book, std::size_t values, const std::uint8_t*& position, const std::uint8_t* end, Lanes& lanes) {
   book_ = &book;
   state_ = &lanes;
