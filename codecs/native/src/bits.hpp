@@ -33,10 +33,10 @@ inline int trailing_zeros(std::uint64_t word) {
 #endif
 }
 
-// Calls each(place) for the bits set in a bitmap of `words` words, in order, until it returns false; returns whether it never did. Fast where they are
-// few: words that are not zero are found before any branch depends on them, as nobody can foresee which they are.
+// Calls each(place) for the bits set in a bitmap of `words` words, in order. Fast where they are few: words that are not zero are found before any
+// branch depends on them, as nobody can foresee which they are.
 template <typename Each>
-bool for_each_bit(const std::uint64_t* bitmap, std::size_t words, Each each) {
+void for_each_bit(const std::uint64_t* bitmap, std::size_t words, Each each) {
   for (std::size_t start = 0; start < words; start += 64) {
     const std::size_t here = words - start < 64 ? words - start : 64;
     std::uint64_t where = 0;
@@ -45,12 +45,11 @@ bool for_each_bit(const std::uint64_t* bitmap, std::size_t words, Each each) {
       const std::size_t word = start + static_cast<std::size_t>(trailing_zeros(where));
       std::uint64_t bits = bitmap[word];
       do {
-        if (!each(64 * word + static_cast<std::size_t>(trailing_zeros(bits)))) return false;
+        each(64 * word + static_cast<std::size_t>(trailing_zeros(bits)));
         bits &= bits - 1;
       } while (bits != 0);
     }
   }
-  return true;
 }
 
 }  // namespace fsl

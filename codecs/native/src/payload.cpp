@@ -119,7 +119,6 @@ std::size_t PayloadWriter::write_uncoded(const Book& book, const PlaneSource& so
   std::size_t found = 0;
   for_each_bit(uncoded + offset / 64, blocks_of(count, 64), [&](std::size_t i) {
     numbers[found++] = book.number_of[static_cast<unsigned>(from[i] >> source.shift) & mask];
-    return true;
   });
   store(out, static_cast<std::uint16_t>(found));
   return 2 + kernels_.write_bit_planes(numbers, found, false, book.number_bits, out + 2);
