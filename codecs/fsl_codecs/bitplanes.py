@@ -1,4 +1,4 @@
-"""Bit planes: each bit of all symbols by itself, the top bit first, padded with zeros to whole bytes, the first symbol in the lowest bit."""
+"""Numbers by bits, all of them for each bit: bit planes, and ranks, which are for small numbers (docs/WIRE.md, "Bit planes and ranks")."""
 
 import numpy as np
 
@@ -7,7 +7,7 @@ from .reader import Reader
 
 
 def write_planes(symbols: ByteArray, width: int, pieces: list[bytes]) -> None:
-    """Append the lowest `width` bits of each symbol (n,) as bit planes."""
+    """Append the lowest `width` bits of each symbol (n,), the top bits first, the first symbol in the lowest bit of the first byte."""
     pieces.extend(
         np.packbits(symbols & np.uint8(1 << bit), bitorder="little").tobytes()
         for bit in reversed(range(width))
@@ -21,3 +21,24 @@ def read_planes(reader: Reader, count: int, width: int) -> ByteArray:
         symbols <<= np.uint8(1)
         symbols |= np.unpackbits(reader.take((count + 7) // 8), count=count, bitorder="little")
     return symbols
+
+
+def write_ranks(ranks: ByteArray, last: int, pieces: list[bytes]) -> None:
+    """Append ranks (n,) from 0 to `last`: for each rank but the last, of those that have at least it, whether they have more."""
+    bits = [np.zeros(0, dtype=np.bool_)]
+    bits += [ranks[ranks >= rank] > rank for rank in range(last)]
+    pieces.append(np.packbits(np.concatenate(bits), bitorder="little").tobytes())
+
+
+def read_ranks(reader: Reader, count: int, last: int) -> ByteArray:
+    """Ranks (count,) as `write_ranks` wrote them."""
+    ranks = np.zeros(count, dtype=np.uint8)
+    bits = np.zeros(0, dtype=np.uint8)
+    for rank in range(last):
+        reached = np.flatnonzero(ranks == rank)
+        missing = max(0, reached.size - bits.size)
+        more = np.unpackbits(reader.take((missing + 7) // 8), bitorder="little")
+        bits = np.append(bits, more)
+        ranks[reached] += bits[: reached.size]
+        bits = bits[reached.size :]
+    return ranks

@@ -1,7 +1,8 @@
 """Books: the Huffman codes of a plane's symbols, own, static or shared, and their form on the wire.
 
 A book may leave symbols without a code; they take its escape leaf, and each inner block lists them besides, by their number among the
-plane's symbols without a code. Rare symbols are left out on purpose: they would need long codes, and need not be in a sample.
+plane's symbols without a code. Rare symbols are left out on purpose: they would need long codes, and need not be in a sample. As most lie near
+the symbols with codes, those have the low numbers, and the number's bits above the lowest few go as ranks (Rice's code).
 """
 
 import hashlib
@@ -21,6 +22,8 @@ from .reader import Reader
 Counts = npt.NDArray[np.int64]
 DIGEST_BYTES: Final = 8
 _MAXIMUM_LEAVES: Final = 1 << LENGTH_LIMIT
+_LAST_RANK: Final = 15
+"""Of a number, above its low bits."""
 _RAREST_WITH_A_CODE: Final = 768
 """A symbol has a code in a chunk's own book when it is at least one of so many."""
 
@@ -38,16 +41,25 @@ def _check(book: "Codebook", _attribute: object, lengths: bytes) -> None:
         raise CodecUsageError("an escape where every symbol has a code")
 
 
+def _check_low_bits(book: "Codebook", _attribute: object, low_bits: int) -> None:
+    """Raise CodecUsageError for numbers that could take more ranks than there are, or have low bits without need."""
+    highest = max(0, book.uncoded.size - 1)
+    if not 0 <= low_bits <= highest.bit_length() or highest >> low_bits > _LAST_RANK:
+        raise CodecUsageError(f"numbers up to {highest} with {low_bits} low bits")
+
+
 @frozen
 class Codebook:
     """Code lengths of the 2**width symbols of a plane, 0 for those without a code, and of the escape leaf (0: there is none).
 
-    CodecUsageError unless they are a complete code of 2 to 256 leaves and at most 8 bits, with an escape only where it is needed.
+    CodecUsageError unless they are a complete code of 2 to 256 leaves and at most 8 bits, with an escape only where it is needed, and the
+    numbers of symbols without a code are at most 15 above their low bits.
     """
 
     width: int
     escape: int
     lengths: bytes = field(validator=_check)
+    low_bits: int = field(default=0, validator=_check_low_bits)
 
     @cached_property
     def code(self) -> Code:
@@ -56,25 +68,24 @@ class Codebook:
 
     @cached_property
     def uncoded(self) -> ByteArray:
-        """The symbols that take the escape, in order; empty without an escape."""
-        without = np.flatnonzero(np.frombuffer(self.lengths, np.uint8) == 0)
-        return without[: None if self.escape else 0].astype(np.uint8)
+        """The symbols that take the escape, by number: from the nearest to those with codes on, the lower first; empty without an escape."""
+        return _by_distance(np.frombuffer(self.lengths, np.uint8))[: None if self.escape else 0]
 
     @cached_property
-    def number_bits(self) -> int:
-        """Bits of a symbol's number among `uncoded`."""
-        return max(0, self.uncoded.size - 1).bit_length()
+    def last_rank(self) -> int:
+        """The highest number without its low bits."""
+        return max(0, self.uncoded.size - 1) >> self.low_bits
 
     @cached_property
     def packed(self) -> bytes:
-        """First symbol, last symbol, length of the escape, then a nibble per symbol between them, low nibble first."""
+        """First symbol, last symbol, length of the escape and low bits, then a nibble per symbol between them, low nibble first."""
         coded = np.flatnonzero(np.frombuffer(self.lengths, np.uint8))
         first, last = int(coded[0]), int(coded[-1])
         nibbles = np.frombuffer(self.lengths, np.uint8)[first : last + 1]
         if len(nibbles) % 2:
             nibbles = np.append(nibbles, np.uint8(0))
         packed = nibbles[0::2] | nibbles[1::2] << np.uint8(4)
-        return bytes((first, last, self.escape)) + packed.tobytes()
+        return bytes((first, last, self.escape | self.low_bits << 4)) + packed.tobytes()
 
     @cached_property
     def digest(self) -> int:
@@ -86,9 +97,31 @@ class Codebook:
     def costs(self) -> Counts:
         """Bits of each symbol (2**width,), with its number in the list where it is escaped; 0 marks what cannot be coded."""
         costs = np.frombuffer(self.lengths, np.uint8).astype(np.int64)
-        if self.escape:
-            costs[costs == 0] = self.escape + self.number_bits
+        costs[self.uncoded] = self.escape + _number_bits(self.uncoded.size, self.low_bits)
         return costs
+
+
+def _by_distance(lengths: ByteArray) -> ByteArray:
+    """The symbols of length 0 in (2**width,): those between others first, then by their distance to these, the lower first."""
+    coded, without = np.flatnonzero(lengths), np.flatnonzero(lengths == 0)
+    first, last = (int(coded[0]), int(coded[-1])) if coded.size else (0, 0)
+    distance = np.maximum(0, np.maximum(first - without, without - last))
+    return without[np.lexsort((without, distance))].astype(np.uint8)
+
+
+def _number_bits(count: int, low_bits: int) -> Counts:
+    """Bits of the numbers (count,): low bits, and a bit for each rank up to their own, but none for the last."""
+    ranks = np.arange(count, dtype=np.int64) >> low_bits
+    bits: Counts = low_bits + np.minimum(ranks + 1, max(0, count - 1) >> low_bits)
+    return bits
+
+
+def _cheapest_low_bits(counts: Counts) -> int:
+    """For symbols that occur `counts` (n,) times in a sample, by number. Each may occur besides, a little, where no sample was taken."""
+    highest = max(0, counts.size - 1)
+    weights = 16 * counts + 1
+    allowed = (bits for bits in range(highest.bit_length() + 1) if highest >> bits <= _LAST_RANK)
+    return min(allowed, key=lambda bits: int(weights @ _number_bits(counts.size, bits)))
 
 
 def own_book(counts: Counts, width: int, *, sampled: bool) -> Codebook:
@@ -106,7 +139,8 @@ def own_book(counts: Counts, width: int, *, sampled: bool) -> Codebook:
         escape = max(1, floor, total - int(kept.sum()))
     kept[has_code] = np.maximum(kept[has_code], floor)
     lengths = code_lengths(np.append(kept, escape))
-    return Codebook(width, int(lengths[-1]), lengths[:-1].tobytes())
+    low_bits = _cheapest_low_bits(counts[_by_distance(lengths[:-1])]) if escape else 0
+    return Codebook(width, int(lengths[-1]), lengths[:-1].tobytes(), low_bits)
 
 
 def read_book(reader: Reader, width: int) -> Codebook:
@@ -124,6 +158,6 @@ def read_book(reader: Reader, width: int) -> Codebook:
     lengths = np.zeros(1 << width, dtype=np.uint8)
     lengths[first : last + 1] = nibbles[:count]
     try:
-        return Codebook(width, escape, lengths.tobytes())
+        return Codebook(width, escape & 15, lengths.tobytes(), escape >> 4)
     except CodecUsageError as error:
         raise FrameError(str(error)) from None

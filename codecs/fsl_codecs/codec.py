@@ -71,18 +71,17 @@ from .quantised import (
     dequantise,
     quantise,
     read_escaped,
-    read_scales,
     write_escaped,
-    write_scales,
 )
 from .reader import Reader
+from .scales import read_scales, write_scales
 
 MAXIMUM_THREADS = 64
 """That a call may ask for."""
 
 # An encoder that checks the size after each inner block may be over by one of them: at worst uniform values which are all escaped, five
 # bytes each, and their scales. The rest is room for plane heads, padding, and stores of whole vectors.
-_WORKING_BYTES = 102400
+_WORKING_BYTES = 196608
 # Of several faults in an inner block, the one in the first piece is told; so pieces are as large as those of the native codec.
 _PIECE_SYMBOLS = 4096
 _QUIET_NAN = np.uint32(0x0040)
@@ -327,7 +326,8 @@ def _encode_chunk(
 def _raw_codes(blocks: list[Quantised], number_format: Format) -> bytes:
     pieces: list[bytes] = []
     for block in blocks:
-        write_scales(block, number_format, pieces)
+        if block.scales is not None:
+            write_scales(block.scales, number_format, pieces)
         pieces.append(block.words.astype(f"<u{number_format.code_bytes}", copy=False).tobytes())
         write_escaped(block, pieces)
     return b"".join(pieces)
@@ -358,7 +358,8 @@ def _coded_as(
     write_plan(plan, pieces)
     write_streams(words, number_format, plan, pieces)
     for block in blocks:
-        write_scales(block, number_format, pieces)
+        if block.scales is not None:
+            write_scales(block.scales, number_format, pieces)
         write_words(block.words, number_format, plan, pieces)
         write_escaped(block, pieces)
     return b"".join(pieces)
@@ -433,7 +434,8 @@ def _decode_blocks(
         streams = read_streams(reader, plan, chunk.values)
     for start in range(0, chunk.values, BLOCK_SYMBOLS):
         part = out[start : start + BLOCK_SYMBOLS]
-        scales = read_scales(reader, number_format, part.size, header.block_values)
+        runs = -(-part.size // header.block_values)
+        scales = read_scales(reader, number_format, runs) if code_bytes == 1 else None
         if is_coded:
             block = BlockReader(reader, number_format, plan, streams, part.size)
             words, escaped = _read_pieces(reader, number_format, block, part.size)

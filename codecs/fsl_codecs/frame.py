@@ -22,7 +22,7 @@ from .errors import CodecUsageError, FrameError, LimitError
 from .formats import FORMATS_BY_WIRE_ID, ByteArray, Format, format_named
 from .uniform import MAXIMUM_FINENESS
 
-VERSION: Final = 3
+VERSION: Final = 4
 MAGIC: Final = b"FSLC"
 HEADER_BYTES: Final = 28
 CHUNK_HEAD_BYTES: Final = 16

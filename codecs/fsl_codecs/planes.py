@@ -19,7 +19,7 @@ from typing import Final
 import numpy as np
 from attrs import frozen
 
-from .bitplanes import read_planes, write_planes
+from .bitplanes import read_planes, read_ranks, write_planes, write_ranks
 from .books import DIGEST_BYTES, Codebook, Counts, own_book, read_book
 from .errors import FrameError
 from .formats import ByteArray, Format, Split, WordArray
@@ -277,8 +277,11 @@ def _write_listed(book: Codebook, symbols: ByteArray, pieces: list[bytes]) -> No
         return
     listed = symbols[np.isin(symbols, book.uncoded)]
     pieces.append(listed.size.to_bytes(_LIST_HEAD_BYTES, "little"))
-    numbers = np.searchsorted(book.uncoded, listed).astype(np.uint8)
-    write_planes(numbers, book.number_bits, pieces)
+    number_of = np.zeros(1 << book.width, dtype=np.uint8)
+    number_of[book.uncoded] = np.arange(book.uncoded.size)
+    numbers = number_of[listed]
+    write_planes(numbers, book.low_bits, pieces)
+    write_ranks(numbers >> np.uint8(book.low_bits), book.last_rank, pieces)
 
 
 def read_plan(reader: Reader, number_format: Format, books: Sequence[Codebook]) -> ChunkPlan:
@@ -382,7 +385,7 @@ class _PlaneReader:
         symbols = self._stream.read(count)
         if self._book.escape:
             # They all stand in the stream as the lowest such.
-            is_listed = symbols == self._book.uncoded[0]
+            is_listed = symbols == self._book.uncoded.min()
             symbols[is_listed] = self._next(int(np.count_nonzero(is_listed)))
         return symbols
 
@@ -407,7 +410,8 @@ def _read_listed(reader: Reader, book: Codebook, count: int) -> ByteArray:
     listed = reader.number(_LIST_HEAD_BYTES)
     if listed > count:
         raise FrameError(f"{listed} symbols without a code among {count}")
-    numbers = read_planes(reader, listed, book.number_bits)
+    numbers = read_planes(reader, listed, book.low_bits)
+    numbers |= read_ranks(reader, listed, book.last_rank) << np.uint8(book.low_bits)
     if (numbers >= book.uncoded.size).any():
         raise FrameError(f"a listed symbol is none of the {book.uncoded.size} without a code")
     return book.uncoded[numbers]

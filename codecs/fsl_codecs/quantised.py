@@ -1,4 +1,4 @@
-"""The inner blocks of a quantised chunk: code words, scales, escaped values; and their way to the wire and back."""
+"""The inner blocks of a quantised chunk: code words, scales, escaped values; and the way of the last to the wire and back."""
 
 from typing import Final
 
@@ -7,8 +7,6 @@ import numpy.typing as npt
 from attrs import frozen
 
 from . import uniform
-from .bitplanes import read_planes, write_planes
-from .errors import FrameError
 from .formats import (
     Float32Array,
     Format,
@@ -22,7 +20,6 @@ from .reader import Reader
 
 BLOCK_SYMBOLS: Final = 16384
 """Values per inner block: each has its own scales and lists, so that a block's values stay in the cache."""
-_WIDEST_UNIFORM_RANGE: Final = 10
 
 
 @frozen(eq=False)
@@ -89,48 +86,6 @@ def dequantise(
         uniform.dequantise(codes, block.scales - uniform.STEP_OFFSET, block_values, out)
         if block.escaped is not None:
             out[codes == uniform.ESCAPE] = block.escaped
-
-
-def write_scales(block: Quantised, number_format: Format, pieces: list[bytes]) -> None:
-    """Append the smallest scale, a width, and the differences to it as bit planes of that width; nothing without scales."""
-    if block.scales is None:
-        return
-    base = int(block.scales.min())
-    width = (int(block.scales.max()) - base).bit_length()
-    pieces.append(base.to_bytes(1 if number_format.float8 is not None else 2, "little"))
-    pieces.append(bytes((width,)))
-    differences = block.scales - base
-    if width > 8:
-        write_planes((differences >> 8).astype(np.uint8), width - 8, pieces)
-    write_planes((differences & 0xFF).astype(np.uint8), min(width, 8), pieces)
-
-
-def read_scales(
-    reader: Reader, number_format: Format, count: int, block_values: int
-) -> npt.NDArray[np.int64] | None:
-    """Scales (runs,) of an inner block of `count` values, as `write_scales` wrote them; FrameError for impossible ones."""
-    if number_format.code_bits != 8:
-        return None
-    runs = -(-count // block_values)
-    base = reader.byte()
-    if number_format.float8 is not None:
-        lowest, highest = number_format.float8.lowest_scale, number_format.float8.highest_scale
-        widest = 8
-    else:
-        base += reader.byte() << 8
-        lowest = uniform.LOWEST_STEP + uniform.STEP_OFFSET
-        highest = uniform.HIGHEST_STEP + uniform.STEP_OFFSET
-        widest = _WIDEST_UNIFORM_RANGE
-    width = reader.byte()
-    if width > widest:
-        raise FrameError(f"scales of {width} bits")
-    differences = np.zeros(runs, dtype=np.int64)
-    if width > 8:
-        differences += read_planes(reader, runs, width - 8).astype(np.int64) << 8
-    differences += read_planes(reader, runs, min(width, 8))
-    if base < lowest or base + int(differences.max()) > highest:
-        raise FrameError(f"a scale is not from {lowest} to {highest}")
-    return base + differences
 
 
 def write_escaped(block: Quantised, pieces: list[bytes]) -> None:

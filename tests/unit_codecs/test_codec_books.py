@@ -47,14 +47,30 @@ def padded(counts):
     return np.array(counts + [0] * ((1 << width) - len(counts))), width
 
 
-def wire_form(lengths, escape):
-    """A book's bytes by the document: ends, escape, and hexadecimal digits that are swapped pair by pair."""
+def by_distance(lengths):
+    """The symbols without a code: those between others, then the nearest below and above, and so on."""
+    coded = [symbol for symbol, length in enumerate(lengths) if length]
+    first, last = coded[0], coded[-1]
+    found = [symbol for symbol in range(first, last) if not lengths[symbol]]
+    for away in range(1, len(lengths)):
+        found += [s for s in (first - away, last + away) if 0 <= s < len(lengths)]
+    return found
+
+
+def number_bits(number, highest, low_bits):
+    """Low bits, and a bit for each rank up to the number's, and one that there are no more unless it is the last."""
+    rank, last = number >> low_bits, highest >> low_bits
+    return low_bits + (rank + 1 if rank < last else last)
+
+
+def wire_form(lengths, escape, low_bits):
+    """A book's bytes by the document: ends, escape and low bits, and hexadecimal digits that are swapped pair by pair."""
     digits = "".join(f"{length:x}" for length in lengths)
     first, last = len(digits) - len(digits.lstrip("0")), len(digits.rstrip("0")) - 1
     digits = digits[first : last + 1]
     digits += "0" * (len(digits) % 2)
     pairs = "".join(digits[at + 1] + digits[at] for at in range(0, len(digits), 2))
-    return bytes((first, last, escape)) + bytes.fromhex(pairs)
+    return bytes((first, last, int(f"{low_bits:x}{escape:x}", 16))) + bytes.fromhex(pairs)
 
 
 @UNHURRIED
@@ -72,12 +88,86 @@ def test_own_books_follow_the_document(counts, sampled):
     book = own_book(counts, width, sampled=sampled)
     assert (list(book.lengths), book.escape) == (lengths[:-1], lengths[-1])
     assert (book.escape > 0) == (escape > 0)
-    uncoded = [symbol for symbol, length in enumerate(book.lengths) if not length and book.escape]
-    number_bits = len(format(len(uncoded) - 1, "b")) if len(uncoded) > 1 else 0
+    uncoded = by_distance(book.lengths) if book.escape else []
     assert book.uncoded.tolist() == uncoded
-    assert book.number_bits == number_bits
-    costs = [length or (book.escape and book.escape + number_bits) for length in book.lengths]
+    highest = max(0, len(uncoded) - 1)
+    expected = {
+        low_bits: sum(
+            (16 * int(counts[symbol]) + 1) * number_bits(number, highest, low_bits)
+            for number, symbol in enumerate(uncoded)
+        )
+        for low_bits in range(9)
+        if highest < 16 << low_bits and (low_bits == 0 or highest >= 1 << low_bits - 1)
+    }
+    # min() takes the first of equals.
+    assert book.low_bits == min(expected, key=expected.get)
+    assert book.last_rank == highest >> book.low_bits <= 15
+    costs = list(book.lengths)
+    for number, symbol in enumerate(uncoded):
+        costs[symbol] = book.escape + number_bits(number, highest, book.low_bits)
     assert book.costs.tolist() == costs
+
+
+@pytest.mark.parametrize(
+    ("lengths", "order"),
+    [
+        ([0, 0, 0, 2, 2, 0, 0, 0], [2, 5, 1, 6, 0, 7]),
+        ([0, 2, 0, 0, 2, 0, 0, 0], [2, 3, 0, 5, 6, 7]),
+        ([2, 2, 0, 0, 0, 0, 0, 0], [2, 3, 4, 5, 6, 7]),
+        ([0, 0, 0, 0, 0, 0, 2, 2], [5, 4, 3, 2, 1, 0]),
+        ([2, 0, 0, 0, 0, 0, 0, 2], [1, 2, 3, 4, 5, 6]),
+    ],
+)
+def test_symbols_without_a_code_are_numbered_by_distance(lengths, order):
+    """Most of those that come lie near the others, and low numbers take few bits."""
+    assert Codebook(3, 1, bytes(lengths), 1).uncoded.tolist() == order
+    assert by_distance(lengths) == order
+
+
+@pytest.mark.parametrize(
+    ("listed", "low_bits"),
+    [
+        # Of 62 symbols, none, the nearest, some that are less near, and one far away. Six low bits give as many bits as five do.
+        ({}, 5),
+        ({30: 100}, 2),
+        ({30: 5, 22: 5, 21: 5}, 3),
+        ({5: 100}, 5),
+    ],
+)
+def test_low_bits_are_few_where_near_symbols_are_listed(listed, low_bits):
+    """Those that give the fewest bits: each symbol counts a sixteenth besides what was seen of it."""
+    counts = np.zeros(64, np.int64)
+    counts[31:33] = 100_000
+    for symbol, count in listed.items():
+        counts[symbol] = count
+    assert own_book(counts, 6, sampled=True).low_bits == low_bits
+
+
+@pytest.mark.parametrize(
+    ("width", "escape", "lengths", "allowed"),
+    [
+        (8, 1, [2, 2] + [0] * 254, range(4, 9)),
+        (6, 1, [2, 2] + [0] * 62, range(2, 7)),
+        (5, 1, [2, 2] + [0] * 30, range(1, 6)),
+        (5, 1, [5] * 16 + [0] * 16, range(5)),
+        (5, 1, [5] * 14 + [4] + [0] * 17, range(1, 6)),
+        (3, 1, [2, 2] + [0] * 6, range(4)),
+        (2, 1, [2, 2, 0, 0], range(2)),
+        (2, 3, [1, 2, 3, 0], range(1)),
+        (2, 0, [1, 2, 2, 0], range(1)),
+        (2, 0, [2, 2, 2, 2], range(1)),
+    ],
+)
+def test_low_bits_leave_sixteen_ranks_at_most(width, escape, lengths, allowed):
+    """And there are no more of them than the highest number has bits; none without a list."""
+    for low_bits in range(-1, 17):
+        if low_bits in allowed:
+            book = Codebook(width, escape, bytes(lengths), low_bits)
+            assert read_book(reader(book.packed), width) == book
+            assert book.packed == wire_form(lengths, escape, low_bits)
+        else:
+            with pytest.raises(CodecUsageError):
+                Codebook(width, escape, bytes(lengths), low_bits)
 
 
 @pytest.mark.parametrize(
@@ -117,7 +207,7 @@ def test_books_survive_the_wire(counts, sampled):
     """The book is all that a receiver knows of the code."""
     counts, width = padded(counts)
     book = own_book(counts, width, sampled=sampled)
-    assert book.packed == wire_form(book.lengths, book.escape)
+    assert book.packed == wire_form(book.lengths, book.escape, book.low_bits)
     source = reader(book.packed)
     assert read_book(source, width) == book
     source.finish()
@@ -126,15 +216,16 @@ def test_books_survive_the_wire(counts, sampled):
 
 
 def test_digests_tell_books_apart():
-    """The same lengths in a plane of another width, or with the escape in another place, are another book."""
+    """The same lengths in a plane of another width, with the escape in another place, or with other low bits, are another book."""
     books = [
         Codebook(1, 0, b"\1\1"),
         Codebook(2, 0, b"\1\1\0\0"),
         Codebook(2, 0, b"\0\1\1\0"),
         Codebook(2, 2, b"\1\2\0\0"),
         Codebook(2, 1, b"\2\2\0\0"),
+        Codebook(2, 1, b"\2\2\0\0", 1),
     ]
-    assert len({book.digest for book in books}) == len(set(books)) == 5
+    assert len({book.digest for book in books}) == len(set(books)) == 6
 
 
 @pytest.mark.parametrize(
@@ -290,7 +381,7 @@ def test_a_book_that_is_given_in_vain_changes_nothing():
     useless = (
         Codebook(8, 0, bytes([8] * 256)),
         Codebook(6, 0, b"\1\1" + bytes(62)),
-        Codebook(5, 2, b"\1\2" + bytes(30)),
+        Codebook(5, 2, b"\1\2" + bytes(30), 1),
     )
     assert encode(values, spec, books=useless) == encode(values, spec)
     out = bytearray(bound(3000, spec))
@@ -310,11 +401,16 @@ def test_symbols_without_a_code_are_listed(name):
     assert missing.size > 2
     frame = encode(values, spec, books=(book,))
     assert payload(frame)[1:10] == b"\4" + book.digest.to_bytes(8, "little")
-    numbers = [book.uncoded.tolist().index(symbol) for symbol in missing.tolist()]
+    order = by_distance(book.lengths)
+    numbers = [order.index(symbol) for symbol in missing.tolist()]
+    rounds = [[n >> bit & 1 for n in numbers] for bit in reversed(range(book.low_bits))]
+    ranks = [number >> book.low_bits for number in numbers]
+    last = (len(order) - 1) >> book.low_bits
+    rounds.append([rank > below for below in range(last) for rank in ranks if rank >= below])
     listed = len(numbers).to_bytes(2, "little")
-    for bit in reversed(range(book.number_bits)):
-        plane = sum((number >> bit & 1) << at for at, number in enumerate(numbers))
-        listed += plane.to_bytes((len(numbers) + 7) // 8, "little")
+    for bits in rounds:
+        number = sum(bit << at for at, bit in enumerate(bits))
+        listed += number.to_bytes((len(bits) + 7) // 8, "little")
     assert listed in frame
     back = decode(frame, books=(book,))
     assert back.tobytes() == decode(encode(values, CodecSpec(name, entropy=False))).tobytes()

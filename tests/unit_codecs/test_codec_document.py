@@ -65,23 +65,42 @@ class Bytes:
             numbers = [2 * n + bit for n, bit in zip(numbers, self.bits(count), strict=True)]
         return numbers
 
+    def ranks(self, count, last):
+        """Numbers up to `last`: for each smaller one, of those that are at least it, which are higher."""
+        numbers, at = [0] * count, 0
+        for rank in range(last):
+            for which in [i for i, number in enumerate(numbers) if number >= rank]:
+                numbers[which] += self.data[at // 8] >> at % 8 & 1
+                at += 1
+        self.take(-(-at // 8))
+        return numbers
+
 
 def single(number):
     return struct.unpack("<f", struct.pack("<f", number))[0]
 
 
 class Book:
-    """The leaf of each code word, which is text; None stands for the escape. The plane's symbols without a code, in order."""
+    """The leaf of each code word, which is text; None stands for the escape. The plane's symbols without a code, by number."""
 
     def __init__(self, data, width):
-        first, last, escape = data.numbers("BBB")
+        first, last, ends = data.numbers("BBB")
+        self.low_bits, escape = divmod(ends, 16)
         digits = [
             digit for byte in data.take((last - first) // 2 + 1) for digit in (byte & 15, byte >> 4)
         ]
         lengths = {symbol: length for symbol, length in enumerate(digits, first) if length}
         leaves = sorted((length, symbol) for symbol, length in lengths.items())
         leaves = sorted([*leaves, (escape, 256)] if escape else leaves)
-        self.uncoded = [s for s in range(1 << width) if s not in lengths] if escape else []
+        self.uncoded = [s for s in range(first, last) if s not in lengths]
+        for away in range(1, 1 << width):
+            beside = (first - away, last + away)
+            self.uncoded += [s for s in beside if 0 <= s < 1 << width]
+        self.uncoded = self.uncoded if escape else []
+        highest = max(0, len(self.uncoded) - 1)
+        self.last_rank = highest >> self.low_bits
+        assert self.last_rank <= 15
+        assert self.low_bits <= highest.bit_length()
         code, self.leaves = 0, {}
         for length, symbol in leaves:
             word = format(code >> 8 - length, f"0{length}b")
@@ -112,7 +131,8 @@ def stream_of(data, book, count):
     assert not data.data
     assert not any(p for _, p in states)
     ends = [states[at % lanes][0] for at in range(max(0, count - lanes), count)]
-    return symbols + [None if book.uncoded[:1] == [v] else v for v in ends]
+    lowest = min(book.uncoded, default=None)
+    return symbols + [None if v == lowest else v for v in ends]
 
 
 def head_of(data, name, width, shared):
@@ -140,11 +160,24 @@ def plane_of(data, head, width, streamed):
         return list(data.take(count)) if width == 8 else data.planes(count, width)
     if not what.uncoded:
         return streamed
-    highest = len(what.uncoded) - 1
     listed = data.number("H")
     assert listed == streamed.count(None)
-    numbers = iter(data.planes(listed, highest.bit_length()))
+    low = data.planes(listed, what.low_bits)
+    ranks = data.ranks(listed, what.last_rank)
+    numbers = iter([rank << what.low_bits | n for rank, n in zip(ranks, low, strict=True)])
     return [what.uncoded[next(numbers)] if s is None else s for s in streamed]
+
+
+def scales_of(data, runs, name):
+    """The scales of an inner block, b or k + 512."""
+    one, form = data.numbers("HB" if name == "uniform" else "BB")
+    if form <= (10 if name == "uniform" else 8):
+        return [one + n for n in data.planes(runs, form)]
+    sign, last = (1, form - 64) if form < 128 else (-1, form - 128)
+    assert 1 <= last <= 15
+    # By rank: 0, 1, -1, 2, -2 and so on, or with the other sign.
+    differences = [0] + [sign * each for ways in range(1, 9) for each in (ways, -ways)]
+    return [one + differences[rank] for rank in data.ranks(runs, last)]
 
 
 def float8(code, name):
@@ -174,10 +207,7 @@ def values_of(codes, scales, block_values, name, data):
 
 def inner_block(data, count, name, block_values, plan):
     """The bytes of an inner block's values."""
-    scales = []
-    if CODE_BITS[name] == 8:
-        lowest, width = data.numbers("HB" if name == "uniform" else "BB")
-        scales = [lowest + n for n in data.planes(-(-count // block_values), width)]
+    scales = scales_of(data, -(-count // block_values), name) if CODE_BITS[name] == 8 else []
     if plan is None:
         codes = data.numbers(f"{count}{'H' if name == 'bf16' else 'B'}")
     else:
@@ -198,7 +228,7 @@ def read(frame, shared=()):
     assert zlib.crc32(frame[:24]) == struct.unpack("<I", frame[24:28])[0]
     magic, version, wire_id, reserved = data.numbers("4sBBH")
     block_values, chunk_values, values, seed = data.numbers("IIQI")
-    assert (magic, version, reserved) == (b"FSLC", 3, 0)
+    assert (magic, version, reserved) == (b"FSLC", 4, 0)
     name, out = FORMATS[wire_id], b""
     for index in range(-(-values // chunk_values)):
         checked = data.data

@@ -94,7 +94,10 @@ def read(stream, book, count):
 def book_of(counts, escape=0):
     """Huffman's book of counts (2**width,), with an escape that counts so much."""
     lengths = code_lengths(np.append(counts, escape))
-    return Codebook((len(counts) - 1).bit_length(), int(lengths[-1]), lengths[:-1].tobytes())
+    width, escape = (len(counts) - 1).bit_length(), int(lengths[-1])
+    # What streams do not know of: how the symbols without a code are listed.
+    low_bits = width - 4 if escape and width > 4 else 0
+    return Codebook(width, escape, lengths[:-1].tobytes(), low_bits)
 
 
 def assert_as_documented(symbols, book):
@@ -114,7 +117,7 @@ def skewed(count, seed=3):
 
 
 SKEWED = book_of(np.bincount(skewed(20_000), minlength=64))
-WITH_ESCAPE = Codebook(6, 3, bytes([0, 2, 2, 3, 3] + [0] * 10 + [3] + [0] * 48))
+WITH_ESCAPE = Codebook(6, 3, bytes([0, 2, 2, 3, 3] + [0] * 10 + [3] + [0] * 48), 2)
 LONGEST = Codebook(4, 0, bytes([1, 2, 3, 4, 5, 6, 7, 8, 8] + [0] * 7))
 BYTES = Codebook(8, 0, bytes([8] * 256))
 TWO = Codebook(1, 0, b"\1\1")

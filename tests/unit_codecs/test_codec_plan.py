@@ -34,22 +34,46 @@ NAMES = list(FORMATS)
 FIRST_PAYLOAD = 28 + 16
 
 
-def book_rule(counts, lengths, escape, head_bytes, values):
+def bits_in_the_list(lengths, low_bits):
+    """Bits of the number of each symbol without a code: those between the coded ones come first, then the nearest, the lower before the higher."""
+    coded = [symbol for symbol, length in enumerate(lengths) if length]
+    uncoded = [symbol for symbol in range(len(lengths)) if symbol not in coded]
+    uncoded.sort(key=lambda symbol: (max(coded[0] - symbol, symbol - coded[-1], 0), symbol))
+    last_rank = (len(uncoded) - 1) >> low_bits
+    return {
+        symbol: low_bits + min((number >> low_bits) + 1, last_rank)
+        for number, symbol in enumerate(uncoded)
+    }
+
+
+def low_bits_rule(counts, lengths):
+    """The low bits of an own book's list: the fewest of those that give the fewest bits, of symbols a little more frequent than they were seen."""
+    costs = {}
+    highest = lengths.count(0) - 1
+    for low_bits in range(highest.bit_length() + 1):
+        if highest >> low_bits <= 15:
+            numbers = bits_in_the_list(lengths, low_bits)
+            costs[low_bits] = sum((16 * counts[s] + 1) * bits for s, bits in numbers.items())
+    return min(costs, key=costs.get)
+
+
+def book_rule(counts, book, head_bytes, values):
     """Cost in bits of a plane with that book, or None; head_bytes counts what follows the head's first byte."""
+    lengths, escape, low_bits = book
     bits = 0
     sampled = sum(counts) < values
-    number_bits = max(0, lengths.count(0) - 1).bit_length()
-    for count, length in zip(counts, lengths, strict=True):
+    listed = bits_in_the_list(lengths, low_bits)
+    for symbol, (count, length) in enumerate(zip(counts, lengths, strict=True)):
         # A symbol that the sample lacks may follow.
         if (count or sampled) and not length and not escape:
             return None
-        bits += count * (length or escape + number_bits)
+        bits += count * (length or escape + listed[symbol])
     lanes = 128 if values >= 16384 else 16
     return 8 + 8 * head_bytes + 32 + 16 * lanes + values * bits // sum(counts)
 
 
 def plane_rule(counts, width, values=None, shared=(), static=()):
-    """Kind, name of the book and cost in bits, as the document tells it. shared and static: (name, lengths, escape)."""
+    """Kind, name of the book and cost in bits, as the document tells it. shared and static: (name, book), a book being (lengths, escape, low bits)."""
     total, present = sum(counts), sum(count > 0 for count in counts)
     values = total if values is None else values
     raw = 8 * values if width == 8 else 8 * width * -(-values // 8)
@@ -64,25 +88,29 @@ def plane_rule(counts, width, values=None, shared=(), static=()):
     *lengths, escape = code_lengths(np.array([*weights, escape])).tolist()
     coded = [symbol for symbol, count in enumerate(kept) if count]
     book_bytes = 3 + (coded[-1] - coded[0]) // 2 + 1
-    candidates = [(OWN, None, lengths, escape, book_bytes)]
-    candidates += [(SHARED, *book, 8) for book in shared]
-    candidates += [(STATIC, *book, 1) for book in static]
+    low_bits = low_bits_rule(counts, lengths) if escape else 0
+    candidates = [(OWN, None, (lengths, escape, low_bits), book_bytes)]
+    candidates += [(SHARED, *named, 8) for named in shared]
+    candidates += [(STATIC, *named, 1) for named in static]
     costs = [
-        (book_rule(counts, lengths, escape, head, values), kind, name)
-        for kind, name, lengths, escape, head in candidates
+        (book_rule(counts, book, head, values), kind, name) for kind, name, book, head in candidates
     ]
     # min() takes the first of equals.
     coded, kind, name = min((each for each in costs if each[0] is not None), key=lambda e: e[0])
     return (kind, name, coded) if coded <= raw - raw // 64 else (RAW, None, 8 + raw)
 
 
+def content(book):
+    return list(book.lengths), book.escape, book.low_bits
+
+
 def static_of(name, width):
     books = static_books(name) if width == 6 else ()
-    return [(number, list(book.lengths), book.escape) for number, book in books]
+    return [(number, content(book)) for number, book in books]
 
 
 def shared_of(books, width):
-    return [(b.digest, list(b.lengths), b.escape) for b in books if b.width == width]
+    return [(book.digest, content(book)) for book in books if book.width == width]
 
 
 def planes_of_codes(counts, name, index):
@@ -134,7 +162,7 @@ def planned(counts, width, values=None, shared=(), static=()):
 
 
 def ruled(counts, width, values=None, shared=(), static=()):
-    static = [(number, list(book.lengths), book.escape) for number, book in static]
+    static = [(number, content(book)) for number, book in static]
     return plane_rule(list(counts), width, values, shared_of(shared, width), static)
 
 
@@ -228,10 +256,10 @@ def test_a_shared_book_goes_before_a_static_one_of_equal_cost(surplus, kind):
     counts[shorter] = 80
     counts[longer] = 80 + surplus
     lengths[shorter], lengths[longer] = 6, 5
-    shared = Codebook(6, static.escape, bytes(lengths))
+    shared = Codebook(6, static.escape, bytes(lengths), static.low_bits)
     symbols = np.repeat(np.arange(64), counts)
-    low_bits = np.arange(symbols.size)
-    codes = ((symbols << 1) | (low_bits & 1) | (low_bits & 2) << 6).astype(np.uint8)
+    below = np.arange(symbols.size)
+    codes = ((symbols << 1) | (below & 1) | (below & 2) << 6).astype(np.uint8)
     plan = plan_chunk(Sample(codes, codes.size), FORMATS["e4m3"], (shared,))
     assert (plan.split_index, plan.planes[0].kind) == (0, kind)
     assert plan.cost_bits == split_rule(codes, codes.size, "e4m3", (shared,))[1]

@@ -22,7 +22,8 @@ from fsl_codecs import (
     info,
 )
 from fsl_codecs.formats import FORMATS
-from fsl_codecs.quantised import dequantise, quantise, write_escaped, write_scales
+from fsl_codecs.quantised import dequantise, quantise, write_escaped
+from fsl_codecs.scales import write_scales
 
 UNHURRIED = settings(deadline=None, max_examples=60)
 NAMES = ["fp32", "bf16", "e4m3", "e5m2", "uniform"]
@@ -76,7 +77,8 @@ def raw_codes_bytes(blocks, kind):
     """Size of a chunk in mode raw codes; only uniform's can exceed that of raw fp32."""
     pieces = []
     for block in blocks:
-        write_scales(block, kind, pieces)
+        if block.scales is not None:
+            write_scales(block.scales, kind, pieces)
         write_escaped(block, pieces)
     return sum(map(len, pieces)) + sum(block.words.size for block in blocks)
 

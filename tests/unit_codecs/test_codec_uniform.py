@@ -77,6 +77,27 @@ def planes_of(numbers, width):
     return data
 
 
+def ranks_of(ranks):
+    """Numbers as ranks up to the highest of them."""
+    bits = [int(rank > below) for below in range(max(ranks)) for rank in ranks if rank >= below]
+    return planes_of(bits, 1)
+
+
+def scales_of(steps):
+    """The bytes of steps: in bit planes, or around the most frequent one where that is shorter."""
+    lowest, spread = min(steps), max(steps) - min(steps)
+    width = spread.bit_length()
+    planes = struct.pack("<HB", lowest + 512, width) + planes_of([k - lowest for k in steps], width)
+    if not 1 <= spread <= 7:
+        return planes
+    common = max(sorted(set(steps)), key=steps.count)
+    is_upward = sum(k > common for k in steps) >= sum(k < common for k in steps)
+    ways = [k - common if is_upward else common - k for k in steps]
+    ranks = [2 * way - 1 if way > 0 else -2 * way for way in ways]
+    form = (64 if is_upward else 128) + max(ranks)
+    return min(planes, struct.pack("<HB", common + 512, form) + ranks_of(ranks), key=len)
+
+
 def inner_block(values, block_values, fineness):
     """The bytes of raw codes and the decoded values."""
     runs = [values[at : at + block_values] for at in range(0, len(values), block_values)]
@@ -91,10 +112,8 @@ def inner_block(values, block_values, fineness):
             codes.append(number + 128 if fits else 0)
             escaped += [] if fits else [value]
             decoded.append(single(number * power(k)) if fits else value)
-    differences = [k - min(steps) for k in steps]
-    width = max(differences).bit_length()
-    data = struct.pack("<HB", min(steps) + 512, width) + planes_of(differences, width)
-    return data + bytes(codes) + struct.pack(f"<{len(escaped)}f", *escaped), decoded
+    data = scales_of(steps) + bytes(codes)
+    return data + struct.pack(f"<{len(escaped)}f", *escaped), decoded
 
 
 def assert_like_document(values, block_values=128, fineness=14):

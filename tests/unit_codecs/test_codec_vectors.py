@@ -1,6 +1,6 @@
 """Golden vectors: frames written once, which every version must still read and this version still writes.
 
-tests/vectors/codec_v3.json lists them: what goes in, and of what comes out the CRC-32. The frames are in files beside it, except the
+tests/vectors/codec_v4.json lists them: what goes in, and of what comes out the CRC-32. The frames are in files beside it, except the
 large ones. The values come from `values_of` below, in integers and exact operations, so that any language can repeat them. A wire change
 adds a new set and keeps this one decoding; until a first release it replaces it. To write them anew, which changes what all
 other tests of the bytes are measured by, and to look at what changed:
@@ -21,7 +21,7 @@ from fsl_codecs.books import read_book
 from fsl_codecs.reader import Reader
 
 FOLDER = Path(__file__).parent.parent / "vectors"
-INDEX = FOLDER / "codec_v3.json"
+INDEX = FOLDER / "codec_v4.json"
 FORMATS = ("fp32", "bf16", "e4m3", "e5m2", "uniform")
 LARGEST_FILE = 17_000
 
@@ -123,6 +123,12 @@ def inputs():
         ]:
             if is_scaled or "block_values" not in spec or spec["block_values"] == 16:
                 yield {"values": kind, "count": count, "spec": {"format": name, **spec}}
+        # Scales as ranks, with more of them above the most frequent one, and with fewer.
+        ranked = [("lopsided", 64), ("bell", 32)] if name == "uniform" else []
+        ranked += [("sparse", 32), ("lopsided", 16)] if is_scaled and name != "uniform" else []
+        for kind, block_values in ranked:
+            spec = {"format": name, "block_values": block_values, "entropy": False}
+            yield {"values": kind, "count": 2001, "spec": spec}
         spec = {"format": name, "chunk_values": 1024}
         yield {"values": "bell", "count": 1500, "spec": spec, "reference": "lopsided"}
         yield {"values": "bell", "count": 1500, "spec": spec, "residual": "heavy"}
@@ -196,7 +202,7 @@ def read(frame, books):
 
 def rewrite():
     """Write all vectors anew."""
-    for path in FOLDER.glob("codec_v3*"):
+    for path in FOLDER.glob("codec_v4*"):
         path.unlink()
     lines = []
     for given in inputs():
@@ -206,7 +212,7 @@ def rewrite():
         if books:
             entry["books"] = [[book.width, book.packed.hex()] for book in books]
         if len(frame) <= LARGEST_FILE:
-            entry["file"] = f"codec_v3_{entry['name']}.bin"
+            entry["file"] = f"codec_v4_{entry['name']}.bin"
             (FOLDER / entry["file"]).write_bytes(frame)
         lines.append("  " + json.dumps(entry))
     INDEX.write_text("[\n" + ",\n".join(lines) + "\n]\n")
@@ -249,11 +255,16 @@ def test_the_vectors_show_every_part_of_the_format():
         frame, books = (FOLDER / vector["file"]).read_bytes(), books_of(vector)
         name = vector["spec"]["format"]
         info = info_of(frame)
+        if info.raw_code_chunks == info.chunks > 0 and name != "bf16":
+            form = frame[28 + 16 + (2 if name == "uniform" else 1)]
+            seen.add((name, "scales", "planes" if form < 64 else form & 192))
         modes = ("raw_fp32", "constant", "raw_code", "coded")
         seen |= {(name, mode) for mode in modes if getattr(info, f"{mode}_chunks")}
         if info.coded_chunks == info.chunks > 0:
             own = codebooks_of(frame, books=books)
             seen |= {(name, "escape") for book in own if book.escape}
+            seen |= {(name, "ranks", book.last_rank > 0) for book in own if book.escape}
+            seen |= {(name, "low bits", book.low_bits > 0) for book in own if book.escape}
             seen.add((name, "split", frame[28 + 16]))
             seen.add((name, "plane", frame[28 + 16 + 1]))
             if frame[28 + 16 + 1] >= 2:
@@ -265,7 +276,8 @@ def test_the_vectors_show_every_part_of_the_format():
     for name, splits in (("e4m3", 3), ("e5m2", 3), ("uniform", 2)):
         assert {(name, "split", at) for at in range(splits)} <= seen
         assert (name, "plane", 3) in seen
-        assert (name, "escape") in seen
+        assert {(name, "escape"), (name, "ranks", True), (name, "low bits", True)} <= seen
+        assert {(name, "scales", form) for form in ("planes", 64, 128)} <= seen
         assert {(name, "many lanes", many) for many in (False, True)} <= seen
 
 

@@ -120,8 +120,9 @@ def test_mutated_frames(tmp_path):
 
 SIX_BITS = [
     static_books("e4m3")[0][1],
-    Codebook(6, 1, bytes([2, 0, 2] + [0] * 61)),
-    Codebook(6, 8, bytes([1, 2, 3, 4, 5, 6, 7, 8] + [0] * 56)),
+    Codebook(6, 1, bytes([2, 0, 2] + [0] * 61), 2),
+    Codebook(6, 1, bytes([2, 0, 2] + [0] * 61), 6),
+    Codebook(6, 8, bytes([1, 2, 3, 4, 5, 6, 7, 8] + [0] * 56), 3),
     Codebook(6, 6, bytes([6] * 63 + [0])),
     Codebook(6, 0, bytes([6] * 64)),
     Codebook(6, 0, bytes([0] * 30 + [2, 2, 2, 2] + [0] * 30)),
@@ -177,7 +178,7 @@ def test_damaged_streams_and_lists(count, book):
 def test_of_faults_in_several_planes_the_earliest_piece_is_told(short, last):
     """Both planes of a block are read in pieces: a list that is too short is found where it ends, before a stream that goes on is, at its end."""
     count = 10_000
-    book = Codebook(8, 1, bytes([1] + [0] * 255))
+    book = Codebook(8, 1, bytes([1] + [0] * 255), 4)
     symbols = [np.zeros(count, np.uint8) for _ in range(2)]
     symbols[short][[50, last]] = 7
     number_format = FORMATS_BY_NAME["bf16"]
@@ -191,7 +192,7 @@ def test_of_faults_in_several_planes_the_earliest_piece_is_told(short, last):
     longer = sizes[1 - short]
     pieces[longer] = (len(pieces[longer + 1]) + 1).to_bytes(4, "little")
     pieces[longer + 1] += b"\0"
-    one, none = b"\1\0" + bytes(8), b"\0\0"
+    one, none = b"\1\0" + bytes(5), b"\0\0"
     payload = b"".join([*pieces, *((none, one) if short else (one, none))])
     header = encoded_by(REFERENCE, values_of("bell", count), CodecSpec("bf16"))[:28]
     frame = sealed(header + struct.pack("<IIBBHI", len(payload), 0, 3, 0, 0, 0) + payload)

@@ -33,23 +33,28 @@ inline int trailing_zeros(std::uint64_t word) {
 #endif
 }
 
-// Calls each(place) for the bits set in a bitmap of `words` words, in order. Fast where they are few: words that are not zero are found before any
-// branch depends on them, as nobody can foresee which they are.
-template <typename Each>
-void for_each_bit(const std::uint64_t* bitmap, std::size_t words, Each each) {
+// Calls put(index, place) for the bits set in a bitmap of `words` words, in order, the index counting them; and returns how many there are. It may put one
+// thing too many at an index, at a place without a bit, before it puts the right one there or at the end. Fast where bits are few: nobody can foresee where they are, so
+// words that are not zero are found before any branch depends on them, and two bits are taken from each without asking.
+template <typename Put>
+std::size_t list_bits(const std::uint64_t* bitmap, std::size_t words, Put put) {
+  std::size_t found = 0;
   for (std::size_t start = 0; start < words; start += 64) {
     const std::size_t here = words - start < 64 ? words - start : 64;
     std::uint64_t where = 0;
     for (std::size_t word = 0; word < here; ++word) where |= static_cast<std::uint64_t>(bitmap[start + word] != 0) << word;
     for (; where != 0; where &= where - 1) {
       const std::size_t word = start + static_cast<std::size_t>(trailing_zeros(where));
-      std::uint64_t bits = bitmap[word];
-      do {
-        each(64 * word + static_cast<std::size_t>(trailing_zeros(bits)));
-        bits &= bits - 1;
-      } while (bits != 0);
+      const auto place_of = [=](std::uint64_t bits) { return 64 * word + static_cast<std::size_t>(trailing_zeros(bits)); };
+      const std::uint64_t bits = bitmap[word];
+      const std::uint64_t after_first = bits & (bits - 1);
+      put(found, place_of(bits));
+      put(found + 1, place_of(after_first | std::uint64_t{1} << 63));
+      found += after_first != 0 ? 2 : 1;
+      for (std::uint64_t more = after_first & (after_first - 1); more != 0; more &= more - 1) put(found++, place_of(more));
     }
   }
+  return found;
 }
 
 }  // namespace fsl

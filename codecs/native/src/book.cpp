@@ -62,6 +62,51 @@ void fill_code(const Book& book, Code& code) {
   code.arrange();
 }
 
+// Numbers of the symbols without a code: those between others first, then by their distance to these, the lower first.
+void number_uncoded(int first, int last, Book& book) {
+  const auto number = [&](int symbol) {
+    book.number_of[symbol] = static_cast<std::uint8_t>(book.uncoded);
+    book.symbol_of[book.uncoded++] = static_cast<std::uint8_t>(symbol);
+  };
+  const int highest = (1 << book.width) - 1;
+  book.uncoded = 0;
+  for (int symbol = first; symbol <= last; ++symbol) {
+    if (book.lengths[symbol] == 0) number(symbol);
+  }
+  for (int distance = 1; distance <= std::max(first, highest - last); ++distance) {
+    if (distance <= first) number(first - distance);
+    if (distance <= highest - last) number(last + distance);
+  }
+  book.lowest_uncoded = book.uncoded == 0 ? 0 : *std::min_element(book.symbol_of, book.symbol_of + book.uncoded);
+}
+
+// Bits of a number in a list.
+int number_bits(int number, int low_bits, int last_rank) { return low_bits + std::min((number >> low_bits) + 1, last_rank); }
+
+bool may_have_low_bits(int uncoded, int low_bits) {
+  const unsigned highest = uncoded == 0 ? 0 : static_cast<unsigned>(uncoded - 1);
+  return low_bits <= bits_needed(highest) && highest >> low_bits <= static_cast<unsigned>(kLastRank);
+}
+
+// The cheapest for symbols that occur `counts` times in a sample; each may occur besides, a little, where no sample was taken.
+int cheapest_low_bits(const std::uint32_t* counts, const Book& book) {
+  std::uint64_t fewest = UINT64_MAX;
+  int cheapest = 0;
+  for (int low_bits = 0; low_bits <= 8; ++low_bits) {
+    if (!may_have_low_bits(book.uncoded, low_bits)) continue;
+    std::uint64_t bits = 0;
+    for (int number = 0; number < book.uncoded; ++number) {
+      const std::uint64_t weight = 16 * std::uint64_t{counts[book.symbol_of[number]]} + 1;
+      bits += weight * static_cast<unsigned>(number_bits(number, low_bits, (book.uncoded - 1) >> low_bits));
+    }
+    if (bits >= fewest) continue;
+    fewest = bits;
+    cheapest = low_bits;
+  }
+  return cheapest;
+}
+
+// All but low_bits and costs.
 void fill_book(int width, int escape, const std::uint8_t* lengths, Book& book) {
   const int symbols = 1 << width;
   book.width = width;
@@ -69,23 +114,21 @@ void fill_book(int width, int escape, const std::uint8_t* lengths, Book& book) {
   book.digest = 0;
   std::memset(book.lengths, 0, sizeof(book.lengths));
   std::memcpy(book.lengths, lengths, static_cast<std::size_t>(symbols));
-  book.uncoded = 0;
-  int first = symbols;
-  int last = 0;
-  for (int symbol = 0; symbol < symbols; ++symbol) {
-    book.number_of[symbol] = static_cast<std::uint8_t>(book.uncoded);
-    book.symbol_of[book.uncoded & 0xFF] = static_cast<std::uint8_t>(symbol);
-    book.uncoded += lengths[symbol] == 0;
-    if (lengths[symbol] == 0) continue;
-    first = std::min(first, symbol);
-    last = symbol;
-  }
+  int first = 0;
+  while (lengths[first] == 0) ++first;
+  int last = symbols - 1;
+  while (lengths[last] == 0) --last;
   book.packed_bytes = 3 + static_cast<std::size_t>(last - first + 2) / 2;
-  book.lowest_uncoded = book.symbol_of[0];
-  book.number_bits = book.uncoded == 0 ? 0 : bits_needed(static_cast<unsigned>(book.uncoded - 1));
-  const std::uint8_t of_uncoded = static_cast<std::uint8_t>(escape != 0 ? escape + book.number_bits : 0);
-  for (int symbol = 0; symbol < symbols; ++symbol) book.costs[symbol] = lengths[symbol] != 0 ? lengths[symbol] : of_uncoded;
+  number_uncoded(first, last, book);
   fill_code(book, book.code);
+}
+
+void fill_costs(int low_bits, Book& book) {
+  book.low_bits = low_bits;
+  std::memcpy(book.costs, book.lengths, sizeof(book.costs));
+  for (int number = 0; book.escape != 0 && number < book.uncoded; ++number) {
+    book.costs[book.symbol_of[number]] = static_cast<std::uint8_t>(book.escape + number_bits(number, low_bits, book.last_rank()));
+  }
 }
 
 }  // namespace
@@ -93,7 +136,7 @@ void fill_book(int width, int escape, const std::uint8_t* lengths, Book& book) {
 bool Book::bits_of(const std::uint32_t* counts, std::uint64_t& bits) const {
   const int symbols = 1 << width;
   std::uint32_t uncoded = 0;
-  std::uint32_t total = 0;  // at most 2^20 symbols of at most 16 bits
+  std::uint32_t total = 0;  // at most 2^20 symbols of at most 31 bits
   for (int symbol = 0; symbol < symbols; ++symbol) {
     const std::uint32_t cost = costs[symbol];
     total += counts[symbol] * cost;
@@ -110,7 +153,7 @@ std::size_t Book::pack(std::uint8_t* out) const {
   while (lengths[last] == 0) --last;
   out[0] = static_cast<std::uint8_t>(first);
   out[1] = static_cast<std::uint8_t>(last);
-  out[2] = static_cast<std::uint8_t>(escape);
+  out[2] = static_cast<std::uint8_t>(escape | low_bits << 4);
   std::uint8_t* nibbles = out + 3;
   for (int symbol = first; symbol <= last; symbol += 2) {
     const unsigned high = symbol < last ? lengths[symbol + 1] : 0U;
@@ -119,7 +162,7 @@ std::size_t Book::pack(std::uint8_t* out) const {
   return packed_bytes;
 }
 
-Status make_book(int width, int escape, const std::uint8_t* lengths, Book& book) {
+Status make_book(int width, int escape, int low_bits, const std::uint8_t* lengths, Book& book) {
   const int symbols = 1 << width;
   std::uint64_t leaves = 0;
   int longest = 0;
@@ -136,7 +179,12 @@ Status make_book(int width, int escape, const std::uint8_t* lengths, Book& book)
   if (leaves < 2 || leaves > 256 || longest > kLengthLimit) return {Fault::kBookLeaves, leaves, static_cast<std::uint64_t>(longest)};
   if (space != 1U << kLengthLimit || codes == 0) return {Fault::kBookSpace};
   if (escape != 0 && codes == symbols) return {Fault::kBookEscape};
+  const int listed = escape != 0 ? symbols - codes : 0;
+  if (!may_have_low_bits(listed, low_bits)) {
+    return {Fault::kBookLowBits, static_cast<std::uint64_t>(std::max(0, listed - 1)), static_cast<std::uint64_t>(low_bits)};
+  }
   fill_book(width, escape, lengths, book);
+  fill_costs(low_bits, book);
   return {};
 }
 
@@ -158,13 +206,15 @@ void make_own_book(const std::uint32_t* counts, std::uint32_t total, int width, 
   std::uint8_t lengths[kMaximumLeaves];
   code_lengths(weights, symbols + 1, lengths);
   fill_book(width, lengths[symbols], lengths, book);
+  fill_costs(book.escape != 0 ? cheapest_low_bits(counts, book) : 0, book);
 }
 
 Status unpack_book(const std::uint8_t*& position, const std::uint8_t* end, int width, Book& book) {
   if (end - position < 3) return {Fault::kPayloadEnds};
   const unsigned first = position[0];
   const unsigned last = position[1];
-  const int escape = position[2];
+  const int escape = position[2] & 15;
+  const int low_bits = position[2] >> 4;
   position += 3;
   if (first > last || last >> width != 0) return {Fault::kBookRange, first, last, static_cast<std::uint64_t>(width)};
   const unsigned count = last - first + 1;
@@ -175,7 +225,7 @@ Status unpack_book(const std::uint8_t*& position, const std::uint8_t* end, int w
   const bool has_spare = count % 2 != 0;
   if ((has_spare && position[bytes - 1] >> 4 != 0) || lengths[first] == 0 || lengths[last] == 0) return {Fault::kBookNibbles};
   position += bytes;
-  return make_book(width, escape, lengths, book);
+  return make_book(width, escape, low_bits, lengths, book);
 }
 
 }  // namespace fsl

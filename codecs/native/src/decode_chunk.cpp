@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "scales.hpp"
+
 namespace fsl {
 namespace {
 
@@ -83,7 +85,10 @@ Status ChunkDecoder::read_plane_head(int width, PlanePlan& plane, Book& own) {
 
 Status ChunkDecoder::open_block(std::size_t count, const Piece& first) {
   if (format_.is_bytes()) {
-    const Status status = read_scales(count, first);
+    const std::size_t runs = blocks_of(count, header_.block_values);
+    const Status status = format_.is_uniform()
+                              ? read_steps(kernels_, runs, position_, end_, scratch_, first.steps)
+                              : read_scales(kernels_, format_, runs, position_, end_, scratch_, first.scales, has_highest_scale_);
     if (!status.ok()) return status;
   }
   if (chunk_.mode == kRawCodes) {
@@ -123,10 +128,12 @@ Status ChunkDecoder::open_plane(int p, std::size_t count) {
   position_ += 2;
   if (uncoded > count) return {Fault::kUncodedCount, uncoded, count};
   const std::size_t plane_bytes = blocks_of(uncoded, 8);
-  const std::size_t bytes = static_cast<std::size_t>(book.number_bits) * plane_bytes;
+  const std::size_t bytes = static_cast<std::size_t>(book.low_bits) * plane_bytes;
   if (left() < bytes) return {Fault::kPayloadEnds};
-  kernels_.join(nullptr, position_, plane_bytes, uncoded, false, book.number_bits, listed);
-  position_ += bytes;
+  const std::uint8_t* const behind = kernels_.read_ranks(position_ + bytes, end_, uncoded, book.last_rank(), scratch_.ranks);
+  if (behind == nullptr) return {Fault::kPayloadEnds};
+  kernels_.join(scratch_.ranks, position_, plane_bytes, uncoded, false, book.low_bits, listed);
+  position_ = behind;
   if (uncoded > 0 && kernels_.largest_byte(listed, uncoded, 0xFF) >= book.uncoded) {
     return {Fault::kUncodedNumber, static_cast<std::uint64_t>(book.uncoded)};
   }
@@ -144,67 +151,52 @@ Status ChunkDecoder::close_block() {
 }
 
 Status ChunkDecoder::read(std::size_t count, Piece& piece) {
-  if (chunk_.mode == kRawCodes) {
-    read_raw_codes(count, piece);
-  } else if (format_.is_bytes()) {
-    const Status status = read_codes(count, piece.codes());
-    if (!status.ok()) return status;
-  } else {
+  if (!format_.is_bytes()) {
+    if (chunk_.mode == kRawCodes) {
+      read_raw_codes(count, piece);
+      return {};
+    }
     for (int p = 0; p < format_.split[0].planes; ++p) {
       const Status status = read_symbols(p, count, piece.planes[p]);
       if (!status.ok()) return status;
     }
+    return {};
   }
-  if (!format_.is_uniform()) return {};
-  // The escaped values of all the block's pieces follow its planes.
+  CodesRead codes = {piece.codes(), 0};
+  if (chunk_.mode == kRawCodes) {
+    read_raw_codes(count, piece);
+    codes.largest = kernels_.largest_byte(piece.codes(), count, 0x7F);
+  } else {
+    const Status status = read_codes(count, codes);
+    if (!status.ok()) return status;
+  }
+  if (!format_.is_uniform()) {
+    check_codes(piece, count, codes.largest);
+    return {};
+  }
+  // The escaped values of all the block's pieces follow its planes. Steps were checked, and 127 of the largest are finite.
   const std::size_t escapes = kernels_.count_byte(piece.codes(), count, 0);
   if (left() / 4 < escapes) return {Fault::kPayloadEnds};
   piece.escaped = position_;
+  for (std::size_t i = 0; i < escapes; ++i) saw_nonfinite_ |= (load32(position_ + 4 * i) & kMagnitudeMask) >= kFirstNonfinite;
   position_ += 4 * escapes;
   return {};
 }
 
-Status ChunkDecoder::read_scales(std::size_t count, const Piece& first) {
+// Of an 8-bit float format, the largest of whose codes without their sign is `largest`.
+void ChunkDecoder::check_codes(const Piece& piece, std::size_t count, std::uint8_t largest) {
+  const Float8& float8 = *format_.float8;
+  saw_nonfinite_ |= largest >= float8.special_code;
+  if (!has_highest_scale_) return;
+  // With it, codes overflow whose exponent brings them to 2^128.
   const std::size_t runs = blocks_of(count, header_.block_values);
-  const std::size_t plane_bytes = blocks_of(runs, 8);
-  const bool is_uniform = format_.is_uniform();
-  const std::size_t base_bytes = is_uniform ? 2 : 1;
-  if (left() < base_bytes + 1) return {Fault::kPayloadEnds};
-  const unsigned base = is_uniform ? load16(position_) : *position_;
-  const int width = position_[base_bytes];
-  position_ += base_bytes + 1;
-  if (width > (is_uniform ? 10 : 8)) return {Fault::kScaleWidth, static_cast<std::uint64_t>(width)};
-  const std::size_t bytes = static_cast<std::size_t>(width) * plane_bytes;
-  if (left() < bytes) return {Fault::kPayloadEnds};
-  const unsigned lowest = is_uniform ? kLowestStep + kStepOffset : static_cast<unsigned>(format_.float8->lowest_scale);
-  const unsigned highest = is_uniform ? kHighestStep + kStepOffset : static_cast<unsigned>(format_.highest_scale);
-
-  const int high_width = width > 8 ? width - 8 : 0;
-  std::uint8_t* const differences = scratch_.differences;
-  unsigned largest = 0;
-  kernels_.join(nullptr, position_ + static_cast<std::size_t>(high_width) * plane_bytes, plane_bytes, runs, false, width - high_width, differences);
-  if (is_uniform) {
-    std::uint8_t* const high_differences = scratch_.high_differences;
-    if (high_width > 0) {
-      kernels_.join(nullptr, position_, plane_bytes, runs, false, high_width, high_differences);
-    } else {
-      std::memset(high_differences, 0, runs);
-    }
-    for (std::size_t i = 0; i < runs; ++i) {
-      const unsigned difference = static_cast<unsigned>(high_differences[i] << 8 | differences[i]);
-      largest = std::max(largest, difference);
-      // Out of range only where the check below refuses.
-      first.steps[i] = static_cast<std::int16_t>(static_cast<int>(base + difference) - kStepOffset);
-    }
-  } else {
-    std::uint8_t* const scales = first.scales;
-    largest = kernels_.largest_byte(differences, runs, 0xFF);
-    for (std::size_t i = 0; i < runs; ++i) scales[i] = static_cast<std::uint8_t>(base + differences[i]);
+  const int overflowing = (255 - format_.highest_scale + float8.exponent_bias) << float8.mantissa_bits;
+  for (std::size_t run = 0; run < runs; ++run) {
+    if (piece.scales[run] < format_.highest_scale) continue;
+    const std::size_t start = run * header_.block_values;
+    const std::size_t length = std::min(header_.block_values, count - start);
+    saw_nonfinite_ |= kernels_.largest_byte(piece.codes() + start, length, 0x7F) >= overflowing;
   }
-  position_ += bytes;
-  if (base < lowest || base + largest > highest) return {Fault::kScaleRange, lowest, highest};
-  has_highest_scale_ = base + largest == highest;
-  return {};
 }
 
 // A plane's symbols, whatever its kind.
@@ -230,20 +222,29 @@ Status ChunkDecoder::read_symbols(int p, std::size_t count, std::uint8_t* symbol
 }
 
 // 8-bit codes from their one or two planes.
-Status ChunkDecoder::read_codes(std::size_t count, std::uint8_t* codes) {
+Status ChunkDecoder::read_codes(std::size_t count, CodesRead& read) {
   const ChunkPlan& plan = scratch_.plans[0];
   const Split& split = format_.split[plan.split_index];
-  if (split.planes == 1) return read_symbols(0, count, codes);  // no such split is rotated
-  const int low_width = split.widths[1];
-  if (plan.planes[0].book != nullptr && plan.planes[1].kind == kPlaneRaw) {
+  if (split.planes == 2 && plan.planes[0].book != nullptr && plan.planes[1].kind == kPlaneRaw) {
     // The usual case, in one pass.
     PlaneData& upper = planes_[0];
     PlaneData& lower = planes_[1];
     const TwoPlanes below = {lower.raw, lower.raw + lower.plane_bytes, split.rotated};
     lower.raw += count / 8;
-    const Status status = streams_[0].read_codes(kernels_, count, upper.listed, below, codes, ahead_);
+    const Status status = streams_[0].read_codes(kernels_, count, upper.listed, below, read, ahead_);
     return status.ok() && upper.listed > upper.listed_end ? Status{Fault::kUncodedLeft} : status;
   }
+  const Status status = join_codes(count, read.codes);
+  if (status.ok()) read.largest = kernels_.largest_byte(read.codes, count, 0x7F);
+  return status;
+}
+
+// Plane by plane.
+Status ChunkDecoder::join_codes(std::size_t count, std::uint8_t* codes) {
+  const ChunkPlan& plan = scratch_.plans[0];
+  const Split& split = format_.split[plan.split_index];
+  if (split.planes == 1) return read_symbols(0, count, codes);  // no such split is rotated
+  const int low_width = split.widths[1];
   std::uint8_t* const high = scratch_.symbols[0];
   Status status = read_symbols(0, count, high);
   if (!status.ok()) return status;
@@ -293,38 +294,18 @@ void ChunkDecoder::put(const Piece& piece, std::size_t count, const Output& outp
     }
     case Kind::kE4m3:
     case Kind::kE5m2:
-      saw_nonfinite_ |= !kernels_.dequantise_float8(piece.codes(), piece.scales, count, *format_.float8, header_.block_values, output);
+      kernels_.dequantise_float8(piece.codes(), piece.scales, count, *format_.float8, header_.block_values, output);
       break;
     case Kind::kUniform:
-      saw_nonfinite_ |= !kernels_.dequantise_uniform(piece.codes(), piece.steps, piece.escaped, count, header_.block_values, output);
+      kernels_.dequantise_uniform(piece.codes(), piece.steps, piece.escaped, count, header_.block_values, output);
       break;
   }
 }
 
 void ChunkDecoder::check(const Piece& piece, std::size_t count) {
-  if (!format_.is_bytes()) {
-    // All exponent bits set: infinity or NaN.
-    saw_nonfinite_ |= kernels_.largest_byte(piece.planes[0], count, 0xFF) == 0xFF;
-    return;
-  }
-  if (format_.is_uniform()) {
-    // Steps were checked, and 127 of the largest are finite.
-    const std::size_t escapes = static_cast<std::size_t>(position_ - piece.escaped) / 4;
-    for (std::size_t i = 0; i < escapes; ++i) saw_nonfinite_ |= (load32(piece.escaped + 4 * i) & kMagnitudeMask) >= kFirstNonfinite;
-    return;
-  }
-  const Float8& float8 = *format_.float8;
-  saw_nonfinite_ |= kernels_.largest_byte(piece.codes(), count, 0x7F) >= float8.special_code;
-  if (!has_highest_scale_) return;
-  // With it, codes overflow whose exponent brings them to 2^128.
-  const std::size_t runs = blocks_of(count, header_.block_values);
-  const int overflowing = (255 - format_.highest_scale + float8.exponent_bias) << float8.mantissa_bits;
-  for (std::size_t run = 0; run < runs; ++run) {
-    if (piece.scales[run] < format_.highest_scale) continue;
-    const std::size_t start = run * header_.block_values;
-    const std::size_t length = std::min(header_.block_values, count - start);
-    saw_nonfinite_ |= kernels_.largest_byte(piece.codes() + start, length, 0x7F) >= overflowing;
-  }
+  if (format_.is_bytes()) return;
+  // All exponent bits set: infinity or NaN.
+  saw_nonfinite_ |= kernels_.largest_byte(piece.planes[0], count, 0xFF) == 0xFF;
 }
 
 void ChunkDecoder::put_values(std::size_t offset, std::size_t count, const Output& output) {

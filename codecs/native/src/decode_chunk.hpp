@@ -50,10 +50,10 @@ class ChunkDecoder {
   // The piece in the scratch of this thread that starts `offset` values into its block.
   Piece scratch_piece(std::size_t offset) const;
 
-  // Puts the values of a piece, or of a whole block; folds what is not finite into what close() checks.
+  // Puts the values of a piece, or of a whole block. What is not finite is found here, or by read() where codes tell; close() looks at it.
   void put(const Piece& piece, std::size_t count, const Output& output);
 
-  // The same check without values.
+  // The same without values.
   void check(const Piece& piece, std::size_t count);
 
   // `count` values from `offset` on, of modes without inner blocks.
@@ -72,10 +72,11 @@ class ChunkDecoder {
   };
 
   Status read_plane_head(int width, PlanePlan& plane, Book& own);
-  Status read_scales(std::size_t count, const Piece& first);
   Status open_plane(int p, std::size_t count);
   Status read_symbols(int p, std::size_t count, std::uint8_t* symbols);
-  Status read_codes(std::size_t count, std::uint8_t* codes);
+  Status read_codes(std::size_t count, CodesRead& read);
+  Status join_codes(std::size_t count, std::uint8_t* codes);
+  void check_codes(const Piece& piece, std::size_t count, std::uint8_t largest);
   void read_raw_codes(std::size_t count, const Piece& piece);
   std::size_t left() const { return static_cast<std::size_t>(end_ - position_); }
 

@@ -8,7 +8,7 @@
 
 namespace fsl {
 
-inline constexpr int kVersion = 3;
+inline constexpr int kVersion = 4;
 inline constexpr std::size_t kHeaderBytes = 28;
 inline constexpr std::size_t kChunkHeadBytes = 16;
 inline constexpr std::size_t kMaximumChunkValues = std::size_t{1} << 20;
@@ -21,8 +21,8 @@ inline constexpr int kMaximumFineness = 40;
 inline constexpr int kMaximumPlanes = 4;
 
 // Output beyond the longest frame that an encoder may write to before it finds out that a payload does not pay: an inner block of
-// uniform codes with its scales, all of whose values are escaped, and heads.
-inline constexpr std::size_t kWorkingBytes = 102400;
+// four planes all of whose symbols are listed with the highest numbers, and heads.
+inline constexpr std::size_t kWorkingBytes = 196608;
 
 enum Mode : std::uint8_t { kRawFloat32 = 0, kConstant = 1, kRawCodes = 2, kCoded = 3 };
 enum PlaneKind : std::uint8_t { kPlaneRaw = 0, kPlaneConstant = 1, kPlaneOwn = 2, kPlaneStatic = 3, kPlaneShared = 4 };

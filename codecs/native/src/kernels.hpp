@@ -18,6 +18,8 @@ namespace fsl {
 
 inline constexpr std::size_t kBlockValues = 16384;
 inline constexpr std::size_t kSlackBytes = 64;
+inline constexpr int kLastRank = 15;
+inline constexpr std::size_t kRankBytes = kBlockValues * kLastRank / 8;  // of a block's values, if all have the last rank
 
 enum class Path : int { kScalar = 0, kAvx2 = 1, kAvx512 = 2 };
 
@@ -88,6 +90,13 @@ struct Kernels {
   // Bit planes of the lowest `width` bits of the (rotated) codes, highest first, each padded to whole bytes; returns bytes written.
   std::size_t (*write_bit_planes)(const std::uint8_t* codes, std::size_t count, bool rotated, int width, std::uint8_t* out);
 
+  // Ranks from 0 to `last`, at most kLastRank: for each rank but the last, a bit for every number that has at least this rank, in order: whether it has
+  // more. Bits from the lowest of a byte on, the last byte padded; returns bytes written.
+  std::size_t (*write_ranks)(const std::uint8_t* ranks, std::size_t count, int last, std::uint8_t* out);
+
+  // The inverse, from at most end - in bytes; returns where the bytes not read start, or null when they do not suffice.
+  const std::uint8_t* (*read_ranks)(const std::uint8_t* in, const std::uint8_t* end, std::size_t count, int last, std::uint8_t* ranks);
+
   // Puts the words of symbols[i] = from[i] >> shift & (2^width - 1), the last one first, on the lanes i mod `lanes`, and the bytes that come
   // out before `front`; returns the new front. At most `count` bytes; up to kSlackBytes before them may be written. Bit i % 64 of
   // uncoded[i / 64] tells whether the symbol has no code; bits of a last word past `count` are anything. shift is 0 where width is
@@ -104,7 +113,7 @@ struct Kernels {
   // read_lanes and join in one pass, for symbols of six bits above two planes.
   const std::uint8_t* (*read_codes)(const Code& code, const std::uint8_t* in, const std::uint8_t* end, std::size_t count,
                                     std::size_t lanes, Lanes& state, const std::uint8_t*& listed, const TwoPlanes& below,
-                                    std::uint8_t* codes, Ahead& ahead);
+                                    CodesRead& read, Ahead& ahead);
 
   // codes[i] = unrotate(symbols[i] << width | the bits of `width` planes), the first plane at `in`, each plane_bytes after the one before it;
   // symbols may be null (no upper plane). The caller has checked that ceil(count / 8) bytes are there for each; it guarantees no slack
@@ -112,11 +121,11 @@ struct Kernels {
   void (*join)(const std::uint8_t* symbols, const std::uint8_t* in, std::size_t plane_bytes, std::size_t count, bool rotated, int width,
                std::uint8_t* codes);
 
-  // Codes to values. Returns false when a code, or a value of a run with the highest scale, is not finite.
-  bool (*dequantise_float8)(const std::uint8_t* codes, const std::uint8_t* scales, std::size_t count, const Float8& format,
+  // Codes to values, which may be infinite with the highest scale; codes that are no numbers give arbitrary ones.
+  void (*dequantise_float8)(const std::uint8_t* codes, const std::uint8_t* scales, std::size_t count, const Float8& format,
                             std::size_t block_values, const Output& output);
   // Escaped values (code 0) come from `escapes` (unaligned little-endian fp32), in order; the caller has checked their number.
-  bool (*dequantise_uniform)(const std::uint8_t* codes, const std::int16_t* steps, const std::uint8_t* escapes, std::size_t count,
+  void (*dequantise_uniform)(const std::uint8_t* codes, const std::int16_t* steps, const std::uint8_t* escapes, std::size_t count,
                              std::size_t block_values, const Output& output);
   // Rotated byte planes to values; false when one is NaN or infinite (bf16), fp32: `seen` is folded instead.
   bool (*join_bfloat16)(const std::uint8_t* const planes[2], std::size_t count, const Output& output);
@@ -127,6 +136,8 @@ struct Kernels {
   // The largest of bytes & mask, 0 when there are none; and how many bytes equal `byte`. No slack behind them.
   std::uint8_t (*largest_byte)(const std::uint8_t* bytes, std::size_t count, std::uint8_t mask);
   std::size_t (*count_byte)(const std::uint8_t* bytes, std::size_t count, std::uint8_t byte);
+  // The bytes whose bits are set in a bitmap of `words` words, in order, 64 for each word; returns how many. Fast where they are few.
+  std::size_t (*pick)(const std::uint8_t* bytes, const std::uint64_t* bitmap, std::size_t words, std::uint8_t* picked);
   // Where they are, in order (count at most kBlockValues); returns how many. Fast where they are few.
   std::size_t (*find_byte)(const std::uint8_t* bytes, std::size_t count, std::uint8_t byte, std::uint16_t* positions);
 

@@ -1,4 +1,5 @@
 // The kernels for AVX2 with POPCNT, BMI1/2, F16C and PCLMULQDQ. Loops that a compiler turns into good vectors are the plain ones.
+#include "bits.hpp"
 #include "kernels_paths.hpp"
 
 #if FSL_X86_KERNELS
@@ -33,8 +34,8 @@ namespace {
 constexpr Kernels kernels_with(decltype(Kernels::crc32) checksum) {
   return {
       plain::combine,   plain::look,  quantise_float8, quantise_uniform,    cut_bfloat16,       cut_float32,        map,
-      write_bit_planes, write_lanes,  read_lanes, read_codes,      join,                dequantise_float8,  dequantise_uniform, join_bfloat16,
-      join_float32,     copy_float32, plain::largest_byte, count_byte,      plain::find_byte,   checksum,           Path::kAvx2,
+      write_bit_planes, plain::write_ranks, plain::read_ranks, write_lanes,  read_lanes, read_codes,      join,                dequantise_float8,  dequantise_uniform, join_bfloat16,
+      join_float32,     copy_float32, plain::largest_byte, count_byte,      plain::pick, plain::find_byte,   checksum,           Path::kAvx2,
   };
 }
 

@@ -263,9 +263,13 @@ const std::uint8_t* read_lanes(const Code& code, const std::uint8_t* in, const s
 }
 
 const std::uint8_t* read_codes(const Code& code, const std::uint8_t* in, const std::uint8_t* end, std::size_t count, std::size_t lanes,
-                               Lanes& state, const std::uint8_t*& listed, const TwoPlanes& below, std::uint8_t* codes, Ahead& ahead) {
+                               Lanes& state, const std::uint8_t*& listed, const TwoPlanes& below, CodesRead& read, Ahead& ahead) {
+  std::uint8_t* const codes = read.codes;
   const std::uint8_t* const next = read_and_fetch(code, in, end, count, lanes, state, listed, codes, ahead);
-  if (next != nullptr) join(codes, below.high, static_cast<std::size_t>(below.low - below.high), count, below.rotated, 2, codes);
+  if (next == nullptr) return nullptr;
+  join(codes, below.high, static_cast<std::size_t>(below.low - below.high), count, below.rotated, 2, codes);
+  const std::uint8_t largest = plain::largest_byte(codes, count, 0x7F);
+  read.largest = largest > read.largest ? largest : read.largest;
   return next;
 }
 

@@ -114,15 +114,13 @@ FSL_INLINE void with_writer(const Output& output, Work work) {
 
 // Both formats become fp16 numbers by moving bits, e4m3 too small by 2^8; the factor of the run makes up for that.
 template <int kMantissaBits, typename Put>
-FSL_INLINE __m128i dequantise_runs(const std::uint8_t* codes, const std::uint8_t* scales, std::size_t count, std::size_t block_values, Put put) {
-  __m128i largest = _mm_setzero_si128();
+FSL_INLINE void dequantise_runs(const std::uint8_t* codes, const std::uint8_t* scales, std::size_t count, std::size_t block_values, Put put) {
   for (std::size_t start = 0; start < count; start += block_values) {
     const int scale = *scales++ + (kMantissaBits == 3 ? 8 : 0);
     const __m256 factor = _mm256_castsi256_ps(all(scale << 23));
     const std::size_t end = count - start < block_values ? count : start + block_values;
     for (std::size_t i = start; i < end; i += 16) {
       const __m128i code = load_half(codes + i);
-      largest = _mm_max_epu8(largest, _mm_and_si128(code, _mm_set1_epi8(0x7F)));
       __m128i low = _mm_unpacklo_epi8(_mm_setzero_si128(), code);
       __m128i high = _mm_unpackhi_epi8(_mm_setzero_si128(), code);
       if (kMantissaBits == 3) {
@@ -133,10 +131,9 @@ FSL_INLINE __m128i dequantise_runs(const std::uint8_t* codes, const std::uint8_t
       put.put(i + kLane, _mm256_mul_ps(_mm256_cvtph_ps(high), factor));
     }
   }
-  return largest;
 }
 
-bool dequantise_float8(const std::uint8_t* codes, const std::uint8_t* scales, std::size_t count, const Float8& format,
+void dequantise_float8(const std::uint8_t* codes, const std::uint8_t* scales, std::size_t count, const Float8& format,
                        std::size_t block_values, const Output& output) {
   const std::size_t whole = count & ~std::size_t{15};
   const std::size_t runs = (count + block_values - 1) / block_values;
@@ -146,29 +143,22 @@ bool dequantise_float8(const std::uint8_t* codes, const std::uint8_t* scales, st
     smallest = scales[run] < smallest ? scales[run] : smallest;
     highest = scales[run] > highest ? scales[run] : highest;
   }
-  // With the highest scale of all a finite code may still be infinite.
+  // Beyond these, the factor of a run would be no normal number.
   if (smallest < format.lowest_scale || highest > 254 - format.largest_exponent) {
     return plain::dequantise_float8(codes, scales, count, format, block_values, output);
   }
-  __m128i largest = _mm_setzero_si128();
   with_writer(output, [&](auto writer) __attribute__((always_inline)) {
-    largest = format.mantissa_bits == 3 ? dequantise_runs<3>(codes, scales, whole, block_values, writer)
-                                        : dequantise_runs<2>(codes, scales, whole, block_values, writer);
+    format.mantissa_bits == 3 ? dequantise_runs<3>(codes, scales, whole, block_values, writer)
+                              : dequantise_runs<2>(codes, scales, whole, block_values, writer);
   });
-  const __m128i special = _mm_set1_epi8(static_cast<char>(format.special_code));
-  bool finite = _mm_movemask_epi8(_mm_cmpeq_epi8(_mm_max_epu8(largest, special), largest)) == 0;
-  if (whole < count) {
-    finite &= plain::dequantise_float8(codes + whole, scales + whole / block_values, count - whole, format, block_values,
-                                       further(output, whole));
-  }
-  return finite;
+  if (whole == count) return;
+  plain::dequantise_float8(codes + whole, scales + whole / block_values, count - whole, format, block_values, further(output, whole));
 }
 
-bool dequantise_uniform(const std::uint8_t* codes, const std::int16_t* steps, const std::uint8_t* escapes, std::size_t count,
+void dequantise_uniform(const std::uint8_t* codes, const std::int16_t* steps, const std::uint8_t* escapes, std::size_t count,
                         std::size_t block_values, const Output& output) {
   const int block_shift = log2_of(block_values);
   const std::size_t whole = count & ~std::size_t{15};
-  bool finite = true;
   std::size_t i = 0;
   // Up to the next vector with an escape; that one by itself; and on from there.
   while (i < whole) {
@@ -183,16 +173,13 @@ bool dequantise_uniform(const std::uint8_t* codes, const std::int16_t* steps, co
       }
     });
     if (i < whole) {
-      finite &= plain::dequantise_uniform(codes + i, steps + (i >> block_shift), escapes, 16, block_values, further(output, i));
+      plain::dequantise_uniform(codes + i, steps + (i >> block_shift), escapes, 16, block_values, further(output, i));
       escapes += 4 * plain::count_byte(codes + i, 16, 0);
       i += 16;
     }
   }
-  if (whole < count) {
-    finite &= plain::dequantise_uniform(codes + whole, steps + whole / block_values, escapes, count - whole, block_values,
-                                        further(output, whole));
-  }
-  return finite;
+  if (whole == count) return;
+  plain::dequantise_uniform(codes + whole, steps + whole / block_values, escapes, count - whole, block_values, further(output, whole));
 }
 
 // ------------------------------------------------------------------------------------------------------ rotated byte planes

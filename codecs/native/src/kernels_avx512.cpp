@@ -25,6 +25,7 @@
 #include "kernels_avx512_input.hpp"
 #include "kernels_avx512_quantise.hpp"
 #include "kernels_avx512_planes.hpp"
+#include "kernels_avx512_ranks.hpp"
 #include "kernels_avx512_lanes.hpp"
 #include "kernels_avx512_values.hpp"
 #include "kernels_avx512_bytes.hpp"
@@ -33,8 +34,8 @@ namespace fsl {
 
 const Kernels kAvx512Kernels = {
     combine,          look,        quantise_float8, quantise_uniform, cut_bfloat16,      cut_float32,        map,
-    write_bit_planes, write_lanes, read_lanes, read_codes,      join,             dequantise_float8, dequantise_uniform, join_bfloat16,
-    join_float32,     copy_float32, largest_byte,   count_byte,       find_byte,         crc32,              Path::kAvx512,
+    write_bit_planes, write_ranks, read_ranks, write_lanes, read_lanes, read_codes,      join,             dequantise_float8, dequantise_uniform, join_bfloat16,
+    join_float32,     copy_float32, largest_byte,   count_byte,       pick, find_byte,         crc32,              Path::kAvx512,
 };
 
 }  // namespace fsl

@@ -29,6 +29,16 @@ FSL_INLINE std::size_t ones(std::uint64_t mask) { return static_cast<std::size_t
 // The lowest `count` bits, count < 64.
 FSL_INLINE std::uint64_t lowest(std::size_t count) { return (std::uint64_t{1} << count) - 1; }
 
+// The largest of a vector's bytes.
+FSL_INLINE std::uint8_t largest_of(__m512i largest) {
+  const __m256i half = _mm256_max_epu8(_mm512_castsi512_si256(largest), _mm512_extracti64x4_epi64(largest, 1));
+  __m128i few = _mm_max_epu8(_mm256_castsi256_si128(half), _mm256_extracti128_si256(half, 1));
+  few = _mm_max_epu8(few, _mm_srli_epi16(few, 8));
+  // The largest of eight words is the smallest of their complements.
+  const __m128i words = _mm_andnot_si128(few, _mm_set1_epi16(0xFF));
+  return static_cast<std::uint8_t>(~_mm_cvtsi128_si32(_mm_minpos_epu16(words)));
+}
+
 FSL_INLINE int log2_of(std::size_t power) { return __builtin_ctzll(power); }
 
 }  // namespace

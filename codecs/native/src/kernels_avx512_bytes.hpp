@@ -16,12 +16,7 @@ std::uint8_t largest_byte(const std::uint8_t* bytes, std::size_t count, std::uin
   const std::size_t whole = count & ~(kStep - 1);
   __m512i largest = _mm512_and_si512(_mm512_maskz_loadu_epi8(there(count - whole), bytes + whole), masks);
   for (std::size_t i = 0; i < whole; i += kStep) largest = _mm512_max_epu8(largest, _mm512_and_si512(load(bytes + i), masks));
-  const __m256i half = _mm256_max_epu8(_mm512_castsi512_si256(largest), _mm512_extracti64x4_epi64(largest, 1));
-  __m128i few = _mm_max_epu8(_mm256_castsi256_si128(half), _mm256_extracti128_si256(half, 1));
-  few = _mm_max_epu8(few, _mm_srli_epi16(few, 8));
-  // The largest of eight words is the smallest of their complements.
-  const __m128i words = _mm_andnot_si128(few, _mm_set1_epi16(0xFF));
-  return static_cast<std::uint8_t>(~_mm_cvtsi128_si32(_mm_minpos_epu16(words)));
+  return largest_of(largest);
 }
 
 std::size_t count_byte(const std::uint8_t* bytes, std::size_t count, std::uint8_t byte) {
@@ -30,6 +25,28 @@ std::size_t count_byte(const std::uint8_t* bytes, std::size_t count, std::uint8_
   for (std::size_t i = 0; i < count; i += kStep) {
     const __mmask64 valid = there(count - i);
     found += ones(_mm512_mask_cmpeq_epi8_mask(valid, _mm512_maskz_loadu_epi8(valid, bytes + i), wanted));
+  }
+  return found;
+}
+
+// Words that are not zero are found before any branch depends on them, as nobody can foresee which they are.
+std::size_t pick(const std::uint8_t* bytes, const std::uint64_t* bitmap, std::size_t words, std::uint8_t* picked) {
+  constexpr std::size_t kWords = 8;  // of a vector
+  std::size_t found = 0;
+  for (std::size_t start = 0; start < words; start += 64) {
+    std::uint64_t where = 0;
+    for (std::size_t i = 0; i < 64 && start + i < words; i += kWords) {
+      const std::size_t left = words - start - i;
+      const __mmask8 valid = static_cast<__mmask8>(left < kWords ? lowest(left) : 0xFF);
+      const __m512i those = _mm512_maskz_loadu_epi64(valid, bitmap + start + i);
+      where |= static_cast<std::uint64_t>(_mm512_test_epi64_mask(those, those)) << i;
+    }
+    for (; where != 0; where = _blsr_u64(where)) {
+      const std::size_t word = start + _tzcnt_u64(where);
+      const std::uint64_t bits = bitmap[word];
+      store(picked + found, _mm512_maskz_compress_epi8(bits, load(bytes + kStep * word)));
+      found += ones(bits);
+    }
   }
   return found;
 }

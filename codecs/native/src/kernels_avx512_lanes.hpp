@@ -217,27 +217,37 @@ const std::uint8_t* read_lanes(const Code& code, const std::uint8_t* in, const s
 
 template <bool kRotated>
 FSL_INLINE const std::uint8_t* read_all_codes(const Code& code, const std::uint8_t* in, const std::uint8_t* end, std::size_t count, Lanes& state,
-                                              const std::uint8_t*& listed, const TwoPlanes& below, std::uint8_t* codes, Ahead& ahead) {
+                                              const std::uint8_t*& listed, const TwoPlanes& below, CodesRead& read, Ahead& ahead) {
+  std::uint8_t* const codes = read.codes;
+  __m512i largest = _mm512_setzero_si512();
   const __m512i high = all_bytes(kRotated ? 1 : 2);
   const __m512i low = all_bytes(kRotated ? 0x80 : 1);
-  return read_all_lanes(code, in, end, count, state, listed, ahead, [=](std::size_t i, __m512i read) __attribute__((always_inline)) {
-    __m512i symbols = _mm512_add_epi8(read, read);
+  in = read_all_lanes(code, in, end, count, state, listed, ahead, [&](std::size_t i, __m512i those) __attribute__((always_inline)) {
+    __m512i symbols = _mm512_add_epi8(those, those);
     if (!kRotated) symbols = _mm512_add_epi8(symbols, symbols);
     symbols = _mm512_mask_add_epi8(symbols, mask_at(below.high + i / 8), symbols, high);
-    store(codes + i, _mm512_mask_add_epi8(symbols, mask_at(below.low + i / 8), symbols, low));
+    symbols = _mm512_mask_add_epi8(symbols, mask_at(below.low + i / 8), symbols, low);
+    largest = _mm512_max_epu8(largest, _mm512_and_si512(symbols, all_bytes(0x7F)));
+    store(codes + i, symbols);
   });
+  const std::uint8_t found = largest_of(largest);
+  read.largest = found > read.largest ? found : read.largest;
+  return in;
 }
 
 const std::uint8_t* read_codes(const Code& code, const std::uint8_t* in, const std::uint8_t* end, std::size_t count, std::size_t lanes,
-                               Lanes& state, const std::uint8_t*& listed, const TwoPlanes& below, std::uint8_t* codes, Ahead& ahead) {
+                               Lanes& state, const std::uint8_t*& listed, const TwoPlanes& below, CodesRead& read, Ahead& ahead) {
   const std::size_t whole = lanes == kMostLanes ? count & ~(kMostLanes - 1) : 0;
   if (whole > 0) {
-    in = below.rotated ? read_all_codes<true>(code, in, end, whole, state, listed, below, codes, ahead)
-                       : read_all_codes<false>(code, in, end, whole, state, listed, below, codes, ahead);
+    in = below.rotated ? read_all_codes<true>(code, in, end, whole, state, listed, below, read, ahead)
+                       : read_all_codes<false>(code, in, end, whole, state, listed, below, read, ahead);
     if (in == nullptr) return nullptr;
   }
   const TwoPlanes rest = {below.high + whole / 8, below.low + whole / 8, below.rotated};
-  return kScalarKernels.read_codes(code, in, end, count - whole, lanes, state, listed, rest, codes + whole, ahead);
+  CodesRead others = {read.codes + whole, read.largest};
+  in = kScalarKernels.read_codes(code, in, end, count - whole, lanes, state, listed, rest, others, ahead);
+  read.largest = others.largest;
+  return in;
 }
 
 }  // namespace

@@ -194,7 +194,7 @@ struct PairsOrder {
 
 // kSmallRuns: of fewer than 64 values.
 template <int kMantissaBits, bool kSmallRuns, typename Put>
-FSL_INLINE __m512i dequantise_runs(const std::uint8_t* codes, std::size_t count, const float* factors, int block_shift, Put& put) {
+FSL_INLINE void dequantise_runs(const std::uint8_t* codes, std::size_t count, const float* factors, int block_shift, Put& put) {
   static constexpr Float8Values<kMantissaBits> kValues;
   static constexpr PairsOrder kOrder;
   constexpr __mmask64 kUpperHalves = 0xCCCCCCCCCCCCCCCC;
@@ -202,10 +202,8 @@ FSL_INLINE __m512i dequantise_runs(const std::uint8_t* codes, std::size_t count,
   const __m512i lowers[2] = {load(kValues.lower), load(kValues.lower + 64)};
   const __m512i order[4] = {load(kOrder.of[0]), load(kOrder.of[1]), load(kOrder.of[2]), load(kOrder.of[3])};
   const __m512i magnitudes = all_bytes(0x7F);
-  __m512i largest = _mm512_setzero_si512();
   for (std::size_t i = 0; i < count; i += kStep) {
     const __m512i code = load(codes + i);
-    largest = _mm512_max_epu8(largest, _mm512_and_si512(code, magnitudes));
     // The permutations do not look at the sign.
     const __m512i lower = _mm512_permutex2var_epi8(lowers[0], code, lowers[1]);
     const __m512i magnitude = _mm512_permutex2var_epi8(uppers[0], code, uppers[1]);
@@ -218,7 +216,6 @@ FSL_INLINE __m512i dequantise_runs(const std::uint8_t* codes, std::size_t count,
     }
   }
   put.finish(count);
-  return largest;
 }
 
 // Whether it is all the same which of a weight, a scale and a code are multiplied first: scales are powers of two, so that products with them are
@@ -228,7 +225,7 @@ bool may_weigh_factors(float weight, int lowest_scale, int highest_scale) {
   return magnitude >= 0x1p-30F && magnitude <= 0x1p30F && lowest_scale >= 127 - 60 && highest_scale <= 127 + 60;
 }
 
-bool dequantise_float8(const std::uint8_t* codes, const std::uint8_t* scales, std::size_t count, const Float8& format,
+void dequantise_float8(const std::uint8_t* codes, const std::uint8_t* scales, std::size_t count, const Float8& format,
                        std::size_t block_values, const Output& output) {
   alignas(64) float factors[kBlockValues / 16 + kLane];
   const int block_shift = log2_of(block_values);
@@ -245,10 +242,8 @@ bool dequantise_float8(const std::uint8_t* codes, const std::uint8_t* scales, st
   }
   const int lowest_scale = static_cast<int>(_mm512_reduce_min_epu32(smallest));
   const int highest_scale = static_cast<int>(_mm512_reduce_max_epu32(largest_scale));
-  // With the highest scale of all a finite code may still be infinite.
-  if (lowest_scale < format.lowest_scale || highest_scale > 254 - format.largest_exponent) {
-    return kScalarKernels.dequantise_float8(codes, scales, count, format, block_values, output);
-  }
+  // Below, the factor would be no normal number.
+  if (lowest_scale < format.lowest_scale) return kScalarKernels.dequantise_float8(codes, scales, count, format, block_values, output);
   Output weighted = output;
   if (output.sink == Sink::kAccumulate && may_weigh_factors(output.weight, lowest_scale, highest_scale)) {
     const __m512 weight = _mm512_set1_ps(output.weight);
@@ -257,26 +252,21 @@ bool dequantise_float8(const std::uint8_t* codes, const std::uint8_t* scales, st
     }
     weighted.weight = 1.0F;
   }
-  __m512i largest = _mm512_setzero_si512();
   with_writer(weighted, [&](auto writer) __attribute__((always_inline)) {
     if (block_values < kStep) {
-      largest = format.mantissa_bits == 3 ? dequantise_runs<3, true>(codes, whole, factors, block_shift, writer)
-                                          : dequantise_runs<2, true>(codes, whole, factors, block_shift, writer);
+      format.mantissa_bits == 3 ? dequantise_runs<3, true>(codes, whole, factors, block_shift, writer)
+                                : dequantise_runs<2, true>(codes, whole, factors, block_shift, writer);
     } else {
-      largest = format.mantissa_bits == 3 ? dequantise_runs<3, false>(codes, whole, factors, block_shift, writer)
-                                          : dequantise_runs<2, false>(codes, whole, factors, block_shift, writer);
+      format.mantissa_bits == 3 ? dequantise_runs<3, false>(codes, whole, factors, block_shift, writer)
+                                : dequantise_runs<2, false>(codes, whole, factors, block_shift, writer);
     }
   });
-  bool finite = _mm512_cmpge_epu8_mask(largest, all_bytes(format.special_code)) == 0;
-  if (whole < count) {
-    // What is left begins a run or lies within one.
-    finite &= kScalarKernels.dequantise_float8(codes + whole, scales + whole / block_values, count - whole, format, block_values,
-                                               further(output, whole));
-  }
-  return finite;
+  if (whole == count) return;
+  // What is left begins a run or lies within one.
+  kScalarKernels.dequantise_float8(codes + whole, scales + whole / block_values, count - whole, format, block_values, further(output, whole));
 }
 
-bool dequantise_uniform(const std::uint8_t* codes, const std::int16_t* steps, const std::uint8_t* escapes, std::size_t count,
+void dequantise_uniform(const std::uint8_t* codes, const std::int16_t* steps, const std::uint8_t* escapes, std::size_t count,
                         std::size_t block_values, const Output& output) {
   alignas(64) float factors[kBlockValues / 16 + kLane];
   const int block_shift = log2_of(block_values);
@@ -286,7 +276,6 @@ bool dequantise_uniform(const std::uint8_t* codes, const std::int16_t* steps, co
     const __m512i step = _mm512_cvtepi16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(steps + run)));
     store(factors + run, quarter_powers(step));
   }
-  __m512i largest = _mm512_setzero_si512();
   with_writer(output, [&](auto writer) __attribute__((always_inline)) {
     for (std::size_t i = 0; i < whole; i += kStep) {
       const __m512i code = load(codes + i);
@@ -303,7 +292,6 @@ bool dequantise_uniform(const std::uint8_t* codes, const std::int16_t* steps, co
           const __mmask16 here = static_cast<__mmask16>(escaped >> (j * kLane));
           const std::size_t number = ones(here);
           const __m512i listed = _mm512_maskz_loadu_epi32(static_cast<__mmask16>(lowest(number)), escapes);
-          largest = _mm512_max_epu32(largest, magnitude_of(listed));
           value = _mm512_mask_expand_ps(value, here, _mm512_castsi512_ps(listed));
           escapes += 4 * number;
         }
@@ -312,12 +300,8 @@ bool dequantise_uniform(const std::uint8_t* codes, const std::int16_t* steps, co
     }
     writer.finish(whole);
   });
-  bool finite = _mm512_reduce_max_epu32(largest) < 0x7F800000;
-  if (whole < count) {
-    finite &= kScalarKernels.dequantise_uniform(codes + whole, steps + whole / block_values, escapes, count - whole, block_values,
-                                                further(output, whole));
-  }
-  return finite;
+  if (whole == count) return;
+  kScalarKernels.dequantise_uniform(codes + whole, steps + whole / block_values, escapes, count - whole, block_values, further(output, whole));
 }
 
 FSL_INLINE __m512i widened(const std::uint8_t* bytes) {

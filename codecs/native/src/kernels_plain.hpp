@@ -2,6 +2,8 @@
 // gets its own copy of all of them, compiled for the instructions that it has asked for before, in the unnamed namespace's `plain`.
 #include <cstring>
 
+#include "bit_stream.hpp"
+#include "bits.hpp"
 #include "kernels_paths.hpp"
 
 namespace fsl {
@@ -210,6 +212,49 @@ std::size_t write_bit_planes(const std::uint8_t* codes, std::size_t count, bool 
   return static_cast<std::size_t>(position - out);
 }
 
+std::size_t write_ranks(const std::uint8_t* ranks, std::size_t count, int last, std::uint8_t* out) {
+  BitWriter writer(out);
+  std::uint8_t higher[kBlockValues];
+  for (int rank = 0; rank < last; ++rank) {
+    std::size_t found = 0;
+    for (std::size_t start = 0; start < count; start += 64) {
+      const std::size_t here = count - start < 64 ? count - start : 64;
+      std::uint64_t bits = 0;
+      for (std::size_t i = 0; i < here; ++i) {
+        const bool is_higher = ranks[start + i] > rank;
+        bits |= std::uint64_t{is_higher} << i;
+        higher[found] = ranks[start + i];  // never ahead of what is read
+        found += is_higher;
+      }
+      writer.put(bits, here);
+    }
+    ranks = higher;
+    count = found;
+  }
+  return writer.finish();
+}
+
+const std::uint8_t* read_ranks(const std::uint8_t* in, const std::uint8_t* end, std::size_t count, int last, std::uint8_t* ranks) {
+  std::uint8_t room[kRankBytes + kBitSlackBytes];
+  BitReader reader(with_slack(in, end, (count * static_cast<std::size_t>(last) + 7) / 8, room));
+  std::uint16_t places[kBlockValues];  // of those that have at least the rank
+  std::memset(ranks, 0, count);
+  for (int rank = 0; rank < last; ++rank) {
+    std::size_t found = 0;
+    for (std::size_t start = 0; start < count; start += 64) {
+      const std::size_t here = count - start < 64 ? count - start : 64;
+      for (std::uint64_t bits = reader.take(here); bits != 0; bits &= bits - 1) {
+        const std::size_t at = start + static_cast<std::size_t>(trailing_zeros(bits));
+        const std::uint16_t place = rank == 0 ? static_cast<std::uint16_t>(at) : places[at];
+        places[found++] = place;
+        ranks[place] = byte(static_cast<std::uint32_t>(rank + 1));
+      }
+    }
+    count = found;
+  }
+  return reader.bytes() <= static_cast<std::size_t>(end - in) ? in + reader.bytes() : nullptr;
+}
+
 // --------------------------------------------------------------------------------------------------------------- lanes
 
 // Whether a byte goes or comes is as good as random, so that shifts decide it and not branches.
@@ -283,9 +328,12 @@ void join(const std::uint8_t* symbols, const std::uint8_t* in, std::size_t plane
 }
 
 const std::uint8_t* read_codes(const Code& code, const std::uint8_t* in, const std::uint8_t* end, std::size_t count, std::size_t lanes,
-                               Lanes& state, const std::uint8_t*& listed, const TwoPlanes& below, std::uint8_t* codes, Ahead&) {
+                               Lanes& state, const std::uint8_t*& listed, const TwoPlanes& below, CodesRead& read, Ahead&) {
+  std::uint8_t* const codes = read.codes;
   const std::uint8_t* const next = read_lanes(code, in, end, count, lanes, state, listed, codes);
-  if (next != nullptr) join(codes, below.high, static_cast<std::size_t>(below.low - below.high), count, below.rotated, 2, codes);
+  if (next == nullptr) return nullptr;
+  join(codes, below.high, static_cast<std::size_t>(below.low - below.high), count, below.rotated, 2, codes);
+  for (std::size_t i = 0; i < count; ++i) read.largest = (codes[i] & 0x7F) > read.largest ? codes[i] & 0x7F : read.largest;
   return next;
 }
 
@@ -317,34 +365,25 @@ void put(const Output& output, std::size_t start, std::size_t count, Value value
   }
 }
 
-bool dequantise_float8(const std::uint8_t* codes, const std::uint8_t* scales, std::size_t count, const Float8& format,
+void dequantise_float8(const std::uint8_t* codes, const std::uint8_t* scales, std::size_t count, const Float8& format,
                        std::size_t block_values, const Output& output) {
   // The code's bits as exponent and mantissa of an fp32 number, which is then too small by this power of two; the multiplication
   // also normalises subnormal codes.
   const float bias = float_of(static_cast<std::uint32_t>(254 - format.exponent_bias) << 23);
   const int shift = 23 - format.mantissa_bits;
-  std::uint32_t largest = 0;
-  bool special = false;
   for (std::size_t start = 0; start < count; start += block_values) {
     const std::size_t length = count - start < block_values ? count - start : block_values;
     const float scale = float_of(static_cast<std::uint32_t>(*scales++) << 23);
     const std::uint8_t* run = codes + start;
-    std::uint32_t largest_code = 0;
-    for (std::size_t i = 0; i < length; ++i) largest_code = (run[i] & 0x7FU) > largest_code ? run[i] & 0x7FU : largest_code;
-    special |= largest_code >= format.special_code;
-    const std::uint32_t bits = bits_of(float_of(largest_code << shift) * bias * scale);
-    largest = bits > largest ? bits : largest;
     put(output, start, length, [=](std::size_t i) {
       const std::uint32_t code = run[i];
       return float_of((code & 0x80) << 24 | (code & 0x7F) << shift) * bias * scale;
     });
   }
-  return !special && largest < 0x7F800000;
 }
 
-bool dequantise_uniform(const std::uint8_t* codes, const std::int16_t* steps, const std::uint8_t* escapes, std::size_t count,
+void dequantise_uniform(const std::uint8_t* codes, const std::int16_t* steps, const std::uint8_t* escapes, std::size_t count,
                         std::size_t block_values, const Output& output) {
-  std::uint32_t largest = 0;
   for (std::size_t start = 0; start < count; start += block_values) {
     const std::size_t length = count - start < block_values ? count - start : block_values;
     const float step = quarter_power(*steps++);
@@ -353,12 +392,9 @@ bool dequantise_uniform(const std::uint8_t* codes, const std::int16_t* steps, co
       float value;
       std::memcpy(&value, escapes, 4);
       escapes += 4;
-      const std::uint32_t magnitude = bits_of(value) & kMagnitude;
-      largest = magnitude > largest ? magnitude : largest;
       return value;
     });
   }
-  return largest < 0x7F800000;
 }
 
 bool join_bfloat16(const std::uint8_t* const planes[2], std::size_t count, const Output& output) {
@@ -405,6 +441,10 @@ std::size_t count_byte(const std::uint8_t* bytes, std::size_t count, std::uint8_
   std::size_t found = 0;
   for (std::size_t i = 0; i < count; ++i) found += bytes[i] == wanted;
   return found;
+}
+
+std::size_t pick(const std::uint8_t* bytes, const std::uint64_t* bitmap, std::size_t words, std::uint8_t* picked) {
+  return list_bits(bitmap, words, [=](std::size_t index, std::size_t place) { picked[index] = bytes[place]; });
 }
 
 std::size_t find_byte(const std::uint8_t* bytes, std::size_t count, std::uint8_t wanted, std::uint16_t* positions) {

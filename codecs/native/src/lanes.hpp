@@ -58,6 +58,12 @@ struct TwoPlanes {
   bool rotated;
 };
 
+// Codes of 8 bits that are read.
+struct CodesRead {
+  std::uint8_t* codes;
+  std::uint8_t largest;  // of all that were read so far, without their sign
+};
+
 // Lane l holds low[l] + 256 * (high[l] mod 2^used[l]). While lanes are read, bits of high above these are anything.
 struct Lanes {
   alignas(64) std::uint8_t low[kMostLanes];

@@ -5,6 +5,7 @@
 
 #include "bits.hpp"
 #include "frame.hpp"
+#include "scales.hpp"
 
 namespace fsl {
 namespace {
@@ -62,6 +63,8 @@ bool PayloadWriter::write_streams(const ChunkPlan& plan, std::uint8_t*& position
     if (book == nullptr) continue;
     sources_[p] = source_of(plan, p);
     uncoded_[p] = reinterpret_cast<std::uint64_t*>(scratch_.uncoded[p].at_least(8 * uncoded_words(codes_.count)));
+    const unsigned mask = (1U << book->width) - 1;
+    for (unsigned byte = 0; byte < 256; ++byte) number_of_[p][byte] = book->number_of[byte >> sources_[p].shift & mask];
     const Stream stream = write_stream(kernels_, *book, sources_[p], codes_.count, ahead_, scratch_, uncoded_[p]);
     if (stream.size + 4 > static_cast<std::size_t>(limit - position)) return false;
     store(position, static_cast<std::uint32_t>(stream.size));
@@ -71,63 +74,30 @@ bool PayloadWriter::write_streams(const ChunkPlan& plan, std::uint8_t*& position
   return true;
 }
 
-std::size_t PayloadWriter::write_scales(std::size_t offset, std::size_t count, std::uint8_t* out) {
+std::size_t PayloadWriter::write_scales_of(std::size_t offset, std::size_t count, std::uint8_t* out) {
   if (!format_.is_bytes()) return 0;
   const std::size_t first = offset / settings_.block_values;
   const std::size_t runs = blocks_of(count, settings_.block_values);
-  std::uint8_t* position = out;
-  if (format_.is_uniform()) {
-    const std::int16_t* const steps = codes_.steps + first;
-    const auto [low, high] = std::minmax_element(steps, steps + runs);
-    const int lowest = *low;
-    const int width = bits_needed(static_cast<unsigned>(*high - lowest));
-    store(position, static_cast<std::uint16_t>(lowest + kStepOffset));
-    position[2] = static_cast<std::uint8_t>(width);
-    position += 3;
-    for (std::size_t i = 0; i < runs; ++i) {
-      const unsigned difference = static_cast<unsigned>(steps[i] - lowest);
-      scratch_.differences[i] = static_cast<std::uint8_t>(difference);
-      scratch_.high_differences[i] = static_cast<std::uint8_t>(difference >> 8);
-    }
-    if (width > 8) position += kernels_.write_bit_planes(scratch_.high_differences, runs, false, width - 8, position);
-    position += kernels_.write_bit_planes(scratch_.differences, runs, false, std::min(width, 8), position);
-    return static_cast<std::size_t>(position - out);
-  }
-  const std::uint8_t* const scales = codes_.scales + first;
-  std::uint8_t low = UINT8_MAX;
-  std::uint8_t high = 0;
-  for (std::size_t i = 0; i < runs; ++i) {
-    low = std::min(low, scales[i]);
-    high = std::max(high, scales[i]);
-  }
-  const int width = bits_needed(static_cast<unsigned>(high - low));
-  position[0] = low;
-  position[1] = static_cast<std::uint8_t>(width);
-  position += 2;
-  for (std::size_t i = 0; i < runs; ++i) scratch_.differences[i] = static_cast<std::uint8_t>(scales[i] - low);
-  position += kernels_.write_bit_planes(scratch_.differences, runs, false, width, position);
-  return static_cast<std::size_t>(position - out);
+  if (format_.is_uniform()) return write_steps(kernels_, codes_.steps + first, runs, scratch_, out);
+  return write_scales(kernels_, codes_.scales + first, runs, scratch_, out);
 }
 
 // The numbers of the symbols without a code.
-std::size_t PayloadWriter::write_uncoded(const Book& book, const PlaneSource& source, const std::uint64_t* uncoded, std::size_t offset,
-                                         std::size_t count, std::uint8_t* out) {
+std::size_t PayloadWriter::write_uncoded(const Book& book, int p, std::size_t offset, std::size_t count, std::uint8_t* out) {
   if (book.escape == 0) return 0;
-  const std::uint8_t* const from = source.bytes + offset;
-  const unsigned mask = (1U << book.width) - 1;
   std::uint8_t* const numbers = scratch_.numbers;
-  std::size_t found = 0;
-  for_each_bit(uncoded + offset / 64, blocks_of(count, 64), [&](std::size_t i) {
-    numbers[found++] = book.number_of[static_cast<unsigned>(from[i] >> source.shift) & mask];
-  });
+  const std::size_t found = kernels_.pick(sources_[p].bytes + offset, uncoded_[p] + offset / 64, blocks_of(count, 64), numbers);
+  kernels_.map(numbers, found, number_of_[p], numbers);
   store(out, static_cast<std::uint16_t>(found));
-  return 2 + kernels_.write_bit_planes(numbers, found, false, book.number_bits, out + 2);
+  std::uint8_t* const position = out + 2 + kernels_.write_bit_planes(numbers, found, false, book.low_bits, out + 2);
+  for (std::size_t i = 0; i < found; ++i) scratch_.ranks[i] = static_cast<std::uint8_t>(numbers[i] >> book.low_bits);
+  return static_cast<std::size_t>(position - out) + kernels_.write_ranks(scratch_.ranks, found, book.last_rank(), position);
 }
 
 std::size_t PayloadWriter::write_plane(const ChunkPlan& plan, int p, std::size_t offset, std::size_t count, std::uint8_t* out) {
   const PlanePlan& plane = plan.planes[p];
   if (plane.kind == kPlaneConstant) return 0;
-  if (plane.book != nullptr) return write_uncoded(*plane.book, sources_[p], uncoded_[p], offset, count, out);
+  if (plane.book != nullptr) return write_uncoded(*plane.book, p, offset, count, out);
   const Split& split = format_.split[plan.split_index];
   const std::uint8_t* const from = (format_.is_bytes() ? codes_.planes[0] : codes_.planes[p]) + offset;
   const bool rotated = format_.is_bytes() && split.rotated;
@@ -159,7 +129,7 @@ Attempt PayloadWriter::write_coded(const ChunkPlan& plan, std::uint8_t* out, std
   for (std::size_t offset = 0; offset < codes_.count; offset += kBlockValues) {
     if (static_cast<std::size_t>(position - out) > most) return Attempt::kTooLong;
     const std::size_t size = std::min(kBlockValues, codes_.count - offset);
-    const std::size_t scale_bytes = write_scales(offset, size, position);
+    const std::size_t scale_bytes = write_scales_of(offset, size, position);
     position += scale_bytes;
     for (int p = 0; p < planes; ++p) position += write_plane(plan, p, offset, size, position);
     const std::size_t escapes = codes_.escapes[offset / kBlockValues];
@@ -191,7 +161,7 @@ Attempt PayloadWriter::write_raw_codes(std::uint8_t* out, std::size_t& bytes) {
   const float* escaped = codes_.escaped;
   for (std::size_t offset = 0; offset < codes_.count; offset += kBlockValues) {
     const std::size_t size = std::min(kBlockValues, codes_.count - offset);
-    position += write_scales(offset, size, position);
+    position += write_scales_of(offset, size, position);
     position += write_raw_block(offset, size, position);
     const std::size_t escapes = codes_.escapes[offset / kBlockValues];
     if (static_cast<std::size_t>(position - out) + 4 * escapes > most) return Attempt::kTooLong;

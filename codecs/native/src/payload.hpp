@@ -31,9 +31,9 @@ class PayloadWriter {
   bool is_constant(const ChunkPlan& plan, int p) const;
   PlaneSource source_of(const ChunkPlan& plan, int p);
   bool write_streams(const ChunkPlan& plan, std::uint8_t*& position, const std::uint8_t* limit);
-  std::size_t write_scales(std::size_t offset, std::size_t count, std::uint8_t* out);
+  std::size_t write_scales_of(std::size_t offset, std::size_t count, std::uint8_t* out);
   std::size_t write_plane(const ChunkPlan& plan, int p, std::size_t offset, std::size_t count, std::uint8_t* out);
-  std::size_t write_uncoded(const Book& book, const PlaneSource& source, const std::uint64_t* uncoded, std::size_t offset, std::size_t count, std::uint8_t* out);
+  std::size_t write_uncoded(const Book& book, int p, std::size_t offset, std::size_t count, std::uint8_t* out);
   std::size_t write_raw_block(std::size_t offset, std::size_t count, std::uint8_t* out) const;
 
   const Kernels& kernels_;
@@ -45,6 +45,7 @@ class PayloadWriter {
   Scratch& scratch_;
   PlaneSource sources_[kMaximumPlanes] = {};
   std::uint64_t* uncoded_[kMaximumPlanes] = {};  // bitmaps of the coded planes
+  std::uint8_t number_of_[kMaximumPlanes][256];  // of the symbols in a plane's source, by the byte that stands there
 };
 
 }  // namespace fsl

@@ -77,6 +77,7 @@ struct Scratch {
   alignas(64) std::int16_t steps[kMaximumRuns + kSlackBytes];
   alignas(64) std::uint8_t differences[kMaximumRuns + kSlackBytes];
   alignas(64) std::uint8_t high_differences[kMaximumRuns + kSlackBytes];
+  alignas(64) std::uint8_t ranks[kBlockValues + kSlackBytes];  // of scales, or of symbols without a code
   Counts counts[kMaximumPlanes];
   alignas(64) std::uint32_t plane_counts[kMaximumPlanes][256];
   ChunkPlan plans[2];

@@ -15,14 +15,14 @@ struct Packed {
 
 // In the order of their numbers, the books of a format together.
 constexpr Packed kPacked[] = {
-    {Kind::kE4m3, "1c3e07888888888887666656554554444443546508"},
-    {Kind::kE4m3, "183e078888888877776666555555554444445454668608"},
-    {Kind::kE5m2, "2a3d0888887767554434333384"},
-    {Kind::kE5m2, "283d088888676655444433335486"},
-    {Kind::kUniform, "172808886845333333547688"},
-    {Kind::kUniform, "162a088877564533324465768808"},
-    {Kind::kUniform, "1b2508683422338508"},
-    {Kind::kUniform, "1c24086824318508"},
+    {Kind::kE4m3, "1c3e27888888887877676656554554444443546508"},
+    {Kind::kE4m3, "183e278888888877776666555555554444445454668608"},
+    {Kind::kE5m2, "2a3d2888887767554434333384"},
+    {Kind::kE5m2, "283d288888676655444433335486"},
+    {Kind::kUniform, "172828886845333333547688"},
+    {Kind::kUniform, "162a288877564533324465768808"},
+    {Kind::kUniform, "1b2528683422338508"},
+    {Kind::kUniform, "1c24286824318508"},
 };
 constexpr int kCount = sizeof(kPacked) / sizeof(kPacked[0]);
 

@@ -35,7 +35,7 @@ const char* pattern_of(Fault fault) {
     case Fault::kFlaggedCodes: return "chunk %" PRIu64 " announces NaN or infinity but is quantised";
     case Fault::kRawCodesOfFloat32: return "chunk %" PRIu64 " has raw codes of a lossless format";
     case Fault::kFlagDisagrees: return "chunk %" PRIu64 " and its flag disagree about NaN and infinity";
-    case Fault::kScaleWidth: return "scales of %" PRIu64 " bits";
+    case Fault::kScaleForm: return "unknown form of scales %" PRIu64;
     case Fault::kScaleRange: return "a scale is not from %" PRIu64 " to %" PRIu64;
     case Fault::kSplit: return "unknown split %" PRIu64 " of format ";
     case Fault::kPlaneKind: return "unknown plane kind %" PRIu64;
@@ -46,6 +46,7 @@ const char* pattern_of(Fault fault) {
     case Fault::kBookSpace: return "code lengths do not fill the code space exactly";
     case Fault::kBookUnknown: return "no book 0x%" PRIx64 " for planes of %" PRIu64 " bits";
     case Fault::kBookEscape: return "an escape where every symbol has a code";
+    case Fault::kBookLowBits: return "numbers up to %" PRIu64 " with %" PRIu64 " low bits";
     case Fault::kUncodedCount: return "%" PRIu64 " symbols without a code among %" PRIu64;
     case Fault::kUncodedLeft: return "a list of symbols without a code is too short or too long";
     case Fault::kUncodedNumber: return "a listed symbol is none of the %" PRIu64 " without a code";

@@ -61,9 +61,10 @@ Status StreamReader::read(const Kernels& kernels, std::size_t count, const std::
 }
 
 Status StreamReader::read_codes(const Kernels& kernels, std::size_t count, const std::uint8_t*& listed, const TwoPlanes& below,
-                                std::uint8_t* codes, Ahead& ahead) {
+                                CodesRead& read, Ahead& ahead) {
+  std::uint8_t* const codes = read.codes;
   const std::size_t words = words_of(count);
-  if (words > 0) position_ = kernels.read_codes(book_->code, position_, end_, words, lanes_, *state_, listed, below, codes, ahead);
+  if (words > 0) position_ = kernels.read_codes(book_->code, position_, end_, words, lanes_, *state_, listed, below, read, ahead);
   if (position_ == nullptr) return {Fault::kStreamEnds};
   // Symbols without words go to their codes from a whole byte of the planes on.
   const std::size_t whole = words & ~std::size_t{7};
@@ -73,6 +74,7 @@ Status StreamReader::read_codes(const Kernels& kernels, std::size_t count, const
   const Status status = finish(words, count, listed, symbol);
   if (status.ok() && words < count) {
     kernels.join(last, below.high + whole / 8, static_cast<std::size_t>(below.low - below.high), count - whole, below.rotated, 2, codes + whole);
+    read.largest = std::max(read.largest, kernels.largest_byte(codes + whole, count - whole, 0x7F));
   }
   return status;
 }

@@ -16,7 +16,7 @@ class StreamReader {
   Status read(const Kernels& kernels, std::size_t count, const std::uint8_t*& listed, std::uint8_t* symbols);
 
   // The same with two planes below.
-  Status read_codes(const Kernels& kernels, std::size_t count, const std::uint8_t*& listed, const TwoPlanes& below, std::uint8_t* codes,
+  Status read_codes(const Kernels& kernels, std::size_t count, const std::uint8_t*& listed, const TwoPlanes& below, CodesRead& read,
                     Ahead& ahead);
 
  private:

@@ -215,7 +215,12 @@ struct Read {
       // Fetches from places that fault when they are read.
       const char* const behind = bytes.as<const char>() + count + fsl::kSlackBytes;
       fsl::Ahead ahead{behind, behind + 4096};
-      next = kernels.read_codes(code, in, end, count, lanes, state, listed, *below_them, bytes.as(), ahead);
+      const auto before = static_cast<std::uint8_t>(below(2) * 127);
+      fsl::CodesRead read{bytes.as(), before};
+      next = kernels.read_codes(code, in, end, count, lanes, state, listed, *below_them, read, ahead);
+      std::uint8_t largest = before;
+      for (std::size_t i = 0; i < count; ++i) largest = std::max<std::uint8_t>(largest, bytes.as()[i] & 0x7F);
+      if (next != nullptr && read.largest != largest) fail("largest code of " + std::to_string(count));
     }
     used = static_cast<std::size_t>(listed - all_listed.as());
     return next;

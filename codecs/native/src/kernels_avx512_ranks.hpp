@@ -1,0 +1,54 @@
+// Small numbers as ranks. For kernels_avx512.cpp only.
+#pragma once
+
+#include "bit_stream.hpp"
+#include "kernels_avx512_base.hpp"
+
+namespace fsl {
+namespace {
+
+// The lowest `count` bits, count from 1 to 64.
+FSL_INLINE std::uint64_t first_of(std::size_t count) { return ~std::uint64_t{0} >> (64 - count); }
+
+std::size_t write_ranks(const std::uint8_t* ranks, std::size_t count, int last, std::uint8_t* out) {
+  BitWriter writer(out);
+  alignas(64) std::uint8_t higher[kBlockValues + kStep];
+  for (int rank = 0; rank < last && count > 0; ++rank) {
+    std::size_t found = 0;
+    for (std::size_t start = 0; start < count; start += kStep) {
+      const std::size_t here = count - start < kStep ? count - start : kStep;
+      const __m512i those = load(ranks + start);
+      const std::uint64_t bits = _mm512_mask_cmpgt_epu8_mask(first_of(here), those, all_bytes(rank));
+      store(higher + found, _mm512_maskz_compress_epi8(bits, those));  // never ahead of what is read
+      found += ones(bits);
+      writer.put(bits, here);
+    }
+    ranks = higher;
+    count = found;
+  }
+  return writer.finish();
+}
+
+const std::uint8_t* read_ranks(const std::uint8_t* in, const std::uint8_t* end, std::size_t count, int last, std::uint8_t* ranks) {
+  std::uint8_t room[kRankBytes + kBitSlackBytes];
+  BitReader reader(with_slack(in, end, (count * static_cast<std::size_t>(last) + 7) / 8, room));
+  std::uint64_t reached[kBlockValues / kStep];  // of each vector, those that have at least the rank
+  const std::size_t vectors = (count + kStep - 1) / kStep;
+  for (std::size_t i = 0; i < vectors; ++i) {
+    store(ranks + kStep * i, _mm512_setzero_si512());
+    reached[i] = first_of(i + 1 < vectors ? kStep : count - kStep * i);
+  }
+  std::uint64_t any = count;
+  for (int rank = 0; rank < last && any != 0; ++rank) {
+    any = 0;
+    for (std::size_t i = 0; i < vectors; ++i) {
+      reached[i] = _pdep_u64(reader.take(ones(reached[i])), reached[i]);
+      any |= reached[i];
+      store(ranks + kStep * i, _mm512_mask_add_epi8(load(ranks + kStep * i), reached[i], load(ranks + kStep * i), all_bytes(1)));
+    }
+  }
+  return reader.bytes() <= static_cast<std::size_t>(end - in) ? in + reader.bytes() : nullptr;
+}
+
+}  // namespace
+}  // namespace fsl

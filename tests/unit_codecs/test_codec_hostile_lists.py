@@ -1,0 +1,260 @@
+"""Payloads written by hand whose streams, or lists of symbols without a code, lie; and some that look so and have one meaning."""
+
+import struct
+
+import numpy as np
+import pytest
+from sealed_frames import sealed
+
+from fsl_codecs import CodecSpec, FrameError, available, encode
+from fsl_codecs.dispatch import implementation_named
+
+
+def forged(name, payload, values):
+    """A frame of one coded chunk around a payload written by hand."""
+    header = bytearray(encode(np.zeros(0, np.float32), CodecSpec(name)))
+    struct.pack_into("<Q", header, 16, values)
+    return sealed(header + struct.pack("<IIBBHI", len(payload), 0, 3, 0, 0, 0) + payload)
+
+
+# Half of the code is symbol 0, the other half the escape leaf of the 63 others, or of three in the lower plane, whose other plane is 0.
+# Numbers have two low bits, and those of 63 a rank of up to 15.
+UPPER, LOWER = "00 02 00 00 21 01 01 00", "00 01 00 02 00 00 21 01"
+BOTH = "00 02 00 00 21 01 02 00 00 21 01"
+RANKS = "00 01 00 02 00 00 01 01"
+"""Like LOWER, without low bits."""
+LOWS, SECONDS = "00" * 16, "80" * 16
+ZEROS = "20000000" + LOWS + SECONDS
+"""The stream of 128 times symbol 0: each lane holds the bits of seven codes, and its last symbol."""
+MARKED = "20000000" + "00" * 15 + "01" + SECONDS
+"""The last one has no code."""
+SCALES = "78 00"
+WRONG_LIST = "a list of symbols without a code is too short or too long"
+NONE = "00 00"
+ONE = "01 00"
+"""How many are in a list."""
+LAST = " 00 01 00"
+"""The number 1 of 63, in two bit planes and a rank."""
+
+
+def readings(frame):
+    """What each implementation makes of a frame: the bytes of its values, or the text of its refusal."""
+    for name in available():
+        out = np.zeros(128, np.float32)
+        try:
+            read = implementation_named(name).decode_into(frame, out)
+        except FrameError as error:
+            yield str(error)
+        else:
+            yield out[:read].tobytes()
+
+
+@pytest.mark.parametrize(
+    ("payload", "message"),
+    [
+        (UPPER, "payload ends too early"),
+        (UPPER + "20 00 00", "payload ends too early"),
+        (UPPER + "ffffffff" + LOWS + SECONDS, "payload ends too early"),
+        (UPPER + "21000000" + LOWS + SECONDS, "payload ends too early"),
+        (UPPER + "00000000", "a stream ends before its symbols do"),
+        (UPPER + "1f000000" + LOWS + SECONDS, "a stream ends before its symbols do"),
+        (
+            UPPER + "20000000" + LOWS + "80" * 15 + "40" + SCALES + NONE,
+            "a stream ends before its symbols do",
+        ),
+        (UPPER + "20000000" + LOWS + "80" * 15 + "00", "a lane holds no bits"),
+        (UPPER + "20000000" + LOWS + "00" + "80" * 15, "a lane holds no bits"),
+        (
+            UPPER + "21000000" + LOWS + SECONDS + "00" + SCALES + NONE,
+            "a stream goes on after its symbols",
+        ),
+        (
+            UPPER + "21000000" + LOWS + "80" * 15 + "4000" + SCALES + NONE,
+            "a lane holds bits after its last code word",
+        ),
+        (
+            UPPER + "20000000" + "00" * 15 + "40" + SECONDS + SCALES + NONE,
+            "a lane ends with no symbol of a plane of 6 bits",
+        ),
+        (
+            UPPER + "20000000" + "ff" + "00" * 15 + SECONDS + SCALES + NONE,
+            "a lane ends with no symbol of a plane of 6 bits",
+        ),
+        (
+            LOWER + "20000000" + "04" + "00" * 15 + SECONDS + SCALES + NONE,
+            "a lane ends with no symbol of a plane of 2 bits",
+        ),
+        # Low bits that leave a seventeenth rank, or just not; that the only number does not have; without a list.
+        ("00 02 00 1e 15" + "55" * 15 + "05 01 00", "numbers up to 32 with 1 low bits"),
+        ("00 02 00 1f 15" + "55" * 15 + "66 01 00", "payload ends too early"),
+        ("00 01 00 02 00 02 12 22 02", "numbers up to 0 with 1 low bits"),
+        ("00 02 00 01 10 11 01 00", "numbers up to 0 with 1 low bits"),
+        # Lists that end too early, or name more symbols than there are.
+        (UPPER + ZEROS, "payload ends too early"),
+        (UPPER + ZEROS + SCALES, "payload ends too early"),
+        (UPPER + ZEROS + SCALES + "00", "payload ends too early"),
+        (UPPER + ZEROS + SCALES + NONE + "00", "1 bytes too many in a payload"),
+        (UPPER + ZEROS + SCALES + "81 00", "129 symbols without a code among 128"),
+        (UPPER + ZEROS + SCALES + "ff ff", "65535 symbols without a code among 128"),
+        (UPPER + ZEROS + SCALES + "80 00" + "00" * 31, "payload ends too early"),
+        (UPPER + ZEROS + SCALES + "80 00" + "00" * 47, "payload ends too early"),
+        (UPPER + MARKED + SCALES + ONE, "payload ends too early"),
+        (UPPER + MARKED + SCALES + ONE + "01", "payload ends too early"),
+        (UPPER + MARKED + SCALES + ONE + "01 01", "payload ends too early"),
+        (UPPER + MARKED + SCALES + ONE + "01 01 ff", "payload ends too early"),
+        (
+            UPPER + MARKED + SCALES + ONE + "01 01 ff 7f",
+            "a listed symbol is none of the 63 without a code",
+        ),
+        (UPPER + MARKED + SCALES + ONE + LAST + "00", "1 bytes too many in a payload"),
+        (LOWER + MARKED + SCALES + ONE + "01", "payload ends too early"),
+        (
+            LOWER + MARKED + SCALES + ONE + "01 01",
+            "a listed symbol is none of the 3 without a code",
+        ),
+        (LOWER + MARKED + SCALES + ONE + "01 00 00", "1 bytes too many in a payload"),
+        (RANKS + MARKED + SCALES + ONE, "payload ends too early"),
+        (RANKS + MARKED + SCALES + ONE + "03 00", "1 bytes too many in a payload"),
+        (RANKS + ZEROS + SCALES + "05 00" + "0f", "payload ends too early"),
+        (
+            RANKS + "20000000" + "01" * 5 + "00" * 11 + SECONDS + SCALES + "05 00" + "ff 03 00",
+            "1 bytes too many in a payload",
+        ),
+        # And lists of fewer or more than the stream has.
+        (UPPER + MARKED + SCALES + NONE, WRONG_LIST),
+        (UPPER + MARKED + SCALES + "02 00" + LAST, WRONG_LIST),
+        (UPPER + MARKED + SCALES + "80 00" + "00" * 48, WRONG_LIST),
+        (UPPER + ZEROS + SCALES + ONE + LAST, WRONG_LIST),
+        (UPPER + "20000000" + "01 00" * 8 + SECONDS + SCALES + "07 00" + LAST, WRONG_LIST),
+        (UPPER + "20000000" + "01 00" * 8 + SECONDS + SCALES + "09 00" + "00" * 6, WRONG_LIST),
+        (LOWER + MARKED + SCALES + NONE, WRONG_LIST),
+        (LOWER + ZEROS + SCALES + ONE + "00 00", WRONG_LIST),
+        # Of two bad streams, the first is told.
+        (
+            "00 02 00002101 02 00002101" + "00000000" + "ffffffff",
+            "a stream ends before its symbols do",
+        ),
+        # Heads, then lanes, then the scales of an inner block, the lists of its planes, its symbols, and whether a list is used up.
+        (UPPER + "21000000" + LOWS + "00" * 17, "a lane holds no bits"),
+        (UPPER + "21000000" + LOWS + SECONDS + "00" + "78 09", "unknown form of scales 9"),
+        (UPPER + "21000000" + LOWS + SECONDS + "00" + SCALES + "00", "payload ends too early"),
+        (
+            UPPER + "21000000" + LOWS + SECONDS + "00" + SCALES + "81 00",
+            "129 symbols without a code among 128",
+        ),
+        (
+            UPPER + "21000000" + LOWS + SECONDS + "00" + SCALES + ONE + "ff" * 4,
+            "a listed symbol is none of the 63 without a code",
+        ),
+        (
+            UPPER + "21000000" + LOWS + SECONDS + "00" + SCALES + ONE + LAST,
+            "a stream goes on after its symbols",
+        ),
+        (BOTH + ZEROS + ZEROS + SCALES + ONE + LAST + "00", "payload ends too early"),
+        (
+            BOTH + ZEROS + ZEROS + SCALES + ONE + LAST + "81 00",
+            "129 symbols without a code among 128",
+        ),
+        (
+            BOTH + ZEROS + "21000000" + LOWS + SECONDS + "00" + SCALES + ONE + LAST + NONE,
+            "a stream goes on after its symbols",
+        ),
+        (
+            BOTH + MARKED + "21000000" + LOWS + SECONDS + "00" + SCALES + NONE + NONE,
+            WRONG_LIST,
+        ),
+    ],
+)
+def test_forged_streams_and_lists_are_refused(payload, message):
+    """Each way in which the streams of 128 values, and the lists of what has no code, can lie; on every path in the same words."""
+    frame = forged("e4m3", bytes.fromhex(payload), 128)
+    assert dict(zip(available(), readings(frame), strict=True)) == dict.fromkeys(
+        available(), message
+    )
+
+
+@pytest.mark.parametrize(
+    ("payload", "at", "value"),
+    [
+        (UPPER + ZEROS + SCALES + NONE, 127, 0.0),
+        (UPPER + MARKED + SCALES + ONE + "01 00 ff 7f", 127, 448 / 128),
+        (UPPER + MARKED + SCALES + ONE + "ff fe ff ff", 127, 448 / 128),
+        (UPPER + MARKED + SCALES + ONE + "00 00 00", 127, 2**-8 / 128),
+        (UPPER + MARKED + SCALES + ONE + "fe fe fe", 127, 2**-8 / 128),
+        (LOWER + MARKED + SCALES + ONE + "00 01", 127, 2**-9 / 128),
+        (LOWER + MARKED + SCALES + ONE + "ff fe", 127, -(2**-9) / 128),
+        (RANKS + MARKED + SCALES + ONE + "01", 127, 2**-9 / 128),
+        (RANKS + MARKED + SCALES + ONE + "fd", 127, 2**-9 / 128),
+        (RANKS + MARKED + SCALES + ONE + "03", 127, -(2**-9) / 128),
+        (RANKS + MARKED + SCALES + ONE + "ff", 127, -(2**-9) / 128),
+        # A lane may end with a symbol that has no code and is not the lowest such: it is in no list.
+        (UPPER + "20000000" + "00" * 15 + "3f" + SECONDS + SCALES + NONE, 127, 448 / 128),
+        (UPPER + "20000000" + "3f" + "00" * 15 + SECONDS + SCALES + NONE, 112, 448 / 128),
+        # Nor is any where there is no escape.
+        ("00 02 00 01 00 11 01 00" + "20000000" + "02" * 16 + SECONDS + SCALES, 127, 2**-7 / 128),
+        ("00 02 00 01 00 11 01 00" + "20000000" + "3f" * 16 + SECONDS + SCALES, 127, 448 / 128),
+    ],
+)
+def test_streams_that_have_one_meaning_are_taken(payload, at, value):
+    """Bits in the padding of a list, and last symbols that no encoder would leave to a lane."""
+    for values in readings(forged("e4m3", bytes.fromhex(payload), 128)):
+        assert np.frombuffer(values, np.float32)[[0, at]].tolist() == [0, np.float32(value)]
+
+
+def test_a_lane_without_a_symbol_may_end_with_any():
+    """Nine values have sixteen lanes; the others are checked, too, but nobody sees what they hold."""
+    for unseen in ("00", "01", "3f"):
+        stream = "20000000" + "00" * 9 + unseen * 7 + "01" * 16
+        frame = forged("e4m3", bytes.fromhex(UPPER + stream + SCALES + NONE), 9)
+        assert set(readings(frame)) == {bytes(36)}
+
+
+def bytes_of(bits):
+    """The first bit in the lowest of the first byte."""
+    parts = [bits[at : at + 8] for at in range(0, len(bits), 8)]
+    return bytes(sum(bit << at for at, bit in enumerate(part)) for part in parts)
+
+
+def list_of(numbers, low_bits, last_rank):
+    """How many, low bits in planes, and what is above them as ranks up to the last one."""
+    data = struct.pack("<H", len(numbers))
+    for bit in reversed(range(low_bits)):
+        data += bytes_of([number >> bit & 1 for number in numbers])
+    ranks = [number >> low_bits for number in numbers]
+    bits = [int(rank > below) for below in range(last_rank) for rank in ranks if rank >= below]
+    return data + bytes_of(bits)
+
+
+@pytest.mark.parametrize(
+    ("first", "last"), [(20, 23), (0, 3), (60, 63), (0, 63), (3, 62)], ids=lambda end: f"{end}"
+)
+@pytest.mark.parametrize("low_bits", [2, 3, 4, 5, 6])
+def test_listed_symbols_are_numbered_from_the_coded_ones_on(low_bits, first, last):
+    """Each of 62 symbols at each number of low bits that may be; two symbols have a code, and no value takes it."""
+    nibbles = [2] + [0] * (last - first - 1) + [2] + [0] * ((last - first + 1) % 2)
+    packed = bytes(low + 16 * high for low, high in zip(nibbles[::2], nibbles[1::2], strict=True))
+    order = list(range(first + 1, last))
+    for away in range(1, 64):
+        order += [symbol for symbol in (first - away, last + away) if 0 <= symbol <= 63]
+    assert sorted([*order, first, last]) == list(range(64))
+    symbols = np.random.default_rng(low_bits).permutation((order * 3)[:128]).tolist()
+    numbers = [order.index(symbol) for symbol in symbols]
+    lowest = min(order)
+    payload = b"\0\2" + bytes((first, last, 1 + 16 * low_bits)) + packed + b"\1\1"
+    payload += bytes.fromhex("20000000") + bytes([lowest]) * 16 + bytes.fromhex(SECONDS)
+    payload += b"\0\2\0" + list_of(numbers, low_bits, 61 >> low_bits)
+    # A code is four times the upper symbol and one; the step is one.
+    expected = np.array([4 * symbol + 1 - 128 for symbol in symbols], np.float32).tobytes()
+    assert list(readings(forged("uniform", payload, 128))) == [expected] * len(available())
+    assert set(readings(forged("uniform", payload[:-1], 128))) == {"payload ends too early"}
+
+
+@pytest.mark.parametrize("low_bits", range(16))
+def test_low_bits_are_those_that_leave_few_ranks(low_bits):
+    """Of 255 symbols without a code: from four, with ranks up to 15, to the eight that their numbers have."""
+    heads = b"\0\2" + bytes((0, 0, 1 + 16 * low_bits)) + b"\1" + b"\1\0"
+    payload = heads + bytes.fromhex(ZEROS) + bytes.fromhex(NONE)
+    allowed = 4 <= low_bits <= 8
+    refusal = f"numbers up to 254 with {low_bits} low bits"
+    for read in readings(forged("bf16", payload, 128)):
+        assert read == (bytes(512) if allowed else refusal)
