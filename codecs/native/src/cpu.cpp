@@ -1,8 +1,11 @@
-// Which kernels this machine can run, from its feature bits and from what the operating system saves of the registers.
+// Which kernels this machine can run, from its feature bits and from what the operating system saves of the registers; and its first cache level.
 #include "kernels_paths.hpp"
 
 #if FSL_X86_KERNELS
 #include <cpuid.h>
+#endif
+#if defined(__unix__)
+#include <unistd.h>
 #endif
 
 namespace fsl {
@@ -45,6 +48,15 @@ struct Features {
 #endif
 
 }  // namespace
+
+bool has_roomy_first_level() {
+#if defined(_SC_LEVEL1_DCACHE_SIZE)
+  static const bool is_roomy = sysconf(_SC_LEVEL1_DCACHE_SIZE) >= 48 * 1024;
+  return is_roomy;
+#else
+  return false;
+#endif
+}
 
 const Kernels* kernels_of(Path path) {
 #if FSL_X86_KERNELS

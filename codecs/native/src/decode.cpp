@@ -160,7 +160,7 @@ struct FrameDecoder {
     const std::uint8_t* escaped[kMaximumBlocks] = {};
 
     const char* const accumulator = static_cast<const char*>(output_at(chunk, 0).out);
-    decoder.fetch_meanwhile({accumulator, accumulator + value_bytes * chunk.count});
+    decoder.fetch_meanwhile({accumulator, accumulator + value_bytes * chunk.count, has_roomy_first_level()});
     const auto piece_at = [&](std::size_t, std::size_t offset) {
       Piece piece = {};
       for (std::size_t p = 0; p < planes; ++p) piece.planes[p] = memory + p * plane_bytes + offset;

@@ -23,7 +23,7 @@ const float* ChunkEncoder::values(std::size_t offset, std::size_t count) {
 Ahead ChunkEncoder::ahead() const {
   if (source_.fp32 == nullptr || combined_ != nullptr || count_ != settings_.chunk_values) return {};
   const std::uintptr_t next = reinterpret_cast<std::uintptr_t>(source_.fp32 + start_) + 4 * count_;
-  return {reinterpret_cast<const char*>(next), reinterpret_cast<const char*>(next + 4 * count_)};
+  return {reinterpret_cast<const char*>(next), reinterpret_cast<const char*>(next + 4 * count_), has_roomy_first_level()};
 }
 
 // False when some value reaches the format's escape magnitude.

@@ -38,12 +38,16 @@ struct Seen {
   std::uint32_t differing_bits = 0;     // some bits of bits XOR first_bits; 0 exactly when all are the first value's
 };
 
-// What will be read from memory next, and for decoding written. A kernel that computes for long fetches some of it on the way into the second cache level, as memory would
+// What will be read from memory next, and for decoding written. A kernel that computes for long fetches some of it on the way, as memory would
 // wait otherwise, and then the core for memory. Fetching never faults.
 struct Ahead {
   const char* next = nullptr;
   const char* end = nullptr;
+  bool near = false;  // into the first cache level, else into the second
 };
+
+// Whether the first cache level has room for what is fetched far ahead: 48 KiB have (Zen 5), 32 have not (Zen 4). False where nobody tells.
+bool has_roomy_first_level();
 
 // Where decoded values go.
 enum class Sink : int {

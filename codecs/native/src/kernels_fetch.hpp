@@ -6,18 +6,23 @@
 namespace fsl {
 namespace {
 
-// Of every 512 bytes that 128 fp32 values take, 320: the rest comes early enough while they are quantised.
-inline __attribute__((always_inline)) void fetch_some(Ahead& ahead) {
-  if (ahead.next >= ahead.end) return;
-  for (int line = 0; line < 5; ++line) __builtin_prefetch(ahead.next + 64 * line, 0, 2);
-  ahead.next += 5 * 64;
+// The next `kLines` cache lines.
+template <int kLines, bool kWritten, int kLocality>
+inline __attribute__((always_inline)) void fetch_lines(Ahead& ahead) {
+  for (int line = 0; line < kLines; ++line) __builtin_prefetch(ahead.next + 64 * line, kWritten ? 1 : 0, kLocality);
+  ahead.next += 64 * kLines;
 }
 
-// Of the 512 bytes that 128 fp32 values take which will be added to, 384, into the first cache level; the rest comes by fetch_further.
+// Of the 512 bytes that 128 fp32 values take, 320: the rest comes early enough while they are quantised. Less where the core itself fetches more.
+inline __attribute__((always_inline)) void fetch_some(Ahead& ahead) {
+  if (ahead.next >= ahead.end) return;
+  ahead.near ? fetch_lines<4, false, 3>(ahead) : fetch_lines<5, false, 2>(ahead);
+}
+
+// What 128 fp32 values take that will be added to; of what goes into the first level, three quarters, as the rest comes by fetch_further.
 inline __attribute__((always_inline)) void fetch_to_add(Ahead& ahead) {
   if (ahead.next >= ahead.end) return;
-  for (int line = 0; line < 6; ++line) __builtin_prefetch(ahead.next + 64 * line, 1, 3);
-  ahead.next += 6 * 64;
+  ahead.near ? fetch_lines<6, true, 3>(ahead) : fetch_lines<8, true, 2>(ahead);
 }
 
 // What will be added to, 6 KiB further on: not all that was fetched long before is still in the second cache level.
