@@ -79,8 +79,8 @@ from .scales import read_scales, write_scales
 MAXIMUM_THREADS = 64
 """That a call may ask for."""
 
-# An encoder that checks the size after each inner block may be over by one of them: at worst uniform values which are all escaped, five
-# bytes each, and their scales. The rest is room for plane heads, padding, and stores of whole vectors.
+# An encoder that checks the size after each inner block may be over by one of them: at worst four planes of fp32 all of whose
+# symbols are listed with the highest numbers. The rest is room for plane heads, padding, and stores of whole vectors.
 _WORKING_BYTES = 196608
 # Of several faults in an inner block, the one in the first piece is told; so pieces are as large as those of the native codec.
 _PIECE_SYMBOLS = 4096

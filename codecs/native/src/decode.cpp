@@ -120,17 +120,16 @@ struct FrameDecoder {
     return {};
   }
 
-  // Reads all inner blocks, each piece to piece_at(block's offset, offset), and calls done(offset, piece, count) after it.
-  template <typename PieceAt, typename Done>
-  Status read_blocks(const Chunk& chunk, ChunkDecoder& decoder, PieceAt piece_at, Done done) const {
+  // Goes through all inner blocks; read(offset, piece, count) reads a piece to what piece_at(block's offset, offset) gives.
+  template <typename PieceAt, typename Read>
+  Status read_blocks(const Chunk& chunk, ChunkDecoder& decoder, PieceAt piece_at, Read read) const {
     for (std::size_t offset = 0; offset < chunk.count; offset += kBlockValues) {
       const std::size_t end_of_block = std::min(offset + kBlockValues, chunk.count);
       Status status = decoder.open_block(end_of_block - offset, piece_at(offset, offset));
       for (std::size_t at = offset; at < end_of_block && status.ok(); at += kPieceValues) {
         const std::size_t count = std::min(kPieceValues, end_of_block - at);
         Piece piece = piece_at(offset, at);
-        status = decoder.read(count, piece);
-        if (status.ok()) done(at, piece, count);
+        status = read(at, piece, count);
       }
       if (status.ok()) status = decoder.close_block();
       if (!status.ok()) return status;
@@ -140,12 +139,11 @@ struct FrameDecoder {
 
   Status handle_blocks(const Chunk& chunk, ChunkDecoder& decoder) const {
     const auto piece_at = [&](std::size_t block, std::size_t offset) { return decoder.scratch_piece(offset - block); };
-    return read_blocks(chunk, decoder, piece_at, [&](std::size_t offset, const Piece& piece, std::size_t count) {
-      if (task == Task::kCheck) {
-        decoder.check(piece, count);
-      } else {
-        decoder.put(piece, count, output_at(chunk, offset));
-      }
+    return read_blocks(chunk, decoder, piece_at, [&](std::size_t offset, Piece& piece, std::size_t count) {
+      if (task != Task::kCheck) return decoder.read_and_put(count, piece, output_at(chunk, offset));
+      const Status found = decoder.read(count, piece);
+      if (found.ok()) decoder.check(piece, count);
+      return found;
     });
   }
 
@@ -168,9 +166,12 @@ struct FrameDecoder {
       piece.scales = memory + scales_at + offset / header.block_values;
       return piece;
     };
-    Status status = read_blocks(chunk, decoder, piece_at, [&](std::size_t offset, const Piece& piece, std::size_t count) {
+    Status status = read_blocks(chunk, decoder, piece_at, [&](std::size_t offset, Piece& piece, std::size_t count) {
+      const Status found = decoder.read(count, piece);
+      if (!found.ok()) return found;
       decoder.check(piece, count);
       if (offset % kBlockValues == 0) escaped[offset / kBlockValues] = piece.escaped;
+      return found;
     });
     if (status.ok()) status = nothing_after(chunk);
     if (!status.ok()) return status;

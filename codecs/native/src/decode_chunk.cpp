@@ -223,20 +223,60 @@ Status ChunkDecoder::read_symbols(int p, std::size_t count, std::uint8_t* symbol
 
 // 8-bit codes from their one or two planes.
 Status ChunkDecoder::read_codes(std::size_t count, CodesRead& read) {
-  const ChunkPlan& plan = scratch_.plans[0];
-  const Split& split = format_.split[plan.split_index];
-  if (split.planes == 2 && plan.planes[0].book != nullptr && plan.planes[1].kind == kPlaneRaw) {
-    // The usual case, in one pass.
+  if (has_usual_planes()) {
     PlaneData& upper = planes_[0];
-    PlaneData& lower = planes_[1];
-    const TwoPlanes below = {lower.raw, lower.raw + lower.plane_bytes, split.rotated};
-    lower.raw += count / 8;
+    const TwoPlanes below = take_below(count);
     const Status status = streams_[0].read_codes(kernels_, count, upper.listed, below, read, ahead_);
     return status.ok() && upper.listed > upper.listed_end ? Status{Fault::kUncodedLeft} : status;
   }
   const Status status = join_codes(count, read.codes);
   if (status.ok()) read.largest = kernels_.largest_byte(read.codes, count, 0x7F);
   return status;
+}
+
+// A code above two bit planes: what is read in one pass.
+bool ChunkDecoder::has_usual_planes() const {
+  const ChunkPlan& plan = scratch_.plans[0];
+  return format_.split[plan.split_index].planes == 2 && plan.planes[0].book != nullptr && plan.planes[1].kind == kPlaneRaw;
+}
+
+// Of the lower plane, the next `count` symbols' bits.
+TwoPlanes ChunkDecoder::take_below(std::size_t count) {
+  PlaneData& lower = planes_[1];
+  const TwoPlanes below = {lower.raw, lower.raw + lower.plane_bytes, format_.split[scratch_.plans[0].split_index].rotated};
+  lower.raw += count / 8;
+  return below;
+}
+
+bool ChunkDecoder::puts_while_reading(std::size_t count) const {
+  if (kernels_.read_float8 == nullptr || chunk_.mode != kCoded || !format_.is_bytes() || !has_usual_planes() || !streams_[0].reads_values(count)) return false;
+  return format_.is_uniform() || (header_.block_values >= 64 && !has_highest_scale_);
+}
+
+Status ChunkDecoder::read_and_put(std::size_t count, Piece& piece, const Output& output) {
+  if (!puts_while_reading(count)) {
+    const Status status = read(count, piece);
+    if (status.ok()) put(piece, count, output);
+    return status;
+  }
+  PlaneData& upper = planes_[0];
+  const TwoPlanes below = take_below(count);
+  ValuesRead found;
+  Status status;
+  if (format_.is_uniform()) {
+    const UniformValues values = {piece.steps, header_.block_values, position_, left() / 4};
+    status = streams_[0].read_uniform(kernels_, count, upper.listed, below, values, output, found);
+  } else {
+    const Float8Values values = {*format_.float8, piece.scales, header_.block_values};
+    status = streams_[0].read_float8(kernels_, count, upper.listed, below, values, output, found);
+    saw_nonfinite_ |= found.largest_code >= format_.float8->special_code;
+  }
+  if (!status.ok()) return status;
+  if (upper.listed > upper.listed_end) return {Fault::kUncodedLeft};
+  if (left() / 4 < found.escapes) return {Fault::kPayloadEnds};
+  position_ += 4 * found.escapes;
+  saw_nonfinite_ |= !found.finite;
+  return {};
 }
 
 // Plane by plane.

@@ -44,6 +44,9 @@ class ChunkDecoder {
   // The block's next `count` values, kPieceValues but for the last; sets piece.escaped.
   Status read(std::size_t count, Piece& piece);
 
+  // The same, and puts the values, in one pass where that is possible.
+  Status read_and_put(std::size_t count, Piece& piece, const Output& output);
+
   // After the last piece of a block.
   Status close_block();
 
@@ -75,6 +78,9 @@ class ChunkDecoder {
   Status open_plane(int p, std::size_t count);
   Status read_symbols(int p, std::size_t count, std::uint8_t* symbols);
   Status read_codes(std::size_t count, CodesRead& read);
+  bool has_usual_planes() const;
+  bool puts_while_reading(std::size_t count) const;
+  TwoPlanes take_below(std::size_t count);
   Status join_codes(std::size_t count, std::uint8_t* codes);
   void check_codes(const Piece& piece, std::size_t count, std::uint8_t largest);
   void read_raw_codes(std::size_t count, const Piece& piece);

@@ -65,6 +65,29 @@ struct Output {
   const float* source;   // kResidual
 };
 
+// How codes of an 8-bit float format become values: a scale for each run of block_values, from the first code on, none below the format's lowest.
+struct Float8Values {
+  const Float8& format;
+  const std::uint8_t* scales;
+  std::size_t block_values;
+};
+
+// The same of uniform codes: a step for each run; and escaped values, unaligned little-endian fp32, of which `left` are there at most.
+struct UniformValues {
+  const std::int16_t* steps;
+  std::size_t block_values;
+  const std::uint8_t* escapes;
+  std::size_t left;
+};
+
+// What was found while values were put: the largest code without its sign, of 8-bit floats; how many escaped values were wanted, whether or not they were there, and
+// if so whether all were finite, of uniform.
+struct ValuesRead {
+  std::uint8_t largest_code = 0;
+  std::size_t escapes = 0;
+  bool finite = true;
+};
+
 struct Kernels {
   // x[i] = value - reference[i] + residual[i], in this order; reference and residual may be null. Exactly one of values_fp32 and
   // values_bf16 is given.
@@ -118,6 +141,16 @@ struct Kernels {
   const std::uint8_t* (*read_codes)(const Code& code, const std::uint8_t* in, const std::uint8_t* end, std::size_t count,
                                     std::size_t lanes, Lanes& state, const std::uint8_t*& listed, const TwoPlanes& below,
                                     CodesRead& read, Ahead& ahead);
+
+  // read_codes and dequantise_float8 in one pass, for a multiple of kMostLanes values in runs of at least 64, on so many lanes; sets
+  // found.largest_code. Null where a path gains nothing by it: while lanes wait for each other, values of those before are put.
+  const std::uint8_t* (*read_float8)(const Code& code, const std::uint8_t* in, const std::uint8_t* end, std::size_t count, Lanes& state,
+                                     const std::uint8_t*& listed, const TwoPlanes& below, const Float8Values& values, const Output& output,
+                                     ValuesRead& found);
+  // The same with dequantise_uniform, runs of any length; sets found.escapes and found.finite. Null where read_float8 is.
+  const std::uint8_t* (*read_uniform)(const Code& code, const std::uint8_t* in, const std::uint8_t* end, std::size_t count, Lanes& state,
+                                      const std::uint8_t*& listed, const TwoPlanes& below, const UniformValues& values, const Output& output,
+                                      ValuesRead& found);
 
   // codes[i] = unrotate(symbols[i] << width | the bits of `width` planes), the first plane at `in`, each plane_bytes after the one before it;
   // symbols may be null (no upper plane). The caller has checked that ceil(count / 8) bytes are there for each; it guarantees no slack

@@ -215,22 +215,34 @@ const std::uint8_t* read_lanes(const Code& code, const std::uint8_t* in, const s
   return kScalarKernels.read_lanes(code, in, end, count - whole, lanes, state, listed, symbols + whole);
 }
 
+// Codes of symbols above two planes, 64 at a time, and the largest of them without their sign.
 template <bool kRotated>
-FSL_INLINE const std::uint8_t* read_all_codes(const Code& code, const std::uint8_t* in, const std::uint8_t* end, std::size_t count, Lanes& state,
-                                              const std::uint8_t*& listed, const TwoPlanes& below, CodesRead& read, Ahead& ahead) {
-  std::uint8_t* const codes = read.codes;
+struct CodeJoiner {
+  const TwoPlanes& below;
+  __m512i high = all_bytes(kRotated ? 1 : 2);
+  __m512i low = all_bytes(kRotated ? 0x80 : 1);
   __m512i largest = _mm512_setzero_si512();
-  const __m512i high = all_bytes(kRotated ? 1 : 2);
-  const __m512i low = all_bytes(kRotated ? 0x80 : 1);
-  in = read_all_lanes(code, in, end, count, state, listed, ahead, [&](std::size_t i, __m512i those) __attribute__((always_inline)) {
-    __m512i symbols = _mm512_add_epi8(those, those);
+
+  FSL_INLINE explicit CodeJoiner(const TwoPlanes& planes) : below(planes) {}
+
+  FSL_INLINE __m512i join(std::size_t i, __m512i read) {
+    __m512i symbols = _mm512_add_epi8(read, read);
     if (!kRotated) symbols = _mm512_add_epi8(symbols, symbols);
     symbols = _mm512_mask_add_epi8(symbols, mask_at(below.high + i / 8), symbols, high);
     symbols = _mm512_mask_add_epi8(symbols, mask_at(below.low + i / 8), symbols, low);
     largest = _mm512_max_epu8(largest, _mm512_and_si512(symbols, all_bytes(0x7F)));
-    store(codes + i, symbols);
-  });
-  const std::uint8_t found = largest_of(largest);
+    return symbols;
+  }
+};
+
+template <bool kRotated>
+FSL_INLINE const std::uint8_t* read_all_codes(const Code& code, const std::uint8_t* in, const std::uint8_t* end, std::size_t count, Lanes& state,
+                                              const std::uint8_t*& listed, const TwoPlanes& below, CodesRead& read, Ahead& ahead) {
+  std::uint8_t* const codes = read.codes;
+  CodeJoiner<kRotated> joiner(below);
+  in = read_all_lanes(code, in, end, count, state, listed, ahead,
+                      [&](std::size_t i, __m512i symbols) __attribute__((always_inline)) { store(codes + i, joiner.join(i, symbols)); });
+  const std::uint8_t found = largest_of(joiner.largest);
   read.largest = found > read.largest ? found : read.largest;
   return in;
 }

@@ -155,11 +155,11 @@ FSL_INLINE void with_writer(const Output& output, Work work) {
 
 // The values of a format's 128 codes without sign, all of them bf16 numbers: their upper and lower bytes.
 template <int kMantissaBits>
-struct Float8Values {
+struct Float8Table {
   alignas(64) std::uint8_t upper[128] = {};
   alignas(64) std::uint8_t lower[128] = {};
 
-  constexpr Float8Values() {
+  constexpr Float8Table() {
     constexpr int kBias = kMantissaBits == 3 ? 7 : 15;
     constexpr int kImplicit = 1 << kMantissaBits;
     for (int code = 0; code < 128; ++code) {
@@ -192,30 +192,41 @@ struct PairsOrder {
   }
 };
 
-// kSmallRuns: of fewer than 64 values.
-template <int kMantissaBits, bool kSmallRuns, typename Put>
-FSL_INLINE void dequantise_runs(const std::uint8_t* codes, std::size_t count, const float* factors, int block_shift, Put& put) {
-  static constexpr Float8Values<kMantissaBits> kValues;
-  static constexpr PairsOrder kOrder;
-  constexpr __mmask64 kUpperHalves = 0xCCCCCCCCCCCCCCCC;
-  const __m512i uppers[2] = {load(kValues.upper), load(kValues.upper + 64)};
-  const __m512i lowers[2] = {load(kValues.lower), load(kValues.lower + 64)};
-  const __m512i order[4] = {load(kOrder.of[0]), load(kOrder.of[1]), load(kOrder.of[2]), load(kOrder.of[3])};
-  const __m512i magnitudes = all_bytes(0x7F);
-  for (std::size_t i = 0; i < count; i += kStep) {
-    const __m512i code = load(codes + i);
+// Codes to values, 64 at a time. kSmallRuns: of fewer than 64 values.
+template <int kMantissaBits, bool kSmallRuns>
+struct Float8Dequantiser {
+  static constexpr Float8Table<kMantissaBits> kTable{};
+  static constexpr PairsOrder kOrder{};
+
+  const float* factors;  // of the runs
+  int block_shift;
+  __m512i uppers[2] = {load(kTable.upper), load(kTable.upper + 64)};
+  __m512i lowers[2] = {load(kTable.lower), load(kTable.lower + 64)};
+  __m512i order[4] = {load(kOrder.of[0]), load(kOrder.of[1]), load(kOrder.of[2]), load(kOrder.of[3])};
+
+  FSL_INLINE Float8Dequantiser(const float* those_factors, int shift) : factors(those_factors), block_shift(shift) {}
+
+  template <typename Put>
+  FSL_INLINE void put(std::size_t i, __m512i code, Put& writer) const {
+    constexpr __mmask64 kUpperHalves = 0xCCCCCCCCCCCCCCCC;
     // The permutations do not look at the sign.
     const __m512i lower = _mm512_permutex2var_epi8(lowers[0], code, lowers[1]);
     const __m512i magnitude = _mm512_permutex2var_epi8(uppers[0], code, uppers[1]);
-    const __m512i upper = _mm512_ternarylogic_epi32(magnitude, code, magnitudes, 0xF4);
+    const __m512i upper = _mm512_ternarylogic_epi32(magnitude, code, all_bytes(0x7F), 0xF4);
     const __m512 factor = _mm512_set1_ps(factors[i >> block_shift]);
     for (std::size_t j = 0; j < 4; ++j) {
       const std::size_t place = i + j * kLane;
       const __m512i value = _mm512_maskz_permutex2var_epi8(kUpperHalves, lower, order[j], upper);
-      put.put(place, _mm512_mul_ps(_mm512_castsi512_ps(value), kSmallRuns ? _mm512_set1_ps(factors[place >> block_shift]) : factor));
+      writer.put(place, _mm512_mul_ps(_mm512_castsi512_ps(value), kSmallRuns ? _mm512_set1_ps(factors[place >> block_shift]) : factor));
     }
   }
-  put.finish(count);
+};
+
+// Calls work(dequantiser) with that of the format.
+template <bool kSmallRuns, typename Work>
+FSL_INLINE void with_dequantiser(const Float8& format, std::size_t block_values, const float* factors, Work work) {
+  const int shift = log2_of(block_values);
+  format.mantissa_bits == 3 ? work(Float8Dequantiser<3, kSmallRuns>(factors, shift)) : work(Float8Dequantiser<2, kSmallRuns>(factors, shift));
 }
 
 // Whether it is all the same which of a weight, a scale and a code are multiplied first: scales are powers of two, so that products with them are
@@ -225,83 +236,108 @@ bool may_weigh_factors(float weight, int lowest_scale, int highest_scale) {
   return magnitude >= 0x1p-30F && magnitude <= 0x1p30F && lowest_scale >= 127 - 60 && highest_scale <= 127 + 60;
 }
 
+// What the values of runs are multiplied with, and where they go then: the weight, where it is the same, is in the factors.
+struct Float8Factors {
+  alignas(64) float of[kBlockValues / 16 + kLane];
+  int lowest_scale;
+  Output output;
+
+  Float8Factors(const std::uint8_t* scales, std::size_t runs, const Output& to) : output(to) {
+    __m512i smallest = all(255);
+    __m512i largest = _mm512_setzero_si512();
+    for (std::size_t run = 0; run < runs; run += kLane) {
+      const __m512i scale = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(scales + run)));
+      const __mmask16 valid = runs - run < kLane ? static_cast<__mmask16>((1U << (runs - run)) - 1) : static_cast<__mmask16>(0xFFFF);
+      store(of + run, _mm512_slli_epi32(scale, 23));
+      smallest = _mm512_mask_min_epu32(smallest, valid, smallest, scale);
+      largest = _mm512_mask_max_epu32(largest, valid, largest, scale);
+    }
+    lowest_scale = static_cast<int>(_mm512_reduce_min_epu32(smallest));
+    if (to.sink != Sink::kAccumulate || !may_weigh_factors(to.weight, lowest_scale, static_cast<int>(_mm512_reduce_max_epu32(largest)))) return;
+    const __m512 weight = _mm512_set1_ps(to.weight);
+    for (std::size_t run = 0; run < runs; run += kLane) _mm512_store_ps(of + run, _mm512_mul_ps(_mm512_load_ps(of + run), weight));
+    output.weight = 1.0F;
+  }
+};
+
 void dequantise_float8(const std::uint8_t* codes, const std::uint8_t* scales, std::size_t count, const Float8& format,
                        std::size_t block_values, const Output& output) {
-  alignas(64) float factors[kBlockValues / 16 + kLane];
-  const int block_shift = log2_of(block_values);
   const std::size_t whole = count & ~(kStep - 1);
-  const std::size_t runs = (whole + block_values - 1) >> block_shift;
-  __m512i smallest = all(255);
-  __m512i largest_scale = _mm512_setzero_si512();
-  for (std::size_t run = 0; run < runs; run += kLane) {
-    const __m512i scale = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(scales + run)));
-    const __mmask16 valid = runs - run < kLane ? static_cast<__mmask16>((1U << (runs - run)) - 1) : static_cast<__mmask16>(0xFFFF);
-    store(factors + run, _mm512_slli_epi32(scale, 23));
-    smallest = _mm512_mask_min_epu32(smallest, valid, smallest, scale);
-    largest_scale = _mm512_mask_max_epu32(largest_scale, valid, largest_scale, scale);
-  }
-  const int lowest_scale = static_cast<int>(_mm512_reduce_min_epu32(smallest));
-  const int highest_scale = static_cast<int>(_mm512_reduce_max_epu32(largest_scale));
-  // Below, the factor would be no normal number.
-  if (lowest_scale < format.lowest_scale) return kScalarKernels.dequantise_float8(codes, scales, count, format, block_values, output);
-  Output weighted = output;
-  if (output.sink == Sink::kAccumulate && may_weigh_factors(output.weight, lowest_scale, highest_scale)) {
-    const __m512 weight = _mm512_set1_ps(output.weight);
-    for (std::size_t run = 0; run < runs; run += kLane) {
-      _mm512_store_ps(factors + run, _mm512_mul_ps(_mm512_load_ps(factors + run), weight));
-    }
-    weighted.weight = 1.0F;
-  }
-  with_writer(weighted, [&](auto writer) __attribute__((always_inline)) {
-    if (block_values < kStep) {
-      format.mantissa_bits == 3 ? dequantise_runs<3, true>(codes, whole, factors, block_shift, writer)
-                                : dequantise_runs<2, true>(codes, whole, factors, block_shift, writer);
-    } else {
-      format.mantissa_bits == 3 ? dequantise_runs<3, false>(codes, whole, factors, block_shift, writer)
-                                : dequantise_runs<2, false>(codes, whole, factors, block_shift, writer);
-    }
+  const Float8Factors factors(scales, (whole + block_values - 1) / block_values, output);
+  // Below, a factor would be no normal number.
+  if (factors.lowest_scale < format.lowest_scale) return kScalarKernels.dequantise_float8(codes, scales, count, format, block_values, output);
+  with_writer(factors.output, [&](auto writer) __attribute__((always_inline)) {
+    const auto put_all = [&](auto dequantiser) __attribute__((always_inline)) {
+      for (std::size_t i = 0; i < whole; i += kStep) dequantiser.put(i, load(codes + i), writer);
+    };
+    block_values < kStep ? with_dequantiser<true>(format, block_values, factors.of, put_all)
+                         : with_dequantiser<false>(format, block_values, factors.of, put_all);
+    writer.finish(whole);
   });
   if (whole == count) return;
   // What is left begins a run or lies within one.
   kScalarKernels.dequantise_float8(codes + whole, scales + whole / block_values, count - whole, format, block_values, further(output, whole));
 }
 
-void dequantise_uniform(const std::uint8_t* codes, const std::int16_t* steps, const std::uint8_t* escapes, std::size_t count,
-                        std::size_t block_values, const Output& output) {
-  alignas(64) float factors[kBlockValues / 16 + kLane];
-  const int block_shift = log2_of(block_values);
-  const std::size_t whole = count & ~(kStep - 1);
-  const std::size_t runs = (whole + block_values - 1) >> block_shift;
+// Uniform codes to values, 64 at a time; escaped ones come from a list.
+struct UniformDequantiser {
+  const float* factors;  // of the runs
+  int block_shift;
+  const std::uint8_t* escapes;
+  std::size_t left;        // escaped values that are there
+  std::size_t wanted = 0;  // so far
+  __m512i largest = _mm512_setzero_si512();
+
+  FSL_INLINE UniformDequantiser(const float* those_factors, const UniformValues& values)
+      : factors(those_factors), block_shift(log2_of(values.block_values)), escapes(values.escapes), left(values.left) {}
+
+  template <typename Put>
+  FSL_INLINE void put(std::size_t i, __m512i code, Put& writer) {
+    const std::uint64_t escaped = _mm512_testn_epi8_mask(code, code);
+    const __m512i centred = _mm512_xor_si512(code, all_bytes(0x80));
+    for (std::size_t j = 0; j < 4; ++j) {
+      const std::size_t place = i + j * kLane;
+      __m128i part = _mm512_castsi512_si128(centred);
+      if (j == 1) part = _mm512_extracti64x2_epi64(centred, 1);
+      if (j == 2) part = _mm512_extracti64x2_epi64(centred, 2);
+      if (j == 3) part = _mm512_extracti64x2_epi64(centred, 3);
+      __m512 value = _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(part)), _mm512_set1_ps(factors[place >> block_shift]));
+      if (escaped != 0) value = with_escapes(value, static_cast<__mmask16>(escaped >> (j * kLane)));
+      writer.put(place, value);
+    }
+  }
+
+  __m512 with_escapes(__m512 value, __mmask16 here) {
+    const std::size_t number = ones(here);
+    const std::size_t at = wanted;
+    wanted += number;
+    if (wanted > left) return value;
+    const __m512i listed = _mm512_maskz_loadu_epi32(static_cast<__mmask16>(lowest(number)), escapes + 4 * at);
+    largest = _mm512_max_epu32(largest, magnitude_of(listed));
+    return _mm512_mask_expand_ps(value, here, _mm512_castsi512_ps(listed));
+  }
+};
+
+void fill_uniform_factors(const std::int16_t* steps, std::size_t runs, float* factors) {
   for (std::size_t run = 0; run < runs; run += kLane) {
     const __m512i step = _mm512_cvtepi16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(steps + run)));
     store(factors + run, quarter_powers(step));
   }
+}
+
+void dequantise_uniform(const std::uint8_t* codes, const std::int16_t* steps, const std::uint8_t* escapes, std::size_t count,
+                        std::size_t block_values, const Output& output) {
+  alignas(64) float factors[kBlockValues / 16 + kLane];
+  const std::size_t whole = count & ~(kStep - 1);
+  fill_uniform_factors(steps, (whole + block_values - 1) / block_values, factors);
+  UniformDequantiser dequantiser(factors, {steps, block_values, escapes, count});
   with_writer(output, [&](auto writer) __attribute__((always_inline)) {
-    for (std::size_t i = 0; i < whole; i += kStep) {
-      const __m512i code = load(codes + i);
-      const std::uint64_t escaped = _mm512_testn_epi8_mask(code, code);
-      const __m512i centred = _mm512_xor_si512(code, all_bytes(0x80));
-      for (std::size_t j = 0; j < 4; ++j) {
-        const std::size_t place = i + j * kLane;
-        __m128i part = _mm512_castsi512_si128(centred);
-        if (j == 1) part = _mm512_extracti64x2_epi64(centred, 1);
-        if (j == 2) part = _mm512_extracti64x2_epi64(centred, 2);
-        if (j == 3) part = _mm512_extracti64x2_epi64(centred, 3);
-        __m512 value = _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(part)), _mm512_set1_ps(factors[place >> block_shift]));
-        if (escaped != 0) {
-          const __mmask16 here = static_cast<__mmask16>(escaped >> (j * kLane));
-          const std::size_t number = ones(here);
-          const __m512i listed = _mm512_maskz_loadu_epi32(static_cast<__mmask16>(lowest(number)), escapes);
-          value = _mm512_mask_expand_ps(value, here, _mm512_castsi512_ps(listed));
-          escapes += 4 * number;
-        }
-        writer.put(place, value);
-      }
-    }
+    for (std::size_t i = 0; i < whole; i += kStep) dequantiser.put(i, load(codes + i), writer);
     writer.finish(whole);
   });
   if (whole == count) return;
-  kScalarKernels.dequantise_uniform(codes + whole, steps + whole / block_values, escapes, count - whole, block_values, further(output, whole));
+  kScalarKernels.dequantise_uniform(codes + whole, steps + whole / block_values, escapes + 4 * dequantiser.wanted, count - whole, block_values,
+                                    further(output, whole));
 }
 
 FSL_INLINE __m512i widened(const std::uint8_t* bytes) {

@@ -79,6 +79,24 @@ Status StreamReader::read_codes(const Kernels& kernels, std::size_t count, const
   return status;
 }
 
+bool StreamReader::reads_values(std::size_t count) const {
+  return lanes_ == kMostLanes && count % kMostLanes == 0 && done_ + count < coded_;
+}
+
+Status StreamReader::read_float8(const Kernels& kernels, std::size_t count, const std::uint8_t*& listed, const TwoPlanes& below,
+                                 const Float8Values& values, const Output& output, ValuesRead& found) {
+  position_ = kernels.read_float8(book_->code, position_, end_, count, *state_, listed, below, values, output, found);
+  done_ += count;
+  return position_ != nullptr ? Status{} : Status{Fault::kStreamEnds};
+}
+
+Status StreamReader::read_uniform(const Kernels& kernels, std::size_t count, const std::uint8_t*& listed, const TwoPlanes& below,
+                                  const UniformValues& values, const Output& output, ValuesRead& found) {
+  position_ = kernels.read_uniform(book_->code, position_, end_, count, *state_, listed, below, values, output, found);
+  done_ += count;
+  return position_ != nullptr ? Status{} : Status{Fault::kStreamEnds};
+}
+
 Status StreamReader::check_end() const {
   if (position_ != end_) return {Fault::kStreamBytesLeft};
   unsigned used = 0;

@@ -19,6 +19,13 @@ class StreamReader {
   Status read_codes(const Kernels& kernels, std::size_t count, const std::uint8_t*& listed, const TwoPlanes& below, CodesRead& read,
                     Ahead& ahead);
 
+  // Whether the next `count` symbols, and more after them, have code words, as whole rounds of kMostLanes. Then their values can be put while they are read.
+  bool reads_values(std::size_t count) const;
+  Status read_float8(const Kernels& kernels, std::size_t count, const std::uint8_t*& listed, const TwoPlanes& below, const Float8Values& values,
+                     const Output& output, ValuesRead& found);
+  Status read_uniform(const Kernels& kernels, std::size_t count, const std::uint8_t*& listed, const TwoPlanes& below, const UniformValues& values,
+                      const Output& output, ValuesRead& found);
+
  private:
   Status check_end() const;
   std::size_t words_of(std::size_t count) const;

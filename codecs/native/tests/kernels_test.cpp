@@ -4,13 +4,6 @@
 // fuzz/run.sh builds it under the sanitizers and runs it first. By hand, in this folder:
 //
 //   g++ -std=c++17 -O2 -ffp-contract=off -I../src kernels_test.cpp ../src/kernels_*.cpp ../src/cpu.cpp -o kernels_test && ./kernels_test [rounds]
-#if defined(__x86_64__)
-#include <immintrin.h>
-#define FSL_FENCE() _mm_sfence()
-#else
-#define FSL_FENCE() ((void)0)
-#endif
-
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -24,6 +17,8 @@
 #include "kernels_paths.hpp"
 #include "kernels_test_lanes.hpp"
 #include "kernels_test_ranks.hpp"
+#include "kernels_test_read_values.hpp"
+#include "kernels_test_sinks.hpp"
 #include "kernels_test_values.hpp"
 
 using namespace fsl;
@@ -42,8 +37,6 @@ std::size_t some_count() {
       return 1 + below(kBlockValues);
   }
 }
-
-constexpr Float8 kFormats[2] = {{3, 7, 8, 10, 0x7F}, {2, 15, 15, 17, 0x7C}};
 
 // ---------------------------------------------------------------------------------------------------------------- fp32 in
 
@@ -202,47 +195,6 @@ void test_planes(const Kernels& plain, const Kernels& kernels) {
 
 // --------------------------------------------------------------------------------------------------------------- fp32 out
 
-// Calls decode(kernels, output) for every sink on both sides and compares what it returns and writes.
-template <typename Decode>
-void compare_sinks(const Kernels& plain, const Kernels& kernels, std::size_t count, const std::string& what, Decode decode) {
-  Edge source(4 * count);
-  fill(source.as<float>(), count, 0);
-  for (int sink = 0; sink <= static_cast<int>(Sink::kResidual); ++sink) {
-    const std::size_t offset = below(17);  // in front of the edge: unaligned stores
-    const std::size_t bytes = static_cast<Sink>(sink) == Sink::kBfloat16 ? 2 * count : 4 * count;
-    Edge want(bytes + 4 * offset), got(bytes + 4 * offset);
-    // Of any size, or not far from 1: products may be subnormal or too large.
-    const std::size_t exponents[] = {below(255), 127 - 35 + below(70), 127 - 32 + below(5), 127 + 28 + below(5)};
-    const std::size_t exponent = exponents[below(4)];
-    const float weight = below(3) == 0 ? 0.3F : float_of(static_cast<std::uint32_t>(below(2) << 31 | exponent << 23 | below(1 << 23)));
-    Output output{static_cast<Sink>(sink), nullptr, weight, source.as<float>()};
-    const bool from_zero = below(2) != 0;
-    for (std::size_t i = 0; i < bytes / 4; ++i) {
-      const float before = from_zero ? 0.0F : static_cast<float>(below(1000)) / 7;
-      std::memcpy(want.as() + 4 * i, &before, 4);
-      std::memcpy(got.as() + 4 * i, &before, 4);
-    }
-    output.out = want.as();
-    const bool want_result = decode(plain, output);
-    output.out = got.as();
-    const bool result = decode(kernels, output);
-    FSL_FENCE();
-    const std::string about = what + " sink " + std::to_string(sink) + " count " + std::to_string(count);
-    if (want_result != result) fail(about + ": result");
-    if (result || static_cast<Sink>(sink) != Sink::kAccumulate) {
-      for (std::size_t i = 0; i < bytes / 4; ++i) {
-        const float a = float_at(want.as() + 4 * i);
-        const float b = float_at(got.as() + 4 * i);
-        const bool both_nan = static_cast<Sink>(sink) != Sink::kBfloat16 && a != a && b != b;
-        if (result && bits_of(a) != bits_of(b) && !both_nan) fail(about + ": value " + std::to_string(i));
-      }
-      if (result) same(want.as(), got.as(), bytes % 4 != 0 ? bytes : 0, about);
-    }
-    same(want.as() + bytes, got.as() + bytes, 4 * offset, about + ": behind");
-    got.check_front(about.c_str());
-  }
-}
-
 void test_decoding(const Kernels& plain, const Kernels& kernels) {
   const std::size_t count = some_count();
   const std::size_t block = std::size_t{16} << below(7);
@@ -259,14 +211,7 @@ void test_decoding(const Kernels& plain, const Kernels& kernels) {
       if (highest && below(2) != 0) code &= 0x87;
       codes.as()[i] = static_cast<std::uint8_t>(code);
     }
-    // All scales, or neighbours.
-    const std::size_t all = static_cast<std::size_t>(255 - format.largest_exponent - format.lowest_scale + (highest ? 1 : 0));
-    const std::size_t ranges[] = {all, 1 + below(all / 2), 1 + below(6)};
-    const std::size_t some = ranges[below(3)];
-    // Also around those at which AVX-512 weighs values in place of scales.
-    const std::size_t edge = below(2) != 0 ? 127 - 64 : 127 + 58;
-    const std::size_t first = some <= 6 && below(2) != 0 ? edge + below(5) : static_cast<std::size_t>(format.lowest_scale) + below(all - some + 1);
-    for (std::size_t run = 0; run < runs; ++run) scales.as()[run] = static_cast<std::uint8_t>(first + below(some));
+    fill_scales(format, highest, runs, scales.as());
     compare_sinks(plain, kernels, count, "dequantise_float8" + about, [&](const Kernels& which, const Output& output) {
       which.dequantise_float8(codes.as(), scales.as(), count, format, block, output);
       return !special;
@@ -362,6 +307,7 @@ int main(int arguments, char** argument) {
       test_planes(plain, kernels);
       test_ranks(plain, kernels);
       test_decoding(plain, kernels);
+      test_reading_values(plain, kernels);
       test_bytes(kernels);
     }
     std::printf("%s: %d rounds\n", name, rounds);

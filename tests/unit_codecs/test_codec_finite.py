@@ -1,0 +1,131 @@
+"""Codes that are no numbers, and values beyond fp32, are found wherever they stand in a chunk, by every implementation."""
+
+import struct
+
+import numpy as np
+import pytest
+from sealed_frames import sealed
+
+from fsl_codecs import Codebook, CodecSpec, FrameError, available, encode
+from fsl_codecs.dispatch import implementation_named
+from fsl_codecs.formats import FORMATS
+from fsl_codecs.planes import ChunkPlan, PlanePlan, write_plan, write_streams, write_words
+from fsl_codecs.scales import write_scales
+
+RUN = 64
+BLOCK = 16384
+HIGHEST = {"e4m3": 247, "e5m2": 240}
+SPECIAL = {"e4m3": 0x7F, "e5m2": 0x7C}
+OVERFLOWING = 0x78
+"""With the highest scale, the lowest code of either format that means 2**128 or more."""
+BOOK = Codebook(6, 0, bytes([6]) * 64)
+
+
+def coded(codes, name, scales):
+    """The payload of codes (n,), the upper six bits by a book, the others as bit planes."""
+    number_format = FORMATS[name]
+    plan = ChunkPlan(0, (PlanePlan(6, b"\2" + BOOK.packed, 0, BOOK), PlanePlan(2, b"\0", 0)))
+    pieces = []
+    write_plan(plan, pieces)
+    write_streams(codes, number_format, plan, pieces)
+    for start in range(0, codes.size, BLOCK):
+        runs = scales[start // RUN : (start + BLOCK) // RUN]
+        write_scales(runs, number_format, pieces)
+        write_words(codes[start : start + BLOCK], number_format, plan, pieces)
+    return b"".join(pieces)
+
+
+def framed(codes, name, scales, chunk_values):
+    """A frame of codes (n,) in chunks of that size."""
+    frame = bytearray(encode(np.zeros(0, np.float32), CodecSpec(name, RUN, chunk_values)))
+    struct.pack_into("<Q", frame, 16, codes.size)
+    for index, start in enumerate(range(0, codes.size, chunk_values)):
+        part = codes[start : start + chunk_values]
+        payload = coded(part, name, scales[start // RUN :][: -(-part.size // RUN)])
+        frame += struct.pack("<IIBBHI", len(payload), index, 3, 0, 0, 0) + payload
+    return sealed(frame)
+
+
+def is_refused(codes, name, scales, chunk_values=1 << 17):
+    """Whether all implementations refuse the codes, in every way of decoding; it must not depend on these."""
+    frame = framed(codes, name, scales, chunk_values)
+    refusals = set()
+    for path in available():
+        codec = implementation_named(path)
+        for out in (np.zeros(codes.size, np.float32), np.zeros(codes.size, np.uint16)):
+            refusals.add(refusal(codec.decode_into, frame, out))
+        sums = np.zeros(codes.size, np.float32)
+        refusals.add(refusal(codec.decode_accumulate, frame, sums, 1.0))
+        if None not in refusals:
+            assert not sums.any()
+    assert len(refusals) == 1
+    return refusals.pop() is not None
+
+
+def refusal(decode, *arguments):
+    """What is said, None if nothing is."""
+    try:
+        decode(*arguments)
+    except FrameError as error:
+        return str(error)
+    return None
+
+
+def ordinary(count, name):
+    """Codes of the number one or so (count,), and middling scales of their runs."""
+    codes = (0x38 + np.arange(count) % 5).astype(np.uint8)
+    return codes, np.full(-(-count // RUN), HIGHEST[name] - 100)
+
+
+@pytest.mark.parametrize("name", SPECIAL)
+@pytest.mark.parametrize("count", [1, 15, 16, 17, 144, 4096, BLOCK - 1, BLOCK, BLOCK + 1, 20_000])
+def test_a_code_that_is_no_number_is_found_in_every_place_that_is_read_apart(name, count):
+    """The last symbols of each lane, what is left of whole vectors, pieces of 4096, and what lies within them."""
+    codes, scales = ordinary(count, name)
+    assert not is_refused(codes, name, scales)
+    around = [0, 1, 127, 128, 4095, 4096, BLOCK - 1, BLOCK, count // 2]
+    from_the_end = [1, 2, 15, 16, 17, 127, 128, 129, 135, 136, 144]
+    places = {
+        place for place in [*around, *(count - back for back in from_the_end)] if 0 <= place < count
+    }
+    for place in sorted(places):
+        bad = codes.copy()
+        bad[place] = SPECIAL[name] | (0x80 if place % 2 else 0)
+        assert is_refused(bad, name, scales), place
+        if count > BLOCK:
+            assert is_refused(bad, name, scales, BLOCK), place
+
+
+@pytest.mark.parametrize("name", SPECIAL)
+@pytest.mark.parametrize("run", [0, 63, 64, 100, 255, 256, 300])
+def test_a_value_beyond_fp32_is_found_in_every_piece(name, run):
+    """Only where its own run has the highest scale."""
+    codes, scales = ordinary(20_000, name)
+    scales[run] = HIGHEST[name]
+    codes[run * RUN + 5] = OVERFLOWING - 1
+    assert not is_refused(codes, name, scales)
+    for other in {0, 1, 63, 64, 99, 254, 255, 256, 257, 311} - {run}:
+        codes[other * RUN] = OVERFLOWING
+    assert not is_refused(codes, name, scales)
+    codes[run * RUN + 63] = OVERFLOWING | 0x80
+    assert is_refused(codes, name, scales)
+    assert is_refused(codes, name, scales, BLOCK)
+
+
+@pytest.mark.parametrize("name", SPECIAL)
+def test_the_farthest_rank_may_be_the_highest_scale(name):
+    """Eight above the common one, which an encoder never writes."""
+    codes = np.full(RUN * 2, 0x38, np.uint8)
+    codes[RUN:] = OVERFLOWING
+    for common, refused in ((HIGHEST[name] - 8, True), (HIGHEST[name] - 9, False)):
+        # Of two runs, one of the common scale and one of rank 15: a bit for each, then one for each rank up to 15.
+        bits = [0, 1, *[1] * 14]
+        data = bytes([common, 0x40 + 15]) + np.packbits(bits, bitorder="little").tobytes()
+        header = bytearray(encode(np.zeros(0, np.float32), CodecSpec(name, RUN, BLOCK)))
+        struct.pack_into("<Q", header, 16, codes.size)
+        payload = data + codes.tobytes()
+        frame = sealed(header + struct.pack("<IIBBHI", len(payload), 0, 2, 0, 0, 0) + payload)
+        for path in available():
+            out = np.zeros(codes.size, np.float32)
+            said = refusal(implementation_named(path).decode_into, frame, out)
+            assert (said is not None) == refused, (path, common)
