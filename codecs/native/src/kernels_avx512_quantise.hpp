@@ -120,8 +120,8 @@ void quantise_pieces(const float* x, std::size_t count, const Float8& format, st
         __m512i value[4];
         __m512i part[4];
         for (std::size_t j = 0; j < 4; ++j) value[j] = load(from + j * kLane);
-        // The next piece, from the second level to the first.
-        const std::uintptr_t ahead = reinterpret_cast<std::uintptr_t>(from) + kPiece * sizeof(float);
+        // The piece after the next one, from the second level or from memory to the first.
+        const std::uintptr_t ahead = reinterpret_cast<std::uintptr_t>(from) + 2 * kPiece * sizeof(float);
         for (std::size_t j = 0; j < 4; ++j) _mm_prefetch(reinterpret_cast<const char*>(ahead + j * kStep), _MM_HINT_T0);
         if (kSmallRuns) {
           for (std::size_t j = 0; j < 4; ++j) {
