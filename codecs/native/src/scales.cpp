@@ -53,7 +53,8 @@ Ranked ranked(const Kernels& kernels, const std::uint8_t* differences, std::size
   return plan;
 }
 
-// The rest of scales whose differences to the smallest have these low bytes, after `common` or `smallest` has been written by store_base.
+// Scales that differ by at most `range`: scratch.differences holds the low bytes of their differences to the smallest. store_base(difference) writes the scale
+// that stands before the form, and returns what follows it.
 template <typename StoreBase>
 std::size_t write_differences(const Kernels& kernels, int range, std::size_t runs, Scratch& scratch, std::uint8_t* out, StoreBase store_base) {
   const int width = bits_needed(static_cast<unsigned>(range));
