@@ -1,8 +1,8 @@
 """What a relay costs on loopback: the time of a message there and back, and the throughput of a stream, directly and through relays, in one run.
 
 One JSON row for each way on standard output. Server, relays and client are processes of their own and the production code (`ListenerEndpoint`, `node_relay`,
-`DialerEndpoint`). Ways take turns, `--rounds` times; a row has the median over the rounds. `bytes_per_s` is from the offer of a stream to the word that its last
-chunk was written; `round_trip_us` a control message and its echo; `added_us` and `ratio` are against the direct way with the same encryption. On a machine with
+`DialerEndpoint`), set up as `fsl-node` sets them up: the ends keep freed blocks (docs/adr/0086), relays run in batches (docs/adr/0092). Ways take turns, `--rounds` times; a row
+has the median over the rounds. `bytes_per_s` is from the offer of a stream to the word that its last chunk was written; `round_trip_us` a control message and its echo; `added_us` and `ratio` are against the direct way with the same encryption. On a machine with
 few cores the ratio also says that one more process wants them: `cores` is on the row, and so is what the stream cost in processor time for each GB, at both ends
 together (`ends_cpu_s_per_gb`) and at each relay (`relay_cpu_s_per_gb`; Linux only, else null).
 
@@ -23,7 +23,9 @@ from pathlib import Path
 from typing import Any
 
 import fsl_transport as tp
+from fsl_async.heap import keep_freed_blocks
 from fsl_async.node_relay import Door, serve
+from fsl_async.scheduling import run_in_batches
 from fsl_async.stopper import Stopper
 from fsl_transport.curve import DialerCurve, KeyPair, ListenerCurve
 from fsl_transport.loop import run
@@ -56,6 +58,7 @@ class Source:
 
 def server(port: Any, pair: KeyPair | None) -> None:
     """Echo messages and take streams, for ever."""
+    keep_freed_blocks()
 
     async def main() -> None:
         curve = None if pair is None else ListenerCurve(pair, lambda _key: True)
@@ -79,6 +82,7 @@ def server(port: Any, pair: KeyPair | None) -> None:
 
 def relay(port: Any, upstream: int, sealed: bool) -> None:
     """Forward, for ever."""
+    run_in_batches()
     serve(
         [Door("tcp://127.0.0.1:0", f"tcp://127.0.0.1:{upstream}", sealed)],
         run_dir=None,
@@ -169,6 +173,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--relays", type=int, default=1, help="in a row, at the most")
     given = parser.parse_args()
+    keep_freed_blocks()
     context = multiprocessing.get_context("spawn")
     processes = []
 

@@ -9,6 +9,7 @@ from fsl_async import address as addresses
 from fsl_async.commands.output import Output
 from fsl_async.errors import UsageError
 from fsl_async.program import program
+from fsl_async.scheduling import run_in_batches
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -69,6 +70,7 @@ def command(
         else:
             output.say(note.text)
 
+    run_in_batches()
     stopper = Stopper()
     with stop_on_signals(stopper):
         summary = serve(doors, run_dir=run_dir, announce=announce, tell=tell, stop=stopper)

@@ -1,6 +1,7 @@
 """Relays between clients and server, as processes: a run through them is a run, whatever becomes of them."""
 
 import json
+import os
 import signal
 import time
 
@@ -72,6 +73,7 @@ def test_a_relay_says_what_it_did_as_json(site):
         "--role", "relay", "--json", "--listen", "127.0.0.1:0", "--split", "0=127.0.0.1:9", "--run-dir", "r", "127.0.0.1:9"
     )  # fmt: skip
     process.wait_for('"join": ""')  # in the second line
+    assert os.sched_getscheduler(process.popen.pid) == os.SCHED_BATCH  # docs/adr/0092
     first, second = objects(process)[:2]
     assert first["event"] == second["event"] == "listening"
     places = [one["address"].removeprefix("tcp://") for one in (first, second)]
