@@ -2,7 +2,8 @@
 
 Chunk by chunk: read weights, momentum and residual of the current version; take the same chunk of the average; compute
 (fsl_async.learn.outer); write the next version's three vectors and the coded update. Besides the accumulator this needs a
-handful of chunks (about 5 MiB), whatever the model's size.
+handful of chunks (about 5 MiB), whatever the model's size. Writing and hashing take longer than computing, and the four files do not
+depend on each other: they are written by the threads that also decode, while the next chunk is computed (docs/adr/0093).
 
 Of whole weights (docs/adr/0045) there is no update to code: clients fetch such a version in full.
 """
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import math
 from contextlib import ExitStack
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -29,11 +31,12 @@ from fsl_async.learn.outer import (
 from fsl_codecs import bound, decode_into, encode_into
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from numpy.typing import NDArray
 
     from fsl_async.learn.checkpoint import Checkpoint, StoredFile, VersionWriter
+    from fsl_async.learn.chunk_pool import ChunkPool
     from fsl_async.learn.files import Files
     from fsl_async.learn.flat_file import FlatReader
     from fsl_async.learn.manifest import Manifest
@@ -51,6 +54,92 @@ class Advanced:
     update_norm: float
 
 
+class _Room:
+    """What a chunk of the next version is computed in: float32 vectors for weights, momentum and change, and the coded change."""
+
+    def __init__(self, values: int, coded_bytes: int) -> None:
+        self.vectors = np.zeros((3, values), np.float32)
+        self.coded = memoryview(bytearray(coded_bytes))
+
+
+class _OuterStep:
+    """The files of the current version and of the next one, and the way from one to the other for a chunk."""
+
+    def __init__(
+        self,
+        files: Files,
+        manifest: Manifest,
+        current: Checkpoint,
+        *,
+        writer: VersionWriter,
+        settings: StoreSettings,
+        closing: ExitStack,
+    ) -> None:
+        def reader(name: str) -> FlatReader | None:
+            found = open_flat(files, current, name, manifest)
+            if found is not None:
+                closing.callback(found.close)
+            return found
+
+        self._manifest = manifest
+        self._spec, self._outer = settings.codec_down, settings.outer
+        self._old_weights, self._old_momentum, self._old_residual = map(
+            reader, (WEIGHTS, MOMENTUM, RESIDUAL)
+        )
+        self._new_weights = writer.flat(WEIGHTS)
+        self._new_momentum = writer.flat(MOMENTUM) if self._outer.has_momentum else None
+        # fp32 frames lose nothing, so nothing is ever owed.
+        self._new_residual = writer.flat(RESIDUAL) if self._spec.format != "fp32" else None
+        self._update = writer.frames(UPDATE)
+        self._residual, self._sent = np.zeros((2, self.longest), np.float32)
+        self.update_bytes = 0
+        self.norm_squared = 0.0
+
+    @property
+    def longest(self) -> int:
+        """Values of the longest chunk."""
+        return min(CHUNK_VALUES, self._manifest.values)
+
+    def room(self) -> _Room:
+        """For one chunk."""
+        return _Room(self.longest, bound(self.longest, self._spec))
+
+    def compute(
+        self, index: int, average: NDArray[np.float32], room: _Room
+    ) -> list[Callable[[], None]]:
+        """A chunk of the next version in `room`; what is to be written of it, each to another file."""
+        start, stop = self._manifest.chunk_range(index)
+        weights, momentum, change = (vector[: stop - start] for vector in room.vectors)
+        residual, sent = self._residual[: stop - start], self._sent[: stop - start]
+        assert self._old_weights is not None, "a verified checkpoint has weights"
+        self._old_weights.read_into(index, weights)
+        if self._old_momentum is not None and self._new_momentum is not None:
+            self._old_momentum.read_into(index, momentum)
+        elif self._new_momentum is not None:
+            momentum.fill(0.0)
+        if self._old_residual is not None:
+            self._old_residual.read_into(index, residual)
+        with np.errstate(over="ignore", invalid="ignore"):
+            np.copyto(change, average)
+            desired_change(change, momentum, residual, self._outer)
+            frame = room.coded[: encode_into(change, room.coded, self._spec)]
+            decode_into(frame, sent)
+            apply_change(weights, sent)
+            lost_in_coding(change, sent)
+        self.norm_squared += squared_norm(sent)
+        self.update_bytes += len(frame)
+        _check_finite(self._manifest, start, self.norm_squared, weights)
+        writes: list[Callable[[], None]] = [
+            partial(self._new_weights.append, weights),
+            partial(self._update.append, frame),
+        ]
+        if self._new_momentum is not None:
+            writes.append(partial(self._new_momentum.append, momentum))
+        if self._new_residual is not None:
+            writes.append(partial(self._new_residual.append, change))
+        return writes
+
+
 def advance(
     files: Files,
     manifest: Manifest,
@@ -59,63 +148,29 @@ def advance(
     writer: VersionWriter,
     averages: Iterable[NDArray[np.float32]],
     settings: StoreSettings,
+    pool: ChunkPool,
 ) -> Advanced:
     """Write the version after `current`; `averages`: what the round comes to, chunk by chunk (float32), each looked at once.
 
     Raises StoreError when the result would not be finite, OSError.
     """
-    spec = settings.codec_down
-    outer = settings.outer
     with ExitStack() as closing:
-
-        def reader(name: str) -> FlatReader | None:
-            found = open_flat(files, current, name, manifest)
-            if found is not None:
-                closing.callback(found.close)
-            return found
-
-        old_weights, old_momentum, old_residual = map(reader, (WEIGHTS, MOMENTUM, RESIDUAL))
-        assert old_weights is not None, "a verified checkpoint has weights"
-        new_weights = writer.flat(WEIGHTS)
-        new_momentum = writer.flat(MOMENTUM) if outer.has_momentum else None
-        # fp32 frames lose nothing, so nothing is ever owed.
-        new_residual = writer.flat(RESIDUAL) if spec.format != "fp32" else None
-        update = writer.frames(UPDATE)
-
-        longest = min(CHUNK_VALUES, manifest.values)
-        buffers = [np.zeros(longest, dtype=np.float32) for _ in range(5)]
-        coded = memoryview(bytearray(bound(longest, spec)))
-        update_bytes = 0
-        norm_squared = 0.0
-        for index, average in zip(range(manifest.chunks), averages, strict=True):
-            start, stop = manifest.chunk_range(index)
-            weights, momentum, residual, change, sent = (b[: stop - start] for b in buffers)
-            old_weights.read_into(index, weights)
-            if old_momentum is not None and new_momentum is not None:
-                old_momentum.read_into(index, momentum)
-            elif new_momentum is not None:
-                momentum.fill(0.0)
-            if old_residual is not None:
-                old_residual.read_into(index, residual)
-            with np.errstate(over="ignore", invalid="ignore"):
-                np.copyto(change, average)
-                desired_change(change, momentum, residual, outer)
-                frame = coded[: encode_into(change, coded, spec)]
-                decode_into(frame, sent)
-                apply_change(weights, sent)
-                lost_in_coding(change, sent)
-            norm_squared += squared_norm(sent)
-            _check_finite(manifest, start, norm_squared, weights)
-            new_weights.append(weights)
-            if new_momentum is not None:
-                new_momentum.append(momentum)
-            if new_residual is not None:
-                new_residual.append(change)
-            update.append(frame)
-            update_bytes += len(frame)
-        stored = writer.seal()
+        step = _OuterStep(
+            files, manifest, current, writer=writer, settings=settings, closing=closing
+        )
+        rooms = step.room(), step.room()  # one is written and hashed while the other is computed in
+        wait_for_writes = pool.begin([])
+        try:
+            for index, average in zip(range(manifest.chunks), averages, strict=True):
+                writes = step.compute(index, average, rooms[index % 2])
+                # The order within a file is kept: a chunk's writes begin when those of the one before have ended.
+                wait_for_writes()
+                wait_for_writes = pool.begin(writes)
+        finally:
+            wait_for_writes()
+        stored = writer.seal(pool)
     digest = stored[WEIGHTS].sha256[:DIGEST_CHARACTERS]
-    return Advanced(stored, digest, update_bytes, math.sqrt(norm_squared))
+    return Advanced(stored, digest, step.update_bytes, math.sqrt(step.norm_squared))
 
 
 def scaled(
@@ -139,6 +194,7 @@ def advance_whole(
     accumulator: NDArray[np.float64],
     member_weight: float,
     scale: float,
+    pool: ChunkPool,
 ) -> Advanced:
     """The same for a run whose deltas are whole weights; `accumulator` is float64, `member_weight` what its weights sum up to.
 
@@ -163,7 +219,7 @@ def advance_whole(
             norm_squared += squared_norm(change)
             _check_finite(manifest, start, norm_squared, weights)
             new.append(weights)
-        stored = writer.seal()
+        stored = writer.seal(pool)
     digest = stored[WEIGHTS].sha256[:DIGEST_CHARACTERS]
     return Advanced(stored, digest, 0, math.sqrt(norm_squared))
 

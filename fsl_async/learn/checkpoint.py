@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import TracebackType
 
+    from fsl_async.learn.chunk_pool import ChunkPool
     from fsl_async.learn.files import Files
     from fsl_async.learn.manifest import Manifest
 
@@ -224,15 +225,14 @@ class VersionWriter:
         self._frames[name] = FrameWriter(self._files, self._path / name)
         return self._frames[name]
 
-    def seal(self) -> dict[str, StoredFile]:
-        """Make the content of all files durable; their lengths and digests."""
-        stored = {}
-        for name, writer in self._flat.items():
-            stored[name] = StoredFile(*writer.sync())
-        for name, frames in self._frames.items():
-            frames.sync()
-            stored[name] = StoredFile(frames.bytes, frames.sha256)
-        return stored
+    def seal(self, pool: ChunkPool) -> dict[str, StoredFile]:
+        """Make the content of all files durable, several at a time; their lengths and digests."""
+
+        def sync(writer: FlatWriter | FrameWriter) -> StoredFile:
+            return StoredFile(*writer.sync())
+
+        writers = self._flat | self._frames
+        return dict(zip(writers, pool.each(sync, writers.values()), strict=True))
 
     def publish(self, record: VersionRecord, stored: Mapping[str, StoredFile]) -> Checkpoint:
         """Write manifest.json and make the version exist, durably."""

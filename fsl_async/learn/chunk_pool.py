@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
+from concurrent import futures
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from concurrent.futures import Future
 
 A = TypeVar("A")
@@ -32,12 +33,11 @@ class ChunkPool:
         if self.threads <= 1:
             yield from map(job, chunks)
             return
-        if self._pool is None:
-            self._pool = ThreadPoolExecutor(self.threads, thread_name_prefix="codec")
+        pool = self._started()
         under_way: deque[Future[B]] = deque()
         try:
             for chunk in chunks:
-                under_way.append(self._pool.submit(job, chunk))
+                under_way.append(pool.submit(job, chunk))
                 if len(under_way) >= _AHEAD * self.threads:
                     yield under_way.popleft().result()
             while under_way:
@@ -51,6 +51,30 @@ class ChunkPool:
         """`each`, for jobs that return nothing."""
         for _ in self.each(job, chunks):
             pass
+
+    def begin(self, jobs: Sequence[Callable[[], object]]) -> Callable[[], None]:
+        """Start the jobs; the call that is returned waits for all of them, and raises what the first of those that failed raised.
+
+        With one thread they are done, in their order and up to the first that fails, when this returns or raises.
+        """
+        if self.threads <= 1:
+            for job in jobs:
+                job()
+            return lambda: None
+        pool = self._started()
+        under_way = [pool.submit(job) for job in jobs]
+
+        def wait() -> None:
+            futures.wait(under_way)
+            for future in under_way:
+                future.result()
+
+        return wait
+
+    def _started(self) -> ThreadPoolExecutor:
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(self.threads, thread_name_prefix="codec")
+        return self._pool
 
     def close(self) -> None:
         """End the threads."""

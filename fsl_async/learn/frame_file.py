@@ -66,8 +66,8 @@ class FrameWriter:
         self.bytes += len(record)
         self.frames += 1
 
-    def sync(self) -> None:
-        """Cut what a failed write may have left behind the last frame, and make the content durable."""
+    def sync(self) -> tuple[int, str]:
+        """Cut what a failed write may have left behind the last frame, and make the content durable; the file's bytes and its SHA-256."""
         descriptor = self._files.open_existing(self.path, writable=True)
         try:
             if self._files.size(descriptor) > self.bytes:
@@ -75,6 +75,7 @@ class FrameWriter:
             self._files.sync(descriptor)
         finally:
             self._files.close(descriptor)
+        return self.bytes, self.sha256
 
     @property
     def sha256(self) -> str:

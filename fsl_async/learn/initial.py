@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fsl_async.learn.checkpoint import WEIGHTS, VersionWriter
+from fsl_async.learn.chunk_pool import ChunkPool
 from fsl_async.learn.errors import FrameRefused
 from fsl_async.learn.manifest import CHUNK_VALUES
 from fsl_async.learn.records import VersionRecord
@@ -57,7 +58,7 @@ class InitialWeights:
 
     def publish(self, generation: int) -> Checkpoint:
         """Make version 0 exist, durably."""
-        stored = self._writer.seal()
+        stored = self._writer.seal(ChunkPool())
         record = VersionRecord(
             version=0,
             digest=self._weights.digest,

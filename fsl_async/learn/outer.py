@@ -118,4 +118,4 @@ def squared_norm(values: NDArray[np.float32]) -> float:
     """
     wide = values.astype(np.float64)
     with np.errstate(invalid="ignore"):
-        return float(np.dot(wide, wide))
+        return float(np.einsum("i,i->", wide, wide))

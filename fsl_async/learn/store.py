@@ -469,6 +469,7 @@ class Store:
                     accumulator=self._sum.values,
                     member_weight=math.fsum(one.weight for one in merged),
                     scale=scale,
+                    pool=self._pool,
                 )
             else:
                 done = advance(
@@ -478,6 +479,7 @@ class Store:
                     writer=writer,
                     averages=averages,
                     settings=self._settings,
+                    pool=self._pool,
                 )
             self._doubtful = version
             record = VersionRecord(

@@ -57,3 +57,35 @@ def test_several_threads_work_at_the_same_time():
     pool, both = ChunkPool(2), threading.Barrier(2, timeout=10)
     pool.run(lambda _: both.wait(), range(4))
     pool.close()
+
+
+def test_begun_jobs_have_ended_when_the_wait_is_over(pool):
+    """One that fails is told only when the others are done, for they write to files that are closed then."""
+    done = []
+
+    def slowly():
+        time.sleep(0.05)
+        done.append("slowly")
+
+    def fail():
+        raise OSError("the disk is full")
+
+    def begin_and_wait():
+        pool.begin([slowly, fail, slowly])()
+
+    with pytest.raises(OSError, match="the disk is full"):
+        begin_and_wait()
+    assert done == ["slowly"] * (2 if pool.threads > 1 else 1)
+    pool.begin([slowly])()
+    pool.begin([])()
+    assert len(done) == (3 if pool.threads > 1 else 2)
+
+
+def test_whoever_began_jobs_works_meanwhile():
+    """Else the next chunk waits for the disk."""
+    pool, go_on, told = ChunkPool(2), threading.Event(), []
+    wait = pool.begin([lambda: told.append(go_on.wait(5))])
+    go_on.set()
+    wait()
+    pool.close()
+    assert told == [True]
