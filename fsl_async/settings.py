@@ -217,7 +217,9 @@ class CodecConfig:
         span(least=0, most=40),
     )
     threads: int = setting(
-        2, "threads of each node that decode chunks at the same time", span(least=1, most=256)
+        2,
+        "threads of each node that work on chunks at the same time: decode them, and at the server write versions",
+        span(least=1, most=256),
     )
     feedback_up: bool = setting(
         False,

@@ -2,8 +2,9 @@
 
 Chunk by chunk: read weights, momentum and residual of the current version; take the same chunk of the average; compute
 (fsl_async.learn.outer); write the next version's three vectors and the coded update. Besides the accumulator this needs a
-handful of chunks (about 5 MiB), whatever the model's size. Writing and hashing take longer than computing, and the four files do not
-depend on each other: they are written by the threads that also decode, while the next chunk is computed (docs/adr/0093).
+handful of chunks (about 7 MiB), whatever the model's size. Writing and hashing take longer than computing, and the four files do not
+depend on each other: they are written by the threads that also decode, while the next chunk is computed (docs/adr/0093). A version of
+whole weights is one file, written in the caller's thread.
 
 Of whole weights (docs/adr/0045) there is no update to code: clients fetch such a version in full.
 """
@@ -11,7 +12,7 @@ Of whole weights (docs/adr/0045) there is no update to code: clients fetch such 
 from __future__ import annotations
 
 import math
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -166,8 +167,12 @@ def advance(
                 # The order within a file is kept: a chunk's writes begin when those of the one before have ended.
                 wait_for_writes()
                 wait_for_writes = pool.begin(writes)
-        finally:
-            wait_for_writes()
+        except BaseException:
+            # The first error counts, but nobody may write to files that are closed next.
+            with suppress(Exception):
+                wait_for_writes()
+            raise
+        wait_for_writes()
         stored = writer.seal(pool)
     digest = stored[WEIGHTS].sha256[:DIGEST_CHARACTERS]
     return Advanced(stored, digest, step.update_bytes, math.sqrt(step.norm_squared))

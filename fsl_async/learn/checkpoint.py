@@ -226,7 +226,7 @@ class VersionWriter:
         return self._frames[name]
 
     def seal(self, pool: ChunkPool) -> dict[str, StoredFile]:
-        """Make the content of all files durable, several at a time; their lengths and digests."""
+        """Make the content of all files durable, as many at a time as `pool` has threads; their lengths and digests."""
 
         def sync(writer: FlatWriter | FrameWriter) -> StoredFile:
             return StoredFile(*writer.sync())

@@ -1,11 +1,12 @@
-"""A small pool of threads for coding chunks: they are independent, and the native codec lets go of the interpreter while it works."""
+"""A small pool of threads for work on chunks, which are independent: the native codec, the disk and hashing let go of the interpreter."""
 
 from __future__ import annotations
 
+import errno
 from collections import deque
 from concurrent import futures
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -33,11 +34,10 @@ class ChunkPool:
         if self.threads <= 1:
             yield from map(job, chunks)
             return
-        pool = self._started()
         under_way: deque[Future[B]] = deque()
         try:
             for chunk in chunks:
-                under_way.append(pool.submit(job, chunk))
+                under_way.append(self._submit(job, chunk))
                 if len(under_way) >= _AHEAD * self.threads:
                     yield under_way.popleft().result()
             while under_way:
@@ -53,7 +53,7 @@ class ChunkPool:
             pass
 
     def begin(self, jobs: Sequence[Callable[[], object]]) -> Callable[[], None]:
-        """Start the jobs; the call that is returned waits for all of them, and raises what the first of those that failed raised.
+        """Start the jobs; the call that is returned waits for all of them, and raises what the first in their order that failed raised.
 
         With one thread they are done, in their order and up to the first that fails, when this returns or raises.
         """
@@ -61,23 +61,36 @@ class ChunkPool:
             for job in jobs:
                 job()
             return lambda: None
-        pool = self._started()
-        under_way = [pool.submit(job) for job in jobs]
+        under_way = [self._submit(job) for job in jobs]
 
         def wait() -> None:
-            futures.wait(under_way)
-            for future in under_way:
-                future.result()
+            errors = [error for error in map(_error_of, under_way) if error is not None]
+            if errors:
+                raise errors[0]
 
         return wait
 
-    def _started(self) -> ThreadPoolExecutor:
+    def _submit(self, job: Callable[..., B], *arguments: object) -> Future[B]:
+        """OSError where no thread can be started; then nobody is at work any more."""
         if self._pool is None:
-            self._pool = ThreadPoolExecutor(self.threads, thread_name_prefix="codec")
-        return self._pool
+            self._pool = ThreadPoolExecutor(self.threads, thread_name_prefix="chunks")
+        try:
+            return self._pool.submit(job, *arguments)
+        except RuntimeError as error:
+            # The job is in the queue all the same, and others may be at work on what the caller is about to close.
+            self.close()
+            raise OSError(errno.EAGAIN, str(error)) from error
 
     def close(self) -> None:
         """End the threads."""
         if self._pool is not None:
             self._pool.shutdown(wait=True, cancel_futures=True)
             self._pool = None
+
+
+def _error_of(ended: Future[Any]) -> BaseException | None:
+    """What a job raised, once it has ended; CancelledError where the pool was closed before it began."""
+    try:
+        return ended.exception()
+    except futures.CancelledError as error:
+        return error

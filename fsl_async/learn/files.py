@@ -5,7 +5,7 @@ end the "process" before, in the middle of or after it, and forget what was not 
 
 A file's content is durable after `sync`; its name, a rename and a removal are durable after `sync_directory` of the
 folder that holds it (fsync(2), rename(2)). Order is all there is to crash safety, so the callers spell it out.
-Offsets are explicit everywhere: a write that failed half-way is overwritten by the next try at the same offset.
+Several threads may use it at the same time, each another file. Offsets are explicit everywhere: a write that failed half-way is overwritten by the next try at the same offset.
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fsl_async.learn.errors import StoreError
+from fsl_async.learn.outer import squared_norm
 from fsl_codecs import CodecError, decode_accumulate
 
 if TYPE_CHECKING:
@@ -74,8 +75,7 @@ class Gathering:
         for rows in self._chunks(self.clients):
             for first in range(count):
                 for second in range(first):
-                    gap = rows[first] - rows[second]
-                    found = float(np.dot(gap.astype(np.float64), gap.astype(np.float64)))
+                    found = squared_norm(rows[first] - rows[second])
                     total[first, second] += found
                     total[second, first] += found
         return total

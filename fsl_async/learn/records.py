@@ -261,7 +261,7 @@ class StoreSettings:
     codec_down: CodecSpec = field(factory=lambda: CodecSpec(format="uniform"))
     outer: OuterSettings = field(factory=OuterSettings)
     threads: int = field(default=1, validator=validators.ge(1))
-    """That decode chunks at the same time."""
+    """That decode chunks, and write a version's files, at the same time."""
     rule: Rule = field(factory=Mean)
     """Of aggregation; of whole weights only the mean."""
     whole: bool = field(default=False)

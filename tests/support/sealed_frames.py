@@ -3,6 +3,11 @@
 import struct
 import zlib
 
+import numpy as np
+
+from fsl_codecs import CodecSpec, encode
+
+CODED = 3
 _HEADER, _HEAD = 28, 16
 
 
@@ -20,3 +25,10 @@ def sealed(frame):
         frame[position + 12 : position + 16] = struct.pack("<I", checksum)
         position += _HEAD + size
     return bytes(frame)
+
+
+def forged(name, payload, values, mode=CODED, flags=0, **layout):
+    """A frame of one chunk around a payload written by hand; `layout` goes to CodecSpec."""
+    header = bytearray(encode(np.zeros(0, np.float32), CodecSpec(name, **layout)))
+    struct.pack_into("<Q", header, 16, values)
+    return sealed(header + struct.pack("<IIBBHI", len(payload), 0, mode, flags, 0, 0) + payload)

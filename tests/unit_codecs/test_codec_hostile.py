@@ -4,7 +4,7 @@ import struct
 
 import numpy as np
 import pytest
-from sealed_frames import sealed
+from sealed_frames import forged, sealed
 
 from fsl_codecs import (
     Codebook,
@@ -27,13 +27,6 @@ from fsl_codecs.reader import Reader
 HEADER, HEAD = 28, 16
 LIMITS = Limits(max_values=50_000, max_frame_bytes=1 << 22)
 NAMES = ["fp32", "bf16", "e4m3", "e5m2", "uniform"]
-
-
-def forged(name, payload, values, mode=3, flags=0):
-    """A one-chunk frame around a payload written by hand."""
-    header = bytearray(encode(np.zeros(0, np.float32), CodecSpec(name)))
-    struct.pack_into("<Q", header, 16, values)
-    return sealed(header + struct.pack("<IIBBHI", len(payload), 0, mode, flags, 0, 0) + payload)
 
 
 def digest(number):

@@ -4,18 +4,10 @@ import struct
 
 import numpy as np
 import pytest
-from sealed_frames import sealed
+from sealed_frames import forged
 
-from fsl_codecs import CodecSpec, FrameError, available, encode
+from fsl_codecs import FrameError, available
 from fsl_codecs.dispatch import implementation_named
-
-
-def forged(name, payload, values):
-    """A frame of one coded chunk around a payload written by hand."""
-    header = bytearray(encode(np.zeros(0, np.float32), CodecSpec(name)))
-    struct.pack_into("<Q", header, 16, values)
-    return sealed(header + struct.pack("<IIBBHI", len(payload), 0, 3, 0, 0, 0) + payload)
-
 
 # Half of the code is symbol 0, the other half the escape leaf of the 63 others, or of three in the lower plane, whose other plane is 0.
 # Numbers have two low bits, and those of 63 a rank of up to 15.

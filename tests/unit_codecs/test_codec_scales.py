@@ -1,15 +1,14 @@
 """Scales: their forms on the wire, worked out a second time from docs/WIRE.md, by every implementation."""
 
 import math
-import struct
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sealed_frames import sealed
+from sealed_frames import forged
 
-from fsl_codecs import CodecSpec, FrameError, available, bound, encode
+from fsl_codecs import CodecSpec, FrameError, available, bound
 from fsl_codecs.dispatch import implementation_named
 from fsl_codecs.formats import FORMATS
 from fsl_codecs.reader import Reader
@@ -18,6 +17,7 @@ from fsl_codecs.scales import read_scales, write_scales
 UNHURRIED = settings(deadline=None, max_examples=150)
 PAYLOAD = 28 + 16
 RUN = 16
+RAW_CODES = 2
 RANGES = {"e4m3": (10, 247), "e5m2": (17, 240), "uniform": (8, 992)}
 NAMES = list(RANGES)
 WIDTHS = {"e4m3": 8, "e5m2": 8, "uniform": 10}
@@ -81,13 +81,6 @@ def written(name, scales):
     return b"".join(pieces)
 
 
-def forged(name, payload, runs):
-    """A frame of one chunk of raw codes, of so many runs."""
-    header = bytearray(encode(np.zeros(0, np.float32), CodecSpec(name, RUN, 16384)))
-    struct.pack_into("<Q", header, 16, RUN * runs)
-    return sealed(header + struct.pack("<IIBBHI", len(payload), 0, 2, 0, 0, 0) + payload)
-
-
 def scale_values(name, scales):
     """What a code of 1 means."""
     if name == "uniform":
@@ -100,7 +93,8 @@ def scale_values(name, scales):
 
 def readings(name, data, runs, codes=None):
     """By implementation: the value of a code of 1 in each run behind these scales, or the refusal."""
-    frame = forged(name, data + (bytes([ONE[name]]) * RUN * runs if codes is None else codes), runs)
+    payload = data + (bytes([ONE[name]]) * RUN * runs if codes is None else codes)
+    frame = forged(name, payload, RUN * runs, RAW_CODES, block_values=RUN, chunk_values=16384)
     found = {}
     for path in available():
         out = np.zeros(RUN * runs, np.float32)

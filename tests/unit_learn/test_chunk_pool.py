@@ -2,6 +2,7 @@
 
 import threading
 import time
+from concurrent.futures import CancelledError
 
 import pytest
 
@@ -84,8 +85,64 @@ def test_begun_jobs_have_ended_when_the_wait_is_over(pool):
 def test_whoever_began_jobs_works_meanwhile():
     """Else the next chunk waits for the disk."""
     pool, go_on, told = ChunkPool(2), threading.Event(), []
-    wait = pool.begin([lambda: told.append(go_on.wait(5))])
+    wait = pool.begin([lambda: told.append(go_on.wait(20))])
     go_on.set()
     wait()
     pool.close()
     assert told == [True]
+
+
+def begin_and_wait(pool, job):
+    """Six times."""
+    pool.begin([job] * 6)()
+
+
+def run_for_each(pool, job):
+    """Six times."""
+    pool.run(lambda _: job(), range(6))
+
+
+@pytest.mark.parametrize("do", [begin_and_wait, run_for_each])
+def test_where_no_thread_can_be_started_nobody_is_at_work_when_that_is_told(monkeypatch, do):
+    """The executor keeps the job that it could not start a thread for; another thread would do it after all, on files that are closed by then."""
+    pool, at_work, done = ChunkPool(3), [], []
+
+    def job():
+        at_work.append(0)
+        time.sleep(0.05)
+        at_work.pop()
+        done.append(0)
+
+    begin, allowed = threading.Thread.start, [True, False]
+
+    def start(thread):
+        if not allowed.pop(0):
+            raise RuntimeError("can't start new thread")
+        begin(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    with pytest.raises(OSError, match="can't start new thread"):
+        do(pool, job)
+    assert not at_work
+    count = len(done)
+    time.sleep(0.2)
+    assert len(done) == count
+    monkeypatch.undo()
+    do(pool, job)
+    assert len(done) == count + 6
+    pool.close()
+
+
+def test_a_pool_that_is_closed_meanwhile_lets_nobody_wait_for_ever():
+    """Jobs that had not begun are cancelled."""
+    pool, go_on = ChunkPool(2), threading.Event()
+    wait = pool.begin([lambda: go_on.wait(20)] * 4)
+    executor, closing = pool._pool, threading.Thread(target=pool.close)
+    closing.start()
+    while not executor._shutdown:
+        time.sleep(0.01)
+    time.sleep(0.05)
+    go_on.set()
+    with pytest.raises(CancelledError):
+        wait()
+    closing.join()

@@ -11,9 +11,11 @@ import pytest
 
 import fsl_async.learn.manifest as manifest_module
 from fsl_async.events import DeltaKey
+from fsl_async.learn.aggregation import rule_named
 from fsl_async.learn.errors import StoreError
 from fsl_async.learn.files import Files
 from fsl_async.learn.manifest import Manifest
+from fsl_async.learn.outer import OuterSettings
 from fsl_async.learn.records import MergedDelta
 from fsl_codecs import CodecSpec
 
@@ -27,19 +29,42 @@ def small_chunks(monkeypatch):
 
 
 class Disk(Files):
-    """Does not wait for the hardware; `hurdle(name, descriptor)` comes before each write and sync."""
+    """Does not wait for the hardware. `hurdle(name, descriptor)` comes before each call that writes, `at_work` are the threads inside one."""
 
     def __init__(self, hurdle):
         self.hurdle = hurdle
+        self.at_work = []
 
     def write(self, descriptor, data, offset):
         """Write after the hurdle."""
-        self.hurdle("write", descriptor)
-        super().write(descriptor, data, offset)
+        self._do("write", descriptor, lambda: Files.write(self, descriptor, data, offset))
 
     def sync(self, descriptor):
         """The hurdle alone."""
-        self.hurdle("sync", descriptor)
+        self._do("sync", descriptor, lambda: None)
+
+    def open_existing(self, path, *, writable=False):
+        """Open after the hurdle, for what will be written."""
+        found = []
+
+        def act():
+            found.append(Files.open_existing(self, path, writable=writable))
+
+        self._do("open", path, act) if writable else act()
+        return found[0]
+
+    def read_into(self, descriptor, buffer, offset):
+        """Read after the hurdle."""
+        self.hurdle("read", descriptor)
+        return super().read_into(descriptor, buffer, offset)
+
+    def _do(self, name, what, act):
+        self.at_work.append(threading.current_thread())
+        try:
+            self.hurdle(name, what)
+            act()
+        finally:
+            self.at_work.remove(threading.current_thread())
 
 
 def noise(seed):
@@ -104,40 +129,83 @@ def test_files_are_written_at_the_same_time(make_run):
     assert waited == ["write", "write"]
 
 
-@pytest.mark.parametrize("at", [1, 4, 5, 6, 7, 8, 9, 14, 20, 27, 32, 33, 34, 35, 36, 37, 38])
-def test_a_write_or_sync_that_fails_in_a_thread_fails_the_commit(make_run, at):
-    """And nothing else: the version of before stays, no thread is left at work, and the next try makes the same version."""
-    (good, *_) = three_versions(make_run("good", SEVEN_CHUNKS))
-    run = make_run("bad", SEVEN_CHUNKS, threads=3)
+WAYS = {
+    "as usual": {},
+    "fp32": {"codec_down": CodecSpec(format="fp32")},
+    "average": {"outer": OuterSettings(optimizer="average")},
+    "median": {"rule": rule_named("median", 0)},
+}
+
+
+def pending(run, disk):
+    """Two deltas, accumulated, and what merges them."""
     run.start()
-    lock, calls, at_work = threading.Lock(), [], set()
-
-    def hurdle(name, descriptor):
-        with lock:
-            calls.append(name)
-            at_work.add(threading.current_thread())
-            number = len(calls)
-        try:
-            if failing and number == at:
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            time.sleep(0.001)
-        finally:
-            with lock:
-                at_work.discard(threading.current_thread())
-
-    failing = False
-    run.open(Disk(hurdle))
+    run.open(disk)
     keys = [DeltaKey(name, 1, 0, 1) for name in "ab"]
     for position, key in enumerate(keys):
         run.send(key, noise(100 + position))
         run.store.accumulate(key, 10.0)
-    merged = [MergedDelta(key, 10.0, 0, 10) for key in keys]
-    calls.clear()
-    failing = True
+    return [MergedDelta(key, 10.0, 0, 10) for key in keys]
+
+
+@pytest.mark.parametrize(
+    ("way", "at"),
+    [
+        *((way, at) for way in WAYS for at in (1, 4, 5, 6, 7, 9, 14, 20, 27, 33)),
+        *(("as usual", at) for at in (36, 38, 40, 41, 42, 43, 44)),
+    ],
+)
+def test_a_call_that_fails_in_a_thread_fails_the_commit(make_run, way, at):
+    """And nothing else: the version of before stays, nobody is left at work, and the next try makes the same version."""
+    good = make_run("good", SEVEN_CHUNKS, **WAYS[way])
+    good.start()
+    good.round(1, "a", "b")
+    lock, calls, failing = threading.Lock(), [], [False]
+
+    def hurdle(name, _what):
+        if name == "read" or not failing[0]:
+            return
+        with lock:
+            calls.append(name)
+            number = len(calls)
+        if number in (at, at + 1):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        time.sleep(0.001)
+
+    disk, run = Disk(hurdle), make_run("bad", SEVEN_CHUNKS, threads=3, **WAYS[way])
+    merged = pending(run, disk)
+    failing[0] = True
     with pytest.raises(StoreError, match="No space left on device"):
         run.store.commit(1, merged, 1 / 20)
-    assert not at_work
+    assert not disk.at_work
     assert run.store.version == 0
-    failing = False
+    failing[0] = False
     run.store.commit(1, merged, 1 / 20)
-    assert contents(run, 1) == good
+    assert contents(run, 1) == contents(good, 1)
+
+
+@pytest.mark.parametrize("disk_fails", [False, True])
+@pytest.mark.parametrize("fault", ["not finite", "read"])
+def test_where_the_computing_fails_nobody_writes_any_more(make_run, fault, disk_fails):
+    """The chunk before is being written then, to files that are closed next. What is told is the first fault."""
+    chunks_read, failing = [], [False]
+
+    def hurdle(name, _what):
+        if failing[0] and name == "read":
+            chunks_read.append(name)
+            if fault == "read" and len(chunks_read) == 3:
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+        elif failing[0] and name == "write" and chunks_read:
+            time.sleep(0.05)
+            if disk_fails and len(chunks_read) == 3:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    disk, run = Disk(hurdle), make_run(manifest=SEVEN_CHUNKS, threads=3)
+    merged = pending(run, disk)
+    failing[0] = True
+    if fault == "not finite":
+        run.store._sum.values[64 * 2] = np.inf
+    with pytest.raises(StoreError, match="not finite" if fault == "not finite" else "Input/output"):
+        run.store.commit(1, merged, 1 / 20)
+    assert not disk.at_work
+    assert run.store.version == 0
