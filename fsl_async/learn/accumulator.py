@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fsl_async.learn.errors import StoreError
+from fsl_async.learn.errors import NoThread, StoreError
 from fsl_codecs import CodecError, decode_accumulate, decode_into
 
 if TYPE_CHECKING:
@@ -58,6 +58,9 @@ class Accumulator:
         """Add a delta from the spool. StoreError: it cannot be read, and the sum is as it was before."""
         try:
             self._add(key, weight)
+        except NoThread:
+            self._fill_again(self.weights)
+            raise
         except (OSError, CodecError, StoreError) as error:
             self._fill_again(self.weights)
             raise StoreError(
@@ -85,6 +88,9 @@ class Accumulator:
         for key, weight in wanted.items():
             try:
                 self._add(key, weight)
+            except NoThread:
+                self.clear()
+                raise
             except (OSError, CodecError, StoreError) as error:
                 self.clear()  # nothing half added may stay
                 raise StoreError(

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import errno
 from collections import deque
 from concurrent import futures
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, TypeVar
+
+from fsl_async.learn.errors import NoThread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -71,21 +72,23 @@ class ChunkPool:
         return wait
 
     def _submit(self, job: Callable[..., B], *arguments: object) -> Future[B]:
-        """OSError where no thread can be started; then nobody is at work any more."""
+        """NoThread where none can be started. After any error nobody is at work any more, and what had not begun never will."""
         if self._pool is None:
             self._pool = ThreadPoolExecutor(self.threads, thread_name_prefix="chunks")
         try:
             return self._pool.submit(job, *arguments)
-        except RuntimeError as error:
+        except BaseException as error:
             # The job is in the queue all the same, and others may be at work on what the caller is about to close.
             self.close()
-            raise OSError(errno.EAGAIN, str(error)) from error
+            if isinstance(error, RuntimeError):
+                raise NoThread(str(error)) from error
+            raise
 
     def close(self) -> None:
-        """End the threads."""
-        if self._pool is not None:
-            self._pool.shutdown(wait=True, cancel_futures=True)
-            self._pool = None
+        """End the threads; not from one of them. Jobs that have not begun are cancelled, and who waits for them gets CancelledError."""
+        pool, self._pool = self._pool, None
+        if pool is not None:
+            pool.shutdown(wait=True, cancel_futures=True)
 
 
 def _error_of(ended: Future[Any]) -> BaseException | None:

@@ -4,6 +4,7 @@
     ├── ManifestError          a list of tensors makes no sense (a peer's, or our own)
     ├── FrameRefused           a coded frame is not what its place in the stream needs: the peer's fault
     └── StoreError             the run directory cannot be read or written, or was used in the wrong order
+        ├── NoThread           the system gives no further thread
         ├── LedgerDamaged      a line in the middle of the ledger does not match its checksum
         └── CheckpointDamaged  a file of a version does not match its digest
 
@@ -27,6 +28,15 @@ class FrameRefused(LearnError):  # noqa: N818 - named after what happened, as th
 
 class StoreError(LearnError):
     """The run directory could not be read or written, or the store was used in the wrong order."""
+
+
+class NoThread(StoreError):  # noqa: N818
+    """The system gives no further thread; nothing on the disk is at fault."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(
+            f"no thread can be started ({reason}); raise the limit of processes, or set codec.threads to 1, and start again"
+        )
 
 
 class LedgerDamaged(StoreError):  # noqa: N818

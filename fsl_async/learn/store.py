@@ -14,7 +14,7 @@ Rules, which hold whenever the process dies, at whichever call to the disk:
   4. When a call fails (disk full), nothing it would have changed has changed, and it can be tried again. One exception: a
      delta whose sync failed is given up, and its client sends it again.
 
-Everything here is synchronous and belongs to one worker thread; `threads` others help it with chunks and have ended when a call returns. Besides one fp32 vector of the model's size, the accumulator, it
+Everything here is synchronous and belongs to one worker thread; `threads` others help it with chunks, and have nothing left to do when a call returns. Besides one fp32 vector of the model's size, the accumulator, it
 holds a few chunks. Methods raise StoreError (or a class below it) when the disk or the order of calls is at fault, and
 FrameRefused when a peer's bytes are.
 """

@@ -343,7 +343,7 @@ class ServerShell:
             lambda: self.store.accumulate(effect.key, effect.weight),
             lambda _: None,
             # An acknowledged delta cannot be read back: going on would make a version without it.
-            lambda error: self._end(f"the spool cannot be read: {error}"),
+            lambda error: self._end(f"a delta cannot be merged: {error}"),
         )
 
     def _quarantine(self, effect: do.Quarantine, number: int) -> None:

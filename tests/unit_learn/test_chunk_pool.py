@@ -7,6 +7,7 @@ from concurrent.futures import CancelledError
 import pytest
 
 from fsl_async.learn.chunk_pool import ChunkPool
+from fsl_async.learn.errors import NoThread
 
 
 @pytest.fixture(params=[1, 3])
@@ -116,12 +117,12 @@ def test_where_no_thread_can_be_started_nobody_is_at_work_when_that_is_told(monk
     begin, allowed = threading.Thread.start, [True, False]
 
     def start(thread):
-        if not allowed.pop(0):
+        if not allowed or not allowed.pop(0):
             raise RuntimeError("can't start new thread")
         begin(thread)
 
     monkeypatch.setattr(threading.Thread, "start", start)
-    with pytest.raises(OSError, match="can't start new thread"):
+    with pytest.raises(NoThread, match="can't start new thread"):
         do(pool, job)
     assert not at_work
     count = len(done)
@@ -135,14 +136,31 @@ def test_where_no_thread_can_be_started_nobody_is_at_work_when_that_is_told(monk
 
 def test_a_pool_that_is_closed_meanwhile_lets_nobody_wait_for_ever():
     """Jobs that had not begun are cancelled."""
-    pool, go_on = ChunkPool(2), threading.Event()
+    pool, go_on, told = ChunkPool(2), threading.Event(), []
     wait = pool.begin([lambda: go_on.wait(20)] * 4)
-    executor, closing = pool._pool, threading.Thread(target=pool.close)
-    closing.start()
-    while not executor._shutdown:
+
+    def wait_and_tell():
+        try:
+            wait()
+        except CancelledError as error:
+            told.append(error)
+
+    executor = pool._pool
+    threads = [threading.Thread(target=one, daemon=True) for one in (pool.close, wait_and_tell)]
+    for thread in threads:
+        thread.start()
+    # What has not begun is cancelled before the queue is empty but for the word that it is over.
+    while not (executor._shutdown and executor._work_queue.qsize() <= 1):
         time.sleep(0.01)
-    time.sleep(0.05)
     go_on.set()
-    with pytest.raises(CancelledError):
-        wait()
-    closing.join()
+    for thread in threads:
+        thread.join(20)
+    assert len(told) == 1
+
+
+def test_a_pool_that_was_closed_starts_again():
+    """A store is closed and opened."""
+    pool = ChunkPool(2)
+    for _ in range(2):
+        assert list(pool.each(abs, [-1, -2, -3])) == [1, 2, 3]
+        pool.close()

@@ -12,7 +12,7 @@ import pytest
 import fsl_async.learn.manifest as manifest_module
 from fsl_async.events import DeltaKey
 from fsl_async.learn.aggregation import rule_named
-from fsl_async.learn.errors import StoreError
+from fsl_async.learn.errors import NoThread, StoreError
 from fsl_async.learn.files import Files
 from fsl_async.learn.manifest import Manifest
 from fsl_async.learn.outer import OuterSettings
@@ -155,8 +155,11 @@ def pending(run, disk):
         *(("as usual", at) for at in (36, 38, 40, 41, 42, 43, 44)),
     ],
 )
-def test_a_call_that_fails_in_a_thread_fails_the_commit(make_run, way, at):
-    """And nothing else: the version of before stays, nobody is left at work, and the next try makes the same version."""
+def test_a_call_that_fails_fails_the_commit(make_run, way, at):
+    """And nothing else: the version of before stays, nobody is left at work, and the next try makes the same version.
+
+    The first calls are the caller's, the others, two in a row, mostly other threads'.
+    """
     good = make_run("good", SEVEN_CHUNKS, **WAYS[way])
     good.start()
     good.round(1, "a", "b")
@@ -170,7 +173,7 @@ def test_a_call_that_fails_in_a_thread_fails_the_commit(make_run, way, at):
             number = len(calls)
         if number in (at, at + 1):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        time.sleep(0.001)
+        time.sleep(0.005)
 
     disk, run = Disk(hurdle), make_run("bad", SEVEN_CHUNKS, threads=3, **WAYS[way])
     merged = pending(run, disk)
@@ -209,3 +212,37 @@ def test_where_the_computing_fails_nobody_writes_any_more(make_run, fault, disk_
         run.store.commit(1, merged, 1 / 20)
     assert not disk.at_work
     assert run.store.version == 0
+
+
+@pytest.mark.parametrize("way", ["as usual", "median"])
+def test_where_no_thread_can_be_started_that_is_said(make_run, monkeypatch, way):
+    """Not that a delta is damaged, which somebody might then throw away. What was acknowledged is merged once there are threads again."""
+    good = make_run("good", SEVEN_CHUNKS, **WAYS[way])
+    good.start()
+    good.round(1, "a", "b")
+    disk, run = Disk(lambda *_: None), make_run("bad", SEVEN_CHUNKS, threads=3, **WAYS[way])
+
+    def refuse(_thread):
+        raise RuntimeError("can't start new thread")
+
+    run.start()
+    run.open(disk)
+    keys = [DeltaKey(name, 1, 0, 1) for name in "ab"]
+    for position, key in enumerate(keys):
+        run.send(key, noise(100 + position))
+
+    def merge():
+        for key in keys:
+            if key not in run.store.accumulated:
+                run.store.accumulate(key, 10.0)
+        run.store.commit(1, [MergedDelta(key, 10.0, 0, 10) for key in keys], 1 / 20)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(NoThread, match=r"no thread can be started .*codec\.threads to 1") as told:
+            merge()
+    assert "quarantine" not in str(told.value)
+    assert not disk.at_work
+    assert run.store.version == 0
+    merge()
+    assert contents(run, 1) == contents(good, 1)

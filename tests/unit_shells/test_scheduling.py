@@ -28,12 +28,20 @@ def test_a_relay_does_not_interrupt_who_is_running(before, after, is_set):
     assert said == f"{is_set} True\n"
 
 
+@pytest.mark.parametrize("call", ["sched_getscheduler", "sched_setscheduler"])
 @pytest.mark.parametrize("fault", [AttributeError, PermissionError])
-def test_a_system_that_has_or_allows_none_of_it_is_left_as_it_is(monkeypatch, fault):
+def test_a_system_that_has_or_allows_none_of_it_is_left_as_it_is(monkeypatch, call, fault):
     """A relay runs there all the same."""
+    asked = []
 
     def refuse(*_):
+        asked.append(call)
         raise fault
 
-    monkeypatch.setattr(os, "sched_setscheduler", refuse, raising=False)
+    for name in ("SCHED_OTHER", "SCHED_BATCH"):
+        monkeypatch.setattr(os, name, name, raising=False)
+    monkeypatch.setattr(os, "sched_param", int, raising=False)
+    monkeypatch.setattr(os, "sched_getscheduler", lambda _: "SCHED_OTHER", raising=False)
+    monkeypatch.setattr(os, call, refuse, raising=False)
     assert not scheduling.run_in_batches()
+    assert asked == [call]

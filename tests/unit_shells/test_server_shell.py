@@ -298,7 +298,7 @@ def test_before_version_0_two_models_at_the_same_moment():
 @pytest.mark.parametrize(
     ("effect", "method", "words"),
     [
-        (do.Accumulate(KEY, 1.0), "accumulate", "the spool cannot be read: a bad sector"),
+        (do.Accumulate(KEY, 1.0), "accumulate", "a delta cannot be merged: a bad sector"),
         (do.Quarantine(KEY, "odd"), "quarantine", "the ledger cannot be written: a bad sector"),
         (do.Release(KEY), "release", "the ledger cannot be written: a bad sector"),
     ],
