@@ -239,7 +239,9 @@ def test_where_no_thread_can_be_started_that_is_said(make_run, monkeypatch, way)
 
     with monkeypatch.context() as patched:
         patched.setattr(threading.Thread, "start", refuse)
-        with pytest.raises(NoThread, match=r"no thread can be started .*codec\.threads to 1") as told:
+        with pytest.raises(
+            NoThread, match=r"no thread can be started .*codec\.threads to 1"
+        ) as told:
             merge()
     assert "quarantine" not in str(told.value)
     assert not disk.at_work
