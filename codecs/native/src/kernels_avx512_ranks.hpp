@@ -3,6 +3,7 @@
 
 #include "bit_stream.hpp"
 #include "kernels_avx512_base.hpp"
+#include "kernels_write_ranks.hpp"
 
 namespace fsl {
 namespace {
@@ -11,22 +12,15 @@ namespace {
 FSL_INLINE std::uint64_t first_of(std::size_t count) { return ~std::uint64_t{0} >> (64 - count); }
 
 std::size_t write_ranks(const std::uint8_t* ranks, std::size_t count, int last, std::uint8_t* out) {
-  BitWriter writer(out);
-  alignas(64) std::uint8_t higher[kBlockValues + kStep];
-  for (int rank = 0; rank < last && count > 0; ++rank) {
-    std::size_t found = 0;
-    for (std::size_t start = 0; start < count; start += kStep) {
-      const std::size_t here = count - start < kStep ? count - start : kStep;
-      const __m512i those = load(ranks + start);
-      const std::uint64_t bits = _mm512_mask_cmpgt_epu8_mask(first_of(here), those, all_bytes(rank));
-      store(higher + found, _mm512_maskz_compress_epi8(bits, those));  // never ahead of what is read
-      found += ones(bits);
-      writer.put(bits, here);
-    }
-    ranks = higher;
-    count = found;
-  }
-  return writer.finish();
+  const auto pick = [](const std::uint8_t* from, std::size_t here, int rank, std::uint8_t* higher, std::size_t& found)
+                        __attribute__((always_inline)) {
+    const __m512i those = load(from);
+    const std::uint64_t bits = _mm512_mask_cmpgt_epu8_mask(first_of(here), those, all_bytes(rank));
+    store(higher + found, _mm512_maskz_compress_epi8(bits, those));
+    found += ones(bits);
+    return bits;
+  };
+  return write_ranks_by(ranks, count, last, out, pick);
 }
 
 const std::uint8_t* read_ranks(const std::uint8_t* in, const std::uint8_t* end, std::size_t count, int last, std::uint8_t* ranks) {

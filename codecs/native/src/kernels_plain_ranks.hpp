@@ -6,31 +6,25 @@
 #include "bit_stream.hpp"
 #include "bits.hpp"
 #include "kernels_paths.hpp"
+#include "kernels_write_ranks.hpp"
 
 namespace fsl {
 namespace {
 namespace plain {
 
 std::size_t write_ranks(const std::uint8_t* ranks, std::size_t count, int last, std::uint8_t* out) {
-  BitWriter writer(out);
-  std::uint8_t higher[kBlockValues];
-  for (int rank = 0; rank < last; ++rank) {
-    std::size_t found = 0;
-    for (std::size_t start = 0; start < count; start += 64) {
-      const std::size_t here = count - start < 64 ? count - start : 64;
-      std::uint64_t bits = 0;
-      for (std::size_t i = 0; i < here; ++i) {
-        const bool is_higher = ranks[start + i] > rank;
-        bits |= std::uint64_t{is_higher} << i;
-        higher[found] = ranks[start + i];  // never ahead of what is read
-        found += is_higher;
-      }
-      writer.put(bits, here);
+  const auto pick = [](const std::uint8_t* from, std::size_t here, int rank, std::uint8_t* higher, std::size_t& found)
+                        __attribute__((always_inline)) {
+    std::uint64_t bits = 0;
+    for (std::size_t i = 0; i < here; ++i) {
+      const bool is_higher = from[i] > rank;
+      bits |= std::uint64_t{is_higher} << i;
+      higher[found] = from[i];
+      found += is_higher;
     }
-    ranks = higher;
-    count = found;
-  }
-  return writer.finish();
+    return bits;
+  };
+  return write_ranks_by(ranks, count, last, out, pick);
 }
 
 const std::uint8_t* read_ranks(const std::uint8_t* in, const std::uint8_t* end, std::size_t count, int last, std::uint8_t* ranks) {

@@ -57,6 +57,13 @@ struct CodesToRead {
 
   fsl::TwoPlanes below_them() { return {planes.as(), planes.as() + apart, rotated}; }
 
+  // The codes alone, before anything is put; as Kernels::read_codes.
+  const std::uint8_t* read_alone(const fsl::Kernels& kernels, const std::uint8_t* in, const std::uint8_t* end, fsl::Lanes& state,
+                                 const std::uint8_t*& list_left, fsl::CodesRead& read) {
+    fsl::Ahead nothing;
+    return kernels.read_codes(random.code, in, end, count, fsl::kMostLanes, state, list_left, below_them(), read, nothing);
+  }
+
   template <typename Wanted>
   std::uint8_t draw(std::size_t i, bool any, Wanted wanted) {
     for (int attempt = 0;; ++attempt) {
@@ -157,9 +164,8 @@ void test_reading_float8(const fsl::Kernels& plain, const fsl::Kernels& kernels,
         outcome.next = which.read_float8(codes.random.code, in, end, count, outcome.state, listed, codes.below_them(), values, output, outcome.found);
       } else {
         Edge bytes(count, fsl::kSlackBytes);
-        fsl::Ahead nothing;
         fsl::CodesRead codes_read{bytes.as(), 0};
-        outcome.next = plain.read_codes(codes.random.code, in, end, count, fsl::kMostLanes, outcome.state, listed, codes.below_them(), codes_read, nothing);
+        outcome.next = codes.read_alone(plain, in, end, outcome.state, listed, codes_read);
         outcome.found.largest_code = codes_read.largest;
         if (outcome.next != nullptr) plain.dequantise_float8(bytes.as(), scales.as(), count, format, block, output);
       }
@@ -207,9 +213,8 @@ void test_reading_uniform(const fsl::Kernels& plain, const fsl::Kernels& kernels
       outcome.next = which.read_uniform(codes.random.code, in, end, count, outcome.state, listed, codes.below_them(), values, output, outcome.found);
     } else {
       Edge bytes(count, fsl::kSlackBytes);
-      fsl::Ahead nothing;
       fsl::CodesRead codes_read{bytes.as(), 0};
-      outcome.next = plain.read_codes(codes.random.code, in, end, count, fsl::kMostLanes, outcome.state, listed, codes.below_them(), codes_read, nothing);
+      outcome.next = codes.read_alone(plain, in, end, outcome.state, listed, codes_read);
       if (outcome.next == nullptr) return false;
       outcome.found.escapes = static_cast<std::size_t>(std::count(bytes.as(), bytes.as() + count, std::uint8_t{0}));
       for (std::size_t i = 0; i < std::min(left, outcome.found.escapes); ++i) outcome.found.finite &= std::isfinite(float_at(from + 4 * i));
