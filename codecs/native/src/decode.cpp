@@ -19,6 +19,12 @@ namespace {
 // Outputs of at least this size do not stay in the cache anyway: they are written past it.
 constexpr std::uint64_t kStreamedValues = 131072;
 
+// A head, books, a stream's beginning: each is found by what stands before it, so they would be waited for one after another.
+void fetch_first(const std::uint8_t* from, const std::uint8_t* end) {
+  constexpr std::size_t kFirstBytes = 1024;
+  for (std::size_t i = 0; i < std::min(kFirstBytes, static_cast<std::size_t>(end - from)); i += 64) __builtin_prefetch(from + i);
+}
+
 // What is done with a frame's chunks.
 enum class Task {
   kDecode,      // values to the target
@@ -53,6 +59,7 @@ struct FrameDecoder {
       return false;
     }
     ++next;
+    fetch_first(position, end);
     return true;
   }
 
@@ -89,11 +96,19 @@ struct FrameDecoder {
     return moved;
   }
 
+  // Whatever else is wrong, what the checksum says comes first.
   Status handle(Chunk& chunk, Scratch& scratch) const {
-    Status status = check_chunk(kernels, header, chunk);
-    if (!status.ok()) return status;
+    Status status = read_chunk_head(chunk);
     ChunkDecoder decoder(kernels, header, shared, chunk, scratch);
-    status = decoder.open();
+    const Status begun = decoder.begin_checksum();
+    if (!begun.ok()) return begun;
+    if (status.ok()) status = decode(chunk, decoder, scratch);
+    const Status ended = decoder.end_checksum();
+    return ended.ok() ? status : ended;
+  }
+
+  Status decode(const Chunk& chunk, ChunkDecoder& decoder, Scratch& scratch) const {
+    const Status status = decoder.open();
     if (!status.ok()) return status;
     if (!decoder.has_blocks()) return handle_values(chunk, decoder, scratch);
     return task == Task::kCheckAndAccumulate ? check_and_accumulate(chunk, decoder, scratch) : handle_blocks(chunk, decoder);
@@ -129,6 +144,7 @@ struct FrameDecoder {
       for (std::size_t at = offset; at < end_of_block && status.ok(); at += kPieceValues) {
         const std::size_t count = std::min(kPieceValues, end_of_block - at);
         Piece piece = piece_at(offset, at);
+        decoder.fetch_next_block(at - offset);
         status = read(at, piece, count);
       }
       if (status.ok()) status = decoder.close_block();
@@ -173,6 +189,7 @@ struct FrameDecoder {
       if (offset % kBlockValues == 0) escaped[offset / kBlockValues] = piece.escaped;
       return found;
     });
+    if (status.ok()) status = decoder.end_checksum();
     if (status.ok()) status = nothing_after(chunk);
     if (!status.ok()) return status;
     for (std::size_t offset = 0; offset < chunk.count; offset += kBlockValues) {
@@ -201,6 +218,7 @@ Status run(const Kernels& kernels, const DecodeRequest& request, const Header& h
 
 Status decode_frame(const Kernels& kernels, const DecodeRequest& request, const SharedBooks& shared, const Target& target,
                     std::uint64_t& values) {
+  fetch_first(request.frame, request.frame + request.frame_bytes);
   Header header;
   const Status status = read_header(kernels, request.frame, request.frame_bytes, request.limits, header);
   if (!status.ok()) return status;
@@ -215,6 +233,7 @@ Status decode_frame(const Kernels& kernels, const DecodeRequest& request, const 
 
 Status accumulate_frame(const Kernels& kernels, const DecodeRequest& request, const SharedBooks& shared, float* accumulator,
                         std::size_t accumulator_values, float weight, std::uint64_t& values) {
+  fetch_first(request.frame, request.frame + request.frame_bytes);
   Header header;
   Status status = read_header(kernels, request.frame, request.frame_bytes, request.limits, header);
   if (!status.ok()) return status;
@@ -240,7 +259,8 @@ Status inspect_frame(const Kernels& kernels, const DecodeRequest& request, Summa
   for (std::uint64_t index = 0; index < chunks; ++index) {
     Chunk chunk;
     status = find_chunk(summary.header, index, position, end, chunk);
-    if (status.ok()) status = check_chunk(kernels, summary.header, chunk);
+    if (status.ok()) status = check_checksum(kernels, summary.header, chunk);
+    if (status.ok()) status = read_chunk_head(chunk);
     if (!status.ok()) return status;
     summary.nonfinite |= chunk.nonfinite;
     ++summary.modes[chunk.mode];

@@ -17,6 +17,20 @@ Piece ChunkDecoder::scratch_piece(std::size_t offset) const {
   return {{scratch_.planes[0], scratch_.planes[1], scratch_.planes[2], scratch_.planes[3]}, scratch_.scales + run, scratch_.steps + run, nullptr};
 }
 
+// A pass of its own over a payload that comes from memory waits for it. Lanes are read slowly enough to have it fetched, and a checksum computed, on the way.
+Status ChunkDecoder::begin_checksum() {
+  sums_beside_ = kernels_.begin_checksum != nullptr && format_.is_bytes() && chunk_.mode == kCoded && chunk_.payload_bytes >= kLeastBeside;
+  if (!sums_beside_) return check_checksum(kernels_, header_, chunk_);
+  kernels_.begin_checksum(checksum_of_head(kernels_, header_, chunk_), chunk_.payload, chunk_.payload_bytes, beside_.checksum);
+  return {};
+}
+
+Status ChunkDecoder::end_checksum() {
+  if (!sums_beside_) return {};
+  sums_beside_ = false;
+  return kernels_.end_checksum(beside_.checksum) == stated_checksum(chunk_) ? Status{} : Status{Fault::kChecksum, chunk_.index};
+}
+
 Status ChunkDecoder::open() {
   if (chunk_.mode == kConstant || chunk_.mode == kRawFloat32) {
     const std::size_t wanted = chunk_.mode == kConstant ? 4 : 4 * chunk_.count;
@@ -84,6 +98,21 @@ Status ChunkDecoder::read_plane_head(int width, PlanePlan& plane, Book& own) {
 }
 
 Status ChunkDecoder::open_block(std::size_t count, const Piece& first) {
+  const std::uint8_t* const start = position_;
+  const Status status = read_block(count, first);
+  block_bytes_ = static_cast<std::size_t>(position_ - start);
+  return status;
+}
+
+void ChunkDecoder::fetch_next_block(std::size_t offset) const {
+  if (!sums_beside_) return;
+  constexpr std::size_t kMost = 2048;  // more is read in long rows, which the core fetches itself
+  const std::size_t part = std::min(block_bytes_ / (kBlockValues / kPieceValues) + 64, kMost);
+  const std::uint8_t* const from = position_ + std::min(offset / kPieceValues * part, left());
+  for (std::size_t i = 0; i < std::min(part, static_cast<std::size_t>(end_ - from)); i += 64) __builtin_prefetch(from + i);
+}
+
+Status ChunkDecoder::read_block(std::size_t count, const Piece& first) {
   if (format_.is_bytes()) {
     const std::size_t runs = blocks_of(count, header_.block_values);
     const Status status = format_.is_uniform()
@@ -217,7 +246,7 @@ Status ChunkDecoder::read_symbols(int p, std::size_t count, std::uint8_t* symbol
     }
     return {};
   }
-  const Status status = streams_[p].read(kernels_, count, data.listed, symbols);
+  const Status status = streams_[p].read(kernels_, count, data.listed, symbols, beside_);
   return status.ok() && data.listed > data.listed_end ? Status{Fault::kUncodedLeft} : status;
 }
 
@@ -226,7 +255,7 @@ Status ChunkDecoder::read_codes(std::size_t count, CodesRead& read) {
   if (has_usual_planes()) {
     PlaneData& upper = planes_[0];
     const TwoPlanes below = take_below(count);
-    const Status status = streams_[0].read_codes(kernels_, count, upper.listed, below, read, ahead_);
+    const Status status = streams_[0].read_codes(kernels_, count, upper.listed, below, read, beside_);
     return status.ok() && upper.listed > upper.listed_end ? Status{Fault::kUncodedLeft} : status;
   }
   const Status status = join_codes(count, read.codes);
@@ -265,10 +294,10 @@ Status ChunkDecoder::read_and_put(std::size_t count, Piece& piece, const Output&
   Status status;
   if (format_.is_uniform()) {
     const UniformValues values = {piece.steps, header_.block_values, position_, left() / 4};
-    status = streams_[0].read_uniform(kernels_, count, upper.listed, below, values, output, found);
+    status = streams_[0].read_uniform(kernels_, count, upper.listed, below, values, output, found, beside_);
   } else {
     const Float8Values values = {*format_.float8, piece.scales, header_.block_values};
-    status = streams_[0].read_float8(kernels_, count, upper.listed, below, values, output, found);
+    status = streams_[0].read_float8(kernels_, count, upper.listed, below, values, output, found, beside_);
     saw_nonfinite_ |= found.largest_code >= format_.float8->special_code;
   }
   if (!status.ok()) return status;

@@ -29,17 +29,26 @@ class ChunkDecoder {
         position_(chunk.payload),
         end_(chunk.payload + chunk.payload_bytes) {}
 
+  // The checksum is right, or, if it is computed while codes are read, will be. Before anything else.
+  Status begin_checksum();
+
+  // Whether it is, once everything was read or something was found wrong.
+  Status end_checksum();
+
   // Whether the mode holds inner blocks; the others hold values.
   bool has_blocks() const { return chunk_.mode == kRawCodes || chunk_.mode == kCoded; }
 
   // What is to be fetched while 8-bit codes are read, as their values will be added to it.
-  void fetch_meanwhile(const Ahead& ahead) { ahead_ = ahead; }
+  void fetch_meanwhile(const Ahead& ahead) { beside_.ahead = ahead; }
 
   // Reads what stands before the inner blocks.
   Status open();
 
   // Opens the next inner block, of `count` values, whose scales go where `first` says.
   Status open_block(std::size_t count, const Piece& first);
+
+  // Fetches some of the next block, for each piece of this one as much; `offset` is the piece's.
+  void fetch_next_block(std::size_t offset) const;
 
   // The block's next `count` values, kPieceValues but for the last; sets piece.escaped.
   Status read(std::size_t count, Piece& piece);
@@ -74,6 +83,7 @@ class ChunkDecoder {
     const std::uint8_t* listed_end;
   };
 
+  Status read_block(std::size_t count, const Piece& first);
   Status read_plane_head(int width, PlanePlan& plane, Book& own);
   Status open_plane(int p, std::size_t count);
   Status read_symbols(int p, std::size_t count, std::uint8_t* symbols);
@@ -96,7 +106,9 @@ class ChunkDecoder {
   const std::uint8_t* end_;
   StreamReader streams_[kMaximumPlanes];  // of the coded planes
   PlaneData planes_[kMaximumPlanes] = {};
-  Ahead ahead_;
+  std::size_t block_bytes_ = 0;  // of the open block, beside its streams
+  Beside beside_;
+  bool sums_beside_ = false;
   bool has_highest_scale_ = false;  // the open block
   bool saw_nonfinite_ = false;
 };

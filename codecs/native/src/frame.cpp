@@ -65,11 +65,19 @@ Status find_chunk(const Header& header, std::uint64_t index, const std::uint8_t*
   return {};
 }
 
-Status check_chunk(const Kernels& kernels, const Header& header, Chunk& chunk) {
-  const std::uint8_t* head = chunk.head;
-  std::uint32_t checksum = kernels.crc32(header.checksum, head, kChunkHeadBytes - 4);
-  checksum = kernels.crc32(checksum, chunk.payload, chunk.payload_bytes);
-  if (checksum != load32(head + kChunkHeadBytes - 4)) return {Fault::kChecksum, chunk.index};
+std::uint32_t checksum_of_head(const Kernels& kernels, const Header& header, const Chunk& chunk) {
+  return kernels.crc32(header.checksum, chunk.head, kChunkHeadBytes - 4);
+}
+
+std::uint32_t stated_checksum(const Chunk& chunk) { return load32(chunk.head + kChunkHeadBytes - 4); }
+
+Status check_checksum(const Kernels& kernels, const Header& header, const Chunk& chunk) {
+  const std::uint32_t checksum = kernels.crc32(checksum_of_head(kernels, header, chunk), chunk.payload, chunk.payload_bytes);
+  return checksum == stated_checksum(chunk) ? Status{} : Status{Fault::kChecksum, chunk.index};
+}
+
+Status read_chunk_head(Chunk& chunk) {
+  const std::uint8_t* const head = chunk.head;
   const bool is_valid = load32(head + 4) == chunk.index && head[8] <= kCoded && (head[9] & ~kNonfiniteFlag) == 0 && load16(head + 10) == 0;
   if (!is_valid) return {Fault::kHead, chunk.index};
   chunk.mode = static_cast<Mode>(head[8]);

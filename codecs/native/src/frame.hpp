@@ -64,10 +64,17 @@ Status read_header(const Kernels& kernels, const std::uint8_t* frame, std::size_
 void write_chunk_head(const Kernels& kernels, std::uint32_t header_checksum, std::uint64_t index, Mode mode, bool nonfinite,
                       std::size_t payload_bytes, std::uint8_t* out);
 
-// Finds chunk `index` at `position`, which moves behind it. Only the lengths are checked: check_chunk() does the rest.
+// Finds chunk `index` at `position`, which moves behind it. Only the lengths are checked.
 Status find_chunk(const Header& header, std::uint64_t index, const std::uint8_t*& position, const std::uint8_t* end, Chunk& chunk);
 
-// The checksum, then the head's other fields, which are set.
-Status check_chunk(const Kernels& kernels, const Header& header, Chunk& chunk);
+// The checksum of a chunk's head, from which its payload's goes on, and the one that stands there.
+std::uint32_t checksum_of_head(const Kernels& kernels, const Header& header, const Chunk& chunk);
+std::uint32_t stated_checksum(const Chunk& chunk);
+
+// Whether the checksum is right.
+Status check_checksum(const Kernels& kernels, const Header& header, const Chunk& chunk);
+
+// The head's other fields, which are set.
+Status read_chunk_head(Chunk& chunk);
 
 }  // namespace fsl

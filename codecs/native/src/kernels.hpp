@@ -19,6 +19,7 @@ namespace fsl {
 inline constexpr std::size_t kBlockValues = 16384;
 inline constexpr std::size_t kSlackBytes = 64;
 inline constexpr int kLastRank = 15;
+inline constexpr std::size_t kLeastBeside = 256;
 inline constexpr std::size_t kRankBytes = kBlockValues * kLastRank / 8;  // of a block's values, if all have the last rank
 
 enum class Path : int { kScalar = 0, kAvx2 = 1, kAvx512 = 2 };
@@ -44,6 +45,19 @@ struct Ahead {
   const char* next = nullptr;
   const char* end = nullptr;
   bool near = false;  // into the first cache level, else into the second
+};
+
+// A CRC-32 of bytes that are read anyway. A kernel that waits in between takes in as many of them as it likes, in order, and end_checksum() the others.
+struct Checksum {
+  const std::uint8_t* next = nullptr;  // from here on
+  const std::uint8_t* end = nullptr;
+  alignas(64) std::uint8_t sums[2 * 64];  // what was taken in, folded by whole vectors in turns
+};
+
+// What reading lanes does on the way.
+struct Beside {
+  Ahead ahead;
+  Checksum checksum;
 };
 
 // Whether the first cache level has room for what is fetched far ahead: 48 KiB have (Zen 5), 32 have not (Zen 4). False where nobody tells.
@@ -135,22 +149,22 @@ struct Kernels {
   // when they do not suffice (the lanes are of no use then). Symbols without a code come from `listed`, which advances: up to
   // count + kSlackBytes bytes are read there, even if there are no such symbols.
   const std::uint8_t* (*read_lanes)(const Code& code, const std::uint8_t* in, const std::uint8_t* end, std::size_t count,
-                                    std::size_t lanes, Lanes& state, const std::uint8_t*& listed, std::uint8_t* symbols);
+                                    std::size_t lanes, Lanes& state, const std::uint8_t*& listed, std::uint8_t* symbols, Beside& beside);
 
   // read_lanes and join in one pass, for symbols of six bits above two planes.
   const std::uint8_t* (*read_codes)(const Code& code, const std::uint8_t* in, const std::uint8_t* end, std::size_t count,
                                     std::size_t lanes, Lanes& state, const std::uint8_t*& listed, const TwoPlanes& below,
-                                    CodesRead& read, Ahead& ahead);
+                                    CodesRead& read, Beside& beside);
 
   // read_codes and dequantise_float8 in one pass, for a multiple of kMostLanes values in runs of at least 64, on so many lanes; sets
   // found.largest_code. Null where a path gains nothing by it: while lanes wait for each other, values of those before are put.
   const std::uint8_t* (*read_float8)(const Code& code, const std::uint8_t* in, const std::uint8_t* end, std::size_t count, Lanes& state,
                                      const std::uint8_t*& listed, const TwoPlanes& below, const Float8Values& values, const Output& output,
-                                     ValuesRead& found);
+                                     ValuesRead& found, Beside& beside);
   // The same with dequantise_uniform, runs of any length; sets found.escapes and found.finite. Null where read_float8 is.
   const std::uint8_t* (*read_uniform)(const Code& code, const std::uint8_t* in, const std::uint8_t* end, std::size_t count, Lanes& state,
                                       const std::uint8_t*& listed, const TwoPlanes& below, const UniformValues& values, const Output& output,
-                                      ValuesRead& found);
+                                      ValuesRead& found, Beside& beside);
 
   // codes[i] = unrotate(symbols[i] << width | the bits of `width` planes), the first plane at `in`, each plane_bytes after the one before it;
   // symbols may be null (no upper plane). The caller has checked that ceil(count / 8) bytes are there for each; it guarantees no slack
@@ -180,6 +194,11 @@ struct Kernels {
 
   // CRC-32 (0xEDB88320) continued from `value`, as zlib's crc32().
   std::uint32_t (*crc32)(std::uint32_t value, const std::uint8_t* data, std::size_t count);
+
+  // The same of at least kLeastBeside bytes that stand in the way of what reads lanes, and what crc32 would give. Both null where a path gains nothing by it:
+  // where lanes wait for each other, a checksum costs little.
+  void (*begin_checksum)(std::uint32_t value, const std::uint8_t* data, std::size_t count, Checksum& checksum);
+  std::uint32_t (*end_checksum)(Checksum& checksum);
 
   Path path;
 };

@@ -223,7 +223,7 @@ FSL_INLINE void place_listed(const std::uint64_t* marked, std::size_t words, con
 // Reads whole rounds of all lanes while the bytes certainly suffice; returns how many symbols.
 template <int kEntries>
 std::size_t read_all_lanes(const Code& code, const std::uint8_t*& in, const std::uint8_t* end, std::size_t count, Lanes& state,
-                           const std::uint8_t*& listed, std::uint8_t* symbols, Ahead& ahead) {
+                           const std::uint8_t*& listed, std::uint8_t* symbols, Beside& beside) {
   const LaneReader<kEntries> reader(code);
   const std::uint8_t* next = in;
   std::uint64_t marked[kMarkedWords];
@@ -236,7 +236,7 @@ std::size_t read_all_lanes(const Code& code, const std::uint8_t*& in, const std:
     }
     i += kMostLanes;
     word += kMostLanes / 64;
-    fetch_to_add(ahead);
+    fetch_to_add(beside.ahead);
     if (word < kMarkedWords) continue;
     if (code.escapes) place_listed(marked, word, listed, symbols + i - 64 * word);
     word = 0;
@@ -247,25 +247,24 @@ std::size_t read_all_lanes(const Code& code, const std::uint8_t*& in, const std:
 }
 
 const std::uint8_t* read_and_fetch(const Code& code, const std::uint8_t* in, const std::uint8_t* end, std::size_t count, std::size_t lanes,
-                                   Lanes& state, const std::uint8_t*& listed, std::uint8_t* symbols, Ahead& ahead) {
+                                   Lanes& state, const std::uint8_t*& listed, std::uint8_t* symbols, Beside& beside) {
   std::size_t done = 0;
   if (lanes == kMostLanes) {
     const auto read = code.leaves > 64 ? read_all_lanes<256> : read_all_lanes<64>;
-    done = read(code, in, end, count, state, listed, symbols, ahead);
+    done = read(code, in, end, count, state, listed, symbols, beside);
   }
-  return plain::read_lanes(code, in, end, count - done, lanes, state, listed, symbols + done);
+  return plain::read_lanes(code, in, end, count - done, lanes, state, listed, symbols + done, beside);
 }
 
 const std::uint8_t* read_lanes(const Code& code, const std::uint8_t* in, const std::uint8_t* end, std::size_t count, std::size_t lanes,
-                               Lanes& state, const std::uint8_t*& listed, std::uint8_t* symbols) {
-  Ahead nothing;
-  return read_and_fetch(code, in, end, count, lanes, state, listed, symbols, nothing);
+                               Lanes& state, const std::uint8_t*& listed, std::uint8_t* symbols, Beside& beside) {
+  return read_and_fetch(code, in, end, count, lanes, state, listed, symbols, beside);
 }
 
 const std::uint8_t* read_codes(const Code& code, const std::uint8_t* in, const std::uint8_t* end, std::size_t count, std::size_t lanes,
-                               Lanes& state, const std::uint8_t*& listed, const TwoPlanes& below, CodesRead& read, Ahead& ahead) {
+                               Lanes& state, const std::uint8_t*& listed, const TwoPlanes& below, CodesRead& read, Beside& beside) {
   std::uint8_t* const codes = read.codes;
-  const std::uint8_t* const next = read_and_fetch(code, in, end, count, lanes, state, listed, codes, ahead);
+  const std::uint8_t* const next = read_and_fetch(code, in, end, count, lanes, state, listed, codes, beside);
   if (next == nullptr) return nullptr;
   join(codes, below.high, static_cast<std::size_t>(below.low - below.high), count, below.rotated, 2, codes);
   const std::uint8_t largest = plain::largest_byte(codes, count, 0x7F);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "kernels_avx512_base.hpp"
+#include "kernels_fetch.hpp"
 
 namespace fsl {
 namespace {
@@ -99,24 +100,8 @@ FSL_INLINE __m128i fold_once(__m128i value, __m128i data) {
   return _mm_xor_si128(product, data);
 }
 
-std::uint32_t crc32(std::uint32_t value, const std::uint8_t* data, std::size_t count) {
-  if (count < 512) return kScalarKernels.crc32(value, data, count);
-  if (count >= 4096) {
-    // From a cache line on: vectors that lie in two take twice as long to load.
-    const std::size_t lead = (64 - (reinterpret_cast<std::uintptr_t>(data) & 63)) & 63;
-    value = kScalarKernels.crc32(value, data, lead);
-    data += lead;
-    count -= lead;
-  }
-  __m512i sums[4];
-  for (int i = 0; i < 4; ++i) sums[i] = load(data + 64 * i);
-  sums[0] = _mm512_xor_si512(sums[0], _mm512_zextsi128_si512(_mm_cvtsi32_si128(static_cast<int>(~value))));
-  data += 256;
-  count -= 256;
-  for (; count >= 256; data += 256, count -= 256) {
-    for (int i = 0; i < 4; ++i) sums[i] = fold<2048>(sums[i], load(data + 64 * i));
-  }
-  __m512i sum = fold<512>(fold<512>(fold<512>(sums[0], sums[1]), sums[2]), sums[3]);
+// What is left of a whole message: 16 bytes of the same remainder go through the tables, as do its last `count` bytes.
+FSL_INLINE std::uint32_t finish_crc32(__m512i sum, const std::uint8_t* data, std::size_t count) {
   for (; count >= 64; data += 64, count -= 64) sum = fold<512>(sum, load(data));
   __m128i last = fold_once(_mm512_castsi512_si128(sum), _mm512_extracti64x2_epi64(sum, 1));
   last = fold_once(fold_once(last, _mm512_extracti64x2_epi64(sum, 2)), _mm512_extracti64x2_epi64(sum, 3));
@@ -124,6 +109,57 @@ std::uint32_t crc32(std::uint32_t value, const std::uint8_t* data, std::size_t c
   _mm_storeu_si128(reinterpret_cast<__m128i*>(bytes), last);
   // The tables start from the complement of their first argument: here from 0.
   return kScalarKernels.crc32(kScalarKernels.crc32(0xFFFFFFFF, bytes, 16), data, count);
+}
+
+// The bytes before the first cache line: vectors that lie in two take twice as long to load.
+FSL_INLINE std::uint32_t crc32_to_line(std::uint32_t value, const std::uint8_t*& data, std::size_t& count) {
+  const std::size_t lead = (64 - (reinterpret_cast<std::uintptr_t>(data) & 63)) & 63;
+  value = kScalarKernels.crc32(value, data, lead);
+  data += lead;
+  count -= lead;
+  return value;
+}
+
+FSL_INLINE __m512i first_of_crc32(std::uint32_t value, const std::uint8_t* data) {
+  return _mm512_xor_si512(load(data), _mm512_zextsi128_si512(_mm_cvtsi32_si128(static_cast<int>(~value))));
+}
+
+std::uint32_t crc32(std::uint32_t value, const std::uint8_t* data, std::size_t count) {
+  if (count < 512) return kScalarKernels.crc32(value, data, count);
+  if (count >= 4096) value = crc32_to_line(value, data, count);
+  __m512i sums[4] = {first_of_crc32(value, data)};
+  for (int i = 1; i < 4; ++i) sums[i] = load(data + 64 * i);
+  data += 256;
+  count -= 256;
+  for (; count >= 256; data += 256, count -= 256) {
+    for (int i = 0; i < 4; ++i) sums[i] = fold<2048>(sums[i], load(data + 64 * i));
+  }
+  return finish_crc32(fold<512>(fold<512>(fold<512>(sums[0], sums[1]), sums[2]), sums[3]), data, count);
+}
+
+void begin_checksum(std::uint32_t value, const std::uint8_t* data, std::size_t count, Checksum& checksum) {
+  static_assert(kLeastBeside >= 64 + sizeof checksum.sums, "a line's rest and two vectors");
+  value = crc32_to_line(value, data, count);
+  store(checksum.sums, first_of_crc32(value, data));
+  store(checksum.sums + 64, load(data + 64));
+  checksum.next = data + 128;
+  checksum.end = data + count;
+}
+
+// Two cache lines, if there are so many. The sums stay in memory, which is near and not waited for, where a loop needs its registers.
+FSL_INLINE void take_in(Checksum& checksum) {
+  const std::uint8_t* const data = checksum.next;
+  if (checksum.end - data < 128) return;
+  __builtin_prefetch(data + kCheckedAhead);
+  __builtin_prefetch(data + kCheckedAhead + 64);
+  for (int i = 0; i < 128; i += 64) store(checksum.sums + i, fold<1024>(load(checksum.sums + i), load(data + i)));
+  checksum.next = data + 128;
+}
+
+std::uint32_t end_checksum(Checksum& checksum) {
+  while (checksum.end - checksum.next >= 128) take_in(checksum);
+  const std::size_t left = static_cast<std::size_t>(checksum.end - checksum.next);
+  return finish_crc32(fold<512>(load(checksum.sums), load(checksum.sums + 64)), checksum.next, left);
 }
 
 }  // namespace

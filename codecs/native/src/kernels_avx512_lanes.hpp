@@ -2,6 +2,7 @@
 #pragma once
 
 #include "kernels_avx512_base.hpp"
+#include "kernels_avx512_bytes.hpp"
 #include "kernels_avx512_planes.hpp"
 #include "kernels_fetch.hpp"
 
@@ -171,7 +172,7 @@ struct LaneReader {
 // Whole rounds of all lanes; put(i, symbols) takes 64 of them. Null when the bytes do not suffice.
 template <typename Put>
 FSL_INLINE const std::uint8_t* read_all_lanes(const Code& code, const std::uint8_t* in, const std::uint8_t* end, std::size_t count, Lanes& state,
-                                              const std::uint8_t*& listed, Ahead& ahead, Put put) {
+                                              const std::uint8_t*& listed, Beside& beside, Put put) {
   const LaneReader reader(code);
   LaneVector first(state, 0);
   LaneVector second(state, kStep);
@@ -184,7 +185,8 @@ FSL_INLINE const std::uint8_t* read_all_lanes(const Code& code, const std::uint8
     for (; i < count && next <= last; i += kMostLanes) {
       put(i, reader.step(first, next, from_list));
       put(i + kStep, reader.step(second, next, from_list));
-      fetch_to_add(ahead);
+      fetch_to_add(beside.ahead);
+      take_in(beside.checksum);
     }
     return next;
   };
@@ -204,15 +206,14 @@ FSL_INLINE const std::uint8_t* read_all_lanes(const Code& code, const std::uint8
 }
 
 const std::uint8_t* read_lanes(const Code& code, const std::uint8_t* in, const std::uint8_t* end, std::size_t count, std::size_t lanes,
-                               Lanes& state, const std::uint8_t*& listed, std::uint8_t* symbols) {
+                               Lanes& state, const std::uint8_t*& listed, std::uint8_t* symbols, Beside& beside) {
   const std::size_t whole = lanes == kMostLanes ? count & ~(kMostLanes - 1) : 0;
   if (whole > 0) {
-    Ahead nothing;
-    in = read_all_lanes(code, in, end, whole, state, listed, nothing,
+    in = read_all_lanes(code, in, end, whole, state, listed, beside,
                         [=](std::size_t i, __m512i read) __attribute__((always_inline)) { store(symbols + i, read); });
     if (in == nullptr) return nullptr;
   }
-  return kScalarKernels.read_lanes(code, in, end, count - whole, lanes, state, listed, symbols + whole);
+  return kScalarKernels.read_lanes(code, in, end, count - whole, lanes, state, listed, symbols + whole, beside);
 }
 
 // Codes of symbols above two planes, 64 at a time, and the largest of them without their sign.
@@ -237,10 +238,10 @@ struct CodeJoiner {
 
 template <bool kRotated>
 FSL_INLINE const std::uint8_t* read_all_codes(const Code& code, const std::uint8_t* in, const std::uint8_t* end, std::size_t count, Lanes& state,
-                                              const std::uint8_t*& listed, const TwoPlanes& below, CodesRead& read, Ahead& ahead) {
+                                              const std::uint8_t*& listed, const TwoPlanes& below, CodesRead& read, Beside& beside) {
   std::uint8_t* const codes = read.codes;
   CodeJoiner<kRotated> joiner(below);
-  in = read_all_lanes(code, in, end, count, state, listed, ahead,
+  in = read_all_lanes(code, in, end, count, state, listed, beside,
                       [&](std::size_t i, __m512i symbols) __attribute__((always_inline)) { store(codes + i, joiner.join(i, symbols)); });
   const std::uint8_t found = largest_of(joiner.largest);
   read.largest = found > read.largest ? found : read.largest;
@@ -248,16 +249,16 @@ FSL_INLINE const std::uint8_t* read_all_codes(const Code& code, const std::uint8
 }
 
 const std::uint8_t* read_codes(const Code& code, const std::uint8_t* in, const std::uint8_t* end, std::size_t count, std::size_t lanes,
-                               Lanes& state, const std::uint8_t*& listed, const TwoPlanes& below, CodesRead& read, Ahead& ahead) {
+                               Lanes& state, const std::uint8_t*& listed, const TwoPlanes& below, CodesRead& read, Beside& beside) {
   const std::size_t whole = lanes == kMostLanes ? count & ~(kMostLanes - 1) : 0;
   if (whole > 0) {
-    in = below.rotated ? read_all_codes<true>(code, in, end, whole, state, listed, below, read, ahead)
-                       : read_all_codes<false>(code, in, end, whole, state, listed, below, read, ahead);
+    in = below.rotated ? read_all_codes<true>(code, in, end, whole, state, listed, below, read, beside)
+                       : read_all_codes<false>(code, in, end, whole, state, listed, below, read, beside);
     if (in == nullptr) return nullptr;
   }
   const TwoPlanes rest = {below.high + whole / 8, below.low + whole / 8, below.rotated};
   CodesRead others = {read.codes + whole, read.largest};
-  in = kScalarKernels.read_codes(code, in, end, count - whole, lanes, state, listed, rest, others, ahead);
+  in = kScalarKernels.read_codes(code, in, end, count - whole, lanes, state, listed, rest, others, beside);
   read.largest = others.largest;
   return in;
 }

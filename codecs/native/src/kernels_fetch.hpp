@@ -25,6 +25,9 @@ inline __attribute__((always_inline)) void fetch_to_add(Ahead& ahead) {
   ahead.near ? fetch_lines<6, true, 3>(ahead) : fetch_lines<8, true, 2>(ahead);
 }
 
+// How far ahead of a checksum its bytes are fetched, which are also those that lanes are read from soon.
+constexpr std::size_t kCheckedAhead = 4096;
+
 // What will be added to, 6 KiB further on: not all that was fetched long before is still in the second cache level.
 inline __attribute__((always_inline)) void fetch_further(const float* place) {
   __builtin_prefetch(reinterpret_cast<const char*>(reinterpret_cast<std::uintptr_t>(place) + 6144), 1, 3);

@@ -255,7 +255,7 @@ std::uint32_t read_symbol(const Code& code, std::uint8_t next, std::size_t lane,
 }
 
 const std::uint8_t* read_lanes(const Code& code, const std::uint8_t* in, const std::uint8_t* end, std::size_t count, std::size_t lanes,
-                               Lanes& state, const std::uint8_t*& listed, std::uint8_t* symbols) {
+                               Lanes& state, const std::uint8_t*& listed, std::uint8_t* symbols, Beside&) {
   const auto complete = [&](std::uint8_t& symbol) {
     const bool is_listed = code.escapes && symbol == code.mark;
     symbol = is_listed ? *listed : symbol;
@@ -285,9 +285,9 @@ void join(const std::uint8_t* symbols, const std::uint8_t* in, std::size_t plane
 }
 
 const std::uint8_t* read_codes(const Code& code, const std::uint8_t* in, const std::uint8_t* end, std::size_t count, std::size_t lanes,
-                               Lanes& state, const std::uint8_t*& listed, const TwoPlanes& below, CodesRead& read, Ahead&) {
+                               Lanes& state, const std::uint8_t*& listed, const TwoPlanes& below, CodesRead& read, Beside& beside) {
   std::uint8_t* const codes = read.codes;
-  const std::uint8_t* const next = read_lanes(code, in, end, count, lanes, state, listed, codes);
+  const std::uint8_t* const next = read_lanes(code, in, end, count, lanes, state, listed, codes, beside);
   if (next == nullptr) return nullptr;
   join(codes, below.high, static_cast<std::size_t>(below.low - below.high), count, below.rotated, 2, codes);
   for (std::size_t i = 0; i < count; ++i) read.largest = (codes[i] & 0x7F) > read.largest ? codes[i] & 0x7F : read.largest;

@@ -54,17 +54,17 @@ Status StreamReader::finish(std::size_t words, std::size_t count, const std::uin
   return {};
 }
 
-Status StreamReader::read(const Kernels& kernels, std::size_t count, const std::uint8_t*& listed, std::uint8_t* symbols) {
+Status StreamReader::read(const Kernels& kernels, std::size_t count, const std::uint8_t*& listed, std::uint8_t* symbols, Beside& beside) {
   const std::size_t words = words_of(count);
-  if (words > 0) position_ = kernels.read_lanes(book_->code, position_, end_, words, lanes_, *state_, listed, symbols);
+  if (words > 0) position_ = kernels.read_lanes(book_->code, position_, end_, words, lanes_, *state_, listed, symbols, beside);
   return position_ == nullptr ? Status{Fault::kStreamEnds} : finish(words, count, listed, symbols + words);
 }
 
 Status StreamReader::read_codes(const Kernels& kernels, std::size_t count, const std::uint8_t*& listed, const TwoPlanes& below,
-                                CodesRead& read, Ahead& ahead) {
+                                CodesRead& read, Beside& beside) {
   std::uint8_t* const codes = read.codes;
   const std::size_t words = words_of(count);
-  if (words > 0) position_ = kernels.read_codes(book_->code, position_, end_, words, lanes_, *state_, listed, below, read, ahead);
+  if (words > 0) position_ = kernels.read_codes(book_->code, position_, end_, words, lanes_, *state_, listed, below, read, beside);
   if (position_ == nullptr) return {Fault::kStreamEnds};
   // Symbols without words go to their codes from a whole byte of the planes on.
   const std::size_t whole = words & ~std::size_t{7};
@@ -84,15 +84,15 @@ bool StreamReader::reads_values(std::size_t count) const {
 }
 
 Status StreamReader::read_float8(const Kernels& kernels, std::size_t count, const std::uint8_t*& listed, const TwoPlanes& below,
-                                 const Float8Values& values, const Output& output, ValuesRead& found) {
-  position_ = kernels.read_float8(book_->code, position_, end_, count, *state_, listed, below, values, output, found);
+                                 const Float8Values& values, const Output& output, ValuesRead& found, Beside& beside) {
+  position_ = kernels.read_float8(book_->code, position_, end_, count, *state_, listed, below, values, output, found, beside);
   done_ += count;
   return position_ != nullptr ? Status{} : Status{Fault::kStreamEnds};
 }
 
 Status StreamReader::read_uniform(const Kernels& kernels, std::size_t count, const std::uint8_t*& listed, const TwoPlanes& below,
-                                  const UniformValues& values, const Output& output, ValuesRead& found) {
-  position_ = kernels.read_uniform(book_->code, position_, end_, count, *state_, listed, below, values, output, found);
+                                  const UniformValues& values, const Output& output, ValuesRead& found, Beside& beside) {
+  position_ = kernels.read_uniform(book_->code, position_, end_, count, *state_, listed, below, values, output, found, beside);
   done_ += count;
   return position_ != nullptr ? Status{} : Status{Fault::kStreamEnds};
 }

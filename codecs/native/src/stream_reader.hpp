@@ -13,18 +13,18 @@ class StreamReader {
 
   // The next `count` symbols, with slack behind them; those without a code come from `listed`, as kernels take them. All calls but the last ask
   // for multiples of kMostLanes.
-  Status read(const Kernels& kernels, std::size_t count, const std::uint8_t*& listed, std::uint8_t* symbols);
+  Status read(const Kernels& kernels, std::size_t count, const std::uint8_t*& listed, std::uint8_t* symbols, Beside& beside);
 
   // The same with two planes below.
   Status read_codes(const Kernels& kernels, std::size_t count, const std::uint8_t*& listed, const TwoPlanes& below, CodesRead& read,
-                    Ahead& ahead);
+                    Beside& beside);
 
   // Whether the next `count` symbols, and more after them, have code words, as whole rounds of kMostLanes. Then their values can be put while they are read.
   bool reads_values(std::size_t count) const;
   Status read_float8(const Kernels& kernels, std::size_t count, const std::uint8_t*& listed, const TwoPlanes& below, const Float8Values& values,
-                     const Output& output, ValuesRead& found);
+                     const Output& output, ValuesRead& found, Beside& beside);
   Status read_uniform(const Kernels& kernels, std::size_t count, const std::uint8_t*& listed, const TwoPlanes& below, const UniformValues& values,
-                      const Output& output, ValuesRead& found);
+                      const Output& output, ValuesRead& found, Beside& beside);
 
  private:
   Status check_end() const;

@@ -265,15 +265,6 @@ void test_decoding(const Kernels& plain, const Kernels& kernels) {
   if (largest[0] != largest[1]) fail("copy_float32: seen");
 }
 
-std::uint32_t crc_by_bits(std::uint32_t value, const std::uint8_t* data, std::size_t count) {
-  value = ~value;
-  for (; count > 0; ++data, --count) {
-    value ^= *data;
-    for (int bit = 0; bit < 8; ++bit) value = value >> 1 ^ ((value & 1) != 0 ? 0xEDB88320U : 0U);
-  }
-  return ~value;
-}
-
 void test_bytes(const Kernels& kernels) {
   const std::size_t count = below(below(2) != 0 ? 3000 : 100);
   Edge data(count);

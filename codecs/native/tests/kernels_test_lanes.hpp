@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "kernels.hpp"
+#include "kernels_test_beside.hpp"
 #include "kernels_test_values.hpp"
 
 namespace {
@@ -209,19 +210,21 @@ struct Read {
     for (std::size_t i = 0; i < count; ++i) all_listed.as()[i] = i < list.size() ? list[i] : std::uint8_t{0};
     const std::uint8_t* listed = all_listed.as();
     const std::uint8_t* next = nullptr;
+    SummedBeside summed(kernels);
+    // Fetches from places that fault when they are read.
+    const char* const behind = bytes.as<const char>() + count + fsl::kSlackBytes;
+    summed.beside.ahead = {behind, behind + 4096};
     if (below_them == nullptr) {
-      next = kernels.read_lanes(code, in, end, count, lanes, state, listed, bytes.as());
+      next = kernels.read_lanes(code, in, end, count, lanes, state, listed, bytes.as(), summed.beside);
     } else {
-      // Fetches from places that fault when they are read.
-      const char* const behind = bytes.as<const char>() + count + fsl::kSlackBytes;
-      fsl::Ahead ahead{behind, behind + 4096};
       const auto before = static_cast<std::uint8_t>(below(2) * 127);
       fsl::CodesRead read{bytes.as(), before};
-      next = kernels.read_codes(code, in, end, count, lanes, state, listed, *below_them, read, ahead);
+      next = kernels.read_codes(code, in, end, count, lanes, state, listed, *below_them, read, summed.beside);
       std::uint8_t largest = before;
       for (std::size_t i = 0; i < count; ++i) largest = std::max<std::uint8_t>(largest, bytes.as()[i] & 0x7F);
       if (next != nullptr && read.largest != largest) fail("largest code of " + std::to_string(count));
     }
+    summed.check(next != nullptr && lanes == fsl::kMostLanes ? count / lanes : 0, " " + std::to_string(count) + " symbols");
     used = static_cast<std::size_t>(listed - all_listed.as());
     return next;
   }

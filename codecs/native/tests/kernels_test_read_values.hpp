@@ -60,7 +60,7 @@ struct CodesToRead {
   // The codes alone, before anything is put; as Kernels::read_codes.
   const std::uint8_t* read_alone(const fsl::Kernels& kernels, const std::uint8_t* in, const std::uint8_t* end, fsl::Lanes& state,
                                  const std::uint8_t*& list_left, fsl::CodesRead& read) {
-    fsl::Ahead nothing;
+    fsl::Beside nothing;
     return kernels.read_codes(random.code, in, end, count, fsl::kMostLanes, state, list_left, below_them(), read, nothing);
   }
 
@@ -161,7 +161,10 @@ void test_reading_float8(const fsl::Kernels& plain, const fsl::Kernels& kernels,
       if (&which != &plain) {
         const fsl::Float8Values values{format, scales.as(), block};
         outcome.found.largest_code = static_cast<std::uint8_t>(below(2) * 127);  // is set
-        outcome.next = which.read_float8(codes.random.code, in, end, count, outcome.state, listed, codes.below_them(), values, output, outcome.found);
+        SummedBeside summed(which);
+        outcome.next = which.read_float8(codes.random.code, in, end, count, outcome.state, listed, codes.below_them(), values, output, outcome.found,
+                                         summed.beside);
+        summed.check(outcome.next != nullptr ? count / fsl::kMostLanes : 0, codes.about);
       } else {
         Edge bytes(count, fsl::kSlackBytes);
         fsl::CodesRead codes_read{bytes.as(), 0};
@@ -210,7 +213,10 @@ void test_reading_uniform(const fsl::Kernels& plain, const fsl::Kernels& kernels
       const fsl::UniformValues values{steps.as<std::int16_t>(), block, from, left};
       outcome.found.escapes = below(100);  // both are set
       outcome.found.finite = below(2) != 0;
-      outcome.next = which.read_uniform(codes.random.code, in, end, count, outcome.state, listed, codes.below_them(), values, output, outcome.found);
+      SummedBeside summed(which);
+      outcome.next = which.read_uniform(codes.random.code, in, end, count, outcome.state, listed, codes.below_them(), values, output, outcome.found,
+                                        summed.beside);
+      summed.check(outcome.next != nullptr ? count / fsl::kMostLanes : 0, codes.about);
     } else {
       Edge bytes(count, fsl::kSlackBytes);
       fsl::CodesRead codes_read{bytes.as(), 0};
