@@ -23,6 +23,7 @@ from .dispatch import (
 )
 from .errors import CodecError, CodecUsageError, FrameError, LimitError
 from .frame import Buffer, CodecSpec, FrameInfo, Limits
+from .vectors import new_vector
 
 __all__ = [
     "Buffer",
@@ -44,4 +45,5 @@ __all__ = [
     "encode_into",
     "implementation",
     "info",
+    "new_vector",
 ]

@@ -5,8 +5,8 @@
                         values u64, crc32 of the 24 bytes before
     chunk head (16)     payload_bytes u32, index u32, mode u8, flags u8, reserved u16 = 0, crc32
 
-A chunk's checksum starts from the header's (as the running value of CRC-32) and covers the first 12 bytes of the chunk head and
-the payload, so that a chunk belongs to one header. It detects damage; it does not authenticate.
+A chunk's checksum starts from the header's (as the running value of CRC-32), so that a chunk belongs to one header, and covers the payload and then
+the first 12 bytes of the chunk head, whose length is known last. It detects damage; it does not authenticate.
 """
 
 import struct
@@ -22,7 +22,7 @@ from .errors import CodecUsageError, FrameError, LimitError
 from .formats import FORMATS_BY_WIRE_ID, ByteArray, Format, format_named
 from .uniform import MAXIMUM_FINENESS
 
-VERSION: Final = 4
+VERSION: Final = 5
 MAGIC: Final = b"FSLC"
 HEADER_BYTES: Final = 28
 CHUNK_HEAD_BYTES: Final = 16
@@ -163,7 +163,7 @@ def pack_chunk_head(
     """The 16 bytes in front of a chunk's payload."""
     head = _CHUNK_HEAD.pack(len(payload), index, mode, NONFINITE_FLAG if nonfinite else 0, 0)
     (seed,) = _CHECKSUM.unpack_from(header, HEADER_BYTES - 4)
-    return head + _CHECKSUM.pack(zlib.crc32(payload, zlib.crc32(head, seed)))
+    return head + _CHECKSUM.pack(zlib.crc32(head, zlib.crc32(payload, seed)))
 
 
 def memory_of(buffer: Buffer) -> memoryview:
@@ -222,7 +222,7 @@ def iterate_chunks(data: ByteArray, header: Header) -> Iterator[Chunk]:
         if position > data.size:
             raise FrameError(f"frame ends inside chunk {index}")
         payload = data[head_end:position]
-        if zlib.crc32(payload.data, zlib.crc32(head, header.checksum)) != checksum:
+        if zlib.crc32(head, zlib.crc32(payload.data, header.checksum)) != checksum:
             raise FrameError(f"checksum of chunk {index} does not match")
         if written_index != index or mode > CODED or flags & ~NONFINITE_FLAG or reserved:
             raise FrameError(f"head of chunk {index} is not valid")

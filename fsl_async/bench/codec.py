@@ -21,7 +21,7 @@ from fsl_async.bench.codec_tensors import TrainingSettings, spread_out, trained_
 from fsl_async.bench.limits import MemoryLimits, core_probe
 from fsl_async.bench.timing import in_turns
 from fsl_async.errors import UsageError
-from fsl_codecs import CodecSpec, CodecUsageError
+from fsl_codecs import CodecSpec, CodecUsageError, new_vector
 from fsl_codecs.dispatch import Implementation, choice, implementation_named
 
 if TYPE_CHECKING:
@@ -42,13 +42,14 @@ class CodecBenchSettings:
     """What to measure.
 
     `repeats` rounds of everything that stands in one row, fewer when they would take longer than `limit_s`; for `patience_s` more it looks for
-    rounds that no neighbour on the core disturbs. `stage_calls` calls of the entropy stage make one measurement of it.
+    rounds that no neighbour on the core disturbs, and for `memory_patience_s` for those in which memory serves two cores. `stage_calls` calls of the entropy stage make one measurement of it.
     """
 
     megabytes: float = 128.0
     repeats: int = 7
     limit_s: float = 10.0
     patience_s: float = 0.0
+    memory_patience_s: float = 0.0
     stage_calls: int = 64
     files: tuple[Path, ...] = ()
     peers: bool = True
@@ -104,7 +105,7 @@ def _measured(
     for name, found in files.items():
         tensors[name] = spread_out(found, settings.values)
     limits = MemoryLimits(settings.values)
-    rooms = (np.empty(settings.values, np.float32), np.empty(settings.values, np.float32))
+    rooms = (new_vector(settings.values), new_vector(settings.values))
     measure = partial(
         in_turns,
         repeats=settings.repeats,
@@ -126,7 +127,7 @@ def _measured(
                 yield bench.peer_row(name, make)
         if path != NUMPY:  # which has one thread
             progress(f"{tensor} on two threads")
-            yield bench.threads_row("e4m3")
+            yield from bench.threads_rows("e4m3", settings.memory_patience_s)
 
 
 def _stage_rows(

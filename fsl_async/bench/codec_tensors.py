@@ -24,6 +24,7 @@ from attrs import frozen
 from fsl_async.learn import pretrain
 from fsl_async.learn.data import windows
 from fsl_async.learn.gpt import GPT, PRESETS, Block
+from fsl_codecs import new_vector
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -60,7 +61,7 @@ class Filling:
     """A vector (values,) that is filled with what comes, and takes no more when it is full."""
 
     def __init__(self, values: int) -> None:
-        self.vector: Vector = np.empty(values, dtype=np.float32)
+        self.vector: Vector = new_vector(values)
         self.filled = 0
 
     @property
@@ -138,7 +139,7 @@ def spread_out(values: Vector, wanted: int, seed: int = 0) -> Vector:
             run = values[start : start + _SHUFFLED_RUN][: wanted - filled]
             passes.append(run)
             filled += run.size
-    return np.concatenate(passes)
+    return np.concatenate(passes, out=new_vector(wanted))
 
 
 def _flat_gradients(model: GPT) -> torch.Tensor:

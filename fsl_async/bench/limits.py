@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fsl_async.bench.timing import CoreProbe
+from fsl_codecs import new_vector
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -44,8 +45,9 @@ class MemoryLimits:
     """Holds two arrays of `values` fp32 values and the loops over them."""
 
     def __init__(self, values: int) -> None:
-        self._source = np.ones(values, dtype=np.float32)
-        self._target = np.ones(values, dtype=np.float32)
+        self._source, self._target = new_vector(values), new_vector(values)
+        self._source.fill(1)
+        self._target.fill(1)
         self._native = native_module()
         self._is_native = hasattr(self._native, "limit_read")
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fsl_async.learn.errors import NoThread, StoreError
-from fsl_codecs import CodecError, decode_accumulate, decode_into
+from fsl_codecs import CodecError, decode_accumulate, decode_into, new_vector
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -45,7 +45,7 @@ class Accumulator:
     def values(self) -> NDArray[Any]:
         """The sum: float32 (float64 of whole weights), all values of the model."""
         if self._sum is None:
-            self._sum = np.zeros(self._manifest.values, dtype=self._dtype)
+            self._sum = new_vector(self._manifest.values, self._dtype)
         return self._sum
 
     def clear(self) -> None:

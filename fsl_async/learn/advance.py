@@ -29,7 +29,7 @@ from fsl_async.learn.outer import (
     lost_in_coding,
     squared_norm,
 )
-from fsl_codecs import bound, decode_into, encode_into
+from fsl_codecs import bound, decode_into, encode_into, new_vector
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -59,7 +59,7 @@ class _Room:
     """What a chunk of the next version is computed in: float32 vectors for weights, momentum and change, and the coded change."""
 
     def __init__(self, values: int, coded_bytes: int) -> None:
-        self.vectors = np.zeros((3, values), np.float32)
+        self.vectors = [new_vector(values) for _ in range(3)]
         self.coded = memoryview(bytearray(coded_bytes))
 
 
@@ -92,7 +92,7 @@ class _OuterStep:
         # fp32 frames lose nothing, so nothing is ever owed.
         self._new_residual = writer.flat(RESIDUAL) if self._spec.format != "fp32" else None
         self._update = writer.frames(UPDATE)
-        self._residual, self._sent = np.zeros((2, self.longest), np.float32)
+        self._residual, self._sent = new_vector(self.longest), new_vector(self.longest)
         self.update_bytes = 0
         self.norm_squared = 0.0
 

@@ -7,10 +7,8 @@ be lost in every round.
 
 from __future__ import annotations
 
-import numpy as np
-
 from fsl_async.learn.buffers import Vector
-from fsl_codecs import CodecSpec, bound, encode_into
+from fsl_codecs import CodecSpec, bound, encode_into, new_vector
 
 LOSSLESS = CodecSpec(format="fp32")
 
@@ -34,7 +32,7 @@ class DeltaCoder:
     def encode(self, minuend: Vector, subtrahend: Vector | None, start: int, stop: int) -> bytes:
         """A frame of minuend - subtrahend (None: zero), values start to stop; non-finite values are sent as they are."""
         if self.feedback and self.residual is None and self.spec.format != LOSSLESS.format:
-            self.residual = np.zeros(len(minuend), np.float32)
+            self.residual = new_vector(len(minuend))
         needed = bound(stop - start, self.spec)
         if len(self._room) < needed:
             self._room = bytearray(needed)

@@ -43,7 +43,7 @@ from fsl_async.learn.delta_coder import LOSSLESS, DeltaCoder
 from fsl_async.learn.errors import LearnError
 from fsl_async.learn.manifest import Manifest, WeightsDigest, digest_of
 from fsl_async.learn.meter import Meter
-from fsl_codecs import CodecError, decode_accumulate, decode_into, encode, info
+from fsl_codecs import CodecError, decode_accumulate, decode_into, encode, info, new_vector
 
 NO_VERSION = -1
 
@@ -148,7 +148,7 @@ class Learner:
         if self._weights is not None:
             raise TaskError("fed.attach was called twice: attach one model, once")
         weights = ModelWeights(module)
-        own = np.empty(weights.manifest.values, np.float32)
+        own = new_vector(weights.manifest.values)
         if not weights.copy_out(own):
             raise TaskError(
                 "the model has NaN or infinite weights at fed.attach: check its initialisation"
@@ -540,7 +540,7 @@ class Learner:
 
     def _free_vector(self) -> Vector:
         vector, self._spare = self._spare, None
-        return np.empty(self._known_manifest().values, np.float32) if vector is None else vector
+        return new_vector(self._known_manifest().values) if vector is None else vector
 
     def _is_shared(self, vector: Vector) -> bool:
         return vector is self._reference or any(

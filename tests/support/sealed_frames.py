@@ -21,7 +21,7 @@ def sealed(frame):
     while position + _HEAD <= len(frame):
         (size,) = struct.unpack_from("<I", frame, position)
         payload = frame[position + _HEAD : position + _HEAD + size]
-        checksum = zlib.crc32(payload, zlib.crc32(frame[position : position + 12], seed))
+        checksum = zlib.crc32(frame[position : position + 12], zlib.crc32(payload, seed))
         frame[position + 12 : position + 16] = struct.pack("<I", checksum)
         position += _HEAD + size
     return bytes(frame)

@@ -228,13 +228,13 @@ def read(frame, shared=()):
     assert zlib.crc32(frame[:24]) == struct.unpack("<I", frame[24:28])[0]
     magic, version, wire_id, reserved = data.numbers("4sBBH")
     block_values, chunk_values, values, seed = data.numbers("IIQI")
-    assert (magic, version, reserved) == (b"FSLC", 4, 0)
+    assert (magic, version, reserved) == (b"FSLC", 5, 0)
     name, out = FORMATS[wire_id], b""
     for index in range(-(-values // chunk_values)):
         checked = data.data
         payload_bytes, written_index, mode, flags, reserved, checksum = data.numbers("IIBBHI")
         payload = Bytes(data.take(payload_bytes))
-        assert zlib.crc32(checked[:12] + payload.data, seed) == checksum
+        assert zlib.crc32(payload.data + checked[:12], seed) == checksum
         assert (written_index, flags & ~1, reserved) == (index, 0, 0)
         count = min(chunk_values, values - index * chunk_values)
         if mode == 0:

@@ -21,14 +21,14 @@ Piece ChunkDecoder::scratch_piece(std::size_t offset) const {
 Status ChunkDecoder::begin_checksum() {
   sums_beside_ = kernels_.begin_checksum != nullptr && format_.is_bytes() && chunk_.mode == kCoded && chunk_.payload_bytes >= kLeastBeside;
   if (!sums_beside_) return check_checksum(kernels_, header_, chunk_);
-  kernels_.begin_checksum(checksum_of_head(kernels_, header_, chunk_), chunk_.payload, chunk_.payload_bytes, beside_.checksum);
+  kernels_.begin_checksum(header_.checksum, chunk_.payload, chunk_.payload_bytes, beside_.checksum);
   return {};
 }
 
 Status ChunkDecoder::end_checksum() {
   if (!sums_beside_) return {};
   sums_beside_ = false;
-  return kernels_.end_checksum(beside_.checksum) == stated_checksum(chunk_) ? Status{} : Status{Fault::kChecksum, chunk_.index};
+  return check_checksum(kernels_, kernels_.end_checksum(beside_.checksum), chunk_);
 }
 
 Status ChunkDecoder::open() {

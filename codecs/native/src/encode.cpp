@@ -41,12 +41,12 @@ struct FrameEncoder {
   }
 
   void encode_chunk(std::uint64_t index, Scratch& scratch) {
-    ChunkEncoder encoder(kernels, settings, shared, source, index * header.chunk_values, header.values_of(index), scratch);
+    ChunkEncoder encoder(kernels, settings, shared, source, header.checksum, index * header.chunk_values, header.values_of(index), scratch);
     if (placed.load(std::memory_order_acquire) == index) {
       std::uint8_t* const place = out + position.load();
       const Encoded encoded = encoder.encode(place + kChunkHeadBytes);
       publish(index, encoded.payload_bytes);
-      write_chunk_head(kernels, header.checksum, index, encoded.mode, encoded.nonfinite, encoded.payload_bytes, place);
+      write_chunk_head(kernels, encoded.summed, index, encoded.mode, encoded.nonfinite, encoded.payload_bytes, place);
       return;
     }
     // The chunks before are not done: encode elsewhere, then wait for them and move.
@@ -58,7 +58,7 @@ struct FrameEncoder {
     }
     std::uint8_t* const place = out + position.load();
     publish(index, encoded.payload_bytes);
-    write_chunk_head(kernels, header.checksum, index, encoded.mode, encoded.nonfinite, encoded.payload_bytes, apart);
+    write_chunk_head(kernels, encoded.summed, index, encoded.mode, encoded.nonfinite, encoded.payload_bytes, apart);
     std::memcpy(place, apart, kChunkHeadBytes + encoded.payload_bytes);
   }
 

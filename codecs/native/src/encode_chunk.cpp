@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cstring>
 
-#include "frame.hpp"
 #include "payload.hpp"
 
 namespace fsl {
@@ -49,7 +48,7 @@ Encoded ChunkEncoder::write_raw(std::uint8_t* out) {
   }
   if (is_constant()) return write_constant(out);
   if (source_.residual != nullptr) std::memset(residual(0), 0, 4 * count_);
-  return {kRawFloat32, seen_.largest_magnitude >= kFirstNonfinite, 4 * count_};
+  return {kRawFloat32, seen_.largest_magnitude >= kFirstNonfinite, 4 * count_, nothing_summed_};
 }
 
 Encoded ChunkEncoder::write_constant(std::uint8_t* out) {
@@ -72,7 +71,7 @@ Encoded ChunkEncoder::write_constant(std::uint8_t* out) {
     std::memcpy(&original, &first_bits_, 4);
     std::fill_n(residual(0), count_, nonfinite ? 0.0F : original - value);
   }
-  return {kConstant, nonfinite, 4};
+  return {kConstant, nonfinite, 4, nothing_summed_};
 }
 
 Encoded ChunkEncoder::encode(std::uint8_t* out) {
@@ -89,18 +88,18 @@ Encoded ChunkEncoder::encode(std::uint8_t* out) {
   if (!quantise(codes)) return write_raw(out);
   if (is_constant()) return write_constant(out);
   const bool nonfinite = seen_.largest_magnitude >= kFirstNonfinite;
-  PayloadWriter writer(kernels_, settings_, shared_, codes, ahead(), scratch_);
+  PayloadWriter writer(kernels_, settings_, shared_, codes, nothing_summed_.value, ahead(), scratch_);
   std::size_t bytes = 0;
   for (int everything = settings_.entropy ? 0 : 2; everything < 2; ++everything) {
     const ChunkPlan& plan = writer.plan(everything != 0);
     if (plan.cost_bits >= static_cast<std::uint64_t>(format_.code_bits) * count_) break;
     std::size_t raw_bytes = 0;
     const Attempt attempt = writer.write_coded(plan, out, bytes, raw_bytes);
-    if (attempt == Attempt::kDone && bytes <= raw_bytes) return {kCoded, nonfinite, bytes};
+    if (attempt == Attempt::kDone && bytes <= raw_bytes) return {kCoded, nonfinite, bytes, writer.summed()};
     if (attempt != Attempt::kConstantPlane) break;
   }
   if (format_.is_float32() || writer.write_raw_codes(out, bytes) != Attempt::kDone) return write_raw(out);
-  return {kRawCodes, nonfinite, bytes};
+  return {kRawCodes, nonfinite, bytes, nothing_summed_};
 }
 
 }  // namespace fsl

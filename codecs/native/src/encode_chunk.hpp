@@ -2,6 +2,7 @@
 #pragma once
 
 #include "chunk_codes.hpp"
+#include "frame.hpp"
 
 namespace fsl {
 
@@ -9,17 +10,19 @@ struct Encoded {
   Mode mode;
   bool nonfinite;
   std::size_t payload_bytes;
+  Summed summed;
 };
 
 class ChunkEncoder {
  public:
-  ChunkEncoder(const Kernels& kernels, const EncodeSettings& settings, const SharedBooks& shared, const Source& source, std::size_t start,
-               std::size_t count, Scratch& scratch)
+  ChunkEncoder(const Kernels& kernels, const EncodeSettings& settings, const SharedBooks& shared, const Source& source,
+               std::uint32_t header_checksum, std::size_t start, std::size_t count, Scratch& scratch)
       : kernels_(kernels),
         settings_(settings),
         format_(*settings.format),
         shared_(shared),
         source_(source),
+        nothing_summed_{header_checksum, 0},
         start_(start),
         count_(count),
         scratch_(scratch) {}
@@ -41,6 +44,7 @@ class ChunkEncoder {
   const Format& format_;
   const SharedBooks& shared_;
   const Source& source_;
+  const Summed nothing_summed_;
   const std::size_t start_;
   const std::size_t count_;
   Scratch& scratch_;

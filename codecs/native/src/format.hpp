@@ -8,7 +8,7 @@
 
 namespace fsl {
 
-inline constexpr int kVersion = 4;
+inline constexpr int kVersion = 5;
 inline constexpr std::size_t kHeaderBytes = 28;
 inline constexpr std::size_t kChunkHeadBytes = 16;
 inline constexpr std::size_t kMaximumChunkValues = std::size_t{1} << 20;

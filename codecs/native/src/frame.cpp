@@ -40,16 +40,15 @@ Status read_header(const Kernels& kernels, const std::uint8_t* frame, std::size_
   return {};
 }
 
-void write_chunk_head(const Kernels& kernels, std::uint32_t header_checksum, std::uint64_t index, Mode mode, bool nonfinite,
+void write_chunk_head(const Kernels& kernels, const Summed& summed, std::uint64_t index, Mode mode, bool nonfinite,
                       std::size_t payload_bytes, std::uint8_t* out) {
   store(out, static_cast<std::uint32_t>(payload_bytes));
   store(out + 4, static_cast<std::uint32_t>(index));
   out[8] = mode;
   out[9] = nonfinite ? kNonfiniteFlag : 0;
   store<std::uint16_t>(out + 10, 0);
-  std::uint32_t checksum = kernels.crc32(header_checksum, out, kChunkHeadBytes - 4);
-  checksum = kernels.crc32(checksum, out + kChunkHeadBytes, payload_bytes);
-  store(out + kChunkHeadBytes - 4, checksum);
+  const std::uint32_t of_payload = kernels.crc32(summed.value, out + kChunkHeadBytes + summed.bytes, payload_bytes - summed.bytes);
+  store(out + kChunkHeadBytes - 4, kernels.crc32(of_payload, out, kChunkHeadBytes - 4));
 }
 
 Status find_chunk(const Header& header, std::uint64_t index, const std::uint8_t*& position, const std::uint8_t* end, Chunk& chunk) {
@@ -65,15 +64,13 @@ Status find_chunk(const Header& header, std::uint64_t index, const std::uint8_t*
   return {};
 }
 
-std::uint32_t checksum_of_head(const Kernels& kernels, const Header& header, const Chunk& chunk) {
-  return kernels.crc32(header.checksum, chunk.head, kChunkHeadBytes - 4);
+Status check_checksum(const Kernels& kernels, const Header& header, const Chunk& chunk) {
+  return check_checksum(kernels, kernels.crc32(header.checksum, chunk.payload, chunk.payload_bytes), chunk);
 }
 
-std::uint32_t stated_checksum(const Chunk& chunk) { return load32(chunk.head + kChunkHeadBytes - 4); }
-
-Status check_checksum(const Kernels& kernels, const Header& header, const Chunk& chunk) {
-  const std::uint32_t checksum = kernels.crc32(checksum_of_head(kernels, header, chunk), chunk.payload, chunk.payload_bytes);
-  return checksum == stated_checksum(chunk) ? Status{} : Status{Fault::kChecksum, chunk.index};
+Status check_checksum(const Kernels& kernels, std::uint32_t of_payload, const Chunk& chunk) {
+  const std::uint32_t checksum = kernels.crc32(of_payload, chunk.head, kChunkHeadBytes - 4);
+  return checksum == load32(chunk.head + kChunkHeadBytes - 4) ? Status{} : Status{Fault::kChecksum, chunk.index};
 }
 
 Status read_chunk_head(Chunk& chunk) {

@@ -60,19 +60,22 @@ void write_header(const Kernels& kernels, Header& header, std::uint8_t* out);
 // Checks everything against the limits, the format and the bytes that are there.
 Status read_header(const Kernels& kernels, const std::uint8_t* frame, std::size_t frame_bytes, const Limits& limits, Header& header);
 
+// The checksum of a payload's first bytes.
+struct Summed {
+  std::uint32_t value;  // continued from the header's
+  std::size_t bytes;
+};
+
 // Writes kChunkHeadBytes in front of a payload that stands at out + kChunkHeadBytes.
-void write_chunk_head(const Kernels& kernels, std::uint32_t header_checksum, std::uint64_t index, Mode mode, bool nonfinite,
+void write_chunk_head(const Kernels& kernels, const Summed& summed, std::uint64_t index, Mode mode, bool nonfinite,
                       std::size_t payload_bytes, std::uint8_t* out);
 
 // Finds chunk `index` at `position`, which moves behind it. Only the lengths are checked.
 Status find_chunk(const Header& header, std::uint64_t index, const std::uint8_t*& position, const std::uint8_t* end, Chunk& chunk);
 
-// The checksum of a chunk's head, from which its payload's goes on, and the one that stands there.
-std::uint32_t checksum_of_head(const Kernels& kernels, const Header& header, const Chunk& chunk);
-std::uint32_t stated_checksum(const Chunk& chunk);
-
-// Whether the checksum is right.
+// Whether the checksum is right; and if the payload's, continued from the header's, is known already.
 Status check_checksum(const Kernels& kernels, const Header& header, const Chunk& chunk);
+Status check_checksum(const Kernels& kernels, std::uint32_t of_payload, const Chunk& chunk);
 
 // The head's other fields, which are set.
 Status read_chunk_head(Chunk& chunk);

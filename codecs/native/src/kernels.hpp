@@ -195,6 +195,9 @@ struct Kernels {
   // CRC-32 (0xEDB88320) continued from `value`, as zlib's crc32().
   std::uint32_t (*crc32)(std::uint32_t value, const std::uint8_t* data, std::size_t count);
 
+  // The same, of bytes that it copies, which takes no longer.
+  std::uint32_t (*copy_crc32)(std::uint32_t value, const std::uint8_t* from, std::size_t count, std::uint8_t* to);
+
   // The same of at least kLeastBeside bytes that stand in the way of what reads lanes, and what crc32 would give. Both null where a path gains nothing by it:
   // where lanes wait for each other, a checksum costs little.
   void (*begin_checksum)(std::uint32_t value, const std::uint8_t* data, std::size_t count, Checksum& checksum);

@@ -31,18 +31,18 @@ namespace fsl {
 
 namespace {
 
-constexpr Kernels kernels_with(decltype(Kernels::crc32) checksum) {
+constexpr Kernels kernels_with(decltype(Kernels::crc32) checksum, decltype(Kernels::copy_crc32) copy) {
   return {
       plain::combine,   plain::look,  quantise_float8, quantise_uniform,    cut_bfloat16,       cut_float32,        map,
       write_bit_planes, plain::write_ranks, plain::read_ranks, write_lanes,  read_lanes, read_codes, nullptr, nullptr, join,                dequantise_float8,  dequantise_uniform, join_bfloat16,
-      join_float32,     copy_float32, plain::largest_byte, count_byte,      plain::pick, plain::find_byte,   checksum, nullptr, nullptr, Path::kAvx2,
+      join_float32,     copy_float32, plain::largest_byte, count_byte,      plain::pick, plain::find_byte,   checksum, copy, nullptr, nullptr, Path::kAvx2,
   };
 }
 
 }  // namespace
 
-const Kernels kAvx2Kernels = kernels_with(crc32);
-const Kernels kAvx2KernelsWithWideCrc = kernels_with(wide_crc32);
+const Kernels kAvx2Kernels = kernels_with(crc32, plain::copied<crc32>);
+const Kernels kAvx2KernelsWithWideCrc = kernels_with(wide_crc32, plain::copied<wide_crc32>);
 
 }  // namespace fsl
 

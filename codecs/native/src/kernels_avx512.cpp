@@ -36,7 +36,7 @@ namespace fsl {
 const Kernels kAvx512Kernels = {
     combine,          look,        quantise_float8, quantise_uniform, cut_bfloat16,      cut_float32,        map,
     write_bit_planes, write_ranks, read_ranks, write_lanes, read_lanes, read_codes, read_float8, read_uniform, join,             dequantise_float8, dequantise_uniform, join_bfloat16,
-    join_float32,     copy_float32, largest_byte,   count_byte,       pick, find_byte,         crc32, begin_checksum, end_checksum, Path::kAvx512,
+    join_float32,     copy_float32, largest_byte,   count_byte,       pick, find_byte,         crc32, copy_crc32, begin_checksum, end_checksum, Path::kAvx512,
 };
 
 }  // namespace fsl

@@ -111,36 +111,62 @@ FSL_INLINE std::uint32_t finish_crc32(__m512i sum, const std::uint8_t* data, std
   return kScalarKernels.crc32(kScalarKernels.crc32(0xFFFFFFFF, bytes, 16), data, count);
 }
 
-// The bytes before the first cache line: vectors that lie in two take twice as long to load.
+// How many bytes there are before the first cache line: vectors that lie in two take twice as long to load, or to store.
+FSL_INLINE std::size_t to_line(const std::uint8_t* data) { return (64 - (reinterpret_cast<std::uintptr_t>(data) & 63)) & 63; }
+
 FSL_INLINE std::uint32_t crc32_to_line(std::uint32_t value, const std::uint8_t*& data, std::size_t& count) {
-  const std::size_t lead = (64 - (reinterpret_cast<std::uintptr_t>(data) & 63)) & 63;
+  const std::size_t lead = to_line(data);
   value = kScalarKernels.crc32(value, data, lead);
   data += lead;
   count -= lead;
   return value;
 }
 
-FSL_INLINE __m512i first_of_crc32(std::uint32_t value, const std::uint8_t* data) {
-  return _mm512_xor_si512(load(data), _mm512_zextsi128_si512(_mm_cvtsi32_si128(static_cast<int>(~value))));
+// What a message's first bytes are combined with, to go on from `value`.
+FSL_INLINE __m512i start_of_crc32(std::uint32_t value) { return _mm512_zextsi128_si512(_mm_cvtsi32_si128(static_cast<int>(~value))); }
+
+// Of at least 256 bytes; take(i, bytes) is given all that stand in whole groups of 256.
+template <typename Take>
+FSL_INLINE std::uint32_t whole_crc32(std::uint32_t value, const std::uint8_t* data, std::size_t count, Take take) {
+  __m512i sums[4];
+  for (std::size_t v = 0; v < 4; ++v) {
+    sums[v] = load(data + 64 * v);
+    take(64 * v, sums[v]);
+  }
+  sums[0] = _mm512_xor_si512(sums[0], start_of_crc32(value));
+  std::size_t i = 256;
+  for (; i + 256 <= count; i += 256) {
+    for (std::size_t v = 0; v < 4; ++v) {
+      const __m512i bytes = load(data + i + 64 * v);
+      take(i + 64 * v, bytes);
+      sums[v] = fold<2048>(sums[v], bytes);
+    }
+  }
+  return finish_crc32(fold<512>(fold<512>(fold<512>(sums[0], sums[1]), sums[2]), sums[3]), data + i, count - i);
 }
 
 std::uint32_t crc32(std::uint32_t value, const std::uint8_t* data, std::size_t count) {
   if (count < 512) return kScalarKernels.crc32(value, data, count);
   if (count >= 4096) value = crc32_to_line(value, data, count);
-  __m512i sums[4] = {first_of_crc32(value, data)};
-  for (int i = 1; i < 4; ++i) sums[i] = load(data + 64 * i);
-  data += 256;
-  count -= 256;
-  for (; count >= 256; data += 256, count -= 256) {
-    for (int i = 0; i < 4; ++i) sums[i] = fold<2048>(sums[i], load(data + 64 * i));
-  }
-  return finish_crc32(fold<512>(fold<512>(fold<512>(sums[0], sums[1]), sums[2]), sums[3]), data, count);
+  return whole_crc32(value, data, count, [](std::size_t, __m512i) {});
+}
+
+std::uint32_t copy_crc32(std::uint32_t value, const std::uint8_t* from, std::size_t count, std::uint8_t* to) {
+  const std::size_t lead = to_line(to);
+  if (count < 512 + lead) return kScalarKernels.copy_crc32(value, from, count, to);
+  value = kScalarKernels.copy_crc32(value, from, lead, to);
+  from += lead;
+  to += lead;
+  count -= lead;
+  const std::size_t whole = count & ~std::size_t{255};
+  std::memcpy(to + whole, from + whole, count - whole);
+  return whole_crc32(value, from, count, [=](std::size_t i, __m512i bytes) __attribute__((always_inline)) { store(to + i, bytes); });
 }
 
 void begin_checksum(std::uint32_t value, const std::uint8_t* data, std::size_t count, Checksum& checksum) {
   static_assert(kLeastBeside >= 64 + sizeof checksum.sums, "a line's rest and two vectors");
   value = crc32_to_line(value, data, count);
-  store(checksum.sums, first_of_crc32(value, data));
+  store(checksum.sums, _mm512_xor_si512(load(data), start_of_crc32(value)));
   store(checksum.sums + 64, load(data + 64));
   checksum.next = data + 128;
   checksum.end = data + count;

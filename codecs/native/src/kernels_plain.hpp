@@ -454,6 +454,13 @@ std::uint32_t crc32(std::uint32_t value, const std::uint8_t* data, std::size_t c
   return ~crc;
 }
 
+// The checksum of what was copied before.
+template <auto kCrc32>
+std::uint32_t copied(std::uint32_t value, const std::uint8_t* from, std::size_t count, std::uint8_t* to) {
+  std::memcpy(to, from, count);
+  return kCrc32(value, to, count);
+}
+
 }  // namespace plain
 }  // namespace
 }  // namespace fsl

@@ -85,7 +85,7 @@ std::size_t stage_encode(const Kernels& kernels, const Format& format, const std
   } else {
     std::fill_n(chunk.scales, runs, static_cast<std::uint8_t>(format.float8->lowest_scale));
   }
-  PayloadWriter writer(kernels, settings, none, chunk, {}, scratch);
+  PayloadWriter writer(kernels, settings, none, chunk, 0, {}, scratch);
   std::size_t bytes = 0;
   std::size_t raw_bytes = 0;
   Attempt attempt = writer.write_coded(writer.plan(false), out, bytes, raw_bytes);

@@ -56,8 +56,9 @@ PlaneSource PayloadWriter::source_of(const ChunkPlan& plan, int p) {
   return {symbols, 0};
 }
 
-// Streams of the coded planes; false when one would end beyond `limit`.
-bool PayloadWriter::write_streams(const ChunkPlan& plan, std::uint8_t*& position, const std::uint8_t* limit) {
+// Streams of the coded planes; false when one would end beyond `limit`. The payload begins at `out`.
+bool PayloadWriter::write_streams(const ChunkPlan& plan, const std::uint8_t* out, std::uint8_t*& position, const std::uint8_t* limit) {
+  summed_ = {header_checksum_, 0};
   for (int p = 0; p < format_.split[plan.split_index].planes; ++p) {
     const Book* const book = plan.planes[p].book;
     if (book == nullptr) continue;
@@ -68,8 +69,11 @@ bool PayloadWriter::write_streams(const ChunkPlan& plan, std::uint8_t*& position
     const Stream stream = write_stream(kernels_, *book, sources_[p], codes_.count, ahead_, scratch_, uncoded_[p]);
     if (stream.size + 4 > static_cast<std::size_t>(limit - position)) return false;
     store(position, static_cast<std::uint32_t>(stream.size));
-    std::memcpy(position + 4, stream.bytes, stream.size);
-    position += 4 + stream.size;
+    position += 4;
+    const std::uint32_t before = kernels_.crc32(summed_.value, out + summed_.bytes, static_cast<std::size_t>(position - out) - summed_.bytes);
+    summed_.value = kernels_.copy_crc32(before, stream.bytes, stream.size, position);
+    position += stream.size;
+    summed_.bytes = static_cast<std::size_t>(position - out);
   }
   return true;
 }
@@ -123,7 +127,7 @@ Attempt PayloadWriter::write_coded(const ChunkPlan& plan, std::uint8_t* out, std
     std::memcpy(position, plan.planes[p].head, plan.planes[p].head_bytes);
     position += plan.planes[p].head_bytes;
   }
-  if (static_cast<std::size_t>(position - out) > most || !write_streams(plan, position, out + most)) return Attempt::kTooLong;
+  if (static_cast<std::size_t>(position - out) > most || !write_streams(plan, out, position, out + most)) return Attempt::kTooLong;
   raw_bytes = 0;
   const float* escaped = codes_.escaped;
   for (std::size_t offset = 0; offset < codes_.count; offset += kBlockValues) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "chunk_codes.hpp"
+#include "frame.hpp"
 #include "plan.hpp"
 #include "stream_writer.hpp"
 
@@ -16,9 +17,16 @@ enum class Attempt {
 
 class PayloadWriter {
  public:
-  PayloadWriter(const Kernels& kernels, const EncodeSettings& settings, const SharedBooks& shared, const ChunkCodes& codes, const Ahead& ahead,
-                Scratch& scratch)
-      : kernels_(kernels), settings_(settings), format_(*settings.format), shared_(shared), codes_(codes), ahead_(ahead), scratch_(scratch) {}
+  PayloadWriter(const Kernels& kernels, const EncodeSettings& settings, const SharedBooks& shared, const ChunkCodes& codes,
+                std::uint32_t header_checksum, const Ahead& ahead, Scratch& scratch)
+      : kernels_(kernels),
+        settings_(settings),
+        format_(*settings.format),
+        shared_(shared),
+        codes_(codes),
+        header_checksum_(header_checksum),
+        ahead_(ahead),
+        scratch_(scratch) {}
 
   // The plan from a sample or from all codes.
   const ChunkPlan& plan(bool everything);
@@ -27,10 +35,13 @@ class PayloadWriter {
   Attempt write_coded(const ChunkPlan& plan, std::uint8_t* out, std::size_t& bytes, std::size_t& raw_bytes);
   Attempt write_raw_codes(std::uint8_t* out, std::size_t& bytes);
 
+  // Of what write_coded() has written: all up to the last stream's end.
+  const Summed& summed() const { return summed_; }
+
  private:
   bool is_constant(const ChunkPlan& plan, int p) const;
   PlaneSource source_of(const ChunkPlan& plan, int p);
-  bool write_streams(const ChunkPlan& plan, std::uint8_t*& position, const std::uint8_t* limit);
+  bool write_streams(const ChunkPlan& plan, const std::uint8_t* out, std::uint8_t*& position, const std::uint8_t* limit);
   std::size_t write_scales_of(std::size_t offset, std::size_t count, std::uint8_t* out);
   std::size_t write_plane(const ChunkPlan& plan, int p, std::size_t offset, std::size_t count, std::uint8_t* out);
   std::size_t write_uncoded(const Book& book, int p, std::size_t offset, std::size_t count, std::uint8_t* out);
@@ -41,6 +52,8 @@ class PayloadWriter {
   const Format& format_;
   const SharedBooks& shared_;
   const ChunkCodes& codes_;
+  const std::uint32_t header_checksum_;
+  Summed summed_ = {};
   Ahead ahead_;
   Scratch& scratch_;
   PlaneSource sources_[kMaximumPlanes] = {};

@@ -273,6 +273,10 @@ void test_bytes(const Kernels& kernels) {
   if (is_sparse && count > 0) data.as()[below(count)] = static_cast<std::uint8_t>(chance());
   const std::uint32_t start = static_cast<std::uint32_t>(chance());
   if (kernels.crc32(start, data.as(), count) != crc_by_bits(start, data.as(), count)) fail("crc of " + std::to_string(count));
+  Edge copy(count + below(2) * below(64));
+  if (kernels.copy_crc32(start, data.as(), count, copy.as()) != crc_by_bits(start, data.as(), count)) fail("crc of " + std::to_string(count) + " copied");
+  if (!std::equal(data.as(), data.as() + count, copy.as())) fail("copy of " + std::to_string(count));
+  copy.check_front("copy");
   const std::uint8_t byte = is_sparse || count == 0 ? std::uint8_t{0x7F} : data.as()[below(count)];
   std::uint8_t largest = 0;
   for (std::size_t i = 0; i < count; ++i) largest = std::max<std::uint8_t>(largest, data.as()[i] & byte);

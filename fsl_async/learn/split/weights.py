@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from fsl_async.learn.buffers import ModelWeights, Vector
 from fsl_async.learn.split.errors import HalfMisused
+from fsl_codecs import new_vector
 
 _PIECE = 1 << 17
 """Values that are averaged at a time: what is wide must not double the memory."""
@@ -58,7 +59,7 @@ def weights_of(module: nn.Module) -> ModelWeights:
 def export(module: nn.Module) -> Vector:
     """A new flat fp32 vector of what is exchanged."""
     weights = weights_of(module)
-    out = np.empty(weights.manifest.values, np.float32)
+    out = new_vector(weights.manifest.values)
     weights.copy_out(out)
     return out
 

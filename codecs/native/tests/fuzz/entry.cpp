@@ -35,9 +35,8 @@ void seal(std::vector<std::uint8_t>& frame) {
     const std::size_t left = frame.size() - position - fsl::kChunkHeadBytes;
     const std::size_t payload = fsl::load32(head);
     const std::size_t there = payload < left ? payload : left;
-    std::uint32_t checksum = kernels.crc32(header, head, fsl::kChunkHeadBytes - 4);
-    checksum = kernels.crc32(checksum, head + fsl::kChunkHeadBytes, there);
-    fsl::store(head + fsl::kChunkHeadBytes - 4, checksum);
+    const std::uint32_t of_payload = kernels.crc32(header, head + fsl::kChunkHeadBytes, there);
+    fsl::store(head + fsl::kChunkHeadBytes - 4, kernels.crc32(of_payload, head, fsl::kChunkHeadBytes - 4));
     position += fsl::kChunkHeadBytes + there;
     if (there < payload) break;
   }
