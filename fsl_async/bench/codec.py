@@ -42,14 +42,13 @@ class CodecBenchSettings:
     """What to measure.
 
     `repeats` rounds of everything that stands in one row, fewer when they would take longer than `limit_s`; for `patience_s` more it looks for
-    rounds that no neighbour on the core disturbs, and for `memory_patience_s` for those in which memory serves two cores. `stage_calls` calls of the entropy stage make one measurement of it.
+    rounds that no neighbour on the core disturbs. `stage_calls` calls of the entropy stage make one measurement of it.
     """
 
     megabytes: float = 128.0
     repeats: int = 7
     limit_s: float = 10.0
     patience_s: float = 0.0
-    memory_patience_s: float = 0.0
     stage_calls: int = 64
     files: tuple[Path, ...] = ()
     peers: bool = True
@@ -127,7 +126,7 @@ def _measured(
                 yield bench.peer_row(name, make)
         if path != NUMPY:  # which has one thread
             progress(f"{tensor} on two threads")
-            yield from bench.threads_rows("e4m3", settings.memory_patience_s)
+            yield bench.threads_row("e4m3")
 
 
 def _stage_rows(

@@ -16,7 +16,7 @@ from fsl_async.bench.codec_exact import CodeCounter, code_bytes, entropy_of, exp
 from fsl_codecs import CodecSpec, bound, info
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Mapping
 
     from numpy.typing import NDArray
 
@@ -31,13 +31,11 @@ if TYPE_CHECKING:
         """Runs actions in turns (`timing.in_turns` with its settings)."""
 
         def __call__(  # noqa: D102
-            self, actions: Mapping[str, Action], *, by_wall_clock: bool = False, **others: Any
+            self, actions: Mapping[str, Action], *, by_wall_clock: bool = False
         ) -> Rounds: ...
 
 
 FORMATS = ("fp32", "bf16", "e4m3", "e5m2", "uniform")
-SERVES_TWO = 1.7
-"""How many times as fast two threads copy as one where the machine's memory serves both."""
 _WEIGHT = 1.0
 """Of decode_accumulate. Sums grow from pass to pass and stay far from overflow."""
 
@@ -241,36 +239,24 @@ class TensorBench:
             **self._tail(rounds),
         }
 
-    def threads_rows(
-        self, number_format: str, memory_patience_s: float
-    ) -> Iterator[dict[str, Any]]:
-        """The codec's own threads, two and one in turns, on one frame of the whole vector; by the clock on the wall. Beside them a plain copy.
-
-        Where the two cores of a virtual machine are, and whether they share a way to memory, may change from second to second. So there is another row,
-        of nothing but rounds in which two threads copied `SERVES_TWO` times as fast as one, for which it waits up to `memory_patience_s`.
-        """
+    def threads_row(self, number_format: str) -> dict[str, Any]:
+        """The codec's own threads, two and one in turns, on one frame of the whole vector; by the clock on the wall. Beside them a plain copy."""
         whole = -(-self.values.size // CodecSpec().chunk_values)
         one, two = (
             self.chunks(number_format, chunks_in_frame=whole, threads=threads) for threads in (1, 2)
         )
-        actions = {
-            "encode": one.encode,
-            "encode two": two.encode,
-            "decode": one.decode,
-            "decode two": two.decode,
-            **self._limits.copies(),
-        }
-        head = self._head("threads", number_format)
-        yield self._threads_row(head, self._in_turns(actions, by_wall_clock=True))
-        if memory_patience_s:
-            served = self._in_turns(
-                actions, by_wall_clock=True, patience_s=memory_patience_s, wanted=_serves_two
-            )
-            head["row"] = "threads_served" if served.wanted_share else "threads_not_served"
-            yield self._threads_row(head, served) | {"wanted_share": served.wanted_share}
-
-    def _threads_row(self, row: dict[str, Any], rounds: Rounds) -> dict[str, Any]:
-        row, size = dict(row), self.values.nbytes
+        rounds = self._in_turns(
+            {
+                "encode": one.encode,
+                "encode two": two.encode,
+                "decode": one.decode,
+                "decode two": two.decode,
+                **self._limits.copies(),
+            },
+            by_wall_clock=True,
+        )
+        size = self.values.nbytes
+        row = self._head("threads", number_format)
         for name in ("encode", "decode", "memcpy"):
             row[f"{name}_one_gb_s"] = rounds.gb_s(name, size)
             row[f"{name}_two_gb_s"] = rounds.gb_s(f"{name} two", size)
@@ -297,7 +283,3 @@ class TensorBench:
             "rounds_left_out": rounds.left_out,
             "load_1m": round(os.getloadavg()[0], 2),
         }
-
-
-def _serves_two(seconds: Mapping[str, float]) -> bool:
-    return seconds["memcpy"] >= SERVES_TWO * seconds["memcpy two"]

@@ -40,7 +40,6 @@ _STAGE = _rows("entropy_stage", format="e4m3", is_main_path=True)
 _STAGE_AVX2 = _rows("entropy_stage", format="e4m3", path="avx2")
 _ZIPNN = _rows("peer", peer="bf16+zipnn")
 _THREADS = _rows("threads", format="e4m3")
-_SERVED = _rows("threads_served", format="e4m3")
 
 TARGETS = (
     Target("encode into a reused chunk buffer / memcpy", "encode_over_memcpy", _E4M3, 0.8, 1.05),
@@ -55,8 +54,6 @@ TARGETS = (
     Target("AVX2 entropy stage, decode / zstd -1", "decode_over_zstd", _STAGE_AVX2, 1.0, 2.0),
     Target("two threads / one, encode", "encode_two_over_one", _THREADS, 1.8, 1.95),
     Target("two threads / one, decode", "decode_two_over_one", _THREADS, 1.8, 1.95),
-    Target("the same where memory serves two, encode", "encode_two_over_one", _SERVED, 1.8, 1.95),
-    Target("the same where memory serves two, decode", "decode_two_over_one", _SERVED, 1.8, 1.95),
 )  # fmt: skip
 
 

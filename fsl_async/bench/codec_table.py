@@ -66,7 +66,6 @@ _THREADS: Sequence[Column] = (
     ("two", "memcpy_two_gb_s"),
     ("two / one", "memcpy_two_over_one"),
 )
-_SERVED: Sequence[Column] = (*_THREADS, ("of all rounds", "wanted_share"), ("rounds", "repeats"))
 _SUMMARY: Sequence[Column] = (
     ("what", "what"),
     ("ratio", "ratio"),
@@ -82,7 +81,6 @@ _SECTIONS: Sequence[tuple[str, str, Sequence[Column]]] = (
     ("entropy_stage", "Entropy stage alone, in the cache: 10^9 symbols/s", _STAGE),
     ("peer", "Whole pipelines of others: GB/s of fp32, one core", _PEER),
     ("threads", "Two threads against one", _THREADS),
-    ("threads_served", "Two threads against one, where two that copy are 1.7 times one", _SERVED),
     ("summary", "Against the targets", _SUMMARY),
 )
 

@@ -9,8 +9,7 @@ What others took of the time is reported beside (`waited_share`); where it is la
 
 A neighbour on the other hardware thread of a core takes nothing of the processor seconds and up to half of the arithmetic. A probe, a loop
 of one-cycle instructions, sees that: around each round it tells how fast the core is, and `in_turns` can go on, for so many more seconds as it
-is given, until there are enough rounds in which the core was this process's own. Rounds are chosen by the probe, or by what the machine's limits were
-in them (`wanted`), never by what was measured.
+is given, until there are enough rounds in which the core was this process's own. Rounds are chosen by the probe, never by what was measured.
 """
 
 from __future__ import annotations
@@ -63,9 +62,7 @@ class Rounds:
     undisturbed_share: float | None = None
     """Of the rounds that count, how many had the core to themselves."""
     left_out: int = 0
-    """Rounds that do not count, because they were not wanted, or enough others were less disturbed."""
-    wanted_share: float = 1.0
-    """Of all rounds, how many were wanted."""
+    """Rounds that do not count, because enough others were less disturbed."""
 
     @property
     def count(self) -> int:
@@ -107,12 +104,10 @@ def in_turns(
     by_wall_clock: bool = False,
     probe: CoreProbe | None = None,
     patience_s: float = 0.0,
-    wanted: Callable[[Mapping[str, float]], bool] | None = None,
 ) -> Rounds:
     """Run all actions once unmeasured, then in turns `repeats` times; fewer, but at least once, when `limit_s` is over.
 
     With a probe it goes on for up to `patience_s` more until `repeats` rounds are undisturbed; those count that were disturbed least.
-    `wanted` is told the seconds of each action of a round, and should look at those of limits alone: only rounds that it wants count, if any were there.
     """
     for action in actions.values():
         action()
@@ -121,14 +116,9 @@ def in_turns(
     was_enabled = gc.isenabled()
     gc.disable()
     rounds: list[_Round] = []
-    others: list[_Round] = []
     try:
         while True:
-            one = _one_round(actions.values(), clock, probe)
-            if wanted is None or wanted(dict(zip(actions, one.seconds, strict=True))):
-                rounds.append(one)
-            else:
-                others.append(one)
+            rounds.append(_one_round(actions.values(), clock, probe))
             passed = time.perf_counter() - begun
             if probe is None:
                 if len(rounds) >= repeats or passed > limit_s:
@@ -144,14 +134,11 @@ def in_turns(
             gc.enable()
     passed, running = time.perf_counter() - begun, time.process_time() - begun_running
     waited = round(1 - min(running / passed, 1.0), 3)
-    count = len(rounds) + len(others)
-    wanted_share = round(len(rounds) / count, 3)
-    taken = _least_disturbed(rounds or others, repeats)
+    taken = _least_disturbed(rounds, repeats)
     by_name = zip(*(one.seconds for one in taken), strict=True)
     seconds = dict(zip(actions, by_name, strict=True))
-    left_out = count - len(taken)
     if probe is None:
-        return Rounds(seconds, waited, left_out=left_out, wanted_share=wanted_share)
+        return Rounds(seconds, waited)
     rates = [one.core_rate for one in taken]
     quiet_share = sum(rate >= UNDISTURBED_SHARE * probe.fastest for rate in rates) / len(rates)
     return Rounds(
@@ -159,8 +146,7 @@ def in_turns(
         waited,
         round(statistics.median(rates), 2),
         round(quiet_share, 2),
-        left_out,
-        wanted_share,
+        len(rounds) - len(taken),
     )
 
 

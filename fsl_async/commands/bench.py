@@ -38,11 +38,6 @@ def command() -> None:
     metavar="SECONDS",
     help="For each row, wait so long for rounds in which no neighbour disturbs the core.",
 )  # fmt: skip
-@click.option(
-    "--memory-patience", "memory_patience_s", default=0.0, show_default=True, type=Finite(0, 3600),
-    metavar="SECONDS",
-    help="For each tensor, wait so long for rounds in which two threads copy 1.7 times as fast as one, and measure the codec's two threads in those as well.",
-)  # fmt: skip
 @click.option("--quick", is_flag=True, help="A first look: 32 MB and three repeats.")
 @click.option(
     "--tensors", "files", multiple=True, metavar="FILE.safetensors",
@@ -67,7 +62,6 @@ def codec(
     megabytes: float,
     repeats: int,
     patience_s: float,
-    memory_patience_s: float,
     quick: bool,
     files: tuple[Path, ...],
     path: str,
@@ -88,7 +82,6 @@ def codec(
         megabytes=32.0 if quick else megabytes,
         repeats=3 if quick else repeats,
         patience_s=patience_s,
-        memory_patience_s=memory_patience_s,
         files=files,
         peers=peers,
         path=path,

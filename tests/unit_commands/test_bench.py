@@ -12,7 +12,6 @@ from fsl_async import cli
 from fsl_async.bench import codec, codec_peers
 from fsl_async.bench.codec_exact import CodeCounter, entropy_bits, expected
 from fsl_async.bench.codec_files import read_values
-from fsl_async.bench.codec_rows import TensorBench
 from fsl_async.bench.codec_stage import NumpyStage, stages
 from fsl_async.bench.codec_summary import TARGETS, Target, summary, verdict
 from fsl_async.bench.codec_table import aligned, cell, tables
@@ -21,7 +20,6 @@ from fsl_async.bench.limits import MemoryLimits, core_probe
 from fsl_async.bench.timing import CoreProbe, Rounds, in_turns
 from fsl_async.errors import UsageError
 from fsl_codecs import CodecSpec, decode, encode
-from fsl_codecs.dispatch import choice
 
 TINY = TrainingSettings(preset="0.5m", steps_before=2, steps_between=1, steps_of_delta=1, batch=1)
 
@@ -121,44 +119,6 @@ def test_a_core_that_is_never_quiet_is_said_to_be_so():
     hurried = in_turns({"a": lambda: None}, 3, 0.0, probe=StagedProbe([2.0]), patience_s=0.001)
     assert hurried.undisturbed_share == 0.0
     assert hurried.count <= 3
-
-
-def test_only_rounds_that_are_wanted_count():
-    """By what limits were in them; where none is, the others stand there, and are said not to be."""
-    seconds = iter([0.0, 0.03, 0.0, 0.03])  # the first is not measured
-    actions = {"limit": lambda: time.sleep(next(seconds)), "b": lambda: None}
-    rounds = in_turns(
-        actions, 2, 60.0, by_wall_clock=True, wanted=lambda found: found["limit"] > 0.02
-    )
-    assert min(rounds.seconds["limit"]) > 0.02
-    assert (rounds.count, rounds.left_out, rounds.wanted_share) == (2, 1, 0.667)
-    none = in_turns({"a": lambda: None}, 2, 0.01, wanted=lambda _: False, probe=StagedProbe([4.0]))
-    assert (none.count, none.wanted_share) == (2, 0.0)
-    assert in_turns({"a": lambda: None}, 2, 9.0).wanted_share == 1.0
-
-
-@pytest.mark.parametrize(("ratio", "kind"), [(1.8, "threads_served"), (1.1, "threads_not_served")])
-def test_two_threads_are_told_apart_by_what_memory_gives(ratio, kind):
-    """A row of rounds in which two copies take as long as one must not look like one of others."""
-    asked = []
-
-    def measure(actions, *, by_wall_clock, wanted=None, patience_s=0.0):
-        assert by_wall_clock
-        seconds = dict.fromkeys(actions, 0.1) | {"memcpy": ratio * 0.1}
-        asked.append(patience_s)
-        is_wanted = wanted is None or wanted(seconds)
-        return Rounds(
-            {name: (took,) for name, took in seconds.items()}, wanted_share=float(is_wanted)
-        )
-
-    values = np.random.default_rng(0).normal(0, 1, 3000).astype(np.float32)
-    rooms = (np.empty_like(values), np.empty_like(values))
-    bench = TensorBench("x", values, rooms, MemoryLimits(3000), choice().chosen, measure=measure)
-    rows = list(bench.threads_rows("e4m3", 5.0))
-    assert [row["row"] for row in rows] == ["threads", kind]
-    assert asked == [0.0, 5.0]
-    assert rows[1]["memcpy_two_over_one"] == ratio
-    assert [row["row"] for row in bench.threads_rows("e4m3", 0.0)] == ["threads"]
 
 
 @pytest.mark.skipif(core_probe() is None, reason="no native codec")

@@ -28,7 +28,7 @@ ChunkCodes make_room(const EncodeSettings& settings, Scratch& scratch) {
 }
 
 void ChunkQuantiser::quantise(const float* x, std::size_t count, std::uint32_t first_bits, Seen& seen,
-                              std::uint16_t* positions) {
+                              std::uint16_t* positions, std::size_t further) {
   const std::size_t offset = codes_.count;
   const std::size_t first_run = offset / settings_.block_values;
   const std::size_t runs = blocks_of(count, settings_.block_values);
@@ -49,7 +49,7 @@ void ChunkQuantiser::quantise(const float* x, std::size_t count, std::uint32_t f
     case Kind::kE4m3:
     case Kind::kE5m2:
       kernels_.quantise_float8(x, count, *format_.float8, settings_.block_values, first_bits, codes_.planes[0] + offset,
-                               codes_.scales + first_run, seen);
+                               codes_.scales + first_run, seen, further);
       settle_scales(first_run, runs);
       break;
     case Kind::kUniform: {

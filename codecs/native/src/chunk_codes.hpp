@@ -26,7 +26,7 @@ class ChunkQuantiser {
 
   // The next inner block: x (count), as many values as one holds but for the last. Values that the format cannot hold give arbitrary codes;
   // `seen` tells. positions: kBlockValues of scratch.
-  void quantise(const float* x, std::size_t count, std::uint32_t first_bits, Seen& seen, std::uint16_t* positions);
+  void quantise(const float* x, std::size_t count, std::uint32_t first_bits, Seen& seen, std::uint16_t* positions, std::size_t further);
 
   // residual[i] = x[i] - what a decoder gives, for the block that was quantised last.
   void leave(const float* x, float* residual) const { put({Sink::kResidual, residual, 0.0F, x}); }

@@ -6,6 +6,12 @@
 #include "payload.hpp"
 
 namespace fsl {
+namespace {
+
+// Three quarters of a usual chunk: from the second half of a chunk on, what quantising fetches is the next one's.
+constexpr std::size_t kFurtherBytes = 384 * 1024;
+
+}  // namespace
 
 // `count` values of the chunk from `offset` on; valid until the next call.
 const float* ChunkEncoder::values(std::size_t offset, std::size_t count) {
@@ -28,10 +34,11 @@ Ahead ChunkEncoder::ahead() const {
 // False when some value reaches the format's escape magnitude.
 bool ChunkEncoder::quantise(ChunkCodes& codes) {
   ChunkQuantiser quantiser(kernels_, settings_, codes);
+  const std::size_t further = ahead().end != nullptr && source_.reference == nullptr ? kFurtherBytes : 0;
   for (std::size_t offset = 0; offset < count_; offset += kBlockValues) {
     const std::size_t size = std::min(kBlockValues, count_ - offset);
     const float* const x = values(offset, size);
-    quantiser.quantise(x, size, first_bits_, seen_, scratch_.positions);
+    quantiser.quantise(x, size, first_bits_, seen_, scratch_.positions, further);
     if (seen_.largest_magnitude >= format_.escape_magnitude) return false;
     if (source_.residual != nullptr) quantiser.leave(x, residual(offset));
   }
@@ -60,7 +67,7 @@ Encoded ChunkEncoder::write_constant(std::uint8_t* out) {
     ChunkCodes codes = make_room(settings_, scratch_);
     ChunkQuantiser quantiser(kernels_, settings_, codes);
     scratch_.x[0] = value;
-    quantiser.quantise(scratch_.x, 1, first_bits_, ignored, scratch_.positions);
+    quantiser.quantise(scratch_.x, 1, first_bits_, ignored, scratch_.positions, 0);
     value = quantiser.only_value();
   }
   std::uint32_t bits;

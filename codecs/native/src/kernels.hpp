@@ -112,9 +112,10 @@ struct Kernels {
   void (*look)(const float* x, std::size_t count, std::uint32_t first_bits, Seen& seen);
 
   // Codes (count) and one scale byte for each run of block_values (a power of two from 16 to 1024); scale 0 for a run of zeros.
-  // Values that reach the format's escape magnitude give arbitrary codes; `seen` tells the caller. Folds the block into `seen`.
+  // Values that reach the format's escape magnitude give arbitrary codes; `seen` tells the caller. Folds the block into `seen`. What stands `further` bytes
+  // behind each value may be fetched in part, where a path gains by it; 0 for values that are not in a long row in memory.
   void (*quantise_float8)(const float* x, std::size_t count, const Float8& format, std::size_t block_values,
-                          std::uint32_t first_bits, std::uint8_t* codes, std::uint8_t* scales, Seen& seen);
+                          std::uint32_t first_bits, std::uint8_t* codes, std::uint8_t* scales, Seen& seen, std::size_t further);
 
   // The uniform format: codes and one step index for each run (docs/WIRE.md, "Uniform codes"), kZeroRun for a run of zeros.
   // Returns the number of values whose code is the escape (0).

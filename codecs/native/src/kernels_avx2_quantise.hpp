@@ -83,7 +83,7 @@ FSL_INLINE void quantise_runs(const float* x, std::size_t count, const Float8& f
     if (start + block_values < count) next = largest_of_run(from + block_values, block_values, first_bits, seen);
     if (largest >= 0x74000000) {
       // The adder's exponent would overflow.
-      plain::quantise_float8(from, block_values, format, block_values, first_bits, codes + start, scales, seen);
+      plain::quantise_float8(from, block_values, format, block_values, first_bits, codes + start, scales, seen, 0);
       continue;
     }
     *scales = plain::scale_of(largest, format);
@@ -92,7 +92,7 @@ FSL_INLINE void quantise_runs(const float* x, std::size_t count, const Float8& f
 }
 
 void quantise_float8(const float* x, std::size_t count, const Float8& format, std::size_t block_values, std::uint32_t first_bits,
-                     std::uint8_t* codes, std::uint8_t* scales, Seen& seen) {
+                     std::uint8_t* codes, std::uint8_t* scales, Seen& seen, std::size_t) {
   const std::size_t whole = count - count % block_values;
   if (format.mantissa_bits == 3) {
     quantise_runs<3>(x, whole, format, block_values, first_bits, codes, scales, seen);
@@ -101,7 +101,7 @@ void quantise_float8(const float* x, std::size_t count, const Float8& format, st
   }
   if (whole < count) {
     plain::quantise_float8(x + whole, count - whole, format, block_values, first_bits, codes + whole, scales + whole / block_values,
-                           seen);
+                           seen, 0);
   }
 }
 

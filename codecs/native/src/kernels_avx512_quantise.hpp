@@ -88,7 +88,7 @@ FSL_INLINE __m512i bytes_order() {
 // kSmallRuns: of fewer than 64 values.
 template <int kMantissaBits, bool kSmallRuns>
 void quantise_pieces(const float* x, std::size_t count, const Float8& format, std::size_t block_values, std::uint32_t first_bits,
-                     std::uint8_t* codes, std::uint8_t* scales, Seen& seen) {
+                     std::uint8_t* codes, std::uint8_t* scales, Seen& seen, std::size_t further) {
   alignas(64) std::uint32_t largest[kPieceRuns + kLane];
   alignas(64) std::uint32_t smallest[kPieceRuns + kLane];
   const int block_shift = log2_of(block_values);
@@ -123,6 +123,8 @@ void quantise_pieces(const float* x, std::size_t count, const Float8& format, st
         // The piece after the next one, from the second level or from memory to the first.
         const std::uintptr_t ahead = reinterpret_cast<std::uintptr_t>(from) + 2 * kPiece * sizeof(float);
         for (std::size_t j = 0; j < 4; ++j) _mm_prefetch(reinterpret_cast<const char*>(ahead + j * kStep), _MM_HINT_T0);
+        // A quarter of what comes much later, so that memory is read at all times and not faster than it can be just when the rest is wanted.
+        _mm_prefetch(reinterpret_cast<const char*>(reinterpret_cast<std::uintptr_t>(from) + further), _MM_HINT_T1);
         if (kSmallRuns) {
           for (std::size_t j = 0; j < 4; ++j) {
             part[j] = Float8Run<kMantissaBits>(smallest[(i + j * kLane) >> block_shift]).codes(_mm512_castsi512_ps(value[j]));
@@ -136,22 +138,22 @@ void quantise_pieces(const float* x, std::size_t count, const Float8& format, st
       }
     } else {
       // The adder's exponent would overflow.
-      kScalarKernels.quantise_float8(x + start, length, format, block_values, first_bits, codes + start, scales, seen);
+      kScalarKernels.quantise_float8(x + start, length, format, block_values, first_bits, codes + start, scales, seen, 0);
     }
     scales += runs;
   }
 }
 
 void quantise_float8(const float* x, std::size_t count, const Float8& format, std::size_t block_values, std::uint32_t first_bits,
-                     std::uint8_t* codes, std::uint8_t* scales, Seen& seen) {
+                     std::uint8_t* codes, std::uint8_t* scales, Seen& seen, std::size_t further) {
   const std::size_t unit = block_values < kStep ? kStep : block_values;
   const std::size_t whole = count - count % unit;
   const auto quantise = block_values < kStep ? (format.mantissa_bits == 3 ? quantise_pieces<3, true> : quantise_pieces<2, true>)
                                              : (format.mantissa_bits == 3 ? quantise_pieces<3, false> : quantise_pieces<2, false>);
-  quantise(x, whole, format, block_values, first_bits, codes, scales, seen);
+  quantise(x, whole, format, block_values, first_bits, codes, scales, seen, further);
   if (whole < count) {
     kScalarKernels.quantise_float8(x + whole, count - whole, format, block_values, first_bits, codes + whole,
-                                   scales + whole / block_values, seen);
+                                   scales + whole / block_values, seen, 0);
   }
 }
 

@@ -13,10 +13,10 @@ inline __attribute__((always_inline)) void fetch_lines(Ahead& ahead) {
   ahead.next += 64 * kLines;
 }
 
-// Of the 512 bytes that 128 fp32 values take, 320: the rest comes early enough while they are quantised. Less where the core itself fetches more.
+// Of the 512 bytes that 128 fp32 values take, 320: the rest comes early enough while they are quantised. Less where it goes into the first level.
 inline __attribute__((always_inline)) void fetch_some(Ahead& ahead) {
   if (ahead.next >= ahead.end) return;
-  ahead.near ? fetch_lines<4, false, 3>(ahead) : fetch_lines<5, false, 2>(ahead);
+  ahead.near ? fetch_lines<3, false, 3>(ahead) : fetch_lines<5, false, 2>(ahead);
 }
 
 // What 128 fp32 values take that will be added to; of what goes into the first level, three quarters, as the rest comes by fetch_further.

@@ -86,7 +86,7 @@ std::uint8_t scale_of(std::uint32_t largest, const Float8& format) {
 }
 
 void quantise_float8(const float* x, std::size_t count, const Float8& format, std::size_t block_values, std::uint32_t first_bits,
-                     std::uint8_t* codes, std::uint8_t* scales, Seen& seen) {
+                     std::uint8_t* codes, std::uint8_t* scales, Seen& seen, std::size_t) {
   for (std::size_t start = 0; start < count; start += block_values) {
     const std::size_t length = count - start < block_values ? count - start : block_values;
     const std::uint8_t scale = scale_of(look_at_run(x + start, length, first_bits, seen), format);
