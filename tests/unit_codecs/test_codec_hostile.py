@@ -212,6 +212,7 @@ def test_huge_announcements_cost_nothing():
     [
         (0, b"X", "magic"),
         (4, b"\3", "version 3"),
+        (4, b"\4", "version 4"),
         (4, b"\6", "version 6"),
         (5, b"\5", "unknown format 5"),
         (6, b"\1", "reserved"),

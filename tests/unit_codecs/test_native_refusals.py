@@ -222,6 +222,32 @@ def test_a_late_fault_adds_nothing(path):
                 assert total.tobytes() == values.tobytes()
 
 
+@on_every_path
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_wrong_checksum_comes_first(path, name):
+    """One chunk with a bit turned over, which decodes all the same or does not: the checksum is what is told, and nothing is added."""
+    codec, count = implementation_named(path), 2 * BLOCK + 300
+    values = values_of("bell", count)
+    frame = encoded_by(codec, values, CodecSpec(name))
+    begin, harmless, harmful = 28 + 16, 0, 0
+    for place in range(begin, len(frame), max(1, (len(frame) - begin) // 120)):
+        damaged = bytearray(frame)
+        damaged[place] ^= 1 << place % 8
+        try:
+            codec.decode_into(sealed(damaged), np.empty(count, np.float32))
+            harmless += 1
+        except FrameError:
+            harmful += 1
+        total = values.copy()
+        with pytest.raises(FrameError, match="^checksum of chunk 0 does not match$"):
+            codec.decode_accumulate(damaged, total, 1.0)
+        with pytest.raises(FrameError, match="^checksum of chunk 0 does not match$"):
+            codec.decode_into(damaged, np.empty(count, np.float32))
+        assert total.tobytes() == values.tobytes()
+    assert harmless > 10
+    assert harmful > (0 if name == "fp32" else 3)
+
+
 def test_limits():
     """The same limits are told in the same words."""
     frame = encoded_by(REFERENCE, values_of("bell", 500), CodecSpec("e4m3"))

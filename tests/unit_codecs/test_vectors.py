@@ -27,3 +27,9 @@ def test_the_codec_takes_them():
     values[:] = np.linspace(-1, 1, 1000)
     frame = encode(values, CodecSpec(format="fp32"))
     assert np.array_equal(decode(frame), values)
+
+
+def test_no_vector_is_shorter_than_nothing():
+    """As with NumPy's own."""
+    with pytest.raises(ValueError, match="-1 values"):
+        new_vector(-1)

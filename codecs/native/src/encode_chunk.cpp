@@ -8,7 +8,7 @@
 namespace fsl {
 namespace {
 
-// Three quarters of a usual chunk: from the second half of a chunk on, what quantising fetches is the next one's.
+// Three quarters of a usual chunk: after its first quarter, what quantising fetches is the next one's.
 constexpr std::size_t kFurtherBytes = 384 * 1024;
 
 }  // namespace

@@ -176,8 +176,7 @@ void begin_checksum(std::uint32_t value, const std::uint8_t* data, std::size_t c
 FSL_INLINE void take_in(Checksum& checksum) {
   const std::uint8_t* const data = checksum.next;
   if (checksum.end - data < 128) return;
-  __builtin_prefetch(data + kCheckedAhead);
-  __builtin_prefetch(data + kCheckedAhead + 64);
+  fetch_checked(data);
   for (int i = 0; i < 128; i += 64) store(checksum.sums + i, fold<1024>(load(checksum.sums + i), load(data + i)));
   checksum.next = data + 128;
 }

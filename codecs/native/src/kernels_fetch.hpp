@@ -25,8 +25,12 @@ inline __attribute__((always_inline)) void fetch_to_add(Ahead& ahead) {
   ahead.near ? fetch_lines<6, true, 3>(ahead) : fetch_lines<8, true, 2>(ahead);
 }
 
-// How far ahead of a checksum its bytes are fetched, which are also those that lanes are read from soon.
-constexpr std::size_t kCheckedAhead = 4096;
+// What a checksum will take in, two lines 4 KiB further on; lanes are read from there soon after.
+inline __attribute__((always_inline)) void fetch_checked(const std::uint8_t* place) {
+  const std::uintptr_t later = reinterpret_cast<std::uintptr_t>(place) + 4096;
+  __builtin_prefetch(reinterpret_cast<const char*>(later));
+  __builtin_prefetch(reinterpret_cast<const char*>(later + 64));
+}
 
 // What will be added to, 6 KiB further on: not all that was fetched long before is still in the second cache level.
 inline __attribute__((always_inline)) void fetch_further(const float* place) {

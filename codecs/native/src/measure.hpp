@@ -23,6 +23,7 @@ void short_loop(std::uint64_t turns);
 
 // Plans and writes codes (count, of an 8-bit format) as a chunk's payload whose scales are all the smallest and whose escaped
 // values are all 0. `codes` has kSlackBytes behind its end, `out` holds stage_bound(count). Returns the bytes written.
+// The streams' checksum is in it, as they are summed up while they are copied.
 std::size_t stage_encode(const Kernels& kernels, const Format& format, const std::uint8_t* codes, std::size_t count, std::uint8_t* out);
 std::size_t stage_bound(std::size_t count);
 
