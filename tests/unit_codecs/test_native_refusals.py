@@ -239,9 +239,9 @@ def test_a_wrong_checksum_comes_first(path, name):
         except FrameError:
             harmful += 1
         total = values.copy()
-        with pytest.raises(FrameError, match="^checksum of chunk 0 does not match$"):
+        with pytest.raises(FrameError, match=r"^checksum of chunk 0 does not match$"):
             codec.decode_accumulate(damaged, total, 1.0)
-        with pytest.raises(FrameError, match="^checksum of chunk 0 does not match$"):
+        with pytest.raises(FrameError, match=r"^checksum of chunk 0 does not match$"):
             codec.decode_into(damaged, np.empty(count, np.float32))
         assert total.tobytes() == values.tobytes()
     assert harmless > 10
