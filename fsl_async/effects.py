@@ -98,7 +98,10 @@ class ReceiveInitial(Effect):
 
 @frozen
 class ReceiveDelta(Effect):
-    """Spool the offered delta, from the first chunk not yet held. Ends in DeltaStored or StreamLost."""
+    """Spool the offered delta, from the first chunk not yet held. Ends in DeltaStored or StreamLost.
+
+    `weight`: what its Accumulate will most likely say; so its chunks may be added while it comes.
+    """
 
     peer: str
     stream: str
@@ -108,6 +111,7 @@ class ReceiveDelta(Effect):
     steps: int
     round: int
     metrics: dict[str, Any] = field(factory=dict)
+    weight: float | None = None
 
 
 @frozen

@@ -19,7 +19,7 @@ import numpy as np
 from fsl_async.learn.errors import StoreError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -122,7 +122,10 @@ def read_frame(files: Files, path: Path, place: NDArray[np.int64]) -> bytes:
     return frame
 
 
-def each_frame(files: Files, path: Path, frames: int) -> Iterator[bytes]:
-    """All frames in order, one in memory at a time. Raises StoreError as `frame_places` does."""
-    for place in frame_places(files, path, frames):
-        yield read_frame(files, path, place)
+def each_frame(
+    files: Files, path: Path, frames: int, wanted: Sequence[int] | None = None
+) -> Iterator[bytes]:
+    """The `wanted` ones of all `frames` frames, or all, in order, one in memory at a time. Raises StoreError as `frame_places` does."""
+    places = frame_places(files, path, frames)
+    for index in range(frames) if wanted is None else wanted:
+        yield read_frame(files, path, places[index])

@@ -45,6 +45,11 @@ class Gathering:
         """There is no sum."""
         raise StoreError(f"{self._rule.name} adds nothing up: make its chunks")
 
+    def add_chunk(
+        self, key: DeltaKey, weight: float, index: int, values: NDArray[np.float32]
+    ) -> None:
+        """A rule sees deltas side by side, so one that is still coming is of no use."""
+
     def add(self, key: DeltaKey, weight: float) -> None:
         """Take a delta in. StoreError: it cannot be read."""
         try:

@@ -27,7 +27,7 @@ from fsl_async.learn.records import file_name, key_of_file
 from fsl_codecs import CodecError, decode_into, info
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Collection, Iterator, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -46,6 +46,9 @@ class Part:
     meta: DeltaMeta
     squared_norm: float = 0.0
     durable: bool = False
+    weight: float | None = None
+    """What it would weigh in the version after `version`."""
+    version: int = -1
 
     @property
     def norm(self) -> float:
@@ -88,13 +91,15 @@ class Spool:
 
     # --- receiving ----------------------------------------------------------------------------------------
 
-    def begin(self, key: DeltaKey, meta: DeltaMeta) -> None:
-        """Start receiving, or go on when the same delta was begun before."""
+    def begin(self, key: DeltaKey, meta: DeltaMeta) -> bool:
+        """Start receiving, or go on when the same delta was begun before; whether it starts."""
         part = self._parts.get(key)
-        if part is None or part.meta != meta:
-            path = self._directory / file_name(key)
-            self._parts.pop(key, None)  # creating the writer empties the file
-            self._parts[key] = Part(FrameWriter(self._files, path), meta)
+        if part is not None and part.meta == meta:
+            return False
+        path = self._directory / file_name(key)
+        self._parts.pop(key, None)  # creating the writer empties the file
+        self._parts[key] = Part(FrameWriter(self._files, path), meta)
+        return True
 
     def part(self, key: DeltaKey) -> Part:
         """The delta that is being received; StoreError when it was not begun."""
@@ -107,11 +112,13 @@ class Spool:
         part = self._parts.get(key)
         return part.writer.frames if part else 0
 
-    def write(self, key: DeltaKey, index: int, frame: BytesLike, manifest: Manifest) -> None:
-        """Check and append a frame; one that is there already is left alone."""
+    def write(
+        self, key: DeltaKey, index: int, frame: BytesLike, manifest: Manifest
+    ) -> NDArray[np.float32] | None:
+        """Check and append a frame; its values, which are valid until the next call. One that is there already is left alone: None."""
         part = self.part(key)
         if index < part.writer.frames:
-            return
+            return None
         if index > part.writer.frames:
             raise FrameRefused(
                 f"chunk {index} of delta {key.text} came before chunk {part.writer.frames}"
@@ -124,6 +131,7 @@ class Spool:
             raise FrameRefused(f"delta {key.text}: {error}") from error
         part.writer.append(frame)
         part.squared_norm += squared_norm(values)
+        return values
 
     def seal(self, key: DeltaKey, manifest: Manifest) -> Part:
         """Make a complete delta durable. When that fails the delta is given up: it must be sent again.
@@ -164,9 +172,11 @@ class Spool:
 
     # --- acknowledged deltas ------------------------------------------------------------------------------
 
-    def frames(self, key: DeltaKey, manifest: Manifest) -> Iterator[bytes]:
-        """The coded chunks of a delta, in order, one in memory at a time."""
-        return each_frame(self._files, self._directory / file_name(key), manifest.chunks)
+    def frames(
+        self, key: DeltaKey, manifest: Manifest, chunks: Sequence[int] | None = None
+    ) -> Iterator[bytes]:
+        """The coded chunks of a delta, or these of them, in order, one in memory at a time."""
+        return each_frame(self._files, self._directory / file_name(key), manifest.chunks, chunks)
 
     def holds(self, delta: AcceptedDelta) -> bool:
         """Whether the delta's file is in the spool; its content is not read."""

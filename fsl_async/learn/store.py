@@ -322,8 +322,13 @@ class Store:
 
     # --- deltas -------------------------------------------------------------------------------------------
 
-    def spool_begin(self, key: DeltaKey, meta: DeltaMeta) -> SpoolResult | None:
-        """Start or go on receiving a delta (see `spool_next_chunk`); what became of it when it is known already."""
+    def spool_begin(
+        self, key: DeltaKey, meta: DeltaMeta, weight: float | None = None
+    ) -> SpoolResult | None:
+        """Start or go on receiving a delta (see `spool_next_chunk`); what became of it when it is known already.
+
+        weight: what it would be accumulated with if it were whole now, so that its chunks can be added as they come.
+        """
         if self.version < 0:
             raise StoreError(
                 f"delta {key.text} came before version 0; publish the initial weights first"
@@ -332,8 +337,12 @@ class Store:
         known = book.known(key)
         if known is None:
             with _disk(f"cannot spool delta {key.text}"):
-                self._open.spool.abort_others(key)
-                self._open.spool.begin(key, meta)
+                spool = self._open.spool
+                spool.abort_others(key)
+                if spool.begin(key, meta):
+                    self._take_out(key)  # of what came under this name before nothing counts
+                part = spool.part(key)
+                part.weight, part.version = weight, self.version
             return None
         problem = book.quarantined.get(key)
         delta = book.pending.get(key)
@@ -346,8 +355,12 @@ class Store:
 
     def spool_write(self, key: DeltaKey, index: int, frame: BytesLike) -> None:
         """Check and store a coded chunk, in order; one that is there already is left alone."""
+        spool = self._open.spool
         with _disk(f"cannot spool delta {key.text}"):
-            self._open.spool.write(key, index, frame, self.manifest)
+            values = spool.write(key, index, frame, self.manifest)
+        part = spool.part(key)
+        if values is not None and part.weight is not None and part.version == self.version:
+            self._sum.add_chunk(key, part.weight, index, values)
 
     def spool_finish(self, key: DeltaKey) -> SpoolResult:
         """Acknowledge a complete delta: once this returns it is durable, in the spool or in quarantine."""
@@ -379,6 +392,10 @@ class Store:
             run.spool.set_aside(key)
         return SpoolResult(key, accepted.bytes, math.nan, finite=False, problem=problem)
 
+    def _take_out(self, key: DeltaKey) -> None:
+        if self._accumulator is not None:
+            self._accumulator.remove(key)
+
     def quarantine(self, key: DeltaKey, reason: str, *, held: bool = False) -> None:
         """Take a pending delta out of the run: it is not merged, and kept aside for a person to look at; `held`: until it is released.
 
@@ -390,8 +407,7 @@ class Store:
         with _disk(f"cannot quarantine delta {key.text}"):
             fact = {**run.book.pending[key].to_fact(), "reason": reason}
             self._record("quarantined", fact | {"held": True} if held else fact)
-        if self._accumulator is not None:
-            self._accumulator.remove(key)
+        self._take_out(key)
         with suppress(OSError):  # recovery moves it if this does not
             run.spool.set_aside(key)
 

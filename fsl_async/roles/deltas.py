@@ -138,9 +138,12 @@ class DeltaBook:
         """
         return max(0, self.version + (1 if self.merging else 0) - key.base)
 
+    def weight(self, key: DeltaKey, tokens: int, steps: int) -> float:
+        """What a delta weighs in the next free merge."""
+        return self.weighting.weight(Contribution(tokens, steps, self.staleness(key)))
+
     def acknowledge(self, key: DeltaKey, tokens: int, steps: int, clip: float = 1.0) -> Accumulate:
         """Book a durable delta for the next free merge and say how it enters the accumulator; `clip` lowers its weight."""
-        staleness = self.staleness(key)
-        weight = clip * self.weighting.weight(Contribution(tokens, steps, staleness))
-        self.pending[key] = MergedDelta(key, tokens, steps, staleness, weight)
+        weight = clip * self.weight(key, tokens, steps)
+        self.pending[key] = MergedDelta(key, tokens, steps, self.staleness(key), weight)
         return Accumulate(key, weight)

@@ -72,8 +72,10 @@ class Store(Protocol):
         """Make version 0 durable."""
         ...
 
-    def spool_begin(self, key: DeltaKey, meta: DeltaMeta) -> SpoolResult | None:
-        """Start or continue a delta; says so when the key is known already."""
+    def spool_begin(
+        self, key: DeltaKey, meta: DeltaMeta, weight: float | None = None
+    ) -> SpoolResult | None:
+        """Start or continue a delta, which would now be accumulated with that weight; says so when the key is known already."""
         ...
 
     def spool_next_chunk(self, key: DeltaKey) -> int:

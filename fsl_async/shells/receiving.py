@@ -108,7 +108,8 @@ class Receiving:
         )
 
         def begin() -> int | None:
-            return None if shell.store.spool_begin(key, meta) else shell.store.spool_next_chunk(key)
+            known = shell.store.spool_begin(key, meta, effect.weight)
+            return None if known else shell.store.spool_next_chunk(key)
 
         def begun(next_chunk: int | None) -> None:
             if next_chunk is None:

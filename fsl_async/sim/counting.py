@@ -132,7 +132,9 @@ class CountingStore:
             return "accepted"
         return "merged" if key in self.disk.merged else None
 
-    def spool_begin(self, key: DeltaKey, meta: DeltaMeta) -> SpoolResult | None:
+    def spool_begin(
+        self, key: DeltaKey, meta: DeltaMeta, weight: float | None = None
+    ) -> SpoolResult | None:
         """Start or continue a delta."""
         known = self.known(key)
         if known is not None:

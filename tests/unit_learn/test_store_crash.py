@@ -148,7 +148,7 @@ def send(store, heard, name, version):
     meta = DeltaMeta(tokens=TOKENS[name], steps=3, base_digest=EXPECTED[version - 1])
 
     def act():
-        if store.spool_begin(key, meta) is None:
+        if store.spool_begin(key, meta, TOKENS[name]) is None:
             frames = FRAMES[name]
             for index in range(store.spool_next_chunk(key), len(frames)):
                 store.spool_write(key, index, frames[index])

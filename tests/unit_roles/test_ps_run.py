@@ -91,6 +91,7 @@ def test_timer_calls_and_all_answer(server, look):
     assert look.said(effects, "a") == look.said(effects, "b") == [msg.Call(0)]
     offered = server.offer(key("a"))
     assert [type(effect) for effect in offered] == [do.ReceiveDelta]
+    assert offered[0].weight == 8.0, "what it will be accumulated with"
     effects = server.store(key("a"), after_s=5.0)
     assert look.said(effects) == [msg.Accepted("a/1/0/1")]
     assert look.only(effects, do.Accumulate) == [do.Accumulate(key("a"), 8.0)]
@@ -104,6 +105,23 @@ def test_timer_calls_and_all_answer(server, look):
     assert server.machine.tokens_total == 8
     server.fire()
     assert server.now == 1200.0, "by the clock, not by the round's length"
+
+
+def test_the_weight_that_an_offer_is_received_with_is_the_one_it_is_merged_with(server, look):
+    """A delta is added while it comes (docs/adr/0095): with another weight all of it would be added again."""
+    server.begin("a", "b")
+    for version, age in ((0, 0), (1, 1), (2, 0)):
+        server.fire()
+        late, fresh = key("a", version, version - age), key("b", version, version)
+        said = {
+            one: look.only(server.offer(one), do.ReceiveDelta)[0].weight for one in (late, fresh)
+        }
+        effects = [*server.store(late), *server.store(fresh)]
+        found = {one.key: one.weight for one in look.only(effects, do.Accumulate)}
+        assert found == said
+        assert found[fresh] == 8.0
+        assert found[late] == 8.0 * (1 + age) ** -0.5
+        server.committed(version + 1)
 
 
 def test_quorum_then_grace_then_merge_without_the_slow(server, look):

@@ -316,6 +316,16 @@ def test_who_ends_by_a_disk_says_what_failed(monkeypatch, effect, method, words)
     assert server.ends[0].startswith(words)
 
 
+def test_the_store_hears_what_a_delta_will_weigh_before_it_comes(monkeypatch):
+    """Without it nothing could be added before all has come."""
+    server = Server()
+    heard = []
+    monkeypatch.setattr(server.store, "spool_begin", lambda *given: heard.append(given))
+    monkeypatch.setattr(server.store, "spool_next_chunk", lambda _: 0)
+    server.shell.node._execute(do.ReceiveDelta("a", "delta:1", KEY, "", 7, 1, 0, {}, 2.5), 1)
+    assert [(key, meta.tokens, weight) for key, meta, weight in heard] == [(KEY, 7, 2.5)]
+
+
 def test_the_end_waits_for_a_delta_that_is_being_stored():
     """Its stream is over, so no transfer moves; without waiting the run ended beside work that had arrived."""
     worker = Later()
