@@ -100,7 +100,7 @@ class ReceiveInitial(Effect):
 class ReceiveDelta(Effect):
     """Spool the offered delta, from the first chunk not yet held. Ends in DeltaStored or StreamLost.
 
-    `weight`: what its Accumulate will most likely say; so its chunks may be added while it comes.
+    `weight`: what its Accumulate will most likely say, so that its chunks may be added while it comes; None where nobody knows.
     """
 
     peer: str

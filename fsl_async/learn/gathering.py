@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from fsl_async.events import DeltaKey
     from fsl_async.learn.aggregation import Rule
     from fsl_async.learn.chunk_pool import ChunkPool
+    from fsl_async.learn.files import BytesLike
     from fsl_async.learn.manifest import Manifest
     from fsl_async.learn.spool import Spool
 
@@ -45,9 +46,7 @@ class Gathering:
         """There is no sum."""
         raise StoreError(f"{self._rule.name} adds nothing up: make its chunks")
 
-    def add_chunk(
-        self, key: DeltaKey, weight: float, index: int, values: NDArray[np.float32]
-    ) -> None:
+    def add_chunk(self, key: DeltaKey, weight: float, index: int, frame: BytesLike) -> None:
         """A rule sees deltas side by side, so one that is still coming is of no use."""
 
     def add(self, key: DeltaKey, weight: float) -> None:

@@ -112,13 +112,11 @@ class Spool:
         part = self._parts.get(key)
         return part.writer.frames if part else 0
 
-    def write(
-        self, key: DeltaKey, index: int, frame: BytesLike, manifest: Manifest
-    ) -> NDArray[np.float32] | None:
-        """Check and append a frame; its values, which are valid until the next call. One that is there already is left alone: None."""
+    def write(self, key: DeltaKey, index: int, frame: BytesLike, manifest: Manifest) -> bool:
+        """Check and append a frame; one that is there already is left alone: False."""
         part = self.part(key)
         if index < part.writer.frames:
-            return None
+            return False
         if index > part.writer.frames:
             raise FrameRefused(
                 f"chunk {index} of delta {key.text} came before chunk {part.writer.frames}"
@@ -131,7 +129,7 @@ class Spool:
             raise FrameRefused(f"delta {key.text}: {error}") from error
         part.writer.append(frame)
         part.squared_norm += squared_norm(values)
-        return values
+        return True
 
     def seal(self, key: DeltaKey, manifest: Manifest) -> Part:
         """Make a complete delta durable. When that fails the delta is given up: it must be sent again.

@@ -24,7 +24,7 @@ from __future__ import annotations
 import math
 import time
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import numpy as np
 
@@ -69,6 +69,9 @@ LARGEST_NORM = 1e20
 """Of a delta. Times the most tokens a delta may claim, and summed over thousands of them, it is still far inside fp32."""
 
 
+_LARGEST_WEIGHT = float(np.finfo(np.float32).max)
+
+
 @contextmanager
 def _disk(doing: str) -> Iterator[None]:
     """Turn the system's errors into one line that says what to do."""
@@ -80,6 +83,10 @@ def _disk(doing: str) -> Iterator[None]:
         raise StoreError(
             f"{doing}: {words}{where}; nothing acknowledged is lost, make room and try again"
         ) from error
+
+
+def _is_weight(weight: float | None) -> TypeGuard[float]:
+    return weight is not None and 0.0 <= weight <= _LARGEST_WEIGHT
 
 
 class Store:
@@ -340,7 +347,7 @@ class Store:
                 spool = self._open.spool
                 spool.abort_others(key)
                 if spool.begin(key, meta):
-                    self._take_out(key)  # of what came under this name before nothing counts
+                    self._drop(key)  # of what came under this name before nothing counts
                 part = spool.part(key)
                 part.weight, part.version = weight, self.version
             return None
@@ -354,13 +361,13 @@ class Store:
         return self._open.spool.next_chunk(key)
 
     def spool_write(self, key: DeltaKey, index: int, frame: BytesLike) -> None:
-        """Check and store a coded chunk, in order; one that is there already is left alone."""
+        """Check and store a coded chunk, in order, and perhaps add it already; one that is there already is left alone."""
         spool = self._open.spool
         with _disk(f"cannot spool delta {key.text}"):
-            values = spool.write(key, index, frame, self.manifest)
+            is_new = spool.write(key, index, frame, self.manifest)
         part = spool.part(key)
-        if values is not None and part.weight is not None and part.version == self.version:
-            self._sum.add_chunk(key, part.weight, index, values)
+        if is_new and part.version == self.version and _is_weight(part.weight):
+            self._sum.add_chunk(key, part.weight, index, frame)
 
     def spool_finish(self, key: DeltaKey) -> SpoolResult:
         """Acknowledge a complete delta: once this returns it is durable, in the spool or in quarantine."""
@@ -392,14 +399,15 @@ class Store:
             run.spool.set_aside(key)
         return SpoolResult(key, accepted.bytes, math.nan, finite=False, problem=problem)
 
-    def _take_out(self, key: DeltaKey) -> None:
+    def _drop(self, key: DeltaKey) -> None:
+        """Whatever of a delta is in the accumulator comes out."""
         if self._accumulator is not None:
             self._accumulator.remove(key)
 
     def quarantine(self, key: DeltaKey, reason: str, *, held: bool = False) -> None:
         """Take a pending delta out of the run: it is not merged, and kept aside for a person to look at; `held`: until it is released.
 
-        When it is in the accumulator already, the accumulator is made again without it, from the spool.
+        When it is in the accumulator already, that is made anew without it, from the spool, before it is used.
         """
         run = self._open
         if key not in run.book.pending:
@@ -407,7 +415,7 @@ class Store:
         with _disk(f"cannot quarantine delta {key.text}"):
             fact = {**run.book.pending[key].to_fact(), "reason": reason}
             self._record("quarantined", fact | {"held": True} if held else fact)
-        self._take_out(key)
+        self._drop(key)
         with suppress(OSError):  # recovery moves it if this does not
             run.spool.set_aside(key)
 
@@ -423,14 +431,14 @@ class Store:
     # --- the outer step -----------------------------------------------------------------------------------
 
     def accumulate(self, key: DeltaKey, weight: float) -> None:
-        """Add `weight` times a pending delta to the accumulator. StoreError: the accumulator is as it was before."""
+        """Add `weight` times a pending delta to the accumulator. StoreError: the same deltas are in the accumulator as before."""
         if key not in self._open.book.pending:
             raise StoreError(f"delta {key.text} is not pending, so it cannot be accumulated")
         if key in self.accumulated:
             raise StoreError(f"delta {key.text} is in the accumulator already")
-        if not (math.isfinite(weight) and weight >= 0.0):
+        if not _is_weight(weight):
             raise StoreError(
-                f"delta {key.text} has the weight {weight}; it must be finite, not negative"
+                f"delta {key.text} has the weight {weight}; it must be a number of fp32, not negative"
             )
         self._sum.add(key, weight)
 

@@ -43,7 +43,9 @@ class Answers:
         if objection is None:
             tokens, why = self.screen.tokens(key, event.tokens, now)
             work = (tokens, event.steps, event.round, event.metrics)
-            weight = self.deltas.weight(key, tokens, event.steps)
+            weight = None
+            if not self.screen.rules.clips:
+                weight = self.deltas.weight(key, tokens, event.steps)
             receive = do.ReceiveDelta(peer, event.stream, key, event.base_digest, *work, weight)
             return [*([do.Note(why, "warning")] if why else []), receive], False
         code, text = objection

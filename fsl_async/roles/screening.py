@@ -42,6 +42,11 @@ class GuardRules:
     max_tokens_median: float = 0.0
     release: bool = False
 
+    @property
+    def clips(self) -> bool:
+        """Whether a delta's weight may depend on its norm."""
+        return self.clip_norm > 0.0 or self.clip_median > 0.0
+
 
 @frozen
 class Held:

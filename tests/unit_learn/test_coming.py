@@ -17,7 +17,7 @@ from fsl_async.events import DeltaKey
 from fsl_async.learn import accumulator
 from fsl_async.learn import manifest as manifest_module
 from fsl_async.learn.aggregation import rule_named
-from fsl_async.learn.errors import StoreError
+from fsl_async.learn.errors import NoThread, StoreError
 from fsl_async.learn.files import Files
 from fsl_async.learn.manifest import Manifest
 from fsl_async.learn.outer import OuterSettings
@@ -116,7 +116,7 @@ def sent(store, which, seed, weight=3.0):
 
 def raw(store):
     """The vector as it is now, with what may be in it of a delta that is not whole."""
-    return store._sum._sum.copy()
+    return store._sum._total.copy()
 
 
 def added(*members):
@@ -196,6 +196,23 @@ def test_the_weight_is_the_last_one_that_was_said(store):
     assert np.array_equal(store._sum.values, added((1, 3.0)))
 
 
+def test_an_offer_after_a_version_counts_again(store):
+    """What was said before was for the version before."""
+    sent(store, key("a"), 1)
+    begin(store, key("b"), 3.0)
+    write(store, key("b"), 2, [0])
+    store.commit(1, [MergedDelta(key("a"), 3.0, 0, 10)], 1.0)
+    write(store, key("b"), 2, [1])
+    assert not raw(store).any()
+    begin(store, key("b"), 2.0)
+    write(store, key("b"), 2, [2])
+    assert np.array_equal(raw(store)[2 * CHUNK : 3 * CHUNK], added((2, 2.0))[2 * CHUNK : 3 * CHUNK])
+    write(store, key("b"), 2, [3])
+    store.spool_finish(key("b"))
+    store.accumulate(key("b"), 2.0)
+    assert np.array_equal(store._sum.values, added((2, 2.0)))
+
+
 def test_one_after_the_other_each_is_added_while_it_comes(store):
     """The first one must not be the only one."""
     begin(store, key("a"))
@@ -220,18 +237,21 @@ def test_taking_another_one_out_leaves_nothing_behind(store):
 
 
 @pytest.mark.filterwarnings("error")
-@pytest.mark.parametrize("bad", [math.nan, math.inf, 3e38])
-def test_a_delta_whose_last_chunk_is_bad_leaves_nothing_behind(store, bad):
-    """NaN, infinity and what becomes infinite by its weight are in the sum for a while, and in no version."""
-    begin(store, key("a"), 1e12)
+@pytest.mark.parametrize("options", [{}, WHOLE], ids=["", "whole"])
+@pytest.mark.parametrize("weight", [0.0, 1e12])
+@pytest.mark.parametrize("bad", [0x7FC00000, 0x7F800001, 0x7F800000, 0x7F61B1E6])
+def test_a_delta_whose_last_chunk_is_bad_leaves_nothing_behind(run_root, bad, weight, options):
+    """NaN, a signalling one, infinity and what becomes infinite by its weight are in the sum for a while, and in no version."""
+    store = opened(run_root / "run", **options)
+    begin(store, key("a"), weight)
     sick = vector(1)
-    sick[-1] = bad
-    for index, frame in enumerate(frames(sick, CodecSpec(format="bf16"))):
+    sick[-1:].view(np.uint32)[:] = bad
+    for index, frame in enumerate(frames(sick, CodecSpec(format="fp32"))):
         store.spool_write(key("a"), index, frame)
-    assert not np.isfinite(raw(store)).all()
     assert not store.spool_finish(key("a")).finite
     sent(store, key("b"), 2)
-    assert np.array_equal(store._sum.values, added((2, 3.0)))
+    assert np.array_equal(store._sum.values.astype(np.float32), added((2, 3.0)))
+    store.close()
 
 
 def test_what_comes_a_second_time_is_added_once(store):
@@ -247,6 +267,37 @@ def test_what_comes_a_second_time_is_added_once(store):
     store.spool_finish(key("a"))
     store.accumulate(key("a"), 3.0)
     assert np.array_equal(store._sum.values, added((2, 3.0)))
+
+
+def test_a_chunk_that_is_there_already_is_not_added_again(store):
+    """Whoever sends it twice, with other values, has the first ones in the spool; a restart would add those."""
+    begin(store, key("a"), None)
+    write(store, key("a"), 1, [0])
+    begin(store, key("a"), 3.0)
+    write(store, key("a"), 2, [0])
+    write(store, key("a"), 1, [1, 2, 3])
+    store.spool_finish(key("a"))
+    store.accumulate(key("a"), 3.0)
+    assert np.array_equal(store._sum.values, added((1, 3.0)))
+
+
+def test_half_a_chunk_is_none(store, monkeypatch):
+    """An addition that stops in the middle is not taken for one that was made."""
+
+    def stop_half_way(frame, total, weight):
+        total[:3] = 99.0
+        raise MemoryError
+
+    begin(store, key("a"))
+    write(store, key("a"), 1, [0])
+    with monkeypatch.context() as patch:
+        patch.setattr(store._sum, "_add_frame", stop_half_way)
+        with pytest.raises(MemoryError):
+            write(store, key("a"), 1, [1])
+    write(store, key("a"), 1, [2, 3])
+    store.spool_finish(key("a"))
+    store.accumulate(key("a"), 3.0)
+    assert np.array_equal(store._sum.values, added((1, 3.0)))
 
 
 def test_a_delta_that_is_taken_out_of_the_run_before_it_counts(store):
@@ -268,30 +319,120 @@ def test_a_sum_that_could_not_be_made_again_is_made_before_it_is_used(store):
     write(store, key("b"), 2, [0, 1])
     store._files.unreadable.add(file_name(key("a")))
     merged = [MergedDelta(key("a"), 3.0, 0, 10)]
+    sent_late = key("c")
+    begin(store, sent_late, None)
+    write(store, sent_late, 3, range(CHUNKS))
+    store.spool_finish(sent_late)
     for _ in range(2):
-        with pytest.raises(StoreError, match=r"a@1@0@1 cannot be read back|Input/output error"):
+        with pytest.raises(StoreError, match=r"delta a/1/0/1 cannot be read back.*quarantine it"):
             store.commit(1, merged, 1.0)
+        with pytest.raises(StoreError, match=r"delta a/1/0/1 cannot be read back.*quarantine it"):
+            store.accumulate(sent_late, 5.0)
+        assert store.accumulated == {key("a"): 3.0}
     write(store, key("b"), 2, [2, 3])
     store.spool_finish(key("b"))
     store._files.unreadable.clear()
     store.accumulate(key("b"), 3.0)
-    assert np.array_equal(store._sum.values, added((1, 3.0), (2, 3.0)))
+    store.accumulate(sent_late, 5.0)
+    assert np.array_equal(store._sum.values, added((1, 3.0), (2, 3.0), (3, 5.0)))
 
 
 def test_a_stranger_who_breaks_off_makes_little_work(store):
-    """Whoever is added while he comes and breaks off has the others added again: few of them, however many there are."""
+    """For each chunk of whoever is added while he comes, and breaks off, a chunk of few others is added again, however many there are."""
     names = [f"c{number}" for number in range(accumulator.MOST_BEFORE + 1)]
+    lengths = len(b"FSLFRM01") + 4 * CHUNKS
     for seed, name in enumerate(names):
         begin(store, key("x", seed + 1))
-        write(store, key("x", seed + 1), 9, range(CHUNKS - 1))
+        write(store, key("x", seed + 1), 9, [0])
         store._files.reads.clear()
         sent(store, key(name), seed)
-        again = [one for one in names if store._files.reads.get(file_name(key(one)))]
-        assert len(again) == seed + 1 <= accumulator.MOST_BEFORE + 1
+        again = {one: store._files.reads.get(file_name(key(one)), 0) for one in names[:seed]}
+        one_chunk = max(len(encode(vector(seed)[:CHUNK], UP)) for seed in range(len(names)))
+        assert all(0 < size <= lengths + one_chunk for size in again.values()), again
     begin(store, key("x", 99))
     before = raw(store)
     write(store, key("x", 99), 9, range(CHUNKS - 1))
     assert np.array_equal(raw(store), before)
+
+
+def test_who_breaks_off_alone_stands_in_nobodys_way(store):
+    """Where nothing else is in the sum there is nothing to read for it, so the next one is added while it comes."""
+    begin(store, key("x"))
+    write(store, key("x"), 9, [0, 1])
+    assert store.spool_begin(key("x"), DeltaMeta(11, 2), 3.0) is None, "from its start"
+    begin(store, key("b"))
+    write(store, key("b"), 2, [0])
+    assert np.array_equal(raw(store)[:CHUNK], added((2, 3.0))[:CHUNK])
+    assert not raw(store)[CHUNK:].any()
+
+
+@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize("weight", [1e39, math.inf, math.nan, -1.0])
+def test_a_weight_that_is_none_adds_nothing(run_root, weight, whole):
+    """It would make everything infinite, when no chunk is left to be read that could refuse it."""
+    store = opened(run_root / "run", **(WHOLE if whole else {}))
+    begin(store, key("a"), weight)
+    write(store, key("a"), 1, range(CHUNKS))
+    assert not raw(store).any()
+    store.spool_finish(key("a"))
+    with pytest.raises(StoreError, match="must be a number of fp32, not negative"):
+        store.accumulate(key("a"), weight)
+    assert store.accumulated == {}
+    store.close()
+
+
+def test_the_bits_do_not_depend_on_what_a_library_does_to_small_numbers(run_root):
+    """Some set their thread, or all of them, to flush subnormals to zero; a version may not show who came when."""
+    torch = pytest.importorskip("torch")
+    stores = [opened(run_root / name) for name in ("early", "late")]
+    torch.set_flush_denormal(True)
+    try:
+        for store, said in zip(stores, (0.1, None), strict=True):
+            for seed, client in enumerate("ab"):
+                begin(store, key(client), said)
+                write(store, key(client), seed, range(CHUNKS))
+                store.spool_finish(key(client))
+                store.accumulate(key(client), 0.1)
+        sums = [store._sum.values.view(np.uint32).copy() for store in stores]
+    finally:
+        torch.set_flush_denormal(False)
+    assert ((sums[0] & 0x7F800000) == 0).any(), "there are subnormals"
+    assert np.array_equal(*sums)
+    for store in stores:
+        store.close()
+
+
+@pytest.mark.parametrize("options", [{}, {"threads": 3}, WHOLE], ids=["", "threads", "whole"])
+@pytest.mark.parametrize("error", [NoThread("a test"), MemoryError("a test")])
+def test_half_an_addition_is_none(run_root, monkeypatch, options, error):
+    """Whatever stops it, the sum is that of the deltas that are said to be in it, and it can be tried again."""
+    store = opened(run_root / "run", **options)
+    sent(store, key("a"), 1)
+    begin(store, key("b"), None)
+    write(store, key("b"), 2, range(CHUNKS))
+    store.spool_finish(key("b"))
+    run = store._pool.run
+
+    def stop_half_way(job, chunks):
+        run(job, itertools.islice(chunks, 2))
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store._pool, "run", stop_half_way)
+        for _ in range(2):
+            with pytest.raises(type(error)):
+                store.accumulate(key("b"), 2.0)
+            with pytest.raises(type(error)):
+                store.commit(1, [MergedDelta(key("a"), 3.0, 0, 10)], 1.0)
+    assert store.accumulated == {key("a"): 3.0}
+    assert np.array_equal(store._sum.values.astype(np.float32), added((1, 3.0)))
+    store.accumulate(key("b"), 2.0)
+    late = opened(run_root / "late", **options)
+    sent(late, key("a"), 1)
+    sent(late, key("b"), 2, 2.0)
+    assert np.array_equal(store._sum.values, late._sum.values)
+    store.close()
+    late.close()
 
 
 def test_rules_that_see_deltas_side_by_side_wait_until_they_are_whole(run_root):
@@ -316,7 +457,7 @@ STEPS = st.one_of(
         st.integers(0, CLIENTS - 1),
         st.just(1),
     ),
-    st.tuples(st.sampled_from(["commit", "crash"]), st.just(0), st.just(0)),
+    st.tuples(st.sampled_from(["commit", "crash", "fault"]), st.just(0), st.just(0)),
 )
 
 
@@ -351,6 +492,7 @@ class Server:
         self.coming = [None] * CLIENTS
         self.seeds = itertools.count(1)
         self.digests = []
+        self.is_faulty = False
 
     def begin(self, client, which):
         transfer = Transfer(which, next(self.seeds), usual_weight(which.client))
@@ -358,6 +500,20 @@ class Server:
         weight = transfer.weight if self.early else None
         assert self.store.spool_begin(which, meta, weight) is None
         self.coming[client] = transfer
+
+    def patiently(self, act):
+        """Do it with a disk that cannot be read, if that was asked for, and then again with one that can."""
+        if self.is_faulty:
+            self.is_faulty = False
+            before = self.store.accumulated
+            self.store._files.unreadable |= {file_name(one) for one in before}
+            try:
+                return act()
+            except StoreError:
+                assert self.store.accumulated == before
+            finally:
+                self.store._files.unreadable.clear()
+        return act()
 
     def send(self, client, chunks):
         if self.coming[client] is None:
@@ -372,7 +528,7 @@ class Server:
         if stop == CHUNKS:
             self.coming[client] = None
             if self.store.spool_finish(one.key).finite:
-                self.store.accumulate(one.key, one.weight)
+                self.patiently(lambda: self.store.accumulate(one.key, one.weight))
 
     def apply(self, what, client, chunks):
         one = self.coming[client]
@@ -380,7 +536,11 @@ class Server:
             self.send(client, chunks)
         elif what == "commit" and self.store.accumulated:
             merged = [MergedDelta(k, w, 0, 10) for k, w in self.store.accumulated.items()]
-            self.digests.append(self.store.commit(self.store.version + 1, merged, 0.1).digest)
+            version = self.store.version + 1
+            made = self.patiently(lambda: self.store.commit(version, merged, 0.1))
+            self.digests.append(made.digest)
+        elif what == "fault":
+            self.is_faulty = True
         elif what == "crash":
             self.coming = [None] * CLIENTS
             for delta in self.store.recover().pending:

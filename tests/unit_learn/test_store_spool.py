@@ -203,18 +203,25 @@ def test_a_delta_that_cannot_be_read_back_leaves_the_sum_alone(store):
     store.commit(1, [MergedDelta(other, 3.0, 0, 10)], 1.0)
 
 
-def test_the_sum_is_emptied_when_it_cannot_be_made_again(store):
-    """With a dying disk it is better to have nothing in the sum, and to say so, than something unknown."""
+def test_a_sum_that_cannot_be_made_again_is_not_used(store):
+    """With a dying disk it is better to have no sum, and to say so, than something unknown; what is in it is not forgotten."""
     other = DeltaKey("b", 1, 0, 1)
     send(store)
     send(store, other, delta(1))
     store.accumulate(other, 3.0)
-    for key in (KEY, other):
-        (store._run_dir / "spool" / file_name(key)).unlink()
-    with pytest.raises(StoreError, match="the accumulator is empty now"):
+    expected = store._sum.values.copy()
+    files = [store._run_dir / "spool" / file_name(key) for key in (KEY, other)]
+    for path in files:
+        path.rename(path.with_suffix(".away"))
+    with pytest.raises(StoreError, match=r"delta site-a.gpu_0/17/0/1 cannot be read back"):
         store.accumulate(KEY, 1.0)
-    assert store.accumulated == {}
-    assert not store._sum.values.any()
+    assert store.accumulated == {other: 3.0}
+    for _ in range(2):
+        with pytest.raises(StoreError, match=r"delta b/1/0/1 cannot be read back.*; quarantine it"):
+            store.commit(1, [MergedDelta(other, 3.0, 0, 10)], 1.0)
+    for path in files:
+        path.with_suffix(".away").rename(path)
+    assert np.array_equal(store._sum.values, expected)
 
 
 def test_pending_deltas_survive_a_restart_in_order(store):

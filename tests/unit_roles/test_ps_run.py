@@ -109,7 +109,7 @@ def test_timer_calls_and_all_answer(server, look):
 
 def test_the_weight_that_an_offer_is_received_with_is_the_one_it_is_merged_with(server, look):
     """A delta is added while it comes (docs/adr/0095): with another weight all of it would be added again."""
-    server.begin("a", "b")
+    server.begin("a", "b", "c")
     for version, age in ((0, 0), (1, 1), (2, 0)):
         server.fire()
         late, fresh = key("a", version, version - age), key("b", version, version)
@@ -121,7 +121,12 @@ def test_the_weight_that_an_offer_is_received_with_is_the_one_it_is_merged_with(
         assert found == said
         assert found[fresh] == 8.0
         assert found[late] == 8.0 * (1 + age) ** -0.5
+        assert look.only(server.feed(ev.CallSkipped("c", version, "nothing")), do.Commit)
+        (soon,) = look.only(server.offer(key("c", version, version)), do.ReceiveDelta)
+        assert soon.weight == 8.0 * 2**-0.5, "while a merge is under way the next one is meant"
         server.committed(version + 1)
+        (later,) = look.only(server.store(key("c", version, version)), do.Accumulate)
+        assert later.weight == soon.weight
 
 
 def test_quorum_then_grace_then_merge_without_the_slow(server, look):

@@ -207,13 +207,24 @@ def test_a_lie_about_tokens_reaches_no_book(make_server, look):
     server.begin("a")
     server.now += 5.0
     effects = server.offer(key("a"), tokens=10**9, number=0)
-    assert [one.tokens for one in look.only(effects, do.ReceiveDelta)] == [500]
+    assert [(one.tokens, one.weight) for one in look.only(effects, do.ReceiveDelta)] == [
+        (500, 500.0)
+    ]
     assert "500 of the 1000000000 tokens" in look.notes(effects)
     server.now += 5.0
     assert [
         one.tokens
         for one in look.only(server.offer(key("a"), tokens=10**9, number=0), do.ReceiveDelta)
     ] == [500]
+
+
+@pytest.mark.parametrize("name", ["clip_norm", "clip_median"])
+def test_what_may_be_clipped_is_not_added_while_it_comes(make_server, look, name):
+    """Its weight is known when all of it is there; added before, all of it would have to come out again."""
+    server = make_server(guard=GuardRules(**{name: 2.0}))
+    server.begin("a")
+    (received,) = look.only(server.offer(key("a")), do.ReceiveDelta)
+    assert received.weight is None
 
 
 def test_after_a_restart_the_same_is_kept_out(make_server, look):
