@@ -16,6 +16,7 @@ from fsl_transport.curve import DialerCurve, KeyPair, ListenerCurve
 from fsl_transport.greeting import is_signature, mechanism_of
 from fsl_transport.link import key_of
 from fsl_transport.loop import run
+from fsl_transport.low_water import WATER_BYTES, LowWater
 from fsl_transport.relay import Switchboard
 from fsl_transport.tanks import PIPE_BYTES
 from fsl_transport.zmq_link import ZmqDialer, ZmqListener
@@ -142,6 +143,42 @@ def test_bytes_pass_whole_and_in_order_both_ways(new_porter, monkeypatch, copies
             near[1].close()
             await until(lambda: porter.said("ended"))
             assert porter.said("ended") == [(1, "the client closed it", 64 + len(data), len(data))]
+
+    run(main())
+
+
+@pytest.mark.parametrize("copies", [False, True])
+def test_what_is_little_passes_after_what_is_much(new_porter, monkeypatch, copies):
+    """A relay that waits for more while much passes still looks for what is less, and then waits for nothing."""
+    if copies:
+        monkeypatch.setattr("fsl_transport.tanks.can_splice", lambda: False)
+    marks = []
+
+    class Watched(LowWater):
+        def _mark(self, size):
+            marks.append(size)
+            super()._mark(size)
+
+    monkeypatch.setattr("fsl_transport.hose.LowWater", Watched)
+
+    async def main():
+        porter = new_porter()
+        async with relayed(porter) as (server, dial):
+            near, far = await joined(server, dial)
+            for _ in range(3):
+                near[1].write(bytes(4 << 20))
+                near[1].write(b"little")
+                await far[0].readexactly(4 << 20)
+                assert await asyncio.wait_for(far[0].readexactly(6), 5.0) == b"little"
+                await until(lambda: marks and marks[-1] == 1)
+                for _ in range(20):
+                    near[1].write(b"ping")
+                    assert await asyncio.wait_for(far[0].readexactly(4), 5.0) == b"ping"
+            assert WATER_BYTES in marks
+            near[1].write(bytes(4 << 20))
+            near[1].write(b"last words")
+            near[1].close()
+            assert (await asyncio.wait_for(far[0].read(), 5.0))[-10:] == b"last words"
 
     run(main())
 

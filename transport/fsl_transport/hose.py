@@ -1,7 +1,7 @@
 """One direction of a relayed connection: bytes from one socket to another, unread, never more than a tank full in between.
 
 What waits here is bounded by the tank. A full one stops the reading, and TCP's own window then holds the sender: no queue grows, and nobody waits
-for another's target. A tank is borrowed from a ``TankPool`` (``tanks.py``) only while something waits, so that thousands of quiet connections cost none.
+for another's target. Where much passes it is moved in large pieces (``low_water.py``). A tank is borrowed from a ``TankPool`` (``tanks.py``) only while something waits, so that thousands of quiet connections cost none.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import socket
 from collections.abc import Callable
 from typing import Final
 
+from fsl_transport.low_water import LowWater
 from fsl_transport.tanks import PipeTank, Tank, TankPool
 
 _TURN_BYTES: Final = 2 * 1024 * 1024
@@ -27,6 +28,7 @@ class Hose:
     __slots__ = (
         "_ended",
         "_loop",
+        "_low_water",
         "_pool",
         "_reads",
         "_source",
@@ -50,6 +52,7 @@ class Hose:
         self._source = source
         self._target = target
         self._ended = ended
+        self._low_water = LowWater(loop, source, self._look)
         self._tank: Tank | None = None
         self._reads = False
         self._writes = False
@@ -67,8 +70,7 @@ class Hose:
 
     def close(self) -> None:
         """Stop without a word; what waits is lost."""
-        self.is_over = True
-        self._listen()
+        self._stop()
         self._give_back()
 
     def _listen(self, *, reads: bool = False, writes: bool = False) -> None:
@@ -90,12 +92,19 @@ class Hose:
             return
         if self._tank is None:
             self._tank = self._pool.take()
+        begun = self.carried
         try:
             self._move_some(self._tank)
         except OSError as error:
             self._end(error)
         if self._tank is not None and not self._tank.held:
             self._give_back()
+        if not self.is_over:
+            self._low_water.passed(self.carried - begun)
+
+    def _look(self) -> None:
+        if self._reads:
+            self._move()
 
     def _move_some(self, tank: Tank) -> None:
         begun = self.carried
@@ -129,9 +138,13 @@ class Hose:
             return None
 
     def _end(self, error: OSError | None) -> None:
-        self.is_over = True
-        self._listen()
+        self._stop()
         self._ended(error)
+
+    def _stop(self) -> None:
+        self.is_over = True
+        self._low_water.close()
+        self._listen()
 
     def _give_back(self) -> None:
         if self._tank is not None:
