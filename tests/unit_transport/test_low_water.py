@@ -1,15 +1,13 @@
 """Low water: woken for a lot while much passes, and for every byte as soon as little does."""
 
-import asyncio
+import selectors
 import socket
 from collections.abc import Callable
 
 import pytest
 from attrs import define
-from waiting import until
 
-from fsl_transport.loop import run
-from fsl_transport.low_water import LOOK_S, MUCH_BYTES, WATER_BYTES, LowWater
+from fsl_transport.low_water import LOOK_S, MUCH_BYTES, PAUSE_S, WATER_BYTES, LowWater
 
 
 @define
@@ -25,10 +23,15 @@ class Timer:
 
 
 class Loop:
-    """Timers, oldest first."""
+    """A clock that the test moves, and timers, oldest first."""
 
     def __init__(self):
+        self.now = 100.0
         self._timers = []
+
+    def time(self):
+        """What asyncio's does."""
+        return self.now
 
     def call_later(self, seconds, call):
         """What asyncio's does."""
@@ -43,6 +46,7 @@ class Loop:
 
     def fire(self):
         """Let the oldest go off."""
+        self.now += LOOK_S
         timer = self.timers[0]
         self._timers.remove(timer)
         timer.call()
@@ -61,38 +65,52 @@ def mark(connection):
     return connection.getsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT)
 
 
-def test_little_pieces_are_told_of_one_by_one(pair):
-    """A message on a quiet connection waits for nothing, however many there are."""
+def much(water):
+    """A stream that has just been found to be one."""
+    water.passed(MUCH_BYTES - 1)
+    water.passed(1)
+
+
+def test_a_message_is_told_of_as_it_comes(pair):
+    """Also one of some megabytes, and also after many others: whoever waits for the answer would wait for the timer."""
     loop = Loop()
     water = LowWater(loop, pair[1], lambda: None)
-    for _ in range(100):
+    for _ in range(20):
         water.passed(MUCH_BYTES - 1)
+        loop.now += 1.1 * PAUSE_S
     assert mark(pair[1]) == 1
     assert loop.timers == []
 
 
 def test_while_much_passes_less_is_looked_for_in_a_moment(pair):
     """And when it stops, so does the looking."""
-    loop, looks, sizes = Loop(), [], [WATER_BYTES, 1, WATER_BYTES - 1, 0]
+    loop, looks, sizes = Loop(), [], [1, WATER_BYTES - 1, 0, 0]
 
     def look():
         looks.append(mark(pair[1]))
         water.passed(sizes[len(looks) - 1])
 
     water = LowWater(loop, pair[1], look)
-    water.passed(MUCH_BYTES)
+    for _ in range(8):
+        assert mark(pair[1]) == 1
+        water.passed(MUCH_BYTES // 8)
+        loop.now += 0.9 * PAUSE_S
     assert mark(pair[1]) == WATER_BYTES
+    water.passed(WATER_BYTES)
     loop.fire()
-    assert mark(pair[1]) == WATER_BYTES, "what passed in between counts"
+    assert looks == [WATER_BYTES], "the mark stays, and what is less is looked for"
     water.passed(WATER_BYTES - 1)
     loop.fire()
-    assert mark(pair[1]) == WATER_BYTES, "in however many pieces"
+    assert looks == [WATER_BYTES] * 2, "what passes in a look is of the next while"
     loop.fire()
-    assert mark(pair[1]) == 1
+    assert looks == [WATER_BYTES] * 2 + [1], (
+        "a look after the mark is gone, or what came before it is never told of"
+    )
     assert loop.timers == []
-    assert looks == [WATER_BYTES] * 3
-    water.passed(MUCH_BYTES)
-    assert mark(pair[1]) == WATER_BYTES, "and again"
+    water.passed(MUCH_BYTES - 1)
+    assert mark(pair[1]) == 1, "from the beginning"
+    water.passed(1)
+    assert mark(pair[1]) == WATER_BYTES
 
 
 def test_who_has_ended_looks_no_more(pair):
@@ -100,7 +118,7 @@ def test_who_has_ended_looks_no_more(pair):
     loop = Loop()
     water = LowWater(loop, pair[1], lambda: None)
     water.close()
-    water.passed(MUCH_BYTES)
+    much(water)
     assert len(loop.timers) == 1
     water.close()
     assert loop.timers == []
@@ -110,46 +128,57 @@ def test_who_has_ended_looks_no_more(pair):
         ending.close()
 
     ending = LowWater(loop, pair[1], end)
-    ending.passed(MUCH_BYTES)
+    much(ending)
+    ending.passed(WATER_BYTES)
     loop.fire()
     assert loop.timers == []
-    assert mark(pair[1]) == WATER_BYTES, "a socket that was given up is left alone"
+
+
+def test_a_look_that_fails_is_not_the_last(pair):
+    """Without a timer, and with its mark, a connection would be deaf to all that is little."""
+    loop = Loop()
+
+    def look():
+        raise MemoryError
+
+    for passed, timers, left in ((WATER_BYTES, 1, WATER_BYTES), (0, 0, 1)):
+        water = LowWater(loop, pair[1], look)
+        much(water)
+        water.passed(passed)
+        with pytest.raises(MemoryError):
+            loop.fire()
+        assert len(loop.timers) == timers
+        assert mark(pair[1]) == left
+        water.close()
 
 
 def test_a_socket_that_has_no_such_mark_does_without(pair):
     """It is for speed only."""
     pair[1].close()
     loop = Loop()
-    LowWater(loop, pair[1], lambda: None).passed(MUCH_BYTES)
+    much(LowWater(loop, pair[1], lambda: None))
     assert len(loop.timers) == 1
 
 
 def test_the_kernel_is_quiet_until_there_is_a_lot(pair):
-    """What the mark is for, on a real socket and loop."""
+    """What the mark is for, on a real socket."""
     near, far = pair
-    far.setblocking(False)
-
-    async def main():
-        loop, got = asyncio.get_running_loop(), []
-
-        def read():
-            size = len(far.recv(4 * WATER_BYTES))
-            got.append(size)
-            water.passed(size)
-
-        water = LowWater(loop, far, lambda: None)
-        loop.add_reader(far.fileno(), read)
-        water.passed(MUCH_BYTES)
-        for _ in range(3):
-            water._passed = WATER_BYTES  # much goes on passing
-            near.sendall(bytes(1000))
-            await asyncio.sleep(LOOK_S / 2)
-        assert got == []
-        near.sendall(bytes(WATER_BYTES))
-        await until(lambda: sum(got) == 3000 + WATER_BYTES)
-        await until(lambda: mark(far) == 1)
+    loop = Loop()
+    water = LowWater(loop, far, lambda: None)
+    much(water)
+    with selectors.DefaultSelector() as selector:
+        selector.register(far, selectors.EVENT_READ)
+        near.sendall(bytes(WATER_BYTES - 1))
+        assert selector.select(0.2) == []
         near.sendall(b"x")
-        await until(lambda: got[-1] == 1)
-        loop.remove_reader(far.fileno())
-
-    run(main())
+        assert selector.select(10.0)
+        assert len(far.recv(WATER_BYTES, socket.MSG_WAITALL)) == WATER_BYTES
+        near.sendall(b"little")
+        assert selector.select(0.2) == []
+        loop.fire()
+        assert selector.select(10.0)
+        assert far.recv(100) == b"little"
+        much(water)
+        near.sendall(b"last words")
+        near.close()
+        assert selector.select(10.0), "the end is told of at once"

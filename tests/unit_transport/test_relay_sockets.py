@@ -16,7 +16,7 @@ from fsl_transport.curve import DialerCurve, KeyPair, ListenerCurve
 from fsl_transport.greeting import is_signature, mechanism_of
 from fsl_transport.link import key_of
 from fsl_transport.loop import run
-from fsl_transport.low_water import WATER_BYTES, LowWater
+from fsl_transport.low_water import MUCH_BYTES, WATER_BYTES, LowWater
 from fsl_transport.relay import Switchboard
 from fsl_transport.tanks import PIPE_BYTES
 from fsl_transport.zmq_link import ZmqDialer, ZmqListener
@@ -147,17 +147,63 @@ def test_bytes_pass_whole_and_in_order_both_ways(new_porter, monkeypatch, copies
     run(main())
 
 
+@pytest.mark.parametrize("tells", [True, False])
 @pytest.mark.parametrize("copies", [False, True])
-def test_what_is_little_passes_after_what_is_much(new_porter, monkeypatch, copies):
-    """A relay that waits for more while much passes still looks for what is less, and then waits for nothing."""
+def test_what_is_little_passes_after_what_is_much(new_porter, monkeypatch, copies, tells):
+    """A relay that waits for more while much passes still looks for what is less, also where lowering the mark wakes nobody."""
     if copies:
         monkeypatch.setattr("fsl_transport.tanks.can_splice", lambda: False)
-    marks = []
+    made = []
 
     class Watched(LowWater):
+        def __init__(self, *given):
+            super().__init__(*given)
+            self.marks = []
+            made.append(self)
+
         def _mark(self, size):
-            marks.append(size)
-            super()._mark(size)
+            self.marks.append(size)
+            if tells or size > 1:
+                super()._mark(size)
+
+    monkeypatch.setattr("fsl_transport.hose.LowWater", Watched)
+    size = 3 * MUCH_BYTES
+
+    async def main():
+        porter = new_porter()
+        async with relayed(porter) as (server, dial):
+            near, far = await joined(server, dial)
+            near[1].write(bytes(size))
+            near[1].write(b"little")
+            await far[0].readexactly(size)
+            assert await asyncio.wait_for(far[0].readexactly(6), 5.0) == b"little"
+            (up,) = [water for water in made if water.marks]
+            assert WATER_BYTES in up.marks
+            if tells:
+                await until(lambda: up.marks[-1] == 1 and up._timer is None)
+                marks = len(up.marks)
+                for _ in range(20):
+                    near[1].write(b"ping")
+                    assert await asyncio.wait_for(far[0].readexactly(4), 5.0) == b"ping"
+                assert len(up.marks) == marks
+                near[1].write(bytes(size))
+                near[1].write(b"last words")
+            near[1].close()
+            assert (await asyncio.wait_for(far[0].read(), 5.0))[-10:] == b"last words" * tells
+            await until(lambda: porter.said("ended"))
+            assert [water._timer for water in made] == [None] * len(made)
+
+    run(main())
+
+
+def test_a_stream_that_is_cut_off_is_looked_for_no_more(new_porter, monkeypatch):
+    """Its timer would read from a socket that is somebody else's by then."""
+    made = []
+
+    class Watched(LowWater):
+        def __init__(self, *given):
+            super().__init__(*given)
+            made.append(self)
 
     monkeypatch.setattr("fsl_transport.hose.LowWater", Watched)
 
@@ -165,20 +211,12 @@ def test_what_is_little_passes_after_what_is_much(new_porter, monkeypatch, copie
         porter = new_porter()
         async with relayed(porter) as (server, dial):
             near, far = await joined(server, dial)
-            for _ in range(3):
-                near[1].write(bytes(4 << 20))
-                near[1].write(b"little")
-                await far[0].readexactly(4 << 20)
-                assert await asyncio.wait_for(far[0].readexactly(6), 5.0) == b"little"
-                await until(lambda: marks and marks[-1] == 1)
-                for _ in range(20):
-                    near[1].write(b"ping")
-                    assert await asyncio.wait_for(far[0].readexactly(4), 5.0) == b"ping"
-            assert WATER_BYTES in marks
-            near[1].write(bytes(4 << 20))
-            near[1].write(b"last words")
-            near[1].close()
-            assert (await asyncio.wait_for(far[0].read(), 5.0))[-10:] == b"last words"
+            near[1].write(bytes(3 * MUCH_BYTES))
+            await far[0].readexactly(MUCH_BYTES)
+            for water in made:
+                water._wait()
+            porter.board.drop(1, "a test")
+            assert [water._timer for water in made] == [None] * len(made)
 
     run(main())
 

@@ -1,8 +1,8 @@
 """Low water: whoever reads much from a socket is woken for a lot at once and not for each piece.
 
-While much passes, the kernel keeps quiet until so much is there (``SO_RCVLOWAT``, socket(7)), and what is less is looked for after a
-moment, so nothing waits for longer than that. As soon as little passes every byte is told of at once again: a message on a quiet
-connection never waits.
+While much passes without a pause, the kernel keeps quiet until so much is there (``SO_RCVLOWAT``, socket(7)), or the source has ended, or there is no room for more; what is
+less is looked for after a moment. As soon as less passes, every byte is told of at once again. So messages, also of some megabytes, do
+not wait, and the end of a long stream waits once, for about ``LOOK_S``.
 """
 
 from __future__ import annotations
@@ -13,18 +13,19 @@ import socket
 from collections.abc import Callable
 from typing import Final
 
-MUCH_BYTES: Final = 128 * 1024
-"""Read in one turn, it is the beginning of a lot."""
+MUCH_BYTES: Final = 8 * 1024 * 1024
+"""Passed without a pause of ``PAUSE_S``, it is a stream."""
+PAUSE_S: Final = 0.01
 WATER_BYTES: Final = 256 * 1024
-"""That the reader is woken for then. With less and with more a relay was slower (docs/BENCHMARKS.md, "A relay")."""
+"""That the reader is woken for then."""
 LOOK_S: Final = 0.002
-"""When what is less is looked for; if less than that has passed meanwhile, it is over."""
+"""When what is less is looked for; if less than that has passed meanwhile, the stream is over, or slow."""
 
 
 class LowWater:
-    """The low-water mark of one socket that is read by ``look()``, which tells with ``passed`` how much it has read."""
+    """The low-water mark of one socket, of which ``look()`` reads what is there, and tells ``passed`` of it, as every reading does."""
 
-    __slots__ = ("_look", "_loop", "_passed", "_source", "_timer")
+    __slots__ = ("_look", "_loop", "_passed", "_passed_at", "_source", "_timer")
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, source: socket.socket, look: Callable[[], None]
@@ -33,12 +34,18 @@ class LowWater:
         self._source = source
         self._look = look
         self._timer: asyncio.TimerHandle | None = None
-        self._passed = 0
+        self._passed = 0  # since the last pause, or the last look
+        self._passed_at = 0.0
 
     def passed(self, size: int) -> None:
-        """So much was read in one turn."""
+        """So much went through in one turn."""
+        if self._timer is None:
+            now = self._loop.time()
+            if now - self._passed_at > PAUSE_S:
+                self._passed = 0
+            self._passed_at = now
         self._passed += size
-        if self._timer is None and size >= MUCH_BYTES:
+        if self._timer is None and self._passed >= MUCH_BYTES:
             self._mark(WATER_BYTES)
             self._wait()
 
@@ -53,14 +60,13 @@ class LowWater:
         self._timer = self._loop.call_later(LOOK_S, self._due)
 
     def _due(self) -> None:
-        self._look()
-        if self._timer is None:
-            return  # that was the end
+        # The mark first: not every system tells what came before it was lowered.
         if self._passed >= WATER_BYTES:
             self._wait()
         else:
             self._timer = None
             self._mark(1)
+        self._look()
 
     def _mark(self, size: int) -> None:
         with contextlib.suppress(OSError):  # a system or a kind of socket without it
