@@ -38,6 +38,9 @@ _COUNTED_IN_FULL: Final = 16384
 _SAMPLED_RUN: Final = 16
 _SAMPLED_EVERY: Final = 17
 """An odd number, so that the rows of a matrix are not all met at the same place."""
+_SAMPLED_EVERY_OF_MANY: Final = 29
+_MANY: Final = 65536
+"""Of chunks of more values a thinner sample will do; counting it is a tenth of the work of encoding."""
 _STREAM_HEAD_BYTES: Final = 4
 _LIST_HEAD_BYTES: Final = 2
 _WORD_TYPES: Final = {8: np.uint8, 16: np.uint16, 32: np.uint32}
@@ -89,10 +92,11 @@ class Sample:
 
 
 def sample_of(words: WordArray) -> Sample:
-    """The code words (n,) of a small chunk; of a larger one every seventeenth run of 16."""
+    """The code words (n,) of a small chunk; of a larger one every seventeenth run of 16, of the largest every twenty-ninth."""
     if words.size <= _COUNTED_IN_FULL:
         return Sample(words, words.size)
-    starts = range(0, words.size, _SAMPLED_EVERY * _SAMPLED_RUN)
+    every = _SAMPLED_EVERY if words.size <= _MANY else _SAMPLED_EVERY_OF_MANY
+    starts = range(0, words.size, every * _SAMPLED_RUN)
     sampled = np.concatenate([words[start : start + _SAMPLED_RUN] for start in starts])
     return Sample(sampled, words.size)
 

@@ -7,6 +7,7 @@ into its place of a vector that no cache holds. Speeds are those of the loop ove
 from __future__ import annotations
 
 import os
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -55,7 +56,11 @@ class Chunks:
     ) -> None:
         self.codec, self.values, self.spec = codec, values, spec
         self.out, accumulator = rooms
-        self._threads = threads
+        self._encode_into, self._decode_into, self._decode_accumulate = (
+            # One thread is what calls have that say nothing of it, and a word of it takes Python a microsecond of a chunk's eighteen.
+            function if threads == 1 else partial(function, threads=threads)
+            for function in (codec.encode_into, codec.decode_into, codec.decode_accumulate)
+        )
         step = chunks_in_frame * spec.chunk_values
         starts = range(0, values.size, step)
         self._values, self._outs, self._accumulators = (
@@ -70,21 +75,21 @@ class Chunks:
 
     def encode(self) -> None:
         """All chunks into the one buffer."""
-        encode_into, buffer, spec = self.codec.encode_into, self._buffer, self.spec
+        encode_into, buffer, spec = self._encode_into, self._buffer, self.spec
         for part in self._values:
-            encode_into(part, buffer, spec, threads=self._threads)
+            encode_into(part, buffer, spec)
 
     def decode(self) -> None:
         """All frames, stored to the vector `out`."""
-        decode_into = self.codec.decode_into
+        decode_into = self._decode_into
         for frame, part in zip(self.frames, self._outs, strict=True):
-            decode_into(frame, part, threads=self._threads)
+            decode_into(frame, part)
 
     def accumulate(self) -> None:
         """All frames, added to the accumulator."""
-        decode_accumulate = self.codec.decode_accumulate
+        decode_accumulate = self._decode_accumulate
         for frame, part in zip(self.frames, self._accumulators, strict=True):
-            decode_accumulate(frame, part, _WEIGHT, threads=self._threads)
+            decode_accumulate(frame, part, _WEIGHT)
 
     @property
     def frame_bytes(self) -> int:

@@ -265,18 +265,23 @@ def test_a_shared_book_goes_before_a_static_one_of_equal_cost(surplus, kind):
     assert plan.cost_bits == split_rule(codes, codes.size, "e4m3", (shared,))[1]
 
 
-PERIOD = 16 * 17
+AROUND = (0, 1, 15, 16, -1)
+SAMPLED_EVERY = {
+    1: [1, 127, 16384],
+    17: [16385, *(16 * 17 * 70 + beyond for beyond in AROUND), 65536],
+    29: [65537, *(16 * 29 * 150 + beyond for beyond in AROUND), 1 << 20],
+}
 
 
 @pytest.mark.parametrize(
-    "count",
-    [1, 127, 16384, 16385, *(PERIOD * 70 + beyond for beyond in (0, 1, 15, 16, -1)), 1 << 20],
+    ("count", "every"),
+    [(count, every) for every, counts in SAMPLED_EVERY.items() for count in counts],
 )
-def test_samples_are_every_seventeenth_run(count):
-    """Both ends of the rule: small chunks count in full, and the last run of a large one may be short."""
+def test_samples_are_some_of_the_runs(count, every):
+    """All ends of the rule: small chunks count in full, and the last run of a large one may be short."""
     words = np.arange(count, dtype=np.uint32)
     sample = sample_of(words)
-    taken = [at for at in range(count) if count <= 16384 or at // 16 % 17 == 0]
+    taken = [at for at in range(count) if at // 16 % every == 0]
     assert sample.words.tolist() == taken
     assert sample.values == count
     assert sample.is_everything == (count <= 16384)

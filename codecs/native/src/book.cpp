@@ -13,7 +13,36 @@ namespace {
 constexpr std::uint32_t kRarest = 768;
 
 // Canonical words: leaves in the order of (length, symbol), the escape after all symbols of its length, lie side by side in the windows.
-void fill_code(const Book& book, Code& code) {
+
+// What is written for each symbol.
+void fill_words(const Book& book, Code& code) {
+  const int symbols = 1 << book.width;
+  int windows[kLengthLimit + 1] = {};  // of a leaf
+  for (int length = 1; length <= kLengthLimit; ++length) windows[length] = 256 >> length;
+  int next[kLengthLimit + 2] = {};  // by length, where its next leaf's windows begin
+  for (int symbol = 0; symbol < symbols; ++symbol) next[book.lengths[symbol] + 1] += windows[book.lengths[symbol]];
+  next[book.escape + 1] += windows[book.escape];
+  for (int length = 1; length <= kLengthLimit; ++length) next[length + 1] += next[length];
+
+  std::memset(code.words, 0, sizeof(code.words));
+  std::memcpy(code.lengths, book.lengths, sizeof(code.lengths));
+  for (int symbol = 0; symbol < symbols; ++symbol) {
+    const int length = book.lengths[symbol];
+    code.words[symbol] = static_cast<std::uint8_t>(next[length] >> (kLengthLimit - length));
+    next[length] += windows[length];
+  }
+  code.escapes = book.escape != 0;
+  code.mark = book.lowest_uncoded;
+  if (!code.escapes) return;
+  const std::uint8_t word = static_cast<std::uint8_t>(next[book.escape] >> (kLengthLimit - book.escape));
+  for (int number = 0; number < book.uncoded; ++number) {
+    code.words[book.symbol_of[number]] = word;
+    code.lengths[book.symbol_of[number]] = static_cast<std::uint8_t>(kUncoded | book.escape);
+  }
+}
+
+// What is read for each window.
+void fill_windows(const Book& book, Code& code) {
   const int symbols = 1 << book.width;
   int next[kLengthLimit + 2] = {};  // by length, the rank of its next leaf; symbols without a code count as of length 0
   for (int symbol = 0; symbol < symbols; ++symbol) ++next[book.lengths[symbol] + 1];
@@ -33,8 +62,6 @@ void fill_code(const Book& book, Code& code) {
   }
   if (book.escape != 0) place(book.lowest_uncoded, book.escape);
 
-  std::memset(code.words, 0, sizeof(code.words));
-  std::memset(code.lengths, 0, sizeof(code.lengths));
   // Windows eight at a time, of which the next leaf overwrites what is too many.
   std::uint8_t symbol_of_window[256 + 8];
   std::uint8_t length_of_window[256 + 8];
@@ -43,8 +70,6 @@ void fill_code(const Book& book, Code& code) {
   for (int rank = 0; rank < leaves; ++rank) {
     const int length = length_of[rank];
     const int behind = window + (256 >> length);
-    code.words[symbol_of[rank]] = static_cast<std::uint8_t>(window >> (kLengthLimit - length));
-    code.lengths[symbol_of[rank]] = static_cast<std::uint8_t>(length);
     for (int i = window; i < behind; i += 8) {
       store(symbol_of_window + i, kEach * symbol_of[rank]);
       store(length_of_window + i, kEach * static_cast<unsigned>(length));
@@ -53,12 +78,6 @@ void fill_code(const Book& book, Code& code) {
   }
   std::memcpy(code.symbol_of_window, symbol_of_window, 256);
   std::memcpy(code.length_of_window, length_of_window, 256);
-  code.escapes = book.escape != 0;
-  code.mark = book.lowest_uncoded;
-  for (int number = 0; code.escapes && number < book.uncoded; ++number) {
-    code.words[book.symbol_of[number]] = code.words[book.lowest_uncoded];
-    code.lengths[book.symbol_of[number]] = static_cast<std::uint8_t>(kUncoded | book.escape);
-  }
   code.arrange();
 }
 
@@ -106,7 +125,7 @@ int cheapest_low_bits(const std::uint32_t* counts, const Book& book) {
   return cheapest;
 }
 
-// All but low_bits and costs.
+// All but low_bits, costs, and what is read for each window.
 void fill_book(int width, int escape, const std::uint8_t* lengths, Book& book) {
   const int symbols = 1 << width;
   book.width = width;
@@ -120,7 +139,7 @@ void fill_book(int width, int escape, const std::uint8_t* lengths, Book& book) {
   while (lengths[last] == 0) --last;
   book.packed_bytes = 3 + static_cast<std::size_t>(last - first + 2) / 2;
   number_uncoded(first, last, book);
-  fill_code(book, book.code);
+  fill_words(book, book.code);
 }
 
 void fill_costs(int low_bits, Book& book) {
@@ -184,6 +203,7 @@ Status make_book(int width, int escape, int low_bits, const std::uint8_t* length
     return {Fault::kBookLowBits, static_cast<std::uint64_t>(std::max(0, listed - 1)), static_cast<std::uint64_t>(low_bits)};
   }
   fill_book(width, escape, lengths, book);
+  fill_windows(book, book.code);
   fill_costs(low_bits, book);
   return {};
 }

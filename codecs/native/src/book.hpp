@@ -41,7 +41,7 @@ struct Book {
 Status make_book(int width, int escape, int low_bits, const std::uint8_t* lengths, Book& book);
 
 // The Huffman book for symbols that occur `counts` times in a sample of `total`. Rare ones get an escape, and in a sample
-// those that do not occur. At least two symbols occur, or one, and it is sampled.
+// those that do not occur. At least two symbols occur, or one, and it is sampled. It is for writing: nothing can be read with it.
 void make_own_book(const std::uint32_t* counts, std::uint32_t total, int width, bool is_sampled, Book& book);
 
 // What pack() wrote, from the front of `position`, which advances. Refuses whatever it cannot have written.

@@ -9,9 +9,11 @@ namespace {
 
 constexpr std::size_t kSampledRun = 16;
 constexpr std::size_t kSampledEvery = 17;
+constexpr std::size_t kSampledEveryOfMany = 29;
+constexpr std::size_t kMany = 65536;
 
 // Into four tables, so that equal neighbours need not wait for each other.
-void count_eight(const std::uint8_t* symbols, Counts& counts) {
+inline void count_eight(const std::uint8_t* symbols, Counts& counts) {
   std::uint64_t eight;
   std::memcpy(&eight, symbols, 8);
   ++counts.tables[0][eight & 0xFF];
@@ -159,9 +161,10 @@ std::size_t count_sample(const std::uint8_t* symbols, std::size_t count, bool ev
     for (std::size_t i = count & ~std::size_t{7}; i < count; ++i) ++counts.tables[0][symbols[i]];
     return count;
   }
+  const std::size_t step = (count > kMany ? kSampledEveryOfMany : kSampledEvery) * kSampledRun;
   std::size_t sampled = 0;
   std::size_t at = 0;
-  for (; at + kSampledRun <= count; at += kSampledEvery * kSampledRun) {
+  for (; at + kSampledRun <= count; at += step) {
     count_eight(symbols + at, counts);
     count_eight(symbols + at + 8, counts);
     sampled += kSampledRun;
