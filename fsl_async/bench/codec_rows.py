@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 import numpy as np
 
@@ -36,9 +36,15 @@ if TYPE_CHECKING:
         ) -> Rounds: ...
 
 
+Call = TypeVar("Call", bound="Callable[..., int]")
 FORMATS = ("fp32", "bf16", "e4m3", "e5m2", "uniform")
 _WEIGHT = 1.0
 """Of decode_accumulate. Sums grow from pass to pass and stay far from overflow."""
+
+
+def _on_threads(function: Call, threads: int) -> Call:
+    # One thread is what calls have that say nothing of it, and a word of it takes Python a microsecond of a chunk's eighteen.
+    return function if threads == 1 else cast("Call", partial(function, threads=threads))
 
 
 class Chunks:
@@ -56,11 +62,9 @@ class Chunks:
     ) -> None:
         self.codec, self.values, self.spec = codec, values, spec
         self.out, accumulator = rooms
-        self._encode_into, self._decode_into, self._decode_accumulate = (
-            # One thread is what calls have that say nothing of it, and a word of it takes Python a microsecond of a chunk's eighteen.
-            function if threads == 1 else partial(function, threads=threads)
-            for function in (codec.encode_into, codec.decode_into, codec.decode_accumulate)
-        )
+        self._encode_into = _on_threads(codec.encode_into, threads)
+        self._decode_into = _on_threads(codec.decode_into, threads)
+        self._decode_accumulate = _on_threads(codec.decode_accumulate, threads)
         step = chunks_in_frame * spec.chunk_values
         starts = range(0, values.size, step)
         self._values, self._outs, self._accumulators = (
