@@ -188,11 +188,11 @@ def plan_chunk(sample: Sample, number_format: Format, books: Sequence[Codebook] 
         return ChunkPlan(0, _plan_planes(counts_of_planes, splits[0], sample, number_format, books))
     counts = np.bincount(words, minlength=256)
     # A later split has to promise something before its costs are worked out, and then has to save a sixteenth, because
-    # larger alphabets are slower. Sign in the alphabet: when signs and magnitudes go together. Whole codes: when one dominates.
+    # larger alphabets are slower. Sign in the alphabet: when signs and magnitudes go together. Whole codes: then too, or when one dominates.
     asymmetry = int(np.abs(counts[:128] - counts[128:]).sum())
     goes_together = asymmetry > words.size >> 2
     dominated = int(counts.max()) > words.size >> 2
-    promising = (True, goes_together, dominated)
+    promising = (True, goes_together, goes_together or dominated)
     if number_format.float8 is None:
         promising = (True, dominated, False)
     best = None

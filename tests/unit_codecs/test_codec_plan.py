@@ -130,9 +130,9 @@ def split_rule(sample, values, name, books=()):
     """Split and cost in bits of a chunk with an 8-bit format."""
     counts = np.bincount(sample, minlength=256).tolist()
     quarter = len(sample) // 4
-    asymmetry = sum(abs(counts[code] - counts[code + 128]) for code in range(128))
+    together = sum(abs(counts[code] - counts[code + 128]) for code in range(128)) > quarter
     dominated = max(counts) > quarter
-    tried = [True, dominated] if name == "uniform" else [True, asymmetry > quarter, dominated]
+    tried = [True, dominated] if name == "uniform" else [True, together, together or dominated]
     chosen, best = -1, 0
     for index in np.flatnonzero(tried).tolist():
         cost = 8

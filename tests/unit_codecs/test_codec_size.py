@@ -103,9 +103,17 @@ def test_fp32_frames_of_bfloat16_weights_drop_the_empty_half():
 
 
 @pytest.mark.parametrize(
-    ("name", "split"), [("gaussian", 0), ("gelu", 1), ("positive", 1), ("sparse", 2)]
+    ("name", "number_format", "split"),
+    [
+        ("gaussian", "e4m3", 0),
+        ("gelu", "e4m3", 1),
+        ("gelu", "e5m2", 2),
+        ("positive", "e4m3", 1),
+        ("sparse", "e4m3", 2),
+        ("sparse", "e5m2", 2),
+    ],
 )
-def test_each_split_is_chosen_where_it_pays(name, split):
+def test_each_split_is_chosen_where_it_pays(name, number_format, split):
     """A split nobody chooses is dead weight on the wire format."""
     values = gaussian()
     if name == "gelu":
@@ -114,7 +122,7 @@ def test_each_split_is_chosen_where_it_pays(name, split):
         values = np.abs(values)
     elif name == "sparse":
         values *= np.random.default_rng(1).random(COUNT) < 0.05
-    frame = encode(values, CodecSpec("e4m3"))
+    frame = encode(values, CodecSpec(number_format))
     assert frame[28 + 16] == split
 
 

@@ -5,7 +5,7 @@
 
 #include <cmath>
 #include <cstring>
-#include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -107,15 +107,22 @@ class Array {
 };
 
 // float32 values that accompany `count` others, or nothing where None was given.
-std::unique_ptr<Array> companion(nb::handle object, bool writable, const char* name, std::size_t count) {
-  if (object.is_none()) return nullptr;
-  auto array = std::make_unique<Array>(object, writable, false);
-  if (array->size() != count) {
+class Companion {
+ public:
+  Companion(nb::handle object, bool writable, const char* name, std::size_t count) {
+    if (object.is_none()) return;
+    array_.emplace(object, writable, false);
+    if (array_->size() == count) return;
     raise(python.usage_error,
-          std::string(name) + " of " + std::to_string(array->size()) + " values for " + std::to_string(count) + " values");
+          std::string(name) + " of " + std::to_string(array_->size()) + " values for " + std::to_string(count) + " values");
   }
-  return array;
-}
+
+  const Array* array() const { return array_ ? &*array_ : nullptr; }
+  float* fp32() const { return array_ ? array_->fp32() : nullptr; }
+
+ private:
+  std::optional<Array> array_;
+};
 
 // What is written may share no memory with what is read, which would change meanwhile.
 void check_apart(const char* read_name, const void* read, std::size_t read_bytes, const char* written_name, const void* written,
@@ -174,8 +181,8 @@ class Codec {
   std::size_t encode_into(nb::handle values, nb::handle out, unsigned format, std::size_t block_values, std::size_t chunk_values,
                           bool entropy, int fineness, nb::handle reference, nb::handle residual, const Books* books, int threads) const {
     const Array given(values, false, true);
-    const auto subtracted = companion(reference, false, "reference", given.size());
-    const auto carried = companion(residual, true, "residual", given.size());
+    const Companion subtracted(reference, false, "reference", given.size());
+    const Companion carried(residual, true, "residual", given.size());
     const fsl::EncodeSettings settings = {fsl::format_of(format), block_values, chunk_values, entropy, fineness, checked(threads)};
     if (settings.format == nullptr || !fsl::is_block_size(block_values) || !fsl::is_chunk_size(block_values, chunk_values) ||
         fineness < 0 || fineness > fsl::kMaximumFineness) {
@@ -191,15 +198,16 @@ class Codec {
     const auto check_output = [&](const char* name, const Array* read) {
       if (read != nullptr) check_apart(name, read->memory(), read->bytes(), "output", target->buf, static_cast<std::size_t>(needed));
     };
+    const auto check_residual = [&](const char* name, const Array* read) {
+      const Array* const written = carried.array();
+      if (read != nullptr && written != nullptr) check_apart(name, read->memory(), read->bytes(), "residual", written->memory(), written->bytes());
+    };
     check_output("values", &given);
-    check_output("reference", subtracted.get());
-    check_output("residual", carried.get());
-    if (carried) {
-      check_apart("values", given.memory(), given.bytes(), "residual", carried->memory(), carried->bytes());
-      if (subtracted) check_apart("reference", subtracted->memory(), subtracted->bytes(), "residual", carried->memory(), carried->bytes());
-    }
-    const fsl::Source source = {given.fp32(), given.bf16(), subtracted ? subtracted->fp32() : nullptr, carried ? carried->fp32() : nullptr,
-                                given.size()};
+    check_output("reference", subtracted.array());
+    check_output("residual", carried.array());
+    check_residual("values", &given);
+    check_residual("reference", subtracted.array());
+    const fsl::Source source = {given.fp32(), given.bf16(), subtracted.fp32(), carried.fp32(), given.size()};
     const SharedBooks shared = shared_of(books);
     const nb::gil_scoped_release unlocked;
     return fsl::encode_frame(*kernels_, settings, shared, source, static_cast<std::uint8_t*>(target->buf));

@@ -189,7 +189,7 @@ const ChunkPlan& plan_chunk(const PlanRequest& request, Scratch& scratch) {
   add_up(scratch.counts[0]);
   const std::uint32_t* codes = scratch.counts[0].tables[0];
   // A later split has to promise something before its costs are worked out, and then has to save a sixteenth, because larger
-  // alphabets are slower. Sign in the alphabet: when signs and magnitudes go together. Whole codes: when one dominates.
+  // alphabets are slower. Sign in the alphabet: when signs and magnitudes go together. Whole codes: then too, or when one dominates.
   std::uint64_t asymmetry = 0;
   std::uint32_t largest = 0;
   for (int code = 0; code < 128; ++code) {
@@ -198,7 +198,7 @@ const ChunkPlan& plan_chunk(const PlanRequest& request, Scratch& scratch) {
   }
   const bool goes_together = asymmetry > request.sampled >> 2;
   const bool is_dominated = largest > request.sampled >> 2;
-  const bool promising[3] = {true, format.is_uniform() ? is_dominated : goes_together, is_dominated};
+  const bool promising[3] = {true, format.is_uniform() ? is_dominated : goes_together, goes_together || is_dominated};
   for (int index = 0; index < format.splits; ++index) {
     if (!promising[index]) continue;
     ChunkPlan& tried = index == 0 ? *best : *candidate;
