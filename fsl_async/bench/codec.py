@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     Vector = NDArray[np.float32]
 
 STAGE_FORMATS = ("e4m3", "e5m2", "uniform")
+FUSED_FORMATS = ("e4m3", "uniform")
 _CHUNK_VALUES = 131072
 
 
@@ -118,6 +119,10 @@ def _measured(
         for number_format in FORMATS:
             progress(f"{tensor} as {number_format}")
             yield bench.row(number_format)
+        if tensor == HEADLINE_TENSOR:
+            for number_format in FUSED_FORMATS:
+                progress(f"{tensor} as {number_format}, with what is done in the same pass")
+                yield from bench.fused_rows(number_format)
         progress(f"{tensor}: entropy stage")
         yield from _stage_rows(tensor, tensors[tensor], settings, path, measure)
         if settings.peers:

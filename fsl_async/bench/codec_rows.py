@@ -14,6 +14,7 @@ import numpy as np
 
 from fsl_async.bench import codec_peers
 from fsl_async.bench.codec_exact import CodeCounter, code_bytes, entropy_of, expected, pieces
+from fsl_async.bench.codec_fused import FusedVariants
 from fsl_codecs import CodecSpec, bound, info
 
 if TYPE_CHECKING:
@@ -247,6 +248,15 @@ class TensorBench:
             "peer_decode_spread": rounds.spread("peer decode"),
             **self._tail(rounds),
         }
+
+    def fused_rows(self, number_format: str) -> list[dict[str, Any]]:
+        """Subtracting, carrying a residual, bf16 in and out: in the codec's pass, and in passes before and after it, in turns."""
+        variants = FusedVariants(self._codec, self.values, CodecSpec(format=number_format))
+        rounds = self._in_turns(variants.actions())
+        head, tail = self._head("fused", number_format), self._tail(rounds)
+        return [
+            {**head, **fields, **tail} for fields in variants.fields(rounds, self.values.nbytes)
+        ]
 
     def threads_row(self, number_format: str) -> dict[str, Any]:
         """The codec's own threads, two and one in turns, on one frame of the whole vector; by the clock on the wall. Beside them a plain copy."""

@@ -27,6 +27,16 @@ _TENSOR: Sequence[Column] = (
     ("waited", "waited_share"),
     ("quiet", "undisturbed_share"),
 )
+_FUSED: Sequence[Column] = (
+    ("format", "format"),
+    ("in the same pass", "variant"),
+    ("plain GB/s", "plain_gb_s"),
+    ("fused GB/s", "fused_gb_s"),
+    ("in passes GB/s", "passes_gb_s"),
+    ("fused / plain", "fused_over_plain"),
+    ("fused / passes", "fused_over_passes"),
+    ("quiet", "undisturbed_share"),
+)
 _STAGE: Sequence[Column] = (
     ("tensor", "tensor"),
     ("format", "format"),
@@ -78,6 +88,7 @@ _SUMMARY: Sequence[Column] = (
 )
 _SECTIONS: Sequence[tuple[str, str, Sequence[Column]]] = (
     ("tensor", "Tensors: GB/s of fp32, large buffers, one core", _TENSOR),
+    ("fused", "Done in the same pass: GB/s of fp32, whatever is read or written, one core", _FUSED),
     ("entropy_stage", "Entropy stage alone, in the cache: 10^9 symbols/s", _STAGE),
     ("peer", "Whole pipelines of others: GB/s of fp32, one core", _PEER),
     ("threads", "Two threads against one", _THREADS),

@@ -1,5 +1,6 @@
 """`fsl-node bench codec`: its pure parts, its fields in a tiny run, and what it reads. Speeds are never looked at."""
 
+import itertools
 import json
 import time
 
@@ -12,6 +13,7 @@ from fsl_async import cli
 from fsl_async.bench import codec, codec_peers
 from fsl_async.bench.codec_exact import CodeCounter, entropy_bits, expected
 from fsl_async.bench.codec_files import read_values
+from fsl_async.bench.codec_fused import VARIANTS, FusedVariants
 from fsl_async.bench.codec_stage import NumpyStage, stages
 from fsl_async.bench.codec_summary import TARGETS, Target, summary, verdict
 from fsl_async.bench.codec_table import aligned, cell, tables
@@ -20,6 +22,7 @@ from fsl_async.bench.limits import MemoryLimits, core_probe
 from fsl_async.bench.timing import CoreProbe, Rounds, in_turns
 from fsl_async.errors import UsageError
 from fsl_codecs import CodecSpec, decode, encode
+from fsl_codecs.dispatch import choice
 
 TINY = TrainingSettings(preset="0.5m", steps_before=2, steps_between=1, steps_of_delta=1, batch=1)
 
@@ -275,6 +278,23 @@ def test_the_entropy_stage_alone_gives_its_codes_back(number_format):
         assert len(stage.payload) < codes.size
 
 
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_what_is_done_in_one_pass_is_what_the_passes_do(variant):
+    """Otherwise one would be measured against another's work."""
+    values = np.random.default_rng(1).standard_normal(3000, np.float32)
+    results = []
+    for name in (variant, f"{variant}, passes"):
+        variants = FusedVariants(choice().chosen, values, CodecSpec("e4m3", chunk_values=1024))
+        variants.buffer[:] = bytes(len(variants.buffer))
+        actions = variants.actions()
+        actions[name]()
+        actions[name]()  # the second time with what the first one left
+        rests = [*variants.residuals, *variants.narrow_outs]
+        results.append((bytes(variants.buffer), *(rest.tobytes() for rest in rests)))
+    assert results[0] == results[1]
+    assert any(map(any, results[0]))
+
+
 def test_limits_can_be_measured():
     """Whether native or not, each loop runs and has its field."""
     limits = MemoryLimits(1 << 16)
@@ -306,6 +326,11 @@ def test_a_tiny_run_has_all_rows_and_fields(monkeypatch):
         assert sum(row["chunks"].values()) == 1
         assert row["load_1m"] >= 0
         assert row["relative_l2"] < {"fp32": 1e-9, "bf16": 0.003, "e5m2": 0.07}.get(row["format"], 0.04)  # fmt: skip
+    fused = [row for row in rows if row["row"] == "fused"]
+    assert {(row["format"], row["variant"]) for row in fused} == set(
+        itertools.product(codec.FUSED_FORMATS, VARIANTS)
+    )
+    assert all(row["fused_over_passes"] > 0 and row["fused_over_plain"] > 0 for row in fused)
     peers = [row for row in rows if row["row"] == "peer"]
     assert {row["note"] for row in peers} == {"not installed: pip install 'fsl-async[bench]'"}
     assert all(row["round_trip"] for row in rows if row["row"] == "entropy_stage")
