@@ -39,8 +39,9 @@ _SAMPLED_RUN: Final = 16
 _SAMPLED_EVERY: Final = 17
 """An odd number, so that the rows of a matrix are not all met at the same place."""
 _SAMPLED_EVERY_OF_MANY: Final = 29
+"""A thinner sample will do for large chunks; counting it is a tenth of the work of encoding."""
 _MANY: Final = 65536
-"""Of chunks of more values a thinner sample will do; counting it is a tenth of the work of encoding."""
+"""Values of the largest chunk that is not large."""
 _STREAM_HEAD_BYTES: Final = 4
 _LIST_HEAD_BYTES: Final = 2
 _WORD_TYPES: Final = {8: np.uint8, 16: np.uint16, 32: np.uint32}

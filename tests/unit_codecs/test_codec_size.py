@@ -81,7 +81,7 @@ def test_uniform_codes_need_fewer_bits_than_e4m3_at_its_error():
 
 @pytest.mark.parametrize("name", NAMES)
 def test_what_a_sample_misses_costs_little(name):
-    """Frames planned from a seventeenth of the values, against the same planned from all of them, inner block by inner block."""
+    """Frames planned from a twenty-ninth of the values, against the same planned from all of them, inner block by inner block."""
     values = gaussian()
     sampled = len(encode(values, CodecSpec(name)))
     books = codebooks_of(encode(values[:16384], CodecSpec(name)))

@@ -38,8 +38,8 @@ def test_small_vectors(name, kind):
 @with_every_format
 @pytest.mark.parametrize("kind", KINDS)
 def test_chunks_of_several_blocks(name, kind):
-    """Inner blocks that are full, short or single, and plans made from samples."""
-    for count in (BLOCK, BLOCK + 1, 3 * BLOCK + 777):
+    """Inner blocks that are full, short or single, and plans made from samples, thinner ones of more than 65,536 values."""
+    for count in (BLOCK, BLOCK + 1, 3 * BLOCK + 777, 4 * BLOCK, 4 * BLOCK + 1, 90_001):
         assert_agree(values_of(kind, count), CodecSpec(name))
 
 

@@ -7,7 +7,8 @@
 namespace fsl {
 
 // Sets `counts` to how often each symbol occurs in the sample: of a chunk of more than one inner block, unless `everything` is wanted,
-// every seventeenth run of 16. Runs that short show the most, and 17 meets all columns of a matrix. Returns the sample's size.
+// every seventeenth run of 16, of one of more than 65,536 values every twenty-ninth. Runs that short show the most, and primes meet all
+// columns of nearly every matrix. Returns the sample's size.
 std::size_t count_sample(const std::uint8_t* symbols, std::size_t count, bool everything, Counts& counts);
 
 struct PlanRequest {
