@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 import fsl_transport as tp
 from fsl_async import effects as do
 from fsl_async import events as ev
-from fsl_async.learn.learner import LearnerError
+from fsl_async.learn.errors import LearnerError
 from fsl_async.learn.manifest import Manifest, WeightsDigest, digest_of
 from fsl_async.observe.journal import TraceHash
 from fsl_async.roles.client import ClientMachine, ClientRules, Held

@@ -3,6 +3,7 @@
     LearnError
     ├── ManifestError          a list of tensors makes no sense (a peer's, or our own)
     ├── FrameRefused           a coded frame is not what its place in the stream needs: the peer's fault
+    ├── LearnerError           a client's weights cannot do what is asked of them
     └── StoreError             the run directory cannot be read or written, or was used in the wrong order
         ├── NoThread           the system gives no further thread
         ├── LedgerDamaged      a line in the middle of the ledger does not match its checksum
@@ -24,6 +25,10 @@ class ManifestError(LearnError):
 
 class FrameRefused(LearnError):  # noqa: N818 - named after what happened, as the contract between the rooms has it
     """A coded frame is damaged, of the wrong length or out of order. The sender is at fault, not this node."""
+
+
+class LearnerError(LearnError):
+    """A request that cannot be met, in one line. Model and reference are untouched; a fetch may be begun again."""
 
 
 class StoreError(LearnError):

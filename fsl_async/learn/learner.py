@@ -32,7 +32,6 @@ from collections.abc import Callable
 from typing import Literal
 
 import attrs
-import numpy as np
 from torch import nn
 
 from fsl_async.errors import ExitCode, RefusedError, TaskError
@@ -40,16 +39,13 @@ from fsl_async.events import Attached, Event, Rebased, Snapshotted
 from fsl_async.learn.buffers import ModelWeights, Vector
 from fsl_async.learn.chunk_pool import ChunkPool
 from fsl_async.learn.delta_coder import LOSSLESS, DeltaCoder
-from fsl_async.learn.errors import LearnError
-from fsl_async.learn.manifest import Manifest, WeightsDigest, digest_of
+from fsl_async.learn.errors import LearnerError
+from fsl_async.learn.fetching import Fetch
+from fsl_async.learn.manifest import Manifest, digest_of
 from fsl_async.learn.meter import Meter
-from fsl_codecs import CodecError, decode_accumulate, decode_into, encode, info, new_vector
+from fsl_codecs import encode, new_vector
 
 NO_VERSION = -1
-
-
-class LearnerError(LearnError):
-    """A request that cannot be met, in one line. Model and reference are untouched; a fetch may be begun again."""
 
 
 class RunFinishedError(TaskError):
@@ -64,14 +60,6 @@ class _Delta:
     subtrahend: Vector | None
     coded: list[bytes | None]
     missing: int
-
-
-@attrs.define(eq=False)
-class _Fetch:
-    kind: str
-    version: int
-    frames: list[bytes | None]  # of an update; a full version marks what has come with b""
-    target: Vector | None
 
 
 @attrs.frozen
@@ -134,7 +122,7 @@ class Learner:
         self._reference_finite = True
         self._spare: Vector | None = None
         self._deltas: dict[int, _Delta] = {}
-        self._fetch: _Fetch | None = None
+        self._fetch: Fetch | None = None
         self._coding = threading.Lock()  # held by whoever codes a delta's chunk
 
     # --- training thread --------------------------------------------------------------------------------------
@@ -376,9 +364,12 @@ class Learner:
                 raise LearnerError(
                     f"update to version {version} does not follow base version {self._base_version}: fetch it in full"
                 )
-            # Allocating is cheap here: the pages of a new vector come when they are first written, in the worker.
-            target = self._free_vector() if kind == "full" else None
-            self._fetch = _Fetch(kind, version, [None] * self.delta_chunks, target)
+            manifest = self._known_manifest()
+            if kind == "update":
+                self._fetch = Fetch(manifest, version, base=self._base)
+            else:
+                # Allocating is cheap here: the pages of a new vector come when they are first written, in the worker.
+                self._fetch = Fetch(manifest, version, target=self._free_vector())
 
     # --- worker thread ----------------------------------------------------------------------------------------
 
@@ -443,37 +434,13 @@ class Learner:
     def put_fetch(self, version: int, index: int, frame: bytes) -> None:
         """Take one chunk of the version being fetched. Raises LearnerError for a frame that is damaged or of a wrong
         size, or that belongs to no fetch; the same chunk twice is ignored.
-
-        An update's frame is decoded here only to check it (a second decoding, some milliseconds): so
-        finish_fetch cannot fail half way through the base.
         """
         with self._lock:
             fetch = self._fetch
             if fetch is None or fetch.version != version:
                 raise LearnerError(f"version {version} is not being fetched")
-            if not 0 <= index < len(fetch.frames):
-                raise LearnerError(
-                    f"version {version} has {len(fetch.frames)} chunks, no chunk {index}"
-                )
-            if fetch.frames[index] is not None:
-                return
-        start, stop = self._known_manifest().chunk_range(index)
-        try:
-            values = info(frame).values
-            if values != stop - start:
-                raise LearnerError(
-                    f"chunk {index} of version {version} has {values} values, not {stop - start}"
-                )
-            room = (
-                np.empty(values, np.float32) if fetch.target is None else fetch.target[start:stop]
-            )
-            decode_into(frame, room)
-        except CodecError as error:
-            raise LearnerError(
-                f"chunk {index} of version {version} cannot be decoded: {error}"
-            ) from error
-        with self._lock:
-            fetch.frames[index] = bytes(frame) if fetch.target is None else b""
+        # It reads the base without a lock: only finish_fetch changes that, in this same thread.
+        fetch.put(index, frame)
 
     def finish_fetch(self, version: int) -> str:
         """Make the base Theta_version and return its digest. The model itself moves when request_rebase is answered.
@@ -491,10 +458,9 @@ class Learner:
                 fetch = self._fetch
                 if fetch is None or fetch.version != version:
                     raise LearnerError(f"version {version} is not being fetched")
-                missing = sum(frame is None for frame in fetch.frames)
-                if missing:
+                if fetch.missing:
                     raise LearnerError(
-                        f"version {version} lacks {missing} of {len(fetch.frames)} chunks"
+                        f"version {version} lacks {fetch.missing} of {fetch.chunks} chunks"
                     )
                 old = self._base
                 assert old is not None
@@ -507,29 +473,11 @@ class Learner:
                 self._fetch = None
                 # should a decode fail against all expectation, the base is known to be unknown
                 self._base, self._base_version, self._base_digest = new, NO_VERSION, ""
-            digest = digest_of(new) if fetch.target is not None else self._apply(fetch, old, new)
+            fetch.write_to(new, self.pool)
             with self._lock:
-                self._base_version, self._base_digest = version, digest
+                self._base_version, self._base_digest = version, fetch.digest
                 self._release(old)
-        return digest
-
-    def _apply(self, fetch: _Fetch, old: Vector, new: Vector) -> str:
-        """Write old + decoded update to `new`: one fp32 addition per value, as the parameter server does it."""
-        digest = WeightsDigest()
-
-        def apply_chunk(index: int) -> Vector:
-            frame = fetch.frames[index]
-            assert frame is not None
-            chunk = self._chunk(new, index)
-            if new is not old:
-                chunk[:] = self._chunk(old, index)
-            decode_accumulate(frame, chunk, 1.0)  # times one is exact
-            fetch.frames[index] = None
-            return chunk
-
-        for chunk in self.pool.each(apply_chunk, range(len(fetch.frames))):
-            digest.update(chunk)
-        return digest.text
+        return fetch.digest
 
     # --- with _lock held, or on values that do not change -----------------------------------------------------
 

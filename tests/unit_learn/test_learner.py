@@ -11,7 +11,8 @@ from torch import nn
 
 from fsl_async.events import Attached, Rebased, Snapshotted
 from fsl_async.learn.delta_coder import DeltaCoder
-from fsl_async.learn.learner import Learner, LearnerError
+from fsl_async.learn.errors import LearnerError
+from fsl_async.learn.learner import Learner
 from fsl_async.learn.manifest import CHUNK_VALUES, digest_of
 from fsl_codecs import CodecSpec, decode, encode
 
