@@ -279,7 +279,7 @@ def _relauncher(
 
     def tell(what: str, client: str, text: str) -> None:
         journal.note("Relaunch", loop.time(), what=what, client=client)
-        journal.say(do.Note(text, "info" if what in {"waiting", "launched"} else "warning"))
+        journal.say(do.Note(text, "warning" if what in {"failed", "gave up"} else "info"))
 
     def wanted() -> bool:
         return not (machine.ended or machine.ending.asked)

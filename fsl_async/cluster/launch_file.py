@@ -4,8 +4,8 @@
 
     [[launcher]]
     clients = "a100-*"            # the first entry whose pattern fits a client's name is its launcher
-    kind = "slurm"                # what follows `sbatch`
-    command = ["--export=ALL,FSL_NAME={name},FSL_SERVER=fsl://ps.example.org:7100", "bin/fsl-node.sbatch", "--task", "train.py:train"]
+    kind = "slurm"                # what follows `sbatch --job-name=fsl-NAME`, of which the script makes the client's name
+    command = ["--export=ALL,FSL_SERVER=fsl://ps.example.org:7100", "bin/fsl-node.sbatch", "--task", "train.py:train"]
 
     [[launcher]]
     clients = "edge"
@@ -88,6 +88,10 @@ def _rule(table: Any, where: str) -> LaunchRule:
     if not words or not all(isinstance(word, str) and word for word in words):
         raise ConfigError(
             f'{where}: command must be an array of words, like ["ssh", "host", "..."]'
+        )
+    if kind == "slurm" and any(word.startswith(("--job-name", "-J")) for word in words):
+        raise ConfigError(
+            f"{where}: leave --job-name (-J) out: the job is named after its client, and found again by that name"
         )
     return LaunchRule(clients, kind, tuple(words))
 

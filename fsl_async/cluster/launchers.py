@@ -23,17 +23,23 @@ _ONCE = RestartRules(budget=0)
 _MOST_BYTES = 1 << 16
 _FILE_BYTES = 1 << 20
 _LOOK_EVERY_S = 0.1
+_STATES = "PENDING,CONFIGURING,RUNNING,SUSPENDED,COMPLETING"
+"""Of jobs that may still be a client's. Said, because what squeue lists by itself has changed from release to release."""
 
 
 class LaunchError(Exception):
     """A client could not be launched; the message says why, in one line."""
 
 
+class LeftAloneError(Exception):
+    """A client was not launched because somebody else brings it back; the message says who, in one line."""
+
+
 class Launcher(Protocol):
     """Starts clients. Used on the loop's thread."""
 
     async def launch(self, client: str, words: Sequence[str]) -> str:
-        """Start a client by the words of its rule; returns what was started, for people. Raises LaunchError."""
+        """Start a client by the words of its rule; returns what was started, for people. Raises LaunchError and LeftAloneError."""
         ...
 
     async def close(self) -> None:
@@ -83,17 +89,26 @@ class LocalLauncher:
 
 
 class SlurmLauncher:
-    """Jobs of Slurm, named fsl-CLIENT. A client that has a job, waiting or running, is Slurm's to bring back, for instance by --requeue."""
+    """Jobs of Slurm, named fsl-CLIENT, also those that others submitted: bin/fsl-node.sbatch makes the client's name of the job's.
+
+    A client that has a job, waiting, running or suspended, is Slurm's to bring back, for instance by --requeue. Of one that is completing
+    nobody can say whether it goes back into the queue: it is looked at again later.
+    """
 
     def __init__(self) -> None:
         self._jobs: list[str] = []
 
     async def launch(self, client: str, words: Sequence[str]) -> str:
-        """Submit a job, unless there is one."""
+        """Submit a job, unless there is one. A job that is completing is a LaunchError."""
         job_name = f"fsl-{client}"
-        listed = await ask(("squeue", "--noheader", "--me", f"--name={job_name}", "--format=%i %T"))
-        if listed.strip():
-            return f"nothing: Slurm has job {one_line(listed)} for it"
+        look = ("squeue", "--noheader", "--me", f"--name={job_name}", f"--states={_STATES}")
+        listed = await ask((*look, "--format=%i %T"))
+        jobs = [line.strip() for line in listed.splitlines() if line.strip()]
+        staying = [job for job in jobs if not job.endswith(" COMPLETING")]
+        if staying:
+            raise LeftAloneError(f"Slurm has job {'; '.join(staying)[:200]} for it")
+        if jobs:
+            raise LaunchError(f"Slurm has job {jobs[0][:80]} for it, which may be requeued")
         said = await ask(("sbatch", "--parsable", f"--job-name={job_name}", *words))
         job = said.strip().split("\n")[-1].split(";")[0]
         if not job.isdecimal():

@@ -12,6 +12,7 @@ from fsl_async.cluster.launchers import (
     CommandLauncher,
     Launcher,
     LaunchError,
+    LeftAloneError,
     LocalLauncher,
     SlurmLauncher,
 )
@@ -21,7 +22,7 @@ from fsl_async.cluster.relaunches import GaveUp, Relaunches, Waiting
 class Relauncher:
     """Used on the loop's thread.
 
-    tell(what, client, text): what is waited for, asked, failed, given up; for the journal and for people. wanted: whether the run
+    tell(what, client, text): what is waited for, launched, left alone, failed, given up; for the journal and for people. wanted: whether the run
     still has a use for clients. log_path: what local children print.
     """
 
@@ -92,6 +93,8 @@ class Relauncher:
             self._tell("failed", client, f"{client} could not be launched again ({error})")
             self._say(self._machine.failed(client, self._loop.time()))
             self._arm()
+        except LeftAloneError as found:
+            self._tell("left alone", client, f"{client} is not launched: {found}")
         else:
             self._tell("launched", client, f"launched {client} again by {rule.kind}: {started}")
 

@@ -4,12 +4,14 @@ import asyncio
 import contextlib
 import errno
 import os
+import re
 import signal
 import stat
 import subprocess
 import sys
 import tempfile
 import time
+from pathlib import Path
 
 import pytest
 import uvloop
@@ -18,6 +20,7 @@ from fsl_async.cluster.launch_file import Launching, LaunchRule
 from fsl_async.cluster.launchers import (
     CommandLauncher,
     LaunchError,
+    LeftAloneError,
     LocalLauncher,
     SlurmLauncher,
     ask,
@@ -27,14 +30,24 @@ from fsl_async.cluster.restarts import RestartRules
 
 STAND_INS = {
     "sbatch": 'echo "sbatch $*" >> "$DIR/asked"; [ -e "$DIR/full" ] && { echo "QOSMaxJobs" >&2; exit 1; }; cat "$DIR/answer"',
-    "squeue": 'echo "squeue $*" >> "$DIR/asked"; cat "$DIR/queue" 2>/dev/null; exit 0',
+    "squeue": """echo "squeue $*" >> "$DIR/asked"
+for word; do case $word in
+    --name=*) name=,${word#--name=}, ;;
+    --states=*) states=,${word#--states=}, ;;
+    --format=*) [ "$word" = "--format=%i %T" ] || exit 1 ;;
+esac; done
+[ -e "$DIR/queue" ] || exit 0
+while read -r number job state; do
+    case ${name-,$job,} in *,$job,*) case ${states-,$state,} in *,$state,*) echo "$number $state" ;; esac ;; esac
+done < "$DIR/queue"
+""",
     "scancel": 'echo "scancel $*" >> "$DIR/asked"',
 }
 
 
 @pytest.fixture
 def slurm(tmp_path, monkeypatch):
-    """A folder with stand-ins for Slurm's programs, first in PATH; `asked` in it says how they were called."""
+    """A folder with stand-ins for Slurm's programs, first in PATH; `asked` in it says how they were called, `queue` (number, name, state) what squeue knows."""
     for name, body in STAND_INS.items():
         path = tmp_path / name
         path.write_text(f"#!/bin/sh\nDIR={tmp_path}\n{body}\n")
@@ -59,18 +72,44 @@ def test_slurm_submits_a_job_of_the_clients_name_and_cancels_what_never_began(sl
 
     asyncio.run(play())
     assert asked(slurm) == [
-        "squeue --noheader --me --name=fsl-a --format=%i %T",
+        "squeue --noheader --me --name=fsl-a --states=PENDING,CONFIGURING,RUNNING,SUSPENDED,COMPLETING --format=%i %T",
         "sbatch --parsable --job-name=fsl-a job.sbatch a",
         "scancel --state=PENDING 17",
     ]
 
 
-def test_slurm_does_not_submit_a_second_job(slurm):
+@pytest.mark.parametrize("state", ["PENDING", "CONFIGURING", "RUNNING", "SUSPENDED"])
+def test_slurm_does_not_submit_a_second_job(slurm, state):
     """A job that Slurm requeued, or that waits for its turn, is the client; two would fight for its name."""
-    (slurm / "queue").write_text("16 PENDING\n")
-    said = asyncio.run(SlurmLauncher().launch("a", ["job.sbatch"]))
-    assert said == "nothing: Slurm has job 16 PENDING for it"
+    (slurm / "queue").write_text(f"15 fsl-b RUNNING\n16 fsl-a {state}\n17 fsl-a COMPLETING\n")
+    with pytest.raises(LeftAloneError, match=f"^Slurm has job 16 {state} for it$"):
+        asyncio.run(SlurmLauncher().launch("a", ["job.sbatch"]))
     assert [line.split()[0] for line in asked(slurm)] == ["squeue"]
+
+
+def test_slurm_submits_where_other_clients_jobs_are_or_its_own_is_over(slurm):
+    """By its whole name, and by its state: another client's job, or one that has failed, brings nobody back."""
+    (slurm / "queue").write_text("15 fsl-ab RUNNING\n16 fsl-a FAILED\n18 other RUNNING\n")
+    assert asyncio.run(SlurmLauncher().launch("a", ["job.sbatch"])) == "Slurm job 17"
+
+
+def test_a_job_that_is_completing_is_looked_at_again(slurm):
+    """It is on its way out of the cluster or back into the queue: a job submitted now may be a second one, and none would be if nobody looked again."""
+    (slurm / "queue").write_text("16 fsl-a COMPLETING\n")
+    with pytest.raises(LaunchError, match="job 16 COMPLETING for it, which may be requeued"):
+        asyncio.run(SlurmLauncher().launch("a", ["job.sbatch"]))
+
+
+def test_the_first_job_of_a_client_is_found_as_the_template_says_to_submit_it(slurm):
+    """Found by the name of another it would be submitted a second time, and the two would put each other out."""
+    template = (Path(__file__).parents[2] / "bin" / "fsl-node.sbatch").read_text()
+    (usage,) = [line for line in template.splitlines() if line.startswith("#     sbatch ")]
+    given = [line.split()[1] for line in template.splitlines() if line.startswith("#SBATCH ")]
+    words = [word for word in [*given, *usage.split()] if word.startswith("--job-name=")]
+    (slurm / "queue").write_text(f"16 {words[-1].removeprefix('--job-name=')} RUNNING\n")
+    (client,) = re.findall(r"^# The client is called (\S+) then", template, re.MULTILINE)
+    with pytest.raises(LeftAloneError, match="job 16 RUNNING"):
+        asyncio.run(SlurmLauncher().launch(client, ["job.sbatch"]))
 
 
 def test_slurm_that_refuses_or_talks_otherwise_is_an_error_in_one_line(slurm):
@@ -284,6 +323,37 @@ def test_the_relauncher_asks_again_and_says_so(wanted):
     assert [what for what, _, _ in told] == ["waiting", "failed", "waiting", "launched"]
     assert told[1][2] == "a could not be launched again (no node is free)"
     assert told[3][2] == "launched a again by command: a thing"
+
+
+def test_who_is_left_alone_is_not_said_to_be_launched():
+    """Slurm has its job: nothing was done, and nothing is asked again."""
+    told = []
+
+    class Finds:
+        async def launch(self, client, words):
+            """It is there already."""
+            raise LeftAloneError("Slurm has job 16 PENDING for it")
+
+        async def close(self):
+            """Nothing."""
+
+    async def play():
+        rules = RestartRules(first_wait_s=0.01, budget=3)
+        one = Relauncher(
+            asyncio.get_running_loop(),
+            Launching((LaunchRule("*", "slurm", ("go",)),), rules),
+            lambda what, _, text: told.append((what, text)),
+            wanted=lambda: True,
+            launchers={"slurm": Finds()},
+        )
+        one.seen("a")
+        one.left("a", "expired")
+        await asyncio.sleep(0.2)
+        await one.close()
+
+    asyncio.run(play())
+    assert [what for what, _ in told] == ["waiting", "left alone"]
+    assert told[1][1] == "a is not launched: Slurm has job 16 PENDING for it"
 
 
 def test_a_local_childs_exit_is_told_unless_we_ended_it():

@@ -46,6 +46,8 @@ def test_the_first_pattern_that_fits_is_the_launcher():
         ("", r"at least one \[\[launcher\]\]"),
         ("launcher = 3", r"at least one \[\[launcher\]\]"),
         ('[[launcher]]\nclients="*"\nkind="k8s"\ncommand=["x"]', "launcher 1: kind must be one of local"),
+        ('[[launcher]]\nclients="*"\nkind="slurm"\ncommand=["--job-name=x", "j"]', "leave --job-name"),
+        ('[[launcher]]\nclients="*"\nkind="slurm"\ncommand=["-J", "x", "j"]', "leave --job-name"),
         ('[[launcher]]\nclients="*"\nkind="local"\ncommand="x y"', "array of words"),
         ('[[launcher]]\nclients="*"\nkind="local"\ncommand=[]', "array of words"),
         ('[[launcher]]\nclients=""\nkind="local"\ncommand=["x"]', "pattern"),

@@ -44,7 +44,7 @@ def start(home, **more):
         "SLURM_SUBMIT_DIR": str(home),
         "SLURM_JOB_ID": "17",
         "FSL_SERVER": "fsl://h:7100",
-        "FSL_NAME": "site-a",
+        "SLURM_JOB_NAME": "fsl-site-a",
         **more,
     }
     words = ["bash", home / "bin" / "fsl-node.sbatch", "--task", "t.py:train"]
@@ -99,6 +99,16 @@ def test_a_client_that_dies_of_the_signal_had_not_begun(home, number):
     job.send_signal(number)
     assert job.wait(20) == ExitCode.RELAUNCH
     assert (home / "requeued").read_text() == "requeue 17\n"
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{"SLURM_JOB_NAME": "give-job-name"}, {"SLURM_JOB_NAME": "fsl-"}, {"SLURM_ARRAY_TASK_ID": "1"}],
+)
+def test_a_job_that_does_not_say_whose_it_is_ends_before_it_begins(home, given):
+    """The parameter server would not find it and submit another one; two clients of one name would put each other out."""
+    assert start(home, **given).wait(20) == ExitCode.BAD_INPUT
+    assert not (home / "words").exists()
 
 
 @pytest.mark.parametrize("code", [0, 2, 1])
