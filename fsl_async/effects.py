@@ -54,10 +54,11 @@ class LookAtTransfers(Effect):
 
 @frozen
 class Finish(Effect):
-    """This node's part is over: close the link, then end the process with `exit_code`."""
+    """This node's part is over: close the link, then end the process with `exit_code`. deadline: when others would end it, where they said so."""
 
     reason: str
     exit_code: int = 0
+    deadline: float | None = None
 
 
 # --- parameter server -------------------------------------------------------------------------------------

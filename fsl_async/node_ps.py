@@ -299,7 +299,7 @@ def watched(
         if isinstance(event, tp.PeerUp):
             relauncher.seen(event.peer)
         elif isinstance(event, tp.PeerDown):
-            relauncher.left(event.peer, event.reason)
+            relauncher.left(event.peer, event.reason, event.text)
 
     return on_transport
 

@@ -17,6 +17,7 @@ from fsl_async.cluster.launchers import (
     SlurmLauncher,
 )
 from fsl_async.cluster.relaunches import GaveUp, Relaunches, Waiting
+from fsl_async.goodbye import Goodbye
 
 
 class Relauncher:
@@ -49,15 +50,17 @@ class Relauncher:
         }
         self._timer: asyncio.TimerHandle | None = None
         self._asking: set[asyncio.Task[Any]] = set()
+        self._closed = False
 
     def seen(self, client: str) -> None:
         """A client's session has begun."""
         self._machine.seen(client, self._loop.time())
         self._arm()
 
-    def left(self, client: str, reason: str) -> None:
-        """A client's session has ended."""
-        self._say(self._machine.left(client, reason, self._loop.time()))
+    def left(self, client: str, reason: str, text: str = "") -> None:
+        """A client's session has ended, for `reason` of the transport's. text: what the client said."""
+        goodbye = Goodbye.read(text)
+        self._say(self._machine.left(client, reason, self._loop.time(), goodbye))
         self._arm()
 
     def exited(self, client: str, code: int) -> None:
@@ -71,7 +74,7 @@ class Relauncher:
             self._timer.cancel()
             self._timer = None
         when = self._machine.next_due()
-        if when is not None:
+        if when is not None and not self._closed:
             self._timer = self._loop.call_at(when, self._fire)
 
     def _fire(self) -> None:
@@ -99,15 +102,19 @@ class Relauncher:
             self._tell("launched", client, f"launched {client} again by {rule.kind}: {started}")
 
     def _say(self, decided: Waiting | GaveUp | None) -> None:
+        if self._closed:
+            return
         if isinstance(decided, Waiting) and self._wanted():
-            text = f"{decided.client} is launched again in {decided.seconds:g} s, unless it comes back by itself"
+            why = f" ({decided.why})" if decided.why else ""
+            text = f"{decided.client} is launched again in {decided.seconds:g} s, unless it comes back by itself{why}"
             self._tell("waiting", decided.client, text)
         elif isinstance(decided, GaveUp):
             text = f"{decided.client} is not launched any more: {decided.why}"
             self._tell("gave up", decided.client, text)
 
     async def close(self) -> None:
-        """The run is over."""
+        """The run is over, or its server leaves. Who leaves from now on, local children that are ended, is not launched by this server."""
+        self._closed = True
         if self._timer is not None:
             self._timer.cancel()
         for task in self._asking:

@@ -4,12 +4,13 @@ A client is a child whose exit nobody sees, so `restarts` decides for it as for 
 
     its session begins                     Seen
     its session expires                    Exited: Wait, then Launch, once; it is not asked for again before it was seen again
+    it says goodbye, to be launched again  the same, by exit code 64; the wait begins when its place is taken away from it, if it said when
     its process exits, and its launcher    the same at once, by the exit code; what its session does afterwards, until it is seen
       is this process's own (local)          again, is the past of that process
     its launcher fails                     Exited: a longer wait, then once more, as long as the budget lasts
 
-A session that ends for another reason is about to begin anew, or has. Who says goodbye (done, Ctrl-C, preempted) is not launched: what the exit code asks for is its own launcher's to do. Who comes back by
-itself while it is waited for is not launched either. A client without a rule in the launch file is nobody's.
+A session that ends for another reason is about to begin anew, or has. Who says goodbye and no more (done, Ctrl-C, its task failed) is not launched. Who comes back by
+itself while it is waited for is not launched either: what its own site does about exit code 64 comes first. A client without a rule in the launch file is nobody's.
 """
 
 from __future__ import annotations
@@ -27,14 +28,21 @@ from fsl_async.cluster.restarts import (
     WaitOver,
 )
 from fsl_async.errors import ExitCode
+from fsl_async.goodbye import Goodbye
+
+LONGEST_AWAY_S = 600.0
+"""A place that is taken away is gone by then, whatever a client says: Slurm and spot markets give minutes."""
+
+NOTHING_SAID = Goodbye("")
 
 
 @frozen
 class Waiting:
-    """Its launcher will be asked in `seconds`, unless it comes back by itself."""
+    """Its launcher will be asked in `seconds`, unless it comes back by itself. why: what it said itself, if anything."""
 
     client: str
     seconds: float
+    why: str = ""
 
 
 @frozen
@@ -65,17 +73,27 @@ class Relaunches:
         self._due.pop(client, None)
         self._exited.discard(client)
 
-    def left(self, client: str, reason: str, now: float) -> Waiting | GaveUp | None:
-        """Its session has ended, for `reason` of the transport's."""
+    def left(
+        self, client: str, reason: str, now: float, goodbye: Goodbye = NOTHING_SAID
+    ) -> Waiting | GaveUp | None:
+        """Its session has ended, for `reason` of the transport's; goodbye: what it said where that is "bye"."""
         machine = self._machines.get(client)
         if machine is None or machine.state is not State.RUNNING or client in self._exited:
             return None
+        if reason == "bye" and goodbye.relaunch_in_s is not None:
+            away_s = min(goodbye.relaunch_in_s, LONGEST_AWAY_S)
+            return self._ended(
+                client, machine, now, ExitCode.RELAUNCH, after_s=away_s, why=goodbye.reason
+            )
         if reason in {"bye", "revoked"}:
-            del self._machines[client]
+            self._forget(client)
         return self._ended(client, machine, now) if reason == "expired" else None
 
     def exited(self, client: str, code: int, now: float) -> Waiting | GaveUp | None:
         """Its process, launched here, is gone. One that said goodbye is launched again when its exit code asks for that."""
+        if code == ExitCode.INTERRUPTED:  # by a person, whether its goodbye has come by now or not
+            self._forget(client)
+            return None
         machine = self._machines.get(client)
         if machine is None and code == ExitCode.RELAUNCH:
             self.seen(client, now)
@@ -84,6 +102,10 @@ class Relaunches:
             return None
         self._exited.add(client)
         return self._ended(client, machine, now, code)
+
+    def _forget(self, client: str) -> None:
+        self._machines.pop(client, None)
+        self._due.pop(client, None)
 
     def failed(self, client: str, now: float) -> Waiting | GaveUp | None:
         """Its launcher could not launch it."""
@@ -105,12 +127,20 @@ class Relaunches:
         return ready
 
     def _ended(
-        self, client: str, machine: Restarts, now: float, code: int = ExitCode.BUG
+        self,
+        client: str,
+        machine: Restarts,
+        now: float,
+        code: int = ExitCode.BUG,
+        *,
+        after_s: float = 0.0,
+        why: str = "",
     ) -> Waiting | GaveUp | None:
         for effect in machine.handle(Exited(code), now):
             if isinstance(effect, Wait):
-                self._due[client] = now + effect.seconds
-                return Waiting(client, effect.seconds)
+                seconds = after_s + effect.seconds
+                self._due[client] = now + seconds
+                return Waiting(client, seconds, why)
             if isinstance(effect, End):
                 return GaveUp(client, effect.why)
         return None

@@ -15,7 +15,7 @@ One machine for each child. A state is where the child is; every exit is answere
     ready      StopAsked                -> ended     End("stopped")
     ready      Seen                     -> running   -: somebody else launched it
     waiting    Seen                     -> running   -: it came back by itself
-    running    Seen                     -> running   -
+    running    Seen                     -> running   -: the launch has brought it; its health counts from here on
     ended      any                      -> ended     -
 
 The wait doubles from `first_wait_s` to `longest_wait_s`. A child that ran for `healthy_after_s` before it ended has recovered: the next
@@ -113,6 +113,7 @@ class Restarts:
         self._rules = rules
         self._in_a_row = 0
         self._launched_at = 0.0
+        self._is_seen = False  # since the last launch
 
     def handle(self, event: Event, now: float) -> list[Effect]:
         """Take an event at `now` (monotonic seconds); returns what to do."""
@@ -130,6 +131,7 @@ class Restarts:
         self.state = State.RUNNING
         self.launches += 1
         self._launched_at = now
+        self._is_seen = False
         return [Launch()]
 
     def _stop(self) -> list[Effect]:
@@ -139,9 +141,12 @@ class Restarts:
         return self._end("stopped")
 
     def _seen(self, now: float) -> list[Effect]:
-        if self.state in {State.READY, State.WAITING}:
+        if self.state is not State.STOPPING:
+            # A job may wait in a queue for hours before it runs, and sessions begin anew while it does.
+            if self.state is not State.RUNNING or not self._is_seen:
+                self._launched_at = now
+            self._is_seen = True
             self.state = State.RUNNING
-            self._launched_at = now
         return []
 
     def _exited(self, code: int, now: float) -> list[Effect]:

@@ -34,6 +34,7 @@ class Leaving:
     deadlines: Deadlines
     reason: str | None = None  # None until the end was asked for
     exit_code: int = 0
+    deadline: float | None = None  # of others
     training: bool = True
     ended_at: float = 0.0  # when training did
     emptied: bool = False  # the last snapshot is taken
@@ -66,6 +67,7 @@ class Leaving:
         if known is not None and known <= goodbye:
             return effects
         self.deadlines.set("goodbye", goodbye)
+        self.deadline = event.deadline
         takes_s = self.pace.slowest_s
         late = goodbye if takes_s is None else max(goodbye - takes_s, now)
         if self.training:
@@ -111,4 +113,4 @@ class Leaving:
         assert self.reason is not None
         self.finished = True
         self.deadlines.clear()
-        return [do.Finish(self.reason, self.exit_code)]
+        return [do.Finish(self.reason, self.exit_code, self.deadline)]

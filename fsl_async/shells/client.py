@@ -15,8 +15,9 @@ import fsl_transport as tp
 from fsl_async import effects as do
 from fsl_async import events as ev
 from fsl_async import messages as msg
-from fsl_async.errors import FslError
+from fsl_async.errors import ExitCode, FslError
 from fsl_async.events import DeltaKey
+from fsl_async.goodbye import Goodbye
 from fsl_async.learn.manifest import Manifest
 from fsl_async.plan.methods import Direction
 from fsl_async.roles.client import SERVER, ClientMachine
@@ -313,7 +314,10 @@ class ClientShell:
         self.endpoint.disconnect(SERVER, reason)
 
     def _finish(self, effect: do.Finish, number: int) -> None:
-        self._leave(effect.reason)
+        left_s = None
+        if effect.exit_code == ExitCode.RELAUNCH:
+            left_s = 0.0 if effect.deadline is None else effect.deadline - self._scheduler.time()
+        self._leave(Goodbye(effect.reason, left_s).text)
         self._finished(effect)
 
 

@@ -1,6 +1,8 @@
 """A client that dies is launched again by the parameter server, as processes."""
 
+import contextlib
 import json
+import os
 import signal
 import sys
 import time
@@ -43,6 +45,82 @@ def test_the_server_launches_a_client_that_was_killed(site):
     told = [note["what"] for note in notes if note["client"] == "b"]
     assert told[:2] == ["waiting", "launched"]
     assert "joined run" in (site.run_dir / "launched.log").read_text()
+
+
+HANGS_ONCE = """
+import pathlib, time
+import torch
+
+def train(fed):
+    fed.attach(torch.nn.Linear(1, 3))
+    hung, steps, goes_on = pathlib.Path(__file__).with_name("hung"), 0, True
+    while goes_on:
+        if steps == 30 and not hung.exists():
+            hung.touch()
+            time.sleep(120.0)
+        time.sleep(0.02)
+        steps += 1
+        goes_on = fed.step(tokens=8)
+"""
+LAUNCH = """#!/bin/sh
+{command} >>{folder}/second.log 2>&1 </dev/null &
+echo $! >>{folder}/launched
+"""
+
+
+@pytest.mark.parametrize("reason", ["training hangs", "SIGTERM"])
+def test_a_client_that_ends_to_be_launched_again_is(site, reason):
+    """It says goodbye and exits 64; a server that takes that for an end of its own will leaves it away for ever, as all kinds of launchers but `local` did."""
+    path = site.folder / "hangs.py"
+    path.write_text(HANGS_ONCE)
+    if reason == "SIGTERM":
+        (site.folder / "hung").touch()
+    words = (sys.executable, "-m", "fsl_async.cli", "--role", "client", "--name", '"$1"', "--task")
+    command = " ".join([*words, f"{path}:train", '"$2"'])
+    script = site.folder / "launch"
+    script.write_text(LAUNCH.format(command=command, folder=site.folder))
+    script.chmod(0o755)
+    launchers = site.folder / "launchers.toml"
+    launchers.write_text(
+        'first_wait_s = 0.2\n[[launcher]]\nclients = "b"\nkind = "command"\n'
+        f'command = ["{script}", "{{name}}", "{{address}}"]\n'
+    )
+    server = site.server(
+        "--launchers", launchers, train__hang_least_s=1.5, train__hang_restart="true"
+    )
+    keeper = site.client("a")
+    task = ("--task", f"{path}:train", "--grace", "4")
+    victim = site.start("--role", "client", "--name", "b", *task, site.address)
+    try:
+        if reason == "SIGTERM":
+            site.wait_version(1)
+            victim.signal(signal.SIGTERM)
+        assert victim.end(40) == 64
+        ended_at = time.time_ns()
+        said = server.wait_for("b is launched again in ")
+        assert f"unless it comes back by itself ({reason}" in said
+        assert 0.2 < float(said.split(" again in ")[1].split()[0]) <= 4.2, (
+            "what was left, and the wait"
+        )
+        server.wait_for("launched b again by command")
+        server.wait_for("b is back")
+        site.wait_until(
+            lambda: any(
+                key[0] == "b" and int(key[1]) > ended_at
+                for key in (one["key"].split("/") for one in site.ledger("accepted"))
+            ),
+            "a delta of b's second life",
+        )
+        server.signal(signal.SIGINT)
+        assert server.end() == 130
+        assert keeper.end() == 0
+    finally:
+        file = site.folder / "launched"
+        launched = file.read_text().split() if file.exists() else []
+        for pid in launched:  # where it has not ended with the run
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(pid), signal.SIGKILL)
+    assert len(launched) == 1
 
 
 def test_a_wrong_launch_file_is_told_before_the_run_begins(site):

@@ -5,6 +5,7 @@ import pytest
 from fsl_async.cluster.launch_file import LaunchRule, read_launching
 from fsl_async.cluster.relaunches import GaveUp, Relaunches, Waiting
 from fsl_async.errors import ConfigError
+from fsl_async.goodbye import Goodbye
 
 FILE = """
 first_wait_s = 2
@@ -79,12 +80,90 @@ def test_a_client_that_expires_is_asked_for_once():
 
 @pytest.mark.parametrize("reason", ["bye", "superseded", "reset", "protocol"])
 def test_other_ends_of_a_session_are_no_death(reason):
-    """Who says goodbye is done or has a launcher of its own, the others come back at once: two of a name would fight."""
+    """Who says goodbye and no more is done, the others come back at once: two of a name would fight."""
     one = made()
     one.seen("alice", 0.0)
     assert one.left("alice", reason, 10.0) is None
     assert one.next_due() is None
     assert one.left("carol", "expired", 10.0) is None, "never seen"
+
+
+def test_a_goodbye_that_asks_for_a_launch_is_a_death():
+    """A client that ended itself because training hung says goodbye first: nobody would start it again."""
+    one = made()
+    one.seen("alice", 0.0)
+    hung = Goodbye("training hangs", 0.0)
+    assert one.left("alice", "bye", 10.0, hung) == Waiting("alice", 2.0, "training hangs")
+    assert one.left("alice", "bye", 10.1, hung) is None
+    assert one.take_due(12.0) == ["alice"]
+    assert (one.take_due(1e6), one.next_due()) == ([], None), "once"
+
+
+def test_goodbyes_in_a_row_wait_longer_and_use_the_budget_up():
+    """A machine on which training hangs at once, again and again."""
+    one, hung = made(), Goodbye("training hangs", 0.0)
+    for now, said in (
+        (10.0, Waiting("alice", 2.0, "training hangs")),
+        (40.0, Waiting("alice", 4.0, "training hangs")),
+        (70.0, GaveUp("alice", "gave up after 2 relaunches in a row")),
+    ):
+        one.seen("alice", now - 5.0)
+        assert one.left("alice", "bye", now, hung) == said
+        one.take_due(now + 20.0)
+
+
+def test_a_place_that_is_taken_away_is_not_launched_on_before_that():
+    """Two minutes ahead of its end a spot instance would start the client again, which would be told again; but no client sets the server's timer for hours."""
+    one = made()
+    one.seen("alice", 0.0)
+    said = one.left("alice", "bye", 10.0, Goodbye("EC2 spot (terminate)", 100.0))
+    assert said == Waiting("alice", 102.0, "EC2 spot (terminate)")
+    assert one.take_due(111.9) == []
+    one.seen("bob", 0.0)
+    assert one.left("bob", "bye", 10.0, Goodbye("liar", 9999.0)).seconds == 602.0
+
+
+def test_only_a_goodbye_is_read():
+    """What the transport says of an end of its own is no wish of the client's."""
+    one = made()
+    one.seen("alice", 0.0)
+    for reason in ("reset", "superseded", "protocol"):
+        assert one.left("alice", reason, 10.0, Goodbye("no", 0.0)) is None
+    assert one.next_due() is None
+    assert one.left("alice", "revoked", 10.0, Goodbye("no", 0.0)) is None
+    assert one.left("alice", "expired", 11.0) is None, "its key is not let in any more"
+
+
+def test_the_exit_after_such_a_goodbye_is_no_second_death():
+    """A child of the server's says goodbye and exits 64: one launch, one of the budget."""
+    one = made()
+    one.seen("alice", 0.0)
+    one.left("alice", "bye", 10.0, Goodbye("SIGTERM", 0.0))
+    assert one.exited("alice", 64, 10.5) is None
+    assert one.next_due() == 12.0
+
+
+def test_a_person_who_interrupts_a_child_means_it():
+    """Its exit may be seen before its goodbye is read."""
+    one = made()
+    one.seen("alice", 0.0)
+    assert one.exited("alice", 130, 10.0) is None
+    assert one.left("alice", "bye", 10.1) is None
+    assert one.next_due() is None
+
+
+def test_a_job_that_waited_long_and_dies_at_once_is_not_healthy():
+    """An hour in a queue is no hour of work: it would be submitted again for ever, without a longer wait."""
+    one = made()
+    one.seen("alice", 0.0)
+    one.left("alice", "expired", 10.0)
+    one.take_due(12.0)
+    one.seen("alice", 3600.0)
+    assert one.left("alice", "expired", 3605.0) == Waiting("alice", 4.0)
+    one.take_due(3609.0)
+    one.seen("alice", 3610.0)
+    one.seen("alice", 3665.0)  # a session of the same life
+    assert one.left("alice", "expired", 3671.0) == Waiting("alice", 2.0)
 
 
 def test_who_comes_back_by_itself_is_not_launched():

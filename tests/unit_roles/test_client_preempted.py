@@ -25,22 +25,25 @@ def measured(client, seconds):
 def test_what_was_trained_last_is_sent_and_the_exit_code_asks_for_a_relaunch(client):
     """The point of a notice: nothing that was trained is lost."""
     measured(client, 3.0)
-    assert preempt(client, client.now + 30.0) == [do.EndTraining("SIGTERM")]
+    until = client.now + 30.0
+    assert preempt(client, until) == [do.EndTraining("SIGTERM")]
     assert client.feed(ev.TrainingEnded(None)) == [do.TakeSnapshot(2)]
     (offer,) = client.snapshot(2, 0)
     effects = client.acknowledge(offer.key)
-    assert effects == [do.DropDelta(2), do.Finish("SIGTERM", EXIT_RELAUNCH)]
+    assert effects == [do.DropDelta(2), do.Finish("SIGTERM", EXIT_RELAUNCH, until)]
     assert EXIT_RELAUNCH == 64
 
 
 def test_a_delta_that_would_not_arrive_is_not_begun(client):
     """28 s are left before the goodbye, and a delta takes 40."""
     measured(client, 40.0)
-    warning, end = preempt(client, client.now + 30.0)
+    until = client.now + 30.0
+    warning, end = preempt(client, until)
     assert "28.0 s are left and a delta takes 40.0 s" in warning.text
     assert end == do.EndTraining("SIGTERM")
     client.fire()
-    assert client.feed(ev.TrainingEnded(None)) == [do.Finish("SIGTERM", EXIT_RELAUNCH)]
+    finish = do.Finish("SIGTERM", EXIT_RELAUNCH, until)
+    assert client.feed(ev.TrainingEnded(None)) == [finish]
 
 
 def test_a_training_step_may_take_as_long_as_a_delta_can_still_arrive(client):
@@ -101,16 +104,18 @@ def test_of_two_notices_the_nearer_deadline_counts(client, second, leaves_at):
     client.feed(ev.TrainingEnded(None))
     client.snapshot(1, 0)
     client.moving = ("",)
+    effects = []
     while not client.machine.finished:
-        client.fire()
+        effects = client.fire()
     assert client.now == leaves_at
+    assert effects[-1].deadline == min(60.0, second), "whoever launches it again must know"
 
 
 def test_before_its_first_version_it_leaves_when_training_does(client):
     """Nothing to send; also with a deadline that has passed."""
     client.welcome()
     preempt(client, client.now - 5.0)
-    assert client.feed(ev.TrainingEnded(None)) == [do.Finish("SIGTERM", EXIT_RELAUNCH)]
+    assert client.feed(ev.TrainingEnded(None)) == [do.Finish("SIGTERM", EXIT_RELAUNCH, -5.0)]
 
 
 def test_pace_is_the_slowest_of_the_last_three_and_ignores_what_was_interrupted():

@@ -1,0 +1,46 @@
+"""What a client says of itself in the reason of its BYE (docs/WIRE.md): a sentence, and whether its process wants to be launched again. Pure.
+
+    relaunch 110: EC2 spot (terminate)      exit code 64; what runs it now is taken away within 110 s: before that there is no use in it
+    Ctrl-C                                  anything else is a sentence only
+
+The server reads what a stranger wrote: whatever does not look like that is a sentence, and sentences are cut and made printable.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+
+from attrs import frozen
+
+_AGAIN = re.compile(r"relaunch ([0-9]{1,4}): (.*)", re.DOTALL)
+_LONGEST_S = 9999
+_MOST_CHARACTERS = 200
+
+
+@frozen
+class Goodbye:
+    """Why a client ends. relaunch_in_s: the seconds after which it may be launched again; None: it is not to be, as far as it knows."""
+
+    reason: str
+    relaunch_in_s: float | None = None
+
+    @property
+    def text(self) -> str:
+        """For the wire; whole seconds, rounded up, 9,999 at the most."""
+        if self.relaunch_in_s is None:
+            return self.reason
+        seconds = math.ceil(min(max(self.relaunch_in_s, 0.0), _LONGEST_S))
+        return f"relaunch {seconds}: {self.reason}"
+
+    @classmethod
+    def read(cls, text: str) -> Goodbye:
+        """Read what a client said. Never raises: any text is a goodbye."""
+        found = _AGAIN.fullmatch(text)
+        if found is None:
+            return cls(_printable(text))
+        return cls(_printable(found[2]), float(found[1]))
+
+
+def _printable(text: str) -> str:
+    return "".join(c if c.isprintable() else " " for c in text[:_MOST_CHARACTERS])
