@@ -23,6 +23,8 @@ from fsl_async import effects as do
 from fsl_async import events as ev
 from fsl_async.aggregation_rules import check_aggregation, rule_of, weighting_of
 from fsl_async.cluster.launch_file import Launching
+from fsl_async.cluster.members_file import FILE as MEMBERS
+from fsl_async.cluster.members_file import MembersFile
 from fsl_async.cluster.relauncher import Relauncher
 from fsl_async.config import to_wire
 from fsl_async.errors import AddressError, FslError, RunDirError
@@ -271,10 +273,21 @@ def _name_bugs(
     loop.set_exception_handler(broken)
 
 
+def _members(run_dir: Path, journal: Teller) -> frozenset[str]:
+    """Who belonged to the run when the last server ended; nobody where that cannot be read."""
+    file = MembersFile(run_dir / MEMBERS)
+    try:
+        return file.read()
+    except OSError as error:
+        text = f"{file.path} cannot be read ({error.strerror}): clients that died meanwhile are not asked for"
+        journal.say(do.Note(text, "warning"))
+        return frozenset()
+
+
 def _relauncher(
-    launching: Launching, machine: ServerMachine, journal: Teller, log_path: Path, address: str
+    launching: Launching, machine: ServerMachine, journal: Teller, run_dir: Path, address: str
 ) -> Relauncher:
-    """One that writes what it does into the journal, and tells people."""
+    """One that writes what it does into the journal, and tells people. It knows who belonged to the run when the last server ended."""
     loop = asyncio.get_running_loop()
 
     def tell(what: str, client: str, text: str) -> None:
@@ -284,7 +297,15 @@ def _relauncher(
     def wanted() -> bool:
         return not (machine.ended or machine.ending.asked)
 
-    made = Relauncher(loop, launching, tell, wanted=wanted, log_path=log_path)
+    def keep(members: frozenset[str]) -> None:
+        try:
+            file.write(members)
+        except OSError as error:
+            text = f"{file.path} could not be written ({error.strerror}): a server that is started again does not know whom to ask for"
+            journal.say(do.Note(text, "warning"))
+
+    file = MembersFile(run_dir / MEMBERS)
+    made = Relauncher(loop, launching, tell, wanted=wanted, log_path=run_dir / LAUNCHED, keep=keep)
     made.address = address
     return made
 
@@ -396,7 +417,7 @@ async def _serve(  # noqa: PLR0917 - private, called once
         launching or Launching(),
         machine,
         journal,
-        run_dir / LAUNCHED,
+        run_dir,
         gate.reached_at(link.address),
     )
     shell.endpoint = endpoint = tp.ListenerEndpoint(
@@ -429,8 +450,10 @@ async def _serve(  # noqa: PLR0917 - private, called once
     )
     _note_versions(journal, recovered, loop.time())
     told = herald(config, run, journal, writer)
+    members = _members(run_dir, journal)
     try:
         shell.start(recovered)
+        relauncher.recovered(members, config.session.expire_after_s)
         announce(link.address)
         gate.open(loop, endpoint, journal, config.session.heartbeat_every_s)
         ended = await finished

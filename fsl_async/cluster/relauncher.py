@@ -24,7 +24,7 @@ class Relauncher:
     """Used on the loop's thread.
 
     tell(what, client, text): what is waited for, launched, left alone, failed, given up; for the journal and for people. wanted: whether the run
-    still has a use for clients. log_path: what local children print.
+    still has a use for clients. log_path: what local children print. keep: called with the run's members when they have changed.
     """
 
     def __init__(
@@ -36,6 +36,7 @@ class Relauncher:
         wanted: Callable[[], bool],
         log_path: Path | None = None,
         launchers: Mapping[str, Launcher] | None = None,
+        keep: Callable[[frozenset[str]], None] = lambda _: None,
     ) -> None:
         self.address = ""  # where clients reach the server
         self._loop = loop
@@ -51,6 +52,19 @@ class Relauncher:
         self._timer: asyncio.TimerHandle | None = None
         self._asking: set[asyncio.Task[Any]] = set()
         self._closed = False
+        self._keep = keep
+        self._kept: frozenset[str] = frozenset()
+
+    def recovered(self, members: frozenset[str], away_s: float) -> None:
+        """The server is here again, and these belonged to the run. away_s: who has not come back by then is taken for dead."""
+        self._kept = members
+        said = self._machine.recovered(members, away_s, self._loop.time())
+        waiting = [one for one in said if isinstance(one, Waiting)]
+        if waiting and self._wanted():  # one line, for most of them are about to come back
+            names = ", ".join(one.client for one in waiting[:8]) + (", ..." if waiting[8:] else "")
+            text = f"of those who were in the run before, who does not come back in {waiting[0].seconds:g} s is launched again: {names}"
+            self._tell("waiting", "", text)
+        self._arm()
 
     def seen(self, client: str) -> None:
         """A client's session has begun."""
@@ -70,6 +84,9 @@ class Relauncher:
             self._arm()
 
     def _arm(self) -> None:
+        if self._machine.members != self._kept:
+            self._kept = frozenset(self._machine.members)
+            self._keep(self._kept)
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -7,6 +7,7 @@ A client is a child whose exit nobody sees, so `restarts` decides for it as for 
     it says goodbye, to be launched again  the same, by exit code 64; the wait begins when its place is taken away from it, if it said when
     its process exits, and its launcher    the same at once, by the exit code; what its session does afterwards, until it is seen
       is this process's own (local)          again, is the past of that process
+    its server starts again                Exited: the wait begins when a session would have expired; whoever is there has said hello by then
     its launcher fails                     Exited: a longer wait, then once more, as long as the budget lasts
 
 A session that ends for another reason is about to begin anew, or has. Who says goodbye and no more (done, Ctrl-C, its task failed) is not launched. Who comes back by
@@ -14,6 +15,8 @@ itself while it is waited for is not launched either: what its own site does abo
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 from attrs import frozen
 
@@ -61,9 +64,24 @@ class Relaunches:
         self._machines: dict[str, Restarts] = {}
         self._due: dict[str, float] = {}
         self._exited: set[str] = set()  # whose exit was seen, and whose next life was not
+        self.members: set[str] = set()
+        """Whom the run may count on, with a rule or without: who was here, and did not say that it is over for it."""
+
+    def recovered(
+        self, members: Iterable[str], away_s: float, now: float
+    ) -> list[Waiting | GaveUp]:
+        """The server was away, and these were members. away_s: by then who lives has come back. Returns what is to be of each that has a rule."""
+        said = []
+        for client in sorted(members):
+            self.seen(client, now)
+            machine = self._machines.get(client)
+            if machine is not None:
+                said.append(self._ended(client, machine, now, after_s=away_s))
+        return [one for one in said if one is not None]
 
     def seen(self, client: str, now: float) -> None:
         """Its session has begun."""
+        self.members.add(client)
         if self._launching.rule_of(client) is None:
             return
         machine = self._machines.get(client)
@@ -78,6 +96,9 @@ class Relaunches:
     ) -> Waiting | GaveUp | None:
         """Its session has ended, for `reason` of the transport's; goodbye: what it said where that is "bye"."""
         machine = self._machines.get(client)
+        again = reason == "bye" and goodbye.relaunch_in_s is not None
+        if reason in {"bye", "revoked"} and not again and client not in self._exited:
+            self.members.discard(client)
         if machine is None or machine.state is not State.RUNNING or client in self._exited:
             return None
         if reason == "bye" and goodbye.relaunch_in_s is not None:
@@ -94,6 +115,8 @@ class Relaunches:
         if code == ExitCode.INTERRUPTED:  # by a person, whether its goodbye has come by now or not
             self._forget(client)
             return None
+        if code in {ExitCode.DONE, ExitCode.BAD_INPUT}:
+            self.members.discard(client)
         machine = self._machines.get(client)
         if machine is None and code == ExitCode.RELAUNCH:
             self.seen(client, now)
@@ -104,6 +127,7 @@ class Relaunches:
         return self._ended(client, machine, now, code)
 
     def _forget(self, client: str) -> None:
+        self.members.discard(client)
         self._machines.pop(client, None)
         self._due.pop(client, None)
 

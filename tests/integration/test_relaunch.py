@@ -12,6 +12,12 @@ import pytest
 pytestmark = pytest.mark.slow
 
 
+def lives_on(site, ended_at):
+    """Whether there is a delta of a life of b that began after the last one ended: incarnations are nanoseconds since 1970."""
+    keys = [one["key"].split("/") for one in site.ledger("accepted")]
+    return any(key[0] == "b" and int(key[1]) > ended_at for key in keys)
+
+
 def test_the_server_launches_a_client_that_was_killed(site):
     """Killed with -9; its session expires; the launcher of its name is asked once; its second life takes part and ends with the run."""
     task = f"{site.folder / 'task.py'}:train"
@@ -30,13 +36,8 @@ def test_the_server_launches_a_client_that_was_killed(site):
     server.wait_for("b is launched again in 0.2 s")
     server.wait_for("launched b again by local")
     server.wait_for("b is back")
-
-    def of_its_second_life():
-        keys = [one["key"].split("/") for one in site.ledger("accepted")]
-        return any(key[0] == "b" and int(key[1]) > killed_at for key in keys)
-
-    # Incarnations are nanoseconds since 1970. The first life may have been too short for a delta of its own.
-    site.wait_until(of_its_second_life, "a delta of b's second life")
+    # The first life may have been too short for a delta of its own.
+    site.wait_until(lambda: lives_on(site, killed_at), "a delta of b's second life")
     server.signal(signal.SIGINT)
     assert server.end() == 130
     assert keeper.end() == 0
@@ -104,13 +105,7 @@ def test_a_client_that_ends_to_be_launched_again_is(site, reason):
         )
         server.wait_for("launched b again by command")
         server.wait_for("b is back")
-        site.wait_until(
-            lambda: any(
-                key[0] == "b" and int(key[1]) > ended_at
-                for key in (one["key"].split("/") for one in site.ledger("accepted"))
-            ),
-            "a delta of b's second life",
-        )
+        site.wait_until(lambda: lives_on(site, ended_at), "a delta of b's second life")
         server.signal(signal.SIGINT)
         assert server.end() == 130
         assert keeper.end() == 0
@@ -121,6 +116,31 @@ def test_a_client_that_ends_to_be_launched_again_is(site, reason):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(int(pid), signal.SIGKILL)
     assert len(launched) == 1
+
+
+def test_a_client_that_died_while_the_server_was_away_is_launched(site):
+    """Nobody saw it die; the next server knows from members.txt that it belonged to the run."""
+    launchers = site.folder / "launchers.toml"
+    words = [sys.executable, "-m", "fsl_async.cli", "--role", "client", "--name", "{name}"]
+    command = json.dumps([*words, "--task", f"{site.folder / 'task.py'}:train", "{address}"])
+    launchers.write_text(
+        f'first_wait_s = 0.2\n[[launcher]]\nclients = "b"\nkind = "local"\ncommand = {command}\n'
+    )
+    server = site.server("--launchers", launchers)
+    keeper, victim = site.client("a"), site.client("b")
+    site.wait_version(1)
+    server.wait_for("b joins")
+    server.kill()
+    killed_at = time.time_ns()
+    victim.kill()
+    again = site.server("--launchers", launchers)
+    again.wait_for("who does not come back in 5.2 s is launched again: b")
+    again.wait_for("launched b again by local")
+    site.wait_until(lambda: lives_on(site, killed_at), "a delta of b's second life")
+    again.signal(signal.SIGINT)
+    assert again.end() == 130
+    assert keeper.end() == 0
+    assert (site.run_dir / "members.txt").read_text() == "", "all of them were told that it is over"
 
 
 def test_a_wrong_launch_file_is_told_before_the_run_begins(site):

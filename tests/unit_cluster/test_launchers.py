@@ -356,6 +356,76 @@ def test_who_is_left_alone_is_not_said_to_be_launched():
     assert told[1][1] == "a is not launched: Slurm has job 16 PENDING for it"
 
 
+@pytest.mark.parametrize("wanted", [True, False])
+def test_a_server_that_starts_again_says_once_whom_it_waits_for(wanted):
+    """Most of them are about to come back: a line for each would be noise. A run that is over has no use for them."""
+    told, kept, flaky = [], [], Flaky()
+    rules = RestartRules(first_wait_s=0.02, budget=3)
+
+    async def play():
+        one = Relauncher(
+            asyncio.get_running_loop(),
+            Launching((LaunchRule("[abx]*", "command", ("go", "{name}")),), rules),
+            lambda what, client, text: told.append((what, client, text)),
+            wanted=lambda: wanted,
+            launchers={"command": flaky},
+            keep=kept.append,
+        )
+        one.recovered(frozenset({"a", "b", "c"}), 0.1)
+        one.seen("b")
+        one.seen("x")
+        one.seen("x")
+        one.left("x", "bye", "Ctrl-C")
+        await asyncio.sleep(0.5)
+        await one.close()
+
+    asyncio.run(play())
+    assert kept == [{"a", "b", "c", "x"}, {"a", "b", "c"}], "when it changes"
+    assert [words[0] for words in flaky.launched] == (["a", "a"] if wanted else [])
+    assert [what for what, _, _ in told] == (
+        ["waiting", "failed", "waiting", "launched"] if wanted else []
+    )
+    if wanted:
+        assert told[0][2].endswith("who does not come back in 0.12 s is launched again: a, b")
+
+
+def test_children_that_are_ended_with_the_server_are_not_launched_but_remembered():
+    """They say goodbye, to be launched again, while the server leaves: it would start them anew; the next one should."""
+    told, kept = [], []
+
+    class Ends:
+        launched = 0
+
+        async def launch(self, client, words):
+            """Count."""
+            self.launched += 1
+            return "a thing"
+
+        async def close(self):
+            """End the child, which says so, and take a while for others."""
+            one.left("a", "bye", "relaunch 0: SIGTERM")
+            await asyncio.sleep(0.2)
+
+    ends = Ends()
+
+    async def play():
+        nonlocal one
+        one = Relauncher(
+            asyncio.get_running_loop(),
+            Launching((LaunchRule("*", "local", ("go",)),), RestartRules(first_wait_s=0.01)),
+            lambda what, _, text: told.append((what, text)),
+            wanted=lambda: True,
+            launchers={"local": ends},
+            keep=kept.append,
+        )
+        one.seen("a")
+        await one.close()
+
+    one = None
+    asyncio.run(play())
+    assert (told, ends.launched, kept) == ([], 0, [{"a"}])
+
+
 def test_a_local_childs_exit_is_told_unless_we_ended_it():
     """Its launcher sees it at once, seconds before its session expires; what the launcher ends itself is no death."""
     told = []

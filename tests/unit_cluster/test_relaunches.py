@@ -166,6 +166,45 @@ def test_a_job_that_waited_long_and_dies_at_once_is_not_healthy():
     assert one.left("alice", "expired", 3671.0) == Waiting("alice", 2.0)
 
 
+def test_a_server_that_starts_again_asks_for_who_does_not_come_back():
+    """It died while nobody watched; those who live say hello within the time of a session, and who has no rule is nobody's."""
+    one = made()
+    said = one.recovered(["amy", "bob", "carol"], 20.0, 100.0)
+    assert said == [Waiting("amy", 22.0), Waiting("bob", 22.0)]
+    one.seen("bob", 121.0)
+    assert one.take_due(121.9) == []
+    assert one.take_due(122.0) == ["amy"]
+    assert (one.take_due(1e6), one.next_due()) == ([], None)
+    assert one.failed("amy", 130.0) == Waiting("amy", 4.0), "of the same budget"
+
+
+def test_members_are_who_did_not_say_that_it_is_over():
+    """What the next server is told: one that died, was put out, or wants to come back; not one that is done or not let in any more."""
+    one = made()
+    for name in ("amy", "bea", "bob", "bud", "ada", "abe", "carol", "cleo"):
+        one.seen(name, 0.0)
+    one.left("amy", "expired", 1.0)
+    one.left("bea", "bye", 1.0, Goodbye("SIGTERM", 5.0))
+    one.left("bob", "superseded", 1.0)
+    one.left("bud", "bye", 1.0)
+    one.left("ada", "revoked", 1.0)
+    one.exited("abe", 2, 1.0)
+    one.left("cleo", "bye", 1.0)
+    assert one.members == {"amy", "bea", "bob", "carol"}
+    one.exited("bob", 130, 2.0)
+    one.exited("amy", 64, 2.0)
+    assert one.members == {"amy", "bea", "carol"}
+
+
+def test_a_goodbye_after_an_exit_that_was_seen_is_the_past():
+    """A child that failed is about to be launched again: the next server must know of it."""
+    one = made()
+    one.seen("amy", 0.0)
+    assert one.exited("amy", 1, 1.0) == Waiting("amy", 2.0)
+    assert one.left("amy", "bye", 1.1) is None
+    assert one.members == {"amy"}
+
+
 def test_who_comes_back_by_itself_is_not_launched():
     """A line that was cut for half a minute, or a supervisor at the site that was faster."""
     one = made()
