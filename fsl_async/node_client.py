@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
+import os
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -22,6 +23,7 @@ from fsl_async import address as addresses
 from fsl_async import effects as do
 from fsl_async import events as ev
 from fsl_async.address import Address
+from fsl_async.cluster.notices import slurm_job
 from fsl_async.cluster.training_watch import TrainingWatch
 from fsl_async.config import from_wire
 from fsl_async.errors import (
@@ -240,6 +242,12 @@ class ClientRuntime:
         left_s = None if stop.deadline is None else stop.deadline - time.monotonic()
         return ev.Preempting(None if left_s is None else now + left_s, stop.reason)
 
+    def _note_start(self, now: float) -> None:
+        job = slurm_job(os.environ)
+        slurm = {} if job is None else {"slurm_job": job.job, "requeues": job.restarts}
+        started = {"role": "client", "name": self.name, "server": self._server, **slurm}
+        self._journal.note("NodeStarted", now, **started)
+
     async def _main(self) -> None:
         loop = asyncio.get_running_loop()
         finished: asyncio.Future[do.Finish] = loop.create_future()
@@ -300,9 +308,7 @@ class ClientRuntime:
             )
 
         unsubscribe = self._stop.subscribe(stop_asked)
-        self._journal.note(
-            "NodeStarted", loop.time(), role="client", name=self.name, server=self._server
-        )
+        self._note_start(loop.time())
         try:
             shell.dial()
             await finished

@@ -2,10 +2,13 @@
 
 import json
 import signal
+import threading
 import time
 
 import pytest
+from ec2_metadata import Metadata
 
+from fsl_async.cluster.watches import EC2_VARIABLE
 from fsl_async.observe.ledger_audit import audit_run
 
 pytestmark = pytest.mark.slow
@@ -70,6 +73,36 @@ def test_what_a_preempted_client_trained_is_not_lost(site, number):
     audit = audit_run(site.run_dir)
     assert not audit.lost
     assert not audit.doubled
+
+
+@pytest.mark.cold
+def test_a_spot_instance_that_goes_and_a_requeued_job(site, monkeypatch):
+    """From the metadata service to the exit code; its journal says which life of a Slurm job it is."""
+    metadata = Metadata()
+    serving = threading.Thread(target=metadata.serve_forever, args=(0.01,), daemon=True)
+    serving.start()
+    try:
+        server = site.server(every_s=600)
+        monkeypatch.setenv(EC2_VARIABLE, metadata.base)
+        monkeypatch.setenv("SLURM_JOB_ID", "17")
+        monkeypatch.setenv("SLURM_RESTART_COUNT", "2")
+        words = ("--role", "client", "--name", "a", "--task", f"{site.folder / 'task.py'}:train")
+        folder = site.folder / "a"
+        client = site.start(*words, "--ec2-spot", "--run-dir", folder, site.address)
+        site.wait_version(0)
+        metadata.announced = b'{"action":"terminate","time":"2099-01-01T00:00:00Z"}'
+        assert client.end() == 64
+        assert "stopped: EC2 spot (terminate)" in client.text
+        server.wait_for("a left: it said goodbye")
+        assert tokens_accepted(site, "a") > 0
+        (journal,) = folder.rglob("journal.jsonl")
+        lines = [json.loads(line) for line in journal.read_text().splitlines()]
+        started = next(line for line in lines if line["type"] == "NodeStarted")
+        assert (started["slurm_job"], started["requeues"]) == ("17", 2)
+    finally:
+        metadata.shutdown()
+        metadata.server_close()
+        serving.join()
 
 
 def test_a_step_that_does_not_end_does_not_keep_it(site):
