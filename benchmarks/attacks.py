@@ -13,18 +13,52 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import msgpack
+from attrs import field, frozen
 
 from fsl_async.shells.wire import Hello
 from fsl_transport import frames
+from fsl_transport.seam import end_of
 
 GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + b"\0" + bytes(31)
 HANDS_S = 5.0
 """How long a busy server may take to answer, or to take what is sent."""
 MADE: list[socket.socket] = []
 """All connections of this process, to be closed in the end."""
+
+
+@frozen
+class Recording:
+    """What an honest client said, as somebody who can read the line has it: lane ("c" or "b") and frames of each message, in order."""
+
+    name: str = ""
+    said: list[tuple[str, list[bytes]]] = field(factory=list)
+
+    MOST = 256
+    """Messages: the HELLO and what follows it."""
+
+    @property
+    def session(self) -> bytes:
+        """The session's id, which is in all but the HELLOs."""
+        heads = (msgpack.unpackb(parts[0]) for _, parts in self.said)
+        return next(bytes(head[1]) for head in heads if head[0] != frames.HELLO)
+
+
+def record(link: Any, name: str) -> Recording:
+    """Write down what is sent on a dialer's link from now on."""
+    made = Recording(name)
+    send = link.send
+
+    def both(peer: str, lane: int, parts: Sequence[Any], *rest: Any, **more: Any) -> None:
+        if len(made.said) < made.MOST:
+            made.said.append(("b" if lane else "c", [bytes(part) for part in parts]))
+        send(peer, lane, parts, *rest, **more)
+
+    link.send = both
+    return made
 
 
 def dial(address: str) -> socket.socket:
@@ -45,6 +79,12 @@ def part(data: bytes, *, more: bool = False, command: bool = False) -> bytes:
     return bytes((flags | 2,)) + struct.pack(">Q", len(data)) + data
 
 
+def message(parts: Sequence[bytes]) -> bytes:
+    """The ZMTP frames of a message with this head, or this head and payload, as a dialer of ours sends it."""
+    whole = [*parts, end_of(parts[0])] if len(parts) > 1 else parts
+    return b"".join(part(one, more=one is not whole[-1]) for one in whole)
+
+
 def ready(identity: bytes) -> bytes:
     """The READY command of a DEALER."""
     kind = b"\x0bSocket-Type" + struct.pack(">I", 6) + b"DEALER"
@@ -54,10 +94,15 @@ def ready(identity: bytes) -> bytes:
     )
 
 
-def enter(address: str, name: str, lane: str = "c") -> socket.socket:
+def new_tag() -> str:
+    """What the lanes of one dialer have in common."""
+    return os.urandom(4).hex()
+
+
+def enter(address: str, name: str, lane: str = "c", tag: str = "") -> socket.socket:
     """A connection whose handshake is done, at both sides: libzmq hangs up on who says more before it has said READY itself."""
     found = dial(address)
-    found.sendall(GREETING + ready(f"{name}/{lane}/{os.urandom(4).hex()}".encode()))
+    found.sendall(GREETING + ready(f"{name}/{lane}/{tag or new_tag()}".encode()))
     _exactly(found, len(GREETING))
     _, size = _exactly(found, 2)  # READY, of less than 256 bytes
     _exactly(found, size)
@@ -87,6 +132,7 @@ class _Reader:
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
         self._data = bytearray()
+        self._acknowledged = 0
 
     def head(self) -> list[object]:
         """The next message's first frame."""
@@ -102,6 +148,20 @@ class _Reader:
             if not flags & 4:
                 return list(msgpack.unpackb(content))
 
+    def acknowledged(self) -> int:
+        """How far the listener has taken what was said on this connection, as far as that has come; waits for nothing."""
+        self._connection.setblocking(False)
+        with contextlib.suppress(BlockingIOError):
+            while data := self._connection.recv(1 << 16):
+                self._data += data
+        self._connection.settimeout(HANDS_S)
+        while (found := self._frame()) is not None:
+            flags, content = found
+            head = [] if flags & 4 else msgpack.unpackb(content)
+            if head and head[0] in {frames.BEAT, frames.ACK, frames.DATA}:
+                self._acknowledged = int(head[3 if head[0] == frames.DATA else 2])
+        return self._acknowledged
+
     def _frame(self) -> tuple[int, bytes] | None:
         if not self._data or (self._data[0] & 2 and len(self._data) < 9):
             return None
@@ -116,17 +176,24 @@ class _Reader:
         return flags, content
 
 
-def session_of(address: str, name: str) -> tuple[socket.socket, bytes]:
-    """A crook that was admitted: its connection and its session."""
-    connection = enter(address, name)
-    connection.sendall(part(hello(name)))
-    reader = _Reader(connection)
-    while True:
-        head = reader.head()
-        if head[0] == frames.WELCOME:
-            return connection, bytes(head[4])  # type: ignore[call-overload]
-        if head[0] == frames.REFUSE:
-            raise OSError(f"refused: {head[5]}")
+class Crook:
+    """Somebody who was admitted: both its connections, its session, and how far it was heard."""
+
+    def __init__(self, address: str, name: str) -> None:
+        tag = new_tag()
+        self.control = enter(address, name, "c", tag)
+        self.control.sendall(part(hello(name)))
+        self._reader = _Reader(self.control)
+        while (head := self._reader.head())[0] != frames.WELCOME:
+            if head[0] == frames.REFUSE:
+                raise OSError(f"refused: {head[5]}")
+        self.session = bytes(head[4])  # type: ignore[call-overload]
+        self.bulk = enter(address, name, "b", tag)
+        self.heard = 0
+
+    def look(self) -> None:
+        """Read what the listener says."""
+        self.heard = self._reader.acknowledged()
 
 
 def slow_loris(address: str) -> Iterator[None]:
@@ -191,50 +258,68 @@ def fresh_names(address: str) -> Iterator[None]:
         yield
 
 
-def replayed(address: str) -> Iterator[None]:
-    """An honest client's HELLO and messages of a session, again and again, in any order, from another connection."""
-    connection = enter(address, "client-00")
-    said = [
-        hello("client-00"),
-        hello("client-00", 1 << 62)[:-3],
-        msgpack.packb([frames.DATA, bytes(8), 1, 0, frames.MESSAGE, {"m": "Fetch"}]),
-        msgpack.packb([frames.BYE, bytes(8), "gone"]),
-        msgpack.packb([frames.BEAT, bytes(8), 0, True, {}]),
-    ]
+def replayed(address: str, recording: Recording) -> Iterator[None]:
+    """What an honest client said, byte for byte, its HELLO and all under its session's id, again and again, in any order; and a BYE of that session.
+
+    From other connections under its name, while the client's own stand.
+    """
+    if not recording.said:
+        raise ValueError("nothing was recorded that could be said again")
+    bye = ("c", [msgpack.packb([frames.BYE, recording.session, "gone"])])
+    said = [(lane, message(parts)) for lane, parts in (*recording.said, bye)]
+    held = {lane: enter(address, recording.name, lane) for lane in "cb"}
     for index in itertools.count():
-        try:
-            connection.sendall(b"".join(part(said[(index + n * n) % len(said)]) for n in range(20)))
-        except OSError:
-            with contextlib.suppress(OSError):
-                connection = enter(address, "client-00")
+        for n in range(20):
+            lane, data = said[(index + n * n) % len(said)]
+            try:
+                held[lane].sendall(data)
+            except OSError:
+                with contextlib.suppress(OSError):
+                    held[lane] = enter(address, recording.name, lane)
         yield
+
+
+EARLY_BYTES = 1 << 18
+WINDOW = 64
+"""Messages that may be under way."""
+
+
+def fast_words(session: bytes, seq: int, index: int) -> list[list[bytes]]:
+    """Control messages of somebody with a session: number seq + 1 and seq + 2, twice and in the wrong order, and a heartbeat."""
+    skip = {"m": "Skip", "round": 1, "reason": "x" * 1000}
+    numbers = (seq + 2, seq + 1, seq + 1, seq + 2, seq + 2)
+    said: list[list[Any]] = [[frames.DATA, session, n, 0, frames.MESSAGE, skip] for n in numbers]
+    said.append([frames.BEAT, session, 0, True, {"step": index}])
+    return [[msgpack.packb(one)] for one in said]
+
+
+def early_chunk(session: bytes, index: int) -> list[bytes]:
+    """A whole chunk of one of 60 streams that were never offered, as piece number index + 1 of the first stripe."""
+    head = [frames.CHUNK, session, 1 + index % 60, 0, index // 60, 0, EARLY_BYTES, 0, index + 1, True]  # fmt: skip
+    return [msgpack.packb(head), bytes(EARLY_BYTES)]
 
 
 def fast_speaker(address: str) -> Iterator[None]:
-    """A peer with a session says what it may say, twice, out of order and as fast as it can; and sends chunks that nobody accepted."""
-    connection, session = session_of(address, "crook")
-    bulk = enter(address, "crook", "b")
-    seq = 0
-    skip = {"m": "Skip", "round": 1, "reason": "x" * 1000}
-    early = bytes(1 << 18)
+    """A peer with a session says what it may say, twice, out of order and as fast as it can; and sends chunks that nobody accepted.
+
+    What the listener drops is said again, as go-back-N does: without that nothing after the first drop would be looked at.
+    """
+    crook, seq, begun = Crook(address, "crook"), 0, 0
     for index in itertools.count():
-        numbers = (seq + 2, seq + 1, seq + 1, seq + 2, seq + 2)
-        said = [[frames.DATA, session, number, 0, frames.MESSAGE, skip] for number in numbers]
-        said.append([frames.BEAT, session, 0, True, {"step": index}])
-        out = [part(msgpack.packb(one)) for one in said]
-        seq += 2
-        chunk = msgpack.packb([frames.CHUNK, session, 1 + index % 60, 0, index])
         try:
-            connection.sendall(b"".join(out) * 5)
-            bulk.sendall(part(chunk, more=True) + part(early))
+            crook.look()
+            seq = seq if seq < crook.heard + WINDOW else crook.heard
+            words = b"".join(message(one) for one in fast_words(crook.session, seq, index))
+            crook.control.sendall(words * 5)
+            crook.bulk.sendall(message(early_chunk(crook.session, index - begun)))
+            seq += 2
         except OSError:
             with contextlib.suppress(OSError):
-                connection, session = session_of(address, "crook")
-                bulk, seq = enter(address, "crook", "b"), 0
+                crook, seq, begun = Crook(address, "crook"), 0, index + 1
         yield
 
 
-ATTACKS: dict[str, Callable[[str], Iterator[None]]] = {
+ATTACKS: dict[str, Callable[..., Iterator[None]]] = {
     "slow loris": slow_loris,
     "half open": half_open,
     "half greeting": half_greeting,
@@ -245,14 +330,19 @@ ATTACKS: dict[str, Callable[[str], Iterator[None]]] = {
 }
 
 
+REPLAYS = ("replayed",)
+
+
 class Attack(threading.Thread):
     """Runs one until it is told to stop; `steps` says how far it came, `problem` why it ended before."""
 
-    def __init__(self, name: str, address: str) -> None:
+    def __init__(self, name: str, address: str, recording: Recording | None = None) -> None:
+        """recording: of the client whose words are said again, for those attacks that do (`REPLAYS`)."""
         super().__init__(name=name, daemon=True)
         self.steps = 0
         self.problem = ""
-        self._generator = ATTACKS[name](address)
+        more = [recording or Recording()] if name in REPLAYS else []
+        self._generator = ATTACKS[name](address, *more)
         self._stopping = threading.Event()
 
     def run(self) -> None:
@@ -261,8 +351,8 @@ class Attack(threading.Thread):
             while not self._stopping.is_set():
                 next(self._generator)
                 self.steps += 1
-        except OSError as error:
-            self.problem = str(error)
+        except (OSError, ValueError) as error:
+            self.problem = str(error) or type(error).__name__
 
     def stop(self) -> None:
         """End it, and its connections."""

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import click
-from attacks import ATTACKS, Attack
+from attacks import ATTACKS, Attack, Recording, record
 from server_process import Server, serving
 from sync import manifest_of
 from sync_clients import Crowd, SharedModel
@@ -37,8 +37,8 @@ EVERY_S = 0.3
 CLIENTS = 2
 
 
-def _attack(name: str, address: str, told: Any) -> None:
-    attack = Attack(name, address)
+def _attack(name: str, address: str, recording: Recording, told: Any) -> None:
+    attack = Attack(name, address, recording)
     attack.start()
     told.send("begun")
     told.recv()
@@ -62,9 +62,8 @@ async def play(
     crowd = Crowd(model, server.address, CLIENTS, EVERY_S)
     seconds: dict[bool, list[float]] = {False: [], True: []}
     ours, theirs = multiprocessing.get_context("spawn").Pipe()
-    attacker = multiprocessing.get_context("spawn").Process(
-        target=_attack, args=(name, server.address, theirs), daemon=True
-    )
+    attacker: Any = None
+    recording = record(crowd.clients[0].link, crowd.clients[0].name)
     try:
         await crowd.start()
         version = 0
@@ -72,6 +71,10 @@ async def play(
         for attacked in (False, True):
             if attacked:
                 before = server.memory_bytes("VmHWM")
+                # Now, because what was recorded so far goes with it.
+                attacker = multiprocessing.get_context("spawn").Process(
+                    target=_attack, args=(name, server.address, recording, theirs), daemon=True
+                )
                 attacker.start()
                 await _answer(ours, attacker)
                 await asyncio.sleep(warm_s)
@@ -85,7 +88,7 @@ async def play(
         await crowd.sync(version + 1)  # and after it, all is well
         peak = server.memory_bytes("VmHWM")
     finally:
-        if attacker.is_alive():
+        if attacker is not None and attacker.is_alive():
             attacker.terminate()
         await crowd.close()
     quiet, loud = (statistics.median(seconds[attacked]) for attacked in (False, True))

@@ -198,8 +198,9 @@ class LightClient:
             welcomed=lambda _: None,
             end_training=lambda _: None,
         )
+        self.link = ZmqDialer(server, name)
         self._endpoint = tp.DialerEndpoint(
-            ZmqDialer(server, name),
+            self.link,
             self._loop,
             tp.TransportSettings(),
             self._shell.on_transport,

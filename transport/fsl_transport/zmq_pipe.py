@@ -9,6 +9,7 @@ here many messages go in one turn, and a message that is sent costs none.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
@@ -176,9 +177,23 @@ class Pipe:
                 self.socket.send_multipart(self._whole(self._queue.popleft()), zmq.DONTWAIT)
             except zmq.ZMQError:
                 self.absent += 1
+        self._stop_watching()
+        self.socket.close(LINGER_MS)
+
+    def _stop_watching(self) -> None:
+        """End the monitor. In a flood of connections libzmq fills its queue and waits for a reader, which is this thread, and to end it would wait for libzmq, for ever.
+
+        So first nobody comes any more, and what the queue holds is read; room for 2,000 events is left for those who go meanwhile.
+        """
+        if self._is_listener:
+            with contextlib.suppress(zmq.ZMQError):  # it was never bound
+                self.socket.unbind(bytes(self.socket.getsockopt(zmq.LAST_ENDPOINT)))
+            events: zmq.Socket[bytes] = zmq.Socket.shadow(self._monitor.underlying)
+            with contextlib.suppress(zmq.Again):
+                while True:
+                    events.recv_multipart(_NOW)
         self.socket.disable_monitor()
         self._monitor.close(0)
-        self.socket.close(LINGER_MS)
 
     # Reading.
 
