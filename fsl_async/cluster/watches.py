@@ -13,7 +13,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fsl_async.cluster.notices import (
     Notice,
@@ -48,6 +48,13 @@ def signal_notices(job: SlurmJob | None, grace_s: float | None) -> Callable[[str
     return lambda name: of_signal(name, job, grace_s, time.time())
 
 
+class _StayHere(urllib.request.HTTPRedirectHandler):
+    """A redirection is an answer like any other that makes no sense: the token is for nobody else."""
+
+    def redirect_request(self, *_: Any, **__: Any) -> None:
+        """Follow none."""
+
+
 class SpotWatch:
     """Asks EC2's instance metadata service (IMDSv2: with a token) every `every_s` whether this instance will be taken away.
 
@@ -60,7 +67,7 @@ class SpotWatch:
         self._every_s = every_s
         self._token = ""
         # The address is this machine's own: a proxy knows another one.
-        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _StayHere())
 
     def look(self) -> Notice | None:
         """Ask once. Never raises for what the network does."""
@@ -102,7 +109,10 @@ class SpotWatch:
     def _action(self) -> Notice | None:
         if not self._token:
             ttl = {"X-aws-ec2-metadata-token-ttl-seconds": str(_TOKEN_S)}
-            self._token = self._ask("/latest/api/token", ttl, "PUT").decode("ascii")
+            token = self._ask("/latest/api/token", ttl, "PUT").decode("ascii")
+            if not token.isprintable():
+                raise ValueError("a token that no header can carry")  # kept, it would fail for ever
+            self._token = token
         headers = {"X-aws-ec2-metadata-token": self._token}
         body = self._ask("/latest/meta-data/spot/instance-action", headers, "GET")
         self.trouble = ""

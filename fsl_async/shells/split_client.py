@@ -37,6 +37,8 @@ class Training(Protocol):
     """What the shell needs from the training thread (`fsl_async.learn.split.remote.SplitTraining`)."""
 
     # ruff: noqa: D102 - the implementation has them
+    @property
+    def auxiliary_values(self) -> int: ...
     def parcel(self, place: tuple[int, int, int]) -> Parcel | None: ...
     def drop(self, place: tuple[int, int, int]) -> None: ...
     def hand(self, key: UploadKey, values: Values, loss: float) -> None: ...
@@ -274,6 +276,9 @@ class SplitClientShell:
             answers_features = self.machine.decisions.legs > 1 and not key.leg
             if parcel is not None and not answers_features and values.size != parcel.values.size:
                 raise PayloadError(f"{values.size} gradients for {parcel.values.size} activations")
+        elif values.size != self.training.auxiliary_values:
+            wanted = self.training.auxiliary_values
+            raise PayloadError(f"{values.size} values for an auxiliary model of {wanted}")
         return values
 
     def _lost(self, event: tp.StreamDeclined | tp.StreamFailed) -> None:

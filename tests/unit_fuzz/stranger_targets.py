@@ -7,16 +7,30 @@ says which errors are the right answer; whatever else comes out is a defect. `se
 # ruff: noqa: D102 - small doubles of documented protocols
 
 import contextlib
-import math
-import os
 import random
-import tempfile
-from collections.abc import Callable
 from pathlib import Path
 
+import door_targets
 import msgpack
 import numpy as np
-from attrs import frozen
+import split_targets
+from target_parts import (
+    CHUNK_LIMIT,
+    CROOK,
+    HEAD_LIMIT,
+    HONEST,
+    SESSION,
+    Journal,
+    Loopback,
+    QuietFiles,
+    Target,
+    coded,
+    delivery,
+    pack,
+    piece,
+    room,
+    steps_of,
+)
 from torch import nn
 
 import fsl_transport as tp
@@ -29,7 +43,6 @@ from fsl_async.errors import AddressError, FslError, RefusedError
 from fsl_async.events import DeltaKey
 from fsl_async.events_split import UploadKey
 from fsl_async.learn.errors import FrameRefused, LearnError, ManifestError, StoreError
-from fsl_async.learn.files import Files
 from fsl_async.learn.learner import Learner
 from fsl_async.learn.manifest import Manifest, digest_of
 from fsl_async.learn.records import DeltaMeta, StoreSettings, key_of_file
@@ -46,28 +59,9 @@ from fsl_codecs import CodecSpec, encode
 from fsl_transport import frames
 from fsl_transport.zmq_link import parse_routing_id, split_address
 
-HEAD_LIMIT = 1 << 22
-CHUNK_LIMIT = 1 << 21
 LINEAR = 64
 """Values of the model that the client trains."""
 MODEL = Manifest.from_shapes([("w", (10, 5)), ("b", (9,))])
-SESSION = b"sessions"
-NUMBER_FORMATS = ("fp32", "bf16", "e4m3", "e5m2", "uniform")
-
-
-@frozen
-class Target:
-    """A parser: what it may raise, inputs to start from, and how many bytes it may hold at a time for each byte of input."""
-
-    run: Callable[[bytes], object]
-    refuses: tuple[type[Exception], ...]
-    seeds: Callable[[], list[bytes]]
-    amplification: int = 128
-    constant: int = 1 << 18
-
-
-def pack(*fields):
-    return msgpack.packb(fields)
 
 
 # --- one message, with everything that reads its content ----------------------------------------------------------
@@ -209,27 +203,6 @@ TEXTS = (
 # --- coded frames where they enter --------------------------------------------------------------------------------
 
 
-class QuietFiles(Files):
-    """A disk that does not wait for the hardware."""
-
-    def sync(self, descriptor):
-        pass
-
-    def sync_directory(self, path):
-        pass
-
-
-def room():
-    """A folder in memory where there is one."""
-    memory = Path("/dev/shm")
-    return tempfile.TemporaryDirectory(dir=memory if os.access(memory, os.W_OK) else None)
-
-
-def coded(values=MODEL.values, seed=0):
-    numbers = np.random.default_rng(seed).standard_normal(values).astype(np.float32)
-    return [encode(numbers, CodecSpec(format=name)) for name in NUMBER_FORMATS]
-
-
 def run_spool(data):
     """A delta of one chunk, as a client sends it: stored, or refused, and the store goes on."""
     with room() as folder:
@@ -261,49 +234,6 @@ def run_payload(data):
 
 
 # --- a whole parameter server -------------------------------------------------------------------------------------
-
-HONEST, CROOK = "honest", "crook"
-
-
-class Loopback:
-    """A link that a test speaks through: what is sent is kept by name."""
-
-    address = "mem://ps"
-    stripes_limit = 1
-
-    def __init__(self):
-        self.sent = {HONEST: [], CROOK: []}
-        self.receive = None
-
-    def open_stripes(self, count):
-        pass
-
-    def adopt(self, settings):
-        pass
-
-    def send(self, peer, lane, parts, origin=b"", stripe=0):
-        self.sent.setdefault(peer, []).append([bytes(part) for part in parts])
-
-    def set_receiver(self, receive):
-        self.receive = receive
-
-    def close(self):
-        pass
-
-    def redial(self):
-        pass
-
-    def whence(self):
-        return "192.0.2.1"
-
-
-class Journal:
-    """Nothing is written down."""
-
-    def event(self, event, now, cause=None):
-        return 0
-
-    effect = event
 
 
 class World:
@@ -365,33 +295,6 @@ class World:
         self.store.close()
 
 
-def steps_of(data):
-    """The steps that an input stands for."""
-    try:
-        steps = msgpack.unpackb(data, strict_map_key=False)
-    except (ValueError, TypeError, RecursionError, msgpack.UnpackException):
-        steps = [data]
-    return steps if type(steps) is list else [data]
-
-
-def delivery(step, session):
-    """Name, lane, frames and seconds to wait: of a head (a list, or bytes), of {"n": name, "h": head, "p": payload, "l": lane}, of a float."""
-    name, payload_of, lane = CROOK, [], 0
-    if type(step) is float:
-        return name, lane, [], 0.0 if math.isnan(step) else min(abs(step), 15.0)
-    if type(step) is dict:
-        name = step.get("n", CROOK)
-        payload_of = [step["p"]] if type(step.get("p")) is bytes else []
-        lane = 1 if payload_of or step.get("l") else 0
-        step = step.get("h")
-    if type(step) is list and len(step) > 1 and step[1] == 0 and type(step[1]) is int:
-        step = [step[0], session, *step[2:]]
-    try:
-        return name, lane, [step if type(step) is bytes else msgpack.packb(step), *payload_of], 0.0
-    except (ValueError, TypeError, OverflowError):
-        return name, lane, [], 0.0
-
-
 def run_server(data):
     """Steps of the crook: heads (0 in place of a session is its own), payloads on the bulk lane, waits."""
     with room() as folder:
@@ -417,19 +320,14 @@ def play(world, step):
         world.honest_message()
 
 
-def piece(payload):
-    """The whole first chunk of stream 1, as the first piece of stripe 0."""
-    return {"h": [frames.CHUNK, 0, 1, 0, 0, 0, len(payload), 0, 1, True], "p": payload}
-
-
 def server_seeds():
     said, metas = bodies()
     delta = metas[1] | {"key": f"{CROOK}/1/0/0", "base_digest": ""}
     attach = [frames.DATA, 0, 1, 0, frames.MESSAGE, said[0]]
     offer = [frames.DATA, 0, 2, 0, frames.OFFER, 1, f"delta:{CROOK}/1/0/0", 1, delta]
     made = [
-        [attach, offer, *(piece(frame) for frame in coded()[:1])],
-        *([attach, offer, piece(one)] for one in coded()[1:]),
+        [attach, offer, *(piece(frame) for frame in coded(MODEL.values)[:1])],
+        *([attach, offer, piece(one)] for one in coded(MODEL.values)[1:]),
         [[frames.DATA, 0, n + 1, 0, frames.MESSAGE, body] for n, body in enumerate(said[:4])],
         [[frames.DATA, 0, 1, 0, frames.MESSAGE, said[1]], {"h": [frames.DATA, 0, 2, 1, 2, 1, 0, 0, 0, 1 << 40]}],
         [{"n": "new", "h": [frames.HELLO, frames.PROTOCOL_VERSION, 7, 1, "new", "client", said[-2]]}],
@@ -527,11 +425,15 @@ def client_seeds():
 TARGETS = {
     "message": Target(run_message, (tp.PeerError,), message_seeds),
     "texts": Target(run_texts, (), lambda: [text.encode() for text in TEXTS]),
-    "spool": Target(run_spool, (FrameRefused, StoreError), coded, 64, 8 << 20),
+    "spool": Target(
+        run_spool, (FrameRefused, StoreError), lambda: coded(MODEL.values), 64, 8 << 20
+    ),
     "payload": Target(
         run_payload, (LearnError,), lambda: [frame + bytes(10) for frame in coded(40)], 64, 8 << 20
     ),
     "learner": Target(run_learner, (LearnError,), lambda: coded(LINEAR), 64, 8 << 20),
     "client": Target(run_client, (), client_seeds, 512, 16 << 20),
     "server": Target(run_server, (), server_seeds, 512, 16 << 20),
+    **split_targets.TARGETS,
+    **door_targets.TARGETS,
 }

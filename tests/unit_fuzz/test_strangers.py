@@ -74,7 +74,7 @@ def bombs(size):
         "slashes": ("texts", b"a/" * (size // 2)),
         "digits": ("texts", b"a/" + b"9" * size),
         "frame of zeros": ("spool", bytes(size)),
-        "long frame": ("spool", targets.coded()[0] * (size // 300)),
+        "long frame": ("spool", targets.coded(targets.MODEL.values)[0] * (size // 300)),
         "labels": ("payload", bytes(size)),
         "garbage": ("server", bytes(size)),
     }  # fmt: skip

@@ -42,6 +42,7 @@ from fsl_async.learn.split.methods.base import (
     Steps,
 )
 from fsl_async.learn.split.payload import Parcel, pack_labels, put_back, valid_rows
+from fsl_async.learn.split.weights import weights_of
 from fsl_async.roles.split_methods import Decisions
 
 POLL_S = 0.2
@@ -95,6 +96,9 @@ class SplitTraining:
         """How long the training thread has waited here: for room in the queue, for answers, for the end of a round."""
         self.installed = 0
         """Auxiliary models that came and were used."""
+        auxiliary = half.auxiliary
+        self.auxiliary_values = 0 if auxiliary is None else weights_of(auxiliary).manifest.values
+        """Of a model that may be installed."""
         self._classes = classes
         self._features = features
         self._stopped = stopped

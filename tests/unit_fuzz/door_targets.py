@@ -1,0 +1,319 @@
+"""What is read before anybody has a session: a relay's greeting, the question of who may come in (ZAP), and the answers of EC2's metadata service.
+
+The relay's machine, shell, switchboard and hoses are the real ones, on pairs of sockets in this process and a loop of its own for each input. The ZAP handler is the
+real one on a socket that only remembers; the metadata watch is the real one, with its HTTP, on a connection that answers what the input says.
+"""
+
+# ruff: noqa: D102 - small doubles of documented protocols
+
+import asyncio
+import contextlib
+import http.client
+import io
+import json
+import math
+import socket
+import urllib.request
+from types import SimpleNamespace
+
+import msgpack
+from target_parts import Journal, Target, steps_of
+from zmq.utils import z85
+
+from fsl_async.cluster.watches import SpotWatch
+from fsl_async.roles.relay import DoorRules, RelayMachine, RelayRules
+from fsl_async.shells.relay import RelayShell
+from fsl_transport import TransportSettings
+from fsl_transport.curve import UNKNOWN_KEY, ZAP_DOMAIN, KeyPair, ZapHandler, is_key
+from fsl_transport.gate import ArrivalGate
+from fsl_transport.greeting import GREETING_BYTES, OPEN_BYTES, SIGNATURE_BYTES
+from fsl_transport.relay import Switchboard, _Line
+
+# --- a relay, until it passes what it does not look at ------------------------------------------------------------
+
+
+class Board(Switchboard):
+    """A switchboard whose lines begin and whose twins are dialled in memory."""
+
+    def __init__(self, owner):
+        super().__init__(owner)
+        self.far = None  # the server's end of the twin
+        self.ended_for = None
+
+    def open_line(self, door):
+        """Somebody connects; returns their end."""
+        near, client = socket.socketpair()
+        near.setblocking(False)
+        client.setblocking(False)
+        self._lines[1] = _Line(1, door, client)
+        self._owner.accepted(1, door, "192.0.2.7")
+        return near
+
+    def dial(self, line):
+        found = self._lines[line]
+        assert found.server is None, "the server is dialled once"
+        found.server, self.far = socket.socketpair()
+        found.server.setblocking(False)
+        self.far.setblocking(False)
+        self._owner.dialled(line)
+
+
+def received(connection):
+    """Whatever is there."""
+    with contextlib.suppress(BlockingIOError, ConnectionError):
+        return connection.recv(1 << 20)
+    return b""
+
+
+def run_greeting(data):
+    """A number for the door (odd: sealed), then the pieces in which a client's bytes come."""
+    steps = steps_of(data)
+    sealed = bool(steps) and type(steps[0]) is int and steps[0] % 2 == 1
+    pieces = [piece for piece in steps[:60] if type(piece) is bytes]
+    loop = asyncio.new_event_loop()
+    try:
+        loop.run_until_complete(_greet(loop, pieces, sealed))
+    finally:
+        loop.close()
+
+
+async def _greet(loop, pieces, sealed):
+    over = []
+    machine = RelayMachine(RelayRules(doors=(DoorRules(name="server", sealed=sealed),)))
+    shell = RelayShell(
+        machine, scheduler=loop, journal=Journal(), say=lambda _: None, finished=over.append
+    )
+    shell.switchboard = board = Board(shell)
+    near = board.open_line(0)
+    said, passed, mechanism = b"", b"", b""
+    try:
+        for piece in pieces:
+            with contextlib.suppress(ConnectionError, BlockingIOError):
+                said += piece[: near.send(piece)]
+            for _ in range(
+                4
+            ):  # signature, the rest, and what a hose moves: a turn of the loop each
+                await asyncio.sleep(0)
+            passed += received(board.far) if board.far is not None else b""
+            _check_passed(said, passed, sealed)
+        greeted = any(line.is_greeted for line in machine.lines.values())
+        mechanism = said[12:32].rstrip(b"\0")
+        whole = len(said) >= GREETING_BYTES and _opens(said) and said[10] >= 3
+        right = mechanism == b"CURVE" or (
+            not sealed and mechanism in {b"NULL", b"PLAIN", b"GSSAPI"}
+        )
+        assert greeted == (whole and right), "who has greeted is let through, and nobody else"
+        assert greeted or not whole or not machine.lines, "who does not belong here is dropped"
+        assert not greeted or passed == said, "everything passes"
+        assert not over
+    finally:
+        await board.aclose()
+        shell.node.close()
+        near.close()
+        if board.far is not None:
+            board.far.close()
+
+
+def _opens(said):
+    return said[:1] == b"\xff" and said[9:10] == b"\x7f"
+
+
+def _check_passed(said, passed, sealed):
+    assert said.startswith(passed), "what passes is what came"
+    assert not passed or _opens(said), "nothing passes before it is ZeroMQ"
+    if len(passed) > OPEN_BYTES:
+        assert len(said) >= GREETING_BYTES, "the server sees no more than it needs to answer"
+        assert not sealed or said[12:32] == b"CURVE".ljust(20, b"\0"), "a sealed door"
+
+
+def greeting_of(mechanism, version=b"\3\1"):
+    signature = b"\xff" + bytes(SIGNATURE_BYTES - 2) + b"\x7f"
+    return signature + version + mechanism.ljust(20, b"\0") + bytes(32)
+
+
+def greeting_seeds():
+    curve, null = greeting_of(b"CURVE"), greeting_of(b"NULL")
+    made = [
+        [1, curve, b"then what it says"],
+        [0, null + b"then what it says at once"],
+        [1, null],
+        [1, curve[:10], curve[10:12], curve[12:], b"more"],
+        [0, *(null[n : n + 1] for n in range(12)), null[12:63], null[63:]],
+        [0, greeting_of(b"PLAIN", b"\1\0")],
+        [0, b"GET / HTTP/1.1\r\n\r\n", b"x" * 100],
+        [1, b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(100)],
+        [0, greeting_of(b"NOBODY"), b"x"],
+    ]
+    return [msgpack.packb(one) for one in made]
+
+
+# --- who may come in ----------------------------------------------------------------------------------------------
+
+FRIEND, STRANGER = (KeyPair.new().public for _ in range(2))
+
+
+class Remembers:
+    """A ZAP socket: hands requests out, keeps replies, and ends its reader with the last one."""
+
+    linger = 0
+
+    def __init__(self, requests):
+        self.requests = iter(requests)
+        self.replies = []
+
+    def bind(self, address):
+        pass
+
+    async def recv_multipart(self):
+        for request in self.requests:
+            return request
+        raise EOFError
+
+    async def send_multipart(self, parts):
+        assert all(type(part) is bytes for part in parts)
+        self.replies.append(parts)
+
+
+def run_zap(data):
+    """Requests, each a list of frames. Every one is answered, and 200 only what is CURVE, of our domain, with a key that is let in."""
+    requests = [
+        [part for part in one if type(part) is bytes]
+        for one in steps_of(data)[:40]
+        if type(one) is list
+    ]
+    requests.append(request_of())  # the honest one comes in after whatever came before
+    zap, failed = Remembers(requests), []
+    arrivals = ArrivalGate(TransportSettings(), 0.0)
+    handler = ZapHandler(
+        SimpleNamespace(socket=lambda _: zap), FRIEND.__eq__, failed.append, arrivals.settled
+    )
+    with contextlib.suppress(EOFError):
+        handler.run().send(None)
+    assert len(zap.replies) == len(requests), "libzmq waits for an answer to each"
+    for request, reply in zip(requests, zap.replies, strict=True):
+        version, number, code, _, user, _ = reply
+        assert (version, number) == (b"1.0", request[1] if len(request) > 1 else b"")
+        assert code == (b"200" if is_right(request) else b"400")
+        assert user == (FRIEND.encode() if code == b"200" else b""), "a name without a key"
+    for one in failed:
+        assert len(one.address) <= 64
+        assert (one.why == UNKNOWN_KEY) == is_key(one.key), "a key that a person is told to trust"
+
+
+def is_right(request):
+    key = z85.decode(FRIEND)
+    fixed = [b"1.0", ZAP_DOMAIN, b"CURVE", key]
+    return len(request) == 7 and [request[n] for n in (0, 2, 5, 6)] == fixed
+
+
+def request_of(key=FRIEND, domain=ZAP_DOMAIN):
+    return [b"1.0", b"7", domain, b"192.0.2.7", b"a/c/0123abcd", b"CURVE", z85.decode(key)]
+
+
+def zap_seeds():
+    null = [b"1.0", b"1", ZAP_DOMAIN, b"::1", b"a/c/0123abcd", b"NULL"]
+    made = [
+        [request_of()],
+        [request_of(STRANGER), request_of()],
+        [request_of(domain=b""), null],
+        [[], [b"1.0"], [b"0.9", *request_of()[1:]]],
+        [[*request_of()[:6], b"short"], [*request_of(), b"more"]],
+    ]
+    return [msgpack.packb(one) for one in made]
+
+
+# --- what EC2's metadata service answers --------------------------------------------------------------------------
+
+TOKEN = "AQAEAtoken=="
+ACTION = b'{"action": "terminate", "time": "2099-01-01T00:00:00Z"}'
+BASE = "169.254.169.254"
+
+
+def framed(status, body):
+    return b"HTTP/1.1 %d said\r\nContent-Length: %d\r\n\r\n" % (status, len(body)) + body
+
+
+class Service:
+    """Answers what the input says, one answer a connection; and when that is used up, what it should."""
+
+    def __init__(self, answers):
+        self.answers = list(answers)
+
+    def answer(self, request):
+        if self.answers:
+            return self.answers.pop(0)
+        if request.startswith(b"PUT"):
+            return framed(200, TOKEN.encode())
+        known = f"metadata-token: {TOKEN}\r\n".encode().lower() in request.lower()
+        return framed(200, ACTION) if known else framed(401, b"")
+
+    def connected(self, host, **rest):
+        """A connection of http.client's."""
+        assert host == BASE, "the token is for nobody else"
+        connection, said = http.client.HTTPConnection(host, **rest), bytearray()
+        connection.connect = lambda: None
+        connection.sock = SimpleNamespace(
+            sendall=said.extend,
+            makefile=lambda *_: io.BytesIO(self.answer(bytes(said))),
+            close=lambda: None,
+            setsockopt=lambda *_: None,
+        )
+        return connection
+
+
+class Opens(urllib.request.BaseHandler):
+    """In place of what opens connections."""
+
+    def __init__(self, service):
+        self.service = service
+        self.plain = urllib.request.HTTPHandler()
+
+    def default_open(self, request):
+        assert request.type == "http", "nothing but the service is asked"
+        return self.plain.do_open(self.service.connected, request)
+
+
+def run_metadata(data):
+    """Answers: bytes as they are, [status, body] in a frame that fits. None ends the watch, and afterwards a true announcement is heard."""
+    service, made = Service([]), []
+    for one in steps_of(data)[:20]:
+        if type(one) is bytes:
+            made.append(one)
+        elif type(one) is list and len(one) == 2 and type(one[0]) is int and type(one[1]) is bytes:
+            made.append(framed(one[0] % 600, one[1]))
+    service.answers = made
+    watch = SpotWatch()
+    watch._opener.add_handler(Opens(service))
+    for _ in range(2 * len(made) + 2):
+        notice = watch.look()
+        assert type(watch.trouble) is str
+        assert notice is None or notice.left_s is None or 0 <= notice.left_s < math.inf
+        if notice is not None and not service.answers:
+            return
+    raise AssertionError(f"the announcement is not heard: {watch.trouble}")
+
+
+def metadata_seeds():
+    token, action = [200, TOKEN.encode()], [200, ACTION]
+    bodies = [{"action": "stop"}, {"action": "hibernate", "time": "2017-09-18T08:22:00+02:00"}, {"action": "terminate", "time": 7}, ["stop"]]  # fmt: skip
+    redirect = (
+        b"HTTP/1.1 302 Found\r\nLocation: http://192.0.2.1/latest\r\nContent-Length: 0\r\n\r\n"
+    )
+    made = [
+        [token, action],
+        *([token, [200, json.dumps(body).encode()]] for body in bodies),
+        [token, [404, b""], [401, b""], token, [503, b"busy"]],
+        [redirect],
+        [token, redirect],
+        [[200, b"a token\r\nX-Other: header"], [200, b"\xff"], [200, b""]],
+        [b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n", token],
+        [b"SSH-2.0-OpenSSH\r\n", b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200\r\n\r\n", b""],
+    ]
+    return [msgpack.packb(one) for one in made]
+
+
+TARGETS = {
+    "greeting": Target(run_greeting, (), greeting_seeds, 128, 4 << 20),
+    "zap": Target(run_zap, (), zap_seeds),
+    "metadata": Target(run_metadata, (), metadata_seeds, 128, 1 << 20),
+}

@@ -1,0 +1,378 @@
+"""A whole split server with an honest client beside the hostile one, and a whole split client whose server is hostile.
+
+Both have the real shells, machines, torch rooms and, at the server, the real disk; sockets, threads and clocks are doubles. A model of a
+few weights, so that an input takes milliseconds.
+"""
+
+# ruff: noqa: D102 - small doubles of documented protocols
+
+import contextlib
+import random
+from pathlib import Path
+
+import attrs
+import msgpack
+import numpy as np
+import torch
+from target_parts import (
+    CROOK,
+    HEAD_LIMIT,
+    HONEST,
+    SESSION,
+    Journal,
+    Loopback,
+    QuietFiles,
+    Target,
+    delivery,
+    pack,
+    room,
+    steps_of,
+)
+from torch import nn
+
+import fsl_transport as tp
+from fsl_async import messages_split as msg
+from fsl_async.events_split import UploadKey
+from fsl_async.learn.split.alignment import AlignSettings
+from fsl_async.learn.split.halves import ClientHalf
+from fsl_async.learn.split.methods import method
+from fsl_async.learn.split.optimizers import OptimizerSpec
+from fsl_async.learn.split.payload import encode_chunk, pack_labels, spec_for
+from fsl_async.learn.split.remote import SplitTraining
+from fsl_async.learn.split.room import Cut, ServerRoom
+from fsl_async.learn.split.server import ServerSettings, SplitServer
+from fsl_async.learn.split.server_disk import ServerDisk
+from fsl_async.roles.split_client import SplitClientMachine
+from fsl_async.roles.split_methods import SplitRules, decisions_of
+from fsl_async.roles.split_server import SplitServerMachine
+from fsl_async.shells.split_client import Facts, SplitClientShell
+from fsl_async.shells.split_server import Formats, SplitServerShell
+from fsl_async.shells.traffic import Traffic
+from fsl_async.sim.counting import VirtualWorker
+from fsl_transport import frames
+
+METHODS = ("fsl-sage", "splitfed-v1", "splitfed-v2")
+"""Which one an input is for says its first step: aligned, with replicas and gradients, with gradients alone. No number: the first."""
+INPUTS, WIDTH, CLASSES, SAMPLES = 5, 4, 3, 2
+FORMATS = Formats(up="fp32", down="fp32")
+
+
+def method_of(steps):
+    """The method that an input is for, and the rest of it."""
+    if steps and type(steps[0]) is int:
+        return METHODS[steps[0] % len(METHODS)], steps[1:]
+    return METHODS[0], steps
+
+
+@contextlib.contextmanager
+def one_thread():
+    """For a few weights more threads are only waited for."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def linear(inputs, outputs):
+    torch.manual_seed(0)
+    return nn.Linear(inputs, outputs)
+
+
+# --- the server ---------------------------------------------------------------------------------------------------
+
+
+class SplitWorld:
+    """A split server with all its rooms, an honest client, and a crook who has a session too."""
+
+    def __init__(self, folder, name):
+        self.ended, self.is_over = [], False
+        self.scheduler, self.link = tp.VirtualScheduler(), Loopback()
+        rules = SplitRules(method=name, checkpoint_every=2, align_every=1)
+        half = SplitServer(
+            linear(WIDTH, CLASSES),
+            ServerSettings(replicas=name == "splitfed-v1", align=AlignSettings(passes=1)),
+            linear(WIDTH, CLASSES),
+        )
+        self.disk = ServerDisk(Path(folder) / "server", QuietFiles())
+        self.room = ServerRoom(
+            method(name), half, Cut((WIDTH,), CLASSES, per_token=False), self.disk
+        )
+        workers = [VirtualWorker(self.scheduler, lambda: 0.001) for _ in range(3)]
+        self.shell = SplitServerShell(
+            SplitServerMachine(rules, {"method": name}),
+            self.room,
+            formats=FORMATS,
+            code=workers[0],
+            train=workers[1],
+            write=workers[2],
+            scheduler=self.scheduler,
+            journal=Journal(),
+            say=lambda _: None,
+            finished=self.ended.append,
+            traffic=Traffic(),
+        )
+        self.shell.endpoint = self.endpoint = tp.ListenerEndpoint(
+            self.link,
+            self.scheduler,
+            tp.TransportSettings(),
+            self.shell.on_transport,
+            "server",
+            incarnation=1,
+            chance=random.Random(0),
+        )
+        self.shell.start()
+        self.name = name
+        self.sessions = {peer: self.enter(peer) for peer in (HONEST, CROOK)}
+        self.seq = 0
+
+    def enter(self, peer):
+        head = pack(frames.HELLO, frames.PROTOCOL_VERSION, 1, 1, peer, "client", hello(self.name))
+        self.deliver(peer, 0, [head])
+        sent = [frames.parse(parts, HEAD_LIMIT, 1 << 21) for parts in self.link.sent[peer]]
+        return next(one.session for one in sent if isinstance(one, frames.Welcome))
+
+    def deliver(self, peer, lane, parts):
+        # Whom the server believes that the run is over (docs/SECURITY.md, "Names"): that is no defect.
+        self.is_over = self.is_over or any(b"RunOver" in part for part in parts)
+        self.link.receive(peer, tp.Lane(lane), parts, b"")
+        self.wait(0.01)
+
+    def wait(self, seconds):
+        self.scheduler.run_until(self.scheduler.time() + seconds)
+
+    def control(self, peer, *fields):
+        """A control message of a peer, answered or not."""
+        self.seq += 1
+        self.deliver(peer, 0, [pack(frames.DATA, self.sessions[peer], self.seq, 0, *fields)])
+
+    def honest_upload(self):
+        """The honest client's upload is taken, trained, and answered."""
+        if self.is_over:
+            return
+        # In the newest round that the server counts: whose number a client raises, docs/LIMITS.md says under "What is not limited".
+        key = UploadKey(HONEST, 1, max(0, self.shell.machine.round), self.seq)
+        before = len(self.link.sent[HONEST])
+        meta = msg.to_wire(meta_of(key))
+        self.control(HONEST, frames.MESSAGE, msg.to_wire(msg.RoundDone(key.round, 1)))
+        self.control(HONEST, frames.OFFER, self.seq, msg.upload_stream(key.text), 2, meta)
+        stream = self.seq - 1
+        for index, data in enumerate(upload()):
+            numbers = (stream, 0, index, 0, len(data), 0, self.seq * 2 + index, True)
+            self.deliver(HONEST, 1, [pack(frames.CHUNK, self.sessions[HONEST], *numbers), data])
+        self.wait(0.2)
+        sent = [parts[0] for parts in self.link.sent[HONEST][before:]]
+        assert any(b"RoundNoted" in head for head in sent), "the honest client is not answered"
+        answers = (b"GradientMeta", b"Trained")
+        text = key.text.encode()
+        assert any(text in head and any(one in head for one in answers) for head in sent), (
+            "the honest client's upload is not trained"
+        )
+
+    def close(self):
+        self.endpoint.close()
+        self.shell.node.close()
+        self.disk.close()
+
+
+def hello(name):
+    return msg.to_wire(msg.SplitHello("r", msg.ROLE, 0, {"method": name}, -1, -1, 0))
+
+
+def meta_of(key, **more):
+    plain = msg.SmashedMeta(key.text, 0, -1, [SAMPLES, WIDTH], [], SAMPLES, SAMPLES, True, False)
+    return attrs.evolve(plain, **more)
+
+
+def upload():
+    """Its two chunks: activations, labels."""
+    values = np.linspace(-1, 1, SAMPLES * WIDTH, dtype=np.float32)
+    coded = encode_chunk(values, 0, spec_for("fp32", WIDTH, 14))
+    return bytes(coded), pack_labels(np.array([0, 2]), CLASSES)
+
+
+@one_thread()
+def run_split_server(data):
+    """A number for the method, then steps of the crook as for the parameter server."""
+    name, steps = method_of(steps_of(data))
+    with room() as folder:
+        world = SplitWorld(folder, name)
+        try:
+            for step in steps[:40]:
+                play(world, step)
+            assert world.endpoint.heard_ago_s(HONEST) is not None, "the honest session is gone"
+            world.honest_upload()
+            assert world.is_over or not world.ended, world.ended
+        finally:
+            world.close()
+
+
+def play(world, step):
+    name, lane, parts, wait_s = delivery(step, world.sessions[CROOK])
+    if parts:
+        # The link refuses other names; what comes under the honest one's has an origin of its own.
+        strange = type(name) is not str or frames.NAME.fullmatch(name) is None or name == HONEST
+        world.deliver(CROOK if strange else name, lane, parts)
+    if wait_s:
+        world.wait(wait_s)
+        world.honest_upload()
+
+
+def server_seeds():
+    def say(seq, message):
+        return [frames.DATA, 0, seq, 0, frames.MESSAGE, msg.to_wire(message)]
+
+    def offer(seq, stream, step, **more):
+        key = UploadKey(CROOK, 1, 0, step)
+        meta = msg.to_wire(meta_of(key, **more))
+        return [frames.DATA, 0, seq, 0, frames.OFFER, stream, msg.upload_stream(key.text), 2, meta]
+
+    def chunks(stream, first=1):
+        return [
+            {"h": [frames.CHUNK, 0, stream, 0, n, 0, len(one), 0, first + n, True], "p": one}
+            for n, one in enumerate(upload())
+        ]
+
+    due = {"wants_gradient": False, "alignment_due": True}
+    whole = [offer(1, 1, 0), *chunks(1), 1.0]
+    said = [
+        msg.RoundDone(0, 2, {"activations up": 0.1}),
+        msg.Trained("a/1/0/0", 1.0),
+        msg.RunOver("over"),
+    ]
+    again = {
+        "n": CROOK,
+        "h": [frames.HELLO, frames.PROTOCOL_VERSION, 7, 1, CROOK, "client", hello(METHODS[1])],
+    }
+    made = [
+        *([number, *whole] for number in range(len(METHODS))),
+        [0, offer(1, 1, 0, **due), *chunks(1), 1.0, offer(2, 2, 1), *chunks(2, 3), 1.0],
+        [1, *whole, say(2, said[0]), offer(3, 2, 1), *chunks(2, 3), 2.0],
+        [1, offer(1, 1, 0), chunks(1)[0], again, 1.0],
+        [1, again, *whole, [frames.DATA, 0, 2, 0, 5, 1]],
+        [2, offer(1, 1, 0), [frames.DATA, 0, 2, 0, 6, 1, "stopped"], 1.0],
+        [2, *(say(n + 1, one) for n, one in enumerate(said)), 15.0],
+        [0, {"n": "b", "h": [frames.HELLO, frames.PROTOCOL_VERSION, 7, 1, "b", "client", hello(METHODS[0])]}],
+        [0, {"n": msg.CONDUCTOR, "h": [frames.HELLO, frames.PROTOCOL_VERSION, 7, 1, msg.CONDUCTOR, "ps",
+             msg.to_wire(msg.ConductorHello("r", msg.CONDUCTOR))]}, 6.0],
+        [0, offer(1, 1, 0, lengths=[1, 1]), offer(2, 2, 1, shape=[1, 1 << 30]), offer(3, 3, 2, label_bytes=0)],
+    ]  # fmt: skip
+    return [msgpack.packb(one) for one in made]
+
+
+# --- the client, whose server is the stranger ---------------------------------------------------------------------
+
+
+def training_of(name):
+    """A client's training thread, which is let go wherever it would wait; and how it computes."""
+    rules = SplitRules(method=name, upload_every=1, align_every=1)
+    chosen = method(name)
+    auxiliary = linear(WIDTH, CLASSES) if chosen.auxiliary != "none" else None
+    training = SplitTraining(
+        ClientHalf(linear(INPUTS, WIDTH), OptimizerSpec(), auxiliary=auxiliary, in_flight=2),
+        chosen,
+        decisions_of(rules),
+        classes=CLASSES,
+        stopped=lambda: True,
+        version=lambda: 0,
+    )
+    return rules, training
+
+
+def train(training):
+    """One step; whatever has come meanwhile is used, or left out."""
+    labels = torch.tensor([0, 2])
+    training.train_batch(torch.linspace(-1, 1, SAMPLES * INPUTS).reshape(SAMPLES, INPUTS), labels)
+
+
+@one_thread()
+def run_split_client(data):
+    """A number for the method, then steps of a server: heads, payloads on the bulk lane, waits."""
+    name, steps = method_of(steps_of(data))
+    scheduler, link, over = tp.VirtualScheduler(), Loopback(), []
+    rules, training = training_of(name)
+    shell = SplitClientShell(
+        SplitClientMachine(rules, CROOK, 1),
+        training,
+        Facts("r", 0, {"method": name}),
+        formats=FORMATS,
+        worker=VirtualWorker(scheduler, lambda: 0.001),
+        scheduler=scheduler,
+        journal=Journal(),
+        say=lambda _: None,
+        finished=over.append,
+        traffic=Traffic(),
+    )
+    shell.endpoint = tp.DialerEndpoint(
+        link,
+        scheduler,
+        tp.TransportSettings(),
+        shell.on_transport,
+        CROOK,
+        incarnation=1,
+        chance=random.Random(0),
+    )
+    training.post = shell.feed
+    shell.dial()
+    training.begin_round(0)
+    for _ in range(2):
+        train(training)
+    for step in steps[:40]:
+        _, lane, parts, wait_s = delivery(step, SESSION)
+        if parts:
+            link.receive("", tp.Lane(lane), parts, b"")
+        scheduler.run_until(scheduler.time() + (wait_s or 0.01))
+    train(training)
+    training.end_round()
+    scheduler.run_until(scheduler.time() + 0.1)
+    shell.endpoint.close()
+    shell.node.close()
+
+
+def client_seeds():
+    welcome_body = msg.to_wire(msg.SplitWelcome("r", 2, "", -1))
+    welcome = [frames.WELCOME, frames.PROTOCOL_VERSION, 1, 1, SESSION, 9, welcome_body]
+    names = [UploadKey(CROOK, 1, 0, step).text for step in range(2)]
+    values = np.linspace(-1, 1, SAMPLES * WIDTH, dtype=np.float32)
+    gradient = bytes(encode_chunk(values, 0, spec_for("fp32", WIDTH, 14)))
+    size = CLASSES * (WIDTH + 1)
+    model = bytes(encode_chunk(np.zeros(size, np.float32), 0, spec_for("fp32", size, 14)))
+
+    def say(seq, message):
+        return [frames.DATA, 0, seq, 0, frames.MESSAGE, msg.to_wire(message)]
+
+    def answer(seq, stream, key, payload_of=gradient):
+        meta = msg.to_wire(msg.GradientMeta(key, 1.0, 1))
+        offer = [frames.DATA, 0, seq, 0, frames.OFFER, stream, msg.answer_stream(key), 1, meta]
+        return [offer, chunk(stream, payload_of), 0.1]
+
+    def chunk(stream, data):
+        return {"h": [frames.CHUNK, 0, stream, 0, 0, 0, len(data), 0, stream, True], "p": data}
+
+    def auxiliary(payload_of):
+        meta = msg.to_wire(msg.AuxiliaryMeta(1, 0))
+        name = msg.auxiliary_stream(CROOK, 1)
+        return [[frames.DATA, 0, 1, 0, frames.OFFER, 1, name, 1, meta], chunk(1, payload_of), 0.1]
+
+    told = [
+        msg.Trained(names[0], 1.0), msg.Known(names[1], True), msg.Unwanted(names[1], "later", ""), msg.Durable(names[0]),
+        msg.RoundNoted(0), msg.AuxiliaryStays(0, -1), msg.Unwanted(names[0], "refused", "no"), msg.Ended("over"),
+    ]  # fmt: skip
+    refused = [frames.REFUSE, frames.PROTOCOL_VERSION, 1, 1, "leaving", "text", 7]
+    made = [
+        [1, welcome, *answer(1, 1, names[0]), *answer(2, 2, names[1])],
+        [2, welcome, *answer(1, 1, names[0], model)],
+        [0, welcome, *auxiliary(model)],
+        [0, welcome, *auxiliary(gradient)],
+        *([number, welcome, *(say(n + 1, one) for n, one in enumerate(told)), 6.0] for number in range(2)),
+        [1, welcome, say(1, told[2]), 6.0, *answer(2, 1, names[0]), [frames.UNKNOWN, SESSION], 3.0],
+        [0, welcome, [frames.BYE, 0, "done"], refused, 9.0, welcome],
+    ]  # fmt: skip
+    return [msgpack.packb(one) for one in made]
+
+
+TARGETS = {
+    "split server": Target(run_split_server, (), server_seeds, 512, 16 << 20),
+    "split client": Target(run_split_client, (), client_seeds, 512, 16 << 20),
+}
