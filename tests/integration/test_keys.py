@@ -2,12 +2,14 @@
 
 import shlex
 import signal
+import time
 
 import pytest
 
 from fsl_async import address as addresses
 from fsl_async.keys.allow_list import Entry
 from fsl_async.keys.folder import KeysFolder
+from fsl_async.observe.journal import JournalReader
 from fsl_transport.curve import KeyPair
 
 pytestmark = pytest.mark.slow
@@ -83,6 +85,51 @@ def test_a_site_is_let_in_and_another_one_thrown_out_while_the_run_goes_on(keyed
     server.signal(signal.SIGINT)
     assert server.end() == 130
     assert b.end() == 0
+
+
+def test_the_printed_line_lets_a_client_join(keyed, site):
+    """The way to join an encrypted run is the line that its server prints, key and all: nothing in it is made up here but whose client it is, and of what."""
+    server = keyed.serve("--set", f"train.task={str(site.folder / 'task.py') + ':train'!r}")
+    line = server.wait_for("--role client --name")
+    words = shlex.split(line)
+    assert words[-1].startswith("fsl://")
+    assert addresses.parse(words[-1]).key == keyed.public
+    folder = KeysFolder(site.folder / "keys-a")
+    keyed.trust(Entry(folder.make_pair().public, "a"))
+    own = {"SITE": "a", "FILE.py:FUNCTION": f"{site.folder / 'task.py'}:train"}
+    assert set(own) < set(words)
+    client = site.start(
+        *(own.get(word, word) for word in words[words.index("--role") :]), "--keys", folder.path
+    )
+    client.wait_for("joined run")
+    server.wait_for("a joins")
+
+
+HEARTBEAT_S = 2.0
+SLACK_S = 0.5
+"""For the look itself, on a machine that is busy."""
+
+
+def test_a_revoked_key_ends_its_session_within_a_heartbeat(keyed, site):
+    """docs/SECURITY.md promises it; by the server's own clock and not by when somebody read its output. Silence would end it after 30 s."""
+    server = keyed.serve(
+        session__heartbeat_every_s=HEARTBEAT_S, session__expire_after_s=30, sync__min_clients=1
+    )
+    client = keyed.client("a")
+    server.wait_for("a joins")
+
+    def left():
+        lines = JournalReader(site.run_dir / "journal.jsonl").read_all()
+        return [line for line in lines if line["type"] == "ClientLeft" and line["peer"] == "a"]
+
+    assert not left()
+    revoked_at = time.time()
+    keyed.revoke("a")
+    site.wait_until(left, "the journal has that a left")
+    (ended,) = left()
+    assert ended["reason"] == "revoked"
+    assert 0 <= ended["t"] - revoked_at <= HEARTBEAT_S + SLACK_S
+    assert client.end() == 2
 
 
 def test_a_name_is_its_keys_also_after_a_restart(keyed, site):

@@ -1,9 +1,11 @@
 """Relays between clients and server, as processes: a run through them is a run, whatever becomes of them."""
 
+import contextlib
 import json
 import os
 import signal
 import time
+from pathlib import Path
 
 import pytest
 
@@ -35,6 +37,35 @@ def merged(site):
     return [one["key"] for version in site.ledger("version") for one in version["merged"]]
 
 
+HEARTBEATS_BYTES = 64 << 10
+"""More than all small messages that can wait at a relay: what is beyond is a chunk."""
+
+
+def unread_bytes(pid):
+    """What the kernel holds for a process that has not read it, over all its TCP connections."""
+    mine = set()
+    for one in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(OSError):
+            mine.add(str(one.readlink()).removeprefix("socket:[").rstrip("]"))
+    lines = Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]
+    rows = (line.split() for line in lines)
+    return sum(int(row[4].partition(":")[2], 16) for row in rows if row[9] in mine)
+
+
+def stop_in_a_transfer(site, victim):
+    """Stop a relay (SIGSTOP) while a chunk waits in it: looks at moments until one is found, so that the kill that follows is never an idle one's."""
+
+    def holds_a_chunk():
+        victim.signal(signal.SIGSTOP)
+        time.sleep(0.03)  # who sends goes on, and the kernel takes it
+        if unread_bytes(victim.popen.pid) > HEARTBEATS_BYTES:
+            return True
+        victim.signal(signal.SIGCONT)
+        return False
+
+    site.wait_until(holds_a_chunk, "a chunk is on its way through the relay")
+
+
 def test_two_relays_in_a_row_that_are_killed_and_restarted(site):
     """Clients train on, reconnect by themselves, and nothing is lost or merged twice: deltas and updates of megabytes, some 20 chunks each."""
     server = site.server(every_s=1.0)
@@ -43,6 +74,8 @@ def test_two_relays_in_a_row_that_are_killed_and_restarted(site):
     clients = [client_at(site, entry, name, "bulk") for name in "ab"]
     site.wait_version(1)
     for victim in (near, far):
+        stop_in_a_transfer(site, victim)
+        assert unread_bytes(victim.popen.pid) > HEARTBEATS_BYTES
         victim.kill()
         before = max(one["version"] for one in site.ledger("version"))
         time.sleep(0.5)

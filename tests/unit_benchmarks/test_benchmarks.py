@@ -1,4 +1,4 @@
-"""Every benchmark script runs to its end with tiny sizes. No number is judged: a benchmark is never a timed test."""
+"""Benchmark scripts run to their end with tiny sizes; docs/BENCHMARKS.md names those that do not. No number is judged: a benchmark is never a timed test."""
 
 import importlib
 import json
@@ -167,3 +167,55 @@ def test_storms_are_summed_up_without_what_they_do_not_say(monkeypatch):
     assert whole["participation"] == {"median": 0.625, "worst": 0.5}
     assert whole["back_s"] == {"median": 3.0, "worst": 4.0}
     assert storm.summed_up([{**rows[0], "back": {"median_s": None}}])["back_s"] is None
+
+
+@pytest.fixture
+def script(monkeypatch):
+    """(name) -> the module of that benchmark."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    return importlib.import_module
+
+
+@pytest.mark.slow
+def test_relay_measures_with_and_without_one():
+    """Plain and encrypted, each beside the same without a relay: a ratio needs both."""
+    rows = rows_of("relay.py", "--mib", "1", "--rounds", "1")
+    assert [(row["curve"], row["relays"]) for row in rows] == [
+        (False, 0), (False, 1), (True, 0), (True, 1),
+    ]  # fmt: skip
+    assert all(row["bytes_per_s"] > 0 and row["round_trip_us"] > 0 for row in rows)
+
+
+@pytest.mark.slow
+def test_streaming_sends_what_it_codes():
+    """The sender is a process of its own."""
+    (row,) = rows_of("streaming.py", "--values", "0.6", "--format", "uniform", "--rounds", "1")
+    assert row["values"] > 600_000
+    assert row["coded_mb"] > 0.4
+    assert row["streamed_s"] > 0
+
+
+@pytest.mark.slow
+def test_strangers_attack_a_real_server(script):
+    """A replay, which needs the recording of an honest client: the attacker is another process, and its problem is in the row."""
+    row = script("strangers").measure("replayed", 20_000, 1, warm_s=0.1)
+    assert (row["problem"], row["lost_sessions"]) == ("", 0)
+    assert row["steps"] > 0
+    assert row["attacked_s"] > 0
+
+
+def test_limits_are_numbers(script, tmp_path):
+    """Every bound that other tables are read against."""
+    row = script("limits").measure(tmp_path, small=True)
+    assert set(row) == {"memcpy_gb_s", "disk_fsync_gb_s", "socket_gb_s"}
+    assert all(number > 0 for number in row.values())
+
+
+def test_static_books_are_made_for_every_number(script, monkeypatch, capsys):
+    """From few values the books are others, so only the table's form is looked at; that the released ones stay is a test of the codec."""
+    books = script("static_books")
+    monkeypatch.setattr(books, "VALUES", 1 << 12)
+    books.main()
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split("|")[1].strip() for line in lines] == [str(n) for n in range(8)]
+    assert all(bytes.fromhex(line.split("`")[1]) for line in lines)
