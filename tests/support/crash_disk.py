@@ -5,9 +5,14 @@ import errno
 import os
 import random
 import shutil
+import threading
+import time
 from itertools import count
 
 from fsl_async.learn.files import Files
+
+MOMENTS_S = (0.0, 0.0002, 0.002)
+"""What threads wait before a call, where an order is asked for: as long as another's call takes, or as all that comes after it."""
 
 
 class CrashDisk(Files):
@@ -16,6 +21,11 @@ class CrashDisk(Files):
     `mode`: "after" (the call was made) and "torn" (half of a write) kill the process (SystemExit); "error" lets `failures`
     calls in a row fail with `number`, a write half done, and with `die_after` kills the process that many calls later.
     `reads`: calls that only read count too, and can fail.
+
+    Several threads may call it. Calls are counted in the order in which they come, which is another one each time; when one kills, no call of
+    any thread does anything any more. Of those that had begun by then and wait for their turn, writes are half done if `mode` is "torn": a kill finds
+    several threads in the middle of theirs. `order`: a seed by which threads other than the one that made this disk wait a moment before each
+    call, so that one overtakes another.
 
     What is durable is modelled as the least that fsync(2) promises: content as of the last sync of the file, names as of the
     last sync of the folder.
@@ -31,12 +41,18 @@ class CrashDisk(Files):
         *,
         number=errno.ENOSPC,
         reads=False,
+        order=None,
     ):
         self.root, self.at, self.mode, self.failures = root, at, mode, failures
         self.die_after = die_after
         self.number = number
         self.reads = reads
         self.calls = []
+        self.by_others = []  # of each call, whether a thread other than the maker's made it
+        self.cut_short = 0  # writes of other threads than the one that was killed first
+        self._order = None if order is None else random.Random(order)
+        self._maker = threading.current_thread()
+        self._turn = threading.Lock()
         self.fired = False
         self.dead = False
         self.opened = {}
@@ -62,11 +78,23 @@ class CrashDisk(Files):
         return found
 
     def _call(self, name, act, torn=None):
+        other = threading.current_thread() is not self._maker
+        has_begun = not self.dead
+        if other and self._order and has_begun:
+            time.sleep(self._order.choice(MOMENTS_S))
+        with self._turn:
+            return self._in_turn(name, act, torn, other, has_begun)
+
+    def _in_turn(self, name, act, torn, other, has_begun):
         if self.die_after and self.fired and len(self.calls) >= self.at + self.die_after:
             self.dead = True
         if self.dead:
+            if has_begun and torn and self.mode == "torn":
+                self.cut_short += 1
+                torn()
             raise SystemExit("killed")
         self.calls.append(name)
+        self.by_others.append(other)
         number = len(self.calls)
         if not self.at or not self.at <= number < self.at + self.failures:
             return act()

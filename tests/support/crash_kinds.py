@@ -84,6 +84,33 @@ def attempt_call(kind, at, mode, power=None, **options):
         return fired + world.violations
 
 
+THREADS = 2
+"""That write a version, as `codec.threads` has it where nobody sets it."""
+
+
+def attempt_call_of_threads(kind, at, mode, power, order):
+    """The same where several threads write: which call is number `at` is another thing each time. What was wrong; the first disk."""
+    made = []
+
+    def disk(root):
+        made.append(CrashDisk(root, at, mode, order=order))
+        return made[-1]
+
+    with folder() as root:
+        world = make(kind, root, power=power, disk=disk, threads=THREADS).run()
+        fired = [] if made[0].fired else [f"call {at} was not reached"]
+        return fired + world.violations, made[0]
+
+
+def calls_of_threads(kind):
+    """Of each call of the disk in a run without a crash, whether a thread of the store made it; in one order of many."""
+    with folder() as root:
+        make_disk = lambda root: CrashDisk(root, order=0)  # noqa: E731
+        world = make(kind, root, disk=make_disk, threads=THREADS).run()
+        assert world.violations == [], world.violations
+        return list(world.disk.by_others)
+
+
 def calls_with_reads(kind):
     """The calls of a disk whose reads count too."""
     made = []

@@ -62,15 +62,18 @@ class World:
         trigger="clock",
         rounds=ROUNDS,
         extras=True,
+        threads=1,
     ):
         """power: what a crash of the server leaves, as `CrashDisk.bury` has it. disk: makes the first disk of the server.
         wall: what is added to the wall clock, from the virtual time and the number of the launch.
+        threads: of the server's store; with several, the order of its disk's calls is another one in each run.
         """
         self.root, self.run_dir = root, root / "run"
         self.points = Points(point)
         self.power = power
         self.wall = wall
         self.trigger, self.rounds, self.extras = trigger, rounds, extras
+        self.threads = threads
         self.scheduler = Scheduler()
         self.network = tp.MemNetwork(self.scheduler, 7, conditions or tp.Conditions(delay_s=0.02))
         self.truth = Truth()
@@ -109,13 +112,16 @@ class World:
     def launch_server(self):
         """On what the folder holds."""
         if self.store is not None:
+            self._end_threads()
             self.disk.bury(self.power)
         make = self._first_disk or CrashDisk
         self._first_disk = None
         self.launches[SERVER] += 1
         launch = self.launches[SERVER]
         self.disk = make(self.root)
-        settings = StoreSettings(keep_versions=2, codec_down=DOWN, outer=OUTER)
+        settings = StoreSettings(
+            keep_versions=2, codec_down=DOWN, outer=OUTER, threads=self.threads
+        )
         self.store = store = Store(
             self.run_dir,
             settings,
@@ -167,6 +173,10 @@ class World:
         self.alive[SERVER] = (clock, endpoint, shell)
         shell.start(recovered)
 
+    def _end_threads(self):
+        """Of a dead process nobody is at work any more. Its disk has taken nothing of theirs since it died."""
+        self.store._pool.close()
+
     def _patiently(self, act):
         """As whoever starts a server does it: a disk that is full now is not full for ever."""
         for _ in range(12):
@@ -180,9 +190,17 @@ class World:
         worker = self._worker(clock, "ps", SERVER)
         run = worker._run
 
+        def watched(job):
+            try:
+                return job()
+            finally:
+                # Another thread of the store may have been killed: then none of them heard an error, or said anything about it.
+                if SERVER in self.alive and self.disk.dead:
+                    raise SystemExit("killed")
+
         def guarded(job, done, failed):
             try:
-                run(job, done, failed)
+                run(lambda: watched(job), done, failed)
             except SystemExit:  # the disk killed it in the middle of a call
                 if SERVER in self.alive:
                     self.kill(SERVER)

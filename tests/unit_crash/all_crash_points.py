@@ -1,7 +1,7 @@
 # ruff: noqa: T201 - its lines are what it is for
 """Try every crash point, every call of the server's disk, and every way in which each can go wrong: minutes, so CI tries a part.
 
-    python tests/unit_crash/all_crash_points.py [--part 3/8] [--only effects|calls|split] [--kind clock|rounds|rough]
+    python tests/unit_crash/all_crash_points.py [--part 3/8] [--only effects|calls|threads|split] [--kind clock|rounds|rough]
     python tests/unit_crash/all_crash_points.py --seconds 90 --first 2701
 
 Prints a line for each violation and the counts at the end, or where to go on; exit code 1 when there was one, 3 when there are more points.
@@ -62,6 +62,20 @@ def calls(kind):
                 )
 
 
+def threads(kind):
+    """(words, attempt) for every call of the server's disk where several threads write; which one it is differs from run to run."""
+    count = len(crash_kinds.calls_of_threads(kind))
+    for mode, powers in (("after", crash_kinds.POWERS[:4]), ("torn", (None, 2))):
+        for power in powers:
+            for at in range(1, count + 1):
+                yield (
+                    f"{kind} call {at} of threads {mode} power={power}",
+                    lambda at=at, mode=mode, power=power: crash_kinds.attempt_call_of_threads(
+                        kind, at, mode, power, order=at
+                    )[0],
+                )
+
+
 def split(name):
     """(words, attempt) for every point of a simulated run of a split method."""
     for point in crash_split.spread(crash_split.passed(name), MOST):
@@ -72,7 +86,7 @@ def main():
     """Try them."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--part", default="1/1", help="of so many, to share the work out")
-    parser.add_argument("--only", default="effects,calls,split")
+    parser.add_argument("--only", default="effects,calls,threads,split")
     parser.add_argument("--kind", default="")
     parser.add_argument("--first", type=int, default=1, help="number of the point to begin with")
     parser.add_argument("--seconds", type=float, default=1e9, help="stop after so long")
@@ -81,6 +95,7 @@ def main():
     makers = {
         "effects": (effects, ("clock", "rounds", "rough")),
         "calls": (calls, ("clock",)),
+        "threads": (threads, ("clock",)),
         "split": (split, crash_split.KINDS),
     }
     begun, number, tried, wrong = time.monotonic(), 0, 0, 0

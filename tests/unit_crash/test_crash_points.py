@@ -109,6 +109,21 @@ def test_a_run_goes_on_from_any_call_to_the_disk(mode, power, options):
         assert crash_kinds.attempt_call("clock", at, mode, power, **options) == [], at
 
 
+def test_a_run_goes_on_from_any_call_of_any_thread():
+    """Versions are written by two threads where nobody sets anything: a kill that falls on one finds the other one in the middle of something."""
+    places = [at for at, one in enumerate(crash_kinds.calls_of_threads("clock"), start=1) if one]
+    assert len(places) > 40
+    hit = cut_short = 0
+    for number, at in enumerate(places[::2]):
+        mode, power = ("torn", "after")[number % 2], crash_kinds.POWERS[number % 5]
+        found, disk = crash_kinds.attempt_call_of_threads("clock", at, mode, power, order=at)
+        assert found == [], (at, mode, power)
+        hit += disk.by_others[-1]
+        cut_short += disk.cut_short
+    assert hit > len(places) // 8
+    assert cut_short > 0
+
+
 HOUR_S, DAY_S = 3600.0, 86400.0
 JUMPS = {
     "back at a restart": lambda _, launch: -HOUR_S * (launch > 1),

@@ -185,13 +185,14 @@ def play(store, heard):
     return recovered
 
 
-def live(root, disk, heard):
+def live(root, disk, heard, settings=SETTINGS):
     """One life of the process on `disk`; True when it came to the end of the scenario."""
-    store = Store(root, SETTINGS, files=disk)
+    store = Store(root, settings, files=disk)
     try:
         play(store, heard)
         store.close()
     except SystemExit:
+        store._pool.close()
         return False
     return True
 
@@ -285,6 +286,33 @@ def test_a_crash_at_any_call_loses_nothing(run_root, crash_disk, mode, power):
         assert live(root, HealthyDisk(), heard)
         check_end(root)
         shutil.rmtree(root)
+
+
+TWO_THREADS = attrs.evolve(SETTINGS, threads=2)
+
+
+@pytest.mark.parametrize(
+    ("mode", "power", "stride"), [("torn", None, 2), ("after", "all", 1), ("after", 1, 3)]
+)
+def test_a_crash_among_several_threads_loses_nothing(run_root, crash_disk, mode, power, stride):
+    """Two threads write a version where nobody sets anything: whichever call the kill falls on, and whoever was in the middle of another one."""
+    count_of_calls = len(calls_of_a_whole_life(run_root, crash_disk))
+    others = cut_short = 0
+    for at in range(1, count_of_calls + 1, stride):
+        root = run_root / str(at)
+        root.mkdir()
+        disk, heard = crash_disk(root, at, mode, order=at), Heard()
+        assert not live(root, disk, heard, TWO_THREADS)
+        assert disk.fired
+        others += disk.by_others[-1]
+        cut_short += disk.cut_short
+        disk.bury(power)
+        check_promises(root, heard)
+        assert live(root, HealthyDisk(), heard, TWO_THREADS)
+        check_end(root)
+        shutil.rmtree(root)
+    assert others > 30 / stride, "the kill must hit the threads, not their caller alone"
+    assert mode != "torn" or cut_short > 2, "and find more than one at work"
 
 
 @pytest.mark.parametrize("power", [None, "all"])
