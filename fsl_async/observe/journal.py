@@ -21,7 +21,7 @@ A line is canonical (no spaces, fields in the order of the class, floats by thei
 bytes but for `t`; `TraceHash` is SHA-256 over those lines without `t`, for the simulator.
 
 A full disk never stops a run, and a slow one never holds its loop: a thread writes, lines that cannot be written, or that find
-`MAX_WAITING_BYTES` waiting, are counted, and a note "JournalGap" says how many once there is space again.
+`MAX_WAITING_BYTES` waiting, are counted, and a note "JournalGap" says how many once there is space again. Its `n` is that of the first of them.
 
 A journal does not grow for ever: one that is full is put aside, and its successor begins with what all before it comes to (`segments`).
 """
@@ -265,8 +265,9 @@ class JournalWriter:
         self.count, self._torn = _resume(self._file)
         self._lines: list[str] = []
         self._bytes = 0
-        self._unreported = 0  # not written
-        self._turned_away = 0  # too many were waiting
+        # Lines that no note tells of yet, and the number of the first of them, which that note will have: so numbers rise.
+        self._unreported, self._unreported_from = 0, 0  # not written
+        self._turned_away, self._turned_away_from = 0, 0  # too many were waiting
         self._now = 0.0
         self._lock = threading.Lock()  # the lines and the numbers; held for moments
         self._writing = threading.Lock()  # the file
@@ -321,24 +322,25 @@ class JournalWriter:
             head = f'"n":{n},"t":{self._clock():.6f},"now":{now!r}'
             line = _line(head, kind, name, cause, body)
             if self._bytes + len(line) > MAX_WAITING_BYTES:
+                if not self._turned_away:
+                    self._turned_away_from = n
                 self._turned_away += 1
                 self.lines_lost += 1
                 return n
-            if self._turned_away:
-                line = self._gap(self._turned_away) + line
-                self._turned_away = 0
             if not self._lines:
                 self._wake.set()
+            if self._turned_away:
+                self._lines.append(self._gap(self._turned_away_from, self._turned_away))
+                self._turned_away = 0
             self._lines.append(line)
             self._bytes += len(line)
             if self._bytes >= _BUFFER_BYTES:
                 self._soon.set()
             return n
 
-    def _gap(self, lost: int) -> str:
-        """The line that says how many are missing. With the lock."""
-        head = f'"n":{self.count},"t":{self._clock():.6f},"now":{self._now!r}'
-        self.count += 1
+    def _gap(self, first: int, lost: int) -> str:
+        """The line that says how many are missing, with the number of the first of them. With the lock."""
+        head = f'"n":{first},"t":{self._clock():.6f},"now":{self._now!r}'
         return _line(head, "note", "JournalGap", None, _note_body({"lines": lost}))
 
     def _flush(self) -> None:
@@ -353,11 +355,11 @@ class JournalWriter:
         lines, self._lines, self._bytes = self._lines, [], 0
         self._soon.clear()
         if self._turned_away:
-            lines.append(self._gap(self._turned_away))
+            lines.append(self._gap(self._turned_away_from, self._turned_away))
             self._turned_away = 0
         gap = 1 if lines and self._unreported else 0
         if gap:
-            lines.insert(0, self._gap(self._unreported))
+            lines.insert(0, self._gap(self._unreported_from, self._unreported))
         return lines, gap
 
     def _write(self, lines: list[str], gap: int) -> None:
@@ -367,7 +369,7 @@ class JournalWriter:
         done = 0
         try:
             while done < len(data):
-                done += os.write(self._file, data[done:])
+                done += self._put(data[done:])
         except OSError:
             whole = max(0, data[:done].count(b"\n") - len(start))
             if done:
@@ -375,12 +377,18 @@ class JournalWriter:
             if whole >= gap:
                 self._unreported = 0
             lost = len(lines) - max(whole, gap)
+            if lost and not self._unreported:
+                self._unreported_from = _number_of(lines[-lost])
             self._unreported += lost
             with self._lock:
                 self.lines_lost += lost
             return
         self._torn = False
         self._unreported = 0
+
+    def _put(self, data: bytes) -> int:
+        """The only call that adds to the file: how many bytes it took. Raises OSError."""
+        return os.write(self._file, data)
 
     def _flush_often(self) -> None:
         while not self._closing.is_set():
@@ -430,6 +438,11 @@ def _resume(file: int) -> tuple[int, bool]:
         if length >= min(size, segments.SEGMENT_BYTES):
             return 0, bool(tail) and not tail.endswith(b"\n")
         length *= 8  # the first line of a segment may be long
+
+
+def _number_of(line: str) -> int:
+    """Of a line that was made here."""
+    return int(line[len('{"n":') : line.index(",")])
 
 
 def _parse(line: bytes) -> dict[str, Any] | None:

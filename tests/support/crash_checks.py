@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 
 import numpy as np
 from crash_clients import DOWN, MANIFEST, OUTER, chunks
+from crash_journal import check_journals, gather
 
 from fsl_async.events import DeltaKey
 from fsl_async.learn.files import Files
@@ -14,7 +14,6 @@ from fsl_async.learn.manifest import digest_of
 from fsl_async.learn.records import StoreSettings
 from fsl_async.learn.sealed import unseal
 from fsl_async.learn.store import Store
-from fsl_async.observe.journal import plain
 from fsl_async.observe.ledger_audit import audit_run
 from fsl_codecs import decode, encode
 
@@ -28,11 +27,8 @@ def check(world):
         world.disk.dead, world.disk.at, world.disk.die_after = False, 0, None
         world.store.close()
         world.disk.bury()
-    lines = [
-        {"type": "Tell", "message": {"type": "Accepted", "key": key}} for key in world.truth.told
-    ]
-    journal = world.run_dir / "journal.jsonl"
-    journal.write_text("".join(json.dumps(plain(line)) + "\n" for line in lines))
+    found += check_journals(world)
+    gather(world)
     audit = audit_run(world.run_dir)
     found += audit.complaints()
     facts = [unseal(line) for line in (world.run_dir / "ledger.jsonl").read_bytes().splitlines()]

@@ -49,7 +49,9 @@ def folder():
     before, manifest.CHUNK_VALUES = manifest.CHUNK_VALUES, SMALL_CHUNK
     try:
         with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as root:
-            yield Path(root)
+            machine = Path(root) / "machine"
+            machine.mkdir()
+            yield machine
     finally:
         manifest.CHUNK_VALUES = before
 

@@ -23,7 +23,8 @@ from typing import Any
 from crash_checks import check
 from crash_clients import DOWN, MANIFEST, OTHER, OUTER, Truth, VectorLearner
 from crash_disk import CrashDisk
-from crash_point import NoJournal, Points, Scheduler, WatchedWorker
+from crash_journal import CrashJournal, Witnesses
+from crash_point import Points, Scheduler, WatchedWorker
 
 import fsl_transport as tp
 from fsl_async import effects as do
@@ -32,6 +33,7 @@ from fsl_async.learn.errors import LearnError
 from fsl_async.learn.records import StoreSettings
 from fsl_async.learn.store import Store
 from fsl_async.learn.weighting import weighting_named
+from fsl_async.observe.ledger_audit import JOURNAL
 from fsl_async.roles.client import ClientMachine, ClientRules
 from fsl_async.roles.ps import ServerMachine, ServerRules
 from fsl_async.roles.round import RoundRules
@@ -77,6 +79,9 @@ class World:
         self.scheduler = Scheduler()
         self.network = tp.MemNetwork(self.scheduler, 7, conditions or tp.Conditions(delay_s=0.02))
         self.truth = Truth()
+        self.witnesses = Witnesses()
+        self.server = SERVER
+        self.others = root.parent / f"{root.name}-clients"  # other machines, which keep their power
         self.alive: dict[str, tuple[ProcessClock, Any, Any]] = {}
         self.launches: Counter[str] = Counter()
         self.finishes: dict[str, list[do.Finish]] = {}
@@ -106,6 +111,8 @@ class World:
         self.network.kill(name)
         if name == SERVER:
             self.disk.dead = True
+        cut = name == SERVER and self.power is not None
+        self.witnesses.dies(name, self.scheduler.time(), cut=cut)
         launch = self.launch_server if name == SERVER else lambda: self.launch_client(name)
         self.scheduler.call_at(self.scheduler.time() + 3.0, launch)
 
@@ -143,6 +150,7 @@ class World:
         try:
             recovered = self._patiently(store.recover)
             self._patiently(lambda: store.start_run("crash"))
+            journal = self._journal(SERVER, self.run_dir, clock, lambda: self.now(launch))
         except SystemExit:
             self.kill(SERVER)
             return
@@ -155,7 +163,7 @@ class World:
             store,
             worker=self._server_worker(clock),
             scheduler=clock,
-            journal=NoJournal(),
+            journal=journal,
             say=lambda _: None,
             finished=lambda finish: self._finished(SERVER, finish),
         )
@@ -172,6 +180,14 @@ class World:
         )
         self.alive[SERVER] = (clock, endpoint, shell)
         shell.start(recovered)
+
+    def _journal(self, name, folder, clock, wall):
+        """The production one, where the process has its own."""
+        disk = self.disk if name == SERVER else None
+        made = CrashJournal(
+            folder / JOURNAL, clock, wall, disk=disk, killed=lambda: self.kill(name)
+        )
+        return self.witnesses.begin(name, made)
 
     def _end_threads(self):
         """Of a dead process nobody is at work any more. Its disk has taken nothing of theirs since it died."""
@@ -218,6 +234,7 @@ class World:
             for effect in effects:
                 if isinstance(effect, do.Tell) and type(effect.message).__name__ == "Accepted":
                     self.truth.told[effect.message.key] = None
+                    self.witnesses.tells(SERVER, effect.message.key, now)
             return effects + self._second_thoughts(effects, now) + self._rare_effects(machine, now)
 
         machine.handle = noted
@@ -265,6 +282,7 @@ class World:
         def noted(event, now):
             if isinstance(event, ev.DeltaAcknowledged):
                 self.truth.told[event.key.text] = None
+                self.witnesses.tells(name, event.key.text, now)
             if isinstance(event, ev.Welcomed):
                 self.truth.shards.setdefault(name, set()).add(event.shard)
                 learner.incarnation = event.incarnation
@@ -277,7 +295,7 @@ class World:
             learner,
             worker=self._worker(clock, "client", name),
             scheduler=clock,
-            journal=NoJournal(),
+            journal=self._journal(name, self.others / name, clock, lambda: self.now(launch)),
             say=lambda _: None,
             finished=lambda finish: self._finished(name, finish),
             welcomed=lambda _: None,
@@ -313,6 +331,7 @@ class World:
         """A process ends by itself."""
         if name not in self.alive:
             return
+        self.witnesses.lives[name][-1].journal.close()
         if again:
             self.kill(name)
             return
@@ -341,6 +360,7 @@ class World:
         while not (self.over or self.dead_end) and self.scheduler.time() < LONGEST_S:
             self.scheduler.run_until(self.scheduler.time() + 1.0)
         self.scheduler.run_until(self.scheduler.time() + 30.0)
+        self.witnesses.end()
         self.violations = [self.dead_end] if self.dead_end else check(self)
         return self
 
@@ -350,3 +370,4 @@ class World:
             self.disk.dead = False
             self.disk.bury()
         shutil.rmtree(self.run_dir, ignore_errors=True)
+        shutil.rmtree(self.others, ignore_errors=True)

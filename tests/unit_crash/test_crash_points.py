@@ -10,6 +10,7 @@ import crash_kinds
 import crash_split
 import pytest
 from crash_disk import CrashDisk
+from crash_journal import CrashJournal, Witnesses
 from crash_point import Point
 from crash_world import NOON
 
@@ -17,6 +18,8 @@ from fsl_async import effects, effects_split
 from fsl_async.learn import advance, recovery
 from fsl_async.learn.files import Files
 from fsl_async.learn.store import Store
+from fsl_async.observe import journal
+from fsl_async.observe.ledger_audit import JOURNAL, acknowledged_keys
 from fsl_async.shells.client import ClientShell
 from fsl_async.shells.ps import ServerShell
 from fsl_async.shells.split_client import SplitClientShell
@@ -187,3 +190,48 @@ def test_the_checks_can_fail(monkeypatch, defect):
     """Proof that the tests above test something."""
     point, power = defect(monkeypatch)
     assert crash_kinds.attempt("clock", point, power)
+
+
+def _lines_vanish(monkeypatch):
+    monkeypatch.setattr(CrashJournal, "_put", lambda _, data: len(data))
+
+
+def _numbers_begin_anew(monkeypatch):
+    monkeypatch.setattr(journal, "_resume", lambda _: (0, False))
+
+
+def _said_twice_as_much(monkeypatch):
+    monkeypatch.setattr(Witnesses, "tells", lambda self, name, *_: self.lives[name][-1])
+
+
+@pytest.mark.parametrize(
+    ("defect", "complaint"),
+    [
+        (_lines_vanish, "journal does not say that"),
+        (_numbers_begin_anew, "numbers of ps's journal do not rise"),
+        (_said_twice_as_much, "which nobody said"),
+    ],
+)
+def test_journals_are_read(monkeypatch, defect, complaint):
+    """What they say is compared with what happened: a journal that lies or is silent is no witness."""
+    defect(monkeypatch)
+    found = crash_kinds.attempt("clock", Point("ps", "Commit", "after", 2))
+    assert any(complaint in one for one in found), found
+
+
+def test_a_run_is_audited_by_its_own_journals():
+    """Of the server and of all clients, through a crash: nothing is written into the folder for the audit's sake."""
+    with crash_kinds.folder() as root:
+        world = crash_kinds.make("clock", root, point=Point("ps", "Commit", "after", 2)).run()
+        assert world.violations == []
+        server, *clients = (
+            set(acknowledged_keys(path))
+            for path in [
+                world.run_dir / JOURNAL,
+                *sorted(world.run_dir.glob(f"clients/*/{JOURNAL}")),
+            ]
+        )
+        assert len(clients) == 5
+        assert server | set().union(*clients) == set(world.truth.told)
+        assert len(server) > 6
+        assert len(set().union(*clients)) > 6
