@@ -1,0 +1,147 @@
+"""A run over the laboratory's links, one of which is cut and healed while it goes on: real processes, real training, and the word of journal and ledger for it."""
+
+import json
+import os
+import signal
+import subprocess
+import time
+
+import pytest
+
+from fsl_async.demo.settings import DemoSettings, places_in
+from fsl_async.events import DeltaKey
+from fsl_async.learn.sealed import unseal
+from fsl_async.observe.journal import JournalReader
+from fsl_async.observe.ledger_audit import JOURNAL, audit_run
+
+UNIT_S = float(os.environ.get("FSL_TEST_TIME_UNIT", "3"))
+CUT_OFF, OTHER = "client-1", "client-2"
+
+
+@pytest.fixture
+def start():
+    """Starts a node; none is left."""
+    started = []
+
+    def begin(child, log):
+        environment = {**os.environ, **child.env}
+        process = subprocess.Popen(child.argv, env=environment, stdout=log, stderr=log)
+        started.append(process)
+        return process
+
+    yield begin
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+def in_time(find, seconds, log):
+    """What `find` gives once it gives something."""
+    deadline = time.monotonic() + seconds * UNIT_S
+    while time.monotonic() < deadline:
+        if found := find():
+            return found
+        time.sleep(0.05)
+    raise AssertionError(log.read_text())
+
+
+def lines_of(run_dir):
+    """The server's journal so far."""
+    path = run_dir / JOURNAL
+    return list(JournalReader(path).read()) if path.exists() else []
+
+
+def named(lines, name, **fields):
+    """Lines of one type with these fields."""
+    wanted = fields.items()
+    return [line for line in lines if line["type"] == name and wanted <= line.items()]
+
+
+def listening(log):
+    """Where the server says it listens."""
+    for line in log.read_text().splitlines():
+        if '"listening"' in line:
+            return json.loads(line)["address"]
+    return ""
+
+
+def versions_of(run_dir):
+    """The ledger's lines of versions but the first, which merges nothing."""
+    path = run_dir / "ledger.jsonl"
+    facts = map(unseal, path.read_bytes().splitlines()) if path.exists() else ()
+    return [fact for fact in facts if fact and fact["fact"] == "version" and fact["merged"]]
+
+
+def has_part(run_dir, name, after=0):
+    """Whether a version holds a delta of a client, behind the first `after` ones."""
+    entries = [entry for fact in versions_of(run_dir)[after:] for entry in fact["merged"]]
+    return any(DeltaKey.parse(entry["key"]).client == name for entry in entries)
+
+
+@pytest.mark.slow
+def test_a_link_is_cut_and_healed_while_a_run_goes_on(lab, start, tmp_path):
+    """Longer than a session lives: every sync is completed, the client is back without a restart, nothing is lost or merged twice."""
+    lab.set("all", "campus")
+    run_dir = tmp_path / "run"
+    demo = DemoSettings(
+        data="",
+        seconds=40.0,
+        clients=2,
+        format="e4m3",
+        every_s=2.0,
+        seed=3,
+        preset="0.5m",
+        run_dir=run_dir,
+        places=places_in(lab),
+    )
+    log = tmp_path / "log"
+    with log.open("w") as output:
+        server = start(demo.server(), output)
+        address = in_time(lambda: listening(log), 20, log)
+        clients = [start(demo.client(name, address), output) for name in demo.names]
+        in_time(lambda: has_part(run_dir, CUT_OFF), 20, log)
+        cut_at, made = time.time(), len(versions_of(run_dir))
+        lab.cut(CUT_OFF)
+        in_time(lambda: named(lines_of(run_dir), "ClientLeft", peer=CUT_OFF), 10, log)
+        in_time(lambda: len(versions_of(run_dir)) > made + 1, 10, log)
+        healed_at, made = time.time(), len(versions_of(run_dir))
+        lab.heal(CUT_OFF)
+        in_time(lambda: has_part(run_dir, CUT_OFF, made), 20, log)
+        server.send_signal(signal.SIGINT)  # one last sync, then all end
+        codes = [process.wait(20 * UNIT_S) for process in (server, *clients)]
+    assert codes == [130, 0, 0], log.read_text()
+    check_run(run_dir, cut_at, healed_at)
+
+
+def check_run(run_dir, cut_at, healed_at):
+    """By what the nodes wrote down, the ledger's word beside the journals'."""
+    audit = audit_run(run_dir)
+    assert audit.complaints() == []
+    assert (audit.pending, audit.quarantined) == (0, 0)
+    assert audit.merged == audit.acknowledged
+    lines = lines_of(run_dir)
+    made = named(lines, "VersionCommitted")
+    assert [line["version"] for line in made] == list(range(audit.versions + 1))
+    calls = [line for line in named(lines, "Tell") if line["message"]["type"] == "Call"]
+    assert sorted({line["message"]["round"] for line in calls}) == list(range(audit.versions)), (
+        "every sync that was called was completed"
+    )
+
+    # The cut fell into the run: versions before, meanwhile and after, and the server missed this client meanwhile, and no other.
+    times = [line["t"] for line in made]
+    assert times[1] < cut_at
+    assert sum(cut_at < t < healed_at for t in times) > 1
+    assert sum(t > healed_at for t in times) > 1
+    left = [line for line in named(lines, "ClientLeft") if line["t"] < healed_at]
+    assert [(line["peer"], line["reason"]) for line in left] == [(CUT_OFF, "expired")]
+    assert cut_at < left[0]["t"]
+
+    # It came back as the process that it was; what was merged before, meanwhile and after is each of a client's deltas once.
+    keys = [
+        DeltaKey.parse(entry["key"]) for fact in versions_of(run_dir) for entry in fact["merged"]
+    ]
+    assert sorted({key.client for key in keys}) == [CUT_OFF, OTHER]
+    assert len({(key.client, key.incarnation) for key in keys}) == 2
+    for name in (CUT_OFF, OTHER):
+        sequences = [key.sequence for key in keys if key.client == name]
+        assert sequences == list(range(1, len(sequences) + 1))
