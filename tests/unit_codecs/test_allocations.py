@@ -27,14 +27,22 @@ counted.restype = ctypes.c_ulong
 values = np.random.default_rng(0).standard_normal(300_000, dtype=np.float32)
 values[7] = 1e30  # of uniform, an escape
 out, accumulator = np.empty_like(values), np.zeros_like(values)
+reference, residual = 0.5 * values, np.zeros_like(values)
 found = {}
 for name in ("fp32", "bf16", "e4m3", "e5m2", "uniform"):
     spec = CodecSpec(format=name)
     room = bytearray(bound(values.size, spec))
     size = codec.encode_into(values, room, spec)
     frame = bytes(memoryview(room)[:size])
+
+    def encode(**feedback):
+        return lambda: codec.encode_into(values, room, spec, **feedback)
+
     calls = {
-        "encode": lambda: codec.encode_into(values, room, spec),
+        "encode": encode(),
+        "encode reference": encode(reference=reference),
+        "encode residual": encode(residual=residual),
+        "encode both": encode(reference=reference, residual=residual),
         "decode": lambda: codec.decode_into(frame, out),
         "accumulate": lambda: codec.decode_accumulate(frame, accumulator, 0.5),
     }
