@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -110,11 +111,11 @@ def test_calls_at_the_same_time(path):
             assert decoded == decoded_by(REFERENCE, frame, inputs[number].size).tobytes()
 
 
-def python(code, **variables):
+def python(code, *arguments, **variables):
     """A fresh interpreter's exit code, output and errors."""
     environment = {**os.environ, **variables}
     done = subprocess.run(
-        [sys.executable, "-c", code],
+        [sys.executable, "-c", code, *arguments],
         env=environment,
         capture_output=True,
         text=True,
@@ -155,6 +156,27 @@ def test_the_variable_chooses():
         assert python(SHOW, FSL_CODECS_PATH=name)[1].split()[0] == name
     for name in ("auto", ""):
         assert python(SHOW, FSL_CODECS_PATH=name)[1].split() == [available()[0], *available()]
+
+
+VECTORS = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import fsl_codecs
+import test_codec_vectors as golden
+for vector in golden.VECTORS:
+    golden.test_golden_frames_are_written_and_read_as_ever(vector)
+print(fsl_codecs.implementation(), len(golden.VECTORS))
+"""
+
+
+@pytest.mark.parametrize("name", available())
+def test_golden_vectors_on_the_path_that_the_variable_chooses(name):
+    """What users get who set it: the package's own functions on that path, not an implementation that was asked for by name."""
+    code, output, errors = python(VECTORS, str(Path(__file__).parent), FSL_CODECS_PATH=name)
+    assert code == 0, errors
+    chosen, vectors = output.split()
+    assert chosen == name
+    assert int(vectors) > 100
 
 
 def test_an_unknown_name_is_one_clear_line():
