@@ -19,21 +19,23 @@ COMPILER = os.environ.get("CXX", "g++")
 def test_mutated_frames_harm_no_decoder(tmp_path):
     """Each target ends by itself only if no read or write was out of bounds and all kernel paths agreed on each frame.
 
-    Before them, every kernel of every path on buffers that end at a page that faults.
+    Before them, every kernel of every path on buffers that end at a page that faults. Coverage leads the mutations where the machine has
+    clang++ with libFuzzer, which nothing here installs; elsewhere they are blind.
     """
-    environment = {**os.environ, "FSL_FUZZ_PLAIN": "1", "CXX": COMPILER}
+    environment = {**os.environ, "CXX": COMPILER}
     done = subprocess.run(
-        [str(SCRIPT), "2", str(tmp_path)],
+        [str(SCRIPT), "4", str(tmp_path)],
         env=environment,
         capture_output=True,
         text=True,
-        timeout=600,
+        timeout=1200,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     # A path may have several tables of kernels, for instance for processors with VPCLMULQDQ: "avx2 with a wide CRC: 20 rounds".
     rounds = re.findall(r"^(\w+)( [\w ]+)?: 20 rounds$", done.stdout, re.MULTILINE)
     assert {path for path, _ in rounds} == set(available()) - {"numpy"}, done.stdout
-    inputs = [int(count) for count in re.findall(r"^(\d+) inputs$", done.stdout, re.MULTILINE)]
+    counted = r"^(?:(\d+) inputs|stat::number_of_executed_units: (\d+))$"
+    inputs = [int(blind or led) for blind, led in re.findall(counted, done.stdout, re.MULTILINE)]
     assert len(inputs) == 4
     assert min(inputs) >= 100

@@ -2,16 +2,20 @@
 //
 // The input is a frame. Every kernel path of this machine decodes it, into memory of exactly the size it asked for, so that the sanitizers see a byte read or
 // written too far; all paths must refuse it with the same fault or give the same bits. Checksums would stop nearly every mutation at
-// the door: so they are made right first, as an attacker would, except for some inputs.
+// the door: so they are made right first, as an attacker would, except for some inputs. Frames of several chunks are also read with two
+// threads, and the receiver holds shared books (shared_books.hpp), which frames name by their digest. The input's size decides what else
+// may differ between callers: where in a cache line the output begins.
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
+#include <new>
 #include <vector>
 
 #include "decode.hpp"
 #include "kernels.hpp"
+#include "shared_books.hpp"
 
 namespace {
 
@@ -48,24 +52,58 @@ struct Outcome {
   std::vector<std::uint8_t> bytes;
 };
 
-fsl::DecodeRequest request_of(const std::uint8_t* frame, std::size_t size) {
-  return {frame, size, {kMostValues, std::uint64_t{1} << 30}, 1};
-}
+// How a frame is read.
+struct Reading {
+  const fsl::Kernels& kernels;
+  int threads;
+  const std::uint8_t* frame;
+  std::size_t size;
+
+  fsl::DecodeRequest request() const { return {frame, size, {kMostValues, std::uint64_t{1} << 30}, threads}; }
+};
+
+// Memory of `count` values that ends where its block does, and begins `size` % 17 values after a cache line does: stores past the cache take
+// other ways at each.
+template <typename Value>
+class Room {
+ public:
+  Room(std::size_t count, std::size_t size) : lead_(size % 17), bytes_((lead_ + count) * sizeof(Value)) {
+    memory_ = static_cast<Value*>(::operator new(bytes_, kLine));
+    std::memset(memory_, 0x5A, bytes_);
+  }
+  Room(const Room&) = delete;
+  Room& operator=(const Room&) = delete;
+  ~Room() {
+    const auto* const first = reinterpret_cast<const std::uint8_t*>(memory_);
+    for (std::size_t i = 0; i < lead_ * sizeof(Value); ++i) {
+      if (first[i] != 0x5A) fail("wrote in front of the output");
+    }
+    ::operator delete(memory_, kLine);
+  }
+
+  Value* get() const { return memory_ + lead_; }
+
+ private:
+  static constexpr std::align_val_t kLine{64};
+  std::size_t lead_;
+  std::size_t bytes_;
+  Value* memory_;
+};
 
 #define FSL_NAME(entry) run_##entry
 #define FSL_RUN(entry) FSL_NAME(entry)
 
 // The number of values that the frame announces, or 0 where it has no valid header.
-std::size_t announced(const fsl::Kernels& kernels, const std::uint8_t* frame, std::size_t size) {
+std::size_t announced(const Reading& reading) {
   fsl::Header header;
-  const fsl::Limits limits{kMostValues, std::uint64_t{1} << 30};
-  return fsl::read_header(kernels, frame, size, limits, header).ok() ? static_cast<std::size_t>(header.values) : 0;
+  const fsl::Limits limits = reading.request().limits;
+  return fsl::read_header(reading.kernels, reading.frame, reading.size, limits, header).ok() ? static_cast<std::size_t>(header.values) : 0;
 }
 
 template <typename Value>
-Outcome decoded(const fsl::Kernels& kernels, const std::uint8_t* frame, std::size_t size) {
-  const std::size_t count = announced(kernels, frame, size);
-  const std::unique_ptr<Value[]> out(new Value[count]());
+Outcome decoded(const Reading& reading) {
+  const std::size_t count = announced(reading);
+  const Room<Value> out(count, reading.size);
   fsl::Target target{nullptr, nullptr, count};
   if constexpr (sizeof(Value) == 4) {
     target.fp32 = out.get();
@@ -73,7 +111,7 @@ Outcome decoded(const fsl::Kernels& kernels, const std::uint8_t* frame, std::siz
     target.bf16 = out.get();
   }
   std::uint64_t values = 0;
-  const fsl::Status status = fsl::decode_frame(kernels, request_of(frame, size), {}, target, values);
+  const fsl::Status status = fsl::decode_frame(reading.kernels, reading.request(), fuzz::shared_books(), target, values);
   Outcome outcome{status.fault, {}};
   if (status.ok()) {
     if (values != count) fail("decoded another number of values than announced");
@@ -83,38 +121,45 @@ Outcome decoded(const fsl::Kernels& kernels, const std::uint8_t* frame, std::siz
   return outcome;
 }
 
-[[maybe_unused]] Outcome run_decode(const fsl::Kernels& kernels, const std::uint8_t* frame, std::size_t size) {
-  return decoded<float>(kernels, frame, size);
+[[maybe_unused]] Outcome run_decode(const Reading& reading) {
+  return decoded<float>(reading);
 }
 
-[[maybe_unused]] Outcome run_decode_bfloat16(const fsl::Kernels& kernels, const std::uint8_t* frame, std::size_t size) {
-  return decoded<std::uint16_t>(kernels, frame, size);
+[[maybe_unused]] Outcome run_decode_bfloat16(const Reading& reading) {
+  return decoded<std::uint16_t>(reading);
 }
 
-[[maybe_unused]] Outcome run_accumulate(const fsl::Kernels& kernels, const std::uint8_t* frame, std::size_t size) {
-  const std::size_t count = announced(kernels, frame, size);
-  const std::unique_ptr<float[]> sum(new float[count]);
+[[maybe_unused]] Outcome run_accumulate(const Reading& reading) {
+  const std::size_t count = announced(reading);
+  const Room<float> room(count, reading.size);
+  float* const sum = room.get();
   for (std::size_t i = 0; i < count; ++i) sum[i] = static_cast<float>(i % 7);
   std::uint64_t values = 0;
-  const fsl::Status status = fsl::accumulate_frame(kernels, request_of(frame, size), {}, sum.get(), count, 0.3f, values);
+  const fsl::Status status = fsl::accumulate_frame(reading.kernels, reading.request(), fuzz::shared_books(), sum, count, 0.3f, values);
   if (!status.ok()) {
     for (std::size_t i = 0; i < count; ++i) {
       if (sum[i] != static_cast<float>(i % 7)) fail("a refused frame was added");
     }
   }
-  const auto* const first = reinterpret_cast<const std::uint8_t*>(sum.get());
+  const auto* const first = reinterpret_cast<const std::uint8_t*>(sum);
   return {status.fault, std::vector<std::uint8_t>(first, first + count * sizeof(float))};
 }
 
-[[maybe_unused]] Outcome run_inspect(const fsl::Kernels& kernels, const std::uint8_t* frame, std::size_t size) {
+[[maybe_unused]] Outcome run_inspect(const Reading& reading) {
   fsl::Summary summary{};
-  const fsl::Status status = fsl::inspect_frame(kernels, request_of(frame, size), summary);
+  const fsl::Status status = fsl::inspect_frame(reading.kernels, reading.request(), summary);
   Outcome outcome{status.fault, {}};
   if (status.ok()) {
     for (const std::uint64_t count : summary.modes) outcome.bytes.push_back(static_cast<std::uint8_t>(count));
     outcome.bytes.push_back(summary.nonfinite);
   }
   return outcome;
+}
+
+std::uint64_t chunks_of(const fsl::Kernels& kernels, const std::uint8_t* frame, std::size_t size) {
+  fsl::Header header;
+  const bool is_read = fsl::read_header(kernels, frame, size, {kMostValues, std::uint64_t{1} << 30}, header).ok();
+  return is_read ? header.chunks() : 0;
 }
 
 }  // namespace
@@ -125,13 +170,17 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   // Memory of exactly this size: a vector may have more.
   const std::unique_ptr<std::uint8_t[]> frame(new std::uint8_t[size]);
   if (size > 0) std::memcpy(frame.get(), sealed.data(), size);
-  const Outcome expected = FSL_RUN(FSL_FUZZ_ENTRY)(*fsl::kernels_of(fsl::Path::kScalar), frame.get(), size);
-  for (const fsl::Path path : {fsl::Path::kAvx2, fsl::Path::kAvx512}) {
+  const fsl::Kernels& scalar = *fsl::kernels_of(fsl::Path::kScalar);
+  const Outcome expected = FSL_RUN(FSL_FUZZ_ENTRY)({scalar, 1, frame.get(), size});
+  const int most_threads = chunks_of(scalar, frame.get(), size) > 1 ? 2 : 1;
+  for (const fsl::Path path : {fsl::Path::kScalar, fsl::Path::kAvx2, fsl::Path::kAvx512}) {
     const fsl::Kernels* const kernels = fsl::kernels_of(path);
     if (kernels == nullptr) continue;
-    const Outcome found = FSL_RUN(FSL_FUZZ_ENTRY)(*kernels, frame.get(), size);
-    if (found.fault != expected.fault) fail("two paths disagree about what is wrong with a frame");
-    if (found.bytes != expected.bytes) fail("two paths give different values");
+    for (int threads = path == fsl::Path::kScalar ? 2 : 1; threads <= most_threads; ++threads) {
+      const Outcome found = FSL_RUN(FSL_FUZZ_ENTRY)({*kernels, threads, frame.get(), size});
+      if (found.fault != expected.fault) fail("two paths, or numbers of threads, disagree about what is wrong with a frame");
+      if (found.bytes != expected.bytes) fail("two paths, or numbers of threads, give different values");
+    }
   }
   return 0;
 }

@@ -3,8 +3,9 @@
 #
 #     codecs/native/tests/fuzz/run.sh [SECONDS for each target, 150] [FOLDER for programs and corpora]
 #
-# With clang++ (and its libFuzzer) coverage leads the mutations; without it, or with FSL_FUZZ_PLAIN=1, g++ builds a driver that
-# mutates the golden vectors at random. Four targets: 150 seconds are ten minutes in all. An input that takes more than FSL_FUZZ_TIMEOUT
+# They start from the golden vectors and from what seeds.cpp writes: frames as large as the runtime's chunks, of one chunk and of several, and
+# frames that name shared books. With clang++ (and its libFuzzer) coverage leads the mutations; without it, or with FSL_FUZZ_PLAIN=1, g++
+# builds a driver that mutates these at random. Four targets: 150 seconds are ten minutes in all. An input that takes more than FSL_FUZZ_TIMEOUT
 # seconds by the clock, 10, counts as a fault: set more where the machine may be stopped meanwhile.
 #
 # Before them, the kernels of each instruction set against the plain ones (kernels_test.cpp), FSL_KERNEL_ROUNDS times, 20.
@@ -13,8 +14,7 @@ seconds="${1:-150}"
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 native="$(cd "$here/../.." && pwd)"
 folder="${2:-$(mktemp -d)}"
-vectors=("$native"/../../tests/vectors/*.bin)
-mkdir -p "$folder"
+mkdir -p "$folder/seeds"
 sources=()
 for file in "$native"/src/*.cpp; do
     case "$(basename "$file")" in *bindings.cpp | measure*) ;; *) sources+=("$file") ;; esac
@@ -30,15 +30,20 @@ fi
 
 sanitize=-fsanitize=$sanitizers
 if [ "$guided" = 1 ]; then sanitize+=,fuzzer-no-link; fi
-if [ "$guided" = 0 ]; then sources+=("$here/standalone.cpp"); fi
+programs=("$here/../kernels_test.cpp" "$here/seeds.cpp")
+if [ "$guided" = 0 ]; then programs+=("$here/standalone.cpp"); fi
 # As many at a time as there are cores; the first to fail ends it all.
-printf '%s\0' "${sources[@]}" "$here/../kernels_test.cpp" |
+printf '%s\0' "${sources[@]}" "${programs[@]}" |
     xargs -0 -P "$(nproc 2>/dev/null || echo 1)" -I{} sh -c 'folder=$1 file=$2; shift 2
         "$@" -c "$file" -o "$folder/$(basename "$file" .cpp).o" || exit 255' sh "$folder" {} "$compiler" "${flags[@]}" "$sanitize"
 objects=()
 for file in "${sources[@]}"; do objects+=("$folder/$(basename "$file" .cpp).o"); done
 "$compiler" "$sanitize" "$folder"/kernels_*.o "$folder/cpu.o" -o "$folder/kernels_test"
 "$folder/kernels_test" "${FSL_KERNEL_ROUNDS:-20}"
+"$compiler" "$sanitize" "$folder/seeds.o" "${objects[@]}" -o "$folder/write_seeds" -pthread
+"$folder/write_seeds" "$folder/seeds"
+seeds=("$native"/../../tests/vectors/*.bin "$folder"/seeds/*.bin)
+if [ "$guided" = 0 ]; then objects+=("$folder/standalone.o"); fi
 
 for entry in decode decode_bfloat16 accumulate inspect; do
     program="$folder/$entry"
@@ -46,9 +51,9 @@ for entry in decode decode_bfloat16 accumulate inspect; do
         "$compiler" "${flags[@]}" -DFSL_FUZZ_ENTRY="$entry" -fsanitize=fuzzer,$sanitizers \
             "$here/entry.cpp" "${objects[@]}" -o "$program" -pthread
         mkdir -p "$folder/corpus-$entry"
-        cp "${vectors[@]}" "$folder/corpus-$entry"
+        cp "${seeds[@]}" "$folder/corpus-$entry"
         echo "$entry: clang++, libFuzzer, $seconds s" >&2
-        "$program" -max_total_time="$seconds" -max_len=65536 -rss_limit_mb=2048 -timeout="${FSL_FUZZ_TIMEOUT:-10}" -print_final_stats=1 \
+        "$program" -max_total_time="$seconds" -max_len=262144 -rss_limit_mb=2048 -timeout="${FSL_FUZZ_TIMEOUT:-10}" -print_final_stats=1 \
             -artifact_prefix="$folder/" "$folder/corpus-$entry" 2>"$folder/$entry.log" ||
             { tail -n 60 "$folder/$entry.log" >&2; exit 1; }
         grep -E "number_of_executed_units|peak_rss_mb|DONE" "$folder/$entry.log" | tail -n 3
@@ -56,6 +61,6 @@ for entry in decode decode_bfloat16 accumulate inspect; do
         "$compiler" "${flags[@]}" -DFSL_FUZZ_ENTRY="$entry" -fsanitize=$sanitizers \
             "$here/entry.cpp" "${objects[@]}" -o "$program" -pthread
         echo "$entry: $compiler, random mutations, $seconds s" >&2
-        "$program" "$seconds" 1 "${vectors[@]}"
+        "$program" "$seconds" 1 "${seeds[@]}"
     fi
 done
