@@ -1,4 +1,5 @@
-"""Mutated frames, read by every native path and by the NumPy package: the same refusal or the same values. A script.
+"""Mutated frames, read by every native path and by the NumPy package: the same refusal or the same values, as fp32, as bf16 and added, by one
+thread and by several. A script.
 
     python tests/unit_codecs/mutated_frames.py [FRAMES, 100000] [SEED, 0]
 
@@ -14,6 +15,7 @@ import numpy as np
 
 from fsl_codecs import CodecError, CodecSpec, available, bound, codebooks_of
 from fsl_codecs.dispatch import implementation_named
+from fsl_codecs.frame import VERSION
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "support"))
 from sealed_frames import sealed
@@ -22,9 +24,13 @@ REFERENCE = implementation_named("numpy")
 COUNT = 700
 MANY = 16_400
 """Values with streams of 128 lanes, whose last symbols lie in two inner blocks. Frames of so many are few, as the reference takes its time."""
+CHUNK = 131_072
+"""A chunk of the runtime: fp32 is written past the cache from here on, and all but the last pieces are read in one pass."""
 FORMATS = ("fp32", "bf16", "e4m3", "e5m2", "uniform")
 WEIGHT = np.float32(0.3)
-LARGE_SHARE = 0.1
+SHARES = (0.88, 0.1, 0.02)
+"""Of frames of few values, of many and of a whole chunk or more."""
+THREADS = (2, 3, 8)
 
 
 def vectors(generator, count):
@@ -46,12 +52,13 @@ def encoded(values, spec, books=()):
 
 
 def seeds(generator):
-    """Frames to start from, frames of many values, and the books that some of both share."""
-    books = []
+    """Frames to start from, with the most values that any of them has, in groups like SHARES; and the books that some of all share."""
+    books, small_bell = [], generator.standard_normal(3000).astype(np.float32)
+    large = vectors(generator, CHUNK)[:2]
     for name in FORMATS[1:]:
-        bell = generator.standard_normal(3000).astype(np.float32)
-        books.extend(codebooks_of(encoded(bell, CodecSpec(name))))
-    frames = [
+        books.extend(codebooks_of(encoded(small_bell, CodecSpec(name))))
+        books.extend(codebooks_of(encoded(large[1], CodecSpec(name))))
+    few = [
         encoded(values, CodecSpec(name, 32, chunk, entropy), shared)
         for values in vectors(generator, COUNT)
         for name in FORMATS
@@ -62,13 +69,21 @@ def seeds(generator):
             (1024, False, ()),
         )
     ]
-    large = [
+    many = [
         encoded(values, CodecSpec(name), shared)
         for values in vectors(generator, MANY)[:3]
         for name in FORMATS
         for shared in ((), books)
     ]
-    return frames, large, tuple(books)
+    whole = [
+        encoded(values, CodecSpec(name, chunk_values=chunk), shared)
+        for values in large
+        for name in FORMATS
+        for chunk, shared in ((CHUNK, ()), (CHUNK, books), (CHUNK // 2, ()))
+    ]
+    beyond = np.concatenate([large[0], large[1][:5000]])
+    whole += [encoded(beyond, CodecSpec(name)) for name in FORMATS]
+    return ((few, COUNT), (many, MANY), (whole, beyond.size)), tuple(books)
 
 
 def mutated(frames, generator):
@@ -102,11 +117,11 @@ def mutated(frames, generator):
     return bytes(frame)
 
 
-def reading(codec, frame, books, count):
+def reading(codec, frame, books, count, *, dtype=np.float32, threads=1):
     """What the frame gives, with room for `count`: the bytes of its values, or the class and text of its refusal."""
-    out = np.zeros(count, np.float32)
+    out = np.zeros(count, dtype)
     try:
-        read = codec.decode_into(frame, out, books=books)
+        read = codec.decode_into(frame, out, books=books, threads=threads)
     except CodecError as error:
         return type(error), str(error)
     return read, out[:read].tobytes()
@@ -129,21 +144,26 @@ def expected_sums(found, count):
     return total.tobytes()
 
 
-def difference(codec, frame, books, found, count):
-    """How a path reads the frame otherwise than the reference, which `found`; or nothing."""
-    ours = reading(codec, frame, books, count)
-    if ours != found:
-        return f"decode_into: {ours[:2]!r:.300} instead of {found[:2]!r:.300}"
+def difference(codec, frame, books, found, *, count, threads):
+    """How a path reads the frame otherwise than the reference, which `found` fp32, bf16 and a description; or nothing."""
+    values, halves, description = found
+    ours = reading(codec, frame, books, count, threads=threads)
+    if ours != values:
+        return f"decode_into: {ours[:2]!r:.300} instead of {values[:2]!r:.300}"
+    ours = reading(codec, frame, books, count, dtype=np.uint16, threads=threads)
+    if ours != halves:
+        return f"decode_into bf16: {ours[:2]!r:.300} instead of {halves[:2]!r:.300}"
     total = np.ones(count, np.float32)
     try:
-        added = codec.decode_accumulate(frame, total, float(WEIGHT), books=books), found[1]
+        added = codec.decode_accumulate(frame, total, float(WEIGHT), books=books, threads=threads)
+        ours = added, values[1]
     except CodecError as error:
-        added = type(error), str(error)
-    if added != found:
-        return f"decode_accumulate: {added!r:.300} instead of {found!r:.300}"
-    if total.tobytes() != expected_sums(found, count):
+        ours = type(error), str(error)
+    if ours != values:
+        return f"decode_accumulate: {ours!r:.300} instead of {values!r:.300}"
+    if total.tobytes() != expected_sums(values, count):
         return "decode_accumulate: other sums"
-    if inspected(codec, frame) != inspected(REFERENCE, frame):
+    if inspected(codec, frame) != description:
         return "info: another answer"
     return None
 
@@ -152,28 +172,35 @@ def main(arguments):
     """Returns the exit code."""
     frames_wanted = int(arguments[0]) if arguments else 100_000
     generator = np.random.default_rng(int(arguments[1]) if len(arguments) > 1 else 0)
-    frames, large, books = seeds(generator)
+    groups, books = seeds(generator)
     paths = [implementation_named(name) for name in available() if name != "numpy"]
     if not paths:
         sys.stderr.write("the native codec is not built here\n")
         return 2
-    refused = 0
+    counts = dict.fromkeys(("refused", "whole", "threads"), 0)
     start = time.monotonic()
     for number in range(frames_wanted):
-        some, count = (large, MANY) if generator.random() < LARGE_SHARE else (frames, COUNT)
-        frame = mutated(some, generator)
-        found = reading(REFERENCE, frame, books, count)
-        refused += isinstance(found[0], type)
+        group = generator.choice(len(groups), p=SHARES)
+        frames, count = groups[group]
+        frame = mutated(frames, generator)
+        values = reading(REFERENCE, frame, books, count)
+        halves = reading(REFERENCE, frame, books, count, dtype=np.uint16)
+        found = values, halves, inspected(REFERENCE, frame)
+        threads = int(generator.choice(THREADS)) if generator.random() < 0.3 else 1
+        counts["refused"] += isinstance(values[0], type)
+        counts["whole"] += frames is groups[-1][0]
+        counts["threads"] += threads > 1
         for codec in paths:
-            problem = difference(codec, frame, books, found, count)
+            problem = difference(codec, frame, books, found, count=count, threads=threads)
             if problem:
                 Path("mutated-frame.bin").write_bytes(frame)
-                sys.stderr.write(f"frame {number}, {codec.name}: {problem}\n")
+                sys.stderr.write(f"frame {number}, {codec.name}, {threads} threads: {problem}\n")
                 return 1
     names = " ".join(codec.name for codec in paths)
     seconds = time.monotonic() - start
     sys.stdout.write(
-        f"{frames_wanted} frames, {refused} refused, read alike by numpy {names}, {seconds:.0f} s\n"
+        f"{frames_wanted} frames, {counts['refused']} refused, read alike by numpy {names}, {seconds:.0f} s; "
+        f"{counts['whole']} of {CHUNK} values and more, {counts['threads']} by several threads; frame version {VERSION}\n"
     )
     return 0
 
