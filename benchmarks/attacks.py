@@ -357,7 +357,11 @@ class Attack(threading.Thread):
     def stop(self) -> None:
         """End it, and its connections."""
         self._stopping.set()
-        self.join(10)
+        while self.is_alive():  # it may wait for a listener that does not answer any more
+            for connection in list(MADE):
+                with contextlib.suppress(OSError):
+                    connection.shutdown(socket.SHUT_RDWR)
+            self.join(0.1)
         self._generator.close()  # type: ignore[attr-defined]
         while MADE:
             MADE.pop().close()

@@ -92,7 +92,12 @@ class SplitWorld:
         rules = SplitRules(method=name, checkpoint_every=2, align_every=1)
         half = SplitServer(
             linear(WIDTH, CLASSES),
-            ServerSettings(replicas=name == "splitfed-v1", align=AlignSettings(passes=1)),
+            ServerSettings(
+                replicas=name == "splitfed-v1",
+                align=AlignSettings(passes=1),
+                shape=(WIDTH,),
+                classes=CLASSES,
+            ),
             linear(WIDTH, CLASSES),
         )
         self.disk = ServerDisk(Path(folder) / "server", QuietFiles())

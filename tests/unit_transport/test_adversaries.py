@@ -53,11 +53,11 @@ class Field:
         self.ps.on[StreamOffered] = lambda e: (
             e.peer == "honest" and self.ps.endpoint.accept(e.peer, e.stream_id, sinks())
         )
-        self.answers = []  # heads that went to connections, by name
+        self.answers = []  # name, head and origin of what went to control connections
         send = self.ps.link.send
-        self.ps.link.send = lambda peer, lane, parts, *rest, **more: (
-            self.answers.append((peer, bytes(parts[0]))),
-            send(peer, lane, parts, *rest, **more),
+        self.ps.link.send = lambda peer, lane, parts, origin=b"", stripe=0: (
+            self.answers.append((peer, bytes(parts[0]), origin)),
+            send(peer, lane, parts, origin, stripe),
         )
         self.client = world.dialer("honest", settings=SETTINGS, connect=False)
         self.recording = attacks.record(self.client.link, "honest")
@@ -86,7 +86,8 @@ EVIDENCE = {
     "fresh names": lambda field: len(field.of("fresh-", HelloReceived)) >= 3,
     # Under the honest session's id, from a connection that is not its holder's: the listener says so to that connection.
     "replayed": lambda field: (
-        ("honest", msgpack.packb([frames.UNKNOWN, field.recording.session])) in field.answers
+        ("honest", msgpack.packb([frames.UNKNOWN, field.recording.session]))
+        in {answer[:2] for answer in field.answers}
     ),
     "fast speaker": lambda field: (
         len(field.of("crook", MessageReceived)) >= 10
@@ -127,6 +128,9 @@ def test_the_honest_client_notices_little(name, zmq_world, new_source, new_sink)
     assert [event.body["n"] for event in field.of("honest", MessageReceived)] == list(range(21))
     assert len(field.of("honest", HelloReceived)) == 1
     assert not field.of("honest", PeerDown)
+    told = [answer for answer in field.answers if msgpack.unpackb(answer[1])[0] == frames.WELCOME]
+    places = {origin for name, _, origin in told if name == "honest"}
+    assert len(places) == 1, "the session's id goes to one connection"
     assert client.count(PeerUp) == 1
     assert not client.count(PeerDown)
     assert ps.endpoint.early_held_bytes <= ps.endpoint.settings.early_total_bytes

@@ -96,9 +96,6 @@ class SplitTraining:
         """How long the training thread has waited here: for room in the queue, for answers, for the end of a round."""
         self.installed = 0
         """Auxiliary models that came and were used."""
-        auxiliary = half.auxiliary
-        self.auxiliary_values = 0 if auxiliary is None else weights_of(auxiliary).manifest.values
-        """Of a model that may be installed."""
         self._classes = classes
         self._features = features
         self._stopped = stopped
@@ -309,6 +306,11 @@ class SplitTraining:
                 self._meter.step_begins()
 
     # --- worker thread ----------------------------------------------------------------------------------------
+
+    @property
+    def auxiliary_values(self) -> int:
+        """How many a model must have that is installed."""
+        return weights_of(self.half.part("auxiliary")).manifest.values
 
     def parcel(self, place: Place) -> Parcel | None:
         """What is kept of an upload."""
