@@ -358,7 +358,7 @@ class Attack(threading.Thread):
         """End it, and its connections."""
         self._stopping.set()
         while self.is_alive():  # it may wait for a listener that does not answer any more
-            for connection in list(MADE):
+            for connection in MADE:
                 with contextlib.suppress(OSError):
                     connection.shutdown(socket.SHUT_RDWR)
             self.join(0.1)

@@ -315,6 +315,26 @@ def test_the_doorkeeper_hangs_up_the_newest():
     os.close(writer)
 
 
+def test_a_connection_that_is_gone_is_closed_once(monkeypatch):
+    """A flood whose connections go at once closed numbers twice: the second time it was another thread's, and libzmq ended the process for want of its own."""
+    closed = []
+    monkeypatch.setattr("fsl_transport.doorkeeper.os.close", closed.append)
+    doors = Doorkeeper(TransportSettings(max_connections=1), 0.0)
+    with (
+        socket.socket() as gone
+    ):  # who asks whose it is, or hangs it up, hears that it is not connected
+        for _ in range(3):
+            doors.came(gone.fileno(), 0.0)
+    assert closed == []
+    reader, writer = os.pipe()
+    doors.came(writer, 0.0)
+    copies = [number for number in closed if number not in {reader, writer}]
+    assert len(copies) >= 1, "of what is no socket the copy is ours to close"
+    monkeypatch.undo()
+    for number in (reader, writer, *copies):
+        os.close(number)
+
+
 def test_a_listener_counts_its_connections(zmq_world):
     """Real ones: as many as the limit stand, the next is hung up, and the client that was there goes on."""
     ps = zmq_world.listener()

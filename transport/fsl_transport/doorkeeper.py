@@ -78,8 +78,10 @@ def _with_connection(descriptor: int, act: Callable[[socket.socket], object]) ->
     with contextlib.suppress(OSError):
         own = os.dup(descriptor)
         try:
-            with socket.socket(fileno=own) as connection:
-                act(connection)
-        except OSError:
-            with contextlib.suppress(OSError):
-                os.close(own)
+            connection = socket.socket(fileno=own)
+        except OSError:  # no socket, and so still ours to close
+            os.close(own)
+            return
+        # Closed once, whatever `act` raises: by a second time the number may be that of a file, or of one of libzmq's own, which would end the process.
+        with connection:
+            act(connection)
