@@ -223,7 +223,7 @@ VECTORS = json.loads(INDEX.read_text()) if INDEX.exists() else []
 
 @pytest.mark.parametrize("vector", VECTORS, ids=lambda vector: vector["name"])
 def test_golden_frames_are_written_and_read_as_ever(vector):
-    """A byte that moves breaks mixed fleets and old spool files: it needs a new version of the format."""
+    """A byte that moves was decided: another choice of the encoder, which older decoders read as well, or a new version of the format."""
     books = books_of(vector)
     frame, results = made(vector, books)
     assert results == {key: vector[key] for key in results}
