@@ -7,13 +7,23 @@ from collections.abc import Callable
 import pytest
 from attrs import define
 
-from fsl_transport.low_water import LOOK_S, MUCH_BYTES, PAUSE_S, WATER_BYTES, LowWater
+from fsl_transport.low_water import (
+    LOOK_S,
+    MOST_BYTES,
+    MUCH_BYTES,
+    PAUSE_S,
+    SOON_BYTES,
+    STALL_S,
+    WATER_BYTES,
+    LowWater,
+)
 
 
 @define
 class Timer:
     """Goes off when the test says so."""
 
+    due: float
     call: Callable[[], None]
     is_cancelled: bool = False
 
@@ -36,7 +46,7 @@ class Loop:
     def call_later(self, seconds, call):
         """What asyncio's does."""
         assert seconds == LOOK_S
-        self._timers.append(Timer(call))
+        self._timers.append(Timer(self.now + seconds, call))
         return self._timers[-1]
 
     @property
@@ -45,9 +55,9 @@ class Loop:
         return [timer for timer in self._timers if not timer.is_cancelled]
 
     def fire(self):
-        """Let the oldest go off."""
-        self.now += LOOK_S
+        """Let the oldest go off, when it is due."""
         timer = self.timers[0]
+        self.now = timer.due
         self._timers.remove(timer)
         timer.call()
 
@@ -69,6 +79,12 @@ def much(water):
     """A stream that has just been found to be one."""
     water.passed(MUCH_BYTES - 1)
     water.passed(1)
+
+
+def late(loop, water, size=WATER_BYTES):
+    """So much, just before the timer goes off."""
+    loop.now = loop.timers[0].due - 0.9 * STALL_S
+    water.passed(size)
 
 
 def test_a_message_is_told_of_as_it_comes(pair):
@@ -96,10 +112,10 @@ def test_while_much_passes_less_is_looked_for_in_a_moment(pair):
         water.passed(MUCH_BYTES // 8)
         loop.now += 0.9 * PAUSE_S
     assert mark(pair[1]) == WATER_BYTES
-    water.passed(WATER_BYTES)
+    late(loop, water)
     loop.fire()
     assert looks == [WATER_BYTES], "the mark stays, and what is less is looked for"
-    water.passed(WATER_BYTES - 1)
+    late(loop, water, WATER_BYTES - 1)
     loop.fire()
     assert looks == [WATER_BYTES] * 2, "what passes in a look is of the next while"
     loop.fire()
@@ -107,10 +123,38 @@ def test_while_much_passes_less_is_looked_for_in_a_moment(pair):
         "a look after the mark is gone, or what came before it is never told of"
     )
     assert loop.timers == []
-    water.passed(MUCH_BYTES - 1)
-    assert mark(pair[1]) == 1, "from the beginning"
+
+
+def streams(water, size):
+    """Whether it is one when so much passed."""
+    water.passed(size - 1)
+    assert water._timer is None
     water.passed(1)
+    return water._timer is not None
+
+
+def test_requests_that_look_like_a_stream_are_soon_taken_for_none(pair):
+    """Each waits for an answer, which comes within a millisecond: without a pause, much passes in both. And then a stream comes along."""
+    loop = Loop()
+    water = LowWater(loop, pair[1], lambda: None)
+    size = MUCH_BYTES
+    while size < MOST_BYTES:
+        assert streams(water, size)
+        water.passed(4 * WATER_BYTES)
+        loop.fire()
+        assert mark(pair[1]) == 1, "a lot passed, and then nothing"
+        size *= 2
+    for _ in range(2):
+        assert streams(water, MOST_BYTES), "no more than that"
+        loop.fire()
+    assert streams(water, MOST_BYTES)
+    for _ in range(SOON_BYTES // WATER_BYTES):
+        late(loop, water)
+        loop.fire()
     assert mark(pair[1]) == WATER_BYTES
+    loop.fire()
+    assert mark(pair[1]) == 1
+    assert streams(water, MUCH_BYTES), "as at first"
 
 
 def test_who_has_ended_looks_no_more(pair):
@@ -129,7 +173,7 @@ def test_who_has_ended_looks_no_more(pair):
 
     ending = LowWater(loop, pair[1], end)
     much(ending)
-    ending.passed(WATER_BYTES)
+    late(loop, ending)
     loop.fire()
     assert loop.timers == []
 
@@ -144,7 +188,7 @@ def test_a_look_that_fails_is_not_the_last(pair):
     for passed, timers, left in ((WATER_BYTES, 1, WATER_BYTES), (0, 0, 1)):
         water = LowWater(loop, pair[1], look)
         much(water)
-        water.passed(passed)
+        late(loop, water, passed)
         with pytest.raises(MemoryError):
             loop.fire()
         assert len(loop.timers) == timers
@@ -178,6 +222,7 @@ def test_the_kernel_is_quiet_until_there_is_a_lot(pair):
         loop.fire()
         assert selector.select(10.0)
         assert far.recv(100) == b"little"
+        much(water)
         much(water)
         near.sendall(b"last words")
         near.close()

@@ -180,6 +180,7 @@ def test_what_is_little_passes_after_what_is_much(new_porter, monkeypatch, copie
             assert await asyncio.wait_for(far[0].readexactly(6), 5.0) == b"little"
             (up,) = [water for water in made if water.marks]
             assert WATER_BYTES in up.marks
+            assert up._source.getpeername() == near[1].get_extra_info("sockname")
             if tells:
                 await until(lambda: up.marks[-1] == 1 and up._timer is None)
                 marks = len(up.marks)
