@@ -33,7 +33,16 @@ SOON_BYTES: Final = 16 * 1024 * 1024
 class LowWater:
     """The low-water mark of one socket, of which ``look()`` reads what is there, and tells ``passed`` of it, as every reading does."""
 
-    __slots__ = ("_look", "_loop", "_much", "_passed", "_passed_at", "_source", "_streamed", "_timer")
+    __slots__ = (
+        "_look",
+        "_loop",
+        "_much",
+        "_passed",
+        "_passed_at",
+        "_source",
+        "_streamed",
+        "_timer",
+    )
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, source: socket.socket, look: Callable[[], None]
