@@ -302,7 +302,7 @@ class ClientRuntime:
         def stop_asked(hard: bool) -> None:
             asked: Any = do.Finish(self._stop.reason, self._stop.exit_code) if hard else None
             loop.call_soon_threadsafe(
-                (lambda: finish(asked))
+                (lambda: shell.finish(asked))
                 if asked
                 else (lambda: shell.node.feed(self._asked_to_end(loop.time())))
             )

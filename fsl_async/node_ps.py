@@ -24,7 +24,7 @@ from fsl_async import events as ev
 from fsl_async.aggregation_rules import check_aggregation, rule_of, weighting_of
 from fsl_async.cluster.launch_file import Launching
 from fsl_async.cluster.members_file import FILE as MEMBERS
-from fsl_async.cluster.members_file import MembersFile
+from fsl_async.cluster.members_file import MembersFile, MembersKeeper
 from fsl_async.cluster.relauncher import Relauncher
 from fsl_async.config import to_wire
 from fsl_async.errors import AddressError, FslError, RunDirError
@@ -58,6 +58,8 @@ from fsl_transport.zmq_link import ZmqListener
 JOURNAL = "journal.jsonl"
 LAUNCHED = "launched.log"
 GOODBYE_S = 5.0
+LEAST_AWAY_S = 15.0
+"""In which a client that lives has come back to a server that was away: a try to connect may take 10 s, and begins some seconds after the one before."""
 NO_HERALD = functools.partial(Herald, keys=None, log=lambda _: None, dials=False)
 
 
@@ -297,15 +299,19 @@ def _relauncher(
     def wanted() -> bool:
         return not (machine.ended or machine.ending.asked)
 
-    def keep(members: frozenset[str]) -> None:
-        try:
-            file.write(members)
-        except OSError as error:
-            text = f"{file.path} could not be written ({error.strerror}): a server that is started again does not know whom to ask for"
-            journal.say(do.Note(text, "warning"))
+    def trouble(error: OSError) -> None:
+        text = f"{file.path} could not be written ({error.strerror}): a server that is started again does not know whom to ask for"
+        journal.say(do.Note(text, "warning"))
 
     file = MembersFile(run_dir / MEMBERS)
-    made = Relauncher(loop, launching, tell, wanted=wanted, log_path=run_dir / LAUNCHED, keep=keep)
+    made = Relauncher(
+        loop,
+        launching,
+        tell,
+        wanted=wanted,
+        log_path=run_dir / LAUNCHED,
+        keeper=MembersKeeper(file, trouble),
+    )
     made.address = address
     return made
 
@@ -453,7 +459,7 @@ async def _serve(  # noqa: PLR0917 - private, called once
     members = _members(run_dir, journal)
     try:
         shell.start(recovered)
-        relauncher.recovered(members, config.session.expire_after_s)
+        relauncher.recovered(members, max(config.session.expire_after_s, LEAST_AWAY_S))
         announce(link.address)
         gate.open(loop, endpoint, journal, config.session.heartbeat_every_s)
         ended = await finished

@@ -6,13 +6,15 @@ while the server was away is not asked for, or one that said goodbye is. Nothing
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
 from collections.abc import Set as AbstractSet
 from pathlib import Path
 
+from fsl_async.cluster.relaunches import MOST_MEMBERS
 from fsl_async.setting_rules import NAME
 
 FILE = "members.txt"
-MOST_NAMES = 10_000
 _MOST_BYTES = 1 << 20
 
 
@@ -29,10 +31,59 @@ class MembersFile:
                 lines = file.read(_MOST_BYTES).decode("ascii", "replace").split("\n")
         except FileNotFoundError:
             return frozenset()
-        return frozenset([line for line in lines if NAME.fullmatch(line)][:MOST_NAMES])
+        return frozenset([line for line in lines if NAME.fullmatch(line)][:MOST_MEMBERS])
 
     def write(self, names: AbstractSet[str]) -> None:
         """Replace the file. Raises OSError, and then it is as it was."""
         part = self.path.with_name(f".{self.path.name}.part")
         part.write_text("".join(f"{name}\n" for name in sorted(names)), encoding="ascii")
         part.replace(self.path)
+
+
+class MembersKeeper:
+    """Keeps the file up to date, off the loop: a disk that hangs stops nothing else. trouble: told of the first write in a row that fails; it is tried again."""
+
+    AGAIN_S = 60.0
+
+    def __init__(self, file: MembersFile, trouble: Callable[[OSError], None]) -> None:
+        self._file = file
+        self._trouble = trouble
+        self._newest: frozenset[str] | None = None  # and not written
+        self._writing: asyncio.Task[None] | None = None
+        self._pause = asyncio.Event()
+
+    def keep(self, names: frozenset[str]) -> None:
+        """These are the members from now on. On the loop's thread."""
+        self._newest = names
+        if self._writing is None:
+            self._writing = asyncio.get_running_loop().create_task(self._write(), name=FILE)
+
+    async def close(self) -> None:
+        """Write what is not written yet; what fails now stays as it was."""
+        self._pause.set()
+        if self._writing is not None:
+            await self._writing
+
+    async def _write(self) -> None:
+        failed = False
+        while (names := self._newest) is not None:
+            self._newest = None
+            try:
+                await asyncio.to_thread(self._file.write, names)
+                failed = False
+            except OSError as error:
+                if not failed:
+                    self._trouble(error)
+                failed = True
+                if self._pause.is_set():
+                    break
+                if self._newest is None:
+                    self._newest = names
+                await self._wait()
+        self._writing = None
+
+    async def _wait(self) -> None:
+        try:
+            await asyncio.wait_for(self._pause.wait(), self.AGAIN_S)
+        except TimeoutError:
+            return

@@ -16,15 +16,19 @@ from fsl_async.cluster.launchers import (
     LocalLauncher,
     SlurmLauncher,
 )
+from fsl_async.cluster.members_file import MembersKeeper
 from fsl_async.cluster.relaunches import GaveUp, Relaunches, Waiting
 from fsl_async.goodbye import Goodbye
+
+AT_ONCE = 8
+"""Launchers that are asked at the same time."""
 
 
 class Relauncher:
     """Used on the loop's thread.
 
     tell(what, client, text): what is waited for, launched, left alone, failed, given up; for the journal and for people. wanted: whether the run
-    still has a use for clients. log_path: what local children print. keep: called with the run's members when they have changed.
+    still has a use for clients. log_path: what local children print. keeper: hears of the run's members when they have changed.
     """
 
     def __init__(
@@ -36,7 +40,7 @@ class Relauncher:
         wanted: Callable[[], bool],
         log_path: Path | None = None,
         launchers: Mapping[str, Launcher] | None = None,
-        keep: Callable[[frozenset[str]], None] = lambda _: None,
+        keeper: MembersKeeper | None = None,
     ) -> None:
         self.address = ""  # where clients reach the server
         self._loop = loop
@@ -52,7 +56,8 @@ class Relauncher:
         self._timer: asyncio.TimerHandle | None = None
         self._asking: set[asyncio.Task[Any]] = set()
         self._closed = False
-        self._keep = keep
+        self._room = asyncio.Semaphore(AT_ONCE)
+        self._keeper = keeper
         self._kept: frozenset[str] = frozenset()
 
     def recovered(self, members: frozenset[str], away_s: float) -> None:
@@ -86,7 +91,8 @@ class Relauncher:
     def _arm(self) -> None:
         if self._machine.members != self._kept:
             self._kept = frozenset(self._machine.members)
-            self._keep(self._kept)
+            if self._keeper is not None:
+                self._keeper.keep(self._kept)
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -108,7 +114,8 @@ class Relauncher:
         assert rule is not None
         try:
             words = rule.words(client, self.address)
-            started = await self._launchers[rule.kind].launch(client, words)
+            async with self._room:
+                started = await self._launchers[rule.kind].launch(client, words)
         except LaunchError as error:
             self._tell("failed", client, f"{client} could not be launched again ({error})")
             self._say(self._machine.failed(client, self._loop.time()))
@@ -139,3 +146,5 @@ class Relauncher:
         await asyncio.gather(*self._asking, return_exceptions=True)
         for launcher in self._launchers.values():
             await launcher.close()
+        if self._keeper is not None:
+            await self._keeper.close()

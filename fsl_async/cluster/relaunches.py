@@ -38,6 +38,9 @@ LONGEST_AWAY_S = 600.0
 
 NOTHING_SAID = Goodbye("")
 
+MOST_MEMBERS = 10_000
+"""That are remembered. Strangers' names may be among them where nothing is encrypted."""
+
 
 @frozen
 class Waiting:
@@ -81,7 +84,8 @@ class Relaunches:
 
     def seen(self, client: str, now: float) -> None:
         """Its session has begun."""
-        self.members.add(client)
+        if len(self.members) < MOST_MEMBERS:
+            self.members.add(client)
         if self._launching.rule_of(client) is None:
             return
         machine = self._machines.get(client)

@@ -412,7 +412,7 @@ class JournalWriter:
         with self._writing:
             with self._lock:
                 lines, gap = self._taken()
-                n, self.count = self.count, self.count + 1
+                n, self.count = self.count, self.count + 2
                 head = f'"n":{n},"t":{self._clock():.6f},"now":{self._now!r}'
             if lines:  # with lower numbers than the new segment's first line
                 self._write(lines, gap)
@@ -422,6 +422,9 @@ class JournalWriter:
             file = segments.turn(self.path, first, total.acknowledged)
             os.close(self._file)
             self._file, self._torn = file, False
+            self._unreported_from = (
+                n + 1
+            )  # of lines that the old segment did not take, and of which the new one tells
             self._turns_at = len(first) + segments.SEGMENT_BYTES
 
 

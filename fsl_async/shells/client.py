@@ -309,6 +309,10 @@ class ClientShell:
     def _broken(self, error: Exception) -> None:
         self._finished(do.Finish(f"cannot code this client's delta: {error}", 1))
 
+    def finish(self, effect: do.Finish) -> None:
+        """End now, whatever is under way; the server hears why, as far as that gets out."""
+        self._finish(effect, 0)
+
     def _leave(self, reason: str) -> None:
         self._over = True
         self.endpoint.disconnect(SERVER, reason)

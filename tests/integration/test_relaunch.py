@@ -134,7 +134,7 @@ def test_a_client_that_died_while_the_server_was_away_is_launched(site):
     killed_at = time.time_ns()
     victim.kill()
     again = site.server("--launchers", launchers)
-    again.wait_for("who does not come back in 5.2 s is launched again: b")
+    again.wait_for("who does not come back in 15.2 s is launched again: b")
     again.wait_for("launched b again by local")
     site.wait_until(lambda: lives_on(site, killed_at), "a delta of b's second life")
     again.signal(signal.SIGINT)
@@ -150,3 +150,37 @@ def test_a_wrong_launch_file_is_told_before_the_run_begins(site):
     server = site.start("--role", "ps", "--launchers", path, "127.0.0.1:0")
     assert server.end() == 2
     assert "launcher 1: kind must be one of local, slurm, command" in server.text
+
+
+DEAF = """
+import time
+import torch
+
+def train(fed):
+    fed.attach(torch.nn.Linear(1, 3))
+    time.sleep(600)
+"""
+
+
+def test_a_client_that_is_interrupted_twice_stays_away(site):
+    """Its training hears nothing, so the first Ctrl-C does not end it. The second one does, and says goodbye all the same: no death, and no member of the next server's run."""
+    launchers = site.folder / "launchers.toml"
+    launchers.write_text('[[launcher]]\nclients = "b"\nkind = "command"\ncommand = ["true"]\n')
+    (site.folder / "deaf.py").write_text(DEAF)
+    server = site.server("--launchers", launchers, session__expire_after_s=2)
+    keeper = site.client("a")
+    task = f"{site.folder / 'deaf.py'}:train"
+    victim = site.start("--role", "client", "--name", "b", "--task", task, site.address)
+    server.wait_for("b joins")
+    members = site.run_dir / "members.txt"
+    site.wait_until(lambda: members.read_text().split() == ["a", "b"], "both are members")
+    victim.signal(signal.SIGINT)
+    time.sleep(1.0)
+    victim.signal(signal.SIGINT)
+    assert victim.end() == 130
+    site.wait_until(lambda: members.read_text().split() == ["a"], "it is none any more")
+    time.sleep(3.0)  # as long as an expiry would take
+    server.signal(signal.SIGINT)
+    assert server.end() == 130
+    assert keeper.end() == 0
+    assert '"Relaunch"' not in (site.run_dir / "journal.jsonl").read_text()

@@ -276,6 +276,16 @@ def test_local_starts_a_child_in_place_of_the_one_before_and_ends_it_with_the_ru
         os.kill(pids()[1], 0)
 
 
+class Kept:
+    """A `MembersKeeper` without a file."""
+
+    def __init__(self, kept):
+        self.keep = kept.append
+
+    async def close(self):
+        """Nothing waits."""
+
+
 class Flaky:
     """A launcher that fails once."""
 
@@ -369,7 +379,7 @@ def test_a_server_that_starts_again_says_once_whom_it_waits_for(wanted):
             lambda what, client, text: told.append((what, client, text)),
             wanted=lambda: wanted,
             launchers={"command": flaky},
-            keep=kept.append,
+            keeper=Kept(kept),
         )
         one.recovered(frozenset({"a", "b", "c"}), 0.1)
         one.seen("b")
@@ -416,7 +426,7 @@ def test_children_that_are_ended_with_the_server_are_not_launched_but_remembered
             lambda what, _, text: told.append((what, text)),
             wanted=lambda: True,
             launchers={"local": ends},
-            keep=kept.append,
+            keeper=Kept(kept),
         )
         one.seen("a")
         await one.close()

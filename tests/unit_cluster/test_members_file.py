@@ -1,8 +1,11 @@
 """The file that tells the next parameter server who belonged to the run."""
 
+import asyncio
+import threading
+
 import pytest
 
-from fsl_async.cluster.members_file import FILE, MembersFile
+from fsl_async.cluster.members_file import FILE, MembersFile, MembersKeeper
 
 
 def test_what_is_written_is_read(tmp_path):
@@ -30,3 +33,83 @@ def test_a_disk_that_takes_nothing_leaves_it_as_it_was(tmp_path):
     with pytest.raises(OSError, match="directory"):
         file.write({"b"})
     assert file.read() == {"a"}
+
+
+class Disk:
+    """A file that takes its time, and fails when it is told to."""
+
+    def __init__(self):
+        self.written, self.errors, self.held = [], [], threading.Event()
+        self.held.set()
+
+    def write(self, names):
+        """On a thread of its own."""
+        assert threading.current_thread() is not threading.main_thread()
+        self.held.wait(10.0)
+        if self.errors:
+            raise self.errors.pop()
+        self.written.append(names)
+
+
+async def until(condition):
+    """Look often, but not for ever."""
+    for _ in range(1000):
+        if condition():
+            return
+        await asyncio.sleep(0.01)
+    pytest.fail("never")
+
+
+def test_a_disk_that_hangs_holds_nobody_and_gets_the_newest_then():
+    """A change a second and a disk that is away for a minute: what was between need not be written."""
+    disk = Disk()
+    disk.held.clear()
+
+    async def play():
+        keeper = MembersKeeper(disk, pytest.fail)
+        for names in ("a", "ab", "abc", ""):
+            keeper.keep(frozenset(names))
+            await asyncio.sleep(0.01)
+        assert disk.written == []
+        disk.held.set()
+        await keeper.close()
+
+    asyncio.run(play())
+    assert disk.written == [{"a"}, set()]
+
+
+@pytest.mark.parametrize("newer", [None, frozenset(), frozenset("x")])
+def test_what_could_not_be_written_is_tried_again_and_told_once(newer):
+    """Otherwise it would be lost until somebody comes or goes."""
+    disk, told = Disk(), []
+    disk.errors = [OSError(28, "full"), OSError(28, "full")]
+
+    async def play():
+        keeper = MembersKeeper(disk, told.append)
+        keeper.AGAIN_S = 0.05
+        keeper.keep(frozenset("ab"))
+        await until(lambda: told)
+        if newer is not None:
+            keeper.keep(newer)
+        await until(lambda: disk.written)
+        await keeper.close()
+
+    asyncio.run(asyncio.wait_for(play(), 10.0))
+    assert disk.written == [{"a", "b"} if newer is None else newer]
+    assert len(told) == 1
+
+
+def test_a_server_that_ends_tries_once_more_and_no_longer():
+    """It waits for no disk that is full."""
+    disk, told = Disk(), []
+    disk.errors = [OSError(28, "full")] * 9
+
+    async def play():
+        keeper = MembersKeeper(disk, told.append)
+        keeper.keep(frozenset("ab"))
+        await until(lambda: told)
+        await asyncio.wait_for(keeper.close(), 10.0)
+
+    asyncio.run(play())
+    assert len(disk.errors) == 7
+    assert len(told) == 1
