@@ -231,6 +231,29 @@ def test_what_waits_in_memory_has_no_lower_number_than_the_line_before_it(
     assert found == sorted(set(found))
 
 
+def test_a_note_of_lines_that_the_last_segment_did_not_take_has_a_later_number(
+    tmp_path, monkeypatch
+):
+    """They were lost before the new segment's first line was made; whoever reads on from that line, and a next process, count upwards."""
+    monkeypatch.setattr("fsl_async.observe.journal.FLUSH_EVERY_S", 3600.0)  # only when asked
+    path = tmp_path / "journal.jsonl"
+    writer = JournalWriter(path)
+    write(writer, 1)
+    with monkeypatch.context() as full:
+        full.setattr(writer, "_put", lambda _: (_ for _ in ()).throw(OSError(28, "full")))
+        writer.note("Lost", 0.0)
+        writer.note("Lost", 0.0)
+        writer.flush()
+    writer._turn(segments.Total(RunState()))
+    writer.note("Late", 0.0)
+    writer.close()
+    lines = list(JournalReader(path).read_all())
+    assert [line["type"] for line in lines[-3:]] == [segments.SO_FAR, "JournalGap", "Late"]
+    assert lines[-2]["lines"] == 2
+    found = [line["n"] for line in lines]
+    assert found == sorted(set(found))
+
+
 @pytest.mark.parametrize("dies_in", ["hardlink_to", "replace"])
 def test_a_process_that_dies_as_a_segment_begins(tmp_path, small, monkeypatch, dies_in):
     """Whatever has been done by then, there is one journal, with every line once."""
