@@ -422,9 +422,8 @@ class JournalWriter:
             file = segments.turn(self.path, first, total.acknowledged)
             os.close(self._file)
             self._file, self._torn = file, False
-            self._unreported_from = (
-                n + 1
-            )  # of lines that the old segment did not take, and of which the new one tells
+            # Of lines that the old segment did not take, and of which the new one tells.
+            self._unreported_from = n + 1
             self._turns_at = len(first) + segments.SEGMENT_BYTES
 
 
