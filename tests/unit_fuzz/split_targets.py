@@ -25,6 +25,7 @@ from target_parts import (
     Target,
     delivery,
     pack,
+    play,
     room,
     steps_of,
 )
@@ -205,23 +206,12 @@ def run_split_server(data):
         world = SplitWorld(folder, name)
         try:
             for step in steps[:40]:
-                play(world, step)
+                play(world, step, world.honest_upload)
             assert world.endpoint.heard_ago_s(HONEST) is not None, "the honest session is gone"
             world.honest_upload()
             assert world.is_over or not world.ended, world.ended
         finally:
             world.close()
-
-
-def play(world, step):
-    name, lane, parts, wait_s = delivery(step, world.sessions[CROOK])
-    if parts:
-        # The link refuses other names; what comes under the honest one's has an origin of its own.
-        strange = type(name) is not str or frames.NAME.fullmatch(name) is None or name == HONEST
-        world.deliver(CROOK if strange else name, lane, parts)
-    if wait_s:
-        world.wait(wait_s)
-        world.honest_upload()
 
 
 def server_seeds():

@@ -28,6 +28,7 @@ from target_parts import (
     delivery,
     pack,
     piece,
+    play,
     room,
     steps_of,
 )
@@ -42,6 +43,7 @@ from fsl_async import messages_split as split
 from fsl_async.errors import AddressError, FslError, RefusedError
 from fsl_async.events import DeltaKey
 from fsl_async.events_split import UploadKey
+from fsl_async.goodbye import Goodbye
 from fsl_async.learn.errors import FrameRefused, LearnError, ManifestError, StoreError
 from fsl_async.learn.learner import Learner
 from fsl_async.learn.manifest import Manifest, digest_of
@@ -183,6 +185,7 @@ def run_texts(data):
         (lambda one: split_address(one, listening=False), tp.LocalError),
         (DeltaKey.parse, ValueError),
         (UploadKey.parse, ValueError),
+        (Goodbye.read, ()),
     ):
         with contextlib.suppress(refusal):
             read(text)
@@ -197,6 +200,7 @@ TEXTS = (
     "a/1700000000000000000/3/4",
     "a/1/2/3/1",
     "a@1@2@3.frames",
+    "relaunch 110: EC2 spot (terminate)",
 )
 
 
@@ -301,23 +305,12 @@ def run_server(data):
         world = World(folder)
         try:
             for step in steps_of(data)[:40]:
-                play(world, step)
+                play(world, step, world.honest_message)
             assert world.endpoint.heard_ago_s(HONEST) is not None, "the honest session is gone"
             world.honest_message()
             assert not world.ended, world.ended
         finally:
             world.close()
-
-
-def play(world, step):
-    name, lane, parts, wait_s = delivery(step, world.sessions[CROOK])
-    if parts:
-        # The link refuses other names; what comes under the honest one's has an origin of its own.
-        strange = type(name) is not str or frames.NAME.fullmatch(name) is None or name == HONEST
-        world.deliver(CROOK if strange else name, lane, parts)
-    if wait_s:
-        world.scheduler.run_until(world.scheduler.time() + wait_s)
-        world.honest_message()
 
 
 def server_seeds():

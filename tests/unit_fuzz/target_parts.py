@@ -130,3 +130,15 @@ def delivery(step, session):
 def piece(payload):
     """The whole first chunk of stream 1, as the first piece of stripe 0."""
     return {"h": [frames.CHUNK, 0, 1, 0, 0, 0, len(payload), 0, 1, True], "p": payload}
+
+
+def play(world, step, honest_turn):
+    """Deliver a step of the crook to a world, or wait, after which the honest peer has its turn."""
+    name, lane, parts, wait_s = delivery(step, world.sessions[CROOK])
+    if parts:
+        # The link refuses other names; what comes under the honest one's has an origin of its own.
+        strange = type(name) is not str or frames.NAME.fullmatch(name) is None or name == HONEST
+        world.deliver(CROOK if strange else name, lane, parts)
+    if wait_s:
+        world.scheduler.run_until(world.scheduler.time() + wait_s)
+        honest_turn()
