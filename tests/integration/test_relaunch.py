@@ -162,8 +162,8 @@ def train(fed):
 """
 
 
-def test_a_client_that_is_interrupted_twice_stays_away(site):
-    """Its training hears nothing, so the first Ctrl-C does not end it. The second one does, and says goodbye all the same: no death, and no member of the next server's run."""
+def test_a_client_that_is_interrupted_stays_away(site):
+    """By a person, twice, as people do: no death, and no member of the next server's run."""
     launchers = site.folder / "launchers.toml"
     launchers.write_text('[[launcher]]\nclients = "b"\nkind = "command"\ncommand = ["true"]\n')
     (site.folder / "deaf.py").write_text(DEAF)
