@@ -162,7 +162,7 @@ class SplitWorld:
         before = len(self.link.sent[HONEST])
         meta = msg.to_wire(meta_of(key))
         self.control(HONEST, frames.MESSAGE, msg.to_wire(msg.RoundDone(key.round, 1)))
-        self.control(HONEST, frames.OFFER, self.seq, msg.upload_stream(key.text), 2, meta)
+        self.control(HONEST, frames.OFFER, self.seq, msg.upload_stream(key.text), 2, 0, meta)
         stream = self.seq - 1
         for index, data in enumerate(upload()):
             numbers = (stream, 0, index, 0, len(data), 0, self.seq * 2 + index, True)
@@ -221,7 +221,18 @@ def server_seeds():
     def offer(seq, stream, step, **more):
         key = UploadKey(CROOK, 1, 0, step)
         meta = msg.to_wire(meta_of(key, **more))
-        return [frames.DATA, 0, seq, 0, frames.OFFER, stream, msg.upload_stream(key.text), 2, meta]
+        return [
+            frames.DATA,
+            0,
+            seq,
+            0,
+            frames.OFFER,
+            stream,
+            msg.upload_stream(key.text),
+            2,
+            0,
+            meta,
+        ]
 
     def chunks(stream, first=1):
         return [
@@ -339,7 +350,7 @@ def client_seeds():
 
     def answer(seq, stream, key, payload_of=gradient):
         meta = msg.to_wire(msg.GradientMeta(key, 1.0, 1))
-        offer = [frames.DATA, 0, seq, 0, frames.OFFER, stream, msg.answer_stream(key), 1, meta]
+        offer = [frames.DATA, 0, seq, 0, frames.OFFER, stream, msg.answer_stream(key), 1, 0, meta]
         return [offer, chunk(stream, payload_of), 0.1]
 
     def chunk(stream, data):
@@ -348,7 +359,11 @@ def client_seeds():
     def auxiliary(payload_of):
         meta = msg.to_wire(msg.AuxiliaryMeta(1, 0))
         name = msg.auxiliary_stream(CROOK, 1)
-        return [[frames.DATA, 0, 1, 0, frames.OFFER, 1, name, 1, meta], chunk(1, payload_of), 0.1]
+        return [
+            [frames.DATA, 0, 1, 0, frames.OFFER, 1, name, 1, 0, meta],
+            chunk(1, payload_of),
+            0.1,
+        ]
 
     told = [
         msg.Trained(names[0], 1.0), msg.Known(names[1], True), msg.Unwanted(names[1], "later", ""), msg.Durable(names[0]),

@@ -152,7 +152,7 @@ def bodies():
 def message_seeds():
     said, metas = bodies()
     heads = [pack(frames.DATA, SESSION, 1, 0, frames.MESSAGE, body) for body in said]
-    heads += [pack(frames.DATA, SESSION, 1, 0, frames.OFFER, 1, "s", 3, meta) for meta in metas]
+    heads += [pack(frames.DATA, SESSION, 1, 0, frames.OFFER, 1, "s", 3, 0, meta) for meta in metas]
     for body in said[-2:] + metas:
         heads.append(pack(frames.HELLO, frames.PROTOCOL_VERSION, 5, 2, "c", "client", body))
         heads.append(pack(frames.WELCOME, frames.PROTOCOL_VERSION, 5, 2, SESSION, 9, body))
@@ -317,7 +317,7 @@ def server_seeds():
     said, metas = bodies()
     delta = metas[1] | {"key": f"{CROOK}/1/0/0", "base_digest": ""}
     attach = [frames.DATA, 0, 1, 0, frames.MESSAGE, said[0]]
-    offer = [frames.DATA, 0, 2, 0, frames.OFFER, 1, f"delta:{CROOK}/1/0/0", 1, delta]
+    offer = [frames.DATA, 0, 2, 0, frames.OFFER, 1, f"delta:{CROOK}/1/0/0", 1, 0, delta]
     made = [
         [attach, offer, *(piece(frame) for frame in coded(MODEL.values)[:1])],
         *([attach, offer, piece(one)] for one in coded(MODEL.values)[1:]),
@@ -401,6 +401,7 @@ def client_seeds():
         1,
         "full:0",
         1,
+        0,
         metas[2] | {"kind": "full", "version": 0},
     ]
     zeros = encode(np.zeros(LINEAR, np.float32), CodecSpec())

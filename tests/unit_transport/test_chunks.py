@@ -313,27 +313,48 @@ def test_what_waits_for_its_turn_counts_as_well():
     assert not stream.begin(0, 1, 1, 1.0)
 
 
-def test_a_window_grows_with_the_line_and_not_with_a_slow_writer():
-    """Credit that comes back late is no reason for more of it; a line with more bytes on it than the window is."""
+def test_a_window_is_what_the_line_needs_and_grows_beyond_it_where_something_is_lost():
+    """First what was measured; doubled where that is given and not enough."""
+    stream = accepted(window=100, limit=50)
+    assert stream.blocked(100, 150, 1000)
+    assert stream.credit.limit == 150
+    assert not stream.blocked(100, 300, 1000)  # said before it heard of the 150
+    assert stream.blocked(150, 150, 1000)
+    assert stream.credit.limit == 300
+    for limit in (300, 600, 1000):
+        stream.blocked(limit, 150, 1000)
+    assert stream.credit.limit == 1000
+
+
+def test_a_window_does_not_grow_with_a_slow_writer():
+    """Credit that comes back late is no reason for more of it."""
     stream = accepted(window=100, limit=50)
     take(stream, 0, 0, 50, 1.0)
     take(stream, 0, 1, 50, 1.0)
-    assert not stream.blocked(100, 1000)  # the writer holds all of it
+    assert not stream.blocked(100, 400, 1000)  # the writer holds all of it
     assert stream.wrote(50, 1000, 1.0)
     assert stream.wrote(50, 1000, 1.0)
     assert stream.credit.limit == 200
-    assert stream.blocked(100, 1000)
-    assert stream.credit.limit == 300
-    assert not stream.blocked(200, 1000)  # said before it heard of the 300
-    assert stream.blocked(300, 1000)
+    assert stream.blocked(200, 400, 1000)
     assert stream.credit.limit == 500
-    for limit in (500, 900, 1100, 1100):
-        stream.blocked(limit, 1000)
-    assert stream.credit.limit == 1100  # 100 are written
     take(stream, 0, 2, 50, 1.0)
     stream.wrote(50, 60, 1.0)  # others came and share the budget
-    assert stream.credit.limit == 1100
-    assert not stream.blocked(1100, 60)
+    assert stream.credit.limit == 500
+    assert not stream.blocked(500, 60, 60)
+
+
+def test_a_window_that_the_line_does_not_need_is_taken_back_while_the_writer_is_behind():
+    """What it holds up waits in memory. The limit that was told stays, and rises again by the narrower window."""
+    stream = accepted(window=400, limit=50, chunks=20)
+    for index in range(8):
+        take(stream, 0, index, 50, 1.0)
+    assert not stream.blocked(400, 100, 1000)
+    for _ in range(6):
+        stream.wrote(50, 1000, 1.0)
+    assert stream.credit.limit == 400
+    stream.wrote(50, 1000, 1.0)
+    stream.wrote(50, 1000, 1.0)
+    assert stream.credit.limit == 500
 
 
 def test_a_sender_knows_what_it_waits_for():

@@ -232,7 +232,7 @@ def test_offering_a_number_twice_costs_the_session(world, pair, new_source):
     """Numbers are the sender's own count; two streams of one number cannot be told apart."""
     ps, client = pair
     client.endpoint.offer("", "s", {}, new_source([b"x"]))
-    client.endpoint.send_op(client.endpoint._peer, frames.OFFER, (1, "t", 1, {}))
+    client.endpoint.send_op(client.endpoint._peer, frames.OFFER, (1, "t", 1, 0, {}))
     world.until(lambda: ps.count(PeerDown))
     assert ps.last(PeerDown).reason == "protocol"
 

@@ -12,6 +12,7 @@ from fsl_transport import (
     StreamOffered,
     StreamReceived,
     StreamSent,
+    TransportSettings,
     frames,
 )
 
@@ -62,7 +63,7 @@ def test_an_id_that_is_offered_twice_on_the_wire(world, pair, new_source):
     """The receiver keeps one stream per id even when a sender forgets to stop the old one."""
     ps, client = pair
     client.endpoint.offer("", "s", {}, new_source([b"x"]))
-    client.endpoint.send_op(client.endpoint._peer, frames.OFFER, (2, "s", 1, {}))
+    client.endpoint.send_op(client.endpoint._peer, frames.OFFER, (2, "s", 1, 0, {}))
     world.until(lambda: ps.count(StreamOffered) == 2)
     assert ps.count(StreamFailed) == 1
     assert len(ps.endpoint.transfers()) == 1
@@ -126,6 +127,61 @@ def test_many_streams_share_the_budget(world, new_settings, new_source, new_sink
         world.run(0.2)
     assert sum(sink.unwritten for sink in sinks) <= 3 << 19
     assert ps.endpoint.open_streams == 8 - ps.count(StreamReceived)
+
+
+def credits_and_complaints(node):
+    """What ``node`` is sent: limits of ACCEPT, and how often BLOCKED was said to the other side."""
+    accepted, blocked = [], []
+    send_op = node.endpoint.send_op
+
+    def watch(peer, op, fields):
+        if op == frames.ACCEPT:
+            accepted.append(fields[4])
+        elif op == frames.BLOCKED:
+            blocked.append(fields)
+        send_op(peer, op, fields)
+
+    node.endpoint.send_op = watch
+    return accepted, blocked
+
+
+def test_credit_is_what_the_line_was_measured_to_need(mem_world, new_source, new_sink):
+    """On a long fat line the first stream asks for more while the line is measured; the next one begins with enough."""
+    bytes_per_s, delay_s = 125e6, 0.045
+    world = mem_world(Conditions(delay_s=delay_s, bytes_per_s=bytes_per_s))
+    settings = TransportSettings()
+    ps, client = world.listener(settings=settings), world.dialer(settings=settings)
+    world.until(lambda: client.count(PeerUp))
+    ps.on[StreamOffered] = lambda e: ps.endpoint.accept(e.peer, e.stream_id, new_sink())
+    accepted, _ = credits_and_complaints(ps)
+    _, blocked = credits_and_complaints(client)
+    chunks = [b"x" * (1 << 20)] * 48
+    client.endpoint.offer("", "first", {}, new_source(chunks))
+    world.until(lambda: client.count(StreamSent) == 1)
+    assert blocked
+    blocked.clear()
+    client.endpoint.offer("", "second", {}, new_source(chunks))
+    world.until(lambda: client.count(StreamSent) == 2)
+    assert not blocked
+    first, second = accepted
+    product = bytes_per_s * 2 * delay_s
+    assert first < product
+    assert second >= settings.window_bytes + 2 * product
+
+
+@pytest.mark.parametrize("line", [0, 1 << 62])
+def test_a_sender_may_claim_any_line_and_gets_no_more_than_the_limits(
+    new_settings, world, new_sink, line
+):
+    """It is its word alone: the largest window and the budget of all are ours."""
+    ps = world.listener(settings=new_settings(window_limit_bytes=1 << 22))
+    client = world.dialer()
+    world.until(lambda: client.count(PeerUp))
+    accepted, _ = credits_and_complaints(ps)
+    ps.on[StreamOffered] = lambda e: ps.endpoint.accept(e.peer, e.stream_id, new_sink())
+    client.endpoint.send_op(client.endpoint._peer, frames.OFFER, (1, "s", 90, line, {}))
+    world.until(lambda: ps.count(StreamOffered))
+    assert accepted == [1 << 22 if line else 1 << 20]
 
 
 def test_a_slow_source_survives_the_stall_clock(world, pair, new_source, new_sink):

@@ -38,6 +38,7 @@ Receiver   OFFERED   accept                          -> TAKING    ACCEPT round 0
            TAKING    piece, credit there             -> TAKING    kept
            TAKING    expected chunk complete         -> TAKING    write it, and complete ones after it
            TAKING    blocked, writer keeps up        -> TAKING    CREDIT, wider window
+           TAKING    blocked, writer is behind       -> TAKING    window no wider than the line needs
            TAKING    stall                           -> TAKING    ACCEPT round + 1
            TAKING    written                         -> TAKING    CREDIT, now and then
            TAKING    last chunk written              -> (gone)    DONE, StreamReceived
@@ -356,13 +357,21 @@ class ReceiveStream:
             self._pending += 1
         return list(range(first, self.expected))
 
-    def blocked(self, limit: int, window_limit_bytes: int) -> bool:
-        """The sender could send more. True when the limit was raised, because it is the line that the window is too small for."""
-        if limit < self._widened_at or self.credit.pending > self._window_bytes // 4:
-            return False  # it has not heard of the last time, or our writer is what everybody waits for
-        self._window_bytes = min(
-            2 * self._window_bytes, max(window_limit_bytes, self._window_bytes)
-        )
+    def blocked(self, limit: int, line_window_bytes: int, window_limit_bytes: int) -> bool:
+        """The sender has used all of ``limit``, and could send more. True when the limit was raised.
+
+        ``line_window_bytes`` is what its line needs, as it was measured. Where that was not enough, something else holds the chunks up.
+        """
+        if limit < self._widened_at:
+            return False  # it has not heard of the last time
+        if self.credit.pending > self._window_bytes // 4:  # everybody waits for our writer
+            self._window_bytes = min(self._window_bytes, line_window_bytes)
+            return False
+        if line_window_bytes > self._window_bytes:
+            self._window_bytes = line_window_bytes
+        else:  # chunks wait for one that was lost
+            wider = max(window_limit_bytes, self._window_bytes)
+            self._window_bytes = min(2 * self._window_bytes, wider)
         if not self.credit.widen(self._window_bytes):
             return False
         self._widened_at = self.credit.limit

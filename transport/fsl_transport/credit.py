@@ -9,8 +9,8 @@ takes no new credit.
                quarter of the window, so that small chunks do not cost one grant each, but
                never so late that the largest chunk could not go (both sides would wait);
                what is consumed is told as often also where the limit stays, because the sender
-               has a limit of its own for what is not; a window that the sender fills and the writer
-               does not is doubled (as receivers of QUIC do), up to what there is memory for
+               has a limit of its own for what is not; how wide it is
+               is up to the receiver's machine (``chunks.py``)
     Spending   sent <= limit; a resume sets sent back to what the receiver holds
 """
 

@@ -25,14 +25,14 @@ A message is a list of one or two frames. Frame 0, the head, is one msgpack arra
 
     op          fields                                   sent by
     0 MESSAGE   body                                     both
-    1 OFFER     stream, stream_id, chunks, meta          the stream's sender
+    1 OFFER     stream, stream_id, chunks, line, meta    the stream's sender
     2 ACCEPT    stream, round, chunk, received, limit    the stream's receiver
     3 DECLINE   stream, reason                           the stream's receiver
     4 CREDIT    stream, limit, written                   the stream's receiver
     5 DONE      stream                                   the stream's receiver
     6 STOP      stream, reason                           the stream's sender
     7 ABORT     stream, reason                           the stream's receiver
-    8 BLOCKED   stream, limit                            the stream's sender
+    8 BLOCKED   stream, limit, line                      the stream's sender
     9 STRIPES   count                                    the listener
 """
 
@@ -48,7 +48,7 @@ from fsl_transport.errors import LocalError, PeerError
 from fsl_transport.events import Body
 from fsl_transport.link import NAME, Buffer
 
-PROTOCOL_VERSION: Final = 4
+PROTOCOL_VERSION: Final = 5
 SESSION_BYTES: Final = 8
 TEXT_LIMIT: Final = 1024
 """Characters of a reason, a code, a role or a stream id."""
@@ -206,14 +206,14 @@ _SHAPES: Final[dict[int, tuple[Any, tuple[type, ...], tuple[int, ...]]]] = {
 }
 _OPS: Final[dict[int, tuple[tuple[type, ...], tuple[int, ...]]]] = {
     MESSAGE: ((dict,), ()),
-    OFFER: ((int, str, int, dict), (0, 2)),
+    OFFER: ((int, str, int, int, dict), (0, 2, 3)),
     ACCEPT: ((int, int, int, int, int), (0, 1, 2, 3, 4)),
     DECLINE: ((int, str), (0,)),
     CREDIT: ((int, int, int), (0, 1, 2)),
     DONE: ((int,), (0,)),
     STOP: ((int, str), (0,)),
     ABORT: ((int, str), (0,)),
-    BLOCKED: ((int, int), (0, 1)),
+    BLOCKED: ((int, int, int), (0, 1, 2)),
     STRIPES: ((int,), (0,)),
 }
 _CHUNK_TYPES: Final = (bytes, int, int, int, int, int, int, int, bool)

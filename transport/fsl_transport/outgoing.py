@@ -99,7 +99,8 @@ class Sender:
         others = sum(o.machine.credit.limit for o in self._outgoing.values() if o.machine.early)
         self._outgoing[number] = outgoing
         self._use_stripes()
-        self._road.send_op(self._peer, frames.OFFER, (number, stream_id, chunks, meta))
+        line = self._bulk.line.window
+        self._road.send_op(self._peer, frames.OFFER, (number, stream_id, chunks, line, meta))
         early_bytes = min(early_bytes, self._settings.early_bytes - others)
         if early_bytes > 0:
             outgoing.machine.begin_early(early_bytes)
@@ -229,7 +230,8 @@ class Sender:
         limit = machine.credit.limit
         if machine.is_accepted and limit > outgoing.blocked_at:
             outgoing.blocked_at = limit
-            self._road.send_op(self._peer, frames.BLOCKED, (machine.number, limit))
+            fields = (machine.number, limit, self._bulk.line.window)
+            self._road.send_op(self._peer, frames.BLOCKED, fields)
 
     def _drain(self) -> None:
         """Windows are free again: send what waits, and let the streams hand over more."""

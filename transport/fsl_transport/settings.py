@@ -47,9 +47,9 @@ class TransportSettings:
     chunk_limit_bytes: int = field(default=2 * MIB, validator=_positive)
     """Largest chunk of a stream."""
     window_bytes: int = field(default=4 * MIB, validator=_positive)
-    """Byte credit that a stream begins with: what may be sent and not yet written."""
+    """Byte credit of a stream, that is, what may be sent and not yet written, on top of twice what its line may have under way."""
     window_limit_bytes: int = field(default=64 * MIB, validator=_positive)
-    """What that grows to on a line that is long and fast, as long as the writer keeps up; also what one connection may have under way."""
+    """What both together are at most; also what one connection may have under way."""
     stripes_limit: int = field(default=64, validator=_positive)
     """Connections for bulk between two peers at most; how many there are is found by measuring."""
     stripes_first: int = field(default=1, validator=_positive)

@@ -28,15 +28,17 @@ class _Incoming:
         "complete",
         "gone",
         "kept",
+        "line_bytes",
         "machine",
         "sink",
         "stream_id",
         "writing",
     )
 
-    def __init__(self, machine: ReceiveStream, stream_id: str) -> None:
+    def __init__(self, machine: ReceiveStream, stream_id: str, line_bytes: int) -> None:
         self.machine = machine
         self.stream_id = stream_id
+        self.line_bytes = line_bytes  # what its sender may have under way, as it measured
         self.sink: ChunkSink | None = None
         self.assemblies: dict[int, Assembly] = {}
         self.complete: dict[int, Buffer] = {}  # whole chunks that wait for those before them
@@ -88,7 +90,7 @@ class Streams(Sender):
         self._road.open_streams += 1
         now = self._road.now()
         early, missed = self._take_early(machine.number)
-        window = min(self._settings.window_bytes, self._window_limit())
+        window = self._window(incoming.line_bytes)
         if early:  # all that may be on its way must fit
             window = max(window, self._settings.early_bytes)
         machine.accept(next_chunk, window, self._settings.chunk_limit_bytes, now)
@@ -247,7 +249,7 @@ class Streams(Sender):
     # Operations.
 
     def _on_offer(self, fields: list[Any], now: float) -> None:
-        number, stream_id, chunks, meta = fields
+        number, stream_id, chunks, line_bytes, meta = fields
         if number in self._incoming:
             raise PeerError(f"stream number {number} offered twice")
         self._newest = max(self._newest, number)
@@ -261,7 +263,7 @@ class Streams(Sender):
             self._forget(old)
             self._road.emit(StreamFailed(self._name, stream_id, "offered again"))
         machine = ReceiveStream(number, chunks, self._settings.stall_s)
-        self._incoming[number] = _Incoming(machine, stream_id)
+        self._incoming[number] = _Incoming(machine, stream_id, line_bytes)
         self._road.emit(StreamOffered(self._name, stream_id, meta, chunks))
 
     def _on_stop(self, fields: list[Any], now: float) -> None:
@@ -271,11 +273,11 @@ class Streams(Sender):
             self._road.emit(StreamFailed(self._name, incoming.stream_id, fields[1]))
 
     def _on_blocked(self, fields: list[Any], now: float) -> None:
-        number, limit = fields
+        number, limit, line_bytes = fields
         incoming = self._incoming.get(number)
         if incoming is not None and incoming.machine.round >= 0:
             machine = incoming.machine
-            if machine.blocked(limit, self._window_limit()):
+            if machine.blocked(limit, self._window(line_bytes), self._window_limit()):
                 credit = (number, machine.credit.limit, machine.written)
                 self._road.send_op(self._peer, frames.CREDIT, credit)
 
@@ -324,6 +326,10 @@ class Streams(Sender):
         if incoming.machine.round >= 0:
             self._road.open_streams -= 1
         self._incoming.pop(incoming.machine.number, None)
+
+    def _window(self, line_bytes: int) -> int:
+        """The credit for a line that may have so much under way: that twice, since what waits for a piece that was lost is not under way any more."""
+        return min(self._settings.window_bytes + 2 * line_bytes, self._window_limit())
 
     def _window_limit(self) -> int:
         """What a window may be now: all that come in share the budget."""
