@@ -153,34 +153,45 @@ def test_a_wrong_launch_file_is_told_before_the_run_begins(site):
 
 
 DEAF = """
+import signal
 import time
 import torch
 
 def train(fed):
     fed.attach(torch.nn.Linear(1, 3))
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    print("deaf", flush=True)
     time.sleep(600)
 """
+"""As in a call that lasts minutes: another thread takes the signal, and Python's handlers wait for this one."""
 
 
-def test_a_client_that_is_interrupted_stays_away(site):
-    """By a person, twice, as people do: no death, and no member of the next server's run."""
+def test_a_client_that_is_interrupted_twice_stays_away(site):
+    """Its training hears nothing, so the first Ctrl-C does not end it. The second one does, and says goodbye: no death, and no member of the next server's run."""
     launchers = site.folder / "launchers.toml"
     launchers.write_text('[[launcher]]\nclients = "b"\nkind = "command"\ncommand = ["true"]\n')
     (site.folder / "deaf.py").write_text(DEAF)
     server = site.server("--launchers", launchers, session__expire_after_s=2)
-    keeper = site.client("a")
     task = f"{site.folder / 'deaf.py'}:train"
-    victim = site.start("--role", "client", "--name", "b", "--task", task, site.address)
-    server.wait_for("b joins")
+    keeper, victim = [
+        site.start("--role", "client", "--name", name, "--task", task, site.address)
+        for name in "ab"
+    ]
+    for client in (keeper, victim):
+        client.wait_for("deaf")
     members = site.run_dir / "members.txt"
     site.wait_until(lambda: members.read_text().split() == ["a", "b"], "both are members")
     victim.signal(signal.SIGINT)
     time.sleep(1.0)
+    assert members.read_text().split() == [
+        "a",
+        "b",
+    ]  # its training was asked to end, and does not hear
     victim.signal(signal.SIGINT)
     assert victim.end() == 130
     site.wait_until(lambda: members.read_text().split() == ["a"], "it is none any more")
     time.sleep(3.0)  # as long as an expiry would take
+    keeper.kill()
     server.signal(signal.SIGINT)
     assert server.end() == 130
-    assert keeper.end() == 0
     assert '"Relaunch"' not in (site.run_dir / "journal.jsonl").read_text()

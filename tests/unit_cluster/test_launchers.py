@@ -25,7 +25,7 @@ from fsl_async.cluster.launchers import (
     SlurmLauncher,
     ask,
 )
-from fsl_async.cluster.relauncher import Relauncher
+from fsl_async.cluster.relauncher import AT_ONCE, Relauncher
 from fsl_async.cluster.restarts import RestartRules
 
 STAND_INS = {
@@ -333,6 +333,49 @@ def test_the_relauncher_asks_again_and_says_so(wanted):
     assert [what for what, _, _ in told] == ["waiting", "failed", "waiting", "launched"]
     assert told[1][2] == "a could not be launched again (no node is free)"
     assert told[3][2] == "launched a again by command: a thing"
+
+
+def test_of_many_that_died_together_few_are_asked_for_at_once():
+    """A cluster that went away takes a hundred clients with it, and one machine shall not start a hundred processes. All get their turn."""
+    under_way, most, launched = 0, 0, []
+
+    class Slow:
+        async def launch(self, client, words):
+            """Take a while."""
+            nonlocal under_way, most
+            under_way += 1
+            most = max(most, under_way)
+            await asyncio.sleep(0.02)
+            under_way -= 1
+            launched.append(client)
+            if len(launched) == len(names):
+                everyone.set()
+            return "a thing"
+
+        async def close(self):
+            """Nothing."""
+
+    everyone = asyncio.Event()
+    names = [f"c{number}" for number in range(3 * AT_ONCE)]
+
+    async def play():
+        one = Relauncher(
+            asyncio.get_running_loop(),
+            Launching((LaunchRule("*", "command", ("go",)),), RestartRules(first_wait_s=0.01)),
+            lambda *_: None,
+            wanted=lambda: True,
+            launchers={"command": Slow()},
+        )
+        for name in names:
+            one.seen(name)
+        for name in names:
+            one.left(name, "expired")
+        await asyncio.wait_for(everyone.wait(), 10.0)
+        await one.close()
+
+    asyncio.run(play())
+    assert sorted(launched) == sorted(names)
+    assert most == AT_ONCE
 
 
 def test_who_is_left_alone_is_not_said_to_be_launched():

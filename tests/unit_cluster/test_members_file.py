@@ -6,6 +6,7 @@ import threading
 import pytest
 
 from fsl_async.cluster.members_file import FILE, MembersFile, MembersKeeper
+from fsl_async.cluster.relaunches import MOST_MEMBERS
 
 
 def test_what_is_written_is_read(tmp_path):
@@ -33,6 +34,15 @@ def test_a_disk_that_takes_nothing_leaves_it_as_it_was(tmp_path):
     with pytest.raises(OSError, match="directory"):
         file.write({"b"})
     assert file.read() == {"a"}
+
+
+def test_a_file_of_any_size_is_read_within_bounds(tmp_path):
+    """Somebody may have put anything in its place: a server that starts does not fill its memory with it."""
+    path = tmp_path / FILE
+    path.write_text("".join(f"c{number}\n" for number in range(MOST_MEMBERS + 7)))
+    assert len(MembersFile(path).read()) == MOST_MEMBERS
+    path.write_bytes(b"a\n" + b" " * (1 << 20) + b"\nb\n")
+    assert MembersFile(path).read() == {"a"}
 
 
 class Disk:
@@ -76,6 +86,42 @@ def test_a_disk_that_hangs_holds_nobody_and_gets_the_newest_then():
 
     asyncio.run(play())
     assert disk.written == [{"a"}, set()]
+
+
+def test_what_changes_later_is_written_too():
+    """Also after the disk had nothing to do for a while."""
+    disk = Disk()
+
+    async def play():
+        keeper = MembersKeeper(disk, pytest.fail)
+        for count, names in enumerate(("a", "ab"), 1):
+            keeper.keep(frozenset(names))
+            await until(lambda count=count: len(disk.written) == count)
+            await asyncio.sleep(0.05)
+        await keeper.close()
+
+    asyncio.run(play())
+    assert disk.written == [{"a"}, {"a", "b"}]
+
+
+def test_what_came_while_a_write_failed_is_what_is_tried_next():
+    """The older names are not."""
+    disk, told = Disk(), []
+    disk.errors = [OSError(28, "full")]
+    disk.held.clear()
+
+    async def play():
+        keeper = MembersKeeper(disk, told.append)
+        keeper.AGAIN_S = 0.05
+        keeper.keep(frozenset("a"))
+        await asyncio.sleep(0.05)
+        keeper.keep(frozenset("ab"))
+        disk.held.set()
+        await until(lambda: disk.written)
+        await keeper.close()
+
+    asyncio.run(play())
+    assert disk.written == [{"a", "b"}]
 
 
 @pytest.mark.parametrize("newer", [None, frozenset(), frozenset("x")])
