@@ -7,6 +7,7 @@ A client is a child whose exit nobody sees, so `restarts` decides for it as for 
     it says goodbye, to be launched again  the same, by exit code 64; the wait begins when its place is taken away from it, if it said when
     its process exits, and its launcher    the same at once, by the exit code; what its session does afterwards, until it is seen
       is this process's own (local)          again, is the past of that process
+    another process takes its name         nothing, and that the old one then ends, being refused, is no end of the new one
     its server starts again                Exited: the wait begins when a session would have expired; whoever is there has said hello by then
     its launcher fails                     Exited: a longer wait, then once more, as long as the budget lasts
 
@@ -67,6 +68,7 @@ class Relaunches:
         self._machines: dict[str, Restarts] = {}
         self._due: dict[str, float] = {}
         self._exited: set[str] = set()  # whose exit was seen, and whose next life was not
+        self._overtaken: set[str] = set()  # by another process of that name
         self.members: set[str] = set()
         """Whom the run may count on, with a rule or without: who was here, and did not say that it is over for it."""
 
@@ -100,6 +102,9 @@ class Relaunches:
     ) -> Waiting | GaveUp | None:
         """Its session has ended, for `reason` of the transport's; goodbye: what it said where that is "bye"."""
         machine = self._machines.get(client)
+        self._overtaken.discard(client)
+        if reason == "superseded" and machine is not None:
+            self._overtaken.add(client)
         again = reason == "bye" and goodbye.relaunch_in_s is not None
         if reason in {"bye", "revoked"} and not again and client not in self._exited:
             self.members.discard(client)
@@ -116,6 +121,9 @@ class Relaunches:
 
     def exited(self, client: str, code: int, now: float) -> Waiting | GaveUp | None:
         """Its process, launched here, is gone. One that said goodbye is launched again when its exit code asks for that."""
+        if code == ExitCode.BAD_INPUT and client in self._overtaken:
+            self._overtaken.discard(client)
+            return None
         if code == ExitCode.INTERRUPTED:  # by a person, whether its goodbye has come by now or not
             self._forget(client)
             return None

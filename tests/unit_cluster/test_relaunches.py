@@ -253,6 +253,31 @@ def test_an_exit_that_is_seen_is_acted_on_at_once_and_once():
     assert machine.left("alice", "expired", 300.0) == Waiting("alice", 2.0)
 
 
+def test_a_child_that_another_process_put_out_is_not_the_end_of_that_one():
+    """Somebody starts alice elsewhere: the server's own child is refused from then on, and ends. The other one lives on, and is cared for."""
+    machine = made()
+    machine.seen("alice", 0.0)
+    assert machine.left("alice", "superseded", 100.0) is None
+    machine.seen("alice", 100.0)
+    assert machine.exited("alice", 2, 101.0) is None
+    assert machine.members == {"alice"}
+    assert machine.left("alice", "expired", 200.0) == Waiting("alice", 2.0)
+    machine.take_due(202.0)
+    machine.seen("alice", 203.0)
+    assert machine.exited("alice", 2, 204.0) == GaveUp("alice", "bad input")
+
+
+def test_who_was_put_out_and_left_for_another_reason_since_ends_as_ever():
+    """What ended by a connection that changed does not hide what ends later."""
+    machine = made()
+    machine.seen("alice", 0.0)
+    machine.left("alice", "superseded", 100.0)
+    machine.seen("alice", 100.0)
+    machine.left("alice", "bye", 150.0)
+    machine.seen("alice", 160.0)
+    assert machine.exited("alice", 2, 204.0) == GaveUp("alice", "bad input")
+
+
 def test_exit_codes_say_what_an_expired_session_cannot():
     """Who was preempted said goodbye and wants to come back; who is done, or was called wrongly, does not."""
     machine = made()
