@@ -268,12 +268,12 @@ class TransferConfig:
 
     window_bytes: int = setting(
         4 << 20,
-        "bytes of a stream that may be sent and not yet written, on top of twice what its line was measured to need",
+        "bytes of a stream that may be sent and not yet written; or twice what its line needs under way, as measured, where that is more",
         span(least=_SMALLEST_WINDOW_BYTES, most=_LARGEST_WINDOW_BYTES),
     )
     window_limit_bytes: int = setting(
         64 << 20,
-        "what both together are at most; a limit of memory",
+        "what that is at most; a limit of memory",
         span(least=_SMALLEST_WINDOW_BYTES, most=_LARGEST_WINDOW_BYTES),
     )
     stripes_first: int = setting(

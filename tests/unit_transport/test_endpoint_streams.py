@@ -129,20 +129,22 @@ def test_many_streams_share_the_budget(world, new_settings, new_source, new_sink
     assert ps.endpoint.open_streams == 8 - ps.count(StreamReceived)
 
 
-def credits_and_complaints(node):
-    """What ``node`` is sent: limits of ACCEPT, and how often BLOCKED was said to the other side."""
-    accepted, blocked = [], []
+def said(node):
+    """The operations of streams that ``node`` sends, from now on: (op, fields)."""
+    operations = []
     send_op = node.endpoint.send_op
 
     def watch(peer, op, fields):
-        if op == frames.ACCEPT:
-            accepted.append(fields[4])
-        elif op == frames.BLOCKED:
-            blocked.append(fields)
+        operations.append((op, fields))
         send_op(peer, op, fields)
 
     node.endpoint.send_op = watch
-    return accepted, blocked
+    return operations
+
+
+def limits(operations, op, field):
+    """The credit in each of these operations."""
+    return [fields[field] for one, fields in operations if one == op]
 
 
 def test_credit_is_what_the_line_was_measured_to_need(mem_world, new_source, new_sink):
@@ -153,35 +155,74 @@ def test_credit_is_what_the_line_was_measured_to_need(mem_world, new_source, new
     ps, client = world.listener(settings=settings), world.dialer(settings=settings)
     world.until(lambda: client.count(PeerUp))
     ps.on[StreamOffered] = lambda e: ps.endpoint.accept(e.peer, e.stream_id, new_sink())
-    accepted, _ = credits_and_complaints(ps)
-    _, blocked = credits_and_complaints(client)
+    theirs, ours = said(ps), said(client)
     chunks = [b"x" * (1 << 20)] * 48
     client.endpoint.offer("", "first", {}, new_source(chunks))
     world.until(lambda: client.count(StreamSent) == 1)
-    assert blocked
-    blocked.clear()
+    lines = limits(ours, frames.BLOCKED, 2)
+    product = bytes_per_s * 2 * delay_s
+    assert lines == sorted(lines)
+    assert lines[0] < product < lines[-1] < 4 * product, "it says what it has measured by then"
+    ours.clear()
     client.endpoint.offer("", "second", {}, new_source(chunks))
     world.until(lambda: client.count(StreamSent) == 2)
-    assert not blocked
-    first, second = accepted
-    product = bytes_per_s * 2 * delay_s
-    assert first < product
-    assert second >= settings.window_bytes + 2 * product
+    assert not limits(ours, frames.BLOCKED, 1)
+    first, second = limits(theirs, frames.ACCEPT, 4)
+    assert first == settings.window_bytes
+    assert second == 2 * limits(ours, frames.OFFER, 3)[0] >= 2 * product
 
 
-@pytest.mark.parametrize("line", [0, 1 << 62])
+LINES = [
+    (0, 1 << 20),
+    ((1 << 19) + 1, (1 << 20) + 2),
+    (3 << 19, 3 << 20),
+    ((1 << 21) - 1, (1 << 22) - 2),
+    (1 << 62, 1 << 22),
+]
+
+
+@pytest.mark.parametrize(("line", "window"), LINES)
 def test_a_sender_may_claim_any_line_and_gets_no_more_than_the_limits(
-    new_settings, world, new_sink, line
+    new_settings, world, new_sink, line, window
 ):
-    """It is its word alone: the largest window and the budget of all are ours."""
+    """It is its word alone: the largest window and the budget of all are ours. With the offer, and later."""
     ps = world.listener(settings=new_settings(window_limit_bytes=1 << 22))
     client = world.dialer()
     world.until(lambda: client.count(PeerUp))
-    accepted, _ = credits_and_complaints(ps)
+    theirs = said(ps)
     ps.on[StreamOffered] = lambda e: ps.endpoint.accept(e.peer, e.stream_id, new_sink())
-    client.endpoint.send_op(client.endpoint._peer, frames.OFFER, (1, "s", 90, line, {}))
-    world.until(lambda: ps.count(StreamOffered))
-    assert accepted == [1 << 22 if line else 1 << 20]
+    send_op, peer = client.endpoint.send_op, client.endpoint._peer
+    send_op(peer, frames.OFFER, (1, "s", 90, line, {}))
+    send_op(peer, frames.OFFER, (2, "t", 90, 0, {}))
+    world.until(lambda: ps.count(StreamOffered) == 2)
+    assert limits(theirs, frames.ACCEPT, 4) == [window, 1 << 20]
+    send_op(peer, frames.BLOCKED, (2, 1 << 20, line))
+    world.run(1)
+    grown = window if window > 1 << 20 else 2 << 20  # doubled: it had what its line needs
+    assert limits(theirs, frames.CREDIT, 1) == [grown]
+
+
+def test_those_who_begin_together_share_what_is_more_than_the_usual_credit(
+    new_settings, world, new_sink
+):
+    """Nothing is known of the writer then, and a limit that was told stays. Who is done gives it back."""
+    settings = new_settings(window_limit_bytes=1 << 22, budget_bytes=1 << 24)
+    ps, client = world.listener(settings=settings), world.dialer()
+    world.until(lambda: client.count(PeerUp))
+    theirs = said(ps)
+    ps.on[StreamOffered] = lambda e: ps.endpoint.accept(e.peer, e.stream_id, new_sink())
+    send_op, peer = client.endpoint.send_op, client.endpoint._peer
+    for number in range(1, 5):
+        send_op(peer, frames.OFFER, (number, f"s{number}", 9, 3 << 19, {}))
+    send_op(peer, frames.STOP, (1, "it is not needed any more"))
+    send_op(peer, frames.OFFER, (5, "s5", 9, 3 << 19, {}))
+    world.until(lambda: ps.count(StreamOffered) == 5)
+    mib = [limit >> 20 for limit in limits(theirs, frames.ACCEPT, 4)]
+    assert mib == [3, 3, 1, 1, 3], "a quarter of 16, of which each takes 2 beyond its 1"
+    for number in range(2, 6):
+        send_op(peer, frames.STOP, (number, "it is not needed any more"))
+    world.run(1)
+    assert ps.endpoint.extra_bytes == 0
 
 
 def test_a_slow_source_survives_the_stall_clock(world, pair, new_source, new_sink):

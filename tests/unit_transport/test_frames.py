@@ -163,6 +163,26 @@ def test_bad_bytes_are_peer_errors(parts):
         parse(*parts)
 
 
+CHUNK = (frames.CHUNK, SESSION, 1, 0, 7, 0, 5, 0, 1, True)
+NATURALS = [
+    (fields, position)
+    for fields in (*(fields for fields, _ in GOOD), CHUNK)
+    for position, value in enumerate(fields)
+    if position and type(value) is int and (fields[0], position) != (frames.HELLO, 1)
+]
+"""Each integer of each message, but for its kind and for HELLO's version, which may be any."""
+
+
+@pytest.mark.parametrize("bad", [-1, 1 << 63, True, "1", None])
+@pytest.mark.parametrize(("fields", "position"), NATURALS)
+def test_what_counts_is_a_natural_number(fields, position, bad):
+    """A negative one would make a window that is smaller than nothing."""
+    wrong = (*fields[:position], bad, *fields[position + 1 :])
+    payload = (b"12345",) if fields[0] == frames.CHUNK else ()
+    with pytest.raises(PeerError):
+        parse(raw(*wrong), *payload)
+
+
 def test_limits_come_before_everything():
     """Sizes are checked before anything is allocated for the content."""
     head = frames.pack((frames.BYE, SESSION, "x" * 100), 1000)

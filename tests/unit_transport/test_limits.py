@@ -273,6 +273,59 @@ def test_what_is_received_and_not_written_is_bounded_over_all_peers(
     assert ps.endpoint.held_bytes == 0
 
 
+class SlowDisk:
+    """One writer for all streams: a chunk at a time."""
+
+    def __init__(self, world, seconds):
+        self.world, self.seconds, self.waiting = world, seconds, []
+
+    def write(self, index, data, done):
+        """Take a chunk; it has its turn after those before it."""
+        self.waiting.append(done)
+        if len(self.waiting) == 1:
+            self.begin()
+
+    def begin(self):
+        """The first one's turn."""
+        scheduler = self.world.scheduler
+        scheduler.call_at(scheduler.time() + self.seconds, self.end)
+
+    def end(self):
+        """It is written."""
+        self.waiting.pop(0)(True)
+        if self.waiting:
+            self.begin()
+
+
+@pytest.mark.parametrize(("clients", "budget_mib"), [(16, 96), (60, 64), (200, 512)])
+def test_more_than_there_is_room_for_is_written_at_the_writers_pace(
+    mem_world, new_source, clients, budget_mib
+):
+    """All clients of a round upload at once. What found no room is asked for when there is some, and not after a silence of 10 s."""
+    from fsl_transport import Conditions, StreamOffered, StreamSent
+
+    world = mem_world(Conditions(delay_s=0.02, bytes_per_s=1.25e9))
+    settings = TransportSettings(budget_bytes=budget_mib << 20)
+    ps = world.listener(settings=settings)
+    dialers = [world.dialer(f"c{number}", settings=settings) for number in range(clients)]
+    world.until(lambda: all(one.count(PeerUp) for one in dialers))
+    disk, chunk, most = SlowDisk(world, 0.0), bytes(1 << 20), 0
+    ps.on[StreamOffered] = lambda e: ps.endpoint.accept(e.peer, e.stream_id, disk)
+    for one in dialers:  # the line is measured
+        one.endpoint.offer("", "first", {}, new_source([chunk] * 16))
+        world.until(lambda one=one: one.count(StreamSent) == 1)
+    disk.seconds = 0.01
+    begun = world.scheduler.time()
+    for one in dialers:
+        one.endpoint.offer("", "second", {}, new_source([chunk] * 16))
+    while not all(one.count(StreamSent) == 2 for one in dialers):
+        world.run(0.05)
+        most = max(most, ps.endpoint.held_bytes)
+        assert world.scheduler.time() - begun < 0.16 * clients + 1.0
+    assert most <= budget_mib << 20
+    assert ps.endpoint.held_bytes == ps.endpoint.extra_bytes == len(ps.endpoint.short) == 0
+
+
 @pytest.mark.parametrize(("soft", "got"), [(256, 10_240), (20_000, 20_000)])
 def test_descriptors_of_a_system_that_says_no_limit_and_has_one(monkeypatch, soft, got):
     """A client on macOS, which refuses what it says is allowed, had its 256, and few stripes."""

@@ -132,6 +132,7 @@ def test_a_base_that_is_old_is_sought_anew():
     while line.window > 0.4 * window and now < begun + 2 * SEEK_EVERY_S:
         now = taken(line, 1, now=now, took_s=0.2, size=2 << 20)
     assert SEEK_EVERY_S - 1 < now - begun < SEEK_EVERY_S + 1
+    assert line.needs > 0.9 * window, "which is not what a stream that begins now will need"
     now = taken(line, 5, now=now, took_s=0.13, size=1 << 20)
     assert line.round_trip_s == pytest.approx(0.13), "it is longer, and not as long as with a queue"
     assert line.window > window / 2
@@ -165,8 +166,9 @@ def test_the_limit_holds_while_a_base_is_sought():
         most = max(most, line.window)
     assert line.rate * line.round_trip_s > 4 * limit
     assert most == limit
+    assert line.needs <= limit
     line.bound(limit // 2)
-    assert line.window == limit // 2
+    assert line.window == line.needs == limit // 2
     taken(line, 1, now=now, took_s=0.2, size=128 << 20)
     assert line.window == limit // 2
 

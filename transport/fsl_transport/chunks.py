@@ -113,13 +113,10 @@ class SendStream:
 
     @property
     def is_starved(self) -> bool:
-        """Whether it is for want of credit that nothing is read."""
-        return (
-            self.credit.left <= 0
-            and self.next_chunk < self.chunks
-            and self.reading is None
-            and self.held is None
-        )
+        """Whether it is for want of credit that nothing is read or sent."""
+        if self.held is not None:
+            return not self.credit.fits(len(self.held))
+        return self.credit.left <= 0 and self.next_chunk < self.chunks and self.reading is None
 
     def begin_early(self, limit: int) -> None:
         """Send up to ``limit`` bytes before the receiver accepts."""
@@ -358,9 +355,9 @@ class ReceiveStream:
         return list(range(first, self.expected))
 
     def blocked(self, limit: int, line_window_bytes: int, window_limit_bytes: int) -> bool:
-        """The sender has used all of ``limit``, and could send more. True when the limit was raised.
+        """The next chunk is beyond ``limit``, and its sender could send it. True when the limit was raised.
 
-        ``line_window_bytes`` is what its line needs, as it was measured. Where that was not enough, something else holds the chunks up.
+        ``line_window_bytes`` is what is right for its line, as it was measured. Where that was given and is not enough, chunks wait for something else: for one that was lost.
         """
         if limit < self._widened_at:
             return False  # it has not heard of the last time
@@ -369,7 +366,7 @@ class ReceiveStream:
             return False
         if line_window_bytes > self._window_bytes:
             self._window_bytes = line_window_bytes
-        else:  # chunks wait for one that was lost
+        else:
             wider = max(window_limit_bytes, self._window_bytes)
             self._window_bytes = min(2 * self._window_bytes, wider)
         if not self.credit.widen(self._window_bytes):

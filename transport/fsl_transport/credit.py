@@ -56,7 +56,8 @@ class Granting:
         target = self.consumed + window_bytes
         step = min(window_bytes // 4, window_bytes - self.largest, STEP_LIMIT_BYTES)
         rises = target > self.limit and target - self.limit >= step
-        if not rises and self.consumed - self._told < max(self.largest, step):
+        often = max(min(self.largest, STEP_LIMIT_BYTES), step)  # the sender may have smaller chunks
+        if not rises and self.consumed - self._told < often:
             return False
         self.limit = max(self.limit, target)
         self._told = self.consumed

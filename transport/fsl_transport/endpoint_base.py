@@ -84,6 +84,8 @@ class Endpoint:
         self.settings = settings
         self.open_streams = 0
         self.held_bytes = 0
+        self.extra_bytes = 0
+        self.short: dict[Any, Any] = {}
         self.early_held_bytes = 0
         self.bad_messages = 0
         self._link = link

@@ -65,17 +65,19 @@ AVERAGE_S: Final = 0.25
 
 
 class LineWindow:
-    """``window`` bytes may be under way, over all connections."""
+    """``window`` bytes may be under way, over all connections. ``needs`` is that without allowances for this process and for
+    the size of pieces, and as it is while no base is sought.
+    """
 
     __slots__ = (
         "_average", "_average_bytes", "_average_from", "_best_rate", "_delivered_at", "_fastest_s", "_flat_rounds",
         "_is_filling", "_long_rounds", "_rate_now", "_rate_old", "_rate_since", "_round_from", "_seek_ends_at", "_short_at",
         "_sought_s", "_usual_s", "_was_held_up", "_was_waited_for", "_window_limit",
-        "delivered", "gain", "round_trip_s", "window",
+        "delivered", "gain", "needs", "round_trip_s", "window",
     )  # fmt: skip
 
     def __init__(self, window_limit: int) -> None:
-        self.window = min(FIRST_WINDOW_BYTES, window_limit)
+        self.window = self.needs = min(FIRST_WINDOW_BYTES, window_limit)
         self.round_trip_s = math.inf  # the base
         self.gain = FILLING_GAIN
         self.delivered = 0  # bytes, without those that a loss held up
@@ -110,6 +112,7 @@ class LineWindow:
         """Another limit from now on."""
         self._window_limit = window_limit
         self.window = min(self.window, window_limit)
+        self.needs = min(self.needs, window_limit)
 
     def mark(self, now: float, *, is_empty: bool) -> tuple[int, float]:
         """What to remember of a piece that is sent: bytes delivered so far, and since when. ``is_empty``: nothing is under way."""
@@ -149,6 +152,8 @@ class LineWindow:
         if sent_at >= self._round_from:
             self._end_round(now)
         product = self.rate * self.round_trip_s
+        needs = int(self.gain * product)
+        self.needs = min(max(needs, self.needs) if self._is_filling else needs, self._window_limit)
         if self._seek_ends_at < math.inf:
             window = max(int(product / 2) - piece_bytes, 1)  # one piece is always sent
             self.window = min(window, self._window_limit)

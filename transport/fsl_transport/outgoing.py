@@ -99,7 +99,7 @@ class Sender:
         others = sum(o.machine.credit.limit for o in self._outgoing.values() if o.machine.early)
         self._outgoing[number] = outgoing
         self._use_stripes()
-        line = self._bulk.line.window
+        line = self._bulk.line.needs
         self._road.send_op(self._peer, frames.OFFER, (number, stream_id, chunks, line, meta))
         early_bytes = min(early_bytes, self._settings.early_bytes - others)
         if early_bytes > 0:
@@ -209,7 +209,8 @@ class Sender:
                             break
                     ready = machine.take()
                     if ready is None:
-                        self._tell_blocked(outgoing)
+                        if machine.is_starved:
+                            self._tell_blocked(outgoing)
                         break
                     self._bulk.add(machine.number, machine.round, *ready, machine.chunks)
                     # The others have their turn before this one has its next.
@@ -230,7 +231,7 @@ class Sender:
         limit = machine.credit.limit
         if machine.is_accepted and limit > outgoing.blocked_at:
             outgoing.blocked_at = limit
-            fields = (machine.number, limit, self._bulk.line.window)
+            fields = (machine.number, limit, self._bulk.line.needs)
             self._road.send_op(self._peer, frames.BLOCKED, fields)
 
     def _drain(self) -> None:

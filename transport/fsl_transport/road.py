@@ -32,6 +32,10 @@ class Road(Protocol):
     """Streams that come in, over all sessions of the endpoint: they share the budget."""
     held_bytes: int
     """Received and not written, over all sessions."""
+    extra_bytes: int
+    """Credit that streams began with beyond ``window_bytes``, over all sessions."""
+    short: dict[Any, Any]
+    """Streams, and whose they are, of which something came that there was no room for; they wait for it, the longest first."""
     early_held_bytes: int
     """Received before they were accepted, over all sessions."""
 

@@ -47,9 +47,9 @@ class TransportSettings:
     chunk_limit_bytes: int = field(default=2 * MIB, validator=_positive)
     """Largest chunk of a stream."""
     window_bytes: int = field(default=4 * MIB, validator=_positive)
-    """Byte credit of a stream, that is, what may be sent and not yet written, on top of twice what its line may have under way."""
+    """Byte credit of a stream: what may be sent and not yet written. Or twice what its line needs under way, by measurement, where that is more."""
     window_limit_bytes: int = field(default=64 * MIB, validator=_positive)
-    """What both together are at most; also what one connection may have under way."""
+    """What that is at most; also what all connections of a session may have under way."""
     stripes_limit: int = field(default=64, validator=_positive)
     """Connections for bulk between two peers at most; how many there are is found by measuring."""
     stripes_first: int = field(default=1, validator=_positive)
@@ -57,7 +57,7 @@ class TransportSettings:
     early_bytes: int = field(default=2 * MIB, validator=_positive)
     """What may be under way of a session's streams that nobody has accepted yet, where their owner wants that."""
     budget_bytes: int = field(default=1024 * MIB, validator=_positive)
-    """Received and not written yet, over all streams that come in: many get smaller windows, and a chunk beyond it is asked for again."""
+    """Received and not written yet, over all streams that come in: many get smaller windows, and a chunk beyond it is asked for again when half of it is written."""
     unsent_total_bytes: int = field(default=1024 * MIB, validator=_positive)
     """What may wait inside libzmq for all peers together; what is more is dropped and sent again."""
     control_window: int = field(default=256, validator=_positive)
@@ -119,5 +119,5 @@ class TransportSettings:
         if self.window_limit_bytes < self.window_bytes:
             raise LocalError(
                 f"window_limit_bytes ({self.window_limit_bytes}) must not be below window_bytes"
-                f" ({self.window_bytes}), which grows to it"
+                f" ({self.window_bytes}): it is the most that becomes of it"
             )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 from fsl_transport import frames
 from fsl_transport.arrivals import Arrivals, Assembly, Early
@@ -21,15 +21,20 @@ from fsl_transport.outgoing import Sender
 from fsl_transport.road import Road, Transfer, find
 from fsl_transport.stripe_count import StripeCount
 
+EXTRA_PART: Final = 4
+"""Of the budget, one part in so many is for streams that begin with more than ``window_bytes``."""
+
 
 class _Incoming:
     __slots__ = (
         "assemblies",
         "complete",
+        "extra_bytes",
         "gone",
         "kept",
         "line_bytes",
         "machine",
+        "short_round",
         "sink",
         "stream_id",
         "writing",
@@ -44,6 +49,8 @@ class _Incoming:
         self.complete: dict[int, Buffer] = {}  # whole chunks that wait for those before them
         self.kept: dict[int, int] = {}  # index -> bytes, of both
         self.writing: dict[int, int] = {}  # index -> bytes
+        self.extra_bytes = 0  # of credit that it began with
+        self.short_round = -1  # in which something came that there was no room for
         self.gone = False
 
 
@@ -90,7 +97,7 @@ class Streams(Sender):
         self._road.open_streams += 1
         now = self._road.now()
         early, missed = self._take_early(machine.number)
-        window = self._window(incoming.line_bytes)
+        window = self._first_window(incoming)
         if early:  # all that may be on its way must fit
             window = max(window, self._settings.early_bytes)
         machine.accept(next_chunk, window, self._settings.chunk_limit_bytes, now)
@@ -197,8 +204,13 @@ class Streams(Sender):
         index = chunk.index
         held = self._road.held_bytes
         is_new = index not in incoming.kept
-        if is_new and held and held + chunk.size > self._settings.budget_bytes:
-            return  # the stall timer asks for it when there may be room
+        if is_new and index >= incoming.machine.expected:
+            if chunk.round <= incoming.short_round:
+                return  # its sender will go back to what came before it
+            if held and held + chunk.size > self._settings.budget_bytes:
+                incoming.short_round = incoming.machine.round
+                self._road.short[incoming] = self
+                return
         if not incoming.machine.begin(chunk.round, index, chunk.size, now):
             return
         if is_new:
@@ -266,6 +278,25 @@ class Streams(Sender):
         self._incoming[number] = _Incoming(machine, stream_id, line_bytes)
         self._road.emit(StreamOffered(self._name, stream_id, meta, chunks))
 
+    def _make_use_of_room(self) -> None:
+        """Something was written or given up. Ask for the oldest of what there was no room for: one stream at a time, each of which asks for the next by what it writes."""
+        road = self._road
+        while road.short and road.held_bytes <= self._settings.budget_bytes // 2:
+            incoming = next(iter(road.short))
+            if road.short.pop(incoming).ask_again(incoming):
+                return
+
+    def ask_again(self, incoming: _Incoming) -> bool:
+        """There is room for what was dropped. False when it was asked for meanwhile, after a silence."""
+        machine = incoming.machine
+        if machine.round != incoming.short_round:
+            return False
+        now = self._road.now()
+        machine.ask_again(now)
+        self._road.send_op(self._peer, frames.ACCEPT, machine.accept_fields())
+        self._road.rearm(self._peer, now)
+        return True
+
     def _on_stop(self, fields: list[Any], now: float) -> None:
         incoming = self._incoming.get(fields[0])
         if incoming is not None:
@@ -288,6 +319,7 @@ class Streams(Sender):
         if size is None:
             return  # told twice
         self._road.held_bytes -= size
+        self._make_use_of_room()
         if incoming.gone:
             return
         if not ok:
@@ -325,11 +357,24 @@ class Streams(Sender):
         self._take_early(incoming.machine.number)
         if incoming.machine.round >= 0:
             self._road.open_streams -= 1
+        self._road.extra_bytes -= incoming.extra_bytes
+        self._road.short.pop(incoming, None)
         self._incoming.pop(incoming.machine.number, None)
+        self._make_use_of_room()
+
+    def _first_window(self, incoming: _Incoming) -> int:
+        """What a stream begins with, when nothing is known of its writer. Limits that were told stay, so what streams that begin together get for their lines has a limit of its own."""
+        road, settings = self._road, self._settings
+        least = min(settings.window_bytes, self._window_limit())
+        left = settings.budget_bytes // EXTRA_PART - road.extra_bytes
+        extra = max(0, min(self._window(incoming.line_bytes) - least, left))
+        incoming.extra_bytes = extra
+        road.extra_bytes += extra
+        return least + extra
 
     def _window(self, line_bytes: int) -> int:
-        """The credit for a line that may have so much under way: that twice, since what waits for a piece that was lost is not under way any more."""
-        return min(self._settings.window_bytes + 2 * line_bytes, self._window_limit())
+        """The credit for a line that needs so much under way: that twice, since what waits for a piece that was lost is not under way any more."""
+        return min(max(self._settings.window_bytes, 2 * line_bytes), self._window_limit())
 
     def _window_limit(self) -> int:
         """What a window may be now: all that come in share the budget."""
