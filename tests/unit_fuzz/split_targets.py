@@ -360,7 +360,7 @@ def client_seeds():
         meta = msg.to_wire(msg.AuxiliaryMeta(1, 0))
         name = msg.auxiliary_stream(CROOK, 1)
         return [
-            [frames.DATA, 0, 1, 0, frames.OFFER, 1, name, 1, 0, meta],
+            [frames.DATA, 0, 1, 0, frames.OFFER, 1, name, 1, 1 << 62, meta],
             chunk(1, payload_of),
             0.1,
         ]

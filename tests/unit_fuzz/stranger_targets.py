@@ -317,7 +317,7 @@ def server_seeds():
     said, metas = bodies()
     delta = metas[1] | {"key": f"{CROOK}/1/0/0", "base_digest": ""}
     attach = [frames.DATA, 0, 1, 0, frames.MESSAGE, said[0]]
-    offer = [frames.DATA, 0, 2, 0, frames.OFFER, 1, f"delta:{CROOK}/1/0/0", 1, 0, delta]
+    offer = [frames.DATA, 0, 2, 0, frames.OFFER, 1, f"delta:{CROOK}/1/0/0", 1, 1 << 62, delta]
     made = [
         [attach, offer, *(piece(frame) for frame in coded(MODEL.values)[:1])],
         *([attach, offer, piece(one)] for one in coded(MODEL.values)[1:]),

@@ -343,6 +343,24 @@ def test_a_window_does_not_grow_with_a_slow_writer():
     assert not stream.blocked(500, 60, 60)
 
 
+@pytest.mark.parametrize(("unwritten", "grows"), [(100, True), (101, False)])
+def test_a_writer_is_behind_when_it_has_more_than_a_quarter_of_the_window(unwritten, grows):
+    """Less than that is what it is just about to write."""
+    stream = accepted(window=400, limit=50)
+    take(stream, 0, 0, unwritten, 1.0)
+    assert stream.blocked(400, 400, 2000) == grows
+
+
+def test_what_is_written_is_told_in_time_for_a_sender_with_smaller_chunks():
+    """It stops at its own largest window, of 8 MiB at the least, and a chunk of its own; ours may be larger, and the limit stays where it is."""
+    mib = 1 << 20
+    credit = Granting(64 * mib, 16 * mib)
+    credit.receive(10 * mib)
+    told = [credit.consume(mib, 20 * mib) for _ in range(10)]
+    assert told == [False] * 7 + [True] + [False] * 2
+    assert credit.limit == 64 * mib
+
+
 def test_a_window_that_the_line_does_not_need_is_taken_back_while_the_writer_is_behind():
     """What it holds up waits in memory. The limit that was told stays, and rises again by the narrower window."""
     stream = accepted(window=400, limit=50, chunks=20)

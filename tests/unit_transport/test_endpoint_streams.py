@@ -202,6 +202,25 @@ def test_a_sender_may_claim_any_line_and_gets_no_more_than_the_limits(
     assert limits(theirs, frames.CREDIT, 1) == [grown]
 
 
+def test_a_sender_that_holds_itself_back_does_not_complain(
+    new_settings, world, new_source, new_sink
+):
+    """Its own limit of what is not written is lower than the credit: more of that would be of no use."""
+    ps = world.listener(settings=new_settings(window_bytes=1 << 25, window_limit_bytes=1 << 26))
+    client = world.dialer()  # 8 MiB and a chunk
+    world.until(lambda: client.count(PeerUp))
+    sink, ours = new_sink(hold=True), said(client)
+    world.accept_all(ps, sink)
+    client.endpoint.offer("", "s", {}, new_source([bytes(200_000)] * 64))
+    world.run(20)
+    assert len(sink.got) == 43
+    assert limits(ours, frames.BLOCKED, 1) == []
+    while sink.waiting:
+        sink.release(1)
+        world.run(0.1)
+    assert client.count(StreamSent) == 1
+
+
 def test_those_who_begin_together_share_what_is_more_than_the_usual_credit(
     new_settings, world, new_sink
 ):

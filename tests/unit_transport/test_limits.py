@@ -273,6 +273,123 @@ def test_what_is_received_and_not_written_is_bounded_over_all_peers(
     assert ps.endpoint.held_bytes == 0
 
 
+class Crowd:
+    """A room of four chunks, which the first client's stream fills; the others find none. Nothing is written before it is released."""
+
+    CHUNK = 50_000
+
+    def __init__(self, world, new_settings, new_source, new_sink, *, others, chunks):
+        from fsl_transport import StreamOffered
+
+        self.world = world
+        settings = new_settings(
+            budget_bytes=4 * self.CHUNK,
+            chunk_limit_bytes=self.CHUNK,
+            window_bytes=4 * self.CHUNK,
+        )
+        self.ps = world.listener(settings=settings)
+        self.sinks, self.asked = {}, []
+
+        def take(event):
+            self.sinks[event.peer] = new_sink(hold=True)
+            self.ps.endpoint.accept(event.peer, event.stream_id, self.sinks[event.peer])
+
+        self.ps.on[StreamOffered] = take
+        send_op = self.ps.endpoint.send_op
+
+        def watch(peer, op, fields):
+            if op == frames.ACCEPT and fields[1]:
+                self.asked.append(peer.name)
+            send_op(peer, op, fields)
+
+        self.ps.endpoint.send_op = watch
+        self.clients = {}
+        for name in ("first", *others):
+            one = self.clients[name] = world.dialer(name, settings=settings)
+            world.until(lambda one=one: one.count(PeerUp))
+            count = 4 if name == "first" else chunks
+            one.endpoint.offer("", "s", {}, new_source([bytes(self.CHUNK)] * count))
+            world.run(0.5)
+        assert self.held == 4
+
+    @property
+    def held(self):
+        """Chunks that are in the room."""
+        return self.ps.endpoint.held_bytes // self.CHUNK
+
+    def write(self, name, count=1):
+        """So many chunks of a stream are written."""
+        self.sinks[name].release(count)
+        self.world.run(0.5)
+
+
+@pytest.fixture
+def crowd(memory, new_settings, new_source, new_sink):
+    return lambda *others, chunks=4: Crowd(
+        memory, new_settings, new_source, new_sink, others=others, chunks=chunks
+    )
+
+
+def test_what_found_no_room_is_asked_for_when_half_of_it_is_free_one_after_the_other(crowd):
+    """Earlier, or all at once, most of it would come in vain again."""
+    world = crowd("b", "c")
+    world.write("first")
+    assert world.asked == []
+    world.write("first")
+    assert (world.asked, world.held) == (["b"], 4), "its share is two chunks"
+    world.write("b")
+    assert (world.asked, world.held) == (["b"], 3)
+    world.sinks["b"].release(1)
+    assert world.asked == ["b", "c"]
+    for _ in range(12):
+        for name in world.sinks:
+            world.write(name, len(world.sinks[name].waiting))
+    assert [len(sink.got) for sink in world.sinks.values()] == [4, 4, 4]
+    assert world.ps.endpoint.short == {}
+
+
+def test_what_was_asked_for_after_a_silence_is_not_asked_for_twice(crowd):
+    """It came meanwhile: a second time would bring nothing."""
+    world = crowd("b", chunks=1)
+    world.write("first")
+    world.world.until(lambda: world.asked)
+    world.world.run(0.5)
+    assert len(world.sinks["b"].got) == 1
+    for _ in range(3):
+        world.write("first")
+    assert world.asked == ["b"]
+
+
+@pytest.mark.parametrize("how", ["stopped", "gone"])
+def test_who_gives_up_leaves_the_room_to_the_next(crowd, how):
+    """Nobody waits for what does not come any more."""
+    world = crowd("b", "c", "d")
+    client = world.clients["b"].endpoint
+    end = (lambda: client.cancel("", "s", "enough")) if how == "stopped" else client.close
+    end()
+    world.world.run(0.5 if how == "stopped" else 12)
+    world.asked.clear()
+    assert len(world.ps.endpoint.short) == 2
+    world.sinks["first"].release(2)
+    assert world.asked == ["c"]
+    world.clients["c"].endpoint.cancel("", "s", "before it was asked")
+    world.world.run(0.5)
+    assert world.asked == ["c", "d"]
+
+
+def test_a_chunk_that_comes_again_needs_no_room(crowd):
+    """It is there already: nothing is missing, and nothing is asked for."""
+    world = crowd("b")
+    (waiting,) = world.ps.endpoint.short
+    assert waiting.machine.number == 1
+    streams = world.ps.endpoint._peers["first"].streams
+    again = bytes(Crowd.CHUNK)
+    streams.handle_chunk(
+        frames.Chunk(b"", 1, 0, 0, 0, Crowd.CHUNK, 0, 99, False, again), world.ps.endpoint.now()
+    )
+    assert list(world.ps.endpoint.short) == [waiting]
+
+
 class SlowDisk:
     """One writer for all streams: a chunk at a time."""
 

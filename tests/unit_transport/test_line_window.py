@@ -4,6 +4,7 @@ import pytest
 from simulated_line import Conditions, Line
 
 from fsl_transport.line_window import (
+    BUSY_LOOP_S,
     FILLING_GAIN,
     FIRST_WINDOW_BYTES,
     LEAST_GAIN,
@@ -104,6 +105,23 @@ def test_the_gain_grows_while_losses_and_not_a_queue_hold_it_up():
     assert line.gain == MOST_GAIN
     taken(line, 20, now=now, took_s=0.4, waits=True, held_up=True)
     assert line.gain == LEAST_GAIN, "a queue"
+
+
+def test_what_the_line_needs_is_without_allowances():
+    """For a receiver's credit: what waits in this process, and how large a piece is, has nothing to do with the line."""
+    line = LineWindow(1 << 30)
+    assert line.needs == FIRST_WINDOW_BYTES
+    now = taken(line, 1, now=1.0, took_s=0.1)
+    product = line.rate * line.round_trip_s
+    assert line.needs == pytest.approx(FILLING_GAIN * product, rel=0.01)
+    assert line.window == pytest.approx(line.needs + line.rate * BUSY_LOOP_S + 2 * 16_384, rel=0.01)
+    needs = line.needs
+    now = taken(line, 1, now=now + 3.0, took_s=0.1, size=1000)
+    now = taken(line, 1, now=now + 3.0, took_s=0.1, size=1000)
+    assert line.rate < needs
+    assert line.needs == needs, "it takes nothing back while it is being filled"
+    line.bound(1000)
+    assert line.needs == 1000
 
 
 def test_what_a_loss_held_up_is_no_speed():
