@@ -500,13 +500,27 @@ def test_lossy_bulk_lane(seed, sizes, loss, window, unwritten):
     assert got == data
 
 
+def began_early(*sizes):
+    """A sender that sent chunks of so many bytes on its own account, and reads the next one."""
+    early = SendStream(1, 9, 1000)
+    early.begin_early(20)
+    for size in sizes:
+        _, serial = early.next_read()
+        early.delivered(serial, bytes(size))
+        assert early.take() is not None
+    reading = early.next_read()  # one ahead, as always
+    assert not early.is_accepted
+    return early, reading
+
+
 def test_a_sender_that_began_early_is_like_any_other_once_it_is_accepted():
     """Credit counts by place in the stream: what was sent early and is not wanted must not count."""
 
-    def story(machine, first):
+    def story(machine, first, reading=None):
         machine.accept(0, first, 0, 100)
         for _ in range(2):
-            index, serial = machine.next_read()
+            index, serial = reading or machine.next_read()
+            reading = None
             machine.delivered(serial, bytes(7))
             assert machine.take() == (index, bytes(7))
         machine.grant(120, first + 1)
@@ -520,16 +534,25 @@ def test_a_sender_that_began_early_is_like_any_other_once_it_is_accepted():
         )
 
     for first in (2, 3):
-        early = SendStream(1, 9, 1000)
-        early.begin_early(20)
-        for size in (8, 9):
-            _, serial = early.next_read()
-            early.delivered(serial, bytes(size))
-            assert early.take() is not None
-        assert early.next_read() is not None  # reads one ahead, as always
-        assert not early.is_accepted
-        assert story(early, first) == story(SendStream(1, 9, 1000), first)
+        early, reading = began_early(8, 9)
+        told = story(early, first, reading if first == 2 else None)
+        assert told == story(SendStream(1, 9, 1000), first)
         assert early.is_accepted
+
+
+@pytest.mark.parametrize(("first", "sent"), [(0, 17), (1, 9), (2, 0)])
+def test_what_was_sent_early_and_is_wanted_is_not_sent_again(first, sent):
+    """In the same round it might be cut otherwise by then, and pieces that overlap are an error."""
+    early, (index, serial) = began_early(8, 9)
+    early.accept(0, first, 0, 100)
+    assert early.next_read() is None, "it reads already"
+    early.delivered(serial, bytes(5))
+    assert early.take() == (index, bytes(5)) == (2, bytes(5))
+    assert early.credit.left == 100 - sent - 5
+    early.grant(100, 3)
+    assert early._written == early._place == sent + 5
+    early.accept(1, 3, sent + 5, 200)
+    assert early.credit.left == 200 - sent - 5
 
 
 def test_nothing_but_accept_answers_an_early_sender():

@@ -126,7 +126,7 @@ def test_many_streams_share_the_budget(world, new_settings, new_source, new_sink
             sink.release()
         world.run(0.2)
     assert sum(sink.unwritten for sink in sinks) <= 3 << 19
-    assert ps.endpoint.open_streams == 8 - ps.count(StreamReceived)
+    assert ps.endpoint.room.streams == 8 - ps.count(StreamReceived)
 
 
 def said(node):
@@ -241,7 +241,7 @@ def test_those_who_begin_together_share_what_is_more_than_the_usual_credit(
     for number in range(2, 6):
         send_op(peer, frames.STOP, (number, "it is not needed any more"))
     world.run(1)
-    assert ps.endpoint.extra_bytes == 0
+    assert ps.endpoint.room.extra_bytes == 0
 
 
 def test_a_slow_source_survives_the_stall_clock(world, pair, new_source, new_sink):

@@ -8,11 +8,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fsl_transport import HelloReceived, Lane, LocalError, MessageReceived, PeerDown, PeerUp, frames
+from fsl_transport import (
+    HelloReceived,
+    Lane,
+    LocalError,
+    MessageReceived,
+    PeerDown,
+    PeerUp,
+    StreamOffered,
+    StreamSent,
+    frames,
+)
 from fsl_transport.buckets import Bucket, Buckets, Rate
+from fsl_transport.chunks import RESUMES_LIMIT
 from fsl_transport.doorkeeper import Doorkeeper, descriptors
 from fsl_transport.frames import Ack, Beat, Data
 from fsl_transport.gate import HelloGate, SpeechGate
+from fsl_transport.room import ASKED_IN_VAIN_LIMIT, Guest, Room
 from fsl_transport.settings import TransportSettings
 
 SESSION = b"s" * 8
@@ -239,7 +251,7 @@ def test_what_is_received_and_not_written_is_bounded_over_all_peers(
     memory, new_settings, new_source, new_sink
 ):
     """The window of each stream alone would allow ten times the budget; all arrive in the end."""
-    from fsl_transport import StreamOffered, StreamReceived
+    from fsl_transport import StreamReceived
 
     budget, chunk = 400_000, 50_000
     settings = new_settings(budget_bytes=budget, chunk_limit_bytes=chunk, window_bytes=4 * chunk)
@@ -261,7 +273,7 @@ def test_what_is_received_and_not_written_is_bounded_over_all_peers(
     most = 0
     for _ in range(400):
         memory.run(0.5)
-        most = max(most, ps.endpoint.held_bytes)
+        most = max(most, ps.endpoint.room.taken_bytes)
         for sink in sinks.values():
             while sink.waiting:
                 done, _ = sink.waiting.pop(0)
@@ -270,7 +282,7 @@ def test_what_is_received_and_not_written_is_bounded_over_all_peers(
             break
     assert ps.count(StreamReceived) == 20
     assert most <= budget
-    assert ps.endpoint.held_bytes == 0
+    assert ps.endpoint.room.taken_bytes == 0
 
 
 class Crowd:
@@ -278,14 +290,13 @@ class Crowd:
 
     CHUNK = 50_000
 
-    def __init__(self, world, new_settings, new_source, new_sink, *, others, chunks):
-        from fsl_transport import StreamOffered
-
+    def __init__(self, world, new_settings, new_source, new_sink, *, others, chunks, **changes):
         self.world = world
         settings = new_settings(
             budget_bytes=4 * self.CHUNK,
             chunk_limit_bytes=self.CHUNK,
             window_bytes=4 * self.CHUNK,
+            **changes,
         )
         self.ps = world.listener(settings=settings)
         self.sinks, self.asked = {}, []
@@ -310,12 +321,17 @@ class Crowd:
             count = 4 if name == "first" else chunks
             one.endpoint.offer("", "s", {}, new_source([bytes(self.CHUNK)] * count))
             world.run(0.5)
-        assert self.held == 4
+        assert self.held == self.room.writing_bytes // self.CHUNK == 4
+
+    @property
+    def room(self):
+        """The server's."""
+        return self.ps.endpoint.room
 
     @property
     def held(self):
         """Chunks that are in the room."""
-        return self.ps.endpoint.held_bytes // self.CHUNK
+        return self.ps.endpoint.room.taken_bytes // self.CHUNK
 
     def write(self, name, count=1):
         """So many chunks of a stream are written."""
@@ -325,8 +341,8 @@ class Crowd:
 
 @pytest.fixture
 def crowd(memory, new_settings, new_source, new_sink):
-    return lambda *others, chunks=4: Crowd(
-        memory, new_settings, new_source, new_sink, others=others, chunks=chunks
+    return lambda *others, chunks=4, **changes: Crowd(
+        memory, new_settings, new_source, new_sink, others=others, chunks=chunks, **changes
     )
 
 
@@ -345,19 +361,126 @@ def test_what_found_no_room_is_asked_for_when_half_of_it_is_free_one_after_the_o
         for name in world.sinks:
             world.write(name, len(world.sinks[name].waiting))
     assert [len(sink.got) for sink in world.sinks.values()] == [4, 4, 4]
-    assert world.ps.endpoint.short == {}
+    assert world.ps.endpoint.room.waiting == []
 
 
-def test_what_was_asked_for_after_a_silence_is_not_asked_for_twice(crowd):
-    """It came meanwhile: a second time would bring nothing."""
+def test_who_waits_for_room_is_not_asked_because_it_is_silent(crowd):
+    """It would send into a full room, again and again, and its patience would be that of a bad line."""
     world = crowd("b", chunks=1)
-    world.write("first")
-    world.world.until(lambda: world.asked)
-    world.world.run(0.5)
-    assert len(world.sinks["b"].got) == 1
-    for _ in range(3):
-        world.write("first")
+    world.world.run(60)
+    assert world.asked == []
+    (waiting,) = world.ps.endpoint.room.waiting
+    patience = waiting.machine._patience_s, waiting.machine._wait_s
+    world.write("first", 4)
     assert world.asked == ["b"]
+    assert (waiting.machine._patience_s, waiting.machine._wait_s) == patience
+    world.write("b")
+    assert world.clients["b"].count(StreamSent) == 1
+
+
+def test_who_was_asked_and_does_not_answer_keeps_nobody_waiting(crowd):
+    """Room is made by who writes; where nobody writes, time asks the next one."""
+    calm = {"heartbeat_every_s": 100, "expire_after_s": 300, "stall_s": 100}
+    world = crowd(*"bcdefgh", chunks=1, **calm)
+    for name in "bcdefg":
+        world.world.network.cut(name, "ps")
+    world.world.run(2)  # it looks, in vain
+    world.sinks["first"].release()
+    assert world.asked == ["b", "c", "d", "e"]
+    world.world.run(1.5)
+    assert len(world.sinks["h"].got) == 1
+
+
+def test_a_room_full_of_chunks_that_wait_for_earlier_ones_is_no_deadlock(
+    memory, new_settings, new_source, new_sink
+):
+    """Pieces overtake each other: the second chunk of each stream may have taken all the room, and the first of none finds any."""
+    chunk = 50_000
+    settings = new_settings(budget_bytes=4 * chunk, chunk_limit_bytes=chunk, window_bytes=4 * chunk)
+    ps = memory.listener(settings=settings)
+    ps.on[StreamOffered] = lambda e: ps.endpoint.accept(e.peer, e.stream_id, new_sink())
+    clients = [memory.dialer(f"c{number}", settings=settings) for number in range(2)]
+    memory.until(lambda: all(one.count(PeerUp) for one in clients))
+    sources = [new_source([bytes(chunk)] * count, later=True) for count in (4, 2)]
+    for one, source in zip(clients, sources, strict=True):
+        one.endpoint.offer("", "s", {}, source)
+    memory.until(lambda: all(source.waiting for source in sources))
+    for one, source in zip(clients, sources, strict=True):
+        streams = ps.endpoint._peers[one.name].streams
+        for index in range(1, source.chunks):  # within their credit, and one of them not whole
+            part = bytes(9 if index == 3 else chunk)
+            piece = frames.Chunk(b"", 1, 0, index, 0, chunk, 0, 1, False, part)
+            streams._take_piece(streams._incoming[1], piece, ps.endpoint.now())
+    assert ps.endpoint.room.taken_bytes == 4 * chunk
+    begun = memory.scheduler.time()
+    while not all(one.count(StreamSent) for one in clients):
+        for source in sources:
+            while source.waiting:
+                deliver, data = source.waiting.pop(0)
+                deliver(data)
+        memory.run(0.05)
+        for peer in ps.endpoint._peers.values():
+            for one in peer.streams._incoming.values():
+                assert {*one.complete, *one.assemblies} == {*one.kept}, "what is dropped is gone"
+        assert memory.scheduler.time() < begun + 0.6
+    assert ps.endpoint.room.taken_bytes == 0
+
+
+def test_whose_room_is_taken_each_time_is_left_to_its_silence(crowd):
+    """Its sender would end the session after 64 times, and it is honest."""
+    world = crowd("b", chunks=1, stall_s=1000, heartbeat_every_s=100, expire_after_s=300)
+    world.sinks["first"].release()  # it is asked for
+    for _ in range(2 * ASKED_IN_VAIN_LIMIT):
+        world.room.taken_bytes += 4 * Crowd.CHUNK  # somebody who is nearer
+        world.world.run(0.5)
+        world.room.taken_bytes -= 4 * Crowd.CHUNK
+        world.room.use(world.ps.endpoint.settings)
+    assert len(world.asked) in {ASKED_IN_VAIN_LIMIT, ASKED_IN_VAIN_LIMIT + 1}
+    assert world.ps.count(PeerDown) == 0
+
+
+def test_nobody_is_asked_for_ever_in_vain():
+    """Somebody else may take the room each time just before, and a sender takes 64 resumes that bring nothing for an error."""
+    guest = Guest()
+    for _ in range(ASKED_IN_VAIN_LIMIT):
+        assert guest.is_worth_asking(3)
+        guest.asked(3)
+    assert not guest.is_worth_asking(3)
+    assert not guest.is_worth_asking(2)
+    assert guest.is_worth_asking(4)
+    guest.asked(4)
+    assert guest.is_worth_asking(4)
+    assert 2 * ASKED_IN_VAIN_LIMIT <= RESUMES_LIMIT
+
+
+@pytest.mark.parametrize(
+    ("taken", "writing", "asks"),
+    [(5, 1, True), (6, 1, False), (6, 0, True), (9, 0, True), (10, 0, False), (0, 0, True)],
+)
+def test_there_is_room_when_half_is_free_or_nobody_else_makes_any(taken, writing, asks):
+    """A room that is half full of what waits for something else is of use all the same."""
+    settings = TransportSettings(budget_bytes=20 << 20)
+    room, asked = Room(), []
+    room.taken_bytes, room.writing_bytes = 2 * taken << 20, writing << 20
+    for name in "ab":
+        room.wait(name, lambda name=name: asked.append(name) or True)
+    room.use(settings)
+    assert asked == (["a"] if asks else [])
+    assert room.waiting == (["b"] if asks else ["a", "b"])
+
+
+def test_who_does_not_need_it_any_more_is_passed_over():
+    """The next one is asked in its place, and nobody twice."""
+    room, asked = Room(), []
+    room.wait("a", lambda: asked.append("a") or False)
+    room.wait("b", lambda: asked.append("b") or True)
+    room.wait("a", pytest.fail)
+    room.wait("c", pytest.fail)
+    room.leave("c", Guest())
+    room.use(TransportSettings())
+    assert asked == ["a", "b"]
+    room.use(TransportSettings())
+    assert asked == ["a", "b"]
 
 
 @pytest.mark.parametrize("how", ["stopped", "gone"])
@@ -369,7 +492,7 @@ def test_who_gives_up_leaves_the_room_to_the_next(crowd, how):
     end()
     world.world.run(0.5 if how == "stopped" else 12)
     world.asked.clear()
-    assert len(world.ps.endpoint.short) == 2
+    assert len(world.ps.endpoint.room.waiting) == 2
     world.sinks["first"].release(2)
     assert world.asked == ["c"]
     world.clients["c"].endpoint.cancel("", "s", "before it was asked")
@@ -380,14 +503,14 @@ def test_who_gives_up_leaves_the_room_to_the_next(crowd, how):
 def test_a_chunk_that_comes_again_needs_no_room(crowd):
     """It is there already: nothing is missing, and nothing is asked for."""
     world = crowd("b")
-    (waiting,) = world.ps.endpoint.short
+    (waiting,) = world.ps.endpoint.room.waiting
     assert waiting.machine.number == 1
     streams = world.ps.endpoint._peers["first"].streams
     again = bytes(Crowd.CHUNK)
     streams.handle_chunk(
         frames.Chunk(b"", 1, 0, 0, 0, Crowd.CHUNK, 0, 99, False, again), world.ps.endpoint.now()
     )
-    assert list(world.ps.endpoint.short) == [waiting]
+    assert list(world.ps.endpoint.room.waiting) == [waiting]
 
 
 class SlowDisk:
@@ -419,7 +542,7 @@ def test_more_than_there_is_room_for_is_written_at_the_writers_pace(
     mem_world, new_source, clients, budget_mib
 ):
     """All clients of a round upload at once. What found no room is asked for when there is some, and not after a silence of 10 s."""
-    from fsl_transport import Conditions, StreamOffered, StreamSent
+    from fsl_transport import Conditions
 
     world = mem_world(Conditions(delay_s=0.02, bytes_per_s=1.25e9))
     settings = TransportSettings(budget_bytes=budget_mib << 20)
@@ -437,10 +560,11 @@ def test_more_than_there_is_room_for_is_written_at_the_writers_pace(
         one.endpoint.offer("", "second", {}, new_source([chunk] * 16))
     while not all(one.count(StreamSent) == 2 for one in dialers):
         world.run(0.05)
-        most = max(most, ps.endpoint.held_bytes)
+        most = max(most, ps.endpoint.room.taken_bytes)
         assert world.scheduler.time() - begun < 0.16 * clients + 1.0
     assert most <= budget_mib << 20
-    assert ps.endpoint.held_bytes == ps.endpoint.extra_bytes == len(ps.endpoint.short) == 0
+    room = ps.endpoint.room
+    assert (room.taken_bytes, room.writing_bytes, room.extra_bytes, room.waiting) == (0, 0, 0, [])
 
 
 @pytest.mark.parametrize(("soft", "got"), [(256, 10_240), (20_000, 20_000)])

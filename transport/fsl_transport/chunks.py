@@ -25,7 +25,7 @@ Sender     state     event                           -> state     effect
            OFFERED   decline                         -> (gone)    StreamDeclined
            EARLY     read delivered, early bytes     -> EARLY     CHUNK of round 0
            EARLY     accept(0)                       -> SENDING   goes on where it is
-           EARLY     accept(chunk)                   -> SENDING   reads from chunk on
+           EARLY     accept(chunk)                   -> SENDING   goes on, at chunk at the least
            SENDING   read delivered, credit there    -> SENDING   CHUNK
            SENDING   read delivered, no credit       -> SENDING   holds it
            SENDING   credit                          -> SENDING   held CHUNK, next read
@@ -40,6 +40,7 @@ Receiver   OFFERED   accept                          -> TAKING    ACCEPT round 0
            TAKING    blocked, writer keeps up        -> TAKING    CREDIT, wider window
            TAKING    blocked, writer is behind       -> TAKING    window no wider than the line needs
            TAKING    stall                           -> TAKING    ACCEPT round + 1
+           TAKING    no room, and then there is      -> TAKING    ACCEPT round + 1
            TAKING    written                         -> TAKING    CREDIT, now and then
            TAKING    last chunk written              -> (gone)    DONE, StreamReceived
            TAKING    write failed                    -> (gone)    ABORT, StreamFailed
@@ -50,6 +51,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Container
 from typing import Final
 
 from fsl_transport.credit import Granting, Spending
@@ -131,13 +133,19 @@ class SendStream:
         if not chunk:
             self.credit.grant(limit)
             return
-        # It has the first ones from before; what was sent of them is dropped there.
-        self.confirmed = self._asked_to = self.next_chunk = chunk
-        self._place = self._written = 0
-        self._ends.clear()
-        self.held = self.reading = None
+        # It has the first ones from before; what was sent of them is dropped there. Of the others nothing is sent again: cut otherwise in the same round it would not fit.
+        self.confirmed = self._asked_to = chunk
         self.credit = Spending()
-        self.credit.resume(received, limit)
+        if chunk <= self.next_chunk:
+            ends = [self._ends.popleft() for _ in range(chunk)]
+            self._ends = deque(end - ends[-1] for end in self._ends)
+            self._place -= ends[-1]
+        else:
+            self.next_chunk = chunk
+            self._place = 0
+            self._ends.clear()
+            self.held = self.reading = None
+        self.credit.resume(received + self._place, limit)
 
     def accept(self, round_: int, chunk: int, received: int, limit: int) -> None:
         """Start, or go back to ``chunk``; the receiver holds ``received`` bytes before it."""
@@ -304,8 +312,23 @@ class ReceiveStream:
         self._advanced_at = now
         self._deadline = now + self._stall_s
 
-    def ask_again(self, now: float) -> None:
-        """Something that was sent is known to be lost: send ``accept_fields`` again."""
+    def beyond_the_gap(self, kept: Container[int]) -> int:
+        """The first chunk of which nothing is kept: what comes after it cannot be written before that one."""
+        index = self.expected
+        while index in kept:
+            index += 1
+        return index
+
+    def forget(self, index: int) -> None:
+        """A chunk that is kept and was not written is dropped: its sender will send it again."""
+        self._sizes_sum -= self._sizes.pop(index)
+        self._ready.discard(index)
+
+    def ask_again(self, now: float, *, is_for_room: bool = False) -> None:
+        """Something that was sent is known to be lost: send ``accept_fields`` again. ``is_for_room``: by us, which says nothing of the line."""
+        if is_for_room:
+            self._advanced_at = now
+            self._wait_s = self._patience_s
         self.round += 1
         self._deadline = now + self._wait_s
 
@@ -383,6 +406,10 @@ class ReceiveStream:
             self._deadline = now + self._wait_s
         window_bytes = self._window_bytes = min(self._window_bytes, window_limit_bytes)
         return self.credit.consume(size, window_bytes) and self.expected < self.chunks
+
+    def put_off(self, now: float, seconds: float) -> None:
+        """What is missing is not lost: there is no room for it here. Look again in so many seconds, without less patience."""
+        self._deadline = now + seconds
 
     @property
     def is_complete(self) -> bool:

@@ -39,6 +39,7 @@ from fsl_transport.link import (
 )
 from fsl_transport.reliable import BeatDue, Session
 from fsl_transport.road import Transfer
+from fsl_transport.room import Room
 from fsl_transport.settings import TransportSettings
 from fsl_transport.streams import Streams
 from fsl_transport.stripe_count import StripeCount
@@ -82,10 +83,7 @@ class Endpoint:
     ) -> None:
         self.name = check_name(name)
         self.settings = settings
-        self.open_streams = 0
-        self.held_bytes = 0
-        self.extra_bytes = 0
-        self.short: dict[Any, Any] = {}
+        self.room = Room()
         self.early_held_bytes = 0
         self.bad_messages = 0
         self._link = link

@@ -121,7 +121,7 @@ class Sender:
         number, round_, chunk, received, limit = fields
         outgoing = self._outgoing.get(number)
         if outgoing is not None:
-            if round_ or chunk:  # it reads again, or begins further on than what was sent early
+            if round_:  # it reads again
                 self._bulk.forget(number)
             outgoing.machine.accept(round_, chunk, received, limit)
             self._pump(outgoing)

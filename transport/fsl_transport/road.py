@@ -9,6 +9,7 @@ from attrs import frozen
 
 from fsl_transport.events import TransportEvent
 from fsl_transport.link import Buffer
+from fsl_transport.room import Room
 from fsl_transport.settings import TransportSettings
 
 
@@ -28,14 +29,8 @@ class Road(Protocol):
     """What the streams of one session need from the endpoint."""
 
     settings: TransportSettings
-    open_streams: int
-    """Streams that come in, over all sessions of the endpoint: they share the budget."""
-    held_bytes: int
-    """Received and not written, over all sessions."""
-    extra_bytes: int
-    """Credit that streams began with beyond ``window_bytes``, over all sessions."""
-    short: dict[Any, Any]
-    """Streams, and whose they are, of which something came that there was no room for; they wait for it, the longest first."""
+    room: Room
+    """For what is received and not written, over all sessions."""
     early_held_bytes: int
     """Received before they were accepted, over all sessions."""
 

@@ -57,7 +57,7 @@ class TransportSettings:
     early_bytes: int = field(default=2 * MIB, validator=_positive)
     """What may be under way of a session's streams that nobody has accepted yet, where their owner wants that."""
     budget_bytes: int = field(default=1024 * MIB, validator=_positive)
-    """Received and not written yet, over all streams that come in: many get smaller windows, and a chunk beyond it is asked for again when half of it is written."""
+    """Received and not written yet, over all streams that come in: many get smaller windows, and what finds no room is asked for again when there is some (``room.py``)."""
     unsent_total_bytes: int = field(default=1024 * MIB, validator=_positive)
     """What may wait inside libzmq for all peers together; what is more is dropped and sent again."""
     control_window: int = field(default=256, validator=_positive)

@@ -19,18 +19,19 @@ from fsl_transport.frames import Chunk, Data, Probe
 from fsl_transport.link import Buffer, ChunkSink
 from fsl_transport.outgoing import Sender
 from fsl_transport.road import Road, Transfer, find
+from fsl_transport.room import Guest
 from fsl_transport.stripe_count import StripeCount
 
-EXTRA_PART: Final = 4
-"""Of the budget, one part in so many is for streams that begin with more than ``window_bytes``."""
+LOOK_AGAIN_S: Final = 1.0
+"""A stream that waits for room looks whether there is some, should nobody tell it."""
 
 
 class _Incoming:
     __slots__ = (
         "assemblies",
         "complete",
-        "extra_bytes",
         "gone",
+        "guest",
         "kept",
         "line_bytes",
         "machine",
@@ -49,7 +50,7 @@ class _Incoming:
         self.complete: dict[int, Buffer] = {}  # whole chunks that wait for those before them
         self.kept: dict[int, int] = {}  # index -> bytes, of both
         self.writing: dict[int, int] = {}  # index -> bytes
-        self.extra_bytes = 0  # of credit that it began with
+        self.guest = Guest()
         self.short_round = -1  # in which something came that there was no room for
         self.gone = False
 
@@ -94,10 +95,10 @@ class Streams(Sender):
                 f"stream {stream_id!r} cannot go on at chunk {next_chunk} of {machine.chunks}"
             )
         incoming.sink = sink
-        self._road.open_streams += 1
+        self._road.room.streams += 1
         now = self._road.now()
         early, missed = self._take_early(machine.number)
-        window = self._first_window(incoming)
+        window = self._road.room.first_window(self._settings, incoming.line_bytes, incoming.guest)
         if early:  # all that may be on its way must fit
             window = max(window, self._settings.early_bytes)
         machine.accept(next_chunk, window, self._settings.chunk_limit_bytes, now)
@@ -202,20 +203,19 @@ class Streams(Sender):
 
     def _take_piece(self, incoming: _Incoming, chunk: Chunk, now: float) -> None:
         index = chunk.index
-        held = self._road.held_bytes
+        room = self._road.room
         is_new = index not in incoming.kept
         if is_new and index >= incoming.machine.expected:
             if chunk.round <= incoming.short_round:
                 return  # its sender will go back to what came before it
-            if held and held + chunk.size > self._settings.budget_bytes:
-                incoming.short_round = incoming.machine.round
-                self._road.short[incoming] = self
+            if not room.fits(self._settings, chunk.size):
+                self._find_no_room(incoming)
                 return
         if not incoming.machine.begin(chunk.round, index, chunk.size, now):
             return
         if is_new:
             incoming.kept[index] = chunk.size
-            self._road.held_bytes += chunk.size
+            room.taken_bytes += chunk.size
         data = chunk.payload
         if len(data) != chunk.size:
             assembly = incoming.assemblies.get(index)
@@ -232,10 +232,26 @@ class Streams(Sender):
         incoming.complete[index] = data
         self._write_ready(incoming, index)
 
+    def _find_no_room(self, incoming: _Incoming) -> None:
+        """Something of a stream is dropped. What comes after it is dropped as well: it could only be written after it, and would take the room of all who wait."""
+        machine, room = incoming.machine, self._road.room
+        incoming.short_round = machine.round
+        if incoming.guest.is_worth_asking(machine.expected):
+            room.wait(incoming, partial(self._ask_for, incoming))
+            machine.put_off(self._road.now(), LOOK_AGAIN_S)
+            self._road.rearm(self._peer, self._road.now())
+        gap = machine.beyond_the_gap(incoming.kept)
+        for index in [index for index in incoming.kept if index > gap]:
+            machine.forget(index)
+            room.taken_bytes -= incoming.kept.pop(index)
+            incoming.assemblies.pop(index, None)
+            incoming.complete.pop(index, None)
+
     def _write_ready(self, incoming: _Incoming, index: int) -> None:
         for ready in incoming.machine.arrived(index):
             data = incoming.complete.pop(ready)
-            incoming.writing[ready] = incoming.kept.pop(ready)
+            size = incoming.writing[ready] = incoming.kept.pop(ready)
+            self._road.room.writing_bytes += size
             assert incoming.sink is not None
             incoming.sink.write(ready, data, partial(self._wrote, incoming, ready))
             if incoming.gone:
@@ -250,8 +266,13 @@ class Streams(Sender):
 
     def handle_timer(self, now: float) -> None:
         """Ask again for what stalled."""
+        room = self._road.room
+        room.use(self._settings)  # who was asked may never answer
         for incoming in list(self._incoming.values()):
-            if incoming.machine.handle_timer(now):
+            if room.has_waiting(incoming):
+                if now >= incoming.machine.next_deadline():
+                    incoming.machine.put_off(now, LOOK_AGAIN_S)
+            elif incoming.machine.handle_timer(now):
                 self._road.send_op(self._peer, frames.ACCEPT, incoming.machine.accept_fields())
         if now >= self._bulk.next_deadline():
             for stripe, number in self._bulk.handle_timer(now):
@@ -278,21 +299,14 @@ class Streams(Sender):
         self._incoming[number] = _Incoming(machine, stream_id, line_bytes)
         self._road.emit(StreamOffered(self._name, stream_id, meta, chunks))
 
-    def _make_use_of_room(self) -> None:
-        """Something was written or given up. Ask for the oldest of what there was no room for: one stream at a time, each of which asks for the next by what it writes."""
-        road = self._road
-        while road.short and road.held_bytes <= self._settings.budget_bytes // 2:
-            incoming = next(iter(road.short))
-            if road.short.pop(incoming).ask_again(incoming):
-                return
-
-    def ask_again(self, incoming: _Incoming) -> bool:
+    def _ask_for(self, incoming: _Incoming) -> bool:
         """There is room for what was dropped. False when it was asked for meanwhile, after a silence."""
         machine = incoming.machine
         if machine.round != incoming.short_round:
             return False
+        incoming.guest.asked(machine.expected)
         now = self._road.now()
-        machine.ask_again(now)
+        machine.ask_again(now, is_for_room=True)
         self._road.send_op(self._peer, frames.ACCEPT, machine.accept_fields())
         self._road.rearm(self._peer, now)
         return True
@@ -308,7 +322,9 @@ class Streams(Sender):
         incoming = self._incoming.get(number)
         if incoming is not None and incoming.machine.round >= 0:
             machine = incoming.machine
-            if machine.blocked(limit, self._window(line_bytes), self._window_limit()):
+            room = self._road.room
+            needs = room.window(self._settings, line_bytes)
+            if machine.blocked(limit, needs, room.window_limit(self._settings)):
                 credit = (number, machine.credit.limit, machine.written)
                 self._road.send_op(self._peer, frames.CREDIT, credit)
 
@@ -318,8 +334,10 @@ class Streams(Sender):
         size = incoming.writing.pop(index, None)
         if size is None:
             return  # told twice
-        self._road.held_bytes -= size
-        self._make_use_of_room()
+        room = self._road.room
+        room.taken_bytes -= size
+        room.writing_bytes -= size
+        room.use(self._settings)
         if incoming.gone:
             return
         if not ok:
@@ -329,7 +347,7 @@ class Streams(Sender):
             return
         machine = incoming.machine
         now = self._road.now()
-        if machine.wrote(size, self._window_limit(), now):
+        if machine.wrote(size, room.window_limit(self._settings), now):
             fields = (machine.number, machine.credit.limit, machine.written)
             self._road.send_op(self._peer, frames.CREDIT, fields)
         else:
@@ -350,34 +368,14 @@ class Streams(Sender):
     def _forget(self, incoming: _Incoming) -> None:
         incoming.gone = True
         incoming.sink = None  # what it still writes stays counted until it says so
-        self._road.held_bytes -= sum(incoming.kept.values())
+        room = self._road.room
+        room.taken_bytes -= sum(incoming.kept.values())
         incoming.kept.clear()
         incoming.assemblies.clear()
         incoming.complete.clear()
         self._take_early(incoming.machine.number)
         if incoming.machine.round >= 0:
-            self._road.open_streams -= 1
-        self._road.extra_bytes -= incoming.extra_bytes
-        self._road.short.pop(incoming, None)
+            room.streams -= 1
+        room.leave(incoming, incoming.guest)
         self._incoming.pop(incoming.machine.number, None)
-        self._make_use_of_room()
-
-    def _first_window(self, incoming: _Incoming) -> int:
-        """What a stream begins with, when nothing is known of its writer. Limits that were told stay, so what streams that begin together get for their lines has a limit of its own."""
-        road, settings = self._road, self._settings
-        least = min(settings.window_bytes, self._window_limit())
-        left = settings.budget_bytes // EXTRA_PART - road.extra_bytes
-        extra = max(0, min(self._window(incoming.line_bytes) - least, left))
-        incoming.extra_bytes = extra
-        road.extra_bytes += extra
-        return least + extra
-
-    def _window(self, line_bytes: int) -> int:
-        """The credit for a line that needs so much under way: that twice, since what waits for a piece that was lost is not under way any more."""
-        return min(max(self._settings.window_bytes, 2 * line_bytes), self._window_limit())
-
-    def _window_limit(self) -> int:
-        """What a window may be now: all that come in share the budget."""
-        settings = self._settings
-        share = settings.budget_bytes // max(1, self._road.open_streams)
-        return min(settings.window_limit_bytes, max(settings.chunk_limit_bytes, share))
+        room.use(self._settings)
