@@ -1,5 +1,6 @@
 """Limits on how fast and how much: token buckets, the gate of HELLOs, the gate of speech, totals over all peers."""
 
+import itertools
 import os
 import resource
 import socket
@@ -346,16 +347,14 @@ def crowd(memory, new_settings, new_source, new_sink):
     )
 
 
-def test_what_found_no_room_is_asked_for_when_half_of_it_is_free_one_after_the_other(crowd):
-    """Earlier, or all at once, most of it would come in vain again."""
+def test_what_found_no_room_is_asked_for_one_after_the_other(crowd):
+    """All at once, most of it would come in vain again. For the longest waiting the first room is kept."""
     world = crowd("b", "c")
     world.write("first")
-    assert world.asked == []
+    assert (world.asked, world.held) == (["b"], 4), "before half of it is free"
+    world.world.run(2)
+    assert world.asked == ["b"]
     world.write("first")
-    assert (world.asked, world.held) == (["b"], 4), "its share is two chunks"
-    world.write("b")
-    assert (world.asked, world.held) == (["b"], 3)
-    world.sinks["b"].release(1)
     assert world.asked == ["b", "c"]
     for _ in range(12):
         for name in world.sinks:
@@ -386,7 +385,7 @@ def test_who_was_asked_and_does_not_answer_keeps_nobody_waiting(crowd):
         world.world.network.cut(name, "ps")
     world.world.run(2)  # it looks, in vain
     world.sinks["first"].release()
-    assert world.asked == ["b", "c", "d", "e"]
+    assert world.asked == ["b", "c", "d", "e", "f"]
     world.world.run(1.5)
     assert len(world.sinks["h"].got) == 1
 
@@ -469,6 +468,35 @@ def test_there_is_room_when_half_is_free_or_nobody_else_makes_any(taken, writing
     assert room.waiting == (["b"] if asks else ["a", "b"])
 
 
+def test_room_is_kept_for_the_longest_waiting_until_its_chunk_comes():
+    """Those who are served renew their credit, and would take every chunk's room that is freed."""
+    mib = 1 << 20
+    settings = TransportSettings(budget_bytes=20 * mib)  # chunks of 2
+    room, asked = Room(), []
+    room.taken_bytes = room.writing_bytes = 19 * mib
+    for name in (1, 2, 3):
+        room.wait(name, lambda name=name: asked.append(name) or True)
+    assert room.fits(settings, mib, 4)
+    room.look(settings, 100.0)
+    assert not room.fits(settings, mib, 4)
+    assert room.fits(settings, mib, 1)
+    room.taken_bytes = room.writing_bytes = 18 * mib
+    room.use(settings)
+    assert asked == [1]
+    room.look(settings, 104.0)
+    assert not room.fits(settings, mib, 2), "it is on its way"
+    room.came(1)
+    assert room.fits(settings, mib, 2)
+    room.look(settings, 104.0)
+    assert asked == [1, 2]
+    room.look(settings, 109.0)
+    assert not room.fits(settings, mib, 4)
+    room.look(settings, 109.1)
+    assert asked == [1, 2, 3], "b did not answer"
+    room.leave(3, Guest())
+    assert room.fits(settings, mib, 4)
+
+
 def test_who_does_not_need_it_any_more_is_passed_over():
     """The next one is asked in its place, and nobody twice."""
     room, asked = Room(), []
@@ -486,18 +514,18 @@ def test_who_does_not_need_it_any_more_is_passed_over():
 @pytest.mark.parametrize("how", ["stopped", "gone"])
 def test_who_gives_up_leaves_the_room_to_the_next(crowd, how):
     """Nobody waits for what does not come any more."""
-    world = crowd("b", "c", "d")
+    world = crowd("b", "c", "d", "e")
     client = world.clients["b"].endpoint
     end = (lambda: client.cancel("", "s", "enough")) if how == "stopped" else client.close
     end()
     world.world.run(0.5 if how == "stopped" else 12)
     world.asked.clear()
-    assert len(world.ps.endpoint.room.waiting) == 2
+    assert len(world.ps.endpoint.room.waiting) == 3
     world.sinks["first"].release(2)
-    assert world.asked == ["c"]
+    assert world.asked == ["c", "d"]
     world.clients["c"].endpoint.cancel("", "s", "before it was asked")
     world.world.run(0.5)
-    assert world.asked == ["c", "d"]
+    assert world.asked == ["c", "d", "e"]
 
 
 def test_a_chunk_that_comes_again_needs_no_room(crowd):
@@ -535,6 +563,41 @@ class SlowDisk:
         self.waiting.pop(0)(True)
         if self.waiting:
             self.begin()
+
+
+@pytest.mark.parametrize(("clients", "longest_s"), [(12, 2.0), (20, 3.0), (40, 5.0)])
+def test_of_many_long_uploads_none_starves(mem_world, new_source, clients, longest_s):
+    """More than there is room for, and nobody ends for a minute: those who found room first must not keep it."""
+    from fsl_transport import Conditions
+
+    world = mem_world(Conditions(delay_s=0.02, bytes_per_s=125e6))
+    settings = TransportSettings(budget_bytes=32 << 20)
+    ps, disk = world.listener(settings=settings), SlowDisk(world, 0.02)
+    dialers = [world.dialer(f"c{number}", settings=settings) for number in range(clients)]
+    world.until(lambda: all(one.count(PeerUp) for one in dialers))
+    written = {}
+
+    class Sink:
+        def __init__(self, name):
+            self.name = name
+
+        def write(self, index, data, done):
+            """Count when it came."""
+            written.setdefault(self.name, []).append(world.scheduler.time())
+            disk.write(index, data, done)
+
+    ps.on[StreamOffered] = lambda e: ps.endpoint.accept(e.peer, e.stream_id, Sink(e.peer))
+    chunk = bytes(1 << 20)
+    for one in dialers:
+        one.endpoint.offer("", "long", {}, new_source([chunk] * 4000))
+    world.run(30)
+    assert len(written) == clients
+    begun = world.scheduler.time() - 20  # not the first seconds, in which all come
+    for name, times in written.items():
+        pauses = [b - a for a, b in itertools.pairwise([begun, *(t for t in times if t > begun)])]
+        assert max(pauses) < longest_s, name
+        assert times[-1] > world.scheduler.time() - longest_s, name
+    assert sum(map(len, written.values())) > 0.95 * 30 / 0.02
 
 
 @pytest.mark.parametrize(("clients", "budget_mib"), [(16, 96), (60, 64), (200, 512)])

@@ -141,9 +141,13 @@ class Endpoint:
 
     def accept(self, peer: str, stream_id: str, sink: ChunkSink, next_chunk: int = 0) -> None:
         """Take an offered stream from ``next_chunk`` on; ignored when the offer is gone."""
-        streams = self._streams(peer)
-        if streams is not None:
-            streams.accept(stream_id, sink, next_chunk)
+        found = self._find(peer)
+        if found is None:
+            return
+        try:
+            self._peer_streams(found).accept(stream_id, sink, next_chunk)
+        except PeerError as error:  # in what came early
+            self._violated(found, str(error), self.now())
 
     def decline(self, peer: str, stream_id: str, reason: str) -> None:
         """Send an offer back; ignored when it is gone."""

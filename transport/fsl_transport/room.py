@@ -8,6 +8,7 @@ Rules
   * A chunk that comes into an empty room always fits; another one within the budget.
   * Whose chunk did not fit waits, and is asked for it when no more than half the room is taken, or when a chunk fits and nothing is being written, because then nobody else makes room. The longest
     waiting first, one at a time: what it writes asks the next one, and time does, since who was asked may never answer.
+  * Those who found room renew their credit, and might never leave half of it. So with time room for one chunk is kept for the longest waiting, who is asked as soon as it is there. It is kept until that chunk comes, ``KEPT_S`` at the most.
   * Who was asked ``ASKED_IN_VAIN_LIMIT`` times in a row, and nothing new came of it, is left to its stall timer: its sender takes twice as many for an error.
 """
 
@@ -21,6 +22,7 @@ from fsl_transport.settings import TransportSettings
 EXTRA_PART: Final = 4
 ASKED_IN_VAIN_LIMIT: Final = 32
 """Half of ``chunks.RESUMES_LIMIT``."""
+KEPT_S: Final = 5.0
 
 
 class Guest:
@@ -46,13 +48,23 @@ class Guest:
 class Room:
     """Counts bytes; ``taken_bytes`` are received and not written, of which the writers have ``writing_bytes``."""
 
-    __slots__ = ("_waiting", "extra_bytes", "streams", "taken_bytes", "writing_bytes")
+    __slots__ = (
+        "_kept_for",
+        "_kept_until",
+        "_waiting",
+        "extra_bytes",
+        "streams",
+        "taken_bytes",
+        "writing_bytes",
+    )
 
     def __init__(self) -> None:
         self.streams = 0  # that come in and are accepted
         self.taken_bytes = 0
         self.writing_bytes = 0
         self.extra_bytes = 0
+        self._kept_for: Any = None
+        self._kept_until = 0.0
         self._waiting: dict[Any, Callable[[], bool]] = {}
 
     @property
@@ -77,9 +89,16 @@ class Room:
         self.extra_bytes += guest.extra_bytes
         return least + guest.extra_bytes
 
-    def fits(self, settings: TransportSettings, size: int) -> bool:
-        """Whether a chunk of ``size`` bytes may come in."""
+    def fits(self, settings: TransportSettings, size: int, stream: Any) -> bool:
+        """Whether a chunk of ``stream`` of ``size`` bytes may come in."""
+        kept = self._kept_for is not None and self._kept_for is not stream
+        size += settings.chunk_limit_bytes if kept else 0
         return not self.taken_bytes or self.taken_bytes + size <= settings.budget_bytes
+
+    def came(self, stream: Any) -> None:
+        """A chunk of ``stream`` came in."""
+        if self._kept_for is stream:
+            self._kept_for = None
 
     def wait(self, stream: Any, ask: Callable[[], bool]) -> None:
         """A chunk of ``stream`` did not fit. ``ask`` asks its sender for it, or returns False where that is not needed any more."""
@@ -94,15 +113,29 @@ class Room:
         self.extra_bytes -= guest.extra_bytes
         guest.extra_bytes = 0
         self._waiting.pop(stream, None)
+        self.came(stream)
+
+    def look(self, settings: TransportSettings, now: float) -> None:
+        """Time has passed: keep room for the longest waiting, and ask where there is some."""
+        if self._kept_for is not None and now > self._kept_until:
+            self._kept_for = None
+        if self._kept_for is None and self._waiting:
+            self._kept_for = next(iter(self._waiting))
+            self._kept_until = now + KEPT_S
+        self.use(settings)
 
     def use(self, settings: TransportSettings) -> None:
-        """Something was written or given up, or time has passed: ask the next one, where there is room."""
-        while self._waiting and self._has_some(settings):
-            ask = self._waiting.pop(next(iter(self._waiting)))
-            if ask():
+        """Something was written or given up: ask the next one, where there is room."""
+        while self._waiting:
+            stream = (
+                self._kept_for if self._kept_for in self._waiting else next(iter(self._waiting))
+            )
+            if not self._may_ask(settings, stream):
+                return
+            if self._waiting.pop(stream)():
                 return
 
-    def _has_some(self, settings: TransportSettings) -> bool:
-        if not self.writing_bytes:
-            return self.fits(settings, settings.chunk_limit_bytes)
+    def _may_ask(self, settings: TransportSettings, stream: Any) -> bool:
+        if self._kept_for is stream or not self.writing_bytes:
+            return self.fits(settings, settings.chunk_limit_bytes, stream)
         return self.taken_bytes <= settings.budget_bytes // 2

@@ -208,14 +208,16 @@ class Streams(Sender):
         if is_new and index >= incoming.machine.expected:
             if chunk.round <= incoming.short_round:
                 return  # its sender will go back to what came before it
-            if not room.fits(self._settings, chunk.size):
-                self._find_no_room(incoming)
+            if not room.fits(self._settings, chunk.size, incoming) and not self._make_room(
+                incoming, chunk
+            ):
                 return
         if not incoming.machine.begin(chunk.round, index, chunk.size, now):
             return
         if is_new:
             incoming.kept[index] = chunk.size
             room.taken_bytes += chunk.size
+            room.came(incoming)
         data = chunk.payload
         if len(data) != chunk.size:
             assembly = incoming.assemblies.get(index)
@@ -232,20 +234,24 @@ class Streams(Sender):
         incoming.complete[index] = data
         self._write_ready(incoming, index)
 
-    def _find_no_room(self, incoming: _Incoming) -> None:
-        """Something of a stream is dropped. What comes after it is dropped as well: it could only be written after it, and would take the room of all who wait."""
+    def _make_room(self, incoming: _Incoming, chunk: Chunk) -> bool:
+        """A chunk did not fit. What is kept of its stream beyond a gap, and what comes after it in this round, is dropped: it could only be written after it, and would take the room of all who wait. Whether it fits now."""
         machine, room = incoming.machine, self._road.room
+        if chunk.round < machine.round:
+            return False  # its sender has gone back since
         incoming.short_round = machine.round
         if incoming.guest.is_worth_asking(machine.expected):
             room.wait(incoming, partial(self._ask_for, incoming))
-            machine.put_off(self._road.now(), LOOK_AGAIN_S)
-            self._road.rearm(self._peer, self._road.now())
+            if machine.expected not in incoming.kept:
+                machine.put_off(self._road.now(), LOOK_AGAIN_S)
+                self._road.rearm(self._peer, self._road.now())
         gap = machine.beyond_the_gap(incoming.kept)
         for index in [index for index in incoming.kept if index > gap]:
             machine.forget(index)
             room.taken_bytes -= incoming.kept.pop(index)
             incoming.assemblies.pop(index, None)
             incoming.complete.pop(index, None)
+        return chunk.index <= gap and room.fits(self._settings, chunk.size, incoming)
 
     def _write_ready(self, incoming: _Incoming, index: int) -> None:
         for ready in incoming.machine.arrived(index):
@@ -267,17 +273,26 @@ class Streams(Sender):
     def handle_timer(self, now: float) -> None:
         """Ask again for what stalled."""
         room = self._road.room
-        room.use(self._settings)  # who was asked may never answer
+        room.look(self._settings, now)
         for incoming in list(self._incoming.values()):
-            if room.has_waiting(incoming):
-                if now >= incoming.machine.next_deadline():
-                    incoming.machine.put_off(now, LOOK_AGAIN_S)
-            elif incoming.machine.handle_timer(now):
+            machine = incoming.machine
+            if self._is_short(incoming):
+                if now >= machine.next_deadline():
+                    machine.put_off(now, LOOK_AGAIN_S)
+            elif machine.handle_timer(now):
                 self._road.send_op(self._peer, frames.ACCEPT, incoming.machine.accept_fields())
         if now >= self._bulk.next_deadline():
             for stripe, number in self._bulk.handle_timer(now):
                 self._probe(stripe, number)
             self._drain()
+
+    def _is_short(self, incoming: _Incoming) -> bool:
+        """Whether the chunk that is missing is missing for want of room, which there still is not. A part of it that is lost on its way is not."""
+        machine, room = incoming.machine, self._road.room
+        if machine.round != incoming.short_round or machine.expected in incoming.kept:
+            return False
+        largest = self._settings.chunk_limit_bytes
+        return room.has_waiting(incoming) or not room.fits(self._settings, largest, incoming)
 
     # Operations.
 

@@ -389,6 +389,7 @@ class BulkSender:
             return 2 * self._patience_s
         rate = stripe.rate
         queue_s = 2 * stripe.in_flight / rate if rate else 0.0
+        queue_s = min(queue_s, PATIENCE_LIMIT_S)  # the rate may be of one tiny piece
         return max(self._patience_s, 4 * round_trip_s + queue_s)
 
     # For whoever chooses how many there are.
