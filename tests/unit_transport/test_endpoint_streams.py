@@ -435,6 +435,18 @@ def test_a_receiver_may_have_some_of_it_already(world, pair, new_source, new_sin
     assert sink.content == b"".join(bytes([65 + n]) * 9 for n in range(first, 5))
 
 
+def test_early_bytes_that_make_no_sense_are_the_peers_fault(world, pair, new_sink):
+    """They are looked at when the stream is accepted: the owner that accepts must not hear of it as an error of its own."""
+    ps, client = pair
+    client.endpoint.send_op(client.endpoint._peer, frames.OFFER, (1, "s", 2, 0, {}))
+    world.until(lambda: ps.count(StreamOffered))
+    early = frames.Chunk(b"", 1, 0, 7, 0, 5, 0, 1, False, b"12345")
+    ps.endpoint._peers[client.name].streams.handle_chunk(early, ps.endpoint.now())
+    ps.endpoint.accept(client.name, "s", new_sink())
+    assert [event.reason for event in ps.all(PeerDown)] == ["protocol"]
+    ps.endpoint.accept(client.name, "s", new_sink())
+
+
 def test_what_did_not_fit_is_asked_for_again(world, new_settings, new_source, new_sink):
     """A sender with more room than ours must not make us keep it, nor wait for the stall timer."""
     ps = world.listener(settings=new_settings(early_bytes=400))

@@ -438,6 +438,94 @@ def test_whose_room_is_taken_each_time_is_left_to_its_silence(crowd):
     assert world.ps.count(PeerDown) == 0
 
 
+class Lone:
+    """One stream whose source sends nothing of its own; pieces are handed to the server by hand. The room is as large as it is told."""
+
+    CHUNK = 50_000
+
+    def __init__(self, world, new_settings, new_source, new_sink):
+        self.world, self.sink = world, new_sink()
+        settings = new_settings(
+            budget_bytes=20 * self.CHUNK, chunk_limit_bytes=self.CHUNK, stall_s=3
+        )
+        self.ps, client = world.listener(settings=settings), world.dialer(settings=settings)
+        world.until(lambda: client.count(PeerUp))
+        world.accept_all(self.ps, self.sink)
+        client.endpoint.offer("", "s", {}, new_source([bytes(self.CHUNK)] * 9, later=True))
+        world.until(lambda: self.ps.count(StreamOffered))
+        self.streams = self.ps.endpoint._peers[client.name].streams
+        self.incoming = self.streams._incoming[1]
+
+    def leave(self, chunks):
+        """So many fit; others have the rest, and write."""
+        room = self.ps.endpoint.room
+        room.taken_bytes = (20 - chunks) * self.CHUNK
+        room.writing_bytes = room.taken_bytes
+
+    def piece(self, index, size=CHUNK, *, round_=0):
+        """A piece of a chunk, the first ``size`` bytes."""
+        piece = frames.Chunk(b"", 1, round_, index, 0, self.CHUNK, 0, 1, False, bytes(size))
+        self.streams._take_piece(self.incoming, piece, self.ps.endpoint.now())
+
+
+@pytest.fixture
+def lone(memory, new_settings, new_source, new_sink):
+    return Lone(memory, new_settings, new_source, new_sink)
+
+
+def test_what_a_stream_drops_may_make_room_for_what_it_needs(lone):
+    """It must not be asked again and again for a chunk whose room it took itself."""
+    lone.leave(1)
+    lone.piece(1)
+    lone.piece(0)
+    assert sorted(lone.sink.got) == [0]
+    assert list(lone.incoming.kept) == []
+    assert lone.incoming.short_round == 0, "chunk 1 comes again"
+
+
+def test_what_lies_beyond_the_gap_is_no_use_of_the_room_that_it_makes(lone):
+    """It would be dropped with the next chunk."""
+    lone.leave(1)
+    lone.piece(1)
+    lone.piece(2)
+    assert list(lone.incoming.kept) == []
+
+
+def test_a_chunk_from_before_a_resume_finds_no_room_and_nothing_else_comes_of_it(lone):
+    """The sender has gone back since: what it sends now is not to be dropped for that."""
+    lone.incoming.machine.ask_again(0.0)
+    lone.leave(0)
+    lone.piece(0, round_=0)
+    assert lone.incoming.short_round == -1
+    assert lone.ps.endpoint.room.waiting == []
+
+
+def test_a_part_that_is_lost_on_its_way_is_asked_for_though_the_stream_waits_for_room(lone):
+    """The chunk that is missing has its room: silence about the rest of it is silence."""
+    lone.leave(1)
+    lone.piece(0, 9)
+    lone.piece(1)
+    assert lone.ps.endpoint.room.waiting == [lone.incoming]
+    lone.world.run(2)
+    assert lone.incoming.machine.round == 0
+    lone.world.run(2)
+    assert lone.incoming.machine.round == 1
+
+
+def test_who_was_asked_in_vain_is_not_asked_by_the_stall_timer_either_while_there_is_no_room(lone):
+    """After hours that would be as often as its sender takes for an error."""
+    for _ in range(ASKED_IN_VAIN_LIMIT):
+        lone.incoming.guest.asked(0)
+    lone.leave(0)
+    lone.piece(0)
+    assert lone.ps.endpoint.room.waiting == []
+    lone.world.run(20)
+    assert lone.incoming.machine.round == 0
+    lone.leave(1)
+    lone.world.run(5)
+    assert lone.incoming.machine.round == 1
+
+
 def test_nobody_is_asked_for_ever_in_vain():
     """Somebody else may take the room each time just before, and a sender takes 64 resumes that bring nothing for an error."""
     guest = Guest()

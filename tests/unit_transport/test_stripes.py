@@ -275,6 +275,17 @@ def test_a_lone_stripe_is_probed_before_anything_goes_twice():
     assert bulk.sent_again == 20_000
 
 
+def test_a_tiny_piece_does_not_make_a_patient_stripe():
+    """Five bytes in 0.06 s are no measurement of a line: what is lost after them was waited for for minutes."""
+    bulk = sender()
+    bulk.add(1, 0, 0, bytes(5))
+    send_all(bulk)
+    bulk.taken(0, 1, 1, 0.06)
+    bulk.add(1, 0, 1, bytes(30_000))
+    assert send_all(bulk, 1.0)
+    assert bulk.next_deadline() < 1.0 + 11
+
+
 def test_a_gap_is_a_loss():
     """A stripe keeps its order, so that a younger piece's arrival proves an older one's loss."""
     bulk = sender()
