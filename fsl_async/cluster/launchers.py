@@ -8,6 +8,7 @@ import fcntl
 import os
 import signal
 import tempfile
+from asyncio.subprocess import Process
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO, Protocol
@@ -159,6 +160,27 @@ class _Said:
         return (self._cut + read)[-_MOST_BYTES:]
 
 
+async def _start(words: Sequence[str], out: IO[bytes], err: IO[bytes]) -> Process:
+    """Start a program in a session of its own. Cancelled while it starts, it is ended, with what it has started by then. Raises OSError."""
+    starting = asyncio.ensure_future(
+        asyncio.create_subprocess_exec(
+            *words,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=out,
+            stderr=err,
+            start_new_session=True,
+        )
+    )
+    try:
+        return await asyncio.shield(starting)
+    except asyncio.CancelledError:
+        with contextlib.suppress(OSError):
+            process = await starting
+            os.killpg(process.pid, signal.SIGKILL)
+            await process.wait()
+        raise
+
+
 async def ask(words: Sequence[str], limit_s: float = ASK_S) -> str:
     """Run a program to its end and return the end of what it printed; raises LaunchError unless it exits 0 within `limit_s`.
 
@@ -174,13 +196,7 @@ async def ask(words: Sequence[str], limit_s: float = ASK_S) -> str:
             out_file = files.enter_context(tempfile.TemporaryFile())
             err_file = files.enter_context(tempfile.TemporaryFile())
             out, err = _Said(out_file), _Said(err_file)
-            process = await asyncio.create_subprocess_exec(
-                *words,
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=out_file,
-                stderr=err_file,
-                start_new_session=True,
-            )
+            process = await _start(words, out_file, err_file)
         except OSError as error:
             raise LaunchError(f"cannot run {words[0]}: {error.strerror or error}") from None
         ended = asyncio.ensure_future(process.wait())

@@ -191,6 +191,29 @@ def test_a_program_that_does_not_end_takes_what_it_started_with_it(tmp_path, loo
             os.kill(int(said.read_text()), signal.SIGKILL)
 
 
+@pytest.mark.parametrize("loop", [asyncio.run, uvloop.run])
+def test_a_program_whose_launch_is_cancelled_while_it_starts_is_not_left_behind(tmp_path, loop):
+    """Nobody would have its number any more."""
+    script, said = tmp_path / "launch", tmp_path / "pid"
+    script.write_text(f"#!/bin/sh\nsleep 60 &\necho $! >{said}.new\nmv {said}.new {said}\nwait\n")
+    script.chmod(0o700)
+
+    async def main(turns):
+        asking = asyncio.ensure_future(ask([str(script)], 60.0))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        time.sleep(0.3)  # noqa: ASYNC251 - a busy loop, which hears late of the program that it started
+        asking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+        await asyncio.sleep(0.2)
+
+    for turns in range(1, 6):
+        said.unlink(missing_ok=True)
+        loop(main(turns))
+        assert not said.exists() or not lives(int(said.read_text())), turns
+
+
 def lives(pid):
     """Whether there is such a process that has not ended."""
     found = subprocess.run(
