@@ -312,8 +312,8 @@ class ReceiveStream:
         self._advanced_at = now
         self._deadline = now + self._stall_s
 
-    def beyond_the_gap(self, kept: Container[int]) -> int:
-        """The first chunk of which nothing is kept: what comes after it cannot be written before that one."""
+    def first_missing(self, kept: Container[int]) -> int:
+        """The first chunk of which nothing is ``kept``: what comes after it cannot be written before that one."""
         index = self.expected
         while index in kept:
             index += 1

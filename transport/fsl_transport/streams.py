@@ -245,7 +245,7 @@ class Streams(Sender):
             if machine.expected not in incoming.kept:
                 machine.put_off(self._road.now(), LOOK_AGAIN_S)
                 self._road.rearm(self._peer, self._road.now())
-        gap = machine.beyond_the_gap(incoming.kept)
+        gap = machine.first_missing(incoming.kept)
         for index in [index for index in incoming.kept if index > gap]:
             machine.forget(index)
             room.taken_bytes -= incoming.kept.pop(index)
