@@ -257,7 +257,7 @@ def test_what_a_stream_drops_may_make_room_for_what_it_needs(lone):
     assert lone.incoming.short_round == 0, "chunk 1 comes again"
 
 
-def test_what_lies_first_missing_is_no_use_of_the_room_that_it_makes(lone):
+def test_what_lies_beyond_the_gap_is_no_use_of_the_room_that_it_makes(lone):
     """It would be dropped with the next chunk."""
     lone.leave(1)
     lone.piece(1)
