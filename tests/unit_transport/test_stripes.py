@@ -10,7 +10,14 @@ from hypothesis import strategies as st
 from fsl_transport import PeerError
 from fsl_transport.arrivals import Arrivals, Assembly, Early
 from fsl_transport.frames import Chunk
-from fsl_transport.stripes import FIRST_FLIGHT_BYTES, LEAST_PIECE_BYTES, BulkSender
+from fsl_transport.line_window import BUSY_LOOP_BYTES, BUSY_LOOP_S
+from fsl_transport.stripes import (
+    FIRST_FLIGHT_BYTES,
+    LEAST_PIECE_BYTES,
+    PIECES_PER_WINDOW,
+    WINDOW_GAIN,
+    BulkSender,
+)
 
 KIB = 1024
 
@@ -167,7 +174,27 @@ def test_the_window_is_that_of_the_line(rate, delay_s):
     stripe = bulk._stripes[0]
     queue_s = (most - rate * 2 * delay_s) / rate
     assert queue_s < 1.2 * (2 * delay_s + 4 * stripe.piece_bytes / rate) + 0.02
-    assert stripe.piece_bytes <= max(LEAST_PIECE_BYTES, 2 * 0.05 * rate)
+    product = WINDOW_GAIN * rate * 2 * delay_s + min(rate * BUSY_LOOP_S, BUSY_LOOP_BYTES)
+    assert stripe.piece_bytes <= max(LEAST_PIECE_BYTES, 1.2 * product / PIECES_PER_WINDOW)
+    assert stripe.piece_bytes >= min(0.5 * 0.9 * product / PIECES_PER_WINDOW, 1 << 20)
+
+
+def test_a_piece_is_no_more_than_a_chunk():
+    """Whatever the line could take."""
+    bulk = BulkSender(patience_s=0.5, piece_limit=100_000, window_limit=1 << 26)
+    Line(bulk, rate=125e6, delay_s=0.02).run(2.0)
+    assert bulk._stripes[0].piece_bytes == 100_000
+
+
+def test_pieces_follow_the_product_and_not_the_speed_alone():
+    """At one speed, a longer line gets larger pieces."""
+    sizes = []
+    for delay_s in (0.002, 0.03, 0.15, 0.6):
+        bulk = sender()
+        Line(bulk, rate=1.25e6, delay_s=delay_s).run(5.0 + 20 * delay_s)
+        sizes.append(bulk._stripes[0].piece_bytes)
+    assert sizes[0] == LEAST_PIECE_BYTES
+    assert sizes == sorted(set(sizes))
 
 
 def test_a_queue_of_our_own_does_not_feed_itself():

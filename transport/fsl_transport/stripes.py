@@ -6,6 +6,7 @@ streams of a session go over all its stripes and may overtake each other between
 Rules
   * All stripes together may have as much under way as ``line_window.py`` says: so a line is full, and no long queue builds up on it, however many stripes
     there are. No more of them are used than that window is worth.
+  * A piece is a third of what its stripe's measured speed brings in the line's round trip (with the window's gain and its allowance for a busy process), at least 16 KiB, at most a chunk.
   * A stripe may have ``window`` bytes of it: ``WINDOW_GAIN`` times what its measured speed brings in the line's round trip, and two
     pieces; before it is measured what it brought so far, and two pieces. Samples taken while there was nothing to send
     make a window larger, never smaller.
@@ -44,8 +45,8 @@ MEASURED_BYTES: Final = 256 * 1024
 LEAST_PIECE_BYTES: Final = 16 * 1024
 FIRST_FLIGHT_BYTES: Final = 13_000
 """What TCP sends at once on a connection that was idle: ten segments (RFC 6928), less what goes around a piece and what tunnels take off a segment."""
-PIECE_S: Final = 0.05
-"""A piece is what a stripe carries in so much time, at the most."""
+PIECES_PER_WINDOW: Final = 3
+"""A piece is this part of what its stripe may have under way: smaller ones cost both ends more, with larger ones a loss or a slow stripe holds up more."""
 WINDOW_GAIN: Final = 1.5
 PATIENCE_LIMIT_S: Final = 10.0
 _ASKS_PER_WINDOW: Final = 4
@@ -144,15 +145,14 @@ class Stripe:
         else:  # while there is not enough to send it is no more than a lower bound
             self._rate_now = max(self._rate_now, sample)
         rate = self.rate
+        busy = min(rate * BUSY_LOOP_S, BUSY_LOOP_BYTES)
+        window = int(WINDOW_GAIN * rate * round_trip_s + busy)
         piece = LEAST_PIECE_BYTES
-        while 2 * piece <= rate * PIECE_S and piece < piece_limit:
+        while 2 * piece * PIECES_PER_WINDOW <= window and piece < piece_limit:
             piece *= 2
         self.piece_bytes = piece = min(piece, piece_limit)
         if self.delivered < MEASURED_BYTES:
             window = self.delivered
-        else:
-            busy = min(rate * BUSY_LOOP_S, BUSY_LOOP_BYTES)
-            window = int(WINDOW_GAIN * rate * round_trip_s + busy)
         self.window = min(window + 2 * piece, window_limit)
 
 
