@@ -202,6 +202,69 @@ def test_a_sender_may_claim_any_line_and_gets_no_more_than_the_limits(
     assert limits(theirs, frames.CREDIT, 1) == [grown]
 
 
+def test_the_streams_of_one_session_share_its_part_of_the_budget(new_settings, world, new_sink):
+    """However many it begins, and whatever it says that its line needs: what it does not finish must leave room for the others. What it finishes counts no more."""
+    settings = new_settings(window_limit_bytes=1 << 23, budget_bytes=1 << 24)
+    part, chunk = settings.budget_bytes // 4, settings.chunk_limit_bytes
+    ps, client = world.listener(settings=settings), world.dialer()
+    world.until(lambda: client.count(PeerUp))
+    theirs = said(ps)
+    ps.on[StreamOffered] = lambda e: ps.endpoint.accept(e.peer, e.stream_id, new_sink())
+    send_op, peer = client.endpoint.send_op, client.endpoint._peer
+    told = {}
+
+    def claim(numbers):
+        for _ in range(5):
+            for number in numbers:
+                if number in told:
+                    send_op(peer, frames.BLOCKED, (number, told[number], 1 << 40))
+                else:
+                    send_op(peer, frames.OFFER, (number, f"s{number}", 90, 1 << 40, {}))
+            world.run(0.5)
+            for op, fields in theirs:
+                if op in {frames.ACCEPT, frames.CREDIT}:
+                    told[fields[0]] = fields[4 if op == frames.ACCEPT else 1]
+            theirs.clear()
+
+    claim([1, 2])
+    assert part - chunk < sum(told.values()) <= part + chunk
+    claim(range(1, 11))
+    assert sum(told.values()) <= part + 9 * chunk
+    assert all(told[number] >= chunk for number in range(1, 11))
+    for number in range(1, 11):
+        send_op(peer, frames.STOP, (number, "it is not needed any more"))
+    world.run(1)
+    told.clear()
+    send_op(peer, frames.OFFER, (11, "s11", 90, 0, {}))
+    world.run(0.5)
+    told[11] = settings.window_bytes
+    claim([11])
+    assert part - chunk < told[11] <= part, "alone it may ask its way up"
+
+
+def test_what_is_written_is_no_credit_any_more(new_settings, world, new_source, new_sink):
+    """A long stream does not use up its session's part by going on."""
+    settings = new_settings(budget_bytes=1 << 24)
+    ps, client = world.listener(settings=settings), world.dialer()
+    world.until(lambda: client.count(PeerUp))
+    sink, theirs = new_sink(), said(ps)
+    ps.on[StreamOffered] = lambda e: ps.endpoint.accept(e.peer, e.stream_id, sink)
+    source = new_source([bytes(250_000)] * 40, later=True)
+    client.endpoint.offer("", "long", {}, source)
+    while len(source.reads) < 31:  # the last of these is not delivered
+        world.run(0.1)
+        while source.waiting and len(source.reads) < 31:
+            deliver, data = source.waiting.pop()
+            deliver(data)
+    world.until(lambda: len(sink.got) == 30)
+    theirs.clear()
+    client.endpoint.send_op(client.endpoint._peer, frames.OFFER, (9, "s", 90, 1 << 40, {}))
+    world.run(0.5)
+    (limit,) = limits(theirs, frames.ACCEPT, 4)
+    assert sum(map(len, sink.got.values())) > settings.budget_bytes // 4
+    assert limit == settings.window_limit_bytes
+
+
 def test_a_sender_that_holds_itself_back_does_not_complain(
     new_settings, world, new_source, new_sink
 ):
@@ -226,20 +289,26 @@ def test_those_who_begin_together_share_what_is_more_than_the_usual_credit(
 ):
     """Nothing is known of the writer then, and a limit that was told stays. Who is done gives it back."""
     settings = new_settings(window_limit_bytes=1 << 22, budget_bytes=1 << 24)
-    ps, client = world.listener(settings=settings), world.dialer()
-    world.until(lambda: client.count(PeerUp))
+    ps = world.listener(settings=settings)
+    nodes = [world.dialer(f"c{number}") for number in range(5)]
+    world.until(lambda: all(node.count(PeerUp) for node in nodes))
+    clients = [node.endpoint for node in nodes]
     theirs = said(ps)
     ps.on[StreamOffered] = lambda e: ps.endpoint.accept(e.peer, e.stream_id, new_sink())
-    send_op, peer = client.endpoint.send_op, client.endpoint._peer
-    for number in range(1, 5):
-        send_op(peer, frames.OFFER, (number, f"s{number}", 9, 3 << 19, {}))
-    send_op(peer, frames.STOP, (1, "it is not needed any more"))
-    send_op(peer, frames.OFFER, (5, "s5", 9, 3 << 19, {}))
-    world.until(lambda: ps.count(StreamOffered) == 5)
+
+    def stop(client):
+        client.send_op(client._peer, frames.STOP, (1, "it is not needed any more"))
+        world.run(0.1)
+
+    for number, client in enumerate(clients):
+        if number == 4:
+            stop(clients[0])
+        client.send_op(client._peer, frames.OFFER, (1, "s", 9, 3 << 19, {}))
+        world.until(lambda number=number: ps.count(StreamOffered) == number + 1)
     mib = [limit >> 20 for limit in limits(theirs, frames.ACCEPT, 4)]
     assert mib == [3, 3, 1, 1, 3], "a quarter of 16, of which each takes 2 beyond its 1"
-    for number in range(2, 6):
-        send_op(peer, frames.STOP, (number, "it is not needed any more"))
+    for client in clients[1:]:
+        stop(client)
     world.run(1)
     assert ps.endpoint.room.extra_bytes == 0
 

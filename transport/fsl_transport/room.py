@@ -4,6 +4,7 @@ All streams that come in, over all sessions, share ``budget_bytes``. A stream's 
 So promises may be more than there is, and what then finds no room is dropped (docs/adr/0098).
 
 Rules
+  * All streams of a session may have ``1 / SESSION_PART`` of the budget as credit, or ``window_bytes`` where that is more, and each a chunk: what a peer begins and does not finish leaves room for the others.
   * A stream may have ``window_bytes``, or twice what its line needs, within its share and ``window_limit_bytes``. What all of them begin with beyond ``window_bytes`` is ``1 / EXTRA_PART`` of the budget at the most.
   * A chunk that comes into an empty room always fits; another one within the budget.
   * Whose chunk did not fit waits, and is asked for it when no more than half the room is taken, or when a chunk fits and nothing is being written, because then nobody else makes room. The longest
@@ -20,6 +21,7 @@ from typing import Any, Final
 from fsl_transport.settings import TransportSettings
 
 EXTRA_PART: Final = 4
+SESSION_PART: Final = 4
 ASKED_IN_VAIN_LIMIT: Final = 32
 """Half of ``chunks.RESUMES_LIMIT``."""
 KEPT_S: Final = 5.0
@@ -72,20 +74,26 @@ class Room:
         """Who waits, the longest first."""
         return list(self._waiting)
 
-    def window_limit(self, settings: TransportSettings) -> int:
-        """What a window may be now: all that come in share the budget."""
+    def window_limit(self, settings: TransportSettings, others_bytes: int = 0) -> int:
+        """What a window may be now: all that come in share the budget, and those of a session its part. ``others_bytes``: credit of the session's other streams."""
         share = settings.budget_bytes // max(1, self.streams)
-        return min(settings.window_limit_bytes, max(settings.chunk_limit_bytes, share))
+        left = max(settings.budget_bytes // SESSION_PART, settings.window_bytes) - others_bytes
+        share = max(settings.chunk_limit_bytes, min(share, left))
+        return min(settings.window_limit_bytes, share)
 
-    def window(self, settings: TransportSettings, line_bytes: int) -> int:
+    def window(self, settings: TransportSettings, line_bytes: int, others_bytes: int) -> int:
         """The credit for a line that needs so much under way: that twice, since what waits for a piece that was lost is not under way any more."""
-        return min(max(settings.window_bytes, 2 * line_bytes), self.window_limit(settings))
+        limit = self.window_limit(settings, others_bytes)
+        return min(max(settings.window_bytes, 2 * line_bytes), limit)
 
-    def first_window(self, settings: TransportSettings, line_bytes: int, guest: Guest) -> int:
+    def first_window(
+        self, settings: TransportSettings, line_bytes: int, others_bytes: int, guest: Guest
+    ) -> int:
         """The credit that a stream begins with."""
-        least = min(settings.window_bytes, self.window_limit(settings))
+        least = min(settings.window_bytes, self.window_limit(settings, others_bytes))
         left = settings.budget_bytes // EXTRA_PART - self.extra_bytes
-        guest.extra_bytes = max(0, min(self.window(settings, line_bytes) - least, left))
+        wanted = self.window(settings, line_bytes, others_bytes)
+        guest.extra_bytes = max(0, min(wanted - least, left))
         self.extra_bytes += guest.extra_bytes
         return least + guest.extra_bytes
 

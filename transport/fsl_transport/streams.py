@@ -98,7 +98,9 @@ class Streams(Sender):
         self._road.room.streams += 1
         now = self._road.now()
         early, missed = self._take_early(machine.number)
-        window = self._road.room.first_window(self._settings, incoming.line_bytes, incoming.guest)
+        window = self._road.room.first_window(
+            self._settings, incoming.line_bytes, self._others_bytes(incoming), incoming.guest
+        )
         if early:  # all that may be on its way must fit
             window = max(window, self._settings.early_bytes)
         machine.accept(next_chunk, window, self._settings.chunk_limit_bytes, now)
@@ -338,8 +340,10 @@ class Streams(Sender):
         if incoming is not None and incoming.machine.round >= 0:
             machine = incoming.machine
             room = self._road.room
-            needs = room.window(self._settings, line_bytes)
-            if machine.blocked(limit, needs, room.window_limit(self._settings)):
+            others_bytes = self._others_bytes(incoming)
+            needs = room.window(self._settings, line_bytes, others_bytes)
+            limit_bytes = room.window_limit(self._settings, others_bytes)
+            if machine.blocked(limit, needs, limit_bytes):
                 credit = (number, machine.credit.limit, machine.written)
                 self._road.send_op(self._peer, frames.CREDIT, credit)
 
@@ -368,6 +372,11 @@ class Streams(Sender):
         else:
             self._road.rearm(self._peer, now)
         self._finish_if_complete(incoming)
+
+    def _others_bytes(self, incoming: _Incoming) -> int:
+        """Credit of all other streams that come in."""
+        promised = sum(one.machine.credit.promised for one in self._incoming.values())
+        return promised - incoming.machine.credit.promised
 
     def _finish_if_complete(self, incoming: _Incoming) -> None:
         if not incoming.gone and incoming.machine.is_complete:
