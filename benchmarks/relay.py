@@ -6,7 +6,7 @@ has the median over the rounds. `bytes_per_s` is from the offer of a stream to t
 few cores the ratio also says that one more process wants them: `cores` is on the row, and so is what the stream cost in processor time for each GB, at both ends
 together (`ends_cpu_s_per_gb`) and at each relay (`relay_cpu_s_per_gb`; Linux only, else null).
 
-    python benchmarks/relay.py [--mib 256] [--rounds 3] [--relays 1]
+    python benchmarks/relay.py [--mib 256] [--rounds 3] [--relays 1] [--memory MIB]
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Any
 
 import fsl_transport as tp
 from fsl_async.heap import keep_freed_blocks
-from fsl_async.node_relay import Door, serve
+from fsl_async.node_relay import Door, serve, usual_memory_mib
 from fsl_async.scheduling import run_in_batches
 from fsl_async.stopper import Stopper
 from fsl_transport.curve import DialerCurve, KeyPair, ListenerCurve
@@ -80,12 +80,13 @@ def server(port: Any, pair: KeyPair | None) -> None:
     run(main())
 
 
-def relay(port: Any, upstream: int, sealed: bool) -> None:
+def relay(port: Any, upstream: int, sealed: bool, memory_mib: int = 0) -> None:
     """Forward, for ever."""
     run_in_batches()
     serve(
         [Door("tcp://127.0.0.1:0", f"tcp://127.0.0.1:{upstream}", sealed)],
         run_dir=None,
+        memory_mib=memory_mib,
         announce=lambda bound: port.put(bound[0][1]),
         tell=lambda _note: None,
         stop=Stopper(),
@@ -172,6 +173,7 @@ def main() -> None:
     parser.add_argument("--mib", type=int, default=256, help="of a stream")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--relays", type=int, default=1, help="in a row, at the most")
+    parser.add_argument("--memory", type=int, default=usual_memory_mib(), help="of a relay, MiB")
     given = parser.parse_args()
     keep_freed_blocks()
     context = multiprocessing.get_context("spawn")
@@ -193,7 +195,7 @@ def main() -> None:
         ends, between = [os.getpid(), last()], []
         for relays in range(given.relays + 1):
             if relays:
-                port = start(relay, port, pair is not None)
+                port = start(relay, port, pair is not None, given.memory)
                 between = [*between, last()]
             ways.append((pair, port, ends, between))
     results: dict[tuple[bool, int], list[tuple[float, ...]]] = {}
@@ -221,6 +223,7 @@ def main() -> None:
             "ends_cpu_s_per_gb": _rounded(ends_s),
             "relay_cpu_s_per_gb": _rounded(relay_s) if relays else None,
             "mib": given.mib,
+            "memory_mib": given.memory,
             "rounds": given.rounds,
             "cores": os.cpu_count(),
             "congestion": congestion(),

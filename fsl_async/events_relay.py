@@ -74,3 +74,10 @@ class LinesLooked(Event):
     """The answer to Look."""
 
     lines: tuple[LineState, ...]
+
+
+@frozen
+class LinesWeighed(Event):
+    """For each line that holds much, its number and the bytes of memory that it holds, here and in the kernel. Told while that is no small part of the relay's memory."""
+
+    held: tuple[tuple[int, int], ...]

@@ -26,6 +26,8 @@ from fsl_transport.relay import Switchboard
 from fsl_transport.tanks import PIPE_FILES
 
 JOURNAL = "journal.jsonl"
+MEMORY_LIMIT_MIB = 2048
+LEAST_MEMORY_MIB = 128
 _FILES_OF_A_LINE = 2
 _OTHER_FILES = 64 + PIPE_FILES
 
@@ -55,12 +57,14 @@ def serve(
     doors: Sequence[Door],
     *,
     run_dir: Path | None,
+    memory_mib: int = 0,
     announce: Callable[[list[tuple[str, int]]], None],
     tell: Callable[[do.Note], None],
     stop: Stopper,
 ) -> Summary:
     """Forward until `stop` is asked. Blocks; makes its own loop.
 
+    memory_mib: what may wait here on all connections together, in this process and in the kernel; 0: `usual_memory_mib`.
     announce: called with host and port of each door once clients can come. tell: takes what the operator should know.
     Raises AddressError (port in use) and RunDirError, each in one line.
     """
@@ -72,10 +76,25 @@ def serve(
         except OSError as error:
             raise RunDirError(f"cannot write in {run_dir}: {error}") from None
     try:
-        return run_loop(_serve(doors, journal, announce, tell, stop))
+        rules = RelayRules(
+            doors=tuple(DoorRules(name=one.server, sealed=one.sealed) for one in doors),
+            memory_bytes=(memory_mib or usual_memory_mib()) << 20,
+        )
+        return run_loop(
+            _serve(rules, doors, journal=journal, announce=announce, tell=tell, stop=stop)
+        )
     finally:
         if isinstance(journal, JournalWriter):
             journal.close()
+
+
+def usual_memory_mib() -> int:
+    """A quarter of this machine's memory, 2 GiB at the most."""
+    try:
+        quarter = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // (4 << 20)
+    except (AttributeError, ValueError, OSError):  # not every system says it
+        quarter = MEMORY_LIMIT_MIB
+    return max(LEAST_MEMORY_MIB, min(MEMORY_LIMIT_MIB, quarter))
 
 
 def lines_allowed(wanted: int) -> int:
@@ -96,7 +115,9 @@ def lines_allowed(wanted: int) -> int:
 
 
 async def _serve(
+    rules: RelayRules,
     doors: Sequence[Door],
+    *,
     journal: JournalWriter | TraceHash,
     announce: Callable[[list[tuple[str, int]]], None],
     tell: Callable[[do.Note], None],
@@ -105,7 +126,6 @@ async def _serve(
     loop = asyncio.get_running_loop()
     begun = time.monotonic()
     finished: asyncio.Future[do.Finish] = loop.create_future()
-    rules = RelayRules(doors=tuple(DoorRules(name=one.server, sealed=one.sealed) for one in doors))
     machine = RelayMachine(evolve(rules, lines=lines_allowed(rules.lines)))
 
     def finish(effect: do.Finish) -> None:
@@ -135,6 +155,7 @@ async def _serve(
         except tp.LocalError as error:
             raise AddressError(str(error)) from None
         unsubscribe = stop.subscribe(stop_asked)
+        shell.weigh()
         journal.note(
             "NodeStarted",
             loop.time(),
@@ -143,13 +164,14 @@ async def _serve(
             pid=os.getpid(),
             host=socket.gethostname(),
             lines=machine.rules.lines,
+            memory_bytes=rules.memory_bytes,
         )
         announce(bound)
         ended = await finished
         shell.look()
     finally:
         unsubscribe()
-        shell.node.close()
+        shell.close()
         await switchboard.aclose()
         up, down = machine.carried
         journal.note("NodeEnded", loop.time(), up=up, down=down)

@@ -25,6 +25,7 @@ def command(
     address: str | None,
     listen: str | None,
     split: str | None,
+    memory_mib: int | None,
     run_dir: Path | None,
     insecure: bool,
     dry_run: bool,
@@ -43,15 +44,17 @@ def command(
             f"which server? Give the address in the line that it prints, like: {program()} --role relay --listen *:7100 {addresses.EXAMPLE}"
         )
     doors = doors_of(address, listen or DEFAULT_LISTEN, split, insecure=insecure)
+    from fsl_async.node_relay import serve, usual_memory_mib
+
     output = Output(as_json=as_json, waits=False)
     if dry_run:
         output.result(
             {"role": "relay", "server": addresses.parse(address).fsl}
             | {"doors": [f"{one.listen} -> {one.server}" for one in doors]}
             | {"sealed": all(one.sealed for one in doors), "run_dir": str(run_dir or "")}
+            | {"memory_mib": memory_mib or usual_memory_mib()}
         )
         return 0
-    from fsl_async.node_relay import serve
 
     def announce(bound: list[tuple[str, int]]) -> None:
         line = join_line(address, bound)
@@ -73,7 +76,14 @@ def command(
     run_in_batches()
     stopper = Stopper()
     with stop_on_signals(stopper):
-        summary = serve(doors, run_dir=run_dir, announce=announce, tell=tell, stop=stopper)
+        summary = serve(
+            doors,
+            run_dir=run_dir,
+            memory_mib=memory_mib or 0,
+            announce=announce,
+            tell=tell,
+            stop=stopper,
+        )
     output.result(summary)
     return stopper.exit_code
 

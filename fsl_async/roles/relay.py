@@ -11,6 +11,8 @@ Rules
   * A server that is away is dialled again, with growing waits, as long as a client waits for a greeting; then the client tries again by itself.
   * A line that holds bytes for a side that takes none for `stuck_s`, and one that carries nothing at all for `idle_s`, is dropped.
     Bulk connections are rightly quiet from one sync to the next.
+  * What waits on all lines, here and in the kernel, is weighed every second (by the shell). Where it is more than the memory, the lines that hold most are dropped until it is not: so none that holds no
+    more than its equal share of it. Strangers have a quarter of the memory, and are weighed by themselves first. What a dropped line carried resumes at the chunk.
   * Asked to end: no new lines; those there are go on until all of them are quiet, at most `drain_s`. What is cut off resumes at the chunk,
     through whatever takes this one's place.
 
@@ -27,6 +29,7 @@ Line      state      event                          -> state      effects
           OPEN       LineGreeted, not sealed        -> DROPPED    DropLine
           OPEN       timer, greeting not whole      -> DROPPED    DropLine
           OPEN       LinesLooked, stuck or idle     -> DROPPED    DropLine
+          any        LinesWeighed, holds too much   -> DROPPED    DropLine
           any        LineEnded                      -> (gone)
 
 Relay     SERVING    DrainAsked                     -> ENDING     StopListening, then LookAtLines until quiet
@@ -71,13 +74,14 @@ class RelayRules:
     stranger_s: float = 15.0
     greeting_s: float = 10.0
     dial_s: float = 9.0
-    """ZeroMQ gives a greeting 10 s."""
+    """Then the client tries again by itself."""
     redial_s: float = 0.25
     redial_most_s: float = 2.0
     stuck_s: float = 60.0
     idle_s: float = 3600.0
     look_every_s: float = 10.0
     tell_every_s: float = 60.0
+    memory_bytes: int = 2048 * 1024 * 1024
     drain_s: float = 10.0
     drain_look_s: float = 0.5
     quiet_bytes: int = 64 * 1024
@@ -148,6 +152,7 @@ class RelayMachine:
             evr.DialFailed: self._undialled,
             evr.LineEnded: self._line_ended,
             evr.LinesLooked: self._looked,
+            evr.LinesWeighed: self._weighed,
             ev.DrainAsked: self._drain,
             ev.TimerFired: self._timer,
         }
@@ -296,6 +301,32 @@ class RelayMachine:
             is_quiet = not any(state.held for state in event.lines)
             if is_quiet and before >= 0 and carried - before <= rules.quiet_bytes:
                 return [*effects, *self._finish()]
+        return effects
+
+    def _weighed(self, event: evr.LinesWeighed, _: float) -> list[Effect]:
+        weights = [
+            (held, line)
+            for number, held in event.held
+            if (line := self.lines.get(number)) is not None and line.stage is not LineStage.DROPPED
+        ]
+        strange = [(held, line) for held, line in weights if line.is_stranger]
+        memory = self.rules.memory_bytes
+        effects = self._shed(strange, memory // 4)
+        return effects + self._shed(
+            [one for one in weights if one[1].stage is not LineStage.DROPPED], memory
+        )
+
+    def _shed(self, weights: list[tuple[int, Line]], memory_bytes: int) -> list[Effect]:
+        """Drop those who hold most, until the others hold no more than that together."""
+        left = sum(held for held, _ in weights)
+        effects: list[Effect] = []
+        for held, line in sorted(weights, key=lambda one: one[0], reverse=True):
+            if left <= memory_bytes:
+                break
+            left -= held
+            text = f"more waits here than {amount(memory_bytes)}: the connections on which most does are closed, and what they carried is sent again from the last chunk"
+            effects += self._once("memory", text)
+            effects += self._drop(line, f"it held {amount(held)}", "memory")
         return effects
 
     # The relay itself.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 from fsl_async import effects as do
 from fsl_async import effects_relay as relay
@@ -12,7 +12,12 @@ from fsl_async.effects import Effect
 from fsl_async.roles.relay import RelayMachine
 from fsl_async.runtime import Journal, Node
 from fsl_transport import Scheduler
+from fsl_transport.link import Cancellable
 from fsl_transport.relay import Switchboard
+
+WEIGH_EVERY_S: Final = 1.0
+MUCH_PART: Final = 8
+"""Of the memory; half of what strangers may hold."""
 
 
 class RelayShell:
@@ -30,6 +35,8 @@ class RelayShell:
         self.machine = machine
         self.node = Node(machine, scheduler, self._execute, journal)
         self.switchboard: Switchboard
+        self._scheduler = scheduler
+        self._weighing: Cancellable | None = None
         self._executors: dict[type, Callable[[Any], None]] = {
             do.Note: say,
             do.Finish: finished,
@@ -48,6 +55,19 @@ class RelayShell:
             for one in self.switchboard.carried()
         )
         self.node.feed(evr.LinesLooked(tuple(states)))
+
+    def weigh(self) -> None:
+        """Tell the machine what lines hold if that is much, now and every second until the end."""
+        held = self.switchboard.weigh()
+        if sum(size for _, size in held) >= self.machine.rules.memory_bytes // MUCH_PART:
+            self.node.feed(evr.LinesWeighed(tuple(held)))
+        self._weighing = self._scheduler.call_at(self._scheduler.time() + WEIGH_EVERY_S, self.weigh)
+
+    def close(self) -> None:
+        """Nothing more."""
+        if self._weighing is not None:
+            self._weighing.cancel()
+        self.node.close()
 
     def _execute(self, effect: Effect, number: int) -> None:
         self._executors[type(effect)](effect)

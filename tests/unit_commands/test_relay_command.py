@@ -7,7 +7,9 @@ import pytest
 from fsl_async import cli
 from fsl_async.commands.relay import doors_of, join_line
 from fsl_async.errors import UsageError
-from fsl_async.node_relay import Door, lines_allowed
+from fsl_async.node_relay import Door, lines_allowed, serve, usual_memory_mib
+from fsl_async.shells.relay import RelayShell
+from fsl_async.stopper import Stopper
 
 KEY = "a" * 40
 
@@ -76,3 +78,39 @@ def test_no_more_lines_than_there_are_files(monkeypatch):
     assert limits[-1] == (4096 * 2 + 128, 100_000)
     limits[:] = [(resource.RLIM_INFINITY, resource.RLIM_INFINITY)]
     assert lines_allowed(4096) == 4096
+
+
+def test_the_memory_is_the_machines_where_nobody_says_it(capsys, monkeypatch):
+    """A quarter of it, within bounds; and it is a relay's alone."""
+    for pages, mib in ((0, 128), (1 << 18, 256), (1 << 30, 2048)):
+        sizes = {"SC_PHYS_PAGES": pages, "SC_PAGE_SIZE": 4096}
+        monkeypatch.setattr("os.sysconf", sizes.get)
+        assert usual_memory_mib() == mib
+    relay = ["--role", "relay", "--dry-run", "--json"]
+    assert cli.main([*relay, f"fsl://127.0.0.1:2?key={KEY}"]) == 0
+    assert json.loads(capsys.readouterr().out)["memory_mib"] == 2048
+    assert cli.main([*relay, "--memory", "300", f"fsl://127.0.0.1:2?key={KEY}"]) == 0
+    assert json.loads(capsys.readouterr().out)["memory_mib"] == 300
+    assert cli.main([*relay, "--memory", "100", f"fsl://127.0.0.1:2?key={KEY}"]) == 2
+    assert cli.main(["--role", "client", "--memory", "300", "127.0.0.1:2"]) == 2
+    assert "--memory is a relay's" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("given", "mib"), [(300, 300), (0, 2048)])
+def test_a_relay_weighs_what_waits_in_it(monkeypatch, given, mib):
+    """From its beginning, against the memory that it was given."""
+    weighed = []
+    monkeypatch.setattr(
+        RelayShell, "weigh", lambda shell: weighed.append(shell.machine.rules.memory_bytes)
+    )
+    monkeypatch.setattr("fsl_async.node_relay.usual_memory_mib", lambda: 2048)
+    stop = Stopper()
+    serve(
+        [Door("tcp://127.0.0.1:0", "tcp://127.0.0.1:1", sealed=False)],
+        run_dir=None,
+        memory_mib=given,
+        announce=lambda _: stop.request(),
+        tell=lambda _: None,
+        stop=stop,
+    )
+    assert weighed == [mib << 20]

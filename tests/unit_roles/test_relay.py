@@ -1,6 +1,8 @@
 """The relay's machine: who gets a line, what is dropped, and when it may end."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fsl_async import effects as do
 from fsl_async import effects_relay as relay
@@ -318,3 +320,72 @@ def test_amounts_are_readable():
     assert [amount(size) for size in (0, 999, 1000, 2_345_678, 12.3e9, 4567e9)] == [
         "0 B", "999 B", "1 kB", "2.35 MB", "12.3 GB", "4,567 GB",
     ]  # fmt: skip
+
+
+def weigh(one, **held):
+    """What lines hold, by name; returns which are dropped."""
+    before = set(one.dropped)
+    one.feed(evr.LinesWeighed(tuple((int(name[1:]), size) for name, size in held.items())))
+    return set(one.dropped) - before
+
+
+def test_those_who_hold_most_are_dropped_until_the_memory_is_enough():
+    """No more of them; they are told of once, and a line that is gone holds nothing."""
+    one = Relay(memory_bytes=1000)
+    for line in range(1, 6):
+        one.open(line)
+    one.until(20.0)
+    assert weigh(one, n1=500, n2=300, n3=200) == set()
+    assert weigh(one, n1=300, n2=500, n3=100, n4=400, n5=200, n9=10_000) == {2}
+    assert one.dropped[2] == "it held 500 B"
+    assert weigh(one, n1=900, n2=900, n3=900, n4=100, n5=0) in ({1}, {3})
+    assert [note.text for note in one.notes if "waits here" in note.text] == [
+        "more waits here than 1 kB: the connections on which most does are closed, and what they carried is sent again from the last chunk"
+    ]
+    assert one.machine.totals.dropped["memory"] == 2
+
+
+def test_a_line_is_dropped_for_its_weight_once():
+    """Its end may come later than the next weighing."""
+    one = Relay(memory_bytes=1000)
+    one.open(1)
+    told = evr.LinesWeighed(((1, 2000),))
+    first, second = (one.machine.handle(told, one.now) for _ in range(2))
+    assert relay.DropLine(1, "it held 2 kB") in first
+    assert second == []
+
+
+def test_strangers_have_a_quarter_and_take_nothing_from_the_others():
+    """However much they hold, those who are known are not dropped for it."""
+    one = Relay(memory_bytes=1000)
+    one.open(1)
+    one.until(20.0)
+    for line in (2, 3, 4, 5):
+        one.open(line)
+    assert weigh(one, n1=950, n5=900) == {5}, "what is dropped counts no more"
+    assert weigh(one, n1=740, n2=90, n3=900, n4=100) == {3}
+    assert weigh(one, n1=810, n2=90, n4=100) == set()
+    assert weigh(one, n1=900, n2=20, n4=100) == {1}
+
+
+@given(
+    st.lists(st.tuples(st.booleans(), st.integers(0, 3000)), max_size=12), st.integers(100, 4000)
+)
+def test_who_holds_no_more_than_an_equal_share_stays(lines, memory):
+    """And what is left fits, strangers' part too."""
+    one = Relay(memory_bytes=memory)
+    for number, (is_known, _) in enumerate(lines):
+        if is_known:
+            one.open(number)
+    one.until(20.0)
+    for number, (is_known, _) in enumerate(lines):
+        if not is_known:
+            one.open(number)
+    dropped = weigh(one, **{f"n{number}": held for number, (_, held) in enumerate(lines)})
+    left = [held for number, (_, held) in enumerate(lines) if number not in dropped]
+    strange = [held for number, (known, held) in enumerate(lines) if not known and number not in dropped]  # fmt: skip
+    assert sum(left) <= memory
+    assert sum(strange) <= memory // 4
+    for number in dropped:
+        is_known, held = lines[number]
+        assert held > (memory if is_known else memory // 4) // len(lines)

@@ -26,6 +26,7 @@ from fsl_transport import (
     StreamSent,
     Superseded,
     frames,
+    zmq_link,
 )
 from fsl_transport.loop import run
 from fsl_transport.seam import end_of
@@ -192,6 +193,24 @@ def test_strangers_are_counted(zmq_world):
     client.endpoint.send("", {"n": 1})
     zmq_world.until(lambda: ps.count(MessageReceived))
     assert not ps.count(PeerDown)
+
+
+def test_who_does_not_finish_the_handshake_is_hung_up(monkeypatch):
+    """With a greeting and no more, which costs a connection and says nothing of its key."""
+    assert zmq_link.HANDSHAKE_MS == 10_000, "docs/LIMITS.md, and less than a relay's stranger_s"
+    monkeypatch.setattr(zmq_link, "HANDSHAKE_MS", 300)
+
+    async def main():
+        link = ZmqListener("127.0.0.1:0")
+        reader, writer = await asyncio.open_connection("127.0.0.1", link.port)
+        writer.write(b"\xff" + bytes(8) + b"\x7f\3\1" + b"NULL".ljust(20, b"\0") + bytes(32))
+        async with asyncio.timeout(10):
+            while await reader.read(1024):
+                pass
+        writer.close()
+        await link.aclose()
+
+    run(main())
 
 
 def test_real_zmtp_with_garbage_inside(zmq_world):

@@ -23,7 +23,7 @@ from typing import Final, Protocol
 
 from attrs import frozen
 
-from fsl_transport import greeting
+from fsl_transport import greeting, weight
 from fsl_transport.errors import LocalError
 from fsl_transport.hose import Hose
 from fsl_transport.tanks import TankPool
@@ -34,6 +34,8 @@ LINGER_S: Final = 1.0
 """After one side has ended: what waits for the other one, and its own end, may take this long."""
 RESOLVED_S: Final = 10.0
 """How long an address that was looked up is used."""
+LITTLE_BYTES: Final = 64 * 1024
+"""Of a line, that need not be told."""
 _ACCEPTS_PER_TURN: Final = 32
 _PAUSE_S: Final = 0.2
 _KEEPALIVE: Final = (
@@ -84,6 +86,12 @@ class _Line:
         self.linger: asyncio.TimerHandle | None = None
         self.to_server: Hose | None = None
         self.to_client: Hose | None = None
+
+    def weigh(self) -> int:
+        """Bytes of memory that it holds."""
+        ends = (end for end in (self.client, self.server) if end is not None)
+        hoses = (hose for hose in (self.to_server, self.to_client) if hose is not None)
+        return sum(map(weight.of, ends)) + sum(hose.held for hose in hoses)
 
     def carried(self) -> Carried:
         up, down = self.to_server, self.to_client
@@ -180,6 +188,11 @@ class Switchboard:
     def carried(self) -> list[Carried]:
         """What every line has carried."""
         return [line.carried() for line in self._lines.values()]
+
+    def weigh(self) -> list[tuple[int, int]]:
+        """``(line, bytes)`` of memory that each line holds, here and in the kernel for its sockets; those that hold little are left out."""
+        found = ((line.number, line.weigh()) for line in self._lines.values())
+        return [(number, held) for number, held in found if held >= LITTLE_BYTES]
 
     async def aclose(self) -> None:
         """End everything without a word."""

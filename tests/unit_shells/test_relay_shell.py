@@ -1,0 +1,82 @@
+"""A relay that weighs what waits in it: told when it is much, and who is dropped comes again and goes on."""
+
+import pytest
+
+from fsl_async import events_relay as evr
+from fsl_async.observe.journal import TraceHash
+from fsl_async.roles.relay import DoorRules, RelayMachine, RelayRules
+from fsl_async.shells.relay import WEIGH_EVERY_S, RelayShell
+from fsl_transport import VirtualScheduler
+
+MEMORY_BYTES = 8000
+
+
+class Board:
+    """A switchboard with lines of chosen weights."""
+
+    def __init__(self):
+        self.weights = []
+        self.dropped = []
+        self.asked = 0
+
+    def weigh(self):
+        """What the lines hold."""
+        self.asked += 1
+        return self.weights
+
+    def drop(self, line, reason):
+        """Remember it."""
+        self.dropped.append((line, reason))
+
+    def greet(self, line):
+        """Nothing."""
+
+
+@pytest.fixture
+def parts():
+    """A shell with its machine, board and clock; and what the machine was told."""
+    clock, told = VirtualScheduler(), []
+    rules = RelayRules(doors=(DoorRules(name="ps", sealed=True),), memory_bytes=MEMORY_BYTES)
+    machine = RelayMachine(rules)
+    handle = machine.handle
+
+    def watch(event, now):
+        if isinstance(event, evr.LinesWeighed):
+            told.append(event.held)
+        return handle(event, now)
+
+    machine.handle = watch
+    shell = RelayShell(
+        machine, scheduler=clock, journal=TraceHash(), say=lambda _: None, finished=lambda _: None
+    )
+    shell.switchboard = Board()
+    return shell, clock, told
+
+
+def test_much_is_told_and_little_is_not(parts):
+    """Every second, from an eighth of the memory on, which is half of what strangers may hold."""
+    shell, clock, told = parts
+    for line in (1, 2):
+        shell.accepted(line, 0, "a")
+    shell.weigh()
+    shell.switchboard.weights = [(1, 500), (2, 499)]
+    clock.run_until(5 * WEIGH_EVERY_S)
+    assert told == []
+    shell.switchboard.weights = [(1, 500), (2, 500)]
+    clock.run_until(6.5 * WEIGH_EVERY_S)
+    assert told == [((1, 500), (2, 500))]
+    assert shell.switchboard.dropped == []
+    shell.switchboard.weights = [(1, 500), (2, 1501)]
+    clock.run_until(7.5 * WEIGH_EVERY_S)
+    assert shell.switchboard.dropped == [(2, "it held 1.5 kB")]
+
+
+def test_after_the_end_nothing_is_weighed(parts):
+    """Its switchboard is closed then."""
+    shell, clock, told = parts
+    shell.switchboard.weights = [(1, MEMORY_BYTES)]
+    shell.weigh()
+    assert len(told) == 1
+    shell.close()
+    clock.run_until(10 * WEIGH_EVERY_S)
+    assert len(told) == shell.switchboard.asked == 1

@@ -1,0 +1,33 @@
+"""What waits in a relay is bounded by the credit of the ends: a server that does not write makes its senders wait, not the relays between."""
+
+import pytest
+
+from fsl_transport import PeerUp, StreamOffered, StreamSent, TransportSettings
+
+CHUNK_BYTES = 64 << 10
+WINDOW_BYTES = 1 << 20
+
+
+@pytest.mark.parametrize("world", ["relay"], indirect=True)
+def test_a_server_that_does_not_write_fills_no_relay(world, new_sink, new_source):
+    """It reads what it granted, so nothing of 16 MiB stays between the ends; once it writes, the rest passes."""
+    settings = TransportSettings(
+        chunk_limit_bytes=CHUNK_BYTES, window_bytes=WINDOW_BYTES, window_limit_bytes=WINDOW_BYTES
+    )
+    sink = new_sink(hold=True)
+    server, client = world.listener(settings=settings), world.dialer()
+    world.until(lambda: client.count(PeerUp))
+    server.on[StreamOffered] = lambda offered: server.endpoint.accept(
+        offered.peer, offered.stream_id, sink
+    )
+    client.endpoint.offer("", "update", {}, new_source([bytes(CHUNK_BYTES)] * 256))
+    world.until(lambda: len(sink.got) >= WINDOW_BYTES // CHUNK_BYTES)
+    world.run(0.5)  # what was on its way, and whatever should not be
+    for board in world.boards:
+        lines = board.carried()
+        assert not any(line.held for line in lines)
+        assert sum(line.up for line in lines) < 2 * WINDOW_BYTES
+    assert sum(map(len, sink.got.values())) <= WINDOW_BYTES
+    sink.hold = False
+    sink.release()
+    world.until(lambda: client.count(StreamSent))
