@@ -91,10 +91,12 @@ def serve(
 def usual_memory_mib() -> int:
     """A quarter of this machine's memory, 2 GiB at the most."""
     try:
-        quarter = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // (4 << 20)
+        pages, page_bytes = os.sysconf("SC_PHYS_PAGES"), os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, ValueError, OSError):  # not every system says it
-        quarter = MEMORY_LIMIT_MIB
-    return max(LEAST_MEMORY_MIB, min(MEMORY_LIMIT_MIB, quarter))
+        return MEMORY_LIMIT_MIB
+    if pages <= 0 or page_bytes <= 0:  # nor knows it
+        return MEMORY_LIMIT_MIB
+    return max(LEAST_MEMORY_MIB, min(MEMORY_LIMIT_MIB, pages * page_bytes // (4 << 20)))
 
 
 def lines_allowed(wanted: int) -> int:

@@ -6,13 +6,13 @@ whether this is ZeroMQ and how the rest is protected, bytes only count.
 Rules
   * Who says nothing, or something else than ZeroMQ, costs no connection to the server: the twin is dialled when the first ten bytes are
     there. A sealed door (the address behind it has a key) lets nothing but CURVE pass.
-  * A line is a stranger's for its first `stranger_s`: by then the server has thrown out who is not in its allow-list. Lines, strangers, and
+  * A line is a stranger's until `stranger_s` after the server was reached: by then it has thrown out who is not in its allow-list. Lines, strangers, and
     strangers of one address are bounded, so that strangers cannot take the places of those who are in.
   * A server that is away is dialled again, with growing waits, as long as a client waits for a greeting; then the client tries again by itself.
   * A line that holds bytes for a side that takes none for `stuck_s`, and one that carries nothing at all for `idle_s`, is dropped.
     Bulk connections are rightly quiet from one sync to the next.
   * What waits on all lines, here and in the kernel, is weighed every second (by the shell). Where it is more than the memory, the lines that hold most are dropped until it is not: so none that holds no
-    more than its equal share of it. Strangers have a quarter of the memory, and are weighed by themselves first. What a dropped line carried resumes at the chunk.
+    more than its equal share of it. Strangers have a quarter of the memory to themselves, the others the rest. What a dropped line carried resumes at the chunk.
   * Asked to end: no new lines; those there are go on until all of them are quiet, at most `drain_s`. What is cut off resumes at the chunk,
     through whatever takes this one's place.
 
@@ -53,6 +53,8 @@ from fsl_async.deadlines import Deadlines
 from fsl_async.effects import Effect
 
 CURVE: Final = "CURVE"
+STRANGERS_PART: Final = 4
+"""Of the memory, for strangers."""
 
 
 @frozen(kw_only=True)
@@ -74,7 +76,7 @@ class RelayRules:
     stranger_s: float = 15.0
     greeting_s: float = 10.0
     dial_s: float = 9.0
-    """Then the client tries again by itself."""
+    """ZeroMQ gives a greeting 10 s."""
     redial_s: float = 0.25
     redial_most_s: float = 2.0
     stuck_s: float = 60.0
@@ -210,7 +212,6 @@ class RelayMachine:
             text = f"{rules.strangers_of_one} new connections of {event.source} already"
             return self._drop(line, text, "full")
         self._arm(line, now + rules.greeting_s, "due")
-        self._arm(line, now + rules.stranger_s, "known")
         return [relay.ReadGreeting(event.line)]
 
     def _signed(self, event: evr.LineSigned, now: float) -> list[Effect]:
@@ -247,6 +248,7 @@ class RelayMachine:
         line.stage = LineStage.OPEN
         line.moved_at = now
         self._arm(line, now + self.rules.greeting_s, "due")
+        self._arm(line, now + self.rules.stranger_s, "known")
         return [*effects, relay.Carry(line.number)]
 
     def _undialled(self, event: evr.DialFailed, now: float) -> list[Effect]:
@@ -309,12 +311,12 @@ class RelayMachine:
             for number, held in event.held
             if (line := self.lines.get(number)) is not None and line.stage is not LineStage.DROPPED
         ]
-        strange = [(held, line) for held, line in weights if line.is_stranger]
         memory = self.rules.memory_bytes
-        effects = self._shed(strange, memory // 4)
-        return effects + self._shed(
-            [one for one in weights if one[1].stage is not LineStage.DROPPED], memory
-        )
+        strangers = memory // STRANGERS_PART
+        return [
+            *self._shed([one for one in weights if one[1].is_stranger], strangers),
+            *self._shed([one for one in weights if not one[1].is_stranger], memory - strangers),
+        ]
 
     def _shed(self, weights: list[tuple[int, Line]], memory_bytes: int) -> list[Effect]:
         """Drop those who hold most, until the others hold no more than that together."""

@@ -9,15 +9,13 @@ from fsl_async import effects as do
 from fsl_async import effects_relay as relay
 from fsl_async import events_relay as evr
 from fsl_async.effects import Effect
-from fsl_async.roles.relay import RelayMachine
+from fsl_async.roles.relay import STRANGERS_PART, RelayMachine
 from fsl_async.runtime import Journal, Node
 from fsl_transport import Scheduler
 from fsl_transport.link import Cancellable
 from fsl_transport.relay import Switchboard
 
 WEIGH_EVERY_S: Final = 1.0
-MUCH_PART: Final = 8
-"""Of the memory; half of what strangers may hold."""
 
 
 class RelayShell:
@@ -57,9 +55,9 @@ class RelayShell:
         self.node.feed(evr.LinesLooked(tuple(states)))
 
     def weigh(self) -> None:
-        """Tell the machine what lines hold if that is much, now and every second until the end."""
+        """Tell the machine what lines hold if that is more than strangers alone may, now and every second until the end."""
         held = self.switchboard.weigh()
-        if sum(size for _, size in held) >= self.machine.rules.memory_bytes // MUCH_PART:
+        if sum(size for _, size in held) > self.machine.rules.memory_bytes // STRANGERS_PART:
             self.node.feed(evr.LinesWeighed(tuple(held)))
         self._weighing = self._scheduler.call_at(self._scheduler.time() + WEIGH_EVERY_S, self.weigh)
 

@@ -82,7 +82,7 @@ def test_no_more_lines_than_there_are_files(monkeypatch):
 
 def test_the_memory_is_the_machines_where_nobody_says_it(capsys, monkeypatch):
     """A quarter of it, within bounds; and it is a relay's alone."""
-    for pages, mib in ((0, 128), (1 << 18, 256), (1 << 30, 2048)):
+    for pages, mib in ((1, 128), (1 << 18, 256), (1 << 30, 2048), (0, 2048), (-1, 2048)):
         sizes = {"SC_PHYS_PAGES": pages, "SC_PAGE_SIZE": 4096}
         monkeypatch.setattr("os.sysconf", sizes.get)
         assert usual_memory_mib() == mib

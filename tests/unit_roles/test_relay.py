@@ -335,14 +335,42 @@ def test_those_who_hold_most_are_dropped_until_the_memory_is_enough():
     for line in range(1, 6):
         one.open(line)
     one.until(20.0)
-    assert weigh(one, n1=500, n2=300, n3=200) == set()
-    assert weigh(one, n1=300, n2=500, n3=100, n4=400, n5=200, n9=10_000) == {2}
+    assert weigh(one, n1=250, n2=300, n3=200) == set()
+    assert weigh(one, n1=150, n2=500, n3=100, n4=300, n5=200, n9=10_000) == {2}
     assert one.dropped[2] == "it held 500 B"
-    assert weigh(one, n1=900, n2=900, n3=900, n4=100, n5=0) in ({1}, {3})
+    assert weigh(one, n1=700, n2=900, n3=700, n4=50, n5=0) in ({1}, {3})
     assert [note.text for note in one.notes if "waits here" in note.text] == [
-        "more waits here than 1 kB: the connections on which most does are closed, and what they carried is sent again from the last chunk"
+        "more waits here than 750 B: the connections on which most does are closed, and what they carried is sent again from the last chunk"
     ]
     assert one.machine.totals.dropped["memory"] == 2
+
+
+def test_who_waits_for_the_server_is_not_known_for_waiting():
+    """The server throws out who is not in its list, and cannot before it is reached."""
+    one = Relay(memory_bytes=1000)
+    for line in (1, 2):
+        one.accept(line)
+    one.until(9.0)
+    for line in (1, 2):
+        one.feed(evr.LineSigned(line))
+    one.feed(evr.LineDialled(1))
+    one.feed(evr.LineGreeted(1, "CURVE"))
+    one.until(17.0)
+    one.feed(evr.LineDialled(2))
+    one.feed(evr.LineGreeted(2, "CURVE"))
+    one.until(23.9)
+    assert weigh(one, n1=200, n2=200) == {1}
+    one.until(31.9)
+    assert weigh(one, n2=251) == {2}
+
+
+def test_who_was_there_long_enough_is_known():
+    """Since the server was reached."""
+    one = Relay(memory_bytes=1000)
+    one.open(1)
+    one.until(15.0)
+    assert weigh(one, n1=750) == set()
+    assert weigh(one, n1=751) == {1}
 
 
 def test_a_line_is_dropped_for_its_weight_once():
@@ -355,24 +383,24 @@ def test_a_line_is_dropped_for_its_weight_once():
     assert second == []
 
 
-def test_strangers_have_a_quarter_and_take_nothing_from_the_others():
-    """However much they hold, those who are known are not dropped for it."""
+def test_strangers_have_a_quarter_and_the_others_the_rest():
+    """However much either hold, the others are not dropped for it."""
     one = Relay(memory_bytes=1000)
     one.open(1)
     one.until(20.0)
     for line in (2, 3, 4, 5):
         one.open(line)
-    assert weigh(one, n1=950, n5=900) == {5}, "what is dropped counts no more"
-    assert weigh(one, n1=740, n2=90, n3=900, n4=100) == {3}
-    assert weigh(one, n1=810, n2=90, n4=100) == set()
-    assert weigh(one, n1=900, n2=20, n4=100) == {1}
+    assert weigh(one, n1=750, n5=900) == {5}
+    assert weigh(one, n1=750, n2=150, n3=900, n4=100) == {3}
+    assert weigh(one, n1=751, n2=150, n4=100) == {1}
+    assert weigh(one, n2=151, n4=100) == {2}
 
 
 @given(
     st.lists(st.tuples(st.booleans(), st.integers(0, 3000)), max_size=12), st.integers(100, 4000)
 )
 def test_who_holds_no_more_than_an_equal_share_stays(lines, memory):
-    """And what is left fits, strangers' part too."""
+    """And what is left fits, of strangers and of the others."""
     one = Relay(memory_bytes=memory)
     for number, (is_known, _) in enumerate(lines):
         if is_known:
@@ -382,10 +410,8 @@ def test_who_holds_no_more_than_an_equal_share_stays(lines, memory):
         if not is_known:
             one.open(number)
     dropped = weigh(one, **{f"n{number}": held for number, (_, held) in enumerate(lines)})
-    left = [held for number, (_, held) in enumerate(lines) if number not in dropped]
-    strange = [held for number, (known, held) in enumerate(lines) if not known and number not in dropped]  # fmt: skip
-    assert sum(left) <= memory
-    assert sum(strange) <= memory // 4
-    for number in dropped:
-        is_known, held = lines[number]
-        assert held > (memory if is_known else memory // 4) // len(lines)
+    parts = {True: memory - memory // 4, False: memory // 4}
+    for is_known, part in parts.items():
+        alike = {number: held for number, (known, held) in enumerate(lines) if known == is_known}
+        assert sum(held for number, held in alike.items() if number not in dropped) <= part
+        assert all(alike[number] > part // len(alike) for number in dropped & set(alike))

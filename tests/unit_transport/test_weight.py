@@ -9,7 +9,7 @@ import pytest
 
 from fsl_transport import weight
 from fsl_transport.loop import run
-from fsl_transport.relay import LITTLE_BYTES, Switchboard
+from fsl_transport.relay import Switchboard
 
 GREETING = b"\xff" + bytes(8) + b"\x7f\3\1" + b"CURVE".ljust(20, b"\0") + bytes(32)
 unix = pytest.mark.skipif(sys.platform == "win32", reason="says what is in a socket")
@@ -37,29 +37,51 @@ def fill(connection):
 
 
 @unix
-@pytest.mark.parametrize("platform", [sys.platform, "darwin", "an older linux"])
+@pytest.mark.parametrize("platform", [sys.platform, "freebsd", "an older linux", "an odd linux"])
 def test_what_waits_weighs_at_least_as_much_as_it_is(pair, monkeypatch, platform):
     """On both sides together; where the kernel does not say it, by what is known of the payload."""
     if platform == "an older linux":
         monkeypatch.setattr(weight, "_SO_MEMINFO", 9999)
+    elif platform == "an odd linux":
+        monkeypatch.setattr(weight, "_SO_MEMINFO", socket.SO_SNDBUF)
     else:
         monkeypatch.setattr(sys, "platform", platform)
     near, far = pair
     assert weight.of(near) + weight.of(far) < 16 << 10
     sent = fill(near)
     assert sent > 100_000
-    assert weight.payload(near) + weight.payload(far) >= sent
+    assert weight.unsent(near) + weight.unread(far) >= sent
+    assert weight.unread(near) == weight.unsent(far) == 0
     assert sent <= weight.of(near) + weight.of(far) < 8 * sent
-    if platform != sys.platform or platform == "darwin":
-        assert weight.of(near) == 2 * weight.payload(near)
-    assert weight.of(near) > LITTLE_BYTES
-    assert weight.of(far) > LITTLE_BYTES
+    if platform != sys.platform:
+        assert weight.of(near) == 2 * weight.unsent(near)
+        assert weight.of(far) == 2 * weight.unread(far)
+    assert weight.of(near)
+    assert weight.of(far)
     left = sent
     while left:
         left -= len(far.recv(1 << 20))
     assert weight.of(far) < 16 << 10
     near.close()
     assert weight.of(near) == 0
+
+
+@unix
+def test_where_nobody_says_it_nothing_is_known(pair, monkeypatch):
+    """On Windows, and of what is no TCP connection; Darwin says what was not sent in words of its own."""
+    near, far = pair
+    fill(near)
+    monkeypatch.setattr(sys, "platform", "darwin")
+    monkeypatch.setattr(weight, "_SO_NWRITE", 9999)
+    assert weight.unsent(near) == 0
+    assert weight.of(far) == 2 * weight.unread(far) > 0
+    monkeypatch.setattr(weight, "_SO_NWRITE", socket.SO_SNDBUF)
+    assert weight.unsent(near) == near.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
+    monkeypatch.setitem(sys.modules, "fcntl", None)
+    assert weight.unread(far) == 0
+    monkeypatch.undo()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        assert weight.unsent(listener) == weight.unread(listener) == 0
 
 
 @unix
@@ -87,13 +109,13 @@ def test_a_line_that_stands_is_heavy_and_a_quiet_one_is_not_told(new_porter, mon
                 await asyncio.sleep(0.1)
             ((line, held),) = board.weigh()
             assert line == 1
-            assert LITTLE_BYTES < held < 8 * sent
+            assert sent / 8 < held < 8 * sent
             between = board.carried()[0].held
             assert between
-            monkeypatch.setattr(weight, "of", lambda _: LITTLE_BYTES // 2 - 1)
-            assert board.weigh() == [(1, LITTLE_BYTES - 2 + between)]
-            monkeypatch.setattr(weight, "of", lambda _: LITTLE_BYTES)
-            assert board.weigh() == [(1, 2 * LITTLE_BYTES + between), (2, 2 * LITTLE_BYTES)]
+            monkeypatch.setattr(weight, "of", lambda _: 0)
+            assert board.weigh() == [(1, between)]
+            monkeypatch.setattr(weight, "of", lambda _: 1)
+            assert board.weigh() == [(1, 2 + between), (2, 2)]
         await board.aclose()
 
     run(main())

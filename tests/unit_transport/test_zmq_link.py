@@ -26,7 +26,7 @@ from fsl_transport import (
     StreamSent,
     Superseded,
     frames,
-    zmq_link,
+    zmq_pipe,
 )
 from fsl_transport.loop import run
 from fsl_transport.seam import end_of
@@ -197,8 +197,8 @@ def test_strangers_are_counted(zmq_world):
 
 def test_who_does_not_finish_the_handshake_is_hung_up(monkeypatch):
     """With a greeting and no more, which costs a connection and says nothing of its key."""
-    assert zmq_link.HANDSHAKE_MS == 10_000, "docs/LIMITS.md, and less than a relay's stranger_s"
-    monkeypatch.setattr(zmq_link, "HANDSHAKE_MS", 300)
+    assert zmq_pipe.HANDSHAKE_MS == 10_000, "docs/LIMITS.md, and less than a relay's stranger_s"
+    monkeypatch.setattr(zmq_pipe, "HANDSHAKE_MS", 300)
 
     async def main():
         link = ZmqListener("127.0.0.1:0")

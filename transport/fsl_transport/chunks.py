@@ -390,8 +390,7 @@ class ReceiveStream:
         if line_window_bytes > self._window_bytes:
             self._window_bytes = line_window_bytes
         else:
-            wider = max(window_limit_bytes, self._window_bytes)
-            self._window_bytes = min(2 * self._window_bytes, wider)
+            self._window_bytes = min(2 * self._window_bytes, window_limit_bytes)
         if not self.credit.widen(self._window_bytes):
             return False
         self._widened_at = self.credit.limit
@@ -410,6 +409,13 @@ class ReceiveStream:
     def put_off(self, now: float, seconds: float) -> None:
         """What is missing is not lost: there is no room for it here. Look again in so many seconds, without less patience."""
         self._deadline = now + seconds
+
+    @property
+    def promised_bytes(self) -> int:
+        """What may come, or has come and is not written yet."""
+        credit = self.credit
+        to_come = (self.chunks - self.expected) * credit.largest
+        return credit.pending + min(credit.limit - credit.received, to_come)
 
     @property
     def is_complete(self) -> bool:

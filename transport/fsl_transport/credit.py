@@ -64,11 +64,6 @@ class Granting:
         return True
 
     @property
-    def promised(self) -> int:
-        """Bytes that may come, or have come and are not yet written."""
-        return self.limit - self.consumed
-
-    @property
     def pending(self) -> int:
         """Bytes received and not yet written."""
         return self.received - self.consumed

@@ -19,6 +19,7 @@ import asyncio
 import contextlib
 import os
 import socket
+import struct
 from typing import Final, Protocol
 
 from attrs import frozen
@@ -31,13 +32,16 @@ from fsl_transport.zmq_link import split_address
 
 CONNECT_S: Final = 5.0
 LINGER_S: Final = 1.0
-"""After one side has ended: what waits for the other one, and its own end, may take this long."""
+"""After one side has ended: the other one's last words and its own end may take this long."""
+LEAVE_S: Final = 10.0
+"""After both have: what they have not taken yet may take so long. Then it is dropped: what is left to the kernel is weighed by nobody."""
 RESOLVED_S: Final = 10.0
 """How long an address that was looked up is used."""
-LITTLE_BYTES: Final = 64 * 1024
-"""Of a line, that need not be told."""
 _ACCEPTS_PER_TURN: Final = 32
 _PAUSE_S: Final = 0.2
+_LOOK_S: Final = 0.2
+_NOTHING_IS_LEFT: Final = struct.pack("ii", 1, 0)
+"""SO_LINGER, with which closing drops what was not sent, and says so to the other end."""
 _KEEPALIVE: Final = (
     ("TCP_KEEPIDLE", 30),
     ("TCP_KEEPINTVL", 10),
@@ -87,11 +91,19 @@ class _Line:
         self.to_server: Hose | None = None
         self.to_client: Hose | None = None
 
+    @property
+    def ends(self) -> list[socket.socket]:
+        """Its sockets."""
+        return [end for end in (self.client, self.server) if end is not None]
+
+    @property
+    def hoses(self) -> list[Hose]:
+        """What carries between them."""
+        return [hose for hose in (self.to_server, self.to_client) if hose is not None]
+
     def weigh(self) -> int:
         """Bytes of memory that it holds."""
-        ends = (end for end in (self.client, self.server) if end is not None)
-        hoses = (hose for hose in (self.to_server, self.to_client) if hose is not None)
-        return sum(map(weight.of, ends)) + sum(hose.held for hose in hoses)
+        return sum(map(weight.of, self.ends)) + sum(hose.held for hose in self.hoses)
 
     def carried(self) -> Carried:
         up, down = self.to_server, self.to_client
@@ -180,7 +192,7 @@ class Switchboard:
         self._pass(found, greeting.OPEN_BYTES)
 
     def drop(self, line: int, reason: str) -> None:
-        """End a line now."""
+        """End a line now, with all that waits on it."""
         found = self._lines.get(line)
         if found is not None:
             self._finish(found, reason)
@@ -190,9 +202,9 @@ class Switchboard:
         return [line.carried() for line in self._lines.values()]
 
     def weigh(self) -> list[tuple[int, int]]:
-        """``(line, bytes)`` of memory that each line holds, here and in the kernel for its sockets; those that hold little are left out."""
+        """``(line, bytes)`` of memory that each line holds, here and in the kernel for its sockets; those that hold nothing are left out."""
         found = ((line.number, line.weigh()) for line in self._lines.values())
-        return [(number, held) for number, held in found if held >= LITTLE_BYTES]
+        return [(number, held) for number, held in found if held]
 
     async def aclose(self) -> None:
         """End everything without a word."""
@@ -331,21 +343,43 @@ class Switchboard:
 
     def _hose_ended(self, line: _Line, side: str, error: OSError | None) -> None:
         if error is not None:
-            self._finish(line, _words(error))
+            self._leave(line, _words(error))
             return
         other = line.to_client if side == "the client" else line.to_server
         target = line.server if side == "the client" else line.client
         if other is None or other.is_over or target is None:
-            self._finish(line, f"{side} closed it")
+            self._leave(line, f"{side} closed it")
             return
-        with contextlib.suppress(OSError):
-            target.shutdown(socket.SHUT_WR)
-        line.linger = self._loop.call_later(LINGER_S, self._finish, line, f"{side} closed it")
+        _shut(target)
+        line.linger = self._loop.call_later(LINGER_S, self._leave, line, f"{side} closed it")
+
+    def _leave(self, line: _Line, reason: str) -> None:
+        """Read no more, and end when what was read is delivered."""
+        self._sniff(line, on=False)
+        for hose in line.hoses:
+            hose.close()
+        for end in line.ends:
+            _shut(end)
+        if line.linger is not None:
+            line.linger.cancel()
+        self._look_whether_delivered(line, reason, self._loop.time() + LEAVE_S)
+
+    def _look_whether_delivered(self, line: _Line, reason: str, ends_at: float) -> None:
+        if self._loop.time() < ends_at and any(map(weight.unsent, line.ends)):
+            line.linger = self._loop.call_later(
+                _LOOK_S, self._look_whether_delivered, line, reason, ends_at
+            )
+        else:
+            self._finish(line, reason)
 
     def _finish(self, line: _Line, reason: str) -> None:
         if self._lines.pop(line.number, None) is None:
             return
         carried = line.carried()
+        for end in line.ends:
+            if weight.unsent(end):
+                with contextlib.suppress(OSError):
+                    end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NOTHING_IS_LEFT)
         self._close(line)
         self._owner.ended(line.number, reason, carried.up, carried.down)
 
@@ -354,13 +388,11 @@ class Switchboard:
             line.linger.cancel()
         if line.dialling is not None:
             line.dialling.cancel()
-        for hose in (line.to_server, line.to_client):
-            if hose is not None:
-                hose.close()
+        for hose in line.hoses:
+            hose.close()
         self._sniff(line, on=False)
-        line.client.close()
-        if line.server is not None:
-            line.server.close()
+        for end in line.ends:
+            end.close()
 
 
 def _listen(address: str, host: str, port: int) -> socket.socket:
@@ -392,6 +424,12 @@ def _tune(connection: socket.socket) -> None:
                 connection.setsockopt(socket.IPPROTO_TCP, number, value)
         if hasattr(socket, "TCP_CONGESTION") and _stays_here(connection):
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")
+
+
+def _shut(connection: socket.socket) -> None:
+    """Say that nothing more will be sent."""
+    with contextlib.suppress(OSError):  # it is broken
+        connection.shutdown(socket.SHUT_WR)
 
 
 def _stays_here(connection: socket.socket) -> bool:

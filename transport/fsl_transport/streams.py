@@ -58,7 +58,7 @@ class _Incoming:
 class Streams(Sender):
     """Both directions of one session's streams. ``peer`` is the endpoint's record of the peer."""
 
-    __slots__ = ("_arrivals", "_early", "_incoming", "_newest", "_takes")
+    __slots__ = ("_arrivals", "_early", "_incoming", "_left_bytes", "_newest", "_takes")
 
     def __init__(
         self, road: Road, peer: Any, name: str, identity: bytes, count: StripeCount
@@ -67,6 +67,7 @@ class Streams(Sender):
         self._newest = 0  # number of the newest stream that was offered to us
         self._arrivals = Arrivals()
         self._early = Early()
+        self._left_bytes = 0  # that writers have, of streams that are over
         self._incoming: dict[int, _Incoming] = {}
         self._takes: dict[int, Callable[[list[Any], float], None]] = {
             frames.OFFER: self._on_offer,
@@ -358,6 +359,7 @@ class Streams(Sender):
         room.writing_bytes -= size
         room.use(self._settings)
         if incoming.gone:
+            self._left_bytes -= size
             return
         if not ok:
             self._abort(incoming, "the receiver could not write it")
@@ -374,9 +376,10 @@ class Streams(Sender):
         self._finish_if_complete(incoming)
 
     def _others_bytes(self, incoming: _Incoming) -> int:
-        """Credit of all other streams that come in."""
-        promised = sum(one.machine.credit.promised for one in self._incoming.values())
-        return promised - incoming.machine.credit.promised
+        """Credit of all other streams that come in, and what is still being written of such as are over."""
+        streams = self._incoming.values()
+        promised = sum(one.machine.promised_bytes for one in streams if one is not incoming)
+        return promised + self._left_bytes
 
     def _finish_if_complete(self, incoming: _Incoming) -> None:
         if not incoming.gone and incoming.machine.is_complete:
@@ -392,6 +395,7 @@ class Streams(Sender):
     def _forget(self, incoming: _Incoming) -> None:
         incoming.gone = True
         incoming.sink = None  # what it still writes stays counted until it says so
+        self._left_bytes += sum(incoming.writing.values())
         room = self._road.room
         room.taken_bytes -= sum(incoming.kept.values())
         incoming.kept.clear()

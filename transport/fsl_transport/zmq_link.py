@@ -66,8 +66,6 @@ from fsl_transport.seam import is_whole
 from fsl_transport.settings import STRIPES_LIMIT, TransportSettings
 from fsl_transport.zmq_pipe import Pipe
 
-HANDSHAKE_MS: Final = 10_000
-"""A connection that has not finished its handshake by then is hung up. Left to itself libzmq waits three times as long, and relays take for known who is there after 15 s."""
 _NO_COPY_BYTES: Final = 64 * 1024
 _DIAL_AGAIN_S: Final = 2.0
 """After a handshake that the other side has refused."""
@@ -222,7 +220,6 @@ class ZmqListener(_ZmqLink):
             handshake_failed=self._failed,
         )
         self._pipes.append(pipe)
-        pipe.socket.handshake_ivl = HANDSHAKE_MS
         pipe.socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
         pipe.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         pipe.socket.ipv6 = host == "*" or ":" in host

@@ -26,6 +26,8 @@ from fsl_transport.seam import end_of
 from fsl_transport.settings import TransportSettings
 from fsl_transport.unsent import Unsent
 
+HANDSHAKE_MS: Final = 10_000
+"""A connection that has not finished its handshake by then is hung up. A relay takes for known who is there 15 s after it reached us."""
 LINGER_MS: Final = 500
 """How long what is queued (a BYE, a refusal) may take to leave after ``close``."""
 _TRACKED_BYTES: Final = 4 * 1024
@@ -114,7 +116,7 @@ class Pipe:
         socket.tcp_keepalive_idle = 30
         socket.tcp_keepalive_intvl = 10
         socket.tcp_keepalive_cnt = 3
-        socket.handshake_ivl = 10_000
+        socket.handshake_ivl = HANDSHAKE_MS
         socket.backlog = 1024
 
     def adopt(self, settings: TransportSettings) -> None:

@@ -1,0 +1,199 @@
+"""How a relay's line ends: what was read is delivered, within a limit, and then nothing of it is left to the kernel, where nobody weighs it."""
+
+import asyncio
+import contextlib
+import socket
+import struct
+from pathlib import Path
+
+import pytest
+from waiting import until
+
+from fsl_transport import relay
+from fsl_transport.loop import run
+from fsl_transport.relay import Switchboard
+
+GREETING = b"\xff" + bytes(8) + b"\x7f\3\1" + b"CURVE".ljust(20, b"\0") + bytes(32)
+RESETS = struct.pack("ii", 1, 0)
+SYSTEM_PORTS = Path("/proc/net/tcp")
+on_linux = pytest.mark.skipif(not SYSTEM_PORTS.exists(), reason="says what the kernel still has")
+
+
+@contextlib.asynccontextmanager
+async def line_through(porter):
+    """The near and the far end of a line that stands, and the ports of the relay's own two sockets."""
+    porter.board = Switchboard(porter)
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        listener.setblocking(False)
+        place = listener.getsockname()
+        _, port = porter.board.open_door("127.0.0.1:0", f"127.0.0.1:{place[1]}")
+        near = stack.enter_context(socket.create_connection(("127.0.0.1", port)))
+        near.setblocking(False)
+        near.send(GREETING)
+        far, dialled_from = await asyncio.get_running_loop().sock_accept(listener)
+        stack.enter_context(far)
+        far.setblocking(False)
+        await read(far, len(GREETING))
+        try:
+            yield near, far, {(port, near.getsockname()[1]), (dialled_from[1], place[1])}
+        finally:
+            await porter.board.aclose()
+
+
+async def read(connection, most=1 << 30):
+    """What comes, until that much or the end of it."""
+    loop, got = asyncio.get_running_loop(), 0
+    while got < most and (data := await loop.sock_recv(connection, min(1 << 20, most - got))):
+        got += len(data)
+    return got
+
+
+async def fill(connection):
+    """As much as goes in, while nobody reads at the other end; returns how much."""
+    sent, more = 0, 1
+    while more:
+        more = 0
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                more += connection.send(bytes(1 << 16))
+        sent += more
+        await asyncio.sleep(0.1)
+    return sent
+
+
+def left(ports):
+    """Bytes that the kernel still holds for these connections."""
+    total = 0
+    for row in map(str.split, SYSTEM_PORTS.read_text("ascii").splitlines()[1:]):
+        here, there = (int(place.rpartition(":")[2], 16) for place in row[1:3])
+        if (here, there) in ports:
+            total += sum(int(part, 16) for part in row[4].split(":"))
+    return total
+
+
+async def said_reset(connection):
+    """Whether the other end broke it off, rather than ended it."""
+    try:
+        await read(connection)
+    except ConnectionResetError:
+        return True
+    return False
+
+
+@on_linux
+def test_what_waits_on_a_line_that_is_dropped_is_gone(new_porter):
+    """Both ends hear of it, and the kernel keeps nothing: a line is dropped because of what it holds."""
+
+    async def main():
+        porter = new_porter()
+        async with line_through(porter) as (near, far, ports):
+            await fill(near)
+            assert left(ports) > 100_000
+            porter.board.drop(1, "it held too much")
+            assert left(ports) == 0
+            assert await said_reset(far)
+            assert await said_reset(near)
+            assert porter.said("ended")[0][1] == "it held too much"
+
+    run(main())
+
+
+def test_a_slow_reader_gets_what_was_sent_before_the_end(new_porter, monkeypatch):
+    """It is a line until then, and weighs."""
+    monkeypatch.setattr(relay, "LINGER_S", 0.05)
+
+    async def main():
+        porter = new_porter()
+        async with line_through(porter) as (near, far, _):
+            near.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 16)
+            sent = await fill(near)
+            near.shutdown(socket.SHUT_WR)
+            got = 0
+            while porter.board.carried()[0].held:  # the end comes behind what waits in between
+                got += await read(far, 1 << 18)
+                await asyncio.sleep(0.02)
+            assert got < sent - 100_000
+            await asyncio.sleep(1.0)
+            assert len(porter.board.weigh()) == 1
+            got += await read(far)
+            assert got == sent
+            await until(lambda: porter.said("ended"))
+            assert porter.board.carried() == []
+
+    run(main())
+
+
+@on_linux
+def test_who_does_not_take_it_in_time_gets_no_more(new_porter, monkeypatch):
+    """Otherwise a line that ended would hold its memory for as long as its reader likes."""
+    monkeypatch.setattr(relay, "LINGER_S", 0.05)
+    monkeypatch.setattr(relay, "LEAVE_S", 0.5)
+
+    async def main():
+        porter = new_porter()
+        async with line_through(porter) as (near, far, ports):
+            data = bytes(1 << 16)
+            far.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 12)
+            sent = 0
+            while not porter.board.carried()[0].held:
+                with contextlib.suppress(BlockingIOError):
+                    sent += near.send(data)
+                await asyncio.sleep(0.001)
+            porter.board._lines[1].to_server._end(None)  # as if the tank had just become empty
+            await asyncio.sleep(0.3)
+            assert left(ports) > 10_000
+            assert not porter.said("ended")
+            await until(lambda: porter.said("ended"))
+            assert left(ports) == 0
+            assert await said_reset(far)
+
+    run(main())
+
+
+@pytest.mark.parametrize("side", ["client", "server"])
+def test_what_came_before_a_break_is_delivered(new_porter, side):
+    """A refusal is often the last word before one."""
+
+    async def main():
+        porter = new_porter()
+        async with line_through(porter) as (near, far, _):
+            here, there = (near, far) if side == "client" else (far, near)
+            sent = await fill(here)
+            here.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESETS)
+            carried = porter.board.carried()[0]
+            passed = carried.up - len(GREETING) if side == "client" else carried.down
+            assert 0 < passed <= sent
+            here.close()
+            assert await read(there) >= passed
+            await until(lambda: porter.said("ended"))
+
+    run(main())
+
+
+def test_a_server_that_ends_before_the_greeting_is_whole(new_porter):
+    """What the client still says then goes nowhere."""
+
+    async def main():
+        porter = new_porter()
+        porter.board = Switchboard(porter)
+        with contextlib.ExitStack() as stack:
+            listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+            listener.setblocking(False)
+            place = f"127.0.0.1:{listener.getsockname()[1]}"
+            _, port = porter.board.open_door("127.0.0.1:0", place)
+            near = stack.enter_context(socket.create_connection(("127.0.0.1", port)))
+            near.setblocking(False)
+            near.send(GREETING[:12])
+            far, _ = await asyncio.get_running_loop().sock_accept(listener)
+            far.setblocking(False)
+            await read(far, 11)
+            far.close()
+            assert await read(near) == 0
+            with contextlib.suppress(OSError):
+                near.send(GREETING[12:])
+            await until(lambda: porter.said("ended"))
+            assert not porter.said("greeted")
+        await porter.board.aclose()
+
+    run(main())
