@@ -27,6 +27,13 @@ def accepted(chunks=10, window=1000, limit=100, chunk=0):
     return stream
 
 
+def write(stream, index, size):
+    """A chunk comes and is written."""
+    stream.begin(0, index, size, 1.0)
+    stream.arrived(index)
+    stream.wrote(size, 100, 1.0)
+
+
 def sending(chunks=10, limit=1000, chunk=0):
     stream = SendStream(1, chunks, UNWRITTEN)
     stream.accept(0, chunk, 0, limit)
@@ -324,6 +331,41 @@ def test_a_window_is_what_the_line_needs_and_grows_beyond_it_where_something_is_
     for limit in (300, 600, 1000):
         stream.blocked(limit, 150, 1000)
     assert stream.credit.limit == 1000
+
+
+def test_a_window_that_is_wider_than_it_may_be_is_not_raised():
+    """The room got others since it was given."""
+    stream = accepted(window=100, limit=10)
+    write(stream, 0, 40)
+    assert stream.credit.limit == 140
+    assert not stream.blocked(140, 50, 50)
+    assert stream.credit.limit == 140
+    write(stream, 1, 40)
+    assert stream.credit.limit == 140, "80 are written: up to 130 it may be"
+    write(stream, 2, 40)
+    assert stream.credit.limit == 170
+
+
+def test_no_more_is_promised_than_may_come():
+    """What came and is not written, and what is left of the credit or of the stream."""
+    stream = accepted(chunks=3, window=100, limit=30)
+    assert stream.promised_bytes == 90
+    stream.begin(0, 0, 30, 1.0)
+    assert stream.promised_bytes == 90
+    stream.arrived(0)
+    assert stream.promised_bytes == 30 + 60
+    stream.wrote(30, 100, 1.0)
+    assert stream.promised_bytes == 60
+    for index in (1, 2):
+        stream.begin(0, index, 20, 1.0)
+    stream.arrived(1)
+    stream.arrived(2)
+    assert stream.promised_bytes == 40
+    stream.wrote(20, 100, 1.0)
+    stream.wrote(20, 100, 1.0)
+    assert stream.promised_bytes == 0
+    assert accepted(chunks=9, window=100, limit=30).promised_bytes == 100
+    assert ReceiveStream(1, 3, 10.0).promised_bytes == 0
 
 
 def test_a_window_does_not_grow_with_a_slow_writer():

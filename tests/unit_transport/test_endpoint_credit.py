@@ -1,0 +1,229 @@
+"""Credit through the endpoints: what a stream may have under way follows its line, its session's part and what all share; over memory."""
+
+import pytest
+
+from fsl_transport import (
+    Conditions,
+    PeerUp,
+    StreamOffered,
+    StreamSent,
+    TransportSettings,
+    frames,
+)
+
+
+@pytest.fixture
+def world(mem_world):
+    return mem_world(Conditions(delay_s=0.02))
+
+
+def said(node):
+    """The operations of streams that ``node`` sends, from now on: (op, fields)."""
+    operations = []
+    send_op = node.endpoint.send_op
+
+    def watch(peer, op, fields):
+        operations.append((op, fields))
+        send_op(peer, op, fields)
+
+    node.endpoint.send_op = watch
+    return operations
+
+
+def limits(operations, op, field):
+    """The credit in each of these operations."""
+    return [fields[field] for one, fields in operations if one == op]
+
+
+def test_credit_is_what_the_line_was_measured_to_need(mem_world, new_source, new_sink):
+    """On a long fat line the first stream asks for more while the line is measured; the next one begins with enough."""
+    bytes_per_s, delay_s = 125e6, 0.045
+    world = mem_world(Conditions(delay_s=delay_s, bytes_per_s=bytes_per_s))
+    settings = TransportSettings()
+    ps, client = world.listener(settings=settings), world.dialer(settings=settings)
+    world.until(lambda: client.count(PeerUp))
+    ps.on[StreamOffered] = lambda e: ps.endpoint.accept(e.peer, e.stream_id, new_sink())
+    theirs, ours = said(ps), said(client)
+    chunks = [b"x" * (1 << 20)] * 48
+    client.endpoint.offer("", "first", {}, new_source(chunks))
+    world.until(lambda: client.count(StreamSent) == 1)
+    lines = limits(ours, frames.BLOCKED, 2)
+    product = bytes_per_s * 2 * delay_s
+    assert lines == sorted(lines)
+    assert lines[0] < product < lines[-1] < 4 * product, "it says what it has measured by then"
+    ours.clear()
+    client.endpoint.offer("", "second", {}, new_source(chunks))
+    world.until(lambda: client.count(StreamSent) == 2)
+    assert not limits(ours, frames.BLOCKED, 1)
+    first, second = limits(theirs, frames.ACCEPT, 4)
+    assert first == settings.window_bytes
+    assert second == 2 * limits(ours, frames.OFFER, 3)[0] >= 2 * product
+
+
+LINES = [
+    (0, 1 << 20),
+    ((1 << 19) + 1, (1 << 20) + 2),
+    (3 << 19, 3 << 20),
+    ((1 << 21) - 1, (1 << 22) - 2),
+    (1 << 62, 1 << 22),
+]
+
+
+@pytest.mark.parametrize(("line", "window"), LINES)
+def test_a_sender_may_claim_any_line_and_gets_no_more_than_the_limits(
+    new_settings, world, new_sink, line, window
+):
+    """It is its word alone: the largest window and the budget of all are ours. With the offer, and later."""
+    ps = world.listener(settings=new_settings(window_limit_bytes=1 << 22))
+    client = world.dialer()
+    world.until(lambda: client.count(PeerUp))
+    theirs = said(ps)
+    ps.on[StreamOffered] = lambda e: ps.endpoint.accept(e.peer, e.stream_id, new_sink())
+    send_op, peer = client.endpoint.send_op, client.endpoint._peer
+    send_op(peer, frames.OFFER, (1, "s", 90, line, {}))
+    send_op(peer, frames.OFFER, (2, "t", 90, 0, {}))
+    world.until(lambda: ps.count(StreamOffered) == 2)
+    assert limits(theirs, frames.ACCEPT, 4) == [window, 1 << 20]
+    send_op(peer, frames.BLOCKED, (2, 1 << 20, line))
+    world.run(1)
+    grown = window if window > 1 << 20 else 2 << 20  # doubled: it had what its line needs
+    assert limits(theirs, frames.CREDIT, 1) == [grown]
+
+
+def test_the_streams_of_one_session_share_its_part_of_the_budget(new_settings, world, new_sink):
+    """However many it begins, and whatever it says that its line needs: what it does not finish must leave room for the others. What it finishes counts no more."""
+    settings = new_settings(window_limit_bytes=1 << 23, budget_bytes=1 << 24)
+    part, chunk = settings.budget_bytes // 4, settings.chunk_limit_bytes
+    ps, client = world.listener(settings=settings), world.dialer()
+    world.until(lambda: client.count(PeerUp))
+    theirs = said(ps)
+    ps.on[StreamOffered] = lambda e: ps.endpoint.accept(e.peer, e.stream_id, new_sink())
+    send_op, peer = client.endpoint.send_op, client.endpoint._peer
+    told = {}
+
+    def claim(numbers):
+        for _ in range(5):
+            for number in numbers:
+                if number in told:
+                    send_op(peer, frames.BLOCKED, (number, told[number], 1 << 40))
+                else:
+                    send_op(peer, frames.OFFER, (number, f"s{number}", 90, 1 << 40, {}))
+            world.run(0.5)
+            for op, fields in theirs:
+                if op in {frames.ACCEPT, frames.CREDIT}:
+                    told[fields[0]] = fields[4 if op == frames.ACCEPT else 1]
+            theirs.clear()
+
+    claim([1, 2])
+    assert part - chunk < sum(told.values()) <= part + chunk
+    claim(range(1, 11))
+    assert sum(told.values()) <= part + 9 * chunk
+    assert all(told[number] >= chunk for number in range(1, 11))
+    for number in range(1, 11):
+        send_op(peer, frames.STOP, (number, "it is not needed any more"))
+    world.run(1)
+    told.clear()
+    send_op(peer, frames.OFFER, (11, "s11", 90, 0, {}))
+    world.run(0.5)
+    told[11] = settings.window_bytes
+    claim([11])
+    assert part - chunk < told[11] <= part, "alone it may ask its way up"
+
+
+def test_what_is_written_is_no_credit_any_more(new_settings, world, new_source, new_sink):
+    """A long stream does not use up its session's part by going on."""
+    settings = new_settings(budget_bytes=1 << 24)
+    ps, client = world.listener(settings=settings), world.dialer()
+    world.until(lambda: client.count(PeerUp))
+    sink, theirs = new_sink(), said(ps)
+    ps.on[StreamOffered] = lambda e: ps.endpoint.accept(e.peer, e.stream_id, sink)
+    source = new_source([bytes(250_000)] * 40, later=True)
+    client.endpoint.offer("", "long", {}, source)
+    while len(source.reads) < 31:  # the last of these is not delivered
+        world.run(0.1)
+        while source.waiting and len(source.reads) < 31:
+            deliver, data = source.waiting.pop()
+            deliver(data)
+    world.until(lambda: len(sink.got) == 30)
+    theirs.clear()
+    client.endpoint.send_op(client.endpoint._peer, frames.OFFER, (9, "s", 90, 1 << 40, {}))
+    world.run(0.5)
+    (limit,) = limits(theirs, frames.ACCEPT, 4)
+    assert sum(map(len, sink.got.values())) > settings.budget_bytes // 4
+    assert limit == settings.window_limit_bytes
+
+
+def test_a_sender_that_holds_itself_back_does_not_complain(
+    new_settings, world, new_source, new_sink
+):
+    """Its own limit of what is not written is lower than the credit: more of that would be of no use."""
+    ps = world.listener(settings=new_settings(window_bytes=1 << 25, window_limit_bytes=1 << 26))
+    client = world.dialer()  # 8 MiB and a chunk
+    world.until(lambda: client.count(PeerUp))
+    sink, ours = new_sink(hold=True), said(client)
+    world.accept_all(ps, sink)
+    client.endpoint.offer("", "s", {}, new_source([bytes(200_000)] * 64))
+    world.run(20)
+    assert len(sink.got) == 43
+    assert limits(ours, frames.BLOCKED, 1) == []
+    while sink.waiting:
+        sink.release(1)
+        world.run(0.1)
+    assert client.count(StreamSent) == 1
+
+
+def test_those_who_begin_together_share_what_is_more_than_the_usual_credit(
+    new_settings, world, new_sink
+):
+    """Nothing is known of the writer then, and a limit that was told stays. Who is done gives it back."""
+    settings = new_settings(window_limit_bytes=1 << 22, budget_bytes=1 << 24)
+    ps = world.listener(settings=settings)
+    nodes = [world.dialer(f"c{number}") for number in range(5)]
+    world.until(lambda: all(node.count(PeerUp) for node in nodes))
+    clients = [node.endpoint for node in nodes]
+    theirs = said(ps)
+    ps.on[StreamOffered] = lambda e: ps.endpoint.accept(e.peer, e.stream_id, new_sink())
+
+    def stop(client):
+        client.send_op(client._peer, frames.STOP, (1, "it is not needed any more"))
+        world.run(0.1)
+
+    for number, client in enumerate(clients):
+        if number == 4:
+            stop(clients[0])
+        client.send_op(client._peer, frames.OFFER, (1, "s", 9, 3 << 19, {}))
+        world.until(lambda number=number: ps.count(StreamOffered) == number + 1)
+    mib = [limit >> 20 for limit in limits(theirs, frames.ACCEPT, 4)]
+    assert mib == [3, 3, 1, 1, 3], "a quarter of 16, of which each takes 2 beyond its 1"
+    for client in clients[1:]:
+        stop(client)
+    world.run(1)
+    assert ps.endpoint.room.extra_bytes == 0
+
+
+def test_what_a_writer_still_has_counts_for_its_session(new_settings, world, new_source, new_sink):
+    """Also when its stream is over; otherwise a peer that begins and stops streams fills the room of all."""
+    settings = new_settings(window_bytes=1 << 21, window_limit_bytes=1 << 22, budget_bytes=1 << 24)
+    ps, client = world.listener(settings=settings), world.dialer(settings=settings)
+    world.until(lambda: client.count(PeerUp))
+    sinks, theirs = [new_sink(hold=True), *(new_sink() for _ in range(3))], said(ps)
+    left = list(sinks)
+    ps.on[StreamOffered] = lambda e: ps.endpoint.accept(e.peer, e.stream_id, left.pop(0))
+    client.endpoint.offer("", "first", {}, new_source([bytes(1 << 18)] * 20))
+    world.until(lambda: len(sinks[0].got) == 8)
+    client.endpoint.cancel("", "first", "it is not needed any more")
+
+    def granted(number):
+        world.run(0.5)
+        theirs.clear()
+        fields = (number, f"s{number}", 90, 1 << 40, {})
+        client.endpoint.send_op(client.endpoint._peer, frames.OFFER, fields)
+        world.run(0.5)
+        client.endpoint.send_op(client.endpoint._peer, frames.STOP, (number, "nor is this"))
+        return limits(theirs, frames.ACCEPT, 4)
+
+    assert granted(7) == [(1 << 22) - (8 << 18)]
+    sinks[0].release(4)
+    assert granted(8) == [(1 << 22) - (4 << 18)]
+    sinks[0].release()
+    assert granted(9) == [1 << 22]
