@@ -8,6 +8,7 @@ from /proc/PID/net/tcp, and from the relay's pipes.
   * `slow writer`: clients upload `--mib` each; the server reads, and its sink writes nothing. Credit is what holds the senders then.
   * `stopped server`: the same, and the server's process is stopped (SIGSTOP) after `--before` seconds of a transfer that runs. What was granted before is on its way.
   * `flood`: `--lines` connections that know no credit and send what TCP takes, to a sink that reads for `--before` seconds and then no more.
+  * `flood that comes again`: the same, and who is closed connects anew.
 
 `resident` is the growth of the relay's resident memory since before the first connection, `pipes` and `sockets` what waits there, `held` the last two together.
 """
@@ -40,6 +41,8 @@ from fsl_transport.zmq_link import ZmqDialer, ZmqListener
 
 GREETING = b"\xff" + bytes(8) + b"\x7f\3\0" + b"NULL".ljust(20, b"\0") + bytes(32)
 LOOK_S = 0.05
+COMES_AGAIN_S = 0.1
+FLOOD_AGAIN = "flood that comes again"
 
 
 class Sink:
@@ -115,8 +118,9 @@ def swallow(port: Any, seconds: float) -> None:
     ends_at = [float("inf")]
 
     def read(connection: socket.socket) -> None:
-        while time.monotonic() < ends_at[0] and connection.recv(1 << 20):
-            pass
+        with contextlib.suppress(OSError):
+            while time.monotonic() < ends_at[0] and connection.recv(1 << 20):
+                pass
 
     while True:
         connection, _ = listener.accept()
@@ -126,19 +130,25 @@ def swallow(port: Any, seconds: float) -> None:
         threading.Thread(target=read, args=(connection,), daemon=True).start()
 
 
-def flood(ready: Any, port: int, lines: int) -> None:
+def flood(ready: Any, port: int, lines: int, comes_again: bool) -> None:
     """Send on so many connections whatever they take."""
     data = bytes(1 << 20)
 
-    def send(connection: socket.socket) -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                connection.sendall(data)
+    def send() -> None:
+        more = True
+        while more:
+            more = comes_again
+            with (
+                contextlib.suppress(OSError),
+                socket.create_connection(("127.0.0.1", port)) as connection,
+            ):
+                connection.sendall(GREETING)
+                while True:
+                    connection.sendall(data)
+            time.sleep(COMES_AGAIN_S)
 
     for _ in range(lines):
-        connection = socket.create_connection(("127.0.0.1", port))
-        connection.sendall(GREETING)
-        threading.Thread(target=send, args=(connection,), daemon=True).start()
+        threading.Thread(target=send, daemon=True).start()
     ready.put(lines)
     threading.Event().wait()
 
@@ -149,16 +159,14 @@ def resident(process: int) -> int:
     return 1024 * int(text.partition("VmRSS:")[2].split()[0])
 
 
-def waiting(process: int) -> tuple[int, int]:
-    """Bytes that wait in the pipes of a process, and in its TCP sockets, both those that it has not read and those that are not acknowledged."""
-    pipes, sockets = {}, set()
+def waiting(process: int, place: int, behind: int) -> tuple[int, int]:
+    """Bytes that wait in the pipes of a relay, and in its sockets, which are known by their ports, since some may be the kernel's alone: those that were not read and those that are not acknowledged."""
+    pipes = {}
     for one in Path(f"/proc/{process}/fd").iterdir():
         with contextlib.suppress(OSError):
             kind, _, number = str(one.readlink()).partition(":")
-            if kind == "pipe" and number not in pipes:
-                pipes[number] = one
-            elif kind == "socket":
-                sockets.add(number.strip("[]"))
+            if kind == "pipe":
+                pipes.setdefault(number, one)
     in_pipes = 0
     for one in pipes.values():
         with contextlib.suppress(OSError):
@@ -172,7 +180,10 @@ def waiting(process: int) -> tuple[int, int]:
     rows = Path(f"/proc/{process}/net/tcp").read_text("ascii").splitlines()[1:]
     in_sockets = 0
     for row in map(str.split, rows):
-        if row[9] in sockets and row[3] != "0A":  # that of a listening one is a count
+        if row[3] == "0A":  # a listening one has counts there
+            continue
+        here, there = (int(end.rpartition(":")[2], 16) for end in row[1:3])
+        if place == here or behind == there:
             unacknowledged, _, unread = row[4].partition(":")
             in_sockets += int(unacknowledged, 16) + int(unread, 16)
     return in_pipes, in_sockets
@@ -189,8 +200,9 @@ def main() -> None:
     parser.add_argument("--memory", type=int, default=usual_memory_mib(), help="its limit, MiB")
     given = parser.parse_args()
     context = multiprocessing.get_context("spawn")
-    for way in ("slow writer", "stopped server", "flood"):
+    for way in ("slow writer", "stopped server", "flood", FLOOD_AGAIN):
         processes: list[Any] = []
+        is_flood = way in {"flood", FLOOD_AGAIN}
 
         def start(function: Any, *arguments: Any, processes: list[Any] = processes) -> int:
             port = context.Queue()
@@ -199,15 +211,15 @@ def main() -> None:
             processes.append(process)
             return int(port.get(timeout=60))
 
-        if way == "flood":
+        if is_flood:
             behind = start(swallow, given.before)
         else:
             behind = start(server, way == "stopped server")
         place = start(relay, behind, False, given.memory)
         middle = int(processes[1].pid)
         at_first = resident(middle)
-        if way == "flood":
-            start(flood, place, given.lines)
+        if is_flood:
+            start(flood, place, given.lines, way == FLOOD_AGAIN)
         else:
             start(clients, place, given.clients, given.mib)
         if way != "slow writer":
@@ -217,7 +229,7 @@ def main() -> None:
         most = dict.fromkeys(("resident", "pipes", "sockets", "held"), 0)
         ends_at = time.monotonic() + given.watch
         while time.monotonic() < ends_at:
-            pipes, sockets = waiting(middle)
+            pipes, sockets = waiting(middle, place, behind)
             now = {
                 "resident": resident(middle) - at_first,
                 "pipes": pipes,
@@ -229,8 +241,8 @@ def main() -> None:
         row = {
             "way": way,
             "memory_mib": given.memory,
-            "connections": given.lines if way == "flood" else None,
-            "clients": None if way == "flood" else given.clients,
+            "connections": given.lines if is_flood else None,
+            "clients": None if is_flood else given.clients,
             **{f"most_{name}_bytes": size for name, size in most.items()},
             "held_at_last_bytes": now["held"],
             "tcp_rmem": Path("/proc/sys/net/ipv4/tcp_rmem").read_text("ascii").split()[2],

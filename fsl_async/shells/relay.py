@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -15,7 +16,12 @@ from fsl_transport import Scheduler
 from fsl_transport.link import Cancellable
 from fsl_transport.relay import Switchboard
 
-WEIGH_EVERY_S: Final = 1.0
+WEIGH_EVERY_S: Final = 0.1
+WEIGHING_PART: Final = 20
+"""Of the time, no more is spent on weighing: thousands of lines are weighed less often."""
+TELL_EVERY_S: Final = 1.0
+MORE_PART: Final = 16
+"""Of the memory: when there is so much more than there was, it is told at once."""
 
 
 class RelayShell:
@@ -35,6 +41,8 @@ class RelayShell:
         self.switchboard: Switchboard
         self._scheduler = scheduler
         self._weighing: Cancellable | None = None
+        self._least_bytes = 0  # since it was last told what lines hold
+        self._told_at = -math.inf
         self._executors: dict[type, Callable[[Any], None]] = {
             do.Note: say,
             do.Finish: finished,
@@ -55,11 +63,21 @@ class RelayShell:
         self.node.feed(evr.LinesLooked(tuple(states)))
 
     def weigh(self) -> None:
-        """Tell the machine what lines hold if that is more than strangers alone may, now and every second until the end."""
+        """Tell the machine what lines hold if that is more than strangers alone may: when it became much more, else every second. From now on until the end."""
+        begun = self._scheduler.time()
         held = self.switchboard.weigh()
-        if sum(size for _, size in held) > self.machine.rules.memory_bytes // STRANGERS_PART:
+        now = self._scheduler.time()
+        memory_bytes = self.machine.rules.memory_bytes
+        total = sum(size for _, size in held)
+        self._least_bytes = min(self._least_bytes, total)
+        is_more = total - self._least_bytes > memory_bytes // MORE_PART
+        if total > memory_bytes // STRANGERS_PART and (
+            is_more or now >= self._told_at + TELL_EVERY_S
+        ):
+            self._least_bytes, self._told_at = total, now
             self.node.feed(evr.LinesWeighed(tuple(held)))
-        self._weighing = self._scheduler.call_at(self._scheduler.time() + WEIGH_EVERY_S, self.weigh)
+        pause_s = max(WEIGH_EVERY_S, WEIGHING_PART * (now - begun))
+        self._weighing = self._scheduler.call_at(now + pause_s, self.weigh)
 
     def close(self) -> None:
         """Nothing more."""

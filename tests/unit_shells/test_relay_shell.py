@@ -5,7 +5,7 @@ import pytest
 from fsl_async import events_relay as evr
 from fsl_async.observe.journal import TraceHash
 from fsl_async.roles.relay import DoorRules, RelayMachine, RelayRules
-from fsl_async.shells.relay import WEIGH_EVERY_S, RelayShell
+from fsl_async.shells.relay import WEIGH_EVERY_S, WEIGHING_PART, RelayShell
 from fsl_transport import VirtualScheduler
 
 MEMORY_BYTES = 8000
@@ -31,6 +31,10 @@ class Board:
     def greet(self, line):
         """Nothing."""
 
+    def carried(self):
+        """Nothing either."""
+        return []
+
 
 @pytest.fixture
 def parts():
@@ -54,18 +58,55 @@ def parts():
 
 
 def test_much_is_told_and_little_is_not(parts):
-    """Every second, beyond a quarter of the memory, which is what strangers may hold."""
+    """Beyond a quarter of the memory, which is what strangers may hold."""
     shell, clock, told = parts
     for line in (1, 2):
         shell.accepted(line, 0, "a")
     shell.weigh()
     shell.switchboard.weights = [(1, 500), (2, 1500)]
-    clock.run_until(5 * WEIGH_EVERY_S)
+    clock.run_until(5.05)
     assert told == []
+    assert shell.switchboard.asked == 1 + int(5.05 / WEIGH_EVERY_S)
     shell.switchboard.weights = [(1, 500), (2, 1501)]
-    clock.run_until(6.5 * WEIGH_EVERY_S)
+    clock.run_until(5.1 + WEIGH_EVERY_S)
     assert told == [((1, 500), (2, 1501))]
     assert shell.switchboard.dropped == [(2, "it held 1.5 kB")]
+
+
+def test_what_stays_is_told_every_second_and_what_grows_at_once(parts):
+    """Each time goes into the journal."""
+    shell, clock, told = parts
+    shell.weigh()
+    shell.switchboard.weights = [(1, 4000)]
+    clock.run_until(4.95)
+    assert len(told) == 5
+    shell.switchboard.weights = [(1, 4500)]
+    clock.run_until(5.05)
+    assert len(told) == 5, "a sixteenth is not much more"
+    shell.switchboard.weights = [(1, 4501)]
+    clock.run_until(5.15)
+    assert told[5:] == [((1, 4501),)]
+    shell.switchboard.weights = [(1, 3000)]
+    clock.run_until(5.25)
+    assert len(told) == 6
+    shell.switchboard.weights = [(1, 3501)]
+    clock.run_until(5.35)
+    assert told[6:] == [((1, 3501),)], "more than there was since"
+
+
+def test_no_more_than_a_part_of_the_time_goes_into_weighing(parts):
+    """With thousands of lines it takes a while."""
+    shell, clock, _ = parts
+    weigh = shell.switchboard.weigh
+
+    def slow():
+        clock.run_until(clock.time() + 0.05)
+        return weigh()
+
+    shell.switchboard.weigh = slow
+    shell.weigh()
+    clock.run_until(0.05 + 10.5 * (0.05 + WEIGHING_PART * 0.05))
+    assert shell.switchboard.asked == 11
 
 
 def test_after_the_end_nothing_is_weighed(parts):
@@ -75,5 +116,5 @@ def test_after_the_end_nothing_is_weighed(parts):
     shell.weigh()
     assert len(told) == 1
     shell.close()
-    clock.run_until(10 * WEIGH_EVERY_S)
+    clock.run_until(10.0)
     assert len(told) == shell.switchboard.asked == 1
