@@ -11,7 +11,7 @@ Rules
   * A server that is away is dialled again, with growing waits, as long as a client waits for a greeting; then the client tries again by itself.
   * A line that holds bytes for a side that takes none for `stuck_s`, and one that carries nothing at all for `idle_s`, is dropped.
     Bulk connections are rightly quiet from one sync to the next.
-  * What waits on all lines, here and in the kernel, is weighed every second (by the shell). Where it is more than the memory, the lines that hold most are dropped until it is not: so none that holds no
+  * What waits on all lines, here and in the kernel, is weighed several times a second (by the shell). Where it is more than the memory, the lines that hold most are dropped until it is not: so none that holds no
     more than its equal share of it. Strangers have a quarter of the memory to themselves, the others the rest. What a dropped line carried resumes at the chunk.
   * Asked to end: no new lines; those there are go on until all of them are quiet, at most `drain_s`. What is cut off resumes at the chunk,
     through whatever takes this one's place.
