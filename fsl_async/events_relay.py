@@ -42,6 +42,13 @@ class LineDialled(Event):
 
 
 @frozen
+class LineAnswered(Event):
+    """The server behind its door has sent something: it runs, and not only its system."""
+
+    line: int
+
+
+@frozen
 class DialFailed(Event):
     """The server behind its door could not be reached."""
 

@@ -6,13 +6,14 @@ whether this is ZeroMQ and how the rest is protected, bytes only count.
 Rules
   * Who says nothing, or something else than ZeroMQ, costs no connection to the server: the twin is dialled when the first ten bytes are
     there. A sealed door (the address behind it has a key) lets nothing but CURVE pass.
-  * A line is a stranger's until `stranger_s` after the server was reached: by then it has thrown out who is not in its allow-list. Lines, strangers, and
+  * A line is a stranger's until `stranger_s` after the server has said its first word: by then it has thrown out who is not in its allow-list. Lines, strangers, and
     strangers of one address are bounded, so that strangers cannot take the places of those who are in.
   * A server that is away is dialled again, with growing waits, as long as a client waits for a greeting; then the client tries again by itself.
   * A line that holds bytes for a side that takes none for `stuck_s`, and one that carries nothing at all for `idle_s`, is dropped.
     Bulk connections are rightly quiet from one sync to the next.
   * What waits on all lines, here and in the kernel, is weighed several times a second (by the shell). Where it is more than the memory, the lines that hold most are dropped until it is not: so none that holds no
-    more than its equal share of it. Strangers have a quarter of the memory to themselves, the others the rest. What a dropped line carried resumes at the chunk.
+    more than its equal share of it. Strangers have a quarter of the memory to themselves, the others the rest. What a dropped line carried resumes at the chunk. The address of a stranger's line that was
+    dropped for it gets no new one for `shun_s`: who comes again at once would fill it as fast.
   * Asked to end: no new lines; those there are go on until all of them are quiet, at most `drain_s`. What is cut off resumes at the chunk,
     through whatever takes this one's place.
 
@@ -25,6 +26,7 @@ Line      state      event                          -> state      effects
           DIALLING   DialFailed, within dial_s      -> WAITING
           DIALLING   DialFailed, later              -> DROPPED    DropLine
           WAITING    timer                          -> DIALLING   DialTwin
+          OPEN       LineAnswered                   -> OPEN       (known after stranger_s)
           OPEN       LineGreeted, good              -> OPEN
           OPEN       LineGreeted, not sealed        -> DROPPED    DropLine
           OPEN       timer, greeting not whole      -> DROPPED    DropLine
@@ -40,6 +42,7 @@ from __future__ import annotations
 
 import enum
 import heapq
+import math
 from collections import Counter
 from typing import Final
 
@@ -84,6 +87,7 @@ class RelayRules:
     look_every_s: float = 10.0
     tell_every_s: float = 60.0
     memory_bytes: int = 2048 * 1024 * 1024
+    shun_s: float = 5.0
     drain_s: float = 10.0
     drain_look_s: float = 0.5
     quiet_bytes: int = 64 * 1024
@@ -143,6 +147,7 @@ class RelayMachine:
         self._strangers: Counter[str] = Counter()
         self._stranger_lines = 0
         self._away: set[int] = set()
+        self._shunned: dict[str, float] = {}  # address -> until when
         self._told: tuple[int, int, int] = (0, 0, 0)
         self._said: set[str] = set()
         self._drained_bytes = -1
@@ -151,6 +156,7 @@ class RelayMachine:
             evr.LineSigned: self._signed,
             evr.LineGreeted: self._greeted,
             evr.LineDialled: self._dialled,
+            evr.LineAnswered: self._answered,
             evr.DialFailed: self._undialled,
             evr.LineEnded: self._line_ended,
             evr.LinesLooked: self._looked,
@@ -208,6 +214,8 @@ class RelayMachine:
             return self._drop(line, f"{rules.lines} connections already", "full")
         if self._stranger_lines > rules.strangers:
             return self._drop(line, f"{rules.strangers} new connections already", "full")
+        if self._shunned.get(event.source, -math.inf) > now:
+            return self._drop(line, f"what {event.source} left here was too much", "full")
         if self._strangers[event.source] > rules.strangers_of_one:
             text = f"{rules.strangers_of_one} new connections of {event.source} already"
             return self._drop(line, text, "full")
@@ -248,8 +256,13 @@ class RelayMachine:
         line.stage = LineStage.OPEN
         line.moved_at = now
         self._arm(line, now + self.rules.greeting_s, "due")
-        self._arm(line, now + self.rules.stranger_s, "known")
         return [*effects, relay.Carry(line.number)]
+
+    def _answered(self, event: evr.LineAnswered, now: float) -> list[Effect]:
+        line = self._at(event.line, LineStage.OPEN)
+        if line is not None:
+            self._arm(line, now + self.rules.stranger_s, "known")
+        return []
 
     def _undialled(self, event: evr.DialFailed, now: float) -> list[Effect]:
         line = self._at(event.line, LineStage.DIALLING)
@@ -305,7 +318,7 @@ class RelayMachine:
                 return [*effects, *self._finish()]
         return effects
 
-    def _weighed(self, event: evr.LinesWeighed, _: float) -> list[Effect]:
+    def _weighed(self, event: evr.LinesWeighed, now: float) -> list[Effect]:
         weights = [
             (held, line)
             for number, held in event.held
@@ -313,10 +326,13 @@ class RelayMachine:
         ]
         memory = self.rules.memory_bytes
         strangers = memory // STRANGERS_PART
-        return [
-            *self._shed([one for one in weights if one[1].is_stranger], strangers),
-            *self._shed([one for one in weights if not one[1].is_stranger], memory - strangers),
-        ]
+        strange = [one for one in weights if one[1].is_stranger]
+        effects = self._shed(strange, strangers)
+        dropped = {line.source for _, line in strange if line.stage is LineStage.DROPPED}
+        self._shunned = {one: until for one, until in self._shunned.items() if until > now}
+        self._shunned |= dict.fromkeys(dropped, now + self.rules.shun_s)
+        known = [one for one in weights if not one[1].is_stranger]
+        return effects + self._shed(known, memory - strangers)
 
     def _shed(self, weights: list[tuple[int, Line]], memory_bytes: int) -> list[Effect]:
         """Drop those who hold most, until the others hold no more than that together."""

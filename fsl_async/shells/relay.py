@@ -106,6 +106,10 @@ class RelayShell:
         """See `fsl_transport.relay`."""
         self.node.feed(evr.LineDialled(line))
 
+    def answered(self, line: int) -> None:
+        """See `fsl_transport.relay`."""
+        self.node.feed(evr.LineAnswered(line))
+
     def undialled(self, line: int, reason: str) -> None:
         """See `fsl_transport.relay`."""
         self.node.feed(evr.DialFailed(line, reason))

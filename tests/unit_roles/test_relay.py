@@ -62,6 +62,7 @@ class Relay:
         self.accept(line, source, door)
         self.feed(evr.LineSigned(line))
         self.feed(evr.LineDialled(line))
+        self.feed(evr.LineAnswered(line))
         self.feed(evr.LineGreeted(line, "CURVE"))
 
     def look(self, *states):
@@ -346,31 +347,39 @@ def test_those_who_hold_most_are_dropped_until_the_memory_is_enough():
 
 
 def test_who_waits_for_the_server_is_not_known_for_waiting():
-    """The server throws out who is not in its list, and cannot before it is reached."""
+    """The server throws out who is not in its list, and cannot before it has taken the connection: its system does that without it."""
     one = Relay(memory_bytes=1000)
     for line in (1, 2):
         one.accept(line)
-    one.until(9.0)
-    for line in (1, 2):
         one.feed(evr.LineSigned(line))
-    one.feed(evr.LineDialled(1))
-    one.feed(evr.LineGreeted(1, "CURVE"))
-    one.until(17.0)
-    one.feed(evr.LineDialled(2))
-    one.feed(evr.LineGreeted(2, "CURVE"))
-    one.until(23.9)
-    assert weigh(one, n1=200, n2=200) == {1}
-    one.until(31.9)
+        one.feed(evr.LineDialled(line))
+        one.feed(evr.LineGreeted(line, "CURVE"))
+    one.feed(evr.LineAnswered(1))
+    one.until(15.0)
+    assert weigh(one, n1=750, n2=250) == set()
     assert weigh(one, n2=251) == {2}
+    assert weigh(one, n1=751) == {1}
+    one.open(3, "b")
+    one.until(29.9)
+    assert weigh(one, n3=251) == {3}
 
 
-def test_who_was_there_long_enough_is_known():
-    """Since the server was reached."""
+def test_the_address_of_a_stranger_that_held_too_much_gets_no_line_for_a_while():
+    """It would be as much again at once. Those that are known there are not meant, nor is another address."""
     one = Relay(memory_bytes=1000)
     one.open(1)
-    one.until(15.0)
-    assert weigh(one, n1=750) == set()
+    one.until(20.0)
+    one.open(2)
+    assert weigh(one, n1=100, n2=300) == {2}
+    one.accept(3)
+    one.accept(4, "b")
+    assert one.dropped[3] == "what a left here was too much"
+    assert set(one.dropped) == {2, 3}
+    one.until(25.0)
+    assert one.accept(5) == [relay.ReadGreeting(5)]
     assert weigh(one, n1=751) == {1}
+    assert one.accept(6) == [relay.ReadGreeting(6)], "what was known may come again"
+    assert not one.machine._shunned
 
 
 def test_a_line_is_dropped_for_its_weight_once():

@@ -435,6 +435,9 @@ class Porter:
         self.story.append(("dialled", line))
         self.board.carry(line)
 
+    def answered(self, line):
+        self.story.append(("answered", line))
+
     def undialled(self, line, reason):
         self.story.append(("undialled", line, reason))
         asyncio.get_running_loop().call_later(0.02, self.board.dial, line)

@@ -151,6 +151,138 @@ def test_who_does_not_take_it_in_time_gets_no_more(new_porter, monkeypatch):
     run(main())
 
 
+def test_a_slow_reader_has_as_long_as_it_takes(new_porter, monkeypatch):
+    """The limit is for those who take nothing."""
+    monkeypatch.setattr(relay, "LINGER_S", 0.05)
+    monkeypatch.setattr(relay, "LEAVE_S", 0.8)
+
+    async def main():
+        porter = new_porter()
+        async with line_through(porter) as (near, far, _):
+            sent = await fill(near)
+            near.shutdown(socket.SHUT_WR)
+            got = 0
+            while porter.board.carried()[0].held:
+                got += await read(far, 1 << 16)
+            begun = asyncio.get_running_loop().time()
+            part = (sent - got) // 8
+            while got < sent and (more := await read(far, part)):
+                got += more
+                await asyncio.sleep(0.3)
+            assert got == sent
+            assert asyncio.get_running_loop().time() - begun > 2
+
+    run(main())
+
+
+@pytest.mark.parametrize("side", ["client", "server"])
+def test_a_line_that_is_broken_off_ends_soon(new_porter, side):
+    """What was on its way to the broken end is never delivered, and Linux goes on saying that it was not: nobody waits for that. Otherwise who comes again finds its places taken."""
+
+    async def main():
+        porter = new_porter()
+        async with line_through(porter) as (near, far, _):
+            here, there = (near, far) if side == "client" else (far, near)
+            await fill(there)
+            here.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESETS)
+            here.close()
+            await until(lambda: porter.said("ended"), seconds=relay.LINGER_S + 1)
+
+    run(main())
+
+
+def test_last_words_arrive_although_nobody_hears_an_answer(new_porter):
+    """The server says why, and hangs up; a heartbeat of the client's that comes then breaks its direction, and not the other one."""
+
+    async def main():
+        porter = new_porter()
+        async with line_through(porter) as (near, far, _):
+            said = await fill(far)
+            far.close()
+            passed = porter.board.carried()[0]
+            for _ in range(3):
+                near.send(b"beat")
+                await asyncio.sleep(0.1)
+            assert passed.held
+            got = await read(near)
+            assert got >= passed.down + passed.held
+            assert got <= said
+
+    run(main())
+
+
+def test_a_server_is_said_to_answer_when_it_does(new_porter):
+    """Its system takes the connection before that, and also where it is stopped."""
+
+    async def main():
+        porter = new_porter()
+        async with line_through(porter) as (near, far, _):
+            await asyncio.sleep(0.1)
+            assert porter.said("dialled")
+            assert not porter.said("answered")
+            far.send(b"greeting")
+            assert await read(near, 8) == 8
+            far.send(b"more")
+            assert await read(near, 4) == 4
+            assert porter.said("answered") == [(1,)]
+
+    run(main())
+
+
+@pytest.mark.parametrize("side", ["client", "server"])
+def test_the_reason_is_who_ended_first(new_porter, side):
+    """Both directions end, one after the other."""
+
+    async def main():
+        porter = new_porter()
+        async with line_through(porter) as (near, far, _):
+            here, there = (near, far) if side == "client" else (far, near)
+            far.send(b"greeting")
+            assert await read(near, 8) == 8
+            here.close()
+            assert await read(there) == 0
+            there.close()
+            await until(lambda: porter.said("ended"))
+            assert porter.said("ended")[0][1] == f"the {side} closed it"
+
+    run(main())
+
+
+def test_a_line_may_be_dropped_when_it_is_answered(new_porter):
+    """The owner may be ending."""
+
+    async def main():
+        porter = new_porter()
+        porter.answered = lambda line: porter.board.drop(line, "the relay is ending")
+        failures = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, what: failures.append(what))
+        async with line_through(porter) as (near, far, _):
+            far.send(b"greeting")
+            await until(lambda: porter.said("ended"))
+            with contextlib.suppress(ConnectionResetError):
+                assert await read(near) == 0
+        assert failures == []
+
+    run(main())
+
+
+def test_a_server_that_is_never_heard_of_can_be_left(new_porter):
+    """Nobody looks for its answer then."""
+
+    async def main():
+        porter = new_porter()
+        async with line_through(porter) as (near, far, _):
+            await asyncio.sleep(0.1)
+            porter.board.drop(1, "no reason")
+            assert await said_reset(near) or porter.said("ended")
+            with contextlib.suppress(OSError):
+                far.send(b"late")
+            await asyncio.sleep(0.1)
+            assert not porter.said("answered")
+
+    run(main())
+
+
 @pytest.mark.parametrize("side", ["client", "server"])
 def test_what_came_before_a_break_is_delivered(new_porter, side):
     """A refusal is often the last word before one."""

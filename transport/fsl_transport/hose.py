@@ -64,6 +64,11 @@ class Hose:
         """Bytes that were read and not yet written."""
         return 0 if self._tank is None else self._tank.held
 
+    @property
+    def weight(self) -> int:
+        """Bytes of memory that those take."""
+        return 0 if self._tank is None else self._tank.weight
+
     def start(self) -> None:
         """Begin."""
         self._listen(reads=True)

@@ -6,6 +6,7 @@ Only carries out. Who gets a line, when it is dialled, carried and dropped, deci
     signed(line)                   the first ten bytes are ZeroMQ's; answer with dial or drop
     greeted(line, mechanism)       the greeting is whole ("" when it is none of ZeroMQ's); drop, or let it pass
     dialled(line)                  the twin stands; answer with carry or drop
+    answered(line)                 the server has said something: it runs
     undialled(line, reason)        it does not; dial again, or drop
     ended(line, reason, up, down)  the line is gone; the last word about it
 
@@ -17,6 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
 import socket
 import struct
@@ -34,7 +36,7 @@ CONNECT_S: Final = 5.0
 LINGER_S: Final = 1.0
 """After one side has ended: the other one's last words and its own end may take this long."""
 LEAVE_S: Final = 10.0
-"""After both have: what they have not taken yet may take so long. Then it is dropped: what is left to the kernel is weighed by nobody."""
+"""Then they take what is left, or for so long nothing of it. In that case it is dropped: what is left to the kernel is weighed by nobody."""
 RESOLVED_S: Final = 10.0
 """How long an address that was looked up is used."""
 _ACCEPTS_PER_TURN: Final = 32
@@ -67,6 +69,7 @@ class Owner(Protocol):
     def signed(self, line: int) -> None: ...  # noqa: D102
     def greeted(self, line: int, mechanism: str) -> None: ...  # noqa: D102
     def dialled(self, line: int) -> None: ...  # noqa: D102
+    def answered(self, line: int) -> None: ...  # noqa: D102
     def undialled(self, line: int, reason: str) -> None: ...  # noqa: D102
     def ended(self, line: int, reason: str, up: int, down: int) -> None: ...  # noqa: D102
 
@@ -75,7 +78,7 @@ class _Line:
     """One connection and its twin."""
 
     __slots__ = (
-        "client", "dialling", "door", "is_sniffing", "linger", "number", "passed", "seen", "server", "to_client", "to_server",
+        "awaits_answer", "client", "dialling", "door", "is_sniffing", "linger", "number", "passed", "seen", "server", "to_client", "to_server", "why",
     )  # fmt: skip
 
     def __init__(self, number: int, door: int, client: socket.socket) -> None:
@@ -86,6 +89,8 @@ class _Line:
         self.seen = bytearray()  # of the client's greeting
         self.passed = 0  # of those, sent on
         self.is_sniffing = False
+        self.awaits_answer = False
+        self.why = ""  # it ends
         self.dialling: asyncio.Task[None] | None = None
         self.linger: asyncio.TimerHandle | None = None
         self.to_server: Hose | None = None
@@ -103,7 +108,7 @@ class _Line:
 
     def weigh(self) -> int:
         """Bytes of memory that it holds."""
-        return sum(map(weight.of, self.ends)) + sum(hose.held for hose in self.hoses)
+        return sum(map(weight.of, self.ends)) + sum(hose.weight for hose in self.hoses)
 
     def carried(self) -> Carried:
         up, down = self.to_server, self.to_client
@@ -187,7 +192,7 @@ class Switchboard:
             found.client,
             lambda error: self._hose_ended(found, "the server", error),
         )
-        found.to_client.start()
+        self._await_answer(found, on=True)
         self._sniff(found, on=True)
         self._pass(found, greeting.OPEN_BYTES)
 
@@ -257,7 +262,7 @@ class Switchboard:
                 if line.number not in self._lines:  # wait_for may swallow that it was cancelled
                     server.close()
                     return
-                if server.getsockname() == server.getpeername():
+                if not _stands(server) or server.getsockname() == server.getpeername():
                     # On one machine, with nobody listening, a connection can be with itself.
                     server.close()
                     reason = "connection refused"
@@ -291,6 +296,21 @@ class Switchboard:
                 self._loop.add_reader(line.client.fileno(), self._read_greeting, line)
             else:
                 self._loop.remove_reader(line.client.fileno())
+
+    def _await_answer(self, line: _Line, *, on: bool) -> None:
+        if on != line.awaits_answer and line.server is not None:
+            line.awaits_answer = on
+            if on:
+                self._loop.add_reader(line.server.fileno(), self._answered, line)
+            else:
+                self._loop.remove_reader(line.server.fileno())
+
+    def _answered(self, line: _Line) -> None:
+        """A connection stands as soon as the server's system takes it; only now the server itself has."""
+        self._await_answer(line, on=False)
+        self._owner.answered(line.number)
+        if line.to_client is not None and not line.to_client.is_over:
+            line.to_client.start()
 
     def _read_greeting(self, line: _Line) -> None:
         """Until the line is carried read the signature only, then the rest."""
@@ -342,35 +362,36 @@ class Switchboard:
         return sent == len(part)
 
     def _hose_ended(self, line: _Line, side: str, error: OSError | None) -> None:
-        if error is not None:
-            self._leave(line, _words(error))
-            return
+        """One direction is over. The other one may have last words on their way, also where it was an error."""
+        line.why = line.why or (f"{side} closed it" if error is None else _words(error))
         other = line.to_client if side == "the client" else line.to_server
         target = line.server if side == "the client" else line.client
         if other is None or other.is_over or target is None:
-            self._leave(line, f"{side} closed it")
+            self._leave(line)
             return
         _shut(target)
-        line.linger = self._loop.call_later(LINGER_S, self._leave, line, f"{side} closed it")
+        line.linger = self._loop.call_later(LINGER_S, self._leave, line)
 
-    def _leave(self, line: _Line, reason: str) -> None:
-        """Read no more, and end when what was read is delivered."""
+    def _leave(self, line: _Line) -> None:
+        """Read no more, and end when what was written is delivered."""
         self._sniff(line, on=False)
         for hose in line.hoses:
             hose.close()
         for end in line.ends:
             _shut(end)
-        if line.linger is not None:
-            line.linger.cancel()
-        self._look_whether_delivered(line, reason, self._loop.time() + LEAVE_S)
+        self._look_whether_delivered(line, math.inf, 0.0)
 
-    def _look_whether_delivered(self, line: _Line, reason: str, ends_at: float) -> None:
-        if self._loop.time() < ends_at and any(map(weight.unsent, line.ends)):
+    def _look_whether_delivered(self, line: _Line, before: float, ends_at: float) -> None:
+        unsent = sum(weight.unsent(end) for end in line.ends if _stands(end))
+        now = self._loop.time()
+        if unsent < before:
+            ends_at = now + LEAVE_S
+        if unsent and now < ends_at:
             line.linger = self._loop.call_later(
-                _LOOK_S, self._look_whether_delivered, line, reason, ends_at
+                _LOOK_S, self._look_whether_delivered, line, unsent, ends_at
             )
         else:
-            self._finish(line, reason)
+            self._finish(line, line.why)
 
     def _finish(self, line: _Line, reason: str) -> None:
         if self._lines.pop(line.number, None) is None:
@@ -391,6 +412,7 @@ class Switchboard:
         for hose in line.hoses:
             hose.close()
         self._sniff(line, on=False)
+        self._await_answer(line, on=False)
         for end in line.ends:
             end.close()
 
@@ -430,6 +452,15 @@ def _shut(connection: socket.socket) -> None:
     """Say that nothing more will be sent."""
     with contextlib.suppress(OSError):  # it is broken
         connection.shutdown(socket.SHUT_WR)
+
+
+def _stands(connection: socket.socket) -> bool:
+    """Whether it is a connection still. Of one that was reset Linux goes on saying what was not sent."""
+    try:
+        connection.getpeername()
+    except OSError:
+        return False
+    return True
 
 
 def _stays_here(connection: socket.socket) -> bool:

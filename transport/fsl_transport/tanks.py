@@ -35,6 +35,11 @@ class Tank(Protocol):
         """Bytes inside."""
         ...
 
+    @property
+    def weight(self) -> int:
+        """Bytes of memory that it takes."""
+        ...
+
     def fill(self, source: socket.socket) -> int:
         """Read what is there and fits into the empty tank; returns how much, 0 for the end of the stream."""
         ...
@@ -48,6 +53,7 @@ class BufferTank:
     """Copies: into our memory and out of it."""
 
     __slots__ = ("_buffer", "_place", "held")
+    weight = TANK_BYTES
 
     def __init__(self) -> None:
         self._buffer = memoryview(bytearray(TANK_BYTES))
@@ -80,6 +86,11 @@ class PipeTank:
             import fcntl
 
             fcntl.fcntl(self._in, _SET_PIPE_SIZE, PIPE_BYTES)
+
+    @property
+    def weight(self) -> int:
+        """See ``Tank``."""
+        return self.held
 
     def fill(self, source: socket.socket) -> int:
         """See ``Tank``. An empty pipe always takes something, so that what blocks is the source.

@@ -21,8 +21,9 @@ def of(connection: socket.socket) -> int:
     if sys.platform == "linux":
         with contextlib.suppress(OSError, struct.error):  # an older kernel, or one that is none
             told = connection.getsockopt(socket.SOL_SOCKET, _SO_MEMINFO, _MEMINFO.size)
-            received, _, _, _, ahead, written, _, backlog, _ = _MEMINFO.unpack(told)
-            return int(received + max(0, ahead) + written + backlog)
+            # What it has set aside for later (the fifth) is no memory yet, and older kernels never give it back.
+            received, _, _, _, _, written, _, backlog, _ = _MEMINFO.unpack(told)
+            return int(received + written + backlog)
     return 2 * (unread(connection) + unsent(connection))
 
 
