@@ -85,6 +85,6 @@ class LinesLooked(Event):
 
 @frozen
 class LinesWeighed(Event):
-    """For each line that holds much, its number and the bytes of memory that it holds, here and in the kernel. Told while that is no small part of the relay's memory."""
+    """For each line that holds something, its number and the bytes of memory that it holds, here and in the kernel. Told while all together are more than strangers may hold."""
 
     held: tuple[tuple[int, int], ...]

@@ -27,7 +27,7 @@ from fsl_transport.settings import TransportSettings
 from fsl_transport.unsent import Unsent
 
 HANDSHAKE_MS: Final = 10_000
-"""A connection that has not finished its handshake by then is hung up. A relay takes for known who is there 15 s after it reached us."""
+"""A connection that has not finished its handshake by then is hung up. A relay takes for known who is there 15 s after our first word."""
 LINGER_MS: Final = 500
 """How long what is queued (a BYE, a refusal) may take to leave after ``close``."""
 _TRACKED_BYTES: Final = 4 * 1024
