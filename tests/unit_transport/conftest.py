@@ -46,6 +46,7 @@ def make_settings(unit_s=1.0, **changes):
         "chunk_limit_bytes": 1 << 18,
     }
     values.update(changes)
+    values.setdefault("early_bytes", min(2 << 20, values["chunk_limit_bytes"]))
     return TransportSettings(**values)
 
 

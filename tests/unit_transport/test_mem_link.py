@@ -306,6 +306,7 @@ def test_the_package_loads_without_sockets():
         {"expire_after_s": 5.0},
         {"ack_after_s": 3.0},
         {"window_bytes": 1 << 20},
+        {"early_bytes": 3 << 20},
         {"window_bytes": 8 << 20, "window_limit_bytes": 4 << 20},
         {"max_sessions": -1},
     ],

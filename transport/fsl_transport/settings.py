@@ -116,6 +116,11 @@ class TransportSettings:
                 f"window_bytes ({self.window_bytes}) must hold one chunk of chunk_limit_bytes"
                 f" ({self.chunk_limit_bytes})"
             )
+        if self.early_bytes > self.chunk_limit_bytes:
+            raise LocalError(
+                f"early_bytes ({self.early_bytes}) must not be above chunk_limit_bytes ({self.chunk_limit_bytes}):"
+                " what came early must leave credit for a chunk"
+            )
         if self.window_limit_bytes < self.window_bytes:
             raise LocalError(
                 f"window_limit_bytes ({self.window_limit_bytes}) must not be below window_bytes"
