@@ -1,6 +1,6 @@
 """What waits inside a relay when the server behind it takes nothing: in its process, in its pipes, and in the kernel for its sockets.
 
-    python benchmarks/relay_memory.py [--clients 8] [--mib 256] [--lines 64] [--memory MIB]
+    python benchmarks/relay_memory.py [--clients 8] [--mib 256] [--lines 64] [--memory MIB] [--link WORDS]
 
 One JSON row for each way, in bytes, the most of what was seen from when the server stops taking until `--watch` seconds later. Linux only: what the kernel holds is read
 from /proc/PID/net/tcp, and from the relay's pipes.
@@ -8,7 +8,8 @@ from /proc/PID/net/tcp, and from the relay's pipes.
   * `slow writer`: clients upload `--mib` each; the server reads, and its sink writes nothing. Credit is what holds the senders then.
   * `stopped server`: the same, and the server's process is stopped (SIGSTOP) after `--before` seconds of a transfer that runs. What was granted before is on its way.
   * `flood`: `--lines` connections that know no credit and send what TCP takes, to a sink that reads for `--before` seconds and then no more.
-  * `flood that comes again`: the same, and who is closed connects anew.
+  * `flood that comes again`: the same, and who is closed connects anew. Loopback brings several GB/s from one weighing to the next. For a line as they are, run it in a
+    network namespace: `ip netns add n; ip -n n link set lo up; ip netns exec n tc qdisc add dev lo root tbf rate 2gbit burst 2mb limit 20mb; ip netns exec n python ...`
 
 `resident` is the growth of the relay's resident memory since before the first connection, `pipes` and `sockets` what waits there, `held` the last two together.
 """
@@ -196,8 +197,9 @@ def main() -> None:
     parser.add_argument("--mib", type=int, default=256, help="of a stream")
     parser.add_argument("--lines", type=int, default=64, help="of the flood")
     parser.add_argument("--before", type=float, default=4.0, help="seconds")
-    parser.add_argument("--watch", type=float, default=6.0, help="seconds")
+    parser.add_argument("--watch", type=float, default=12.0, help="seconds")
     parser.add_argument("--memory", type=int, default=usual_memory_mib(), help="its limit, MiB")
+    parser.add_argument("--link", default="loopback", help="what the rows say of the line")
     given = parser.parse_args()
     context = multiprocessing.get_context("spawn")
     for way in ("slow writer", "stopped server", "flood", FLOOD_AGAIN):
@@ -241,6 +243,8 @@ def main() -> None:
         row = {
             "way": way,
             "memory_mib": given.memory,
+            "link": given.link,
+            "seconds": given.watch,
             "connections": given.lines if is_flood else None,
             "clients": None if is_flood else given.clients,
             **{f"most_{name}_bytes": size for name, size in most.items()},
