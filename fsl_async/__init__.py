@@ -48,7 +48,7 @@ def join(
 ) -> Joined:
     """Join a run from a script that you start yourself; three lines more than training alone.
 
-        with fsl_async.join("ps.example.org:7100") as fed:       # waits for the server's welcome
+        with fsl_async.join("fsl://ps.example.org:7100?key=...") as fed:   # waits for the server's welcome
             fed.attach(model)                                    # from here on the weights are the run's
             for batch in loader:
                 ...

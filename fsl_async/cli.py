@@ -1,4 +1,4 @@
-"""The command line: `fsl-node --role ps|client ...` runs a node, `fsl-node COMMAND ...` everything else.
+"""The command line: `fsl-node --role ps|client|server|relay ...` runs a node, `fsl-node COMMAND ...` everything else.
 
 Nothing heavy is imported here: commands come from `fsl_async.commands` when they are called, and those import torch, ZeroMQ and NumPy
 later still, so that --help and errors in the command line answer at once. `main` is the only place where exceptions become
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 _DEBUG = "--debug"
 _JSON = "--json"
 _ROLES = ("ps", "client", "server", "relay")
+_ROLE_OPTIONS = "--role ps, client, server or relay"
 _NODE = "node"
 
 _PATH = click.Path(path_type=Path)
@@ -38,9 +39,9 @@ def _check_role(_: click.Context, __: click.Parameter, role: str | None) -> str:
         return str(role)
     if role is None:
         raise UsageError(
-            f"say what this node is, --role ps or --role client, or give a command ({', '.join(COMMANDS)})"
+            f"say what this node is, {_ROLE_OPTIONS}, or give a command ({', '.join(COMMANDS)})"
         )
-    raise UsageError(f"--role {role[:80]!r} is unknown; use --role ps or --role client")
+    raise UsageError(f"--role {role[:80]!r} is unknown; use {_ROLE_OPTIONS}")
 
 
 @click.command(_NODE, add_help_option=False)
@@ -51,13 +52,15 @@ def _check_role(_: click.Context, __: click.Parameter, role: str | None) -> str:
     help="Be the parameter server, a client that trains, a split server, or a relay on the way.",
 )
 @click.option("--with-ps", is_flag=True, help="server: hold the parameter server as well.")
-@click.option("--config", type=_PATH, metavar="FILE", help="ps: the run's TOML file; see init.")
+@click.option(
+    "--config", type=_PATH, metavar="FILE", help="ps, server: the run's TOML file; see init."
+)
 @click.option(
     "--set",
     "overrides",
     multiple=True,
     metavar="A.B=C",
-    help="ps: override one setting; repeatable.",
+    help="ps, server: override one setting; repeatable.",
 )
 @click.option(
     "--name", help="client: its name in the run (default: the host's). ps: the run's name."
@@ -84,7 +87,7 @@ def _check_role(_: click.Context, __: click.Parameter, role: str | None) -> str:
     "--threads",
     type=click.IntRange(1, 4096),
     metavar="N",
-    help="client: torch's threads here (default: what the run says, else all cores).",
+    help="client, server: torch's threads here (default: what the run says, else all cores).",
 )
 @click.option(
     "--launchers",
@@ -133,8 +136,8 @@ _OF_ROLES: dict[str, tuple[str, str]] = {
     "listen": ("relay", "--listen goes with --role relay; others listen at LISTEN_ADDRESS"),
     "split": ("relay", "--split goes with --role relay; a run's split server is --role server"),
     "memory_mib": ("relay", "--memory is a relay's: what may wait in it on all connections"),
-    "grace_s": ("client", "--grace is a client's: the others are not preempted in good order"),
-    "ec2_spot": ("client", "--ec2-spot is a client's: the others are not preempted in good order"),
+    "grace_s": ("client", "--grace is a client's: the others leave at once when they are asked to"),
+    "ec2_spot": ("client", "--ec2-spot is a client's: the others leave when they get SIGTERM"),
     "launchers": ("ps", "--launchers goes with --role ps, which asks for clients that died"),
     "with_ps": ("server", "--with-ps goes with --role server"),
     "model": (

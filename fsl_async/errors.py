@@ -19,7 +19,8 @@ Exit codes, the same for every command:
 
     0    done
     1    a bug: an exception nobody expected, of this program or (then the line says so) of the user's own task. Not 2, because
-         an exception of a task may be the GPU's or the data loader's, and a launcher should try again a few times
+         an exception of a task may be the GPU's or the data loader's, and a launcher should try again a few times. Of `demo`, `sim` and
+         `doctor` also that what they tried or looked at is not as it should be
     2    bad input, usage or environment; running the same line again fails again
     64   preempted, or asked to be launched again: a launcher should do that
     130  interrupted (Ctrl-C)

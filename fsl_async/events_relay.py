@@ -68,12 +68,13 @@ class LineEnded(Event):
 
 @frozen
 class LineState:
-    """What a line has carried so far, in bytes; `held`: what waits inside the relay for a side that takes nothing."""
+    """What a line has carried so far, in bytes; `held_up`, `held_down`: what waits in the relay's process for the server, and for the client, to take it."""
 
     line: int
     up: int
     down: int
-    held: int
+    held_up: int
+    held_down: int
 
 
 @frozen

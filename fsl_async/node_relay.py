@@ -128,7 +128,8 @@ async def _serve(
     loop = asyncio.get_running_loop()
     begun = time.monotonic()
     finished: asyncio.Future[do.Finish] = loop.create_future()
-    machine = RelayMachine(evolve(rules, lines=lines_allowed(rules.lines)))
+    newcomers = rules.newcomers.within(lines_allowed(rules.newcomers.lines))
+    machine = RelayMachine(evolve(rules, newcomers=newcomers))
 
     def finish(effect: do.Finish) -> None:
         if not finished.done():
@@ -165,7 +166,7 @@ async def _serve(
             doors=[f"{one.listen} -> {one.server}" for one in doors],
             pid=os.getpid(),
             host=socket.gethostname(),
-            lines=machine.rules.lines,
+            lines=newcomers.lines,
             memory_bytes=rules.memory_bytes,
         )
         announce(bound)

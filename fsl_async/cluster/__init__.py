@@ -1,1 +1,1 @@
-"""Processes and machines: the local supervisor, and later launchers and preemption sources."""
+"""Processes and machines: the local supervisor, launchers, sources of preemption, training that hangs."""

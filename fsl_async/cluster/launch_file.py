@@ -5,7 +5,7 @@
     [[launcher]]
     clients = "a100-*"            # the first entry whose pattern fits a client's name is its launcher
     kind = "slurm"                # what follows `sbatch --job-name=fsl-NAME`, of which the script makes the client's name
-    command = ["--export=ALL,FSL_SERVER=fsl://ps.example.org:7100", "bin/fsl-node.sbatch", "--task", "train.py:train"]
+    command = ["--export=ALL,FSL_SERVER=fsl://ps.example.org:7100?key=...", "bin/fsl-node.sbatch", "--task", "train.py:train"]
 
     [[launcher]]
     clients = "edge"

@@ -7,7 +7,7 @@ A command `name` is a click command called `command` in the file `name.py`, and 
 from __future__ import annotations
 
 COMMANDS: dict[str, str] = {
-    "bench": "Measure the codec on this machine, beside its limits and beside others.",
+    "bench": "Measure the codec and the transport on this machine, beside its limits and others.",
     "chaos": "Hit a running run with faults, and say what they cost.",
     "compare": "Train with several methods of split learning, side by side.",
     "demo": "Show a whole run on this machine in under a minute.",

@@ -104,7 +104,7 @@ def command(
     else:
         for line in words(result):
             output.say(line)
-    return 0
+    return stopper.exit_code
 
 
 def summed_up(run_dir: Path, before: float | None = None) -> ChaosReport:

@@ -3,7 +3,6 @@
     the key is                                                       then
     not on the list                                                  no connection (ZAP); if it had one: no message, no session
     this server's own                                                in, under the name of its sister alone
-    a relay's                                                        a connection, and no HELLO of a client
     a client's, and the name is the sister's                         refused, code `name`, unless the list gives the name to it
     a client's, and the list gives the name to it                    in
     a client's, and the list gives the name to another key           refused, code `name`

@@ -6,30 +6,31 @@ whether this is ZeroMQ and how the rest is protected, bytes only count.
 Rules
   * Who says nothing, or something else than ZeroMQ, costs no connection to the server: the twin is dialled when the first ten bytes are
     there. A sealed door (the address behind it has a key) lets nothing but CURVE pass.
-  * A line is a stranger's until `stranger_s` after the server has said its first word: by then it has thrown out who is not in its allow-list. Lines, strangers, and
-    strangers of one address are bounded, so that strangers cannot take the places of those who are in.
-  * A server that is away is dialled again, with growing waits, as long as a client waits for a greeting; then the client tries again by itself.
-  * A line that holds bytes for a side that takes none for `stuck_s`, and one that carries nothing at all for `idle_s`, is dropped.
+  * A line is a stranger's until `stranger_s` after the server has said its first word: by then it has thrown out who is not in its allow-list. Who gets one at all: `newcomers`.
+  * A server that is away is dialled again, with growing waits, as long as a client waits for a greeting; then the client tries again by itself. One that stands and says nothing has `stranger_s`.
+  * A line that holds bytes for a side that takes none for `stuck_s`, whatever passes the other way, and one that carries nothing at all for `idle_s`, is dropped.
     Bulk connections are rightly quiet from one sync to the next.
-  * What waits on all lines, here and in the kernel, is weighed several times a second (by the shell). Where it is more than the memory, the lines that hold most are dropped until it is not: so none that holds no
-    more than its equal share of it. Strangers have a quarter of the memory to themselves, the others the rest. What a dropped line carried resumes at the chunk. The address of a stranger's line that was
-    dropped for it gets no new one for `shun_s`: who comes again at once would fill it as fast.
+  * What waits on all lines, here and in the kernel, is weighed several times a second (by the shell). Where it is more than the memory, the lines that hold most are dropped until it is not. Strangers have a quarter of the memory to themselves, the others the rest. Of strangers the address counts
+    of which most waits, since one can have many lines; of the others, who have keys, the line. So nobody is touched who holds no more than an equal share. What a dropped line carried resumes at the chunk. The address
+    of a stranger's line that was dropped for it is shunned: who comes again at once would fill it as fast.
   * Asked to end: no new lines; those there are go on until all of them are quiet, at most `drain_s`. What is cut off resumes at the chunk,
     through whatever takes this one's place.
 
 Line      state      event                          -> state      effects
           -          LineAccepted, there is room    -> SILENT     ReadGreeting
-          -          LineAccepted, full or ending   -> DROPPED    DropLine
+          -          LineAccepted, no room, ending  -> DROPPED    DropLine
           SILENT     LineSigned                     -> DIALLING   DialTwin
+          SILENT     LineSigned, too fast           -> DROPPED    DropLine
           SILENT     LineGreeted "" or timer        -> DROPPED    DropLine
           DIALLING   LineDialled                    -> OPEN       Carry
           DIALLING   DialFailed, within dial_s      -> WAITING
-          DIALLING   DialFailed, later              -> DROPPED    DropLine
+          DIALLING   DialFailed later, or timer     -> DROPPED    DropLine
           WAITING    timer                          -> DIALLING   DialTwin
           OPEN       LineAnswered                   -> OPEN       (known after stranger_s)
           OPEN       LineGreeted, good              -> OPEN
           OPEN       LineGreeted, not sealed        -> DROPPED    DropLine
-          OPEN       timer, greeting not whole      -> DROPPED    DropLine
+          OPEN       timer, greeting not whole,
+                     or nothing of the server       -> DROPPED    DropLine
           OPEN       LinesLooked, stuck or idle     -> DROPPED    DropLine
           any        LinesWeighed, holds too much   -> DROPPED    DropLine
           any        LineEnded                      -> (gone)
@@ -42,7 +43,6 @@ from __future__ import annotations
 
 import enum
 import heapq
-import math
 from collections import Counter
 from typing import Final
 
@@ -54,6 +54,8 @@ from fsl_async import events as ev
 from fsl_async import events_relay as evr
 from fsl_async.deadlines import Deadlines
 from fsl_async.effects import Effect
+from fsl_async.roles.newcomers import NewcomerRules, Newcomers, Refusal
+from fsl_async.roles.shedding import heaviest
 
 CURVE: Final = "CURVE"
 STRANGERS_PART: Final = 4
@@ -73,13 +75,11 @@ class RelayRules:
     """Numbers of lines, times in seconds, sizes in bytes."""
 
     doors: tuple[DoorRules, ...]
-    lines: int = 4096
-    strangers: int = 1024
-    strangers_of_one: int = 256
+    newcomers: NewcomerRules = field(factory=NewcomerRules)
     stranger_s: float = 15.0
     greeting_s: float = 10.0
     dial_s: float = 9.0
-    """ZeroMQ gives a greeting 10 s."""
+    """After a failure later than that there is no other try: ZeroMQ gives a greeting 10 s."""
     redial_s: float = 0.25
     redial_most_s: float = 2.0
     stuck_s: float = 60.0
@@ -87,7 +87,6 @@ class RelayRules:
     look_every_s: float = 10.0
     tell_every_s: float = 60.0
     memory_bytes: int = 2048 * 1024 * 1024
-    shun_s: float = 5.0
     drain_s: float = 10.0
     drain_look_s: float = 0.5
     quiet_bytes: int = 64 * 1024
@@ -118,9 +117,22 @@ class Line:
     wait_s: float = 0.0
     is_stranger: bool = True
     is_greeted: bool = False
+    is_answered: bool = False
     up: int = 0
     down: int = 0
+    up_at: float = 0.0
+    """When something last went up, or nothing waited to."""
+    down_at: float = 0.0
     moved_at: float = 0.0
+
+    def looked(self, state: evr.LineState, now: float) -> None:
+        """Take over what it has carried."""
+        if state.up != self.up or not state.held_up:
+            self.up_at = now
+        if state.down != self.down or not state.held_down:
+            self.down_at = now
+        if (state.up, state.down) != (self.up, self.down):
+            self.up, self.down, self.moved_at = state.up, state.down, now
 
 
 @mutable
@@ -144,10 +156,8 @@ class RelayMachine:
         self.ending = ""
         self.ended = False
         self._heap: list[tuple[float, int, str]] = []
-        self._strangers: Counter[str] = Counter()
-        self._stranger_lines = 0
+        self._newcomers = Newcomers(rules.newcomers)
         self._away: set[int] = set()
-        self._shunned: dict[str, float] = {}  # address -> until when
         self._told: tuple[int, int, int] = (0, 0, 0)
         self._said: set[str] = set()
         self._drained_bytes = -1
@@ -200,25 +210,16 @@ class RelayMachine:
         rules = self.rules
         self.totals.accepted += 1
         line = Line(event.line, event.door, event.source, now, moved_at=now)
-        full = len(self.lines) >= rules.lines
+        refusal = self._newcomers.came(event.source, now)
         self.lines[event.line] = line
-        self._stranger_lines += 1
-        self._strangers[event.source] += 1
         if not self.ending and len(self.lines) == 1:
             self.deadlines.set("look", now + rules.look_every_s)
             if self.deadlines.when("tell") is None:
                 self.deadlines.set("tell", now + rules.tell_every_s)
         if self.ending:
             return self._drop(line, "the relay is ending")
-        if full:
-            return self._drop(line, f"{rules.lines} connections already", "full")
-        if self._stranger_lines > rules.strangers:
-            return self._drop(line, f"{rules.strangers} new connections already", "full")
-        if self._shunned.get(event.source, -math.inf) > now:
-            return self._drop(line, f"what {event.source} left here was too much", "full")
-        if self._strangers[event.source] > rules.strangers_of_one:
-            text = f"{rules.strangers_of_one} new connections of {event.source} already"
-            return self._drop(line, text, "full")
+        if refusal is not None:
+            return self._refuse(line, refusal)
         self._arm(line, now + rules.greeting_s, "due")
         return [relay.ReadGreeting(event.line)]
 
@@ -226,10 +227,13 @@ class RelayMachine:
         line = self._at(event.line, LineStage.SILENT)
         if line is None:
             return []
+        refusal = self._newcomers.dials(line.source, now)
+        if refusal is not None:
+            return self._refuse(line, refusal)
         line.stage = LineStage.DIALLING
         line.dialled_at = now
         line.wait_s = self.rules.redial_s
-        line.due = 0.0
+        self._arm(line, now + self.rules.greeting_s, "due")
         return [relay.DialTwin(line.number)]
 
     def _greeted(self, event: evr.LineGreeted, now: float) -> list[Effect]:
@@ -243,6 +247,8 @@ class RelayMachine:
             return [*self._once("plain", text), *self._drop(line, "not encrypted", "unencrypted")]
         line.is_greeted = True
         line.due = 0.0
+        if not line.is_answered:
+            self._arm(line, now + self.rules.stranger_s, "due")
         return []
 
     def _dialled(self, event: evr.LineDialled, now: float) -> list[Effect]:
@@ -254,13 +260,16 @@ class RelayMachine:
             self._away.discard(line.door)
             effects.append(do.Note(f"{self.rules.doors[line.door].name} is reached again"))
         line.stage = LineStage.OPEN
-        line.moved_at = now
+        line.moved_at = line.up_at = line.down_at = now
         self._arm(line, now + self.rules.greeting_s, "due")
         return [*effects, relay.Carry(line.number)]
 
     def _answered(self, event: evr.LineAnswered, now: float) -> list[Effect]:
         line = self._at(event.line, LineStage.OPEN)
-        if line is not None:
+        if line is not None and not line.is_answered:
+            line.is_answered = True
+            if line.is_greeted:
+                line.due = 0.0
             self._arm(line, now + self.rules.stranger_s, "known")
         return []
 
@@ -268,12 +277,7 @@ class RelayMachine:
         line = self._at(event.line, LineStage.DIALLING)
         if line is None:
             return []
-        effects: list[Effect] = []
-        if line.door not in self._away:
-            self._away.add(line.door)
-            name = self.rules.doors[line.door].name
-            text = f"cannot reach {name}: {event.reason}; it is tried whenever a client wants it"
-            effects.append(do.Note(text, "warning"))
+        effects = self._unreached(line, event.reason)
         if now + line.wait_s > line.dialled_at + self.rules.dial_s:
             return [*effects, *self._drop(line, f"no server: {event.reason}", "no server")]
         line.stage = LineStage.WAITING
@@ -281,11 +285,20 @@ class RelayMachine:
         line.wait_s = min(2 * line.wait_s, self.rules.redial_most_s)
         return effects
 
+    def _unreached(self, line: Line, reason: str) -> list[Effect]:
+        """Say that the server is away, unless that is known."""
+        if line.door in self._away:
+            return []
+        self._away.add(line.door)
+        name = self.rules.doors[line.door].name
+        text = f"cannot reach {name}: {reason}; it is tried whenever a client wants it"
+        return [do.Note(text, "warning")]
+
     def _line_ended(self, event: evr.LineEnded, now: float) -> list[Effect]:
         line = self.lines.pop(event.line, None)
         if line is None:
             return []
-        self._know(line)
+        self._newcomers.gone(line.source, is_stranger=line.is_stranger)
         self.totals.up += event.up
         self.totals.down += event.down
         if not self.lines:
@@ -301,11 +314,10 @@ class RelayMachine:
             line = self._at(state.line, LineStage.OPEN)
             if line is None:
                 continue
-            if (state.up, state.down) != (line.up, line.down):
-                line.up, line.down, line.moved_at = state.up, state.down, now
-            elif state.held and now - line.moved_at >= rules.stuck_s:
-                text = f"one side took nothing for {now - line.moved_at:.0f} s"
-                effects += self._drop(line, text, "stuck")
+            line.looked(state, now)
+            stuck_s = now - min(line.up_at, line.down_at)
+            if stuck_s >= rules.stuck_s:
+                effects += self._drop(line, f"one side took nothing for {stuck_s:.0f} s", "stuck")
             elif now - line.moved_at >= rules.idle_s:
                 effects += self._drop(line, f"idle for {now - line.moved_at:.0f} s", "idle")
         if self.ended:  # a last look, for the totals
@@ -313,7 +325,7 @@ class RelayMachine:
         if self.ending:
             carried = sum(self.carried)
             before, self._drained_bytes = self._drained_bytes, carried
-            is_quiet = not any(state.held for state in event.lines)
+            is_quiet = not any(state.held_up or state.held_down for state in event.lines)
             if is_quiet and before >= 0 and carried - before <= rules.quiet_bytes:
                 return [*effects, *self._finish()]
         return effects
@@ -326,26 +338,27 @@ class RelayMachine:
         ]
         memory = self.rules.memory_bytes
         strangers = memory // STRANGERS_PART
-        strange = [one for one in weights if one[1].is_stranger]
-        effects = self._shed(strange, strangers)
-        dropped = {line.source for _, line in strange if line.stage is LineStage.DROPPED}
-        self._shunned = {one: until for one, until in self._shunned.items() if until > now}
-        self._shunned |= dict.fromkeys(dropped, now + self.rules.shun_s)
-        known = [one for one in weights if not one[1].is_stranger]
-        return effects + self._shed(known, memory - strangers)
-
-    def _shed(self, weights: list[tuple[int, Line]], memory_bytes: int) -> list[Effect]:
-        """Drop those who hold most, until the others hold no more than that together."""
-        left = sum(held for held, _ in weights)
+        strange: dict[str, list[tuple[int, Line]]] = {}
+        known: list[list[tuple[int, Line]]] = []
+        for held, line in weights:
+            if line.is_stranger:
+                strange.setdefault(line.source, []).append((held, line))
+            else:
+                known.append([(held, line)])
         effects: list[Effect] = []
-        for held, line in sorted(weights, key=lambda one: one[0], reverse=True):
-            if left <= memory_bytes:
-                break
-            left -= held
-            text = f"more waits here than {amount(memory_bytes)}: the connections on which most does are closed, and what they carried is sent again from the last chunk"
-            effects += self._once("memory", text)
-            effects += self._drop(line, f"it held {amount(held)}", "memory")
+        for held, line in heaviest(strange.values(), strangers):
+            self._newcomers.shun(line.source, now)
+            effects += self._shed(held, line, strangers)
+        for held, line in heaviest(known, memory - strangers):
+            effects += self._shed(held, line, memory - strangers)
         return effects
+
+    def _shed(self, held: int, line: Line, memory_bytes: int) -> list[Effect]:
+        text = f"more waits here than {amount(memory_bytes)}: the connections on which most does are closed, and what they carried is sent again from the last chunk"
+        return [
+            *self._once("memory", text),
+            *self._drop(line, f"it held {amount(held)}", "memory"),
+        ]
 
     # The relay itself.
 
@@ -376,7 +389,7 @@ class RelayMachine:
             if entry[2] == "known":
                 self._know(line)
             else:
-                effects += self._due(line)
+                effects += self._due(line, now)
         for name in self.deadlines.pop_due(now):
             if name == "look":
                 every_s = self.rules.drain_look_s if self.ending else self.rules.look_every_s
@@ -388,12 +401,19 @@ class RelayMachine:
                 effects += self._finish()
         return effects
 
-    def _due(self, line: Line) -> list[Effect]:
+    def _due(self, line: Line, now: float) -> list[Effect]:
         line.due = 0.0
+        greeting_s, stranger_s = self.rules.greeting_s, self.rules.stranger_s
         if line.stage is LineStage.WAITING:
             line.stage = LineStage.DIALLING
+            self._arm(line, max(now, line.dialled_at + greeting_s), "due")
             return [relay.DialTwin(line.number)]
-        return self._drop(line, f"no greeting within {self.rules.greeting_s:g} s", "silent")
+        if line.stage is LineStage.DIALLING:
+            reason = f"no answer within {greeting_s:g} s"
+            return [*self._unreached(line, reason), *self._drop(line, reason, "no server")]
+        if line.is_greeted:
+            return self._drop(line, f"the server said nothing for {stranger_s:g} s", "no server")
+        return self._drop(line, f"no greeting within {greeting_s:g} s", "silent")
 
     def _tell(self, now: float) -> list[Effect]:
         """Say how much passed since the last time, if anything did."""
@@ -437,14 +457,13 @@ class RelayMachine:
             self.totals.dropped[word] += 1
         return [relay.DropLine(line.number, reason)]
 
+    def _refuse(self, line: Line, refusal: Refusal) -> list[Effect]:
+        return self._drop(line, refusal.text, refusal.word)
+
     def _know(self, line: Line) -> None:
-        """It is no stranger any more, or gone."""
-        if line.is_stranger:
-            line.is_stranger = False
-            self._stranger_lines -= 1
-            self._strangers[line.source] -= 1
-            if not self._strangers[line.source]:
-                del self._strangers[line.source]
+        """It is no stranger any more."""
+        line.is_stranger = False
+        self._newcomers.known(line.source)
 
     def _arm(self, line: Line, when: float, what: str) -> None:
         if what == "due":

@@ -57,7 +57,7 @@ class RelayShell:
     def look(self) -> None:
         """Tell the machine what every line has carried."""
         states = (
-            evr.LineState(one.line, one.up, one.down, one.held)
+            evr.LineState(one.line, one.up, one.down, one.held_up, one.held_down)
             for one in self.switchboard.carried()
         )
         self.node.feed(evr.LinesLooked(tuple(states)))

@@ -14,6 +14,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from fsl_async import stopper
 from fsl_async.chaos import truth
 from fsl_async.chaos.links import FileLink, link_of
 from fsl_async.chaos.proxy import CutLink
@@ -418,6 +419,20 @@ def test_the_command_hits_and_reports(run, process):
     found = json.loads(result.stdout.splitlines()[-1])
     assert found["clients"] == 1
     assert found["faults"] == found["faults_by_kind"].get("stop", 0) >= 1
+
+
+def test_a_storm_that_is_interrupted_reports_and_says_so(run, process, monkeypatch):
+    """A script that asked for an hour must be able to tell that it got a minute."""
+    asked = stopper.Stopper()
+    asked.request(exit_code=130)
+    monkeypatch.setattr(stopper, "Stopper", lambda: asked)
+    process(*client(run, "a"))
+    until(lambda: nodes(run))
+    (run.run_dir / "ledger.jsonl").write_text("")
+    made = [str(run.run_dir), "--faults-per-hour", "60", "--for", "1h", "--json"]
+    result = CliRunner().invoke(chaos_command.command, made, standalone_mode=False)
+    assert result.return_value == 130
+    assert json.loads(result.stdout.splitlines()[-1])["faults"] == 0
 
 
 def test_a_cut_link_passes_nothing_until_it_is_healed(tmp_path):

@@ -30,14 +30,14 @@ def test_all_forms_are_read_and_written_back(text, expected):
 @pytest.mark.parametrize(
     ("text", "line"),
     [
-        ("", "the address is empty; write one like fsl://ps.example.org:7100"),
-        ("ps", "ps: no port; write one like fsl://ps.example.org:7100"),
-        ("fsl://ps", "fsl://ps: no port; write one like fsl://ps.example.org:7100"),
-        ("ps:", "ps:: no port; write one like fsl://ps.example.org:7100"),
-        (":7100", ":7100: no host; write one like fsl://ps.example.org:7100"),
+        ("", "the address is empty; write one like fsl://ps.example.org:7100?key=..."),
+        ("ps", "ps: no port; write one like fsl://ps.example.org:7100?key=..."),
+        ("fsl://ps", "fsl://ps: no port; write one like fsl://ps.example.org:7100?key=..."),
+        ("ps:", "ps:: no port; write one like fsl://ps.example.org:7100?key=..."),
+        (":7100", ":7100: no host; write one like fsl://ps.example.org:7100?key=..."),
         (
             "http://ps:80",
-            "http://ps:80: unknown scheme http://; write one like fsl://ps.example.org:7100",
+            "http://ps:80: unknown scheme http://; write one like fsl://ps.example.org:7100?key=...",
         ),
         ("ps:70000", "ps:70000: port '70000' is not a number from 0 to 65535"),
         ("ps:-1", "ps:-1: port '-1' is not a number from 0 to 65535"),
@@ -47,7 +47,10 @@ def test_all_forms_are_read_and_written_back(text, expected):
         ("::1:7100", "::1:7100: put an IPv6 address in brackets, like tcp://[::1]:7100"),
         ("[::x]:7100", "[::x]:7100: not an IPv6 address; write one like tcp://[::1]:7100"),
         ("[::1", "[::1: not an IPv6 address; write one like tcp://[::1]:7100"),
-        ("a b:1", "a b:1: 'a b' is not a host name; write one like fsl://ps.example.org:7100"),
+        (
+            "a b:1",
+            "a b:1: 'a b' is not a host name; write one like fsl://ps.example.org:7100?key=...",
+        ),
         (
             "fsl://ps:1?kee=4",
             "fsl://ps:1?kee=4: unknown part 'kee' after '?'; only key=... and split=host:port are known",
@@ -60,10 +63,10 @@ def test_all_forms_are_read_and_written_back(text, expected):
             "0.0.0.0:7100",
             (
                 "0.0.0.0:7100: 0.0.0.0 means every interface of the listening machine; "
-                "give the host that runs the parameter server, for example fsl://ps.example.org:7100"
+                "give the host that runs the parameter server, for example fsl://ps.example.org:7100?key=..."
             ),
         ),
-        ("ps:1\n", "'ps:1\\n': not an address; write one like fsl://ps.example.org:7100"),
+        ("ps:1\n", "'ps:1\\n': not an address; write one like fsl://ps.example.org:7100?key=..."),
     ],
 )
 def test_wrong_addresses_get_one_line(text, line):

@@ -25,7 +25,7 @@ def run(capsys, *args):
 GOLDEN = [
     (
         "--role relay",
-        "which server? Give the address in the line that it prints, like: fsl-node --role relay --listen *:7100 fsl://ps.example.org:7100",
+        "which server? Give the address in the line that it prints, like: fsl-node --role relay --listen *:7100 fsl://ps.example.org:7100?key=...",
     ),
     ("--role ps --listen *:1", "--listen goes with --role relay; others listen at LISTEN_ADDRESS"),
     (
@@ -48,11 +48,11 @@ GOLDEN = [
         "--role relay --listen 0.0.0.0:7100 127.0.0.1:1",
         "fsl://127.0.0.1:1 has no key: everything would pass unencrypted, readable here and on the way; give the address with ?key=... as the server prints it, or accept it with --insecure",
     ),
-    ("--role foo", "--role 'foo' is unknown; use --role ps or --role client"),
+    ("--role foo", "--role 'foo' is unknown; use --role ps, client, server or relay"),
     ("--rolle ps", "no such option '--rolle'. Did you mean '--role'? (see fsl-node --help)"),
     (
         "--config fsl.toml",
-        f"say what this node is, --role ps or --role client, or give a command ({', '.join(COMMANDS)})",
+        f"say what this node is, --role ps, client, server or relay, or give a command ({', '.join(COMMANDS)})",
     ),
     ("fsl://a:1", "to join the run at fsl://a:1: fsl-node --role client fsl://a:1"),
     ("initt", "no command 'initt'; did you mean init?"),
@@ -62,9 +62,9 @@ GOLDEN = [
     ("--role ps a:1 b", "got unexpected extra argument (b) (see fsl-node --help)"),
     (
         "--role client",
-        "which server? The server prints the line, like: fsl-node --role client fsl://ps.example.org:7100",
+        "which server? The server prints the line, like: fsl-node --role client fsl://ps.example.org:7100?key=...",
     ),
-    ("--role client foo", "foo: no port; write one like fsl://ps.example.org:7100"),
+    ("--role client foo", "foo: no port; write one like fsl://ps.example.org:7100?key=..."),
     (
         "--role client localhost:1 --config x",
         "--config is the parameter server's; a client gets the run's configuration from it",

@@ -8,6 +8,7 @@ from fsl_async import effects as do
 from fsl_async import effects_relay as relay
 from fsl_async import events as ev
 from fsl_async import events_relay as evr
+from fsl_async.roles.newcomers import NewcomerRules
 from fsl_async.roles.relay import DoorRules, LineStage, RelayMachine, RelayRules, amount
 
 SEALED = DoorRules(name="ps", sealed=True)
@@ -17,9 +18,11 @@ OPEN = DoorRules(name="split", sealed=False)
 class Relay:
     """A machine with a clock, and with a switchboard that ends what is dropped."""
 
-    def __init__(self, **rules):
+    def __init__(self, newcomers=None, **rules):
         self.now = 0.0
-        self.machine = RelayMachine(RelayRules(doors=(SEALED, OPEN), **rules))
+        self.machine = RelayMachine(
+            RelayRules(doors=(SEALED, OPEN), newcomers=NewcomerRules(**newcomers or {}), **rules)
+        )
         self.dropped = {}
         self.notes = []
         self.finished = []
@@ -76,6 +79,7 @@ def test_the_twin_is_dialled_when_somebody_speaks_zeromq():
     assert one.accept(1) == [relay.ReadGreeting(1)]
     assert one.feed(evr.LineSigned(1)) == [relay.DialTwin(1)]
     assert one.feed(evr.LineDialled(1)) == [relay.Carry(1)]
+    assert one.feed(evr.LineAnswered(1)) == []
     assert one.feed(evr.LineGreeted(1, "CURVE")) == []
     assert one.machine.lines[1].stage is LineStage.OPEN
     one.until(60.0)
@@ -156,35 +160,88 @@ def test_a_server_that_is_away_is_dialled_again_while_a_client_waits():
     assert one.notes[1].text == "ps is reached again"
 
 
-def test_strangers_cannot_take_the_places_of_those_who_are_in():
-    """New lines are bounded, of one address more tightly; those that lasted do not count as new."""
-    one = Relay(lines=10, strangers=5, strangers_of_one=3)
-    for line in range(3):
-        one.open(line)
+def test_who_gets_no_place_is_dropped_and_counted():
+    """`newcomers` says who, and why; a line that stands for long enough is no stranger's any more, and one that ends is none of theirs."""
+    one = Relay({"lines": 4, "strangers": 2, "dials_burst": 5})
+    one.open(1)
+    one.open(2)
     one.accept(3)
-    assert "3 new connections of a already" in one.dropped[3]
+    assert one.dropped == {3: "2 new connections already"}
     one.until(15.0)
-    for line in range(4, 7):
-        one.open(line)
+    one.open(4)
+    one.open(5)
+    one.accept(6)
+    assert one.dropped[6] == "4 connections already"
+    one.feed(evr.LineEnded(1, "the client closed it", 1, 2))
+    one.feed(evr.LineEnded(5, "the client closed it", 1, 2))
     one.open(7, "b")
-    one.open(8, "b")
-    one.accept(9, "c")
-    assert "5 new connections already" in one.dropped[9]
-    one.until(30.0)
-    one.open(10, "b")
-    one.open(11, "c")
-    assert len(one.machine.lines) == 10
-    one.accept(12, "d")
-    assert "10 connections already" in one.dropped[12]
-    assert one.machine.totals.dropped == {"full": 3}
-    one.feed(evr.LineEnded(0, "the client closed it", 1, 2))
-    one.open(13, "d")
-    assert 13 in one.machine.lines
+    assert set(one.machine.lines) == {2, 4, 7}
+    assert one.machine.totals.dropped == {"full": 2}
+
+
+def test_who_connects_too_fast_gets_no_twin():
+    """The server counts what a relay dials as one address's."""
+    one = Relay({"dials_burst": 2, "dials_per_s": 1})
+    for line in (1, 2, 3):
+        one.accept(line)
+    assert one.feed(evr.LineSigned(1)) == [relay.DialTwin(1)]
+    assert one.feed(evr.LineSigned(2)) == [relay.DialTwin(2)]
+    assert one.feed(evr.LineSigned(3)) == []
+    assert one.dropped == {3: "a connects more than 1 times a second"}
+    assert one.machine.totals.dropped == {"too fast": 1}
+    one.accept(4, "b")
+    assert one.feed(evr.LineSigned(4)) == [relay.DialTwin(4)]
+
+
+def test_a_server_that_stands_and_says_nothing_is_not_waited_for():
+    """It may be stopped, or be a tunnel's end. Its lines would hold the places of those who want another door."""
+    one = Relay()
+    for line in (1, 2):
+        one.accept(line)
+        one.feed(evr.LineSigned(line))
+        one.feed(evr.LineDialled(line))
+        one.feed(evr.LineGreeted(line, "CURVE"))
+    one.until(14.9)
+    one.feed(evr.LineAnswered(2))
+    one.until(1000.0)
+    assert one.dropped == {1: "the server said nothing for 15 s"}
+    assert not one.machine.lines[2].is_stranger
+
+
+def test_who_says_half_a_greeting_after_the_server_s_has_a_limit_still():
+    """An answer is no greeting."""
+    one = Relay()
+    one.accept(1)
+    one.feed(evr.LineSigned(1))
+    one.feed(evr.LineDialled(1))
+    one.feed(evr.LineAnswered(1))
+    one.until(10.0)
+    assert one.dropped == {1: "no greeting within 10 s"}
+
+
+def test_a_twin_that_is_dialled_for_ever_is_not_waited_for():
+    """Nobody reads the client meanwhile: one that left would keep a stranger's place."""
+    one = Relay()
+    one.accept(1)
+    one.feed(evr.LineSigned(1))
+    one.until(4.0)
+    one.feed(evr.DialFailed(1, "connection refused"))
+    one.until(9.9)
+    assert not one.dropped
+    one.until(10.0)
+    assert one.dropped == {1: "no answer within 10 s"}
+    one.accept(2)
+    one.feed(evr.LineSigned(2))
+    one.until(20.0)
+    assert [note.text for note in one.notes] == [
+        "cannot reach ps: connection refused; it is tried whenever a client wants it"
+    ]
+    assert one.machine.totals.dropped == {"no server": 2}
 
 
 def test_places_of_strangers_that_leave_are_free_again():
     """A count that leaks would lock everybody out after a while."""
-    one = Relay(strangers=2, strangers_of_one=2)
+    one = Relay({"strangers": 2, "strangers_of_one": 2})
     for line in range(100):
         one.accept(line)
         one.feed(evr.LineEnded(line, "gone", 0, 0))
@@ -192,22 +249,43 @@ def test_places_of_strangers_that_leave_are_free_again():
     assert not one.machine.lines
 
 
-def test_a_line_that_is_stuck_and_one_that_is_idle_are_dropped():
-    """Held bytes that nobody takes cost memory for a minute; silence alone is allowed for an hour."""
+@pytest.mark.parametrize("way", ["up", "down"])
+def test_a_line_that_is_stuck_is_dropped(way):
+    """Held bytes that nobody takes cost memory for a minute, also where something passes the other way."""
+
+    def state(line, moved, held, other):
+        return (line, moved, other, held, 0) if way == "up" else (line, other, moved, 0, held)
+
     one = Relay()
-    for line in (1, 2, 3):
+    for line in (1, 2, 3, 4):
         one.open(line)
-    one.look((1, 10, 10, 500), (2, 10, 10, 0), (3, 10, 10, 500))
-    one.now = 59.0
-    one.look((1, 10, 10, 500), (2, 10, 10, 0), (3, 11, 10, 500))
-    assert not one.dropped
+    one.look(*(state(line, 10, 500, 10) for line in (1, 2, 3, 4)))
+    for when in (20.0, 40.0, 59.9):
+        one.now = when
+        one.look(state(1, 10, 500, 10), state(2, 10, 500, 10 + when), state(3, when, 500, 10))
+        assert not one.dropped
+    one.look(state(4, 10, 0, 10))
     one.now = 60.0
-    one.look((1, 10, 10, 500), (2, 10, 10, 0), (3, 11, 10, 500))
-    assert list(one.dropped) == [1]
-    one.look((2, 10, 10, 0), (3, 11, 12, 0))
+    one.look(
+        state(1, 10, 500, 10),
+        state(2, 10, 500, 70),
+        state(3, 59.9, 500, 10),
+        state(4, 10, 500, 10),
+    )
+    assert one.dropped == dict.fromkeys((1, 2), "one side took nothing for 60 s")
+
+
+def test_a_line_that_is_idle_is_dropped():
+    """Silence alone is allowed for an hour."""
+    one = Relay()
+    for line in (1, 2):
+        one.open(line)
+    one.look((1, 10, 10, 0, 0), (2, 10, 10, 0, 0))
+    one.now = 1000.0
+    one.look((1, 10, 10, 0, 0), (2, 10, 11, 0, 0))
     one.now = 3600.0
-    one.look((2, 10, 10, 0), (3, 11, 12, 0))
-    assert list(one.dropped) == [1, 2]
+    one.look((1, 10, 10, 0, 0), (2, 10, 11, 0, 0))
+    assert one.dropped == {1: "idle for 3600 s"}
 
 
 def test_lines_are_looked_at_as_long_as_there_are_some():
@@ -229,7 +307,7 @@ def test_the_status_line_says_what_passed_since_the_last_one():
     one = Relay()
     one.open(1)
     one.open(2, "b")
-    one.look((1, 1_000_000, 5, 0), (2, 500, 0, 0))
+    one.look((1, 1_000_000, 5, 0, 0), (2, 500, 0, 0, 0))
     one.feed(evr.LineEnded(2, "gone", 600, 0))
     one.until(60.0)
     assert one.notes[0].text == "1 connection of 1 address, 1 MB up and 5 B down in the last 60 s"
@@ -249,21 +327,21 @@ def test_asked_to_end_it_waits_until_the_lines_are_quiet():
     one = Relay()
     one.open(1)
     assert one.feed(ev.DrainAsked("SIGTERM")) == [relay.StopListening(), relay.LookAtLines()]
-    one.look((1, 0, 0, 0))
+    one.look((1, 0, 0, 0, 0))
     size = 0
     for _ in range(4):
         assert one.until(one.now + 0.5) == [relay.LookAtLines()]
         size += 1_000_000
-        one.look((1, size, 0, 0))
+        one.look((1, size, 0, 0, 0))
     assert not one.finished
     one.until(one.now + 0.5)
-    one.look((1, size + 10, 0, 77))
+    one.look((1, size + 10, 0, 77, 0))
     assert not one.finished, "something still waits inside"
     one.until(one.now + 0.5)
-    one.look((1, size + 20, 0, 0))
+    one.look((1, size + 20, 0, 0, 0))
     assert one.finished == [do.Finish("SIGTERM")]
     assert one.machine.next_deadline() is None
-    one.look((1, size + 30, 7, 0))
+    one.look((1, size + 30, 7, 0, 0))
     assert one.machine.carried == (size + 30, 7), "its summary is about all that passed"
     assert len(one.finished) == 1
 
@@ -302,13 +380,13 @@ def test_late_words_about_a_line_change_nothing():
         evr.LineEnded(1, "gone", 1, 1),
     ):
         assert one.feed(event) == []
-    one.look((1, 5, 5, 5))
+    one.look((1, 5, 5, 5, 0))
     assert one.machine.carried == (1, 1)
 
 
 def test_a_thousand_lines_leave_no_timers_behind():
     """The heap forgets what is over."""
-    one = Relay(strangers_of_one=2000, strangers=2000)
+    one = Relay({"strangers_of_one": 2000, "strangers": 2000})
     for line in range(1000):
         one.open(line)
         one.feed(evr.LineEnded(line, "gone", 0, 0))
@@ -354,32 +432,34 @@ def test_who_waits_for_the_server_is_not_known_for_waiting():
         one.feed(evr.LineSigned(line))
         one.feed(evr.LineDialled(line))
         one.feed(evr.LineGreeted(line, "CURVE"))
+    one.until(14.0)
     one.feed(evr.LineAnswered(1))
-    one.until(15.0)
-    assert weigh(one, n1=750, n2=250) == set()
+    one.until(14.9)
     assert weigh(one, n2=251) == {2}
+    one.until(28.9)
+    assert one.machine.lines[1].is_stranger
+    one.until(29.0)
+    assert weigh(one, n1=750) == set()
     assert weigh(one, n1=751) == {1}
     one.open(3, "b")
-    one.until(29.9)
+    one.until(43.9)
     assert weigh(one, n3=251) == {3}
 
 
-def test_the_address_of_a_stranger_that_held_too_much_gets_no_line_for_a_while():
-    """It would be as much again at once. Those that are known there are not meant, nor is another address."""
+def test_the_address_of_a_stranger_that_held_too_much_is_shunned():
+    """It would be as much again at once. Another address is not meant, nor is that of somebody who was known."""
     one = Relay(memory_bytes=1000)
-    one.open(1)
+    one.open(1, "b")
     one.until(20.0)
     one.open(2)
     assert weigh(one, n1=100, n2=300) == {2}
     one.accept(3)
-    one.accept(4, "b")
     assert one.dropped[3] == "what a left here was too much"
-    assert set(one.dropped) == {2, 3}
+    assert one.machine.totals.dropped["kept away"] == 1
+    assert weigh(one, n1=751) == {1}
+    assert one.accept(4, "b") == [relay.ReadGreeting(4)]
     one.until(25.0)
     assert one.accept(5) == [relay.ReadGreeting(5)]
-    assert weigh(one, n1=751) == {1}
-    assert one.accept(6) == [relay.ReadGreeting(6)], "what was known may come again"
-    assert not one.machine._shunned
 
 
 def test_a_line_is_dropped_for_its_weight_once():
@@ -405,22 +485,46 @@ def test_strangers_have_a_quarter_and_the_others_the_rest():
     assert weigh(one, n2=151, n4=100) == {2}
 
 
+def test_many_small_lines_of_an_address_are_no_better_than_a_large_one():
+    """Of strangers the address counts: who comes with a hundred lines pushes nobody out who has one. Of those who are known, the line."""
+    one = Relay(memory_bytes=4000)
+    one.open(1, "honest")
+    for line in range(10, 20):
+        one.open(line, "crowd")
+    held = {f"n{line}": 90 for line in range(10, 20)}
+    assert weigh(one, n1=400, **held) <= set(range(10, 20))
+    one.until(20.0)
+    assert weigh(one, n1=3001, **held) == {1}
+    assert not one.machine.lines.get(1)
+
+
 @given(
-    st.lists(st.tuples(st.booleans(), st.integers(0, 3000)), max_size=12), st.integers(100, 4000)
+    st.lists(st.tuples(st.booleans(), st.integers(0, 3000), st.sampled_from("abc")), max_size=12),
+    st.integers(100, 4000),
 )
 def test_who_holds_no_more_than_an_equal_share_stays(lines, memory):
     """And what is left fits, of strangers and of the others."""
     one = Relay(memory_bytes=memory)
-    for number, (is_known, _) in enumerate(lines):
+    for number, (is_known, _, source) in enumerate(lines):
         if is_known:
-            one.open(number)
+            one.open(number, source)
     one.until(20.0)
-    for number, (is_known, _) in enumerate(lines):
+    for number, (is_known, _, source) in enumerate(lines):
         if not is_known:
-            one.open(number)
-    dropped = weigh(one, **{f"n{number}": held for number, (_, held) in enumerate(lines)})
-    parts = {True: memory - memory // 4, False: memory // 4}
-    for is_known, part in parts.items():
-        alike = {number: held for number, (known, held) in enumerate(lines) if known == is_known}
-        assert sum(held for number, held in alike.items() if number not in dropped) <= part
-        assert all(alike[number] > part // len(alike) for number in dropped & set(alike))
+            one.open(number, source)
+    dropped = weigh(one, **{f"n{number}": held for number, (_, held, _) in enumerate(lines)})
+    part = memory // 4
+    for is_known, whole in ((True, memory - part), (False, part)):
+        groups = {}
+        for number, (known, held, source) in enumerate(lines):
+            if known == is_known:
+                groups.setdefault(number if known else source, {})[number] = held
+        left = [
+            held
+            for group in groups.values()
+            for number, held in group.items()
+            if number not in dropped
+        ]
+        assert sum(left) <= whole
+        for group in groups.values():
+            assert not dropped & set(group) or sum(group.values()) > whole // len(groups)

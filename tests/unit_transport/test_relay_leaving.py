@@ -110,7 +110,7 @@ def test_a_slow_reader_gets_what_was_sent_before_the_end(new_porter, monkeypatch
             sent = await fill(near)
             near.shutdown(socket.SHUT_WR)
             got = 0
-            while porter.board.carried()[0].held:  # the end comes behind what waits in between
+            while porter.board.carried()[0].held_up:  # the end comes behind what waits in between
                 got += await read(far, 1 << 18)
                 await asyncio.sleep(0.02)
             assert got < sent - 100_000
@@ -136,7 +136,7 @@ def test_who_does_not_take_it_in_time_gets_no_more(new_porter, monkeypatch):
             data = bytes(1 << 16)
             far.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 12)
             sent = 0
-            while not porter.board.carried()[0].held:
+            while not porter.board.carried()[0].held_up:
                 with contextlib.suppress(BlockingIOError):
                     sent += near.send(data)
                 await asyncio.sleep(0.001)
@@ -162,7 +162,7 @@ def test_a_slow_reader_has_as_long_as_it_takes(new_porter, monkeypatch):
             sent = await fill(near)
             near.shutdown(socket.SHUT_WR)
             got = 0
-            while porter.board.carried()[0].held:
+            while porter.board.carried()[0].held_up:
                 got += await read(far, 1 << 16)
             begun = asyncio.get_running_loop().time()
             part = (sent - got) // 8
@@ -171,6 +171,30 @@ def test_a_slow_reader_has_as_long_as_it_takes(new_porter, monkeypatch):
                 await asyncio.sleep(0.3)
             assert got == sent
             assert asyncio.get_running_loop().time() - begun > 2
+
+    run(main())
+
+
+def test_who_takes_a_little_now_and_then_does_not_keep_a_line_for_ever(new_porter, monkeypatch):
+    """Progress alone is no reason: a byte would be enough of it, and nothing else asks such a line to go."""
+    monkeypatch.setattr(relay, "LINGER_S", 0.05)
+    monkeypatch.setattr(relay, "LEAVE_S", 0.8)
+    monkeypatch.setattr(relay, "LEAVE_MOST_S", 1.5)
+
+    async def main():
+        porter = new_porter()
+        async with line_through(porter) as (near, far, _):
+            sent = await fill(near)
+            near.shutdown(socket.SHUT_WR)
+            got = 0
+            while porter.board.carried()[0].held_up:
+                got += await read(far, 1 << 16)
+            begun = asyncio.get_running_loop().time()
+            while not porter.said("ended"):
+                got += await read(far, (sent - got) // 20)
+                await asyncio.sleep(0.2)
+            assert got < sent
+            assert 1.0 < asyncio.get_running_loop().time() - begun < 4.0
 
     run(main())
 
@@ -203,9 +227,9 @@ def test_last_words_arrive_although_nobody_hears_an_answer(new_porter):
             for _ in range(3):
                 near.send(b"beat")
                 await asyncio.sleep(0.1)
-            assert passed.held
+            assert passed.held_down
             got = await read(near)
-            assert got >= passed.down + passed.held
+            assert got >= passed.down + passed.held_down
             assert got <= said
 
     run(main())

@@ -233,14 +233,14 @@ def test_who_takes_nothing_holds_nobody_else_up(new_porter):
             slow_far[0]._transport.pause_reading()
             near, far = await joined(server, dial)
             flood = asyncio.ensure_future(_flood(slow_near[1]))
-            await until(lambda: porter.board.carried()[0].held)
+            await until(lambda: porter.board.carried()[0].held_up)
             last = -1
             while porter.board.carried()[0].up != last:
                 last = porter.board.carried()[0].up
                 for _ in range(20):
                     near[1].write(b"ping")
                     assert await far[0].readexactly(4) == b"ping"
-            assert 0 < porter.board.carried()[0].held <= PIPE_BYTES
+            assert 0 < porter.board.carried()[0].held_up <= PIPE_BYTES
             assert porter.board._pool.lent == 1
             flood.cancel()
             porter.board.drop(1, "stuck")

@@ -92,10 +92,61 @@ def test_there_are_as_many_as_the_window_of_a_long_line_is_worth():
     assert path[:3] == [1, 2, 4], "a short line is tried out from below"
     machine = StripeCount(1, 64)
     assert machine.feed(0.0, 1, open_count=1, round_trip_s=0.05, worth=1)
-    assert not machine.feed(0.1, 1, open_count=16, round_trip_s=0.001, worth=64), (
-        "the first answer was late"
-    )
-    assert machine.count == LONG_FIRST
+    assert machine.feed(0.1, 1, open_count=16, round_trip_s=0.001, worth=64)
+    assert (machine.count, machine.trial) == (1, Trial.HOLD), "the first answer was late"
+    machine = StripeCount(4, 64)
+    machine.feed(0.0, 1, open_count=4, round_trip_s=0.05, worth=1)
+    machine.feed(0.1, 1, open_count=16, round_trip_s=0.001, worth=64)
+    assert machine.count == 4, "never fewer than were asked for"
+
+
+def test_a_line_that_was_taken_for_a_long_one_is_tried_out_from_below():
+    """Whenever that is seen, and unless a trial has shown that many are of use."""
+
+    def line(count):
+        return 100e6 / count**0.5
+
+    machine, _ = count_on(line, 2, round_trip_s=0.03, worth=64)
+    assert machine.count >= LONG_FIRST
+    machine, _ = count_on(line, 1, machine=machine, begun=2.0, round_trip_s=0.015, worth=64)
+    assert machine.count == 1
+    machine, path = count_on(lambda n: 1e6 * n, 4, round_trip_s=0.03, worth=1)
+    assert machine.count == 2 * LONG_FIRST
+    _, path = count_on(lambda n: 1e6 * n, 2, machine=machine, begun=4.0, round_trip_s=0.015)
+    assert path == [32, 64]
+
+
+def test_more_that_brings_less_is_a_failure_where_fewer_bring_more_again():
+    """Where a router has too little processor time for small packets each trial with more costs; the line has not fallen."""
+    machine = StripeCount(16, 64)
+    machine._judge(357.0, 0.0)
+    assert (machine.trial, machine.count) == (Trial.UP, 32)
+    machine._judge(246.0, 1.0)
+    assert (machine.trial, machine.count) == (Trial.HOLD, 16)
+    machine._judge(334.0, 2.0)
+    assert (machine.trial, machine.count) == (Trial.HOLD, 16)
+    machine._judge(334.0, 2.0 + FIRST_WAIT_S)
+    assert (machine.trial, machine.count) == (Trial.DOWN, 8)
+
+
+def test_a_doubt_is_of_the_trial_just_before():
+    """What a trial brought an hour ago says nothing of now."""
+    machine = StripeCount(16, 64)
+    for rate, now in ((100.0, 0.0), (50.0, 1.0), (50.0, 2.0)):
+        machine._judge(rate, now)
+    assert (machine.trial, machine.count) == (Trial.UP, 32), "the line fell, and it goes on"
+    machine._judge(50.0, 3.0)
+    machine._judge(500.0, 4.0)
+    assert machine._failures == 1, "the same as before is a failure by itself, and once"
+
+
+def test_a_line_on_which_each_connection_costs_is_left_to_one():
+    """Also by who was begun with too many: each brings a tenth less than the half of them."""
+    machine = StripeCount(1, 64)
+    machine.count = 16
+    _, path = count_on(lambda n: 40e6 / n**0.5, 120, machine=machine)
+    assert machine.count == 1
+    assert path.count(32) == 1
 
 
 def test_a_line_that_fell_meanwhile_is_no_failure():

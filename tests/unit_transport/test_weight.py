@@ -142,7 +142,7 @@ def test_a_line_that_stands_is_heavy_and_a_quiet_one_is_not_told(new_porter, mon
             ((line, held),) = board.weigh()
             assert line == 1
             assert sent / 8 < held < 8 * sent
-            between = board.carried()[0].held
+            between = board.carried()[0].held_up
             assert between
             if not can_splice():  # a buffer is there as a whole
                 between = TANK_BYTES

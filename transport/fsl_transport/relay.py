@@ -2,7 +2,7 @@
 
 Only carries out. Who gets a line, when it is dialled, carried and dropped, decides the owner (``fsl_async/roles/relay.py``), who is told:
 
-    accepted(line, door, source)   somebody connected; answer with greet or drop
+    accepted(line, door, source)   somebody connected from there (``gate.place_of``); answer with greet or drop
     signed(line)                   the first ten bytes are ZeroMQ's; answer with dial or drop
     greeted(line, mechanism)       the greeting is whole ("" when it is none of ZeroMQ's); drop, or let it pass
     dialled(line)                  the twin stands; answer with carry or drop
@@ -19,7 +19,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-import os
 import socket
 import struct
 from typing import Final, Protocol
@@ -28,7 +27,9 @@ from attrs import frozen
 
 from fsl_transport import greeting, weight
 from fsl_transport.errors import LocalError
+from fsl_transport.gate import place_of
 from fsl_transport.hose import Hose
+from fsl_transport.lookup import Lookup, words
 from fsl_transport.tanks import TankPool
 from fsl_transport.zmq_link import split_address
 
@@ -37,8 +38,8 @@ LINGER_S: Final = 1.0
 """After one side has ended: the other one's last words and its own end may take this long."""
 LEAVE_S: Final = 10.0
 """Then they take what is left, or for so long nothing of it. In that case it is dropped: what is left to the kernel is weighed by nobody."""
-RESOLVED_S: Final = 10.0
-"""How long an address that was looked up is used."""
+LEAVE_MOST_S: Final = 60.0
+"""And so it is after that, whoever takes a byte now and then."""
 _ACCEPTS_PER_TURN: Final = 32
 _PAUSE_S: Final = 0.2
 _LOOK_S: Final = 0.2
@@ -54,12 +55,13 @@ _KEEPALIVE: Final = (
 
 @frozen
 class Carried:
-    """What one line has carried so far, in bytes; ``held`` waits inside for a side that takes nothing."""
+    """What one line has carried so far, in bytes; ``held_up`` and ``held_down`` wait in this process for the server, and for the client, to take them."""
 
     line: int
     up: int
     down: int
-    held: int
+    held_up: int
+    held_down: int
 
 
 class Owner(Protocol):
@@ -116,7 +118,8 @@ class _Line:
             self.number,
             self.passed + (up.carried if up else 0),
             down.carried if down else 0,
-            (up.held if up else 0) + (down.held if down else 0),
+            up.held if up else 0,
+            down.held if down else 0,
         )
 
 
@@ -125,9 +128,7 @@ class _Door:
 
     def __init__(self, listener: socket.socket, upstream: str) -> None:
         self.listener = listener
-        self.host, self.port = split_address(upstream, listening=False)
-        self.found: list[tuple[int, tuple[str, int]]] = []
-        self.found_at = 0.0
+        self.behind = Lookup(upstream)
 
 
 class Switchboard:
@@ -217,6 +218,8 @@ class Switchboard:
         for line in list(self._lines.values()):
             self._close(line)
         self._lines.clear()
+        for door in self._doors:
+            door.behind.close()
         self._pool.close()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
@@ -238,17 +241,19 @@ class Switchboard:
             _tune(client)
             self._last += 1
             line = self._lines[self._last] = _Line(self._last, number, client)
-            self._owner.accepted(line.number, number, str(place[0]))
+            host = str(place[0])
+            self._owner.accepted(line.number, number, place_of(host) or host)
 
     def _listen_again(self, number: int) -> None:
         if self._is_listening:
             self._loop.add_reader(self._doors[number].listener.fileno(), self._accept, number)
 
     async def _dial(self, line: _Line) -> None:
-        door = self._doors[line.door]
-        reason = "no address"
+        behind = self._doors[line.door].behind
+        places = await behind.places()
+        reason = behind.problem
         try:
-            for family, place in await self._resolve(door):
+            for family, place in places:
                 server = socket.socket(family, socket.SOCK_STREAM)
                 server.setblocking(False)
                 try:
@@ -257,7 +262,7 @@ class Switchboard:
                     server.close()
                     if not isinstance(error, OSError | TimeoutError):
                         raise
-                    reason = _words(error)
+                    reason = words(error)
                     continue
                 if line.number not in self._lines:  # wait_for may swallow that it was cancelled
                     server.close()
@@ -273,19 +278,9 @@ class Switchboard:
                 self._owner.dialled(line.number)
                 return
         except OSError as error:
-            reason = _words(error)
+            reason = words(error)
         line.dialling = None
         self._owner.undialled(line.number, reason)
-
-    async def _resolve(self, door: _Door) -> list[tuple[int, tuple[str, int]]]:
-        now = self._loop.time()
-        if not door.found or now > door.found_at + RESOLVED_S:
-            entries = await self._loop.getaddrinfo(door.host, door.port, type=socket.SOCK_STREAM)
-            # IPv4 first, as ZeroMQ dials.
-            entries.sort(key=lambda entry: entry[0] != socket.AF_INET)
-            door.found = [(entry[0], entry[4]) for entry in entries]  # type: ignore[misc]
-            door.found_at = now
-        return door.found
 
     # Lines.
 
@@ -321,7 +316,7 @@ class Switchboard:
         except BlockingIOError:
             return
         except OSError as error:
-            self._finish(line, f"the client: {_words(error)}")
+            self._finish(line, f"the client: {words(error)}")
             return
         if not data:
             self._finish(line, "the client closed it")
@@ -356,14 +351,17 @@ class Switchboard:
         try:
             sent = line.server.send(part) if part else 0
         except OSError as error:
-            self._finish(line, f"the server: {_words(error)}")
+            self._finish(line, f"the server: {words(error)}")
             return False
         line.passed += sent
-        return sent == len(part)
+        if sent < len(part):
+            self._finish(line, "the server does not take a greeting")
+            return False
+        return True
 
     def _hose_ended(self, line: _Line, side: str, error: OSError | None) -> None:
         """One direction is over. The other one may have last words on their way, also where it was an error."""
-        line.why = line.why or (f"{side} closed it" if error is None else _words(error))
+        line.why = line.why or (f"{side} closed it" if error is None else words(error))
         other = line.to_client if side == "the client" else line.to_server
         target = line.server if side == "the client" else line.client
         if other is None or other.is_over or target is None:
@@ -374,21 +372,26 @@ class Switchboard:
 
     def _leave(self, line: _Line) -> None:
         """Read no more, and end when what was written is delivered."""
+        if line.linger is not None:
+            line.linger.cancel()
         self._sniff(line, on=False)
+        self._await_answer(line, on=False)
         for hose in line.hoses:
             hose.close()
         for end in line.ends:
             _shut(end)
-        self._look_whether_delivered(line, math.inf, 0.0)
+        self._look_whether_delivered(line, math.inf, 0.0, self._loop.time() + LEAVE_MOST_S)
 
-    def _look_whether_delivered(self, line: _Line, before: float, ends_at: float) -> None:
+    def _look_whether_delivered(
+        self, line: _Line, before: float, ends_at: float, at_last: float
+    ) -> None:
         unsent = sum(weight.unsent(end) for end in line.ends if _stands(end))
         now = self._loop.time()
         if unsent < before:
-            ends_at = now + LEAVE_S
+            ends_at = min(now + LEAVE_S, at_last)
         if unsent and now < ends_at:
             line.linger = self._loop.call_later(
-                _LOOK_S, self._look_whether_delivered, line, unsent, ends_at
+                _LOOK_S, self._look_whether_delivered, line, unsent, ends_at, at_last
             )
         else:
             self._finish(line, line.why)
@@ -431,7 +434,7 @@ def _listen(address: str, host: str, port: int) -> socket.socket:
             listener.close()
             raise
     except OSError as error:
-        raise LocalError(f"cannot listen on {address}: {_words(error)}") from None
+        raise LocalError(f"cannot listen on {address}: {words(error)}") from None
     return listener
 
 
@@ -467,13 +470,3 @@ def _stays_here(connection: socket.socket) -> bool:
     """Whether both ends are on this machine's loopback."""
     host = str(connection.getpeername()[0])
     return host.startswith(("127.", "::ffff:127.")) or host == "::1"
-
-
-def _words(error: BaseException) -> str:
-    if isinstance(error, TimeoutError):
-        return "no answer"
-    number = getattr(error, "errno", None) or 0
-    # The loops have words of their own for a connection that is refused; a failed look-up has a negative number.
-    text = os.strerror(number) if number > 0 else getattr(error, "strerror", None) or str(error)
-    text = text or type(error).__name__
-    return text[:1].lower() + text[1:]

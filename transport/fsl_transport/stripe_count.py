@@ -7,12 +7,14 @@ Rules
   * GROWING: a line with a round trip of ``LONG_ROUND_TRIP_S`` or more begins with ``LONG_FIRST``, and gets as many as the line's window is worth
     (``line_window.py``), which grows with what arrives: one connection takes seconds there to get up to speed, and losses keep it from filling the line.
     What they may send together is bounded by that window, not by their number. It ends with the first epoch in which the number was enough.
-    So it is begun where little is sent, too: TCP needs fewer round trips for it over several.
+    So it is begun where little is sent, too: TCP needs fewer round trips for it over several. Where the round trip turns out to be short after all (a process may be
+    late with its first answers) before a trial has shown what they are good for, the number is what it was before.
   * Bytes that arrived are counted for an epoch, after a pause in which connections open and get up to speed. An epoch in which there was
     nothing to send for more than ``IDLE_SHARE`` of the time proves nothing and is measured again.
   * UP: twice as many. With ``GAIN`` more they stay and UP follows at once; otherwise the number from before.
-  * UP that brings less than before proves nothing either: one more connection takes nothing away, so the line fell meanwhile. A TCP connection
-    begins with a slow start far above what losses leave it later, and falls for ten seconds.
+  * UP that brings less than before proves nothing yet: the line may have fallen meanwhile. A TCP connection
+    begins with a slow start far above what losses leave it later, and falls for ten seconds. With the number from before it is seen: where that brings
+    GAIN more than UP did, it was the connections. More of them mean smaller packets, and these cost whoever passes them on.
   * DOWN: half as many, for ``DOWN_S``, because a connection lives on its slow start for ten seconds. Without a loss of ``LOSS`` on
     average, or ``DEEP_LOSS`` in two epochs (one may have had a pause), they stay, and DOWN follows at once; otherwise the number from before.
   * Where it begins with the limit there is nothing to find out: it stays.
@@ -22,12 +24,15 @@ Rules
 
 state      epoch is over, goodput is           -> state     number
 GROWING    (the measure of what follows)       -> UP        x 2
+GROWING    (a short round trip)                -> HOLD      as before
 HOLD       (the measure of what follows)       -> HOLD      same, while the next trial waits
 HOLD       its turn                            -> UP        x 2
 HOLD       its turn                            -> DOWN      / 2
 UP         GAIN better                         -> UP        x 2
 UP         about the same                      -> HOLD      as before, the next trial waits
-UP         worse                               -> HOLD      as before, the next trial follows at once
+UP         worse                               -> HOLD      as before, in doubt
+HOLD       in doubt, GAIN better than UP was   -> HOLD      same, the next trial waits
+HOLD       in doubt, about the same            -> UP        x 2
 DOWN       as good for ``DOWN_S``              -> DOWN      / 2
 DOWN       worse                               -> HOLD      as before
 """
@@ -74,6 +79,9 @@ class StripeCount:
         self.trial = Trial.HOLD
         self._before = self.count  # a trial goes back to this
         self._before_rate = 0.0
+        self._worse_rate: float | None = None  # of the trial before, which is in doubt
+        self._grown_from: int | None = None
+        """Before a long line's first connections, as long as no trial has shown what they are good for."""
         self._asked_at = 0.0
         self._begin_at: float | None = None  # of the epoch; None: the pause has not begun
         self._bytes_at_begin: int | None = None
@@ -115,6 +123,7 @@ class StripeCount:
         before = self.count
         if round_trip_s >= LONG_ROUND_TRIP_S and before < self.limit:
             self.trial = Trial.GROWING
+            self._grown_from = before
             self.count = max(before, min(LONG_FIRST, self.limit))
         return self.count != before
 
@@ -134,7 +143,7 @@ class StripeCount:
             self._asked_at = now
             self._start(now, round_trip_s)
         began = self.begin(max(delivered, BEGIN_BYTES), round_trip_s)
-        if self._grows(now, round_trip_s, worth) or began:
+        if self._is_short(now, round_trip_s) or self._grows(now, round_trip_s, worth) or began:
             return True
         if open_count < self.count and now < self._asked_at + OPENING_S:
             self._start(now, round_trip_s)
@@ -159,13 +168,22 @@ class StripeCount:
         self._start(now, round_trip_s)
         return self.count != was
 
+    def _is_short(self, now: float, round_trip_s: float) -> bool:
+        """The line was taken for a long one, and is none."""
+        if self._grown_from is None or round_trip_s >= LONG_ROUND_TRIP_S:
+            return False
+        self.count = self._grown_from
+        self._grown_from = None
+        self.trial = Trial.HOLD
+        self._asked_at = now
+        self._start(now, round_trip_s)
+        return True
+
     def _grows(self, now: float, round_trip_s: float, worth: int) -> bool:
         """GROWING goes on, or is over."""
         if self.trial is not Trial.GROWING:
             return False
-        if round_trip_s < LONG_ROUND_TRIP_S:  # the first answer was late
-            self.trial = Trial.HOLD
-        elif self.count < min(worth, self.limit):
+        if self.count < min(worth, self.limit):
             self.count = min(worth, self.limit)
             self._asked_at = now
             self._start(now, round_trip_s)
@@ -177,13 +195,16 @@ class StripeCount:
         self._bytes_at_begin = None
 
     def _judge(self, rate: float, now: float) -> None:
+        worse_rate, self._worse_rate = self._worse_rate, None
         if self.trial is Trial.UP:
             if rate >= GAIN * self._before_rate:
                 self._failures = 0
+                self._grown_from = None
                 self._try_more(rate)
-            elif rate < LOSS * self._before_rate:  # the line fell meanwhile
+            elif rate < LOSS * self._before_rate:  # or the line fell meanwhile
                 self.count = self._before
                 self.trial = Trial.HOLD
+                self._worse_rate = rate
             else:
                 self._back(now)
         elif self.trial is Trial.DOWN:
@@ -194,6 +215,8 @@ class StripeCount:
             else:
                 self.trial = Trial.HOLD
                 self._next_at = now + DOWN_S
+        elif worse_rate is not None and rate >= GAIN * worse_rate:
+            self._hold(now)
         elif now >= self._next_at:
             if self.count > 1 and (self._failures % 2 or self.count == self.limit):
                 self._try_fewer(rate, now)
