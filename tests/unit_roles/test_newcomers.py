@@ -1,6 +1,6 @@
 """Who gets a place at a relay."""
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fsl_async.roles.newcomers import NewcomerRules, Newcomers
@@ -116,6 +116,7 @@ def test_addresses_that_are_gone_are_forgotten():
     assert come(one, "stays", 1.0) == "what stays left here was too much"
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from(["came", "known", "gone"]))))
 def test_counts_are_those_of_what_is_there(steps):
     """Whatever happens in whichever order."""
