@@ -136,7 +136,7 @@ _OF_ROLES: dict[str, tuple[str, str]] = {
     "listen": ("relay", "--listen goes with --role relay; others listen at LISTEN_ADDRESS"),
     "split": ("relay", "--split goes with --role relay; a run's split server is --role server"),
     "memory_mib": ("relay", "--memory is a relay's: what may wait in it on all connections"),
-    "grace_s": ("client", "--grace is a client's: the others leave at once when they are asked to"),
+    "grace_s": ("client", "--grace is a client's: the others have no deadline to meet"),
     "ec2_spot": ("client", "--ec2-spot is a client's: the others leave when they get SIGTERM"),
     "launchers": ("ps", "--launchers goes with --role ps, which asks for clients that died"),
     "with_ps": ("server", "--with-ps goes with --role server"),

@@ -12,7 +12,7 @@ from fsl_async.events import Event
 
 @frozen
 class LineAccepted(Event):
-    """Somebody connected to door `door` from the IP address `source`."""
+    """Somebody connected to door `door` from `source`: an IPv4 address, or the network of an IPv6 one, `.../64`."""
 
     line: int
     door: int
@@ -68,11 +68,13 @@ class LineEnded(Event):
 
 @frozen
 class LineState:
-    """What a line has carried so far, in bytes; `held_up`, `held_down`: what waits in the relay's process for the server, and for the client, to take it."""
+    """What a line has carried so far, in bytes; of that, what the server and the client are known to have taken; what waits in the relay's process for the server, and for the client."""
 
     line: int
     up: int
     down: int
+    taken_up: int
+    taken_down: int
     held_up: int
     held_down: int
 

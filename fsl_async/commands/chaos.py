@@ -11,7 +11,7 @@ import click
 
 from fsl_async.commands.numbers import Finite
 from fsl_async.commands.output import Output
-from fsl_async.errors import UsageError
+from fsl_async.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
     from fsl_async.chaos.report import ChaosReport
@@ -95,6 +95,7 @@ def command(
     with stop_on_signals(stopper):
         try:
             storming.play(seconds, lambda: stopper.requested)
+            was_interrupted = stopper.requested
         finally:
             log.close()
         time.sleep(_SETTLE_S)
@@ -104,7 +105,7 @@ def command(
     else:
         for line in words(result):
             output.say(line)
-    return stopper.exit_code
+    return ExitCode.INTERRUPTED if was_interrupted else ExitCode.DONE
 
 
 def summed_up(run_dir: Path, before: float | None = None) -> ChaosReport:

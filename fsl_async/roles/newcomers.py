@@ -4,9 +4,10 @@ A connection is a stranger's at first. Its owner says when it is known. No rule 
 
   * So many lines in all, and half of them from one address.
   * So many strangers in all, and a quarter of them from one address.
-  * An address begins no more than `dials_per_s` towards the server, and `dials_burst` at once, or twice that while some of its connections are known: the server counts
-    all that a relay dials as one address, and hangs up what is too much.
-  * An address whose strangers filled the memory gets no new connection for `shun_s`, or while some of its connections are known, a few at a time: behind it may be a site's router, or another relay.
+  * An address begins no more than `dials_per_s` towards the server, and `dials_burst` at once: the server counts all that a relay dials as one address, and hangs up what
+    is too much.
+  * Twice as many strangers and dials where some of the address are known: behind it may be a site's router, or another relay.
+  * An address whose strangers filled the memory gets no new connection for `shun_s`, or a few where some of it are known.
 """
 
 from __future__ import annotations
@@ -28,19 +29,20 @@ class NewcomerRules:
     dials_burst: float = 1024.0
     """A server takes 128 a second and 2,048 at once of one address."""
     shun_s: float = 5.0
-    shunned_at_once: int = 8
+    let_in_shunned: int = 8
     places: int = 4096
     """Addresses without a connection that are remembered."""
 
     def within(self, lines: int) -> NewcomerRules:
         """The same where there are no more than so many lines."""
         strangers = max(1, min(self.strangers, lines // 4))
+        one_client = min(64, max(1, strangers // 2))  # on a long line it has that many connections
         return evolve(
             self,
             lines=min(self.lines, lines),
             lines_of_one=max(1, min(self.lines_of_one, lines // 2)),
             strangers=strangers,
-            strangers_of_one=max(1, min(self.strangers_of_one, strangers // 4)),
+            strangers_of_one=max(one_client, min(self.strangers_of_one, strangers // 4)),
         )
 
 
@@ -59,6 +61,7 @@ class _Place:
     strangers: int = 0
     known: int = 0
     shunned_until: float = -math.inf
+    came_shunned: int = 0
     dials: float = math.inf
     """Left of the burst, at `dials_at`; infinite when it is whole."""
     dials_at: float = 0.0
@@ -66,6 +69,10 @@ class _Place:
     @property
     def lines(self) -> int:
         return self.strangers + self.known
+
+    @property
+    def share(self) -> int:
+        return 2 if self.known else 1
 
 
 class Newcomers:
@@ -95,19 +102,20 @@ class Newcomers:
             return Refusal(f"{rules.strangers} new connections already", "full")
         if place.lines > rules.lines_of_one:
             return Refusal(f"{rules.lines_of_one} connections of {address} already", "full")
-        if place.strangers > rules.strangers_of_one:
-            return Refusal(f"{rules.strangers_of_one} new connections of {address} already", "full")
-        if place.shunned_until > now and not (
-            place.known and place.strangers <= rules.shunned_at_once
-        ):
-            return Refusal(f"what {address} left here was too much", "kept away")
+        most = place.share * rules.strangers_of_one
+        if place.strangers > most:
+            return Refusal(f"{most} new connections of {address} already", "full")
+        if place.shunned_until > now:
+            place.came_shunned += 1
+            if not place.known or place.came_shunned > rules.let_in_shunned:
+                return Refusal(f"what {address} left here was too much", "kept away")
         return None
 
     def dials(self, address: str, now: float) -> Refusal | None:
         """A connection from there is to get its twin."""
         place = self._places[address]
-        times = 2 if place.known else 1
-        per_s, burst = times * self.rules.dials_per_s, times * self.rules.dials_burst
+        per_s = place.share * self.rules.dials_per_s
+        burst = place.share * self.rules.dials_burst
         left = min(burst, place.dials + (now - place.dials_at) * per_s)
         place.dials, place.dials_at = left, now
         if left < 1:
@@ -134,7 +142,9 @@ class Newcomers:
 
     def shun(self, address: str, now: float) -> None:
         """It has left here what was too much."""
-        self._places[address].shunned_until = now + self.rules.shun_s
+        place = self._places[address]
+        place.shunned_until = now + self.rules.shun_s
+        place.came_shunned = 0
 
     def _forget(self, now: float) -> None:
         """Forget who has no connection, when there are many: first of whom there is nothing to remember, then the longest there."""

@@ -120,17 +120,21 @@ class Line:
     is_answered: bool = False
     up: int = 0
     down: int = 0
+    taken_up: int = 0
+    taken_down: int = 0
     up_at: float = 0.0
-    """When something last went up, or nothing waited to."""
+    """When the server last took something, or nothing waited for it."""
     down_at: float = 0.0
     moved_at: float = 0.0
 
     def looked(self, state: evr.LineState, now: float) -> None:
         """Take over what it has carried."""
-        if state.up != self.up or not state.held_up:
-            self.up_at = now
-        if state.down != self.down or not state.held_down:
-            self.down_at = now
+        if state.taken_up != self.taken_up or not (state.held_up or state.taken_up < state.up):
+            self.taken_up, self.up_at = state.taken_up, now
+        if state.taken_down != self.taken_down or not (
+            state.held_down or state.taken_down < state.down
+        ):
+            self.taken_down, self.down_at = state.taken_down, now
         if (state.up, state.down) != (self.up, self.down):
             self.up, self.down, self.moved_at = state.up, state.down, now
 

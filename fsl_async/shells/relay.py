@@ -57,7 +57,9 @@ class RelayShell:
     def look(self) -> None:
         """Tell the machine what every line has carried."""
         states = (
-            evr.LineState(one.line, one.up, one.down, one.held_up, one.held_down)
+            evr.LineState(
+                one.line, one.up, one.down, one.taken_up, one.taken_down, one.held_up, one.held_down
+            )
             for one in self.switchboard.carried()
         )
         self.node.feed(evr.LinesLooked(tuple(states)))

@@ -21,15 +21,23 @@ def test_strangers_cannot_take_the_places_of_those_who_are_in():
     assert [come(one, "a") for _ in range(4)] == ["", "", "", "3 new connections of a already"]
     for _ in range(3):
         one.known("a")
-    assert [come(one, address) for address in "aaabb"] == [""] * 5
+    assert [come(one, address) for address in "bbbaa"] == [""] * 5
     assert come(one, "c") == "5 new connections already"
     one.known("b")
     one.known("b")
-    assert [come(one, address) for address in "bc"] == [""] * 2
+    assert [come(one, address) for address in "cc"] == [""] * 2
     one.known("b")
     assert come(one, "d") == "10 connections already"
     one.gone("a", is_stranger=False)
     assert come(one, "d") == ""
+
+
+def test_of_an_address_with_somebody_known_twice_as_many_are_new():
+    """Behind it may be a site's router, or another relay with a stranger at it."""
+    one = Newcomers(NewcomerRules(strangers_of_one=2))
+    assert [come(one, "a") for _ in range(2)] == ["", ""]
+    one.known("a")
+    assert [come(one, "a") for _ in range(4)] == ["", "", "", "4 new connections of a already"]
 
 
 def test_one_address_has_half_of_all_lines_at_the_most():
@@ -45,7 +53,7 @@ def test_one_address_has_half_of_all_lines_at_the_most():
 def test_few_lines_are_shared_out_in_the_same_way():
     """With few files two addresses of silent strangers must not be able to take them all."""
     few = NewcomerRules().within(448)
-    assert (few.lines, few.lines_of_one, few.strangers, few.strangers_of_one) == (448, 224, 112, 28)
+    assert (few.lines, few.lines_of_one, few.strangers, few.strangers_of_one) == (448, 224, 112, 56)
     assert NewcomerRules().within(4096) == NewcomerRules().within(10_000) == NewcomerRules()
     least = NewcomerRules().within(1)
     assert (least.lines, least.lines_of_one, least.strangers, least.strangers_of_one) == (1,) * 4
@@ -87,17 +95,19 @@ def test_behind_an_address_that_is_known_there_may_be_many():
 
 
 def test_who_is_shunned_comes_again_later_and_a_few_at_once_where_somebody_is_known():
-    """Its neighbours behind one router are not to be locked out by it."""
-    one = Newcomers(NewcomerRules(shun_s=5.0, shunned_at_once=2))
-    come(one, "a")
+    """Its neighbours behind one router are not to be locked out by it, however many of them are new."""
+    one = Newcomers(NewcomerRules(shun_s=5.0, let_in_shunned=2))
+    for _ in range(5):
+        come(one, "a")
     one.shun("a", 10.0)
-    one.gone("a", is_stranger=True)
     assert come(one, "a", 14.9) == "what a left here was too much"
     assert come(one, "b", 14.9) == ""
     assert come(one, "a", 15.0) == ""
     one.known("a")
-    one.shun("a", 20.0)
-    assert [come(one, "a", 21.0) for _ in range(3)] == ["", "", "what a left here was too much"]
+    for begun in (20.0, 30.0):
+        one.shun("a", begun)
+        said = [come(one, "a", begun + 1) for _ in range(3)]
+        assert said == ["", "", "what a left here was too much"]
 
 
 def test_addresses_that_are_gone_are_forgotten():
@@ -136,3 +146,8 @@ def test_counts_are_those_of_what_is_there(steps):
             one.gone(address, is_stranger=mine[-1][1])
         assert one.lines == len(there)
         assert one.strangers == sum(is_stranger for _, is_stranger in there)
+        for one_address in "abc":
+            place = one._places.get(one_address)
+            mine = [is_stranger for name, is_stranger in there if name == one_address]
+            assert (place.strangers if place else 0) == sum(mine)
+            assert (place.lines if place else 0) == len(mine)

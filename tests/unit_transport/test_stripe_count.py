@@ -1,5 +1,7 @@
 """How many stripes: trials up and down, long lines, limits."""
 
+import math
+
 from fsl_transport.stripe_count import (
     BEGIN_BYTES,
     DOWN_S,
@@ -108,8 +110,8 @@ def test_a_line_that_was_taken_for_a_long_one_is_tried_out_from_below():
 
     machine, _ = count_on(line, 2, round_trip_s=0.03, worth=64)
     assert machine.count >= LONG_FIRST
-    machine, _ = count_on(line, 1, machine=machine, begun=2.0, round_trip_s=0.015, worth=64)
-    assert machine.count == 1
+    machine, path = count_on(line, 5, machine=machine, begun=2.0, round_trip_s=0.015, worth=64)
+    assert path[1:] == [1, 2, 1]
     machine, path = count_on(lambda n: 1e6 * n, 4, round_trip_s=0.03, worth=1)
     assert machine.count == 2 * LONG_FIRST
     _, path = count_on(lambda n: 1e6 * n, 2, machine=machine, begun=4.0, round_trip_s=0.015)
@@ -141,12 +143,50 @@ def test_a_doubt_is_of_the_trial_just_before():
 
 
 def test_a_line_on_which_each_connection_costs_is_left_to_one():
-    """Also by who was begun with too many: each brings a tenth less than the half of them."""
+    """Also by who was begun with too many, and where twice as many bring only a tenth less."""
     machine = StripeCount(1, 64)
     machine.count = 16
-    _, path = count_on(lambda n: 40e6 / n**0.5, 120, machine=machine)
+    _, path = count_on(lambda n: 40e6 * 0.9 ** math.log2(n), 300, machine=machine)
     assert machine.count == 1
-    assert path.count(32) == 1
+    assert len(path) < 20
+
+
+def test_a_new_session_keeps_what_a_long_line_was_begun_with():
+    """Its round trip is not known at first, which does not mean that it is short."""
+    machine = StripeCount(1, 64)
+    assert machine.begin(BEGIN_BYTES, 0.09)
+    machine.forget_epoch()
+    assert not machine.feed(10.0, 0, open_count=LONG_FIRST, round_trip_s=0.0, worth=1)
+    assert machine.count == LONG_FIRST
+
+
+def test_a_trial_with_fewer_that_failed_has_shown_what_many_are_good_for():
+    """One round trip below the limit between long and short takes nothing away any more."""
+    machine, path = count_on(lambda n: min(2e6 * n, 25e6), 120, round_trip_s=0.03, worth=16)
+    assert machine.count == LONG_FIRST
+    assert LONG_FIRST // 2 in path
+    _, path = count_on(
+        lambda n: min(2e6 * n, 25e6), 1, machine=machine, begun=120.0, round_trip_s=0.019
+    )
+    assert min(path) >= LONG_FIRST // 2
+
+
+def test_a_short_line_that_was_taken_for_a_long_one_is_tried_out_at_once():
+    """What long waits its trials had before says nothing of it."""
+    machine, _ = count_on(lambda n: 25e6, 40, round_trip_s=0.03, worth=64)
+    machine.count, machine._grown_from, machine._failures = 64, 1, 7
+    _, path = count_on(lambda n: 1e6 * n, 8, machine=machine, begun=40.0, round_trip_s=0.01)
+    assert path[:4] == [64, 1, 2, 4]
+
+
+def test_other_settings_bound_what_a_long_line_goes_back_to():
+    """They come with a session's welcome."""
+    for first, limit, back in ((1, 4, 1), (4, 64, 4)):
+        machine = StripeCount(8 if limit == 4 else 1, 64)
+        machine.begin(BEGIN_BYTES, 0.09)
+        machine.bound(first, limit)
+        machine.feed(0.1, 1, open_count=16, round_trip_s=0.001, worth=64)
+        assert machine.count == (min(8, limit) if limit == 4 else back)
 
 
 def test_a_line_that_fell_meanwhile_is_no_failure():

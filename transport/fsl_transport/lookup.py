@@ -14,6 +14,8 @@ LOOKED_UP_S: Final = 10.0
 """How long an address is used before it is asked for again."""
 ANSWER_S: Final = 5.0
 """How long somebody waits for an answer."""
+NEWER_ANSWER_S: Final = 1.0
+"""And who has an older one."""
 
 
 class Lookup:
@@ -32,7 +34,7 @@ class Lookup:
         if asyncio.get_running_loop().time() > self._found_at + LOOKED_UP_S:
             if self._asking is None:
                 self._asking = asyncio.create_task(self._ask())
-            await asyncio.wait({self._asking}, timeout=ANSWER_S)
+            await asyncio.wait({self._asking}, timeout=NEWER_ANSWER_S if self._found else ANSWER_S)
         return self._found
 
     def close(self) -> None:

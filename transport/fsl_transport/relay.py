@@ -55,11 +55,13 @@ _KEEPALIVE: Final = (
 
 @frozen
 class Carried:
-    """What one line has carried so far, in bytes; ``held_up`` and ``held_down`` wait in this process for the server, and for the client, to take them."""
+    """What one line has carried so far, in bytes; what of that the server and the client have taken, where the system says it; what waits in this process for them."""
 
     line: int
     up: int
     down: int
+    taken_up: int
+    taken_down: int
     held_up: int
     held_down: int
 
@@ -114,10 +116,14 @@ class _Line:
 
     def carried(self) -> Carried:
         up, down = self.to_server, self.to_client
+        carried_up = self.passed + (up.carried if up else 0)
+        carried_down = down.carried if down else 0
         return Carried(
             self.number,
-            self.passed + (up.carried if up else 0),
-            down.carried if down else 0,
+            carried_up,
+            carried_down,
+            carried_up - (weight.unsent(self.server) if self.server else 0),
+            carried_down - weight.unsent(self.client),
             up.held if up else 0,
             down.held if down else 0,
         )
@@ -241,8 +247,7 @@ class Switchboard:
             _tune(client)
             self._last += 1
             line = self._lines[self._last] = _Line(self._last, number, client)
-            host = str(place[0])
-            self._owner.accepted(line.number, number, place_of(host) or host)
+            self._owner.accepted(line.number, number, _source_of(str(place[0])))
 
     def _listen_again(self, number: int) -> None:
         if self._is_listening:
@@ -418,6 +423,12 @@ class Switchboard:
         self._await_answer(line, on=False)
         for end in line.ends:
             end.close()
+
+
+def _source_of(host: str) -> str:
+    """Whom a host may belong to, for limits and for people."""
+    place = place_of(host) or host
+    return f"{place}::/64" if ":" in place else place
 
 
 def _listen(address: str, host: str, port: int) -> socket.socket:

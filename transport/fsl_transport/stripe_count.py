@@ -8,13 +8,13 @@ Rules
     (``line_window.py``), which grows with what arrives: one connection takes seconds there to get up to speed, and losses keep it from filling the line.
     What they may send together is bounded by that window, not by their number. It ends with the first epoch in which the number was enough.
     So it is begun where little is sent, too: TCP needs fewer round trips for it over several. Where the round trip turns out to be short after all (a process may be
-    late with its first answers) before a trial has shown what they are good for, the number is what it was before.
+    late with its first answers) before a trial has shown that they are of use, the number is what it was before, and trials begin at once.
   * Bytes that arrived are counted for an epoch, after a pause in which connections open and get up to speed. An epoch in which there was
     nothing to send for more than ``IDLE_SHARE`` of the time proves nothing and is measured again.
   * UP: twice as many. With ``GAIN`` more they stay and UP follows at once; otherwise the number from before.
   * UP that brings less than before proves nothing yet: the line may have fallen meanwhile. A TCP connection
-    begins with a slow start far above what losses leave it later, and falls for ten seconds. With the number from before it is seen: where that brings
-    GAIN more than UP did, it was the connections. More of them mean smaller packets, and these cost whoever passes them on.
+    begins with a slow start far above what losses leave it later, and falls for ten seconds. With the number from before it is seen: where UP brought less than LOSS
+    of what that brings, it was the connections. More of them mean smaller packets, and these cost whoever passes them on.
   * DOWN: half as many, for ``DOWN_S``, because a connection lives on its slow start for ten seconds. Without a loss of ``LOSS`` on
     average, or ``DEEP_LOSS`` in two epochs (one may have had a pause), they stay, and DOWN follows at once; otherwise the number from before.
   * Where it begins with the limit there is nothing to find out: it stays.
@@ -31,7 +31,7 @@ HOLD       its turn                            -> DOWN      / 2
 UP         GAIN better                         -> UP        x 2
 UP         about the same                      -> HOLD      as before, the next trial waits
 UP         worse                               -> HOLD      as before, in doubt
-HOLD       in doubt, GAIN better than UP was   -> HOLD      same, the next trial waits
+HOLD       in doubt, better than UP was        -> HOLD      same, the next trial waits
 HOLD       in doubt, about the same            -> UP        x 2
 DOWN       as good for ``DOWN_S``              -> DOWN      / 2
 DOWN       worse                               -> HOLD      as before
@@ -99,6 +99,9 @@ class StripeCount:
         """Other settings: what was found stays as far as they allow."""
         if (first, limit) != (self._first, self.limit):
             self.count = max(min(self.count, limit), min(first, limit))
+            if self._grown_from is not None:
+                self._grown_from = max(min(self._grown_from, limit), min(first, limit))
+            self._worse_rate = None
             self.limit = limit
             self._first = first
             self._is_fixed = first >= limit
@@ -109,6 +112,7 @@ class StripeCount:
         """The session ended, and its count of bytes with it."""
         self._begin_at = None
         self._idle_since = None
+        self._worse_rate = None
 
     def rest(self, now: float) -> None:
         """From now on there is nothing to send, until the next ``feed``."""
@@ -170,10 +174,12 @@ class StripeCount:
 
     def _is_short(self, now: float, round_trip_s: float) -> bool:
         """The line was taken for a long one, and is none."""
-        if self._grown_from is None or round_trip_s >= LONG_ROUND_TRIP_S:
+        if self._grown_from is None or not 0 < round_trip_s < LONG_ROUND_TRIP_S:
             return False
         self.count = self._grown_from
-        self._grown_from = None
+        self._grown_from = self._worse_rate = None
+        self._failures = 0
+        self._next_at = now
         self.trial = Trial.HOLD
         self._asked_at = now
         self._start(now, round_trip_s)
@@ -215,7 +221,7 @@ class StripeCount:
             else:
                 self.trial = Trial.HOLD
                 self._next_at = now + DOWN_S
-        elif worse_rate is not None and rate >= GAIN * worse_rate:
+        elif worse_rate is not None and LOSS * rate > worse_rate:
             self._hold(now)
         elif now >= self._next_at:
             if self.count > 1 and (self._failures % 2 or self.count == self.limit):
@@ -227,9 +233,11 @@ class StripeCount:
         self._down_rates.append(rate)
         mean = sum(self._down_rates) / len(self._down_rates)
         if len(self._down_rates) > 1 and max(self._down_rates[-2:]) < DEEP_LOSS * self._before_rate:
+            self._grown_from = None
             self._back(now)
         elif now >= self._down_until:
             if mean < LOSS * self._before_rate:
+                self._grown_from = None
                 self._back(now)
             elif self.count > 1:
                 self._try_fewer(mean, now)
