@@ -126,6 +126,19 @@ def test_addresses_that_are_gone_are_forgotten():
     assert come(one, "stays", 1.0) == "what stays left here was too much"
 
 
+def test_who_is_shunned_is_not_forgotten_for_those_who_only_came_and_went():
+    """Of them there is nothing to remember."""
+    one = Newcomers(NewcomerRules(places=10))
+    come(one, "bad")
+    one.shun("bad", 0.0)
+    one.gone("bad", is_stranger=True)
+    for number in range(30):
+        come(one, f"a{number}")
+        one.gone(f"a{number}", is_stranger=True)
+    assert len(one) < 12
+    assert come(one, "bad", 1.0) == "what bad left here was too much"
+
+
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from(["came", "known", "gone"]))))
 def test_counts_are_those_of_what_is_there(steps):

@@ -184,6 +184,18 @@ def test_who_gets_no_place_is_dropped_and_counted():
     assert one.machine.totals.dropped == {"full": 2}
 
 
+def test_a_known_line_that_ends_makes_no_place_for_a_stranger():
+    """It had none of theirs."""
+    one = Relay({"strangers": 2})
+    one.open(1)
+    one.until(15.0)
+    one.feed(evr.LineEnded(1, "the client closed it", 0, 0))
+    one.open(2)
+    one.open(3)
+    one.accept(4)
+    assert one.dropped == {4: "2 new connections already"}
+
+
 def test_who_connects_too_fast_gets_no_twin():
     """The server counts what a relay dials as one address's."""
     one = Relay({"dials_burst": 2, "dials_per_s": 1})

@@ -171,6 +171,28 @@ def test_a_trial_with_fewer_that_failed_has_shown_what_many_are_good_for():
     assert min(path) >= LONG_FIRST // 2
 
 
+def test_so_has_one_that_brought_a_little_less_for_long():
+    """Seven hundredths are no reason to go back at once, and one after a slow start's time."""
+
+    def line(count):
+        return 25e6 if count >= LONG_FIRST else 23e6
+
+    machine, path = count_on(line, 60, round_trip_s=0.03, worth=16)
+    assert (machine.count, LONG_FIRST // 2 in path) == (LONG_FIRST, True)
+    _, path = count_on(line, 1, machine=machine, begun=60.0, round_trip_s=0.019)
+    assert 1 not in path
+
+
+def test_a_session_s_doubt_ends_with_it():
+    """What the next one measures is compared with what it measured."""
+    machine = StripeCount(16, 64)
+    machine._judge(100.0, 0.0)
+    machine._judge(50.0, 1.0)
+    machine.forget_epoch()
+    machine._judge(100.0, 3600.0)
+    assert (machine.trial, machine.count) == (Trial.UP, 32)
+
+
 def test_a_short_line_that_was_taken_for_a_long_one_is_tried_out_at_once():
     """What long waits its trials had before says nothing of it."""
     machine, _ = count_on(lambda n: 25e6, 40, round_trip_s=0.03, worth=64)
