@@ -63,7 +63,20 @@ class Arm:
         address = self._address()
         for name in CLIENTS:
             folder = str(self.folder / name)
-            self._node(name, ["--role", "client", address, "--name", name, "--run-dir", folder])
+            self._node(
+                name,
+                [
+                    "--role",
+                    "client",
+                    address,
+                    "--name",
+                    name,
+                    "--run-dir",
+                    folder,
+                    "--allow",
+                    "deltas,metrics",
+                ],
+            )
 
     def _node(self, site: str, arguments: Sequence[str]) -> None:
         words = [sys.executable, "-P", "-m", "fsl_async.cli", *arguments]
@@ -230,6 +243,7 @@ def main(
         "sync.min_clients": len(CLIENTS),
         "codec.up": number_format,
         "codec.down": number_format,
+        "data.source": "built-in",
         "data.shards": len(CLIENTS),
         "model.layers": layers,
         "model.width": width,

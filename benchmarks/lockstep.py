@@ -38,6 +38,7 @@ from fsl_async.learn.split import task, weights
 from fsl_async.learn.split.samples import open_samples
 from fsl_async.learn.split.server_disk import ServerDisk
 from fsl_async.settings import Config
+from fsl_async.site_policy import KINDS, SitePolicy
 from fsl_async.stopper import Stopper
 
 METHODS = ("sl", "splitfed-v1", "splitfed-v2", "cse-fsl", "fsl-sage", "fedavg")
@@ -118,7 +119,16 @@ def play(config: Config, folder: Path) -> None:
         node_server.serve(config, folder, with_ps=True, announce=only_ps, **rest)
 
     def join(name: str) -> None:
-        joining.join_run(address[0], name, None, None, run_dir=None, stop=stop, log=lines.append)
+        joining.join_run(
+            address[0],
+            name,
+            None,
+            config.data.path or None,
+            run_dir=None,
+            stop=stop,
+            log=lines.append,
+            policy=SitePolicy(frozenset(KINDS)),
+        )
 
     def start(job: Any, *arguments: str) -> threading.Thread:
         def work() -> None:

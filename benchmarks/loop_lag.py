@@ -28,6 +28,7 @@ import click
 import torch
 from server_process import serving
 
+from fsl_async.config import to_wire
 from fsl_async.learn import pretrain
 from fsl_async.learn.fed import Fed, Place
 from fsl_async.node_client import ClientRuntime
@@ -107,7 +108,7 @@ def measure(
         error: str | None = "failed"
         try:
             member = runtime.wait_welcome()
-            place = Place("client", config=member.welcome.config, log=silent)
+            place = Place("client", config=to_wire(member.config), log=silent)
             fed = MeasuredFed(runtime, place)
             pretrain.train(fed)
             error = None

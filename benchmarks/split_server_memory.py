@@ -36,6 +36,7 @@ from fsl_async import joining, node_ps
 from fsl_async.config import load
 from fsl_async.learn.datasets.facts import described
 from fsl_async.learn.split import task, weights
+from fsl_async.site_policy import KINDS, SitePolicy
 from fsl_async.stopper import Stopper
 
 RESULTS = Path(__file__).parent / "results" / "split_server_memory.jsonl"
@@ -153,7 +154,7 @@ def train(folder: Path, chosen: Mapping[str, Any], server: str, watch: Any) -> i
 
     (folder / "ps").mkdir()
     serve = lambda: node_ps.serve(config, folder / "ps", from_version=None, announce=announce, log=lines.append, stop=stop)  # noqa: E731  # fmt: skip
-    join = lambda name: joining.join_run(address[0], name, None, None, run_dir=None, stop=stop, log=lines.append)  # noqa: E731  # fmt: skip
+    join = lambda name: joining.join_run(address[0], name, None, config.data.path or None, run_dir=None, stop=stop, log=lines.append, policy=SitePolicy(frozenset(KINDS)))  # noqa: E731  # fmt: skip
     threads = [threading.Thread(target=serve, daemon=True)]
     threads[0].start()
     told.wait(60)

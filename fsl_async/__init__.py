@@ -6,7 +6,7 @@ as the program does. What a user can act on is an `FslError`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -45,6 +45,7 @@ def join(
     log: Callable[[str], None] = print,
     keys: str | Path | None = None,
     insecure: bool = False,
+    allow: str | Iterable[str] | None = None,
 ) -> Joined:
     """Join a run from a script that you start yourself; three lines more than training alone.
 
@@ -57,12 +58,20 @@ def join(
     server: host:port or an fsl:// address. name: this client's name in the run; by default the host's, numbered where a host
     has several. device: where `fed.device` points; by default what the run says. run_dir: where to keep a journal; none by default.
     log: takes one line of text at a time. keys: this site's keys folder, for an address with a key; by default that of `fsl-node keys`.
-    insecure: accept an address of another machine without one.
+    insecure: accept an address of another machine without one. allow: what may leave this machine, such as "deltas,metrics"; by default
+    what site.toml beside the keys says, else only deltas (`fsl_async.site_policy`). Metrics that are not allowed are not sent.
     Raises FslError, which says in one line what to do: a wrong address or name, a server that will not have this client (also when the
     `with` block ends, if the server has put this client out meanwhile).
     """
     from fsl_async import joining
 
     return joining.join(
-        server, name=name, device=device, run_dir=run_dir, log=log, keys=keys, insecure=insecure
+        server,
+        name=name,
+        device=device,
+        run_dir=run_dir,
+        log=log,
+        keys=keys,
+        insecure=insecure,
+        allow=allow,
     )

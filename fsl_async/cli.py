@@ -67,6 +67,12 @@ def _check_role(_: click.Context, __: click.Parameter, role: str | None) -> str:
 )
 @click.option("--data", metavar="PATH", help="Train on this text; in split learning data sets too.")
 @click.option(
+    "--allow",
+    metavar="KIND,...",
+    help="client: what may leave this machine: deltas, adapters, scalars, activations, labels, metrics"
+    " (default: what site.toml beside the keys says, else deltas).",
+)
+@click.option(
     "--task", metavar="FILE.py:FUNCTION", help="Your own training loop; built in if left out."
 )
 @click.option(
@@ -137,6 +143,7 @@ _OF_ROLES: dict[str, tuple[str, str]] = {
     "split": ("relay", "--split goes with --role relay; a run's split server is --role server"),
     "memory_mib": ("relay", "--memory is a relay's: what may wait in it on all connections"),
     "grace_s": ("client", "--grace is a client's: the others have no deadline to meet"),
+    "allow": ("client", "--allow is a client's: what may leave its machine"),
     "ec2_spot": ("client", "--ec2-spot is a client's: the others leave when they get SIGTERM"),
     "launchers": ("ps", "--launchers goes with --role ps, which asks for clients that died"),
     "with_ps": ("server", "--with-ps goes with --role server"),

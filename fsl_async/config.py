@@ -10,7 +10,8 @@ setting came from and its dotted key:
 
 The configuration lives at the parameter server only. `to_wire` is what clients get in the welcome: not where the server
 listens and keeps its files. `from_wire` checks it like a file, but skips keys it does not know, so that a newer server
-may add some.
+may add some. Nothing that names a path, a file or code crosses the network: `to_wire` leaves it out, and `from_wire` drops it
+where a hostile server sends it all the same. A client's own paths join the tables afterwards (`from_tables`).
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ import attrs
 from fsl_async.errors import ConfigError
 from fsl_async.presets import SIZES
 from fsl_async.program import program
-from fsl_async.setting_rules import SettingError, printable, show
+from fsl_async.setting_rules import OWN, SettingError, is_own, printable, show
 from fsl_async.settings import (
     TABLES,
     CheckpointConfig,
@@ -62,6 +63,7 @@ __all__ = [
     "SyncConfig",
     "TrainConfig",
     "TransferConfig",
+    "from_tables",
     "from_wire",
     "load",
     "resolved",
@@ -76,6 +78,9 @@ _OVERRIDE = "--set"
 # Clients need not know where the server listens and what it keeps.
 _WIRE_TABLES = ("sync", "outer", "codec", "session", "transfer", "data", "model", "train", "split")
 _WIRE_RUN_KEYS = ("name", "seed")
+_LOCAL_KEYS = (("data", "path"),)
+_CODE_KEYS = (("train", "task"), ("model", "family"), ("split", "auxiliary"))
+"""Settings that may name a file of the user's code."""
 
 
 def load(
@@ -148,14 +153,34 @@ def to_wire(config: Config) -> dict[str, dict[str, Any]]:
     tables = to_dict(config)
     wire = {name: tables[name] for name in _WIRE_TABLES}
     wire["run"] = {key: tables["run"][key] for key in _WIRE_RUN_KEYS}
-    return wire
+    return _without_local(wire)
+
+
+def _without_local(tables: Mapping[str, Any]) -> dict[str, Any]:
+    """The tables without local paths, and with `OWN` for each name of a file with code."""
+    made = {
+        name: dict(table) if isinstance(table, dict) else table for name, table in tables.items()
+    }
+    for name, key in _LOCAL_KEYS:
+        if isinstance(made.get(name), dict):
+            made[name].pop(key, None)
+    for name, key in _CODE_KEYS:
+        table = made.get(name)
+        if isinstance(table, dict) and isinstance(table.get(key), str) and is_own(table[key]):
+            table[key] = OWN
+    return made
 
 
 def from_wire(tables: object) -> Config:
     """Read what `to_wire` made, from a server that is not trusted; raises ConfigError."""
-    where = "the server's welcome"
     if not isinstance(tables, dict):
-        raise ConfigError(f"{where}: expected tables, got {show(tables)}")
+        raise ConfigError(f"the server's welcome: expected tables, got {show(tables)}")
+    return from_tables(_without_local(tables))
+
+
+def from_tables(tables: Mapping[str, Any]) -> Config:
+    """Read the tables that a client was handed, with what its own site has added to them; raises ConfigError."""
+    where = "the server's welcome"
     known: dict[str, Any] = {name: tables[name] for name in _WIRE_TABLES if name in tables}
     run = tables.get("run", {})
     if not isinstance(run, dict):

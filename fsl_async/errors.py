@@ -10,6 +10,7 @@
     ├── TaskError              a --task file has no such function, or misuses `fed`
     │   └── TaskRaisedError        the task's own code raised; exits 1, like any program whose code raised
     ├── RunDirError            a run directory is missing, damaged or of another run
+    ├── NotAllowedError        a run needs data of this site that its policy does not let out
     ├── RefusedError           the parameter server will not have this client
     └── StopError              not a fault: the node was asked to end before its work was done
         ├── PreemptedError         by SIGTERM; asks to be launched again
@@ -115,6 +116,10 @@ class TaskRaisedError(TaskError):
 
 class RunDirError(FslError):
     """A run directory is missing, damaged or of another run."""
+
+
+class NotAllowedError(FslError):
+    """A run needs data of this site sent that the site's policy (`fsl_async.site_policy`) does not let out."""
 
 
 class RefusedError(FslError):

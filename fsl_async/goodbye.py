@@ -13,6 +13,12 @@ import re
 
 from attrs import frozen
 
+_UNTOLD = {
+    1: "its training failed; the log at the client has the error",
+    2: "it cannot take part; the log at the client says why",
+}
+"""What the server is told at these exit codes: the client's own reason may quote its data, its files and its paths."""
+
 _AGAIN = re.compile(r"relaunch ([0-9]{1,4}): (.*)", re.DOTALL)
 _LONGEST_S = 9999
 _MOST_CHARACTERS = 200
@@ -40,6 +46,11 @@ class Goodbye:
         if found is None:
             return cls(_printable(text))
         return cls(_printable(found[2]), float(found[1]))
+
+
+def reason_for_peers(reason: str, exit_code: int) -> str:
+    """Why a client ends, as others are told it: at exit codes 1 and 2 without the reason's own words."""
+    return _UNTOLD.get(exit_code, reason)
 
 
 def _printable(text: str) -> str:

@@ -8,23 +8,25 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from fsl_async import address as addresses
-from fsl_async.errors import FslError, StopError, TaskError
+from fsl_async.config import to_wire
+from fsl_async.errors import DataError, FslError, StopError, TaskError
 from fsl_async.keys.dialling import keys_for_dialling
 from fsl_async.keys.folder import KeysFolder
 from fsl_async.learn.fed import Fed, Place, choose_device
 from fsl_async.learn.learner import RunFinishedError
 from fsl_async.learn.tasks import Task, load_task, own_failure
-from fsl_async.node_client import ClientRuntime, Membership, Summary
+from fsl_async.node_client import DELTAS_ONLY, ClientRuntime, Membership, Summary
 from fsl_async.observe.client_state import counted
 from fsl_async.observe.memory import Mark
 from fsl_async.own_code import NOTHING_OWN, Own
 from fsl_async.script import current_stopper
 from fsl_async.settings import Config
+from fsl_async.site_policy import SitePolicy
 from fsl_async.stopper import Stopper
 from fsl_async.threads import VARIABLE as OMP_THREADS
 from fsl_async.threads import threads_here
@@ -42,7 +44,9 @@ def _place(
     threads: int | None = None,
     own: Own = NOTHING_OWN,
 ) -> Place:
-    config = dict(member.welcome.config)
+    # As read and checked, not as it came: what a server adds to its welcome reaches no task.
+    config: dict[str, dict[str, Any]] = to_wire(member.config)
+    config["data"]["path"] = ""
     for (table, key), code in own.settings().items():  # a site runs its own copies only
         config[table] = {**config[table], key: code}
     if threads is not None:  # a site knows who else is on its machine
@@ -57,15 +61,20 @@ def _place(
         shard_index=member.welcome.shard,
         shard_count=member.welcome.shards,
         log=log,
+        policy=runtime.policy,
     )
 
 
-def _built_in(config: Config) -> Task:
-    """The built-in task. A server must not choose which code of this machine is run, so its name for one is only a hint."""
-    wanted = config.train.task
-    if wanted:
+def _built_in(config: Config, data: str | None) -> Task:
+    """The built-in task. A server must not choose which code of this machine is run, and which of its files are read."""
+    if config.train.task:
         raise TaskError(
-            f"this run trains a task of its own ({wanted}): give this client its copy with --task FILE.py:FUNCTION"
+            "this run trains a task of its own: give this client its copy with --task FILE.py:FUNCTION"
+        )
+    if data is None and config.data.source != "built-in":
+        raise DataError(
+            "this run trains each site on its own data: give this client --data PATH (a server started with"
+            " --set data.source=built-in lets clients train on the source of Python's standard library)"
         )
     return load_task(SPLIT_TASK if config.split.is_on else "")
 
@@ -104,21 +113,25 @@ def join_run(
     threads: int | None = None,
     code: Own = NOTHING_OWN,
     keys: KeysFolder | None = None,
+    policy: SitePolicy = DELTAS_ONLY,
     make_fed: Callable[[ClientRuntime, Place], Fed] | None = None,
 ) -> Summary:
     """Join the run at `server`, train `task` (None: the built-in one) in this thread until the run ends. Blocks.
 
+    policy: what may leave this site. data: of the built-in task, None for the built-in text where the run says so.
     threads: torch's, in place of train.threads. code: models of this site's. keys: this client's, for an address with a key. make_fed: makes what the task sees, in place of a plain Fed. The task is loaded before the server is dialled. Raises FslError in one line: refused, interrupted, a task that cannot be loaded or that raised.
     """
     own = load_task(task) if task else None
-    runtime = ClientRuntime(server, name, journal_dir=run_dir, stop=stop, log=log, keys=keys)
+    runtime = ClientRuntime(
+        server, name, journal_dir=run_dir, stop=stop, log=log, keys=keys, policy=policy
+    )
     error: str | None = None
     try:
         member = runtime.wait_welcome()
         if member.config.split.is_on:
             code.check(member.config)
         place = _place(runtime, member, log, data=data, threads=threads, own=code)
-        function = own or _built_in(member.config)
+        function = own or _built_in(member.config, data)
         log(_start_line(place, threads))
         Mark.take()
         function((make_fed or _fed)(runtime, place))
@@ -201,12 +214,15 @@ def join(
     log: Callable[[str], None] = print,
     keys: str | Path | None = None,
     insecure: bool = False,
+    allow: str | Iterable[str] | None = None,
 ) -> Joined:
     """Join a run from a script of your own; see `fsl_async.join`."""
     from fsl_async.cluster.name_slot import check_name, claim_name
+    from fsl_async.keys.site_file import site_policy
 
     address = addresses.parse(server)
     folder = keys_for_dialling(address, None if keys is None else Path(keys), insecure=insecure)
+    policy = site_policy(folder or KeysFolder(), allow, "allow=")
     held = contextlib.ExitStack()
     if name is None:
         name = held.enter_context(contextlib.closing(claim_name(address.tcp))).name
@@ -218,6 +234,7 @@ def join(
             stop=current_stopper(),
             log=log,
             keys=folder,
+            policy=policy,
         )
         with _ending_on_error(runtime):
             member = runtime.wait_welcome()

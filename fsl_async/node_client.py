@@ -10,6 +10,7 @@ import asyncio
 import concurrent.futures
 import contextlib
 import os
+import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -52,12 +53,15 @@ from fsl_async.shells.split_client import Facts, SplitClientShell
 from fsl_async.shells.split_server import Formats
 from fsl_async.shells.traffic import CountedLink, Traffic
 from fsl_async.shells.wire import Welcome
+from fsl_async.site_policy import METRICS, SitePolicy, receivers_of
 from fsl_async.split_rules import split_rules
 from fsl_async.stopper import Stopper
 from fsl_async.transport_settings import transport_settings
 from fsl_transport.curve import DialerCurve
 from fsl_transport.loop import run as run_loop
 from fsl_transport.zmq_link import ZmqDialer
+
+DELTAS_ONLY = SitePolicy()
 
 
 @frozen
@@ -110,9 +114,14 @@ class ClientRuntime:
         stop: Stopper,
         log: Callable[[str], None],
         keys: KeysFolder | None = None,
+        policy: SitePolicy = DELTAS_ONLY,
     ) -> None:
-        """keys: this client's; by default those of the default folder, where an address has a key. Raises AddressError and KeysError."""
+        """keys: this client's; by default those of the default folder, where an address has a key. policy: what may leave this site.
+
+        Raises AddressError and KeysError.
+        """
         self.name = name
+        self.policy = policy
         self._at = addresses.parse(server)
         self._keys = keys or KeysFolder()
         self._curve = curve_for(self._at, self._keys) if self._at.key else None
@@ -225,6 +234,11 @@ class ClientRuntime:
             if self.finish is not None and self.finish.exit_code == ExitCode.RELAUNCH:
                 self._leave_training_behind()
 
+    def _progress_told(self) -> dict[str, float]:
+        """For heartbeats: how training goes, as far as this site lets that out."""
+        meter = self.learner.meter
+        return meter.progress() if self.policy.lets(METRICS) else meter.totals()
+
     def _hanging(self) -> dict[str, float]:
         """For heartbeats: for how long training hangs, if it does."""
         return {} if self._hang_watch is None else self._hang_watch.summary()
@@ -245,7 +259,8 @@ class ClientRuntime:
     def _note_start(self, now: float) -> None:
         job = slurm_job(os.environ)
         slurm = {} if job is None else {"slurm_job": job.job, "requeues": job.restarts}
-        started = {"role": "client", "name": self.name, "server": self._server, **slurm}
+        here = {"pid": os.getpid(), "host": socket.gethostname()}
+        started = {"role": "client", "name": self.name, "server": self._server, **here, **slurm}
         self._journal.note("NodeStarted", now, **started)
 
     async def _main(self) -> None:
@@ -278,6 +293,7 @@ class ClientRuntime:
             end_training=lambda _: self.learner.stop(),
         )
         shell.count = self._count_weights
+        shell.shares_metrics = self.policy.lets(METRICS)
         shell.on_end = self._end_split
         self._loop = loop
         settings = tp.TransportSettings()  # until the server says what the run's are
@@ -293,7 +309,7 @@ class ClientRuntime:
         lag = LoopLag(loop)
         notes = TrafficNotes(loop, self._journal, self.traffic)
         endpoint.set_beat_payload(
-            lambda _: {**self.learner.meter.progress(), **lag.summary(), **self._hanging()}
+            lambda _: {**self._progress_told(), **lag.summary(), **self._hanging()}
         )
         shell.endpoint = self._endpoint = endpoint
         self._shell = shell
@@ -353,6 +369,7 @@ class ClientRuntime:
             say=self._say,
             finished=self._split_finished,
             traffic=self.traffic,
+            shares_metrics=self.policy.lets(METRICS),
         )
         settings = transport_settings(config)
         try:
@@ -421,6 +438,7 @@ class ClientRuntime:
 
     def _welcomed(self, welcome: Welcome) -> None:
         config = from_wire(welcome.config)
+        self._check_policy(welcome, config)
         self.learner.coder.spec = config.codec.spec_up
         self.learner.coder.feedback = config.codec.feedback_up
         self.learner.coder.whole = config.split.sends_whole
@@ -434,3 +452,22 @@ class ClientRuntime:
                 self._loop, self.learner.meter, config.train, self._stop, self._log
             )
             self._welcome.set_result(Membership(welcome, config))
+
+    def _check_policy(self, welcome: Welcome, config: Config) -> None:
+        """Raise NotAllowedError where the run needs what this site keeps; say once what leaves. Each welcome may bring another configuration."""
+        needed = receivers_of(config, self._server, self._split_place(config))
+        self.policy.require(needed, f"run {welcome.run}")
+        if self._welcome.done():
+            return
+        leaving, to = self.policy.leaving(needed), " and ".join(dict.fromkeys(needed.values()))
+        stay = "" if METRICS in leaving else "; metrics such as the loss stay here"
+        self._log(f"leaves this machine: {', '.join(leaving)}, to {to}{stay}")
+        assert self._loop is not None
+        facts = {"run": welcome.run, "kinds": list(leaving), "to": to}
+        self._journal.note("Leaving", self._loop.time(), **facts)
+
+    def _split_place(self, config: Config) -> str:
+        try:
+            return addresses.seen_from(config.split.server, self._at.fsl).tcp
+        except AddressError:
+            return "an address that cannot be read"

@@ -49,6 +49,7 @@ from fsl_async.runtime import ThreadWorker
 from fsl_async.settings import Config
 from fsl_async.shells.ps import RunFacts, ServerShell
 from fsl_async.shells.traffic import CountedLink, Traffic
+from fsl_async.site_policy import needs_of
 from fsl_async.split_rules import with_implied, with_split_server
 from fsl_async.stopper import Stopper
 from fsl_async.transport_settings import transport_settings
@@ -453,6 +454,7 @@ async def _serve(  # noqa: PLR0917 - private, called once
         every_s=config.sync.every_s if config.sync.trigger == "clock" else 0.0,
         quorum=config.sync.quorum,
         encrypted=gate.curve is not None,
+        needs=list(needs_of(config)),
     )
     _note_versions(journal, recovered, loop.time())
     told = herald(config, run, journal, writer)

@@ -97,16 +97,20 @@ def must_be_directory(value: Any) -> str | None:
     return "must be a path, in which {name} stands for run.name"
 
 
+OWN = "own"
+"""Stands for code that every node brings itself. On the wire it replaces file.py:function, which names a file of the sender's."""
+
+
 def must_be_task(value: Any) -> str | None:
     """Own code, or nothing."""
     if not value or is_own(value):
         return None
-    return "must be file.py:function, or empty for the built-in task"
+    return "must be file.py:function, own (each client brings its --task), or empty for the built-in task"
 
 
 def is_own(value: str) -> bool:
-    """Whether a setting names code of the user's, as file.py:function."""
-    return re.fullmatch(r".+\.py:[A-Za-z_][A-Za-z0-9_]*", value) is not None
+    """Whether a setting stands for code of the user's: as file.py:function, or as `OWN`."""
+    return value == OWN or re.fullmatch(r".+\.py:[A-Za-z_][A-Za-z0-9_]*", value) is not None
 
 
 def must_be_family(value: Any) -> str | None:

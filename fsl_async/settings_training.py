@@ -28,6 +28,7 @@ from fsl_async.setting_rules import (
     span,
 )
 
+Source = Literal["site", "built-in"]
 Sharding = Literal["disjoint", "local"]
 PartitionKind = Literal["iid", "dirichlet"]
 # The keys of fsl_async.presets.SIZES, named again for type checkers.
@@ -41,8 +42,13 @@ SplitOptimizer = Literal["adamw", "adam", "sgd"]
 class DataConfig:
     """What the built-in task trains on."""
 
+    source: Source = setting(
+        "site",
+        "site (each client trains on its own --data) | built-in (one without --data on the source of Python's standard library)",
+    )
     path: str = setting(
-        "", "a file or directory of text; empty = the source of Python's standard library"
+        "",
+        "a file or directory of text, or a data set, read by this server only: to describe and divide it; clients are never told",
     )
     shards: int = setting(
         0, "parts the data is cut into; 0 = sync.clients", span(least=0, most=100_000)
@@ -165,7 +171,11 @@ class TrainConfig:
         "a client whose training hangs ends with exit code 64, for its launcher to start again",
     )
     device: str = setting("auto", "auto | cpu | cuda | cuda:N | mps", must_be_device)
-    task: str = setting("", "file.py:function with your own loop; empty = built in", must_be_task)
+    task: str = setting(
+        "",
+        "own (each client brings its --task) | file.py:function | empty = built in",
+        must_be_task,
+    )
 
 
 @frozen(kw_only=True)

@@ -13,6 +13,7 @@ from fsl_async.commands.output import Output
 from fsl_async.errors import DataError, TooShortError, UsageError
 from fsl_async.heap import keep_freed_blocks
 from fsl_async.program import program
+from fsl_async.site_policy import listed
 from fsl_async.threads import threads_here
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
     from fsl_async.keys.folder import KeysFolder
     from fsl_async.settings import Config
+    from fsl_async.site_policy import SitePolicy
     from fsl_async.stopper import Stopper
 
 _OF_THE_SERVER = {
@@ -39,6 +41,7 @@ def command(
     threads: int | None,
     model: str | None,
     auxiliary: str | None,
+    allow: str | None = None,
     grace_s: float | None = None,
     ec2_spot: bool = False,
     insecure: bool,
@@ -74,6 +77,7 @@ def command(
             name = slot.name
         check_name(name)
         found = dialling_keys(server, keys, insecure=insecure)
+        policy = read_policy(found, allow)
         if dry_run:
             if task is not None:
                 check_function(task)
@@ -81,6 +85,7 @@ def command(
                 {"role": "client", "server": server.fsl, "name": name, "data": data or ""}
                 | {"task": task or "", "run_dir": str(run_dir or "")}
                 | {"threads": threads_here(threads or 0)}
+                | {"allow": listed(policy.allowed)}
                 | {key: code for key, code in (("model", model), ("auxiliary", auxiliary)) if code}
             )
             return 0
@@ -99,6 +104,7 @@ def command(
                 stop=stopper,
                 output=output,
                 keys=found,
+                policy=policy,
             )
     output.result(summary)
     return stopper.exit_code
@@ -142,6 +148,7 @@ def run_client(
     stop: Stopper,
     output: Output,
     keys: KeysFolder | None = None,
+    policy: SitePolicy,
 ) -> Any:
     """Join the run at `server` and train until it ends or `stop` is asked; returns the summary."""
     from fsl_async.joining import join_run
@@ -158,7 +165,16 @@ def run_client(
         log=output.say,
         code=Own(model, auxiliary),
         keys=keys,
+        policy=policy,
     )
+
+
+def read_policy(keys: KeysFolder | None, allow: str | None) -> SitePolicy:
+    """What may leave this site, by site.toml beside its keys and --allow. Raises FslError."""
+    from fsl_async.keys.folder import KeysFolder
+    from fsl_async.keys.site_file import site_policy
+
+    return site_policy(keys or KeysFolder(), allow)
 
 
 def dialling_keys(

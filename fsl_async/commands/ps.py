@@ -122,6 +122,25 @@ def _read_launching(path: Path) -> Launching:
     return read_launching(text, str(path))
 
 
+def words_of_clients(config: Config) -> str:
+    """The options that every client of the run needs, each with a blank behind it."""
+    from fsl_async.setting_rules import is_own
+    from fsl_async.site_policy import DELTAS, listed, needs_of
+
+    own = {
+        "--task": is_own(config.train.task),
+        "--model": is_own(config.model.family),
+        "--auxiliary": is_own(config.split.auxiliary),
+    }
+    words = [f"{option} FILE.py:FUNCTION" for option, is_needed in own.items() if is_needed]
+    if not config.train.task and config.data.source == "site":
+        words.append("--data PATH")
+    needed = needs_of(config)
+    if set(needed) != {DELTAS}:
+        words.append(f"--allow {listed(needed)}")
+    return "".join(f"{word} " for word in words)
+
+
 def run_ps(
     config: Config,
     run_dir: Path,
@@ -142,8 +161,7 @@ def run_ps(
         reach = addresses.reachable_host(listening.host)
         server = shlex.quote(addresses.Address(reach, listening.port, public).fsl)
         node = f"{program()} --role client"
-        own = "--task FILE.py:FUNCTION" if config.train.task else "--data PATH"
-        line = f"{node} --name SITE {own} {server}"
+        line = f"{node} --name SITE {words_of_clients(config)}{server}"
         output.record("listening", address=bound, join=line, run_dir=str(run_dir))
         output.say(f"listening at {bound}, run directory {run_dir}\non each client:\n    {line}")
 

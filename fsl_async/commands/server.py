@@ -9,7 +9,7 @@ from fsl_async import address as addresses
 from fsl_async.commands.client import check_corpus, check_data, check_task
 from fsl_async.commands.output import Output
 from fsl_async.commands.overrides import overrides_of
-from fsl_async.commands.ps import listening_keys
+from fsl_async.commands.ps import listening_keys, words_of_clients
 from fsl_async.errors import UsageError
 from fsl_async.program import program
 
@@ -38,7 +38,6 @@ def command(
 ) -> int:
     """Resolve the configuration, then run the server; returns the exit code. An address is the parameter server's."""
     from fsl_async.config import load, resolved, to_dict, to_toml
-    from fsl_async.setting_rules import is_own
     from fsl_async.split_rules import with_implied
     from fsl_async.stopper import Stopper, stop_on_signals
 
@@ -90,14 +89,8 @@ def command(
         address = addresses.Address(reach, listening.port, public)
         join = ""
         if role == "ps":
-            own = {
-                "--model": is_own(loaded.model.family),
-                "--auxiliary": is_own(loaded.split.auxiliary),
-            }
-            code = "".join(
-                f"{option} FILE.py:FUNCTION " for option, is_there in own.items() if is_there
-            )
-            join = f"{program()} --role client {code}{shlex.quote(address.fsl)}"
+            words = words_of_clients(loaded)
+            join = f"{program()} --role client --name SITE {words}{shlex.quote(address.fsl)}"
         output.record("listening", role=role, address=bound, join=join)
         what = "parameter server" if role == "ps" else "split server"
         told = f"\non each client:\n    {join}" if join else ""

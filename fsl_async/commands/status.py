@@ -1,6 +1,6 @@
 """`fsl-node status RUN_DIR`: what a run does or did, rebuilt from its journal.
 
-RUN_DIR is that of a parameter server, of a split server, or of a process that is both, with a folder for each.
+RUN_DIR is that of a parameter server, of a split server, of a process that is both, with a folder for each, or of a client.
 """
 
 from __future__ import annotations
@@ -51,15 +51,28 @@ def command(*, run_dir: Path, follow: bool, as_json: bool) -> int:
     reader, state = JournalReader(_journal(run_dir)), RunState()
     news = _read(reader, state)
     if state.role == "client":
-        raise RunDirError(
-            f"{run_dir} has the journal of a client; give the run directory of the parameter server"
-        )
+        if follow:
+            raise RunDirError(f"{run_dir} is a client's: --follow goes with a parameter server")
+        _show_client(state, output)
+        return 0
     if not state.starts and not state.last_t:
         raise RunDirError(f"{reader.path} has no line yet; is the server starting?")
     if follow:
         _follow(reader, state, output, news)
     _show(run_dir, split_dir, state, output)
     return 0
+
+
+def _show_client(state: RunState, output: Output) -> None:
+    """What a client's own journal says of it."""
+    from fsl_async.commands import client_status
+
+    now = time.time()
+    if output.as_json:
+        output.result(client_status.facts(state, now))
+        return
+    for line in client_status.lines(state, now):
+        output.say(line)
 
 
 def _show(run_dir: Path, split_dir: Path | None, state: RunState, output: Output) -> None:
@@ -228,6 +241,10 @@ def _lines(run_dir: Path, state: RunState, now: float) -> list[str]:
     lines = [header(state, now), f"server: {facts['server']}"]
     if state.encrypted is not None:
         lines.append(f"connections are {split_status.encrypted_words(state.encrypted)}")
+    if state.needs:
+        lines.append(
+            f"clients send: {', '.join(state.needs)}; and metrics, where their sites allow them"
+        )
     if facts["next_sync_in_s"] is not None:
         lines.append(f"next sync in {facts['next_sync_in_s']:.0f} s")
     if state.starts > 1:

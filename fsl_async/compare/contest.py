@@ -173,8 +173,10 @@ class _Run:
         for name in choices.names:  # one by one: shards go by the order of arrival
             self._start(
                 name,
-                lambda emit, stop, name=name: nodes.join(self._address, name, emit, stop),  # type: ignore[misc]
-                {"address": self._address, "name": name},
+                lambda emit, stop, name=name: nodes.join(  # type: ignore[misc]
+                    self._address, name, emit, stop, data=choices.data
+                ),
+                {"address": self._address, "name": name, "data": choices.data},
             )
             self._until(lambda name=name: name in self._joined, f"{name} did not join")  # type: ignore[misc]
         self._until(lambda: not self._nodes[0].is_running, "", limit_s=None)

@@ -29,6 +29,7 @@ from fsl_async.errors import FslError, StopError
 from fsl_async.learn.fed import Fed, Place
 from fsl_async.node_client import ClientRuntime
 from fsl_async.roles.split_methods import METHODS
+from fsl_async.site_policy import KINDS, SitePolicy
 from fsl_async.stopper import Stopper
 
 DRAINED = "the target is reached"
@@ -132,8 +133,14 @@ def serve(  # noqa: PLR0917 - what a run is, in the order of its making
     )
 
 
-def join(address: str, name: str, emit: Emit, stop: Stopper, threads: int = 1) -> None:
-    """Train as one client until the run ends. Blocks. Raises FslError."""
+EVERYTHING = SitePolicy(frozenset(KINDS))
+"""May leave a client of a comparison: all its nodes are this machine's."""
+
+
+def join(
+    address: str, name: str, emit: Emit, stop: Stopper, *, data: str = "", threads: int = 1
+) -> None:
+    """Train as one client on `data` (empty: the built-in text) until the run ends. Blocks. Raises FslError."""
     made: list[ReportingFed] = []
 
     def make(runtime: ClientRuntime, place: Place) -> Fed:
@@ -145,11 +152,12 @@ def join(address: str, name: str, emit: Emit, stop: Stopper, threads: int = 1) -
         address,
         name,
         None,
-        None,
+        data or None,
         run_dir=None,
         stop=stop,
         log=lambda text: emit({"event": "line", "text": text}),
         threads=threads,
+        policy=EVERYTHING,
         make_fed=make,
     )
     for fed in made:
@@ -179,7 +187,8 @@ def main(arguments: list[str]) -> int:
             choices = Choices.from_dict(given["choices"])
             serve(choices, given["method"], Path(given["folder"]), emit, stop, given["listen"])
         else:
-            join(given["address"], given["name"], emit, stop, given.get("threads", 1))
+            data, threads = given.get("data", ""), given.get("threads", 1)
+            join(given["address"], given["name"], emit, stop, data=data, threads=threads)
     except StopError:
         return 0
     except FslError as error:

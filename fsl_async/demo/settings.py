@@ -124,6 +124,7 @@ class DemoSettings:
             "session.heartbeat_every_s": HEARTBEAT_EVERY_S,
             "session.expire_after_s": EXPIRE_AFTER_S + 4 * self.late_s,
             "data.shards": self.clients,
+            "data.source": "site" if self.data else "built-in",
             "data.path": self.data,
             "model.preset": self.preset,
             **TRAINING,
@@ -140,9 +141,9 @@ class DemoSettings:
     def client(self, name: str, address: str) -> Child:
         """One client of the server at `address`."""
         run_dir = self.run_dir / "clients" / name
-        return self.places.child(
-            name, ["--role", "client", address, "--name", name, "--run-dir", str(run_dir)]
-        )
+        arguments = ["--role", "client", address, "--name", name, "--run-dir", str(run_dir)]
+        arguments += ["--allow", "deltas,metrics"]
+        return self.places.child(name, [*arguments, *(["--data", self.data] if self.data else [])])
 
 
 def node_child(name: str, arguments: list[str]) -> Child:

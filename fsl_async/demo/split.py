@@ -96,6 +96,7 @@ class SplitDemo:
             "split.buffer_samples": 16,
             "split.up": self.number_format,
             "split.down": self.number_format,
+            "data.source": "site" if self.data else "built-in",
             "data.path": self.data,
             **({"model.preset": self.preset} if self.preset else DEEP),
             "train.batch": 8,
@@ -116,6 +117,8 @@ class SplitDemo:
         """One client."""
         run_dir = str(self.run_dir / "clients" / name)
         arguments = ["--role", "client", address, "--name", name, "--json", "--run-dir", run_dir]
+        arguments += ["--allow", "deltas,activations,labels,metrics"]
+        arguments += ["--data", self.data] if self.data else []
         return self.places.child(name, arguments)
 
 

@@ -3,6 +3,7 @@
     ~/.config/fsl-async/     mode 0700; $XDG_CONFIG_HOME/fsl-async, $FSL_KEYS or --keys DIR in its place
         node.key             mode 0600: the pair. Whoever has this file is this node
         allowed.txt          the allow-list (`allow_list.py`)
+        site.toml            what may leave this site (`site_file.py`)
 
 A file that others could read (the secret) or change (the list, the folder) is refused with the command that mends it: a key that was
 readable for a while may have been read, but only a person can know.
@@ -106,9 +107,12 @@ class KeysFolder:
 
     def allowed(self) -> AllowList | None:
         """The allow-list as it is now; None where there is no file."""
-        writable = stat.S_IWGRP | stat.S_IWOTH
-        text = self._read_guarded(self.allowed_path, writable, allow_list.MAX_BYTES)
+        text = self.read_shared(ALLOWED, allow_list.MAX_BYTES)
         return None if text is None else allow_list.parse(text, str(self.allowed_path))
+
+    def read_shared(self, name: str, most: int) -> str | None:
+        """The text of a file that others may read and not change; at most `most` bytes. None where there is no file."""
+        return self._read_guarded(self.path / name, stat.S_IWGRP | stat.S_IWOTH, most)
 
     def change_allowed(self, change: Callable[[AllowList], AllowList]) -> AllowList:
         """Replace the list by what `change` makes of it, at once and entirely; one process at a time."""

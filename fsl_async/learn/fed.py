@@ -39,6 +39,7 @@ from fsl_async.learn.split.methods.base import Method
 from fsl_async.learn.split.remote import SplitTraining
 from fsl_async.learn.split.weights import exchanged
 from fsl_async.roles.split_methods import SplitRules, decisions_of
+from fsl_async.site_policy import ACTIVATIONS, LABELS, SitePolicy
 
 T = TypeVar("T")
 TOLERATED_STEPS = 3
@@ -71,6 +72,8 @@ class Place:
     shard_index: int = 0
     shard_count: int = 1
     log: Callable[[str], None] = print
+    policy: SitePolicy = attrs.field(factory=SitePolicy)
+    """What may leave this site."""
 
 
 class FedBase:
@@ -240,13 +243,17 @@ class Fed(FedBase):
 
         architecture: what must be the same at the server, by name, in the order of comparison. classes: labels are in 0 ... classes - 1.
         features: of a U-shape, the shape of one sample's where it is not that of the activations but for the last size.
-        Raises as `attach` does.
+        Raises as `attach` does, and NotAllowedError where this site's policy keeps here what the method sends.
         """
         if self._split is not None:
             raise TaskError("fed.split was called twice: one half to a client")
         if self._open_split is None:
             raise TaskError("fed.split needs a run with a split server")
         decisions = decisions_of(rules)
+        policy = self._place.policy
+        if decisions.has_server:
+            sent = [ACTIVATIONS] if rules.labels_at_home else [ACTIVATIONS, LABELS]
+            policy.require(dict.fromkeys(sent, "the split server"), "this task's method")
         self._split = SplitTraining(
             half,
             method,
@@ -257,6 +264,7 @@ class Fed(FedBase):
             features=features,
             on_step=lambda loss, _: self._meter.count(0, {"loss": loss}),
             meter=self._meter,
+            labels_stay=not policy.lets(LABELS),
         )
         parts = {name: exchanged(half.part(name)) for name in decisions.averaged}
         self._learner.expect_rounds()

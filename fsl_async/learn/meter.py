@@ -103,9 +103,13 @@ class Meter:
         self._sent = (self.steps, self.tokens)
         self._sums.clear()
 
-    def progress(self) -> dict[str, float]:
-        """For heartbeats: step, tokens, tokens_per_s (over the last seconds), left_out if there is any, and the running mean of each metric."""
+    def totals(self) -> dict[str, float]:
+        """Counts alone: step, tokens, tokens_per_s (over the last seconds), and left_out if there is any."""
         totals = {"step": self.steps, "tokens": self.tokens, "tokens_per_s": self._tokens_per_s}
         if self.left_out:
             totals["left_out"] = self.left_out
-        return {**self._means.copy(), **totals}
+        return totals
+
+    def progress(self) -> dict[str, float]:
+        """The totals, and the running mean of each metric."""
+        return {**self._means.copy(), **self.totals()}

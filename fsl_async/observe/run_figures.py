@@ -33,6 +33,13 @@ class RunFigures:
     address: str = ""
     encrypted: bool | None = None
     """None: its journal is of a release that did not say."""
+    needs: tuple[str, ...] = ()
+    """Kinds of data that every client of the run sends (`fsl_async.site_policy`)."""
+    client: str = ""
+    """Of a client's own journal: its name."""
+    leaving: tuple[str, ...] = ()
+    """Of a client's own journal: the kinds of data that leave its machine, for `leaving_to`."""
+    leaving_to: str = ""
     pid: int = 0
     host: str = ""
     every_s: float = 0.0

@@ -19,6 +19,8 @@ seconds since 1970) or as the argument `now`.
     effect Quarantine, Release    what is held back
     effect Accumulate, Commit; event VersionCommitted                          what is pending, merging, merged
     event  ClientLeft             client is gone
+    note   Leaving                a client's own journal: the run it is in, what leaves its machine, to whom
+    event  Rebased                a client's own journal: the version that it trains from
     note   VersionFound           what a version that is on disk has merged, where the last process died before it could say so
     note   GarbageSeen            bytes from the network that were no message of ours
     note   Traffic                bytes by category, see `accounts`
@@ -92,8 +94,11 @@ class RunState(RunFigures):
     def _node_started(self, line: Line) -> None:
         self.role = str(line.get("role", ""))
         self.run = str(line.get("run", self.run))
+        self.client = str(line.get("name", self.client)) if self.role == "client" else ""
         self.address = str(line.get("address", ""))
         self.encrypted = told if isinstance(told := line.get("encrypted"), bool) else None
+        needs = line.get("needs")
+        self.needs = tuple(map(str, needs)) if isinstance(needs, list) else ()
         self.pid = int(line.get("pid", 0))
         self.host = str(line.get("host", ""))
         self.every_s = float(line.get("every_s", 0.0))
@@ -110,6 +115,14 @@ class RunState(RunFigures):
                 self._lose(client, "the server was restarted")
         what = "listens" if self.starts == 1 else f"is back (start {self.starts}), listens"
         self._tell("server", f"the parameter server {what} at {self.address}, run {self.run}")
+
+    def _leaving(self, line: Line) -> None:
+        self.run = str(line["run"])
+        self.leaving = tuple(map(str, line["kinds"]))
+        self.leaving_to = str(line["to"])
+
+    def _rebased(self, line: Line) -> None:
+        self.version = int(line["version"])
 
     def _recovered(self, line: Line) -> None:
         self.version = int(line["version"])
@@ -438,6 +451,8 @@ _IN_OTHER_WORDS = re.compile(r" left \(.*goes on without it$|^version 0 is durab
 _HANDLERS: dict[str, Callable[[RunState, Line], None]] = {
     segments.SO_FAR: RunState._so_far,
     "NodeStarted": RunState._node_started,
+    "Leaving": RunState._leaving,
+    "Rebased": RunState._rebased,
     "GarbageSeen": RunState._garbage_seen,
     "VersionFound": RunState._found,
     "NodeEnded": RunState._node_ended,

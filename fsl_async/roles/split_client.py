@@ -397,7 +397,8 @@ class SplitClientMachine:
         if self.over:
             return []
         if event.error is not None or not self.unsettled:
-            return self._leave(event.error or "training has ended")
+            # Not the error's text: it may quote the data.
+            return self._leave("training has ended" if event.error is None else "training failed")
         self.deadlines.set("end", now + self.rules.drain_s)
         return []
 

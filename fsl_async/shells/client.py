@@ -15,9 +15,9 @@ import fsl_transport as tp
 from fsl_async import effects as do
 from fsl_async import events as ev
 from fsl_async import messages as msg
-from fsl_async.errors import ExitCode, FslError
+from fsl_async.errors import ExitCode, FslError, NotAllowedError
 from fsl_async.events import DeltaKey
-from fsl_async.goodbye import Goodbye
+from fsl_async.goodbye import Goodbye, reason_for_peers
 from fsl_async.learn.manifest import Manifest
 from fsl_async.plan.methods import Direction
 from fsl_async.roles.client import SERVER, ClientMachine
@@ -82,6 +82,8 @@ class ClientShell:
         self.endpoint: Dialer
         self._scheduler = scheduler
         self.count: Callable[[Direction, int, bytes], None] = lambda *_: None  # chunks of weights
+        self.shares_metrics = True
+        """Whether this site's policy lets metrics out."""
         self.on_end: Callable[[ev.Event], None] = lambda _: None  # what else must know of the end
         self._over = False
         self._shard = -1
@@ -144,6 +146,9 @@ class ClientShell:
             return
         try:
             handler(event)
+        except NotAllowedError as error:
+            self.learner.refuse("policy", error.message)
+            self.node.feed(ev.ServerRefused("policy", error.message))
         except FslError as error:
             # The welcome's configuration is not one this release can run.
             self.learner.refuse("config", error.message)
@@ -260,7 +265,8 @@ class ClientShell:
             lambda index: self.learner.encode_delta(sequence, index),
             lambda index, frame: self.count(Direction.UP, index, frame),
         )
-        work = (effect.tokens, effect.steps, effect.round, dict(effect.metrics))
+        metrics = dict(effect.metrics) if self.shares_metrics else {}
+        work = (effect.tokens, effect.steps, effect.round, metrics)
         meta = msg.DeltaMeta(effect.key.text, effect.base_digest, *work)
         stream = delta_stream(effect.key.text)
         self.endpoint.offer(SERVER, stream, msg.to_wire(meta), source, early_bytes(chunks))
@@ -321,7 +327,8 @@ class ClientShell:
         left_s = None
         if effect.exit_code == ExitCode.RELAUNCH:
             left_s = 0.0 if effect.deadline is None else effect.deadline - self._scheduler.time()
-        self._leave(Goodbye(effect.reason, left_s).text)
+        reason = reason_for_peers(effect.reason, effect.exit_code)
+        self._leave(Goodbye(reason, left_s).text)
         self._finished(effect)
 
 

@@ -16,6 +16,7 @@ from fsl_async import events as base
 from fsl_async import events_split as ev
 from fsl_async import messages_split as msg
 from fsl_async.events_split import UploadKey
+from fsl_async.goodbye import reason_for_peers
 from fsl_async.learn.manifest import CHUNK_VALUES
 from fsl_async.learn.split.payload import Parcel, PayloadError, Values, chunks_of, decode_chunks
 from fsl_async.messages import Message, MessageError
@@ -126,7 +127,10 @@ class SplitClientShell:
         say: Callable[[do.Note], None],
         finished: Callable[[do.Finish], None],
         traffic: Traffic,
+        shares_metrics: bool = True,
     ) -> None:
+        """shares_metrics: whether this site's policy lets the errors of coding out."""
+        self.shares_metrics = shares_metrics
         self.machine = machine
         self.training = training
         self.facts = facts
@@ -294,7 +298,7 @@ class SplitClientShell:
 
     def _tell(self, effect: do.Tell, number: int) -> None:
         message = effect.message
-        if isinstance(message, msg.RoundDone):
+        if isinstance(message, msg.RoundDone) and self.shares_metrics:
             message = attrs.evolve(message, errors=self.traffic.errors())
         self.endpoint.send(SERVER, msg.to_wire(message))
 
@@ -365,5 +369,5 @@ class SplitClientShell:
         self.endpoint.disconnect(SERVER, reason)
 
     def _finish(self, effect: do.Finish, number: int) -> None:
-        self._leave(effect.reason)
+        self._leave(reason_for_peers(effect.reason, effect.exit_code))
         self._finished(effect)

@@ -89,11 +89,13 @@ def test_images_by_command_with_a_client_killed_and_back(site, cifar, interrupt)
     start = ["--role", "server", "--with-ps", "--config", "fsl.toml", "--data", cifar]
     server = site.start(*start, *code, "--run-dir", site.run_dir, "127.0.0.1:0")
     line = server.wait_for("--role client")
-    assert "--model FILE.py:FUNCTION --auxiliary FILE.py:FUNCTION fsl://" in line
+    own = "--model FILE.py:FUNCTION --auxiliary FILE.py:FUNCTION --data PATH"
+    assert f"{own} --allow deltas,activations,labels fsl://" in line
     site.address = server.wait_for("parameter server at").split("tcp://")[1]
 
     def client(name):
-        return site.start("--role", "client", "--name", name, "--data", cifar, *code, site.address)
+        words = ("--data", cifar, "--allow", "deltas,activations,labels", *code)
+        return site.start("--role", "client", "--name", name, *words, site.address)
 
     first = client("a")
     victim = client("b")

@@ -78,7 +78,9 @@ class Parties:
             return ["--role", "ps", "--run-dir", str(self.ps_dir), *flags, place]
         if name == "server":
             return ["--role", "server", "--run-dir", str(self.server_dir.parent), *flags]
-        return ["--role", "client", "--name", name, "--run-dir", str(self.folder / name), place]
+        given = ["--data", self.chosen["data.path"], "--allow", "deltas,activations,labels,metrics"]
+        arguments = ["--role", "client", "--name", name, "--run-dir", str(self.folder / name)]
+        return [*arguments, *given, place]
 
     def versions(self):
         """Whose models each version is made of, in the order of the parameter server's ledger."""

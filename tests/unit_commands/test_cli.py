@@ -378,6 +378,7 @@ def test_client_dry_run_and_options_behind_the_address(capsys, tmp_path):
         "task": f"{task}:train",
         "run_dir": "",
         "threads": threads_here(0),
+        "allow": "deltas",
     }
 
 

@@ -133,7 +133,7 @@ GOLDEN = [
     ),
     (
         '[train]\ntask = "train.py"',
-        'train.task: must be file.py:function, or empty for the built-in task, got "train.py"',
+        'train.task: must be file.py:function, own (each client brings its --task), or empty for the built-in task, got "train.py"',
     ),
     ("[snyc]\nevery_s = 4", "snyc: unknown table, did you mean sync?"),
     ("[zzz]\na = 4", f"zzz: unknown table, the tables are {TABLE_LIST}"),
@@ -306,7 +306,8 @@ def test_defaults_are_the_documented_ones():
             "stall_s": 10.0,
             "drain_cap_s": 3600.0,
         },
-        "data": {"path": "", "shards": 0, "sharding": "disjoint", "holdout": 0.02}
+        "data": {"source": "site", "path": "", "shards": 0, "sharding": "disjoint"}
+        | {"holdout": 0.02}
         | {"partition": "iid", "alpha": 1.0, "sample_shape": "", "classes": 0}
         | {"label_counts": "", "fingerprint": ""},
         "model": {"family": "gpt", "sizes": "", "preset": "3m"}

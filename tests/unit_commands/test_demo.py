@@ -85,7 +85,7 @@ def test_the_children_are_real_nodes(settings):
     server, client = settings.server(), settings.client("client-2", "tcp://127.0.0.1:5")
     assert server.argv[2:6] == ("-m", "fsl_async.cli", "--role", "ps")
     assert "tcp://127.0.0.1:0" in server.argv
-    assert client.argv[-2:] == ("--run-dir", str(settings.run_dir / "clients" / "client-2"))
+    assert client.argv[-4:-2] == ("--run-dir", str(settings.run_dir / "clients" / "client-2"))
     assert settings.victim == "client-2"
     assert attrs.evolve(settings, clients=1).victim == "client-1"
 

@@ -35,7 +35,7 @@ def calls(monkeypatch):
         announce("tcp://127.0.0.1:4567")
         return Summary()
 
-    def join_run(address, name, task, data, *, run_dir, threads, stop, log, code, keys):
+    def join_run(address, name, task, data, *, run_dir, threads, stop, log, code, keys, policy):
         made.append((address, name, task, data, run_dir, threads, keys))
         log("step 1")
         return Summary()

@@ -94,7 +94,7 @@ def test_a_damaged_ledger_is_said_and_the_rest_still_shown(tmp_path, capsys):
     assert "problem: line 1 of ledger.jsonl" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("kind", ["nothing", "empty", "file", "client", "no line"])
+@pytest.mark.parametrize("kind", ["nothing", "empty", "file", "no line"])
 def test_what_is_no_run_directory_is_one_line_and_exit_2(tmp_path, capsys, kind):
     """A mistyped path is the usual mistake."""
     path = tmp_path / "run"
@@ -102,9 +102,7 @@ def test_what_is_no_run_directory_is_one_line_and_exit_2(tmp_path, capsys, kind)
         path.write_text("x")
     elif kind != "nothing":
         path.mkdir()
-    if kind == "client":
-        make_run(path, ended=False, role="client")
-    elif kind == "no line":
+    if kind == "no line":
         (path / "journal.jsonl").write_text("")
     assert cli.main(["status", str(path)]) == 2
     out, err = capsys.readouterr()

@@ -13,7 +13,10 @@ from fsl_async import joining, node_ps, node_server
 from fsl_async.address import parse
 from fsl_async.config import load
 from fsl_async.own_code import Own
+from fsl_async.site_policy import KINDS, SitePolicy
 from fsl_async.stopper import Stopper
+
+EVERYTHING = SitePolicy(frozenset(KINDS))
 
 
 @pytest.fixture(autouse=True)
@@ -38,8 +41,10 @@ class Nodes:
         task=None,
         apart=False,
         keys=None,
+        policy=EVERYTHING,
     ):
         self.task = task
+        self.policy = policy  # of all clients
         self.keys = keys  # of all nodes of the run
         self.config, self.run_dir, self.names, self.apart = config, run_dir, names, apart
         self.data, self.own = data or {}, own or {}
@@ -51,7 +56,7 @@ class Nodes:
     def serve(self):
         """The servers, to their end."""
         rest = {"log": self.lines.append, "stop": self.stop, "keys": self.keys}
-        if self.config.split.method == "fedavg":
+        if self.config.split.method in {"none", "fedavg"}:
 
             def announce(address):
                 self.address = address
@@ -122,12 +127,13 @@ class Nodes:
             self.with_key(self.address),
             name,
             self.task,
-            self.data.get(name),
+            self.data.get(name, self.config.data.path or None),
             run_dir=None,
             stop=Stopper(),
             log=self.lines.append,
             code=self.own.get(name, Own()),
             keys=self.keys,
+            policy=self.policy,
         )
 
     def _start(self, name, job):

@@ -15,6 +15,7 @@ from fsl_async.learn.split import lockstep, task, weights
 from fsl_async.learn.split.batches import Batch
 from fsl_async.learn.split.server import ServerSettings
 from fsl_async.learn.split.server_disk import ServerDisk
+from fsl_async.site_policy import KINDS, SitePolicy
 from fsl_async.stopper import Stopper
 
 NAMES = ("site-a", "site-b")
@@ -100,7 +101,14 @@ class Run:
     def client(self, name):
         """One client, to its end."""
         return joining.join_run(
-            self.address, name, None, None, run_dir=None, stop=Stopper(), log=self.lines.append
+            self.address,
+            name,
+            None,
+            self.config.data.path,
+            run_dir=None,
+            stop=Stopper(),
+            log=self.lines.append,
+            policy=SitePolicy(frozenset(KINDS)),
         )
 
     def play(self):

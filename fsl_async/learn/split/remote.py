@@ -25,6 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fsl_async.errors import NotAllowedError
 from fsl_async.events import Event
 from fsl_async.events_split import RoundEnded, UploadKey, UploadReady
 from fsl_async.learn.buffers import Vector
@@ -84,8 +85,13 @@ class SplitTraining:
         features: tuple[int, ...] = (),
         on_step: Callable[[float, int], None] = lambda _, __: None,
         meter: Meter | None = None,
+        labels_stay: bool = False,
     ) -> None:
-        """meter: is told when a step begins, ends, and waits for the network, so that one that hangs is seen."""
+        """meter: is told when a step begins, ends, and waits for the network, so that one that hangs is seen.
+
+        labels_stay: raise NotAllowedError instead of sending labels, whatever the method wants.
+        """
+        self._labels_stay = labels_stay
         self.half = half
         self.method = method
         self.decisions = decisions
@@ -231,6 +237,8 @@ class SplitTraining:
 
     def _parcel(self, smashed: Smashed) -> Parcel:
         values = smashed.values.detach().float().cpu().numpy()
+        if smashed.labels is not None and self._labels_stay:
+            raise NotAllowedError("this site's policy keeps labels here, and the method sends them")
         labels = None if smashed.labels is None else smashed.labels.cpu().numpy()
         lengths: tuple[int, ...] = ()
         if smashed.lengths is not None:

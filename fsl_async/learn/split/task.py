@@ -11,7 +11,7 @@ import attrs
 import torch
 from torch import nn
 
-from fsl_async.config import from_wire
+from fsl_async.config import from_tables
 from fsl_async.learn.datasets.facts import Facts, facts_of
 from fsl_async.learn.fed import Fed
 from fsl_async.learn.gpt import GPT, GPTConfig
@@ -32,6 +32,7 @@ from fsl_async.learn.split.samples import batches, open_samples
 from fsl_async.learn.split.server import ServerSettings, SplitServer
 from fsl_async.learn.split.weights import weights_of
 from fsl_async.observe.memory import Mark
+from fsl_async.setting_rules import is_own
 from fsl_async.settings import Config
 from fsl_async.split_rules import split_rules
 
@@ -143,7 +144,7 @@ def _architecture(
     chosen = config.split
     found = {
         "method": chosen.method,
-        "model": config.model.family if ":" not in config.model.family else "the user's own",
+        "model": "the user's own" if is_own(config.model.family) else config.model.family,
         "cut": f"{halves.cut} of {places} places",
         "labels": "at home" if halves.tail is not None else "sent",
         "client half": weights_of(halves.client).manifest.fingerprint,
@@ -210,7 +211,7 @@ def warm_up() -> None:
 def config_of(fed: Fed) -> Config:
     """The run's configuration, as this client was handed it."""
     tables: dict[str, Any] = {name: dict(table) for name, table in fed.config.items()}
-    return from_wire(tables)
+    return from_tables(tables)
 
 
 def begin(fed: Fed, config: Config | None = None) -> SplitTraining:

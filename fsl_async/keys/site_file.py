@@ -1,0 +1,63 @@
+"""The site file: what may leave this site, as the site's administrator wrote it down.
+
+    ~/.config/fsl-async/site.toml        beside node.key; the folder follows FSL_KEYS, XDG_CONFIG_HOME and --keys as the keys do
+        allow = ["deltas", "metrics"]
+
+`--allow` at a client may narrow that list and never widen it. Without the file the command line decides, and without either only
+deltas leave. A file that others can change is refused, as the allow-list is.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from typing import TYPE_CHECKING
+
+from fsl_async.errors import KeysError, UsageError
+from fsl_async.site_policy import SitePolicy, listed, parse_kinds
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from fsl_async.keys.folder import KeysFolder
+
+FILE = "site.toml"
+MAX_BYTES = 1 << 16
+
+
+def site_policy(
+    folder: KeysFolder, asked: str | Iterable[str] | None, option: str = "--allow"
+) -> SitePolicy:
+    """The policy of this site: site.toml in `folder` narrowed by what was `asked` for on the command line.
+
+    option: how the caller asks, for messages. Raises UsageError (an unknown kind, or more than the file allows) and KeysError (a file that
+    cannot be read, is no such TOML, or can be changed by others).
+    """
+    wanted = None if asked is None else parse_kinds(asked, option)
+    path = folder.path / FILE
+    text = folder.read_shared(FILE, MAX_BYTES)
+    if text is None:
+        fix = f"to allow that, start this client with {option} {{kinds}}"
+        return SitePolicy(fix=fix) if wanted is None else SitePolicy(wanted, fix)
+    allowed = _parse(text, str(path))
+    if wanted is None:
+        wanted = allowed
+    beyond = [kind for kind in wanted if not SitePolicy(allowed).lets(kind)]
+    if beyond:
+        raise UsageError(
+            f"{option} {listed(wanted)}: {path} allows {listed(allowed)} only; {option} may narrow that and not widen it"
+        )
+    return SitePolicy(wanted, f"to allow that, {path} and {option} must list {{kinds}}")
+
+
+def _parse(text: str, where: str) -> frozenset[str]:
+    try:
+        found = tomllib.loads(text)
+    except ValueError as error:
+        raise KeysError(f"{where}: not valid TOML: {error}") from None
+    unknown = sorted(found.keys() - {"allow"})
+    if unknown:
+        raise KeysError(f"{where}: unknown key {unknown[0][:40]!r}; the only one is allow")
+    allow = found.get("allow")
+    if not isinstance(allow, list):
+        raise KeysError(f'{where}: write allow as a list, like allow = ["deltas", "metrics"]')
+    return parse_kinds(allow, where)

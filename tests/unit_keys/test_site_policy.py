@@ -1,0 +1,121 @@
+"""What may leave a site: kinds, what a configuration needs of them, and the site file. Hostile servers are in unit_split_node."""
+
+import pytest
+
+from fsl_async.config import load
+from fsl_async.errors import KeysError, NotAllowedError, UsageError
+from fsl_async.keys.folder import KeysFolder
+from fsl_async.keys.site_file import site_policy
+from fsl_async.site_policy import KINDS, SitePolicy, needs_of, parse_kinds, receivers_of
+
+SPLIT = ("split.method=cse-fsl",)
+
+
+@pytest.mark.parametrize(
+    ("settings", "needs"),
+    [
+        ((), ("deltas",)),
+        (("split.method=fedavg",), ("deltas",)),
+        (("split.method=fedavg", "split.lora_client=4"), ("adapters",)),
+        (SPLIT, ("deltas", "activations", "labels")),
+        (("split.method=sl",), ("deltas", "activations", "labels")),
+        (("split.method=sl", "split.labels_at_home=true"), ("deltas", "activations")),
+        ((*SPLIT, "split.lora_client=4"), ("adapters", "activations", "labels")),
+        # This auxiliary model has no adapters: its weights travel whole.
+        (
+            (*SPLIT, "split.lora_client=4", "split.auxiliary=linear"),
+            ("deltas", "activations", "labels"),
+        ),
+    ],
+)
+def test_what_a_configuration_needs(settings, needs):
+    """The list that a site is asked for is what the method sends, no less."""
+    assert needs_of(load(None, settings)) == needs
+
+
+def test_by_default_only_deltas_leave():
+    """A site that says nothing must not lose more than pretraining needs."""
+    policy = SitePolicy()
+    policy.require({"deltas": "x", "adapters": "x"}, "run r")
+    assert [kind for kind in KINDS if policy.lets(kind)] == ["deltas", "adapters"]
+    with pytest.raises(NotAllowedError) as refused:
+        policy.require(receivers_of(load(None, SPLIT), "ps:1", "split:2"), "run r")
+    assert refused.value.exit_code == 2
+    assert refused.value.message == (
+        "run r wants activations and labels sent to the split server at split:2, and this site allows deltas only;"
+        " to allow that, start this client with --allow deltas,activations,labels"
+    )
+
+
+def test_adapters_alone_keep_whole_weights_here():
+    """Who shares adapters has not said yes to changes of all weights."""
+    with pytest.raises(NotAllowedError, match="wants deltas sent to the parameter server at ps:1"):
+        SitePolicy(frozenset({"adapters"})).require(receivers_of(load(None), "ps:1", ""), "run r")
+
+
+@pytest.mark.parametrize("text", ["", "deltas,", "Deltas", "deltas;labels", "all", "deltas, smell"])
+def test_a_kind_that_does_not_exist_is_named(text):
+    """A typing error must not be read as something narrower or wider."""
+    with pytest.raises(UsageError, match=r"^--allow: .*; the kinds are deltas, adapters, scalars"):
+        parse_kinds(text, "--allow")
+
+
+class TestSiteFile:
+    """site.toml beside the keys."""
+
+    @pytest.fixture
+    def folder(self, tmp_path):
+        """An empty keys folder."""
+        tmp_path.chmod(0o700)
+        return KeysFolder(tmp_path)
+
+    def write(self, folder, text, mode=0o644):
+        """Make the site file."""
+        path = folder.path / "site.toml"
+        path.write_text(text)
+        path.chmod(mode)
+
+    def test_without_it_the_command_line_decides(self, folder):
+        """As everywhere, what is typed counts."""
+        assert site_policy(folder, None).allowed == {"deltas"}
+        assert site_policy(folder, "deltas,labels").allowed == {"deltas", "labels"}
+        assert site_policy(KeysFolder(folder.path / "none"), None).allowed == {"deltas"}
+
+    def test_the_command_line_may_only_narrow_it(self, folder):
+        """What an administrator wrote down holds for every user and script of the site."""
+        self.write(folder, 'allow = ["deltas", "metrics", "activations"]')
+        assert site_policy(folder, None).allowed == {"deltas", "metrics", "activations"}
+        assert site_policy(folder, "deltas").allowed == {"deltas"}
+        assert site_policy(folder, "adapters").allowed == {"adapters"}
+        with pytest.raises(
+            UsageError, match=r"site\.toml allows deltas,activations,metrics only"
+        ) as wider:
+            site_policy(folder, "deltas,labels")
+        assert wider.value.exit_code == 2
+        with pytest.raises(NotAllowedError, match=r"site\.toml and --allow must list deltas,"):
+            site_policy(folder, "deltas").require({"labels": "x"}, "run r")
+
+    @pytest.mark.parametrize(
+        ("text", "problem"),
+        [
+            ("allow = deltas", "not valid TOML"),
+            ('allow = "deltas"', "write allow as a list"),
+            ("", "write allow as a list"),
+            ("allow = []", "no kind of data is given"),
+            ("allow = [1]", "'' is no kind of data"),
+            ('allow = ["everything"]', "'everything' is no kind of data"),
+            ('alow = ["deltas"]', "unknown key 'alow'"),
+        ],
+    )
+    def test_a_file_that_cannot_be_read_lets_nothing_out(self, folder, text, problem):
+        """A typing error must not fall back to a default."""
+        self.write(folder, text)
+        with pytest.raises((KeysError, UsageError), match=problem) as refused:
+            site_policy(folder, None)
+        assert "site.toml" in refused.value.message
+
+    def test_a_file_that_others_can_change_is_refused(self, folder):
+        """Else anybody on the machine decides what leaves it."""
+        self.write(folder, 'allow = ["deltas"]', 0o666)
+        with pytest.raises(KeysError, match="can be changed by others"):
+            site_policy(folder, None)
