@@ -121,11 +121,16 @@ def must_be_family(value: Any) -> str | None:
 
 
 def must_be_sizes(value: Any) -> str | None:
-    """Names with values, as a model's configuration has them."""
-    one = r"\s*[A-Za-z_][A-Za-z0-9_]*\s*=\s*[A-Za-z0-9_.+-]+\s*"
-    if not value or re.fullmatch(rf"{one}(,{one})*", value):
+    """Names with values, as a model's configuration has them.
+
+    Numbers, true, false and none, and an activation function's name. Other texts of such a configuration choose code (an attention kernel, a
+    quantiser), which is not for the server of a run to choose.
+    """
+    number = r"([0-9.+-][0-9.eE+-]*|true|false|none)"
+    one = rf"\s*([A-Za-z][A-Za-z0-9_]*\s*=\s*{number}|(hidden_act|activation_function)\s*=\s*[A-Za-z0-9_]+)\s*"
+    if not value or re.fullmatch(rf"{one}(,{one})*", value, re.IGNORECASE):
         return None
-    return "must be like hidden_size=64, num_hidden_layers=4"
+    return "must be numbers by name, like hidden_size=64, num_hidden_layers=4 (besides them hidden_act and activation_function take a name)"
 
 
 def must_be_shape(value: Any) -> str | None:

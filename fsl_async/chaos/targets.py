@@ -32,7 +32,7 @@ _OF_THE_INTERPRETER = frozenset({"-X", "-W"})
 
 VALUED = frozenset({
     "--role", "--config", "--set", "--name", "--data", "--task", "--model", "--auxiliary", "--run-dir", "--from-version", "--threads",
-    "--launchers", "--grace", "--listen", "--split", "--keys", "--memory",
+    "--launchers", "--grace", "--listen", "--split", "--keys", "--memory", "--allow",
 })  # fmt: skip
 """Options of a node with a word behind them: what is left is the address."""
 

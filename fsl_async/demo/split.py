@@ -286,7 +286,7 @@ def evaluate_split(demo: SplitDemo) -> float:
     """Loss of x_c and x_s together on text that no client has trained on, nats per byte."""
     import torch
 
-    from fsl_async.config import load, to_wire
+    from fsl_async.config import load, to_dict
     from fsl_async.demo.evaluate import load_last
     from fsl_async.learn.data import held_out_windows
     from fsl_async.learn.pretrain import gpt_config, open_corpus
@@ -307,8 +307,8 @@ def evaluate_split(demo: SplitDemo) -> float:
     assert parts.halves.server is not None
     assert state.common is not None
     weights.load_named(parts.halves.server, "server/", state.common)
-    sizes = gpt_config(to_wire(config))
-    corpus = open_corpus(to_wire(config), sizes.context)
+    sizes = gpt_config(to_dict(config))
+    corpus = open_corpus(to_dict(config), sizes.context)
     batches = [
         Batch(window[:, :-1].contiguous(), window[:, 1:].contiguous())
         for window in (

@@ -1,5 +1,7 @@
 """Servers that want more of a site than it lets out, against real clients; and what a server learns in a run that is allowed."""
 
+import time
+
 import attrs
 import pytest
 
@@ -152,6 +154,8 @@ class TestWhatLeaves:
             "127.0.0.1:9", "a", journal_dir=None, stop=Stopper(), log=lambda _: None
         )
         try:
+            while runtime._loop is None:
+                time.sleep(0.01)
             first = load(None)
             runtime._check_policy(Welcome("r", 0, 1, to_wire(first)), first)
             second = load(None, ["split.method=sl", "split.server=127.0.0.1:9"])

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fsl_async import joining, node_server
-from fsl_async.config import load, to_wire
+from fsl_async.config import load, to_dict
 from fsl_async.demo.evaluate import load_last
 from fsl_async.errors import ConfigError
 from fsl_async.learn.pretrain import open_corpus
@@ -156,7 +156,7 @@ def oracle(config, rounds):
             task.optimizer_of(config), seed=config.run.seed, align=server.settings.align
         ),
     )
-    tables = to_wire(config)
+    tables = to_dict(config)
     corpus = open_corpus(tables, config.model.context)
     for number in range(rounds):
         found.round(
