@@ -53,6 +53,7 @@ def test_ctrl_c_once_ends_in_good_order_and_a_refusal_is_said(site):
     """What was trained since the last sync arrives as the last delta; the script goes on behind its loop."""
     server = site.server(every_s=3000)
     with script(site.address) as process:
+        assert "leaves this machine: deltas" in process.stdout.readline()
         assert "joined run" in process.stdout.readline()
         site.wait_version(0)
         time.sleep(1.0)
