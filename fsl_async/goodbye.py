@@ -3,7 +3,7 @@
     relaunch 110: EC2 spot (terminate)      exit code 64; what runs it now is taken away within 110 s: before that there is no use in it
     Ctrl-C                                  anything else is a sentence only
 
-The server reads what a stranger wrote: whatever does not look like that is a sentence, and sentences are cut and made printable.
+The server reads what a peer wrote: any other text is a sentence, and sentences are cut and made printable.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ import math
 import re
 
 from attrs import frozen
+
+from fsl_transport.text import peer_text
 
 _AGAIN = re.compile(r"relaunch ([0-9]{1,4}): (.*)", re.DOTALL)
 _LONGEST_S = 9999
@@ -38,9 +40,5 @@ class Goodbye:
         """Read what a client said. Never raises: any text is a goodbye."""
         found = _AGAIN.fullmatch(text)
         if found is None:
-            return cls(_printable(text))
-        return cls(_printable(found[2]), float(found[1]))
-
-
-def _printable(text: str) -> str:
-    return "".join(c if c.isprintable() else " " for c in text[:_MOST_CHARACTERS])
+            return cls(peer_text(text, _MOST_CHARACTERS))
+        return cls(peer_text(found[2], _MOST_CHARACTERS), float(found[1]))
