@@ -19,7 +19,9 @@ from text_nodes import (
 
 from fsl_async import messages as msg
 from fsl_async import messages_split as split
+from fsl_async.events import DeltaKey, RunEnded
 from fsl_async.learn.manifest import digest_of
+from fsl_async.roles.client import Outstanding
 from fsl_async.shells import wire
 from fsl_transport import frames
 
@@ -86,8 +88,6 @@ def test_a_delta_is_declined_in_one_printable_line(code):
     def play(made):
         made.send(frames.DATA, frames.MESSAGE, msg.to_wire(msg.Announce(0, DIGEST)))
         machine = made.shell.machine
-        from fsl_async.events import DeltaKey
-        from fsl_async.roles.client import Outstanding
 
         machine.delta = Outstanding(DeltaKey.parse(KEY), DIGEST, 8, 2, 0, coded=True)
         says(msg, msg.Declined(KEY, code, HOSTILE))(made)
@@ -133,8 +133,6 @@ def test_a_split_server_writes_one_printable_line(kind, play):
 
     def over(made):
         if kind is Herald:
-            from fsl_async.events import RunEnded
-
             made.shell.node.feed(RunEnded("over"))
         play(made)
 

@@ -84,6 +84,7 @@ META = msg.DeltaMeta("a/1/0/0", "d" * 32, 1, 1, 1, {})
         ({}, "unknown message"),
         ({"m": ["Call"]}, "unknown message"),
         ({"m": "x" * 1000}, "unknown message xxx"),
+        ({"m": "\x1b]0;"}, "unknown message .u001b]0;"),
         ({"m": "Message"}, "unknown message"),
         ({"m": "Call"}, "has 0 fields, expected 2"),
         ({"m": "Call", "round": 1, "last": True, "more": 1}, "has 3 fields"),
