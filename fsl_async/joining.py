@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Self
 
 from fsl_async import address as addresses
+from fsl_async.config import to_wire
 from fsl_async.errors import FslError, StopError, TaskError
 from fsl_async.keys.dialling import keys_for_dialling
 from fsl_async.keys.folder import KeysFolder
@@ -42,7 +43,7 @@ def _place(
     threads: int | None = None,
     own: Own = NOTHING_OWN,
 ) -> Place:
-    config = dict(member.welcome.config)
+    config = to_wire(member.config)  # what was checked, and not what else the welcome had
     for (table, key), code in own.settings().items():  # a site runs its own copies only
         config[table] = {**config[table], key: code}
     if threads is not None:  # a site knows who else is on its machine
