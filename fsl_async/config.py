@@ -25,10 +25,10 @@ from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_h
 
 import attrs
 
-from fsl_async.errors import ConfigError
+from fsl_async.errors import ConfigError, printable
 from fsl_async.presets import SIZES
 from fsl_async.program import program
-from fsl_async.setting_rules import OWN, SettingError, is_own, printable, show
+from fsl_async.setting_rules import OWN, SettingError, is_own, show
 from fsl_async.settings import (
     TABLES,
     CheckpointConfig,

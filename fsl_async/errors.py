@@ -159,9 +159,22 @@ class Report:
         return json.dumps({"error": self.message, "kind": self.kind, "exit_code": self.exit_code})
 
 
+def printable(text: str) -> str:
+    """Escape what would disturb a terminal or break the line, by `fsl_transport.text`.
+
+    For what is loaded before the transport, which is imported only where there is something to escape: --help does not wait for it.
+    """
+    if text.isprintable():
+        return text
+    from fsl_transport import text as texts
+
+    return texts.printable(text)
+
+
 def one_line(text: str) -> str:
-    """Join the lines of `text`, so that an error stays one line in logs."""
-    return "; ".join(part for part in (line.strip() for line in text.splitlines()) if part)
+    """Join the lines of `text` and make it printable, so that an error stays one line in logs."""
+    parts = (line.strip() for line in text.splitlines())
+    return printable("; ".join(part for part in parts if part))
 
 
 def describe(error: BaseException) -> Report:

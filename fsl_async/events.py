@@ -11,6 +11,8 @@ from typing import Any, Self
 
 from attrs import field, frozen
 
+from fsl_async.setting_rules import NAME
+
 MAX_DIGITS = 19
 """Of a number in a delta key: what fits into 63 bits."""
 
@@ -40,7 +42,7 @@ class DeltaKey:
         fits = all(
             part.isascii() and part.isdecimal() and len(part) <= MAX_DIGITS for part in numbers
         )
-        if not client or len(numbers) != 3 or not fits:
+        if not NAME.fullmatch(client) or len(numbers) != 3 or not fits:
             raise ValueError(f"not a delta key: {text[:120]!r}")
         incarnation, base, sequence = (int(part) for part in numbers)
         return cls(client, incarnation, base, sequence)

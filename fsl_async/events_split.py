@@ -12,6 +12,7 @@ from typing import Any, Self
 from attrs import asdict, field, frozen
 
 from fsl_async.events import MAX_DIGITS, Event
+from fsl_async.setting_rules import NAME
 
 
 @frozen(order=True)
@@ -46,7 +47,8 @@ class UploadKey:
         fits = all(
             part.isascii() and part.isdecimal() and len(part) <= MAX_DIGITS for part in numbers
         )
-        if not client or len(numbers) not in {3, 4} or not fits or numbers[3:] not in ([], ["1"]):
+        is_named = NAME.fullmatch(client) is not None
+        if not (is_named and fits and len(numbers) in {3, 4} and numbers[3:] in ([], ["1"])):
             raise ValueError(f"not an upload key: {text[:120]!r}")
         return cls(client, *(int(part) for part in numbers))
 

@@ -3,7 +3,7 @@
     relaunch 110: EC2 spot (terminate)      exit code 64; what runs it now is taken away within 110 s: before that there is no use in it
     Ctrl-C                                  anything else is a sentence only
 
-The server reads what a stranger wrote: whatever does not look like that is a sentence, and sentences are cut and made printable.
+The server reads what a peer wrote: any other text is a sentence, and sentences are cut and made printable.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ import math
 import re
 
 from attrs import frozen
+
+from fsl_transport.text import peer_text
 
 _UNTOLD = {
     1: "its training failed; the log at the client has the error",
@@ -44,14 +46,10 @@ class Goodbye:
         """Read what a client said. Never raises: any text is a goodbye."""
         found = _AGAIN.fullmatch(text)
         if found is None:
-            return cls(_printable(text))
-        return cls(_printable(found[2]), float(found[1]))
+            return cls(peer_text(text, _MOST_CHARACTERS))
+        return cls(peer_text(found[2], _MOST_CHARACTERS), float(found[1]))
 
 
 def reason_for_peers(reason: str, exit_code: int) -> str:
     """Why a client ends, as others are told it: at exit codes 1 and 2 without the reason's own words."""
     return _UNTOLD.get(exit_code, reason)
-
-
-def _printable(text: str) -> str:
-    return "".join(c if c.isprintable() else " " for c in text[:_MOST_CHARACTERS])

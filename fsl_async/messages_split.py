@@ -12,17 +12,33 @@ takes what is meant for the other. An upload's key is the text of `events_split.
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Annotated, Any
 
 from attrs import Factory, frozen
 
-from fsl_async.messages import Message, MessageError, Table
+from fsl_async.events_split import UploadKey
+from fsl_async.messages import (
+    Code,
+    Form,
+    Message,
+    MessageError,
+    OptionalRun,
+    Run,
+    Table,
+    optional,
+)
+from fsl_async.setting_rules import NAME
 
 ROLE = "split-client"
 CONDUCTOR = "parameter-server"
 """The role of a parameter server towards a split server of another process, and its name there. No client may use that name."""
 MAX_DIMENSIONS = 8
 MAX_SIZE = 1 << 40
+
+_KEY = Form("an upload key", UploadKey.parse)
+Key = Annotated[str, _KEY]
+OptionalKey = Annotated[str, optional(_KEY)]
+Role = Annotated[str, Form("a role", NAME.fullmatch)]
 
 
 @frozen
@@ -34,8 +50,8 @@ class SplitHello(Message):
     common start. done_round, done_samples: its last RoundDone, -1 none.
     """
 
-    run: str
-    role: str
+    run: OptionalRun
+    role: Role
     shard: int
     architecture: dict[str, Any]
     auxiliary: int
@@ -44,7 +60,9 @@ class SplitHello(Message):
 
     def __attrs_post_init__(self) -> None:
         """Check what the table's types cannot."""
-        if not all(type(key) is type(text) is str for key, text in self.architecture.items()):
+        if self.done_samples > MAX_SIZE:
+            raise MessageError("SplitHello.done_samples is out of range")
+        if not all(type(text) is str for text in self.architecture.values()):
             raise MessageError("SplitHello.architecture maps texts to texts")
 
 
@@ -52,8 +70,8 @@ class SplitHello(Message):
 class ConductorHello(Message):
     """Parameter server, as the body of its hello: whose rounds these are."""
 
-    run: str
-    role: str
+    run: Run
+    role: Role
 
 
 @frozen
@@ -64,9 +82,9 @@ class SplitWelcome(Message):
     and not lost ("" none): what the client holds beyond it is wanted again. auxiliary: version that it keeps for this client.
     """
 
-    run: str
+    run: OptionalRun
     in_flight: int
-    last: str
+    last: OptionalKey
     auxiliary: int
 
 
@@ -83,9 +101,10 @@ class RoundDone(Message):
 
     def __attrs_post_init__(self) -> None:
         """Check what the table's types cannot."""
-        for name, error in self.errors.items():
-            if type(name) is not str or type(error) is not float or not math.isfinite(error):
-                raise MessageError("RoundDone.errors maps texts to finite numbers")
+        if self.samples > MAX_SIZE:
+            raise MessageError("RoundDone.samples is out of range")
+        if not all(type(one) is float and math.isfinite(one) for one in self.errors.values()):
+            raise MessageError("RoundDone.errors maps texts to finite numbers")
 
 
 @frozen
@@ -106,7 +125,7 @@ class RunOver(Message):
 class Trained(Message):
     """Server: this upload is trained, and nothing comes back for it."""
 
-    key: str
+    key: Key
     loss: float
 
 
@@ -114,7 +133,7 @@ class Trained(Message):
 class Known(Message):
     """Server: this upload was trained before. `answer`: what it gave is streamed again; else that is gone."""
 
-    key: str
+    key: Key
     answer: bool
 
 
@@ -122,8 +141,8 @@ class Known(Message):
 class Unwanted(Message):
     """Server: this upload will never be trained; or, with the code "later", offer it again in a while."""
 
-    key: str
-    code: str
+    key: Key
+    code: Code
     text: str
 
 
@@ -131,7 +150,7 @@ class Unwanted(Message):
 class Durable(Message):
     """Server: all uploads of yours up to this one are in a checkpoint."""
 
-    key: str
+    key: Key
 
 
 @frozen
@@ -158,7 +177,7 @@ class SmashedMeta(Message):
     stay at home. wants_gradient: an answer is waited for. alignment_due: the client takes its auxiliary model to be aligned now.
     """
 
-    key: str
+    key: Key
     version: int
     auxiliary: int
     shape: list[Any]
@@ -183,7 +202,7 @@ class SmashedMeta(Message):
 class GradientMeta(Message):
     """Stream that answers an upload. updates: of the server's half before it."""
 
-    key: str
+    key: Key
     loss: float
     updates: int
 

@@ -7,7 +7,7 @@ import sys
 import threading
 from collections.abc import Iterator
 
-from fsl_async.errors import ExitCode, FslError, report
+from fsl_async.errors import ExitCode, FslError, one_line, report
 from fsl_async.stopper import Stopper, stop_on_signals
 
 _standing: list[Stopper] = []
@@ -44,7 +44,7 @@ def clean_exit() -> Iterator[None]:
 def _end(error: BaseException) -> None:
     """Say it in one line and end the program with its exit code."""
     if isinstance(error, FslError) and error.exit_code == ExitCode.DONE:
-        sys.stdout.write(f"{error.message}\n")
+        sys.stdout.write(f"{one_line(error.message)}\n")
         raise SystemExit(int(ExitCode.DONE)) from None
     code = report(error, as_json=False, debug=False, out=sys.stdout, err=sys.stderr)
     raise SystemExit(code) from None

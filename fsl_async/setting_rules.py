@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import attrs
 
+from fsl_async.errors import printable
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -34,11 +36,6 @@ class SettingError(ValueError):
         super().__init__(f"{key}: {problem}")
         self.key = key
         self.problem = problem
-
-
-def printable(text: str) -> str:
-    """Escape what would disturb a terminal or break the line."""
-    return "".join(c if c.isprintable() else f"\\u{ord(c):04x}" for c in text)
 
 
 def show(value: object) -> str:

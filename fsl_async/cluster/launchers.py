@@ -15,7 +15,7 @@ from typing import IO, Protocol
 
 from fsl_async.cluster.restarts import RestartRules
 from fsl_async.cluster.supervisor import Child, ChildExited, ChildStarted, Supervisor
-from fsl_async.errors import one_line
+from fsl_async.errors import one_line, printable
 
 ASK_S = 60.0
 """So long a launcher's program may take; `sbatch` on a busy cluster takes seconds."""
@@ -23,6 +23,8 @@ ASK_S = 60.0
 _ONCE = RestartRules(budget=0)
 _MOST_BYTES = 1 << 16
 _FILE_BYTES = 1 << 20
+_TOLD_BYTES = 4096
+"""Of the end of what a program complained; 300 characters of it are told."""
 _LOOK_EVERY_S = 0.1
 _STATES = "PENDING,CONFIGURING,RUNNING,SUSPENDED,COMPLETING"
 """Of jobs that may still be a client's. Said, because what squeue lists by itself has changed from release to release."""
@@ -104,7 +106,7 @@ class SlurmLauncher:
         job_name = f"fsl-{client}"
         look = ("squeue", "--noheader", "--me", f"--name={job_name}", f"--states={_STATES}")
         listed = await ask((*look, "--format=%i %T"))
-        jobs = [line.strip() for line in listed.splitlines() if line.strip()]
+        jobs = [printable(line.strip()) for line in listed.splitlines() if line.strip()]
         staying = [job for job in jobs if not job.endswith(" COMPLETING")]
         if staying:
             raise LeftAloneError(f"Slurm has job {'; '.join(staying)[:200]} for it")
@@ -220,6 +222,6 @@ async def ask(words: Sequence[str], limit_s: float = ASK_S) -> str:
             await asyncio.wait({ended})
         printed, complained = out.end(), err.end()
     if process.returncode:
-        told = one_line((complained or printed).decode(errors="replace"))[-300:]
+        told = one_line((complained or printed)[-_TOLD_BYTES:].decode(errors="replace"))[-300:]
         raise LaunchError(f"{words[0]} exited with {process.returncode}: {told or 'no word'}")
     return printed.decode(errors="replace")

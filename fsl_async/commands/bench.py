@@ -90,7 +90,7 @@ def codec(
     if save is not None:
         save.write_text("".join(json.dumps(row) + "\n" for row in rows))
     if not as_json:
-        Output().say(tables(rows, markdown=markdown))
+        Output().say(*tables(rows, markdown=markdown).split("\n"))
 
 
 def _measured(
@@ -192,4 +192,4 @@ def transport(
         with save.open("a", encoding="utf-8") as file:
             file.writelines(json.dumps(row) + "\n" for row in rows)
     if not as_json:
-        Output().say(tables(rows, markdown=markdown))
+        Output().say(*tables(rows, markdown=markdown).split("\n"))

@@ -171,7 +171,7 @@ def command(
         if as_json:
             output.result(to_dict(config))
         else:
-            output.say(to_toml(config, comments=False).rstrip())
+            output.say(*to_toml(config, comments=False).rstrip().split("\n"))
         return 0
     settings = settings.at(_make_directory(run_dir, output))
     for line in _introduction(settings, net):

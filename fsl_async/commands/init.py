@@ -27,7 +27,7 @@ def command(path: Path, *, force: bool, as_json: bool) -> None:
         if as_json:
             output.result({"path": "-", "text": text})
         else:
-            output.say(text.rstrip("\n"))
+            output.say(*text.rstrip("\n").split("\n"))
         return
     write(path, text, force=force)
     if as_json:

@@ -47,8 +47,8 @@ def new(*, keys: Path | None, as_json: bool) -> None:
     if as_json:
         output.result({"public": public, "path": str(folder.secret_path)})
         return
-    output.say(f"made {folder.secret_path}; its public key is\n    {public}")
-    output.say(f"at the server this lets it in:\n    {trust_line(public, _host())}")
+    output.say(f"made {folder.secret_path}; its public key is", f"    {public}")
+    output.say("at the server this lets it in:", f"    {trust_line(public, _host())}")
 
 
 @command.command("pub")

@@ -2,6 +2,9 @@
 
 A node must not die because the terminal or the pipe it prints to is gone, nor stop because nobody reads it: writing never raises
 and, for a node, never waits. What cannot be written is dropped.
+
+Nothing that a terminal would act on is printed: control and format characters are escaped here, in every line and in JSON, wherever the
+text came from. A peer's text was made printable when it came; a journal that is read may be old or not ours.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from typing import Any, TextIO
 import attrs
 
 from fsl_async.commands.line_stream import LineStream, silence
+from fsl_async.errors import printable
 from fsl_async.observe.accounts import account_lines
 
 _TITLES = {"ps": "parameter server", "server": "split server"}
@@ -56,13 +60,14 @@ class Output:
         self._out = kind(sys.stdout if out is None else out)
         self._err = kind(sys.stderr if err is None else err)
 
-    def say(self, text: str) -> None:
-        """Tell a person something; on standard error when standard output is for JSON."""
+    def say(self, *lines: str) -> None:
+        """Tell a person something, each text as one line; on standard error when standard output is for JSON."""
+        text = "\n".join(map(printable, lines))
         (self._err if self.as_json else self._out).write(text)
 
     def warn(self, text: str) -> None:
         """Tell a person something they should not miss."""
-        self._err.write(f"warning: {text}")
+        self._err.write(f"warning: {printable(text)}")
 
     def record(self, event: str, /, **fields: Any) -> None:
         """Print one JSON object on the way, `{"event": ...}`; nothing without --json."""
@@ -81,15 +86,16 @@ class Output:
             self._out.write(encoded(values))
             return
         for line in _lines(values):
-            self._out.write(line)
+            self._out.write(printable(line))
 
 
 def encoded(values: Any) -> str:
     """One line of JSON. What JSON has no word for, NaN and infinity (a loss that diverged), is null: programs that read strictly stop at anything else."""
     try:
-        return json.dumps(values, default=str, allow_nan=False)
+        line = json.dumps(values, default=str, allow_nan=False)
     except ValueError:
-        return json.dumps(_finite(values), default=str, allow_nan=False)
+        line = json.dumps(_finite(values), default=str, allow_nan=False)
+    return line.replace("\x7f", "\\u007f")  # the one character of ASCII that JSON leaves as it is
 
 
 def _finite(value: Any) -> Any:

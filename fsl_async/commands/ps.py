@@ -81,7 +81,7 @@ def command(
                 lines = lines.replace(
                     line, f"{line[:-1]}  # this machine's; each client counts its own\n"
                 )
-            output.say(lines)
+            output.say(*lines.split("\n"))
         return 0
     keep_freed_blocks()
     stopper = Stopper()
@@ -163,7 +163,9 @@ def run_ps(
         node = f"{program()} --role client"
         line = f"{node} --name SITE {words_of_clients(config)}{server}"
         output.record("listening", address=bound, join=line, run_dir=str(run_dir))
-        output.say(f"listening at {bound}, run directory {run_dir}\non each client:\n    {line}")
+        output.say(
+            f"listening at {bound}, run directory {run_dir}", "on each client:", f"    {line}"
+        )
 
     def log(text: str) -> None:
         if output.as_json:

@@ -63,7 +63,7 @@ def command(
             join = "" if number else line
             output.record("listening", address=place, server=door.server, join=join)
             output.say(f"relay at {place} for {door.server}")
-        output.say(f"on each client:\n    {line}")
+        output.say("on each client:", f"    {line}")
 
     def tell(note: Note) -> None:
         if output.as_json:

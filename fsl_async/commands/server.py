@@ -77,7 +77,7 @@ def command(
         if as_json:
             output.result(to_dict(filled))
         else:
-            output.say(to_toml(filled, comments=False).rstrip())
+            output.say(*to_toml(filled, comments=False).rstrip().split("\n"))
         return 0
     from fsl_async.node_server import serve
 
@@ -93,10 +93,10 @@ def command(
             join = f"{program()} --role client --name SITE {words}{shlex.quote(address.fsl)}"
         output.record("listening", role=role, address=bound, join=join)
         what = "parameter server" if role == "ps" else "split server"
-        told = f"\non each client:\n    {join}" if join else ""
+        told = ["on each client:", f"    {join}"] if join else []
         if public and not join and not with_ps:
-            told = f"\nfor the parameter server: --set {shlex.quote(f'split.server={address.fsl}')}"
-        output.say(f"{what} at {bound}{told}")
+            told = [f"for the parameter server: --set {shlex.quote(f'split.server={address.fsl}')}"]
+        output.say(f"{what} at {bound}", *told)
 
     stopper = Stopper()
     with stop_on_signals(stopper):

@@ -33,6 +33,7 @@ from fsl_async.errors import ExitCode, FslError
 from fsl_async.observe.client_state import News
 from fsl_async.observe.journal import JournalReader
 from fsl_async.observe.state import RunState
+from fsl_transport.text import peer_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -49,6 +50,8 @@ HOLD_S = 2.0
 
 _SIGINT = "Ctrl-C"
 _TICK_S = 0.2
+_MAX_WORDS = 500
+"""Characters of what a child said last."""
 _LISTEN_S = 30.0
 _DRAIN_S = 9.0
 _LEAVE_S = 4.0
@@ -262,7 +265,7 @@ class Demo:
 
     def _line(self, name: str, line: str) -> None:
         if line.strip():
-            self._words[name] = line
+            self._words[name] = peer_text(line, _MAX_WORDS)
         if name != SERVER or self._address is None or self._address.done():
             return
         try:

@@ -17,6 +17,7 @@ import numpy as np
 from attrs import field, frozen
 
 from fsl_async.learn.errors import ManifestError
+from fsl_transport.text import peer_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -33,6 +34,9 @@ MAX_NAME_BYTES = 512
 MAX_DIMENSIONS = 16
 MAX_VALUES = 2**40
 """4 TiB of fp32. A limit only against nonsense: it keeps every product below what a C long holds."""
+
+_SHOWN = 80
+"""Characters of a tensor's name, in what is said of one that is refused."""
 
 RESERVED_NAME = "__metadata__"
 """Means something else in a safetensors file, so no tensor may have it."""
@@ -158,7 +162,7 @@ def _check(tensors: tuple[TensorSpec, ...]) -> int:
     seen = set()
     total = 0
     for tensor in tensors:
-        label = ascii(tensor.name[:80])
+        label = f"'{peer_text(tensor.name, _SHOWN)}'"
         _check_name(tensor.name, label)
         if tensor.name in seen:
             raise ManifestError(f"two tensors are called {label}")

@@ -7,7 +7,6 @@ version) or quarantined (kept aside, never merged).
 from __future__ import annotations
 
 import math
-import re
 from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
 
 from attrs import asdict, field, fields_dict, frozen, validators
@@ -16,6 +15,7 @@ from fsl_async.events import DeltaKey
 from fsl_async.learn.aggregation import Mean, Rule
 from fsl_async.learn.errors import FrameRefused
 from fsl_async.learn.outer import OuterSettings
+from fsl_async.setting_rules import NAME
 from fsl_codecs import CodecSpec
 
 if TYPE_CHECKING:
@@ -28,14 +28,13 @@ Known = Literal["accepted", "merged", "quarantined"]
 MAX_METRICS = 64
 MAX_METRIC_NAME = 64
 
-_CLIENT_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _FILE_SUFFIX = ".frames"
 
 
 def file_name(key: DeltaKey) -> str:
     """`client@incarnation@base@sequence.frames`; FrameRefused when the key is unfit for a file name."""
     numbers = (key.incarnation, key.base, key.sequence)
-    if not _CLIENT_NAME.fullmatch(key.client) or not all(0 <= n < 2**63 for n in numbers):
+    if not NAME.fullmatch(key.client) or not all(0 <= n < 2**63 for n in numbers):
         raise FrameRefused(f"delta key {key.text[:120]!a} is not one this server can store")
     return key.text.replace("/", "@") + _FILE_SUFFIX
 

@@ -18,7 +18,8 @@ with its class name under "type". So a line is a few hundred bytes, whatever the
 Why not the events themselves: the journal is read with grep and jq years later, by people without this version's classes.
 
 A line is canonical (no spaces, fields in the order of the class, floats by their shortest form), so the same run gives the same
-bytes but for `t`; `TraceHash` is SHA-256 over those lines without `t`, for the simulator.
+bytes but for `t`; `TraceHash` is SHA-256 over those lines without `t`, for the simulator. A character that cannot be printed is
+a JSON escape in the file, so that `tail -f` of a journal is safe for a terminal, and in what is read the escape of `fsl_transport.text`.
 
 A full disk never stops a run, and a slow one never holds its loop: a thread writes, lines that cannot be written, or that find
 `MAX_WAITING_BYTES` waiting, are counted, and a note "JournalGap" says how many once there is space again. Its `n` is that of the first of them.
@@ -45,7 +46,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import attrs
 
-from fsl_async.observe import segments
+from fsl_async.observe import journal_text, segments
 from fsl_async.observe.state import RunState
 
 if TYPE_CHECKING:
@@ -195,7 +196,7 @@ def _note_body(fields: dict[str, Any]) -> str:
 
 def _line(head: str, kind: str, name: str, cause: int | None, body: str) -> str:
     by = "null" if cause is None else cause
-    return f'{{{head},"kind":"{kind}","type":"{name}","cause":{by}{body}}}\n'
+    return f'{{{head},"kind":"{kind}","type":"{name}","cause":{by}{journal_text.written(body)}}}\n'
 
 
 class TraceHash:
@@ -434,7 +435,7 @@ def _resume(file: int) -> tuple[int, bool]:
     while True:
         tail = os.pread(file, length, max(0, size - length))
         for line in reversed(tail.split(b"\n")):
-            found = _parse(line)
+            found = journal_text.read(line)
             if found is not None and isinstance(found.get("n"), int):
                 return int(found["n"]) + 1, not tail.endswith(b"\n")
         if length >= min(size, segments.SEGMENT_BYTES):
@@ -445,14 +446,6 @@ def _resume(file: int) -> tuple[int, bool]:
 def _number_of(line: str) -> int:
     """Of a line that was made here."""
     return int(line[len('{"n":') : line.index(",")])
-
-
-def _parse(line: bytes) -> dict[str, Any] | None:
-    try:
-        found = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    return found if isinstance(found, dict) else None
 
 
 class JournalReader:
@@ -500,7 +493,7 @@ class JournalReader:
             self._offset += len(line)
             if self._having and not any(word in line for word in self._having):
                 continue
-            found = _parse(line)
+            found = journal_text.read(line)
             if found is not None:
                 yield found
             elif line.strip():

@@ -24,7 +24,14 @@ from fsl_async.roles.client import SERVER, ClientMachine
 from fsl_async.runtime import Journal, Node, Worker
 from fsl_async.shells.moves import Moves
 from fsl_async.shells.ports import Dialer, Kind, Learner
-from fsl_async.shells.wire import Hello, Welcome, delta_stream, early_bytes, initial_stream
+from fsl_async.shells.wire import (
+    Hello,
+    Welcome,
+    delta_stream,
+    early_bytes,
+    initial_stream,
+    problem_of,
+)
 
 REDIAL_S = 5.0
 
@@ -156,7 +163,8 @@ class ClientShell:
                 ev.ServerRefused("config", f"the server's configuration: {error.message}")
             )
         except (msg.MessageError, ValueError) as error:
-            self._say(do.Note(f"the server sent what no server sends: {error}", "warning"))
+            text = f"the server sent what no server sends: {problem_of(error)}"
+            self._say(do.Note(text, "warning"))
             self.endpoint.disconnect(SERVER, "protocol")
             self.node.feed(ev.ServerLost("protocol"))
             self._scheduler.call_at(self._scheduler.time() + REDIAL_S, self.dial)
@@ -208,10 +216,10 @@ class ClientShell:
 
     def _offered(self, event: tp.StreamOffered) -> None:
         match msg.from_wire(event.meta):
-            case msg.VersionMeta(kind, version) if kind in {"update", "full"}:
+            case msg.VersionMeta(kind, version):
                 self.node.feed(ev.FetchOffered(event.stream_id, kind, version, event.chunks))
             case other:
-                raise msg.MessageError(f"a server streams no {other}")
+                raise msg.MessageError(f"a server streams no {type(other).__name__}")
 
     def _received(self, event: tp.StreamReceived) -> None:
         fetch = self._fetch

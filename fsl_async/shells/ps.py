@@ -27,7 +27,7 @@ from fsl_async.shells.ports import Listener, Store
 from fsl_async.shells.receiving import Receiving
 from fsl_async.shells.serving import Serving
 from fsl_async.shells.shards import Shards
-from fsl_async.shells.wire import Hello, Welcome
+from fsl_async.shells.wire import Hello, Welcome, beat_of, problem_of
 from fsl_transport.buckets import Bucket, Rate
 
 
@@ -86,7 +86,7 @@ class ServerShell:
             tp.HelloReceived: self._hello,
             tp.PeerDown: self._down,
             tp.MessageReceived: self._message,
-            tp.BeatReceived: lambda e: self.node.feed(ev.BeatHeard(e.peer, e.payload)),
+            tp.BeatReceived: lambda e: self.node.feed(ev.BeatHeard(e.peer, beat_of(e.payload))),
             tp.StreamOffered: self._offered,
             tp.StreamReceived: lambda e: self._receiving.received(e.peer, e.stream_id),
             tp.StreamSent: lambda e: self._serving.sent(e.peer, e.stream_id),
@@ -156,7 +156,7 @@ class ServerShell:
             handler(event)
         except (msg.MessageError, ValueError) as error:
             peer: str = getattr(event, "peer", "")
-            self.say(do.Note(f"{peer} sent what no client sends: {error}", "warning"))
+            self.say(do.Note(f"{peer} sent what no client sends: {problem_of(error)}", "warning"))
             self.endpoint.disconnect(peer, "protocol")
             member = self.machine.members.get(peer)
             if member is not None:
@@ -166,7 +166,7 @@ class ServerShell:
         try:
             hello = Hello.from_wire(event.hello)
         except msg.MessageError as error:
-            self.endpoint.refuse(event.peer, "hello", str(error))
+            self.endpoint.refuse(event.peer, "hello", problem_of(error))
             return
         self._agreeing.discard(event.peer)
         self._shards.wants(event.peer, hello.shard)
@@ -238,6 +238,8 @@ class ServerShell:
                 self.node.feed(
                     ev.DeltaOffered(event.peer, event.stream_id, named, base_digest, *work)
                 )
+            case msg.InitialMeta(fingerprint) if fingerprint != self.manifest.fingerprint:
+                self.endpoint.decline(event.peer, event.stream_id, "weights of another model")
             case msg.InitialMeta():
                 self.node.feed(ev.InitialOffered(event.peer, event.stream_id))
             case other:

@@ -27,6 +27,7 @@ from fsl_async.runtime import Journal, Node, Worker
 from fsl_async.shells.ports import Dialer
 from fsl_async.shells.split_server import Formats, Outgoing
 from fsl_async.shells.traffic import Traffic
+from fsl_async.shells.wire import problem_of
 from fsl_codecs import CodecError, info
 
 REDIAL_S = 5.0
@@ -207,7 +208,7 @@ class SplitClientShell:
         try:
             handler(event)
         except (MessageError, ValueError) as error:
-            self._violated(str(error))
+            self._violated(problem_of(error))
 
     def _violated(self, problem: str) -> None:
         self._say(do.Note(f"the split server sent what no server sends: {problem}", "warning"))
@@ -268,7 +269,7 @@ class SplitClientShell:
                 self.node.feed(ev.AuxiliaryReceived(what))
 
         self.worker.submit(
-            lambda: self._decode(taken), decoded, lambda error: self._violated(str(error))
+            lambda: self._decode(taken), decoded, lambda error: self._violated(problem_of(error))
         )
 
     def _decode(self, taken: _Taken) -> Values:

@@ -37,6 +37,7 @@ from fsl_async.roles.split_server import SplitServerMachine
 from fsl_async.runtime import Journal, Node, Worker
 from fsl_async.shells.ports import Listener
 from fsl_async.shells.traffic import Traffic
+from fsl_async.shells.wire import beat_of, problem_of
 
 _FRAME_HEAD_BYTES = 256
 
@@ -228,7 +229,7 @@ class SplitServerShell:
             tp.HelloReceived: self._hello,
             tp.PeerDown: self._down,
             tp.MessageReceived: self._message,
-            tp.BeatReceived: lambda e: self.node.feed(base.BeatHeard(e.peer, e.payload)),
+            tp.BeatReceived: lambda e: self.node.feed(base.BeatHeard(e.peer, beat_of(e.payload))),
             tp.StreamOffered: self._offered,
             tp.StreamReceived: self._received,
             tp.StreamSent: self._sent,
@@ -271,7 +272,7 @@ class SplitServerShell:
         try:
             handler(event)
         except (MessageError, ValueError) as error:
-            self._violated(getattr(event, "peer", ""), str(error))
+            self._violated(getattr(event, "peer", ""), problem_of(error))
 
     def _violated(self, peer: str, problem: str) -> None:
         self._say(do.Note(f"{peer} sent what no client sends: {problem}", "warning"))
@@ -284,7 +285,7 @@ class SplitServerShell:
         try:
             hello = msg.from_wire(event.hello)
         except MessageError as error:
-            self.endpoint.refuse(event.peer, "hello", str(error))
+            self.endpoint.refuse(event.peer, "hello", problem_of(error))
             return
         if isinstance(hello, msg.ConductorHello) and hello.role == msg.CONDUCTOR:
             self.node.feed(ev.ConductorCame(event.peer, event.incarnation, hello.run))
@@ -362,7 +363,7 @@ class SplitServerShell:
         self._code.submit(
             lambda: self.room.put(key, incoming.parcel()),
             lambda _: self.node.feed(ev.UploadReceived(event.peer, key, size)),
-            lambda error: self._violated(event.peer, str(error)),
+            lambda error: self._violated(event.peer, problem_of(error)),
         )
 
     def _sent(self, event: tp.StreamSent) -> None:

@@ -1,25 +1,29 @@
-"""How a role's dealings look on the wire: hello, welcome and stream names. Pure.
+"""How a role's dealings look on the wire: hello, welcome, heartbeats and stream names. Pure.
 
 Everything read here comes from a peer: each field is checked, and what does not fit raises MessageError.
 """
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from itertools import islice
+from typing import Any
 
 from attrs import frozen
 
-from fsl_async.messages import MAX_TEXT, MessageError
+from fsl_async.messages import DIGEST, RUN, MessageError, checked_text, optional
+from fsl_transport.text import peer_text
 
-T = TypeVar("T", int, str)
+MAX_BEAT_ENTRIES = 64
+MAX_BEAT_TEXT = 256
+MAX_PROBLEM = 500
 
 
-def _take(body: dict[str, Any], name: str, kind: type[T]) -> T:
+def _take(body: dict[str, Any], name: str) -> int:
     value = body.get(name)
-    if type(value) is not kind:
-        raise MessageError(f"{name} is {type(value).__name__}, not {kind.__name__}")
-    if isinstance(value, str) and len(value) > MAX_TEXT:
-        raise MessageError(f"{name} is longer than {MAX_TEXT} characters")
+    if type(value) is not int:
+        raise MessageError(f"{name} is {type(value).__name__}, not int")
+    if not -1 <= value < 1 << 63:
+        raise MessageError(f"{name} is out of range")
     return value
 
 
@@ -47,8 +51,9 @@ class Hello:
     @classmethod
     def from_wire(cls, body: dict[str, Any]) -> Hello:
         """Read a peer's hello; raises MessageError."""
-        run, digest = _take(body, "run", str), _take(body, "digest", str)
-        return cls(run, _take(body, "version", int), digest, _take(body, "shard", int))
+        run = checked_text("run", body.get("run"), optional(RUN))
+        digest = checked_text("digest", body.get("digest"), optional(DIGEST))
+        return cls(run, _take(body, "version"), digest, _take(body, "shard"))
 
 
 @frozen
@@ -67,15 +72,31 @@ class Welcome:
     @classmethod
     def from_wire(cls, body: dict[str, Any]) -> Welcome:
         """Read the server's welcome; raises MessageError."""
-        shard, shards = _take(body, "shard", int), _take(body, "shards", int)
+        shard, shards = _take(body, "shard"), _take(body, "shards")
         if not 0 <= shard < shards:
             raise MessageError(f"shard {shard} of {shards} does not exist")
         return cls(
-            _take(body, "run", str),
+            checked_text("run", body.get("run"), RUN),
             shard,
             shards,
             _take_tables(body, "config"),
         )
+
+
+def beat_of(payload: dict[str, Any]) -> dict[str, Any]:
+    """Read a heartbeat's status map: its first entries that are numbers, bools, None or text, made printable; others are left out."""
+    made: dict[str, Any] = {}
+    for name, value in islice(payload.items(), MAX_BEAT_ENTRIES):
+        if type(value) is str:
+            made[peer_text(name, MAX_BEAT_TEXT)] = peer_text(value, MAX_BEAT_TEXT)
+        elif value is None or type(value) in {int, float, bool}:
+            made[peer_text(name, MAX_BEAT_TEXT)] = value
+    return made
+
+
+def problem_of(error: Exception) -> str:
+    """What is wrong with a peer's bytes, for people: an error may name some of them."""
+    return peer_text(str(error), MAX_PROBLEM)
 
 
 def delta_stream(key: str) -> str:

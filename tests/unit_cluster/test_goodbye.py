@@ -36,7 +36,7 @@ def test_what_does_not_look_like_it_is_a_sentence(text):
 
 def test_what_a_stranger_says_is_short_and_printable():
     """It is shown to people and kept in a journal: no escapes for their terminals, no page of text, no second line."""
-    assert Goodbye.read("relaunch 7: a\x1b[2J\nb") == Goodbye("a [2J b", 7.0)
+    assert Goodbye.read("relaunch 7: a\x1b[2J\nb") == Goodbye(r"a\u001b[2J\u000ab", 7.0)
     assert (
         len(Goodbye.read("x" * 1024).reason)
         == len(Goodbye.read("relaunch 1: " + "y" * 999).reason)

@@ -3,9 +3,13 @@
 import pytest
 import torch
 
-from fsl_async.joining import _start_line
+from fsl_async.config import from_wire, to_wire
+from fsl_async.joining import _place, _start_line
 from fsl_async.learn.fed import Place
-from fsl_async.node_client import progress_words
+from fsl_async.node_client import Membership, progress_words
+from fsl_async.settings import Config
+from fsl_async.shells.wire import Welcome
+from fsl_async.site_policy import SitePolicy
 from fsl_async.threads import cores
 
 
@@ -49,3 +53,22 @@ def test_the_start_line_tells_the_threads_and_sets_them(case, monkeypatch):
         torch.set_num_threads(before)
     assert line.startswith(f"site-a trains on cpu with {count} thread")
     assert why in line
+
+
+class Runtime:
+    """As much of a client as its place needs."""
+
+    name = "a"
+    policy = SitePolicy()
+
+
+def test_a_task_sees_what_was_checked_of_a_welcome():
+    """Tables and keys that this release does not have are not checked: a task would print them as they came."""
+    told = to_wire(Config())
+    told |= {"\x1b[2J": {"a": 1}, "train": {**told["train"], "batch": 7, "\x1b": "\n"}}
+    member = Membership(Welcome("r", 0, 1, told), from_wire(told))
+    place = _place(Runtime(), member, print, device="cpu", data="here.txt")
+    plain = to_wire(Config())
+    assert place.config["train"] == {**plain["train"], "batch": 7}
+    assert place.config["data"] == {**plain["data"], "path": "here.txt"}
+    assert set(place.config) == set(plain)

@@ -19,8 +19,8 @@ from target_parts import (
     HEAD_LIMIT,
     HONEST,
     SESSION,
-    Journal,
     Loopback,
+    Quiet,
     QuietFiles,
     Target,
     delivery,
@@ -87,7 +87,7 @@ def linear(inputs, outputs):
 class SplitWorld:
     """A split server with all its rooms, an honest client, and a crook who has a session too."""
 
-    def __init__(self, folder, name):
+    def __init__(self, folder, name, told=Quiet()):  # noqa: B008 - it has no state
         self.ended, self.is_over = [], False
         self.scheduler, self.link = tp.VirtualScheduler(), Loopback()
         rules = SplitRules(method=name, checkpoint_every=2, align_every=1)
@@ -114,8 +114,8 @@ class SplitWorld:
             train=workers[1],
             write=workers[2],
             scheduler=self.scheduler,
-            journal=Journal(),
-            say=lambda _: None,
+            journal=told.journal,
+            say=told.say,
             finished=self.ended.append,
             traffic=Traffic(),
         )
@@ -133,11 +133,12 @@ class SplitWorld:
         self.sessions = {peer: self.enter(peer) for peer in (HONEST, CROOK)}
         self.seq = 0
 
-    def enter(self, peer):
-        head = pack(frames.HELLO, frames.PROTOCOL_VERSION, 1, 1, peer, "client", hello(self.name))
+    def enter(self, peer, incarnation=1):
+        body = hello(self.name)
+        head = pack(frames.HELLO, frames.PROTOCOL_VERSION, incarnation, 1, peer, "client", body)
         self.deliver(peer, 0, [head])
         sent = [frames.parse(parts, HEAD_LIMIT, 1 << 21) for parts in self.link.sent[peer]]
-        return next(one.session for one in sent if isinstance(one, frames.Welcome))
+        return next(one.session for one in reversed(sent) if isinstance(one, frames.Welcome))
 
     def deliver(self, peer, lane, parts):
         # Whom the server believes that the run is over (docs/SECURITY.md, "Names"): that is no defect.
@@ -292,11 +293,8 @@ def train(training):
     training.train_batch(torch.linspace(-1, 1, SAMPLES * INPUTS).reshape(SAMPLES, INPUTS), labels)
 
 
-@one_thread()
-def run_split_client(data):
-    """A number for the method, then steps of a server: heads, payloads on the bulk lane, waits."""
-    name, steps = method_of(steps_of(data))
-    scheduler, link, over = tp.VirtualScheduler(), Loopback(), []
+def client_of(scheduler, link, name, told=Quiet()):  # noqa: B008 - it has no state
+    """A client that dials, and its training."""
     rules, training = training_of(name)
     shell = SplitClientShell(
         SplitClientMachine(rules, CROOK, 1),
@@ -305,9 +303,9 @@ def run_split_client(data):
         formats=FORMATS,
         worker=VirtualWorker(scheduler, lambda: 0.001),
         scheduler=scheduler,
-        journal=Journal(),
-        say=lambda _: None,
-        finished=over.append,
+        journal=told.journal,
+        say=told.say,
+        finished=told.finished,
         traffic=Traffic(),
     )
     shell.endpoint = tp.DialerEndpoint(
@@ -321,6 +319,15 @@ def run_split_client(data):
     )
     training.post = shell.feed
     shell.dial()
+    return shell, training
+
+
+@one_thread()
+def run_split_client(data):
+    """A number for the method, then steps of a server: heads, payloads on the bulk lane, waits."""
+    name, steps = method_of(steps_of(data))
+    scheduler, link = tp.VirtualScheduler(), Loopback()
+    shell, training = client_of(scheduler, link, name)
     training.begin_round(0)
     for _ in range(2):
         train(training)

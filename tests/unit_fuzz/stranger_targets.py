@@ -20,8 +20,8 @@ from target_parts import (
     HEAD_LIMIT,
     HONEST,
     SESSION,
-    Journal,
     Loopback,
+    Quiet,
     QuietFiles,
     Target,
     coded,
@@ -243,7 +243,7 @@ def run_payload(data):
 class World:
     """A parameter server with all its rooms, an honest client, and a crook who has a session too."""
 
-    def __init__(self, folder):
+    def __init__(self, folder, told=Quiet()):  # noqa: B008 - it has no state
         self.ended = []
         self.scheduler = tp.VirtualScheduler()
         self.link = Loopback()
@@ -255,8 +255,8 @@ class World:
             self.store,
             worker=VirtualWorker(self.scheduler, lambda: 0.001),
             scheduler=self.scheduler,
-            journal=Journal(),
-            say=lambda _: None,
+            journal=told.journal,
+            say=told.say,
             finished=self.ended.append,
         )
         self.shell.endpoint = self.endpoint = tp.ListenerEndpoint(
@@ -272,9 +272,9 @@ class World:
         self.sessions = {name: self.enter(name) for name in (HONEST, CROOK)}
         self.seq = 0
 
-    def enter(self, name):
+    def enter(self, name, incarnation=1):
         hello = wire.Hello("", -1, "", -1).to_wire()
-        head = pack(frames.HELLO, frames.PROTOCOL_VERSION, 1, 1, name, "client", hello)
+        head = pack(frames.HELLO, frames.PROTOCOL_VERSION, incarnation, 1, name, "client", hello)
         self.deliver(name, 0, [head])
         welcome = frames.parse(self.link.sent[name][-1], HEAD_LIMIT, 0)
         return welcome.session
@@ -352,20 +352,19 @@ def run_learner(data):
     learner.finish_fetch(0)
 
 
-def run_client(data):
-    """Steps of a server: heads, payloads on the bulk lane, waits."""
-    scheduler, link, over = tp.VirtualScheduler(), Loopback(), []
+def client_of(scheduler, link, told=Quiet()):  # noqa: B008 - it has no state
+    """A client that dials."""
     learner = attached_learner()
     shell = ClientShell(
         ClientMachine(ClientRules(), CROOK, 1),
         learner,
         worker=VirtualWorker(scheduler, lambda: 0.001),
         scheduler=scheduler,
-        journal=Journal(),
-        say=lambda _: None,
-        finished=over.append,
+        journal=told.journal,
+        say=told.say,
+        finished=told.finished,
         welcomed=lambda welcome: configs.from_wire(welcome.config),
-        end_training=over.append,
+        end_training=lambda _: None,
     )
     shell.endpoint = tp.DialerEndpoint(
         link,
@@ -378,6 +377,13 @@ def run_client(data):
     )
     shell.node.feed(ev.Attached(learner.manifest.fingerprint, learner.manifest.values))
     shell.dial()
+    return shell
+
+
+def run_client(data):
+    """Steps of a server: heads, payloads on the bulk lane, waits."""
+    scheduler, link = tp.VirtualScheduler(), Loopback()
+    shell = client_of(scheduler, link)
     for step in steps_of(data)[:40]:
         _, lane, parts, wait_s = delivery(step, SESSION)
         if parts:

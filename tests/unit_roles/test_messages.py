@@ -9,12 +9,21 @@ from fsl_async import messages as msg
 from fsl_async.events import DeltaKey
 
 KINDS = sorted(msg.TABLE.types.values(), key=lambda cls: cls.__name__)
+PRINTABLE = st.text(max_size=20).filter(str.isprintable)
+NAMES = st.from_regex(r"[A-Za-z0-9._-]{1,12}", fullmatch=True)
+NUMBERS = st.integers(0, 1 << 62)
+DIGESTS = st.from_regex(r"[0-9a-f]{32}", fullmatch=True)
 VALUES = {
     "bool": st.booleans(),
-    "str": st.text(max_size=20),
+    "str": PRINTABLE,
+    "Digest": DIGESTS,
+    "OptionalDigest": DIGESTS | st.just(""),
+    "Key": st.builds(DeltaKey, NAMES, NUMBERS, NUMBERS, NUMBERS).map(lambda key: key.text),
+    "Code": st.sampled_from(["later", "stale", "model", "quarantined"]),
+    "VersionKind": st.sampled_from(["update", "full"]),
     "int": st.integers(-1, (1 << 63) - 1),
     "list[Any]": st.lists(st.integers(), max_size=3),
-    "dict[str, Any]": st.dictionaries(st.text(max_size=8), st.floats(allow_nan=False), max_size=3),
+    "dict[str, Any]": st.dictionaries(PRINTABLE, st.floats(allow_nan=False), max_size=3),
 }
 JUNK = st.recursive(
     st.none()
@@ -65,13 +74,17 @@ def test_one_wrong_field_is_refused(message, data):
         msg.from_wire({**wire, name: bad})
 
 
+META = msg.DeltaMeta("a/1/0/0", "d" * 32, 1, 1, 1, {})
+
+
 @pytest.mark.parametrize(
     ("wire", "words"),
     [
         ([], "a message is a map"),
         ({}, "unknown message"),
         ({"m": ["Call"]}, "unknown message"),
-        ({"m": "x" * 1000}, "unknown message 'xxx"),
+        ({"m": "x" * 1000}, "unknown message xxx"),
+        ({"m": "\x1b]0;"}, "unknown message .u001b]0;"),
         ({"m": "Message"}, "unknown message"),
         ({"m": "Call"}, "has 0 fields, expected 2"),
         ({"m": "Call", "round": 1, "last": True, "more": 1}, "has 3 fields"),
@@ -82,15 +95,24 @@ def test_one_wrong_field_is_refused(message, data):
         ({"m": "Call", "round": 1 << 63, "last": False}, "out of range"),
         ({"m": "Stop", "reason": b"x"}, "Stop.reason is bytes"),
         ({"m": "Stop", "reason": "x" * (msg.MAX_TEXT + 1)}, "longer than"),
-        ({"m": "Attach", "fingerprint": "f", "manifest": {}}, "is dict, not list"),
+        ({"m": "Attach", "fingerprint": "d" * 32, "manifest": {}}, "is dict, not list"),
+        ({"m": "Attach", "fingerprint": "d" * 31, "manifest": []}, "fingerprint is not a digest"),
+        ({"m": "Announce", "version": 0, "digest": ""}, "digest is not a digest"),
+        ({"m": "Holding", "version": 0, "digest": "D" * 32}, "digest is not a digest"),
+        ({"m": "Fetch", "version": 0, "digest": "no"}, "is not a digest, nor empty: no"),
+        ({"m": "Accepted", "key": "a b/1/2/3"}, "Accepted.key is not a delta key: a b/1/2/3"),
+        ({"m": "Accepted", "key": "a/1\x1b/2/3"}, "is not a delta key: a/1.u001b/2/3"),
+        ({"m": "Reject", "code": "two words", "text": ""}, "Reject.code is not a code"),
+        ({"m": "VersionMeta", "kind": "half", "version": 0}, "is not a kind of version: half"),
         (
-            {"m": "Attach", "fingerprint": "f", "manifest": [0] * (msg.MAX_TENSORS + 1)},
+            {"m": "Attach", "fingerprint": "d" * 32, "manifest": [0] * (msg.MAX_TENSORS + 1)},
             "more than",
         ),
         (
-            msg.to_wire(msg.DeltaMeta("k", "d", 1, 1, 1, {str(i): 0.0 for i in range(65)})),
+            msg.to_wire(META) | {"metrics": {str(number): 0.0 for number in range(65)}},
             "metrics has more than",
         ),
+        (msg.to_wire(META) | {"metrics": {"a": [1]}}, "metrics maps texts to numbers and texts"),
     ],
 )
 def test_what_is_wrong_is_named(wire, words):
@@ -106,16 +128,40 @@ def test_a_name_of_megabytes_is_not_repeated():
     assert len(str(caught.value)) < 200
 
 
-@given(st.text(max_size=12), *[st.integers(0, 1 << 62)] * 3)
+def test_text_for_people_is_printable_and_one_line():
+    """It goes to a terminal: no escape sequence, no second line, no text that runs the other way."""
+    found = msg.from_wire({"m": "Stop", "reason": "\x1b]0;owned\x07\nps: all good\u202e"})
+    assert found == msg.Stop(r"\u001b]0;owned\u0007\u000aps: all good\u202e")
+    assert msg.from_wire(msg.to_wire(found)) == found
+    long = msg.from_wire({"m": "Stop", "reason": "\n" * msg.MAX_TEXT}).reason
+    assert long.isprintable()
+    assert len(long) == msg.MAX_TEXT
+    named = msg.from_wire(msg.to_wire(META) | {"metrics": {"\x1b[2J": 1.0, "a": "\r"}})
+    assert named.metrics == {r"\u001b[2J": 1.0, "a": r"\u000d"}
+
+
+@given(NAMES, *[NUMBERS] * 3)
 def test_delta_keys_come_back(client, incarnation, base, sequence):
     """The key decides whether a delta was merged already, so its text must mean one key only."""
     key = DeltaKey(client, incarnation, base, sequence)
-    if client and "/" not in client:
-        assert DeltaKey.parse(key.text) == key
+    assert DeltaKey.parse(key.text) == key
 
 
 @pytest.mark.parametrize(
-    "text", ["", "a", "a/1/2", "a/1/2/3/4", "/1/2/3", "a/-1/2/3", "a/1/x/3", "a/1//3", "a/1/²/3"]
+    "text",
+    [
+        "",
+        "a",
+        "a b/1/2/3",
+        "\x1b/1/2/3",
+        "a/1/2",
+        "a/1/2/3/4",
+        "/1/2/3",
+        "a/-1/2/3",
+        "a/1/x/3",
+        "a/1//3",
+        "a/1/²/3",
+    ],
 )
 def test_other_texts_are_no_keys(text):
     """A peer's key is checked before it becomes a file name."""

@@ -8,7 +8,7 @@ from fsl_async.messages import MAX_TEXT, MessageError
 from fsl_async.shells import wire
 
 JUNK = st.none() | st.booleans() | st.integers() | st.text(max_size=4) | st.binary() | st.just({})
-HELLO = {"run": "r", "version": 3, "digest": "d", "shard": -1}
+HELLO = {"run": "r", "version": 3, "digest": "d" * 32, "shard": -1}
 WELCOME = {"run": "r", "shard": 1, "shards": 4, "config": {"a": 1}}
 
 
@@ -45,6 +45,35 @@ def test_junk_is_refused(body):
         except MessageError:
             continue
         assert all(body[name] == value for name, value in back.items())
+
+
+@pytest.mark.parametrize(
+    ("read", "body", "name"),
+    [
+        (wire.Hello.from_wire, {**HELLO, "run": "r\n"}, "run"),
+        (wire.Hello.from_wire, {**HELLO, "digest": "\x1b" * 32}, "digest"),
+        (wire.Hello.from_wire, {**HELLO, "digest": "d" * 33}, "digest"),
+        (wire.Welcome.from_wire, {**WELCOME, "run": ""}, "run"),
+        (wire.Welcome.from_wire, {**WELCOME, "run": "\x1b]0;owned\x07"}, "run"),
+    ],
+)
+def test_what_is_compared_has_its_exact_form(read, body, name):
+    """A run's name or a digest of another form is refused, and what is said about it is printable."""
+    with pytest.raises(MessageError, match=f"^{name} is not") as refused:
+        read(body)
+    assert str(refused.value).isprintable()
+
+
+def test_a_heartbeat_has_numbers_and_printable_text():
+    """Its map is journaled and shown as it comes."""
+    sent = {"step": 3, "loss": 2.5, "hung": None, "up": True, "\x1b[2J": "a\nb", "deep": {"\r": 1}}
+    sent |= {str(number): number for number in range(100)} | {"z": "x" * 4096}
+    found = wire.beat_of(sent)
+    assert list(found)[:5] == ["step", "loss", "hung", "up", r"\u001b[2J"]
+    assert found[r"\u001b[2J"] == r"a\u000ab"
+    assert "deep" not in found
+    assert len(found) == wire.MAX_BEAT_ENTRIES - 1
+    assert len(wire.beat_of({"z" * 999: "x" * 999})["z" * 255 + "…"]) == wire.MAX_BEAT_TEXT
 
 
 def test_stream_names():

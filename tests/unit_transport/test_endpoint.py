@@ -323,9 +323,25 @@ def test_what_is_remembered_never_lowers_nor_disturbs(world, pair):
     other = world.dialer("other", incarnation=10)
     world.until(lambda: other.count(PeerUp))
     assert other.endpoint.incarnation == 21
-    for name, number in (("no/good", 1), ("a", -1), ("a", (1 << 63) - 1), ("a", True)):
+    for name, number in (("no/good", 1), ("a", -1), ("a", 1 << 62), ("a", True)):
         with pytest.raises(LocalError):
             ps.endpoint.remember(name, number)
+
+
+def test_an_incarnation_that_no_restart_could_remember_is_not_let_in(world, new_settings):
+    """It was written into the ledger, and the server did not start again from that; nor could its name ever be used by a higher one."""
+    ps = world.listener(settings=new_settings())
+    limit = frames.INCARNATION_LIMIT
+    hostile = world.dialer("hostile", incarnation=limit + 5)
+    world.run(5)
+    assert not ps.count(HelloReceived)
+    assert not hostile.count(PeerUp)
+    last = world.dialer("last", incarnation=limit - 1)
+    world.until(lambda: last.count(PeerUp))
+    ps.endpoint.remember("last", limit - 1)
+    late = world.dialer("last", incarnation=limit - 2)
+    world.until(lambda: late.count(Refused))
+    assert "the highest that there is" in late.last(Refused).text
 
 
 def test_an_unanswered_hello_gives_its_place_back(world, new_settings):

@@ -35,6 +35,7 @@ from attrs import Attribute, field, frozen
 from zmq.utils import z85
 
 from fsl_transport.errors import LocalError
+from fsl_transport.text import peer_text
 
 ZAP_ADDRESS: Final = "inproc://zeromq.zap.01"
 ZAP_DOMAIN: Final = b"fsl"
@@ -151,7 +152,7 @@ def answer_zap(
     request_id = bytes(request[1]) if len(request) > 1 else b""
     if len(request) != _ZAP_FIELDS or request[0] != _ZAP_VERSION:
         return _reply(request_id, b"400", b"not a ZAP 1.0 request"), None
-    address = bytes(request[3]).decode("ascii", "replace")[:64]
+    address = _address(request[3])
     if request[2] != ZAP_DOMAIN or request[5] != b"CURVE" or len(request[6]) != _KEY_BYTES:
         return _reply(request_id, b"400", b"not CURVE"), HandshakeFailed(MECHANISM, "", address)
     key = z85.encode(bytes(request[6])).decode()
@@ -160,6 +161,10 @@ def answer_zap(
             UNKNOWN_KEY, key, address
         )
     return _reply(request_id, b"200", b"OK", key.encode()), None
+
+
+def _address(told: bytes) -> str:
+    return peer_text(bytes(told).decode("ascii", "replace"), 64)
 
 
 def _reply(request_id: bytes, code: bytes, text: bytes, user: bytes = b"") -> list[bytes]:
@@ -190,7 +195,7 @@ class ZapHandler:
             answer, failed = answer_zap(request, self._allows)
             await self._socket.send_multipart(answer)
             if answer[2] == b"200":
-                self._let_in(bytes(request[3]).decode("ascii", "replace")[:64])
+                self._let_in(_address(request[3]))
             if failed is not None:
                 try:
                     self._tell(failed)

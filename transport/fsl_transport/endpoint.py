@@ -81,8 +81,7 @@ class ListenerEndpoint(Endpoint):
         Ignored for a name that asks or is up. ``LocalError`` when either is out of range.
         """
         check_name(name)
-        # One below the largest number, so that a dialer can still raise itself above it.
-        if type(incarnation) is not int or not 0 <= incarnation < frames.NATURAL_MAX:
+        if type(incarnation) is not int or not 0 <= incarnation < frames.INCARNATION_LIMIT:
             raise LocalError(f"{incarnation!r} is no incarnation: use nanoseconds since 1970")
         self._record(name).machine.remember(incarnation)
         self._know(name)

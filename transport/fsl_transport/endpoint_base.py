@@ -133,8 +133,13 @@ class Endpoint:
         declined; all streams of a session share ``settings.early_bytes``.
         """
         frames.check_body(meta)
-        if not isinstance(stream_id, str) or not 0 < len(stream_id) <= frames.TEXT_LIMIT:
-            raise LocalError(f"{stream_id!r} is no stream id: 1 to {frames.TEXT_LIMIT} characters")
+        if not (
+            isinstance(stream_id, str)
+            and 0 < len(stream_id) <= frames.TEXT_LIMIT
+            and stream_id.isprintable()
+        ):
+            text = f"1 to {frames.TEXT_LIMIT} printable characters"
+            raise LocalError(f"{stream_id!r} is no stream id: {text}")
         streams = self._streams(peer)
         if streams is not None:
             streams.offer(stream_id, meta, source, early_bytes)

@@ -8,7 +8,9 @@ A message is a list of one or two frames. Frame 0, the head, is one msgpack arra
     protocol itself counts (bodies may hold any msgpack integer);
   * a head of an unknown kind, with a missing, surplus or mistyped field, is a ``PeerError``;
   * the first four fields of HELLO and all of REFUSE never change between protocol versions, so
-    that a mismatch can always be explained: a HELLO of another version parses to ``Foreign``.
+    that a mismatch can always be explained: a HELLO of another version parses to ``Foreign``;
+  * text for people (codes, texts, reasons) is made printable here (``text.py``); what is compared (a role, a stream
+    id) must be printable, or the head is a ``PeerError``.
 
     kind        fields after the kind
     1 HELLO     version, incarnation, attempt, name, role, body
@@ -47,6 +49,7 @@ from attrs import frozen
 from fsl_transport.errors import LocalError, PeerError
 from fsl_transport.events import Body
 from fsl_transport.link import NAME, Buffer
+from fsl_transport.text import peer_text
 
 PROTOCOL_VERSION: Final = 5
 SESSION_BYTES: Final = 8
@@ -55,6 +58,8 @@ TEXT_LIMIT: Final = 1024
 ITEMS_LIMIT: Final = 1 << 17
 """Entries of one array or map; without it a small message could ask for a huge list."""
 NATURAL_MAX: Final = (1 << 63) - 1
+INCARNATION_LIMIT: Final = 1 << 62
+"""Incarnations are below it: as nanoseconds since 1970 they last until 2116, and a listener can always count one more."""
 
 HELLO, WELCOME, REFUSE, UNKNOWN, BEAT, DATA, ACK, BYE, CHUNK, TAKEN, PROBE = range(1, 12)
 MESSAGE, OFFER, ACCEPT, DECLINE, CREDIT, DONE, STOP, ABORT, BLOCKED, STRIPES = range(10)
@@ -275,7 +280,8 @@ def _unpack(head: Buffer, head_limit: int) -> list[Any]:
     except PeerError:
         raise
     except (ValueError, TypeError, RecursionError, msgpack.UnpackException) as error:
-        raise PeerError(f"a head that is no msgpack: {error!r}") from error
+        # Of text that is not UTF-8 the error has the whole head in it.
+        raise PeerError(f"a head that is no msgpack: {peer_text(str(error), 120)}") from error
     if type(fields) is not list or not fields or type(fields[0]) is not int:
         raise PeerError("a head that is no array with a kind")
     return fields
@@ -284,7 +290,7 @@ def _unpack(head: Buffer, head_limit: int) -> list[Any]:
 def _check(
     name: str, fields: list[Any], types: tuple[type, ...], naturals: tuple[int, ...]
 ) -> None:
-    """Types, ranges, map keys and the lengths of reasons."""
+    """Types, ranges, map keys; a reason, which is always the last field, is made printable."""
     if tuple(map(type, fields)) != types:
         raise PeerError(f"{name} with wrong fields")
     for position in naturals:
@@ -294,8 +300,10 @@ def _check(
     if type(last) is dict:
         if last and not has_str_keys(last):
             raise PeerError("a map key that is no str")
-    elif type(last) is str and len(last) > TEXT_LIMIT:
-        raise PeerError("a reason that is too long")
+    elif type(last) is str:
+        if len(last) > TEXT_LIMIT:
+            raise PeerError("a reason that is too long")
+        fields[-1] = short(last)
 
 
 def _check_session(session: object) -> None:
@@ -316,12 +324,16 @@ def _plain(kind: int, fields: list[Any]) -> Message:
     if kind > REFUSE:
         _check_session(fields[0])
     elif cls is Hello:
-        if NAME.fullmatch(fields[3]) is None or len(fields[4]) > TEXT_LIMIT:
+        if NAME.fullmatch(fields[3]) is None or not _is_identifier(fields[4]):
             raise PeerError("HELLO with a bad name or role")
+        if fields[1] >= INCARNATION_LIMIT:
+            raise PeerError("HELLO with an incarnation out of range")
     elif cls is Welcome:
         _check_session(fields[3])
-    elif cls is Refuse and (len(fields[3]) > TEXT_LIMIT or len(fields[4]) > TEXT_LIMIT):
-        raise PeerError("REFUSE with too long a text")
+    elif cls is Refuse:
+        if len(fields[3]) > TEXT_LIMIT or len(fields[4]) > TEXT_LIMIT:
+            raise PeerError("REFUSE with too long a text")
+        fields[3:5] = map(short, fields[3:5])
     message: Message = cls(*fields)
     return message
 
@@ -340,6 +352,11 @@ def _chunk(fields: list[Any], payload: Buffer, chunk_limit: int) -> Chunk:
     return Chunk(session, stream, round_, index, offset, size, stripe, number, asks, payload)
 
 
+def _is_identifier(text: str) -> bool:
+    """Whether a role or a stream id is one: it is compared, so it is refused and not escaped."""
+    return len(text) <= TEXT_LIMIT and text.isprintable()
+
+
 def _data(fields: list[Any]) -> Data:
     if len(fields) < 5:
         raise PeerError("DATA with wrong fields")
@@ -354,8 +371,8 @@ def _data(fields: list[Any]) -> Data:
         raise PeerError(f"DATA with unknown op {op}")
     del fields[:5]
     _check(f"DATA op {op}", fields, *shape)
-    if op == OFFER and not 0 < len(fields[1]) <= TEXT_LIMIT:
-        raise PeerError("a stream id that is empty or too long")
+    if op == OFFER and not (fields[1] and _is_identifier(fields[1])):
+        raise PeerError("a stream id that is empty, too long or not printable")
     return Data(session, seq, ack, op, fields)
 
 
@@ -399,5 +416,5 @@ def pack(fields: Sequence[object], limit: int) -> bytes:
 
 
 def short(text: str) -> str:
-    """``text`` cut to what a reason may hold."""
-    return text if len(text) <= TEXT_LIMIT else text[: TEXT_LIMIT - 1] + "…"
+    """``text`` made printable and cut to what a reason may hold."""
+    return peer_text(text, TEXT_LIMIT)

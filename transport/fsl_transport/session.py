@@ -59,7 +59,18 @@ from attrs import frozen
 from fsl_transport import frames
 from fsl_transport.answers import REVOKED, SUPERSEDED, protocol_refusal, refusal_head, unknown_head
 from fsl_transport.events import Body
-from fsl_transport.frames import Ack, Beat, Bye, Data, Foreign, Hello, Message, Refuse, Unknown
+from fsl_transport.frames import (
+    INCARNATION_LIMIT,
+    Ack,
+    Beat,
+    Bye,
+    Data,
+    Foreign,
+    Hello,
+    Message,
+    Refuse,
+    Unknown,
+)
 from fsl_transport.frames import Welcome as WelcomeMessage
 from fsl_transport.reliable import BeatDue, Session
 from fsl_transport.settings import TransportSettings
@@ -284,6 +295,9 @@ class DialerMachine:
             if self._was_up:
                 self._rest()
                 return [Overtaken()]
+            if message.known + 1 >= INCARNATION_LIMIT:
+                self._rest()
+                return [RefusedBy(message.code, f"{message.text}, the highest that there is")]
             self.incarnation = message.known + 1
             self.attempt += 1
             return [SayHello()]

@@ -1,0 +1,184 @@
+"""Files that others may have written, and programs that answer, do nothing to the terminal on which they are shown."""
+
+import io
+import json
+import sys
+
+import pytest
+
+from fsl_async import cli
+from fsl_async.cluster.launchers import LaunchError, ask
+from fsl_async.cluster.supervisor import ChildExited
+from fsl_async.commands.output import Output, encoded
+from fsl_async.demo.play import Demo
+from fsl_async.errors import FslError, describe
+from fsl_async.learn.sealed import seal
+from fsl_async.observe.columns import fitted
+from fsl_async.observe.journal import JournalReader, JournalWriter, TraceHash
+from fsl_async.observe.state import RunState
+from fsl_async.observe.table import header, news_line
+from fsl_async.stopper import Stopper
+from fsl_transport.loop import run as run_loop
+
+HOSTILE = "\x1b]0;owned\x07\nps: all good\r\u202e\x9b2J\x7f"
+SHOWN = r"\u001b]0;owned\u0007\u000aps: all good\u000d\u202e\u009b2J\u007f"
+
+
+def check(text):
+    """Nothing but lines, and none of them forged."""
+    assert SHOWN in text or json.dumps(HOSTILE)[1:-4] in text
+    for line in text.split("\n"):
+        assert line.isprintable(), ascii(line)
+        assert not line.startswith("ps: all good")
+
+
+def hostile_run(path):
+    """A run directory as a person, or a node of an old release, may have written it."""
+    path.mkdir()
+    lines = [
+        {"type": "NodeStarted", "role": "ps", "run": HOSTILE, "address": HOSTILE, "host": HOSTILE, "pid": 1, "every_s": 9.0},
+        {"type": "ClientHello", "peer": HOSTILE, "incarnation": 1, "run": ""},
+        {"type": "Refuse", "peer": HOSTILE, "code": "run", "text": HOSTILE},
+        {"type": "Note", "text": HOSTILE, "level": "warning"},
+        {"type": "Quarantine", "key": HOSTILE, "reason": HOSTILE, "held": True},
+        {"type": "ClientLeft", "peer": HOSTILE, "incarnation": 1, "reason": HOSTILE},
+        {"type": "Finish", "reason": HOSTILE, "exit_code": 0},
+        {"type": "NodeEnded"},
+    ]  # fmt: skip
+    text = "".join(
+        json.dumps({"n": n, "t": 1e6 + n, **line}, ensure_ascii=n % 2 == 0) + "\n"
+        for n, line in enumerate(lines)
+    )
+    (path / "journal.jsonl").write_text(text, "utf-8")
+    merged = [{"key": HOSTILE, "tokens": 3}]
+    facts = [
+        {"fact": "version", "version": 0, "tokens_total": 0, "merged": []},
+        {"fact": "version", "version": 1, "tokens_total": 3, "merged": merged},
+    ]
+    (path / "ledger.jsonl").write_bytes(b"".join(seal(fact) + b"\n" for fact in facts))
+    return path
+
+
+@pytest.mark.parametrize("options", [[], ["--json"], ["--follow"]])
+def test_status_of_a_journal_that_others_wrote(options, tmp_path, capsys):
+    """Its texts, names and keys come from peers: none of them moves the cursor or makes a line of its own."""
+    assert cli.main(["status", str(hostile_run(tmp_path / "run")), *options]) == 0
+    check(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_status_of_a_split_server_that_others_wrote(options, tmp_path, capsys):
+    """The same for a split server's journal and ledger."""
+    path = tmp_path / "server"
+    (path / "checkpoints").mkdir(parents=True)
+    lines = [
+        {"type": "NodeStarted", "method": HOSTILE, "address": HOSTILE, "host": HOSTILE, "pid": 1},
+        {"type": "AdmitSplit", "peer": HOSTILE},
+        {"type": "RoundDoneSaid", "peer": "a", "errors": {f"{HOSTILE} up": 0.5}},
+        {"type": "Finish", "reason": HOSTILE},
+        {"type": "NodeEnded"},
+    ]
+    text = "".join(json.dumps({"t": 1e6, **line}) + "\n" for line in lines)
+    (path / "journal.jsonl").write_text(text)
+    fact = {"auxiliary": HOSTILE, "version": 1}
+    (path / "ledger.jsonl").write_bytes((seal(fact) + b"\n") * 2)
+    assert cli.main(["status", str(path), *options]) == 0
+    check(capsys.readouterr().out)
+
+
+def test_quarantine_of_a_ledger_that_others_wrote(tmp_path, capsys):
+    """Its keys are listed for a person to pick one."""
+    path = hostile_run(tmp_path / "run")
+    fact = {"fact": "accepted", "key": HOSTILE, "tokens": 1, "steps": 1, "bytes": 1, "norm": 1.0}
+    (path / "ledger.jsonl").write_bytes(seal(fact) + b"\n")
+    assert cli.main(["quarantine", str(path)]) != 0
+    found = capsys.readouterr()
+    assert (found.out + found.err).rstrip("\n").isprintable()
+
+
+def test_the_table_of_a_journal_that_others_wrote(tmp_path):
+    """What the live table draws does not pass through the lines of a command."""
+    state = RunState()
+    reader = JournalReader(hostile_run(tmp_path / "run") / "journal.jsonl")
+    news = [one for line in reader.read() for one in state.apply(line)]
+    shown = [header(state, 1e6), *fitted(list(state.clients.values()), 1e6)]
+    shown += [news_line(state, one) for one in news]
+    assert len(news) >= 5
+    check("\n".join(shown))
+
+
+def test_a_run_directory_that_is_none_is_one_line(tmp_path, capsys):
+    """Names of folders are shown in the error."""
+    inside = tmp_path / "run" / HOSTILE.replace("\x9b", "")
+    hostile_run(tmp_path / "other")
+    inside.parent.mkdir()
+    (tmp_path / "other").rename(inside)
+    assert cli.main(["status", str(inside.parent)]) == 2
+    told = capsys.readouterr().err
+    assert r"\u001b]0;owned" in told
+    assert told.rstrip("\n").isprintable()
+
+
+def test_whatever_a_command_prints_is_printable():
+    """The last place before the terminal, whatever the text came through."""
+    out, err = io.StringIO(), io.StringIO()
+    output = Output(out=out, err=err)
+    output.say(HOSTILE, HOSTILE)
+    output.warn(HOSTILE)
+    output.result({"a": HOSTILE, HOSTILE: {"b": HOSTILE}})
+    assert out.getvalue().count("\n") == 2 + 1 + 3
+    check(out.getvalue())
+    check(err.getvalue())
+    made = encoded({"a": HOSTILE})
+    assert made.isprintable()
+    assert json.loads(made) == {"a": HOSTILE}
+    assert describe(FslError(HOSTILE)).message.isprintable()
+
+
+def test_a_journal_is_safe_to_look_at_and_loses_nothing(tmp_path):
+    """`tail -f journal.jsonl` shows a file as it is; jq gives the text back; the program's own reader makes it printable."""
+    path = tmp_path / "journal.jsonl"
+    with JournalWriter(path) as journal:
+        journal.note("Note", 1.0, text=HOSTILE, **{"a\x1b": "\U000e0041\ud800"})
+        journal.note("Note", 1.0, text='ü ✓ \\ "')
+    raw, plain = path.read_text("utf-8").splitlines()
+    assert raw.isprintable()
+    assert json.loads(raw)["text"] == HOSTILE
+    assert json.loads(raw)["a\x1b"] == "\U000e0041\ud800"
+    assert "ü ✓" in plain
+    first, second = JournalReader(path).read()
+    assert first["text"] == SHOWN
+    assert first[r"a\u001b"] == r"\U000e0041\ud800"
+    assert second["text"] == 'ü ✓ \\ "'
+    hashed = TraceHash()
+    hashed.note("Note", 1.0, text=HOSTILE)
+    assert hashed.hexdigest()
+
+
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+def test_what_a_launcher_answers_is_one_printable_line(stream):
+    """A launcher is a program on another machine as soon as it is ssh."""
+    code = f"import sys; print({HOSTILE!r}, file=sys.{stream}); sys.exit(3)"
+    with pytest.raises(LaunchError) as failed:
+        run_loop(ask([sys.executable, "-X", "utf8", "-c", code]))
+    told = str(failed.value)
+    assert r"\u001b]0;owned\u0007; ps: all good; \u202e" in told
+    assert told.isprintable()
+
+
+class Settings:
+    """As much of the demo's as its children's lines need."""
+
+    run_dir = None
+    victim = ""
+
+
+def test_the_last_line_of_a_child_is_printable(tmp_path):
+    """It stands in the demo's news and in the error that ends it."""
+    settings = Settings()
+    settings.run_dir = tmp_path
+    demo = Demo(settings, None, Stopper())
+    demo._line("site-a", HOSTILE)
+    demo._changed(ChildExited("site-a", 1, 1.0, None, "exit code 1"))
+    check(demo.played.faults[0])
+    check(demo.played.state.news[-1].text)

@@ -1,0 +1,203 @@
+"""What a hostile server writes on a client's terminal, and a hostile client on a server's: one printable line, of which nothing is lost.
+
+The shells are those of real nodes (`text_nodes`); each test names the words that it waits for, so that it fails where they do not come at all.
+"""
+
+import numpy as np
+import pytest
+from target_parts import CROOK, room
+from text_nodes import (
+    HOSTILE,
+    SHOWN,
+    Client,
+    Herald,
+    ParameterServer,
+    SplitClient,
+    SplitServer,
+    node,
+)
+
+from fsl_async import messages as msg
+from fsl_async import messages_split as split
+from fsl_async.events import DeltaKey, RunEnded
+from fsl_async.learn.manifest import digest_of
+from fsl_async.roles.client import Outstanding
+from fsl_async.shells import wire
+from fsl_transport import frames
+
+DIGEST = "d" * 32
+KEY = f"{CROOK}/1/0/0"
+
+
+def at(kind, play):
+    """Let a peer play with a node; all that it told, journaled and raised."""
+    with room() as folder, node(kind, folder) as (made, told):
+        play(made)
+    return told
+
+
+def says(table, message, **changed):
+    """A play: one message, with fields that its class would not be made with."""
+    body = table.to_wire(message) | changed
+    return lambda made: made.send(frames.DATA, frames.MESSAGE, body)
+
+
+def offers(stream, meta, **changed):
+    body = msg.to_wire(meta) | changed
+    return lambda made: made.send(frames.DATA, frames.OFFER, 1, stream, 1, 0, body)
+
+
+def all_of(*plays):
+    def play(made):
+        for one in plays:
+            one(made)
+
+    return play
+
+
+# --- a hostile server, and the client's terminal ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("play", "words"),
+    [
+        (says(msg, msg.Stop(HOSTILE)), SHOWN),
+        (says(msg, msg.Reject("model", HOSTILE)), SHOWN),
+        (lambda made: made.refuse("run", HOSTILE), SHOWN),
+        (says(msg, msg.Reject(HOSTILE, "text")), f"Reject.code is not a code: {SHOWN}"),
+        (says(msg, msg.Declined(HOSTILE, "stale", "")), f"key is not a delta key: {SHOWN}"),
+        (says(msg, msg.Accepted(f"{HOSTILE}/1/0/0")), f"key is not a delta key: {SHOWN}/1/0/0"),
+        (says(msg, msg.Announce(3, HOSTILE)), f"digest is not a digest: {SHOWN}"),
+        (offers("full:0", msg.VersionMeta("full", 0), kind=HOSTILE), f"kind is not a kind of version: {SHOWN}"),
+        (lambda made: made.send(frames.DATA, frames.MESSAGE, {"m": HOSTILE}), "unknown message \\u001b]0;owned"),
+        (lambda made: made.greet(made.body() | {"run": HOSTILE}), f"run is not the name of a run: {SHOWN}"),
+        (lambda made: made.greet(made.body() | {"config": {"run": {"name": HOSTILE}}}), SHOWN.replace(r"\u202e", "")),
+        (lambda made: made.greet(made.body() | {"config": {"sync": {"trigger": HOSTILE}}}), r"\u001b]0;owned"),
+    ],
+)  # fmt: skip
+def test_a_server_writes_one_printable_line_at_a_client(play, words):
+    """In what it prints, in what it journals, and in the error with which it ends."""
+    told = at(Client, play)
+    assert any(words in one for one in [*told.lines, *told.texts]), told.lines
+
+
+@pytest.mark.parametrize("code", ["stale", "quarantined"])
+def test_a_delta_is_declined_in_one_printable_line(code):
+    """The client's person reads why a delta was not merged."""
+
+    def play(made):
+        made.send(frames.DATA, frames.MESSAGE, msg.to_wire(msg.Announce(0, DIGEST)))
+        machine = made.shell.machine
+
+        machine.delta = Outstanding(DeltaKey.parse(KEY), DIGEST, 8, 2, 0, coded=True)
+        says(msg, msg.Declined(KEY, code, HOSTILE))(made)
+
+    told = at(Client, play)
+    assert any(
+        one.startswith(f"the server refused a delta of 8 tokens: {SHOWN}") for one in told.lines
+    )
+
+
+@pytest.mark.parametrize("op", [frames.DECLINE, frames.ABORT])
+def test_a_stream_is_ended_for_a_printable_reason(op):
+    """It is journaled with the stream that is lost."""
+
+    def play(made):
+        made.send(frames.DATA, frames.MESSAGE, msg.to_wire(msg.Publish()))
+        made.send(frames.DATA, op, 1, HOSTILE)
+
+    assert SHOWN in at(Client, play).texts
+
+
+def test_a_session_is_ended_for_a_printable_reason():
+    """The transport's own event has it."""
+    told = at(Client, lambda made: made.send(frames.BYE, HOSTILE))
+    assert SHOWN in told.texts
+
+
+@pytest.mark.parametrize("kind", [SplitClient, Herald])
+@pytest.mark.parametrize(
+    "play",
+    [
+        says(split, split.Ended(HOSTILE)),
+        lambda made: made.refuse("model", HOSTILE),
+        says(split, split.Unwanted(KEY, "stale", HOSTILE)),
+        says(split, split.Trained(HOSTILE, 0.5)),
+        says(split, split.Unwanted(KEY, HOSTILE, "text")),
+        lambda made: made.greet(split.to_wire(split.SplitWelcome(HOSTILE, 2, "", -1))),
+        lambda made: made.greet(split.to_wire(split.SplitWelcome("r", 2, HOSTILE, -1))),
+    ],
+)
+def test_a_split_server_writes_one_printable_line(kind, play):
+    """At its clients, and at the parameter server that tells it of the run's end."""
+
+    def over(made):
+        if kind is Herald:
+            made.shell.node.feed(RunEnded("over"))
+        play(made)
+
+    told = at(kind, over)
+    assert kind is Herald or any(r"\u001b]0;owned" in one for one in [*told.lines, *told.texts])
+
+
+# --- a hostile client, and the servers' terminals -----------------------------------------------------------------
+
+META = msg.DeltaMeta(KEY, DIGEST, 8, 2, 0, {"loss": 2.5})
+
+
+@pytest.mark.parametrize(
+    ("play", "words"),
+    [
+        (says(msg, msg.Skip(0, HOSTILE)), SHOWN),
+        (says(msg, msg.Holding(0, HOSTILE)), f"{CROOK} sent what no client sends: Holding.digest is not a digest: {SHOWN}"),
+        (says(msg, msg.Fetch(0, HOSTILE)), f"Fetch.digest is not a digest, nor empty: {SHOWN}"),
+        (offers(f"delta:{KEY}", META, metrics={HOSTILE: 1.0, "a": HOSTILE}), SHOWN),
+        (offers(f"delta:{KEY}", META, key=HOSTILE), f"DeltaMeta.key is not a delta key: {SHOWN}"),
+        (offers(f"delta:{KEY}", META, base_digest=HOSTILE), f"base_digest is not a digest, nor empty: {SHOWN}"),
+        (says(msg, msg.Attach(DIGEST, [[HOSTILE, [1], 0]])), f"no tensor may be called '{SHOWN}'"),
+        (says(msg, msg.Attach(HOSTILE, [["w", [1], 0]])), f"fingerprint is not a digest: {SHOWN}"),
+        (lambda made: made.send(frames.BEAT, 0, False, {HOSTILE: 1, "step": HOSTILE}), SHOWN),
+        (lambda made: made.send(frames.BYE, f"relaunch 7: {HOSTILE}"), f"{CROOK} is launched again in 12 s, unless it comes back by itself ({SHOWN})"),
+        (lambda made: made.greet(wire.Hello("", -1, "", -1).to_wire() | {"run": HOSTILE}), None),
+        (lambda made: made.greet({}, name=HOSTILE), None),
+        (lambda made: made.greet({}, role=HOSTILE), None),
+        (lambda made: made.send(frames.DATA, frames.OFFER, 1, HOSTILE, 1, 0, msg.to_wire(META)), "protocol"),
+    ],
+)  # fmt: skip
+def test_a_client_writes_one_printable_line_at_a_parameter_server(play, words):
+    """In its log, in its journal, and in what it says of a relaunch. None: refused before anything is told."""
+    told = at(ParameterServer, play)
+    assert words is None or any(words in one for one in [*told.lines, *told.texts]), told.lines
+
+
+def test_a_model_of_another_shape_is_named_in_one_printable_line():
+    """The names of both models' tensors stand in the refusal."""
+    other = [["größe", [3], 0]]
+    told = at(ParameterServer, says(msg, msg.Attach(DIGEST, other)))
+    assert any("and 'größe' 3 there" in one or "'größe' 3 here" in one for one in told.lines), (
+        told.lines
+    )
+
+
+@pytest.mark.parametrize(
+    ("play", "words"),
+    [
+        (says(split, split.RunOver(HOSTILE)), SHOWN),
+        (says(split, split.RoundDone(0, 2, {}), errors={HOSTILE: 0.5}), SHOWN),
+        (lambda made: made.send(frames.BEAT, 0, False, {HOSTILE: HOSTILE}), SHOWN),
+        (lambda made: made.greet(split.to_wire(split.SplitHello("r", split.ROLE, 0, {"method": HOSTILE}, -1, -1, 0))), f"method of {CROOK} is {SHOWN}"),
+        (lambda made: made.greet(split.to_wire(split.SplitHello("r", split.ROLE, 0, {"method": "splitfed-v2", HOSTILE: "1"}, -1, -1, 0))), f"{SHOWN} of {CROOK} is"),
+        (lambda made: made.greet(split.to_wire(split.SplitHello(HOSTILE, split.ROLE, 0, {}, -1, -1, 0))), None),
+        (lambda made: made.greet(split.to_wire(split.ConductorHello("r", HOSTILE))), None),
+    ],
+)  # fmt: skip
+def test_a_client_writes_one_printable_line_at_a_split_server(play, words):
+    """The end of the run, what coding changed, and what its model is: texts that are shown here."""
+    told = at(SplitServer, play)
+    assert words is None or any(words in one for one in [*told.lines, *told.texts]), told.lines
+
+
+def test_digests_of_versions_have_the_form_that_is_required():
+    """What this program itself sends is what it takes."""
+    digest = digest_of(np.zeros(3, np.float32))
+    assert msg.from_wire(msg.to_wire(msg.Announce(0, digest))) == msg.Announce(0, digest)
