@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 
 import numpy as np
 
+from fsl_async.errors import disk_words
 from fsl_async.learn.accumulator import Accumulator
 from fsl_async.learn.advance import advance, advance_whole, scaled
 from fsl_async.learn.checkpoint import UPDATE, WEIGHTS, VersionWriter, open_flat
@@ -78,11 +79,7 @@ def _disk(doing: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        words = error.strerror or str(error)
-        where = f" ({error.filename})" if error.filename else ""
-        raise StoreError(
-            f"{doing}: {words}{where}; nothing acknowledged is lost, make room and try again"
-        ) from error
+        raise StoreError(f"{doing}: {disk_words(error)}") from error
 
 
 def _is_weight(weight: float | None) -> TypeGuard[float]:

@@ -201,9 +201,9 @@ class Conductor:
             return self.publishing.failed(text, now)
         self.deltas.abandon_merge()
         # The store's own advice and beginning would say the same twice.
-        reason = event.reason.removeprefix(f"cannot write version {event.version}: ").partition(
-            "; "
-        )[0]
+        reason, _, advice = event.reason.removeprefix(
+            f"cannot write version {event.version}: "
+        ).partition("; ")
         text = f"version {event.version} could not be written: {reason}; nothing is lost"
         if self.ending.asked:
             self.ending.reason = f"{self.ending.reason}; {text}, the next start merges it"
@@ -211,7 +211,9 @@ class Conductor:
         cap_s = self.rules.retry_cap_s
         self.deadlines.set("retry", now + min(cap_s, self.rules.retry_s * 2**self.failures))
         self.failures += 1
-        return [do.Note(f"{text}; make room, it is tried again within {cap_s:g} s", "warning")]
+        if advice:
+            text = f"{text}; {advice.removesuffix(' and try again')}"
+        return [do.Note(f"{text}; it is tried again within {cap_s:g} s", "warning")]
 
     def _answered(self, event: ev.DeltaOffered | ev.DeltaStored, now: float) -> list[Effect]:
         """A client has answered the open round, with a delta that counts or with one that does not."""
