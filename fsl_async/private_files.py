@@ -29,7 +29,7 @@ def opener(path: str, flags: int) -> int:
 
 def write_bytes(path: Path, data: bytes, *, sync: bool = False) -> None:
     """Create or replace the content of `path`; sync: durable on return (not its name). Raises OSError."""
-    with open(path, "wb", opener=opener) as file:  # noqa: PTH123 - Path.open takes no opener
+    with open(path, "wb", opener=opener) as file:
         file.write(data)
         if sync:
             file.flush()

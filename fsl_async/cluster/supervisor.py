@@ -115,7 +115,7 @@ class Supervisor:
         self._log: TextIO | None = None
         if log_path is not None:
             make_folder(log_path.parent)
-            self._log = open(  # noqa: PTH123, SIM115 - Path.open takes no opener; closed in stop
+            self._log = open(  # noqa: SIM115 - Path.open takes no opener; closed in stop
                 log_path, "a", encoding="utf-8", errors="replace", opener=opener
             )
 

@@ -1,9 +1,9 @@
 """Recovery: from whatever a crash left to a run directory in which every rule of the store holds.
 
 In this order, so that recovery may itself be interrupted anywhere and started again:
-  1. open, lock and read the ledger; cut off a torn last line
+  1. open, lock and read the ledger; cut off a torn last line.
   2. remove temporary folders; move aside what a rollback made void but a crash left in place
-  3. choose the version: the newest folder, or `from_version`; verify every byte of it
+  3. choose the version: the newest folder, or `from_version`; verify every byte of it, and repair what is damaged (repair.py)
   4. a version without its ledger line (the crash fell between rename and line): write the line
   5. `from_version` below the newest: write the rollback line, then move the later versions aside
   6. verify the spool file of every pending delta; a damaged one goes to quarantine, on record
@@ -15,13 +15,14 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from attrs import define, field
+from attrs import define
 
 from fsl_async.learn.book import Book
-from fsl_async.learn.checkpoint import Checkpoints, Damage
-from fsl_async.learn.errors import ManifestError, StoreError
+from fsl_async.learn.checkpoint import Checkpoints
+from fsl_async.learn.errors import Damage, ManifestError, StoreError
 from fsl_async.learn.ledger import Ledger
 from fsl_async.learn.manifest import Manifest
+from fsl_async.learn.repair import Mender
 from fsl_async.learn.sealed import unseal
 from fsl_async.learn.spool import Spool
 
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from fsl_async.learn.checkpoint import Checkpoint
+    from fsl_async.learn.chunk_pool import ChunkPool
     from fsl_async.learn.files import Files
     from fsl_async.learn.records import StoreSettings
 
@@ -45,8 +47,10 @@ class RunDirectory:
     book: Book
     checkpoints: Checkpoints
     spool: Spool
+    mender: Mender
+    notices: list[str]
+    """What was found and repaired, one line each; the mender adds to it."""
     manifest: Manifest | None = None
-    notices: list[str] = field(factory=list)
 
     def prune(self, oldest_kept: int) -> None:
         """Tidy up: finish moves into quarantine, remove the versions below `oldest_kept`, and unneeded spool files.
@@ -75,6 +79,7 @@ def open_run_directory(
     run_dir: Path,
     settings: StoreSettings,
     from_version: int | None,
+    pool: ChunkPool,
     *,
     wall_clock: Callable[[], float],
     clock: Callable[[], float],
@@ -89,7 +94,10 @@ def open_run_directory(
     spool.make_directories()
     files.sync_directory(run_dir)
     ledger = Ledger(files, run_dir / "ledger.jsonl", wall_clock, clock)
-    run = RunDirectory(ledger, Book(settings.keep_versions), checkpoints, spool)
+    notices: list[str] = []
+    mender = Mender(files, checkpoints, spool, settings, pool, notices.append)
+    run = RunDirectory(ledger, Book(settings.keep_versions), checkpoints, spool, mender, notices)
+
     try:
         torn = ledger.open(run.book.apply)
         if torn:
@@ -142,14 +150,13 @@ def _settle_version(
     book, checkpoints = run.book, run.checkpoints
     versions = checkpoints.versions()
     newest = max([*versions, book.version])
-    if from_version is not None and from_version not in versions:
-        there = ", ".join(map(str, versions)) or "none"
-        raise StoreError(f"there is no version {from_version} to fall back to; there is {there}")
+    if from_version is not None:
+        _check_there(versions, from_version)
     target = newest if from_version is None else from_version
     if target < 0:
         return []
     run.manifest = _read_manifest(files, run_dir)
-    _verify(run, target, run.manifest)
+    chosen = _verify(run, target, run.manifest)
     # More than one can be missing when the disk was too full for the ledger but not for a version.
     for version in range(book.version + 1, target + 1):
         record = _verify(run, version, run.manifest).record
@@ -161,7 +168,10 @@ def _settle_version(
         _roll_back(run, target, newest)
     kept = []
     for version in versions:
-        if version <= target:
+        if version == target:
+            kept.append(chosen)
+        elif version < target:
+            # Its files are checked chunk by chunk, when they are used.
             try:
                 kept.append(checkpoints.load(version))
             except Damage as damage:
@@ -170,16 +180,19 @@ def _settle_version(
 
 
 def _verify(run: RunDirectory, version: int, manifest: Manifest) -> Checkpoint:
-    """A version that is good in every byte and of the ledger's lineage, or CheckpointDamaged."""
+    """A version that is good in every byte, perhaps after a repair, and of the ledger's lineage, or CheckpointDamaged."""
     expected = run.book.digests.get(version)
-    try:
-        checkpoint = run.checkpoints.verify(version, manifest)
-    except Damage as damage:
-        raise run.checkpoints.damaged(version, damage, manifest) from damage
+    checkpoint = run.mender.verified(version, manifest)
     if expected not in {None, checkpoint.record.digest}:
         other = Damage(MANIFEST_FILE, "is of another lineage than the ledger")
         raise run.checkpoints.damaged(version, other, manifest)
     return checkpoint
+
+
+def _check_there(versions: list[int], wanted: int) -> None:
+    if wanted not in versions:
+        there = ", ".join(map(str, versions)) or "none"
+        raise StoreError(f"there is no version {wanted} to fall back to; there is {there}")
 
 
 def _roll_back(run: RunDirectory, target: int, newest: int) -> None:

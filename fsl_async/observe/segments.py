@@ -120,7 +120,7 @@ def turn(path: Path, first: bytes, acknowledged: Iterable[str]) -> int:
 
 def _keep(path: Path, keys: Iterable[str]) -> None:
     """Add keys, behind the last whole one: half a key and another would be one that nobody was told."""
-    with open(path, "ab+", opener=opener) as file:  # noqa: PTH123 - Path.open takes no opener
+    with open(path, "ab+", opener=opener) as file:
         file.seek(-min(file.tell(), _MOST_OF_A_KEY), os.SEEK_END)
         tail = file.read()
         file.truncate(file.tell() - len(tail) + tail.rfind(b"\n") + 1)
