@@ -371,6 +371,16 @@ def _ending(
     return asked
 
 
+def _mended(loop: asyncio.AbstractEventLoop, shell: ServerShell) -> Callable[[str], None]:
+    """Takes the store's lines about damage, in its thread, to the machine."""
+
+    def mended(line: str) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(shell.node.feed, ev.DamageMended(line))
+
+    return mended
+
+
 async def _goodbye(endpoint: tp.ListenerEndpoint, told: Herald) -> None:
     """Whoever is still here must hear that the run is over, or it would dial this address for ever; and so must a split server elsewhere."""
     loop = asyncio.get_running_loop()
@@ -442,6 +452,7 @@ async def _serve(  # noqa: PLR0917 - private, called once
         incarnation=time.time_ns(),
         admit=gate.admit,
     )
+    store.report = _mended(loop, shell)
     lag = LoopLag(loop)
     garbage = GarbageWatch(loop, endpoint, journal)
     counted = TrafficNotes(loop, journal, traffic)

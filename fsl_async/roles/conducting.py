@@ -13,7 +13,7 @@ from fsl_async.effects import Effect
 from fsl_async.learn.weighting import Weighting
 from fsl_async.roles.deltas import DeltaBook
 from fsl_async.roles.ending import Ending
-from fsl_async.roles.ps_state import EXIT_FAILED, Member, Phase, ServerRules
+from fsl_async.roles.ps_state import EXIT_DAMAGED, EXIT_FAILED, Member, Phase, ServerRules
 from fsl_async.roles.publishing import Publishing
 from fsl_async.roles.round import ArrivalHistory, Round, Verdict
 from fsl_async.roles.screening import Screen
@@ -214,6 +214,11 @@ class Conductor:
         if advice:
             text = f"{text}; {advice.removesuffix(' and try again')}"
         return [do.Note(f"{text}; it is tried again within {cap_s:g} s", "warning")]
+
+    def _store_failed(self, event: ev.StoreFailed, now: float) -> list[Effect]:
+        """The run is not over: its clients are told nothing, and come back when the operator has done what the reason says."""
+        self.deadlines.clear()
+        return [do.Finish(event.reason, EXIT_DAMAGED)]
 
     def _answered(self, event: ev.DeltaOffered | ev.DeltaStored, now: float) -> list[Effect]:
         """A client has answered the open round, with a delta that counts or with one that does not."""

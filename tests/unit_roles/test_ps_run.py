@@ -410,10 +410,7 @@ def test_disk_full_at_commit_is_retried_with_what_came_meanwhile(make_server, lo
     effects = server.store(key("b"), number=0)
     assert look.only(effects, do.Commit) == [], "one version at a time"
     effects = server.feed(ev.CommitFailed(1, "no space left"))
-    assert (
-        "no space left; nothing is lost; it is tried again within 100 s"
-        in look.notes(effects)
-    )
+    assert "no space left; nothing is lost; it is tried again within 100 s" in look.notes(effects)
     (commit,) = look.only(server.fire(), do.Commit)
     assert [one.key.client for one in commit.merged] == ["a", "b"]
 
