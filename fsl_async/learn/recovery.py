@@ -1,7 +1,8 @@
 """Recovery: from whatever a crash left to a run directory in which every rule of the store holds.
 
 In this order, so that recovery may itself be interrupted anywhere and started again:
-  1. open, lock and read the ledger; cut off a torn last line.
+  1. open, lock and read the ledger; cut off a torn last line. Refuse one that is missing or empty beside versions (LedgerLost), unless
+     `from_version` says where to go on: then move the spool aside and begin a new ledger with one line, `renewed`
   2. remove temporary folders; move aside what a rollback made void but a crash left in place
   3. choose the version: the newest folder, or `from_version`; verify every byte of it, and repair what is damaged (repair.py)
   4. a version without its ledger line (the crash fell between rename and line): write the line
@@ -19,7 +20,7 @@ from attrs import define
 
 from fsl_async.learn.book import Book
 from fsl_async.learn.checkpoint import Checkpoints
-from fsl_async.learn.errors import Damage, ManifestError, StoreError
+from fsl_async.learn.errors import Damage, LedgerLost, ManifestError, StoreError
 from fsl_async.learn.ledger import Ledger
 from fsl_async.learn.manifest import Manifest
 from fsl_async.learn.repair import Mender
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from fsl_async.learn.files import Files
     from fsl_async.learn.records import StoreSettings
 
+LEDGER_FILE = "ledger.jsonl"
 MANIFEST_FILE = "manifest.json"
 MAX_MANIFEST_BYTES = 256 * 1024 * 1024
 
@@ -86,25 +88,31 @@ def open_run_directory(
 ) -> tuple[RunDirectory, list[Checkpoint]]:
     """Open and repair; returns the directory and the kept checkpoints, oldest first.
 
-    Raises CheckpointDamaged, LedgerDamaged, StoreError, OSError; then the directory is closed again.
+    Raises CheckpointDamaged, LedgerDamaged, LedgerLost, StoreError, OSError; then the directory is closed again.
     """
     make_durable_folder(files, run_dir)
     checkpoints, spool = Checkpoints(files, run_dir), Spool(files, run_dir)
     files.make_directory(checkpoints.directory)
     spool.make_directories()
     files.sync_directory(run_dir)
-    ledger = Ledger(files, run_dir / "ledger.jsonl", wall_clock, clock)
+    ledger = Ledger(files, run_dir / LEDGER_FILE, wall_clock, clock)
     notices: list[str] = []
     mender = Mender(files, checkpoints, spool, settings, pool, notices.append)
     run = RunDirectory(ledger, Book(settings.keep_versions), checkpoints, spool, mender, notices)
 
+    def may_be_new() -> None:
+        if from_version is None and checkpoints.versions():
+            raise _ledger_lost(files, run_dir, run)
+
     try:
-        torn = ledger.open(run.book.apply)
+        torn = ledger.open(run.book.apply, may_be_new)
         if torn:
             run.notices.append(torn)
         left = checkpoints.remove_leftovers()
         if left:
             run.notices.append(f"removed what a crash left: {', '.join(left)}")
+        if ledger.is_empty and from_version is not None and checkpoints.versions():
+            _renew(files, run_dir, run, from_version)
         _finish_rollback(run)
         kept = _settle_version(files, run_dir, run, from_version)
         run.check_pending()
@@ -193,6 +201,52 @@ def _check_there(versions: list[int], wanted: int) -> None:
     if wanted not in versions:
         there = ", ".join(map(str, versions)) or "none"
         raise StoreError(f"there is no version {wanted} to fall back to; there is {there}")
+
+
+def _ledger_lost(files: Files, run_dir: Path, run: RunDirectory) -> LedgerLost:
+    """What to say of a ledger that is missing or empty beside versions."""
+    versions, spooled = run.checkpoints.versions(), len(run.spool.present())
+    named = f"version{'s' if len(versions) > 1 else ''} {', '.join(map(str, versions))}"
+    there = f"{'are' if len(versions) + spooled > 1 else 'is'} {named} and {_counted(spooled, 'delta')} in the spool"
+    with suppress(StoreError):
+        manifest = _read_manifest(files, run_dir)
+        for version in reversed(versions):
+            with suppress(Damage):
+                run.checkpoints.verify(version, manifest)
+                return LedgerLost(str(run_dir / LEDGER_FILE), there, version)
+    return LedgerLost(str(run_dir / LEDGER_FILE), there, None)
+
+
+def _renew(files: Files, run_dir: Path, run: RunDirectory, target: int) -> None:
+    """Begin a new ledger at version `target`. Which deltas were acknowledged is not known any more: all of the spool is moved aside."""
+    checkpoints, versions = run.checkpoints, run.checkpoints.versions()
+    _check_there(versions, target)
+    run.mender.verified(target, _read_manifest(files, run_dir))
+    records, newest_generation = [], 0
+    for version in versions:
+        with suppress(Damage):
+            record = checkpoints.load(version).record
+            newest_generation = max(newest_generation, record.generation)
+            if version <= target:
+                records.append(record.to_fact())
+    spooled = sorted(run.spool.present())
+    for key in spooled:  # before the line: a file that no line knows would be removed
+        run.spool.set_aside(key)
+    fact = {
+        "to": target,
+        "generation": newest_generation + 1,
+        "versions": records,
+        "aside": [key.text for key in spooled],
+    }
+    run.book.apply(run.ledger.append("renewed", fact))
+    run.notices.append(
+        f"the ledger was lost: the run goes on from version {target} with a new one; {_counted(len(spooled), 'delta')} of the spool,"
+        " acknowledged or not, moved to quarantine"
+    )
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
 def _roll_back(run: RunDirectory, target: int, newest: int) -> None:

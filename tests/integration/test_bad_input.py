@@ -141,6 +141,20 @@ def test_damage_under_a_running_server_reaches_nobody(site):
     assert audit_run(site.run_dir).complaints() == []
 
 
+def test_a_run_without_its_ledger_is_refused_until_a_version_is_named(site):
+    """It went on as if nothing had been acknowledged."""
+    finished_run(site)
+    (site.run_dir / "ledger.jsonl").unlink()
+    site.address = "127.0.0.1:0"
+    lost = site.start("--role", "ps", "--run-dir", site.run_dir, site.address)
+    refused(lost, "ledger.jsonl is missing or empty", "versions 1, 2, 3", "--from-version 3")
+    server = site.server("--from-version", 3, run__rounds=5)
+    server.wait_for("the ledger was lost: the run goes on from version 3")
+    site.client("a")
+    assert server.end() == 0, server.text
+    assert audit_run(site.run_dir).complaints() == []
+
+
 def test_a_flipped_byte_is_named_and_the_version_before_offered(site):
     """A damaged checkpoint is never trained on; the command to go on from the one before is in the line."""
     finished_run(site)

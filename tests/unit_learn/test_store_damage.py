@@ -5,9 +5,10 @@ import pytest
 
 from fsl_async.events import DeltaKey
 from fsl_async.learn.aggregation import rule_named
-from fsl_async.learn.errors import CheckpointDamaged, Damaged, DeltaDamaged
+from fsl_async.learn.errors import CheckpointDamaged, Damaged, DeltaDamaged, LedgerLost, StoreError
 from fsl_async.learn.outer import OuterSettings
 from fsl_async.learn.records import MergedDelta, file_name
+from fsl_async.observe.ledger_audit import audit_run
 from fsl_codecs import CodecSpec, decode
 
 FLAT = ["weights.safetensors", "momentum.safetensors", "residual.safetensors"]
@@ -211,3 +212,75 @@ def test_a_damaged_delta_ends_the_run_and_not_the_next_start(make_run, rule):
     recovered = run.open()
     assert [delta.key.client for delta in recovered.pending] == ["a", "c"]
     assert recovered.settled == {key("b"): "quarantined"}
+
+
+# --- a ledger that is gone -------------------------------------------------------------------------------------
+
+
+def lose(path, how):
+    if how == "gone":
+        path.unlink()
+    else:
+        path.write_bytes({"empty": b"", "torn": b'{"at":1', "zeros": bytes(100)}[how])
+
+
+@pytest.mark.parametrize("how", ["gone", "empty", "torn", "zeros"])
+def test_a_run_whose_ledger_is_gone_does_not_start(make_twins, how):
+    """It started, and an acknowledged delta that waited was dropped without a word."""
+    _, run = make_twins()
+    run.send(key("a", 2, 3), np.ones(run.manifest.values, np.float32))
+    run.close()
+    ledger = run.root / "ledger.jsonl"
+    lose(ledger, how)
+    before = ledger.read_bytes() if ledger.exists() else None
+    for _ in range(2):
+        words = r"missing or empty, and there are versions 0, 1, 2 and 5 deltas in the spool; .*--from-version 2 "
+        with pytest.raises(LedgerLost, match=words):
+            run.open()
+        assert (ledger.read_bytes() if ledger.exists() else None) == before
+    assert len(list((run.root / "spool").iterdir())) == 5
+
+
+@pytest.mark.parametrize("target", [2, 1])
+def test_without_its_ledger_a_run_goes_on_from_a_version_that_is_named(make_twins, target):
+    """What was acknowledged is set aside, not dropped, and what is in a version is not merged again."""
+    sound, run = make_twins()
+    spooled = {path.name for path in (run.root / "spool").iterdir()}
+    run.close()
+    lose(run.root / "ledger.jsonl", "gone")
+    with pytest.raises(StoreError, match="no version 9 to fall back to"):
+        run.open(from_version=9)
+    recovered = run.open(from_version=target)
+    expected = sound.store.records[target].digest
+    assert (recovered.version, recovered.digest) == (target, expected)
+    assert recovered.pending == ()
+    merged = {key(name, base, base + 1) for name in "ab" for base in range(target)}
+    assert recovered.settled == dict.fromkeys(merged, "merged")
+    assert {path.name for path in (run.root / "quarantine").iterdir()} == spooled
+    (line,) = [one for one in recovered.notices if "ledger" in one]
+    assert line.endswith("4 deltas of the spool, acknowledged or not, moved to quarantine")
+    run.round(target + 1, "a", "b")
+    assert run.open().version == target + 1
+    assert run.store.records[-1].generation == 1
+    audit = audit_run(run.root)
+    assert audit.complaints() == []
+
+
+def test_a_crash_while_the_ledger_is_renewed_is_finished_by_the_next_start(make_twins, monkeypatch):
+    """Versions above the chosen one must not come back."""
+    _, run = make_twins(versions=3)
+    run.close()
+    lose(run.root / "ledger.jsonl", "gone")
+
+    def killed(*_):
+        raise SystemExit("killed")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("fsl_async.learn.recovery.Checkpoints.move_aside", killed)
+        with pytest.raises(SystemExit):
+            run.open(from_version=1)
+    run.store = None
+    recovered = run.open()
+    assert recovered.version == 1
+    assert not folder(run, 2).exists()
+    assert run.round(2, "a").version == 2
