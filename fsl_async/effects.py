@@ -125,6 +125,13 @@ class Serve(Effect):
 
 
 @frozen
+class VerifyVersion(Effect):
+    """Compare every byte of a version on disk with its digests. Ends in VersionVerified or StoreFailed."""
+
+    version: int
+
+
+@frozen
 class Accumulate(Effect):
     """Add weight times a spooled delta to the accumulator. Carried out in order, before any later Commit."""
 

@@ -29,6 +29,7 @@ Exit codes, the same for every command:
 
 from __future__ import annotations
 
+import errno
 import json
 import traceback
 from enum import IntEnum
@@ -144,6 +145,32 @@ class InterruptedByUserError(StopError):
     """Somebody pressed Ctrl-C."""
 
     default_code = ExitCode.INTERRUPTED
+
+
+_DISK_ADVICE: dict[int | None, str] = {
+    errno.ENOSPC: "make room and try again",
+    errno.EDQUOT: "make room in the quota and try again",
+    errno.EROFS: "that file system is read-only: choose another --run-dir",
+    errno.EACCES: "it is not writable: check its permissions, or choose another --run-dir",
+    errno.EPERM: "it is not writable: check its permissions, or choose another --run-dir",
+    errno.ENOENT: "nothing can be created there: check the path, or choose another --run-dir",
+    errno.ENOTDIR: "a part of the path is no folder: check it, or choose another --run-dir",
+    errno.EMFILE: "raise the limit of open files and try again",
+    errno.ENFILE: "raise the system's limit of open files and try again",
+}
+
+
+def disk_advice(error: OSError) -> str:
+    """What to do about an error of the disk, in a few words; empty where its own words are all there is to say."""
+    return _DISK_ADVICE.get(error.errno, "")
+
+
+def disk_words(error: OSError, *, advised: bool = True) -> str:
+    """The system's words, the file in brackets, and behind a semicolon what to do."""
+    words = error.strerror or str(error)
+    where = f" ({error.filename})" if error.filename else ""
+    advice = disk_advice(error) if advised else ""
+    return one_line(f"{words}{where}") + (f"; {advice}" if advice else "")
 
 
 @frozen

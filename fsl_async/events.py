@@ -272,6 +272,28 @@ class CommitFailed(Event):
     reason: str
 
 
+@frozen
+class StoreFailed(Event):
+    """The durable state cannot be used any more, and trying again does not help: damage beyond repair, or a ledger that takes no line."""
+
+    reason: str
+
+
+@frozen
+class DamageMended(Event):
+    """A damaged file was found before it was used, and made again or done without; `text` is the line for the operator."""
+
+    text: str
+
+
+@frozen
+class VersionVerified(Event):
+    """The end of VerifyVersion: whether every byte of the version was as it was written. What was not is repaired by now."""
+
+    version: int
+    intact: bool
+
+
 # --- client -----------------------------------------------------------------------------------------------
 
 

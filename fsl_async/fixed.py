@@ -5,13 +5,12 @@ sizes, the seed, the kind of outer optimiser, how data is divided and what of it
 one start to the next: when clients are called and how long they are waited for, ports, formats, rates, limits, and
 also the number of clients and shards, because a run that outgrew its plan must be able to take more in.
 
-They are kept in run_dir/settings.json, resolved, so that a preset and the same sizes written out are equal. A run without a version
-has nothing to lose: then the newest start counts. So it does for a run of a release that kept no such file.
+They are kept in run_dir/settings.json, resolved, so that a preset and the same sizes written out are equal: one line of JSON with a
+checksum (fsl_async.learn.sealed). A run without a version has nothing to lose: then the newest start counts. So it does where the file is missing.
 """
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,9 @@ from typing import Any
 import attrs
 
 from fsl_async.config import resolved
-from fsl_async.errors import RunDirError
+from fsl_async.errors import RunDirError, disk_words
+from fsl_async.learn.sealed import seal, unseal
+from fsl_async.private_files import write_bytes
 from fsl_async.setting_rules import show
 from fsl_async.settings import TABLES, Config
 
@@ -74,23 +75,24 @@ def _plain(value: Any) -> str:
 def _read(path: Path) -> dict[str, Any] | None:
     try:
         with path.open("rb") as file:
-            found = json.loads(file.read(_MAX_BYTES))
+            line = file.read(_MAX_BYTES).rstrip()
     except FileNotFoundError:
         return None
-    except (OSError, ValueError) as error:
-        raise RunDirError(f"{path} cannot be read ({error}); restore it from a backup") from None
-    if not isinstance(found, dict):
-        raise RunDirError(f"{path} is damaged; restore it from a backup")
+    except OSError as error:
+        raise RunDirError(f"{path} cannot be read: {disk_words(error)}") from None
+    found = unseal(line)
+    if found is None:
+        raise RunDirError(
+            f"{path} does not match its checksum; restore it from a backup, or remove it"
+            " and start with the settings that the run began with"
+        )
     return found
 
 
 def _write(path: Path, settings: dict[str, Any]) -> None:
     """Write the whole file or none of it, durably."""
     part = path.with_name(f".{path.name}.part")
-    with part.open("w", encoding="utf-8") as file:
-        file.write(json.dumps(settings, indent=1) + "\n")
-        file.flush()
-        os.fsync(file.fileno())
+    write_bytes(part, seal(settings) + b"\n", sync=True)
     part.replace(path)
     directory = os.open(path.parent, os.O_RDONLY)
     try:

@@ -27,7 +27,7 @@ from fsl_async.cluster.members_file import FILE as MEMBERS
 from fsl_async.cluster.members_file import MembersFile, MembersKeeper
 from fsl_async.cluster.relauncher import Relauncher
 from fsl_async.config import to_wire
-from fsl_async.errors import AddressError, FslError, RunDirError
+from fsl_async.errors import AddressError, FslError, RunDirError, disk_words
 from fsl_async.fixed import keep_settings
 from fsl_async.keys.folder import KeysFolder
 from fsl_async.keys.gate import Gate, check_guarded
@@ -222,13 +222,17 @@ def prepared(
     try:
         gate = Gate(keys, run_dir)
         keep_settings(run_dir, config, recovered.version)
+        members = _members(run_dir, log)
         run = store.start_run(f"{config.run.name}-{secrets.token_hex(4)}")
         for notice in recovered.notices:
             log(notice)
         journal = JournalWriter(run_dir / JOURNAL)
-    except (StoreError, OSError) as error:
+    except OSError as error:
         store.close()
-        raise RunDirError(f"cannot write in {run_dir}: {error}") from None
+        raise RunDirError(f"cannot write in {run_dir}: {disk_words(error)}") from None
+    except StoreError as error:
+        store.close()
+        raise RunDirError(str(error)) from None
     except FslError:
         store.close()
         raise
@@ -238,6 +242,7 @@ def prepared(
             run_dir,
             store,
             recovered,
+            members,
             run,
             journal,
             announce,
@@ -276,14 +281,15 @@ def _name_bugs(
     loop.set_exception_handler(broken)
 
 
-def _members(run_dir: Path, journal: Teller) -> frozenset[str]:
-    """Who belonged to the run when the last server ended; nobody where that cannot be read."""
+def _members(run_dir: Path, log: Callable[[str], None]) -> frozenset[str]:
+    """The clients that belonged to the run when the last server ended; none where that cannot be read. RunDirError: it was altered."""
     file = MembersFile(run_dir / MEMBERS)
     try:
         return file.read()
     except OSError as error:
-        text = f"{file.path} cannot be read ({error.strerror}): clients that died meanwhile are not asked for"
-        journal.say(do.Note(text, "warning"))
+        log(
+            f"{file.path} cannot be read ({error.strerror}): clients that died meanwhile are not asked for"
+        )
         return frozenset()
 
 
@@ -366,6 +372,16 @@ def _ending(
     return asked
 
 
+def _mended(loop: asyncio.AbstractEventLoop, shell: ServerShell) -> Callable[[str], None]:
+    """Takes the store's lines about damage, in its thread, to the machine."""
+
+    def mended(line: str) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(shell.node.feed, ev.DamageMended(line))
+
+    return mended
+
+
 async def _goodbye(endpoint: tp.ListenerEndpoint, told: Herald) -> None:
     """Whoever is still here must hear that the run is over, or it would dial this address for ever; and so must a split server elsewhere."""
     loop = asyncio.get_running_loop()
@@ -380,6 +396,7 @@ async def _serve(  # noqa: PLR0917 - private, called once
     run_dir: Path,
     store: Store,
     recovered: Recovered,
+    members: frozenset[str],
     run: str,
     writer: JournalWriter,
     announce: Callable[[str], None],
@@ -436,6 +453,7 @@ async def _serve(  # noqa: PLR0917 - private, called once
         incarnation=time.time_ns(),
         admit=gate.admit,
     )
+    store.report = _mended(loop, shell)
     lag = LoopLag(loop)
     garbage = GarbageWatch(loop, endpoint, journal)
     counted = TrafficNotes(loop, journal, traffic)
@@ -458,7 +476,6 @@ async def _serve(  # noqa: PLR0917 - private, called once
     )
     _note_versions(journal, recovered, loop.time())
     told = herald(config, run, journal, writer)
-    members = _members(run_dir, journal)
     try:
         shell.start(recovered)
         relauncher.recovered(members, max(config.session.expire_after_s, LEAST_AWAY_S))

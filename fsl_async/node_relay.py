@@ -16,8 +16,9 @@ from attrs import evolve, frozen
 import fsl_transport as tp
 from fsl_async import effects as do
 from fsl_async import events as ev
-from fsl_async.errors import AddressError, RunDirError
+from fsl_async.errors import AddressError, RunDirError, disk_words
 from fsl_async.observe.journal import JournalWriter, TraceHash
+from fsl_async.private_files import make_folder
 from fsl_async.roles.relay import DoorRules, RelayMachine, RelayRules
 from fsl_async.shells.relay import RelayShell
 from fsl_async.stopper import Stopper
@@ -71,10 +72,10 @@ def serve(
     journal: JournalWriter | TraceHash = TraceHash()
     if run_dir is not None:
         try:
-            run_dir.mkdir(parents=True, exist_ok=True)
+            make_folder(run_dir)
             journal = JournalWriter(run_dir / JOURNAL)
         except OSError as error:
-            raise RunDirError(f"cannot write in {run_dir}: {error}") from None
+            raise RunDirError(f"cannot write in {run_dir}: {disk_words(error)}") from None
     try:
         rules = RelayRules(
             doors=tuple(DoorRules(name=one.server, sealed=one.sealed) for one in doors),

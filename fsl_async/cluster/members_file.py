@@ -1,7 +1,9 @@
-"""Who belongs to the run, for a parameter server that is started again: `members.txt` in the run directory, a name a line.
+"""The clients that belong to the run, for a parameter server that is started again: `members.txt` in the run directory.
 
-Written whole, by a rename, whenever it changes, and not synced: after a power cut it may be older, or empty, and then a client that died
-while the server was away is not asked for, or one that said goodbye is. Nothing else hangs on it; it may be edited or removed between two starts.
+    a name a line, and a last line with the checksum of those before it (`fsl_async.text_checksum`)
+
+Written whole, by a rename, whenever it changes; the rename is not synced. After a power cut it may be older, or missing: then a client
+that died while the server was away is not asked for, or one that said goodbye is. Nothing else depends on it; it may be removed between two starts.
 """
 
 from __future__ import annotations
@@ -12,7 +14,10 @@ from collections.abc import Set as AbstractSet
 from pathlib import Path
 
 from fsl_async.cluster.relaunches import MOST_MEMBERS
+from fsl_async.errors import RunDirError
+from fsl_async.private_files import write_bytes
 from fsl_async.setting_rules import NAME
+from fsl_async.text_checksum import with_checksum, without_checksum
 
 FILE = "members.txt"
 _MOST_BYTES = 1 << 20
@@ -25,18 +30,25 @@ class MembersFile:
         self.path = path
 
     def read(self) -> frozenset[str]:
-        """The names; what is no name is passed over, and where there is no file there are none. Raises OSError."""
+        """The names; none where the file is missing or empty. Raises OSError, and RunDirError when it was altered."""
         try:
             with self.path.open("rb") as file:
-                lines = file.read(_MOST_BYTES).decode("ascii", "replace").split("\n")
+                text = without_checksum(file.read(_MOST_BYTES))
         except FileNotFoundError:
             return frozenset()
+        if text is None:
+            raise RunDirError(
+                f"{self.path} does not match its checksum; remove it and start again:"
+                " clients that died while no server ran are then not launched again"
+            )
+        lines = text.decode("ascii", "replace").split("\n")
         return frozenset([line for line in lines if NAME.fullmatch(line)][:MOST_MEMBERS])
 
     def write(self, names: AbstractSet[str]) -> None:
         """Replace the file. Raises OSError, and then it is as it was."""
         part = self.path.with_name(f".{self.path.name}.part")
-        part.write_text("".join(f"{name}\n" for name in sorted(names)), encoding="ascii")
+        text = "".join(f"{name}\n" for name in sorted(names)).encode("ascii")
+        write_bytes(part, with_checksum(text), sync=True)  # else a power cut could leave half of it
         part.replace(self.path)
 
 

@@ -32,6 +32,7 @@ from fsl_async.cluster.restarts import (
     WaitOver,
 )
 from fsl_async.errors import ExitCode
+from fsl_async.private_files import make_folder, opener
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -113,8 +114,10 @@ class Supervisor:
         self._children: dict[str, _Running] = {}
         self._log: TextIO | None = None
         if log_path is not None:
-            log_path.parent.mkdir(parents=True, exist_ok=True)
-            self._log = log_path.open("a", encoding="utf-8", errors="replace")
+            make_folder(log_path.parent)
+            self._log = open(  # noqa: SIM115 - Path.open takes no opener; closed in stop
+                log_path, "a", encoding="utf-8", errors="replace", opener=opener
+            )
 
     async def __aenter__(self) -> Self:
         return self

@@ -21,6 +21,7 @@ from fsl_async.errors import (
     PreemptedError,
     UsageError,
 )
+from fsl_async.private_files import make_folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -329,7 +330,7 @@ def _make_directory(run_dir: Path | None, output: Output) -> Path:
         if (run_dir / "ledger.jsonl").exists():
             raise UsageError(f"--run-dir {run_dir} holds a run already; give a new directory")
         try:
-            run_dir.mkdir(parents=True, exist_ok=True)
+            make_folder(run_dir)
         except OSError as error:
             raise UsageError(f"--run-dir {run_dir}: {error.strerror}") from None
         return run_dir.resolve()
@@ -337,7 +338,7 @@ def _make_directory(run_dir: Path | None, output: Output) -> Path:
     for number in range(100):
         chosen = Path("runs") / (f"{name}-{number}" if number else name)
         try:
-            chosen.mkdir(parents=True)
+            make_folder(chosen, exist_ok=False)
         except FileExistsError:
             continue
         except OSError:

@@ -261,6 +261,8 @@ def _lines(run_dir: Path, state: RunState, now: float) -> list[str]:
         lines.append(
             f"{state.garbage:,} messages from the network were not of this program (ignored)"
         )
+    if state.alarms:
+        lines.append(f"ALARM ({counted(state.alarms, 'time')}): {state.alarm}")
     if "merged" in audit:
         lines.append(
             f"ledger: {counted(audit['merged'], 'delta')} merged, {audit['pending']} pending, {audit['quarantined']} quarantined, "

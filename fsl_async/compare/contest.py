@@ -17,6 +17,7 @@ from fsl_async.compare.choices import Choices
 from fsl_async.compare.outcome import Gathered, Outcome, is_reached
 from fsl_async.compare.places import Loopback
 from fsl_async.errors import StopError, TaskError
+from fsl_async.private_files import make_folder
 from fsl_async.stopper import Stopper
 
 START_S = 120.0
@@ -57,7 +58,7 @@ class _Node:
                 role,
                 json.dumps(given),
             ]
-            self._folder.mkdir(parents=True, exist_ok=True)
+            make_folder(self._folder)
             with (self._folder / f"{self.name}.err").open("wb") as err:
                 self._process = subprocess.Popen(  # noqa: S603 - ourselves
                     argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=err, text=True

@@ -28,6 +28,7 @@ from fsl_async.compare.problem import Scorer, config_of
 from fsl_async.errors import FslError, StopError
 from fsl_async.learn.fed import Fed, Place
 from fsl_async.node_client import ClientRuntime
+from fsl_async.private_files import make_folder
 from fsl_async.roles.split_methods import METHODS
 from fsl_async.site_policy import KINDS, SitePolicy
 from fsl_async.stopper import Stopper
@@ -121,7 +122,7 @@ def serve(  # noqa: PLR0917 - what a run is, in the order of its making
             config, folder, with_ps=True, announce=announce, log=log, stop=stop, scored=scorer
         )
         return
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     node_ps.serve(
         config,
         folder,

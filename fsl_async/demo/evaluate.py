@@ -10,7 +10,8 @@ from attrs import frozen
 
 from fsl_async.errors import RunDirError
 from fsl_async.learn.buffers import ModelWeights
-from fsl_async.learn.checkpoint import WEIGHTS, Checkpoint, Checkpoints, Damage, open_flat
+from fsl_async.learn.checkpoint import WEIGHTS, Checkpoint, Checkpoints, open_flat
+from fsl_async.learn.errors import Damage
 from fsl_async.learn.files import Files
 from fsl_async.learn.gpt import GPT
 from fsl_async.learn.manifest import CHUNK_VALUES

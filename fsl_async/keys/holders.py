@@ -1,6 +1,7 @@
-"""Which key uses which client name in a run: `names.txt` in the run directory, one line `NAME KEY` each, the last one of a name counts.
+"""Which key uses which client name in a run: `names.txt` in the run directory, one line `NAME KEY CRC` each, the last one of a name counts.
 
-A line is on the disk before anybody is let in under the name. A line that a crash has torn is cut off at the next start.
+CRC is the checksum of all lines up to its own (`fsl_async.text_checksum`), so a line that was altered, lost or moved does not fit.
+A line is on the disk before a client is let in under the name. A line that a crash has torn is cut off at the next start.
 """
 
 from __future__ import annotations
@@ -9,7 +10,9 @@ import os
 from typing import TYPE_CHECKING
 
 from fsl_async.errors import KeysError
+from fsl_async.private_files import FILE_MODE
 from fsl_async.setting_rules import NAME
+from fsl_async.text_checksum import chained, unchained
 from fsl_transport.curve import is_key
 
 if TYPE_CHECKING:
@@ -27,16 +30,19 @@ class NameHolders:
         self._path = path
         self._keys: dict[str, str] = {}
         self._size = 0
+        self._checksum = 0
         try:
             data = path.read_bytes() if path.exists() else b""
         except OSError as error:
             raise KeysError(f"{path}: {error.strerror}") from None
         whole, _, _ = data.rpartition(b"\n")
-        lines = whole.decode("utf-8", "replace").split("\n") if whole else []
+        lines = whole.split(b"\n") if whole else []
         if len(data) > _MAX_BYTES:
             raise KeysError(f"{path}: longer than {_MAX_BYTES:,} bytes")
         for number, line in enumerate(lines, 1):
-            name, _, key = line.partition(" ")
+            found = unchained(line, self._checksum)
+            body, self._checksum = found or (b"", 0)
+            name, _, key = body.decode("utf-8", "replace").partition(" ")
             if not NAME.fullmatch(name) or not is_key(key):
                 raise KeysError(
                     f"{path} line {number}: damaged; restore it, or remove the file and every name is free again"
@@ -55,9 +61,9 @@ class NameHolders:
 
     def hold(self, name: str, key: str) -> None:
         """Give the name to the key, durably. Blocks for a sync of the disk; raises OSError and then nothing has changed."""
-        line = f"{name} {key}\n".encode()
+        line, checksum = chained(f"{name} {key}".encode(), self._checksum)
         is_new = not self._path.exists()
-        descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
         try:
             os.ftruncate(
                 descriptor, self._size
@@ -75,4 +81,5 @@ class NameHolders:
             finally:
                 os.close(folder)
         self._size += len(line)
+        self._checksum = checksum
         self._keys[name] = key

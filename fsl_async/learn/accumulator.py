@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from attrs import define
 
-from fsl_async.learn.errors import NoThread, StoreError
+from fsl_async.errors import disk_words
+from fsl_async.learn.errors import DeltaDamaged, NoThread, StoreError
 from fsl_codecs import CodecError, decode_accumulate, decode_into, new_vector
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ class Accumulator:
         self._manifest = manifest
         self._spool = spool
         self._pool = pool
-        self._add_frame = _add_whole if whole else _add_difference
+        self._add_frame = add_whole if whole else add_difference
         self._dtype: type[np.floating[Any]] = np.float64 if whole else np.float32
         self._vector: NDArray[Any] | None = None
         self._extra: _Extra | None = None
@@ -150,17 +151,21 @@ class Accumulator:
             self._pool.run(add_chunk, zip(chunks, frames, strict=True))
         except NoThread:
             raise
-        except (OSError, CodecError, StoreError) as error:
+        except (FileNotFoundError, CodecError, StoreError) as error:
+            raise DeltaDamaged(key.text, str(error)) from error
+        except OSError as error:
             raise StoreError(
-                f"delta {key.text} cannot be read back from the spool: {error}; quarantine it"
+                f"delta {key.text} cannot be read back from the spool: {disk_words(error)}"
             ) from error
 
 
-def _add_difference(frame: BytesLike, total: NDArray[Any], weight: float) -> None:
+def add_difference(frame: BytesLike, total: NDArray[Any], weight: float) -> None:
+    """Add a chunk of a delta to `total`, float32. Raises CodecError."""
     decode_accumulate(frame, total, weight)
 
 
-def _add_whole(frame: BytesLike, total: NDArray[Any], weight: float) -> None:
+def add_whole(frame: BytesLike, total: NDArray[Any], weight: float) -> None:
+    """Add a chunk of whole weights to `total`, float64. Raises CodecError."""
     values = np.empty(len(total), np.float32)
     decode_into(frame, values)
     # A product of two fp32 numbers, and most sums of such products, are exact in float64. What is not finite comes out again.

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from contextlib import ExitStack, suppress
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from attrs import frozen
@@ -153,7 +153,7 @@ def advance(
 ) -> Advanced:
     """Write the version after `current`; `averages`: what the round comes to, chunk by chunk (float32), each looked at once.
 
-    Raises StoreError when the result would not be finite, OSError.
+    Raises StoreError when the result would not be finite, Damage when a file of `current` is not what was written, OSError.
     """
     with ExitStack() as closing:
         step = _OuterStep(
@@ -178,16 +178,21 @@ def advance(
     return Advanced(stored, digest, step.update_bytes, math.sqrt(step.norm_squared))
 
 
-def scaled(
-    manifest: Manifest, accumulator: NDArray[np.float32], scale: float
-) -> Iterator[NDArray[np.float32]]:
-    """The accumulator times `scale`, chunk by chunk; one fp32 multiplication."""
-    room = np.empty(min(CHUNK_VALUES, manifest.values), np.float32)
+def chunks_of(manifest: Manifest, vector: NDArray[Any]) -> Iterator[NDArray[Any]]:
+    """Views of the chunks of a flat vector, in order."""
     for index in range(manifest.chunks):
         start, stop = manifest.chunk_range(index)
+        yield vector[start:stop]
+
+
+def scaled(sums: Iterable[NDArray[np.float32]], scale: float) -> Iterator[NDArray[np.float32]]:
+    """Sums times `scale`, chunk by chunk; one fp32 multiplication. A chunk is valid until the next."""
+    room = np.empty(CHUNK_VALUES, np.float32)
+    for total in sums:
+        part = room[: len(total)]
         with np.errstate(over="ignore", invalid="ignore"):
-            np.multiply(accumulator[start:stop], np.float32(scale), out=room[: stop - start])
-        yield room[: stop - start]
+            np.multiply(total, np.float32(scale), out=part)
+        yield part
 
 
 def advance_whole(
@@ -196,14 +201,14 @@ def advance_whole(
     current: Checkpoint,
     *,
     writer: VersionWriter,
-    accumulator: NDArray[np.float64],
+    sums: Iterable[NDArray[np.float64]],
     member_weight: float,
     scale: float,
     pool: ChunkPool,
 ) -> Advanced:
-    """The same for a run whose deltas are whole weights; `accumulator` is float64, `member_weight` what its weights sum up to.
+    """The same for a run whose deltas are whole weights; `sums`: their weighted sums, chunk by chunk (float64); `member_weight`: the sum of their weights.
 
-    Raises StoreError when the result would not be finite, OSError.
+    Raises StoreError when the result would not be finite, Damage, OSError.
     """
     with ExitStack() as closing:
         old = open_flat(files, current, WEIGHTS, manifest)
@@ -213,13 +218,13 @@ def advance_whole(
         longest = min(CHUNK_VALUES, manifest.values)
         before, room = np.zeros(longest, np.float32), np.zeros(longest, np.float32)
         norm_squared = 0.0
-        for index in range(manifest.chunks):
+        for index, total in zip(range(manifest.chunks), sums, strict=True):
             start, stop = manifest.chunk_range(index)
             weights, change = room[: stop - start], before[: stop - start]
             old.read_into(index, weights)
             change[:] = weights
             with np.errstate(over="ignore", invalid="ignore"):
-                average_whole(accumulator[start:stop], weights, member_weight, scale)
+                average_whole(total, weights, member_weight, scale)
                 np.subtract(weights, change, out=change)
             norm_squared += squared_norm(change)
             _check_finite(manifest, start, norm_squared, weights)

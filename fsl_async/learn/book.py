@@ -9,6 +9,8 @@
     released      a delta that was held waits to be merged again
     version       a version exists; the deltas it lists are merged
     rollback      the run is at version `to` again; `pending` lists the deltas that wait again, `gone` those that are lost
+    renewed       the ledger was lost and this one begins: the run is at version `to`, `versions` lists the records that are left up to it,
+                  `aside` the deltas that were in the spool; they are unknown again, so a client that was not answered may send one anew
 
 A key is in at most one of `pending`, `merged` and `quarantined`: that is what "merged at most once" means here.
 """
@@ -108,8 +110,8 @@ class Book:
             case "version":
                 self._apply_version(VersionRecord.from_fact(fact))
                 self.version_at = float(fact.get("at", 0.0))
-            case "rollback":
-                self._apply_rollback(fact)
+            case "rollback" | "renewed" as kind:
+                (self._apply_rollback if kind == "rollback" else self._apply_renewed)(fact)
             case other:
                 raise StoreError(
                     f"the ledger has a fact {other!r} of a newer release; "
@@ -153,3 +155,10 @@ class Book:
         self.tokens_total = self._tokens_at[target]
         self.generation += 1
         self.rollback_targets.append(target)
+
+    def _apply_renewed(self, fact: Mapping[str, Any]) -> None:
+        for record in fact["versions"]:
+            self._apply_version(VersionRecord.from_fact(record))
+        # Above every generation that is on disk, so that whatever is above `to` is void (see recovery).
+        self.generation = fact["generation"]
+        self.rollback_targets = [fact["to"]] * self.generation

@@ -5,10 +5,10 @@
         momentum.safetensors    momentum of the outer optimiser; absent when it has none, or in version 0 (zeros)
         residual.safetensors    what the coding of the updates still owes; absent when nothing (zeros)
         update.bin              the coded change from version 11, as the clients get it (fsl_async.learn.frame_file)
-        manifest.json           sealed: the version's record, and length and SHA-256 of every file; written last
+        manifest.json           sealed: the version's record, and length, SHA-256 and chunk checksums of every file; written last
 
 Order of a commit: files and manifest.json into tmp-v00000012, each synced; the folder synced; renamed to v00000012, which is
-the commit point; checkpoints/ synced. Whatever begins with "tmp-" is left over from a crash and is removed. A version that
+the commit point; checkpoints/ synced. A file that was damaged and made again is written into tmp-repair-v00000012 and renamed over the damaged one. Whatever begins with "tmp-" is left over from a crash and is removed. A version that
 goes is renamed to "tmp-" first, for the same reason. Versions that a rollback made void are renamed to
 "rolled-back-<generation>-v00000012" and never removed here.
 """
@@ -19,9 +19,9 @@ import re
 from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any, Self
 
-from attrs import frozen
+from attrs import asdict, evolve, frozen
 
-from fsl_async.learn.errors import CheckpointDamaged
+from fsl_async.learn.errors import CheckpointDamaged, Damage
 from fsl_async.learn.flat_file import FlatReader, FlatWriter, check_content, check_flat_file
 from fsl_async.learn.frame_file import FrameWriter
 from fsl_async.learn.manifest import DIGEST_CHARACTERS
@@ -29,7 +29,7 @@ from fsl_async.learn.records import VersionRecord
 from fsl_async.learn.sealed import seal, unseal
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
     from pathlib import Path
     from types import TracebackType
 
@@ -43,7 +43,8 @@ RESIDUAL = "residual.safetensors"
 UPDATE = "update.bin"
 MANIFEST = "manifest.json"
 
-FORMAT = 1
+FORMAT = 2
+"""1 had no chunk checksums."""
 MAX_MANIFEST_BYTES = 256 * 1024 * 1024
 
 _FLAT = (WEIGHTS, MOMENTUM, RESIDUAL)
@@ -57,6 +58,8 @@ class StoredFile:
 
     bytes: int
     sha256: str
+    crcs: str
+    """CRC-32 of each chunk, or of each frame in update.bin: 8 hex characters each."""
 
 
 @frozen
@@ -67,14 +70,10 @@ class Checkpoint:
     files: Mapping[str, StoredFile]
     path: Path
 
-
-class Damage(Exception):  # noqa: N818 - becomes CheckpointDamaged once the previous good version is known
-    """`file` of a version is missing or altered; `reason` completes the sentence."""
-
-    def __init__(self, file: str, reason: str) -> None:
-        super().__init__(f"{file} {reason}")
-        self.file = file
-        self.reason = reason
+    def without(self, names: Collection[str]) -> Self:
+        """The same without these files."""
+        kept = {name: stored for name, stored in self.files.items() if name not in names}
+        return evolve(self, files=kept)
 
 
 class Checkpoints:
@@ -118,9 +117,12 @@ class Checkpoints:
         stored = {name: StoredFile(**entry) for name, entry in members["files"].items()}
         return Checkpoint(VersionRecord.from_fact(members), stored, path)
 
-    def verify(self, version: int, manifest: Manifest) -> Checkpoint:
-        """Load a version and compare every file with its digest, reading piece by piece; Damage names the first bad one."""
-        checkpoint = self.load(version)
+    def verify(self, version: int, manifest: Manifest, without: Collection[str] = ()) -> Checkpoint:
+        """Load a version and compare every file with its digest, reading piece by piece; Damage names the first bad one.
+
+        without: files that are known to be bad and are left out of what is returned.
+        """
+        checkpoint = self.load(version).without(without)
         record = checkpoint.record
         if record.fingerprint != manifest.fingerprint:
             raise Damage(MANIFEST, "is of a model with other tensors")
@@ -180,10 +182,19 @@ class Checkpoints:
 
 
 class VersionWriter:
-    """Writes one version into its temporary folder; a context manager that removes it unless `publish` succeeded."""
+    """Writes one version into its temporary folder; a context manager that removes it unless `publish` succeeded.
+
+    repairs: the version exists, and files of it are made again, for `put_back`.
+    """
 
     def __init__(
-        self, files: Files, checkpoints: Checkpoints, version: int, manifest: Manifest
+        self,
+        files: Files,
+        checkpoints: Checkpoints,
+        version: int,
+        manifest: Manifest,
+        *,
+        repairs: bool = False,
     ) -> None:
         self._files = files
         self._checkpoints = checkpoints
@@ -192,8 +203,12 @@ class VersionWriter:
         self._flat: dict[str, FlatWriter] = {}
         self._frames: dict[str, FrameWriter] = {}
         self._open = ExitStack()
-        checkpoints.retract(version)
-        self._path = checkpoints.directory / f"{_TEMPORARY}v{version:08d}"
+        if repairs:
+            self._path = checkpoints.directory / f"{_TEMPORARY}repair-v{version:08d}"
+            files.remove_tree(self._path)
+        else:
+            checkpoints.retract(version)
+            self._path = checkpoints.directory / f"{_TEMPORARY}v{version:08d}"
         files.make_directory(self._path)
 
     def __enter__(self) -> Self:
@@ -229,26 +244,30 @@ class VersionWriter:
         """Make the content of all files durable, as many at a time as `pool` has threads; their lengths and digests."""
 
         def sync(writer: FlatWriter | FrameWriter) -> StoredFile:
-            return StoredFile(*writer.sync())
+            return StoredFile(*writer.sync(), writer.crcs)
 
         writers = self._flat | self._frames
         return dict(zip(writers, pool.each(sync, writers.values()), strict=True))
 
     def publish(self, record: VersionRecord, stored: Mapping[str, StoredFile]) -> Checkpoint:
         """Write manifest.json and make the version exist, durably."""
-        entries: dict[str, Any] = {
-            name: {"bytes": entry.bytes, "sha256": entry.sha256} for name, entry in stored.items()
-        }
+        entries: dict[str, Any] = {name: asdict(entry) for name, entry in stored.items()}
         members = {"format": FORMAT, **record.to_fact(), "files": entries}
         self._files.write_whole(self._path / MANIFEST, seal(members) + b"\n")
         self._checkpoints.publish(self._version, self._path)
         return Checkpoint(record, dict(stored), self._checkpoints.path(self._version))
 
+    def put_back(self, name: str) -> None:
+        """Replace a file of the version that exists by the one that was written here and sealed, durably."""
+        target = self._checkpoints.path(self._version)
+        self._files.rename(self._path / name, target / name)
+        self._files.sync_directory(target)
+
 
 def open_flat(
     files: Files, checkpoint: Checkpoint, name: str, manifest: Manifest
 ) -> FlatReader | None:
-    """A reader of one of the version's vectors, or None when the version has none, which means zeros."""
+    """A reader of one of the version's vectors, or None when the version has none, which means zeros. Raises Damage, OSError."""
     if name not in checkpoint.files:
         return None
-    return FlatReader(files, checkpoint.path / name, manifest)
+    return FlatReader(files, checkpoint.path / name, manifest, checkpoint.files[name].crcs)

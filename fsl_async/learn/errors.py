@@ -6,8 +6,12 @@
     ├── LearnerError           a client's weights cannot do what is asked of them
     └── StoreError             the run directory cannot be read or written, or was used in the wrong order
         ├── NoThread           the system gives no further thread
-        ├── LedgerDamaged      a line in the middle of the ledger does not match its checksum
-        └── CheckpointDamaged  a file of a version does not match its digest
+        └── Damaged            what is on the disk was altered: trying again does not help
+            ├── LedgerDamaged      a line in the middle of the ledger does not match its checksum
+            ├── LedgerLost         there are versions, and no ledger, or an empty one
+            ├── DeltaDamaged       a spooled delta cannot be decoded any more
+            └── CheckpointDamaged  a file of a version does not match its digest
+    Damage                     the same of one file, until a repair was tried; never leaves the store
 
 Every message is one line: what happened, to whom, and what to do.
 """
@@ -44,26 +48,65 @@ class NoThread(StoreError):  # noqa: N818
         )
 
 
-class LedgerDamaged(StoreError):  # noqa: N818
+class Damaged(StoreError):  # noqa: N818
+    """What is on the disk is not what was written. Trying again does not help; the message says what does."""
+
+
+class LedgerDamaged(Damaged):
     """Line `line` (counted from 1) of the ledger does not match its checksum, and no crash could have torn it so."""
 
     def __init__(self, path: str, line: int) -> None:
         super().__init__(
             f"{path} line {line} is damaged, and not by a crash; "
-            f"put the ledger back from a backup, or start again in a new run directory from a checkpoint"
+            f"put the ledger back from a backup, or move it away and start again: that says how to go on without it"
         )
         self.path = path
         self.line = line
 
 
-class CheckpointDamaged(StoreError):  # noqa: N818
+class LedgerLost(Damaged):
+    """The ledger at `path` is missing or empty, and there are versions."""
+
+    def __init__(self, path: str, there: str, newest_good: int | None) -> None:
+        if newest_good is None:
+            advice = "no version is intact; restore the run directory from a backup"
+        else:
+            advice = (
+                f"restore it from a backup, or start again with --from-version {newest_good} to go on from that version"
+                " without the deltas that were acknowledged and not merged"
+            )
+        super().__init__(f"{path} is missing or empty, and there {there}; {advice}")
+
+
+class DeltaDamaged(Damaged):
+    """The spool file of an acknowledged delta was altered; the next start moves it to quarantine and goes on without it."""
+
+    def __init__(self, key: str, reason: str) -> None:
+        super().__init__(
+            f"delta {key} cannot be read back from the spool: {reason};"
+            " start again: the delta is then moved to quarantine, and the run goes on without it"
+        )
+
+
+class Damage(Exception):  # noqa: N818 - becomes CheckpointDamaged where it cannot be repaired
+    """`file` of a version is missing or altered; `reason` completes the sentence."""
+
+    def __init__(self, file: str, reason: str) -> None:
+        super().__init__(f"{file} {reason}")
+        self.file = file
+        self.reason = reason
+
+
+class CheckpointDamaged(Damaged):
     """`file` of version `version` is missing or altered; `previous_version` is the newest good one below, or None."""
 
     def __init__(self, version: int, file: str, previous_version: int | None, reason: str) -> None:
         if previous_version is None:
             advice = "no older version is intact; put the file back from a backup"
         else:
-            advice = f"put it back from a backup, or fall back to version {previous_version} (from_version={previous_version})"
+            advice = (
+                f"put it back from a backup, or start again with --from-version {previous_version}"
+            )
         super().__init__(f"version {version} is damaged: {file} {reason}; {advice}")
         self.version = version
         self.file = file

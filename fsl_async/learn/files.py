@@ -15,6 +15,8 @@ import fcntl
 import os
 from typing import TYPE_CHECKING, TypeAlias
 
+from fsl_async.private_files import FILE_MODE, FOLDER_MODE
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -27,12 +29,12 @@ class Files:
     # --- changing calls -----------------------------------------------------------------------------------
 
     def make_directory(self, path: Path) -> None:
-        """Create `path`; fine when it is there already. Its parent must exist."""
-        path.mkdir(exist_ok=True)
+        """Create `path` for its owner alone (0700); one that is there keeps its mode. Its parent must exist."""
+        path.mkdir(FOLDER_MODE, exist_ok=True)
 
     def create(self, path: Path) -> int:
-        """Create or empty the file at `path` and return a descriptor for reading and writing."""
-        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+        """Create (0600) or empty the file at `path` and return a descriptor for reading and writing."""
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, FILE_MODE)
 
     def write(self, descriptor: int, data: BytesLike, offset: int) -> None:
         """Write all of `data` at `offset`."""

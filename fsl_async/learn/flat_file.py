@@ -11,6 +11,9 @@ So a checkpoint's weights open in the safetensors library and everything built o
 here because it wants all tensors in memory at once; a flat vector in the manifest's order is already the data part. The
 header is padded so that the data begins at a multiple of 64 bytes, which lets a reader map it aligned.
 
+Beside its SHA-256, which is of the whole, a flat file has a CRC-32 of each chunk, so that what is read back chunk by chunk is checked
+before it is used. Both are kept in the version's manifest.json.
+
 The header follows from the manifest alone, so a reader compares it byte by byte, and the SHA-256 of a flat file means
 that of its data part: for weights.safetensors it is the very digest that the nodes of a version compare.
 """
@@ -19,10 +22,12 @@ from __future__ import annotations
 
 import json
 import sys
+import zlib
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from fsl_async.learn.errors import Damage
 from fsl_async.learn.manifest import WeightsDigest
 
 if TYPE_CHECKING:
@@ -36,6 +41,14 @@ if TYPE_CHECKING:
 VALUE_BYTES = 4
 _ALIGNMENT_BYTES = 64
 _HASH_BYTES = 4 * 1024 * 1024
+_CRC_CHARACTERS = 8
+
+
+def check_chunk(name: str, crcs: str, index: int, data: memoryview | bytes) -> None:
+    """Compare chunk `index` of the file `name` with its checksum in `crcs`, 8 hex characters a chunk. Raises Damage."""
+    expected = crcs[index * _CRC_CHARACTERS : (index + 1) * _CRC_CHARACTERS]
+    if f"{zlib.crc32(data):08x}" != expected:
+        raise Damage(name, f"does not match the checksum of chunk {index}")
 
 
 def header_for(manifest: Manifest) -> bytes:
@@ -60,6 +73,7 @@ class FlatWriter:
         self._files = files
         self._offset = 0
         self._digest = WeightsDigest()
+        self._crcs: list[str] = []
         self._descriptor = files.create(path)
         header = header_for(manifest)
         try:
@@ -72,14 +86,21 @@ class FlatWriter:
     def append(self, values: NDArray[np.float32]) -> None:
         """Write the next chunk: float32, one-dimensional, contiguous."""
         little = values.astype("<f4", copy=False)
-        self._files.write(self._descriptor, little.data.cast("B"), self._offset)
+        data = little.data.cast("B")
+        self._files.write(self._descriptor, data, self._offset)
         self._digest.update(values)
+        self._crcs.append(f"{zlib.crc32(data):08x}")
         self._offset += little.nbytes
 
     @property
     def digest(self) -> str:
         """The 32-character digest of the values so far."""
         return self._digest.text
+
+    @property
+    def crcs(self) -> str:
+        """CRC-32 of every chunk so far, 8 hex characters each."""
+        return "".join(self._crcs)
 
     def sync(self) -> tuple[int, str]:
         """Make the content durable; returns the file's bytes and the SHA-256 of its data part."""
@@ -92,14 +113,18 @@ class FlatWriter:
 
 
 class FlatReader:
-    """Reads chunks of a flat file whose manifest is known. Raises OSError when it is shorter than it must be."""
+    """Reads chunks of a flat file whose manifest and checksums are known, and checks each. Raises Damage, OSError."""
 
-    def __init__(self, files: Files, path: Path, manifest: Manifest) -> None:
+    def __init__(self, files: Files, path: Path, manifest: Manifest, crcs: str) -> None:
         self._files = files
         self._path = path
         self._manifest = manifest
+        self._crcs = crcs
         self._data_at = len(header_for(manifest))
-        self._descriptor = files.open_existing(path)
+        try:
+            self._descriptor = files.open_existing(path)
+        except FileNotFoundError:
+            raise Damage(path.name, "is missing") from None
 
     def read_into(self, index: int, out: NDArray[np.float32]) -> None:
         """Fill `out`, as long as chunk `index`, with that chunk."""
@@ -107,7 +132,8 @@ class FlatReader:
         view = out.data.cast("B")
         filled = self._files.read_into(self._descriptor, view, self._data_at + start * VALUE_BYTES)
         if filled != len(view):
-            raise OSError(None, f"chunk {index} is missing from it", str(self._path))
+            raise Damage(self._path.name, f"ends before chunk {index}")
+        check_chunk(self._path.name, self._crcs, index, view)
         if sys.byteorder == "big":
             out.byteswap(inplace=True)
 

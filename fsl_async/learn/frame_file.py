@@ -12,6 +12,7 @@ over the lengths (a few bytes per half megabyte of weights) finds every frame ag
 from __future__ import annotations
 
 import hashlib
+import zlib
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -32,7 +33,7 @@ _LENGTH_BYTES = 4
 
 
 class FrameWriter:
-    """Appends frames to a file that only it writes, keeping length and SHA-256.
+    """Appends frames to a file that only it writes, keeping length, SHA-256, and the CRC-32 of each frame.
 
     The file is opened for each call and closed again, because a thousand clients may send at once and a process has a
     thousand descriptors. A frame whose write failed is written again at the same place.
@@ -43,6 +44,7 @@ class FrameWriter:
         self.path = path
         self.frames = 0
         self._hash = hashlib.sha256()
+        self._crcs: list[str] = []
         descriptor = files.create(path)
         try:
             files.write(descriptor, MAGIC, 0)
@@ -63,6 +65,7 @@ class FrameWriter:
         finally:
             self._files.close(descriptor)
         self._hash.update(record)
+        self._crcs.append(f"{zlib.crc32(view):08x}")
         self.bytes += len(record)
         self.frames += 1
 
@@ -76,6 +79,11 @@ class FrameWriter:
         finally:
             self._files.close(descriptor)
         return self.bytes, self.sha256
+
+    @property
+    def crcs(self) -> str:
+        """CRC-32 of every frame so far, 8 hex characters each."""
+        return "".join(self._crcs)
 
     @property
     def sha256(self) -> str:

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fsl_async.learn.errors import StoreError
+from fsl_async.errors import disk_words
+from fsl_async.learn.errors import DeltaDamaged, StoreError
 from fsl_async.learn.outer import squared_norm
 from fsl_codecs import CodecError, decode_accumulate
 
@@ -53,9 +54,11 @@ class Gathering:
         """Take a delta in. StoreError: it cannot be read."""
         try:
             next(iter(self._spool.frames(key, self._manifest)))
-        except (OSError, StoreError) as error:
+        except (FileNotFoundError, StoreError) as error:
+            raise DeltaDamaged(key.text, str(error)) from error
+        except OSError as error:
             raise StoreError(
-                f"delta {key.text} cannot be read back from the spool: {error}; quarantine it"
+                f"delta {key.text} cannot be read back from the spool: {disk_words(error)}"
             ) from error
         self.weights[key] = weight
 
@@ -108,7 +111,7 @@ class Gathering:
         """The same chunk of each client's weighted delta, float32 (n, values)."""
         room = np.empty((len(clients), self._manifest.chunk_values(0)), np.float32)
         frames = [
-            [(self._spool.frames(key, self._manifest), self.weights[key]) for key in keys]
+            [(key, self._spool.frames(key, self._manifest), self.weights[key]) for key in keys]
             for keys in clients
         ]
         for index in range(self._manifest.chunks):
@@ -116,13 +119,16 @@ class Gathering:
             rows.fill(0.0)
 
             def add(number: int, rows: NDArray[np.float32] = rows) -> None:
-                for source, weight in frames[number]:
-                    decode_accumulate(next(source), rows[number], weight)
+                for key, source, weight in frames[number]:
+                    try:
+                        decode_accumulate(next(source), rows[number], weight)
+                    except (FileNotFoundError, CodecError, StoreError, StopIteration) as error:
+                        raise DeltaDamaged(key.text, str(error)) from error
 
             try:
                 self._pool.run(add, range(len(clients)))
-            except (OSError, CodecError, StopIteration) as error:
+            except OSError as error:
                 raise StoreError(
-                    f"a delta cannot be read back from the spool: {error!r}; quarantine it"
+                    f"a delta cannot be read back from the spool: {disk_words(error)}"
                 ) from error
             yield rows

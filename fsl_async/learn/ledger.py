@@ -56,22 +56,35 @@ class Ledger:
         )
         self._clean = True
 
-    def open(self, apply: Callable[[Mapping[str, Any]], None]) -> str | None:
+    @property
+    def is_empty(self) -> bool:
+        """Whether it has no whole line."""
+        return not self._bytes
+
+    def open(
+        self,
+        apply: Callable[[Mapping[str, Any]], None],
+        may_be_new: Callable[[], None] = lambda: None,
+    ) -> str | None:
         """Create or read the ledger, calling `apply` with every fact in order.
 
+        may_be_new: called when it is missing or has no whole line, before anything is created or cut off; raises where that must not be.
         Returns one line about a torn last line that was cut off, or None. Raises StoreError when another process has the
-        ledger, LedgerDamaged, OSError; then it is closed again.
+        ledger, LedgerDamaged, OSError, and what `may_be_new` raises; then it is closed again.
         """
         try:
-            return self._open(apply)
+            return self._open(apply, may_be_new)
         except BaseException:
             self.close()
             raise
 
-    def _open(self, apply: Callable[[Mapping[str, Any]], None]) -> str | None:
+    def _open(
+        self, apply: Callable[[Mapping[str, Any]], None], may_be_new: Callable[[], None]
+    ) -> str | None:
         try:
             self._descriptor = self._files.open_existing(self._path, writable=True)
         except FileNotFoundError:
+            may_be_new()
             self._descriptor = self._files.create(self._path)
             self._files.sync_directory(self._path.parent)
         if not self._files.lock(self._descriptor):
@@ -89,6 +102,8 @@ class Ledger:
                 torn_line = number
             else:
                 raise LedgerDamaged(str(self._path), number)
+        if self.is_empty:
+            may_be_new()
         torn = self._files.size(self._descriptor) - self._bytes
         if not torn:
             return None

@@ -1,9 +1,10 @@
 """Recovery: from whatever a crash left to a run directory in which every rule of the store holds.
 
 In this order, so that recovery may itself be interrupted anywhere and started again:
-  1. open, lock and read the ledger; cut off a torn last line
+  1. open, lock and read the ledger; cut off a torn last line. Refuse one that is missing or empty beside versions (LedgerLost), unless
+     `from_version` says where to go on: then move the spool aside and begin a new ledger with one line, `renewed`
   2. remove temporary folders; move aside what a rollback made void but a crash left in place
-  3. choose the version: the newest folder, or `from_version`; verify every byte of it
+  3. choose the version: the newest folder, or `from_version`; verify every byte of it, and repair what is damaged (repair.py)
   4. a version without its ledger line (the crash fell between rename and line): write the line
   5. `from_version` below the newest: write the rollback line, then move the later versions aside
   6. verify the spool file of every pending delta; a damaged one goes to quarantine, on record
@@ -15,13 +16,14 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from attrs import define, field
+from attrs import define
 
 from fsl_async.learn.book import Book
-from fsl_async.learn.checkpoint import Checkpoints, Damage
-from fsl_async.learn.errors import ManifestError, StoreError
+from fsl_async.learn.checkpoint import Checkpoints
+from fsl_async.learn.errors import Damage, LedgerLost, ManifestError, StoreError
 from fsl_async.learn.ledger import Ledger
 from fsl_async.learn.manifest import Manifest
+from fsl_async.learn.repair import Mender
 from fsl_async.learn.sealed import unseal
 from fsl_async.learn.spool import Spool
 
@@ -30,9 +32,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from fsl_async.learn.checkpoint import Checkpoint
+    from fsl_async.learn.chunk_pool import ChunkPool
     from fsl_async.learn.files import Files
     from fsl_async.learn.records import StoreSettings
 
+LEDGER_FILE = "ledger.jsonl"
 MANIFEST_FILE = "manifest.json"
 MAX_MANIFEST_BYTES = 256 * 1024 * 1024
 
@@ -45,8 +49,10 @@ class RunDirectory:
     book: Book
     checkpoints: Checkpoints
     spool: Spool
+    mender: Mender
+    notices: list[str]
+    """What was found and repaired, one line each; the mender adds to it."""
     manifest: Manifest | None = None
-    notices: list[str] = field(factory=list)
 
     def prune(self, oldest_kept: int) -> None:
         """Tidy up: finish moves into quarantine, remove the versions below `oldest_kept`, and unneeded spool files.
@@ -75,28 +81,38 @@ def open_run_directory(
     run_dir: Path,
     settings: StoreSettings,
     from_version: int | None,
+    pool: ChunkPool,
     *,
     wall_clock: Callable[[], float],
     clock: Callable[[], float],
 ) -> tuple[RunDirectory, list[Checkpoint]]:
     """Open and repair; returns the directory and the kept checkpoints, oldest first.
 
-    Raises CheckpointDamaged, LedgerDamaged, StoreError, OSError; then the directory is closed again.
+    Raises CheckpointDamaged, LedgerDamaged, LedgerLost, StoreError, OSError; then the directory is closed again.
     """
     make_durable_folder(files, run_dir)
     checkpoints, spool = Checkpoints(files, run_dir), Spool(files, run_dir)
     files.make_directory(checkpoints.directory)
     spool.make_directories()
     files.sync_directory(run_dir)
-    ledger = Ledger(files, run_dir / "ledger.jsonl", wall_clock, clock)
-    run = RunDirectory(ledger, Book(settings.keep_versions), checkpoints, spool)
+    ledger = Ledger(files, run_dir / LEDGER_FILE, wall_clock, clock)
+    notices: list[str] = []
+    mender = Mender(files, checkpoints, spool, settings, pool, notices.append)
+    run = RunDirectory(ledger, Book(settings.keep_versions), checkpoints, spool, mender, notices)
+
+    def may_be_new() -> None:
+        if from_version is None and checkpoints.versions():
+            raise _ledger_lost(files, run_dir, run)
+
     try:
-        torn = ledger.open(run.book.apply)
+        torn = ledger.open(run.book.apply, may_be_new)
         if torn:
             run.notices.append(torn)
         left = checkpoints.remove_leftovers()
         if left:
             run.notices.append(f"removed what a crash left: {', '.join(left)}")
+        if ledger.is_empty and from_version is not None and checkpoints.versions():
+            _renew(files, run_dir, run, from_version)
         _finish_rollback(run)
         kept = _settle_version(files, run_dir, run, from_version)
         run.check_pending()
@@ -142,14 +158,13 @@ def _settle_version(
     book, checkpoints = run.book, run.checkpoints
     versions = checkpoints.versions()
     newest = max([*versions, book.version])
-    if from_version is not None and from_version not in versions:
-        there = ", ".join(map(str, versions)) or "none"
-        raise StoreError(f"there is no version {from_version} to fall back to; there is {there}")
+    if from_version is not None:
+        _check_there(versions, from_version)
     target = newest if from_version is None else from_version
     if target < 0:
         return []
     run.manifest = _read_manifest(files, run_dir)
-    _verify(run, target, run.manifest)
+    chosen = _verify(run, target, run.manifest)
     # More than one can be missing when the disk was too full for the ledger but not for a version.
     for version in range(book.version + 1, target + 1):
         record = _verify(run, version, run.manifest).record
@@ -161,7 +176,10 @@ def _settle_version(
         _roll_back(run, target, newest)
     kept = []
     for version in versions:
-        if version <= target:
+        if version == target:
+            kept.append(chosen)
+        elif version < target:
+            # Its files are checked chunk by chunk, when they are used.
             try:
                 kept.append(checkpoints.load(version))
             except Damage as damage:
@@ -170,16 +188,65 @@ def _settle_version(
 
 
 def _verify(run: RunDirectory, version: int, manifest: Manifest) -> Checkpoint:
-    """A version that is good in every byte and of the ledger's lineage, or CheckpointDamaged."""
+    """A version that is good in every byte, perhaps after a repair, and of the ledger's lineage, or CheckpointDamaged."""
     expected = run.book.digests.get(version)
-    try:
-        checkpoint = run.checkpoints.verify(version, manifest)
-    except Damage as damage:
-        raise run.checkpoints.damaged(version, damage, manifest) from damage
+    checkpoint = run.mender.verified(version, manifest)
     if expected not in {None, checkpoint.record.digest}:
         other = Damage(MANIFEST_FILE, "is of another lineage than the ledger")
         raise run.checkpoints.damaged(version, other, manifest)
     return checkpoint
+
+
+def _check_there(versions: list[int], wanted: int) -> None:
+    if wanted not in versions:
+        there = ", ".join(map(str, versions)) or "none"
+        raise StoreError(f"there is no version {wanted} to fall back to; there is {there}")
+
+
+def _ledger_lost(files: Files, run_dir: Path, run: RunDirectory) -> LedgerLost:
+    """What to say of a ledger that is missing or empty beside versions."""
+    versions, spooled = run.checkpoints.versions(), len(run.spool.present())
+    named = f"version{'s' if len(versions) > 1 else ''} {', '.join(map(str, versions))}"
+    there = f"{'are' if len(versions) + spooled > 1 else 'is'} {named} and {_counted(spooled, 'delta')} in the spool"
+    with suppress(StoreError):
+        manifest = _read_manifest(files, run_dir)
+        for version in reversed(versions):
+            with suppress(Damage):
+                run.checkpoints.verify(version, manifest)
+                return LedgerLost(str(run_dir / LEDGER_FILE), there, version)
+    return LedgerLost(str(run_dir / LEDGER_FILE), there, None)
+
+
+def _renew(files: Files, run_dir: Path, run: RunDirectory, target: int) -> None:
+    """Begin a new ledger at version `target`. Which deltas were acknowledged is not known any more: all of the spool is moved aside."""
+    checkpoints, versions = run.checkpoints, run.checkpoints.versions()
+    _check_there(versions, target)
+    run.mender.verified(target, _read_manifest(files, run_dir))
+    records, newest_generation = [], 0
+    for version in versions:
+        with suppress(Damage):
+            record = checkpoints.load(version).record
+            newest_generation = max(newest_generation, record.generation)
+            if version <= target:
+                records.append(record.to_fact())
+    spooled = sorted(run.spool.present())
+    for key in spooled:  # before the line: a file that no line knows would be removed
+        run.spool.set_aside(key)
+    fact = {
+        "to": target,
+        "generation": newest_generation + 1,
+        "versions": records,
+        "aside": [key.text for key in spooled],
+    }
+    run.book.apply(run.ledger.append("renewed", fact))
+    run.notices.append(
+        f"the ledger was lost: the run goes on from version {target} with a new one; {_counted(len(spooled), 'delta')} of the spool,"
+        " acknowledged or not, moved to quarantine"
+    )
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
 def _roll_back(run: RunDirectory, target: int, newest: int) -> None:

@@ -23,20 +23,21 @@ from __future__ import annotations
 
 import math
 import time
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 import numpy as np
+from attrs import evolve
 
 from fsl_async.learn.accumulator import Accumulator
-from fsl_async.learn.advance import advance, advance_whole, scaled
-from fsl_async.learn.checkpoint import UPDATE, WEIGHTS, VersionWriter, open_flat
+from fsl_async.learn.advance import advance, advance_whole, chunks_of, scaled
+from fsl_async.learn.checkpoint import VersionWriter
 from fsl_async.learn.chunk_pool import ChunkPool
-from fsl_async.learn.errors import StoreError
+from fsl_async.learn.errors import Damage, StoreError
 from fsl_async.learn.files import Files
-from fsl_async.learn.frame_file import frame_places, read_frame
 from fsl_async.learn.gathering import Gathering
 from fsl_async.learn.initial import InitialWeights
+from fsl_async.learn.kept_versions import KeptVersions, disk
 from fsl_async.learn.records import (
     AcceptedDelta,
     Committed,
@@ -48,7 +49,6 @@ from fsl_async.learn.records import (
 )
 from fsl_async.learn.recovery import MANIFEST_FILE, open_run_directory
 from fsl_async.learn.sealed import seal
-from fsl_codecs import CodecSpec, bound, encode_into
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -63,26 +63,11 @@ if TYPE_CHECKING:
     from fsl_async.learn.records import DeltaMeta, Known, Merged
     from fsl_async.learn.recovery import RunDirectory
 
-_LOSSLESS = CodecSpec(format="fp32")
-
 LARGEST_NORM = 1e20
 """Of a delta. Times the most tokens a delta may claim, and summed over thousands of them, it is still far inside fp32."""
 
 
 _LARGEST_WEIGHT = float(np.finfo(np.float32).max)
-
-
-@contextmanager
-def _disk(doing: str) -> Iterator[None]:
-    """Turn the system's errors into one line that says what to do."""
-    try:
-        yield
-    except OSError as error:
-        words = error.strerror or str(error)
-        where = f" ({error.filename})" if error.filename else ""
-        raise StoreError(
-            f"{doing}: {words}{where}; nothing acknowledged is lost, make room and try again"
-        ) from error
 
 
 def _is_weight(weight: float | None) -> TypeGuard[float]:
@@ -120,8 +105,9 @@ class Store:
         # A version whose folder may be there although its commit failed; taken back before anything else.
         self._doubtful: int | None = None
         self._serving_from: int | None = None
-        self._kept: dict[int, Checkpoint] = {}
-        self._update_places: dict[int, NDArray[np.int64]] = {}
+        self._kept: KeptVersions | None = None
+        self.report: Callable[[str], None] = lambda _: None
+        """Takes one line about each damage that was found and repaired, or that costs nothing but bytes. Called in the store's thread."""
 
     # --- start and end ------------------------------------------------------------------------------------
 
@@ -131,16 +117,18 @@ class Store:
         Raises CheckpointDamaged, LedgerDamaged, StoreError (also when another process uses the directory).
         """
         self.close()
-        with _disk(f"cannot open the run directory {self._run_dir}"):
+        with disk(f"cannot open the run directory {self._run_dir}"):
             self._run, kept = open_run_directory(
                 self._files,
                 self._run_dir,
                 self._settings,
                 self._from_version,
+                self._pool,
                 wall_clock=self._wall_clock,
                 clock=self._clock,
             )
-        self._kept = {checkpoint.record.version: checkpoint for checkpoint in kept}
+        mender = evolve(self._run.mender, report=self._report)
+        self._kept = KeptVersions(mender, kept)
         book = self._run.book
         settled: dict[DeltaKey, Known] = dict.fromkeys(book.merged, "merged")
         settled |= dict.fromkeys(book.quarantined, "quarantined")
@@ -150,7 +138,7 @@ class Store:
             manifest=self._run.manifest,
             pending=tuple(book.pending.values()),
             settled=settled,
-            digests={version: kept.record.digest for version, kept in self._kept.items()},
+            digests={record.version: record.digest for record in self.records},
             records=self.records,
             leases=dict(book.leases),
             loans=frozenset(book.loans),
@@ -166,6 +154,9 @@ class Store:
             held=tuple(book.held.values()),
         )
 
+    def _report(self, line: str) -> None:
+        self.report(line)  # which may be set later than the store is opened
+
     def close(self) -> None:
         """Give the directory back; what is not acknowledged is forgotten. Fine when it is closed already."""
         self.abort_initial()
@@ -179,8 +170,7 @@ class Store:
         self._accumulator = None
         self._owed.clear()
         self._doubtful = None
-        self._kept.clear()
-        self._update_places.clear()
+        self._kept = None
         self._pool.close()
 
     @property
@@ -217,7 +207,7 @@ class Store:
     @property
     def records(self) -> tuple[VersionRecord, ...]:
         """The records of the kept versions, oldest first."""
-        return tuple(self._kept[version].record for version in sorted(self._kept))
+        return self._versions.records
 
     def known(self, key: DeltaKey) -> Known | None:
         """What became of a delta, or None when it was never acknowledged."""
@@ -242,7 +232,7 @@ class Store:
     def start_run(self, run: str) -> str:
         """Name the run, once; returns the name it has, which is the first one it got."""
         if not self._open.book.run:
-            with _disk("cannot write the ledger"):
+            with disk("cannot write the ledger"):
                 self._record("run", {"run": run})
         return self._open.book.run
 
@@ -269,13 +259,13 @@ class Store:
 
     def _book_lease(self, name: str, index: int, *, loan: bool) -> None:
         fact: dict[str, Any] = {"name": name, "index": index}
-        with _disk(f"cannot write the shard of {name} to the ledger"):
+        with disk(f"cannot write the shard of {name} to the ledger"):
             self._record("lease", fact | {"loan": True} if loan else fact)
 
     def record_incarnation(self, name: str, incarnation: int) -> None:
         """Remember the newest life of a client, so that an older one is known after a restart."""
         if self._open.book.incarnations.get(name, -1) < incarnation:
-            with _disk(f"cannot write the incarnation of {name} to the ledger"):
+            with disk(f"cannot write the incarnation of {name} to the ledger"):
                 self._record("incarnation", {"name": name, "incarnation": incarnation})
 
     # --- version 0 ----------------------------------------------------------------------------------------
@@ -287,7 +277,7 @@ class Store:
                 f"the run is at version {self.version}; its weights are never replaced"
             )
         self.abort_initial()
-        with _disk("cannot write version 0"):
+        with disk("cannot write version 0"):
             self._initial = InitialWeights(self._files, self._open.checkpoints, manifest)
 
     def initial_next_chunk(self) -> int:
@@ -298,7 +288,7 @@ class Store:
         """Take chunk `index` of version 0: an fp32 frame, finite, in order. One that is there already is left alone."""
         if self._initial is None:
             raise StoreError("version 0 was not begun; call begin_initial first")
-        with _disk("cannot write version 0"):
+        with disk("cannot write version 0"):
             self._initial.write(index, frame)
 
     def abort_initial(self) -> None:
@@ -315,8 +305,12 @@ class Store:
                 f"version 0 has {self.initial_next_chunk()} chunks only; send the rest"
             )
         members = {"format": 1, "tensors": initial.manifest.to_wire()}
+        if not self._open.book.run:
+            self.start_run(
+                f"run-{initial.manifest.fingerprint[:8]}"
+            )  # a version beside an empty ledger would mean that it was lost
         try:
-            with _disk("cannot write version 0"):
+            with disk("cannot write version 0"):
                 # No version refers to this file yet, so half of one does no harm.
                 self._files.write_whole(self._run_dir / MANIFEST_FILE, seal(members) + b"\n")
                 self._files.sync_directory(self._run_dir)
@@ -343,7 +337,7 @@ class Store:
         book = self._open.book
         known = book.known(key)
         if known is None:
-            with _disk(f"cannot spool delta {key.text}"):
+            with disk(f"cannot spool delta {key.text}"):
                 spool = self._open.spool
                 spool.abort_others(key)
                 if spool.begin(key, meta):
@@ -363,7 +357,7 @@ class Store:
     def spool_write(self, key: DeltaKey, index: int, frame: BytesLike) -> None:
         """Check and store a coded chunk, in order, and perhaps add it already; one that is there already is left alone."""
         spool = self._open.spool
-        with _disk(f"cannot spool delta {key.text}"):
+        with disk(f"cannot spool delta {key.text}"):
             is_new = spool.write(key, index, frame, self.manifest)
         part = spool.part(key)
         if is_new and part.version == self.version and _is_weight(part.weight):
@@ -372,7 +366,7 @@ class Store:
     def spool_finish(self, key: DeltaKey) -> SpoolResult:
         """Acknowledge a complete delta: once this returns it is durable, in the spool or in quarantine."""
         run = self._open
-        with _disk(f"cannot spool delta {key.text}"):
+        with disk(f"cannot spool delta {key.text}"):
             part = run.spool.seal(key, self.manifest)
             finite = math.isfinite(part.norm) and part.norm <= LARGEST_NORM
             accepted = AcceptedDelta(
@@ -412,7 +406,7 @@ class Store:
         run = self._open
         if key not in run.book.pending:
             raise StoreError(f"delta {key.text} is not pending, so it cannot be quarantined")
-        with _disk(f"cannot quarantine delta {key.text}"):
+        with disk(f"cannot quarantine delta {key.text}"):
             fact = {**run.book.pending[key].to_fact(), "reason": reason}
             self._record("quarantined", fact | {"held": True} if held else fact)
         self._drop(key)
@@ -424,7 +418,7 @@ class Store:
         run = self._open
         if key not in run.book.held:
             raise StoreError(f"delta {key.text} is not held, so it cannot be released")
-        with _disk(f"cannot release delta {key.text}"):
+        with disk(f"cannot release delta {key.text}"):
             run.spool.bring_back(key)  # recovery undoes this where the line is missing
             self._record("released", run.book.held[key].to_fact())
 
@@ -462,10 +456,29 @@ class Store:
         """Make the next version out of the accumulator, which must hold exactly `merged`.
 
         Average = scale * accumulator, or what the rule of aggregation makes of the deltas; of whole weights see `fsl_async.learn.outer`. StoreError: the current version and the accumulator are as they were.
+        A damaged file of the current version is repaired first; Damaged where that, or a delta in the spool, is beyond repair.
         """
         run, manifest = self._open, self.manifest
         self._check_commit(version, merged, scale)
-        current = self._kept[run.book.version]
+        mended: set[str] = set()
+        while True:
+            try:
+                checkpoint = self._make(version, merged, scale)
+            except Damage as damage:
+                # It was found before it was used, and nothing of the next version is left.
+                if damage.file in mended:
+                    raise run.checkpoints.damaged(run.book.version, damage, manifest) from damage
+                with disk(f"cannot write version {version}"):
+                    self._versions.mend_newest(damage, manifest)
+                mended.add(damage.file)
+            else:
+                self._sum.clear()
+                return self._adopt(checkpoint)
+
+    def _make(self, version: int, merged: Sequence[Merged], scale: float) -> Checkpoint:
+        """Write the next version. Raises Damage where a file of the current one is not what was written; then nothing is left of the next."""
+        run, manifest = self._open, self.manifest
+        current = self._versions.get(run.book.version)
         averages, used = self._averages(merged, scale)
         entries = []
         for one in merged:
@@ -481,7 +494,7 @@ class Store:
                 )
             )
         with (
-            _disk(f"cannot write version {version}"),
+            disk(f"cannot write version {version}"),
             VersionWriter(self._files, run.checkpoints, version, manifest) as writer,
         ):
             if self._settings.whole:
@@ -490,7 +503,7 @@ class Store:
                     manifest,
                     current,
                     writer=writer,
-                    accumulator=self._sum.values,
+                    sums=chunks_of(manifest, self._sum.values),
                     member_weight=math.fsum(one.weight for one in merged),
                     scale=scale,
                     pool=self._pool,
@@ -520,9 +533,7 @@ class Store:
                 update_norm=done.update_norm,
                 rule=self._settings.rule.name,
             )
-            checkpoint = writer.publish(record, done.stored)
-        self._sum.clear()
-        return self._adopt(checkpoint)
+            return writer.publish(record, done.stored)
 
     def _averages(
         self, merged: Sequence[Merged], scale: float
@@ -530,10 +541,11 @@ class Store:
         """What the round comes to, chunk by chunk, and the deltas that have a part in it."""
         gathered = self._sum
         if isinstance(gathered, Gathering):
-            with _disk("cannot read the deltas of the round"):
+            with disk("cannot read the deltas of the round"):
                 chosen = gathered.chosen()
             return gathered.averages(chosen), {key for keys in chosen for key in keys}
-        return scaled(self.manifest, gathered.values, scale), {one.key for one in merged}
+        sums = chunks_of(self.manifest, gathered.values)
+        return scaled(sums, scale), {one.key for one in merged}
 
     def _check_commit(self, version: int, merged: Sequence[Merged], scale: float) -> None:
         book = self._open.book
@@ -559,15 +571,13 @@ class Store:
         run = self._open
         record = checkpoint.record
         self._doubtful = None
-        self._kept[record.version] = checkpoint
+        self._versions.add(checkpoint)
         run.book.apply({"fact": "version", **record.to_fact()})
         self._owed.append(record)
         oldest = record.version - self._settings.keep_versions + 1
         if self._serving_from is not None:
             oldest = min(oldest, self._serving_from)
-        for version in [version for version in self._kept if version < oldest]:
-            del self._kept[version]
-            self._update_places.pop(version, None)
+        self._versions.drop_below(oldest)
         # The version exists whatever happens now, so nothing from here on may make the commit fail.
         notice = None
         try:
@@ -587,37 +597,28 @@ class Store:
 
     # --- what clients fetch -------------------------------------------------------------------------------
 
+    @property
+    def _versions(self) -> KeptVersions:
+        assert self._open is not None
+        assert self._kept is not None, "recover makes it"
+        return self._kept
+
     def keep_from(self, version: int | None) -> None:
-        """Keep `version` and all after it while somebody is fetching them, beyond keep_versions; None: nobody is."""
+        """Keep `version` and all after it while a client is fetching them, beyond keep_versions; None: none is."""
         self._serving_from = version
 
     def has_update(self, version: int) -> bool:
         """Whether the coded change from `version` - 1 to `version` is kept."""
-        return version in self._kept and UPDATE in self._kept[version].files
+        return self._versions.has_update(version)
 
     def read_update(self, version: int, index: int) -> bytes | None:
         """The coded chunk `index` of the change that leads to `version`; None when it is not kept; IndexError."""
-        if not self.has_update(version):
-            return None
-        self.manifest.chunk_range(index)
-        path = self._kept[version].path / UPDATE
-        with _disk(f"cannot read the update of version {version}"):
-            if version not in self._update_places:
-                self._update_places[version] = frame_places(self._files, path, self.manifest.chunks)
-            return read_frame(self._files, path, self._update_places[version][index])
+        return self._versions.read_update(version, index, self.manifest)
 
     def read_full(self, version: int, index: int) -> bytes | None:
-        """Chunk `index` of a kept version's weights as a lossless fp32 frame; None when it is not kept."""
-        if version not in self._kept:
-            return None
-        manifest = self.manifest
-        values = np.empty(manifest.chunk_values(index), dtype=np.float32)
-        with _disk(f"cannot read version {version}"):
-            reader = open_flat(self._files, self._kept[version], WEIGHTS, manifest)
-            assert reader is not None, "every version has weights"
-            try:
-                reader.read_into(index, values)
-            finally:
-                reader.close()
-        coded = bytearray(bound(len(values), _LOSSLESS))
-        return bytes(memoryview(coded)[: encode_into(values, coded, _LOSSLESS)])
+        """Chunk `index` of a kept version's weights as a lossless fp32 frame; None when it is not kept. Raises CheckpointDamaged."""
+        return self._versions.read_full(version, index, self.manifest)
+
+    def verify(self, version: int) -> bool:
+        """Whether every byte of a kept version is as it was written; what is not is repaired where that is possible. Raises CheckpointDamaged."""
+        return self._versions.verify(version, self.manifest)

@@ -48,6 +48,7 @@ import attrs
 
 from fsl_async.observe import journal_text, segments
 from fsl_async.observe.state import RunState
+from fsl_async.private_files import FILE_MODE, make_folder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -259,10 +260,10 @@ class JournalWriter:
         self._turns_at = segments.SEGMENT_BYTES
         self.lines_lost = 0
         self._clock = clock
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         if sum_up is not None:
             segments.tidy(path)
-        self._file = os.open(path, segments.OPENED, 0o644)
+        self._file = os.open(path, segments.OPENED, FILE_MODE)
         self.count, self._torn = _resume(self._file)
         self._lines: list[str] = []
         self._bytes = 0

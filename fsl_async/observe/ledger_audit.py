@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import evolve, field, frozen, mutable
 
+from fsl_async.events import DeltaKey
 from fsl_async.learn.sealed import unseal
 from fsl_async.observe import segments
 from fsl_async.observe.journal import JournalReader
@@ -76,6 +77,10 @@ class _Count:
     accepted: dict[str, int] = field(factory=dict)
     quarantined: set[str] = field(factory=set)
     problems: list[str] = field(factory=list)
+    renewed_at: int = 0
+    """The version at which a lost ledger was begun anew: what was acknowledged before is not in it."""
+    aside: set[str] = field(factory=set)
+    """Deltas that were in the spool at that time."""
 
     def add(self, fact: Mapping[str, Any]) -> None:
         match fact.get("fact"):
@@ -97,6 +102,19 @@ class _Count:
                     # The operator went back behind the spool's memory: the loss is theirs, and on record.
                     self.accepted.pop(str(key), None)
                     self.quarantined.add(str(key))
+
+            case "renewed":
+                self.renewed_at = int(fact["to"])
+                self.aside = {str(key) for key in fact["aside"]}
+                for record in fact["versions"]:
+                    self.add_version(record)
+                    self.accepted |= {
+                        str(one["key"]): int(one["tokens"]) for one in record["merged"]
+                    }
+
+    def is_from_before(self, key: str) -> bool:
+        """Whether the ledger that was lost may have known of a delta."""
+        return key in self.aside or DeltaKey.parse(key).base < self.renewed_at
 
     def add_version(self, fact: Mapping[str, Any]) -> None:
         version = int(fact["version"])
@@ -133,7 +151,8 @@ def audit(
     lost += [
         key
         for key in told
-        if not times[key] and key not in count.accepted and key not in count.quarantined
+        if not (times[key] or key in count.accepted or key in count.quarantined)
+        and not count.is_from_before(key)
     ]
     _check_versions(count)
     return Audit(
@@ -142,7 +161,7 @@ def audit(
         tokens=sum(tokens for merged, _ in count.versions.values() for _, tokens in merged),
         acknowledged=len(told),
         pending=len(waiting) - missing,
-        quarantined=len(count.quarantined),
+        quarantined=len(count.quarantined | (count.aside - count.accepted.keys())),
         doubled=tuple(sorted(key for key, number in times.items() if number > 1)),
         lost=tuple(sorted(lost)),
         problems=tuple(count.problems),
@@ -163,11 +182,15 @@ def _compare(count: _Count, manifest: Mapping[str, Any]) -> None:
 def _check_versions(count: _Count) -> None:
     """No version missing, tokens add up, nothing merged that was never accepted."""
     total = 0
-    for expected, version in enumerate(sorted(count.versions)):
+    versions = sorted(count.versions)
+    first = versions[0] if count.renewed_at and versions else 0
+    for expected, version in enumerate(versions, first):
         if version != expected:
             count.problems.append(f"version {expected} is in neither ledger nor checkpoints")
             return
         merged, stated = count.versions[version]
+        if version == first > 0:
+            total = stated - sum(tokens for _, tokens in merged)
         for key, tokens in merged:
             total += tokens
             if key not in count.accepted:

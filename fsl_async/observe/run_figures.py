@@ -70,6 +70,10 @@ class RunFigures:
     garbage: int = 0
     held: dict[str, str] = field(factory=dict)
     """Deltas that are kept out for now, and why."""
+    alarms: int = 0
+    """Damage found on the server's disk, and digests of clients that differ from the server's."""
+    alarm: str = ""
+    """The newest of them, or what the server found when it looked for the cause."""
     lines_odd: int = 0
     _pending: dict[str, int] = field(factory=dict)  # key -> tokens
     _merging: dict[str, int] = field(factory=dict)

@@ -23,6 +23,8 @@ from typing import Any, Protocol, TypeVar
 from attrs import define, field
 from cattrs.preconf.json import make_converter
 
+from fsl_async.private_files import FILE_MODE, opener
+
 SEGMENT_BYTES = 8 << 20
 """Read in a second: some 50,000 lines."""
 KEPT = 127
@@ -100,7 +102,7 @@ def turn(path: Path, first: bytes, acknowledged: Iterable[str]) -> int:
     older = _numbered(path)
     new = _new(path)
     # Nothing can fail any more once it has its name: who went on in the old file would write what nobody adds up.
-    file = os.open(new, OPENED | os.O_TRUNC, 0o644)
+    file = os.open(new, OPENED | os.O_TRUNC, FILE_MODE)
     try:
         new.write_bytes(first)
         path.with_suffix(f".{max(older, default=0) + 1}{path.suffix}").hardlink_to(path)
@@ -118,7 +120,7 @@ def turn(path: Path, first: bytes, acknowledged: Iterable[str]) -> int:
 
 def _keep(path: Path, keys: Iterable[str]) -> None:
     """Add keys, behind the last whole one: half a key and another would be one that nobody was told."""
-    with path.open("ab+") as file:
+    with open(path, "ab+", opener=opener) as file:
         file.seek(-min(file.tell(), _MOST_OF_A_KEY), os.SEEK_END)
         tail = file.read()
         file.truncate(file.tell() - len(tail) + tail.rfind(b"\n") + 1)

@@ -16,6 +16,7 @@ seconds since 1970) or as the argument `now`.
     event  DeltaOffered           the same, of a client that is gone before its next heartbeat
     event  DeltaStored, Served    bytes, raw (4 for each value) and as they were sent
     effect Tell Call or Turn, Note with `called`; event CallSkipped                    round and participation
+    effect Note with `alarm`      damage on disk, digests that differ: counted, and the newest one kept
     effect Quarantine, Release    what is held back
     effect Accumulate, Commit; event VersionCommitted                          what is pending, merging, merged
     event  ClientLeft             client is gone
@@ -342,6 +343,11 @@ class RunState(RunFigures):
             self.phase = "ready"
             self._plan_sync(self.round_called_at)
         level = str(line.get("level", "info"))
+        if "alarm" in facts:
+            self.alarms += facts["alarm"] != "verdict"
+            self.alarm = text
+            self._tell("alarm", text, str(facts.get("client", "")), level=level)
+            return
         if "called" in facts or _IN_OTHER_WORDS.search(text) or text in self._told:
             return
         # What goes on unchanged (a round that stays open, a client too few) is said once, until a client comes or leaves or

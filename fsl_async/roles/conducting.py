@@ -13,7 +13,7 @@ from fsl_async.effects import Effect
 from fsl_async.learn.weighting import Weighting
 from fsl_async.roles.deltas import DeltaBook
 from fsl_async.roles.ending import Ending
-from fsl_async.roles.ps_state import EXIT_FAILED, Member, Phase, ServerRules
+from fsl_async.roles.ps_state import EXIT_DAMAGED, EXIT_FAILED, Member, Phase, ServerRules
 from fsl_async.roles.publishing import Publishing
 from fsl_async.roles.round import ArrivalHistory, Round, Verdict
 from fsl_async.roles.screening import Screen
@@ -201,9 +201,9 @@ class Conductor:
             return self.publishing.failed(text, now)
         self.deltas.abandon_merge()
         # The store's own advice and beginning would say the same twice.
-        reason = event.reason.removeprefix(f"cannot write version {event.version}: ").partition(
-            "; "
-        )[0]
+        reason, _, advice = event.reason.removeprefix(
+            f"cannot write version {event.version}: "
+        ).partition("; ")
         text = f"version {event.version} could not be written: {reason}; nothing is lost"
         if self.ending.asked:
             self.ending.reason = f"{self.ending.reason}; {text}, the next start merges it"
@@ -211,7 +211,14 @@ class Conductor:
         cap_s = self.rules.retry_cap_s
         self.deadlines.set("retry", now + min(cap_s, self.rules.retry_s * 2**self.failures))
         self.failures += 1
-        return [do.Note(f"{text}; make room, it is tried again within {cap_s:g} s", "warning")]
+        if advice:
+            text = f"{text}; {advice.removesuffix(' and try again')}"
+        return [do.Note(f"{text}; it is tried again within {cap_s:g} s", "warning")]
+
+    def _store_failed(self, event: ev.StoreFailed, now: float) -> list[Effect]:
+        """The run is not over: its clients are told nothing, and come back when the operator has done what the reason says."""
+        self.deadlines.clear()
+        return [do.Finish(event.reason, EXIT_DAMAGED)]
 
     def _answered(self, event: ev.DeltaOffered | ev.DeltaStored, now: float) -> list[Effect]:
         """A client has answered the open round, with a delta that counts or with one that does not."""

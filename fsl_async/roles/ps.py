@@ -27,6 +27,7 @@ Rules
                  ClientLeft, timer "round"     or MERGING   Commit when the round says so; Tell Turn to the next (turns)
     MERGING      VersionCommitted              READY        Tell Announce to all; when a limit is reached, towards the end
     MERGING      CommitFailed                  MERGING      timer "retry", then Commit again
+    any          StoreFailed                   same         Finish with exit code 2: clients wait for the next start
     any          DeltaOffered                  same         ReceiveDelta, or DeclineStream and Tell Accepted | Declined
     any          ClientHello                   same         Admit | Refuse
     any          DrainAsked                    same, last round, then DONE with Tell Stop and Finish
@@ -78,6 +79,9 @@ class ServerMachine(Conductor):
             ev.VersionHeld: self._held,
             ev.VersionCommitted: self._committed,
             ev.CommitFailed: self._commit_failed,
+            ev.StoreFailed: self._store_failed,
+            ev.DamageMended: lambda event, _: [do.Note(event.text, "warning", {"alarm": "damage"})],
+            ev.VersionVerified: self.serving.verified,
             ev.StreamLost: self._stream_lost,
             ev.TransfersSeen: self._transfers_seen,
             ev.DrainAsked: lambda event, now: self._drain(event.reason, now),

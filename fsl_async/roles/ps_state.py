@@ -10,6 +10,8 @@ from fsl_async.roles.round import RoundRules
 from fsl_async.roles.screening import GuardRules
 
 EXIT_FAILED = 1
+EXIT_DAMAGED = 2
+"""Starting the same again may fail again: an operator has to look."""
 LEAST_RETRY_CAP_S = 10.0
 
 

@@ -3,7 +3,8 @@
 Clients pull: a version is announced, and streamed to whoever asks, as the coded update when the client holds the version before (checked
 by digest), else in full. Where rounds are trained as such, whoever holds the version before stands still until it has the new one: it is sent with
 its announcement, and the question that comes all the same is not answered a second time (docs/adr/0072). All who hold a version must hold the same bits:
-one that computed another digest gets the version in full.
+one that computed another digest gets the version in full, and the operator an alarm. When that happens to a version again, the server
+reads its own files of it: that tells on which side the damage is.
 """
 
 from __future__ import annotations
@@ -17,6 +18,11 @@ from fsl_async.effects import Effect
 from fsl_async.roles.deltas import DeltaBook
 from fsl_async.roles.ps_state import Member
 
+READ_AT = 2
+"""Digests that differ, for one version, after which the server reads its own files."""
+REMEMBERED_ALARMS = 8
+"""Versions for which differing digests are counted."""
+
 
 @mutable
 class Serving:
@@ -28,6 +34,8 @@ class Serving:
     pushes: bool = False  # a version is sent with its announcement
     _pushed: dict[str, tuple[int, int]] = field(factory=dict)
     """Peer -> the version that is on its way unasked, and the one that it held when that was sent."""
+    _differing: dict[int, dict[str, int]] = field(factory=dict)
+    """Version -> peer -> how often it computed another digest for it."""
 
     @property
     def version(self) -> int:
@@ -89,10 +97,32 @@ class Serving:
                 f"{event.peer} computed digest {event.digest} for version {event.version}, which has {expected};"
                 " it gets the version in full"
             )
-            return [do.Note(text, "warning"), do.Serve(event.peer, "full", self.version)]
+            alarm = do.Note(text, "warning", {"alarm": "digest", "client": event.peer})
+            again = do.Serve(event.peer, "full", self.version)
+            return [alarm, again, *self._differs(event.version, event.peer)]
         member.version = event.version
         self.forget(event.peer)
         return []
+
+    def _differs(self, version: int, peer: str) -> list[Effect]:
+        """Count it; the second time, by whichever client, the files here are read."""
+        for old in [one for one in self._differing if one < self.version - REMEMBERED_ALARMS]:
+            del self._differing[old]
+        peers = self._differing.setdefault(version, {})
+        peers[peer] = peers.get(peer, 0) + 1
+        return [do.VerifyVersion(version)] if sum(peers.values()) == READ_AT else []
+
+    def verified(self, event: ev.VersionVerified, now: float) -> list[Effect]:
+        """Say on which side the damage is."""
+        names = ", ".join(sorted(self._differing.get(event.version, ())))
+        if event.intact:
+            text = (
+                f"version {event.version} is intact at this server, byte by byte, so the damage is at {names}:"
+                " check memory and disk there, and that it runs the same release"
+            )
+        else:
+            text = f"version {event.version} was damaged at this server, not at {names}; see the line above"
+        return [do.Note(text, "warning", {"alarm": "verdict"})]
 
     def behind(self) -> set[str]:
         """Those who have attached a model and do not hold the newest version."""

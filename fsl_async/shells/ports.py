@@ -132,6 +132,10 @@ class Store(Protocol):
         """A chunk of a version's weights as an fp32 frame."""
         ...
 
+    def verify(self, version: int) -> bool:
+        """Whether every byte of a version is as it was written; what is not is repaired."""
+        ...
+
 
 class Learner(Protocol):
     """What the shell needs from the learning side (`fsl_async.learn.learner.Learner`; the simulator has its own)."""

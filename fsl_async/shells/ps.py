@@ -16,7 +16,7 @@ from fsl_async import effects as do
 from fsl_async import events as ev
 from fsl_async import messages as msg
 from fsl_async.events import DeltaKey
-from fsl_async.learn.errors import ManifestError
+from fsl_async.learn.errors import Damaged, ManifestError
 from fsl_async.learn.manifest import Manifest
 from fsl_async.learn.records import Committed, Recovered
 from fsl_async.plan.methods import Direction
@@ -107,8 +107,9 @@ class ServerShell:
             do.Serve: self._serving.serve,
             do.Accumulate: self._accumulate,
             do.Quarantine: self._quarantine,
-            do.Release: lambda e, _: self._store_job(lambda: self.store.release(e.key)),
+            do.Release: lambda e, n: self._store_job(lambda: self.store.release(e.key), n),
             do.Commit: self._commit,
+            do.VerifyVersion: self._verify,
         }
 
     def start(self, recovered: Recovered) -> None:
@@ -345,24 +346,42 @@ class ServerShell:
             lambda: self.store.accumulate(effect.key, effect.weight),
             lambda _: None,
             # An acknowledged delta cannot be read back: going on would make a version without it.
-            lambda error: self._end(f"a delta cannot be merged: {error}"),
+            lambda error: self.store_failed(f"a delta cannot be merged: {error}", number),
         )
 
     def _quarantine(self, effect: do.Quarantine, number: int) -> None:
-        self._store_job(lambda: self.store.quarantine(effect.key, effect.reason, held=effect.held))
+        self._store_job(
+            lambda: self.store.quarantine(effect.key, effect.reason, held=effect.held), number
+        )
 
-    def _store_job(self, job: Callable[[], None]) -> None:
+    def _store_job(self, job: Callable[[], None], number: int) -> None:
         """In order with what is accumulated and committed. Where the ledger cannot be written, the run ends as it stands."""
         self.worker.submit(
             job,
             lambda _: None,
-            lambda error: self._end(
-                f"the ledger cannot be written: {error}: start this server again"
+            lambda error: self.store_failed(
+                f"the ledger cannot be written: {error}: start this server again", number
             ),
         )
 
-    def _end(self, reason: str) -> None:
-        self._finished(do.Finish(reason, 2))
+    def store_failed(self, reason: str, number: int | None = None) -> None:
+        """Tell the machine that the store cannot go on; `number` of the effect that failed."""
+        self.node.feed(ev.StoreFailed(reason), number)
+
+    def _verify(self, effect: do.VerifyVersion, number: int) -> None:
+        version = effect.version
+        self.worker.submit(
+            lambda: self.store.verify(version),
+            lambda intact: self.node.feed(ev.VersionVerified(version, intact), number),
+            lambda error: self.read_failed(error, number),
+        )
+
+    def read_failed(self, error: Exception, number: int) -> None:
+        """A version cannot be read: damage ends the run, anything else is said, and tried again when a client asks."""
+        if isinstance(error, Damaged):
+            self.store_failed(str(error), number)
+        else:
+            self.say(do.Note(f"cannot read a version: {error}", "warning"))
 
     def _commit(self, effect: do.Commit, number: int) -> None:
         started = self.scheduler.time()
@@ -376,8 +395,14 @@ class ServerShell:
         self.worker.submit(
             commit,
             lambda made: self.committed(made, started, number),
-            lambda error: self.node.feed(ev.CommitFailed(effect.version, str(error)), number),
+            lambda error: self._commit_failed(effect.version, error, number),
         )
+
+    def _commit_failed(self, version: int, error: Exception, number: int) -> None:
+        if isinstance(error, Damaged):  # trying again would find it again
+            self.store_failed(f"version {version} cannot be made: {error}", number)
+        else:
+            self.node.feed(ev.CommitFailed(version, str(error)), number)
 
     def committed(self, made: Committed, started: float, number: int) -> None:
         """Tell the machine of a version that is durable; `started`: when its making was, `number` of the effect it ends."""

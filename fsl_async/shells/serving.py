@@ -26,7 +26,9 @@ class StoreSource:
         chunks: int,
         worker: Worker,
         read: Callable[[int], bytes | None],
-        count: Callable[[int, bytes], None] = lambda *_: None,
+        *,
+        count: Callable[[int, bytes], None],
+        failed: Callable[[Exception], None],
     ) -> None:
         self.effect = effect
         self.chunks = chunks
@@ -34,6 +36,7 @@ class StoreSource:
         self._worker = worker
         self._read = read
         self._count = count
+        self._failed = failed
 
     def read(self, index: int, deliver: Callable[[tp.Buffer | None], None]) -> None:
         """Read a chunk; None when it is not there any more."""
@@ -44,7 +47,11 @@ class StoreSource:
                 self._count(index, frame)
             deliver(frame)
 
-        self._worker.submit(lambda: self._read(index), done, lambda _: deliver(None))
+        def failed(error: Exception) -> None:
+            deliver(None)
+            self._failed(error)
+
+        self._worker.submit(lambda: self._read(index), done, failed)
 
 
 class Serving:
@@ -120,7 +127,12 @@ class Serving:
         chunks = self._shell.manifest.chunks
         count = self._shell.counting(Direction.DOWN)
         source = StoreSource(
-            effect, chunks, self._shell.worker, lambda index: read_chunk(version, index), count
+            effect,
+            chunks,
+            self._shell.worker,
+            lambda index: read_chunk(version, index),
+            count=count,
+            failed=lambda error: self._shell.read_failed(error, number),
         )
         stream = version_stream(effect.kind, version)
         self._streams[(effect.peer, stream)] = (source, number)

@@ -248,6 +248,10 @@ class CountingStore:
             return None
         return _frame(self.disk.models[version].total)
 
+    def verify(self, version: int) -> bool:
+        """Numbers do not rot."""
+        return True
+
     def read_full(self, version: int, index: int) -> bytes | None:
         """A chunk of a whole version."""
         if version < self.disk.oldest:

@@ -6,6 +6,7 @@ import random
 import shutil
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import time
@@ -14,6 +15,7 @@ import msgpack
 import pytest
 import zmq
 
+from fsl_async.observe.ledger_audit import audit_run
 from fsl_transport import PROTOCOL_VERSION, frames
 
 pytestmark = pytest.mark.slow
@@ -105,13 +107,62 @@ def test_nan_is_quarantined_and_the_round_goes_on(site):
     poisoned.wait_for("weights finite True")
 
 
+def flip(path):
+    """One bit of the last value."""
+    content = bytearray(path.read_bytes())
+    content[-3] ^= 1
+    path.write_bytes(content)
+
+
+def newest(site):
+    """The folder of the newest version."""
+    return max(site.run_dir.glob("checkpoints/v*"))
+
+
+def test_damage_under_a_running_server_reaches_nobody(site):
+    """One bit of the weights became 3.6e36 at every client; one of the update stopped the run for good."""
+    server = site.server(run__rounds=6)
+    clients = [site.client(name) for name in "ab"]
+    site.wait_version(1)
+    for file in ("weights.safetensors", "momentum.safetensors"):
+        flip(newest(site) / file)
+        site.wait_version(max(one["version"] for one in site.ledger("version")) + 1)
+    flip(newest(site) / "update.bin")
+    site.client("late")
+    assert server.end() == 0, server.text
+    assert [client.end() for client in clients] == [0, 0]
+    assert "made again from the version before" in server.text
+    assert "bug" not in server.text
+    for client in clients:
+        assert "weights finite True" in client.text
+    weights = (newest(site) / "weights.safetensors").read_bytes()
+    values = struct.unpack("<6f", weights[-24:])
+    assert all(abs(value) < 100 for value in values)
+    assert audit_run(site.run_dir).complaints() == []
+
+
+def test_a_run_without_its_ledger_is_refused_until_a_version_is_named(site):
+    """It went on as if nothing had been acknowledged."""
+    finished_run(site)
+    (site.run_dir / "ledger.jsonl").unlink()
+    site.address = "127.0.0.1:0"
+    lost = site.start("--role", "ps", "--run-dir", site.run_dir, site.address)
+    refused(lost, "ledger.jsonl is missing or empty", "versions 1, 2, 3", "--from-version 3")
+    server = site.server("--from-version", 3, run__rounds=5)
+    server.wait_for("the ledger was lost: the run goes on from version 3")
+    site.client("a")
+    assert server.end() == 0, server.text
+    assert audit_run(site.run_dir).complaints() == []
+
+
 def test_a_flipped_byte_is_named_and_the_version_before_offered(site):
     """A damaged checkpoint is never trained on; the command to go on from the one before is in the line."""
     finished_run(site)
     weights = site.run_dir / "checkpoints" / "v00000003" / "weights.safetensors"
-    content = bytearray(weights.read_bytes())
-    content[-3] ^= 1
-    weights.write_bytes(content)
+    flip(weights)
+    flip(weights.with_name("update.bin"))
+    for spooled in (site.run_dir / "spool").iterdir():  # else it is made again from these
+        spooled.unlink()
     site.address = "127.0.0.1:0"
     damaged = site.start("--role", "ps", "--run-dir", site.run_dir, site.address)
     refused(damaged, "version 3", "weights.safetensors", "--from-version 2")

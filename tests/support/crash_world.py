@@ -248,7 +248,7 @@ class World:
         return [do.Quarantine(counted.key, "odd", held=True), do.Release(counted.key), counted]
 
     def _rare_effects(self, machine, now):
-        """What a server wants in odd moments only, once: a stream that nobody asked for, the end of a session."""
+        """What a server wants in odd moments only, once: a stream that nobody asked for, the end of a session, a look at its own files."""
         if not self.extras or now < RARE_AT_S or machine.version < 0 or "a" not in machine.members:
             return []
         self.extras = False
@@ -256,6 +256,7 @@ class World:
             do.Serve("a", "full", machine.version),
             do.Dismiss("bb", "not a member"),
             do.LookAtTransfers(),
+            do.VerifyVersion(machine.version),
         ]
 
     def launch_client(self, name):

@@ -7,6 +7,8 @@ import pytest
 
 from fsl_async.cluster.members_file import FILE, MembersFile, MembersKeeper
 from fsl_async.cluster.relaunches import MOST_MEMBERS
+from fsl_async.errors import RunDirError
+from fsl_async.text_checksum import with_checksum
 
 
 def test_what_is_written_is_read(tmp_path):
@@ -19,11 +21,25 @@ def test_what_is_written_is_read(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == [FILE]
 
 
-@pytest.mark.parametrize("damage", [b"\x00\x00\x00", b"\xff\xfe", b"a b\n../x/y\n", b"n" * 65])
+@pytest.mark.parametrize("damage", [b"\xff\xfe", b"a b\n../x/y\n", b"n" * 65])
 def test_what_is_no_name_is_passed_over(tmp_path, damage):
-    """A power cut may leave anything, and names become words of commands."""
-    (tmp_path / FILE).write_bytes(b"a\n" + damage + b"\nb\n")
+    """Names become words of commands."""
+    (tmp_path / FILE).write_bytes(with_checksum(b"a\n" + damage + b"\nb\n"))
     assert MembersFile(tmp_path / FILE).read() == {"a", "b"}
+
+
+def test_a_file_that_was_altered_is_refused(tmp_path):
+    """One letter makes another client's name of it, and a program would be launched for that."""
+    file = MembersFile(tmp_path / FILE)
+    file.write({"site-a", "site-b"})
+    whole = file.path.read_bytes()
+    assert whole == b"site-a\nsite-b\n# crc dd3d5ec3\n"
+    for bad in (whole.replace(b"-b", b"-c"), whole[7:], b"site-a\n", whole[:-2], whole + b"x\n"):
+        file.path.write_bytes(bad)
+        with pytest.raises(RunDirError, match=r"members\.txt does not match its checksum; remove"):
+            file.read()
+    file.path.write_bytes(b"")
+    assert file.read() == frozenset()
 
 
 def test_a_disk_that_takes_nothing_leaves_it_as_it_was(tmp_path):
@@ -39,10 +55,12 @@ def test_a_disk_that_takes_nothing_leaves_it_as_it_was(tmp_path):
 def test_a_file_of_any_size_is_read_within_bounds(tmp_path):
     """Somebody may have put anything in its place: a server that starts does not fill its memory with it."""
     path = tmp_path / FILE
-    path.write_text("".join(f"c{number}\n" for number in range(MOST_MEMBERS + 7)))
+    names = "".join(f"c{number}\n" for number in range(MOST_MEMBERS + 7))
+    path.write_bytes(with_checksum(names.encode()))
     assert len(MembersFile(path).read()) == MOST_MEMBERS
     path.write_bytes(b"a\n" + b" " * (1 << 20) + b"\nb\n")
-    assert MembersFile(path).read() == {"a"}
+    with pytest.raises(RunDirError):
+        MembersFile(path).read()
 
 
 class Disk:

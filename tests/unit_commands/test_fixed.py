@@ -93,14 +93,23 @@ def test_before_the_first_version_the_newest_start_counts(tmp_path):
         keep_settings(tmp_path, load(None), 0)
 
 
-def test_a_run_from_before_this_file_takes_what_it_is_started_with(tmp_path):
-    """Runs of earlier releases go on; from then on they are checked."""
+def test_a_run_without_the_file_takes_what_it_is_started_with(tmp_path):
+    """An operator who lost the file goes on; from then on starts are checked again."""
     keep_settings(tmp_path, load(None), 5)
     with pytest.raises(RunDirError):
         keep_settings(tmp_path, load(None, ["run.seed=1"]), 5)
 
 
-@pytest.mark.parametrize("content", [b"", b"[1]", b"\xff{"])
+def test_an_altered_digit_is_not_a_setting(tmp_path):
+    """A seed of 1 instead of 0 is good JSON: without a checksum the run would go on with other data."""
+    keep_settings(tmp_path, load(None), -1)
+    path = tmp_path / FILE
+    path.write_bytes(path.read_bytes().replace(b'"run.seed":0', b'"run.seed":1'))
+    with pytest.raises(RunDirError, match=r"settings\.json does not match its checksum; restore"):
+        keep_settings(tmp_path, load(None, ["run.seed=1"]), 5)
+
+
+@pytest.mark.parametrize("content", [b"", b"[1]", b'{"run.seed":0}', b"\xff{"])
 def test_a_damaged_file_is_one_line(tmp_path, content):
     """It is not taken for an empty one, or the next start would decide."""
     (tmp_path / FILE).write_bytes(content)

@@ -54,6 +54,18 @@ def test_a_finished_run(tmp_path, capsys):
     assert "site-a" in out
 
 
+def test_an_alarm_is_shown(tmp_path, capsys):
+    """As long as the run is looked at, not for as long as the line is among the newest."""
+    path = make_run(tmp_path, ended=False)
+    assert cli.main(["status", str(path)]) == 0
+    assert "ALARM" not in capsys.readouterr().out
+    with JournalWriter(path / "journal.jsonl") as journal:
+        for kind, text in (("digest", "a computed digest x"), ("verdict", "the damage is at a")):
+            journal.effect(do.Note(text, "warning", {"alarm": kind, "client": "a"}), 3.0)
+    assert cli.main(["status", str(path)]) == 0
+    assert "ALARM (1 time): the damage is at a" in capsys.readouterr().out
+
+
 def test_steps_that_came_to_nothing_are_shown(tmp_path, capsys):
     """A client whose batches find no answer trains in vain; its steps and its speed look well."""
     path = make_run(tmp_path, ended=False)

@@ -10,6 +10,7 @@ from fsl_async.keys.allow_list import Entry
 from fsl_async.keys.door import Door, Looked
 from fsl_async.keys.folder import KeysFolder
 from fsl_async.keys.holders import NameHolders
+from fsl_async.text_checksum import chained
 from fsl_transport.curve import KeyPair
 
 A, B, C = (KeyPair.new().public for _ in range(3))
@@ -31,6 +32,15 @@ def door_of(folder, tmp_path):
     return Door(folder, NameHolders(tmp_path / "names.txt"))
 
 
+def listed(*bodies):
+    """The lines of a names.txt."""
+    made, checksum = b"", 0
+    for body in bodies:
+        line, checksum = chained(body.encode(), checksum)
+        made += line
+    return made
+
+
 def test_a_name_is_the_first_ones_also_after_a_restart(folder, tmp_path):
     """A trusted site must not take the place of another one by its name and a later incarnation."""
     door = door_of(folder, tmp_path)
@@ -43,7 +53,7 @@ def test_a_name_is_the_first_ones_also_after_a_restart(folder, tmp_path):
     again = door_of(folder, tmp_path)
     assert again.admit("a", B)[0] == "name"
     assert again.admit("a", A) is None
-    assert (tmp_path / "names.txt").read_text() == f"a {A}\nb {B}\n"
+    assert (tmp_path / "names.txt").read_bytes() == listed(f"a {A}", f"b {B}")
 
 
 def test_strangers_have_no_names(folder, tmp_path):
@@ -132,14 +142,24 @@ def test_a_list_that_is_broken_at_the_start_is_an_error(folder, tmp_path):
 def test_a_torn_line_of_names_is_cut_off_and_a_damaged_one_is_named(tmp_path):
     """A crash tears the last line only; anything else is damage, and guessing would give names away."""
     path = tmp_path / "names.txt"
-    path.write_text(f"a {A}\n{'b' * 60} {B[:-1]}")
+    path.write_bytes(listed(f"a {A}") + f"{'b' * 60} {B[:-1]}".encode())
     names = NameHolders(path)
     assert (names.get("a"), names.get("b" * 60)) == (A, "")
     names.hold("b", C)
-    assert path.read_text() == f"a {A}\nb {C}\n"
+    assert path.read_bytes() == listed(f"a {A}", f"b {C}")
     assert NameHolders(path).get("b") == C
-    for bad in (f"a {A}\nb\n", f"\na {A}\n", f"a/b {A}\n", f"a {A} x\n", "\xff\n"):
-        path.write_text(bad)
+    whole = listed(f"a {A}", f"b {C}", f"c {B}")
+    lines = whole.splitlines(keepends=True)
+    damaged = [
+        whole.replace(b"\nb ", b"\nd "),  # another name has the key
+        whole.replace(C.encode(), A.encode()),
+        lines[0] + lines[2],  # a line is gone
+        lines[1] + lines[0] + lines[2],
+        f"a {A}\n".encode(),  # without a checksum
+        *[listed(bad) for bad in (f"\na {A}", f"a/b {A}", f"a {A} x", "\xff")],
+    ]
+    for bad in damaged:
+        path.write_bytes(bad)
         with pytest.raises(KeysError, match=r"names.txt line \d: damaged"):
             NameHolders(path)
 
@@ -157,7 +177,7 @@ def test_a_name_that_cannot_be_written_down_is_not_given(folder, tmp_path, monke
     assert code == "name"
     assert "No space left on device" in text
     assert door.admit("b", B) is None
-    assert (tmp_path / "names.txt").read_text() == f"b {B}\n"
+    assert (tmp_path / "names.txt").read_bytes() == listed(f"b {B}")
 
 
 def test_names_are_bounded(folder, tmp_path, monkeypatch):

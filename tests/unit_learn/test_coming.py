@@ -324,9 +324,9 @@ def test_a_sum_that_could_not_be_made_again_is_made_before_it_is_used(store):
     write(store, sent_late, 3, range(CHUNKS))
     store.spool_finish(sent_late)
     for _ in range(2):
-        with pytest.raises(StoreError, match=r"delta a/1/0/1 cannot be read back.*quarantine it"):
+        with pytest.raises(StoreError, match=r"delta a/1/0/1 cannot be read back.*Input/output"):
             store.commit(1, merged, 1.0)
-        with pytest.raises(StoreError, match=r"delta a/1/0/1 cannot be read back.*quarantine it"):
+        with pytest.raises(StoreError, match=r"delta a/1/0/1 cannot be read back.*Input/output"):
             store.accumulate(sent_late, 5.0)
         assert store.accumulated == {key("a"): 3.0}
     write(store, key("b"), 2, [2, 3])

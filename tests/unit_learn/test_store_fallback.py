@@ -111,24 +111,8 @@ def test_a_crash_after_a_fallback_keeps_the_new_lineage(run):
 # --- damage and fallback --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "file",
-    [
-        "weights.safetensors",
-        "momentum.safetensors",
-        "residual.safetensors",
-        "update.bin",
-        "manifest.json",
-    ],
-)
-@pytest.mark.parametrize("harm", ["first byte", "middle", "last byte", "shorter", "longer", "gone"])
-def test_damage_to_any_file_is_named(run, file, harm):
-    """A server that trains on from a damaged file poisons every client; the message must say where to go back to."""
-    run.start()
-    for version in (1, 2):
-        run.round(version, "a")
-    run.close()
-    path = run.root / "checkpoints/v00000002" / file
+def do_harm(path, harm):
+    """Alter a file."""
     data = bytearray(path.read_bytes())
     places = {"first byte": 0, "middle": len(data) // 2, "last byte": len(data) - 3}
     if harm in places:
@@ -141,11 +125,53 @@ def test_damage_to_any_file_is_named(run, file, harm):
         path.unlink()
     else:
         path.write_bytes(data)
+
+
+@pytest.mark.parametrize(
+    "file",
+    [
+        "weights.safetensors",
+        "momentum.safetensors",
+        "residual.safetensors",
+        "update.bin",
+        "manifest.json",
+    ],
+)
+@pytest.mark.parametrize("harm", ["first byte", "middle", "last byte", "shorter", "longer", "gone"])
+def test_damage_to_any_file_is_repaired_or_named(run, file, harm):
+    """A server that trains on from a damaged file poisons every client; the message must say where to go back to."""
+    run.start()
+    digests = [run.round(version, "a").digest for version in (1, 2)]
+    run.close()
+    path = run.root / "checkpoints/v00000002" / file
+    whole = path.read_bytes()
+    do_harm(path, harm)
+    if file != "manifest.json":
+        recovered = run.open()
+        assert recovered.digest == digests[1]
+        (line,) = recovered.notices
+        assert line.startswith(f"version 2 was damaged: {file} ")
+        assert line.endswith("made again from the version before and the deltas that it merged")
+        assert path.read_bytes() == whole
+        run.close()
+        do_harm(path, harm)
+    spool = run.root / "spool"
+    spool.rename(run.root / "away")
+    if file == "weights.safetensors":  # the version before and the update would do
+        do_harm(path.with_name("update.bin"), harm)
+    if file == "update.bin":  # no version rests on it
+        recovered = run.open()
+        assert recovered.digest == digests[1]
+        assert recovered.notices[-1].endswith("clients get that version in full")
+        assert not run.store.has_update(2)
+        return
     with pytest.raises(CheckpointDamaged, match=file) as caught:
         run.open()
     assert (caught.value.version, caught.value.file) == (2, file)
     assert caught.value.previous_version == 1
     assert "\n" not in str(caught.value)
+    spool.rmdir()
+    (run.root / "away").rename(spool)
     recovered = run.open(from_version=1)
     assert recovered.version == 1
     assert [delta.key for delta in recovered.pending] == [key("a", 1, 2)]
@@ -158,7 +184,9 @@ def test_a_damaged_previous_version_is_not_recommended(run):
         run.round(version, "a")
     run.close()
     for version in (1, 2):
-        (run.root / f"checkpoints/v0000000{version}/update.bin").unlink()
+        (run.root / f"checkpoints/v0000000{version}/momentum.safetensors").unlink()
+    for spooled in (run.root / "spool").iterdir():
+        spooled.unlink()
     with pytest.raises(CheckpointDamaged) as caught:
         run.open()
     assert caught.value.previous_version == 0

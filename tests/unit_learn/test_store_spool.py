@@ -217,7 +217,9 @@ def test_a_sum_that_cannot_be_made_again_is_not_used(store):
         store.accumulate(KEY, 1.0)
     assert store.accumulated == {other: 3.0}
     for _ in range(2):
-        with pytest.raises(StoreError, match=r"delta b/1/0/1 cannot be read back.*; quarantine it"):
+        with pytest.raises(
+            StoreError, match=r"delta b/1/0/1 cannot be read back.*moved to quarantine"
+        ):
             store.commit(1, [MergedDelta(other, 3.0, 0, 10)], 1.0)
     for path in files:
         path.with_suffix(".away").rename(path)

@@ -309,6 +309,21 @@ def test_what_goes_on_unchanged_is_said_once(run):
     assert told(run, "note") == [one, two, one, one]
 
 
+def test_alarms_are_counted_and_the_newest_is_kept(run):
+    """A digest that differs was one line among thousands; `status` must show it hours later."""
+    begin(run, "a")
+    text = "a computed digest x for version 0, which has d0"
+    for _ in range(2):
+        run.write(do.Note(text, "warning", {"alarm": "digest", "client": "a"}))
+    assert told(run, "alarm") == [text, text], "not taken for what goes on unchanged"
+    state, _ = run.state()
+    assert (state.alarms, state.alarm) == (2, text)
+    run.write(do.Note("so the damage is at a", "warning", {"alarm": "verdict"}))
+    state, _ = run.state()
+    assert (state.alarms, state.alarm) == (2, "so the damage is at a")
+    assert state.as_dict(0.0)["alarms"] == 2
+
+
 def test_notes_that_other_lines_say_are_not_said_twice(run):
     """The machine's notes go to the journal; people get each fact once."""
     begin(run, "a")

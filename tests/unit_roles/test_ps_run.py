@@ -284,14 +284,14 @@ def test_after_room_is_made_the_next_try_is_soon_and_needs_nobody(make_server, l
     server.fire()
     server.store(key("a"))
     said = set()
-    words = "cannot write version 1: No space left on device (/r/v); nothing acknowledged is lost, make room and try again"
+    words = "cannot write version 1: No space left on device (/r/v); make room and try again"
     for _ in range(12):
         effects = server.feed(ev.CommitFailed(1, words))
         said |= {look.notes(effects)}
         assert server.machine.next_deadline() - server.now < 10.01
         assert look.only(server.fire(), do.Commit)
     assert said == {
-        "version 1 could not be written: No space left on device (/r/v); nothing is lost; make room, it is tried again within 10 s"
+        "version 1 could not be written: No space left on device (/r/v); nothing is lost; make room; it is tried again within 10 s"
     }
     server.committed(1)
     assert server.machine.version == 1
@@ -410,10 +410,7 @@ def test_disk_full_at_commit_is_retried_with_what_came_meanwhile(make_server, lo
     effects = server.store(key("b"), number=0)
     assert look.only(effects, do.Commit) == [], "one version at a time"
     effects = server.feed(ev.CommitFailed(1, "no space left"))
-    assert (
-        "no space left; nothing is lost; make room, it is tried again within 100 s"
-        in look.notes(effects)
-    )
+    assert "no space left; nothing is lost; it is tried again within 100 s" in look.notes(effects)
     (commit,) = look.only(server.fire(), do.Commit)
     assert [one.key.client for one in commit.merged] == ["a", "b"]
 

@@ -6,7 +6,7 @@ import fsl_transport as tp
 from fsl_async import effects as do
 from fsl_async import messages as msg
 from fsl_async.events import DeltaKey
-from fsl_async.learn.errors import StoreError
+from fsl_async.learn.errors import CheckpointDamaged, StoreError
 from fsl_async.learn.manifest import Manifest
 from fsl_async.learn.weighting import TokensWeighting
 from fsl_async.observe.journal import TraceHash
@@ -314,6 +314,50 @@ def test_who_ends_by_a_disk_says_what_failed(monkeypatch, effect, method, words)
     server.shell.node._execute(effect, 1)
     assert len(server.ends) == 1
     assert server.ends[0].startswith(words)
+
+
+def broken_store(monkeypatch, server, method, error):
+    def fails(*_, **__):
+        raise error
+
+    monkeypatch.setattr(server.store, method, fails)
+
+
+@pytest.mark.parametrize(
+    ("effect", "method"),
+    [
+        (do.Commit(1, (), 1.0), "commit"),
+        (do.VerifyVersion(0), "verify"),
+    ],
+)
+def test_damage_ends_the_server_and_a_full_disk_does_not(monkeypatch, effect, method):
+    """Trying again finds the damage again; room can be made."""
+    server = Server()
+    broken_store(monkeypatch, server, method, StoreError("no room"))
+    server.shell.node._execute(effect, 1)
+    assert server.ends == []
+    damage = CheckpointDamaged(5, "momentum.safetensors", 4, "is missing")
+    broken_store(monkeypatch, server, method, damage)
+    server.shell.node._execute(effect, 1)
+    (reason,) = server.ends
+    assert "version 5 is damaged: momentum.safetensors is missing" in reason
+    assert "--from-version 4" in reason
+
+
+def test_a_version_that_cannot_be_read_is_told_and_its_stream_ends(long_run, monkeypatch):
+    """A stream that waits for its next chunk for ever would be a client that stands still."""
+    given = []
+    broken_store(monkeypatch, long_run, "read_full", StoreError("a bad sector"))
+    ask = tp.MessageReceived("a", msg.to_wire(msg.Fetch(-1, "")))
+    long_run.shell.on_transport(ask)
+    long_run.endpoint.last("offer")[4].read(0, given.append)
+    assert (given, long_run.ends) == ([None], [])
+    assert "cannot read a version: a bad sector" in long_run.notes
+    broken_store(monkeypatch, long_run, "read_full", CheckpointDamaged(5, "w", None, "is missing"))
+    long_run.shell.on_transport(ask)
+    long_run.endpoint.last("offer")[4].read(1, given.append)
+    assert given == [None, None]
+    assert len(long_run.ends) == 1
 
 
 def test_the_store_hears_what_a_delta_will_weigh_before_it_comes(monkeypatch):

@@ -69,7 +69,7 @@ def test_a_failure_is_not(served, monkeypatch):
         ServerShell, "start", lambda shell, found: (shells.append(shell), start(shell, found))
     )
     with pytest.raises(RunDirError, match="start this server again"):
-        served(lambda _: shells[0]._end("start this server again"))
+        served(lambda _: shells[0].store_failed("start this server again"))
     assert Listened.said == ()
 
 

@@ -25,7 +25,7 @@ from typing import Any
 import attrs
 from torch import Tensor
 
-from fsl_async.errors import RunDirError
+from fsl_async.errors import RunDirError, disk_words
 from fsl_async.events_split import SplitBook, UploadKey
 from fsl_async.learn.files import Files
 from fsl_async.learn.recovery import make_durable_folder
@@ -79,7 +79,7 @@ class ServerDisk:
         try:
             self._ledger: int | None = self._open()
         except OSError as error:
-            raise RunDirError(f"cannot write in {run_dir}: {error.strerror}") from None
+            raise RunDirError(f"cannot write in {run_dir}: {disk_words(error)}") from None
         if not self._files.lock(self._ledger):
             self.close()
             raise RunDirError(f"{run_dir} is in use by another split server")
@@ -104,7 +104,7 @@ class ServerDisk:
                     self._files.remove_tree(self._checkpoints / name)
             numbers = self._numbers()
         except OSError as error:
-            raise RunDirError(f"cannot repair {self.run_dir}: {error.strerror}") from None
+            raise RunDirError(f"cannot repair {self.run_dir}: {disk_words(error)}") from None
         for number in reversed(numbers):
             found = self._load(self._path(number), fates)
             if found is not None:
