@@ -22,6 +22,7 @@ from fsl_async import address as addresses
 from fsl_async import effects as do
 from fsl_async import events as ev
 from fsl_async.aggregation_rules import check_aggregation, rule_of, weighting_of
+from fsl_async.capacity import Capacity, within
 from fsl_async.cluster.launch_file import Launching
 from fsl_async.cluster.members_file import FILE as MEMBERS
 from fsl_async.cluster.members_file import MembersFile, MembersKeeper
@@ -42,6 +43,7 @@ from fsl_async.observe.journal import MAX_ITEMS, JournalWriter
 from fsl_async.observe.lag import LoopLag
 from fsl_async.observe.teller import Teller
 from fsl_async.observe.traffic_notes import TrafficNotes
+from fsl_async.open_files import check_open_files, tell_capacity
 from fsl_async.roles.ps import ServerMachine, ServerRules
 from fsl_async.roles.round import RoundRules
 from fsl_async.roles.screening import GuardRules
@@ -206,17 +208,22 @@ def prepared(
     launching: Launching | None = None,
     keys: KeysFolder | None = None,
     herald: Callable[..., Herald] = NO_HERALD,
+    capacity: Capacity | None = None,
 ) -> Iterator[Callable[[Config], Coroutine[Any, Any, Summary]]]:
     """Take the run directory and give what serves it, once, in a loop of the caller's; see `serve`.
 
     What is yielded takes the configuration that clients are handed: of it addresses may have become known meanwhile. herald: makes what tells a
-    split server of another process that the run is over; nobody is told if left out.
+    split server of another process that the run is over; nobody is told if left out. capacity: of the listener, if not all that is here.
     """
     config = with_implied(config)
     listen = config.listen
     check_guarded("listen.address", listen.address, insecure=listen.insecure, keys=keys)
     check_aggregation(config)
     check_bindable(config.listen.address)
+    if capacity is None:
+        capacity = check_open_files(config)
+        tell_capacity(capacity, log, record)
+    room = capacity
     store = Store(run_dir, _store_settings(config), from_version=from_version)
     recovered = _recover(store, run_dir)
     try:
@@ -238,7 +245,7 @@ def prepared(
         raise
     try:
         yield lambda told: _serve(
-            with_implied(told),
+            within(with_implied(told), room),
             run_dir,
             store,
             recovered,
@@ -253,6 +260,7 @@ def prepared(
             launching,
             gate,
             herald,
+            room,
         )
     finally:
         journal.close()
@@ -338,11 +346,9 @@ def watched(
     return on_transport
 
 
-def _listener(config: Config, gate: Gate) -> ZmqListener:
+def _listener(config: Config, gate: Gate, settings: tp.TransportSettings) -> ZmqListener:
     try:
-        return ZmqListener(
-            config.listen.address, transport_settings(config), gate.curve, gate.handshake_failed
-        )
+        return ZmqListener(config.listen.address, settings, gate.curve, gate.handshake_failed)
     except tp.LocalError as error:
         raise AddressError(str(error)) from None
 
@@ -407,10 +413,12 @@ async def _serve(  # noqa: PLR0917 - private, called once
     launching: Launching | None,
     gate: Gate,
     herald: Callable[..., Herald],
+    capacity: Capacity,
 ) -> Summary:
     loop = asyncio.get_running_loop()
     begun = time.monotonic()
-    link = _listener(config, gate)
+    settings = transport_settings(config, capacity.connections)
+    link = _listener(config, gate, settings)
     finished: asyncio.Future[do.Finish] = loop.create_future()
     worker = ThreadWorker(loop, "store")
     journal = Teller(writer, log, loop.time, record=record)
@@ -447,7 +455,7 @@ async def _serve(  # noqa: PLR0917 - private, called once
     shell.endpoint = endpoint = tp.ListenerEndpoint(
         CountedLink(link, traffic, at_client=False),
         loop,
-        transport_settings(config),
+        settings,
         watched(shell.on_transport, relauncher),
         "ps",
         incarnation=time.time_ns(),

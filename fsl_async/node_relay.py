@@ -16,9 +16,10 @@ from attrs import evolve, frozen
 import fsl_transport as tp
 from fsl_async import effects as do
 from fsl_async import events as ev
-from fsl_async.errors import AddressError, RunDirError, disk_words
+from fsl_async.errors import AddressError, RunDirError, UsageError, disk_words
 from fsl_async.observe.journal import JournalWriter, TraceHash
 from fsl_async.private_files import make_folder
+from fsl_async.roles.newcomers import NewcomerRules
 from fsl_async.roles.relay import DoorRules, RelayMachine, RelayRules
 from fsl_async.shells.relay import RelayShell
 from fsl_async.stopper import Stopper
@@ -31,6 +32,10 @@ MEMORY_LIMIT_MIB = 2048
 LEAST_MEMORY_MIB = 128
 _FILES_OF_A_LINE = 2
 _OTHER_FILES = 64 + PIPE_FILES
+LEAST_LINES = 16
+"""A quarter of them may be new, and half of those from one address: with fewer, a client's second one is hung up while its first is new."""
+COMFORTABLE_LINES = 1024
+"""Below that people are told how many clients fit."""
 
 
 @frozen
@@ -98,6 +103,26 @@ def usual_memory_mib() -> int:
     if pages <= 0 or page_bytes <= 0:  # nor knows it
         return MEMORY_LIMIT_MIB
     return max(LEAST_MEMORY_MIB, min(MEMORY_LIMIT_MIB, pages * page_bytes // (4 << 20)))
+
+
+def checked_lines() -> int:
+    """How many connections a relay can hold here; raises UsageError where there are too few for a single client."""
+    found = lines_allowed(NewcomerRules().lines)
+    if found < LEAST_LINES:
+        needed = LEAST_LINES * _FILES_OF_A_LINE + _OTHER_FILES
+        raise UsageError(
+            f"too few open files are allowed for a relay: raise the limit to {needed} or more (ulimit -n {needed});"
+            " each client takes four or more"
+        )
+    return found
+
+
+def lines_words(found: int) -> str:
+    """How many clients fit, for people."""
+    return (
+        f"the limit of open files leaves room for {found:,} connections, so for {found // 2:,} clients"
+        " with two each, half of them from one address (ulimit -n raises it)"
+    )
 
 
 def lines_allowed(wanted: int) -> int:

@@ -20,6 +20,7 @@ import fsl_transport as tp
 from fsl_async import effects as do
 from fsl_async import events as ev
 from fsl_async import node_ps
+from fsl_async.capacity import within
 from fsl_async.errors import AddressError, ConfigError, RunDirError
 from fsl_async.events_split import ConductorEnded
 from fsl_async.heap import keep_large_blocks_apart
@@ -38,6 +39,7 @@ from fsl_async.observe.lag import LoopLag
 from fsl_async.observe.split_state import SplitState
 from fsl_async.observe.teller import Teller
 from fsl_async.observe.traffic_notes import TrafficNotes
+from fsl_async.open_files import check_open_files, tell_capacity
 from fsl_async.roles.split_methods import decisions_of
 from fsl_async.roles.split_server import SplitServerMachine
 from fsl_async.runtime import ThreadWorker
@@ -89,12 +91,14 @@ def serve(
     stop: Stopper,
     scored: Scored | None = None,
     keys: KeysFolder | None = None,
+    record: Callable[..., None] | None = None,
 ) -> Summary:
     """Run the split server until the run ends or `stop` is asked; with_ps: and the parameter server in the same loop. Blocks.
 
     announce: called with "server" or "ps" and the bound address once clients can come. scored: with_ps only; called in the store's thread with each
     version that is durable, before anybody hears of it, and a way to copy the server's halves; it must not raise.
-    keys: encrypt with this pair, and let in who is on this list. Raises ConfigError, KeysError, RunDirError and AddressError, each in one line.
+    keys: encrypt with this pair, and let in who is on this list. record: takes a kind and fields, for programs that watch.
+    Raises ConfigError, KeysError, RunDirError and AddressError, each in one line.
     """
     keep_large_blocks_apart()
     config = described(with_implied(config))
@@ -111,12 +115,24 @@ def serve(
     insecure = config.listen.insecure
     check_guarded("split.listen", config.split.listen, insecure=insecure, keys=keys)
     check_bindable(config.split.listen)
+    capacity = check_open_files(config, trains=True, listeners=1 + with_ps)
+    config = within(config, capacity)
+    tell_capacity(capacity, log, record)
     torch.set_num_threads(threads_here(config.train.threads))
     disk = ServerDisk(run_dir / SERVER)
     with contextlib.ExitStack() as stack:
         stack.callback(disk.close)
         gate = Gate(keys, run_dir / SERVER, CONDUCTOR)
-        served = _Serving(config, disk, announce, log, stop, gate=gate, with_ps=with_ps)
+        served = _Serving(
+            config,
+            disk,
+            announce,
+            log,
+            stop,
+            gate=gate,
+            with_ps=with_ps,
+            max_connections=capacity.connections,
+        )
         if not with_ps:
             return run_loop(served.alone())
         ps_dir = run_dir / PS
@@ -129,6 +145,7 @@ def serve(
             stop=stop,
             after_commit=None if scored is None else lambda v: scored(v, served.halves),
             keys=keys,
+            capacity=capacity,
         )
         return run_loop(served.with_ps(stack.enter_context(prepared)))
 
@@ -146,6 +163,7 @@ class _Serving:
         *,
         gate: Gate,
         with_ps: bool,
+        max_connections: int,
     ) -> None:
         server, method, cut, parts = build_server(config, choose_device(config.train.device))
         self.config = config
@@ -158,6 +176,7 @@ class _Serving:
         self._announce, self._log, self._stop = announce, log, stop
         self._disk = disk
         self._gate = gate
+        self._max_connections = max_connections
 
     def halves(self) -> dict[str, Vector]:
         """Copies of the server's halves as they are between two trainings: "" is the common one, replicas have their clients' names.
@@ -250,7 +269,7 @@ class _Serving:
             finished=self._finish,
             traffic=self.traffic,
         )
-        settings = transport_settings(config)
+        settings = transport_settings(config, self._max_connections)
         try:
             link = ZmqListener(
                 split.listen, settings, self._gate.curve, self._gate.handshake_failed

@@ -6,7 +6,7 @@ another thread (a user's own script keeps the main thread for training), and on 
 
     SIGINT, first     drain        exit code 130
     SIGTERM, first    drain        exit code 64: whoever preempts us should start us again (a server leaves, and its run goes on)
-    either, again     stop hard
+    either, again     stop hard; a copy of the first SIGTERM counts as the same request (`stop_requests`)
     either, third     KeyboardInterrupt where the program stands
     SIGUSR2           drain, exit code 64, in clients only: a warning that comes before the SIGTERM, and never a second signal
 
@@ -31,7 +31,8 @@ from fsl_async.errors import (
     StopError,
     describe,
 )
-from fsl_async.terminal import write_if_room
+from fsl_async.stop_requests import Asked, StopRequests
+from fsl_async.terminal import is_attended, write_if_room
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -125,15 +126,18 @@ def stop_on_signals(
     at_once: see above. as_json: a process that ends in this way says so as an object on standard output.
     notices: what a signal of that name says of the time that is left; with it, SIGUSR2 asks too.
     """
-    signalled: list[int] = []
+    requests = StopRequests(attended=is_attended())
     killer = _Killer(stopper, as_json=as_json, quiet=quiet) if at_once else None
 
     def handle(number: int, _: FrameType | None) -> None:
         which = signal.Signals(number)
         is_warning = which not in _REASONS
+        asked = Asked.END if is_warning else requests.ask(which.name, time.monotonic())
+        if asked is Asked.SAME:
+            return
         if stopper.hard and not is_warning:
             raise KeyboardInterrupt
-        again = bool(signalled) and not is_warning
+        again = asked is Asked.AT_ONCE
         code = ExitCode.INTERRUPTED if which == signal.SIGINT else ExitCode.RELAUNCH
         reason = _REASONS.get(which, which.name)
         deadline = _deadline(notices, which)
@@ -142,8 +146,6 @@ def stop_on_signals(
             _tell(f"{reason}: finishing in good order{more}")
         elif not quiet and killer is None:
             _tell("stopping now")
-        if not is_warning:
-            signalled.append(number)
         stopper.request(hard=again, reason=reason, exit_code=code, deadline=deadline)
         if again and killer is not None:
             killer.start()
@@ -175,6 +177,7 @@ class _Killer:
 
     def __init__(self, stopper: Stopper, *, as_json: bool, quiet: bool) -> None:
         self._stopper = stopper
+        self._requests = StopRequests(attended=is_attended())
         self._as_json = as_json
         self._quiet = quiet
         self._over = threading.Event()
@@ -192,7 +195,7 @@ class _Killer:
         threading.Thread(target=self._hear, name="signals", daemon=True).start()
 
     def _hear(self) -> None:
-        heard: list[int] = []
+        first: signal.Signals | None = None
         while not self._over.is_set():
             try:
                 numbers = self._ours.recv(64)
@@ -200,11 +203,12 @@ class _Killer:
                 return
             if not numbers:
                 return
-            heard += [number for number in numbers if number in set(_REASONS)]
-            if len(heard) >= 2:  # the first one asks for good order
-                code = ExitCode.INTERRUPTED if heard[0] == signal.SIGINT else ExitCode.RELAUNCH
-                reason = _REASONS[signal.Signals(heard[0])]
-                self._stopper.request(reason=reason, exit_code=code)
+            for which in [signal.Signals(one) for one in numbers if one in set(_REASONS)]:
+                first = first or which
+                if self._requests.ask(which.name, time.monotonic()) is not Asked.AT_ONCE:
+                    continue
+                code = ExitCode.INTERRUPTED if first == signal.SIGINT else ExitCode.RELAUNCH
+                self._stopper.request(reason=_REASONS[first], exit_code=code)
                 self._stopper.request(hard=True)
                 self.start()
                 return

@@ -21,6 +21,11 @@ def open_anew(file: int) -> int | None:
     return None
 
 
+def is_attended() -> bool:
+    """Whether standard input, output or error is a terminal. False for what Slurm, systemd and other schedulers start."""
+    return any(os.isatty(file) for file in (0, 1, 2))
+
+
 def write_if_room(file: int, data: bytes) -> None:
     """Write up to `PIPE_BUF` bytes, or what there is room for, or nothing. Safe in a signal handler; never raises."""
     with contextlib.suppress(OSError):

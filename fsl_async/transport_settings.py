@@ -5,10 +5,15 @@ from __future__ import annotations
 import fsl_transport as tp
 from fsl_async.settings import Config
 
+MAX_CONNECTIONS = tp.TransportSettings().max_connections
 
-def transport_settings(config: Config) -> tp.TransportSettings:
-    """The transport's part of the configuration."""
+
+def transport_settings(
+    config: Config, max_connections: int = MAX_CONNECTIONS
+) -> tp.TransportSettings:
+    """The transport's part of the configuration. max_connections: of a listener."""
     return tp.TransportSettings(
+        max_connections=max_connections,
         heartbeat_every_s=config.session.heartbeat_every_s,
         expire_after_s=config.session.expire_after_s,
         window_bytes=config.transfer.window_bytes,

@@ -28,8 +28,8 @@ _PACKAGES = ("attrs", "cattrs", "click", "msgpack", "numpy", "pyzmq", "torch")
 _GIBIBYTE = 1 << 30
 _LOW_DISK_BYTES = 10 * _GIBIBYTE
 _NO_DISK_BYTES = _GIBIBYTE
-_FEW_FILES = 1024
-"""Open files; a server holds two connections for each client, and a few files."""
+_FEW_CLIENTS = 100
+"""A limit of open files with room for fewer is worth a warning."""
 _SLOW_START = Path("/proc/sys/net/ipv4/tcp_slow_start_after_idle")
 
 # What /proc/cpuinfo calls the feature bits that the native codec asks for.
@@ -238,12 +238,22 @@ def _open_files() -> Finding:
     except ImportError:  # Windows
         return Finding("open files", OK, "no limit to look at here")
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    details = {"soft": soft, "hard": hard}
-    if soft != resource.RLIM_INFINITY and soft < _FEW_FILES:
-        text = f"{soft} allowed: enough for a client; for a server of many, ulimit -n 65536"
-        return Finding("open files", WARNING, text, details)
-    shown = "without limit" if soft == resource.RLIM_INFINITY else f"{soft:,} allowed"
-    return Finding("open files", OK, shown, details)
+    settings = importlib.import_module("fsl_async.settings")
+    open_files = importlib.import_module("fsl_async.open_files")
+    relays = importlib.import_module("fsl_async.node_relay")
+    capacity = open_files.capacity_here(settings.Config())
+    relay = relays.lines_allowed(relays.NewcomerRules().lines)
+    details = {"soft": soft, "hard": hard, **capacity.facts, "relay_connections": relay}
+    raised = "" if soft in {capacity.files, resource.RLIM_INFINITY} else f" ({soft:,} until raised)"
+    text = f"{capacity.files:,} allowed{raised}: room for {capacity.fits:,} clients at a server"
+    if not capacity.is_enough:
+        text += f"; it needs {capacity.files_needed} for {capacity.clients}: ulimit -n 65536"
+    elif capacity.fits < _FEW_CLIENTS:
+        text += "; for more, ulimit -n 65536"
+    if relay < relays.LEAST_LINES:
+        text += "; too few for a relay"
+    is_few = capacity.fits < _FEW_CLIENTS or relay < relays.LEAST_LINES
+    return Finding("open files", WARNING if is_few else OK, text, details)
 
 
 def _disk(run_dir: Path) -> Finding:

@@ -56,6 +56,8 @@ def command(
         )
         return 0
 
+    _tell_capacity(output)
+
     def announce(bound: list[tuple[str, int]]) -> None:
         line = join_line(address, bound)
         for number, ((host, port), door) in enumerate(zip(bound, doors, strict=True)):
@@ -86,6 +88,16 @@ def command(
         )
     output.result(summary)
     return stopper.exit_code
+
+
+def _tell_capacity(output: Output) -> None:
+    """Say how many clients fit where they are few, and record it in any case. Raises UsageError where none does."""
+    from fsl_async.node_relay import COMFORTABLE_LINES, checked_lines, lines_words
+
+    lines = checked_lines()
+    output.record("capacity", connections=lines, clients_fit=lines // 2)
+    if lines < COMFORTABLE_LINES:
+        output.say(lines_words(lines))
 
 
 def join_line(server: str, bound: list[tuple[str, int]]) -> str:

@@ -109,6 +109,7 @@ def command(
             log=output.say,
             stop=stopper,
             keys=found,
+            record=output.record if output.as_json else None,
         )
     output.result(summary)
     return stopper.exit_code

@@ -51,14 +51,15 @@ def poisoned(fed):
 class Process:
     """A node, its output as it comes, and a way to wait for a line of it."""
 
-    def __init__(self, *arguments, cwd, starter=None, inside=""):
+    def __init__(self, *arguments, cwd, starter=None, inside="", open_files=0):
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
         self.lines = []
+        limited = ("sh", "-c", f'ulimit -n {open_files}; exec "$@"', "sh") if open_files else ()
         self.popen = (
             starter.start(arguments, cwd, inside)
             if starter
             else subprocess.Popen(
-                [sys.executable, "-m", "fsl_async.cli", *map(str, arguments)],
+                [*limited, sys.executable, "-m", "fsl_async.cli", *map(str, arguments)],
                 cwd=cwd,
                 env=environment,
                 text=True,
@@ -140,16 +141,19 @@ class Site:
         self.processes = []
         (folder / "task.py").write_text(TASK)
 
-    def start(self, *arguments, inside=""):
-        """Start a process; `inside`: in this network namespace, which only forked ones can."""
+    def start(self, *arguments, inside="", open_files=0):
+        """Start a process; `inside`: in this network namespace, which only forked ones can; open_files: its limit, which forked ones do not have."""
         role = arguments[arguments.index("--role") + 1] if "--role" in arguments else ""
         starter = self.starter if role in self.forked else None
         assert starter or not inside
-        process = Process(*arguments, cwd=self.folder, starter=starter, inside=inside)
+        assert not (starter and open_files)
+        process = Process(
+            *arguments, cwd=self.folder, starter=starter, inside=inside, open_files=open_files
+        )
         self.processes.append(process)
         return process
 
-    def server(self, *more, every_s=1.5, **settings):
+    def server(self, *more, every_s=1.5, open_files=0, **settings):
         """Start a server, with a task that needs no text, and wait until it listens."""
         chosen = {
             "sync.every_s": every_s,
@@ -159,7 +163,8 @@ class Site:
             **{key.replace("__", "."): value for key, value in settings.items()},
         }
         flags = [part for key, value in chosen.items() for part in ("--set", f"{key}={value}")]
-        process = self.start("--role", "ps", "--run-dir", self.run_dir, *flags, *more, self.address)
+        words = ("--role", "ps", "--run-dir", self.run_dir, *flags, *more, self.address)
+        process = self.start(*words, open_files=open_files)
         line = process.wait_for("listening at")
         self.address = line.split("tcp://")[1].split(",")[0]
         return process

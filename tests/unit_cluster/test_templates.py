@@ -37,7 +37,13 @@ def home(tmp_path):
     return tmp_path
 
 
-def start(home, **more):
+def wait_until(condition):
+    give_up_at = time.monotonic() + 20.0
+    while not condition() and time.monotonic() < give_up_at:
+        time.sleep(0.02)
+
+
+def start(home, stderr=None, **more):
     environment = {
         **{k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "FSL_"))},
         "PATH": f"{home}:{os.environ['PATH']}",
@@ -48,16 +54,16 @@ def start(home, **more):
         **more,
     }
     words = ["bash", home / "bin" / "fsl-node.sbatch", "--task", "t.py:train"]
-    return subprocess.Popen(words, env=environment, cwd="/", start_new_session=True)
+    return subprocess.Popen(
+        words, env=environment, cwd="/", stderr=stderr, text=True, start_new_session=True
+    )
 
 
 @pytest.mark.parametrize("number", [signal.SIGUSR2, signal.SIGTERM])
 def test_a_signal_reaches_the_client_and_the_job_is_requeued(home, number):
     """Slurm signals the batch script alone; a shell would die of USR2, or hand it on only after the client's end."""
     job = start(home)
-    give_up_at = time.monotonic() + 20.0
-    while not (home / "ready").exists() and time.monotonic() < give_up_at:
-        time.sleep(0.02)
+    wait_until((home / "ready").exists)
     job.send_signal(number)
     assert job.wait(20) == ExitCode.RELAUNCH
     assert (home / "heard").read_text().split() == [number.name.removeprefix("SIG").lower()]
@@ -92,9 +98,7 @@ def test_a_client_that_dies_of_the_signal_had_not_begun(home, number):
     """While it is installed, and until Python runs, nothing of it hears signals: the job ended with 140, and nobody took it up again."""
     (home / "deaf").touch()
     job = start(home)
-    give_up_at = time.monotonic() + 20.0
-    while not (home / "ready").exists() and time.monotonic() < give_up_at:
-        time.sleep(0.02)
+    wait_until((home / "ready").exists)
     time.sleep(0.1)
     job.send_signal(number)
     assert job.wait(20) == ExitCode.RELAUNCH
@@ -109,6 +113,49 @@ def test_a_job_that_does_not_say_whose_it_is_ends_before_it_begins(home, given):
     """The parameter server would not find it and submit another one; two clients of one name would put each other out."""
     assert start(home, **given).wait(20) == ExitCode.BAD_INPUT
     assert not (home / "words").exists()
+
+
+@pytest.mark.parametrize(
+    ("refusal", "state", "again"),
+    [
+        ("Job is pending execution for job 17", "RUNNING", False),
+        ("Invalid job id specified", "PENDING Reason=BeginTime", False),
+        ("Job is no longer pending or running", "COMPLETED", True),
+        ("Requested operation is presently disabled", "RUNNING", True),
+    ],
+)
+def test_a_job_that_slurm_has_requeued_itself_is_not_to_be_submitted_again(
+    home, refusal, state, again
+):
+    """After preemption with requeue the job is back already: a second one of the same name would put its client out."""
+    (home / "code").write_text(str(int(ExitCode.RELAUNCH)))
+    (home / "scontrol").write_text(
+        f'#!/bin/sh\nif [ "$1" = show ]; then echo "   JobState={state}"; exit; fi\n'
+        f"echo '{refusal}' >&2; exit 1\n"
+    )
+    job = start(home, stderr=subprocess.PIPE)
+    _, told = job.communicate(timeout=20)
+    assert job.returncode == ExitCode.RELAUNCH
+    assert ("submit it again" in told) == again
+    assert (refusal in told) == again
+    assert ("Slurm has requeued this job" in told) != again
+
+
+def test_signals_to_the_whole_job_leave_the_script_waiting_for_its_client(home):
+    """Its short-lived helpers die of them, which must not end the script while the client is still leaving."""
+    (home / "sleep").write_text('#!/bin/sh\ntouch "$HOME_OF_TEST/slept"; exec /bin/sleep 30\n')
+    (home / "sleep").chmod(0o755)
+    (home / "rm").write_text('#!/bin/sh\n/bin/sleep 1; exec /bin/rm "$@"\n')
+    (home / "rm").chmod(0o755)
+    (home / "bin" / "fsl-node").write_text(
+        "#!/bin/sh\ntouch started; trap 'echo term >> heard; exit 64' TERM\n"
+        "n=0; while [ $n -lt 100 ]; do /bin/sleep 0.05; n=$((n+1)); done; exit 3\n"
+    )
+    job = start(home, HOME_OF_TEST=str(home))
+    wait_until((home / "slept").exists)
+    os.killpg(job.pid, signal.SIGTERM)
+    assert job.wait(20) == ExitCode.RELAUNCH
+    assert (home / "requeued").read_text() == "requeue 17\n"
 
 
 @pytest.mark.parametrize("code", [0, 2, 1])

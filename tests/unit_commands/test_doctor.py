@@ -96,11 +96,24 @@ def test_little_disk_and_few_files_are_warnings(tmp_path, monkeypatch):
     resource = pytest.importorskip("resource")
     usage = namedtuple("usage", "total used free")(1 << 40, 1 << 40, 5 << 30)  # noqa: PYI024
     monkeypatch.setattr(doctor.shutil, "disk_usage", lambda _: usage)
-    monkeypatch.setattr(resource, "getrlimit", lambda _: (256, 4096))
+    limits = [128, 256]
+    monkeypatch.setattr(resource, "getrlimit", lambda _: tuple(limits))
+    monkeypatch.setattr(resource, "setrlimit", lambda _, new: limits.__setitem__(slice(2), new))
     findings = by_name(tmp_path)
     assert findings["disk"].status == doctor.WARNING
-    assert findings["open files"].status == doctor.WARNING
-    assert findings["open files"].details == {"soft": 256, "hard": 4096}
+    files = findings["open files"]
+    assert files.status == doctor.WARNING
+    assert "256 allowed (128 until raised): room for " in files.text
+    assert (files.details["soft"], files.details["hard"]) == (128, 256)
+    assert 60 <= files.details["clients_fit"] <= 96
+    assert files.details["relay_connections"] == 64
+    limits[:] = 256, 4096
+    assert by_name(tmp_path)["open files"].status == doctor.OK
+    limits[:] = 70, 70
+    text = by_name(tmp_path)["open files"].text
+    assert "room for 0 clients" in text
+    assert "ulimit -n" in text
+    assert "too few for a relay" in text
 
 
 def test_a_broken_package_is_a_finding(tmp_path, monkeypatch):

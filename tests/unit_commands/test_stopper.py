@@ -13,6 +13,7 @@ import pytest
 import uvloop
 
 from fsl_async.cluster.notices import Notice
+from fsl_async.stop_requests import Asked, StopRequests
 from fsl_async.stopper import Stopper, stop_on_signals
 
 
@@ -149,8 +150,58 @@ def test_twice_ends_code_of_others_at_once(how, as_json):
     assert told in out if as_json else "stopped: Ctrl-C\n" in err
 
 
-def test_usr2_warns_and_the_term_that_follows_is_the_first_signal():
+@pytest.mark.parametrize(
+    ("attended", "signals", "last"),
+    [
+        (False, [("SIGTERM", 0.0), ("SIGTERM", 0.01)], Asked.SAME),
+        (False, [("SIGTERM", 0.0), ("SIGTERM", 0.01), ("SIGTERM", 2.0)], Asked.SAME),
+        (False, [("SIGTERM", 0.0), ("SIGTERM", 2.1)], Asked.AT_ONCE),
+        (False, [("SIGTERM", 0.0), ("SIGTERM", 1.5), ("SIGTERM", 3.0)], Asked.AT_ONCE),
+        (False, [("SIGINT", 0.0), ("SIGINT", 0.2)], Asked.AT_ONCE),
+        (False, [("SIGINT", 0.0), ("SIGTERM", 0.2)], Asked.AT_ONCE),
+        (False, [("SIGTERM", 0.0), ("SIGINT", 0.2)], Asked.AT_ONCE),
+        (True, [("SIGTERM", 0.0), ("SIGTERM", 0.01)], Asked.AT_ONCE),
+        (True, [("SIGINT", 0.0), ("SIGINT", 0.01)], Asked.AT_ONCE),
+    ],
+)
+def test_a_copy_of_sigterm_is_the_same_request(attended, signals, last):
+    """Slurm signals the whole job, and its batch script forwards its own; a person at a terminal sends no copies."""
+    requests = StopRequests(attended=attended)
+    answers = [requests.ask(name, 100.0 + at) for name, at in signals]
+    assert answers[0] is Asked.END
+    assert answers[-1] is last
+
+
+def test_sigterm_twice_at_once_does_not_end_a_process_in_the_middle():
+    """It has two seconds of work left and finishes it; a SIGTERM after that time still stops it at once."""
+    code = (
+        "import time; from fsl_async.stopper import Stopper, stop_on_signals\n"
+        "stopper = Stopper()\n"
+        "with stop_on_signals(stopper, at_once=True):\n"
+        "    print('here', flush=True)\n"
+        "    while not stopper.requested: time.sleep(0.01)\n"
+        "    time.sleep(1.2)\n"
+        "    print('finished', stopper.hard, flush=True)\n"
+        "    time.sleep(60)\n"
+    )
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        [sys.executable, "-c", code],
+        text=True, stdin=subprocess.DEVNULL, stdout=pipe, stderr=subprocess.DEVNULL,
+    ) as process:  # fmt: skip
+        assert process.stdout.readline() == "here\n"
+        process.send_signal(signal.SIGTERM)
+        time.sleep(0.1)
+        process.send_signal(signal.SIGTERM)
+        assert process.stdout.readline() == "finished False\n"
+        time.sleep(1.2)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) != 0
+
+
+def test_usr2_warns_and_the_term_that_follows_is_the_first_signal(monkeypatch):
     """Slurm sends USR2, then TERM at the end: the second one must not cut off the goodbye, and USR2 itself never does."""
+    monkeypatch.setattr("fsl_async.stopper.is_attended", lambda: True)
     stopper, seen = Stopper(), []
     stopper.subscribe(seen.append)
     notices = {"SIGUSR2": Notice("SIGUSR2", 120.0), "SIGTERM": Notice("SIGTERM", 30.0)}

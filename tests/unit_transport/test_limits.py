@@ -1,5 +1,6 @@
 """Limits on how fast and how much: token buckets, the gate of HELLOs, the gate of speech, totals over all peers."""
 
+import errno
 import os
 import resource
 import socket
@@ -283,6 +284,29 @@ def test_the_doorkeeper_hangs_up_the_newest():
         theirs.close()
     os.close(reader)
     os.close(writer)
+
+
+def test_connections_that_took_the_last_descriptors_are_hung_up(monkeypatch):
+    """There was none left to hang them up by, so they stayed, and nothing else could be opened."""
+
+    def dup(_):
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    doors = Doorkeeper(TransportSettings(max_connections=1), 0.0)
+    pairs = [socket.socketpair() for _ in range(2)]
+    monkeypatch.setattr("fsl_transport.doorkeeper.os.dup", dup)
+    for ours, _ in pairs:
+        doors.came(ours.fileno(), 0.0)
+    monkeypatch.undo()
+    pairs[0][1].setblocking(False)
+    with pytest.raises(BlockingIOError):
+        pairs[0][1].recv(1)
+    pairs[1][1].settimeout(5)
+    assert pairs[1][1].recv(1) == b""
+    for ours, theirs in pairs:
+        os.fstat(ours.fileno())  # still open: it is libzmq's
+        ours.close()
+        theirs.close()
 
 
 def test_a_connection_that_is_gone_is_closed_once(monkeypatch):

@@ -12,7 +12,9 @@ part of a handshake in a thread of its own, so that some of those that come too 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import pathlib
 import socket
 from collections.abc import Callable
 from typing import Final
@@ -21,7 +23,9 @@ from fsl_transport.gate import ArrivalGate
 from fsl_transport.settings import TransportSettings
 
 RESERVED: Final = 512
-"""Descriptors that are not for connections: files of the run, pipes, our own dialling."""
+"""Descriptors kept free of connections, where there are many: files of the run, and connections that libzmq accepted and that are still to be shut down."""
+LEAST_RESERVED: Final = 64
+"""The same where there are few. A parameter server holds about 40 of its own: libzmq's, the event loop's, its files, its own dialing."""
 OPEN_MAX: Final = 10_240
 """What macOS gives at the most, where it says that there is no limit."""
 
@@ -42,11 +46,31 @@ def descriptors() -> int:
     return soft if soft >= 0 else 1 << 20
 
 
+def in_use() -> int:
+    """How many descriptors this process has open now; 0 where the system does not say."""
+    for place in ("/proc/self/fd", "/dev/fd"):
+        with contextlib.suppress(OSError):
+            return sum(1 for _ in pathlib.Path(place).iterdir())
+    return 0
+
+
+def connections_within(files: int, held: int) -> int:
+    """How many connections fit where `files` descriptors are allowed, of which `held` are in use or spoken for."""
+    return files - max(held + LEAST_RESERVED, min(RESERVED, files // 4))
+
+
+def files_for(connections: int, held: int) -> int:
+    """The limit of descriptors from which on `connections_within` gives so many."""
+    quarter_reserved = -(-4 * connections // 3)
+    return max(connections + held + LEAST_RESERVED, min(quarter_reserved, connections + RESERVED))
+
+
 class Doorkeeper:
     """Counts by descriptor."""
 
     def __init__(self, settings: TransportSettings, now: float) -> None:
-        self.limit = max(1, min(settings.max_connections, descriptors() - RESERVED))
+        fits = connections_within(descriptors(), 0)
+        self.limit = max(1, min(settings.max_connections, fits))
         self.arrivals = ArrivalGate(settings, now)
         self.turned_away = 0
         self._open: set[int] = set()
@@ -76,7 +100,13 @@ class Doorkeeper:
 def _with_connection(descriptor: int, act: Callable[[socket.socket], object]) -> None:
     """Act on libzmq's connection, by a descriptor of our own; nothing happens when it is gone."""
     with contextlib.suppress(OSError):
-        own = os.dup(descriptor)
+        try:
+            own = os.dup(descriptor)
+        except OSError as error:
+            # Many came at once and took the last ones: these are to be hung up above all.
+            if error.errno == errno.EMFILE:
+                _with_borrowed(descriptor, act)
+            return
         try:
             connection = socket.socket(fileno=own)
         except OSError:  # no socket, and so still ours to close
@@ -85,3 +115,12 @@ def _with_connection(descriptor: int, act: Callable[[socket.socket], object]) ->
         # Closed once, whatever `act` raises: by a second time the number may be that of a file, or of one of libzmq's own, which would end the process.
         with connection:
             act(connection)
+
+
+def _with_borrowed(descriptor: int, act: Callable[[socket.socket], object]) -> None:
+    """The same without a descriptor of our own, where there is none left. An interrupt in here would close libzmq's."""
+    connection = socket.socket(fileno=descriptor)
+    try:
+        act(connection)
+    finally:
+        connection.detach()

@@ -71,7 +71,7 @@ class TransportSettings:
     early_total_bytes: int = field(default=128 * MIB, validator=_positive)
     """Of chunks that came before their stream was accepted, over all sessions; what is more is asked for again."""
     max_connections: int = field(default=16_384, validator=_positive)
-    """Of one listener, two and more for each peer; never more than the system's descriptors less 512. The next one is hung up."""
+    """Of one listener, two and more for each peer; never more than the system's descriptors allow, less what is reserved (``doorkeeper.py``). The next one is hung up."""
     max_half_open: int = field(default=1024, validator=_positive)
     """Names not seen before that have asked, or were welcomed and not heard since; the next HELLO of such a name is dropped."""
     connections_of_an_address: Rate = field(default=Rate(128.0, 2048.0))

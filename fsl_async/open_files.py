@@ -1,0 +1,36 @@
+"""Looks how many clients fit into this process's limit of open files, which it raises as far as the system allows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from fsl_async.capacity import Capacity, capacity_of
+from fsl_async.errors import ConfigError
+from fsl_async.settings import Config
+from fsl_async.transport_settings import MAX_CONNECTIONS
+from fsl_transport.doorkeeper import descriptors, in_use
+
+
+def capacity_here(config: Config, *, trains: bool = False, listeners: int = 1) -> Capacity:
+    """The room of one of `listeners` in this process; trains: it will load PyTorch."""
+    return capacity_of(
+        config, descriptors(), in_use(), MAX_CONNECTIONS, trains=trains, listeners=listeners
+    )
+
+
+def check_open_files(config: Config, *, trains: bool = False, listeners: int = 1) -> Capacity:
+    """The same; raises ConfigError, with the limit that is needed, where the planned clients do not fit."""
+    found = capacity_here(config, trains=trains, listeners=listeners)
+    if not found.is_enough:
+        raise ConfigError(found.refusal, "sync.clients")
+    return found
+
+
+def tell_capacity(
+    capacity: Capacity, log: Callable[[str], None], record: Callable[..., None] | None
+) -> None:
+    """Record how many clients fit; people are told where that keeps a planned client from what it could use."""
+    if record is not None:
+        record("capacity", **capacity.facts)
+    elif not capacity.is_ample:
+        log(capacity.text)

@@ -1,0 +1,79 @@
+"""Servers with few open files: as many clients as fit come in, and where the planned ones do not fit no server starts."""
+
+import contextlib
+import json
+import socket
+import time
+
+import pytest
+
+pytestmark = [pytest.mark.slow, pytest.mark.cold]
+
+
+def stands(connection):
+    """Whether it was greeted, and not hung up since."""
+    connection.setblocking(
+        False
+    )  # all at once: a handshake that does not go on is hung up after 10 s
+    greeted = False
+    try:
+        while connection.recv(64):
+            greeted = True
+    except BlockingIOError:
+        return greeted
+    except OSError:
+        return False
+    return False
+
+
+def standing(address, count):
+    """Of so many connections, how many are greeted and stand a second later."""
+    host, port = address.rsplit(":", 1)
+    with contextlib.ExitStack() as stack:
+        opened = [
+            stack.enter_context(socket.create_connection((host, int(port)), 10))
+            for _ in range(count)
+        ]
+        time.sleep(1.0)
+        return sum(map(stands, opened))
+
+
+def test_a_parameter_server_with_200_open_files_serves_its_40_clients(site):
+    """It let one connection in at a time, and said nothing."""
+    server = site.server(open_files=200, sync__clients=40)
+    line = server.wait_for("open files are allowed")
+    assert line.startswith("200 open files are allowed: room for ")
+    fits = int(line.split("so for ")[1].split()[0])
+    assert fits >= 40
+    assert standing(site.address, 80) == 80
+    clients = [site.client(name) for name in "ab"]
+    site.wait_version(1)
+    assert standing(site.address, 200) <= 2 * fits + 1 - 4, "the others have four"
+    before = site.ledger("version")[-1]["version"]
+    site.wait_version(before + 2)
+    assert all(client.popen.poll() is None for client in clients)
+
+
+@pytest.mark.parametrize(
+    ("role", "files", "words"),
+    [
+        ("ps", 150, ("--set", "sync.clients=60")),
+        ("server", 150, ("--set", "sync.clients=60", "--set", "split.method=fsl-sage")),
+        ("relay", 150, ("--listen", "127.0.0.1:0", "--insecure", "127.0.0.1:9")),
+    ],
+)
+def test_nothing_starts_where_its_clients_do_not_fit(site, role, files, words):
+    """One line, what would be enough, and exit code 2."""
+    given = () if role == "relay" else ("--run-dir", site.run_dir)
+    address = ("127.0.0.1:0",) if role == "ps" else ()
+    address = ("--set", "split.listen=127.0.0.1:0") if role == "server" else address
+    node = site.start("--role", role, *given, *words, *address, open_files=files)
+    assert node.end() == 2, node.text
+    (line,) = node.lines
+    needed = int(line.split("ulimit -n ")[1].split(")")[0])
+    assert needed > files
+    assert not site.run_dir.exists()
+    again = site.start("--role", role, "--json", *given, *words, *address, open_files=needed)
+    told = json.loads(again.wait_for('"capacity"'))
+    assert told["clients_fit"] >= (60 if role != "relay" else 1)
+    again.wait_for('"listening"')
