@@ -186,6 +186,7 @@ def _client_lines(state: RunState, now: float) -> list[str]:
 
     clients = [state.clients[name] for name in sorted(state.clients)]
     lines = [*fitted(clients, now, _screen_width()), LOSS_LEGEND]
+    lines += [f"{one.name} trains badly: {one.trouble}" for one in clients if one.trouble][:_NEWS]
     out = [f"{one.name} {one.left_out:,}" for one in clients if one.left_out]
     if out:
         named = ", ".join(out[:_NEWS]) + (", ..." if len(out) > _NEWS else "")

@@ -3,12 +3,14 @@
 Written by the training thread only. The loop thread reads totals and copies; a value one step old does no harm there.
 """
 
+import math
 import time
 from collections import deque
 from collections.abc import Mapping
 from typing import SupportsFloat
 
 from fsl_async.errors import TaskError
+from fsl_async.observe.training_trouble import NOT_FINITE, SKIPPED
 
 SMOOTHING = 0.95
 """Weight of the past in the running means that heartbeats carry: about the last twenty steps."""
@@ -30,6 +32,7 @@ class Meter:
         self._means: dict[str, float] = {}
         self._rate_mark = (time.monotonic(), 0)
         self._tokens_per_s = 0.0
+        self._bad_share = 0.0  # running mean, of steps with a metric that is not finite, or skipped
         self.left_out = 0
         """Steps of split learning that were begun and came to nothing."""
         self.step_begun: float | None = None  # None while the training thread is not in a step
@@ -53,6 +56,7 @@ class Meter:
         if now - since >= RATE_WINDOW_S:
             self._tokens_per_s = (self.tokens - before) / (now - since)
             self._rate_mark = (now, self.tokens)
+        is_bad = False
         for name, given in (metrics or {}).items():
             try:
                 value = float(given)
@@ -60,6 +64,7 @@ class Meter:
                 raise TaskError(
                     f"fed.step: metrics[{name!r}] is a {type(given).__name__}, not a number"
                 ) from error
+            is_bad = is_bad or not math.isfinite(value) or (name == SKIPPED and value > 0)
             total, times = self._sums.get(name, (0.0, 0))
             self._sums[name] = (total + value, times + 1)
             mean = self._means.get(name, value)
@@ -67,6 +72,7 @@ class Meter:
                 self._means[name] = mean + (1 - SMOOTHING) * (value - mean)
             else:
                 self._means[name] = value
+        self._bad_share += (1 - SMOOTHING) * (is_bad - self._bad_share)
 
     def step_ended(self) -> None:
         """The training thread is in fed.step, and may wait there."""
@@ -104,10 +110,15 @@ class Meter:
         self._sums.clear()
 
     def totals(self) -> dict[str, float]:
-        """Counts alone: step, tokens, tokens_per_s (over the last seconds), and left_out if there is any."""
+        """Counts alone: step, tokens, tokens_per_s (over the last seconds), left_out if there is any.
+
+        And not_finite, 1, while most steps have a metric that is NaN or infinite, or are skipped: that says nothing about the data.
+        """
         totals = {"step": self.steps, "tokens": self.tokens, "tokens_per_s": self._tokens_per_s}
         if self.left_out:
             totals["left_out"] = self.left_out
+        if self._bad_share > 0.5:
+            totals[NOT_FINITE] = 1
         return totals
 
     def progress(self) -> dict[str, float]:

@@ -52,7 +52,8 @@ def train(fed: FedBase) -> None:
             loss = model.loss(window_BS)
         loss.backward()  # type: ignore[no-untyped-call]
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), settings["clip_norm"] or math.inf)
-        if torch.isfinite(norm):
+        is_skipped = not bool(torch.isfinite(norm))
+        if not is_skipped:
             optimizer.step()
         else:
             # One bad batch must not put NaN into the moments, from where nothing takes it out again.
@@ -61,7 +62,7 @@ def train(fed: FedBase) -> None:
                 fed.log("gradients are not finite: this step is skipped (reported once)")
         optimizer.zero_grad()
         tokens = window_BS.numel() - len(window_BS)
-        if not fed.step(tokens=tokens, metrics={"loss": loss.item()}):
+        if not fed.step(tokens=tokens, metrics={"loss": loss.item(), "skipped": is_skipped}):
             break
     if corpus.held_out.bytes:
         fed.log(f"eval_loss {evaluate(model, corpus):.4f} nats/byte on the held-out tail")

@@ -81,6 +81,7 @@ class ClientState:
     left_out_before: int = 0
     tokens_per_s: float = 0.0
     tells_loss: bool = False  # on its heartbeats, in this life
+    trouble: str = ""  # what goes wrong in its training, by what it reports
     loss_first: float | None = None
     losses: deque[float] = field(factory=deque, converter=_newest)
     lag_p99_ms: float | None = None

@@ -13,6 +13,7 @@ from itertools import pairwise
 from attrs import frozen
 
 from fsl_async.observe.client_state import ClientState, megabytes
+from fsl_async.observe.training_trouble import LOSS_IS
 
 LOSS_LEGEND = "losses are running means; a version's line has the mean over its round"
 _BARS = "▁▂▃▄▅▆▇█"
@@ -112,6 +113,8 @@ def _step(client: ClientState, _: float) -> str:
 
 
 def _loss(client: ClientState, _: float) -> str:
+    if client.trouble.startswith(LOSS_IS):
+        return client.trouble.removeprefix(LOSS_IS).partition(",")[0]
     return f"{client.loss:.3f}" if client.loss is not None else "-"
 
 

@@ -51,6 +51,7 @@ from fsl_async.observe.client_state import (
     megabytes,
 )
 from fsl_async.observe.run_figures import MAX_NEWS, RunFigures
+from fsl_async.observe.training_trouble import trouble_in
 
 MAX_OFFERED = 4096
 """Deltas whose loss is kept until they are merged: what a peer offers must not grow what each segment of the journal begins with."""
@@ -217,6 +218,7 @@ class RunState(RunFigures):
             client.tokens_before, client.step = client.tokens, 0
             client.left_out_before = client.left_out
             client.tells_loss = False
+            client.trouble = ""
             client.step_offered = client.tokens_offered = client.sequence_offered = 0
             client.tokens_per_s = 0.0
             client.version = -1
@@ -292,6 +294,8 @@ class RunState(RunFigures):
         client.lag_p99_ms = float(lag) if isinstance(lag, int | float) else client.lag_p99_ms
         client.tells_loss = client.tells_loss or payload.get("loss") is not None
         client.saw_loss(payload.get("loss"))
+        # Without a loss (its site keeps that) the heartbeat alone can tell that it is over.
+        self._look_for_trouble(client, payload, may_end="loss" not in payload)
         hung_s = payload.get("hung_s")
         hangs = isinstance(hung_s, int | float) and not isinstance(hung_s, bool)
         if hangs and not client.hangs:
@@ -300,6 +304,19 @@ class RunState(RunFigures):
         elif client.hangs and not hangs:
             self._tell("hangs no more", f"{client.name} makes steps again", client.name)
         client.hangs = hangs
+
+    def _look_for_trouble(
+        self, client: ClientState, metrics: Mapping[str, Any], *, may_end: bool
+    ) -> None:
+        """Tell when training begins to go wrong, and when that is over: a whole round went well."""
+        trouble = trouble_in(metrics)
+        if trouble and not client.trouble:
+            text = f"{client.name} trains badly: {trouble}"
+            self._tell("trains badly", text, client.name, "warning")
+        elif client.trouble and may_end and not trouble:
+            self._tell("trains well", f"{client.name} trains well again", client.name)
+        if trouble or may_end:
+            client.trouble = trouble
 
     # rounds, deltas, versions
 
@@ -371,7 +388,9 @@ class RunState(RunFigures):
         client.tokens_offered += int(line["tokens"])
         client.step = max(client.step, client.step_offered)
         client.tokens = max(client.tokens, client.tokens_before + client.tokens_offered)
-        loss = (line.get("metrics") or {}).get("loss")
+        metrics = line.get("metrics") or {}
+        self._look_for_trouble(client, metrics, may_end="loss" in metrics)
+        loss = metrics.get("loss")
         if isinstance(loss, int | float):
             self._loss_of[str(line["key"])] = float(loss)
             while len(self._loss_of) > MAX_OFFERED:  # most of them were declined
@@ -435,7 +454,11 @@ class RunState(RunFigures):
         loss, what = mean(self._loss_of.pop(key, None) for key in merged), "mean over the round"
         if loss is None:  # its deltas carried none
             names = {key.partition("/")[0] for key in merged}
-            loss, what = mean(c.loss for n, c in self.clients.items() if n in names), "running mean"
+            known = [one for name, one in self.clients.items() if name in names]
+            loss = mean(one.loss for one in known if not one.trouble)
+            what = "running mean"
+            if loss is None and any(one.trouble for one in known):
+                parts.append("no finite loss")
         if loss is not None:
             parts.append(f"loss {loss:.3f} ({what})")
         parts.append(f"{self.tokens:,} tokens (+{sum(merged.values()):,})")

@@ -20,7 +20,7 @@ TASK = '''
 import math, os, time
 import torch
 
-def train(fed, width=3, poison=0):
+def train(fed, width=3, poison=0, loss_lost=0):
     model = torch.nn.Linear(1, width)
     fed.attach(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -33,7 +33,8 @@ def train(fed, width=3, poison=0):
             with torch.no_grad():
                 model.weight[0, 0] = math.nan
         time.sleep(0.02)
-        if not fed.step(tokens=8, metrics={"loss": loss.item()}):
+        told = math.nan if loss_lost <= steps < 20 * loss_lost else loss.item()
+        if not fed.step(tokens=8, metrics={"loss": told}):
             break
     print("weights finite", bool(torch.isfinite(model.weight).all()), flush=True)
 
@@ -45,6 +46,9 @@ def bulk(fed):
 
 def poisoned(fed):
     train(fed, poison=30)
+
+def without_loss(fed):
+    train(fed, loss_lost=30)
 '''
 
 
@@ -169,10 +173,10 @@ class Site:
         self.address = line.split("tcp://")[1].split(",")[0]
         return process
 
-    def client(self, name, function="train", **options):
+    def client(self, name, function="train", allow="deltas,metrics"):
         """Start a client of the test's task."""
-        task = f"{self.folder / 'task.py'}:{function}"
-        return self.start("--role", "client", "--name", name, "--task", task, self.address)
+        words = ("--name", name, "--task", f"{self.folder / 'task.py'}:{function}")
+        return self.start("--role", "client", *words, "--allow", allow, self.address)
 
     def ledger(self, fact):
         """The ledger's lines of one kind."""

@@ -155,6 +155,22 @@ def test_a_run_without_its_ledger_is_refused_until_a_version_is_named(site):
     assert audit_run(site.run_dir).complaints() == []
 
 
+@pytest.mark.parametrize("allow", ["deltas", "deltas,metrics"])
+def test_a_loss_of_nan_is_told_at_the_server_when_it_begins_and_when_it_is_over(site, allow):
+    """The weights are finite and are merged, so nothing was said, and status showed the last finite loss."""
+    server = site.server(every_s=0.5)
+    site.client("a")
+    site.client("b", "without_loss", allow)
+    server.wait_for("b trains badly: its loss is n")
+    time.sleep(1.5)  # the journal is written once a second
+    status = site.start("status", site.run_dir)
+    server.wait_for("b trains well again")
+    assert status.end() == 0
+    assert "b trains badly: its loss is n" in status.text
+    told = [line for line in server.lines if " trains badly" in line or " trains well" in line]
+    assert len(told) == 2, server.text
+
+
 def test_a_flipped_byte_is_named_and_the_version_before_offered(site):
     """A damaged checkpoint is never trained on; the command to go on from the one before is in the line."""
     finished_run(site)

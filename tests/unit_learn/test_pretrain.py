@@ -113,6 +113,8 @@ def test_steps_with_gradients_that_are_not_finite_are_skipped(config, monkeypatc
     assert math.isnan(fed.history[2][1]["loss"])
     assert math.isfinite(fed.history[-1][1]["loss"])
     assert sum("not finite" in line for line in lines) == 1
+    skipped = [metrics["skipped"] for _, metrics in fed.history]
+    assert skipped == [0, 0, 1, 1, 0, 0, 0, 0], "the parameter server is told"
     assert all(torch.isfinite(weight).all() for weight in fed.model.parameters())
 
 

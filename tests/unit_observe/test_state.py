@@ -6,6 +6,7 @@ from fsl_async import effects as do
 from fsl_async import events as ev
 from fsl_async import messages as msg
 from fsl_async.events import DeltaKey
+from fsl_async.observe.columns import fitted
 from fsl_async.observe.journal import JournalReader, JournalWriter
 from fsl_async.observe.state import RunState
 
@@ -459,3 +460,71 @@ def test_the_loss_of_a_version_is_the_mean_of_its_round_and_says_so(run):
     state, _ = run.state()
     assert "loss 2.500 (mean over the round)" in told(run, "version")[-1]
     assert state.clients["a"].loss == 9.0
+
+
+def offer(run, name, sequence, **metrics):
+    """A client offers its next delta."""
+    run.write(
+        ev.DeltaOffered(name, "s", DeltaKey(name, 5, 0, sequence), "d0", 8, 1, sequence, metrics)
+    )
+
+
+def test_a_loss_that_is_not_finite_is_told_once_and_when_it_is_over(run):
+    """Weights stay finite, so nothing was refused; the loss was left out, and the table went on with the last finite one."""
+    begin(run, "a", "b")
+    run.write(ev.BeatHeard("a", {"step": 1, "loss": 2.5}))
+    offer(run, "a", 1, loss=float("nan"))
+    run.write(ev.BeatHeard("a", {"step": 2, "loss": float("nan")}))
+    run.write(ev.BeatHeard("a", {"step": 3, "loss": 2.0}))
+    offer(run, "a", 2, loss=float("inf"))
+    offer(run, "b", 1, loss=2.0)
+    assert told(run, "trains badly") == ["a trains badly: its loss is nan"]
+    assert told(run, "trains well") == []
+    state, _ = run.state()
+    assert [state.clients[name].trouble for name in "ab"] == ["its loss is inf", ""]
+    title, first, _ = fitted([state.clients[name] for name in "ab"], run.t)
+    assert first.split()[title.split().index("loss")] == "inf"
+    offer(run, "a", 3, loss=1.5)
+    assert told(run, "trains well") == ["a trains well again"]
+    run.write(ev.BeatHeard("a", {"step": 9, "loss": float("-inf")}))
+    assert told(run, "trains badly")[1:] == ["a trains badly: its loss is -inf"]
+    run.write(ev.ClientHello("a", 6, "r-1", 0, "d0"))
+    state, _ = run.state()
+    assert state.clients["a"].trouble == "", "another process"
+
+
+def test_steps_that_are_skipped_are_told_though_the_loss_is_finite(run):
+    """The built-in task takes no step with gradients that are not finite, and went on so for ever."""
+    begin(run, "a")
+    run.write(ev.BeatHeard("a", {"step": 9, "loss": 6.0, "skipped": 0.05}))
+    offer(run, "a", 1, loss=6.0, skipped=0.2)
+    assert told(run, "trains badly") == []
+    offer(run, "a", 2, loss=9e4, skipped=1.0)
+    (line,) = told(run, "trains badly")
+    assert line == "a trains badly: it skips most of its steps, as their gradients are not finite"
+    offer(run, "a", 3, loss=6.0, skipped=0.0)
+    assert told(run, "trains well") == ["a trains well again"]
+
+
+def test_a_version_of_losses_that_are_not_finite_does_not_show_an_old_one(run):
+    """Its line said the running mean from before."""
+    begin(run, "a")
+    run.write(ev.BeatHeard("a", {"step": 1, "loss": 2.5}))
+    offer(run, "a", 1, loss=float("nan"))
+    round_of(run, 0, ["a"], ["a"])
+    (line,) = [text for text in told(run, "version") if text.startswith("version 1")]
+    assert "no finite loss" in line
+    assert "2.5" not in line
+
+
+def test_a_site_that_keeps_its_losses_still_tells_that_they_are_not_finite(run):
+    """That says nothing about the data, and without it nobody at the server would see a training that has failed."""
+    begin(run, "a")
+    run.write(ev.BeatHeard("a", {"step": 9, "not_finite": 1}))
+    offer(run, "a", 1)
+    assert told(run, "trains badly") == [
+        "a trains badly: its loss is not finite, or its steps are skipped"
+    ]
+    assert told(run, "trains well") == []
+    run.write(ev.BeatHeard("a", {"step": 12}))
+    assert told(run, "trains well") == ["a trains well again"]
