@@ -467,7 +467,7 @@ class ClientRuntime:
         self._journal.note("Leaving", self._loop.time(), **facts)
 
     def _split_place(self, config: Config) -> str:
-        try:
-            return addresses.seen_from(config.split.server, self._at.fsl).tcp
-        except AddressError:
-            return "an address that cannot be read"
+        """Where such a run has its split server; empty where it has none. Raises AddressError."""
+        if config.split.method in {"none", "fedavg"}:
+            return ""
+        return addresses.seen_from(config.split.server, self._at.fsl).tcp

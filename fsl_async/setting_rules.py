@@ -117,17 +117,23 @@ def must_be_family(value: Any) -> str | None:
     return f"must be one of {', '.join(FAMILIES)}, or file.py:function"
 
 
+ACTIVATION_FUNCTIONS = (
+    "gelu", "gelu_fast", "gelu_new", "gelu_pytorch_tanh", "mish", "quick_gelu", "relu", "relu2", "relu6", "sigmoid", "silu", "swish", "tanh",
+)  # fmt: skip
+"""Of transformers, those that need nothing but torch."""
+
+
 def must_be_sizes(value: Any) -> str | None:
     """Names with values, as a model's configuration has them.
 
-    Numbers, true, false and none, and an activation function's name. Other texts of such a configuration choose code (an attention kernel, a
-    quantiser), which is not for the server of a run to choose.
+    Numbers, true, false and none, and one of `ACTIVATION_FUNCTIONS`. Other texts of such a configuration choose code (an attention kernel, a
+    quantizer, an activation of another package), which is not for the server of a run to choose.
     """
     number = r"([0-9.+-][0-9.eE+-]*|true|false|none)"
-    one = rf"\s*([A-Za-z][A-Za-z0-9_]*\s*=\s*{number}|(hidden_act|activation_function)\s*=\s*[A-Za-z0-9_]+)\s*"
+    one = rf"\s*([A-Za-z][A-Za-z0-9_]*\s*=\s*{number}|(hidden_act|activation_function)\s*=\s*({'|'.join(ACTIVATION_FUNCTIONS)}))\s*"
     if not value or re.fullmatch(rf"{one}(,{one})*", value, re.IGNORECASE):
         return None
-    return "must be numbers by name, like hidden_size=64, num_hidden_layers=4 (besides them hidden_act and activation_function take a name)"
+    return "must be numbers by name, like hidden_size=64, num_hidden_layers=4 (hidden_act and activation_function take a name such as silu)"
 
 
 def must_be_shape(value: Any) -> str | None:

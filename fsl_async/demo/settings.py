@@ -66,6 +66,8 @@ class Places:
 
 
 HERE = Places()
+NO_KEYS = Path(__file__).parent / "no-keys"
+"""A folder that does not exist: nodes of a demo have no keys."""
 
 
 def places_in(lab: Laboratory) -> Places:
@@ -151,4 +153,6 @@ def node_child(name: str, arguments: list[str]) -> Child:
     # -P: a file called like one of ours in the current directory must not be imported in its place.
     argv = (sys.executable, "-P", "-m", "fsl_async.cli", *arguments)
     # One thread each: the clients share the cores, and threads that wait for each other cost more than they bring.
-    return Child(name, argv, env={"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"})
+    threads = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    # What a site lets out (site.toml beside its keys) is not meant for nodes that are all on this machine.
+    return Child(name, argv, env={**threads, "FSL_KEYS": str(NO_KEYS)})

@@ -129,13 +129,18 @@ class KeysFolder:
             folder = self.path.stat()
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         except FileNotFoundError:
+            if os.path.lexists(path):
+                raise KeysError(
+                    f"{path} is a link to a file that is not there: restore that, or remove the link"
+                ) from None
             return None
         except OSError as error:
             raise KeysError(f"{path}: {error.strerror}") from None
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode):
+            os.close(descriptor)
+            raise KeysError(f"{path} is no file")
         with os.fdopen(descriptor, "rb") as file:
-            found = os.fstat(file.fileno())
-            if not stat.S_ISREG(found.st_mode):
-                raise KeysError(f"{path} is no file")
             if folder.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
                 raise KeysError(
                     f"{self.path} can be changed by others; run chmod 700 {_quoted(str(self.path))}"

@@ -49,6 +49,13 @@ class NameHolders:
                 )
             self._keys[name] = key
         self._size = len(whole) + 1 if lines else 0
+        tail = data[self._size :]
+        # A crash tears a line before its end, when no client was let in by it. A whole line without its newline, or zeros
+        # where no line stands before them, are damage.
+        if unchained(tail[:-1], self._checksum) or (not lines and b"\0" in tail):
+            raise KeysError(
+                f"{path}: damaged at its end; restore it, or remove the file and every name is free again"
+            )
 
     def get(self, name: str) -> str:
         """The key that uses the name; empty where none does."""

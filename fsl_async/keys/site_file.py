@@ -9,6 +9,7 @@ deltas leave. A file that others can change is refused, as the allow-list is.
 
 from __future__ import annotations
 
+import stat
 import tomllib
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,7 @@ from fsl_async.site_policy import SitePolicy, listed, parse_kinds
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from pathlib import Path
 
     from fsl_async.keys.folder import KeysFolder
 
@@ -35,6 +37,9 @@ def site_policy(
     wanted = None if asked is None else parse_kinds(asked, option)
     path = folder.path / FILE
     text = folder.read_shared(FILE, MAX_BYTES)
+    target = path.resolve().parent
+    if text is not None and target != folder.path.resolve():
+        _check_folder(target)
     if text is None:
         fix = f"to allow that, start this client with {option} {{kinds}}"
         return SitePolicy(fix=fix) if wanted is None else SitePolicy(wanted, fix)
@@ -49,10 +54,19 @@ def site_policy(
     return SitePolicy(wanted, f"to allow that, {path} and {option} must list {{kinds}}")
 
 
+def _check_folder(path: Path) -> None:
+    """Raise KeysError where others can replace files in the folder that a link leads to."""
+    mode = path.stat().st_mode
+    if mode & (stat.S_IWGRP | stat.S_IWOTH) and not mode & stat.S_ISVTX:
+        raise KeysError(
+            f"{path}, where {FILE} leads to, can be changed by others; run chmod go-w on it"
+        )
+
+
 def _parse(text: str, where: str) -> frozenset[str]:
     try:
-        found = tomllib.loads(text)
-    except ValueError as error:
+        found = tomllib.loads(text.removeprefix("\ufeff"))
+    except (ValueError, RecursionError) as error:
         raise KeysError(f"{where}: not valid TOML: {error}") from None
     unknown = sorted(found.keys() - {"allow"})
     if unknown:

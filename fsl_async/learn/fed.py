@@ -31,6 +31,7 @@ import torch
 from torch import nn
 
 from fsl_async.errors import TaskError
+from fsl_async.learn.buffers import ModelWeights
 from fsl_async.learn.data import HELD_OUT_SHARE, Corpus, windows
 from fsl_async.learn.learner import Learner, RunFinishedError
 from fsl_async.learn.meter import Meter
@@ -39,7 +40,7 @@ from fsl_async.learn.split.methods.base import Method
 from fsl_async.learn.split.remote import SplitTraining
 from fsl_async.learn.split.weights import exchanged
 from fsl_async.roles.split_methods import SplitRules, decisions_of
-from fsl_async.site_policy import ACTIVATIONS, LABELS, SitePolicy
+from fsl_async.site_policy import ACTIVATIONS, DELTAS, LABELS, SitePolicy
 
 T = TypeVar("T")
 TOLERATED_STEPS = 3
@@ -224,10 +225,25 @@ class Fed(FedBase):
 
         Every floating point parameter and persistent buffer takes part; see `fsl_async.learn.buffers`. Build the
         optimiser before or after, as you like: weights change in place.
-        Raises RefusedError where the run trains another model (its text names the first tensor that differs),
+        Raises NotAllowedError where this site lets LoRA adapters out and the model has other tensors, RefusedError where the run trains
+        another model (its text names the first tensor that differs),
         TaskError for a model that cannot be exchanged, RunFinishedError where the run ended meanwhile.
         """
+        self._check_weights(model)
         self._learner.attach(model)
+
+    def _check_weights(self, model: nn.Module) -> None:
+        """Raise NotAllowedError where a site that lets adapters out alone would send other tensors, whatever the run's configuration says."""
+        policy = self._place.policy
+        if policy.lets(DELTAS):
+            return
+        tensors = ModelWeights(model).manifest.tensors
+        others = [
+            one.name for one in tensors if not set(one.name.split(".")) & {"lora_A", "lora_B"}
+        ]
+        if others:
+            what = f"this task exchanges {others[0]}, which is no LoRA adapter: it"
+            policy.require({DELTAS: "the parameter server"}, what)
 
     def split(
         self,
@@ -267,10 +283,11 @@ class Fed(FedBase):
             labels_stay=not policy.lets(LABELS),
         )
         parts = {name: exchanged(half.part(name)) for name in decisions.averaged}
+        whole = parts["client"] if len(parts) == 1 else nn.ModuleDict(parts)
+        self._check_weights(whole)
         self._learner.expect_rounds()
         if decisions.has_server:
             self._open_split(self._split, dict(architecture))
-        whole = parts["client"] if len(parts) == 1 else nn.ModuleDict(parts)
         self._learner.attach(whole)
         return self._split
 

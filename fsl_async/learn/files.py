@@ -96,6 +96,10 @@ class Files:
         """The file's length in bytes."""
         return os.fstat(descriptor).st_size
 
+    def is_linked(self, descriptor: int) -> bool:
+        """Whether the open file still has a name."""
+        return os.fstat(descriptor).st_nlink > 0
+
     def read_into(self, descriptor: int, buffer: memoryview, offset: int) -> int:
         """Fill the byte view `buffer` from `offset`; returns how much there was before the end of the file."""
         filled = 0

@@ -98,7 +98,7 @@ class Ledger:
                 apply(fact)
                 self._bytes = end
                 self.served_before_s = float(fact.get("up", self.served_before_s))
-            elif may_be_torn(line):
+            elif may_be_torn(line, end - len(line)):
                 torn_line = number
             else:
                 raise LedgerDamaged(str(self._path), number)
@@ -132,6 +132,10 @@ class Ledger:
         """Write and sync one line; returns the fact as `open` will give it. OSError: it did not happen."""
         if self._descriptor is None:
             raise StoreError("the ledger is closed")
+        if not self._files.is_linked(self._descriptor):
+            raise StoreError(
+                f"{self._path} was removed while the run went on: nothing more is acknowledged; put it back from a backup"
+            )
         clocks = {"at": round(self._wall_clock(), 3), "up": round(self.served_s, 3)}
         whole = {**clocks, "fact": fact, **members}
         line = seal(whole) + b"\n"

@@ -17,6 +17,9 @@ SMOOTHING = 0.95
 
 RATE_WINDOW_S = 5.0
 
+MOST_METRICS = 60
+"""A message has room for 64, and a heartbeat carries totals besides."""
+
 STEPS_KEPT = 64
 """Whose times are kept, to know what a step takes."""
 
@@ -57,6 +60,10 @@ class Meter:
             self._tokens_per_s = (self.tokens - before) / (now - since)
             self._rate_mark = (now, self.tokens)
         is_bad = False
+        if metrics and (len(metrics) > MOST_METRICS or not all(type(n) is str for n in metrics)):
+            raise TaskError(
+                f"fed.step: give at most {MOST_METRICS} metrics, each under a name that is text"
+            )
         for name, given in (metrics or {}).items():
             try:
                 value = float(given)

@@ -65,6 +65,18 @@ class RunDirectory:
         wanted = {delta.key for delta in self.book.merged_after(oldest_kept)}
         self.spool.prune(wanted | self.book.pending.keys())
 
+    def set_unknown_aside(self) -> None:
+        """Move whole deltas of the spool that the ledger does not know to quarantine: a line that was lost may have acknowledged them."""
+        if self.manifest is None:
+            return
+        known = self.book.pending.keys() | self.book.merged.keys() | self.book.quarantined.keys()
+        unknown = sorted(self.spool.present() - known)
+        for key in [key for key in unknown if self.spool.is_whole(key, self.manifest)]:
+            self.spool.set_aside(key)
+            self.notices.append(
+                f"delta {key.text} is in no line of the ledger; moved to quarantine"
+            )
+
     def check_pending(self) -> None:
         """Verify the spool file of every pending delta; a damaged one is quarantined, on record."""
         for delta in list(self.book.pending.values()):
@@ -114,8 +126,12 @@ def open_run_directory(
         if ledger.is_empty and from_version is not None and checkpoints.versions():
             _renew(files, run_dir, run, from_version)
         _finish_rollback(run)
+        known = run.book.version
         kept = _settle_version(files, run_dir, run, from_version)
         run.check_pending()
+        # A crash loses one version's line. Where more are missing the ledger may be a backup, and other lines are missing too.
+        if from_version is None and run.book.version > known + 1:
+            run.set_unknown_aside()
         oldest = run.book.version - settings.keep_versions + 1
         run.prune(oldest)
     except BaseException:
@@ -165,6 +181,13 @@ def _settle_version(
         return []
     run.manifest = _read_manifest(files, run_dir)
     chosen = _verify(run, target, run.manifest)
+    if book.version >= 0 and any(
+        version not in versions for version in range(book.version + 1, target)
+    ):
+        raise StoreError(
+            f"{run_dir / LEDGER_FILE} ends at version {book.version}, and the versions on disk are {', '.join(map(str, versions))}: it is older"
+            f" than they are; put the newest one back, or move it away and start with --from-version {target}"
+        )
     # More than one can be missing when the disk was too full for the ledger but not for a version.
     for version in range(book.version + 1, target + 1):
         record = _verify(run, version, run.manifest).record

@@ -9,6 +9,7 @@ damage by accident, not by intent: whoever can write the run directory can do an
 from __future__ import annotations
 
 import json
+import re
 import zlib
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 _SEAL = b',"crc":"'
+_BLOCK_BYTES = 512
 _TAIL_LENGTH = len(',"crc":"00000000"}')
 
 
@@ -38,13 +40,20 @@ def unseal(line: bytes) -> dict[str, Any] | None:
     return members if isinstance(members, dict) else None
 
 
-def may_be_torn(line: bytes) -> bool:
-    """Whether a line that does not match could be what an interrupted write left: a beginning, or blocks of zeros.
+def may_be_torn(line: bytes, offset: int = 0) -> bool:
+    """Whether a line that does not match could be what an interrupted write left: a beginning, or blocks of zeros. offset: of the line in its file.
 
+    Zeros of a torn write reach to the end of the file, or they are blocks of 512 bytes, the least that a disk writes.
     A whole line, or more than one, that does not match was altered after it was written. (A quote inside a JSON string
     is escaped, so the seal's own text cannot come before the seal.)
     """
-    if b"\0" in line:
-        return True
+    runs = [run.span() for run in re.finditer(rb"\0+", line)]
+    if runs:
+        edges = {0, len(line)}
+        return all(
+            end == len(line)
+            or all(at in edges or (offset + at) % _BLOCK_BYTES == 0 for at in (begin, end))
+            for begin, end in runs
+        )
     at = line.find(_SEAL)
     return not line.endswith(b"\n") and (at < 0 or len(line) <= at + _TAIL_LENGTH)

@@ -20,7 +20,7 @@ from attrs import define
 
 from fsl_async.learn.errors import FrameRefused, StoreError
 from fsl_async.learn.flat_file import check_content
-from fsl_async.learn.frame_file import FrameWriter, each_frame
+from fsl_async.learn.frame_file import FrameWriter, each_frame, frame_places
 from fsl_async.learn.manifest import CHUNK_VALUES
 from fsl_async.learn.outer import squared_norm
 from fsl_async.learn.records import file_name, key_of_file
@@ -184,6 +184,14 @@ class Spool:
         """What is wrong with the delta's file, or None. Reads all of it."""
         path = self._directory / file_name(delta.key)
         return check_content(self._files, path, delta.bytes, delta.sha256)
+
+    def is_whole(self, key: DeltaKey, manifest: Manifest) -> bool:
+        """Whether the delta's file has all of its frames; their content is not read."""
+        try:
+            frame_places(self._files, self._directory / file_name(key), manifest.chunks)
+        except StoreError:
+            return False
+        return True
 
     def set_aside(self, key: DeltaKey) -> None:
         """Move the delta's file into quarantine; fine when it is there already or nowhere."""

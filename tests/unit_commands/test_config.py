@@ -490,3 +490,14 @@ def test_the_smallest_windows_are_large_enough_for_the_transport():
     assert made.window_bytes == made.window_limit_bytes == made.chunk_limit_bytes
     with pytest.raises(SettingError):
         TransferConfig(window_bytes=least - 1)
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    ["hidden_act=xielu", "attn_implementation=flash_attention_2", "quantization_config=x", "_x=1"],
+)
+def test_sizes_choose_no_code(sizes):
+    """A server names them, and a client builds the model: these would import what is installed there."""
+    with pytest.raises(ConfigError, match="must be numbers by name"):
+        load(None, [f"model.sizes={sizes}"])
+    assert load(None, ["model.sizes=hidden_act=gelu_new, eps=1e-5"]).model.sizes

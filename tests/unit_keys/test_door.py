@@ -242,3 +242,14 @@ def test_a_name_that_the_disk_took_in_part_is_not_held(tmp_path, monkeypatch):
     holders.hold("c", C)
     again = NameHolders(tmp_path / "names.txt")
     assert [again.get(name) for name in "abc"] == [A, "", C]
+
+
+@pytest.mark.parametrize("damage", ["zeros", "newline"])
+def test_names_that_a_damaged_end_would_give_away_are_refused(tmp_path, damage):
+    """Who says HELLO next would own another site's name."""
+    path = tmp_path / "names.txt"
+    NameHolders(path).hold("a", A)
+    whole = path.read_bytes()
+    path.write_bytes(bytes(len(whole)) if damage == "zeros" else whole[:-1] + b"X")
+    with pytest.raises(KeysError, match="damaged at its end"):
+        NameHolders(path)

@@ -119,3 +119,31 @@ class TestSiteFile:
         self.write(folder, 'allow = ["deltas"]', 0o666)
         with pytest.raises(KeysError, match="can be changed by others"):
             site_policy(folder, None)
+
+    def test_a_link_that_leads_nowhere_lets_nothing_out(self, folder):
+        """An administrator's file on a share that is not mounted is not the same as no file."""
+        (folder.path / "site.toml").symlink_to(folder.path / "gone" / "site.toml")
+        with pytest.raises(KeysError, match="a link to a file that is not there"):
+            site_policy(folder, "labels")
+
+    def test_a_link_into_a_folder_that_others_can_change_is_refused(self, folder, tmp_path):
+        """They could replace the file."""
+        shared = tmp_path / "shared"
+        shared.mkdir()
+        shared.chmod(0o777)
+        (shared / "site.toml").write_text('allow = ["labels"]')
+        (folder.path / "site.toml").symlink_to(shared / "site.toml")
+        with pytest.raises(KeysError, match="can be changed by others"):
+            site_policy(folder, None)
+
+    def test_odd_files_are_one_line(self, folder):
+        """Not a bug of ours, and no number in place of a name."""
+        self.write(folder, "allow = " + "[" * 20_000)
+        with pytest.raises(KeysError, match="not valid TOML"):
+            site_policy(folder, None)
+        self.write(folder, '\ufeffallow = ["metrics"]')
+        assert site_policy(folder, None).allowed == {"metrics"}
+        (folder.path / "site.toml").unlink()
+        (folder.path / "site.toml").mkdir()
+        with pytest.raises(KeysError, match=r"site\.toml is no file"):
+            site_policy(folder, None)

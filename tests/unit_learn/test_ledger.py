@@ -191,3 +191,35 @@ def test_what_a_delta_takes_in_the_ledger(path):
     ledger.close()
     entries = path.stat().st_size - before - line
     assert 450 < line + entries / 100 < 600
+
+
+def test_a_zero_inside_a_whole_line_is_damage(path):
+    """A torn write leaves zeros up to its end or to the end of a disk's block, not one among the bytes of a line that was synced."""
+    whole = path.read_bytes()
+    begin = whole.rindex(b"\n", 0, -1) + 1
+    for position in range(begin, len(whole) - 1):
+        path.write_bytes(whole[:position] + b"\0" + whole[position + 1 :])
+        with pytest.raises(LedgerDamaged):
+            opened(path)
+
+
+def test_a_line_whose_block_was_not_written_is_torn(path):
+    """The file has its new length, and one of two blocks its bytes."""
+    line = seal({"fact": "lease", "name": "x" * 2000})
+    begin = path.stat().st_size
+    block = -(-begin // 512) * 512 - begin
+    torn = line[:block] + bytes(512) + line[block + 512 :] + b"\n"
+    path.write_bytes(path.read_bytes() + torn)
+    ledger, facts, notice = opened(path)
+    ledger.close()
+    assert len(facts) == 3
+    assert "torn by a crash" in notice
+
+
+def test_a_ledger_that_is_removed_under_a_run_acknowledges_nothing_more(path):
+    """Lines went on into a file without a name, and were gone with the process."""
+    ledger, _, _ = opened(path)
+    path.unlink()
+    with pytest.raises(StoreError, match="removed while the run went on"):
+        ledger.append("lease", {"name": "late", "index": 9})
+    ledger.close()

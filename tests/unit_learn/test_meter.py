@@ -2,6 +2,9 @@
 
 import math
 
+import pytest
+
+from fsl_async.errors import TaskError
 from fsl_async.learn.meter import Meter
 
 
@@ -21,3 +24,10 @@ def test_totals_say_that_losses_are_not_finite_and_no_loss():
     for _ in range(20):
         meter.count(8, {"loss": 2.0, "skipped": True})
     assert meter.totals()["not_finite"] == 1
+
+
+@pytest.mark.parametrize("metrics", [{0: 1.0}, {f"m{n}": 1.0 for n in range(61)}])
+def test_metrics_that_no_message_carries_are_the_tasks_fault(metrics):
+    """The server refused the message on every try, and nobody told the user why."""
+    with pytest.raises(TaskError, match="at most 60 metrics"):
+        Meter().count(8, metrics)

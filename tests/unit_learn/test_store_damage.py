@@ -284,3 +284,34 @@ def test_a_crash_while_the_ledger_is_renewed_is_finished_by_the_next_start(make_
     assert recovered.version == 1
     assert not folder(run, 2).exists()
     assert run.round(2, "a").version == 2
+
+
+def test_an_older_ledger_from_a_backup_drops_nothing_without_a_word(make_twins):
+    """Its missing versions are written from their manifests; a delta that only the lost lines knew was deleted."""
+    _, run = make_twins()
+    pending = key("a", 2, 3)
+    run.send(pending, np.ones(run.manifest.values, np.float32))
+    run.close()
+    ledger = run.root / "ledger.jsonl"
+    lines = ledger.read_bytes().splitlines(keepends=True)
+    first = next(n for n, line in enumerate(lines) if b'"version":1' in line)
+    ledger.write_bytes(b"".join(lines[:first]))
+    recovered = run.open()
+    assert recovered.version == 2
+    (line,) = [one for one in recovered.notices if pending.text in one]
+    assert line == f"delta {pending.text} is in no line of the ledger; moved to quarantine"
+    assert [path.name for path in (run.root / "quarantine").iterdir()] == ["a@1@2@3.frames"]
+
+
+def test_a_ledger_older_than_all_that_is_kept_is_said_to_be_that(make_twins):
+    """No version is damaged; the line said that version 0 was."""
+    _, run = make_twins()
+    for version in range(3, 7):
+        run.round(version, "a")
+    run.close()
+    ledger = run.root / "ledger.jsonl"
+    lines = ledger.read_bytes().splitlines(keepends=True)
+    first = next(n for n, line in enumerate(lines) if b'"version":1' in line)
+    ledger.write_bytes(b"".join(lines[:first]))
+    with pytest.raises(StoreError, match=r"ends at version 0, .*start with --from-version 6"):
+        run.open()

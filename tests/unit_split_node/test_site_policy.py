@@ -237,3 +237,25 @@ class TestWhatLeaves:
         assert journals
         assert told == [("bye", "its training failed; the log at the client has the error")]
         assert not any("Jane Doe" in path.read_text() for path in journals)
+
+    def test_adapters_alone_let_no_other_tensor_out(self, nodes, configured, text, tmp_path):
+        """A configuration that says LoRA says nothing about what a task attaches."""
+        task = tmp_path / "task.py"
+        task.write_text("import torch\ndef train(fed):\n    fed.attach(torch.nn.Linear(3, 2))\n")
+        config = configured(
+            "split.method=fedavg", "split.lora_client=2", f"data.path={text}", clients=1
+        )
+        policy = SitePolicy(frozenset({"adapters"}))
+        run = nodes(config, names=("site-a",), task=f"{task}:train", policy=policy, failing=True)
+        assert "exchanges weight, which is no LoRA adapter" in str(run.errors["site-a"])
+        kinds = {line["type"] for line in lines_of(tmp_path / "run")}
+        assert "InitialOffered" not in kinds
+        assert "ModelAttached" not in kinds
+
+    def test_adapters_alone_are_enough_for_lora(self, nodes, configured, text):
+        """What is exchanged then are adapters."""
+        pytest.importorskip("peft")
+        config = configured(
+            "split.method=fedavg", "split.lora_client=2", f"data.path={text}", clients=1
+        )
+        nodes(config, names=("site-a",), policy=SitePolicy(frozenset({"adapters"})))
