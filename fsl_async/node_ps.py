@@ -43,7 +43,7 @@ from fsl_async.observe.journal import MAX_ITEMS, JournalWriter
 from fsl_async.observe.lag import LoopLag
 from fsl_async.observe.teller import Teller
 from fsl_async.observe.traffic_notes import TrafficNotes
-from fsl_async.open_files import check_open_files, tell_capacity
+from fsl_async.open_files import and_capacity, check_open_files
 from fsl_async.roles.ps import ServerMachine, ServerRules
 from fsl_async.roles.round import RoundRules
 from fsl_async.roles.screening import GuardRules
@@ -222,7 +222,7 @@ def prepared(
     check_bindable(config.listen.address)
     if capacity is None:
         capacity = check_open_files(config)
-        tell_capacity(capacity, log, record)
+        announce = and_capacity(announce, capacity, log, record)
     room = capacity
     store = Store(run_dir, _store_settings(config), from_version=from_version)
     recovered = _recover(store, run_dir)
@@ -423,11 +423,7 @@ async def _serve(  # noqa: PLR0917 - private, called once
     worker = ThreadWorker(loop, "store")
     journal = Teller(writer, log, loop.time, record=record)
     traffic = Traffic()
-    machine = ServerMachine(
-        rules_of(config),
-        weighting_of(config),
-        run,
-    )
+    machine = ServerMachine(rules_of(config), weighting_of(config), run)
 
     def finish(effect: do.Finish) -> None:
         if not finished.done():

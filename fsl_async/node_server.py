@@ -39,7 +39,7 @@ from fsl_async.observe.lag import LoopLag
 from fsl_async.observe.split_state import SplitState
 from fsl_async.observe.teller import Teller
 from fsl_async.observe.traffic_notes import TrafficNotes
-from fsl_async.open_files import check_open_files, tell_capacity
+from fsl_async.open_files import and_capacity, check_open_files
 from fsl_async.roles.split_methods import decisions_of
 from fsl_async.roles.split_server import SplitServerMachine
 from fsl_async.runtime import ThreadWorker
@@ -117,7 +117,7 @@ def serve(
     check_bindable(config.split.listen)
     capacity = check_open_files(config, trains=True, listeners=1 + with_ps)
     config = within(config, capacity)
-    tell_capacity(capacity, log, record)
+    announced = and_capacity(announce, capacity, log, record)
     torch.set_num_threads(threads_here(config.train.threads))
     disk = ServerDisk(run_dir / SERVER)
     with contextlib.ExitStack() as stack:
@@ -126,7 +126,7 @@ def serve(
         served = _Serving(
             config,
             disk,
-            announce,
+            announced,
             log,
             stop,
             gate=gate,

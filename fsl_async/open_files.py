@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import ParamSpec
 
 from fsl_async.capacity import Capacity, capacity_of
 from fsl_async.errors import ConfigError
 from fsl_async.settings import Config
 from fsl_async.transport_settings import MAX_CONNECTIONS
 from fsl_transport.doorkeeper import descriptors, in_use
+
+P = ParamSpec("P")
 
 
 def capacity_here(config: Config, *, trains: bool = False, listeners: int = 1) -> Capacity:
@@ -26,11 +29,19 @@ def check_open_files(config: Config, *, trains: bool = False, listeners: int = 1
     return found
 
 
-def tell_capacity(
-    capacity: Capacity, log: Callable[[str], None], record: Callable[..., None] | None
-) -> None:
-    """Record how many clients fit; people are told where that keeps a planned client from what it could use."""
-    if record is not None:
-        record("capacity", **capacity.facts)
-    elif not capacity.is_ample:
-        log(capacity.text)
+def and_capacity(
+    announce: Callable[P, None],
+    capacity: Capacity,
+    log: Callable[[str], None],
+    record: Callable[..., None] | None,
+) -> Callable[P, None]:
+    """Announce, then record how many clients fit; people are told where that keeps a planned client from what it could use."""
+
+    def announced(*arguments: P.args, **named: P.kwargs) -> None:
+        announce(*arguments, **named)
+        if record is not None:
+            record("capacity", **capacity.facts)
+        elif not capacity.is_ample:
+            log(capacity.text)
+
+    return announced

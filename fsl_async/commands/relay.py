@@ -56,7 +56,7 @@ def command(
         )
         return 0
 
-    _tell_capacity(output)
+    lines = _lines(output)
 
     def announce(bound: list[tuple[str, int]]) -> None:
         line = join_line(address, bound)
@@ -66,6 +66,7 @@ def command(
             output.record("listening", address=place, server=door.server, join=join)
             output.say(f"relay at {place} for {door.server}")
         output.say("on each client:", f"    {line}")
+        output.record("capacity", connections=lines, clients_fit=lines // 2)
 
     def tell(note: Note) -> None:
         if output.as_json:
@@ -90,14 +91,14 @@ def command(
     return stopper.exit_code
 
 
-def _tell_capacity(output: Output) -> None:
-    """Say how many clients fit where they are few, and record it in any case. Raises UsageError where none does."""
+def _lines(output: Output) -> int:
+    """How many connections fit, which people are told where they are few. Raises UsageError where no client fits."""
     from fsl_async.node_relay import COMFORTABLE_LINES, checked_lines, lines_words
 
     lines = checked_lines()
-    output.record("capacity", connections=lines, clients_fit=lines // 2)
     if lines < COMFORTABLE_LINES:
         output.say(lines_words(lines))
+    return lines
 
 
 def join_line(server: str, bound: list[tuple[str, int]]) -> str:
