@@ -248,6 +248,7 @@ def test_a_relay_before_both_servers_is_killed(warm_site):
     assert up[1] > trained * ACTIVATION_BYTES > 0, "nobody found a way round it"
 
 
+@pytest.mark.sweep
 def test_a_short_storm(tmp_path):
     """The same script that runs for hours elsewhere: whoever is killed when, the ledgers and the clients' journals must agree."""
     done = subprocess.run(

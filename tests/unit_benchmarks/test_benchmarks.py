@@ -35,7 +35,7 @@ def test_sync_measures_a_real_server():
     assert 6 < row["bits_up"] < 7
 
 
-@pytest.mark.slow
+@pytest.mark.sweep
 def test_quality_trains_alone_and_in_lockstep():
     """Both kinds of row work with the present Learner and Store, and end in a finite loss."""
     alone, clients = rows_of("quality.py", "--smoke")
@@ -44,7 +44,7 @@ def test_quality_trains_alone_and_in_lockstep():
     assert clients["bits_up"] > 0
 
 
-@pytest.mark.slow
+@pytest.mark.sweep
 def test_quality_prints_its_tables():
     """The table in the docs is made from the rows that are kept, so printing it must not need a run."""
     done = subprocess.run(
@@ -58,7 +58,7 @@ def test_quality_prints_its_tables():
     assert "| alone |" in done.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.sweep
 def test_loop_lag_measures_beside_training():
     """It reaches into a client's runtime for the loop: that must fail here when the runtime changes."""
     (row,) = rows_of("loop_lag.py", "--smoke")
@@ -66,7 +66,7 @@ def test_loop_lag_measures_beside_training():
     assert row["lag_max_ms"] >= row["lag_median_ms"] >= 0
 
 
-@pytest.mark.slow
+@pytest.mark.sweep
 def test_cut_bits_measures_every_format_at_every_cut():
     """The planner's constants come from it."""
     rows = rows_of("cut_bits.py", "--steps", "1", "--batch", "1")
@@ -74,7 +74,7 @@ def test_cut_bits_measures_every_format_at_every_cut():
     assert all(0 < row["bits_per_value"] < 33 for row in rows)
 
 
-@pytest.mark.slow
+@pytest.mark.sweep
 def test_lockstep_is_one_process_to_the_bit():
     """The one number here that is judged: it is not a time, and it must not creep."""
     (row,) = rows_of(
@@ -106,7 +106,7 @@ def tiny_images(folder: Path) -> None:
         (folder / name).write_bytes(b"".join(records))
 
 
-@pytest.mark.slow
+@pytest.mark.sweep
 def test_split_methods_measures_a_row_and_prints_its_table(tmp_path, monkeypatch):
     """A row is a real comparison, on gray copies in MNIST's files; tables come from rows without a run."""
     tiny_images(tmp_path / "colour")
@@ -123,7 +123,7 @@ def test_split_methods_measures_a_row_and_prints_its_table(tmp_path, monkeypatch
     assert "| splitfed-v1 | 0.001 | 1 |" in importlib.import_module("split_tables").text_of([row])
 
 
-@pytest.mark.slow
+@pytest.mark.sweep
 def test_split_server_memory_measures_a_real_server():
     """What is counted is built from the same parts as the server's: a part that is renamed has to show here."""
     (row,) = rows_of("split_server_memory.py", "--smoke", "--methods", "fsl-sage", "--clients", "1")
@@ -131,7 +131,7 @@ def test_split_server_memory_measures_a_real_server():
     assert row["grown"] > row["kept"] > 0
 
 
-@pytest.mark.slow
+@pytest.mark.sweep
 def test_robust_trains_and_counts(monkeypatch):
     """A round with a liar, under the mean and a robust rule, with the present Store and screening; and a row of the costs."""
     monkeypatch.syspath_prepend(str(BENCHMARKS))
@@ -142,7 +142,7 @@ def test_robust_trains_and_counts(monkeypatch):
     assert {row["cost"] for row in robust.cost(5, 20_000)} == set(robust.RULES)
 
 
-@pytest.mark.slow
+@pytest.mark.sweep
 def test_a_storm_hits_and_reports():
     """Processes, links, faults and the audit: a change of any command line that the storm looks for has to show here."""
     sizes = ("--clients", "2", "--calm", "6", "--storm", "6", "--every", "1.5")

@@ -28,7 +28,9 @@ def storm(seed):
     return simulate(seed=seed)
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize(
+    "seed", [*range(3), *(pytest.param(seed, marks=pytest.mark.sweep) for seed in range(3, 20))]
+)
 def test_a_storm_breaks_no_invariant(seed):
     """The promise of the whole design, for several seeds, with faults that really happened."""
     simulation = storm(seed)
