@@ -19,7 +19,7 @@ _UNTOLD = {
     1: "its training failed; the log at the client has the error",
     2: "it cannot take part; the log at the client says why",
 }
-"""What the server is told at these exit codes: the client's own reason may quote its data, its files and its paths."""
+"""Reasons sent to servers at these exit codes: the client's own reason may quote its data, its files and its paths."""
 
 _AGAIN = re.compile(r"relaunch ([0-9]{1,4}): (.*)", re.DOTALL)
 _LONGEST_S = 9999

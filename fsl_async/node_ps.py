@@ -213,7 +213,7 @@ def prepared(
     """Take the run directory and give what serves it, once, in a loop of the caller's; see `serve`.
 
     What is yielded takes the configuration that clients are handed: of it addresses may have become known meanwhile. herald: makes what tells a
-    split server of another process that the run is over; nobody is told if left out. capacity: of the listener, if not all that is here.
+    split server of another process that the run is over; none if left out. capacity: of the listener; by default all that this process has.
     """
     config = with_implied(config)
     listen = config.listen

@@ -3,7 +3,7 @@
     # crc 1c291ca3       the last line of a file that is written whole (`with_checksum`)
     NAME KEY 1c291ca3    a line of a file that grows (`chained`): the checksum of all lines up to this one, its own text included
 
-They find damage by accident, not by intent: whoever can write the file can write its checksum.
+They find damage by accident, not by intent: a process that can write the file can write its checksum.
 """
 
 from __future__ import annotations

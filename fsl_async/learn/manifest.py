@@ -36,7 +36,7 @@ MAX_VALUES = 2**40
 """4 TiB of fp32. A limit only against nonsense: it keeps every product below what a C long holds."""
 
 _SHOWN = 80
-"""Characters of a tensor's name, in what is said of one that is refused."""
+"""Characters of a tensor's name in a refusal."""
 
 RESERVED_NAME = "__metadata__"
 """Means something else in a safetensors file, so no tensor may have it."""

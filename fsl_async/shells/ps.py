@@ -377,7 +377,7 @@ class ServerShell:
         )
 
     def read_failed(self, error: Exception, number: int) -> None:
-        """A version cannot be read: damage ends the run, anything else is said, and tried again when a client asks."""
+        """A version cannot be read: damage ends the run; any other failure is reported, and the next fetch tries again."""
         if isinstance(error, Damaged):
             self.store_failed(str(error), number)
         else:

@@ -64,6 +64,15 @@ def test_what_is_compared_has_its_exact_form(read, body, name):
     assert str(refused.value).isprintable()
 
 
+@pytest.mark.parametrize("number", [-2, 1 << 63])
+def test_numbers_have_the_range_of_messages(number):
+    """docs/WIRE.md says so of every integer; a shard of 2^80 went on to the books."""
+    with pytest.raises(MessageError, match="version is out of range"):
+        wire.Hello.from_wire({**HELLO, "version": number})
+    with pytest.raises(MessageError, match="out of range"):
+        wire.Welcome.from_wire({**WELCOME, "shards": 1 << 63})
+
+
 def test_a_heartbeat_has_numbers_and_printable_text():
     """Its map is journaled and shown as it comes."""
     sent = {"step": 3, "loss": 2.5, "hung": None, "up": True, "\x1b[2J": "a\nb", "deep": {"\r": 1}}

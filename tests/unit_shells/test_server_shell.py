@@ -280,6 +280,16 @@ def test_before_version_0_a_model_counts_while_somebody_has_it():
     assert server.endpoint.last("send")[2]["m"] == "Publish"
 
 
+def test_initial_weights_of_another_model_are_declined():
+    """Its tensors may be as many values: version 0 would hold them under the wrong names."""
+    server = Server()
+    server.hello("a")
+    server.attach("a")
+    offer = msg.to_wire(msg.InitialMeta(OTHER.fingerprint))
+    server.shell.on_transport(tp.StreamOffered("a", "initial:a/1", offer, CHUNKS))
+    assert server.endpoint.last("decline")[3] == "weights of another model"
+
+
 def test_before_version_0_two_models_at_the_same_moment():
     """Before, the second one took over while the first one's shard was written down, and the run had weights of one and tensors of the other."""
     worker = Later()

@@ -165,6 +165,16 @@ class TestWhatLeaves:
             runtime._stop.request(hard=True)
             runtime.training_ended(None)
 
+    def test_a_split_server_without_an_address_ends_the_client_at_once(
+        self, nodes, configured, text, hostile_welcome
+    ):
+        """It trained on, and ended when the first batch was to be sent."""
+        config = configured("split.method=fedavg", f"data.path={text}", clients=1)
+        hostile_welcome(("split", "server", "ipc:///tmp/x"), ("split", "method", "sl"))
+        run = nodes(config, names=("site-a",), failing=True)
+        assert "the server's configuration: " in str(run.errors["site-a"])
+        assert not any("trains on" in line for line in run.lines)
+
     def test_a_task_of_ones_own_sends_no_labels_either(self, nodes, configured, text, tmp_path):
         """The last gate is where labels are packed: rules that say labels stay do not help a method that sends them."""
         from fsl_async.learn.split import remote

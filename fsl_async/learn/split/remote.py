@@ -87,7 +87,7 @@ class SplitTraining:
         meter: Meter | None = None,
         labels_stay: bool = False,
     ) -> None:
-        """meter: is told when a step begins, ends, and waits for the network, so that one that hangs is seen.
+        """meter: gets the begin, end and network waits of each step, which detects one that hangs.
 
         labels_stay: raise NotAllowedError instead of sending labels, whatever the method wants.
         """
