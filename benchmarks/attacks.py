@@ -19,9 +19,9 @@ from typing import Any
 import msgpack
 from attrs import field, frozen
 
-from fsl_async.shells.wire import Hello
-from fsl_transport import frames
-from fsl_transport.seam import end_of
+from fsl_async.nodes.wire import Hello
+from fsl_transport.session import frames
+from fsl_transport.zmq.frame_trailer import end_of
 
 GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + b"\0" + bytes(31)
 HANDS_S = 5.0

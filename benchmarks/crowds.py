@@ -23,8 +23,8 @@ from collections.abc import Callable
 from typing import Any
 
 import fsl_transport as tp
-from fsl_transport.mem_link import Conditions, MemNetwork
-from fsl_transport.virtual_time import VirtualScheduler
+from fsl_transport.testing.mem_link import Conditions, MemNetwork
+from fsl_transport.testing.virtual_time import VirtualScheduler
 
 MIB = 1 << 20
 CHUNK = bytes(MIB)

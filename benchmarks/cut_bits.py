@@ -14,8 +14,8 @@ import sysconfig
 import numpy as np
 import torch
 
-from fsl_async.learn.data import Corpus, windows
-from fsl_async.learn.gpt import GPT, PRESETS
+from fsl_async.learn.data.corpus import Corpus, windows
+from fsl_async.learn.models.gpt import GPT, PRESETS
 from fsl_codecs import CodecSpec, decode, encode
 
 FORMATS = ("fp32", "bf16", "e4m3", "e5m2", "uniform")

@@ -31,9 +31,9 @@ from typing import Any
 import click
 from attrs import define, field
 
-from fsl_async.learn.sealed import unseal
-from fsl_async.netlab.laboratory import Laboratory
+from fsl_async.files.checksummed_json import unseal
 from fsl_async.observe.journal import JournalReader
+from fsl_async.tools.netlab.laboratory import Laboratory
 
 CLIENTS = ("a", "b")
 POLL_S = 5.0

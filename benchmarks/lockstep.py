@@ -30,16 +30,18 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fsl_async import joining, node_ps, node_server
-from fsl_async.config import load
-from fsl_async.demo.evaluate import load_last
-from fsl_async.learn.datasets.facts import described, facts_of
+from fsl_async.config.load import load
+from fsl_async.config.settings import Config
+from fsl_async.config.site_policy import KINDS, SitePolicy
+from fsl_async.learn.data.facts import described, facts_of
 from fsl_async.learn.split import task, weights
 from fsl_async.learn.split.samples import open_samples
 from fsl_async.learn.split.server_disk import ServerDisk
-from fsl_async.settings import Config
-from fsl_async.site_policy import KINDS, SitePolicy
-from fsl_async.stopper import Stopper
+from fsl_async.nodes.client import joining
+from fsl_async.nodes.ps import node as node_ps
+from fsl_async.nodes.split_server import node as node_server
+from fsl_async.process.stopper import Stopper
+from fsl_async.tools.demo.evaluate import load_last
 
 METHODS = ("sl", "splitfed-v1", "splitfed-v2", "cse-fsl", "fsl-sage", "fedavg")
 RESULTS = Path(__file__).parent / "results" / "lockstep.jsonl"

@@ -4,7 +4,7 @@
 
 A client as in production, in this process: training (the built-in task) in one thread, the event loop with session and shell in
 another, codec and rebase work in a third, against a real `fsl-node --role ps` process that calls for a sync every few seconds. The
-loop's lag is what `fsl_async.observe.lag` measures on it: how much later than asked a timer fires, ten times a second, from the
+loop's lag is what `fsl_async.process.lag` measures on it: how much later than asked a timer fires, ten times a second, from the
 first training step to the last, so without the import of torch. Before each case the same is measured on a loop in a thread of this
 process while nothing else runs in it. With uvloop the clock of a loop counts whole milliseconds.
 
@@ -28,12 +28,12 @@ import click
 import torch
 from server_process import serving
 
-from fsl_async.config import to_wire
-from fsl_async.learn import pretrain
-from fsl_async.learn.fed import Fed, Place
-from fsl_async.node_client import ClientRuntime
-from fsl_async.observe.lag import LoopLag
-from fsl_async.stopper import Stopper
+from fsl_async.config.load import to_wire
+from fsl_async.learn.client import pretrain
+from fsl_async.learn.client.fed import Fed, Place
+from fsl_async.nodes.client.node import ClientRuntime
+from fsl_async.process.lag import LoopLag
+from fsl_async.process.stopper import Stopper
 from fsl_transport.loop import run as run_loop
 
 

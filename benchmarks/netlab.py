@@ -3,7 +3,7 @@
     python benchmarks/netlab.py [--profiles dsl,...] [--seconds 12]     one JSON row for each profile
     python benchmarks/netlab.py --docs                                  puts the rows that were kept into docs/BENCHMARKS.md
 
-Streams are asyncio connections of the standard library (fsl_async/netlab/probe.py), with iperf3 beside them where it is installed. Mbit/s are
+Streams are asyncio connections of the standard library (fsl_async/tools/netlab/probe.py), with iperf3 beside them where it is installed. Mbit/s are
 10^6 bits of payload, counted where they arrive, from the first byte to the last. The slow start of TCP is in it.
 """
 
@@ -20,8 +20,8 @@ from typing import Any
 
 import click
 
-from fsl_async.netlab.laboratory import Laboratory
-from fsl_async.netlab.profiles import profile, profiles
+from fsl_async.tools.netlab.laboratory import Laboratory
+from fsl_async.tools.netlab.profiles import profile, profiles
 
 ROWS = Path(__file__).parent / "results" / "netlab.jsonl"
 DOCS = Path(__file__).parents[1] / "docs" / "BENCHMARKS.md"

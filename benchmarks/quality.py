@@ -6,7 +6,7 @@
     python benchmarks/quality.py --docs           put them into docs/BENCHMARKS.md, in place of those there
 
 Every row trains the built-in GPT (0.5m preset) on the source of Python's standard library, with the same number of tokens in
-all, and reports the loss on held-out text. Real: the built-in training function (`fsl_async.learn.pretrain.train`) under `fed`, the
+all, and reports the loss on held-out text. Real: the built-in training function (`fsl_async.learn.client.pretrain.train`) under `fed`, the
 Learner (snapshot, coded delta, update, rebase), the Store (spool, accumulator, outer step, checkpoint), codec, outer optimiser and
 weighting. Not real, so that a row is fast and the same for the same seed: no network, no processes, and the sync comes every
 `every_steps` steps of a client instead of by the clock. The clients train one after the other, in lockstep, and nobody trains
@@ -38,16 +38,16 @@ import torch
 from quality_grid import SEEDS, Spec, grid, read_rows
 from quality_tables import Tables
 
-from fsl_async.events import Attached, DeltaKey, Event, Snapshotted
-from fsl_async.learn import pretrain
-from fsl_async.learn.delta_coder import DeltaCoder
-from fsl_async.learn.fed import Fed, LocalFed, Place
-from fsl_async.learn.gpt import GPT
-from fsl_async.learn.learner import Learner
-from fsl_async.learn.outer import OuterSettings
-from fsl_async.learn.records import DeltaMeta, MergedDelta, StoreSettings
-from fsl_async.learn.store import Store
-from fsl_async.learn.weighting import Contribution, weighting_named
+from fsl_async.learn.client import pretrain
+from fsl_async.learn.client.delta_coder import DeltaCoder
+from fsl_async.learn.client.fed import Fed, LocalFed, Place
+from fsl_async.learn.client.learner import Learner
+from fsl_async.learn.models.gpt import GPT
+from fsl_async.roles.sync.events import Attached, DeltaKey, Event, Snapshotted
+from fsl_async.roles.sync.weighting import Contribution, weighting_named
+from fsl_async.store.outer import OuterSettings
+from fsl_async.store.records import DeltaMeta, MergedDelta, StoreSettings
+from fsl_async.store.store import Store
 
 RESULTS = Path(__file__).parent / "results" / "quality.jsonl"
 DOCS = Path(__file__).parents[1] / "docs" / "BENCHMARKS.md"

@@ -23,13 +23,13 @@ from pathlib import Path
 from typing import Any
 
 import fsl_transport as tp
-from fsl_async.heap import keep_freed_blocks
-from fsl_async.node_relay import Door, serve, usual_memory_mib
-from fsl_async.scheduling import run_in_batches
-from fsl_async.stopper import Stopper
-from fsl_transport.curve import DialerCurve, KeyPair, ListenerCurve
+from fsl_async.nodes.relay.node import Door, serve, usual_memory_mib
+from fsl_async.process.heap import keep_freed_blocks
+from fsl_async.process.scheduling import run_in_batches
+from fsl_async.process.stopper import Stopper
 from fsl_transport.loop import run
-from fsl_transport.zmq_link import ZmqDialer, ZmqListener
+from fsl_transport.zmq.curve import DialerCurve, KeyPair, ListenerCurve
+from fsl_transport.zmq.link import ZmqDialer, ZmqListener
 
 CHUNK_BYTES = 1 << 20
 MESSAGES = 200

@@ -35,10 +35,10 @@ from typing import Any
 from relay import Source, relay  # type: ignore[import-not-found]
 
 import fsl_transport as tp
-from fsl_async.heap import keep_freed_blocks
-from fsl_async.node_relay import usual_memory_mib
+from fsl_async.nodes.relay.node import usual_memory_mib
+from fsl_async.process.heap import keep_freed_blocks
 from fsl_transport.loop import run
-from fsl_transport.zmq_link import ZmqDialer, ZmqListener
+from fsl_transport.zmq.link import ZmqDialer, ZmqListener
 
 GREETING = b"\xff" + bytes(8) + b"\x7f\3\0" + b"NULL".ljust(20, b"\0") + bytes(32)
 LOOK_S = 0.05

@@ -5,7 +5,7 @@
     python benchmarks/robust.py --table     print the tables of docs/BENCHMARKS.md from the rows
 
 Real: a small GPT on the source of Python's standard library, AdamW at the clients, the codec, the Store with its spool, rules and outer step, and what
-`guard` decides (`fsl_async.roles.screening`) with the book of deltas. Not real: no network and no processes; the clients train one after the other, each from the newest
+`guard` decides (`fsl_async.roles.sync.norm_guard`) with the book of deltas. Not real: no network and no processes; the clients train one after the other, each from the newest
 version on a part of the text of its own, and hand a delta in after STEPS steps.
 
 Attacks, by client 0 in every round: "none"; "x -10": ten times its own delta, turned round; "noise": normal values of 10 times its delta's norm; "lie": its delta turned round, with a claim of 1,000 times the tokens. Rules: the mean; with clipping at 2 x the median norm; with quarantine at 3 x the
@@ -31,18 +31,18 @@ import torch
 from attrs import asdict, frozen
 from sync import manifest_of
 
-from fsl_async import effects as do
-from fsl_async.events import DeltaKey
-from fsl_async.learn.aggregation import RULES, rule_named
-from fsl_async.learn.gpt import GPT, GPTConfig
-from fsl_async.learn.manifest import Manifest
-from fsl_async.learn.outer import OuterSettings
-from fsl_async.learn.records import DeltaMeta, StoreSettings
-from fsl_async.learn.store import Store
-from fsl_async.learn.weighting import weighting_named
-from fsl_async.roles.answers import Answers
-from fsl_async.roles.deltas import DeltaBook
-from fsl_async.roles.screening import GuardRules, Held, Screen
+from fsl_async.learn.models.gpt import GPT, GPTConfig
+from fsl_async.roles.sync import effects as do
+from fsl_async.roles.sync.delta_admission import Answers
+from fsl_async.roles.sync.deltas import DeltaBook
+from fsl_async.roles.sync.events import DeltaKey
+from fsl_async.roles.sync.norm_guard import GuardRules, Held, Screen
+from fsl_async.roles.sync.weighting import weighting_named
+from fsl_async.store.aggregation import RULES, rule_named
+from fsl_async.store.manifest import Manifest
+from fsl_async.store.outer import OuterSettings
+from fsl_async.store.records import DeltaMeta, StoreSettings
+from fsl_async.store.store import Store
 from fsl_codecs import CodecSpec, decode, encode
 
 RESULTS = Path(__file__).parent / "results" / "robust.jsonl"

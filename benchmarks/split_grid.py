@@ -10,7 +10,7 @@ from typing import Any
 import attrs
 from attrs import frozen
 
-from fsl_async.compare.choices import Choices
+from fsl_async.tools.compare.choices import Choices
 
 SEEDS = (0, 1, 2)
 RATES = (1e-3, 2e-3, 4e-3, 8e-3)

@@ -13,7 +13,7 @@ model is scored after each round on the data's test part, while nobody trains. B
 download included.
 
 "methods" tunes both methods in the same way: every learning rate of RATES with seed 0; the one with the fewest bytes to the target is then
-run with the other seeds. "idle" puts the proxy of `fsl_async.compare.lag_link` between clients and servers (no loss); a client's idle
+run with the other seeds. "idle" puts the proxy of `fsl_async.tools.compare.lag_link` between clients and servers (no loss); a client's idle
 share is what its training thread waits for the network, of its time from the first batch to the end of the last round. Run that one alone on the machine.
 """
 
@@ -33,11 +33,11 @@ import torch
 from split_grid import RATES, Spec, Task, formats_grid, idle_grid, methods_grid, read_rows
 from split_tables import text_of
 
-from fsl_async.compare.contest import Contest
-from fsl_async.compare.outcome import row as row_of
-from fsl_async.compare.places import net_of
-from fsl_async.learn.datasets.find import open_dataset
-from fsl_async.stopper import Stopper
+from fsl_async.learn.data.find import open_dataset
+from fsl_async.process.stopper import Stopper
+from fsl_async.tools.compare.comparison import Contest
+from fsl_async.tools.compare.outcome import row as row_of
+from fsl_async.tools.compare.places import net_of
 
 RESULTS = Path(__file__).parent / "results" / "split_methods.jsonl"
 DOCS = Path(__file__).parents[1] / "docs" / "BENCHMARKS.md"

@@ -32,12 +32,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from fsl_async import joining, node_ps
-from fsl_async.config import load
-from fsl_async.learn.datasets.facts import described
+from fsl_async.config.load import load
+from fsl_async.config.site_policy import KINDS, SitePolicy
+from fsl_async.learn.data.facts import described
 from fsl_async.learn.split import task, weights
-from fsl_async.site_policy import KINDS, SitePolicy
-from fsl_async.stopper import Stopper
+from fsl_async.nodes.client import joining
+from fsl_async.nodes.ps import node as node_ps
+from fsl_async.process.stopper import Stopper
 
 RESULTS = Path(__file__).parent / "results" / "split_server_memory.jsonl"
 SIDE = 32

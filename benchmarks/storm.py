@@ -25,12 +25,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from fsl_async import address as addresses
-from fsl_async.chaos.proxy import CutLink
 from fsl_async.cluster.restarts import RestartRules
 from fsl_async.cluster.supervisor import Child, Supervisor
-from fsl_async.learn.sealed import unseal
+from fsl_async.config import address as addresses
+from fsl_async.files.checksummed_json import unseal
 from fsl_async.observe.ledger_audit import audit_run
+from fsl_async.tools.chaos.proxy import CutLink
 
 TASK = """
 import time, torch

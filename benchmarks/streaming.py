@@ -31,11 +31,11 @@ import numpy as np
 from attrs import frozen
 
 import fsl_transport as tp
-from fsl_async.runtime import ThreadWorker
-from fsl_async.shells.client import CodedSource
+from fsl_async.nodes.client.shell import CodedSource
+from fsl_async.nodes.runtime import ThreadWorker
 from fsl_codecs import CodecSpec, bound, decode_accumulate, encode_into
 from fsl_transport.loop import run as run_loop
-from fsl_transport.zmq_link import ZmqDialer, ZmqListener
+from fsl_transport.zmq.link import ZmqDialer, ZmqListener
 
 CHUNK_VALUES = 131072
 WAYS = {"wire_s": (False, False), "streamed_s": (True, True)}

@@ -26,9 +26,9 @@ from pathlib import Path
 from typing import Any
 
 import fsl_transport as tp
-from fsl_transport.curve import DialerCurve, KeyPair, ListenerCurve
 from fsl_transport.loop import run
-from fsl_transport.zmq_link import ZmqDialer, ZmqListener
+from fsl_transport.zmq.curve import DialerCurve, KeyPair, ListenerCurve
+from fsl_transport.zmq.link import ZmqDialer, ZmqListener
 
 SMALL_BYTES, CHUNK_BYTES = 16 << 10, 1 << 20
 ANSWER_S = 120.0

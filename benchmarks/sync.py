@@ -42,8 +42,8 @@ from attrs import define
 from server_process import Server, serving
 from sync_clients import Crowd, SharedModel
 
-from fsl_async.learn.manifest import Manifest
 from fsl_async.observe.journal import JournalReader
+from fsl_async.store.manifest import Manifest
 from fsl_codecs import CodecSpec, decode, decode_accumulate, decode_into, encode, info
 from fsl_transport.loop import run as run_loop
 

@@ -28,16 +28,16 @@ from attrs import Factory, define, field
 from numpy.typing import NDArray
 
 import fsl_transport as tp
-from fsl_async import effects as do
-from fsl_async import events as ev
-from fsl_async.learn.errors import LearnerError
-from fsl_async.learn.manifest import Manifest, WeightsDigest, digest_of
+from fsl_async.nodes.client.shell import ClientShell
+from fsl_async.nodes.runtime import ThreadWorker
 from fsl_async.observe.journal import TraceHash
-from fsl_async.roles.client import ClientMachine, ClientRules, Held
-from fsl_async.runtime import ThreadWorker
-from fsl_async.shells.client import ClientShell
+from fsl_async.roles.sync import effects as do
+from fsl_async.roles.sync import events as ev
+from fsl_async.roles.sync.client import ClientMachine, ClientRules, Held
+from fsl_async.store.errors import LearnerError
+from fsl_async.store.manifest import Manifest, WeightsDigest, digest_of
 from fsl_codecs import CodecSpec, decode_into, encode
-from fsl_transport.zmq_link import ZmqDialer
+from fsl_transport.zmq.link import ZmqDialer
 
 TOKENS = 100_000
 STEPS = 100

@@ -15,7 +15,7 @@ from fsl_async.errors import FslError
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
-    from fsl_async.joining import Joined
+    from fsl_async.nodes.client.joining import Joined
 
 __all__ = ["FslError", "clean_exit", "join"]
 
@@ -31,7 +31,7 @@ def clean_exit() -> AbstractContextManager[None]:
     return False; what was trained is sent, and the script ends with 130 (64) when the block does. Twice ends it at once.
     Exceptions of your own code pass through. Without it `join` raises, and Ctrl-C is the KeyboardInterrupt that Python makes of it.
     """
-    from fsl_async import script
+    from fsl_async.process import script
 
     return script.clean_exit()
 
@@ -59,11 +59,11 @@ def join(
     has several. device: where `fed.device` points; by default what the run says. run_dir: where to keep a journal; none by default.
     log: takes one line of text at a time. keys: this site's keys folder, for an address with a key; by default that of `fsl-node keys`.
     insecure: accept an address of another machine without one. allow: what may leave this machine, such as "deltas,metrics"; by default
-    what site.toml beside the keys says, else only deltas (`fsl_async.site_policy`). Metrics that are not allowed are not sent.
+    what site.toml beside the keys says, else only deltas (`fsl_async.config.site_policy`). Metrics that are not allowed are not sent.
     Raises FslError, which says in one line what to do: a wrong address or name, a server that will not have this client (also when the
     `with` block ends, if the server has put this client out meanwhile).
     """
-    from fsl_async import joining
+    from fsl_async.nodes.client import joining
 
     return joining.join(
         server,

@@ -20,7 +20,7 @@ import click
 from fsl_async.commands import COMMANDS
 from fsl_async.commands.numbers import Finite
 from fsl_async.errors import ExitCode, Report, UsageError, one_line, report
-from fsl_async.program import NAME, program
+from fsl_async.process.program import NAME, program
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -120,7 +120,7 @@ class RunDirError(FslError):
 
 
 class NotAllowedError(FslError):
-    """A run needs data of this site sent that the site's policy (`fsl_async.site_policy`) does not let out."""
+    """A run needs data of this site sent that the site's policy (`fsl_async.config.site_policy`) does not let out."""
 
 
 class RefusedError(FslError):

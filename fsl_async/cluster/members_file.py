@@ -1,6 +1,6 @@
 """The clients that belong to the run, for a parameter server that is started again: `members.txt` in the run directory.
 
-    a name a line, and a last line with the checksum of those before it (`fsl_async.text_checksum`)
+    a name a line, and a last line with the checksum of those before it (`fsl_async.files.text_checksum`)
 
 Written whole, by a rename, whenever it changes; the rename is not synced. After a power cut it may be older, or missing: then a client
 that died while the server was away is not asked for, or one that said goodbye is. Nothing else depends on it; it may be removed between two starts.
@@ -14,10 +14,10 @@ from collections.abc import Set as AbstractSet
 from pathlib import Path
 
 from fsl_async.cluster.relaunches import MOST_MEMBERS
+from fsl_async.config.rules import NAME
 from fsl_async.errors import RunDirError
-from fsl_async.private_files import write_bytes
-from fsl_async.setting_rules import NAME
-from fsl_async.text_checksum import with_checksum, without_checksum
+from fsl_async.files.private_files import write_bytes
+from fsl_async.files.text_checksum import with_checksum, without_checksum
 
 FILE = "members.txt"
 _MOST_BYTES = 1 << 20

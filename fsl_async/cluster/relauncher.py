@@ -18,7 +18,7 @@ from fsl_async.cluster.launchers import (
 )
 from fsl_async.cluster.members_file import MembersKeeper
 from fsl_async.cluster.relaunches import GaveUp, Relaunches, Waiting
-from fsl_async.goodbye import Goodbye
+from fsl_async.roles.goodbye import Goodbye
 
 AT_ONCE = 8
 """Launchers that are asked at the same time."""

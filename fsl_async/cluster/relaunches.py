@@ -32,7 +32,7 @@ from fsl_async.cluster.restarts import (
     WaitOver,
 )
 from fsl_async.errors import ExitCode
-from fsl_async.goodbye import Goodbye
+from fsl_async.roles.goodbye import Goodbye
 
 LONGEST_AWAY_S = 600.0
 """A place that is taken away is gone by then, whatever a client says: Slurm and spot markets give minutes."""

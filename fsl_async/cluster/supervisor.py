@@ -32,7 +32,7 @@ from fsl_async.cluster.restarts import (
     WaitOver,
 )
 from fsl_async.errors import ExitCode
-from fsl_async.private_files import make_folder, opener
+from fsl_async.files.private_files import make_folder, opener
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

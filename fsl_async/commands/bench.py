@@ -75,8 +75,8 @@ def codec(
     Beside each speed stand the limits of this machine's memory and what zstd and zipnn do, measured in turns in the same run. The last
     table compares with the targets of the codec.
     """
-    from fsl_async.bench.codec import CodecBenchSettings, run
-    from fsl_async.bench.codec_table import tables
+    from fsl_async.tools.bench.codec import CodecBenchSettings, run
+    from fsl_async.tools.bench.codec_table import tables
 
     settings = CodecBenchSettings(
         megabytes=32.0 if quick else megabytes,
@@ -172,8 +172,8 @@ def transport(
 
     Each way is measured in turns in the same run. "control ms" is the longest that a control message took while the chunks were under way.
     """
-    from fsl_async.bench.transport import TransportBenchSettings, run
-    from fsl_async.bench.transport_table import tables
+    from fsl_async.tools.bench.transport import TransportBenchSettings, run
+    from fsl_async.tools.bench.transport_table import tables
 
     settings = TransportBenchSettings(
         chunks_bytes=tuple(one * 1024 for one in _numbers(chunks, "--chunks", 2048)),

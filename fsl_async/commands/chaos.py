@@ -14,7 +14,7 @@ from fsl_async.commands.output import Output
 from fsl_async.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
-    from fsl_async.chaos.report import ChaosReport
+    from fsl_async.tools.chaos.report import ChaosReport
 
 _TIME = re.compile(r"(\d+(?:\.\d+)?)(s|min|h)?")
 _UNITS = {None: 1.0, "s": 1.0, "min": 60.0, "h": 3600.0}
@@ -71,11 +71,11 @@ def command(
     Finds the processes of RUN, a run directory, on this machine; no other process is touched. Without --kill, --stop, --partition or --slow it kills and stops. Links
     can be cut in a network laboratory (demo --net) or where clients were started behind a proxy (demo --links). What was done is in RUN/chaos.jsonl.
     """
-    from fsl_async.chaos.schedule import KINDS, Storm
-    from fsl_async.chaos.storm import Storming
-    from fsl_async.chaos.targets import Run
-    from fsl_async.chaos.truth import FILE, TruthLog
-    from fsl_async.stopper import Stopper, stop_on_signals
+    from fsl_async.process.stopper import Stopper, stop_on_signals
+    from fsl_async.tools.chaos.fault_log import FILE, TruthLog
+    from fsl_async.tools.chaos.schedule import KINDS, Storm
+    from fsl_async.tools.chaos.storm import Storming
+    from fsl_async.tools.chaos.targets import Run
 
     output = Output(as_json=as_json)
     seconds = seconds_of(lasts)
@@ -110,10 +110,10 @@ def command(
 
 def summed_up(run_dir: Path, before: float | None = None) -> ChaosReport:
     """The report of a run's last storm. before: tokens a second without faults, where they are known."""
-    from fsl_async.chaos.report import report
-    from fsl_async.chaos.truth import FILE, read
-    from fsl_async.learn.sealed import unseal
+    from fsl_async.files.checksummed_json import unseal
     from fsl_async.observe.journal import JournalReader
+    from fsl_async.tools.chaos.fault_log import FILE, read
+    from fsl_async.tools.chaos.report import report
 
     lines = (run_dir / "ledger.jsonl").read_bytes().splitlines()
     ledger = [fact for fact in map(unseal, lines) if fact is not None]

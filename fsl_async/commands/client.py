@@ -8,21 +8,21 @@ import stat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fsl_async import address as addresses
 from fsl_async.commands.output import Output
+from fsl_async.config import address as addresses
+from fsl_async.config.site_policy import listed
 from fsl_async.errors import DataError, TooShortError, UsageError
-from fsl_async.heap import keep_freed_blocks
-from fsl_async.program import program
-from fsl_async.site_policy import listed
-from fsl_async.threads import threads_here
+from fsl_async.process.heap import keep_freed_blocks
+from fsl_async.process.program import program
+from fsl_async.process.threads import threads_here
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from fsl_async.config.settings import Config
+    from fsl_async.config.site_policy import SitePolicy
     from fsl_async.keys.folder import KeysFolder
-    from fsl_async.settings import Config
-    from fsl_async.site_policy import SitePolicy
-    from fsl_async.stopper import Stopper
+    from fsl_async.process.stopper import Stopper
 
 _OF_THE_SERVER = {
     "config": "--config",
@@ -52,7 +52,7 @@ def command(
 ) -> int:
     """Check the options, then run the client; returns the exit code."""
     from fsl_async.cluster.name_slot import check_name, claim_name
-    from fsl_async.stopper import Stopper
+    from fsl_async.process.stopper import Stopper
 
     for option, flag in _OF_THE_SERVER.items():
         if of_the_server[option] not in (None, ()):
@@ -115,9 +115,9 @@ def _preemptible(
     stopper: Stopper, output: Output, grace_s: float | None, *, ec2: bool
 ) -> Iterator[None]:
     """Signals, Slurm and EC2 ask `stopper`; of what code makes of it that is cut off in the middle, nothing is said."""
-    from fsl_async.cluster.notices import slurm_job
-    from fsl_async.cluster.watches import signal_notices, watching
-    from fsl_async.stopper import stop_on_signals
+    from fsl_async.process.notices import slurm_job
+    from fsl_async.process.stopper import stop_on_signals
+    from fsl_async.process.watches import signal_notices, watching
 
     job = slurm_job(os.environ)
     if job is not None:
@@ -151,8 +151,8 @@ def run_client(
     policy: SitePolicy,
 ) -> Any:
     """Join the run at `server` and train until it ends or `stop` is asked; returns the summary."""
-    from fsl_async.joining import join_run
-    from fsl_async.own_code import Own
+    from fsl_async.config.site_code import Own
+    from fsl_async.nodes.client.joining import join_run
 
     return join_run(
         server,
@@ -201,14 +201,14 @@ def check_task(task: str, option: str = "--task") -> str:
 
 def check_function(task: str) -> None:
     """Import `file.py:function` and look at the function; raises TaskError. A run does so by itself before it dials."""
-    from fsl_async.learn.tasks import load_task
+    from fsl_async.learn.client.tasks import load_task
 
     load_task(task)
 
 
 def check_readable(data: str) -> None:
     """Raise DataError, with file and offset, for a data set that is short or damaged, and for text as `check_text` does."""
-    from fsl_async.learn.datasets.find import is_text, open_dataset
+    from fsl_async.learn.data.find import is_text, open_dataset
 
     if is_text(Path(data)):
         check_text(data)
@@ -221,7 +221,7 @@ def check_text(data: str) -> None:
 
     How long a window is says the run, so what is too short for it ends the client right after the welcome.
     """
-    from fsl_async.learn.data import Corpus
+    from fsl_async.learn.data.corpus import Corpus
 
     try:
         Corpus.open(data, context=1)
@@ -236,8 +236,8 @@ def check_corpus(config: Config, options: Mapping[str, str]) -> None:
 
     config: resolved, so that the model's context is known. options: dotted key -> the option to name in its place.
     """
-    from fsl_async.learn.data import Corpus
-    from fsl_async.learn.datasets.find import is_text
+    from fsl_async.learn.data.corpus import Corpus
+    from fsl_async.learn.data.find import is_text
 
     path = config.data.path
     if not path or config.train.task or not Path(path).exists():

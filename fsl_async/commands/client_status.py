@@ -26,7 +26,7 @@ def facts(state: RunState, now: float) -> dict[str, Any]:
 
 def lines(state: RunState, now: float) -> list[str]:
     """The same for people."""
-    from fsl_async.observe.accounts import account_lines
+    from fsl_async.accounting.accounts import account_lines
 
     found = facts(state, now)
     made = [f"client: {found['client']}"]

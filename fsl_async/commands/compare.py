@@ -15,8 +15,8 @@ from fsl_async.commands.output import Output, encoded
 from fsl_async.errors import UsageError
 
 if TYPE_CHECKING:
-    from fsl_async.compare.choices import Choices
-    from fsl_async.compare.outcome import Outcome
+    from fsl_async.tools.compare.choices import Choices
+    from fsl_async.tools.compare.outcome import Outcome
 
 _COUNT = click.IntRange(1, 1 << 30)
 _FORMATS = click.Choice(["fp32", "bf16", "e4m3", "e5m2", "uniform"])
@@ -151,8 +151,8 @@ def command(
     scored on the data's test part; nobody trains meanwhile, and the clock stands still. Bytes are what the streams carried, both
     directions, all clients, the first download included.
     """
-    from fsl_async.compare.choices import Choices, parse_methods
-    from fsl_async.compare.places import net_of
+    from fsl_async.tools.compare.choices import Choices, parse_methods
+    from fsl_async.tools.compare.places import net_of
 
     choices = Choices(
         methods=parse_methods(methods),
@@ -166,17 +166,17 @@ def command(
     )
     between = net_of(net, choices.names)
     if png_path is not None:
-        from fsl_async.compare.plot import check_plot
+        from fsl_async.tools.compare.plot import check_plot
 
         check_plot(png_path)
         _check_writable("--png", png_path)
     if json_path is not None:
         _check_writable("--json", json_path)
-    from fsl_async.compare.contest import Contest
-    from fsl_async.compare.outcome import row
-    from fsl_async.compare.problem import check
-    from fsl_async.compare.table import lines
-    from fsl_async.stopper import Stopper, stop_on_signals
+    from fsl_async.process.stopper import Stopper, stop_on_signals
+    from fsl_async.tools.compare.comparison import Contest
+    from fsl_async.tools.compare.outcome import row
+    from fsl_async.tools.compare.problem import check
+    from fsl_async.tools.compare.table import lines
 
     for method in choices.methods:
         check(choices, method)
@@ -200,7 +200,7 @@ def command(
     for line in lines(outcomes):
         output.say(line)
     if png_path is not None:
-        from fsl_async.compare.plot import draw
+        from fsl_async.tools.compare.plot import draw
 
         draw(outcomes, png_path, _title(choices, between.words))
         output.say(f"picture: {png_path}")

@@ -21,18 +21,18 @@ from fsl_async.errors import (
     PreemptedError,
     UsageError,
 )
-from fsl_async.private_files import make_folder
+from fsl_async.files.private_files import make_folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from contextlib import AbstractContextManager
 
-    from fsl_async.demo.evaluate import Evaluated
-    from fsl_async.demo.play import Played
-    from fsl_async.demo.settings import DemoSettings, Places
-    from fsl_async.demo.split import SplitDemo
     from fsl_async.observe.ledger_audit import Audit
-    from fsl_async.stopper import Stopper
+    from fsl_async.process.stopper import Stopper
+    from fsl_async.tools.demo.evaluate import Evaluated
+    from fsl_async.tools.demo.play import Played
+    from fsl_async.tools.demo.settings import DemoSettings, Places
+    from fsl_async.tools.demo.split import SplitDemo
 
 # What a setting of the run is called here, for errors.
 _OPTIONS = {
@@ -126,9 +126,9 @@ def command(
     """
     from attrs import evolve
 
-    from fsl_async.config import load, resolved, to_dict, to_toml
-    from fsl_async.demo.settings import DemoSettings, lengths
-    from fsl_async.stopper import Stopper, stop_on_signals
+    from fsl_async.config.load import load, resolved, to_dict, to_toml
+    from fsl_async.process.stopper import Stopper, stop_on_signals
+    from fsl_async.tools.demo.settings import DemoSettings, lengths
 
     output = Output(as_json=as_json, waits=False)
     if links and (net is not None or what == "split"):
@@ -137,7 +137,7 @@ def command(
         )
     text = str(check_data(data)) if data else ""
     if what == "split":
-        from fsl_async.demo.split import SplitDemo
+        from fsl_async.tools.demo.split import SplitDemo
 
         split = SplitDemo(
             data=text,
@@ -195,11 +195,11 @@ def command(
 
 def _late_s(net: str | None) -> float:
     """What a round trip of a profile takes beyond what a demo allows for, seconds. Raises UsageError for one that is not there."""
-    from fsl_async.demo.settings import SHORT_TRIP_S
+    from fsl_async.tools.demo.settings import SHORT_TRIP_S
 
     if net is None:
         return 0.0
-    from fsl_async.netlab import profiles
+    from fsl_async.tools.netlab import profiles
 
     return max(0.0, round(2e-3 * profiles.profile(net).delay_ms - SHORT_TRIP_S, 3))
 
@@ -208,12 +208,12 @@ def _network(
     net: str | None, clients: list[str]
 ) -> Callable[[Output], AbstractContextManager[Places]]:
     """Where the nodes will run, as a maker of a context; raises FslError when a laboratory cannot be had."""
-    from fsl_async.demo.settings import HERE, SERVER, places_in
+    from fsl_async.tools.demo.settings import HERE, SERVER, places_in
 
     if net is None:
         return lambda _: nullcontext(HERE)
-    from fsl_async.netlab import profiles
-    from fsl_async.netlab.laboratory import Laboratory, which
+    from fsl_async.tools.netlab import profiles
+    from fsl_async.tools.netlab.laboratory import Laboratory, which
 
     settings = profiles.profile(net)
     which()
@@ -233,9 +233,9 @@ def _split(demo: SplitDemo, run_dir: Path | None, output: Output, net: str | Non
 
     from attrs import evolve
 
-    from fsl_async.config import load, resolved
-    from fsl_async.demo.split import Play, summarise, words
-    from fsl_async.stopper import Stopper, stop_on_signals
+    from fsl_async.config.load import load, resolved
+    from fsl_async.process.stopper import Stopper, stop_on_signals
+    from fsl_async.tools.demo.split import Play, summarise, words
 
     check_corpus(resolved(load(None, demo.overrides(), _OPTIONS)), _OPTIONS)
     network = _network(net, demo.names)
@@ -269,8 +269,8 @@ def _split(demo: SplitDemo, run_dir: Path | None, output: Output, net: str | Non
 def _play(settings: DemoSettings, output: Output, stopper: Stopper) -> Played:
     import asyncio
 
-    from fsl_async.demo.play import Demo
     from fsl_async.observe.table import open_view
+    from fsl_async.tools.demo.play import Demo
 
     view = open_view(output, ends_at=time.time() + settings.seconds)
     try:
@@ -284,7 +284,7 @@ def _conclude(settings: DemoSettings, played: Played, output: Output) -> int:
     """Audit, evaluate, print; returns the exit code."""
     from attrs import evolve
 
-    from fsl_async.demo.summary import complaints, summarise, words
+    from fsl_async.tools.demo.summary import complaints, summarise, words
 
     begun = time.monotonic()
     audit = _audit(settings)
@@ -318,8 +318,8 @@ def _audit(settings: DemoSettings) -> Audit | None:
 
 
 def _evaluate(settings: DemoSettings) -> Evaluated:
-    from fsl_async.config import load, to_dict
-    from fsl_async.demo.evaluate import evaluate_last
+    from fsl_async.config.load import load, to_dict
+    from fsl_async.tools.demo.evaluate import evaluate_last
 
     return evaluate_last(settings.run_dir, to_dict(load(None, settings.overrides())))
 
@@ -350,8 +350,8 @@ def _make_directory(run_dir: Path | None, output: Output) -> Path:
 
 
 def _introduction(settings: DemoSettings, net: str | None) -> list[str]:
-    from fsl_async.demo.settings import SHORT_TRIP_S
     from fsl_async.observe.client_state import counted
+    from fsl_async.tools.demo.settings import SHORT_TRIP_S
 
     what = (
         settings.data or f"{sysconfig.get_path('stdlib')} (the source of Python's standard library)"

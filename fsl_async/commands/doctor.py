@@ -15,7 +15,7 @@ import click
 from attrs import asdict, field, frozen
 
 from fsl_async.commands.output import Output
-from fsl_async.program import NAME
+from fsl_async.process.program import NAME
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -238,9 +238,9 @@ def _open_files() -> Finding:
     except ImportError:  # Windows
         return Finding("open files", OK, "no limit to look at here")
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    settings = importlib.import_module("fsl_async.settings")
-    open_files = importlib.import_module("fsl_async.open_files")
-    relays = importlib.import_module("fsl_async.node_relay")
+    settings = importlib.import_module("fsl_async.config.settings")
+    open_files = importlib.import_module("fsl_async.nodes.open_files")
+    relays = importlib.import_module("fsl_async.nodes.relay.node")
     capacity = open_files.capacity_here(settings.Config())
     relay = relays.lines_allowed(relays.NewcomerRules().lines)
     details = {"soft": soft, "hard": hard, **capacity.facts, "relay_connections": relay}

@@ -9,7 +9,7 @@ import click
 
 from fsl_async.commands.output import Output
 from fsl_async.errors import UsageError
-from fsl_async.program import program
+from fsl_async.process.program import program
 
 _FORCE = "--force"
 
@@ -20,7 +20,7 @@ _FORCE = "--force"
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(path: Path, *, force: bool, as_json: bool) -> None:
     """Write a commented configuration to PATH (default fsl.toml; - prints it)."""
-    from fsl_async.config import Config, to_toml
+    from fsl_async.config.load import Config, to_toml
 
     text, output = to_toml(Config()), Output(as_json=as_json)
     if str(path) == "-":

@@ -137,13 +137,13 @@ def revoke(*, key: str, keys: Path | None, as_json: bool) -> None:
 
 def trust_line(public: str, label: str) -> str:
     """What to type at a server for this key. Keys have characters that shells read."""
-    from fsl_async.program import program
+    from fsl_async.process.program import program
 
     return f"{program()} keys trust {shlex.quote(public)} --name {label}"
 
 
 def _host() -> str:
-    from fsl_async.setting_rules import NAME
+    from fsl_async.config.rules import NAME
 
     host = socket.gethostname().partition(".")[0]
     return host if NAME.fullmatch(host) else "SITE"

@@ -20,12 +20,12 @@ import weakref
 from collections import deque
 from typing import Final, TextIO
 
-from fsl_async.terminal import open_anew
+from fsl_async.process.terminal import open_anew
 
 LIMIT_BYTES: Final = 1 << 20
 """Of lines that wait."""
 ATOMIC_BYTES: Final = 512
-"""So much fits into a pipe where poll(2) says that there is room: POSIX's least PIPE_BUF. Not into a terminal; see `fsl_async.terminal`."""
+"""So much fits into a pipe where poll(2) says that there is room: POSIX's least PIPE_BUF. Not into a terminal; see `fsl_async.process.terminal`."""
 PATIENCE_S: Final = 2.0
 """At the end of a process: so long for a reader that takes nothing."""
 END_S: Final = 5.0

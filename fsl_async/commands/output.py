@@ -17,9 +17,9 @@ from typing import Any, TextIO
 
 import attrs
 
+from fsl_async.accounting.accounts import account_lines
 from fsl_async.commands.line_stream import LineStream, silence
 from fsl_async.errors import printable
-from fsl_async.observe.accounts import account_lines
 
 _TITLES = {"ps": "parameter server", "server": "split server"}
 

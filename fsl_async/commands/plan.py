@@ -105,8 +105,8 @@ def command(
 
 def _shapes(method: str, model: str, cut: str | None, overrides: tuple[str, ...]) -> ModelShapes:
     """Of a built-in name, or of a model that is built and measured."""
+    from fsl_async.config.rules import FAMILIES, is_own
     from fsl_async.plan.shapes import find_shapes, is_known
-    from fsl_async.setting_rules import FAMILIES, is_own
 
     if is_known(model) or not (model in FAMILIES or is_own(model)):
         shapes = find_shapes(model, cut)
@@ -116,9 +116,9 @@ def _shapes(method: str, model: str, cut: str | None, overrides: tuple[str, ...]
                 "give a model.family, like --model gpt --set model.preset=0.5m"
             )
         return shapes
-    from fsl_async.config import load
-    from fsl_async.learn.datasets.facts import described
-    from fsl_async.learn.split.shapes import shapes_of
+    from fsl_async.config.load import load
+    from fsl_async.learn.data.facts import described
+    from fsl_async.learn.models.shapes import shapes_of
 
     chosen = "splitfed-v2" if method in {"sl-u", "pretrain"} else method
     given = {

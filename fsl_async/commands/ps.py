@@ -5,21 +5,21 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING, Any
 
-from fsl_async import address as addresses
 from fsl_async.commands.client import check_corpus, check_data, check_task
 from fsl_async.commands.output import Output
 from fsl_async.commands.overrides import overrides_of
+from fsl_async.config import address as addresses
 from fsl_async.errors import ConfigError, UsageError
-from fsl_async.heap import keep_freed_blocks
-from fsl_async.program import program
+from fsl_async.process.heap import keep_freed_blocks
+from fsl_async.process.program import program
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from fsl_async.cluster.launch_file import Launching
-    from fsl_async.config import Config
+    from fsl_async.config.load import Config
     from fsl_async.keys.folder import KeysFolder
-    from fsl_async.stopper import Stopper
+    from fsl_async.process.stopper import Stopper
 
 
 def command(
@@ -40,8 +40,8 @@ def command(
     as_json: bool,
 ) -> int:
     """Resolve the configuration, then run the server; returns the exit code."""
-    from fsl_async.config import load, resolved, to_dict, to_toml
-    from fsl_async.stopper import Stopper, stop_on_signals
+    from fsl_async.config.load import load, resolved, to_dict, to_toml
+    from fsl_async.process.stopper import Stopper, stop_on_signals
 
     if threads is not None:
         raise UsageError(
@@ -103,7 +103,7 @@ def listening_keys(
     listens: list[tuple[str, str]], keys: Path | None, *, insecure: bool, asked: bool
 ) -> KeysFolder | None:
     """The keys of a server with these (setting, address), None for a plain one; insecure: by any setting, asked: by --insecure. Raises FslError."""
-    from fsl_async.keys.gate import keys_for_listening
+    from fsl_async.keys.access_control import keys_for_listening
 
     if keys is not None and asked:
         raise UsageError("--keys asks for encryption and --insecure for none: give one of them")
@@ -124,8 +124,8 @@ def _read_launching(path: Path) -> Launching:
 
 def words_of_clients(config: Config) -> str:
     """The options that every client of the run needs, each with a blank behind it."""
-    from fsl_async.setting_rules import is_own
-    from fsl_async.site_policy import DELTAS, listed, needs_of
+    from fsl_async.config.rules import is_own
+    from fsl_async.config.site_policy import DELTAS, listed, needs_of
 
     own = {
         "--task": is_own(config.train.task),
@@ -152,7 +152,7 @@ def run_ps(
     keys: KeysFolder | None = None,
 ) -> Any:
     """Serve the run until it ends or `stop` is asked; returns the summary."""
-    from fsl_async.node_ps import serve
+    from fsl_async.nodes.ps.node import serve
 
     public = "" if keys is None else keys.pair().public
 

@@ -36,10 +36,10 @@ def command(*, run_dir: Path, delta: str | None, reason: str, as_json: bool) -> 
     For a delta that was accepted and is not merged yet; without DELTA these are listed. It is never merged then, its file stays in
     RUN_DIR/quarantine, and its client is told so when it offers it again. What is in a version already: --from-version.
     """
-    from fsl_async.events import DeltaKey
-    from fsl_async.learn.errors import CheckpointDamaged, StoreError
-    from fsl_async.learn.records import StoreSettings
-    from fsl_async.learn.store import Store
+    from fsl_async.roles.sync.events import DeltaKey
+    from fsl_async.store.errors import CheckpointDamaged, StoreError
+    from fsl_async.store.records import StoreSettings
+    from fsl_async.store.store import Store
 
     output = Output(as_json=as_json)
     if not (run_dir / "ledger.jsonl").is_file():

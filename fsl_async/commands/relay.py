@@ -5,17 +5,17 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING, Any
 
-from fsl_async import address as addresses
 from fsl_async.commands.output import Output
+from fsl_async.config import address as addresses
 from fsl_async.errors import UsageError
-from fsl_async.program import program
-from fsl_async.scheduling import run_in_batches
+from fsl_async.process.program import program
+from fsl_async.process.scheduling import run_in_batches
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from fsl_async.effects import Note
-    from fsl_async.node_relay import Door
+    from fsl_async.nodes.relay.node import Door
+    from fsl_async.roles.sync.effects import Note
 
 DEFAULT_LISTEN = "tcp://127.0.0.1:7100"
 
@@ -33,7 +33,7 @@ def command(
     **of_others: Any,
 ) -> int:
     """Check the options, then run the relay; returns the exit code."""
-    from fsl_async.stopper import Stopper, stop_on_signals
+    from fsl_async.process.stopper import Stopper, stop_on_signals
 
     for option, value in of_others.items():
         if value not in (None, (), False):
@@ -44,7 +44,7 @@ def command(
             f"which server? Give the address in the line that it prints, like: {program()} --role relay --listen *:7100 {addresses.EXAMPLE}"
         )
     doors = doors_of(address, listen or DEFAULT_LISTEN, split, insecure=insecure)
-    from fsl_async.node_relay import serve, usual_memory_mib
+    from fsl_async.nodes.relay.node import serve, usual_memory_mib
 
     output = Output(as_json=as_json, waits=False)
     if dry_run:
@@ -93,7 +93,7 @@ def command(
 
 def _lines(output: Output) -> int:
     """How many connections fit, which people are told where they are few. Raises UsageError where no client fits."""
-    from fsl_async.node_relay import COMFORTABLE_LINES, checked_lines, lines_words
+    from fsl_async.nodes.relay.node import COMFORTABLE_LINES, checked_lines, lines_words
 
     lines = checked_lines()
     if lines < COMFORTABLE_LINES:
@@ -117,7 +117,7 @@ def join_line(server: str, bound: list[tuple[str, int]]) -> str:
 
 def doors_of(server: str, listen: str, split: str | None, *, insecure: bool) -> list[Door]:
     """The doors: for the parameter server, and with `--split PORT[=ADDRESS]` for the split server. Raises UsageError and AddressError."""
-    from fsl_async.node_relay import Door
+    from fsl_async.nodes.relay.node import Door
 
     main, target = addresses.parse_listen(listen), addresses.parse(server)
     wanted = [(main, target)]

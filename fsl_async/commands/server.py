@@ -5,13 +5,13 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING
 
-from fsl_async import address as addresses
 from fsl_async.commands.client import check_corpus, check_data, check_task
 from fsl_async.commands.output import Output
 from fsl_async.commands.overrides import overrides_of
 from fsl_async.commands.ps import listening_keys, words_of_clients
+from fsl_async.config import address as addresses
 from fsl_async.errors import UsageError
-from fsl_async.program import program
+from fsl_async.process.program import program
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -37,9 +37,9 @@ def command(
     with_ps: bool,
 ) -> int:
     """Resolve the configuration, then run the server; returns the exit code. An address is the parameter server's."""
-    from fsl_async.config import load, resolved, to_dict, to_toml
-    from fsl_async.split_rules import with_implied
-    from fsl_async.stopper import Stopper, stop_on_signals
+    from fsl_async.config.load import load, resolved, to_dict, to_toml
+    from fsl_async.config.split_rules import with_implied
+    from fsl_async.process.stopper import Stopper, stop_on_signals
 
     if task is not None:
         raise UsageError(
@@ -79,7 +79,7 @@ def command(
         else:
             output.say(*to_toml(filled, comments=False).rstrip().split("\n"))
         return 0
-    from fsl_async.node_server import serve
+    from fsl_async.nodes.split_server.node import serve
 
     public = "" if found is None else found.pair().public
 

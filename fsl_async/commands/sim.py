@@ -21,9 +21,9 @@ _NOT_HERE = {
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from fsl_async.runtime import Journal
-    from fsl_async.sim.report import Report
-    from fsl_async.sim.simulation import Simulation, SimulationSettings
+    from fsl_async.nodes.runtime import Journal
+    from fsl_async.tools.sim.report import Report
+    from fsl_async.tools.sim.simulation import Simulation, SimulationSettings
 
 
 def _shown(result: Report, *, as_json: bool) -> dict[str, object]:
@@ -36,8 +36,8 @@ def _split(
     method: str, *, lockstep: bool
 ) -> Callable[[SimulationSettings, Journal | None], Simulation]:
     """What makes a simulation of a method. Raises UsageError with the names that exist."""
-    from fsl_async.roles.split_methods import METHODS, SplitRules
-    from fsl_async.sim.split_simulation import simulate
+    from fsl_async.roles.split.methods import METHODS, SplitRules
+    from fsl_async.tools.sim.split_simulation import simulate
 
     if method not in METHODS:
         raise UsageError(f"--split {method}: no such method: {', '.join(METHODS)}")
@@ -81,8 +81,8 @@ def command(
 
     The invariants listed in docs/ARCHITECTURE.md are checked after every event. Exit code 0 when all held, 1 when one was violated.
     """
-    from fsl_async.sim.report import report
-    from fsl_async.sim.simulation import Simulation, SimulationSettings
+    from fsl_async.tools.sim.report import report
+    from fsl_async.tools.sim.simulation import Simulation, SimulationSettings
 
     output = Output(as_json=as_json)
     settings = SimulationSettings(

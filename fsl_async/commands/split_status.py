@@ -88,7 +88,7 @@ def facts(folder: Path, now: float) -> dict[str, Any]:
 
 def lines(folder: Path, now: float) -> list[str]:
     """The same for people."""
-    from fsl_async.observe.accounts import account_lines
+    from fsl_async.accounting.accounts import account_lines
     from fsl_async.observe.client_state import counted
 
     found = facts(folder, now)

@@ -233,7 +233,7 @@ def _next_sync(state: RunState, now: float) -> float | None:
 
 def _lines(run_dir: Path, state: RunState, now: float) -> list[str]:
     """The state for people."""
-    from fsl_async.observe.accounts import account_lines
+    from fsl_async.accounting.accounts import account_lines
     from fsl_async.observe.client_state import counted, megabytes
     from fsl_async.observe.table import header, news_line
 

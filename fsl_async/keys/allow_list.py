@@ -15,9 +15,9 @@ from typing import TypeAlias
 
 from attrs import field, frozen
 
+from fsl_async.config.rules import NAME
 from fsl_async.errors import KeysError
-from fsl_async.setting_rules import NAME
-from fsl_transport.curve import is_key
+from fsl_transport.zmq.curve import is_key
 
 MAX_BYTES = 1 << 22
 HEADER = """\

@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING
 
 from fsl_async.errors import AddressError, KeysError, UsageError
 from fsl_async.keys.folder import KeysFolder
-from fsl_async.keys.words import Seldom, at_client
-from fsl_async.program import program
-from fsl_transport.curve import DialerCurve, HandshakeFailed, is_key
+from fsl_async.keys.phrasing import Seldom, at_client
+from fsl_async.process.program import program
+from fsl_transport.zmq.curve import DialerCurve, HandshakeFailed, is_key
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from fsl_async.address import Address
+    from fsl_async.config.address import Address
     from fsl_async.observe.journal import JournalWriter, TraceHash
     from fsl_transport.link import Scheduler
 

@@ -23,9 +23,9 @@ from attrs import field, frozen
 from fsl_async.errors import KeysError
 from fsl_async.keys import allow_list
 from fsl_async.keys.allow_list import AllowList
-from fsl_async.program import program
-from fsl_transport.curve import KeyPair
+from fsl_async.process.program import program
 from fsl_transport.errors import LocalError
+from fsl_transport.zmq.curve import KeyPair
 
 SECRET, ALLOWED = "node.key", "allowed.txt"
 VARIABLE = "FSL_KEYS"

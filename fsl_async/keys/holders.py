@@ -1,6 +1,6 @@
 """Which key uses which client name in a run: `names.txt` in the run directory, one line `NAME KEY CRC` each, the last one of a name counts.
 
-CRC is the checksum of all lines up to its own (`fsl_async.text_checksum`), so a line that was altered, lost or moved does not fit.
+CRC is the checksum of all lines up to its own (`fsl_async.files.text_checksum`), so a line that was altered, lost or moved does not fit.
 A line is on the disk before a client is let in under the name. A line that a crash has torn is cut off at the next start.
 """
 
@@ -9,11 +9,11 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+from fsl_async.config.rules import NAME
 from fsl_async.errors import KeysError
-from fsl_async.private_files import FILE_MODE
-from fsl_async.setting_rules import NAME
-from fsl_async.text_checksum import chained, unchained
-from fsl_transport.curve import is_key
+from fsl_async.files.private_files import FILE_MODE
+from fsl_async.files.text_checksum import chained, unchained
+from fsl_transport.zmq.curve import is_key
 
 if TYPE_CHECKING:
     from pathlib import Path

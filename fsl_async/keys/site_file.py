@@ -13,8 +13,8 @@ import stat
 import tomllib
 from typing import TYPE_CHECKING
 
+from fsl_async.config.site_policy import SitePolicy, listed, parse_kinds
 from fsl_async.errors import KeysError, UsageError
-from fsl_async.site_policy import SitePolicy, listed, parse_kinds
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -1,1 +1,1 @@
-"""The learning rooms: buffers, outer step, weighting, checkpoints, data, models."""
+"""What trains: clients, models, data and the halves of split learning. The torch rooms."""

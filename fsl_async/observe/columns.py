@@ -13,7 +13,7 @@ from itertools import pairwise
 from attrs import frozen
 
 from fsl_async.observe.client_state import ClientState, megabytes
-from fsl_async.observe.training_trouble import LOSS_IS
+from fsl_async.roles.sync.training_trouble import LOSS_IS
 
 LOSS_LEGEND = "losses are running means; a version's line has the mean over its round"
 _BARS = "▁▂▃▄▅▆▇█"

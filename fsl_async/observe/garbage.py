@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import fsl_transport as tp
-from fsl_async.observe.teller import Teller
+from fsl_async.observe.reporter import Teller
 
 GARBAGE_EVERY_S = 1.0
 

@@ -46,9 +46,9 @@ from typing import TYPE_CHECKING, Any, Self
 
 import attrs
 
+from fsl_async.files.private_files import FILE_MODE, make_folder
 from fsl_async.observe import journal_text, segments
 from fsl_async.observe.state import RunState
-from fsl_async.private_files import FILE_MODE, make_folder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

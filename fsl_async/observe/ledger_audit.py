@@ -10,7 +10,7 @@ in `clients/*/`) says which deltas were acknowledged; the ledger and the checkpo
     lost        acknowledged or accepted, and none of these
 
 Versions that a rollback made void do not count. A version that the ledger lacks but a checkpoint's manifest has counts: its
-folder's name is what makes a version exist (see `fsl_async.learn.store`).
+folder's name is what makes a version exist (see `fsl_async.store.store`).
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import evolve, field, frozen, mutable
 
-from fsl_async.events import DeltaKey
-from fsl_async.learn.sealed import unseal
+from fsl_async.files.checksummed_json import unseal
 from fsl_async.observe import segments
 from fsl_async.observe.journal import JournalReader
+from fsl_async.roles.sync.events import DeltaKey
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -71,7 +71,7 @@ class Audit:
 
 @mutable
 class _Count:
-    """The ledger's facts, summed without trusting that they fit together (`fsl_async.learn.book` does trust them)."""
+    """The ledger's facts, summed without trusting that they fit together (`fsl_async.store.book` does trust them)."""
 
     versions: dict[int, tuple[list[tuple[str, int]], int]] = field(factory=dict)
     accepted: dict[str, int] = field(factory=dict)

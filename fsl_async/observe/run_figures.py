@@ -8,7 +8,7 @@ from typing import Any
 
 from attrs import asdict, field, mutable
 
-from fsl_async.observe.accounts import Account
+from fsl_async.accounting.accounts import Account
 from fsl_async.observe.client_state import ClientState, News, Traffic, client_dict, mean
 from fsl_async.observe.round_watch import RoundWatch
 
@@ -34,7 +34,7 @@ class RunFigures:
     encrypted: bool | None = None
     """None: its journal is of a release that did not say."""
     needs: tuple[str, ...] = ()
-    """Kinds of data that every client of the run sends (`fsl_async.site_policy`)."""
+    """Kinds of data that every client of the run sends (`fsl_async.config.site_policy`)."""
     client: str = ""
     """Of a client's own journal: its name."""
     leaving: tuple[str, ...] = ()

@@ -23,7 +23,7 @@ from typing import Any, Protocol, TypeVar
 from attrs import define, field
 from cattrs.preconf.json import make_converter
 
-from fsl_async.private_files import FILE_MODE, opener
+from fsl_async.files.private_files import FILE_MODE, opener
 
 SEGMENT_BYTES = 8 << 20
 """Read in a second: some 50,000 lines."""

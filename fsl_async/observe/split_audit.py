@@ -14,8 +14,8 @@ from typing import Any
 
 from attrs import frozen
 
-from fsl_async.events_split import UploadKey
-from fsl_async.learn.sealed import unseal
+from fsl_async.files.checksummed_json import unseal
+from fsl_async.roles.split.events import UploadKey
 
 LEDGER = "ledger.jsonl"
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from attrs import field, fields, mutable
 
+from fsl_async.accounting.accounts import Account
 from fsl_async.observe import segments
-from fsl_async.observe.accounts import Account
 
 Line = Mapping[str, Any]
 

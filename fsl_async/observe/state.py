@@ -51,7 +51,7 @@ from fsl_async.observe.client_state import (
     megabytes,
 )
 from fsl_async.observe.run_figures import MAX_NEWS, RunFigures
-from fsl_async.observe.training_trouble import trouble_in
+from fsl_async.roles.sync.training_trouble import trouble_in
 
 MAX_OFFERED = 4096
 """Deltas whose loss is kept until they are merged: what a peer offers must not grow what each segment of the journal begins with."""

@@ -25,9 +25,9 @@ from enum import StrEnum
 
 from attrs import frozen
 
+from fsl_async.accounting.sizes import Accounting, Kind, Size
 from fsl_async.errors import UsageError
 from fsl_async.plan.shapes import ModelShapes, Part
-from fsl_async.plan.sizes import Accounting, Kind, Size
 
 
 class Category(StrEnum):

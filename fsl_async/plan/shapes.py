@@ -2,7 +2,7 @@
 
 A method's bytes and memory depend on a model only through these numbers. Built in are ResNet-18 for 32x32 images, cut as in
 FSL-SAGE (Nair et al., ICML 2025, arXiv:2505.23182: 7x7 stem with stride 2, max pooling, client up to layer 2), and the
-presets of the built-in GPT, cut behind a block. Any other model: `fsl_async.learn.split.shapes`.
+presets of the built-in GPT, cut behind a block. Any other model: `fsl_async.learn.models.shapes`.
 
 What is counted as kept for the backward pass (`activations`), in fp32 values:
   * ResNet: each convolution keeps its input and each batch norm its own, so twice every convolution's output, and once that of a
@@ -15,8 +15,8 @@ from __future__ import annotations
 
 from attrs import evolve, frozen
 
+from fsl_async.config.presets import SIZES, Sizes
 from fsl_async.errors import UsageError
-from fsl_async.presets import SIZES, Sizes
 
 RESNETS = {"resnet18-cifar10": 10, "resnet18-cifar100": 100}
 """Names and numbers of classes."""
@@ -92,7 +92,7 @@ def is_known(model: str) -> bool:
 def find_shapes(model: str, cut: str | None = None) -> ModelShapes:
     """Shapes of `model`, a built-in name, cut at `cut` or at its default.
 
-    Of any other model that can be cut, `fsl_async.learn.split.shapes` fills in a `ModelShapes` from the halves' tensors, and everything in this
+    Of any other model that can be cut, `fsl_async.learn.models.shapes` fills in a `ModelShapes` from the halves' tensors, and everything in this
     package works with it. Raises UsageError with the names, or the cuts, that exist.
     """
     if model in RESNETS:

@@ -16,7 +16,8 @@ import pytest
 import zmq
 
 from fsl_async.observe.ledger_audit import audit_run
-from fsl_transport import PROTOCOL_VERSION, frames
+from fsl_transport import PROTOCOL_VERSION
+from fsl_transport.session import frames
 
 pytestmark = pytest.mark.slow
 

@@ -17,7 +17,7 @@ import sys
 import attrs
 import pytest
 
-from fsl_async import address as addresses
+from fsl_async.config import address as addresses
 from fsl_async.keys.allow_list import Entry
 from fsl_async.keys.folder import KeysFolder
 from fsl_async.observe.ledger_audit import audit_run

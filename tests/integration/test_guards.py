@@ -44,7 +44,7 @@ class Told(list):
 
 def played(bench, folder, *, count=3, **settings):
     """An honest round, one with a lie, and one more; lines of ledger and journal, how far the model moved in each, what the liar was told."""
-    from fsl_async.learn.manifest import Manifest
+    from fsl_async.store.manifest import Manifest
 
     server_process, sync_clients = bench
     spec = CodecSpec(format="fp32")
@@ -82,7 +82,7 @@ def played(bench, folder, *, count=3, **settings):
         liar.learner._model = own
 
         def request_snapshot(sequence, *, hold=False):
-            from fsl_async import events as ev
+            from fsl_async.roles.sync import events as ev
 
             work, liar.work = liar.work, False
             tokens = clients.TOKENS * times if work else 0

@@ -6,11 +6,11 @@ import time
 
 import pytest
 
-from fsl_async import address as addresses
+from fsl_async.config import address as addresses
 from fsl_async.keys.allow_list import Entry
 from fsl_async.keys.folder import KeysFolder
 from fsl_async.observe.journal import JournalReader
-from fsl_transport.curve import KeyPair
+from fsl_transport.zmq.curve import KeyPair
 
 pytestmark = pytest.mark.slow
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from ec2_metadata import Metadata
 
-from fsl_async.cluster.watches import EC2_VARIABLE
 from fsl_async.observe.ledger_audit import audit_run
+from fsl_async.process.watches import EC2_VARIABLE
 
 pytestmark = pytest.mark.slow
 

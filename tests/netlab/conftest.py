@@ -2,10 +2,10 @@
 
 import pytest
 
-from fsl_async.netlab.host import LabError, MissingError, namespaces, processes_with
-from fsl_async.netlab.laboratory import Laboratory, which
-from fsl_async.netlab.machine import console_word
-from fsl_async.netlab.records import folder, names
+from fsl_async.tools.netlab.host import LabError, MissingError, namespaces, processes_with
+from fsl_async.tools.netlab.laboratory import Laboratory, which
+from fsl_async.tools.netlab.machine import console_word
+from fsl_async.tools.netlab.records import folder, names
 
 WAY = pytest.StashKey[str]()
 
@@ -54,7 +54,7 @@ def left():
 @pytest.fixture
 def sweeper(backend):
     """Removes what a test's own laboratories leave when it fails."""
-    from fsl_async.netlab.laboratory import remove
+    from fsl_async.tools.netlab.laboratory import remove
 
     made = []
     yield made.append

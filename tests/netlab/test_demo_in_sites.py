@@ -5,7 +5,7 @@ import os
 import subprocess
 from pathlib import Path
 
-from fsl_async.demo.settings import SERVER, DemoSettings, Places, places_in
+from fsl_async.tools.demo.settings import SERVER, DemoSettings, Places, places_in
 
 
 def demo_of(places, run_dir=Path("run")):

@@ -9,12 +9,12 @@ import time
 
 import pytest
 
-from fsl_async.chaos.links import link_of
-from fsl_async.chaos.targets import Node, Run
 from fsl_async.errors import UsageError
-from fsl_async.netlab.__main__ import main
-from fsl_async.netlab.host import LabError, started
-from fsl_async.netlab.laboratory import Laboratory
+from fsl_async.tools.chaos.links import link_of
+from fsl_async.tools.chaos.targets import Node, Run
+from fsl_async.tools.netlab.__main__ import main
+from fsl_async.tools.netlab.host import LabError, started
+from fsl_async.tools.netlab.laboratory import Laboratory
 
 SLOW = float(os.environ.get("FSL_TEST_TIME_UNIT", "1"))
 
@@ -200,7 +200,7 @@ def test_what_a_crash_left_is_removed(sweeper, left, capsys):
     name = f"crash{os.getpid()}"
     sweeper(name)
     make = (
-        "import subprocess, sys; from fsl_async.netlab.laboratory import Laboratory\n"
+        "import subprocess, sys; from fsl_async.tools.netlab.laboratory import Laboratory\n"
         f"lab = Laboratory(['a', 'b'], name={name!r}); lab.up()\n"
         "child = subprocess.Popen(lab.command('a', ['sleep', '600'])); print(child.pid, flush=True)\n"
         "sys.stdin.read()"

@@ -8,11 +8,11 @@ import time
 
 import pytest
 
-from fsl_async.demo.settings import DemoSettings, places_in
-from fsl_async.events import DeltaKey
-from fsl_async.learn.sealed import unseal
+from fsl_async.files.checksummed_json import unseal
 from fsl_async.observe.journal import JournalReader
 from fsl_async.observe.ledger_audit import JOURNAL, audit_run
+from fsl_async.roles.sync.events import DeltaKey
+from fsl_async.tools.demo.settings import DemoSettings, places_in
 
 UNIT_S = float(os.environ.get("FSL_TEST_TIME_UNIT", "3"))
 ROUNDED_S = 0.001

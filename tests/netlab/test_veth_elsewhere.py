@@ -4,8 +4,8 @@ import re
 
 import pytest
 
-from fsl_async.netlab import host, machine, plan, records, veth
-from fsl_async.netlab.profiles import profile
+from fsl_async.tools.netlab import host, machine, plan, records, veth
+from fsl_async.tools.netlab.profiles import profile
 
 
 def recorded(monkeypatch, action):

@@ -8,13 +8,13 @@ import numpy as np
 from crash_clients import DOWN, MANIFEST, OUTER, chunks
 from crash_journal import check_journals, gather
 
-from fsl_async.events import DeltaKey
-from fsl_async.learn.files import Files
-from fsl_async.learn.manifest import digest_of
-from fsl_async.learn.records import StoreSettings
-from fsl_async.learn.sealed import unseal
-from fsl_async.learn.store import Store
+from fsl_async.files.checksummed_json import unseal
 from fsl_async.observe.ledger_audit import audit_run
+from fsl_async.roles.sync.events import DeltaKey
+from fsl_async.store.files import Files
+from fsl_async.store.manifest import digest_of
+from fsl_async.store.records import StoreSettings
+from fsl_async.store.store import Store
 from fsl_codecs import decode, encode
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 from attrs import define, field
 
-from fsl_async.events import Attached
-from fsl_async.learn.errors import LearnError
-from fsl_async.learn.manifest import Manifest, digest_of
-from fsl_async.learn.outer import OuterSettings
-from fsl_async.sim.counting import CountingLearner, Model
+from fsl_async.roles.sync.events import Attached
+from fsl_async.store.errors import LearnError
+from fsl_async.store.manifest import Manifest, digest_of
+from fsl_async.store.outer import OuterSettings
+from fsl_async.tools.sim.counting import CountingLearner, Model
 from fsl_codecs import CodecSpec, decode, encode
 
 CHUNK = 48

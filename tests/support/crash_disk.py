@@ -1,5 +1,5 @@
 # ruff: noqa: D102 - the methods mirror those of Files
-"""A disk that fails, kills and forgets on demand: the real one behind `fsl_async.learn.files.Files`, with a count of the calls."""
+"""A disk that fails, kills and forgets on demand: the real one behind `fsl_async.store.files.Files`, with a count of the calls."""
 
 import errno
 import os
@@ -9,7 +9,7 @@ import threading
 import time
 from itertools import count
 
-from fsl_async.learn.files import Files
+from fsl_async.store.files import Files
 
 MOMENTS_S = (0.0, 0.0002, 0.002)
 """What threads wait before a call, where an order is asked for: as long as another's call takes, or as all that comes after it."""

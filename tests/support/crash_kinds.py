@@ -10,7 +10,7 @@ from crash_disk import CrashDisk
 from crash_world import World
 
 import fsl_transport as tp
-from fsl_async.learn import manifest
+from fsl_async.store import manifest
 
 SMALL_CHUNK = 48
 POWERS = (None, "names", "all", 1, 2)

@@ -9,8 +9,8 @@ from typing import Any
 from attrs import frozen
 
 import fsl_transport as tp
-from fsl_async import effects as do
-from fsl_async.sim.counting import VirtualWorker
+from fsl_async.roles.sync import effects as do
+from fsl_async.tools.sim.counting import VirtualWorker
 
 
 class Killed(BaseException):

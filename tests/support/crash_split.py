@@ -1,20 +1,20 @@
-"""Simulated runs of split learning that are killed at chosen effects: the machines of production, counting halves (`fsl_async.sim`)."""
+"""Simulated runs of split learning that are killed at chosen effects: the machines of production, counting halves (`fsl_async.tools.sim`)."""
 
 from __future__ import annotations
 
 from attrs import evolve
 from crash_point import Killed, NoJournal, Point, Points, Scheduler, WatchedWorker
 
-from fsl_async import effects as do
-from fsl_async import effects_split as split
-from fsl_async import events_split as ev
-from fsl_async.events import DrainAsked
-from fsl_async.events_split import UploadKey
-from fsl_async.roles.split_methods import SplitRules
-from fsl_async.sim import simulation as module
-from fsl_async.sim.faults import FaultProfile
-from fsl_async.sim.simulation import SERVER_NAME, SimulationSettings
-from fsl_async.sim.split_simulation import SPLIT_NAME, SplitSettings, SplitSimulation
+from fsl_async.roles.split import effects as split
+from fsl_async.roles.split import events as ev
+from fsl_async.roles.split.events import UploadKey
+from fsl_async.roles.split.methods import SplitRules
+from fsl_async.roles.sync import effects as do
+from fsl_async.roles.sync.events import DrainAsked
+from fsl_async.tools.sim import simulation as module
+from fsl_async.tools.sim.faults import FaultProfile
+from fsl_async.tools.sim.simulation import SERVER_NAME, SimulationSettings
+from fsl_async.tools.sim.split_simulation import SPLIT_NAME, SplitSettings, SplitSimulation
 
 _RULES = SplitRules(reoffer_s=2.0, upload_every=3, align_every=2, checkpoint_every=6)
 KINDS = {

@@ -27,19 +27,19 @@ from crash_journal import CrashJournal, Witnesses
 from crash_point import Points, Scheduler, WatchedWorker
 
 import fsl_transport as tp
-from fsl_async import effects as do
-from fsl_async import events as ev
-from fsl_async.learn.errors import LearnError
-from fsl_async.learn.records import StoreSettings
-from fsl_async.learn.store import Store
-from fsl_async.learn.weighting import weighting_named
+from fsl_async.nodes.client.shell import ClientShell
+from fsl_async.nodes.ps.shell import RunFacts, ServerShell
 from fsl_async.observe.ledger_audit import JOURNAL
-from fsl_async.roles.client import ClientMachine, ClientRules
-from fsl_async.roles.ps import ServerMachine, ServerRules
-from fsl_async.roles.round import RoundRules
-from fsl_async.shells.client import ClientShell
-from fsl_async.shells.ps import RunFacts, ServerShell
-from fsl_async.sim.simulation import ProcessClock
+from fsl_async.roles.sync import effects as do
+from fsl_async.roles.sync import events as ev
+from fsl_async.roles.sync.client import ClientMachine, ClientRules
+from fsl_async.roles.sync.ps import ServerMachine, ServerRules
+from fsl_async.roles.sync.round import RoundRules
+from fsl_async.roles.sync.weighting import weighting_named
+from fsl_async.store.errors import LearnError
+from fsl_async.store.records import StoreSettings
+from fsl_async.store.store import Store
+from fsl_async.tools.sim.simulation import ProcessClock
 
 SERVER = "ps"
 ROUNDS, EVERY_S, SHARDS = 4, 12.0, 4

@@ -2,8 +2,8 @@
 
 import attrs
 
-from fsl_async import effects as do
-from fsl_async import events as ev
+from fsl_async.roles.sync import effects as do
+from fsl_async.roles.sync import events as ev
 
 
 def told(effects, peer=None):

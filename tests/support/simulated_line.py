@@ -13,9 +13,9 @@ from collections import deque
 
 from attrs import frozen
 
-from fsl_transport.arrivals import Arrivals
-from fsl_transport.stripe_count import StripeCount
-from fsl_transport.stripes import BulkSender
+from fsl_transport.bulk.parallelism import StripeCount
+from fsl_transport.bulk.reassembly import Arrivals
+from fsl_transport.bulk.stripes import BulkSender
 
 SEGMENT_BYTES = 1448
 HEADER_BYTES = 66

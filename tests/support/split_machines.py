@@ -3,12 +3,12 @@
 import attrs
 from machines import Driver
 
-from fsl_async import events as base
-from fsl_async import events_split as ev
-from fsl_async import messages_split as msg
-from fsl_async.events_split import SplitBook, UploadKey
-from fsl_async.roles.split_methods import SplitRules
-from fsl_async.roles.split_server import SplitServerMachine
+from fsl_async.roles.split import events as ev
+from fsl_async.roles.split import messages as msg
+from fsl_async.roles.split.events import SplitBook, UploadKey
+from fsl_async.roles.split.methods import SplitRules
+from fsl_async.roles.split.server import SplitServerMachine
+from fsl_async.roles.sync import events as base
 
 HALVES = {"method": "m", "cut": "3", "server": "s"}
 

@@ -6,7 +6,7 @@ Who starts the processes decides how; here is what they are told, what they leav
 import json
 import socket
 
-from fsl_async.learn.sealed import unseal
+from fsl_async.files.checksummed_json import unseal
 from fsl_async.observe.journal import JournalReader
 from fsl_async.observe.ledger_audit import audit_run
 from fsl_async.observe.split_audit import audit_split_dir

@@ -144,7 +144,8 @@ def run():
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C at the tests is not for it
     import torch
 
-    from fsl_async import cli, joining, node_server, settings  # noqa: F401 - to have them imported
+    from fsl_async import cli
+    from fsl_async.config import settings  # noqa: F401 - to have them imported
 
     # A first optimiser imports a second of modules; it starts no thread, and neither may anything else here.
     torch.optim.AdamW([torch.zeros(1, requires_grad=True)]).zero_grad()

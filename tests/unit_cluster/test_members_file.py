@@ -8,7 +8,7 @@ import pytest
 from fsl_async.cluster.members_file import FILE, MembersFile, MembersKeeper
 from fsl_async.cluster.relaunches import MOST_MEMBERS
 from fsl_async.errors import RunDirError
-from fsl_async.text_checksum import with_checksum
+from fsl_async.files.text_checksum import with_checksum
 
 
 def test_what_is_written_is_read(tmp_path):

@@ -5,7 +5,7 @@ import pytest
 from fsl_async.cluster.launch_file import LaunchRule, read_launching
 from fsl_async.cluster.relaunches import GaveUp, Relaunches, Waiting
 from fsl_async.errors import ConfigError
-from fsl_async.goodbye import Goodbye
+from fsl_async.roles.goodbye import Goodbye
 
 FILE = """
 first_wait_s = 2

@@ -12,8 +12,8 @@ import pytest
 
 from fsl_async import cli
 from fsl_async.commands import COMMANDS
-from fsl_async.program import program
-from fsl_async.threads import threads_here
+from fsl_async.process.program import program
+from fsl_async.process.threads import threads_here
 
 
 def run(capsys, *args):
@@ -227,7 +227,7 @@ def test_a_bug_is_called_a_bug(capsys, monkeypatch):
     def broken(*_, **__):
         raise ZeroDivisionError("oops")
 
-    monkeypatch.setattr("fsl_async.config.load", broken)
+    monkeypatch.setattr("fsl_async.config.load.load", broken)
     code, _, err = run(capsys, "--role", "ps")
     assert code == 1
     assert err.count("\n") == 1
@@ -305,7 +305,7 @@ def test_what_a_client_brings_is_checked_before_it_dials(capsys, tmp_path, monke
     (tmp_path / "empty").mkdir()
     (tmp_path / "short.txt").write_text("short")
     monkeypatch.setattr(
-        "fsl_async.joining.ClientRuntime", lambda *_, **__: pytest.fail("it dialled")
+        "fsl_async.nodes.client.joining.ClientRuntime", lambda *_, **__: pytest.fail("it dialled")
     )
     line = ["--role", "client", "127.0.0.1:1", "--name", "a", *given]
     code, out, err = run(capsys, *line, *(["--dry-run"] if dry else []))

@@ -3,14 +3,14 @@
 import pytest
 import torch
 
-from fsl_async.config import from_wire, to_wire
-from fsl_async.joining import _place, _start_line
-from fsl_async.learn.fed import Place
-from fsl_async.node_client import Membership, progress_words
-from fsl_async.settings import Config
-from fsl_async.shells.wire import Welcome
-from fsl_async.site_policy import SitePolicy
-from fsl_async.threads import cores
+from fsl_async.config.load import from_wire, to_wire
+from fsl_async.config.settings import Config
+from fsl_async.config.site_policy import SitePolicy
+from fsl_async.learn.client.fed import Place
+from fsl_async.nodes.client.joining import _place, _start_line
+from fsl_async.nodes.client.node import Membership, progress_words
+from fsl_async.nodes.wire import Welcome
+from fsl_async.process.threads import cores
 
 
 @pytest.mark.parametrize(

@@ -10,14 +10,14 @@ from fsl_async import cli
 from fsl_async.cluster.launchers import LaunchError, ask
 from fsl_async.cluster.supervisor import ChildExited
 from fsl_async.commands.output import Output, encoded
-from fsl_async.demo.play import Demo
 from fsl_async.errors import FslError, describe
-from fsl_async.learn.sealed import seal
+from fsl_async.files.checksummed_json import seal
 from fsl_async.observe.columns import fitted
 from fsl_async.observe.journal import JournalReader, JournalWriter, TraceHash
 from fsl_async.observe.state import RunState
 from fsl_async.observe.table import header, news_line
-from fsl_async.stopper import Stopper
+from fsl_async.process.stopper import Stopper
+from fsl_async.tools.demo.play import Demo
 from fsl_transport.loop import run as run_loop
 
 HOSTILE = "\x1b]0;owned\x07\nps: all good\r\u202e\x9b2J\x7f"

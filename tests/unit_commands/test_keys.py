@@ -6,7 +6,7 @@ import shlex
 import pytest
 
 from fsl_async import cli
-from fsl_transport.curve import KeyPair
+from fsl_transport.zmq.curve import KeyPair
 
 
 @pytest.fixture(autouse=True)

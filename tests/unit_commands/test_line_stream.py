@@ -11,10 +11,11 @@ import time
 
 import pytest
 
-from fsl_async import cli, stopper
+from fsl_async import cli
 from fsl_async.commands import line_stream
 from fsl_async.commands.line_stream import LineStream, finish_all, silence_when_full
 from fsl_async.commands.output import Output
+from fsl_async.process import stopper
 
 
 @pytest.fixture

@@ -8,10 +8,10 @@ from click.testing import CliRunner
 
 from fsl_async.commands.quarantine import command
 from fsl_async.errors import RunDirError
-from fsl_async.events import DeltaKey
-from fsl_async.learn.manifest import Manifest
-from fsl_async.learn.records import DeltaMeta
-from fsl_async.learn.store import Store
+from fsl_async.roles.sync.events import DeltaKey
+from fsl_async.store.manifest import Manifest
+from fsl_async.store.records import DeltaMeta
+from fsl_async.store.store import Store
 from fsl_codecs import CodecSpec, encode
 
 MODEL = Manifest.from_shapes([("w", (7,))])

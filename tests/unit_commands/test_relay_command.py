@@ -7,9 +7,9 @@ import pytest
 from fsl_async import cli
 from fsl_async.commands.relay import doors_of, join_line
 from fsl_async.errors import UsageError
-from fsl_async.node_relay import Door, lines_allowed, serve, usual_memory_mib
-from fsl_async.shells.relay import RelayShell
-from fsl_async.stopper import Stopper
+from fsl_async.nodes.relay.node import Door, lines_allowed, serve, usual_memory_mib
+from fsl_async.nodes.relay.shell import RelayShell
+from fsl_async.process.stopper import Stopper
 
 KEY = "a" * 40
 
@@ -103,7 +103,7 @@ def test_a_relay_weighs_what_waits_in_it(monkeypatch, given, mib):
     monkeypatch.setattr(
         RelayShell, "weigh", lambda shell: weighed.append(shell.machine.rules.memory_bytes)
     )
-    monkeypatch.setattr("fsl_async.node_relay.usual_memory_mib", lambda: 2048)
+    monkeypatch.setattr("fsl_async.nodes.relay.node.usual_memory_mib", lambda: 2048)
     stop = Stopper()
     serve(
         [Door("tcp://127.0.0.1:0", "tcp://127.0.0.1:1", sealed=False)],

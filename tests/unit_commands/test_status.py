@@ -7,12 +7,12 @@ import socket
 import pytest
 
 from fsl_async import cli
-from fsl_async import effects as do
-from fsl_async import events as ev
 from fsl_async.commands.status import server_words
-from fsl_async.learn.sealed import seal
+from fsl_async.files.checksummed_json import seal
 from fsl_async.observe.journal import JournalReader, JournalWriter
 from fsl_async.observe.state import RunState
+from fsl_async.roles.sync import effects as do
+from fsl_async.roles.sync import events as ev
 
 
 def make_run(path, *, ended, pid=0, role="ps"):

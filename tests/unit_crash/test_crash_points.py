@@ -14,16 +14,17 @@ from crash_journal import CrashJournal, Witnesses
 from crash_point import Point
 from crash_world import NOON
 
-from fsl_async import effects, effects_split
-from fsl_async.learn import advance, recovery
-from fsl_async.learn.files import Files
-from fsl_async.learn.store import Store
+from fsl_async.nodes.client.shell import ClientShell
+from fsl_async.nodes.client.split_shell import SplitClientShell
+from fsl_async.nodes.ps.shell import ServerShell
+from fsl_async.nodes.split_server.shell import SplitServerShell
 from fsl_async.observe import journal
 from fsl_async.observe.ledger_audit import JOURNAL, acknowledged_keys
-from fsl_async.shells.client import ClientShell
-from fsl_async.shells.ps import ServerShell
-from fsl_async.shells.split_client import SplitClientShell
-from fsl_async.shells.split_server import SplitServerShell
+from fsl_async.roles.split import effects as effects_split
+from fsl_async.roles.sync import effects
+from fsl_async.store import advance, recovery
+from fsl_async.store.files import Files
+from fsl_async.store.store import Store
 
 SHELLS = {
     "ps": (ServerShell,),

@@ -14,10 +14,10 @@ from crash_disk import CrashDisk
 from crash_kinds import folder
 
 from fsl_async.errors import RunDirError
-from fsl_async.events_split import ClientBook, SplitBook, UploadKey
-from fsl_async.learn.files import Files
 from fsl_async.learn.split.server_disk import KEPT, ServerDisk
 from fsl_async.observe.split_audit import audit_split_dir
+from fsl_async.roles.split.events import ClientBook, SplitBook, UploadKey
+from fsl_async.store.files import Files
 
 KEYS = [UploadKey("a", 7, 0, step) for step in range(6)]
 EVERY = 2

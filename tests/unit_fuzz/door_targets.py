@@ -20,14 +20,14 @@ import msgpack
 from target_parts import Journal, Target, steps_of
 from zmq.utils import z85
 
-from fsl_async.cluster.watches import SpotWatch
-from fsl_async.roles.relay import DoorRules, RelayMachine, RelayRules
-from fsl_async.shells.relay import RelayShell
+from fsl_async.nodes.relay.shell import RelayShell
+from fsl_async.process.watches import SpotWatch
+from fsl_async.roles.relay.relay import DoorRules, RelayMachine, RelayRules
 from fsl_transport import TransportSettings
-from fsl_transport.curve import UNKNOWN_KEY, ZAP_DOMAIN, KeyPair, ZapHandler, is_key
-from fsl_transport.gate import ArrivalGate
-from fsl_transport.greeting import GREETING_BYTES, OPEN_BYTES, SIGNATURE_BYTES
-from fsl_transport.relay import Switchboard, _Line
+from fsl_transport.relay.relay import Switchboard, _Line
+from fsl_transport.relay.zmtp_greeting import GREETING_BYTES, OPEN_BYTES, SIGNATURE_BYTES
+from fsl_transport.session.access_control import ArrivalGate
+from fsl_transport.zmq.curve import UNKNOWN_KEY, ZAP_DOMAIN, KeyPair, ZapHandler, is_key
 
 # --- a relay, until it passes what it does not look at ------------------------------------------------------------
 

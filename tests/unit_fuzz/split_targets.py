@@ -32,25 +32,25 @@ from target_parts import (
 from torch import nn
 
 import fsl_transport as tp
-from fsl_async import messages_split as msg
-from fsl_async.events_split import UploadKey
+from fsl_async.accounting.traffic import Traffic
 from fsl_async.learn.split.alignment import AlignSettings
-from fsl_async.learn.split.halves import ClientHalf
 from fsl_async.learn.split.methods import method
+from fsl_async.learn.split.model_parts import ClientHalf
 from fsl_async.learn.split.optimizers import OptimizerSpec
 from fsl_async.learn.split.payload import encode_chunk, pack_labels, spec_for
 from fsl_async.learn.split.remote import SplitTraining
-from fsl_async.learn.split.room import Cut, ServerRoom
 from fsl_async.learn.split.server import ServerSettings, SplitServer
 from fsl_async.learn.split.server_disk import ServerDisk
-from fsl_async.roles.split_client import SplitClientMachine
-from fsl_async.roles.split_methods import SplitRules, decisions_of
-from fsl_async.roles.split_server import SplitServerMachine
-from fsl_async.shells.split_client import Facts, SplitClientShell
-from fsl_async.shells.split_server import Formats, SplitServerShell
-from fsl_async.shells.traffic import Traffic
-from fsl_async.sim.counting import VirtualWorker
-from fsl_transport import frames
+from fsl_async.learn.split.server_training import Cut, ServerRoom
+from fsl_async.nodes.client.split_shell import Facts, SplitClientShell
+from fsl_async.nodes.split_server.shell import Formats, SplitServerShell
+from fsl_async.roles.split import messages as msg
+from fsl_async.roles.split.client import SplitClientMachine
+from fsl_async.roles.split.events import UploadKey
+from fsl_async.roles.split.methods import SplitRules, decisions_of
+from fsl_async.roles.split.server import SplitServerMachine
+from fsl_async.tools.sim.counting import VirtualWorker
+from fsl_transport.session import frames
 
 METHODS = ("fsl-sage", "splitfed-v1", "splitfed-v2")
 """Which one an input is for says its first step: aligned, with replicas and gradients, with gradients alone. No number: the first."""

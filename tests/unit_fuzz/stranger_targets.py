@@ -35,31 +35,31 @@ from target_parts import (
 from torch import nn
 
 import fsl_transport as tp
-from fsl_async import address
-from fsl_async import config as configs
-from fsl_async import events as ev
-from fsl_async import messages as msg
-from fsl_async import messages_split as split
+from fsl_async.config import address
+from fsl_async.config import load as configs
 from fsl_async.errors import AddressError, FslError, RefusedError
-from fsl_async.events import DeltaKey
-from fsl_async.events_split import UploadKey
-from fsl_async.goodbye import Goodbye
-from fsl_async.learn.errors import FrameRefused, LearnError, ManifestError, StoreError
-from fsl_async.learn.learner import Learner
-from fsl_async.learn.manifest import Manifest, digest_of
-from fsl_async.learn.records import DeltaMeta, StoreSettings, key_of_file
+from fsl_async.learn.client.learner import Learner
 from fsl_async.learn.split import payload
-from fsl_async.learn.store import Store
-from fsl_async.learn.weighting import weighting_named
-from fsl_async.roles.client import ClientMachine, ClientRules
-from fsl_async.roles.ps import ServerMachine, ServerRules
-from fsl_async.shells import wire
-from fsl_async.shells.client import ClientShell
-from fsl_async.shells.ps import RunFacts, ServerShell
-from fsl_async.sim.counting import VirtualWorker
+from fsl_async.nodes import wire
+from fsl_async.nodes.client.shell import ClientShell
+from fsl_async.nodes.ps.shell import RunFacts, ServerShell
+from fsl_async.roles.goodbye import Goodbye
+from fsl_async.roles.split import messages as split
+from fsl_async.roles.split.events import UploadKey
+from fsl_async.roles.sync import events as ev
+from fsl_async.roles.sync import messages as msg
+from fsl_async.roles.sync.client import ClientMachine, ClientRules
+from fsl_async.roles.sync.events import DeltaKey
+from fsl_async.roles.sync.ps import ServerMachine, ServerRules
+from fsl_async.roles.sync.weighting import weighting_named
+from fsl_async.store.errors import FrameRefused, LearnError, ManifestError, StoreError
+from fsl_async.store.manifest import Manifest, digest_of
+from fsl_async.store.records import DeltaMeta, StoreSettings, key_of_file
+from fsl_async.store.store import Store
+from fsl_async.tools.sim.counting import VirtualWorker
 from fsl_codecs import CodecSpec, encode
-from fsl_transport import frames
-from fsl_transport.zmq_link import parse_routing_id, split_address
+from fsl_transport.session import frames
+from fsl_transport.zmq.link import parse_routing_id, split_address
 
 LINEAR = 64
 """Values of the model that the client trains."""

@@ -12,9 +12,9 @@ import msgpack
 import numpy as np
 from attrs import frozen
 
-from fsl_async.learn.files import Files
+from fsl_async.store.files import Files
 from fsl_codecs import CodecSpec, encode
-from fsl_transport import frames
+from fsl_transport.session import frames
 
 HEAD_LIMIT = 1 << 22
 CHUNK_LIMIT = 1 << 21

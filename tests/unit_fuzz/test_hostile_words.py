@@ -17,13 +17,13 @@ from text_nodes import (
     node,
 )
 
-from fsl_async import messages as msg
-from fsl_async import messages_split as split
-from fsl_async.events import DeltaKey, RunEnded
-from fsl_async.learn.manifest import digest_of
-from fsl_async.roles.client import Outstanding
-from fsl_async.shells import wire
-from fsl_transport import frames
+from fsl_async.nodes import wire
+from fsl_async.roles.split import messages as split
+from fsl_async.roles.sync import messages as msg
+from fsl_async.roles.sync.client import Outstanding
+from fsl_async.roles.sync.events import DeltaKey, RunEnded
+from fsl_async.store.manifest import digest_of
+from fsl_transport.session import frames
 
 DIGEST = "d" * 32
 KEY = f"{CROOK}/1/0/0"

@@ -12,11 +12,12 @@ import stranger_targets as targets
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fsl_async import messages as msg
-from fsl_async import messages_split as split
-from fsl_async.learn.errors import ManifestError
-from fsl_async.learn.manifest import Manifest
-from fsl_transport import PeerError, frames
+from fsl_async.roles.split import messages as split
+from fsl_async.roles.sync import messages as msg
+from fsl_async.store.errors import ManifestError
+from fsl_async.store.manifest import Manifest
+from fsl_transport import PeerError
+from fsl_transport.session import frames
 
 QUICK = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 

@@ -7,11 +7,11 @@ from hypothesis import strategies as st
 from target_parts import room
 from text_nodes import HOSTILE, NODES, TABLES, bodies_of, heads_of, node, play_body, play_head
 
-from fsl_async import config as configs
+from fsl_async.config import load as configs
+from fsl_async.config.settings import TABLES as CONFIG_TABLES
 from fsl_async.errors import FslError, describe
-from fsl_async.messages import MessageError
-from fsl_async.settings import TABLES as CONFIG_TABLES
-from fsl_async.shells import wire
+from fsl_async.nodes import wire
+from fsl_async.roles.sync.messages import MessageError
 
 FEW = settings(max_examples=4, deadline=None, suppress_health_check=list(HealthCheck))
 MANY = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))

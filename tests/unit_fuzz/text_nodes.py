@@ -16,19 +16,19 @@ import stranger_targets
 from target_parts import CROOK, SESSION, Loopback, pack
 
 import fsl_transport as tp
-from fsl_async import config as configs
-from fsl_async import messages as msg
-from fsl_async import messages_split as split
 from fsl_async.cluster.launch_file import Launching, LaunchRule
 from fsl_async.cluster.relauncher import Relauncher
+from fsl_async.config import load as configs
 from fsl_async.errors import RefusedError, describe
-from fsl_async.node_ps import watched
+from fsl_async.nodes import wire
+from fsl_async.nodes.ps.node import watched
+from fsl_async.nodes.ps.run_end_notifier_shell import HeraldShell
 from fsl_async.observe.journal import as_fields
-from fsl_async.observe.teller import Teller
-from fsl_async.roles.split_herald import HeraldMachine
-from fsl_async.shells import wire
-from fsl_async.shells.split_herald import HeraldShell
-from fsl_transport import frames
+from fsl_async.observe.reporter import Teller
+from fsl_async.roles.split import messages as split
+from fsl_async.roles.split.run_end_notifier import HeraldMachine
+from fsl_async.roles.sync import messages as msg
+from fsl_transport.session import frames
 
 HOSTILE = "\x1b]0;owned\x07\nps: all good\r\u202e"
 SHOWN = r"\u001b]0;owned\u0007\u000aps: all good\u000d\u202e"

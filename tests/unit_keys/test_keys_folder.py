@@ -9,7 +9,7 @@ from fsl_async.errors import KeysError
 from fsl_async.keys import folder as folders
 from fsl_async.keys.allow_list import Entry
 from fsl_async.keys.folder import KeysFolder, default_directory
-from fsl_transport.curve import KeyPair
+from fsl_transport.zmq.curve import KeyPair
 
 A = KeyPair.new().public
 

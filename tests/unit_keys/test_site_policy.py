@@ -1,12 +1,12 @@
-"""What may leave a site: kinds, what a configuration needs of them, and the site file. Hostile servers are in unit_split_node."""
+"""What may leave a site: kinds, what a configuration needs of them, and the site file. Hostile servers are in unit_nodes/split."""
 
 import pytest
 
-from fsl_async.config import load
+from fsl_async.config.load import load
+from fsl_async.config.site_policy import KINDS, SitePolicy, needs_of, parse_kinds, receivers_of
 from fsl_async.errors import KeysError, NotAllowedError, UsageError
 from fsl_async.keys.folder import KeysFolder
 from fsl_async.keys.site_file import site_policy
-from fsl_async.site_policy import KINDS, SitePolicy, needs_of, parse_kinds, receivers_of
 
 SPLIT = ("split.method=cse-fsl",)
 

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from fsl_async import cli
 from fsl_async.commands import sim as sim_command
-from fsl_async.learn.sealed import seal
+from fsl_async.files.checksummed_json import seal
 from fsl_async.observe import segments
 from fsl_async.observe.journal import JournalReader, JournalWriter
 from fsl_async.observe.ledger_audit import audit_run

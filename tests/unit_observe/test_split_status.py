@@ -2,7 +2,7 @@
 
 import pytest
 
-from fsl_async.observe.accounts import Account, account_lines
+from fsl_async.accounting.accounts import Account, account_lines
 from fsl_async.observe.split_audit import audit_split
 from fsl_async.observe.split_state import SplitState
 

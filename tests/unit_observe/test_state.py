@@ -2,13 +2,13 @@
 
 import pytest
 
-from fsl_async import effects as do
-from fsl_async import events as ev
-from fsl_async import messages as msg
-from fsl_async.events import DeltaKey
 from fsl_async.observe.columns import fitted
 from fsl_async.observe.journal import JournalReader, JournalWriter
 from fsl_async.observe.state import RunState
+from fsl_async.roles.sync import effects as do
+from fsl_async.roles.sync import events as ev
+from fsl_async.roles.sync import messages as msg
+from fsl_async.roles.sync.events import DeltaKey
 
 VALUES = 1000
 

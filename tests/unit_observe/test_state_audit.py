@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from fsl_async.learn.sealed import seal
+from fsl_async.files.checksummed_json import seal
 from fsl_async.observe.ledger_audit import acknowledged_keys, audit, audit_run
 
 

@@ -7,13 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fsl_async import cli
+from fsl_async.accounting.sizes import FORMATS, Kind
 from fsl_async.errors import UsageError
 from fsl_async.plan.link import LinkSpec, parse_link
 from fsl_async.plan.memory import client_memory, whole_model
 from fsl_async.plan.methods import METHODS, Category, Direction, Workload
 from fsl_async.plan.report import ALL_METHODS, GIB, as_dict, as_text, make_plan, readable
 from fsl_async.plan.shapes import RESNET_CUTS, find_shapes
-from fsl_async.plan.sizes import FORMATS, Kind
 
 # FSL-SAGE (ICML 2025, arXiv:2505.23182), communication to 81 % on CIFAR-10 and to 50 % on CIFAR-100, in GiB; rounds as
 # implied. None: not reached before the budget of 200 GiB was spent.

@@ -6,12 +6,12 @@ import attrs
 import pytest
 from machines import Driver, of, told
 
-from fsl_async import effects as do
-from fsl_async import events as ev
-from fsl_async.events import DeltaKey
-from fsl_async.learn.weighting import TokensWeighting
-from fsl_async.roles.client import ClientMachine, ClientRules
-from fsl_async.roles.ps import ServerMachine, ServerRules
+from fsl_async.roles.sync import effects as do
+from fsl_async.roles.sync import events as ev
+from fsl_async.roles.sync.client import ClientMachine, ClientRules
+from fsl_async.roles.sync.events import DeltaKey
+from fsl_async.roles.sync.ps import ServerMachine, ServerRules
+from fsl_async.roles.sync.weighting import TokensWeighting
 
 RUN = "run-1"
 

@@ -26,7 +26,7 @@ from fsl_transport import (
     TransportSettings,
     VirtualScheduler,
 )
-from fsl_transport.curve import DialerCurve, KeyPair, ListenerCurve
+from fsl_transport.zmq.curve import DialerCurve, KeyPair, ListenerCurve
 
 UNIT_S = 0.1 * float(os.environ.get("FSL_TEST_TIME_UNIT", "1"))
 
@@ -310,7 +310,7 @@ class ZmqWorld(World):
 
     def _listener_link(self, name):
         async def make():
-            from fsl_transport.zmq_link import ZmqListener
+            from fsl_transport.zmq.link import ZmqListener
 
             return ZmqListener(f"127.0.0.1:{self.port}", self.settings(), self.listener_curve())
 
@@ -320,7 +320,7 @@ class ZmqWorld(World):
 
     def _dialer_link(self, name):
         async def make():
-            from fsl_transport.zmq_link import ZmqDialer
+            from fsl_transport.zmq.link import ZmqDialer
 
             if name not in self.proxies:
                 self.proxies[name] = proxy = Proxy(self, self._target)
@@ -464,7 +464,7 @@ class RelayWorld(CurveWorld):
         return link
 
     async def _open(self):
-        from fsl_transport.relay import Switchboard
+        from fsl_transport.relay.relay import Switchboard
 
         self.entry = self.port
         for _ in range(2):

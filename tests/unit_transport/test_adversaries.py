@@ -20,9 +20,9 @@ from fsl_transport import (
     StreamOffered,
     StreamReceived,
     TransportSettings,
-    frames,
 )
-from fsl_transport.seam import is_whole
+from fsl_transport.session import frames
+from fsl_transport.zmq.frame_trailer import is_whole
 
 PATH = Path(__file__).parents[2] / "benchmarks" / "attacks.py"
 GROWN_LIMIT_BYTES = 200 << 20

@@ -13,8 +13,8 @@ from fsl_transport import (
     PeerUp,
     Refused,
     StreamOffered,
-    frames,
 )
+from fsl_transport.session import frames
 
 
 @pytest.fixture

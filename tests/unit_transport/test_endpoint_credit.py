@@ -2,14 +2,8 @@
 
 import pytest
 
-from fsl_transport import (
-    Conditions,
-    PeerUp,
-    StreamOffered,
-    StreamSent,
-    TransportSettings,
-    frames,
-)
+from fsl_transport import Conditions, PeerUp, StreamOffered, StreamSent, TransportSettings
+from fsl_transport.session import frames
 
 
 @pytest.fixture

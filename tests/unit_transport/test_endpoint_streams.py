@@ -12,8 +12,8 @@ from fsl_transport import (
     StreamOffered,
     StreamReceived,
     StreamSent,
-    frames,
 )
+from fsl_transport.session import frames
 
 
 @pytest.fixture

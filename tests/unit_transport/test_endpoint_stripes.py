@@ -5,7 +5,7 @@ import random
 import pytest
 
 from fsl_transport import Conditions, PeerDown, PeerUp, StreamReceived, StreamSent
-from fsl_transport.stripe_count import LONG_FIRST
+from fsl_transport.bulk.parallelism import LONG_FIRST
 
 MIB = 1 << 20
 

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fsl_transport as tp
-from fsl_transport import frames
-from fsl_transport.curve import ZAP_DOMAIN, HandshakeFailed, answer_zap
+from fsl_transport.session import frames
 from fsl_transport.text import peer_text, printable
+from fsl_transport.zmq.curve import ZAP_DOMAIN, HandshakeFailed, answer_zap
 
 SESSION = b"sessions"
 HOSTILE = "\x1b]0;owned\x07\nps: all good\r\u202e"

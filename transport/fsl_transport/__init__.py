@@ -1,10 +1,11 @@
 """Links, sessions and streams: moves opaque frames between named peers over bad networks.
 
 Start with ``ListenerEndpoint`` and ``DialerEndpoint``; what they tell is in ``events.py``, what
-goes over the wire in ``docs/WIRE.md``. The ZeroMQ link is imported from ``fsl_transport.zmq_link``
+goes over the wire in ``docs/WIRE.md``. The ZeroMQ link is imported from ``fsl_transport.zmq.link``
 and the loop runner from ``fsl_transport.loop``, so that simulations load neither zmq nor asyncio.
 """
 
+from fsl_transport.bulk.stream_context import Transfer
 from fsl_transport.endpoint import DialerEndpoint, ListenerEndpoint
 from fsl_transport.errors import LocalError, PeerError, TransportError
 from fsl_transport.events import (
@@ -24,7 +25,6 @@ from fsl_transport.events import (
     TransportEvent,
     Unreachable,
 )
-from fsl_transport.frames import PROTOCOL_VERSION
 from fsl_transport.link import (
     Buffer,
     Cancellable,
@@ -35,10 +35,10 @@ from fsl_transport.link import (
     Link,
     Scheduler,
 )
-from fsl_transport.mem_link import Conditions, MemLink, MemNetwork
-from fsl_transport.road import Transfer
+from fsl_transport.session.frames import PROTOCOL_VERSION
 from fsl_transport.settings import STRIPES_LIMIT, TransportSettings
-from fsl_transport.virtual_time import VirtualScheduler
+from fsl_transport.testing.mem_link import Conditions, MemLink, MemNetwork
+from fsl_transport.testing.virtual_time import VirtualScheduler
 
 __all__ = [
     "PROTOCOL_VERSION",

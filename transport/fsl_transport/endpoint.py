@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeAlias
 
-from fsl_transport import frames, session
-from fsl_transport.answers import SUPERSEDED, protocol_refusal, refusal_head, unknown_head
 from fsl_transport.endpoint_base import BULK_MESSAGES, Endpoint, Peer, check_lane
 from fsl_transport.errors import LocalError, PeerError
 from fsl_transport.events import (
@@ -18,10 +16,12 @@ from fsl_transport.events import (
     TransportEvent,
     Unreachable,
 )
-from fsl_transport.frames import Ack, Beat, Data, Foreign, Hello
-from fsl_transport.gate import HelloGate, SpeechGate
 from fsl_transport.link import Buffer, Chance, Lane, Link, Scheduler, check_name, key_of
-from fsl_transport.session import DialerMachine, DialerState, ListenerMachine, ListenerState
+from fsl_transport.session import frames, session
+from fsl_transport.session.access_control import HelloGate, SpeechGate
+from fsl_transport.session.answers import SUPERSEDED, protocol_refusal, refusal_head, unknown_head
+from fsl_transport.session.frames import Ack, Beat, Data, Foreign, Hello
+from fsl_transport.session.session import DialerMachine, DialerState, ListenerMachine, ListenerState
 from fsl_transport.settings import TransportSettings
 
 _KNOWN_NAMES_PER_SESSION: Final = 4

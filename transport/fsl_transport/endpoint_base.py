@@ -15,7 +15,10 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from fsl_transport import frames, session
+from fsl_transport.bulk.parallelism import StripeCount
+from fsl_transport.bulk.receive_budget import Room
+from fsl_transport.bulk.stream_context import Transfer
+from fsl_transport.bulk.streams import Streams
 from fsl_transport.errors import LocalError, PeerError
 from fsl_transport.events import (
     BeatReceived,
@@ -24,8 +27,6 @@ from fsl_transport.events import (
     PeerDown,
     TransportEvent,
 )
-from fsl_transport.frames import Beat, Chunk, Data, Probe, Taken
-from fsl_transport.gate import SpeechGate
 from fsl_transport.link import (
     Buffer,
     Cancellable,
@@ -37,12 +38,11 @@ from fsl_transport.link import (
     Scheduler,
     check_name,
 )
-from fsl_transport.reliable import BeatDue, Session
-from fsl_transport.road import Transfer
-from fsl_transport.room import Room
+from fsl_transport.session import frames, session
+from fsl_transport.session.access_control import SpeechGate
+from fsl_transport.session.frames import Beat, Chunk, Data, Probe, Taken
+from fsl_transport.session.reliable import BeatDue, Session
 from fsl_transport.settings import TransportSettings
-from fsl_transport.streams import Streams
-from fsl_transport.stripe_count import StripeCount
 
 BULK_MESSAGES: Final = (Chunk, Probe, Taken)
 """What is about the bulk lane; TAKEN travels on the other one."""

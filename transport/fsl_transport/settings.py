@@ -6,8 +6,8 @@ from typing import Any
 
 from attrs import Attribute, field, frozen
 
-from fsl_transport.buckets import Rate
 from fsl_transport.errors import LocalError
+from fsl_transport.rate_limit import Rate
 
 KIB = 1024
 MIB = 1024 * 1024

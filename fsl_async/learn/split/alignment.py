@@ -23,11 +23,11 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from fsl_async.learn.buffers import Vector
+from fsl_async.learn.client.buffers import Vector
 from fsl_async.learn.split import weights
 from fsl_async.learn.split.batches import Smashed, call, joined
 from fsl_async.learn.split.errors import HalfMisused
-from fsl_async.learn.split.halves import ServerHalf
+from fsl_async.learn.split.model_parts import ServerHalf
 from fsl_async.learn.split.modes import untouched
 from fsl_async.learn.split.optimizers import Optimizer, OptimizerSpec
 

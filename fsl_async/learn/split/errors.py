@@ -3,13 +3,13 @@
 ConfigError (fsl_async.errors)
 ├── CutError               a model cannot be cut there; the message lists the cuts that exist
 └── AuxiliaryError         an auxiliary model does not fit the cut
-LearnError (fsl_async.learn.errors)
+LearnError (fsl_async.store.errors)
 ├── SmashedRefused         activations or labels of a peer make no sense: the peer's fault
 └── HalfMisused            our own misuse: a step twice, a gradient of another shape
 """
 
 from fsl_async.errors import ConfigError
-from fsl_async.learn.errors import LearnError
+from fsl_async.store.errors import LearnError
 
 
 class CutError(ConfigError):

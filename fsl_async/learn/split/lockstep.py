@@ -11,12 +11,12 @@ import attrs
 import torch
 from torch import nn
 
+from fsl_async.learn.models.cuts import Halves
 from fsl_async.learn.split import weights
 from fsl_async.learn.split.batches import IGNORED, Batch, Loss, call, cross_entropy
-from fsl_async.learn.split.cuts import Halves
 from fsl_async.learn.split.errors import HalfMisused
-from fsl_async.learn.split.halves import ClientHalf, StepReport, total_loss
 from fsl_async.learn.split.methods.base import Method, Position
+from fsl_async.learn.split.model_parts import ClientHalf, StepReport, total_loss
 from fsl_async.learn.split.modes import evaluating
 from fsl_async.learn.split.optimizers import OptimizerSpec
 from fsl_async.learn.split.server import ServerSettings, SplitServer

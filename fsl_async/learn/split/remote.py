@@ -10,7 +10,7 @@
 full, and where the method needs an answer; with more than one in flight the next batch's forward pass then runs before the
 gradient of the one before is there. A step whose answer will not come is left out.
 
-Three threads come here, as with `fsl_async.learn.learner`: the training thread calls `train_batch` and `end_round`, the loop thread
+Three threads come here, as with `fsl_async.learn.client.learner`: the training thread calls `train_batch` and `end_round`, the loop thread
 hands answers in and never waits, a worker codes what is kept in `parcel`.
 """
 
@@ -26,12 +26,9 @@ import torch
 from torch import Tensor
 
 from fsl_async.errors import NotAllowedError
-from fsl_async.events import Event
-from fsl_async.events_split import RoundEnded, UploadKey, UploadReady
-from fsl_async.learn.buffers import Vector
-from fsl_async.learn.meter import Meter
+from fsl_async.learn.client.buffers import Vector
+from fsl_async.learn.client.meter import Meter
 from fsl_async.learn.split.batches import Batch, Smashed
-from fsl_async.learn.split.halves import ClientHalf, StepReport
 from fsl_async.learn.split.methods.base import (
     Activations,
     AuxiliaryWanted,
@@ -42,9 +39,12 @@ from fsl_async.learn.split.methods.base import (
     Position,
     Steps,
 )
+from fsl_async.learn.split.model_parts import ClientHalf, StepReport
 from fsl_async.learn.split.payload import Parcel, pack_labels, put_back, valid_rows
 from fsl_async.learn.split.weights import weights_of
-from fsl_async.roles.split_methods import Decisions
+from fsl_async.roles.split.events import RoundEnded, UploadKey, UploadReady
+from fsl_async.roles.split.methods import Decisions
+from fsl_async.roles.sync.events import Event
 
 POLL_S = 0.2
 """How often a wait looks whether the run has ended."""

@@ -15,10 +15,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fsl_async.config.settings import Config
 from fsl_async.errors import DataError
-from fsl_async.learn.data import Corpus, Span, held_out_windows, windows
-from fsl_async.learn.datasets.base import Dataset, Indices
-from fsl_async.learn.datasets.facts import (
+from fsl_async.learn.client.pretrain import open_corpus
+from fsl_async.learn.data.base import Dataset, Indices
+from fsl_async.learn.data.corpus import Corpus, Span, held_out_windows, windows
+from fsl_async.learn.data.facts import (
     Facts,
     as_model_sees,
     labelled,
@@ -26,11 +28,9 @@ from fsl_async.learn.datasets.facts import (
     open_run_data,
     partition_of,
 )
-from fsl_async.learn.datasets.find import is_text
-from fsl_async.learn.datasets.partition import epoch_order
-from fsl_async.learn.pretrain import open_corpus
+from fsl_async.learn.data.find import is_text
+from fsl_async.learn.data.partition import epoch_order
 from fsl_async.learn.split.batches import IGNORED, Batch
-from fsl_async.settings import Config
 
 EVALUATED_BATCH = 64
 

@@ -11,12 +11,12 @@ from collections.abc import Mapping, Sequence
 import attrs
 from torch import Tensor, nn
 
-from fsl_async.learn.buffers import Vector
+from fsl_async.learn.client.buffers import Vector
 from fsl_async.learn.split import weights
 from fsl_async.learn.split.alignment import Alignment, AlignSettings
 from fsl_async.learn.split.batches import Loss, cross_entropy
 from fsl_async.learn.split.errors import HalfMisused, SmashedRefused
-from fsl_async.learn.split.halves import ServerHalf, ServerPending
+from fsl_async.learn.split.model_parts import ServerHalf, ServerPending
 from fsl_async.learn.split.optimizers import OptimizerSpec
 
 

@@ -26,11 +26,11 @@ import attrs
 from torch import Tensor
 
 from fsl_async.errors import RunDirError, disk_words
-from fsl_async.events_split import SplitBook, UploadKey
-from fsl_async.learn.files import Files
-from fsl_async.learn.recovery import make_durable_folder
-from fsl_async.learn.sealed import seal, unseal
+from fsl_async.files.checksummed_json import seal, unseal
 from fsl_async.learn.split.tensor_file import read_tensors, write_tensors
+from fsl_async.roles.split.events import SplitBook, UploadKey
+from fsl_async.store.files import Files
+from fsl_async.store.recovery import make_durable_folder
 
 KEPT = 2
 MANIFEST = "manifest.json"

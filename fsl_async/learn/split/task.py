@@ -11,30 +11,31 @@ import attrs
 import torch
 from torch import nn
 
-from fsl_async.config import from_tables
-from fsl_async.learn.datasets.facts import Facts, facts_of
-from fsl_async.learn.fed import Fed
-from fsl_async.learn.gpt import GPT, GPTConfig
-from fsl_async.learn.split import auxiliary as auxiliaries
-from fsl_async.learn.split import gpt_parts, models
+from fsl_async.config.load import from_tables
+from fsl_async.config.rules import is_own
+from fsl_async.config.settings import Config
+from fsl_async.config.split_rules import split_rules
+from fsl_async.learn.client.fed import Fed
+from fsl_async.learn.data.facts import Facts, facts_of
+from fsl_async.learn.models import auxiliary as auxiliaries
+from fsl_async.learn.models import families as models
+from fsl_async.learn.models import gpt_parts
+from fsl_async.learn.models.cuts import Halves, cuts_of, in_one, split
+from fsl_async.learn.models.gpt import GPT, GPTConfig
+from fsl_async.learn.models.lora import apply_lora
 from fsl_async.learn.split.alignment import AlignSettings
 from fsl_async.learn.split.batches import call, cross_entropy
-from fsl_async.learn.split.cuts import Halves, cuts_of, in_one, split
 from fsl_async.learn.split.errors import CutError
-from fsl_async.learn.split.lora import apply_lora
 from fsl_async.learn.split.methods import method as method_named
 from fsl_async.learn.split.methods.base import Method, MethodSettings
 from fsl_async.learn.split.modes import evaluating
 from fsl_async.learn.split.optimizers import OptimizerSpec
 from fsl_async.learn.split.remote import SplitTraining
-from fsl_async.learn.split.room import Cut
 from fsl_async.learn.split.samples import batches, open_samples
 from fsl_async.learn.split.server import ServerSettings, SplitServer
+from fsl_async.learn.split.server_training import Cut
 from fsl_async.learn.split.weights import weights_of
-from fsl_async.observe.memory import Mark
-from fsl_async.setting_rules import is_own
-from fsl_async.settings import Config
-from fsl_async.split_rules import split_rules
+from fsl_async.process.memory import Mark
 
 __all__ = ["Parts", "batches", "begin", "build_parts", "build_server", "train"]
 

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from fsl_async.learn.buffers import ModelWeights, Vector
+from fsl_async.learn.client.buffers import ModelWeights, Vector
 from fsl_async.learn.split.errors import HalfMisused
 from fsl_codecs import new_vector
 

@@ -18,7 +18,7 @@ _ROLES = {
 
 
 def _install(points, log):
-    from fsl_async import runtime
+    from fsl_async.nodes import runtime
 
     make = runtime.Node.__init__
     passed = {}

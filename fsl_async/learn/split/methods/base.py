@@ -30,10 +30,10 @@ import attrs
 from torch import Tensor, nn
 
 from fsl_async.errors import ConfigError
+from fsl_async.learn.models.cuts import Halves
 from fsl_async.learn.split.batches import Batch, Loss, Smashed, cross_entropy
-from fsl_async.learn.split.cuts import Halves
 from fsl_async.learn.split.errors import CutError, HalfMisused
-from fsl_async.learn.split.halves import ClientHalf, StepReport
+from fsl_async.learn.split.model_parts import ClientHalf, StepReport
 from fsl_async.learn.split.optimizers import OptimizerSpec
 from fsl_async.learn.split.server import ServerSettings, SplitServer
 

@@ -12,8 +12,8 @@ from typing import Any, ClassVar, Literal
 
 from fsl_async.learn.split.batches import Batch
 from fsl_async.learn.split.errors import HalfMisused
-from fsl_async.learn.split.halves import ClientHalf
 from fsl_async.learn.split.methods.base import Activations, Crossing, Method, Position, Steps
+from fsl_async.learn.split.model_parts import ClientHalf
 from fsl_async.learn.split.server import SplitServer
 
 

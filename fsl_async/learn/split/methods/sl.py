@@ -11,7 +11,6 @@ U-shaped, the tail is handed over with x_c, and the labels stay at home.
 from typing import Any, ClassVar
 
 from fsl_async.learn.split.batches import Batch
-from fsl_async.learn.split.halves import ClientHalf
 from fsl_async.learn.split.methods.base import (
     Crossing,
     Method,
@@ -20,6 +19,7 @@ from fsl_async.learn.split.methods.base import (
     gradient_answer,
     gradient_step,
 )
+from fsl_async.learn.split.model_parts import ClientHalf
 from fsl_async.learn.split.server import SplitServer
 
 

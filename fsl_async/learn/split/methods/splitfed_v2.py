@@ -10,7 +10,6 @@ each with all its batches; the paper draws it at random; in free mode it is that
 from typing import Any, ClassVar
 
 from fsl_async.learn.split.batches import Batch
-from fsl_async.learn.split.halves import ClientHalf
 from fsl_async.learn.split.methods.base import (
     Crossing,
     Method,
@@ -19,6 +18,7 @@ from fsl_async.learn.split.methods.base import (
     gradient_answer,
     gradient_step,
 )
+from fsl_async.learn.split.model_parts import ClientHalf
 from fsl_async.learn.split.server import SplitServer
 
 

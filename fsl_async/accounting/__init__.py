@@ -1,0 +1,1 @@
+"""Bytes by category and direction: planned, counted and summed."""

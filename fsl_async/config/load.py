@@ -1,0 +1,382 @@
+"""Reading and writing the run's configuration: TOML, --set overrides, and the part that clients are handed.
+
+The settings themselves are in `fsl_async.config.settings` and `fsl_async.config.settings_training`. Every error is a `ConfigError` of one line, which begins with where the
+setting came from and its dotted key:
+
+    fsl.toml: sync.evry_s: unknown key, did you mean sync.every_s?
+    fsl.toml: sync.every_s: expected a number, got "ten"
+    --set: sync.quorum: must be above 0 and at most 1, got 2.0
+    --name: must be 1 to 64 letters, digits, dots, dashes or underscores, got "a/b"
+
+The configuration lives at the parameter server only. `to_wire` is what clients get in the welcome: not where the server
+listens and keeps its files. `from_wire` checks it like a file, but skips keys it does not know, so that a newer server
+may add some. Nothing that names a path, a file or code crosses the network: `to_wire` leaves it out, and `from_wire` drops it
+where a hostile server sends it all the same. A client's own paths join the tables afterwards (`from_tables`).
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import json
+import tomllib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
+
+import attrs
+
+from fsl_async.config.presets import SIZES
+from fsl_async.config.rules import OWN, SettingError, is_own, show
+from fsl_async.config.settings import (
+    TABLES,
+    CheckpointConfig,
+    CodecConfig,
+    Config,
+    ListenConfig,
+    OuterConfig,
+    RunConfig,
+    SessionConfig,
+    SyncConfig,
+    TransferConfig,
+)
+from fsl_async.config.settings_training import DataConfig, ModelConfig, SplitConfig, TrainConfig
+from fsl_async.errors import ConfigError, printable
+from fsl_async.process.program import program
+from fsl_async.process.threads import threads_here
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+
+    from cattrs import Converter
+
+__all__ = [
+    "CheckpointConfig",
+    "CodecConfig",
+    "Config",
+    "DataConfig",
+    "ListenConfig",
+    "ModelConfig",
+    "OuterConfig",
+    "RunConfig",
+    "SessionConfig",
+    "SplitConfig",
+    "SyncConfig",
+    "TrainConfig",
+    "TransferConfig",
+    "from_tables",
+    "from_wire",
+    "load",
+    "resolved",
+    "to_dict",
+    "to_toml",
+    "to_wire",
+]
+
+FIXED = "fixed for the life of a run"
+_MAX_FILE_BYTES = 1 << 20
+_OVERRIDE = "--set"
+# Clients need not know where the server listens and what it keeps.
+_WIRE_TABLES = ("sync", "outer", "codec", "session", "transfer", "data", "model", "train", "split")
+_WIRE_RUN_KEYS = ("name", "seed")
+_LOCAL_KEYS = (("data", "path"),)
+_CODE_KEYS = (("train", "task"), ("model", "family"), ("split", "auxiliary"))
+"""Settings that may name a file of the user's code."""
+
+
+def load(
+    path: Path | str | None,
+    overrides: Iterable[str] = (),
+    options: Mapping[str, str] | None = None,
+) -> Config:
+    """Read a TOML file (None: all defaults), then apply `table.key=value` overrides, the last one winning.
+
+    An override's value is read as TOML; what is not TOML is a bare string, as is everything for a setting that is a string.
+    options: dotted key -> the option of the command line that its override stands for, which errors then name.
+    Raises ConfigError.
+    """
+    raw = _read(path) if path is not None else {}
+    where = str(path) if path is not None else "configuration"
+    overridden: set[str] = set()
+    for text in overrides:
+        key, value = _parse_override(text)
+        table, _, name = key.partition(".")
+        if not isinstance(raw.setdefault(table, {}), dict):
+            raise ConfigError(f"{where}: {table}: expected a table, got {show(raw[table])}", table)
+        raw[table][name] = value
+        overridden.add(key)
+
+    def label(key: str) -> str:
+        if options is not None and key in options:
+            return options[key]
+        # An unknown table is named without the key behind it.
+        given = key in overridden or any(one.startswith(f"{key}.") for one in overridden)
+        return f"{_OVERRIDE if given else where}: {key}"
+
+    return _structure(raw, _strict(), label)
+
+
+def resolved(config: Config) -> Config:
+    """Fill in what stands for something else: {name}, sizes from the preset, the number of shards, this machine's threads.
+
+    Raises ConfigError where a size that was given does not fit those of the preset.
+    """
+    model, sizes = config.model, SIZES[config.model.preset]
+    try:
+        model = attrs.evolve(
+            model,
+            layers=model.layers or sizes.layers,
+            width=model.width or sizes.width,
+            heads=model.heads or sizes.heads,
+            context=model.context or sizes.context,
+        )
+    except SettingError as error:
+        text = (
+            f"configuration: {error.key}: {error.problem} with model.preset {config.model.preset}"
+        )
+        raise ConfigError(text, error.key) from None
+    return attrs.evolve(
+        config,
+        run=attrs.evolve(config.run, directory=str(config.run_dir)),
+        data=attrs.evolve(config.data, shards=config.shards),
+        model=model,
+        train=attrs.evolve(config.train, threads=threads_here(config.train.threads)),
+    )
+
+
+def to_dict(config: Config) -> dict[str, dict[str, Any]]:
+    """Return the resolved configuration as plain tables, for --dry-run and --json."""
+    return attrs.asdict(config)
+
+
+def to_wire(config: Config) -> dict[str, dict[str, Any]]:
+    """Return the tables that clients are handed in the welcome."""
+    tables = to_dict(config)
+    wire = {name: tables[name] for name in _WIRE_TABLES}
+    wire["run"] = {key: tables["run"][key] for key in _WIRE_RUN_KEYS}
+    return _without_local(wire)
+
+
+def _without_local(tables: Mapping[str, Any]) -> dict[str, Any]:
+    """The tables without local paths, and with `OWN` for each name of a file with code."""
+    made = {
+        name: dict(table) if isinstance(table, dict) else table for name, table in tables.items()
+    }
+    for name, key in _LOCAL_KEYS:
+        if isinstance(made.get(name), dict):
+            made[name].pop(key, None)
+    for name, key in _CODE_KEYS:
+        table = made.get(name)
+        if isinstance(table, dict) and isinstance(table.get(key), str) and is_own(table[key]):
+            table[key] = OWN
+    return made
+
+
+def from_wire(tables: object) -> Config:
+    """Read what `to_wire` made, from a server that is not trusted; raises ConfigError."""
+    if not isinstance(tables, dict):
+        raise ConfigError(f"the server's welcome: expected tables, got {show(tables)}")
+    return from_tables(_without_local(tables))
+
+
+def from_tables(tables: Mapping[str, Any]) -> Config:
+    """Read the tables that a client was handed, with what its own site has added to them; raises ConfigError."""
+    where = "the server's welcome"
+    known: dict[str, Any] = {name: tables[name] for name in _WIRE_TABLES if name in tables}
+    run = tables.get("run", {})
+    if not isinstance(run, dict):
+        raise ConfigError(f"{where}: run: expected a table, got {show(run)}", "run")
+    known["run"] = {key: run[key] for key in _WIRE_RUN_KEYS if key in run}
+    return _structure(known, _lenient(), lambda key: f"{where}: {key}")
+
+
+def to_toml(config: Config, *, comments: bool = True) -> str:
+    """Write the configuration as TOML, each key under its line of help."""
+    lines: list[str] = []
+    if comments:
+        lines += [
+            "# Configuration of an fsl-async run. It lives at the parameter server, which hands clients what they need:",
+            f"#     {program()} --role ps --config fsl.toml",
+            "# Every value below is the default unless changed; --set table.key=value overrides one for one start.",
+            "",
+        ]
+    for name, table in TABLES.items():
+        if comments and table.__doc__:
+            lines.append(f"# {table.__doc__.splitlines()[0]}")
+        lines.append(f"[{name}]")
+        values = getattr(config, name)
+        for field in attrs.fields(table):
+            line = f"{field.name} = {_toml_value(getattr(values, field.name))}"
+            if comments:
+                fixed = f" ({FIXED})" if field.metadata["fixed"] else ""
+                lines.append(f"# {field.metadata['help']}{fixed}")
+            lines.append(line)
+        lines.append("")
+    return "\n".join(lines[:-1]) + "\n"
+
+
+def _toml_value(value: bool | float | str) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False)  # printable text: JSON's escapes are TOML's
+    return repr(value)
+
+
+def _read(path: Path | str) -> dict[str, Any]:
+    try:
+        with Path(path).open("rb") as file:
+            data = file.read(_MAX_FILE_BYTES + 1)
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: no such file; `{program()} init {path}` writes one") from None
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror or error}") from None
+    if len(data) > _MAX_FILE_BYTES:
+        raise ConfigError(f"{path}: larger than {_MAX_FILE_BYTES:,} bytes; is it a TOML file?")
+    try:
+        return tomllib.loads(data.decode("utf-8-sig"))
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: not UTF-8 text (byte {error.start})") from None
+    except (ValueError, RecursionError) as error:  # also of a number of 5,000 digits
+        raise ConfigError(f"{path}: not valid TOML: {error}") from None
+
+
+def _parse_override(text: str) -> tuple[str, Any]:
+    key, equals, value = text.partition("=")
+    key = key.strip()
+    if not equals or key.count(".") != 1 or key.startswith(".") or key.endswith("."):
+        raise ConfigError(
+            f"{_OVERRIDE} {text[:120]}: write it as table.key=value, for example {_OVERRIDE} sync.every_s=60"
+        )
+    value = value.strip()
+    try:
+        parsed = tomllib.loads(f"value = {value}")
+    except (ValueError, RecursionError):
+        return key, value
+    if set(parsed) != {"value"}:  # a line break smuggled more keys in
+        return key, value
+    found = parsed["value"]
+    kind = _types().get(key)
+    wants_text = kind is str or _is_choice(kind)
+    return key, value if wants_text and not isinstance(found, str) else found
+
+
+class _WrongTypeError(TypeError):
+    """A value is not of the setting's type."""
+
+
+def _structure(raw: dict[str, Any], converter: Converter, label: Callable[[str], str]) -> Config:
+    """Make the classes; `label` says of a key where its value came from, as errors begin."""
+    from cattrs import BaseValidationError
+
+    for name, table in raw.items():
+        if name in TABLES and not isinstance(table, dict):
+            raise ConfigError(f"{label(name)}: expected a table, got {show(table)}", name)
+
+    try:
+        return converter.structure(raw, Config)
+    except BaseValidationError as error:
+        problems = list(_problems(error, "", raw))
+    key, problem = problems[0]
+    more = "" if len(problems) == 1 else f" (and {len(problems) - 1} more)"
+    raise ConfigError(f"{label(key)}: {problem}{more}", key)
+
+
+def _problems(error: Any, prefix: str, raw: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Walk cattrs' exception group; yields dotted keys and what is wrong with them."""
+    from cattrs import AttributeValidationNote, BaseValidationError, ForbiddenExtraKeysError
+
+    for inner in error.exceptions:
+        notes = getattr(inner, "__notes__", ())
+        names = [note.name for note in notes if isinstance(note, AttributeValidationNote)]
+        key = ".".join([prefix, *names] if prefix else names)
+        if isinstance(inner, BaseValidationError):
+            yield from _problems(inner, key, raw)
+        elif isinstance(inner, ForbiddenExtraKeysError):
+            for name in sorted(inner.extra_fields):
+                yield _unknown(prefix, name, raw)
+        elif isinstance(inner, SettingError):
+            yield inner.key, inner.problem
+        else:
+            yield key, str(inner)
+
+
+def _unknown(table: str, name: str, raw: Mapping[str, Any]) -> tuple[str, str]:
+    """Say that a key or table does not exist, and which one was probably meant."""
+    shown = printable(name)
+    if not table and isinstance(raw.get(name), dict):
+        close = difflib.get_close_matches(name, TABLES, n=1)
+        meant = f"did you mean {close[0]}?" if close else f"the tables are {', '.join(TABLES)}"
+        return shown, f"unknown table, {meant}"
+    key = f"{table}.{shown}" if table else shown
+    own = {field.name for field in attrs.fields(TABLES[table])} if table else set()
+    close = [f"{table}.{match}" for match in difflib.get_close_matches(name, own, n=1)]
+    if not close:
+        elsewhere = [dotted for dotted in _types() if dotted.partition(".")[2] == name]
+        close = elsewhere or difflib.get_close_matches(key, _types(), n=1)
+    if close:
+        return key, f"unknown key, did you mean {close[0]}?"
+    if table:
+        return key, f"unknown key, [{table}] has {', '.join(sorted(own))}"
+    return key, f"unknown key, the tables are {', '.join(TABLES)}"
+
+
+@functools.cache
+def _types() -> dict[str, Any]:
+    """Type of every setting by its dotted name."""
+    return {
+        f"{name}.{key}": kind
+        for name, table in TABLES.items()
+        for key, kind in get_type_hints(table).items()
+    }
+
+
+@functools.cache
+def _strict() -> Converter:
+    return _converter(forbid_extra_keys=True)
+
+
+@functools.cache
+def _lenient() -> Converter:
+    return _converter(forbid_extra_keys=False)
+
+
+def _converter(*, forbid_extra_keys: bool) -> Converter:
+    from cattrs import Converter  # late: the command line's --help must not pay for it
+
+    converter = Converter(forbid_extra_keys=forbid_extra_keys, detailed_validation=True)
+    words: dict[type, tuple[str, tuple[type, ...]]] = {
+        str: ("a string", (str,)),
+        bool: ("true or false", (bool,)),
+        int: ("a whole number", (int,)),
+        float: ("a number", (int, float)),
+    }
+
+    def strict_hook(kind: type) -> Any:
+        expected, accepted = words[kind]
+
+        def structure(value: Any, _: Any) -> Any:
+            if type(value) not in accepted:
+                raise _WrongTypeError(f"expected {expected}, got {show(value)}")
+            return kind(value)
+
+        return structure
+
+    for kind in words:
+        converter.register_structure_hook(kind, strict_hook(kind))
+    converter.register_structure_hook_func(_is_choice, _structure_choice)
+    return converter
+
+
+def _is_choice(kind: Any) -> bool:
+    origin: Any = get_origin(kind)
+    return origin is Literal
+
+
+def _structure_choice(value: Any, kind: Any) -> Any:
+    choices = get_args(kind)
+    if isinstance(value, str) and value in choices:
+        return value
+    asked = value.lower() if isinstance(value, str) else ""
+    close = difflib.get_close_matches(asked, choices, n=1)
+    meant = f", did you mean {close[0]}?" if close else ""
+    raise _WrongTypeError(f"expected one of {', '.join(choices)}, got {show(value)}{meant}")

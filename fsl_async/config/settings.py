@@ -1,0 +1,352 @@
+"""Settings: every table and key of the run's configuration, with its default, its help line and its check.
+
+One frozen class per TOML table; those of what is trained are in `fsl_async.config.settings_training`. `fsl_async.config.load` reads and writes
+them. To add a setting, add one field: `fsl-node init`, `--set`, `--dry-run` and the error messages know it from then on. Help lines
+and checks live in attrs metadata, so nothing is said twice. A value outside its range raises `SettingError`, also when a class is made in Python.
+Pure: no file is opened and nothing is looked up.
+"""
+
+# ruff: noqa: RUF009 - `setting` makes an attrs field, not a shared default
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import attrs
+from attrs import frozen
+
+from fsl_async.config.address import parse_listen
+from fsl_async.config.rules import (
+    Format,
+    SettingError,
+    must_be_directory,
+    must_be_name,
+    must_be_power_of_two,
+    setting,
+    span,
+    table_name,
+)
+from fsl_async.config.settings_training import DataConfig, ModelConfig, SplitConfig, TrainConfig
+from fsl_async.errors import AddressError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from fsl_codecs import CodecSpec
+
+Weighting = Literal["tokens", "uniform", "fednova"]
+Optimizer = Literal["nesterov", "average"]
+Aggregation = Literal["mean", "trimmed", "median", "multi-krum"]
+Trigger = Literal["clock", "rounds", "turns", "relay"]
+
+# The largest chunk that the transport takes must fit into the credit window (`fsl_transport.TransportSettings.chunk_limit_bytes`).
+_SMALLEST_WINDOW_BYTES = 2 << 20
+_LARGEST_WINDOW_BYTES = 64 << 20
+
+
+@frozen(kw_only=True)
+class RunConfig:
+    """What this run is called, where it is kept and when it ends."""
+
+    name: str = setting("run", "the run's name", must_be_name)
+    directory: str = setting(
+        "runs/{name}", "where checkpoints, ledger and journal are kept", must_be_directory
+    )
+    seed: int = setting(
+        0,
+        "makes weights, data order and fault injection repeatable",
+        span(least=0, most=2**62),
+        fixed=True,
+    )
+    rounds: int = setting(0, "end after this many syncs; 0 = no limit", span(least=0))
+    tokens: int = setting(0, "end after this many merged tokens; 0 = no limit", span(least=0))
+    seconds: float = setting(
+        0.0, "end after this many seconds of serving, over all starts; 0 = no limit", span(least=0)
+    )
+
+
+def check_listen(key: str, text: str) -> None:
+    """Raise SettingError unless this is an address to listen at."""
+    try:
+        parse_listen(text)
+    except AddressError as error:
+        raise SettingError(key, error.message) from None
+
+
+@frozen(kw_only=True)
+class ListenConfig:
+    """Where the parameter server is reached."""
+
+    address: str = setting("tcp://127.0.0.1:7100", "host:port to listen at; port 0 = any free one")
+    insecure: bool = setting(
+        False, "do not encrypt where other machines can reach the listen address"
+    )
+
+    def __attrs_post_init__(self) -> None:
+        check_listen("listen.address", self.address)
+
+
+@frozen(kw_only=True)
+class SyncConfig:
+    """When deltas are collected and how they count."""
+
+    trigger: Trigger = setting(
+        "clock",
+        "clock (call all every every_s) | rounds (all train a round, then merge) | turns (one after another) | "
+        "relay (one per version, each from the weights of the one before)",
+    )
+    every_s: float = setting(600.0, "seconds from one sync to the next", span(above=0))
+    round_cap_s: float = setting(
+        3600.0,
+        "wait this long for a called client; not with trigger = clock",
+        span(above=0, most=86_400 * 7),
+    )
+    quorum: float = setting(
+        0.5, "part of the called clients that must answer before a merge", span(above=0, most=1)
+    )
+    grace_mad_factor: float = setting(
+        4.0,
+        "after the quorum, wait until median + this x MAD of earlier arrival times",
+        span(least=0),
+    )
+    grace_min_s: float = setting(1.0, "wait at least this long after the quorum", span(least=0))
+    first_grace_s: float = setting(
+        60.0, "wait after the quorum while there are no earlier arrival times", span(least=0)
+    )
+    weighting: Weighting = setting(
+        "tokens", "a delta's weight: tokens | uniform | fednova (many steps count no more)"
+    )
+    max_staleness: int = setting(
+        4, "refuse deltas whose base is more than this many versions old", span(least=0)
+    )
+    staleness_exponent: float = setting(
+        0.5, "a delta s versions old weighs 1 / (1 + s)^this", span(least=0, most=16)
+    )
+    clients: int = setting(3, "planned number of clients", span(least=1, most=100_000))
+    min_clients: int = setting(
+        1, "the first sync waits for this many clients", span(least=1, most=100_000)
+    )
+
+    def __attrs_post_init__(self) -> None:
+        if self.min_clients > self.clients:
+            raise SettingError(
+                "sync.min_clients",
+                f"must be at most sync.clients ({self.clients}), got {self.min_clients}",
+            )
+
+
+@frozen(kw_only=True)
+class GuardConfig:
+    """What a client may be wrong, or lie, about; each rule is off at 0."""
+
+    clip_norm: float = setting(
+        0.0, "a delta counts as one of at most this L2 norm; 0 = never", span(least=0)
+    )
+    clip_median: float = setting(
+        0.0, "... or of at most this x the median norm of the last 64; 0 = never", span(least=0)
+    )
+    outlier_median: float = setting(
+        0.0,
+        "quarantine deltas whose norm is above this x the median of the last 64; 0 = never",
+        span(least=0),
+    )
+    least: int = setting(
+        5, "deltas that must have been accepted before medians count", span(least=1, most=64)
+    )
+    release: bool = setting(
+        False, "look at what outlier_median kept out again after each version, until it is stale"
+    )
+    max_tokens_per_s: float = setting(
+        0.0,
+        "of a delta no more tokens count than this x the seconds since the client's last; 0 = all",
+        span(least=0),
+    )
+    max_tokens_median: float = setting(
+        0.0,
+        "of a delta no more tokens count than this x the median of the last 64; 0 = all",
+        span(least=0),
+    )
+
+    @property
+    def looks_at_norms(self) -> bool:
+        """Whether any rule is about values."""
+        return bool(self.clip_norm or self.clip_median or self.outlier_median)
+
+
+@frozen(kw_only=True)
+class OuterConfig:
+    """The outer optimiser: how merged deltas change the shared weights (DiLoCo, arXiv 2311.08105)."""
+
+    optimizer: Optimizer = setting(
+        "nesterov",
+        "nesterov (SGD with Nesterov momentum) | average (add the mean delta as it is)",
+        fixed=True,
+    )
+    learning_rate: float = setting(
+        0.7, "outer learning rate; unused by average", span(above=0, most=10)
+    )
+    momentum: float = setting(0.9, "outer momentum; unused by average", span(least=0, most=0.9999))
+    aggregation: Aggregation = setting(
+        "mean",
+        "how deltas become one: mean (by sync.weighting) | trimmed | median | multi-krum (these count each client once)",
+    )
+    byzantine: int = setting(
+        1,
+        "clients that may send anything: trimmed and median need 2 x this + 1 clients, multi-krum 2 x this + 3",
+        span(least=0, most=10_000),
+    )
+
+
+@frozen(kw_only=True)
+class CodecConfig:
+    """How weights travel."""
+
+    up: Format = setting(
+        "uniform", "from clients to the server: fp32 | bf16 | e4m3 | e5m2 | uniform"
+    )
+    down: Format = setting(
+        "uniform", "from the server to clients: fp32 | bf16 | e4m3 | e5m2 | uniform"
+    )
+    block_values: int = setting(
+        128, "values that share one scale, for e4m3, e5m2 and uniform", must_be_power_of_two
+    )
+    fineness: int = setting(
+        14,
+        "of uniform: the step is 2^(-fineness/4) of a block's root mean square; 14 errs as much as e4m3",
+        span(least=0, most=40),
+    )
+    threads: int = setting(
+        2,
+        "threads of each node that work on chunks at the same time: decode them, and at the server write versions",
+        span(least=1, most=256),
+    )
+    feedback_up: bool = setting(
+        False,
+        "error feedback at clients: what coding loses of a delta is added to the next (4 bytes a parameter); "
+        "the server always does so with its updates",
+    )
+
+    @property
+    def spec_up(self) -> CodecSpec:
+        """How deltas are coded."""
+        return self._spec(self.up)
+
+    @property
+    def spec_down(self) -> CodecSpec:
+        """How updates are coded."""
+        return self._spec(self.down)
+
+    def _spec(self, name: Format) -> CodecSpec:
+        from fsl_codecs import CodecSpec
+
+        return CodecSpec(format=name, block_values=self.block_values, fineness=self.fineness)
+
+
+@frozen(kw_only=True)
+class SessionConfig:
+    """When a silent peer counts as gone."""
+
+    heartbeat_every_s: float = setting(
+        5.0, "seconds between heartbeats", span(least=0.05, most=3600)
+    )
+    expire_after_s: float = setting(
+        20.0, "seconds of silence after which a peer is gone", span(least=0.1, most=86_400)
+    )
+
+    def __attrs_post_init__(self) -> None:
+        if self.expire_after_s < 2 * self.heartbeat_every_s:
+            raise SettingError(
+                "session.expire_after_s",
+                f"must be at least twice session.heartbeat_every_s ({self.heartbeat_every_s}), got {self.expire_after_s}",
+            )
+
+
+@frozen(kw_only=True)
+class TransferConfig:
+    """How large transfers are paced."""
+
+    window_bytes: int = setting(
+        4 << 20,
+        "bytes of a stream that may be sent and not yet written; or twice what its line needs under way, as measured, where that is more",
+        span(least=_SMALLEST_WINDOW_BYTES, most=_LARGEST_WINDOW_BYTES),
+    )
+    window_limit_bytes: int = setting(
+        64 << 20,
+        "what that is at most; a limit of memory",
+        span(least=_SMALLEST_WINDOW_BYTES, most=_LARGEST_WINDOW_BYTES),
+    )
+    stripes_first: int = setting(
+        1,
+        "connections for bulk that a link begins with; more are found by measuring",
+        span(least=1, most=64),
+    )
+    stripes_limit: int = setting(
+        64,
+        "connections for bulk of a link at the most; the same as stripes_first: so many",
+        span(least=1, most=64),
+    )
+    stall_s: float = setting(
+        10.0, "ask again when no byte has come for this long", span(least=0.05, most=86_400)
+    )
+    drain_cap_s: float = setting(
+        3600.0,
+        "at the end, wait no longer than this for transfers that advance",
+        span(least=0, most=86_400),
+    )
+
+    def __attrs_post_init__(self) -> None:
+        if self.window_limit_bytes < self.window_bytes:
+            raise SettingError(
+                "transfer.window_limit_bytes",
+                f"must not be below transfer.window_bytes ({self.window_bytes}), got {self.window_limit_bytes}",
+            )
+        if self.stripes_first > self.stripes_limit:
+            raise SettingError(
+                "transfer.stripes_first",
+                f"must not be above transfer.stripes_limit ({self.stripes_limit}), got {self.stripes_first}",
+            )
+
+
+@frozen(kw_only=True)
+class CheckpointConfig:
+    """What is kept on the parameter server's disk."""
+
+    keep_versions: int = setting(3, "newest versions that are kept", span(least=1, most=1_000_000))
+
+
+@frozen(kw_only=True)
+class Config:
+    """The whole configuration of a run."""
+
+    run: RunConfig = attrs.field(factory=RunConfig)
+    listen: ListenConfig = attrs.field(factory=ListenConfig)
+    sync: SyncConfig = attrs.field(factory=SyncConfig)
+    guard: GuardConfig = attrs.field(factory=GuardConfig)
+    outer: OuterConfig = attrs.field(factory=OuterConfig)
+    codec: CodecConfig = attrs.field(factory=CodecConfig)
+    session: SessionConfig = attrs.field(factory=SessionConfig)
+    transfer: TransferConfig = attrs.field(factory=TransferConfig)
+    data: DataConfig = attrs.field(factory=DataConfig)
+    model: ModelConfig = attrs.field(factory=ModelConfig)
+    train: TrainConfig = attrs.field(factory=TrainConfig)
+    checkpoint: CheckpointConfig = attrs.field(factory=CheckpointConfig)
+    split: SplitConfig = attrs.field(factory=SplitConfig)
+
+    @property
+    def run_dir(self) -> Path:
+        """Where this run is kept, `run.directory` with `{name}` filled in."""
+        return Path(self.run.directory.replace("{name}", self.run.name))
+
+    @property
+    def shards(self) -> int:
+        """Into how many parts the data is cut."""
+        return self.data.shards or self.sync.clients
+
+
+_TABLES = (
+    RunConfig, ListenConfig, SyncConfig, GuardConfig, OuterConfig, CodecConfig, SessionConfig, TransferConfig, DataConfig, ModelConfig,
+    TrainConfig, CheckpointConfig, SplitConfig,
+)  # fmt: skip
+TABLES: Mapping[str, type] = {table_name(table): table for table in _TABLES}
+"""The class of each TOML table."""

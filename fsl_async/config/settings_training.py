@@ -1,0 +1,294 @@
+"""Settings of what is trained: the tables data, model, train and split. See `fsl_async.config.settings`, which has the others.
+
+Pure: no file is opened and nothing is looked up.
+"""
+
+# ruff: noqa: RUF009 - `setting` makes an attrs field, not a shared default
+
+from __future__ import annotations
+
+import re
+from typing import Literal
+
+from attrs import frozen
+
+from fsl_async.config.rules import (
+    Format,
+    SettingError,
+    is_own,
+    must_be_counts,
+    must_be_device,
+    must_be_family,
+    must_be_fingerprint,
+    must_be_shape,
+    must_be_sizes,
+    must_be_task,
+    setting,
+    show,
+    span,
+)
+
+Source = Literal["site", "built-in"]
+Sharding = Literal["disjoint", "local"]
+PartitionKind = Literal["iid", "dirichlet"]
+# The keys of fsl_async.config.presets.SIZES, named again for type checkers.
+Preset = Literal["0.5m", "1m", "3m", "10m", "50m", "124m", "350m", "1b"]
+SplitMethod = Literal["none", "sl", "splitfed-v1", "splitfed-v2", "cse-fsl", "fsl-sage", "fedavg"]
+SplitMode = Literal["free", "lockstep"]
+SplitOptimizer = Literal["adamw", "adam", "sgd"]
+
+
+@frozen(kw_only=True)
+class DataConfig:
+    """What the built-in task trains on."""
+
+    source: Source = setting(
+        "site",
+        "site (each client trains on its own --data) | built-in (one without --data on the source of Python's standard library)",
+    )
+    path: str = setting(
+        "",
+        "a file or directory of text, or a data set, read by this server only: to describe and divide it; clients are never told",
+    )
+    shards: int = setting(
+        0, "parts the data is cut into; 0 = sync.clients", span(least=0, most=100_000)
+    )
+    sharding: Sharding = setting(
+        "disjoint",
+        "disjoint (each client its own part) | local (each client all of its own data)",
+        fixed=True,
+    )
+    holdout: float = setting(
+        0.02, "last part of the data, kept for evaluation", span(least=0, most=0.5), fixed=True
+    )
+    partition: PartitionKind = setting(
+        "iid",
+        "with sharding = disjoint, of data sets of samples: iid | dirichlet (by class); from run.seed, the same everywhere",
+        fixed=True,
+    )
+    alpha: float = setting(
+        1.0,
+        "of dirichlet: small gives clients few classes, large tends to iid",
+        span(above=0, most=1e6),
+        fixed=True,
+    )
+    sample_shape: str = setting(
+        "",
+        "of one sample as models see it, like 3x32x32; empty = of data.path at the server",
+        must_be_shape,
+    )
+    classes: int = setting(
+        0,
+        "labels are below this, of text tokens; 0 = of data.path at the server, 256 for text",
+        span(least=0, most=1 << 20),
+    )
+    label_counts: str = setting(
+        "",
+        "samples of each class, like 500,500: a site with others stops; empty = of data.path at the server",
+        must_be_counts,
+    )
+    fingerprint: str = setting(
+        "",
+        "of the data set: a site with another stops; empty = of data.path at the server",
+        must_be_fingerprint,
+    )
+
+
+@frozen(kw_only=True)
+class ModelConfig:
+    """The model: the built-in byte-level GPT, or with a split.method others too."""
+
+    family: str = setting(
+        "gpt",
+        "gpt (built in) | with split.method: resnet18 | small-cnn | gpt2 | llama | qwen2 | qwen3 | opt (extra hf) | file.py:function",
+        must_be_family,
+        fixed=True,
+    )
+    sizes: str = setting(
+        "",
+        "further sizes of a family other than gpt, by their names there, like ffn_dim=256, vocab_size=500",
+        must_be_sizes,
+        fixed=True,
+    )
+
+    preset: Preset = setting(
+        "3m", "parameters: 0.5m | 1m | 3m | 10m | 50m | 124m | 350m | 1b", fixed=True
+    )
+    layers: int = setting(
+        0, "transformer blocks; 0 = from the preset", span(least=0, most=1024), fixed=True
+    )
+    width: int = setting(
+        0,
+        "width of the residual stream; 0 = from the preset",
+        span(least=0, most=65_536),
+        fixed=True,
+    )
+    heads: int = setting(
+        0, "attention heads; 0 = from the preset", span(least=0, most=1024), fixed=True
+    )
+    context: int = setting(
+        0, "bytes seen at once; 0 = from the preset", span(least=0, most=1 << 20), fixed=True
+    )
+
+    def __attrs_post_init__(self) -> None:
+        if self.width and self.heads and self.width % self.heads:
+            raise SettingError(
+                "model.width", f"must be a multiple of model.heads ({self.heads}), got {self.width}"
+            )
+
+
+@frozen(kw_only=True)
+class TrainConfig:
+    """The inner training loop of the built-in task."""
+
+    batch: int = setting(16, "sequences in a step", span(least=1, most=1 << 20))
+    learning_rate: float = setting(1e-3, "AdamW's learning rate", span(above=0, most=10))
+    weight_decay: float = setting(0.1, "AdamW's weight decay", span(least=0, most=10))
+    warmup_steps: int = setting(
+        20, "steps over which the learning rate rises from 0", span(least=0, most=1 << 30)
+    )
+    decay_steps: int = setting(
+        0,
+        "step at which the learning rate has fallen to a tenth, by a cosine; 0 = never",
+        span(least=0, most=1 << 30),
+    )
+    clip_norm: float = setting(1.0, "gradient norm is clipped to this; 0 = never", span(least=0))
+    threads: int = setting(
+        0,
+        "torch's threads in a client; 0 = OMP_NUM_THREADS, else all its cores (--threads at a client overrides it)",
+        span(least=0, most=4096),
+    )
+    hang_factor: float = setting(
+        20.0,
+        "a step that takes this x the median step, and train.hang_least_s, hangs; 0 = never",
+        span(least=0, most=1e6),
+    )
+    hang_least_s: float = setting(
+        120.0, "no step hangs before this many seconds", span(least=0.1, most=86_400 * 7)
+    )
+    hang_restart: bool = setting(
+        False,
+        "a client whose training hangs ends with exit code 64, for its launcher to start again",
+    )
+    device: str = setting("auto", "auto | cpu | cuda | cuda:N | mps", must_be_device)
+    task: str = setting(
+        "",
+        "own (each client brings its --task) | file.py:function | empty = built in",
+        must_be_task,
+    )
+
+
+@frozen(kw_only=True)
+class SplitConfig:
+    """Split learning: the lower part of the model at the clients, the rest at a split server (--role server)."""
+
+    method: SplitMethod = setting(
+        "none",
+        "none (no split) | sl | splitfed-v1 | splitfed-v2 | cse-fsl | fsl-sage | fedavg (whole models, by rounds)",
+        fixed=True,
+    )
+    mode: SplitMode = setting(
+        "free",
+        "free (everyone at their own pace) | lockstep (one after another, as in one process)",
+    )
+    cut: str = setting(
+        "",
+        "language models: blocks in front of the cut; others: the last child in front of it; empty = 1, layer2, pool1, 0",
+        fixed=True,
+    )
+    labels_at_home: bool = setting(
+        False, "U-shape, sl and splitfed only: norm and head at the clients too", fixed=True
+    )
+    auxiliary: str = setting(
+        "blocks:1",
+        "auxiliary model of cse-fsl and fsl-sage: linear | blocks:N | file.py:function",
+        fixed=True,
+    )
+    lora_client: int = setting(
+        0,
+        "rank of LoRA adapters (extra hf) at the clients: nothing else trains there and is sent; 0 = all weights",
+        span(least=0, most=4096),
+        fixed=True,
+    )
+    lora_server: int = setting(
+        0,
+        "the same at the split server: nothing else trains there and is kept; 0 = all weights",
+        span(least=0, most=4096),
+        fixed=True,
+    )
+    lora_alpha: float = setting(
+        16.0, "adapters count this / rank", span(above=0, most=1e6), fixed=True
+    )
+    server: str = setting(
+        "",
+        "host:port, or fsl://host:port?key=..., where clients reach the split server; empty = where it listens",
+    )
+    listen: str = setting("tcp://127.0.0.1:7101", "host:port where the split server listens")
+    optimizer: SplitOptimizer = setting(
+        "adamw", "of both halves, at train.learning_rate: adamw | adam | sgd"
+    )
+    samples: int = setting(
+        128,
+        "samples of a client in a round; 0 = all that it has, once",
+        span(least=0, most=1 << 40),
+    )
+    upload_every: int = setting(
+        5, "cse-fsl, fsl-sage: steps from one upload to the next", span(least=1, most=1 << 30)
+    )
+    align_every: int = setting(
+        10, "fsl-sage: rounds from one alignment to the next", span(least=1, most=1 << 30)
+    )
+    align_passes: int = setting(
+        20, "fsl-sage: passes over the buffer in an alignment", span(least=1, most=1 << 20)
+    )
+    align_rate: float = setting(
+        1e-3, "fsl-sage: learning rate of an alignment", span(above=0, most=10)
+    )
+    buffer_samples: int = setting(
+        256, "fsl-sage: newest samples kept of each client", span(least=1, most=1 << 30)
+    )
+    up: Format = setting("bf16", "activations: fp32 | bf16 | e4m3 | e5m2 | uniform")
+    down: Format = setting("bf16", "gradients: fp32 | bf16 | e4m3 | e5m2 | uniform")
+    models: Format = setting(
+        "fp32",
+        "client-side and auxiliary models; fp32 sends them as they are, others as coded differences",
+        fixed=True,
+    )
+    in_flight: int = setting(
+        2, "uploads of a client under way; lockstep has 1", span(least=1, most=64)
+    )
+    checkpoint_every: int = setting(
+        100, "uploads between checkpoints of the split server", span(least=1, most=1 << 30)
+    )
+    max_stale_rounds: int = setting(
+        1, "decline uploads that are more rounds behind", span(least=0, most=1 << 20)
+    )
+    alone_s: float = setting(
+        3600.0,
+        "a split server ends after so long without clients and without the parameter server; 0 = never",
+        span(least=0.0, most=1e8),
+    )
+
+    @property
+    def is_on(self) -> bool:
+        """Whether this is a run by rounds with (or compared to) a split server."""
+        return self.method != "none"
+
+    @property
+    def sends_whole(self) -> bool:
+        """Whether clients send their weights as they are, and not what a round changed of them (docs/adr/0045)."""
+        return self.is_on and self.models == "fp32"
+
+    def __attrs_post_init__(self) -> None:
+        with_gradients = {"none", "sl", "splitfed-v1", "splitfed-v2"}
+        if self.labels_at_home and self.method not in with_gradients:
+            raise SettingError(
+                "split.labels_at_home", f"{self.method} needs labels at the split server"
+            )
+        if self.auxiliary != "linear" and not (
+            is_own(self.auxiliary) or re.fullmatch(r"blocks:[1-9][0-9]{0,3}", self.auxiliary)
+        ):
+            raise SettingError(
+                "split.auxiliary",
+                f"must be linear, blocks:N or file.py:function, got {show(self.auxiliary)}",
+            )

@@ -1,0 +1,88 @@
+"""What the configuration says of split learning: rules for the machines, formats for the shells, and the settings it implies. Pure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+
+from fsl_async.config.address import parse_listen, parse_told
+from fsl_async.config.settings import Config
+from fsl_async.errors import ConfigError
+from fsl_async.roles.split.methods import SplitRules, decisions_of
+
+
+def split_rules(config: Config) -> SplitRules:
+    """The rules of the split server's machine and of its clients'."""
+    split = config.split
+    return SplitRules(
+        method=split.method,
+        lockstep=split.mode == "lockstep",
+        labels_at_home=split.labels_at_home,
+        upload_every=split.upload_every,
+        align_every=split.align_every,
+        in_flight=split.in_flight,
+        checkpoint_every=split.checkpoint_every,
+        max_stale_rounds=split.max_stale_rounds,
+        reoffer_s=min(5.0, config.session.expire_after_s),
+        drain_s=max(2 * config.session.heartbeat_every_s, 5.0),
+        alone_s=split.alone_s,
+    )
+
+
+def with_split_server(config: Config, key: str = "") -> Config:
+    """Say where the split server of another process is reached, as far as that can be known: where it is told to listen, with the same keys.
+
+    key: this parameter server's public key; empty where it does not encrypt. Raises ConfigError where the split server listens at any free port, and
+    where clients would come here encrypted and go there unencrypted.
+    """
+    split = config.split
+    needed = split.is_on and decisions_of(split_rules(config)).has_server
+    if not needed:
+        return config
+    if split.server:
+        address = parse_told(split.server)
+        if key and not address.key and not address.is_loopback and not config.listen.insecure:
+            raise ConfigError(
+                f"split.server: {split.server} has no key, so clients would reach the split server unencrypted; give the address that it prints,"
+                " fsl://...?key=...",
+                "split.server",
+            )
+        return config
+    if parse_listen(split.listen).port == 0:
+        raise ConfigError(
+            "split.server is empty: say where clients reach the split server, which prints its address when it starts",
+            "split.server",
+        )
+    at = split.listen if not key else attrs.evolve(parse_listen(split.listen), key=key).fsl
+    return attrs.evolve(config, split=attrs.evolve(split, server=at))
+
+
+def with_implied(config: Config) -> Config:
+    """Fill in what a method of split learning implies for the parameter server: how rounds are run, and plain averages, coded as split.models.
+
+    Raises ConfigError where sync.trigger was set to something else, and for a model that only split learning knows without a method.
+    """
+    if not config.split.is_on:
+        if config.model.family != "gpt" and not config.train.task:
+            raise ConfigError(
+                f"model.family = {config.model.family} needs a split.method: the built-in task of pretraining trains gpt",
+                "model.family",
+            )
+        return config
+    wanted = decisions_of(split_rules(config)).trigger
+    if config.sync.trigger not in {"clock", wanted}:
+        raise ConfigError(
+            f"sync.trigger is {config.sync.trigger}, and split.method = {config.split.method} in mode {config.split.mode}"
+            f" needs {wanted}: leave it out",
+            "sync.trigger",
+        )
+    trigger: Any = wanted
+    codec = attrs.evolve(config.codec, up=config.split.models, down=config.split.models)
+    made: Config = attrs.evolve(
+        config,
+        sync=attrs.evolve(config.sync, trigger=trigger),
+        outer=attrs.evolve(config.outer, optimizer="average"),
+        codec=codec,
+    )
+    return made

@@ -1,0 +1,405 @@
+"""What a training function sees of the run: attach a model, draw its share of the data, say when a step is done.
+
+    def train(fed):
+        model = build().to(fed.device)
+        fed.attach(model)                         # from here on the weights are the run's
+        for batch in fed.shard(data):             # ends by itself when the run does
+            loss = ...; loss.backward(); optimizer.step(); optimizer.zero_grad()
+            fed.step(tokens=batch.numel(), metrics={"loss": loss.item()})
+
+Runs by rounds (`sync.trigger` other than "clock"), and split learning:
+
+    split = fed.split(half, method, ...)          # in place of attach
+    for number in fed.rounds():                   # waits until this client is called; ends with the run
+        for inputs, labels in batches(number):
+            split.train_batch(inputs, labels)
+        fed.end_round(samples=n)                  # returns when the next version is here
+
+Weights change inside `attach`, `step` and `end_round` and nowhere else, in place, so the optimiser keeps its state over a rebase: its moments
+stay local and are never averaged (DiLoCo, arXiv:2311.08105). `LocalFed` is the same without a network: a task runs under
+either and cannot tell.
+"""
+
+import os
+import random
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, SupportsFloat, TypeVar
+
+import attrs
+import torch
+from torch import nn
+
+from fsl_async.config.site_policy import ACTIVATIONS, DELTAS, LABELS, SitePolicy
+from fsl_async.errors import TaskError
+from fsl_async.learn.client.buffers import ModelWeights
+from fsl_async.learn.client.learner import Learner, RunFinishedError
+from fsl_async.learn.client.meter import Meter
+from fsl_async.learn.data.corpus import HELD_OUT_SHARE, Corpus, windows
+from fsl_async.learn.split.methods.base import Method
+from fsl_async.learn.split.model_parts import ClientHalf
+from fsl_async.learn.split.remote import SplitTraining
+from fsl_async.learn.split.weights import exchanged
+from fsl_async.roles.split.methods import SplitRules, decisions_of
+
+T = TypeVar("T")
+TOLERATED_STEPS = 3
+"""How often step may be called after the end before that counts as a loop that never looks."""
+
+
+def choose_device(text: str) -> torch.device:
+    """Read `train.device`; "auto" is the first CUDA device if there is one. Raises TaskError for what is not there."""
+    if text == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(text)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).partition("\n")[0]
+        raise TaskError(
+            f"train.device {text!r} cannot be used: {reason} (use --set train.device=auto)"
+        ) from error
+    return device
+
+
+@attrs.frozen
+class Place:
+    """Who and where a training function is: its name, share of the data, device, and the run's configuration."""
+
+    client_name: str
+    seed: int = 0
+    device: torch.device = attrs.field(factory=lambda: torch.device("cpu"))
+    config: Mapping[str, Mapping[str, Any]] = attrs.field(factory=dict)
+    shard_index: int = 0
+    shard_count: int = 1
+    log: Callable[[str], None] = print
+    policy: SitePolicy = attrs.field(factory=SitePolicy)
+    """What may leave this site."""
+
+
+class FedBase:
+    """What Fed and LocalFed have in common.
+
+    client_name: str; seed: int, the run's; device: torch.device; config: the run's tables, such as config["train"]["batch"];
+    log: takes a line for the journal.
+    """
+
+    def __init__(self, place: Place) -> None:
+        self.client_name = place.client_name
+        self.seed = place.seed
+        self.device = place.device
+        self.config = place.config
+        self.log = place.log
+        self._place = place
+        self._steps_after_end = 0
+
+    @property
+    def running(self) -> bool:
+        """False once the run has ended."""
+        raise NotImplementedError
+
+    @property
+    def version(self) -> int:
+        """The version of the run that the model was last moved onto; -1 before attach."""
+        raise NotImplementedError
+
+    @property
+    def part(self) -> tuple[int, int]:
+        """Which part of the data is this client's, and of how many; (0, 1) with data.sharding = "local"."""
+        if self.config.get("data", {}).get("sharding") == "local":
+            return 0, 1
+        return self._place.shard_index, self._place.shard_count
+
+    def attach(self, model: nn.Module) -> None:
+        """Hand the model over; on return its weights are the run's."""
+        raise NotImplementedError
+
+    def step(self, *, tokens: int = 0, metrics: Mapping[str, SupportsFloat] | None = None) -> bool:
+        """Say that a training step is done; the only point where weights may be exchanged."""
+        raise NotImplementedError
+
+    def progress(self) -> dict[str, float]:
+        """Step, version, tokens, tokens_per_s and the running mean of each metric. For any thread."""
+        raise NotImplementedError
+
+    def shard(
+        self,
+        data: str | os.PathLike[str] | Corpus | Sequence[Any],
+        *,
+        batch: int | None = None,
+        context: int | None = None,
+    ) -> Iterator[Any]:
+        """Draw from this client's own part of `data`, in an order that the seed decides, until the run ends.
+
+        data as a path or a Corpus: text. Gives random windows, int64 (batch, context + 1) on `device`; `batch` is
+        train.batch unless given, `context` is needed for a path.
+        data as any sequence (len() and [i]: a list, a torch Dataset, batches made before): gives its items, each once
+        per epoch. Item i belongs to client i modulo the number of shards, so that sorted data is dealt out evenly.
+        With data.sharding = "local" the whole of `data` is this client's own.
+        Raises DataError for text that is missing or too short, TaskError for an empty part.
+        """
+        mine = self.part
+        settings = self.config.get("data", {})
+        start = max(self.version, 0)
+        if isinstance(data, Corpus | str | os.PathLike):
+            if not isinstance(data, Corpus):
+                if context is None:
+                    raise TaskError("fed.shard needs context= (bytes a model sees) with a path")
+                held_out = float(settings.get("holdout", HELD_OUT_SHARE))
+                data = Corpus.open(data, context=context, held_out=held_out)
+            size = batch or int(self.config.get("train", {}).get("batch", 1))
+            return self._text(data, mine, size, start)
+        return self._items(data, mine, start)
+
+    def _text(
+        self, corpus: Corpus, mine: tuple[int, int], batch: int, start: int
+    ) -> Iterator[torch.Tensor]:
+        span = corpus.shard(*mine)
+        name = self.client_name
+        drawn = windows(corpus, span, batch=batch, seed=self.seed, name=name, start=start)
+
+        def endless() -> Iterator[torch.Tensor]:
+            while self.running:
+                yield torch.from_numpy(next(drawn)).to(self.device).long()
+
+        return endless()
+
+    def _items(self, data: Sequence[Any], mine: tuple[int, int], start: int) -> Iterator[Any]:
+        index, count = mine
+        order = list(range(index, len(data), count))
+        if not order:
+            raise TaskError(
+                f"fed.shard: {len(data)} items leave none for part {index} of {count}: give more items"
+            )
+        # text seeds go through sha512 in the standard library: the same on every machine and version
+        chance = random.Random(f"{self.seed}/{self.client_name}/{index}/{count}/{start}")  # noqa: S311
+
+        def endless() -> Iterator[Any]:
+            while True:
+                chance.shuffle(order)
+                for item in order:
+                    if not self.running:
+                        return
+                    yield data[item]
+
+        return endless()
+
+    def _ended(self) -> bool:
+        """Return False for step; raises RunFinishedError for a loop that never looks at it."""
+        self._steps_after_end += 1
+        if self._steps_after_end > TOLERATED_STEPS:
+            raise RunFinishedError(
+                f"the run has ended and fed.step has said so {TOLERATED_STEPS} times: leave the loop when it returns False"
+            )
+        return False
+
+
+class Fed(FedBase):
+    """A client's view of a run with a parameter server. Used by the training thread, but for `progress`."""
+
+    def __init__(
+        self,
+        learner: Learner,
+        place: Place,
+        open_split: Callable[[SplitTraining, dict[str, str]], None] | None = None,
+    ) -> None:
+        super().__init__(place)
+        self._learner = learner
+        self._meter = learner.meter
+        self._open_split = open_split
+        self._split: SplitTraining | None = None
+        self._waited_s = 0.0
+
+    @property
+    def running(self) -> bool:
+        """False once the run has ended."""
+        return not self._learner.stopped
+
+    @property
+    def version(self) -> int:
+        """The version of the run that the model was last moved onto; -1 before attach."""
+        return self._learner.version
+
+    def attach(self, model: nn.Module) -> None:
+        """Hand the model over and wait until its weights are the run's: the first client's own, or those received.
+
+        Every floating point parameter and persistent buffer takes part; see `fsl_async.learn.client.buffers`. Build the
+        optimiser before or after, as you like: weights change in place.
+        Raises NotAllowedError where this site lets LoRA adapters out and the model has other tensors, RefusedError where the run trains
+        another model (its text names the first tensor that differs),
+        TaskError for a model that cannot be exchanged, RunFinishedError where the run ended meanwhile.
+        """
+        self._check_weights(model)
+        self._learner.attach(model)
+
+    def _check_weights(self, model: nn.Module) -> None:
+        """Raise NotAllowedError where a site that lets adapters out alone would send other tensors, whatever the run's configuration says."""
+        policy = self._place.policy
+        if policy.lets(DELTAS):
+            return
+        tensors = ModelWeights(model).manifest.tensors
+        others = [
+            one.name for one in tensors if not set(one.name.split(".")) & {"lora_A", "lora_B"}
+        ]
+        if others:
+            what = f"this task exchanges {others[0]}, which is no LoRA adapter: it"
+            policy.require({DELTAS: "the parameter server"}, what)
+
+    def split(
+        self,
+        half: ClientHalf,
+        method: Method,
+        rules: SplitRules,
+        *,
+        classes: int,
+        architecture: Mapping[str, str],
+        features: tuple[int, ...] = (),
+    ) -> SplitTraining:
+        """Train `half` with the run's split server: open the session, and wait until the weights are the run's.
+
+        architecture: what must be the same at the server, by name, in the order of comparison. classes: labels are in 0 ... classes - 1.
+        features: of a U-shape, the shape of one sample's where it is not that of the activations but for the last size.
+        Raises as `attach` does, and NotAllowedError where this site's policy keeps here what the method sends.
+        """
+        if self._split is not None:
+            raise TaskError("fed.split was called twice: one half to a client")
+        if self._open_split is None:
+            raise TaskError("fed.split needs a run with a split server")
+        decisions = decisions_of(rules)
+        policy = self._place.policy
+        if decisions.has_server:
+            sent = [ACTIVATIONS] if rules.labels_at_home else [ACTIVATIONS, LABELS]
+            policy.require(dict.fromkeys(sent, "the split server"), "this task's method")
+        self._split = SplitTraining(
+            half,
+            method,
+            decisions,
+            classes=classes,
+            stopped=lambda: self._learner.stopped,
+            version=lambda: self._learner.version,
+            features=features,
+            on_step=lambda loss, _: self._meter.count(0, {"loss": loss}),
+            meter=self._meter,
+            labels_stay=not policy.lets(LABELS),
+        )
+        parts = {name: exchanged(half.part(name)) for name in decisions.averaged}
+        whole = parts["client"] if len(parts) == 1 else nn.ModuleDict(parts)
+        self._check_weights(whole)
+        self._learner.expect_rounds()
+        if decisions.has_server:
+            self._open_split(self._split, dict(architecture))
+        self._learner.attach(whole)
+        return self._split
+
+    def rounds(self) -> Iterator[int]:
+        """The rounds that this client is called to train, until the run ends."""
+        self._learner.expect_rounds()
+        while (number := self._timed(self._learner.next_round)) is not None:
+            if self._split is not None:
+                self._split.begin_round(number)
+            yield number
+            self._meter.step_dropped()  # a loop that did not end its round: what it waits for now is no step
+
+    def end_round(
+        self, *, samples: int, metrics: Mapping[str, SupportsFloat] | None = None
+    ) -> bool:
+        """Say that the round is done; on return the weights are those that came of it. Returns False once the run has ended.
+
+        samples: trained in it; the weight of this client in the average.
+        """
+        if self._split is not None:
+            self._split.end_round()
+        if self._learner.stopped:
+            return False
+        self._meter.count(samples, metrics)
+        return self._timed(self._learner.end_round)
+
+    @property
+    def waited_s(self) -> float:
+        """How long the training thread has waited for the network in a run by rounds: for answers, for calls, for versions."""
+        return self._waited_s + (self._split.waited_s if self._split is not None else 0.0)
+
+    def _timed(self, wait: Callable[[], T]) -> T:
+        begun = time.monotonic()
+        try:
+            return wait()
+        finally:
+            self._waited_s += time.monotonic() - begun
+
+    def step(self, *, tokens: int = 0, metrics: Mapping[str, SupportsFloat] | None = None) -> bool:
+        """Say that a training step is done; the only point where weights may be exchanged.
+
+        tokens: trained in this step on this client; the weight of its work in a merge.
+        metrics: numbers to report, such as {"loss": 2.3}.
+        Returns False once the run has ended; then leave the loop. Takes microseconds unless the
+        run wants something of the model.
+        """
+        self._meter.step_ended()
+        self._meter.count(tokens, metrics)
+        if self._learner.attention and not self._learner.attend():
+            return self._ended()
+        self._meter.step_begins()
+        return True
+
+    def progress(self) -> dict[str, float]:
+        """Step, version, tokens, tokens_per_s and the running mean of each metric. For any thread."""
+        return {"version": self._learner.version, **self._meter.progress()}
+
+
+class LocalFed(FedBase):
+    """The same API for one process alone: a baseline to compare with, and a way to try a task out.
+
+    Ends after `steps` steps or `seconds` seconds, whichever comes first (None: no limit). `history` keeps
+    (step, metrics) of every step.
+    """
+
+    def __init__(
+        self, place: Place, *, steps: int | None = None, seconds: float | None = None
+    ) -> None:
+        super().__init__(place)
+        self.history: list[tuple[int, dict[str, float]]] = []
+        self.model: nn.Module | None = None
+        self._meter = Meter()
+        self._last_step = steps
+        self._deadline = None if seconds is None else time.monotonic() + seconds
+        self._running = True
+
+    @property
+    def running(self) -> bool:
+        """False once the steps or the time are used up."""
+        return self._running
+
+    @property
+    def version(self) -> int:
+        """Always the initial version, once a model is attached."""
+        return -1 if self.model is None else 0
+
+    def attach(self, model: nn.Module) -> None:
+        """Keep the model, for whoever called the task to look at."""
+        if self.model is not None:
+            raise TaskError("fed.attach was called twice: attach one model, once")
+        self.model = model
+
+    def step(self, *, tokens: int = 0, metrics: Mapping[str, SupportsFloat] | None = None) -> bool:
+        """Count a step; False once the steps or the time are used up."""
+        if self.model is None:
+            raise TaskError("fed.step came before fed.attach(model): attach the model first")
+        if not self._running:
+            return self._ended()
+        self._meter.count(tokens, metrics)
+        given = {name: float(value) for name, value in (metrics or {}).items()}
+        self.history.append((self._meter.steps, given))
+        out_of_steps = self._last_step is not None and self._meter.steps >= self._last_step
+        out_of_time = self._deadline is not None and time.monotonic() >= self._deadline
+        if out_of_steps or out_of_time:
+            self._running = False
+            return self._ended()
+        return True
+
+    def stop(self) -> None:
+        """End the run at the next step. For any thread."""
+        self._last_step = 0
+
+    def progress(self) -> dict[str, float]:
+        """Step, version, tokens, tokens_per_s and the running mean of each metric. For any thread."""
+        return {"version": self.version, **self._meter.progress()}

@@ -1,0 +1,138 @@
+"""A version on its way to a client: its chunks are checked as they come, and the weights that come of them are hashed.
+
+What a client has to say of a version is the digest of its weights, and that takes ten times as long as decoding and adding an update. SHA-256
+goes from the first value to the last, so it follows as far as chunks are here without a gap. They come in order, as a rule: then there is
+nothing left to hash when the last one is here.
+
+A full version is decoded into the vector that will be the base. An update is added to a copy of the base's chunk, which shows that it decodes and what
+the weights will be; then its frame is kept, and the base stays as it is until the version is whole (docs/adr/0097).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fsl_async.store.errors import LearnerError
+from fsl_async.store.manifest import WeightsDigest
+from fsl_codecs import CodecError, decode_accumulate, decode_into, info, new_vector
+
+if TYPE_CHECKING:
+    from fsl_async.learn.client.buffers import Vector
+    from fsl_async.store.chunk_pool import ChunkPool
+    from fsl_async.store.manifest import Manifest
+
+_DONE = b""
+"""In the place of a frame that is not needed any more; no frame is empty."""
+
+
+class Fetch:
+    """The chunks of one version. For one thread at a time, which may be another than the one that made it.
+
+    base: float32, all values of the model, what an update is added to; nobody writes it before `write_to`. None for a full version.
+    target: where a full version is decoded to, of the same shape; what it holds is of no use before all chunks are here. None for an update.
+    """
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        version: int,
+        *,
+        base: Vector | None = None,
+        target: Vector | None = None,
+    ) -> None:
+        self.version = version
+        self.target = target
+        self.chunks = manifest.chunks
+        self._manifest = manifest
+        self._base = base
+        self._frames: list[bytes | None] = [None] * self.chunks
+        self._hash = WeightsDigest()
+        self._hashed = 0  # chunks
+        self._room: Vector | None = None  # for one chunk, from when it is needed
+
+    @property
+    def missing(self) -> int:
+        """How many chunks are not here yet."""
+        return self._frames.count(None)
+
+    @property
+    def digest(self) -> str:
+        """Of the version's weights. Only when no chunk is missing."""
+        assert self._hashed == self.chunks
+        return self._hash.text
+
+    def put(self, index: int, frame: bytes) -> None:
+        """Take one chunk, in any order; the same again is ignored.
+
+        Raises LearnerError for a frame that is damaged or of a wrong size, which leaves all as it was.
+        """
+        if not 0 <= index < self.chunks:
+            raise LearnerError(f"version {self.version} has {self.chunks} chunks, no chunk {index}")
+        if self._frames[index] is not None:
+            return
+        expected = self._manifest.chunk_values(index)
+        try:
+            found = info(frame).values
+            if found != expected:
+                raise LearnerError(
+                    f"chunk {index} of version {self.version} has {found} values, not {expected}"
+                )
+            values = self._decoded(index, frame)
+        except CodecError as error:
+            raise LearnerError(
+                f"chunk {index} of version {self.version} cannot be decoded: {error}"
+            ) from error
+        self._frames[index] = _DONE if self._base is None else bytes(frame)
+        if index == self._hashed:
+            self._follow(values)
+
+    def write_to(self, new: Vector, pool: ChunkPool) -> None:
+        """Make `new` this version: one fp32 addition per value of an update, as the parameter server does it; `new` may be the base itself.
+
+        Only when no chunk is missing. Cannot fail for what is in a frame: each has been added once, to a copy.
+        """
+        base = self._base
+        if base is None:
+            return  # it is in the target
+
+        def write_chunk(index: int) -> None:
+            frame = self._frames[index]
+            assert frame is not None
+            chunk = self._chunk(new, index)
+            if new is not base:
+                chunk[:] = self._chunk(base, index)
+            decode_accumulate(frame, chunk, 1.0)  # times one is exact
+            self._frames[index] = _DONE
+
+        pool.run(write_chunk, range(self.chunks))
+
+    def _follow(self, values: Vector) -> None:
+        """Hash the next chunk, while the processor has it near, and what came before it was its turn."""
+        self._hash.update(values)
+        self._hashed += 1
+        while self._hashed < self.chunks:
+            frame = self._frames[self._hashed]
+            if frame is None:
+                return
+            self._hash.update(self._decoded(self._hashed, frame))
+            self._hashed += 1
+
+    def _decoded(self, index: int, frame: bytes) -> Vector:
+        """The version's weights in a chunk, good until the next call. Raises CodecError."""
+        if self.target is not None:
+            chunk = self._chunk(self.target, index)
+            if frame is not _DONE:
+                decode_into(frame, chunk)
+            return chunk
+        assert self._base is not None
+        old = self._chunk(self._base, index)
+        if self._room is None:
+            self._room = new_vector(self._manifest.chunk_values(0))
+        chunk = self._room[: len(old)]
+        chunk[:] = old
+        decode_accumulate(frame, chunk, 1.0)
+        return chunk
+
+    def _chunk(self, vector: Vector, index: int) -> Vector:
+        start, stop = self._manifest.chunk_range(index)
+        return vector[start:stop]

@@ -1,0 +1,133 @@
+"""What the training thread has done: steps, tokens, metrics; in all, and since the last snapshot.
+
+Written by the training thread only. The loop thread reads totals and copies; a value one step old does no harm there.
+"""
+
+import math
+import time
+from collections import deque
+from collections.abc import Mapping
+from typing import SupportsFloat
+
+from fsl_async.errors import TaskError
+from fsl_async.roles.sync.training_trouble import NOT_FINITE, SKIPPED
+
+SMOOTHING = 0.95
+"""Weight of the past in the running means that heartbeats carry: about the last twenty steps."""
+
+RATE_WINDOW_S = 5.0
+
+MOST_METRICS = 60
+"""A message has room for 64, and a heartbeat carries totals besides."""
+
+STEPS_KEPT = 64
+"""Whose times are kept, to know what a step takes."""
+
+
+class Meter:
+    """Counts. `steps` and `tokens` are totals; `unsent_*` are those since `take` or `forget`."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self.tokens = 0
+        self._sent = (0, 0)
+        self._sums: dict[str, tuple[float, int]] = {}
+        self._means: dict[str, float] = {}
+        self._rate_mark = (time.monotonic(), 0)
+        self._tokens_per_s = 0.0
+        self._bad_share = 0.0  # running mean, of steps with a metric that is not finite, or skipped
+        self.left_out = 0
+        """Steps of split learning that were begun and came to nothing."""
+        self.step_begun: float | None = None  # None while the training thread is not in a step
+        self.step_times: deque[float] = deque(maxlen=STEPS_KEPT)
+        self._before_wait_s = 0.0  # of the present step
+
+    @property
+    def unsent_tokens(self) -> int:
+        """Tokens since the last `take` or `forget`."""
+        return self.tokens - self._sent[1]
+
+    def count(self, tokens: int, metrics: Mapping[str, SupportsFloat] | None) -> None:
+        """Book one step: a microsecond or two, and a wait for the GPU for each metric that is a tensor on one.
+
+        Raises TaskError for a metric that is not a number.
+        """
+        self.steps += 1
+        self.tokens += tokens
+        now = time.monotonic()
+        since, before = self._rate_mark
+        if now - since >= RATE_WINDOW_S:
+            self._tokens_per_s = (self.tokens - before) / (now - since)
+            self._rate_mark = (now, self.tokens)
+        is_bad = False
+        if metrics and (len(metrics) > MOST_METRICS or not all(type(n) is str for n in metrics)):
+            raise TaskError(
+                f"fed.step: give at most {MOST_METRICS} metrics, each under a name that is text"
+            )
+        for name, given in (metrics or {}).items():
+            try:
+                value = float(given)
+            except (TypeError, ValueError) as error:
+                raise TaskError(
+                    f"fed.step: metrics[{name!r}] is a {type(given).__name__}, not a number"
+                ) from error
+            is_bad = is_bad or not math.isfinite(value) or (name == SKIPPED and value > 0)
+            total, times = self._sums.get(name, (0.0, 0))
+            self._sums[name] = (total + value, times + 1)
+            mean = self._means.get(name, value)
+            if mean - mean == 0.0:  # finite: a single NaN must not stay in the mean for ever
+                self._means[name] = mean + (1 - SMOOTHING) * (value - mean)
+            else:
+                self._means[name] = value
+        self._bad_share += (1 - SMOOTHING) * (is_bad - self._bad_share)
+
+    def step_ended(self) -> None:
+        """The training thread is in fed.step, and may wait there."""
+        now = time.monotonic()
+        if self.step_begun is not None:
+            self.step_times.append(self._before_wait_s + now - self.step_begun)
+        self.step_begun, self._before_wait_s = None, 0.0
+
+    def step_waits(self) -> bool:
+        """The training thread waits for others in the middle of a step, until `step_begins`; False: it is in none."""
+        if self.step_begun is None:
+            return False
+        self._before_wait_s += time.monotonic() - self.step_begun
+        self.step_begun = None
+        return True
+
+    def step_dropped(self) -> None:
+        """What was begun is no step."""
+        self.step_begun, self._before_wait_s = None, 0.0
+
+    def step_begins(self) -> None:
+        """The training thread goes back to the user's code."""
+        self.step_begun = time.monotonic()
+
+    def take(self) -> tuple[int, int, dict[str, float]]:
+        """(tokens, steps, mean of each metric) since the last time; they are counted as sent from now on."""
+        tokens, steps = self.tokens - self._sent[1], self.steps - self._sent[0]
+        means = {name: total / times for name, (total, times) in self._sums.items()}
+        self.forget()
+        return tokens, steps, means
+
+    def forget(self) -> None:
+        """Count what was trained since the last snapshot as lost: it will not be sent."""
+        self._sent = (self.steps, self.tokens)
+        self._sums.clear()
+
+    def totals(self) -> dict[str, float]:
+        """Counts alone: step, tokens, tokens_per_s (over the last seconds), left_out if there is any.
+
+        And not_finite, 1, while most steps have a metric that is NaN or infinite, or are skipped: that says nothing about the data.
+        """
+        totals = {"step": self.steps, "tokens": self.tokens, "tokens_per_s": self._tokens_per_s}
+        if self.left_out:
+            totals["left_out"] = self.left_out
+        if self._bad_share > 0.5:
+            totals[NOT_FINITE] = 1
+        return totals
+
+    def progress(self) -> dict[str, float]:
+        """The totals, and the running mean of each metric."""
+        return {**self._means.copy(), **self.totals()}

@@ -1,0 +1,139 @@
+"""The built-in task: pretrain a byte-level GPT on text. Written on the public fed API only; copy it to begin your own.
+
+Defaults follow what DiLoCo and its successors use inside a round: AdamW with betas (0.9, 0.95), decay 0.1 on matrices only,
+gradients clipped to norm 1. The learning rate warms up and then stays: a run of this kind has no end that a client could
+know, and a schedule on local steps would put a client that joins late at the start of it. For a
+fixed budget `train.decay_steps` gives a cosine to a tenth.
+
+The optimiser's moments stay here. After a rebase they describe slightly other weights; averaging them
+would cost two more models on the wire and was found not to help (DiLoCo, section 3).
+"""
+
+# ruff: noqa: N806 - shapes are suffixes
+
+import math
+import sysconfig
+from collections.abc import Mapping
+from contextlib import nullcontext
+from typing import Any
+
+import attrs
+import torch
+
+from fsl_async.errors import DataError, TaskError
+from fsl_async.learn.client.fed import FedBase
+from fsl_async.learn.data.corpus import HELD_OUT_SHARE, Corpus, held_out_windows
+from fsl_async.learn.models.gpt import GPT, PRESETS, GPTConfig
+
+Tables = Mapping[str, Mapping[str, Any]]
+
+EVALUATED_BYTES = 1 << 14
+"""The held-out tail is sampled down to this: half a second for the smallest model on one core."""
+EVALUATED_BATCH = 8
+
+
+def train(fed: FedBase) -> None:
+    """Train until the run ends, then report the loss on the held-out tail."""
+    settings = {"batch": 16, "threads": 0, "clip_norm": 1.0, **fed.config.get("train", {})}
+    if settings["threads"]:
+        # Several clients on one machine: each would start a thread per core, and they would wait for each other.
+        torch.set_num_threads(settings["threads"])
+    model_config = gpt_config(fed.config)
+    corpus = open_corpus(fed.config, model_config.context)
+    corpus.shard(*fed.part)  # too short a part is said before this client takes part in anything
+    model = GPT(model_config, seed=fed.seed).to(fed.device)
+    fed.attach(model)
+    optimizer = build_optimizer(model, settings)
+    skipped = 0
+    for step, window_BS in enumerate(fed.shard(corpus, batch=settings["batch"])):
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(step, settings)
+        with autocast(fed.device):
+            loss = model.loss(window_BS)
+        loss.backward()  # type: ignore[no-untyped-call]
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), settings["clip_norm"] or math.inf)
+        is_skipped = not bool(torch.isfinite(norm))
+        if not is_skipped:
+            optimizer.step()
+        else:
+            # One bad batch must not put NaN into the moments, from where nothing takes it out again.
+            skipped += 1
+            if skipped == 1:
+                fed.log("gradients are not finite: this step is skipped (reported once)")
+        optimizer.zero_grad()
+        tokens = window_BS.numel() - len(window_BS)
+        if not fed.step(tokens=tokens, metrics={"loss": loss.item(), "skipped": is_skipped}):
+            break
+    if corpus.held_out.bytes:
+        fed.log(f"eval_loss {evaluate(model, corpus):.4f} nats/byte on the held-out tail")
+
+
+def gpt_config(tables: Tables) -> GPTConfig:
+    """Read [model]: a preset, and sizes that are not 0 in its place. Raises TaskError."""
+    given = tables.get("model", {})
+    preset = given.get("preset", "0.5m")
+    if preset not in PRESETS:
+        raise TaskError(f"model.preset {preset!r} does not exist: use one of {', '.join(PRESETS)}")
+    names = ("layers", "width", "heads", "context")
+    changed = {name: given[name] for name in names if given.get(name)}
+    try:
+        return attrs.evolve(PRESETS[preset], **changed)
+    except ValueError as error:
+        raise TaskError(str(error)) from error
+
+
+def open_corpus(tables: Tables, context: int) -> Corpus:
+    """Read [data]. Without a path, the source of Python's standard library: every site has one, though not the same."""
+    given = tables.get("data", {})
+    path = given.get("path") or sysconfig.get_path("stdlib")
+    return Corpus.open(path, context=context, held_out=given.get("holdout", HELD_OUT_SHARE))
+
+
+def build_optimizer(model: torch.nn.Module, settings: Mapping[str, Any]) -> torch.optim.AdamW:
+    """AdamW with decay on matrices only: pulling a norm's weight towards 0 shrinks the signal, not the complexity."""
+    weights = [weight for weight in model.parameters() if weight.requires_grad]
+    groups = [
+        {
+            "params": [weight for weight in weights if weight.dim() > 1],
+            "weight_decay": settings.get("weight_decay", 0.1),
+        },
+        {"params": [weight for weight in weights if weight.dim() <= 1], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(groups, lr=settings.get("learning_rate", 3e-3), betas=(0.9, 0.95))
+
+
+def learning_rate(step: int, settings: Mapping[str, Any]) -> float:
+    """Linear warm-up over train.warmup_steps, then constant, or a cosine to a tenth at train.decay_steps."""
+    peak = float(settings.get("learning_rate", 3e-3))
+    warmup = int(settings.get("warmup_steps", 20))
+    decay = int(settings.get("decay_steps", 0))
+    if step < warmup:
+        return peak * (step + 1) / (warmup + 1)
+    if not decay:
+        return peak
+    done = min(1.0, (step - warmup) / max(1, decay - warmup))
+    return peak * (0.55 + 0.45 * math.cos(math.pi * done))
+
+
+def autocast(device: torch.device) -> torch.autocast | nullcontext[None]:
+    """bf16 products on CUDA; elsewhere it is seldom faster and always less precise."""
+    return torch.autocast("cuda", torch.bfloat16) if device.type == "cuda" else nullcontext()
+
+
+def evaluate(model: GPT, corpus: Corpus, *, limit_bytes: int = EVALUATED_BYTES) -> float:
+    """Mean loss in nats per byte on the held-out tail; the same bytes for everybody. Raises DataError without a tail."""
+    device = next(model.parameters()).device
+    limit = max(1, limit_bytes // (corpus.window_bytes - 1))
+    was_training = model.training
+    model.eval()
+    total, count = 0.0, 0
+    with torch.no_grad(), autocast(device):
+        for window_BS in held_out_windows(corpus, batch=EVALUATED_BATCH, limit=limit):
+            predicted = window_BS.size - len(window_BS)
+            loss = model.loss(torch.from_numpy(window_BS).to(device).long())
+            total += loss.item() * predicted
+            count += predicted
+    model.train(was_training)
+    if not count:
+        raise DataError("nothing is held out (data.holdout is 0): there is nothing to evaluate on")
+    return total / count

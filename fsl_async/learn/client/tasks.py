@@ -1,0 +1,139 @@
+"""Find the training function that `train.task` or --task names. Does not import torch by itself."""
+
+import importlib
+import importlib.util
+import inspect
+import os
+import sys
+import sysconfig
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import fsl_async
+import fsl_codecs
+from fsl_async.errors import TaskError, TaskRaisedError, one_line
+
+Task = Callable[[Any], object]
+
+BUILT_IN = "fsl_async.learn.client.pretrain:train"
+
+
+def load_task(text: str) -> Task:
+    """Return the function named as "file.py:function" or "package.module:function"; empty is the built-in task.
+
+    Raises TaskError, as `load_function` does.
+    """
+    return load_function("task", text or BUILT_IN, ("fed",))
+
+
+def load_function(what: str, text: str, arguments: Sequence[str]) -> Callable[..., object]:
+    """Return the function of the user's that `text` names; it must take `arguments`. `what` it is for goes into messages.
+
+    A file's folder goes to the front of sys.path, as with `python file.py`, so that it can import its neighbours.
+    Raises TaskError in one line: no such file or module, no such function, or what importing it raised.
+    """
+    label = f"{what} {text!r}"
+    place, colon, name = text.rpartition(":")
+    if not colon or not place or not name.isidentifier():
+        raise TaskError(f"{label}: write it as file.py:function or package.module:function")
+    is_file = place.endswith(".py") or "/" in place or "\\" in place
+    module = _file(label, Path(place).expanduser()) if is_file else _module(label, place)
+    function = getattr(module, name, None)
+    if not callable(function):
+        here = [
+            other
+            for other, value in vars(module).items()
+            if inspect.isfunction(value) and value.__module__ == module.__name__
+        ]
+        raise TaskError(
+            f"{label}: {place} has no function {name!r}; it has {', '.join(here) or 'none'}"
+        )
+    count = "one argument" if len(arguments) == 1 else f"{len(arguments)} arguments"
+    try:
+        inspect.signature(function).bind(*arguments)
+    except TypeError as error:
+        raise TaskError(
+            f"{label}: {name} must take {count}, {', '.join(arguments)} ({error})"
+        ) from error
+    except ValueError:
+        pass  # some callables written in C have no signature to look at
+    found: Callable[..., object] = function
+    return found
+
+
+_OURS = tuple(each.__path__[0] + os.sep for each in (fsl_async, fsl_codecs))
+_LIBRARIES = tuple(
+    sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")
+)
+
+
+def own_failure(error: Exception) -> TaskRaisedError | None:
+    """What to tell the user of an exception that left a task; None when it is not the task's but this program's.
+
+    Of the frames that belong to no library, the innermost decides: the task's own, then the task is at fault, also where a
+    library that it called raised; one of this program (in `fed.step`, or in the built-in task), then it is a bug of ours.
+    """
+    frames = traceback.extract_tb(error.__traceback__)
+    written = [
+        frame
+        for frame in frames
+        if frame.filename.startswith(_OURS) or not frame.filename.startswith((*_LIBRARIES, "<"))
+    ]
+    if not written or written[-1].filename.startswith(_OURS):
+        return None
+    place = f"{written[-1].filename}:{written[-1].lineno}"
+    kind = type(error).__name__
+    said = one_line(str(error))
+    shown = [frame for frame in frames if not frame.filename.startswith(_OURS)]
+    trace = ["Traceback (most recent call last):\n", *traceback.format_list(shown)]
+    trace += traceback.format_exception_only(error)
+    text = f"your task {place} raised {kind}" + (f": {said}" if said else "")
+    return TaskRaisedError(text, "".join(trace))
+
+
+def _file(label: str, path: Path) -> ModuleType:
+    if not path.is_file():
+        raise TaskError(f"{label}: there is no file {str(path)!r}; is the path right?")
+    path = path.resolve()
+    name = f"fsl_task_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise TaskError(f"{label}: {path.name} is not a Python file (.py)")
+    module = importlib.util.module_from_spec(spec)
+    if str(path.parent) not in sys.path:
+        sys.path.insert(0, str(path.parent))
+    sys.modules[name] = module  # dataclasses and multiprocessing look a class's module up here
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        del sys.modules[name]
+        raise TaskError(_failure(label, path, error)) from error
+    return module
+
+
+def _module(label: str, name: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name and (name == error.name or name.startswith(f"{error.name}.")):
+            raise TaskError(
+                f"{label}: there is no module {error.name!r} on the Python path; a file is written as file.py:function"
+            ) from error
+        raise TaskError(_failure(label, None, error)) from error
+    except (Exception, SystemExit) as error:
+        raise TaskError(_failure(label, None, error)) from error
+
+
+def _failure(label: str, path: Path | None, error: BaseException) -> str:
+    """Say what importing raised and, in the task's own file, where."""
+    lines = [
+        frame.lineno
+        for frame in traceback.extract_tb(error.__traceback__)
+        if path is not None and frame.filename == str(path)
+    ]
+    where = f" at line {lines[-1]}" if lines else ""
+    what = one_line(str(error)) or "no message"
+    return f"{label}: importing it raised {type(error).__name__}{where}: {what}"

@@ -1,0 +1,245 @@
+"""Who trains on which samples: IID or Dirichlet(alpha), the same at the server and at every site.
+
+The server knows label counts only. From them and a seed it works out how many samples of each class a client gets; a site that holds the
+samples turns that into indices by the labels it sees. All of it is integers from `counter` and decimal arithmetic of stated precision (ADR 30),
+so nobody has to send lists, and a site that computed something else shows it by the fingerprint.
+
+    iid         all samples, shuffled, in parts that differ by at most one
+    dirichlet   each class is shuffled and cut by shares drawn from Dirichlet(alpha, ..., alpha) over the clients, as in Yurochkin et al.
+                (arXiv:1905.12022) and Hsu et al. (arXiv:1909.06335): small alpha gives clients few classes, large alpha tends to IID
+
+A Dirichlet draw may leave a client without samples. It then gets one from the client that has most, of that one's largest class; ties go to the lower
+number. Nothing is drawn again, so one client's emptiness does not change what all others get.
+"""
+
+import hashlib
+import heapq
+import json
+from collections.abc import Iterator, Sequence
+from decimal import MAX_EMAX, MIN_EMIN, ROUND_HALF_EVEN, Context, Decimal, localcontext
+from itertools import pairwise
+from typing import Literal
+
+import attrs
+import numpy as np
+import numpy.typing as npt
+
+from fsl_async.errors import DataError
+from fsl_async.learn.data.base import Dataset, Indices
+from fsl_async.learn.data.counter import permutation, words
+
+Kind = Literal["iid", "dirichlet"]
+
+MIN_ALPHA, MAX_ALPHA = 1e-6, 1e6
+MAX_SHARES = 100_000
+"""Clients times classes; a share takes some 0.2 ms."""
+
+_DIGITS = 28
+_UNIT = Decimal("2.710505431213761085018632002E-20")
+"""2^-65. A literal is exact, an operation here would round as the importing thread's context says."""
+_SQUEEZE = Decimal("0.0331")
+_FIRST_WORDS = 8
+
+
+@attrs.frozen(slots=True)
+class PartitionSpec:
+    """What a run says of its partition: small enough for a welcome. Raises DataError for values that make no sense."""
+
+    kind: Kind
+    clients: int
+    seed: int = 0
+    alpha: float = 1.0
+    """Of dirichlet only."""
+
+    def __attrs_post_init__(self) -> None:
+        if self.kind not in {"iid", "dirichlet"}:
+            raise DataError(f"partition {str(self.kind)[:80]!r}: use iid or dirichlet")
+        if self.clients < 1:
+            raise DataError(f"{self.clients} clients: give at least 1")
+        if not MIN_ALPHA <= self.alpha <= MAX_ALPHA:  # also false for NaN
+            raise DataError(
+                f"alpha is {self.alpha:g}: must be above 0 ({MIN_ALPHA:g} to {MAX_ALPHA:g})"
+            )
+
+    def of_counts(self, counts: Sequence[int]) -> "Partition":
+        """Divide samples of which only the number in each class is known. DataError with more clients than samples."""
+        counts = tuple(map(int, counts))
+        total = sum(counts)
+        if min(counts, default=0) < 0 or self.clients > total:
+            raise DataError(
+                f"{self.clients} clients, but {total} samples: give fewer clients or more data"
+            )
+        if self.kind == "iid":
+            edges = [_even(total, self.clients)]
+        else:
+            if self.clients * len(counts) > MAX_SHARES:
+                raise DataError(
+                    f"{self.clients} clients times {len(counts)} classes exceed {MAX_SHARES:,} shares"
+                )
+            shares = [_shares(self, label, count) for label, count in enumerate(counts)]
+            edges = [_edges(row) for row in _nobody_empty(shares)]
+        return Partition(self, counts, tuple(edges))
+
+    def of(self, data: Dataset) -> "Partition":
+        """Divide a data set; IID needs no labels."""
+        if self.kind == "dirichlet" and data.labels is None:
+            raise DataError(f"data {data.name!r} has no labels, which dirichlet needs: use iid")
+        return self.of_counts((data.samples,) if data.labels is None else data.label_counts())
+
+
+@attrs.frozen(slots=True)
+class Partition:
+    """Samples of each class in clients' parts: client i has, of class c as shuffled, those from edges[c][i] to edges[c][i + 1].
+
+    With iid there is one row of edges, over all samples.
+    """
+
+    spec: PartitionSpec
+    counts: tuple[int, ...]
+    edges: tuple[tuple[int, ...], ...]
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Samples of each client."""
+        return tuple(
+            sum(row[client + 1] - row[client] for row in self.edges)
+            for client in range(self.spec.clients)
+        )
+
+    @property
+    def fingerprint(self) -> str:
+        """32 hex characters over everything that decides who gets what."""
+        text = json.dumps([self.spec.kind, self.spec.seed, self.counts, self.edges])
+        return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+    def indices(self, client: int, labels: npt.NDArray[np.int64] | None = None) -> Indices:
+        """The samples of a client, ascending: int64. `labels`: of all samples; iid needs none.
+
+        Raises DataError when the labels are not those that were counted, IndexError when there is no such client.
+        """
+        if not 0 <= client < self.spec.clients:
+            raise IndexError(f"client {client} of {self.spec.clients}")
+        seed = self.spec.seed
+        if self.spec.kind == "iid":
+            total = sum(self.counts)
+            if labels is not None and len(labels) != total:
+                raise DataError(f"{len(labels)} samples here, {total} at the server")
+            (row,) = self.edges
+            return np.sort(permutation(seed, "iid", total)[row[client] : row[client + 1]])
+        self._check(labels)
+        parts = [np.empty(0, np.int64)]
+        for label, row in enumerate(self.edges):
+            if row[client] < row[client + 1]:
+                order = permutation(seed, f"class/{label}", self.counts[label])
+                mine = order[row[client] : row[client + 1]]
+                parts.append(np.flatnonzero(labels == label)[mine])
+        return np.sort(np.concatenate(parts))
+
+    def _check(self, labels: npt.NDArray[np.int64] | None) -> None:
+        if labels is None:
+            raise DataError("a dirichlet partition needs the samples' labels")
+        found = np.bincount(labels, minlength=len(self.counts))
+        for label, count in enumerate(found.tolist()):
+            expected = self.counts[label] if label < len(self.counts) else 0
+            if count != expected:
+                raise DataError(
+                    f"class {label} has {count} samples here and {expected} at the server: the data differ"
+                )
+
+
+def epoch_order(seed: int, client: str, epoch: int, samples: int) -> Indices:
+    """In which order a client takes its samples in an epoch: one that was relaunched goes on at any (epoch, step)."""
+    return permutation(seed, f"epoch/{client}/{epoch}", samples)
+
+
+def _even(total: int, parts: int) -> tuple[int, ...]:
+    return tuple(total * edge // parts for edge in range(parts + 1))
+
+
+def _edges(shares: Sequence[int]) -> tuple[int, ...]:
+    edges = [0]
+    for share in shares:
+        edges.append(edges[-1] + share)
+    return tuple(edges)
+
+
+def _shares(spec: PartitionSpec, label: int, count: int) -> list[int]:
+    """How many of the class's `count` samples each client gets."""
+    if count == 0:
+        return [0] * spec.clients
+    with localcontext(
+        Context(prec=_DIGITS, rounding=ROUND_HALF_EVEN, Emin=MIN_EMIN, Emax=MAX_EMAX, traps=[])
+    ):
+        # repr is the shortest text that gives the same float, the same everywhere
+        alpha = Decimal(repr(float(spec.alpha)))
+        first = words(spec.seed, f"dirichlet/{label}", spec.clients * _FIRST_WORDS).tolist()
+        drawn = []
+        for client in range(spec.clients):
+            own = first[client * _FIRST_WORDS : (client + 1) * _FIRST_WORDS]
+            more = f"dirichlet/{label}/{client}"
+            drawn.append(_gamma(alpha, _uniform(own, spec.seed, more)))
+        total = sum(drawn)
+        # rounding is monotone, so the edges rise and none exceeds the class's count; the last could fall below it
+        edges = [0]
+        so_far = Decimal(0)
+        for one in drawn[:-1]:
+            so_far += one
+            edges.append(int(so_far * count / total))
+        edges.append(count)
+    return [stop - start for start, stop in pairwise(edges)]
+
+
+def _uniform(first: list[int], seed: int, more: str) -> Iterator[Decimal]:
+    """Endless numbers in (0, 1): from the words given, then from the stream called `more`."""
+    start = 0
+    while True:
+        for word in first:
+            yield (2 * word + 1) * _UNIT
+        first = words(seed, more, _FIRST_WORDS, start).tolist()
+        start += _FIRST_WORDS
+
+
+def _gamma(alpha: Decimal, uniform: Iterator[Decimal]) -> Decimal:
+    """A number of Gamma(alpha, 1): Marsaglia and Tsang, "A simple method for generating gamma variables", 2000.
+
+    Below 1 it is Gamma(alpha + 1) times U^(1 / alpha). As a decimal that cannot underflow, as floats do at alpha = 0.01.
+    """
+    one = Decimal(1)
+    if alpha < one:
+        lifted = _gamma(alpha + one, uniform)
+        return lifted * (next(uniform).ln() / alpha).exp()
+    shape = alpha - one / 3
+    spread = one / (9 * shape).sqrt()
+    while True:
+        normal = _normal(uniform)
+        cube = (one + spread * normal) ** 3
+        if cube > 0:
+            square, chance = normal * normal, next(uniform)
+            # the paper's squeeze: true in nearly all cases, and then no logarithm is needed
+            if chance < one - _SQUEEZE * square * square:
+                return shape * cube
+            if chance.ln() < square / 2 + shape - shape * cube + shape * cube.ln():
+                return shape * cube
+
+
+def _normal(uniform: Iterator[Decimal]) -> Decimal:
+    """A standard normal number, by Marsaglia's polar method: square root and logarithm are correctly rounded, a cosine is not there."""
+    while True:
+        x, y = 2 * next(uniform) - 1, 2 * next(uniform) - 1
+        square = x * x + y * y
+        if 0 < square < 1:
+            return x * (-2 * square.ln() / square).sqrt()
+
+
+def _nobody_empty(shares: list[list[int]]) -> list[list[int]]:
+    """Give each client without samples one of the client that has most. shares[class][client], changed in place."""
+    sizes = [sum(column) for column in zip(*shares, strict=True)]
+    richest = [(-size, client) for client, size in enumerate(sizes)]
+    heapq.heapify(richest)
+    for poor in [client for client, size in enumerate(sizes) if not size]:
+        size, rich = heapq.heappop(richest)
+        label = max(range(len(shares)), key=lambda one: (shares[one][rich], -one))
+        shares[label][rich] -= 1
+        shares[label][poor] += 1
+        heapq.heappush(richest, (size + 1, rich))
+    return shares

@@ -1,0 +1,186 @@
+"""Where a model can be cut, and the parts it falls into.
+
+A model is a row of pieces. One cut gives the client the front (inputs -> activations) and the server the rest
+(activations -> outputs). A second cut, `tail_cut`, gives the last pieces back to the client (U-shape): the head, the loss
+and therefore the labels stay at home.
+
+    nn.Sequential        cut "layer2" or "5": after the child of that name, or after child number 5 (from 0)
+    the built-in GPT     cut "2": embedding and the first 2 blocks | the other blocks, norm and head
+    Hugging Face models  the same (GPT-2, Llama, Qwen2, Qwen3, OPT families; see hf.py)
+
+Tied weights. A weight that both the client and the server would hold becomes two: the server's is a copy of its own, equal at
+the start, and trained apart from then on. With a U-shape the embedding and the head are both the client's, and stay tied: the
+model trained is the uncut one. Fully tied across the cut would cost two more transfers of the largest matrix per step.
+
+`split` copies nothing else: the parts hold the model's own weights, and the model should not be used any more.
+"""
+
+import copy
+import itertools
+from collections.abc import Sequence
+from typing import Protocol
+
+import attrs
+from torch import Tensor, nn
+
+from fsl_async.learn.models import gpt_parts, hf
+from fsl_async.learn.models.gpt import GPT
+from fsl_async.learn.split.batches import call
+from fsl_async.learn.split.errors import CutError
+
+
+@attrs.frozen(slots=True, eq=False)
+class Halves:
+    """The parts of a cut model. `server` is None when all of it is the client's (FedAvg)."""
+
+    client: nn.Module
+    server: nn.Module | None
+    tail: nn.Module | None = None
+    cut: str = ""
+    tail_cut: str = ""
+
+    def run(self, inputs: Tensor, lengths: Tensor | None = None) -> Tensor:
+        """What the uncut model gives."""
+        for part in (self.client, self.server, self.tail):
+            if part is not None:
+                inputs = call(part, inputs, lengths)
+        return inputs
+
+    def copies(self) -> "Halves":
+        """Halves of their own with the same weights; ties between client and tail are kept."""
+        client, server, tail = copy.deepcopy((self.client, self.server, self.tail))
+        return attrs.evolve(self, client=client, server=server, tail=tail)
+
+    def whole_state(self) -> dict[str, Tensor]:
+        """The weights under the names that the uncut model has for them, for its `load_state_dict`.
+
+        Where a tie was cut both weights are listed: the model must then be one whose head is not tied. The built-in GPT
+        has no such form; its own head appears as "head".
+        """
+        found: dict[str, Tensor] = {}
+        for part in (self.client, self.server, self.tail):
+            if part is not None:
+                rename = getattr(part, "whole_name", str)
+                found.update({rename(name): value for name, value in part.state_dict().items()})
+        if isinstance(self.tail, gpt_parts.GPTPart):
+            del found["head"]  # it is the embedding
+        return found
+
+
+class _Cutter(Protocol):
+    def places(self, model: nn.Module) -> list[str]: ...
+    def parts(self, model: nn.Module, places: Sequence[int]) -> list[nn.Module]: ...
+
+
+class Chain(nn.Sequential):
+    """Some children of an nn.Sequential under the names they had; lengths are none of its business."""
+
+    def forward(self, values: Tensor, lengths: Tensor | None = None) -> Tensor:
+        """Run the children one after the other."""
+        for child in self:
+            values = child(values)
+        return values
+
+
+class _Sequential:
+    def places(self, model: nn.Module) -> list[str]:
+        return list(model._modules)[:-1]  # noqa: SLF001 - named_children leaves out what stands there twice
+
+    def parts(self, model: nn.Module, places: Sequence[int]) -> list[nn.Module]:
+        children = list(model._modules.items())  # noqa: SLF001
+        bounds = [0, *(place + 1 for place in places), len(children)]
+        found: list[nn.Module] = []
+        for start, stop in itertools.pairwise(bounds):
+            chain = Chain()
+            for name, child in children[start:stop]:
+                chain.add_module(name, child)
+            found.append(chain)
+        return found
+
+
+def cuts_of(model: nn.Module) -> tuple[str, ...]:
+    """The cuts that exist, front to back. Raises CutError for a model of a kind that cannot be cut."""
+    return tuple(_cutter(model).places(model))
+
+
+def split(model: nn.Module, cut: str | int, tail_cut: str | int | None = None) -> Halves:
+    """Cut `model` once, or twice for a U-shape. Raises CutError, in one line with the cuts that exist."""
+    cutter = _cutter(model)
+    places = cutter.places(model)
+    first = _place(model, places, cut, "cut", 0)
+    if tail_cut is None:
+        client, server = cutter.parts(model, [first])
+        return Halves(client, _untied(server, client), None, places[first])
+    # Blocks: the second cut may lie behind the last one, so that only the head is the client's again.
+    ends = [*places, *cutter.ends(model)] if isinstance(cutter, _Blocks) else places
+    last = _place(model, ends, tail_cut, "tail cut", first + 1)
+    client, server, tail = cutter.parts(model, [first, last])
+    return Halves(client, _untied(server, client, tail), tail, places[first], ends[last])
+
+
+def whole(model: nn.Module) -> Halves:
+    """No cut: everything at the client, as FedAvg has it."""
+    return Halves(model, None)
+
+
+def in_one(model: nn.Module) -> Halves:
+    """The same as one part, which takes lengths like any other."""
+    return Halves(_cutter(model).parts(model, [])[0], None)
+
+
+class _Blocks:
+    """Decoder-only transformers: a cut is the number of blocks in front of it."""
+
+    def __init__(self, module: object) -> None:
+        self._layers = module.layers  # type: ignore[attr-defined]
+        self._parts = module.parts  # type: ignore[attr-defined]
+
+    def places(self, model: nn.Module) -> list[str]:
+        return [str(number) for number in range(self._layers(model))]
+
+    def ends(self, model: nn.Module) -> list[str]:
+        return [str(self._layers(model))]
+
+    def parts(self, model: nn.Module, places: Sequence[int]) -> list[nn.Module]:
+        found: list[nn.Module] = self._parts(model, places)
+        return found
+
+
+def _cutter(model: nn.Module) -> _Cutter:
+    if isinstance(model, GPT):
+        return _Blocks(gpt_parts)
+    if hf.is_family(model):
+        return _Blocks(hf)
+    if isinstance(model, nn.Sequential):
+        return _Sequential()
+    raise CutError(
+        f"a {type(model).__name__} cannot be cut: give an nn.Sequential, the built-in GPT, or a "
+        f"Hugging Face model of the families {', '.join(hf.FAMILIES)}"
+    )
+
+
+def _place(model: nn.Module, places: Sequence[str], cut: str | int, what: str, lowest: int) -> int:
+    text = str(cut)
+    if text in places:
+        found = places.index(text)
+    elif text.isdecimal() and int(text) < len(places):
+        found = int(text)
+    else:
+        found = -1
+    if found < lowest:
+        kind = type(model).__name__
+        there = ", ".join(places[lowest:]) or "none"
+        behind = f" behind {places[lowest - 1]!r}" if lowest else ""
+        raise CutError(f"{kind} has no {what} {text!r}{behind}; cuts that exist: {there}")
+    return found
+
+
+def _untied(server: nn.Module, *kept: nn.Module) -> nn.Module:
+    """The server's part with weights of its own in place of those that the client holds as well.
+
+    Modules are copied, because one object may stand in both parts; tensors only the server has are taken as they are. What is tied
+    within the server stays tied.
+    """
+    theirs = {id(tensor) for part in kept for tensor in (*part.parameters(), *part.buffers())}
+    own = (*server.parameters(), *server.buffers())
+    return copy.deepcopy(server, {id(each): each for each in own if id(each) not in theirs})

@@ -1,0 +1,178 @@
+"""The models that a run may train, by `model.family`, and where each is cut when the configuration does not say.
+
+    gpt                            built in, over bytes
+    gpt2 llama qwen2 qwen3 opt     Hugging Face's, from sizes, with fresh weights (hf.py); sizes as the built-in GPT's presets have them
+    resnet18 small-cnn             for images (images.py)
+    file.py:function               the user's own: function(shape, classes) -> a model that can be cut (cuts.py). shape is that of one sample,
+                                   (context,) for text; classes are those of the labels or tokens
+
+The same configuration gives the same weights on every node.
+"""
+
+from collections.abc import Callable, Collection
+from typing import Any
+
+import attrs
+import torch
+from torch import nn
+
+from fsl_async.config.presets import SIZES
+from fsl_async.config.rules import LANGUAGE_FAMILIES, is_own
+from fsl_async.config.settings import Config
+from fsl_async.errors import ConfigError, TaskError, one_line
+from fsl_async.learn.client.pretrain import gpt_config
+from fsl_async.learn.client.tasks import load_function
+from fsl_async.learn.data.facts import Facts, context_of
+from fsl_async.learn.models import gpt_parts, hf
+from fsl_async.learn.models.cuts import cuts_of
+from fsl_async.learn.models.gpt import GPT, GPTConfig
+from fsl_async.learn.models.images import resnet18, small_cnn
+from fsl_async.learn.split.batches import Batch
+from fsl_async.learn.split.errors import CutError
+from fsl_async.learn.split.rng import drawing
+
+_CUTS = {"resnet18": "layer2", "small-cnn": "pool1"}
+
+
+def gpt_sizes(config: Config, facts: Facts) -> GPTConfig:
+    """Sizes of the built-in GPT. Raises TaskError."""
+    found = gpt_config({"model": attrs.asdict(config.model)})
+    return attrs.evolve(found, vocabulary=facts.classes)
+
+
+def build_model(config: Config, facts: Facts, blocks: Collection[int] | None = None) -> nn.Module:
+    """The run's whole model on the CPU. blocks: of the built-in GPT only these and both ends take memory.
+
+    Raises ConfigError and TaskError, each in one line: sizes that do not fit, no extra `hf`, a function of the user's that fails.
+    """
+    family, seed = config.model.family, config.run.seed
+    if family == "gpt":
+        sizes = gpt_sizes(config, facts)
+        if blocks is not None:
+            return gpt_parts.build(sizes, seed=seed, blocks=blocks, ends=True)
+        return GPT(sizes, seed=seed)
+    if family in LANGUAGE_FAMILIES:
+        return hf.build(family, hf_sizes(config, facts), seed=seed)
+    if is_own(family):
+        return _own(family, facts, seed)
+    return _images(config, facts)
+
+
+def default_cut(config: Config, model: nn.Module) -> str:
+    """Where to cut when the configuration does not say."""
+    if config.split.cut:
+        return config.split.cut
+    if config.model.family in _CUTS:
+        return _CUTS[config.model.family]
+    return useful_cuts(model)[0] if isinstance(model, nn.Sequential) else "1"
+
+
+def useful_cuts(model: nn.Module) -> list[str]:
+    """The cuts that leave weights on both sides, front to back. Raises CutError where there are none."""
+    places = list(cuts_of(model))
+    if isinstance(model, nn.Sequential):
+        heavy = [next(child.parameters(), None) is not None for child in model]
+        places = [
+            place
+            for number, place in enumerate(places, start=1)
+            if any(heavy[:number]) and any(heavy[number:])
+        ]
+    if not places:
+        raise CutError("this model has no cut with weights on both sides")
+    return places
+
+
+def tail_cut(model: nn.Module) -> str:
+    """In front of the last piece, which a U-shape leaves at the client: norm and head of a language model, an nn.Sequential's last child."""
+    places = cuts_of(model)
+    return places[-1] if isinstance(model, nn.Sequential) else str(len(places))
+
+
+def example(facts: Facts) -> Batch:
+    """A batch of one sample of the right shapes and no content."""
+    if facts.language:
+        ids = torch.zeros(1, *facts.shape, dtype=torch.int64)
+        return Batch(ids, ids)
+    return Batch(torch.zeros(1, *facts.shape), torch.zeros(1, dtype=torch.int64))
+
+
+def hf_sizes(config: Config, facts: Facts) -> dict[str, Any]:
+    """The fields of a family's config: from [model] as for the built-in GPT, then model.sizes."""
+    family, model = config.model.family, config.model
+    sizes = SIZES[model.preset]
+    width, heads = model.width or sizes.width, model.heads or sizes.heads
+    found: dict[str, Any] = {
+        "vocab_size": facts.classes,
+        "num_hidden_layers": model.layers or sizes.layers,
+        "hidden_size": width,
+        "num_attention_heads": heads,
+        "max_position_embeddings": context_of(config),
+        "bos_token_id": None,
+        "eos_token_id": None,
+        "pad_token_id": None,
+    }
+    if family in {"llama", "qwen2", "qwen3"}:
+        found |= {"intermediate_size": 4 * width, "num_key_value_heads": heads}
+    if family == "qwen3":
+        found["head_dim"] = width // heads
+    if family == "opt":
+        found |= {"ffn_dim": 4 * width, "word_embed_proj_dim": width}
+    return found | given_sizes(config)
+
+
+def given_sizes(config: Config) -> dict[str, Any]:
+    """`model.sizes` as names and values."""
+    found: dict[str, Any] = {}
+    for part in filter(None, config.model.sizes.split(",")):
+        name, _, text = (piece.strip() for piece in part.partition("="))
+        found[name] = _value(text)
+    return found
+
+
+def _value(text: str) -> bool | float | str | None:
+    words = {"true": True, "false": False, "none": None}
+    if text.lower() in words:
+        return words[text.lower()]
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def _images(config: Config, facts: Facts) -> nn.Module:
+    if len(facts.shape) != 3:
+        raise ConfigError(
+            f"{config.model.family} is for images, and samples have shape {facts.shape}",
+            "model.family",
+        )
+    channels, side, across = facts.shape
+    seed, given = config.run.seed, given_sizes(config)
+    build: Callable[..., nn.Module] = resnet18
+    if config.model.family == "small-cnn":
+        if side != across or side < 4:
+            raise ConfigError(
+                f"small-cnn takes square images of 4x4 or more, not {side}x{across}", "model.family"
+            )
+        build, given = small_cnn, {"side": side, **given}
+    try:
+        return build(facts.classes, channels=channels, seed=seed, **given)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ConfigError(
+            f"{config.model.family} cannot be built: {one_line(str(error))}", "model.sizes"
+        ) from error
+
+
+def _own(text: str, facts: Facts, seed: int) -> nn.Module:
+    function = load_function("model", text, ("shape", "classes"))
+    try:
+        with drawing(torch.device("cpu"), seed, "model"):
+            model = function(facts.shape, facts.classes)
+    except Exception as error:
+        raise TaskError(
+            f"model {text!r} raised {type(error).__name__}: {one_line(str(error))}"
+        ) from error
+    if not isinstance(model, nn.Module):
+        raise TaskError(f"model {text!r} gave a {type(model).__name__}, not a module")
+    return model

@@ -1,0 +1,200 @@
+"""Hugging Face causal language models (GPT-2, Llama, Qwen2, Qwen3, OPT), built from a config and cut between blocks.
+
+A part is the family's own trunk with some of its blocks. The front starts from token ids; every other part is given hidden
+states where the trunk takes embeddings, with what a trunk does before its first block (positions, projection, dropout) taken out. The
+trunk computes position ids, causal and sliding masks and rotary angles again from the shape and the lengths, so only hidden states
+cross a cut, and there are no key-value caches. Sequences are padded at their end.
+
+`transformers` is an extra (`pip install 'fsl-async[hf]'`), imported when a model is built, never before.
+"""
+
+import copy
+import importlib
+import itertools
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import attrs
+import torch
+from torch import Tensor, nn
+
+from fsl_async.errors import ConfigError, one_line
+from fsl_async.learn.split.rng import drawing
+
+
+@attrs.frozen(slots=True)
+class Family:
+    """Where things are in a family's models: dotted paths from the model to its trunk, names within the trunk."""
+
+    trunk: str
+    layers: str
+    norm: str
+    before: tuple[str, ...]
+    """What a trunk does to embeddings before its first block, besides looking them up."""
+    embedding: str = "embed_tokens"
+    positions: str = ""
+    after: tuple[str, ...] = ()
+    """What it does behind the norm."""
+
+
+_LLAMA = Family("model", "layers", "norm", ())
+FAMILIES: Mapping[str, Family] = {
+    "gpt2": Family("transformer", "h", "ln_f", ("drop",), "wte", "wpe"),
+    "llama": _LLAMA,
+    "qwen2": _LLAMA,
+    "qwen3": _LLAMA,
+    "opt": Family(
+        "model.decoder",
+        "layers",
+        "final_layer_norm",
+        ("project_in",),
+        positions="embed_positions",
+        after=("project_out",),
+    ),
+}
+"""By `config.model_type`."""
+
+
+def build(family: str, sizes: Mapping[str, Any], *, seed: int = 0) -> nn.Module:
+    """A model with fresh weights; `sizes` are the fields of the family's config. Nothing is downloaded.
+
+    The same family, sizes and seed give the same weights. Raises ConfigError: unknown family, no `transformers`, wrong sizes.
+    """
+    if family not in FAMILIES:
+        raise ConfigError(
+            f"model family {family!r} is unknown: {', '.join(FAMILIES)}", "model.family"
+        )
+    transformers = extra("transformers")
+    config = _config(transformers, family, sizes)
+    with drawing(torch.device("cpu"), seed, "model"):
+        model: nn.Module = transformers.AutoModelForCausalLM.from_config(config)
+    return model.train()
+
+
+def _config(transformers: Any, family: str, sizes: Mapping[str, Any]) -> Any:
+    """The family's config, tried out on a model without memory."""
+    known = transformers.AutoConfig.for_model(family)
+    wrong = [name for name in sizes if not hasattr(known, name)]
+    if wrong:
+        raise ConfigError(f"{family} has no size {wrong[0]!r}", "model.sizes")
+    try:
+        config = transformers.AutoConfig.for_model(family, **sizes)
+        with torch.device("meta"):
+            transformers.AutoModelForCausalLM.from_config(config)
+    except Exception as error:
+        raise ConfigError(
+            f"{family} cannot be built: {one_line(str(error))}", "model.sizes"
+        ) from error
+    return config
+
+
+def extra(name: str) -> Any:
+    """Import a module of the extra `hf`, or say how to get it."""
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise ConfigError(
+            f"{name} cannot be imported ({error}): pip install 'fsl-async[hf]'"
+        ) from error
+
+
+def is_family(model: nn.Module) -> bool:
+    """Whether it is a causal language model of a family that we can cut. Imports nothing."""
+    kind = getattr(getattr(model, "config", None), "model_type", None)
+    return kind in FAMILIES and hasattr(model, "lm_head")
+
+
+def layers(model: Any) -> int:
+    """How many blocks it has."""
+    family = FAMILIES[model.config.model_type]
+    return len(getattr(model.get_submodule(family.trunk), family.layers))
+
+
+class _Nowhere(nn.Module):
+    """Positions of a part whose input has them already: adds nothing."""
+
+    def forward(self, *_: object, **__: object) -> Tensor:
+        return torch.zeros(())
+
+
+class HFPart(nn.Module):
+    """Some blocks of a Hugging Face model. forward: ids int64 (B, T) or hidden states (B, T, C), lengths int64 (B,) or None."""
+
+    def __init__(self, trunk: Any, head: nn.Module | None, family: Family, offset: int) -> None:
+        super().__init__()
+        self.trunk = trunk
+        self.head = head
+        self._family = family
+        self._offset = offset
+
+    def forward(self, values: Tensor, lengths: Tensor | None = None) -> Tensor:
+        """Return hidden states, or logits (B, T, V) where this part has the head."""
+        mask = None
+        if lengths is not None:
+            places = torch.arange(values.shape[1], device=values.device)
+            mask = (places < lengths[:, None]).long()
+        given = {"inputs_embeds" if values.is_floating_point() else "input_ids": values}
+        found: Tensor = self.trunk(**given, attention_mask=mask, use_cache=False).last_hidden_state
+        return found if self.head is None else self.head(found)
+
+    @property
+    def layers(self) -> nn.ModuleList:
+        """Its blocks."""
+        found: nn.ModuleList = getattr(self.trunk, self._family.layers)
+        return found
+
+    def whole_name(self, name: str) -> str:
+        """The uncut model's name for a weight of this part."""
+        if name.startswith("head."):
+            return f"lm_{name}"
+        blocks = re.escape(f"trunk.{self._family.layers}.")
+        moved = re.sub(
+            rf"^{blocks}(\d+)",
+            lambda found: f"trunk.{self._family.layers}.{int(found[1]) + self._offset}",
+            name,
+        )
+        return self._family.trunk + moved.removeprefix("trunk")
+
+    def first_blocks(self, count: int) -> "HFPart":
+        """A part of the same weights: only the first `count` blocks, then norm and head. For auxiliary models."""
+        trunk = _trunk(self.trunk, self._family, 0, count, first=True, last=True)
+        return HFPart(trunk, self.head, self._family, self._offset)
+
+
+def parts(model: Any, places: Sequence[int]) -> list[nn.Module]:
+    """Cut in front of the blocks with the numbers `places`."""
+    family = FAMILIES[model.config.model_type]
+    bounds = [0, *places, layers(model)]
+    found: list[nn.Module] = []
+    for number, (start, stop) in enumerate(itertools.pairwise(bounds)):
+        last = number == len(places)
+        trunk = _trunk(
+            model.get_submodule(family.trunk), family, start, stop, first=not number, last=last
+        )
+        found.append(HFPart(trunk, model.lm_head if last else None, family, start))
+    return found
+
+
+def _trunk(whole: Any, family: Family, start: int, stop: int, *, first: bool, last: bool) -> Any:
+    """A trunk of the blocks start ... stop - 1. Structure is copied, weights are shared with `whole`.
+
+    `first` and `last`: it keeps what `whole` has in front of and behind the blocks.
+    """
+    shared = {id(tensor): tensor for tensor in (*whole.parameters(), *whole.buffers())}
+    trunk = copy.deepcopy(whole, shared)  # the memo makes deepcopy take tensors as they are
+    setattr(trunk, family.layers, getattr(trunk, family.layers)[start:stop])
+    trunk.config.num_hidden_layers = stop - start
+    if getattr(trunk.config, "layer_types", None):
+        trunk.config.layer_types = trunk.config.layer_types[start:stop]
+    if not first:
+        setattr(trunk, family.embedding, None)
+        if family.positions:
+            setattr(trunk, family.positions, _Nowhere())
+        for name in family.before:
+            setattr(trunk, name, nn.Identity() if name == "drop" else None)
+    if not last:
+        setattr(trunk, family.norm, nn.Identity())
+        for name in family.after:
+            setattr(trunk, name, None)
+    return trunk

@@ -1,0 +1,427 @@
+"""The two halves at work: each holds its modules and optimiser and knows one step of mathematics at a time.
+
+A client's step is `forward`, then one of `apply` (a cut gradient came back), `tail_step` and `apply` (U-shape), or `auxiliary_step`.
+A server's is `step`, or `forward` and `backward` (U-shape). What a step has begun is held in a Pending: several may be open.
+
+Gradients late. With `in_flight` > 1 a client may begin a batch before the gradient of the one before has come. Weights then move
+between a batch's forward and its backward pass, so every forward pass computes with copies of the weights (weight stashing, as in
+PipeDream, Narayanan et al., SOSP 2019): the gradient is exactly that of the weights it was asked with, and is applied late.
+
+Chance. Forward passes draw dropout from (seed, part, owner, number of the step); see chance.py. Backward passes draw nothing.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import attrs
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from fsl_async.errors import one_line
+from fsl_async.learn.client.buffers import Vector
+from fsl_async.learn.split import weights
+from fsl_async.learn.split.batches import Batch, Loss, Smashed, call, check_smashed, cross_entropy
+from fsl_async.learn.split.errors import HalfMisused, SmashedRefused
+from fsl_async.learn.split.modes import untouched
+from fsl_async.learn.split.optimizers import Optimizer, OptimizerSpec
+from fsl_async.learn.split.rng import drawing
+
+
+@attrs.frozen(slots=True)
+class StepReport:
+    """Loss of one step (a mean over its batch), samples in it."""
+
+    loss: float
+    samples: int
+
+
+@attrs.define(slots=True, eq=False)
+class Pending:
+    """A client's step between its forward pass and its update."""
+
+    number: int
+    batch: Batch
+    values: Tensor
+    """At the cut, with the graph that leads back to the weights."""
+    used: dict[str, Tensor]
+    """The weights, or the copies of them, that the forward pass computed with."""
+    gradients: list[Tensor | None]
+    loss: float = float("nan")
+
+    @property
+    def smashed(self) -> Smashed:
+        """What may be sent: detached, with labels."""
+        return Smashed(self.values.detach(), self.batch.labels, self.batch.lengths)
+
+    @property
+    def without_labels(self) -> Smashed:
+        """The same with the labels left at home."""
+        return Smashed(self.values.detach(), None, self.batch.lengths)
+
+
+class _ClientModel(nn.Module):
+    """Body and tail under one roof: one optimiser, one manifest, ties kept."""
+
+    def __init__(self, body: nn.Module, tail: nn.Module | None) -> None:
+        super().__init__()
+        self.body = body
+        self.tail = tail
+
+    def forward(self, part: str, values: Tensor, lengths: Tensor | None) -> Tensor:
+        return call(self.get_submodule(part), values, lengths)
+
+
+class ClientHalf:
+    """A client's part of the model, its tail if it has one, and its auxiliary model if the method has one.
+
+    `trains_auxiliary`: the auxiliary model has an optimiser of its own (CSE-FSL); else it is looked through, untouched (FSL-SAGE).
+    `name` goes into the seeds of dropout. The modules stay where they are; batches are moved to their device.
+    """
+
+    def __init__(
+        self,
+        body: nn.Module,
+        optimizer: OptimizerSpec,
+        *,
+        tail: nn.Module | None = None,
+        auxiliary: nn.Module | None = None,
+        trains_auxiliary: bool = False,
+        loss: Loss = cross_entropy,
+        seed: int = 0,
+        name: str = "",
+        in_flight: int = 1,
+    ) -> None:
+        self.model = _ClientModel(body, tail).train()
+        self.auxiliary = None if auxiliary is None else auxiliary.train()
+        self.steps = 0
+        """Forward passes begun: the counter behind dropout's chance."""
+        self._optimizer = Optimizer(optimizer, weights.parameter_tensors(self.model))
+        found = weights.parameter_tensors(auxiliary) if auxiliary and trains_auxiliary else {}
+        self._auxiliary_optimizer = Optimizer(optimizer, found)
+        self._trains_auxiliary = trains_auxiliary
+        self._loss = loss
+        self._seed = seed
+        self._name = name
+        self._in_flight = in_flight
+        self._open = 0
+
+    @property
+    def device(self) -> torch.device:
+        """Where the body is."""
+        return weights.device_of(self.model)
+
+    def forward(self, batch: Batch) -> Pending:
+        """Begin a step. Raises HalfMisused when `in_flight` steps are open already."""
+        if self._open >= self._in_flight:
+            raise HalfMisused(
+                f"{self._open} steps are open at this client, {self._in_flight} may be"
+            )
+        device = self.device
+        batch = Batch(
+            batch.inputs.to(device),
+            batch.labels.to(device),
+            None if batch.lengths is None else batch.lengths.to(device),
+        )
+        number, self.steps = self.steps, self.steps + 1
+        used: dict[str, Tensor] = dict(self._optimizer.weights)
+        if self._in_flight > 1:
+            used = {name: weight.detach().clone().requires_grad_() for name, weight in used.items()}
+        pending = Pending(number, batch, torch.empty(0), used, [None] * len(used))
+        pending.values = self._run(pending, "body", batch.inputs)
+        self._open += 1
+        return pending
+
+    def apply(self, pending: Pending, cut_gradient: Tensor) -> StepReport:
+        """End a step with the gradient of the loss with respect to the activations at the cut."""
+        if cut_gradient.shape != pending.values.shape:
+            raise HalfMisused(
+                f"a cut gradient of shape {tuple(cut_gradient.shape)} for activations of {tuple(pending.values.shape)}"
+            )
+        self._collect(pending, pending.values, cut_gradient.to(pending.values))
+        return self._finish(pending)
+
+    def tail_step(self, pending: Pending, features: Tensor) -> Tensor:
+        """U-shape: outputs and loss at home. Returns the gradient with respect to `features`; `apply` then ends the step."""
+        if self.model.tail is None:
+            raise HalfMisused("this client has no tail")
+        given = features.detach().to(self.device).requires_grad_()
+        loss = self._loss(self._run(pending, "tail", given), pending.batch.labels)
+        pending.loss = loss.item()
+        return self._collect(pending, loss, None, given)
+
+    def auxiliary_step(self, pending: Pending) -> StepReport:
+        """End a step through the auxiliary model: its loss moves the body and, if it is trained here, itself.
+
+        Raises ValueError, and the step is dropped, for one sample where there is batch norm.
+        """
+        model = self.auxiliary
+        if model is None:
+            raise HalfMisused("this client has no auxiliary model")
+        try:
+            return self._auxiliary_step(pending, model)
+        except ValueError:  # batch norm and one sample
+            self.drop(pending)
+            raise
+
+    def _auxiliary_step(self, pending: Pending, model: nn.Module) -> StepReport:
+        labels, lengths = pending.batch.labels, pending.batch.lengths
+        if not self._trains_auxiliary:
+            with untouched(model):
+                loss = self._loss(call(model, pending.values, lengths), labels)
+            self._collect(pending, loss, None)
+        else:
+            with drawing(self.device, self._seed, "auxiliary", self._name, pending.number):
+                loss = self._loss(call(model, pending.values, lengths), labels)
+            own = list(self._auxiliary_optimizer.weights.values())
+            found = _gradients(loss, [*pending.used.values(), *own], None)
+            self._auxiliary_optimizer.step(found[len(pending.used) :])
+            pending.gradients = found[: len(pending.used)]
+        pending.loss = loss.item()
+        return self._finish(pending)
+
+    def drop(self, pending: Pending) -> None:
+        """Forget a step that will never end (its answer was lost). Weights stay as they are."""
+        self._open -= 1
+        pending.values = torch.empty(0)
+
+    def export(self, part: str = "client") -> Vector:
+        """The flat fp32 weights that are exchanged, of "client" (body and tail) or of "auxiliary"."""
+        return weights.export(self.part(part))
+
+    def load(self, vector: Vector, part: str = "client") -> None:
+        """Set the weights of a part; optimisers keep their moments (docs/adr/0022)."""
+        weights.load(self.part(part), vector)
+
+    def part(self, name: str) -> nn.Module:
+        """The module called "client" or "auxiliary"."""
+        found = {"client": self.model, "auxiliary": self.auxiliary}.get(name)
+        if found is None:
+            raise HalfMisused(f"this client has no part {name!r}")
+        return found
+
+    def state(self) -> dict[str, Tensor]:
+        """Everything but open steps, as named tensors on the CPU."""
+        found = weights.named_state(self.model, "client/")
+        if self.auxiliary is not None:
+            found |= weights.named_state(self.auxiliary, "auxiliary/")
+        found |= _prefixed("optimizer/", self._optimizer.state())
+        found |= _prefixed("auxiliary_optimizer/", self._auxiliary_optimizer.state())
+        return found | {"steps": torch.tensor(self.steps)}
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Go on from `state`; steps that were open are forgotten."""
+        weights.load_named(self.model, "client/", state)
+        if self.auxiliary is not None:
+            weights.load_named(self.auxiliary, "auxiliary/", state)
+        self._optimizer.load(_under("optimizer/", state))
+        self._auxiliary_optimizer.load(_under("auxiliary_optimizer/", state))
+        self.steps = int(state["steps"])
+        self._open = 0
+
+    def _run(self, pending: Pending, part: str, values: Tensor) -> Tensor:
+        with drawing(self.device, self._seed, part, self._name, pending.number):
+            arguments = (part, values, pending.batch.lengths)
+            if self._in_flight == 1:
+                found: Tensor = self.model(*arguments)
+            else:
+                found = functional_call(self.model, pending.used, arguments, tie_weights=True)
+        return found
+
+    def _collect(
+        self, pending: Pending, outputs: Tensor, gradient: Tensor | None, *more: Tensor
+    ) -> Tensor:
+        """Add gradients of `outputs` to the step's; returns the one with respect to `more`, if that was given."""
+        used = list(pending.used.values())
+        found = _gradients(outputs, [*used, *more], gradient)
+        pending.gradients = [
+            new if old is None else old if new is None else old + new
+            for old, new in zip(pending.gradients, found, strict=False)
+        ]
+        last = found[-1] if more else None
+        return outputs.new_empty(0) if last is None else last
+
+    def _finish(self, pending: Pending) -> StepReport:
+        self._optimizer.step(pending.gradients)
+        self.drop(pending)
+        return StepReport(pending.loss, pending.batch.inputs.shape[0])
+
+
+@attrs.frozen(slots=True, eq=False)
+class ServerResult:
+    """A server's step: loss, samples, the cut gradient if it was wanted, and how many updates x_s has had since the start."""
+
+    loss: float
+    samples: int
+    gradient: Tensor | None
+    updates: int
+
+
+@attrs.frozen(slots=True, eq=False)
+class ServerPending:
+    """A server's step in a U-shape, between features and their gradient."""
+
+    smashed: Smashed
+    given: Tensor
+    features: Tensor
+    updates: int
+    number: int
+
+
+class ServerHalf:
+    """The server's part of the model, one copy of it. `name` tells replicas apart in the seeds of dropout.
+
+    `shape` (activations of one sample, -1 for any size) and `classes` are checked in what clients send.
+    """
+
+    def __init__(
+        self,
+        body: nn.Module,
+        optimizer: OptimizerSpec,
+        *,
+        loss: Loss = cross_entropy,
+        seed: int = 0,
+        name: str = "",
+        shape: tuple[int, ...] | None = None,
+        classes: int | None = None,
+    ) -> None:
+        self.model = body.train()
+        self.updates = 0
+        """Optimiser steps so far: the version of x_s."""
+        self.steps = 0
+        """Forward passes begun: the counter behind dropout's chance."""
+        self.last_loss = 0.0
+        """Of the newest step whose loss was computed here."""
+        self._optimizer = Optimizer(optimizer, weights.parameter_tensors(body))
+        self._loss = loss
+        self._seed = seed
+        self._name = name
+        self._shape = shape
+        self._classes = classes
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return weights.device_of(self.model)
+
+    @property
+    def loss(self) -> Loss:
+        """The loss its gradients are of."""
+        return self._loss
+
+    def received(self, smashed: Smashed) -> Smashed:
+        """What a client sent, checked and on this half's device. Raises SmashedRefused."""
+        check_smashed(smashed, self._shape, self._classes)
+        return smashed.to(self.device)
+
+    def step(self, smashed: Smashed, *, wants_gradient: bool) -> ServerResult:
+        """Train on a batch; the cut gradient is that of the weights before this step. Raises SmashedRefused."""
+        smashed = self.received(smashed)
+        if smashed.labels is None:
+            raise SmashedRefused("activations came without labels")
+        given = smashed.values.detach().requires_grad_(wants_gradient)
+        outputs = self._run(given, smashed.lengths, self._begin())
+        loss = self._loss(outputs, smashed.labels)
+        gradient = self._update(loss, None, given if wants_gradient else None)
+        self.last_loss = loss.item()
+        return ServerResult(self.last_loss, smashed.samples, gradient, self.updates)
+
+    def forward(self, smashed: Smashed) -> ServerPending:
+        """U-shape: compute the features that the client's tail is to see."""
+        smashed = self.received(smashed)
+        given = smashed.values.detach().requires_grad_()
+        number = self._begin()
+        features = self._run(given, smashed.lengths, number)
+        return ServerPending(smashed, given, features, self.updates, number)
+
+    def backward(self, pending: ServerPending, gradient: Tensor) -> Tensor:
+        """U-shape: update with the gradient of the features; returns the cut gradient.
+
+        Had x_s moved meanwhile (another client's step), the pass is computed again with the weights of now.
+        """
+        features = pending.features
+        if gradient.shape != features.shape or not bool(torch.isfinite(gradient).all()):
+            raise SmashedRefused("the gradient of the features has another shape or is not finite")
+        if pending.updates != self.updates:
+            features = self._run(pending.given, pending.smashed.lengths, pending.number)
+        found = self._update(features, gradient.to(features), pending.given)
+        return torch.zeros_like(pending.given) if found is None else found
+
+    def gradient_at(self, smashed: Smashed) -> Tensor:
+        """The gradient of the mean loss with respect to the activations, for alignment: nothing moves, nothing is drawn."""
+        given = smashed.values.detach().requires_grad_()
+        if smashed.labels is None:
+            raise HalfMisused("activations without labels cannot be aligned to")
+        with untouched(self.model):
+            loss = self._loss(call(self.model, given, smashed.lengths), smashed.labels)
+        return torch.autograd.grad(loss, given)[0]
+
+    def export(self) -> Vector:
+        """The flat fp32 weights that are exchanged."""
+        return weights.export(self.model)
+
+    def load(self, vector: Vector) -> None:
+        """Set the weights; the optimiser keeps its moments."""
+        weights.load(self.model, vector)
+
+    def state(self, *, live: bool = False) -> dict[str, Tensor]:
+        """Everything, as named tensors on the CPU: copies, or `live`, to be read before the next step."""
+        found = weights.named_state(self.model, "server/", live=live)
+        found |= _prefixed("optimizer/", self._optimizer.state(live=live))
+        return found | {"steps": torch.tensor(self.steps), "updates": torch.tensor(self.updates)}
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Go on from `state`."""
+        weights.load_named(self.model, "server/", state)
+        self._optimizer.load(_under("optimizer/", state))
+        self.steps, self.updates = int(state["steps"]), int(state["updates"])
+
+    def _begin(self) -> int:
+        number, self.steps = self.steps, self.steps + 1
+        return number
+
+    def _run(self, values: Tensor, lengths: Tensor | None, number: int) -> Tensor:
+        try:
+            with drawing(self.device, self._seed, "server", self._name, number):
+                return call(self.model, values, lengths)
+        except (ValueError, IndexError) as error:
+            # Batch norm does not train on one sample; of those in front of it the statistics, nothing else, have moved.
+            raise SmashedRefused(
+                f"the server's half cannot take it: {one_line(str(error))}"
+            ) from error
+
+    def _update(
+        self, outputs: Tensor, gradient: Tensor | None, given: Tensor | None
+    ) -> Tensor | None:
+        own = list(self._optimizer.weights.values())
+        found = _gradients(outputs, own if given is None else [*own, given], gradient)
+        self._optimizer.step(found[: len(own)])
+        self.updates += 1
+        return None if given is None else found[-1]
+
+
+def _gradients(
+    outputs: Tensor, inputs: Sequence[Tensor], gradient: Tensor | None
+) -> list[Tensor | None]:
+    """Gradients of `outputs` (times `gradient`) with respect to `inputs`; None where there is no way to one."""
+    if not inputs or not outputs.requires_grad:
+        return [None] * len(inputs)
+    return list(torch.autograd.grad(outputs, inputs, gradient, allow_unused=True))
+
+
+def _prefixed(prefix: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {prefix + name: value for name, value in state.items()}
+
+
+def _under(prefix: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {
+        name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)
+    }
+
+
+def total_loss(reports: Iterable[StepReport]) -> float:
+    """Mean loss over all samples of some steps; NaN for none."""
+    found = list(reports)
+    samples = sum(report.samples for report in found)
+    return (
+        sum(report.loss * report.samples for report in found) / samples if samples else float("nan")
+    )

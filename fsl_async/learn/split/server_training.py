@@ -1,0 +1,225 @@
+"""The split server's torch room: uploads that wait, the halves, answers that are kept. Every job is one of its training thread.
+
+It carries out what the machine (`roles.split_server`) decides and answers in its events. What cannot be trained on changes nothing.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import attrs
+import numpy as np
+import torch
+from torch import Tensor
+
+from fsl_async.errors import RunDirError, one_line
+from fsl_async.learn.client.buffers import Vector
+from fsl_async.learn.split.batches import Smashed
+from fsl_async.learn.split.errors import HalfMisused, SmashedRefused
+from fsl_async.learn.split.methods.base import (
+    Activations,
+    AuxiliaryWanted,
+    Crossing,
+    CutGradient,
+    FeatureGradient,
+    Features,
+    Method,
+)
+from fsl_async.learn.split.payload import (
+    IGNORED,
+    Parcel,
+    PayloadError,
+    put_back,
+    size_of,
+    unpack_labels,
+    valid_rows,
+)
+from fsl_async.learn.split.server import SplitServer
+from fsl_async.learn.split.server_disk import ServerDisk
+from fsl_async.roles.split import effects as split
+from fsl_async.roles.split import events as ev
+from fsl_async.roles.split.events import UploadKey
+
+MAX_VALUES = 1 << 28
+"""Of one upload: 1 GiB."""
+
+
+@attrs.frozen
+class Cut:
+    """What uploads must look like: activations of one sample (-1: any size), classes, whether labels are one per token.
+
+    longest: no sequence may have more tokens; 0 where a model has no such limit.
+    """
+
+    shape: tuple[int, ...]
+    classes: int
+    per_token: bool
+    longest: int = 0
+
+
+class ServerRoom:
+    """Joins a method, its SplitServer and their disk."""
+
+    def __init__(self, method: Method, server: SplitServer, cut: Cut, disk: ServerDisk) -> None:
+        self.method = method
+        self.server = server
+        self.cut = cut
+        self.disk = disk
+        self.uploads: dict[UploadKey, Crossing] = {}
+        self.answers: dict[UploadKey, Parcel] = {}
+
+    def recover(self) -> ev.SplitRecovered:
+        """Load the newest good checkpoint. Raises RunDirError, also for one of another model."""
+        found = self.disk.recover()
+        try:
+            if found.common is not None:
+                self.server.restore(found.common)
+                for name, state in found.clients.items():
+                    self.server.restore(state, name)
+        except HalfMisused as error:
+            # Settings that are fixed were compared before; how many classes there are, the data may say.
+            raise RunDirError(
+                f"{self.disk.run_dir} holds a split server of another model than this start's: {one_line(str(error))[:200]}; start it"
+                " with the run's data and settings; for a new run give another --run-dir"
+            ) from error
+        return ev.SplitRecovered(found.book, found.lost, dict(found.auxiliary_seen))
+
+    # --- loop and codec threads -------------------------------------------------------------------------------
+
+    def objection(
+        self, shape: Sequence[int], lengths: Sequence[int], samples: int, label_bytes: int
+    ) -> str | None:
+        """Why an announced upload is not even received."""
+        rows = 2 if lengths else 1
+        if size_of(shape) > MAX_VALUES:
+            return f"more than {MAX_VALUES} values"
+        found = (samples, *shape[1:])
+        if lengths:
+            if len(lengths) != samples or sum(lengths) != shape[0]:
+                return "lengths do not fit the shape"
+            found = (samples, max(lengths), *shape[1:])
+        elif samples != shape[0]:
+            return "samples do not fit the shape"
+        wanted, longest = self.cut.shape, self.cut.longest
+        if size_of(found) > MAX_VALUES:
+            return f"more than {MAX_VALUES} values once padded"
+        if longest and not (len(found) > 1 and 0 < found[1] <= longest):
+            return f"sequences must have 1 to {longest} tokens, as many as the model sees"
+        if self.method.auxiliary == "none" and not label_bytes:
+            return None  # a U-shape: the mathematics checks
+        fits = len(found) == len(wanted) + 1 and all(
+            b in (-1, a) for a, b in zip(found[1:], wanted, strict=True)
+        )
+        if not fits:
+            return f"activations have shape {found[rows - 1 :]}, the cut has {wanted}"
+        count = self._labels(shape, lengths, samples)
+        return None if label_bytes in (0, count, 2 * count, 4 * count) else "labels do not fit"
+
+    def _labels(self, shape: Sequence[int], lengths: Sequence[int], samples: int) -> int:
+        if not self.cut.per_token:
+            return samples
+        return shape[0] if lengths else shape[0] * shape[1]
+
+    def put(self, key: UploadKey, parcel: Parcel) -> None:
+        """Take a decoded upload. Raises PayloadError."""
+        lengths, shape = parcel.lengths, parcel.shape
+        values: Any = parcel.values.reshape(shape)
+        if lengths:
+            values = put_back(values, lengths, max(lengths), 0.0)
+        tensor = torch.from_numpy(values)
+        if key.leg:
+            self.uploads[key] = FeatureGradient(tensor)
+            return
+        labels: Tensor | None = None
+        if parcel.labels:
+            samples = len(lengths) or shape[0]
+            count = self._labels(shape, lengths, samples)
+            found: Any = unpack_labels(parcel.labels, count, self.cut.classes)
+            if lengths and self.cut.per_token:
+                found = put_back(found, lengths, max(lengths), IGNORED)
+            elif self.cut.per_token:
+                found = found.reshape(shape[:2])
+            labels = torch.from_numpy(found)
+        elif self.method.auxiliary != "none":
+            raise PayloadError("activations came without labels")
+        given = torch.tensor(lengths) if lengths else None
+        self.uploads[key] = Activations(Smashed(tensor, labels, given), wants_answer=True)
+
+    def drop(self, key: UploadKey) -> None:
+        """Forget an upload that is not trained."""
+        self.uploads.pop(key, None)
+
+    def drop_answer(self, key: UploadKey) -> None:
+        """Forget an answer."""
+        self.answers.pop(key, None)
+
+    def answer(self, key: UploadKey) -> Parcel | None:
+        """What an upload gave."""
+        return self.answers.get(key)
+
+    # --- training thread --------------------------------------------------------------------------------------
+
+    def train(self, effect: split.TrainUpload) -> ev.UploadTrained:
+        """Train on an upload."""
+        key = effect.key
+        crossing = self.uploads.pop(key)
+        half = self.server.half(key.client)
+        updates = half.updates
+        try:
+            given = self.method.serve(self.server, key.client, crossing)
+        except (SmashedRefused, HalfMisused) as error:
+            return ev.UploadTrained(key, 0.0, updates, problem=str(error)[:400])
+        loss = half.last_loss
+        if not isinstance(given, CutGradient | Features) or not effect.wants_answer:
+            return ev.UploadTrained(key, loss, updates)
+        lengths = getattr(getattr(crossing, "smashed", None), "lengths", None)
+        self.answers[key] = _parcel(given.values, lengths)
+        if isinstance(given, Features):
+            loss = 0.0  # it is computed at the client
+        return ev.UploadTrained(key, loss, updates, answer=True)
+
+    def align(self, effect: split.Align) -> ev.Aligned:
+        """Align a client's auxiliary model."""
+        before = self.server.alignment(effect.client).export()
+        try:
+            self.method.serve(self.server, effect.client, AuxiliaryWanted())
+        except (
+            ValueError
+        ) as error:  # batch norm and one sample: what one client sent must not end the server
+            self.server.alignment(effect.client).load(before)
+            return ev.Aligned(effect.client, effect.version, one_line(str(error))[:400])
+        alignment = self.server.alignment(effect.client)
+        if not np.isfinite(alignment.export()).all():
+            alignment.load(before)
+            return ev.Aligned(effect.client, effect.version, "its weights became infinite or NaN")
+        return ev.Aligned(effect.client, effect.version)
+
+    def auxiliary(self, client: str) -> Vector:
+        """The auxiliary model that is kept for a client, as it goes to it."""
+        return self.server.alignment(client).export()
+
+    def average(self, effect: split.AverageReplicas) -> ev.ReplicasAveraged:
+        """Average replicas."""
+        shares = {name: float(effect.samples[name]) for name in sorted(effect.samples)}
+        self.method.end_round(self.server, shares)
+        return ev.ReplicasAveraged(effect.round)
+
+    def forget(self, client: str) -> None:
+        """Drop a client's open steps."""
+        self.server.forget(client)
+
+    def copy(self, effect: split.Checkpoint) -> Callable[[], None]:
+        """Write everything as it is now, into the page cache; the job that is returned makes it durable, while training goes on.
+
+        A copy in memory would take as much again as is kept of all clients.
+        """
+        common = self.server.state(live=True)
+        clients = ((name, self.server.state(name, live=True)) for name in self.server.clients)
+        staged = self.disk.stage(effect.book, common, clients)
+        return lambda: self.disk.seal(staged)
+
+
+def _parcel(values: Tensor, lengths: Tensor | None) -> Parcel:
+    found = values.detach().float().cpu().numpy()
+    if lengths is not None:
+        found = valid_rows(found, [int(each) for each in lengths])
+    return Parcel(np.array(found).reshape(-1), tuple(found.shape))

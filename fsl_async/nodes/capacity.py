@@ -1,0 +1,106 @@
+"""How many clients fit into a server's limit of open files. Pure.
+
+Each connection of a client takes one descriptor at each listener. A client has two (control and one for bulk), and on long or lossy
+paths opens up to `transfer.stripes_limit` for bulk. Where open files are few, clients are handed a lower `stripes_limit`: the first ones
+would otherwise take the connections that later ones need.
+"""
+
+from __future__ import annotations
+
+from attrs import evolve, frozen
+
+from fsl_async.config.settings import Config
+from fsl_transport.zmq.admission import connections_within, files_for
+
+LISTENER_FILES = 24
+"""What a second listener in the process takes by itself."""
+
+TORCH_FILES = 64
+"""Descriptors of a process that trains: PyTorch's, and those of a GPU's driver."""
+
+
+@frozen
+class Capacity:
+    """Of one listener."""
+
+    files: int
+    """The limit of open files of the process."""
+    connections: int
+    """How many the listener takes."""
+    clients: int
+    """How many the run plans with (`sync.clients`)."""
+    least: int
+    """Connections of a client, at least."""
+    most: int
+    """The same, at most."""
+    bound: bool
+    """Whether the limit of open files decides, and not `max_connections`."""
+    files_needed: int
+    """The limit from which on all planned clients have their least."""
+
+    @property
+    def fits(self) -> int:
+        """How many clients fit."""
+        return max(0, self.connections // self.least)
+
+    @property
+    def is_enough(self) -> bool:
+        """Whether all planned clients fit, as far as open files decide."""
+        return not self.bound or self.fits >= self.clients
+
+    @property
+    def is_ample(self) -> bool:
+        """Whether open files keep no planned client from opening all the connections that it may."""
+        return not self.bound or self.connections >= self.clients * self.most
+
+    @property
+    def facts(self) -> dict[str, int]:
+        """For programs."""
+        return {"open_files": self.files, "connections": self.connections, "clients_fit": self.fits}
+
+    @property
+    def each(self) -> int:
+        """Connections that each planned client may open."""
+        if self.is_ample:
+            return self.most
+        return max(self.least, min(self.most, self.connections // self.clients))
+
+    @property
+    def text(self) -> str:
+        """For people, at start."""
+        return (
+            f"{self.files:,} open files are allowed: room for {self.connections:,} connections, so for {self.fits:,} clients; "
+            f"each of sync.clients = {self.clients:,} gets up to {self.each} instead of {self.most}"
+        )
+
+    @property
+    def refusal(self) -> str:
+        """Why the server does not start."""
+        return (
+            f"{self.files:,} open files are allowed, which is room for {self.fits:,} of sync.clients = {self.clients:,}: "
+            f"raise the limit to {self.files_needed:,} (ulimit -n {self.files_needed}) or plan with fewer clients"
+        )
+
+
+def within(config: Config, capacity: Capacity) -> Config:
+    """The configuration with as many connections for bulk as there is room for."""
+    most = min(config.transfer.stripes_limit, capacity.each - 1)
+    return evolve(config, transfer=evolve(config.transfer, stripes_limit=most))
+
+
+def capacity_of(
+    config: Config, files: int, held: int, max_connections: int, *, trains: bool, listeners: int = 1
+) -> Capacity:
+    """The room of one of `listeners` in a process that may have `files` descriptors and has `held` open; trains: with PyTorch."""
+    held += (TORCH_FILES if trains else 0) + LISTENER_FILES * (listeners - 1)
+    fits = max(0, connections_within(files, held) // listeners)
+    clients, least = config.sync.clients, 1 + config.transfer.stripes_first
+    return Capacity(
+        files=files,
+        connections=min(fits, max_connections),
+        clients=clients,
+        least=least,
+        most=1 + config.transfer.stripes_limit,
+        bound=fits < max_connections,
+        files_needed=files_for(clients * least * listeners, held),
+    )

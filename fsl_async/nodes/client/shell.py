@@ -1,0 +1,363 @@
+"""A client's shell: transport events, the training thread's answers and finished jobs in, effects out. It decides nothing.
+
+Coding, decoding and hashing go to the one worker, in order; copying weights is the training thread's own affair
+(`fsl_async.learn.client.learner`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from attrs import frozen, mutable
+
+import fsl_transport as tp
+from fsl_async.errors import ExitCode, FslError, NotAllowedError
+from fsl_async.nodes.ports import Dialer, Kind, Learner
+from fsl_async.nodes.runtime import Journal, Node, Worker
+from fsl_async.nodes.transfer_progress import Moves
+from fsl_async.nodes.wire import (
+    Hello,
+    Welcome,
+    delta_stream,
+    early_bytes,
+    initial_stream,
+    problem_of,
+)
+from fsl_async.plan.methods import Direction
+from fsl_async.roles.goodbye import Goodbye, reason_for_peers
+from fsl_async.roles.sync import effects as do
+from fsl_async.roles.sync import events as ev
+from fsl_async.roles.sync import messages as msg
+from fsl_async.roles.sync.client import SERVER, ClientMachine
+from fsl_async.roles.sync.events import DeltaKey
+from fsl_async.store.manifest import Manifest
+
+REDIAL_S = 5.0
+
+
+@frozen
+class CodedSource:
+    """Chunks that the worker codes when the link has room for them."""
+
+    chunks: int
+    _worker: Worker
+    _encode: Callable[[int], bytes]
+    _count: Callable[[int, bytes], None] = lambda _, __: None
+
+    def read(self, index: int, deliver: Callable[[tp.Buffer | None], None]) -> None:
+        """Code a chunk; None when it is not there any more."""
+
+        def done(frame: bytes) -> None:
+            self._count(index, frame)
+            deliver(frame)
+
+        self._worker.submit(lambda: self._encode(index), done, lambda _: deliver(None))
+
+
+@mutable
+class FetchProgress:
+    """The version that is being fetched. It outlives a session, so that a transfer resumes at the chunk."""
+
+    kind: str
+    version: int
+    chunks: int
+    next_chunk: int = 0
+    stream: str = ""
+
+
+class ClientShell:
+    """Joins a ClientMachine with an endpoint, a learner and a worker."""
+
+    def __init__(
+        self,
+        machine: ClientMachine,
+        learner: Learner,
+        *,
+        worker: Worker,
+        scheduler: tp.Scheduler,
+        journal: Journal,
+        say: Callable[[do.Note], None],
+        finished: Callable[[do.Finish], None],
+        welcomed: Callable[[Welcome], None],
+        end_training: Callable[[str], None],
+    ) -> None:
+        self.machine = machine
+        self.learner = learner
+        self.worker = worker
+        self.node = Node(machine, scheduler, self._execute, journal)
+        self.endpoint: Dialer
+        self._scheduler = scheduler
+        self.count: Callable[[Direction, int, bytes], None] = lambda *_: None  # chunks of weights
+        self.shares_metrics = True
+        """Whether this site's policy lets metrics out."""
+        self.on_end: Callable[[ev.Event], None] = lambda _: None  # what else must know of the end
+        self._over = False
+        self._shard = -1
+        self._say = say
+        self._finished = finished
+        self._welcomed = welcomed
+        self._end_training = end_training
+        self._fetch: FetchProgress | None = None
+        self._moves = Moves()
+        self._on_transport: dict[type, Callable[[Any], None]] = {
+            tp.PeerUp: self._up,
+            tp.PeerDown: lambda e: self.node.feed(ev.ServerLost(e.reason)),
+            tp.Refused: self._refused,
+            tp.Superseded: self._superseded,
+            tp.Unreachable: self._unreachable,
+            tp.MessageReceived: self._message,
+            tp.StreamOffered: self._offered,
+            tp.StreamReceived: self._received,
+            tp.StreamDeclined: self._stream_lost,
+            tp.StreamFailed: self._stream_lost,
+        }
+        self._executors: dict[type, Callable[[Any, int], None]] = {
+            do.Tell: lambda e, _: self.endpoint.send(SERVER, msg.to_wire(e.message)),
+            do.Note: lambda e, _: self._say(e),
+            do.DeclineStream: lambda e, _: self.endpoint.decline(SERVER, e.stream, e.reason),
+            do.Finish: self._finish,
+            do.SendManifest: self._send_manifest,
+            do.OfferInitial: self._offer_initial,
+            do.AdoptInitial: self._adopt_initial,
+            do.TakeSnapshot: lambda e, _: self.learner.request_snapshot(e.sequence, hold=e.hold),
+            do.BeginRound: lambda e, _: self.learner.begin_round(e.sequence, e.round),
+            do.ResumeTraining: lambda *_: self.learner.resume(),
+            do.LookAtTransfers: lambda _, number: self._look(number),
+            do.OfferDelta: self._offer_delta,
+            do.FinishEncoding: self._finish_encoding,
+            do.DropDelta: lambda e, _: self.learner.drop_delta(e.sequence),
+            do.ReceiveVersion: self._receive_version,
+            do.ReplaceBase: self._replace_base,
+            do.Rebase: self._rebase,
+            do.Leave: lambda e, _: self._leave(e.reason),
+            do.EndTraining: lambda e, _: self._end_training(e.reason),
+        }
+
+    def dial(self) -> None:
+        """Dial the server, now and again after every loss, until this client's part is over."""
+        if not self._over:
+            self.endpoint.connect(self.hello)
+
+    def hello(self) -> dict[str, Any]:
+        """What this client says of itself when it dials; made anew each time."""
+        base = self.machine.base
+        return Hello(self.machine.run, base.version, base.digest, self._shard).to_wire()
+
+    # --- from the transport ---
+
+    def on_transport(self, event: tp.TransportEvent) -> None:
+        """Take one event of the endpoint."""
+        handler = self._on_transport.get(type(event))
+        if handler is None:
+            return
+        try:
+            handler(event)
+        except NotAllowedError as error:
+            self.learner.refuse("policy", error.message)
+            self.node.feed(ev.ServerRefused("policy", error.message))
+        except FslError as error:
+            # The welcome's configuration is not one this release can run.
+            self.learner.refuse("config", error.message)
+            self.node.feed(
+                ev.ServerRefused("config", f"the server's configuration: {error.message}")
+            )
+        except (msg.MessageError, ValueError) as error:
+            text = f"the server sent what no server sends: {problem_of(error)}"
+            self._say(do.Note(text, "warning"))
+            self.endpoint.disconnect(SERVER, "protocol")
+            self.node.feed(ev.ServerLost("protocol"))
+            self._scheduler.call_at(self._scheduler.time() + REDIAL_S, self.dial)
+
+    def _up(self, event: tp.PeerUp) -> None:
+        welcome = Welcome.from_wire(event.body)
+        if self._shard < 0:
+            self._shard = welcome.shard  # the training function keeps the one it began with
+        self._welcomed(welcome)
+        incarnation = self.endpoint.incarnation
+        self.node.feed(ev.Welcomed(welcome.run, welcome.shard, welcome.shards, incarnation))
+
+    def _refused(self, event: tp.Refused) -> None:
+        self.learner.refuse(event.code, event.text)
+        self.node.feed(ev.ServerRefused(event.code, event.text))
+
+    def _superseded(self, event: tp.Superseded) -> None:
+        name = self.machine.name
+        text = f"another process took over as {name}: if that was not meant, give each client its own --name"
+        self.learner.refuse("superseded", text)
+        self.node.feed(ev.ServerRefused("superseded", text))
+
+    def _unreachable(self, event: tp.Unreachable) -> None:
+        text = f"no answer from {event.address} for {event.seconds:.0f} s; trying again (is the server running, is the address right?)"
+        self._say(do.Note(text, "warning"))
+
+    def _message(self, event: tp.MessageReceived) -> None:
+        match msg.from_wire(event.body):
+            case msg.Publish():
+                self.node.feed(ev.PublishAsked())
+            case msg.Call(number, last):
+                self.node.feed(ev.SyncCalled(number, last))
+            case msg.Turn(number, last):
+                self.node.feed(ev.TurnCalled(number, last))
+            case msg.Accepted(key):
+                self.node.feed(ev.DeltaAcknowledged(DeltaKey.parse(key)))
+            case msg.Declined(key, code, text):
+                self.node.feed(ev.DeltaRefused(DeltaKey.parse(key), code, text))
+            case msg.Announce(version, digest):
+                self.node.feed(ev.VersionAnnounced(version, digest))
+            case msg.Reject(code, text):
+                self.learner.refuse(code, text)
+                self.node.feed(ev.ServerRefused(code, text))
+            case msg.Stop(reason):
+                self.on_end(ev.RunEnded(reason))
+                self.node.feed(ev.RunEnded(reason))
+            case other:
+                raise msg.MessageError(f"{type(other).__name__} is not for a server to say")
+
+    def _offered(self, event: tp.StreamOffered) -> None:
+        match msg.from_wire(event.meta):
+            case msg.VersionMeta(kind, version):
+                self.node.feed(ev.FetchOffered(event.stream_id, kind, version, event.chunks))
+            case other:
+                raise msg.MessageError(f"a server streams no {type(other).__name__}")
+
+    def _received(self, event: tp.StreamReceived) -> None:
+        fetch = self._fetch
+        if fetch is not None and fetch.stream == event.stream_id:
+            self._fetch = None
+            self.node.feed(ev.FetchReceived(fetch.version))
+
+    def _stream_lost(self, event: tp.StreamDeclined | tp.StreamFailed) -> None:
+        self.node.feed(ev.StreamLost(SERVER, event.stream_id, event.reason))
+
+    # --- to the world ---
+
+    def _look(self, number: int) -> None:
+        self.node.feed(self._moves.look(self.endpoint.transfers()), number)
+
+    def _execute(self, effect: do.Effect, number: int) -> None:
+        self._executors[type(effect)](effect, number)
+
+    def _known_manifest(self) -> Manifest:
+        manifest = self.learner.manifest
+        assert manifest is not None
+        return manifest
+
+    def _send_manifest(self, effect: do.SendManifest, number: int) -> None:
+        manifest = self._known_manifest()
+        body = msg.to_wire(msg.Attach(manifest.fingerprint, manifest.to_wire()))
+        self.endpoint.send(SERVER, body)
+
+    def _offer_initial(self, effect: do.OfferInitial, number: int) -> None:
+        manifest = self._known_manifest()
+        source = CodedSource(
+            manifest.chunks,
+            self.worker,
+            self.learner.encode_initial,
+            lambda index, frame: self.count(Direction.UP, index, frame),
+        )
+        stream = initial_stream(self.machine.name, self.machine.incarnation)
+        self.endpoint.offer(
+            SERVER, stream, msg.to_wire(msg.InitialMeta(manifest.fingerprint)), source
+        )
+
+    def _adopt_initial(self, effect: do.AdoptInitial, number: int) -> None:
+        self.worker.submit(self.learner.adopt_initial, *self._replaced(0, number))
+
+    def _offer_delta(self, effect: do.OfferDelta, number: int) -> None:
+        sequence = effect.key.sequence
+        chunks = self._known_manifest().chunks
+        source = CodedSource(
+            chunks,
+            self.worker,
+            lambda index: self.learner.encode_delta(sequence, index),
+            lambda index, frame: self.count(Direction.UP, index, frame),
+        )
+        metrics = dict(effect.metrics) if self.shares_metrics else {}
+        work = (effect.tokens, effect.steps, effect.round, metrics)
+        meta = msg.DeltaMeta(effect.key.text, effect.base_digest, *work)
+        stream = delta_stream(effect.key.text)
+        self.endpoint.offer(SERVER, stream, msg.to_wire(meta), source, early_bytes(chunks))
+
+    def _finish_encoding(self, effect: do.FinishEncoding, number: int) -> None:
+        self.worker.submit(
+            lambda: self.learner.finish_encoding(effect.sequence),
+            lambda _: self.node.feed(ev.EncodingFinished(effect.sequence), number),
+            self._broken,
+        )
+
+    def _receive_version(self, effect: do.ReceiveVersion, number: int) -> None:
+        version = effect.version
+        fetch = self._fetch
+        if fetch is None or (fetch.kind, fetch.version) != (effect.kind, version):
+            kind: Kind = "update" if effect.kind == "update" else "full"
+            try:
+                self.learner.begin_fetch(kind, version)
+            except Exception as error:  # noqa: BLE001 - the learner says what does not fit
+                self.endpoint.decline(SERVER, effect.stream, str(error)[:200])
+                self.node.feed(ev.StreamLost(SERVER, effect.stream, str(error)), number)
+                return
+            fetch = FetchProgress(kind, version, self._known_manifest().chunks)
+        fetch.stream = effect.stream
+        self._fetch = fetch
+        self.endpoint.accept(SERVER, effect.stream, _FetchSink(self, fetch), fetch.next_chunk)
+
+    def _replace_base(self, effect: do.ReplaceBase, number: int) -> None:
+        version = effect.version
+        self.worker.submit(
+            lambda: self.learner.finish_fetch(version), *self._replaced(version, number)
+        )
+
+    def _replaced(
+        self, version: int, number: int
+    ) -> tuple[Callable[[str], None], Callable[[Exception], None]]:
+        return (
+            lambda digest: self.node.feed(ev.BaseReplaced(version, digest), number),
+            lambda error: self.node.feed(ev.FetchFailed(version, str(error)), number),
+        )
+
+    def _rebase(self, effect: do.Rebase, number: int) -> None:
+        digest = self.machine.base.digest
+        self.learner.request_rebase(effect.version, digest, discard=effect.discard)
+
+    def _broken(self, error: Exception) -> None:
+        self._finished(do.Finish(f"cannot code this client's delta: {error}", 1))
+
+    def finish(self, effect: do.Finish) -> None:
+        """End now, whatever is under way; the server hears why, as far as that gets out."""
+        self._finish(effect, 0)
+
+    def _leave(self, reason: str) -> None:
+        self._over = True
+        self.endpoint.disconnect(SERVER, reason)
+
+    def _finish(self, effect: do.Finish, number: int) -> None:
+        left_s = None
+        if effect.exit_code == ExitCode.RELAUNCH:
+            left_s = 0.0 if effect.deadline is None else effect.deadline - self._scheduler.time()
+        reason = reason_for_peers(effect.reason, effect.exit_code)
+        self._leave(Goodbye(reason, left_s).text)
+        self._finished(effect)
+
+
+@frozen
+class _FetchSink:
+    """Takes the chunks of a version; a chunk that does not decode ends the stream."""
+
+    shell: ClientShell
+    fetch: FetchProgress
+
+    def write(self, index: int, data: tp.Buffer, done: Callable[[bool], None]) -> None:
+        frame = bytes(data)
+        fetch = self.fetch
+
+        def taken(_: None) -> None:
+            fetch.next_chunk = max(fetch.next_chunk, index + 1)
+            self.shell.count(Direction.DOWN, index, frame)
+            done(True)
+
+        self.shell.worker.submit(
+            lambda: self.shell.learner.put_fetch(fetch.version, index, frame),
+            taken,
+            lambda _: done(False),
+        )

@@ -1,0 +1,374 @@
+"""A client's shell towards the split server: transport events and the training thread's uploads in, effects out. It decides nothing."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import attrs
+from attrs import define, field, frozen
+
+import fsl_transport as tp
+from fsl_async.accounting.traffic import Traffic
+from fsl_async.learn.split.payload import Parcel, PayloadError, Values, chunks_of, decode_chunks
+from fsl_async.nodes.ports import Dialer
+from fsl_async.nodes.runtime import Journal, Node, Worker
+from fsl_async.nodes.split_server.shell import Formats, Outgoing
+from fsl_async.nodes.wire import problem_of
+from fsl_async.plan.methods import Category, Direction
+from fsl_async.roles.goodbye import reason_for_peers
+from fsl_async.roles.split import effects as split
+from fsl_async.roles.split import events as ev
+from fsl_async.roles.split import messages as msg
+from fsl_async.roles.split.client import SplitClientMachine
+from fsl_async.roles.split.events import UploadKey
+from fsl_async.roles.sync import effects as do
+from fsl_async.roles.sync import events as base
+from fsl_async.roles.sync.client_state import SERVER
+from fsl_async.roles.sync.messages import Message, MessageError
+from fsl_async.store.manifest import CHUNK_VALUES
+from fsl_codecs import CodecError, info
+
+REDIAL_S = 5.0
+MAX_CHUNKS = 4096
+"""Of an answer or an auxiliary model: 2 GiB of fp32 values."""
+
+
+class Training(Protocol):
+    """What the shell needs from the training thread (`fsl_async.learn.split.remote.SplitTraining`)."""
+
+    # ruff: noqa: D102 - the implementation has them
+    @property
+    def auxiliary_values(self) -> int: ...
+    def parcel(self, place: tuple[int, int, int]) -> Parcel | None: ...
+    def drop(self, place: tuple[int, int, int]) -> None: ...
+    def hand(self, key: UploadKey, values: Values, loss: float) -> None: ...
+    def give_up(self, key: UploadKey) -> None: ...
+    def free_slot(self) -> None: ...
+    def note_loss(self, loss: float) -> None: ...
+    def install(self, vector: Values) -> None: ...
+    def keep(self) -> None: ...
+    def settle(self, number: int) -> None: ...
+
+
+@frozen
+class Facts:
+    """Who this client is in which run."""
+
+    run: str
+    shard: int
+    architecture: dict[str, str]
+
+
+@define(eq=False)
+class _Taken:
+    """An answer or an auxiliary model on its way."""
+
+    what: UploadKey | int
+    category: Category
+    number_format: str
+    traffic: Traffic
+    chunks: dict[int, bytes] = field(factory=dict)
+
+    def write(self, index: int, data: tp.Buffer, done: Callable[[bool], None]) -> None:
+        self.chunks[index] = found = bytes(data)
+        try:
+            values = info(found).values
+        except CodecError:
+            done(False)
+            return
+        if values > CHUNK_VALUES:
+            done(False)
+            return
+        place = (self.category, Direction.DOWN, self.number_format)
+        self.traffic.values(*place, values, len(found))
+        done(True)
+
+    def decoded(self) -> Values:
+        frames = [self.chunks[index] for index in sorted(self.chunks)]
+        return decode_chunks(frames, sum(info(frame).values for frame in frames))
+
+
+def event_of(message: Message) -> base.Event:
+    """What a split server's message is to the client's machine. MessageError for what no split server says."""
+    key = UploadKey.parse
+    match message:
+        case msg.Trained(text, loss):
+            return ev.UploadAcknowledged(key(text), loss)
+        case msg.Known(text, answer):
+            return ev.UploadKnown(key(text), answer)
+        case msg.Unwanted(text, code, why):
+            return ev.UploadUnwanted(key(text), code, why)
+        case msg.Durable(text):
+            return ev.UploadsDurable(key(text))
+        case msg.RoundNoted(number):
+            return ev.RoundWasNoted(number)
+        case msg.AuxiliaryStays(number, version):
+            return ev.AuxiliaryUnchanged(number, version)
+        case msg.Ended(reason):
+            return ev.SplitServerEnded(reason)
+        case other:
+            raise MessageError(f"{type(other).__name__} is not for a split server to say")
+
+
+class SplitClientShell:
+    """Joins a SplitClientMachine with an endpoint, a worker and the training thread."""
+
+    def __init__(
+        self,
+        machine: SplitClientMachine,
+        training: Training,
+        facts: Facts,
+        *,
+        formats: Formats,
+        worker: Worker,
+        scheduler: tp.Scheduler,
+        journal: Journal,
+        say: Callable[[do.Note], None],
+        finished: Callable[[do.Finish], None],
+        traffic: Traffic,
+        shares_metrics: bool = True,
+    ) -> None:
+        """shares_metrics: whether this site's policy lets the errors of coding out."""
+        self.shares_metrics = shares_metrics
+        self.machine = machine
+        self.training = training
+        self.facts = facts
+        self.formats = formats
+        self.traffic = traffic
+        self.worker = worker
+        self.node = Node(machine, scheduler, self._execute, journal)
+        self.endpoint: Dialer
+        self._scheduler = scheduler
+        self._say = say
+        self._finished = finished
+        self._over = False
+        self._taking: dict[str, _Taken] = {}
+        self._offered_streams: dict[str, int] = {}
+        self._ready: dict[tuple[int, int, int], ev.UploadReady] = {}
+        self._sources: dict[tuple[int, int, int], Outgoing] = {}
+        self._answers: dict[UploadKey, Values] = {}
+        self._models: dict[int, Values] = {}
+        self._on_transport: dict[type, Callable[[Any], None]] = {
+            tp.PeerUp: self._up,
+            tp.PeerDown: self._down,
+            tp.Refused: lambda e: self.node.feed(base.ServerRefused(e.code, e.text)),
+            tp.Superseded: self._superseded,
+            tp.Unreachable: self._unreachable,
+            tp.MessageReceived: lambda e: self._message(msg.from_wire(e.body)),
+            tp.StreamOffered: self._offered,
+            tp.StreamReceived: self._received,
+            tp.StreamDeclined: self._lost,
+            tp.StreamFailed: self._lost,
+        }
+        self._executors: dict[type, Callable[[Any, int], None]] = {
+            do.Tell: self._tell,
+            do.Note: lambda e, _: self._say(e),
+            do.DeclineStream: lambda e, _: self.endpoint.decline(SERVER, e.stream, e.reason),
+            do.Leave: lambda e, _: self._leave(e.reason),
+            do.Finish: self._finish,
+            split.OfferUpload: self._offer,
+            split.DropUpload: self._drop,
+            split.ReceiveAnswer: lambda e, _: self._take(e.stream, e.key),
+            split.HandAnswer: self._hand,
+            split.GiveUp: self._give_up,
+            split.NoteLoss: lambda e, _: self.training.note_loss(e.loss),
+            split.FreeSlot: lambda *_: self.training.free_slot(),
+            split.ReceiveAuxiliary: lambda e, _: self._take(e.stream, e.version),
+            split.InstallAuxiliary: self._install,
+            split.KeepAuxiliary: lambda *_: self.training.keep(),
+            split.SettleRound: lambda e, _: self.training.settle(e.round),
+            split.DialAgain: lambda *_: self.dial(),
+        }
+
+    def dial(self) -> None:
+        """Dial the server, now and again after every loss, until this client's part is over."""
+        if not self._over:
+            facts = self.facts
+            self.endpoint.connect(
+                lambda: msg.to_wire(
+                    self.machine.hello(facts.run, facts.shard, dict(facts.architecture))
+                )
+            )
+
+    def feed(self, event: base.Event) -> None:
+        """Take an event of the training thread, on the loop."""
+        if isinstance(event, ev.UploadReady):
+            self._ready[event.round, event.step, event.leg] = event
+        self.node.feed(event)
+
+    # --- from the transport ---
+
+    def on_transport(self, event: tp.TransportEvent) -> None:
+        """Take one event of the endpoint."""
+        handler = self._on_transport.get(type(event))
+        if handler is None:
+            return
+        try:
+            handler(event)
+        except (MessageError, ValueError) as error:
+            self._violated(problem_of(error))
+
+    def _violated(self, problem: str) -> None:
+        self._say(do.Note(f"the split server sent what no server sends: {problem}", "warning"))
+        self.endpoint.disconnect(SERVER, "protocol")
+        self._down(tp.PeerDown(SERVER, 0, "protocol"))
+        self._scheduler.call_at(self._scheduler.time() + REDIAL_S, self.dial)
+
+    def _up(self, event: tp.PeerUp) -> None:
+        welcome = msg.from_wire(event.body)
+        if not isinstance(welcome, msg.SplitWelcome):
+            raise MessageError("no welcome")
+        last = UploadKey.parse(welcome.last) if welcome.last else None
+        held = (welcome.in_flight, last, welcome.auxiliary, self.endpoint.incarnation)
+        self.node.feed(ev.SplitWelcomed(welcome.run, *held))
+
+    def _down(self, event: tp.PeerDown) -> None:
+        self._taking.clear()
+        self._offered_streams.clear()
+        self.node.feed(base.ServerLost(event.reason))
+
+    def _superseded(self, event: tp.Superseded) -> None:
+        text = f"another process took over as {self.machine.name} at the split server"
+        self.node.feed(base.ServerRefused("superseded", text))
+
+    def _unreachable(self, event: tp.Unreachable) -> None:
+        text = f"no answer from the split server at {event.address} for {event.seconds:.0f} s; trying again"
+        self._say(do.Note(text, "warning"))
+
+    def _message(self, message: Message) -> None:
+        self.node.feed(event_of(message))
+
+    def _offered(self, event: tp.StreamOffered) -> None:
+        meta = msg.from_wire(event.meta)
+        if not 1 <= event.chunks <= MAX_CHUNKS:
+            raise MessageError(f"a stream of {event.chunks} chunks")
+        self._offered_streams[event.stream_id] = event.chunks
+        match meta:
+            case msg.GradientMeta(key, loss, updates):
+                found = UploadKey.parse(key)
+                self.node.feed(ev.AnswerOffered(event.stream_id, found, loss, updates))
+            case msg.AuxiliaryMeta(version, round_):
+                self.node.feed(ev.AuxiliaryOffered(event.stream_id, version, round_))
+            case other:
+                raise MessageError(f"a split server streams no {type(other).__name__}")
+
+    def _received(self, event: tp.StreamReceived) -> None:
+        taken = self._taking.pop(event.stream_id, None)
+        if taken is None:
+            return
+        what = taken.what
+
+        def decoded(values: Values) -> None:
+            if isinstance(what, UploadKey):
+                self._answers[what] = values
+                self.node.feed(ev.AnswerReceived(what))
+            else:
+                self._models[what] = values
+                self.node.feed(ev.AuxiliaryReceived(what))
+
+        self.worker.submit(
+            lambda: self._decode(taken), decoded, lambda error: self._violated(problem_of(error))
+        )
+
+    def _decode(self, taken: _Taken) -> Values:
+        values = taken.decoded()
+        if isinstance(taken.what, UploadKey):
+            key = taken.what
+            # A cut gradient is as large as the activations, which in a U-shape were the first leg.
+            parcel = self.training.parcel((key.round, key.step, 0))
+            answers_features = self.machine.decisions.legs > 1 and not key.leg
+            if parcel is not None and not answers_features and values.size != parcel.values.size:
+                raise PayloadError(f"{values.size} gradients for {parcel.values.size} activations")
+        elif values.size != self.training.auxiliary_values:
+            wanted = self.training.auxiliary_values
+            raise PayloadError(f"{values.size} values for an auxiliary model of {wanted}")
+        return values
+
+    def _lost(self, event: tp.StreamDeclined | tp.StreamFailed) -> None:
+        self._taking.pop(event.stream_id, None)
+        if event.stream_id.startswith("up:") and isinstance(event, tp.StreamDeclined):
+            return  # the message that comes with it says what becomes of the upload
+        self.node.feed(base.StreamLost(SERVER, event.stream_id, event.reason))
+
+    # --- to the world ---
+
+    def _execute(self, effect: do.Effect, number: int) -> None:
+        self._executors[type(effect)](effect, number)
+
+    def _tell(self, effect: do.Tell, number: int) -> None:
+        message = effect.message
+        if isinstance(message, msg.RoundDone) and self.shares_metrics:
+            message = attrs.evolve(message, errors=self.traffic.errors())
+        self.endpoint.send(SERVER, msg.to_wire(message))
+
+    def _take(self, stream: str, what: UploadKey | int) -> None:
+        if isinstance(what, UploadKey):
+            features = self.machine.decisions.legs > 1 and not what.leg
+            category = Category.ACTIVATIONS if features else Category.GRADIENTS
+            taken = _Taken(what, category, self.formats.down, self.traffic)
+        else:
+            taken = _Taken(what, Category.AUXILIARY, self.formats.models, self.traffic)
+        self._taking[stream] = taken
+        with contextlib.suppress(tp.LocalError):  # offered twice, and the first is under way
+            self.endpoint.accept(SERVER, stream, taken)
+
+    def _offer(self, effect: split.OfferUpload, number: int) -> None:
+        key = effect.key
+        place = (key.round, key.step, key.leg)
+        ready = self._ready[place]
+        source = self._sources.get(place)
+        if source is None:
+            parcel = self.training.parcel(place)
+            if parcel is None:
+                return
+            source = self._sources[place] = Outgoing(
+                chunks_of(parcel.values.size) + (1 if parcel.labels else 0),
+                lambda: self.training.parcel(place),
+                self.worker,
+                self.formats.up,
+                self.formats.fineness,
+                Category.GRADIENTS if key.leg else Category.ACTIVATIONS,
+                Direction.UP,
+                self.traffic,
+            )
+        meta = msg.SmashedMeta(
+            key.text,
+            effect.version,
+            effect.auxiliary,
+            list(ready.shape),
+            list(ready.lengths),
+            effect.samples,
+            ready.label_bytes,
+            effect.wants_gradient,
+            effect.alignment_due,
+        )
+        stream = msg.upload_stream(key.text)
+        self.endpoint.offer(SERVER, stream, msg.to_wire(meta), source, source.size)
+
+    def _drop(self, effect: split.DropUpload, number: int) -> None:
+        key = effect.key
+        place = (key.round, key.step, key.leg)
+        self._sources.pop(place, None)
+        self._ready.pop(place, None)
+        self.training.drop(place)
+
+    def _hand(self, effect: split.HandAnswer, number: int) -> None:
+        self.training.hand(effect.key, self._answers.pop(effect.key), effect.loss)
+
+    def _give_up(self, effect: split.GiveUp, number: int) -> None:
+        self._answers.pop(effect.key, None)
+        self.training.give_up(effect.key)
+
+    def _install(self, effect: split.InstallAuxiliary, number: int) -> None:
+        self.training.install(self._models.pop(effect.version))
+        self._models.clear()
+
+    def _leave(self, reason: str) -> None:
+        self._over = True
+        self.endpoint.disconnect(SERVER, reason)
+
+    def _finish(self, effect: do.Finish, number: int) -> None:
+        self._leave(reason_for_peers(effect.reason, effect.exit_code))
+        self._finished(effect)

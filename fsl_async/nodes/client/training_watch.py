@@ -1,0 +1,72 @@
+"""Watches a client's training thread from its loop: says when it hangs, and ends the process where the run wants that."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol
+
+from fsl_async.errors import ExitCode
+from fsl_async.process.hang import HangRules, HangWatch, Hung, Recovered
+
+if TYPE_CHECKING:
+    from fsl_async.config.settings_training import TrainConfig
+    from fsl_async.process.stopper import Stopper
+
+EVERY_S = 0.5
+LEAVE_S = 3.0
+"""For the goodbye of a client that will not send anything any more."""
+
+
+class Steps(Protocol):
+    """What is known of the training thread's steps: `fsl_async.learn.client.meter.Meter`. Times of `time.monotonic`."""
+
+    step_begun: float | None
+    step_times: deque[float]
+
+
+class TrainingWatch:
+    """Looks every `EVERY_S` until closed. On the loop's thread."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        steps: Steps,
+        settings: TrainConfig,
+        stop: Stopper,
+        log: Callable[[str], None],
+    ) -> None:
+        self._loop, self._steps, self._stop, self._log = loop, steps, stop, log
+        self._restart = settings.hang_restart
+        self._watch = HangWatch(HangRules(settings.hang_factor, settings.hang_least_s))
+        self._timer = loop.call_later(EVERY_S, self._look)
+
+    def summary(self) -> dict[str, float]:
+        """For heartbeats: for how long it hangs; empty when it does not."""
+        begun = self._steps.step_begun
+        if not self._watch.is_hung or begun is None:
+            return {}
+        return {"hung_s": round(time.monotonic() - begun, 1)}
+
+    def _look(self) -> None:
+        self._timer = self._loop.call_later(EVERY_S, self._look)
+        # A copy: the training thread appends. One that changes under our hands is looked at next time.
+        try:
+            times = tuple(self._steps.step_times)
+        except RuntimeError:
+            return
+        said = self._watch.look(self._steps.step_begun, times, time.monotonic())
+        if isinstance(said, Recovered):
+            self._log("training makes steps again")
+        elif isinstance(said, Hung):
+            self._log(said.words)
+            if self._restart:
+                deadline = time.monotonic() + LEAVE_S
+                code = ExitCode.RELAUNCH
+                self._stop.request(reason=said.words, exit_code=code, deadline=deadline)
+
+    def close(self) -> None:
+        """Look no more."""
+        self._timer.cancel()

@@ -1,0 +1,47 @@
+"""Looks how many clients fit into this process's limit of open files, which it raises as far as the system allows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import ParamSpec
+
+from fsl_async.config.settings import Config
+from fsl_async.config.transport_settings import MAX_CONNECTIONS
+from fsl_async.errors import ConfigError
+from fsl_async.nodes.capacity import Capacity, capacity_of
+from fsl_transport.zmq.admission import descriptors, in_use
+
+P = ParamSpec("P")
+
+
+def capacity_here(config: Config, *, trains: bool = False, listeners: int = 1) -> Capacity:
+    """The room of one of `listeners` in this process; trains: it will load PyTorch."""
+    return capacity_of(
+        config, descriptors(), in_use(), MAX_CONNECTIONS, trains=trains, listeners=listeners
+    )
+
+
+def check_open_files(config: Config, *, trains: bool = False, listeners: int = 1) -> Capacity:
+    """The same; raises ConfigError, with the limit that is needed, where the planned clients do not fit."""
+    found = capacity_here(config, trains=trains, listeners=listeners)
+    if not found.is_enough:
+        raise ConfigError(found.refusal, "sync.clients")
+    return found
+
+
+def and_capacity(
+    announce: Callable[P, None],
+    capacity: Capacity,
+    log: Callable[[str], None],
+    record: Callable[..., None] | None,
+) -> Callable[P, None]:
+    """Announce, then record how many clients fit; people are told where that keeps a planned client from what it could use."""
+
+    def announced(*arguments: P.args, **named: P.kwargs) -> None:
+        announce(*arguments, **named)
+        if record is not None:
+            record("capacity", **capacity.facts)
+        elif not capacity.is_ample:
+            log(capacity.text)
+
+    return announced

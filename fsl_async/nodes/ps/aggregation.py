@@ -1,0 +1,49 @@
+"""What a run's configuration says about rules of aggregation, and where they cannot be kept."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fsl_async.errors import ConfigError
+from fsl_async.roles.sync.weighting import weighting_named
+from fsl_async.store.aggregation import rule_named
+
+if TYPE_CHECKING:
+    from fsl_async.config.settings import Config
+    from fsl_async.roles.sync.weighting import Weighting
+    from fsl_async.store.aggregation import Rule
+
+
+def rule_of(config: Config) -> Rule:
+    """The rule of a run."""
+    return rule_named(config.outer.aggregation, config.outer.byzantine)
+
+
+def weighting_of(config: Config) -> Weighting:
+    """How deltas count: the robust rules count each client once (`fsl_async.store.aggregation.base`)."""
+    by_rows = rule_of(config).by_rows
+    name = "uniform" if by_rows else config.sync.weighting
+    return weighting_named(name, config.sync.staleness_exponent)
+
+
+def check_aggregation(config: Config) -> None:
+    """Raise ConfigError, in one line, where the rules about strangers cannot be kept."""
+    outer = config.outer
+    rule = rule_of(config)
+    if config.split.sends_whole and (rule.by_rows or config.guard.looks_at_norms):
+        what = f"outer.aggregation = {rule.name}" if rule.by_rows else "guard.clip_* and outlier_*"
+        raise ConfigError(
+            f"{what}: these compare differences, and clients of this run send whole weights; set split.models to another format",
+            "outer.aggregation",
+        )
+    if rule.by_rows and config.sync.trigger == "relay":
+        raise ConfigError(
+            f"outer.aggregation: {rule.name} compares clients, and sync.trigger = relay merges one at a time; choose mean",
+            "outer.aggregation",
+        )
+    if config.sync.clients < rule.least:
+        raise ConfigError(
+            f"outer.aggregation: {rule.name} against {outer.byzantine} clients that may send anything needs {rule.least}"
+            f" clients, sync.clients is {config.sync.clients}; have more, or lower outer.byzantine",
+            "outer.aggregation",
+        )

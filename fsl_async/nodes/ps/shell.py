@@ -1,0 +1,414 @@
+"""The parameter server's shell: transport events and finished disk jobs in, effects out.
+
+It decides nothing. What takes time (every touch of the disk, every decode) goes to the one worker, in order; that order is what
+makes "accumulate these, then commit" mean what it says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from attrs import frozen
+
+import fsl_transport as tp
+from fsl_async.nodes.ports import Listener, Store
+from fsl_async.nodes.ps.receiving import Receiving
+from fsl_async.nodes.ps.serving import Serving
+from fsl_async.nodes.ps.shards import Shards
+from fsl_async.nodes.runtime import Journal, Node, Worker
+from fsl_async.nodes.transfer_progress import Moves
+from fsl_async.nodes.wire import Hello, Welcome, beat_of, problem_of
+from fsl_async.plan.methods import Direction
+from fsl_async.roles.sync import effects as do
+from fsl_async.roles.sync import events as ev
+from fsl_async.roles.sync import messages as msg
+from fsl_async.roles.sync.events import DeltaKey
+from fsl_async.roles.sync.ps import ServerMachine
+from fsl_async.store.errors import Damaged, ManifestError
+from fsl_async.store.manifest import Manifest
+from fsl_async.store.records import Committed, Recovered
+from fsl_transport.rate_limit import Bucket, Rate
+
+
+@frozen
+class RunFacts:
+    """What every client is told when it is welcomed."""
+
+    run: str
+    shards: int
+    config: dict[str, Any]
+
+
+class ServerShell:
+    """Joins a ServerMachine with an endpoint, a store and a worker."""
+
+    def __init__(
+        self,
+        machine: ServerMachine,
+        facts: RunFacts,
+        store: Store,
+        *,
+        worker: Worker,
+        scheduler: tp.Scheduler,
+        journal: Journal,
+        say: Callable[[do.Note], None],
+        finished: Callable[[do.Finish], None],
+        after_commit: Callable[[int], None] | None = None,
+        count: Callable[[Manifest, Direction, int, bytes], None] = lambda *_: None,
+    ) -> None:
+        """after_commit: called in the worker with each version that is durable, before anybody hears of it. It must not raise.
+
+        count: called with each chunk of weights that came or goes, seen from the client.
+        """
+        self.machine = machine
+        self.facts = facts
+        self.store = store
+        self.worker = worker
+        self.node = Node(machine, scheduler, self._execute, journal)
+        self.manifest: Manifest | None = None
+        self.endpoint: Listener
+        self.scheduler = scheduler
+        self.say = say
+        self._finished = finished
+        self._after_commit = after_commit
+        self._count_chunk = count
+        self._shards = Shards(facts.shards)
+        self._refusals = Bucket(Rate(0.2, 10.0), scheduler.time())  # of which people are told
+        self._incarnations: dict[str, int] = {}
+        self._agreeing: set[str] = (
+            set()
+        )  # whose model is the manifest's, in the sessions that stand
+        self._receiving = Receiving(self)
+        self._serving = Serving(self)
+        self._moves = Moves()
+        self._on_transport: dict[type, Callable[[Any], None]] = {
+            tp.HelloReceived: self._hello,
+            tp.PeerDown: self._down,
+            tp.MessageReceived: self._message,
+            tp.BeatReceived: lambda e: self.node.feed(ev.BeatHeard(e.peer, beat_of(e.payload))),
+            tp.StreamOffered: self._offered,
+            tp.StreamReceived: lambda e: self._receiving.received(e.peer, e.stream_id),
+            tp.StreamSent: lambda e: self._serving.sent(e.peer, e.stream_id),
+            tp.StreamDeclined: lambda e: self._serving.failed(e.peer, e.stream_id),
+            tp.StreamFailed: self._stream_failed,
+        }
+        self._executors: dict[type, Callable[[Any, int], None]] = {
+            do.Tell: self._tell,
+            do.Note: lambda e, _: self.say(e),
+            do.DeclineStream: lambda e, _: self.endpoint.decline(e.peer, e.stream, e.reason),
+            do.Finish: lambda e, _: self._finished(e),
+            do.LookAtTransfers: lambda _, number: self._look(number),
+            do.Admit: self._admit,
+            do.Refuse: lambda e, _: self.endpoint.refuse(e.peer, e.code, e.text),
+            do.Dismiss: lambda e, _: self.endpoint.disconnect(e.peer, e.reason),
+            do.ReceiveInitial: self._receiving.initial,
+            do.ReceiveDelta: self._receiving.delta,
+            do.Serve: self._serving.serve,
+            do.Accumulate: self._accumulate,
+            do.Quarantine: self._quarantine,
+            do.Release: lambda e, n: self._store_job(lambda: self.store.release(e.key), n),
+            do.Commit: self._commit,
+            do.VerifyVersion: self._verify,
+        }
+
+    def start(self, recovered: Recovered) -> None:
+        """Feed what `store.recover()` found; call once, before any transport event."""
+        self.manifest = recovered.manifest
+        self._shards.recovered(recovered.leases, recovered.loans, self.scheduler.time())
+        self._incarnations = dict(recovered.incarnations)
+        for name, incarnation in self._incarnations.items():
+            # The transport forgot them with the last process; without them a client whose clock is behind would be let in
+            # and have every delta refused as one of a former life.
+            self.endpoint.remember(name, incarnation)
+        pending = tuple(
+            ev.PendingDelta(d.key, d.tokens, d.steps, d.round, d.bytes, d.norm)
+            for d in recovered.pending
+        )
+        held = tuple(
+            ev.PendingDelta(d.key, d.tokens, d.steps, d.round, d.bytes, d.norm)
+            for d in recovered.held
+        )
+        settled: Mapping[DeltaKey, str] = recovered.settled
+        self.node.feed(
+            ev.Recovered(
+                recovered.version,
+                recovered.digest,
+                dict(recovered.digests),
+                pending,
+                dict(settled),
+                recovered.tokens_total,
+                recovered.served_s,
+                recovered.since_version_s,
+                tuple(d.norm for d in recovered.usual),
+                tuple(d.tokens for d in recovered.usual),
+                held,
+            )
+        )
+
+    # --- from the transport ---
+
+    def on_transport(self, event: tp.TransportEvent) -> None:
+        """Take one event of the endpoint."""
+        handler = self._on_transport.get(type(event))
+        if handler is None:
+            return
+        try:
+            handler(event)
+        except (msg.MessageError, ValueError) as error:
+            peer: str = getattr(event, "peer", "")
+            self.say(do.Note(f"{peer} sent what no client sends: {problem_of(error)}", "warning"))
+            self.endpoint.disconnect(peer, "protocol")
+            member = self.machine.members.get(peer)
+            if member is not None:
+                self._down(tp.PeerDown(peer, member.incarnation, "protocol"))
+
+    def _hello(self, event: tp.HelloReceived) -> None:
+        try:
+            hello = Hello.from_wire(event.hello)
+        except msg.MessageError as error:
+            self.endpoint.refuse(event.peer, "hello", problem_of(error))
+            return
+        self._agreeing.discard(event.peer)
+        self._shards.wants(event.peer, hello.shard)
+        self.node.feed(
+            ev.ClientHello(event.peer, event.incarnation, hello.run, hello.version, hello.digest)
+        )
+
+    def _down(self, event: tp.PeerDown) -> None:
+        self._receiving.left(event.peer)
+        self._serving.left(event.peer)
+        self._shards.left(event.peer, event.reason, self.scheduler.time())
+        self._agreeing.discard(event.peer)
+        self.node.feed(ev.ClientLeft(event.peer, event.incarnation, event.reason))
+
+    def _message(self, event: tp.MessageReceived) -> None:
+        peer = event.peer
+        match msg.from_wire(event.body):
+            case msg.Attach(fingerprint, tensors):
+                self._attach(peer, fingerprint, tensors)
+            case msg.Fetch(version, digest):
+                self.node.feed(ev.FetchAsked(peer, version, digest))
+            case msg.Holding(version, digest):
+                self.node.feed(ev.VersionHeld(peer, version, digest))
+                if version == self.machine.version:
+                    self._serving.caught_up(peer)
+            case msg.Skip(number, reason):
+                self.node.feed(ev.CallSkipped(peer, number, reason))
+            case other:
+                raise msg.MessageError(f"{type(other).__name__} is not for a client to say")
+
+    def _attach(self, peer: str, fingerprint: str, tensors: list[Any]) -> None:
+        manifest = self.manifest
+        if manifest is not None and manifest.fingerprint == fingerprint:
+            attached = ev.ModelAttached(peer, fingerprint, manifest.values, None)
+            self._agreeing.add(peer)
+            self._book_shard(peer, lambda: self._join(attached))
+            return
+        try:
+            theirs = Manifest.from_wire(tensors)
+        except ManifestError as error:
+            raise msg.MessageError(f"not a manifest: {error}") from None
+        if manifest is None or (self.machine.version < 0 and not self._agreeing):
+            # Before version 0 the manifest of the first one who is here counts, as its weights will, while it or
+            # another one with that model is here.
+            self.manifest = manifest = theirs
+        difference = theirs.difference(manifest)
+        answer = ev.ModelAttached(peer, theirs.fingerprint, theirs.values, difference)
+        if difference is None:
+            self._agreeing.add(peer)
+            self._book_shard(peer, lambda: self._join(answer))
+        else:
+            self.node.feed(answer)
+
+    def _join(self, event: ev.ModelAttached) -> None:
+        shard = self._shards.of(event.peer)
+        if self.machine.trigger.ordered and shard is not None:
+            self.node.feed(ev.ShardBooked(event.peer, shard))
+        self.node.feed(event)
+
+    def _offered(self, event: tp.StreamOffered) -> None:
+        meta = msg.from_wire(event.meta)
+        if self.manifest is None or event.chunks != self.manifest.chunks:
+            self.endpoint.decline(event.peer, event.stream_id, "wrong number of chunks")
+            return
+        match meta:
+            case msg.DeltaMeta(key, base_digest, tokens, steps, number, metrics):
+                work = (tokens, steps, number, metrics)
+                named = DeltaKey.parse(key)
+                self.node.feed(
+                    ev.DeltaOffered(event.peer, event.stream_id, named, base_digest, *work)
+                )
+            case msg.InitialMeta(fingerprint) if fingerprint != self.manifest.fingerprint:
+                self.endpoint.decline(event.peer, event.stream_id, "weights of another model")
+            case msg.InitialMeta():
+                self.node.feed(ev.InitialOffered(event.peer, event.stream_id))
+            case other:
+                raise msg.MessageError(f"a client streams no {type(other).__name__}")
+
+    def _stream_failed(self, event: tp.StreamFailed) -> None:
+        self._serving.failed(event.peer, event.stream_id)
+        self._receiving.failed(event.peer, event.stream_id, event.reason)
+
+    # --- to the world ---
+
+    def _look(self, number: int) -> None:
+        seen = self._moves.look(self.endpoint.transfers(), self._receiving.storing)
+        self.node.feed(seen, number)
+
+    def _execute(self, effect: do.Effect, number: int) -> None:
+        self._executors[type(effect)](effect, number)
+
+    def _tell(self, effect: do.Tell, number: int) -> None:
+        self.endpoint.send(effect.peer, msg.to_wire(effect.message))
+
+    def _admit(self, effect: do.Admit, number: int) -> None:
+        """Welcome with a data shard: the one the client has, else one that nobody has (see `shells.shards`)."""
+        if self._incarnations.get(effect.peer, -1) >= effect.incarnation:
+            self._welcome(effect)
+            return
+        if self._shards.pick(effect.peer, self.scheduler.time()) is None:
+            self._refuse_shard(effect)  # before it is written down: there is no end of names
+            return
+        self.worker.submit(
+            lambda: self.store.record_incarnation(effect.peer, effect.incarnation),
+            lambda _: self._welcome(effect),
+            lambda error: self.endpoint.disconnect(effect.peer, str(error)),  # it says hello again
+        )
+
+    def _welcome(self, effect: do.Admit) -> None:
+        peer = effect.peer
+        member = self.machine.members.get(peer)
+        if member is None or member.incarnation != effect.incarnation:
+            return  # it left, or came back as another, while its incarnation was written down
+        self._incarnations[peer] = max(effect.incarnation, self._incarnations.get(peer, -1))
+        shards = self.facts.shards
+        shard = self._shards.pick(peer, self.scheduler.time())
+        if shard is None:
+            self._refuse_shard(effect)
+            return
+        welcome = Welcome(self.facts.run, shard, shards, self.facts.config)
+        if self._shards.of(peer) == shard and not self._shards.is_lent(peer):
+            self.endpoint.welcome(peer, welcome.to_wire())
+            return
+        self._shards.lend(peer, shard)  # at once, so that nobody else is told the same
+
+        def lent(_: int | None) -> None:
+            found = self.machine.members.get(peer)
+            if found is not None and found.incarnation == effect.incarnation:
+                self.endpoint.welcome(peer, welcome.to_wire())
+
+        def failed(error: Exception) -> None:
+            self._shards.take_back(peer)
+            self.endpoint.disconnect(peer, str(error))  # it says hello again
+
+        self.worker.submit(lambda: self.store.lease(peer, shards, shard, loan=True), lent, failed)
+
+    def _refuse_shard(self, effect: do.Admit) -> None:
+        peer = effect.peer
+        holders = ", ".join(self._shards.holders[:8])
+        text = (
+            f"all {self.facts.shards} data shards are taken (by {holders}): start this client again under one of these names,"
+            " or set data.shards (or sync.clients) higher at the server"
+        )
+        if self._refusals.take(self.scheduler.time()):  # strangers must not write the log
+            self.say(do.Note(f"{peer} is refused: {text}", "warning"))
+        self.endpoint.refuse(peer, "shards", text)
+        self.node.feed(ev.ClientLeft(peer, effect.incarnation, "no data shard"))
+
+    def _book_shard(self, peer: str, then: Callable[[], None]) -> None:
+        """Make a client's shard its own for good, then go on."""
+        if not self._shards.is_lent(peer):
+            then()
+            return
+
+        def booked(_: int | None) -> None:
+            self._shards.keep(peer)
+            then()
+
+        self.worker.submit(
+            lambda: self.store.lease(peer, self.facts.shards),
+            booked,
+            lambda error: self.endpoint.disconnect(peer, str(error)),  # it says hello again
+        )
+
+    def counting(self, direction: Direction) -> Callable[[int, bytes], None]:
+        """What counts the chunks of weights that come or go."""
+
+        def count(index: int, frame: bytes) -> None:
+            if self.manifest is not None:
+                self._count_chunk(self.manifest, direction, index, frame)
+
+        return count
+
+    def _accumulate(self, effect: do.Accumulate, number: int) -> None:
+        self.worker.submit(
+            lambda: self.store.accumulate(effect.key, effect.weight),
+            lambda _: None,
+            # An acknowledged delta cannot be read back: going on would make a version without it.
+            lambda error: self.store_failed(f"a delta cannot be merged: {error}", number),
+        )
+
+    def _quarantine(self, effect: do.Quarantine, number: int) -> None:
+        self._store_job(
+            lambda: self.store.quarantine(effect.key, effect.reason, held=effect.held), number
+        )
+
+    def _store_job(self, job: Callable[[], None], number: int) -> None:
+        """In order with what is accumulated and committed. Where the ledger cannot be written, the run ends as it stands."""
+        self.worker.submit(
+            job,
+            lambda _: None,
+            lambda error: self.store_failed(
+                f"the ledger cannot be written: {error}: start this server again", number
+            ),
+        )
+
+    def store_failed(self, reason: str, number: int | None = None) -> None:
+        """Tell the machine that the store cannot go on; `number` of the effect that failed."""
+        self.node.feed(ev.StoreFailed(reason), number)
+
+    def _verify(self, effect: do.VerifyVersion, number: int) -> None:
+        version = effect.version
+        self.worker.submit(
+            lambda: self.store.verify(version),
+            lambda intact: self.node.feed(ev.VersionVerified(version, intact), number),
+            lambda error: self.read_failed(error, number),
+        )
+
+    def read_failed(self, error: Exception, number: int) -> None:
+        """A version cannot be read: damage ends the run; any other failure is reported, and the next fetch tries again."""
+        if isinstance(error, Damaged):
+            self.store_failed(str(error), number)
+        else:
+            self.say(do.Note(f"cannot read a version: {error}", "warning"))
+
+    def _commit(self, effect: do.Commit, number: int) -> None:
+        started = self.scheduler.time()
+
+        def commit() -> Committed:
+            made = self.store.commit(effect.version, effect.merged, effect.scale)
+            if self._after_commit is not None:
+                self._after_commit(made.version)
+            return made
+
+        self.worker.submit(
+            commit,
+            lambda made: self.committed(made, started, number),
+            lambda error: self._commit_failed(effect.version, error, number),
+        )
+
+    def _commit_failed(self, version: int, error: Exception, number: int) -> None:
+        if isinstance(error, Damaged):  # trying again would find it again
+            self.store_failed(f"version {version} cannot be made: {error}", number)
+        else:
+            self.node.feed(ev.CommitFailed(version, str(error)), number)
+
+    def committed(self, made: Committed, started: float, number: int) -> None:
+        """Tell the machine of a version that is durable; `started`: when its making was, `number` of the effect it ends."""
+        if made.notice:
+            self.say(do.Note(made.notice, "warning"))
+        seconds = self.scheduler.time() - started
+        self.node.feed(
+            ev.VersionCommitted(made.version, made.digest, made.update_bytes, seconds), number
+        )

@@ -1,0 +1,1 @@
+"""A relay's process."""

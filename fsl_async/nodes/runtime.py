@@ -1,0 +1,171 @@
+"""The shell around a pure machine: feeds events, carries out effects in order, arms one timer.
+
+The same `Node` runs in production, where the scheduler is an asyncio loop and the worker a thread, and in the simulator, where
+both are virtual. Nothing here knows a role: a role's `execute` knows how to carry out its effects.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from fsl_async.roles.sync.events import TimerFired
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from fsl_async.roles.sync.effects import Effect
+    from fsl_async.roles.sync.events import Event
+    from fsl_transport import Cancellable, Scheduler
+
+T = TypeVar("T")
+log = logging.getLogger(__name__)
+
+
+class Machine(Protocol):
+    """A pure role."""
+
+    def handle(self, event: Event, now: float) -> list[Effect]:
+        """Take one event, return what is to be done."""
+        ...
+
+    def next_deadline(self) -> float | None:
+        """When it wants a TimerFired."""
+        ...
+
+
+class Journal(Protocol):
+    """Where every event and every effect is written down with its cause."""
+
+    def event(self, event: Any, now: float, cause: int | None = None) -> int:
+        """Write an event; returns its running number, the cause of the effects that follow."""
+        ...
+
+    def effect(self, effect: Any, now: float, cause: int | None = None) -> int:
+        """Write an effect; returns its running number, the cause of the event it ends in."""
+        ...
+
+
+class Worker(Protocol):
+    """Runs slow jobs (disk, codec) one after another, away from the loop, in the order they were given."""
+
+    def submit(
+        self, job: Callable[[], T], done: Callable[[T], None], failed: Callable[[Exception], None]
+    ) -> None:
+        """Run `job`, then call `done(result)` or `failed(error)` on the loop thread."""
+        ...
+
+    def close(self) -> None:
+        """Finish what was submitted; later callbacks are dropped."""
+        ...
+
+
+class Node:
+    """One machine, its journal and its timer.
+
+    Events that arrive while effects are being carried out wait until those are done, so a machine sees one event at a time and its
+    effects happen in the order it gave them.
+    """
+
+    def __init__(
+        self,
+        machine: Machine,
+        scheduler: Scheduler,
+        execute: Callable[[Effect, int], None],
+        journal: Journal,
+    ) -> None:
+        self.machine = machine
+        self._scheduler = scheduler
+        self._execute = execute
+        self._journal = journal
+        self._waiting: deque[tuple[Event, int | None]] = deque()
+        self._running = False
+        self._timer: Cancellable | None = None
+        self._armed_for: float | None = None
+        self._closed = False
+
+    def feed(self, event: Event, cause: int | None = None) -> None:
+        """Give the machine an event; `cause` is the journal number of the effect that it ends."""
+        if self._closed:
+            return
+        self._waiting.append((event, cause))
+        if self._running:
+            return
+        self._running = True
+        try:
+            while self._waiting:
+                self._step(*self._waiting.popleft())
+        finally:
+            self._running = False
+        self._arm()
+
+    def _step(self, event: Event, cause: int | None) -> None:
+        now = self._scheduler.time()
+        number = self._journal.event(event, now, cause)
+        for effect in self.machine.handle(event, now):
+            self._execute(effect, self._journal.effect(effect, now, number))
+
+    def _arm(self) -> None:
+        when = None if self._closed else self.machine.next_deadline()
+        if when == self._armed_for:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._armed_for = when
+        if when is not None:
+            self._timer = self._scheduler.call_at(when, self._fire)
+
+    def _fire(self) -> None:
+        self._timer = None
+        self._armed_for = None
+        self.feed(TimerFired())
+
+    def close(self) -> None:
+        """Stop: no event reaches the machine any more."""
+        self._closed = True
+        self._waiting.clear()
+        self._arm()
+
+
+class ThreadWorker:
+    """A worker with one thread beside an asyncio loop."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, name: str) -> None:
+        self._loop = loop
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix=name)
+        self._closed = False
+
+    def submit(
+        self, job: Callable[[], T], done: Callable[[T], None], failed: Callable[[Exception], None]
+    ) -> None:
+        """Run `job` in the thread, then `done` or `failed` on the loop."""
+
+        def run() -> None:
+            try:
+                result = job()
+            except Exception as error:  # noqa: BLE001 - whatever it is, the loop decides
+                self._post(failed, error)
+            else:
+                self._post(done, result)
+
+        if not self._closed:
+            self._pool.submit(run)
+
+    def _post(self, callback: Callable[[Any], None], value: Any) -> None:
+        try:
+            self._loop.call_soon_threadsafe(self._deliver, callback, value)
+        except RuntimeError:
+            log.debug("loop closed before a job's result")
+
+    def _deliver(self, callback: Callable[[Any], None], value: Any) -> None:
+        if not self._closed:
+            callback(value)
+
+    def close(self) -> None:
+        """Wait for the job that runs, drop the rest."""
+        self._closed = True
+        self._pool.shutdown(wait=True, cancel_futures=True)

@@ -1,0 +1,1 @@
+"""The split server's process."""

@@ -1,0 +1,335 @@
+"""A split server process, with or without the parameter server in it: halves, machine, endpoint and loop put together. Imports torch."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import os
+import socket
+import time
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import attrs
+import torch
+from attrs import frozen
+
+import fsl_transport as tp
+from fsl_async.accounting.traffic import CountedLink, Traffic
+from fsl_async.accounting.traffic_notes import TrafficNotes
+from fsl_async.config.rules import SettingError
+from fsl_async.config.settings import Config, check_listen
+from fsl_async.config.split_rules import split_rules, with_implied
+from fsl_async.config.transport_settings import transport_settings
+from fsl_async.errors import AddressError, ConfigError, RunDirError
+from fsl_async.keys.access_control import Gate, check_guarded
+from fsl_async.keys.folder import KeysFolder
+from fsl_async.learn.client.buffers import Vector
+from fsl_async.learn.client.fed import choose_device
+from fsl_async.learn.data.facts import described
+from fsl_async.learn.split.server_disk import ServerDisk
+from fsl_async.learn.split.server_training import ServerRoom
+from fsl_async.learn.split.task import build_server
+from fsl_async.nodes.capacity import within
+from fsl_async.nodes.open_files import and_capacity, check_open_files
+from fsl_async.nodes.ps import node as node_ps
+from fsl_async.nodes.ps.node import GOODBYE_S, JOURNAL, check_bindable
+from fsl_async.nodes.runtime import ThreadWorker
+from fsl_async.nodes.split_server.shell import Formats, SplitServerShell
+from fsl_async.observe.journal import JournalWriter
+from fsl_async.observe.reporter import Teller
+from fsl_async.observe.split_state import SplitState
+from fsl_async.process.heap import keep_large_blocks_apart
+from fsl_async.process.lag import LoopLag
+from fsl_async.process.stopper import Stopper
+from fsl_async.process.threads import threads_here
+from fsl_async.roles.split.events import ConductorEnded
+from fsl_async.roles.split.messages import CONDUCTOR
+from fsl_async.roles.split.methods import decisions_of
+from fsl_async.roles.split.server import SplitServerMachine
+from fsl_async.roles.sync import effects as do
+from fsl_async.roles.sync import events as ev
+from fsl_transport.loop import run as run_loop
+from fsl_transport.zmq.link import ZmqListener
+
+PS = "ps"
+SERVER = "server"
+"""Folders in the run directory of a process that holds both."""
+
+
+_COPY_S = 60.0
+Scored = Callable[[int, Callable[[], dict[str, Vector]]], None]
+"""Takes a version, and a function that copies the server's halves."""
+
+
+@frozen
+class Summary:
+    """How a split server's part ended."""
+
+    run: str
+    uploads: int
+    alignments: int
+    """Auxiliary models that were made from what clients had, over all of the run."""
+    round: int
+    reason: str
+    seconds: float
+    traffic: dict[str, Any]
+    run_dir: str
+    ps: node_ps.Summary | None = None
+
+
+def serve(
+    config: Config,
+    run_dir: Path,
+    *,
+    with_ps: bool,
+    from_version: int | None = None,
+    announce: Callable[[str, str], None],
+    log: Callable[[str], None],
+    stop: Stopper,
+    scored: Scored | None = None,
+    keys: KeysFolder | None = None,
+    record: Callable[..., None] | None = None,
+) -> Summary:
+    """Run the split server until the run ends or `stop` is asked; with_ps: and the parameter server in the same loop. Blocks.
+
+    announce: called with "server" or "ps" and the bound address once clients can come. scored: with_ps only; called in the store's thread with each
+    version that is durable, before anybody hears of it, and a way to copy the server's halves; it must not raise.
+    keys: encrypt with this pair, and let in who is on this list. record: takes a kind and fields, for programs that watch.
+    Raises ConfigError, KeysError, RunDirError and AddressError, each in one line.
+    """
+    keep_large_blocks_apart()
+    config = described(with_implied(config))
+    if not config.split.is_on:
+        raise ConfigError("split.method is none: say what to train with", "split.method")
+    if not decisions_of(split_rules(config)).has_server:
+        raise ConfigError(
+            f"{config.split.method} has no split server: start --role ps alone", "split.method"
+        )
+    try:
+        check_listen("split.listen", config.split.listen)
+    except SettingError as error:
+        raise ConfigError(str(error), error.key) from None
+    insecure = config.listen.insecure
+    check_guarded("split.listen", config.split.listen, insecure=insecure, keys=keys)
+    check_bindable(config.split.listen)
+    capacity = check_open_files(config, trains=True, listeners=1 + with_ps)
+    config = within(config, capacity)
+    announced = and_capacity(announce, capacity, log, record)
+    torch.set_num_threads(threads_here(config.train.threads))
+    disk = ServerDisk(run_dir / SERVER)
+    with contextlib.ExitStack() as stack:
+        stack.callback(disk.close)
+        gate = Gate(keys, run_dir / SERVER, CONDUCTOR)
+        served = _Serving(
+            config,
+            disk,
+            announced,
+            log,
+            stop,
+            gate=gate,
+            with_ps=with_ps,
+            max_connections=capacity.connections,
+        )
+        if not with_ps:
+            return run_loop(served.alone())
+        ps_dir = run_dir / PS
+        prepared = node_ps.prepared(
+            config,
+            ps_dir,
+            from_version=from_version,
+            announce=lambda address: announce(PS, address),
+            log=log,
+            stop=stop,
+            after_commit=None if scored is None else lambda v: scored(v, served.halves),
+            keys=keys,
+            capacity=capacity,
+        )
+        return run_loop(served.with_ps(stack.enter_context(prepared)))
+
+
+class _Serving:
+    """One split server."""
+
+    def __init__(
+        self,
+        config: Config,
+        disk: ServerDisk,
+        announce: Callable[[str, str], None],
+        log: Callable[[str], None],
+        stop: Stopper,
+        *,
+        gate: Gate,
+        with_ps: bool,
+        max_connections: int,
+    ) -> None:
+        server, method, cut, parts = build_server(config, choose_device(config.train.device))
+        self.config = config
+        self.room = ServerRoom(method, server, cut, disk)
+        rules = split_rules(config)
+        if with_ps:  # it is told in this process
+            rules = attrs.evolve(rules, alone_s=0.0)
+        self.machine = SplitServerMachine(rules, parts.architecture)
+        self.traffic = Traffic()
+        self._announce, self._log, self._stop = announce, log, stop
+        self._disk = disk
+        self._gate = gate
+        self._max_connections = max_connections
+
+    def halves(self) -> dict[str, Vector]:
+        """Copies of the server's halves as they are between two trainings: "" is the common one, replicas have their clients' names.
+
+        For any thread but the loop's and the training's.
+        """
+        found: concurrent.futures.Future[dict[str, Vector]] = concurrent.futures.Future()
+        self._trainer.submit(self.room.server.export, found.set_result, found.set_exception)
+        return found.result(_COPY_S)
+
+    async def alone(self) -> Summary:
+        """Serve; asked to stop, it leaves, and the run goes on when a process is started again in this folder."""
+        loop = asyncio.get_running_loop()
+        ready: asyncio.Future[str] = loop.create_future()
+
+        def stop_asked(hard: bool) -> None:
+            loop.call_soon_threadsafe(self._end, ev.DrainAsked(self._stop.reason), hard)
+
+        unsubscribe = self._stop.subscribe(stop_asked)
+        try:
+            return await self._serve(ready)
+        finally:
+            unsubscribe()
+
+    async def with_ps(
+        self, ps: Callable[[Config], Coroutine[Any, Any, node_ps.Summary]]
+    ) -> Summary:
+        """Serve beside the parameter server, and end after it."""
+        loop = asyncio.get_running_loop()
+        ready: asyncio.Future[str] = loop.create_future()
+        serving = asyncio.create_task(self._serve(ready))
+        try:
+            waited: list[asyncio.Future[Any]] = [serving, ready]
+            await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
+            if serving.done():
+                return serving.result()
+            split = self.config.split
+            told = attrs.evolve(split, server=split.server or ready.result())
+            ending = asyncio.create_task(ps(attrs.evolve(self.config, split=told)))
+            try:
+                await asyncio.wait([serving, ending], return_when=asyncio.FIRST_COMPLETED)
+                if serving.done() and serving.exception() is not None:
+                    serving.result()
+                found = await ending
+            finally:
+                ending.cancel()
+            leaves = self._stop.requested and self._stop.comes_back
+            self._end(
+                ev.DrainAsked(found.reason) if leaves else ConductorEnded(found.reason),
+                self._stop.hard,
+            )
+            return attrs.evolve(await serving, ps=found)
+        finally:
+            if not serving.done():
+                serving.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await serving
+
+    def _end(self, event: ev.DrainAsked | ConductorEnded, hard: bool) -> None:
+        if hard:
+            self._finish(do.Finish(event.reason, 0))
+        else:
+            self._shell.node.feed(event)
+
+    def _finish(self, effect: do.Finish) -> None:
+        if not self._finished.done():
+            self._finished.set_result(effect)
+
+    async def _serve(self, ready: asyncio.Future[str]) -> Summary:
+        loop = asyncio.get_running_loop()
+        begun = time.monotonic()
+        config = self.config
+        self._finished: asyncio.Future[do.Finish] = loop.create_future()
+        writer = JournalWriter(self._disk.run_dir / JOURNAL, sum_up=SplitState)
+        journal = Teller(writer, self._log, loop.time)
+        workers = [ThreadWorker(loop, name) for name in ("codec", "train", "write")]
+        self._trainer = workers[1]
+        split = config.split
+        formats = Formats(split.up, split.down, split.models, config.codec.fineness)
+        self._shell = shell = SplitServerShell(
+            self.machine,
+            self.room,
+            formats=formats,
+            code=workers[0],
+            train=workers[1],
+            write=workers[2],
+            scheduler=loop,
+            journal=journal,
+            say=journal.say,
+            finished=self._finish,
+            traffic=self.traffic,
+        )
+        settings = transport_settings(config, self._max_connections)
+        try:
+            link = ZmqListener(
+                split.listen, settings, self._gate.curve, self._gate.handshake_failed
+            )
+        except tp.LocalError as error:
+            raise AddressError(str(error)) from None
+        counted = CountedLink(link, self.traffic, at_client=False)
+        endpoint = tp.ListenerEndpoint(
+            counted,
+            loop,
+            settings,
+            shell.on_transport,
+            SERVER,
+            incarnation=time.time_ns(),
+            admit=self._gate.admit,
+        )
+        shell.endpoint = endpoint
+        lag = LoopLag(loop)
+        notes = TrafficNotes(loop, journal, self.traffic)
+        journal.note(
+            "NodeStarted",
+            loop.time(),
+            role=SERVER,
+            method=split.method,
+            address=link.address,
+            pid=os.getpid(),
+            host=socket.gethostname(),
+            encrypted=self._gate.curve is not None,
+        )
+        try:
+            shell.start()
+            for name, peer in self.machine.peers.items():
+                if peer.incarnation >= 0:
+                    endpoint.remember(name, peer.incarnation)
+            self._announce(SERVER, link.address)
+            self._gate.open(loop, endpoint, journal, config.session.heartbeat_every_s)
+            ready.set_result(self._gate.reached_at(link.address))
+            ended = await self._finished
+            give_up_at = loop.time() + (0.0 if self._stop.hard else GOODBYE_S)
+            while endpoint.peers and loop.time() < give_up_at:  # noqa: ASYNC110 - a few looks, once in a run
+                await asyncio.sleep(0.05)
+        finally:
+            self._gate.close()
+            notes.close()
+            journal.note("NodeEnded", loop.time(), garbage=endpoint.garbage, **lag.summary())
+            shell.node.close()
+            lag.close()
+            await endpoint.aclose()
+            for worker in workers:
+                worker.close()
+            writer.close()
+        if ended.exit_code:
+            raise RunDirError(ended.reason)
+        return Summary(
+            self.machine.run,
+            self.machine.uploads,
+            sum(peer.book.auxiliary + 1 for peer in self.machine.peers.values()),
+            self.machine.round,
+            ended.reason,
+            round(time.monotonic() - begun, 3),
+            self.traffic.as_dict(),
+            str(self._disk.run_dir),
+        )

@@ -1,0 +1,26 @@
+"""Whose transfers move: what a role asks at its end, when it waits for slow ones and not for dead ones."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+
+import fsl_transport as tp
+from fsl_async.roles.sync.events import TransfersSeen
+
+
+class Moves:
+    """Compares transfers with what they were at the last look; before the first look nothing was there."""
+
+    def __init__(self) -> None:
+        self._seen: dict[str, set[tuple[str, bool, int]]] = {}
+
+    def look(self, transfers: Iterable[tp.Transfer], busy: Collection[str] = ()) -> TransfersSeen:
+        """The peers with a stream that began, moved on by a chunk, or ended since the last look; and the busy ones: what they sent is being stored."""
+        now: dict[str, set[tuple[str, bool, int]]] = {}
+        for transfer in transfers:
+            place = (transfer.stream_id, transfer.sending, transfer.done)
+            now.setdefault(transfer.peer, set()).add(place)
+        before, self._seen = self._seen, now
+        moved = {peer for peer in {*before, *now} if before.get(peer) != now.get(peer)}
+        moved.update(busy)
+        return TransfersSeen(tuple(sorted(moved)))

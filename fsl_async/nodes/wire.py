@@ -1,0 +1,124 @@
+"""How a role's dealings look on the wire: hello, welcome, heartbeats and stream names. Pure.
+
+Everything read here comes from a peer: each field is checked, and what does not fit raises MessageError.
+"""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import Any
+
+from attrs import frozen
+
+from fsl_async.roles.sync.messages import DIGEST, RUN, MessageError, checked_text, optional
+from fsl_transport.text import peer_text
+
+MAX_BEAT_ENTRIES = 64
+MAX_BEAT_TEXT = 256
+MAX_PROBLEM = 500
+
+
+def _take(body: dict[str, Any], name: str) -> int:
+    value = body.get(name)
+    if type(value) is not int:
+        raise MessageError(f"{name} is {type(value).__name__}, not int")
+    if not -1 <= value < 1 << 63:
+        raise MessageError(f"{name} is out of range")
+    return value
+
+
+def _take_tables(body: dict[str, Any], name: str) -> dict[str, Any]:
+    value = body.get(name)
+    if not isinstance(value, dict):
+        raise MessageError(f"{name} is {type(value).__name__}, not a map")
+    return value
+
+
+@frozen
+class Hello:
+    """What a client says first: the run it is in ("" = none yet), the version it holds and its data shard (-1 = none)."""
+
+    run: str
+    version: int
+    digest: str
+    shard: int
+
+    def to_wire(self) -> dict[str, Any]:
+        """Return the plain map."""
+        held = {"version": self.version, "digest": self.digest, "shard": self.shard}
+        return {"run": self.run, **held}
+
+    @classmethod
+    def from_wire(cls, body: dict[str, Any]) -> Hello:
+        """Read a peer's hello; raises MessageError."""
+        run = checked_text("run", body.get("run"), optional(RUN))
+        digest = checked_text("digest", body.get("digest"), optional(DIGEST))
+        return cls(run, _take(body, "version"), digest, _take(body, "shard"))
+
+
+@frozen
+class Welcome:
+    """What the server answers: the run, this client's data shard, and the run's whole configuration."""
+
+    run: str
+    shard: int
+    shards: int
+    config: dict[str, Any]
+
+    def to_wire(self) -> dict[str, Any]:
+        """Return the plain map."""
+        return {"run": self.run, "shard": self.shard, "shards": self.shards, "config": self.config}
+
+    @classmethod
+    def from_wire(cls, body: dict[str, Any]) -> Welcome:
+        """Read the server's welcome; raises MessageError."""
+        shard, shards = _take(body, "shard"), _take(body, "shards")
+        if not 0 <= shard < shards:
+            raise MessageError(f"shard {shard} of {shards} does not exist")
+        return cls(
+            checked_text("run", body.get("run"), RUN),
+            shard,
+            shards,
+            _take_tables(body, "config"),
+        )
+
+
+def beat_of(payload: dict[str, Any]) -> dict[str, Any]:
+    """Read a heartbeat's status map: its first entries that are numbers, bools, None or text, made printable; others are left out."""
+    made: dict[str, Any] = {}
+    for name, value in islice(payload.items(), MAX_BEAT_ENTRIES):
+        if type(value) is str:
+            made[peer_text(name, MAX_BEAT_TEXT)] = peer_text(value, MAX_BEAT_TEXT)
+        elif value is None or type(value) in {int, float, bool}:
+            made[peer_text(name, MAX_BEAT_TEXT)] = value
+    return made
+
+
+def problem_of(error: Exception) -> str:
+    """What is wrong with a peer's bytes, for people: an error may name some of them."""
+    return peer_text(str(error), MAX_PROBLEM)
+
+
+def delta_stream(key: str) -> str:
+    """Name of the stream that carries a delta."""
+    return f"delta:{key}"
+
+
+def initial_stream(client: str, incarnation: int) -> str:
+    """Name of the stream that carries a client's initial weights."""
+    return f"initial:{client}/{incarnation}"
+
+
+def version_stream(kind: str, version: int) -> str:
+    """Name of the stream that leads to a version; kind is "update" or "full"."""
+    return f"{kind}:{version}"
+
+
+_EARLY_CHUNKS = 4
+_CHUNK_BYTES = 1 << 19
+"""Of a chunk of fp32, rather more than it has."""
+
+
+def early_bytes(chunks: int) -> int:
+    """How much of a model may go before it is asked for: all of a small one, whose round trips would take longer than itself; nothing of a large one."""
+    return chunks * _CHUNK_BYTES if chunks <= _EARLY_CHUNKS else 0

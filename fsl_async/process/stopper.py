@@ -1,0 +1,248 @@
+"""Stopper: how an operator ends a node. Asked once it drains (finishes the round, saves), asked twice it stops at once.
+
+The command makes one and hands it to the blocking function that runs the node; signals, the supervisor's TERM and tests all
+go through `request`. Python-level handlers are used, not `loop.add_signal_handler`: they also work when the loop runs in
+another thread (a user's own script keeps the main thread for training), and on asyncio and uvloop alike.
+
+    SIGINT, first     drain        exit code 130
+    SIGTERM, first    drain        exit code 64: whoever preempts us should start us again (a server leaves, and its run goes on)
+    either, again     stop hard; a copy of the first SIGTERM counts as the same request (`stop_requests`)
+    either, third     KeyboardInterrupt where the program stands
+    SIGUSR2           drain, exit code 64, in clients only: a warning that comes before the SIGTERM, and never a second signal
+
+With `at_once` the second one is KeyboardInterrupt, and `AT_ONCE_S` later the process is gone, whatever its main thread does: code of
+others may sleep, catch everything, or be inside a call that lasts minutes and lets no Python handler run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from fsl_async.errors import (
+    ExitCode,
+    InterruptedByUserError,
+    PreemptedError,
+    StopError,
+    describe,
+)
+from fsl_async.process.stop_requests import Asked, StopRequests
+from fsl_async.process.terminal import is_attended, write_if_room
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from types import FrameType
+
+    from fsl_async.process.notices import Notice
+
+AT_ONCE_S = 0.7
+
+_REASONS = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM"}
+
+
+class Stopper:
+    """Thread-safe and safe in a signal handler: asking takes no lock that the interrupted code may hold.
+
+    `callbacks` are called with `hard` in the thread that asked, once for draining and once more for stopping hard; a loop
+    hangs `lambda hard: loop.call_soon_threadsafe(...)` in here by `subscribe`. `deadline` (monotonic seconds) is when others will end
+    this process, where they said so; a nearer one is told again.
+    """
+
+    def __init__(self) -> None:
+        self.requested = False
+        self.hard = False
+        self.reason = ""
+        self.exit_code = int(ExitCode.DONE)
+        self.deadline: float | None = None
+        self.callbacks: list[Callable[[bool], None]] = []
+        # Reentrant: a signal may come while the same thread is inside.
+        self._lock = threading.RLock()
+
+    def request(
+        self,
+        *,
+        hard: bool = False,
+        reason: str = "asked",
+        exit_code: int = ExitCode.DONE,
+        deadline: float | None = None,
+    ) -> None:
+        """Ask for an end. The first reason and exit code are kept; asking the same again does nothing."""
+        with self._lock:
+            nearer = deadline is not None and (self.deadline is None or deadline < self.deadline)
+            if self.hard or (self.requested and not hard and not nearer):
+                return
+            if nearer:
+                self.deadline = deadline
+            if not self.requested:
+                self.reason = reason
+                self.exit_code = int(exit_code)
+            self.requested = True
+            self.hard = hard
+            told = tuple(self.callbacks)
+        for callback in told:
+            callback(hard)
+
+    @property
+    def comes_back(self) -> bool:
+        """Whether whoever ends this process is asked to start it again: it is the process that ends, and not what it works on."""
+        return self.exit_code == ExitCode.RELAUNCH
+
+    def error(self, text: str = "") -> StopError:
+        """What to raise for an end that was asked for; `text` in place of the reason."""
+        is_user = self.exit_code == ExitCode.INTERRUPTED
+        return (InterruptedByUserError if is_user else PreemptedError)(text or self.reason)
+
+    def subscribe(self, callback: Callable[[bool], None]) -> Callable[[], None]:
+        """Call `callback(hard)` when asked, or now when it was asked already; returns a function that takes it off."""
+        with self._lock:
+            self.callbacks.append(callback)
+            asked, hard = self.requested, self.hard
+        if asked:
+            callback(hard)
+
+        def remove() -> None:
+            with self._lock, contextlib.suppress(ValueError):
+                self.callbacks.remove(callback)
+
+        return remove
+
+
+@contextlib.contextmanager
+def stop_on_signals(
+    stopper: Stopper,
+    *,
+    quiet: bool = False,
+    at_once: bool = False,
+    as_json: bool = False,
+    notices: Callable[[str], Notice] | None = None,
+) -> Iterator[None]:
+    """Let SIGINT and SIGTERM ask `stopper`, until the block ends. Only the main thread may enter it.
+
+    at_once: see above. as_json: a process that ends in this way says so as an object on standard output.
+    notices: what a signal of that name says of the time that is left; with it, SIGUSR2 asks too.
+    """
+    requests = StopRequests(attended=is_attended())
+    killer = _Killer(stopper, as_json=as_json, quiet=quiet) if at_once else None
+
+    def handle(number: int, _: FrameType | None) -> None:
+        which = signal.Signals(number)
+        is_warning = which not in _REASONS
+        asked = Asked.END if is_warning else requests.ask(which.name, time.monotonic())
+        if asked is Asked.SAME:
+            return
+        if stopper.hard and not is_warning:
+            raise KeyboardInterrupt
+        again = asked is Asked.AT_ONCE
+        code = ExitCode.INTERRUPTED if which == signal.SIGINT else ExitCode.RELAUNCH
+        reason = _REASONS.get(which, which.name)
+        deadline = _deadline(notices, which)
+        if not quiet and not again:
+            more = "" if is_warning else "; once more stops at once"
+            _tell(f"{reason}: finishing in good order{more}")
+        elif not quiet and killer is None:
+            _tell("stopping now")
+        stopper.request(hard=again, reason=reason, exit_code=code, deadline=deadline)
+        if again and killer is not None:
+            killer.start()
+            raise KeyboardInterrupt
+
+    heard = [*_REASONS, *([signal.SIGUSR2] if notices is not None else [])]
+    before = {which: signal.signal(which, handle) for which in heard}
+    if killer is not None:
+        killer.listen()
+    try:
+        yield
+    finally:
+        if killer is not None:
+            killer.close()
+        for which, handler in before.items():
+            signal.signal(which, handler)
+
+
+def _deadline(notices: Callable[[str], Notice] | None, which: signal.Signals) -> float | None:
+    """When this process will be killed, on the monotonic clock; Ctrl-C is no preemption."""
+    if notices is None or which == signal.SIGINT:
+        return None
+    left_s = notices(which.name).left_s
+    return None if left_s is None else time.monotonic() + left_s
+
+
+class _Killer:
+    """Ends the process `AT_ONCE_S` after the second signal. It hears of signals where no Python code of the main thread runs."""
+
+    def __init__(self, stopper: Stopper, *, as_json: bool, quiet: bool) -> None:
+        self._stopper = stopper
+        self._requests = StopRequests(attended=is_attended())
+        self._as_json = as_json
+        self._quiet = quiet
+        self._over = threading.Event()
+        self._once = threading.Lock()
+        self._before = -1
+        self._forget: Callable[[], None] | None = None
+        self._ours, self._theirs = socket.socketpair()
+        self._theirs.setblocking(False)
+
+    def listen(self) -> None:
+        """Hear of signals; in the main thread."""
+        self._before = signal.set_wakeup_fd(self._theirs.fileno(), warn_on_full_buffer=False)
+        # Whoever asks for a hard end, the program itself as well, does not wait for code of others.
+        self._forget = self._stopper.subscribe(lambda hard: self.start() if hard else None)
+        threading.Thread(target=self._hear, name="signals", daemon=True).start()
+
+    def _hear(self) -> None:
+        first: signal.Signals | None = None
+        while not self._over.is_set():
+            try:
+                numbers = self._ours.recv(64)
+            except OSError:
+                return
+            if not numbers:
+                return
+            for which in [signal.Signals(one) for one in numbers if one in set(_REASONS)]:
+                first = first or which
+                if self._requests.ask(which.name, time.monotonic()) is not Asked.AT_ONCE:
+                    continue
+                code = ExitCode.INTERRUPTED if first == signal.SIGINT else ExitCode.RELAUNCH
+                self._stopper.request(reason=_REASONS[first], exit_code=code)
+                self._stopper.request(hard=True)
+                self.start()
+                return
+
+    def start(self) -> None:
+        """Begin to count, once."""
+        if self._once.acquire(blocking=False):
+            if not self._quiet:
+                _tell("stopping now")
+            threading.Thread(target=self._end, name="end", daemon=True).start()
+
+    def _end(self) -> None:
+        if self._over.wait(AT_ONCE_S):
+            return
+        told = describe(self._stopper.error())
+        if self._as_json:
+            write_if_room(1, f"{told.as_json()}\n".encode())
+        else:
+            write_if_room(2, f"stopped: {told.message}\n".encode())
+        os._exit(told.exit_code)
+
+    def close(self) -> None:
+        """The block ended in time."""
+        self._over.set()
+        if self._forget is not None:
+            self._forget()
+        signal.set_wakeup_fd(self._before)
+        for end in (self._theirs, self._ours):
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+            end.close()
+
+
+def _tell(text: str) -> None:
+    # Not print: the signal may have interrupted a print, and buffered writers are not reentrant.
+    # Nor where there is no room: whoever does not read it must not keep the process from ending.
+    write_if_room(2, f"\n{text}\n".encode())

@@ -1,0 +1,156 @@
+"""Watches that ask a Stopper for an end when Slurm or EC2 will end this process: the shells around `notices`.
+
+Each is a daemon thread that waits most of the time; a client process has no loop of its own before it is welcomed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import os
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from fsl_async.errors import ExitCode, one_line
+from fsl_async.process.notices import (
+    Notice,
+    SlurmJob,
+    of_instance_action,
+    of_signal,
+    seconds_to_job_notice,
+)
+
+if TYPE_CHECKING:
+    from fsl_async.process.stopper import Stopper
+
+EC2_VARIABLE = "AWS_EC2_METADATA_SERVICE_ENDPOINT"
+"""The variable by which Amazon's own tools are told of another address."""
+
+EC2_EVERY_S = 5.0
+_EC2 = "http://169.254.169.254"
+_ANSWER_S = 2.0
+_TOKEN_S = 21_600
+_MOST_BYTES = 4096
+
+
+def tell(stopper: Stopper, notice: Notice) -> None:
+    """Ask `stopper` for an end in good order before the notice's deadline."""
+    deadline = None if notice.left_s is None else time.monotonic() + notice.left_s
+    stopper.request(reason=notice.source, exit_code=ExitCode.RELAUNCH, deadline=deadline)
+
+
+def signal_notices(job: SlurmJob | None, grace_s: float | None) -> Callable[[str], Notice]:
+    """What signals mean in this process, for `stop_on_signals`."""
+    return lambda name: of_signal(name, job, grace_s, time.time())
+
+
+class _StayHere(urllib.request.HTTPRedirectHandler):
+    """A redirection is an answer like any other that makes no sense: the token is for nobody else."""
+
+    def redirect_request(self, *_: Any, **__: Any) -> None:
+        """Follow none."""
+
+
+class SpotWatch:
+    """Asks EC2's instance metadata service (IMDSv2: with a token) every `every_s` whether this instance will be taken away.
+
+    A service that does not answer is asked again: it is no reason to end. `trouble` is what went wrong last, for people.
+    """
+
+    def __init__(self, base: str = _EC2, every_s: float = EC2_EVERY_S) -> None:
+        self.trouble = ""
+        self._base = base.rstrip("/")
+        self._every_s = every_s
+        self._token = ""
+        # The address is this machine's own: a proxy knows another one.
+        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _StayHere())
+
+    def look(self) -> Notice | None:
+        """Ask once. Never raises for what the network does."""
+        try:
+            try:
+                return self._action()
+            except urllib.error.HTTPError as error:
+                if error.code != 401:
+                    raise
+                self._token = ""  # it has expired
+                return self._action()
+        except urllib.error.HTTPError as error:
+            self.trouble = "" if error.code == 404 else f"HTTP {error.code}"
+        except (OSError, ValueError, http.client.HTTPException) as error:
+            self.trouble = one_line(str(error)) or type(error).__name__
+        return None
+
+    def follow(
+        self,
+        tell_of: Callable[[Notice], None],
+        over: threading.Event,
+        say: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        """Ask until there is a notice, or `over`. When the service begins not to answer, `say` so: nobody would know, and the end come without a word."""
+        is_told = False
+        while not over.is_set():
+            notice = self.look()
+            if notice is not None:
+                tell_of(notice)
+                return
+            if self.trouble and not is_told:
+                say(
+                    f"warning: EC2's metadata service does not answer ({self.trouble[:200]}), and while it does not nobody is told of the end of this spot"
+                    " instance; in a container it needs a hop limit of 2"
+                )
+            is_told = bool(self.trouble)
+            over.wait(self._every_s)
+
+    def _action(self) -> Notice | None:
+        if not self._token:
+            ttl = {"X-aws-ec2-metadata-token-ttl-seconds": str(_TOKEN_S)}
+            token = self._ask("/latest/api/token", ttl, "PUT").decode("ascii")
+            if not token.isprintable():
+                raise ValueError("a token that no header can carry")  # kept, it would fail for ever
+            self._token = token
+        headers = {"X-aws-ec2-metadata-token": self._token}
+        body = self._ask("/latest/meta-data/spot/instance-action", headers, "GET")
+        self.trouble = ""
+        return of_instance_action(body, time.time())
+
+    def _ask(self, path: str, headers: dict[str, str], method: str) -> bytes:
+        request = urllib.request.Request(self._base + path, headers=headers, method=method)  # noqa: S310 - http of this machine
+        with self._opener.open(request, timeout=_ANSWER_S) as answer:
+            body: bytes = answer.read(_MOST_BYTES)
+            return body
+
+
+@contextlib.contextmanager
+def watching(
+    stopper: Stopper,
+    job: SlurmJob | None,
+    grace_s: float | None,
+    *,
+    ec2: bool,
+    say: Callable[[str], None] = lambda _: None,
+) -> Iterator[None]:
+    """Watch for the end of the Slurm job, and with `ec2` for that of the spot instance, until the block ends. say: from the watch's thread."""
+    over = threading.Event()
+
+    def job_end(wait_s: float) -> None:
+        if not over.wait(min(wait_s, threading.TIMEOUT_MAX)):
+            assert job is not None
+            assert job.end_s is not None
+            tell(stopper, Notice("Slurm's time limit", max(0.0, job.end_s - time.time())))
+
+    wait_s = seconds_to_job_notice(job, grace_s, time.time())
+    if wait_s is not None:
+        threading.Thread(target=job_end, args=(wait_s,), name="slurm", daemon=True).start()
+    if ec2:
+        watch = SpotWatch(os.environ.get(EC2_VARIABLE) or _EC2)
+        follow = (lambda notice: tell(stopper, notice), over, say)
+        threading.Thread(target=watch.follow, args=follow, name="ec2", daemon=True).start()
+    try:
+        yield
+    finally:
+        over.set()

@@ -1,0 +1,46 @@
+"""What a relay's machine wants done. Note and Finish come from `fsl_async.roles.sync.effects`."""
+
+from __future__ import annotations
+
+from attrs import frozen
+
+from fsl_async.roles.sync.effects import Effect
+
+
+@frozen
+class ReadGreeting(Effect):
+    """Read who it is. Ends in LineSigned, LineGreeted or LineEnded."""
+
+    line: int
+
+
+@frozen
+class DialTwin(Effect):
+    """Connect to the server behind the line's door. Ends in LineDialled or DialFailed."""
+
+    line: int
+
+
+@frozen
+class Carry(Effect):
+    """Let bytes pass in both directions, unread."""
+
+    line: int
+
+
+@frozen
+class DropLine(Effect):
+    """Close both connections now. Ends in LineEnded with this reason."""
+
+    line: int
+    reason: str
+
+
+@frozen
+class LookAtLines(Effect):
+    """Say what every line has carried. Ends in LinesLooked."""
+
+
+@frozen
+class StopListening(Effect):
+    """Close the doors; lines go on."""

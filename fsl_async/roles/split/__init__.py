@@ -1,0 +1,1 @@
+"""Decisions of split learning: the split server, its clients, and what differs between methods. Pure."""

@@ -1,0 +1,372 @@
+"""Events of split learning: what can happen to the split server's machine and to a client's machine towards it.
+
+As `fsl_async.roles.sync.events`, some of which come here too: TimerFired, DrainAsked, StreamLost, ClientLeft, ServerLost, ServerRefused, RunEnded,
+TrainingEnded, BeatHeard.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Self
+
+from attrs import asdict, field, frozen
+
+from fsl_async.config.rules import NAME
+from fsl_async.roles.sync.events import MAX_DIGITS, Event
+
+
+@frozen(order=True)
+class UploadKey:
+    """The identity of one upload: whose, in which life, of which round and which local step of it.
+
+    Keys of one life grow. leg: 0, or 1 for the gradient of the features that follows in a U-shape. Trained once: the server answers a key
+    that it has trained by saying so, and by what it gave, if that is still kept.
+    """
+
+    client: str
+    incarnation: int
+    round: int
+    step: int
+    leg: int = 0
+
+    @property
+    def text(self) -> str:
+        """The form used on the wire and in the ledger, `client/incarnation/round/step`, with `/1` behind it for the second leg."""
+        text = f"{self.client}/{self.incarnation}/{self.round}/{self.step}"
+        return f"{text}/{self.leg}" if self.leg else text
+
+    @property
+    def first_leg(self) -> UploadKey:
+        """The first leg of the same step."""
+        return UploadKey(self.client, self.incarnation, self.round, self.step)
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read `text` back; raises ValueError when it is not a key."""
+        client, *numbers = text.split("/")
+        fits = all(
+            part.isascii() and part.isdecimal() and len(part) <= MAX_DIGITS for part in numbers
+        )
+        is_named = NAME.fullmatch(client) is not None
+        if not (is_named and fits and len(numbers) in {3, 4} and numbers[3:] in ([], ["1"])):
+            raise ValueError(f"not an upload key: {text[:120]!r}")
+        return cls(client, *(int(part) for part in numbers))
+
+
+@frozen
+class ClientBook:
+    """What the server knows of one client beyond its tensors. Rounds and versions are -1 where there was none."""
+
+    incarnation: int = -1
+    last: UploadKey | None = None  # the last one trained
+    round: int = -1  # of the last one trained, in whatever life
+    auxiliary: int = -1  # version that is kept; -1 is the common start
+    auxiliary_seen: int = -1  # highest version that anybody has seen: numbers are not given twice
+    aligned_round: int = -1
+    done_round: int = -1
+    done_samples: int = 0
+
+
+@frozen
+class SplitBook:
+    """All that the split server's machine has to remember: it goes into every checkpoint, beside the tensors.
+
+    round: newest that an upload was trained of. averaged: newest after which replicas were averaged. uploads: trained so far.
+    """
+
+    run: str = ""
+    round: int = -1
+    averaged: int = -1
+    uploads: int = 0
+    clients: Mapping[str, ClientBook] = field(factory=dict)
+
+    def to_plain(self) -> dict[str, Any]:
+        """As values that JSON has."""
+        made = asdict(self, recurse=False)
+        made["clients"] = {
+            name: {**asdict(book, recurse=False), "last": book.last.text if book.last else ""}
+            for name, book in self.clients.items()
+        }
+        return made
+
+    @classmethod
+    def from_plain(cls, plain: Mapping[str, Any]) -> Self:
+        """Read `to_plain` back; raises KeyError, TypeError or ValueError for anything else."""
+        clients = {
+            name: ClientBook(
+                **{**book, "last": UploadKey.parse(book["last"]) if book["last"] else None}
+            )
+            for name, book in plain["clients"].items()
+        }
+        return cls(**{**plain, "clients": clients})
+
+
+# --- split server -----------------------------------------------------------------------------------------
+
+
+@frozen
+class SplitRecovered(Event):
+    """What the disk says at start: the book of the newest good checkpoint, and what the ledger has after it.
+
+    lost: uploads whose last line says that they were trained. auxiliary_seen: client -> highest version that was booked.
+    """
+
+    book: SplitBook
+    lost: tuple[UploadKey, ...] = ()
+    auxiliary_seen: Mapping[str, int] = field(factory=dict)
+
+
+@frozen
+class SplitClientHello(Event):
+    """A client says hello; the fields are those of `messages_split.SplitHello`."""
+
+    peer: str
+    incarnation: int
+    run: str
+    shard: int
+    architecture: Mapping[str, str]
+    auxiliary: int = -1
+    done_round: int = -1
+    done_samples: int = 0
+
+
+@frozen
+class ConductorCame(Event):
+    """The parameter server of a run says hello, from another process."""
+
+    peer: str
+    incarnation: int
+    run: str
+
+
+@frozen
+class UploadOffered(Event):
+    """A client offers an upload as a stream; the other fields are those of `messages_split.SmashedMeta`.
+
+    What the shell cannot take (sizes, number of chunks) it declines itself, and feeds no event.
+    """
+
+    peer: str
+    stream: str
+    key: UploadKey
+    version: int
+    auxiliary: int
+    samples: int
+    wants_gradient: bool
+    alignment_due: bool = False
+
+
+@frozen
+class UploadReceived(Event):
+    """All of an upload is here and decoded; it waits in memory until it is trained or dropped."""
+
+    peer: str
+    key: UploadKey
+    bytes_coded: int = 0
+
+
+@frozen
+class UploadTrained(Event):
+    """The training thread has done with an upload. With a `problem` nothing was changed by it.
+
+    updates: of the half before it. answer: a gradient (or features) is kept for it.
+    """
+
+    key: UploadKey
+    loss: float
+    updates: int
+    answer: bool = False
+    problem: str | None = None
+
+
+@frozen
+class Aligned(Event):
+    """The auxiliary model that is kept for `client` is `version` now; with a `problem` it is still the one before."""
+
+    client: str
+    version: int
+    problem: str | None = None
+
+
+@frozen
+class ReplicasAveraged(Event):
+    """The replicas are averaged after `round`."""
+
+    round: int
+
+
+@frozen
+class AnswerSent(Event):
+    """The client has all of the answer to an upload."""
+
+    peer: str
+    key: UploadKey
+
+
+@frozen
+class RoundDoneSaid(Event):
+    """A client has done with a round. errors: what coding changed of what it sent, relative, by "category direction"; for the journal."""
+
+    peer: str
+    round: int
+    samples: int
+    errors: Mapping[str, float] = field(factory=dict)
+
+
+@frozen
+class RunOverSaid(Event):
+    """A client, or the parameter server, says that the run has ended."""
+
+    peer: str
+    reason: str
+
+
+@frozen
+class CheckpointWritten(Event):
+    """Checkpoint `number` is durable."""
+
+    number: int
+
+
+@frozen
+class CheckpointFailed(Event):
+    """Checkpoint `number` could not be written; the one before is untouched."""
+
+    number: int
+    reason: str
+
+
+# --- client towards the split server ----------------------------------------------------------------------
+
+
+@frozen
+class SplitWelcomed(Event):
+    """The split server admitted this client, in the life `incarnation` (None: the one it began with)."""
+
+    run: str
+    in_flight: int
+    last: UploadKey | None = None
+    auxiliary: int = -1
+    incarnation: int | None = None
+
+
+@frozen
+class UploadReady(Event):
+    """The training thread has put an upload into the queue. It holds one of the `in_flight` slots from then on, until FreeSlot.
+
+    step: counts the local steps of this round in this life. A round that is trained again, because its first delta was not taken, goes on
+    counting: keys grow, and what is another batch has another key. version: of x_c. label_bytes, lengths: as in SmashedMeta.
+    """
+
+    round: int
+    step: int
+    version: int
+    samples: int
+    shape: tuple[int, ...]
+    label_bytes: int = 0
+    lengths: tuple[int, ...] = ()
+    wants_gradient: bool = False
+    alignment_due: bool = False
+    leg: int = 0
+
+
+@frozen
+class UploadAcknowledged(Event):
+    """The server has trained an upload, and nothing comes back."""
+
+    key: UploadKey
+    loss: float
+
+
+@frozen
+class UploadKnown(Event):
+    """The server had trained an upload before; `answer`: what it gave is streamed again."""
+
+    key: UploadKey
+    answer: bool
+
+
+@frozen
+class UploadUnwanted(Event):
+    """The server will not train an upload ("later": not now)."""
+
+    key: UploadKey
+    code: str
+    text: str
+
+
+@frozen
+class UploadsDurable(Event):
+    """All uploads up to `key` are in a checkpoint of the server's."""
+
+    key: UploadKey
+
+
+@frozen
+class AnswerOffered(Event):
+    """The server streams what an upload gave."""
+
+    stream: str
+    key: UploadKey
+    loss: float
+    updates: int
+
+
+@frozen
+class AnswerReceived(Event):
+    """All of an answer is here and decoded."""
+
+    key: UploadKey
+
+
+@frozen
+class AuxiliaryOffered(Event):
+    """The server streams an auxiliary model."""
+
+    stream: str
+    version: int
+    round: int
+
+
+@frozen
+class AuxiliaryReceived(Event):
+    """All of an auxiliary model is here and decoded."""
+
+    version: int
+
+
+@frozen
+class AuxiliaryUnchanged(Event):
+    """The server says that no newer auxiliary model comes in this round."""
+
+    round: int
+    version: int
+
+
+@frozen
+class RoundEnded(Event):
+    """The training thread has done the last step of a round, and waits for SettleRound before it goes to the parameter server."""
+
+    round: int
+    samples: int
+
+
+@frozen
+class RoundWasNoted(Event):
+    """The server has noted that this client is done with the round."""
+
+    round: int
+
+
+@frozen
+class ConductorEnded(Event):
+    """Split server: the parameter server in the same process has ended the run."""
+
+    reason: str
+
+
+@frozen
+class SplitServerEnded(Event):
+    """The split server has ended in good order."""
+
+    reason: str

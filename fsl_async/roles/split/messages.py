@@ -1,0 +1,238 @@
+"""Messages between a client and the split server, and the notes on their streams.
+
+Read by the same strict rules as those of `fsl_async.roles.sync.messages` (docs/WIRE.md lists the fields), in a table of their own: neither server
+takes what is meant for the other. An upload's key is the text of `events_split.UploadKey`.
+
+    stream        from     meta            chunks
+    up:KEY        client   SmashedMeta     frames of the activations, the last chunk the labels
+    down:KEY      server   GradientMeta    frames of the gradient at the cut (of the features, for the first leg of a U-shape)
+    aux:CLIENT/V  server   AuxiliaryMeta   frames of version V of the client's auxiliary model
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Any
+
+from attrs import Factory, frozen
+
+from fsl_async.config.rules import NAME
+from fsl_async.roles.split.events import UploadKey
+from fsl_async.roles.sync.messages import (
+    Code,
+    Form,
+    Message,
+    MessageError,
+    OptionalRun,
+    Run,
+    Table,
+    optional,
+)
+
+ROLE = "split-client"
+CONDUCTOR = "parameter-server"
+"""The role of a parameter server towards a split server of another process, and its name there. No client may use that name."""
+MAX_DIMENSIONS = 8
+MAX_SIZE = 1 << 40
+
+_KEY = Form("an upload key", UploadKey.parse)
+Key = Annotated[str, _KEY]
+OptionalKey = Annotated[str, optional(_KEY)]
+Role = Annotated[str, Form("a role", NAME.fullmatch)]
+
+
+@frozen
+class SplitHello(Message):
+    """Client, as the body of its hello: who it is, what it is built of, and what it holds.
+
+    run: the parameter server's name for the run. architecture: name -> text, in the order in which they are compared (the method and the
+    cut first, then fingerprints); the first that differs is named in the refusal. auxiliary: version of the auxiliary model, -1 the
+    common start. done_round, done_samples: its last RoundDone, -1 none.
+    """
+
+    run: OptionalRun
+    role: Role
+    shard: int
+    architecture: dict[str, Any]
+    auxiliary: int
+    done_round: int
+    done_samples: int
+
+    def __attrs_post_init__(self) -> None:
+        """Check what the table's types cannot."""
+        if self.done_samples > MAX_SIZE:
+            raise MessageError("SplitHello.done_samples is out of range")
+        if not all(type(text) is str for text in self.architecture.values()):
+            raise MessageError("SplitHello.architecture maps texts to texts")
+
+
+@frozen
+class ConductorHello(Message):
+    """Parameter server, as the body of its hello: whose rounds these are."""
+
+    run: Run
+    role: Role
+
+
+@frozen
+class SplitWelcome(Message):
+    """Server, as the body of its welcome. A parameter server is told the run; the other fields are a client's.
+
+    in_flight: uploads that it takes from this client at a time. last: text of the last upload of this client's life that it has trained
+    and not lost ("" none): what the client holds beyond it is wanted again. auxiliary: version that it keeps for this client.
+    """
+
+    run: OptionalRun
+    in_flight: int
+    last: OptionalKey
+    auxiliary: int
+
+
+@frozen
+class RoundDone(Message):
+    """Client: I have trained `samples` in this round, and every upload of it is settled.
+
+    errors: what coding has changed of what it sent so far, "category direction" -> relative root mean square: only the sender knows it. For people.
+    """
+
+    round: int
+    samples: int
+    errors: dict[str, Any] = Factory(dict)
+
+    def __attrs_post_init__(self) -> None:
+        """Check what the table's types cannot."""
+        if self.samples > MAX_SIZE:
+            raise MessageError("RoundDone.samples is out of range")
+        if not all(type(one) is float and math.isfinite(one) for one in self.errors.values()):
+            raise MessageError("RoundDone.errors maps texts to finite numbers")
+
+
+@frozen
+class RoundNoted(Message):
+    """Server: that the round is done counts from now on."""
+
+    round: int
+
+
+@frozen
+class RunOver(Message):
+    """Client, or the parameter server itself: the parameter server has ended the run."""
+
+    reason: str
+
+
+@frozen
+class Trained(Message):
+    """Server: this upload is trained, and nothing comes back for it."""
+
+    key: Key
+    loss: float
+
+
+@frozen
+class Known(Message):
+    """Server: this upload was trained before. `answer`: what it gave is streamed again; else that is gone."""
+
+    key: Key
+    answer: bool
+
+
+@frozen
+class Unwanted(Message):
+    """Server: this upload will never be trained; or, with the code "later", offer it again in a while."""
+
+    key: Key
+    code: Code
+    text: str
+
+
+@frozen
+class Durable(Message):
+    """Server: all uploads of yours up to this one are in a checkpoint."""
+
+    key: Key
+
+
+@frozen
+class AuxiliaryStays(Message):
+    """Server: no newer auxiliary model comes in this round; the run goes on with `version`."""
+
+    round: int
+    version: int
+
+
+@frozen
+class Ended(Message):
+    """Server: the run is over, and it ends, in good order."""
+
+    reason: str
+
+
+@frozen
+class SmashedMeta(Message):
+    """Stream of an upload.
+
+    version: of x_c, from the parameter server. auxiliary: version of x_a. shape: of the activations as they are sent, without
+    padding. lengths: of the sequences, empty where all are as long as the shape says. label_bytes: size of the last chunk, 0 when labels
+    stay at home. wants_gradient: an answer is waited for. alignment_due: the client takes its auxiliary model to be aligned now.
+    """
+
+    key: Key
+    version: int
+    auxiliary: int
+    shape: list[Any]
+    lengths: list[Any]
+    samples: int
+    label_bytes: int
+    wants_gradient: bool
+    alignment_due: bool
+
+    def __attrs_post_init__(self) -> None:
+        """Check what the table's types cannot."""
+        sizes = self.shape
+        if not 1 <= len(sizes) <= MAX_DIMENSIONS or not all(
+            type(size) is int and 1 <= size <= MAX_SIZE for size in sizes
+        ):
+            raise MessageError(f"SmashedMeta.shape is not 1 to {MAX_DIMENSIONS} sizes")
+        if not all(type(length) is int and 1 <= length <= MAX_SIZE for length in self.lengths):
+            raise MessageError("SmashedMeta.lengths are not sizes")
+
+
+@frozen
+class GradientMeta(Message):
+    """Stream that answers an upload. updates: of the server's half before it."""
+
+    key: Key
+    loss: float
+    updates: int
+
+
+@frozen
+class AuxiliaryMeta(Message):
+    """Stream of an auxiliary model that was aligned in `round`."""
+
+    version: int
+    round: int
+
+
+TABLE = Table(
+    SplitHello, ConductorHello, SplitWelcome, RoundDone, RoundNoted, RunOver, Trained, Known, Unwanted, Durable, AuxiliaryStays, Ended,
+    SmashedMeta, GradientMeta, AuxiliaryMeta,
+)  # fmt: skip
+to_wire = TABLE.to_wire
+from_wire = TABLE.from_wire
+
+
+def upload_stream(key: str) -> str:
+    """Name of the stream that carries an upload."""
+    return f"up:{key}"
+
+
+def answer_stream(key: str) -> str:
+    """Name of the stream that carries what an upload gave."""
+    return f"down:{key}"
+
+
+def auxiliary_stream(client: str, version: int) -> str:
+    """Name of the stream that carries an auxiliary model."""
+    return f"aux:{client}/{version}"

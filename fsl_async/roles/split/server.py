@@ -1,0 +1,439 @@
+"""The split server's decisions. Pure: no socket, no clock, no chance, no tensor.
+
+It holds the upper half of the model (x_s, or a replica of it per client), and per client perhaps an auxiliary model with its buffer.
+It opens no rounds: it trains on uploads as they come. What a method wants of it is in `roles.split_methods`.
+
+Rules
+- Uploads are trained one at a time, in the order in which they are complete; those of one client in the order of their keys.
+- An upload is trained once. A key that was trained is answered as known, with what it gave if that is still kept: the answers to the
+  last `in_flight` uploads of each client, until the client has them.
+- A client has at most `in_flight` uploads here that are not trained. More are asked for again later.
+- An upload of a round too far behind the newest is declined, before it is transferred and again before it is trained.
+- What was here when its client left is trained; what was on its way is not, and the client offers it again.
+- Auxiliary models are aligned after the first upload of a client in a round that aligns, with x_s as it is then. Versions of a client's
+  model grow; a number is not given twice, also when a server that died had given it. A client that holds another version than is
+  kept here gets the one that is kept.
+- Replicas of the clients that are done with a round are averaged, weighted by samples, before the first upload of a later round, and when
+  the run is over.
+- A checkpoint is made every `checkpoint_every` uploads and before the first upload of a later round, between two trainings, with the
+  book of all that is decided. One at a time; what falls due meanwhile is one more. A failed one is tried again.
+- A server that is killed goes on from its last checkpoint. Uploads after it are lost with the weights that saw them: the ledger
+  says so, and clients offer again what they have kept of them.
+- The first client's run is the server's run, for good. Everybody's halves must be those of the configuration.
+- The end: what is here is trained, then a last checkpoint. It comes when the run is over, as the clients or the parameter server in this
+  process say, or when the operator asks for it. Asked while nobody has said that the run is over, the server only leaves: it sends the answers
+  that clients wait for, ends their sessions, and takes nobody. They go on with the process that comes after it. So it does after `alone_s`
+  without a client and without the parameter server (`roles.split_company`).
+
+    state      event                       -> effects
+    any        SplitClientHello               AdmitSplit, SendAuxiliary when versions differ | Refuse
+    serving    UploadOffered                  ReceiveUpload, or DeclineStream and Tell Known (SendAnswer) | Unwanted
+    any        UploadReceived                 TrainUpload when nothing is trained and nothing is before it
+    training   UploadTrained                  BookUpload, Tell Trained | SendAnswer | Tell Unwanted; BookAuxiliary, Align;
+                                              the next TrainUpload
+    aligning   Aligned                        SendAuxiliary; the next TrainUpload
+    averaging  ReplicasAveraged               the next TrainUpload
+    any        AnswerSent                     DropAnswer
+    any        RoundDoneSaid                  Tell RoundNoted
+    any        CheckpointWritten              Tell Durable
+    any        CheckpointFailed               timer "retry", then Checkpoint again
+    any        StreamLost of an upload        Tell Unwanted "later"
+    any        ConductorCame                  AdmitSplit | Refuse
+    any        ConductorEnded, all            training goes on to its end, AverageReplicas, Checkpoint, Tell Ended, Finish
+               RunOverSaid
+    any        DrainAsked, timer "alone"      the same; but while nobody has said that the run is over: no AverageReplicas,
+                                              and once answers are sent Dismiss in place of Tell Ended
+    ending     timer "drain"                  what is not trained yet is dropped, and no answer waited for
+    DONE       anything but SplitClientHello  nothing
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import attrs
+
+from fsl_async.roles.phrasing import counted
+from fsl_async.roles.split import effects as split
+from fsl_async.roles.split import events as ev
+from fsl_async.roles.split import messages as msg
+from fsl_async.roles.split.checkpoints import resumed
+from fsl_async.roles.split.events import UploadKey
+from fsl_async.roles.split.liveness import ALONE
+from fsl_async.roles.split.methods import SplitRules
+from fsl_async.roles.split.peers import Answer, Peer, Upload, refusal_of
+from fsl_async.roles.split.server_state import SplitServerState
+from fsl_async.roles.sync import effects as do
+from fsl_async.roles.sync import events as base
+from fsl_async.roles.sync.effects import Effect
+from fsl_async.roles.sync.messages import Message
+
+
+class SplitServerMachine(SplitServerState):
+    """The state of a run at the split server. `handle` and `next_deadline` are the whole interface."""
+
+    def __init__(self, rules: SplitRules, architecture: Mapping[str, str]) -> None:
+        super().__init__(rules, architecture)
+        self._handlers: dict[type[base.Event], Callable[[Any, float], list[Effect]]] = {
+            ev.SplitRecovered: self._recovered,
+            ev.SplitClientHello: self._hello,
+            ev.ConductorCame: self._conductor_came,
+            base.ClientLeft: self._left,
+            ev.UploadOffered: self._offered,
+            ev.UploadReceived: self._received,
+            ev.UploadTrained: self._trained,
+            ev.Aligned: self._aligned,
+            ev.ReplicasAveraged: self._averaged,
+            ev.AnswerSent: self._answer_sent,
+            ev.RoundDoneSaid: self._round_done,
+            ev.RunOverSaid: self._run_over,
+            ev.CheckpointWritten: self._written,
+            ev.CheckpointFailed: self._write_failed,
+            base.StreamLost: self._stream_lost,
+            base.DrainAsked: lambda event, now: self._drain(event.reason, now),
+            ev.ConductorEnded: self._conductor_ended,
+            base.TimerFired: self._timers,
+        }
+
+    def next_deadline(self) -> float | None:
+        """When `handle(TimerFired())` is due, in seconds of the caller's clock."""
+        return self.deadlines.next()
+
+    def handle(self, event: base.Event, now: float) -> list[Effect]:
+        """Take one event and return what is to be done, in order."""
+        if self.ended and not isinstance(event, ev.SplitClientHello | ev.ConductorCame):
+            return []
+        handler = self._handlers.get(type(event))
+        return handler(event, now) if handler is not None else []
+
+    # --- start and sessions ---
+
+    def _recovered(self, event: ev.SplitRecovered, now: float) -> list[Effect]:
+        book = event.book
+        self.run, self.round, self.averaged = book.run, book.round, book.averaged
+        self.uploads = book.uploads
+        self.peers = {name: Peer(name, kept) for name, kept in book.clients.items()}
+        for name, version in event.auxiliary_seen.items():
+            peer = self.peers.setdefault(name, Peer(name))
+            seen = max(peer.book.auxiliary_seen, version)
+            peer.book = attrs.evolve(peer.book, auxiliary_seen=seen)
+        self._look(now)
+        return resumed(event)
+
+    def _conductor_came(self, event: ev.ConductorCame, now: float) -> list[Effect]:
+        effects = self.company.admit(event, self.run, self.ending.refusal())
+        if isinstance(effects[0], split.AdmitSplit):
+            self.run = event.run
+            self._look(now)
+        return effects
+
+    def _hello(self, event: ev.SplitClientHello, now: float) -> list[Effect]:
+        refusal = refusal_of(event, self.run, self.architecture)
+        if self.ending.asked:
+            refusal = self.ending.refusal()
+        elif event.peer not in self.peers and len(self.peers) >= self.rules.max_clients:
+            kept = counted(len(self.peers), "client")
+            refusal = "full", f"this server keeps the state of {kept} already"
+        if refusal is not None:
+            code, text = refusal
+            return [do.Refuse(event.peer, code, text)]
+        self.run = event.run
+        peer = self.peers.setdefault(event.peer, Peer(event.peer))
+        effects = [*self._lose_session(peer), *peer.begin_session(event)]
+        self._look(now)
+        held = peer.book.auxiliary
+        welcome = msg.SplitWelcome(self.run, self.decisions.in_flight, peer.known, held)
+        effects.append(split.AdmitSplit(event.peer, event.incarnation, welcome))
+        if self.decisions.aligned and event.auxiliary != held:
+            effects.append(self._send_auxiliary(peer))
+        return effects
+
+    def _left(self, event: base.ClientLeft, now: float) -> list[Effect]:
+        if self.company.is_conductor(event.peer):
+            self.company.left(event.incarnation)
+            self._look(now)
+            return []
+        peer = self.peers.get(event.peer)
+        if peer is None or peer.incarnation != event.incarnation or not peer.connected:
+            return []
+        effects = [*self._lose_session(peer), *self._end_if_over(now)]
+        self._look(now)
+        return [*effects, *self._next(now)] if self.ending.asked else effects
+
+    def _lose_session(self, peer: Peer) -> list[Effect]:
+        open_step = peer.open_step
+        effects: list[Effect] = [split.DropUpload(key) for key in peer.lose_session()]
+        if open_step is not None:
+            effects.append(split.ForgetSteps(peer.name))
+        return effects
+
+    def _tell(self, peer: Peer, key: UploadKey, message: Message) -> list[Effect]:
+        return [do.Tell(peer.name, message)] if peer.is_here(key) else []
+
+    # --- uploads ---
+
+    def _offered(self, event: ev.UploadOffered, now: float) -> list[Effect]:
+        key = event.key
+        peer = self.peers.get(event.peer)
+        if peer is None or key.client != event.peer or not peer.is_here(key):
+            return [do.DeclineStream(event.peer, event.stream, "not yours")]
+        answer = peer.answer_to(key, self.decisions.in_flight)
+        answer = answer or self.ending.answer() or self._too_late(key)
+        if answer is None:
+            peer.uploads.setdefault(key, Upload(event)).offer = event
+            return [split.ReceiveUpload(event.peer, event.stream, key)]
+        decline = do.DeclineStream(event.peer, event.stream, answer.code)
+        if answer.code == "here":
+            return [decline]  # it is answered when it is trained
+        if answer.code == "known":
+            kept = key in peer.answers
+            again = [split.SendAnswer(event.peer, key)] if kept else []
+            known = do.Tell(event.peer, msg.Known(key.text, kept))
+            return [decline, known, *again, *self._stays(peer, event)]
+        return [decline, *self._decline(peer, key, answer)]
+
+    def _decline(self, peer: Peer, key: UploadKey, answer: Answer) -> list[Effect]:
+        """An upload will not be trained, or not now."""
+        told = self._tell(peer, key, msg.Unwanted(key.text, answer.code, answer.text))
+        if answer.code == "later" or any(known == key for known, _ in peer.declined):
+            return told
+        peer.declined.append((key, answer))
+        # Booked first: what a client was told to be settled is in the ledger, whenever this process dies.
+        return [split.BookUpload(key, "declined", f"{answer.code}: {answer.text}"), *told]
+
+    def _received(self, event: ev.UploadReceived, now: float) -> list[Effect]:
+        peer = self.peers[event.key.client]
+        upload = peer.uploads.get(event.key)
+        if upload is None:
+            return [split.DropUpload(event.key)]  # its session ended while it was decoded
+        upload.here = True
+        self.ready.extend(peer.ready())
+        return self._next(now)
+
+    def _stream_lost(self, event: base.StreamLost, now: float) -> list[Effect]:
+        if not event.stream.startswith("up:"):
+            return []  # the client offers its upload again when it misses the answer
+        key = UploadKey.parse(event.stream.removeprefix("up:"))
+        peer = self.peers.get(event.peer)
+        if peer is None or key not in peer.uploads:
+            return []
+        return self._tell(peer, key, msg.Unwanted(key.text, "later", event.reason[:200]))
+
+    def _answer_sent(self, event: ev.AnswerSent, now: float) -> list[Effect]:
+        peer = self.peers[event.peer]
+        if event.key not in peer.answers:
+            return []
+        peer.answers.remove(event.key)
+        dropped = split.DropAnswer(event.key)
+        return [dropped, *self._next(now)] if self.ending.asked else [dropped]
+
+    # --- training ---
+
+    def _next(self, now: float) -> list[Effect]:
+        """Give the training thread something to do when it has nothing, in between the checkpoint that is due."""
+        effects: list[Effect] = []
+        while self.busy is None and self.ready:
+            key = self.ready[0]
+            peer = self.peers[key.client]
+            late = None if self.ending.run_over else self._too_late(key)
+            if late is not None:
+                self.ready.popleft()
+                del peer.uploads[key]
+                effects += [split.DropUpload(key), *self._decline(peer, key, late)]
+                continue
+            self.busy = self._average(key.round)
+            if self.busy is None:
+                if key.round > self.round:
+                    self.checkpoints.want()
+                effects.extend(self.checkpoints.due(self.book))
+                self.ready.popleft()
+                offer = peer.uploads[key].offer
+                wants = offer.wants_gradient and self.decisions.gradients
+                self.busy = split.TrainUpload(key, wants, offer.version)
+            effects.append(self.busy)
+        if self.busy is None:
+            effects.extend(self.checkpoints.due(self.book))
+            effects.extend(self._end_if_done())
+        return effects
+
+    def _averaged(self, event: ev.ReplicasAveraged, now: float) -> list[Effect]:
+        self.busy = None
+        self.averaged = max(self.averaged, event.round)
+        self.checkpoints.changed()
+        return self._next(now)
+
+    def _trained(self, event: ev.UploadTrained, now: float) -> list[Effect]:
+        key = event.key
+        peer = self.peers[key.client]
+        offer = peer.uploads.pop(key).offer
+        self.busy = None
+        if event.problem is not None:
+            text = f"refused upload {key.text}: {event.problem}"
+            answer = Answer("refused", event.problem)
+            effects = [do.Note(text, "warning"), *self._decline(peer, key, answer)]
+            return [*effects, *self._stays(peer, offer), *self._next(now)]
+        self.uploads += 1
+        self.checkpoints.changed()
+        self.round = max(self.round, key.round)
+        peer.book = attrs.evolve(peer.book, last=key, round=key.round)
+        effects = [split.BookUpload(key, "trained"), *self._answer(peer, event)]
+        if self.decisions.aligns_in(key.round) and peer.book.aligned_round < key.round:
+            version = peer.book.auxiliary_seen + 1
+            self.busy = split.Align(peer.name, version, key.round)
+            effects += [split.BookAuxiliary(peer.name, version), self.busy]
+        else:
+            effects.extend(self._stays(peer, offer))
+        return [*effects, *self._next(now)]
+
+    def _answer(self, peer: Peer, event: ev.UploadTrained) -> list[Effect]:
+        """Say that an upload is trained, by what it gave where it gave something."""
+        key = event.key
+        if self.decisions.legs > 1:
+            peer.open_step = key if not key.leg and peer.is_here(key) else None
+            if not key.leg and peer.open_step is None:
+                return [split.DropAnswer(key), split.ForgetSteps(peer.name)]
+        if not event.answer:
+            return self._tell(peer, key, msg.Trained(key.text, event.loss))
+        if key.incarnation != peer.incarnation:
+            return [split.DropAnswer(key)]
+        peer.answers.append(key)
+        effects: list[Effect] = []
+        while len(peer.answers) > self.decisions.in_flight:
+            effects.append(split.DropAnswer(peer.answers.popleft()))
+        return [*effects, split.SendAnswer(peer.name, key)] if peer.connected else effects
+
+    # --- auxiliary models, rounds ---
+
+    def _stays(self, peer: Peer, offer: ev.UploadOffered) -> list[Effect]:
+        """A client that takes its model to be aligned by this upload gets the newest, or hears that there is none."""
+        aligning = isinstance(self.busy, split.Align) and self.busy.client == peer.name
+        if not offer.alignment_due or not peer.is_here(offer.key) or aligning:
+            return []
+        if self.decisions.aligned and peer.book.auxiliary != offer.auxiliary:
+            return [self._send_auxiliary(peer)]
+        stays = msg.AuxiliaryStays(offer.key.round, peer.book.auxiliary)
+        return [do.Tell(peer.name, stays)]
+
+    def _send_auxiliary(self, peer: Peer) -> Effect:
+        return split.SendAuxiliary(peer.name, peer.book.auxiliary, peer.book.aligned_round)
+
+    def _aligned(self, event: ev.Aligned, now: float) -> list[Effect]:
+        assert isinstance(self.busy, split.Align)
+        round_, self.busy = self.busy.round, None
+        peer = self.peers[event.client]
+        effects: list[Effect] = []
+        peer.book = attrs.evolve(peer.book, auxiliary_seen=event.version, aligned_round=round_)
+        self.checkpoints.changed()
+        if event.problem is None:
+            peer.book = attrs.evolve(peer.book, auxiliary=event.version)
+            if peer.connected:
+                effects.append(self._send_auxiliary(peer))
+        else:
+            text = f"the auxiliary model of {peer.name} stays as it is: {event.problem}"
+            effects.append(do.Note(text, "warning"))
+            if peer.connected:
+                stays = msg.AuxiliaryStays(round_, peer.book.auxiliary)
+                effects.append(do.Tell(peer.name, stays))
+        return [*effects, *self._next(now)]
+
+    def _round_done(self, event: ev.RoundDoneSaid, now: float) -> list[Effect]:
+        peer = self.peers.get(event.peer)
+        if peer is None or not peer.connected:
+            return []
+        if event.round > peer.book.done_round:
+            peer.book = attrs.evolve(peer.book, done_round=event.round, done_samples=event.samples)
+        return [do.Tell(event.peer, msg.RoundNoted(event.round))]
+
+    # --- checkpoints ---
+
+    def _written(self, event: ev.CheckpointWritten, now: float) -> list[Effect]:
+        effects: list[Effect] = []
+        for name, key in self.checkpoints.written().items():
+            effects.extend(self._tell(self.peers[name], key, msg.Durable(key.text)))
+        return [*effects, *self._next(now)]
+
+    def _write_failed(self, event: ev.CheckpointFailed, now: float) -> list[Effect]:
+        text = f"checkpoint {event.number} could not be written: {event.reason}"
+        if self.ending.asked:
+            self.checkpoints.written()
+            return [do.Note(text, "warning"), *self._say_end(text)]
+        self.checkpoints.failed(now)
+        return [do.Note(f"{text}; next try in {self.rules.retry_s:g} s", "warning")]
+
+    # --- the end ---
+
+    def _run_over(self, event: ev.RunOverSaid, now: float) -> list[Effect]:
+        peer = self.peers.get(event.peer)
+        if peer is not None and peer.connected:
+            peer.over = True
+        elif not self.company.is_conductor(event.peer):
+            return []
+        self.ending.run_over = True
+        if self.deadlines.when("over") is None:
+            self.deadlines.set("over", now + self.rules.drain_s)
+        return self._end_if_over(now)
+
+    def _conductor_ended(self, event: ev.ConductorEnded, now: float) -> list[Effect]:
+        self.ending.run_over = True
+        return self._drain(event.reason, now)
+
+    def _end_if_over(self, now: float) -> list[Effect]:
+        """All who are here have said that the run is over, and somebody has."""
+        waits = any(peer.connected and not peer.over for peer in self.peers.values())
+        if waits or self.deadlines.when("over") is None:
+            return []
+        return self._drain("the run has ended", now)
+
+    def _drain(self, reason: str, now: float) -> list[Effect]:
+        if self.ending.asked:
+            return []
+        self.ending.reason = reason
+        self.deadlines.clear()
+        self.deadlines.set("drain", now + self.rules.drain_s)
+        return [do.Note(f"ending: {reason}"), *self._next(now)]
+
+    def _timers(self, event: base.TimerFired, now: float) -> list[Effect]:
+        effects: list[Effect] = []
+        for name in self.deadlines.pop_due(now):
+            if name == "over":
+                effects.extend(self._drain("the run has ended", now))
+            elif name == ALONE:
+                effects.extend(self._drain(self.company.reason(), now))
+            elif name == "retry":
+                effects.extend(self._next(now))
+            else:  # drain: what is being trained, and the checkpoint, are all that is waited for
+                effects.extend(split.DropUpload(key) for key in self.ready)
+                for key in self.ready:
+                    del self.peers[key.client].uploads[key]
+                self.ready.clear()
+                effects.extend(self._next(now))
+        return effects
+
+    def _end_if_done(self) -> list[Effect]:
+        if not self.ending.asked or self.ready or self.checkpoints.writing is not None:
+            return []
+        self.busy = self._average(self.round + 1) if self.ending.run_over else None
+        if self.busy is not None:
+            return [self.busy]
+        self.checkpoints.want()
+        last = self.checkpoints.due(self.book)
+        if last:
+            return last
+        in_time = self.deadlines.when("drain") is not None
+        waits = any(peer.connected and peer.answers for peer in self.peers.values())
+        return [] if self.ending.leaves and waits and in_time else self._say_end()
+
+    def _say_end(self, problem: str = "") -> list[Effect]:
+        """The last effects; with a problem, the process fails."""
+        ending, reason = self.ending, self.ending.reason or ""
+        reason = f"{reason}; {problem}" if problem else reason
+        ending.done = True
+        self.deadlines.clear()
+        here = [peer.name for peer in self.peers.values() if peer.connected]
+        here += [msg.CONDUCTOR] if self.company.conductor is not None else []
+        said: list[Effect] = [
+            do.Dismiss(name, reason) if ending.leaves else do.Tell(name, msg.Ended(reason))
+            for name in here
+        ]
+        return [*said, do.Finish(reason, 1 if problem else 0)]

@@ -1,0 +1,490 @@
+"""A client's decisions. Pure: no socket, no clock, no chance, no tensor.
+
+Rules
+- Training never waits for the network. While the server is away the client trains on, and offers what it has when it is back.
+- One delta is outstanding at a time. It is kept, coded, until the server has acknowledged or refused its key, and offered again
+  after every reconnect. A call that comes meanwhile is answered afterwards.
+- A delta is measured from the base its key names and never recomputed against another: before the base is replaced, what is
+  outstanding is coded to its end.
+- The training thread does one thing for the machine at a time: copy a snapshot, or move onto a new base. `busy` says which.
+- A new version is fetched as soon as it is announced, from what is held; what was trained since the last snapshot is carried over
+  (theta <- Theta_new + (theta_now - u)). After a quarantined delta it is discarded instead: those weights are not finite.
+- A digest that differs from the announced one, or frames that cannot be applied, are answered by fetching the version in full,
+  after a pause: a fault that stays must not move whole models in a tight loop.
+- A call dies with the session it came in; the server repeats it to a client that it still waits for.
+- After the last call nothing more is merged, so the training thread is held at its snapshot until the run's last version is here:
+  nothing is trained in vain, and the user's loop ends with the run's weights. It goes on when there was nothing to send, when the
+  delta is refused, and when the session is lost: who knows when the server is back.
+- A turn asks for a whole round: it is trained from the version that it names, once, and held at its end for the version that
+  comes of it, also while the server is away. A turn that is said again in a new session is the same turn.
+- When training ends before the run does, what was trained since the last snapshot is sent as a last delta, after the one
+  that is outstanding. That is waited for while its bytes advance, `drain_cap_s` at the most, and `drain_s` without a session.
+
+    state      event                         -> effects
+    offline    Welcomed                         SendManifest, OfferDelta when one is outstanding
+    joined     PublishAsked                     OfferInitial
+    joined     VersionAnnounced (not held)      Tell Fetch; AdoptInitial when it is the version published here
+    joined     FetchOffered                     ReceiveVersion
+    any        FetchReceived                    FinishEncoding when a delta is not fully coded, then ReplaceBase
+    any        BaseReplaced                     Rebase
+    any        Rebased                          Tell Holding
+    training   SyncCalled                       TakeSnapshot when nothing is outstanding (the last call: and hold)
+    training   TurnCalled                       BeginRound once the weights are on that version
+    training   Snapshotted                      OfferDelta, or Tell Skip when no token was trained
+    any        DeltaAcknowledged, DeltaRefused  DropDelta, then whatever waited
+    held       ServerLost, DeltaRefused         ResumeTraining; in a turn also Rebased, but not ServerLost
+    any        RunEnded, DrainAsked, Preempting EndTraining
+    any        TrainingEnded                    TakeSnapshot, then Finish once all is settled; Finish at once after RunEnded
+    ending     timer "end"                      LookAtTransfers, then Finish unless something advances
+    preempted  timer "late"                     begin no further delta
+    preempted  timer "goodbye"                  Finish
+    finished   anything                         nothing
+
+What a person should know is said in a Note: joining, the first weights, every version that the model is moved onto (with the fact
+`version`, to which the node adds how training goes), and that the server went away and came back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+
+from fsl_async.roles.deadlines import Deadlines
+from fsl_async.roles.sync import effects as do
+from fsl_async.roles.sync import events as ev
+from fsl_async.roles.sync import messages as msg
+from fsl_async.roles.sync.client_shutdown import Leaving
+from fsl_async.roles.sync.client_state import (
+    ANSWER_S,
+    EXIT_FAILED,
+    EXIT_INTERRUPTED,
+    EXIT_REFUSED,
+    EXIT_RELAUNCH,
+    SERVER,
+    ClientRules,
+    Held,
+    Outstanding,
+    lost_words,
+)
+from fsl_async.roles.sync.effects import Effect
+from fsl_async.roles.sync.events import DeltaKey
+from fsl_async.roles.sync.version_sync import Following
+
+__all__ = [
+    "EXIT_FAILED",
+    "EXIT_INTERRUPTED",
+    "EXIT_REFUSED",
+    "EXIT_RELAUNCH",
+    "SERVER",
+    "ClientMachine",
+    "ClientRules",
+    "Held",
+    "Outstanding",
+]
+
+
+class ClientMachine:
+    """The state of a run at a client. `handle` and `next_deadline` are the whole interface."""
+
+    def __init__(self, rules: ClientRules, name: str, incarnation: int) -> None:
+        self.name = name
+        self.incarnation = incarnation
+        self.run = ""
+        self.connected = False
+        self.away = False  # the server was lost and is not back
+        self.untold: do.Note | None = None  # that it was, while its answer may still say more
+        self.attached = False
+        self.model_version = -1
+        self.model_digest = ""  # of the version the weights were last moved onto, which the next delta is measured from
+        self.delta: Outstanding | None = None
+        self.sequence = 0
+        self.call: ev.SyncCalled | None = None
+        self.answering: ev.SyncCalled | None = None
+        self.held: ev.SyncCalled | None = (
+            None  # the training thread waits for what comes of this call
+        )
+        self.busy: str | None = None  # "snapshot" | "coding" | "replacing" | "rebasing"
+        self.discard = False
+        self.tokens_acknowledged = 0
+        self.deadlines = Deadlines()
+        self.following = Following(self.deadlines)
+        self.leaving = Leaving(rules, self.deadlines)
+        self._handlers: dict[type[ev.Event], Callable[[Any, float], list[Effect]]] = {
+            ev.TimerFired: self._timers,
+            ev.Attached: self._attached,
+            ev.Welcomed: self._welcomed,
+            ev.ServerLost: self._lost,
+            ev.ServerRefused: self._refused,
+            ev.PublishAsked: self._publish,
+            ev.SyncCalled: self._called,
+            ev.TurnCalled: self._called,
+            ev.DeltaAcknowledged: self._acknowledged,
+            ev.DeltaRefused: self._delta_refused,
+            ev.VersionAnnounced: self._announced,
+            ev.FetchOffered: self._fetch_offered,
+            ev.FetchReceived: self._fetch_received,
+            ev.FetchFailed: self._fetch_failed,
+            ev.BaseReplaced: self._base_replaced,
+            ev.Rebased: self._rebased,
+            ev.Snapshotted: self._snapshotted,
+            ev.EncodingFinished: self._encoding_finished,
+            ev.StreamLost: self._stream_lost,
+            ev.RunEnded: self._run_ended,
+            ev.DrainAsked: self._drain_asked,
+            ev.Preempting: self.leaving.preempt,
+            ev.TrainingEnded: self._training_ended,
+            ev.TransfersSeen: self.leaving.transfers_seen,
+        }
+
+    @property
+    def rules(self) -> ClientRules:
+        """Its times. A client learns those of its run when it is welcomed."""
+        return self.leaving.rules
+
+    @rules.setter
+    def rules(self, rules: ClientRules) -> None:
+        self.leaving.rules = rules
+
+    @property
+    def latest(self) -> Held:
+        """The run's newest version, as far as it was announced."""
+        return self.following.latest
+
+    @property
+    def base(self) -> Held:
+        """The version that the base buffer holds."""
+        return self.following.base
+
+    @property
+    def finished(self) -> bool:
+        """Whether this client's part is over."""
+        return self.leaving.finished
+
+    def next_deadline(self) -> float | None:
+        """When `handle(TimerFired())` is due, in seconds of the caller's clock."""
+        return self.deadlines.next()
+
+    def handle(self, event: ev.Event, now: float) -> list[Effect]:
+        """Take one event and return what is to be done, in order."""
+        if self.finished:
+            return []
+        handler = self._handlers.get(type(event))
+        return handler(event, now) if handler is not None else []
+
+    # --- the session ---
+
+    def _attached(self, event: ev.Attached, now: float) -> list[Effect]:
+        self.attached = True
+        return [do.SendManifest()] if self.connected else []
+
+    def _welcomed(self, event: ev.Welcomed, now: float) -> list[Effect]:
+        effects: list[Effect] = []
+        if not self.run:
+            text = (
+                f"joined run {event.run} as {self.name}, part {event.shard + 1} of {event.shards}"
+            )
+            effects.append(do.Note(text))
+        elif self.away:
+            effects.extend(self._tell_lost())
+            effects.append(do.Note("the server is back"))
+        self.connected, self.away = True, False
+        self.run = event.run
+        if event.incarnation is not None:
+            self.incarnation = event.incarnation  # the handshake may have raised it
+        self._forget_session()
+        if self.attached:
+            effects.append(do.SendManifest())
+        return effects + self._offer()
+
+    def _lost(self, event: ev.ServerLost, now: float) -> list[Effect]:
+        self.connected = False
+        self.leaving.pace.interrupt()
+        self._forget_session()
+        self.away = True
+        what = lost_words(event.reason)
+        if not self.leaving.training:
+            self.deadlines.set("end", now + self.rules.drain_s)
+            meanwhile = f"waiting {self.rules.drain_s:g} s for it, to send what was trained"
+        else:
+            meanwhile = "training goes on" if self.model_version >= 0 else "trying again"
+        self.untold = do.Note(f"{what}; {meanwhile}", "warning")
+        in_turn = self.held is not None and self.held.is_turn
+        effects = [] if self.busy == "snapshot" or in_turn else self._resume()
+        if event.reason in {"reset", "revoked"}:
+            # A server that does not know this session may know why: another process has taken the name. It is asked already.
+            # One that has revoked the key has said so: the refusal follows.
+            self.deadlines.set("lost", now + ANSWER_S)
+            return effects
+        return [*self._tell_lost(), *effects]
+
+    def _tell_lost(self) -> list[Effect]:
+        note, self.untold = self.untold, None
+        self.deadlines.cancel("lost")
+        return [] if note is None else [note]
+
+    def _forget_session(self) -> None:
+        """Nothing that was asked in a session is answered in the next one."""
+        self.following.forget_session()
+        self.call = None
+        if self.answering is not None:
+            self.answering = attrs.evolve(self.answering, last=False)
+        self.deadlines.cancel("offer")
+
+    def _refused(self, event: ev.ServerRefused, now: float) -> list[Effect]:
+        self.leaving.refusing = True
+        self.untold = None
+        exit_code = 0 if event.code == "finished" else EXIT_REFUSED
+        return self.leaving.ask(event.text, exit_code, now)
+
+    def _offer(self) -> list[Effect]:
+        return [self.delta.offer()] if self.delta is not None and self.connected else []
+
+    def _timers(self, event: ev.TimerFired, now: float) -> list[Effect]:
+        effects: list[Effect] = []
+        for name in self.deadlines.pop_due(now):
+            if self.finished:
+                break
+            if name == "offer":
+                effects.extend(self._offer())
+            elif name == "goodbye":
+                effects.extend(self.leaving.time_is_up())
+            elif name == "late":
+                self.leaving.emptied = True
+                effects.extend(self._advance())
+            elif name == "lost":
+                effects.extend(self._tell_lost())
+            elif name == "fetch":
+                self.following.asked = None
+                effects.extend(self._advance())
+            elif self.leaving.training or not self.connected:  # end
+                effects.extend(self.leaving.finish())
+            else:
+                effects.append(do.LookAtTransfers())
+        return effects
+
+    def _stream_lost(self, event: ev.StreamLost, now: float) -> list[Effect]:
+        if event.stream.startswith("delta:"):
+            if self.delta is not None and self.connected:
+                self.deadlines.set("offer", now + self.rules.reoffer_s)
+            return []
+        if event.stream.startswith("initial:"):
+            self.following.publishing = False
+            return []
+        self.following.later(now, self.rules.reoffer_s)  # the stream is bad, not the session
+        return []
+
+    # --- versions, down ---
+
+    def _publish(self, event: ev.PublishAsked, now: float) -> list[Effect]:
+        if not self.attached or self.base.version >= 0 or self.leaving.asked:
+            return []
+        self.following.publishing = True
+        return [do.OfferInitial()]
+
+    def _announced(self, event: ev.VersionAnnounced, now: float) -> list[Effect]:
+        following = self.following
+        following.latest = Held(event.version, event.digest)
+        if following.publishing:
+            following.publishing = False
+            if event.version == 0 and self.busy is None and self.base.version < 0:
+                self.busy, following.adopted = "replacing", True
+                return [do.Note("published the initial weights"), do.AdoptInitial()]
+        if self.base == self.latest and self.model_version == event.version:
+            return [following.holding()]
+        return self._advance()
+
+    def _fetch_offered(self, event: ev.FetchOffered, now: float) -> list[Effect]:
+        busy = self.busy == "replacing" or not self.attached or self.leaving.asked
+        if not busy and self.following.fits(event):
+            return self.following.receive(event)
+        if self.following.asked is not None:  # perhaps this was the answer: do not wait for another
+            self.following.later(now, self.rules.reoffer_s)
+        return [do.DeclineStream(SERVER, event.stream, "not wanted")]
+
+    def _fetch_received(self, event: ev.FetchReceived, now: float) -> list[Effect]:
+        self.following.received(event.version)
+        return self._advance()
+
+    def _fetch_failed(self, event: ev.FetchFailed, now: float) -> list[Effect]:
+        text = f"version {event.version} could not be applied: {event.reason}; fetching it in full"
+        return self._base_lost(text, now)
+
+    def _base_lost(self, text: str, now: float) -> list[Effect]:
+        self.busy = None
+        self.following.base = Held()
+        self.following.later(now, self.rules.reoffer_s)
+        return [do.Note(text, "warning"), *self._advance()]
+
+    def _base_replaced(self, event: ev.BaseReplaced, now: float) -> list[Effect]:
+        problem = self.following.replaced(event)
+        return self._rebase() if problem is None else self._base_lost(problem, now)
+
+    def _rebase(self) -> list[Effect]:
+        self.busy = "rebasing"
+        discard, self.discard = self.discard, False
+        return [do.Rebase(self.base.version, discard)]
+
+    def _rebased(self, event: ev.Rebased, now: float) -> list[Effect]:
+        self.busy = None
+        effects = self._say_version(event.version)
+        self.model_version, self.model_digest = event.version, self.base.digest
+        if self.held is not None and self.held.is_turn:
+            effects.extend(self._resume())  # it came of the round, or of one that this delta missed
+        if event.dropped_tokens:
+            text = f"weights were not finite: back on version {event.version}, without the last {event.dropped_tokens} tokens"
+            effects.append(do.Note(text, "warning"))
+        if self.connected:
+            effects.append(self.following.holding())
+        return effects + self._advance()
+
+    def _say_version(self, version: int) -> list[Effect]:
+        if version == self.model_version:  # back onto it, after weights that were not finite
+            return []
+        if self.model_version >= 0:
+            return [do.Note(f"version {version}", facts={"version": version})]
+        # Version 0 is here without a transfer only where it was made, which was said then.
+        return (
+            []
+            if self.following.adopted and version == 0
+            else [do.Note(f"received version {version}")]
+        )
+
+    # --- deltas, up ---
+
+    def _called(self, event: ev.SyncCalled, now: float) -> list[Effect]:
+        if event == self.answering or (self.delta is not None and self.delta.round == event.round):
+            return []
+        if event.is_turn and self.answering is not None and self.answering.round == event.round:
+            self.answering = event  # said again in a new session: it is being trained
+            return []
+        self.call = event
+        return self._advance()
+
+    def _snapshotted(self, event: ev.Snapshotted, now: float) -> list[Effect]:
+        self.busy = None
+        answered, self.answering = self.answering, None
+        assert answered is not None
+        if event.tokens < 1 or event.steps < 1:
+            effects: list[Effect] = [do.DropDelta(event.sequence)]
+            if self.connected:
+                reason = "no token trained since the last snapshot"
+                effects.append(do.Tell(SERVER, msg.Skip(answered.round, reason)))
+            return [*effects, *self._resume(), *self._advance()]
+        key = DeltaKey(self.name, self.incarnation, event.base, event.sequence)
+        self.delta = Outstanding(
+            key, self.model_digest, event.tokens, event.steps, answered.round, event.metrics
+        )
+        if self.connected:
+            self.leaving.pace.begin(now)
+        waits = answered.is_turn or (answered.last and self.connected)
+        waits = waits and not self.leaving.asked
+        return [*([] if waits else self._resume()), *self._offer(), *self._advance()]
+
+    def _resume(self) -> list[Effect]:
+        """Let the training thread go, where a call holds it."""
+        held, self.held = self.held, None
+        return [] if held is None else [do.ResumeTraining()]
+
+    def _encoding_finished(self, event: ev.EncodingFinished, now: float) -> list[Effect]:
+        self.busy = None
+        if self.delta is None or self.delta.key.sequence != event.sequence:
+            return [do.DropDelta(event.sequence), *self._advance()]  # settled while it was coded
+        self.delta.coded = True
+        return self._advance()
+
+    def _acknowledged(self, event: ev.DeltaAcknowledged, now: float) -> list[Effect]:
+        if self.delta is None or self.delta.key != event.key:
+            return []
+        self.tokens_acknowledged += self.delta.tokens
+        self.leaving.pace.arrived(now)
+        return self._settled(now)
+
+    def _delta_refused(self, event: ev.DeltaRefused, now: float) -> list[Effect]:
+        if self.delta is None or self.delta.key != event.key:
+            return []
+        self.leaving.pace.interrupt()
+        if event.code == "later":
+            self.deadlines.set("offer", now + self.rules.reoffer_s)
+            return []
+        text = f"the server refused a delta of {self.delta.tokens} tokens: {event.text}"
+        if event.code == "quarantined":
+            self.discard = True
+            text += "; going back to the run's weights"
+        return [do.Note(text, "warning"), *self._resume(), *self._settled(now)]
+
+    def _settled(self, now: float) -> list[Effect]:
+        assert self.delta is not None
+        sequence = self.delta.key.sequence
+        self.delta = None
+        self.deadlines.cancel("offer")
+        # A delta that the worker is coding at this moment is dropped when that is done.
+        effects: list[Effect] = [] if self.busy == "coding" else [do.DropDelta(sequence)]
+        return effects + self._advance()
+
+    # --- what is next ---
+
+    def _advance(self) -> list[Effect]:
+        """Start whatever is possible now; called after every change."""
+        if not self.leaving.training:
+            return self._wind_down()
+        if self.leaving.asked or not self.attached:
+            return []
+        effects: list[Effect] = []
+        if self.connected and self.busy != "replacing":
+            effects.extend(self.following.fetch())
+        if self.busy is not None:
+            return effects
+        if self.following.here is not None:
+            if self.delta is not None and not self.delta.coded:
+                self.busy = "coding"
+                return [*effects, do.FinishEncoding(self.delta.key.sequence)]
+            version, self.following.here = self.following.here, None
+            self.busy = "replacing"
+            return [*effects, do.ReplaceBase(version)]
+        if self.discard and self.base.version >= 0:
+            return effects + self._rebase()
+        return effects + self._answer_call()
+
+    def _answer_call(self) -> list[Effect]:
+        call = self.call
+        if call is None or self.delta is not None or self.model_version < 0:
+            return []
+        if call.is_turn and call.round != self.model_version:
+            if call.round < self.model_version:
+                self.call = None  # that round is over
+            return []  # a round is trained from the version that it starts from
+        self.answering, self.call = call, None
+        return [self._take_snapshot(call)]
+
+    def _take_snapshot(self, call: ev.SyncCalled) -> Effect:
+        self.sequence += 1
+        self.busy, self.held = "snapshot", call if call.last or call.is_turn else None
+        if call.is_turn:
+            return do.BeginRound(self.sequence, call.round)
+        return do.TakeSnapshot(self.sequence, call.last)
+
+    # --- the end ---
+
+    def _run_ended(self, event: ev.RunEnded, now: float) -> list[Effect]:
+        self.leaving.refusing = True
+        return [do.Leave(event.reason), *self.leaving.ask(event.reason, 0, now)]
+
+    def _drain_asked(self, event: ev.DrainAsked, now: float) -> list[Effect]:
+        return self.leaving.ask(event.reason, EXIT_INTERRUPTED, now)
+
+    def _training_ended(self, event: ev.TrainingEnded, now: float) -> list[Effect]:
+        effects = self.leaving.training_ended(event.error, now, joined=self.model_version >= 0)
+        return effects or self._wind_down()
+
+    def _wind_down(self) -> list[Effect]:
+        """The training thread is back: what it trained should still arrive. Called after every change from then on."""
+        if self.busy is not None or self.delta is not None:
+            return []
+        if not self.leaving.emptied:
+            self.leaving.emptied = True
+            # Where the server collects for this version's round, it counts as the answer.
+            self.answering = ev.SyncCalled(self.latest.version)
+            return [self._take_snapshot(self.answering)]
+        return self.leaving.finish()

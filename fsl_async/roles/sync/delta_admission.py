@@ -1,0 +1,130 @@
+"""What a client hears of a delta that it offers or has sent. Pure.
+
+A key that was seen gets the answer it got. What would never be merged is refused before it is transferred. A transfer that broke off is
+asked for again ("later"): the client may believe that all of it arrived.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from attrs import mutable
+
+from fsl_async.roles.sync import effects as do
+from fsl_async.roles.sync import events as ev
+from fsl_async.roles.sync import messages as msg
+from fsl_async.roles.sync.deltas import DeltaBook
+from fsl_async.roles.sync.effects import Effect
+from fsl_async.roles.sync.norm_guard import Held, Screen
+from fsl_async.roles.sync.ps_state import Member
+
+Objection = tuple[str, str] | None
+"""Why a delta is refused, as a code and a sentence."""
+
+
+@mutable
+class Answers:
+    """The server's answers. It shares the server's members and deltas; `too_late` knows about rounds."""
+
+    members: dict[str, Member]
+    deltas: DeltaBook
+    too_late: Callable[[ev.DeltaOffered], Objection]
+    screen: Screen
+
+    def offered(self, event: ev.DeltaOffered, now: float) -> tuple[list[Effect], bool]:
+        """Answer an offer. Returns whether that settles what the client has to say in its round."""
+        peer, key = event.peer, event.key
+        if key.client != peer or peer not in self.members:
+            return [do.DeclineStream(peer, event.stream, "not yours")], False
+        if self.deltas.is_acknowledged(key) or key in self.screen.held:
+            again = do.Tell(peer, msg.Accepted(key.text))
+            return [do.DeclineStream(peer, event.stream, "known"), again], True
+        objection = self.deltas.objection(event) or self.too_late(event)
+        if objection is None:
+            tokens, why = self.screen.tokens(key, event.tokens, now)
+            work = (tokens, event.steps, event.round, event.metrics)
+            weight = None
+            if not self.screen.rules.clips:
+                weight = self.deltas.weight(key, tokens, event.steps)
+            receive = do.ReceiveDelta(peer, event.stream, key, event.base_digest, *work, weight)
+            return [*([do.Note(why, "warning")] if why else []), receive], False
+        code, text = objection
+        return [
+            do.DeclineStream(peer, event.stream, code),
+            do.Tell(peer, msg.Declined(key.text, code, text)),
+            do.Note(f"refused delta {key.text}: {text}", "warning"),
+        ], True
+
+    def book(self, delta: Held, now: float) -> list[Effect]:
+        """Let a durable delta wait for the next merge, clipped where its norm asks for that, or keep it out."""
+        key = delta.key
+        reason = self.screen.outlier(delta.norm)
+        if reason is not None:
+            self.deltas.settle(key, "quarantined")
+            self.screen.stored(key.client, now)
+            self.screen.hold(delta)
+            release = self.screen.rules.release
+            words = "held back" if release else "quarantined"
+            text = f"{words} delta {key.text}: {reason}; the round goes on without it"
+            return [do.Quarantine(key, reason, release), do.Note(text, "warning")]
+        return self.count(delta, now)
+
+    def count(self, delta: Held, now: float) -> list[Effect]:
+        """Let a delta wait for the next merge."""
+        clip = self.screen.clip(delta.norm)
+        self.screen.accepted(delta.key, delta.norm, delta.tokens, now)
+        effects: list[Effect] = [
+            self.deltas.acknowledge(delta.key, delta.tokens, delta.steps, clip)
+        ]
+        if clip < 1.0:
+            limit = clip * delta.norm
+            text = f"delta {delta.key.text} of norm {delta.norm:.4g} counts as one of {limit:.4g}"
+            effects.append(do.Note(text, "warning"))
+        return effects
+
+    def look_again(self, now: float) -> list[Effect]:
+        """Release what is no outlier any more and not too old."""
+        effects: list[Effect] = []
+        for one in self.screen.releasable():
+            if self.deltas.staleness(one.key) > self.deltas.max_staleness:
+                continue
+            self.deltas.unsettle(one.key)
+            text = f"delta {one.key.text}, held back before, is no outlier any more"
+            effects += [do.Note(text), do.Release(one.key), *self.count(one, now)]
+        return effects
+
+    def stored(self, event: ev.DeltaStored, now: float) -> list[Effect]:
+        """Book what is durable, or say what became of it."""
+        key = event.key
+        outcome = self.deltas.settled_as(key)
+        effects: list[Effect] = []
+        answer: msg.Message = msg.Accepted(key.text)
+        if self.deltas.is_acknowledged(key) or key in self.screen.held:
+            pass  # a second stream of the same delta: the same answer again
+        elif outcome is not None:
+            answer = msg.Declined(key.text, outcome, f"this delta is {outcome}")
+        elif event.problem is None:
+            effects += self.book(Held(key, event.tokens, event.steps, event.norm), now)
+            if self.deltas.settled_as(key) == "quarantined" and not self.screen.rules.release:
+                answer = msg.Declined(key.text, "quarantined", self._reason(effects))
+        else:
+            self.deltas.settle(key, "quarantined")
+            answer = msg.Declined(key.text, "quarantined", event.problem)
+            text = f"quarantined delta {key.text}: {event.problem}; the round goes on without it"
+            effects.append(do.Note(text, "warning"))
+        if key.client in self.members:
+            effects.append(do.Tell(key.client, answer))
+        return effects
+
+    @staticmethod
+    def _reason(effects: list[Effect]) -> str:
+        return next(one.reason for one in effects if isinstance(one, do.Quarantine))
+
+    def lost(self, event: ev.StreamLost) -> list[Effect]:
+        """A transfer broke off."""
+        text = f"stream {event.stream} of {event.peer} broke off: {event.reason}"
+        effects: list[Effect] = [do.Note(text)]
+        if event.stream.startswith("delta:") and event.peer in self.members:
+            key = event.stream.removeprefix("delta:")
+            effects.append(do.Tell(event.peer, msg.Declined(key, "later", event.reason[:200])))
+        return effects

@@ -1,0 +1,458 @@
+"""Events: everything that can happen to a role machine, as frozen values.
+
+A shell turns what the world does (a message, a finished disk write, a step of the training thread) into one of
+these, and a machine in `fsl_async.roles` answers with effects (`fsl_async.roles.sync.effects`). Times are seconds of the
+caller's monotonic clock; names are peer names; digests are hexadecimal text. Nothing here touches the world.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+from attrs import field, frozen
+
+from fsl_async.config.rules import NAME
+
+MAX_DIGITS = 19
+"""Of a number in a delta key: what fits into 63 bits."""
+
+
+@frozen(order=True)
+class DeltaKey:
+    """The identity of one delta: who computed it, in which life, from which version, and the how-manieth.
+
+    A client keeps a delta until its key is acknowledged, and offers it again after any reconnect; the parameter
+    server answers a key that it knows with the same acknowledgement. So every delta is merged at most once.
+    """
+
+    client: str
+    incarnation: int
+    base: int
+    sequence: int
+
+    @property
+    def text(self) -> str:
+        """The form used on the wire and in the journal, `client/incarnation/base/sequence`."""
+        return f"{self.client}/{self.incarnation}/{self.base}/{self.sequence}"
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read `text` back; raises ValueError when it is not a key."""
+        client, *numbers = text.split("/")
+        fits = all(
+            part.isascii() and part.isdecimal() and len(part) <= MAX_DIGITS for part in numbers
+        )
+        if not NAME.fullmatch(client) or len(numbers) != 3 or not fits:
+            raise ValueError(f"not a delta key: {text[:120]!r}")
+        incarnation, base, sequence = (int(part) for part in numbers)
+        return cls(client, incarnation, base, sequence)
+
+
+@frozen
+class Event:
+    """Base of all events."""
+
+
+# --- both roles -------------------------------------------------------------------------------------------
+
+
+@frozen
+class TimerFired(Event):
+    """The machine's `next_deadline` has come."""
+
+
+@frozen
+class DrainAsked(Event):
+    """The operator asked this node to end in good order (Ctrl-C once, SIGTERM)."""
+
+    reason: str
+
+
+@frozen
+class Preempting(Event):
+    """This process will be ended by others at `deadline` (None: they did not say when); `source` says who they are.
+
+    Signals, Slurm and spot markets all become this one event (`fsl_async.process.notices`). A later one counts if its deadline is nearer.
+    """
+
+    deadline: float | None
+    source: str
+
+
+@frozen
+class ServeFailed(Event):
+    """A client does not take a version that was offered, or reading it failed; it asks again when it wants it."""
+
+    peer: str
+    version: int
+
+
+@frozen
+class StreamLost(Event):
+    """A stream ended before its end: the other side declined or cancelled it, or a local read or write failed."""
+
+    peer: str
+    stream: str
+    reason: str
+
+
+@frozen
+class TransfersSeen(Event):
+    """The answer to LookAtTransfers: the peers whose streams, either way, began, moved or ended since the last look."""
+
+    advanced: tuple[str, ...]
+
+
+@frozen
+class BeatHeard(Event):
+    """A heartbeat with its small payload: step, tokens, loss, loop lag. It changes no decision; the journal keeps it."""
+
+    peer: str
+    payload: dict[str, Any]
+
+
+# --- parameter server -------------------------------------------------------------------------------------
+
+
+@frozen
+class PendingDelta:
+    """A delta that is acknowledged and not merged yet."""
+
+    key: DeltaKey
+    tokens: int
+    steps: int
+    round: int
+    bytes_coded: int = 0
+    norm: float = 0.0
+
+
+@frozen
+class Recovered(Event):
+    """What the disk says at start: the newest good version (-1: none yet) and the deltas still to be merged."""
+
+    version: int
+    digest: str
+    digests: dict[int, str] = field(factory=dict)  # version -> digest of the versions still kept
+    pending: tuple[PendingDelta, ...] = ()
+    settled: dict[DeltaKey, str] = field(factory=dict)  # key -> "merged" | "quarantined"
+    tokens_total: int = 0
+    served_s: float = 0.0  # by the processes before this one
+    since_version_s: float = 0.0  # that the newest version is old, by the wall clock
+    norms: tuple[float, ...] = ()  # of the newest deltas that count, oldest first
+    tokens: tuple[int, ...] = ()  # of the same
+    held: tuple[PendingDelta, ...] = ()  # kept out, to be looked at again
+
+
+@frozen
+class ClientHello(Event):
+    """A client says hello. `run` and `version` are empty and -1 when it has not been in a run yet."""
+
+    peer: str
+    incarnation: int
+    run: str
+    version: int
+    digest: str
+
+
+@frozen
+class ClientLeft(Event):
+    """A session ended: expired, said goodbye, or was replaced by a newer incarnation."""
+
+    peer: str
+    incarnation: int
+    reason: str
+
+
+@frozen
+class ModelAttached(Event):
+    """A client has built its model. `difference` names the first tensor that differs from the run's, or is None."""
+
+    peer: str
+    fingerprint: str
+    values: int
+    difference: str | None
+
+
+@frozen
+class ShardBooked(Event):
+    """A client trains on this part of the data. Said before ModelAttached, where the run's trigger goes by shards."""
+
+    peer: str
+    shard: int
+
+
+@frozen
+class FetchAsked(Event):
+    """A client that holds `version` with `digest` (-1: nothing) asks for what leads to the current version."""
+
+    peer: str
+    version: int
+    digest: str
+
+
+@frozen
+class VersionHeld(Event):
+    """A client trains on `version` and computed `digest` over it."""
+
+    peer: str
+    version: int
+    digest: str
+
+
+@frozen
+class CallSkipped(Event):
+    """A client has nothing to send for this round (it trained no token since its last snapshot)."""
+
+    peer: str
+    round: int
+    reason: str
+
+
+@frozen
+class InitialOffered(Event):
+    """The publishing client offers its initial weights as a stream."""
+
+    peer: str
+    stream: str
+
+
+@frozen
+class DeltaOffered(Event):
+    """A client offers a delta as a stream."""
+
+    peer: str
+    stream: str
+    key: DeltaKey
+    base_digest: str
+    tokens: int
+    steps: int
+    round: int
+    metrics: dict[str, Any] = field(factory=dict)
+
+
+@frozen
+class DeltaStored(Event):
+    """A delta is complete, checked, spooled and synced to disk; with a `problem` it lies in quarantine instead."""
+
+    peer: str
+    key: DeltaKey
+    tokens: int
+    steps: int
+    round: int
+    bytes_coded: int
+    norm: float
+    problem: str | None
+
+
+@frozen
+class Served(Event):
+    """A version was streamed to a client whole. It changes no decision; the journal counts its bytes."""
+
+    peer: str
+    kind: str
+    version: int
+    bytes_coded: int
+
+
+@frozen
+class VersionCommitted(Event):
+    """A version is durable: its checkpoint directory has been renamed into place."""
+
+    version: int
+    digest: str
+    bytes_update: int
+    seconds: float
+
+
+@frozen
+class CommitFailed(Event):
+    """The checkpoint could not be written (disk full); the last good version and the accumulator are untouched."""
+
+    version: int
+    reason: str
+
+
+@frozen
+class StoreFailed(Event):
+    """The durable state cannot be used any more, and trying again does not help: damage beyond repair, or a ledger that takes no line."""
+
+    reason: str
+
+
+@frozen
+class DamageMended(Event):
+    """A damaged file was found before it was used, and made again or done without; `text` is the line for the operator."""
+
+    text: str
+
+
+@frozen
+class VersionVerified(Event):
+    """The end of VerifyVersion: whether every byte of the version was as it was written. What was not is repaired by now."""
+
+    version: int
+    intact: bool
+
+
+# --- client -----------------------------------------------------------------------------------------------
+
+
+@frozen
+class Attached(Event):
+    """The training thread handed its model over."""
+
+    fingerprint: str
+    values: int
+
+
+@frozen
+class Welcomed(Event):
+    """The parameter server admitted this client to its run, in the life `incarnation` (None: the one it began with)."""
+
+    run: str
+    shard: int
+    shards: int
+    incarnation: int | None = None
+
+
+@frozen
+class ServerLost(Event):
+    """No session with the parameter server any more; the transport keeps dialling."""
+
+    reason: str
+
+
+@frozen
+class ServerRefused(Event):
+    """The parameter server will not have this client; `text` says why and what to do."""
+
+    code: str
+    text: str
+
+
+@frozen
+class PublishAsked(Event):
+    """This client is the first: its initial weights become version 0."""
+
+
+@frozen
+class SyncCalled(Event):
+    """The parameter server calls round `round`: send the pseudo-gradient at the next step. The `last` one ends the run."""
+
+    round: int
+    last: bool = False
+
+    @property
+    def is_turn(self) -> bool:
+        """Whether a whole round is asked for, and not what is there."""
+        return False
+
+
+@frozen
+class TurnCalled(SyncCalled):
+    """The parameter server calls this client to train round `round`, and to wait at its end for the version that comes of it."""
+
+    @property
+    def is_turn(self) -> bool:
+        """A whole round."""
+        return True
+
+
+@frozen
+class DeltaAcknowledged(Event):
+    """The delta is durable at the parameter server; it may be forgotten here."""
+
+    key: DeltaKey
+
+
+@frozen
+class DeltaRefused(Event):
+    """The delta will never be merged: too stale, of another lineage, or quarantined."""
+
+    key: DeltaKey
+    code: str
+    text: str
+
+
+@frozen
+class VersionAnnounced(Event):
+    """Version `version` exists and has `digest`."""
+
+    version: int
+    digest: str
+
+
+@frozen
+class RunEnded(Event):
+    """The parameter server ended the run."""
+
+    reason: str
+
+
+@frozen
+class FetchOffered(Event):
+    """The parameter server streams `kind` ("update" or "full") of `version`."""
+
+    stream: str
+    kind: str
+    version: int
+    chunks: int
+
+
+@frozen
+class FetchReceived(Event):
+    """All chunks of the stream are here, still coded."""
+
+    version: int
+
+
+@frozen
+class BaseReplaced(Event):
+    """The base buffer holds `version` now; `digest` was computed over it. The model itself is not rebased yet."""
+
+    version: int
+    digest: str
+
+
+@frozen
+class FetchFailed(Event):
+    """The fetched frames could not be applied."""
+
+    version: int
+    reason: str
+
+
+@frozen
+class Snapshotted(Event):
+    """The training thread copied its weights for delta `sequence`; `tokens` and `steps` are since the last one."""
+
+    sequence: int
+    base: int
+    tokens: int
+    steps: int
+    metrics: dict[str, float] = field(factory=dict)
+
+
+@frozen
+class EncodingFinished(Event):
+    """All chunks of delta `sequence` are coded, so base and snapshot may be replaced."""
+
+    sequence: int
+
+
+@frozen
+class Rebased(Event):
+    """The training thread moved its weights onto `version`, keeping what it trained meanwhile.
+
+    Weights that are not finite cannot be moved: then the version is taken as it is, and `dropped_tokens` were not sent.
+    """
+
+    version: int
+    dropped_tokens: int = 0
+
+
+@frozen
+class TrainingEnded(Event):
+    """The user's function returned (`error` is None) or raised."""
+
+    error: str | None

@@ -1,0 +1,79 @@
+"""What the parameter server's machine is made of: the rules it follows, its phases, and what it knows of a member. Pure."""
+
+from __future__ import annotations
+
+import enum
+
+from attrs import field, frozen, mutable
+
+from fsl_async.roles.sync.norm_guard import GuardRules
+from fsl_async.roles.sync.round import RoundRules
+
+EXIT_FAILED = 1
+EXIT_DAMAGED = 2
+"""Starting the same again may fail again: an operator has to look."""
+LEAST_RETRY_CAP_S = 10.0
+
+
+@frozen
+class ServerRules:
+    """The run's configuration as far as it decides anything here. Times in seconds; 0 means no limit."""
+
+    trigger: str = "clock"
+    every_s: float = 600.0
+    round_cap_s: float = 3600.0
+    round: RoundRules = field(factory=RoundRules)
+    min_clients: int = 1
+    max_staleness: int = 4
+    limit_rounds: int = 0
+    limit_tokens: int = 0
+    limit_s: float = 0.0
+    drain_s: float = 10.0
+    stalled_s: float = 60.0
+    drain_cap_s: float = 3600.0
+    keep_versions: int = 3
+    guard: GuardRules = field(factory=GuardRules)
+    least_clients: int = 1  # whose deltas the rule of aggregation needs
+    aggregation: str = "mean"
+
+    @property
+    def retry_s(self) -> float:
+        """How long to wait before a disk is tried again."""
+        return min(30.0, 0.1 * self.every_s)
+
+    @property
+    def retry_cap_s(self) -> float:
+        """The longest wait between two tries: who has made room should not wait longer than for a sync."""
+        return max(self.every_s, LEAST_RETRY_CAP_S)
+
+    def is_last(self, number: int) -> bool:
+        """Whether the version that round `number` makes is the last one of the run."""
+        return bool(self.limit_rounds) and number + 1 >= self.limit_rounds
+
+    def limit_reached(self, version: int, tokens: int) -> str | None:
+        """Which limit a run with that version and those merged tokens has come to."""
+        if self.limit_rounds and version >= self.limit_rounds:
+            return f"the run's limit of {self.limit_rounds} rounds is reached"
+        if self.limit_tokens and tokens >= self.limit_tokens:
+            return f"the run's limit of {self.limit_tokens} tokens is reached"
+        return None
+
+
+class Phase(enum.Enum):
+    """Where the run is."""
+
+    EMPTY = "empty"
+    READY = "ready"
+    COLLECTING = "collecting"
+    MERGING = "merging"
+    DONE = "done"
+
+
+@mutable
+class Member:
+    """A client with a session."""
+
+    incarnation: int
+    attached: bool = False
+    version: int = -1
+    shard: int = -1  # known where the trigger goes by shards

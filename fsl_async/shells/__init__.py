@@ -1,1 +1,0 @@
-"""What carries a machine's effects out: sockets, disk, the training thread."""

@@ -1,0 +1,244 @@
+"""Advance: the streaming outer step, from one version's files and the accumulator to the next version's files.
+
+Chunk by chunk: read weights, momentum and residual of the current version; take the same chunk of the average; compute
+(fsl_async.store.outer); write the next version's three vectors and the coded update. Besides the accumulator this needs a
+handful of chunks (about 7 MiB), whatever the model's size. Writing and hashing take longer than computing, and the four files do not
+depend on each other: they are written by the threads that also decode, while the next chunk is computed (docs/adr/0093). A version of
+whole weights is one file, written in the caller's thread.
+
+Of whole weights (docs/adr/0045) there is no update to code: clients fetch such a version in full.
+"""
+
+from __future__ import annotations
+
+import math
+from contextlib import ExitStack, suppress
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from attrs import frozen
+
+from fsl_async.store.checkpoint import MOMENTUM, RESIDUAL, UPDATE, WEIGHTS, open_flat
+from fsl_async.store.errors import StoreError
+from fsl_async.store.manifest import CHUNK_VALUES, DIGEST_CHARACTERS
+from fsl_async.store.outer import (
+    apply_change,
+    average_whole,
+    desired_change,
+    lost_in_coding,
+    squared_norm,
+)
+from fsl_codecs import bound, decode_into, encode_into, new_vector
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+
+    from numpy.typing import NDArray
+
+    from fsl_async.store.checkpoint import Checkpoint, StoredFile, VersionWriter
+    from fsl_async.store.chunk_pool import ChunkPool
+    from fsl_async.store.files import Files
+    from fsl_async.store.flat_file import FlatReader
+    from fsl_async.store.manifest import Manifest
+    from fsl_async.store.records import StoreSettings
+
+
+@frozen
+class Advanced:
+    """The next version's files are written and durable, under a temporary name."""
+
+    stored: Mapping[str, StoredFile]
+    digest: str
+    update_bytes: int
+    """Of the coded frames alone, as they travel to one client; 0 where there is no update."""
+    update_norm: float
+
+
+class _Room:
+    """What a chunk of the next version is computed in: float32 vectors for weights, momentum and change, and the coded change."""
+
+    def __init__(self, values: int, coded_bytes: int) -> None:
+        self.vectors = [new_vector(values) for _ in range(3)]
+        self.coded = memoryview(bytearray(coded_bytes))
+
+
+class _OuterStep:
+    """The files of the current version and of the next one, and the way from one to the other for a chunk."""
+
+    def __init__(
+        self,
+        files: Files,
+        manifest: Manifest,
+        current: Checkpoint,
+        *,
+        writer: VersionWriter,
+        settings: StoreSettings,
+        closing: ExitStack,
+    ) -> None:
+        def reader(name: str) -> FlatReader | None:
+            found = open_flat(files, current, name, manifest)
+            if found is not None:
+                closing.callback(found.close)
+            return found
+
+        self._manifest = manifest
+        self._spec, self._outer = settings.codec_down, settings.outer
+        self._old_weights, self._old_momentum, self._old_residual = map(
+            reader, (WEIGHTS, MOMENTUM, RESIDUAL)
+        )
+        self._new_weights = writer.flat(WEIGHTS)
+        self._new_momentum = writer.flat(MOMENTUM) if self._outer.has_momentum else None
+        # fp32 frames lose nothing, so nothing is ever owed.
+        self._new_residual = writer.flat(RESIDUAL) if self._spec.format != "fp32" else None
+        self._update = writer.frames(UPDATE)
+        self._residual, self._sent = new_vector(self.longest), new_vector(self.longest)
+        self.update_bytes = 0
+        self.norm_squared = 0.0
+
+    @property
+    def longest(self) -> int:
+        """Values of the longest chunk."""
+        return min(CHUNK_VALUES, self._manifest.values)
+
+    def room(self) -> _Room:
+        """For one chunk."""
+        return _Room(self.longest, bound(self.longest, self._spec))
+
+    def compute(
+        self, index: int, average: NDArray[np.float32], room: _Room
+    ) -> list[Callable[[], None]]:
+        """A chunk of the next version in `room`; what is to be written of it, each to another file."""
+        start, stop = self._manifest.chunk_range(index)
+        weights, momentum, change = (vector[: stop - start] for vector in room.vectors)
+        residual, sent = self._residual[: stop - start], self._sent[: stop - start]
+        assert self._old_weights is not None, "a verified checkpoint has weights"
+        self._old_weights.read_into(index, weights)
+        if self._old_momentum is not None and self._new_momentum is not None:
+            self._old_momentum.read_into(index, momentum)
+        elif self._new_momentum is not None:
+            momentum.fill(0.0)
+        if self._old_residual is not None:
+            self._old_residual.read_into(index, residual)
+        with np.errstate(over="ignore", invalid="ignore"):
+            np.copyto(change, average)
+            desired_change(change, momentum, residual, self._outer)
+            frame = room.coded[: encode_into(change, room.coded, self._spec)]
+            decode_into(frame, sent)
+            apply_change(weights, sent)
+            lost_in_coding(change, sent)
+        self.norm_squared += squared_norm(sent)
+        self.update_bytes += len(frame)
+        _check_finite(self._manifest, start, self.norm_squared, weights)
+        writes: list[Callable[[], None]] = [
+            partial(self._new_weights.append, weights),
+            partial(self._update.append, frame),
+        ]
+        if self._new_momentum is not None:
+            writes.append(partial(self._new_momentum.append, momentum))
+        if self._new_residual is not None:
+            writes.append(partial(self._new_residual.append, change))
+        return writes
+
+
+def advance(
+    files: Files,
+    manifest: Manifest,
+    current: Checkpoint,
+    *,
+    writer: VersionWriter,
+    averages: Iterable[NDArray[np.float32]],
+    settings: StoreSettings,
+    pool: ChunkPool,
+) -> Advanced:
+    """Write the version after `current`; `averages`: what the round comes to, chunk by chunk (float32), each looked at once.
+
+    Raises StoreError when the result would not be finite, Damage when a file of `current` is not what was written, OSError.
+    """
+    with ExitStack() as closing:
+        step = _OuterStep(
+            files, manifest, current, writer=writer, settings=settings, closing=closing
+        )
+        rooms = step.room(), step.room()  # one is written and hashed while the other is computed in
+        wait_for_writes = pool.begin([])
+        try:
+            for index, average in zip(range(manifest.chunks), averages, strict=True):
+                writes = step.compute(index, average, rooms[index % 2])
+                # The order within a file is kept: a chunk's writes begin when those of the one before have ended.
+                wait_for_writes()
+                wait_for_writes = pool.begin(writes)
+        except BaseException:
+            # The first error counts, but nobody may write to files that are closed next.
+            with suppress(Exception):
+                wait_for_writes()
+            raise
+        wait_for_writes()
+        stored = writer.seal(pool)
+    digest = stored[WEIGHTS].sha256[:DIGEST_CHARACTERS]
+    return Advanced(stored, digest, step.update_bytes, math.sqrt(step.norm_squared))
+
+
+def chunks_of(manifest: Manifest, vector: NDArray[Any]) -> Iterator[NDArray[Any]]:
+    """Views of the chunks of a flat vector, in order."""
+    for index in range(manifest.chunks):
+        start, stop = manifest.chunk_range(index)
+        yield vector[start:stop]
+
+
+def scaled(sums: Iterable[NDArray[np.float32]], scale: float) -> Iterator[NDArray[np.float32]]:
+    """Sums times `scale`, chunk by chunk; one fp32 multiplication. A chunk is valid until the next."""
+    room = np.empty(CHUNK_VALUES, np.float32)
+    for total in sums:
+        part = room[: len(total)]
+        with np.errstate(over="ignore", invalid="ignore"):
+            np.multiply(total, np.float32(scale), out=part)
+        yield part
+
+
+def advance_whole(
+    files: Files,
+    manifest: Manifest,
+    current: Checkpoint,
+    *,
+    writer: VersionWriter,
+    sums: Iterable[NDArray[np.float64]],
+    member_weight: float,
+    scale: float,
+    pool: ChunkPool,
+) -> Advanced:
+    """The same for a run whose deltas are whole weights; `sums`: their weighted sums, chunk by chunk (float64); `member_weight`: the sum of their weights.
+
+    Raises StoreError when the result would not be finite, Damage, OSError.
+    """
+    with ExitStack() as closing:
+        old = open_flat(files, current, WEIGHTS, manifest)
+        assert old is not None, "a verified checkpoint has weights"
+        closing.callback(old.close)
+        new = writer.flat(WEIGHTS)
+        longest = min(CHUNK_VALUES, manifest.values)
+        before, room = np.zeros(longest, np.float32), np.zeros(longest, np.float32)
+        norm_squared = 0.0
+        for index, total in zip(range(manifest.chunks), sums, strict=True):
+            start, stop = manifest.chunk_range(index)
+            weights, change = room[: stop - start], before[: stop - start]
+            old.read_into(index, weights)
+            change[:] = weights
+            with np.errstate(over="ignore", invalid="ignore"):
+                average_whole(total, weights, member_weight, scale)
+                np.subtract(weights, change, out=change)
+            norm_squared += squared_norm(change)
+            _check_finite(manifest, start, norm_squared, weights)
+            new.append(weights)
+        stored = writer.seal(pool)
+    digest = stored[WEIGHTS].sha256[:DIGEST_CHARACTERS]
+    return Advanced(stored, digest, 0, math.sqrt(norm_squared))
+
+
+def _check_finite(
+    manifest: Manifest, start: int, norm_squared: float, weights: NDArray[np.float32]
+) -> None:
+    if not math.isfinite(norm_squared) or not np.isfinite(weights).all():
+        raise StoreError(
+            f"the outer step is not finite in tensor {manifest.tensor_at(start)!r} or after it; "
+            f"quarantine the delta with the largest norm, or lower the outer learning rate"
+        )

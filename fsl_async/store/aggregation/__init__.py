@@ -1,0 +1,21 @@
+"""Rules of aggregation: how the deltas of a round become one change. `rule_named` gives them; `base` says what a rule is."""
+
+from __future__ import annotations
+
+from fsl_async.store.aggregation.base import Mean, Rule
+from fsl_async.store.aggregation.coordinate_median import CoordinateMedian
+from fsl_async.store.aggregation.multi_krum import MultiKrum
+from fsl_async.store.aggregation.trimmed_mean import TrimmedMean
+
+__all__ = ["RULES", "Mean", "Rule", "rule_named"]
+
+RULES: dict[str, type[Rule]] = {
+    rule.name: rule for rule in (Mean, TrimmedMean, CoordinateMedian, MultiKrum)
+}
+
+
+def rule_named(name: str, byzantine: int = 1) -> Rule:
+    """The rule of that name against so many clients that may send anything; ValueError names the ones there are."""
+    if name not in RULES:
+        raise ValueError(f"no aggregation is called {name!r}; there are {', '.join(RULES)}")
+    return RULES[name](byzantine)

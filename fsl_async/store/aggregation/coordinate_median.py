@@ -1,0 +1,28 @@
+"""The coordinate-wise median (Yin et al. 2018, arXiv:1803.01498, definition 1)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fsl_async.store.aggregation.base import Rule, mean_of
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+class CoordinateMedian(Rule):
+    """Of each coordinate the value in the middle, or the mean of the two there."""
+
+    name = "median"
+
+    @property
+    def least(self) -> int:
+        """So many that those who lie are less than half."""
+        return 2 * self.byzantine + 1
+
+    def combine(self, rows: NDArray[np.float32], out: NDArray[np.float32]) -> None:
+        """See `Rule.combine`."""
+        rows.sort(axis=0)
+        mean_of(rows[(len(rows) - 1) // 2 : len(rows) // 2 + 1], out)

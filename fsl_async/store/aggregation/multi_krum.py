@@ -1,0 +1,44 @@
+"""Multi-Krum (Blanchard et al. 2017, "Machine learning with adversaries", section 4 and its Multi-Krum variant)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fsl_async.store.aggregation.base import Rule, mean_of
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+class MultiKrum(Rule):
+    """The mean of the m = n - f - 2 deltas whose n - f - 2 nearest others are nearest; 2 f + 2 < n.
+
+    The score of a delta is the sum of its squared distances to its n - f - 2 nearest others; the lowest m scores win, of equal ones the
+    first. The paper leaves m open: with as many as a score looks at, every chosen one is close to mostly honest ones.
+    """
+
+    name = "multi-krum"
+    needs_distances = True
+
+    @property
+    def least(self) -> int:
+        """What the paper's theorem asks for."""
+        return 2 * self.byzantine + 3
+
+    def choose(self, squared_distances: NDArray[np.float64]) -> NDArray[np.bool_]:
+        """See `Rule.choose`."""
+        count = len(squared_distances)
+        near = count - self.byzantine - 2
+        others = squared_distances.copy()
+        np.fill_diagonal(others, np.inf)
+        others.sort(axis=1)
+        scores = others[:, :near].sum(axis=1)
+        chosen = np.zeros(count, np.bool_)
+        chosen[np.argsort(scores, kind="stable")[:near]] = True
+        return chosen
+
+    def combine(self, rows: NDArray[np.float32], out: NDArray[np.float32]) -> None:
+        """See `Rule.combine`; the rows are the chosen ones."""
+        mean_of(rows, out)

@@ -1,0 +1,28 @@
+"""The coordinate-wise trimmed mean (Yin et al. 2018, arXiv:1803.01498, definition 2)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fsl_async.store.aggregation.base import Rule, mean_of
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+class TrimmedMean(Rule):
+    """Of each coordinate the f largest and the f smallest are left out, and the mean of the others is taken."""
+
+    name = "trimmed"
+
+    @property
+    def least(self) -> int:
+        """One more than is left out."""
+        return 2 * self.byzantine + 1
+
+    def combine(self, rows: NDArray[np.float32], out: NDArray[np.float32]) -> None:
+        """See `Rule.combine`. What is left is summed from the smallest up."""
+        rows.sort(axis=0)
+        mean_of(rows[self.byzantine : len(rows) - self.byzantine], out)

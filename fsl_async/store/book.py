@@ -1,0 +1,164 @@
+"""Book: what the facts of a ledger add up to. Pure.
+
+    fact          effect
+    run           names the run; the first one counts
+    lease         `name` has shard `index`; with `loan` until somebody else needs it, unless it is booked for good before
+    incarnation   the newest life of `name`
+    accepted      a delta is acknowledged and waits to be merged
+    quarantined   a delta is kept aside: on arrival, or taken out again later; with `held` it may be released
+    released      a delta that was held waits to be merged again
+    version       a version exists; the deltas it lists are merged
+    rollback      the run is at version `to` again; `pending` lists the deltas that wait again, `gone` those that are lost
+    renewed       the ledger was lost and this one begins: the run is at version `to`, `versions` lists the records that are left up to it,
+                  `aside` the deltas that were in the spool; they are unknown again, so a client that was not answered may send one anew
+
+A key is in at most one of `pending`, `merged` and `quarantined`: that is what "merged at most once" means here.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from fsl_async.roles.sync.events import DeltaKey
+from fsl_async.store.errors import StoreError
+from fsl_async.store.records import AcceptedDelta, VersionRecord
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from fsl_async.store.records import Known
+
+
+REMEMBERED = 64
+"""Deltas whose norms say what is usual."""
+
+
+class Book:
+    """The sum of the facts so far. `apply` them in order; everything else only reads."""
+
+    def __init__(self, keep_versions: int) -> None:
+        self._keep_versions = keep_versions
+        self.run = ""
+        self.version = -1
+        self.version_at = (
+            0.0  # when its line was written, seconds since 1970; 0 before there is one
+        )
+        self.digests: dict[int, str] = {}
+        self.tokens_total = 0
+        self.generation = 0
+        self.rollback_targets: list[int] = []
+        self.pending: dict[DeltaKey, AcceptedDelta] = {}
+        self.merged: dict[DeltaKey, int] = {}
+        self.quarantined: dict[DeltaKey, str] = {}
+        self.held: dict[DeltaKey, AcceptedDelta] = {}  # of these, those that may be released
+        # Norms and tokens of the newest accepted deltas, whatever became of them, oldest first.
+        self.accepted: deque[AcceptedDelta] = deque(maxlen=REMEMBERED)
+        self.leases: dict[str, int] = {}
+        self.loans: set[str] = set()  # whose lease is not for good yet
+        self.incarnations: dict[str, int] = {}
+        # Details of the deltas in recent versions, by version: a rollback makes them pending again.
+        self._details: dict[int, dict[DeltaKey, AcceptedDelta]] = {}
+        self._tokens_at: dict[int, int] = {}
+
+    def known(self, key: DeltaKey) -> Known | None:
+        """What became of `key`; None when it was never acknowledged."""
+        if key in self.pending:
+            return "accepted"
+        if key in self.merged:
+            return "merged"
+        return "quarantined" if key in self.quarantined else None
+
+    @property
+    def usual(self) -> list[AcceptedDelta]:
+        """The newest deltas that are merged, oldest first: what is pending is looked at anew, what is quarantined does not count."""
+        return [delta for delta in self.accepted if delta.key in self.merged]
+
+    def merged_after(self, version: int) -> list[AcceptedDelta]:
+        """The deltas merged in versions above `version`, as far as their details are still kept, in merge order."""
+        return [
+            delta
+            for number in sorted(self._details)
+            if number > version
+            for delta in self._details[number].values()
+        ]
+
+    def apply(self, fact: Mapping[str, Any]) -> None:
+        """Add one fact; StoreError when it is of a kind that this release does not know."""
+        match fact["fact"]:
+            case "run":
+                self.run = self.run or fact["run"]
+            case "lease":
+                self._apply_lease(fact["name"], fact["index"], loan=bool(fact.get("loan", False)))
+            case "incarnation":
+                self.incarnations[fact["name"]] = fact["incarnation"]
+            case "accepted":
+                delta = AcceptedDelta.from_fact(fact)
+                self.pending[delta.key] = delta
+                self.accepted.append(delta)
+            case "quarantined":
+                key = DeltaKey.parse(fact["key"])
+                self.pending.pop(key, None)
+                self.quarantined[key] = fact["reason"]
+                if fact.get("held"):
+                    self.held[key] = AcceptedDelta.from_fact(fact)
+            case "released":
+                delta = AcceptedDelta.from_fact(fact)
+                self.quarantined.pop(delta.key, None)
+                self.held.pop(delta.key, None)
+                self.pending[delta.key] = delta
+            case "version":
+                self._apply_version(VersionRecord.from_fact(fact))
+                self.version_at = float(fact.get("at", 0.0))
+            case "rollback" | "renewed" as kind:
+                (self._apply_rollback if kind == "rollback" else self._apply_renewed)(fact)
+            case other:
+                raise StoreError(
+                    f"the ledger has a fact {other!r} of a newer release; "
+                    f"use that release for this run directory"
+                )
+
+    def _apply_lease(self, name: str, index: int, *, loan: bool) -> None:
+        for other in [other for other in self.loans if self.leases[other] == index]:
+            del self.leases[other]
+            self.loans.discard(other)
+        self.leases[name] = index
+        if loan:
+            self.loans.add(name)
+        else:
+            self.loans.discard(name)
+
+    def _apply_version(self, record: VersionRecord) -> None:
+        self.version = record.version
+        self.digests[record.version] = record.digest
+        self.tokens_total = record.tokens_total
+        self._tokens_at[record.version] = record.tokens_total
+        details = {}
+        for entry in record.merged:
+            delta = self.pending.pop(entry.key, None)
+            if delta is not None:
+                details[entry.key] = delta
+            self.merged[entry.key] = record.version
+        self._details[record.version] = details
+        self._details.pop(record.version - self._keep_versions, None)
+
+    def _apply_rollback(self, fact: Mapping[str, Any]) -> None:
+        target: int = fact["to"]
+        # The line holds the deltas' details itself: how many versions' details are kept may have changed since.
+        again = [AcceptedDelta.from_fact(member) for member in fact["pending"]]
+        self.pending = {delta.key: delta for delta in again} | self.pending
+        # What is neither merged any more nor pending is unknown again: if its client still has it, it may come again.
+        self.merged = {key: version for key, version in self.merged.items() if version <= target}
+        self.digests = {v: digest for v, digest in self.digests.items() if v <= target}
+        self._details = {v: details for v, details in self._details.items() if v <= target}
+        self.version = target
+        self.tokens_total = self._tokens_at[target]
+        self.generation += 1
+        self.rollback_targets.append(target)
+
+    def _apply_renewed(self, fact: Mapping[str, Any]) -> None:
+        for record in fact["versions"]:
+            self._apply_version(VersionRecord.from_fact(record))
+        # Above every generation that is on disk, so that whatever is above `to` is void (see recovery).
+        self.generation = fact["generation"]
+        self.rollback_targets = [fact["to"]] * self.generation

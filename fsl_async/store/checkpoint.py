@@ -1,0 +1,273 @@
+"""Checkpoints: one folder per version, which appears at once and complete, or not at all.
+
+    checkpoints/v00000012/
+        weights.safetensors     Theta, opens in the safetensors library
+        momentum.safetensors    momentum of the outer optimiser; absent when it has none, or in version 0 (zeros)
+        residual.safetensors    what the coding of the updates still owes; absent when nothing (zeros)
+        update.bin              the coded change from version 11, as the clients get it (fsl_async.store.frame_file)
+        manifest.json           sealed: the version's record, and length, SHA-256 and chunk checksums of every file; written last
+
+Order of a commit: files and manifest.json into tmp-v00000012, each synced; the folder synced; renamed to v00000012, which is
+the commit point; checkpoints/ synced. A file that was damaged and made again is written into tmp-repair-v00000012 and renamed over the damaged one. Whatever begins with "tmp-" is left over from a crash and is removed. A version that
+goes is renamed to "tmp-" first, for the same reason. Versions that a rollback made void are renamed to
+"rolled-back-<generation>-v00000012" and never removed here.
+"""
+
+from __future__ import annotations
+
+import re
+from contextlib import ExitStack, suppress
+from typing import TYPE_CHECKING, Any, Self
+
+from attrs import asdict, evolve, frozen
+
+from fsl_async.files.checksummed_json import seal, unseal
+from fsl_async.store.errors import CheckpointDamaged, Damage
+from fsl_async.store.flat_file import FlatReader, FlatWriter, check_content, check_flat_file
+from fsl_async.store.frame_file import FrameWriter
+from fsl_async.store.manifest import DIGEST_CHARACTERS
+from fsl_async.store.records import VersionRecord
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+    from pathlib import Path
+    from types import TracebackType
+
+    from fsl_async.store.chunk_pool import ChunkPool
+    from fsl_async.store.files import Files
+    from fsl_async.store.manifest import Manifest
+
+WEIGHTS = "weights.safetensors"
+MOMENTUM = "momentum.safetensors"
+RESIDUAL = "residual.safetensors"
+UPDATE = "update.bin"
+MANIFEST = "manifest.json"
+
+FORMAT = 2
+"""1 had no chunk checksums."""
+MAX_MANIFEST_BYTES = 256 * 1024 * 1024
+
+_FLAT = (WEIGHTS, MOMENTUM, RESIDUAL)
+_FOLDER = re.compile(r"v(\d{8,})")
+_TEMPORARY = "tmp-"
+
+
+@frozen
+class StoredFile:
+    """Length of a file in bytes, and the SHA-256 of it; of its data part alone when it is a flat file."""
+
+    bytes: int
+    sha256: str
+    crcs: str
+    """CRC-32 of each chunk, or of each frame in update.bin: 8 hex characters each."""
+
+
+@frozen
+class Checkpoint:
+    """A version's folder as its manifest.json describes it."""
+
+    record: VersionRecord
+    files: Mapping[str, StoredFile]
+    path: Path
+
+    def without(self, names: Collection[str]) -> Self:
+        """The same without these files."""
+        kept = {name: stored for name, stored in self.files.items() if name not in names}
+        return evolve(self, files=kept)
+
+
+class Checkpoints:
+    """The folder of all versions. Methods raise OSError as the system gives it."""
+
+    def __init__(self, files: Files, run_dir: Path) -> None:
+        self._files = files
+        self.directory = run_dir / "checkpoints"
+
+    def path(self, version: int) -> Path:
+        """Where version `version` is, or would be."""
+        return self.directory / f"v{version:08d}"
+
+    def versions(self) -> list[int]:
+        """All versions that have a folder, oldest first."""
+        found = (_FOLDER.fullmatch(name) for name in self._files.names(self.directory))
+        return sorted(int(match[1]) for match in found if match)
+
+    def remove_leftovers(self) -> list[str]:
+        """Remove what crashes left; returns the names."""
+        left = [name for name in self._files.names(self.directory) if name.startswith(_TEMPORARY)]
+        for name in left:
+            self._files.remove_tree(self.directory / name)
+        return left
+
+    def load(self, version: int) -> Checkpoint:
+        """Read a version's manifest.json; Damage when it is missing, altered, or of another version."""
+        path = self.path(version)
+        try:
+            members = unseal(self._files.read_whole(path / MANIFEST, MAX_MANIFEST_BYTES).rstrip())
+        except FileNotFoundError:
+            raise Damage(MANIFEST, "is missing") from None
+        if members is None:
+            raise Damage(MANIFEST, "does not match its checksum")
+        if members.get("format") != FORMAT:
+            raise Damage(
+                MANIFEST, f"has format {members.get('format')!r}, this release reads {FORMAT}"
+            )
+        if members["version"] != version:
+            raise Damage(MANIFEST, f"is that of version {members['version']}")
+        stored = {name: StoredFile(**entry) for name, entry in members["files"].items()}
+        return Checkpoint(VersionRecord.from_fact(members), stored, path)
+
+    def verify(self, version: int, manifest: Manifest, without: Collection[str] = ()) -> Checkpoint:
+        """Load a version and compare every file with its digest, reading piece by piece; Damage names the first bad one.
+
+        without: files that are known to be bad and are left out of what is returned.
+        """
+        checkpoint = self.load(version).without(without)
+        record = checkpoint.record
+        if record.fingerprint != manifest.fingerprint:
+            raise Damage(MANIFEST, "is of a model with other tensors")
+        weights = checkpoint.files.get(WEIGHTS)
+        if weights is None or weights.sha256[:DIGEST_CHARACTERS] != record.digest:
+            raise Damage(MANIFEST, "contradicts itself about the weights")
+        for name, stored in checkpoint.files.items():
+            path = checkpoint.path / name
+            if name in _FLAT:
+                problem = check_flat_file(self._files, path, manifest, stored.bytes, stored.sha256)
+            else:
+                problem = check_content(self._files, path, stored.bytes, stored.sha256)
+            if problem:
+                raise Damage(name, problem)
+        return checkpoint
+
+    def damaged(self, version: int, damage: Damage, manifest: Manifest) -> CheckpointDamaged:
+        """The error for the user: with the newest version below that is good in every byte."""
+        for candidate in reversed(self.versions()):
+            if candidate < version:
+                with suppress(Damage, OSError):
+                    self.verify(candidate, manifest)
+                    return CheckpointDamaged(version, damage.file, candidate, damage.reason)
+        return CheckpointDamaged(version, damage.file, None, damage.reason)
+
+    def retract(self, version: int) -> None:
+        """Take back, durably, a version whose commit did not come to its end; fine when there is none."""
+        temporary = self.directory / f"{_TEMPORARY}v{version:08d}"
+        self._files.remove_tree(temporary)
+        if self.path(version).is_dir():
+            self._files.rename(self.path(version), temporary)
+            self._files.sync_directory(self.directory)
+            self._files.remove_tree(temporary)
+
+    def prune(self, oldest_kept: int) -> None:
+        """Remove the versions below `oldest_kept`."""
+        for version in self.versions():
+            if version < oldest_kept:
+                leaving = self.directory / f"{_TEMPORARY}pruned-v{version:08d}"
+                self._files.remove_tree(leaving)
+                self._files.rename(self.path(version), leaving)
+                # Else a power cut may undo the renaming and not the removals: a version with half of its files.
+                self._files.sync_directory(self.directory)
+                self._files.remove_tree(leaving)
+
+    def move_aside(self, version: int, generation: int) -> str:
+        """Rename a void version's folder; returns the new name. If a power cut undoes that, recovery does it again."""
+        name = f"rolled-back-{generation}-{self.path(version).name}"
+        self._files.rename(self.path(version), self.directory / name)
+        return name
+
+    def publish(self, version: int, temporary: Path) -> None:
+        """Give the finished folder its name, durably. OSError may come after the rename: then call `retract`."""
+        self._files.sync_directory(temporary)
+        self._files.rename(temporary, self.path(version))
+        self._files.sync_directory(self.directory)
+
+
+class VersionWriter:
+    """Writes one version into its temporary folder; a context manager that removes it unless `publish` succeeded.
+
+    repairs: the version exists, and files of it are made again, for `put_back`.
+    """
+
+    def __init__(
+        self,
+        files: Files,
+        checkpoints: Checkpoints,
+        version: int,
+        manifest: Manifest,
+        *,
+        repairs: bool = False,
+    ) -> None:
+        self._files = files
+        self._checkpoints = checkpoints
+        self._version = version
+        self._manifest = manifest
+        self._flat: dict[str, FlatWriter] = {}
+        self._frames: dict[str, FrameWriter] = {}
+        self._open = ExitStack()
+        if repairs:
+            self._path = checkpoints.directory / f"{_TEMPORARY}repair-v{version:08d}"
+            files.remove_tree(self._path)
+        else:
+            checkpoints.retract(version)
+            self._path = checkpoints.directory / f"{_TEMPORARY}v{version:08d}"
+        files.make_directory(self._path)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the files and remove the folder if it still has its temporary name."""
+        self._open.close()
+        with suppress(OSError):
+            self._files.remove_tree(self._path)
+
+    def flat(self, name: str) -> FlatWriter:
+        """Start a flat file."""
+        writer = FlatWriter(self._files, self._path / name, self._manifest)
+        self._open.callback(writer.close)
+        self._flat[name] = writer
+        return writer
+
+    def frames(self, name: str) -> FrameWriter:
+        """Start a frame file."""
+        self._frames[name] = FrameWriter(self._files, self._path / name)
+        return self._frames[name]
+
+    def seal(self, pool: ChunkPool) -> dict[str, StoredFile]:
+        """Make the content of all files durable, as many at a time as `pool` has threads; their lengths and digests."""
+
+        def sync(writer: FlatWriter | FrameWriter) -> StoredFile:
+            return StoredFile(*writer.sync(), writer.crcs)
+
+        writers = self._flat | self._frames
+        return dict(zip(writers, pool.each(sync, writers.values()), strict=True))
+
+    def publish(self, record: VersionRecord, stored: Mapping[str, StoredFile]) -> Checkpoint:
+        """Write manifest.json and make the version exist, durably."""
+        entries: dict[str, Any] = {name: asdict(entry) for name, entry in stored.items()}
+        members = {"format": FORMAT, **record.to_fact(), "files": entries}
+        self._files.write_whole(self._path / MANIFEST, seal(members) + b"\n")
+        self._checkpoints.publish(self._version, self._path)
+        return Checkpoint(record, dict(stored), self._checkpoints.path(self._version))
+
+    def put_back(self, name: str) -> None:
+        """Replace a file of the version that exists by the one that was written here and sealed, durably."""
+        target = self._checkpoints.path(self._version)
+        self._files.rename(self._path / name, target / name)
+        self._files.sync_directory(target)
+
+
+def open_flat(
+    files: Files, checkpoint: Checkpoint, name: str, manifest: Manifest
+) -> FlatReader | None:
+    """A reader of one of the version's vectors, or None when the version has none, which means zeros. Raises Damage, OSError."""
+    if name not in checkpoint.files:
+        return None
+    return FlatReader(files, checkpoint.path / name, manifest, checkpoint.files[name].crcs)

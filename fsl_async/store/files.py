@@ -1,0 +1,152 @@
+"""Files: every call of the learning rooms that changes or reads the disk, in one small class.
+
+Nothing else here calls `os` on the run directory. So a test can count the calls, make the n-th fail with a full disk,
+end the "process" before, in the middle of or after it, and forget what was not synced, as a power cut would.
+
+A file's content is durable after `sync`; its name, a rename and a removal are durable after `sync_directory` of the
+folder that holds it (fsync(2), rename(2)). Order is all there is to crash safety, so the callers spell it out.
+Several threads may use it at the same time, each another file. Offsets are explicit everywhere: a write that failed half-way is overwritten by the next try at the same offset.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+from typing import TYPE_CHECKING, TypeAlias
+
+from fsl_async.files.private_files import FILE_MODE, FOLDER_MODE
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+BytesLike: TypeAlias = bytes | bytearray | memoryview
+
+
+class Files:
+    """The disk. Every method raises OSError as the system gives it."""
+
+    # --- changing calls -----------------------------------------------------------------------------------
+
+    def make_directory(self, path: Path) -> None:
+        """Create `path` for its owner alone (0700); one that is there keeps its mode. Its parent must exist."""
+        path.mkdir(FOLDER_MODE, exist_ok=True)
+
+    def create(self, path: Path) -> int:
+        """Create (0600) or empty the file at `path` and return a descriptor for reading and writing."""
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, FILE_MODE)
+
+    def write(self, descriptor: int, data: BytesLike, offset: int) -> None:
+        """Write all of `data` at `offset`."""
+        view = memoryview(data).cast("B")
+        while view:
+            written = os.pwrite(descriptor, view, offset)
+            view = view[written:]
+            offset += written
+
+    def truncate(self, descriptor: int, size: int) -> None:
+        """Cut the file to `size` bytes."""
+        os.ftruncate(descriptor, size)
+
+    def sync(self, descriptor: int) -> None:
+        """Make the file's content durable."""
+        os.fsync(descriptor)
+
+    def sync_directory(self, path: Path) -> None:
+        """Make the names in the folder `path` durable."""
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def rename(self, source: Path, target: Path) -> None:
+        """Give `source` the name `target`, replacing a file of that name at once and entirely."""
+        source.rename(target)
+
+    def remove(self, path: Path) -> None:
+        """Remove the file at `path`."""
+        path.unlink()
+
+    def remove_directory(self, path: Path) -> None:
+        """Remove the empty folder at `path`."""
+        path.rmdir()
+
+    # --- calls that change nothing on the disk ------------------------------------------------------------
+
+    def open_existing(self, path: Path, *, writable: bool = False) -> int:
+        """Open the file at `path`."""
+        return os.open(path, (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC)
+
+    def close(self, descriptor: int) -> None:
+        """Give the descriptor back."""
+        os.close(descriptor)
+
+    def lock(self, descriptor: int) -> bool:
+        """Take the file for this process alone until it is closed; False when another one has it."""
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
+                return False
+            raise
+        return True
+
+    def size(self, descriptor: int) -> int:
+        """The file's length in bytes."""
+        return os.fstat(descriptor).st_size
+
+    def is_linked(self, descriptor: int) -> bool:
+        """Whether the open file still has a name."""
+        return os.fstat(descriptor).st_nlink > 0
+
+    def read_into(self, descriptor: int, buffer: memoryview, offset: int) -> int:
+        """Fill the byte view `buffer` from `offset`; returns how much there was before the end of the file."""
+        filled = 0
+        while filled < len(buffer):
+            count = os.preadv(descriptor, [buffer[filled:]], offset + filled)
+            if count == 0:
+                break
+            filled += count
+        return filled
+
+    def read(self, descriptor: int, count: int, offset: int) -> bytes:
+        """Up to `count` bytes from `offset`; shorter only at the end of the file."""
+        pieces = bytearray(max(0, min(count, self.size(descriptor) - offset)))
+        filled = self.read_into(descriptor, memoryview(pieces), offset)
+        return bytes(pieces[:filled])
+
+    def names(self, path: Path) -> list[str]:
+        """The sorted names in the folder `path`; empty when there is no such folder."""
+        try:
+            return sorted(entry.name for entry in path.iterdir())
+        except FileNotFoundError:
+            return []
+
+    # --- built from the calls above -----------------------------------------------------------------------
+
+    def read_whole(self, path: Path, limit: int) -> bytes:
+        """The content of a file of at most `limit` bytes; OSError (EFBIG) when it is longer."""
+        descriptor = self.open_existing(path)
+        try:
+            if self.size(descriptor) > limit:
+                raise OSError(errno.EFBIG, f"longer than {limit} bytes", str(path))
+            return self.read(descriptor, limit, 0)
+        finally:
+            self.close(descriptor)
+
+    def write_whole(self, path: Path, data: bytes) -> None:
+        """Create `path` with `data` and make the content (not the name) durable."""
+        descriptor = self.create(path)
+        try:
+            self.write(descriptor, data, 0)
+            self.sync(descriptor)
+        finally:
+            self.close(descriptor)
+
+    def remove_tree(self, path: Path) -> None:
+        """Remove the folder `path`, which holds files only; fine when there is none."""
+        for name in self.names(path):
+            self.remove(path / name)
+        if path.is_dir():
+            self.remove_directory(path)

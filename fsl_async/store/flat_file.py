@@ -1,0 +1,179 @@
+"""Flat files: a vector of fp32 values as a safetensors file, written and read chunk by chunk.
+
+The layout is from the safetensors README, section "Format" (https://github.com/huggingface/safetensors#format):
+
+    8 bytes    N, the length of the header, unsigned little-endian
+    N bytes    JSON: {"name": {"dtype": "F32", "shape": [...], "data_offsets": [begin, end]}, ..., "__metadata__": {...}};
+               begins with "{", may end in spaces; offsets count bytes from the end of the header
+    the rest   the tensors' bytes, little-endian, row-major, without holes
+
+So a checkpoint's weights open in the safetensors library and everything built on it. The library itself is not used
+here because it wants all tensors in memory at once; a flat vector in the manifest's order is already the data part. The
+header is padded so that the data begins at a multiple of 64 bytes, which lets a reader map it aligned.
+
+Beside its SHA-256, which is of the whole, a flat file has a CRC-32 of each chunk, so that what is read back chunk by chunk is checked
+before it is used. Both are kept in the version's manifest.json.
+
+The header follows from the manifest alone, so a reader compares it byte by byte, and the SHA-256 of a flat file means
+that of its data part: for weights.safetensors it is the very digest that the nodes of a version compare.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import zlib
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fsl_async.store.errors import Damage
+from fsl_async.store.manifest import WeightsDigest
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from fsl_async.store.files import Files
+    from fsl_async.store.manifest import Manifest
+
+VALUE_BYTES = 4
+_ALIGNMENT_BYTES = 64
+_HASH_BYTES = 4 * 1024 * 1024
+_CRC_CHARACTERS = 8
+
+
+def check_chunk(name: str, crcs: str, index: int, data: memoryview | bytes) -> None:
+    """Compare chunk `index` of the file `name` with its checksum in `crcs`, 8 hex characters a chunk. Raises Damage."""
+    expected = crcs[index * _CRC_CHARACTERS : (index + 1) * _CRC_CHARACTERS]
+    if f"{zlib.crc32(data):08x}" != expected:
+        raise Damage(name, f"does not match the checksum of chunk {index}")
+
+
+def header_for(manifest: Manifest) -> bytes:
+    """The length field and the JSON header of a file that holds one flat vector with `manifest`."""
+    entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    for tensor in manifest.tensors:
+        begin = tensor.offset * VALUE_BYTES
+        entries[tensor.name] = {
+            "dtype": "F32",
+            "shape": list(tensor.shape),
+            "data_offsets": [begin, begin + tensor.values * VALUE_BYTES],
+        }
+    text = json.dumps(entries, ensure_ascii=False, separators=(",", ":")).encode()
+    text += b" " * (-(8 + len(text)) % _ALIGNMENT_BYTES)
+    return len(text).to_bytes(8, "little") + text
+
+
+class FlatWriter:
+    """Writes a flat file from its first value to its last, and its digest on the way. Close it in every case."""
+
+    def __init__(self, files: Files, path: Path, manifest: Manifest) -> None:
+        self._files = files
+        self._offset = 0
+        self._digest = WeightsDigest()
+        self._crcs: list[str] = []
+        self._descriptor = files.create(path)
+        header = header_for(manifest)
+        try:
+            files.write(self._descriptor, header, 0)
+        except BaseException:
+            files.close(self._descriptor)
+            raise
+        self._offset = len(header)
+
+    def append(self, values: NDArray[np.float32]) -> None:
+        """Write the next chunk: float32, one-dimensional, contiguous."""
+        little = values.astype("<f4", copy=False)
+        data = little.data.cast("B")
+        self._files.write(self._descriptor, data, self._offset)
+        self._digest.update(values)
+        self._crcs.append(f"{zlib.crc32(data):08x}")
+        self._offset += little.nbytes
+
+    @property
+    def digest(self) -> str:
+        """The 32-character digest of the values so far."""
+        return self._digest.text
+
+    @property
+    def crcs(self) -> str:
+        """CRC-32 of every chunk so far, 8 hex characters each."""
+        return "".join(self._crcs)
+
+    def sync(self) -> tuple[int, str]:
+        """Make the content durable; returns the file's bytes and the SHA-256 of its data part."""
+        self._files.sync(self._descriptor)
+        return self._offset, self._digest.sha256
+
+    def close(self) -> None:
+        """Give the descriptor back."""
+        self._files.close(self._descriptor)
+
+
+class FlatReader:
+    """Reads chunks of a flat file whose manifest and checksums are known, and checks each. Raises Damage, OSError."""
+
+    def __init__(self, files: Files, path: Path, manifest: Manifest, crcs: str) -> None:
+        self._files = files
+        self._path = path
+        self._manifest = manifest
+        self._crcs = crcs
+        self._data_at = len(header_for(manifest))
+        try:
+            self._descriptor = files.open_existing(path)
+        except FileNotFoundError:
+            raise Damage(path.name, "is missing") from None
+
+    def read_into(self, index: int, out: NDArray[np.float32]) -> None:
+        """Fill `out`, as long as chunk `index`, with that chunk."""
+        start, _ = self._manifest.chunk_range(index)
+        view = out.data.cast("B")
+        filled = self._files.read_into(self._descriptor, view, self._data_at + start * VALUE_BYTES)
+        if filled != len(view):
+            raise Damage(self._path.name, f"ends before chunk {index}")
+        check_chunk(self._path.name, self._crcs, index, view)
+        if sys.byteorder == "big":
+            out.byteswap(inplace=True)
+
+    def close(self) -> None:
+        """Give the descriptor back."""
+        self._files.close(self._descriptor)
+
+
+def check_flat_file(
+    files: Files, path: Path, manifest: Manifest, size: int, sha256: str
+) -> str | None:
+    """What is wrong with a flat file, or None. Reads it in pieces of 4 MiB."""
+    header = header_for(manifest)
+    if size != len(header) + manifest.values * VALUE_BYTES:
+        return "is listed with a length that does not fit the model"
+    return check_content(files, path, size, sha256, header)
+
+
+def check_content(
+    files: Files, path: Path, size: int, sha256: str, head: bytes = b""
+) -> str | None:
+    """What is wrong with a file of `size` bytes that begins with `head` and whose rest has `sha256`, or None."""
+    try:
+        descriptor = files.open_existing(path)
+    except FileNotFoundError:
+        return "is missing"
+    try:
+        if files.size(descriptor) != size:
+            return f"has {files.size(descriptor)} bytes instead of {size}"
+        if files.read(descriptor, len(head), 0) != head:
+            return "has a wrong header"
+        digest = WeightsDigest()
+        view = memoryview(bytearray(min(_HASH_BYTES, size)))
+        offset = len(head)
+        while offset < size:
+            count = min(_HASH_BYTES, size - offset)
+            if files.read_into(descriptor, view[:count], offset) != count:
+                return "ended while it was read"
+            digest.add_bytes(view[:count])
+            offset += count
+        return None if digest.sha256 == sha256 else "does not match its SHA-256"
+    finally:
+        files.close(descriptor)

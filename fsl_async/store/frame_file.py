@@ -1,0 +1,139 @@
+"""Frame files: coded chunks one after the other, as they came. Used for spooled deltas and for a version's update.
+
+    8 bytes    b"FSLFRM01"
+    then, for every chunk in order:
+        4 bytes    length of the frame, unsigned little-endian
+        n bytes    the frame, as fsl_codecs made it (it carries its own checksum)
+
+There is no index: the lengths lead from frame to frame, so a file can be written while its frames arrive, and one pass
+over the lengths (a few bytes per half megabyte of weights) finds every frame again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import zlib
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fsl_async.store.errors import StoreError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from fsl_async.store.files import BytesLike, Files
+
+MAGIC = b"FSLFRM01"
+MAX_FRAME_BYTES = 16 * 1024 * 1024
+_LENGTH_BYTES = 4
+
+
+class FrameWriter:
+    """Appends frames to a file that only it writes, keeping length, SHA-256, and the CRC-32 of each frame.
+
+    The file is opened for each call and closed again, because a thousand clients may send at once and a process has a
+    thousand descriptors. A frame whose write failed is written again at the same place.
+    """
+
+    def __init__(self, files: Files, path: Path) -> None:
+        self._files = files
+        self.path = path
+        self.frames = 0
+        self._hash = hashlib.sha256()
+        self._crcs: list[str] = []
+        descriptor = files.create(path)
+        try:
+            files.write(descriptor, MAGIC, 0)
+        finally:
+            files.close(descriptor)
+        self._hash.update(MAGIC)
+        self.bytes = len(MAGIC)
+
+    def append(self, frame: BytesLike) -> None:
+        """Write the next frame."""
+        view = memoryview(frame).cast("B")
+        if len(view) > MAX_FRAME_BYTES:
+            raise StoreError(f"a frame of {len(view)} bytes is longer than {MAX_FRAME_BYTES}")
+        record = len(view).to_bytes(_LENGTH_BYTES, "little") + bytes(view)
+        descriptor = self._files.open_existing(self.path, writable=True)
+        try:
+            self._files.write(descriptor, record, self.bytes)
+        finally:
+            self._files.close(descriptor)
+        self._hash.update(record)
+        self._crcs.append(f"{zlib.crc32(view):08x}")
+        self.bytes += len(record)
+        self.frames += 1
+
+    def sync(self) -> tuple[int, str]:
+        """Cut what a failed write may have left behind the last frame, and make the content durable; the file's bytes and its SHA-256."""
+        descriptor = self._files.open_existing(self.path, writable=True)
+        try:
+            if self._files.size(descriptor) > self.bytes:
+                self._files.truncate(descriptor, self.bytes)
+            self._files.sync(descriptor)
+        finally:
+            self._files.close(descriptor)
+        return self.bytes, self.sha256
+
+    @property
+    def crcs(self) -> str:
+        """CRC-32 of every frame so far, 8 hex characters each."""
+        return "".join(self._crcs)
+
+    @property
+    def sha256(self) -> str:
+        """SHA-256 of the whole file so far, 64 hex characters."""
+        return self._hash.hexdigest()
+
+
+def frame_places(files: Files, path: Path, frames: int) -> NDArray[np.int64]:
+    """Where each of the `frames` frames begins and ends in the file: int64, shape (frames, 2).
+
+    Raises StoreError when the file does not hold exactly that many.
+    """
+    places = np.zeros((frames, 2), dtype=np.int64)
+    descriptor = files.open_existing(path)
+    try:
+        size = files.size(descriptor)
+        good = files.read(descriptor, len(MAGIC), 0) == MAGIC
+        position = len(MAGIC)
+        for row in places:
+            length = int.from_bytes(files.read(descriptor, _LENGTH_BYTES, position), "little")
+            row[0] = position + _LENGTH_BYTES
+            position = int(row[0]) + length
+            row[1] = position
+            if not good or length > MAX_FRAME_BYTES or position > size:
+                good = False
+                break
+    finally:
+        files.close(descriptor)
+    if not good or position != size:
+        raise StoreError(f"{path} does not hold {frames} whole frames; it was altered")
+    return places
+
+
+def read_frame(files: Files, path: Path, place: NDArray[np.int64]) -> bytes:
+    """The frame at one row of `frame_places`."""
+    begin, end = int(place[0]), int(place[1])
+    descriptor = files.open_existing(path)
+    try:
+        frame = files.read(descriptor, end - begin, begin)
+    finally:
+        files.close(descriptor)
+    if len(frame) != end - begin:
+        raise StoreError(f"{path} ends in the middle of a frame; it was altered")
+    return frame
+
+
+def each_frame(
+    files: Files, path: Path, frames: int, wanted: Sequence[int] | None = None
+) -> Iterator[bytes]:
+    """The `wanted` ones of all `frames` frames, or all, in order, one in memory at a time. Raises StoreError as `frame_places` does."""
+    places = frame_places(files, path, frames)
+    for index in range(frames) if wanted is None else wanted:
+        yield read_frame(files, path, places[index])

@@ -1,0 +1,165 @@
+"""Kept versions: what clients fetch, and what the next version is made from. Every chunk is checked before it is used.
+
+Damage is reported in one line and repaired from what is still good (fsl_async.store.repair). Where it cannot be:
+
+    update.bin of any version            that version is served in full
+    a file of an older version           that version is not served any more
+    a file of the newest version         CheckpointDamaged: nothing may be made of it, or served
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fsl_async.errors import disk_words
+from fsl_async.store.checkpoint import UPDATE, WEIGHTS, open_flat
+from fsl_async.store.errors import CheckpointDamaged, Damage, StoreError
+from fsl_async.store.flat_file import check_chunk
+from fsl_async.store.frame_file import frame_places, read_frame
+from fsl_async.store.repair import update_lost
+from fsl_codecs import CodecSpec, bound, encode_into
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from numpy.typing import NDArray
+
+    from fsl_async.store.checkpoint import Checkpoint
+    from fsl_async.store.manifest import Manifest
+    from fsl_async.store.records import VersionRecord
+    from fsl_async.store.repair import Mender
+
+_LOSSLESS = CodecSpec(format="fp32")
+
+
+@contextmanager
+def disk(doing: str) -> Iterator[None]:
+    """Turn the system's errors into one line that says what to do."""
+    try:
+        yield
+    except OSError as error:
+        raise StoreError(f"{doing}: {disk_words(error)}") from error
+
+
+class KeptVersions:
+    """The checkpoints that are kept, by version."""
+
+    def __init__(self, mender: Mender, kept: Iterable[Checkpoint]) -> None:
+        self._mender = mender
+        self._files = mender.files
+        self._kept = {checkpoint.record.version: checkpoint for checkpoint in kept}
+        self._update_places: dict[int, NDArray[np.int64]] = {}
+
+    @property
+    def records(self) -> tuple[VersionRecord, ...]:
+        """Of all of them, oldest first."""
+        return tuple(self._kept[version].record for version in sorted(self._kept))
+
+    def get(self, version: int) -> Checkpoint:
+        """One of them; KeyError."""
+        return self._kept[version]
+
+    def add(self, checkpoint: Checkpoint) -> None:
+        """A version was made."""
+        self._kept[checkpoint.record.version] = checkpoint
+
+    def drop_below(self, oldest: int) -> None:
+        """Older ones are removed from the disk next."""
+        for version in [version for version in self._kept if version < oldest]:
+            self._drop(version)
+
+    def _drop(self, version: int) -> None:
+        del self._kept[version]
+        self._update_places.pop(version, None)
+
+    def has_update(self, version: int) -> bool:
+        """Whether the coded change from `version` - 1 to `version` is kept."""
+        return version in self._kept and UPDATE in self._kept[version].files
+
+    def read_update(self, version: int, index: int, manifest: Manifest) -> bytes | None:
+        """The coded chunk `index` of the change that leads to `version`; None when it is not kept; IndexError."""
+        manifest.chunk_range(index)
+        may_repair = True
+        while self.has_update(version):
+            with disk(f"cannot read the update of version {version}"):
+                try:
+                    return self._update_frame(version, index, manifest)
+                except Damage as damage:
+                    self._update_places.pop(version, None)
+                    if not (may_repair and self._mender.mend(version, damage, manifest)):
+                        self._kept[version] = self._kept[version].without([UPDATE])
+                        self._mender.report(update_lost(version, damage))
+            may_repair = False
+        return None
+
+    def _update_frame(self, version: int, index: int, manifest: Manifest) -> bytes:
+        kept = self._kept[version]
+        path = kept.path / UPDATE
+        try:
+            if version not in self._update_places:
+                self._update_places[version] = frame_places(self._files, path, manifest.chunks)
+            frame = read_frame(self._files, path, self._update_places[version][index])
+        except FileNotFoundError:
+            raise Damage(UPDATE, "is missing") from None
+        except StoreError:
+            raise Damage(UPDATE, "does not hold whole frames") from None
+        check_chunk(UPDATE, kept.files[UPDATE].crcs, index, frame)
+        return frame
+
+    def read_full(self, version: int, index: int, manifest: Manifest) -> bytes | None:
+        """Chunk `index` of a version's weights as a lossless fp32 frame; None when it is not kept; IndexError. Raises CheckpointDamaged."""
+        values = np.empty(manifest.chunk_values(index), dtype=np.float32)
+        may_repair = True
+        while version in self._kept:
+            with disk(f"cannot read version {version}"):
+                try:
+                    self._read_weights(version, index, values, manifest)
+                except Damage as damage:
+                    if not (may_repair and self._mender.mend(version, damage, manifest)):
+                        self._give_up(version, damage, manifest)
+                    may_repair = False
+                    continue
+            coded = bytearray(bound(len(values), _LOSSLESS))
+            return bytes(memoryview(coded)[: encode_into(values, coded, _LOSSLESS)])
+        return None
+
+    def _read_weights(
+        self, version: int, index: int, values: NDArray[np.float32], manifest: Manifest
+    ) -> None:
+        reader = open_flat(self._files, self._kept[version], WEIGHTS, manifest)
+        assert reader is not None, "every version has weights"
+        try:
+            reader.read_into(index, values)
+        finally:
+            reader.close()
+
+    def _give_up(self, version: int, damage: Damage, manifest: Manifest) -> None:
+        """An older version that cannot be repaired is dropped. Raises CheckpointDamaged for the newest."""
+        if version == max(self._kept):
+            raise self._mender.checkpoints.damaged(version, damage, manifest) from damage
+        self._drop(version)
+        self._mender.report(f"version {version} is damaged: {damage}; it is not served any more")
+
+    def mend_newest(self, damage: Damage, manifest: Manifest) -> None:
+        """Repair a file of the newest version. Raises CheckpointDamaged."""
+        newest = max(self._kept)
+        if not self._mender.mend(newest, damage, manifest):
+            self._give_up(newest, damage, manifest)
+
+    def verify(self, version: int, manifest: Manifest) -> bool:
+        """Read every byte of a version, and repair what is damaged: whether nothing was. Raises CheckpointDamaged for the newest."""
+        if version not in self._kept:
+            return False
+        with disk(f"cannot read version {version}"):
+            try:
+                self._mender.checkpoints.verify(version, manifest)
+            except Damage as damage:
+                try:
+                    self._kept[version] = self._mender.verified(version, manifest)
+                except CheckpointDamaged:
+                    self._give_up(version, damage, manifest)
+                return False
+        return True

@@ -1,0 +1,162 @@
+"""Ledger: what happened in a run, one synced line per fact. The file that decides what was acknowledged.
+
+    ledger.jsonl    one sealed JSON object per line (fsl_async.files.checksummed_json), with "at" (seconds since 1970), "fact" and
+                    "up" (seconds that the run has been served, over all its processes)
+
+"up" is what `run.seconds` counts. It is the sum of the processes' monotonic clocks, and not the time since the first line: a
+server that lay still over a weekend shall not come back to a run that is over, and a wall clock may be set. What a crash
+takes from it is the time since the last line, a round at the most.
+
+Rules.
+  1. A fact holds from the moment `append` returns: the line is written and synced. Before that it never happened.
+  2. Lines are only appended. A line that could not be written whole is cut off again before the next one.
+  3. So after a crash only the last line can be torn: its beginning is there and no more, or a block of it is zeros. It is
+     cut off when the ledger is opened. Anything else that does not match its checksum is damage to what was acknowledged:
+     LedgerDamaged names the line, and nothing is guessed.
+  4. One process at a time: the file is locked while it is open.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from fsl_async.files.checksummed_json import may_be_torn, seal, unseal
+from fsl_async.store.errors import LedgerDamaged, StoreError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+    from pathlib import Path
+
+    from fsl_async.store.files import Files
+
+_PIECE_BYTES = 4 * 1024 * 1024
+
+
+class Ledger:
+    """An open ledger. `open` first, `close` last."""
+
+    def __init__(
+        self,
+        files: Files,
+        path: Path,
+        wall_clock: Callable[[], float],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._files = files
+        self._path = path
+        self._wall_clock = wall_clock
+        self._clock = clock
+        self._opened_at = clock()
+        self.served_before_s = 0.0
+        """How long the processes before this one served the run, in seconds."""
+        self._descriptor: int | None = None
+        self._bytes = (
+            0  # length of the good lines; what lies behind is cut off before the next append
+        )
+        self._clean = True
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it has no whole line."""
+        return not self._bytes
+
+    def open(
+        self,
+        apply: Callable[[Mapping[str, Any]], None],
+        may_be_new: Callable[[], None] = lambda: None,
+    ) -> str | None:
+        """Create or read the ledger, calling `apply` with every fact in order.
+
+        may_be_new: called when it is missing or has no whole line, before anything is created or cut off; raises where that must not be.
+        Returns one line about a torn last line that was cut off, or None. Raises StoreError when another process has the
+        ledger, LedgerDamaged, OSError, and what `may_be_new` raises; then it is closed again.
+        """
+        try:
+            return self._open(apply, may_be_new)
+        except BaseException:
+            self.close()
+            raise
+
+    def _open(
+        self, apply: Callable[[Mapping[str, Any]], None], may_be_new: Callable[[], None]
+    ) -> str | None:
+        try:
+            self._descriptor = self._files.open_existing(self._path, writable=True)
+        except FileNotFoundError:
+            may_be_new()
+            self._descriptor = self._files.create(self._path)
+            self._files.sync_directory(self._path.parent)
+        if not self._files.lock(self._descriptor):
+            raise StoreError(f"another process uses {self._path.parent}; stop it first")
+        torn_line = 0
+        for number, (line, end) in enumerate(self._lines(self._descriptor), start=1):
+            if torn_line:
+                raise LedgerDamaged(str(self._path), torn_line)
+            fact = unseal(line[:-1]) if line.endswith(b"\n") else None
+            if fact is not None:
+                apply(fact)
+                self._bytes = end
+                self.served_before_s = float(fact.get("up", self.served_before_s))
+            elif may_be_torn(line, end - len(line)):
+                torn_line = number
+            else:
+                raise LedgerDamaged(str(self._path), number)
+        if self.is_empty:
+            may_be_new()
+        torn = self._files.size(self._descriptor) - self._bytes
+        if not torn:
+            return None
+        self._clean = False
+        self._cut()
+        return f"{self._path.name}: the last line was torn by a crash; {torn} bytes cut off"
+
+    @property
+    def served_s(self) -> float:
+        """How long the run has been served, over all its processes."""
+        return self.served_before_s + (self._clock() - self._opened_at)
+
+    def _lines(self, descriptor: int) -> Iterator[tuple[bytes, int]]:
+        """Every line with its newline (the last one perhaps without), and where it ends."""
+        rest = b""
+        position = 0
+        while piece := self._files.read(descriptor, _PIECE_BYTES, position + len(rest)):
+            *lines, rest = (rest + piece).split(b"\n")
+            for line in lines:
+                position += len(line) + 1
+                yield line + b"\n", position
+        if rest:
+            yield rest, position + len(rest)
+
+    def append(self, fact: str, members: Mapping[str, Any]) -> dict[str, Any]:
+        """Write and sync one line; returns the fact as `open` will give it. OSError: it did not happen."""
+        if self._descriptor is None:
+            raise StoreError("the ledger is closed")
+        if not self._files.is_linked(self._descriptor):
+            raise StoreError(
+                f"{self._path} was removed while the run went on: nothing more is acknowledged; put it back from a backup"
+            )
+        clocks = {"at": round(self._wall_clock(), 3), "up": round(self.served_s, 3)}
+        whole = {**clocks, "fact": fact, **members}
+        line = seal(whole) + b"\n"
+        self._cut()
+        self._clean = False
+        self._files.write(self._descriptor, line, self._bytes)
+        self._files.sync(self._descriptor)
+        self._clean = True
+        self._bytes += len(line)
+        return whole
+
+    def _cut(self) -> None:
+        """Remove what a failed append left, durably: an old line must not come back behind a newer, shorter one."""
+        if self._clean or self._descriptor is None:
+            return
+        self._files.truncate(self._descriptor, self._bytes)
+        self._files.sync(self._descriptor)
+        self._clean = True
+
+    def close(self) -> None:
+        """Give the file and its lock back; fine when it is closed already."""
+        if self._descriptor is not None:
+            self._files.close(self._descriptor)
+            self._descriptor = None

@@ -1,0 +1,247 @@
+"""Manifest: the names and shapes of a model's tensors, and where each lies in the flat vector. Pure.
+
+The parameter server knows no model code. It knows one flat fp32 vector, in which the tensors of the manifest lie one
+after the other, row-major, without holes, in the manifest's order. The vector is cut into chunks of CHUNK_VALUES values (the
+last one is shorter); a chunk is what one coded frame carries and what one read or write of a checkpoint moves.
+
+A manifest that came from a peer is hostile until `Manifest.from_wire` has checked it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+from attrs import field, frozen
+
+from fsl_async.store.errors import ManifestError
+from fsl_transport.text import peer_text
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from numpy.typing import NDArray
+
+CHUNK_VALUES = 131_072
+"""Values in a chunk: 512 KiB of fp32, inside the 64-256 Ki values the codec is made for."""
+
+DIGEST_CHARACTERS = 32
+
+MAX_TENSORS = 100_000
+MAX_NAME_BYTES = 512
+MAX_DIMENSIONS = 16
+MAX_VALUES = 2**40
+"""4 TiB of fp32. A limit only against nonsense: it keeps every product below what a C long holds."""
+
+_SHOWN = 80
+"""Characters of a tensor's name in a refusal."""
+
+RESERVED_NAME = "__metadata__"
+"""Means something else in a safetensors file, so no tensor may have it."""
+
+
+@frozen
+class TensorSpec:
+    """One tensor: its `shape`, row-major, and the `offset` of its first value in the flat vector, in values."""
+
+    name: str
+    shape: tuple[int, ...]
+    offset: int
+
+    @property
+    def values(self) -> int:
+        """How many values it has; 1 for a scalar, 0 when a dimension is 0."""
+        return math.prod(self.shape)
+
+
+@frozen
+class Manifest:
+    """The tensors of a model in flat order. Raises ManifestError when they overlap, leave holes or break a limit."""
+
+    tensors: tuple[TensorSpec, ...] = field()
+    values: int = field(init=False)
+    """Length of the flat vector, in values."""
+    fingerprint: str = field(init=False)
+    """The first 32 hex characters of SHA-256 over names, shapes and offsets."""
+
+    def __attrs_post_init__(self) -> None:
+        total = _check(self.tensors)
+        object.__setattr__(self, "values", total)
+        object.__setattr__(self, "fingerprint", _fingerprint(self.tensors))
+
+    @classmethod
+    def from_shapes(cls, shapes: Iterable[tuple[str, Sequence[int]]]) -> Self:
+        """Lay the named shapes out one after the other."""
+        tensors = []
+        offset = 0
+        for name, shape in shapes:
+            tensors.append(TensorSpec(name, tuple(shape), offset))
+            offset += tensors[-1].values
+        return cls(tuple(tensors))
+
+    @property
+    def chunks(self) -> int:
+        """How many chunks the flat vector has."""
+        return -(-self.values // CHUNK_VALUES)
+
+    def chunk_range(self, index: int) -> tuple[int, int]:
+        """First value and one past the last value of chunk `index`; IndexError when there is no such chunk."""
+        if not 0 <= index < self.chunks:
+            raise IndexError(f"chunk {index} of {self.chunks}")
+        start = index * CHUNK_VALUES
+        return start, min(start + CHUNK_VALUES, self.values)
+
+    def chunk_values(self, index: int) -> int:
+        """How many values chunk `index` has."""
+        start, stop = self.chunk_range(index)
+        return stop - start
+
+    def tensor_at(self, position: int) -> str:
+        """The name of the tensor that holds value `position` of the flat vector."""
+        for tensor in self.tensors:
+            if tensor.offset <= position < tensor.offset + tensor.values:
+                return tensor.name
+        raise IndexError(f"value {position} of {self.values}")
+
+    def difference(self, other: Manifest) -> str | None:
+        """What differs first, as one sentence with both shapes; None when the two are equal. `self` is "here"."""
+        if self.tensors == other.tensors:
+            return None
+        for position, (mine, theirs) in enumerate(zip(self.tensors, other.tensors, strict=False)):
+            if mine.name != theirs.name:
+                return (
+                    f"tensor {position} is {mine.name!r} {_shape(mine)} here "
+                    f"and {theirs.name!r} {_shape(theirs)} there"
+                )
+            if mine.shape != theirs.shape:
+                return f"tensor {mine.name!r} is {_shape(mine)} here and {_shape(theirs)} there"
+        shorter = min(len(self.tensors), len(other.tensors))
+        if len(self.tensors) > shorter:
+            extra, place = self.tensors[shorter], "only here"
+        else:
+            extra, place = other.tensors[shorter], "only there"
+        return f"tensor {extra.name!r} {_shape(extra)} exists {place}"
+
+    def to_wire(self) -> list[list[Any]]:
+        """[[name, [dimension, ...], offset], ...]: only lists, strings and ints, for msgpack or JSON."""
+        return [[tensor.name, list(tensor.shape), tensor.offset] for tensor in self.tensors]
+
+    @classmethod
+    def from_wire(cls, wire: object) -> Self:
+        """Read what `to_wire` gave, trusting nothing; raises ManifestError."""
+        if not isinstance(wire, list):
+            raise ManifestError("a manifest must be a list of tensors")
+        if len(wire) > MAX_TENSORS:
+            raise ManifestError(f"a manifest may have {MAX_TENSORS} tensors, not {len(wire)}")
+        return cls(tuple(_tensor_from_wire(position, entry) for position, entry in enumerate(wire)))
+
+
+def _tensor_from_wire(position: int, entry: object) -> TensorSpec:
+    match entry:
+        case [str() as name, list() as shape, offset] if len(shape) <= MAX_DIMENSIONS:
+            # bool is an int for Python; a peer that sends one is broken.
+            if type(offset) is int and all(type(dimension) is int for dimension in shape):
+                return TensorSpec(name, tuple(shape), offset)
+    raise ManifestError(
+        f"tensor {position} of the manifest is not [name, [dimension, ...], offset]"
+    )
+
+
+def _shape(tensor: TensorSpec) -> str:
+    return "x".join(map(str, tensor.shape)) if tensor.shape else "scalar"
+
+
+def _check(tensors: tuple[TensorSpec, ...]) -> int:
+    """Check every rule of the layout and return the number of values."""
+    if not tensors:
+        raise ManifestError("a manifest needs at least one tensor")
+    if len(tensors) > MAX_TENSORS:
+        raise ManifestError(f"a manifest may have {MAX_TENSORS} tensors, not {len(tensors)}")
+    seen = set()
+    total = 0
+    for tensor in tensors:
+        label = f"'{peer_text(tensor.name, _SHOWN)}'"
+        _check_name(tensor.name, label)
+        if tensor.name in seen:
+            raise ManifestError(f"two tensors are called {label}")
+        seen.add(tensor.name)
+        values = _checked_values(tensor, label)
+        if tensor.offset != total:
+            raise ManifestError(f"tensor {label} starts at value {tensor.offset}, expected {total}")
+        total += values
+        if total > MAX_VALUES:
+            raise ManifestError(
+                f"a model may have {MAX_VALUES} values; tensor {label} exceeds that"
+            )
+    if total == 0:
+        raise ManifestError("a manifest needs at least one value")
+    return total
+
+
+def _checked_values(tensor: TensorSpec, label: str) -> int:
+    """How many values the tensor has, one dimension at a time: the whole product could be astronomical."""
+    if len(tensor.shape) > MAX_DIMENSIONS:
+        raise ManifestError(f"tensor {label} has more than {MAX_DIMENSIONS} dimensions")
+    values = 0 if 0 in tensor.shape else 1
+    for dimension in tensor.shape:
+        if not 0 <= dimension <= MAX_VALUES:
+            raise ManifestError(f"tensor {label} has a dimension outside 0 ... {MAX_VALUES}")
+        values *= dimension
+        if values > MAX_VALUES:
+            raise ManifestError(f"tensor {label} has more than {MAX_VALUES} values")
+    return values
+
+
+def _check_name(name: str, label: str) -> None:
+    try:
+        coded = name.encode()
+    except UnicodeEncodeError:
+        raise ManifestError(f"tensor name {label} is not valid text") from None
+    if not 1 <= len(coded) <= MAX_NAME_BYTES:
+        raise ManifestError(f"tensor name {label} must have 1 to {MAX_NAME_BYTES} bytes")
+    if name == RESERVED_NAME or not name.isprintable():
+        raise ManifestError(f"no tensor may be called {label}")
+
+
+def _fingerprint(tensors: tuple[TensorSpec, ...]) -> str:
+    # Lengths before contents, so that no two manifests give the same bytes.
+    hashed = hashlib.sha256(b"fsl-manifest-1")
+    for tensor in tensors:
+        name = tensor.name.encode()
+        numbers = [len(name), len(tensor.shape), *tensor.shape, tensor.offset]
+        hashed.update(np.array(numbers, dtype="<i8").tobytes() + name)
+    return hashed.hexdigest()[:DIGEST_CHARACTERS]
+
+
+class WeightsDigest:
+    """The digest of a flat vector, chunk by chunk: SHA-256 of its little-endian fp32 bytes, in flat order."""
+
+    def __init__(self) -> None:
+        self._hash = hashlib.sha256()
+
+    def update(self, values: NDArray[np.float32]) -> None:
+        """Add the next values: float32, one-dimensional, contiguous. The GIL is free meanwhile."""
+        self._hash.update(values.astype("<f4", copy=False).data.cast("B"))
+
+    def add_bytes(self, data: memoryview) -> None:
+        """Add the next bytes of the little-endian form."""
+        self._hash.update(data)
+
+    @property
+    def sha256(self) -> str:
+        """All 64 hex characters."""
+        return self._hash.hexdigest()
+
+    @property
+    def text(self) -> str:
+        """The first 32 hex characters, the digest that nodes compare."""
+        return self.sha256[:DIGEST_CHARACTERS]
+
+
+def digest_of(values: NDArray[np.float32]) -> str:
+    """The 32-character digest of a whole flat vector (float32, one-dimensional, contiguous)."""
+    digest = WeightsDigest()
+    digest.update(values)
+    return digest.text

@@ -1,0 +1,316 @@
+"""Recovery: from whatever a crash left to a run directory in which every rule of the store holds.
+
+In this order, so that recovery may itself be interrupted anywhere and started again:
+  1. open, lock and read the ledger; cut off a torn last line. Refuse one that is missing or empty beside versions (LedgerLost), unless
+     `from_version` says where to go on: then move the spool aside and begin a new ledger with one line, `renewed`
+  2. remove temporary folders; move aside what a rollback made void but a crash left in place
+  3. choose the version: the newest folder, or `from_version`; verify every byte of it, and repair what is damaged (repair.py)
+  4. a version without its ledger line (the crash fell between rename and line): write the line
+  5. `from_version` below the newest: write the rollback line, then move the later versions aside
+  6. verify the spool file of every pending delta; a damaged one goes to quarantine, on record
+  7. finish moves into quarantine; remove old versions and files that nothing needs
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from attrs import define
+
+from fsl_async.files.checksummed_json import unseal
+from fsl_async.store.book import Book
+from fsl_async.store.checkpoint import Checkpoints
+from fsl_async.store.errors import Damage, LedgerLost, ManifestError, StoreError
+from fsl_async.store.ledger import Ledger
+from fsl_async.store.manifest import Manifest
+from fsl_async.store.repair import Mender
+from fsl_async.store.spool import Spool
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from fsl_async.store.checkpoint import Checkpoint
+    from fsl_async.store.chunk_pool import ChunkPool
+    from fsl_async.store.files import Files
+    from fsl_async.store.records import StoreSettings
+
+LEDGER_FILE = "ledger.jsonl"
+MANIFEST_FILE = "manifest.json"
+MAX_MANIFEST_BYTES = 256 * 1024 * 1024
+
+
+@define
+class RunDirectory:
+    """An open run directory: its parts and what they add up to."""
+
+    ledger: Ledger
+    book: Book
+    checkpoints: Checkpoints
+    spool: Spool
+    mender: Mender
+    notices: list[str]
+    """What was found and repaired, one line each; the mender adds to it."""
+    manifest: Manifest | None = None
+
+    def prune(self, oldest_kept: int) -> None:
+        """Tidy up: finish moves into quarantine, remove the versions below `oldest_kept`, and unneeded spool files.
+
+        A fallback goes to `oldest_kept` at the lowest, so only what was merged above it can come back.
+        """
+        for key in sorted(self.spool.present() & self.book.quarantined.keys()):
+            self.spool.set_aside(key)
+        self.checkpoints.prune(oldest_kept)
+        wanted = {delta.key for delta in self.book.merged_after(oldest_kept)}
+        self.spool.prune(wanted | self.book.pending.keys())
+
+    def set_unknown_aside(self) -> None:
+        """Move whole deltas of the spool that the ledger does not know to quarantine: a line that was lost may have acknowledged them."""
+        if self.manifest is None:
+            return
+        known = self.book.pending.keys() | self.book.merged.keys() | self.book.quarantined.keys()
+        unknown = sorted(self.spool.present() - known)
+        for key in [key for key in unknown if self.spool.is_whole(key, self.manifest)]:
+            self.spool.set_aside(key)
+            self.notices.append(
+                f"delta {key.text} is in no line of the ledger; moved to quarantine"
+            )
+
+    def check_pending(self) -> None:
+        """Verify the spool file of every pending delta; a damaged one is quarantined, on record."""
+        for delta in list(self.book.pending.values()):
+            problem = self.spool.check(delta)
+            if problem:
+                reason = f"its spool file {problem}"
+                fact = self.ledger.append("quarantined", {**delta.to_fact(), "reason": reason})
+                self.book.apply(fact)
+                self.notices.append(f"delta {delta.key.text} is lost: {reason}")
+
+
+def open_run_directory(
+    files: Files,
+    run_dir: Path,
+    settings: StoreSettings,
+    from_version: int | None,
+    pool: ChunkPool,
+    *,
+    wall_clock: Callable[[], float],
+    clock: Callable[[], float],
+) -> tuple[RunDirectory, list[Checkpoint]]:
+    """Open and repair; returns the directory and the kept checkpoints, oldest first.
+
+    Raises CheckpointDamaged, LedgerDamaged, LedgerLost, StoreError, OSError; then the directory is closed again.
+    """
+    make_durable_folder(files, run_dir)
+    checkpoints, spool = Checkpoints(files, run_dir), Spool(files, run_dir)
+    files.make_directory(checkpoints.directory)
+    spool.make_directories()
+    files.sync_directory(run_dir)
+    ledger = Ledger(files, run_dir / LEDGER_FILE, wall_clock, clock)
+    notices: list[str] = []
+    mender = Mender(files, checkpoints, spool, settings, pool, notices.append)
+    run = RunDirectory(ledger, Book(settings.keep_versions), checkpoints, spool, mender, notices)
+
+    def may_be_new() -> None:
+        if from_version is None and checkpoints.versions():
+            raise _ledger_lost(files, run_dir, run)
+
+    try:
+        torn = ledger.open(run.book.apply, may_be_new)
+        if torn:
+            run.notices.append(torn)
+        left = checkpoints.remove_leftovers()
+        if left:
+            run.notices.append(f"removed what a crash left: {', '.join(left)}")
+        if ledger.is_empty and from_version is not None and checkpoints.versions():
+            _renew(files, run_dir, run, from_version)
+        _finish_rollback(run)
+        known = run.book.version
+        kept = _settle_version(files, run_dir, run, from_version)
+        run.check_pending()
+        # A crash loses one version's line. Where more are missing the ledger may be a backup, and other lines are missing too.
+        if from_version is None and run.book.version > known + 1:
+            run.set_unknown_aside()
+        oldest = run.book.version - settings.keep_versions + 1
+        run.prune(oldest)
+    except BaseException:
+        ledger.close()
+        raise
+    return run, [checkpoint for checkpoint in kept if checkpoint.record.version >= oldest]
+
+
+def make_durable_folder(files: Files, folder: Path) -> None:
+    """Create `folder` with its parents, or find it, so that a power cut takes none of its names back.
+
+    Also when it is there already: who made it may not have come to sync it, or was a shell.
+    """
+    missing = [one for one in folder.parents if not one.exists()]
+    for one in (*reversed(missing), folder):
+        files.make_directory(one)
+    for one in (folder, *missing):
+        with suppress(PermissionError):  # a parent that this user may pass, but not read
+            files.sync_directory(one.parent)
+
+
+def _finish_rollback(run: RunDirectory) -> None:
+    """Move aside the versions that a rollback on record made void, when a crash came before that was done."""
+    book = run.book
+    for version in run.checkpoints.versions():
+        try:
+            made_in = run.checkpoints.load(version).record.generation
+        except Damage:
+            continue  # if it matters, the choice of the version says so
+        void = any(version > target for target in book.rollback_targets[made_in:])
+        if void:
+            name = run.checkpoints.move_aside(version, book.generation)
+            run.notices.append(f"version {version} was rolled back; moved aside to {name}")
+
+
+def _settle_version(
+    files: Files, run_dir: Path, run: RunDirectory, from_version: int | None
+) -> list[Checkpoint]:
+    """Steps 3 to 5; returns the checkpoints up to the chosen version that can be read, oldest first."""
+    book, checkpoints = run.book, run.checkpoints
+    versions = checkpoints.versions()
+    newest = max([*versions, book.version])
+    if from_version is not None:
+        _check_there(versions, from_version)
+    target = newest if from_version is None else from_version
+    if target < 0:
+        return []
+    run.manifest = _read_manifest(files, run_dir)
+    chosen = _verify(run, target, run.manifest)
+    if book.version >= 0 and any(
+        version not in versions for version in range(book.version + 1, target)
+    ):
+        raise StoreError(
+            f"{run_dir / LEDGER_FILE} ends at version {book.version}, and the versions on disk are {', '.join(map(str, versions))}: it is older"
+            f" than they are; put the newest one back, or move it away and start with --from-version {target}"
+        )
+    # More than one can be missing when the disk was too full for the ledger but not for a version.
+    for version in range(book.version + 1, target + 1):
+        record = _verify(run, version, run.manifest).record
+        book.apply(run.ledger.append("version", record.to_fact()))
+        run.notices.append(
+            f"the ledger had no line for version {version}; written from its manifest"
+        )
+    if newest > target:
+        _roll_back(run, target, newest)
+    kept = []
+    for version in versions:
+        if version == target:
+            kept.append(chosen)
+        elif version < target:
+            # Its files are checked chunk by chunk, when they are used.
+            try:
+                kept.append(checkpoints.load(version))
+            except Damage as damage:
+                run.notices.append(f"version {version} cannot be used: {damage}")
+    return kept
+
+
+def _verify(run: RunDirectory, version: int, manifest: Manifest) -> Checkpoint:
+    """A version that is good in every byte, perhaps after a repair, and of the ledger's lineage, or CheckpointDamaged."""
+    expected = run.book.digests.get(version)
+    checkpoint = run.mender.verified(version, manifest)
+    if expected not in {None, checkpoint.record.digest}:
+        other = Damage(MANIFEST_FILE, "is of another lineage than the ledger")
+        raise run.checkpoints.damaged(version, other, manifest)
+    return checkpoint
+
+
+def _check_there(versions: list[int], wanted: int) -> None:
+    if wanted not in versions:
+        there = ", ".join(map(str, versions)) or "none"
+        raise StoreError(f"there is no version {wanted} to fall back to; there is {there}")
+
+
+def _ledger_lost(files: Files, run_dir: Path, run: RunDirectory) -> LedgerLost:
+    """What to say of a ledger that is missing or empty beside versions."""
+    versions, spooled = run.checkpoints.versions(), len(run.spool.present())
+    named = f"version{'s' if len(versions) > 1 else ''} {', '.join(map(str, versions))}"
+    there = f"{'are' if len(versions) + spooled > 1 else 'is'} {named} and {_counted(spooled, 'delta')} in the spool"
+    with suppress(StoreError):
+        manifest = _read_manifest(files, run_dir)
+        for version in reversed(versions):
+            with suppress(Damage):
+                run.checkpoints.verify(version, manifest)
+                return LedgerLost(str(run_dir / LEDGER_FILE), there, version)
+    return LedgerLost(str(run_dir / LEDGER_FILE), there, None)
+
+
+def _renew(files: Files, run_dir: Path, run: RunDirectory, target: int) -> None:
+    """Begin a new ledger at version `target`. Which deltas were acknowledged is not known any more: all of the spool is moved aside."""
+    checkpoints, versions = run.checkpoints, run.checkpoints.versions()
+    _check_there(versions, target)
+    run.mender.verified(target, _read_manifest(files, run_dir))
+    records, newest_generation = [], 0
+    for version in versions:
+        with suppress(Damage):
+            record = checkpoints.load(version).record
+            newest_generation = max(newest_generation, record.generation)
+            if version <= target:
+                records.append(record.to_fact())
+    spooled = sorted(run.spool.present())
+    for key in spooled:  # before the line: a file that no line knows would be removed
+        run.spool.set_aside(key)
+    fact = {
+        "to": target,
+        "generation": newest_generation + 1,
+        "versions": records,
+        "aside": [key.text for key in spooled],
+    }
+    run.book.apply(run.ledger.append("renewed", fact))
+    run.notices.append(
+        f"the ledger was lost: the run goes on from version {target} with a new one; {_counted(len(spooled), 'delta')} of the spool,"
+        " acknowledged or not, moved to quarantine"
+    )
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
+
+
+def _roll_back(run: RunDirectory, target: int, newest: int) -> None:
+    again = run.book.merged_after(target)
+    held = [delta for delta in again if run.spool.holds(delta)]
+    all_after = [key for key, version in run.book.merged.items() if version > target]
+    returning = {delta.key for delta in held}
+    gone = [key.text for key in all_after if key not in returning]
+    fact = run.ledger.append(
+        "rollback",
+        {
+            "from": newest,
+            "to": target,
+            "pending": [delta.to_fact() for delta in held],
+            "gone": gone,
+        },
+    )
+    run.book.apply(fact)
+    run.notices.append(
+        f"rolled back from version {newest} to {target}: "
+        f"{_deltas(len(held))} pending again, {_deltas(len(gone))} gone"
+    )
+    for version in run.checkpoints.versions():
+        if version > target:
+            run.checkpoints.move_aside(version, run.book.generation)
+
+
+def _deltas(count: int) -> str:
+    return "1 delta is" if count == 1 else f"{count} deltas are"
+
+
+def _read_manifest(files: Files, run_dir: Path) -> Manifest:
+    path = run_dir / MANIFEST_FILE
+    advice = "put it back from a backup of the run directory"
+    try:
+        members = unseal(files.read_whole(path, MAX_MANIFEST_BYTES).rstrip())
+    except FileNotFoundError:
+        raise StoreError(f"{path} is missing; {advice}") from None
+    if members is None:
+        raise StoreError(f"{path} does not match its checksum; {advice}")
+    try:
+        return Manifest.from_wire(members.get("tensors"))
+    except ManifestError as error:
+        raise StoreError(f"{path}: {error}; {advice}") from error

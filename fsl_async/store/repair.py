@@ -1,0 +1,188 @@
+"""Repair: makes a damaged file of a version again from what is still good, to the bit, or not at all.
+
+    damaged          made again from
+    any file         the version before and the deltas it merged, by the outer step, where both are on disk and the settings are the same
+    weights          the version before and update.bin, by the addition that every client makes
+
+What is made counts only when its length, SHA-256 and chunk checksums are those that manifest.json has of the damaged file. So
+nothing has to be known here about what else may have changed: other settings or another damaged file give other bytes, and no repair.
+"""
+
+from __future__ import annotations
+
+import math
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from attrs import frozen
+
+from fsl_async.store.accumulator import add_difference, add_whole
+from fsl_async.store.advance import advance, advance_whole, scaled
+from fsl_async.store.checkpoint import UPDATE, WEIGHTS, VersionWriter, open_flat
+from fsl_async.store.errors import Damage, StoreError
+from fsl_async.store.flat_file import check_chunk
+from fsl_async.store.frame_file import each_frame
+from fsl_async.store.outer import apply_change
+from fsl_async.store.robust_aggregator import Gathering
+from fsl_codecs import CodecError, decode_into
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from numpy.typing import NDArray
+
+    from fsl_async.store.checkpoint import Checkpoint, Checkpoints, StoredFile
+    from fsl_async.store.chunk_pool import ChunkPool
+    from fsl_async.store.files import Files
+    from fsl_async.store.manifest import Manifest
+    from fsl_async.store.records import StoreSettings
+    from fsl_async.store.spool import Spool
+
+
+@frozen
+class Mender:
+    """Repairs the versions of one run directory. Methods raise OSError as the system gives it."""
+
+    files: Files
+    checkpoints: Checkpoints
+    spool: Spool
+    settings: StoreSettings
+    pool: ChunkPool
+    report: Callable[[str], None]
+    """Takes one line about each damage that was repaired, or that costs nothing but bytes."""
+
+    def mend(self, version: int, damage: Damage, manifest: Manifest) -> bool:
+        """Put a damaged file back and report it; False where that cannot be done."""
+        with suppress(Damage):
+            damaged, before = self.checkpoints.load(version), self.checkpoints.load(version - 1)
+            source = self._make_again(damaged, before, damage.file, manifest)
+            if source:
+                self.report(
+                    f"version {version} was damaged: {damage}; it was made again from {source}"
+                )
+                return True
+        return False
+
+    def verified(self, version: int, manifest: Manifest) -> Checkpoint:
+        """A version that is good in every byte, after repairs; without update.bin where that is damaged beyond repair.
+
+        Raises CheckpointDamaged.
+        """
+        tried: set[str] = set()
+        left_out: set[str] = set()
+        while True:
+            try:
+                return self.checkpoints.verify(version, manifest, left_out)
+            except Damage as damage:
+                is_new = damage.file not in tried
+                tried.add(damage.file)
+                if is_new and self.mend(version, damage, manifest):
+                    continue
+                if damage.file != UPDATE:
+                    raise self.checkpoints.damaged(version, damage, manifest) from damage
+                left_out.add(UPDATE)
+                self.report(update_lost(version, damage))
+
+    def _make_again(
+        self, damaged: Checkpoint, before: Checkpoint, name: str, manifest: Manifest
+    ) -> str:
+        """Put file `name` of `damaged` back; returns from what, or "" when it cannot be made."""
+        if before.record.digest != damaged.record.parent or name not in damaged.files:
+            return ""
+        ways = [(self._step, "the version before and the deltas that it merged")]
+        if name == WEIGHTS and UPDATE in damaged.files:
+            ways.append((self._add_update, f"the version before and {UPDATE}"))
+        for make, source in ways:
+            # Of what it needs something may be damaged as well, or gone: then this is no way.
+            with (
+                suppress(Damage, StoreError, CodecError, FileNotFoundError),
+                VersionWriter(
+                    self.files, self.checkpoints, damaged.record.version, manifest, repairs=True
+                ) as writer,
+            ):
+                made = make(damaged, before, writer, manifest)
+                if made.get(name) == damaged.files[name]:
+                    writer.put_back(name)
+                    return source
+        return ""
+
+    def _step(
+        self, damaged: Checkpoint, before: Checkpoint, writer: VersionWriter, manifest: Manifest
+    ) -> dict[str, StoredFile]:
+        """Make the outer step of `damaged` again."""
+        record, rule = damaged.record, self.settings.rule
+        if record.rule != rule.name:
+            return {}
+        weights = {entry.key: entry.weight for entry in record.merged}
+        if self.settings.whole:
+            done = advance_whole(
+                self.files,
+                manifest,
+                before,
+                writer=writer,
+                sums=self._sums(damaged, manifest),
+                member_weight=math.fsum(weights.values()),
+                scale=record.scale,
+                pool=self.pool,
+            )
+            return dict(done.stored)
+        averages: Iterator[NDArray[np.float32]]
+        if rule.by_rows:
+            gathering = Gathering(manifest, self.spool, self.pool, rule)
+            # The record has a weight of 0 for a delta that the rule did not choose.
+            gathering.weights |= {key: weight for key, weight in weights.items() if weight}
+            averages = gathering.averages(gathering.clients)
+        else:
+            averages = scaled(self._sums(damaged, manifest), record.scale)
+        done = advance(
+            self.files,
+            manifest,
+            before,
+            writer=writer,
+            averages=averages,
+            settings=self.settings,
+            pool=self.pool,
+        )
+        return dict(done.stored)
+
+    def _sums(self, damaged: Checkpoint, manifest: Manifest) -> Iterator[NDArray[Any]]:
+        """What the accumulator held, chunk by chunk: additions in the same order give the same bits."""
+        whole = self.settings.whole
+        add = add_whole if whole else add_difference
+        room = np.zeros(manifest.chunk_values(0), np.float64 if whole else np.float32)
+        sources = [
+            (self.spool.frames(entry.key, manifest), entry.weight)
+            for entry in damaged.record.merged
+        ]
+        for index in range(manifest.chunks):
+            total = room[: manifest.chunk_values(index)]
+            total.fill(0.0)
+            for frames, weight in sources:
+                add(next(frames), total, weight)
+            yield total
+
+    def _add_update(
+        self, damaged: Checkpoint, before: Checkpoint, writer: VersionWriter, manifest: Manifest
+    ) -> dict[str, StoredFile]:
+        """Make the weights of `damaged` as a client makes them."""
+        old, new = open_flat(self.files, before, WEIGHTS, manifest), writer.flat(WEIGHTS)
+        assert old is not None, "every version has weights"
+        room, sent = np.zeros((2, manifest.chunk_values(0)), np.float32)
+        try:
+            frames = each_frame(self.files, damaged.path / UPDATE, manifest.chunks)
+            for index, frame in enumerate(frames):
+                values = manifest.chunk_values(index)
+                check_chunk(UPDATE, damaged.files[UPDATE].crcs, index, frame)
+                old.read_into(index, room[:values])
+                decode_into(frame, sent[:values])
+                apply_change(room[:values], sent[:values])
+                new.append(room[:values])
+        finally:
+            old.close()
+        return writer.seal(self.pool)
+
+
+def update_lost(version: int, damage: Damage) -> str:
+    """The line for an update that cannot be made again."""
+    return f"version {version} was damaged: {damage}; clients get that version in full"

@@ -1,0 +1,134 @@
+"""Gathering: what a rule of aggregation makes of the deltas of a round, from the spool, chunk by chunk.
+
+The counterpart of the accumulator for rules that have to see all deltas at once. Nothing is held between rounds but keys and weights; a merge reads
+the deltas from the spool, once (twice where the rule looks at distances first), and holds the same chunk of each client's: O(clients x chunk)
+memory. The sum of a client's own deltas is made in the order of their keys. So a merge that a crash cut short gives the same bits when it is
+made again, in whatever order its deltas were booked meanwhile.
+"""
+
+from __future__ import annotations
+
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fsl_async.errors import disk_words
+from fsl_async.store.errors import DeltaDamaged, StoreError
+from fsl_async.store.outer import squared_norm
+from fsl_codecs import CodecError, decode_accumulate
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+    from fsl_async.roles.sync.events import DeltaKey
+    from fsl_async.store.aggregation import Rule
+    from fsl_async.store.chunk_pool import ChunkPool
+    from fsl_async.store.files import BytesLike
+    from fsl_async.store.manifest import Manifest
+    from fsl_async.store.spool import Spool
+
+
+class Gathering:
+    """The deltas of the round, and what they come to."""
+
+    def __init__(self, manifest: Manifest, spool: Spool, pool: ChunkPool, rule: Rule) -> None:
+        self._manifest = manifest
+        self._spool = spool
+        self._pool = pool
+        self._rule = rule
+        self.weights: dict[DeltaKey, float] = {}
+        """The weight of every delta that is in, in the order in which they came."""
+
+    @property
+    def values(self) -> NDArray[Any]:
+        """There is no sum."""
+        raise StoreError(f"{self._rule.name} adds nothing up: make its chunks")
+
+    def add_chunk(self, key: DeltaKey, weight: float, index: int, frame: BytesLike) -> None:
+        """A rule sees deltas side by side, so one that is still coming is of no use."""
+
+    def add(self, key: DeltaKey, weight: float) -> None:
+        """Take a delta in. StoreError: it cannot be read."""
+        try:
+            next(iter(self._spool.frames(key, self._manifest)))
+        except (FileNotFoundError, StoreError) as error:
+            raise DeltaDamaged(key.text, str(error)) from error
+        except OSError as error:
+            raise StoreError(
+                f"delta {key.text} cannot be read back from the spool: {disk_words(error)}"
+            ) from error
+        self.weights[key] = weight
+
+    def remove(self, key: DeltaKey) -> None:
+        """Take a delta out again; fine when it is not in."""
+        self.weights.pop(key, None)
+
+    def clear(self) -> None:
+        """For the next round."""
+        self.weights.clear()
+
+    @property
+    def clients(self) -> list[list[DeltaKey]]:
+        """The keys of each client, in the order of rows."""
+        return [list(keys) for _, keys in groupby(sorted(self.weights), lambda key: key.client)]
+
+    def squared_distances(self) -> NDArray[np.float64]:
+        """Between all rows, float64 (n, n): summed over the chunks, of each in fp32."""
+        count = len(self.clients)
+        total = np.zeros((count, count))
+        for rows in self._chunks(self.clients):
+            for first in range(count):
+                for second in range(first):
+                    found = squared_norm(rows[first] - rows[second])
+                    total[first, second] += found
+                    total[second, first] += found
+        return total
+
+    def chosen(self) -> list[list[DeltaKey]]:
+        """The clients whose deltas the rule uses. Raises StoreError where there are too few."""
+        clients = self.clients
+        if len(clients) < self._rule.least:
+            raise StoreError(
+                f"{self._rule.name} against {self._rule.byzantine} liars needs deltas of {self._rule.least}"
+                f" clients, there are {len(clients)}"
+            )
+        if not self._rule.needs_distances:
+            return clients
+        used = self._rule.choose(self.squared_distances())
+        return [keys for keys, is_used in zip(clients, used, strict=True) if is_used]
+
+    def averages(self, chosen: list[list[DeltaKey]]) -> Iterator[NDArray[np.float32]]:
+        """The change, chunk by chunk; each is valid until the next. Raises StoreError."""
+        out = np.empty(min(self._manifest.values, self._manifest.chunk_values(0)), np.float32)
+        for rows in self._chunks(chosen):
+            self._rule.combine(rows, out[: rows.shape[1]])
+            yield out[: rows.shape[1]]
+
+    def _chunks(self, clients: list[list[DeltaKey]]) -> Iterator[NDArray[np.float32]]:
+        """The same chunk of each client's weighted delta, float32 (n, values)."""
+        room = np.empty((len(clients), self._manifest.chunk_values(0)), np.float32)
+        frames = [
+            [(key, self._spool.frames(key, self._manifest), self.weights[key]) for key in keys]
+            for keys in clients
+        ]
+        for index in range(self._manifest.chunks):
+            rows = room[:, : self._manifest.chunk_values(index)]
+            rows.fill(0.0)
+
+            def add(number: int, rows: NDArray[np.float32] = rows) -> None:
+                for key, source, weight in frames[number]:
+                    try:
+                        decode_accumulate(next(source), rows[number], weight)
+                    except (FileNotFoundError, CodecError, StoreError, StopIteration) as error:
+                        raise DeltaDamaged(key.text, str(error)) from error
+
+            try:
+                self._pool.run(add, range(len(clients)))
+            except OSError as error:
+                raise StoreError(
+                    f"a delta cannot be read back from the spool: {disk_words(error)}"
+                ) from error
+            yield rows

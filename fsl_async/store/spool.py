@@ -1,0 +1,221 @@
+"""Spool: deltas on disk as they came, coded, from their first chunk until no kept version could need them again.
+
+    spool/client@incarnation@base@sequence.frames         being received, pending, or merged in a version above the oldest kept
+    quarantine/client@incarnation@base@sequence.frames    not finite, or taken out again; kept for a person to look at
+
+A file in spool/ means nothing by itself: the ledger says whether its delta was acknowledged. So a crash before the ledger
+line leaves a file that recovery removes, and the client, which keeps a delta until it is acknowledged, offers it again.
+
+Frames arrive in order, each is checked when it arrives (length, checksum, finite values), and only one chunk is ever decoded
+at a time. A delta that was interrupted goes on at `next_chunk`, within the life of the process.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+from attrs import define
+
+from fsl_async.store.errors import FrameRefused, StoreError
+from fsl_async.store.flat_file import check_content
+from fsl_async.store.frame_file import FrameWriter, each_frame, frame_places
+from fsl_async.store.manifest import CHUNK_VALUES
+from fsl_async.store.outer import squared_norm
+from fsl_async.store.records import file_name, key_of_file
+from fsl_codecs import CodecError, decode_into, info
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Sequence
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from fsl_async.roles.sync.events import DeltaKey
+    from fsl_async.store.files import BytesLike, Files
+    from fsl_async.store.manifest import Manifest
+    from fsl_async.store.records import AcceptedDelta, DeltaMeta
+
+
+@define
+class Part:
+    """A delta that is being received, or is complete and waits for its ledger line."""
+
+    writer: FrameWriter
+    meta: DeltaMeta
+    squared_norm: float = 0.0
+    durable: bool = False
+    weight: float | None = None
+    """What it would weigh in the version after `version`."""
+    version: int = -1
+
+    @property
+    def norm(self) -> float:
+        """Euclidean norm of what has arrived; not finite when a value is not finite."""
+        return math.sqrt(self.squared_norm)
+
+
+def decode_checked(
+    frame: BytesLike, index: int, manifest: Manifest, out: NDArray[np.float32]
+) -> NDArray[np.float32]:
+    """Decode a peer's frame for chunk `index` into the start of `out`; FrameRefused when it is not one."""
+    try:
+        expected = manifest.chunk_values(index)
+    except IndexError:
+        raise FrameRefused(f"{index} is past the last of {manifest.chunks} chunks") from None
+    try:
+        values = info(frame).values
+        if values != expected:
+            raise FrameRefused(f"chunk {index} has {values} values, expected {expected}")
+        decode_into(frame, out[:expected])
+    except CodecError as error:
+        raise FrameRefused(f"chunk {index} cannot be decoded: {error}") from error
+    return out[:expected]
+
+
+class Spool:
+    """The two folders. Every method that touches them raises OSError as the system gives it."""
+
+    def __init__(self, files: Files, run_dir: Path) -> None:
+        self._files = files
+        self._directory = run_dir / "spool"
+        self._aside = run_dir / "quarantine"
+        self._parts: dict[DeltaKey, Part] = {}
+        self._scratch = np.empty(0, dtype=np.float32)
+
+    def make_directories(self) -> None:
+        """Create both folders; their names are durable once the run directory is synced."""
+        self._files.make_directory(self._directory)
+        self._files.make_directory(self._aside)
+
+    # --- receiving ----------------------------------------------------------------------------------------
+
+    def begin(self, key: DeltaKey, meta: DeltaMeta) -> bool:
+        """Start receiving, or go on when the same delta was begun before; whether it starts."""
+        part = self._parts.get(key)
+        if part is not None and part.meta == meta:
+            return False
+        path = self._directory / file_name(key)
+        self._parts.pop(key, None)  # creating the writer empties the file
+        self._parts[key] = Part(FrameWriter(self._files, path), meta)
+        return True
+
+    def part(self, key: DeltaKey) -> Part:
+        """The delta that is being received; StoreError when it was not begun."""
+        if key not in self._parts:
+            raise StoreError(f"delta {key.text} was not begun; call spool_begin first")
+        return self._parts[key]
+
+    def next_chunk(self, key: DeltaKey) -> int:
+        """The chunk that `write` expects next; 0 for a delta that was not begun."""
+        part = self._parts.get(key)
+        return part.writer.frames if part else 0
+
+    def write(self, key: DeltaKey, index: int, frame: BytesLike, manifest: Manifest) -> bool:
+        """Check and append a frame; one that is there already is left alone: False."""
+        part = self.part(key)
+        if index < part.writer.frames:
+            return False
+        if index > part.writer.frames:
+            raise FrameRefused(
+                f"chunk {index} of delta {key.text} came before chunk {part.writer.frames}"
+            )
+        if not len(self._scratch):
+            self._scratch = np.empty(CHUNK_VALUES, dtype=np.float32)
+        try:
+            values = decode_checked(frame, index, manifest, self._scratch)
+        except FrameRefused as error:
+            raise FrameRefused(f"delta {key.text}: {error}") from error
+        part.writer.append(frame)
+        part.squared_norm += squared_norm(values)
+        return True
+
+    def seal(self, key: DeltaKey, manifest: Manifest) -> Part:
+        """Make a complete delta durable. When that fails the delta is given up: it must be sent again.
+
+        After a failed fsync(2) the system may have dropped what it could not write, and a second call would report
+        success for data that is gone.
+        """
+        part = self.part(key)
+        if part.writer.frames != manifest.chunks:
+            raise StoreError(
+                f"delta {key.text} has {part.writer.frames} of {manifest.chunks} chunks; "
+                f"finish it when all have come"
+            )
+        if not part.durable:
+            try:
+                part.writer.sync()
+                self._files.sync_directory(self._directory)
+            except OSError:
+                self._parts.pop(key)
+                raise
+            part.durable = True
+        return part
+
+    def done(self, key: DeltaKey) -> None:
+        """The ledger has the delta: nothing is being received any more."""
+        self._parts.pop(key, None)
+
+    def abort(self, key: DeltaKey) -> None:
+        """Forget a delta that is being received, and its file; fine when there is none."""
+        part = self._parts.pop(key, None)
+        if part is not None:
+            self._files.remove(part.writer.path)
+
+    def abort_others(self, key: DeltaKey) -> None:
+        """Forget what the client of `key` began before and will not go on with: it sends one delta at a time."""
+        for other in [one for one in self._parts if one.client == key.client and one != key]:
+            self.abort(other)
+
+    # --- acknowledged deltas ------------------------------------------------------------------------------
+
+    def frames(
+        self, key: DeltaKey, manifest: Manifest, chunks: Sequence[int] | None = None
+    ) -> Iterator[bytes]:
+        """The coded chunks of a delta, or these of them, in order, one in memory at a time."""
+        return each_frame(self._files, self._directory / file_name(key), manifest.chunks, chunks)
+
+    def holds(self, delta: AcceptedDelta) -> bool:
+        """Whether the delta's file is in the spool; its content is not read."""
+        return file_name(delta.key) in self._files.names(self._directory)
+
+    def check(self, delta: AcceptedDelta) -> str | None:
+        """What is wrong with the delta's file, or None. Reads all of it."""
+        path = self._directory / file_name(delta.key)
+        return check_content(self._files, path, delta.bytes, delta.sha256)
+
+    def is_whole(self, key: DeltaKey, manifest: Manifest) -> bool:
+        """Whether the delta's file has all of its frames; their content is not read."""
+        try:
+            frame_places(self._files, self._directory / file_name(key), manifest.chunks)
+        except StoreError:
+            return False
+        return True
+
+    def set_aside(self, key: DeltaKey) -> None:
+        """Move the delta's file into quarantine; fine when it is there already or nowhere."""
+        name = file_name(key)
+        if name in self._files.names(self._directory):
+            self._files.rename(self._directory / name, self._aside / name)
+            self._files.sync_directory(self._aside)
+            self._files.sync_directory(self._directory)
+
+    def bring_back(self, key: DeltaKey) -> None:
+        """Undo `set_aside`, durably; fine when the file is in the spool already."""
+        name = file_name(key)
+        if name not in self._files.names(self._directory):
+            self._files.rename(self._aside / name, self._directory / name)
+            self._files.sync_directory(self._directory)
+            self._files.sync_directory(self._aside)
+
+    def present(self) -> set[DeltaKey]:
+        """The keys of all files in the spool."""
+        return {key for name in self._files.names(self._directory) if (key := key_of_file(name))}
+
+    def prune(self, keep: Collection[DeltaKey]) -> None:
+        """Remove every file of the spool that is neither in `keep` nor being received."""
+        for name in self._files.names(self._directory):
+            key = key_of_file(name)
+            if key not in keep and key not in self._parts:
+                self._files.remove(self._directory / name)

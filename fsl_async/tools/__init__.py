@@ -1,0 +1,1 @@
+"""Programs beside the runtime: simulator, benchmarks, faults, comparison, demo, network laboratory."""

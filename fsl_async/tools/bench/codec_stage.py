@@ -1,0 +1,207 @@
+"""The entropy stage alone: codes to streams and back, for one chunk that stays in the cache, beside zstd -1 on the same bytes.
+
+Planning (counting a sample, choosing split and books) is part of it, as building tables is of zstd.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from fsl_async.tools.bench.codec_peers import installed
+from fsl_async.tools.bench.limits import native_module
+from fsl_codecs.formats import format_named
+from fsl_codecs.planes import (
+    BlockReader,
+    plan_chunk,
+    read_plan,
+    read_streams,
+    sample_of,
+    write_plan,
+    write_streams,
+    write_words,
+)
+from fsl_codecs.quantised import BLOCK_SYMBOLS
+from fsl_codecs.reader import Reader
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from numpy.typing import NDArray
+
+    from fsl_async.tools.bench.timing import Action, Rounds
+
+    Codes = NDArray[np.uint8]
+
+NUMPY = "numpy"
+NATIVE_PATHS = ("avx512", "avx2", "scalar")
+_SLACK_BYTES = 64
+
+
+class Stage(Protocol):
+    """The entropy stage on one path."""
+
+    path: str
+    payload: bytes
+    decoded: Codes
+
+    def encode(self) -> None:
+        """All codes, to a buffer of its own."""
+
+    def decode(self) -> None:
+        """`payload`, to `decoded`."""
+
+
+class NumpyStage:
+    """The readable twin."""
+
+    path = NUMPY
+
+    def __init__(self, codes: Codes, number_format: str) -> None:
+        self._codes, self._format = codes, format_named(number_format)
+        self.decoded = np.empty_like(codes)
+        self.payload = self._encoded()
+
+    def encode(self) -> None:
+        """Plan, write the streams, then inner block by inner block."""
+        self._encoded()
+
+    def _encoded(self) -> bytes:
+        pieces: list[bytes] = []
+        plan = plan_chunk(sample_of(self._codes), self._format)
+        write_plan(plan, pieces)
+        write_streams(self._codes, self._format, plan, pieces)
+        for start in range(0, self._codes.size, BLOCK_SYMBOLS):
+            block = self._codes[start : start + BLOCK_SYMBOLS]
+            write_words(block, self._format, plan, pieces)
+        return b"".join(pieces)
+
+    def decode(self) -> None:
+        """Read the plan, the streams, then inner block by inner block."""
+        reader = Reader(np.frombuffer(self.payload, np.uint8))
+        plan = read_plan(reader, self._format, ())
+        streams = read_streams(reader, plan, self.decoded.size)
+        for start in range(0, self._codes.size, BLOCK_SYMBOLS):
+            part = self.decoded[start : start + BLOCK_SYMBOLS]
+            block = BlockReader(reader, self._format, plan, streams, part.size)
+            part[:] = block.read(part.size)
+            block.finish()
+
+
+class NativeStage:
+    """One of the native paths; ValueError where this machine or this build lacks it."""
+
+    def __init__(self, native: Any, path: str, codes: Codes, number_format: str) -> None:
+        self.path = path
+        self._native = native
+        self._codes = np.append(codes, np.zeros(_SLACK_BYTES, dtype=np.uint8))
+        self._format = format_named(number_format).wire_id
+        self._out = np.empty(native.stage_bound(codes.size), dtype=np.uint8)
+        self._room = np.empty(codes.size + _SLACK_BYTES, dtype=np.uint8)
+        self.decoded = self._room[: codes.size]
+        size = native.stage_encode(path, self._format, self._codes, self._out)
+        self._payload = self._out[:size].copy()
+        self.payload = self._payload.tobytes()
+
+    def encode(self) -> None:
+        """Plan and write."""
+        self._native.stage_encode(self.path, self._format, self._codes, self._out)
+
+    def decode(self) -> None:
+        """Read."""
+        self._native.stage_decode(self.path, self._format, self._payload, self._room)
+
+
+def stages(codes: Codes, number_format: str) -> list[Stage]:
+    """Every path that runs here; NumPy's alone without a native module."""
+    native = native_module()
+    found: list[Stage] = []
+    if hasattr(native, "stage_encode"):
+        for path in NATIVE_PATHS:
+            try:
+                found.append(NativeStage(native, path, codes, number_format))
+            except ValueError:
+                continue
+    return found or [NumpyStage(codes, number_format)]
+
+
+class ZstdStage:
+    """zstd -1 on the same bytes, with contexts that are kept."""
+
+    def __init__(self, zstandard: Any, codes: Codes) -> None:
+        self._codes = codes
+        self._compressor = zstandard.ZstdCompressor(level=1)
+        self._decompressor = zstandard.ZstdDecompressor()
+        self.payload: bytes = self._compressor.compress(codes.data)
+
+    def encode(self) -> None:
+        """Compress."""
+        self._compressor.compress(self._codes.data)
+
+    def decode(self) -> None:
+        """Decompress."""
+        self._decompressor.decompress(self.payload)
+
+
+class StageComparison:
+    """All stages and zstd on one chunk of codes (n,), each called `calls` times in an action."""
+
+    def __init__(self, codes: Codes, number_format: str, calls: int, *, peers: bool) -> None:
+        self.codes, self.number_format, self.calls = codes, number_format, calls
+        self.stages = stages(codes, number_format)
+        zstandard = installed("zstandard") if peers else None
+        self.zstd = ZstdStage(zstandard, codes) if zstandard else None
+
+    def actions(self) -> Mapping[str, Action]:
+        """Encode and decode of each, by name."""
+        actions: dict[str, Action] = {}
+        for stage in self.stages:
+            actions[f"{stage.path} encode"] = _repeated(stage.encode, self.calls)
+            actions[f"{stage.path} decode"] = _repeated(stage.decode, self.calls)
+        if self.zstd is not None:
+            actions["zstd encode"] = _repeated(self.zstd.encode, self.calls)
+            actions["zstd decode"] = _repeated(self.zstd.decode, self.calls)
+        return actions
+
+    def rows(self, tensor: str, rounds: Rounds, main_path: str) -> list[dict[str, Any]]:
+        """A row for each path."""
+        symbols = self.codes.size * self.calls
+        zstd_bits = None
+        if self.zstd is not None:
+            zstd_bits = round(8 * len(self.zstd.payload) / self.codes.size, 4)
+        return [
+            {
+                "bench": "codec",
+                "row": "entropy_stage",
+                "tensor": tensor,
+                "format": self.number_format,
+                "path": stage.path,
+                "is_main_path": stage.path == main_path,
+                "symbols": self.codes.size,
+                "encode_symbols_gb_s": rounds.gb_s(f"{stage.path} encode", symbols),
+                "decode_symbols_gb_s": rounds.gb_s(f"{stage.path} decode", symbols),
+                "zstd_encode_symbols_gb_s": rounds.gb_s("zstd encode", symbols),
+                "zstd_decode_symbols_gb_s": rounds.gb_s("zstd decode", symbols),
+                "encode_over_zstd": rounds.ratio(f"{stage.path} encode", "zstd encode"),
+                "decode_over_zstd": rounds.ratio(f"{stage.path} decode", "zstd decode"),
+                "bits_per_symbol": round(8 * len(stage.payload) / self.codes.size, 4),
+                "zstd_bits_per_symbol": zstd_bits,
+                "round_trip": bool((stage.decoded == self.codes).all()),
+                "spread": max(
+                    rounds.spread(f"{stage.path} {direction}") or 0.0
+                    for direction in ("encode", "decode")
+                ),
+                "repeats": rounds.count,
+                "waited_share": rounds.waited_share,
+            }
+            for stage in self.stages
+        ]
+
+
+def _repeated(action: Action, calls: int) -> Action:
+    def run() -> None:
+        for _ in range(calls):
+            action()
+
+    return run

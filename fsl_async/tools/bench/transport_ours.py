@@ -1,0 +1,125 @@
+"""fsl_transport through its public API: a listener and a dialer, one endless stream from one to the other."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any
+
+import fsl_transport as tp
+from fsl_async.process.heap import keep_freed_blocks
+from fsl_async.tools.bench.transport_peer import Meter, Task, say
+from fsl_transport.loop import run as run_loop
+from fsl_transport.zmq.curve import DialerCurve, KeyPair, ListenerCurve
+from fsl_transport.zmq.link import ZmqDialer, ZmqListener
+
+ENDLESS = 1 << 40
+PING_EVERY_S = 0.1
+
+
+class Source:
+    """The same chunk for ever."""
+
+    chunks = ENDLESS
+
+    def __init__(self, size: int) -> None:
+        self._data = bytes(size)
+
+    def read(self, index: int, deliver: Callable[[tp.Buffer | None], None]) -> None:
+        """See `ChunkSource`."""
+        deliver(self._data)
+
+
+class Sink:
+    """Counts and forgets."""
+
+    def __init__(self, meter: Meter, ended: asyncio.Event) -> None:
+        self._meter = meter
+        self._ended = ended
+
+    def write(self, index: int, data: tp.Buffer, done: Callable[[bool], None]) -> None:
+        """See `ChunkSink`."""
+        if self._meter.add(len(data)):
+            self._ended.set()
+        done(True)
+
+
+class End:
+    """An endpoint and what it does about events."""
+
+    def __init__(self, task: Task) -> None:
+        self.task = task
+        self.meter = Meter(task)
+        self.ended = asyncio.Event()
+        self.delays: list[float] = []
+        self.endpoint: Any = None
+        self._pinging: asyncio.Task[None] | None = None
+
+    def take(self, event: tp.TransportEvent) -> None:
+        """One event of the transport."""
+        endpoint, task = self.endpoint, self.task
+        if isinstance(event, tp.HelloReceived):
+            endpoint.welcome(event.peer, {})
+        elif isinstance(event, tp.PeerUp) and task.sends:
+            endpoint.offer(event.peer, "bench", {}, Source(task.chunk_bytes))
+            if task.pings:
+                self._pinging = asyncio.ensure_future(self._ping(event.peer))
+        elif isinstance(event, tp.StreamOffered):
+            endpoint.accept(event.peer, event.stream_id, Sink(self.meter, self.ended))
+        elif isinstance(event, tp.MessageReceived):
+            self.delays.append(time.monotonic() - event.body["at"])
+        elif isinstance(event, tp.PeerDown) and task.sends:
+            self.ended.set()
+
+    async def _ping(self, peer: str) -> None:
+        # Both ends are on this machine, so they have the same monotonic clock.
+        while True:
+            self.endpoint.send(peer, {"at": time.monotonic()})
+            await asyncio.sleep(PING_EVERY_S)
+
+    async def run(self) -> None:
+        """Until the time is over, or the other side is gone."""
+        task = self.task
+        loop = asyncio.get_running_loop()
+        settings = tp.TransportSettings(
+            stripes_first=task.stripes or 1, stripes_limit=task.stripes or tp.STRIPES_LIMIT
+        )
+        listens = task.sends == task.down
+        keys = KeyPair(*task.keys) if task.keys is not None else None
+        if listens:
+            allowed = ListenerCurve(keys, lambda _key: True) if keys else None
+            link = ZmqListener(f"{task.address}:{task.port}", settings, allowed)
+            self.endpoint = tp.ListenerEndpoint(
+                link, loop, settings, self.take, "server", incarnation=1
+            )
+            say(port=link.port)
+        else:
+            curve = DialerCurve(KeyPair.new(), keys.public) if keys else None
+            dialer = ZmqDialer(f"{task.address}:{task.port}", "bench", settings, curve)
+            self.endpoint = tp.DialerEndpoint(
+                dialer, loop, settings, self.take, "bench", incarnation=1
+            )
+            self.endpoint.connect(dict)
+        await self.ended.wait()
+        if not task.sends:
+            delays = sorted(self.delays) or [float("nan")]
+            say(
+                **self.meter.result(),
+                control_worst_s=delays[-1],
+                control_median_s=delays[len(delays) // 2],
+                controls=len(self.delays),
+            )
+        if self._pinging is not None:
+            self._pinging.cancel()
+        self.endpoint.close()
+
+
+def run(task: Task) -> None:
+    """Do it."""
+
+    async def main() -> None:
+        await End(task).run()
+
+    keep_freed_blocks()  # as nodes do
+    run_loop(main())

@@ -1,0 +1,112 @@
+"""One end of one measurement of `fsl-node bench transport`: a process of its own, started with its task as JSON.
+
+The receiver listens, prints `{"port": ...}`, counts the payload that arrives and, `warm_s` + `measure_s` after its first byte, prints what it
+saw and ends. The sender sends chunks until it is ended. Both use the event loop that nodes use.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import resource
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import cattrs
+from attrs import frozen
+
+GRAIN_S = 0.005
+"""Arrivals are noted no more often than this."""
+
+
+@frozen
+class Task:
+    """What a process does. `stripes` 0: chosen by measurement. `keys`: CURVE's public and secret key of the listener."""
+
+    way: str
+    sends: bool
+    address: str
+    port: int = 0
+    chunk_bytes: int = 1 << 20
+    stripes: int = 1
+    down: bool = False
+    """The listener sends, not the dialer; fsl only."""
+    keys: tuple[str, str] | None = None
+    warm_s: float = 0.5
+    measure_s: float = 2.0
+    pings: bool = True
+    """Control messages beside the chunks, whose delay is measured; fsl only."""
+
+    @property
+    def words(self) -> list[str]:
+        """Words that run it."""
+        return [sys.executable, "-m", __name__, json.dumps(cattrs.unstructure(self))]
+
+
+def say(**found: Any) -> None:
+    """One line for the process that started this one."""
+    sys.stdout.write(json.dumps(found) + "\n")
+    sys.stdout.flush()
+
+
+class Meter:
+    """Payload that arrived, over time."""
+
+    def __init__(self, task: Task, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._warm_s = task.warm_s
+        self._measure_s = task.measure_s
+        self._total = 0
+        self._first = 0.0
+        self._noted: list[tuple[float, int]] = []
+        self._cpu_at_warm = 0.0
+
+    def add(self, size: int) -> bool:
+        """Count a payload; True when the time is over."""
+        now = self._clock()
+        self._total += size
+        if not self._noted:
+            self._first = now
+        elif now < self._noted[-1][0] + GRAIN_S:
+            return False
+        self._noted.append((now, self._total))
+        if self._cpu_at_warm == 0.0 and now >= self._first + self._warm_s:
+            self._cpu_at_warm = _cpu_s()
+        return now >= self._first + self._warm_s + self._measure_s
+
+    def result(self) -> dict[str, Any]:
+        """Bytes and seconds after the warm-up, and from the first byte on; the longest silence in the measured part."""
+        first_at, first_bytes = self._noted[0]
+        later = [note for note in self._noted if note[0] >= self._first + self._warm_s]
+        begin_at, begin_bytes = later[0] if later else self._noted[-1]
+        end_at, end_bytes = self._noted[-1]
+        gaps = [b[0] - a[0] for a, b in itertools.pairwise(later)]
+        return {
+            "bytes": end_bytes - begin_bytes,
+            "seconds": end_at - begin_at,
+            "whole_bytes": end_bytes - first_bytes,
+            "whole_seconds": end_at - first_at,
+            "longest_gap_s": max(gaps, default=0.0),
+            "cpu_s": _cpu_s() - self._cpu_at_warm,
+        }
+
+
+def _cpu_s() -> float:
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime
+
+
+def main() -> None:
+    """Do the task of the first argument."""
+    task = cattrs.structure(json.loads(sys.argv[1]), Task)
+    if task.way == "fsl":
+        from fsl_async.tools.bench import transport_ours as ways
+    else:
+        from fsl_async.tools.bench import transport_others as ways  # type: ignore[no-redef]
+    ways.run(task)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,62 @@
+"""The storm's own record, RUN/chaos.jsonl: what was done, to whom, when. Written and synced before it is done.
+
+    {"t": 1763722149.3, "what": "storm", "faults_per_hour": 125.0, "kinds": [...], "seed": 1, "seconds": 300.0, "clients": [...]}
+    {"t": ..., "what": "begin", "fault": 7, "kind": "stop", "name": "client-2", "pid": 4711, "lasts_s": 8.1}
+    {"t": ..., "what": "end", "fault": 7, "kind": "stop", "name": "client-2"}
+    {"t": ..., "what": "missed", "fault": 8, "kind": "kill"}           nobody could be hit: nothing was done
+    {"t": ..., "what": "over"}
+
+`t` is the wall clock, as in the run's journals. A kill ends when it begins. A "begin" that could not be carried out is followed by a "missed".
+A line that a crash or a full disk has torn is closed off by the next one, and nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from fsl_async.files.private_files import FILE_MODE
+
+FILE = "chaos.jsonl"
+
+
+class TruthLog:
+    """Appends to the record."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises OSError."""
+        self.path = path
+        self._descriptor = os.open(
+            path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, FILE_MODE
+        )
+        size = os.fstat(self._descriptor).st_size
+        self._torn = size > 0 and os.pread(self._descriptor, 1, size - 1) != b"\n"
+
+    def write(self, what: str, **facts: Any) -> None:
+        """Make a line durable. Raises OSError; then what it says must not be done."""
+        line = json.dumps({"t": round(time.time(), 4), "what": what, **facts}) + "\n"
+        data = b"\n" * self._torn + line.encode()
+        self._torn = True
+        while data:  # a disk that becomes full takes a part, without an error
+            data = data[os.write(self._descriptor, data) :]
+        self._torn = False
+        os.fsync(self._descriptor)
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self._descriptor)
+
+
+def read(path: Path) -> Iterator[dict[str, Any]]:
+    """All lines of a record; torn ones are left out. Raises OSError."""
+    for line in path.read_text("utf-8", errors="replace").splitlines():
+        try:
+            found = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(found, dict):
+            yield found

@@ -1,0 +1,116 @@
+"""Cuts the links of clients, or makes them slow: in a network laboratory, or by a proxy that the run was started with.
+
+A client is in a laboratory when its process is in the network namespace of one of its sites; that is looked up in /proc, so nobody has to say so. Where there is none, a
+client that was started behind a `CutLink` (`demo --links`) has a file RUN/links/NAME, which says "open", "cut", or "slow BYTES_PER_S".
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Protocol
+
+from attrs import frozen
+
+from fsl_async.tools.chaos.targets import Node, Run
+from fsl_async.tools.netlab import host, records
+from fsl_async.tools.netlab.laboratory import Laboratory
+
+FOLDER = "links"
+SLOW_BYTES_PER_S = 20_000.0
+SLOW_RATE = "160kbit"
+
+
+class LinkOf(Protocol):
+    """One client's link."""
+
+    def cut(self) -> None:
+        """Nothing passes any more."""
+
+    def slow(self) -> None:
+        """Little passes."""
+
+    def restore(self) -> None:
+        """As it was."""
+
+
+@frozen
+class FileLink:
+    """That of a proxy, told by a file."""
+
+    path: Path
+
+    def _say(self, text: str) -> None:
+        partial = self.path.with_name(f".{self.path.name}.part")
+        partial.write_text(text)
+        partial.rename(self.path)
+
+    def cut(self) -> None:
+        """Nothing passes any more."""
+        self._say("cut")
+
+    def slow(self) -> None:
+        """Little passes."""
+        self._say(f"slow {SLOW_BYTES_PER_S:g}")
+
+    def restore(self) -> None:
+        """As it was."""
+        self._say("open")
+
+
+@frozen
+class SiteLink:
+    """That of a site of a laboratory; `was` is what it had, its profile or else its rate."""
+
+    lab: Laboratory
+    site: str
+    was: str
+
+    def cut(self) -> None:
+        """Nothing passes any more."""
+        self.lab.cut(self.site)
+
+    def slow(self) -> None:
+        """Little passes."""
+        self.lab.set(self.site, f"rate={SLOW_RATE}")
+
+    def restore(self) -> None:
+        """As it was."""
+        self.lab.set(self.site, "heal", self.was)
+
+
+def link_of(run: Run, node: Node) -> LinkOf | None:
+    """The link of a client that can be cut; None when there is none."""
+    path = run.run_dir / FOLDER / node.name
+    if path.exists():
+        return FileLink(path)
+    if not records.ROOT.is_dir():
+        return None
+    try:
+        own = Path(f"/proc/{node.pid}/ns/net").stat().st_ino
+    except OSError:
+        return None
+    for name in records.names():
+        found = _site_link(name, own)
+        if found is not None:
+            return found
+    return None
+
+
+def _site_link(lab_name: str, namespace: int) -> SiteLink | None:
+    try:
+        lab = Laboratory.find(lab_name)
+        record = records.read(lab_name)
+    except (host.LabError, OSError):
+        return None
+    assert record is not None
+    for site in record.plan().sites.values():
+        try:
+            here = Path("/run/netns", site.namespace).stat().st_ino == namespace
+        except OSError:
+            continue
+        if here:
+            state = next(one for one in lab.links.values() if site.name in {one.left, one.right})
+            return SiteLink(
+                lab, site.name, state.profile or f"rate={state.settings.rate_mbit:g}mbit"
+            )
+    return None

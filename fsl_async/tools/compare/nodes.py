@@ -1,0 +1,208 @@
+"""A server and a client of a comparison, each a blocking function that reports what happens by `emit`: for a thread, or a process of its own.
+
+As processes (where a network laboratory puts each node into a site of its own):
+
+    python -m fsl_async.tools.compare.nodes server JSON        JSON: {"choices", "method", "folder", "listen"}
+    python -m fsl_async.tools.compare.nodes client JSON        JSON: {"address", "name", "threads"}
+
+Each report is then a line of JSON on standard output. A line "drain" on standard input asks for a good end, its end for one at once.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, SupportsFloat
+
+import attrs
+import torch
+
+from fsl_async.config.site_policy import KINDS, SitePolicy
+from fsl_async.errors import FslError, StopError
+from fsl_async.files.private_files import make_folder
+from fsl_async.learn.client.fed import Fed, Place
+from fsl_async.nodes.client import joining
+from fsl_async.nodes.client.node import ClientRuntime
+from fsl_async.nodes.ps import node as node_ps
+from fsl_async.nodes.split_server import node as node_server
+from fsl_async.process.stopper import Stopper
+from fsl_async.roles.split.methods import METHODS
+from fsl_async.tools.compare.choices import Choices
+from fsl_async.tools.compare.problem import Scorer, config_of
+
+DRAINED = "the target is reached"
+Emit = Callable[[Mapping[str, Any]], None]
+
+
+class ReportingFed(Fed):
+    """Fed that reports each round's end with the client's counters."""
+
+    def __init__(self, runtime: ClientRuntime, place: Place, emit: Emit) -> None:
+        super().__init__(runtime.learner, place, runtime.open_split)
+        self._runtime, self._emit = runtime, emit
+        self._began = -1.0
+        self._waited_before = 0.0
+        self._last = (0.0, 0.0)  # when the newest round ended, and what had been waited by then
+        self.newest = 0
+
+    def rounds(self) -> Iterator[int]:
+        """Those of `Fed`; time counts from the first one on."""
+        for number in super().rounds():
+            if self._began < 0:
+                self._began, self._waited_before = time.monotonic(), self.waited_s
+                self._emit({"event": "began", "client": self.client_name, "at": self._began})
+            self.newest = number + 1
+            yield number
+
+    def end_round(
+        self, *, samples: int, metrics: Mapping[str, SupportsFloat] | None = None
+    ) -> bool:
+        """That of `Fed`, and a report."""
+        self._note()
+        self.report()  # what is sent so far; the version that comes of it is still to be fetched
+        going = super().end_round(samples=samples, metrics=metrics)
+        self._note()
+        self.report()
+        return going
+
+    def _note(self) -> None:
+        self._last = (time.monotonic(), self.waited_s - self._waited_before)
+
+    def report(self) -> None:
+        """Say what was counted until now, with the times of the newest round's end."""
+        at, waited = self._last
+        traffic = self._runtime.traffic.as_dict()
+        self._emit(
+            {
+                "event": "round",
+                "client": self.client_name,
+                "version": self.newest,
+                "at": at,
+                "waited": waited,
+                "trained": at - self._began,
+                **traffic,
+            }
+        )
+
+
+def serve(  # noqa: PLR0917 - what a run is, in the order of its making
+    choices: Choices,
+    method: str,
+    folder: Path,
+    emit: Emit,
+    stop: Stopper,
+    listen: Mapping[str, str],
+) -> None:
+    """Run the parameter server, and the split server where the method has one, in one loop. Blocks.
+
+    listen: "ps", "split" -> where to listen; "reach" -> where clients reach the split server, "" for where it listens. Raises FslError.
+    """
+    torch.set_num_threads(1)
+    config = config_of(choices, method)
+    config = attrs.evolve(
+        config,
+        listen=attrs.evolve(config.listen, address=listen["ps"], insecure=True),
+        split=attrs.evolve(config.split, listen=listen["split"], server=listen["reach"]),
+    )
+    has_server = METHODS[method].has_server
+
+    def announce(role: str, address: str) -> None:
+        emit({"event": "listening", "role": role, "address": address})
+
+    def log(text: str) -> None:
+        emit({"event": "line", "text": text})
+
+    ps_dir = folder / node_server.PS if has_server else folder
+    scorer = Scorer(config, ps_dir, choices.turns(method), emit) if choices.evaluates else None
+    if has_server:
+        node_server.serve(
+            config, folder, with_ps=True, announce=announce, log=log, stop=stop, scored=scorer
+        )
+        return
+    make_folder(folder)
+    node_ps.serve(
+        config,
+        folder,
+        from_version=None,
+        announce=lambda address: announce("ps", address),
+        log=log,
+        stop=stop,
+        after_commit=scorer,
+    )
+
+
+EVERYTHING = SitePolicy(frozenset(KINDS))
+"""May leave a client of a comparison: all its nodes are this machine's."""
+
+
+def join(
+    address: str, name: str, emit: Emit, stop: Stopper, *, data: str = "", threads: int = 1
+) -> None:
+    """Train as one client on `data` (empty: the built-in text) until the run ends. Blocks. Raises FslError."""
+    made: list[ReportingFed] = []
+
+    def make(runtime: ClientRuntime, place: Place) -> Fed:
+        emit({"event": "joined", "client": name})
+        made.append(ReportingFed(runtime, place, emit))
+        return made[0]
+
+    joining.join_run(
+        address,
+        name,
+        None,
+        data or None,
+        run_dir=None,
+        stop=stop,
+        log=lambda text: emit({"event": "line", "text": text}),
+        threads=threads,
+        policy=EVERYTHING,
+        make_fed=make,
+    )
+    for fed in made:
+        if fed.newest:  # what came after the last round's end is counted too
+            fed.report()
+
+
+def main(arguments: list[str]) -> int:
+    """A node as a process; see the module."""
+    role, given = arguments[0], json.loads(arguments[1])
+    stop = Stopper()
+    lock = threading.Lock()
+
+    def emit(record: Mapping[str, Any]) -> None:
+        with lock:
+            sys.stdout.write(json.dumps(record) + "\n")
+            sys.stdout.flush()
+
+    def watch() -> None:
+        for _ in sys.stdin:
+            stop.request(reason=DRAINED)
+        stop.request(hard=True, reason="told to stop")  # or whoever started this has ended
+
+    threading.Thread(target=watch, daemon=True).start()
+    try:
+        if role == "server":
+            choices = Choices.from_dict(given["choices"])
+            serve(choices, given["method"], Path(given["folder"]), emit, stop, given["listen"])
+        else:
+            data, threads = given.get("data", ""), given.get("threads", 1)
+            join(given["address"], given["name"], emit, stop, data=data, threads=threads)
+    except StopError:
+        return 0
+    except FslError as error:
+        emit({"event": "error", "text": error.message, "exit_code": error.exit_code})
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    ended_with = main(sys.argv[1:])
+    sys.stdout.flush()
+    os._exit(
+        ended_with
+    )  # a thread reads standard input: the interpreter's own way out would trip over it

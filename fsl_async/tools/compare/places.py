@@ -1,0 +1,123 @@
+"""Where the nodes of a comparison run, and what lies between them: the one seam for networks.
+
+    Loopback     every node is a thread of this process, nothing between them
+    Lagging      the same, with a `LagLink` in front of each server: "--net RATE,DELAY"
+    Sites        the network laboratory: a site for the servers and one for each client, "--net PROFILE[:KEY=VALUE...]"
+
+What `prefix` gives enters a node's site; the node is then a process of its own (`fsl_async.tools.compare.nodes`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from attrs import frozen
+
+from fsl_async.config.address import parse
+from fsl_async.errors import UsageError
+from fsl_async.plan.link import LinkSpec, parse_link
+from fsl_async.tools.compare.lag_link import LagLink
+from fsl_async.tools.netlab.laboratory import Laboratory, which
+from fsl_async.tools.netlab.profiles import changed, profiles
+from fsl_async.tools.netlab.profiles import words as words_of
+
+ANY = "tcp://127.0.0.1:0"
+SERVERS = "server"
+"""The servers' node; clients have their own names."""
+
+
+class Loopback:
+    """Everything here. Made anew for each run, and closed after it."""
+
+    def prefix(self, node: str) -> tuple[str, ...] | None:
+        """The command that a node's is put behind, for one with a process of its own; None: it is a thread of this process."""
+        return None
+
+    def listen(self) -> dict[str, str]:
+        """Where the servers listen ("ps", "split"), and where clients reach the split server ("reach"; "": where it listens)."""
+        return {"ps": ANY, "split": ANY, "reach": ""}
+
+    def listening(self, role: str, address: str) -> str:
+        """A server ("ps" or "server") listens at `address`; returns where clients reach it."""
+        return address
+
+    def close(self) -> None:
+        """The run is over."""
+
+
+class Lagging(Loopback):
+    """A long line to both servers, in this process."""
+
+    def __init__(self, link: LinkSpec) -> None:
+        self._links = {role: LagLink(link) for role in ("ps", "server")}
+
+    def listen(self) -> dict[str, str]:
+        """Clients reach the split server by its proxy."""
+        return {"ps": ANY, "split": ANY, "reach": self._links["server"].address}
+
+    def listening(self, role: str, address: str) -> str:
+        """Point the proxy to it."""
+        found = parse(address)
+        link = self._links[role]
+        link.target = (found.host, found.port)
+        return link.address
+
+    def close(self) -> None:
+        """Cut the lines."""
+        for link in self._links.values():
+            link.close()
+
+
+class Sites(Loopback):
+    """A laboratory with the servers in its middle. Raises what `fsl_async.tools.netlab` raises where there is none to be had."""
+
+    def __init__(self, profile: str, clients: Sequence[str], changes: Sequence[str] = ()) -> None:
+        self._lab = Laboratory([SERVERS, *clients], profile=profile)
+        self._lab.up()
+        if changes:
+            self._lab.set("all", *changes)
+
+    def prefix(self, node: str) -> tuple[str, ...] | None:
+        """Enter the node's site."""
+        return self._lab.command(node, ())
+
+    def listen(self) -> dict[str, str]:
+        """In the middle, where no other program is."""
+        host = self._lab.address(SERVERS)
+        return {"ps": f"tcp://{host}:7100", "split": f"tcp://{host}:7101", "reach": ""}
+
+    def close(self) -> None:
+        """Take the laboratory down."""
+        self._lab.down()
+
+
+@frozen
+class Net:
+    """What lies between the nodes, in words, and how to make it for a run."""
+
+    words: str
+    make: Callable[[], Loopback]
+
+
+def net_of(text: str | None, clients: Sequence[str] = ()) -> Net:
+    """What `--net` says. Raises UsageError for what is neither line nor profile, LabError where there can be no laboratory."""
+    if text is None:
+        return Net("loopback, nothing between the nodes", Loopback)
+    profile, *changes = text.split(":")
+    if profile in profiles():
+        settings = profiles()[profile]
+        for change in changes:
+            settings = changed(settings, change)
+        words = f"network laboratory ({which()}), {profile} links: {words_of(settings)}"
+        return Net(words, lambda: Sites(profile, clients, changes))
+    try:
+        link = parse_link(text)
+    except UsageError:
+        known = ", ".join(profiles())
+        raise UsageError(
+            f"--net {text[:80]!r}: a profile of the network laboratory ({known}), or RATE,DELAY (one way) like 200mbit,45ms for a"
+            " line that a proxy in this process makes"
+        ) from None
+    rate, delay = link.bits_per_s / 1e6, link.delay_s * 1e3
+    words = f"a proxy in this process: {rate:g} Mbit/s for each connection, {delay:g} ms each way, no loss"
+    return Net(words, lambda: Lagging(link))

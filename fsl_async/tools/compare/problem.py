@@ -1,0 +1,161 @@
+"""The configuration of one method's run, and the joined model on the held-out set. Imports torch.
+
+Every node builds its parts from the configuration alone, so all methods begin with the same weights, and a client draws the same batches
+under every method.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from fsl_async.config.load import load
+from fsl_async.config.settings import Config
+from fsl_async.config.split_rules import split_rules
+from fsl_async.learn.client.buffers import ModelWeights, Vector
+from fsl_async.learn.data.facts import described, facts_of
+from fsl_async.learn.split import lockstep, samples, task, weights
+from fsl_async.learn.split.weights import exchanged
+from fsl_async.roles.split.methods import decisions_of
+from fsl_async.tools.compare.choices import GPT, Choices
+from fsl_async.tools.demo.evaluate import load_last
+
+
+def config_of(choices: Choices, method: str) -> Config:
+    """The run's configuration. Raises ConfigError, DataError in one line."""
+    wanted: dict[str, Any] = {
+        "run.name": f"compare-{method}",
+        "run.seed": choices.seed,
+        "run.rounds": choices.versions(method),
+        "listen.address": "tcp://127.0.0.1:0",
+        "sync.clients": choices.clients,
+        "sync.min_clients": choices.clients,
+        "session.heartbeat_every_s": 1.0,
+        "session.expire_after_s": 30.0,
+        "checkpoint.keep_versions": 1,
+        "data.path": choices.data,
+        "split.method": method,
+        "split.mode": choices.mode,
+        "split.cut": choices.cut,
+        "split.listen": "tcp://127.0.0.1:0",
+        "split.optimizer": choices.optimizer,
+        "split.samples": choices.samples,
+        "split.upload_every": choices.upload_every,
+        "split.align_every": choices.align_every,
+        "split.align_passes": choices.align_passes,
+        "split.align_rate": choices.align_rate,
+        "split.buffer_samples": choices.buffer_samples,
+        "split.up": choices.up,
+        "split.down": choices.down,
+        "split.models": choices.models,
+        "split.in_flight": choices.in_flight,
+        "split.checkpoint_every": 1 << 20,
+        "codec.fineness": choices.fineness,
+        "train.batch": choices.batch,
+        "train.learning_rate": choices.learning_rate,
+        "train.weight_decay": choices.weight_decay,
+        "train.threads": 1,
+        "train.device": "cpu",
+    }
+    if choices.is_text:
+        wanted["model.preset"] = choices.model.removeprefix(GPT)
+    else:
+        wanted["model.family"] = choices.model
+    if choices.sizes:
+        wanted["model.sizes"] = choices.sizes
+    if choices.alpha:
+        wanted |= {"data.partition": "dirichlet", "data.alpha": choices.alpha}
+    if method in {"cse-fsl", "fsl-sage"}:
+        wanted["split.auxiliary"] = choices.auxiliary
+    sets = [f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in wanted.items()]
+    return described(load(None, sets, _OPTIONS))
+
+
+_OPTIONS = {
+    "run.rounds": "--rounds",
+    "run.seed": "--seed",
+    "sync.clients": "--clients",
+    "data.path": "--data",
+    "data.alpha": "--alpha",
+    "model.preset": "--model",
+    "model.family": "--model",
+    "model.sizes": "--sizes",
+    "split.cut": "--cut",
+    "split.auxiliary": "--auxiliary",
+    "split.up": "--format",
+    "split.down": "--format",
+    "train.batch": "--batch",
+    "train.learning_rate": "--learning-rate",
+}
+
+
+def check(choices: Choices, method: str) -> None:
+    """Build everything once, so that what is wrong is said before anything is started. Raises FslError in one line."""
+    config = config_of(choices, method)
+    task.build_parts(config, at_client=False)
+    facts = facts_of(config)
+    samples.open_samples(config, facts, (0, choices.clients))
+    next(iter(samples.held_out(config, facts, 1)))
+
+
+class Scorer:
+    """Scores each version: x_c of the parameter server and x_s of the split server, together, on what nobody trains on.
+
+    Called where the version is durable and nobody has heard of it yet, so no client trains meanwhile. Replicas (SplitFed V1) are averaged for it with the
+    shares that the version's own average had.
+    """
+
+    def __init__(
+        self, config: Config, ps_dir: Path, turns: int, emit: Callable[[Mapping[str, Any]], None]
+    ) -> None:
+        self._ps_dir, self._turns, self._emit = ps_dir, turns, emit
+        self._parts = parts = task.build_parts(config, at_client=False)
+        method = task.method_of(config)
+        half = method.client_half(
+            parts.halves, task.optimizer_of(config), auxiliary=parts.auxiliary
+        )
+        sent = decisions_of(split_rules(config)).averaged
+        kept = {name: exchanged(half.part(name)) for name in sent}
+        self._client = ModelWeights(kept["client"] if len(kept) == 1 else nn.ModuleDict(kept))
+        self._batches = list(samples.held_out(config, facts_of(config)))
+
+    def __call__(self, version: int, halves: Callable[[], dict[str, Vector]] | None = None) -> None:
+        """Score a version; a failure is told, not raised."""
+        if version < 1 or version % self._turns:
+            return
+        at = time.monotonic()
+        try:
+            score = self._score(halves)
+        except Exception as error:  # noqa: BLE001 - the run itself is fine
+            self._emit({"event": "failed", "text": f"version {version} was not scored: {error}"})
+            return
+        self._emit(
+            {
+                "event": "scored",
+                "version": version,
+                "at": at,
+                "seconds": time.monotonic() - at,
+                "accuracy": score.accuracy,
+                "loss": score.loss,
+                "samples": score.count,
+            }
+        )
+
+    def _score(self, halves: Callable[[], dict[str, Vector]] | None) -> lockstep.Score:
+        record = load_last(self._ps_dir, self._client).record
+        server = self._parts.halves.server
+        if halves is not None and server is not None:
+            found = halves()
+            shares = {e.key.client: float(e.tokens) for e in record.merged if e.key.client in found}
+            vector = found[""]
+            if shares:
+                vector = weights.average([found[name] for name in shares], list(shares.values()))
+            weights.load(server, vector)
+        torch.set_num_threads(1)
+        return lockstep.evaluate(self._parts.halves, self._batches)

@@ -1,0 +1,71 @@
+"""The loss of a run's last checkpoint on text that no client has trained on. Imports torch, so import it late."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from attrs import frozen
+
+from fsl_async.errors import RunDirError
+from fsl_async.learn.client.buffers import ModelWeights
+from fsl_async.learn.client.pretrain import Tables, evaluate, gpt_config, open_corpus
+from fsl_async.learn.models.gpt import GPT
+from fsl_async.store.checkpoint import WEIGHTS, Checkpoint, Checkpoints, open_flat
+from fsl_async.store.errors import Damage
+from fsl_async.store.files import Files
+from fsl_async.store.manifest import CHUNK_VALUES
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+EVALUATED_BYTES = 1 << 15
+
+
+@frozen
+class Evaluated:
+    """A checkpoint and its loss in nats per byte."""
+
+    version: int
+    digest: str
+    loss: float
+
+
+def evaluate_last(run_dir: Path, tables: Tables) -> Evaluated:
+    """Load the newest checkpoint into the built-in model and evaluate it on the held-out tail of the data.
+
+    tables: the run's configuration ([model], [data]). Every byte of the checkpoint is verified first. Raises RunDirError, DataError.
+    """
+    # One thread: on a machine that others use too, threads that spin for each other can cost minutes instead of a second.
+    torch.set_num_threads(1)
+    config = gpt_config(tables)
+    model = GPT(config)
+    checkpoint = load_last(run_dir, ModelWeights(model))
+    corpus = open_corpus(tables, config.context)
+    loss = evaluate(model, corpus, limit_bytes=EVALUATED_BYTES)
+    return Evaluated(checkpoint.record.version, checkpoint.record.digest, loss)
+
+
+def load_last(run_dir: Path, weights: ModelWeights) -> Checkpoint:
+    """Load the newest checkpoint of a parameter server, verified to the last byte. Raises RunDirError."""
+    files = Files()
+    checkpoints = Checkpoints(files, run_dir)
+    versions = checkpoints.versions()
+    if not versions:
+        raise RunDirError(f"{run_dir} has no checkpoint to evaluate")
+    try:
+        checkpoint = checkpoints.verify(versions[-1], weights.manifest)
+    except Damage as damage:
+        raise RunDirError(f"{run_dir}: version {versions[-1]} is damaged: {damage}") from None
+    reader = open_flat(files, checkpoint, WEIGHTS, weights.manifest)
+    assert reader is not None, "every version has weights"
+    vector = np.empty(weights.manifest.values, np.float32)
+    try:
+        for index in range(weights.manifest.chunks):
+            start = index * CHUNK_VALUES
+            reader.read_into(index, vector[start : start + CHUNK_VALUES])
+    finally:
+        reader.close()
+    weights.copy_in(vector)
+    return checkpoint

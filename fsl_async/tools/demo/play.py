@@ -1,0 +1,310 @@
+"""Plays the demo: starts the processes, kills one, watches the run through its journal, ends it in good order.
+
+The demo knows no more than an operator with two terminals: it launches `fsl-node` processes by the supervisor, reads the run's
+journal and sends signals. Times are seconds after the demo's start, which includes the start of Python and torch.
+
+    0                      server, then the clients are launched
+    seconds / 3            SIGKILL to one client, once a round was merged (at 0.6 seconds in any case)
+      + about 3 s          the server notices; the supervisor launches the client again
+    seconds                SIGINT to the server: one last round, every client gets it, all end
+                           later, by at most `PATIENCE_S`, while the killed client is still on its way back;
+                           earlier on a machine so slow that the end would come too late
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib
+import json
+import signal
+import time
+from typing import TYPE_CHECKING
+
+from attrs import evolve, field, mutable
+
+from fsl_async.cluster.restarts import RestartRules
+from fsl_async.cluster.supervisor import ChildExited, ChildStarted, Supervisor
+from fsl_async.config import address as addresses
+from fsl_async.errors import ExitCode, FslError
+from fsl_async.observe.client_state import News
+from fsl_async.observe.journal import JournalReader
+from fsl_async.observe.state import RunState
+from fsl_async.tools.chaos.links import FOLDER
+from fsl_async.tools.chaos.proxy import CutLink
+from fsl_async.tools.demo.settings import SERVER, DemoSettings
+from fsl_transport.text import peer_text
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from fsl_async.observe.table import View
+    from fsl_async.process.stopper import Stopper
+
+PATIENCE_S = 8.0
+SLACK_S = 15.0
+"""The demo ends at most this long after `seconds`, on lines that are not long."""
+
+HOLD_S = 2.0
+"""The journal is up to a second behind; so long a line waits for those that belong before it."""
+
+_SIGINT = "Ctrl-C"
+_TICK_S = 0.2
+_MAX_WORDS = 500
+"""Characters of what a child said last."""
+_LISTEN_S = 30.0
+_DRAIN_S = 9.0
+_LEAVE_S = 4.0
+_END_TRIPS = 40
+_RULES = RestartRules(first_wait_s=0.5, longest_wait_s=4.0, budget=4)
+
+
+@mutable
+class Played:
+    """What was seen. Times in seconds after the demo's start; None: it did not happen."""
+
+    state: RunState = field(factory=RunState)
+    joined_s: float | None = None
+    killed_s: float | None = None
+    noticed_s: float | None = None
+    relaunched_s: float | None = None
+    caught_up_s: float | None = None
+    seconds: float = 0.0
+    faults: list[str] = field(factory=list)
+
+
+class Demo:
+    """One demo. `play` is the whole interface."""
+
+    def __init__(self, settings: DemoSettings, view: View, stop: Stopper) -> None:
+        self.settings = settings
+        self.played = Played()
+        self._view = view
+        self._stop = stop
+        self._begun = time.monotonic()
+        self.played.state.started_at = time.time()  # one clock for lines, summary and journal
+        self._reader = JournalReader(settings.run_dir / "journal.jsonl")
+        self._news: list[News] = []
+        self._address: asyncio.Future[str] | None = None
+        self._words: dict[str, str] = {}  # child -> its last line
+        self._refused: FslError | None = None
+        self._ending = False
+        self._links: list[CutLink] = []
+
+    async def play(self) -> Played:
+        """Play it to its end; no child is left behind. Raises FslError for what the user can act on."""
+        self._address = asyncio.get_running_loop().create_future()
+        log = self.settings.run_dir / "children.log"
+        supervisor = Supervisor(
+            log_path=log, on_line=self._line, on_change=self._changed, rules=_RULES
+        )
+        async with supervisor:
+            try:
+                await self._run(supervisor)
+            finally:
+                if self._stop.hard:
+                    await supervisor.stop(grace_s=0.0)
+                for link in self._links:
+                    await link.close()
+        self._look(hold_s=0.0)
+        if self._refused is not None:
+            raise self._refused
+        self.played.seconds = self._elapsed()
+        return self.played
+
+    # --- the plot ---
+
+    async def _run(self, supervisor: Supervisor) -> None:
+        settings = self.settings
+        supervisor.start(settings.server())
+        assert self._address is not None
+        if not await self._until(self._address.done, _LISTEN_S):
+            if self._may_go_on():
+                self.played.faults.append(f"the server did not listen within {_LISTEN_S:g} s")
+            return
+        for name in settings.names:
+            address = await self._way_for(name, self._address.result())
+            supervisor.start(settings.client(name, address))
+        while self._may_go_on() and self._elapsed() < self._stop_at():
+            await self._tick()
+            if self.played.killed_s is None and self._is_time_to_kill():
+                self._kill(supervisor)
+        await self._end(supervisor)
+
+    async def _way_for(self, name: str, address: str) -> str:
+        """What a client dials: the server, or a link of its own to it."""
+        if not self.settings.links:
+            return address
+        place = addresses.parse(address)
+        link = CutLink(self.settings.run_dir / FOLDER / name, (place.host, place.port))
+        self._links.append(link)
+        return await link.start()
+
+    def _is_time_to_kill(self) -> bool:
+        state, settings = self.played.state, self.settings
+        victim = state.clients.get(settings.victim)
+        if victim is None or victim.version < 0 or not victim.connected:
+            return False
+        merged = state.rounds >= 1 or self._elapsed() > 0.6 * settings.seconds
+        return self._elapsed() >= settings.kill_after_s and merged
+
+    def _kill(self, supervisor: Supervisor) -> None:
+        name = self.settings.victim
+        pid = supervisor.pid(name)
+        if supervisor.kill(name):
+            self.played.killed_s = self._elapsed()
+            self._tell("killed", f"SIGKILL to {name} (process {pid})", name)
+
+    def _stop_at(self) -> float:
+        """When the last round is called. The end takes about as long as a start of torch, and a little more."""
+        played, seconds = self.played, self.settings.seconds
+        start_s = played.joined_s if played.joined_s is not None else self._elapsed()
+        slack_s = SLACK_S + self._later_s
+        latest = seconds + slack_s - (4.0 + 0.7 * min(start_s, SLACK_S))
+        if played.killed_s is not None and played.caught_up_s is None:
+            return min(seconds + PATIENCE_S + self._later_s, max(latest, 0.9 * seconds))
+        return min(seconds, max(latest, 0.75 * seconds))
+
+    @property
+    def _later_s(self) -> float:
+        """What the end may take more on a long line: a round, and what it brings, in round trips."""
+        return _END_TRIPS * self.settings.late_s
+
+    async def _end(self, supervisor: Supervisor) -> None:
+        self._ending = True
+        if not self._stop.requested:
+            self._tell("ending", "the time is over: one last round, then everybody ends")
+            # While the others finish; the evaluation needs it at once.
+            loading = asyncio.create_task(asyncio.to_thread(importlib.import_module, "torch"))
+        else:
+            loading = None
+        drain_s = _DRAIN_S + self._later_s
+        stopping = asyncio.create_task(supervisor.stop_child(SERVER, drain_s, signal.SIGINT))
+        await self._until(stopping.done, drain_s + 1.0)
+        if not self._stop.hard:
+            await stopping
+            clients = self.settings.names
+            await self._until(
+                lambda: all(supervisor.pid(name) is None for name in clients), _LEAVE_S
+            )
+        await supervisor.stop(grace_s=0.0 if self._stop.hard else 3.0)
+        if not stopping.done():
+            await stopping
+        if loading is not None:
+            await loading
+
+    # --- watching ---
+
+    def _may_go_on(self) -> bool:
+        return not self._stop.requested and self._refused is None
+
+    async def _until(self, is_done: Callable[[], bool], limit_s: float) -> bool:
+        """Watch until `is_done()`; False after `limit_s`, or when the user or a refusal ends it all."""
+        deadline = time.monotonic() + limit_s
+        while not is_done():
+            if time.monotonic() >= deadline or self._stop.hard or self._refused is not None:
+                return is_done()
+            if self._stop.requested and not self._ending:
+                return False
+            await self._tick()
+        return True
+
+    async def _tick(self) -> None:
+        await asyncio.sleep(_TICK_S)
+        self._look()
+
+    def _look(self, hold_s: float = HOLD_S) -> None:
+        """Read what is new in the journal and show it, in the order in which it happened."""
+        played = self.played
+        with contextlib.suppress(FileNotFoundError):
+            for line in self._reader.read():
+                for news in played.state.apply(line):
+                    self._notice(news)
+                    self._news.append(self._reworded(news))
+        now = time.time()
+        self._news.sort(key=lambda one: one.t)
+        ripe = [one for one in self._news if one.t <= now - hold_s]
+        self._view.update(played.state, ripe, now)
+        self._news = self._news[len(ripe) :]
+
+    def _reworded(self, news: News) -> News:
+        """A server says Ctrl-C of every SIGINT; here it is the demo that sends it."""
+        if not self._ending or _SIGINT not in news.text:
+            return news
+        state, why = self.played.state, self._stop.reason or "its time is over"
+        state.ending = state.ending.replace(_SIGINT, why)
+        made = evolve(news, text=news.text.replace(_SIGINT, why))
+        state.news[state.news.index(news)] = made  # for the live table
+        return made
+
+    def _notice(self, news: News) -> None:
+        played = self.played
+        when_s = news.t - played.state.started_at
+        if news.kind == "version" and played.joined_s is None:
+            played.joined_s = when_s
+        if news.client != self.settings.victim or played.killed_s is None:
+            return
+        if news.kind == "gone" and played.noticed_s is None:
+            played.noticed_s = when_s
+        elif news.kind == "relaunched" and played.relaunched_s is None:
+            # A hello of the new process tells the server of the old one's end, if nothing did before.
+            played.noticed_s = played.noticed_s or when_s
+            played.relaunched_s = when_s
+        elif news.kind == "caught up" and played.relaunched_s is not None:
+            played.caught_up_s = played.caught_up_s or when_s
+
+    def _tell(self, kind: str, text: str, client: str = "", level: str = "info") -> None:
+        news = News(time.time(), kind, text, client, level)
+        self.played.state.news.append(news)
+        self._news.append(news)
+
+    def _elapsed(self) -> float:
+        return time.monotonic() - self._begun
+
+    # --- the children ---
+
+    def _line(self, name: str, line: str) -> None:
+        if line.strip():
+            self._words[name] = peer_text(line, _MAX_WORDS)
+        if name != SERVER or self._address is None or self._address.done():
+            return
+        try:
+            record = json.loads(line)
+        except ValueError:
+            return
+        if isinstance(record, dict) and record.get("event") == "listening":
+            self._address.set_result(str(record["address"]))
+
+    def _changed(self, change: ChildStarted | ChildExited) -> None:
+        if isinstance(change, ChildStarted):
+            if change.launch > 1:
+                text = f"the supervisor launched {change.name} again (process {change.pid})"
+                self._tell("launched", text, change.name)
+            return
+        last = self._words.get(change.name, "")
+        if self._ending or self._stop.requested:
+            return
+        if change.code == ExitCode.BAD_INPUT:
+            # The same line would fail again, so it is the user's: what the child says is what there is to say.
+            self._refused = self._refused or FslError(
+                _error_of(last) or f"{change.name} ended: {last}"
+            )
+        elif change.name == SERVER:
+            self._refused = FslError(
+                f"the parameter server ended too early ({change.why}): {last}", ExitCode.BUG
+            )
+        elif change.code != -9:
+            text = f"{change.name} ended ({change.why}): {last}"
+            self.played.faults.append(text)
+            self._tell("crashed", text, change.name, "warning")
+
+
+def _error_of(line: str) -> str:
+    """What a child said went wrong, from its error line or error object."""
+    if line.startswith("error: "):
+        return line.removeprefix("error: ")
+    try:
+        found = json.loads(line)
+    except ValueError:
+        return ""
+    return str(found.get("error", "")) if isinstance(found, dict) else ""

@@ -1,0 +1,145 @@
+"""How a demo ended: the object of `demo --json`, the checks that decide the exit code, and the words for people."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from attrs import frozen
+
+from fsl_async.observe.client_state import counted, megabytes
+from fsl_async.observe.ledger_audit import Audit
+from fsl_async.process.program import program
+
+if TYPE_CHECKING:
+    from fsl_async.tools.demo.evaluate import Evaluated
+    from fsl_async.tools.demo.play import Played
+    from fsl_async.tools.demo.settings import DemoSettings
+
+
+@frozen
+class Summary:
+    """The object that `demo --json` ends with; `sim` ends with the same keys and more. Losses in nats per byte."""
+
+    rounds: int
+    clients: int
+    tokens: int
+    loss_first: float | None
+    loss_last: float | None
+    eval_loss: float | None
+    bytes_raw: int
+    bytes_sent: int
+    ratio: float | None
+    relaunches: int
+    deltas_merged: int
+    deltas_lost: int
+    deltas_doubled: int
+    participation: float | None
+    seconds: float
+    run_dir: str
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 4)
+
+
+def summarise(
+    settings: DemoSettings, played: Played, audit: Audit | None, evaluated: Evaluated | None
+) -> Summary:
+    """Sum up. Deltas are counted in the ledger; without a ledger there are none."""
+    state = played.state
+    return Summary(
+        rounds=state.rounds,
+        clients=settings.clients,
+        tokens=audit.tokens if audit is not None else 0,
+        loss_first=_rounded(state.loss_first),
+        loss_last=_rounded(state.loss_last),
+        eval_loss=_rounded(evaluated.loss) if evaluated is not None else None,
+        bytes_raw=state.bytes_raw,
+        bytes_sent=state.bytes_sent,
+        ratio=_rounded(state.ratio),
+        relaunches=state.relaunches,
+        deltas_merged=audit.merged if audit is not None else 0,
+        deltas_lost=len(audit.lost) if audit is not None else 0,
+        deltas_doubled=len(audit.doubled) if audit is not None else 0,
+        participation=_rounded(state.participation),
+        seconds=round(played.seconds, 1),
+        run_dir=str(settings.run_dir),
+    )
+
+
+def complaints(
+    settings: DemoSettings, played: Played, audit: Audit | None, evaluated: Evaluated | None
+) -> list[str]:
+    """What went wrong, one line each; empty when the demo showed what it is there to show."""
+    state, victim = played.state, settings.victim
+    made = list(played.faults)
+    if played.joined_s is None and state.version < 0 and not made:
+        return [
+            f"in {settings.seconds:g} s no client had started (loading torch takes a while here); give it more --seconds"
+        ]
+    if not state.rounds:
+        made.append("no round was merged; give it more --seconds")
+    if played.killed_s is None:
+        made.append(f"{victim} was not killed: it never trained; give it more --seconds")
+    elif played.noticed_s is None:
+        made.append(f"{victim} was killed, and the server did not notice")
+    elif played.caught_up_s is None:
+        made.append(f"{victim} was killed and did not catch up in time; give it more --seconds")
+    if audit is None:
+        made.append("there is no ledger to audit")
+    else:
+        made += audit.complaints()
+        if audit.tokens != state.tokens:
+            made.append(f"the ledger has {audit.tokens} merged tokens, the journal {state.tokens}")
+    if evaluated is None:
+        made.append("there is no checkpoint to evaluate")
+    elif (evaluated.version, evaluated.digest) != (state.version, state.digest):
+        made.append(
+            f"the last checkpoint is version {evaluated.version} ({evaluated.digest}), "
+            f"the journal says version {state.version} ({state.digest})"
+        )
+    return made
+
+
+def words(
+    settings: DemoSettings, played: Played, summary: Summary, audit: Audit | None
+) -> list[str]:
+    """The summary for people."""
+    state = played.state
+    travelled = f"{megabytes(summary.bytes_raw)} of weights and deltas travelled as {megabytes(summary.bytes_sent)}"
+    less = f", {summary.ratio:.1f} times less" if summary.ratio else ""
+    lines = [
+        f"{counted(summary.rounds, 'round')}, {summary.tokens:,} tokens merged from {counted(summary.clients, 'client')} in {summary.seconds:.0f} s",
+        f"loss {_number(summary.loss_first)} at first, {_number(summary.loss_last)} at the end (running means, nats/byte)",
+        f"loss {_number(summary.eval_loss)} of the last checkpoint, on text that no client has seen",
+        f"{travelled}{less} (up {_ratio(state.up.ratio)}, down {_ratio(state.down.ratio)}; newcomers get full precision)",
+    ]
+    if audit is not None:
+        lines.append(
+            f"{counted(audit.acknowledged, 'delta')} acknowledged, {audit.merged} merged, {audit.pending} waiting, {len(audit.lost)} lost, "
+            f"{len(audit.doubled)} merged twice (counted in the ledger)"
+        )
+    if played.killed_s is not None and played.caught_up_s is not None:
+        lines.append(
+            f"{settings.victim}: killed at {played.killed_s:.1f} s, noticed after {_after(played, played.noticed_s)}, "
+            f"back after {_after(played, played.relaunched_s)}, caught up after {_after(played, played.caught_up_s)}"
+        )
+    return [
+        *lines,
+        f"run directory: {summary.run_dir}",
+        f"look further: {program()} status {summary.run_dir}",
+    ]
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"
+
+
+def _ratio(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1f}x"
+
+
+def _after(played: Played, moment: float | None) -> str:
+    if moment is None or played.killed_s is None:
+        return "-"
+    return f"{moment - played.killed_s:.1f} s"

@@ -1,0 +1,52 @@
+"""Backend for kernels with sch_netem: a link is a pair of veth devices, one in each namespace, with netem on the egress of both."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from fsl_async.tools.netlab import host
+from fsl_async.tools.netlab.netem import arguments
+from fsl_async.tools.netlab.plan import Link, Plan
+from fsl_async.tools.netlab.profiles import LinkSettings
+
+NAME = "veth"
+
+
+class Veth:
+    """The links of one laboratory."""
+
+    name = NAME
+
+    def __init__(self, lab: Plan) -> None:
+        self._plan = lab
+
+    def build(self, settings: Mapping[str, LinkSettings]) -> int:
+        """Make all links; returns 0, because no process belongs to them. Raises LabError."""
+        host.ip_batch(
+            f"link add name {left.device} netns {left.site.namespace} type veth"
+            f" peer name {right.device} netns {right.site.namespace}"
+            for left, right in (link.ends for link in self._plan.links.values())
+        )
+        for link in self._plan.links.values():
+            self.apply(link, settings[link.name], cut=False)
+        return 0
+
+    def apply(self, link: Link, settings: LinkSettings, *, cut: bool) -> None:
+        """Set both directions of a link."""
+        for end in link.ends:
+            namespace = end.site.namespace
+            # netem is here, before the device would split what the stack hands over; so the stack must not hand over more than a packet.
+            packets = 65535 if settings.keeps_packets else 1
+            lines = [f"link set dev {end.device} gso_max_segs {packets}", host.ASK_AGAIN]
+            host.ip_batch(lines, namespace)
+            words = arguments(settings, cut=cut)
+            host.run(
+                ["tc", "-netns", namespace, "qdisc", "replace", "dev", end.device, "root", *words]
+            )
+
+    def queues(self, link: Link) -> str:
+        """What `tc -s qdisc` says about both directions, for people who look for a fault."""
+        return "".join(
+            host.run(["tc", "-netns", end.site.namespace, "-s", "qdisc", "show", "dev", end.device])
+            for end in link.ends
+        )

@@ -1,0 +1,458 @@
+"""Learning replaced by counting: a store and a learner that keep the promises of the real ones, with integers for weights.
+
+A model is one number, the tokens that went into it; a delta is the tokens trained since the last snapshot; a digest is a hash over
+the lineage of versions. So whatever would corrupt real weights (a delta merged twice, lost, or applied to another base; an
+update applied to another version) gives a wrong number or a wrong digest here. `Disk` survives the death of a server; everything
+else dies with its process. A job of the worker happens whole or not at all: crashes inside one are the store's own tests.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from attrs import Factory, field, frozen, mutable
+
+from fsl_async.roles.sync.effects import MergedDelta
+from fsl_async.roles.sync.events import (
+    Attached,
+    DeltaKey,
+    Event,
+    Rebased,
+    Snapshotted,
+    TrainingEnded,
+)
+from fsl_async.store.errors import LearnError
+from fsl_async.store.manifest import CHUNK_VALUES, Manifest
+from fsl_async.store.records import (
+    AcceptedDelta,
+    Committed,
+    DeltaMeta,
+    Known,
+    Recovered,
+    SpoolResult,
+)
+from fsl_transport import Scheduler
+
+T = TypeVar("T")
+CHUNKS = 2
+MANIFEST = Manifest.from_shapes([("count", (CHUNKS * CHUNK_VALUES,))])
+
+
+def digest_of(parent: str, version: int, total: int) -> str:
+    """The digest of a version: its whole lineage and its number."""
+    return hashlib.sha256(f"{parent}|{version}|{total}".encode()).hexdigest()[:32]
+
+
+def _frame(*values: int | str) -> bytes:
+    return json.dumps(values).encode()
+
+
+@frozen
+class Model:
+    """A version: what it is made of so far, and the digest of its lineage."""
+
+    version: int = -1
+    total: int = 0
+    digest: str = ""
+
+
+@mutable
+class Disk:
+    """What a server has made durable."""
+
+    models: list[Model] = field(factory=list)
+    pending: dict[DeltaKey, AcceptedDelta] = field(factory=dict)
+    merged: dict[DeltaKey, int] = field(factory=dict)
+    leases: dict[str, int] = field(factory=dict)
+    loans: set[str] = field(factory=set)
+    incarnations: dict[str, int] = field(factory=dict)
+    tokens_merged: int = 0
+    version_at: float = 0.0  # by the clock of the simulation
+    oldest: int = 0  # version still kept; what was pruned does not come back
+
+
+@mutable
+class _Spool:
+    meta: DeltaMeta
+    tokens: int = 0
+    next_chunk: int = 0
+
+
+class CountingStore:
+    """The store's promises kept on a `Disk`. Every method is one job of the worker."""
+
+    def __init__(
+        self, disk: Disk, keep_versions: int, clock: Callable[[], float] = lambda: 0.0
+    ) -> None:
+        self.disk = disk
+        self.keep_versions = keep_versions
+        self._clock = clock
+        self._spools: dict[DeltaKey, _Spool] = {}
+        self._accumulated: dict[DeltaKey, float] = {}
+        self._initial = 0
+        self._serving_from: int | None = None
+
+    def recover(self) -> Recovered:
+        """What a new process finds."""
+        disk = self.disk
+        last = disk.models[-1] if disk.models else Model()
+        return Recovered(
+            version=last.version,
+            digest=last.digest,
+            manifest=MANIFEST if disk.models else None,
+            pending=tuple(disk.pending.values()),
+            settled=dict.fromkeys(disk.merged, "merged"),
+            digests={model.version: model.digest for model in disk.models[-self.keep_versions :]},
+            records=(),
+            leases=dict(disk.leases),
+            loans=frozenset(disk.loans),
+            incarnations=dict(disk.incarnations),
+            run="sim",
+            tokens_total=disk.tokens_merged,
+            notices=(),
+            since_version_s=self._clock() - disk.version_at,
+        )
+
+    def begin_initial(self, manifest: Manifest) -> None:
+        """Start version 0."""
+        self._initial = 0
+
+    def write_initial(self, index: int, frame: bytes) -> None:
+        """Add a chunk of version 0."""
+        self._initial += json.loads(frame)[0]
+
+    def finish_initial(self) -> Committed:
+        """Make version 0 durable."""
+        assert not self.disk.models, (
+            "a fresh node's weights must never replace a version that exists"
+        )
+        model = Model(0, self._initial, digest_of("", 0, self._initial))
+        self.disk.models.append(model)
+        return Committed(0, model.digest, 0, CHUNKS, 0.0)
+
+    def known(self, key: DeltaKey) -> Known | None:
+        """What became of a key."""
+        if key in self.disk.pending:
+            return "accepted"
+        return "merged" if key in self.disk.merged else None
+
+    def spool_begin(
+        self, key: DeltaKey, meta: DeltaMeta, weight: float | None = None
+    ) -> SpoolResult | None:
+        """Start or continue a delta."""
+        known = self.known(key)
+        if known is not None:
+            return SpoolResult(key, 0, 0.0, finite=True, known=known)
+        self._spools.setdefault(key, _Spool(meta))
+        return None
+
+    def spool_next_chunk(self, key: DeltaKey) -> int:
+        """Where to go on."""
+        return self._spools[key].next_chunk
+
+    def spool_write(self, key: DeltaKey, index: int, frame: bytes) -> None:
+        """Add a chunk; one that is here already is ignored."""
+        spool = self._spools.get(key)
+        if spool is None or index != spool.next_chunk:
+            return
+        spool.tokens += json.loads(frame)[0]
+        spool.next_chunk += 1
+
+    def spool_finish(self, key: DeltaKey) -> SpoolResult:
+        """Make a delta durable."""
+        known = self.known(key)
+        if known is not None:
+            return SpoolResult(key, 0, 0.0, finite=True, known=known)
+        spool = self._spools.pop(key)
+        assert spool.next_chunk == CHUNKS, "a delta is acknowledged only when it is whole"
+        assert spool.tokens == spool.meta.tokens, "a delta must arrive as it was computed"
+        self.disk.pending[key] = AcceptedDelta(
+            key,
+            spool.tokens,
+            spool.meta.steps,
+            spool.meta.round,
+            spool.meta.base_digest,
+            0,
+            0.0,
+            "",
+        )
+        return SpoolResult(key, CHUNKS * 8, float(spool.tokens), finite=True)
+
+    def quarantine(self, key: DeltaKey, reason: str, *, held: bool = False) -> None:
+        """The simulator's servers keep nothing out."""
+        raise NotImplementedError
+
+    def release(self, key: DeltaKey) -> None:
+        """As `quarantine`."""
+        raise NotImplementedError
+
+    def accumulate(self, key: DeltaKey, weight: float) -> None:
+        """Add a delta to the accumulator, which dies with the process."""
+        assert key in self.disk.pending, "only a durable delta may be accumulated"
+        assert key not in self._accumulated, "a delta is accumulated once"
+        self._accumulated[key] = weight
+
+    def commit(self, version: int, merged: Sequence[MergedDelta], scale: float) -> Committed:
+        """Make the next version durable: in one step, as the rename of a checkpoint is."""
+        disk, last = self.disk, self.disk.models[-1]
+        assert version == last.version + 1, "versions follow one another"
+        assert {m.key for m in merged} == set(self._accumulated), (
+            "what is merged is what was accumulated"
+        )
+        self._accumulated.clear()
+        tokens = 0
+        for one in merged:
+            assert one.key not in disk.merged, "a delta is merged at most once"
+            del disk.pending[one.key]
+            disk.merged[one.key] = version
+            tokens += one.tokens
+        disk.tokens_merged += tokens
+        total = last.total + tokens
+        model = Model(version, total, digest_of(last.digest, version, total))
+        disk.models.append(model)
+        disk.version_at = self._clock()
+        oldest = version - self.keep_versions + 1
+        if self._serving_from is not None:
+            oldest = min(oldest, self._serving_from)
+        disk.oldest = max(disk.oldest, oldest)
+        return Committed(version, model.digest, CHUNKS * 8, CHUNKS, 0.0)
+
+    def lease(
+        self, name: str, limit: int, index: int | None = None, *, loan: bool = False
+    ) -> int | None:
+        """A client's data shard, as the real store gives it."""
+        leases, loans = self.disk.leases, self.disk.loans
+        if name not in leases:
+            assert index is not None, "the shell knows which shard it tells the client"
+            for other in [other for other in loans if leases[other] == index]:
+                del leases[other]
+                loans.discard(other)
+            assert index not in leases.values(), "no two clients may train the same data"
+            leases[name] = index
+            loans.add(name)
+        if not loan:
+            loans.discard(name)
+        return leases[name]
+
+    def record_incarnation(self, name: str, incarnation: int) -> None:
+        """Remember the newest life of a client."""
+        self.disk.incarnations[name] = max(incarnation, self.disk.incarnations.get(name, -1))
+
+    def keep_from(self, version: int | None) -> None:
+        """Keep what somebody is fetching."""
+        self._serving_from = version
+
+    def has_update(self, version: int) -> bool:
+        """Whether what leads to a version is kept."""
+        return max(1, self.disk.oldest) <= version <= self.disk.models[-1].version
+
+    def read_update(self, version: int, index: int) -> bytes | None:
+        """A chunk of what leads from the version before."""
+        if not self.has_update(version):
+            return None
+        return _frame(self.disk.models[version].total)
+
+    def verify(self, version: int) -> bool:
+        """Numbers do not rot."""
+        return True
+
+    def read_full(self, version: int, index: int) -> bytes | None:
+        """A chunk of a whole version."""
+        if version < self.disk.oldest:
+            return None
+        model = self.disk.models[version]
+        return _frame(model.total, model.digest)
+
+
+class CountingLearner:
+    """A client that trains `tokens_per_step` every `step_s` and answers at step boundaries, as a training thread does."""
+
+    def __init__(
+        self,
+        clock: Scheduler,
+        on_event: Callable[[Event], None],
+        *,
+        step_s: float,
+        tokens_per_step: int,
+        initial: int,
+    ) -> None:
+        self.manifest: Manifest | None = None
+        self.base = Model()
+        self.model = Model()
+        self.refused: str | None = None
+        self._clock = clock
+        self._on_event = on_event
+        self._step_s = step_s
+        self._tokens_per_step = tokens_per_step
+        self._initial = initial
+        self._started_at: float | None = None
+        self._held_at: float | None = None
+        self._over = False
+        self._sent_steps = 0
+        self._deltas: dict[int, tuple[Model, int]] = {}
+        self._fetch: tuple[str, int, list[bytes | None]] | None = None
+
+    def attach(self) -> None:
+        """The training function has built its model."""
+        self.manifest = MANIFEST
+        self._on_event(Attached(MANIFEST.fingerprint, MANIFEST.values))
+
+    @property
+    def steps(self) -> int:
+        """Steps trained in this life."""
+        if self._started_at is None:
+            return 0
+        now = self._clock.time() if self._held_at is None else self._held_at
+        return int((now - self._started_at) / self._step_s + 1e-9)
+
+    @property
+    def trained_tokens(self) -> int:
+        """Tokens trained in this life."""
+        return self.steps * self._tokens_per_step
+
+    @property
+    def sent_tokens(self) -> int:
+        """Tokens of this life that are in some snapshot."""
+        return self._sent_steps * self._tokens_per_step
+
+    def _at_next_step(self, action: Callable[[], None]) -> None:
+        now = self._clock.time()
+        if self._started_at is None or self._held_at is not None:
+            self._clock.call_at(now, action)
+            return
+        self._clock.call_at(self._started_at + (self.steps + 1) * self._step_s, action)
+
+    def request_snapshot(self, sequence: int, *, hold: bool = False) -> None:
+        """Answered at the next step; with `hold` no further one is begun."""
+        self._at_next_step(lambda: self._snapshot(sequence, hold=hold))
+
+    def begin_round(self, sequence: int, number: int) -> None:
+        """A training function that knows no rounds: one step."""
+        self.request_snapshot(sequence, hold=True)
+
+    def resume(self) -> None:
+        """Training goes on after a hold."""
+        if self._held_at is not None and not self._over:
+            assert self._started_at is not None
+            self._started_at += self._clock.time() - self._held_at
+            self._held_at = None
+
+    def _snapshot(self, sequence: int, *, hold: bool) -> None:
+        if hold and self._held_at is None:
+            self._held_at = self._clock.time()
+        steps = self.steps - self._sent_steps
+        self._sent_steps = self.steps
+        tokens = steps * self._tokens_per_step
+        self._deltas[sequence] = (self.model, tokens)
+        self._on_event(Snapshotted(sequence, self.model.version, tokens, steps))
+
+    def request_rebase(self, version: int, digest: str, *, discard: bool = False) -> None:
+        """Answered at the next step."""
+        assert (self.base.version, self.base.digest) == (version, digest)
+        self._at_next_step(self._rebase)
+
+    def _rebase(self) -> None:
+        if self._started_at is None:
+            self._started_at = self._clock.time()
+        self.model = self.base
+        self._on_event(Rebased(self.base.version))
+
+    def encode_initial(self, index: int) -> bytes:
+        """A chunk of this life's own initial number."""
+        return _frame(self._initial if index == 0 else 0)
+
+    def adopt_initial(self) -> str:
+        """The own number is version 0."""
+        self.base = Model(0, self._initial, digest_of("", 0, self._initial))
+        return self.base.digest
+
+    def encode_delta(self, sequence: int, index: int) -> bytes:
+        """A chunk of a delta: the tokens, cut in two."""
+        if sequence not in self._deltas:
+            raise LearnError(f"delta {sequence} was dropped")
+        _, tokens = self._deltas[sequence]
+        half = tokens // CHUNKS
+        return _frame(half if index else tokens - (CHUNKS - 1) * half)
+
+    def finish_encoding(self, sequence: int) -> None:
+        """Nothing to do: a number is coded when it is asked for."""
+
+    def drop_delta(self, sequence: int) -> None:
+        """Forget a delta."""
+        self._deltas.pop(sequence, None)
+
+    def begin_fetch(self, kind: str, version: int) -> None:
+        """Start to take a version."""
+        assert kind == "full" or version == self.base.version + 1, "an update follows its base"
+        self._fetch = (kind, version, [None] * CHUNKS)
+
+    def put_fetch(self, version: int, index: int, frame: bytes) -> None:
+        """Take a chunk. One that comes late, by a stream of before, is refused as the real learner does it."""
+        if self._fetch is None or self._fetch[1] != version:
+            raise LearnError(f"version {version} is not being fetched")
+        self._fetch[2][index] = frame
+
+    def finish_fetch(self, version: int) -> str:
+        """Make the base the fetched version; its digest follows from the base that is here."""
+        assert self._fetch is not None
+        kind, fetched, frames = self._fetch
+        assert fetched == version, "what was fetched is applied"
+        assert all(frame is not None and frame == frames[0] for frame in frames), (
+            "chunks of one version"
+        )
+        content = json.loads(frames[0] or b"")
+        digest = content[1] if kind == "full" else digest_of(self.base.digest, version, content[0])
+        self.base = Model(version, content[0], digest)
+        self._fetch = None
+        return digest
+
+    def stop(self) -> None:
+        """The training thread returns at its next step."""
+        self._at_next_step(self._end)
+
+    def _end(self) -> None:
+        if not self._over:
+            self._over = True
+            if self._held_at is None:
+                self._held_at = self._clock.time()
+            self._on_event(TrainingEnded(None))
+
+    def refuse(self, code: str, text: str) -> None:
+        """The server will not have this client."""
+        self.refused = text
+
+
+@mutable
+class VirtualWorker:
+    """A worker on the virtual clock: jobs take `cost_s` each, one after another, and happen at their end."""
+
+    clock: Scheduler
+    cost_s: Callable[[], float]
+    _free_at: float = Factory(lambda: 0.0)
+    _closed: bool = False
+
+    def submit(
+        self, job: Callable[[], T], done: Callable[[T], None], failed: Callable[[Exception], None]
+    ) -> None:
+        """Run `job` when the worker gets to it."""
+        self._free_at = max(self._free_at, self.clock.time()) + self.cost_s()
+        self.clock.call_at(self._free_at, self._run, job, done, failed)
+
+    def _run(
+        self, job: Callable[[], T], done: Callable[[T], None], failed: Callable[[Exception], None]
+    ) -> None:
+        if self._closed:
+            return
+        try:
+            result = job()
+        except LearnError as error:
+            failed(error)
+        else:
+            done(result)
+
+    def close(self) -> None:
+        """Drop what is left."""
+        self._closed = True

@@ -1,0 +1,76 @@
+"""What a simulated run ends with: the object that `demo` ends with too, and what only a simulation knows."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from attrs import frozen
+
+if TYPE_CHECKING:
+    from fsl_async.tools.sim.simulation import Simulation
+
+
+@frozen
+class Report:
+    """The end of a simulated run. Learning is a counter, so there are no losses and no weights: those are None."""
+
+    rounds: int
+    clients: int
+    tokens: int
+    loss_first: None
+    loss_last: None
+    eval_loss: None
+    bytes_raw: int
+    bytes_sent: int
+    ratio: float | None
+    relaunches: int
+    deltas_merged: int
+    deltas_lost: int
+    deltas_doubled: int
+    participation: float
+    seconds: float
+    run_dir: str
+    virtual_hours: float
+    events: int
+    faults: int
+    faults_by_kind: dict[str, int]
+    seed: int
+    invariant_violations: int
+    trace_sha256: str | None
+    split: dict[str, Any] | None = None
+    """Of split learning only: method, mode, what became of the uploads, bytes by category."""
+
+
+def report(simulation: Simulation, seconds: float, journal: str) -> Report:
+    """Sum a simulation up."""
+    disk, truth, counts = simulation.disk, simulation.truth, simulation.counts
+    messages = simulation.network.counts
+    kinds = dict(counts.kinds)
+    for kind in ("dropped", "duplicated", "reordered"):
+        if messages.get(kind):
+            kinds[f"message {kind}"] = messages[kind]
+    return Report(
+        rounds=max(0, len(disk.models) - 1),
+        clients=simulation.settings.clients,
+        tokens=disk.tokens_merged,
+        loss_first=None,
+        loss_last=None,
+        eval_loss=None,
+        bytes_raw=0,
+        bytes_sent=0,
+        ratio=None,
+        relaunches=counts.relaunches,
+        deltas_merged=len(disk.merged),
+        deltas_lost=truth.deltas_lost,
+        deltas_doubled=truth.deltas_doubled,
+        participation=round(simulation.participation.share, 4),
+        seconds=round(seconds, 3),
+        run_dir=journal,
+        virtual_hours=simulation.scheduler.time() / 3600.0,
+        events=counts.events,
+        faults=sum(kinds.values()),
+        faults_by_kind=kinds,
+        seed=simulation.settings.seed,
+        invariant_violations=len(truth.violations),
+        trace_sha256=None if journal else simulation.trace.hexdigest(),
+    )

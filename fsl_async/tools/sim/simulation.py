@@ -1,0 +1,383 @@
+"""A whole run in one process under a virtual clock: production machines, shells, sessions and streams over `mem_link`.
+
+What is replaced: the network (`fsl_transport.testing.mem_link`), the clock, the worker threads, the disk and the learning
+(`fsl_async.tools.sim.counting`). What is not: every decision and every message. Processes die as with kill -9: nothing of them
+runs afterwards, and only what their `Disk` holds is there for the next one. One seed decides everything; the same seed gives the same trace.
+"""
+
+from __future__ import annotations
+
+import gc
+import random
+from collections.abc import Callable
+from typing import Any
+
+from attrs import field, frozen, mutable
+
+import fsl_transport as tp
+from fsl_async.nodes.client.shell import ClientShell
+from fsl_async.nodes.ps.shell import RunFacts, ServerShell
+from fsl_async.nodes.runtime import Journal
+from fsl_async.nodes.wire import Welcome
+from fsl_async.observe.journal import TraceHash
+from fsl_async.roles.sync import effects as do
+from fsl_async.roles.sync import events as ev
+from fsl_async.roles.sync.client import ClientMachine, ClientRules
+from fsl_async.roles.sync.ps import Phase, ServerMachine, ServerRules
+from fsl_async.roles.sync.weighting import weighting_named
+from fsl_async.tools.sim.counting import CountingLearner, CountingStore, Disk, VirtualWorker
+from fsl_async.tools.sim.faults import HOUR_S, PROFILES, FaultProfile
+from fsl_async.tools.sim.invariants import Truth
+
+SERVER_NAME = "ps"
+LONGEST_END_S = 2 * HOUR_S
+STEP_S = 3.0
+TOKENS_PER_STEP = 4096
+
+
+@frozen
+class SimulationSettings:
+    """What to simulate. Times in seconds of virtual time."""
+
+    clients: int = 100
+    hours: float = 24.0
+    seed: int = 0
+    faults: str = "storm"
+    every_s: float = 600.0
+    keep_versions: int = 3
+
+    @property
+    def heartbeat_every_s(self) -> float:
+        """Ten in a period, at least one a minute: what a run of that period would choose."""
+        return min(60.0, self.every_s / 10)
+
+    @property
+    def expire_after_s(self) -> float:
+        """Three heartbeats missed."""
+        return 3 * self.heartbeat_every_s
+
+
+class ProcessClock:
+    """The clock of one process: when it is killed, nothing it has planned happens any more."""
+
+    __slots__ = ("_scheduler", "alive", "time")
+
+    def __init__(self, scheduler: tp.VirtualScheduler) -> None:
+        self._scheduler = scheduler
+        self.alive = True
+        self.time = scheduler.time
+
+    def call_at(
+        self, when: float, callback: Callable[..., object], *args: object
+    ) -> tp.Cancellable:
+        """Plan a call that happens only if this process still lives."""
+        return self._scheduler.call_at(when, self._run, callback, args)
+
+    def _run(self, callback: Callable[..., object], args: tuple[object, ...]) -> None:
+        if self.alive:
+            callback(*args)
+
+
+class CheckedMachine:
+    """A machine whose every event is checked afterwards."""
+
+    def __init__(
+        self, machine: Any, check: Callable[[ev.Event, list[do.Effect], float], None]
+    ) -> None:
+        self._machine = machine
+        self._check = check
+        self.next_deadline = machine.next_deadline
+
+    def handle(self, event: ev.Event, now: float) -> list[do.Effect]:
+        """Handle, then check."""
+        effects: list[do.Effect] = self._machine.handle(event, now)
+        self._check(event, effects, now)
+        return effects
+
+
+@mutable
+class Participation:
+    """Who was called and who answered, over all merged rounds."""
+
+    rounds: int = 0
+    called: int = 0
+    answered: int = 0
+
+    def note(self, note: do.Note) -> None:
+        """Look whether a note closes a round."""
+        if "called" in note.facts:
+            self.rounds += 1
+            self.called += int(note.facts["called"])
+            self.answered += int(note.facts["answered"])
+
+    @property
+    def share(self) -> float:
+        """Deltas in a merged round over the clients called for it."""
+        return self.answered / self.called if self.called else 0.0
+
+
+@frozen
+class _Process:
+    clock: ProcessClock
+    endpoint: tp.ListenerEndpoint | tp.DialerEndpoint
+    shell: ServerShell | ClientShell
+
+
+@mutable
+class Counts:
+    """What happened."""
+
+    faults: int = 0
+    relaunches: int = 0
+    events: int = 0
+    bytes_sent: int = 0
+    kinds: dict[str, int] = field(factory=dict)
+
+    def fault(self, kind: str) -> None:
+        """Note a fault that was really injected."""
+        self.faults += 1
+        self.kinds[kind] = self.kinds.get(kind, 0) + 1
+
+
+class Simulation:
+    """Runs to its end by `run()`; `truth` and `counts` say what happened."""
+
+    def __init__(
+        self, settings: SimulationSettings, *, keep_journal: Journal | None = None
+    ) -> None:
+        self.settings = settings
+        self.profile: FaultProfile = PROFILES[settings.faults]
+        self.scheduler = tp.VirtualScheduler()
+        conditions = tp.Conditions(
+            delay_s=self.profile.delay_s,
+            jitter_s=self.profile.jitter_s,
+            drop=self.profile.drop,
+            duplicate=self.profile.duplicate,
+            reorder=self.profile.reorder,
+        )
+        self.network_conditions = conditions
+        self.network = tp.MemNetwork(self.scheduler, settings.seed, conditions)
+        self.trace = TraceHash()
+        self.journal: Journal = keep_journal or self.trace
+        self.disk = Disk()
+        self.truth = Truth(self.disk)
+        self.counts = Counts()
+        self.participation = Participation()
+        self.names = [f"c{number:04d}" for number in range(settings.clients)]
+        self.processes: dict[str, _Process] = {}
+        self._chance = random.Random(f"{settings.seed}/faults")  # noqa: S311 - not for secrets
+        self._rules = ServerRules(every_s=settings.every_s, keep_versions=settings.keep_versions)
+        self._incarnations = 0
+        self._calm = False  # no new faults: the run is to end
+        self._ending = False
+        self._ended: dict[str, CountingLearner] = {}
+        self._transport = tp.TransportSettings(
+            heartbeat_every_s=settings.heartbeat_every_s, expire_after_s=settings.expire_after_s
+        )
+
+    # --- running ---
+
+    def run(self, progress: Callable[[float], None] | None = None) -> None:
+        """Run to the end of the simulated time, then end the run in good order; `progress(hours)` is called about every hour."""
+        self._launch_server()
+        for name in self.names:
+            self._at(self._chance.uniform(0.0, 30.0), self._launch_client, name)
+            self._plan_client_faults(name)
+        self._plan(self.profile.server_kill_every_s, self._kill_server)
+        hour = 0.0
+        gc.disable()  # dead processes are cycles; looking for them once an hour is cheaper than all the time
+        try:
+            while hour < self.settings.hours and not self.truth.violations:
+                hour = min(hour + 1.0, self.settings.hours)
+                self.scheduler.run_until(hour * HOUR_S)
+                gc.collect()
+                if progress is not None:
+                    progress(hour)
+            self._end()
+        except AssertionError as error:
+            self.truth.violated(f"{error}", self.scheduler.time())
+        finally:
+            gc.enable()
+        self.truth.server_died(self.scheduler.time())
+
+    def _end(self) -> None:
+        """No new faults; when everybody is back the server is asked to end. Lost and repeated messages go on."""
+        self._calm = True
+        calm_s = self.scheduler.time() + self.profile.longest_s
+        give_up_s = calm_s + LONGEST_END_S
+        while not self.truth.violations and self.scheduler.time() < give_up_s:
+            self.scheduler.run_until(self.scheduler.time() + self.settings.heartbeat_every_s)
+            server = self.processes.get(SERVER_NAME)
+            if server is None or len(self.processes) + len(self._ended) <= len(self.names):
+                continue
+            machine = server.shell.machine
+            assert isinstance(machine, ServerMachine)
+            is_time = self.scheduler.time() > calm_s and machine.phase is Phase.READY
+            if is_time and not machine.ending.asked:
+                self._ending = True
+                server.shell.node.feed(ev.DrainAsked("the simulated time is over"))
+            if len(self._ended) == len(self.names):
+                break
+        if self._ending and not self.truth.violations:
+            self.truth.run_ended(self._ended, self.names, self.scheduler.time())
+
+    def split_facts(self) -> dict[str, Any]:
+        """What a simulation of split learning has to say beyond this; here nothing."""
+        return {}
+
+    def _at(self, delay_s: float, action: Callable[..., object], *args: object) -> None:
+        self.scheduler.call_at(self.scheduler.time() + delay_s, action, *args)
+
+    def _plan(self, every_s: float, action: Callable[..., object], *args: object) -> None:
+        if every_s and not self._calm:
+            self._at(self._chance.expovariate(1.0 / every_s), action, *args)
+
+    # --- processes ---
+
+    def _worker(self, clock: ProcessClock, name: str) -> VirtualWorker:
+        chance = random.Random(f"{self.settings.seed}/{name}/{self._incarnations}/worker")  # noqa: S311
+        return VirtualWorker(clock, lambda: chance.uniform(0.001, 0.02))
+
+    def _next_incarnation(self) -> int:
+        self._incarnations += 1
+        return self._incarnations
+
+    def _launch_server(self) -> None:
+        clock = ProcessClock(self.scheduler)
+        incarnation = self._next_incarnation()
+        machine = ServerMachine(self._rules, weighting_named("tokens"), "sim")
+
+        def check(event: ev.Event, effects: list[do.Effect], now: float) -> None:
+            self.counts.events += 1
+            for effect in effects:
+                if isinstance(effect, do.Commit):
+                    for merged in effect.merged:
+                        self.truth.delta_merged(merged.key, now)
+            self.truth.after_server(machine, event, effects, now)
+
+        store = CountingStore(self.disk, self.settings.keep_versions, self.scheduler.time)
+        shell = ServerShell(
+            machine,
+            RunFacts("sim", self.settings.clients, {}),
+            store,
+            worker=self._worker(clock, SERVER_NAME),
+            scheduler=clock,
+            journal=self.journal,
+            say=self.participation.note,
+            finished=lambda _: None,
+        )
+        shell.node.machine = CheckedMachine(machine, check)
+        shell.endpoint = endpoint = tp.ListenerEndpoint(
+            self.network.listener(SERVER_NAME),
+            clock,
+            self._transport,
+            shell.on_transport,
+            SERVER_NAME,
+            incarnation=incarnation,
+            chance=random.Random(f"{self.settings.seed}/{SERVER_NAME}/{incarnation}"),  # noqa: S311
+        )
+        self.processes[SERVER_NAME] = _Process(clock, endpoint, shell)
+        shell.start(store.recover())
+
+    def _launch_client(self, name: str) -> None:
+        clock = ProcessClock(self.scheduler)
+        incarnation = self._next_incarnation()
+        machine = ClientMachine(ClientRules(), name, incarnation)
+        chance = random.Random(f"{self.settings.seed}/{name}/{incarnation}")  # noqa: S311
+        learner = CountingLearner(
+            clock,
+            lambda event: shell.node.feed(event),  # noqa: PLW0108 - shell comes next
+            step_s=chance.uniform(0.5, 1.5) * STEP_S,
+            tokens_per_step=TOKENS_PER_STEP,
+            initial=chance.getrandbits(40),
+        )
+
+        def check(event: ev.Event, effects: list[do.Effect], now: float) -> None:
+            self.counts.events += 1
+            self.truth.after_client(machine, learner, event, effects, now)
+
+        shell = ClientShell(
+            machine,
+            learner,
+            worker=self._worker(clock, name),
+            scheduler=clock,
+            journal=self.journal,
+            say=lambda _: None,
+            finished=lambda _: self._gone(name),
+            welcomed=_ignore_welcome,
+            end_training=lambda _: learner.stop(),
+        )
+        shell.node.machine = CheckedMachine(machine, check)
+        shell.endpoint = endpoint = tp.DialerEndpoint(
+            self.network.dialer(name, SERVER_NAME),
+            clock,
+            self._transport,
+            shell.on_transport,
+            name,
+            incarnation=incarnation,
+            chance=chance,
+        )
+        self.processes[name] = _Process(clock, endpoint, shell)
+        shell.dial()
+        clock.call_at(clock.time() + chance.uniform(2.0, 15.0), learner.attach)
+
+    def _gone(self, name: str) -> None:
+        """A client ended by itself, which no run of the simulator asks for before its end."""
+        if not self._ending:
+            self.truth.violated(f"{name} gave up", self.scheduler.time())
+            return
+        learner = self.processes[name].shell.learner  # type: ignore[union-attr]
+        assert isinstance(learner, CountingLearner)
+        self._ended[name] = learner
+        self._kill(name)
+
+    # --- faults ---
+
+    def _plan_client_faults(self, name: str) -> None:
+        profile = self.profile
+        self._plan(profile.client_kill_every_s, self._kill_client, name)
+        self._plan(profile.reset_every_s, self._reset, name)
+        self._plan(profile.partition_every_s, self._cut, name)
+
+    def _kill(self, name: str) -> bool:
+        process = self.processes.pop(name, None)
+        if process is None:
+            return False
+        process.clock.alive = False
+        self.network.kill(name)
+        return True
+
+    def _kill_client(self, name: str) -> None:
+        if not self._calm and self._kill(name):
+            self.counts.fault("client killed")
+            self.counts.relaunches += 1
+            self._at(self._chance.uniform(*self.profile.client_return_s), self._launch_client, name)
+        self._plan(self.profile.client_kill_every_s, self._kill_client, name)
+
+    def _kill_server(self) -> None:
+        if not self._calm and self._kill(SERVER_NAME):
+            self.counts.fault("server killed")
+            self.truth.server_died(self.scheduler.time())
+            self._at(self._chance.uniform(*self.profile.server_return_s), self._launch_server)
+        self._plan(self.profile.server_kill_every_s, self._kill_server)
+
+    def _reset(self, name: str) -> None:
+        if name in self.processes and not self._calm:
+            self.counts.fault("connection reset")
+            self.network.reset(name, SERVER_NAME)
+        self._plan(self.profile.reset_every_s, self._reset, name)
+
+    def _cut(self, name: str) -> None:
+        if self._calm:
+            return
+        self.counts.fault("partition")
+        self.network.cut(name, SERVER_NAME)
+        self._at(self._chance.uniform(*self.profile.partition_s), self._heal, name)
+
+    def _heal(self, name: str) -> None:
+        self.network.heal(name, SERVER_NAME)
+        self._plan(self.profile.partition_every_s, self._cut, name)
+
+
+def _ignore_welcome(welcome: Welcome) -> None:
+    """The simulator's clients need no configuration."""

@@ -1,0 +1,378 @@
+"""Split learning replaced by counting: the halves at the server, their disk, and a client's training thread, with numbers for tensors.
+
+x_s (or each replica) is the list of what it was trained on, as a hash over its whole history; an auxiliary model is a hash over its own.
+So what would corrupt real weights (an upload trained twice, a gradient for another batch, a model of another lineage, a checkpoint
+that holds half of something) gives a wrong number here. `SplitDisk` survives the death of a server; everything else dies with it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from attrs import evolve, field, frozen, mutable
+
+from fsl_async.roles.split import effects as split
+from fsl_async.roles.split import events as ev
+from fsl_async.roles.split.events import SplitBook, UploadKey
+from fsl_async.roles.split.methods import Decisions
+from fsl_async.roles.sync.events import Attached, Event, Snapshotted
+from fsl_async.tools.sim.counting import MANIFEST, CountingLearner
+from fsl_transport import Scheduler
+
+BUFFER_SAMPLES = 64
+SAMPLES = 16
+"""Of a batch."""
+STEPS = 8
+"""Of a round."""
+
+
+def mixed(*parts: object) -> str:
+    """A hash over texts."""
+    return hashlib.sha256("|".join(map(str, parts)).encode()).hexdigest()[:16]
+
+
+@frozen
+class State:
+    """The tensors of a split server, as far as they can be told from one another."""
+
+    trained: frozenset[UploadKey] = frozenset()  # filled in by a checkpoint
+    uploads: int = 0
+    last: Mapping[str, UploadKey] = field(factory=dict)
+    halves: Mapping[str, str] = field(factory=dict)  # client ("" for the common one) -> hash
+    auxiliary: Mapping[str, tuple[int, str]] = field(factory=dict)  # client -> version and hash
+    buffers: Mapping[str, int] = field(factory=dict)  # client -> samples
+
+
+@mutable
+class SplitDisk:
+    """What a split server has made durable: its newest checkpoint, and its ledger."""
+
+    state: State = field(factory=State)
+    book: SplitBook = field(factory=SplitBook)
+    number: int = 0
+    ledger: list[tuple[UploadKey, str]] = field(factory=list)
+    versions: dict[str, int] = field(factory=dict)  # of auxiliary models, as booked
+    at_checkpoint: int = 0  # lines of the ledger that the newest checkpoint has
+
+    @property
+    def fates(self) -> dict[UploadKey, str]:
+        """The last line about each key."""
+        return dict(self.ledger)
+
+
+class CountingHalves:
+    """The torch room of a split server. Every method is one job of its training thread."""
+
+    def __init__(self, disk: SplitDisk, decisions: Decisions) -> None:
+        self.disk = disk
+        self.decisions = decisions
+        self.state = disk.state
+        self.uploads: dict[UploadKey, int] = {}  # here, not trained: samples
+        self.answers: dict[UploadKey, str] = {}
+        self.open: dict[str, UploadKey] = {}
+        self.order: list[UploadKey] = []  # in which this process trained
+        self._seen = set(self.state.trained)
+
+    def recover(self) -> ev.SplitRecovered:
+        """What a new process finds."""
+        after = self.disk.ledger[self.disk.at_checkpoint :]
+        fates = dict(after)
+        lost = tuple(key for key, outcome in fates.items() if outcome == "trained")
+        return ev.SplitRecovered(self.disk.book, lost, dict(self.disk.versions))
+
+    def _half(self, client: str) -> str:
+        return client if self.decisions.replicas else ""
+
+    def train(self, effect: split.TrainUpload) -> ev.UploadTrained:
+        """Step the half, or open a step (first leg of a U-shape)."""
+        key = effect.key
+        samples = self.uploads.pop(key)
+        if key.leg and self.open.pop(key.client, None) != key.first_leg:
+            return ev.UploadTrained(key, 0.0, 0, problem="no open step")
+        assert key not in self._seen, f"upload {key.text} is trained twice"
+        before = self.state.last.get(key.client)
+        assert before is None or before < key, f"upload {key.text} is trained out of order"
+        self._seen.add(key)
+        self.order.append(key)
+        half = self._half(key.client)
+        halves = {**self.state.halves, half: mixed(self.state.halves.get(half, "x_s"), key.text)}
+        buffers = dict(self.state.buffers)
+        if self.decisions.aligned:
+            held = buffers.get(key.client, 0) + samples
+            buffers[key.client] = min(BUFFER_SAMPLES, held)
+        self.state = evolve(
+            self.state,
+            uploads=self.state.uploads + 1,
+            last={**self.state.last, key.client: key},
+            halves=halves,
+            buffers=buffers,
+        )
+        if self.decisions.legs > 1 and not key.leg:
+            self.open[key.client] = key
+        if effect.wants_answer:
+            self.answers[key] = mixed("gradient", key.text)
+        return ev.UploadTrained(key, 1.0, self.state.uploads, answer=effect.wants_answer)
+
+    def align(self, effect: split.Align) -> ev.Aligned:
+        """The client's next auxiliary model, made from the one before and the half as it is."""
+        version, content = self.state.auxiliary.get(effect.client, (-1, "x_a"))
+        assert effect.version > version, "versions of an auxiliary model grow"
+        half = self.state.halves.get(self._half(effect.client), "x_s")
+        made = mixed(content, half, effect.version)
+        auxiliary = {**self.state.auxiliary, effect.client: (effect.version, made)}
+        self.state = evolve(self.state, auxiliary=auxiliary)
+        return ev.Aligned(effect.client, effect.version)
+
+    def average(self, effect: split.AverageReplicas) -> ev.ReplicasAveraged:
+        """All replicas become the average of some."""
+        halves = self.state.halves
+        parts = [f"{name}:{n}:{halves.get(name, 'x_s')}" for name, n in effect.samples.items()]
+        made = mixed("average", *sorted(parts))
+        names = {*halves, *effect.samples, ""}
+        self.state = evolve(self.state, halves=dict.fromkeys(names, made))
+        return ev.ReplicasAveraged(effect.round)
+
+    def copy(self, effect: split.Checkpoint) -> Callable[[], ev.CheckpointWritten]:
+        """Copy the state in order with the training; the job that is returned writes it."""
+        state = evolve(self.state, trained=frozenset(self._seen))
+        book, lines = effect.book, len(self.disk.ledger)
+        assert book.uploads == state.uploads == len(state.trained), (
+            "book and tensors are of one moment"
+        )
+        for name, client in book.clients.items():
+            assert client.last == state.last.get(name), "the book knows what was trained"
+            kept = state.auxiliary.get(name, (-1, ""))[0]
+            assert client.auxiliary == kept, "the book knows which auxiliary model is kept"
+
+        def write() -> ev.CheckpointWritten:
+            disk = self.disk
+            disk.state, disk.book, disk.number = state, book, effect.number
+            disk.at_checkpoint = lines
+            return ev.CheckpointWritten(effect.number)
+
+        return write
+
+
+@mutable
+class Step:
+    """A local step whose upload is out."""
+
+    number: int
+    leg: int = 0
+
+
+class RoundLearner(CountingLearner):
+    """A client's training thread: it trains rounds of `STEPS` batches when it is told to, and uploads what the method wants uploaded."""
+
+    def __init__(
+        self,
+        clock: Scheduler,
+        on_event: Callable[[Event], None],
+        on_split: Callable[[Event], None],
+        decisions: Decisions,
+        *,
+        step_s: float,
+        tokens_per_step: int,
+        initial: int,
+    ) -> None:
+        super().__init__(
+            clock, on_event, step_s=step_s, tokens_per_step=tokens_per_step, initial=initial
+        )
+        self.decisions = decisions
+        self.auxiliary: tuple[int, str] = (-1, "x_a")
+        self.applied: list[UploadKey] = []
+        self.given_up = 0
+        self.installed = 0
+        self.waited_s = 0.0  # in steps, for slots and answers
+        self.rounds: list[int] = []
+        self._on_split = on_split
+        self._tokens = 0
+        self._sent = 0
+        self._slots = decisions.in_flight
+        self._asked: tuple[int, int] | None = None  # sequence and round
+        self._step = 0
+        self._counted = 0  # steps of this round before, when it is trained again
+        self._out: dict[tuple[int, int], Step] = {}  # steps that wait for an answer
+        self._wants_alignment = False
+        self._blocked_at: float | None = None
+        self._going: Callable[[], None] | None = None  # what to do when what it waits for is here
+        self._ended_round = False
+
+    def attach(self) -> None:
+        """The training function has built its model."""
+        self.manifest = MANIFEST
+        self._on_event(Attached(MANIFEST.fingerprint, MANIFEST.values))
+
+    @property
+    def trained_tokens(self) -> int:
+        """Tokens of whole rounds."""
+        return self._tokens
+
+    @property
+    def sent_tokens(self) -> int:
+        """Those that are in a snapshot."""
+        return self._sent
+
+    def _at_next_step(self, action: Callable[[], None]) -> None:
+        self._clock.call_at(self._clock.time(), action)
+
+    def begin_round(self, sequence: int, number: int) -> None:
+        """Train a round, then copy the weights and wait."""
+        assert self._asked is None, "one round at a time"
+        assert self.model.version == number, "a round is trained from its version"
+        again = bool(self.rounds) and self.rounds[-1] == number
+        self._counted = self._counted + STEPS if again else 0
+        self._asked = (sequence, number)
+        self._step = 0
+        self._after_step(self._send)
+
+    def _snapshot(self, sequence: int, *, hold: bool) -> None:
+        tokens, self._sent = self._tokens - self._sent, self._tokens
+        self._deltas[sequence] = (self.model, tokens)
+        steps = tokens // self._tokens_per_step
+        self._on_event(Snapshotted(sequence, self.model.version, tokens, steps))
+
+    def resume(self) -> None:
+        """The thread goes on to wait for its next round."""
+
+    # --- a round ---
+
+    def _after_step(self, action: Callable[[], None]) -> None:
+        self._clock.call_at(self._clock.time() + self._step_s, self._unless_over, action)
+
+    def _unless_over(self, action: Callable[[], None]) -> None:
+        if not self._over:
+            action()
+
+    def _wait(self, ready: Callable[[], bool], then: Callable[[], None]) -> None:
+        """Go on as soon as `ready` is true."""
+
+        def look() -> None:
+            if not ready():
+                self._going = look
+                if self._blocked_at is None:
+                    self._blocked_at = self._clock.time()
+                return
+            if self._blocked_at is not None:
+                self.waited_s += self._clock.time() - self._blocked_at
+            self._going = self._blocked_at = None
+            then()
+
+        self._unless_over(look)
+
+    def _look(self) -> None:
+        going, self._going = self._going, None
+        if going is not None:
+            going()
+
+    def _send(self) -> None:
+        """The forward pass of a step is done."""
+        if self.decisions.uploads_at(self._step):
+            self._wait(lambda: self._slots > 0, self._upload)
+        else:
+            self._go_on()
+
+    def _upload(self) -> None:
+        assert self._asked is not None
+        number, step = self._asked[1], self._counted + self._step
+        self._slots -= 1
+        due = self.decisions.aligned and self._step == 0 and self.decisions.aligns_in(number)
+        if self.decisions.gradients:
+            self._out[(number, step)] = Step(step)
+        self._wants_alignment = due and self.decisions.waits_for_alignment()
+        self._on_split(self._ready(number, step, 0, due=due))
+        self._wait(lambda: not self._wants_alignment, self._go_on)
+
+    def _ready(self, number: int, step: int, leg: int, *, due: bool = False) -> ev.UploadReady:
+        return ev.UploadReady(
+            number,
+            step,
+            self.model.version,
+            SAMPLES,
+            (SAMPLES, 4),
+            wants_gradient=self.decisions.gradients,
+            alignment_due=due,
+            leg=leg,
+        )
+
+    def _go_on(self) -> None:
+        self._step += 1
+        if self._step < STEPS:
+            self._after_step(self._send)
+        else:
+            self._wait(lambda: not self._out, self._end_round)
+
+    def _end_round(self) -> None:
+        assert self._asked is not None
+        if self.decisions.has_server:
+            self._on_split(ev.RoundEnded(self._asked[1], STEPS * SAMPLES))
+        else:
+            self.settle_round(self._asked[1])
+
+    def settle_round(self, number: int) -> None:
+        """On to the parameter server."""
+        if self._over:
+            return
+        assert self._asked is not None, "a round is settled once"
+        assert self._asked[1] == number, "the round that is trained is settled"
+        sequence, self._asked = self._asked[0], None
+        self._tokens += STEPS * self._tokens_per_step
+        self.rounds.append(number)
+        self._snapshot(sequence, hold=True)
+
+    # --- from the split server ---
+
+    def hand_answer(self, key: UploadKey, content: str) -> None:
+        """The gradient, or the features, of an upload."""
+        assert content == mixed("gradient", key.text), "the gradient of this very upload"
+        assert key not in self.applied, "a gradient is applied once"
+        step = self._out.get((key.round, key.step))
+        assert step is not None, "somebody waits for it"
+        assert step.leg == key.leg, "legs come in order"
+        self.applied.append(key)
+        if key.leg + 1 < self.decisions.legs:
+            step.leg = key.leg + 1
+            self._slots -= 1
+            self._on_split(self._ready(key.round, key.step, step.leg))
+            return
+        del self._out[(key.round, key.step)]
+        self._look()
+
+    def give_up(self, key: UploadKey) -> None:
+        """No answer comes."""
+        self.given_up += 1
+        self._out.pop((key.round, key.step), None)
+        self._look()
+
+    def free_slot(self) -> None:
+        """One more upload may go."""
+        self._slots += 1
+        assert self._slots <= self.decisions.in_flight, "slots are not made from nothing"
+        self._look()
+
+    def install(self, version: int, content: str) -> None:
+        """Another auxiliary model."""
+        self.auxiliary = (version, content)
+        self.installed += 1
+        self._wants_alignment = False
+        self._look()
+
+    def keep(self) -> None:
+        """No newer one comes."""
+        self._wants_alignment = False
+        self._look()
+
+
+def coded(**content: Any) -> list[bytes]:
+    """The two chunks of a stream: the second is what it ends with."""
+    return [json.dumps(content).encode(), b"\0" * 8]
+
+
+def decoded(chunks: Mapping[int, bytes]) -> dict[str, Any]:
+    """Read them back."""
+    assert set(chunks) == {0, 1}, "a stream arrives whole"
+    content: dict[str, Any] = json.loads(chunks[0])
+    return content

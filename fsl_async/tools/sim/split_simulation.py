@@ -1,0 +1,427 @@
+"""`fsl-node sim --split METHOD`: parameter server, split server and clients of a method, as `fsl_async.tools.sim.simulation` does for pretraining.
+
+Two networks, one for each server, with the same faults; the split server is killed like the parameter server, and as often asked to end while
+the run goes on. The invariants of
+pretraining hold for x_c; those of split learning are below and in `split_counting`, checked after every event.
+
+- An upload is trained at most once in the lineage of a server: what a checkpoint has, and what was trained since.
+- Every upload that a client was told to be settled is in the ledger: trained, declined, or dropped with a server that died.
+- Book and tensors of a checkpoint are of one moment.
+- An auxiliary model has one lineage: a version number means one content, and what a client installs is what the server kept.
+- A split server that is asked to end while the run goes on ends no client's part, and loses nothing that it trained.
+- Replicas are averaged over those who said that they are done, before an upload of a later round is trained.
+- Per client, uploads that are not trained and answers that are kept are at most `in_flight`, the buffer is bounded.
+- Bytes by category are the streams' payloads: without faults, what was sent is what was received.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from typing import Any
+
+from attrs import evolve, field, frozen, mutable
+
+import fsl_transport as tp
+from fsl_async.nodes.runtime import Journal
+from fsl_async.nodes.wire import Welcome
+from fsl_async.roles.split import effects as split
+from fsl_async.roles.split import events as sev
+from fsl_async.roles.split.client import SplitClientMachine
+from fsl_async.roles.split.events import UploadKey
+from fsl_async.roles.split.methods import SplitRules, decisions_of
+from fsl_async.roles.split.peers import Peer
+from fsl_async.roles.split.server import SplitServerMachine
+from fsl_async.roles.sync import effects as do
+from fsl_async.roles.sync import events as ev
+from fsl_async.roles.sync.client import ClientMachine, ClientRules
+from fsl_async.roles.sync.ps import ServerMachine
+from fsl_async.tools.sim.simulation import (
+    LONGEST_END_S,
+    SERVER_NAME,
+    STEP_S,
+    TOKENS_PER_STEP,
+    CheckedMachine,
+    ProcessClock,
+    Simulation,
+    SimulationSettings,
+    _Process,
+)
+from fsl_async.tools.sim.split_counting import BUFFER_SAMPLES, STEPS, RoundLearner, SplitDisk
+from fsl_async.tools.sim.split_shells import RoundClientShell, SplitClientShell, SplitServerShell
+
+SPLIT_NAME = "split"
+SPLIT_GOODBYE_S = 0.5
+"""Between the last effect of a split server and the end of its process."""
+ARCHITECTURE = {"method": "", "cut": "1", "client": "c", "server": "s"}
+
+
+@frozen
+class SplitSettings:
+    """What to simulate beyond `SimulationSettings`."""
+
+    rules: SplitRules = field(factory=SplitRules)
+    round_cap_s: float = 20 * STEPS * STEP_S
+
+
+@mutable
+class SplitTruth:
+    """What really happened in split learning, and what contradicts it."""
+
+    rules: SplitRules
+    disk: SplitDisk
+    violations: list[str]
+    auxiliary: dict[tuple[str, int], str] = field(factory=dict)
+    settled: dict[UploadKey, str] = field(factory=dict)  # as a client was told
+    done: dict[int, dict[str, int]] = field(factory=dict)  # round -> client -> samples
+    noted: set[tuple[str, int]] = field(factory=set)
+
+    def violated(self, text: str, now: float) -> None:
+        """Note a violation."""
+        self.violations.append(f"at {now:.3f} s: {text}")
+
+    def after_server(
+        self, shell: SplitServerShell, event: ev.Event, effects: list[do.Effect], now: float
+    ) -> None:
+        """Check what an event of the split server may have touched."""
+        machine, state = shell.machine, shell.halves.state
+        if isinstance(event, sev.Aligned):
+            made = state.auxiliary[event.client]
+            if self.auxiliary.setdefault((event.client, made[0]), made[1]) != made[1]:
+                self.violated(f"version {made[0]} of {event.client} has two contents", now)
+        if isinstance(event, sev.RoundDoneSaid):
+            said = self.done.setdefault(event.round, {})
+            if said.setdefault(event.peer, event.samples) != event.samples:
+                self.violated(f"{event.peer} changed its mind about round {event.round}", now)
+        self._bounded(shell, machine.peers.get(getattr(event, "peer", "")), effects, now)
+        for effect in effects:
+            if isinstance(effect, split.TrainUpload):
+                self._averaged_before(machine, effect.key, now)
+            elif isinstance(effect, split.AverageReplicas):
+                said = self.done.get(effect.round, {})
+                if any(said.get(name) != n for name, n in effect.samples.items()):
+                    self.violated(f"round {effect.round} averages what nobody said", now)
+
+    def _bounded(
+        self, shell: SplitServerShell, peer: Peer | None, effects: list[do.Effect], now: float
+    ) -> None:
+        machine, state = shell.machine, shell.halves.state
+        bound = machine.decisions.in_flight
+        if peer is not None:
+            lives = Counter(key.incarnation for key in peer.uploads)
+            if any(count > bound for count in lives.values()):
+                self.violated(f"{peer.name} has more than {bound} uploads here", now)
+            if len(peer.answers) > bound:
+                self.violated(f"more than {bound} answers are kept for {peer.name}", now)
+            if state.buffers.get(peer.name, 0) > BUFFER_SAMPLES:
+                self.violated(f"the buffer of {peer.name} is not bounded", now)
+        # The effects are carried out after this; one upload may have been trained and not be told yet.
+        here = sum(len(each.uploads) for each in machine.peers.values())
+        here += sum(isinstance(effect, split.DropUpload) for effect in effects)
+        if len(shell.halves.uploads) > here:
+            self.violated("uploads are kept that nobody waits for", now)
+        kept = sum(len(each.answers) for each in machine.peers.values())
+        kept += sum(isinstance(effect, split.DropAnswer) for effect in effects)
+        if len(shell.halves.answers) > kept + 1:
+            self.violated("answers are kept that nobody waits for", now)
+
+    def _averaged_before(self, machine: SplitServerMachine, key: UploadKey, now: float) -> None:
+        if not machine.decisions.replicas:
+            return
+        done = [peer.book.done_round for peer in machine.peers.values()]
+        if any(machine.averaged < number < key.round for number in done):
+            self.violated(f"{key.text} is trained before the round before it is averaged", now)
+
+    def after_client(
+        self, shell: SplitClientShell, event: ev.Event, effects: list[do.Effect], now: float
+    ) -> None:
+        """Check what an event of a client may have touched."""
+        machine = shell.machine
+        if isinstance(event, sev.UploadAcknowledged | sev.UploadKnown | sev.AnswerReceived):
+            self.settled[event.key] = "trained"
+        elif isinstance(event, sev.UploadUnwanted) and event.code not in {"later", "ended"}:
+            self.settled[event.key] = "declined"
+        bound = machine.decisions.in_flight + machine.rules.retain
+        if len(machine.sent) > bound or len(shell.kept) > bound:
+            self.violated(f"{machine.name} keeps more than {bound} uploads", now)
+        for effect in effects:
+            if isinstance(effect, split.InstallAuxiliary):
+                # Carried out after this check: what was received is what the learner will get.
+                content = shell.models.get(effect.version)
+                kept = self.auxiliary.get((machine.name, effect.version), "x_a")
+                if content != kept:
+                    self.violated(f"{machine.name} installs another version {effect.version}", now)
+
+    def ended(self, now: float) -> None:
+        """At the end: the ledger says what became of everything that was settled."""
+        fates = self.disk.fates
+        for key, said in self.settled.items():
+            fate = fates.get(key)
+            if fate is None or (said == "declined" and fate != "declined"):
+                self.violated(f"{key.text} was said to be {said}, and the ledger says {fate}", now)
+
+
+class SplitSimulation(Simulation):
+    """Runs to its end by `run()`; `truth`, `split_truth` and `counts` say what happened."""
+
+    def __init__(
+        self,
+        settings: SimulationSettings,
+        split_settings: SplitSettings,
+        *,
+        keep_journal: Journal | None = None,
+    ) -> None:
+        super().__init__(settings, keep_journal=keep_journal)
+        self.split_settings = split_settings
+        self.decisions = decisions_of(split_settings.rules)
+        first = settings.clients if split_settings.rules.lockstep else 1
+        self._rules = evolve(
+            self._rules,
+            trigger=self.decisions.trigger,
+            round_cap_s=split_settings.round_cap_s,
+            min_clients=first,
+        )
+        self.split_network = tp.MemNetwork(
+            self.scheduler, settings.seed + 1, self.network_conditions
+        )
+        self.split_disk = SplitDisk()
+        self.split_truth = SplitTruth(split_settings.rules, self.split_disk, self.truth.violations)
+        self.sent: Counter[str] = Counter()
+        self.received: Counter[str] = Counter()
+        self.split_process: tuple[ProcessClock, SplitServerShell] | None = None
+        self.split_clients: dict[str, SplitClientShell] = {}
+        self.learners: dict[str, RoundLearner] = {}
+        self.order: list[UploadKey] = []  # trained, over all processes
+        self.waited_s = 0.0
+        self._left_in_order = False  # the last split server
+        self.architecture = {**ARCHITECTURE, "method": split_settings.rules.method}
+
+    # --- processes ---
+
+    def _launch_server(self) -> None:
+        super()._launch_server()
+        if self.split_process is None and self.decisions.has_server and not self.split_disk.ledger:
+            self._launch_split()
+            self._plan(self.profile.server_kill_every_s, self._kill_split)
+            self._plan(self.profile.server_kill_every_s, self._ask_split)
+
+    def _launch_split(self) -> None:
+        clock = ProcessClock(self.scheduler)
+        incarnation = self._next_incarnation()
+        machine = SplitServerMachine(self.split_settings.rules, self.architecture)
+
+        def check(event: ev.Event, effects: list[do.Effect], now: float) -> None:
+            self.counts.events += 1
+            if isinstance(event, sev.SplitRecovered) and event.lost and self._left_in_order:
+                self.truth.violated("a split server that ended in order lost uploads", now)
+            self.split_truth.after_server(shell, event, effects, now)
+
+        shell = SplitServerShell(
+            machine,
+            self.split_disk,
+            train=self._worker(clock, "train"),
+            write=self._worker(clock, "write"),
+            scheduler=clock,
+            journal=self.journal,
+            say=lambda _: None,
+            finished=lambda _: self._split_left(clock, machine),
+            sent=self.sent,
+            received=self.received,
+        )
+        shell.halves.order = self.order
+        shell.node.machine = CheckedMachine(machine, check)
+        shell.endpoint = tp.ListenerEndpoint(
+            self.split_network.listener(SPLIT_NAME),
+            clock,
+            self._transport,
+            shell.on_transport,
+            SPLIT_NAME,
+            incarnation=incarnation,
+            chance=random.Random(f"{self.settings.seed}/split/{incarnation}"),  # noqa: S311
+        )
+        for name, book in self.split_disk.book.clients.items():
+            shell.endpoint.remember(name, book.incarnation)
+        self.split_process = (clock, shell)
+        shell.start()
+
+    def _launch_client(self, name: str) -> None:
+        clock = ProcessClock(self.scheduler)
+        incarnation = self._next_incarnation()
+        machine = ClientMachine(ClientRules(), name, incarnation)
+        halves = SplitClientMachine(self.split_settings.rules, name, incarnation)
+        chance = random.Random(f"{self.settings.seed}/{name}/{incarnation}")  # noqa: S311
+        learner = RoundLearner(
+            clock,
+            lambda event: shell.node.feed(event),  # noqa: PLW0108 - shell comes next
+            lambda event: split_shell.feed(event),  # noqa: PLW0108
+            self.decisions,
+            step_s=chance.uniform(0.5, 1.5) * STEP_S,
+            tokens_per_step=TOKENS_PER_STEP,
+            initial=chance.getrandbits(40),
+        )
+
+        def check(event: ev.Event, effects: list[do.Effect], now: float) -> None:
+            self.counts.events += 1
+            self.truth.after_client(machine, learner, event, effects, now)
+            if isinstance(event, ev.RunEnded | ev.TrainingEnded):
+                split_shell.feed(event)
+
+        def check_split(event: ev.Event, effects: list[do.Effect], now: float) -> None:
+            self.counts.events += 1
+            self.split_truth.after_client(split_shell, event, effects, now)
+
+        def welcomed(welcome: Welcome) -> None:
+            if not split_shell.run and self.decisions.has_server:
+                split_shell.dial(welcome.run, welcome.shard)
+
+        shell = RoundClientShell(
+            machine,
+            learner,
+            worker=self._worker(clock, name),
+            scheduler=clock,
+            journal=self.journal,
+            say=lambda _: None,
+            finished=lambda _: self._gone(name),
+            welcomed=welcomed,
+            end_training=lambda _: learner.stop(),
+        )
+        shell.node.machine = CheckedMachine(machine, check)
+        shell.endpoint = endpoint = tp.DialerEndpoint(
+            self.network.dialer(name, SERVER_NAME),
+            clock,
+            self._transport,
+            shell.on_transport,
+            name,
+            incarnation=incarnation,
+            chance=chance,
+        )
+        split_shell = SplitClientShell(
+            halves,
+            learner,
+            scheduler=clock,
+            journal=self.journal,
+            architecture=self.architecture,
+            sent=self.sent,
+            received=self.received,
+        )
+        split_shell.node.machine = CheckedMachine(halves, check_split)
+        split_shell.endpoint = tp.DialerEndpoint(
+            self.split_network.dialer(name, SPLIT_NAME),
+            clock,
+            self._transport,
+            split_shell.on_transport,
+            name,
+            incarnation=incarnation,
+            chance=chance,
+        )
+        self.processes[name] = _Process(clock, endpoint, shell)
+        self.split_clients[name] = split_shell
+        self.learners[name] = learner
+        shell.dial()
+        clock.call_at(clock.time() + chance.uniform(2.0, 15.0), learner.attach)
+
+    # --- faults and the end ---
+
+    def _kill(self, name: str) -> bool:
+        killed = super()._kill(name)
+        if killed and name != SERVER_NAME:
+            self.split_network.kill(name)
+            self.waited_s += self.learners[name].waited_s
+        return killed
+
+    def _kill_split(self) -> None:
+        if not self._calm and self.split_process is not None:
+            self.counts.fault("split server killed")
+            self._end_split_process(self.split_process[0])
+            self._left_in_order = False
+        self._plan(self.profile.server_kill_every_s, self._kill_split)
+
+    def _ask_split(self) -> None:
+        """SIGTERM: it ends in good order, and another process goes on in its folder."""
+        if not self._calm and self.split_process is not None:
+            self.counts.fault("split server asked to end")
+            self.split_process[1].node.feed(ev.DrainAsked("SIGTERM"))
+        self._plan(self.profile.server_kill_every_s, self._ask_split)
+
+    def _split_left(self, clock: ProcessClock, machine: SplitServerMachine) -> None:
+        if not machine.ending.leaves and not self._ending:
+            self.truth.violated("the split server ended before its run", self.scheduler.time())
+        elif machine.ending.leaves:
+            self._at(SPLIT_GOODBYE_S, lambda: self._split_gone(clock))
+
+    def _split_gone(self, clock: ProcessClock) -> None:
+        if self.split_process is not None and self.split_process[0] is clock:
+            self._end_split_process(clock)
+            self._left_in_order = True
+
+    def _end_split_process(self, clock: ProcessClock) -> None:
+        clock.alive = False
+        self.split_network.kill(SPLIT_NAME)
+        self.split_process = None
+        self._at(self._chance.uniform(*self.profile.server_return_s), self._launch_split)
+
+    def _reset(self, name: str) -> None:
+        if name in self.processes and not self._calm:
+            self.split_network.reset(name, SPLIT_NAME)
+        super()._reset(name)
+
+    def _cut(self, name: str) -> None:
+        if not self._calm:
+            self.split_network.cut(name, SPLIT_NAME)
+        super()._cut(name)
+
+    def _heal(self, name: str) -> None:
+        self.split_network.heal(name, SPLIT_NAME)
+        super()._heal(name)
+
+    def _end(self) -> None:
+        """No new faults; the parameter server ends the run, and the split server follows when its clients say so."""
+        self._calm = True
+        calm_s = self.scheduler.time() + self.profile.longest_s
+        give_up_s = calm_s + LONGEST_END_S
+        while not self.truth.violations and self.scheduler.time() < give_up_s:
+            self.scheduler.run_until(self.scheduler.time() + self.settings.heartbeat_every_s)
+            server = self.processes.get(SERVER_NAME)
+            here = len(self.processes) + len(self._ended) > len(self.names)
+            if server is None or not here or self.scheduler.time() <= calm_s:
+                continue
+            machine = server.shell.machine
+            assert isinstance(machine, ServerMachine)
+            if not machine.ending.asked:
+                self._ending = True
+                server.shell.node.feed(ev.DrainAsked("the simulated time is over"))
+            over = self.split_process is None or self.split_process[1].machine.run_over
+            if len(self._ended) == len(self.names) and over:
+                break
+        now = self.scheduler.time()
+        if self.truth.violations:
+            return
+        for name in self.names:
+            if name not in self._ended:
+                self.truth.violated(f"{name} did not end with its run", now)
+        if self.split_process is not None and not self.split_process[1].machine.run_over:
+            self.truth.violated("the split server did not end with its run", now)
+        for key in self.disk.pending:
+            self.truth.violated(f"acknowledged delta {key.text} is not in the last version", now)
+        self.split_truth.ended(now)
+
+    def split_facts(self) -> dict[str, Any]:
+        """What happened at the split server."""
+        fates = Counter(self.split_disk.fates.values())
+        return {
+            "method": self.split_settings.rules.method,
+            "mode": "lockstep" if self.split_settings.rules.lockstep else "free",
+            "uploads": dict(sorted(fates.items())),
+            "checkpoints": self.split_disk.number,
+            "bytes_by_category": dict(sorted(self.received.items())),
+        }
+
+
+def simulate(
+    settings: SimulationSettings, rules: SplitRules, *, keep_journal: Journal | None = None
+) -> SplitSimulation:
+    """Make a simulation of a method; `run` it."""
+    return SplitSimulation(settings, SplitSettings(rules), keep_journal=keep_journal)
+
+
+__all__ = ["SplitSettings", "SplitSimulation", "SplitTruth", "simulate"]

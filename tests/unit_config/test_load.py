@@ -1,0 +1,504 @@
+"""Configuration: TOML in, frozen values out, and errors that name the file, the key and the way out."""
+
+import tomllib
+from pathlib import Path
+from typing import get_args
+
+import attrs
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fsl_async.config import load as configuration
+from fsl_async.config import rules as setting_rules
+from fsl_async.config import settings, settings_training
+from fsl_async.config.load import (
+    Config,
+    SyncConfig,
+    from_wire,
+    load,
+    resolved,
+    to_dict,
+    to_toml,
+    to_wire,
+)
+from fsl_async.config.rules import SettingError
+from fsl_async.config.settings import TABLES, TransferConfig
+from fsl_async.config.transport_settings import transport_settings
+from fsl_async.errors import ConfigError
+
+TABLE_LIST = "run, listen, sync, guard, outer, codec, session, transfer, data, model, train, checkpoint, split"
+
+
+@pytest.fixture
+def in_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def failure(text, overrides=()):
+    Path("fsl.toml").write_text(text, encoding="utf-8")
+    with pytest.raises(ConfigError) as caught:
+        load("fsl.toml", overrides)
+    assert caught.value.exit_code == 2
+    assert "\n" not in caught.value.message
+    return caught.value
+
+
+GOLDEN = [
+    ("[sync]\nevry_s = 5", "sync.evry_s: unknown key, did you mean sync.every_s?"),
+    ('[sync]\nevery_s = "ten"', 'sync.every_s: expected a number, got "ten"'),
+    ("[sync]\nevery_s = [1]", "sync.every_s: expected a number, got an array"),
+    ("[sync.every_s]\na = 1", "sync.every_s: expected a number, got a table"),
+    ("[sync]\nevery_s = true", "sync.every_s: expected a number, got true"),
+    ("[sync]\nevery_s = 0", "sync.every_s: must be above 0, got 0.0"),
+    ("[sync]\nevery_s = inf", "sync.every_s: must be a finite number, got inf"),
+    ("[sync]\nevery_s = nan", "sync.every_s: must be a finite number, got nan"),
+    ("[sync]\nquorum = 2.0", "sync.quorum: must be above 0 and at most 1, got 2.0"),
+    ("[run]\nrounds = 1.5", "run.rounds: expected a whole number, got 1.5"),
+    ("[run]\nrounds = true", "run.rounds: expected a whole number, got true"),
+    ("[run]\nrounds = -1", "run.rounds: must be at least 0, got -1"),
+    ("[run]\nname = 5", "run.name: expected a string, got 5"),
+    (
+        '[run]\nname = "a b"',
+        'run.name: must be 1 to 64 letters, digits, dots, dashes or underscores, got "a b"',
+    ),
+    (
+        '[run]\nname = ".."',
+        'run.name: must be 1 to 64 letters, digits, dots, dashes or underscores, got ".."',
+    ),
+    (
+        '[data]\npath = "a\\u0000"',
+        'data.path: must be printable text of at most 1,024 characters, got "a\\u0000"',
+    ),
+    (
+        '[run]\ndirectory = "a/{who}"',
+        'run.directory: must be a path, in which {name} stands for run.name, got "a/{who}"',
+    ),
+    ("[listen]\ninsecure = 1", "listen.insecure: expected true or false, got 1"),
+    (
+        '[listen]\naddress = "example"',
+        "listen.address: example: no port; write one like tcp://127.0.0.1:7100",
+    ),
+    (
+        '[codec]\nup = "e4m4"',
+        'codec.up: expected one of fp32, bf16, e4m3, e5m2, uniform, got "e4m4", did you mean e4m3?',
+    ),
+    ("[codec]\ndown = 4", "codec.down: expected one of fp32, bf16, e4m3, e5m2, uniform, got 4"),
+    (
+        "[codec]\nblock_values = 100",
+        "codec.block_values: must be a power of two from 16 to 1,024, got 100",
+    ),
+    (
+        "[sync]\nmin_clients = 4",
+        "sync.min_clients: must be at most sync.clients (3), got 4",
+    ),
+    (
+        "[session]\nheartbeat_every_s = 15",
+        "session.expire_after_s: must be at least twice session.heartbeat_every_s (15.0), got 20.0",
+    ),
+    (
+        "[transfer]\nwindow_bytes = 4096",
+        "transfer.window_bytes: must be at least 2,097,152 and at most 67,108,864, got 4096",
+    ),
+    (
+        "[transfer]\nwindow_limit_bytes = 1048576",
+        "transfer.window_limit_bytes: must be at least 2,097,152 and at most 67,108,864, got 1048576",
+    ),
+    (
+        "[transfer]\nwindow_bytes = 16777216\nwindow_limit_bytes = 8388608",
+        "transfer.window_limit_bytes: must not be below transfer.window_bytes (16777216), got 8388608",
+    ),
+    (
+        "[transfer]\nstripes_limit = 65",
+        "transfer.stripes_limit: must be at least 1 and at most 64, got 65",
+    ),
+    (
+        "[transfer]\nstripes_first = 8\nstripes_limit = 4",
+        "transfer.stripes_first: must not be above transfer.stripes_limit (4), got 8",
+    ),
+    (
+        '[model]\npreset = "3M"',
+        (
+            "model.preset: expected one of 0.5m, 1m, 3m, 10m, 50m, 124m, 350m, 1b, "
+            'got "3M", did you mean 3m?'
+        ),
+    ),
+    (
+        "[model]\nwidth = 100\nheads = 3",
+        "model.width: must be a multiple of model.heads (3), got 100",
+    ),
+    (
+        '[train]\ndevice = "gpu"',
+        'train.device: must be auto, cpu, cuda, cuda:N or mps, got "gpu"',
+    ),
+    (
+        '[train]\ntask = "train.py"',
+        'train.task: must be file.py:function, own (each client brings its --task), or empty for the built-in task, got "train.py"',
+    ),
+    ("[snyc]\nevery_s = 4", "snyc: unknown table, did you mean sync?"),
+    ("[zzz]\na = 4", f"zzz: unknown table, the tables are {TABLE_LIST}"),
+    ("every_s = 4", "every_s: unknown key, did you mean sync.every_s?"),
+    ("zzz = 4", f"zzz: unknown key, the tables are {TABLE_LIST}"),
+    ("[outer]\nevery_s = 4", "outer.every_s: unknown key, did you mean sync.every_s?"),
+    ('[checkpoint]\nup = "e4m3"', "checkpoint.up: unknown key, did you mean codec.up?"),
+    (
+        "[outer]\nzzzzzzz = 4",
+        "outer.zzzzzzz: unknown key, [outer] has aggregation, byzantine, learning_rate, momentum, optimizer",
+    ),
+    ('[sync]\n"a\\u001b[1m" = 1', None),
+    ("sync = 5", "sync: expected a table, got 5"),
+    ("[[sync]]\na = 1", "sync: expected a table, got an array"),
+    (
+        "[sync]\nevry_s = 5\nqorum = 1",
+        "sync.evry_s: unknown key, did you mean sync.every_s? (and 1 more)",
+    ),
+    ("[sync\n", None),
+]
+
+
+@pytest.mark.parametrize(("text", "line"), GOLDEN)
+def test_bad_files_get_one_precise_line(in_folder, text, line):
+    """These lines are what users meet; each names the file, the dotted key, and what to write instead."""
+    error = failure(text)
+    if line is None:
+        assert error.message.startswith("fsl.toml: ")
+        assert error.message.isprintable()
+    else:
+        assert error.message == f"fsl.toml: {line}"
+
+
+def test_a_broken_file_says_where(in_folder):
+    """A TOML syntax error must name line and column."""
+    error = failure("[run]\nname = \n")
+    assert error.message == "fsl.toml: not valid TOML: Invalid value (at line 2, column 8)"
+
+
+def test_a_missing_file_says_how_to_make_one(in_folder):
+    """The first thing a user does wrong is the path."""
+    with pytest.raises(ConfigError, match=r"no such file; `fsl-node init no\.toml` writes one"):
+        load("no.toml")
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"\xff\xfe\x00", b"# " + b"x" * (1 << 20), b"a = " + b"[" * 5000, b"a = " + b"9" * 5000],
+)
+def test_files_that_are_no_toml_at_all(in_folder, data):
+    """A wrong file given by mistake (binary, huge, nested without end) is refused by a line, not a traceback."""
+    (in_folder / "x.toml").write_bytes(data)
+    with pytest.raises(ConfigError, match=r"x\.toml: "):
+        load("x.toml")
+
+
+@pytest.mark.parametrize("digits", [20, 400, 5000])
+def test_numbers_that_no_message_can_carry(digits):
+    """A limit of 10^22 versions was taken, and ended the server when the first client came; one of 5,000 digits was a bug at once."""
+    with pytest.raises(ConfigError, match=r"--set: sync\.max_staleness: "):
+        load(None, [f"sync.max_staleness={'9' * digits}"])
+    assert load(None, [f"sync.max_staleness={(1 << 63) - 1}"]).sync.max_staleness == (1 << 63) - 1
+
+
+def test_text_is_utf8_with_or_without_a_mark(in_folder):
+    """Windows editors write a byte order mark; other encodings would garble paths, so they are refused."""
+    (in_folder / "x.toml").write_bytes("[data]\npath = 'é'\n".encode("utf-8-sig"))
+    assert load("x.toml").data.path == "é"
+    (in_folder / "x.toml").write_bytes("[data]\npath = 'é'\n".encode("latin-1"))
+    with pytest.raises(ConfigError, match=r"x\.toml: not UTF-8 text \(byte 15\)"):
+        load("x.toml")
+
+
+def test_a_directory_is_not_a_file(in_folder):
+    """OSErrors become lines too."""
+    with pytest.raises(ConfigError, match=r"\.: Is a directory"):
+        load(".")
+
+
+def test_the_deeper_of_two_wrong_keys_names_its_source(in_folder):
+    """An error in --set must not send the user looking into the file."""
+    assert failure("[sync]\nquorum = 0.6", ["sync.quorum=3"]).message == (
+        "--set: sync.quorum: must be above 0 and at most 1, got 3.0"
+    )
+    assert failure("[sync]\nquorum = 3.0", ["sync.every_s=3"]).message.startswith("fsl.toml: ")
+
+
+@pytest.mark.parametrize(
+    "text", ["sync", "sync.every_s", "every_s=5", "a.b.c=4", ".a=4", "a.=4", "=3"]
+)
+def test_overrides_need_their_form(text):
+    """A --set without its three parts is explained by an example."""
+    with pytest.raises(ConfigError, match=r"write it as table\.key=value"):
+        load(None, [text])
+
+
+def test_override_values_are_toml_and_bare_words_are_strings():
+    """`--set codec.up=bf16` must work without shell-quoted quotes, and numbers for text settings stay text."""
+    made = load(
+        None,
+        [
+            "codec.up=bf16",
+            "sync.every_s=60",
+            "sync.quorum = 1",
+            "listen.insecure=true",
+            "run.name=2024-01-01",
+            'data.path="quoted path"',
+            "data.path=/a=b c",
+            "run.seed=0x10",
+        ],
+    )
+    assert made.codec.up == "bf16"
+    assert (made.sync.every_s, made.sync.quorum) == (60.0, 1.0)
+    assert isinstance(made.sync.every_s, float)
+    assert made.listen.insecure is True
+    assert made.run.name == "2024-01-01"
+    assert made.data.path == "/a=b c"
+    assert made.run.seed == 16
+
+
+def test_an_override_cannot_smuggle_in_more_keys():
+    """A line break in a value must not become a second TOML line."""
+    with pytest.raises(ConfigError, match=r"data\.path: must be printable"):
+        load(None, ["data.path=1\nsync = 2"])
+    with pytest.raises(ConfigError, match=r"sync\.every_s: expected a number"):
+        load(None, ["sync.every_s=1\nsync = 2"])
+
+
+def test_overrides_win_over_the_file_and_the_last_one_over_earlier(in_folder):
+    """Precedence: default, file, overrides in order."""
+    (in_folder / "a.toml").write_text("[sync]\nevery_s = 1\nquorum = 0.75\n")
+    made = load("a.toml", ["sync.every_s=2", "sync.every_s=3"])
+    assert (made.sync.every_s, made.sync.quorum, made.sync.clients) == (3.0, 0.75, 3)
+
+
+def test_defaults_are_the_documented_ones():
+    """A changed default changes everybody's runs: it must be changed here on purpose."""
+    assert to_dict(Config()) == {
+        "run": {"name": "run", "directory": "runs/{name}", "seed": 0}
+        | {"rounds": 0, "tokens": 0, "seconds": 0.0},
+        "listen": {"address": "tcp://127.0.0.1:7100", "insecure": False},
+        "sync": {
+            "trigger": "clock",
+            "every_s": 600.0,
+            "round_cap_s": 3600.0,
+            "quorum": 0.5,
+            "grace_mad_factor": 4.0,
+            "grace_min_s": 1.0,
+        }
+        | {"first_grace_s": 60.0, "weighting": "tokens", "max_staleness": 4}
+        | {"staleness_exponent": 0.5, "clients": 3, "min_clients": 1},
+        "guard": {"clip_norm": 0.0, "clip_median": 0.0, "outlier_median": 0.0, "least": 5}
+        | {"release": False, "max_tokens_per_s": 0.0, "max_tokens_median": 0.0},
+        "outer": {"optimizer": "nesterov", "learning_rate": 0.7, "momentum": 0.9}
+        | {"aggregation": "mean", "byzantine": 1},
+        "codec": {
+            "up": "uniform",
+            "down": "uniform",
+            "block_values": 128,
+            "fineness": 14,
+            "threads": 2,
+            "feedback_up": False,
+        },
+        "session": {"heartbeat_every_s": 5.0, "expire_after_s": 20.0},
+        "transfer": {
+            "window_bytes": 4194304,
+            "window_limit_bytes": 67108864,
+            "stripes_first": 1,
+            "stripes_limit": 64,
+            "stall_s": 10.0,
+            "drain_cap_s": 3600.0,
+        },
+        "data": {"source": "site", "path": "", "shards": 0, "sharding": "disjoint"}
+        | {"holdout": 0.02}
+        | {"partition": "iid", "alpha": 1.0, "sample_shape": "", "classes": 0}
+        | {"label_counts": "", "fingerprint": ""},
+        "model": {"family": "gpt", "sizes": "", "preset": "3m"}
+        | {"layers": 0, "width": 0, "heads": 0, "context": 0},
+        "train": {
+            "batch": 16,
+            "learning_rate": 0.001,
+            "weight_decay": 0.1,
+            "warmup_steps": 20,
+            "decay_steps": 0,
+        }
+        | {"clip_norm": 1.0, "threads": 0, "device": "auto", "task": ""}
+        | {"hang_factor": 20.0, "hang_least_s": 120.0, "hang_restart": False},
+        "checkpoint": {"keep_versions": 3},
+        "split": {
+            "method": "none",
+            "mode": "free",
+            "cut": "",
+            "labels_at_home": False,
+            "auxiliary": "blocks:1",
+            "lora_client": 0,
+            "lora_server": 0,
+            "lora_alpha": 16.0,
+            "server": "",
+            "listen": "tcp://127.0.0.1:7101",
+            "optimizer": "adamw",
+            "samples": 128,
+            "upload_every": 5,
+            "align_every": 10,
+            "align_passes": 20,
+            "align_rate": 1e-3,
+            "buffer_samples": 256,
+            "up": "bf16",
+            "down": "bf16",
+            "models": "fp32",
+            "in_flight": 2,
+            "checkpoint_every": 100,
+            "max_stale_rounds": 1,
+            "alone_s": 3600.0,
+        },
+    }
+
+
+@pytest.mark.parametrize("comments", [True, False])
+def test_toml_comes_back_as_it_was(tmp_path, comments):
+    """What `init` and --dry-run print must load to the same configuration."""
+    made = load(
+        None, ['data.path=/a "b" \\c', "sync.every_s=1e-5", "listen.insecure=true", "run.name=x"]
+    )
+    path = tmp_path / "x.toml"
+    path.write_text(to_toml(made, comments=comments), encoding="utf-8")
+    assert load(path) == made
+
+
+def test_every_setting_has_a_line_of_help():
+    """`init` documents all settings: none may be silent, and help is one line."""
+    for table in TABLES.values():
+        for field in attrs.fields(table):
+            text = field.metadata["help"]
+            assert text, field.name
+            assert "\n" not in text
+            fixed = " (fixed for the life of a run)" if field.metadata["fixed"] else ""
+            assert f"# {text}{fixed}\n{field.name} = " in to_toml(Config())
+
+
+def test_every_table_of_the_configuration_is_listed():
+    """A table that is in Config and not in TABLES would not be written or suggested."""
+    assert [field.name for field in attrs.fields(Config)] == list(TABLES)
+
+
+def test_values_made_in_python_are_checked_too():
+    """Tests and the demo make settings directly; a range must hold there as well."""
+    with pytest.raises(SettingError, match=r"sync\.quorum: must be above 0 and at most 1, got -1"):
+        SyncConfig(quorum=-1)
+
+
+def test_clients_get_what_they_need_and_not_where_the_server_lives():
+    """The welcome must not tell strangers the server's paths and addresses."""
+    wire = to_wire(load(None, ["run.directory=/secret", "run.seed=7", "codec.up=fp32"]))
+    assert "/secret" not in str(wire)
+    assert "listen" not in wire
+    got = from_wire(wire)
+    assert (got.run.seed, got.codec.up) == (7, "fp32")
+    assert from_wire(to_wire(Config())) == Config()
+
+
+def test_a_newer_servers_keys_are_skipped_and_values_still_checked():
+    """A client must run with a server that has one setting more, but never with a value out of range."""
+    wire = to_wire(Config())
+    wire["sync"]["later"] = 1
+    wire["extra"] = {}
+    assert from_wire(wire) == Config()
+    wire["sync"]["quorum"] = 5
+    with pytest.raises(ConfigError) as caught:
+        from_wire(wire)
+    assert caught.value.message == (
+        "the server's welcome: sync.quorum: must be above 0 and at most 1, got 5.0"
+    )
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3)
+    ),
+    max_leaves=8,
+)
+
+
+@given(json_values | st.fixed_dictionaries({}, optional=dict.fromkeys(TABLES, json_values)))
+def test_from_wire_takes_anything_or_says_why_not(value):
+    """The welcome comes from the network: any value gives a Config or a ConfigError, never another exception."""
+    told = ""
+    try:
+        assert isinstance(from_wire(value), Config)
+    except ConfigError as error:
+        told = error.message
+    assert told.isprintable()
+
+
+@given(st.text(max_size=30).map(lambda text: f"sync.every_s={text}"))
+def test_any_override_text_is_a_config_or_a_config_error(text):
+    """Whatever a shell hands over must not end in a traceback."""
+    told = ""
+    try:
+        load(None, [text])
+    except ConfigError as error:
+        told = error.message
+    assert told.isprintable()
+
+
+def test_presets_and_formats_are_the_ones_that_exist():
+    """The server checks names that other rooms define."""
+    from fsl_async.learn.models.gpt import PRESETS
+    from fsl_async.roles.sync.weighting import WEIGHTINGS
+    from fsl_codecs.formats import FORMATS
+
+    assert get_args(settings_training.Preset) == tuple(PRESETS)
+    assert set(get_args(settings.Weighting)) == set(WEIGHTINGS)
+    assert set(get_args(setting_rules.Format)) == set(FORMATS)
+
+
+@pytest.mark.parametrize("more", [[], ["model.width=64", "model.heads=2"]])
+@pytest.mark.parametrize("preset", get_args(settings_training.Preset))
+def test_resolved_sizes_are_those_that_clients_build(preset, more):
+    """What --dry-run shows must be the model that is trained."""
+    from fsl_async.learn.client.pretrain import gpt_config
+
+    loaded = load(None, [f"model.preset={preset}", *more])
+    model = resolved(loaded).model
+    built = gpt_config(to_wire(loaded))
+    assert (model.layers, model.width, model.heads, model.context) == (
+        built.layers,
+        built.width,
+        built.heads,
+        built.context,
+    )
+
+
+def test_run_directory_and_shards_follow_from_other_settings():
+    """`{name}` and 0 are the two places where one setting stands for another."""
+    made = load(None, ["run.name=abc", "sync.clients=5"])
+    assert str(made.run_dir) == "runs/abc"
+    assert made.shards == 5
+    assert load(None, ["data.shards=9"]).shards == 9
+
+
+def test_suggestions_and_types_cover_every_key():
+    """The table behind did-you-mean must hold every setting."""
+    keys = {f"{name}.{field.name}" for name, t in TABLES.items() for field in attrs.fields(t)}
+    assert set(configuration._types()) == keys
+    assert tomllib.loads(to_toml(Config())) == to_dict(Config())
+
+
+def test_the_smallest_windows_are_large_enough_for_the_transport():
+    """What the configuration takes the transport must take, or a run ends with "this is a bug"."""
+    least = 2 << 20
+    transfer = TransferConfig(window_bytes=least, window_limit_bytes=least)
+    made = transport_settings(Config(transfer=transfer))
+    assert made.window_bytes == made.window_limit_bytes == made.chunk_limit_bytes
+    with pytest.raises(SettingError):
+        TransferConfig(window_bytes=least - 1)
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    ["hidden_act=xielu", "attn_implementation=flash_attention_2", "quantization_config=x", "_x=1"],
+)
+def test_sizes_choose_no_code(sizes):
+    """A server names them, and a client builds the model: these would import what is installed there."""
+    with pytest.raises(ConfigError, match="must be numbers by name"):
+        load(None, [f"model.sizes={sizes}"])
+    assert load(None, ["model.sizes=hidden_act=gelu_new, eps=1e-5"]).model.sizes

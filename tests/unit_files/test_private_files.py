@@ -1,0 +1,114 @@
+"""What a run keeps is its owner's: the modes of folders and files, and what is said where none can be made."""
+
+import errno
+import os
+import stat
+import subprocess
+import sys
+
+import pytest
+
+from fsl_async.cluster.members_file import MembersFile
+from fsl_async.config.fixed import keep_settings
+from fsl_async.config.load import load
+from fsl_async.errors import disk_words
+from fsl_async.files.private_files import make_folder
+from fsl_async.keys.holders import NameHolders
+from fsl_async.observe import segments
+from fsl_async.observe.journal import JournalWriter
+from fsl_async.store.files import Files
+from fsl_async.store.recovery import make_durable_folder
+from fsl_async.store.store import Store
+from fsl_async.tools.sim.counting import MANIFEST
+
+
+@pytest.fixture(autouse=True)
+def open_umask():
+    """The usual umask of a shared machine takes nothing away from the owner's group here."""
+    before = os.umask(0)
+    yield
+    os.umask(before)
+
+
+def modes(folder):
+    """The mode of every folder and file below."""
+    return {
+        str(path.relative_to(folder)): stat.S_IMODE(path.stat().st_mode)
+        for path in sorted(folder.rglob("*"))
+    }
+
+
+def test_everything_in_a_run_directory_is_its_owners(tmp_path, monkeypatch):
+    """Weights and deltas tell what a site trains on; on a shared machine others could read them."""
+    run = tmp_path / "runs" / "one"
+    store = Store(run)
+    store.recover()
+    store.start_run("one")
+    store.begin_initial(MANIFEST)
+    keep_settings(run, load(None), -1)
+    MembersFile(run / "members.txt").write({"a"})
+    NameHolders(run / "names.txt").hold("a", "k" * 40)
+    monkeypatch.setattr(segments, "SEGMENT_BYTES", 200)
+    with JournalWriter(run / "clients" / "a" / "journal.jsonl") as journal:
+        journal.note("Begun", 0.0)
+    journal_file = run / "clients" / "a" / "journal.jsonl"
+    os.close(segments.turn(journal_file, b"{}\n", ["key"]))
+    make_durable_folder(Files(), run / "server")
+    found = modes(tmp_path)
+    store.close()
+    folders = {name for name in found if (tmp_path / name).is_dir() or "tmp-" in name}
+    assert "runs/one/clients/a/journal.acknowledged" in found
+    assert {"runs", "runs/one", "runs/one/spool", "runs/one/clients/a"} <= folders
+    for name, mode in found.items():
+        is_file = "." in name.rpartition("/")[2]
+        assert mode == (0o600 if is_file else 0o700), name
+
+
+def test_a_directory_that_is_there_keeps_its_mode(tmp_path):
+    """An operator may have opened it to a group."""
+    (tmp_path / "run").mkdir(0o755)
+    make_folder(tmp_path / "run")
+    Store(tmp_path / "run").recover()
+    assert stat.S_IMODE((tmp_path / "run").stat().st_mode) == 0o755
+
+
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [
+        (errno.ENOSPC, "make room"),
+        (errno.EDQUOT, "make room in the quota"),
+        (errno.EROFS, "choose another --run-dir"),
+        (errno.EACCES, "check its permissions, or choose another --run-dir"),
+        (errno.EPERM, "check its permissions, or choose another --run-dir"),
+        (errno.ENOENT, "check the path"),
+        (errno.ENOTDIR, "is no folder"),
+        (errno.EIO, None),
+    ],
+)
+def test_an_error_of_the_disk_says_what_fits(number, words):
+    """Room does not help where a path is wrong."""
+    text = disk_words(OSError(number, os.strerror(number), "/r/ledger.jsonl"))
+    system, _, advice = text.partition("; ")
+    assert system == f"{os.strerror(number)} (/r/ledger.jsonl)"
+    assert (words in advice) if words else not advice
+
+
+@pytest.mark.parametrize(
+    ("where", "words"),
+    [
+        ("/proc/fsl", "check the path, or choose another --run-dir"),
+        ("/dev/null/x", "a part of the path is no folder"),
+        ("/sys/fsl", "choose another --run-dir"),
+    ],
+)
+def test_a_run_directory_that_cannot_be_made_is_one_line(where, words):
+    """It said: make room and try again."""
+    command = [sys.executable, "-m", "fsl_async.cli", "--role", "ps", "--run-dir", where]
+    done = subprocess.run(
+        [*command, "--insecure", "127.0.0.1:0"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    (line,) = [one for one in done.stderr.splitlines() if one.startswith("error")]
+    assert words in line
+    assert where in line
+    assert "make room" not in line

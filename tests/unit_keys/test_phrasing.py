@@ -1,0 +1,89 @@
+"""Lines about handshakes: right for what happened, bounded whatever strangers do, and to be typed as they stand."""
+
+import shlex
+
+import pytest
+
+from fsl_async.config.address import Address, parse
+from fsl_async.errors import AddressError, KeysError
+from fsl_async.keys.dialling import split_curve
+from fsl_async.keys.folder import KeysFolder
+from fsl_async.keys.phrasing import AGAIN_S, BURST, Seldom, at_client, at_server
+from fsl_transport.zmq.curve import HandshakeFailed, KeyPair
+
+INVITE = Address("h", 1, "a" * 40).fsl
+
+
+def test_the_same_thing_is_said_seldom():
+    """A client that is refused dials again every two seconds, with two connections."""
+    seldom = Seldom()
+    assert [seldom.lets("x", now) for now in (0.0, 1.0, AGAIN_S - 1, AGAIN_S)] == [
+        True, False, False, True,
+    ]  # fmt: skip
+    assert seldom.rest() == ""
+
+
+def test_a_flood_of_new_things_is_counted_and_not_printed():
+    """A stranger can make a new key for each connection: neither log nor memory may grow with that."""
+    seldom = Seldom()
+    assert sum(seldom.lets(str(number), number / 1000) for number in range(10_000)) == BURST
+    assert len(seldom._told) == BURST
+    assert seldom.lets("later", 11 + AGAIN_S)
+    assert seldom.rest() == f" (and {10_000 - BURST:,} more were not printed)"
+    assert seldom.rest() == ""
+
+
+def test_the_line_that_trusts_a_key_survives_a_shell():
+    """Z85 has dollars, brackets, quotes' neighbours: the line is pasted as it stands."""
+    key = KeyPair.new().public[:20] + "$&*()<>?[]{}!^%=/+:-"
+    failed = HandshakeFailed("unknown-key", key, "192.0.2.1")
+    for line in (
+        at_server(failed, INVITE, " --keys /k"),
+        at_client(failed, parse("h:1"), key, "site-a"),
+    ):
+        words = shlex.split(line.partition("keys trust ")[2])
+        assert words[:2] == [key, "--name"]
+        assert shlex.quote(key) in line
+    reserved = at_client(failed, parse("h:1"), key, "parameter-server", is_reserved=True)
+    assert reserved.endswith(" --name parameter-server --names parameter-server")
+    assert "192.0.2.1" in at_server(failed, INVITE, "")
+    assert at_server(failed, INVITE, " --keys /k").endswith("--keys /k")
+
+
+@pytest.mark.parametrize("invite", [INVITE, "tcp://h:1"])
+@pytest.mark.parametrize("why", ["server-key", "mechanism"])
+def test_the_server_says_what_to_give_the_client(why, invite):
+    """The whole address, quoted, where it encrypts; the plain one where it does not."""
+    line = at_server(HandshakeFailed(why), invite, "")
+    assert (shlex.quote(invite) if "key" in invite or why == "server-key" else invite) in line
+
+
+@pytest.mark.parametrize(
+    ("why", "public", "words"),
+    [
+        ("closed", "k", "hung up during the handshake"),
+        ("mechanism", "k", "does not encrypt"),
+        ("mechanism", "", "h:1 encrypts: give the whole address"),
+        ("closed", "", ""),  # nothing listens behind a tunnel: that is told as no answer
+        ("other", "k", ""),
+    ],
+)
+def test_the_client_says_what_it_can_know(why, public, words):
+    """From this end several causes look alike, and the line says so."""
+    line = at_client(HandshakeFailed(why), parse("h:1"), public, "a")
+    assert words in line
+    assert bool(line) == bool(words)
+
+
+def test_a_split_server_is_not_reached_less_safely_than_the_parameter_server(tmp_path):
+    """Whoever came encrypted would otherwise send activations and labels in the clear, by a word of the server."""
+    folder = KeysFolder(tmp_path)
+    assert split_curve(Address("h", 1), folder, encrypted=False) is None
+    assert split_curve(Address("127.0.0.1", 1), folder, encrypted=True) is None
+    with pytest.raises(AddressError, match="names a split server without a key"):
+        split_curve(Address("h", 1), folder, encrypted=True)
+    there = Address("h", 1, KeyPair.new().public)
+    with pytest.raises(KeysError, match="keys new"):
+        split_curve(there, folder, encrypted=False)
+    pair = folder.make_pair()
+    assert split_curve(there, folder, encrypted=False).pair == pair

@@ -1,0 +1,153 @@
+"""A module as one flat vector: what is in it, and the arithmetic of a rebase."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from fsl_async.errors import TaskError
+from fsl_async.learn.client import buffers
+from fsl_async.learn.client.buffers import ModelWeights
+
+
+class Tied(nn.Module):
+    """A tied head, a batch norm with an integer counter, and a table that is no state."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(7, 3)
+        self.middle = nn.BatchNorm1d(3)
+        self.head = nn.Linear(3, 7)
+        self.head.weight = self.embedding.weight
+        self.register_buffer("table", torch.ones(2), persistent=False)
+
+
+def flat(weights):
+    out = np.full(weights.manifest.values, np.nan, np.float32)
+    assert weights.copy_out(out)
+    return out
+
+
+def test_manifest_has_tied_tensors_once_and_only_floating_persistent_state():
+    """Two clients must derive the same vector from the same model, and a tied weight may be moved only once."""
+    manifest = ModelWeights(Tied()).manifest
+    assert [(t.name, t.shape, t.offset) for t in manifest.tensors] == [
+        ("embedding.weight", (7, 3), 0),
+        ("middle.weight", (3,), 21),
+        ("middle.bias", (3,), 24),
+        ("middle.running_mean", (3,), 27),
+        ("middle.running_var", (3,), 30),
+        ("head.bias", (7,), 33),
+    ]
+    assert manifest.values == 40
+
+
+def test_manifest_can_be_made_on_the_meta_device_and_ignores_compilation():
+    """Sizes can be planned without memory, and a compiled client can join a run of plain ones."""
+    with torch.device("meta"):
+        meta = ModelWeights(Tied()).manifest
+    assert meta.fingerprint == ModelWeights(Tied()).manifest.fingerprint
+    wrapped = nn.Module()
+    wrapped._orig_mod = Tied()
+    assert ModelWeights(wrapped).manifest == meta
+
+
+def test_tensors_that_overlap_otherwise_are_refused():
+    """Rebasing one would move the other a second time, silently."""
+    model = nn.Module()
+    model.a = nn.Parameter(torch.zeros(3, 4))
+    model.b = nn.Parameter(model.a.detach().t())
+    with pytest.raises(TaskError, match="a and b share memory"):
+        ModelWeights(model)
+
+
+def test_parts_of_one_storage_that_do_not_overlap_are_fine():
+    """Fused layers (cuDNN's LSTM) keep their weights side by side in one storage."""
+    storage = torch.arange(6.0)
+    model = nn.Module()
+    model.a, model.b = nn.Parameter(storage[:4].view(2, 2)), nn.Parameter(storage[4:])
+    weights = ModelWeights(model)
+    assert flat(weights).tolist() == [0, 1, 2, 3, 4, 5]
+
+
+def test_a_module_without_weights_is_refused_in_one_line():
+    """It is a user's mistake, so it must not end in a traceback."""
+    with pytest.raises(TaskError, match="cannot exchange"):
+        ModelWeights(nn.ReLU())
+
+
+def test_copy_in_undoes_copy_out_for_any_layout(monkeypatch):
+    """Transposed, empty, scalar and tensors larger than a piece all keep their place."""
+    monkeypatch.setattr(buffers, "PIECE_VALUES", 5)
+    model = nn.Module()
+    model.large = nn.Parameter(torch.randn(4, 3))
+    model.turned = nn.Parameter(torch.randn(4, 3).t())
+    model.empty = nn.Parameter(torch.randn(0, 2))
+    model.scalar = nn.Parameter(torch.randn(()))
+    weights = ModelWeights(model)
+    before = flat(weights)
+    expected = [w.detach().contiguous().view(-1) for w in model.parameters()]
+    np.testing.assert_array_equal(before, torch.cat(expected).numpy())
+    weights.copy_in(before * 2)
+    np.testing.assert_array_equal(flat(weights), before * 2)
+
+
+def test_half_precision_is_widened_and_rounded_back_without_a_change():
+    """A bf16 model that is sent and received unchanged must stay unchanged."""
+    model = nn.Linear(8, 8).bfloat16()
+    kept = model.weight.detach().clone()
+    weights = ModelWeights(model)
+    weights.copy_in(flat(weights))
+    assert torch.equal(model.weight, kept)
+
+
+@pytest.mark.parametrize("scale", [1e-4, 1.0, 1e4])
+def test_rebase_is_computed_in_fp32_in_the_stated_order(monkeypatch, scale):
+    """All clients must get the same weights to the bit where nothing was trained meanwhile."""
+    monkeypatch.setattr(buffers, "PIECE_VALUES", 7)
+    torch.manual_seed(0)
+    model = nn.Linear(9, 5)
+    weights = ModelWeights(model)
+    reference = flat(weights)
+    new = np.random.default_rng(0).normal(size=reference.shape, scale=scale).astype(np.float32)
+    with torch.no_grad():
+        model.weight[0] += 0.25
+    now = flat(weights)
+    weights.rebase(new, reference)
+    np.testing.assert_array_equal(flat(weights), new + (now - reference))
+    np.testing.assert_array_equal(flat(weights)[9:], new[9:])
+
+
+def test_rebase_of_bf16_rounds_once_at_the_end():
+    """Differences taken in bf16 would lose most of a step's work."""
+    model = nn.Linear(1, 1, bias=False).bfloat16()
+    weights = ModelWeights(model)
+    weights.copy_in(np.array([1.0], np.float32))
+    weights.rebase(np.array([2.0], np.float32), np.array([1.0 - 2.0**-9], np.float32))
+    assert flat(weights)[0] == torch.tensor(2.0 + 2.0**-9).bfloat16().item()
+    weights.copy_in(np.array([1.0], np.float32))
+    weights.rebase(np.array([0.0], np.float32), np.array([1.0 - 2.0**-9], np.float32))
+    assert flat(weights)[0] == 2.0**-9
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+def test_non_finite_weights_are_noticed(bad):
+    """The event of a snapshot has to say so, and a rebase must not keep them."""
+    model = nn.Linear(4, 4)
+    weights = ModelWeights(model)
+    assert weights.is_finite()
+    with torch.no_grad():
+        model.bias[2] = bad
+    assert not weights.is_finite()
+    assert not weights.copy_out(np.empty(20, np.float32))
+
+
+def test_replaced_buffers_are_found_again():
+    """`module.to(...)` and user code replace buffers; a kept reference would exchange the old one for ever."""
+    model = Tied()
+    weights = ModelWeights(model)
+    model.middle.running_mean = torch.full((3,), 5.0)
+    assert flat(weights)[27:30].tolist() == [5, 5, 5]
+    model.head.bias = nn.Parameter(torch.zeros(8))
+    with pytest.raises(TaskError, match=r"head.bias had shape \(7,\)"):
+        flat(weights)

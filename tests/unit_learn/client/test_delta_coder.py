@@ -1,0 +1,50 @@
+"""Coded deltas, and what coding loses of them."""
+
+import numpy as np
+
+from fsl_async.learn.client.delta_coder import DeltaCoder
+from fsl_codecs import CodecSpec, decode
+
+COARSE = CodecSpec(format="uniform", fineness=0)
+
+
+def gaussian(count, seed):
+    return np.random.default_rng(seed).standard_normal(count).astype(np.float32)
+
+
+def test_a_frame_holds_the_difference_of_the_chunk():
+    """A delta is base minus snapshot; the other way round would train backwards."""
+    base, snapshot = gaussian(1000, 1), gaussian(1000, 2)
+    frame = DeltaCoder().encode(base, snapshot, 100, 300)
+    assert decode(frame).tolist() == (base[100:300] - snapshot[100:300]).tolist()
+
+
+def test_with_feedback_nothing_is_lost_over_many_deltas():
+    """What was sent in all is what was to be sent, but for the last rounding: each chunk has its own residual."""
+    coder, zero = DeltaCoder(COARSE, feedback=True), np.zeros(600, np.float32)
+    wanted, sent = np.zeros(600), np.zeros(600)
+    for number in range(50):
+        delta = gaussian(600, number)
+        for start in (0, 300):
+            frame = coder.encode(delta, zero, start, start + 300)
+            sent[start : start + 300] += decode(frame)
+        wanted += delta
+    lost = np.linalg.norm(wanted - sent) / np.linalg.norm(gaussian(600, 0))
+    assert lost < 0.6
+    np.testing.assert_allclose(coder.residual, wanted - sent, atol=1e-4)
+
+
+def test_without_feedback_the_losses_add_up():
+    """The comparison that shows what feedback is for; and no vector is kept for it."""
+    coder, zero = DeltaCoder(COARSE), np.zeros(600, np.float32)
+    delta = gaussian(600, 3)
+    sent = sum(decode(coder.encode(delta, zero, 0, 600)).astype(float) for _ in range(50))
+    assert np.linalg.norm(50 * delta - sent) / np.linalg.norm(delta) > 5
+    assert coder.residual is None
+
+
+def test_lossless_deltas_need_no_residual():
+    """fp32 loses nothing, so the memory is not taken."""
+    coder = DeltaCoder(feedback=True)
+    coder.encode(gaussian(10, 0), gaussian(10, 1), 0, 10)
+    assert coder.residual is None

@@ -1,0 +1,174 @@
+"""What a training function sees, with a run behind it and without one."""
+
+import threading
+
+import pytest
+import torch
+from torch import nn
+
+from fsl_async.errors import DataError, TaskError
+from fsl_async.learn.client.fed import Fed, LocalFed, Place, choose_device
+from fsl_async.learn.client.learner import Learner, RunFinishedError
+from fsl_async.roles.sync.events import Attached, Snapshotted
+
+
+def connected(**place):
+    """A Fed whose run admits its first model at once."""
+    learner = Learner()
+    learner.events = []
+
+    def on_event(event):
+        learner.events.append(event)
+        if isinstance(event, Attached):
+            learner.request_rebase(0, learner.adopt_initial())
+
+    learner.on_event = on_event
+    return Fed(learner, Place("alice", **place)), learner
+
+
+def local(**place):
+    return LocalFed(Place("alice", **place)), None
+
+
+@pytest.mark.parametrize("make", [connected, local])
+def test_the_same_task_runs_with_and_without_a_network(make):
+    """A baseline that needs another training script compares scripts, not methods."""
+    fed, learner = make(config={"train": {"batch": 3}}, seed=7)
+    assert (fed.client_name, fed.seed, fed.config["train"]["batch"]) == ("alice", 7, 3)
+    assert fed.version == -1
+    model = nn.Linear(2, 2)
+    with pytest.raises(TaskError, match=r"before fed\.attach"):
+        fed.step()
+    fed.attach(model)
+    with pytest.raises(TaskError, match="twice"):
+        fed.attach(model)
+    assert fed.running
+    assert fed.version == 0
+    before = fed.progress()["step"]
+    assert fed.step(tokens=10, metrics={"loss": torch.tensor(2.0)})
+    assert fed.step(tokens=10, metrics={"loss": 1.0})
+    told = fed.progress()
+    assert told["step"] - before == 2
+    assert told["tokens"] == 20
+    assert told["loss"] == pytest.approx(1.95)
+    assert told["version"] == 0
+    with pytest.raises(TaskError, match=r"metrics\['loss'\] is a str"):
+        fed.step(metrics={"loss": "low"})
+    (learner or fed).stop()
+    told_end = [fed.step() for _ in range(3)]
+    assert told_end == [False] * 3
+    assert not fed.running
+    with pytest.raises(RunFinishedError, match="leave the loop"):
+        fed.step()
+
+
+def test_a_loop_over_a_shard_that_ignores_step_ends_with_the_run():
+    """The shortest loop a user writes must not train on alone for ever."""
+    fed = LocalFed(Place("alice"), steps=5)
+    fed.attach(nn.Linear(1, 1))
+    seen = 0
+    for _ in fed.shard([1, 2, 3]):
+        fed.step()
+        seen += 1
+    assert seen == 5
+    assert [step for step, _ in fed.history] == [1, 2, 3, 4, 5]
+
+
+def test_local_runs_end_by_time_too():
+    """Baselines are compared at equal wall clock as well as at equal steps."""
+    fed = LocalFed(Place("alice"), seconds=0.0)
+    fed.attach(nn.Linear(1, 1))
+    assert not fed.step()
+
+
+def test_items_are_dealt_out_disjointly_and_once_an_epoch():
+    """What holds for bytes must hold for a user's own examples."""
+    parts = []
+    for index in range(3):
+        fed, _ = local(shard_index=index, shard_count=3)
+        drawn = fed.shard(list(range(20)))
+        size = len(range(index, 20, 3))
+        first = [next(drawn) for _ in range(size)]
+        second = [next(drawn) for _ in range(size)]
+        assert sorted(first) == sorted(second)
+        assert first != second
+        parts += first
+        again = local(shard_index=index, shard_count=3)[0].shard(list(range(20)))
+        assert [next(again) for _ in range(size)] == first
+    assert sorted(parts) == list(range(20))
+    with pytest.raises(TaskError, match="leave none for part 2 of 3"):
+        local(shard_index=2, shard_count=3)[0].shard([1, 2])
+
+
+def test_text_comes_as_batches_of_this_clients_part(tmp_path):
+    """Positions, dtype and the configured batch, as the built-in task relies on them."""
+    path = tmp_path / "x.txt"
+    path.write_bytes(bytes(range(250)))
+    config = {"train": {"batch": 6}, "data": {"holdout": 0.1}}
+    fed, _ = local(config=config, shard_index=1, shard_count=2)
+    batch = next(fed.shard(path, context=4))
+    assert batch.shape == (6, 5)
+    assert batch.dtype == torch.int64
+    assert batch.min() >= 112
+    assert batch.max() < 225
+    assert next(fed.shard(path, context=4, batch=2)).shape == (2, 5)
+    with pytest.raises(TaskError, match="context="):
+        fed.shard(path)
+    with pytest.raises(DataError, match="No such file"):
+        fed.shard(tmp_path / "y.txt", context=4)
+
+
+def test_local_sharding_gives_each_client_all_of_its_own_data(tmp_path):
+    """Where sites hold different data under the same path, cutting it again would throw most of it away."""
+    fed, _ = local(config={"data": {"sharding": "local"}}, shard_index=1, shard_count=2)
+    drawn = fed.shard([1, 2, 3])
+    assert sorted(next(drawn) for _ in range(3)) == [1, 2, 3]
+
+
+def test_a_step_answers_a_snapshot_asked_by_another_thread():
+    """The loop thread asks; only the training thread may touch the model."""
+    fed, learner = connected()
+    fed.attach(nn.Linear(1, 1))
+    assert fed.step(tokens=3)
+    asking = threading.Thread(target=learner.request_snapshot, args=(1,))
+    asking.start()
+    asking.join()
+    assert not any(isinstance(event, Snapshotted) for event in learner.events)
+    assert fed.step(tokens=4)
+    assert learner.events[-1].tokens == 7
+
+
+def test_a_device_that_is_not_there_is_an_error_of_one_line():
+    """The usual cause is a configuration that was written on another machine."""
+    assert choose_device("cpu") == torch.device("cpu")
+    assert choose_device("auto").type in {"cpu", "cuda"}
+    for text in ("cuda:77", "toaster"):
+        with pytest.raises(TaskError, match=f"train.device '{text}' cannot be used") as caught:
+            choose_device(text)
+        assert "\n" not in str(caught.value)
+
+
+def test_a_nan_metric_does_not_stay_in_the_running_mean():
+    """One bad batch would blank the loss on the status page for the rest of the run."""
+    fed, _ = local()
+    fed.attach(nn.Linear(1, 1))
+    for loss in (2.0, float("nan"), 4.0, 4.0):
+        fed.step(metrics={"loss": loss})
+    assert fed.progress()["loss"] == 4.0
+
+
+def test_a_step_is_what_lies_between_two_calls_of_step():
+    """What the run does inside fed.step (a copy, a wait for the last version) must not look like training that hangs."""
+    fed, learner = connected()
+    fed.attach(nn.Linear(1, 1))
+    meter, inside = learner.meter, []
+    learner.attend = lambda: inside.append(meter.step_begun) or len(inside) < 3
+    for expected in (0, 1):
+        learner.attention = True
+        assert fed.step(tokens=1)
+        assert meter.step_begun is not None
+        assert len(meter.step_times) == expected
+    learner.attention = True
+    assert not fed.step(tokens=1)
+    assert inside == [None] * 3
+    assert meter.step_begun is None, "the loop is over"

@@ -1,0 +1,317 @@
+# ruff: noqa: D102 - the methods are the operations of a history, by name
+"""Versions on their way to a client: whatever happens meanwhile, base and digest are the version's to the bit, or nothing has changed."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from fsl_async.learn.client import fetching
+from fsl_async.learn.client.fetching import Fetch
+from fsl_async.learn.client.learner import Learner
+from fsl_async.roles.sync.events import Attached
+from fsl_async.store import manifest as manifest_module
+from fsl_async.store.chunk_pool import ChunkPool
+from fsl_async.store.errors import LearnerError
+from fsl_async.store.manifest import Manifest, WeightsDigest, digest_of
+from fsl_codecs import CodecSpec, decode, encode
+
+CHUNK = 20
+CHUNKS = 4
+MANIFEST = Manifest.from_shapes([("w", (CHUNKS * CHUNK - 7,))])
+FP32, DOWN = CodecSpec(format="fp32"), CodecSpec(format="e4m3")
+
+
+@pytest.fixture(autouse=True)
+def small_chunks(monkeypatch):
+    monkeypatch.setattr(manifest_module, "CHUNK_VALUES", CHUNK)
+
+
+def vector(seed):
+    chance = np.random.default_rng(seed)
+    values = chance.standard_normal(MANIFEST.values).astype(np.float32)
+    values[chance.random(len(values)) < 0.1] *= np.float32(-0.0)
+    values[:CHUNK] *= np.float32(1e-38)
+    return values
+
+
+def frames(values, spec):
+    return [encode(values[start : start + CHUNK], spec) for start in range(0, len(values), CHUNK)]
+
+
+def added(base, coded):
+    return base + np.concatenate([decode(frame) for frame in coded])
+
+
+def same(found, expected):
+    return np.array_equal(found.view(np.uint32), expected.view(np.uint32))
+
+
+def begun(kind, base):
+    if kind == "update":
+        coded = frames(vector(1), DOWN)
+        return Fetch(MANIFEST, 1, base=base), coded, added(base, coded)
+    return Fetch(MANIFEST, 1, target=np.full_like(base, np.nan)), frames(vector(1), FP32), vector(1)
+
+
+@pytest.mark.parametrize("kind", ["update", "full"])
+@given(order=st.permutations(range(CHUNKS)))
+@settings(max_examples=24, deadline=None, suppress_health_check=list(HealthCheck))
+def test_chunks_may_come_in_any_order(kind, order):
+    """The digest is of the values in their order, and what came early has to wait in some way or other."""
+    base = vector(0)
+    fetch, coded, expected = begun(kind, base)
+    for done, index in enumerate(order):
+        assert fetch.missing == CHUNKS - done
+        fetch.put(index, coded[index])
+    assert same(base, vector(0))
+    new = np.full_like(base, np.nan) if fetch.target is None else fetch.target
+    fetch.write_to(new, ChunkPool())
+    assert same(new, expected)
+    assert fetch.digest == digest_of(expected)
+
+
+@pytest.mark.parametrize("kind", ["update", "full"])
+def test_nothing_is_left_to_hash_when_the_last_chunk_is_here(monkeypatch, kind):
+    """That is the point: hashing is nine tenths of what comes after a client's last chunk otherwise."""
+    hashed = []
+
+    class Digest(WeightsDigest):
+        """Counts."""
+
+        def update(self, values):
+            """Add the next values."""
+            hashed.append(len(values))
+            super().update(values)
+
+    monkeypatch.setattr(fetching, "WeightsDigest", Digest)
+    fetch, coded, expected = begun(kind, vector(0))
+    sizes = [len(decode(frame)) for frame in coded]
+    for index in range(CHUNKS):
+        fetch.put(index, coded[index])
+        assert hashed == sizes[: index + 1]
+    fetch.write_to(np.empty_like(expected) if fetch.target is None else fetch.target, ChunkPool())
+    assert fetch.digest == digest_of(expected)
+    assert hashed == sizes
+
+
+def test_an_update_is_decoded_twice_and_a_full_version_once(monkeypatch):
+    """What came in its order needs no further pass for the digest."""
+    decoded = []
+    for name in ("decode_into", "decode_accumulate"):
+        original = getattr(fetching, name)
+
+        def counted(frame, *others, original=original):
+            decoded.append(frame)
+            return original(frame, *others)
+
+        monkeypatch.setattr(fetching, name, counted)
+    for kind, times in (("update", 2), ("full", 1)):
+        base = vector(0)
+        fetch, coded, _ = begun(kind, base)
+        decoded.clear()
+        for index in range(CHUNKS):
+            fetch.put(index, coded[index])
+        fetch.write_to(base, ChunkPool())
+        assert decoded == coded * times
+
+
+@pytest.mark.parametrize("kind", ["update", "full"])
+def test_what_is_refused_leaves_no_trace(kind):
+    """The stream is sent again from the chunk that was at fault; the digest must not know of it."""
+    fetch, coded, expected = begun(kind, vector(0))
+    for index in range(CHUNKS):
+        damaged = bytearray(coded[index])
+        damaged[-1] ^= 1
+        short = encode(np.ones(3, np.float32), FP32)
+        for bad, text in (
+            (bytes(damaged), "cannot be decoded"),
+            (b"", "cannot be decoded"),
+            (short, "has 3 values"),
+        ):
+            with pytest.raises(LearnerError, match=text):
+                fetch.put(index, bad)
+        assert fetch.missing == CHUNKS - index
+        fetch.put(index, coded[index])
+        fetch.put(index, coded[index])
+        fetch.put(index, b"not looked at")
+    for index in (-1, CHUNKS):
+        with pytest.raises(LearnerError, match="no chunk"):
+            fetch.put(index, coded[0])
+    new = np.empty_like(expected) if fetch.target is None else fetch.target
+    fetch.write_to(new, ChunkPool())
+    assert same(new, expected)
+    assert fetch.digest == digest_of(expected)
+
+
+OPERATIONS = (
+    *("train", "snapshot", "code", "drop", "release", "update", "full", "rebase"),
+    *("next", "next", "next", "put", "damaged", "short", "other", "skip", "rest", "finish"),
+)
+STEPS = st.lists(
+    st.tuples(st.sampled_from(OPERATIONS), st.integers(0, CHUNKS - 1)), min_size=20, max_size=80
+)
+
+
+class Model(nn.Module):
+    """One vector of weights."""
+
+    def __init__(self):
+        super().__init__()
+        self.w = nn.Parameter(torch.from_numpy(vector(0)))
+
+
+class Client:
+    """A learner, and beside it, in copies of their own, what each of its vectors has to hold."""
+
+    def __init__(self, threads):
+        self.versions, self.updates = [vector(0)], [[]]
+        self.model = Model()
+        self.learner = Learner(on_event=self.on_event)
+        self.learner.pool.threads = threads
+        self.learner.attach(self.model)
+        self.held = 0
+        self.coming = None  # kind, version, frames, what is here
+        self.reference = vector(0)
+        self.sequence = 0
+        self.deltas = {}  # sequence -> minuend, subtrahend
+        self.finished = 0
+
+    def on_event(self, event):
+        if isinstance(event, Attached):
+            self.learner.request_rebase(0, self.learner.adopt_initial())
+
+    def weights(self):
+        return self.model.w.detach().numpy().copy()
+
+    def apply(self, what, number):
+        getattr(self, what)(number)
+        learner = self.learner
+        assert learner._base_version == self.held
+        assert same(learner._base, self.versions[self.held])
+        assert same(learner._reference, self.reference)
+        for sequence, (minuend, subtrahend) in self.deltas.items():
+            delta = learner._deltas[sequence]
+            if delta.minuend is not None:
+                assert same(delta.minuend, minuend)
+                assert same(delta.subtrahend, subtrahend)
+
+    def train(self, number):
+        with torch.no_grad():
+            self.model.w += number / 7
+
+    def snapshot(self, _):
+        self.sequence += 1
+        self.learner.request_snapshot(self.sequence)
+        self.learner.attend()
+        self.deltas[self.sequence] = self.reference, self.weights()
+        self.reference = self.weights()
+
+    def code(self, index):
+        if self.deltas:
+            sequence = min(self.deltas)
+            minuend, subtrahend = self.deltas[sequence]
+            expected = frames(minuend - subtrahend, FP32)[index]
+            assert self.learner.encode_delta(sequence, index) == expected
+
+    def drop(self, _):
+        if self.deltas:
+            sequence = min(self.deltas)
+            del self.deltas[sequence]
+            self.learner.drop_delta(sequence)
+
+    def release(self, number):
+        """The server makes a version."""
+        coded = frames(vector(10 * len(self.versions) + number), DOWN)
+        self.updates.append(coded)
+        self.versions.append(added(self.versions[-1], coded))
+
+    def update(self, _):
+        version = self.held + 1
+        if version < len(self.versions):
+            self.learner.begin_fetch("update", version)
+            self.coming = "update", version, self.updates[version], set()
+
+    def full(self, number):
+        version = max(0, len(self.versions) - 1 - number)
+        self.learner.begin_fetch("full", version)
+        self.coming = "full", version, frames(self.versions[version], FP32), set()
+
+    def put(self, index):
+        if self.coming is not None:
+            _, version, coded, here = self.coming
+            self.learner.put_fetch(version, index, coded[index])
+            here.add(index)
+
+    def next(self, _):
+        if self.coming is not None and len(self.coming[3]) < CHUNKS:
+            self.put(min(set(range(CHUNKS)) - self.coming[3]))
+
+    def damaged(self, index):
+        if self.coming is not None and index not in self.coming[3]:
+            frame = bytearray(self.coming[2][index])
+            frame[-1] ^= 1
+            with pytest.raises(LearnerError):
+                self.learner.put_fetch(self.coming[1], index, bytes(frame))
+
+    def short(self, index):
+        if self.coming is not None and index not in self.coming[3]:
+            with pytest.raises(LearnerError):
+                self.learner.put_fetch(self.coming[1], index, encode(np.ones(3, np.float32), DOWN))
+
+    def other(self, index):
+        """A chunk of a version that is not being fetched."""
+        version = 99 if self.coming is None else self.coming[1] + 1
+        with pytest.raises(LearnerError, match="not being fetched"):
+            self.learner.put_fetch(version, index, frames(vector(1), DOWN)[index])
+
+    def skip(self, _):
+        """An update that does not follow: what was on its way is given up all the same."""
+        with pytest.raises(LearnerError, match="in full"):
+            self.learner.begin_fetch("update", self.held + 2)
+        if self.coming is not None:
+            with pytest.raises(LearnerError, match="not being fetched"):
+                self.learner.finish_fetch(self.coming[1])
+        self.coming = None
+
+    def finish(self, _):
+        if self.coming is None:
+            return
+        _, version, _, here = self.coming
+        if len(here) < CHUNKS:
+            with pytest.raises(LearnerError, match="lacks"):
+                self.learner.finish_fetch(version)
+            return
+        assert self.learner.finish_fetch(version) == digest_of(self.versions[version])
+        self.held, self.coming = version, None
+        self.finished += 1
+
+    def rest(self, number):
+        for _ in range(CHUNKS):
+            self.next(number)
+        self.finish(number)
+
+    def rebase(self, _):
+        """In the middle of a fetch too: the base is whole until the next version is."""
+        before = self.learner.version, self.learner._model_digest
+        digest = digest_of(self.versions[self.held])
+        self.learner.request_rebase(self.held, digest)
+        self.learner.attend()
+        if before != (self.held, digest):
+            self.reference = self.versions[self.held]
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@given(steps=STEPS)
+@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+def test_whatever_happens_meanwhile_no_vector_changes_but_for_a_whole_version(threads, steps):
+    """Breaking off, another version, damage, chunks twice and in any order; snapshots, coding and rebases in between."""
+    client = Client(threads)
+    try:
+        for step in [*steps, ("release", 0), ("update", 0), ("next", 0), ("rest", 0)]:
+            client.apply(*step)
+        assert client.finished
+    finally:
+        client.learner.pool.close()

@@ -1,0 +1,33 @@
+"""What heartbeats carry of a training thread, with and without its metrics."""
+
+import math
+
+import pytest
+
+from fsl_async.errors import TaskError
+from fsl_async.learn.client.meter import Meter
+
+
+def test_totals_say_that_losses_are_not_finite_and_no_loss():
+    """A site that keeps its metrics sends these; one bad step among good ones is not worth a line."""
+    meter = Meter()
+    for step in range(200):
+        meter.count(8, {"loss": math.nan if step == 50 else 2.0})
+    assert set(meter.totals()) == {"step", "tokens", "tokens_per_s"}
+    for _ in range(20):
+        meter.count(8, {"loss": math.inf})
+    assert meter.totals()["not_finite"] == 1
+    assert "loss" not in meter.totals()
+    for _ in range(20):
+        meter.count(8, {"loss": 2.0, "skipped": False})
+    assert "not_finite" not in meter.totals()
+    for _ in range(20):
+        meter.count(8, {"loss": 2.0, "skipped": True})
+    assert meter.totals()["not_finite"] == 1
+
+
+@pytest.mark.parametrize("metrics", [{0: 1.0}, {f"m{n}": 1.0 for n in range(61)}])
+def test_metrics_that_no_message_carries_are_the_tasks_fault(metrics):
+    """The server refused the message on every try, and nobody told the user why."""
+    with pytest.raises(TaskError, match="at most 60 metrics"):
+        Meter().count(8, metrics)

@@ -1,0 +1,180 @@
+"""The built-in task, end to end on little text."""
+
+import math
+
+import pytest
+import torch
+
+from fsl_async.errors import DataError, TaskError
+from fsl_async.learn.client import pretrain
+from fsl_async.learn.client.fed import Fed, LocalFed, Place
+from fsl_async.learn.client.learner import Learner
+from fsl_async.learn.models.gpt import GPT, PRESETS
+from fsl_async.roles.sync.events import Attached
+
+TEXT = b"".join(b"line %d of a text that is easy to learn\n" % (i % 10) for i in range(600))
+
+
+@pytest.fixture
+def config(tmp_path):
+    (tmp_path / "text.txt").write_bytes(TEXT)
+    return {
+        "model": {"preset": "0.5m", "layers": 1, "width": 32, "heads": 2, "context": 32},
+        "data": {"path": str(tmp_path / "text.txt"), "holdout": 0.02},
+        "train": {"batch": 8, "learning_rate": 1e-2, "warmup_steps": 5, "threads": 1},
+    }
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def trained(config, steps=60, seed=0):
+    lines = []
+    fed = LocalFed(Place("alice", config=config, seed=seed, log=lines.append), steps=steps)
+    pretrain.train(fed)
+    return fed, lines
+
+
+def test_the_loss_falls_and_the_end_reports_the_held_out_loss(config):
+    """The demo shows exactly this."""
+    fed, lines = trained(config)
+    losses = [metrics["loss"] for _, metrics in fed.history]
+    assert losses[0] == pytest.approx(math.log(256), abs=0.2)
+    assert losses[-1] < 2.0
+    assert fed.progress()["tokens"] == 60 * 8 * 32
+    assert torch.get_num_threads() == 1
+    (line,) = lines
+    assert line.startswith("eval_loss ")
+    assert float(line.split()[1]) == pytest.approx(losses[-1], abs=0.5)
+
+
+def test_a_run_repeats_by_its_seed(config):
+    """A result that cannot be repeated cannot be compared."""
+    first, second, other = (trained(config, 4, seed)[0].history for seed in (1, 1, 2))
+    assert first == second
+    assert first != other
+
+
+def test_the_optimisers_state_survives_a_rebase(config):
+    """Moments stay local: replaced tensors would silently reset or orphan them."""
+    learner = Learner()
+
+    def on_event(event):
+        if isinstance(event, Attached):
+            learner.request_rebase(0, learner.adopt_initial())
+
+    learner.on_event = on_event
+    fed = Fed(learner, Place("alice", config=config, log=lambda _: None))
+    seen = []
+    real_step, build = fed.step, pretrain.build_optimizer
+
+    def step(**told):
+        again = real_step(**told)
+        # gradients of one step must not leak into the next
+        assert all(w.grad is None for group in seen[0].param_groups for w in group["params"])
+        done = learner.meter.steps
+        if done == 3:
+            frame = learner.encode_initial(0)
+            learner.begin_fetch("full", 1)
+            learner.put_fetch(1, 0, frame)
+            learner.request_rebase(1, learner.finish_fetch(1), discard=True)
+        if done == 6:
+            learner.stop()
+        return again
+
+    def building(model, settings):
+        optimizer = build(model, settings)
+        seen.append(optimizer)
+        return optimizer
+
+    fed.step = step
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pretrain, "build_optimizer", building)
+        pretrain.train(fed)
+    (optimizer,) = seen
+    assert fed.version == 1
+    assert {int(state["step"]) for state in optimizer.state.values()} == {6}
+
+
+def test_steps_with_gradients_that_are_not_finite_are_skipped(config, monkeypatch):
+    """NaN in the moments would outlive every rebase."""
+    real, calls = GPT.loss, []
+
+    def loss(self, window):
+        calls.append(1)
+        return real(self, window) * (float("nan") if len(calls) in {3, 4} else 1.0)
+
+    monkeypatch.setattr(GPT, "loss", loss)
+    fed, lines = trained(config, 8)
+    assert math.isnan(fed.history[2][1]["loss"])
+    assert math.isfinite(fed.history[-1][1]["loss"])
+    assert sum("not finite" in line for line in lines) == 1
+    skipped = [metrics["skipped"] for _, metrics in fed.history]
+    assert skipped == [0, 0, 1, 1, 0, 0, 0, 0], "the parameter server is told"
+    assert all(torch.isfinite(weight).all() for weight in fed.model.parameters())
+
+
+def test_only_matrices_decay(config):
+    """Pulling norm weights to zero is a known way to lose a few per cent."""
+    model = GPT(PRESETS["0.5m"])
+    decayed, kept = pretrain.build_optimizer(model, {"weight_decay": 0.3}).param_groups
+    assert decayed["weight_decay"] == 0.3
+    assert kept["weight_decay"] == 0.0
+    assert all(weight.dim() == 2 for weight in decayed["params"])
+    assert all(weight.dim() == 1 for weight in kept["params"])
+    assert len(decayed["params"]) + len(kept["params"]) == len(list(model.parameters()))
+    assert decayed["betas"] == (0.9, 0.95)
+
+
+def test_the_learning_rate_warms_up_stays_and_decays_only_when_told():
+    """A run without a known end must not decay to nothing."""
+    settings = {"learning_rate": 1.0, "warmup_steps": 4}
+    rates = [pretrain.learning_rate(step, settings) for step in (0, 1, 3, 4, 10**6)]
+    assert rates == pytest.approx([0.2, 0.4, 0.8, 1.0, 1.0])
+    settings["decay_steps"] = 104
+    rates = [pretrain.learning_rate(step, settings) for step in (4, 54, 104, 10**6)]
+    assert rates == pytest.approx([1.0, 0.55, 0.1, 0.1])
+
+
+def test_evaluation_does_not_train_and_does_not_change_the_model(config):
+    """It is called in the middle of runs too."""
+    corpus = pretrain.open_corpus(config, 32)
+    model = GPT(pretrain.gpt_config(config))
+    model.train()
+    first = pretrain.evaluate(model, corpus)
+    assert first == pretrain.evaluate(model, corpus)
+    assert first == pytest.approx(math.log(256), abs=0.2)
+    assert model.training
+    assert all(weight.grad is None for weight in model.parameters())
+    config["data"]["holdout"] = 0
+    with pytest.raises(DataError, match="nothing is held out"):
+        pretrain.evaluate(model, pretrain.open_corpus(config, 32))
+
+
+def test_configuration_picks_the_model_and_wrong_sizes_are_one_line(config):
+    """0 means "from the preset", as the configuration file says."""
+    assert pretrain.gpt_config({"model": {"preset": "10m", "layers": 0}}) == PRESETS["10m"]
+    assert pretrain.gpt_config(config).width == 32
+    with pytest.raises(TaskError, match=r"model.preset '7b' does not exist: use one of 0.5m, 1m"):
+        pretrain.gpt_config({"model": {"preset": "7b"}})
+    with pytest.raises(TaskError, match="does not split into 5 heads"):
+        pretrain.gpt_config({"model": {"preset": "0.5m", "heads": 5}})
+
+
+def test_without_a_path_the_standard_library_is_the_text():
+    """The demo must work on a machine without any data."""
+    corpus = pretrain.open_corpus({}, 128)
+    assert corpus.bytes > 1_000_000
+    assert any(name == "argparse.py" for name, _ in corpus.files)
+
+
+def test_a_part_too_short_is_said_before_the_model_is_attached(config):
+    """A client that cannot train must not publish weights or keep a place first."""
+    fed = LocalFed(Place("alice", config=config, shard_count=10_000), steps=1)
+    with pytest.raises(DataError, match="cut in 10000 leaves"):
+        pretrain.train(fed)
+    assert fed.model is None

@@ -1,0 +1,355 @@
+"""Readers of files that people have: what they give, and the one line for each file that is short, damaged or not what it says."""
+
+import gzip
+import zipfile
+
+import numpy as np
+import pytest
+
+from fsl_async.errors import DataError
+from fsl_async.learn.data import base, idx, npz
+from fsl_async.learn.data.base import check_gaps
+from fsl_async.learn.data.cifar import CifarFolder
+from fsl_async.learn.data.corpus import Corpus, Span
+from fsl_async.learn.data.find import open_dataset
+from fsl_async.learn.data.idx import IdxPair, read_idx
+from fsl_async.learn.data.npz import NpzFile
+from fsl_async.learn.data.text import TextWindows
+
+IMAGES = np.arange(7 * 4 * 3, dtype=np.uint8).reshape(7, 4, 3)
+LABELS = np.array([3, 1, 4, 1, 5, 9, 2], dtype=np.uint8)
+CODES = {"u1": 8, "i1": 9, ">i2": 11, ">i4": 12, ">f4": 13, ">f8": 14}
+
+
+def idx_bytes(array):
+    code = CODES.get(array.dtype.str.lstrip("|"), CODES.get(array.dtype.str))
+    head = bytes([0, 0, code, array.ndim])
+    return head + np.array(array.shape, ">u4").tobytes() + array.tobytes()
+
+
+def mnist(folder, images=IMAGES, labels=LABELS, *, stem="train", pack=bytes, suffix=""):
+    folder.mkdir(exist_ok=True)
+    pair = (
+        folder / f"{stem}-images-idx{images.ndim}-ubyte{suffix}",
+        folder / f"{stem}-labels-idx1-ubyte{suffix}",
+    )
+    for path, array in zip(pair, (images, labels), strict=True):
+        path.write_bytes(pack(idx_bytes(array)))
+    return pair
+
+
+def refused(match, call, *args, **how):
+    with pytest.raises(DataError, match=match) as caught:
+        call(*args, **how)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("pack", "suffix"), [(bytes, ""), (gzip.compress, ".gz")])
+def test_mnist_files_plain_and_gzip(tmp_path, pack, suffix):
+    """The usual download is gzip; both must give the same samples, and plain ones must not be read into memory."""
+    mnist(tmp_path / "m", pack=pack, suffix=suffix)
+    mnist(tmp_path / "m", IMAGES[:2], LABELS[:2], stem="t10k", pack=pack, suffix=suffix)
+    data = open_dataset(tmp_path / "m")
+    assert (data.samples, data.sample_shape, data.dtype, data.classes) == (7, (4, 3), np.uint8, 10)
+    assert data.labels.tolist() == LABELS.tolist()
+    assert data.label_counts() == (0, 2, 1, 1, 1, 1, 0, 0, 0, 1)
+    assert len(open_dataset(tmp_path / "m", classes=12).label_counts()) == 12
+    assert (data.read([6, 0, 6]) == IMAGES[[6, 0, 6]]).all()
+    assert open_dataset(tmp_path / "m", split="test").samples == 2
+    path, labels = mnist(tmp_path / "m", pack=pack, suffix=suffix)
+    for named in (path, labels):
+        assert open_dataset(named).fingerprint == data.fingerprint
+    assert isinstance(read_idx(path), np.memmap) == (not suffix)
+    with pytest.raises(IndexError):
+        data.read([7])
+    with pytest.raises(IndexError):
+        data.read([-1])
+
+
+@pytest.mark.parametrize("dtype", sorted(CODES))
+def test_every_type_of_an_idx_file_comes_out_in_native_order(tmp_path, dtype):
+    """Big-endian floats that reach torch unconverted are either an error or noise."""
+    values = np.arange(-4, 20).reshape(4, 3, 2).astype(dtype)
+    path, labels = mnist(tmp_path / "m", values, LABELS[:4])
+    data = IdxPair(path, labels)
+    assert data.read([1, 3]).dtype == np.dtype(dtype).newbyteorder("=")
+    assert data.read([1, 3]).dtype.isnative
+    assert (data.read([1, 3]) == values[[1, 3]]).all()
+
+
+def test_damaged_idx_files_are_named_with_the_offset(tmp_path, monkeypatch):
+    """Whoever copied half a file must learn which one, and where it ends."""
+    whole = idx_bytes(IMAGES)
+    path = tmp_path / "a-images-idx3-ubyte"
+    cases = {
+        b"": "byte 0: nothing is no idx head",
+        b"PK\3\4": "byte 0: 50 4b 03 04 is no idx head",
+        b"\0\0\x07\1": "byte 0: 00 00 07 01 is no idx head",
+        b"\0\0\x08\x00": "byte 3: 0 dimensions",
+        whole[:10]: "ends at byte 10, inside its head of 16",
+        whole[:-1]: "is short: it ends at byte 99, but 7x4x3 values end at 100",
+        whole + b"x": "goes on behind its values: 7x4x3 of them end at byte 100",
+        whole[:8] + bytes(4) + whole[12:]: "byte 8: a dimension of 0",
+    }
+    for content, text in cases.items():
+        path.write_bytes(content)
+        refused(text, read_idx, path)
+        if len(content) > 4:
+            path.write_bytes(gzip.compress(content))
+            refused(text, read_idx, path)
+    packed = gzip.compress(whole)
+    path.write_bytes(packed[:-12])
+    refused("gzip data damaged or cut off at about byte", read_idx, path)
+    path.write_bytes(packed[:14] + b"\xff\xff" + packed[16:])
+    refused("gzip data damaged or cut off at about byte", read_idx, path)
+    path.write_bytes(packed)
+    monkeypatch.setattr(idx, "MAX_UNPACKED_BYTES", 50)
+    refused("unpacks to 84 bytes, more than 50", read_idx, path)
+    refused("cannot read data .*No such file", read_idx, tmp_path / "nowhere")
+
+
+def test_pairs_of_idx_files_must_fit(tmp_path):
+    """Images with the labels of another set train a model that learns nothing, without an error."""
+    path, labels = mnist(tmp_path / "m", labels=LABELS[:6])
+    refused("holds 7 samples, but .* 6 labels", IdxPair, path, labels)
+    labels.write_bytes(idx_bytes(LABELS))
+    refused(r"labels-idx1-ubyte', byte 13: label 9 is not in 0 \.\.\. 8", IdxPair, path, labels, 9)
+    refused("labels must be integers in one dimension", IdxPair, path, path)
+    refused("samples need at least two dimensions", IdxPair, labels, labels)
+    labels.write_bytes(idx_bytes((LABELS.astype(int) - 2).astype(">i4")))
+    refused("byte 12: label -1 is not in", IdxPair, path, labels)
+    labels.unlink()
+    refused("the file with its labels is not beside it", open_dataset, path)
+    refused("has no test files: t10k-images", open_dataset, tmp_path / "m", split="test")
+
+
+def cifar(path, labels, before=b""):
+    rows = [
+        before + bytes([label]) + bytes((i * 7 + np.arange(3072) % 251).astype(np.uint8))
+        for i, label in enumerate(labels)
+    ]
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(b"".join(rows))
+    return rows
+
+
+def test_cifar_10_over_several_files(tmp_path):
+    """Samples of all files, in the order of their names, with the planes in place."""
+    folder = tmp_path / "c"
+    rows = cifar(folder / "data_batch_1.bin", [0, 9, 2]) + cifar(
+        folder / "data_batch_2.bin", [7, 7]
+    )
+    cifar(folder / "test_batch.bin", [1])
+    data = open_dataset(folder)
+    assert (data.samples, data.sample_shape, data.classes) == (5, (3, 32, 32), 10)
+    assert data.labels.tolist() == [0, 9, 2, 7, 7]
+    for order in ([4, 0, 3, 1, 1], []):
+        found = data.read(order)
+        assert found.shape == (len(order), 3, 32, 32)
+        assert [one.tobytes() for one in found] == [rows[i][1:] for i in order]
+    assert open_dataset(folder, split="test").labels.tolist() == [1]
+
+
+def test_cifar_100_takes_the_fine_labels(tmp_path):
+    """Two label bytes a record: the first is the coarse class."""
+    rows = cifar(tmp_path / "c" / "train.bin", [99, 20], before=b"\x13")
+    data = open_dataset(tmp_path / "c")
+    assert data.classes == 100
+    assert data.labels.tolist() == [99, 20]
+    assert data.read([1])[0].tobytes() == rows[1][2:]
+
+
+def test_damaged_cifar_folders(tmp_path):
+    """File and offset; and the version of the set that nobody may open."""
+    folder = tmp_path / "c"
+    cifar(folder / "data_batch_1.bin", [0, 1])
+    second = folder / "data_batch_2.bin"
+    cifar(second, [3, 10, 4])
+    refused(r"data_batch_2.bin', byte 3073: label 10 is not in 0 \.\.\. 9", CifarFolder, folder)
+    second.write_bytes(bytes(3073 + 100))
+    refused("ends at byte 3173, 100 bytes into record 1 of 3073", CifarFolder, folder)
+    second.write_bytes(b"")
+    refused("data_batch_2.bin' is short: it ends at byte 0", CifarFolder, folder)
+    refused("has no test files: test_batch.bin or test.bin", CifarFolder, folder, split="test")
+    (tmp_path / "p").mkdir()
+    (tmp_path / "p" / "data_batch_1").write_bytes(b"x")
+    refused("Python version, which is pickled", CifarFolder, tmp_path / "p")
+
+
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_npz_archives_stored_and_compressed(tmp_path, save, order):
+    """Stored arrays are mapped in the middle of a zip file: an offset that is off by one must show."""
+    path = tmp_path / "x.npz"
+    values = np.asarray(np.random.default_rng(0).normal(size=(7, 4, 3)).astype(">f4"), order=order)
+    save(path, x_train=values, y_train=LABELS[:, None], x_test=values[:2], y_test=LABELS[:2])
+    data = open_dataset(path)
+    assert (data.samples, data.sample_shape, data.classes) == (7, (4, 3), 10)
+    assert data.dtype == np.float32
+    assert data.read([5, 0]).flags.c_contiguous
+    assert (data.read([5, 0]) == values[[5, 0]]).all()
+    assert data.labels.tolist() == LABELS.tolist()
+    assert open_dataset(path, split="test").samples == 2
+    assert isinstance(data._values, np.memmap) == (save is np.savez)
+
+
+def test_npz_archives_that_cannot_be_used(tmp_path, monkeypatch):
+    """Pickles above all; then names, shapes, labels and damage."""
+    path = tmp_path / "x.npz"
+
+    def saved(**arrays):
+        np.savez(path, **arrays)
+        return path
+
+    refused("x holds Python objects, which are pickled", NpzFile, saved(x=np.array([{}]), y=[1]))
+    refused("holds a, b; for train it needs one of: x_train and y_train", NpzFile, saved(a=1, b=2))
+    refused("x has 7 samples, y 2", NpzFile, saved(x=IMAGES, y=LABELS[:2]))
+    refused(
+        "y must be integers, one for each sample, not float64",
+        NpzFile,
+        saved(x=IMAGES, y=np.ones(7)),
+    )
+    refused("not uint8 \\(7, 2\\)", NpzFile, saved(x=IMAGES, y=np.stack([LABELS] * 2, 1)))
+    refused("x holds <U1, not numbers", NpzFile, saved(x=np.array(["a"] * 7), y=LABELS))
+    refused(
+        r"y\[5\]: label 9 is not in 0 \.\.\. 3",
+        NpzFile,
+        saved(x=IMAGES, y=LABELS % 4 + 6 * (LABELS == 9) + 2 * (LABELS == 9)),
+        classes=4,
+    )
+    refused("holds x, y; for test", NpzFile, saved(x=IMAGES, y=LABELS), split="test")
+    refused("holds no samples", NpzFile, saved(x=IMAGES[:0], y=LABELS[:0]))
+    whole = saved(x=IMAGES, y=LABELS).read_bytes()
+    path.write_bytes(whole[:-30])
+    refused("is no intact .npz archive", NpzFile, path)
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("x.npy", b"nonsense")
+        archive.writestr("y.npy", b"nonsense")
+    refused("x is no array", NpzFile, path)
+    content = zipfile.ZipFile(saved(x=IMAGES, y=LABELS)).read("x.npy")
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("x.npy", content[:-5])
+        archive.writestr("y.npy", b"")
+    refused(r"x is short: 79 bytes of values for \(7, 4, 3\) uint8", NpzFile, path)
+    np.savez_compressed(path, x=np.zeros((7, 999)), y=LABELS)
+    damaged = bytearray(path.read_bytes())
+    damaged[60:70] = b"\xff" * 10
+    path.write_bytes(damaged)
+    refused("x: damaged, the array begins at byte 0|x is no array", NpzFile, path)
+    np.savez_compressed(path, x=IMAGES, y=LABELS)
+    monkeypatch.setattr(npz, "MAX_UNPACKED_BYTES", 50)
+    refused("x unpacks to 84 bytes, more than 50", NpzFile, path)
+    refused("cannot read data", NpzFile, tmp_path / "nowhere.npz")
+
+
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_values_that_are_no_numbers_are_named(tmp_path, monkeypatch, save, bad):
+    """One NaN among a million samples would end in a model of NaNs, days later."""
+    monkeypatch.setattr(base, "_PIECE_VALUES", 25)  # two samples at a time
+    path = tmp_path / "x.npz"
+    values = np.zeros((7, 4, 3), np.float32)
+    save(path, x=values, y=LABELS)
+    assert NpzFile(path).samples == 7
+    values[5, 2, 1] = bad
+    for each in (values, np.asfortranarray(values), values.astype(np.float16)):
+        save(path, x=each, y=LABELS)
+        refused(rf"x\.npz', x\[5, 2, 1\]: the value is {bad}", NpzFile, path)
+    pair = mnist(tmp_path / "m", values.astype(">f4"))
+    refused(f"byte {16 + 4 * (5 * 12 + 2 * 3 + 1)}: the value is {bad}", IdxPair, *pair)
+
+
+def test_one_wrong_label_makes_no_hundreds_of_classes(tmp_path):
+    """Where nobody has said how many classes there are, a gap is an error, with the sample behind it."""
+    mnist(tmp_path / "m", IMAGES[:4], np.array([1, 0, 200, 2], np.uint8))
+    data = open_dataset(tmp_path / "m")
+    refused("sample 2 has label 200, and no sample has label 3: .* data.classes", check_gaps, data)
+    check_gaps(open_dataset(tmp_path / "m", classes=201))
+    mnist(tmp_path / "m", IMAGES[:4], np.array([1, 2, 1, 2], np.uint8))
+    refused("sample 0 has label 1, and no .* label 0", check_gaps, open_dataset(tmp_path / "m"))
+    mnist(tmp_path / "m", IMAGES[:4], np.array([1, 0, 1, 2], np.uint8))
+    check_gaps(open_dataset(tmp_path / "m"))
+
+
+def archive(path, descr, shape, values=b"", pack=zipfile.ZIP_STORED):
+    """An .npz of the array that such a head describes, whatever it is, and two labels."""
+    text = f"{{'descr': {descr!r}, 'fortran_order': False, 'shape': {shape}, }}".encode()
+    head = b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text
+    with zipfile.ZipFile(path, "w", pack) as made:
+        made.writestr("x.npy", head + values)
+        with made.open("y.npy", "w") as file:
+            np.save(file, np.zeros(2, np.int64))
+    return path
+
+
+@pytest.mark.parametrize("what", ["negative", "packed", "width", "encrypted", "lzma"])
+def test_archives_that_no_array_comes_out_of(tmp_path, what):
+    """Each ended as "a bug": a shape of -2 x -3, text of no characters, an archive with a password, damaged LZMA."""
+    path, noise = tmp_path / "x.npz", np.random.default_rng(0).bytes(12_000)
+    match what:
+        case "negative":
+            archive(path, "<f4", (-2, -3), bytes(24))
+        case "packed":
+            archive(path, "<f4", (-2, -3), bytes(24), zipfile.ZIP_DEFLATED)
+        case "width":
+            archive(path, "<U0", (2,))
+        case "encrypted":
+            found = bytearray(archive(path, "<f4", (2, 3), bytes(24)).read_bytes())
+            for place in (6, found.index(b"PK\x01\x02") + 8):
+                found[place] |= 1
+            path.write_bytes(found)
+        case "lzma":
+            found = bytearray(archive(path, "<f4", (2, 1500), noise, zipfile.ZIP_LZMA).read_bytes())
+            found[60:110] = b"\xff" * 50
+            path.write_bytes(found)
+    with pytest.raises(DataError, match=r"is no intact \.npz archive"):
+        NpzFile(path)
+
+
+@pytest.mark.parametrize("state", ['{"_data_files": ["a"]}', '{"_data_files": 5}', "[" * 100_000])
+def test_a_saved_data_set_with_another_list_of_files(tmp_path, state):
+    """What is in state.json is whatever somebody wrote."""
+    pytest.importorskip("pyarrow")
+    (tmp_path / "state.json").write_text(state)
+    with pytest.raises(DataError):
+        open_dataset(tmp_path)
+
+
+def test_text_windows_predict_each_byte_once(tmp_path):
+    """Samples of text are numbered too, so that one partition serves all data."""
+    path = tmp_path / "x.txt"
+    content = bytes(i % 251 for i in range(1000))
+    path.write_bytes(content)
+    data = open_dataset(path, context=9)
+    corpus = Corpus.open(path, context=9)
+    assert data.samples == (corpus.train.bytes - 1) // 9
+    assert data.labels is None
+    whole = data.read(range(data.samples))
+    assert whole[:, 1:].tobytes() == content[1 : 1 + 9 * data.samples]
+    assert (whole[:-1, -1] == whole[1:, 0]).all()
+    tail = open_dataset(path, context=9, split="test")
+    assert tail.read([0])[0].tobytes() == content[corpus.held_out.start :][:10]
+    assert tail.fingerprint != data.fingerprint
+    refused("has no labels to count", data.label_counts)
+    # 90 bytes are 9 windows of 9 and their targets, and 8 bytes: a tenth would lack its last target
+    spans = [TextWindows(corpus, Span(5, 5 + size)).samples for size in (89, 90, 91)]
+    assert spans == [9, 9, 10]
+    assert TextWindows(corpus).fingerprint == data.fingerprint
+
+
+def test_what_is_not_there_and_what_is_asked_wrongly(tmp_path):
+    """The path is what a newcomer gets wrong first."""
+    refused("cannot read data .*nowhere", open_dataset, tmp_path / "nowhere")
+    refused("split 'all': use train or test", open_dataset, tmp_path, split="all")
+    refused("holds no text files", open_dataset, tmp_path)
+
+
+def test_the_fingerprint_sees_order_classes_and_labels(tmp_path):
+    """Two sites with other data, or the same in another order, would train on each other's samples."""
+    found = set()
+    for number, (order, classes) in enumerate(
+        [(range(7), 10), (range(7)[::-1], 10), (range(7), 11)]
+    ):
+        pair = mnist(tmp_path / str(number), IMAGES, LABELS[list(order)])
+        found.add(IdxPair(*pair, classes).fingerprint)
+    assert len(found) == 3

@@ -1,0 +1,125 @@
+"""Auxiliary models: the three kinds, their shapes, and what is said of those that do not fit."""
+
+import pytest
+import torch
+from torch import nn
+
+from fsl_async.learn.models import auxiliary
+from fsl_async.learn.models.cuts import split, whole
+from fsl_async.learn.models.gpt import GPT, GPTConfig
+from fsl_async.learn.models.images import small_cnn
+from fsl_async.learn.split.batches import Batch, call
+from fsl_async.learn.split.errors import AuxiliaryError
+
+PICTURES = Batch(torch.randn(2, 3, 32, 32), torch.zeros(2).long())
+TEXT = Batch(torch.randint(0, 256, (2, 6)), torch.zeros(2, 6).long())
+
+
+def cnn():
+    return split(small_cnn(5), "pool1")
+
+
+def gpt():
+    return split(GPT(GPTConfig(layers=3, width=16, heads=2, context=12)), 1)
+
+
+@pytest.mark.parametrize("kind", ["linear", "blocks:1", "blocks:2"])
+@pytest.mark.parametrize("make", [cnn, gpt])
+def test_auxiliary_models_give_outputs_of_the_servers_shape(kind, make):
+    """They stand in for the server."""
+    halves, batch = make(), PICTURES if make is cnn else TEXT
+    before = {name: value.clone() for name, value in halves.server.state_dict().items()}
+    net = auxiliary.build(kind, halves, batch, seed=1)
+    values = call(halves.client, batch.inputs, None)
+    assert call(net, values, None).shape == halves.run(batch.inputs).shape
+    assert net.training
+    assert not {id(w) for w in net.parameters()} & {id(w) for w in halves.server.parameters()}
+    assert all(torch.equal(before[name], v) for name, v in halves.server.state_dict().items())
+    again = auxiliary.build(kind, halves, batch, seed=1)
+    assert all(torch.equal(a, b) for a, b in zip(net.parameters(), again.parameters(), strict=True))
+
+
+def test_blocks_start_with_the_servers_weights():
+    """The first estimates of the server's gradient are then good ones."""
+    halves = gpt()
+    net = auxiliary.build("blocks:2", halves, TEXT)
+    assert list(net.blocks) == ["1", "2"]
+    assert torch.equal(net.blocks["1"].mlp_in.weight, halves.server.blocks["1"].mlp_in.weight)
+    convolution = auxiliary.build("blocks:1", cnn(), PICTURES)
+    assert torch.equal(convolution.conv2.weight, cnn().server.conv2.weight)
+    assert [name for name, _ in convolution.named_children()][-1] == "auxiliary_head"
+
+
+OWN = """
+from torch import nn
+
+def fits(shape, outputs):
+    return nn.Sequential(nn.Flatten(), nn.Linear(shape[0] * shape[1] * shape[2], outputs))
+
+def narrow(shape, outputs):
+    return nn.Sequential(nn.Flatten(), nn.Linear(shape[0] * shape[1] * shape[2], outputs - 1))
+
+def flat(shape, outputs):
+    return nn.Linear(7, outputs)
+
+def none(shape, outputs):
+    return 3
+
+def raises(shape, outputs):
+    raise RuntimeError("no\\nluck")
+
+class Cut(nn.Module):
+    def forward(self, x):
+        return nn.functional.linear(x.detach().flatten(1), nn.Parameter(x.new_zeros(5, 4096)))
+
+def still(shape, outputs):
+    return Cut()
+
+def one(shape):
+    return None
+"""
+
+
+def test_a_users_own_model_is_taken(tmp_path):
+    """Any module that fits will do."""
+    (tmp_path / "own.py").write_text(OWN)
+    net = auxiliary.build(f"{tmp_path}/own.py:fits", cnn(), PICTURES)
+    assert isinstance(net, nn.Sequential)
+    assert net[1].out_features == 5
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("own.py:narrow", r"gives \(2, 4\) for a batch where the server's half gives \(2, 5\)"),
+        ("own.py:flat", r"cannot take activations of shape \(2, 16, 16, 16\)"),
+        ("own.py:none", "gave a int, not a module"),
+        ("own.py:raises", "raised RuntimeError: no; luck"),
+        ("own.py:still", "passes no gradient"),
+        ("own.py:one", "must take 2 arguments, shape, outputs"),
+        ("own.py:missing", "auxiliary model '.*' has no function|has no function 'missing'"),
+        ("blocks:3", "has blocks:1 to blocks:2"),
+        ("blocks:0", "has blocks:1 to blocks:2"),
+        ("blocks:x", "has blocks:1 to blocks:2"),
+        ("tiny", "'tiny' is unknown: linear, blocks:N, file.py:function"),
+    ],
+)
+def test_a_model_that_does_not_fit_is_one_line(kind, message, tmp_path):
+    """Shapes are the user's to get right, and are found before a run begins."""
+    (tmp_path / "own.py").write_text(OWN)
+    kind = f"{tmp_path}/{kind}" if "own.py" in kind else kind
+    with pytest.raises(AuxiliaryError, match=message) as raised:
+        auxiliary.build(kind, cnn(), PICTURES)
+    assert "\n" not in raised.value.message
+    assert raised.value.exit_code == 2
+
+
+def test_halves_without_outputs_at_the_server_have_none():
+    """In a U-shape the labels are at home, and with FedAvg there is no server to stand in for."""
+    with pytest.raises(AuxiliaryError, match="server's half that ends in the outputs"):
+        auxiliary.build("linear", split(small_cnn(), 2, 5), PICTURES)
+    with pytest.raises(AuxiliaryError, match="server's half that ends in the outputs"):
+        auxiliary.build("linear", whole(small_cnn()), PICTURES)
+    last = split(small_cnn(), "relu3")
+    with pytest.raises(AuxiliaryError, match="no blocks besides its head"):
+        auxiliary.build("blocks:1", last, PICTURES)

@@ -1,0 +1,174 @@
+"""Where models can be cut, that the parts make the whole, and that they weigh what was published."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from fsl_async.learn.models import auxiliary, gpt_parts
+from fsl_async.learn.models.cuts import cuts_of, split
+from fsl_async.learn.models.gpt import GPT, GPTConfig
+from fsl_async.learn.models.images import resnet18, small_cnn
+from fsl_async.learn.split.batches import Batch, call
+from fsl_async.learn.split.errors import CutError
+from fsl_async.learn.split.weights import state_bytes, weights_of
+
+SMALL = GPTConfig(layers=3, width=16, heads=2, context=12)
+
+
+def picture(side=32, count=2):
+    return torch.randn(count, 3, side, side, generator=torch.Generator().manual_seed(0))
+
+
+def test_resnet18_weighs_what_was_published():
+    """x_c, x_s, x_a and the activations of FSL-SAGE's CIFAR-10 experiment, in bytes: all traffic figures follow from them."""
+    halves = split(resnet18(10), "layer2")
+    net = auxiliary.build("blocks:1", halves, Batch(picture(), torch.zeros(2).long()))
+    assert state_bytes(halves.client) == 2_740_048
+    assert state_bytes(halves.server) == 42_025_080
+    assert state_bytes(net) == 8_419_408
+    assert call(halves.client, picture(), None).shape[1:] == (128, 4, 4)
+    linear = auxiliary.build("linear", halves, Batch(picture(), torch.zeros(2).long()))
+    assert state_bytes(linear) == 4 * (128 * 10 + 10)
+
+
+def test_what_is_exchanged_is_the_state_without_counters():
+    """The wire carries fp32 values; batch norm's ten int64 counters stay where they are."""
+    client = split(resnet18(10), "layer2").client
+    assert 4 * weights_of(client).manifest.values == 2_740_048 - 10 * 8
+
+
+@pytest.mark.parametrize(
+    ("model", "example"),
+    [
+        (resnet18(10), picture()),
+        (small_cnn(), picture()),
+        (GPT(SMALL), torch.randint(0, 256, (2, 12))),
+    ],
+    ids=["resnet18", "small_cnn", "gpt"],
+)
+def test_parts_give_the_outputs_of_the_whole_at_every_cut(model, example):
+    """A cut must not change the model."""
+    model = model.eval()
+    with torch.no_grad():
+        wanted = model(example)
+        for number, cut in enumerate(cuts_of(model)):
+            assert torch.equal(split(copy.deepcopy(model), cut).run(example), wanted)
+            for later in cuts_of(model)[number + 1 :]:
+                halves = split(copy.deepcopy(model), cut, later)
+                assert torch.equal(halves.run(example), wanted)
+                assert (halves.cut, halves.tail_cut) == (cut, later)
+
+
+def test_a_cut_is_a_name_or_a_number():
+    """Both are in use: papers name layers, plain sequences have no names."""
+    model = resnet18(10)
+    assert cuts_of(model)[:6] == ("conv1", "bn1", "relu", "maxpool", "layer1", "layer2")
+    by_name = split(model, "layer2").client.state_dict()
+    assert by_name.keys() == split(model, 5).client.state_dict().keys()
+    assert "layer2.1.bn2.running_var" in by_name
+    plain = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 4), nn.Linear(4, 5))
+    assert len(split(plain, "1").client) == 2
+    assert split(plain, 1).whole_state().keys() == plain.state_dict().keys()
+
+
+def test_small_cnn_and_resnet_depend_on_their_seed_alone():
+    """Every site builds the same start; the user's generator is left alone."""
+    for build in (small_cnn, resnet18):
+        state = torch.get_rng_state()
+        first = build(seed=4).state_dict()
+        assert torch.equal(torch.get_rng_state(), state)
+        torch.rand(3)
+        second = build(seed=4).state_dict()
+        assert all(torch.equal(first[name], second[name]) for name in first)
+        assert not torch.equal(first["conv1.weight"], build(seed=5).state_dict()["conv1.weight"])
+    assert small_cnn(7, side=28, channels=1)(torch.zeros(1, 1, 28, 28)).shape == (1, 7)
+
+
+def test_a_tied_head_becomes_the_servers_own_copy():
+    """Both start as the embedding; in a U-shape the client keeps the tie, and the server has neither."""
+    model = GPT(SMALL, seed=2)
+    halves = split(model, 1)
+    assert halves.client.embedding is model.embedding
+    assert halves.server.head is not model.embedding
+    assert torch.equal(halves.server.head, model.embedding)
+    assert halves.server.head.requires_grad
+    assert list(halves.server.blocks) == ["1", "2"]
+    home = split(GPT(SMALL, seed=2), 1, 3)
+    assert home.tail.head is home.client.embedding
+    assert home.server.embedding is None
+    assert home.server.head is None
+    assert home.whole_state().keys() == model.state_dict().keys()
+    own = home.copies()
+    assert own.tail.head is own.client.embedding
+    assert own.client.embedding is not home.client.embedding
+
+
+@pytest.mark.parametrize("tail", [None, 2])
+def test_a_node_builds_its_part_of_a_gpt_without_the_rest(tail):
+    """A client that cannot hold the model must not have to build it; with the same seed its part is the same."""
+    whole = split(GPT(SMALL, seed=7), 1, tail)
+    mine = gpt_parts.build(SMALL, seed=7, blocks={0} if tail is None else {0, 2}, ends=True)
+    client = split(mine, 1, tail)
+    servers = gpt_parts.build(
+        SMALL, seed=7, blocks={1, 2} if tail is None else {1}, ends=tail is None
+    )
+    server = split(servers, 1, tail)
+    pairs = [
+        (client.client, whole.client),
+        (client.tail, whole.tail),
+        (server.server, whole.server),
+    ]
+    for found, wanted in pairs:
+        if wanted is not None:
+            theirs = wanted.state_dict()
+            assert found.state_dict().keys() == theirs.keys()
+            assert all(torch.equal(v, theirs[name]) for name, v in found.state_dict().items())
+            assert not any(buffer.is_meta for buffer in found.buffers())
+    assert all(weight.is_meta for weight in client.server.blocks.parameters())
+    assert all(weight.is_meta for weight in server.client.parameters()) == (tail is not None)
+    if tail is not None:
+        assert client.tail.head is client.client.embedding
+
+
+def test_weights_tied_within_the_server_stay_tied():
+    """Only ties across the cut are cut."""
+    shared = nn.Linear(3, 3)
+    model = nn.Sequential(shared, nn.ReLU(), shared, nn.ReLU(), shared)
+    halves = split(model, 1)
+    # Modules that are shared are one object, so the client's must not have been changed either.
+    assert halves.client[0].weight is shared.weight
+    server = [child for child in halves.server if isinstance(child, nn.Linear)]
+    assert server[0].weight is server[1].weight
+    assert server[0].weight is not shared.weight
+
+
+@pytest.mark.parametrize(
+    ("cut", "tail", "message"),
+    [
+        ("layer9", None, "Sequential has no cut 'layer9'; cuts that exist: conv1, bn1, relu"),
+        ("fc", None, "no cut 'fc'"),
+        (11, None, "no cut '11'"),
+        (-1, None, "no cut '-1'"),
+        ("layer2", "layer2", "no tail cut 'layer2' behind 'layer2'; cuts that exist: layer3, lay"),
+        ("layer2", "conv1", "no tail cut 'conv1'"),
+        ("flatten", "flatten", "cuts that exist: none"),
+    ],
+)
+def test_a_cut_that_does_not_exist_is_one_line_with_those_that_do(cut, tail, message):
+    """The user has to choose another, so they are told which there are."""
+    with pytest.raises(CutError, match=message) as raised:
+        split(resnet18(10), cut, tail)
+    assert "\n" not in raised.value.message
+    assert raised.value.exit_code == 2
+
+
+def test_a_gpt_names_its_cuts_and_its_tail_cuts():
+    """Numbers of blocks; the head alone may be the tail."""
+    with pytest.raises(CutError, match=r"GPT has no cut '3'; cuts that exist: 0, 1, 2$"):
+        split(GPT(SMALL), 3)
+    with pytest.raises(CutError, match=r"no tail cut '1' behind '1'; cuts that exist: 2, 3$"):
+        split(GPT(SMALL), 1, 1)
+    with pytest.raises(CutError, match=r"a Linear cannot be cut: give an nn\.Sequential"):
+        cuts_of(nn.Linear(1, 1))

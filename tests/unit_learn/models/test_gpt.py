@@ -1,0 +1,109 @@
+"""The built-in model: sizes, repeatability, and that it cannot see what it has to predict."""
+
+import math
+
+import pytest
+import torch
+
+from fsl_async.learn.models.gpt import (
+    GPT,
+    PRESETS,
+    GPTConfig,
+    parameter_count,
+    rotary_table,
+    rotate,
+)
+
+SMALL = GPTConfig(layers=2, width=16, heads=2, context=12)
+UNITS = {"m": 1e6, "b": 1e9}
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_presets_have_about_the_parameters_of_their_name(name):
+    """Users plan memory and traffic by the name."""
+    assert parameter_count(PRESETS[name]) == pytest.approx(
+        float(name[:-1]) * UNITS[name[-1]], rel=0.1
+    )
+
+
+def test_initial_weights_depend_on_the_seed_and_nothing_else():
+    """The client that publishes version 0 must be able to publish it again; users' generators are left alone."""
+    torch.manual_seed(1)
+    state = torch.get_rng_state()
+    first = GPT(SMALL, seed=5).state_dict()
+    assert torch.equal(torch.get_rng_state(), state)
+    torch.manual_seed(2)
+    second = GPT(SMALL, seed=5).state_dict()
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert not torch.equal(first["embedding"], GPT(SMALL, seed=6).state_dict()["embedding"])
+    assert "cos_TD" not in first
+
+
+@pytest.mark.parametrize("name", ["0.5m", "10m"])
+def test_first_loss_is_that_of_a_uniform_guess(name):
+    """A larger one means an initialisation that has to be unlearned first."""
+    torch.manual_seed(0)
+    window = torch.randint(0, 256, (2, 65))
+    with torch.no_grad():
+        assert GPT(PRESETS[name]).loss(window).item() == pytest.approx(math.log(256), abs=0.15)
+
+
+def test_a_logit_depends_on_earlier_bytes_only():
+    """A leak of the target gives beautiful losses and a useless model."""
+    torch.manual_seed(0)
+    model = GPT(SMALL)
+    window = torch.randint(0, 256, (1, 12))
+    changed = window.clone()
+    changed[0, 7] = (changed[0, 7] + 1) % 256
+    with torch.no_grad():
+        first, second = model(window), model(changed)
+        assert torch.equal(first[:, :7], second[:, :7])
+        assert not torch.allclose(first[:, 7:], second[:, 7:])
+    assert first.shape == (1, 12, 256)
+    assert first.dtype == torch.float32
+
+
+def test_the_order_of_earlier_bytes_matters_already_to_one_layer():
+    """Without positions it would see a bag of bytes (deeper models recover order from the causal mask)."""
+    model = GPT(GPTConfig(layers=1, width=16, heads=2, context=12))
+    window = torch.arange(12)[None]
+    swapped = window.clone()
+    swapped[0, [2, 5]] = swapped[0, [5, 2]]
+    with torch.no_grad():
+        assert not torch.allclose(model(window)[:, -1], model(swapped)[:, -1], atol=1e-6)
+
+
+def test_rotated_queries_and_keys_see_only_their_distance():
+    """That is what rotary positions are for: what is learned at one place holds at every other."""
+    torch.manual_seed(0)
+    query, key = torch.randn(8), torch.randn(8)
+    table = rotary_table(20, 8)
+    scores = rotate(query.expand(20, 8), *table) @ rotate(key.expand(20, 8), *table).T
+    for distance in (0, 3, 11):
+        along = scores.diagonal(-distance)
+        assert torch.allclose(along, along[0].expand_as(along), atol=1e-5)
+    assert scores[:, 0].std() > 0.1
+
+
+def test_dropout_acts_in_training_only():
+    """Evaluation has to give the same number twice."""
+    model = GPT(GPTConfig(layers=1, width=16, heads=2, context=12, dropout=0.5))
+    window = torch.arange(13)[None]
+    assert model.loss(window).item() != model.loss(window).item()
+    model.eval()
+    assert model.loss(window).item() == model.loss(window).item()
+
+
+@pytest.mark.parametrize(
+    ("sizes", "text"),
+    [
+        ({"layers": 0}, r"model.layers is 0"),
+        ({"heads": 3}, "does not split into 3 heads"),
+        ({"width": 6, "heads": 2}, "even size"),
+        ({"dropout": 1.0}, r"model.dropout is 1.0"),
+    ],
+)
+def test_sizes_that_cannot_be_are_refused(sizes, text):
+    """Otherwise torch complains about shapes, deep in a forward pass."""
+    with pytest.raises(ValueError, match=text):
+        GPTConfig(**({"layers": 1, "width": 16, "heads": 2, "context": 8} | sizes))

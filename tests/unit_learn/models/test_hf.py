@@ -1,0 +1,257 @@
+"""Hugging Face models in parts: the same logits, nothing but hidden states across the cut. Skipped without the extra `hf`."""
+
+import copy
+import importlib.util
+
+import pytest
+import torch
+
+from fsl_async.errors import ConfigError
+from fsl_async.learn.models import auxiliary, hf
+from fsl_async.learn.models.cuts import cuts_of, split
+from fsl_async.learn.split.alignment import AlignSettings
+from fsl_async.learn.split.batches import IGNORED, Batch, call
+from fsl_async.learn.split.errors import CutError
+from fsl_async.learn.split.lockstep import start
+from fsl_async.learn.split.methods import METHODS, MethodSettings, method
+from fsl_async.learn.split.optimizers import OptimizerSpec
+from fsl_async.learn.split.server import ServerSettings
+
+needs_hf = pytest.mark.skipif(
+    not importlib.util.find_spec("transformers"), reason="needs the extra hf"
+)
+
+COMMON = {
+    "vocab_size": 40,
+    "hidden_size": 16,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 2,
+    "max_position_embeddings": 16,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+ROTARY = COMMON | {"intermediate_size": 24, "num_key_value_heads": 1}
+MODELS = {
+    "gpt2": (
+        "gpt2",
+        {
+            "vocab_size": 40,
+            "n_embd": 16,
+            "n_layer": 3,
+            "n_head": 2,
+            "n_positions": 16,
+            "scale_attn_by_inverse_layer_idx": True,
+            "bos_token_id": 1,
+            "eos_token_id": 2,
+        },
+    ),
+    "llama": ("llama", ROTARY),
+    "llama tied": ("llama", ROTARY | {"tie_word_embeddings": True}),
+    "qwen2 sliding": (
+        "qwen2",
+        ROTARY | {"use_sliding_window": True, "sliding_window": 3, "max_window_layers": 1},
+    ),
+    "qwen3": ("qwen3", ROTARY | {"head_dim": 8, "tie_word_embeddings": True}),
+    "opt": ("opt", COMMON | {"ffn_dim": 24, "word_embed_proj_dim": 16}),
+    "opt projected": (
+        "opt",
+        COMMON | {"ffn_dim": 24, "word_embed_proj_dim": 8, "do_layer_norm_before": False},
+    ),
+}
+
+
+def build(name, **changes):
+    family, sizes = MODELS[name]
+    return hf.build(family, sizes | changes, seed=3)
+
+
+def tokens(batch=3, length=9):
+    return torch.randint(3, 40, (batch, length), generator=torch.Generator().manual_seed(1))
+
+
+@needs_hf
+@pytest.mark.parametrize("name", MODELS)
+def test_parts_give_the_logits_of_the_uncut_model(name):
+    """Positions, masks, windows and projections are made again at the right place, once, for every cut there is."""
+    model = build(name).eval()
+    ids = tokens()
+    lengths = torch.tensor([9, 4, 7])
+    mask = (torch.arange(9) < lengths[:, None]).long()
+    with torch.no_grad():
+        plain = model(input_ids=ids).logits
+        masked = model(input_ids=ids, attention_mask=mask).logits
+        assert cuts_of(model) == ("0", "1", "2")
+        for cut, tail in [(0, None), (1, None), (2, None), (1, 2), (1, 3), (2, 3)]:
+            halves = split(copy.deepcopy(model), cut, tail)
+            assert torch.equal(halves.run(ids), plain)
+            assert torch.equal(halves.run(ids, lengths), masked)
+            crossing = call(halves.client, ids, lengths)
+            assert crossing.shape == (3, 9, 16)
+            assert sum(len(part.layers) for part in (halves.client, halves.server)) == (tail or 3)
+            assert "past_key_values" not in str(type(crossing))
+
+
+@needs_hf
+@pytest.mark.parametrize("name", MODELS)
+def test_padding_that_is_not_sent_changes_nothing(name):
+    """The wire drops padded positions and the server fills in zeros: real positions must not notice."""
+    model = build(name).eval()
+    halves = split(model, 1)
+    ids, lengths = tokens(), torch.tensor([9, 4, 7])
+    real = torch.arange(9) < lengths[:, None]
+    values = call(halves.client, ids, lengths)
+    stripped = torch.where(real[..., None], values, 0.0).detach().requires_grad_()
+    outputs = call(halves.server, stripped, lengths)
+    wanted = call(halves.server, values, lengths)
+    assert torch.allclose(outputs[real], wanted[real], atol=1e-6)
+    outputs[real].square().sum().backward()
+    assert not stripped.grad[~real].any()
+
+
+@needs_hf
+@pytest.mark.parametrize("name", ["gpt2", "llama tied", "opt"])
+def test_tied_heads_are_the_servers_own_unless_they_come_home(name):
+    """A tie across the cut would need the largest matrix to travel at every step."""
+    halves = split(build(name), 1)
+    embedding = halves.client.trunk.get_input_embeddings().weight
+    assert halves.server.head.weight is not embedding
+    assert torch.equal(halves.server.head.weight, embedding)
+    home = split(build(name), 1, 3)
+    assert home.tail.head.weight is home.client.trunk.get_input_embeddings().weight
+    own = home.copies()
+    assert own.tail.head.weight is own.client.trunk.get_input_embeddings().weight
+    assert own.tail.head.weight is not home.tail.head.weight
+
+
+@needs_hf
+@pytest.mark.parametrize("name", ["gpt2", "opt"])
+def test_no_part_holds_what_it_does_not_use(name):
+    """Client memory is what split learning of language models is for."""
+    model = build(name, tie_word_embeddings=False)
+    total = sum(weight.numel() for weight in model.parameters())
+    halves = split(model, 1)
+    parts = [sum(w.numel() for w in part.parameters()) for part in (halves.client, halves.server)]
+    assert sum(parts) == total
+
+
+@needs_hf
+@pytest.mark.parametrize("name", ["gpt2", "llama", "opt projected"])
+def test_the_whole_state_fits_the_uncut_model(name):
+    """What was trained in parts can be saved and used as a model of its family."""
+    model = build(name, tie_word_embeddings=False)
+    halves = split(copy.deepcopy(model), 1, 2)
+    with torch.no_grad():
+        for weight in halves.server.parameters():
+            weight.add_(0.25)
+    model.load_state_dict(halves.whole_state())
+    ids = tokens()
+    with torch.no_grad():
+        model.eval()
+        for part in (halves.client, halves.server, halves.tail):
+            part.eval()
+        assert torch.equal(halves.run(ids), model(input_ids=ids).logits)
+
+
+@needs_hf
+@pytest.mark.parametrize("name", ["gpt2", "llama", "qwen2 sliding", "qwen3", "opt"])
+def test_one_client_trains_as_the_uncut_model_does(name, difference):
+    """Gradients through the cut: a detached position or a second norm would pass a test of logits only by luck."""
+    model = build(name, tie_word_embeddings=False).eval()
+    for part in model.modules():
+        if isinstance(part, torch.nn.Dropout):
+            part.p = 0.0
+    ids = tokens(4, 8)
+    labels = torch.roll(ids, -1, 1)
+    labels[:, -1] = IGNORED
+    uncut = copy.deepcopy(model)
+    _still(uncut)
+    optimizer = torch.optim.AdamW(uncut.parameters(), lr=1e-3, weight_decay=0.0)
+    for _ in range(3):
+        optimizer.zero_grad()
+        logits = uncut(input_ids=ids).logits
+        torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten()).backward()
+        optimizer.step()
+    _still(model)
+    run = start(method("splitfed-v2"), split(model, 1), "a", OptimizerSpec("adamw", 1e-3))
+    for _ in range(3):
+        run.round({"a": [Batch(ids, labels)]})
+    # keys' biases have no gradient but rounding, which Adam blows up
+    kept = {k: v for k, v in run.halves().whole_state().items() if "k_proj.bias" not in k}
+    wanted = {k: v for k, v in uncut.state_dict().items() if "k_proj.bias" not in k}
+    if name == "gpt2":
+        kept, wanted = (
+            {k: v for k, v in each.items() if "c_attn.bias" not in k} for each in (kept, wanted)
+        )
+    assert difference(kept, wanted) <= 1e-5
+
+
+def _still(model):
+    """No dropout in training mode: families read the probability from many places."""
+    for part in model.modules():
+        for name in ("p", "dropout", "attention_dropout", "activation_dropout"):
+            if isinstance(getattr(part, name, None), float):
+                setattr(part, name, 0.0)
+    model.train()
+
+
+@needs_hf
+@pytest.mark.parametrize("name", [name for name in METHODS if name != "fedavg"])
+def test_every_method_runs_on_sequences_of_many_lengths(name):
+    """Buffers of batches of different lengths are aligned to, with second derivatives, masks and padding."""
+    halves = split(build("qwen3"), 1)
+    example = Batch(tokens(), tokens())
+    net = auxiliary.build("blocks:1", halves, example)
+    run = start(
+        method(name, MethodSettings(1, 1)),
+        halves,
+        "ab",
+        OptimizerSpec("adamw", 1e-2),
+        auxiliary=net,
+        server=ServerSettings(OptimizerSpec("adamw", 1e-2), align=AlignSettings(4)),
+    )
+    batches = []
+    for length in (9, 5, 7):
+        ids = tokens(length=length)
+        labels = torch.roll(ids, -1, 1)
+        labels[:, -1] = IGNORED
+        labels[1, 3:] = IGNORED
+        batches.append(Batch(ids, labels, torch.tensor([length, 4, length])))
+    first, *_, last = [run.round({"a": batches, "b": batches}) for _ in range(4)]
+    assert last["a"] < first["a"] - 0.2
+
+
+@needs_hf
+def test_the_same_seed_builds_the_same_model():
+    """Sites that share nothing but the config must start from the same weights; the user's generator is left alone."""
+    torch.manual_seed(1)
+    state = torch.get_rng_state()
+    first, second = build("llama"), build("llama")
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(
+        torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True)
+    )
+    assert not torch.equal(first.lm_head.weight, hf.build("llama", ROTARY, seed=4).lm_head.weight)
+
+
+@needs_hf
+def test_a_cut_or_a_family_that_does_not_exist_is_one_line():
+    """With the ones that do."""
+    with pytest.raises(CutError, match=r"'3'; cuts that exist: 0, 1, 2$"):
+        split(build("llama"), 3)
+    with pytest.raises(ConfigError, match="'bert' is unknown: gpt2, llama, qwen2, qwen3, opt"):
+        hf.build("bert", {})
+    with pytest.raises(ConfigError, match=r"gpt2 cannot be built: .*") as raised:
+        hf.build("gpt2", {"n_embd": 15, "n_head": 2})
+    assert "\n" not in raised.value.message
+    with pytest.raises(ConfigError, match=r"llama cannot be built: .*'hidden_size' expected int"):
+        hf.build("llama", ROTARY | {"hidden_size": "x"})
+    with pytest.raises(ConfigError, match="llama has no size 'hiden_size'"):
+        hf.build("llama", ROTARY | {"hiden_size": 16})
+
+
+def test_without_the_extra_the_message_says_how_to_get_it(monkeypatch):
+    """The base install has no transformers."""
+    monkeypatch.setitem(__import__("sys").modules, "transformers", None)
+    with pytest.raises(ConfigError, match=r"pip install 'fsl-async\[hf\]'"):
+        hf.build("gpt2", {})

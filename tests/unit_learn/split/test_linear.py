@@ -1,0 +1,169 @@
+"""Every method on a linear model, against its formulas in NumPy at float64."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from fsl_async.learn.models.cuts import split, whole
+from fsl_async.learn.split.alignment import AlignSettings
+from fsl_async.learn.split.batches import Batch
+from fsl_async.learn.split.lockstep import start
+from fsl_async.learn.split.methods import METHODS, MethodSettings, method
+from fsl_async.learn.split.optimizers import OptimizerSpec
+from fsl_async.learn.split.server import ServerSettings
+
+INPUTS, CUT, OUTPUTS = 5, 4, 3
+RATE, MOMENTUM = 0.05, 0.5
+UPLOAD_EVERY, ALIGN_EVERY, PASSES, ALIGN_RATE = 2, 2, 3, 0.02
+SHARES = {"a": 3.0, "b": 2.0, "c": 1.0}
+ROUNDS, BATCHES, SAMPLES = 3, 3, 4
+
+
+class Weight:
+    """A matrix under gradient descent with momentum."""
+
+    def __init__(self, value):
+        self.value, self.speed = value.copy(), None
+
+    def move(self, gradient, rate=RATE, momentum=MOMENTUM):
+        """One step."""
+        self.speed = gradient if self.speed is None else momentum * self.speed + gradient
+        self.value = self.value - rate * self.speed
+
+
+def pull_to_labels(z, weight, y):
+    """Gradients of mean((z w - y)^2) with respect to w and to z."""
+    scale = 2 / y.size
+    rest = z @ weight - y
+    return scale * z.T @ rest, scale * rest @ weight.T
+
+
+def align(auxiliary, server, z, y):
+    """Gradient descent on || g(A) - g(S) ||^2 with g(W) = c (z W - y) W', whose derivative is 2c (z' E A + E' (z A - y))."""
+    target = pull_to_labels(z, server, y)[1]
+    scale = 2 / y.size
+    for _ in range(PASSES):
+        error = pull_to_labels(z, auxiliary.value, y)[1] - target
+        rest = z @ auxiliary.value - y
+        gradient = 2 * scale * (z.T @ error @ auxiliary.value + error.T @ rest)
+        auxiliary.move(gradient, ALIGN_RATE, 0.0)
+
+
+def formulas(name, c, s, a, data):
+    """The method's name -> its weights after three rounds in which b misses the second."""
+    clients = {who: Weight(c) for who in SHARES}
+    ends = {who: Weight(s) for who in SHARES}  # FedAvg's upper parts, or SplitFed V1's replicas
+    server = Weight(s)
+    auxiliaries = {who: Weight(a) for who in SHARES}
+    aligned = {who: Weight(a) for who in SHARES}
+    buffers = {who: [] for who in SHARES}
+    last = None
+    for number in range(ROUNDS):
+        present = [who for who in SHARES if not (number == 1 and who == "b")]
+        for who in present:
+            if name == "sl" and last:
+                clients[who].value = clients[last].value
+            for step, (x, y) in enumerate(data[who][number]):
+                z = x @ clients[who].value
+                if name in {"sl", "splitfed-v1", "splitfed-v2", "fedavg"}:
+                    top = ends[who] if name in {"splitfed-v1", "fedavg"} else server
+                    gradient, back = pull_to_labels(z, top.value, y)
+                    top.move(gradient)
+                else:
+                    if step % UPLOAD_EVERY == 0:
+                        server.move(pull_to_labels(z, server.value, y)[0])
+                        buffers[who].append((z, y))
+                    if name == "fsl-sage" and step == 0 and number % ALIGN_EVERY == 0:
+                        stored = [np.concatenate(each) for each in zip(*buffers[who], strict=True)]
+                        align(aligned[who], server.value, *stored)
+                        auxiliaries[who].value = aligned[who].value
+                    gradient, back = pull_to_labels(z, auxiliaries[who].value, y)
+                    if name == "cse-fsl":
+                        auxiliaries[who].move(gradient)
+                clients[who].move(x.T @ back)
+            last = who
+        groups = {
+            "sl": [],
+            "splitfed-v1": [clients, ends],
+            "splitfed-v2": [clients],
+            "fedavg": [clients, ends],
+            "cse-fsl": [clients, auxiliaries],
+            "fsl-sage": [clients],
+        }[name]
+        total = sum(SHARES[who] for who in present)
+        for group in groups:
+            mean = sum(SHARES[who] / total * group[who].value for who in present)
+            for weight in group.values():
+                weight.value = mean
+    top = ends["a"] if name in {"splitfed-v1", "fedavg"} else server
+    found = {f"client {who}": clients[who].value for who in SHARES} | {"server": top.value}
+    if name in {"cse-fsl", "fsl-sage"}:
+        found |= {f"auxiliary {who}": auxiliaries[who].value for who in SHARES}
+    return found
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_linear_models_move_by_the_formulas(name, difference):
+    """The mathematics of each method, by hand: a wrong sign, scale, order or share shows here."""
+    chance = np.random.default_rng(7)
+    c, s, a = (
+        chance.normal(size=shape) * 0.5 for shape in ((INPUTS, CUT), (CUT, OUTPUTS), (CUT, OUTPUTS))
+    )
+    data = {
+        who: [
+            [
+                (chance.normal(size=(SAMPLES, INPUTS)), chance.normal(size=(SAMPLES, OUTPUTS)))
+                for _ in range(BATCHES)
+            ]
+            for _ in range(ROUNDS)
+        ]
+        for who in SHARES
+    }
+    model = nn.Sequential(nn.Linear(INPUTS, CUT, bias=False), nn.Linear(CUT, OUTPUTS, bias=False))
+    auxiliary = nn.Linear(CUT, OUTPUTS, bias=False)
+    with torch.no_grad():
+        for layer, value in zip([*model, auxiliary], (c, s, a), strict=True):
+            layer.weight.copy_(torch.from_numpy(value.T))
+    spec = OptimizerSpec("sgd", RATE, momentum=MOMENTUM)
+    settings = ServerSettings(
+        spec,
+        nn.functional.mse_loss,
+        align=AlignSettings(PASSES, optimizer=OptimizerSpec("sgd", ALIGN_RATE)),
+    )
+    run = start(
+        method(name, MethodSettings(UPLOAD_EVERY, ALIGN_EVERY)),
+        whole(model) if name == "fedavg" else split(model, 0),
+        SHARES,
+        spec,
+        auxiliary=auxiliary,
+        loss=nn.functional.mse_loss,
+        server=settings,
+        shares=SHARES,
+    )
+    for number in range(ROUNDS):
+        run.round(
+            {
+                who: [
+                    Batch(torch.from_numpy(x).float(), torch.from_numpy(y).float())
+                    for x, y in data[who][number]
+                ]
+                for who in SHARES
+                if not (number == 1 and who == "b")
+            }
+        )
+    wanted = formulas(name, c, s, a, data)
+    got = {}
+    for who, client in run.clients.items():
+        layers = [each.weight.detach().numpy().T for each in client.model.body]
+        got[f"client {who}"] = layers[0]
+        if name == "fedavg":
+            got["server"] = layers[1]
+        if client.auxiliary is not None and f"auxiliary {who}" in wanted:
+            got[f"auxiliary {who}"] = client.auxiliary.weight.detach().numpy().T
+    if run.server is not None:
+        (layer,) = run.server.common.model
+        got["server"] = layer.weight.detach().numpy().T
+    assert difference(got, wanted) <= 1e-5
+    start_values = {"client a": c, "server": s}
+    assert difference({key: wanted[key] for key in start_values}, start_values) > 1e-2

@@ -1,0 +1,268 @@
+"""Who trains on what: partitions over real sockets, data sets of every kind, and what is said of data that are wrong."""
+
+import gzip
+import json
+
+import numpy as np
+import pytest
+
+from fsl_async import cli
+from fsl_async.config.load import load
+from fsl_async.errors import ConfigError, DataError
+from fsl_async.learn.data.base import Dataset
+from fsl_async.learn.data.facts import described, facts_of
+from fsl_async.learn.split.samples import open_samples
+
+CNN = ["split.method=splitfed-v2", "model.family=small-cnn", "model.sizes=width=4"]
+
+
+@pytest.fixture
+def reads(monkeypatch):
+    """Which samples each data set object of this process has given, in the order in which they were opened."""
+    found = []
+
+    def read(data, indices):
+        taken = np.asarray(indices)
+        if not any(each is data for each, _ in found):
+            found.append((data, set()))
+        next(taken_before for each, taken_before in found if each is data).update(taken.tolist())
+        return data._take(data._checked(taken))
+
+    monkeypatch.setattr(Dataset, "read", read)
+    return found
+
+
+@pytest.mark.parametrize("how", ["iid", "dirichlet"])
+def test_shards_are_disjoint_cover_the_data_and_stay(how, nodes, configured, images, reads):
+    """Decided by a seed at the parameter server; each site reads its own and no other, also after a relaunch in another order."""
+    config = configured(
+        *CNN,
+        f"data.path={images(samples=50)}",
+        f"data.partition={how}",
+        "data.alpha=0.4",
+        "split.samples=0",
+        "train.batch=16",
+    )
+    names = ("site-a", "site-b")
+    run = nodes(config, names=names)
+    first = [taken for _, taken in reads]
+    assert len(first) == 2
+    assert not first[0] & first[1]
+    assert first[0] | first[1] == set(range(50))
+    sizes = [run.summaries[name].tokens for name in names]
+    assert sorted(sizes) == sorted(map(len, first))
+    assert (sizes[0] == sizes[1]) == (how == "iid")
+    # A client that is launched again gets its lease from the ledger back, whoever comes first then.
+    facts = [
+        json.loads(line) for line in (run.run_dir / "ps" / "ledger.jsonl").read_text().splitlines()
+    ]
+    leases = {each["name"]: each["index"] for each in facts if each["fact"] == "lease"}
+    told = described(config)
+    again = {
+        name: set(open_samples(told, facts_of(told), (leases[name], 2)).indices(0).tolist())
+        for name in names
+    }
+    assert [len(again[name]) for name in names] == sizes
+    assert {frozenset(taken) for taken in again.values()} == {frozenset(each) for each in first}
+
+
+def cifar100(folder, samples=20):
+    """Write a CIFAR-100 folder."""
+    records = np.random.default_rng(0).integers(0, 256, (samples, 3074), dtype=np.uint8)
+    records[:, 1] = np.arange(samples) * 7 % 100
+    (folder / "train.bin").write_bytes(records.tobytes())
+    return folder, records[:, 1]
+
+
+def as_npz(folder, samples=20):
+    """Write an archive with channels last."""
+    labels = np.arange(samples) % 4
+    path = folder / "x.npz"
+    pixels = np.zeros((samples, 8, 8, 3)) + labels[:, None, None, None] * 60 + np.arange(3)
+    np.savez(path, x_train=pixels.astype(np.uint8), y_train=labels)
+    return path, labels
+
+
+def zipped_idx(folder, images, samples=20):
+    """Pack MNIST's files."""
+    made = images(samples=samples, classes=10)
+    for path in list(made.iterdir()):
+        (folder / f"{path.name}.gz").write_bytes(gzip.compress(path.read_bytes()))
+    return folder, np.arange(samples) % 10
+
+
+@pytest.mark.parametrize("kind", ["cifar100", "npz", "idx.gz"])
+def test_every_kind_of_data_set_gives_its_labels_and_shape(kind, tmp_path, images):
+    """What a run needs to know of its data it reads from them: shape as a model sees it, classes, samples of each class."""
+    folder = tmp_path / "data"
+    folder.mkdir()
+    made = {"cifar100": cifar100, "npz": as_npz, "idx.gz": lambda it: zipped_idx(it, images)}
+    path, labels = made[kind](folder)
+    config = described(load(None, [*CNN, f"data.path={path}", "split.samples=0", "train.batch=8"]))
+    shape = {"cifar100": (3, 32, 32), "npz": (3, 8, 8), "idx.gz": (1, 8, 8)}[kind]
+    facts = facts_of(config)
+    assert facts.shape == shape
+    assert config.data.classes == {"cifar100": 100, "npz": 4, "idx.gz": 10}[kind]
+    found = list(open_samples(config, facts, (0, 1)).round(0))
+    assert sorted(int(one) for batch in found for one in batch.labels) == sorted(labels.tolist())
+    assert all(batch.inputs.shape[1:] == shape for batch in found)
+    assert all(-1 <= batch.inputs.min() <= batch.inputs.max() <= 1 for batch in found)
+    if kind == "npz":  # which pixels belong to which label and channel
+        for batch in found:
+            for channel in range(3):
+                expected = (batch.labels * 60 + channel) / 127.5 - 1
+                assert bool(((batch.inputs[:, channel, 1, 2] - expected).abs() < 1e-6).all())
+
+
+def test_rounds_walk_through_epochs_and_every_epoch_has_an_order_of_its_own(images, tmp_path):
+    """A relaunched client goes on at (round, step) without a saved position, and no sample is favoured."""
+    more = [f"data.path={images(samples=20)}", "split.samples=6", "train.batch=4"]
+    config = described(load(None, [*CNN, *more]))
+    samples = open_samples(config, facts_of(config), (0, 1))
+    taken = [samples.indices(number).tolist() for number in range(10)]
+    walked = [one for each in taken for one in each]
+    assert sorted(walked[:20]) == sorted(walked[20:40]) == list(range(20))
+    assert walked[:20] != walked[20:40]
+    again = open_samples(config, facts_of(config), (0, 1))
+    assert again.indices(7).tolist() == taken[7]
+
+
+def said(capsys, *arguments):
+    """Run the command line; the one line of error it gives."""
+    assert cli.main(list(arguments)) == 2
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert len(lines) == 1, lines
+    return lines[0]
+
+
+def server(*sets, run_dir):
+    """Arguments of a split server on ports of its own."""
+    chosen = ["listen.address=127.0.0.1:0", "split.listen=127.0.0.1:0", *sets]
+    flags = [part for each in chosen for part in ("--set", each)]
+    return ["--role", "server", "--with-ps", "--run-dir", str(run_dir), *flags]
+
+
+def short_idx(folder):
+    """The file of images ends early."""
+    path = folder / "train-images-idx3-ubyte"
+    path.write_bytes(path.read_bytes()[:-5])
+    return "train-images-idx3-ubyte' is short: it ends at byte 3851, but 60x8x8 values end at 3856"
+
+
+def no_idx(folder):
+    """The head is something else's."""
+    path = folder / "train-labels-idx1-ubyte"
+    path.write_bytes(b"PK" + path.read_bytes()[2:])
+    return "train-labels-idx1-ubyte', byte 0: 50 4b 08 01 is no idx head"
+
+
+def label_out_of_range(folder):
+    """Label 12 of ten classes."""
+    path = folder / "train-labels-idx1-ubyte"
+    path.write_bytes(path.read_bytes()[:-1] + bytes([12]))
+    return "train-labels-idx1-ubyte', byte 67: label 12 is not in 0 ... 9"
+
+
+@pytest.mark.parametrize("damage", [short_idx, no_idx, label_out_of_range])
+def test_damaged_data_are_named_with_file_and_offset(damage, images, capsys, tmp_path):
+    """By command, at the server and, before it dials, at a client."""
+    folder = images()
+    words = damage(folder)
+    run_dir = tmp_path / "run"
+    arguments = server(*CNN, f"data.path={folder}", "data.classes=10", run_dir=run_dir)
+    assert words in said(capsys, *arguments)
+    if damage is not label_out_of_range:  # which classes there are says the run
+        line = said(capsys, "--role", "client", "127.0.0.1:9", "--name", "a", "--data", str(folder))
+        assert words in line
+    assert not (run_dir / "ps" / "ledger.jsonl").exists()
+
+
+def test_a_short_cifar_file_is_named_with_its_offset(capsys, tmp_path):
+    """A download that broke off must not be trained on."""
+    (tmp_path / "data_batch_1.bin").write_bytes(bytes(3073 * 2 + 100))
+    line = said(capsys, "--role", "client", "127.0.0.1:9", "--name", "a", "--data", str(tmp_path))
+    assert "data_batch_1.bin' is short: it ends at byte 6246, 100 bytes into record 2" in line
+
+
+WRONG = {
+    "a cut that does not exist": (
+        ["split.cut=pool7"],
+        "Sequential has no cut 'pool7'; cuts that exist: conv1, relu1, pool1, conv2, relu2, pool2, flatten, fc1, relu3",
+    ),
+    "a cut without weights in front": (
+        ["model.family={own}:flat", "split.cut=0"],
+        "cut '0' leaves no weights on one side; cuts with weights on both: 1, 2",
+    ),
+    "a cut of a GPT": (
+        ["model.family=gpt", "model.layers=3", "split.cut=3", "data.path="],
+        "GPT has no cut '3'; cuts that exist: 0, 1, 2",
+    ),
+    "an auxiliary that is too large": (
+        ["split.method=fsl-sage", "split.auxiliary=blocks:9"],
+        "auxiliary model 'blocks:9': the server's half has blocks:1 to blocks:2",
+    ),
+    "an auxiliary that is unknown": (
+        ["split.method=fsl-sage", "split.auxiliary=cubic"],
+        "split.auxiliary: must be linear, blocks:N or file.py:function",
+    ),
+    "alpha": (["data.partition=dirichlet", "data.alpha=0"], "data.alpha: must be above 0"),
+    "negative alpha": (["data.alpha=-1"], "data.alpha: must be above 0"),
+    "more clients than samples": (
+        ["sync.clients=61"],
+        "61 clients, but 60 samples: give fewer clients or more data",
+    ),
+    "a model for text": (["model.family=gpt"], "samples of shape (8, 8), and gpt trains on text"),
+    "another shape": (["data.sample_shape=3x32x32"], "data.sample_shape is 3x32x32, and data.path"),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_what_makes_no_sense_ends_the_server_in_one_line(what, images, capsys, tmp_path):
+    """Exit code 2 before anybody can join, and what to do instead."""
+    sets, words = WRONG[what]
+    own = tmp_path / "own.py"
+    own.write_text(
+        "from torch import nn\n"
+        "def flat(shape, classes):\n"
+        "    return nn.Sequential(nn.Flatten(), nn.Linear(64, 5), nn.ReLU(), nn.Linear(5, classes))\n"
+    )
+    sets = [each.replace("{own}", str(own)) for each in sets]
+    arguments = server(*CNN, f"data.path={images()}", *sets, run_dir=tmp_path / "run")
+    assert words in said(capsys, *arguments)
+
+
+def test_an_auxiliary_whose_output_does_not_fit_is_refused(images, capsys, tmp_path):
+    """The user's own net with nine outputs for ten classes."""
+    path = tmp_path / "own.py"
+    path.write_text(
+        "from torch import nn\n"
+        "def nine(shape, outputs):\n"
+        "    return nn.Sequential(nn.Flatten(), nn.Linear(shape[0] * shape[1] * shape[2], outputs - 1))\n"
+    )
+    sets = ["split.method=cse-fsl", *CNN[1:], f"data.path={images()}"]
+    arguments = server(*sets, run_dir=tmp_path / "run")
+    line = said(capsys, *arguments, "--auxiliary", f"{path}:nine")
+    assert "gives (1, 9) for a batch where the server's half gives (1, 10)" in line
+
+
+def test_a_site_with_other_data_than_the_runs_is_told(images):
+    """Two sites that partition different data would both train on some samples, and on others nobody."""
+    config = described(load(None, [*CNN, f"data.path={images()}"]))
+    tables = {"data.path": str(images(samples=61, name="more")), "data.holdout": "0"}
+    known = [
+        f"data.{key}={json.dumps(getattr(config.data, key))}"
+        for key in ("label_counts", "fingerprint", "sample_shape", "classes")
+    ]
+    other = load(None, [*CNN, *known, *(f"{k}={v}" for k, v in tables.items())])
+    with pytest.raises(DataError, match="class 0 has 7 samples here and 6 in the run"):
+        open_samples(other, facts_of(other), (0, 2))
+
+
+def test_a_server_without_data_must_be_told_what_they_are_like(tmp_path):
+    """It need not have them; then shape and classes are settings, and partitions can be checked by counts alone."""
+    with pytest.raises(ConfigError, match=r"data\.sample_shape and data\.classes"):
+        facts_of(load(None, CNN))
+    known = [*CNN, "data.sample_shape=1x8x8", "data.classes=10", "data.label_counts=5,4,3"]
+    assert facts_of(described(load(None, known))).shape == (1, 8, 8)
+    with pytest.raises(DataError, match="13 clients, but 12 samples"):
+        described(load(None, [*known, "sync.clients=13"]))

@@ -1,0 +1,360 @@
+"""Models and data over real sockets: images, sentences of different lengths, Hugging Face's models, the user's own, adapters."""
+
+import importlib.util
+import json
+from pathlib import Path
+
+import attrs
+import numpy as np
+import pytest
+import torch
+
+from fsl_async.config.rules import LANGUAGE_FAMILIES
+from fsl_async.config.site_code import Own
+from fsl_async.errors import ConfigError, RefusedError, TaskError
+from fsl_async.learn.data.facts import facts_of
+from fsl_async.learn.models import families as models
+from fsl_async.learn.split import lockstep, task, weights
+from fsl_async.learn.split.samples import open_samples
+from fsl_async.learn.split.server import ServerSettings
+from fsl_async.learn.split.server_disk import ServerDisk
+from fsl_async.tools.demo.evaluate import load_last
+
+needs_hf = pytest.mark.skipif(
+    not (importlib.util.find_spec("peft") and importlib.util.find_spec("pyarrow")),
+    reason="needs the extra hf",
+)
+
+OWN = """
+from torch import nn
+
+WIDTH = 5
+
+def net(shape, classes):
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(shape[0] * shape[1] * shape[2], WIDTH), nn.ReLU(), nn.Linear(WIDTH, 7), nn.ReLU(), nn.Linear(7, classes)
+    )
+
+def small(shape, outputs):
+    return nn.Sequential(nn.Linear(shape[0], 3), nn.Tanh(), nn.Linear(3, outputs))
+
+def narrow(shape, outputs):
+    return nn.Linear(shape[0], outputs - 1)
+"""
+
+
+@pytest.fixture
+def own(tmp_path):
+    """A file with a model and auxiliary models of the user's."""
+    path = tmp_path / "own.py"
+    path.write_text(OWN)
+    return path
+
+
+@pytest.fixture
+def sentences(tmp_path):
+    """A folder as `save_to_disk` leaves it: 24 sentences of 2 to 20 bytes."""
+    import pyarrow as pa
+
+    folder = tmp_path / "sentences"
+    folder.mkdir()
+    chance = np.random.default_rng(3)
+    rows = ["".join(map(chr, chance.integers(97, 107, length % 19 + 2))) for length in range(24)]
+    table = pa.table({"text": rows})
+    with pa.ipc.new_stream(str(folder / "data-0.arrow"), table.schema) as stream:
+        stream.write_table(table)
+    (folder / "state.json").write_text(json.dumps({"_data_files": [{"filename": "data-0.arrow"}]}))
+    (folder / "dataset_info.json").write_text("{}")
+    return folder, rows
+
+
+def oracle(config, names=("site-a", "site-b")):
+    """The same computation in one process: what the split server and x_c have to be after the run's rounds."""
+    parts = task.build_parts(config, at_client=False)
+    server, method, *_ = task.build_server(config, torch.device("cpu"))
+    found = lockstep.start(
+        method,
+        parts.halves,
+        names,
+        task.optimizer_of(config),
+        auxiliary=parts.auxiliary,
+        seed=config.run.seed,
+        server=ServerSettings(
+            task.optimizer_of(config), seed=config.run.seed, align=server.settings.align
+        ),
+        shares=dict.fromkeys(names, config.split.samples),
+    )
+    facts = facts_of(config)
+    parts_of = {
+        name: open_samples(config, facts, (shard, len(names))) for shard, name in enumerate(names)
+    }
+    for number in range(config.run.rounds):
+        found.round({name: list(samples.round(number)) for name, samples in parts_of.items()})
+    return found
+
+
+def kept(run):
+    """What the split server has on disk: the common half's tensors, all names."""
+    disk = ServerDisk(run.run_dir / "server")
+    state = disk.recover()
+    disk.close()
+    return state.common
+
+
+def check_equal(run, config):
+    """Both halves are those of one process."""
+    wanted = oracle(config)
+    common = {k: v for k, v in wanted.server.state().items() if k.startswith("server/")}
+    found = kept(run)
+    for name, tensor in common.items():
+        torch.testing.assert_close(found[name], tensor, rtol=1e-4, atol=1e-5)
+    body = wanted.clients["site-a"].part("client")
+    expected = weights.export(body)
+    load_last(run.run_dir / "ps", weights.weights_of(body))
+    np.testing.assert_allclose(weights.export(body), expected, rtol=1e-4, atol=1e-5)
+    return found
+
+
+LOCKSTEP = ["split.mode=lockstep", "split.optimizer=sgd", "train.learning_rate=0.05"]
+
+
+@pytest.mark.parametrize(
+    "how", [["split.method=fsl-sage"], ["split.method=splitfed-v2", "split.labels_at_home=true"]]
+)
+def test_images_by_sockets_are_the_computation_in_one_process(how, nodes, configured, images):
+    """Readers, partition, normalisation, cut and auxiliary net of an image model, end to end."""
+    config = configured(
+        *how,
+        "model.family=small-cnn",
+        "model.sizes=width=4",
+        "data.sample_shape=1x8x8",
+        "data.classes=10",
+        f"data.path={images()}",
+        "run.rounds=2",
+        *LOCKSTEP,
+    )
+    check_equal(nodes(config), config)
+
+
+def test_resnet18_has_the_published_cut(nodes, configured, tmp_path):
+    """A CIFAR-10 folder and a family's name are all that one says; the halves must be those of the published figures."""
+    chance = np.random.default_rng(0)
+    records = chance.integers(0, 256, (12, 3073), dtype=np.uint8)
+    records[:, 0] = np.arange(12) % 10
+    (tmp_path / "data_batch_1.bin").write_bytes(records.tobytes())
+    config = configured(
+        "split.method=splitfed-v2",
+        "model.family=resnet18",
+        f"data.path={tmp_path}",
+        "split.samples=2",
+    )
+    run = nodes(config)
+    sent = run.summaries["site-a"].traffic["payload"]
+    assert sent["activations up"] == 4 * 2 * 128 * 4 * 4
+    assert sent["client model down"] == 2_739_968  # the published 2,740,048 less counters
+
+
+def test_own_model_and_own_auxiliary(nodes, configured, images, own):
+    """Any nn.Sequential, cut behind any child, with a net of one's own in place of the server's gradients."""
+    config = configured(
+        "split.method=cse-fsl",
+        f"model.family={own}:net",
+        f"split.auxiliary={own}:small",
+        "split.cut=2",
+        f"data.path={images()}",
+        "data.sample_shape=1x8x8",
+        "data.classes=10",
+        *LOCKSTEP,
+    )
+    code = Own(f"{own}:net", f"{own}:small")
+    run = nodes(config, own={"site-a": code, "site-b": code})
+    found = kept(run)
+    assert {name for name in found if name.startswith("server/")} == {
+        f"server/{child}.{kind}" for child in "35" for kind in ("weight", "bias")
+    }
+    traffic = run.summaries["site-a"].traffic["payload"]
+    assert (
+        traffic["activations up"] == 6 * 5 * 4
+    )  # steps 0 and 2, batches of 4 and 2, five values each
+    both = [run.summaries[site].traffic["payload"]["auxiliary up"] for site in ("site-a", "site-b")]
+    once = 4 * (5 * 3 + 3 + 3 * 10 + 10)
+    assert sorted(both) == [
+        once,
+        2 * once,
+    ]  # one more of each, and the initial one of who was first
+
+
+def test_the_example_of_an_own_model_is_one(configured):
+    """People begin with a copy of it."""
+    example = Path(__file__).parents[3] / "examples" / "split_model.py"
+    config = configured(
+        "split.method=fsl-sage",
+        f"model.family={example}:net",
+        f"split.auxiliary={example}:small",
+        "split.cut=stage1",
+        "data.sample_shape=3x32x32",
+        "data.classes=10",
+    )
+    parts = task.build_parts(config, at_client=True)
+    _, _, cut, other = task.build_server(config, torch.device("cpu"))
+    assert cut.shape == (16, 16, 16)
+    assert parts.architecture == other.architecture
+    first, second = parts.halves.client.state_dict(), other.halves.client.state_dict()
+    assert all(torch.equal(first[name], second[name]) for name in first), "the seed is the run's"
+
+
+def test_a_server_cannot_choose_what_code_a_client_runs(nodes, configured, images, own):
+    """What the configuration names is a hint; a site runs its own copy or none, and is told how."""
+    config = configured(
+        "split.method=splitfed-v2", f"model.family={own}:net", f"data.path={images()}"
+    )
+    run = nodes(config, names=("site-a",), failing=True)
+    assert isinstance(run.errors["site-a"], TaskError)
+    assert "give this client its copy with --model FILE.py:FUNCTION" in str(run.errors["site-a"])
+
+
+LOOP = """
+import torch
+from fsl_async.learn.split.task import begin
+
+def train(fed):
+    split = begin(fed)
+    for number in fed.rounds():
+        chance = torch.Generator().manual_seed(number)
+        for _ in range(3):
+            images = torch.randn(4, 1, 8, 8, generator=chance)
+            split.train_batch(images, images[:, 0, 0].argmax(1))
+        if not fed.end_round(samples=12):
+            return
+"""
+
+
+def test_a_loop_of_ones_own_trains_the_runs_halves(nodes, configured, own, tmp_path):
+    """Batches from anywhere: the loop is a task, the model the run's, and both are this site's copies."""
+    path = tmp_path / "loop.py"
+    path.write_text(LOOP)
+    config = configured(
+        "split.method=splitfed-v1",
+        f"model.family={own}:net",
+        "data.sample_shape=1x8x8",
+        "data.classes=10",
+        "train.task=loop.py:train",
+    )
+    code = Own(f"{own}:net")
+    run = nodes(config, task=f"{path}:train", own={"site-a": code, "site-b": code})
+    assert run.summaries["server"].uploads == 6
+    assert run.summaries["site-a"].tokens == 12
+    told = nodes(config, names=("site-a",), task=f"{path}:train", failing=True)
+    assert "--model FILE.py:FUNCTION" in str(told.errors["site-a"])
+
+
+@pytest.mark.parametrize("changed", ["WIDTH = 6", "cut"])
+def test_a_client_of_another_architecture_is_refused(
+    changed, *, nodes, configured, images, own, tmp_path
+):
+    """One line with what differs, exit code 2, and the run of the others goes on without it."""
+    config = configured(
+        "split.method=splitfed-v2",
+        f"model.family={own}:net",
+        f"data.path={images()}",
+        "split.cut=2",
+        clients=1,
+    )
+    other = tmp_path / "other.py"
+    text = OWN.replace("nn.ReLU(), nn.Linear(WIDTH, 7)", "nn.Linear(WIDTH, 7)", 1)
+    other.write_text(OWN.replace("WIDTH = 5", "WIDTH = 6") if changed != "cut" else text)
+    run = nodes(config, names=("site-a",), own={"site-a": Own(f"{other}:net")}, failing=True)
+    error = run.errors["site-a"]
+    assert isinstance(error, RefusedError)
+    assert error.exit_code == 2
+    assert "half of site-a is" in str(error) or "cut of site-a is" in str(error), str(error)
+
+
+@needs_hf
+def test_padding_is_not_sent(nodes, configured, sentences):
+    """Sentences differ in length; what crosses is their tokens' rows and nothing else, in both directions."""
+    folder, rows = sentences
+    config = configured(
+        "split.method=splitfed-v2",
+        "model.family=llama",
+        "model.context=12",
+        f"data.path={folder}",
+        "split.samples=0",
+        "train.batch=5",
+        *LOCKSTEP,
+    )
+    run = nodes(config)
+    tokens = sum(min(len(row) - 1, 12) for row in rows)
+    found = [run.summaries[name].traffic["payload"] for name in run.names]
+    assert sum(each["labels up"] for each in found) == tokens
+    for what in ("activations up", "gradients down"):
+        assert sum(each[what] for each in found) == tokens * 32 * 4
+    config = attrs.evolve(config, split=attrs.evolve(config.split, samples=12))
+    check_equal(run, config)
+
+
+@needs_hf
+@pytest.mark.parametrize("family", LANGUAGE_FAMILIES)
+def test_every_family_is_built_and_cut_from_the_same_settings(family, configured):
+    """Sizes have other names in each family; the parts must fit each other, tied or not, and a step must train both."""
+    for more in ((), ("split.labels_at_home=true",)):
+        config = configured("split.method=splitfed-v2", f"model.family={family}", *more)
+        facts = facts_of(config)
+        parts = task.build_parts(config, at_client=True)
+        server, method, cut, other = task.build_server(config, torch.device("cpu"))
+        assert parts.architecture == other.architecture
+        assert cut.shape == (-1, 32)
+        assert models.build_model(config, facts).get_submodule("").training
+        half = method.client_half(parts.halves, task.optimizer_of(config), seed=0, name="a")
+        run = lockstep.Lockstep(method, {"a": half}, server)
+        ids = torch.arange(48).reshape(3, 16) % 7
+        batch = lockstep.Batch(ids, (ids + 1) % 7)
+        losses = [run.round({"a": [batch]})["a"] for _ in range(4)]
+        assert losses[-1] < losses[0] < 6.0
+
+
+@needs_hf
+@pytest.mark.parametrize("family", ["qwen2", "qwen3", "opt"])
+def test_families_over_sockets(nodes, configured, text, family):
+    """Each has a cut of its own to get hidden states, masks and positions across; the U-shape cuts it twice."""
+    home = family == "qwen3"
+    method = "sl" if home else "fsl-sage"
+    chosen = [f"split.method={method}", f"split.labels_at_home={str(home).lower()}"]
+    more = (f"model.family={family}", f"data.path={text}", "split.samples=4", "train.batch=2")
+    run = nodes(configured(*chosen, *more))
+    legs, trained = (2, 1) if home else (1, 2)  # a relay's round is one client's
+    uploads = 2 if home else 1  # of two batches, or every second one
+    assert run.summaries["server"].uploads == legs * trained * uploads
+    assert run.summaries["server"].ps.version == 1
+
+
+@needs_hf
+def test_only_adapters_travel_and_are_kept(nodes, configured, text):
+    """LoRA at both ends: the parameter server gets adapters alone, and the split server keeps nothing else."""
+    config = configured(
+        "split.method=fsl-sage",
+        "model.family=gpt2",
+        f"data.path={text}",
+        "split.lora_client=2",
+        "split.lora_server=3",
+        *LOCKSTEP,
+    )
+    run = nodes(config)
+    found = check_equal(run, config)
+    names = [name.partition("/")[2] for name in found if name not in {"steps", "updates"}]
+    assert names
+    assert all("lora_" in name for name in names)
+    manifest = json.loads((run.run_dir / "ps" / "manifest.json").read_text())
+    stored = [tensor[0] for tensor in manifest["tensors"]]
+    assert stored
+    assert all("lora_" in name for name in stored)
+
+
+@needs_hf
+def test_sizes_that_no_family_has_are_one_line(configured):
+    """A misspelt size would be ignored by the library, and another model trained."""
+    config = configured(
+        "split.method=splitfed-v2", "model.family=llama", "model.sizes=hiden_size=64"
+    )
+    with pytest.raises(ConfigError, match="llama has no size 'hiden_size'"):
+        task.build_parts(config, at_client=True)

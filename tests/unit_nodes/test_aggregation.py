@@ -1,0 +1,38 @@
+"""Where a rule of aggregation cannot keep its promise, the server says so in one line and does not start."""
+
+import pytest
+
+from fsl_async.config.load import load
+from fsl_async.errors import ConfigError
+from fsl_async.nodes.ps.aggregation import check_aggregation, rule_of, weighting_of
+from fsl_async.roles.sync.weighting import TokensWeighting, UniformWeighting
+
+
+def config(*overrides):
+    return load(None, overrides)
+
+
+@pytest.mark.parametrize(("overrides", "words"), [
+    (["outer.aggregation=multi-krum"], "multi-krum against 1 clients that may send anything needs 5 clients, sync.clients is 3"),
+    (["outer.aggregation=trimmed", "outer.byzantine=2"], "needs 5 clients"),
+    (["outer.aggregation=median", "outer.byzantine=2"], "needs 5 clients"),
+    (["outer.aggregation=median", "sync.trigger=relay"], "merges one at a time"),
+    (["outer.aggregation=median", "split.method=fedavg"], "send whole weights"),
+    (["guard.clip_norm=1", "split.method=fedavg"], "send whole weights"),
+])  # fmt: skip
+def test_refused_in_one_line(overrides, words):
+    """Before anything is created on disk, with what to change."""
+    with pytest.raises(ConfigError) as caught:
+        check_aggregation(config(*overrides))
+    assert words in caught.value.message
+    assert "\n" not in caught.value.message
+
+
+def test_what_fits_is_taken():
+    """The default, and a robust rule with as many clients as it needs; the robust ones count each client once."""
+    check_aggregation(config())
+    robust = config("outer.aggregation=multi-krum", "sync.clients=5")
+    check_aggregation(robust)
+    assert (rule_of(robust).name, rule_of(robust).least) == ("multi-krum", 5)
+    assert isinstance(weighting_of(robust), UniformWeighting)
+    assert isinstance(weighting_of(config()), TokensWeighting)

@@ -1,0 +1,89 @@
+"""Open files: how many clients fit, what is handed to them, and below what a server does not start."""
+
+import itertools
+
+import pytest
+
+from fsl_async.config.load import load
+from fsl_async.errors import ConfigError, UsageError
+from fsl_async.nodes.capacity import capacity_of, within
+from fsl_async.nodes.open_files import check_open_files
+from fsl_async.nodes.relay.node import LEAST_LINES, checked_lines
+from fsl_transport.zmq.admission import connections_within, files_for, in_use
+
+
+def config(clients, **more):
+    settings = {"sync.clients": clients, **more}
+    return load(None, [f"{key}={value}" for key, value in settings.items()])
+
+
+@pytest.mark.parametrize("held", [0, 8, 150])
+def test_the_limit_that_is_named_is_enough_and_one_less_is_not_much_too_small(held):
+    """The operator sets what the line says, once."""
+    for connections in [*range(1, 3000, 7), 16_384]:
+        files = files_for(connections, held)
+        assert connections_within(files, held) >= connections
+        assert connections_within(files - 2, held) < connections
+
+
+def test_more_files_never_mean_fewer_connections():
+    """The reserve grows with the limit, and at most as fast."""
+    found = [connections_within(files, 8) for files in range(20_000)]
+    assert all(one <= other for one, other in itertools.pairwise(found))
+    assert found[200] == 200 - 72, "it was one"
+    assert found[1024] == 768
+    assert found[8192] == 8192 - 512
+
+
+def test_few_files_are_divided_among_the_planned_clients():
+    """The first clients on long paths opened 65 connections each, and for the others there was none."""
+    few = capacity_of(config(40), 200, 8, 16_384, trains=False)
+    assert (few.connections, few.fits, few.each) == (128, 64, 3)
+    assert few.is_enough
+    assert not few.is_ample
+    assert within(config(40), few).transfer.stripes_limit == 2
+    ample = capacity_of(config(40), 20_000, 8, 16_384, trains=False)
+    assert ample.is_ample
+    assert within(config(40), ample) == config(40)
+
+
+def test_two_listeners_and_pytorch_leave_less():
+    """A process with both servers has one limit for both."""
+    alone = capacity_of(config(3), 300, 8, 16_384, trains=False)
+    trains = capacity_of(config(3), 300, 8, 16_384, trains=True)
+    both = capacity_of(config(3), 300, 8, 16_384, trains=True, listeners=2)
+    assert alone.connections > trains.connections > 2 * both.connections
+    assert capacity_of(config(3), both.files_needed, 8, 16_384, trains=True, listeners=2).is_enough
+
+
+def test_a_plan_beyond_the_connections_of_a_listener_is_not_a_matter_of_files():
+    """No limit of open files would help."""
+    found = capacity_of(config(100_000), 1 << 20, 8, 16_384, trains=False)
+    assert found.is_enough
+    assert found.is_ample
+
+
+def test_a_server_that_cannot_hold_its_clients_does_not_start(monkeypatch):
+    """It let one connection in at a time, and never said why."""
+    monkeypatch.setattr("fsl_async.nodes.open_files.descriptors", lambda: 100)
+    monkeypatch.setattr("fsl_async.nodes.open_files.in_use", lambda: 8)
+    assert check_open_files(config(14)).fits == 14
+    with pytest.raises(ConfigError, match=r"room for 14 of .* = 15: .*ulimit -n 102") as found:
+        check_open_files(config(15))
+    assert found.value.key == "sync.clients"
+
+
+def test_a_relay_needs_room_for_one_client(monkeypatch):
+    """A quarter of its connections may be new."""
+    monkeypatch.setattr("fsl_async.nodes.relay.node.lines_allowed", lambda _: LEAST_LINES)
+    assert checked_lines() == LEAST_LINES
+    monkeypatch.setattr("fsl_async.nodes.relay.node.lines_allowed", lambda _: LEAST_LINES - 1)
+    with pytest.raises(UsageError, match=r"ulimit -n 160\)"):
+        checked_lines()
+
+
+def test_open_descriptors_are_counted():
+    """On systems that say it."""
+    before = in_use()
+    with open("/dev/null", "rb"):  # noqa: PTH123
+        assert in_use() in {before + 1, 0}

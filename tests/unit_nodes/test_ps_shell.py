@@ -1,0 +1,401 @@
+"""The server's shell: who gets which data shard, what stays on disk while it is fetched, what a restart remembers."""
+
+import pytest
+
+import fsl_transport as tp
+from fsl_async.nodes.ps.shell import RunFacts, ServerShell
+from fsl_async.observe.journal import TraceHash
+from fsl_async.roles.sync import effects as do
+from fsl_async.roles.sync import messages as msg
+from fsl_async.roles.sync.events import DeltaKey
+from fsl_async.roles.sync.ps import ServerMachine, ServerRules
+from fsl_async.roles.sync.weighting import TokensWeighting
+from fsl_async.store.errors import CheckpointDamaged, StoreError
+from fsl_async.store.manifest import Manifest
+from fsl_async.tools.sim.counting import CHUNKS, MANIFEST, CountingStore, Disk, Model, digest_of
+
+KEY = DeltaKey("a", 1, 0, 0)
+OTHER = Manifest.from_shapes([("other", (3,))])
+
+
+class Endpoint:
+    """Writes down what the shell asks of the transport."""
+
+    def __init__(self):
+        self.calls = []
+
+    def __getattr__(self, name):
+        return lambda *arguments: self.calls.append((name, *arguments))
+
+    def last(self, name):
+        """The newest call of that name."""
+        return next(call for call in reversed(self.calls) if call[0] == name)
+
+
+class AtOnce:
+    """A worker that works when it is asked."""
+
+    def close(self):
+        """Nothing waits."""
+
+    def submit(self, job, done, failed):
+        """Do the job and say so."""
+        try:
+            made = job()
+        except StoreError as error:
+            failed(error)
+        else:
+            done(made)
+
+
+class Later(AtOnce):
+    """A worker that works when the test says so."""
+
+    def __init__(self):
+        self.jobs = []
+
+    def submit(self, job, done, failed):
+        """Keep the job."""
+        self.jobs.append(lambda: done(job()))
+
+    def work(self):
+        """Do what is there."""
+        while self.jobs:
+            self.jobs.pop(0)()
+
+
+class Server:
+    """A shell with stand-ins around it."""
+
+    def __init__(self, disk=None, shards=2, worker=None):
+        self.disk = Disk() if disk is None else disk
+        self.endpoint = Endpoint()
+        self.notes = []
+        self.ends = []
+        self.scheduler = tp.VirtualScheduler()
+        self.store = CountingStore(self.disk, keep_versions=2)
+        self.shell = ServerShell(
+            ServerMachine(ServerRules(), TokensWeighting(), "run"),
+            RunFacts("run", shards, {}),
+            self.store,
+            worker=worker or AtOnce(),
+            scheduler=self.scheduler,
+            journal=TraceHash(),
+            say=lambda note: self.notes.append(note.text),
+            finished=lambda effect: self.ends.append(effect.reason),
+        )
+        self.shell.endpoint = self.endpoint
+        self.shell.start(self.store.recover())
+
+    def hello(self, name, incarnation=1, shard=-1):
+        """A client says hello; returns the shard it is told, or the words of the refusal."""
+        body = {"run": "", "version": -1, "digest": "", "shard": shard}
+        self.shell.on_transport(tp.HelloReceived(name, incarnation, body, "client"))
+        answer = next(c for c in reversed(self.endpoint.calls) if c[0] in {"welcome", "refuse"})
+        return answer[2]["shard"] if answer[0] == "welcome" else answer[3]
+
+    def attach(self, name, manifest=MANIFEST):
+        """A client attaches a model."""
+        body = msg.to_wire(msg.Attach(manifest.fingerprint, manifest.to_wire()))
+        self.shell.on_transport(tp.MessageReceived(name, body))
+
+    def leave(self, name, incarnation=1):
+        """A client's session ends."""
+        self.shell.on_transport(tp.PeerDown(name, incarnation, "bye"))
+
+
+def test_a_client_that_fails_before_its_model_fits_takes_no_shard():
+    """A wrong path or a wrong model at one site must not use up the run's data."""
+    server = Server()
+    assert server.hello("good") == 0
+    server.attach("good")
+    assert server.hello("wrong") == 1
+    assert "taken" in server.hello("next"), "while it is here, it may still succeed"
+    server.attach("wrong", OTHER)
+    server.leave("wrong")
+    assert server.hello("next") == 1
+    server.attach("next")
+    assert server.disk.leases == {"good": 0, "next": 1}
+
+
+def test_two_clients_that_have_not_attached_yet_get_different_shards():
+    """What was told to one is not told to another, booked or not."""
+    server = Server()
+    assert (server.hello("a"), server.hello("b")) == (0, 1)
+
+
+def test_when_all_shards_are_taken_their_holders_are_named():
+    """The line must say which names to use again, and which setting to raise."""
+    server = Server()
+    for name in ("a", "b"):
+        server.hello(name)
+        server.attach(name)
+    words = server.hello("c")
+    assert "taken (by a, b)" in words
+    assert "data.shards" in words
+    assert "c is refused" in server.notes[-1]
+    server.leave("a")
+    assert server.hello("a", 2) == 0, "its shard is its own for the whole run"
+
+
+def test_what_a_client_is_told_is_on_the_disk_before():
+    """A server killed right after its welcome gave the shard to another, and the first client was refused for good."""
+    server = Server(shards=3)
+    assert server.hello("first") == 0
+    assert server.disk.leases == {"first": 0}
+    assert "taken" in Server(server.disk, shards=1).hello("second"), "it may be back any moment"
+    again = Server(server.disk, shards=2)
+    assert again.hello("second") == 1
+    assert again.hello("first", shard=0) == 0
+    again.attach("first")
+    assert again.disk.loans == {"second"}
+
+
+def test_a_client_is_not_welcomed_before_its_shard_is_written():
+    """Else the client may hear of a shard that no disk knows."""
+    worker = Later()
+    server = Server(worker=worker)
+    body = {"run": "", "version": -1, "digest": "", "shard": -1}
+    for _ in range(2):  # the second hello must not overtake what the first one started
+        server.shell.on_transport(tp.HelloReceived("a", 1, body, "client"))
+    while worker.jobs:
+        worker.jobs.pop(0)()
+        if any(call[0] == "welcome" for call in server.endpoint.calls):
+            assert server.disk.leases == {"a": 0}
+    assert server.endpoint.last("welcome")[2]["shard"] == 0
+
+
+def test_who_lost_its_network_while_it_prepared_keeps_its_shard_for_a_minute():
+    """Building a model takes a while; a newcomer must not take the data meanwhile, and may when nobody comes."""
+    server = Server(shards=1)
+    assert server.hello("slow") == 0
+    server.shell.on_transport(tp.PeerDown("slow", 1, "expired"))
+    assert "taken" in server.hello("new")
+    server.scheduler.run_until(59.0)
+    assert "taken" in server.hello("new", 2)
+    server.scheduler.run_until(61.0)
+    assert server.hello("new", 3) == 0
+    assert server.disk.leases == {"new": 0}
+    assert "taken" in server.hello("slow", 2)
+
+
+def test_a_client_goes_on_with_the_shard_that_a_dead_server_told_it():
+    """Its server's disk was lost, or never written; another client must not get the same data."""
+    server = Server()
+    assert server.hello("late", shard=1) == 1
+    server.attach("late")
+    assert server.hello("new") == 0
+    server = Server()
+    server.hello("other")
+    server.attach("other")
+    assert "taken" in server.hello("late", shard=0), "somebody else trains on it by now"
+
+
+def test_fewer_shards_after_a_restart_are_a_refusal():
+    """A client outside the new number must be told, not welcomed with a shard that does not exist."""
+    disk = Disk(leases={"a": 0, "b": 1, "c": 2})
+    server = Server(disk, shards=2)
+    assert "taken" in server.hello("c")
+
+
+def test_a_restarted_server_remembers_incarnations():
+    """Else a client whose clock is behind trains on, and every delta is refused as one of a former life."""
+    server = Server()
+    server.hello("a", 77)
+    again = Server(server.disk)
+    assert ("remember", "a", 77) in again.endpoint.calls
+
+
+@pytest.fixture
+def long_run():
+    """A server at version 5 that keeps two."""
+    disk = Disk(models=[Model(0, 0, digest_of("", 0, 0))])
+    for version in range(1, 6):
+        disk.models.append(
+            Model(version, version, digest_of(disk.models[-1].digest, version, version))
+        )
+    disk.oldest = 4
+    server = Server(disk)
+    server.hello("a")
+    server.attach("a")
+    return server
+
+
+def test_an_update_that_is_gone_is_replaced_by_the_whole_version(long_run):
+    """The machine offers what its memory of digests allows; the disk may have less."""
+    old = long_run.disk.models[1]
+    fetch = msg.to_wire(msg.Fetch(1, old.digest))
+    long_run.shell.machine.deltas.digests[1] = old.digest
+    long_run.shell.on_transport(tp.MessageReceived("a", fetch))
+    assert long_run.endpoint.last("offer")[2] == "full:5"
+
+
+def test_what_is_fetched_stays_until_its_client_holds_the_newest(long_run):
+    """Or a slow link would fetch whole versions for ever."""
+    digest = long_run.disk.models[4].digest
+    long_run.shell.on_transport(tp.MessageReceived("a", msg.to_wire(msg.Fetch(4, digest))))
+    assert long_run.endpoint.last("offer")[2] == "update:5"
+    assert long_run.store._serving_from == 5
+    holding = msg.to_wire(msg.Holding(5, long_run.disk.models[5].digest))
+    long_run.shell.on_transport(tp.MessageReceived("a", holding))
+    assert long_run.store._serving_from is None
+
+
+@pytest.mark.parametrize(
+    "body", [{}, {"m": "Call", "round": 1}, {"m": "Attach", "fingerprint": "f", "manifest": [1]}]
+)
+def test_what_no_client_says_ends_its_session_only(body):
+    """A peer's bad message costs the peer its session, never this node its life."""
+    server = Server()
+    server.hello("a")
+    server.shell.on_transport(tp.MessageReceived("a", body))
+    assert server.endpoint.last("disconnect")[1:] == ("a", "protocol")
+    assert server.shell.machine.members == {}
+    assert server.hello("b") == 1
+    assert server.hello("a", 2) == 0, "its shard waits for a better one of that name"
+
+
+def rejected(server):
+    """Who was told that its model is not the run's."""
+    sent = [call for call in server.endpoint.calls if call[0] == "send"]
+    return [peer for _, peer, body in sent if body["m"] == "Reject"]
+
+
+def test_before_version_0_a_model_counts_while_somebody_has_it():
+    """A client with the wrong model that comes first and goes must not decide for a run that it never began."""
+    server = Server(shards=4)
+    for name, model in (("first", OTHER), ("same", OTHER), ("right", MANIFEST)):
+        server.hello(name)
+        server.attach(name, model)
+    assert rejected(server) == ["right"]
+    server.leave("first")
+    server.hello("right", 2)
+    server.attach("right")
+    assert rejected(server) == ["right", "right"], "there is another one with that model"
+    server.leave("same")
+    server.hello("right", 3)
+    server.attach("right")
+    assert rejected(server) == ["right", "right"]
+    assert server.shell.manifest == MANIFEST
+    assert server.endpoint.last("send")[2]["m"] == "Publish"
+
+
+def test_initial_weights_of_another_model_are_declined():
+    """Its tensors may be as many values: version 0 would hold them under the wrong names."""
+    server = Server()
+    server.hello("a")
+    server.attach("a")
+    offer = msg.to_wire(msg.InitialMeta(OTHER.fingerprint))
+    server.shell.on_transport(tp.StreamOffered("a", "initial:a/1", offer, CHUNKS))
+    assert server.endpoint.last("decline")[3] == "weights of another model"
+
+
+def test_before_version_0_two_models_at_the_same_moment():
+    """Before, the second one took over while the first one's shard was written down, and the run had weights of one and tensors of the other."""
+    worker = Later()
+    server = Server(worker=worker)
+    for name in ("a", "b"):
+        body = {"run": "", "version": -1, "digest": "", "shard": -1}
+        server.shell.on_transport(tp.HelloReceived(name, 1, body, "client"))
+    worker.work()
+    server.attach("a")
+    server.attach("b", OTHER)
+    worker.work()
+    assert server.shell.manifest == MANIFEST
+    assert rejected(server) == ["b"]
+
+
+@pytest.mark.parametrize(
+    ("effect", "method", "words"),
+    [
+        (do.Accumulate(KEY, 1.0), "accumulate", "a delta cannot be merged: a bad sector"),
+        (do.Quarantine(KEY, "odd"), "quarantine", "the ledger cannot be written: a bad sector"),
+        (do.Release(KEY), "release", "the ledger cannot be written: a bad sector"),
+    ],
+)
+def test_who_ends_by_a_disk_says_what_failed(monkeypatch, effect, method, words):
+    """A full disk was called a spool that cannot be read: somebody looked for a broken file."""
+
+    def fails(*_, **__):
+        raise StoreError("a bad sector")
+
+    server = Server()
+    monkeypatch.setattr(server.store, method, fails)
+    server.shell.node._execute(effect, 1)
+    assert len(server.ends) == 1
+    assert server.ends[0].startswith(words)
+
+
+def broken_store(monkeypatch, server, method, error):
+    def fails(*_, **__):
+        raise error
+
+    monkeypatch.setattr(server.store, method, fails)
+
+
+@pytest.mark.parametrize(
+    ("effect", "method"),
+    [
+        (do.Commit(1, (), 1.0), "commit"),
+        (do.VerifyVersion(0), "verify"),
+    ],
+)
+def test_damage_ends_the_server_and_a_full_disk_does_not(monkeypatch, effect, method):
+    """Trying again finds the damage again; room can be made."""
+    server = Server()
+    broken_store(monkeypatch, server, method, StoreError("no room"))
+    server.shell.node._execute(effect, 1)
+    assert server.ends == []
+    damage = CheckpointDamaged(5, "momentum.safetensors", 4, "is missing")
+    broken_store(monkeypatch, server, method, damage)
+    server.shell.node._execute(effect, 1)
+    (reason,) = server.ends
+    assert "version 5 is damaged: momentum.safetensors is missing" in reason
+    assert "--from-version 4" in reason
+
+
+def test_a_version_that_cannot_be_read_is_told_and_its_stream_ends(long_run, monkeypatch):
+    """A stream that waits for its next chunk for ever would be a client that stands still."""
+    given = []
+    broken_store(monkeypatch, long_run, "read_full", StoreError("a bad sector"))
+    ask = tp.MessageReceived("a", msg.to_wire(msg.Fetch(-1, "")))
+    long_run.shell.on_transport(ask)
+    long_run.endpoint.last("offer")[4].read(0, given.append)
+    assert (given, long_run.ends) == ([None], [])
+    assert "cannot read a version: a bad sector" in long_run.notes
+    broken_store(monkeypatch, long_run, "read_full", CheckpointDamaged(5, "w", None, "is missing"))
+    long_run.shell.on_transport(ask)
+    long_run.endpoint.last("offer")[4].read(1, given.append)
+    assert given == [None, None]
+    assert len(long_run.ends) == 1
+
+
+def test_the_store_hears_what_a_delta_will_weigh_before_it_comes(monkeypatch):
+    """Without it nothing could be added before all has come."""
+    server = Server()
+    heard = []
+    monkeypatch.setattr(server.store, "spool_begin", lambda *given: heard.append(given))
+    monkeypatch.setattr(server.store, "spool_next_chunk", lambda _: 0)
+    server.shell.node._execute(do.ReceiveDelta("a", "delta:1", KEY, "", 7, 1, 0, {}, 2.5), 1)
+    assert [(key, meta.tokens, weight) for key, meta, weight in heard] == [(KEY, 7, 2.5)]
+
+
+def test_the_end_waits_for_a_delta_that_is_being_stored():
+    """Its stream is over, so no transfer moves; without waiting the run ended beside work that had arrived."""
+    worker = Later()
+    server = Server(worker=worker)
+    server.endpoint.transfers = list
+    seen = []
+    server.shell.node.feed = lambda event, cause=None: seen.append(event)
+    server.shell.node._execute(do.ReceiveDelta("a", "delta:1", KEY, "", CHUNKS, 1, 0, {}), 1)
+    worker.work()  # the spool is open, and the stream accepted
+    for index in range(CHUNKS):
+        server.endpoint.last("accept")[3].write(index, b"[1]", lambda _: None)
+        worker.work()
+    server.shell.on_transport(tp.StreamReceived("a", "delta:1"))
+    server.shell.node._execute(do.LookAtTransfers(), 2)
+    assert seen[-1].advanced == ("a",)
+    worker.work()
+    server.shell.node._execute(do.LookAtTransfers(), 3)
+    assert type(seen[-2]).__name__ == "DeltaStored"
+    assert seen[-1].advanced == ()

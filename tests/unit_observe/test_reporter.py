@@ -1,0 +1,120 @@
+"""The server's own lines: the same words as status, once each, and nothing of it missing in the journal."""
+
+import json
+import time
+
+import pytest
+
+from fsl_async.observe.journal import JournalReader, JournalWriter
+from fsl_async.observe.reporter import Teller
+from fsl_async.observe.state import RunState
+from fsl_async.roles.sync import effects as do
+from fsl_async.roles.sync import events as ev
+from fsl_async.roles.sync import messages as msg
+from fsl_async.roles.sync.events import DeltaKey
+
+T = 1_000_000.0
+
+
+@pytest.fixture
+def lines():
+    return []
+
+
+@pytest.fixture
+def teller(tmp_path, lines):
+    with JournalWriter(tmp_path / "journal.jsonl", clock=lambda: T) as journal:
+        yield Teller(journal, lines.append, lambda: 5.0, clock=lambda: T)
+
+
+def read(tmp_path):
+    return list(JournalReader(tmp_path / "journal.jsonl").read())
+
+
+def a_run(teller):
+    """A run of one client and one round, as the server's shell writes it."""
+    key = DeltaKey("a", 5, 0, 1)
+    teller.note(
+        "NodeStarted", 1.0, role="ps", run="r", address="tcp://h:1", every_s=1.0, quorum=0.5
+    )
+    for item in (
+        ev.Recovered(-1, ""),
+        ev.ClientHello("a", 5, "", -1, ""),
+        ev.ModelAttached("a", "f", 1000, None),
+        ev.VersionCommitted(0, "d", 0, 0.1),
+        ev.VersionHeld("a", 0, "d"),
+        do.Tell("a", msg.Call(0)),
+        ev.BeatHeard("a", {"loss": 1.5, "step": 3, "tokens": 30, "tokens_per_s": float("nan")}),
+        ev.DeltaStored("a", key, 100, 3, 0, 800, 1.0, None),
+        do.Accumulate(key, 1.0),
+        do.Commit(1, (do.MergedDelta(key, 100, 3, 0, 1.0),), 1.0),
+        ev.VersionCommitted(1, "e", 10, 0.1),
+        ev.ClientLeft("a", 5, "expired"),
+        do.Finish("Ctrl-C"),
+    ):
+        (teller.effect if isinstance(item, do.Effect) else teller.event)(item, 1.0)
+
+
+def test_the_lines_are_those_of_the_journal(teller, lines, tmp_path):
+    """Two programs that count differently would be worse than one that says little."""
+    a_run(teller)
+    clock = time.strftime("%H:%M:%S", time.localtime(T))
+    assert lines == [
+        f"{clock}  {text}"
+        for text in (
+            "a joins, 1 client connected",
+            "version 0, the first client's weights, is here: training starts",
+            "version 1: 1 of 1 called client merged (1 needed); loss 1.500 (running mean); 100 tokens (+100); 4.0 kB as 0.8 kB (5.0x)",
+            "a left: nothing was heard from it, 0 clients connected",
+            "the run ends: Ctrl-C",
+        )
+    ]
+    teller._journal.flush()
+    state = RunState()
+    told = [news for line in read(tmp_path) for news in state.apply(line)]
+    assert [f"{clock}  {news.text}" for news in told if news.kind != "server"] == lines
+
+
+def test_a_note_is_said_once_and_one_of_the_shell_reaches_the_journal(teller, lines, tmp_path):
+    """The shell carries a machine's note out after it was written down; its own notes are in no effect."""
+    of_machine = do.Note("the machine's", "warning")
+    teller.effect(of_machine, 1.0)
+    teller.say(of_machine)
+    teller.say(do.Note("the shell's", "warning"))
+    assert [line[10:] for line in lines] == ["the machine's", "the shell's"]
+    teller._journal.flush()
+    written = [line for line in read(tmp_path) if line["type"] == "Note"]
+    assert [(line["kind"], line["text"], line["now"]) for line in written] == [
+        ("effect", "the machine's", 1.0),
+        ("note", "the shell's", 5.0),
+    ]
+    json.dumps(written)
+
+
+def test_causes_and_numbers_are_the_journals(teller, tmp_path):
+    """Whoever follows a cause in the journal must not notice that lines were printed."""
+    first = teller.event(ev.ClientHello("a", 5, "", -1, ""), 1.0)
+    second = teller.effect(do.Admit("a", 5), 1.0, first)
+    teller.note("X", 2.0, second, more=1)
+    teller._journal.flush()
+    assert [(line["n"], line["cause"]) for line in read(tmp_path)] == [(0, None), (1, 0), (2, 1)]
+
+
+def test_with_a_record_news_are_objects(tmp_path):
+    """A program that asked for JSON reads who joined and what was merged where it reads the result."""
+    records, lines = [], []
+    with JournalWriter(tmp_path / "journal.jsonl") as journal:
+        teller = Teller(
+            journal,
+            lines.append,
+            lambda: 0.0,
+            record=lambda kind, **more: records.append((kind, more)),
+        )
+        teller.event(ev.ClientHello("a", 5, "", -1, ""), 0.0)
+    assert lines == []
+    ((kind, fields),) = records
+    assert (kind, fields["client"], fields["text"]) == (
+        "joined",
+        "a",
+        "a joins, 1 client connected",
+    )

@@ -1,0 +1,48 @@
+"""Whether a training thread hangs: the decision, without threads or clocks."""
+
+import pytest
+
+from fsl_async.process.hang import HangRules, HangWatch, Hung, Recovered
+
+RULES = HangRules(factor=20.0, least_s=10.0)
+
+
+@pytest.mark.parametrize(
+    ("times", "limit_s"),
+    [
+        ([1.0] * 4, None),
+        ([1.0] * 5, 20.0),
+        ([0.01] * 64, 10.0),
+        ([1.0, 1.0, 1.0, 600.0, 600.0], 20.0),
+    ],
+)
+def test_what_a_step_may_take(times, limit_s):
+    """Not before steps are known, never less than the least, and not more for an evaluation now and then."""
+    assert RULES.limit_s(times) == limit_s
+    assert HangRules(factor=0.0).limit_s(times) is None
+
+
+def test_a_hang_is_said_once_and_so_is_its_end():
+    """A line in the log for each look would bury everything else."""
+    watch, times = HangWatch(RULES), [1.0] * 8
+    assert watch.look(100.0, times, 120.0) is None
+    assert watch.look(100.0, times, 120.5) == Hung(20.5, 1.0)
+    assert watch.is_hung
+    assert watch.look(100.0, times, 500.0) is None
+    assert watch.look(500.1, times, 500.2) == Recovered()
+    assert not watch.is_hung
+    assert watch.look(500.1, times, 520.2) == Hung(pytest.approx(20.1), 1.0)
+
+
+def test_waiting_for_the_run_is_no_hang():
+    """Held at the last call, or for a version: the training thread is not in a step."""
+    watch = HangWatch(RULES)
+    assert watch.look(None, [1.0] * 8, 1e6) is None
+    assert watch.look(0.0, [], 1e6) is None, "the first steps compile and load"
+
+
+def test_words_for_people():
+    """Numbers that a person can check against the log."""
+    assert (
+        Hung(125.4, 0.31234).words == "training hangs: no step for 125 s, where one takes 0.312 s"
+    )

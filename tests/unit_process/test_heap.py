@@ -1,0 +1,60 @@
+"""Large blocks of memory that go back to the machine when they are freed."""
+
+import ctypes
+import subprocess
+import sys
+
+import pytest
+
+BOOKS = """
+import ctypes
+from fsl_async.process.heap import LARGE_BYTES, keep_freed_blocks, keep_large_blocks_apart
+
+class Books(ctypes.Structure):  # struct mallinfo2, mallinfo(3)
+    names = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost"
+    _fields_ = [(name, ctypes.c_size_t) for name in names.split()]
+
+C = ctypes.CDLL(None)
+C.malloc.restype, C.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+C.free.restype, C.free.argtypes = None, [ctypes.c_void_p]
+C.mallinfo2.restype = Books
+"""
+APART = """
+assert keep_large_blocks_apart()
+C.free(C.malloc(16 << 20))
+before = C.mallinfo2().hblks
+blocks = [C.malloc(8 * LARGE_BYTES) for _ in range(8)]
+print(C.mallinfo2().hblks - before)
+"""
+CHUNKS = """
+assert keep_freed_blocks()
+for _ in range(3):
+    blocks = [C.malloc(1 << 20) for _ in range(16)]
+    top = C.mallinfo2()
+    for block in blocks:
+        C.free(block)
+print(C.mallinfo2().arena >= 16 << 20, C.mallinfo2().arena == top.arena, top.hblks - before)
+"""
+
+
+def said(script):
+    """By a process of its own, whose heap has no holes to use first."""
+    words = [sys.executable, "-c", BOOKS + "before = C.mallinfo2().hblks" + script]
+    return subprocess.run(words, capture_output=True, text=True, timeout=120, check=True).stdout
+
+
+needs_books = pytest.mark.skipif(
+    not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="needs glibc 2.33"
+)
+
+
+@needs_books
+def test_large_blocks_are_mappings_of_their_own_also_after_a_larger_one_was_freed():
+    """That raises the limit otherwise, and a split server grows by what its clients keep in place."""
+    assert said(APART) == "8\n"
+
+
+@needs_books
+def test_blocks_of_chunks_stay_in_the_heap_when_they_are_freed():
+    """Otherwise the system clears their pages again for each chunk that comes in."""
+    assert said(CHUNKS) == "True True 0\n"

@@ -1,0 +1,31 @@
+"""What a process takes for its model, and nothing else, is said to be the model's."""
+
+import subprocess
+import sys
+
+import pytest
+
+from fsl_async.process.memory import mapped_bytes
+
+SCRIPT = """
+import mmap, sys
+from fsl_async.process.memory import Mark
+held = b"x" * (8 << 20)
+Mark.take(held=len(held))
+with open(sys.argv[1], "rb") as file:
+    view = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    read = sum(view[at] for at in range(0, len(view), 4096))
+more = b"x" * (16 << 20)
+print(Mark.grown())
+"""
+
+
+@pytest.mark.skipif(not mapped_bytes(), reason="this system does not say what is mapped")
+def test_pages_of_files_are_no_growth_and_a_model_that_is_held_is(tmp_path):
+    """Data are mapped, so every page that was read would count as the model's; weights are there before the mark is taken."""
+    path = tmp_path / "data"
+    path.write_bytes(b"x" * (32 << 20))
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, str(path)], capture_output=True, text=True, check=True
+    )
+    assert 22 << 20 < int(done.stdout) < 27 << 20, done.stdout

@@ -1,0 +1,347 @@
+"""A client's machine towards the split server, event by event."""
+
+# ruff: noqa: D102 - the driver's methods are named after the events they feed
+
+import attrs
+import pytest
+from machines import Driver, of, told
+
+from fsl_async.roles.split import effects as split
+from fsl_async.roles.split import events as ev
+from fsl_async.roles.split import messages as msg
+from fsl_async.roles.split.client import SplitClientMachine
+from fsl_async.roles.split.events import UploadKey
+from fsl_async.roles.split.methods import SplitRules
+from fsl_async.roles.sync import effects as do
+from fsl_async.roles.sync import events as base
+from fsl_async.roles.sync.client import EXIT_REFUSED
+
+
+def key(step=0, number=0, incarnation=1, leg=0):
+    return UploadKey("a", incarnation, number, step, leg)
+
+
+@attrs.define
+class ClientDriver(Driver):
+    """A client, and what its split server says."""
+
+    def welcome(self, last=None, auxiliary=-1, **more):
+        return self.feed(ev.SplitWelcomed("run", 2, last, auxiliary, **more))
+
+    def ready(self, step, number=0, *, wants=True, due=False, leg=0):
+        more = {"wants_gradient": wants, "alignment_due": due, "leg": leg}
+        return self.feed(ev.UploadReady(number, step, number, 16, (16, 4), **more))
+
+    def lose(self):
+        return self.feed(base.ServerLost("expired"))
+
+    def trained(self, upload):
+        return self.feed(ev.UploadAcknowledged(upload, 2.5))
+
+    def unwanted(self, upload, code):
+        return self.feed(ev.UploadUnwanted(upload, code, "because"))
+
+    def answer(self, upload):
+        self.feed(ev.AnswerOffered(f"down:{upload.text}", upload, 2.5, 7))
+        return self.feed(ev.AnswerReceived(upload))
+
+
+@pytest.fixture
+def make():
+    def make(method="splitfed-v2", **rules):
+        driver = ClientDriver(SplitClientMachine(SplitRules(method=method, **rules), "a", 1))
+        driver.welcome()
+        return driver
+
+    return make
+
+
+def offered(effects):
+    return [(each.key.step, each.wants_gradient) for each in of(effects, split.OfferUpload)]
+
+
+def test_an_upload_and_its_gradient(make):
+    """The plain way, of a method that answers."""
+    client = make()
+    (offer,) = client.ready(0)
+    assert (offer.key, offer.samples, offer.wants_gradient) == (key(0), 16, True)
+    stream = "down:a/1/0/0"
+    effects = client.feed(ev.AnswerOffered(stream, key(0), 2.5, 7))
+    assert effects == [split.ReceiveAnswer(stream, key(0))]
+    effects = client.feed(ev.AnswerReceived(key(0)))
+    assert effects == [split.HandAnswer(key(0), 2.5), split.FreeSlot(key(0))]
+    assert client.feed(ev.AnswerReceived(key(0))) == [], "handed over once"
+    effects = client.feed(ev.AnswerOffered(stream, key(0), 2.5, 7))
+    assert effects == [do.DeclineStream("", stream, "not wanted")]
+
+
+def test_an_upload_without_an_answer(make):
+    """The loss is for the metrics; a slot is free again."""
+    client = make("cse-fsl")
+    client.ready(0, wants=False)
+    assert client.trained(key(0)) == [split.NoteLoss(key(0), 2.5), split.FreeSlot(key(0))]
+    assert client.trained(key(9)) == []
+    assert client.feed(ev.UploadKnown(key(9), False)) == []
+    assert client.unwanted(key(9), "stale") == []
+    assert client.feed(ev.AnswerReceived(key(9))) == []
+
+
+def test_a_server_that_gives_no_gradient(make):
+    """The step is left out, and nobody waits for it."""
+    client = make()
+    client.ready(0)
+    assert split.GiveUp(key(0), "the server gave no gradient") in client.trained(key(0))
+
+
+def test_no_more_than_in_flight_in_order(make):
+    """What waits is offered when there is room, after what was made before it."""
+    client = make(in_flight=2)
+    client.ready(0)
+    client.ready(1)
+    assert client.ready(2) == []
+    assert offered(client.answer(key(0))) == [(2, True)]
+    effects = client.unwanted(key(1), "later")
+    assert offered(effects) == [], "in a while"
+    client.ready(3)
+    assert offered(client.answer(key(2))) == [], "nothing overtakes it"
+    assert offered(client.fire()) == [(1, True), (3, True)]
+    assert client.now == 5.0
+
+
+def test_a_session_is_lost(make):
+    """What is not settled is offered again, with the same keys; what the server has is not."""
+    client = make(in_flight=2, retain=2)
+    client.ready(0)
+    client.answer(key(0))
+    client.ready(1)
+    assert of(client.lose(), do.Note)
+    assert client.lose() == []
+    assert client.ready(2) == []
+    assert offered(client.welcome(last=key(0))) == [(1, True), (2, True)]
+
+
+def test_a_server_that_was_killed(make):
+    """It has lost what it trained since its last checkpoint: it gets again what is kept, without a gradient wanted."""
+    client = make(in_flight=2, retain=2)
+    for step in range(3):
+        client.ready(step)
+        effects = client.answer(key(step))
+    assert split.DropUpload(key(0)) in effects, "no more than `retain`"
+    assert client.feed(ev.UploadsDurable(key(1))) == [split.DropUpload(key(1))]
+    client.ready(3)
+    client.lose()
+    assert offered(client.welcome(last=key(1))) == [(2, False), (3, True)]
+    assert client.trained(key(2)) == [], "it is settled already"
+    assert of(client.answer(key(3)), split.HandAnswer)
+
+
+def test_known(make):
+    """Trained before: its answer comes again, or is gone; where none is wanted, all is well."""
+    client = make()
+    client.ready(0)
+    assert client.feed(ev.UploadKnown(key(0), True)) == []
+    assert of(client.answer(key(0)), split.HandAnswer)
+    client.ready(1)
+    effects = client.feed(ev.UploadKnown(key(1), False))
+    assert effects[:2] == [
+        split.GiveUp(key(1), "the server has its gradient no more"),
+        split.FreeSlot(key(1)),
+    ]
+    client = make("cse-fsl")
+    client.ready(0, wants=False)
+    assert client.feed(ev.UploadKnown(key(0), False)) == [split.FreeSlot(key(0))]
+
+
+@pytest.mark.parametrize("wants", [True, False])
+def test_declined(make, wants):
+    """Nothing comes of it; whoever waits goes on."""
+    client = make()
+    client.ready(0, wants=wants)
+    effects = client.unwanted(key(0), "stale")
+    assert "declined upload a/1/0/0: because" in of(effects, do.Note)[0].text
+    assert len(of(effects, split.GiveUp)) == wants
+    assert effects[-2:] == [split.FreeSlot(key(0)), split.DropUpload(key(0))]
+
+
+def test_streams_that_break(make):
+    """An upload is offered again after a while; for a gradient too, and then the server streams it again."""
+    client = make()
+    client.ready(0)
+    assert client.feed(base.StreamLost("", "up:a/1/0/0", "broken")) == []
+    assert offered(client.fire()) == [(0, True)]
+    client.feed(base.StreamLost("", "down:a/1/0/0", "broken"))
+    assert offered(client.fire()) == [(0, True)]
+    client.lose()
+    assert client.feed(base.StreamLost("", "up:a/1/0/0", "broken")) == []
+    client.welcome()
+    client.answer(key(0))
+    assert client.feed(base.StreamLost("", "up:a/1/0/0", "known")) == []
+    assert client.machine.next_deadline() is None
+
+
+def test_an_auxiliary_model_comes(make):
+    """It is used from the next step on, whatever its version: the server's is the one that counts."""
+    client = make("fsl-sage")
+    client.ready(0, wants=False, due=True)
+    stream = "aux:a/3"
+    effects = client.feed(ev.AuxiliaryOffered(stream, 3, 0))
+    assert effects == [split.ReceiveAuxiliary(stream, 3)]
+    assert client.feed(ev.AuxiliaryReceived(2)) == [], "another one"
+    assert client.feed(ev.AuxiliaryReceived(3)) == [split.InstallAuxiliary(3, 0)]
+    assert client.feed(ev.AuxiliaryReceived(3)) == []
+    assert client.machine.hello("run", 0, {}).auxiliary == 3
+    client.feed(ev.AuxiliaryOffered("aux:a/1", 1, 0))
+    assert client.feed(ev.AuxiliaryReceived(1)) == [split.InstallAuxiliary(1, 0)]
+    assert of(make().feed(ev.AuxiliaryOffered(stream, 3, 0)), do.DeclineStream)
+
+
+@pytest.mark.parametrize("how", ["stays", "broken", "declined"])
+def test_no_auxiliary_model_comes(make, how):
+    """Who waits for it must hear so."""
+    client = make("fsl-sage")
+    client.ready(0, wants=False, due=True)
+    if how == "stays":
+        effects = client.feed(ev.AuxiliaryUnchanged(0, -1))
+    elif how == "broken":
+        effects = client.feed(base.StreamLost("", "aux:a/3", "broken"))
+    else:
+        effects = client.unwanted(key(0), "stale")
+    assert split.KeepAuxiliary(0) in effects
+    assert not of(client.feed(ev.AuxiliaryUnchanged(0, -1)), split.KeepAuxiliary)
+
+
+def test_an_alignment_is_lost_with_a_server(make):
+    """The new one has neither the upload to train nor another model to send: nothing will come."""
+    client = make("fsl-sage")
+    client.ready(0, wants=False, due=True)
+    client.lose()
+    assert split.KeepAuxiliary(0) not in client.welcome(), "the upload is offered again"
+    client.trained(key(0))
+    client.lose()
+    assert split.KeepAuxiliary(0) not in client.welcome(key(0), auxiliary=4), "it is on its way"
+    client.lose()
+    assert split.KeepAuxiliary(0) in client.welcome(key(0))
+
+
+@pytest.mark.parametrize(
+    ("method", "waits"),
+    [("splitfed-v1", True), ("splitfed-v2", False), ("fsl-sage", False), ("sl", True)],
+)
+def test_a_round_ends(make, method, waits):
+    """Said when all of it is settled; where replicas are averaged, or x_s is handed on, the thread waits until it is noted."""
+    client = make(method)
+    client.ready(0, wants=False)
+    effects = client.feed(ev.RoundEnded(0, 320))
+    assert effects == ([] if waits else [split.SettleRound(0)])
+    effects = client.trained(key(0))
+    assert told(effects) == [msg.RoundDone(0, 320)]
+    client.ready(0, number=1, wants=False)
+    assert told(client.trained(key(0, number=1))) == [], "said once in a session"
+    client.lose()
+    assert client.machine.hello("run", 0, {}).done_round == -1
+    assert told(client.welcome(key(0, number=1))) == [msg.RoundDone(0, 320)]
+    assert client.feed(ev.RoundWasNoted(7)) == []
+    effects = client.feed(ev.RoundWasNoted(0))
+    assert effects == ([split.SettleRound(0)] if waits else [])
+    hello = client.machine.hello("run", 3, {"cut": "1"})
+    assert hello == msg.SplitHello("run", msg.ROLE, 3, {"cut": "1"}, -1, 0, 320)
+    client.lose()
+    assert told(client.welcome(key(0, number=1))) == []
+
+
+def test_lockstep_waits_for_everything(make):
+    """One upload in flight, and a round that is noted: so x_s sees what a computation in one process would see."""
+    client = make("cse-fsl", lockstep=True)
+    client.ready(0, wants=False)
+    assert client.ready(5, wants=False) == []
+    client.trained(key(0))
+    client.trained(key(5))
+    assert told(client.feed(ev.RoundEnded(0, 16))) == [msg.RoundDone(0, 16)]
+
+
+def test_the_handshake_raises_the_incarnation(make):
+    """What was made before is of this life all the same."""
+    client = ClientDriver(SplitClientMachine(SplitRules(method="cse-fsl"), "a", 1))
+    client.ready(0, wants=False)
+    (offer,) = client.welcome(incarnation=77)
+    assert offer.key == key(0, incarnation=77)
+    assert of(client.trained(key(0, incarnation=77)), split.FreeSlot)
+    assert client.welcome(key(0, incarnation=77), incarnation=77) == []
+
+
+@pytest.mark.parametrize("how", ["run", "server", "finished", "refused"])
+def test_it_is_over(make, how):
+    """Whatever waits is given up, now and from now on: a training thread that waits for ever would be a hang."""
+    client = make("splitfed-v1")
+    client.ready(0)
+    client.feed(ev.RoundEnded(0, 16))
+    event = {
+        "run": base.RunEnded("limit"),
+        "server": ev.SplitServerEnded("Ctrl-C"),
+        "finished": base.ServerRefused("finished", "this run has ended"),
+        "refused": base.ServerRefused("model", "cut differs"),
+    }[how]
+    effects = client.feed(event)
+    for kind in (split.GiveUp, split.FreeSlot, split.DropUpload, split.SettleRound):
+        assert len(of(effects, kind)) == 1, kind
+    assert told(effects) == ([msg.RunOver("limit")] if how == "run" else [])
+    assert of(effects, do.Finish) == (
+        [do.Finish("cut differs", EXIT_REFUSED)] if how == "refused" else []
+    )
+    assert client.welcome() == []
+    assert client.lose() == []
+    effects = client.ready(1)
+    assert [type(effect) for effect in effects] == [split.GiveUp, split.FreeSlot, split.DropUpload]
+    assert client.feed(ev.RoundEnded(1, 16)) == [split.SettleRound(1)]
+    assert client.feed(ev.SplitServerEnded("again")) == []
+    assert client.feed(base.RunEnded("limit")) == [do.Leave("limit")]
+    assert client.feed(base.TrainingEnded(None)) == []
+    assert of(client.feed(ev.AuxiliaryOffered("aux:a/1", 1, 0)), do.DeclineStream)
+
+
+def test_a_server_that_leaves_is_waited_for(make):
+    """Another process goes on in its folder: nothing is given up, and nobody hammers at the one that ends."""
+    client = make("splitfed-v1")
+    client.ready(0)
+    client.feed(base.ServerLost("bye"))
+    assert client.feed(base.ServerRefused("leaving", "about to end")) == []
+    assert client.fire() == [split.DialAgain()]
+    assert client.now == client.machine.rules.reoffer_s
+    assert client.feed(base.ServerRefused("leaving", "about to end")) == []
+    assert offered(client.welcome()) == [(0, True)]
+    client.feed(base.ServerLost("bye"))
+    client.feed(base.ServerRefused("leaving", "about to end"))
+    client.feed(base.RunEnded("limit"))
+    assert client.machine.next_deadline() is None
+    assert client.feed(base.ServerRefused("leaving", "about to end")) == []
+    assert client.machine.next_deadline() is None
+
+
+def test_the_run_ends_without_a_server(make):
+    """There is nobody to tell."""
+    client = make()
+    client.lose()
+    assert client.feed(base.RunEnded("limit")) == [do.Leave("limit")]
+
+
+@pytest.mark.parametrize("how", ["nothing", "error", "answered", "silence"])
+def test_training_ends(make, how):
+    """What was sent last is waited for a while."""
+    client = make("cse-fsl")
+    if how != "nothing":
+        client.ready(0, wants=False)
+    effects = client.feed(base.TrainingEnded("boom" if how == "error" else None))
+    if how == "answered":
+        assert effects == []
+        effects = client.trained(key(0))
+    elif how == "silence":
+        assert effects == []
+        effects = client.fire()
+        assert client.now == 10.0
+    assert len(of(effects, do.Leave)) == 1
+    assert client.machine.next_deadline() is None
+
+
+def test_what_changes_no_decision(make):
+    """Events of the other machine may come here too."""
+    assert make().feed(base.DrainAsked("Ctrl-C")) == []

@@ -1,0 +1,150 @@
+"""A split server of its own process: who tells it that the run is over, and what it does where nobody can."""
+
+import pytest
+from machines import of, told
+from split_machines import key, split_server
+
+from fsl_async.roles.split import effects as split
+from fsl_async.roles.split import events as ev
+from fsl_async.roles.split import messages as msg
+from fsl_async.roles.split.events import ClientBook, SplitBook
+from fsl_async.roles.sync import effects as do
+from fsl_async.roles.sync import events as base
+
+BOOK = SplitBook("run", 3, -1, 40, {"a": ClientBook(1, key("a", 2, 3), 3)})
+
+
+def alone(**rules):
+    """One that goes on in a folder, and has nobody."""
+    server = split_server(alone_s=60.0, **rules)
+    server.feed(ev.SplitRecovered(BOOK))
+    return server
+
+
+def test_the_parameter_server_says_that_the_run_is_over():
+    """No client has a session when the run ends: this was for ever."""
+    server = alone()
+    (admit,) = server.conductor()
+    assert admit == split.AdmitSplit(msg.CONDUCTOR, 1, msg.SplitWelcome("run", 0, "", -1))
+    effects = server.feed(ev.RunOverSaid(msg.CONDUCTOR, "Ctrl-C"))
+    assert told(effects, msg.CONDUCTOR) == [msg.Ended("the run has ended")]
+    assert effects[-1] == do.Finish("the run has ended", 0)
+    assert server.conductor()[0].code == "finished"
+
+
+def test_clients_that_are_here_are_waited_for():
+    """They have uploads under way, and hear of the end at about the same time; one that hangs is not waited for long."""
+    for hangs in (False, True):
+        server = alone()
+        server.conductor()
+        server.join("a")
+        assert not of(server.feed(ev.RunOverSaid(msg.CONDUCTOR, "x")), do.Finish)
+        effects = server.fire() if hangs else server.feed(ev.RunOverSaid("a", "x"))
+        assert effects[-1] == do.Finish("the run has ended", 0)
+
+
+def test_replicas_of_the_last_round_are_averaged():
+    """As when the clients say it."""
+    server = split_server("splitfed-v1")
+    server.join("a")
+    server.conductor()
+    server.upload(key("a"))
+    server.feed(ev.RoundDoneSaid("a", 0, 30))
+    server.leave("a")
+    effects = server.feed(ev.RunOverSaid(msg.CONDUCTOR, "limit"))
+    assert of(effects, split.AverageReplicas) == [split.AverageReplicas(0, {"a": 30})]
+
+
+def test_one_that_is_alone_leaves():
+    """Nobody can tell whether the run is over; another process may go on, and nothing is averaged that a later round would average."""
+    server = alone()
+    assert server.machine.next_deadline() == 60.0
+    effects = server.fire()
+    assert effects[-1].exit_code == 0
+    assert "no client and no parameter server for 60 s" in effects[-1].reason
+    assert server.join("a")[0].code == "leaving"
+
+
+@pytest.mark.parametrize("who", ["client", "conductor"])
+def test_one_that_has_anybody_waits(who):
+    """A client, or the parameter server, is enough; the time begins when the last one has gone."""
+    server = alone()
+    come = server.conductor if who == "conductor" else lambda: server.join("a")
+    name = msg.CONDUCTOR if who == "conductor" else "a"
+    come()
+    assert server.machine.next_deadline() is None
+    server.now = 1000.0
+    server.leave(name, incarnation=9)
+    assert server.machine.next_deadline() is None, "of another life"
+    server.leave(name)
+    assert server.machine.next_deadline() == 1060.0
+    server.now = 1050.0
+    come()
+    assert server.machine.next_deadline() is None
+    server.join("b")
+    server.leave(name)
+    assert server.machine.next_deadline() is None, "b is here"
+    server.now = 1070.0
+    server.leave("b")
+    assert server.machine.next_deadline() == 1130.0
+
+
+def test_who_waits_for_ever():
+    """A split server is started before anybody can know of it; and who has set no time wants none."""
+    assert split_server(alone_s=60.0).machine.next_deadline() is None
+    server = split_server()
+    server.feed(ev.SplitRecovered(BOOK))
+    assert server.machine.next_deadline() is None
+
+
+def test_alone_while_it_ends():
+    """The end has its own time."""
+    server = split_server(alone_s=60.0)
+    server.join("a")
+    for step in range(2):
+        server.offer(key("a", step))
+        server.arrive(key("a", step))
+    server.feed(base.DrainAsked("SIGTERM"))
+    server.leave("a")
+    assert server.machine.next_deadline() == server.machine.rules.drain_s
+
+
+def test_which_parameter_server_is_refused():
+    """Of another run, or under another name; and nobody else may say what only it may, nor have its name."""
+    server = alone()
+    assert server.conductor("other")[0].code == "run"
+    assert server.conductor(peer="a")[0].code == "name"
+    assert server.feed(ev.RunOverSaid(msg.CONDUCTOR, "x")) == [], "it was refused"
+    assert server.join(msg.CONDUCTOR)[0].code == "name"
+    server.feed(base.DrainAsked("SIGTERM"))
+    assert server.conductor()[0].code == "leaving"
+
+
+def test_a_refused_hello_of_the_life_that_has_a_session_changes_nothing():
+    """Its run would be the server's from then on, and every client refused."""
+    server = alone()
+    server.conductor()
+    assert server.conductor("other")[0].code == "run"
+    assert server.machine.run == "run"
+    assert isinstance(server.join("a")[0], split.AdmitSplit)
+
+
+def test_a_parameter_server_comes_before_the_first_client():
+    """Its run is the server's run from then on."""
+    server = split_server(alone_s=60.0)
+    server.conductor("run-7")
+    (refusal,) = server.join("a")
+    assert "is in run run-7" in refusal.text
+    server.leave(msg.CONDUCTOR)
+    assert server.machine.next_deadline() == 60.0
+
+
+def test_one_that_leaves_says_goodbye_to_it_too():
+    """It dials again, and finds the process that comes after."""
+    server = alone()
+    server.conductor()
+    effects = server.feed(base.DrainAsked("SIGTERM"))
+    assert do.Dismiss(msg.CONDUCTOR, "SIGTERM") in effects
+    assert server.machine.life_of(msg.CONDUCTOR) == 1
+    assert server.machine.life_of("a") == 1
+    assert server.machine.life_of("nobody") is None

@@ -1,0 +1,151 @@
+"""How the split server's machine ends, or leaves."""
+
+import pytest
+from machines import of, told
+from split_machines import key, split_server
+
+from fsl_async.roles.split import effects as split
+from fsl_async.roles.split import events as ev
+from fsl_async.roles.split import messages as msg
+from fsl_async.roles.sync import effects as do
+from fsl_async.roles.sync import events as base
+
+
+def test_the_last_rounds_replicas_are_averaged_when_the_run_is_over():
+    """No later upload comes; without it the run's x_s would lack its last round. A server that only stops must not do it."""
+    server, stopped = split_server("splitfed-v1"), split_server("splitfed-v1")
+    for each in (server, stopped):
+        for name, samples in (("a", 30), ("b", 10)):
+            each.join(name)
+            each.upload(key(name))
+            each.feed(ev.RoundDoneSaid(name, 0, samples))
+    assert not of(stopped.feed(base.DrainAsked("Ctrl-C")), split.AverageReplicas)
+    server.feed(ev.RunOverSaid("a", "done"))
+    effects = server.feed(ev.RunOverSaid("b", "done"))
+    assert of(effects, split.AverageReplicas) == [split.AverageReplicas(0, {"a": 30, "b": 10})]
+    assert not of(effects, split.Checkpoint)
+    (last,) = server.feed(ev.ReplicasAveraged(0))
+    assert last.book.averaged == 0
+    assert of(server.feed(ev.CheckpointWritten(last.number)), do.Finish)
+
+
+@pytest.mark.parametrize("over", [False, True])
+def test_asked_to_end(over):
+    """What is here is trained, then a last checkpoint, then everybody hears whether it was the run or this process that ended."""
+    server = split_server()
+    server.join("a")
+    server.join("b")
+    server.upload(key("a", 0))
+    server.offer(key("a", 1))
+    server.arrive(key("a", 1))
+    server.offer(key("a", 2))
+    server.arrive(key("a", 2))
+    asked = (ev.ConductorEnded if over else base.DrainAsked)("Ctrl-C")
+    assert of(server.feed(asked), do.Finish) == []
+    assert server.feed(asked) == []
+    effects = server.offer(key("b"))
+    assert told(effects)[0].code == ("ended" if over else "later")
+    assert bool(of(effects, split.BookUpload)) == over, "one that comes again has no fate yet"
+    assert server.join("z")[0].code == ("finished" if over else "leaving")
+    server.trained(key("a", 1))
+    (last,) = of(server.trained(key("a", 2)), split.Checkpoint)
+    assert last.book.uploads == 3
+    effects = server.feed(ev.CheckpointWritten(1))
+    assert told(effects) == [msg.Durable(key("a", 2).text)] + [msg.Ended("Ctrl-C")] * 2 * over
+    gone = [] if over else [do.Dismiss("a", "Ctrl-C"), do.Dismiss("b", "Ctrl-C")]
+    assert of(effects, do.Dismiss) == gone
+    assert effects[-1] == do.Finish("Ctrl-C", 0)
+    assert server.feed(base.TimerFired()) == []
+    assert server.join("a")[0].code == ("finished" if over else "leaving")
+    assert split_server().feed(base.DrainAsked("nothing done"))[-1] == do.Finish("nothing done", 0)
+
+
+def test_who_leaves_lets_the_answers_go_first():
+    """A gradient is in no checkpoint: it would cost a batch. Nobody else keeps the process, and the time is bounded."""
+
+    def leaving(*clients):
+        server = split_server("splitfed-v2")
+        for name in clients:
+            server.join(name)
+            server.upload(key(name), answer=True)
+        (last,) = of(server.feed(base.DrainAsked("SIGTERM")), split.Checkpoint)
+        assert of(server.feed(ev.CheckpointWritten(last.number)), do.Finish) == []
+        return server
+
+    server = leaving("a", "b")
+    assert server.feed(ev.AnswerSent("a", key("a"))) == [split.DropAnswer(key("a"))]
+    assert server.feed(ev.AnswerSent("b", key("b")))[1:] == [
+        do.Dismiss("a", "SIGTERM"), do.Dismiss("b", "SIGTERM"), do.Finish("SIGTERM", 0)
+    ]  # fmt: skip
+    assert leaving("a").feed(base.ClientLeft("a", 1, "bye"))[-1] == do.Finish("SIGTERM", 0)
+    assert leaving("a").fire()[-1] == do.Finish("SIGTERM", 0)
+
+
+def test_the_run_ends_while_the_server_leaves():
+    """Then it is over for everybody after all, and the last round's replicas are averaged."""
+    server = split_server("splitfed-v1")
+    server.join("a")
+    server.join("b")
+    server.offer(key("b"))
+    server.arrive(key("b"))
+    server.feed(ev.RoundDoneSaid("a", 0, 30))
+    server.feed(base.DrainAsked("SIGTERM"))
+    server.feed(ev.RunOverSaid("a", "limit"))
+    assert server.join("z")[0].code == "finished"
+    assert of(server.trained(key("b")), split.AverageReplicas)
+    (last,) = of(server.feed(ev.ReplicasAveraged(0)), split.Checkpoint)
+    effects = server.feed(ev.CheckpointWritten(last.number))
+    assert {type(each) for each in told(effects)} == {msg.Durable, msg.Ended}
+    assert not of(effects, do.Dismiss)
+
+
+def test_what_is_too_old_is_declined_by_one_that_leaves():
+    """Whoever comes after it would decline it too."""
+    server = split_server("splitfed-v1")
+    server.join("a")
+    server.join("b")
+    server.offer(key("a", number=2))
+    server.arrive(key("a", number=2))
+    server.offer(key("b", number=1))
+    server.arrive(key("b", number=1))
+    server.feed(base.DrainAsked("SIGTERM"))
+    (booked,) = [
+        e
+        for e in of(server.trained(key("a", number=2)), split.BookUpload)
+        if e.outcome != "trained"
+    ]
+    assert (booked.key, booked.outcome) == (key("b", number=1), "declined")
+
+
+def test_the_end_does_not_wait_for_everything():
+    """After a while what waits for training is dropped; what is being trained, and the checkpoint, are not."""
+    server = split_server()
+    server.join("a")
+    for step in range(2):
+        server.offer(key("a", step))
+        server.arrive(key("a", step))
+    server.feed(base.DrainAsked("Ctrl-C"))
+    assert server.fire() == [split.DropUpload(key("a", 1))]
+    assert of(server.trained(key("a", 0)), split.Checkpoint)
+    effects = server.feed(ev.CheckpointFailed(1, "no space"))
+    assert effects[-1].exit_code == 1
+
+
+def test_the_clients_say_that_the_run_is_over():
+    """A split server has no clock of its own: it ends when all who are here say so, or one has and the others hang."""
+    server = split_server()
+    server.join("a")
+    server.join("b")
+    server.join("c")
+    assert server.feed(ev.RunOverSaid("stranger", "x")) == []
+    assert server.feed(ev.RunOverSaid("a", "done")) == []
+    assert server.feed(ev.RunOverSaid("b", "done")) == []
+    effects = server.feed(base.ClientLeft("c", 1, "expired"))
+    assert effects[-1] == do.Finish("the run has ended", 0)
+    server = split_server()
+    server.join("a")
+    server.join("b")
+    assert server.feed(base.ClientLeft("b", 1, "expired")) == []
+    server.join("b")
+    server.feed(ev.RunOverSaid("a", "done"))
+    assert server.fire()[-1] == do.Finish("the run has ended", 0)

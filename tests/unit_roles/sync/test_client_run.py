@@ -1,0 +1,378 @@
+"""A client from its first dial on: joining, versions down, deltas up, and everything that gets between."""
+
+from fsl_async.roles.sync import effects as do
+from fsl_async.roles.sync import events as ev
+from fsl_async.roles.sync import messages as msg
+from fsl_async.roles.sync.client import SERVER
+
+
+def test_first_client_publishes_and_adopts_its_own_weights(client, look):
+    """They are version 0, so nothing needs to be fetched."""
+    assert client.feed(ev.Attached("f", 10)) == []
+    assert client.welcome() == [do.SendManifest()]
+    assert client.feed(ev.PublishAsked()) == [do.OfferInitial()]
+    assert client.announce(0) == [do.AdoptInitial()]
+    assert client.replaced(0) == [do.Rebase(0)]
+    assert look.said(client.rebased(0)) == [msg.Holding(0, "d0")]
+    assert client.feed(ev.PublishAsked()) == [], "there is a version already"
+
+
+def test_a_model_that_is_built_after_the_welcome(client):
+    """Building takes minutes; the session is there by then."""
+    assert client.welcome() == []
+    assert client.feed(ev.PublishAsked()) == []
+    assert client.announce(3) == []
+    assert client.feed(ev.Attached("f", 10)) == [do.SendManifest()]
+    assert client.announce(3) == [do.Tell(SERVER, msg.Fetch(-1, ""))]
+
+
+def test_second_client_fetches_then_follows_updates(client, look):
+    """In full once, then the small coded differences."""
+    client.feed(ev.Attached("f", 10))
+    client.welcome()
+    assert look.said(client.announce(0)) == [msg.Fetch(-1, "")]
+    assert client.announce(0) == [], "asked once"
+    assert client.offered(0, "full") == [do.ReceiveVersion("full:0", "full", 0)]
+    assert client.fetched(0) == [do.ReplaceBase(0)]
+    assert client.replaced(0) == [do.Rebase(0)]
+    assert look.said(client.rebased(0)) == [msg.Holding(0, "d0")]
+    assert look.said(client.announce(1)) == [msg.Fetch(0, "d0")]
+    assert look.said(client.follow(1)) == [msg.Holding(1, "d1")]
+    assert look.said(client.announce(1)) == [msg.Holding(1, "d1")]
+
+
+def test_two_versions_behind_goes_by_steps(client, look):
+    """Each update leads to the next version; the following one is asked for when it is on the model."""
+    client.ready()
+    client.announce(1)
+    assert client.announce(2) == []
+    assert look.said(client.follow(1)) == [msg.Holding(1, "d1"), msg.Fetch(1, "d1")]
+    assert look.said(client.follow(2)) == [msg.Holding(2, "d2")]
+
+
+def test_call_snapshot_offer_acknowledge(client, look):
+    """The plain round."""
+    client.ready()
+    assert client.call(0) == [do.TakeSnapshot(1)]
+    assert client.call(0) == [], "it is being answered"
+    key = client.key(1)
+    assert client.snapshot(1, 0) == [do.OfferDelta(key, "d0", 8, 2, 0)]
+    assert client.call(0) == [], "it is on its way"
+    assert client.acknowledge(client.key(9)) == []
+    assert client.acknowledge(key) == [do.DropDelta(1)]
+    assert client.machine.tokens_acknowledged == 8
+    assert client.acknowledge(key) == []
+    assert client.call(0) == [do.TakeSnapshot(2)], "a second round of that number is another round"
+
+
+def test_nothing_trained_is_said(client, look):
+    """A snapshot without a token is no delta; the round must not wait for one."""
+    client.ready()
+    client.call(0)
+    effects = client.snapshot(1, 0, tokens=0)
+    assert effects[0] == do.DropDelta(1)
+    assert look.said(effects)[0].round == 0
+    client.call(0)
+    client.lose()
+    assert client.snapshot(2, 0, steps=0) == [do.DropDelta(2)]
+
+
+def test_a_call_while_a_delta_is_outstanding_is_answered_afterwards(client):
+    """One delta at a time; the newest call counts."""
+    client.ready()
+    client.call(0)
+    client.snapshot(1, 0)
+    assert client.call(1) == []
+    assert client.call(2) == []
+    assert client.acknowledge(client.key(1)) == [do.DropDelta(1), do.TakeSnapshot(2)]
+    assert client.snapshot(2, 0)[0].round == 2
+
+
+def test_offline_it_trains_on_and_offers_again(client, look):
+    """Training never waits for the network."""
+    client.ready()
+    client.call(0)
+    effects = client.lose()
+    assert "training goes on" in look.notes(effects)
+    assert client.snapshot(1, 0) == []
+    assert client.welcome()[0] == do.SendManifest()
+    assert client.machine.delta is not None
+    client.lose()
+    assert do.OfferDelta(client.key(1), "d0", 8, 2, 0) in client.welcome()
+
+
+def test_what_goes_well_is_said(client):
+    """An operator who reads nothing cannot tell a client that trains from one that hangs."""
+    client.feed(ev.Attached("f", 10))
+    client.welcome()
+    client.feed(ev.PublishAsked())
+    client.announce(0)
+    client.replaced(0)
+    client.rebased(0)
+    client.announce(1)
+    client.follow(1)
+    client.lose()
+    client.welcome()
+    client.welcome()
+    assert [note.text for note in client.told] == [
+        "joined run run-1 as a, part 1 of 4",
+        "published the initial weights",
+        "version 1",
+        "the server is back",
+    ]
+    assert client.told[2].facts == {"version": 1}, "to which the node adds how training goes"
+
+
+def test_the_first_version_is_said_to_be_received(client):
+    """A client that comes later waits for it, perhaps for long; going back onto a version is no new one."""
+    client.ready(3)
+    client.rebased(3)
+    assert [note.text for note in client.told[1:]] == ["received version 3"]
+
+
+def test_a_lost_server_is_said_in_plain_words(client, look):
+    """The words of the session layer mean nothing to an operator; before there are weights nothing trains on."""
+    client.welcome()
+    assert look.notes(client.lose()) == "the server does not answer; trying again"
+    client.ready()
+    effects = client.lose("reset")
+    assert look.notes(effects) == ""  # perhaps it has another reason, and will say so
+    told = look.notes(client.welcome())
+    assert told == "the server restarted; training goes on"
+    assert client.told[-1].text == "the server is back"
+    client.lose("reset")
+    assert look.notes(client.fire()) == "the server restarted; training goes on"
+    client.welcome()
+    assert "odd" in look.notes(client.lose("odd"))
+
+
+def test_whose_name_was_taken_is_not_told_of_a_restart(client, look):
+    """The server's answer to the hello says what happened; a guess before it would be wrong."""
+    client.ready()
+    effects = client.lose("reset")
+    effects += client.feed(ev.ServerRefused("superseded", "another process took over as a"))
+    assert look.notes(effects) == ""
+    assert do.EndTraining("another process took over as a") in effects
+    assert look.notes(client.fire()) == ""
+
+
+def test_a_call_dies_with_its_session(client):
+    """Before, an hour-old call made a snapshot against a base by then too old to be merged."""
+    client.ready()
+    client.call(0)
+    client.snapshot(1, 0)
+    client.call(1)
+    client.lose()
+    client.welcome()
+    assert client.acknowledge(client.key(1)) == [do.DropDelta(1)]
+
+
+def test_a_fetch_dies_with_its_session(client, look):
+    """Whoever asks in one session is not answered in the next; also if nobody said that the first one ended."""
+    client.ready()
+    client.announce(1)
+    client.lose()
+    client.welcome()
+    assert look.said(client.announce(1)) == [msg.Fetch(0, "d0")]
+    client.welcome()
+    assert look.said(client.announce(1)) == [msg.Fetch(0, "d0")]
+
+
+def test_a_version_that_arrives_and_is_applied_offline(client, look):
+    """The holding is told when there is somebody to tell."""
+    client.ready()
+    client.announce(1)
+    client.offered(1)
+    client.fetched(1)
+    client.lose()
+    client.replaced(1)
+    assert client.rebased(1) == []
+    client.welcome()
+    assert look.said(client.announce(1)) == [msg.Holding(1, "d1")]
+
+
+def test_a_lost_delta_stream_is_offered_again(client):
+    """After reoffer_s, not at once; and not offline."""
+    client.ready()
+    client.call(0)
+    client.snapshot(1, 0)
+    client.feed(ev.StreamLost(SERVER, "delta:a/1/0/1", "x"))
+    assert [type(effect) for effect in client.fire()] == [do.OfferDelta]
+    assert client.now == 5.0
+    client.feed(ev.StreamLost(SERVER, "delta:a/1/0/1", "x"))
+    client.lose()
+    client.feed(ev.StreamLost(SERVER, "delta:a/1/0/1", "x"))
+    assert client.machine.next_deadline() is None
+
+
+def test_later_is_not_never(client, look):
+    """The server could not store it now: the delta is kept and offered again."""
+    client.ready()
+    client.call(0)
+    client.snapshot(1, 0)
+    assert client.refuse(client.key(1), "later") == []
+    assert [type(effect) for effect in client.fire()] == [do.OfferDelta]
+    client.refuse(client.key(1), "later")
+    client.acknowledge(client.key(1))
+    assert client.machine.next_deadline() is None
+
+
+def test_refused_delta_is_dropped_and_said(client, look):
+    """Its tokens are lost to the run, so the operator hears of it."""
+    client.ready()
+    client.call(0)
+    client.snapshot(1, 0)
+    assert client.refuse(client.key(7)) == []
+    effects = client.refuse(client.key(1))
+    assert "refused a delta of 8 tokens" in look.notes(effects)
+    assert effects[-1] == do.DropDelta(1)
+
+
+def test_after_a_quarantined_delta_it_goes_back_to_the_base(client, look):
+    """NaN weights stay NaN for ever otherwise."""
+    client.ready()
+    client.call(0)
+    client.snapshot(1, 0)
+    effects = client.refuse(client.key(1), "quarantined")
+    assert "going back" in look.notes(effects)
+    assert effects[-1] == do.Rebase(0, discard=True)
+    client.rebased(0)
+    assert client.call(1) == [do.TakeSnapshot(2)]
+
+
+def test_quarantine_while_a_new_base_is_on_its_way(client):
+    """The rebase that follows discards too, once."""
+    client.ready()
+    client.call(0)
+    client.snapshot(1, 0)
+    client.announce(1)
+    client.offered(1)
+    assert client.fetched(1) == [do.FinishEncoding(1)]
+    client.feed(ev.EncodingFinished(1))
+    client.refuse(client.key(1), "quarantined")
+    assert client.replaced(1) == [do.Rebase(1, discard=True)]
+    client.rebased(1)
+    assert client.machine.discard is False
+
+
+def test_a_version_waits_until_the_delta_is_coded(client):
+    """A delta is measured from the base that its key names, so that base must stay until then."""
+    client.ready()
+    client.call(0)
+    client.announce(1)
+    client.offered(1)
+    assert client.fetched(1) == [], "the snapshot comes first"
+    effects = client.snapshot(1, 0)
+    assert [type(effect) for effect in effects] == [do.OfferDelta, do.FinishEncoding]
+    assert client.feed(ev.EncodingFinished(1)) == [do.ReplaceBase(1)]
+
+
+def test_a_delta_that_is_settled_while_it_is_coded(client):
+    """Before, it was dropped under the worker's hands, which ended the client."""
+    client.ready()
+    client.call(0)
+    client.snapshot(1, 0)
+    client.announce(1)
+    client.offered(1)
+    client.fetched(1)
+    assert not [one for one in client.refuse(client.key(1)) if isinstance(one, do.DropDelta)]
+    assert client.feed(ev.EncodingFinished(1)) == [do.DropDelta(1), do.ReplaceBase(1)]
+
+
+def test_digest_mismatch_is_fetched_in_full_after_a_pause(client, look):
+    """A fault that stays must not move whole models in a tight loop."""
+    client.ready()
+    client.announce(1)
+    client.offered(1)
+    client.fetched(1)
+    effects = client.replaced(1, "wrong")
+    assert "digest wrong here and d1 at the server" in look.notes(effects)
+    assert look.said(effects) == []
+    assert look.said(client.fire()) == [msg.Fetch(-1, "")]
+    assert look.said(client.follow(1, "full")) == [msg.Holding(1, "d1")]
+
+
+def test_a_delta_taken_between_a_bad_fetch_and_the_good_one(client):
+    """Before, it carried an empty digest and was refused as of another lineage, its work lost."""
+    client.ready()
+    client.announce(1)
+    client.offered(1)
+    client.fetched(1)
+    client.feed(ev.FetchFailed(1, "damaged"))
+    client.call(1)
+    assert client.snapshot(1, 0) == [do.OfferDelta(client.key(1), "d0", 8, 2, 1)]
+
+
+def test_frames_that_cannot_be_applied(client, look):
+    """Said, and fetched in full."""
+    client.ready()
+    client.announce(1)
+    client.offered(1)
+    client.fetched(1)
+    effects = client.feed(ev.FetchFailed(1, "damaged"))
+    assert "could not be applied: damaged" in look.notes(effects)
+    assert look.said(client.fire()) == [msg.Fetch(-1, "")]
+
+
+def test_a_lost_version_stream_is_asked_for_again(client, look):
+    """The server may have deleted that update meanwhile."""
+    client.ready()
+    client.announce(1)
+    client.offered(1)
+    client.feed(ev.StreamLost(SERVER, "update:1", "gone"))
+    assert client.announce(1) == []
+    assert look.said(client.fire()) == [msg.Fetch(0, "d0")]
+    client.feed(ev.StreamLost(SERVER, "update:1", "gone"))
+    client.offered(1)
+    client.fetched(1)
+    assert client.machine.next_deadline() is None, "it came after all"
+
+
+def test_streams_that_are_not_wanted(client, look):
+    """Nothing that does not fit may touch the base."""
+    assert isinstance(client.offered(0, "full")[0], do.DeclineStream), "no model yet"
+    client.ready()
+    assert isinstance(client.offered(0, "full")[0], do.DeclineStream), "it is here already"
+    client.announce(1)
+    client.announce(2)
+    assert isinstance(client.offered(2)[0], do.DeclineStream), "it does not follow the base"
+    assert look.said(client.fire()) == [msg.Fetch(0, "d0")], "that was the answer: ask again"
+    client.offered(1)
+    client.fetched(1)
+    assert isinstance(client.offered(1)[0], do.DeclineStream), "it is being applied"
+
+
+def test_somebody_else_published(client, look):
+    """Its own weights were not taken: what it adopted differs, so it fetches."""
+    client.feed(ev.Attached("f", 10))
+    client.welcome()
+    client.feed(ev.PublishAsked())
+    client.feed(ev.StreamLost(SERVER, "initial:a/1", "not the publisher"))
+    assert look.said(client.announce(0)) == [msg.Fetch(-1, "")]
+
+
+def test_published_but_the_run_is_further(client, look):
+    """A publisher that hears of version 1 first does not take its own weights for it."""
+    client.feed(ev.Attached("f", 10))
+    client.welcome()
+    client.feed(ev.PublishAsked())
+    assert look.said(client.announce(1)) == [msg.Fetch(-1, "")]
+
+
+def test_a_life_that_the_handshake_raised(client):
+    """Keys must carry the incarnation that the server knows."""
+    client.feed(ev.Welcomed("r", 0, 1, 77))
+    assert client.machine.incarnation == 77
+
+
+def test_what_changes_no_decision(client):
+    """Beats are for the journal."""
+    assert client.feed(ev.BeatHeard("", {})) == []
+
+
+def test_dropped_work_is_said(client):
+    """Tokens that no delta will ever carry must not vanish without a word."""
+    client.ready()
+    effects = client.feed(ev.Rebased(client.machine.base.version, 64))
+    assert isinstance(effects[0], do.Note)
+    assert "64 tokens" in effects[0].text

@@ -1,0 +1,120 @@
+"""The book of deltas: once, into the next version, with its staleness; or never, with a reason."""
+
+import pytest
+
+from fsl_async.roles.sync.deltas import MAX_TOKENS, REMEMBERED_VERSIONS, DeltaBook
+from fsl_async.roles.sync.effects import Accumulate
+from fsl_async.roles.sync.events import DeltaKey, DeltaOffered
+from fsl_async.roles.sync.weighting import TokensWeighting
+
+
+@pytest.fixture
+def book():
+    """A book of a run at version 2."""
+    made = DeltaBook(TokensWeighting(), max_staleness=2, keep_versions=1)
+    for version in range(3):
+        made.advance(version, f"d{version}")
+    return made
+
+
+def key(sequence, base=2, incarnation=1, client="a"):
+    return DeltaKey(client, incarnation, base, sequence)
+
+
+def objection(book, one, tokens=8, steps=2, digest=None):
+    digest = f"d{one.base}" if digest is None else digest
+    found = book.objection(DeltaOffered(one.client, "s", one, digest, tokens, steps, 0))
+    return found[0] if found else None
+
+
+def test_a_fresh_delta_is_welcome_and_weighs_its_tokens(book):
+    """The plain case."""
+    assert objection(book, key(1)) is None
+    assert book.acknowledge(key(1), 8, 2) == Accumulate(key(1), 8.0)
+    assert book.is_acknowledged(key(1))
+    merged, scale = book.begin_merge()
+    assert [m.key for m in merged] == [key(1)]
+    assert scale == 1 / 8
+    assert book.advance(3, "d3") == 8
+    assert book.settled_as(key(1)) == "merged"
+    assert book.is_acknowledged(key(1))
+    assert not book.pending
+
+
+def test_a_late_delta_weighs_less_and_says_how_late(book):
+    """Staleness goes on record and into the weight."""
+    assert book.acknowledge(key(1, base=0), 8, 2).weight == pytest.approx(8 * 3**-0.5)
+    assert book.begin_merge()[0][0].staleness == 2
+
+
+def test_what_comes_while_merging_is_for_the_version_after(book):
+    """It is counted from the version that the next free merge starts from, and stays pending."""
+    book.acknowledge(key(1), 8, 2)
+    book.begin_merge()
+    book.acknowledge(key(1, client="b"), 4, 2)
+    assert book.advance(3, "d3") == 8
+    assert list(book.pending) == [key(1, client="b")]
+    assert book.begin_merge()[0][0].staleness == 1
+
+
+def test_a_merge_that_failed_takes_along_what_came_since(book):
+    """Everything acknowledged is in the accumulator, so the next try must name all of it."""
+    book.acknowledge(key(1), 8, 2)
+    book.begin_merge()
+    book.acknowledge(key(1, client="b"), 4, 2)
+    book.abandon_merge()
+    assert len(book.begin_merge()[0]) == 2
+
+
+@pytest.mark.parametrize(
+    ("offer", "code"),
+    [
+        ((key(1), 0, 2), "empty"),
+        ((key(1), 8, 0), "empty"),
+        ((key(1, base=3), 8, 2), "lineage"),
+        ((key(1), 8, 2, "other"), "lineage"),
+        ((key(1, base=0), 8, 2, "d0"), None),
+    ],
+)
+def test_objections(book, offer, code):
+    """What will never be merged is refused before it is transferred."""
+    assert objection(book, *offer) == code
+
+
+def test_too_old_is_refused(book):
+    """A delta from long ago pulls the run back to where it was."""
+    book.advance(3, "d3")
+    assert objection(book, key(1, base=0)) == "stale"
+
+
+def test_digests_are_remembered_for_long_but_not_for_ever(book):
+    """A client that was away for hours is still of this lineage; a run of years must not fill the memory."""
+    for version in range(3, 1000):
+        book.advance(version, f"d{version}")
+    assert len(book.digests) == REMEMBERED_VERSIONS + 1
+    assert book.digests[999 - REMEMBERED_VERSIONS] == f"d{999 - REMEMBERED_VERSIONS}"
+
+
+@pytest.mark.parametrize(("tokens", "steps"), [(MAX_TOKENS + 1, 2), (8, MAX_TOKENS + 1)])
+def test_absurd_counts_are_refused(book, tokens, steps):
+    """A weight that large would drown everybody else's, and overflow the sum."""
+    assert objection(book, key(1), tokens, steps) == "absurd"
+
+
+def test_nothing_is_welcome_before_version_0():
+    """There is no lineage yet."""
+    empty = DeltaBook(TokensWeighting(), max_staleness=2, keep_versions=1)
+    assert objection(empty, key(1, base=0)) == "lineage"
+
+
+def test_the_last_settled_key_stands_for_all_before_it(book):
+    """A client goes on only after an answer, so the book need not remember every key of a long run."""
+    book.settle(key(5), "quarantined")
+    book.settle(key(4), "merged")
+    assert book.settled_as(key(5)) == "quarantined"
+    assert book.settled_as(key(4)) == "merged"
+    assert book.settled_as(key(6)) is None
+    assert book.settled_as(key(9, incarnation=0)) == "superseded"
+    assert objection(book, key(5)) == "quarantined"
+    assert objection(book, key(9, incarnation=0)) == "superseded"
+    assert not book.is_acknowledged(key(5))

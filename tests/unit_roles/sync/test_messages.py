@@ -1,0 +1,169 @@
+"""Messages on the wire: what is ours comes back as it was, everything else is a MessageError."""
+
+import attrs
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fsl_async.roles.sync import messages as msg
+from fsl_async.roles.sync.events import DeltaKey
+
+KINDS = sorted(msg.TABLE.types.values(), key=lambda cls: cls.__name__)
+PRINTABLE = st.text(max_size=20).filter(str.isprintable)
+NAMES = st.from_regex(r"[A-Za-z0-9._-]{1,12}", fullmatch=True)
+NUMBERS = st.integers(0, 1 << 62)
+DIGESTS = st.from_regex(r"[0-9a-f]{32}", fullmatch=True)
+VALUES = {
+    "bool": st.booleans(),
+    "str": PRINTABLE,
+    "Digest": DIGESTS,
+    "OptionalDigest": DIGESTS | st.just(""),
+    "Key": st.builds(DeltaKey, NAMES, NUMBERS, NUMBERS, NUMBERS).map(lambda key: key.text),
+    "Code": st.sampled_from(["later", "stale", "model", "quarantined"]),
+    "VersionKind": st.sampled_from(["update", "full"]),
+    "int": st.integers(-1, (1 << 63) - 1),
+    "list[Any]": st.lists(st.integers(), max_size=3),
+    "dict[str, Any]": st.dictionaries(PRINTABLE, st.floats(allow_nan=False), max_size=3),
+}
+JUNK = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=8)
+    | st.binary(max_size=8)
+    | st.sampled_from([cls.__name__ for cls in KINDS]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner),
+    max_leaves=6,
+)
+
+
+def messages():
+    """Any message with any allowed values."""
+    return st.sampled_from(KINDS).flatmap(
+        lambda cls: st.builds(
+            cls, **{field.name: VALUES[str(field.type)] for field in attrs.fields(cls)}
+        )
+    )
+
+
+@given(messages())
+def test_every_message_comes_back(message):
+    """What one side says is what the other side hears."""
+    assert msg.from_wire(msg.to_wire(message)) == message
+
+
+@given(JUNK)
+def test_junk_is_refused(wire):
+    """Strangers may send anything; only MessageError may come of it."""
+    try:
+        message = msg.from_wire(wire)
+    except msg.MessageError:
+        return
+    assert msg.to_wire(message) == wire
+
+
+@given(messages(), st.data())
+def test_one_wrong_field_is_refused(message, data):
+    """A message that is right but for one field is the likeliest attack, and must be named as such."""
+    wire = msg.to_wire(message)
+    name = data.draw(st.sampled_from([*wire, "extra"]))
+    good = wire.get(name)
+    bad = data.draw(JUNK.filter(lambda value: type(value) is not type(good)))
+    with pytest.raises(msg.MessageError):
+        msg.from_wire({**wire, name: bad})
+
+
+META = msg.DeltaMeta("a/1/0/0", "d" * 32, 1, 1, 1, {})
+
+
+@pytest.mark.parametrize(
+    ("wire", "words"),
+    [
+        ([], "a message is a map"),
+        ({}, "unknown message"),
+        ({"m": ["Call"]}, "unknown message"),
+        ({"m": "x" * 1000}, "unknown message xxx"),
+        ({"m": "\x1b]0;"}, "unknown message .u001b]0;"),
+        ({"m": "Message"}, "unknown message"),
+        ({"m": "Call"}, "has 0 fields, expected 2"),
+        ({"m": "Call", "round": 1, "last": True, "more": 1}, "has 3 fields"),
+        ({"m": "Call", "rounds": 1, "last": False}, "Call.round is NoneType"),
+        ({"m": "Call", "round": True, "last": False}, "Call.round is bool, not int"),
+        ({"m": "Call", "round": 1.0, "last": False}, "Call.round is float"),
+        ({"m": "Call", "round": -2, "last": False}, "out of range"),
+        ({"m": "Call", "round": 1 << 63, "last": False}, "out of range"),
+        ({"m": "Stop", "reason": b"x"}, "Stop.reason is bytes"),
+        ({"m": "Stop", "reason": "x" * (msg.MAX_TEXT + 1)}, "longer than"),
+        ({"m": "Attach", "fingerprint": "d" * 32, "manifest": {}}, "is dict, not list"),
+        ({"m": "Attach", "fingerprint": "d" * 31, "manifest": []}, "fingerprint is not a digest"),
+        ({"m": "Announce", "version": 0, "digest": ""}, "digest is not a digest"),
+        ({"m": "Holding", "version": 0, "digest": "D" * 32}, "digest is not a digest"),
+        ({"m": "Fetch", "version": 0, "digest": "no"}, "is not a digest, nor empty: no"),
+        ({"m": "Accepted", "key": "a b/1/2/3"}, "Accepted.key is not a delta key: a b/1/2/3"),
+        ({"m": "Accepted", "key": "a/1\x1b/2/3"}, "is not a delta key: a/1.u001b/2/3"),
+        ({"m": "Reject", "code": "two words", "text": ""}, "Reject.code is not a code"),
+        ({"m": "VersionMeta", "kind": "half", "version": 0}, "is not a kind of version: half"),
+        (
+            {"m": "Attach", "fingerprint": "d" * 32, "manifest": [0] * (msg.MAX_TENSORS + 1)},
+            "more than",
+        ),
+        (
+            msg.to_wire(META) | {"metrics": {str(number): 0.0 for number in range(65)}},
+            "metrics has more than",
+        ),
+        (msg.to_wire(META) | {"metrics": {"a": [1]}}, "metrics maps texts to numbers and texts"),
+    ],
+)
+def test_what_is_wrong_is_named(wire, words):
+    """The line in the log must say which field of which message it was."""
+    with pytest.raises(msg.MessageError, match=words):
+        msg.from_wire(wire)
+
+
+def test_a_name_of_megabytes_is_not_repeated():
+    """An error text goes to log and journal: a peer must not choose its size."""
+    with pytest.raises(msg.MessageError) as caught:
+        msg.from_wire({"m": "x" * 10_000_000})
+    assert len(str(caught.value)) < 200
+
+
+def test_text_for_people_is_printable_and_one_line():
+    """It goes to a terminal: no escape sequence, no second line, no text that runs the other way."""
+    found = msg.from_wire({"m": "Stop", "reason": "\x1b]0;owned\x07\nps: all good\u202e"})
+    assert found == msg.Stop(r"\u001b]0;owned\u0007\u000aps: all good\u202e")
+    assert msg.from_wire(msg.to_wire(found)) == found
+    long = msg.from_wire({"m": "Stop", "reason": "\n" * msg.MAX_TEXT}).reason
+    assert long.isprintable()
+    assert len(long) == msg.MAX_TEXT
+    named = msg.from_wire(msg.to_wire(META) | {"metrics": {"\x1b[2J": 1.0, "a": "\r"}})
+    assert named.metrics == {r"\u001b[2J": 1.0, "a": r"\u000d"}
+
+
+@given(NAMES, *[NUMBERS] * 3)
+def test_delta_keys_come_back(client, incarnation, base, sequence):
+    """The key decides whether a delta was merged already, so its text must mean one key only."""
+    key = DeltaKey(client, incarnation, base, sequence)
+    assert DeltaKey.parse(key.text) == key
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "a",
+        "a b/1/2/3",
+        "\x1b/1/2/3",
+        "a/1/2",
+        "a/1/2/3/4",
+        "/1/2/3",
+        "a/-1/2/3",
+        "a/1/x/3",
+        "a/1//3",
+        "a/1/²/3",
+    ],
+)
+def test_other_texts_are_no_keys(text):
+    """A peer's key is checked before it becomes a file name."""
+    with pytest.raises(ValueError, match="not a delta key"):
+        DeltaKey.parse(text)

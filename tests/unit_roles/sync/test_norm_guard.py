@@ -1,0 +1,290 @@
+"""Clients that lie about their work, or send absurd values: capped, clipped, kept out, and let in again, as the settings say."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fsl_async.roles.sync import effects as do
+from fsl_async.roles.sync import events as ev
+from fsl_async.roles.sync import messages as msg
+from fsl_async.roles.sync.events import DeltaKey
+from fsl_async.roles.sync.norm_guard import MEMORY, GuardRules, Held, Screen
+
+
+def key(client, sequence=1, base=0):
+    return DeltaKey(client, 1, base, sequence)
+
+
+def screen(norms=(), tokens=(), **rules):
+    made = Screen(GuardRules(**{"least": 3, **rules}))
+    made.recovered(norms, tokens, ())
+    return made
+
+
+# --- the rules ----------------------------------------------------------------------------------------------------
+
+
+def test_without_rules_nothing_is_asked():
+    """The default run is as it was before: whatever comes counts."""
+    made = screen([1.0] * 9, [5] * 9)
+    assert made.outlier(1e19) is None
+    assert made.clip(1e19) == 1.0
+    assert made.tokens(key("a"), 10**12, 0.0) == (10**12, None)
+
+
+def test_clip_norm_by_hand():
+    """What is beyond counts as the limit, what is within as it is."""
+    made = screen(clip_norm=2.0)
+    assert [made.clip(norm) for norm in (0.0, 1.0, 2.0, 8.0)] == [1.0, 1.0, 1.0, 0.25]
+
+
+def test_clip_by_the_median():
+    """The lower limit of the two counts; too few norms say nothing."""
+    made = screen([1.0, 2.0], clip_median=3.0, clip_norm=100.0)
+    assert made.clip(50.0) == 1.0
+    made.accepted(key("a"), 3.0, 1, 0.0)
+    assert made.clip(12.0) == 0.5
+    assert made.clip(1e6) == 6e-6
+
+
+def test_outliers_by_the_median():
+    """A liar's own norms move a median little; the sentence says both numbers."""
+    made = screen([1.0, 1.0, 1.0, 900.0], outlier_median=5.0)
+    assert made.outlier(5.0) is None
+    assert made.outlier(5.1) == "its norm of 5.1 is above 5 x the median of 1"
+    assert screen([1.0, 1.0], outlier_median=5.0).outlier(1e9) is None
+
+
+@given(
+    st.lists(st.floats(0.5, 2.0), min_size=33, max_size=64),
+    st.lists(st.floats(1e3, 1e19), max_size=31),
+)
+def test_fewer_than_half_do_not_move_the_limit_out(honest, absurd):
+    """However absurd the accepted minority: honest norms stay in, absurd ones out."""
+    made = screen([*absurd, *honest], outlier_median=8.0, clip_median=8.0)
+    assert all(made.outlier(norm) is None for norm in honest)
+    assert all(made.outlier(norm) is not None for norm in absurd)
+    assert all(made.clip(norm) * norm <= 16.0 * (1 + 1e-9) for norm in absurd)
+
+
+def test_only_the_newest_norms_count():
+    """Norms fall as training goes on: what was usual long ago is not usual now."""
+    made = screen([100.0] * MEMORY, outlier_median=3.0)
+    for _ in range(MEMORY):
+        made.accepted(key("a"), 1.0, 1, 0.0)
+    assert made.outlier(100.0) is not None
+
+
+def test_tokens_by_the_clock():
+    """Nobody trains faster than the machine they have: from hello, and from delta to delta."""
+    made = screen(max_tokens_per_s=100.0)
+    made.came("a", 10.0)
+    made.came("a", 19.0)  # saying hello again starts nothing anew
+    assert made.tokens(key("a"), 900, 20.0) == (900, None)
+    counted, why = made.tokens(key("a", 2), 5000, 20.0)
+    assert counted == 1000
+    assert "1000 of the 5000 tokens that a claims count: 100 a second for 10.0 s" in why
+    made.stored("a", 21.0)
+    assert made.tokens(key("a", 3), 5000, 22.0)[0] == 100
+    assert made.tokens(key("new"), 5000, 22.0)[0] == 1
+
+
+def test_an_offer_that_is_repeated_counts_the_same():
+    """What was spooled of it goes on only if it is still the same delta."""
+    made = screen(max_tokens_per_s=10.0)
+    made.came("a", 0.0)
+    assert made.tokens(key("a"), 500, 10.0)[0] == 100
+    assert made.tokens(key("a"), 500, 40.0) == (100, None)
+
+
+def test_tokens_by_the_median():
+    """A multiple of what others claim."""
+    made = screen([1.0] * 3, [100, 200, 300], max_tokens_median=2.0)
+    assert made.tokens(key("a"), 400, 0.0) == (400, None)
+    assert made.tokens(key("a", 2), 401, 0.0)[0] == 400
+
+
+def test_release_asks_again():
+    """The median moves: what was far out may be usual later."""
+    made = screen([1.0] * 3, outlier_median=2.0, release=True)
+    made.hold(Held(key("a"), 5, 1, 3.0))
+    assert made.releasable() == []
+    for _ in range(5):
+        made.accepted(key("b"), 2.0, 1, 0.0)
+    assert [one.key for one in made.releasable()] == [key("a")]
+    assert made.releasable() == []
+
+
+# --- in the parameter server --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def guarded(make_server):
+    """A server with rules, three clients, and a round of usual deltas behind it."""
+
+    def make(**rules):
+        server = make_server(guard=GuardRules(**{"least": 3, **rules}))
+        server.begin("a", "b", "c")
+        server.fire()
+        for name in "abc":
+            server.store(key(name))
+        server.committed(1)
+        for name in "abc":
+            server.hold(name, 1)
+        server.fire()
+        return server
+
+    return make
+
+
+def test_a_clipped_delta_weighs_less(guarded, look):
+    """By weight: the average divides by the work of all, as if the delta had the limit's norm."""
+    server = guarded(clip_norm=2.0)
+    effects = server.store(key("a", 2, 1), norm=8.0)
+    assert look.only(effects, do.Accumulate) == [do.Accumulate(key("a", 2, 1), 8 * 0.25)]
+    assert "of norm 8 counts as one of 2" in look.notes(effects)
+    server.store(key("b", 2, 1))
+    (commit,) = look.only(server.store(key("c", 2, 1)), do.Commit)
+    assert [one.weight for one in commit.merged] == [2.0, 8.0, 8.0]
+    assert commit.scale == 1 / 24
+
+
+def test_an_outlier_is_quarantined(guarded, look):
+    """Out of the merge, on record, its client told; the round goes on at once with the others."""
+    server = guarded(outlier_median=10.0)
+    server.store(key("b", 2, 1))
+    server.store(key("c", 2, 1))
+    effects = server.store(key("a", 2, 1), norm=50.0)
+    reason = "its norm of 50 is above 10 x the median of 1"
+    assert look.only(effects, do.Quarantine) == [do.Quarantine(key("a", 2, 1), reason)]
+    assert not look.only(effects, do.Accumulate)
+    assert look.said(effects, "a") == [msg.Declined(key("a", 2, 1).text, "quarantined", reason)]
+    (commit,) = look.only(effects, do.Commit)
+    assert [one.key.client for one in commit.merged] == ["b", "c"]
+    assert look.said(server.offer(key("a", 2, 1), number=1))[0].code == "quarantined"
+
+
+def test_a_held_outlier_comes_back(guarded, look):
+    """With release: its client hears that it is safe, and a later version has it, once, with its staleness."""
+    server = guarded(outlier_median=10.0, release=True)
+    held = key("a", 2, 1)
+    server.store(key("b", 2, 1), norm=9.0)
+    server.store(key("c", 2, 1), norm=9.0)
+    effects = server.store(held, norm=60.0)
+    assert look.only(effects, do.Quarantine)[0].held
+    assert look.said(effects, "a") == [msg.Accepted(held.text)]
+    assert look.said(server.offer(held, number=1)) == [msg.Accepted(held.text)]
+    for name in "abc":
+        server.machine.screen.accepted(key(name), 9.0, 8, 0.0)
+    effects = server.committed(2)
+    assert look.only(effects, do.Release) == [do.Release(held)]
+    assert [one.key for one in look.only(effects, do.Accumulate)] == [held]
+    assert server.machine.deltas.pending[held].staleness == 1
+    assert not look.only(server.committed(3), do.Release)
+
+
+def test_a_held_outlier_grows_too_old(make_server, look):
+    """Beyond max_staleness it stays where it is."""
+    server = make_server(
+        guard=GuardRules(outlier_median=2.0, least=1, release=True), max_staleness=1
+    )
+    server.begin("a", "b")
+    server.fire()
+    server.store(key("b"))
+    server.store(key("a"), norm=50.0)
+    for version in (1, 2):
+        server.committed(version)
+    for _ in range(60):
+        server.machine.screen.accepted(key("b"), 50.0, 8, 0.0)
+    assert not look.only(server.committed(3), do.Release)
+
+
+def test_a_lie_about_tokens_reaches_no_book(make_server, look):
+    """The number that counts goes to the store with the delta, so ledger, weight and the run's limit have the same."""
+    server = make_server(guard=GuardRules(max_tokens_per_s=100.0))
+    server.begin("a")
+    server.now += 5.0
+    effects = server.offer(key("a"), tokens=10**9, number=0)
+    assert [(one.tokens, one.weight) for one in look.only(effects, do.ReceiveDelta)] == [
+        (500, 500.0)
+    ]
+    assert "500 of the 1000000000 tokens" in look.notes(effects)
+    server.now += 5.0
+    assert [
+        one.tokens
+        for one in look.only(server.offer(key("a"), tokens=10**9, number=0), do.ReceiveDelta)
+    ] == [500]
+
+
+@pytest.mark.parametrize("name", ["clip_norm", "clip_median"])
+def test_what_may_be_clipped_is_not_added_while_it_comes(make_server, look, name):
+    """Its weight is known when all of it is there; added before, all of it would have to come out again."""
+    server = make_server(guard=GuardRules(**{name: 2.0}))
+    server.begin("a")
+    (received,) = look.only(server.offer(key("a")), do.ReceiveDelta)
+    assert received.weight is None
+
+
+def test_after_a_restart_the_same_is_kept_out(make_server, look):
+    """A crash between a delta's ledger line and the decision about it: the decision is made again, from the disk's memory."""
+    rules = GuardRules(outlier_median=10.0, least=3)
+    server = make_server(guard=rules)
+    pending = (
+        ev.PendingDelta(key("a", 2, 1), 8, 2, 1, 99, 50.0),
+        ev.PendingDelta(key("b", 2, 1), 8, 2, 1, 99, 1.5),
+    )
+    effects = server.recover(
+        1, "d1", digests={1: "d1"}, pending=pending, norms=(1.0, 1.0, 2.0), tokens=(8, 8, 8)
+    )
+    assert [one.key.client for one in look.only(effects, do.Quarantine)] == ["a"]
+    assert [one.key.client for one in look.only(effects, do.Accumulate)] == ["b"]
+
+
+def test_what_is_held_survives_a_restart(make_server, look):
+    """The disk says what is held; the next version looks at it."""
+    server = make_server(guard=GuardRules(outlier_median=10.0, least=3, release=True))
+    held = (ev.PendingDelta(key("a", 2, 1), 8, 2, 1, 99, 15.0),)
+    server.recover(1, "d1", digests={1: "d1"}, norms=(2.0, 2.0, 2.0), tokens=(8, 8, 8), held=held)
+    assert look.only(server.committed(2), do.Release) == [do.Release(key("a", 2, 1))]
+
+
+def test_a_rule_that_needs_more_clients_waits(make_server, look):
+    """Two of three sent: the trimmed mean would promise what it cannot keep. Nothing is lost; the next round merges all."""
+    server = make_server(least_clients=3, aggregation="trimmed")
+    server.begin("a", "b", "c")
+    server.fire()
+    server.store(key("a"))
+    server.store(key("b"))
+    effects = server.feed(ev.CallSkipped("c", 0, "nothing trained"))
+    assert not look.only(effects, do.Commit)
+    assert "trimmed needs deltas of 3 clients, there are 2" in look.notes(effects)
+    server.fire()
+    server.store(key("a", 2))
+    server.store(key("b", 2))
+    (commit,) = look.only(server.store(key("c")), do.Commit)
+    assert len(commit.merged) == 5
+
+
+def test_the_end_does_not_wait_for_a_rule(make_server, look):
+    """With too few for ever the run ends all the same; what waits is in the spool for the next start."""
+    server = make_server(least_clients=3, aggregation="trimmed")
+    server.begin("a", "b")
+    server.feed(ev.DrainAsked("asked"))
+    server.store(key("a"))
+    effects = server.store(key("b"))
+    for _ in range(6):
+        if look.only(effects, do.Finish) or server.machine.next_deadline() is None:
+            break
+        effects = server.fire()
+    assert [one.exit_code for one in look.only(effects, do.Finish)] == [0]
+    assert not look.only(effects, do.Commit)
+
+
+def test_no_norm_makes_a_weight_that_is_not_a_number():
+    """Zero, tiny and the largest that the store takes."""
+    made = screen([0.0] * 3, clip_median=2.0, clip_norm=1e-30)
+    for norm in (0.0, 5e-324, 1e20):
+        assert math.isfinite(made.clip(norm))
+        assert 0.0 <= made.clip(norm) <= 1.0

@@ -1,0 +1,67 @@
+"""What the parameter server decides when its disk, or a client's memory, is damaged."""
+
+from fsl_async.roles.sync import effects as do
+from fsl_async.roles.sync import events as ev
+from fsl_async.roles.sync.events import DeltaKey
+from fsl_async.roles.sync.ps_state import EXIT_DAMAGED
+
+
+def alarms(effects):
+    return [one for one in effects if isinstance(one, do.Note) and "alarm" in one.facts]
+
+
+def test_damage_beyond_repair_ends_this_process_and_not_the_run(make_server, look):
+    """A commit that finds it was tried again for ever; clients must wait for the next start, not leave."""
+    server = make_server(every_s=4.0)
+    server.begin("a")
+    server.fire()
+    server.store(DeltaKey("a", 1, 0, 1))
+    effects = server.feed(ev.StoreFailed("version 0 is damaged: start with --from-version 3"))
+    assert effects == [do.Finish("version 0 is damaged: start with --from-version 3", EXIT_DAMAGED)]
+    assert server.machine.next_deadline() is None
+    assert not server.machine.ended
+
+
+def test_a_repair_is_told(make_server):
+    """A disk that begins to fail should be replaced."""
+    (note,) = make_server().feed(ev.DamageMended("version 3 was damaged"))
+    assert (note.text, note.level, note.facts) == (
+        "version 3 was damaged",
+        "warning",
+        {"alarm": "damage"},
+    )
+
+
+def test_the_second_digest_that_differs_makes_the_server_look_at_itself(make_server, look):
+    """Once may be a client's memory; twice it may as well be the server's disk, and then every client would adopt it."""
+    server = make_server()
+    server.begin("a", "b")
+    effects = server.hold("a", 0, "other")
+    assert [one.facts for one in alarms(effects)] == [{"alarm": "digest", "client": "a"}]
+    assert look.only(effects, do.VerifyVersion) == []
+    effects = server.hold("b", 0, "another")
+    assert look.only(effects, do.VerifyVersion) == [do.VerifyVersion(0)]
+    assert look.only(server.hold("a", 0, "other"), do.VerifyVersion) == [], "once is enough"
+
+
+def test_the_verdict_names_the_side(make_server):
+    """An operator looks for the fault where it is."""
+    server = make_server()
+    server.begin("a", "b")
+    for _ in range(2):
+        server.hold("b", 0, "other")
+    (note,) = server.feed(ev.VersionVerified(0, intact=True))
+    assert "version 0 is intact at this server, byte by byte, so the damage is at b:" in note.text
+    assert note.facts == {"alarm": "verdict"}
+    (note,) = server.feed(ev.VersionVerified(0, intact=False))
+    assert "damaged at this server, not at b" in note.text
+
+
+def test_what_is_remembered_of_differing_digests_is_bounded(make_server):
+    """A client with bad memory is one for months."""
+    server = make_server()
+    server.begin("a")
+    for version in range(1, 40):
+        server.hold("a", version - 1, "other")
+        server.committed(version)
+    assert len(server.machine.serving._differing) < 12

@@ -1,0 +1,354 @@
+"""The parameter server's limits, its end in every phase, and its return after a crash."""
+
+import pytest
+
+from fsl_async.roles.sync import effects as do
+from fsl_async.roles.sync import events as ev
+from fsl_async.roles.sync import messages as msg
+from fsl_async.roles.sync.events import DeltaKey, PendingDelta
+from fsl_async.roles.sync.ps import Phase
+
+
+def key(client, sequence=1, base=0, incarnation=1):
+    return DeltaKey(client, incarnation, base, sequence)
+
+
+def drain(server):
+    return server.feed(ev.DrainAsked("asked"))
+
+
+def finish(effects, look):
+    (one,) = look.only(effects, do.Finish)
+    return one
+
+
+def test_drain_before_anything_is_there(server, look):
+    """There is nothing to save; a disk that answers late must not wake the run up again."""
+    server.join("a")
+    effects = drain(server)
+    assert look.said(effects, "a") == [msg.Stop("asked")]
+    assert finish(effects, look).exit_code == 0
+    assert server.committed(0) == []
+    assert (server.machine.phase, server.machine.next_deadline()) == (Phase.DONE, None)
+    (refusal,) = server.hello("b")
+    assert refusal.code == "finished"
+
+
+def test_drain_when_ready_calls_one_last_round(server, look):
+    """What was trained since the last round still counts."""
+    server.begin("a", "b")
+    effects = drain(server)
+    assert look.said(effects) == [msg.Call(0, last=True)] * 2
+    assert drain(server) == []
+    server.store(key("a"))
+    (commit,) = look.only(server.fire(), do.Commit)
+    assert server.now == 10.0, "the last round lasts drain_s, whatever the clock says"
+    assert len(commit.merged) == 1
+    effects = server.committed(1)
+    assert look.only(effects, do.Finish) == []
+    assert look.only(server.hold("a", 1), do.Finish) == []
+    assert finish(server.hold("b", 1), look).reason == "asked"
+
+
+def test_drain_with_nobody_here(server, look):
+    """The run ends at once; what is pending is in the spool."""
+    server.begin("a")
+    server.left("a")
+    assert look.only(drain(server), do.Finish)
+
+
+def test_drain_in_a_round_shortens_it(server, look):
+    """Clients get drain_s for what they have, also in a round that is overdue; then they hand in the rest."""
+    server.begin("a", "b")
+    server.fire()
+    drain(server)
+    assert server.machine.next_deadline() == 610.0
+    effects = server.fire()
+    assert "closes without a new version" in look.notes(effects)
+    assert look.said(effects) == [msg.Call(0, last=True)] * 2
+    effects = server.fire()
+    assert server.now == 620.0
+    assert look.only(effects, do.Finish), "nothing came, so all hold the last version already"
+
+
+def test_drain_in_an_overdue_round_still_waits_a_moment(server, look):
+    """An answer may be seconds away."""
+    server.begin("a", "b")
+    server.fire()
+    server.fire()
+    assert look.only(drain(server), do.Finish) == []
+    assert server.machine.next_deadline() == server.now + 10.0
+
+
+def test_drain_while_merging(server, look):
+    """What was trained since the snapshots of the merge under way is called for when its version is out."""
+    server.begin("a")
+    server.fire()
+    server.store(key("a"))
+    effects = drain(server)
+    assert look.only(effects, do.Commit) == []
+    assert look.said(server.committed(1)) == [msg.Announce(1, "d1")]
+    assert look.said(server.fire()) == [msg.Call(1, last=True)]
+    server.fire()
+    server.fire()
+    assert server.machine.ended, (
+        "a client that never holds the last version is not waited for for ever"
+    )
+
+
+@pytest.mark.parametrize("failed_before", [True, False])
+def test_drain_with_a_full_disk_ends(server, look, failed_before):
+    """Before, the commit was tried again for ever and the drain never ended."""
+    server.begin("a")
+    server.fire()
+    server.store(key("a"))
+    if failed_before:
+        server.feed(ev.CommitFailed(1, "no space left"))
+        assert len(look.only(drain(server), do.Commit)) == 1, "one more try, at once"
+    else:
+        drain(server)
+    effects = server.feed(ev.CommitFailed(1, "no space left"))
+    assert finish(effects, look).exit_code == 1
+    assert "no space left" in finish(effects, look).reason
+    assert server.machine.next_deadline() is None
+
+
+def test_limit_by_rounds(make_server, look):
+    """Its last round is known to be the last when it is called, so it needs no other one."""
+    server = make_server(limit_rounds=2)
+    server.begin("a")
+    assert look.said(server.fire()) == [msg.Call(0)]
+    server.store(key("a"))
+    server.committed(1)
+    server.hold("a", 1)
+    assert look.said(server.fire()) == [msg.Call(1, last=True)]
+    server.store(key("a", 2, 1))
+    effects = server.committed(2)
+    assert look.said(effects) == [msg.Announce(2, "d2")]
+    effects = server.hold("a", 2)
+    assert "limit of" in finish(effects, look).reason
+    assert look.said(effects) == [msg.Stop(finish(effects, look).reason)]
+
+
+def test_limit_by_tokens(make_server, look):
+    """Nobody knows before that a round reaches it, so what clients trained since is called for when they hold its version."""
+    server = make_server(limit_tokens=8)
+    server.begin("a")
+    server.fire()
+    server.store(key("a"))
+    assert look.said(server.committed(1)) == [msg.Announce(1, "d1")]
+    assert look.said(server.hold("a", 1)) == [msg.Call(1, last=True)]
+    server.store(key("a", 2, 1))
+    server.committed(2)
+    assert "limit of" in finish(server.hold("a", 2), look).reason
+    assert server.machine.tokens_total == 16
+
+
+def test_a_last_round_that_nobody_answers_is_not_the_last(make_server, look):
+    """With a limit of rounds and nothing to merge, the round is called again; the run must not end a version short."""
+    server = make_server(limit_rounds=1, every_s=100.0)
+    server.begin("a")
+    server.fire()
+    assert look.only(server.feed(ev.CallSkipped("a", 0, "nothing")), do.Finish) == []
+    assert look.said(server.fire()) == [msg.Call(0, last=True)]
+    assert look.only(server.offer(key("a")), do.ReceiveDelta)
+
+
+def test_after_the_last_round_nothing_is_taken(make_server, look):
+    """What would never be merged must not be acknowledged; while it may be, the answer is to come again."""
+    server = make_server(limit_rounds=1)
+    server.begin("a", "b")
+    server.fire()
+    server.store(key("a"))
+    server.store(key("b"))
+    (answer,) = look.said(server.offer(key("a", 2)))
+    assert answer.code == "later"
+    server.committed(1)
+    (answer,) = look.said(server.offer(key("a", 2)))
+    assert answer.code == "ended"
+    assert look.said(server.offer(key("a"))) == [msg.Accepted("a/1/0/1")], "a known key as ever"
+
+
+def test_the_end_waits_for_a_slow_upload(make_server, look):
+    """Before, drain_s was all there was: on a slow line the last delta was lost however well it advanced."""
+    server = make_server(drain_s=10.0, stalled_s=60.0, drain_cap_s=1000.0)
+    server.begin("a", "b", "c")
+    drain(server)
+    server.store(key("b"))
+    server.moving = ("a",)
+    effects = server.fire()
+    assert look.only(effects, do.Commit) == []
+    assert server.machine.round.missing() == ["a"], "c, whose bytes do not move, is given up"
+    assert server.machine.next_deadline() == 10.0 + 60.0
+    server.fire()
+    (commit,) = look.only(server.store(key("a"), after_s=5.0), do.Commit)
+    assert {one.key.client for one in commit.merged} == {"a", "b"}
+
+
+def test_the_end_waits_for_a_slow_download(make_server, look):
+    """The same for the last version on its way to a client."""
+    server = make_server(limit_rounds=1, drain_s=10.0, stalled_s=60.0)
+    server.begin("a")
+    server.fire()
+    server.store(key("a"))
+    server.committed(1)
+    server.moving = ("a",)
+    server.fire()
+    server.fire()
+    assert not server.machine.ended
+    server.moving = ()
+    server.fire()
+    assert server.machine.ended, "its transfer stands still"
+
+
+@pytest.mark.parametrize("collecting", [True, False])
+def test_the_end_has_a_cap(make_server, look, collecting):
+    """A transfer that advances for ever must not keep the run for ever."""
+    server = make_server(drain_s=10.0, stalled_s=60.0, drain_cap_s=200.0)
+    server.begin("a")
+    server.moving = ("a",)
+    drain(server)
+    if not collecting:
+        server.store(key("a"))
+        server.committed(1)
+    while not server.machine.ended:
+        server.fire()
+    assert server.now <= 200.0 + 10.0
+
+
+def test_the_last_round_waits_as_long_as_answers_take(make_server):
+    """A training step may be longer than drain_s: what is usual is known from the rounds before."""
+    server = make_server(every_s=100.0)
+    server.begin("a")
+    for version in range(3):
+        server.fire()
+        server.store(key("a", version + 1, version), after_s=30.0)
+        server.committed(version + 1)
+        server.hold("a", version + 1)
+    drain(server)
+    assert server.machine.next_deadline() == pytest.approx(server.now + 30.0)
+
+
+def test_limit_by_time(make_server, look):
+    """It ends like a drain: with a last round."""
+    server = make_server(limit_s=30.0)
+    server.begin("a")
+    effects = server.fire()
+    assert server.now == 30.0
+    assert look.said(effects) == [msg.Call(0, last=True)]
+    assert "limit of 30 s" in look.notes(effects)
+
+
+def test_limit_by_time_goes_on_after_a_restart(make_server, look):
+    """Before, each start of the server gave the run all of its seconds anew."""
+    server = make_server(limit_s=3000.0)
+    server.recover(2, "d2", digests={2: "d2"}, served_s=2950.0)
+    server.join("a")
+    assert look.said(server.fire()) == [msg.Call(2, last=True)]
+    assert server.now == 50.0
+
+
+def test_limit_by_time_that_was_over_before_the_restart(make_server, look):
+    """Clients are still dialling: they get drain_s to come and hand in what they have."""
+    server = make_server(limit_s=3000.0)
+    server.recover(2, "d2", digests={2: "d2"}, served_s=9000.0)
+    assert server.machine.next_deadline() == 10.0
+    server.join("a")
+    assert look.said(server.fire()) == [msg.Call(2, last=True)]
+
+
+def test_limit_by_time_during_the_drain_of_another(make_server):
+    """Two reasons to end are one end."""
+    server = make_server(limit_s=5.0, limit_rounds=1, every_s=1.0)
+    server.begin("a")
+    server.fire()
+    server.store(key("a"))
+    server.committed(1)
+    server.fire()
+    assert server.now == 5.0
+    server.fire()
+    assert server.machine.ended
+
+
+def test_a_member_that_leaves_ends_the_wait(server, look):
+    """The last one who had not the last version is gone."""
+    server.begin("a", "b")
+    server.fire()
+    server.store(key("a"))
+    server.store(key("b"))
+    drain(server)
+    server.committed(1)
+    server.hold("a", 1)
+    assert look.said(server.left("b"), "a") == [msg.Call(1, last=True)]
+    assert look.only(server.feed(ev.CallSkipped("a", 1, "nothing")), do.Finish)
+
+
+def test_a_hello_that_ends_the_last_round(server, look):
+    """The one the round waited for dials anew: the round closes, all others hold the version, the run is over."""
+    server.begin("a")
+    drain(server)
+    effects = server.hello("a", 2)
+    assert look.only(effects, do.Refuse)[0].code == "finished"
+    assert look.only(effects, do.Finish)
+
+
+def test_recovery_with_pending_deltas(make_server, look):
+    """Acknowledged before the crash: accumulated again, merged with the next version, answered when offered."""
+    server = make_server()
+    effects = server.recover(
+        2,
+        "d2",
+        digests={1: "d1", 2: "d2"},
+        pending=(PendingDelta(key("a", 3, 1), 8, 2, 1),),
+        settled={key("b", 5, 1): "merged", key("c", 2, 1): "quarantined"},
+        tokens_total=100,
+    )
+    assert "version 2 with 1 delta " in look.notes(effects)
+    assert len(look.only(effects, do.Accumulate)) == 1
+    server.join("a")
+    server.join("b")
+    server.join("c")
+    assert look.said(server.offer(key("a", 3, 1))) == [msg.Accepted("a/1/1/3")]
+    assert look.said(server.offer(key("b", 5, 1))) == [msg.Accepted("b/1/1/5")]
+    assert look.said(server.offer(key("c", 2, 1)))[0].code == "quarantined"
+    server.fire()
+    for name in "abc":
+        effects = server.feed(ev.CallSkipped(name, 2, "nothing"))
+    (commit,) = look.only(effects, do.Commit)
+    assert [one.key for one in commit.merged] == [key("a", 3, 1)]
+    server.committed(3)
+    assert server.machine.tokens_total == 108
+
+
+def test_killed_between_its_last_version_and_its_end(make_server, look):
+    """Before, the restarted server called one more round and went beyond its limit."""
+    server = make_server(limit_rounds=2)
+    server.recover(2, "d2", digests={2: "d2"})
+    server.join("a")
+    assert look.only(server.hold("a", 2), do.Finish) == [], "others may be on their way"
+    server.hello("b")
+    server.attach("b")
+    server.fire()
+    assert server.machine.phase is Phase.READY
+    assert look.only(server.hold("b", 2), do.Finish)
+
+
+def test_nothing_wakes_a_run_that_is_over(server):
+    """Late events of every kind, and no deadline ever again."""
+    server.begin("a")
+    server.fire()
+    server.left("a")
+    drain(server)
+    assert server.machine.ended
+    late = [
+        ev.TimerFired(),
+        ev.ClientLeft("a", 1, "late"),
+        ev.ModelAttached("a", "f", 1, None),
+        ev.VersionCommitted(1, "d1", 1, 0.1),
+        ev.CommitFailed(1, "late"),
+        ev.StreamLost("a", "delta:a/1/0/1", "late"),
+        ev.DrainAsked("again"),
+    ]
+    for event in late:
+        assert server.feed(event, after_s=1000.0) == []
+    assert server.machine.next_deadline() is None

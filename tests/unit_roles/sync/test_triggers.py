@@ -1,0 +1,429 @@
+"""How rounds are run when they are trained as such: rounds, turns, relay. The clock has test_ps_run."""
+
+import pytest
+
+from fsl_async.roles.sync import effects as do
+from fsl_async.roles.sync import events as ev
+from fsl_async.roles.sync import messages as msg
+from fsl_async.roles.sync.events import DeltaKey
+from fsl_async.roles.sync.ps import Phase
+from fsl_async.roles.sync.triggers import TRIGGERS, trigger_named
+
+
+def key(client, sequence=1, base=0, incarnation=1):
+    return DeltaKey(client, incarnation, base, sequence)
+
+
+def begin(server, *names):
+    """Clients with the shards 0, 1, ... in this order join, and version 0 is the first one's."""
+    for shard, name in enumerate(names):
+        server.hello(name)
+        server.feed(ev.ShardBooked(name, shard))
+        server.attach(name)
+    server.feed(ev.InitialOffered(names[0], f"initial:{names[0]}/1"))
+    server.committed(0)
+    for name in names:
+        server.hold(name, 0)
+    return server
+
+
+def called(effects):
+    """Who was told that it is its turn, in order."""
+    return [
+        (effect.peer, effect.message.round)
+        for effect in effects
+        if isinstance(effect, do.Tell) and isinstance(effect.message, msg.Turn)
+    ]
+
+
+@pytest.fixture
+def run(make_server):
+    """Make a server whose first round needs `len(names)` clients, and let them join."""
+
+    def make(trigger, *names, **rules):
+        rules = {"min_clients": len(names), "round_cap_s": 100.0, **rules}
+        return begin(make_server(trigger=trigger, **rules), *names)
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("trigger", "at_first", "after_a"),
+    [
+        ("rounds", [("b", 0), ("a", 0)], []),
+        ("turns", [("b", 0)], [("a", 0)]),
+        ("relay", [("b", 0)], None),
+    ],
+)
+def test_who_is_called_when(run, look, trigger, at_first, after_a):
+    """All at once, one after another by shard, or one per version."""
+    server = run(trigger, "b", "a")
+    assert called(server.fire()) == at_first
+    assert server.now == 0.0, "as soon as the version is there"
+    effects = server.store(key("b"))
+    if after_a is None:
+        assert look.only(effects, do.Commit)
+        effects = server.committed(1)
+        assert look.said(effects) == [], "only the next one is told"
+        effects = server.fire()
+        assert look.said(effects, "a") == [msg.Announce(1, "d1"), msg.Turn(1)]
+        return
+    assert called(effects) == after_a
+    effects = server.store(key("a"))
+    assert "2 of 2 called clients sent a delta" in look.notes(effects)
+    assert len(look.only(effects, do.Commit)[0].merged) == 2
+    assert look.said(server.committed(1)) == [msg.Announce(1, "d1")] * 2
+    assert called(server.fire()) == [(name, 1) for name, _ in at_first]
+
+
+@pytest.mark.parametrize("trigger", ["rounds", "turns", "relay"])
+def test_the_first_round_waits_for_enough(run, look, trigger):
+    """And begins when the one that was missing holds the version, not at some beat of a clock."""
+    server = run(trigger, "a", min_clients=2)
+    effects = server.fire()
+    assert "no round: 1 client is here, 2 are needed" in look.notes(effects)
+    assert server.machine.next_deadline() is None
+    server.hello("b")
+    server.feed(ev.ShardBooked("b", 1))
+    server.attach("b")
+    assert server.machine.next_deadline() is None
+    server.hold("b", 0)
+    assert called(server.fire())
+
+
+def test_a_member_that_leaves_and_one_that_comes(run):
+    """Who leaves is not waited for; who comes, or comes back as a new process, is called in the next round."""
+    server = run("rounds", "a", "b")
+    server.fire()
+    server.store(key("a"))
+    server.join("c")
+    server.left("b")
+    assert server.machine.phase is Phase.MERGING
+    server.join("b", 2)
+    server.committed(1)
+    assert {name for name, _ in called(server.fire())} == {"a", "b", "c"}
+
+
+def test_the_same_life_is_called_again(run, look):
+    """The call may have been lost with its session."""
+    server = run("turns", "a", "b")
+    server.fire()
+    server.left("a")
+    server.hello("a")
+    server.feed(ev.ShardBooked("a", 0))
+    assert look.said(server.attach("a"))[-1] == msg.Turn(0)
+
+
+@pytest.mark.parametrize("trigger", ["rounds", "turns", "relay"])
+def test_a_client_that_hangs(run, look, trigger):
+    """The cap ends the wait for it; of a round of which nothing has come, all are waited for, or the next one has its turn."""
+    server = run(trigger, "a", "b")
+    server.fire()
+    if trigger == "rounds":
+        assert "stays open: 0 of 2 called clients sent a delta" in look.notes(server.fire())
+        effects = server.store(key("b"), after_s=7.0)
+        assert "1 of 2 called clients sent a delta, none from a in time" in look.notes(effects)
+        assert look.only(effects, do.Commit)
+        return
+    effects = server.fire()
+    assert server.now == 100.0
+    assert "goes on: 0 of" in look.notes(effects)
+    if trigger == "turns":
+        assert called(effects) == [("b", 0)]
+        assert server.machine.next_deadline() == 200.0
+        effects = server.fire()
+    assert "closes without a new version" in look.notes(effects)
+    assert called(server.fire()) == [("a" if trigger == "turns" else "b", 0)]
+    assert server.now == (201.0 if trigger == "turns" else 101.0), "not in a tight loop"
+
+
+def test_those_who_had_nothing_are_called_again(run, look):
+    """When a round stays open, and not in a loop."""
+    server = run("rounds", "a", "b")
+    server.fire()
+    assert look.said(server.feed(ev.CallSkipped("a", 0, "nothing"))) == []
+    assert called(server.fire()) == [("a", 0)]
+
+
+def test_turns_pass_over_who_has_left(run):
+    """The order was made when the round opened; whoever is here when the turn comes has it."""
+    server = run("turns", "a", "b", "c")
+    server.fire()
+    server.left("b")
+    assert called(server.store(key("a"))) == [("c", 0)]
+    server.left("c")
+    assert server.machine.phase is Phase.MERGING
+    server.committed(1)
+    server.join("b", 2)
+    server.fire()
+    server.left("b", 2)
+    server.store(key("a", 2, 1))
+    assert server.machine.phase is Phase.MERGING, "there is no next one"
+    server.committed(2)
+    server.join("b", 3)
+    server.fire()
+    server.left("a")
+    assert server.machine.phase is Phase.COLLECTING
+    server.left("b", 3)
+    assert server.machine.phase is Phase.READY, "nobody is left, nothing has come"
+
+
+def test_a_shard_that_is_not_known_comes_last(run):
+    """Rather than in the way of those whose place is known."""
+    server = run("turns", "z", "y")
+    server.join("a")
+    server.feed(ev.ShardBooked("stranger", 7))
+    server.fire()
+    server.store(key("z"))
+    server.store(key("y"))
+    server.committed(1)
+    server.fire()
+    server.store(key("z", 2, 1))
+    assert called(server.store(key("y", 2, 1))) == [("a", 1)]
+
+
+def recover(make_server, trigger, pending=(), settled=(), version=1):
+    server = make_server(trigger=trigger, drain_s=10.0)
+    digests = {version: f"d{version}"}
+    waiting = tuple(ev.PendingDelta(each, 8, 2, version) for each in pending)
+    merged = dict.fromkeys(settled, "merged")
+    server.recover(version, f"d{version}", digests=digests, pending=waiting, settled=merged)
+    for shard, name in enumerate("abc"):
+        server.hello(name, 5)
+        server.feed(ev.ShardBooked(name, shard))
+        server.attach(name)
+        server.hold(name, version)
+    return server
+
+
+@pytest.mark.parametrize(
+    ("trigger", "expected"),
+    [("rounds", [("a", 1), ("c", 1)]), ("turns", [("a", 1)]), ("relay", [])],
+)
+def test_after_a_restart_nobody_trains_a_round_twice(make_server, look, trigger, expected):
+    """Clients get a moment to come back; whose delta is durable has done its part."""
+    server = recover(make_server, trigger, pending=[key("b", 1, 1, 4)])
+    effects = server.fire()
+    assert server.now == 10.0
+    assert called(effects) == expected
+    if trigger == "relay":
+        assert len(look.only(effects, do.Commit)) == 1
+        server.committed(2)
+        assert called(server.fire()) == [("a", 2)], "nobody knows whose turn it was: from the start"
+    else:
+        assert server.machine.round.contributors() == 1
+
+
+def test_the_relay_goes_on_after_a_restart(make_server):
+    """After the one whose delta the newest version was made of."""
+    server = recover(make_server, "relay", settled=[key("c", 1, -1), key("a", 1, 0)])
+    assert called(server.fire()) == [("b", 1)]
+
+
+def test_the_relay_goes_round(run):
+    """By shard, and from the first again; who leaves or comes back changes nothing for the others."""
+    server = run("relay", "a", "b", "c")
+    order = []
+    for version in range(5):
+        ((name, number),) = called(server.fire())
+        assert number == version
+        order.append(name)
+        if version == 1:
+            server.left("b")
+            assert called(server.fire()) == [("c", 1)]
+            server.join("b", 2)
+            server.feed(ev.ShardBooked("b", 1))
+            order.append("c")
+            name = "c"
+        incarnation = server.machine.members[name].incarnation
+        server.store(key(name, version + 1, version, incarnation))
+        server.committed(version + 1)
+        server.hold(name, version + 1)
+    assert order == ["a", "b", "c", "a", "b", "c"]
+
+
+def test_a_turn_that_is_over_has_made_nothing(run, look):
+    """In a relay the weights have gone on to somebody else: a late delta would be averaged into another client's."""
+    server = run("relay", "a", "b")
+    server.fire()
+    server.fire()
+    server.fire()
+    effects = server.offer(key("a"))
+    assert look.said(effects)[0].code == "turn"
+    assert look.only(server.offer(key("b")), do.ReceiveDelta)
+    server.left("b")
+    assert look.said(server.offer(key("a")))[0].code == "turn", "also between two rounds"
+
+
+def test_whole_versions_in_a_relay(run):
+    """Who had no turn for a while has no use for the versions in between."""
+    server = run("relay", "a")
+    for version in range(3):
+        server.fire()
+        server.store(key("a", version + 1, version))
+        server.committed(version + 1)
+    assert server.feed(ev.FetchAsked("a", 2, "d2")) == [do.Serve("a", "update", 3)]
+    assert server.feed(ev.FetchAsked("a", 1, "d1")) == [do.Serve("a", "full", 3)]
+
+
+@pytest.mark.parametrize("trigger", ["rounds", "turns", "relay"])
+def test_the_last_round_is_called_as_such(run, look, trigger):
+    """With a limit of rounds; the run ends when everybody holds what came of it."""
+    server = run(trigger, "a", limit_rounds=1)
+    assert look.said(server.fire())[-1] == msg.Turn(0, True)
+    server.store(key("a"))
+    effects = server.committed(1)
+    assert msg.Announce(1, "d1") in look.said(effects)
+    effects = server.hold("a", 1)
+    assert look.said(effects)[0] == msg.Stop("the run's limit of 1 rounds is reached")
+    assert server.machine.ended
+
+
+@pytest.mark.parametrize("when", ["collecting", "ready", "merging"])
+@pytest.mark.parametrize("trigger", ["rounds", "turns", "relay"])
+def test_asked_to_end(run, look, trigger, when):
+    """The open round is the last; nobody trains between rounds, so there is no further one."""
+    server = run(trigger, "a", "b")
+    if when == "ready":
+        effects = server.feed(ev.DrainAsked("Ctrl-C"))
+        assert look.said(effects)[-1] == msg.Stop("Ctrl-C")
+        assert server.machine.ended
+        return
+    server.fire()
+    if when == "merging":
+        server.store(key("a"))
+        if trigger != "relay":
+            server.store(key("b"))
+    effects = server.feed(ev.DrainAsked("Ctrl-C"))
+    assert "no further round" in look.notes(effects)
+    if when == "collecting":
+        assert called(server.store(key("a"))) == [], "whose turn had not come has none"
+        if server.machine.phase is Phase.COLLECTING:
+            server.fire()  # b is not waited for any longer
+    assert server.machine.phase is Phase.MERGING
+    server.committed(1)
+    server.hold("a", 1)
+    server.hold("b", 1)
+    assert server.machine.ended
+
+
+def test_what_came_while_the_last_version_was_made_is_merged_too(run, look):
+    """It was acknowledged, and the next version was never made."""
+    server = run("rounds", "a", "b")
+    server.fire()
+    server.store(key("a"))
+    server.fire()
+    server.feed(ev.DrainAsked("Ctrl-C"))
+    server.store(key("b"))
+    server.committed(1)
+    server.hold("a", 1)
+    (commit,) = look.only(server.hold("b", 1), do.Commit)
+    assert [one.key for one in commit.merged] == [key("b")]
+    server.committed(2)
+    server.hold("a", 2)
+    server.hold("b", 2)
+    assert server.machine.ended
+
+
+def test_a_limit_of_tokens_needs_no_further_round(run, look):
+    """As of the operator's wish."""
+    server = run("rounds", "a", limit_tokens=8)
+    server.fire()
+    server.store(key("a"))
+    server.committed(1)
+    assert look.only(server.hold("a", 1), do.Finish)
+
+
+def test_a_restart_after_the_last_round(make_server, look):
+    """Killed between its last version and its end: clients get the version, and no round."""
+    server = make_server(trigger="rounds", limit_tokens=5, drain_s=10.0)
+    server.recover(1, "d1", digests={1: "d1"}, tokens_total=9)
+    server.hello("a")
+    server.attach("a")
+    server.hold("a", 1)
+    assert look.only(server.fire(), do.Finish)
+
+
+def test_names():
+    """The settings and the machines know the same triggers."""
+    from typing import get_args
+
+    from fsl_async.config import settings
+
+    assert set(get_args(settings.Trigger)) == set(TRIGGERS)
+    assert all(trigger_named(name).name == name for name in TRIGGERS)
+    with pytest.raises(KeyError):
+        trigger_named("other")
+
+
+def test_an_answer_about_transfers_that_nobody_waits_for(run, look):
+    """It may come after what it was asked for: no round is dismissed, and none is called, because of it."""
+    server = run("rounds", "a")
+    assert server.feed(ev.TransfersSeen(())) == []
+    server.fire()
+    server.store(key("a"))
+    server.feed(ev.DrainAsked("Ctrl-C"))
+    assert server.machine.phase is Phase.MERGING
+    assert server.feed(ev.TransfersSeen(())) == []
+
+
+def served(effects):
+    """What is sent to whom, in order, with the announcements."""
+    return [
+        (effect.peer, effect.version if isinstance(effect, do.Serve) else effect.message.version)
+        for effect in effects
+        if isinstance(effect, do.Serve)
+        or (isinstance(effect, do.Tell) and isinstance(effect.message, msg.Announce))
+    ]
+
+
+def test_a_version_is_sent_with_its_announcement_once(run):
+    """Whoever stands still for it saves a round trip; its question, sent when it hears of the version, gets no second answer."""
+    server = run("rounds", "a", "b", "late")
+    server.fire()
+    for name in ("a", "b", "late"):
+        server.store(DeltaKey(name, 1, 0, 1))
+    server.committed(1)
+    server.hold("a", 1)
+    server.hold("b", 1)  # and late does not
+    for name in ("a", "b"):
+        server.store(DeltaKey(name, 1, 1, 2))
+    server.feed(ev.ClientLeft("late", 1, "expired"))
+    server.hello("late")
+    server.attach("late")
+    assert served(server.committed(2)) == [("a", 2), ("a", 2), ("b", 2), ("b", 2), ("late", 2)]
+    assert server.feed(ev.FetchAsked("a", 1, "d1")) == [], "it is on its way"
+    again = [do.Serve("a", "update", 2)]
+    assert server.feed(ev.FetchAsked("a", 1, "d1")) == again, "asked a second time it is wanted"
+    assert server.feed(ev.FetchAsked("late", -1, "")) == [do.Serve("late", "full", 2)]
+    assert server.feed(ev.FetchAsked("b", 1, "alien")) == [do.Serve("b", "full", 2)]
+
+
+@pytest.mark.parametrize("how", ["declined", "held", "new session"])
+def test_a_question_after_it_is_an_honest_one(run, how):
+    """What was sent unasked may be declined or go with a session: who asks then must not wait for ever."""
+    server = run("rounds", "a")
+    server.fire()
+    server.store(DeltaKey("a", 1, 0, 1))
+    server.committed(1)
+    if how == "declined":
+        server.feed(ev.ServeFailed("a", 1))
+    elif how == "held":
+        server.hold("a", 1, "other")  # is answered with the whole version
+        server.hold("a", 1)
+    else:
+        server.hello("a")
+        server.attach("a")
+    assert server.feed(ev.FetchAsked("a", 0, "d0")) == [do.Serve("a", "update", 1)]
+
+
+def test_in_a_relay_it_is_sent_whole_to_whose_turn_it_is(run):
+    """It has missed the versions in between."""
+    server = run("relay", "a", "b")
+    server.fire()
+    server.store(DeltaKey("a", 1, 0, 1))
+    server.committed(1)
+    effects = server.fire()
+    assert called(effects) == [("b", 1)]
+    assert [e for e in effects if isinstance(e, do.Serve)] == [do.Serve("b", "full", 1)]
+    assert server.feed(ev.FetchAsked("b", 0, "d0")) == []

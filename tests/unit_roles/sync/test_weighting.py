@@ -1,0 +1,106 @@
+"""Weighting: each strategy against its definition, computed another way."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fsl_async.roles.sync.weighting import (
+    WEIGHTINGS,
+    Contribution,
+    staleness_discount,
+    weighting_named,
+)
+
+contributions = st.lists(
+    st.builds(
+        Contribution,
+        tokens=st.integers(1, 10**9),
+        steps=st.integers(1, 5000),
+        staleness=st.integers(0, 20),
+    ),
+    min_size=1,
+    max_size=12,
+)
+
+
+def average(strategy, merged, deltas):
+    total = sum(strategy.weight(one) * delta for one, delta in zip(merged, deltas, strict=True))
+    return strategy.scale(merged) * total
+
+
+@pytest.mark.parametrize("name", list(WEIGHTINGS))
+@given(merged=contributions)
+def test_equal_fresh_deltas_average_to_themselves(name, merged):
+    """A weighting may prefer one client to another, but must not change what all agree on."""
+    fresh = [Contribution(one.tokens, 7) for one in merged]
+    strategy = weighting_named(name)
+    assert average(strategy, fresh, [3.0] * len(fresh)) == pytest.approx(3.0)
+
+
+@given(merged=contributions)
+def test_tokens_is_the_average_over_the_data(merged):
+    """The default: every token counts the same, whoever trained on it."""
+    deltas = np.arange(len(merged), dtype=float)
+    discounts = [(1 + one.staleness) ** -0.5 for one in merged]
+    tokens = np.array([one.tokens for one in merged], dtype=float)
+    expected = np.sum(tokens / tokens.sum() * discounts * deltas)
+    assert average(weighting_named("tokens"), merged, deltas) == pytest.approx(expected)
+
+
+@given(merged=contributions)
+def test_uniform_is_the_mean(merged):
+    """Every client counts the same."""
+    deltas = np.arange(len(merged), dtype=float)
+    discounts = np.array([(1 + one.staleness) ** -0.5 for one in merged])
+    expected = np.mean(discounts * deltas)
+    assert average(weighting_named("uniform"), merged, deltas) == pytest.approx(expected)
+
+
+@given(merged=contributions)
+def test_fednova_is_its_paper(merged):
+    """Normalised steps: sum_i p_i H_i times sum_i p_i Delta_i / H_i, with p_i the share of the tokens."""
+    fresh = [Contribution(one.tokens, one.steps) for one in merged]
+    deltas = np.arange(len(fresh), dtype=float)
+    tokens = np.array([one.tokens for one in fresh], dtype=float)
+    steps = np.array([one.steps for one in fresh], dtype=float)
+    share = tokens / tokens.sum()
+    expected = np.sum(share * steps) * np.sum(share * deltas / steps)
+    assert average(weighting_named("fednova"), fresh, deltas) == pytest.approx(expected)
+
+
+def test_fednova_does_not_favour_many_steps():
+    """Two clients that walk in opposite directions with the same speed must cancel, however far each went."""
+    merged = [Contribution(tokens=100, steps=10), Contribution(tokens=100, steps=40)]
+    assert average(weighting_named("fednova"), merged, [10.0, -40.0]) == pytest.approx(0.0)
+    assert average(weighting_named("tokens"), merged, [10.0, -40.0]) < -1.0
+
+
+@pytest.mark.parametrize("name", list(WEIGHTINGS))
+def test_a_stale_delta_counts_less_even_alone(name):
+    """If the discount were divided out again, a server that merges one stale delta would take it at full weight."""
+    strategy = weighting_named(name)
+    values = [average(strategy, [Contribution(10, 10, stale)], [1.0]) for stale in (0, 3, 8)]
+    assert values == pytest.approx([1.0, 0.5, 1 / 3])
+
+
+def test_the_exponent_is_the_users():
+    """An exponent of 0 turns the discount off."""
+    assert staleness_discount(99, 0.0) == 1.0
+    assert staleness_discount(3, 1.0) == 0.25
+    assert weighting_named("uniform", 1.0).weight(Contribution(1, 1, 1)) == 0.5
+
+
+@pytest.mark.parametrize("name", list(WEIGHTINGS))
+def test_no_work_at_all_is_no_change(name):
+    """Deltas without tokens or steps must give zero, not a division by zero."""
+    strategy = weighting_named(name)
+    assert strategy.scale([]) == 0.0
+    for idle in (Contribution(0, 5), Contribution(5, 0), Contribution(0, 0)):
+        assert np.isfinite(strategy.weight(idle) * strategy.scale([idle]))
+
+
+def test_an_unknown_name_lists_the_known_ones():
+    """The message must let the user fix the line without reading the source."""
+    with pytest.raises(ValueError, match="tokens, uniform, fednova"):
+        weighting_named("median")

@@ -1,0 +1,44 @@
+"""What a client says as it leaves: written and read, also when a stranger wrote it."""
+
+import pytest
+
+from fsl_async.roles.goodbye import Goodbye
+
+
+@pytest.mark.parametrize(
+    ("goodbye", "text"),
+    [
+        (Goodbye("Ctrl-C"), "Ctrl-C"),
+        (Goodbye("SIGTERM", 0.0), "relaunch 0: SIGTERM"),
+        (Goodbye("training hangs: no step", 1.2), "relaunch 2: training hangs: no step"),
+        (Goodbye("late", -3.0), "relaunch 0: late"),
+        (Goodbye("slow", 1e9), "relaunch 9999: slow"),
+    ],
+)
+def test_what_is_said_is_what_is_read(goodbye, text):
+    """Rounded up, because before that there is no use in a launch; anything else is a sentence."""
+    assert goodbye.text == text
+    read = Goodbye.read(text)
+    assert read.text == text
+    assert read.reason == goodbye.reason
+    assert (read.relaunch_in_s is None) == (goodbye.relaunch_in_s is None)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "relaunch", "relaunch : x", "relaunch 99999: x", "relaunch -1: x", "relaunch 1e3: x",
+     "relaunch ٣: x", "Relaunch 1: x", " relaunch 1: x", "relaunch 1:x", "superseded"],
+)  # fmt: skip
+def test_what_does_not_look_like_it_is_a_sentence(text):
+    """Strangers write it: no number of theirs is taken but a short one of ASCII digits."""
+    assert Goodbye.read(text) == Goodbye(text)
+
+
+def test_what_a_stranger_says_is_short_and_printable():
+    """It is shown to people and kept in a journal: no escapes for their terminals, no page of text, no second line."""
+    assert Goodbye.read("relaunch 7: a\x1b[2J\nb") == Goodbye(r"a\u001b[2J\u000ab", 7.0)
+    assert (
+        len(Goodbye.read("x" * 1024).reason)
+        == len(Goodbye.read("relaunch 1: " + "y" * 999).reason)
+        == 200
+    )

@@ -1,0 +1,123 @@
+# ruff: noqa: D102 - the methods mirror those of Store
+"""For the store's tests: a run with shorthands."""
+
+import os
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from crash_disk import CrashDisk
+
+from fsl_async.roles.sync.events import DeltaKey
+from fsl_async.store.files import Files
+from fsl_async.store.manifest import Manifest
+from fsl_async.store.records import DeltaMeta, MergedDelta, StoreSettings
+from fsl_async.store.store import Store
+from fsl_codecs import CodecSpec, decode, encode
+
+SMALL = Manifest.from_shapes([("w.weight", (10, 5)), ("w.scale", ()), ("w.bias", (9,))])
+FP32 = CodecSpec(format="fp32")
+
+
+@pytest.fixture
+def run_root(tmp_path):
+    """A folder in memory where there is one: thousands of small files on a shared disk would take minutes."""
+    memory = Path("/dev/shm")
+    if not os.access(memory, os.W_OK):
+        yield tmp_path
+        return
+    with tempfile.TemporaryDirectory(dir=memory) as folder:
+        yield Path(folder)
+
+
+@pytest.fixture
+def crash_disk():
+    """The class of disks that go wrong."""
+    return CrashDisk
+
+
+class Quiet(Files):
+    """A disk that does not wait for the hardware."""
+
+    def sync(self, descriptor):
+        """Do nothing."""
+
+
+def noise(manifest, seed):
+    return np.random.default_rng(seed).standard_normal(manifest.values).astype(np.float32)
+
+
+def frames_of(manifest, vector, spec=FP32):
+    spans = (manifest.chunk_range(index) for index in range(manifest.chunks))
+    return [encode(vector[start:stop], spec) for start, stop in spans]
+
+
+class Run:
+    """A store with shorthands."""
+
+    def __init__(self, root, manifest=SMALL, **options):
+        self.root = root
+        self.manifest = manifest
+        self.settings = StoreSettings(**options)
+        self.store = None
+
+    def open(self, files=None, **options):
+        self.close()
+        self.store = Store(self.root, self.settings, files=files or Quiet(), **options)
+        return self.store.recover()
+
+    def close(self):
+        if self.store is not None:
+            self.store.close()
+        self.store = None
+
+    def start(self, seed=0):
+        self.open()
+        self.store.begin_initial(self.manifest)
+        for index, frame in enumerate(frames_of(self.manifest, noise(self.manifest, seed))):
+            self.store.write_initial(index, frame)
+        return self.store.finish_initial()
+
+    def send(self, key, vector, tokens=10, spec=FP32):
+        meta = DeltaMeta(tokens=tokens, steps=2, base_digest=self.store.digest, round=1)
+        assert self.store.spool_begin(key, meta) is None
+        for index, frame in enumerate(frames_of(self.manifest, vector, spec)):
+            self.store.spool_write(key, index, frame)
+        return self.store.spool_finish(key)
+
+    def commit(self, *keys, tokens=10):
+        for key in keys:
+            self.store.accumulate(key, float(tokens))
+        merged = [MergedDelta(key, float(tokens), 0, tokens) for key in keys]
+        return self.store.commit(self.store.version + 1, merged, 1 / (tokens * len(keys)))
+
+    def round(self, version, *names):
+        keys = [DeltaKey(name, 1, version - 1, version) for name in names]
+        for position, key in enumerate(keys):
+            self.send(key, noise(self.manifest, 100 * version + position))
+        return self.commit(*keys)
+
+    def weights(self, version):
+        chunks = [self.store.read_full(version, i) for i in range(self.manifest.chunks)]
+        return np.concatenate([decode(chunk) for chunk in chunks])
+
+
+@pytest.fixture
+def make_run(run_root):
+    """Makes runs below the test's folder, and closes them in the end."""
+    made = []
+
+    def make(name="run", manifest=SMALL, **options):
+        made.append(Run(run_root / name, manifest, **options))
+        return made[-1]
+
+    yield make
+    for run in made:
+        run.close()
+
+
+@pytest.fixture
+def run(make_run):
+    """A run of a small model, not started."""
+    return make_run()

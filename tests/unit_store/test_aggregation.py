@@ -1,0 +1,289 @@
+"""Rules of aggregation: the formulas of the papers, written again with NumPy; the same bits after a crash; who counts, on record."""
+
+import itertools
+import json
+
+import numpy as np
+import pytest
+
+from fsl_async.roles.sync.events import DeltaKey
+from fsl_async.store import manifest as manifest_module
+from fsl_async.store.aggregation import RULES, rule_named
+from fsl_async.store.errors import StoreError
+from fsl_async.store.manifest import Manifest
+from fsl_async.store.outer import OuterSettings
+from fsl_async.store.records import MergedDelta, StoreSettings
+from fsl_codecs import CodecSpec
+
+MODEL = Manifest.from_shapes([("w", (11, 9)), ("b", (7,))])
+PLAIN = {"outer": OuterSettings("average"), "codec_down": CodecSpec(format="fp32")}
+ROBUST = sorted(name for name, rule in RULES.items() if rule.by_rows)
+NAMES = ("a", "b", "c", "d", "e", "f")
+
+
+@pytest.fixture(autouse=True)
+def small_chunks(monkeypatch):
+    """Several chunks, the last one shorter."""
+    monkeypatch.setattr(manifest_module, "CHUNK_VALUES", 32)
+
+
+def deltas(count=6, seed=3):
+    return np.random.default_rng(seed).standard_normal((count, MODEL.values)).astype(np.float32)
+
+
+# --- the formulas, one coordinate or one pair at a time, in double precision ------------------------------------
+
+
+def trimmed(rows, f):
+    return np.array([np.mean(np.sort(column)[f : len(column) - f]) for column in rows.T])
+
+
+def median(rows, f):
+    return np.array([np.median(column) for column in rows.T])
+
+
+def multi_krum(rows, f):
+    n = len(rows)
+    scores = []
+    for i in range(n):
+        distances = sorted(np.sum((rows[i] - rows[j]) ** 2) for j in range(n) if j != i)
+        scores.append(sum(distances[: n - f - 2]))
+    best = sorted(range(n), key=lambda i: (scores[i], i))[: n - f - 2]
+    return np.mean(rows[best], axis=0)
+
+
+FORMULAS = {"trimmed": trimmed, "median": median, "multi-krum": multi_krum}
+
+
+def started(make_run, name, f=1, run="run", **changes):
+    made = make_run(run, MODEL, rule=rule_named(name, f), **{**PLAIN, **changes})
+    made.start()
+    return made
+
+
+def merge(run, keys, weights=None):
+    weights = weights or dict.fromkeys(keys, 1.0)
+    for key in keys:
+        run.store.accumulate(key, weights[key])
+    merged = [MergedDelta(key, weights[key], 0, 10) for key in keys]
+    return run.store.commit(run.store.version + 1, merged, 1 / len(keys))
+
+
+@pytest.mark.parametrize(("name", "f", "count"), [
+    ("trimmed", 1, 6), ("trimmed", 2, 5), ("trimmed", 0, 3), ("median", 1, 5), ("median", 1, 6), ("median", 0, 1),
+    ("multi-krum", 1, 6), ("multi-krum", 1, 5), ("multi-krum", 0, 4),
+])  # fmt: skip
+def test_a_rule_is_its_formula(make_run, name, f, count):
+    """Through spool, chunks and outer step, against the definition."""
+    run = started(make_run, name, f)
+    rows = deltas(count)
+    rows[0] *= -10
+    keys = [DeltaKey(client, 1, 0, 1) for client in NAMES[:count]]
+    for key, row in zip(keys, rows, strict=True):
+        run.send(key, row)
+    before = run.weights(0)
+    merge(run, keys)
+    expected = FORMULAS[name](rows.astype(np.float64), f)
+    np.testing.assert_allclose(before - run.weights(1), expected, rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize("name", ROBUST)
+def test_the_order_of_arrival_changes_no_bit(make_run, name):
+    """Recovery books the deltas in another order than they came: the version must be the same."""
+    rows = deltas(5)
+    digests = set()
+    for number, order in enumerate(itertools.islice(itertools.permutations(range(5)), 0, 120, 17)):
+        run = started(make_run, name, run=f"run-{number}")
+        keys = [DeltaKey(NAMES[index], 1, 0, 1) for index in order]
+        for key, index in zip(keys, order, strict=True):
+            run.send(key, rows[index])
+        digests.add(merge(run, keys).digest)
+        run.close()
+    assert len(digests) == 1
+
+
+def test_two_deltas_of_one_client_are_one_row(make_run):
+    """Who sends twice must not have two votes: the median of (1, 2), 3 and 9 is that of 3, 3 and 9."""
+    run = started(make_run, "median")
+    parts = {
+        DeltaKey("a", 1, 0, 1): 1,
+        DeltaKey("a", 1, 0, 2): 2,
+        DeltaKey("b", 1, 0, 1): 3.5,
+        DeltaKey("c", 1, 0, 1): 9,
+    }
+    for key, value in parts.items():
+        run.send(key, np.full(MODEL.values, value, np.float32))
+    before = run.weights(0)
+    merge(run, list(parts))
+    np.testing.assert_allclose(before - run.weights(1), 3.5, atol=1e-6)
+
+
+def test_weights_are_discounts(make_run):
+    """A stale or clipped delta counts as a smaller one, as in the mean."""
+    run = started(make_run, "trimmed", 0)
+    keys = [DeltaKey(client, 1, 0, 1) for client in "ab"]
+    for key in keys:
+        run.send(key, np.ones(MODEL.values, np.float32))
+    before = run.weights(0)
+    merge(run, keys, dict(zip(keys, (1.0, 0.5), strict=True)))
+    np.testing.assert_allclose(before - run.weights(1), 0.75, atol=1e-6)
+
+
+def test_the_ledger_says_who_counts(make_run):
+    """Of a version made by multi-Krum: the chosen with their weights, the others with none, all as merged."""
+    run = started(make_run, "multi-krum")
+    rows = deltas(5)
+    rows[3] += 100
+    keys = [DeltaKey(client, 1, 0, 1) for client in NAMES[:5]]
+    for key, row in zip(keys, rows, strict=True):
+        run.send(key, row)
+    merge(run, keys)
+    record = run.store.records[-1]
+    used = {entry.key.client for entry in record.merged if entry.weight}
+    assert record.rule == "multi-krum"
+    assert len(record.merged) == 5
+    assert len(used) == 2
+    assert "d" not in used
+    line = json.loads((run.root / "ledger.jsonl").read_text().splitlines()[-1])
+    assert (line["fact"], line["rule"]) == ("version", "multi-krum")
+    recovered = run.open()
+    assert {recovered.settled[key] for key in keys} == {"merged"}
+
+
+@pytest.mark.parametrize("name", ROBUST)
+def test_too_few_clients_make_no_version(make_run, name):
+    """The rule's promise needs its numbers; the deltas stay, and one more client makes the version."""
+    run = started(make_run, name)
+    least = rule_named(name, 1).least
+    keys = [DeltaKey(client, 1, 0, 1) for client in NAMES[:least]]
+    rows = deltas(least)
+    for key, row in zip(keys, rows, strict=True):
+        run.send(key, row)
+    for key in keys[:-1]:
+        run.store.accumulate(key, 1.0)
+    merged = [MergedDelta(key, 1.0, 0, 10) for key in keys]
+    with pytest.raises(StoreError, match=f"needs deltas of {least} clients, there are {least - 1}"):
+        run.store.commit(1, merged[:-1], 1.0)
+    run.store.accumulate(keys[-1], 1.0)
+    assert run.store.commit(1, merged, 1.0).version == 1
+
+
+@pytest.mark.parametrize("name", ROBUST)
+def test_killed_at_every_call_of_a_merge_it_is_made_the_same(make_run, crash_disk, name):
+    """A crash in the middle of a merge: what was acknowledged is merged once, and the version has the same digest."""
+    rows = deltas(5)
+    keys = [DeltaKey(client, 1, 0, 1) for client in NAMES[:5]]
+
+    def prepared(run):
+        for key, row in zip(keys, rows, strict=True):
+            run.send(key, row)
+
+    whole = started(make_run, name, run="whole")
+    prepared(whole)
+    expected = merge(whole, keys).digest
+    for at in itertools.count(1):
+        run = started(make_run, name, run=f"run-{at}")
+        prepared(run)
+        run.close()
+        disk = crash_disk(run.root, 0)
+        run.open(disk)
+        disk.calls.clear()
+        disk.at = at
+        killed = False
+        try:
+            merge(run, keys)
+        except SystemExit:
+            killed = True
+        run.store._run = None  # nothing of the process runs on
+        disk.bury()
+        recovered = run.open()
+        pending = [delta.key for delta in reversed(recovered.pending)]
+        assert (
+            sorted([*pending, *(k for k, known in recovered.settled.items() if known == "merged")])
+            == keys
+        )
+        digest = merge(run, pending).digest if pending else recovered.digest
+        assert digest == expected
+        assert len([r for r in run.store.records if r.merged]) == 1
+        run.close()
+        if not killed:
+            break
+    assert at > 10
+
+
+def test_whole_weights_know_only_the_mean():
+    """Their path through the store is another one."""
+    with pytest.raises(ValueError, match="whole weights cannot be aggregated by median"):
+        StoreSettings(outer=OuterSettings("average"), rule=rule_named("median"), whole=True)
+
+
+def test_unknown_rules_are_named():
+    """A typing error must say what there is."""
+    with pytest.raises(ValueError, match="mean, trimmed, median, multi-krum"):
+        rule_named("krumm")
+
+
+# --- what is kept out ---------------------------------------------------------------------------------------------
+
+
+def test_a_held_delta_can_be_released(make_run):
+    """Out of the merge, on record with its reason, over restarts; then merged once, like any other."""
+    run = started(make_run, "mean")
+    a, b = DeltaKey("a", 1, 0, 1), DeltaKey("b", 1, 0, 1)
+    run.send(a, deltas()[0])
+    run.send(b, deltas()[1])
+    run.store.quarantine(b, "its norm", held=True)
+    recovered = run.open()
+    assert [delta.key for delta in recovered.pending] == [a]
+    assert [delta.key for delta in recovered.held] == [b]
+    assert recovered.settled == {b: "quarantined"}
+    run.store.release(b)
+    assert run.store.known(b) == "accepted"
+    with pytest.raises(StoreError, match="not held"):
+        run.store.release(b)
+    run.commit(a, b)
+    recovered = run.open()
+    assert recovered.settled == {a: "merged", b: "merged"}
+    assert [delta.key for delta in recovered.usual] == [a, b]
+    assert not recovered.held
+
+
+def test_what_was_quarantined_for_good_is_not_released(make_run):
+    """Only what was said to be held comes back."""
+    run = started(make_run, "mean")
+    key = DeltaKey("a", 1, 0, 1)
+    run.send(key, deltas()[0])
+    run.store.quarantine(key, "by hand")
+    with pytest.raises(StoreError, match="not held"):
+        run.store.release(key)
+
+
+def test_killed_while_it_is_released(make_run, crash_disk):
+    """At every call: the delta is held or waits, never neither, and its file is where that says."""
+    for at in itertools.count(1):
+        run = started(make_run, "mean", run=f"run-{at}")
+        key = DeltaKey("a", 1, 0, 1)
+        run.send(key, deltas()[0])
+        run.store.quarantine(key, "its norm", held=True)
+        run.close()
+        disk = crash_disk(run.root, 0)
+        run.open(disk)
+        disk.calls.clear()
+        disk.at = at
+        killed = False
+        try:
+            run.store.release(key)
+        except SystemExit:
+            killed = True
+        run.store._run = None
+        disk.bury()
+        recovered = run.open()
+        held, pending = [d.key for d in recovered.held], [d.key for d in recovered.pending]
+        assert held + pending == [key]
+        if held:
+            run.store.release(key)
+        run.commit(key)
+        run.close()
+        if not killed:
+            break
+    assert at > 3

@@ -1,0 +1,166 @@
+"""Chunks in several threads: results in order, bounded memory, and nobody at work after an error."""
+
+import threading
+import time
+from concurrent.futures import CancelledError
+
+import pytest
+
+from fsl_async.store.chunk_pool import ChunkPool
+from fsl_async.store.errors import NoThread
+
+
+@pytest.fixture(params=[1, 3])
+def pool(request):
+    pool = ChunkPool(request.param)
+    yield pool
+    pool.close()
+
+
+def test_results_come_in_the_order_of_the_chunks(pool):
+    """A digest over the results must not depend on which thread was faster."""
+
+    def job(number):
+        time.sleep(0.002 * (number % 3))
+        return number * number
+
+    assert list(pool.each(job, range(40))) == [number * number for number in range(40)]
+
+
+def test_only_a_few_chunks_are_taken_ahead(pool):
+    """The frames of a delta come from a file as large as the model."""
+    taken = []
+    results = pool.each(lambda number: number, (taken.append(n) or n for n in range(1000)))
+    assert next(results) == 0
+    assert len(taken) <= 2 * pool.threads
+    results.close()
+
+
+def test_after_an_error_nobody_works_any_more(pool):
+    """The caller clears the accumulator then; a late addition would stay in it."""
+    at_work, lock = [], threading.Lock()
+
+    def job(number):
+        with lock:
+            at_work.append(number)
+        time.sleep(0.02)
+        with lock:
+            at_work.remove(number)
+        if number == 2:
+            raise ValueError("chunk 2")
+
+    with pytest.raises(ValueError, match="chunk 2"):
+        pool.run(job, range(100))
+    assert at_work == []
+
+
+def test_several_threads_work_at_the_same_time():
+    """What the pool is for; two jobs that wait for each other end only when both run."""
+    pool, both = ChunkPool(2), threading.Barrier(2, timeout=10)
+    pool.run(lambda _: both.wait(), range(4))
+    pool.close()
+
+
+def test_begun_jobs_have_ended_when_the_wait_is_over(pool):
+    """One that fails is told only when the others are done, for they write to files that are closed then."""
+    done = []
+
+    def slowly():
+        time.sleep(0.05)
+        done.append("slowly")
+
+    def fail():
+        raise OSError("the disk is full")
+
+    def begin_and_wait():
+        pool.begin([slowly, fail, slowly])()
+
+    with pytest.raises(OSError, match="the disk is full"):
+        begin_and_wait()
+    assert done == ["slowly"] * (2 if pool.threads > 1 else 1)
+    pool.begin([slowly])()
+    pool.begin([])()
+    assert len(done) == (3 if pool.threads > 1 else 2)
+
+
+def test_whoever_began_jobs_works_meanwhile():
+    """Else the next chunk waits for the disk."""
+    pool, go_on, told = ChunkPool(2), threading.Event(), []
+    wait = pool.begin([lambda: told.append(go_on.wait(20))])
+    go_on.set()
+    wait()
+    pool.close()
+    assert told == [True]
+
+
+def begin_and_wait(pool, job):
+    """Six times."""
+    pool.begin([job] * 6)()
+
+
+def run_for_each(pool, job):
+    """Six times."""
+    pool.run(lambda _: job(), range(6))
+
+
+@pytest.mark.parametrize("do", [begin_and_wait, run_for_each])
+def test_where_no_thread_can_be_started_nobody_is_at_work_when_that_is_told(monkeypatch, do):
+    """The executor keeps the job that it could not start a thread for; another thread would do it after all, on files that are closed by then."""
+    pool, at_work, done = ChunkPool(3), [], []
+
+    def job():
+        at_work.append(0)
+        time.sleep(0.05)
+        at_work.pop()
+        done.append(0)
+
+    begin, allowed = threading.Thread.start, [True, False]
+
+    def start(thread):
+        if not allowed or not allowed.pop(0):
+            raise RuntimeError("can't start new thread")
+        begin(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    with pytest.raises(NoThread, match="can't start new thread"):
+        do(pool, job)
+    assert not at_work
+    count = len(done)
+    time.sleep(0.2)
+    assert len(done) == count
+    monkeypatch.undo()
+    do(pool, job)
+    assert len(done) == count + 6
+    pool.close()
+
+
+def test_a_pool_that_is_closed_meanwhile_lets_nobody_wait_for_ever():
+    """Jobs that had not begun are cancelled."""
+    pool, go_on, told = ChunkPool(2), threading.Event(), []
+    wait = pool.begin([lambda: go_on.wait(20)] * 4)
+
+    def wait_and_tell():
+        try:
+            wait()
+        except CancelledError as error:
+            told.append(error)
+
+    executor = pool._pool
+    threads = [threading.Thread(target=one, daemon=True) for one in (pool.close, wait_and_tell)]
+    for thread in threads:
+        thread.start()
+    # What has not begun is cancelled before the queue is empty but for the word that it is over.
+    while not (executor._shutdown and executor._work_queue.qsize() <= 1):
+        time.sleep(0.01)
+    go_on.set()
+    for thread in threads:
+        thread.join(20)
+    assert len(told) == 1
+
+
+def test_a_pool_that_was_closed_starts_again():
+    """A store is closed and opened."""
+    pool = ChunkPool(2)
+    for _ in range(2):
+        assert list(pool.each(abs, [-1, -2, -3])) == [1, 2, 3]
+        pool.close()

@@ -1,0 +1,589 @@
+# ruff: noqa: D102 - the methods mirror those of Files, and the helpers say what they are by name
+"""Deltas that are added while they come: whatever comes of them, the sum is that of the whole ones in their order, to the bit."""
+
+import itertools
+import math
+import os
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from attrs import define
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from fsl_async.roles.sync.events import DeltaKey
+from fsl_async.store import accumulator
+from fsl_async.store import manifest as manifest_module
+from fsl_async.store.aggregation import rule_named
+from fsl_async.store.errors import NoThread, StoreError
+from fsl_async.store.files import Files
+from fsl_async.store.manifest import Manifest
+from fsl_async.store.outer import OuterSettings
+from fsl_async.store.records import DeltaMeta, MergedDelta, StoreSettings, file_name
+from fsl_async.store.store import Store
+from fsl_codecs import CodecSpec, decode, encode
+
+CHUNK = 20
+CHUNKS = 4
+MANIFEST = Manifest.from_shapes([("w", (CHUNKS * CHUNK - 7,))])
+UP = CodecSpec(format="e4m3")
+WHOLE = {"outer": OuterSettings(optimizer="average"), "whole": True}
+
+
+@pytest.fixture(autouse=True)
+def small_chunks(monkeypatch):
+    monkeypatch.setattr(manifest_module, "CHUNK_VALUES", CHUNK)
+
+
+class Disk(Files):
+    """Counts what is read of each file, and fails where it is told to."""
+
+    def __init__(self):
+        self.reads = {}
+        self.unreadable = set()
+        self.sync_fails = False
+        self._names = {}
+
+    def open_existing(self, path, *, writable=False):
+        if path.name in self.unreadable and not writable:
+            raise OSError(5, "Input/output error", str(path))
+        descriptor = super().open_existing(path, writable=writable)
+        self._names[descriptor] = path.name
+        return descriptor
+
+    def read(self, descriptor, size, offset):
+        data = super().read(descriptor, size, offset)
+        name = self._names.get(descriptor, "")
+        self.reads[name] = self.reads.get(name, 0) + len(data)
+        return data
+
+    def sync(self, descriptor):
+        if self.sync_fails:
+            raise OSError(28, "No space left on device")
+
+
+def opened(root, **options):
+    store = Store(root, StoreSettings(codec_down=CodecSpec(format="fp32"), **options), files=Disk())
+    store.recover()
+    store.begin_initial(MANIFEST)
+    for index, frame in enumerate(frames(vector(0), CodecSpec())):
+        store.write_initial(index, frame)
+    store.finish_initial()
+    return store
+
+
+@pytest.fixture
+def store(run_root):
+    store = opened(run_root / "run")
+    yield store
+    store.close()
+
+
+def vector(seed):
+    chance = np.random.default_rng(seed)
+    values = chance.standard_normal(MANIFEST.values).astype(np.float32)
+    values[chance.random(len(values)) < 0.1] *= np.float32(-0.0)
+    values[:CHUNK] *= np.float32(1e-38)
+    return values
+
+
+def frames(values, spec=UP):
+    return [encode(values[start : start + CHUNK], spec) for start in range(0, len(values), CHUNK)]
+
+
+def key(client, sequence=1, base=0):
+    return DeltaKey(client, 1, base, sequence)
+
+
+def begin(store, which, weight=3.0):
+    assert store.spool_begin(which, DeltaMeta(10, 2), weight) is None
+
+
+def write(store, which, seed, chunks):
+    coded = frames(vector(seed))
+    for index in chunks:
+        store.spool_write(which, index, coded[index])
+
+
+def sent(store, which, seed, weight=3.0):
+    begin(store, which, None)
+    write(store, which, seed, range(CHUNKS))
+    store.spool_finish(which)
+    store.accumulate(which, weight)
+
+
+def raw(store):
+    """The vector as it is now, with what may be in it of a delta that is not whole."""
+    return store._sum._total.copy()
+
+
+def added(*members):
+    """What adding (seed, weight) one after the other comes to."""
+    total = np.zeros(MANIFEST.values, np.float32)
+    for seed, weight in members:
+        coded = np.concatenate([decode(frame) for frame in frames(vector(seed))])
+        total += coded * np.float32(weight)
+    return total
+
+
+def test_a_chunk_is_in_the_sum_before_the_next_one_comes(store):
+    """That is the point: what is left to do when the last chunk is there does not grow with the model."""
+    begin(store, key("a"))
+    for index in range(CHUNKS):
+        write(store, key("a"), 1, [index])
+        stop = min((index + 1) * CHUNK, MANIFEST.values)
+        assert np.array_equal(raw(store)[:stop], added((1, 3.0))[:stop])
+        assert not raw(store)[stop:].any()
+    store.spool_finish(key("a"))
+    before = store._files.reads.get(file_name(key("a")), 0)
+    store.accumulate(key("a"), 3.0)
+    lengths = len(b"FSLFRM01") + 4 * CHUNKS
+    assert store._files.reads[file_name(key("a"))] - before == lengths, "no frame is read again"
+    assert store.accumulated == {key("a"): 3.0}
+    assert np.array_equal(store._sum.values, added((1, 3.0)))
+
+
+def test_nobody_sees_a_delta_that_is_not_whole(store):
+    """A version that is made meanwhile has the whole ones in it and nothing else."""
+    sent(store, key("a"), 1)
+    begin(store, key("b"))
+    write(store, key("b"), 2, [0, 1])
+    assert not np.array_equal(raw(store), added((1, 3.0)))
+    assert np.array_equal(store._sum.values, added((1, 3.0)))
+    store.commit(1, [MergedDelta(key("a"), 3.0, 0, 10)], 1.0)
+    write(store, key("b"), 2, [2, 3])
+    assert not raw(store).any(), "its weight was that of the version that is gone"
+    store.spool_finish(key("b"))
+    store.accumulate(key("b"), 2.0)
+    assert np.array_equal(store._sum.values, added((2, 2.0)))
+
+
+def test_who_is_whole_first_is_added_first(store):
+    """The order is the ledger's, however they came: fp32 sums depend on it, and a restart goes by the ledger."""
+    sent(store, key("a"), 1, 0.3)
+    begin(store, key("b"), 0.7)
+    write(store, key("b"), 2, [0, 1, 2])
+    sent(store, key("c"), 3, 0.9)
+    write(store, key("b"), 2, [3])
+    store.spool_finish(key("b"))
+    store.accumulate(key("b"), 0.7)
+    expected = added((1, 0.3), (3, 0.9), (2, 0.7))
+    assert not np.array_equal(expected, added((1, 0.3), (2, 0.7), (3, 0.9)))
+    assert np.array_equal(store._sum.values, expected)
+
+
+def test_another_weight_than_was_said_counts(store):
+    """The norm of a whole delta may lower its weight."""
+    begin(store, key("a"), 3.0)
+    write(store, key("a"), 1, range(CHUNKS))
+    store.spool_finish(key("a"))
+    store.accumulate(key("a"), 0.5)
+    assert np.array_equal(store._sum.values, added((1, 0.5)))
+
+
+def test_the_weight_is_the_last_one_that_was_said(store):
+    """A client that comes back offers its delta again; what was added with another weight is not in the sum."""
+    begin(store, key("a"), 3.0)
+    write(store, key("a"), 1, [0])
+    begin(store, key("a"), 2.0)
+    write(store, key("a"), 1, [1])
+    begin(store, key("a"), 3.0)
+    write(store, key("a"), 1, [2, 3])
+    store.spool_finish(key("a"))
+    store.accumulate(key("a"), 3.0)
+    assert np.array_equal(store._sum.values, added((1, 3.0)))
+
+
+def test_an_offer_after_a_version_counts_again(store):
+    """What was said before was for the version before."""
+    sent(store, key("a"), 1)
+    begin(store, key("b"), 3.0)
+    write(store, key("b"), 2, [0])
+    store.commit(1, [MergedDelta(key("a"), 3.0, 0, 10)], 1.0)
+    write(store, key("b"), 2, [1])
+    assert not raw(store).any()
+    begin(store, key("b"), 2.0)
+    write(store, key("b"), 2, [2])
+    assert np.array_equal(raw(store)[2 * CHUNK : 3 * CHUNK], added((2, 2.0))[2 * CHUNK : 3 * CHUNK])
+    write(store, key("b"), 2, [3])
+    store.spool_finish(key("b"))
+    store.accumulate(key("b"), 2.0)
+    assert np.array_equal(store._sum.values, added((2, 2.0)))
+
+
+def test_one_after_the_other_each_is_added_while_it_comes(store):
+    """The first one must not be the only one."""
+    begin(store, key("a"))
+    write(store, key("a"), 1, range(CHUNKS))
+    store.spool_finish(key("a"))
+    store.accumulate(key("a"), 3.0)
+    begin(store, key("b"), 2.0)
+    write(store, key("b"), 2, range(CHUNKS))
+    assert np.array_equal(raw(store), added((1, 3.0), (2, 2.0)))
+
+
+def test_taking_another_one_out_leaves_nothing_behind(store):
+    """The sum is made again then, without what has come of this one."""
+    sent(store, key("a"), 1)
+    begin(store, key("b"))
+    write(store, key("b"), 2, [0, 1])
+    store.quarantine(key("a"), "a test")
+    write(store, key("b"), 2, [2, 3])
+    store.spool_finish(key("b"))
+    store.accumulate(key("b"), 3.0)
+    assert np.array_equal(store._sum.values, added((2, 3.0)))
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("options", [{}, WHOLE], ids=["", "whole"])
+@pytest.mark.parametrize("weight", [0.0, 1e12])
+@pytest.mark.parametrize("bad", [0x7FC00000, 0x7F800001, 0x7F800000, 0x7F61B1E6])
+def test_a_delta_whose_last_chunk_is_bad_leaves_nothing_behind(run_root, bad, weight, options):
+    """NaN, a signalling one, infinity and what becomes infinite by its weight are in the sum for a while, and in no version."""
+    store = opened(run_root / "run", **options)
+    begin(store, key("a"), weight)
+    sick = vector(1)
+    sick[-1:].view(np.uint32)[:] = bad
+    for index, frame in enumerate(frames(sick, CodecSpec(format="fp32"))):
+        store.spool_write(key("a"), index, frame)
+    assert not store.spool_finish(key("a")).finite
+    sent(store, key("b"), 2)
+    assert np.array_equal(store._sum.values.astype(np.float32), added((2, 3.0)))
+    store.close()
+
+
+def test_what_comes_a_second_time_is_added_once(store):
+    """A delta whose sync failed is given up, and sent again under its name, perhaps with other values."""
+    begin(store, key("a"))
+    write(store, key("a"), 1, range(CHUNKS))
+    store._files.sync_fails = True
+    with pytest.raises(StoreError, match="No space left"):
+        store.spool_finish(key("a"))
+    store._files.sync_fails = False
+    begin(store, key("a"))
+    write(store, key("a"), 2, range(CHUNKS))
+    store.spool_finish(key("a"))
+    store.accumulate(key("a"), 3.0)
+    assert np.array_equal(store._sum.values, added((2, 3.0)))
+
+
+def test_a_chunk_that_is_there_already_is_not_added_again(store):
+    """Whoever sends it twice, with other values, has the first ones in the spool; a restart would add those."""
+    begin(store, key("a"), None)
+    write(store, key("a"), 1, [0])
+    begin(store, key("a"), 3.0)
+    write(store, key("a"), 2, [0])
+    write(store, key("a"), 1, [1, 2, 3])
+    store.spool_finish(key("a"))
+    store.accumulate(key("a"), 3.0)
+    assert np.array_equal(store._sum.values, added((1, 3.0)))
+
+
+def test_half_a_chunk_is_none(store, monkeypatch):
+    """An addition that stops in the middle is not taken for one that was made."""
+
+    def stop_half_way(frame, total, weight):
+        total[:3] = 99.0
+        raise MemoryError
+
+    begin(store, key("a"))
+    write(store, key("a"), 1, [0])
+    with monkeypatch.context() as patch:
+        patch.setattr(store._sum, "_add_frame", stop_half_way)
+        with pytest.raises(MemoryError):
+            write(store, key("a"), 1, [1])
+    write(store, key("a"), 1, [2, 3])
+    store.spool_finish(key("a"))
+    store.accumulate(key("a"), 3.0)
+    assert np.array_equal(store._sum.values, added((1, 3.0)))
+
+
+def test_a_delta_that_is_taken_out_of_the_run_before_it_counts(store):
+    """An outlier is known by its norm, when all of it has come; released, it is added like any other."""
+    begin(store, key("a"))
+    write(store, key("a"), 1, range(CHUNKS))
+    store.spool_finish(key("a"))
+    store.quarantine(key("a"), "norm 99 times the median", held=True)
+    assert np.array_equal(store._sum.values, added())
+    store.release(key("a"))
+    store.accumulate(key("a"), 3.0)
+    assert np.array_equal(store._sum.values, added((1, 3.0)))
+
+
+def test_a_sum_that_could_not_be_made_again_is_made_before_it_is_used(store):
+    """A disk that cannot be read for a while costs a commit, not a delta."""
+    sent(store, key("a"), 1)
+    begin(store, key("b"))
+    write(store, key("b"), 2, [0, 1])
+    store._files.unreadable.add(file_name(key("a")))
+    merged = [MergedDelta(key("a"), 3.0, 0, 10)]
+    sent_late = key("c")
+    begin(store, sent_late, None)
+    write(store, sent_late, 3, range(CHUNKS))
+    store.spool_finish(sent_late)
+    for _ in range(2):
+        with pytest.raises(StoreError, match=r"delta a/1/0/1 cannot be read back.*Input/output"):
+            store.commit(1, merged, 1.0)
+        with pytest.raises(StoreError, match=r"delta a/1/0/1 cannot be read back.*Input/output"):
+            store.accumulate(sent_late, 5.0)
+        assert store.accumulated == {key("a"): 3.0}
+    write(store, key("b"), 2, [2, 3])
+    store.spool_finish(key("b"))
+    store._files.unreadable.clear()
+    store.accumulate(key("b"), 3.0)
+    store.accumulate(sent_late, 5.0)
+    assert np.array_equal(store._sum.values, added((1, 3.0), (2, 3.0), (3, 5.0)))
+
+
+def test_a_stranger_who_breaks_off_makes_little_work(store):
+    """For each chunk of whoever is added while he comes, and breaks off, a chunk of few others is added again, however many there are."""
+    names = [f"c{number}" for number in range(accumulator.MOST_BEFORE + 1)]
+    lengths = len(b"FSLFRM01") + 4 * CHUNKS
+    for seed, name in enumerate(names):
+        begin(store, key("x", seed + 1))
+        write(store, key("x", seed + 1), 9, [0])
+        store._files.reads.clear()
+        sent(store, key(name), seed)
+        again = {one: store._files.reads.get(file_name(key(one)), 0) for one in names[:seed]}
+        one_chunk = max(len(encode(vector(seed)[:CHUNK], UP)) for seed in range(len(names)))
+        assert all(0 < size <= lengths + one_chunk for size in again.values()), again
+    begin(store, key("x", 99))
+    before = raw(store)
+    write(store, key("x", 99), 9, range(CHUNKS - 1))
+    assert np.array_equal(raw(store), before)
+
+
+def test_who_breaks_off_alone_stands_in_nobodys_way(store):
+    """Where nothing else is in the sum there is nothing to read for it, so the next one is added while it comes."""
+    begin(store, key("x"))
+    write(store, key("x"), 9, [0, 1])
+    assert store.spool_begin(key("x"), DeltaMeta(11, 2), 3.0) is None, "from its start"
+    begin(store, key("b"))
+    write(store, key("b"), 2, [0])
+    assert np.array_equal(raw(store)[:CHUNK], added((2, 3.0))[:CHUNK])
+    assert not raw(store)[CHUNK:].any()
+
+
+@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize("weight", [1e39, math.inf, math.nan, -1.0])
+def test_a_weight_that_is_none_adds_nothing(run_root, weight, whole):
+    """It would make everything infinite, when no chunk is left to be read that could refuse it."""
+    store = opened(run_root / "run", **(WHOLE if whole else {}))
+    begin(store, key("a"), weight)
+    write(store, key("a"), 1, range(CHUNKS))
+    assert not raw(store).any()
+    store.spool_finish(key("a"))
+    with pytest.raises(StoreError, match="must be a number of fp32, not negative"):
+        store.accumulate(key("a"), weight)
+    assert store.accumulated == {}
+    store.close()
+
+
+def test_the_bits_do_not_depend_on_what_a_library_does_to_small_numbers(run_root):
+    """Some set their thread, or all of them, to flush subnormals to zero; a version may not show who came when."""
+    torch = pytest.importorskip("torch")
+    stores = [opened(run_root / name) for name in ("early", "late")]
+    torch.set_flush_denormal(True)
+    try:
+        for store, said in zip(stores, (0.1, None), strict=True):
+            for seed, client in enumerate("ab"):
+                begin(store, key(client), said)
+                write(store, key(client), seed, range(CHUNKS))
+                store.spool_finish(key(client))
+                store.accumulate(key(client), 0.1)
+        sums = [store._sum.values.view(np.uint32).copy() for store in stores]
+    finally:
+        torch.set_flush_denormal(False)
+    assert ((sums[0] & 0x7F800000) == 0).any(), "there are subnormals"
+    assert np.array_equal(*sums)
+    for store in stores:
+        store.close()
+
+
+@pytest.mark.parametrize("options", [{}, {"threads": 3}, WHOLE], ids=["", "threads", "whole"])
+@pytest.mark.parametrize("error", [NoThread("a test"), MemoryError("a test")])
+def test_half_an_addition_is_none(run_root, monkeypatch, options, error):
+    """Whatever stops it, the sum is that of the deltas that are said to be in it, and it can be tried again."""
+    store = opened(run_root / "run", **options)
+    sent(store, key("a"), 1)
+    begin(store, key("b"), None)
+    write(store, key("b"), 2, range(CHUNKS))
+    store.spool_finish(key("b"))
+    run = store._pool.run
+
+    def stop_half_way(job, chunks):
+        run(job, itertools.islice(chunks, 2))
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store._pool, "run", stop_half_way)
+        for _ in range(2):
+            with pytest.raises(type(error)):
+                store.accumulate(key("b"), 2.0)
+            with pytest.raises(type(error)):
+                store.commit(1, [MergedDelta(key("a"), 3.0, 0, 10)], 1.0)
+    assert store.accumulated == {key("a"): 3.0}
+    assert np.array_equal(store._sum.values.astype(np.float32), added((1, 3.0)))
+    store.accumulate(key("b"), 2.0)
+    late = opened(run_root / "late", **options)
+    sent(late, key("a"), 1)
+    sent(late, key("b"), 2, 2.0)
+    assert np.array_equal(store._sum.values, late._sum.values)
+    store.close()
+    late.close()
+
+
+def test_rules_that_see_deltas_side_by_side_wait_until_they_are_whole(run_root):
+    """They have no sum."""
+    store = opened(run_root / "run", rule=rule_named("median"))
+    begin(store, key("a"))
+    write(store, key("a"), 1, range(CHUNKS))
+    assert store.accumulated == {}
+    store.spool_finish(key("a"))
+    store.accumulate(key("a"), 3.0)
+    assert store.accumulated == {key("a"): 3.0}
+    store.close()
+
+
+# --- all of it at once: one store adds while deltas come, its twin when they are whole ----------------------
+
+CLIENTS = 4
+STEPS = st.one_of(
+    st.tuples(st.just("send"), st.integers(0, CLIENTS - 1), st.integers(1, CHUNKS)),
+    st.tuples(
+        st.sampled_from(["send", "lighter", "again", "give up", "sick", "lose", "quarantine"]),
+        st.integers(0, CLIENTS - 1),
+        st.just(1),
+    ),
+    st.tuples(st.sampled_from(["commit", "crash", "fault"]), st.just(0), st.just(0)),
+)
+
+
+def usual_weight(client):
+    return 0.1 + int(client[1:]) / 7
+
+
+@define
+class Transfer:
+    """What a client is sending."""
+
+    key: DeltaKey
+    seed: int
+    weight: float
+    sick: bool = False
+    done: int = 0
+
+    def frames(self):
+        values = vector(self.seed)
+        if self.sick:
+            values[2 * CHUNK + 3] = math.nan
+        return frames(values, CodecSpec(format="bf16"))
+
+
+class Server:
+    """A store, and what its clients are sending."""
+
+    def __init__(self, root, options, *, early):
+        self.early = early
+        self.store = opened(root, **options)
+        self.sequences = [0] * CLIENTS
+        self.coming = [None] * CLIENTS
+        self.seeds = itertools.count(1)
+        self.digests = []
+        self.is_faulty = False
+
+    def begin(self, client, which):
+        transfer = Transfer(which, next(self.seeds), usual_weight(which.client))
+        meta = DeltaMeta(10, 2, metrics={"seed": transfer.seed})
+        weight = transfer.weight if self.early else None
+        assert self.store.spool_begin(which, meta, weight) is None
+        self.coming[client] = transfer
+
+    def patiently(self, act):
+        """Do it with a disk that cannot be read, if that was asked for, and then again with one that can."""
+        if self.is_faulty:
+            self.is_faulty = False
+            before = self.store.accumulated
+            self.store._files.unreadable |= {file_name(one) for one in before}
+            try:
+                return act()
+            except StoreError:
+                assert self.store.accumulated == before
+            finally:
+                self.store._files.unreadable.clear()
+        return act()
+
+    def send(self, client, chunks):
+        if self.coming[client] is None:
+            self.sequences[client] += 1
+            self.begin(client, key(f"c{client}", self.sequences[client], self.store.version))
+        one = self.coming[client]
+        coded = one.frames()
+        stop = min(CHUNKS, one.done + chunks)
+        for index in range(one.done, stop):
+            self.store.spool_write(one.key, index, coded[index])
+        one.done = stop
+        if stop == CHUNKS:
+            self.coming[client] = None
+            if self.store.spool_finish(one.key).finite:
+                self.patiently(lambda: self.store.accumulate(one.key, one.weight))
+
+    def apply(self, what, client, chunks):
+        one = self.coming[client]
+        if what == "send":
+            self.send(client, chunks)
+        elif what == "commit" and self.store.accumulated:
+            merged = [MergedDelta(k, w, 0, 10) for k, w in self.store.accumulated.items()]
+            version = self.store.version + 1
+            made = self.patiently(lambda: self.store.commit(version, merged, 0.1))
+            self.digests.append(made.digest)
+        elif what == "fault":
+            self.is_faulty = True
+        elif what == "crash":
+            self.coming = [None] * CLIENTS
+            for delta in self.store.recover().pending:
+                self.store.accumulate(delta.key, usual_weight(delta.key.client))
+        elif what == "quarantine":
+            for which in list(self.store.accumulated):
+                if which.client == f"c{client}":
+                    self.store.quarantine(which, "a test")
+        elif one is not None and what == "lighter":
+            one.weight /= 2
+        elif one is not None and what == "again":
+            self.begin(client, one.key)
+        elif one is not None and what == "give up":
+            self.coming[client] = None
+        elif one is not None and what == "sick":
+            one.sick = one.sick or one.done <= 2
+        elif one is not None and what == "lose":
+            self.store._files.sync_fails = True
+            with pytest.raises(StoreError):
+                self.send(client, CHUNKS)
+            self.store._files.sync_fails = False
+            self.begin(client, one.key)
+
+
+@pytest.mark.parametrize("options", [{}, WHOLE, {"threads": 3}], ids=["", "whole", "threads"])
+@given(steps=st.lists(STEPS, min_size=20, max_size=60))
+@settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck))
+def test_whatever_happens_the_versions_are_those_of_whole_deltas(options, steps):
+    """Breaking off, coming again, overtaking, quarantine, crashes: no trace of when a delta was added."""
+    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    with tempfile.TemporaryDirectory(dir=memory) as root:
+        servers = [
+            Server(Path(root) / name, options, early=name == "early") for name in ("early", "late")
+        ]
+        try:
+            for step in [*steps, ("commit", 0, 0)]:
+                for server in servers:
+                    server.apply(*step)
+            early, late = servers
+            assert early.digests == late.digests
+            assert early.store.accumulated == late.store.accumulated
+            if early.store.accumulated:
+                assert np.array_equal(early.store._sum.values, late.store._sum.values)
+        finally:
+            for server in servers:
+                server.store.close()

@@ -1,0 +1,225 @@
+"""The ledger: what is torn is cut, what is damaged is named, what was acknowledged stays."""
+
+import json
+
+import pytest
+
+from fsl_async.files.checksummed_json import seal, unseal
+from fsl_async.roles.sync.events import DeltaKey
+from fsl_async.store.book import Book
+from fsl_async.store.errors import LedgerDamaged, StoreError
+from fsl_async.store.files import Files
+from fsl_async.store.ledger import Ledger
+from fsl_async.store.records import AcceptedDelta, MergedEntry, VersionRecord
+
+NAMES = ["site-a", "b", "zürich"]
+
+
+def opened(path, files=None, clock=lambda: 5.0):
+    facts = []
+    ledger = Ledger(files or Files(), path, lambda: 12.3456, clock)
+    notice = ledger.open(facts.append)
+    return ledger, facts, notice
+
+
+@pytest.fixture
+def path(run_root):
+    path = run_root / "ledger.jsonl"
+    ledger, _, _ = opened(path)
+    for index, name in enumerate(NAMES):
+        ledger.append("lease", {"name": name, "index": index})
+    ledger.close()
+    return path
+
+
+def test_facts_come_back_in_order(path):
+    """The order of facts is their meaning: accepted, then merged."""
+    ledger, facts, notice = opened(path)
+    ledger.close()
+    assert notice is None
+    assert [fact["name"] for fact in facts] == NAMES
+    assert facts[0] == {"at": 12.346, "up": 0.0, "fact": "lease", "name": "site-a", "index": 0}
+
+
+def test_the_time_that_a_run_was_served_survives_its_processes(path):
+    """It adds up over restarts; the time between two processes, and what the wall clock says, do not count."""
+    for begun, worked in ((1000.0, 40.0), (7.0, 2.5)):
+        now = [begun]
+        ledger, _, _ = opened(path, clock=lambda now=now: now[0])
+        now[0] += worked
+        ledger.append("lease", {"name": "more", "index": 9})
+        now[0] += 100.0  # after the last line: lost
+        ledger.close()
+    ledger, facts, _ = opened(path)
+    ledger.close()
+    assert ledger.served_before_s == 42.5
+    assert [fact["up"] for fact in facts[-2:]] == [40.0, 42.5]
+
+
+def test_every_line_is_json(path):
+    """An auditor reads the ledger with any tool, without ours."""
+    lines = path.read_text().splitlines()
+    assert [json.loads(line)["name"] for line in lines] == NAMES
+
+
+def test_a_torn_last_line_is_cut_at_every_length(path):
+    """A crash may leave any part of the last line; the lines before it must survive and new ones follow cleanly."""
+    whole = path.read_bytes()
+    last = whole[: whole.rindex(b"\n", 0, -1) + 1]
+    for size in range(len(last) + 1, len(whole)):
+        path.write_bytes(whole[:size])
+        ledger, facts, notice = opened(path)
+        assert len(facts) == 2
+        assert f"{size - len(last)} bytes" in notice
+        ledger.append("lease", {"name": "c", "index": 2})
+        ledger.close()
+        ledger, facts, notice = opened(path)
+        ledger.close()
+        assert [fact["name"] for fact in facts] == ["site-a", "b", "c"]
+        assert notice is None
+
+
+@pytest.mark.parametrize("line", [1, 2, 3])
+def test_a_flipped_bit_is_named(path, line):
+    """Damage to what was acknowledged must stop the server; guessing would lose or double somebody's work."""
+    whole = path.read_bytes()
+    begin = sum(map(len, whole.splitlines(keepends=True)[: line - 1]))
+    end = whole.index(b"\n", begin)
+    for position in range(begin, end + 1):
+        path.write_bytes(whole[:position] + bytes([whole[position] ^ 0x10]) + whole[position + 1 :])
+        with pytest.raises(LedgerDamaged, match=f"line {line} is damaged") as caught:
+            opened(path)
+        assert caught.value.line == line
+
+
+def test_a_garbled_end_is_a_torn_line(path):
+    """After a power cut the last block may hold zeros instead of the line."""
+    path.write_bytes(path.read_bytes() + bytes(100))
+    ledger, facts, notice = opened(path)
+    ledger.close()
+    assert len(facts) == 3
+    assert "100 bytes" in notice
+
+
+def test_a_ledger_longer_than_one_read_is_whole(path, monkeypatch):
+    """A line that lies across two reads must not be taken for a torn one."""
+    monkeypatch.setattr("fsl_async.store.ledger._PIECE_BYTES", 7)
+    ledger, facts, notice = opened(path)
+    ledger.close()
+    assert [fact["name"] for fact in facts] == NAMES
+    assert notice is None
+
+
+def test_two_processes_cannot_share_a_run(path):
+    """Two servers on one directory would be two truths."""
+    ledger, _, _ = opened(path)
+    with pytest.raises(StoreError, match="another process uses"):
+        opened(path)
+    ledger.close()
+    opened(path)[0].close()
+
+
+def test_a_closed_ledger_takes_nothing(path):
+    """A late call after the end must not write to somebody else's descriptor."""
+    ledger, _, _ = opened(path)
+    ledger.close()
+    ledger.close()
+    with pytest.raises(StoreError, match="closed"):
+        ledger.append("lease", {"name": "x", "index": 1})
+
+
+def test_a_failed_append_leaves_no_trace(run_root, crash_disk):
+    """Half a line from a full disk must not end up in the middle of the ledger."""
+    for failures in (1, 2, 3):
+        root = run_root / str(failures)
+        root.mkdir()
+        # create, sync_directory, then write and sync of the first line; the second line's calls fail
+        disk = crash_disk(root, 5, "error", failures)
+        ledger, _, _ = opened(root / "ledger.jsonl", disk)
+        ledger.append("lease", {"name": "a", "index": 0})
+        for _ in range(failures):
+            with pytest.raises(OSError, match="No space"):
+                ledger.append("lease", {"name": "b" * 500, "index": 1})
+        ledger.append("lease", {"name": "c", "index": 1})
+        ledger.close()
+        ledger, facts, notice = opened(root / "ledger.jsonl")
+        ledger.close()
+        assert [fact["name"] for fact in facts] == ["a", "c"]
+        assert notice is None
+
+
+def test_a_seal_finds_every_single_byte_error():
+    """The checksum is only worth something if it covers the whole line."""
+    line = seal({"fact": "lease", "name": "é\n", "index": 3})
+    assert b"\n" not in line
+    assert unseal(line) == {"fact": "lease", "name": "é\n", "index": 3}
+    for position in range(len(line)):
+        for wrong in (line[position] ^ 1, 0):
+            assert unseal(line[:position] + bytes([wrong]) + line[position + 1 :]) is None
+    assert unseal(b"") is None
+    assert unseal(line[:-1]) is None
+
+
+def test_numbers_that_json_lacks_are_refused():
+    """NaN in a ledger line would make it unreadable for every other tool."""
+    with pytest.raises(ValueError, match="JSON"):
+        seal({"norm": float("nan")})
+
+
+def test_a_fact_from_the_future_stops_an_old_release():
+    """Skipping a fact that it does not know, an old release might merge a delta twice."""
+    with pytest.raises(StoreError, match="newer release"):
+        Book(3).apply({"fact": "forked"})
+
+
+def test_what_a_delta_takes_in_the_ledger(path):
+    """docs/ARCHITECTURE.md says how large a ledger gets in a year: about 550 bytes for each delta."""
+    key = DeltaKey("site-001.example", 1763722149000000001, 51234, 51235)
+    numbers = (1638400, 200)
+    digest, norm = "0123456789abcdef" * 2, 12.345678901234567
+    metrics = {"loss": 2.3456789012345, "snapshot_s": 0.123456789}
+    delta = AcceptedDelta(key, *numbers, 51234, digest, 123456789, norm, digest * 2, metrics)
+    entry = MergedEntry(key, *numbers, 0, 1638400.0, norm)
+    version = VersionRecord(
+        51235, digest, digest, 0, digest, (entry,) * 100, 1e-9, 10**12, 123456789, 100, 1.23456789
+    )
+    before = path.stat().st_size
+    ledger, _, _ = opened(path)
+    ledger.append("accepted", delta.to_fact())
+    line = path.stat().st_size - before
+    ledger.append("version", version.to_fact())
+    ledger.close()
+    entries = path.stat().st_size - before - line
+    assert 450 < line + entries / 100 < 600
+
+
+def test_a_zero_inside_a_whole_line_is_damage(path):
+    """A torn write leaves zeros up to its end or to the end of a disk's block, not one among the bytes of a line that was synced."""
+    whole = path.read_bytes()
+    begin = whole.rindex(b"\n", 0, -1) + 1
+    for position in range(begin, len(whole) - 1):
+        path.write_bytes(whole[:position] + b"\0" + whole[position + 1 :])
+        with pytest.raises(LedgerDamaged):
+            opened(path)
+
+
+def test_a_line_whose_block_was_not_written_is_torn(path):
+    """The file has its new length, and one of two blocks its bytes."""
+    line = seal({"fact": "lease", "name": "x" * 2000})
+    begin = path.stat().st_size
+    block = -(-begin // 512) * 512 - begin
+    torn = line[:block] + bytes(512) + line[block + 512 :] + b"\n"
+    path.write_bytes(path.read_bytes() + torn)
+    ledger, facts, notice = opened(path)
+    ledger.close()
+    assert len(facts) == 3
+    assert "torn by a crash" in notice
+
+
+def test_a_ledger_that_is_removed_under_a_run_acknowledges_nothing_more(path):
+    """Lines went on into a file without a name, and were gone with the process."""
+    ledger, _, _ = opened(path)
+    path.unlink()
+    with pytest.raises(StoreError, match="removed while the run went on"):
+        ledger.append("lease", {"name": "late", "index": 9})
+    ledger.close()

@@ -1,0 +1,122 @@
+"""The outer step against torch, and its conventions."""
+
+import numpy as np
+import pytest
+import torch
+
+from fsl_async.store.outer import (
+    OuterSettings,
+    apply_change,
+    desired_change,
+    lost_in_coding,
+    squared_norm,
+)
+from fsl_codecs import CodecSpec, decode, encode
+
+
+def vectors(count, length=257, seed=3):
+    random = np.random.default_rng(seed)
+    return [random.standard_normal(length).astype(np.float32) for _ in range(count)]
+
+
+def test_nesterov_is_that_of_torch():
+    """DiLoCo's numbers were found with torch.optim.SGD; ours must be that optimiser, to one rounding per operation."""
+    settings = OuterSettings(learning_rate=0.7, momentum=0.9)
+    (start,) = vectors(1, seed=1)
+    parameter = torch.nn.Parameter(torch.from_numpy(start.copy()))
+    optimizer = torch.optim.SGD([parameter], lr=0.7, momentum=0.9, nesterov=True)
+    weights, momentum, residual = start.copy(), np.zeros_like(start), np.zeros_like(start)
+    for gradient in vectors(6):
+        # From the same state each time, so that what is compared is one step and not a history of roundings.
+        parameter.data = torch.from_numpy(weights.copy())
+        if "momentum_buffer" in optimizer.state[parameter]:
+            optimizer.state[parameter]["momentum_buffer"].copy_(torch.from_numpy(momentum))
+        parameter.grad = torch.from_numpy(gradient.copy())
+        optimizer.step()
+        change = gradient.copy()
+        desired_change(change, momentum, residual, settings)
+        # torch may fuse a multiplication and an addition; then the two differ by the rounding of a term.
+        terms = np.abs(weights) + np.abs(gradient) + np.abs(momentum)
+        apply_change(weights, change)
+        buffer = optimizer.state[parameter]["momentum_buffer"].numpy()
+        np.testing.assert_array_max_ulp(momentum, buffer, maxulp=1)
+        error = np.abs(weights - parameter.detach().numpy())
+        assert np.all(error <= np.spacing(terms))
+
+
+def test_without_momentum_it_is_plain_descent():
+    """With momentum 0 nothing is kept from step to step, and no file is written for it."""
+    settings = OuterSettings(learning_rate=0.5, momentum=0.0)
+    assert not settings.has_momentum
+    change = np.array([2.0, -4.0], dtype=np.float32)
+    momentum = np.full(2, 7.0, dtype=np.float32)
+    desired_change(change, momentum, np.zeros(2, dtype=np.float32), settings)
+    assert change.tolist() == [-1.0, 2.0]
+    assert momentum.tolist() == [7.0, 7.0]
+
+
+def test_averaging_lands_on_the_average_of_the_clients():
+    """Plain averaging is FedAvg whatever the learning rate says: new weights = mean of the clients' weights."""
+    base, first, second = vectors(3)
+    average = ((base - first) + (base - second)) * np.float32(0.5)
+    settings = OuterSettings(optimizer="average")
+    assert not settings.has_momentum
+    desired_change(average, np.zeros_like(base), np.zeros_like(base), settings)
+    apply_change(base, average)
+    np.testing.assert_allclose(base, (first + second) / 2, rtol=0, atol=1e-6)
+
+
+def test_descent_moves_towards_the_snapshot():
+    """A sign error here would train backwards."""
+    base = np.array([1.0, 1.0], dtype=np.float32)
+    snapshot = np.array([3.0, 0.0], dtype=np.float32)
+    change = base - snapshot
+    zeros = np.zeros(2, dtype=np.float32)
+    desired_change(change, zeros.copy(), zeros, OuterSettings(learning_rate=0.7, momentum=0.9))
+    assert np.sign(change).tolist() == [1.0, -1.0]
+
+
+def test_error_feedback_keeps_what_coding_lost():
+    """Without it the fp8 downlink would lose every change below its grid for good."""
+    settings = OuterSettings(optimizer="average")
+    spec = CodecSpec(format="e4m3")
+    length = 256
+    theta = np.zeros(length, dtype=np.float32)
+    residual = np.zeros(length, dtype=np.float32)
+    wanted = np.zeros(length, dtype=np.float64)
+    for gradient in vectors(40, length):
+        change = gradient.copy()
+        desired_change(change, np.zeros_like(theta), residual, settings)
+        sent = decode(encode(change, spec))
+        apply_change(theta, sent)
+        lost_in_coding(change, sent)
+        residual = change
+        wanted -= gradient
+    np.testing.assert_allclose(theta + residual, wanted, atol=1e-4)
+    assert np.abs(residual).max() < 0.5
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"optimizer": "adam"},
+        {"learning_rate": 0.0},
+        {"learning_rate": float("nan")},
+        {"momentum": 1.0},
+        {"momentum": -0.1},
+    ],
+)
+def test_senseless_settings_are_refused(wrong):
+    """A run of days must not start with a momentum that diverges."""
+    with pytest.raises(ValueError, match="must be"):
+        OuterSettings(**wrong)
+
+
+def test_the_norm_tells_whether_all_is_finite():
+    """One pass finds NaN and infinity; the largest finite values must not be taken for infinite."""
+    huge = np.full(1000, np.finfo(np.float32).max, dtype=np.float32)
+    assert np.isfinite(squared_norm(huge))
+    assert squared_norm(np.array([3.0, 4.0], dtype=np.float32)) == 25.0
+    for bad in (np.nan, np.inf, -np.inf):
+        huge[500] = bad
+        assert not np.isfinite(squared_norm(huge))

@@ -1,0 +1,335 @@
+"""The store as its caller sees it: versions, deltas, refusals."""
+
+import json
+import math
+import struct
+import tracemalloc
+
+import numpy as np
+import pytest
+
+from fsl_async.roles.sync.events import DeltaKey
+from fsl_async.store.errors import FrameRefused, StoreError
+from fsl_async.store.manifest import CHUNK_VALUES, Manifest, digest_of
+from fsl_async.store.outer import OuterSettings
+from fsl_async.store.records import DeltaMeta, MergedDelta
+from fsl_async.store.store import Store
+from fsl_codecs import CodecSpec, decode_into, encode, info
+
+SMALL = Manifest.from_shapes([("w.weight", (10, 5)), ("w.scale", ()), ("w.bias", (9,))])
+FP32 = CodecSpec(format="fp32")
+
+
+def noise(manifest, seed):
+    return np.random.default_rng(seed).standard_normal(manifest.values).astype(np.float32)
+
+
+def frames_of(manifest, vector, spec=FP32):
+    spans = (manifest.chunk_range(index) for index in range(manifest.chunks))
+    return [encode(vector[start:stop], spec) for start, stop in spans]
+
+
+def key(name="a", base=0, sequence=1):
+    return DeltaKey(name, 1, base, sequence)
+
+
+# --- versions -------------------------------------------------------------------------------------------------
+
+
+def test_version_0_is_what_was_published(run):
+    """The publishing client trains on: its own weights must be version 0 to the bit."""
+    committed = run.start()
+    weights = noise(SMALL, 0)
+    assert (committed.version, committed.digest) == (0, digest_of(weights))
+    assert np.array_equal(run.weights(0), weights)
+    assert not run.store.has_update(0)
+
+
+def test_the_weights_open_as_safetensors(run):
+    """A user takes the checkpoint to other tools; here it is read by the published layout alone."""
+    run.start()
+    data = (run.root / "checkpoints/v00000000/weights.safetensors").read_bytes()
+    (length,) = struct.unpack("<Q", data[:8])
+    header = json.loads(data[8 : 8 + length])
+    assert data[8:9] == b"{"
+    assert (8 + length) % 8 == 0
+    assert header.pop("__metadata__") == {"format": "pt"}
+    spans = sorted(entry["data_offsets"] for entry in header.values())
+    assert spans[0][0] == 0
+    assert [end for _, end in spans[:-1]] == [begin for begin, _ in spans[1:]]
+    assert 8 + length + spans[-1][1] == len(data)
+    flat = noise(SMALL, 0)
+    for tensor in SMALL.tensors:
+        entry = header[tensor.name]
+        begin, end = entry["data_offsets"]
+        values = np.frombuffer(data[8 + length + begin : 8 + length + end], dtype="<f4")
+        assert entry["dtype"] == "F32"
+        assert tuple(entry["shape"]) == tensor.shape
+        assert np.array_equal(values, flat[tensor.offset : tensor.offset + tensor.values])
+
+
+@pytest.mark.parametrize("optimizer", ["nesterov", "average"])
+@pytest.mark.parametrize("down", ["fp32", "bf16", "e4m3"])
+def test_clients_that_apply_the_updates_hold_the_same_weights(make_run, optimizer, down):
+    """The heart of a run: decode, one fp32 add, and every node has the digest that the server announced."""
+    run = make_run(codec_down=CodecSpec(format=down), outer=OuterSettings(optimizer=optimizer))
+    run.start()
+    theta = noise(SMALL, 0)
+    for version in range(1, 5):
+        committed = run.round(version, "a", "b")
+        sent = np.zeros_like(theta)
+        for index in range(SMALL.chunks):
+            start, stop = SMALL.chunk_range(index)
+            decode_into(run.store.read_update(version, index), sent[start:stop])
+        theta += sent
+        assert digest_of(theta) == committed.digest == run.store.digest
+        assert committed.update_norm == pytest.approx(float(np.linalg.norm(sent)), rel=1e-5)
+        assert committed.update_chunks == SMALL.chunks
+    coded = [len(run.store.read_update(4, index)) for index in range(SMALL.chunks)]
+    assert committed.update_bytes == sum(coded)
+    run.close()
+
+
+def test_several_real_chunks_go_through(make_run):
+    """The production chunk size, with a last chunk that is shorter."""
+    manifest = Manifest.from_shapes([("w", (CHUNK_VALUES, 2)), ("b", (77,))])
+    run = make_run(manifest=manifest, outer=OuterSettings(optimizer="average"))
+    run.start()
+    run.round(1, "a")
+    delta = noise(manifest, 100)
+    assert info(run.store.read_update(1, 2)).values == 77
+    np.testing.assert_allclose(run.weights(1), noise(manifest, 0) - delta, atol=0.3)
+    with pytest.raises(IndexError):
+        run.store.read_update(1, 3)
+    run.close()
+
+
+def test_the_record_of_a_version_is_the_audit_trail(run):
+    """Who made version v, with how much work, how stale, and what it weighed: without this no result can be checked."""
+    run.start()
+    first = run.round(1, "a", "b")
+    (_, record) = run.store.records
+    assert (record.version, record.digest) == (1, first.digest)
+    assert record.parent == digest_of(noise(SMALL, 0))
+    assert record.tokens_total == run.store.tokens_total == 20
+    entry = record.merged[1]
+    assert (entry.client, entry.base, entry.tokens, entry.steps) == ("b", 0, 10, 2)
+    assert (entry.staleness, entry.weight) == (0, 10.0)
+    assert entry.norm == pytest.approx(float(np.linalg.norm(noise(SMALL, 101))))
+    recovered = run.open()
+    assert recovered.records == run.store.records
+    assert recovered.records[1] == record
+
+
+def test_old_versions_and_their_deltas_are_removed(run):
+    """A run of a month must not fill the disk; what a fallback may still need must stay."""
+    run.start()
+    for version in range(1, 6):
+        run.round(version, "a")
+    assert [record.version for record in run.store.records] == [3, 4, 5]
+    assert [run.store.has_update(v) for v in range(7)] == [False] * 3 + [True] * 3 + [False]
+    assert run.store.read_update(2, 0) is None
+    assert run.store.read_full(2, 0) is None
+    spooled = sorted(path.name for path in (run.root / "spool").iterdir())
+    assert spooled == ["a@1@3@4.frames", "a@1@4@5.frames"]
+
+
+def test_memory_is_one_vector(make_run):
+    """The server may have to hold a model that barely fits: nothing but the accumulator has the model's size."""
+    manifest = Manifest.from_shapes([("w", (20 * CHUNK_VALUES,))])
+    bf16 = CodecSpec(format="bf16", entropy=False)
+    run = make_run(manifest=manifest, codec_down=bf16)
+    run.start()
+    vector_bytes = 4 * manifest.values
+    tracemalloc.start()
+    run.send(key(), np.zeros(manifest.values, dtype=np.float32), spec=bf16)
+    _, spooling = tracemalloc.get_traced_memory()
+    tracemalloc.reset_peak()
+    run.commit(key())
+    _, committing = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    run.close()
+    assert spooling < 1.5 * vector_bytes  # the test's own zeros are one vector
+    assert committing < 2.0 * vector_bytes
+
+
+# --- what the store refuses -----------------------------------------------------------------------------------
+
+
+def test_nothing_works_before_recover(run_root):
+    """A store that was not recovered does not know what was acknowledged."""
+    store = Store(run_root / "run")
+    with pytest.raises(StoreError, match="call recover first"):
+        store.lease("a", 1)
+
+
+def test_a_running_run_takes_no_fresh_weights(run):
+    """A fresh node's weights must never become the truth of a running run."""
+    run.start()
+    with pytest.raises(StoreError, match="never replaced"):
+        run.store.begin_initial(SMALL)
+
+
+@pytest.mark.parametrize(
+    ("index", "frame", "words"),
+    [
+        (1, encode(noise(SMALL, 0), FP32), "came before 0"),
+        (0, encode(noise(SMALL, 0)[:-1], FP32), "59 values, expected 60"),
+        (0, encode(noise(SMALL, 0), CodecSpec(format="bf16")), "coded in bf16"),
+        (0, b"nonsense", "cannot be decoded"),
+        (0, encode(np.full(60, np.nan, dtype=np.float32), FP32), "NaN or infinity in tensor"),
+    ],
+)
+def test_bad_initial_frames_are_refused(run, index, frame, words):
+    """Version 0 is what everyone starts from; a wrong or lossy one must not get in."""
+    run.open()
+    run.store.begin_initial(SMALL)
+    with pytest.raises(FrameRefused, match=words):
+        run.store.write_initial(index, frame)
+    with pytest.raises(StoreError, match="send the rest"):
+        run.store.finish_initial()
+
+
+def test_publishing_can_start_over(run):
+    """The first client may be preempted while it publishes; another one begins again with its own weights."""
+    run.open()
+    run.store.begin_initial(SMALL)
+    run.store.write_initial(0, frames_of(SMALL, noise(SMALL, 5))[0])
+    assert run.store.initial_next_chunk() == 1
+    run.store.begin_initial(SMALL)
+    assert run.store.initial_next_chunk() == 0
+    run.store.abort_initial()
+    with pytest.raises(StoreError, match="was not begun"):
+        run.store.write_initial(0, b"")
+    assert run.start(seed=6).digest == digest_of(noise(SMALL, 6))
+
+
+@pytest.mark.parametrize(
+    ("version", "scale", "merged", "words"),
+    [
+        (2, 0.1, (1.0, 10), "cannot be next"),
+        (0, 0.1, (1.0, 10), "cannot be next"),
+        (1, math.nan, (1.0, 10), "scale nan"),
+        (1, 0.1, (1.0, 11), "with 10 tokens, not 11"),
+        (1, 0.1, (2.0, 10), "other weights"),
+    ],
+)
+def test_a_commit_that_does_not_match_is_refused(run, version, scale, merged, words):
+    """What the record says was merged must be what was merged."""
+    run.start()
+    run.send(key(), noise(SMALL, 1))
+    run.store.accumulate(key(), 1.0)
+    with pytest.raises(StoreError, match=words):
+        run.store.commit(version, [MergedDelta(key(), merged[0], 0, merged[1])], scale)
+    run.store.commit(1, [MergedDelta(key(), 1.0, 0, 10)], 0.1)
+
+
+def test_only_what_was_accumulated_is_merged(run):
+    """Neither more nor fewer deltas, none twice, and none at all is no version."""
+    run.start()
+    run.send(key("a"), noise(SMALL, 1))
+    run.send(key("b"), noise(SMALL, 2))
+    run.store.accumulate(key("a"), 1.0)
+    one, other = MergedDelta(key("a"), 1.0, 0, 10), MergedDelta(key("b"), 1.0, 0, 10)
+    for merged in ([], [one, other], [other], [one, one]):
+        with pytest.raises(StoreError, match="in the accumulator"):
+            run.store.commit(1, merged, 1.0)
+    with pytest.raises(StoreError, match="already"):
+        run.store.accumulate(key("a"), 1.0)
+    with pytest.raises(StoreError, match="not pending"):
+        run.store.accumulate(key("c"), 1.0)
+    for weight in (math.nan, math.inf, -1.0):
+        with pytest.raises(StoreError, match="not negative"):
+            run.store.accumulate(key("b"), weight)
+    assert run.store.accumulated == {key("a"): 1.0}
+
+
+def test_a_step_that_overflows_makes_no_version(run):
+    """One version with infinity in it would spread to every client at once."""
+    run.start()
+    large = np.full(SMALL.values, 1e18, dtype=np.float32)
+    run.send(key("a"), large)
+    run.store.accumulate(key("a"), 1.0)
+    with pytest.raises(StoreError, match=r"not finite in tensor 'w\.weight'"):
+        run.store.commit(1, [MergedDelta(key("a"), 1.0, 0, 10)], 1e30)
+    assert run.store.version == 0
+    run.store.quarantine(key("a"), "norm")
+    run.round(1, "b")
+    assert run.store.version == 1
+
+
+def test_an_absurd_norm_is_quarantined(run):
+    """Finite, but summed with a large weight it would overflow, at this commit and at each one after a restart."""
+    run.start()
+    huge = np.full(SMALL.values, 3e38, dtype=np.float32)
+    result = run.send(key("a"), huge)
+    assert not result.finite
+    assert "has diverged" in result.problem
+    run.round(1, "b")
+    assert run.store.version == 1
+
+
+def test_a_new_delta_of_a_client_replaces_the_half_of_an_older_one(run):
+    """A client that is preempted in mid-upload again and again must not fill the disk."""
+    run.start()
+    for sequence in range(1, 6):
+        run.store.spool_begin(key("a", sequence), DeltaMeta(1, 1))
+    assert len(list((run.store._run_dir / "spool").iterdir())) == 1
+
+
+def test_what_is_being_fetched_is_kept(run):
+    """A whole version may take longer to send than keep_versions last; and the updates after it are wanted next."""
+    run.start()
+    run.store.keep_from(1)
+    for version in range(1, 8):
+        run.round(version, "a")
+    assert all(run.store.has_update(version) for version in range(1, 8))
+    run.store.keep_from(None)
+    run.round(8, "a")
+    assert not run.store.has_update(1)
+
+
+def test_a_wanted_shard_is_given_when_it_is_free(run):
+    """The server told the client which one before it was written down."""
+    run.start()
+    assert run.store.lease("a", 4, 2) == 2
+    assert run.store.lease("b", 4, 2) == 0
+    assert run.store.lease("a", 4, 3) == 2
+
+
+def test_a_lent_shard_goes_to_another_only_when_that_is_asked(run):
+    """What a client that never trained was told must not be lost to the run, and must survive a restart until then."""
+    run.start()
+    assert run.store.lease("a", 2, 0, loan=True) == 0
+    assert run.store.lease("b", 2) == 1
+    assert run.store.lease("c", 2) is None
+    recovered = run.open()
+    assert (recovered.leases, recovered.loans) == ({"a": 0, "b": 1}, {"a"})
+    assert run.store.lease("c", 2, 0, loan=True) == 0
+    assert run.store.lease("c", 2) == 0, "for good"
+    assert run.store.lease("d", 2, 0) is None
+    recovered = run.open()
+    assert (recovered.leases, recovered.loans) == ({"c": 0, "b": 1}, frozenset())
+
+
+# --- other facts ----------------------------------------------------------------------------------------------
+
+
+def test_a_shard_stays_with_its_client(run):
+    """Two clients on one shard would count the same data twice, also after a restart of the server."""
+    run.open()
+    assert [run.store.lease(name, 2) for name in ("a", "b", "c", "a")] == [0, 1, None, 0]
+    assert run.open().leases == {"a": 0, "b": 1}
+    assert run.store.lease("c", 3) == 2
+    assert run.store.lease("b", 1) is None
+
+
+def test_names_and_lives_are_remembered(run):
+    """A restarted server must still know the run and tell a ghost from the newest life of a client."""
+    run.open()
+    assert run.store.start_run("first") == "first"
+    assert run.store.start_run("second") == "first"
+    for incarnation in (5, 9, 7):
+        run.store.record_incarnation("a", incarnation)
+    recovered = run.open()
+    assert (recovered.run, recovered.incarnations) == ("first", {"a": 9})

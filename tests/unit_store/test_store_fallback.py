@@ -1,0 +1,293 @@
+"""What the store does about damage, doubt and rollbacks."""
+
+import numpy as np
+import pytest
+
+from fsl_async.roles.sync.events import DeltaKey
+from fsl_async.store.errors import CheckpointDamaged, StoreError
+from fsl_async.store.files import Files
+from fsl_async.store.manifest import Manifest
+
+SMALL = Manifest.from_shapes([("w.weight", (10, 5)), ("w.scale", ()), ("w.bias", (9,))])
+
+
+class NoNewNames(Files):
+    """A disk that, while `broken`, cannot make the names of versions durable."""
+
+    broken = False
+
+    def sync_directory(self, path):
+        """Fail for the folder of versions."""
+        if self.broken and path.name == "checkpoints":
+            raise OSError(5, "Input/output error")
+
+
+class FullForTheLedger(Files):
+    """A disk that, while `broken`, has room for everything but ledger lines."""
+
+    broken = False
+
+    def write(self, descriptor, data, offset):
+        """Fail for ledger lines."""
+        if self.broken and bytes(data[:5]) == b'{"at"':
+            raise OSError(28, "No space left on device")
+        super().write(descriptor, data, offset)
+
+
+def noise(manifest, seed):
+    return np.random.default_rng(seed).standard_normal(manifest.values).astype(np.float32)
+
+
+def key(name="a", base=0, sequence=1):
+    return DeltaKey(name, 1, base, sequence)
+
+
+# --- versions that are there, or not quite ---------------------------------------------------------------------
+
+
+def test_a_version_that_may_not_last_is_taken_back(run):
+    """Its folder would count after a crash; nothing may be recorded that contradicts it before it is gone."""
+    run.start()
+    disk = NoNewNames()
+    run.open(files=disk)
+    run.send(key("a"), noise(SMALL, 1))
+    disk.broken = True
+    with pytest.raises(StoreError, match="cannot write version 1"):
+        run.commit(key("a"))
+    with pytest.raises(StoreError, match="cannot quarantine"):
+        run.store.quarantine(key("a"), "too large")
+    disk.broken = False
+    run.store.quarantine(key("a"), "too large")
+    recovered = run.open()
+    assert recovered.version == 0
+    assert recovered.settled == {key("a"): "quarantined"}
+    assert run.round(1, "b").version == 1
+
+
+@pytest.mark.parametrize("crash", [False, True])
+def test_versions_that_the_ledger_does_not_know_yet_are_kept(make_run, crash):
+    """A version exists by its folder; until the ledger has its line, that folder is the only record of what it merged."""
+    run = make_run(keep_versions=1)
+    run.start()
+    disk = FullForTheLedger()
+    run.open(files=disk)
+    for name in "abc":
+        run.send(key(name), noise(SMALL, 1))
+    disk.broken = True
+    assert "is tried again" in run.commit(key("a")).notice
+    digest = run.commit(key("b")).digest
+    if crash:
+        run.store._run.ledger.close()
+        run.store = None
+    else:
+        disk.broken = False
+        assert run.commit(key("c")).notice is None
+    recovered = run.open()
+    assert recovered.merged_keys >= {key("a"), key("b")}
+    assert [delta.key for delta in recovered.pending] == ([key("c")] if crash else [])
+    assert len(recovered.notices) == (2 if crash else 0)
+    assert not crash or recovered.digest == digest
+    run.close()
+    assert [p.name for p in (run.root / "checkpoints").iterdir()] == [f"v0000000{3 - crash}"]
+
+
+def test_a_crash_after_a_fallback_keeps_the_new_lineage(run):
+    """The second version 2 differs from the first; recovery must not hold it against what the ledger says of the first."""
+    run.start()
+    run.round(1, "a")
+    first = run.round(2, "a", "b").digest
+    disk = FullForTheLedger()
+    run.open(files=disk, from_version=1)
+    disk.broken = True
+    second = run.commit(key("b", 1, 2)).digest
+    assert second != first
+    run.store._run.ledger.close()
+    run.store = None
+    recovered = run.open()
+    assert (recovered.version, recovered.digest) == (2, second)
+    assert [delta.key for delta in recovered.pending] == [key("a", 1, 2)]
+
+
+# --- damage and fallback --------------------------------------------------------------------------------------
+
+
+def do_harm(path, harm):
+    """Alter a file."""
+    data = bytearray(path.read_bytes())
+    places = {"first byte": 0, "middle": len(data) // 2, "last byte": len(data) - 3}
+    if harm in places:
+        data[places[harm]] ^= 1
+    elif harm == "shorter":
+        del data[-4:]
+    else:
+        data += b"{}"
+    if harm == "gone":
+        path.unlink()
+    else:
+        path.write_bytes(data)
+
+
+@pytest.mark.parametrize(
+    "file",
+    [
+        "weights.safetensors",
+        "momentum.safetensors",
+        "residual.safetensors",
+        "update.bin",
+        "manifest.json",
+    ],
+)
+@pytest.mark.parametrize("harm", ["first byte", "middle", "last byte", "shorter", "longer", "gone"])
+def test_damage_to_any_file_is_repaired_or_named(run, file, harm):
+    """A server that trains on from a damaged file poisons every client; the message must say where to go back to."""
+    run.start()
+    digests = [run.round(version, "a").digest for version in (1, 2)]
+    run.close()
+    path = run.root / "checkpoints/v00000002" / file
+    whole = path.read_bytes()
+    do_harm(path, harm)
+    if file != "manifest.json":
+        recovered = run.open()
+        assert recovered.digest == digests[1]
+        (line,) = recovered.notices
+        assert line.startswith(f"version 2 was damaged: {file} ")
+        assert line.endswith("made again from the version before and the deltas that it merged")
+        assert path.read_bytes() == whole
+        run.close()
+        do_harm(path, harm)
+    spool = run.root / "spool"
+    spool.rename(run.root / "away")
+    if file == "weights.safetensors":  # the version before and the update would do
+        do_harm(path.with_name("update.bin"), harm)
+    if file == "update.bin":  # no version rests on it
+        recovered = run.open()
+        assert recovered.digest == digests[1]
+        assert recovered.notices[-1].endswith("clients get that version in full")
+        assert not run.store.has_update(2)
+        return
+    with pytest.raises(CheckpointDamaged, match=file) as caught:
+        run.open()
+    assert (caught.value.version, caught.value.file) == (2, file)
+    assert caught.value.previous_version == 1
+    assert "\n" not in str(caught.value)
+    spool.rmdir()
+    (run.root / "away").rename(spool)
+    recovered = run.open(from_version=1)
+    assert recovered.version == 1
+    assert [delta.key for delta in recovered.pending] == [key("a", 1, 2)]
+
+
+def test_a_damaged_previous_version_is_not_recommended(run):
+    """Advice that leads into the next error is worse than none."""
+    run.start()
+    for version in (1, 2):
+        run.round(version, "a")
+    run.close()
+    for version in (1, 2):
+        (run.root / f"checkpoints/v0000000{version}/momentum.safetensors").unlink()
+    for spooled in (run.root / "spool").iterdir():
+        spooled.unlink()
+    with pytest.raises(CheckpointDamaged) as caught:
+        run.open()
+    assert caught.value.previous_version == 0
+    (run.root / "checkpoints/v00000000/weights.safetensors").unlink()
+    with pytest.raises(CheckpointDamaged, match="no older version is intact") as caught:
+        run.open()
+    assert caught.value.previous_version is None
+
+
+def test_a_version_that_vanished_is_noticed(run):
+    """The ledger knows version 2; a server that silently went on from version 1 would fork the run."""
+    run.start()
+    for version in (1, 2):
+        run.round(version, "a")
+    run.close()
+    (run.root / "checkpoints/v00000002").rename(run.root / "elsewhere")
+    with pytest.raises(CheckpointDamaged, match="version 2 is damaged") as caught:
+        run.open()
+    assert caught.value.previous_version == 1
+
+
+def test_a_version_of_another_run_is_noticed(run, make_run):
+    """Two runs of one model have the same file names; a mixed-up copy must not pass for this run's version."""
+    run.start()
+    run.round(1, "a")
+    run.close()
+    other = make_run("other")
+    other.start(seed=9)
+    other.round(1, "a")
+    other.close()
+    (run.root / "checkpoints/v00000001").rename(other.root / "old")
+    (other.root / "checkpoints/v00000001").rename(run.root / "checkpoints/v00000001")
+    with pytest.raises(CheckpointDamaged, match="another lineage"):
+        run.open()
+
+
+def test_a_fallback_merges_again_what_it_took_back(run):
+    """Falling back must cost time, not work: the same deltas lead to the same weights."""
+    run.start()
+    digests = [run.round(version, "a", "b").digest for version in (1, 2, 3)]
+    recovered = run.open(from_version=1)
+    assert (recovered.version, recovered.digest) == (1, digests[0])
+    assert recovered.tokens_total == 20
+    assert [delta.key.text for delta in recovered.pending] == [
+        "a/1/1/2",
+        "b/1/1/2",
+        "a/1/2/3",
+        "b/1/2/3",
+    ]
+    assert recovered.merged_keys == {key("a", 0, 1), key("b", 0, 1)}
+    aside = [p.name for p in (run.root / "checkpoints").iterdir() if "rolled" in p.name]
+    assert sorted(aside) == ["rolled-back-1-v00000002", "rolled-back-1-v00000003"]
+    again = [run.commit(key("a", v - 1, v), key("b", v - 1, v)).digest for v in (2, 3)]
+    assert again == digests[1:]
+    assert run.open().digest == digests[2]
+
+
+def test_a_fallback_twice_in_a_row_works(run):
+    """Names of what was moved aside must not collide, nor the second lineage be taken for the first."""
+    run.start()
+    for version in (1, 2):
+        run.round(version, "a")
+    for generation in (1, 2):
+        recovered = run.open(from_version=1)
+        assert len(recovered.pending) == 1
+        run.commit(key("a", 1, 2))
+        assert (run.root / f"checkpoints/rolled-back-{generation}-v00000002").is_dir()
+    assert run.open().version == 2
+
+
+def test_a_fallback_to_the_newest_is_nothing(run):
+    """An operator who leaves the option in place must not roll back again and again."""
+    run.start()
+    run.round(1, "a")
+    recovered = run.open(from_version=1)
+    assert recovered.notices == ()
+    with pytest.raises(StoreError, match="no version 7 to fall back to; there is 0, 1"):
+        run.open(from_version=7)
+
+
+def test_a_lost_spool_file_after_a_fallback_is_forgotten(run):
+    """A delta whose file is gone may come again from its client, so its key must not stay merged."""
+    run.start()
+    run.round(1, "a")
+    run.round(2, "a")
+    (run.root / "spool/a@1@1@2.frames").unlink()
+    recovered = run.open(from_version=1)
+    assert recovered.pending == ()
+    assert run.store.known(key("a", 1, 2)) is None
+    assert "1 delta is gone" in recovered.notices[-1]
+
+
+def test_a_lost_manifest_says_what_to_do(run):
+    """Without the list of tensors the weights are numbers without names."""
+    run.start()
+    run.close()
+    path = run.root / "manifest.json"
+    data = path.read_bytes()
+    path.write_bytes(data.replace(b"w.bias", b"w.BIAS"))
+    with pytest.raises(StoreError, match="does not match its checksum"):
+        run.open()
+    path.unlink()
+    with pytest.raises(StoreError, match="is missing; put it back"):
+        run.open()

@@ -1,0 +1,287 @@
+"""Deltas on their way in: order, resumption, refusal, quarantine, and what comes back after a restart."""
+
+import math
+
+import numpy as np
+import pytest
+
+from fsl_async.roles.sync.events import DeltaKey
+from fsl_async.store import manifest as manifest_module
+from fsl_async.store.errors import FrameRefused, StoreError
+from fsl_async.store.frame_file import FrameWriter, frame_places, read_frame
+from fsl_async.store.manifest import Manifest
+from fsl_async.store.records import DeltaMeta, MergedDelta, StoreSettings, file_name, key_of_file
+from fsl_async.store.spool import Spool
+from fsl_async.store.store import Store
+from fsl_codecs import CodecSpec, decode, encode
+
+MANIFEST = Manifest.from_shapes([("w", (50,))])
+CHUNK = 20
+KEY = DeltaKey("site-a.gpu_0", 17, 0, 1)
+META = DeltaMeta(tokens=10, steps=2, base_digest="d", round=4, metrics={"loss": 1.5})
+UP = CodecSpec(format="e5m2")
+
+
+@pytest.fixture
+def store(run_root, monkeypatch):
+    monkeypatch.setattr(manifest_module, "CHUNK_VALUES", CHUNK)
+    store = Store(run_root / "run", StoreSettings(codec_down=CodecSpec(format="fp32")))
+    store.recover()
+    store.begin_initial(MANIFEST)
+    for index, frame in enumerate(frames(np.zeros(50, dtype=np.float32), CodecSpec())):
+        store.write_initial(index, frame)
+    store.finish_initial()
+    yield store
+    store.close()
+
+
+def frames(vector, spec=UP):
+    return [encode(vector[start : start + CHUNK], spec) for start in range(0, len(vector), CHUNK)]
+
+
+def delta(seed=0):
+    return np.random.default_rng(seed).standard_normal(50).astype(np.float32)
+
+
+def send(store, key=KEY, vector=None, meta=META):
+    assert store.spool_begin(key, meta) is None
+    for index, frame in enumerate(frames(delta() if vector is None else vector)):
+        store.spool_write(key, index, frame)
+    return store.spool_finish(key)
+
+
+def spooled(store):
+    return sorted(path.name for path in (store._run_dir / "spool").iterdir())
+
+
+def test_a_delta_is_acknowledged_with_its_norm(store):
+    """The norm is what a policy against outliers sees, so it must be that of what was decoded."""
+    result = send(store)
+    arrived = np.concatenate([decode(frame) for frame in frames(delta())])
+    assert result.norm == pytest.approx(float(np.linalg.norm(arrived.astype(np.float64))))
+    assert (result.finite, result.problem, result.known) == (True, None, None)
+    path = store._run_dir / "spool" / "site-a.gpu_0@17@0@1.frames"
+    assert result.bytes == path.stat().st_size
+    assert store.known(KEY) == "accepted"
+
+
+def test_a_known_key_gets_the_same_answer(store):
+    """A client that missed the acknowledgement asks again; the delta must not be stored, nor merged, twice."""
+    assert store.known(KEY) is None
+    send(store)
+    again = store.spool_begin(KEY, META)
+    assert (again.known, again.finite) == ("accepted", True)
+    store.accumulate(KEY, 1.0)
+    store.commit(1, [MergedDelta(KEY, 1.0, 0, 10)], 1.0)
+    assert store.spool_begin(KEY, META).known == "merged"
+    store.recover()
+    assert store.spool_begin(KEY, META).known == "merged"
+
+
+def test_an_interrupted_delta_goes_on_where_it_was(store):
+    """At 10 Mbit/s an hour's upload must not start over because of one lost session."""
+    parts = frames(delta())
+    store.spool_begin(KEY, META)
+    store.spool_write(KEY, 0, parts[0])
+    assert store.spool_begin(KEY, META) is None
+    assert store.spool_next_chunk(KEY) == 1
+    store.spool_write(KEY, 0, b"ignored: it is there already")
+    for index in (1, 2):
+        store.spool_write(KEY, index, parts[index])
+    assert store.spool_finish(KEY).finite
+    assert store.spool_next_chunk(KEY) == 0
+
+
+def test_other_metadata_under_the_same_key_starts_over(store):
+    """Chunks of one attempt must not be completed with chunks of a different one."""
+    store.spool_begin(KEY, META)
+    store.spool_write(KEY, 0, frames(delta(1))[0])
+    store.spool_begin(KEY, DeltaMeta(tokens=11, steps=2))
+    assert store.spool_next_chunk(KEY) == 0
+
+
+def test_starting_over_on_a_full_disk_forgets_the_first_try(run_root, crash_disk):
+    """The file was emptied before the disk failed; counting its old chunks would acknowledge a delta that is not there."""
+    (run_root / "spool").mkdir()
+    disk = crash_disk(run_root, 5, "error")
+    spool = Spool(disk, run_root)
+    spool.begin(KEY, META)
+    spool.write(KEY, 0, frames(delta())[0], Manifest.from_shapes([("w", (CHUNK,))]))
+    with pytest.raises(OSError, match="No space"):
+        spool.begin(KEY, DeltaMeta(tokens=11, steps=2))
+    assert spool.next_chunk(KEY) == 0
+
+
+@pytest.mark.parametrize(
+    ("index", "frame", "words"),
+    [
+        (1, frames(delta())[1], "came before chunk 0"),
+        (0, frames(delta())[2], "10 values, expected 20"),
+        (0, frames(delta())[0][:-1], "cannot be decoded"),
+        (0, b"", "cannot be decoded"),
+    ],
+)
+def test_a_bad_frame_is_the_peers_fault(store, index, frame, words):
+    """A peer's bad bytes cost the peer its session, and leave the delta as it was."""
+    store.spool_begin(KEY, META)
+    with pytest.raises(FrameRefused, match=words):
+        store.spool_write(KEY, index, frame)
+    assert store.spool_next_chunk(KEY) == 0
+    with pytest.raises(StoreError, match="0 of 3 chunks"):
+        store.spool_finish(KEY)
+    for position, good in enumerate(frames(delta())):
+        store.spool_write(KEY, position, good)
+    with pytest.raises(FrameRefused, match="3 is past the last of 3 chunks"):
+        store.spool_write(KEY, 3, frames(delta())[0])
+    assert store.spool_finish(KEY).finite
+
+
+@pytest.mark.parametrize("client", ["../../etc/passwd", "a@b", "", "x" * 65, "a/b", "\u00e9"])
+def test_no_client_name_becomes_a_path(store, client):
+    """A name is a stranger's text until it has been checked."""
+    with pytest.raises(FrameRefused, match="not one this server can store"):
+        store.spool_begin(DeltaKey(client, 1, 0, 1), META)
+
+
+def test_file_names_and_keys_are_the_same_thing():
+    """Recovery reads keys from names."""
+    assert key_of_file(file_name(KEY)) == KEY
+    for name in ("ledger.jsonl", "a@1@2.frames", "a@x@2@3.frames", "a@1@2@3.frames.new"):
+        assert key_of_file(name) is None
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_a_delta_that_is_not_finite_is_set_aside(store, bad):
+    """One NaN in the sum would be a NaN in every client's weights."""
+    sick = delta()
+    sick[45] = bad
+    result = send(store, vector=sick)
+    assert not result.finite
+    assert result.problem == "it holds NaN or infinity"
+    assert spooled(store) == []
+    assert (store._run_dir / "quarantine" / file_name(KEY)).is_file()
+    again = store.spool_begin(KEY, META)
+    assert (again.known, again.problem) == ("quarantined", "it holds NaN or infinity")
+    with pytest.raises(StoreError, match="not pending"):
+        store.accumulate(KEY, 1.0)
+    assert store.recover().settled == {KEY: "quarantined"}
+
+
+def test_a_pending_delta_can_be_taken_out_again(store):
+    """A policy may find an outlier only when the others are there; the sum must be as if it had never come."""
+    other = DeltaKey("b", 1, 0, 1)
+    send(store)
+    send(store, other, delta(1))
+    store.accumulate(other, 3.0)
+    expected = store._sum.values.copy()
+    store._sum.clear()
+    store.accumulate(KEY, 1e6)
+    store.accumulate(other, 3.0)
+    store.quarantine(KEY, "norm 99 times the median")
+    assert np.array_equal(store._sum.values, expected)
+    assert store.accumulated == {other: 3.0}
+    assert store.spool_begin(KEY, META).problem == "norm 99 times the median"
+    with pytest.raises(StoreError, match="not pending"):
+        store.quarantine(KEY, "again")
+    assert store.recover().settled == {KEY: "quarantined"}
+
+
+def test_a_delta_that_cannot_be_read_back_leaves_the_sum_alone(store):
+    """Half of a damaged delta in the sum would be merged without a trace."""
+    other = DeltaKey("b", 1, 0, 1)
+    send(store)
+    send(store, other, delta(1))
+    store.accumulate(other, 3.0)
+    expected = store._sum.values.copy()
+    path = store._run_dir / "spool" / file_name(KEY)
+    data = bytearray(path.read_bytes())
+    data[-2] ^= 0xFF
+    path.write_bytes(data)
+    with pytest.raises(StoreError, match="cannot be read back"):
+        store.accumulate(KEY, 1.0)
+    assert np.array_equal(store._sum.values, expected)
+    store.commit(1, [MergedDelta(other, 3.0, 0, 10)], 1.0)
+
+
+def test_a_sum_that_cannot_be_made_again_is_not_used(store):
+    """With a dying disk it is better to have no sum, and to say so, than something unknown; what is in it is not forgotten."""
+    other = DeltaKey("b", 1, 0, 1)
+    send(store)
+    send(store, other, delta(1))
+    store.accumulate(other, 3.0)
+    expected = store._sum.values.copy()
+    files = [store._run_dir / "spool" / file_name(key) for key in (KEY, other)]
+    for path in files:
+        path.rename(path.with_suffix(".away"))
+    with pytest.raises(StoreError, match=r"delta site-a.gpu_0/17/0/1 cannot be read back"):
+        store.accumulate(KEY, 1.0)
+    assert store.accumulated == {other: 3.0}
+    for _ in range(2):
+        with pytest.raises(
+            StoreError, match=r"delta b/1/0/1 cannot be read back.*moved to quarantine"
+        ):
+            store.commit(1, [MergedDelta(other, 3.0, 0, 10)], 1.0)
+    for path in files:
+        path.with_suffix(".away").rename(path)
+    assert np.array_equal(store._sum.values, expected)
+
+
+def test_pending_deltas_survive_a_restart_in_order(store):
+    """fp32 sums depend on the order, so a restarted server must merge in the order of acknowledgement."""
+    keys = [DeltaKey(name, 1, 0, 1) for name in ("z", "a", "m")]
+    for seed, key in enumerate(keys):
+        send(store, key, delta(seed))
+    unfinished = DeltaKey("late", 1, 0, 1)
+    store.spool_begin(unfinished, META)
+    recovered = store.recover()
+    assert [one.key for one in recovered.pending] == keys
+    first = recovered.pending[0]
+    assert (first.tokens, first.steps, first.round, first.base_digest) == (10, 2, 4, "d")
+    assert first.metrics == {"loss": 1.5}
+    assert store.known(unfinished) is None
+    assert spooled(store) == sorted(file_name(key) for key in keys)
+
+
+@pytest.mark.parametrize("harm", ["flip", "gone"])
+def test_a_damaged_pending_delta_is_put_on_record(store, harm):
+    """An acknowledged delta that the disk lost cannot be helped, but it must be said, and the run must go on."""
+    send(store)
+    path = store._run_dir / "spool" / file_name(KEY)
+    if harm == "gone":
+        path.unlink()
+    else:
+        path.write_bytes(path.read_bytes()[:-1] + b"\0")
+    recovered = store.recover()
+    assert recovered.pending == ()
+    assert recovered.settled == {KEY: "quarantined"}
+    assert f"delta {KEY.text} is lost: its spool file" in recovered.notices[-1]
+    assert store.recover().notices == ()
+
+
+def test_what_a_failed_write_left_is_cut_off(run_root, crash_disk):
+    """A chunk whose write failed may be sent again in a shorter coding; the rest of the first try must not stay."""
+    disk = crash_disk(run_root, 3, "error")
+    writer = FrameWriter(disk, run_root / "part")
+    with pytest.raises(OSError, match="No space"):
+        writer.append(b"x" * 100)
+    writer.append(b"short")
+    writer.sync()
+    (place,) = frame_places(disk, writer.path, 1)
+    assert read_frame(disk, writer.path, place) == b"short"
+
+
+def test_metrics_are_cut_to_size():
+    """Metrics come from a peer and go into a synced line."""
+    many = {f"metric {number}" * 20: float(number) for number in range(100)}
+    clean = DeltaMeta(tokens=1, steps=1, metrics=many).metrics
+    assert len(clean) <= 64
+    assert max(map(len, clean)) == 64
+    odd = DeltaMeta(tokens=1, steps=1, metrics={"a": math.nan, "b": "text", "c": 2}).metrics
+    assert odd == {"a": None, "b": None, "c": 2.0}
+
+
+@pytest.mark.parametrize("wrong", [{"tokens": -1}, {"steps": -1}, {"tokens": 1.5}])
+def test_senseless_counts_are_refused(wrong):
+    """Tokens are the clock of the run; a negative count would turn it back."""
+    with pytest.raises((ValueError, TypeError)):
+        DeltaMeta(**{"tokens": 1, "steps": 1, **wrong})

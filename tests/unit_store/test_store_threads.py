@@ -1,0 +1,250 @@
+"""A version that several threads write: the same bytes, whoever is slow, and nothing changed where the disk fails."""
+
+import errno
+import os
+import random
+import threading
+import time
+
+import numpy as np
+import pytest
+
+import fsl_async.store.manifest as manifest_module
+from fsl_async.roles.sync.events import DeltaKey
+from fsl_async.store.aggregation import rule_named
+from fsl_async.store.errors import NoThread, StoreError
+from fsl_async.store.files import Files
+from fsl_async.store.manifest import Manifest
+from fsl_async.store.outer import OuterSettings
+from fsl_async.store.records import MergedDelta
+from fsl_codecs import CodecSpec
+
+SEVEN_CHUNKS = Manifest.from_shapes([("w", (64, 6)), ("b", (17,))])
+
+
+@pytest.fixture(autouse=True)
+def small_chunks(monkeypatch):
+    """Seven chunks, the last one shorter."""
+    monkeypatch.setattr(manifest_module, "CHUNK_VALUES", 64)
+
+
+class Disk(Files):
+    """Does not wait for the hardware. `hurdle(name, descriptor)` comes before each call that writes, `at_work` are the threads inside one."""
+
+    def __init__(self, hurdle):
+        self.hurdle = hurdle
+        self.at_work = []
+
+    def write(self, descriptor, data, offset):
+        """Write after the hurdle."""
+        self._do("write", descriptor, lambda: Files.write(self, descriptor, data, offset))
+
+    def sync(self, descriptor):
+        """The hurdle alone."""
+        self._do("sync", descriptor, lambda: None)
+
+    def open_existing(self, path, *, writable=False):
+        """Open after the hurdle, for what will be written."""
+        found = []
+
+        def act():
+            found.append(Files.open_existing(self, path, writable=writable))
+
+        self._do("open", path, act) if writable else act()
+        return found[0]
+
+    def read_into(self, descriptor, buffer, offset):
+        """Read after the hurdle."""
+        self.hurdle("read", descriptor)
+        return super().read_into(descriptor, buffer, offset)
+
+    def _do(self, name, what, act):
+        self.at_work.append(threading.current_thread())
+        try:
+            self.hurdle(name, what)
+            act()
+        finally:
+            self.at_work.remove(threading.current_thread())
+
+
+def noise(seed):
+    """A delta, as `Run.round` sends it."""
+    values = np.random.default_rng(seed).standard_normal(SEVEN_CHUNKS.values)
+    return values.astype(np.float32)
+
+
+def contents(run, version):
+    """Every file of a version's folder."""
+    folder = run.root / "checkpoints" / f"v{version:08d}"
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def three_versions(run, disk=None):
+    """The files of versions 1 to 3."""
+    run.start()
+    run.open(disk)
+    written = []
+    for version in range(1, 4):
+        run.round(version, "a", "b")
+        written.append(contents(run, version))
+    run.close()
+    return written
+
+
+@pytest.mark.parametrize("down", ["e4m3", "fp32"])
+def test_several_threads_write_what_one_writes(make_run, down):
+    """Weights, momentum, residual, update and the digests in the manifest."""
+    spec = CodecSpec(format=down)
+    alone = three_versions(make_run("alone", SEVEN_CHUNKS, codec_down=spec))
+    assert len(alone[2]) == (5 if down == "e4m3" else 4)
+    assert three_versions(make_run("more", SEVEN_CHUNKS, codec_down=spec, threads=3)) == alone
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_disk_that_is_slow_now_and_then_changes_nothing(make_run, seed):
+    """The next chunk is computed meanwhile, in other memory, and no file gets its chunks in another order."""
+    chance = random.Random(seed)
+
+    def hurdle(_name, _descriptor):
+        time.sleep(chance.choice([0.0, 0.0, 0.003]))
+
+    alone = three_versions(make_run("alone", SEVEN_CHUNKS))
+    slow = three_versions(make_run("slow", SEVEN_CHUNKS, threads=3), Disk(hurdle))
+    assert slow == alone
+
+
+def test_files_are_written_at_the_same_time(make_run):
+    """What the threads are for: two writes that wait for each other end only when both run."""
+    run = make_run(manifest=SEVEN_CHUNKS, threads=2)
+    run.start()
+    caller, both, waited = threading.current_thread(), threading.Barrier(2, timeout=20), []
+
+    def hurdle(name, _descriptor):
+        if name == "write" and threading.current_thread() is not caller and len(waited) < 2:
+            waited.append(name)
+            both.wait()
+
+    run.open(Disk(hurdle))
+    run.round(1, "a")
+    assert waited == ["write", "write"]
+
+
+WAYS = {
+    "as usual": {},
+    "fp32": {"codec_down": CodecSpec(format="fp32")},
+    "average": {"outer": OuterSettings(optimizer="average")},
+    "median": {"rule": rule_named("median", 0)},
+}
+
+
+def pending(run, disk):
+    """Two deltas, accumulated, and what merges them."""
+    run.start()
+    run.open(disk)
+    keys = [DeltaKey(name, 1, 0, 1) for name in "ab"]
+    for position, key in enumerate(keys):
+        run.send(key, noise(100 + position))
+        run.store.accumulate(key, 10.0)
+    return [MergedDelta(key, 10.0, 0, 10) for key in keys]
+
+
+@pytest.mark.parametrize(
+    ("way", "at"),
+    [
+        *((way, at) for way in WAYS for at in (1, 4, 5, 6, 7, 9, 14, 20, 27, 33)),
+        *(("as usual", at) for at in (36, 38, 40, 41, 42, 43, 44)),
+    ],
+)
+def test_a_call_that_fails_fails_the_commit(make_run, way, at):
+    """And nothing else: the version of before stays, nobody is left at work, and the next try makes the same version.
+
+    The first calls are the caller's, the others, two in a row, mostly other threads'.
+    """
+    good = make_run("good", SEVEN_CHUNKS, **WAYS[way])
+    good.start()
+    good.round(1, "a", "b")
+    lock, calls, failing = threading.Lock(), [], [False]
+
+    def hurdle(name, _what):
+        if name == "read" or not failing[0]:
+            return
+        with lock:
+            calls.append(name)
+            number = len(calls)
+        if number in (at, at + 1):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        time.sleep(0.005)
+
+    disk, run = Disk(hurdle), make_run("bad", SEVEN_CHUNKS, threads=3, **WAYS[way])
+    merged = pending(run, disk)
+    failing[0] = True
+    with pytest.raises(StoreError, match="No space left on device"):
+        run.store.commit(1, merged, 1 / 20)
+    assert not disk.at_work
+    assert run.store.version == 0
+    failing[0] = False
+    run.store.commit(1, merged, 1 / 20)
+    assert contents(run, 1) == contents(good, 1)
+
+
+@pytest.mark.parametrize("disk_fails", [False, True])
+@pytest.mark.parametrize("fault", ["not finite", "read"])
+def test_where_the_computing_fails_nobody_writes_any_more(make_run, fault, disk_fails):
+    """The chunk before is being written then, to files that are closed next. What is told is the first fault."""
+    chunks_read, failing = [], [False]
+
+    def hurdle(name, _what):
+        if failing[0] and name == "read":
+            chunks_read.append(name)
+            if fault == "read" and len(chunks_read) == 3:
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+        elif failing[0] and name == "write" and chunks_read:
+            time.sleep(0.05)
+            if disk_fails and len(chunks_read) == 3:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    disk, run = Disk(hurdle), make_run(manifest=SEVEN_CHUNKS, threads=3)
+    merged = pending(run, disk)
+    failing[0] = True
+    if fault == "not finite":
+        run.store._sum.values[64 * 2] = np.inf
+    with pytest.raises(StoreError, match="not finite" if fault == "not finite" else "Input/output"):
+        run.store.commit(1, merged, 1 / 20)
+    assert not disk.at_work
+    assert run.store.version == 0
+
+
+@pytest.mark.parametrize("way", ["as usual", "median"])
+def test_where_no_thread_can_be_started_that_is_said(make_run, monkeypatch, way):
+    """Not that a delta is damaged, which somebody might then throw away. What was acknowledged is merged once there are threads again."""
+    good = make_run("good", SEVEN_CHUNKS, **WAYS[way])
+    good.start()
+    good.round(1, "a", "b")
+    disk, run = Disk(lambda *_: None), make_run("bad", SEVEN_CHUNKS, threads=3, **WAYS[way])
+
+    def refuse(_thread):
+        raise RuntimeError("can't start new thread")
+
+    run.start()
+    run.open(disk)
+    keys = [DeltaKey(name, 1, 0, 1) for name in "ab"]
+    for position, key in enumerate(keys):
+        run.send(key, noise(100 + position))
+
+    def merge():
+        for key in keys:
+            if key not in run.store.accumulated:
+                run.store.accumulate(key, 10.0)
+        run.store.commit(1, [MergedDelta(key, 10.0, 0, 10) for key in keys], 1 / 20)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(
+            NoThread, match=r"no thread can be started .*codec\.threads to 1"
+        ) as told:
+            merge()
+    assert "quarantine" not in str(told.value)
+    assert not disk.at_work
+    assert run.store.version == 0
+    merge()
+    assert contents(run, 1) == contents(good, 1)

@@ -1,0 +1,91 @@
+"""A store whose deltas are whole weights: the average is as right as fp32 can say it, also of what cancels."""
+
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+from fsl_async.roles.sync.events import DeltaKey
+from fsl_async.roles.sync.weighting import Contribution, TokensWeighting
+from fsl_async.store.manifest import CHUNK_VALUES, Manifest, digest_of
+from fsl_async.store.outer import OuterSettings
+from fsl_async.store.records import MergedDelta, StoreSettings
+from fsl_codecs import CodecSpec
+
+WIDE = Manifest.from_shapes([("w", (2, CHUNK_VALUES // 2 + 5)), ("b", (7,))])
+SETTINGS = {
+    "codec_down": CodecSpec(format="fp32"),
+    "outer": OuterSettings(optimizer="average"),
+    "whole": True,
+}
+
+
+def noise(seed):
+    return np.random.default_rng(seed).standard_normal(WIDE.values).astype(np.float32)
+
+
+def merge(run, *members):
+    """Merge (name, vector, tokens, staleness) as the machine does."""
+    work, merged = TokensWeighting(), []
+    for name, vector, tokens, staleness in members:
+        key = DeltaKey(name, 1, run.store.version, 1 + run.store.version)
+        run.send(key, vector, tokens=tokens)
+        weight = work.weight(Contribution(tokens, 2, staleness))
+        run.store.accumulate(key, weight)
+        merged.append(MergedDelta(key, weight, staleness, tokens))
+    scale = work.scale([Contribution(tokens, 2, late) for _, _, tokens, late in members])
+    return run.store.commit(run.store.version + 1, merged, scale)
+
+
+@pytest.mark.parametrize("tokens", [1, 10, 49, 12_345_677])
+def test_one_members_weights_are_the_next_version_to_the_bit(make_run, tokens):
+    """A relay hands weights on; base - (base - u) is u for no weight that is much smaller than the base."""
+    run = make_run(manifest=WIDE, **SETTINGS)
+    run.start()
+    mine = noise(1) * np.float32(1e-6)
+    committed = merge(run, ("a", mine, tokens, 0))
+    assert np.array_equal(run.weights(1), mine)
+    assert committed.digest == digest_of(mine)
+    assert committed.update_norm == pytest.approx(float(np.linalg.norm(mine - noise(0))), rel=1e-5)
+
+
+def test_an_average_of_opposites_is_right_to_fp32(make_run):
+    """Of weights that cancel, a sum in fp32 keeps noise; whoever compares near-zero weights would see it."""
+    run = make_run(manifest=WIDE, **SETTINGS)
+    run.start()
+    one = noise(1)
+    two = -one * np.float32(1 / 2) + noise(2) * np.float32(1e-5)
+    three = noise(3) * np.float32(1e-7)
+    merge(run, ("a", one, 10, 0), ("b", two, 20, 0), ("c", three, 3, 0))
+    found = run.weights(1)
+    for index in range(0, WIDE.values, 997):
+        exact = 10 * Fraction(float(one[index])) + 20 * Fraction(float(two[index]))
+        exact = (exact + 3 * Fraction(float(three[index]))) / 33
+        assert found[index] == np.float32(float(exact))
+
+
+def test_what_is_stale_leaves_its_part_to_the_weights_of_before(make_run):
+    """A late model must pull less, and must not shrink the weights: the discount goes to what was there."""
+    run = make_run(manifest=WIDE, **SETTINGS)
+    run.start()
+    merge(run, ("a", noise(1), 10, 0), ("b", noise(2), 10, 3))
+    wanted = (noise(1).astype(float) + 0.5 * noise(2) + 0.5 * noise(0)) / 2
+    np.testing.assert_allclose(run.weights(1), wanted, rtol=1e-6, atol=1e-9)
+
+
+def test_there_is_no_update_to_such_a_version_and_it_survives_a_restart(make_run):
+    """Added to their weights, an update would round once more at each client: they fetch the version in full."""
+    run = make_run(manifest=WIDE, **SETTINGS)
+    run.start()
+    committed = merge(run, ("a", noise(1), 10, 0), ("b", noise(2), 30, 0))
+    assert committed.update_bytes == 0
+    assert not run.store.has_update(1)
+    assert run.open().digest == committed.digest
+    wanted = (10.0 * noise(1).astype(float) + 30.0 * noise(2).astype(float)) / 40
+    assert np.array_equal(run.weights(1), wanted.astype(np.float32))
+
+
+def test_whole_weights_are_averaged_and_nothing_else():
+    """Momentum over weights instead of differences would be nonsense that runs."""
+    with pytest.raises(ValueError, match="averaged"):
+        StoreSettings(whole=True)

@@ -1,0 +1,479 @@
+"""The storm's hands: whom it finds, what it does to them, that it takes everything back, and what it writes first."""
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from fsl_async.cli import node as node_command
+from fsl_async.commands import chaos as chaos_command
+from fsl_async.errors import UsageError
+from fsl_async.process import stopper
+from fsl_async.tools.chaos import fault_log as truth
+from fsl_async.tools.chaos.fault_log import FILE, TruthLog, read
+from fsl_async.tools.chaos.links import FileLink, link_of
+from fsl_async.tools.chaos.proxy import CutLink
+from fsl_async.tools.chaos.schedule import KINDS, Fault, Storm
+from fsl_async.tools.chaos.storm import Storming
+from fsl_async.tools.chaos.targets import VALUED, Held, Node, Run, nodes
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are found in /proc")
+IDLE = "import time\nwhile True: time.sleep(0.1)"
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A run's folder whose server says where it listens."""
+    folder = tmp_path / "run"
+    (folder / "clients" / "a").mkdir(parents=True)
+    line = {
+        "t": 1.0,
+        "kind": "note",
+        "type": "NodeStarted",
+        "role": "ps",
+        "address": "tcp://127.0.0.1:7100",
+    }
+    (folder / "journal.jsonl").write_text(json.dumps(line) + "\n")
+    return Run.at(folder)
+
+
+@pytest.fixture
+def process(tmp_path):
+    """Starts processes that look like nodes to whoever reads command lines: `python idle/fsl-node --role ...`."""
+    script = tmp_path / "idle" / "fsl-node"
+    script.parent.mkdir()
+    script.write_text(IDLE)
+    started = []
+
+    def start(*words, journal=None):
+        with contextlib.ExitStack() as files:
+            kept = () if journal is None else (files.enter_context(journal.open("ab")).fileno(),)
+            one = subprocess.Popen([sys.executable, str(script), *map(str, words)], pass_fds=kept)
+        started.append(one)
+        return one
+
+    yield start
+    for one in started:
+        with contextlib.suppress(ProcessLookupError):
+            one.kill()
+        one.wait()
+
+
+def state(process):
+    """R, S, T (stopped), Z."""
+    return Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+def until(ready, seconds=20.0):
+    deadline = time.monotonic() + seconds
+    while not ready():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def client(run, name, address="127.0.0.1:7100"):
+    return (
+        "--role",
+        "client",
+        "--name",
+        name,
+        "--run-dir",
+        run.run_dir / "clients" / name,
+        address,
+    )
+
+
+def test_a_runs_processes_are_found_and_nobody_elses(run, process, tmp_path):
+    """Another run on the same machine, and whoever only mentions this one, must never be hit."""
+    mine = [
+        process("--role", "ps", "--run-dir", run.run_dir, "127.0.0.1:7100"),
+        process(*client(run, "a", "127.0.0.1:9999")),  # through a proxy
+        process("--role", "client", "--name=b", "tcp://127.0.0.1:7100"),
+    ]
+    process("--role", "ps", "--run-dir", tmp_path / "other", "127.0.0.1:7101")
+    process("--role", "client", "--name", "c", "127.0.0.1:7101")
+    process("status", run.run_dir)
+    process(
+        "--role",
+        "client",
+        "--name",
+        "d",
+        "--run-dir",
+        run.run_dir.parent / "clients" / "d",
+        "127.0.0.1:7101",
+    )
+    found = nodes(run)
+    assert [(one.name, one.pid) for one in found] == [
+        ("a", mine[1].pid),
+        ("b", mine[2].pid),
+        ("server", mine[0].pid),
+    ]
+
+
+def test_a_server_that_was_not_told_where_its_run_is_kept(run, process, tmp_path):
+    """By default, and by its configuration, a run is kept somewhere without --run-dir: `--server` hit nobody then, and said nothing."""
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "journal.jsonl").touch()
+    process("--role", "ps", journal=other / "journal.jsonl")
+    process("--role", "ps")
+    process("--role", "ps", "--run-dir", other, journal=run.run_dir / "journal.jsonl")
+    process("--role", "server", journal=run.run_dir / "journal.jsonl")
+    mine = process("--role", "ps", journal=run.run_dir / "journal.jsonl")
+    until(lambda: nodes(run))
+    assert nodes(run) == [Node(mine.pid, "server", "ps")]
+    held = Held(run, nodes(run)[0])
+    assert held.send(signal.SIGKILL)
+    held.close()
+
+
+NODE = ("--role", "client", "--name", "a", "127.0.0.1:7100")
+
+
+@pytest.mark.parametrize("before", [
+    ["ssh", "edge", "fsl-node"], ["timeout", "600", "bin/fsl-node"], ["vim", "fsl-node"], ["bash", "bin/fsl-node"],
+    ["python3", "wrapper.py", "bin/fsl-node"], ["python3", "-m", "pdb", "-m", "fsl_async.cli"], ["python3", "-c", "x", "fsl-node"], ["python3"],
+    ["python3", "-m"], [],
+])  # fmt: skip
+def test_whoever_has_a_nodes_words_behind_their_own_is_no_node(run, before):
+    """An ssh that starts a client elsewhere, a timeout around one here: to kill or stop it hits nobody, or the wrong one."""
+    assert run.node([*before, *NODE], Path("/")) is None
+
+
+@pytest.mark.parametrize("before", [
+    ["python3", "-m", "fsl_async.cli"], ["/v/bin/python3.11", "-P", "-X", "dev", "-m", "fsl_async.cli"], ["/v/bin/python", "/v/bin/fsl-node"],
+])  # fmt: skip
+def test_ways_to_start_a_node(run, before):
+    """By the script, by the module, with options of Python's own."""
+    assert run.node([*before, *NODE], Path("/")) == ("a", "client")
+
+
+def test_options_behind_the_address_are_not_the_address(run):
+    """A word that belongs to --keys was taken for the address, and then the client for nobody's: an encrypted run had no clients."""
+    takes_a_word = {
+        option
+        for one in node_command.params
+        if isinstance(one, click.Option) and not one.is_flag
+        for option in one.opts
+    }
+    assert takes_a_word == VALUED
+    for option in sorted(takes_a_word - {"--role", "--run-dir", "--name"}):
+        assert run.node(["python3", "fsl-node", *NODE, option, "x"], Path("/")) == ("a", "client")
+
+
+@pytest.mark.parametrize(
+    ("listens", "dials", "fits"),
+    [
+        ("tcp://127.0.0.1:7100", "localhost:7100", True),
+        ("tcp://0.0.0.0:7100", "127.0.0.1:7100", True),
+        ("tcp://0.0.0.0:7100", "127.0.0.1:7101", False),
+        ("tcp://10.1.2.3:7100", "10.1.2.3:7100", True),
+        ("tcp://10.1.2.3:7100", "127.0.0.1:7100", False),
+        ("tcp://0.0.0.0:7100", "elsewhere.example.org:7100", False),
+    ],
+)
+def test_the_server_by_its_other_addresses(run, listens, dials, fits):
+    """One that listens everywhere is dialled by many names; whoever dials another machine is not ours."""
+    found = Run(run.run_dir, listens).node(["python3", "fsl-node", *NODE[:-1], dials], Path("/"))
+    assert (found is not None) == fits
+
+
+def test_a_process_id_that_is_another_process_now_is_not_held(run, process):
+    """Ids are used again: what was looked up a moment ago may be somebody else."""
+    other = process("--role", "client", "--name", "z", "127.0.0.1:7101")
+    with pytest.raises(ProcessLookupError):
+        Held(run, Node(other.pid, "a", "client"))
+    gone = process(*client(run, "a"))
+    node = Node(gone.pid, "a", "client")
+    until(lambda: node in nodes(run))
+    held = Held(run, node)
+    gone.kill()
+    gone.wait()
+    assert not held.send(signal.SIGKILL)
+    held.close()
+
+
+def test_there_must_be_a_run(tmp_path):
+    """Before anything is written."""
+    with pytest.raises(UsageError, match="holds no run"):
+        Run.at(tmp_path)
+
+
+def test_where_the_server_listens_when_its_start_is_in_an_older_segment(tmp_path):
+    """Clients are found by it, in a run of weeks too."""
+    line = {"t": 1.0, "type": "SoFar", "state": {"address": "tcp://127.0.0.1:7100"}}
+    (tmp_path / "journal.jsonl").write_text(json.dumps(line) + "\n")
+    assert Run.at(tmp_path).address == "tcp://127.0.0.1:7100"
+
+
+def storming(run, faults, monkeypatch, **options):
+    monkeypatch.setattr(Storm, "faults", lambda self, seconds: faults)
+    return Storming(run, Storm(3600.0, KINDS), TruthLog(run.run_dir / FILE), **options)
+
+
+def test_each_fault_is_written_before_it_is_done_and_taken_back(run, process, monkeypatch):
+    """The record is what the report trusts; a client that stays stopped would be our fault for ever."""
+    victim = process(*client(run, "a"))
+    link = run.run_dir / "links" / "a"
+    link.parent.mkdir()
+    link.write_text("open")
+    until(lambda: nodes(run))
+    faults = [
+        Fault(0.1, "stop", 0.4, 0.0),
+        Fault(0.7, "partition", 0.3, 0.0),
+        Fault(1.3, "slow", 9.0, 0.0),
+    ]
+    one = storming(run, faults, monkeypatch)
+    seen, send = [], Held.send
+
+    def watched(self, number):
+        what = (
+            [line["what"] for line in read(run.run_dir / FILE)]
+            if (run.run_dir / FILE).exists()
+            else []
+        )
+        seen.append((number, what[-1:]))
+        return send(self, number)
+
+    monkeypatch.setattr(Held, "send", watched)
+    one.play(1.6)
+    assert (signal.SIGSTOP, ["begin"]) in seen
+    assert state(victim) != "T"
+    assert link.read_text() == "open"
+    lines = list(read(run.run_dir / FILE))
+    told = [(line["what"], line.get("kind")) for line in lines]
+    assert told == [
+        ("storm", None),
+        *[(what, kind) for kind in ("stop", "partition", "slow") for what in ("begin", "end")],
+        ("over", None),
+    ]
+    assert one.counts == {"stop": 1, "partition": 1, "slow": 1}
+    assert lines[1]["pid"] == victim.pid
+
+
+def test_a_kill_kills_and_nobody_left_is_said(run, process, monkeypatch):
+    """And a link that cannot be cut is missed, not cut elsewhere."""
+    victim = process(*client(run, "a"))
+    until(lambda: nodes(run))
+    one = storming(
+        run,
+        [
+            Fault(0.0, "partition", 5.0, 0.0),
+            Fault(0.1, "kill", 0.0, 0.0),
+            Fault(0.3, "stop", 1.0, 0.0),
+        ],
+        monkeypatch,
+    )
+    one.play(0.6)
+    assert victim.wait(10) == -9
+    assert [line["what"] for line in read(run.run_dir / FILE)] == [
+        "storm",
+        "missed",
+        "begin",
+        "end",
+        "missed",
+        "over",
+    ]
+    with pytest.raises(UsageError, match="no client of"):
+        one.play(1.0)
+
+
+def test_an_error_in_the_middle_leaves_nobody_stopped(run, process, monkeypatch):
+    """A full disk, Ctrl-C, a defect: whatever it is, victims go on."""
+    victim = process(*client(run, "a"))
+    until(lambda: nodes(run))
+    one = storming(run, [Fault(0.0, "stop", 60.0, 0.0)], monkeypatch)
+
+    def stopped():
+        if state(victim) == "T":
+            raise KeyboardInterrupt
+        return False
+
+    with pytest.raises(KeyboardInterrupt):
+        one.play(20.0, stopped)
+    until(lambda: state(victim) != "T")
+
+
+def test_all_go_on_although_the_disk_is_full(run, process, monkeypatch):
+    """When the first one's end cannot be written down, the second one is not left stopped for ever."""
+    victims = [process(*client(run, name)) for name in ("a", "b")]
+    until(lambda: len(nodes(run)) == 2)
+    one = storming(run, [Fault(0.0, "stop", 60.0, 0.0), Fault(0.0, "stop", 60.0, 0.0)], monkeypatch)
+    write = TruthLog.write
+
+    def full(self, what, **facts):
+        if what == "end":
+            raise OSError(28, "No space left on device")
+        write(self, what, **facts)
+
+    monkeypatch.setattr(TruthLog, "write", full)
+    with pytest.raises(OSError, match="No space left"):
+        one.play(20.0, lambda: all(state(victim) == "T" for victim in victims))
+    until(lambda: all(state(victim) != "T" for victim in victims))
+
+
+def test_a_link_that_is_cut_in_part_is_healed(run, process, monkeypatch):
+    """One direction is cut, and the laboratory does not answer for the other one."""
+    process(*client(run, "a"))
+    until(lambda: nodes(run))
+    link = run.run_dir / "links" / "a"
+    link.parent.mkdir()
+    link.write_text("open")
+
+    def half(self):
+        self._say("cut")
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(FileLink, "cut", half)
+    with pytest.raises(OSError, match="Input/output"):
+        storming(run, [Fault(0.0, "partition", 60.0, 0.0)], monkeypatch).play(20.0)
+    assert link.read_text() == "open"
+
+
+def test_a_torn_line_takes_no_other_with_it(tmp_path, monkeypatch):
+    """A storm that was killed as it wrote, or a disk that took a part: the next storm's lines are lines, and are read."""
+    path, write = tmp_path / FILE, os.write
+    path.write_text('{"t": 1.0, "what": "storm"}\n{"t": 2.0, "what": "beg')
+    log = TruthLog(path)
+    log.write("storm", seed=1)
+    room = [20]
+
+    def full(descriptor, data):
+        taken, room[0] = data[: room[0]], max(0, room[0] - len(data))
+        if not taken:
+            raise OSError(28, "No space left on device")
+        return write(descriptor, taken)
+
+    monkeypatch.setattr(truth.os, "write", full)
+    with pytest.raises(OSError, match="No space left"):
+        log.write("begin", fault=1)
+    monkeypatch.setattr(truth.os, "write", write)
+    log.write("over")
+    log.close()
+    assert [line["what"] for line in read(path)] == ["storm", "storm", "over"]
+
+
+def test_what_a_killed_storm_left_is_taken_back_by_the_next(run, process, monkeypatch):
+    """Kill -9 of the storm itself runs no finally."""
+    victim = process(*client(run, "a"))
+    link = run.run_dir / "links" / "a"
+    link.parent.mkdir()
+    link.write_text("cut")
+    until(lambda: nodes(run))
+    os.kill(victim.pid, signal.SIGSTOP)
+    until(lambda: state(victim) == "T")
+    storming(run, [], monkeypatch).play(0.1)
+    until(lambda: state(victim) != "T")
+    assert link.read_text() == "open"
+
+
+def test_a_seed_is_a_storm():
+    """The same again when something was found; another one for another seed; as many as were asked for."""
+    one, same, other = (list(Storm(125.0, KINDS, seed).faults(100 * 3600.0)) for seed in (1, 1, 2))
+    assert one == same != other
+    assert 11_800 < len(one) < 13_200
+    assert {fault.kind for fault in one} == set(KINDS)
+    assert all(fault.lasts_s == 0.0 for fault in one if fault.kind == "kill")
+    assert all(2.0 <= fault.lasts_s <= 20.0 for fault in one if fault.kind != "kill")
+
+
+def test_a_long_storm_takes_no_memory():
+    """A thousand years at the highest rate: one fault after the other is made when it is its turn."""
+    first = next(iter(Storm(36_000.0, KINDS, 1).faults(1e3 * 366 * 86_400)))
+    assert first == next(iter(Storm(36_000.0, KINDS, 1).faults(100.0)))
+    assert chaos_command.seconds_of("8784h") == 366 * 86_400
+    for text in ("8785h", "9" * 400, "0", "-1", "nan", "inf", "1e9"):
+        with pytest.raises(UsageError, match="--for"):
+            chaos_command.seconds_of(text)
+
+
+def test_the_command_hits_and_reports(run, process):
+    """From the command line to the JSON object."""
+    process(*client(run, "a"))
+    until(lambda: nodes(run))
+    (run.run_dir / "ledger.jsonl").write_text("")
+    made = [
+        "--faults-per-hour",
+        "36000",
+        "--stop",
+        "--away",
+        "0.1",
+        "0.2",
+        "--for",
+        "0.5s",
+        "--json",
+    ]
+    result = CliRunner().invoke(
+        chaos_command.command, [str(run.run_dir), *made], standalone_mode=False
+    )
+    assert result.exception is None
+    found = json.loads(result.stdout.splitlines()[-1])
+    assert found["clients"] == 1
+    assert found["faults"] == found["faults_by_kind"].get("stop", 0) >= 1
+
+
+def test_a_storm_that_is_interrupted_reports_and_says_so(run, process, monkeypatch):
+    """A script that asked for an hour must be able to tell that it got a minute."""
+    asked = stopper.Stopper()
+    asked.request(exit_code=130)
+    monkeypatch.setattr(stopper, "Stopper", lambda: asked)
+    process(*client(run, "a"))
+    until(lambda: nodes(run))
+    (run.run_dir / "ledger.jsonl").write_text("")
+    made = [str(run.run_dir), "--faults-per-hour", "60", "--for", "1h", "--json"]
+    result = CliRunner().invoke(chaos_command.command, made, standalone_mode=False)
+    assert result.return_value == 130
+    assert json.loads(result.stdout.splitlines()[-1])["faults"] == 0
+
+
+def test_a_cut_link_passes_nothing_until_it_is_healed(tmp_path):
+    """Connections stand meanwhile, and lose nothing: as with a link that is repaired before TCP gives up."""
+
+    async def play():
+        async def echo(reader, writer):
+            with contextlib.suppress(OSError):
+                while data := await reader.read(65536):
+                    writer.write(data)
+                    await writer.drain()
+            writer.close()
+
+        server = await asyncio.start_server(echo, "127.0.0.1", 0)
+        path = tmp_path / "links" / "a"
+        proxy = CutLink(path, server.sockets[0].getsockname())
+        host, port = (await proxy.start()).removeprefix("tcp://").split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(b"one")
+        assert await asyncio.wait_for(reader.readexactly(3), 10) == b"one"
+        link = FileLink(path)
+        link.cut()
+        await asyncio.sleep(0.3)
+        writer.write(b"two")
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(reader.readexactly(1), 0.4)
+        link.restore()
+        assert await asyncio.wait_for(reader.readexactly(3), 10) == b"two"
+        link.slow()
+        await asyncio.sleep(0.3)
+        begun = time.monotonic()
+        writer.write(bytes(10_000))
+        await asyncio.wait_for(reader.readexactly(10_000), 20)
+        assert time.monotonic() - begun > 0.3
+        writer.close()
+        await proxy.close()
+        server.close()
+
+    asyncio.run(play())
+
+
+def test_a_client_without_a_link_of_its_own_has_none(run):
+    """Whoever asks for a partition there is told that it was missed."""
+    assert link_of(run, Node(os.getpid(), "nobody", "client")) is None

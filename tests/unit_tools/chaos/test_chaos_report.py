@@ -1,0 +1,160 @@
+"""What a storm cost, from records made by hand: every figure of the report against one that is counted here."""
+
+import pytest
+
+from fsl_async.commands.chaos import seconds_of, words
+from fsl_async.errors import UsageError
+from fsl_async.tools.chaos.report import Times, report
+
+NAMES = ["a", "b", "c", "d"]
+
+
+def version(number, at, names, tokens=100):
+    merged = [{"key": f"{name}/1/0/{number}"} for name in names]
+    return {
+        "fact": "version",
+        "version": number,
+        "at": at,
+        "merged": merged,
+        "tokens_total": tokens,
+    }
+
+
+def event(t, kind, peer, **more):
+    return {"t": t, "kind": "event", "type": kind, "peer": peer, **more}
+
+
+def call(t, number):
+    message = {"type": "Call", "round": number}
+    return {"t": t, "kind": "effect", "type": "Tell", "peer": "a", "message": message}
+
+
+def storm(*lines, start=100.0, over=200.0):
+    begin = {"t": start, "what": "storm", "clients": NAMES}
+    return [begin, *lines, {"t": over, "what": "over"}]
+
+
+def fault(number, kind, name, begin, end=None):
+    facts = {"fault": number, "kind": kind, "name": name}
+    last = begin + 0.001 if end is None else end
+    return [{"t": begin, "what": "begin", **facts}, {"t": last, "what": "end", **facts}]
+
+
+LEDGER = [
+    version(0, 10.0, [], 0),
+    version(1, 50.0, NAMES, 1000),
+    version(2, 90.0, NAMES, 5000),  # 4000 tokens in 40 s
+    version(3, 110.0, NAMES, 7000),
+    version(4, 130.0, ["a", "c", "d"], 8200),
+    version(5, 150.0, ["a", "c"], 9000),
+    version(6, 190.0, NAMES, 11800),  # 4800 tokens in 80 s
+]
+JOURNAL = [
+    *(event(5.0, "ClientHello", name, version=-1) for name in NAMES),
+    *(event(91.0, "VersionHeld", name, version=2) for name in NAMES),
+    {"t": 95.0, "type": "Traffic", "kind": "note", "coded": {"x": 1000}, "sockets": {"up": 1500}},
+    call(108.0, 3),
+    call(128.0, 4),
+    call(148.0, 5),
+    call(188.0, 6),
+    event(123.0, "ClientLeft", "b", reason="expired"),
+    event(131.0, "ClientHello", "b", version=-1),
+    event(132.0, "VersionHeld", "b", version=4),
+    event(147.0, "ClientLeft", "d", reason="expired"),
+    event(155.5, "ClientHello", "d", version=4),
+    event(156.0, "VersionHeld", "d", version=5),
+    event(170.0, "BeatHeard", "c"),
+    event(170.5, "VersionHeld", "c", version=5),
+    {"t": 199.0, "type": "Traffic", "kind": "note", "coded": {"x": 9000}, "sockets": {"up": 11500}},
+]
+FAULTS = [
+    *fault(0, "kill", "b", 120.0),
+    *fault(1, "stop", "d", 145.0, 155.0),
+    *fault(2, "partition", "c", 160.0, 168.0),
+    *fault(3, "slow", "a", 160.0, 168.0),
+]
+
+
+def made(**changes):
+    own = {"b": [131.9]}
+    return report(storm(*FAULTS), JOURNAL, LEDGER, own, **changes)
+
+
+def test_throughput_is_of_the_time_before():
+    """Between first and last version of each time: a part of a period at either end is no loss."""
+    found = made()
+    assert (found.tokens_per_s_before, found.tokens_per_s) == (100.0, 60.0)
+    assert found.throughput == 0.6
+    assert made(before=120.0).throughput == 0.5
+
+
+def test_alive_is_who_was_not_hit_by_the_storms_own_record():
+    """A server that thinks a client is dead must not get better figures by it; nor a dead one make worse ones."""
+    found = made()
+    # b is killed at 120 and trains again at 131.9; d is stopped from 145 to 155. So all who were alive took part, but b in version 5.
+    assert found.syncs == 4
+    assert found.participation == round((1 + 1 + 2 / 3 + 1) / 4, 4)
+    assert found.participation_least == round(2 / 3, 4)
+
+
+def test_times_are_counted_from_the_ends_of_faults():
+    """A kill ends at once; from a stop nobody can be back before it is over."""
+    found = made()
+    assert found.detect == Times(
+        2, 2.0, 3.0
+    )  # b after 3 s, d after 2 s; the cut of c was never noticed
+    assert found.resume == Times(3, 2.0, 11.0)  # d 0.5, c 2, b 11
+    assert found.back == Times(
+        3, 2.5, 12.0
+    )  # d 1.0, c 2.5 when it says that it holds version 5, b 12
+    assert found.back_after_kill == Times(1, 12.0, 12.0)
+    assert found.never_back == 0
+
+
+def test_sessions_that_began_in_a_segment_that_is_kept_no_more():
+    """A run of weeks: who was here when the oldest line was written is known from that line alone."""
+    clients = {name: {"name": name, "connected": True, "version": 2} for name in NAMES}
+    clients["gone"] = {"name": "gone", "connected": False, "version": 1}
+    first = {"t": 92.0, "kind": "note", "type": "SoFar", "state": {"clients": clients}}
+    later = {**first, "t": 140.0}  # of the next segment: it says nothing new
+    lines = [first, *(line for line in JOURNAL if line["t"] > 92.0), later]
+    lines.sort(key=lambda line: line["t"])
+    assert report(storm(*FAULTS), lines, LEDGER, {"b": [131.9]}) == made()
+
+
+def test_what_is_not_a_chunk_is_control():
+    """Heads and heartbeats of the storm: 10000 bytes at the sockets, 8000 of chunks."""
+    found = made()
+    assert (found.control_bytes, found.control_share) == (2000, 0.2)
+
+
+def test_a_fault_that_could_not_be_carried_out_is_none():
+    """It was written down before it was tried."""
+    missed = {"t": 120.5, "what": "missed", "fault": 0, "kind": "kill"}
+    found = report(storm(FAULTS[0], missed), JOURNAL, LEDGER, {})
+    assert (found.faults, found.never_back) == (0, 0)
+
+
+def test_who_never_came_back_is_counted():
+    """A median of those who did would hide it."""
+    found = report(storm(*fault(0, "kill", "a", 180.0)), JOURNAL, LEDGER, {})
+    assert (found.never_back, found.back.count) == (1, 0)
+    assert any("not back" in line for line in words(found))
+
+
+def test_the_last_storm_of_a_record_counts():
+    """A run may be hit twice."""
+    first = storm(*fault(0, "kill", "a", 20.0), start=10.0, over=30.0)
+    assert report([*first, *storm(*FAULTS)], JOURNAL, LEDGER, {}).faults == 4
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("90", 90), ("1.5min", 90), ("2h", 7200), ("3s", 3)])
+def test_times_are_read(text, seconds):
+    """As people write them."""
+    assert seconds_of(text) == seconds
+
+
+def test_a_wrong_time_is_one_line():
+    """It is read before anybody is hit."""
+    with pytest.raises(UsageError, match="give a time such as"):
+        seconds_of("soon")

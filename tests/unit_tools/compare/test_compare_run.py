@@ -1,0 +1,227 @@
+"""Whole comparisons in this process: real nodes, real sockets, tiny images."""
+
+import numpy as np
+import pytest
+import torch
+
+import fsl_transport
+from fsl_async.cli import main
+from fsl_async.errors import FslError, UsageError
+from fsl_async.learn.data.facts import facts_of
+from fsl_async.learn.split import lockstep, samples, task
+from fsl_async.learn.split.server import ServerSettings
+from fsl_async.process.stopper import Stopper
+from fsl_async.tools.compare.choices import Choices
+from fsl_async.tools.compare.comparison import Contest
+from fsl_async.tools.compare.outcome import Outcome, Point
+from fsl_async.tools.compare.places import Loopback, net_of
+from fsl_async.tools.compare.plot import check_plot, draw
+from fsl_async.tools.compare.problem import check, config_of
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def choices_for(images, *methods, **more):
+    given = {
+        "clients": 2,
+        "rounds": 2,
+        "batch": 12,
+        "sizes": "width=4",
+        "learning_rate": 0.02,
+        "align_passes": 2,
+        "up": "fp32",
+        "down": "fp32",
+        "upload_every": 1,
+        **more,
+    }
+    return Choices(methods=methods, data=str(images), **given)
+
+
+def run(choices, folder, said=None):
+    say = (lambda _: None) if said is None else said.append
+    contest = Contest(choices, folder, Loopback, say=say, stop=Stopper())
+    return [contest.run(method) for method in choices.methods]
+
+
+def in_one_process(choices, method_name):
+    """Scores of the same run without a network."""
+    config = config_of(choices, method_name)
+    facts, method = facts_of(config), task.method_of(config)
+    parts, optimizer = task.build_parts(config, at_client=False), task.optimizer_of(config)
+    settings = ServerSettings(optimizer, seed=config.run.seed)
+    found = lockstep.start(
+        method, parts.halves, choices.names, optimizer, seed=config.run.seed, server=settings
+    )
+    own = {
+        name: samples.open_samples(config, facts, (number, choices.clients))
+        for number, name in enumerate(choices.names)
+    }
+    held_out = list(samples.held_out(config, facts))
+    for number in range(choices.rounds):
+        found.round({name: list(one.round(number)) for name, one in own.items()})
+        yield lockstep.evaluate(found.halves(), held_out)
+
+
+@pytest.fixture
+def early(monkeypatch):
+    """What streams were offered in this process, and how much of each might go with the offer."""
+    found = []
+    for kind in (fsl_transport.ListenerEndpoint, fsl_transport.DialerEndpoint):
+
+        def offer(  # noqa: PLR0917 - that of the endpoint
+            self, peer, stream_id, meta, source, early_bytes=0, *, before=kind.offer
+        ):
+            found.append((stream_id.partition(":")[0], early_bytes))
+            before(self, peer, stream_id, meta, source, early_bytes)
+
+        monkeypatch.setattr(kind, "offer", offer)
+    return found
+
+
+def test_scores_are_those_of_one_process_and_bytes_are_counted(images, tmp_path, early):
+    """The joined model that is scored must be x_c and x_s of the same round; with replicas their average, before anybody goes on."""
+    choices = choices_for(images, "splitfed-v1", "fedavg", mode="lockstep")
+    said = []
+    split, whole = run(choices, tmp_path, said)
+    for outcome, method in ((split, "splitfed-v1"), (whole, "fedavg")):
+        wanted = list(in_one_process(choices, method))
+        assert [p.round for p in outcome.points] == [1, 2]
+        assert [p.accuracy for p in outcome.points] == [s.accuracy for s in wanted]
+        losses = [p.loss for p in outcome.points]
+        np.testing.assert_allclose(losses, [s.loss for s in wanted], rtol=1e-5)
+        assert outcome.points[1].seconds > outcome.points[0].seconds > 0
+        assert 0 <= outcome.points[1].idle_share < 1
+    # 24 images of each client a round, 4 x 4 x 4 values each at the cut, two rounds of two clients
+    payload = split.points[-1].payload
+    assert payload["activations up"] == payload["gradients down"] == 4 * 24 * 64 * 4
+    assert payload["labels up"] == 4 * 24
+    # all of a step's streams may go with their offers: 12 images, and their labels on the way up
+    assert min(size for kind, size in early if kind in {"up", "down"}) >= 12 * 64 * 4
+    assert min(size for kind, size in early if kind in {"delta", "full"}) > 0
+    assert {kind for kind, _ in early} >= {"up", "down", "delta", "full"}
+    assert set(whole.points[-1].coded) == {"full model up", "full model down"}
+    assert said[0].startswith("splitfed-v1: round 1 of 2, accuracy ")
+
+
+def test_a_run_ends_at_its_target_when_asked(images, tmp_path):
+    """Rounds after it would be trained for nothing."""
+    choices = choices_for(images, "fsl-sage", rounds=50, target=0.2, stops_at_target=True)
+    (outcome,) = run(choices, tmp_path)
+    assert outcome.reached is not None
+    assert outcome.points[-1].round < 10
+    assert outcome.points[-1].coded["activations up"] > 0
+
+
+def test_a_node_that_fails_ends_the_comparison(images, tmp_path):
+    """Its own words, and no other node is left waiting for it."""
+    choices = choices_for(images, "fedavg", clients=49)
+    with pytest.raises(FslError, match="49 clients, but 48 samples"):
+        run(choices, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"cut": "pool7"}, "no cut 'pool7'; cuts that exist: conv1"),
+        ({"auxiliary": "blocks:9"}, "blocks:9"),
+        ({"data": "/nothing/here"}, "cannot read data '/nothing/here'|data"),
+        ({"sizes": "depth=3"}, "small-cnn cannot be built"),
+    ],
+)
+def test_what_is_wrong_is_said_before_anything_starts(images, more, words):
+    """One line; a run of an hour should not fail in its third method."""
+    choices = (
+        choices_for(images, "fsl-sage", **more)
+        if "data" not in more
+        else Choices(methods=("fsl-sage",), **more)
+    )
+    with pytest.raises(FslError, match=words) as caught:
+        check(choices, "fsl-sage")
+    assert "\n" not in caught.value.message
+
+
+def test_a_line_is_written_as_rate_and_delay():
+    """Names of networks belong to the laboratory."""
+    with pytest.raises(UsageError, match="--net 'moon': a profile of the network laboratory"):
+        net_of("moon")
+    assert "45 ms each way" in net_of("200mbit,45ms").words
+    with pytest.raises(UsageError, match="no setting 'los'"):
+        net_of("dsl:los=0%")
+
+
+def test_a_picture_is_drawn(tmp_path):
+    """Three panels with a line for each method; the file is a PNG."""
+    points = tuple(
+        Point(n, 0.1 * n, 1.0, 2.0 * n, {"activations up": 9}, {}, {}, 0.5, 2.0) for n in (1, 2)
+    )
+    path = tmp_path / "x.png"
+    draw([Outcome("sl", points, 0.5), Outcome("fedavg", (), 0.5)], path, "title")
+    assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_without_matplotlib_the_extra_is_named(tmp_path, monkeypatch):
+    """Before anything is trained."""
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    with pytest.raises(UsageError, match=r"fsl-async\[plot\]"):
+        check_plot(tmp_path / "x.png")
+
+
+@pytest.mark.parametrize(
+    ("option", "name", "problem"),
+    [
+        ("--png", "no/x.png", "there is no directory"),
+        ("--png", "folder.png", "is a directory"),
+        ("--png", "x", "call it x.png"),
+        ("--png", "x.xyz", "call it x.xyz.png"),
+        ("--json", "no/x", "there is no directory"),
+        ("--json", "folder.png", "is a directory"),
+    ],
+)
+def test_what_cannot_be_written_is_said_before_anything_is_trained(
+    tmp_path, option, name, problem, capsys
+):
+    """After the last method is late: hours of training, and then no picture of them."""
+    (tmp_path / "folder.png").mkdir()
+    words = [
+        "compare",
+        "--methods",
+        "fedavg",
+        "--data",
+        str(tmp_path),
+        "--out",
+        str(tmp_path / "o"),
+    ]
+    assert main([*words, option, str(tmp_path / name)]) == 2
+    assert problem in "".join(capsys.readouterr())
+    assert not (tmp_path / "o").exists()
+
+
+@pytest.mark.parametrize("alpha", ["0", "-1"])
+def test_alpha_is_above_0(tmp_path, alpha, capsys):
+    """0 was taken for "not given", and the parts of a comparison by Dirichlet were IID."""
+    words = ["compare", "--methods", "fedavg", "--data", str(tmp_path), "--alpha", alpha]
+    assert main([*words, "--out", str(tmp_path / "o")]) == 2
+    assert "'--alpha'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [["--json", "out.json"], ["--json=out.json"], ["--json"]])
+def test_errors_go_where_people_read_them_when_json_goes_to_a_file(tmp_path, capsys, words):
+    """Standard output is a table for people, whatever is in the file: an error there was an object between its lines, or taken for a row."""
+    data = str(tmp_path / "none")
+    assert main(["compare", "--methods", "fedavg", "--data", data, *words]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+
+
+def test_a_title_is_text_whatever_the_data_are_called(tmp_path):
+    """A name with dollars was taken for a formula, and one that is no UTF-8 ended the command, both after the training."""
+    draw([Outcome("sl", (), 0.5)], tmp_path / "x.png", "small-cnn on a$_{b$ and \udcff")
+    assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")

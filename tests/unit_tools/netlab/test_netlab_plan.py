@@ -1,0 +1,191 @@
+"""The pure part of the laboratory: settings, the words for tc, who is wired to whom, the archive that the router boots."""
+
+import re
+import shutil
+import subprocess
+
+import pytest
+
+from fsl_async.errors import UsageError
+from fsl_async.tools.netlab import image, netem, plan
+from fsl_async.tools.netlab.host import MissingError
+from fsl_async.tools.netlab.profiles import LinkSettings, changed, profile, profiles, words
+
+
+def test_profiles_are_those_of_the_documentation():
+    """Results name a profile, so what it means must not drift."""
+    assert list(profiles()) == ["lan", "campus", "transatlantic", "dsl", "wireless", "satellite"]
+    found = {
+        name: (one.rate_mbit, one.delay_ms, one.jitter_ms, one.loss_percent)
+        for name, one in profiles().items()
+    }
+    assert found["campus"] == (1000, 5, 0, 0)
+    assert found["transatlantic"] == (200, 45, 0, 0.1)
+    assert found["dsl"] == (10, 30, 0, 0)
+    assert found["wireless"] == (20, 20, 15, 2)
+    assert profile("wireless").burst_packets > 1
+    assert found["satellite"] == (50, 300, 0, 1)
+
+
+def test_words_of_tc():
+    """Every setting reaches tc, with a unit; what is left out would keep its old value."""
+    settings = LinkSettings(
+        delay_ms=20,
+        jitter_ms=15,
+        loss_percent=2,
+        rate_mbit=20,
+        duplicate_percent=1,
+        reorder_percent=3,
+        queue_ms=100,
+    )
+    assert " ".join(netem.arguments(settings)) == (
+        "netem limit 223 delay 20.000ms 15.000ms loss 2% duplicate 1% reorder 3% rate 20000kbit"
+    )
+    assert "loss 100% duplicate" in " ".join(netem.arguments(settings, cut=True))
+    perfect = " ".join(netem.arguments(LinkSettings()))
+    assert perfect.endswith("delay 0.000ms loss 0% rate 100000000kbit")
+
+
+def test_bursts_have_the_loss_and_the_length():
+    """The stationary share of the bad state is the loss, its mean length the burst."""
+    begin, end = netem.gilbert(2, 4)
+    assert end == 25
+    assert begin / (begin + end) == pytest.approx(0.02)
+    arguments = netem.arguments(LinkSettings(loss_percent=2, burst_packets=4))
+    assert arguments[5:9] == ("loss", "gemodel", "0.510204%", "25%")
+
+
+def test_queue_holds_the_line_and_the_buffer():
+    """200 Mbit/s x (45 ms on the way + 100 ms of buffer), in packets; a slow line is not given seconds."""
+    assert netem.limit_packets(profile("transatlantic")) == 2395
+    assert netem.limit_packets(profile("dsl")) == 190
+    assert netem.limit_packets(LinkSettings(rate_mbit=0.1)) == 20
+
+
+@pytest.mark.parametrize(
+    ("word", "name", "value"),
+    [
+        ("delay=80ms", "delay_ms", 80),
+        ("delay=0.1s", "delay_ms", 100),
+        ("loss=1.5%", "loss_percent", 1.5),
+        ("rate=1gbit", "rate_mbit", 1000),
+        ("rate=7", "rate_mbit", 7),
+        ("burst=3", "burst_packets", 3),
+        ("queue_ms=50", "queue_ms", 50),
+    ],
+)
+def test_settings_are_read(word, name, value):
+    """With and without unit, by the short name and by the one of the file."""
+    assert getattr(changed(LinkSettings(), word), name) == value
+
+
+@pytest.mark.parametrize(
+    ("word", "says"),
+    [
+        ("delay=-1", "a number with ms or s or us"),
+        ("delay=1km", "a number with ms or s or us"),
+        ("speed=1", "no setting 'speed'; settings: delay"),
+        ("moon", "no profile 'moon'; profiles: lan"),
+        ("loss=100", "loss=100 is not from 0 to 90"),
+        ("jitter=5", "more than delay"),
+        ("reorder=5", "needs a delay"),
+        ("burst=0", "not from 1"),
+    ],
+)
+def test_nonsense_is_refused(word, says):
+    """One line that names the way out, before anything is changed."""
+    with pytest.raises(UsageError, match=re.escape(says)):
+        changed(LinkSettings(), word)
+
+
+def test_a_profile_replaces_everything():
+    """Words go from left to right: a profile first, then what differs from it."""
+    settings = changed(changed(LinkSettings(duplicate_percent=5, delay_ms=9), "dsl"), "loss=1")
+    assert (settings.duplicate_percent, settings.delay_ms, settings.loss_percent) == (0, 30, 1)
+    assert words(settings) == "10 Mbit/s, 30 ms each way, 1 % loss"
+
+
+def test_impossible_bursts_are_refused():
+    """Bursts of two with a packet between them cannot lose more than two of three."""
+    with pytest.raises(UsageError, match="67 % at most"):
+        LinkSettings(loss_percent=80, burst_packets=2)
+
+
+def test_a_star():
+    """The first site is in the middle; each site has one address and a route to its neighbours only."""
+    lab = plan.make("lab", ["ps", "a", "b"])
+    assert list(lab.links) == ["ps:a", "ps:b"]
+    lines = plan.site_lines(lab, lab.site("b"))
+    assert "address replace 10.77.0.3/32 dev lo" in lines
+    assert "route replace 10.77.0.1/32 dev link1 src 10.77.0.3" in lines
+    assert not any("10.77.0.2" in line for line in lines)
+    (link,) = lab.chosen("b")
+    assert link is lab.chosen("b:ps")[0] is lab.between("b", "ps")
+    neighbour = next(line for line in lines if line.startswith("neighbour"))
+    assert neighbour.endswith(f"lladdr {link.ends[0].mac} dev link1 nud permanent")  # the other end
+    assert len(lab.chosen("all")) == 2
+
+
+def test_given_links():
+    """A chain, as behind a relay: its ends do not know each other."""
+    lab = plan.make("lab", ["ps", "relay", "a"], [("ps", "relay"), ("relay", "a")])
+    assert len(plan.ends_at(lab, lab.site("relay"))) == 2
+    with pytest.raises(UsageError, match="no link"):
+        lab.between("ps", "a")
+
+
+@pytest.mark.parametrize(
+    ("name", "sites", "pairs", "says"),
+    [
+        ("Lab!", ["a", "b"], None, "does not name a laboratory"),
+        ("lab", ["a"], None, "2 to 200 sites"),
+        ("lab", ["a", "all"], None, "does not name a site"),
+        ("lab", ["a", "b;rm"], None, "does not name a site"),
+        ("lab", ["a", "a"], None, "the same name"),
+        ("lab", ["a", "b"], [("a", "c")], "which is no site"),
+        ("lab", ["a", "b"], [("a", "b"), ("b", "a")], "two sites once"),
+        ("lab", ["a", "b"], [], "needs a link"),
+    ],
+)
+def test_plans_that_cannot_be(name, sites, pairs, says):
+    """Names go to a shell as root, so they are checked first."""
+    with pytest.raises(UsageError, match=says):
+        plan.make(name, sites, pairs)
+
+
+def test_packets_travel_alone_where_one_may_be_lost():
+    """What the stack hands over at once netem loses at once, so loss needs single packets; without, whole ones save the CPU."""
+    assert profile("campus").keeps_packets
+    assert not profile("wireless").keeps_packets
+
+
+def test_the_archive_is_one(tmp_path):
+    """cpio, where it is installed, reads what we write."""
+    made = image.archive({"init": b"#!x\n", "lib/a/b.so": b"12345"})
+    assert made.startswith(b"070701")
+    assert len(made) % 4 == 0
+    if shutil.which("cpio"):
+        subprocess.run(
+            ["cpio", "-id", "--quiet", "--no-absolute-filenames", "init", "lib/*"],
+            input=made,
+            cwd=tmp_path,
+            check=True,
+        )
+        assert (tmp_path / "lib/a/b.so").read_bytes() == b"12345"
+
+
+def test_no_kernel_is_said(tmp_path):
+    """The line names the script that gets one."""
+    with pytest.raises(MissingError, match="run bin/netlab-setup"):
+        image.build(tmp_path)
+
+
+def test_not_root_is_said(monkeypatch, capsys):
+    """One line and exit code 2, before anything is touched."""
+    from fsl_async.tools.netlab.__main__ import main
+
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    assert main(["up"]) == 2
+    assert capsys.readouterr().err == (
+        "error: a laboratory needs root (network namespaces); run this with sudo\n"
+    )

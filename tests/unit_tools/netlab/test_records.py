@@ -1,0 +1,46 @@
+"""What is kept of laboratories on disk: removing one removes its folder, so nothing but a laboratory's name may say which."""
+
+import pytest
+
+from fsl_async.tools.netlab import __main__ as netlab
+from fsl_async.tools.netlab import host, laboratory, records
+
+
+@pytest.fixture
+def root(tmp_path, monkeypatch):
+    """Where laboratories are kept, for a user who may make them and a machine that has none."""
+    monkeypatch.setattr(records, "ROOT", tmp_path / "labs")
+    for module in (host, netlab):
+        monkeypatch.setattr(module, "require", lambda: None)
+        monkeypatch.setattr(module, "namespaces", list)
+    return tmp_path / "labs"
+
+
+@pytest.mark.parametrize("name", ["{victim}", "../victim", "..", ".", "", "a/b", "A"])
+def test_down_removes_no_folder_but_a_laboratorys(root, tmp_path, capsys, name):
+    """It runs as root: `down --name /home/me` took the home folder, and said that there was no such laboratory."""
+    victim = tmp_path / "victim"
+    for folder in (victim, root / "other", root / "a" / "b"):
+        folder.mkdir(parents=True)
+        (folder / "file").write_text("precious")
+    assert netlab.main(["down", "--name", name.replace("{victim}", str(victim))]) == 2
+    assert "does not name a laboratory" in capsys.readouterr().err
+    kept = sorted(str(one.relative_to(tmp_path)) for one in tmp_path.rglob("file"))
+    assert kept == ["labs/a/b/file", "labs/other/file", "victim/file"]
+    assert not list(tmp_path.rglob("lock"))
+
+
+def test_folders_of_others_are_no_laboratories(root):
+    """What stands beside them with a file of the same name is left alone, by `down --all` and by every `up`."""
+    for name in ("lab", "Not a lab"):
+        (root / name).mkdir(parents=True)
+        (root / name / "state.json").write_text("{}")
+    assert records.names() == ["lab"]
+
+
+def test_a_laboratory_that_is_not_there(root, capsys):
+    """To take down what is gone is harmless, and makes nothing."""
+    assert netlab.main(["down", "--name", "lab"]) == 0
+    assert "no laboratory lab" in capsys.readouterr().out
+    assert not root.exists()
+    assert laboratory.remove("lab") is False

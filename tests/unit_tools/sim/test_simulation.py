@@ -1,0 +1,225 @@
+"""The simulator: whole runs with production code, and proof that its invariants can fail."""
+
+import functools
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from fsl_async.commands import sim as sim_command
+from fsl_async.roles.sync.client import ClientMachine
+from fsl_async.roles.sync.deltas import DeltaBook
+from fsl_async.roles.sync.ps import ServerMachine
+from fsl_async.tools.sim.counting import CountingLearner, CountingStore
+from fsl_async.tools.sim.simulation import Simulation, SimulationSettings
+
+
+def simulate(**changes):
+    """Run a small simulation and return it."""
+    settings = {"clients": 6, "hours": 3.0, "seed": 1, "faults": "storm", "every_s": 60.0}
+    simulation = Simulation(SimulationSettings(**{**settings, **changes}))
+    simulation.run()
+    return simulation
+
+
+@functools.cache
+def storm(seed):
+    """A storm that several tests look at."""
+    return simulate(seed=seed)
+
+
+@pytest.mark.parametrize(
+    "seed", [*range(3), *(pytest.param(seed, marks=pytest.mark.sweep) for seed in range(3, 20))]
+)
+def test_a_storm_breaks_no_invariant(seed):
+    """The promise of the whole design, for several seeds, with faults that really happened."""
+    simulation = storm(seed)
+    assert simulation.truth.violations == []
+    assert simulation.counts.relaunches > 3
+    assert simulation.network.counts["dropped"] > 0
+    assert len(simulation.disk.models) > 150
+    assert simulation.participation.share > 0.8
+
+
+def test_servers_that_die_every_few_minutes_lose_nothing(monkeypatch):
+    """A server is killed far more often than in any profile, mostly in the middle of a round."""
+    from fsl_async.tools.sim import simulation as module
+
+    worse = module.PROFILES["storm"].__class__(
+        server_kill_every_s=90.0, server_return_s=(1.0, 5.0), client_kill_every_s=600.0, drop=0.02
+    )
+    monkeypatch.setitem(module.PROFILES, "storm", worse)
+    simulation = simulate(hours=2.0, every_s=20.0)
+    assert simulation.truth.violations == []
+    assert simulation.counts.kinds["server killed"] > 20
+    assert len(simulation.disk.models) > 100
+
+
+def test_a_server_that_never_lives_for_a_period_still_makes_versions(monkeypatch):
+    """The schedule goes on over restarts; with a whole period after each one, such a run would stand still for ever."""
+    from fsl_async.tools.sim import simulation as module
+
+    profile = module.PROFILES["none"].__class__(
+        server_kill_every_s=200.0, server_return_s=(5.0, 5.0)
+    )
+    monkeypatch.setitem(module.PROFILES, "storm", profile)
+    simulation = simulate(hours=6.0, every_s=600.0)
+    assert simulation.truth.violations == []
+    assert simulation.counts.kinds["server killed"] > 50
+    assert len(simulation.disk.models) > 12  # of 36; with a whole period after each start about 5
+
+
+def test_without_faults_almost_everybody_takes_part():
+    """A fault-free run loses nothing; now and then a long step misses the grace window and its delta merges a round later."""
+    simulation = simulate(faults="none")
+    assert simulation.counts.faults == 0
+    assert simulation.participation.share > 0.99
+    assert len(simulation.disk.merged) >= 6 * (len(simulation.disk.models) - 1) - 6
+
+
+@pytest.mark.parametrize("faults", ["none", "storm"])
+def test_at_the_end_nothing_is_left_over(faults):
+    """Every step that was trained is in the last version, and every client holds it: the last round takes all and ends training."""
+    simulation = simulate(hours=1.0, faults=faults)
+    assert simulation.truth.violations == []
+    assert simulation.truth.tokens_unsent == 0
+    learners = [simulation._ended[name] for name in simulation.names]
+    assert all(learner.model == simulation.disk.models[-1] for learner in learners)
+    assert simulation.disk.pending == {}
+
+
+@pytest.mark.parametrize("without", ["hold", "last round"])
+def test_the_end_can_fail(monkeypatch, without):
+    """Proof that the test above tests something."""
+    if without == "hold":
+        original = CountingLearner.request_snapshot
+        deaf = lambda self, sequence, **_: original(self, sequence)  # noqa: E731
+        monkeypatch.setattr(CountingLearner, "request_snapshot", deaf)
+    else:
+        over = lambda self, now: self._finish()  # noqa: E731
+        monkeypatch.setattr(ServerMachine, "_call", skip_last(ServerMachine._call, over))
+    simulation = simulate(hours=1.0, faults="none")
+    assert simulation.truth.violations or simulation.truth.tokens_unsent > 0
+
+
+def skip_last(call, over):
+    """`_call`, but for the last round, in place of which `over` happens."""
+    return lambda self, now: over(self, now) if self.ending.asked else call(self, now)
+
+
+def test_the_same_seed_gives_the_same_trace():
+    """A storm that found something must be there again when it is looked for."""
+    one, same, other = storm(1), simulate(), storm(2)
+    assert one.trace.hexdigest() == same.trace.hexdigest()
+    assert one.trace.hexdigest() != other.trace.hexdigest()
+
+
+def _forget_acknowledged(monkeypatch):
+    original = CountingStore.spool_finish
+
+    def finish(self, key):
+        result = original(self, key)
+        if key.sequence == 3:
+            del self.disk.pending[key]
+        return result
+
+    monkeypatch.setattr(CountingStore, "spool_finish", finish)
+
+
+def _merge_again(monkeypatch):
+    original = CountingStore.commit
+
+    def commit(self, version, merged, scale):
+        if self.disk.merged and version % 7 == 0:
+            again = next(iter(self.disk.merged))
+            self.disk.models[-1] = type(self.disk.models[-1])(
+                self.disk.models[-1].version,
+                self.disk.models[-1].total + 1000 * len(again.client),
+                self.disk.models[-1].digest,
+            )
+        return original(self, version, merged, scale)
+
+    monkeypatch.setattr(CountingStore, "commit", commit)
+
+
+def _acknowledge_early(monkeypatch):
+    monkeypatch.setattr(DeltaBook, "is_acknowledged", lambda self, key: True)
+
+
+def _recompute(monkeypatch):
+    original = ClientMachine._offer
+
+    def offer(self):
+        if self.delta is not None:
+            self.delta.tokens += 1
+        return original(self)
+
+    monkeypatch.setattr(ClientMachine, "_offer", offer)
+
+
+def _skip_a_version(monkeypatch):
+    original = CountingLearner.finish_fetch
+
+    def finish(self, version):
+        original(self, version)
+        self.base = type(self.base)(version, self.base.total + 1, self.base.digest)
+        return self.base.digest
+
+    monkeypatch.setattr(CountingLearner, "finish_fetch", finish)
+
+
+def _forget_sent_work(monkeypatch):
+    original = ClientMachine._snapshotted
+
+    def snapshotted(self, event, now):
+        effects = original(self, event, now)
+        if event.sequence == 4:
+            self.delta = None
+        return effects
+
+    monkeypatch.setattr(ClientMachine, "_snapshotted", snapshotted)
+
+
+@pytest.mark.parametrize(
+    "defect",
+    [
+        _forget_acknowledged,
+        _merge_again,
+        _acknowledge_early,
+        _recompute,
+        _skip_a_version,
+        _forget_sent_work,
+    ],
+)
+def test_a_defect_is_found(defect, monkeypatch):
+    """An invariant that nothing can violate checks nothing: each defect here must be reported."""
+    defect(monkeypatch)
+    assert simulate().truth.violations
+
+
+def test_the_command_prints_the_documented_object():
+    """Scripts read these keys; they are the demo's and the simulator's own."""
+    arguments = ["--clients", "2", "--hours", "0.5", "--seed", "4", "--faults", "mild", "--json"]
+    result = CliRunner().invoke(sim_command.command, arguments, standalone_mode=False)
+    assert result.return_value == 0, result.output
+    printed = json.loads(result.output.splitlines()[-1])
+    demo = "rounds clients tokens loss_first loss_last eval_loss bytes_raw bytes_sent ratio relaunches deltas_merged"
+    demo += " deltas_lost deltas_doubled participation seconds run_dir"
+    own = "virtual_hours events faults invariant_violations trace_sha256"
+    assert set(f"{demo} {own}".split()) <= set(printed)
+    assert printed["rounds"] >= 2
+    assert printed["invariant_violations"] == 0
+
+
+def test_the_journal_of_a_simulation_can_be_kept(tmp_path):
+    """To look into what a seed did."""
+    journal = tmp_path / "journal.jsonl"
+    arguments = ["--clients", "2", "--hours", "0.5", "--journal", str(journal)]
+    result = CliRunner().invoke(sim_command.command, arguments, standalone_mode=False)
+    assert result.return_value == 0, result.output
+    lines = [json.loads(line) for line in journal.read_text().splitlines()]
+    assert {"event", "effect"} == {line["kind"] for line in lines}
+    by_number = {line["n"]: line for line in lines}
+    caused = [line for line in lines if line["cause"] is not None]
+    assert caused
+    assert all(by_number[line["cause"]]["kind"] != line["kind"] for line in caused)

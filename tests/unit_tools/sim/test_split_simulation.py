@@ -1,0 +1,266 @@
+"""Split learning in the simulator: whole runs with production machines, and proof that its invariants can fail."""
+
+import json
+
+import attrs
+import pytest
+from click.testing import CliRunner
+
+from fsl_async.commands import sim as sim_command
+from fsl_async.roles.split.checkpoints import Checkpoints
+from fsl_async.roles.split.client import SplitClientMachine
+from fsl_async.roles.split.methods import METHODS, SplitRules
+from fsl_async.roles.split.peers import Peer
+from fsl_async.roles.split.server import SplitServerMachine
+from fsl_async.roles.split.shutdown import SplitEnding
+from fsl_async.tools.sim import simulation as module
+from fsl_async.tools.sim.faults import FaultProfile
+from fsl_async.tools.sim.simulation import SimulationSettings
+from fsl_async.tools.sim.split_counting import STEPS
+from fsl_async.tools.sim.split_simulation import simulate
+
+WORSE = FaultProfile(
+    server_kill_every_s=150.0,
+    server_return_s=(1.0, 5.0),
+    client_kill_every_s=300.0,
+    client_return_s=(1.0, 20.0),
+    reset_every_s=60.0,
+    partition_every_s=600.0,
+    partition_s=(5.0, 60.0),
+    drop=0.02,
+    duplicate=0.01,
+    reorder=0.02,
+    delay_s=0.6,
+    jitter_s=0.4,
+)
+"""Worse than any week: everything is killed every few minutes, a connection is reset every minute, and a second away."""
+
+
+def run(method, *, clients=3, hours=0.3, seed=2, faults="storm", **rules):
+    """Run a small simulation and return it."""
+    settings = SimulationSettings(clients, hours, seed, faults, every_s=60.0)
+    rules = {"upload_every": 3, "align_every": 2, "checkpoint_every": 20, **rules}
+    simulation = simulate(settings, SplitRules(method=method, reoffer_s=2.0, **rules))
+    simulation.run()
+    return simulation
+
+
+@pytest.fixture
+def worse(monkeypatch):
+    monkeypatch.setitem(module.PROFILES, "storm", WORSE)
+
+
+@pytest.mark.parametrize("lockstep", [False, True])
+@pytest.mark.parametrize("method", METHODS)
+def test_a_storm_breaks_no_invariant(worse, method, lockstep):
+    """Any client, the split server or the parameter server killed at any point: the run goes on, and is one of the method."""
+    simulation = run(method, lockstep=lockstep)
+    assert simulation.truth.violations == []
+    assert len(simulation.disk.models) > 4
+    if method != "fedavg":
+        assert simulation.counts.kinds["split server killed"] >= 2
+        assert simulation.counts.kinds["split server asked to end"] >= 2
+        assert simulation.split_facts()["uploads"]["dropped"] > 0
+
+
+def test_a_storm_over_a_u_shape(worse):
+    """Two legs a step: the second one must find the first one, or be given up."""
+    simulation = run("splitfed-v2", labels_at_home=True)
+    assert simulation.truth.violations == []
+    assert any(key.leg for key in simulation.order)
+
+
+@pytest.mark.parametrize("method", [name for name in METHODS if name != "fedavg"])
+def test_lockstep_is_the_computation_in_one_process(method):
+    """Without faults: clients by shard, each with all its uploads, round after round; nothing is lost, and bytes are counted once."""
+    simulation = run(method, faults="none", hours=0.2, lockstep=True)
+    assert simulation.truth.violations == []
+    shard = simulation.disk.leases
+    rounds = {}
+    for key in simulation.order:
+        rounds.setdefault(key.round, []).append((shard[key.client], key.step))
+    decisions = simulation.decisions
+    steps = [step for step in range(STEPS) if decisions.uploads_at(step)]
+    whole = [rounds[number] for number in sorted(rounds)][:-1]  # the last one was cut off
+    assert len(whole) > 3
+    for number, trained in enumerate(whole):
+        turn = [number % 3] if method == "sl" else range(3)
+        assert trained == [(client, step) for client in turn for step in steps]
+    assert simulation.sent == simulation.received
+    assert set(simulation.split_facts()["uploads"]) == {"trained"}
+
+
+@pytest.mark.parametrize("method", ["splitfed-v1", "fsl-sage"])
+def test_free_mode_loses_nothing_without_faults(method):
+    """Everybody takes part in every round, and alignments come while training goes on."""
+    simulation = run(method, faults="none")
+    assert simulation.truth.violations == []
+    merged = len(simulation.disk.merged)
+    assert merged >= 3 * (len(simulation.disk.models) - 1) - 6  # the first round and the last one
+    assert sum(learner.given_up for learner in simulation.learners.values()) <= 3 * 2
+    if method == "fsl-sage":
+        assert all(learner.installed > 2 for learner in simulation.learners.values())
+
+
+def test_the_same_seed_gives_the_same_trace():
+    """A storm that found something must be there again when it is looked for."""
+    one, same, another = (run("fsl-sage", hours=0.1, seed=seed) for seed in (2, 2, 3))
+    assert one.trace.hexdigest() == same.trace.hexdigest()
+    assert one.trace.hexdigest() != another.trace.hexdigest()
+
+
+def _train_again(monkeypatch):
+    monkeypatch.setattr(Peer, "trained", lambda self, key: False)
+
+
+def _train_out_of_order(monkeypatch):
+    def ready(self):
+        found = [key for key, each in self.uploads.items() if each.here and not each.queued]
+        for key in found:
+            self.uploads[key].queued = True
+        return found
+
+    monkeypatch.setattr(Peer, "ready", ready)
+
+
+def _forget_the_book(monkeypatch):
+    original = Checkpoints.due
+    stale = []
+
+    def due(self, book):
+        stale.append(book())
+        return original(self, lambda: stale[-3] if len(stale) > 40 else stale[-1])
+
+    monkeypatch.setattr(Checkpoints, "due", due)
+
+
+def _give_numbers_twice(monkeypatch):
+    original = SplitServerMachine._recovered
+
+    def recovered(self, event, now):
+        return original(self, attrs.evolve(event, auxiliary_seen={}), now)
+
+    monkeypatch.setattr(SplitServerMachine, "_recovered", recovered)
+    monkeypatch.setattr(
+        SplitClientMachine,
+        "hello",
+        lambda self, run, shard, architecture: attrs.evolve(
+            hello(self, run, shard, architecture), auxiliary=-1
+        ),
+    )
+
+
+hello = SplitClientMachine.hello
+
+
+def _average_late(monkeypatch):
+    monkeypatch.setattr(SplitServerMachine, "_average", lambda self, number: None)
+
+
+def _keep_every_answer(monkeypatch):
+    monkeypatch.setattr(SplitServerMachine, "_answer_sent", lambda self, event, now: [])
+    original = SplitServerMachine._answer
+
+    def answer(self, peer, event):
+        effects = original(self, peer, event)
+        return [each for each in effects if type(each).__name__ != "DropAnswer"]
+
+    monkeypatch.setattr(SplitServerMachine, "_answer", answer)
+
+
+def _settle_twice(monkeypatch):
+    original = SplitClientMachine._answer_received
+
+    def received(self, event, now):
+        effects = original(self, event, now)
+        return effects + [each for each in effects if type(each).__name__ == "FreeSlot"]
+
+    monkeypatch.setattr(SplitClientMachine, "_answer_received", received)
+
+
+def _keep_everything(monkeypatch):
+    original = SplitClientMachine._settle
+
+    def settle(self, sent, now):
+        self.rules = attrs.evolve(self.rules, retain=10)
+        effects = original(self, sent, now)
+        self.rules = attrs.evolve(self.rules, retain=2)
+        return effects
+
+    monkeypatch.setattr(SplitClientMachine, "_settle", settle)
+    monkeypatch.setattr(SplitClientMachine, "_durable", lambda self, event, now: [])
+
+
+def _say_nothing_of_alignments(monkeypatch):
+    monkeypatch.setattr(SplitServerMachine, "_stays", lambda self, peer, offer: [])
+    monkeypatch.setattr(SplitServerMachine, "_send_auxiliary", lambda self, peer: NOTHING)
+    monkeypatch.setattr(SplitClientMachine, "_keep_auxiliary", lambda self: [])
+
+
+@attrs.frozen
+class _Nothing:
+    """An effect that no shell knows."""
+
+
+NOTHING = _Nothing()
+
+
+def _decline_without_a_line(monkeypatch):
+    original = SplitServerMachine._decline
+
+    def decline(self, peer, key, answer):
+        effects = original(self, peer, key, answer)
+        return [each for each in effects if type(each).__name__ != "BookUpload"]
+
+    monkeypatch.setattr(SplitServerMachine, "_decline", decline)
+
+
+def _end_the_run_when_asked(monkeypatch):
+    monkeypatch.setattr(SplitEnding, "leaves", False)
+
+
+def _leave_without_a_checkpoint(monkeypatch):
+    monkeypatch.setattr(Checkpoints, "want", lambda self: None)
+
+
+@pytest.mark.parametrize(
+    ("method", "defect"),
+    [
+        ("fsl-sage", _end_the_run_when_asked),
+        ("fsl-sage", _leave_without_a_checkpoint),
+        ("splitfed-v2", _train_again),
+        ("splitfed-v2", _train_out_of_order),
+        ("cse-fsl", _forget_the_book),
+        ("fsl-sage", _give_numbers_twice),
+        ("splitfed-v1", _average_late),
+        ("splitfed-v2", _keep_every_answer),
+        ("splitfed-v2", _settle_twice),
+        ("cse-fsl", _keep_everything),
+        ("splitfed-v1", _decline_without_a_line),
+    ],
+)
+def test_a_defect_is_found(worse, method, defect, monkeypatch):
+    """An invariant that nothing can violate checks nothing: each defect here must be reported. Some need a rare moment, so a second storm."""
+    defect(monkeypatch)
+    assert any(run(method, hours=0.6, seed=seed).truth.violations for seed in (3, 6))
+
+
+def test_a_client_that_waits_for_ever_is_seen(monkeypatch):
+    """A hang breaks no invariant by itself; it shows in the rounds that are made."""
+    healthy = run("fsl-sage", faults="none", lockstep=True)
+    _say_nothing_of_alignments(monkeypatch)
+    hung = run("fsl-sage", faults="none", lockstep=True)
+    assert len(hung.disk.models) < len(healthy.disk.models) / 2
+
+
+def test_the_command():
+    """`fsl-node sim --split METHOD`, and what it says of a method that is none."""
+    arguments = ["--clients", "2", "--hours", "0.1", "--faults", "mild", "--split", "sl", "--json"]
+    result = CliRunner().invoke(sim_command.command, arguments, standalone_mode=False)
+    assert result.return_value == 0, result.output
+    printed = json.loads(result.output.splitlines()[-1])
+    assert printed["invariant_violations"] == 0
+    assert printed["split"]["method"] == "sl"
+    assert printed["split"]["bytes_by_category"]["activations_up"] > 0
+    result = CliRunner().invoke(sim_command.command, ["--split", "other"], standalone_mode=False)
+    assert "no such method: sl, splitfed-v1" in str(result.exception)

@@ -1,0 +1,70 @@
+"""`fsl-node bench transport`: what it counts, its fields in a tiny run, its words. Speeds are never looked at."""
+
+import json
+
+import pytest
+
+from fsl_async import cli
+from fsl_async.tools.bench.transport_peer import Meter, Task
+from fsl_async.tools.bench.transport_table import tables
+
+
+def task(**changes):
+    values = {"way": "fsl", "sends": False, "address": "127.0.0.1", "warm_s": 1.0, "measure_s": 2.0}
+    return Task(**(values | changes))
+
+
+def test_the_meter_leaves_the_warm_up_out():
+    """A slow start must not be in the speed, and must be in the whole."""
+    now = [10.0]
+    meter = Meter(task(), lambda: now[0])
+    ends = []
+    for step in range(31):
+        now[0] = 10.0 + step / 10
+        ends.append(meter.add(100 if step < 10 else 1000))
+    assert ends == [False] * 30 + [True]
+    result = meter.result()
+    assert result["seconds"] == pytest.approx(2.0)
+    assert result["bytes"] == 20_000  # what came after the first note of the measured part
+    assert result["whole_seconds"] == pytest.approx(3.0)
+    assert result["whole_bytes"] == 21_900
+    assert result["longest_gap_s"] == pytest.approx(0.1)
+
+
+def test_a_silence_is_seen():
+    """A transfer that stands still for a while must not hide behind its mean."""
+    now = [0.0]
+    meter = Meter(task(), lambda: now[0])
+    for now[0] in (0.0, 1.0, 1.1, 2.6, 3.1):
+        meter.add(1)
+    assert meter.result()["longest_gap_s"] == pytest.approx(1.5)
+
+
+@pytest.mark.parametrize("word", ["0,x", "", "4096", "-1"])
+def test_wrong_sizes_are_told(word, capsys):
+    """Before any process is started."""
+    assert cli.main(["bench", "transport", "--chunks", word]) == 2
+    assert "--chunks" in capsys.readouterr().err
+
+
+def test_an_unknown_way_is_told(capsys):
+    """With the names that there are."""
+    assert cli.main(["bench", "transport", "--others", "carrier-pigeon"]) == 2
+    assert "pyzmq" in capsys.readouterr().err
+
+
+def test_a_tiny_run_has_its_rows(capsys, tmp_path):
+    """Processes start, move chunks and say what they saw; rows are printed and kept."""
+    kept = tmp_path / "rows.jsonl"
+    words = ["--chunks", "64", "--rounds", "1", "--seconds", "0.2", "--warm", "0.05"]
+    words += ["--others", "tcp", "--json", "--save", str(kept)]
+    assert cli.main(["bench", "transport", *words]) == 0
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [row["row"] for row in rows] == ["machine", "way", "way"]
+    assert [row.get("way") for row in rows[1:]] == ["fsl", "tcp"]
+    assert rows[1]["gb_s"] > 0
+    assert rows[1]["over_tcp"] > 0
+    assert rows[1]["control_worst_s"] >= 0
+    assert rows == [json.loads(line) for line in kept.read_text().splitlines()]
+    assert "64" in tables(rows)
+    assert tables([{**rows[1], "net": "dsl"}], markdown=True).startswith("| net |")

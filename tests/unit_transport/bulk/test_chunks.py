@@ -1,0 +1,505 @@
+"""The stream machines and byte credit, without any network."""
+
+import math
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fsl_transport import PeerError
+from fsl_transport.bulk.chunks import (
+    PATIENCE_LIMIT,
+    READS_LIMIT,
+    RESUMES_LIMIT,
+    ReceiveStream,
+    SendStream,
+)
+from fsl_transport.bulk.credit import Granting, Spending
+
+UNWRITTEN = 500
+"""What a sender has under way at most: above every window here but those of the receiver alone."""
+
+
+def accepted(chunks=10, window=1000, limit=100, chunk=0):
+    stream = ReceiveStream(1, chunks, stall_s=10.0)
+    stream.accept(chunk, window, limit, now=0.0)
+    return stream
+
+
+def sending(chunks=10, limit=1000, chunk=0):
+    stream = SendStream(1, chunks, UNWRITTEN)
+    stream.accept(0, chunk, 0, limit)
+    return stream
+
+
+def test_grants_rise_in_steps_of_a_quarter():
+    """Small chunks must not cost one CREDIT each."""
+    credit = Granting(1000, 400)
+    credit.receive(600)
+    assert not credit.consume(200, 1000)
+    assert credit.limit == 1000
+    assert credit.consume(50, 1000)
+    assert credit.limit == 1250
+    assert credit.pending == 350
+
+
+def test_a_window_of_one_chunk_grants_every_time():
+    """With window == largest chunk a step of a quarter would block both sides for ever."""
+    credit = Granting(100, 100)
+    assert credit.fits(100)
+    assert not credit.fits(101)
+    credit.receive(10)
+    assert credit.consume(10, 100)
+    assert credit.limit == 110
+
+
+def test_a_shrinking_window_takes_nothing_back():
+    """What was granted stays granted when more streams come to share the budget."""
+    credit = Granting(1000, 100)
+    credit.receive(500)
+    assert not credit.consume(50, 200)
+    assert credit.consume(450, 200)  # the limit stays, what is written is news all the same
+    assert credit.limit == 1000
+
+
+def test_spending_ignores_old_grants():
+    """Grants are absolute: a lower one is an old one."""
+    credit = Spending()
+    credit.grant(100)
+    credit.grant(50)
+    credit.spend(60)
+    assert credit.left == 40
+    assert credit.fits(40)
+    assert not credit.fits(41)
+
+
+def test_sender_waits_for_accept_and_credit():
+    """Nothing is read before the receiver wants it, nor without credit."""
+    stream = SendStream(1, 3, UNWRITTEN)
+    assert stream.next_read() is None
+    assert stream.take() is None
+    stream.accept(0, 0, 0, 50)
+    assert stream.next_read() == (0, 1)
+    assert stream.next_read() is None  # one reading at a time
+    stream.delivered(1, b"x" * 60)
+    assert stream.take() is None  # held: 60 bytes do not fit into 50
+    assert stream.next_read() is None
+    stream.grant(60, 0)
+    assert stream.take() == (0, b"x" * 60)
+    assert stream.next_read() is None  # credit is used up
+    stream.grant(100, 1)
+    assert stream.next_read() == (1, 2)
+    assert stream.confirmed == 1
+
+
+def test_sender_stops_after_the_last_chunk():
+    """The end of the stream is the end of the reading."""
+    stream = sending(chunks=1)
+    _index, serial = stream.next_read()
+    stream.delivered(serial, b"x")
+    assert stream.take() == (0, b"x")
+    assert stream.next_read() is None
+
+
+def test_a_resume_goes_back_and_forgets_the_reading():
+    """A reading from before a resume must not be taken for the chunk asked for now."""
+    stream = sending()
+    for _ in range(3):
+        _, serial = stream.next_read()
+        stream.delivered(serial, b"x" * 10)
+        stream.take()
+    _, old = stream.next_read()
+    stream.accept(1, 1, 10, 1000)
+    assert not stream.is_current(old)
+    index, serial = stream.next_read()
+    assert (index, stream.credit.sent) == (1, 10)
+    stream.delivered(old, b"wrong")
+    assert stream.take() is None
+    stream.delivered(serial, b"right")
+    assert stream.take() == (1, b"right")
+
+
+def test_a_resume_for_the_chunk_in_hand_keeps_it():
+    """A source slower than the stall time would otherwise never get on."""
+    stream = sending()
+    _, serial = stream.next_read()
+    stream.accept(1, 0, 0, 1000)
+    assert stream.is_current(serial)
+    stream.delivered(serial, b"x")
+    stream.accept(2, 0, 0, 1000)
+    assert stream.take() == (0, b"x")
+
+
+def test_a_resume_drops_a_held_chunk_of_another_place():
+    """What is held for lack of credit belongs to one place only."""
+    stream = sending(limit=10)
+    _, serial = stream.next_read()
+    stream.delivered(serial, b"x" * 10)
+    stream.take()
+    stream.grant(15, 0)
+    _, serial = stream.next_read()
+    stream.delivered(serial, b"y" * 10)
+    assert stream.take() is None
+    stream.accept(1, 0, 0, 20)
+    assert stream.take() is None
+    assert stream.next_read()[0] == 0
+
+
+def send_one(stream, size=10):
+    _, serial = stream.next_read()
+    assert stream.answered(serial)
+    stream.delivered(serial, b"x" * size)
+    return stream.take()
+
+
+def test_a_generous_receiver_is_not_believed():
+    """A limit of 2**62 from somebody who never reads must not fill the sender's memory."""
+    stream = sending(limit=1 << 62)
+    for _ in range(5):
+        assert send_one(stream, 100)
+    assert stream.next_read() is None
+    stream.grant(1 << 62, 1)
+    assert send_one(stream, 150) is None  # held: 400 and 150 are more than 500
+    stream.grant(1 << 62, 2)
+    assert stream.take() is not None
+    stream.accept(1, 5, 500, 1 << 62)
+    assert send_one(stream, 100)
+    assert stream.next_read()[0] == 6  # a resume counts by the chunk's place, not by what it says
+
+
+def test_what_was_not_sent_is_not_written():
+    """Or the limit above could be talked away; nor does anybody need a written chunk again."""
+    for operation in (
+        lambda stream: stream.grant(100, 3),
+        lambda stream: stream.accept(1, 3, 30, 100),
+        lambda stream: stream.accept(1, 0, 0, 100),
+    ):
+        stream = sending()
+        send_one(stream)
+        send_one(stream)
+        stream.grant(1000, 1)
+        with pytest.raises(PeerError):
+            operation(stream)
+
+
+def test_a_credit_beyond_a_resume_skips_what_arrived_late():
+    """Chunks of before a resume were written meanwhile: sending them again is of no use."""
+    stream = sending(limit=100)
+    for _ in range(5):
+        send_one(stream)
+    stream.accept(1, 1, 10, 100)
+    assert stream.next_read()[0] == 1
+    stream.grant(140, 4)
+    assert (stream.next_chunk, stream.credit.sent) == (4, 40)
+    assert send_one(stream) == (4, b"x" * 10)
+
+
+def test_readings_are_few_however_often_it_is_resumed():
+    """Every resume starts a reading of another place: a slow disk must not get them all."""
+    stream = sending()
+    send_one(stream)
+    send_one(stream)
+    serials = []
+    for round_ in range(1, 40):
+        stream.accept(round_, round_ % 3, 0, 1000)
+        wanted = stream.next_read()
+        if wanted:
+            serials.append(wanted[1])
+    assert len(serials) == READS_LIMIT
+    assert stream.answered(serials[0])
+    assert not stream.answered(serials[0])
+    assert stream.next_read() is not None
+
+
+def test_resumes_without_progress_have_an_end():
+    """A peer that asks for the same chunk for ever has another aim than to get it."""
+    stream = sending()
+    for round_ in range(1, 3 * RESUMES_LIMIT):
+        stream.accept(round_, 0, 0, 1000)  # nothing was sent since: it costs nothing
+    stream = sending()
+    for round_ in range(1, RESUMES_LIMIT + 1):
+        send_one(stream)
+        stream.accept(round_, 0, 0, 1000)
+    send_one(stream)
+    stream.accept(stream.round + 1, 1, 10, 1000)  # one chunk further: patience begins anew
+    send_one(stream)
+    stream.accept(stream.round + 1, 1, 10, 1000)
+    for _ in range(RESUMES_LIMIT - 1):
+        send_one(stream)
+        stream.accept(stream.round + 1, 1, 10, 1000)
+    send_one(stream)
+    with pytest.raises(PeerError, match="resumes"):
+        stream.accept(stream.round + 1, 1, 10, 1000)
+
+
+def test_sender_refuses_nonsense():
+    """A peer that accepts twice, beyond the end, or grants before accepting broke the protocol."""
+    stream = SendStream(1, 3, UNWRITTEN)
+    with pytest.raises(PeerError):
+        stream.grant(10, 0)
+    with pytest.raises(PeerError):
+        stream.accept(1, 0, 0, 10)
+    with pytest.raises(PeerError):
+        stream.accept(0, 4, 0, 10)
+    stream.accept(0, 3, 0, 10)
+    with pytest.raises(PeerError):
+        stream.accept(0, 0, 0, 10)
+    with pytest.raises(PeerError):
+        stream.grant(10, 4)
+
+
+def take(stream, round_, index, size, now):
+    """A whole chunk comes in one piece: the chunks to write, or None when it is not wanted."""
+    return stream.arrived(index) if stream.begin(round_, index, size, now) else None
+
+
+def test_receiver_writes_in_order_whatever_comes_first():
+    """Stripes overtake each other; old and repeated chunks are no news."""
+    stream = accepted()
+    assert take(stream, 0, 0, 10, 1.0) == [0]
+    assert take(stream, 0, 0, 10, 1.0) is None
+    assert take(stream, 0, 2, 10, 1.0) == []
+    assert take(stream, 0, 2, 10, 1.0) is None
+    assert take(stream, 0, 4, 10, 1.0) == []
+    assert take(stream, 0, 1, 10, 1.0) == [1, 2]
+    assert take(stream, 0, 3, 10, 1.0) == [3, 4]
+    assert stream.expected == 5
+    assert stream.credit.received == 50
+
+
+def test_a_chunk_has_one_size():
+    """Its room is reserved by what its first piece says."""
+    stream = accepted()
+    assert stream.begin(0, 0, 30, 1.0)
+    assert stream.begin(0, 0, 30, 1.0)
+    with pytest.raises(PeerError, match="30 bytes"):
+        stream.begin(0, 0, 31, 1.0)
+
+
+def test_an_old_round_still_helps():
+    """On a slow line the chunk asked for again may be under way already."""
+    stream = accepted()
+    assert stream.handle_timer(10.0)
+    assert take(stream, 0, 0, 10, 11.0) == [0]
+
+
+def test_every_piece_is_progress():
+    """A chunk that takes longer than the stall clock to cross a slow line must not be asked for again."""
+    stream = accepted()
+    for second in range(1, 100):
+        assert stream.begin(0, 0, 90, float(second))
+    assert not stream.handle_timer(105.0)
+    assert stream.handle_timer(109.0)
+
+
+def test_receiver_refuses_nonsense():
+    """Chunks beyond the end, of a round that never was, or before the accept."""
+    stream = accepted(chunks=3)
+    with pytest.raises(PeerError):
+        stream.begin(0, 3, 10, 1.0)
+    with pytest.raises(PeerError):
+        stream.begin(1, 0, 10, 1.0)
+    with pytest.raises(PeerError):
+        ReceiveStream(1, 3, 10.0).begin(0, 0, 10, 1.0)
+
+
+def test_what_waits_for_its_turn_counts_as_well():
+    """A sender that leaves the first chunk out must not fill our memory with the others."""
+    stream = accepted(window=100)
+    assert take(stream, 0, 3, 60, 1.0) == []
+    assert not stream.begin(0, 2, 60, 1.0)
+    assert take(stream, 0, 0, 40, 1.0) == [0]
+    assert not stream.begin(0, 1, 1, 1.0)
+
+
+def test_a_sender_knows_what_it_waits_for():
+    """Only the want of credit is told: not that of a source, nor of a line."""
+    stream = sending(limit=10)
+    assert not stream.is_starved
+    _, serial = stream.next_read()
+    assert not stream.is_starved
+    stream.delivered(serial, b"x" * 10)
+    assert not stream.is_starved
+    stream.take()
+    assert stream.is_starved
+    stream.grant(20, 1)
+    assert not stream.is_starved
+
+
+def test_bytes_beyond_the_credit_are_dropped():
+    """A sender that ignores credit must not fill our memory."""
+    stream = accepted(window=100)
+    assert take(stream, 0, 0, 60, 1.0) == [0]
+    assert take(stream, 0, 1, 60, 1.0) is None
+    assert stream.credit.pending == 60
+
+
+def test_complete_means_written():
+    """DONE promises that every chunk is kept, not only that it came."""
+    stream = accepted(chunks=2)
+    take(stream, 0, 0, 10, 1.0)
+    take(stream, 0, 1, 10, 1.0)
+    stream.wrote(10, 1000, 1.0)
+    assert not stream.is_complete
+    stream.wrote(10, 1000, 1.0)
+    assert stream.is_complete
+    assert accepted(chunks=5, chunk=5).is_complete
+    assert not ReceiveStream(1, 0, 10.0).is_complete
+
+
+def test_the_stall_clock():
+    """It runs only while the sender is what everybody waits for, and doubles its patience."""
+    offered = ReceiveStream(1, 3, 10.0)
+    assert offered.next_deadline() == math.inf
+    stream = accepted(chunks=3)
+    assert stream.next_deadline() == 10.0
+    assert not stream.handle_timer(9.0)
+    assert stream.handle_timer(10.0)
+    assert stream.next_deadline() == 30.0
+    assert stream.handle_timer(30.0)
+    assert stream.next_deadline() == 70.0
+    assert take(stream, 2, 0, 10, 50.0) == [0]
+    assert stream.next_deadline() == math.inf  # our writer is busy
+    stream.wrote(10, 1000, 60.0)
+    # 50 s was a wait that ended well: from now on patience is twice that.
+    assert stream.next_deadline() == 160.0
+    take(stream, 2, 1, 10, 61.0)
+    take(stream, 2, 2, 10, 61.0)
+    stream.wrote(10, 1000, 62.0)
+    stream.wrote(10, 1000, 62.0)
+    assert stream.next_deadline() == math.inf
+
+
+def test_patience_has_an_end():
+    """However long the silence, the receiver goes on asking now and then."""
+    stream = accepted()
+    now = 0.0
+    for _ in range(20):
+        now = stream.next_deadline()
+        assert stream.handle_timer(now)
+    assert stream.next_deadline() - now == 10.0 * PATIENCE_LIMIT
+
+
+@given(
+    seed=st.integers(0, 1 << 32),
+    sizes=st.lists(st.integers(0, 100), min_size=1, max_size=30),
+    loss=st.floats(0, 0.6),
+    window=st.integers(100, 400),
+    unwritten=st.integers(200, 500),
+)
+@settings(max_examples=150, deadline=None)
+def test_lossy_bulk_lane(seed, sizes, loss, window, unwritten):
+    """Chunks over a lane that loses, repeats and reorders: all arrive, once, within the credit."""
+    chance = random.Random(seed)
+    data = [bytes([index % 256]) * size for index, size in enumerate(sizes)]
+    sender, receiver = SendStream(1, len(data), unwritten), ReceiveStream(1, len(data), stall_s=5.0)
+    receiver.accept(0, window, 100, now=0.0)
+    sender.accept(*receiver.accept_fields()[1:])
+    got, kept, writing, lane, control, now = [], {}, [], [], [], 0.0
+    for _ in range(100_000):
+        if receiver.is_complete:
+            break
+        now += 0.1
+        while (ready := sender.take()) or (wanted := sender.next_read()):
+            if ready:
+                copies = 0 if chance.random() < loss else chance.choice((1, 1, 2))
+                for _ in range(copies):
+                    lane.insert(
+                        chance.randint(max(0, len(lane) - 2), len(lane)), (sender.round, *ready)
+                    )
+            else:
+                assert sender.answered(wanted[1])
+                sender.delivered(wanted[1], data[wanted[0]])
+        if lane:
+            round_, index, payload = lane.pop(0)
+            if receiver.begin(round_, index, len(payload), now):
+                kept[index] = payload
+                for ready in receiver.arrived(index):
+                    got.append(kept.pop(ready))
+                    writing.append(len(got[-1]))
+        elif writing:
+            size = writing.pop(0)
+            if receiver.wrote(size, window, now):
+                control.append((receiver.credit.limit, receiver.written))
+        elif control:
+            operation = control.pop(0)
+            if len(operation) == 2:
+                sender.grant(*operation)
+            else:
+                sender.accept(*operation[1:])
+        else:
+            now = receiver.next_deadline()
+            assert loss, "without a loss nobody may have to wait for the clock"
+            assert now < math.inf, "nobody waits for anything, and the stream is not complete"
+            assert receiver.handle_timer(now)
+            control.append(receiver.accept_fields())
+        assert 0 <= receiver.credit.pending <= window
+    assert got == data
+
+
+def began_early(*sizes):
+    """A sender that sent chunks of so many bytes on its own account, and reads the next one."""
+    early = SendStream(1, 9, 1000)
+    early.begin_early(20)
+    for size in sizes:
+        _, serial = early.next_read()
+        early.delivered(serial, bytes(size))
+        assert early.take() is not None
+    reading = early.next_read()  # one ahead, as always
+    assert not early.is_accepted
+    return early, reading
+
+
+def test_a_sender_that_began_early_is_like_any_other_once_it_is_accepted():
+    """Credit counts by place in the stream: what was sent early and is not wanted must not count."""
+
+    def story(machine, first, reading=None):
+        machine.accept(0, first, 0, 100)
+        for _ in range(2):
+            index, serial = reading or machine.next_read()
+            reading = None
+            machine.delivered(serial, bytes(7))
+            assert machine.take() == (index, bytes(7))
+        machine.grant(120, first + 1)
+        return (
+            machine.next_chunk,
+            machine.confirmed,
+            machine.credit.left,
+            machine._place,
+            machine._written,
+            list(machine._ends),
+        )
+
+    for first in (2, 3):
+        early, reading = began_early(8, 9)
+        told = story(early, first, reading if first == 2 else None)
+        assert told == story(SendStream(1, 9, 1000), first)
+        assert early.is_accepted
+
+
+@pytest.mark.parametrize(("first", "sent"), [(0, 17), (1, 9), (2, 0)])
+def test_what_was_sent_early_and_is_wanted_is_not_sent_again(first, sent):
+    """In the same round it might be cut otherwise by then, and pieces that overlap are an error."""
+    early, (index, serial) = began_early(8, 9)
+    early.accept(0, first, 0, 100)
+    assert early.next_read() is None, "it reads already"
+    early.delivered(serial, bytes(5))
+    assert early.take() == (index, bytes(5)) == (2, bytes(5))
+    assert early.credit.left == 100 - sent - 5
+    early.grant(100, 3)
+    assert early._written == early._place == sent + 5
+    early.accept(1, 3, sent + 5, 200)
+    assert early.credit.left == 200 - sent - 5
+
+
+def test_nothing_but_accept_answers_an_early_sender():
+    """CREDIT and resumes are for streams that were accepted."""
+    early = SendStream(1, 9, 1000)
+    early.begin_early(20)
+    with pytest.raises(PeerError):
+        early.grant(50, 0)
+    with pytest.raises(PeerError):
+        early.accept(1, 0, 0, 50)
+    with pytest.raises(PeerError):
+        early.accept(0, 10, 0, 50)

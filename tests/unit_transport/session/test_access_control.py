@@ -1,0 +1,340 @@
+"""Limits on how fast and how much: token buckets, the gate of HELLOs, the gate of speech, totals over all peers."""
+
+import errno
+import os
+import resource
+import socket
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fsl_transport import HelloReceived, Lane, LocalError, MessageReceived, PeerDown, PeerUp
+from fsl_transport.rate_limit import Bucket, Buckets, Rate
+from fsl_transport.session import frames
+from fsl_transport.session.access_control import HelloGate, SpeechGate
+from fsl_transport.session.frames import Ack, Beat, Data
+from fsl_transport.settings import TransportSettings
+from fsl_transport.zmq.admission import Doorkeeper, descriptors
+
+SESSION = b"s" * 8
+WORD = Data(SESSION, 1, 0, frames.MESSAGE, [{}])
+CREDIT = Data(SESSION, 1, 0, frames.CREDIT, [1, 2, 3])
+
+
+def test_a_bucket_by_hand():
+    """Burst first, then the rate, never more than the burst, and a clock that goes back gives nothing."""
+    bucket = Bucket(Rate(2.0, 3.0), 10.0)
+    assert [bucket.take(10.0) for _ in range(4)] == [True, True, True, False]
+    assert not bucket.take(10.4)
+    assert bucket.take(10.5)
+    assert not bucket.take(9.0)
+    assert bucket.fill(1e9) == 3.0
+
+
+def test_more_than_a_burst_is_owed():
+    """One message larger than the burst must pass some time, and be paid for."""
+    bucket = Bucket(Rate(1.0, 4.0), 0.0)
+    assert bucket.take(0.0, 10.0)
+    assert not bucket.take(6.9)
+    assert bucket.take(7.0)
+
+
+@given(st.lists(st.tuples(st.floats(0, 3), st.floats(0.1, 5)), max_size=60))
+def test_a_bucket_never_lets_more_through_than_its_rate(steps):
+    """Whatever comes when: at most burst + rate x time, and one message of more than the burst."""
+    bucket, now, taken = Bucket(Rate(1.5, 4.0), 0.0), 0.0, 0.0
+    for wait_s, tokens in steps:
+        now += wait_s
+        if bucket.take(now, tokens):
+            taken += tokens
+    assert taken <= 4.0 + 1.5 * now + 5.0 + 1e-6
+
+
+@pytest.mark.parametrize("rate", [(0.0, 1.0), (-1.0, 1.0), (1.0, 0.5)])
+def test_a_rate_lets_something_through(rate):
+    """A limit of nothing is a mistake, not a limit."""
+    with pytest.raises(LocalError):
+        Rate(*rate)
+
+
+def test_buckets_of_strangers_take_little_room():
+    """Strangers choose the keys: no more are remembered than the limit, and full ones go first."""
+    buckets = Buckets(Rate(1.0, 2.0), 10)
+    assert [buckets.take("a", 0.0) for _ in range(3)] == [True, True, False]
+    for number in range(9):
+        buckets.take(f"k{number}", 0.0)
+    assert not buckets.take("a", 0.0)  # used again: not the oldest
+    for number in range(50):
+        buckets.take(f"x{number}", 0.0)
+    assert len(buckets) == 10
+    buckets.forget_full(100.0)
+    assert len(buckets) == 0
+
+
+def test_full_buckets_are_looked_for_among_the_oldest_few():
+    """It is done for every connection and HELLO: thousands of keys must not be walked through each time."""
+    looked = 0
+
+    class Counted(dict):
+        def __iter__(self):
+            nonlocal looked
+            for key in super().__iter__():
+                looked += 1
+                yield key
+
+    buckets = Buckets(Rate(1.0, 2.0), 4096)
+    buckets._buckets = Counted()
+    for number in range(4096):
+        buckets.take(str(number), 0.0)
+    buckets.forget_full(100.0)
+    assert looked <= 65
+    assert len(buckets) == 4096 - 64
+
+
+def gate(**changes):
+    values = {
+        "hellos_of_an_origin": Rate(1.0, 3.0),
+        "hellos_of_new_names": Rate(1.0, 5.0),
+        "max_half_open": 4,
+        **changes,
+    }
+    return HelloGate(TransportSettings(**values), 0.0)
+
+
+def test_an_origin_has_its_own_rate():
+    """One site that redials madly must not shut out the next."""
+    doors = gate()
+    mad = [doors.opens(f"n{n}", "10.0.0.1", 0.0, is_known=True) for n in range(5)]
+    assert mad == [True, True, True, False, False]
+    assert doors.opens("b", "10.0.0.2", 0.0, is_known=True)
+    assert doors.opens("n9", "10.0.0.1", 1.0, is_known=True)
+    assert doors.dropped == 2
+
+
+def test_new_names_share_a_rate_that_known_ones_are_spared():
+    """A flood from many origins: those who belong here still come in."""
+    doors = gate()
+    flood = [doors.opens(f"n{n}", f"10.0.{n}.1", 0.0, is_known=False) for n in range(20)]
+    assert sum(flood) == 5
+    assert doors.opens("member", "10.9.9.9", 0.0, is_known=True)
+
+
+def test_half_open_names_are_limited():
+    """Who asks and never speaks holds a place for seconds only, and only so many places."""
+    doors = gate(hellos_of_new_names=Rate(1000.0, 1000.0))
+    for number in range(4):
+        assert doors.opens(f"n{number}", "", 0.0, is_known=False)
+        doors.asks(f"n{number}")
+    assert not doors.opens("n4", "", 0.0, is_known=False)
+    assert doors.opens("n0", "", 0.0, is_known=False)  # the same again is no more
+    doors.settled("n1")
+    assert doors.opens("n4", "", 0.0, is_known=False)
+    assert doors.half_open == 3
+
+
+def speech(**changes):
+    values = {
+        "control_messages": Rate(1.0, 6.0),
+        "control_bytes": Rate(10.0, 1000.0),
+        "owner_messages": Rate(1.0, 2.0),
+        **changes,
+    }
+    return SpeechGate(TransportSettings(**values), 0.0)
+
+
+def test_what_the_owner_hears_is_limited_more_than_the_rest():
+    """Messages, beats and offers are work and lines in a journal; credit is not."""
+    mouth = speech()
+    beat = Beat(SESSION, 0, True, {})
+    assert [mouth.opens(one, 10, 0.0) for one in (WORD, beat, WORD)] == [True, True, False]
+    assert mouth.opens(CREDIT, 10, 0.0)
+    assert mouth.opens(Ack(SESSION, 0, False), 10, 0.0)
+    assert mouth.opens(CREDIT, 10, 0.0)
+    assert not mouth.opens(CREDIT, 10, 0.0)
+
+
+def test_bytes_of_control_are_limited():
+    """Few large messages cost as much as many small ones."""
+    mouth = speech()
+    assert mouth.opens(CREDIT, 900, 0.0)
+    assert not mouth.opens(CREDIT, 900, 0.0)
+    assert mouth.opens(CREDIT, 900, 80.0)
+
+
+def test_a_fast_speaker_is_slowed_and_loses_nothing(world, new_settings):
+    """What is beyond its rate comes again later, in order, in the same session."""
+    unit_s = world.unit_s
+    ps = world.listener(settings=new_settings(unit_s, owner_messages=Rate(40.0 / unit_s, 20.0)))
+    client = world.dialer()
+    world.until(lambda: client.count(PeerUp))
+    for number in range(60):
+        client.endpoint.send("", {"n": number})
+    world.until(lambda: ps.count(MessageReceived) == 60)
+    assert [event.body["n"] for event in ps.story if isinstance(event, MessageReceived)] == list(
+        range(60)
+    )
+    assert ps.endpoint.slowed > 0
+    assert not ps.count(PeerDown)
+
+
+@pytest.fixture
+def memory(mem_world):
+    """A world in memory."""
+    return mem_world()
+
+
+def hello(name, number=1):
+    fields = (
+        frames.HELLO,
+        frames.PROTOCOL_VERSION,
+        number,
+        1,
+        name,
+        "client",
+        {"pad": "x" * 30_000},
+    )
+    return frames.pack(fields, 1 << 16)
+
+
+def test_a_flood_of_names_leaves_room_for_members(memory, new_settings):
+    """Thousands of fresh names: few are asked about, none of their bodies stays, and a member that comes back is let in."""
+    ps = memory.listener(
+        settings=new_settings(hellos_of_new_names=Rate(1.0, 50.0), max_half_open=20)
+    )
+    client = memory.dialer("member")
+    memory.until(lambda: client.count(PeerUp))
+    client.endpoint.send("", {"n": 1})
+    memory.until(lambda: ps.count(MessageReceived))
+    for number in range(3000):
+        ps.link.take(f"fresh-{number}", Lane.CONTROL, [hello(f"fresh-{number}")])
+    assert ps.count(HelloReceived) <= 22
+    assert ps.endpoint.dropped_hellos >= 2900
+    assert sum(len(repr(peer.machine.hello)) for peer in ps.endpoint._peers.values()) < 1000
+    client.endpoint.disconnect("", "again")
+    client.endpoint.connect(dict)
+    memory.until(lambda: client.count(PeerUp) == 2)
+
+
+def test_early_chunks_of_all_together_are_bounded(memory, new_settings):
+    """Chunks that nobody accepted cost memory: none of many sessions may hold much, nor all together, nor by empty ones."""
+    total = 100_000
+    ps = memory.listener(settings=new_settings(early_bytes=30_000, early_total_bytes=total))
+    crooks = [memory.dialer(f"crook-{number}") for number in range(10)]
+    memory.until(lambda: all(crook.count(PeerUp) for crook in crooks))
+    for number, crook in enumerate(crooks):
+        session = crook.endpoint._machine.session.identity
+        for index in range(300):
+            size = 0 if index % 2 else 2000
+            fields = (session, 1 + index % 3, 0, index, 0, size, 0, index + 1, False)
+            head = frames.pack((frames.CHUNK, *fields), 200)
+            ps.link.take(f"crook-{number}", Lane.BULK, [head, bytes(size)])
+        assert ps.endpoint.early_held_bytes <= min(total, 60_000 * (number + 1))
+    assert ps.endpoint.early_held_bytes > total / 2
+    for crook in crooks:
+        crook.endpoint.disconnect("", "bye")
+    memory.until(lambda: ps.count(PeerDown) == 10)
+    assert ps.endpoint.early_held_bytes == 0
+
+
+@pytest.mark.parametrize(("soft", "got"), [(256, 10_240), (20_000, 20_000)])
+def test_descriptors_of_a_system_that_says_no_limit_and_has_one(monkeypatch, soft, got):
+    """A client on macOS, which refuses what it says is allowed, had its 256, and few stripes."""
+    hard = 2**63 - 1
+    now = [soft, hard]
+
+    def setrlimit(_, wanted):
+        if wanted[0] > 20_000:
+            raise ValueError("not allowed to raise maximum limit")
+        now[:] = wanted
+
+    monkeypatch.setattr(resource, "getrlimit", lambda _: tuple(now))
+    monkeypatch.setattr(resource, "setrlimit", setrlimit)
+    assert descriptors() == got
+    assert now[1] == hard
+
+
+def test_the_doorkeeper_hangs_up_the_newest():
+    """Those who are here stay; a number that belongs to a file by now is left alone."""
+    doors = Doorkeeper(TransportSettings(max_connections=2), 0.0)
+    pairs = [socket.socketpair() for _ in range(3)]
+    for ours, _ in pairs:
+        doors.came(ours.fileno(), 0.0)
+    assert (len(doors), doors.turned_away) == (3, 1)
+    pairs[2][1].settimeout(5)
+    assert pairs[2][1].recv(1) == b""
+    for _, theirs in pairs[:2]:
+        theirs.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            theirs.recv(1)
+    doors.went(pairs[2][0].fileno())
+    reader, writer = os.pipe()
+    doors.came(writer, 0.0)
+    os.write(writer, b"x")
+    assert os.read(reader, 1) == b"x"
+    for ours, theirs in pairs:
+        ours.close()
+        theirs.close()
+    os.close(reader)
+    os.close(writer)
+
+
+def test_connections_that_took_the_last_descriptors_are_hung_up(monkeypatch):
+    """There was none left to hang them up by, so they stayed, and nothing else could be opened."""
+
+    def dup(_):
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    doors = Doorkeeper(TransportSettings(max_connections=1), 0.0)
+    pairs = [socket.socketpair() for _ in range(2)]
+    monkeypatch.setattr("fsl_transport.zmq.admission.os.dup", dup)
+    for ours, _ in pairs:
+        doors.came(ours.fileno(), 0.0)
+    monkeypatch.undo()
+    pairs[0][1].setblocking(False)
+    with pytest.raises(BlockingIOError):
+        pairs[0][1].recv(1)
+    pairs[1][1].settimeout(5)
+    assert pairs[1][1].recv(1) == b""
+    for ours, theirs in pairs:
+        os.fstat(ours.fileno())  # still open: it is libzmq's
+        ours.close()
+        theirs.close()
+
+
+def test_a_connection_that_is_gone_is_closed_once(monkeypatch):
+    """A flood whose connections go at once closed numbers twice: the second time it was another thread's, and libzmq ended the process for want of its own."""
+    closed = []
+    monkeypatch.setattr("fsl_transport.zmq.admission.os.close", closed.append)
+    doors = Doorkeeper(TransportSettings(max_connections=1), 0.0)
+    with (
+        socket.socket() as gone
+    ):  # who asks whose it is, or hangs it up, hears that it is not connected
+        for _ in range(3):
+            doors.came(gone.fileno(), 0.0)
+    assert closed == []
+    reader, writer = os.pipe()
+    doors.came(writer, 0.0)
+    copies = [number for number in closed if number not in {reader, writer}]
+    assert len(copies) >= 1, "of what is no socket the copy is ours to close"
+    monkeypatch.undo()
+    for number in (reader, writer, *copies):
+        os.close(number)
+
+
+def test_a_listener_counts_its_connections(zmq_world):
+    """Real ones: as many as the limit stand, the next is hung up, and the client that was there goes on."""
+    ps = zmq_world.listener()
+    doors = ps.link._pipes[0].doors
+    doors.limit = 6
+    client = zmq_world.dialer()
+    zmq_world.until(lambda: client.count(PeerUp))
+    others = [socket.create_connection(("127.0.0.1", ps.link.port)) for _ in range(10)]
+    zmq_world.until(lambda: doors.turned_away >= 6)
+    zmq_world.until(lambda: ps.link.connections <= 6)
+    client.endpoint.send("", {"n": 1})
+    zmq_world.until(lambda: ps.count(MessageReceived))
+    for other in others:
+        other.close()
+    zmq_world.until(lambda: ps.link.connections == 2)
+    assert not ps.count(PeerDown)

@@ -1,0 +1,272 @@
+"""The envelope: what is packed comes back, and hostile bytes give PeerError only."""
+
+import contextlib
+
+import msgpack
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from fsl_transport import LocalError, PeerError
+from fsl_transport.session import frames
+
+SESSION = b"s" * 8
+GOOD = [
+    (
+        (frames.HELLO, frames.PROTOCOL_VERSION, 5, 2, "c", "client", {"a": [1, {"b": None}]}),
+        frames.Hello,
+    ),
+    ((frames.WELCOME, 1, 5, 2, SESSION, 9, {}), frames.Welcome),
+    ((frames.REFUSE, 1, 5, 2, "full", "no room", 0), frames.Refuse),
+    ((frames.UNKNOWN, SESSION), frames.Unknown),
+    ((frames.BEAT, SESSION, 4, True, {"loss": 2.5}), frames.Beat),
+    ((frames.DATA, SESSION, 1, 0, frames.MESSAGE, {"x": 1}), frames.Data),
+    ((frames.DATA, SESSION, 1, 0, frames.OFFER, 1, "delta", 3, 65_536, {}), frames.Data),
+    ((frames.DATA, SESSION, 1, 0, frames.ACCEPT, 1, 0, 0, 0, 99), frames.Data),
+    ((frames.DATA, SESSION, 1, 0, frames.DECLINE, 1, "known"), frames.Data),
+    ((frames.DATA, SESSION, 1, 0, frames.CREDIT, 1, 100, 2), frames.Data),
+    ((frames.DATA, SESSION, 1, 0, frames.DONE, 1), frames.Data),
+    ((frames.DATA, SESSION, 1, 0, frames.STOP, 1, "x"), frames.Data),
+    ((frames.DATA, SESSION, 1, 0, frames.ABORT, 1, "x"), frames.Data),
+    ((frames.DATA, SESSION, 1, 0, frames.BLOCKED, 1, 99, 65_536), frames.Data),
+    ((frames.DATA, SESSION, 1, 0, frames.STRIPES, 8), frames.Data),
+    ((frames.ACK, SESSION, 3, False), frames.Ack),
+    ((frames.TAKEN, SESSION, 7, 3, 9), frames.Taken),
+    ((frames.PROBE, SESSION, 7, 4), frames.Probe),
+    ((frames.BYE, SESSION, "done"), frames.Bye),
+]
+KINDS = {
+    frames.Hello: frames.HELLO,
+    frames.Welcome: frames.WELCOME,
+    frames.Refuse: frames.REFUSE,
+    frames.Unknown: frames.UNKNOWN,
+    frames.Beat: frames.BEAT,
+    frames.Data: frames.DATA,
+    frames.Ack: frames.ACK,
+    frames.Bye: frames.BYE,
+    frames.Taken: frames.TAKEN,
+    frames.Probe: frames.PROBE,
+}
+
+
+def parse(*parts, head=1 << 20, chunk=1 << 20):
+    return frames.parse(parts, head, chunk)
+
+
+def raw(*fields):
+    return msgpack.packb(fields)
+
+
+def fields_of(message):
+    values = [getattr(message, name) for name in type(message).__slots__ if name[:2] != "__"]
+    if isinstance(message, frames.Data):
+        values = [*values[:-1], *values[-1]]
+    return (KINDS[type(message)], *values)
+
+
+@pytest.mark.parametrize(("fields", "kind"), GOOD)
+def test_every_message_comes_back(fields, kind):
+    """What one side packs the other must read, for every kind and op."""
+    message = parse(frames.pack(fields, 1 << 20))
+    assert type(message) is kind
+    assert fields_of(message) == fields
+
+
+def test_a_chunk_keeps_its_payload_uncopied():
+    """Bulk bytes must not be copied on the way through."""
+    payload = memoryview(bytearray(1000))
+    head = frames.pack((frames.CHUNK, SESSION, 1, 0, 7, 500, 1500, 3, 9, True), 100)
+    message = parse(head, payload)
+    assert message == frames.Chunk(SESSION, 1, 0, 7, 500, 1500, 3, 9, True, payload)
+    assert message.payload is payload
+
+
+def test_a_hello_of_another_version_is_foreign():
+    """A mismatch must be explainable whatever that version's HELLO looks like."""
+    assert parse(raw(frames.HELLO, 9, 5, 2)) == frames.Foreign(9, 5, 2)
+    assert parse(raw(frames.HELLO, 9, 5, 2, [1], {"new": 1}, 3.5)) == frames.Foreign(9, 5, 2)
+    with pytest.raises(PeerError):
+        parse(raw(frames.HELLO, "9", 5, 2))
+
+
+BAD = {
+    "no frame": (),
+    "three frames": (raw(frames.UNKNOWN, SESSION), b"", b""),
+    "payload where none belongs": (raw(frames.UNKNOWN, SESSION), b""),
+    "data with a payload": (raw(frames.DATA, SESSION, 1, 0, frames.DONE, 1), b""),
+    "chunk without payload": (raw(frames.CHUNK, SESSION, 1, 0, 0, 0, 1, 0, 1, True),),
+    "piece beyond its chunk": (raw(frames.CHUNK, SESSION, 1, 0, 0, 1, 2, 0, 1, True), b"ab"),
+    "empty piece": (raw(frames.CHUNK, SESSION, 1, 0, 0, 0, 2, 0, 1, True), b""),
+    "piece that asks by a number": (raw(frames.CHUNK, SESSION, 1, 0, 0, 0, 2, 0, 1, 1), b"ab"),
+    "probe with a payload": (raw(frames.PROBE, SESSION, 1, 1), b"x"),
+    "taken without a last": (raw(frames.TAKEN, SESSION, 1, 1),),
+    "empty head": (b"",),
+    "no array": (raw()[:0] + msgpack.packb({"a": 1}),),
+    "empty array": (raw(),),
+    "kind is text": (raw("HELLO"),),
+    "kind is bool": (raw(True, SESSION),),
+    "unknown kind": (raw(77, SESSION),),
+    "trailing bytes": (raw(frames.UNKNOWN, SESSION) + b"\x00",),
+    "truncated": (raw(frames.UNKNOWN, SESSION)[:-1],),
+    "short session": (raw(frames.UNKNOWN, b"123"),),
+    "session is text": (raw(frames.UNKNOWN, "12345678"),),
+    "surplus field": (raw(frames.UNKNOWN, SESSION, 1),),
+    "missing field": (raw(frames.BEAT, SESSION, 1, True),),
+    "negative number": (raw(frames.ACK, SESSION, -1, False),),
+    "huge number": (raw(frames.ACK, SESSION, 1 << 63, False),),
+    "bool for a number": (raw(frames.ACK, SESSION, True, False),),
+    "number for a bool": (raw(frames.ACK, SESSION, 1, 1),),
+    "bad name": (raw(frames.HELLO, frames.PROTOCOL_VERSION, 5, 2, "../c", "client", {}),),
+    "empty name": (raw(frames.HELLO, frames.PROTOCOL_VERSION, 5, 2, "", "client", {}),),
+    "long role": (raw(frames.HELLO, frames.PROTOCOL_VERSION, 5, 2, "c", "r" * 2000, {}),),
+    "short hello": (raw(frames.HELLO, frames.PROTOCOL_VERSION, 5),),
+    "body is a list": (raw(frames.HELLO, frames.PROTOCOL_VERSION, 5, 2, "c", "client", []),),
+    "int key": (raw(frames.HELLO, frames.PROTOCOL_VERSION, 5, 2, "c", "client", {1: 2}),),
+    "bytes key inside": (
+        raw(frames.HELLO, frames.PROTOCOL_VERSION, 5, 2, "c", "client", {"a": [{b"k": 2}]}),
+    ),
+    "welcome with a short session": (raw(frames.WELCOME, 1, 5, 2, b"s", 9, {}),),
+    "refuse with a long code": (raw(frames.REFUSE, 1, 5, 2, "c" * 2000, "t", 0),),
+    "refuse with a long text": (raw(frames.REFUSE, 1, 5, 2, "c", "t" * 2000, 0),),
+    "long reason": (raw(frames.BYE, SESSION, "r" * 2000),),
+    "short data": (raw(frames.DATA, SESSION, 1, 0),),
+    "data with text seq": (raw(frames.DATA, SESSION, "1", 0, frames.DONE, 1),),
+    "data with negative seq": (raw(frames.DATA, SESSION, -1, 0, frames.DONE, 1),),
+    "data with bad session": (raw(frames.DATA, b"", 1, 0, frames.DONE, 1),),
+    "unknown op": (raw(frames.DATA, SESSION, 1, 0, 99, 1),),
+    "op with wrong fields": (raw(frames.DATA, SESSION, 1, 0, frames.DONE, "1"),),
+    "op with a negative number": (raw(frames.DATA, SESSION, 1, 0, frames.DONE, -1),),
+    "op with a bad key": (raw(frames.DATA, SESSION, 1, 0, frames.MESSAGE, {b"k": 1}),),
+    "op with a long reason": (raw(frames.DATA, SESSION, 1, 0, frames.STOP, 1, "r" * 2000),),
+    "empty stream id": (raw(frames.DATA, SESSION, 1, 0, frames.OFFER, 1, "", 1, 0, {}),),
+    "long stream id": (raw(frames.DATA, SESSION, 1, 0, frames.OFFER, 1, "s" * 2000, 1, 0, {}),),
+    "extension type": (msgpack.packb([frames.UNKNOWN, msgpack.ExtType(5, b"abc")]),),
+    "empty extension type": (b"\x92\x04\xc7\x00\x05",),
+    "timestamp": (msgpack.packb([frames.UNKNOWN, msgpack.Timestamp(1, 1)]),),
+    "timestamp in a body": (
+        msgpack.packb([frames.BEAT, SESSION, 1, True, {"at": msgpack.Timestamp(1, 1)}]),
+    ),
+    "a cheap list of many": (raw(frames.BEAT, SESSION, 1, True, {"a": [None] * 200_000}),),
+    "text that is no utf-8": (b"\x93\x08\xc4\x08ssssssss\xa2\xff\xfe",),
+    "array that claims too much": (b"\xdd\xff\xff\xff\xff",),
+    "map that claims too much": (b"\xdf\xff\xff\xff\xff",),
+    "binary that claims too much": (b"\xc6\xff\xff\xff\xff",),
+    "deep nesting": (b"\x91" * 100_000,),
+    "deep nesting in a body": (b"\x95\x05\xc4\x08ssssssss\x01\xc3\x81\xa1a" + b"\x91" * 2000,),
+    "never used byte": (b"\xc1",),
+}
+
+
+@pytest.mark.parametrize("parts", BAD.values(), ids=BAD.keys())
+def test_bad_bytes_are_peer_errors(parts):
+    """Each way to break the envelope is the peer's error, never another exception."""
+    with pytest.raises(PeerError):
+        parse(*parts)
+
+
+CHUNK = (frames.CHUNK, SESSION, 1, 0, 7, 0, 5, 0, 1, True)
+NATURALS = [
+    (fields, position)
+    for fields in (*(fields for fields, _ in GOOD), CHUNK)
+    for position, value in enumerate(fields)
+    if position and type(value) is int and (fields[0], position) != (frames.HELLO, 1)
+]
+"""Each integer of each message, but for its kind and for HELLO's version, which may be any."""
+
+
+@pytest.mark.parametrize("bad", [-1, 1 << 63, True, "1", None])
+@pytest.mark.parametrize(("fields", "position"), NATURALS)
+def test_what_counts_is_a_natural_number(fields, position, bad):
+    """A negative one would make a window that is smaller than nothing."""
+    wrong = (*fields[:position], bad, *fields[position + 1 :])
+    payload = (b"12345",) if fields[0] == frames.CHUNK else ()
+    with pytest.raises(PeerError):
+        parse(raw(*wrong), *payload)
+
+
+def test_limits_come_before_everything():
+    """Sizes are checked before anything is allocated for the content."""
+    head = frames.pack((frames.BYE, SESSION, "x" * 100), 1000)
+    with pytest.raises(PeerError, match="over the limit"):
+        parse(head, head=len(head) - 1)
+    chunk = frames.pack((frames.CHUNK, SESSION, 1, 0, 7, 0, 5, 0, 1, True), 100)
+    with pytest.raises(PeerError, match="over the limit"):
+        parse(chunk, b"12345", chunk=4)
+
+
+@given(st.lists(st.binary(max_size=200), max_size=3))
+@example([b"\x91\x01"])
+@settings(max_examples=400, deadline=None)
+def test_random_bytes(parts):
+    """Fuzz: no bytes whatever may raise anything but PeerError."""
+    with contextlib.suppress(PeerError):
+        parse(*parts)
+
+
+@given(
+    st.sampled_from([fields for fields, _ in GOOD]),
+    st.lists(st.tuples(st.integers(0, 10_000), st.integers(0, 255)), max_size=4),
+    st.integers(0, 10_000),
+)
+@settings(max_examples=600, deadline=None)
+def test_mutated_messages(fields, changes, cut):
+    """Fuzz: flipped and cut bytes of real messages parse or give PeerError."""
+    head = bytearray(frames.pack(fields, 1 << 20))
+    for position, value in changes:
+        head[position % len(head)] = value
+    if cut < len(head):
+        del head[cut:]
+    with contextlib.suppress(PeerError):
+        parse(bytes(head))
+
+
+values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-5, 1 << 64)
+    | st.text(max_size=5)
+    | st.binary(max_size=9),
+    lambda inner: (
+        st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=3), inner, max_size=3)
+    ),
+    max_leaves=8,
+)
+
+
+@given(st.integers(0, 10), st.lists(values, max_size=8), st.booleans())
+@settings(max_examples=600, deadline=None)
+def test_wrong_fields(kind, fields, payload):
+    """Fuzz: well-formed msgpack with any fields parses or gives PeerError."""
+    try:
+        head = msgpack.packb([kind, *fields])
+    except OverflowError:
+        return
+    with contextlib.suppress(PeerError):
+        parse(head, *([b"p"] if payload else []))
+
+
+@pytest.mark.parametrize("body", [[], {1: 2}, {"a": {b"b": 1}}, {"a": [({3: 4},)]}, None], ids=repr)
+def test_bodies_a_peer_would_refuse_are_refused_here(body):
+    """A mistake of ours must show up as LocalError here, not as a lost session there."""
+    with pytest.raises(LocalError):
+        frames.check_body(body)
+
+
+@pytest.mark.parametrize("value", [object(), 1 << 70, {1, 2}], ids=["object", "int", "set"])
+def test_values_msgpack_cannot_hold(value):
+    """The same for values that have no wire form; the packer stays usable afterwards."""
+    with pytest.raises(LocalError):
+        frames.pack((frames.BYE, SESSION, value), 100)
+    assert parse(frames.pack((frames.BYE, SESSION, "x"), 100)) == frames.Bye(SESSION, "x")
+
+
+def test_too_large_a_message_says_what_to_do():
+    """Whoever sends a model as a message should be told to use a stream."""
+    with pytest.raises(LocalError, match="stream"):
+        frames.pack((frames.BYE, SESSION, "x" * 100), 50)
+
+
+def test_short_cuts_reasons():
+    """An exception's long text may be a reason; the wire has a limit."""
+    assert frames.short("abc") == "abc"
+    assert len(frames.short("x" * 5000)) == frames.TEXT_LIMIT

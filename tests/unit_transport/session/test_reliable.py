@@ -1,0 +1,272 @@
+"""An established session: order, exactly once, heartbeats, expiry, without any network."""
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fsl_transport import LocalError, PeerError
+from fsl_transport.session import frames
+from fsl_transport.session.reliable import ACK_EVERY, BEAT_DUE, Session
+
+SESSION = b"12345678"
+
+
+def make(new_settings, *, beats=True, now=0.0, **changes):
+    return Session(SESSION, new_settings(**changes), [], now, beats=beats)
+
+
+def sent(session):
+    """Parsed outbox, emptied."""
+    messages = [frames.parse([head], 1 << 23, 0) for head in session.outbox]
+    session.outbox.clear()
+    return messages
+
+
+def data(seq, ack=0, n=0):
+    return frames.Data(SESSION, seq, ack, frames.MESSAGE, [{"n": n}])
+
+
+def send(session, n, now):
+    session.send(frames.MESSAGE, ({"n": n},), now)
+
+
+def test_messages_are_numbered_and_acknowledged(new_settings):
+    """Sequence numbers start at 1; an acknowledgement empties what is open."""
+    session = make(new_settings)
+    send(session, 0, 0.0)
+    send(session, 1, 0.0)
+    assert [message.seq for message in sent(session)] == [1, 2]
+    assert session.next_deadline() == pytest.approx(2.0, abs=0.01)
+    session.handle(frames.Ack(SESSION, 2, False), 0.5)
+    assert session.handle_timer(2.0) == [BEAT_DUE]  # nothing to send again
+    assert session.retransmitted == 0
+
+
+def test_an_acknowledgement_of_the_future_is_a_peer_error(new_settings):
+    """Believing it would drop messages that were never heard."""
+    session = make(new_settings)
+    with pytest.raises(PeerError):
+        session.handle(frames.Ack(SESSION, 1, False), 0.0)
+    send(session, 0, 0.0)
+    with pytest.raises(PeerError):
+        session.handle(frames.Beat(SESSION, 2, False, {}), 0.0)
+
+
+def test_old_acknowledgements_change_nothing(new_settings):
+    """Retransmitted heads carry old numbers."""
+    session = make(new_settings)
+    for n in range(3):
+        send(session, n, 0.0)
+    session.handle(frames.Ack(SESSION, 2, False), 0.1)
+    session.handle(frames.Ack(SESSION, 1, False), 0.2)
+    sent(session)
+    session.handle_timer(5.0)
+    assert [message.seq for message in sent(session)] == [3]
+
+
+def test_retransmission_doubles_its_wait(new_settings):
+    """A peer that is busy for long must not be flooded with repetitions."""
+    session = make(new_settings, beats=False, expire_after_s=100.0)
+    send(session, 0, 0.0)
+    times = []
+    while len(times) < 5:
+        now = session.next_deadline()
+        sent(session)
+        session.handle_timer(now)
+        if session.outbox:
+            times.append(round(now))
+    assert times == [2, 6, 14, 30, 62]
+    assert session.retransmitted == 5
+    session.handle(frames.Ack(SESSION, 1, False), 70.0)
+    send(session, 1, 70.0)
+    assert session.next_deadline() == pytest.approx(72.0, abs=0.01)
+
+
+def test_large_messages_get_time_to_travel(new_settings):
+    """4 MB over 64 kB/s take a minute; sending them again after two seconds would never end."""
+    session = make(new_settings, beats=False, expire_after_s=500.0)
+    session.send(frames.MESSAGE, ({"blob": b"x" * 3_000_000},), 0.0)
+    assert session.next_deadline() > 45.0
+
+
+def test_acknowledgement_waits_for_company(new_settings):
+    """A lone ACK per message would double the traffic."""
+    session = make(new_settings)
+    assert session.handle(data(1), 1.0) == [data(1)]
+    assert session.outbox == []
+    assert session.next_deadline() == 1.5
+    assert session.handle_timer(1.5) == []
+    assert sent(session) == [frames.Ack(SESSION, 1, False)]
+    session.handle(data(2), 3.0)
+    send(session, 0, 3.1)
+    assert sent(session)[0].ack == 2
+    assert session.next_deadline() == 4.0  # a beat's; no ACK is owed any more
+
+
+def test_a_one_way_flow_is_acknowledged_in_groups(new_settings):
+    """Otherwise the sender's window would wait for our timer."""
+    session = make(new_settings)
+    for seq in range(1, 2 * ACK_EVERY + 1):
+        session.handle(data(seq), 1.0)
+    assert sent(session) == [
+        frames.Ack(SESSION, ACK_EVERY, False),
+        frames.Ack(SESSION, 2 * ACK_EVERY, False),
+    ]
+
+
+def test_duplicates_and_gaps(new_settings):
+    """Each message goes up once; a gap is told once and repaired without waiting."""
+    session = make(new_settings)
+    session.handle(data(1), 1.0)
+    assert session.handle(data(1), 1.0) == []
+    assert sent(session) == [frames.Ack(SESSION, 1, False)]
+    assert session.handle(data(3), 1.0) == []
+    assert session.handle(data(4), 1.0) == []
+    assert sent(session) == [frames.Ack(SESSION, 1, True)]
+    assert session.handle(data(2), 1.0) == [data(2)]
+
+
+def test_a_gap_report_repairs_once(new_settings):
+    """Reports of the same gap must not each send everything again."""
+    session = make(new_settings)
+    for n in range(3):
+        send(session, n, 0.0)
+    sent(session)
+    session.handle(frames.Ack(SESSION, 1, True), 0.1)
+    assert [message.seq for message in sent(session)] == [2, 3]
+    session.handle(frames.Ack(SESSION, 1, True), 0.2)
+    assert sent(session) == []
+    session.handle(frames.Ack(SESSION, 3, True), 0.3)
+    assert sent(session) == []
+
+
+def test_backlog_beyond_the_window(new_settings):
+    """Open messages are bounded; the rest waits its turn, in order."""
+    session = make(new_settings, control_window=2)
+    for n in range(5):
+        send(session, n, 0.0)
+    assert [message.seq for message in sent(session)] == [1, 2]
+    session.handle(frames.Ack(SESSION, 1, False), 0.1)
+    assert [message.fields[0]["n"] for message in sent(session)] == [2]
+    session.handle(frames.Ack(SESSION, 3, False), 0.2)
+    assert [message.fields[0]["n"] for message in sent(session)] == [3, 4]
+
+
+def test_a_backlog_that_moves_is_no_dead_peer(new_settings):
+    """The limit is on what waits, not on what ever waited."""
+    session = make(new_settings, control_window=1, backlog_limit_bytes=1000)
+    send(session, 0, 0.0)
+    for n in range(1, 100):
+        send(session, n, 0.0)
+        session.handle(frames.Ack(SESSION, n, False), 0.0)
+    assert not session.is_expired
+
+
+def test_a_backlog_without_end_is_a_dead_peer(new_settings):
+    """Memory must not grow with a peer that stopped to listen."""
+    session = make(new_settings, control_window=1, backlog_limit_bytes=1000)
+    for n in range(60):
+        send(session, n, 0.0)
+    assert session.is_expired
+    assert session.next_deadline() < 0
+    assert session.handle_timer(0.0) == []
+
+
+def test_errors_of_a_body_come_when_it_is_sent(new_settings):
+    """Also for a message that has to wait in the backlog."""
+    session = make(new_settings, control_window=1)
+    send(session, 0, 0.0)
+    with pytest.raises(LocalError):
+        session.send(frames.MESSAGE, ({"x": object()},), 0.0)
+    with pytest.raises(LocalError):
+        session.beat({"x": "y" * 100_000}, 0.0, asks=False)
+
+
+def test_beats_only_when_quiet(new_settings):
+    """Control traffic of our own says as much as a beat."""
+    session = make(new_settings, retransmit_after_s=50.0, ack_after_s=1.0)
+    assert session.next_deadline() == 2.0
+    send(session, 0, 1.5)
+    assert session.handle_timer(2.0) == []
+    assert session.next_deadline() == 3.5
+    assert session.handle_timer(3.5) == [BEAT_DUE]
+    session.beat({"step": 1}, 3.5, asks=True)
+    assert sent(session)[-1] == frames.Beat(SESSION, 0, True, {"step": 1})
+    assert session.next_deadline() == 5.5
+    quiet = make(new_settings, beats=False)
+    assert quiet.next_deadline() == 10.0
+
+
+def test_a_payload_grows_no_older_than_two_heartbeats(new_settings):
+    """How training goes rides on heartbeats only; a client that syncs more often than it beats must still tell."""
+    session = make(new_settings, ack_after_s=1.0, expire_after_s=500.0)
+    beats = []
+    for tenth in range(1, 101):
+        now = tenth / 10
+        if tenth % 10 == 5:  # every second, while a beat is due after two quiet ones
+            send(session, tenth, now)
+            session.handle(frames.Ack(SESSION, session._sent, False), now)
+        if now >= session.next_deadline() and BEAT_DUE in session.handle_timer(now):
+            session.beat({"step": tenth}, now, asks=True)
+            beats.append(now)
+    assert beats == [4.0, 8.0]
+
+
+def test_expiry(new_settings):
+    """Silence ends a session; anything heard, also on the bulk lane, keeps it."""
+    session = make(new_settings, beats=False)
+    session.hear(5.0)
+    assert session.heard_ago_s(8.0) == 3.0
+    session.handle_timer(14.9)
+    assert not session.is_expired
+    session.handle_timer(15.0)
+    assert session.is_expired
+
+
+def test_bye_reason_is_cut(new_settings):
+    """Any text may be a reason."""
+    head = make(new_settings).bye_head("x" * 9999)
+    assert len(frames.parse([head], 1 << 16, 0).reason) == frames.TEXT_LIMIT
+
+
+@given(
+    seed=st.integers(0, 1 << 32),
+    count=st.integers(1, 60),
+    faults=st.tuples(st.floats(0, 0.5), st.floats(0, 0.5)),
+    window=st.integers(1, 20),
+)
+@settings(max_examples=100, deadline=None)
+def test_pair_over_a_bad_channel(new_settings, seed, count, faults, window):
+    """Go-back-N: whatever is lost, repeated or reordered, each message arrives once, in order."""
+    chance = random.Random(seed)
+    drop, duplicate = faults
+    values = new_settings(control_window=window, expire_after_s=1e9, heartbeat_every_s=1e3)
+    ends = [Session(SESSION, values, [], 0.0, beats=False) for _ in range(2)]
+    lanes = [[], []]
+    got = [[], []]
+    todo = [list(range(count)), list(range(1000, 1000 + count // 2))]
+    now = 0.0
+    for _ in range(200_000):
+        if [len(side) for side in got] == [count // 2, count]:
+            break
+        for side, end in enumerate(ends):
+            if todo[side] and chance.random() < 0.5:
+                send(end, todo[side].pop(0), now)
+            for head in end.outbox:
+                for _ in range((chance.random() >= drop) + (chance.random() < duplicate)):
+                    lane = lanes[1 - side]
+                    lane.insert(chance.randint(max(0, len(lane) - 3), len(lane)), head)
+            end.outbox.clear()
+            if lanes[side] and chance.random() < 0.7:
+                message = frames.parse([lanes[side].pop(0)], 1 << 20, 0)
+                got[side] += [up.fields[0]["n"] for up in end.handle(message, now)]
+        # Waits double after each loss in a row, so a quiet time ends when something is due, however late.
+        quiet = not any(lanes) and not any(todo)
+        now = max(now + 0.05, min(end.next_deadline() for end in ends)) if quiet else now + 0.05
+        for end in ends:
+            if now >= end.next_deadline():
+                assert BEAT_DUE not in end.handle_timer(now)
+    assert got[1] == list(range(count))
+    assert got[0] == list(range(1000, 1000 + count // 2))

@@ -1,0 +1,329 @@
+"""Encrypted links: who is let in, what a failed handshake says at both ends, and how a key that is taken back loses its session."""
+
+import asyncio
+import contextlib
+import os
+import random
+import secrets
+
+import pytest
+import zmq
+import zmq.asyncio
+from waiting import until
+from zmq.utils import z85
+
+from fsl_transport import (
+    HelloReceived,
+    ListenerEndpoint,
+    LocalError,
+    MemNetwork,
+    MessageReceived,
+    PeerDown,
+    PeerUp,
+    Refused,
+    TransportSettings,
+    VirtualScheduler,
+)
+from fsl_transport.link import key_of
+from fsl_transport.loop import run
+from fsl_transport.zmq import curve as cv
+from fsl_transport.zmq.curve import DialerCurve, HandshakeFailed, KeyPair, ListenerCurve, answer_zap
+from fsl_transport.zmq.link import ZmqDialer, ZmqListener
+
+KEY = bytes(range(32))
+Z85_KEY = z85.encode(KEY).decode()
+UNIT_S = 0.1 * float(os.environ.get("FSL_TEST_TIME_UNIT", "1"))
+
+
+def test_a_pair_is_made_read_back_and_keeps_its_secret():
+    """A log line or a traceback that shows a pair must not give its secret half away."""
+    pair = KeyPair.new()
+    assert KeyPair.of_secret(pair.secret) == pair
+    assert pair.public in repr(pair)
+    assert pair.secret not in repr(pair)
+    assert KeyPair.new() != pair
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "a" * 39, "a" * 41, "a" * 39 + '"', "#" * 40, "0" * 40, " " + "a" * 39, "ä" * 40, None, 7],
+)
+def test_what_is_no_key(text):
+    """Keys come by hand, by mail and from strangers: length, alphabet, groups beyond 32 bits, and the point that everybody shares."""
+    assert not cv.is_key(text)
+    with pytest.raises(LocalError):
+        DialerCurve(KeyPair.new(), text)
+    with pytest.raises(LocalError):
+        KeyPair.of_secret(text)
+
+
+def zap(version=b"1.0", domain=b"fsl", mechanism=b"CURVE", key=KEY, more=()):
+    return [version, b"7", domain, b"192.0.2.1", b"name/c/00112233", mechanism, key, *more]
+
+
+def test_zap_lets_in_whom_the_list_names():
+    """The User-Id of the reply is what each message will be checked by."""
+    assert answer_zap(zap(), {Z85_KEY}.__contains__) == (
+        [b"1.0", b"7", b"200", b"OK", Z85_KEY.encode(), b""],
+        None,
+    )
+
+
+def test_zap_turns_a_stranger_away_and_names_it():
+    """Whoever keeps the list needs the key that asked, and from where."""
+    answer, failed = answer_zap(zap(), set().__contains__)
+    assert answer == [b"1.0", b"7", b"400", b"unknown key", b"", b""]
+    assert failed == HandshakeFailed("unknown-key", Z85_KEY, "192.0.2.1")
+
+
+HOSTILE = [
+    [],
+    [b"1.0"],
+    [b"1.0", b"7"],
+    zap()[:6],
+    zap(more=[b"x"]),
+    zap(version=b"2.0"),
+    zap(domain=b"other"),
+    zap(mechanism=b"NULL"),
+    zap(mechanism=b"PLAIN", key=b"user"),
+    zap(key=b""),
+    zap(key=KEY[:31]),
+    zap(key=KEY + b"\0"),
+    zap(key=Z85_KEY.encode()),
+    [b"\xff" * 300] * 7,
+]
+
+
+@pytest.mark.parametrize("request_frames", HOSTILE)
+def test_zap_says_no_to_everything_else(request_frames):
+    """An answer is due to every request, and none of these may be yes, whatever the list says."""
+    answer, _ = answer_zap(request_frames, lambda _key: True)
+    assert answer[0] == b"1.0"
+    assert answer[1] == (request_frames[1] if len(request_frames) > 1 else b"")
+    assert answer[2] == b"400"
+    assert answer[4] == b""
+    assert len(answer) == 6
+
+
+def test_zap_survives_random_requests():
+    """Chance finds what nobody thought of."""
+    chance = random.Random(5)
+    for _ in range(2000):
+        parts = [
+            chance.randbytes(chance.choice([0, 1, 3, 5, 32])) for _ in range(chance.randrange(9))
+        ]
+        answer, _ = answer_zap(parts, lambda _key: True)
+        assert answer[2] == b"400"
+
+
+@contextlib.asynccontextmanager
+async def linked(allowed, *, pair=None, server_key=None, encrypted=True):
+    """A listener and a dialer; what they deliver and tell."""
+    server, told_server, told_client, got = KeyPair.new(), [], [], []
+    listener_curve = ListenerCurve(server, lambda key: key in allowed) if encrypted else None
+    listener = ZmqListener("127.0.0.1:0", None, listener_curve, told_server.append)
+    listener.set_receiver(lambda *message: got.append(message))
+    curve = None if pair is None else DialerCurve(pair, server_key or server.public)
+    dialer = ZmqDialer(f"127.0.0.1:{listener.port}", "c", None, curve, told_client.append)
+    dialer.send("", 0, [b"hello"])
+    try:
+        yield got, told_server, told_client, listener, dialer
+    finally:
+        await dialer.aclose()
+        await listener.aclose()
+
+
+def test_a_message_says_which_key_it_came_from():
+    """Names are what a dialer says of itself; the key is what it has proved."""
+
+    async def main():
+        pair = KeyPair.new()
+        async with linked({pair.public}, pair=pair) as (got, *_):
+            await until(lambda: got)
+            assert key_of(got[0][3]) == pair.public
+
+    run(main())
+
+
+def test_an_unknown_key_is_told_at_both_ends_and_comes_in_once_it_is_trusted():
+    """Enrolling a site: it asks, somebody at the server trusts its key, and it is in without being started again."""
+
+    async def main():
+        pair, allowed = KeyPair.new(), set()
+        async with linked(allowed, pair=pair) as (got, told_server, told_client, _, _):
+            await until(lambda: told_server and told_client)
+            assert told_server[0] == HandshakeFailed("unknown-key", pair.public, "127.0.0.1")
+            assert told_client[0] == HandshakeFailed("unknown-key")
+            assert not got
+            allowed.add(pair.public)
+            await until(lambda: got)
+
+    run(main())
+
+
+def test_an_owner_that_fails_does_not_shut_the_door():
+    """The handler answers for everybody: a bug in what is printed about one stranger must not keep the sites out."""
+
+    async def main():
+        problems, got = [], []
+        asyncio.get_running_loop().set_exception_handler(
+            lambda _loop, context: problems.append(context["exception"])
+        )
+
+        def broken(_failed):
+            raise ZeroDivisionError
+
+        server, good, bad = KeyPair.new(), KeyPair.new(), KeyPair.new()
+        curve = ListenerCurve(server, {good.public}.__contains__)
+        listener = ZmqListener("127.0.0.1:0", None, curve, broken)
+        listener.set_receiver(lambda *message: got.append(message))
+        address = f"127.0.0.1:{listener.port}"
+        stranger = ZmqDialer(address, "s", None, DialerCurve(bad, server.public))
+        await until(lambda: problems)
+        dialer = ZmqDialer(address, "c", None, DialerCurve(good, server.public))
+        dialer.send("", 0, [b"hello"])
+        await until(lambda: got)
+        assert isinstance(problems[0], ZeroDivisionError)
+        for link in (stranger, dialer, listener):
+            await link.aclose()
+
+    run(main())
+
+
+def test_another_server_key_is_told_at_both_ends():
+    """An invite of another server, or somebody in the middle: libzmq itself says nothing (pyzmq #1706)."""
+
+    async def main():
+        pair = KeyPair.new()
+        other = KeyPair.new().public
+        async with linked({pair.public}, pair=pair, server_key=other) as (
+            got,
+            at_server,
+            at_client,
+            *_,
+        ):
+            await until(lambda: at_server and at_client)
+            assert at_server[0] == HandshakeFailed("server-key")
+            assert at_client[0] == HandshakeFailed("closed")
+            assert not got
+
+    run(main())
+
+
+@pytest.mark.parametrize("encrypted", [True, False])
+def test_only_one_side_encrypts(encrypted):
+    """An old invite without a key, or a server started with --insecure: both must hear of it."""
+
+    async def main():
+        pair = None if encrypted else KeyPair.new()
+        async with linked(set(), pair=pair, encrypted=encrypted) as (got, at_server, at_client, *_):
+            await until(lambda: HandshakeFailed("mechanism") in at_server)
+            await until(lambda: {failed.why for failed in at_client} & {"mechanism", "closed"})
+            assert not got
+
+    run(main())
+
+
+def test_a_key_that_is_taken_back_is_deaf_and_dumb_at_once():
+    """ZAP is asked at the handshake only: a connection that stands must be looked at by message."""
+
+    async def main():
+        pair = KeyPair.new()
+        allowed = {pair.public}
+        async with linked(allowed, pair=pair) as (got, _, _, listener, dialer):
+            await until(lambda: got)
+            got.clear()
+            allowed.clear()
+            for lane in (0, 1):
+                dialer.send("", lane, [b"more"])
+            await until(lambda: listener.unwanted == 2)
+            assert not got
+
+    run(main())
+
+
+def test_nobody_comes_in_where_nobody_answers_for_the_list():
+    """Encryption without a list would let everybody in: libzmq's default when no handler is bound."""
+
+    async def main():
+        pair, server = KeyPair.new(), KeyPair.new()
+        context = zmq.asyncio.Context()
+        socket = context.socket(zmq.ROUTER)
+        ListenerCurve(server, lambda _key: True).prepare(socket)
+        port = socket.bind_to_random_port("tcp://127.0.0.1")
+        dialer = ZmqDialer(f"127.0.0.1:{port}", "c", None, DialerCurve(pair, server.public))
+        dialer.send("", 0, [b"hello"])
+        assert not await socket.poll(500)
+        await dialer.aclose()
+        context.destroy(0)
+
+    run(main())
+
+
+def test_a_revoked_session_ends_at_both_ends_and_the_others_go_on(curve_world):
+    """One site's key is stolen; everybody else must not notice."""
+    world = curve_world
+    ps = world.listener()
+    bad, good = world.dialer("bad"), world.dialer("good")
+    world.until(lambda: bad.count(PeerUp) and good.count(PeerUp))
+    world.allowed.discard(world.public("bad"))
+    assert ps.endpoint.expel(lambda key: key in world.allowed) == ["bad"]
+    world.until(lambda: bad.count(Refused))
+    assert bad.last(Refused).code == "revoked"
+    assert [(down.peer, down.reason) for down in ps.all(PeerDown)] == [("bad", "revoked")]
+    good.endpoint.send("", {"n": 1})
+    world.until(lambda: ps.count(MessageReceived))
+    assert ps.last(MessageReceived).peer == "good"
+    assert not good.count(PeerDown)
+    bad.endpoint.connect(dict)
+    world.run(20)
+    assert ps.count(HelloReceived) == 2
+    assert ps.endpoint.expel(lambda key: key in world.allowed) == []
+
+
+def test_a_name_refused_for_its_key_leaves_who_holds_it_alone(curve_world):
+    """Any trusted site could otherwise throw another one out by its name and a later incarnation."""
+    world = curve_world
+    ps = world.listener()
+    holder = world.dialer("c", incarnation=10)
+    world.until(lambda: holder.count(PeerUp))
+    held = {"c": world.public("c")}
+    ps.endpoint._admit = lambda name, key: None if held[name] == key else ("name", "not yours")
+    world.pairs.pop("c")
+    thief = world.dialer("c", incarnation=20)
+    world.until(lambda: thief.count(Refused))
+    assert thief.last(Refused) == Refused("name", "not yours")
+    holder.endpoint.send("", {"n": 1})
+    world.until(lambda: ps.count(MessageReceived))
+    assert not ps.count(PeerDown)
+    assert ps.endpoint.key("c") == held["c"]
+
+
+def test_a_plain_link_has_no_keys():
+    """In memory and on loopback nothing is authenticated, and nothing pretends to be."""
+    scheduler = VirtualScheduler()
+    endpoint = ListenerEndpoint(
+        MemNetwork(scheduler, 1).listener("ps"),
+        scheduler,
+        TransportSettings(),
+        lambda _e: None,
+        "ps",
+    )
+    assert endpoint.key("anybody") == ""
+    assert key_of(b"") == key_of(secrets.token_hex(4).encode()) == ""
+
+
+def test_a_refused_dialer_comes_back_many_times():
+    """Libzmq forgets a connection that was refused; dialing anew must neither leak nor break the socket."""
+
+    async def main():
+        pair, allowed = KeyPair.new(), set()
+        async with linked(allowed, pair=pair) as (got, told_server, _, _, dialer):
+            for count in range(1, 30):
+                await until(lambda seen=2 * count: len(told_server) >= seen)
+                for pipe in dialer._pipes:
+                    dialer._dial_again(pipe)
+            allowed.add(pair.public)
+            await until(lambda: got)
+
+    run(main())

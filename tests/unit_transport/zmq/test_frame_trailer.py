@@ -1,0 +1,46 @@
+"""The frames of a message belong together, whatever was left out on the way."""
+
+import itertools
+
+import msgpack
+import pytest
+
+from fsl_transport.zmq.frame_trailer import end_of, is_whole
+
+
+def sent(number):
+    """The frames of one message, as they go out."""
+    head = msgpack.packb([9, b"session!", 1, 0, number])
+    return [head, b"payload %d" % number, end_of(head)]
+
+
+def test_what_was_sent_is_whole():
+    """With a payload and without, whatever the buffers are."""
+    head, payload, end = sent(1)
+    assert is_whole([head])
+    assert is_whole([head, payload, end])
+    assert is_whole([head, memoryview(payload), end])
+    assert is_whole([head, b"", end])
+    assert end_of(memoryview(head)) == end
+
+
+def test_no_choice_of_frames_in_order_makes_another_message():
+    """All that a relay can do is leave frames out: of four messages, every way to do that. Which frame ends a message is inside the encryption."""
+    genuine = [sent(number) for number in range(4)]
+    frames = [frame for message in genuine for frame in message]
+    ends = {message[2] for message in genuine}
+    whole = [
+        list(choice)
+        for count in range(1, 7)
+        for choice in itertools.combinations(frames, count)
+        if choice[-1] in ends and not ends & set(choice[:-1]) and is_whole(choice)
+    ]
+    assert whole == genuine
+
+
+@pytest.mark.parametrize(
+    "parts", [[], [b"", b""], [b"a", b"b"], [b"a", b"b", b"a"], [b"a"] * 4, [end_of(b"a")]]
+)
+def test_what_is_not_whole(parts):
+    """Strangers send anything."""
+    assert not is_whole(parts)

@@ -1,0 +1,475 @@
+"""What only real sockets have: addresses, taken ports, strangers' bytes, take-overs, endings."""
+
+# ruff: noqa: ASYNC110 - a test polls for its condition
+
+import asyncio
+import contextlib
+import os
+import random
+import secrets
+import socket
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import zmq
+
+from fsl_transport import (
+    HelloReceived,
+    Lane,
+    LocalError,
+    MessageReceived,
+    PeerDown,
+    PeerUp,
+    StreamReceived,
+    StreamSent,
+    Superseded,
+)
+from fsl_transport.loop import run
+from fsl_transport.session import frames
+from fsl_transport.zmq import pipe as zmq_pipe
+from fsl_transport.zmq.frame_trailer import end_of
+from fsl_transport.zmq.link import ZmqDialer, ZmqListener, split_address
+
+UNIT_S = 0.1 * float(os.environ.get("FSL_TEST_TIME_UNIT", "1"))
+
+
+def test_addresses():
+    """Both spellings, names, IPv4 and IPv6."""
+    assert split_address("ps.example.org:7100", listening=False) == ("ps.example.org", 7100)
+    assert split_address("tcp://10.0.0.1:7100", listening=False) == ("10.0.0.1", 7100)
+    assert split_address("[::1]:7100", listening=False) == ("::1", 7100)
+    assert split_address("[fe80::1%eth0]:1", listening=False) == ("fe80::1%eth0", 1)
+    assert split_address("*:0", listening=True) == ("*", 0)
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["", "host", "host:", ":7100", "host:99999", "host:0", "*:7100", "a b:1", "udp://h:1", 7100],
+)
+def test_wrong_addresses(address):
+    """A typing error must be named before anybody waits for a connection."""
+    with pytest.raises(LocalError):
+        split_address(address, listening=False)
+
+
+def test_a_link_needs_a_loop():
+    """Made elsewhere it would never read a byte."""
+    with pytest.raises(LocalError, match="event loop"):
+        ZmqListener("127.0.0.1:0")
+
+
+def test_bind_errors_name_the_address():
+    """The commonest error of a first start."""
+
+    async def main():
+        first = ZmqListener("127.0.0.1:0")
+        with pytest.raises(LocalError, match=f"port in use: 127.0.0.1:{first.port}"):
+            ZmqListener(f"127.0.0.1:{first.port}")
+        with pytest.raises(LocalError, match="no such address"):
+            ZmqListener("192.0.2.1:0")
+        with pytest.raises(LocalError, match="cannot listen"):
+            ZmqListener("no-such-device:0")
+        await first.aclose()
+
+    run(main())
+
+
+def test_a_bad_name_is_refused_before_anything_is_opened():
+    """The name becomes part of a routing id."""
+
+    async def main():
+        with pytest.raises(LocalError):
+            ZmqDialer("127.0.0.1:7100", "a/b")
+
+    run(main())
+
+
+def has_ipv6():
+    try:
+        with socket.socket(socket.AF_INET6) as probe:
+            probe.bind(("::1", 0))
+    except OSError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize(
+    ("bind", "dial"),
+    [
+        ("127.0.0.1:0", "localhost:{}"),
+        ("*:0", "127.0.0.1:{}"),
+        pytest.param(
+            "[::1]:0", "[::1]:{}", marks=pytest.mark.skipif(not has_ipv6(), reason="no IPv6")
+        ),
+        pytest.param("*:0", "[::1]:{}", marks=pytest.mark.skipif(not has_ipv6(), reason="no IPv6")),
+    ],
+)
+def test_both_lanes_over_every_kind_of_address(bind, dial):
+    """Names, IPv4 and IPv6; small and large frames; both directions; uvloop where there is one."""
+
+    async def main():
+        big = os.urandom(1 << 20)
+        got, origins = asyncio.Queue(), set()
+        listener = ZmqListener(bind)
+        dialer = ZmqDialer(dial.format(listener.port), "c")
+        for link in (listener, dialer):
+            link.set_receiver(
+                lambda peer, lane, parts, origin: (
+                    origins.add(origin),
+                    got.put_nowait((peer, lane, [bytes(part) for part in parts])),
+                )
+            )
+        dialer.send("", Lane.BULK, [b"ho"])
+        dialer.send("", Lane.CONTROL, [b"hi"])
+        first = [await got.get(), await got.get()]
+        assert sorted(first) == [("c", Lane.CONTROL, [b"hi"]), ("c", Lane.BULK, [b"ho"])]
+        (tag,) = origins  # both connections of a dialer have the same one
+        listener.send("c", Lane.BULK, [b"head", big], tag)
+        listener.send("c", Lane.BULK, [b"head", big], b"01234567")
+        listener.send("c", Lane.BULK, [b"head", big])
+        listener.send("nobody", Lane.BULK, [b"head", big], tag)
+        peer, lane, parts = await got.get()
+        assert (peer, lane, parts) == ("", Lane.BULK, [b"head", big])
+        dialer.send("", Lane.BULK, [b"head", memoryview(bytearray(big))])
+        assert await got.get() == ("c", Lane.BULK, [b"head", big])
+        assert listener.garbage == dialer.garbage == 0
+        assert listener.absent == 2
+        assert origins == {tag, b""}
+        await dialer.aclose()
+        await listener.aclose()
+
+    run(main())
+
+
+def test_only_the_newest_control_message_waits_for_a_connection():
+    """A server that comes up after an hour must not get an hour of HELLOs, nor of bulk."""
+
+    async def main():
+        probe = socket.create_server(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+        probe.close()
+        dialer = ZmqDialer(f"127.0.0.1:{port}", "c")
+        for number in range(50):
+            dialer.send("", Lane.CONTROL, [b"hello %d" % number])
+            dialer.send("", Lane.BULK, [b"chunk", bytes(1 << 20)])
+            await asyncio.sleep(0.001)
+        got = []
+        listener = ZmqListener(f"127.0.0.1:{port}")
+        listener.set_receiver(lambda peer, lane, parts, origin: got.append((lane, bytes(parts[0]))))
+        async with asyncio.timeout(100 * UNIT_S):
+            while (Lane.CONTROL, b"hello 49") not in got:
+                await asyncio.sleep(0.005)
+        await asyncio.sleep(2 * UNIT_S)
+        assert got.count((Lane.BULK, b"chunk")) == 3  # what fits into 4 MiB with its heads
+        assert len(got) == 4
+        await dialer.aclose()
+        await listener.aclose()
+
+    run(main())
+
+
+def test_strangers_are_counted(zmq_world):
+    """Port scanners, browsers and TLS clients: ignored, counted, and nobody else notices."""
+    ps = zmq_world.listener()
+    client = zmq_world.dialer()
+    zmq_world.until(lambda: client.count(PeerUp))
+    some = random.Random(
+        1
+    ).randbytes  # of others, one in thirty looks like a greeting that is not whole yet
+    greetings = [
+        b"GET / HTTP/1.1\r\nHost: ps\r\n\r\n",
+        b"\x16\x03\x01" + some(300),
+        b"\xff" + some(200),
+        b"\xff\x00\x00\x00\x00\x00\x00\x00\x01\x7f" + b"\x03\x01NOPE" + bytes(60),
+        some(2000),
+    ]
+    for data in greetings:
+        with socket.create_connection(("127.0.0.1", ps.link.port)) as stranger:
+            stranger.sendall(data)
+            zmq_world.run(1)
+    zmq_world.until(lambda: ps.endpoint.garbage >= len(greetings) - 1)
+    client.endpoint.send("", {"n": 1})
+    zmq_world.until(lambda: ps.count(MessageReceived))
+    assert not ps.count(PeerDown)
+
+
+def test_who_does_not_finish_the_handshake_is_hung_up(monkeypatch):
+    """With a greeting and no more, which costs a connection and says nothing of its key."""
+    assert zmq_pipe.HANDSHAKE_MS == 10_000, "docs/LIMITS.md, and less than a relay's stranger_s"
+    monkeypatch.setattr(zmq_pipe, "HANDSHAKE_MS", 300)
+
+    async def main():
+        link = ZmqListener("127.0.0.1:0")
+        reader, writer = await asyncio.open_connection("127.0.0.1", link.port)
+        writer.write(b"\xff" + bytes(8) + b"\x7f\3\1" + b"NULL".ljust(20, b"\0") + bytes(32))
+        async with asyncio.timeout(10):
+            while await reader.read(1024):
+                pass
+        writer.close()
+        await link.aclose()
+
+    run(main())
+
+
+def test_real_zmtp_with_garbage_inside(zmq_world):
+    """A peer that speaks ZeroMQ, but not ours: bad routing ids, bad heads, no frames, no lane."""
+    ps = zmq_world.listener()
+    client = zmq_world.dialer()
+    zmq_world.until(lambda: client.count(PeerUp))
+    with zmq.Context() as context:
+        for routing_id in (None, b"x/c", b"x/q/00000000", b"../etc/c/00000000", b"x/c/01234567"):
+            with context.socket(zmq.DEALER) as stranger:
+                stranger.linger = 200
+                if routing_id:
+                    stranger.routing_id = routing_id
+                stranger.connect(ps.endpoint.address)
+                stranger.send_multipart([secrets.token_bytes(50)])
+                stranger.send_multipart([b"", b"", b"", b""])
+                zmq_world.run(1)
+    zmq_world.until(lambda: ps.endpoint.garbage >= 10)
+    assert ps.endpoint.garbage == 10
+    client.endpoint.send("", {"n": 1})
+    zmq_world.until(lambda: ps.count(MessageReceived))
+    assert not ps.count(PeerDown)
+
+
+def test_a_stranger_under_an_honest_name(zmq_world):
+    """Names are free to take: neither session nor answers of their holder may be taken with them."""
+    ps = zmq_world.listener()
+    client = zmq_world.dialer()
+    zmq_world.until(lambda: client.count(PeerUp))
+    pack = lambda *fields: frames.pack(fields, 1000)  # noqa: E731
+    session = client.endpoint._machine.session.identity
+    heard = []
+    with zmq.Context() as context:
+        control, bulk = context.socket(zmq.DEALER), context.socket(zmq.DEALER)
+        with control, bulk:
+            control.linger = bulk.linger = 0
+            control.routing_id, bulk.routing_id = b"c/c/01234567", b"c/b/01234567"
+            for stranger in (control, bulk):
+                stranger.connect(ps.endpoint.address)
+                stranger.send(b"junk")
+                stranger.send(pack(frames.BYE, session, "gone"))
+            head = pack(frames.CHUNK, session, 1, 0, 99, 0, 1, 0, 1, True)
+            bulk.send_multipart([head, b"x", end_of(head)])
+            control.send(pack(frames.DATA, session, 1, 9, frames.MESSAGE, {}))
+            control.send(pack(frames.HELLO, frames.PROTOCOL_VERSION, 9, 1, "c", "client", {}))
+            control.send(pack(frames.HELLO, frames.PROTOCOL_VERSION, 10, 1, "c", "client", {}))
+            control.send(pack(frames.HELLO, frames.PROTOCOL_VERSION, 99, 1, "d", "client", {}))
+            control.send(pack(frames.HELLO, 9, 99, 1))
+            while len(heard) < 3:
+                zmq_world.until(lambda: control.poll(0))
+                heard.append(frames.parse([control.recv()], 1000, 1000))
+            for number in range(20):
+                ps.endpoint.send("c", {"n": number})
+                client.endpoint.send("", {"n": number})
+            zmq_world.until(lambda: client.count(MessageReceived) == 20)
+            zmq_world.until(lambda: ps.count(MessageReceived) == 20)
+            zmq_world.until(lambda: ps.endpoint.garbage == 4)  # two junk, BYE as bulk, wrong name
+            assert not control.poll(0)
+            assert not bulk.poll(0)
+    assert [type(message) for message in heard] == [frames.Unknown, frames.Refuse, frames.Refuse]
+    assert [message.code for message in heard[1:]] == ["superseded", "protocol"]
+    assert ps.count(HelloReceived) == 1
+    assert not ps.count(PeerDown)
+    assert not client.count(PeerDown)
+
+
+def test_a_stranger_cannot_answer_for_who_asks(zmq_world):
+    """A slow owner's welcome is for the connection that asked, whoever spoke in between."""
+    ps = zmq_world.listener()
+    ps.on.clear()
+    client = zmq_world.dialer()
+    zmq_world.until(lambda: ps.count(HelloReceived))
+    pack = lambda *fields: frames.pack(fields, 1000)  # noqa: E731
+    with zmq.Context() as context, context.socket(zmq.DEALER) as stranger:
+        stranger.linger = 0
+        stranger.routing_id = b"c/c/01234567"
+        stranger.connect(ps.endpoint.address)
+        stranger.send(pack(frames.HELLO, frames.PROTOCOL_VERSION, 10, 1, "c", "client", {}))
+        stranger.send(pack(frames.HELLO, frames.PROTOCOL_VERSION, 3, 1, "c", "client", {}))
+        zmq_world.until(lambda: stranger.poll(0))
+        ps.endpoint.welcome("c", {})
+        zmq_world.until(lambda: client.count(PeerUp))
+        assert frames.parse([stranger.recv()], 1000, 1000).code == "superseded"
+        assert not stranger.poll(0)
+    assert ps.count(HelloReceived) == 1
+
+
+def test_a_peer_that_reads_nothing_costs_little(zmq_world, new_source):
+    """All credit there is, pieces said to have come, chunks said to be written, nothing read: what waits is bounded."""
+    ps = zmq_world.listener()
+    client = zmq_world.dialer()
+    zmq_world.until(lambda: client.count(PeerUp))
+    pack = lambda *fields: frames.pack(fields, 1000)  # noqa: E731
+    source = new_source([bytes(100_000)] * 2000)
+    with zmq.Context() as context, context.socket(zmq.DEALER) as control:
+        bulk = context.socket(zmq.DEALER)
+        with bulk:
+            for stranger, lane in ((control, b"c"), (bulk, b"b")):
+                stranger.linger, stranger.rcvhwm = 0, 1
+                stranger.routing_id = b"evil/" + lane + b"/01234567"
+                stranger.connect(ps.endpoint.address)
+            control.send(pack(frames.HELLO, frames.PROTOCOL_VERSION, 9, 1, "evil", "client", {}))
+            zmq_world.until(lambda: control.poll(0))
+            session = frames.parse([control.recv()], 1000, 0).session
+            ps.endpoint.offer("evil", "s", {}, source)
+            control.send(pack(frames.DATA, session, 1, 1, frames.ACCEPT, 1, 0, 0, 0, 1 << 62))
+            zmq_world.until(lambda: len(source.reads) >= 3)
+            zmq_world.run(1)
+            assert len(source.reads) <= 6  # what a stripe may carry that has acknowledged nothing
+            stripe = ps.endpoint._peers["evil"].streams._bulk._stripes[0]
+            told = written = 0
+            seq = 1
+            for _ in range(4000):
+                if stripe.seq > told:
+                    control.send(pack(frames.TAKEN, session, 0, told + 1, stripe.seq))
+                    told = stripe.seq
+                sent = len(source.reads) - 3
+                if sent > written:
+                    written = sent
+                    seq += 1
+                    fields = (frames.CREDIT, 1, 1 << 62, written)
+                    control.send(pack(frames.DATA, session, seq, 1, *fields))
+                zmq_world.run(0.02)
+                if ps.link.absent > 20:
+                    break
+            assert ps.link.absent > 20  # and not kept
+            held = ps.link._pipes[0]._unsent.size(b"evil/b/01234567")
+            limit = ps.endpoint.settings.unsent_bytes
+            assert limit // 2 < held <= limit  # by bytes: 320 messages would be more
+            client.endpoint.send("", {"n": 1})
+            zmq_world.until(lambda: ps.count(MessageReceived))
+    assert not client.count(PeerDown)
+
+
+def test_what_a_peer_takes_is_not_counted_for_ever(zmq_world, new_source, new_sink):
+    """A long transfer to an honest peer is many times the limit, and nothing of it is dropped."""
+    ps = zmq_world.listener()
+    client = zmq_world.dialer()
+    zmq_world.until(lambda: client.count(PeerUp))
+    source, sink = new_source([bytes([n % 256]) * 100_000 for n in range(300)]), new_sink()
+    zmq_world.accept_all(client, sink)
+    ps.endpoint.offer("c", "s", {}, source)
+    zmq_world.until(lambda: ps.count(StreamSent), units=1000)
+    assert ps.link.absent == 0
+    assert len(source.reads) == 300
+
+
+def test_a_flood_of_small_frames_only_holds_its_sender(zmq_world):
+    """Without a receive limit a stranger's queue grows as fast as the line brings it."""
+    ps = zmq_world.listener()
+    client = zmq_world.dialer()
+    zmq_world.until(lambda: client.count(PeerUp))
+    with zmq.Context() as context, context.socket(zmq.DEALER) as stranger:
+        stranger.linger, stranger.sndhwm = 0, 1000
+        stranger.routing_id = b"x/c/01234567"
+        stranger.connect(ps.endpoint.address)
+        with contextlib.suppress(zmq.Again):  # the listener does not read while we are here
+            for sent in range(10_000_000):
+                stranger.send(bytes(8000), zmq.DONTWAIT if sent > 500 else 0)
+                if sent % 500 == 0:
+                    time.sleep(0.01)
+        assert sent < 5000  # its own queue, the kernel's buffers, and 64
+        client.endpoint.send("", {"n": 1})
+        zmq_world.until(lambda: ps.count(MessageReceived))
+    assert not ps.count(PeerDown)
+
+
+def test_a_frame_over_the_limit_breaks_only_its_connection(zmq_world, new_settings):
+    """MAXMSGSIZE stops a giant before it is allocated."""
+    ps = zmq_world.listener()
+    client = zmq_world.dialer()
+    zmq_world.until(lambda: client.count(PeerUp))
+    with zmq.Context() as context, context.socket(zmq.DEALER) as stranger:
+        stranger.linger = 0
+        stranger.routing_id = b"x/c/01234567"
+        stranger.connect(ps.endpoint.address)
+        stranger.send(bytes(6 << 20))
+        zmq_world.run(3)
+    client.endpoint.send("", {"n": 1})
+    zmq_world.until(lambda: ps.count(MessageReceived))
+    assert ps.endpoint.bad_messages == 0
+
+
+def test_the_older_of_two_processes_is_superseded(zmq_world):
+    """Two processes of one name: the older one learns why it is alone and gives way for good."""
+    ps = zmq_world.listener()
+    old = zmq_world.dialer()
+    zmq_world.until(lambda: old.count(PeerUp))
+    new = zmq_world.dialer(incarnation=20)
+    zmq_world.until(lambda: new.count(PeerUp) and old.count(Superseded), units=30)
+    assert old.last(PeerDown).reason == "reset"
+    new.endpoint.send("", {"n": 1})
+    zmq_world.until(lambda: ps.count(MessageReceived))
+    assert ps.last(PeerUp).incarnation == 20
+    assert not new.count(PeerDown)
+
+
+def test_a_saturated_bulk_lane_does_not_delay_control(zmq_world, new_source, new_sink):
+    """While a slow sink holds megabytes back, messages and beats pass."""
+    ps = zmq_world.listener()
+    client = zmq_world.dialer()
+    zmq_world.until(lambda: client.count(PeerUp))
+    sink = new_sink(hold=True)
+    zmq_world.accept_all(ps, sink)
+    client.endpoint.offer("", "s", {}, new_source([bytes(200_000)] * 50))
+    zmq_world.until(lambda: len(sink.got) == 5)
+    client.endpoint.send("", {"n": 1})
+    zmq_world.until(lambda: ps.count(MessageReceived), units=5)
+    while not ps.count(StreamReceived):
+        zmq_world.until(lambda: sink.waiting)
+        sink.release()
+
+
+def test_a_failing_receiver_does_not_deafen_the_link(zmq_world):
+    """A role's bug goes to the loop's handler; the next message is read."""
+    ps = zmq_world.listener()
+    client = zmq_world.dialer()
+    zmq_world.until(lambda: client.count(PeerUp))
+    problems = []
+    zmq_world.loop.set_exception_handler(lambda loop, context: problems.append(context))
+    ps.on[MessageReceived] = lambda e: 1 // e.body["n"]
+    client.endpoint.send("", {"n": 0})
+    client.endpoint.send("", {"n": 1})
+    zmq_world.until(lambda: ps.count(MessageReceived) == 2)
+    assert isinstance(problems[0]["exception"], ZeroDivisionError)
+
+
+def test_endings_leave_nothing_behind():
+    """Sockets, tasks, threads and file descriptors are all gone after ``aclose``."""
+
+    async def one():
+        listener = ZmqListener("127.0.0.1:0")
+        dialer = ZmqDialer(f"127.0.0.1:{listener.port}", "c")
+        dialer.send("", Lane.CONTROL, [b"x"])
+        await asyncio.sleep(0.05)
+        dialer.redial()
+        await dialer.aclose()
+        dialer.redial()
+        dialer.send("", Lane.CONTROL, [b"x"])
+        await listener.aclose()
+        await listener.aclose()
+        assert len(asyncio.all_tasks()) == 1
+
+    run(one())  # whatever is made once per process is made here
+    table = Path("/proc/self/fd")
+    before = len(list(table.iterdir())) if table.is_dir() else 0
+    for _ in range(3):
+        run(one())
+    if before:
+        assert len(list(table.iterdir())) <= before
+    assert [t for t in threading.enumerate() if t.name.startswith("fsl")] == []
+
+
+def test_run_returns_the_result_on_any_loop(monkeypatch):
+    """Uvloop is an option, not a need."""
+
+    async def main():
+        return type(asyncio.get_running_loop()).__module__
+
+    run(main())
+    monkeypatch.setitem(__import__("sys").modules, "uvloop", None)
+    assert run(main()).startswith("asyncio")

@@ -1,0 +1,1 @@
+"""The sockets of a relay, which forwards bytes that it cannot read."""

@@ -1,0 +1,1 @@
+"""Sessions: hello, control messages in order and once, heartbeats, expiry, access. Pure machines."""

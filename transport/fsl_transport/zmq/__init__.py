@@ -1,0 +1,1 @@
+"""The network by ZeroMQ: ROUTER and DEALER sockets with CURVE."""
