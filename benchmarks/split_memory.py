@@ -18,10 +18,10 @@ import torch
 
 from fsl_async.config.load import load
 from fsl_async.learn.data.facts import described, facts_of
-from fsl_async.learn.models.shapes import shapes_of
 from fsl_async.learn.split import task
 from fsl_async.learn.split.methods.base import CutGradient, Position
 from fsl_async.learn.split.samples import open_samples
+from fsl_async.learn.split.shapes import shapes_of
 from fsl_async.plan.memory import client_memory, whole_model
 from fsl_async.process.memory import Mark
 from fsl_async.tools.demo import whole_memory

@@ -17,7 +17,7 @@ from typing import Protocol
 
 from attrs import frozen
 
-from fsl_async.plan.shapes import Part
+from fsl_async.accounting.shapes import Part
 
 RUN_VALUES = 128
 """Values that share a scale."""

@@ -1,6 +1,6 @@
 """Bytes of a node: payload by category and direction, and what its links handed to the sockets; and what coding lost of what it sent.
 
-Categories and directions are those of `fsl_async.plan`, seen from the client. `payload` counts values in their number format before
+Categories and directions are those of the planner, seen from the client. `payload` counts values in their number format before
 the entropy stage, as the planner does; `coded` is what the streams carried. What is sent again is counted again. `error` is the root mean square
 of what rounding to the number format changed, in parts of that of the values, over all values that this node has coded.
 """
@@ -10,15 +10,39 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import fsl_transport as tp
+from fsl_async.accounting.categories import Category, Direction
 from fsl_async.accounting.sizes import FORMATS
-from fsl_async.plan.methods import Category, Direction
 from fsl_codecs import info
 
-if TYPE_CHECKING:
-    from fsl_async.store.manifest import Manifest
+
+class Tensor(Protocol):
+    """A tensor of a manifest."""
+
+    @property
+    def name(self) -> str:
+        """Its name in the model."""
+
+    @property
+    def shape(self) -> Sequence[int]:
+        """Its sizes."""
+
+    @property
+    def offset(self) -> int:
+        """Where it begins in the flat vector, in values."""
+
+
+class Manifest(Protocol):
+    """What is needed of `fsl_async.store.manifest.Manifest`."""
+
+    @property
+    def tensors(self) -> Sequence[Tensor]:
+        """In the order of the flat vector."""
+
+    def chunk_range(self, index: int) -> tuple[int, int]:
+        """Start and stop of a chunk in the flat vector."""
 
 
 class Traffic:

@@ -14,10 +14,10 @@ from collections.abc import Set as AbstractSet
 from pathlib import Path
 
 from fsl_async.cluster.relaunches import MOST_MEMBERS
-from fsl_async.config.rules import NAME
 from fsl_async.errors import RunDirError
 from fsl_async.files.private_files import write_bytes
 from fsl_async.files.text_checksum import with_checksum, without_checksum
+from fsl_async.roles.names import NAME
 
 FILE = "members.txt"
 _MOST_BYTES = 1 << 20

@@ -19,8 +19,8 @@ import socket
 import threading
 from pathlib import Path
 
-from fsl_async.config.rules import NAME
 from fsl_async.errors import FslError, UsageError
+from fsl_async.roles.names import NAME
 
 _MOST_SLOTS = 256
 _HELD: set[Path] = set()

@@ -143,7 +143,7 @@ def trust_line(public: str, label: str) -> str:
 
 
 def _host() -> str:
-    from fsl_async.config.rules import NAME
+    from fsl_async.roles.names import NAME
 
     host = socket.gethostname().partition(".")[0]
     return host if NAME.fullmatch(host) else "SITE"

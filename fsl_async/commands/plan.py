@@ -11,7 +11,7 @@ from fsl_async.commands.output import Output
 from fsl_async.errors import UsageError
 
 if TYPE_CHECKING:
-    from fsl_async.plan.shapes import ModelShapes
+    from fsl_async.accounting.shapes import ModelShapes
 
 _METHODS = "sl|sl-u|splitfed-v1|splitfed-v2|cse-fsl|fsl-sage|fedavg|pretrain"
 _COUNT = click.IntRange(1, 10**12)
@@ -118,7 +118,7 @@ def _shapes(method: str, model: str, cut: str | None, overrides: tuple[str, ...]
         return shapes
     from fsl_async.config.load import load
     from fsl_async.learn.data.facts import described
-    from fsl_async.learn.models.shapes import shapes_of
+    from fsl_async.learn.split.shapes import shapes_of
 
     chosen = "splitfed-v2" if method in {"sl-u", "pretrain"} else method
     given = {

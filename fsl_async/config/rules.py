@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 import attrs
 
 from fsl_async.errors import printable
+from fsl_async.roles.names import NAME
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,7 +26,6 @@ LANGUAGE_FAMILIES = ("gpt", "gpt2", "llama", "qwen2", "qwen3", "opt")
 FAMILIES = (*LANGUAGE_FAMILIES, "resnet18", "small-cnn")
 Format = Literal["fp32", "bf16", "e4m3", "e5m2", "uniform"]
 """The number formats of fsl_codecs, by which values travel."""
-NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _DEVICE = re.compile(r"auto|cpu|mps|cuda(:[0-9]{1,3})?")
 
 

@@ -15,8 +15,8 @@ from typing import TypeAlias
 
 from attrs import field, frozen
 
-from fsl_async.config.rules import NAME
 from fsl_async.errors import KeysError
+from fsl_async.roles.names import NAME
 from fsl_transport.zmq.curve import is_key
 
 MAX_BYTES = 1 << 22

@@ -9,10 +9,10 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from fsl_async.config.rules import NAME
 from fsl_async.errors import KeysError
 from fsl_async.files.private_files import FILE_MODE
 from fsl_async.files.text_checksum import chained, unchained
+from fsl_async.roles.names import NAME
 from fsl_transport.zmq.curve import is_key
 
 if TYPE_CHECKING:

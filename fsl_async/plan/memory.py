@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from attrs import frozen
 
-from fsl_async.plan.shapes import ModelShapes, Part
+from fsl_async.accounting.shapes import ModelShapes, Part
 
 _VALUE_BYTES = 4
 _ADAM_BYTES = 8

@@ -21,31 +21,13 @@ download before; when the last one is over, all download once more, so that ever
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from enum import StrEnum
 
 from attrs import frozen
 
+from fsl_async.accounting.categories import Category, Direction
+from fsl_async.accounting.shapes import ModelShapes, Part
 from fsl_async.accounting.sizes import Accounting, Kind, Size
 from fsl_async.errors import UsageError
-from fsl_async.plan.shapes import ModelShapes, Part
-
-
-class Category(StrEnum):
-    """What bytes are for; the ledger of a run has the same names."""
-
-    ACTIVATIONS = "activations"
-    GRADIENTS = "gradients"
-    LABELS = "labels"
-    AUXILIARY = "auxiliary"
-    CLIENT_MODEL = "client model"
-    FULL_MODEL = "full model"
-
-
-class Direction(StrEnum):
-    """Seen from the client."""
-
-    UP = "up"
-    DOWN = "down"
 
 
 @frozen

@@ -6,9 +6,10 @@ are the whole model in lossless fp32. (The client that comes first sends it up i
 
 from __future__ import annotations
 
+from fsl_async.accounting.categories import Category, Direction
+from fsl_async.accounting.shapes import ModelShapes
 from fsl_async.accounting.sizes import Accounting, Kind
-from fsl_async.plan.methods import Category, Direction, Flow, Method, Workload, whole_model
-from fsl_async.plan.shapes import ModelShapes
+from fsl_async.plan.methods import Flow, Method, Workload, whole_model
 
 WAITS = 5
 """The call comes down, the delta goes up, the new version is announced, asked for, and comes down."""

@@ -12,13 +12,14 @@ from typing import Any
 
 from attrs import asdict, frozen
 
+from fsl_async.accounting.categories import Category, Direction
+from fsl_async.accounting.shapes import ModelShapes
 from fsl_async.accounting.sizes import FORMATS, Accounting, OurAccounting, PublishedAccounting, Size
 from fsl_async.errors import UsageError
 from fsl_async.plan.link import LinkSpec
 from fsl_async.plan.memory import Memory, client_memory, whole_model
-from fsl_async.plan.methods import METHODS, Category, Direction, Flow, Method, Workload
+from fsl_async.plan.methods import METHODS, Flow, Method, Workload
 from fsl_async.plan.pretraining import PRETRAIN
-from fsl_async.plan.shapes import ModelShapes
 
 ALL_METHODS: dict[str, Method] = {**METHODS, PRETRAIN.name: PRETRAIN}
 

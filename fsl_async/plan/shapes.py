@@ -2,7 +2,7 @@
 
 A method's bytes and memory depend on a model only through these numbers. Built in are ResNet-18 for 32x32 images, cut as in
 FSL-SAGE (Nair et al., ICML 2025, arXiv:2505.23182: 7x7 stem with stride 2, max pooling, client up to layer 2), and the
-presets of the built-in GPT, cut behind a block. Any other model: `fsl_async.learn.models.shapes`.
+presets of the built-in GPT, cut behind a block. Any other model: `fsl_async.learn.split.shapes`.
 
 What is counted as kept for the backward pass (`activations`), in fp32 values:
   * ResNet: each convolution keeps its input and each batch norm its own, so twice every convolution's output, and once that of a
@@ -13,8 +13,9 @@ What is counted as kept for the backward pass (`activations`), in fp32 values:
 
 from __future__ import annotations
 
-from attrs import evolve, frozen
+from attrs import evolve
 
+from fsl_async.accounting.shapes import ModelShapes, Part, label_width
 from fsl_async.config.presets import SIZES, Sizes
 from fsl_async.errors import UsageError
 
@@ -31,59 +32,6 @@ GPT_DEFAULT_CUT = "1"
 _KEPT_WIDTHS_OF_A_BLOCK = 21
 
 
-@frozen
-class Part:
-    """A piece of a model, in values.
-
-    `parameters` are trained; `buffers` are exchanged but not trained (running means); `counters` are 64-bit integers that our
-    wire leaves out and published figures count; `activations` is what a sample leaves behind for the backward pass; `frozen` weights are
-    held and neither trained nor exchanged (LoRA).
-    """
-
-    parameters: int = 0
-    buffers: int = 0
-    counters: int = 0
-    activations: int = 0
-    frozen: int = 0
-
-    def __add__(self, other: Part) -> Part:
-        return Part(
-            self.parameters + other.parameters,
-            self.buffers + other.buffers,
-            self.counters + other.counters,
-            self.activations + other.activations,
-            self.frozen + other.frozen,
-        )
-
-    @property
-    def values(self) -> int:
-        """What is sent when the piece is: parameters and buffers, fp32."""
-        return self.parameters + self.buffers
-
-
-@frozen
-class ModelShapes:
-    """A model cut in two, and in three for labels that stay at home.
-
-    client, server: the halves, as most methods have them; `whole` is the model in one piece (with tied weights less than the sum).
-    auxiliary: the small model that stands in for the server's half at the client.
-    tail: what of the server's half moves to the client when labels stay there (U-shaped), less what the client has already.
-    cut_values, tail_values: values that one sample sends over the first and the second cut.
-    label_bytes: what one sample's labels take on the wire.
-    """
-
-    name: str
-    cut: str
-    client: Part
-    server: Part
-    whole: Part
-    auxiliary: Part
-    tail: Part
-    cut_values: int
-    tail_values: int
-    label_bytes: int
-
-
 def is_known(model: str) -> bool:
     """Whether `find_shapes` knows the name."""
     return model in RESNETS or model.removeprefix("gpt-") in SIZES
@@ -92,7 +40,7 @@ def is_known(model: str) -> bool:
 def find_shapes(model: str, cut: str | None = None) -> ModelShapes:
     """Shapes of `model`, a built-in name, cut at `cut` or at its default.
 
-    Of any other model that can be cut, `fsl_async.learn.models.shapes` fills in a `ModelShapes` from the halves' tensors, and everything in this
+    Of any other model that can be cut, `fsl_async.learn.split.shapes` fills in a `ModelShapes` from the halves' tensors, and everything in this
     package works with it. Raises UsageError with the names, or the cuts, that exist.
     """
     if model in RESNETS:
@@ -102,11 +50,6 @@ def find_shapes(model: str, cut: str | None = None) -> ModelShapes:
         return gpt(f"gpt-{preset}", SIZES[preset], cut or GPT_DEFAULT_CUT)
     known = ", ".join([*RESNETS, *(f"gpt-{name}" for name in SIZES), "and what model.family takes"])
     raise UsageError(f"--model {model[:80]!r} is unknown; known: {known}")
-
-
-def label_width(classes: int) -> int:
-    """Bytes of one label: the smallest unsigned integer (1, 2 or 4 bytes) that holds every class."""
-    return 1 if classes <= 1 << 8 else 2 if classes <= 1 << 16 else 4
 
 
 def resnet18(name: str, classes: int, cut: str) -> ModelShapes:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
 
 from attrs import asdict, field, fields_dict, frozen, validators
 
-from fsl_async.config.rules import NAME
+from fsl_async.roles.names import NAME
 from fsl_async.roles.sync.events import DeltaKey
 from fsl_async.store.aggregation import Mean, Rule
 from fsl_async.store.errors import FrameRefused

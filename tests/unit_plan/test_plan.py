@@ -7,11 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fsl_async import cli
+from fsl_async.accounting.categories import Category, Direction
 from fsl_async.accounting.sizes import FORMATS, Kind
 from fsl_async.errors import UsageError
 from fsl_async.plan.link import LinkSpec, parse_link
 from fsl_async.plan.memory import client_memory, whole_model
-from fsl_async.plan.methods import METHODS, Category, Direction, Workload
+from fsl_async.plan.methods import METHODS, Workload
 from fsl_async.plan.report import ALL_METHODS, GIB, as_dict, as_text, make_plan, readable
 from fsl_async.plan.shapes import RESNET_CUTS, find_shapes
 

@@ -7,7 +7,7 @@ import pytest
 
 from fsl_async import cli
 from fsl_async.config.load import load
-from fsl_async.learn.models.shapes import shapes_of
+from fsl_async.learn.split.shapes import shapes_of
 from fsl_async.plan.memory import client_memory
 from fsl_async.plan.shapes import find_shapes
 

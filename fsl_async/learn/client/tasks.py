@@ -12,7 +12,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import fsl_async
 import fsl_codecs
 from fsl_async.errors import TaskError, TaskRaisedError, one_line
 
@@ -64,7 +63,7 @@ def load_function(what: str, text: str, arguments: Sequence[str]) -> Callable[..
     return found
 
 
-_OURS = tuple(each.__path__[0] + os.sep for each in (fsl_async, fsl_codecs))
+_OURS = (str(Path(__file__).parents[2]) + os.sep, fsl_codecs.__path__[0] + os.sep)
 _LIBRARIES = tuple(
     sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")
 )

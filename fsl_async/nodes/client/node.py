@@ -20,6 +20,7 @@ from typing import Any
 from attrs import frozen
 
 import fsl_transport as tp
+from fsl_async.accounting.categories import Direction
 from fsl_async.accounting.traffic import CountedLink, Traffic
 from fsl_async.accounting.traffic_notes import TrafficNotes
 from fsl_async.config import address as addresses
@@ -48,7 +49,6 @@ from fsl_async.nodes.runtime import ThreadWorker
 from fsl_async.nodes.split_server.shell import Formats
 from fsl_async.nodes.wire import Welcome
 from fsl_async.observe.journal import JournalWriter, TraceHash
-from fsl_async.plan.methods import Direction
 from fsl_async.process.lag import LoopLag
 from fsl_async.process.memory import Mark
 from fsl_async.process.notices import slurm_job

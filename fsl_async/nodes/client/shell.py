@@ -12,6 +12,7 @@ from typing import Any
 from attrs import frozen, mutable
 
 import fsl_transport as tp
+from fsl_async.accounting.categories import Direction
 from fsl_async.errors import ExitCode, FslError, NotAllowedError
 from fsl_async.nodes.ports import Dialer, Kind, Learner
 from fsl_async.nodes.runtime import Journal, Node, Worker
@@ -24,7 +25,6 @@ from fsl_async.nodes.wire import (
     initial_stream,
     problem_of,
 )
-from fsl_async.plan.methods import Direction
 from fsl_async.roles.goodbye import Goodbye, reason_for_peers
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev

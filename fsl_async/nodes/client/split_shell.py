@@ -10,13 +10,13 @@ import attrs
 from attrs import define, field, frozen
 
 import fsl_transport as tp
+from fsl_async.accounting.categories import Category, Direction
 from fsl_async.accounting.traffic import Traffic
 from fsl_async.learn.split.payload import Parcel, PayloadError, Values, chunks_of, decode_chunks
 from fsl_async.nodes.ports import Dialer
 from fsl_async.nodes.runtime import Journal, Node, Worker
 from fsl_async.nodes.split_server.shell import Formats, Outgoing
 from fsl_async.nodes.wire import problem_of
-from fsl_async.plan.methods import Category, Direction
 from fsl_async.roles.goodbye import reason_for_peers
 from fsl_async.roles.split import effects as split
 from fsl_async.roles.split import events as ev

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import fsl_transport as tp
+from fsl_async.accounting.categories import Direction
 from fsl_async.nodes.runtime import Worker
 from fsl_async.nodes.wire import early_bytes, version_stream
-from fsl_async.plan.methods import Direction
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync import messages as msg

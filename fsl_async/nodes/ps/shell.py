@@ -12,6 +12,7 @@ from typing import Any
 from attrs import frozen
 
 import fsl_transport as tp
+from fsl_async.accounting.categories import Direction
 from fsl_async.nodes.ports import Listener, Store
 from fsl_async.nodes.ps.receiving import Receiving
 from fsl_async.nodes.ps.serving import Serving
@@ -19,7 +20,6 @@ from fsl_async.nodes.ps.shards import Shards
 from fsl_async.nodes.runtime import Journal, Node, Worker
 from fsl_async.nodes.transfer_progress import Moves
 from fsl_async.nodes.wire import Hello, Welcome, beat_of, problem_of
-from fsl_async.plan.methods import Direction
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync import messages as msg

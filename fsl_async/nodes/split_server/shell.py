@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from attrs import define, field, frozen
 
 import fsl_transport as tp
+from fsl_async.accounting.categories import Category, Direction
 from fsl_async.accounting.sizes import FORMATS
 from fsl_async.accounting.traffic import Traffic
 from fsl_async.learn.split.payload import (
@@ -28,7 +29,6 @@ from fsl_async.learn.split.payload import (
 from fsl_async.nodes.ports import Listener
 from fsl_async.nodes.runtime import Journal, Node, Worker
 from fsl_async.nodes.wire import beat_of, problem_of
-from fsl_async.plan.methods import Category, Direction
 from fsl_async.roles.split import effects as split
 from fsl_async.roles.split import events as ev
 from fsl_async.roles.split import messages as msg

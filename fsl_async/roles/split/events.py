@@ -11,7 +11,7 @@ from typing import Any, Self
 
 from attrs import asdict, field, frozen
 
-from fsl_async.config.rules import NAME
+from fsl_async.roles.names import NAME
 from fsl_async.roles.sync.events import MAX_DIGITS, Event
 
 

@@ -16,7 +16,7 @@ from typing import Annotated, Any
 
 from attrs import Factory, frozen
 
-from fsl_async.config.rules import NAME
+from fsl_async.roles.names import NAME
 from fsl_async.roles.split.events import UploadKey
 from fsl_async.roles.sync.messages import (
     Code,

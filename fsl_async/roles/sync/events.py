@@ -11,7 +11,7 @@ from typing import Any, Self
 
 from attrs import field, frozen
 
-from fsl_async.config.rules import NAME
+from fsl_async.roles.names import NAME
 
 MAX_DIGITS = 19
 """Of a number in a delta key: what fits into 63 bits."""

@@ -4,9 +4,10 @@ from collections import Counter
 
 import pytest
 
-from fsl_async.learn.models.shapes import shapes_of
+from fsl_async.accounting.categories import Category
+from fsl_async.learn.split.shapes import shapes_of
 from fsl_async.plan.link import parse_link
-from fsl_async.plan.methods import Category, Workload
+from fsl_async.plan.methods import Workload
 from fsl_async.plan.report import make_plan
 
 ROUNDS = 3

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
+from fsl_async.accounting.shapes import ModelShapes, Part, label_width
 from fsl_async.config.settings import Config
 from fsl_async.learn.data.facts import facts_of
 from fsl_async.learn.models import auxiliary as auxiliaries
@@ -17,7 +18,6 @@ from fsl_async.learn.models import families as models
 from fsl_async.learn.models.cuts import Halves, in_one, split
 from fsl_async.learn.split.batches import Batch, call, cross_entropy
 from fsl_async.learn.split.task import adapted, method_of
-from fsl_async.plan.shapes import ModelShapes, Part, label_width
 
 BATCH = 2
 
