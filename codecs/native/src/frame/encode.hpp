@@ -4,19 +4,11 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "encode_settings.hpp"
 #include "entropy/code_table.hpp"
 #include "wire/format.hpp"
 
 namespace fsl {
-
-struct EncodeSettings {
-  const Format* format;
-  std::size_t block_values;
-  std::size_t chunk_values;
-  bool entropy;
-  int fineness;
-  int threads;
-};
 
 // What is encoded: value - reference + residual, in this order. Exactly one of fp32 and bf16 is given; reference and residual may be
 // null. The residual is replaced by what the frame fails to give.

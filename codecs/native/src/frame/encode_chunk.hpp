@@ -1,6 +1,7 @@
 // A chunk: which mode it goes in, and its payload (docs/WIRE.md, "Choosing the mode").
 #pragma once
 
+#include "frame/encode.hpp"
 #include "quantise/chunk_codes.hpp"
 #include "wire/heads.hpp"
 

@@ -1,8 +1,9 @@
 // A chunk's values, quantised: what its payload is made of.
 #pragma once
 
+#include "encode_settings.hpp"
 #include "entropy/scratch.hpp"
-#include "frame/encode.hpp"
+#include "wire/format.hpp"
 
 namespace fsl {
 
