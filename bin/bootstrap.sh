@@ -5,8 +5,10 @@ venv="${FSL_VENV:-$root/.venv}"
 
 fsl_bootstrap() {
     local python="${PYTHON:-}" candidate stamp wanted
-    wanted="$(cat "$root/pyproject.toml" "$root/constraints.txt" \
-        "$root"/codecs/native/CMakeLists.txt "$root"/codecs/native/src/* | cksum)"
+    wanted="$({
+        cat "$root/pyproject.toml" "$root/constraints.txt" "$root/codecs/native/CMakeLists.txt"
+        find "$root/codecs/native/src" -type f -print0 | LC_ALL=C sort -z | xargs -0 cat
+    } | cksum)"
     stamp="$venv/.fsl-installed"
     if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$wanted" ]; then return 0; fi
     exec 9>"$root/.bootstrap.lock"

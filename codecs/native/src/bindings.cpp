@@ -9,10 +9,10 @@
 #include <string>
 #include <vector>
 
-#include "book.hpp"
-#include "decode.hpp"
-#include "encode.hpp"
-#include "kernels.hpp"
+#include "entropy/code_table.hpp"
+#include "frame/decode.hpp"
+#include "frame/encode.hpp"
+#include "kernels/kernels.hpp"
 #include "measure_bindings.hpp"
 #include "pool.hpp"
 

@@ -7,7 +7,7 @@
 #include <stdexcept>
 #include <string>
 
-#include "measure.hpp"
+#include "frame/measure.hpp"
 
 namespace nb = nanobind;
 

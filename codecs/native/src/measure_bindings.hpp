@@ -2,5 +2,5 @@
 
 #include <nanobind/nanobind.h>
 
-// Adds the functions of measure.hpp to the module.
+// Adds the functions of frame/measure.hpp to the module.
 void bind_measure(nanobind::module_& module);

@@ -7,9 +7,9 @@ here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 folder="${1:-$(mktemp -d)}"
 mkdir -p "$folder"
 sources=("$here/same_bytes.cpp")
-for file in "$here"/../src/*.cpp; do
+while IFS= read -r file; do
     case "$(basename "$file")" in *bindings.cpp | measure*) ;; *) sources+=("$file") ;; esac
-done
+done < <(find "$here/../src" -name '*.cpp' | LC_ALL=C sort)
 flags=(-std=c++17 -O3 -ffp-contract=off -Wall -Wextra -Wno-uninitialized -Wno-maybe-uninitialized -I "$here/../src")
 aarch64-linux-gnu-g++ "${flags[@]}" -Werror -static "${sources[@]}" -o "$folder/aarch64" -pthread
 "${CXX:-g++}" "${flags[@]}" "${sources[@]}" -o "$folder/here" -pthread

@@ -3,7 +3,7 @@
 //
 // fuzz/run.sh builds it under the sanitizers and runs it first. By hand, in this folder:
 //
-//   g++ -std=c++17 -O2 -ffp-contract=off -I../src kernels_test.cpp ../src/kernels_*.cpp ../src/cpu.cpp -o kernels_test && ./kernels_test [rounds]
+//   g++ -std=c++17 -O2 -ffp-contract=off -I../src kernels_test.cpp ../src/kernels/*.cpp ../src/kernels/*/*.cpp -o kernels_test && ./kernels_test [rounds]
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -14,7 +14,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels_paths.hpp"
+#include "kernels/paths.hpp"
 #include "kernels_test_lanes.hpp"
 #include "kernels_test_ranks.hpp"
 #include "kernels_test_read_values.hpp"

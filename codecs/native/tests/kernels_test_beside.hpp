@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <string>
 
-#include "kernels.hpp"
+#include "kernels/kernels.hpp"
 #include "kernels_test_values.hpp"
 
 namespace {

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels.hpp"
+#include "kernels/kernels.hpp"
 #include "kernels_test_beside.hpp"
 #include "kernels_test_values.hpp"
 

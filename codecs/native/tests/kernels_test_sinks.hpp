@@ -11,7 +11,7 @@
 #include <cstring>
 #include <string>
 
-#include "kernels.hpp"
+#include "kernels/kernels.hpp"
 #include "kernels_test_values.hpp"
 
 namespace {

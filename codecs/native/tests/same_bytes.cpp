@@ -4,9 +4,9 @@
 #include <cstring>
 #include <vector>
 
-#include "decode.hpp"
-#include "encode.hpp"
-#include "kernels.hpp"
+#include "frame/decode.hpp"
+#include "frame/encode.hpp"
+#include "kernels/kernels.hpp"
 
 namespace {
 

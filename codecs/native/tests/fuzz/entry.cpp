@@ -13,8 +13,8 @@
 #include <new>
 #include <vector>
 
-#include "decode.hpp"
-#include "kernels.hpp"
+#include "frame/decode.hpp"
+#include "kernels/kernels.hpp"
 #include "shared_books.hpp"
 
 namespace {

@@ -16,9 +16,15 @@ native="$(cd "$here/../.." && pwd)"
 folder="${2:-$(mktemp -d)}"
 mkdir -p "$folder/seeds"
 sources=()
-for file in "$native"/src/*.cpp; do
+while IFS= read -r file; do
     case "$(basename "$file")" in *bindings.cpp | measure*) ;; *) sources+=("$file") ;; esac
-done
+done < <(find "$native/src" -name '*.cpp' | LC_ALL=C sort)
+# All objects lie in one folder, so those of src/ have their folders in their names.
+object_of() {
+    local name="${1%.cpp}"
+    case "$name" in "$native"/src/*) name="${name#"$native"/src/}" ;; *) name="${name##*/}" ;; esac
+    echo "$folder/${name//\//_}.o"
+}
 flags=(-std=c++17 -O1 -g -fno-omit-frame-pointer -ffp-contract=off -fno-sanitize-recover=all -I "$native/src")
 
 probe='extern "C" int LLVMFuzzerTestOneInput(const unsigned char*, unsigned long) { return 0; }'
@@ -33,12 +39,11 @@ if [ "$guided" = 1 ]; then sanitize+=,fuzzer-no-link; fi
 programs=("$here/../kernels_test.cpp" "$here/seeds.cpp")
 if [ "$guided" = 0 ]; then programs+=("$here/standalone.cpp"); fi
 # As many at a time as there are cores; the first to fail ends it all.
-printf '%s\0' "${sources[@]}" "${programs[@]}" |
-    xargs -0 -P "$(nproc 2>/dev/null || echo 1)" -I{} sh -c 'folder=$1 file=$2; shift 2
-        "$@" -c "$file" -o "$folder/$(basename "$file" .cpp).o" || exit 255' sh "$folder" {} "$compiler" "${flags[@]}" "$sanitize"
+for file in "${sources[@]}" "${programs[@]}"; do printf '%s\0' "$(object_of "$file")" "$file"; done |
+    xargs -0 -n 2 -P "$(nproc 2>/dev/null || echo 1)" sh -c '"$@" || exit 255' sh "$compiler" "${flags[@]}" "$sanitize" -c -o
 objects=()
-for file in "${sources[@]}"; do objects+=("$folder/$(basename "$file" .cpp).o"); done
-"$compiler" "$sanitize" "$folder"/kernels_*.o "$folder/cpu.o" -o "$folder/kernels_test"
+for file in "${sources[@]}"; do objects+=("$(object_of "$file")"); done
+"$compiler" "$sanitize" "$folder"/kernels_*.o -o "$folder/kernels_test"
 "$folder/kernels_test" "${FSL_KERNEL_ROUNDS:-20}"
 "$compiler" "$sanitize" "$folder/seeds.o" "${objects[@]}" -o "$folder/write_seeds" -pthread
 "$folder/write_seeds" "$folder/seeds"

@@ -6,7 +6,7 @@
 #include <fstream>
 #include <string>
 
-#include "decode.hpp"
+#include "frame/decode.hpp"
 #include "shared_books.hpp"
 
 namespace {

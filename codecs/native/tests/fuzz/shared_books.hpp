@@ -6,10 +6,10 @@
 #include <cstdint>
 #include <vector>
 
-#include "book.hpp"
-#include "encode.hpp"
-#include "frame.hpp"
-#include "kernels.hpp"
+#include "entropy/code_table.hpp"
+#include "frame/encode.hpp"
+#include "kernels/kernels.hpp"
+#include "wire/heads.hpp"
 
 namespace fuzz {
 

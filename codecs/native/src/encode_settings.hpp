@@ -1,0 +1,19 @@
+// How a caller wants values encoded.
+#pragma once
+
+#include <cstddef>
+
+namespace fsl {
+
+struct Format;
+
+struct EncodeSettings {
+  const Format* format;
+  std::size_t block_values;
+  std::size_t chunk_values;
+  bool entropy;
+  int fineness;
+  int threads;
+};
+
+}  // namespace fsl

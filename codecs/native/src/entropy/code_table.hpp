@@ -1,0 +1,65 @@
+// Books: the Huffman code of a plane's symbols, with the tables that kernels want.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "entropy/huffman.hpp"
+#include "status.hpp"
+#include "wire/format.hpp"
+
+namespace fsl {
+
+inline constexpr std::size_t kMaximumPackedBytes = 3 + 128;
+
+struct Book {
+  int width;
+  int escape;   // code length of the escape leaf, 0 without one
+  std::uint64_t digest;
+  std::size_t packed_bytes;
+  std::uint8_t lengths[256];
+  std::uint8_t costs[256];  // bits of a symbol, with its number in the list where it has no code; 0: it cannot be coded
+  int uncoded;              // symbols without a code
+  int low_bits;             // of their numbers, which go as bit planes; those above are ranks
+  std::uint8_t lowest_uncoded;
+  std::uint8_t number_of[256];  // by symbol, of those without a code: from the nearest to those with codes on, the lower first
+  std::uint8_t symbol_of[256];  // by number
+  Code code;
+
+  // Bits of symbols that occur `counts` times; false when one of them cannot be coded.
+  bool bits_of(const std::uint32_t* counts, std::uint64_t& bits) const;
+
+  // The highest number without its low bits.
+  int last_rank() const { return uncoded == 0 ? 0 : (uncoded - 1) >> low_bits; }
+
+  // First symbol, last symbol, length of the escape and low bits, nibbles. Returns packed_bytes.
+  std::size_t pack(std::uint8_t* out) const;
+};
+
+// The book of a plane of `width` bits with these code lengths and low bits of numbers; fills everything but the digest. The status of lengths that are
+// no complete code of 2 to 256 leaves, or of numbers that could take too many ranks.
+Status make_book(int width, int escape, int low_bits, const std::uint8_t* lengths, Book& book);
+
+// The Huffman book for symbols that occur `counts` times in a sample of `total`. Rare ones get an escape, and in a sample
+// those that do not occur. At least two symbols occur, or one, and it is sampled. It is for writing: nothing can be read with it.
+void make_own_book(const std::uint32_t* counts, std::uint32_t total, int width, bool is_sampled, Book& book);
+
+// What pack() wrote, from the front of `position`, which advances. Refuses whatever it cannot have written.
+Status unpack_book(const std::uint8_t*& position, const std::uint8_t* end, int width, Book& book);
+
+// The books that every peer has: null, or those of a format from `first` number on.
+struct StaticBooks {
+  const Book* books;
+  int first;
+  int count;
+};
+
+StaticBooks static_books_of(Kind kind);
+
+// Books that the caller shares with its peer.
+struct SharedBooks {
+  const Book* books = nullptr;
+  std::size_t count = 0;
+};
+
+}  // namespace fsl

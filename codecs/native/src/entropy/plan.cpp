@@ -1,0 +1,212 @@
+#include "entropy/plan.hpp"
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+
+namespace fsl {
+namespace {
+
+constexpr std::size_t kSampledRun = 16;
+constexpr std::size_t kSampledEvery = 17;
+constexpr std::size_t kSampledEveryOfMany = 29;
+constexpr std::size_t kMany = 65536;
+
+// Into four tables, so that equal neighbours need not wait for each other.
+inline void count_eight(const std::uint8_t* symbols, Counts& counts) {
+  std::uint64_t eight;
+  std::memcpy(&eight, symbols, 8);
+  ++counts.tables[0][eight & 0xFF];
+  ++counts.tables[1][eight >> 8 & 0xFF];
+  ++counts.tables[2][eight >> 16 & 0xFF];
+  ++counts.tables[3][eight >> 24 & 0xFF];
+  ++counts.tables[0][eight >> 32 & 0xFF];
+  ++counts.tables[1][eight >> 40 & 0xFF];
+  ++counts.tables[2][eight >> 48 & 0xFF];
+  ++counts.tables[3][eight >> 56];
+}
+
+struct Plane {
+  const std::uint32_t* counts;
+  int width;
+};
+
+std::uint64_t raw_bits_of(int width, std::uint64_t values) {
+  return width == 8 ? 8 * values : 8 * static_cast<std::uint64_t>(width) * ((values + 7) / 8);
+}
+
+void set_head(PlanePlan& plan, std::uint8_t kind, const Book* book, std::uint64_t cost_bits) {
+  plan.kind = kind;
+  plan.head[0] = kind;
+  plan.head_bytes = 1;
+  plan.book = book;
+  plan.cost_bits = cost_bits;
+}
+
+// A book under trial: the plane's estimated bits with it, or false when it lacks a symbol.
+bool cost_of(const PlanRequest& request, const Plane& plane, const Book& book, std::size_t head_bytes, std::uint64_t& bits) {
+  std::uint64_t sampled_bits = 0;
+  if (!book.bits_of(plane.counts, sampled_bits)) return false;
+  // Symbols that the sample lacks may follow.
+  if (request.sampled != request.values && book.escape == 0 && book.uncoded != 0) return false;
+  bits = 8 * head_bytes + 32 + 16 * lanes_of(request.values) + request.values * sampled_bits / request.sampled;
+  return true;
+}
+
+void plan_plane(const PlanRequest& request, const Plane& plane, Book& own, PlanePlan& plan) {
+  const int symbols = 1 << plane.width;
+  plan.width = plane.width;
+  int present = 0;
+  std::uint32_t largest = 0;
+  for (int symbol = 0; symbol < symbols; ++symbol) {
+    present += plane.counts[symbol] != 0;
+    largest = std::max(largest, plane.counts[symbol]);
+  }
+  if (present == 1) {
+    set_head(plan, kPlaneConstant, nullptr, 16);
+    const std::uint32_t* found = std::find_if(plane.counts, plane.counts + symbols, [](std::uint32_t count) { return count != 0; });
+    plan.head[1] = static_cast<std::uint8_t>(found - plane.counts);
+    plan.head_bytes = 2;
+    return;
+  }
+  const std::uint64_t raw_bits = raw_bits_of(plane.width, request.values);
+  set_head(plan, kPlaneRaw, nullptr, 8 + raw_bits);
+  // Nearly uniform planes, mantissas above all, are not worth the search for a code.
+  if (present > symbols / 2 && largest <= request.sampled >> (plane.width - 1)) return;
+
+  make_own_book(plane.counts, static_cast<std::uint32_t>(request.sampled), plane.width, request.sampled != request.values, own);
+  std::uint64_t best_bits = UINT64_MAX;
+  std::uint64_t bits = 0;
+  PlanePlan best;
+  if (cost_of(request, plane, own, 1 + own.packed_bytes, bits)) {
+    best_bits = bits;
+    set_head(best, kPlaneOwn, &own, bits);
+  }
+  for (std::size_t i = 0; i < request.shared.count; ++i) {
+    const Book& book = request.shared.books[i];
+    if (book.width != plane.width || !cost_of(request, plane, book, 1 + 8, bits) || bits >= best_bits) continue;
+    best_bits = bits;
+    set_head(best, kPlaneShared, &book, bits);
+    for (int byte = 0; byte < 8; ++byte) best.head[1 + byte] = static_cast<std::uint8_t>(book.digest >> (8 * byte));
+    best.head_bytes = 1 + 8;
+  }
+  const StaticBooks fixed = static_books_of(request.format.kind);
+  for (int i = 0; i < fixed.count; ++i) {
+    const Book& book = fixed.books[i];
+    if (book.width != plane.width || !cost_of(request, plane, book, 1 + 1, bits) || bits >= best_bits) continue;
+    best_bits = bits;
+    set_head(best, kPlaneStatic, &book, bits);
+    best.head[1] = static_cast<std::uint8_t>(fixed.first + i);
+    best.head_bytes = 1 + 1;
+  }
+  if (best_bits > raw_bits - (raw_bits >> 6)) return;
+  if (best.kind == kPlaneOwn) best.head_bytes = 1 + own.pack(best.head + 1);
+  best.width = plane.width;
+  plan = best;
+}
+
+void add_up(Counts& counts) {
+  for (int symbol = 0; symbol < 256; ++symbol) {
+    counts.tables[0][symbol] += counts.tables[1][symbol] + counts.tables[2][symbol] + counts.tables[3][symbol];
+  }
+}
+
+// How often the symbols of each plane occur, from how often each 8-bit code does.
+void split_counts(const std::uint32_t* codes, const Split& split, Scratch& scratch) {
+  std::uint32_t rotated[256];
+  if (split.rotated) {
+    for (int code = 0; code < 128; ++code) {
+      rotated[2 * code] = codes[code];
+      rotated[2 * code + 1] = codes[code + 128];
+    }
+    codes = rotated;
+  }
+  if (split.planes == 1) {
+    std::memcpy(scratch.plane_counts[0], codes, sizeof(rotated));
+    return;
+  }
+  const int low_width = split.widths[1];
+  const int low_symbols = 1 << low_width;
+  std::uint32_t* high = scratch.plane_counts[0];
+  std::uint32_t* low = scratch.plane_counts[1];
+  std::memset(low, 0, static_cast<std::size_t>(low_symbols) * sizeof(*low));
+  for (int symbol = 0; symbol < 256 >> low_width; ++symbol) {
+    std::uint32_t sum = 0;
+    for (int rest = 0; rest < low_symbols; ++rest) {
+      const std::uint32_t count = codes[(symbol << low_width) + rest];
+      sum += count;
+      low[rest] += count;
+    }
+    high[symbol] = sum;
+  }
+}
+
+void plan_split(const PlanRequest& request, int index, Scratch& scratch, ChunkPlan& plan) {
+  const Split& split = request.format.split[index];
+  plan.split_index = index;
+  plan.cost_bits = 8;
+  for (int p = 0; p < split.planes; ++p) {
+    const Plane plane = {scratch.plane_counts[p], split.widths[p]};
+    plan_plane(request, plane, plan.own[p], plan.planes[p]);
+    plan.cost_bits += plan.planes[p].cost_bits;
+  }
+}
+
+}  // namespace
+
+std::size_t count_sample(const std::uint8_t* symbols, std::size_t count, bool everything, Counts& counts) {
+  std::memset(&counts, 0, sizeof(counts));
+  if (everything || count <= kBlockValues) {
+    for (std::size_t i = 0; i < count / 8; ++i) count_eight(symbols + 8 * i, counts);
+    for (std::size_t i = count & ~std::size_t{7}; i < count; ++i) ++counts.tables[0][symbols[i]];
+    return count;
+  }
+  const std::size_t step = (count > kMany ? kSampledEveryOfMany : kSampledEvery) * kSampledRun;
+  std::size_t sampled = 0;
+  std::size_t at = 0;
+  for (; at + kSampledRun <= count; at += step) {
+    count_eight(symbols + at, counts);
+    count_eight(symbols + at + 8, counts);
+    sampled += kSampledRun;
+  }
+  for (; at < count; ++at, ++sampled) ++counts.tables[0][symbols[at]];
+  return sampled;
+}
+
+const ChunkPlan& plan_chunk(const PlanRequest& request, Scratch& scratch) {
+  const Format& format = request.format;
+  ChunkPlan* best = &scratch.plans[0];
+  ChunkPlan* candidate = &scratch.plans[1];
+  if (!format.is_bytes()) {
+    for (int p = 0; p < format.split[0].planes; ++p) {
+      add_up(scratch.counts[p]);
+      std::memcpy(scratch.plane_counts[p], scratch.counts[p].tables[0], sizeof(scratch.plane_counts[p]));
+    }
+    plan_split(request, 0, scratch, *best);
+    return *best;
+  }
+
+  add_up(scratch.counts[0]);
+  const std::uint32_t* codes = scratch.counts[0].tables[0];
+  // A later split has to promise something before its costs are worked out, and then has to save a sixteenth, because larger
+  // alphabets are slower. Sign in the alphabet: when signs and magnitudes go together. Whole codes: then too, or when one dominates.
+  std::uint64_t asymmetry = 0;
+  std::uint32_t largest = 0;
+  for (int code = 0; code < 128; ++code) {
+    asymmetry += static_cast<std::uint32_t>(std::abs(static_cast<std::int32_t>(codes[code]) - static_cast<std::int32_t>(codes[code + 128])));
+    largest = std::max(largest, std::max(codes[code], codes[code + 128]));
+  }
+  const bool goes_together = asymmetry > request.sampled >> 2;
+  const bool is_dominated = largest > request.sampled >> 2;
+  const bool promising[3] = {true, format.is_uniform() ? is_dominated : goes_together, goes_together || is_dominated};
+  for (int index = 0; index < format.splits; ++index) {
+    if (!promising[index]) continue;
+    ChunkPlan& tried = index == 0 ? *best : *candidate;
+    split_counts(codes, format.split[index], scratch);
+    plan_split(request, index, scratch, tried);
+    if (index > 0 && tried.cost_bits < best->cost_bits - (best->cost_bits >> 4)) std::swap(best, candidate);
+  }
+  return *best;
+}
+
+}  // namespace fsl

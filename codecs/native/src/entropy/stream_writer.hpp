@@ -1,0 +1,27 @@
+// A coded plane's symbols, written as a stream (docs/WIRE.md, "Streams"); StreamReader reads it.
+#pragma once
+
+#include "entropy/code_table.hpp"
+#include "entropy/scratch.hpp"
+
+namespace fsl {
+
+// Symbols that are bits of bytes: bytes[i] >> shift, in as many bits as the plane has; below six bits, with nothing above them.
+struct PlaneSource {
+  const std::uint8_t* bytes;
+  int shift;
+};
+
+struct Stream {
+  const std::uint8_t* bytes;
+  std::size_t size;
+};
+
+// Words of `uncoded` that write_stream() needs for `count` symbols.
+inline std::size_t uncoded_words(std::size_t count) { return count / 64 + 1; }
+
+// The stream, in scratch.stream until the next call. Bit i % 64 of uncoded[i / 64] is set where symbol i has no code; bits past `count` are 0.
+Stream write_stream(const Kernels& kernels, const Book& book, const PlaneSource& source, std::size_t count, Ahead& ahead, Scratch& scratch,
+                    std::uint64_t* uncoded);
+
+}  // namespace fsl

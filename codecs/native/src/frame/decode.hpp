@@ -1,0 +1,45 @@
+// Frames to values. Every length is checked before it is used; the bytes may come from anybody.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "entropy/code_table.hpp"
+#include "status.hpp"
+#include "wire/heads.hpp"
+
+namespace fsl {
+
+struct DecodeRequest {
+  const std::uint8_t* frame;
+  std::size_t frame_bytes;
+  Limits limits;
+  int threads;
+};
+
+// Where values go: exactly one of fp32 and bf16.
+struct Target {
+  float* fp32;
+  std::uint16_t* bf16;
+  std::size_t count;
+};
+
+// What a frame says about itself.
+struct Summary {
+  Header header;
+  bool nonfinite;
+  std::uint64_t modes[4];
+};
+
+// Writes the frame's values, whose number it sets. std::bad_alloc as in encode_frame().
+Status decode_frame(const Kernels& kernels, const DecodeRequest& request, const SharedBooks& shared, const Target& target,
+                    std::uint64_t& values);
+
+// accumulator[i] += weight * value; the whole frame is checked before the first addition.
+Status accumulate_frame(const Kernels& kernels, const DecodeRequest& request, const SharedBooks& shared, float* accumulator,
+                        std::size_t accumulator_values, float weight, std::uint64_t& values);
+
+// Checks headers and checksums, not payloads.
+Status inspect_frame(const Kernels& kernels, const DecodeRequest& request, Summary& summary);
+
+}  // namespace fsl

@@ -1,0 +1,28 @@
+// Values to frames.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "encode_settings.hpp"
+#include "entropy/code_table.hpp"
+#include "wire/format.hpp"
+
+namespace fsl {
+
+// What is encoded: value - reference + residual, in this order. Exactly one of fp32 and bf16 is given; reference and residual may be
+// null. The residual is replaced by what the frame fails to give.
+struct Source {
+  const float* fp32;
+  const std::uint16_t* bf16;
+  const float* reference;
+  float* residual;
+  std::size_t count;
+};
+
+// Writes a frame into `out`, which holds bound(count, chunk_values) bytes; returns the frame's size. std::bad_alloc when there is no
+// memory for the scratch of a thread's first call.
+std::size_t encode_frame(const Kernels& kernels, const EncodeSettings& settings, const SharedBooks& shared, const Source& source,
+                         std::uint8_t* out);
+
+}  // namespace fsl

@@ -1,0 +1,64 @@
+// A chunk's codes to its payload, in mode coded or raw codes (docs/WIRE.md, "Choosing the mode").
+#pragma once
+
+#include "entropy/plan.hpp"
+#include "entropy/stream_writer.hpp"
+#include "quantise/chunk_codes.hpp"
+#include "wire/heads.hpp"
+
+namespace fsl {
+
+// How an attempt at a payload ended.
+enum class Attempt {
+  kDone,
+  kTooLong,        // longer than the values themselves
+  kConstantPlane,  // a plane that the sample shows as constant is not
+};
+
+class PayloadWriter {
+ public:
+  PayloadWriter(const Kernels& kernels, const EncodeSettings& settings, const SharedBooks& shared, const ChunkCodes& codes,
+                std::uint32_t header_checksum, const Ahead& ahead, Scratch& scratch)
+      : kernels_(kernels),
+        settings_(settings),
+        format_(*settings.format),
+        shared_(shared),
+        codes_(codes),
+        header_checksum_(header_checksum),
+        ahead_(ahead),
+        scratch_(scratch) {}
+
+  // The plan from a sample or from all codes.
+  const ChunkPlan& plan(bool everything);
+
+  // Both write at `out`, where 4 * count bytes and kWorkingBytes must be. `bytes`: how many were written; raw_bytes: how many raw codes would take.
+  Attempt write_coded(const ChunkPlan& plan, std::uint8_t* out, std::size_t& bytes, std::size_t& raw_bytes);
+  Attempt write_raw_codes(std::uint8_t* out, std::size_t& bytes);
+
+  // Of what write_coded() has written: all up to the last stream's end.
+  const Summed& summed() const { return summed_; }
+
+ private:
+  bool is_constant(const ChunkPlan& plan, int p) const;
+  PlaneSource source_of(const ChunkPlan& plan, int p);
+  bool write_streams(const ChunkPlan& plan, const std::uint8_t* out, std::uint8_t*& position, const std::uint8_t* limit);
+  std::size_t write_scales_of(std::size_t offset, std::size_t count, std::uint8_t* out);
+  std::size_t write_plane(const ChunkPlan& plan, int p, std::size_t offset, std::size_t count, std::uint8_t* out);
+  std::size_t write_uncoded(const Book& book, int p, std::size_t offset, std::size_t count, std::uint8_t* out);
+  std::size_t write_raw_block(std::size_t offset, std::size_t count, std::uint8_t* out) const;
+
+  const Kernels& kernels_;
+  const EncodeSettings& settings_;
+  const Format& format_;
+  const SharedBooks& shared_;
+  const ChunkCodes& codes_;
+  const std::uint32_t header_checksum_;
+  Summed summed_ = {};
+  Ahead ahead_;
+  Scratch& scratch_;
+  PlaneSource sources_[kMaximumPlanes] = {};
+  std::uint64_t* uncoded_[kMaximumPlanes] = {};  // bitmaps of the coded planes
+  std::uint8_t number_of_[kMaximumPlanes][256];  // of the symbols in a plane's source, by the byte that stands there
+};
+
+}  // namespace fsl

@@ -1,0 +1,51 @@
+// A chunk's values, quantised: what its payload is made of.
+#pragma once
+
+#include "encode_settings.hpp"
+#include "entropy/scratch.hpp"
+#include "wire/format.hpp"
+
+namespace fsl {
+
+struct ChunkCodes {
+  std::size_t count = 0;
+  std::uint8_t* planes[kMaximumPlanes] = {};  // bf16 and fp32: rotated byte planes; else the first holds the codes
+  std::uint8_t* scales = nullptr;             // of 8-bit floats, those of all inner blocks
+  std::int16_t* steps = nullptr;              // of uniform
+  float* escaped = nullptr;                   // of uniform: the values whose code is the escape, in order
+  std::size_t escapes[kMaximumBlocks] = {};   // of them, in each inner block
+};
+
+// Memory of this thread for a chunk of the settings' size.
+ChunkCodes make_room(const EncodeSettings& settings, Scratch& scratch);
+
+// Fills ChunkCodes inner block by inner block.
+class ChunkQuantiser {
+ public:
+  ChunkQuantiser(const Kernels& kernels, const EncodeSettings& settings, ChunkCodes& codes)
+      : kernels_(kernels), settings_(settings), format_(*settings.format), codes_(codes) {}
+
+  // The next inner block: x (count), as many values as one holds but for the last. Values that the format cannot hold give arbitrary codes;
+  // `seen` tells. positions: kBlockValues of scratch.
+  void quantise(const float* x, std::size_t count, std::uint32_t first_bits, Seen& seen, std::uint16_t* positions, std::size_t further);
+
+  // residual[i] = x[i] - what a decoder gives, for the block that was quantised last.
+  void leave(const float* x, float* residual) const { put({Sink::kResidual, residual, 0.0F, x}); }
+
+  // What a decoder gives for the only value, of an 8-bit float or bf16.
+  float only_value() const;
+
+ private:
+  void settle_scales(std::size_t first, std::size_t runs);
+  void put(const Output& output) const;
+
+  const Kernels& kernels_;
+  const EncodeSettings& settings_;
+  const Format& format_;
+  ChunkCodes& codes_;
+  std::size_t last_offset_ = 0;
+  std::size_t last_escaped_ = 0;
+  std::size_t escaped_ = 0;
+};
+
+}  // namespace fsl

@@ -1,0 +1,43 @@
+#include "wire/format.hpp"
+
+namespace fsl {
+namespace {
+
+constexpr Float8 kFloat8E4m3 = {3, 7, 8, 10, 0x7F};
+constexpr Float8 kFloat8E5m2 = {2, 15, 15, 17, 0x7C};
+
+constexpr Split kRotatedSixTwo = {true, 2, {6, 2, 0, 0}};
+constexpr Split kSixTwo = {false, 2, {6, 2, 0, 0}};
+constexpr Split kWhole = {false, 1, {8, 0, 0, 0}};
+constexpr Split kTwoBytes = {true, 2, {8, 8, 0, 0}};
+constexpr Split kFourBytes = {true, 4, {8, 8, 8, 8}};
+constexpr Split kNone = {false, 0, {0, 0, 0, 0}};
+
+constexpr Format kFormats[] = {
+    {Kind::kFloat32, 32, 1, {kFourBytes, kNone, kNone}, 0x80000000, nullptr, 0},
+    {Kind::kBfloat16, 16, 1, {kTwoBytes, kNone, kNone}, 0x7F7F8000, nullptr, 0},
+    {Kind::kE4m3, 8, 3, {kRotatedSixTwo, kSixTwo, kWhole}, 0x7F780000, &kFloat8E4m3, 255 - 8},
+    {Kind::kE5m2, 8, 3, {kRotatedSixTwo, kSixTwo, kWhole}, 0x7F700000, &kFloat8E5m2, 255 - 15},
+    {Kind::kUniform, 8, 2, {kSixTwo, kWhole, kNone}, 0x7B800000, nullptr, 0},
+};
+
+}  // namespace
+
+const Format* format_of(unsigned wire_id) {
+  return wire_id < sizeof(kFormats) / sizeof(kFormats[0]) ? &kFormats[wire_id] : nullptr;
+}
+
+bool is_block_size(std::uint64_t block_values) {
+  return block_values >= kMinimumBlockValues && block_values <= kMaximumBlockValues && (block_values & (block_values - 1)) == 0;
+}
+
+bool is_chunk_size(std::uint64_t block_values, std::uint64_t chunk_values) {
+  return chunk_values >= block_values && chunk_values <= kMaximumChunkValues && chunk_values % block_values == 0;
+}
+
+std::uint64_t bound(std::uint64_t values, std::uint64_t chunk_values) {
+  const std::uint64_t chunks = values / chunk_values + (values % chunk_values != 0);
+  return kHeaderBytes + chunks * kChunkHeadBytes + 4 * values + kWorkingBytes;
+}
+
+}  // namespace fsl

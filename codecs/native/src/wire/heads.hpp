@@ -1,0 +1,83 @@
+// Headers and checksums: what stands around the chunks' payloads.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include "status.hpp"
+#include "wire/format.hpp"
+
+namespace fsl {
+
+inline std::uint16_t load16(const std::uint8_t* bytes) { return static_cast<std::uint16_t>(bytes[0] | bytes[1] << 8); }
+
+inline std::uint32_t load32(const std::uint8_t* bytes) {
+  return static_cast<std::uint32_t>(load16(bytes)) | static_cast<std::uint32_t>(load16(bytes + 2)) << 16;
+}
+
+inline std::uint64_t load64(const std::uint8_t* bytes) {
+  return static_cast<std::uint64_t>(load32(bytes)) | static_cast<std::uint64_t>(load32(bytes + 4)) << 32;
+}
+
+template <typename Word>
+void store(std::uint8_t* bytes, Word word) {
+  for (std::size_t i = 0; i < sizeof(Word); ++i) bytes[i] = static_cast<std::uint8_t>(word >> (8 * i));
+}
+
+struct Limits {
+  std::uint64_t values;
+  std::uint64_t frame_bytes;
+};
+
+struct Header {
+  const Format* format = nullptr;
+  std::size_t block_values = 0;
+  std::size_t chunk_values = 0;
+  std::uint64_t values = 0;
+  std::uint32_t checksum = 0;
+
+  std::uint64_t chunks() const { return values / chunk_values + (values % chunk_values != 0); }
+  std::size_t values_of(std::uint64_t index) const {
+    const std::uint64_t left = values - index * chunk_values;
+    return left < chunk_values ? static_cast<std::size_t>(left) : chunk_values;
+  }
+};
+
+struct Chunk {
+  std::uint64_t index = 0;
+  std::size_t count = 0;
+  Mode mode = kRawFloat32;
+  bool nonfinite = false;
+  const std::uint8_t* payload = nullptr;
+  std::size_t payload_bytes = 0;
+  const std::uint8_t* head = nullptr;
+};
+
+// Writes kHeaderBytes; the checksum of `header` is set.
+void write_header(const Kernels& kernels, Header& header, std::uint8_t* out);
+
+// Checks everything against the limits, the format and the bytes that are there.
+Status read_header(const Kernels& kernels, const std::uint8_t* frame, std::size_t frame_bytes, const Limits& limits, Header& header);
+
+// The checksum of a payload's first bytes.
+struct Summed {
+  std::uint32_t value;  // continued from the header's
+  std::size_t bytes;
+};
+
+// Writes kChunkHeadBytes in front of a payload that stands at out + kChunkHeadBytes.
+void write_chunk_head(const Kernels& kernels, const Summed& summed, std::uint64_t index, Mode mode, bool nonfinite,
+                      std::size_t payload_bytes, std::uint8_t* out);
+
+// Finds chunk `index` at `position`, which moves behind it. Only the lengths are checked.
+Status find_chunk(const Header& header, std::uint64_t index, const std::uint8_t*& position, const std::uint8_t* end, Chunk& chunk);
+
+// Whether the checksum is right; and if the payload's, continued from the header's, is known already.
+Status check_checksum(const Kernels& kernels, const Header& header, const Chunk& chunk);
+Status check_checksum(const Kernels& kernels, std::uint32_t of_payload, const Chunk& chunk);
+
+// The head's other fields, which are set.
+Status read_chunk_head(Chunk& chunk);
+
+}  // namespace fsl
