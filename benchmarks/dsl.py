@@ -31,7 +31,7 @@ from typing import Any
 import click
 from attrs import define, field
 
-from fsl_async.files.checksummed_json import unseal
+from fsl_async.files.checksummed_json import from_checksummed
 from fsl_async.observe.journal import JournalReader
 from fsl_async.tools.netlab.laboratory import Laboratory
 
@@ -101,7 +101,7 @@ class Arm:
         """Of the server's ledger."""
         path = self.folder / "ps" / "ledger.jsonl"
         lines = path.read_bytes().splitlines() if path.exists() else []
-        found = [unseal(line) for line in lines]
+        found = [from_checksummed(line) for line in lines]
         return [dict(fact) for fact in found if fact is not None and fact.get("fact") == kind]
 
     def deaths(self) -> list[str]:

@@ -30,7 +30,7 @@ from server_process import serving
 
 from fsl_async.config.load import to_wire
 from fsl_async.learn.client import pretrain
-from fsl_async.learn.client.fed import Fed, Place
+from fsl_async.learn.client.fed import ClientContext, Fed
 from fsl_async.nodes.client.node import ClientRuntime
 from fsl_async.process.lag import LoopLag
 from fsl_async.process.stopper import Stopper
@@ -56,7 +56,7 @@ def idle_lag(seconds: float) -> dict[str, float]:
 class MeasuredFed(Fed):
     """Fed that has the lag of the client's loop measured from the first step on."""
 
-    def __init__(self, runtime: ClientRuntime, place: Place) -> None:
+    def __init__(self, runtime: ClientRuntime, place: ClientContext) -> None:
         super().__init__(runtime.learner, place)
         self.lag: LoopLag | None = None
         self.summary: dict[str, float] = {}
@@ -108,7 +108,7 @@ def measure(
         error: str | None = "failed"
         try:
             member = runtime.wait_welcome()
-            place = Place("client", config=to_wire(member.config), log=silent)
+            place = ClientContext("client", config=to_wire(member.config), log=silent)
             fed = MeasuredFed(runtime, place)
             pretrain.train(fed)
             error = None

@@ -40,7 +40,7 @@ from quality_tables import Tables
 
 from fsl_async.learn.client import pretrain
 from fsl_async.learn.client.delta_coder import DeltaCoder
-from fsl_async.learn.client.fed import Fed, LocalFed, Place
+from fsl_async.learn.client.fed import ClientContext, Fed, LocalFed
 from fsl_async.learn.client.learner import Learner
 from fsl_async.learn.models.gpt import GPT
 from fsl_async.roles.sync.events import Attached, DeltaKey, Event, Snapshotted
@@ -76,7 +76,7 @@ def held_out_loss(model: GPT, spec: Spec) -> float:
 class AloneFed(LocalFed):
     """LocalFed that evaluates on the way: at the steps that one of k clients would have made."""
 
-    def __init__(self, place: Place, spec: Spec) -> None:
+    def __init__(self, place: ClientContext, spec: Spec) -> None:
         super().__init__(place, steps=spec.budget_steps)
         self.spec = spec
         self.losses: dict[int, float] = {}
@@ -93,7 +93,7 @@ class AloneFed(LocalFed):
 
 def run_alone(spec: Spec, name: str = "alone") -> dict[str, Any]:
     """Train in one process without synchronisation. `name` decides, with the seed, which windows are drawn."""
-    fed = AloneFed(Place(name, spec.seed, config=tables_of(spec), log=silent), spec)
+    fed = AloneFed(ClientContext(name, spec.seed, config=tables_of(spec), log=silent), spec)
     pretrain.train(fed)
     losses = {str(step): round(loss, 5) for step, loss in fed.losses.items()}
     return {"eval_loss": losses[str(spec.budget_steps)], "eval_loss_at_step": losses}
@@ -102,7 +102,7 @@ def run_alone(spec: Spec, name: str = "alone") -> dict[str, Any]:
 class LockstepFed(Fed):
     """Fed of one client: after `every` steps it takes a snapshot and waits until the coordinator lets it go on."""
 
-    def __init__(self, client: Client, place: Place) -> None:
+    def __init__(self, client: Client, place: ClientContext) -> None:
         super().__init__(client.learner, place)
         self._client = client
 
@@ -138,7 +138,7 @@ class Client:
         self._server = server
         self._go, self._paused = threading.Semaphore(0), threading.Semaphore(0)
         self._error: BaseException | None = None
-        self._place = Place(
+        self._place = ClientContext(
             self.name,
             spec.seed,
             config=tables_of(spec),

@@ -36,7 +36,7 @@ from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync.delta_admission import Answers
 from fsl_async.roles.sync.deltas import DeltaBook
 from fsl_async.roles.sync.events import DeltaKey
-from fsl_async.roles.sync.norm_guard import GuardRules, Held, Screen
+from fsl_async.roles.sync.norm_guard import GuardRules, Held, NormGuard
 from fsl_async.roles.sync.weighting import weighting_named
 from fsl_async.store.aggregation import RULES, rule_named
 from fsl_async.store.manifest import Manifest
@@ -143,7 +143,7 @@ class Server:
         self.store.finish_initial()
         self.book = DeltaBook(weighting, max_staleness=4, keep_versions=2)
         self.book.advance(0, self.store.digest)
-        self.screen = Screen(GuardRules(**GUARDS[spec.rule]))  # type: ignore[arg-type]
+        self.screen = NormGuard(GuardRules(**GUARDS[spec.rule]))  # type: ignore[arg-type]
         self.answers = Answers({}, self.book, lambda _: None, self.screen)
         self.quarantined = 0
 

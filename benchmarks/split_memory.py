@@ -23,7 +23,7 @@ from fsl_async.learn.split.methods.base import CutGradient, Position
 from fsl_async.learn.split.samples import open_samples
 from fsl_async.learn.split.shapes import shapes_of
 from fsl_async.plan.memory import client_memory, whole_model
-from fsl_async.process.memory import Mark
+from fsl_async.process.memory import MemoryMark
 from fsl_async.tools.demo import whole_memory
 
 STEPS = 4
@@ -51,7 +51,7 @@ def client(overrides: list[str]) -> None:
             smashed = getattr(crossing, "smashed", None)
             wanted = smashed is not None and crossing.wants_answer
             answer = CutGradient(torch.zeros_like(smashed.values), 0.0, 0) if wanted else None
-    print(json.dumps({"grown": Mark.grown()}))
+    print(json.dumps({"grown": MemoryMark.grown()}))
 
 
 def measured(kind: str, overrides: list[str]) -> int:

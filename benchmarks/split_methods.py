@@ -35,7 +35,7 @@ from split_tables import text_of
 
 from fsl_async.learn.data.find import open_dataset
 from fsl_async.process.stopper import Stopper
-from fsl_async.tools.compare.comparison import Contest
+from fsl_async.tools.compare.comparison import Comparison
 from fsl_async.tools.compare.outcome import row as row_of
 from fsl_async.tools.compare.places import net_of
 
@@ -52,7 +52,7 @@ def measure(spec: Spec, path: str) -> dict[str, Any]:
     begun = time.perf_counter()
     choices = spec.choices(path)
     with tempfile.TemporaryDirectory(prefix="split-methods-") as folder:
-        contest = Contest(
+        contest = Comparison(
             choices,
             Path(folder),
             net_of(spec.net or None, choices.names).make,

@@ -41,7 +41,7 @@ MOMENTS = {
     "checkpoint": ("server", "Checkpoint"),
     "train": ("server", "TrainUpload"),
     "commit": ("ps", "Commit"),
-    "serve": ("ps", "Serve"),
+    "serve": ("ps", "SendVersion"),
 }
 """A moment -> in whose journal which effect opens it."""
 

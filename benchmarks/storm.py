@@ -28,7 +28,7 @@ from typing import Any
 from fsl_async.cluster.restarts import RestartRules
 from fsl_async.cluster.supervisor import Child, Supervisor
 from fsl_async.config import address as addresses
-from fsl_async.files.checksummed_json import unseal
+from fsl_async.files.checksummed_json import from_checksummed
 from fsl_async.observe.ledger_audit import audit_run
 from fsl_async.tools.chaos.proxy import CutLink
 
@@ -102,7 +102,7 @@ class Play:
         """The ledger's versions so far."""
         path = self.run_dir / "ledger.jsonl"
         lines = path.read_bytes().splitlines() if path.exists() else []
-        facts = [fact for fact in map(unseal, lines) if fact is not None]
+        facts = [fact for fact in map(from_checksummed, lines) if fact is not None]
         return [fact for fact in facts if fact["fact"] == "version"]
 
     async def until(self, ready: Callable[[], object], seconds: float, what: str) -> None:

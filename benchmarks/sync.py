@@ -92,7 +92,7 @@ def read_times(path: Path) -> dict[int, Times]:
     called, was_call, version = 0.0, False, 0
     for line in JournalReader(path).read_all():
         now, name = line["now"], line["type"]
-        is_call = name == "Tell" and line["message"]["type"] == "Call"
+        is_call = name == "Send" and line["message"]["type"] == "Call"
         if is_call and not was_call:
             called = now
         was_call = is_call

@@ -72,9 +72,9 @@ def command(
     can be cut in a network laboratory (demo --net) or where clients were started behind a proxy (demo --links). What was done is in RUN/chaos.jsonl.
     """
     from fsl_async.process.stopper import Stopper, stop_on_signals
-    from fsl_async.tools.chaos.fault_log import FILE, TruthLog
+    from fsl_async.tools.chaos.fault_log import FILE, FaultLog
     from fsl_async.tools.chaos.schedule import KINDS, Storm
-    from fsl_async.tools.chaos.storm import Storming
+    from fsl_async.tools.chaos.storm import StormRunner
     from fsl_async.tools.chaos.targets import Run
 
     output = Output(as_json=as_json)
@@ -85,10 +85,10 @@ def command(
     kinds = tuple(kind for kind, wanted in asked.items() if wanted) or KINDS[:2]
     found = Run.at(run)
     try:
-        log = TruthLog(found.run_dir / FILE)
+        log = FaultLog(found.run_dir / FILE)
     except OSError as error:
         raise UsageError(f"{run}: cannot write {FILE}: {error.strerror}") from None
-    storming = Storming(
+    storming = StormRunner(
         found, Storm(faults_per_hour, kinds, seed, away), log, output.say, with_server=server
     )
     stopper = Stopper()
@@ -110,13 +110,13 @@ def command(
 
 def summed_up(run_dir: Path, before: float | None = None) -> ChaosReport:
     """The report of a run's last storm. before: tokens a second without faults, where they are known."""
-    from fsl_async.files.checksummed_json import unseal
+    from fsl_async.files.checksummed_json import from_checksummed
     from fsl_async.observe.journal import JournalReader
     from fsl_async.tools.chaos.fault_log import FILE, read
     from fsl_async.tools.chaos.report import report
 
     lines = (run_dir / "ledger.jsonl").read_bytes().splitlines()
-    ledger = [fact for fact in map(unseal, lines) if fact is not None]
+    ledger = [fact for fact in map(from_checksummed, lines) if fact is not None]
     own = {}
     for path in run_dir.glob("clients/*/journal.jsonl"):
         own[path.parent.name] = [

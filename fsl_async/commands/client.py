@@ -151,7 +151,7 @@ def run_client(
     policy: SitePolicy,
 ) -> Any:
     """Join the run at `server` and train until it ends or `stop` is asked; returns the summary."""
-    from fsl_async.config.site_code import Own
+    from fsl_async.config.site_code import SiteCode
     from fsl_async.nodes.client.joining import join_run
 
     return join_run(
@@ -163,7 +163,7 @@ def run_client(
         threads=threads,
         stop=stop,
         log=output.say,
-        code=Own(model, auxiliary),
+        code=SiteCode(model, auxiliary),
         keys=keys,
         policy=policy,
     )

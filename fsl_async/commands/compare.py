@@ -173,7 +173,7 @@ def command(
     if json_path is not None:
         _check_writable("--json", json_path)
     from fsl_async.process.stopper import Stopper, stop_on_signals
-    from fsl_async.tools.compare.comparison import Contest
+    from fsl_async.tools.compare.comparison import Comparison
     from fsl_async.tools.compare.outcome import row
     from fsl_async.tools.compare.problem import check
     from fsl_async.tools.compare.table import lines
@@ -188,7 +188,7 @@ def command(
     outcomes: list[Outcome] = []
     stopper = Stopper()
     with stop_on_signals(stopper):
-        contest = Contest(choices, folder, between.make, say=output.say, stop=stopper)
+        contest = Comparison(choices, folder, between.make, say=output.say, stop=stopper)
         for method in choices.methods:
             outcomes.append(contest.run(method))
             found = encoded(row(outcomes[-1], choices.as_dict())) + "\n"

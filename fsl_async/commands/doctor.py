@@ -242,7 +242,7 @@ def _open_files() -> Finding:
     open_files = importlib.import_module("fsl_async.nodes.open_files")
     relays = importlib.import_module("fsl_async.nodes.relay.node")
     capacity = open_files.capacity_here(settings.Config())
-    relay = relays.lines_allowed(relays.NewcomerRules().lines)
+    relay = relays.lines_allowed(relays.ConnectionRules().lines)
     details = {"soft": soft, "hard": hard, **capacity.facts, "relay_connections": relay}
     raised = "" if soft in {capacity.files, resource.RLIM_INFINITY} else f" ({soft:,} until raised)"
     text = f"{capacity.files:,} allowed{raised}: room for {capacity.fits:,} clients at a server"

@@ -21,7 +21,7 @@ from fsl_async.config.load import resolved
 from fsl_async.config.rules import show
 from fsl_async.config.settings import TABLES, Config
 from fsl_async.errors import RunDirError, disk_words
-from fsl_async.files.checksummed_json import seal, unseal
+from fsl_async.files.checksummed_json import from_checksummed, to_checksummed
 from fsl_async.files.private_files import write_bytes
 
 FILE = "settings.json"
@@ -80,7 +80,7 @@ def _read(path: Path) -> dict[str, Any] | None:
         return None
     except OSError as error:
         raise RunDirError(f"{path} cannot be read: {disk_words(error)}") from None
-    found = unseal(line)
+    found = from_checksummed(line)
     if found is None:
         raise RunDirError(
             f"{path} does not match its checksum; restore it from a backup, or remove it"
@@ -92,7 +92,7 @@ def _read(path: Path) -> dict[str, Any] | None:
 def _write(path: Path, settings: dict[str, Any]) -> None:
     """Write the whole file or none of it, durably."""
     part = path.with_name(f".{path.name}.part")
-    write_bytes(part, seal(settings) + b"\n", sync=True)
+    write_bytes(part, to_checksummed(settings) + b"\n", sync=True)
     part.replace(path)
     directory = os.open(path.parent, os.O_RDONLY)
     try:

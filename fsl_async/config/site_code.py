@@ -14,7 +14,7 @@ from fsl_async.errors import TaskError
 
 
 @frozen
-class Own:
+class SiteCode:
     """Of this site, each as file.py:function: a model and an auxiliary model."""
 
     model: str | None = None
@@ -38,4 +38,4 @@ class Own:
                 )
 
 
-NOTHING_OWN = Own()
+NOTHING_OWN = SiteCode()

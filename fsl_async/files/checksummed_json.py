@@ -21,14 +21,14 @@ _BLOCK_BYTES = 512
 _TAIL_LENGTH = len(',"crc":"00000000"}')
 
 
-def seal(members: Mapping[str, Any]) -> bytes:
+def to_checksummed(members: Mapping[str, Any]) -> bytes:
     """One line without its newline, UTF-8. `members` must not be empty; raises ValueError for NaN or infinity."""
     text = json.dumps(members, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     body = text[:-1].encode()
     return body + f',"crc":"{zlib.crc32(body):08x}"}}'.encode()
 
 
-def unseal(line: bytes) -> dict[str, Any] | None:
+def from_checksummed(line: bytes) -> dict[str, Any] | None:
     """The members without the checksum, or None when the line does not match it."""
     body, tail = line[:-_TAIL_LENGTH], line[-_TAIL_LENGTH:]
     if tail != f',"crc":"{zlib.crc32(body):08x}"}}'.encode():

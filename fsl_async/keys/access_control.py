@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import fsl_transport as tp
 from fsl_async.config import address as addresses
 from fsl_async.errors import ConfigError
-from fsl_async.keys.admission import Door
+from fsl_async.keys.admission import Admission
 from fsl_async.keys.folder import KeysFolder, default_directory
 from fsl_async.keys.holders import FILE, NameHolders
-from fsl_async.keys.phrasing import Seldom, at_server
+from fsl_async.keys.phrasing import MessageThrottle, at_server
 from fsl_async.observe.client_state import counted
 from fsl_async.process.program import program
 from fsl_async.roles.sync import effects as do
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from fsl_async.keys.allow_list import Refusal
-    from fsl_async.observe.reporter import Teller
+    from fsl_async.observe.reporter import Reporter
 
 LOOK_EVERY_S = 1.0
 
@@ -56,18 +56,18 @@ def keys_for_listening(
     return folder
 
 
-class Gate:
+class AccessControl:
     """One listener's. Without keys it lets everybody in, and tells of those that encrypt."""
 
     def __init__(self, keys: KeysFolder | None, run_dir: Path, sister: str = "") -> None:
         """Raises KeysError. sister: a name under which another server with this same pair may come."""
         self._keys = keys
         self._pair: KeyPair | None = None
-        self._door: Door | None = None
+        self._door: Admission | None = None
         if keys is not None:
             self._pair = keys.pair()
-            self._door = Door(keys, NameHolders(run_dir / FILE), {sister: self._pair.public})
-        self._seldom = Seldom()
+            self._door = Admission(keys, NameHolders(run_dir / FILE), {sister: self._pair.public})
+        self._seldom = MessageThrottle()
         self._endpoint: tp.ListenerEndpoint | None = None
         self._timer: asyncio.TimerHandle | None = None
 
@@ -111,7 +111,7 @@ class Gate:
         self,
         loop: asyncio.AbstractEventLoop,
         endpoint: tp.ListenerEndpoint,
-        journal: Teller,
+        journal: Reporter,
         heartbeat_s: float,
     ) -> None:
         """Begin to look at the list, several times a heartbeat, and say who is let in where nobody is."""
@@ -141,7 +141,7 @@ class Gate:
             )
             self._journal.say(do.Note(text, "warning"))
         elif looked is not None:
-            gone = self._endpoint.expel(self._door.allows)
+            gone = self._endpoint.evict(self._door.allows)
             self._journal.note("KeysRead", self._loop.time(), keys=looked.keys, ended=gone[:64])
             ended = f"; ended the sessions of {', '.join(gone[:8])}" if gone else ""
             text = f"read the list of keys again: {counted(looked.keys, 'key')}{ended}"

@@ -41,7 +41,7 @@ class Looked:
     problem: str = ""
 
 
-class Door:
+class Admission:
     """The list as it is now, and the names of a run. Raises KeysError when the list cannot be read at the beginning."""
 
     def __init__(

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from fsl_async.errors import AddressError, KeysError, UsageError
 from fsl_async.keys.folder import KeysFolder
-from fsl_async.keys.phrasing import Seldom, at_client
+from fsl_async.keys.phrasing import MessageThrottle, at_client
 from fsl_async.process.program import program
 from fsl_transport.zmq.curve import DialerCurve, HandshakeFailed, is_key
 
@@ -59,7 +59,7 @@ def split_curve(place: Address, keys: KeysFolder, *, encrypted: bool) -> DialerC
     return curve_for(place, keys) if place.key else None
 
 
-class DiallingWords:
+class HandshakeReports:
     """Tells a client's people and its journal of handshakes that failed. Every method on the loop thread."""
 
     def __init__(
@@ -77,7 +77,7 @@ class DiallingWords:
         self._is_reserved = is_reserved
         self._server, self._public, self._name = server, public, name
         self._scheduler, self._journal, self._log = scheduler, journal, log
-        self._seldom = Seldom()
+        self._seldom = MessageThrottle()
 
     def __call__(self, failed: HandshakeFailed) -> None:
         """For the link."""

@@ -17,7 +17,7 @@ AGAIN_S = 60.0
 BURST = 10
 
 
-class Seldom:
+class MessageThrottle:
     """Lets a thing through once in a while."""
 
     def __init__(self) -> None:

@@ -27,7 +27,7 @@ class Streams(Protocol):
         stream_id: str,
         meta: dict[str, Any],
         source: tp.ChunkSource,
-        early_bytes: int = 0,
+        eager_bytes: int = 0,
     ) -> None: ...
     def accept(
         self, peer: str, stream_id: str, sink: tp.ChunkSink, next_chunk: int = 0

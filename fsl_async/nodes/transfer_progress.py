@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 
 import fsl_transport as tp
-from fsl_async.roles.sync.events import TransfersSeen
+from fsl_async.roles.sync.events import TransfersChecked
 
 
-class Moves:
+class TransferProgress:
     """Compares transfers with what they were at the last look; before the first look nothing was there."""
 
     def __init__(self) -> None:
         self._seen: dict[str, set[tuple[str, bool, int]]] = {}
 
-    def look(self, transfers: Iterable[tp.Transfer], busy: Collection[str] = ()) -> TransfersSeen:
+    def look(
+        self, transfers: Iterable[tp.Transfer], busy: Collection[str] = ()
+    ) -> TransfersChecked:
         """The peers with a stream that began, moved on by a chunk, or ended since the last look; and the busy ones: what they sent is being stored."""
         now: dict[str, set[tuple[str, bool, int]]] = {}
         for transfer in transfers:
@@ -23,4 +25,4 @@ class Moves:
         before, self._seen = self._seen, now
         moved = {peer for peer in {*before, *now} if before.get(peer) != now.get(peer)}
         moved.update(busy)
-        return TransfersSeen(tuple(sorted(moved)))
+        return TransfersChecked(tuple(sorted(moved)))

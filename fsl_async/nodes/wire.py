@@ -119,6 +119,6 @@ _CHUNK_BYTES = 1 << 19
 """Of a chunk of fp32, rather more than it has."""
 
 
-def early_bytes(chunks: int) -> int:
+def eager_bytes(chunks: int) -> int:
     """How much of a model may go before it is asked for: all of a small one, whose round trips would take longer than itself; nothing of a large one."""
     return chunks * _CHUNK_BYTES if chunks <= _EARLY_CHUNKS else 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import fsl_transport as tp
-from fsl_async.observe.reporter import Teller
+from fsl_async.observe.reporter import Reporter
 
 GARBAGE_EVERY_S = 1.0
 
@@ -14,7 +14,7 @@ class GarbageWatch:
     """Notes in the journal how many messages were not of this program, whenever there are more."""
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, endpoint: tp.ListenerEndpoint, journal: Teller
+        self, loop: asyncio.AbstractEventLoop, endpoint: tp.ListenerEndpoint, journal: Reporter
     ) -> None:
         self._loop, self._endpoint, self._journal = loop, endpoint, journal
         self._seen = 0
@@ -23,7 +23,7 @@ class GarbageWatch:
     def _look(self) -> None:
         if self._endpoint.garbage > self._seen:
             self._seen = self._endpoint.garbage
-            self._journal.note("GarbageSeen", self._loop.time(), garbage=self._seen)
+            self._journal.note("UnreadableMessages", self._loop.time(), garbage=self._seen)
         self._timer = self._loop.call_later(GARBAGE_EVERY_S, self._look)
 
     def close(self) -> None:

@@ -1,6 +1,6 @@
 """The journal: every event and every effect of a run with its cause, one JSON object a line.
 
-    {"n": 17, "t": 1763722149.3, "now": 812.04, "kind": "event", "type": "SyncCalled", "cause": null, "round": 3}
+    {"n": 17, "t": 1763722149.3, "now": 812.04, "kind": "event", "type": "RoundCalled", "cause": null, "round": 3}
     {"n": 18, "t": 1763722149.3, "now": 812.04, "kind": "effect", "type": "TakeSnapshot", "cause": 17, "sequence": 5}
 
     n      running number, going on where an earlier process of the same run stopped
@@ -290,7 +290,7 @@ class JournalWriter:
         return self._add(now, "effect", name, cause, body)
 
     def note(self, name: str, now: float, cause: int | None = None, /, **fields: Any) -> int:
-        """Write what is neither event nor effect; `name` is like a class name: NodeStarted, GarbageSeen."""
+        """Write what is neither event nor effect; `name` is like a class name: NodeStarted, UnreadableMessages."""
         return self._add(now, "note", name, cause, _note_body(fields))
 
     def flush(self) -> None:

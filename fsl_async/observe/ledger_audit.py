@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import evolve, field, frozen, mutable
 
-from fsl_async.files.checksummed_json import unseal
+from fsl_async.files.checksummed_json import from_checksummed
 from fsl_async.observe import segments
 from fsl_async.observe.journal import JournalReader
 from fsl_async.roles.sync.events import DeltaKey
@@ -239,7 +239,7 @@ def _read_manifests(run_dir: Path) -> tuple[list[dict[str, Any]], list[str]]:
     manifests, problems = [], []
     for path in sorted((run_dir / "checkpoints").glob("v*/manifest.json")):
         try:
-            found = unseal(path.read_bytes().rstrip())
+            found = from_checksummed(path.read_bytes().rstrip())
         except FileNotFoundError:
             continue  # an old version is being removed just now
         if found is None:
@@ -255,7 +255,7 @@ def _read_ledger(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
     problems = []
     lines = path.read_bytes().split(b"\n")
     for number, line in enumerate(lines, start=1):
-        fact = unseal(line)
+        fact = from_checksummed(line)
         if fact is not None:
             facts.append(fact)
         elif number < len(lines):

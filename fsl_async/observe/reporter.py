@@ -12,7 +12,7 @@ from fsl_async.observe.table import news_fields
 from fsl_async.roles.sync.effects import Note
 
 
-class Teller:
+class Reporter:
     """Writes to `journal`, and says what a `RunState` of the same lines has to tell. Used on the loop thread only.
 
     say: takes one line; in its place `record`, where there is one, takes a kind and fields. now: the shell's clock, for notes that come from no machine. clock: seconds since 1970.

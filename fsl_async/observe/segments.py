@@ -82,7 +82,7 @@ def restored(kind: type[_T], found: Any) -> _T:
 def acknowledged_key(line: Mapping[str, Any]) -> str | None:
     """The key of the delta that a server's line says it acknowledged, or a client's that it heard so."""
     message = line.get("message")
-    if line.get("type") == "Tell" and isinstance(message, dict):
+    if line.get("type") == "Send" and isinstance(message, dict):
         return str(message.get("key")) if message.get("type") == "Accepted" else None
     return str(line.get("key")) if line.get("type") == "DeltaAcknowledged" else None
 

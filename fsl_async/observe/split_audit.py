@@ -14,7 +14,7 @@ from typing import Any
 
 from attrs import frozen
 
-from fsl_async.files.checksummed_json import unseal
+from fsl_async.files.checksummed_json import from_checksummed
 from fsl_async.roles.split.events import UploadKey
 
 LEDGER = "ledger.jsonl"
@@ -104,7 +104,7 @@ def _lines_of(folder: Path) -> list[Mapping[str, Any]]:
     found: list[Mapping[str, Any]] = []
     with (folder / LEDGER).open("rb") as file:
         for raw in file:
-            members = unseal(raw.rstrip(b"\n"))
+            members = from_checksummed(raw.rstrip(b"\n"))
             if members is None:
                 break
             found.append(members)

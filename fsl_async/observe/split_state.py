@@ -71,7 +71,7 @@ class SplitState:
                 self.here = dict.fromkeys(self.here, False)
             case "AdmitSplit":
                 self.here[str(line["peer"])] = True
-            case "RoundDoneSaid":
+            case "RoundDoneReceived":
                 told = {k: float(v) for k, v in line["errors"].items() if k.endswith(" up")}
                 self.errors.setdefault(str(line["peer"]), {}).update(told)
             case "ClientLeft":

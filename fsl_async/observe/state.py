@@ -12,10 +12,10 @@ seconds since 1970) or as the argument `now`.
     event  ModelAttached          size of the model; client fetches
     effect Tell Publish           client publishes the first weights
     event  FetchAsked, VersionHeld, DeltaOffered, DeltaStored, StreamLost      what the client does
-    event  BeatHeard              client's step, tokens, loss, lag
+    event  HeartbeatReceived              client's step, tokens, loss, lag
     event  DeltaOffered           the same, of a client that is gone before its next heartbeat
     event  DeltaStored, Served    bytes, raw (4 for each value) and as they were sent
-    effect Tell Call or Turn, Note with `called`; event CallSkipped                    round and participation
+    effect Tell Call or Turn, Note with `called`; event RoundSkipped                    round and participation
     effect Note with `alarm`      damage on disk, digests that differ: counted, and the newest one kept
     effect Quarantine, Release    what is held back
     effect Accumulate, Commit; event VersionCommitted                          what is pending, merging, merged
@@ -23,7 +23,7 @@ seconds since 1970) or as the argument `now`.
     note   Leaving                a client's own journal: the run it is in, what leaves its machine, to whom
     event  Rebased                a client's own journal: the version that it trains from
     note   VersionFound           what a version that is on disk has merged, where the last process died before it could say so
-    note   GarbageSeen            bytes from the network that were no message of ours
+    note   UnreadableMessages            bytes from the network that were no message of ours
     note   Traffic                bytes by category, see `accounts`
     effect Finish, note NodeEnded the end
 
@@ -482,7 +482,7 @@ _HANDLERS: dict[str, Callable[[RunState, Line], None]] = {
     "NodeStarted": RunState._node_started,
     "Leaving": RunState._leaving,
     "Rebased": RunState._rebased,
-    "GarbageSeen": RunState._garbage_seen,
+    "UnreadableMessages": RunState._garbage_seen,
     "VersionFound": RunState._found,
     "NodeEnded": RunState._node_ended,
     "Recovered": RunState._recovered,
@@ -493,14 +493,14 @@ _HANDLERS: dict[str, Callable[[RunState, Line], None]] = {
     "Refuse": RunState._refuse,
     "FetchAsked": RunState._fetch_asked,
     "VersionHeld": RunState._held,
-    "BeatHeard": RunState._beat,
-    "Tell": RunState._tells,
+    "HeartbeatReceived": RunState._beat,
+    "Send": RunState._tells,
     "Note": RunState._note,
     "DeltaOffered": RunState._offered,
-    "CallSkipped": RunState._skipped,
+    "RoundSkipped": RunState._skipped,
     "StreamLost": RunState._stream_lost,
     "DeltaStored": RunState._stored,
-    "Served": RunState._served,
+    "VersionSent": RunState._served,
     "Accumulate": RunState._accumulate,
     "Quarantine": RunState._quarantined,
     "Release": RunState._released,

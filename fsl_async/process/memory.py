@@ -36,7 +36,7 @@ def peak_bytes() -> int:
     return found if sys.platform == "darwin" else found << 10
 
 
-class Mark:
+class MemoryMark:
     """From where growth is measured: what a process takes that has its libraries, sessions and data open, and no model."""
 
     _at = 0

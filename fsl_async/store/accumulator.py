@@ -18,7 +18,7 @@ import numpy as np
 from attrs import define
 
 from fsl_async.errors import disk_words
-from fsl_async.store.errors import DeltaDamaged, NoThread, StoreError
+from fsl_async.store.errors import DeltaDamaged, NoWorkerThread, StoreError
 from fsl_codecs import CodecError, decode_accumulate, decode_into, new_vector
 
 if TYPE_CHECKING:
@@ -149,7 +149,7 @@ class Accumulator:
         try:
             frames = self._spool.frames(key, self._manifest, chunks)
             self._pool.run(add_chunk, zip(chunks, frames, strict=True))
-        except NoThread:
+        except NoWorkerThread:
             raise
         except (FileNotFoundError, CodecError, StoreError) as error:
             raise DeltaDamaged(key.text, str(error)) from error

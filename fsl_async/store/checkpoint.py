@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from attrs import asdict, evolve, frozen
 
-from fsl_async.files.checksummed_json import seal, unseal
+from fsl_async.files.checksummed_json import from_checksummed, to_checksummed
 from fsl_async.store.errors import CheckpointDamaged, Damage
 from fsl_async.store.flat_file import FlatReader, FlatWriter, check_content, check_flat_file
 from fsl_async.store.frame_file import FrameWriter
@@ -103,7 +103,9 @@ class Checkpoints:
         """Read a version's manifest.json; Damage when it is missing, altered, or of another version."""
         path = self.path(version)
         try:
-            members = unseal(self._files.read_whole(path / MANIFEST, MAX_MANIFEST_BYTES).rstrip())
+            members = from_checksummed(
+                self._files.read_whole(path / MANIFEST, MAX_MANIFEST_BYTES).rstrip()
+            )
         except FileNotFoundError:
             raise Damage(MANIFEST, "is missing") from None
         if members is None:
@@ -253,7 +255,7 @@ class VersionWriter:
         """Write manifest.json and make the version exist, durably."""
         entries: dict[str, Any] = {name: asdict(entry) for name, entry in stored.items()}
         members = {"format": FORMAT, **record.to_fact(), "files": entries}
-        self._files.write_whole(self._path / MANIFEST, seal(members) + b"\n")
+        self._files.write_whole(self._path / MANIFEST, to_checksummed(members) + b"\n")
         self._checkpoints.publish(self._version, self._path)
         return Checkpoint(record, dict(stored), self._checkpoints.path(self._version))
 

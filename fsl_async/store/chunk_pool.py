@@ -7,7 +7,7 @@ from concurrent import futures
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from fsl_async.store.errors import NoThread
+from fsl_async.store.errors import NoWorkerThread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -72,7 +72,7 @@ class ChunkPool:
         return wait
 
     def _submit(self, job: Callable[..., B], *arguments: object) -> Future[B]:
-        """NoThread where none can be started. After any error nobody is at work any more, and what had not begun never will."""
+        """NoWorkerThread where none can be started. After any error nobody is at work any more, and what had not begun never will."""
         if self._pool is None:
             self._pool = ThreadPoolExecutor(self.threads, thread_name_prefix="chunks")
         try:
@@ -81,7 +81,7 @@ class ChunkPool:
             # The job is in the queue all the same, and others may be at work on what the caller is about to close.
             self.close()
             if isinstance(error, RuntimeError):
-                raise NoThread(str(error)) from error
+                raise NoWorkerThread(str(error)) from error
             raise
 
     def close(self) -> None:

@@ -5,7 +5,7 @@
     ├── FrameRefused           a coded frame is not what its place in the stream needs: the peer's fault
     ├── LearnerError           a client's weights cannot do what is asked of them
     └── StoreError             the run directory cannot be read or written, or was used in the wrong order
-        ├── NoThread           the system gives no further thread
+        ├── NoWorkerThread           the system gives no further thread
         └── Damaged            what is on the disk was altered: trying again does not help
             ├── LedgerDamaged      a line in the middle of the ledger does not match its checksum
             ├── LedgerLost         there are versions, and no ledger, or an empty one
@@ -39,7 +39,7 @@ class StoreError(LearnError):
     """The run directory could not be read or written, or the store was used in the wrong order."""
 
 
-class NoThread(StoreError):  # noqa: N818
+class NoWorkerThread(StoreError):  # noqa: N818
     """The system gives no further thread; nothing on the disk is at fault."""
 
     def __init__(self, reason: str) -> None:

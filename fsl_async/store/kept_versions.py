@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from fsl_async.store.checkpoint import Checkpoint
     from fsl_async.store.manifest import Manifest
     from fsl_async.store.records import VersionRecord
-    from fsl_async.store.repair import Mender
+    from fsl_async.store.repair import Repairer
 
 _LOSSLESS = CodecSpec(format="fp32")
 
@@ -47,7 +47,7 @@ def disk(doing: str) -> Iterator[None]:
 class KeptVersions:
     """The checkpoints that are kept, by version."""
 
-    def __init__(self, mender: Mender, kept: Iterable[Checkpoint]) -> None:
+    def __init__(self, mender: Repairer, kept: Iterable[Checkpoint]) -> None:
         self._mender = mender
         self._files = mender.files
         self._kept = {checkpoint.record.version: checkpoint for checkpoint in kept}
@@ -89,7 +89,7 @@ class KeptVersions:
                     return self._update_frame(version, index, manifest)
                 except Damage as damage:
                     self._update_places.pop(version, None)
-                    if not (may_repair and self._mender.mend(version, damage, manifest)):
+                    if not (may_repair and self._mender.repair(version, damage, manifest)):
                         self._kept[version] = self._kept[version].without([UPDATE])
                         self._mender.report(update_lost(version, damage))
             may_repair = False
@@ -118,7 +118,7 @@ class KeptVersions:
                 try:
                     self._read_weights(version, index, values, manifest)
                 except Damage as damage:
-                    if not (may_repair and self._mender.mend(version, damage, manifest)):
+                    if not (may_repair and self._mender.repair(version, damage, manifest)):
                         self._give_up(version, damage, manifest)
                     may_repair = False
                     continue
@@ -146,7 +146,7 @@ class KeptVersions:
     def mend_newest(self, damage: Damage, manifest: Manifest) -> None:
         """Repair a file of the newest version. Raises CheckpointDamaged."""
         newest = max(self._kept)
-        if not self._mender.mend(newest, damage, manifest):
+        if not self._mender.repair(newest, damage, manifest):
             self._give_up(newest, damage, manifest)
 
     def verify(self, version: int, manifest: Manifest) -> bool:

@@ -21,7 +21,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from fsl_async.files.checksummed_json import may_be_torn, seal, unseal
+from fsl_async.files.checksummed_json import from_checksummed, may_be_torn, to_checksummed
 from fsl_async.store.errors import LedgerDamaged, StoreError
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ class Ledger:
         for number, (line, end) in enumerate(self._lines(self._descriptor), start=1):
             if torn_line:
                 raise LedgerDamaged(str(self._path), torn_line)
-            fact = unseal(line[:-1]) if line.endswith(b"\n") else None
+            fact = from_checksummed(line[:-1]) if line.endswith(b"\n") else None
             if fact is not None:
                 apply(fact)
                 self._bytes = end
@@ -138,7 +138,7 @@ class Ledger:
             )
         clocks = {"at": round(self._wall_clock(), 3), "up": round(self.served_s, 3)}
         whole = {**clocks, "fact": fact, **members}
-        line = seal(whole) + b"\n"
+        line = to_checksummed(whole) + b"\n"
         self._cut()
         self._clean = False
         self._files.write(self._descriptor, line, self._bytes)

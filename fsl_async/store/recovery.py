@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING
 
 from attrs import define
 
-from fsl_async.files.checksummed_json import unseal
+from fsl_async.files.checksummed_json import from_checksummed
 from fsl_async.store.book import Book
 from fsl_async.store.checkpoint import Checkpoints
 from fsl_async.store.errors import Damage, LedgerLost, ManifestError, StoreError
 from fsl_async.store.ledger import Ledger
 from fsl_async.store.manifest import Manifest
-from fsl_async.store.repair import Mender
+from fsl_async.store.repair import Repairer
 from fsl_async.store.spool import Spool
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class RunDirectory:
     book: Book
     checkpoints: Checkpoints
     spool: Spool
-    mender: Mender
+    mender: Repairer
     notices: list[str]
     """What was found and repaired, one line each; the mender adds to it."""
     manifest: Manifest | None = None
@@ -109,7 +109,7 @@ def open_run_directory(
     files.sync_directory(run_dir)
     ledger = Ledger(files, run_dir / LEDGER_FILE, wall_clock, clock)
     notices: list[str] = []
-    mender = Mender(files, checkpoints, spool, settings, pool, notices.append)
+    mender = Repairer(files, checkpoints, spool, settings, pool, notices.append)
     run = RunDirectory(ledger, Book(settings.keep_versions), checkpoints, spool, mender, notices)
 
     def may_be_new() -> None:
@@ -305,7 +305,7 @@ def _read_manifest(files: Files, run_dir: Path) -> Manifest:
     path = run_dir / MANIFEST_FILE
     advice = "put it back from a backup of the run directory"
     try:
-        members = unseal(files.read_whole(path, MAX_MANIFEST_BYTES).rstrip())
+        members = from_checksummed(files.read_whole(path, MAX_MANIFEST_BYTES).rstrip())
     except FileNotFoundError:
         raise StoreError(f"{path} is missing; {advice}") from None
     if members is None:

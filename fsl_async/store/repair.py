@@ -24,7 +24,7 @@ from fsl_async.store.errors import Damage, StoreError
 from fsl_async.store.flat_file import check_chunk
 from fsl_async.store.frame_file import each_frame
 from fsl_async.store.outer import apply_change
-from fsl_async.store.robust_aggregator import Gathering
+from fsl_async.store.robust_aggregator import RobustAggregator
 from fsl_codecs import CodecError, decode_into
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 
 @frozen
-class Mender:
+class Repairer:
     """Repairs the versions of one run directory. Methods raise OSError as the system gives it."""
 
     files: Files
@@ -52,7 +52,7 @@ class Mender:
     report: Callable[[str], None]
     """Takes one line about each damage that was repaired, or that costs nothing but bytes."""
 
-    def mend(self, version: int, damage: Damage, manifest: Manifest) -> bool:
+    def repair(self, version: int, damage: Damage, manifest: Manifest) -> bool:
         """Put a damaged file back and report it; False where that cannot be done."""
         with suppress(Damage):
             damaged, before = self.checkpoints.load(version), self.checkpoints.load(version - 1)
@@ -77,7 +77,7 @@ class Mender:
             except Damage as damage:
                 is_new = damage.file not in tried
                 tried.add(damage.file)
-                if is_new and self.mend(version, damage, manifest):
+                if is_new and self.repair(version, damage, manifest):
                     continue
                 if damage.file != UPDATE:
                     raise self.checkpoints.damaged(version, damage, manifest) from damage
@@ -129,7 +129,7 @@ class Mender:
             return dict(done.stored)
         averages: Iterator[NDArray[np.float32]]
         if rule.by_rows:
-            gathering = Gathering(manifest, self.spool, self.pool, rule)
+            gathering = RobustAggregator(manifest, self.spool, self.pool, rule)
             # The record has a weight of 0 for a delta that the rule did not choose.
             gathering.weights |= {key: weight for key, weight in weights.items() if weight}
             averages = gathering.averages(gathering.clients)

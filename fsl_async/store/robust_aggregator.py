@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from fsl_async.store.spool import Spool
 
 
-class Gathering:
+class RobustAggregator:
     """The deltas of the round, and what they come to."""
 
     def __init__(self, manifest: Manifest, spool: Spool, pool: ChunkPool, rule: Rule) -> None:

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 import numpy as np
 from attrs import evolve
 
-from fsl_async.files.checksummed_json import seal
+from fsl_async.files.checksummed_json import to_checksummed
 from fsl_async.store.accumulator import Accumulator
 from fsl_async.store.advance import advance, advance_whole, chunks_of, scaled
 from fsl_async.store.checkpoint import VersionWriter
@@ -48,7 +48,7 @@ from fsl_async.store.records import (
     VersionRecord,
 )
 from fsl_async.store.recovery import MANIFEST_FILE, open_run_directory
-from fsl_async.store.robust_aggregator import Gathering
+from fsl_async.store.robust_aggregator import RobustAggregator
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from fsl_async.store.checkpoint import Checkpoint
     from fsl_async.store.files import BytesLike
     from fsl_async.store.manifest import Manifest
-    from fsl_async.store.records import DeltaMeta, Known, Merged
+    from fsl_async.store.records import AlreadyTrained, DeltaMeta, Merged
     from fsl_async.store.recovery import RunDirectory
 
 LARGEST_NORM = 1e20
@@ -98,7 +98,7 @@ class Store:
         self._clock = clock
         self._run: RunDirectory | None = None
         self._initial: InitialWeights | None = None
-        self._accumulator: Accumulator | Gathering | None = None
+        self._accumulator: Accumulator | RobustAggregator | None = None
         self._pool = ChunkPool(self._settings.threads)
         # Version lines whose write failed after the version existed; written before anything else.
         self._owed: list[VersionRecord] = []
@@ -130,7 +130,7 @@ class Store:
         mender = evolve(self._run.mender, report=self._report)
         self._kept = KeptVersions(mender, kept)
         book = self._run.book
-        settled: dict[DeltaKey, Known] = dict.fromkeys(book.merged, "merged")
+        settled: dict[DeltaKey, AlreadyTrained] = dict.fromkeys(book.merged, "merged")
         settled |= dict.fromkeys(book.quarantined, "quarantined")
         return Recovered(
             version=book.version,
@@ -209,7 +209,7 @@ class Store:
         """The records of the kept versions, oldest first."""
         return self._versions.records
 
-    def known(self, key: DeltaKey) -> Known | None:
+    def known(self, key: DeltaKey) -> AlreadyTrained | None:
         """What became of a delta, or None when it was never acknowledged."""
         return self._open.book.known(key)
 
@@ -312,7 +312,9 @@ class Store:
         try:
             with disk("cannot write version 0"):
                 # No version refers to this file yet, so half of one does no harm.
-                self._files.write_whole(self._run_dir / MANIFEST_FILE, seal(members) + b"\n")
+                self._files.write_whole(
+                    self._run_dir / MANIFEST_FILE, to_checksummed(members) + b"\n"
+                )
                 self._files.sync_directory(self._run_dir)
                 self._doubtful = 0
                 checkpoint = initial.publish(self._open.book.generation)
@@ -437,10 +439,10 @@ class Store:
         self._sum.add(key, weight)
 
     @property
-    def _sum(self) -> Accumulator | Gathering:
+    def _sum(self) -> Accumulator | RobustAggregator:
         rule = self._settings.rule
         if self._accumulator is None and rule.by_rows:
-            self._accumulator = Gathering(self.manifest, self._open.spool, self._pool, rule)
+            self._accumulator = RobustAggregator(self.manifest, self._open.spool, self._pool, rule)
         elif self._accumulator is None:
             self._accumulator = Accumulator(
                 self.manifest, self._open.spool, self._pool, whole=self._settings.whole
@@ -460,17 +462,17 @@ class Store:
         """
         run, manifest = self._open, self.manifest
         self._check_commit(version, merged, scale)
-        mended: set[str] = set()
+        repaired: set[str] = set()
         while True:
             try:
                 checkpoint = self._make(version, merged, scale)
             except Damage as damage:
                 # It was found before it was used, and nothing of the next version is left.
-                if damage.file in mended:
+                if damage.file in repaired:
                     raise run.checkpoints.damaged(run.book.version, damage, manifest) from damage
                 with disk(f"cannot write version {version}"):
                     self._versions.mend_newest(damage, manifest)
-                mended.add(damage.file)
+                repaired.add(damage.file)
             else:
                 self._sum.clear()
                 return self._adopt(checkpoint)
@@ -540,7 +542,7 @@ class Store:
     ) -> tuple[Iterator[NDArray[np.float32]], set[DeltaKey]]:
         """What the round comes to, chunk by chunk, and the deltas that have a part in it."""
         gathered = self._sum
-        if isinstance(gathered, Gathering):
+        if isinstance(gathered, RobustAggregator):
             with disk("cannot read the deltas of the round"):
                 chosen = gathered.chosen()
             return gathered.averages(chosen), {key for keys in chosen for key in keys}

@@ -218,7 +218,9 @@ def test_random_bytes_on_the_port_are_ignored_and_counted(site):
                 pass
     at = max(one["version"] for one in site.ledger("version"))
     site.wait_version(at + 2)
-    assert "GarbageSeen" in (site.run_dir / "journal.jsonl").read_text(), "while it still runs"
+    assert "UnreadableMessages" in (site.run_dir / "journal.jsonl").read_text(), (
+        "while it still runs"
+    )
     server.signal(signal.SIGINT)
     assert server.end() == 130
     last = (site.run_dir / "journal.jsonl").read_text().splitlines()

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from fsl_async.files.checksummed_json import unseal
+from fsl_async.files.checksummed_json import from_checksummed
 from fsl_async.observe.journal import JournalReader
 from fsl_async.observe.ledger_audit import JOURNAL, audit_run
 from fsl_async.roles.sync.events import DeltaKey
@@ -70,7 +70,7 @@ def listening(log):
 def versions_of(run_dir):
     """The ledger's lines of versions but the first, which merges nothing."""
     path = run_dir / "ledger.jsonl"
-    facts = map(unseal, path.read_bytes().splitlines()) if path.exists() else ()
+    facts = map(from_checksummed, path.read_bytes().splitlines()) if path.exists() else ()
     return [fact for fact in facts if fact and fact["fact"] == "version" and fact["merged"]]
 
 
@@ -124,7 +124,7 @@ def check_run(run_dir, cut_at, healed_at):
     lines = lines_of(run_dir)
     made = named(lines, "VersionCommitted")
     assert [line["version"] for line in made] == list(range(audit.versions + 1))
-    calls = [line for line in named(lines, "Tell") if line["message"]["type"] == "Call"]
+    calls = [line for line in named(lines, "Send") if line["message"]["type"] == "Call"]
     assert sorted({line["message"]["round"] for line in calls}) == list(range(audit.versions)), (
         "every sync that was called was completed"
     )

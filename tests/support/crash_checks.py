@@ -8,7 +8,7 @@ import numpy as np
 from crash_clients import DOWN, MANIFEST, OUTER, chunks
 from crash_journal import check_journals, gather
 
-from fsl_async.files.checksummed_json import unseal
+from fsl_async.files.checksummed_json import from_checksummed
 from fsl_async.observe.ledger_audit import audit_run
 from fsl_async.roles.sync.events import DeltaKey
 from fsl_async.store.files import Files
@@ -31,7 +31,10 @@ def check(world):
     gather(world)
     audit = audit_run(world.run_dir)
     found += audit.complaints()
-    facts = [unseal(line) for line in (world.run_dir / "ledger.jsonl").read_bytes().splitlines()]
+    facts = [
+        from_checksummed(line)
+        for line in (world.run_dir / "ledger.jsonl").read_bytes().splitlines()
+    ]
     found += _check_settled(world, facts) if world.over else []
     found += _check_weights(world, facts)
     found += _check_leases(world, facts)

@@ -79,7 +79,7 @@ def chunks(vector):
 
 
 @define
-class Truth:
+class Invariants:
     """What the world outside the server's folder saw."""
 
     frames: dict[tuple[str, int, int], dict[int, bytes]] = field(factory=dict)

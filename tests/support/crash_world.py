@@ -21,19 +21,19 @@ from collections import Counter
 from typing import Any
 
 from crash_checks import check
-from crash_clients import DOWN, MANIFEST, OTHER, OUTER, Truth, VectorLearner
+from crash_clients import DOWN, MANIFEST, OTHER, OUTER, Invariants, VectorLearner
 from crash_disk import CrashDisk
 from crash_journal import CrashJournal, Witnesses
 from crash_point import Points, Scheduler, WatchedWorker
 
 import fsl_transport as tp
 from fsl_async.nodes.client.shell import ClientShell
-from fsl_async.nodes.ps.shell import RunFacts, ServerShell
+from fsl_async.nodes.ps.shell import ParameterServerShell, RunFacts
 from fsl_async.observe.ledger_audit import JOURNAL
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync.client import ClientMachine, ClientRules
-from fsl_async.roles.sync.ps import ServerMachine, ServerRules
+from fsl_async.roles.sync.ps import ParameterServerMachine, ParameterServerRules
 from fsl_async.roles.sync.round import RoundRules
 from fsl_async.roles.sync.weighting import weighting_named
 from fsl_async.store.errors import LearnError
@@ -78,7 +78,7 @@ class World:
         self.threads = threads
         self.scheduler = Scheduler()
         self.network = tp.MemNetwork(self.scheduler, 7, conditions or tp.Conditions(delay_s=0.02))
-        self.truth = Truth()
+        self.truth = Invariants()
         self.witnesses = Witnesses()
         self.server = SERVER
         self.others = root.parent / f"{root.name}-clients"  # other machines, which keep their power
@@ -137,7 +137,7 @@ class World:
             clock=self.scheduler.time,
         )
         clock = ProcessClock(self.scheduler)
-        rules = ServerRules(
+        rules = ParameterServerRules(
             trigger=self.trigger,
             every_s=EVERY_S,
             limit_rounds=self.rounds,
@@ -145,7 +145,7 @@ class World:
             keep_versions=2,
             drain_s=5.0,
         )
-        machine = ServerMachine(rules, weighting_named("tokens"), "crash")
+        machine = ParameterServerMachine(rules, weighting_named("tokens"), "crash")
         self.alive[SERVER] = (clock, None, None)
         try:
             recovered = self._patiently(store.recover)
@@ -157,7 +157,7 @@ class World:
         except LearnError as error:
             self.dead_end = f"the server cannot be started again: {error}"
             return
-        shell = ServerShell(
+        shell = ParameterServerShell(
             machine,
             RunFacts("crash", SHARDS, {}),
             store,
@@ -232,7 +232,7 @@ class World:
         def noted(event, now):
             effects = handle(event, now)
             for effect in effects:
-                if isinstance(effect, do.Tell) and type(effect.message).__name__ == "Accepted":
+                if isinstance(effect, do.Send) and type(effect.message).__name__ == "Accepted":
                     self.truth.told[effect.message.key] = None
                     self.witnesses.tells(SERVER, effect.message.key, now)
             return effects + self._second_thoughts(effects, now) + self._rare_effects(machine, now)
@@ -253,9 +253,9 @@ class World:
             return []
         self.extras = False
         return [
-            do.Serve("a", "full", machine.version),
-            do.Dismiss("bb", "not a member"),
-            do.LookAtTransfers(),
+            do.SendVersion("a", "full", machine.version),
+            do.EndSession("bb", "not a member"),
+            do.CheckTransfers(),
             do.VerifyVersion(machine.version),
         ]
 
@@ -287,7 +287,7 @@ class World:
             if isinstance(event, ev.Welcomed):
                 self.truth.shards.setdefault(name, set()).add(event.shard)
                 learner.incarnation = event.incarnation
-            looks = [do.LookAtTransfers()] if isinstance(event, ev.Preempting) else []
+            looks = [do.CheckTransfers()] if isinstance(event, ev.Preempting) else []
             return handle(event, now) + looks
 
         machine.handle = noted

@@ -11,7 +11,7 @@ def told(effects, peer=None):
     return [
         effect.message
         for effect in effects
-        if isinstance(effect, do.Tell) and peer in (None, effect.peer)
+        if isinstance(effect, do.Send) and peer in (None, effect.peer)
     ]
 
 
@@ -37,8 +37,8 @@ class Driver:
         """Answer the question for transfers, as the shell does."""
         made = []
         for effect in effects:
-            if isinstance(effect, do.LookAtTransfers):
-                made += self.feed(ev.TransfersSeen(tuple(self.moving)))
+            if isinstance(effect, do.CheckTransfers):
+                made += self.feed(ev.TransfersChecked(tuple(self.moving)))
             else:
                 made.append(effect)
         return made

@@ -13,7 +13,7 @@ from collections import deque
 
 from attrs import frozen
 
-from fsl_transport.bulk.parallelism import StripeCount
+from fsl_transport.bulk.parallelism import Parallelism
 from fsl_transport.bulk.reassembly import Arrivals
 from fsl_transport.bulk.stripes import BulkSender
 
@@ -58,7 +58,7 @@ class Line:
         self.conditions = conditions
         self.now = 0.0
         self.bulk = BulkSender(patience_s=0.5, piece_limit=1 << 20, window_limit=1 << 26)
-        self.count = StripeCount(stripes or 1, stripes or 64)
+        self.count = Parallelism(stripes or 1, stripes or 64)
         self._chance = random.Random(seed)
         self._events: list = []
         self._order = 0

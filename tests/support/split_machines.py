@@ -5,7 +5,7 @@ from machines import Driver
 
 from fsl_async.roles.split import events as ev
 from fsl_async.roles.split import messages as msg
-from fsl_async.roles.split.events import SplitBook, UploadKey
+from fsl_async.roles.split.events import SplitProgress, UploadKey
 from fsl_async.roles.split.methods import SplitRules
 from fsl_async.roles.split.server import SplitServerMachine
 from fsl_async.roles.sync import events as base
@@ -30,9 +30,9 @@ class SplitServerDriver(Driver):
         """A session ends."""
         return self.feed(base.ClientLeft(peer, incarnation, reason))
 
-    def conductor(self, run="run", *, incarnation=1, peer=msg.CONDUCTOR):
+    def conductor(self, run="run", *, incarnation=1, peer=msg.PS_ROLE):
         """The parameter server says hello."""
-        return self.feed(ev.ConductorCame(peer, incarnation, run))
+        return self.feed(ev.PsConnected(peer, incarnation, run))
 
     def offer(self, upload, *, peer=None, wants=True, due=False, auxiliary=-1):
         """An upload is offered."""
@@ -59,5 +59,5 @@ class SplitServerDriver(Driver):
 def split_server(method="cse-fsl", **rules):
     """One that begins with an empty folder."""
     driver = SplitServerDriver(SplitServerMachine(SplitRules(method=method, **rules), HALVES))
-    driver.feed(ev.SplitRecovered(SplitBook()))
+    driver.feed(ev.SplitRecovered(SplitProgress()))
     return driver

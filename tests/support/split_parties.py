@@ -6,7 +6,7 @@ Who starts the processes decides how; here is what they are told, what they leav
 import json
 import socket
 
-from fsl_async.files.checksummed_json import unseal
+from fsl_async.files.checksummed_json import from_checksummed
 from fsl_async.observe.journal import JournalReader
 from fsl_async.observe.ledger_audit import audit_run
 from fsl_async.observe.split_audit import audit_split_dir
@@ -48,7 +48,7 @@ def lines_of(path):
 def sealed_lines_of(path):
     """The whole lines of a ledger."""
     raw = path.read_bytes().splitlines() if path.exists() else []
-    return [dict(line) for line in map(unseal, raw) if line]
+    return [dict(line) for line in map(from_checksummed, raw) if line]
 
 
 class Parties:

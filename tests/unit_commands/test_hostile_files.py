@@ -11,7 +11,7 @@ from fsl_async.cluster.launchers import LaunchError, ask
 from fsl_async.cluster.supervisor import ChildExited
 from fsl_async.commands.output import Output, encoded
 from fsl_async.errors import FslError, describe
-from fsl_async.files.checksummed_json import seal
+from fsl_async.files.checksummed_json import to_checksummed
 from fsl_async.observe.columns import fitted
 from fsl_async.observe.journal import JournalReader, JournalWriter, TraceHash
 from fsl_async.observe.state import RunState
@@ -55,7 +55,7 @@ def hostile_run(path):
         {"fact": "version", "version": 0, "tokens_total": 0, "merged": []},
         {"fact": "version", "version": 1, "tokens_total": 3, "merged": merged},
     ]
-    (path / "ledger.jsonl").write_bytes(b"".join(seal(fact) + b"\n" for fact in facts))
+    (path / "ledger.jsonl").write_bytes(b"".join(to_checksummed(fact) + b"\n" for fact in facts))
     return path
 
 
@@ -74,14 +74,14 @@ def test_status_of_a_split_server_that_others_wrote(options, tmp_path, capsys):
     lines = [
         {"type": "NodeStarted", "method": HOSTILE, "address": HOSTILE, "host": HOSTILE, "pid": 1},
         {"type": "AdmitSplit", "peer": HOSTILE},
-        {"type": "RoundDoneSaid", "peer": "a", "errors": {f"{HOSTILE} up": 0.5}},
+        {"type": "RoundDoneReceived", "peer": "a", "errors": {f"{HOSTILE} up": 0.5}},
         {"type": "Finish", "reason": HOSTILE},
         {"type": "NodeEnded"},
     ]
     text = "".join(json.dumps({"t": 1e6, **line}) + "\n" for line in lines)
     (path / "journal.jsonl").write_text(text)
     fact = {"auxiliary": HOSTILE, "version": 1}
-    (path / "ledger.jsonl").write_bytes((seal(fact) + b"\n") * 2)
+    (path / "ledger.jsonl").write_bytes((to_checksummed(fact) + b"\n") * 2)
     assert cli.main(["status", str(path), *options]) == 0
     check(capsys.readouterr().out)
 
@@ -90,7 +90,7 @@ def test_quarantine_of_a_ledger_that_others_wrote(tmp_path, capsys):
     """Its keys are listed for a person to pick one."""
     path = hostile_run(tmp_path / "run")
     fact = {"fact": "accepted", "key": HOSTILE, "tokens": 1, "steps": 1, "bytes": 1, "norm": 1.0}
-    (path / "ledger.jsonl").write_bytes(seal(fact) + b"\n")
+    (path / "ledger.jsonl").write_bytes(to_checksummed(fact) + b"\n")
     assert cli.main(["quarantine", str(path)]) != 0
     found = capsys.readouterr()
     assert (found.out + found.err).rstrip("\n").isprintable()

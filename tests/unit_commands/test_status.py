@@ -8,7 +8,7 @@ import pytest
 
 from fsl_async import cli
 from fsl_async.commands.status import server_words
-from fsl_async.files.checksummed_json import seal
+from fsl_async.files.checksummed_json import to_checksummed
 from fsl_async.observe.journal import JournalReader, JournalWriter
 from fsl_async.observe.state import RunState
 from fsl_async.roles.sync import effects as do
@@ -36,10 +36,10 @@ def make_run(path, *, ended, pid=0, role="ps"):
             journal.effect(do.Finish("Ctrl-C"), 2.0)
             journal.note("NodeEnded", 2.0)
     version = {"fact": "version", "version": 0, "tokens_total": 0, "merged": []}
-    (path / "ledger.jsonl").write_bytes(seal(version) + b"\n")
+    (path / "ledger.jsonl").write_bytes(to_checksummed(version) + b"\n")
     folder = path / "checkpoints" / "v00000000"
     folder.mkdir(parents=True)
-    (folder / "manifest.json").write_bytes(seal(version) + b"\n")
+    (folder / "manifest.json").write_bytes(to_checksummed(version) + b"\n")
     return path
 
 
@@ -74,8 +74,8 @@ def test_steps_that_came_to_nothing_are_shown(tmp_path, capsys):
     with JournalWriter(path / "journal.jsonl") as journal:
         for incarnation, count in ((5, 2), (5, 1200), (6, 0), (6, 34)):
             journal.event(ev.ClientHello("site-a", incarnation, "", -1, ""), 1.0)
-            journal.event(ev.BeatHeard("site-a", {"step": 9, "left_out": count}), 1.0)
-        journal.event(ev.BeatHeard("site-b", {"step": 9}), 1.0)
+            journal.event(ev.HeartbeatReceived("site-a", {"step": 9, "left_out": count}), 1.0)
+        journal.event(ev.HeartbeatReceived("site-b", {"step": 9}), 1.0)
     assert cli.main(["status", str(path)]) == 0
     assert "cannot be trained on: site-a 1,234\n" in capsys.readouterr().out
     assert cli.main(["status", "--json", str(path)]) == 0

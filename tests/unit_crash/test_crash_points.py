@@ -16,7 +16,7 @@ from crash_world import NOON
 
 from fsl_async.nodes.client.shell import ClientShell
 from fsl_async.nodes.client.split_shell import SplitClientShell
-from fsl_async.nodes.ps.shell import ServerShell
+from fsl_async.nodes.ps.shell import ParameterServerShell
 from fsl_async.nodes.split_server.shell import SplitServerShell
 from fsl_async.observe import journal
 from fsl_async.observe.ledger_audit import JOURNAL, acknowledged_keys
@@ -27,7 +27,7 @@ from fsl_async.store.files import Files
 from fsl_async.store.store import Store
 
 SHELLS = {
-    "ps": (ServerShell,),
+    "ps": (ParameterServerShell,),
     "client": (ClientShell, SplitClientShell),
     "split": (SplitServerShell,),
 }

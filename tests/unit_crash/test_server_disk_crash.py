@@ -16,7 +16,7 @@ from crash_kinds import folder
 from fsl_async.errors import RunDirError
 from fsl_async.learn.split.server_disk import KEPT, ServerDisk
 from fsl_async.observe.split_audit import audit_split_dir
-from fsl_async.roles.split.events import ClientBook, SplitBook, UploadKey
+from fsl_async.roles.split.events import ClientProgress, SplitProgress, UploadKey
 from fsl_async.store.files import Files
 
 KEYS = [UploadKey("a", 7, 0, step) for step in range(6)]
@@ -29,7 +29,7 @@ def tensors(uploads):
 
 def book(uploads):
     last = KEYS[uploads - 1] if uploads else None
-    return SplitBook("run-1", 0, -1, uploads, {"a": ClientBook(7, last, 0)})
+    return SplitProgress("run-1", 0, -1, uploads, {"a": ClientProgress(7, last, 0)})
 
 
 class Told:
@@ -85,7 +85,7 @@ def check(root, told, power):
     disk.close()
     uploads = found.book.uploads
     assert told.durable <= uploads <= told.durable + EVERY
-    assert found.book == (book(uploads) if uploads else SplitBook())
+    assert found.book == (book(uploads) if uploads else SplitProgress())
     if uploads:
         assert torch.equal(found.common["server/w"], tensors(uploads)["server/w"])
         assert torch.equal(found.clients["a"]["steps"], tensors(uploads)["steps"])

@@ -26,7 +26,7 @@ from fsl_async.roles.relay.relay import DoorRules, RelayMachine, RelayRules
 from fsl_transport import TransportSettings
 from fsl_transport.relay.relay import Switchboard, _Line
 from fsl_transport.relay.zmtp_greeting import GREETING_BYTES, OPEN_BYTES, SIGNATURE_BYTES
-from fsl_transport.session.access_control import ArrivalGate
+from fsl_transport.session.access_control import ArrivalLimits
 from fsl_transport.zmq.curve import UNKNOWN_KEY, ZAP_DOMAIN, KeyPair, ZapHandler, is_key
 
 # --- a relay, until it passes what it does not look at ------------------------------------------------------------
@@ -183,7 +183,7 @@ def run_zap(data):
     ]
     requests.append(request_of())  # the honest one comes in after whatever came before
     zap, failed = Remembers(requests), []
-    arrivals = ArrivalGate(TransportSettings(), 0.0)
+    arrivals = ArrivalLimits(TransportSettings(), 0.0)
     handler = ZapHandler(
         SimpleNamespace(socket=lambda _: zap), FRIEND.__eq__, failed.append, arrivals.settled
     )

@@ -35,13 +35,13 @@ import fsl_transport as tp
 from fsl_async.accounting.traffic import Traffic
 from fsl_async.learn.split.alignment import AlignSettings
 from fsl_async.learn.split.methods import method
-from fsl_async.learn.split.model_parts import ClientHalf
+from fsl_async.learn.split.model_parts import ClientPart
 from fsl_async.learn.split.optimizers import OptimizerSpec
 from fsl_async.learn.split.payload import encode_chunk, pack_labels, spec_for
 from fsl_async.learn.split.remote import SplitTraining
 from fsl_async.learn.split.server import ServerSettings, SplitServer
 from fsl_async.learn.split.server_disk import ServerDisk
-from fsl_async.learn.split.server_training import Cut, ServerRoom
+from fsl_async.learn.split.server_training import Cut, ServerTraining
 from fsl_async.nodes.client.split_shell import Facts, SplitClientShell
 from fsl_async.nodes.split_server.shell import Formats, SplitServerShell
 from fsl_async.roles.split import messages as msg
@@ -102,7 +102,7 @@ class SplitWorld:
             linear(WIDTH, CLASSES),
         )
         self.disk = ServerDisk(Path(folder) / "server", QuietFiles())
-        self.room = ServerRoom(
+        self.room = ServerTraining(
             method(name), half, Cut((WIDTH,), CLASSES, per_token=False), self.disk
         )
         workers = [VirtualWorker(self.scheduler, lambda: 0.001) for _ in range(3)]
@@ -170,7 +170,9 @@ class SplitWorld:
             self.deliver(HONEST, 1, [pack(frames.CHUNK, self.sessions[HONEST], *numbers), data])
         self.wait(0.2)
         sent = [parts[0] for parts in self.link.sent[HONEST][before:]]
-        assert any(b"RoundNoted" in head for head in sent), "the honest client is not answered"
+        assert any(b"RoundAcknowledged" in head for head in sent), (
+            "the honest client is not answered"
+        )
         answers = (b"GradientMeta", b"Trained")
         text = key.text.encode()
         assert any(text in head and any(one in head for one in answers) for head in sent), (
@@ -208,7 +210,9 @@ def run_split_server(data):
         try:
             for step in steps[:40]:
                 play(world, step, world.honest_upload)
-            assert world.endpoint.heard_ago_s(HONEST) is not None, "the honest session is gone"
+            assert world.endpoint.last_received_ago_s(HONEST) is not None, (
+                "the honest session is gone"
+            )
             world.honest_upload()
             assert world.is_over or not world.ended, world.ended
         finally:
@@ -261,8 +265,8 @@ def server_seeds():
         [2, offer(1, 1, 0), [frames.DATA, 0, 2, 0, 6, 1, "stopped"], 1.0],
         [2, *(say(n + 1, one) for n, one in enumerate(said)), 15.0],
         [0, {"n": "b", "h": [frames.HELLO, frames.PROTOCOL_VERSION, 7, 1, "b", "client", hello(METHODS[0])]}],
-        [0, {"n": msg.CONDUCTOR, "h": [frames.HELLO, frames.PROTOCOL_VERSION, 7, 1, msg.CONDUCTOR, "ps",
-             msg.to_wire(msg.ConductorHello("r", msg.CONDUCTOR))]}, 6.0],
+        [0, {"n": msg.PS_ROLE, "h": [frames.HELLO, frames.PROTOCOL_VERSION, 7, 1, msg.PS_ROLE, "ps",
+             msg.to_wire(msg.PsHello("r", msg.PS_ROLE))]}, 6.0],
         [0, offer(1, 1, 0, lengths=[1, 1]), offer(2, 2, 1, shape=[1, 1 << 30]), offer(3, 3, 2, label_bytes=0)],
     ]  # fmt: skip
     return [msgpack.packb(one) for one in made]
@@ -277,7 +281,7 @@ def training_of(name):
     chosen = method(name)
     auxiliary = linear(WIDTH, CLASSES) if chosen.auxiliary != "none" else None
     training = SplitTraining(
-        ClientHalf(linear(INPUTS, WIDTH), OptimizerSpec(), auxiliary=auxiliary, in_flight=2),
+        ClientPart(linear(INPUTS, WIDTH), OptimizerSpec(), auxiliary=auxiliary, in_flight=2),
         chosen,
         decisions_of(rules),
         classes=CLASSES,
@@ -373,8 +377,8 @@ def client_seeds():
         ]
 
     told = [
-        msg.Trained(names[0], 1.0), msg.Known(names[1], True), msg.Unwanted(names[1], "later", ""), msg.Durable(names[0]),
-        msg.RoundNoted(0), msg.AuxiliaryStays(0, -1), msg.Unwanted(names[0], "refused", "no"), msg.Ended("over"),
+        msg.Trained(names[0], 1.0), msg.AlreadyTrained(names[1], True), msg.UploadRefused(names[1], "later", ""), msg.Durable(names[0]),
+        msg.RoundAcknowledged(0), msg.AuxiliaryStays(0, -1), msg.UploadRefused(names[0], "refused", "no"), msg.Ended("over"),
     ]  # fmt: skip
     refused = [frames.REFUSE, frames.PROTOCOL_VERSION, 1, 1, "leaving", "text", 7]
     made = [

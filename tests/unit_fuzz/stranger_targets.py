@@ -42,7 +42,7 @@ from fsl_async.learn.client.learner import Learner
 from fsl_async.learn.split import payload
 from fsl_async.nodes import wire
 from fsl_async.nodes.client.shell import ClientShell
-from fsl_async.nodes.ps.shell import RunFacts, ServerShell
+from fsl_async.nodes.ps.shell import ParameterServerShell, RunFacts
 from fsl_async.roles.goodbye import Goodbye
 from fsl_async.roles.split import messages as split
 from fsl_async.roles.split.events import UploadKey
@@ -50,7 +50,7 @@ from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync import messages as msg
 from fsl_async.roles.sync.client import ClientMachine, ClientRules
 from fsl_async.roles.sync.events import DeltaKey
-from fsl_async.roles.sync.ps import ServerMachine, ServerRules
+from fsl_async.roles.sync.ps import ParameterServerMachine, ParameterServerRules
 from fsl_async.roles.sync.weighting import weighting_named
 from fsl_async.store.errors import FrameRefused, LearnError, ManifestError, StoreError
 from fsl_async.store.manifest import Manifest, digest_of
@@ -138,7 +138,7 @@ def bodies():
         split.SplitWelcome("r", 2, "", -1),
         split.RoundDone(1, 10, {"activations up": 0.1}),
         split.Trained("a/1/0/0", 2.5),
-        split.Unwanted("a/1/0/0", "later", "text"),
+        split.UploadRefused("a/1/0/0", "later", "text"),
         split.SmashedMeta("a/1/0/0", 0, -1, [2, 3, 4], [], 2, 8, True, False),
         split.GradientMeta("a/1/0/0/1", 1.0, 4),
         split.AuxiliaryMeta(3, 1),
@@ -248,8 +248,10 @@ class World:
         self.scheduler = tp.VirtualScheduler()
         self.link = Loopback()
         self.store = started_store(Path(folder) / "run")
-        machine = ServerMachine(ServerRules(every_s=5.0), weighting_named("tokens"), "r")
-        self.shell = ServerShell(
+        machine = ParameterServerMachine(
+            ParameterServerRules(every_s=5.0), weighting_named("tokens"), "r"
+        )
+        self.shell = ParameterServerShell(
             machine,
             RunFacts("r", 4, {}),
             self.store,
@@ -306,7 +308,9 @@ def run_server(data):
         try:
             for step in steps_of(data)[:40]:
                 play(world, step, world.honest_message)
-            assert world.endpoint.heard_ago_s(HONEST) is not None, "the honest session is gone"
+            assert world.endpoint.last_received_ago_s(HONEST) is not None, (
+                "the honest session is gone"
+            )
             world.honest_message()
             assert not world.ended, world.ended
         finally:

@@ -87,7 +87,7 @@ class Loopback:
     def redial(self):
         pass
 
-    def whence(self):
+    def address_of(self):
         return "192.0.2.1"
 
 

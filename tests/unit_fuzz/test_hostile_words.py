@@ -10,8 +10,8 @@ from text_nodes import (
     HOSTILE,
     SHOWN,
     Client,
-    Herald,
     ParameterServer,
+    RunEndNotifier,
     SplitClient,
     SplitServer,
     node,
@@ -115,15 +115,15 @@ def test_a_session_is_ended_for_a_printable_reason():
     assert SHOWN in told.texts
 
 
-@pytest.mark.parametrize("kind", [SplitClient, Herald])
+@pytest.mark.parametrize("kind", [SplitClient, RunEndNotifier])
 @pytest.mark.parametrize(
     "play",
     [
         says(split, split.Ended(HOSTILE)),
         lambda made: made.refuse("model", HOSTILE),
-        says(split, split.Unwanted(KEY, "stale", HOSTILE)),
+        says(split, split.UploadRefused(KEY, "stale", HOSTILE)),
         says(split, split.Trained(HOSTILE, 0.5)),
-        says(split, split.Unwanted(KEY, HOSTILE, "text")),
+        says(split, split.UploadRefused(KEY, HOSTILE, "text")),
         lambda made: made.greet(split.to_wire(split.SplitWelcome(HOSTILE, 2, "", -1))),
         lambda made: made.greet(split.to_wire(split.SplitWelcome("r", 2, HOSTILE, -1))),
     ],
@@ -132,12 +132,14 @@ def test_a_split_server_writes_one_printable_line(kind, play):
     """At its clients, and at the parameter server that tells it of the run's end."""
 
     def over(made):
-        if kind is Herald:
+        if kind is RunEndNotifier:
             made.shell.node.feed(RunEnded("over"))
         play(made)
 
     told = at(kind, over)
-    assert kind is Herald or any(r"\u001b]0;owned" in one for one in [*told.lines, *told.texts])
+    assert kind is RunEndNotifier or any(
+        r"\u001b]0;owned" in one for one in [*told.lines, *told.texts]
+    )
 
 
 # --- a hostile client, and the servers' terminals -----------------------------------------------------------------
@@ -188,7 +190,7 @@ def test_a_model_of_another_shape_is_named_in_one_printable_line():
         (lambda made: made.greet(split.to_wire(split.SplitHello("r", split.ROLE, 0, {"method": HOSTILE}, -1, -1, 0))), f"method of {CROOK} is {SHOWN}"),
         (lambda made: made.greet(split.to_wire(split.SplitHello("r", split.ROLE, 0, {"method": "splitfed-v2", HOSTILE: "1"}, -1, -1, 0))), f"{SHOWN} of {CROOK} is"),
         (lambda made: made.greet(split.to_wire(split.SplitHello(HOSTILE, split.ROLE, 0, {}, -1, -1, 0))), None),
-        (lambda made: made.greet(split.to_wire(split.ConductorHello("r", HOSTILE))), None),
+        (lambda made: made.greet(split.to_wire(split.PsHello("r", HOSTILE))), None),
     ],
 )  # fmt: skip
 def test_a_client_writes_one_printable_line_at_a_split_server(play, words):

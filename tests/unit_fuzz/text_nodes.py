@@ -22,11 +22,11 @@ from fsl_async.config import load as configs
 from fsl_async.errors import RefusedError, describe
 from fsl_async.nodes import wire
 from fsl_async.nodes.ps.node import watched
-from fsl_async.nodes.ps.run_end_notifier_shell import HeraldShell
+from fsl_async.nodes.ps.run_end_notifier_shell import RunEndNotifierShell
 from fsl_async.observe.journal import as_fields
-from fsl_async.observe.reporter import Teller
+from fsl_async.observe.reporter import Reporter
 from fsl_async.roles.split import messages as split
-from fsl_async.roles.split.run_end_notifier import HeraldMachine
+from fsl_async.roles.split.run_end_notifier import RunEndNotifierMachine
 from fsl_async.roles.sync import messages as msg
 from fsl_transport.session import frames
 
@@ -55,7 +55,7 @@ class Told:
     def __init__(self):
         self.lines = []
         self.texts = []
-        self.journal = Teller(self, self.lines.append, lambda: 0.0)
+        self.journal = Reporter(self, self.lines.append, lambda: 0.0)
 
     # The journal behind the operator's lines.
 
@@ -120,7 +120,7 @@ class Servers:
 
     def send(self, *fields):
         """A head of the crook's session; one that is over is begun anew."""
-        if self.world.endpoint.heard_ago_s(CROOK) is None:
+        if self.world.endpoint.last_received_ago_s(CROOK) is None:
             self.incarnation += 1
             self.world.sessions[CROOK] = self.world.enter(CROOK, self.incarnation)
             self.seq = 0
@@ -266,15 +266,15 @@ class SplitClient(Dialers):
         return split.to_wire(split.SplitWelcome("r", 2, "", -1))
 
 
-class Herald(Dialers):
+class RunEndNotifier(Dialers):
     """A parameter server's session with a split server elsewhere."""
 
     table = split.TABLE
     body = SplitClient.body
 
     def made(self):
-        shell = HeraldShell(
-            HeraldMachine("r", 5.0, 5.0),
+        shell = RunEndNotifierShell(
+            RunEndNotifierMachine("r", 5.0, 5.0),
             scheduler=self.scheduler,
             journal=self.told.journal,
             say=self.told.say,
@@ -285,7 +285,7 @@ class Herald(Dialers):
             self.scheduler,
             tp.TransportSettings(),
             shell.on_transport,
-            split.CONDUCTOR,
+            split.PS_ROLE,
             incarnation=1,
             chance=random.Random(0),
         )
@@ -305,7 +305,7 @@ def node(kind, folder):
     told.check()
 
 
-NODES = (ParameterServer, Client, SplitServer, SplitClient, Herald)
+NODES = (ParameterServer, Client, SplitServer, SplitClient, RunEndNotifier)
 TABLES = {"messages": msg.TABLE, "messages of split learning": split.TABLE}
 _TEXTS = ("r", f"{CROOK}/1/0/0", "d" * 32, "later", "update")
 

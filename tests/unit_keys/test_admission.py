@@ -7,7 +7,7 @@ import pytest
 from fsl_async.errors import KeysError
 from fsl_async.files.text_checksum import chained
 from fsl_async.keys import holders as holders_file
-from fsl_async.keys.admission import Door, Looked
+from fsl_async.keys.admission import Admission, Looked
 from fsl_async.keys.allow_list import Entry
 from fsl_async.keys.folder import KeysFolder
 from fsl_async.keys.holders import NameHolders
@@ -29,7 +29,7 @@ def put(folder, *entries):
 
 
 def door_of(folder, tmp_path):
-    return Door(folder, NameHolders(tmp_path / "names.txt"))
+    return Admission(folder, NameHolders(tmp_path / "names.txt"))
 
 
 def listed(*bodies):
@@ -192,12 +192,12 @@ def test_another_server_with_the_same_pair_comes_under_its_name(folder, tmp_path
     """One folder of keys for both servers of a machine; whoever holds the pair could be this server, but trains nothing with it."""
     holders = NameHolders(tmp_path / "names.txt")
     own = KeyPair.new().public
-    door = Door(folder, holders, {"parameter-server": own})
+    door = Admission(folder, holders, {"parameter-server": own})
     assert door.allows(own)
     assert door.admit("parameter-server", own) is None
     assert door.admit("a", own)[0] == "key"
     assert door.admit("parameter-server", KeyPair.new().public)[0] == "key"
-    plain = Door(folder, holders, {"": own})
+    plain = Admission(folder, holders, {"": own})
     assert not plain.allows(own)
     assert not plain.allows("")
     assert plain.admit("", own)[0] == "key"
@@ -207,7 +207,7 @@ def test_a_clients_key_does_not_get_another_servers_name(folder, tmp_path):
     """It could end the run there, and keep the parameter server out by having the name first; a person may give the name to a key."""
     holders = NameHolders(tmp_path / "names.txt")
     own = KeyPair.new().public
-    door = Door(folder, holders, {"parameter-server": own})
+    door = Admission(folder, holders, {"parameter-server": own})
     code, text = door.admit("parameter-server", A)
     assert code == "name"
     assert "keys trust KEY --name site-a --names parameter-server" in text

@@ -8,7 +8,7 @@ from fsl_async.config.address import Address, parse
 from fsl_async.errors import AddressError, KeysError
 from fsl_async.keys.dialling import split_curve
 from fsl_async.keys.folder import KeysFolder
-from fsl_async.keys.phrasing import AGAIN_S, BURST, Seldom, at_client, at_server
+from fsl_async.keys.phrasing import AGAIN_S, BURST, MessageThrottle, at_client, at_server
 from fsl_transport.zmq.curve import HandshakeFailed, KeyPair
 
 INVITE = Address("h", 1, "a" * 40).fsl
@@ -16,7 +16,7 @@ INVITE = Address("h", 1, "a" * 40).fsl
 
 def test_the_same_thing_is_said_seldom():
     """A client that is refused dials again every two seconds, with two connections."""
-    seldom = Seldom()
+    seldom = MessageThrottle()
     assert [seldom.lets("x", now) for now in (0.0, 1.0, AGAIN_S - 1, AGAIN_S)] == [
         True, False, False, True,
     ]  # fmt: skip
@@ -25,7 +25,7 @@ def test_the_same_thing_is_said_seldom():
 
 def test_a_flood_of_new_things_is_counted_and_not_printed():
     """A stranger can make a new key for each connection: neither log nor memory may grow with that."""
-    seldom = Seldom()
+    seldom = MessageThrottle()
     assert sum(seldom.lets(str(number), number / 1000) for number in range(10_000)) == BURST
     assert len(seldom._told) == BURST
     assert seldom.lets("later", 11 + AGAIN_S)

@@ -3,12 +3,12 @@
 import pytest
 
 import fsl_transport as tp
-from fsl_async.nodes.ps.shell import RunFacts, ServerShell
+from fsl_async.nodes.ps.shell import ParameterServerShell, RunFacts
 from fsl_async.observe.journal import TraceHash
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import messages as msg
 from fsl_async.roles.sync.events import DeltaKey
-from fsl_async.roles.sync.ps import ServerMachine, ServerRules
+from fsl_async.roles.sync.ps import ParameterServerMachine, ParameterServerRules
 from fsl_async.roles.sync.weighting import TokensWeighting
 from fsl_async.store.errors import CheckpointDamaged, StoreError
 from fsl_async.store.manifest import Manifest
@@ -74,8 +74,8 @@ class Server:
         self.ends = []
         self.scheduler = tp.VirtualScheduler()
         self.store = CountingStore(self.disk, keep_versions=2)
-        self.shell = ServerShell(
-            ServerMachine(ServerRules(), TokensWeighting(), "run"),
+        self.shell = ParameterServerShell(
+            ParameterServerMachine(ParameterServerRules(), TokensWeighting(), "run"),
             RunFacts("run", shards, {}),
             self.store,
             worker=worker or AtOnce(),
@@ -393,9 +393,9 @@ def test_the_end_waits_for_a_delta_that_is_being_stored():
         server.endpoint.last("accept")[3].write(index, b"[1]", lambda _: None)
         worker.work()
     server.shell.on_transport(tp.StreamReceived("a", "delta:1"))
-    server.shell.node._execute(do.LookAtTransfers(), 2)
+    server.shell.node._execute(do.CheckTransfers(), 2)
     assert seen[-1].advanced == ("a",)
     worker.work()
-    server.shell.node._execute(do.LookAtTransfers(), 3)
+    server.shell.node._execute(do.CheckTransfers(), 3)
     assert type(seen[-2]).__name__ == "DeltaStored"
     assert seen[-1].advanced == ()

@@ -1,6 +1,6 @@
 """Whose transfers move: the question on which the end of a run waits."""
 
-from fsl_async.nodes.transfer_progress import Moves
+from fsl_async.nodes.transfer_progress import TransferProgress
 from fsl_transport import Transfer
 
 
@@ -10,7 +10,7 @@ def row(peer, done, stream="delta:1", *, sending=False):
 
 def test_what_counts_as_moving():
     """Begun, gone on or ended is moving; standing still, also when it was offered again, is not."""
-    moves = Moves()
+    moves = TransferProgress()
     assert moves.look([]).advanced == ()
     assert moves.look([row("a", 1), row("b", 0)]).advanced == ("a", "b")
     assert moves.look([row("a", 2), row("b", 0)]).advanced == ("a",)
@@ -21,7 +21,7 @@ def test_what_counts_as_moving():
 
 def test_what_is_being_stored_is_moving():
     """A stream that began and ended between two looks is in none of them; what it brought may not be on disk yet."""
-    moves = Moves()
+    moves = TransferProgress()
     assert moves.look([row("b", 0)], ["a"]).advanced == ("a", "b")
     assert moves.look([row("b", 0)], ["a"]).advanced == ("a",)
     assert moves.look([row("b", 0)]).advanced == ()

@@ -6,7 +6,7 @@ import time
 import pytest
 
 from fsl_async.observe.journal import JournalReader, JournalWriter
-from fsl_async.observe.reporter import Teller
+from fsl_async.observe.reporter import Reporter
 from fsl_async.observe.state import RunState
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
@@ -24,7 +24,7 @@ def lines():
 @pytest.fixture
 def teller(tmp_path, lines):
     with JournalWriter(tmp_path / "journal.jsonl", clock=lambda: T) as journal:
-        yield Teller(journal, lines.append, lambda: 5.0, clock=lambda: T)
+        yield Reporter(journal, lines.append, lambda: 5.0, clock=lambda: T)
 
 
 def read(tmp_path):
@@ -43,8 +43,10 @@ def a_run(teller):
         ev.ModelAttached("a", "f", 1000, None),
         ev.VersionCommitted(0, "d", 0, 0.1),
         ev.VersionHeld("a", 0, "d"),
-        do.Tell("a", msg.Call(0)),
-        ev.BeatHeard("a", {"loss": 1.5, "step": 3, "tokens": 30, "tokens_per_s": float("nan")}),
+        do.Send("a", msg.Call(0)),
+        ev.HeartbeatReceived(
+            "a", {"loss": 1.5, "step": 3, "tokens": 30, "tokens_per_s": float("nan")}
+        ),
         ev.DeltaStored("a", key, 100, 3, 0, 800, 1.0, None),
         do.Accumulate(key, 1.0),
         do.Commit(1, (do.MergedDelta(key, 100, 3, 0, 1.0),), 1.0),
@@ -104,7 +106,7 @@ def test_with_a_record_news_are_objects(tmp_path):
     """A program that asked for JSON reads who joined and what was merged where it reads the result."""
     records, lines = [], []
     with JournalWriter(tmp_path / "journal.jsonl") as journal:
-        teller = Teller(
+        teller = Reporter(
             journal,
             lines.append,
             lambda: 0.0,

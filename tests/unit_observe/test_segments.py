@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from fsl_async import cli
 from fsl_async.commands import sim as sim_command
-from fsl_async.files.checksummed_json import seal
+from fsl_async.files.checksummed_json import to_checksummed
 from fsl_async.observe import segments
 from fsl_async.observe.journal import JournalReader, JournalWriter
 from fsl_async.observe.ledger_audit import audit_run
@@ -94,7 +94,7 @@ def test_of_a_split_server_too():
     lines = [
         {"t": 1.0, "type": "NodeStarted", "method": "sl", "address": "a:1", "pid": 3, "host": "h", "encrypted": False},
         {"t": 2.0, "type": "AdmitSplit", "peer": "a"},
-        {"t": 2.5, "type": "RoundDoneSaid", "peer": "a", "errors": {"activations up": 0.5}},
+        {"t": 2.5, "type": "RoundDoneReceived", "peer": "a", "errors": {"activations up": 0.5}},
         {"t": 3.0, "type": "UploadTrained", "key": "a/1/4/0", "loss": 2.5},
         {"t": 4.0, "type": "Traffic", "payload": {"x up": 5}, "coded": {}, "sockets": {}, "error": {"x up": 0.1}},
         {"t": 5.0, "type": "NodeStarted", "method": "sl", "address": "a:2", "pid": 4, "host": "h"},
@@ -188,7 +188,9 @@ def test_what_is_kept_is_bounded_and_the_audit_misses_nothing(tmp_path, small, m
     assert sum(one.stat().st_size for one in tmp_path.glob("journal*jsonl")) < 40_000
     ledger = [{"fact": "version", "version": 0, "tokens_total": 0, "merged": []}]
     ledger += [{"fact": "accepted", "key": f"a/1/0/{n}", "tokens": 1} for n in range(1, 400)]
-    (tmp_path / "ledger.jsonl").write_bytes(b"".join(seal(fact) + b"\n" for fact in ledger))
+    (tmp_path / "ledger.jsonl").write_bytes(
+        b"".join(to_checksummed(fact) + b"\n" for fact in ledger)
+    )
     (tmp_path / "spool").mkdir()
     for number in range(1, 400):
         (tmp_path / "spool" / f"a@1@0@{number}.frames").touch()
@@ -334,9 +336,9 @@ def test_a_sum_that_is_not_finite_does_not_end_the_journal(tmp_path, small, told
     path, split = tmp_path / "journal.jsonl", tmp_path / "split.jsonl"
     with JournalWriter(path) as writer, JournalWriter(split, sum_up=SplitState) as other:
         writer.note("ClientHello", 0.0, peer="a", incarnation=5, version=-1)
-        writer.note("BeatHeard", 0.0, peer="a", payload={"tokens_per_s": float(told)})
+        writer.note("HeartbeatReceived", 0.0, peer="a", payload={"tokens_per_s": float(told)})
         other.note("UploadTrained", 0.0, key="a/1/4/0", loss=float(told))
-        other.note("RoundDoneSaid", 0.0, peer="a", errors={"activations up": float(told)})
+        other.note("RoundDoneReceived", 0.0, peer="a", errors={"activations up": float(told)})
         for one in (writer, other):
             write(one, 100)
             until(older_than(one.path).__len__)

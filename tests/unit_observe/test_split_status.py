@@ -98,8 +98,8 @@ def test_the_journal_of_a_split_server():
         {"type": "AdmitSplit", "peer": "b"},
         {"type": "UploadTrained", "key": "a/1/5/0", "loss": 2.5, "problem": None},
         {"type": "UploadTrained", "key": "a/1/6/0", "loss": 0.0, "problem": "odd"},
-        {"type": "RoundDoneSaid", "peer": "a", "errors": {"activations up": 0.03, "x down": 4}},
-        {"type": "RoundDoneSaid", "peer": "b", "errors": {"activations up": 0.04}},
+        {"type": "RoundDoneReceived", "peer": "a", "errors": {"activations up": 0.03, "x down": 4}},
+        {"type": "RoundDoneReceived", "peer": "b", "errors": {"activations up": 0.04}},
         {"type": "ClientLeft", "peer": "a", "t": 9.0},
         {"type": "UploadTrained"},
     ):

@@ -60,7 +60,7 @@ def join(run, name, incarnation, version=0):
         ev.ClientHello(name, incarnation, "", -1, ""),
         ev.ModelAttached(name, "f", VALUES, None),
         ev.FetchAsked(name, -1, ""),
-        ev.Served(name, "full", version, 2500),
+        ev.VersionSent(name, "full", version, 2500),
         ev.VersionHeld(name, version, "d"),
     )
 
@@ -77,13 +77,13 @@ def stored(name, base, sequence, *, tokens=100, problem=None):
     key = DeltaKey(name, 5, base, sequence)
     first = ev.DeltaStored(name, key, tokens, 3, base, 800, 1.0, problem)
     if problem is not None:
-        return [first, do.Tell(name, msg.Declined(key.text, "quarantined", problem))]
-    return [first, do.Accumulate(key, 1.0), do.Tell(name, msg.Accepted(key.text))]
+        return [first, do.Send(name, msg.Declined(key.text, "quarantined", problem))]
+    return [first, do.Accumulate(key, 1.0), do.Send(name, msg.Accepted(key.text))]
 
 
 def round_of(run, number, called, answered, gone=(), *, sequence=None):
     """A whole round: called, answered, merged, `seconds` later."""
-    run.write(*(do.Tell(name, msg.Call(number)) for name in called))
+    run.write(*(do.Send(name, msg.Call(number)) for name in called))
     for name in gone:
         run.write(ev.ClientLeft(name, 5, "expired"))
     for name in answered:
@@ -136,14 +136,16 @@ def test_a_client_that_left_is_called_and_not_alive(run):
 def test_a_relaunch_is_a_higher_incarnation_and_caught_up_is_holding_the_current_version(run):
     """These are the moments that the demo shows and checks."""
     begin(run, "a", "b")
-    run.write(ev.BeatHeard("b", {"step": 9, "tokens": 900, "loss": 5.0, "tokens_per_s": 50.0}))
+    run.write(
+        ev.HeartbeatReceived("b", {"step": 9, "tokens": 900, "loss": 5.0, "tokens_per_s": 50.0})
+    )
     round_of(run, 0, ["a", "b"], ["a"], gone=["b"])
     run.write(ev.ClientHello("b", 6, "", -1, ""), after=1.0)
     assert run.state()[0].clients["b"].words(run.t) == "catching up"
     join(run, "b", 6, version=0)
     assert not any(one.kind == "caught up" for one in run.state()[1])
     run.write(ev.VersionHeld("b", 1, "d1"))
-    run.write(ev.BeatHeard("b", {"step": 2, "tokens": 200, "loss": 3.0}))
+    run.write(ev.HeartbeatReceived("b", {"step": 2, "tokens": 200, "loss": 3.0}))
     state, news = run.state()
     assert [one.kind for one in news if one.client == "b"] == [
         "joined",
@@ -177,9 +179,11 @@ def test_losses_are_means_over_clients_of_their_first_lives(run):
     """A relaunched client starts from what others trained: that is nobody's first loss."""
     begin(run, "a", "b")
     for name, loss in (("a", 5.0), ("a", 4.0)):
-        run.write(ev.BeatHeard(name, {"loss": loss}))
+        run.write(ev.HeartbeatReceived(name, {"loss": loss}))
     join(run, "b", 6)
-    run.write(ev.BeatHeard("b", {"loss": 2.0}), ev.BeatHeard("b", {"loss": float("nan")}))
+    run.write(
+        ev.HeartbeatReceived("b", {"loss": 2.0}), ev.HeartbeatReceived("b", {"loss": float("nan")})
+    )
     state, _ = run.state()
     assert (state.loss_first, state.loss_last) == (5.0, 3.0)
 
@@ -190,7 +194,7 @@ def test_refused_quarantined_and_later_are_told_apart(run):
     key = "a/5/0/1"
     run.write(*stored("a", 0, 1, problem="NaN"))
     run.write(
-        do.Tell("a", msg.Declined(key, "stale", "x")), do.Tell("a", msg.Declined(key, "later", "x"))
+        do.Send("a", msg.Declined(key, "stale", "x")), do.Send("a", msg.Declined(key, "later", "x"))
     )
     state, _ = run.state()
     client = state.clients["a"]
@@ -245,9 +249,9 @@ def test_a_merged_round_is_told_with_everything_in_one_line(run):
     run.note("NodeStarted", role="ps", run="r-1", address="x", every_s=10.0, quorum=0.5)
     run.write(ev.Recovered(-1, ""))
     begin(run, "a", "b", "c", "d")
-    run.write(*(do.Tell(name, msg.Call(0)) for name in "abcd"))
-    run.write(ev.BeatHeard("a", {"loss": 2.0}), ev.BeatHeard("b", {"loss": 9.0}))
-    run.write(*stored("a", 0, 1), ev.CallSkipped("d", 0, "nothing trained"))
+    run.write(*(do.Send(name, msg.Call(0)) for name in "abcd"))
+    run.write(ev.HeartbeatReceived("a", {"loss": 2.0}), ev.HeartbeatReceived("b", {"loss": 9.0}))
+    run.write(*stored("a", 0, 1), ev.RoundSkipped("d", 0, "nothing trained"))
     run.write(ev.ClientLeft("c", 5, "expired"))
     facts = {"round": 0, "called": 4, "answered": 1}
     run.write(do.Note("round 0: merged", facts=facts))
@@ -256,14 +260,14 @@ def test_a_merged_round_is_told_with_everything_in_one_line(run):
         "version 1: 1 of 4 called clients merged (2 needed), late: b, nothing to merge from: d, left: c; loss 2.000 (running mean); "
         "100 tokens (+100); 20.0 kB as 10.8 kB (1.9x)"
     )
-    run.write(*(do.Tell(name, msg.Call(1)) for name in "abd"))
+    run.write(*(do.Send(name, msg.Call(1)) for name in "abd"))
     run.write(*stored("b", 0, 1, tokens=30), *stored("a", 1, 2))
     run.write(do.Commit(2, (), 1.0), ev.VersionCommitted(2, "d2", 10, 0.1))
     assert told(run, "version")[-1] == (
         "version 2: 1 of 3 called clients merged (2 needed), late: b, d, and 1 delta of earlier rounds, from b; loss 5.500 (running mean); "
         "230 tokens (+130); 8.0 kB as 1.6 kB (5.0x)"
     )
-    run.write(*(do.Tell(name, msg.Call(2)) for name in "d"))
+    run.write(*(do.Send(name, msg.Call(2)) for name in "d"))
     run.write(*stored("d", 1, 1), *stored("d", 2, 2))
     run.write(do.Commit(3, (), 1.0), ev.VersionCommitted(3, "d3", 10, 0.1))
     words = (
@@ -365,7 +369,7 @@ def test_the_end_is_told_with_its_reason(run):
 def test_a_short_life_is_known_by_its_deltas(run):
     """A client that ends before its next heartbeat trained all the same; an offer that is repeated counts once."""
     begin(run, "a")
-    run.write(ev.BeatHeard("a", {"step": 3, "tokens": 30}))
+    run.write(ev.HeartbeatReceived("a", {"step": 3, "tokens": 30}))
     for sequence in (1, 2, 2):
         key = DeltaKey("a", 5, 0, sequence)
         run.write(ev.DeltaOffered("a", "s", key, "d0", 50, 5, 0, {"loss": 3.0 - sequence}))
@@ -377,11 +381,11 @@ def test_a_short_life_is_known_by_its_deltas(run):
 
 def test_garbage_is_counted_as_it_comes(run):
     """A scan of the port is of interest while the server runs; every start counts anew."""
-    run.note("GarbageSeen", garbage=2)
-    run.note("GarbageSeen", garbage=5)
+    run.note("UnreadableMessages", garbage=2)
+    run.note("UnreadableMessages", garbage=5)
     assert run.state()[0].garbage == 5
     run.note("NodeStarted", role="ps", run="r-1", address="tcp://h:1", pid=8, host="h")
-    run.note("GarbageSeen", garbage=1)
+    run.note("UnreadableMessages", garbage=1)
     run.note("NodeEnded", garbage=1)
     assert run.state()[0].garbage == 6
 
@@ -391,8 +395,8 @@ def test_strange_lines_change_nothing(run):
     begin(run, "a")
     before = run.state()[0]
     for line in (
-        {}, {"type": "Later"}, {"type": "VersionHeld", "peer": "a"}, {"type": "BeatHeard", "peer": "a", "payload": 3},
-        {"type": "Tell", "peer": "a", "message": None}, {"type": "NodeEnded", "garbage": "x", "t": "noon"},
+        {}, {"type": "Later"}, {"type": "VersionHeld", "peer": "a"}, {"type": "HeartbeatReceived", "peer": "a", "payload": 3},
+        {"type": "Send", "peer": "a", "message": None}, {"type": "NodeEnded", "garbage": "x", "t": "noon"},
     ):  # fmt: skip
         before.apply(line)
     assert (before.version, before.clients["a"].version) == (0, 0)
@@ -454,7 +458,7 @@ def test_deltas_from_before_a_restart_are_in_the_line_with_their_bytes(run):
 def test_the_loss_of_a_version_is_the_mean_of_its_round_and_says_so(run):
     """Running means of clients and means of rounds differ; without a label one of them looks wrong."""
     begin(run, "a")
-    run.write(ev.BeatHeard("a", {"step": 1, "loss": 9.0}))
+    run.write(ev.HeartbeatReceived("a", {"step": 1, "loss": 9.0}))
     run.write(ev.DeltaOffered("a", "s", DeltaKey("a", 5, 0, 1), "d0", 8, 1, 0, {"loss": 2.5}))
     round_of(run, 0, ["a"], ["a"])
     state, _ = run.state()
@@ -472,10 +476,10 @@ def offer(run, name, sequence, **metrics):
 def test_a_loss_that_is_not_finite_is_told_once_and_when_it_is_over(run):
     """Weights stay finite, so nothing was refused; the loss was left out, and the table went on with the last finite one."""
     begin(run, "a", "b")
-    run.write(ev.BeatHeard("a", {"step": 1, "loss": 2.5}))
+    run.write(ev.HeartbeatReceived("a", {"step": 1, "loss": 2.5}))
     offer(run, "a", 1, loss=float("nan"))
-    run.write(ev.BeatHeard("a", {"step": 2, "loss": float("nan")}))
-    run.write(ev.BeatHeard("a", {"step": 3, "loss": 2.0}))
+    run.write(ev.HeartbeatReceived("a", {"step": 2, "loss": float("nan")}))
+    run.write(ev.HeartbeatReceived("a", {"step": 3, "loss": 2.0}))
     offer(run, "a", 2, loss=float("inf"))
     offer(run, "b", 1, loss=2.0)
     assert told(run, "trains badly") == ["a trains badly: its loss is nan"]
@@ -486,7 +490,7 @@ def test_a_loss_that_is_not_finite_is_told_once_and_when_it_is_over(run):
     assert first.split()[title.split().index("loss")] == "inf"
     offer(run, "a", 3, loss=1.5)
     assert told(run, "trains well") == ["a trains well again"]
-    run.write(ev.BeatHeard("a", {"step": 9, "loss": float("-inf")}))
+    run.write(ev.HeartbeatReceived("a", {"step": 9, "loss": float("-inf")}))
     assert told(run, "trains badly")[1:] == ["a trains badly: its loss is -inf"]
     run.write(ev.ClientHello("a", 6, "r-1", 0, "d0"))
     state, _ = run.state()
@@ -496,7 +500,7 @@ def test_a_loss_that_is_not_finite_is_told_once_and_when_it_is_over(run):
 def test_steps_that_are_skipped_are_told_though_the_loss_is_finite(run):
     """The built-in task takes no step with gradients that are not finite, and went on so for ever."""
     begin(run, "a")
-    run.write(ev.BeatHeard("a", {"step": 9, "loss": 6.0, "skipped": 0.05}))
+    run.write(ev.HeartbeatReceived("a", {"step": 9, "loss": 6.0, "skipped": 0.05}))
     offer(run, "a", 1, loss=6.0, skipped=0.2)
     assert told(run, "trains badly") == []
     offer(run, "a", 2, loss=9e4, skipped=1.0)
@@ -509,7 +513,7 @@ def test_steps_that_are_skipped_are_told_though_the_loss_is_finite(run):
 def test_a_version_of_losses_that_are_not_finite_does_not_show_an_old_one(run):
     """Its line said the running mean from before."""
     begin(run, "a")
-    run.write(ev.BeatHeard("a", {"step": 1, "loss": 2.5}))
+    run.write(ev.HeartbeatReceived("a", {"step": 1, "loss": 2.5}))
     offer(run, "a", 1, loss=float("nan"))
     round_of(run, 0, ["a"], ["a"])
     (line,) = [text for text in told(run, "version") if text.startswith("version 1")]
@@ -520,11 +524,11 @@ def test_a_version_of_losses_that_are_not_finite_does_not_show_an_old_one(run):
 def test_a_site_that_keeps_its_losses_still_tells_that_they_are_not_finite(run):
     """That says nothing about the data, and without it nobody at the server would see a training that has failed."""
     begin(run, "a")
-    run.write(ev.BeatHeard("a", {"step": 9, "not_finite": 1}))
+    run.write(ev.HeartbeatReceived("a", {"step": 9, "not_finite": 1}))
     offer(run, "a", 1)
     assert told(run, "trains badly") == [
         "a trains badly: its loss is not finite, or its steps are skipped"
     ]
     assert told(run, "trains well") == []
-    run.write(ev.BeatHeard("a", {"step": 12}))
+    run.write(ev.HeartbeatReceived("a", {"step": 12}))
     assert told(run, "trains well") == ["a trains well again"]

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from fsl_async.files.checksummed_json import seal
+from fsl_async.files.checksummed_json import to_checksummed
 from fsl_async.observe.ledger_audit import acknowledged_keys, audit, audit_run
 
 
@@ -105,10 +105,10 @@ def test_a_checkpoint_that_contradicts_the_ledger_is_said():
 def test_both_sides_say_what_was_acknowledged(tmp_path):
     """The client's journal is the witness that the server's journal may have lost."""
     lines = [
-        {"type": "Tell", "peer": "a", "message": {"type": "Accepted", "key": "a/1/0/1"}},
-        {"type": "Tell", "peer": "a", "message": {"type": "Call", "round": 1}},
+        {"type": "Send", "peer": "a", "message": {"type": "Accepted", "key": "a/1/0/1"}},
+        {"type": "Send", "peer": "a", "message": {"type": "Call", "round": 1}},
         {"type": "DeltaAcknowledged", "key": "a/1/0/2"},
-        {"type": "Tell", "message": 3},
+        {"type": "Send", "message": 3},
         {"type": "Note", "text": "DeltaAcknowledged, Accepted"},
     ]
     journal = tmp_path / "journal.jsonl"
@@ -130,7 +130,7 @@ def run_dir(tmp_path):
 
 def write_ledger(run_dir, facts):
     """Seal facts as the server does."""
-    (run_dir / "ledger.jsonl").write_bytes(b"".join(seal(fact) + b"\n" for fact in facts))
+    (run_dir / "ledger.jsonl").write_bytes(b"".join(to_checksummed(fact) + b"\n" for fact in facts))
 
 
 def test_a_run_directory_is_audited_with_its_clients(run_dir):

@@ -10,7 +10,7 @@ from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync.client import ClientMachine, ClientRules
 from fsl_async.roles.sync.events import DeltaKey
-from fsl_async.roles.sync.ps import ServerMachine, ServerRules
+from fsl_async.roles.sync.ps import ParameterServerMachine, ParameterServerRules
 from fsl_async.roles.sync.weighting import TokensWeighting
 
 RUN = "run-1"
@@ -91,7 +91,7 @@ class ClientDriver(Driver):
         return self.feed(ev.Welcomed(RUN, 0, 4))
 
     def lose(self, reason="expired"):
-        return self.feed(ev.ServerLost(reason))
+        return self.feed(ev.SessionLost(reason))
 
     def announce(self, version, digest=None):
         return self.feed(ev.VersionAnnounced(version, digest or f"d{version}"))
@@ -109,7 +109,7 @@ class ClientDriver(Driver):
         return self.feed(ev.Rebased(version))
 
     def call(self, number, *, last=False):
-        return self.feed(ev.SyncCalled(number, last))
+        return self.feed(ev.RoundCalled(number, last))
 
     def snapshot(self, sequence, base, tokens=8, steps=2):
         return self.feed(ev.Snapshotted(sequence, base, tokens, steps))
@@ -144,7 +144,9 @@ def make_server():
     """Make a driven server machine; the arguments are its rules."""
 
     def make(**rules):
-        driver = ServerDriver(ServerMachine(ServerRules(**rules), TokensWeighting(), RUN))
+        driver = ServerDriver(
+            ParameterServerMachine(ParameterServerRules(**rules), TokensWeighting(), RUN)
+        )
         driver.recover()
         return driver
 

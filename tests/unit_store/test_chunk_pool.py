@@ -7,7 +7,7 @@ from concurrent.futures import CancelledError
 import pytest
 
 from fsl_async.store.chunk_pool import ChunkPool
-from fsl_async.store.errors import NoThread
+from fsl_async.store.errors import NoWorkerThread
 
 
 @pytest.fixture(params=[1, 3])
@@ -122,7 +122,7 @@ def test_where_no_thread_can_be_started_nobody_is_at_work_when_that_is_told(monk
         begin(thread)
 
     monkeypatch.setattr(threading.Thread, "start", start)
-    with pytest.raises(NoThread, match="can't start new thread"):
+    with pytest.raises(NoWorkerThread, match="can't start new thread"):
         do(pool, job)
     assert not at_work
     count = len(done)

@@ -17,7 +17,7 @@ from fsl_async.roles.sync.events import DeltaKey
 from fsl_async.store import accumulator
 from fsl_async.store import manifest as manifest_module
 from fsl_async.store.aggregation import rule_named
-from fsl_async.store.errors import NoThread, StoreError
+from fsl_async.store.errors import NoWorkerThread, StoreError
 from fsl_async.store.files import Files
 from fsl_async.store.manifest import Manifest
 from fsl_async.store.outer import OuterSettings
@@ -403,7 +403,7 @@ def test_the_bits_do_not_depend_on_what_a_library_does_to_small_numbers(run_root
 
 
 @pytest.mark.parametrize("options", [{}, {"threads": 3}, WHOLE], ids=["", "threads", "whole"])
-@pytest.mark.parametrize("error", [NoThread("a test"), MemoryError("a test")])
+@pytest.mark.parametrize("error", [NoWorkerThread("a test"), MemoryError("a test")])
 def test_half_an_addition_is_none(run_root, monkeypatch, options, error):
     """Whatever stops it, the sum is that of the deltas that are said to be in it, and it can be tried again."""
     store = opened(run_root / "run", **options)

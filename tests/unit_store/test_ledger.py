@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from fsl_async.files.checksummed_json import seal, unseal
+from fsl_async.files.checksummed_json import from_checksummed, to_checksummed
 from fsl_async.roles.sync.events import DeltaKey
 from fsl_async.store.book import Book
 from fsl_async.store.errors import LedgerDamaged, StoreError
@@ -150,20 +150,20 @@ def test_a_failed_append_leaves_no_trace(run_root, crash_disk):
 
 def test_a_seal_finds_every_single_byte_error():
     """The checksum is only worth something if it covers the whole line."""
-    line = seal({"fact": "lease", "name": "é\n", "index": 3})
+    line = to_checksummed({"fact": "lease", "name": "é\n", "index": 3})
     assert b"\n" not in line
-    assert unseal(line) == {"fact": "lease", "name": "é\n", "index": 3}
+    assert from_checksummed(line) == {"fact": "lease", "name": "é\n", "index": 3}
     for position in range(len(line)):
         for wrong in (line[position] ^ 1, 0):
-            assert unseal(line[:position] + bytes([wrong]) + line[position + 1 :]) is None
-    assert unseal(b"") is None
-    assert unseal(line[:-1]) is None
+            assert from_checksummed(line[:position] + bytes([wrong]) + line[position + 1 :]) is None
+    assert from_checksummed(b"") is None
+    assert from_checksummed(line[:-1]) is None
 
 
 def test_numbers_that_json_lacks_are_refused():
     """NaN in a ledger line would make it unreadable for every other tool."""
     with pytest.raises(ValueError, match="JSON"):
-        seal({"norm": float("nan")})
+        to_checksummed({"norm": float("nan")})
 
 
 def test_a_fact_from_the_future_stops_an_old_release():
@@ -205,7 +205,7 @@ def test_a_zero_inside_a_whole_line_is_damage(path):
 
 def test_a_line_whose_block_was_not_written_is_torn(path):
     """The file has its new length, and one of two blocks its bytes."""
-    line = seal({"fact": "lease", "name": "x" * 2000})
+    line = to_checksummed({"fact": "lease", "name": "x" * 2000})
     begin = path.stat().st_size
     block = -(-begin // 512) * 512 - begin
     torn = line[:block] + bytes(512) + line[block + 512 :] + b"\n"

@@ -12,7 +12,7 @@ import pytest
 import fsl_async.store.manifest as manifest_module
 from fsl_async.roles.sync.events import DeltaKey
 from fsl_async.store.aggregation import rule_named
-from fsl_async.store.errors import NoThread, StoreError
+from fsl_async.store.errors import NoWorkerThread, StoreError
 from fsl_async.store.files import Files
 from fsl_async.store.manifest import Manifest
 from fsl_async.store.outer import OuterSettings
@@ -240,7 +240,7 @@ def test_where_no_thread_can_be_started_that_is_said(make_run, monkeypatch, way)
     with monkeypatch.context() as patched:
         patched.setattr(threading.Thread, "start", refuse)
         with pytest.raises(
-            NoThread, match=r"no thread can be started .*codec\.threads to 1"
+            NoWorkerThread, match=r"no thread can be started .*codec\.threads to 1"
         ) as told:
             merge()
     assert "quarantine" not in str(told.value)

@@ -16,9 +16,9 @@ import threading
 import pytest
 
 from fsl_transport import (
-    BeatReceived,
     Conditions,
     DialerEndpoint,
+    HeartbeatReceived,
     HelloReceived,
     ListenerEndpoint,
     MemNetwork,
@@ -46,7 +46,7 @@ def make_settings(unit_s=1.0, **changes):
         "chunk_limit_bytes": 1 << 18,
     }
     values.update(changes)
-    values.setdefault("early_bytes", min(2 << 20, values["chunk_limit_bytes"]))
+    values.setdefault("eager_bytes", min(2 << 20, values["chunk_limit_bytes"]))
     return TransportSettings(**values)
 
 
@@ -133,7 +133,7 @@ class Node:
     @property
     def story(self):
         """Every event but the beats."""
-        return [event for event in self.events if type(event) is not BeatReceived]
+        return [event for event in self.events if type(event) is not HeartbeatReceived]
 
 
 class World:

@@ -133,7 +133,7 @@ def test_the_honest_client_notices_little(name, zmq_world, new_source, new_sink)
     assert len(places) == 1, "the session's id goes to one connection"
     assert client.count(PeerUp) == 1
     assert not client.count(PeerDown)
-    assert ps.endpoint.early_held_bytes <= ps.endpoint.settings.early_total_bytes
+    assert ps.endpoint.early_held_bytes <= ps.endpoint.settings.eager_total_bytes
     assert resident_bytes() - before < GROWN_LIMIT_BYTES
 
 

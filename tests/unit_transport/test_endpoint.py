@@ -3,8 +3,8 @@
 import pytest
 
 from fsl_transport import (
-    BeatReceived,
     Conditions,
+    HeartbeatReceived,
     HelloReceived,
     Lane,
     LocalError,
@@ -110,7 +110,7 @@ def test_a_failing_handler_does_not_deafen_the_endpoint(world):
 def test_nothing_is_sent_without_a_session(world, new_source, new_sink):
     """Roles need not ask first: what is for an absent peer is dropped."""
     ps = world.listener()
-    for node, peer in ((ps, "nobody"), (world.dialer(connect=False), "")):
+    for node, peer in ((ps, "deny_all"), (world.dialer(connect=False), "")):
         endpoint = node.endpoint
         endpoint.send(peer, {"n": 1})
         endpoint.offer(peer, "s", {}, new_source([b"x"]))
@@ -118,9 +118,9 @@ def test_nothing_is_sent_without_a_session(world, new_source, new_sink):
         endpoint.decline(peer, "s", "x")
         endpoint.cancel(peer, "s", "x")
         endpoint.disconnect(peer, "x")
-        assert endpoint.heard_ago_s(peer) is None
-    ps.endpoint.welcome("nobody", {})
-    ps.endpoint.refuse("nobody", "x", "y")
+        assert endpoint.last_received_ago_s(peer) is None
+    ps.endpoint.welcome("deny_all", {})
+    ps.endpoint.refuse("deny_all", "x", "y")
     world.run(5)
     assert world.network.counts["sent"] == 0
     assert ps.events == []
@@ -458,6 +458,6 @@ def test_hello_bodies_are_fresh(world):
 def test_beat_payloads_default_to_nothing(world, pair):
     """Beats work before the roles say what to carry."""
     ps, client = pair
-    world.until(lambda: client.count(BeatReceived))
-    assert client.last(BeatReceived).payload == {}
-    assert ps.endpoint.heard_ago_s("c") < 1
+    world.until(lambda: client.count(HeartbeatReceived))
+    assert client.last(HeartbeatReceived).payload == {}
+    assert ps.endpoint.last_received_ago_s("c") < 1

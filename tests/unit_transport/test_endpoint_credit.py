@@ -192,7 +192,7 @@ def test_those_who_begin_together_share_what_is_more_than_the_usual_credit(
     for client in clients[1:]:
         stop(client)
     world.run(1)
-    assert ps.endpoint.room.extra_bytes == 0
+    assert ps.endpoint.receive_budget.extra_bytes == 0
 
 
 def test_what_a_writer_still_has_counts_for_its_session(new_settings, world, new_source, new_sink):

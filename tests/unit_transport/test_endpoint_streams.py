@@ -125,7 +125,7 @@ def test_many_streams_share_the_budget(world, new_settings, new_source, new_sink
             sink.release()
         world.run(0.2)
     assert sum(sink.unwritten for sink in sinks) <= 3 << 19
-    assert ps.endpoint.room.streams == 8 - ps.count(StreamReceived)
+    assert ps.endpoint.receive_budget.streams == 8 - ps.count(StreamReceived)
 
 
 def test_a_slow_source_survives_the_stall_clock(world, pair, new_source, new_sink):
@@ -253,31 +253,31 @@ def test_thousands_of_small_chunks(world, pair, new_source, new_sink):
 def test_early_chunks_save_a_round_trip(world, pair, new_source, new_sink):
     """A small upload over a long line should take one delay, not three."""
     ps, client = pair
-    sinks = {"early": new_sink(), "late": new_sink()}
+    sinks = {"eager": new_sink(), "late": new_sink()}
     ps.on[StreamOffered] = lambda e: ps.endpoint.accept(e.peer, e.stream_id, sinks[e.stream_id])
     took = {}
-    for name, early in (("early", 1 << 16), ("late", 0)):
+    for name, eager in (("eager", 1 << 16), ("late", 0)):
         begun = world.scheduler.time()
-        client.endpoint.offer("", name, {}, new_source([b"abc", b"de"]), early)
+        client.endpoint.offer("", name, {}, new_source([b"abc", b"de"]), eager)
         world.until(lambda name=name: any(e.stream_id == name for e in ps.all(StreamReceived)))
         took[name] = world.scheduler.time() - begun
         world.run(1)
-    assert sinks["early"].content == sinks["late"].content == b"abcde"
-    assert took["early"] == pytest.approx(0.02, abs=0.001)
+    assert sinks["eager"].content == sinks["late"].content == b"abcde"
+    assert took["eager"] == pytest.approx(0.02, abs=0.001)
     assert took["late"] == pytest.approx(0.06, abs=0.001)
     assert client.count(StreamSent) == 2
 
 
 def test_no_more_is_sent_early_than_all_streams_may(world, new_settings, new_source, new_sink):
     """What nobody has accepted waits in the receiver's memory."""
-    settings = new_settings(early_bytes=1000)
+    settings = new_settings(eager_bytes=1000)
     ps, client = world.listener(settings=settings), world.dialer(settings=settings)
     world.until(lambda: client.count(PeerUp))
     sources = {name: new_source([bytes(300)] * 4) for name in "abc"}
     for name, source in sources.items():
         client.endpoint.offer("", name, {}, source, 700)
     world.run(1)
-    kept = ps.endpoint._peers["c"].streams._early._kept
+    kept = ps.endpoint._peers["c"].streams._eager._kept
     assert {number: len(chunks) for number, chunks in kept.items()} == {1: 2, 2: 1}
     ps.endpoint.decline("c", "b", "no")
     assert 2 not in kept
@@ -324,8 +324,8 @@ def test_early_bytes_that_make_no_sense_are_the_peers_fault(world, pair, new_sin
     ps, client = pair
     client.endpoint.send_op(client.endpoint._peer, frames.OFFER, (1, "s", 2, 0, {}))
     world.until(lambda: ps.count(StreamOffered))
-    early = frames.Chunk(b"", 1, 0, 7, 0, 5, 0, 1, False, b"12345")
-    ps.endpoint._peers[client.name].streams.handle_chunk(early, ps.endpoint.now())
+    eager = frames.Chunk(b"", 1, 0, 7, 0, 5, 0, 1, False, b"12345")
+    ps.endpoint._peers[client.name].streams.handle_chunk(eager, ps.endpoint.now())
     ps.endpoint.accept(client.name, "s", new_sink())
     assert [event.reason for event in ps.all(PeerDown)] == ["protocol"]
     ps.endpoint.accept(client.name, "s", new_sink())
@@ -333,7 +333,7 @@ def test_early_bytes_that_make_no_sense_are_the_peers_fault(world, pair, new_sin
 
 def test_what_did_not_fit_is_asked_for_again(world, new_settings, new_source, new_sink):
     """A sender with more room than ours must not make us keep it, nor wait for the stall timer."""
-    ps = world.listener(settings=new_settings(early_bytes=400))
+    ps = world.listener(settings=new_settings(eager_bytes=400))
     client = world.dialer()
     world.until(lambda: client.count(PeerUp))
     sink = new_sink()

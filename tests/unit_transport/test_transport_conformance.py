@@ -5,7 +5,7 @@ import os
 import pytest
 
 from fsl_transport import (
-    BeatReceived,
+    HeartbeatReceived,
     HelloReceived,
     MessageReceived,
     PeerDown,
@@ -317,9 +317,9 @@ def test_beats_carry_payloads_both_ways(world):
     ps, client = pair(world)
     client.endpoint.set_beat_payload(lambda peer: {"step": 4, "to": peer})
     ps.endpoint.set_beat_payload(lambda peer: {"members": 1, "to": peer})
-    world.until(lambda: ps.count(BeatReceived) >= 2 and client.count(BeatReceived) >= 2)
-    assert ps.last(BeatReceived) == BeatReceived("c", {"step": 4, "to": ""})
-    assert client.last(BeatReceived) == BeatReceived("", {"members": 1, "to": "c"})
+    world.until(lambda: ps.count(HeartbeatReceived) >= 2 and client.count(HeartbeatReceived) >= 2)
+    assert ps.last(HeartbeatReceived) == HeartbeatReceived("c", {"step": 4, "to": ""})
+    assert client.last(HeartbeatReceived) == HeartbeatReceived("", {"members": 1, "to": "c"})
     world.run(25)
     assert not ps.count(PeerDown)
 

@@ -9,8 +9,8 @@ from fsl_transport.bulk.stream_context import Transfer
 from fsl_transport.endpoint import DialerEndpoint, ListenerEndpoint
 from fsl_transport.errors import LocalError, PeerError, TransportError
 from fsl_transport.events import (
-    BeatReceived,
     Body,
+    HeartbeatReceived,
     HelloReceived,
     MessageReceived,
     PeerDown,
@@ -43,7 +43,6 @@ from fsl_transport.testing.virtual_time import VirtualScheduler
 __all__ = [
     "PROTOCOL_VERSION",
     "STRIPES_LIMIT",
-    "BeatReceived",
     "Body",
     "Buffer",
     "Cancellable",
@@ -52,6 +51,7 @@ __all__ = [
     "ChunkSource",
     "Conditions",
     "DialerEndpoint",
+    "HeartbeatReceived",
     "HelloReceived",
     "Lane",
     "Link",

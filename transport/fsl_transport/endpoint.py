@@ -18,7 +18,7 @@ from fsl_transport.events import (
 )
 from fsl_transport.link import Buffer, Chance, Lane, Link, Scheduler, check_name, key_of
 from fsl_transport.session import frames, session
-from fsl_transport.session.access_control import HelloGate, SpeechGate
+from fsl_transport.session.access_control import HelloLimits, MessageLimits
 from fsl_transport.session.answers import SUPERSEDED, protocol_refusal, refusal_head, unknown_head
 from fsl_transport.session.frames import Ack, Beat, Data, Foreign, Hello
 from fsl_transport.session.session import DialerMachine, DialerState, ListenerMachine, ListenerState
@@ -30,7 +30,7 @@ Admit: TypeAlias = Callable[[str, str], tuple[str, str] | None]
 """Whether a name may be used with a public key: ``None``, or the code and the text of a refusal."""
 
 
-def _anybody(_name: str, _key: str) -> None:
+def _accept_all(_name: str, _key: str) -> None:
     return None
 
 
@@ -52,14 +52,14 @@ class ListenerEndpoint(Endpoint):
         *,
         incarnation: int = 0,
         chance: Chance | None = None,
-        admit: Admit = _anybody,
+        admit: Admit = _accept_all,
     ) -> None:
         super().__init__(link, scheduler, settings, on_event, name, chance=chance)
         self.incarnation = incarnation
         self._admit = admit
         self._peers: dict[str, Peer] = {}
         self._present: dict[str, None] = {}  # names that are asking or up, in order of arrival
-        self._gate = HelloGate(settings, scheduler.time())
+        self._gate = HelloLimits(settings, scheduler.time())
         self._known: dict[str, None] = {}  # names that were heard in a session, or remembered
         self.slowed = 0
         """Control messages that came too fast, and were left for later."""
@@ -124,13 +124,13 @@ class ListenerEndpoint(Endpoint):
         found = self._find(peer)
         return "" if found is None else key_of(found.origin)
 
-    def expel(self, allows: Callable[[str], bool]) -> list[str]:
+    def evict(self, allows: Callable[[str], bool]) -> list[str]:
         """End the sessions of all whose key is not allowed any more; returns their names. ``PeerDown`` comes for each."""
         now = self._scheduler.time()
         gone = [self._peers[name] for name in self._present]
         gone = [peer for peer in gone if not allows(key_of(peer.origin))]
         for peer in gone:
-            effects = peer.machine.expel(now)
+            effects = peer.machine.evict(now)
             self._settle(peer)
             self._run(peer, effects, now)
         return [peer.name for peer in gone]
@@ -191,34 +191,34 @@ class ListenerEndpoint(Endpoint):
         if type(message) is Hello:
             self._take_hello(name, message, origin, now)
         elif peer is None:
-            self._answer_stranger(name, message, origin)
+            self._answer_unauthenticated(name, message, origin)
         elif isinstance(message, BULK_MESSAGES):
             self._handle_bulk(peer, message, now)
-        elif not isinstance(message, Data | Beat | Ack) or self._may_speak(
+        elif not isinstance(message, Data | Beat | Ack) or self._may_send(
             peer, message, len(parts[0]), now
         ):
             self._handle(peer, message, now)
 
-    def _may_speak(self, peer: Peer, message: Data | Beat | Ack, size: int, now: float) -> bool:
+    def _may_send(self, peer: Peer, message: Data | Beat | Ack, size: int, now: float) -> bool:
         """Whether to handle a message of a peer, which has a session or had one."""
         current = peer.machine.session
         if current is None or message.session != current.identity:
             return True
         if peer.speech is None:
-            peer.speech = SpeechGate(self.settings, now)
+            peer.speech = MessageLimits(self.settings, now)
             self._know(peer.name)
         if peer.speech.opens(message, size, now):
             return True
         self.slowed += 1
-        current.hear(now)
+        current.on_received(now)
         self.rearm(peer, now)
         return False
 
     def _take_hello(self, name: str, hello: Hello, origin: bytes, now: float) -> None:
         """Whoever is admitted gets the name's session bound to its connection; nobody else."""
         key = key_of(origin)
-        whence = key or self._link.whence()
-        if not self._gate.opens(name, whence, now, is_known=name in self._known):
+        address_of = key or self._link.address_of()
+        if not self._gate.opens(name, address_of, now, is_known=name in self._known):
             return
         if name not in self._present and len(self._present) >= self.settings.max_sessions:
             text = f"the listener already has {len(self._present)} sessions"
@@ -255,7 +255,7 @@ class ListenerEndpoint(Endpoint):
             peer = self._peers[name] = Peer(name, ListenerMachine(self.incarnation, self.settings))
         return peer
 
-    def _answer_stranger(self, name: str, message: frames.Message, origin: bytes) -> None:
+    def _answer_unauthenticated(self, name: str, message: frames.Message, origin: bytes) -> None:
         if isinstance(message, Foreign):
             head = protocol_refusal(message)
         elif isinstance(message, Data | Beat | Ack):
@@ -379,7 +379,7 @@ class DialerEndpoint(Endpoint):
             self._flush(peer)
         elif isinstance(effect, session.Up):
             self.emit(PeerUp("", effect.incarnation, effect.body))
-        elif isinstance(effect, session.StillCalling):
+        elif isinstance(effect, session.StillConnecting):
             self.emit(Unreachable(self.address, effect.seconds))
         elif isinstance(effect, session.RefusedBy):
             self.emit(Refused(effect.code, effect.text))

@@ -15,14 +15,14 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from fsl_transport.bulk.parallelism import StripeCount
-from fsl_transport.bulk.receive_budget import Room
+from fsl_transport.bulk.parallelism import Parallelism
+from fsl_transport.bulk.receive_budget import ReceiveBudget
 from fsl_transport.bulk.stream_context import Transfer
 from fsl_transport.bulk.streams import Streams
 from fsl_transport.errors import LocalError, PeerError
 from fsl_transport.events import (
-    BeatReceived,
     Body,
+    HeartbeatReceived,
     MessageReceived,
     PeerDown,
     TransportEvent,
@@ -39,7 +39,7 @@ from fsl_transport.link import (
     check_name,
 )
 from fsl_transport.session import frames, session
-from fsl_transport.session.access_control import SpeechGate
+from fsl_transport.session.access_control import MessageLimits
 from fsl_transport.session.frames import Beat, Chunk, Data, Probe, Taken
 from fsl_transport.session.reliable import BeatDue, Session
 from fsl_transport.settings import TransportSettings
@@ -63,8 +63,8 @@ class Peer:
         self.origin = b""
         self.machine = machine
         self.streams: Streams | None = None
-        self.speech: SpeechGate | None = None
-        self.count: StripeCount | None = None
+        self.speech: MessageLimits | None = None
+        self.count: Parallelism | None = None
         self.armed_at = math.inf
 
 
@@ -83,7 +83,7 @@ class Endpoint:
     ) -> None:
         self.name = check_name(name)
         self.settings = settings
-        self.room = Room()
+        self.receive_budget = ReceiveBudget()
         self.early_held_bytes = 0
         self.bad_messages = 0
         self._link = link
@@ -125,12 +125,12 @@ class Endpoint:
             self.send_op(found, frames.MESSAGE, (body,))
 
     def offer(
-        self, peer: str, stream_id: str, meta: Body, source: ChunkSource, early_bytes: int = 0
+        self, peer: str, stream_id: str, meta: Body, source: ChunkSource, eager_bytes: int = 0
     ) -> None:
         """Offer a stream, or start the one of this id again. Dropped without a session.
 
-        ``early_bytes``: so much of it may be sent before it is accepted, which saves a round trip and is lost where it is
-        declined; all streams of a session share ``settings.early_bytes``.
+        ``eager_bytes``: so much of it may be sent before it is accepted, which saves a round trip and is lost where it is
+        declined; all streams of a session share ``settings.eager_bytes``.
         """
         frames.check_body(meta)
         if not (
@@ -142,7 +142,7 @@ class Endpoint:
             raise LocalError(f"{stream_id!r} is no stream id: {text}")
         streams = self._streams(peer)
         if streams is not None:
-            streams.offer(stream_id, meta, source, early_bytes)
+            streams.offer(stream_id, meta, source, eager_bytes)
 
     def accept(self, peer: str, stream_id: str, sink: ChunkSink, next_chunk: int = 0) -> None:
         """Take an offered stream from ``next_chunk`` on; ignored when the offer is gone."""
@@ -174,12 +174,12 @@ class Endpoint:
                 rows.extend(peer.streams.transfers())
         return rows
 
-    def heard_ago_s(self, peer: str) -> float | None:
+    def last_received_ago_s(self, peer: str) -> float | None:
         """Seconds since the peer was heard; None without a session."""
         found = self._find(peer)
         if found is None:
             return None
-        seconds: float = found.machine.session.heard_ago_s(self.now())
+        seconds: float = found.machine.session.last_received_ago_s(self.now())
         return seconds
 
     def close(self) -> None:
@@ -201,7 +201,7 @@ class Endpoint:
         self.close()
         await self._link.aclose()
 
-    # What the streams call (``streams.Road``).
+    # What the streams call (``streams.StreamContext``).
 
     def now(self) -> float:
         """Scheduler time."""
@@ -285,7 +285,7 @@ class Endpoint:
         if peer.streams is None:
             if peer.count is None:
                 limit = min(self.settings.stripes_limit, self._link.stripes_limit)
-                peer.count = StripeCount(self.settings.stripes_first, limit)
+                peer.count = Parallelism(self.settings.stripes_first, limit)
             identity = peer.machine.session.identity
             peer.streams = Streams(self, peer, peer.name, identity, peer.count)
         return peer.streams
@@ -338,7 +338,7 @@ class Endpoint:
         current: Session | None = peer.machine.session
         if current is None or message.session != current.identity:
             return
-        current.hear(now)
+        current.on_received(now)
         try:
             streams = self._peer_streams(peer)
             if type(message) is Chunk:
@@ -380,7 +380,7 @@ class Endpoint:
                 if effect.asks:
                     peer.machine.session.beat(self._beat_payload(peer.name), now, asks=False)
                     self._flush(peer)
-                self.emit(BeatReceived(peer.name, effect.payload))
+                self.emit(HeartbeatReceived(peer.name, effect.payload))
             elif kind is BeatDue:
                 peer.machine.session.beat(self._beat_payload(peer.name), now, asks=True)
             elif kind is session.Down:

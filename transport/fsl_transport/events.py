@@ -81,7 +81,7 @@ class MessageReceived:
 
 
 @frozen
-class BeatReceived:
+class HeartbeatReceived:
     """A heartbeat and the small dict it carried."""
 
     peer: str
@@ -140,7 +140,7 @@ TransportEvent: TypeAlias = (
     | Superseded
     | Unreachable
     | MessageReceived
-    | BeatReceived
+    | HeartbeatReceived
     | StreamOffered
     | StreamReceived
     | StreamSent

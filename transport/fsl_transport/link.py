@@ -85,7 +85,7 @@ class Link(Protocol):
         """
         ...
 
-    def whence(self) -> str:
+    def address_of(self) -> str:
         """Network address of the message that is being received, for limits; empty where there is none."""
         ...
 

@@ -26,7 +26,7 @@ class Rate:
             raise LocalError(f"{self} must let something through: per_s above 0, burst 1 or more")
 
 
-class Bucket:
+class TokenBucket:
     """One bucket, full at first."""
 
     __slots__ = ("_at", "_tokens", "rate")
@@ -51,7 +51,7 @@ class Bucket:
         return True
 
 
-class Buckets:
+class RateLimit:
     """A bucket for each of many keys, which strangers choose: no more than ``limit`` are remembered.
 
     One that is full again says nothing and is forgotten first; then the one that was used least recently, whose key so gets a
@@ -63,7 +63,7 @@ class Buckets:
     def __init__(self, rate: Rate, limit: int) -> None:
         self._rate = rate
         self._limit = limit
-        self._buckets: dict[str, Bucket] = {}
+        self._buckets: dict[str, TokenBucket] = {}
 
     def __len__(self) -> int:
         return len(self._buckets)
@@ -74,7 +74,7 @@ class Buckets:
         if bucket is None:
             while len(self._buckets) >= self._limit:
                 del self._buckets[next(iter(self._buckets))]
-            bucket = Bucket(self._rate, now)
+            bucket = TokenBucket(self._rate, now)
         self._buckets[key] = bucket  # the newest is last
         return bucket.take(now)
 

@@ -54,7 +54,7 @@ class TransportSettings:
     """Connections for bulk between two peers at most; how many there are is found by measuring."""
     stripes_first: int = field(default=1, validator=_positive)
     """How many a link begins with."""
-    early_bytes: int = field(default=2 * MIB, validator=_positive)
+    eager_bytes: int = field(default=2 * MIB, validator=_positive)
     """What may be under way of a session's streams that nobody has accepted yet, where their owner wants that."""
     budget_bytes: int = field(default=1024 * MIB, validator=_positive)
     """Received and not written yet, over all streams that come in: many get smaller windows, and what finds no room is asked for again when there is some (``room.py``)."""
@@ -68,7 +68,7 @@ class TransportSettings:
     """Sessions of one listener; the next HELLO is refused with code ``full``."""
     max_streams: int = field(default=64, validator=_positive)
     """Streams of one session in each direction, offered ones among them."""
-    early_total_bytes: int = field(default=128 * MIB, validator=_positive)
+    eager_total_bytes: int = field(default=128 * MIB, validator=_positive)
     """Of chunks that came before their stream was accepted, over all sessions; what is more is asked for again."""
     max_connections: int = field(default=16_384, validator=_positive)
     """Of one listener, two and more for each peer; never more than the system's descriptors allow, less what is reserved (``doorkeeper.py``). The next one is hung up."""
@@ -116,9 +116,9 @@ class TransportSettings:
                 f"window_bytes ({self.window_bytes}) must hold one chunk of chunk_limit_bytes"
                 f" ({self.chunk_limit_bytes})"
             )
-        if self.early_bytes > self.chunk_limit_bytes:
+        if self.eager_bytes > self.chunk_limit_bytes:
             raise LocalError(
-                f"early_bytes ({self.early_bytes}) must not be above chunk_limit_bytes ({self.chunk_limit_bytes}):"
+                f"eager_bytes ({self.eager_bytes}) must not be above chunk_limit_bytes ({self.chunk_limit_bytes}):"
                 " what came early must leave credit for a chunk"
             )
         if self.window_limit_bytes < self.window_bytes:

@@ -37,7 +37,7 @@ from fsl_async.learn.client.learner import Learner, RunFinishedError
 from fsl_async.learn.client.meter import Meter
 from fsl_async.learn.data.corpus import HELD_OUT_SHARE, Corpus, windows
 from fsl_async.learn.split.methods.base import Method
-from fsl_async.learn.split.model_parts import ClientHalf
+from fsl_async.learn.split.model_parts import ClientPart
 from fsl_async.learn.split.remote import SplitTraining
 from fsl_async.learn.split.weights import exchanged
 from fsl_async.roles.split.methods import SplitRules, decisions_of
@@ -63,7 +63,7 @@ def choose_device(text: str) -> torch.device:
 
 
 @attrs.frozen
-class Place:
+class ClientContext:
     """Who and where a training function is: its name, share of the data, device, and the run's configuration."""
 
     client_name: str
@@ -84,7 +84,7 @@ class FedBase:
     log: takes a line for the journal.
     """
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: ClientContext) -> None:
         self.client_name = place.client_name
         self.seed = place.seed
         self.device = place.device
@@ -200,7 +200,7 @@ class Fed(FedBase):
     def __init__(
         self,
         learner: Learner,
-        place: Place,
+        place: ClientContext,
         open_split: Callable[[SplitTraining, dict[str, str]], None] | None = None,
     ) -> None:
         super().__init__(place)
@@ -247,7 +247,7 @@ class Fed(FedBase):
 
     def split(
         self,
-        half: ClientHalf,
+        half: ClientPart,
         method: Method,
         rules: SplitRules,
         *,
@@ -354,7 +354,7 @@ class LocalFed(FedBase):
     """
 
     def __init__(
-        self, place: Place, *, steps: int | None = None, seconds: float | None = None
+        self, place: ClientContext, *, steps: int | None = None, seconds: float | None = None
     ) -> None:
         super().__init__(place)
         self.history: list[tuple[int, dict[str, float]]] = []

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from fsl_async.errors import TaskError, one_line
 from fsl_async.learn.client.tasks import load_function
-from fsl_async.learn.models.cuts import Chain, Halves
+from fsl_async.learn.models.cuts import Chain, CutModel
 from fsl_async.learn.models.gpt_parts import GPTPart
 from fsl_async.learn.models.hf import HFPart
 from fsl_async.learn.split.batches import Batch, call
@@ -29,7 +29,7 @@ from fsl_async.learn.split.rng import drawing
 KINDS = "linear, blocks:N, file.py:function"
 
 
-def build(kind: str, halves: Halves, example: Batch, *, seed: int = 0) -> nn.Module:
+def build(kind: str, halves: CutModel, example: Batch, *, seed: int = 0) -> nn.Module:
     """The auxiliary model called `kind` for `halves`, checked against `example` (any batch of the right shapes).
 
     Raises AuxiliaryError in one line: no such kind, too many blocks, outputs that do not fit, a user's function that fails.
@@ -73,7 +73,7 @@ def check(
         raise AuxiliaryError(f"auxiliary model {kind!r} passes no gradient to its input")
 
 
-def _shapes(halves: Halves, example: Batch) -> tuple[Tensor, Tensor]:
+def _shapes(halves: CutModel, example: Batch) -> tuple[Tensor, Tensor]:
     """Activations and outputs for the example, without a trace in the halves."""
     if halves.server is None:
         raise AuxiliaryError("there is no server's half")

@@ -30,7 +30,7 @@ from fsl_async.learn.split.errors import CutError
 
 
 @attrs.frozen(slots=True, eq=False)
-class Halves:
+class CutModel:
     """The parts of a cut model. `server` is None when all of it is the client's (FedAvg)."""
 
     client: nn.Module
@@ -46,7 +46,7 @@ class Halves:
                 inputs = call(part, inputs, lengths)
         return inputs
 
-    def copies(self) -> "Halves":
+    def copies(self) -> "CutModel":
         """Halves of their own with the same weights; ties between client and tail are kept."""
         client, server, tail = copy.deepcopy((self.client, self.server, self.tail))
         return attrs.evolve(self, client=client, server=server, tail=tail)
@@ -103,29 +103,29 @@ def cuts_of(model: nn.Module) -> tuple[str, ...]:
     return tuple(_cutter(model).places(model))
 
 
-def split(model: nn.Module, cut: str | int, tail_cut: str | int | None = None) -> Halves:
+def split(model: nn.Module, cut: str | int, tail_cut: str | int | None = None) -> CutModel:
     """Cut `model` once, or twice for a U-shape. Raises CutError, in one line with the cuts that exist."""
     cutter = _cutter(model)
     places = cutter.places(model)
     first = _place(model, places, cut, "cut", 0)
     if tail_cut is None:
         client, server = cutter.parts(model, [first])
-        return Halves(client, _untied(server, client), None, places[first])
+        return CutModel(client, _untied(server, client), None, places[first])
     # Blocks: the second cut may lie behind the last one, so that only the head is the client's again.
     ends = [*places, *cutter.ends(model)] if isinstance(cutter, _Blocks) else places
     last = _place(model, ends, tail_cut, "tail cut", first + 1)
     client, server, tail = cutter.parts(model, [first, last])
-    return Halves(client, _untied(server, client, tail), tail, places[first], ends[last])
+    return CutModel(client, _untied(server, client, tail), tail, places[first], ends[last])
 
 
-def whole(model: nn.Module) -> Halves:
+def whole(model: nn.Module) -> CutModel:
     """No cut: everything at the client, as FedAvg has it."""
-    return Halves(model, None)
+    return CutModel(model, None)
 
 
-def in_one(model: nn.Module) -> Halves:
+def in_one(model: nn.Module) -> CutModel:
     """The same as one part, which takes lengths like any other."""
-    return Halves(_cutter(model).parts(model, [])[0], None)
+    return CutModel(_cutter(model).parts(model, [])[0], None)
 
 
 class _Blocks:

@@ -26,8 +26,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from fsl_async.learn.client.buffers import Vector
 from fsl_async.learn.split import weights
 from fsl_async.learn.split.batches import Smashed, call, joined
-from fsl_async.learn.split.errors import HalfMisused
-from fsl_async.learn.split.model_parts import ServerHalf
+from fsl_async.learn.split.errors import ModelPartMisused
+from fsl_async.learn.split.model_parts import ServerPart
 from fsl_async.learn.split.modes import untouched
 from fsl_async.learn.split.optimizers import Optimizer, OptimizerSpec
 
@@ -65,7 +65,7 @@ class Alignment:
     def remember(self, smashed: Smashed) -> None:
         """Keep a batch; of the oldest, forget what exceeds `buffer_samples`. The tensors are kept, not copied, unless cut."""
         if smashed.labels is None:
-            raise HalfMisused("activations without labels cannot be aligned to")
+            raise ModelPartMisused("activations without labels cannot be aligned to")
         self._buffer.append(smashed)
         self.samples += smashed.samples
         while (extra := self.samples - self.settings.buffer_samples) > 0:
@@ -77,7 +77,7 @@ class Alignment:
                 self._buffer.appendleft(kept)
                 self.samples += kept.samples
 
-    def align(self, server: ServerHalf) -> AlignReport:
+    def align(self, server: ServerPart) -> AlignReport:
         """Move the auxiliary model towards the server's gradients. Nothing of the server moves.
 
         Raises ValueError where batch norm has nothing but one sample: as at a client's first upload, if that is its last batch too.
@@ -129,7 +129,7 @@ class Alignment:
             self._buffer.append(kept.to(device))
             self.samples += kept.samples
 
-    def _minibatches(self, server: ServerHalf) -> list[Smashed]:
+    def _minibatches(self, server: ServerPart) -> list[Smashed]:
         """The buffer in pieces. Where there is batch norm a single sample that is left over joins the piece before it: nothing can be normalised by one."""
         size = self.settings.minibatch_samples
         groups: list[list[Smashed]] = [[]]
@@ -148,11 +148,11 @@ class Alignment:
             groups[-1] += rest
         return [joined(group).to(server.device) for group in groups if group]
 
-    def _pull(self, server: ServerHalf, batch: Smashed, target: Tensor) -> float:
+    def _pull(self, server: ServerPart, batch: Smashed, target: Tensor) -> float:
         """One optimiser step on one minibatch; returns the squared error before it."""
         given = batch.values.detach().requires_grad_()
         if batch.labels is None:
-            raise HalfMisused("activations without labels cannot be aligned to")
+            raise ModelPartMisused("activations without labels cannot be aligned to")
         with untouched(self.auxiliary):
             loss = server.loss(call(self.auxiliary, given, batch.lengths), batch.labels)
         (estimate,) = torch.autograd.grad(loss, given, create_graph=True)

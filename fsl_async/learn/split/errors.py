@@ -5,7 +5,7 @@ ConfigError (fsl_async.errors)
 └── AuxiliaryError         an auxiliary model does not fit the cut
 LearnError (fsl_async.store.errors)
 ├── SmashedRefused         activations or labels of a peer make no sense: the peer's fault
-└── HalfMisused            our own misuse: a step twice, a gradient of another shape
+└── ModelPartMisused            our own misuse: a step twice, a gradient of another shape
 """
 
 from fsl_async.errors import ConfigError
@@ -30,5 +30,5 @@ class SmashedRefused(LearnError):  # noqa: N818 - named after what happened, lik
     """What a peer sent cannot be trained on; nothing was changed by it. The sender is at fault."""
 
 
-class HalfMisused(LearnError):  # noqa: N818
+class ModelPartMisused(LearnError):  # noqa: N818
     """A half was used in the wrong order or with the wrong shapes. This node is at fault."""

@@ -11,12 +11,12 @@ import attrs
 import torch
 from torch import nn
 
-from fsl_async.learn.models.cuts import Halves
+from fsl_async.learn.models.cuts import CutModel
 from fsl_async.learn.split import weights
 from fsl_async.learn.split.batches import IGNORED, Batch, Loss, call, cross_entropy
-from fsl_async.learn.split.errors import HalfMisused
+from fsl_async.learn.split.errors import ModelPartMisused
 from fsl_async.learn.split.methods.base import Method, Position
-from fsl_async.learn.split.model_parts import ClientHalf, StepReport, total_loss
+from fsl_async.learn.split.model_parts import ClientPart, StepReport, total_loss
 from fsl_async.learn.split.modes import evaluating
 from fsl_async.learn.split.optimizers import OptimizerSpec
 from fsl_async.learn.split.server import ServerSettings, SplitServer
@@ -37,12 +37,12 @@ class Lockstep:
     def __init__(
         self,
         method: Method,
-        clients: Mapping[str, ClientHalf],
+        clients: Mapping[str, ClientPart],
         server: SplitServer | None,
         shares: Mapping[str, float] | None = None,
     ) -> None:
         if method.has_server != (server is not None):
-            raise HalfMisused(
+            raise ModelPartMisused(
                 f"{method.name} {'needs a' if method.has_server else 'has no'} server"
             )
         self.method = method
@@ -79,15 +79,15 @@ class Lockstep:
                 report: StepReport = end.value
                 return report
             if self.server is None:
-                raise HalfMisused(f"{self.method.name} has no server")
+                raise ModelPartMisused(f"{self.method.name} has no server")
             answer = self.method.serve(self.server, name, crossing)
 
-    def halves(self) -> Halves:
+    def halves(self) -> CutModel:
         """The model to evaluate: x_c (of the last client in a relay) and x_s."""
         name = self._turn if self.method.relay and self._turn else next(iter(self.clients))
         model = self.clients[name].model
         server = None if self.server is None else self.server.common.model
-        return Halves(model.body, server, model.tail)
+        return CutModel(model.body, server, model.tail)
 
     def _visit(self, name: str, batches: Iterable[Batch]) -> float:
         client = self.clients[name]
@@ -103,7 +103,7 @@ class Lockstep:
 
 def start(
     method: Method,
-    halves: Halves,
+    halves: CutModel,
     names: Iterable[str],
     optimizer: OptimizerSpec,
     *,
@@ -129,7 +129,7 @@ def start(
     return Lockstep(method, clients, split, shares)
 
 
-def evaluate(halves: Halves, batches: Iterable[Batch], loss: Loss = cross_entropy) -> Score:
+def evaluate(halves: CutModel, batches: Iterable[Batch], loss: Loss = cross_entropy) -> Score:
     """Loss and accuracy in evaluation mode, each batch moved to the device of each part in turn."""
     parts = [part for part in (halves.client, halves.server, halves.tail) if part is not None]
     summed, right, count = 0.0, 0, 0

@@ -21,7 +21,7 @@ from fsl_async.errors import one_line
 from fsl_async.learn.client.buffers import Vector
 from fsl_async.learn.split import weights
 from fsl_async.learn.split.batches import Batch, Loss, Smashed, call, check_smashed, cross_entropy
-from fsl_async.learn.split.errors import HalfMisused, SmashedRefused
+from fsl_async.learn.split.errors import ModelPartMisused, SmashedRefused
 from fsl_async.learn.split.modes import untouched
 from fsl_async.learn.split.optimizers import Optimizer, OptimizerSpec
 from fsl_async.learn.split.rng import drawing
@@ -71,7 +71,7 @@ class _ClientModel(nn.Module):
         return call(self.get_submodule(part), values, lengths)
 
 
-class ClientHalf:
+class ClientPart:
     """A client's part of the model, its tail if it has one, and its auxiliary model if the method has one.
 
     `trains_auxiliary`: the auxiliary model has an optimiser of its own (CSE-FSL); else it is looked through, untouched (FSL-SAGE).
@@ -111,9 +111,9 @@ class ClientHalf:
         return weights.device_of(self.model)
 
     def forward(self, batch: Batch) -> Pending:
-        """Begin a step. Raises HalfMisused when `in_flight` steps are open already."""
+        """Begin a step. Raises ModelPartMisused when `in_flight` steps are open already."""
         if self._open >= self._in_flight:
-            raise HalfMisused(
+            raise ModelPartMisused(
                 f"{self._open} steps are open at this client, {self._in_flight} may be"
             )
         device = self.device
@@ -134,7 +134,7 @@ class ClientHalf:
     def apply(self, pending: Pending, cut_gradient: Tensor) -> StepReport:
         """End a step with the gradient of the loss with respect to the activations at the cut."""
         if cut_gradient.shape != pending.values.shape:
-            raise HalfMisused(
+            raise ModelPartMisused(
                 f"a cut gradient of shape {tuple(cut_gradient.shape)} for activations of {tuple(pending.values.shape)}"
             )
         self._collect(pending, pending.values, cut_gradient.to(pending.values))
@@ -143,7 +143,7 @@ class ClientHalf:
     def tail_step(self, pending: Pending, features: Tensor) -> Tensor:
         """U-shape: outputs and loss at home. Returns the gradient with respect to `features`; `apply` then ends the step."""
         if self.model.tail is None:
-            raise HalfMisused("this client has no tail")
+            raise ModelPartMisused("this client has no tail")
         given = features.detach().to(self.device).requires_grad_()
         loss = self._loss(self._run(pending, "tail", given), pending.batch.labels)
         pending.loss = loss.item()
@@ -156,7 +156,7 @@ class ClientHalf:
         """
         model = self.auxiliary
         if model is None:
-            raise HalfMisused("this client has no auxiliary model")
+            raise ModelPartMisused("this client has no auxiliary model")
         try:
             return self._auxiliary_step(pending, model)
         except ValueError:  # batch norm and one sample
@@ -196,7 +196,7 @@ class ClientHalf:
         """The module called "client" or "auxiliary"."""
         found = {"client": self.model, "auxiliary": self.auxiliary}.get(name)
         if found is None:
-            raise HalfMisused(f"this client has no part {name!r}")
+            raise ModelPartMisused(f"this client has no part {name!r}")
         return found
 
     def state(self) -> dict[str, Tensor]:
@@ -267,7 +267,7 @@ class ServerPending:
     number: int
 
 
-class ServerHalf:
+class ServerPart:
     """The server's part of the model, one copy of it. `name` tells replicas apart in the seeds of dropout.
 
     `shape` (activations of one sample, -1 for any size) and `classes` are checked in what clients send.
@@ -350,7 +350,7 @@ class ServerHalf:
         """The gradient of the mean loss with respect to the activations, for alignment: nothing moves, nothing is drawn."""
         given = smashed.values.detach().requires_grad_()
         if smashed.labels is None:
-            raise HalfMisused("activations without labels cannot be aligned to")
+            raise ModelPartMisused("activations without labels cannot be aligned to")
         with untouched(self.model):
             loss = self._loss(call(self.model, given, smashed.lengths), smashed.labels)
         return torch.autograd.grad(loss, given)[0]

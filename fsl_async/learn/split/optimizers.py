@@ -11,7 +11,7 @@ import attrs
 import torch
 from torch import Tensor, nn
 
-from fsl_async.learn.split.errors import HalfMisused
+from fsl_async.learn.split.errors import ModelPartMisused
 
 
 @attrs.frozen(slots=True)
@@ -61,17 +61,19 @@ class Optimizer:
         }
 
     def load(self, state: Mapping[str, Tensor]) -> None:
-        """Go on from what `state` gave. Raises HalfMisused for a weight that is not here or of another shape."""
+        """Go on from what `state` gave. Raises ModelPartMisused for a weight that is not here or of another shape."""
         if self._torch is None:
             if state:
-                raise HalfMisused("an optimiser without weights cannot take up a state")
+                raise ModelPartMisused("an optimiser without weights cannot take up a state")
             return
         self._torch.state.clear()
         for text, value in state.items():
             name, _, key = text.rpartition("/")
             weight = self.weights.get(name)
             if weight is None or (value.dim() and value.shape != weight.shape):
-                raise HalfMisused(f"the saved optimiser has {text!r}, which does not fit this half")
+                raise ModelPartMisused(
+                    f"the saved optimiser has {text!r}, which does not fit this half"
+                )
             # counters stay on the CPU, where torch reads them without waiting for a GPU
             moved = value.clone() if not value.dim() else value.to(weight.device, copy=True)
             self._torch.state[weight][key] = moved

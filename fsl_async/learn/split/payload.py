@@ -38,7 +38,7 @@ class PayloadError(LearnError):
 
 
 @frozen(eq=False)
-class Parcel:
+class Payload:
     """An upload or an answer as it travels: float32 values of that shape, coded labels, lengths of padded sequences."""
 
     values: Values

@@ -1,6 +1,6 @@
 """A client's training thread with the server's half on another machine.
 
-    split = fed.split(half, method, ...)            half: ClientHalf, from method.client_half(...)
+    split = fed.split(half, method, ...)            half: ClientPart, from method.client_half(...)
     for number in fed.rounds():
         for inputs, labels in batches(number):
             split.train_batch(inputs, labels)       forward to the cut, what the method wants sent, one update
@@ -39,8 +39,8 @@ from fsl_async.learn.split.methods.base import (
     Position,
     Steps,
 )
-from fsl_async.learn.split.model_parts import ClientHalf, StepReport
-from fsl_async.learn.split.payload import Parcel, pack_labels, put_back, valid_rows
+from fsl_async.learn.split.model_parts import ClientPart, StepReport
+from fsl_async.learn.split.payload import Payload, pack_labels, put_back, valid_rows
 from fsl_async.learn.split.weights import weights_of
 from fsl_async.roles.split.events import RoundEnded, UploadKey, UploadReady
 from fsl_async.roles.split.methods import Decisions
@@ -49,7 +49,7 @@ from fsl_async.roles.sync.events import Event
 POLL_S = 0.2
 """How often a wait looks whether the run has ended."""
 
-Place = tuple[int, int, int]
+ClientContext = tuple[int, int, int]
 """Round, step and leg: an upload's key without whose it is."""
 
 
@@ -66,7 +66,7 @@ class _Open:
     labels_at_home: bool = False
 
     @property
-    def place(self) -> Place:
+    def place(self) -> ClientContext:
         return self.at.round, self.before + self.at.step, self.leg
 
 
@@ -75,7 +75,7 @@ class SplitTraining:
 
     def __init__(
         self,
-        half: ClientHalf,
+        half: ClientPart,
         method: Method,
         decisions: Decisions,
         *,
@@ -116,8 +116,8 @@ class SplitTraining:
         # Guarded by the condition: what both the training thread and the loop touch.
         self._changed = threading.Condition()
         self._slots = decisions.in_flight
-        self._kept: dict[Place, Parcel] = {}
-        self._answers: dict[Place, tuple[Vector, float] | None] = {}
+        self._kept: dict[ClientContext, Payload] = {}
+        self._answers: dict[ClientContext, tuple[Vector, float] | None] = {}
         self._model: Vector | None = None
         self._aligning = False
         self._settled = -1
@@ -235,7 +235,7 @@ class SplitTraining:
             )
         )
 
-    def _parcel(self, smashed: Smashed) -> Parcel:
+    def _parcel(self, smashed: Smashed) -> Payload:
         values = smashed.values.detach().float().cpu().numpy()
         if smashed.labels is not None and self._labels_stay:
             raise NotAllowedError("this site's policy keeps labels here, and the method sends them")
@@ -248,7 +248,7 @@ class SplitTraining:
                 labels = valid_rows(labels, lengths)
         packed = b"" if labels is None else pack_labels(labels, self._classes)
         # A copy: what is kept must not change, and must not hold the step's graph.
-        return Parcel(np.array(values).reshape(-1), tuple(values.shape), packed, lengths)
+        return Payload(np.array(values).reshape(-1), tuple(values.shape), packed, lengths)
 
     def _finish_oldest(self) -> float | None:
         """Wait for the oldest open step's answers; its loss, or None where it was left out."""
@@ -320,14 +320,14 @@ class SplitTraining:
         """How many a model must have that is installed."""
         return weights_of(self.half.part("auxiliary")).manifest.values
 
-    def parcel(self, place: Place) -> Parcel | None:
+    def parcel(self, place: ClientContext) -> Payload | None:
         """What is kept of an upload."""
         with self._changed:
             return self._kept.get(place)
 
     # --- loop thread: never waits -----------------------------------------------------------------------------
 
-    def drop(self, place: Place) -> None:
+    def drop(self, place: ClientContext) -> None:
         """Forget an upload."""
         with self._changed:
             self._kept.pop(place, None)
@@ -351,7 +351,7 @@ class SplitTraining:
             self._slots += 1
             self._changed.notify_all()
 
-    def note_loss(self, loss: float) -> None:
+    def report_loss(self, loss: float) -> None:
         """The server's loss on an upload."""
         self.server_loss = loss
 

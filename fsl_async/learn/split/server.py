@@ -15,8 +15,8 @@ from fsl_async.learn.client.buffers import Vector
 from fsl_async.learn.split import weights
 from fsl_async.learn.split.alignment import Alignment, AlignSettings
 from fsl_async.learn.split.batches import Loss, cross_entropy
-from fsl_async.learn.split.errors import HalfMisused, SmashedRefused
-from fsl_async.learn.split.model_parts import ServerHalf, ServerPending
+from fsl_async.learn.split.errors import ModelPartMisused, SmashedRefused
+from fsl_async.learn.split.model_parts import ServerPart, ServerPending
 from fsl_async.learn.split.optimizers import OptimizerSpec
 
 
@@ -45,10 +45,10 @@ class SplitServer:
         self.pending: dict[str, deque[ServerPending]] = {}
         """U-shape: steps that wait for the gradient of their features, oldest first."""
         self._auxiliary = auxiliary
-        self._replicas: dict[str, ServerHalf] = {}
+        self._replicas: dict[str, ServerPart] = {}
         self._alignments: dict[str, Alignment] = {}
 
-    def half(self, client: str) -> ServerHalf:
+    def half(self, client: str) -> ServerPart:
         """The half that trains on this client's activations."""
         if not self.settings.replicas:
             return self.common
@@ -60,7 +60,7 @@ class SplitServer:
         """What is kept for this client's auxiliary model; at first a copy of the common start."""
         if client not in self._alignments:
             if self._auxiliary is None:
-                raise HalfMisused("this server has no auxiliary model")
+                raise ModelPartMisused("this server has no auxiliary model")
             self._alignments[client] = Alignment(
                 copy.deepcopy(self._auxiliary), self.settings.align
             )
@@ -121,9 +121,9 @@ class SplitServer:
             if found:
                 (self.half if kind == "replica" else self.alignment)(client).restore(found)
 
-    def _half(self, body: nn.Module, name: str) -> ServerHalf:
+    def _half(self, body: nn.Module, name: str) -> ServerPart:
         settings = self.settings
-        return ServerHalf(
+        return ServerPart(
             body,
             settings.optimizer,
             loss=settings.loss,

@@ -26,9 +26,9 @@ import attrs
 from torch import Tensor
 
 from fsl_async.errors import RunDirError, disk_words
-from fsl_async.files.checksummed_json import seal, unseal
+from fsl_async.files.checksummed_json import from_checksummed, to_checksummed
 from fsl_async.learn.split.tensor_file import read_tensors, write_tensors
-from fsl_async.roles.split.events import SplitBook, UploadKey
+from fsl_async.roles.split.events import SplitProgress, UploadKey
 from fsl_async.store.files import Files
 from fsl_async.store.recovery import make_durable_folder
 
@@ -46,7 +46,7 @@ _PIECE_BYTES = 1 << 20
 class ServerState:
     """What was found."""
 
-    book: SplitBook = attrs.field(factory=SplitBook)
+    book: SplitProgress = attrs.field(factory=SplitProgress)
     lost: tuple[UploadKey, ...] = ()
     auxiliary_seen: Mapping[str, int] = attrs.field(factory=dict)
     common: Mapping[str, Tensor] | None = None
@@ -59,7 +59,7 @@ class Staged:
 
     number: int
     path: Path
-    book: SplitBook
+    book: SplitProgress
     lines: int
     names: tuple[str, ...]
 
@@ -127,7 +127,7 @@ class ServerDisk:
 
     def _enter(self, members: Mapping[str, Any]) -> None:
         with self._writing:
-            self._waiting += seal(members) + b"\n"
+            self._waiting += to_checksummed(members) + b"\n"
             self.lines += 1
             with suppress(OSError):  # it waits; a checkpoint says so if that lasts
                 self._write_waiting()
@@ -147,7 +147,7 @@ class ServerDisk:
 
     def stage(
         self,
-        book: SplitBook,
+        book: SplitProgress,
         common: Mapping[str, Tensor],
         clients: Iterable[tuple[str, Mapping[str, Tensor]]],
     ) -> Staged:
@@ -192,7 +192,7 @@ class ServerDisk:
                 files.close(descriptor)
             stored[name] = {"bytes": size, "sha256": digest}
         members = {"format": 1, "book": staged.book.to_plain(), "lines": staged.lines}
-        files.write_whole(temporary / MANIFEST, seal(members | {"files": stored}) + b"\n")
+        files.write_whole(temporary / MANIFEST, to_checksummed(members | {"files": stored}) + b"\n")
         files.sync_directory(temporary)
         files.rename(temporary, self._path(staged.number))
         files.sync_directory(self._checkpoints)
@@ -237,7 +237,7 @@ class ServerDisk:
         fates: list[Mapping[str, Any]] = []
         end = 0
         for line in files.read(descriptor, files.size(descriptor), 0).splitlines(keepends=True):
-            members = unseal(line[:-1]) if line.endswith(b"\n") else None
+            members = from_checksummed(line[:-1]) if line.endswith(b"\n") else None
             if members is None:
                 break  # torn by the crash; what follows is not there
             end += len(line)
@@ -250,7 +250,9 @@ class ServerDisk:
 
     def _load(self, path: Path, fates: list[Mapping[str, Any]]) -> ServerState | None:
         try:
-            members = unseal(self._files.read_whole(path / MANIFEST, _MAX_MANIFEST_BYTES).rstrip())
+            members = from_checksummed(
+                self._files.read_whole(path / MANIFEST, _MAX_MANIFEST_BYTES).rstrip()
+            )
             if members is None:
                 return None
             names = dict(members["files"])
@@ -262,7 +264,7 @@ class ServerDisk:
                     self._files.close(descriptor)
                 if found != (int(stored["bytes"]), stored["sha256"]):
                     return None
-            book = SplitBook.from_plain(members["book"])
+            book = SplitProgress.from_plain(members["book"])
             lines = int(members["lines"])
         except (OSError, KeyError, TypeError, ValueError):
             return None

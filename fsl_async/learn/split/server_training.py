@@ -14,7 +14,7 @@ from torch import Tensor
 from fsl_async.errors import RunDirError, one_line
 from fsl_async.learn.client.buffers import Vector
 from fsl_async.learn.split.batches import Smashed
-from fsl_async.learn.split.errors import HalfMisused, SmashedRefused
+from fsl_async.learn.split.errors import ModelPartMisused, SmashedRefused
 from fsl_async.learn.split.methods.base import (
     Activations,
     AuxiliaryWanted,
@@ -26,7 +26,7 @@ from fsl_async.learn.split.methods.base import (
 )
 from fsl_async.learn.split.payload import (
     IGNORED,
-    Parcel,
+    Payload,
     PayloadError,
     put_back,
     size_of,
@@ -56,7 +56,7 @@ class Cut:
     longest: int = 0
 
 
-class ServerRoom:
+class ServerTraining:
     """Joins a method, its SplitServer and their disk."""
 
     def __init__(self, method: Method, server: SplitServer, cut: Cut, disk: ServerDisk) -> None:
@@ -65,7 +65,7 @@ class ServerRoom:
         self.cut = cut
         self.disk = disk
         self.uploads: dict[UploadKey, Crossing] = {}
-        self.answers: dict[UploadKey, Parcel] = {}
+        self.answers: dict[UploadKey, Payload] = {}
 
     def recover(self) -> ev.SplitRecovered:
         """Load the newest good checkpoint. Raises RunDirError, also for one of another model."""
@@ -75,7 +75,7 @@ class ServerRoom:
                 self.server.restore(found.common)
                 for name, state in found.clients.items():
                     self.server.restore(state, name)
-        except HalfMisused as error:
+        except ModelPartMisused as error:
             # Settings that are fixed were compared before; how many classes there are, the data may say.
             raise RunDirError(
                 f"{self.disk.run_dir} holds a split server of another model than this start's: {one_line(str(error))[:200]}; start it"
@@ -119,7 +119,7 @@ class ServerRoom:
             return samples
         return shape[0] if lengths else shape[0] * shape[1]
 
-    def put(self, key: UploadKey, parcel: Parcel) -> None:
+    def put(self, key: UploadKey, parcel: Payload) -> None:
         """Take a decoded upload. Raises PayloadError."""
         lengths, shape = parcel.lengths, parcel.shape
         values: Any = parcel.values.reshape(shape)
@@ -152,7 +152,7 @@ class ServerRoom:
         """Forget an answer."""
         self.answers.pop(key, None)
 
-    def answer(self, key: UploadKey) -> Parcel | None:
+    def answer(self, key: UploadKey) -> Payload | None:
         """What an upload gave."""
         return self.answers.get(key)
 
@@ -166,7 +166,7 @@ class ServerRoom:
         updates = half.updates
         try:
             given = self.method.serve(self.server, key.client, crossing)
-        except (SmashedRefused, HalfMisused) as error:
+        except (SmashedRefused, ModelPartMisused) as error:
             return ev.UploadTrained(key, 0.0, updates, problem=str(error)[:400])
         loss = half.last_loss
         if not isinstance(given, CutGradient | Features) or not effect.wants_answer:
@@ -218,8 +218,8 @@ class ServerRoom:
         return lambda: self.disk.seal(staged)
 
 
-def _parcel(values: Tensor, lengths: Tensor | None) -> Parcel:
+def _parcel(values: Tensor, lengths: Tensor | None) -> Payload:
     found = values.detach().float().cpu().numpy()
     if lengths is not None:
         found = valid_rows(found, [int(each) for each in lengths])
-    return Parcel(np.array(found).reshape(-1), tuple(found.shape))
+    return Payload(np.array(found).reshape(-1), tuple(found.shape))

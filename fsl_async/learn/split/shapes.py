@@ -15,7 +15,7 @@ from fsl_async.config.settings import Config
 from fsl_async.learn.data.facts import facts_of
 from fsl_async.learn.models import auxiliary as auxiliaries
 from fsl_async.learn.models import families as models
-from fsl_async.learn.models.cuts import Halves, in_one, split
+from fsl_async.learn.models.cuts import CutModel, in_one, split
 from fsl_async.learn.split.batches import Batch, call, cross_entropy
 from fsl_async.learn.split.task import adapted, method_of
 
@@ -65,7 +65,7 @@ def _batch(example: Batch) -> Batch:
     return Batch(torch.cat([example.inputs] * BATCH), torch.cat([example.labels] * BATCH))
 
 
-def _bent(config: Config, halves: Halves, batch: Batch) -> tuple[Part, int]:
+def _bent(config: Config, halves: CutModel, batch: Batch) -> tuple[Part, int]:
     """What a U-shape adds to the client, and the values of one sample's features."""
     adapted(config, halves, None)
     assert halves.server is not None

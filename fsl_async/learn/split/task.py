@@ -20,7 +20,7 @@ from fsl_async.learn.data.facts import Facts, facts_of
 from fsl_async.learn.models import auxiliary as auxiliaries
 from fsl_async.learn.models import families as models
 from fsl_async.learn.models import gpt_parts
-from fsl_async.learn.models.cuts import Halves, cuts_of, in_one, split
+from fsl_async.learn.models.cuts import CutModel, cuts_of, in_one, split
 from fsl_async.learn.models.gpt import GPT, GPTConfig
 from fsl_async.learn.models.lora import apply_lora
 from fsl_async.learn.split.alignment import AlignSettings
@@ -35,7 +35,7 @@ from fsl_async.learn.split.samples import batches, open_samples
 from fsl_async.learn.split.server import ServerSettings, SplitServer
 from fsl_async.learn.split.server_training import Cut
 from fsl_async.learn.split.weights import weights_of
-from fsl_async.process.memory import Mark
+from fsl_async.process.memory import MemoryMark
 
 __all__ = ["Parts", "batches", "begin", "build_parts", "build_server", "train"]
 
@@ -47,7 +47,7 @@ class Parts:
     features: shape of what the tail of a U-shape is given of one sample; empty for language models, whose samples differ in length.
     """
 
-    halves: Halves
+    halves: CutModel
     auxiliary: nn.Module | None
     architecture: Mapping[str, str]
     features: tuple[int, ...] = ()
@@ -107,7 +107,7 @@ def build_parts(config: Config, *, at_client: bool) -> Parts:
             and pieces <= len(rest.blocks)
         ):
             # the rest of the server's half has no weights here, and the auxiliary model needs none of them
-            seen = Halves(halves.client, rest.first_blocks(pieces))
+            seen = CutModel(halves.client, rest.first_blocks(pieces))
         extra = auxiliaries.build(
             chosen.auxiliary, seen, models.example(facts), seed=config.run.seed
         )
@@ -124,7 +124,7 @@ def _pieces(kind: str) -> int:
     return int(text) if text != kind and text.isdecimal() else 0
 
 
-def adapted(config: Config, halves: Halves, extra: nn.Module | None) -> None:
+def adapted(config: Config, halves: CutModel, extra: nn.Module | None) -> None:
     """Add LoRA in place where the run has it. The auxiliary model is a client's; one that is linear alone trains whole."""
     chosen, seed = config.split, config.run.seed
     alpha = chosen.lora_alpha
@@ -139,7 +139,7 @@ def adapted(config: Config, halves: Halves, extra: nn.Module | None) -> None:
 
 
 def _architecture(
-    config: Config, places: int, halves: Halves, extra: nn.Module | None
+    config: Config, places: int, halves: CutModel, extra: nn.Module | None
 ) -> dict[str, str]:
     assert halves.server is not None
     chosen = config.split
@@ -192,7 +192,7 @@ def _through(facts: Facts, *parts: nn.Module) -> tuple[int, ...]:
     return tuple(values.shape[1:])
 
 
-def _cut(halves: Halves, facts: Facts) -> Cut:
+def _cut(halves: CutModel, facts: Facts) -> Cut:
     """What one sample's activations are like."""
     shape = _through(facts, halves.client)
     if not facts.language:
@@ -206,7 +206,7 @@ def warm_up() -> None:
     optimizer = torch.optim.AdamW(model.parameters())
     model.loss(torch.zeros(1, 9, dtype=torch.int64)).backward()  # type: ignore[no-untyped-call]
     optimizer.step()
-    Mark.take()
+    MemoryMark.take()
 
 
 def config_of(fed: Fed) -> Config:
@@ -263,7 +263,7 @@ def _train(fed: Fed) -> SplitTraining:
     config = config_of(fed)
     samples = open_samples(config, facts_of(config), fed.part)
     training = begin(fed, config)
-    Mark.take(_held(training))
+    MemoryMark.take(_held(training))
     for number in fed.rounds():
         trained = 0
         for batch in samples.round(number):

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from fsl_async.learn.client.buffers import ModelWeights, Vector
-from fsl_async.learn.split.errors import HalfMisused
+from fsl_async.learn.split.errors import ModelPartMisused
 from fsl_codecs import new_vector
 
 _PIECE = 1 << 17
@@ -68,7 +68,7 @@ def load(module: nn.Module, vector: Vector) -> None:
     """Set what is exchanged."""
     weights = weights_of(module)
     if vector.shape != (weights.manifest.values,):
-        raise HalfMisused(
+        raise ModelPartMisused(
             f"{vector.size} values for a half that exchanges {weights.manifest.values}"
         )
     weights.copy_in(vector)
@@ -98,14 +98,16 @@ def held(value: Tensor, *, live: bool) -> Tensor:
 
 
 def load_named(module: nn.Module, prefix: str, state: Mapping[str, Tensor]) -> None:
-    """Take back what `named_state` gave. Raises HalfMisused when it is another module's."""
+    """Take back what `named_state` gave. Raises ModelPartMisused when it is another module's."""
     found = {
         name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)
     }
     try:
         exchanged(module).load_state_dict(found)
     except RuntimeError as error:
-        raise HalfMisused(f"the saved {prefix.strip('/')} is of another model: {error}") from error
+        raise ModelPartMisused(
+            f"the saved {prefix.strip('/')} is of another model: {error}"
+        ) from error
 
 
 def average(vectors: Iterable[Vector], shares: Sequence[float]) -> Vector:
@@ -116,7 +118,7 @@ def average(vectors: Iterable[Vector], shares: Sequence[float]) -> Vector:
     """
     weight = float(sum(shares))
     if not shares or min(shares) < 0 or weight <= 0:
-        raise HalfMisused("an average needs shares, none negative, not all zero")
+        raise ModelPartMisused("an average needs shares, none negative, not all zero")
     total: npt.NDArray[np.float64] | None = None
     taken = 0
     for vector, share in zip(vectors, shares, strict=False):
@@ -127,7 +129,7 @@ def average(vectors: Iterable[Vector], shares: Sequence[float]) -> Vector:
             piece = slice(start, start + _PIECE)
             total[piece] += np.multiply(vector[piece], share, dtype=np.float64)
     if total is None or taken != len(shares):
-        raise HalfMisused(f"an average of {len(shares)} shares needs as many vectors")
+        raise ModelPartMisused(f"an average of {len(shares)} shares needs as many vectors")
     np.divide(total, weight, out=total)
     return total.astype(np.float32)
 

@@ -15,17 +15,17 @@ from typing import Any, Self
 from fsl_async.config import address as addresses
 from fsl_async.config.load import to_wire
 from fsl_async.config.settings import Config
-from fsl_async.config.site_code import NOTHING_OWN, Own
+from fsl_async.config.site_code import NOTHING_OWN, SiteCode
 from fsl_async.config.site_policy import SitePolicy
 from fsl_async.errors import DataError, FslError, StopError, TaskError
 from fsl_async.keys.dialling import keys_for_dialling
 from fsl_async.keys.folder import KeysFolder
-from fsl_async.learn.client.fed import Fed, Place, choose_device
+from fsl_async.learn.client.fed import ClientContext, Fed, choose_device
 from fsl_async.learn.client.learner import RunFinishedError
 from fsl_async.learn.client.tasks import Task, load_task, own_failure
 from fsl_async.nodes.client.node import DELTAS_ONLY, ClientRuntime, Membership, Summary
 from fsl_async.observe.client_state import counted
-from fsl_async.process.memory import Mark
+from fsl_async.process.memory import MemoryMark
 from fsl_async.process.script import current_stopper
 from fsl_async.process.stopper import Stopper
 from fsl_async.process.threads import VARIABLE as OMP_THREADS
@@ -42,8 +42,8 @@ def _place(
     device: str | None = None,
     data: str | None = None,
     threads: int | None = None,
-    own: Own = NOTHING_OWN,
-) -> Place:
+    own: SiteCode = NOTHING_OWN,
+) -> ClientContext:
     # As read and checked, not as it came: what a server adds to its welcome reaches no task.
     config: dict[str, dict[str, Any]] = to_wire(member.config)
     config["data"]["path"] = ""
@@ -53,7 +53,7 @@ def _place(
         config["train"] = {**config["train"], "threads": threads}
     if data is not None:  # each site keeps its copy of the data where it likes
         config["data"] = {**config["data"], "path": data}
-    return Place(
+    return ClientContext(
         client_name=runtime.name,
         seed=member.config.run.seed,
         device=choose_device(device or member.config.train.device),
@@ -79,7 +79,7 @@ def _built_in(config: Config, data: str | None) -> Task:
     return load_task(SPLIT_TASK if config.split.is_on else "")
 
 
-def _start_line(place: Place, threads: int | None) -> str:
+def _start_line(place: ClientContext, threads: int | None) -> str:
     """Set torch's threads as the run or this site wants them, and say where and with how many the training begins."""
     import torch
 
@@ -97,7 +97,7 @@ def _start_line(place: Place, threads: int | None) -> str:
     return f"{place.client_name} trains on {place.device} with {counted(count, 'thread')} ({why})"
 
 
-def _fed(runtime: ClientRuntime, place: Place) -> Fed:
+def _fed(runtime: ClientRuntime, place: ClientContext) -> Fed:
     return Fed(runtime.learner, place, runtime.open_split)
 
 
@@ -111,10 +111,10 @@ def join_run(
     stop: Stopper,
     log: Callable[[str], None],
     threads: int | None = None,
-    code: Own = NOTHING_OWN,
+    code: SiteCode = NOTHING_OWN,
     keys: KeysFolder | None = None,
     policy: SitePolicy = DELTAS_ONLY,
-    make_fed: Callable[[ClientRuntime, Place], Fed] | None = None,
+    make_fed: Callable[[ClientRuntime, ClientContext], Fed] | None = None,
 ) -> Summary:
     """Join the run at `server`, train `task` (None: the built-in one) in this thread until the run ends. Blocks.
 
@@ -133,7 +133,7 @@ def join_run(
         place = _place(runtime, member, log, data=data, threads=threads, own=code)
         function = own or _built_in(member.config, data)
         log(_start_line(place, threads))
-        Mark.take()
+        MemoryMark.take()
         function((make_fed or _fed)(runtime, place))
     except RunFinishedError:
         pass
@@ -160,7 +160,7 @@ class Joined(Fed):
     """What `fsl_async.join` returns: a Fed that belongs to the caller's script. Close it, or use it in a `with`."""
 
     def __init__(
-        self, runtime: ClientRuntime, place: Place, left: Callable[[], None] = lambda: None
+        self, runtime: ClientRuntime, place: ClientContext, left: Callable[[], None] = lambda: None
     ) -> None:
         """left: called once the run is left."""
         super().__init__(runtime.learner, place)

@@ -37,7 +37,7 @@ from fsl_async.errors import (
     RefusedError,
     TaskError,
 )
-from fsl_async.keys.dialling import DiallingWords, curve_for, split_curve
+from fsl_async.keys.dialling import HandshakeReports, curve_for, split_curve
 from fsl_async.keys.folder import KeysFolder
 from fsl_async.learn.client.learner import Learner, RunFinishedError
 from fsl_async.learn.split.remote import SplitTraining
@@ -50,7 +50,7 @@ from fsl_async.nodes.split_server.shell import Formats
 from fsl_async.nodes.wire import Welcome
 from fsl_async.observe.journal import JournalWriter, TraceHash
 from fsl_async.process.lag import LoopLag
-from fsl_async.process.memory import Mark
+from fsl_async.process.memory import MemoryMark
 from fsl_async.process.notices import slurm_job
 from fsl_async.process.stopper import Stopper
 from fsl_async.roles.split.client import SplitClientMachine
@@ -199,7 +199,7 @@ class ClientRuntime:
             reason=self.finish.reason if self.finish is not None else "",
             seconds=round(time.monotonic() - self._begun, 3),
             traffic=self.traffic.as_dict(),
-            memory_grown=Mark.grown(),
+            memory_grown=MemoryMark.grown(),
         )
 
     def _raise_end(self) -> None:
@@ -397,7 +397,7 @@ class ClientRuntime:
     ) -> CountedLink:
         assert self._loop is not None
         public = curve.pair.public if curve is not None else ""
-        told = DiallingWords(
+        told = HandshakeReports(
             server,
             public,
             self.name,

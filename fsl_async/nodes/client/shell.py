@@ -16,12 +16,12 @@ from fsl_async.accounting.categories import Direction
 from fsl_async.errors import ExitCode, FslError, NotAllowedError
 from fsl_async.nodes.ports import Dialer, Kind, Learner
 from fsl_async.nodes.runtime import Journal, Node, Worker
-from fsl_async.nodes.transfer_progress import Moves
+from fsl_async.nodes.transfer_progress import TransferProgress
 from fsl_async.nodes.wire import (
     Hello,
     Welcome,
     delta_stream,
-    early_bytes,
+    eager_bytes,
     initial_stream,
     problem_of,
 )
@@ -99,10 +99,10 @@ class ClientShell:
         self._welcomed = welcomed
         self._end_training = end_training
         self._fetch: FetchProgress | None = None
-        self._moves = Moves()
+        self._transfer_progress = TransferProgress()
         self._on_transport: dict[type, Callable[[Any], None]] = {
             tp.PeerUp: self._up,
-            tp.PeerDown: lambda e: self.node.feed(ev.ServerLost(e.reason)),
+            tp.PeerDown: lambda e: self.node.feed(ev.SessionLost(e.reason)),
             tp.Refused: self._refused,
             tp.Superseded: self._superseded,
             tp.Unreachable: self._unreachable,
@@ -113,7 +113,7 @@ class ClientShell:
             tp.StreamFailed: self._stream_lost,
         }
         self._executors: dict[type, Callable[[Any, int], None]] = {
-            do.Tell: lambda e, _: self.endpoint.send(SERVER, msg.to_wire(e.message)),
+            do.Send: lambda e, _: self.endpoint.send(SERVER, msg.to_wire(e.message)),
             do.Note: lambda e, _: self._say(e),
             do.DeclineStream: lambda e, _: self.endpoint.decline(SERVER, e.stream, e.reason),
             do.Finish: self._finish,
@@ -123,14 +123,14 @@ class ClientShell:
             do.TakeSnapshot: lambda e, _: self.learner.request_snapshot(e.sequence, hold=e.hold),
             do.BeginRound: lambda e, _: self.learner.begin_round(e.sequence, e.round),
             do.ResumeTraining: lambda *_: self.learner.resume(),
-            do.LookAtTransfers: lambda _, number: self._look(number),
+            do.CheckTransfers: lambda _, number: self._look(number),
             do.OfferDelta: self._offer_delta,
             do.FinishEncoding: self._finish_encoding,
             do.DropDelta: lambda e, _: self.learner.drop_delta(e.sequence),
             do.ReceiveVersion: self._receive_version,
             do.ReplaceBase: self._replace_base,
             do.Rebase: self._rebase,
-            do.Leave: lambda e, _: self._leave(e.reason),
+            do.SendGoodbye: lambda e, _: self._leave(e.reason),
             do.EndTraining: lambda e, _: self._end_training(e.reason),
         }
 
@@ -155,18 +155,18 @@ class ClientShell:
             handler(event)
         except NotAllowedError as error:
             self.learner.refuse("policy", error.message)
-            self.node.feed(ev.ServerRefused("policy", error.message))
+            self.node.feed(ev.HelloRefused("policy", error.message))
         except FslError as error:
             # The welcome's configuration is not one this release can run.
             self.learner.refuse("config", error.message)
             self.node.feed(
-                ev.ServerRefused("config", f"the server's configuration: {error.message}")
+                ev.HelloRefused("config", f"the server's configuration: {error.message}")
             )
         except (msg.MessageError, ValueError) as error:
             text = f"the server sent what no server sends: {problem_of(error)}"
             self._say(do.Note(text, "warning"))
             self.endpoint.disconnect(SERVER, "protocol")
-            self.node.feed(ev.ServerLost("protocol"))
+            self.node.feed(ev.SessionLost("protocol"))
             self._scheduler.call_at(self._scheduler.time() + REDIAL_S, self.dial)
 
     def _up(self, event: tp.PeerUp) -> None:
@@ -179,13 +179,13 @@ class ClientShell:
 
     def _refused(self, event: tp.Refused) -> None:
         self.learner.refuse(event.code, event.text)
-        self.node.feed(ev.ServerRefused(event.code, event.text))
+        self.node.feed(ev.HelloRefused(event.code, event.text))
 
     def _superseded(self, event: tp.Superseded) -> None:
         name = self.machine.name
         text = f"another process took over as {name}: if that was not meant, give each client its own --name"
         self.learner.refuse("superseded", text)
-        self.node.feed(ev.ServerRefused("superseded", text))
+        self.node.feed(ev.HelloRefused("superseded", text))
 
     def _unreachable(self, event: tp.Unreachable) -> None:
         text = f"no answer from {event.address} for {event.seconds:.0f} s; trying again (is the server running, is the address right?)"
@@ -196,7 +196,7 @@ class ClientShell:
             case msg.Publish():
                 self.node.feed(ev.PublishAsked())
             case msg.Call(number, last):
-                self.node.feed(ev.SyncCalled(number, last))
+                self.node.feed(ev.RoundCalled(number, last))
             case msg.Turn(number, last):
                 self.node.feed(ev.TurnCalled(number, last))
             case msg.Accepted(key):
@@ -207,7 +207,7 @@ class ClientShell:
                 self.node.feed(ev.VersionAnnounced(version, digest))
             case msg.Reject(code, text):
                 self.learner.refuse(code, text)
-                self.node.feed(ev.ServerRefused(code, text))
+                self.node.feed(ev.HelloRefused(code, text))
             case msg.Stop(reason):
                 self.on_end(ev.RunEnded(reason))
                 self.node.feed(ev.RunEnded(reason))
@@ -233,7 +233,7 @@ class ClientShell:
     # --- to the world ---
 
     def _look(self, number: int) -> None:
-        self.node.feed(self._moves.look(self.endpoint.transfers()), number)
+        self.node.feed(self._transfer_progress.look(self.endpoint.transfers()), number)
 
     def _execute(self, effect: do.Effect, number: int) -> None:
         self._executors[type(effect)](effect, number)
@@ -277,7 +277,7 @@ class ClientShell:
         work = (effect.tokens, effect.steps, effect.round, metrics)
         meta = msg.DeltaMeta(effect.key.text, effect.base_digest, *work)
         stream = delta_stream(effect.key.text)
-        self.endpoint.offer(SERVER, stream, msg.to_wire(meta), source, early_bytes(chunks))
+        self.endpoint.offer(SERVER, stream, msg.to_wire(meta), source, eager_bytes(chunks))
 
     def _finish_encoding(self, effect: do.FinishEncoding, number: int) -> None:
         self.worker.submit(

@@ -12,7 +12,7 @@ from attrs import define, field, frozen
 import fsl_transport as tp
 from fsl_async.accounting.categories import Category, Direction
 from fsl_async.accounting.traffic import Traffic
-from fsl_async.learn.split.payload import Parcel, PayloadError, Values, chunks_of, decode_chunks
+from fsl_async.learn.split.payload import Payload, PayloadError, Values, chunks_of, decode_chunks
 from fsl_async.nodes.ports import Dialer
 from fsl_async.nodes.runtime import Journal, Node, Worker
 from fsl_async.nodes.split_server.shell import Formats, Outgoing
@@ -41,12 +41,12 @@ class Training(Protocol):
     # ruff: noqa: D102 - the implementation has them
     @property
     def auxiliary_values(self) -> int: ...
-    def parcel(self, place: tuple[int, int, int]) -> Parcel | None: ...
+    def parcel(self, place: tuple[int, int, int]) -> Payload | None: ...
     def drop(self, place: tuple[int, int, int]) -> None: ...
     def hand(self, key: UploadKey, values: Values, loss: float) -> None: ...
     def give_up(self, key: UploadKey) -> None: ...
     def free_slot(self) -> None: ...
-    def note_loss(self, loss: float) -> None: ...
+    def report_loss(self, loss: float) -> None: ...
     def install(self, vector: Values) -> None: ...
     def keep(self) -> None: ...
     def settle(self, number: int) -> None: ...
@@ -96,14 +96,14 @@ def event_of(message: Message) -> base.Event:
     match message:
         case msg.Trained(text, loss):
             return ev.UploadAcknowledged(key(text), loss)
-        case msg.Known(text, answer):
-            return ev.UploadKnown(key(text), answer)
-        case msg.Unwanted(text, code, why):
-            return ev.UploadUnwanted(key(text), code, why)
+        case msg.AlreadyTrained(text, answer):
+            return ev.UploadAlreadyTrained(key(text), answer)
+        case msg.UploadRefused(text, code, why):
+            return ev.UploadDeclined(key(text), code, why)
         case msg.Durable(text):
             return ev.UploadsDurable(key(text))
-        case msg.RoundNoted(number):
-            return ev.RoundWasNoted(number)
+        case msg.RoundAcknowledged(number):
+            return ev.RoundAcknowledged(number)
         case msg.AuxiliaryStays(number, version):
             return ev.AuxiliaryUnchanged(number, version)
         case msg.Ended(reason):
@@ -153,7 +153,7 @@ class SplitClientShell:
         self._on_transport: dict[type, Callable[[Any], None]] = {
             tp.PeerUp: self._up,
             tp.PeerDown: self._down,
-            tp.Refused: lambda e: self.node.feed(base.ServerRefused(e.code, e.text)),
+            tp.Refused: lambda e: self.node.feed(base.HelloRefused(e.code, e.text)),
             tp.Superseded: self._superseded,
             tp.Unreachable: self._unreachable,
             tp.MessageReceived: lambda e: self._message(msg.from_wire(e.body)),
@@ -163,17 +163,17 @@ class SplitClientShell:
             tp.StreamFailed: self._lost,
         }
         self._executors: dict[type, Callable[[Any, int], None]] = {
-            do.Tell: self._tell,
+            do.Send: self._tell,
             do.Note: lambda e, _: self._say(e),
             do.DeclineStream: lambda e, _: self.endpoint.decline(SERVER, e.stream, e.reason),
-            do.Leave: lambda e, _: self._leave(e.reason),
+            do.SendGoodbye: lambda e, _: self._leave(e.reason),
             do.Finish: self._finish,
             split.OfferUpload: self._offer,
             split.DropUpload: self._drop,
             split.ReceiveAnswer: lambda e, _: self._take(e.stream, e.key),
-            split.HandAnswer: self._hand,
-            split.GiveUp: self._give_up,
-            split.NoteLoss: lambda e, _: self.training.note_loss(e.loss),
+            split.DeliverAnswer: self._hand,
+            split.AbandonUpload: self._give_up,
+            split.ReportLoss: lambda e, _: self.training.report_loss(e.loss),
             split.FreeSlot: lambda *_: self.training.free_slot(),
             split.ReceiveAuxiliary: lambda e, _: self._take(e.stream, e.version),
             split.InstallAuxiliary: self._install,
@@ -227,11 +227,11 @@ class SplitClientShell:
     def _down(self, event: tp.PeerDown) -> None:
         self._taking.clear()
         self._offered_streams.clear()
-        self.node.feed(base.ServerLost(event.reason))
+        self.node.feed(base.SessionLost(event.reason))
 
     def _superseded(self, event: tp.Superseded) -> None:
         text = f"another process took over as {self.machine.name} at the split server"
-        self.node.feed(base.ServerRefused("superseded", text))
+        self.node.feed(base.HelloRefused("superseded", text))
 
     def _unreachable(self, event: tp.Unreachable) -> None:
         text = f"no answer from the split server at {event.address} for {event.seconds:.0f} s; trying again"
@@ -297,7 +297,7 @@ class SplitClientShell:
     def _execute(self, effect: do.Effect, number: int) -> None:
         self._executors[type(effect)](effect, number)
 
-    def _tell(self, effect: do.Tell, number: int) -> None:
+    def _tell(self, effect: do.Send, number: int) -> None:
         message = effect.message
         if isinstance(message, msg.RoundDone) and self.shares_metrics:
             message = attrs.evolve(message, errors=self.traffic.errors())
@@ -354,10 +354,10 @@ class SplitClientShell:
         self._ready.pop(place, None)
         self.training.drop(place)
 
-    def _hand(self, effect: split.HandAnswer, number: int) -> None:
+    def _hand(self, effect: split.DeliverAnswer, number: int) -> None:
         self.training.hand(effect.key, self._answers.pop(effect.key), effect.loss)
 
-    def _give_up(self, effect: split.GiveUp, number: int) -> None:
+    def _give_up(self, effect: split.AbandonUpload, number: int) -> None:
         self._answers.pop(effect.key, None)
         self.training.give_up(effect.key)
 

@@ -32,24 +32,24 @@ from fsl_async.config.site_policy import needs_of
 from fsl_async.config.split_rules import with_implied, with_split_server
 from fsl_async.config.transport_settings import transport_settings
 from fsl_async.errors import AddressError, FslError, RunDirError, disk_words
-from fsl_async.keys.access_control import Gate, check_guarded
+from fsl_async.keys.access_control import AccessControl, check_guarded
 from fsl_async.keys.folder import KeysFolder
 from fsl_async.learn.data.facts import described
 from fsl_async.nodes.capacity import Capacity, within
 from fsl_async.nodes.open_files import and_capacity, check_open_files
 from fsl_async.nodes.ps.aggregation import check_aggregation, rule_of, weighting_of
-from fsl_async.nodes.ps.run_end_notifier import Herald
-from fsl_async.nodes.ps.shell import RunFacts, ServerShell
+from fsl_async.nodes.ps.run_end_notifier import RunEndNotifier
+from fsl_async.nodes.ps.shell import ParameterServerShell, RunFacts
 from fsl_async.nodes.runtime import ThreadWorker
 from fsl_async.observe.garbage import GarbageWatch
 from fsl_async.observe.journal import MAX_ITEMS, JournalWriter
-from fsl_async.observe.reporter import Teller
+from fsl_async.observe.reporter import Reporter
 from fsl_async.process.lag import LoopLag
 from fsl_async.process.stopper import Stopper
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync.norm_guard import GuardRules
-from fsl_async.roles.sync.ps import ServerMachine, ServerRules
+from fsl_async.roles.sync.ps import ParameterServerMachine, ParameterServerRules
 from fsl_async.roles.sync.round import RoundRules
 from fsl_async.store.errors import CheckpointDamaged, StoreError
 from fsl_async.store.outer import OuterSettings
@@ -63,7 +63,7 @@ LAUNCHED = "launched.log"
 GOODBYE_S = 5.0
 LEAST_AWAY_S = 15.0
 """In which a client that lives has come back to a server that was away: a try to connect may take 10 s, and begins some seconds after the one before."""
-NO_HERALD = functools.partial(Herald, keys=None, log=lambda _: None, dials=False)
+NO_HERALD = functools.partial(RunEndNotifier, keys=None, log=lambda _: None, dials=False)
 
 
 @frozen
@@ -79,10 +79,10 @@ class Summary:
     run_dir: str
 
 
-def rules_of(config: Config) -> ServerRules:
+def rules_of(config: Config) -> ParameterServerRules:
     """What of the configuration decides anything at the server."""
     sync = config.sync
-    return ServerRules(
+    return ParameterServerRules(
         trigger=sync.trigger,
         every_s=sync.every_s,
         round_cap_s=sync.round_cap_s,
@@ -177,7 +177,7 @@ def serve(
     """
     config = described(config)
     config = with_split_server(config, keys.pair().public if keys is not None else "")
-    herald = functools.partial(Herald, keys=keys, log=log, dials=True)
+    herald = functools.partial(RunEndNotifier, keys=keys, log=log, dials=True)
     with prepared(
         config,
         run_dir,
@@ -207,7 +207,7 @@ def prepared(
     after_commit: Callable[[int], None] | None = None,
     launching: Launching | None = None,
     keys: KeysFolder | None = None,
-    herald: Callable[..., Herald] = NO_HERALD,
+    herald: Callable[..., RunEndNotifier] = NO_HERALD,
     capacity: Capacity | None = None,
 ) -> Iterator[Callable[[Config], Coroutine[Any, Any, Summary]]]:
     """Take the run directory and give what serves it, once, in a loop of the caller's; see `serve`.
@@ -227,7 +227,7 @@ def prepared(
     store = Store(run_dir, _store_settings(config), from_version=from_version)
     recovered = _recover(store, run_dir)
     try:
-        gate = Gate(keys, run_dir)
+        gate = AccessControl(keys, run_dir)
         keep_settings(run_dir, config, recovered.version)
         members = _members(run_dir, log)
         run = store.start_run(f"{config.run.name}-{secrets.token_hex(4)}")
@@ -267,7 +267,7 @@ def prepared(
         store.close()
 
 
-def _note_versions(journal: Teller, recovered: Recovered, now: float) -> None:
+def _note_versions(journal: Reporter, recovered: Recovered, now: float) -> None:
     """What the kept versions have merged: the last process may have been killed before its journal said so."""
     for record in recovered.records:
         keys = [entry.key.text for entry in record.merged]
@@ -277,7 +277,7 @@ def _note_versions(journal: Teller, recovered: Recovered, now: float) -> None:
 
 
 def _name_bugs(
-    loop: asyncio.AbstractEventLoop, journal: Teller, log: Callable[[str], None]
+    loop: asyncio.AbstractEventLoop, journal: Reporter, log: Callable[[str], None]
 ) -> None:
     """A defect of ours in a callback costs what it was doing, is named, and the run goes on for the others."""
 
@@ -302,7 +302,11 @@ def _members(run_dir: Path, log: Callable[[str], None]) -> frozenset[str]:
 
 
 def _relauncher(
-    launching: Launching, machine: ServerMachine, journal: Teller, run_dir: Path, address: str
+    launching: Launching,
+    machine: ParameterServerMachine,
+    journal: Reporter,
+    run_dir: Path,
+    address: str,
 ) -> Relauncher:
     """One that writes what it does into the journal, and tells people. It knows who belonged to the run when the last server ended."""
     loop = asyncio.get_running_loop()
@@ -346,7 +350,7 @@ def watched(
     return on_transport
 
 
-def _listener(config: Config, gate: Gate, settings: tp.TransportSettings) -> ZmqListener:
+def _listener(config: Config, gate: AccessControl, settings: tp.TransportSettings) -> ZmqListener:
     try:
         return ZmqListener(config.listen.address, settings, gate.curve, gate.handshake_failed)
     except tp.LocalError as error:
@@ -355,8 +359,8 @@ def _listener(config: Config, gate: Gate, settings: tp.TransportSettings) -> Zmq
 
 def _ending(
     stop: Stopper,
-    shell: ServerShell,
-    journal: Teller,
+    shell: ParameterServerShell,
+    journal: Reporter,
     run_dir: Path,
     finish: Callable[[do.Finish], None],
 ) -> Callable[[bool], None]:
@@ -378,17 +382,17 @@ def _ending(
     return asked
 
 
-def _mended(loop: asyncio.AbstractEventLoop, shell: ServerShell) -> Callable[[str], None]:
+def _mended(loop: asyncio.AbstractEventLoop, shell: ParameterServerShell) -> Callable[[str], None]:
     """Takes the store's lines about damage, in its thread, to the machine."""
 
-    def mended(line: str) -> None:
+    def repaired(line: str) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed
-            loop.call_soon_threadsafe(shell.node.feed, ev.DamageMended(line))
+            loop.call_soon_threadsafe(shell.node.feed, ev.DamageRepaired(line))
 
-    return mended
+    return repaired
 
 
-async def _goodbye(endpoint: tp.ListenerEndpoint, told: Herald) -> None:
+async def _goodbye(endpoint: tp.ListenerEndpoint, told: RunEndNotifier) -> None:
     """Whoever is still here must hear that the run is over, or it would dial this address for ever; and so must a split server elsewhere."""
     loop = asyncio.get_running_loop()
     give_up_at = loop.time() + GOODBYE_S
@@ -411,8 +415,8 @@ async def _serve(  # noqa: PLR0917 - private, called once
     record: Callable[..., None] | None,
     after_commit: Callable[[int], None] | None,
     launching: Launching | None,
-    gate: Gate,
-    herald: Callable[..., Herald],
+    gate: AccessControl,
+    herald: Callable[..., RunEndNotifier],
     capacity: Capacity,
 ) -> Summary:
     loop = asyncio.get_running_loop()
@@ -421,15 +425,15 @@ async def _serve(  # noqa: PLR0917 - private, called once
     link = _listener(config, gate, settings)
     finished: asyncio.Future[do.Finish] = loop.create_future()
     worker = ThreadWorker(loop, "store")
-    journal = Teller(writer, log, loop.time, record=record)
+    journal = Reporter(writer, log, loop.time, record=record)
     traffic = Traffic()
-    machine = ServerMachine(rules_of(config), weighting_of(config), run)
+    machine = ParameterServerMachine(rules_of(config), weighting_of(config), run)
 
     def finish(effect: do.Finish) -> None:
         if not finished.done():
             finished.set_result(effect)
 
-    shell = ServerShell(
+    shell = ParameterServerShell(
         machine,
         RunFacts(run, config.shards, to_wire(config)),
         store,

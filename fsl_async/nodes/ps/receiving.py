@@ -15,7 +15,7 @@ from fsl_async.roles.sync import events as ev
 from fsl_async.store.records import DeltaMeta, SpoolResult
 
 if TYPE_CHECKING:
-    from fsl_async.nodes.ps.shell import ServerShell
+    from fsl_async.nodes.ps.shell import ParameterServerShell
 
 
 class Sink:
@@ -51,7 +51,7 @@ class Sink:
 class Receiving:
     """The streams that come, of all clients."""
 
-    def __init__(self, shell: ServerShell) -> None:
+    def __init__(self, shell: ParameterServerShell) -> None:
         self._shell = shell
         self._incoming: dict[tuple[str, str], Callable[[], None]] = {}
         self._problems: dict[tuple[str, str], str] = {}

@@ -14,14 +14,14 @@ from fsl_async.config.settings import Config
 from fsl_async.config.split_rules import split_rules
 from fsl_async.config.transport_settings import transport_settings
 from fsl_async.errors import AddressError, KeysError
-from fsl_async.keys.dialling import DiallingWords, split_curve
+from fsl_async.keys.dialling import HandshakeReports, split_curve
 from fsl_async.keys.folder import KeysFolder
-from fsl_async.nodes.ps.run_end_notifier_shell import HeraldShell
+from fsl_async.nodes.ps.run_end_notifier_shell import RunEndNotifierShell
 from fsl_async.observe.journal import JournalWriter
-from fsl_async.observe.reporter import Teller
-from fsl_async.roles.split.messages import CONDUCTOR
+from fsl_async.observe.reporter import Reporter
+from fsl_async.roles.split.messages import PS_ROLE
 from fsl_async.roles.split.methods import decisions_of
-from fsl_async.roles.split.run_end_notifier import HeraldMachine
+from fsl_async.roles.split.run_end_notifier import RunEndNotifierMachine
 from fsl_async.roles.sync.events import RunEnded
 from fsl_transport.zmq.link import ZmqDialer
 
@@ -51,14 +51,14 @@ def _once(log: Callable[[str], None]) -> Callable[[str], None]:
     return say
 
 
-class Herald:
+class RunEndNotifier:
     """One parameter server's. Every method on the loop thread. Does nothing where the run has no split server."""
 
     def __init__(
         self,
         config: Config,
         run: str,
-        journal: Teller,
+        journal: Reporter,
         writer: JournalWriter,
         *,
         keys: KeysFolder | None,
@@ -70,7 +70,7 @@ class Herald:
         self._journal = journal
         self._finished = asyncio.Event()
         self._over = False
-        self._shell: HeraldShell | None = None
+        self._shell: RunEndNotifierShell | None = None
         rules = split_rules(config)
         split = config.split
         if not (dials and split.is_on and decisions_of(rules).has_server and split.server):
@@ -81,21 +81,21 @@ class Herald:
             place = addresses.seen_from(split.server, "127.0.0.1:1")
             curve = None if keys is None else split_curve(place, keys, encrypted=True)
             public = curve.pair.public if curve is not None else ""
-            words = DiallingWords(
+            words = HandshakeReports(
                 place,
                 public,
-                CONDUCTOR,
+                PS_ROLE,
                 scheduler=self._loop,
                 journal=writer,
                 log=_once(log),
                 is_reserved=True,
             )
-            link = ZmqDialer(place.tcp, CONDUCTOR, settings, curve, words)
+            link = ZmqDialer(place.tcp, PS_ROLE, settings, curve, words)
         except (AddressError, KeysError, tp.LocalError) as error:
             log(f"warning: the split server will not hear of the run's end from here: {error}")
             return
-        machine = HeraldMachine(run, rules.reoffer_s, TELL_S)
-        self._shell = shell = HeraldShell(
+        machine = RunEndNotifierMachine(run, rules.reoffer_s, TELL_S)
+        self._shell = shell = RunEndNotifierShell(
             machine,
             scheduler=self._loop,
             journal=_Unwritten(),
@@ -107,9 +107,9 @@ class Herald:
             self._loop,
             settings,
             self._seen,
-            CONDUCTOR,
+            PS_ROLE,
             incarnation=time.time_ns(),
-            role=CONDUCTOR,
+            role=PS_ROLE,
         )
         shell.dial()
 

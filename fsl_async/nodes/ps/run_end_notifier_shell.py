@@ -11,19 +11,19 @@ from fsl_async.nodes.runtime import Journal, Node
 from fsl_async.roles.split import effects as split
 from fsl_async.roles.split import events as ev
 from fsl_async.roles.split import messages as msg
-from fsl_async.roles.split.run_end_notifier import HeraldMachine
+from fsl_async.roles.split.run_end_notifier import RunEndNotifierMachine
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as base
 from fsl_async.roles.sync.client_state import SERVER
 from fsl_async.roles.sync.messages import MessageError
 
 
-class HeraldShell:
-    """Joins a HeraldMachine with an endpoint."""
+class RunEndNotifierShell:
+    """Joins a RunEndNotifierMachine with an endpoint."""
 
     def __init__(
         self,
-        machine: HeraldMachine,
+        machine: RunEndNotifierMachine,
         *,
         scheduler: tp.Scheduler,
         journal: Journal,
@@ -47,12 +47,12 @@ class HeraldShell:
             case tp.PeerUp(_, _, body):
                 self._welcomed(body)
             case tp.PeerDown(_, _, reason):
-                feed(base.ServerLost(reason))
+                feed(base.SessionLost(reason))
             case tp.Refused(code, text):
-                feed(base.ServerRefused(code, text))
+                feed(base.HelloRefused(code, text))
             case tp.Superseded():
                 text = "another parameter server took over there"
-                feed(base.ServerRefused("superseded", text))
+                feed(base.HelloRefused("superseded", text))
             case tp.Unreachable(address, seconds) if not self._unreached:
                 self._unreached = True
                 text = f"no answer from the split server at {address} for {seconds:.0f} s; trying again"
@@ -83,11 +83,11 @@ class HeraldShell:
 
     def _execute(self, effect: do.Effect, number: int) -> None:
         match effect:
-            case do.Tell(_, message):
+            case do.Send(_, message):
                 self.endpoint.send(SERVER, msg.to_wire(message))
             case do.Note():
                 self._say(effect)
-            case do.Leave(reason):
+            case do.SendGoodbye(reason):
                 self.endpoint.disconnect(SERVER, reason)
             case split.DialAgain():
                 self.dial()

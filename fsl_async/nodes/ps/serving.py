@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 import fsl_transport as tp
 from fsl_async.accounting.categories import Direction
 from fsl_async.nodes.runtime import Worker
-from fsl_async.nodes.wire import early_bytes, version_stream
+from fsl_async.nodes.wire import eager_bytes, version_stream
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync import messages as msg
 
 if TYPE_CHECKING:
-    from fsl_async.nodes.ps.shell import ServerShell
+    from fsl_async.nodes.ps.shell import ParameterServerShell
 
 
 class StoreSource:
@@ -22,7 +22,7 @@ class StoreSource:
 
     def __init__(
         self,
-        effect: do.Serve,
+        effect: do.SendVersion,
         chunks: int,
         worker: Worker,
         read: Callable[[int], bytes | None],
@@ -57,7 +57,7 @@ class StoreSource:
 class Serving:
     """The streams that go, to all clients, and what must stay on disk for them."""
 
-    def __init__(self, shell: ServerShell) -> None:
+    def __init__(self, shell: ParameterServerShell) -> None:
         self._shell = shell
         self._streams: dict[tuple[str, str], tuple[StoreSource, int]] = {}
         self._fetching: dict[str, int] = {}
@@ -70,7 +70,7 @@ class Serving:
             source, number = served
             effect = source.effect
             self._shell.node.feed(
-                ev.Served(peer, effect.kind, effect.version, source.bytes_coded), number
+                ev.VersionSent(peer, effect.kind, effect.version, source.bytes_coded), number
             )
 
     def failed(self, peer: str, stream: str) -> None:
@@ -78,7 +78,7 @@ class Serving:
         served = self._streams.pop((peer, stream), None)
         if served is not None:
             source, number = served
-            self._shell.node.feed(ev.ServeFailed(peer, source.effect.version), number)
+            self._shell.node.feed(ev.SendVersionFailed(peer, source.effect.version), number)
 
     def caught_up(self, peer: str) -> None:
         """A client holds the newest version."""
@@ -91,7 +91,7 @@ class Serving:
             del self._streams[stream]
         self.caught_up(peer)
 
-    def serve(self, effect: do.Serve, number: int) -> None:
+    def serve(self, effect: do.SendVersion, number: int) -> None:
         """Offer a version, or what leads to it."""
         # What is being fetched stays on disk until its client holds the newest version: a whole version may take longer to
         # send than keep_versions last, and the updates after it are needed next.
@@ -111,10 +111,10 @@ class Serving:
             lambda: self._shell.store.keep_from(oldest), lambda _: None, lambda _: None
         )
 
-    def _send_version(self, effect: do.Serve, number: int, *, kept: bool) -> None:
+    def _send_version(self, effect: do.SendVersion, number: int, *, kept: bool) -> None:
         assert self._shell.manifest is not None
         if effect.kind == "update" and not kept:
-            effect = do.Serve(effect.peer, "full", self._shell.machine.version)
+            effect = do.SendVersion(effect.peer, "full", self._shell.machine.version)
             self._fetching[effect.peer] = effect.version
             self._keep_fetched()
         version = effect.version
@@ -136,4 +136,4 @@ class Serving:
         )
         stream = version_stream(effect.kind, version)
         self._streams[(effect.peer, stream)] = (source, number)
-        self._shell.endpoint.offer(effect.peer, stream, meta, source, early_bytes(chunks))
+        self._shell.endpoint.offer(effect.peer, stream, meta, source, eager_bytes(chunks))

@@ -18,17 +18,17 @@ from fsl_async.nodes.ps.receiving import Receiving
 from fsl_async.nodes.ps.serving import Serving
 from fsl_async.nodes.ps.shards import Shards
 from fsl_async.nodes.runtime import Journal, Node, Worker
-from fsl_async.nodes.transfer_progress import Moves
+from fsl_async.nodes.transfer_progress import TransferProgress
 from fsl_async.nodes.wire import Hello, Welcome, beat_of, problem_of
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync import messages as msg
 from fsl_async.roles.sync.events import DeltaKey
-from fsl_async.roles.sync.ps import ServerMachine
+from fsl_async.roles.sync.ps import ParameterServerMachine
 from fsl_async.store.errors import Damaged, ManifestError
 from fsl_async.store.manifest import Manifest
 from fsl_async.store.records import Committed, Recovered
-from fsl_transport.rate_limit import Bucket, Rate
+from fsl_transport.rate_limit import Rate, TokenBucket
 
 
 @frozen
@@ -40,12 +40,12 @@ class RunFacts:
     config: dict[str, Any]
 
 
-class ServerShell:
-    """Joins a ServerMachine with an endpoint, a store and a worker."""
+class ParameterServerShell:
+    """Joins a ParameterServerMachine with an endpoint, a store and a worker."""
 
     def __init__(
         self,
-        machine: ServerMachine,
+        machine: ParameterServerMachine,
         facts: RunFacts,
         store: Store,
         *,
@@ -74,19 +74,21 @@ class ServerShell:
         self._after_commit = after_commit
         self._count_chunk = count
         self._shards = Shards(facts.shards)
-        self._refusals = Bucket(Rate(0.2, 10.0), scheduler.time())  # of which people are told
+        self._refusals = TokenBucket(Rate(0.2, 10.0), scheduler.time())  # of which people are told
         self._incarnations: dict[str, int] = {}
         self._agreeing: set[str] = (
             set()
         )  # whose model is the manifest's, in the sessions that stand
         self._receiving = Receiving(self)
         self._serving = Serving(self)
-        self._moves = Moves()
+        self._transfer_progress = TransferProgress()
         self._on_transport: dict[type, Callable[[Any], None]] = {
             tp.HelloReceived: self._hello,
             tp.PeerDown: self._down,
             tp.MessageReceived: self._message,
-            tp.BeatReceived: lambda e: self.node.feed(ev.BeatHeard(e.peer, beat_of(e.payload))),
+            tp.HeartbeatReceived: lambda e: self.node.feed(
+                ev.HeartbeatReceived(e.peer, beat_of(e.payload))
+            ),
             tp.StreamOffered: self._offered,
             tp.StreamReceived: lambda e: self._receiving.received(e.peer, e.stream_id),
             tp.StreamSent: lambda e: self._serving.sent(e.peer, e.stream_id),
@@ -94,17 +96,17 @@ class ServerShell:
             tp.StreamFailed: self._stream_failed,
         }
         self._executors: dict[type, Callable[[Any, int], None]] = {
-            do.Tell: self._tell,
+            do.Send: self._tell,
             do.Note: lambda e, _: self.say(e),
             do.DeclineStream: lambda e, _: self.endpoint.decline(e.peer, e.stream, e.reason),
             do.Finish: lambda e, _: self._finished(e),
-            do.LookAtTransfers: lambda _, number: self._look(number),
+            do.CheckTransfers: lambda _, number: self._look(number),
             do.Admit: self._admit,
             do.Refuse: lambda e, _: self.endpoint.refuse(e.peer, e.code, e.text),
-            do.Dismiss: lambda e, _: self.endpoint.disconnect(e.peer, e.reason),
+            do.EndSession: lambda e, _: self.endpoint.disconnect(e.peer, e.reason),
             do.ReceiveInitial: self._receiving.initial,
             do.ReceiveDelta: self._receiving.delta,
-            do.Serve: self._serving.serve,
+            do.SendVersion: self._serving.serve,
             do.Accumulate: self._accumulate,
             do.Quarantine: self._quarantine,
             do.Release: lambda e, n: self._store_job(lambda: self.store.release(e.key), n),
@@ -194,7 +196,7 @@ class ServerShell:
                 if version == self.machine.version:
                     self._serving.caught_up(peer)
             case msg.Skip(number, reason):
-                self.node.feed(ev.CallSkipped(peer, number, reason))
+                self.node.feed(ev.RoundSkipped(peer, number, reason))
             case other:
                 raise msg.MessageError(f"{type(other).__name__} is not for a client to say")
 
@@ -224,7 +226,7 @@ class ServerShell:
     def _join(self, event: ev.ModelAttached) -> None:
         shard = self._shards.of(event.peer)
         if self.machine.trigger.ordered and shard is not None:
-            self.node.feed(ev.ShardBooked(event.peer, shard))
+            self.node.feed(ev.ShardAssigned(event.peer, shard))
         self.node.feed(event)
 
     def _offered(self, event: tp.StreamOffered) -> None:
@@ -253,13 +255,13 @@ class ServerShell:
     # --- to the world ---
 
     def _look(self, number: int) -> None:
-        seen = self._moves.look(self.endpoint.transfers(), self._receiving.storing)
+        seen = self._transfer_progress.look(self.endpoint.transfers(), self._receiving.storing)
         self.node.feed(seen, number)
 
     def _execute(self, effect: do.Effect, number: int) -> None:
         self._executors[type(effect)](effect, number)
 
-    def _tell(self, effect: do.Tell, number: int) -> None:
+    def _tell(self, effect: do.Send, number: int) -> None:
         self.endpoint.send(effect.peer, msg.to_wire(effect.message))
 
     def _admit(self, effect: do.Admit, number: int) -> None:

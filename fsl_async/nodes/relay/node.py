@@ -19,7 +19,7 @@ from fsl_async.files.private_files import make_folder
 from fsl_async.nodes.relay.shell import RelayShell
 from fsl_async.observe.journal import JournalWriter, TraceHash
 from fsl_async.process.stopper import Stopper
-from fsl_async.roles.relay.connection_limits import NewcomerRules
+from fsl_async.roles.relay.connection_limits import ConnectionRules
 from fsl_async.roles.relay.relay import DoorRules, RelayMachine, RelayRules
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
@@ -107,7 +107,7 @@ def usual_memory_mib() -> int:
 
 def checked_lines() -> int:
     """How many connections a relay can hold here; raises UsageError where there are too few for a single client."""
-    found = lines_allowed(NewcomerRules().lines)
+    found = lines_allowed(ConnectionRules().lines)
     if found < LEAST_LINES:
         needed = LEAST_LINES * _FILES_OF_A_LINE + _OTHER_FILES
         raise UsageError(

@@ -24,13 +24,13 @@ from fsl_async.config.settings import Config, check_listen
 from fsl_async.config.split_rules import split_rules, with_implied
 from fsl_async.config.transport_settings import transport_settings
 from fsl_async.errors import AddressError, ConfigError, RunDirError
-from fsl_async.keys.access_control import Gate, check_guarded
+from fsl_async.keys.access_control import AccessControl, check_guarded
 from fsl_async.keys.folder import KeysFolder
 from fsl_async.learn.client.buffers import Vector
 from fsl_async.learn.client.fed import choose_device
 from fsl_async.learn.data.facts import described
 from fsl_async.learn.split.server_disk import ServerDisk
-from fsl_async.learn.split.server_training import ServerRoom
+from fsl_async.learn.split.server_training import ServerTraining
 from fsl_async.learn.split.task import build_server
 from fsl_async.nodes.capacity import within
 from fsl_async.nodes.open_files import and_capacity, check_open_files
@@ -39,14 +39,14 @@ from fsl_async.nodes.ps.node import GOODBYE_S, JOURNAL, check_bindable
 from fsl_async.nodes.runtime import ThreadWorker
 from fsl_async.nodes.split_server.shell import Formats, SplitServerShell
 from fsl_async.observe.journal import JournalWriter
-from fsl_async.observe.reporter import Teller
+from fsl_async.observe.reporter import Reporter
 from fsl_async.observe.split_state import SplitState
 from fsl_async.process.heap import keep_large_blocks_apart
 from fsl_async.process.lag import LoopLag
 from fsl_async.process.stopper import Stopper
 from fsl_async.process.threads import threads_here
-from fsl_async.roles.split.events import ConductorEnded
-from fsl_async.roles.split.messages import CONDUCTOR
+from fsl_async.roles.split.events import PsEnded
+from fsl_async.roles.split.messages import PS_ROLE
 from fsl_async.roles.split.methods import decisions_of
 from fsl_async.roles.split.server import SplitServerMachine
 from fsl_async.roles.sync import effects as do
@@ -122,7 +122,7 @@ def serve(
     disk = ServerDisk(run_dir / SERVER)
     with contextlib.ExitStack() as stack:
         stack.callback(disk.close)
-        gate = Gate(keys, run_dir / SERVER, CONDUCTOR)
+        gate = AccessControl(keys, run_dir / SERVER, PS_ROLE)
         served = _Serving(
             config,
             disk,
@@ -161,13 +161,13 @@ class _Serving:
         log: Callable[[str], None],
         stop: Stopper,
         *,
-        gate: Gate,
+        gate: AccessControl,
         with_ps: bool,
         max_connections: int,
     ) -> None:
         server, method, cut, parts = build_server(config, choose_device(config.train.device))
         self.config = config
-        self.room = ServerRoom(method, server, cut, disk)
+        self.room = ServerTraining(method, server, cut, disk)
         rules = split_rules(config)
         if with_ps:  # it is told in this process
             rules = attrs.evolve(rules, alone_s=0.0)
@@ -225,7 +225,7 @@ class _Serving:
                 ending.cancel()
             leaves = self._stop.requested and self._stop.comes_back
             self._end(
-                ev.DrainAsked(found.reason) if leaves else ConductorEnded(found.reason),
+                ev.DrainAsked(found.reason) if leaves else PsEnded(found.reason),
                 self._stop.hard,
             )
             return attrs.evolve(await serving, ps=found)
@@ -235,7 +235,7 @@ class _Serving:
                 with contextlib.suppress(asyncio.CancelledError):
                     await serving
 
-    def _end(self, event: ev.DrainAsked | ConductorEnded, hard: bool) -> None:
+    def _end(self, event: ev.DrainAsked | PsEnded, hard: bool) -> None:
         if hard:
             self._finish(do.Finish(event.reason, 0))
         else:
@@ -251,7 +251,7 @@ class _Serving:
         config = self.config
         self._finished: asyncio.Future[do.Finish] = loop.create_future()
         writer = JournalWriter(self._disk.run_dir / JOURNAL, sum_up=SplitState)
-        journal = Teller(writer, self._log, loop.time)
+        journal = Reporter(writer, self._log, loop.time)
         workers = [ThreadWorker(loop, name) for name in ("codec", "train", "write")]
         self._trainer = workers[1]
         split = config.split

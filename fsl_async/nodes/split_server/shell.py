@@ -17,7 +17,7 @@ from fsl_async.accounting.categories import Category, Direction
 from fsl_async.accounting.sizes import FORMATS
 from fsl_async.accounting.traffic import Traffic
 from fsl_async.learn.split.payload import (
-    Parcel,
+    Payload,
     Values,
     chunks_of,
     coding_loss,
@@ -55,7 +55,7 @@ class Disk(Protocol):
 
 
 class Room(Protocol):
-    """What the shell needs from the mathematics (`fsl_async.learn.split.server_training.ServerRoom`)."""
+    """What the shell needs from the mathematics (`fsl_async.learn.split.server_training.ServerTraining`)."""
 
     # ruff: noqa: D102 - the implementation has them
     @property
@@ -64,10 +64,10 @@ class Room(Protocol):
     def objection(
         self, shape: Sequence[int], lengths: Sequence[int], samples: int, label_bytes: int
     ) -> str | None: ...
-    def put(self, key: UploadKey, parcel: Parcel) -> None: ...
+    def put(self, key: UploadKey, parcel: Payload) -> None: ...
     def drop(self, key: UploadKey) -> None: ...
     def drop_answer(self, key: UploadKey) -> None: ...
-    def answer(self, key: UploadKey) -> Parcel | None: ...
+    def answer(self, key: UploadKey) -> Payload | None: ...
     def train(self, effect: split.TrainUpload) -> ev.UploadTrained: ...
     def align(self, effect: split.Align) -> ev.Aligned: ...
     def auxiliary(self, client: str) -> Values: ...
@@ -118,13 +118,13 @@ class Incoming:
             self.traffic.plain(Category.LABELS, Direction.UP, len(found))
         done(True)
 
-    def parcel(self) -> Parcel:
+    def parcel(self) -> Payload:
         """Decode; raises PayloadError."""
         shape = tuple(self.meta.shape)
         frames = [bytes(chunk or b"") for chunk in self.chunks]
         labels = frames.pop() if self.meta.label_bytes else b""
         values = decode_chunks(frames, size_of(shape))
-        return Parcel(values, shape, labels, tuple(self.meta.lengths))
+        return Payload(values, shape, labels, tuple(self.meta.lengths))
 
 
 def frame_values(values: int, index: int) -> int:
@@ -137,7 +137,7 @@ class Outgoing:
     """A vector that is coded by the worker as the link has room. `give` says None when it is not there any more."""
 
     chunks: int
-    give: Callable[[], Parcel | None]
+    give: Callable[[], Payload | None]
     worker: Worker
     number_format: str
     fineness: int
@@ -229,7 +229,9 @@ class SplitServerShell:
             tp.HelloReceived: self._hello,
             tp.PeerDown: self._down,
             tp.MessageReceived: self._message,
-            tp.BeatReceived: lambda e: self.node.feed(base.BeatHeard(e.peer, beat_of(e.payload))),
+            tp.HeartbeatReceived: lambda e: self.node.feed(
+                base.HeartbeatReceived(e.peer, beat_of(e.payload))
+            ),
             tp.StreamOffered: self._offered,
             tp.StreamReceived: self._received,
             tp.StreamSent: self._sent,
@@ -237,11 +239,11 @@ class SplitServerShell:
             tp.StreamFailed: self._lost,
         }
         self._executors: dict[type, Callable[[Any, int], None]] = {
-            do.Tell: lambda e, _: self.endpoint.send(e.peer, msg.to_wire(e.message)),
+            do.Send: lambda e, _: self.endpoint.send(e.peer, msg.to_wire(e.message)),
             do.Note: lambda e, _: self._say(e),
             do.DeclineStream: self._decline,
             do.Refuse: lambda e, _: self.endpoint.refuse(e.peer, e.code, e.text),
-            do.Dismiss: lambda e, _: self.endpoint.disconnect(e.peer, e.reason),
+            do.EndSession: lambda e, _: self.endpoint.disconnect(e.peer, e.reason),
             do.Finish: lambda e, _: self._finished(e),
             split.AdmitSplit: lambda e, _: self.endpoint.welcome(e.peer, msg.to_wire(e.welcome)),
             split.ReceiveUpload: self._receive,
@@ -249,8 +251,10 @@ class SplitServerShell:
             split.TrainUpload: self._train_upload,
             split.Align: lambda e, n: self._run(lambda: self.room.align(e), n),
             split.AverageReplicas: lambda e, n: self._run(lambda: self.room.average(e), n),
-            split.BookUpload: lambda e, _: self.room.disk.append(e.key.text, e.outcome, e.reason),
-            split.BookAuxiliary: lambda e, _: self.room.disk.append_auxiliary(e.client, e.version),
+            split.RecordUpload: lambda e, _: self.room.disk.append(e.key.text, e.outcome, e.reason),
+            split.RecordAuxiliary: lambda e, _: self.room.disk.append_auxiliary(
+                e.client, e.version
+            ),
             split.SendAnswer: self._send_answer,
             split.DropAnswer: self._drop_answer,
             split.SendAuxiliary: self._send_auxiliary,
@@ -287,8 +291,8 @@ class SplitServerShell:
         except MessageError as error:
             self.endpoint.refuse(event.peer, "hello", problem_of(error))
             return
-        if isinstance(hello, msg.ConductorHello) and hello.role == msg.CONDUCTOR:
-            self.node.feed(ev.ConductorCame(event.peer, event.incarnation, hello.run))
+        if isinstance(hello, msg.PsHello) and hello.role == msg.PS_ROLE:
+            self.node.feed(ev.PsConnected(event.peer, event.incarnation, hello.run))
             return
         if not isinstance(hello, msg.SplitHello) or hello.role != msg.ROLE:
             text = "this is a split server: start the client with the parameter server's address"
@@ -317,9 +321,9 @@ class SplitServerShell:
     def _message(self, event: tp.MessageReceived) -> None:
         match msg.from_wire(event.body):
             case msg.RoundDone(number, samples, errors):
-                self.node.feed(ev.RoundDoneSaid(event.peer, number, samples, errors))
+                self.node.feed(ev.RoundDoneReceived(event.peer, number, samples, errors))
             case msg.RunOver(reason):
-                self.node.feed(ev.RunOverSaid(event.peer, reason))
+                self.node.feed(ev.RunOverReceived(event.peer, reason))
             case other:
                 raise MessageError(f"{type(other).__name__} is not for {event.peer} to say")
 
@@ -336,7 +340,7 @@ class SplitServerShell:
             problem = f"{event.chunks} chunks where {wanted} are right"
         if problem is not None:
             self.endpoint.decline(event.peer, event.stream_id, "refused")
-            told = msg.Unwanted(key.text, "refused", problem)
+            told = msg.UploadRefused(key.text, "refused", problem)
             self.endpoint.send(event.peer, msg.to_wire(told))
             self.room.disk.append(key.text, "declined", f"refused: {problem}")
             return
@@ -444,7 +448,7 @@ class SplitServerShell:
         peer = effect.peer
 
         def ready(vector: Values) -> None:
-            parcel = Parcel(vector, vector.shape)
+            parcel = Payload(vector, vector.shape)
             source = Outgoing(
                 chunks_of(vector.size),
                 lambda: parcel,

@@ -18,7 +18,7 @@ from attrs import evolve, frozen, mutable
 
 
 @frozen(kw_only=True)
-class NewcomerRules:
+class ConnectionRules:
     """Numbers of connections, and of those begun a second; times in seconds."""
 
     lines: int = 4096
@@ -33,7 +33,7 @@ class NewcomerRules:
     places: int = 4096
     """Addresses without a connection that are remembered."""
 
-    def within(self, lines: int) -> NewcomerRules:
+    def within(self, lines: int) -> ConnectionRules:
         """The same where there are no more than so many lines."""
         strangers = max(1, min(self.strangers, lines // 4))
         one_client = min(64, max(1, strangers // 2))  # on a long line it has that many connections
@@ -75,10 +75,10 @@ class _Place:
         return 2 if self.known else 1
 
 
-class Newcomers:
+class ConnectionLimits:
     """See the module."""
 
-    def __init__(self, rules: NewcomerRules) -> None:
+    def __init__(self, rules: ConnectionRules) -> None:
         self.rules = rules
         self.strangers = 0
         self.lines = 0

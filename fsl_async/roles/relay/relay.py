@@ -51,7 +51,7 @@ from attrs import field, frozen, mutable
 from fsl_async.roles.deadlines import Deadlines
 from fsl_async.roles.relay import effects as relay
 from fsl_async.roles.relay import events as evr
-from fsl_async.roles.relay.connection_limits import NewcomerRules, Newcomers, Refusal
+from fsl_async.roles.relay.connection_limits import ConnectionLimits, ConnectionRules, Refusal
 from fsl_async.roles.relay.load_shedding import heaviest
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
@@ -75,7 +75,7 @@ class RelayRules:
     """Numbers of lines, times in seconds, sizes in bytes."""
 
     doors: tuple[DoorRules, ...]
-    newcomers: NewcomerRules = field(factory=NewcomerRules)
+    newcomers: ConnectionRules = field(factory=ConnectionRules)
     stranger_s: float = 15.0
     greeting_s: float = 10.0
     dial_s: float = 9.0
@@ -160,7 +160,7 @@ class RelayMachine:
         self.ending = ""
         self.ended = False
         self._heap: list[tuple[float, int, str]] = []
-        self._newcomers = Newcomers(rules.newcomers)
+        self._newcomers = ConnectionLimits(rules.newcomers)
         self._away: set[int] = set()
         self._told: tuple[int, int, int] = (0, 0, 0)
         self._said: set[str] = set()
@@ -400,7 +400,7 @@ class RelayMachine:
                 self.deadlines.set("look", now + every_s)
                 effects.append(relay.LookAtLines())
             elif name == "tell":
-                effects += self._tell(now)
+                effects += self._send(now)
             else:
                 effects += self._finish()
         return effects
@@ -419,7 +419,7 @@ class RelayMachine:
             return self._drop(line, f"the server said nothing for {stranger_s:g} s", "no server")
         return self._drop(line, f"no greeting within {greeting_s:g} s", "silent")
 
-    def _tell(self, now: float) -> list[Effect]:
+    def _send(self, now: float) -> list[Effect]:
         """Say how much passed since the last time, if anything did."""
         self._said.clear()
         up, down = self.carried

@@ -13,7 +13,7 @@ from attrs import mutable
 from fsl_async.roles.deadlines import Deadlines
 from fsl_async.roles.phrasing import counted
 from fsl_async.roles.split import effects as split
-from fsl_async.roles.split.events import SplitBook, SplitRecovered, UploadKey
+from fsl_async.roles.split.events import SplitProgress, SplitRecovered, UploadKey
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync.effects import Effect
 
@@ -39,7 +39,7 @@ class Checkpoints:
         """One is due now, if there is anything new."""
         self.wanted = self.wanted or self.since > 0
 
-    def due(self, book: Callable[[], SplitBook]) -> list[Effect]:
+    def due(self, book: Callable[[], SplitProgress]) -> list[Effect]:
         """The checkpoint that is due, if it can be made now; call it between two trainings."""
         waits = self.writing is not None or self.deadlines.when("retry") is not None
         if not self.wanted or waits:
@@ -70,4 +70,4 @@ def resumed(event: SplitRecovered) -> list[Effect]:
     if event.lost:
         text += f"; {counted(len(event.lost), 'upload')} since the last checkpoint are lost unless clients still have them"
     why = "trained after the last checkpoint of a server that died"
-    return [do.Note(text), *(split.BookUpload(key, "dropped", why) for key in event.lost)]
+    return [do.Note(text), *(split.RecordUpload(key, "dropped", why) for key in event.lost)]

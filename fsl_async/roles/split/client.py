@@ -20,21 +20,21 @@ Rules
     state      event                         -> effects
     any        SplitWelcomed                    OfferUpload for all that is missing there; Tell RoundDone
     any        UploadReady                      OfferUpload when there is room
-    joined     UploadAcknowledged               NoteLoss, FreeSlot
-    joined     UploadKnown                      FreeSlot; GiveUp when a gradient is wanted and gone
-    joined     UploadUnwanted                   GiveUp, FreeSlot, DropUpload; "later": timer "offer"
-    joined     AnswerOffered, AnswerReceived    ReceiveAnswer; HandAnswer, FreeSlot
+    joined     UploadAcknowledged               ReportLoss, FreeSlot
+    joined     UploadAlreadyTrained                      FreeSlot; AbandonUpload when a gradient is wanted and gone
+    joined     UploadDeclined                   AbandonUpload, FreeSlot, DropUpload; "later": timer "offer"
+    joined     AnswerOffered, AnswerReceived    ReceiveAnswer; DeliverAnswer, FreeSlot
     joined     AuxiliaryOffered, ...Received    ReceiveAuxiliary; InstallAuxiliary
     joined     AuxiliaryUnchanged               KeepAuxiliary
     any        UploadsDurable                   DropUpload
     training   RoundEnded                       Tell RoundDone once all is settled; SettleRound
-    joined     RoundWasNoted                    SettleRound where it was waited for
+    joined     RoundAcknowledged                    SettleRound where it was waited for
     any        StreamLost                       timer "offer", then OfferUpload
-    any        RunEnded                         Tell RunOver, GiveUp for all that waits, Leave
-    any        SplitServerEnded                 GiveUp for all that waits, now and later
-    any        ServerRefused                    the same, and Finish; "leaving": timer "dial", then DialAgain
+    any        RunEnded                         Tell RunOver, AbandonUpload for all that waits, Leave
+    any        SplitServerEnded                 AbandonUpload for all that waits, now and later
+    any        HelloRefused                    the same, and Finish; "leaving": timer "dial", then DialAgain
     any        TrainingEnded                    Leave once all is settled, or after `drain_s`
-    over       UploadReady, RoundEnded          GiveUp and FreeSlot; SettleRound
+    over       UploadReady, RoundEnded          AbandonUpload and FreeSlot; SettleRound
 """
 
 from __future__ import annotations
@@ -95,13 +95,13 @@ class SplitClientMachine:
         self._handlers: dict[type[base.Event], Callable[[Any, float], list[Effect]]] = {
             base.TimerFired: self._timers,
             ev.SplitWelcomed: self._welcomed,
-            base.ServerLost: self._lost,
-            base.ServerRefused: self._refused,
+            base.SessionLost: self._lost,
+            base.HelloRefused: self._refused,
             ev.SplitServerEnded: self._server_ended,
             ev.UploadReady: self._ready,
             ev.UploadAcknowledged: self._acknowledged,
-            ev.UploadKnown: self._known,
-            ev.UploadUnwanted: self._unwanted,
+            ev.UploadAlreadyTrained: self._known,
+            ev.UploadDeclined: self._unwanted,
             ev.UploadsDurable: self._durable,
             ev.AnswerOffered: self._answer_offered,
             ev.AnswerReceived: self._answer_received,
@@ -109,7 +109,7 @@ class SplitClientMachine:
             ev.AuxiliaryReceived: self._auxiliary_received,
             ev.AuxiliaryUnchanged: self._auxiliary_unchanged,
             ev.RoundEnded: self._round_ended,
-            ev.RoundWasNoted: self._round_noted,
+            ev.RoundAcknowledged: self._round_noted,
             base.StreamLost: self._stream_lost,
             base.RunEnded: self._run_ended,
             base.TrainingEnded: self._training_ended,
@@ -165,7 +165,7 @@ class SplitClientMachine:
             sent.offer = attrs.evolve(sent.offer, key=sent.key)
         self.sent = {sent.key: sent for sent in self.sent.values()}
 
-    def _lost(self, event: base.ServerLost, now: float) -> list[Effect]:
+    def _lost(self, event: base.SessionLost, now: float) -> list[Effect]:
         was, self.connected = self.connected, False
         self.coming = None
         self.deadlines.cancel("offer")
@@ -174,7 +174,7 @@ class SplitClientMachine:
         text = f"the split server is away ({event.reason}); uploads wait for it"
         return [do.Note(text, "warning")]
 
-    def _refused(self, event: base.ServerRefused, now: float) -> list[Effect]:
+    def _refused(self, event: base.HelloRefused, now: float) -> list[Effect]:
         if event.code == "finished":
             return self._server_ended(ev.SplitServerEnded(event.text), now)
         if event.code == "leaving":
@@ -256,22 +256,24 @@ class SplitClientMachine:
             return []
         effects: list[Effect] = []
         if not sent.settled:
-            effects.append(split.NoteLoss(sent.key, event.loss))
+            effects.append(split.ReportLoss(sent.key, event.loss))
             if sent.offer.wants_gradient:
-                effects.append(split.GiveUp(sent.key, "the server gave no gradient"))
+                effects.append(split.AbandonUpload(sent.key, "the server gave no gradient"))
         return [*effects, *self._settle(sent, now)]
 
-    def _known(self, event: ev.UploadKnown, now: float) -> list[Effect]:
+    def _known(self, event: ev.UploadAlreadyTrained, now: float) -> list[Effect]:
         sent = self.sent.get(event.key)
         if sent is None:
             return []
         if event.answer and sent.offer.wants_gradient and not sent.settled:
             return []  # it is on its way
         gone = sent.offer.wants_gradient and not sent.settled
-        effects = [split.GiveUp(sent.key, "the server has its gradient no more")] if gone else []
+        effects = (
+            [split.AbandonUpload(sent.key, "the server has its gradient no more")] if gone else []
+        )
         return [*effects, *self._settle(sent, now)]
 
-    def _unwanted(self, event: ev.UploadUnwanted, now: float) -> list[Effect]:
+    def _unwanted(self, event: ev.UploadDeclined, now: float) -> list[Effect]:
         sent = self.sent.get(event.key)
         if sent is None:
             return []
@@ -288,7 +290,7 @@ class SplitClientMachine:
             effects.extend(self._keep_auxiliary())
         if not sent.settled:
             if sent.offer.wants_gradient:
-                effects.append(split.GiveUp(sent.key, reason))
+                effects.append(split.AbandonUpload(sent.key, reason))
             effects.append(split.FreeSlot(sent.key))
         return [*effects, split.DropUpload(sent.key)]
 
@@ -311,7 +313,7 @@ class SplitClientMachine:
         sent = self.sent.get(event.key)
         if sent is None or sent.settled:
             return []
-        return [split.HandAnswer(sent.key, sent.loss), *self._settle(sent, now)]
+        return [split.DeliverAnswer(sent.key, sent.loss), *self._settle(sent, now)]
 
     def _stream_lost(self, event: base.StreamLost, now: float) -> list[Effect]:
         kind, _, text = event.stream.partition(":")
@@ -363,9 +365,9 @@ class SplitClientMachine:
         if self.noted or self.said or waits or not self.connected:
             return []
         self.said = True
-        return [do.Tell(SERVER, msg.RoundDone(round_, samples))]
+        return [do.Send(SERVER, msg.RoundDone(round_, samples))]
 
-    def _round_noted(self, event: ev.RoundWasNoted, now: float) -> list[Effect]:
+    def _round_noted(self, event: ev.RoundAcknowledged, now: float) -> list[Effect]:
         if event.round != self.done[0]:
             return []
         self.noted = True
@@ -388,9 +390,9 @@ class SplitClientMachine:
 
     def _run_ended(self, event: base.RunEnded, now: float) -> list[Effect]:
         if self.over:
-            return [do.Leave(event.reason)]
-        said = [do.Tell(SERVER, msg.RunOver(event.reason))] if self.connected else []
-        return [*said, *self._give_up_all(event.reason), do.Leave(event.reason)]
+            return [do.SendGoodbye(event.reason)]
+        said = [do.Send(SERVER, msg.RunOver(event.reason))] if self.connected else []
+        return [*said, *self._give_up_all(event.reason), do.SendGoodbye(event.reason)]
 
     def _training_ended(self, event: base.TrainingEnded, now: float) -> list[Effect]:
         self.training = False
@@ -403,7 +405,7 @@ class SplitClientMachine:
         return []
 
     def _leave(self, reason: str) -> list[Effect]:
-        return [*self._give_up_all(reason), do.Leave(reason)]
+        return [*self._give_up_all(reason), do.SendGoodbye(reason)]
 
     def _timers(self, event: base.TimerFired, now: float) -> list[Effect]:
         effects: list[Effect] = []

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from attrs import field, frozen
 
-from fsl_async.roles.split.events import SplitBook, UploadKey
+from fsl_async.roles.split.events import SplitProgress, UploadKey
 from fsl_async.roles.split.messages import SplitWelcome
 from fsl_async.roles.sync.effects import Effect
 
@@ -54,7 +54,7 @@ class TrainUpload(Effect):
 
 
 @frozen
-class BookUpload(Effect):
+class RecordUpload(Effect):
     """Enter into the ledger what became of an upload: trained | declined | dropped. The last line about a key counts."""
 
     key: UploadKey
@@ -63,7 +63,7 @@ class BookUpload(Effect):
 
 
 @frozen
-class BookAuxiliary(Effect):
+class RecordAuxiliary(Effect):
     """Enter into the ledger that this version of a client's auxiliary model is about to be made: its number is given away."""
 
     client: str
@@ -126,7 +126,7 @@ class Checkpoint(Effect):
     """
 
     number: int
-    book: SplitBook = field(factory=SplitBook)
+    book: SplitProgress = field(factory=SplitProgress)
 
 
 # --- client towards the split server ----------------------------------------------------------------------
@@ -156,7 +156,7 @@ class ReceiveAnswer(Effect):
 
 
 @frozen
-class HandAnswer(Effect):
+class DeliverAnswer(Effect):
     """Hand the answer to the training thread, which waits for it or comes back to it."""
 
     key: UploadKey
@@ -164,7 +164,7 @@ class HandAnswer(Effect):
 
 
 @frozen
-class GiveUp(Effect):
+class AbandonUpload(Effect):
     """Tell the training thread that no answer comes for this upload: its step is left out."""
 
     key: UploadKey
@@ -172,7 +172,7 @@ class GiveUp(Effect):
 
 
 @frozen
-class NoteLoss(Effect):
+class ReportLoss(Effect):
     """Tell the training thread the server's loss on an upload, for its metrics."""
 
     key: UploadKey

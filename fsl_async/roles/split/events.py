@@ -1,7 +1,7 @@
 """Events of split learning: what can happen to the split server's machine and to a client's machine towards it.
 
-As `fsl_async.roles.sync.events`, some of which come here too: TimerFired, DrainAsked, StreamLost, ClientLeft, ServerLost, ServerRefused, RunEnded,
-TrainingEnded, BeatHeard.
+As `fsl_async.roles.sync.events`, some of which come here too: TimerFired, DrainAsked, StreamLost, ClientLeft, SessionLost, HelloRefused, RunEnded,
+TrainingEnded, HeartbeatReceived.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class UploadKey:
 
 
 @frozen
-class ClientBook:
+class ClientProgress:
     """What the server knows of one client beyond its tensors. Rounds and versions are -1 where there was none."""
 
     incarnation: int = -1
@@ -68,7 +68,7 @@ class ClientBook:
 
 
 @frozen
-class SplitBook:
+class SplitProgress:
     """All that the split server's machine has to remember: it goes into every checkpoint, beside the tensors.
 
     round: newest that an upload was trained of. averaged: newest after which replicas were averaged. uploads: trained so far.
@@ -78,7 +78,7 @@ class SplitBook:
     round: int = -1
     averaged: int = -1
     uploads: int = 0
-    clients: Mapping[str, ClientBook] = field(factory=dict)
+    clients: Mapping[str, ClientProgress] = field(factory=dict)
 
     def to_plain(self) -> dict[str, Any]:
         """As values that JSON has."""
@@ -93,7 +93,7 @@ class SplitBook:
     def from_plain(cls, plain: Mapping[str, Any]) -> Self:
         """Read `to_plain` back; raises KeyError, TypeError or ValueError for anything else."""
         clients = {
-            name: ClientBook(
+            name: ClientProgress(
                 **{**book, "last": UploadKey.parse(book["last"]) if book["last"] else None}
             )
             for name, book in plain["clients"].items()
@@ -111,7 +111,7 @@ class SplitRecovered(Event):
     lost: uploads whose last line says that they were trained. auxiliary_seen: client -> highest version that was booked.
     """
 
-    book: SplitBook
+    book: SplitProgress
     lost: tuple[UploadKey, ...] = ()
     auxiliary_seen: Mapping[str, int] = field(factory=dict)
 
@@ -131,7 +131,7 @@ class SplitClientHello(Event):
 
 
 @frozen
-class ConductorCame(Event):
+class PsConnected(Event):
     """The parameter server of a run says hello, from another process."""
 
     peer: str
@@ -204,7 +204,7 @@ class AnswerSent(Event):
 
 
 @frozen
-class RoundDoneSaid(Event):
+class RoundDoneReceived(Event):
     """A client has done with a round. errors: what coding changed of what it sent, relative, by "category direction"; for the journal."""
 
     peer: str
@@ -214,7 +214,7 @@ class RoundDoneSaid(Event):
 
 
 @frozen
-class RunOverSaid(Event):
+class RunOverReceived(Event):
     """A client, or the parameter server, says that the run has ended."""
 
     peer: str
@@ -279,7 +279,7 @@ class UploadAcknowledged(Event):
 
 
 @frozen
-class UploadKnown(Event):
+class UploadAlreadyTrained(Event):
     """The server had trained an upload before; `answer`: what it gave is streamed again."""
 
     key: UploadKey
@@ -287,7 +287,7 @@ class UploadKnown(Event):
 
 
 @frozen
-class UploadUnwanted(Event):
+class UploadDeclined(Event):
     """The server will not train an upload ("later": not now)."""
 
     key: UploadKey
@@ -352,14 +352,14 @@ class RoundEnded(Event):
 
 
 @frozen
-class RoundWasNoted(Event):
+class RoundAcknowledged(Event):
     """The server has noted that this client is done with the round."""
 
     round: int
 
 
 @frozen
-class ConductorEnded(Event):
+class PsEnded(Event):
     """Split server: the parameter server in the same process has ended the run."""
 
     reason: str

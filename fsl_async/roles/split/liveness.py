@@ -12,7 +12,7 @@ from attrs import mutable
 from fsl_async.roles.deadlines import Deadlines
 from fsl_async.roles.split import effects as split
 from fsl_async.roles.split import events as ev
-from fsl_async.roles.split.messages import CONDUCTOR, SplitWelcome
+from fsl_async.roles.split.messages import PS_ROLE, SplitWelcome
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync.effects import Effect
 
@@ -21,7 +21,7 @@ ALONE = "alone"
 
 
 @mutable
-class Company:
+class Liveness:
     """The parameter server's session, and the deadline of a server that is alone. It shares the server's deadlines."""
 
     deadlines: Deadlines
@@ -36,11 +36,11 @@ class Company:
             self.deadlines.set(ALONE, now + self.alone_s)
 
     def admit(
-        self, event: ev.ConductorCame, run: str, refusal: tuple[str, str] | None
+        self, event: ev.PsConnected, run: str, refusal: tuple[str, str] | None
     ) -> list[Effect]:
         """Welcome the parameter server of `run`, or of whatever run where that is empty."""
-        if refusal is None and event.peer != CONDUCTOR:
-            refusal = "name", f"a parameter server comes as {CONDUCTOR}, and not as {event.peer}"
+        if refusal is None and event.peer != PS_ROLE:
+            refusal = "name", f"a parameter server comes as {PS_ROLE}, and not as {event.peer}"
         if refusal is None and run and event.run != run:
             text = (
                 f"this split server is in run {run}, and the parameter server in run {event.run}:"
@@ -53,9 +53,9 @@ class Company:
         welcome = SplitWelcome(event.run, 0, "", -1)
         return [split.AdmitSplit(event.peer, event.incarnation, welcome)]
 
-    def is_conductor(self, peer: str) -> bool:
+    def is_ps(self, peer: str) -> bool:
         """Whether a message comes from a parameter server that was admitted."""
-        return peer == CONDUCTOR and self.conductor is not None
+        return peer == PS_ROLE and self.conductor is not None
 
     def left(self, incarnation: int) -> None:
         """The parameter server's session has ended."""

@@ -30,7 +30,7 @@ from fsl_async.roles.sync.messages import (
 )
 
 ROLE = "split-client"
-CONDUCTOR = "parameter-server"
+PS_ROLE = "parameter-server"
 """The role of a parameter server towards a split server of another process, and its name there. No client may use that name."""
 MAX_DIMENSIONS = 8
 MAX_SIZE = 1 << 40
@@ -67,7 +67,7 @@ class SplitHello(Message):
 
 
 @frozen
-class ConductorHello(Message):
+class PsHello(Message):
     """Parameter server, as the body of its hello: whose rounds these are."""
 
     run: Run
@@ -108,7 +108,7 @@ class RoundDone(Message):
 
 
 @frozen
-class RoundNoted(Message):
+class RoundAcknowledged(Message):
     """Server: that the round is done counts from now on."""
 
     round: int
@@ -130,7 +130,7 @@ class Trained(Message):
 
 
 @frozen
-class Known(Message):
+class AlreadyTrained(Message):
     """Server: this upload was trained before. `answer`: what it gave is streamed again; else that is gone."""
 
     key: Key
@@ -138,7 +138,7 @@ class Known(Message):
 
 
 @frozen
-class Unwanted(Message):
+class UploadRefused(Message):
     """Server: this upload will never be trained; or, with the code "later", offer it again in a while."""
 
     key: Key
@@ -216,7 +216,7 @@ class AuxiliaryMeta(Message):
 
 
 TABLE = Table(
-    SplitHello, ConductorHello, SplitWelcome, RoundDone, RoundNoted, RunOver, Trained, Known, Unwanted, Durable, AuxiliaryStays, Ended,
+    SplitHello, PsHello, SplitWelcome, RoundDone, RoundAcknowledged, RunOver, Trained, AlreadyTrained, UploadRefused, Durable, AuxiliaryStays, Ended,
     SmashedMeta, GradientMeta, AuxiliaryMeta,
 )  # fmt: skip
 to_wire = TABLE.to_wire

@@ -14,8 +14,8 @@ from attrs import Factory, define, field, frozen, mutable
 
 from fsl_async.roles.split import effects as split
 from fsl_async.roles.split import events as ev
-from fsl_async.roles.split.events import ClientBook, UploadKey
-from fsl_async.roles.split.messages import CONDUCTOR
+from fsl_async.roles.split.events import ClientProgress, UploadKey
+from fsl_async.roles.split.messages import PS_ROLE
 from fsl_async.roles.sync.effects import Effect
 
 REMEMBERED = 16
@@ -44,7 +44,7 @@ class Peer:
     """One client. `uploads` are in the order of their keys, which is that of their offers."""
 
     name: str
-    book: ClientBook = Factory(ClientBook)
+    book: ClientProgress = Factory(ClientProgress)
     connected: bool = False
     over: bool = False  # says that the run has ended
     uploads: dict[UploadKey, Upload] = field(factory=dict)
@@ -128,9 +128,9 @@ def refusal_of(
     event: ev.SplitClientHello, run: str, architecture: Mapping[str, str]
 ) -> tuple[str, str] | None:
     """Why a client does not belong to this run, as a code and a sentence that says what to do; None when it does."""
-    if event.peer == CONDUCTOR:
+    if event.peer == PS_ROLE:
         text = (
-            f"{CONDUCTOR} is the parameter server's name here; start the client with another --name"
+            f"{PS_ROLE} is the parameter server's name here; start the client with another --name"
         )
         return "name", text
     if not event.run:

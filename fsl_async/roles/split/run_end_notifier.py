@@ -13,9 +13,9 @@ Rules
 
     state      event                        -> effects
     any        SplitWelcomed                   Tell RunOver where the run is over
-    any        ServerLost                      over: Leave, Finish
-    any        ServerRefused of `AGAIN`        timer "dial", then DialAgain; Note the first time, but of "leaving" none
-    any        ServerRefused                   Note; over: Leave, Finish
+    any        SessionLost                      over: Leave, Finish
+    any        HelloRefused of `AGAIN`        timer "dial", then DialAgain; Note the first time, but of "leaving" none
+    any        HelloRefused                   Note; over: Leave, Finish
     any        RunEnded                        Tell RunOver where there is a session; timer "end"
     any        SplitServerEnded                over: Leave, Finish
     over       timer "end"                     Leave, Finish
@@ -39,7 +39,7 @@ AGAIN = frozenset({"leaving", "full", "name", "key"})
 """Codes of refusals that do not last: somebody ends, somebody goes, somebody changes the list of keys."""
 
 
-class HeraldMachine:
+class RunEndNotifierMachine:
     """The parameter server's dealings with a split server elsewhere. `handle` and `next_deadline` are the whole interface."""
 
     def __init__(self, run: str, reoffer_s: float, tell_s: float) -> None:
@@ -53,8 +53,8 @@ class HeraldMachine:
         self.deadlines = Deadlines()
         self._handlers: dict[type[base.Event], Callable[[Any, float], list[Effect]]] = {
             ev.SplitWelcomed: self._welcomed,
-            base.ServerLost: self._lost,
-            base.ServerRefused: self._refused,
+            base.SessionLost: self._lost,
+            base.HelloRefused: self._refused,
             base.RunEnded: self._run_ended,
             ev.SplitServerEnded: lambda event, _: self._nobody_there(event.reason),
             base.TimerFired: self._timers,
@@ -69,20 +69,20 @@ class HeraldMachine:
         handler = self._handlers.get(type(event))
         return [] if self.done or handler is None else handler(event, now)
 
-    def hello(self) -> msg.ConductorHello:
+    def hello(self) -> msg.PsHello:
         """What to say first in a session."""
-        return msg.ConductorHello(self.run, msg.CONDUCTOR)
+        return msg.PsHello(self.run, msg.PS_ROLE)
 
     def _welcomed(self, event: ev.SplitWelcomed, now: float) -> list[Effect]:
         self.connected = True
         self.deadlines.cancel("dial")
-        return [do.Tell(SERVER, msg.RunOver(self.over))] if self.over else []
+        return [do.Send(SERVER, msg.RunOver(self.over))] if self.over else []
 
-    def _lost(self, event: base.ServerLost, now: float) -> list[Effect]:
+    def _lost(self, event: base.SessionLost, now: float) -> list[Effect]:
         was, self.connected = self.connected, False
         return self._nobody_there(event.reason) if was else []
 
-    def _refused(self, event: base.ServerRefused, now: float) -> list[Effect]:
+    def _refused(self, event: base.HelloRefused, now: float) -> list[Effect]:
         self.connected = False
         again = event.code in AGAIN
         silent = event.code == "finished" or event.code in self.noted
@@ -106,7 +106,7 @@ class HeraldMachine:
         if self.refused:
             return self._nobody_there("")
         self.deadlines.set("end", now + self.tell_s)
-        return [do.Tell(SERVER, msg.RunOver(self.over))] if self.connected else []
+        return [do.Send(SERVER, msg.RunOver(self.over))] if self.connected else []
 
     def _nobody_there(self, reason: str) -> list[Effect]:
         """The split server has ended, or takes nobody: that is the end of this once the run is over."""
@@ -114,7 +114,7 @@ class HeraldMachine:
             return []
         self.done = True
         self.deadlines.clear()
-        return [do.Leave(reason), do.Finish(reason, 0)]
+        return [do.SendGoodbye(reason), do.Finish(reason, 0)]
 
     def _timers(self, event: base.TimerFired, now: float) -> list[Effect]:
         effects: list[Effect] = []

@@ -23,24 +23,24 @@ Rules
 - The end: what is here is trained, then a last checkpoint. It comes when the run is over, as the clients or the parameter server in this
   process say, or when the operator asks for it. Asked while nobody has said that the run is over, the server only leaves: it sends the answers
   that clients wait for, ends their sessions, and takes nobody. They go on with the process that comes after it. So it does after `alone_s`
-  without a client and without the parameter server (`roles.split_company`).
+  without a client and without the parameter server (`roles.liveness`).
 
     state      event                       -> effects
     any        SplitClientHello               AdmitSplit, SendAuxiliary when versions differ | Refuse
     serving    UploadOffered                  ReceiveUpload, or DeclineStream and Tell Known (SendAnswer) | Unwanted
     any        UploadReceived                 TrainUpload when nothing is trained and nothing is before it
-    training   UploadTrained                  BookUpload, Tell Trained | SendAnswer | Tell Unwanted; BookAuxiliary, Align;
+    training   UploadTrained                  RecordUpload, Tell Trained | SendAnswer | Tell Unwanted; RecordAuxiliary, Align;
                                               the next TrainUpload
     aligning   Aligned                        SendAuxiliary; the next TrainUpload
     averaging  ReplicasAveraged               the next TrainUpload
     any        AnswerSent                     DropAnswer
-    any        RoundDoneSaid                  Tell RoundNoted
+    any        RoundDoneReceived                  Tell RoundAcknowledged
     any        CheckpointWritten              Tell Durable
     any        CheckpointFailed               timer "retry", then Checkpoint again
     any        StreamLost of an upload        Tell Unwanted "later"
-    any        ConductorCame                  AdmitSplit | Refuse
-    any        ConductorEnded, all            training goes on to its end, AverageReplicas, Checkpoint, Tell Ended, Finish
-               RunOverSaid
+    any        PsConnected                  AdmitSplit | Refuse
+    any        PsEnded, all            training goes on to its end, AverageReplicas, Checkpoint, Tell Ended, Finish
+               RunOverReceived
     any        DrainAsked, timer "alone"      the same; but while nobody has said that the run is over: no AverageReplicas,
                                               and once answers are sent Dismiss in place of Tell Ended
     ending     timer "drain"                  what is not trained yet is dropped, and no answer waited for
@@ -78,7 +78,7 @@ class SplitServerMachine(SplitServerState):
         self._handlers: dict[type[base.Event], Callable[[Any, float], list[Effect]]] = {
             ev.SplitRecovered: self._recovered,
             ev.SplitClientHello: self._hello,
-            ev.ConductorCame: self._conductor_came,
+            ev.PsConnected: self._conductor_came,
             base.ClientLeft: self._left,
             ev.UploadOffered: self._offered,
             ev.UploadReceived: self._received,
@@ -86,13 +86,13 @@ class SplitServerMachine(SplitServerState):
             ev.Aligned: self._aligned,
             ev.ReplicasAveraged: self._averaged,
             ev.AnswerSent: self._answer_sent,
-            ev.RoundDoneSaid: self._round_done,
-            ev.RunOverSaid: self._run_over,
+            ev.RoundDoneReceived: self._round_done,
+            ev.RunOverReceived: self._run_over,
             ev.CheckpointWritten: self._written,
             ev.CheckpointFailed: self._write_failed,
             base.StreamLost: self._stream_lost,
             base.DrainAsked: lambda event, now: self._drain(event.reason, now),
-            ev.ConductorEnded: self._conductor_ended,
+            ev.PsEnded: self._conductor_ended,
             base.TimerFired: self._timers,
         }
 
@@ -102,7 +102,7 @@ class SplitServerMachine(SplitServerState):
 
     def handle(self, event: base.Event, now: float) -> list[Effect]:
         """Take one event and return what is to be done, in order."""
-        if self.ended and not isinstance(event, ev.SplitClientHello | ev.ConductorCame):
+        if self.ended and not isinstance(event, ev.SplitClientHello | ev.PsConnected):
             return []
         handler = self._handlers.get(type(event))
         return handler(event, now) if handler is not None else []
@@ -121,7 +121,7 @@ class SplitServerMachine(SplitServerState):
         self._look(now)
         return resumed(event)
 
-    def _conductor_came(self, event: ev.ConductorCame, now: float) -> list[Effect]:
+    def _conductor_came(self, event: ev.PsConnected, now: float) -> list[Effect]:
         effects = self.company.admit(event, self.run, self.ending.refusal())
         if isinstance(effects[0], split.AdmitSplit):
             self.run = event.run
@@ -150,7 +150,7 @@ class SplitServerMachine(SplitServerState):
         return effects
 
     def _left(self, event: base.ClientLeft, now: float) -> list[Effect]:
-        if self.company.is_conductor(event.peer):
+        if self.company.is_ps(event.peer):
             self.company.left(event.incarnation)
             self._look(now)
             return []
@@ -168,8 +168,8 @@ class SplitServerMachine(SplitServerState):
             effects.append(split.ForgetSteps(peer.name))
         return effects
 
-    def _tell(self, peer: Peer, key: UploadKey, message: Message) -> list[Effect]:
-        return [do.Tell(peer.name, message)] if peer.is_here(key) else []
+    def _send(self, peer: Peer, key: UploadKey, message: Message) -> list[Effect]:
+        return [do.Send(peer.name, message)] if peer.is_here(key) else []
 
     # --- uploads ---
 
@@ -189,18 +189,18 @@ class SplitServerMachine(SplitServerState):
         if answer.code == "known":
             kept = key in peer.answers
             again = [split.SendAnswer(event.peer, key)] if kept else []
-            known = do.Tell(event.peer, msg.Known(key.text, kept))
+            known = do.Send(event.peer, msg.AlreadyTrained(key.text, kept))
             return [decline, known, *again, *self._stays(peer, event)]
         return [decline, *self._decline(peer, key, answer)]
 
     def _decline(self, peer: Peer, key: UploadKey, answer: Answer) -> list[Effect]:
         """An upload will not be trained, or not now."""
-        told = self._tell(peer, key, msg.Unwanted(key.text, answer.code, answer.text))
+        told = self._send(peer, key, msg.UploadRefused(key.text, answer.code, answer.text))
         if answer.code == "later" or any(known == key for known, _ in peer.declined):
             return told
         peer.declined.append((key, answer))
         # Booked first: what a client was told to be settled is in the ledger, whenever this process dies.
-        return [split.BookUpload(key, "declined", f"{answer.code}: {answer.text}"), *told]
+        return [split.RecordUpload(key, "declined", f"{answer.code}: {answer.text}"), *told]
 
     def _received(self, event: ev.UploadReceived, now: float) -> list[Effect]:
         peer = self.peers[event.key.client]
@@ -218,7 +218,7 @@ class SplitServerMachine(SplitServerState):
         peer = self.peers.get(event.peer)
         if peer is None or key not in peer.uploads:
             return []
-        return self._tell(peer, key, msg.Unwanted(key.text, "later", event.reason[:200]))
+        return self._send(peer, key, msg.UploadRefused(key.text, "later", event.reason[:200]))
 
     def _answer_sent(self, event: ev.AnswerSent, now: float) -> list[Effect]:
         peer = self.peers[event.peer]
@@ -277,11 +277,11 @@ class SplitServerMachine(SplitServerState):
         self.checkpoints.changed()
         self.round = max(self.round, key.round)
         peer.book = attrs.evolve(peer.book, last=key, round=key.round)
-        effects = [split.BookUpload(key, "trained"), *self._answer(peer, event)]
+        effects = [split.RecordUpload(key, "trained"), *self._answer(peer, event)]
         if self.decisions.aligns_in(key.round) and peer.book.aligned_round < key.round:
             version = peer.book.auxiliary_seen + 1
             self.busy = split.Align(peer.name, version, key.round)
-            effects += [split.BookAuxiliary(peer.name, version), self.busy]
+            effects += [split.RecordAuxiliary(peer.name, version), self.busy]
         else:
             effects.extend(self._stays(peer, offer))
         return [*effects, *self._next(now)]
@@ -294,7 +294,7 @@ class SplitServerMachine(SplitServerState):
             if not key.leg and peer.open_step is None:
                 return [split.DropAnswer(key), split.ForgetSteps(peer.name)]
         if not event.answer:
-            return self._tell(peer, key, msg.Trained(key.text, event.loss))
+            return self._send(peer, key, msg.Trained(key.text, event.loss))
         if key.incarnation != peer.incarnation:
             return [split.DropAnswer(key)]
         peer.answers.append(key)
@@ -313,7 +313,7 @@ class SplitServerMachine(SplitServerState):
         if self.decisions.aligned and peer.book.auxiliary != offer.auxiliary:
             return [self._send_auxiliary(peer)]
         stays = msg.AuxiliaryStays(offer.key.round, peer.book.auxiliary)
-        return [do.Tell(peer.name, stays)]
+        return [do.Send(peer.name, stays)]
 
     def _send_auxiliary(self, peer: Peer) -> Effect:
         return split.SendAuxiliary(peer.name, peer.book.auxiliary, peer.book.aligned_round)
@@ -334,23 +334,23 @@ class SplitServerMachine(SplitServerState):
             effects.append(do.Note(text, "warning"))
             if peer.connected:
                 stays = msg.AuxiliaryStays(round_, peer.book.auxiliary)
-                effects.append(do.Tell(peer.name, stays))
+                effects.append(do.Send(peer.name, stays))
         return [*effects, *self._next(now)]
 
-    def _round_done(self, event: ev.RoundDoneSaid, now: float) -> list[Effect]:
+    def _round_done(self, event: ev.RoundDoneReceived, now: float) -> list[Effect]:
         peer = self.peers.get(event.peer)
         if peer is None or not peer.connected:
             return []
         if event.round > peer.book.done_round:
             peer.book = attrs.evolve(peer.book, done_round=event.round, done_samples=event.samples)
-        return [do.Tell(event.peer, msg.RoundNoted(event.round))]
+        return [do.Send(event.peer, msg.RoundAcknowledged(event.round))]
 
     # --- checkpoints ---
 
     def _written(self, event: ev.CheckpointWritten, now: float) -> list[Effect]:
         effects: list[Effect] = []
         for name, key in self.checkpoints.written().items():
-            effects.extend(self._tell(self.peers[name], key, msg.Durable(key.text)))
+            effects.extend(self._send(self.peers[name], key, msg.Durable(key.text)))
         return [*effects, *self._next(now)]
 
     def _write_failed(self, event: ev.CheckpointFailed, now: float) -> list[Effect]:
@@ -363,18 +363,18 @@ class SplitServerMachine(SplitServerState):
 
     # --- the end ---
 
-    def _run_over(self, event: ev.RunOverSaid, now: float) -> list[Effect]:
+    def _run_over(self, event: ev.RunOverReceived, now: float) -> list[Effect]:
         peer = self.peers.get(event.peer)
         if peer is not None and peer.connected:
             peer.over = True
-        elif not self.company.is_conductor(event.peer):
+        elif not self.company.is_ps(event.peer):
             return []
         self.ending.run_over = True
         if self.deadlines.when("over") is None:
             self.deadlines.set("over", now + self.rules.drain_s)
         return self._end_if_over(now)
 
-    def _conductor_ended(self, event: ev.ConductorEnded, now: float) -> list[Effect]:
+    def _conductor_ended(self, event: ev.PsEnded, now: float) -> list[Effect]:
         self.ending.run_over = True
         return self._drain(event.reason, now)
 
@@ -431,9 +431,9 @@ class SplitServerMachine(SplitServerState):
         ending.done = True
         self.deadlines.clear()
         here = [peer.name for peer in self.peers.values() if peer.connected]
-        here += [msg.CONDUCTOR] if self.company.conductor is not None else []
+        here += [msg.PS_ROLE] if self.company.conductor is not None else []
         said: list[Effect] = [
-            do.Dismiss(name, reason) if ending.leaves else do.Tell(name, msg.Ended(reason))
+            do.EndSession(name, reason) if ending.leaves else do.Send(name, msg.Ended(reason))
             for name in here
         ]
         return [*said, do.Finish(reason, 1 if problem else 0)]

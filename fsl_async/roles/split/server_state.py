@@ -11,11 +11,11 @@ from collections.abc import Mapping
 from fsl_async.roles.deadlines import Deadlines
 from fsl_async.roles.phrasing import counted
 from fsl_async.roles.split.checkpoints import Checkpoints
-from fsl_async.roles.split.events import SplitBook, UploadKey
-from fsl_async.roles.split.liveness import Company
+from fsl_async.roles.split.events import SplitProgress, UploadKey
+from fsl_async.roles.split.liveness import Liveness
 from fsl_async.roles.split.methods import SplitRules, decisions_of
 from fsl_async.roles.split.peers import Answer, Peer, replicas_due
-from fsl_async.roles.split.shutdown import SplitEnding
+from fsl_async.roles.split.shutdown import SplitShutdown
 from fsl_async.roles.sync.effects import Effect
 
 
@@ -33,9 +33,9 @@ class SplitServerState:
         self.peers: dict[str, Peer] = {}
         self.ready: deque[UploadKey] = deque()
         self.busy: Effect | None = None  # what the training thread does
-        self.ending = SplitEnding()
+        self.ending = SplitShutdown()
         self.deadlines = Deadlines()
-        self.company = Company(self.deadlines, rules.alone_s)
+        self.company = Liveness(self.deadlines, rules.alone_s)
         self.checkpoints = Checkpoints(self.deadlines, rules.checkpoint_every, rules.retry_s)
 
     @property
@@ -50,15 +50,15 @@ class SplitServerState:
 
     def life_of(self, name: str) -> int | None:
         """The life that has, or had, a session under this name; None: nobody."""
-        if self.company.is_conductor(name):
+        if self.company.is_ps(name):
             return self.company.conductor
         peer = self.peers.get(name)
         return peer.incarnation if peer is not None else None
 
-    def book(self) -> SplitBook:
+    def book(self) -> SplitProgress:
         """All that has to be remembered, as of now."""
         clients = {name: peer.book for name, peer in self.peers.items()}
-        return SplitBook(self.run, self.round, self.averaged, self.uploads, clients)
+        return SplitProgress(self.run, self.round, self.averaged, self.uploads, clients)
 
     def _look(self, now: float) -> None:
         if not self.ending.asked:

@@ -13,7 +13,7 @@ from fsl_async.roles.split.peers import Answer
 
 
 @mutable
-class SplitEnding:
+class SplitShutdown:
     """`reason` is None until the server is to end."""
 
     reason: str | None = None

@@ -28,14 +28,14 @@ Rules
     any        FetchReceived                    FinishEncoding when a delta is not fully coded, then ReplaceBase
     any        BaseReplaced                     Rebase
     any        Rebased                          Tell Holding
-    training   SyncCalled                       TakeSnapshot when nothing is outstanding (the last call: and hold)
+    training   RoundCalled                       TakeSnapshot when nothing is outstanding (the last call: and hold)
     training   TurnCalled                       BeginRound once the weights are on that version
     training   Snapshotted                      OfferDelta, or Tell Skip when no token was trained
     any        DeltaAcknowledged, DeltaRefused  DropDelta, then whatever waited
-    held       ServerLost, DeltaRefused         ResumeTraining; in a turn also Rebased, but not ServerLost
+    held       SessionLost, DeltaRefused         ResumeTraining; in a turn also Rebased, but not SessionLost
     any        RunEnded, DrainAsked, Preempting EndTraining
     any        TrainingEnded                    TakeSnapshot, then Finish once all is settled; Finish at once after RunEnded
-    ending     timer "end"                      LookAtTransfers, then Finish unless something advances
+    ending     timer "end"                      CheckTransfers, then Finish unless something advances
     preempted  timer "late"                     begin no further delta
     preempted  timer "goodbye"                  Finish
     finished   anything                         nothing
@@ -55,7 +55,7 @@ from fsl_async.roles.deadlines import Deadlines
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync import messages as msg
-from fsl_async.roles.sync.client_shutdown import Leaving
+from fsl_async.roles.sync.client_shutdown import ClientShutdown
 from fsl_async.roles.sync.client_state import (
     ANSWER_S,
     EXIT_FAILED,
@@ -70,7 +70,7 @@ from fsl_async.roles.sync.client_state import (
 )
 from fsl_async.roles.sync.effects import Effect
 from fsl_async.roles.sync.events import DeltaKey
-from fsl_async.roles.sync.version_sync import Following
+from fsl_async.roles.sync.version_sync import VersionSync
 
 __all__ = [
     "EXIT_FAILED",
@@ -100,25 +100,25 @@ class ClientMachine:
         self.model_digest = ""  # of the version the weights were last moved onto, which the next delta is measured from
         self.delta: Outstanding | None = None
         self.sequence = 0
-        self.call: ev.SyncCalled | None = None
-        self.answering: ev.SyncCalled | None = None
-        self.held: ev.SyncCalled | None = (
+        self.call: ev.RoundCalled | None = None
+        self.answering: ev.RoundCalled | None = None
+        self.held: ev.RoundCalled | None = (
             None  # the training thread waits for what comes of this call
         )
         self.busy: str | None = None  # "snapshot" | "coding" | "replacing" | "rebasing"
         self.discard = False
         self.tokens_acknowledged = 0
         self.deadlines = Deadlines()
-        self.following = Following(self.deadlines)
-        self.leaving = Leaving(rules, self.deadlines)
+        self.following = VersionSync(self.deadlines)
+        self.leaving = ClientShutdown(rules, self.deadlines)
         self._handlers: dict[type[ev.Event], Callable[[Any, float], list[Effect]]] = {
             ev.TimerFired: self._timers,
             ev.Attached: self._attached,
             ev.Welcomed: self._welcomed,
-            ev.ServerLost: self._lost,
-            ev.ServerRefused: self._refused,
+            ev.SessionLost: self._lost,
+            ev.HelloRefused: self._refused,
             ev.PublishAsked: self._publish,
-            ev.SyncCalled: self._called,
+            ev.RoundCalled: self._called,
             ev.TurnCalled: self._called,
             ev.DeltaAcknowledged: self._acknowledged,
             ev.DeltaRefused: self._delta_refused,
@@ -135,7 +135,7 @@ class ClientMachine:
             ev.DrainAsked: self._drain_asked,
             ev.Preempting: self.leaving.preempt,
             ev.TrainingEnded: self._training_ended,
-            ev.TransfersSeen: self.leaving.transfers_seen,
+            ev.TransfersChecked: self.leaving.transfers_checked,
         }
 
     @property
@@ -198,7 +198,7 @@ class ClientMachine:
             effects.append(do.SendManifest())
         return effects + self._offer()
 
-    def _lost(self, event: ev.ServerLost, now: float) -> list[Effect]:
+    def _lost(self, event: ev.SessionLost, now: float) -> list[Effect]:
         self.connected = False
         self.leaving.pace.interrupt()
         self._forget_session()
@@ -232,7 +232,7 @@ class ClientMachine:
             self.answering = attrs.evolve(self.answering, last=False)
         self.deadlines.cancel("offer")
 
-    def _refused(self, event: ev.ServerRefused, now: float) -> list[Effect]:
+    def _refused(self, event: ev.HelloRefused, now: float) -> list[Effect]:
         self.leaving.refusing = True
         self.untold = None
         exit_code = 0 if event.code == "finished" else EXIT_REFUSED
@@ -261,7 +261,7 @@ class ClientMachine:
             elif self.leaving.training or not self.connected:  # end
                 effects.extend(self.leaving.finish())
             else:
-                effects.append(do.LookAtTransfers())
+                effects.append(do.CheckTransfers())
         return effects
 
     def _stream_lost(self, event: ev.StreamLost, now: float) -> list[Effect]:
@@ -353,7 +353,7 @@ class ClientMachine:
 
     # --- deltas, up ---
 
-    def _called(self, event: ev.SyncCalled, now: float) -> list[Effect]:
+    def _called(self, event: ev.RoundCalled, now: float) -> list[Effect]:
         if event == self.answering or (self.delta is not None and self.delta.round == event.round):
             return []
         if event.is_turn and self.answering is not None and self.answering.round == event.round:
@@ -370,7 +370,7 @@ class ClientMachine:
             effects: list[Effect] = [do.DropDelta(event.sequence)]
             if self.connected:
                 reason = "no token trained since the last snapshot"
-                effects.append(do.Tell(SERVER, msg.Skip(answered.round, reason)))
+                effects.append(do.Send(SERVER, msg.Skip(answered.round, reason)))
             return [*effects, *self._resume(), *self._advance()]
         key = DeltaKey(self.name, self.incarnation, event.base, event.sequence)
         self.delta = Outstanding(
@@ -458,7 +458,7 @@ class ClientMachine:
         self.answering, self.call = call, None
         return [self._take_snapshot(call)]
 
-    def _take_snapshot(self, call: ev.SyncCalled) -> Effect:
+    def _take_snapshot(self, call: ev.RoundCalled) -> Effect:
         self.sequence += 1
         self.busy, self.held = "snapshot", call if call.last or call.is_turn else None
         if call.is_turn:
@@ -469,7 +469,7 @@ class ClientMachine:
 
     def _run_ended(self, event: ev.RunEnded, now: float) -> list[Effect]:
         self.leaving.refusing = True
-        return [do.Leave(event.reason), *self.leaving.ask(event.reason, 0, now)]
+        return [do.SendGoodbye(event.reason), *self.leaving.ask(event.reason, 0, now)]
 
     def _drain_asked(self, event: ev.DrainAsked, now: float) -> list[Effect]:
         return self.leaving.ask(event.reason, EXIT_INTERRUPTED, now)
@@ -485,6 +485,6 @@ class ClientMachine:
         if not self.leaving.emptied:
             self.leaving.emptied = True
             # Where the server collects for this version's round, it counts as the answer.
-            self.answering = ev.SyncCalled(self.latest.version)
+            self.answering = ev.RoundCalled(self.latest.version)
             return [self._take_snapshot(self.answering)]
         return self.leaving.finish()

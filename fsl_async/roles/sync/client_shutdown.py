@@ -27,7 +27,7 @@ from fsl_async.roles.sync.pace import Pace
 
 
 @mutable
-class Leaving:
+class ClientShutdown:
     """The client's way out. It shares the machine's deadlines; "end", "late" and "goodbye" are its own. Times in seconds."""
 
     rules: ClientRules
@@ -100,7 +100,7 @@ class Leaving:
         self.deadlines.set("end", now + self.rules.drain_s)
         return []
 
-    def transfers_seen(self, event: ev.TransfersSeen, now: float) -> list[Effect]:
+    def transfers_checked(self, event: ev.TransfersChecked, now: float) -> list[Effect]:
         """The wait for the last delta has lasted a while: go on while its bytes advance."""
         until = min(now + self.rules.stalled_s, self.ended_at + self.rules.drain_cap_s)
         if not event.advanced or until <= now + MOMENT_S:

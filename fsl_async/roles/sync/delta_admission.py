@@ -15,7 +15,7 @@ from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync import messages as msg
 from fsl_async.roles.sync.deltas import DeltaBook
 from fsl_async.roles.sync.effects import Effect
-from fsl_async.roles.sync.norm_guard import Held, Screen
+from fsl_async.roles.sync.norm_guard import Held, NormGuard
 from fsl_async.roles.sync.ps_state import Member
 
 Objection = tuple[str, str] | None
@@ -23,13 +23,13 @@ Objection = tuple[str, str] | None
 
 
 @mutable
-class Answers:
+class DeltaAdmission:
     """The server's answers. It shares the server's members and deltas; `too_late` knows about rounds."""
 
     members: dict[str, Member]
     deltas: DeltaBook
     too_late: Callable[[ev.DeltaOffered], Objection]
-    screen: Screen
+    screen: NormGuard
 
     def offered(self, event: ev.DeltaOffered, now: float) -> tuple[list[Effect], bool]:
         """Answer an offer. Returns whether that settles what the client has to say in its round."""
@@ -37,7 +37,7 @@ class Answers:
         if key.client != peer or peer not in self.members:
             return [do.DeclineStream(peer, event.stream, "not yours")], False
         if self.deltas.is_acknowledged(key) or key in self.screen.held:
-            again = do.Tell(peer, msg.Accepted(key.text))
+            again = do.Send(peer, msg.Accepted(key.text))
             return [do.DeclineStream(peer, event.stream, "known"), again], True
         objection = self.deltas.objection(event) or self.too_late(event)
         if objection is None:
@@ -51,7 +51,7 @@ class Answers:
         code, text = objection
         return [
             do.DeclineStream(peer, event.stream, code),
-            do.Tell(peer, msg.Declined(key.text, code, text)),
+            do.Send(peer, msg.Declined(key.text, code, text)),
             do.Note(f"refused delta {key.text}: {text}", "warning"),
         ], True
 
@@ -113,7 +113,7 @@ class Answers:
             text = f"quarantined delta {key.text}: {event.problem}; the round goes on without it"
             effects.append(do.Note(text, "warning"))
         if key.client in self.members:
-            effects.append(do.Tell(key.client, answer))
+            effects.append(do.Send(key.client, answer))
         return effects
 
     @staticmethod
@@ -126,5 +126,5 @@ class Answers:
         effects: list[Effect] = [do.Note(text)]
         if event.stream.startswith("delta:") and event.peer in self.members:
             key = event.stream.removeprefix("delta:")
-            effects.append(do.Tell(event.peer, msg.Declined(key, "later", event.reason[:200])))
+            effects.append(do.Send(event.peer, msg.Declined(key, "later", event.reason[:200])))
         return effects

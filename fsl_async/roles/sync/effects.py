@@ -22,7 +22,7 @@ class Effect:
 
 
 @frozen
-class Tell(Effect):
+class Send(Effect):
     """Send a control message to a peer; lost with the session if that ends first."""
 
     peer: str
@@ -48,8 +48,8 @@ class DeclineStream(Effect):
 
 
 @frozen
-class LookAtTransfers(Effect):
-    """Say whose streams have moved since the last look. Ends in TransfersSeen, at once."""
+class CheckTransfers(Effect):
+    """Say whose streams have moved since the last look. Ends in TransfersChecked, at once."""
 
 
 @frozen
@@ -82,7 +82,7 @@ class Refuse(Effect):
 
 
 @frozen
-class Dismiss(Effect):
+class EndSession(Effect):
     """End a peer's session."""
 
     peer: str
@@ -116,7 +116,7 @@ class ReceiveDelta(Effect):
 
 
 @frozen
-class Serve(Effect):
+class SendVersion(Effect):
     """Stream a version to a peer: kind "update" (coded, from version - 1) or "full"."""
 
     peer: str
@@ -265,7 +265,7 @@ class Rebase(Effect):
 
 
 @frozen
-class Leave(Effect):
+class SendGoodbye(Effect):
     """Say goodbye to the server now; the training thread may take a moment longer to come back."""
 
     reason: str

@@ -80,7 +80,7 @@ class Preempting(Event):
 
 
 @frozen
-class ServeFailed(Event):
+class SendVersionFailed(Event):
     """A client does not take a version that was offered, or reading it failed; it asks again when it wants it."""
 
     peer: str
@@ -97,14 +97,14 @@ class StreamLost(Event):
 
 
 @frozen
-class TransfersSeen(Event):
-    """The answer to LookAtTransfers: the peers whose streams, either way, began, moved or ended since the last look."""
+class TransfersChecked(Event):
+    """The answer to CheckTransfers: the peers whose streams, either way, began, moved or ended since the last look."""
 
     advanced: tuple[str, ...]
 
 
 @frozen
-class BeatHeard(Event):
+class HeartbeatReceived(Event):
     """A heartbeat with its small payload: step, tokens, loss, loop lag. It changes no decision; the journal keeps it."""
 
     peer: str
@@ -174,7 +174,7 @@ class ModelAttached(Event):
 
 
 @frozen
-class ShardBooked(Event):
+class ShardAssigned(Event):
     """A client trains on this part of the data. Said before ModelAttached, where the run's trigger goes by shards."""
 
     peer: str
@@ -200,7 +200,7 @@ class VersionHeld(Event):
 
 
 @frozen
-class CallSkipped(Event):
+class RoundSkipped(Event):
     """A client has nothing to send for this round (it trained no token since its last snapshot)."""
 
     peer: str
@@ -245,7 +245,7 @@ class DeltaStored(Event):
 
 
 @frozen
-class Served(Event):
+class VersionSent(Event):
     """A version was streamed to a client whole. It changes no decision; the journal counts its bytes."""
 
     peer: str
@@ -280,7 +280,7 @@ class StoreFailed(Event):
 
 
 @frozen
-class DamageMended(Event):
+class DamageRepaired(Event):
     """A damaged file was found before it was used, and made again or done without; `text` is the line for the operator."""
 
     text: str
@@ -316,14 +316,14 @@ class Welcomed(Event):
 
 
 @frozen
-class ServerLost(Event):
+class SessionLost(Event):
     """No session with the parameter server any more; the transport keeps dialling."""
 
     reason: str
 
 
 @frozen
-class ServerRefused(Event):
+class HelloRefused(Event):
     """The parameter server will not have this client; `text` says why and what to do."""
 
     code: str
@@ -336,7 +336,7 @@ class PublishAsked(Event):
 
 
 @frozen
-class SyncCalled(Event):
+class RoundCalled(Event):
     """The parameter server calls round `round`: send the pseudo-gradient at the next step. The `last` one ends the run."""
 
     round: int
@@ -349,7 +349,7 @@ class SyncCalled(Event):
 
 
 @frozen
-class TurnCalled(SyncCalled):
+class TurnCalled(RoundCalled):
     """The parameter server calls this client to train round `round`, and to wait at its end for the version that comes of it."""
 
     @property

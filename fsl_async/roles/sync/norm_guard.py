@@ -59,7 +59,7 @@ class Held:
 
 
 @mutable
-class Screen:
+class NormGuard:
     """The server's memory of what is usual. Times in seconds of the caller's clock."""
 
     rules: GuardRules = field(factory=GuardRules)

@@ -23,7 +23,7 @@ Rules
     EMPTY        VersionCommitted 0            READY        Tell Announce to all
     READY        timer "sync"                  COLLECTING   Tell Call or Turn to those whom the trigger chooses
     READY        VersionHeld                   READY        timer "sync" now, where too few were there before (not by the clock)
-    COLLECTING   DeltaStored, CallSkipped,     COLLECTING   Tell Accepted, Accumulate
+    COLLECTING   DeltaStored, RoundSkipped,     COLLECTING   Tell Accepted, Accumulate
                  ClientLeft, timer "round"     or MERGING   Commit when the round says so; Tell Turn to the next (turns)
     MERGING      VersionCommitted              READY        Tell Announce to all; when a limit is reached, towards the end
     MERGING      CommitFailed                  MERGING      timer "retry", then Commit again
@@ -31,8 +31,8 @@ Rules
     any          DeltaOffered                  same         ReceiveDelta, or DeclineStream and Tell Accepted | Declined
     any          ClientHello                   same         Admit | Refuse
     any          DrainAsked                    same, last round, then DONE with Tell Stop and Finish
-    ending       timer "round", "drain"        same         LookAtTransfers
-    ending       TransfersSeen                 same         wait for what advances, go on without the rest
+    ending       timer "round", "drain"        same         CheckTransfers
+    ending       TransfersChecked                 same         wait for what advances, go on without the rest
     DONE         anything but ClientHello      DONE         nothing
 """
 
@@ -45,45 +45,47 @@ from fsl_async.roles.phrasing import counted
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync import messages as msg
-from fsl_async.roles.sync.delta_admission import Answers, Objection
+from fsl_async.roles.sync.delta_admission import DeltaAdmission, Objection
 from fsl_async.roles.sync.effects import Effect
 from fsl_async.roles.sync.norm_guard import Held
-from fsl_async.roles.sync.ps_state import EXIT_FAILED, Member, Phase, ServerRules
-from fsl_async.roles.sync.rounds import Conductor
+from fsl_async.roles.sync.ps_state import EXIT_FAILED, Member, ParameterServerRules, Phase
+from fsl_async.roles.sync.rounds import RoundCoordinator
 from fsl_async.roles.sync.weighting import Weighting
 
-__all__ = ["EXIT_FAILED", "Member", "Phase", "ServerMachine", "ServerRules"]
+__all__ = ["EXIT_FAILED", "Member", "ParameterServerMachine", "ParameterServerRules", "Phase"]
 
 
-class ServerMachine(Conductor):
+class ParameterServerMachine(RoundCoordinator):
     """The state of a run at the parameter server. `handle` and `next_deadline` are the whole interface."""
 
-    def __init__(self, rules: ServerRules, weighting: Weighting, run: str) -> None:
+    def __init__(self, rules: ParameterServerRules, weighting: Weighting, run: str) -> None:
         super().__init__(rules, weighting)
         self.run = run
         self.tokens_total = 0
-        self.answers = Answers(self.members, self.deltas, self._too_late, self.screen)
+        self.answers = DeltaAdmission(self.members, self.deltas, self._too_late, self.screen)
         self._handlers: dict[type[ev.Event], Callable[[Any, float], list[Effect]]] = {
             ev.Recovered: self._recovered,
             ev.TimerFired: self._timers,
             ev.ClientHello: self._hello,
             ev.ClientLeft: self._left,
-            ev.ShardBooked: self._shard_booked,
+            ev.ShardAssigned: self._shard_booked,
             ev.ModelAttached: self._attached,
             ev.InitialOffered: self._initial_offered,
             ev.DeltaOffered: self._delta_offered,
             ev.DeltaStored: self._delta_stored,
-            ev.CallSkipped: self._skipped,
+            ev.RoundSkipped: self._skipped,
             ev.FetchAsked: self.serving.fetch,
-            ev.ServeFailed: self._serve_failed,
+            ev.SendVersionFailed: self._serve_failed,
             ev.VersionHeld: self._held,
             ev.VersionCommitted: self._committed,
             ev.CommitFailed: self._commit_failed,
             ev.StoreFailed: self._store_failed,
-            ev.DamageMended: lambda event, _: [do.Note(event.text, "warning", {"alarm": "damage"})],
+            ev.DamageRepaired: lambda event, _: [
+                do.Note(event.text, "warning", {"alarm": "damage"})
+            ],
             ev.VersionVerified: self.serving.verified,
             ev.StreamLost: self._stream_lost,
-            ev.TransfersSeen: self._transfers_seen,
+            ev.TransfersChecked: self._transfers_seen,
             ev.DrainAsked: lambda event, now: self._drain(event.reason, now),
         }
 
@@ -177,7 +179,7 @@ class ServerMachine(Conductor):
             effects.extend(self._evaluate(now))
         return effects
 
-    def _shard_booked(self, event: ev.ShardBooked, now: float) -> list[Effect]:
+    def _shard_booked(self, event: ev.ShardAssigned, now: float) -> list[Effect]:
         if event.peer in self.members:
             self.members[event.peer].shard = event.shard
         return []
@@ -185,14 +187,14 @@ class ServerMachine(Conductor):
     def _attached(self, event: ev.ModelAttached, now: float) -> list[Effect]:
         member = self.members.get(event.peer)
         if member is None:
-            return [do.Dismiss(event.peer, "not a member: say hello again")]
+            return [do.EndSession(event.peer, "not a member: say hello again")]
         if event.difference is not None:
             text = (
                 f"the model of {event.peer} is not the run's: {event.difference};"
                 " use the same model configuration at every client"
             )
             del self.members[event.peer]
-            reject = [do.Tell(event.peer, msg.Reject("model", text)), do.Note(text, "warning")]
+            reject = [do.Send(event.peer, msg.Reject("model", text)), do.Note(text, "warning")]
             return reject + self._gone(event.peer, member.incarnation, "another model", now)
         member.attached = True
         if self.version < 0:
@@ -202,7 +204,7 @@ class ServerMachine(Conductor):
             self.round.rejoin(event.peer, member.incarnation)
             if self.round.awaits(event.peer, member.incarnation):
                 # The first call may have been lost with the session it was said in.
-                effects.append(do.Tell(event.peer, self._round_call()))
+                effects.append(do.Send(event.peer, self._round_call()))
         return effects
 
     # --- initial weights and versions ---
@@ -222,7 +224,7 @@ class ServerMachine(Conductor):
             self.deadlines.set("sync", now if due is None else due)  # perhaps it was too few before
         return effects
 
-    def _serve_failed(self, event: ev.ServeFailed, now: float) -> list[Effect]:
+    def _serve_failed(self, event: ev.SendVersionFailed, now: float) -> list[Effect]:
         self.serving.forget(event.peer)
         return []
 
@@ -263,7 +265,7 @@ class ServerMachine(Conductor):
                     text = f"the run's limit of {self.rules.limit_s:g} s is reached"
                     effects.extend(self._drain(text, now))
                 case _:  # drain
-                    effects.append(do.LookAtTransfers())
+                    effects.append(do.CheckTransfers())
         return effects
 
     # --- deltas ---

@@ -16,7 +16,7 @@ LEAST_RETRY_CAP_S = 10.0
 
 
 @frozen
-class ServerRules:
+class ParameterServerRules:
     """The run's configuration as far as it decides anything here. Times in seconds; 0 means no limit."""
 
     trigger: str = "clock"

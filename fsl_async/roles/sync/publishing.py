@@ -29,7 +29,7 @@ class Publishing:
             if member.attached:
                 self.name = name
                 text = f"{name} is first and publishes the initial weights"
-                return [do.Note(text), do.Tell(name, msg.Publish())]
+                return [do.Note(text), do.Send(name, msg.Publish())]
         return []
 
     def left(self, peer: str) -> list[Effect]:

@@ -1,6 +1,6 @@
 """The rounds of a run, from the call to the version, and the run's end: what the parameter server does with those it has. Pure.
 
-The base of `roles.ps.ServerMachine`, which knows how members and deltas come and go. Phases, events and effects are in its table.
+The base of `roles.ps.ParameterServerMachine`, which knows how members and deltas come and go. Phases, events and effects are in its table.
 """
 
 from __future__ import annotations
@@ -12,20 +12,26 @@ from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync import messages as msg
 from fsl_async.roles.sync.deltas import DeltaBook
 from fsl_async.roles.sync.effects import Effect
-from fsl_async.roles.sync.norm_guard import Screen
-from fsl_async.roles.sync.ps_state import EXIT_DAMAGED, EXIT_FAILED, Member, Phase, ServerRules
+from fsl_async.roles.sync.norm_guard import NormGuard
+from fsl_async.roles.sync.ps_state import (
+    EXIT_DAMAGED,
+    EXIT_FAILED,
+    Member,
+    ParameterServerRules,
+    Phase,
+)
 from fsl_async.roles.sync.publishing import Publishing
 from fsl_async.roles.sync.round import ArrivalHistory, Round, Verdict
-from fsl_async.roles.sync.shutdown import Ending
+from fsl_async.roles.sync.shutdown import RunShutdown
 from fsl_async.roles.sync.triggers import trigger_named
 from fsl_async.roles.sync.version_serving import Serving
 from fsl_async.roles.sync.weighting import Weighting
 
 
-class Conductor:
+class RoundCoordinator:
     """Opens rounds as `sync.trigger` wants them, decides when they merge, and brings the run to its end."""
 
-    def __init__(self, rules: ServerRules, weighting: Weighting) -> None:
+    def __init__(self, rules: ParameterServerRules, weighting: Weighting) -> None:
         self.rules = rules
         self.phase = Phase.EMPTY
         self.members: dict[str, Member] = {}
@@ -34,9 +40,9 @@ class Conductor:
         )
         self.round: Round | None = None
         self.history = ArrivalHistory()
-        self.screen = Screen(rules.guard)
+        self.screen = NormGuard(rules.guard)
         self.failures = 0
-        self.ending = Ending(rules.drain_s, rules.stalled_s, rules.drain_cap_s)
+        self.ending = RunShutdown(rules.drain_s, rules.stalled_s, rules.drain_cap_s)
         self.deadlines = Deadlines()
         self.trigger = trigger_named(rules.trigger)
         self.serving = Serving(
@@ -100,7 +106,7 @@ class Conductor:
         for name in names:
             if not self.trigger.tells_all:
                 effects.extend(self.serving.tell(name))
-            effects.append(do.Tell(name, call))
+            effects.append(do.Send(name, call))
         return effects
 
     def _round_over(self) -> None:
@@ -118,7 +124,7 @@ class Conductor:
             if now < cap_at:
                 self.deadlines.set("round", cap_at)
                 return []
-            return [do.LookAtTransfers()]
+            return [do.CheckTransfers()]
         pending = len(self.deltas.pending)
         verdict = self.trigger.verdict(self.round, self.rules, self.history, now, pending)
         if verdict.action in {"next", "pass"}:
@@ -229,7 +235,7 @@ class Conductor:
             self.history.offsets_s.append(now - self.round.called_at)
         return self._evaluate(now)
 
-    def _skipped(self, event: ev.CallSkipped, now: float) -> list[Effect]:
+    def _skipped(self, event: ev.RoundSkipped, now: float) -> list[Effect]:
         if self.round is None or event.round != self.round.number:
             return []
         self.round.answer(event.peer, contributed=False)
@@ -288,7 +294,7 @@ class Conductor:
             return self._commit()  # stored while the last one was merged: acknowledged is merged
         return self._finish() if self.ending.last_round_over else self._call(now)
 
-    def _transfers_seen(self, event: ev.TransfersSeen, now: float) -> list[Effect]:
+    def _transfers_seen(self, event: ev.TransfersChecked, now: float) -> list[Effect]:
         """A step of the end has waited long enough: go on waiting for those whose transfers advance."""
         if not self.ending.asked:
             return []
@@ -312,4 +318,4 @@ class Conductor:
         self.deadlines.clear()
         reason = self.ending.reason or "done"
         stop = msg.Stop(reason)
-        return [*(do.Tell(name, stop) for name in self.members), do.Finish(reason, exit_code)]
+        return [*(do.Send(name, stop) for name in self.members), do.Finish(reason, exit_code)]

@@ -14,7 +14,7 @@ MOMENT_S = 0.1
 
 
 @mutable
-class Ending:
+class RunShutdown:
     """`reason` is None until the run is to end. Times in seconds."""
 
     drain_s: float

@@ -49,7 +49,7 @@ class Serving:
 
     def announcement(self, peer: str) -> Effect:
         """Tell one client."""
-        return do.Tell(peer, msg.Announce(self.version, self.digest))
+        return do.Send(peer, msg.Announce(self.version, self.digest))
 
     def tell(self, peer: str) -> list[Effect]:
         """Tell one client, and send the version along where it waits for it."""
@@ -59,7 +59,7 @@ class Serving:
         if not self.pushes or not max(0, oldest) <= held < self.version:
             return told  # without a version, its own first weights may be this one
         self._pushed[peer] = self.version, held
-        return [*told, do.Serve(peer, "update" if self.chains else "full", self.version)]
+        return [*told, do.SendVersion(peer, "update" if self.chains else "full", self.version)]
 
     def announce(self) -> list[Effect]:
         """Tell all."""
@@ -83,8 +83,8 @@ class Serving:
         if near and self.deltas.digests.get(event.version) == event.digest:
             # However far behind: over a slow link a whole version would be old again when it is there. The shell
             # sends it whole all the same where the update is not kept any more.
-            return [do.Serve(event.peer, "update", event.version + 1)]
-        return [do.Serve(event.peer, "full", self.version)]
+            return [do.SendVersion(event.peer, "update", event.version + 1)]
+        return [do.SendVersion(event.peer, "full", self.version)]
 
     def held(self, event: ev.VersionHeld) -> list[Effect]:
         """Note what a client holds; what it computed must be what everybody has."""
@@ -98,7 +98,7 @@ class Serving:
                 " it gets the version in full"
             )
             alarm = do.Note(text, "warning", {"alarm": "digest", "client": event.peer})
-            again = do.Serve(event.peer, "full", self.version)
+            again = do.SendVersion(event.peer, "full", self.version)
             return [alarm, again, *self._differs(event.version, event.peer)]
         member.version = event.version
         self.forget(event.peer)

@@ -17,7 +17,7 @@ from fsl_async.roles.sync.effects import Effect
 
 
 @mutable
-class Following:
+class VersionSync:
     """The client's way from version to version. It shares the machine's deadlines; "fetch" is its own."""
 
     deadlines: Deadlines
@@ -45,7 +45,7 @@ class Following:
         if self.publishing or not missing or self.asked is not None or self.here is not None:
             return []
         self.asked = self.latest.version
-        return [do.Tell(SERVER, msg.Fetch(self.base.version, self.base.digest))]
+        return [do.Send(SERVER, msg.Fetch(self.base.version, self.base.digest))]
 
     def fits(self, event: ev.FetchOffered) -> bool:
         """Whether an offered stream leads on from what is held, to something that is missing."""
@@ -72,4 +72,4 @@ class Following:
 
     def holding(self) -> Effect:
         """Say what is held."""
-        return do.Tell(SERVER, msg.Holding(self.base.version, self.base.digest))
+        return do.Send(SERVER, msg.Holding(self.base.version, self.base.digest))

@@ -24,7 +24,7 @@ from fsl_async.files.private_files import FILE_MODE
 FILE = "chaos.jsonl"
 
 
-class TruthLog:
+class FaultLog:
     """Appends to the record."""
 
     def __init__(self, path: Path) -> None:

@@ -21,7 +21,7 @@ from attrs import field, frozen, mutable
 from fsl_async.observe.segments import SO_FAR
 
 Line = Mapping[str, Any]
-_SAYS = ("ClientHello", "BeatHeard", "VersionHeld", "DeltaOffered", "ModelAttached")
+_SAYS = ("ClientHello", "HeartbeatReceived", "VersionHeld", "DeltaOffered", "ModelAttached")
 
 
 @frozen
@@ -197,7 +197,7 @@ def _take(
     if kind == SO_FAR and not clients:  # the oldest line that is kept
         clients.update(_here(line, moment))
     message = line.get("message")
-    if kind == "Tell" and isinstance(message, Mapping) and message.get("type") == "Call":
+    if kind == "Send" and isinstance(message, Mapping) and message.get("type") == "Call":
         calls.setdefault(int(message["round"]), moment)
     elif kind == "Traffic":
         coded = sum(dict(line["coded"]).values())

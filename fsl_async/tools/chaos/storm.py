@@ -13,7 +13,7 @@ from collections.abc import Callable
 from attrs import define, field
 
 from fsl_async.errors import UsageError
-from fsl_async.tools.chaos.fault_log import TruthLog
+from fsl_async.tools.chaos.fault_log import FaultLog
 from fsl_async.tools.chaos.links import FOLDER, FileLink, LinkOf, link_of
 from fsl_async.tools.chaos.schedule import KILL, PARTITION, SLOW, STOP, Fault, Storm
 from fsl_async.tools.chaos.targets import SERVER, Held, Node, Run, nodes
@@ -33,12 +33,12 @@ class _Going:
 
 
 @define
-class Storming:
+class StormRunner:
     """One storm. `counts`: how often each kind was carried out."""
 
     run: Run
     storm: Storm
-    log: TruthLog
+    log: FaultLog
     say: Callable[[str], None] = lambda _: None
     with_server: bool = False
     counts: dict[str, int] = field(factory=dict)

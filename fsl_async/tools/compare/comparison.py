@@ -116,7 +116,7 @@ class _Node:
         self._put({"event": "ended", "node": self.name})
 
 
-class Contest:
+class Comparison:
     """`run` one method after the other. `say` takes lines for people, as they come."""
 
     def __init__(
@@ -145,7 +145,7 @@ class Contest:
 class _Run:
     """One method's nodes."""
 
-    def __init__(self, contest: Contest, method: str, places: Loopback) -> None:
+    def __init__(self, contest: Comparison, method: str, places: Loopback) -> None:
         self.choices, self.method, self.places = contest.choices, method, places
         self.folder = contest.folder / method
         self.gathered = Gathered(self.choices.turns(method))

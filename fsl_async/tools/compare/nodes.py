@@ -25,7 +25,7 @@ import torch
 from fsl_async.config.site_policy import KINDS, SitePolicy
 from fsl_async.errors import FslError, StopError
 from fsl_async.files.private_files import make_folder
-from fsl_async.learn.client.fed import Fed, Place
+from fsl_async.learn.client.fed import ClientContext, Fed
 from fsl_async.nodes.client import joining
 from fsl_async.nodes.client.node import ClientRuntime
 from fsl_async.nodes.ps import node as node_ps
@@ -42,7 +42,7 @@ Emit = Callable[[Mapping[str, Any]], None]
 class ReportingFed(Fed):
     """Fed that reports each round's end with the client's counters."""
 
-    def __init__(self, runtime: ClientRuntime, place: Place, emit: Emit) -> None:
+    def __init__(self, runtime: ClientRuntime, place: ClientContext, emit: Emit) -> None:
         super().__init__(runtime.learner, place, runtime.open_split)
         self._runtime, self._emit = runtime, emit
         self._began = -1.0
@@ -146,7 +146,7 @@ def join(
     """Train as one client on `data` (empty: the built-in text) until the run ends. Blocks. Raises FslError."""
     made: list[ReportingFed] = []
 
-    def make(runtime: ClientRuntime, place: Place) -> Fed:
+    def make(runtime: ClientRuntime, place: ClientContext) -> Fed:
         emit({"event": "joined", "client": name})
         made.append(ReportingFed(runtime, place, emit))
         return made[0]

@@ -11,7 +11,7 @@ from fsl_async.learn.data.facts import facts_of
 from fsl_async.learn.models.families import build_model
 from fsl_async.learn.split.batches import cross_entropy
 from fsl_async.learn.split.task import optimizer_of, warm_up
-from fsl_async.process.memory import Mark
+from fsl_async.process.memory import MemoryMark
 
 STEPS = 3
 
@@ -35,7 +35,7 @@ def main(overrides: Sequence[str]) -> None:
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         optimizer.zero_grad()
-    sys.stdout.write(json.dumps({"grown": Mark.grown()}) + "\n")
+    sys.stdout.write(json.dumps({"grown": MemoryMark.grown()}) + "\n")
 
 
 if __name__ == "__main__":

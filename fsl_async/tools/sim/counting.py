@@ -28,9 +28,9 @@ from fsl_async.store.errors import LearnError
 from fsl_async.store.manifest import CHUNK_VALUES, Manifest
 from fsl_async.store.records import (
     AcceptedDelta,
+    AlreadyTrained,
     Committed,
     DeltaMeta,
-    Known,
     Recovered,
     SpoolResult,
 )
@@ -133,7 +133,7 @@ class CountingStore:
         self.disk.models.append(model)
         return Committed(0, model.digest, 0, CHUNKS, 0.0)
 
-    def known(self, key: DeltaKey) -> Known | None:
+    def known(self, key: DeltaKey) -> AlreadyTrained | None:
         """What became of a key."""
         if key in self.disk.pending:
             return "accepted"

@@ -21,7 +21,7 @@ from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync.client import ClientMachine
 from fsl_async.roles.sync.events import DeltaKey
-from fsl_async.roles.sync.ps import ServerMachine
+from fsl_async.roles.sync.ps import ParameterServerMachine
 from fsl_async.tools.sim.counting import CountingLearner, Disk, Model
 
 
@@ -32,7 +32,7 @@ class _Offered:
 
 
 @mutable
-class Truth:
+class Invariants:
     """What really happened, and what was found to contradict it."""
 
     disk: Disk
@@ -54,7 +54,7 @@ class Truth:
     # --- at a server ---
 
     def after_server(
-        self, machine: ServerMachine, event: ev.Event, effects: list[Any], now: float
+        self, machine: ParameterServerMachine, event: ev.Event, effects: list[Any], now: float
     ) -> None:
         """Check what an event of the server may have touched."""
         if isinstance(event, ev.VersionCommitted):
@@ -68,7 +68,7 @@ class Truth:
             elif self.disk.models[machine.version].digest != machine.digest:
                 self.violated(f"server holds another digest of version {machine.version}", now)
         for effect in effects:
-            if isinstance(effect, do.Tell) and type(effect.message).__name__ == "Accepted":
+            if isinstance(effect, do.Send) and type(effect.message).__name__ == "Accepted":
                 key = DeltaKey.parse(effect.message.key)  # type: ignore[attr-defined]
                 if key not in self.disk.pending and key not in self.disk.merged:
                     self.violated(f"acknowledged delta {key.text} is not durable", now)

@@ -16,18 +16,18 @@ from attrs import field, frozen, mutable
 
 import fsl_transport as tp
 from fsl_async.nodes.client.shell import ClientShell
-from fsl_async.nodes.ps.shell import RunFacts, ServerShell
+from fsl_async.nodes.ps.shell import ParameterServerShell, RunFacts
 from fsl_async.nodes.runtime import Journal
 from fsl_async.nodes.wire import Welcome
 from fsl_async.observe.journal import TraceHash
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync.client import ClientMachine, ClientRules
-from fsl_async.roles.sync.ps import Phase, ServerMachine, ServerRules
+from fsl_async.roles.sync.ps import ParameterServerMachine, ParameterServerRules, Phase
 from fsl_async.roles.sync.weighting import weighting_named
 from fsl_async.tools.sim.counting import CountingLearner, CountingStore, Disk, VirtualWorker
 from fsl_async.tools.sim.faults import HOUR_S, PROFILES, FaultProfile
-from fsl_async.tools.sim.invariants import Truth
+from fsl_async.tools.sim.invariants import Invariants
 
 SERVER_NAME = "ps"
 LONGEST_END_S = 2 * HOUR_S
@@ -120,7 +120,7 @@ class Participation:
 class _Process:
     clock: ProcessClock
     endpoint: tp.ListenerEndpoint | tp.DialerEndpoint
-    shell: ServerShell | ClientShell
+    shell: ParameterServerShell | ClientShell
 
 
 @mutable
@@ -160,13 +160,15 @@ class Simulation:
         self.trace = TraceHash()
         self.journal: Journal = keep_journal or self.trace
         self.disk = Disk()
-        self.truth = Truth(self.disk)
+        self.truth = Invariants(self.disk)
         self.counts = Counts()
         self.participation = Participation()
         self.names = [f"c{number:04d}" for number in range(settings.clients)]
         self.processes: dict[str, _Process] = {}
         self._chance = random.Random(f"{settings.seed}/faults")  # noqa: S311 - not for secrets
-        self._rules = ServerRules(every_s=settings.every_s, keep_versions=settings.keep_versions)
+        self._rules = ParameterServerRules(
+            every_s=settings.every_s, keep_versions=settings.keep_versions
+        )
         self._incarnations = 0
         self._calm = False  # no new faults: the run is to end
         self._ending = False
@@ -211,7 +213,7 @@ class Simulation:
             if server is None or len(self.processes) + len(self._ended) <= len(self.names):
                 continue
             machine = server.shell.machine
-            assert isinstance(machine, ServerMachine)
+            assert isinstance(machine, ParameterServerMachine)
             is_time = self.scheduler.time() > calm_s and machine.phase is Phase.READY
             if is_time and not machine.ending.asked:
                 self._ending = True
@@ -245,7 +247,7 @@ class Simulation:
     def _launch_server(self) -> None:
         clock = ProcessClock(self.scheduler)
         incarnation = self._next_incarnation()
-        machine = ServerMachine(self._rules, weighting_named("tokens"), "sim")
+        machine = ParameterServerMachine(self._rules, weighting_named("tokens"), "sim")
 
         def check(event: ev.Event, effects: list[do.Effect], now: float) -> None:
             self.counts.events += 1
@@ -256,7 +258,7 @@ class Simulation:
             self.truth.after_server(machine, event, effects, now)
 
         store = CountingStore(self.disk, self.settings.keep_versions, self.scheduler.time)
-        shell = ServerShell(
+        shell = ParameterServerShell(
             machine,
             RunFacts("sim", self.settings.clients, {}),
             store,

@@ -16,7 +16,7 @@ from attrs import evolve, field, frozen, mutable
 
 from fsl_async.roles.split import effects as split
 from fsl_async.roles.split import events as ev
-from fsl_async.roles.split.events import SplitBook, UploadKey
+from fsl_async.roles.split.events import SplitProgress, UploadKey
 from fsl_async.roles.split.methods import Decisions
 from fsl_async.roles.sync.events import Attached, Event, Snapshotted
 from fsl_async.tools.sim.counting import MANIFEST, CountingLearner
@@ -51,7 +51,7 @@ class SplitDisk:
     """What a split server has made durable: its newest checkpoint, and its ledger."""
 
     state: State = field(factory=State)
-    book: SplitBook = field(factory=SplitBook)
+    book: SplitProgress = field(factory=SplitProgress)
     number: int = 0
     ledger: list[tuple[UploadKey, str]] = field(factory=list)
     versions: dict[str, int] = field(factory=dict)  # of auxiliary models, as booked
@@ -63,7 +63,7 @@ class SplitDisk:
         return dict(self.ledger)
 
 
-class CountingHalves:
+class CountingModelParts:
     """The torch room of a split server. Every method is one job of its training thread."""
 
     def __init__(self, disk: SplitDisk, decisions: Decisions) -> None:
@@ -325,7 +325,7 @@ class RoundLearner(CountingLearner):
 
     # --- from the split server ---
 
-    def hand_answer(self, key: UploadKey, content: str) -> None:
+    def deliver_answer(self, key: UploadKey, content: str) -> None:
         """The gradient, or the features, of an upload."""
         assert content == mixed("gradient", key.text), "the gradient of this very upload"
         assert key not in self.applied, "a gradient is applied once"

@@ -24,7 +24,7 @@ from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as base
 from fsl_async.roles.sync.client_state import SERVER
 from fsl_async.tools.sim.split_counting import (
-    CountingHalves,
+    CountingModelParts,
     RoundLearner,
     SplitDisk,
     coded,
@@ -117,7 +117,7 @@ class SplitServerShell(_Shell):
     ) -> None:
         super().__init__(sent, received)
         self.machine = machine
-        self.halves = CountingHalves(disk, machine.decisions)
+        self.halves = CountingModelParts(disk, machine.decisions)
         self.disk = disk
         self.node = Node(machine, scheduler, self._execute, journal)
         self._train = train
@@ -154,9 +154,9 @@ class SplitServerShell(_Shell):
             case tp.MessageReceived(peer, body):
                 match msg.from_wire(body):
                     case msg.RoundDone(number, samples):
-                        self.node.feed(ev.RoundDoneSaid(peer, number, samples))
+                        self.node.feed(ev.RoundDoneReceived(peer, number, samples))
                     case msg.RunOver(reason):
-                        self.node.feed(ev.RunOverSaid(peer, reason))
+                        self.node.feed(ev.RunOverReceived(peer, reason))
             case tp.StreamOffered(peer, stream, body):
                 meta = msg.from_wire(body)
                 assert isinstance(meta, msg.SmashedMeta)
@@ -182,7 +182,7 @@ class SplitServerShell(_Shell):
     def _execute(self, effect: do.Effect, number: int) -> None:  # noqa: C901 - and for each effect
         endpoint, halves = self.endpoint, self.halves
         match effect:
-            case do.Tell(peer, message):
+            case do.Send(peer, message):
                 endpoint.send(peer, msg.to_wire(message))
             case do.Note():
                 self._say(effect)
@@ -190,7 +190,7 @@ class SplitServerShell(_Shell):
                 endpoint.decline(peer, stream, reason)
             case do.Refuse(peer, code, text):
                 endpoint.refuse(peer, code, text)
-            case do.Dismiss(peer, reason):
+            case do.EndSession(peer, reason):
                 endpoint.disconnect(peer, reason)
             case do.Finish():
                 self._finished(effect)
@@ -210,9 +210,9 @@ class SplitServerShell(_Shell):
                 self._train.submit(
                     lambda: halves.copy(effect), lambda job: self._store(job, number), self._broken
                 )
-            case split.BookUpload(key, outcome):
+            case split.RecordUpload(key, outcome):
                 self.disk.ledger.append((key, outcome))
-            case split.BookAuxiliary(client, version):
+            case split.RecordAuxiliary(client, version):
                 self.disk.versions[client] = version
             case split.SendAnswer(peer, key):
                 answer = lambda: self._answer(key)  # noqa: E731
@@ -307,9 +307,9 @@ class SplitClientShell(_Shell):
                 feed(ev.SplitWelcomed(welcome.run, *held))
             case tp.PeerDown(_, _, reason):
                 self.taking.clear()
-                feed(base.ServerLost(reason))
+                feed(base.SessionLost(reason))
             case tp.Refused(code, text):
-                feed(base.ServerRefused(code, text))
+                feed(base.HelloRefused(code, text))
             case tp.MessageReceived(_, body):
                 feed(event_of(msg.from_wire(body)))
             case tp.StreamOffered(_, stream, body):
@@ -337,11 +337,11 @@ class SplitClientShell(_Shell):
     def _execute(self, effect: do.Effect, number: int) -> None:  # noqa: C901 - and for each effect
         learner = self.learner
         match effect:
-            case do.Tell(_, message):
+            case do.Send(_, message):
                 self.endpoint.send(SERVER, msg.to_wire(message))
             case do.DeclineStream(_, stream, reason):
                 self.endpoint.decline(SERVER, stream, reason)
-            case do.Leave(reason):
+            case do.SendGoodbye(reason):
                 self.endpoint.disconnect(SERVER, reason)
             case split.DialAgain():
                 self.dial(self.run, self.shard)
@@ -353,9 +353,9 @@ class SplitClientShell(_Shell):
                 self.kept.discard((key.round, key.step, key.leg))
             case split.ReceiveAnswer(stream, key):
                 self.take(SERVER, stream, key)
-            case split.HandAnswer(key, _):
-                learner.hand_answer(key, self.answers.pop(key))
-            case split.GiveUp(key, _):
+            case split.DeliverAnswer(key, _):
+                learner.deliver_answer(key, self.answers.pop(key))
+            case split.AbandonUpload(key, _):
                 learner.give_up(key)
             case split.FreeSlot():
                 learner.free_slot()

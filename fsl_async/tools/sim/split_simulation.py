@@ -35,7 +35,7 @@ from fsl_async.roles.split.server import SplitServerMachine
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync.client import ClientMachine, ClientRules
-from fsl_async.roles.sync.ps import ServerMachine
+from fsl_async.roles.sync.ps import ParameterServerMachine
 from fsl_async.tools.sim.simulation import (
     LONGEST_END_S,
     SERVER_NAME,
@@ -65,7 +65,7 @@ class SplitSettings:
 
 
 @mutable
-class SplitTruth:
+class SplitInvariants:
     """What really happened in split learning, and what contradicts it."""
 
     rules: SplitRules
@@ -89,7 +89,7 @@ class SplitTruth:
             made = state.auxiliary[event.client]
             if self.auxiliary.setdefault((event.client, made[0]), made[1]) != made[1]:
                 self.violated(f"version {made[0]} of {event.client} has two contents", now)
-        if isinstance(event, sev.RoundDoneSaid):
+        if isinstance(event, sev.RoundDoneReceived):
             said = self.done.setdefault(event.round, {})
             if said.setdefault(event.peer, event.samples) != event.samples:
                 self.violated(f"{event.peer} changed its mind about round {event.round}", now)
@@ -137,9 +137,11 @@ class SplitTruth:
     ) -> None:
         """Check what an event of a client may have touched."""
         machine = shell.machine
-        if isinstance(event, sev.UploadAcknowledged | sev.UploadKnown | sev.AnswerReceived):
+        if isinstance(
+            event, sev.UploadAcknowledged | sev.UploadAlreadyTrained | sev.AnswerReceived
+        ):
             self.settled[event.key] = "trained"
-        elif isinstance(event, sev.UploadUnwanted) and event.code not in {"later", "ended"}:
+        elif isinstance(event, sev.UploadDeclined) and event.code not in {"later", "ended"}:
             self.settled[event.key] = "declined"
         bound = machine.decisions.in_flight + machine.rules.retain
         if len(machine.sent) > bound or len(shell.kept) > bound:
@@ -185,7 +187,9 @@ class SplitSimulation(Simulation):
             self.scheduler, settings.seed + 1, self.network_conditions
         )
         self.split_disk = SplitDisk()
-        self.split_truth = SplitTruth(split_settings.rules, self.split_disk, self.truth.violations)
+        self.split_truth = SplitInvariants(
+            split_settings.rules, self.split_disk, self.truth.violations
+        )
         self.sent: Counter[str] = Counter()
         self.received: Counter[str] = Counter()
         self.split_process: tuple[ProcessClock, SplitServerShell] | None = None
@@ -386,7 +390,7 @@ class SplitSimulation(Simulation):
             if server is None or not here or self.scheduler.time() <= calm_s:
                 continue
             machine = server.shell.machine
-            assert isinstance(machine, ServerMachine)
+            assert isinstance(machine, ParameterServerMachine)
             if not machine.ending.asked:
                 self._ending = True
                 server.shell.node.feed(ev.DrainAsked("the simulated time is over"))
@@ -424,4 +428,4 @@ def simulate(
     return SplitSimulation(settings, SplitSettings(rules), keep_journal=keep_journal)
 
 
-__all__ = ["SplitSettings", "SplitSimulation", "SplitTruth", "simulate"]
+__all__ = ["SplitInvariants", "SplitSettings", "SplitSimulation", "simulate"]

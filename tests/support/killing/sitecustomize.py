@@ -10,7 +10,7 @@ import signal
 from pathlib import Path
 
 _ROLES = {
-    "ServerMachine": "ps",
+    "ParameterServerMachine": "ps",
     "ClientMachine": "client",
     "SplitClientMachine": "client",
     "SplitServerMachine": "split",

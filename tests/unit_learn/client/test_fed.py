@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from fsl_async.errors import DataError, TaskError
-from fsl_async.learn.client.fed import Fed, LocalFed, Place, choose_device
+from fsl_async.learn.client.fed import ClientContext, Fed, LocalFed, choose_device
 from fsl_async.learn.client.learner import Learner, RunFinishedError
 from fsl_async.roles.sync.events import Attached, Snapshotted
 
@@ -23,11 +23,11 @@ def connected(**place):
             learner.request_rebase(0, learner.adopt_initial())
 
     learner.on_event = on_event
-    return Fed(learner, Place("alice", **place)), learner
+    return Fed(learner, ClientContext("alice", **place)), learner
 
 
 def local(**place):
-    return LocalFed(Place("alice", **place)), None
+    return LocalFed(ClientContext("alice", **place)), None
 
 
 @pytest.mark.parametrize("make", [connected, local])
@@ -64,7 +64,7 @@ def test_the_same_task_runs_with_and_without_a_network(make):
 
 def test_a_loop_over_a_shard_that_ignores_step_ends_with_the_run():
     """The shortest loop a user writes must not train on alone for ever."""
-    fed = LocalFed(Place("alice"), steps=5)
+    fed = LocalFed(ClientContext("alice"), steps=5)
     fed.attach(nn.Linear(1, 1))
     seen = 0
     for _ in fed.shard([1, 2, 3]):
@@ -76,7 +76,7 @@ def test_a_loop_over_a_shard_that_ignores_step_ends_with_the_run():
 
 def test_local_runs_end_by_time_too():
     """Baselines are compared at equal wall clock as well as at equal steps."""
-    fed = LocalFed(Place("alice"), seconds=0.0)
+    fed = LocalFed(ClientContext("alice"), seconds=0.0)
     fed.attach(nn.Linear(1, 1))
     assert not fed.step()
 

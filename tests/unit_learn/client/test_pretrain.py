@@ -7,7 +7,7 @@ import torch
 
 from fsl_async.errors import DataError, TaskError
 from fsl_async.learn.client import pretrain
-from fsl_async.learn.client.fed import Fed, LocalFed, Place
+from fsl_async.learn.client.fed import ClientContext, Fed, LocalFed
 from fsl_async.learn.client.learner import Learner
 from fsl_async.learn.models.gpt import GPT, PRESETS
 from fsl_async.roles.sync.events import Attached
@@ -34,7 +34,7 @@ def one_thread():
 
 def trained(config, steps=60, seed=0):
     lines = []
-    fed = LocalFed(Place("alice", config=config, seed=seed, log=lines.append), steps=steps)
+    fed = LocalFed(ClientContext("alice", config=config, seed=seed, log=lines.append), steps=steps)
     pretrain.train(fed)
     return fed, lines
 
@@ -68,7 +68,7 @@ def test_the_optimisers_state_survives_a_rebase(config):
             learner.request_rebase(0, learner.adopt_initial())
 
     learner.on_event = on_event
-    fed = Fed(learner, Place("alice", config=config, log=lambda _: None))
+    fed = Fed(learner, ClientContext("alice", config=config, log=lambda _: None))
     seen = []
     real_step, build = fed.step, pretrain.build_optimizer
 
@@ -174,7 +174,7 @@ def test_without_a_path_the_standard_library_is_the_text():
 
 def test_a_part_too_short_is_said_before_the_model_is_attached(config):
     """A client that cannot train must not publish weights or keep a place first."""
-    fed = LocalFed(Place("alice", config=config, shard_count=10_000), steps=1)
+    fed = LocalFed(ClientContext("alice", config=config, shard_count=10_000), steps=1)
     with pytest.raises(DataError, match="cut in 10000 leaves"):
         pretrain.train(fed)
     assert fed.model is None

@@ -9,8 +9,8 @@ from torch import nn
 
 from fsl_async.learn.split.alignment import Alignment, AlignSettings
 from fsl_async.learn.split.batches import IGNORED, Smashed, cross_entropy
-from fsl_async.learn.split.errors import HalfMisused
-from fsl_async.learn.split.model_parts import ServerHalf
+from fsl_async.learn.split.errors import ModelPartMisused
+from fsl_async.learn.split.model_parts import ServerPart
 from fsl_async.learn.split.optimizers import OptimizerSpec
 
 SGD = OptimizerSpec("sgd", 0.5)
@@ -22,7 +22,7 @@ def dense(seed=0, inner=7):
 
 
 def server_of(model):
-    return ServerHalf(model, OptimizerSpec("adam", 1e-3))
+    return ServerPart(model, OptimizerSpec("adam", 1e-3))
 
 
 def smashed(count, seed=0):
@@ -236,6 +236,6 @@ def test_alignment_without_data_does_nothing_and_labels_are_needed():
     alignment = Alignment(net, AlignSettings(3))
     assert alignment.align(server_of(dense(1))).samples == 0
     assert all(torch.equal(before[name], value) for name, value in net.state_dict().items())
-    with pytest.raises(HalfMisused, match="without labels"):
+    with pytest.raises(ModelPartMisused, match="without labels"):
         alignment.remember(Smashed(torch.zeros(1, 6), None))
     assert cross_entropy(torch.zeros(1, 4), torch.zeros(1).long()).item() == pytest.approx(1.386294)

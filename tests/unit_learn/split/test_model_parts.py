@@ -16,11 +16,11 @@ from fsl_async.learn.models.gpt import GPT, GPTConfig
 from fsl_async.learn.split import weights
 from fsl_async.learn.split.alignment import AlignSettings
 from fsl_async.learn.split.batches import IGNORED, Batch, Smashed
-from fsl_async.learn.split.errors import CutError, HalfMisused, SmashedRefused
+from fsl_async.learn.split.errors import CutError, ModelPartMisused, SmashedRefused
 from fsl_async.learn.split.lockstep import evaluate, start
 from fsl_async.learn.split.methods import METHODS, MethodSettings, method
 from fsl_async.learn.split.methods.base import Activations, Position
-from fsl_async.learn.split.model_parts import ClientHalf, ServerHalf
+from fsl_async.learn.split.model_parts import ClientPart, ServerPart
 from fsl_async.learn.split.optimizers import OptimizerSpec
 from fsl_async.learn.split.remote import SplitTraining
 from fsl_async.learn.split.rng import derived_seed
@@ -89,7 +89,7 @@ def test_a_gradient_that_comes_late_is_that_of_the_weights_it_was_asked_with():
     body = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 4))
     plain = copy.deepcopy(body)
     spec = OptimizerSpec("sgd", 0.1)
-    client = ClientHalf(body, spec, in_flight=2)
+    client = ClientPart(body, spec, in_flight=2)
     made = batches(4)
     gradients = [torch.randn(5, 4, generator=torch.Generator().manual_seed(n)) for n in range(4)]
     # by hand: the update of batch n uses the weights before the update of batch n - 1
@@ -112,9 +112,9 @@ def test_a_gradient_that_comes_late_is_that_of_the_weights_it_was_asked_with():
 
 def test_only_so_many_steps_are_open():
     """Each holds activations, and a copy of the weights."""
-    client = ClientHalf(net()[:3], ADAM, in_flight=2)
+    client = ClientPart(net()[:3], ADAM, in_flight=2)
     first, *_ = [client.forward(batch) for batch in batches(2)]
-    with pytest.raises(HalfMisused, match="2 steps are open at this client, 2 may be"):
+    with pytest.raises(ModelPartMisused, match="2 steps are open at this client, 2 may be"):
         client.forward(batches(1)[0])
     client.drop(first)
     client.forward(batches(1)[0])
@@ -125,8 +125,8 @@ def test_only_so_many_steps_are_open():
 def test_one_step_is_the_same_with_and_without_copies(tail, in_flight):
     """Stashed weights are an economy of time, not another method."""
     halves = split(net(), 2, tail)
-    server = ServerHalf(copy.deepcopy(halves.server), ADAM)
-    client = ClientHalf(halves.client, ADAM, tail=halves.tail, in_flight=in_flight)
+    server = ServerPart(copy.deepcopy(halves.server), ADAM)
+    client = ClientPart(halves.client, ADAM, tail=halves.tail, in_flight=in_flight)
     plain = net()
     steps = torch.optim.AdamW(plain.parameters(), lr=1e-2, weight_decay=0.0)
     for batch in batches(3):
@@ -154,7 +154,7 @@ def test_a_u_shape_that_was_overtaken_computes_again():
     model = nn.Sequential(nn.Linear(8, 7), nn.Tanh())
     plain = copy.deepcopy(model)
     spec = OptimizerSpec("sgd", 0.1)
-    server = ServerHalf(model, spec)
+    server = ServerPart(model, spec)
     z = [torch.randn(5, 8), torch.randn(5, 8)]
     g = [torch.randn(5, 7), torch.randn(5, 7)]
     first, second = (server.forward(Smashed(values, None)) for values in z)
@@ -192,9 +192,9 @@ def test_every_step_client_and_part_has_dropout_of_its_own():
     ones = Batch(torch.ones(1, 64), torch.zeros(1).long())
     masks = []
     for name in "ab":
-        client = ClientHalf(copy.deepcopy(body), ADAM, name=name, in_flight=4)
+        client = ClientPart(copy.deepcopy(body), ADAM, name=name, in_flight=4)
         masks += [client.forward(ones).values for _ in range(2)]
-    server = ServerHalf(copy.deepcopy(body), ADAM, name="a")
+    server = ServerPart(copy.deepcopy(body), ADAM, name="a")
     masks += [server.forward(Smashed(torch.ones(1, 64), None)).features for _ in range(2)]
     assert all(not torch.equal(a, b) for number, a in enumerate(masks) for b in masks[number + 1 :])
     assert derived_seed(1, "a", 2) != derived_seed(1, "a2")
@@ -224,13 +224,13 @@ def test_a_run_goes_on_where_it_was_saved(name):
 
 def test_a_state_of_another_model_is_refused():
     """Not taken in half."""
-    client = ClientHalf(net()[:3], ADAM)
+    client = ClientPart(net()[:3], ADAM)
     state = client.state()
-    other = ClientHalf(nn.Sequential(nn.Linear(6, 9)), ADAM)
-    with pytest.raises(HalfMisused, match="saved client is of another model"):
+    other = ClientPart(nn.Sequential(nn.Linear(6, 9)), ADAM)
+    with pytest.raises(ModelPartMisused, match="saved client is of another model"):
         other.restore(state)
-    with pytest.raises(HalfMisused, match="3 values for a half that exchanges 80"):
-        ClientHalf(nn.Sequential(nn.Linear(7, 10)), ADAM).load(np.zeros(3, np.float32))
+    with pytest.raises(ModelPartMisused, match="3 values for a half that exchanges 80"):
+        ClientPart(nn.Sequential(nn.Linear(7, 10)), ADAM).load(np.zeros(3, np.float32))
 
 
 @pytest.mark.parametrize(
@@ -252,7 +252,7 @@ def test_a_state_of_another_model_is_refused():
 )
 def test_what_a_client_sends_is_checked_before_anything_moves(smashed, message):
     """One bad client must not spoil the model of all, nor stop a GPU."""
-    half = ServerHalf(net()[2:], ADAM, shape=(8,), classes=4)
+    half = ServerPart(net()[2:], ADAM, shape=(8,), classes=4)
     before = half.state()
     with pytest.raises(SmashedRefused, match=message):
         half.step(smashed, wants_gradient=True)
@@ -271,7 +271,7 @@ def test_what_is_refused_is_not_kept_for_alignment():
 
 def test_lengths_are_checked():
     """A mask made of nonsense would mean NaN in attention."""
-    half = ServerHalf(nn.Linear(3, 4), ADAM, shape=(-1, 3))
+    half = ServerPart(nn.Linear(3, 4), ADAM, shape=(-1, 3))
     for lengths in ([0, 2], [1, 6], [1]):
         with pytest.raises(SmashedRefused, match=r"lengths must be one per sample, in 1 \.\.\. 5"):
             half.forward(Smashed(torch.zeros(2, 5, 3), None, torch.tensor(lengths)))
@@ -286,17 +286,17 @@ def test_lengths_are_checked():
 
 def test_misuse_is_named():
     """Our own mistakes are told apart from a peer's."""
-    client = ClientHalf(net()[:3], ADAM)
+    client = ClientPart(net()[:3], ADAM)
     pending = client.forward(batches(1)[0])
-    with pytest.raises(HalfMisused, match=r"shape \(1,\) for activations of \(5, 8\)"):
+    with pytest.raises(ModelPartMisused, match=r"shape \(1,\) for activations of \(5, 8\)"):
         client.apply(pending, torch.zeros(1))
-    with pytest.raises(HalfMisused, match="has no tail"):
+    with pytest.raises(ModelPartMisused, match="has no tail"):
         client.tail_step(pending, torch.zeros(1))
-    with pytest.raises(HalfMisused, match="no auxiliary model"):
+    with pytest.raises(ModelPartMisused, match="no auxiliary model"):
         client.auxiliary_step(pending)
-    with pytest.raises(HalfMisused, match="no part 'auxiliary'"):
+    with pytest.raises(ModelPartMisused, match="no part 'auxiliary'"):
         client.export("auxiliary")
-    with pytest.raises(HalfMisused, match="shares"):
+    with pytest.raises(ModelPartMisused, match="shares"):
         weights.average([], [])
     with pytest.raises(ConfigError, match="'sage' is unknown: sl, splitfed-v1"):
         method("sage")

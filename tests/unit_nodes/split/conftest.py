@@ -11,7 +11,7 @@ import torch
 
 from fsl_async.config.address import parse
 from fsl_async.config.load import load
-from fsl_async.config.site_code import Own
+from fsl_async.config.site_code import SiteCode
 from fsl_async.config.site_policy import KINDS, SitePolicy
 from fsl_async.nodes.client import joining
 from fsl_async.nodes.ps import node as node_ps
@@ -133,7 +133,7 @@ class Nodes:
             run_dir=None,
             stop=Stopper(),
             log=self.lines.append,
-            code=self.own.get(name, Own()),
+            code=self.own.get(name, SiteCode()),
             keys=self.keys,
             policy=self.policy,
         )

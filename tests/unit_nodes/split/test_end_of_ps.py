@@ -7,12 +7,12 @@ import pytest
 from fsl_async.config.load import load
 from fsl_async.errors import RunDirError
 from fsl_async.nodes.ps import node as node_ps
-from fsl_async.nodes.ps.run_end_notifier import Herald
-from fsl_async.nodes.ps.shell import ServerShell
+from fsl_async.nodes.ps.run_end_notifier import RunEndNotifier
+from fsl_async.nodes.ps.shell import ParameterServerShell
 from fsl_async.process.stopper import Stopper
 
 
-class Listened(Herald):
+class Listened(RunEndNotifier):
     """One that dials nobody, and keeps what it was told."""
 
     said: tuple[str, ...] = ()
@@ -64,9 +64,11 @@ def test_an_end_at_once_is_not(served):
 def test_a_failure_is_not(served, monkeypatch):
     """It asks for another start, in the same run."""
     shells = []
-    start = ServerShell.start
+    start = ParameterServerShell.start
     monkeypatch.setattr(
-        ServerShell, "start", lambda shell, found: (shells.append(shell), start(shell, found))
+        ParameterServerShell,
+        "start",
+        lambda shell, found: (shells.append(shell), start(shell, found)),
     )
     with pytest.raises(RunDirError, match="start this server again"):
         served(lambda _: shells[0].store_failed("start this server again"))

@@ -7,7 +7,7 @@ import torch
 from fsl_async.errors import RunDirError
 from fsl_async.learn.split import payload
 from fsl_async.learn.split.server_disk import ServerDisk
-from fsl_async.roles.split.events import ClientBook, SplitBook, UploadKey
+from fsl_async.roles.split.events import ClientProgress, SplitProgress, UploadKey
 
 KEYS = [UploadKey("a", 7, 0, step) for step in range(4)]
 
@@ -21,8 +21,8 @@ def state(value):
 
 
 def book(uploads):
-    client = ClientBook(7, KEYS[uploads - 1], 0)
-    return SplitBook("run-1", 0, -1, uploads, {"a": client})
+    client = ClientProgress(7, KEYS[uploads - 1], 0)
+    return SplitProgress("run-1", 0, -1, uploads, {"a": client})
 
 
 def fill(run_dir):

@@ -199,7 +199,7 @@ class TestWhatLeaves:
         run = nodes(config, names=("site-a",), policy=SitePolicy(frozenset(kinds)))
         lines = lines_of(tmp_path / "run")
         offered = [line["metrics"] for line in lines if line["type"] == "DeltaOffered"]
-        beats = [line["payload"] for line in lines if line["type"] == "BeatHeard"]
+        beats = [line["payload"] for line in lines if line["type"] == "HeartbeatReceived"]
         assert offered
         assert beats
         assert all(("loss" in metrics) == allowed for metrics in offered)
@@ -219,7 +219,7 @@ class TestWhatLeaves:
         done = [
             line
             for line in lines_of(tmp_path / "run" / "server")
-            if line["type"] == "RoundDoneSaid"
+            if line["type"] == "RoundDoneReceived"
         ]
         assert done
         assert all(line["errors"] == {} for line in done)

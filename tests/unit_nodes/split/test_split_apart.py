@@ -7,7 +7,7 @@ from fsl_async.config.load import load
 from fsl_async.config.split_rules import with_split_server
 from fsl_async.config.transport_settings import transport_settings
 from fsl_async.errors import AddressError, ConfigError
-from fsl_async.roles.split.run_end_notifier import HeraldMachine
+from fsl_async.roles.split.run_end_notifier import RunEndNotifierMachine
 from fsl_async.roles.sync.effects import Finish
 from fsl_transport.zmq.pipe import Pipe
 
@@ -66,7 +66,7 @@ def test_every_socket_of_a_run_goes_by_its_settings(nodes, configured, text, mon
 def test_a_run_that_ends_while_no_client_is_there(nodes, configured, text, told, monkeypatch):
     """The parameter server says so itself; where it cannot, the split server does not wait for ever."""
     if not told:
-        monkeypatch.setattr(HeraldMachine, "_run_ended", lambda *_: [Finish("killed", 0)])
+        monkeypatch.setattr(RunEndNotifierMachine, "_run_ended", lambda *_: [Finish("killed", 0)])
     chosen = "split.method=fsl-sage", f"data.path={text}", "run.seconds=0.5", "split.alone_s=0.5"
     run = nodes(configured(*chosen, "session.expire_after_s=1.5"), apart=True, names=())
     reason = run.summaries["server"].reason

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fsl_async.config.rules import LANGUAGE_FAMILIES
-from fsl_async.config.site_code import Own
+from fsl_async.config.site_code import SiteCode
 from fsl_async.errors import ConfigError, RefusedError, TaskError
 from fsl_async.learn.data.facts import facts_of
 from fsl_async.learn.models import families as models
@@ -166,7 +166,7 @@ def test_own_model_and_own_auxiliary(nodes, configured, images, own):
         "data.classes=10",
         *LOCKSTEP,
     )
-    code = Own(f"{own}:net", f"{own}:small")
+    code = SiteCode(f"{own}:net", f"{own}:small")
     run = nodes(config, own={"site-a": code, "site-b": code})
     found = kept(run)
     assert {name for name in found if name.startswith("server/")} == {
@@ -240,7 +240,7 @@ def test_a_loop_of_ones_own_trains_the_runs_halves(nodes, configured, own, tmp_p
         "data.classes=10",
         "train.task=loop.py:train",
     )
-    code = Own(f"{own}:net")
+    code = SiteCode(f"{own}:net")
     run = nodes(config, task=f"{path}:train", own={"site-a": code, "site-b": code})
     assert run.summaries["server"].uploads == 6
     assert run.summaries["site-a"].tokens == 12
@@ -263,7 +263,7 @@ def test_a_client_of_another_architecture_is_refused(
     other = tmp_path / "other.py"
     text = OWN.replace("nn.ReLU(), nn.Linear(WIDTH, 7)", "nn.Linear(WIDTH, 7)", 1)
     other.write_text(OWN.replace("WIDTH = 5", "WIDTH = 6") if changed != "cut" else text)
-    run = nodes(config, names=("site-a",), own={"site-a": Own(f"{other}:net")}, failing=True)
+    run = nodes(config, names=("site-a",), own={"site-a": SiteCode(f"{other}:net")}, failing=True)
     error = run.errors["site-a"]
     assert isinstance(error, RefusedError)
     assert error.exit_code == 2

@@ -9,13 +9,13 @@ from fsl_async.errors import RunDirError
 from fsl_async.learn.split.alignment import AlignSettings
 from fsl_async.learn.split.batches import Smashed
 from fsl_async.learn.split.methods import method
-from fsl_async.learn.split.payload import Parcel
+from fsl_async.learn.split.payload import Payload
 from fsl_async.learn.split.server import ServerSettings, SplitServer
 from fsl_async.learn.split.server_disk import ServerDisk
-from fsl_async.learn.split.server_training import MAX_VALUES, Cut, ServerRoom
+from fsl_async.learn.split.server_training import MAX_VALUES, Cut, ServerTraining
 from fsl_async.learn.split.task import build_server
 from fsl_async.roles.split import effects as split
-from fsl_async.roles.split.events import SplitBook, UploadKey
+from fsl_async.roles.split.events import SplitProgress, UploadKey
 
 KEY = UploadKey("a", 1, 0, 0)
 
@@ -30,7 +30,7 @@ def room(tmp_path):
         if rooms:
             rooms[-1].disk.close()
         server, method, cut, _ = build_server(config, torch.device("cpu"))
-        rooms.append(ServerRoom(method, server, cut, ServerDisk(tmp_path)))
+        rooms.append(ServerTraining(method, server, cut, ServerDisk(tmp_path)))
         return rooms[-1]
 
     yield make
@@ -40,7 +40,7 @@ def room(tmp_path):
 
 def train(one, values, labels):
     """Put an upload and train on it."""
-    one.put(KEY, Parcel(values.reshape(-1).numpy(), tuple(values.shape), bytes(labels)))
+    one.put(KEY, Payload(values.reshape(-1).numpy(), tuple(values.shape), bytes(labels)))
     return one.train(split.TrainUpload(KEY, wants_answer=True, version=0))
 
 
@@ -90,7 +90,7 @@ def test_what_cannot_be_aligned_to_changes_nothing_and_the_server_goes_on(tmp_pa
         nn.Sequential(nn.Flatten(), nn.Linear(8, 4)),
     )
     disk = ServerDisk(tmp_path)
-    one = ServerRoom(found, server, Cut((2, 2, 2), 4, per_token=False), disk)
+    one = ServerTraining(found, server, Cut((2, 2, 2), 4, per_token=False), disk)
     server.alignment("a").remember(Smashed(torch.rand(1, 2, 2, 2), torch.tensor([1])))
     before = one.auxiliary("a")
     told = one.align(split.Align("a", 1, 0))
@@ -105,11 +105,11 @@ def test_a_checkpoint_of_another_model_is_one_line(room):
     """The server is started again with data of other classes: bad input, and not a bug."""
     sets = ["model.family=small-cnn", "data.sample_shape=3x8x8"]
     one = room(*sets, "data.classes=4")
-    one.copy(split.Checkpoint(SplitBook()))()
+    one.copy(split.Checkpoint(SplitProgress()))()
     with pytest.raises(RunDirError, match="holds a split server of another model") as caught:
         room(*sets, "data.classes=6").recover()
     assert "\n" not in caught.value.message
-    assert room(*sets, "data.classes=4").recover().book == SplitBook()
+    assert room(*sets, "data.classes=4").recover().book == SplitProgress()
 
 
 def test_labels_out_of_range_are_refused(room):

@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fsl_async.roles.relay.connection_limits import NewcomerRules, Newcomers
+from fsl_async.roles.relay.connection_limits import ConnectionLimits, ConnectionRules
 
 
 def come(newcomers, address, now=0.0):
@@ -17,7 +17,7 @@ def come(newcomers, address, now=0.0):
 
 def test_strangers_cannot_take_the_places_of_those_who_are_in():
     """New ones are bounded, of one address more tightly; those that are known do not count as new."""
-    one = Newcomers(NewcomerRules(lines=10, strangers=5, strangers_of_one=3))
+    one = ConnectionLimits(ConnectionRules(lines=10, strangers=5, strangers_of_one=3))
     assert [come(one, "a") for _ in range(4)] == ["", "", "", "3 new connections of a already"]
     for _ in range(3):
         one.known("a")
@@ -34,7 +34,7 @@ def test_strangers_cannot_take_the_places_of_those_who_are_in():
 
 def test_of_an_address_with_somebody_known_twice_as_many_are_new():
     """Behind it may be a site's router, or another relay with a stranger at it."""
-    one = Newcomers(NewcomerRules(strangers_of_one=2))
+    one = ConnectionLimits(ConnectionRules(strangers_of_one=2))
     assert [come(one, "a") for _ in range(2)] == ["", ""]
     one.known("a")
     assert [come(one, "a") for _ in range(4)] == ["", "", "", "4 new connections of a already"]
@@ -42,7 +42,7 @@ def test_of_an_address_with_somebody_known_twice_as_many_are_new():
 
 def test_one_address_has_half_of_all_lines_at_the_most():
     """Also of those that are known: one client that forgets to close must not lock the others out."""
-    one = Newcomers(NewcomerRules(lines_of_one=2))
+    one = ConnectionLimits(ConnectionRules(lines_of_one=2))
     for _ in range(2):
         assert come(one, "a") == ""
         one.known("a")
@@ -52,16 +52,16 @@ def test_one_address_has_half_of_all_lines_at_the_most():
 
 def test_few_lines_are_shared_out_in_the_same_way():
     """With few files two addresses of silent strangers must not be able to take them all."""
-    few = NewcomerRules().within(448)
+    few = ConnectionRules().within(448)
     assert (few.lines, few.lines_of_one, few.strangers, few.strangers_of_one) == (448, 224, 112, 56)
-    assert NewcomerRules().within(4096) == NewcomerRules().within(10_000) == NewcomerRules()
-    least = NewcomerRules().within(1)
+    assert ConnectionRules().within(4096) == ConnectionRules().within(10_000) == ConnectionRules()
+    least = ConnectionRules().within(1)
     assert (least.lines, least.lines_of_one, least.strangers, least.strangers_of_one) == (1,) * 4
 
 
 def test_an_address_begins_no_more_connections_than_its_rate():
     """All at once up to the burst, and then by the rate; what is left is not more than the burst after any rest."""
-    one = Newcomers(NewcomerRules(dials_per_s=10, dials_burst=20))
+    one = ConnectionLimits(ConnectionRules(dials_per_s=10, dials_burst=20))
     come(one, "a")
     come(one, "b")
 
@@ -82,7 +82,7 @@ def test_an_address_begins_no_more_connections_than_its_rate():
 
 def test_behind_an_address_that_is_known_there_may_be_many():
     """A site's router, or another relay: twice the rate."""
-    one = Newcomers(NewcomerRules(dials_per_s=10, dials_burst=20))
+    one = ConnectionLimits(ConnectionRules(dials_per_s=10, dials_burst=20))
     come(one, "a")
     one.known("a")
     count = 0
@@ -96,7 +96,7 @@ def test_behind_an_address_that_is_known_there_may_be_many():
 
 def test_who_is_shunned_comes_again_later_and_a_few_at_once_where_somebody_is_known():
     """Its neighbours behind one router are not to be locked out by it, however many of them are new."""
-    one = Newcomers(NewcomerRules(shun_s=5.0, let_in_shunned=2))
+    one = ConnectionLimits(ConnectionRules(shun_s=5.0, let_in_shunned=2))
     for _ in range(5):
         come(one, "a")
     one.shun("a", 10.0)
@@ -112,7 +112,7 @@ def test_who_is_shunned_comes_again_later_and_a_few_at_once_where_somebody_is_kn
 
 def test_addresses_that_are_gone_are_forgotten():
     """However many come; who has a connection is not, nor, of few, who is shunned or has used his rate."""
-    one = Newcomers(NewcomerRules(places=10, strangers=1000, lines=1000))
+    one = ConnectionLimits(ConnectionRules(places=10, strangers=1000, lines=1000))
     come(one, "stays")
     for number in range(500):
         address = f"a{number}"
@@ -128,7 +128,7 @@ def test_addresses_that_are_gone_are_forgotten():
 
 def test_who_is_shunned_is_not_forgotten_for_those_who_only_came_and_went():
     """Of them there is nothing to remember."""
-    one = Newcomers(NewcomerRules(places=10))
+    one = ConnectionLimits(ConnectionRules(places=10))
     come(one, "bad")
     one.shun("bad", 0.0)
     one.gone("bad", is_stranger=True)
@@ -143,7 +143,7 @@ def test_who_is_shunned_is_not_forgotten_for_those_who_only_came_and_went():
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from(["came", "known", "gone"]))))
 def test_counts_are_those_of_what_is_there(steps):
     """Whatever happens in whichever order."""
-    one = Newcomers(NewcomerRules(places=1))
+    one = ConnectionLimits(ConnectionRules(places=1))
     there = []
     for address, step in steps:
         mine = [line for line in there if line[0] == address]

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from fsl_async.roles.relay import effects as relay
 from fsl_async.roles.relay import events as evr
-from fsl_async.roles.relay.connection_limits import NewcomerRules
+from fsl_async.roles.relay.connection_limits import ConnectionRules
 from fsl_async.roles.relay.relay import DoorRules, LineStage, RelayMachine, RelayRules, amount
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
@@ -21,7 +21,7 @@ class Relay:
     def __init__(self, newcomers=None, **rules):
         self.now = 0.0
         self.machine = RelayMachine(
-            RelayRules(doors=(SEALED, OPEN), newcomers=NewcomerRules(**newcomers or {}), **rules)
+            RelayRules(doors=(SEALED, OPEN), newcomers=ConnectionRules(**newcomers or {}), **rules)
         )
         self.dropped = {}
         self.notes = []

@@ -33,13 +33,13 @@ class ClientDriver(Driver):
         return self.feed(ev.UploadReady(number, step, number, 16, (16, 4), **more))
 
     def lose(self):
-        return self.feed(base.ServerLost("expired"))
+        return self.feed(base.SessionLost("expired"))
 
     def trained(self, upload):
         return self.feed(ev.UploadAcknowledged(upload, 2.5))
 
     def unwanted(self, upload, code):
-        return self.feed(ev.UploadUnwanted(upload, code, "because"))
+        return self.feed(ev.UploadDeclined(upload, code, "because"))
 
     def answer(self, upload):
         self.feed(ev.AnswerOffered(f"down:{upload.text}", upload, 2.5, 7))
@@ -69,7 +69,7 @@ def test_an_upload_and_its_gradient(make):
     effects = client.feed(ev.AnswerOffered(stream, key(0), 2.5, 7))
     assert effects == [split.ReceiveAnswer(stream, key(0))]
     effects = client.feed(ev.AnswerReceived(key(0)))
-    assert effects == [split.HandAnswer(key(0), 2.5), split.FreeSlot(key(0))]
+    assert effects == [split.DeliverAnswer(key(0), 2.5), split.FreeSlot(key(0))]
     assert client.feed(ev.AnswerReceived(key(0))) == [], "handed over once"
     effects = client.feed(ev.AnswerOffered(stream, key(0), 2.5, 7))
     assert effects == [do.DeclineStream("", stream, "not wanted")]
@@ -79,9 +79,9 @@ def test_an_upload_without_an_answer(make):
     """The loss is for the metrics; a slot is free again."""
     client = make("cse-fsl")
     client.ready(0, wants=False)
-    assert client.trained(key(0)) == [split.NoteLoss(key(0), 2.5), split.FreeSlot(key(0))]
+    assert client.trained(key(0)) == [split.ReportLoss(key(0), 2.5), split.FreeSlot(key(0))]
     assert client.trained(key(9)) == []
-    assert client.feed(ev.UploadKnown(key(9), False)) == []
+    assert client.feed(ev.UploadAlreadyTrained(key(9), False)) == []
     assert client.unwanted(key(9), "stale") == []
     assert client.feed(ev.AnswerReceived(key(9))) == []
 
@@ -90,7 +90,7 @@ def test_a_server_that_gives_no_gradient(make):
     """The step is left out, and nobody waits for it."""
     client = make()
     client.ready(0)
-    assert split.GiveUp(key(0), "the server gave no gradient") in client.trained(key(0))
+    assert split.AbandonUpload(key(0), "the server gave no gradient") in client.trained(key(0))
 
 
 def test_no_more_than_in_flight_in_order(make):
@@ -132,24 +132,24 @@ def test_a_server_that_was_killed(make):
     client.lose()
     assert offered(client.welcome(last=key(1))) == [(2, False), (3, True)]
     assert client.trained(key(2)) == [], "it is settled already"
-    assert of(client.answer(key(3)), split.HandAnswer)
+    assert of(client.answer(key(3)), split.DeliverAnswer)
 
 
 def test_known(make):
     """Trained before: its answer comes again, or is gone; where none is wanted, all is well."""
     client = make()
     client.ready(0)
-    assert client.feed(ev.UploadKnown(key(0), True)) == []
-    assert of(client.answer(key(0)), split.HandAnswer)
+    assert client.feed(ev.UploadAlreadyTrained(key(0), True)) == []
+    assert of(client.answer(key(0)), split.DeliverAnswer)
     client.ready(1)
-    effects = client.feed(ev.UploadKnown(key(1), False))
+    effects = client.feed(ev.UploadAlreadyTrained(key(1), False))
     assert effects[:2] == [
-        split.GiveUp(key(1), "the server has its gradient no more"),
+        split.AbandonUpload(key(1), "the server has its gradient no more"),
         split.FreeSlot(key(1)),
     ]
     client = make("cse-fsl")
     client.ready(0, wants=False)
-    assert client.feed(ev.UploadKnown(key(0), False)) == [split.FreeSlot(key(0))]
+    assert client.feed(ev.UploadAlreadyTrained(key(0), False)) == [split.FreeSlot(key(0))]
 
 
 @pytest.mark.parametrize("wants", [True, False])
@@ -159,7 +159,7 @@ def test_declined(make, wants):
     client.ready(0, wants=wants)
     effects = client.unwanted(key(0), "stale")
     assert "declined upload a/1/0/0: because" in of(effects, do.Note)[0].text
-    assert len(of(effects, split.GiveUp)) == wants
+    assert len(of(effects, split.AbandonUpload)) == wants
     assert effects[-2:] == [split.FreeSlot(key(0)), split.DropUpload(key(0))]
 
 
@@ -240,8 +240,8 @@ def test_a_round_ends(make, method, waits):
     client.lose()
     assert client.machine.hello("run", 0, {}).done_round == -1
     assert told(client.welcome(key(0, number=1))) == [msg.RoundDone(0, 320)]
-    assert client.feed(ev.RoundWasNoted(7)) == []
-    effects = client.feed(ev.RoundWasNoted(0))
+    assert client.feed(ev.RoundAcknowledged(7)) == []
+    effects = client.feed(ev.RoundAcknowledged(0))
     assert effects == ([split.SettleRound(0)] if waits else [])
     hello = client.machine.hello("run", 3, {"cut": "1"})
     assert hello == msg.SplitHello("run", msg.ROLE, 3, {"cut": "1"}, -1, 0, 320)
@@ -278,11 +278,11 @@ def test_it_is_over(make, how):
     event = {
         "run": base.RunEnded("limit"),
         "server": ev.SplitServerEnded("Ctrl-C"),
-        "finished": base.ServerRefused("finished", "this run has ended"),
-        "refused": base.ServerRefused("model", "cut differs"),
+        "finished": base.HelloRefused("finished", "this run has ended"),
+        "refused": base.HelloRefused("model", "cut differs"),
     }[how]
     effects = client.feed(event)
-    for kind in (split.GiveUp, split.FreeSlot, split.DropUpload, split.SettleRound):
+    for kind in (split.AbandonUpload, split.FreeSlot, split.DropUpload, split.SettleRound):
         assert len(of(effects, kind)) == 1, kind
     assert told(effects) == ([msg.RunOver("limit")] if how == "run" else [])
     assert of(effects, do.Finish) == (
@@ -291,10 +291,14 @@ def test_it_is_over(make, how):
     assert client.welcome() == []
     assert client.lose() == []
     effects = client.ready(1)
-    assert [type(effect) for effect in effects] == [split.GiveUp, split.FreeSlot, split.DropUpload]
+    assert [type(effect) for effect in effects] == [
+        split.AbandonUpload,
+        split.FreeSlot,
+        split.DropUpload,
+    ]
     assert client.feed(ev.RoundEnded(1, 16)) == [split.SettleRound(1)]
     assert client.feed(ev.SplitServerEnded("again")) == []
-    assert client.feed(base.RunEnded("limit")) == [do.Leave("limit")]
+    assert client.feed(base.RunEnded("limit")) == [do.SendGoodbye("limit")]
     assert client.feed(base.TrainingEnded(None)) == []
     assert of(client.feed(ev.AuxiliaryOffered("aux:a/1", 1, 0)), do.DeclineStream)
 
@@ -303,17 +307,17 @@ def test_a_server_that_leaves_is_waited_for(make):
     """Another process goes on in its folder: nothing is given up, and nobody hammers at the one that ends."""
     client = make("splitfed-v1")
     client.ready(0)
-    client.feed(base.ServerLost("bye"))
-    assert client.feed(base.ServerRefused("leaving", "about to end")) == []
+    client.feed(base.SessionLost("bye"))
+    assert client.feed(base.HelloRefused("leaving", "about to end")) == []
     assert client.fire() == [split.DialAgain()]
     assert client.now == client.machine.rules.reoffer_s
-    assert client.feed(base.ServerRefused("leaving", "about to end")) == []
+    assert client.feed(base.HelloRefused("leaving", "about to end")) == []
     assert offered(client.welcome()) == [(0, True)]
-    client.feed(base.ServerLost("bye"))
-    client.feed(base.ServerRefused("leaving", "about to end"))
+    client.feed(base.SessionLost("bye"))
+    client.feed(base.HelloRefused("leaving", "about to end"))
     client.feed(base.RunEnded("limit"))
     assert client.machine.next_deadline() is None
-    assert client.feed(base.ServerRefused("leaving", "about to end")) == []
+    assert client.feed(base.HelloRefused("leaving", "about to end")) == []
     assert client.machine.next_deadline() is None
 
 
@@ -321,7 +325,7 @@ def test_the_run_ends_without_a_server(make):
     """There is nobody to tell."""
     client = make()
     client.lose()
-    assert client.feed(base.RunEnded("limit")) == [do.Leave("limit")]
+    assert client.feed(base.RunEnded("limit")) == [do.SendGoodbye("limit")]
 
 
 @pytest.mark.parametrize("how", ["nothing", "error", "answered", "silence"])
@@ -338,7 +342,7 @@ def test_training_ends(make, how):
         assert effects == []
         effects = client.fire()
         assert client.now == 10.0
-    assert len(of(effects, do.Leave)) == 1
+    assert len(of(effects, do.SendGoodbye)) == 1
     assert client.machine.next_deadline() is None
 
 

@@ -7,11 +7,11 @@ from split_machines import key, split_server
 from fsl_async.roles.split import effects as split
 from fsl_async.roles.split import events as ev
 from fsl_async.roles.split import messages as msg
-from fsl_async.roles.split.events import ClientBook, SplitBook
+from fsl_async.roles.split.events import ClientProgress, SplitProgress
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as base
 
-BOOK = SplitBook("run", 3, -1, 40, {"a": ClientBook(1, key("a", 2, 3), 3)})
+BOOK = SplitProgress("run", 3, -1, 40, {"a": ClientProgress(1, key("a", 2, 3), 3)})
 
 
 def alone(**rules):
@@ -25,9 +25,9 @@ def test_the_parameter_server_says_that_the_run_is_over():
     """No client has a session when the run ends: this was for ever."""
     server = alone()
     (admit,) = server.conductor()
-    assert admit == split.AdmitSplit(msg.CONDUCTOR, 1, msg.SplitWelcome("run", 0, "", -1))
-    effects = server.feed(ev.RunOverSaid(msg.CONDUCTOR, "Ctrl-C"))
-    assert told(effects, msg.CONDUCTOR) == [msg.Ended("the run has ended")]
+    assert admit == split.AdmitSplit(msg.PS_ROLE, 1, msg.SplitWelcome("run", 0, "", -1))
+    effects = server.feed(ev.RunOverReceived(msg.PS_ROLE, "Ctrl-C"))
+    assert told(effects, msg.PS_ROLE) == [msg.Ended("the run has ended")]
     assert effects[-1] == do.Finish("the run has ended", 0)
     assert server.conductor()[0].code == "finished"
 
@@ -38,8 +38,8 @@ def test_clients_that_are_here_are_waited_for():
         server = alone()
         server.conductor()
         server.join("a")
-        assert not of(server.feed(ev.RunOverSaid(msg.CONDUCTOR, "x")), do.Finish)
-        effects = server.fire() if hangs else server.feed(ev.RunOverSaid("a", "x"))
+        assert not of(server.feed(ev.RunOverReceived(msg.PS_ROLE, "x")), do.Finish)
+        effects = server.fire() if hangs else server.feed(ev.RunOverReceived("a", "x"))
         assert effects[-1] == do.Finish("the run has ended", 0)
 
 
@@ -49,9 +49,9 @@ def test_replicas_of_the_last_round_are_averaged():
     server.join("a")
     server.conductor()
     server.upload(key("a"))
-    server.feed(ev.RoundDoneSaid("a", 0, 30))
+    server.feed(ev.RoundDoneReceived("a", 0, 30))
     server.leave("a")
-    effects = server.feed(ev.RunOverSaid(msg.CONDUCTOR, "limit"))
+    effects = server.feed(ev.RunOverReceived(msg.PS_ROLE, "limit"))
     assert of(effects, split.AverageReplicas) == [split.AverageReplicas(0, {"a": 30})]
 
 
@@ -70,7 +70,7 @@ def test_one_that_has_anybody_waits(who):
     """A client, or the parameter server, is enough; the time begins when the last one has gone."""
     server = alone()
     come = server.conductor if who == "conductor" else lambda: server.join("a")
-    name = msg.CONDUCTOR if who == "conductor" else "a"
+    name = msg.PS_ROLE if who == "conductor" else "a"
     come()
     assert server.machine.next_deadline() is None
     server.now = 1000.0
@@ -114,8 +114,8 @@ def test_which_parameter_server_is_refused():
     server = alone()
     assert server.conductor("other")[0].code == "run"
     assert server.conductor(peer="a")[0].code == "name"
-    assert server.feed(ev.RunOverSaid(msg.CONDUCTOR, "x")) == [], "it was refused"
-    assert server.join(msg.CONDUCTOR)[0].code == "name"
+    assert server.feed(ev.RunOverReceived(msg.PS_ROLE, "x")) == [], "it was refused"
+    assert server.join(msg.PS_ROLE)[0].code == "name"
     server.feed(base.DrainAsked("SIGTERM"))
     assert server.conductor()[0].code == "leaving"
 
@@ -135,7 +135,7 @@ def test_a_parameter_server_comes_before_the_first_client():
     server.conductor("run-7")
     (refusal,) = server.join("a")
     assert "is in run run-7" in refusal.text
-    server.leave(msg.CONDUCTOR)
+    server.leave(msg.PS_ROLE)
     assert server.machine.next_deadline() == 60.0
 
 
@@ -144,7 +144,7 @@ def test_one_that_leaves_says_goodbye_to_it_too():
     server = alone()
     server.conductor()
     effects = server.feed(base.DrainAsked("SIGTERM"))
-    assert do.Dismiss(msg.CONDUCTOR, "SIGTERM") in effects
-    assert server.machine.life_of(msg.CONDUCTOR) == 1
+    assert do.EndSession(msg.PS_ROLE, "SIGTERM") in effects
+    assert server.machine.life_of(msg.PS_ROLE) == 1
     assert server.machine.life_of("a") == 1
     assert server.machine.life_of("nobody") is None

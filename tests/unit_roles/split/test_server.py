@@ -19,7 +19,7 @@ def test_an_upload_from_offer_to_answer():
     assert server.offer(one) == [split.ReceiveUpload("a", "up:a/1/0/0", one)]
     assert server.arrive(one) == [split.TrainUpload(one, wants_answer=True, version=0)]
     assert server.trained(one, answer=True) == [
-        split.BookUpload(one, "trained"),
+        split.RecordUpload(one, "trained"),
         split.SendAnswer("a", one),
     ]
     assert server.feed(ev.AnswerSent("a", one)) == [split.DropAnswer(one)]
@@ -53,10 +53,10 @@ def test_a_known_upload_is_answered_as_it_was():
     assert split.DropAnswer(key("a", 0)) in effects, "kept are in_flight of them"
     effects = server.offer(key("a", 2))
     assert effects[0].reason == "known"
-    assert told(effects) == [msg.Known("a/1/0/2", True)]
+    assert told(effects) == [msg.AlreadyTrained("a/1/0/2", True)]
     assert effects[-1] == split.SendAnswer("a", key("a", 2))
     effects = server.offer(key("a", 0))
-    assert told(effects) == [msg.Known("a/1/0/0", False)]
+    assert told(effects) == [msg.AlreadyTrained("a/1/0/0", False)]
     assert not of(effects, split.SendAnswer)
 
 
@@ -74,22 +74,22 @@ def test_what_is_not_taken():
     assert answer(key("a", incarnation=9)) == ("not yours", [])
     assert answer(key("x")) == ("not yours", [])
     server.offer(key("a", 3))
-    assert answer(key("a", 1)) == ("order", ["Unwanted"])
+    assert answer(key("a", 1)) == ("order", ["UploadRefused"])
     server.offer(key("a", 4))
     effects = server.offer(key("a", 5))
     assert told(effects)[0].code == "later"
-    assert not of(effects, split.BookUpload), "that is no end"
+    assert not of(effects, split.RecordUpload), "that is no end"
     server.arrive(key("a", 3))
     assert answer(key("a", 3)) == ("here", [])
     assert of(server.offer(key("a", 4)), split.ReceiveUpload), "from the beginning"
     server.trained(key("a", 3))
     server.upload(key("b", 0, number=7))
     effects = server.offer(key("b", 0, number=5))
-    assert told(effects) == [msg.Known("b/1/5/0", False)], "b is beyond it"
+    assert told(effects) == [msg.AlreadyTrained("b/1/5/0", False)], "b is beyond it"
     effects = server.offer(key("a", 9, number=2))
     assert told(effects)[0].code == "stale"
-    assert of(effects, split.BookUpload)[0].outcome == "declined"
-    assert not of(server.offer(key("a", 9, number=2)), split.BookUpload), "once in the ledger"
+    assert of(effects, split.RecordUpload)[0].outcome == "declined"
+    assert not of(server.offer(key("a", 9, number=2)), split.RecordUpload), "once in the ledger"
 
 
 def test_an_upload_that_has_become_stale_in_the_queue():
@@ -174,7 +174,7 @@ def test_a_transfer_breaks_off():
     server.join("a")
     server.offer(key("a"))
     effects = server.feed(base.StreamLost("a", "up:a/1/0/0", "broken"))
-    assert told(effects) == [msg.Unwanted("a/1/0/0", "later", "broken")]
+    assert told(effects) == [msg.UploadRefused("a/1/0/0", "later", "broken")]
     assert server.feed(base.StreamLost("a", "down:a/1/0/0", "broken")) == []
     assert server.feed(base.StreamLost("z", "up:z/1/0/0", "broken")) == []
 
@@ -186,12 +186,12 @@ def test_an_upload_that_makes_no_sense():
     server.offer(key("a"), due=True)
     server.arrive(key("a"))
     effects = server.trained(key("a"), problem="labels must be in 0 ... 9")
-    assert [type(m).__name__ for m in told(effects)] == ["Unwanted", "AuxiliaryStays"]
-    assert of(effects, split.BookUpload) == [
-        split.BookUpload(key("a"), "declined", "refused: labels must be in 0 ... 9")
+    assert [type(m).__name__ for m in told(effects)] == ["UploadRefused", "AuxiliaryStays"]
+    assert of(effects, split.RecordUpload) == [
+        split.RecordUpload(key("a"), "declined", "refused: labels must be in 0 ... 9")
     ]
     kinds = [type(effect) for effect in effects]
-    assert kinds.index(split.BookUpload) < kinds.index(do.Tell), (
+    assert kinds.index(split.RecordUpload) < kinds.index(do.Send), (
         "killed in between, it has said nothing"
     )
     assert told(server.offer(key("a")))[0].code == "refused"
@@ -214,6 +214,6 @@ def test_u_shape():
     effects = server.trained(key("a", 2), answer=True)
     assert effects[1:] == [split.DropAnswer(key("a", 2)), split.ForgetSteps("a")]
     server.join("a")
-    assert told(server.offer(key("a", 2))) == [msg.Known("a/1/0/2", False)]
+    assert told(server.offer(key("a", 2))) == [msg.AlreadyTrained("a/1/0/2", False)]
     server.upload(key("a", 3), answer=True)
     assert split.ForgetSteps("a") in server.feed(base.ClientLeft("a", 1, "expired"))

@@ -18,10 +18,10 @@ def test_the_last_rounds_replicas_are_averaged_when_the_run_is_over():
         for name, samples in (("a", 30), ("b", 10)):
             each.join(name)
             each.upload(key(name))
-            each.feed(ev.RoundDoneSaid(name, 0, samples))
+            each.feed(ev.RoundDoneReceived(name, 0, samples))
     assert not of(stopped.feed(base.DrainAsked("Ctrl-C")), split.AverageReplicas)
-    server.feed(ev.RunOverSaid("a", "done"))
-    effects = server.feed(ev.RunOverSaid("b", "done"))
+    server.feed(ev.RunOverReceived("a", "done"))
+    effects = server.feed(ev.RunOverReceived("b", "done"))
     assert of(effects, split.AverageReplicas) == [split.AverageReplicas(0, {"a": 30, "b": 10})]
     assert not of(effects, split.Checkpoint)
     (last,) = server.feed(ev.ReplicasAveraged(0))
@@ -40,20 +40,20 @@ def test_asked_to_end(over):
     server.arrive(key("a", 1))
     server.offer(key("a", 2))
     server.arrive(key("a", 2))
-    asked = (ev.ConductorEnded if over else base.DrainAsked)("Ctrl-C")
+    asked = (ev.PsEnded if over else base.DrainAsked)("Ctrl-C")
     assert of(server.feed(asked), do.Finish) == []
     assert server.feed(asked) == []
     effects = server.offer(key("b"))
     assert told(effects)[0].code == ("ended" if over else "later")
-    assert bool(of(effects, split.BookUpload)) == over, "one that comes again has no fate yet"
+    assert bool(of(effects, split.RecordUpload)) == over, "one that comes again has no fate yet"
     assert server.join("z")[0].code == ("finished" if over else "leaving")
     server.trained(key("a", 1))
     (last,) = of(server.trained(key("a", 2)), split.Checkpoint)
     assert last.book.uploads == 3
     effects = server.feed(ev.CheckpointWritten(1))
     assert told(effects) == [msg.Durable(key("a", 2).text)] + [msg.Ended("Ctrl-C")] * 2 * over
-    gone = [] if over else [do.Dismiss("a", "Ctrl-C"), do.Dismiss("b", "Ctrl-C")]
-    assert of(effects, do.Dismiss) == gone
+    gone = [] if over else [do.EndSession("a", "Ctrl-C"), do.EndSession("b", "Ctrl-C")]
+    assert of(effects, do.EndSession) == gone
     assert effects[-1] == do.Finish("Ctrl-C", 0)
     assert server.feed(base.TimerFired()) == []
     assert server.join("a")[0].code == ("finished" if over else "leaving")
@@ -75,7 +75,7 @@ def test_who_leaves_lets_the_answers_go_first():
     server = leaving("a", "b")
     assert server.feed(ev.AnswerSent("a", key("a"))) == [split.DropAnswer(key("a"))]
     assert server.feed(ev.AnswerSent("b", key("b")))[1:] == [
-        do.Dismiss("a", "SIGTERM"), do.Dismiss("b", "SIGTERM"), do.Finish("SIGTERM", 0)
+        do.EndSession("a", "SIGTERM"), do.EndSession("b", "SIGTERM"), do.Finish("SIGTERM", 0)
     ]  # fmt: skip
     assert leaving("a").feed(base.ClientLeft("a", 1, "bye"))[-1] == do.Finish("SIGTERM", 0)
     assert leaving("a").fire()[-1] == do.Finish("SIGTERM", 0)
@@ -88,15 +88,15 @@ def test_the_run_ends_while_the_server_leaves():
     server.join("b")
     server.offer(key("b"))
     server.arrive(key("b"))
-    server.feed(ev.RoundDoneSaid("a", 0, 30))
+    server.feed(ev.RoundDoneReceived("a", 0, 30))
     server.feed(base.DrainAsked("SIGTERM"))
-    server.feed(ev.RunOverSaid("a", "limit"))
+    server.feed(ev.RunOverReceived("a", "limit"))
     assert server.join("z")[0].code == "finished"
     assert of(server.trained(key("b")), split.AverageReplicas)
     (last,) = of(server.feed(ev.ReplicasAveraged(0)), split.Checkpoint)
     effects = server.feed(ev.CheckpointWritten(last.number))
     assert {type(each) for each in told(effects)} == {msg.Durable, msg.Ended}
-    assert not of(effects, do.Dismiss)
+    assert not of(effects, do.EndSession)
 
 
 def test_what_is_too_old_is_declined_by_one_that_leaves():
@@ -111,7 +111,7 @@ def test_what_is_too_old_is_declined_by_one_that_leaves():
     server.feed(base.DrainAsked("SIGTERM"))
     (booked,) = [
         e
-        for e in of(server.trained(key("a", number=2)), split.BookUpload)
+        for e in of(server.trained(key("a", number=2)), split.RecordUpload)
         if e.outcome != "trained"
     ]
     assert (booked.key, booked.outcome) == (key("b", number=1), "declined")
@@ -137,9 +137,9 @@ def test_the_clients_say_that_the_run_is_over():
     server.join("a")
     server.join("b")
     server.join("c")
-    assert server.feed(ev.RunOverSaid("stranger", "x")) == []
-    assert server.feed(ev.RunOverSaid("a", "done")) == []
-    assert server.feed(ev.RunOverSaid("b", "done")) == []
+    assert server.feed(ev.RunOverReceived("stranger", "x")) == []
+    assert server.feed(ev.RunOverReceived("a", "done")) == []
+    assert server.feed(ev.RunOverReceived("b", "done")) == []
     effects = server.feed(base.ClientLeft("c", 1, "expired"))
     assert effects[-1] == do.Finish("the run has ended", 0)
     server = split_server()
@@ -147,5 +147,5 @@ def test_the_clients_say_that_the_run_is_over():
     server.join("b")
     assert server.feed(base.ClientLeft("b", 1, "expired")) == []
     server.join("b")
-    server.feed(ev.RunOverSaid("a", "done"))
+    server.feed(ev.RunOverReceived("a", "done"))
     assert server.fire()[-1] == do.Finish("the run has ended", 0)

@@ -8,7 +8,7 @@ from split_machines import HALVES, key, split_server
 from fsl_async.roles.split import effects as split
 from fsl_async.roles.split import events as ev
 from fsl_async.roles.split import messages as msg
-from fsl_async.roles.split.events import ClientBook, SplitBook
+from fsl_async.roles.split.events import ClientProgress, SplitProgress
 from fsl_async.roles.sync import events as base
 
 
@@ -17,7 +17,7 @@ def test_alignment():
     server = split_server("fsl-sage", align_every=2)
     server.join("a")
     effects = server.upload(key("a"), due=True)
-    assert effects[-2:] == [split.BookAuxiliary("a", 0), split.Align("a", 0, 0)]
+    assert effects[-2:] == [split.RecordAuxiliary("a", 0), split.Align("a", 0, 0)]
     server.offer(key("a", 5))
     assert server.arrive(key("a", 5)) == [], "the training thread aligns"
     assert not told(server.offer(key("a")))[1:], "what comes of it is said when it is there"
@@ -33,7 +33,7 @@ def test_alignment():
     server.upload(key("a", number=2), due=True)
     effects = server.feed(ev.Aligned("a", 1, "not finite"))
     assert told(effects) == [msg.AuxiliaryStays(2, 0)]
-    assert server.machine.book().clients["a"] == ClientBook(
+    assert server.machine.book().clients["a"] == ClientProgress(
         1, key("a", number=2), 2, 0, 1, 2, -1, 0
     ), "the number is used up"
 
@@ -53,7 +53,7 @@ def test_alignment_for_a_client_that_has_left(problem):
 def test_auxiliary_models_have_one_lineage():
     """A client that holds a version of a server that died goes back to what is kept; its number is not given again."""
     server = split_server("fsl-sage")
-    server.feed(ev.SplitRecovered(SplitBook(), (), {"b": 6}))
+    server.feed(ev.SplitRecovered(SplitProgress(), (), {"b": 6}))
     assert of(server.join("a", auxiliary=4), split.SendAuxiliary) == [
         split.SendAuxiliary("a", -1, -1)
     ]
@@ -69,10 +69,10 @@ def test_replicas_are_averaged_before_a_later_round():
     for name in "abc":
         server.join(name)
         server.upload(key(name))
-    assert told(server.feed(ev.RoundDoneSaid("a", 0, 30))) == [msg.RoundNoted(0)]
-    server.feed(ev.RoundDoneSaid("b", 0, 10))
-    server.feed(ev.RoundDoneSaid("a", 0, 99))
-    assert server.feed(ev.RoundDoneSaid("stranger", 0, 1)) == []
+    assert told(server.feed(ev.RoundDoneReceived("a", 0, 30))) == [msg.RoundAcknowledged(0)]
+    server.feed(ev.RoundDoneReceived("b", 0, 10))
+    server.feed(ev.RoundDoneReceived("a", 0, 99))
+    assert server.feed(ev.RoundDoneReceived("stranger", 0, 1)) == []
     later = key("a", number=1)
     server.offer(later)
     assert server.arrive(later) == [split.AverageReplicas(0, {"a": 30, "b": 10})]
@@ -81,8 +81,8 @@ def test_replicas_are_averaged_before_a_later_round():
     assert effects[0].book.averaged == 0
     server.trained(later)
     assert told(server.offer(key("c", 1)))[0].code == "stale", "its replica is replaced"
-    server.feed(ev.RoundDoneSaid("b", 1, 5))
-    server.feed(ev.RoundDoneSaid("a", 2, 5))
+    server.feed(ev.RoundDoneReceived("b", 1, 5))
+    server.feed(ev.RoundDoneReceived("a", 2, 5))
     last = key("a", number=3)
     server.offer(last)
     assert server.arrive(last) == [split.AverageReplicas(2, {"a": 5})]
@@ -140,16 +140,16 @@ def test_a_checkpoint_waits_for_the_end_of_a_training():
 def test_a_server_that_was_killed():
     """It goes on from its checkpoint, says what is lost, and takes it again from those who still have it."""
     server = split_server()
-    book = SplitBook("run", 3, -1, 40, {"a": ClientBook(1, key("a", 2, 3), 3)})
+    book = SplitProgress("run", 3, -1, 40, {"a": ClientProgress(1, key("a", 2, 3), 3)})
     effects = server.feed(ev.SplitRecovered(book, (key("a", 3, 3),)))
     assert "after 40 uploads; 1 upload since" in effects[0].text
-    assert of(effects, split.BookUpload)[0].outcome == "dropped"
+    assert of(effects, split.RecordUpload)[0].outcome == "dropped"
     (admit,) = server.join("a")
     assert admit.welcome.last == "a/1/3/2"
-    assert told(server.offer(key("a", 2, 3)))[0] == msg.Known("a/1/3/2", False)
-    assert of(server.upload(key("a", 3, 3)), split.BookUpload)[0].outcome == "trained"
+    assert told(server.offer(key("a", 2, 3)))[0] == msg.AlreadyTrained("a/1/3/2", False)
+    assert of(server.upload(key("a", 3, 3)), split.RecordUpload)[0].outcome == "trained"
     plain = server.machine.book().to_plain()
-    assert SplitBook.from_plain(plain) == server.machine.book()
+    assert SplitProgress.from_plain(plain) == server.machine.book()
     effects = split_server().feed(ev.SplitRecovered(book))
     assert effects[0].text == "continuing after 40 uploads"
 
@@ -183,4 +183,4 @@ def test_the_state_of_clients_is_bounded():
 
 def test_what_changes_no_decision():
     """Heartbeats are for the journal."""
-    assert split_server().feed(base.BeatHeard("a", {})) == []
+    assert split_server().feed(base.HeartbeatReceived("a", {})) == []

@@ -18,7 +18,7 @@ def outstanding(client):
 def test_the_run_ends(client):
     """Training stops at its next step, then the process ends well."""
     client.ready()
-    assert client.feed(ev.RunEnded("limit")) == [do.Leave("limit"), do.EndTraining("limit")]
+    assert client.feed(ev.RunEnded("limit")) == [do.SendGoodbye("limit"), do.EndTraining("limit")]
     assert client.call(3) == [], "no more work"
     assert isinstance(client.offered(1)[0], do.DeclineStream)
     assert client.feed(ev.PublishAsked()) == []
@@ -39,14 +39,14 @@ def test_a_training_thread_that_does_not_come_back(client):
 def test_refused(client, code, exit_code):
     """A run that has ended is no failure of the client; anything else is for the user to mend."""
     client.ready()
-    client.feed(ev.ServerRefused(code, "why"))
+    client.feed(ev.HelloRefused(code, "why"))
     assert client.feed(ev.TrainingEnded(None)) == [do.Finish("why", exit_code)]
 
 
 def test_refusal_is_the_reason_not_the_error_it_causes(client):
     """Before, fed.attach raising because of the refusal turned exit code 2 into 1."""
     client.welcome()
-    client.feed(ev.ServerRefused("model", "head.weight differs"))
+    client.feed(ev.HelloRefused("model", "head.weight differs"))
     effects = client.feed(ev.TrainingEnded("RefusedError: head.weight differs"))
     assert effects == [do.Finish("head.weight differs", EXIT_REFUSED)]
 
@@ -190,7 +190,10 @@ def test_the_run_ends_while_the_last_delta_is_on_its_way(client):
     """Before, it waited drain_s for an answer that no ended run gives."""
     outstanding(client)
     client.feed(ev.TrainingEnded(None))
-    assert [type(effect) for effect in client.feed(ev.RunEnded("limit"))] == [do.Leave, do.Finish]
+    assert [type(effect) for effect in client.feed(ev.RunEnded("limit"))] == [
+        do.SendGoodbye,
+        do.Finish,
+    ]
 
 
 def test_the_run_ended_and_the_delta_is_not_waited_for(client):
@@ -243,7 +246,7 @@ def test_finished_is_finished(client):
     client.fire()
     late = [
         ev.TrainingEnded(None),
-        ev.ServerLost("bye"),
+        ev.SessionLost("bye"),
         ev.DeltaAcknowledged(client.key(1)),
         ev.RunEnded("late"),
         ev.Welcomed("r", 0, 1),

@@ -23,7 +23,7 @@ def test_a_model_that_is_built_after_the_welcome(client):
     assert client.feed(ev.PublishAsked()) == []
     assert client.announce(3) == []
     assert client.feed(ev.Attached("f", 10)) == [do.SendManifest()]
-    assert client.announce(3) == [do.Tell(SERVER, msg.Fetch(-1, ""))]
+    assert client.announce(3) == [do.Send(SERVER, msg.Fetch(-1, ""))]
 
 
 def test_second_client_fetches_then_follows_updates(client, look):
@@ -150,7 +150,7 @@ def test_whose_name_was_taken_is_not_told_of_a_restart(client, look):
     """The server's answer to the hello says what happened; a guess before it would be wrong."""
     client.ready()
     effects = client.lose("reset")
-    effects += client.feed(ev.ServerRefused("superseded", "another process took over as a"))
+    effects += client.feed(ev.HelloRefused("superseded", "another process took over as a"))
     assert look.notes(effects) == ""
     assert do.EndTraining("another process took over as a") in effects
     assert look.notes(client.fire()) == ""
@@ -367,7 +367,7 @@ def test_a_life_that_the_handshake_raised(client):
 
 def test_what_changes_no_decision(client):
     """Beats are for the journal."""
-    assert client.feed(ev.BeatHeard("", {})) == []
+    assert client.feed(ev.HeartbeatReceived("", {})) == []
 
 
 def test_dropped_work_is_said(client):

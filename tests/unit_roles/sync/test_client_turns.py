@@ -100,8 +100,8 @@ def test_the_end_comes_in_a_round(client):
 def test_the_wire():
     """A turn is not a call: a client that does not know it must not train a single step for it."""
     assert msg.from_wire({"m": "Turn", "round": 3, "last": False}) == msg.Turn(3)
-    assert ev.TurnCalled(3) != ev.SyncCalled(3)
-    assert not ev.SyncCalled(3).is_turn
+    assert ev.TurnCalled(3) != ev.RoundCalled(3)
+    assert not ev.RoundCalled(3).is_turn
 
 
 def test_what_the_node_asks_and_sets(client):

@@ -10,7 +10,7 @@ from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync import messages as msg
 from fsl_async.roles.sync.events import DeltaKey
-from fsl_async.roles.sync.norm_guard import MEMORY, GuardRules, Held, Screen
+from fsl_async.roles.sync.norm_guard import MEMORY, GuardRules, Held, NormGuard
 
 
 def key(client, sequence=1, base=0):
@@ -18,7 +18,7 @@ def key(client, sequence=1, base=0):
 
 
 def screen(norms=(), tokens=(), **rules):
-    made = Screen(GuardRules(**{"least": 3, **rules}))
+    made = NormGuard(GuardRules(**{"least": 3, **rules}))
     made.recovered(norms, tokens, ())
     return made
 
@@ -257,7 +257,7 @@ def test_a_rule_that_needs_more_clients_waits(make_server, look):
     server.fire()
     server.store(key("a"))
     server.store(key("b"))
-    effects = server.feed(ev.CallSkipped("c", 0, "nothing trained"))
+    effects = server.feed(ev.RoundSkipped("c", 0, "nothing trained"))
     assert not look.only(effects, do.Commit)
     assert "trimmed needs deltas of 3 clients, there are 2" in look.notes(effects)
     server.fire()

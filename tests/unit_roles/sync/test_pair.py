@@ -20,12 +20,12 @@ from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync import messages as msg
 from fsl_async.roles.sync.client import SERVER, ClientMachine, ClientRules
 from fsl_async.roles.sync.events import DeltaKey
-from fsl_async.roles.sync.ps import ServerMachine, ServerRules
+from fsl_async.roles.sync.ps import ParameterServerMachine, ParameterServerRules
 from fsl_async.roles.sync.weighting import TokensWeighting
 
 TO_CLIENT = {
     msg.Publish: lambda m: ev.PublishAsked(),
-    msg.Call: lambda m: ev.SyncCalled(m.round, m.last),
+    msg.Call: lambda m: ev.RoundCalled(m.round, m.last),
     msg.Accepted: lambda m: ev.DeltaAcknowledged(DeltaKey.parse(m.key)),
     msg.Declined: lambda m: ev.DeltaRefused(DeltaKey.parse(m.key), m.code, m.text),
     msg.Announce: lambda m: ev.VersionAnnounced(m.version, m.digest),
@@ -34,7 +34,7 @@ TO_CLIENT = {
 TO_SERVER = {
     msg.Fetch: lambda n, m: ev.FetchAsked(n, m.version, m.digest),
     msg.Holding: lambda n, m: ev.VersionHeld(n, m.version, m.digest),
-    msg.Skip: lambda n, m: ev.CallSkipped(n, m.round, m.reason),
+    msg.Skip: lambda n, m: ev.RoundSkipped(n, m.round, m.reason),
 }
 
 
@@ -96,8 +96,8 @@ class World:
         self.now = when
 
     def launch_server(self):
-        rules = ServerRules(every_s=20.0, drain_s=15.0, max_staleness=2)
-        self.server = Process("ps", ServerMachine(rules, TokensWeighting(), "run"))
+        rules = ParameterServerRules(every_s=20.0, drain_s=15.0, max_staleness=2)
+        self.server = Process("ps", ParameterServerMachine(rules, TokensWeighting(), "run"))
         self.accumulated = set()
         settled = dict.fromkeys(self.merged, "merged")
         digests = dict(enumerate(self.digests))
@@ -145,7 +145,7 @@ class World:
     def notice(self, session):
         session.noticed = True
         if session.up:
-            self.feed(session.client, ev.ServerLost("cut"))
+            self.feed(session.client, ev.SessionLost("cut"))
 
     def left(self, session, event):
         current = self.sessions.get(event.peer)
@@ -203,16 +203,16 @@ class World:
             case do.Admit() if session:
                 self.job(server, lambda: self.welcome(session))
             case do.Refuse(_, code, text) if session:
-                self.deliver(session, client, ev.ServerRefused(code, text))
+                self.deliver(session, client, ev.HelloRefused(code, text))
                 self.drop(session)
-            case do.Tell(_, message) if session and session.up:
+            case do.Send(_, message) if session and session.up:
                 if isinstance(message, msg.Accepted):
                     key = DeltaKey.parse(message.key)
                     assert key in self.pending or key in self.merged, "acknowledged and not booked"
                 self.deliver(session, client, TO_CLIENT[type(message)](message))
             case do.DeclineStream(_, stream, reason) if session:
                 self.deliver(session, client, ev.StreamLost(SERVER, stream, reason))
-            case do.Serve(_, kind, version) if session:
+            case do.SendVersion(_, kind, version) if session:
                 offered = ev.FetchOffered(f"{kind}:{version}", kind, version, 1)
                 self.deliver(session, client, offered)
             case do.ReceiveInitial(_, stream) if session:
@@ -224,8 +224,8 @@ class World:
                 self.transfer(session, server, stream, store)
             case do.Accumulate(key, _):
                 self.job(server, lambda: self.accumulate(key))
-            case do.LookAtTransfers():
-                self.feed(server, ev.TransfersSeen(()))
+            case do.CheckTransfers():
+                self.feed(server, ev.TransfersChecked(()))
             case do.Commit(version, merged, _):
                 digest = f"{self.digests[-1]}+{version}" if len(self.digests) == version else ""
                 self.job(server, lambda: self.commit(version, merged, digest))
@@ -269,7 +269,7 @@ class World:
         if session is not None and (not session.open or session.client is not client):
             session = None
         match effect:
-            case do.Tell(_, message) if session:
+            case do.Send(_, message) if session:
                 self.deliver(session, server, TO_SERVER[type(message)](name, message))
             case do.SendManifest() if session:
                 self.deliver(session, server, ev.ModelAttached(name, "f", 1, None))
@@ -298,8 +298,8 @@ class World:
                 assert client.held_since is not None, "nobody is held"
                 client.trained_since += self.now - client.held_since
                 client.held_since = None
-            case do.LookAtTransfers():
-                self.feed(client, ev.TransfersSeen(()))
+            case do.CheckTransfers():
+                self.feed(client, ev.TransfersChecked(()))
             case do.Rebase():
                 self.at(client, self.chance.uniform(0, 2), self.rebase, client)
             case do.EndTraining():

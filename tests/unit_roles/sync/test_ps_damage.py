@@ -24,7 +24,7 @@ def test_damage_beyond_repair_ends_this_process_and_not_the_run(make_server, loo
 
 def test_a_repair_is_told(make_server):
     """A disk that begins to fail should be replaced."""
-    (note,) = make_server().feed(ev.DamageMended("version 3 was damaged"))
+    (note,) = make_server().feed(ev.DamageRepaired("version 3 was damaged"))
     assert (note.text, note.level, note.facts) == (
         "version 3 was damaged",
         "warning",

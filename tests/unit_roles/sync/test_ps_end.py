@@ -149,7 +149,7 @@ def test_a_last_round_that_nobody_answers_is_not_the_last(make_server, look):
     server = make_server(limit_rounds=1, every_s=100.0)
     server.begin("a")
     server.fire()
-    assert look.only(server.feed(ev.CallSkipped("a", 0, "nothing")), do.Finish) == []
+    assert look.only(server.feed(ev.RoundSkipped("a", 0, "nothing")), do.Finish) == []
     assert look.said(server.fire()) == [msg.Call(0, last=True)]
     assert look.only(server.offer(key("a")), do.ReceiveDelta)
 
@@ -280,7 +280,7 @@ def test_a_member_that_leaves_ends_the_wait(server, look):
     server.committed(1)
     server.hold("a", 1)
     assert look.said(server.left("b"), "a") == [msg.Call(1, last=True)]
-    assert look.only(server.feed(ev.CallSkipped("a", 1, "nothing")), do.Finish)
+    assert look.only(server.feed(ev.RoundSkipped("a", 1, "nothing")), do.Finish)
 
 
 def test_a_hello_that_ends_the_last_round(server, look):
@@ -313,7 +313,7 @@ def test_recovery_with_pending_deltas(make_server, look):
     assert look.said(server.offer(key("c", 2, 1)))[0].code == "quarantined"
     server.fire()
     for name in "abc":
-        effects = server.feed(ev.CallSkipped(name, 2, "nothing"))
+        effects = server.feed(ev.RoundSkipped(name, 2, "nothing"))
     (commit,) = look.only(effects, do.Commit)
     assert [one.key for one in commit.merged] == [key("a", 3, 1)]
     server.committed(3)

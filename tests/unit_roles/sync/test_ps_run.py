@@ -25,7 +25,7 @@ def test_first_client_publishes_second_fetches(server, look):
     assert server.feed(ev.FetchAsked("b", -1, "")) == [], "there is nothing to fetch yet"
     effects = server.committed(0)
     assert look.said(effects, "a") == look.said(effects, "b") == [msg.Announce(0, "d0")]
-    assert server.feed(ev.FetchAsked("b", -1, "")) == [do.Serve("b", "full", 0)]
+    assert server.feed(ev.FetchAsked("b", -1, "")) == [do.SendVersion("b", "full", 0)]
     late = server.feed(ev.InitialOffered("b", "s"))
     assert look.said(late, "b") == [msg.Announce(0, "d0")], "its weights are not the run's"
     assert look.said(server.join("c")) == [msg.Announce(0, "d0")]
@@ -64,7 +64,7 @@ def test_initial_weights_that_cannot_be_written(make_server, look):
     assert look.said(server.fire(), "b") == [msg.Publish()]
     server.feed(ev.StreamLost("b", "initial:b/1", "broken"))
     assert look.said(server.fire(), "a") == [msg.Publish()]
-    assert look.only(server.feed(ev.StreamLost("b", "x", "y")), do.Tell) == []
+    assert look.only(server.feed(ev.StreamLost("b", "x", "y")), do.Send) == []
     assert look.said(server.left("a"), "c") == [msg.Publish()]
     server.feed(ev.StreamLost("c", "initial:c/1", "broken"))
     server.left("b")
@@ -95,8 +95,8 @@ def test_timer_calls_and_all_answer(server, look):
     effects = server.store(key("a"), after_s=5.0)
     assert look.said(effects) == [msg.Accepted("a/1/0/1")]
     assert look.only(effects, do.Accumulate) == [do.Accumulate(key("a"), 8.0)]
-    assert server.feed(ev.CallSkipped("b", 7, "of another round")) == []
-    effects = server.feed(ev.CallSkipped("b", 0, "nothing"))
+    assert server.feed(ev.RoundSkipped("b", 7, "of another round")) == []
+    effects = server.feed(ev.RoundSkipped("b", 0, "nothing"))
     assert "1 of 2 called clients sent a delta, all have answered" in look.notes(effects)
     (commit,) = look.only(effects, do.Commit)
     assert (commit.version, [one.key for one in commit.merged]) == (1, [key("a")])
@@ -121,7 +121,7 @@ def test_the_weight_that_an_offer_is_received_with_is_the_one_it_is_merged_with(
         assert found == said
         assert found[fresh] == 8.0
         assert found[late] == 8.0 * (1 + age) ** -0.5
-        assert look.only(server.feed(ev.CallSkipped("c", version, "nothing")), do.Commit)
+        assert look.only(server.feed(ev.RoundSkipped("c", version, "nothing")), do.Commit)
         (soon,) = look.only(server.offer(key("c", version, version)), do.ReceiveDelta)
         assert soon.weight == 8.0 * 2**-0.5, "while a merge is under way the next one is meant"
         server.committed(version + 1)
@@ -218,7 +218,7 @@ def test_everybody_leaves_and_everybody_skips(server, look):
     assert "closes without a new version" in look.notes(server.left("a"))
     server.join("a", 2)
     server.fire()
-    effects = server.feed(ev.CallSkipped("a", 0, "nothing"))
+    effects = server.feed(ev.RoundSkipped("a", 0, "nothing"))
     assert look.only(effects, do.Commit) == []
     assert (server.machine.phase, server.machine.next_deadline()) == (Phase.READY, 1800.0)
 
@@ -228,7 +228,7 @@ def test_stays_open_without_quorum_and_recalls_those_who_had_nothing(make_server
     server = make_server(every_s=100.0)
     server.begin("a", "hung", "hung2")
     server.fire()
-    server.feed(ev.CallSkipped("a", 0, "nothing"))
+    server.feed(ev.RoundSkipped("a", 0, "nothing"))
     effects = server.fire()
     assert server.now == 195.0
     assert "round 0 stays open: 0 of 3 called clients sent a delta, 2 needed" in look.notes(effects)
@@ -302,9 +302,9 @@ def test_open_round_does_not_call_in_a_loop(make_server, look):
     server = make_server(every_s=100.0)
     server.begin("a", "hung", "hung2")
     server.fire()
-    server.feed(ev.CallSkipped("a", 0, "nothing"))
+    server.feed(ev.RoundSkipped("a", 0, "nothing"))
     assert look.said(server.fire()) == [msg.Call(0)]
-    assert look.said(server.feed(ev.CallSkipped("a", 0, "nothing"))) == []
+    assert look.said(server.feed(ev.RoundSkipped("a", 0, "nothing"))) == []
     assert server.machine.next_deadline() == 295.0
     assert look.said(server.fire()) == [msg.Call(0)]
 
@@ -320,7 +320,7 @@ def test_late_delta_is_merged_with_its_staleness(server, look):
     assert look.said(effects) == [msg.Accepted("b/1/0/1")]
     server.fire()
     server.store(key("a", 2, 1))
-    (commit,) = look.only(server.feed(ev.CallSkipped("b", 1, "nothing")), do.Commit)
+    (commit,) = look.only(server.feed(ev.RoundSkipped("b", 1, "nothing")), do.Commit)
     assert {one.key.client: one.staleness for one in commit.merged} == {"a": 0, "b": 1}
 
 
@@ -386,7 +386,7 @@ def test_a_delta_of_a_client_that_left_counts_all_the_same(server, look):
     effects = server.store(key("a"))
     assert look.said(effects) == []
     assert len(look.only(effects, do.Accumulate)) == 1
-    effects = server.feed(ev.CallSkipped("b", 0, "nothing"))
+    effects = server.feed(ev.RoundSkipped("b", 0, "nothing"))
     assert len(look.only(effects, do.Commit)) == 1
 
 
@@ -439,10 +439,12 @@ def test_updates_for_neighbours_full_versions_for_the_others(make_server, look):
     def asked(version, digest):
         return server.feed(ev.FetchAsked("a", version, digest))
 
-    assert asked(2, "d2") == [do.Serve("a", "update", 3)]
-    assert asked(1, "d1") == [do.Serve("a", "update", 2)]
-    assert asked(0, "d0") == [do.Serve("a", "update", 1)], "the shell sends 3 whole where 1 is gone"
-    assert asked(2, "alien") == asked(9, "d9") == [do.Serve("a", "full", 3)]
+    assert asked(2, "d2") == [do.SendVersion("a", "update", 3)]
+    assert asked(1, "d1") == [do.SendVersion("a", "update", 2)]
+    assert asked(0, "d0") == [do.SendVersion("a", "update", 1)], (
+        "the shell sends 3 whole where 1 is gone"
+    )
+    assert asked(2, "alien") == asked(9, "d9") == [do.SendVersion("a", "full", 3)]
     assert look.said(asked(3, "d3")) == [msg.Announce(3, "d3")]
     assert server.feed(ev.FetchAsked("stranger", 2, "d2")) == []
 
@@ -451,7 +453,7 @@ def test_a_digest_that_differs_is_answered_with_the_whole_version(server, look):
     """All who hold a version must hold the same bits."""
     server.begin("a")
     effects = server.hold("a", 0, "other")
-    assert look.only(effects, do.Serve) == [do.Serve("a", "full", 0)]
+    assert look.only(effects, do.SendVersion) == [do.SendVersion("a", "full", 0)]
     assert "computed digest other for version 0, which has d0" in look.notes(effects)
     assert server.hold("stranger", 0) == []
     assert server.hold("a", 77) == [], "nothing is known of that version"
@@ -474,14 +476,14 @@ def test_another_model_is_rejected_and_not_waited_for(server, look):
     assert (reject.code, "head.weight" in reject.text) == ("model", True)
     assert "b" not in server.machine.members
     assert len(look.only(effects, do.Commit)) == 1
-    assert look.only(server.attach("b"), do.Dismiss)[0].peer == "b"
+    assert look.only(server.attach("b"), do.EndSession)[0].peer == "b"
 
 
 def test_what_changes_no_decision(server):
     """Beats and served bytes are for the journal."""
     server.begin("a")
-    assert server.feed(ev.BeatHeard("a", {})) == []
-    assert server.feed(ev.Served("a", "full", 0, 1)) == []
+    assert server.feed(ev.HeartbeatReceived("a", {})) == []
+    assert server.feed(ev.VersionSent("a", "full", 0, 1)) == []
     assert server.feed(ev.TimerFired()) == []
 
 

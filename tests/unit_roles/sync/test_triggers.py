@@ -18,7 +18,7 @@ def begin(server, *names):
     """Clients with the shards 0, 1, ... in this order join, and version 0 is the first one's."""
     for shard, name in enumerate(names):
         server.hello(name)
-        server.feed(ev.ShardBooked(name, shard))
+        server.feed(ev.ShardAssigned(name, shard))
         server.attach(name)
     server.feed(ev.InitialOffered(names[0], f"initial:{names[0]}/1"))
     server.committed(0)
@@ -32,7 +32,7 @@ def called(effects):
     return [
         (effect.peer, effect.message.round)
         for effect in effects
-        if isinstance(effect, do.Tell) and isinstance(effect.message, msg.Turn)
+        if isinstance(effect, do.Send) and isinstance(effect.message, msg.Turn)
     ]
 
 
@@ -84,7 +84,7 @@ def test_the_first_round_waits_for_enough(run, look, trigger):
     assert "no round: 1 client is here, 2 are needed" in look.notes(effects)
     assert server.machine.next_deadline() is None
     server.hello("b")
-    server.feed(ev.ShardBooked("b", 1))
+    server.feed(ev.ShardAssigned("b", 1))
     server.attach("b")
     assert server.machine.next_deadline() is None
     server.hold("b", 0)
@@ -110,7 +110,7 @@ def test_the_same_life_is_called_again(run, look):
     server.fire()
     server.left("a")
     server.hello("a")
-    server.feed(ev.ShardBooked("a", 0))
+    server.feed(ev.ShardAssigned("a", 0))
     assert look.said(server.attach("a"))[-1] == msg.Turn(0)
 
 
@@ -141,7 +141,7 @@ def test_those_who_had_nothing_are_called_again(run, look):
     """When a round stays open, and not in a loop."""
     server = run("rounds", "a", "b")
     server.fire()
-    assert look.said(server.feed(ev.CallSkipped("a", 0, "nothing"))) == []
+    assert look.said(server.feed(ev.RoundSkipped("a", 0, "nothing"))) == []
     assert called(server.fire()) == [("a", 0)]
 
 
@@ -172,7 +172,7 @@ def test_a_shard_that_is_not_known_comes_last(run):
     """Rather than in the way of those whose place is known."""
     server = run("turns", "z", "y")
     server.join("a")
-    server.feed(ev.ShardBooked("stranger", 7))
+    server.feed(ev.ShardAssigned("stranger", 7))
     server.fire()
     server.store(key("z"))
     server.store(key("y"))
@@ -190,7 +190,7 @@ def recover(make_server, trigger, pending=(), settled=(), version=1):
     server.recover(version, f"d{version}", digests=digests, pending=waiting, settled=merged)
     for shard, name in enumerate("abc"):
         server.hello(name, 5)
-        server.feed(ev.ShardBooked(name, shard))
+        server.feed(ev.ShardAssigned(name, shard))
         server.attach(name)
         server.hold(name, version)
     return server
@@ -232,7 +232,7 @@ def test_the_relay_goes_round(run):
             server.left("b")
             assert called(server.fire()) == [("c", 1)]
             server.join("b", 2)
-            server.feed(ev.ShardBooked("b", 1))
+            server.feed(ev.ShardAssigned("b", 1))
             order.append("c")
             name = "c"
         incarnation = server.machine.members[name].incarnation
@@ -262,8 +262,8 @@ def test_whole_versions_in_a_relay(run):
         server.fire()
         server.store(key("a", version + 1, version))
         server.committed(version + 1)
-    assert server.feed(ev.FetchAsked("a", 2, "d2")) == [do.Serve("a", "update", 3)]
-    assert server.feed(ev.FetchAsked("a", 1, "d1")) == [do.Serve("a", "full", 3)]
+    assert server.feed(ev.FetchAsked("a", 2, "d2")) == [do.SendVersion("a", "update", 3)]
+    assert server.feed(ev.FetchAsked("a", 1, "d1")) == [do.SendVersion("a", "full", 3)]
 
 
 @pytest.mark.parametrize("trigger", ["rounds", "turns", "relay"])
@@ -359,21 +359,24 @@ def test_names():
 def test_an_answer_about_transfers_that_nobody_waits_for(run, look):
     """It may come after what it was asked for: no round is dismissed, and none is called, because of it."""
     server = run("rounds", "a")
-    assert server.feed(ev.TransfersSeen(())) == []
+    assert server.feed(ev.TransfersChecked(())) == []
     server.fire()
     server.store(key("a"))
     server.feed(ev.DrainAsked("Ctrl-C"))
     assert server.machine.phase is Phase.MERGING
-    assert server.feed(ev.TransfersSeen(())) == []
+    assert server.feed(ev.TransfersChecked(())) == []
 
 
 def served(effects):
     """What is sent to whom, in order, with the announcements."""
     return [
-        (effect.peer, effect.version if isinstance(effect, do.Serve) else effect.message.version)
+        (
+            effect.peer,
+            effect.version if isinstance(effect, do.SendVersion) else effect.message.version,
+        )
         for effect in effects
-        if isinstance(effect, do.Serve)
-        or (isinstance(effect, do.Tell) and isinstance(effect.message, msg.Announce))
+        if isinstance(effect, do.SendVersion)
+        or (isinstance(effect, do.Send) and isinstance(effect.message, msg.Announce))
     ]
 
 
@@ -393,10 +396,10 @@ def test_a_version_is_sent_with_its_announcement_once(run):
     server.attach("late")
     assert served(server.committed(2)) == [("a", 2), ("a", 2), ("b", 2), ("b", 2), ("late", 2)]
     assert server.feed(ev.FetchAsked("a", 1, "d1")) == [], "it is on its way"
-    again = [do.Serve("a", "update", 2)]
+    again = [do.SendVersion("a", "update", 2)]
     assert server.feed(ev.FetchAsked("a", 1, "d1")) == again, "asked a second time it is wanted"
-    assert server.feed(ev.FetchAsked("late", -1, "")) == [do.Serve("late", "full", 2)]
-    assert server.feed(ev.FetchAsked("b", 1, "alien")) == [do.Serve("b", "full", 2)]
+    assert server.feed(ev.FetchAsked("late", -1, "")) == [do.SendVersion("late", "full", 2)]
+    assert server.feed(ev.FetchAsked("b", 1, "alien")) == [do.SendVersion("b", "full", 2)]
 
 
 @pytest.mark.parametrize("how", ["declined", "held", "new session"])
@@ -407,14 +410,14 @@ def test_a_question_after_it_is_an_honest_one(run, how):
     server.store(DeltaKey("a", 1, 0, 1))
     server.committed(1)
     if how == "declined":
-        server.feed(ev.ServeFailed("a", 1))
+        server.feed(ev.SendVersionFailed("a", 1))
     elif how == "held":
         server.hold("a", 1, "other")  # is answered with the whole version
         server.hold("a", 1)
     else:
         server.hello("a")
         server.attach("a")
-    assert server.feed(ev.FetchAsked("a", 0, "d0")) == [do.Serve("a", "update", 1)]
+    assert server.feed(ev.FetchAsked("a", 0, "d0")) == [do.SendVersion("a", "update", 1)]
 
 
 def test_in_a_relay_it_is_sent_whole_to_whose_turn_it_is(run):
@@ -425,5 +428,5 @@ def test_in_a_relay_it_is_sent_whole_to_whose_turn_it_is(run):
     server.committed(1)
     effects = server.fire()
     assert called(effects) == [("b", 1)]
-    assert [e for e in effects if isinstance(e, do.Serve)] == [do.Serve("b", "full", 1)]
+    assert [e for e in effects if isinstance(e, do.SendVersion)] == [do.SendVersion("b", "full", 1)]
     assert server.feed(ev.FetchAsked("b", 0, "d0")) == []

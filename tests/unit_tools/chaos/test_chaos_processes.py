@@ -19,11 +19,11 @@ from fsl_async.commands import chaos as chaos_command
 from fsl_async.errors import UsageError
 from fsl_async.process import stopper
 from fsl_async.tools.chaos import fault_log as truth
-from fsl_async.tools.chaos.fault_log import FILE, TruthLog, read
+from fsl_async.tools.chaos.fault_log import FILE, FaultLog, read
 from fsl_async.tools.chaos.links import FileLink, link_of
 from fsl_async.tools.chaos.proxy import CutLink
 from fsl_async.tools.chaos.schedule import KINDS, Fault, Storm
-from fsl_async.tools.chaos.storm import Storming
+from fsl_async.tools.chaos.storm import StormRunner
 from fsl_async.tools.chaos.targets import VALUED, Held, Node, Run, nodes
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are found in /proc")
@@ -217,7 +217,7 @@ def test_where_the_server_listens_when_its_start_is_in_an_older_segment(tmp_path
 
 def storming(run, faults, monkeypatch, **options):
     monkeypatch.setattr(Storm, "faults", lambda self, seconds: faults)
-    return Storming(run, Storm(3600.0, KINDS), TruthLog(run.run_dir / FILE), **options)
+    return StormRunner(run, Storm(3600.0, KINDS), FaultLog(run.run_dir / FILE), **options)
 
 
 def test_each_fault_is_written_before_it_is_done_and_taken_back(run, process, monkeypatch):
@@ -308,14 +308,14 @@ def test_all_go_on_although_the_disk_is_full(run, process, monkeypatch):
     victims = [process(*client(run, name)) for name in ("a", "b")]
     until(lambda: len(nodes(run)) == 2)
     one = storming(run, [Fault(0.0, "stop", 60.0, 0.0), Fault(0.0, "stop", 60.0, 0.0)], monkeypatch)
-    write = TruthLog.write
+    write = FaultLog.write
 
     def full(self, what, **facts):
         if what == "end":
             raise OSError(28, "No space left on device")
         write(self, what, **facts)
 
-    monkeypatch.setattr(TruthLog, "write", full)
+    monkeypatch.setattr(FaultLog, "write", full)
     with pytest.raises(OSError, match="No space left"):
         one.play(20.0, lambda: all(state(victim) == "T" for victim in victims))
     until(lambda: all(state(victim) != "T" for victim in victims))
@@ -343,7 +343,7 @@ def test_a_torn_line_takes_no_other_with_it(tmp_path, monkeypatch):
     """A storm that was killed as it wrote, or a disk that took a part: the next storm's lines are lines, and are read."""
     path, write = tmp_path / FILE, os.write
     path.write_text('{"t": 1.0, "what": "storm"}\n{"t": 2.0, "what": "beg')
-    log = TruthLog(path)
+    log = FaultLog(path)
     log.write("storm", seed=1)
     room = [20]
 

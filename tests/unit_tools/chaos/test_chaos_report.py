@@ -26,7 +26,7 @@ def event(t, kind, peer, **more):
 
 def call(t, number):
     message = {"type": "Call", "round": number}
-    return {"t": t, "kind": "effect", "type": "Tell", "peer": "a", "message": message}
+    return {"t": t, "kind": "effect", "type": "Send", "peer": "a", "message": message}
 
 
 def storm(*lines, start=100.0, over=200.0):
@@ -63,7 +63,7 @@ JOURNAL = [
     event(147.0, "ClientLeft", "d", reason="expired"),
     event(155.5, "ClientHello", "d", version=4),
     event(156.0, "VersionHeld", "d", version=5),
-    event(170.0, "BeatHeard", "c"),
+    event(170.0, "HeartbeatReceived", "c"),
     event(170.5, "VersionHeld", "c", version=5),
     {"t": 199.0, "type": "Traffic", "kind": "note", "coded": {"x": 9000}, "sockets": {"up": 11500}},
 ]

@@ -12,7 +12,7 @@ from fsl_async.learn.split import lockstep, samples, task
 from fsl_async.learn.split.server import ServerSettings
 from fsl_async.process.stopper import Stopper
 from fsl_async.tools.compare.choices import Choices
-from fsl_async.tools.compare.comparison import Contest
+from fsl_async.tools.compare.comparison import Comparison
 from fsl_async.tools.compare.outcome import Outcome, Point
 from fsl_async.tools.compare.places import Loopback, net_of
 from fsl_async.tools.compare.plot import check_plot, draw
@@ -45,7 +45,7 @@ def choices_for(images, *methods, **more):
 
 def run(choices, folder, said=None):
     say = (lambda _: None) if said is None else said.append
-    contest = Contest(choices, folder, Loopback, say=say, stop=Stopper())
+    contest = Comparison(choices, folder, Loopback, say=say, stop=Stopper())
     return [contest.run(method) for method in choices.methods]
 
 
@@ -75,10 +75,10 @@ def early(monkeypatch):
     for kind in (fsl_transport.ListenerEndpoint, fsl_transport.DialerEndpoint):
 
         def offer(  # noqa: PLR0917 - that of the endpoint
-            self, peer, stream_id, meta, source, early_bytes=0, *, before=kind.offer
+            self, peer, stream_id, meta, source, eager_bytes=0, *, before=kind.offer
         ):
-            found.append((stream_id.partition(":")[0], early_bytes))
-            before(self, peer, stream_id, meta, source, early_bytes)
+            found.append((stream_id.partition(":")[0], eager_bytes))
+            before(self, peer, stream_id, meta, source, eager_bytes)
 
         monkeypatch.setattr(kind, "offer", offer)
     return found

@@ -9,7 +9,7 @@ from click.testing import CliRunner
 from fsl_async.commands import sim as sim_command
 from fsl_async.roles.sync.client import ClientMachine
 from fsl_async.roles.sync.deltas import DeltaBook
-from fsl_async.roles.sync.ps import ServerMachine
+from fsl_async.roles.sync.ps import ParameterServerMachine
 from fsl_async.tools.sim.counting import CountingLearner, CountingStore
 from fsl_async.tools.sim.simulation import Simulation, SimulationSettings
 
@@ -97,7 +97,9 @@ def test_the_end_can_fail(monkeypatch, without):
         monkeypatch.setattr(CountingLearner, "request_snapshot", deaf)
     else:
         over = lambda self, now: self._finish()  # noqa: E731
-        monkeypatch.setattr(ServerMachine, "_call", skip_last(ServerMachine._call, over))
+        monkeypatch.setattr(
+            ParameterServerMachine, "_call", skip_last(ParameterServerMachine._call, over)
+        )
     simulation = simulate(hours=1.0, faults="none")
     assert simulation.truth.violations or simulation.truth.tokens_unsent > 0
 

@@ -12,7 +12,7 @@ from fsl_async.roles.split.client import SplitClientMachine
 from fsl_async.roles.split.methods import METHODS, SplitRules
 from fsl_async.roles.split.peers import Peer
 from fsl_async.roles.split.server import SplitServerMachine
-from fsl_async.roles.split.shutdown import SplitEnding
+from fsl_async.roles.split.shutdown import SplitShutdown
 from fsl_async.tools.sim import simulation as module
 from fsl_async.tools.sim.faults import FaultProfile
 from fsl_async.tools.sim.simulation import SimulationSettings
@@ -210,13 +210,13 @@ def _decline_without_a_line(monkeypatch):
 
     def decline(self, peer, key, answer):
         effects = original(self, peer, key, answer)
-        return [each for each in effects if type(each).__name__ != "BookUpload"]
+        return [each for each in effects if type(each).__name__ != "RecordUpload"]
 
     monkeypatch.setattr(SplitServerMachine, "_decline", decline)
 
 
 def _end_the_run_when_asked(monkeypatch):
-    monkeypatch.setattr(SplitEnding, "leaves", False)
+    monkeypatch.setattr(SplitShutdown, "leaves", False)
 
 
 def _leave_without_a_checkpoint(monkeypatch):

@@ -440,15 +440,15 @@ def test_lossy_bulk_lane(seed, sizes, loss, window, unwritten):
 
 def began_early(*sizes):
     """A sender that sent chunks of so many bytes on its own account, and reads the next one."""
-    early = SendStream(1, 9, 1000)
-    early.begin_early(20)
+    eager = SendStream(1, 9, 1000)
+    eager.begin_eager(20)
     for size in sizes:
-        _, serial = early.next_read()
-        early.delivered(serial, bytes(size))
-        assert early.take() is not None
-    reading = early.next_read()  # one ahead, as always
-    assert not early.is_accepted
-    return early, reading
+        _, serial = eager.next_read()
+        eager.delivered(serial, bytes(size))
+        assert eager.take() is not None
+    reading = eager.next_read()  # one ahead, as always
+    assert not eager.is_accepted
+    return eager, reading
 
 
 def test_a_sender_that_began_early_is_like_any_other_once_it_is_accepted():
@@ -472,34 +472,34 @@ def test_a_sender_that_began_early_is_like_any_other_once_it_is_accepted():
         )
 
     for first in (2, 3):
-        early, reading = began_early(8, 9)
-        told = story(early, first, reading if first == 2 else None)
+        eager, reading = began_early(8, 9)
+        told = story(eager, first, reading if first == 2 else None)
         assert told == story(SendStream(1, 9, 1000), first)
-        assert early.is_accepted
+        assert eager.is_accepted
 
 
 @pytest.mark.parametrize(("first", "sent"), [(0, 17), (1, 9), (2, 0)])
 def test_what_was_sent_early_and_is_wanted_is_not_sent_again(first, sent):
     """In the same round it might be cut otherwise by then, and pieces that overlap are an error."""
-    early, (index, serial) = began_early(8, 9)
-    early.accept(0, first, 0, 100)
-    assert early.next_read() is None, "it reads already"
-    early.delivered(serial, bytes(5))
-    assert early.take() == (index, bytes(5)) == (2, bytes(5))
-    assert early.credit.left == 100 - sent - 5
-    early.grant(100, 3)
-    assert early._written == early._place == sent + 5
-    early.accept(1, 3, sent + 5, 200)
-    assert early.credit.left == 200 - sent - 5
+    eager, (index, serial) = began_early(8, 9)
+    eager.accept(0, first, 0, 100)
+    assert eager.next_read() is None, "it reads already"
+    eager.delivered(serial, bytes(5))
+    assert eager.take() == (index, bytes(5)) == (2, bytes(5))
+    assert eager.credit.left == 100 - sent - 5
+    eager.grant(100, 3)
+    assert eager._written == eager._place == sent + 5
+    eager.accept(1, 3, sent + 5, 200)
+    assert eager.credit.left == 200 - sent - 5
 
 
 def test_nothing_but_accept_answers_an_early_sender():
     """CREDIT and resumes are for streams that were accepted."""
-    early = SendStream(1, 9, 1000)
-    early.begin_early(20)
+    eager = SendStream(1, 9, 1000)
+    eager.begin_eager(20)
     with pytest.raises(PeerError):
-        early.grant(50, 0)
+        eager.grant(50, 0)
     with pytest.raises(PeerError):
-        early.accept(1, 0, 0, 50)
+        eager.accept(1, 0, 0, 50)
     with pytest.raises(PeerError):
-        early.accept(0, 10, 0, 50)
+        eager.accept(0, 10, 0, 50)

@@ -10,7 +10,7 @@ from fsl_transport.bulk.congestion_window import (
     LEAST_GAIN,
     MOST_GAIN,
     SEEK_EVERY_S,
-    LineWindow,
+    CongestionWindow,
 )
 from fsl_transport.bulk.parallelism import Trial
 
@@ -94,7 +94,7 @@ def taken(line, count, *, now, took_s, size=1 << 20, waits=False, held_up=False)
 
 def test_the_gain_grows_while_losses_and_not_a_queue_hold_it_up():
     """Pieces that wait for a lost one fill the window, and not the line."""
-    line = LineWindow(1 << 30)
+    line = CongestionWindow(1 << 30)
     now = taken(line, 10, now=1.0, took_s=0.1)
     assert line.gain == FILLING_GAIN
     now = taken(line, 10, now=now, took_s=0.1, waits=True)
@@ -109,7 +109,7 @@ def test_the_gain_grows_while_losses_and_not_a_queue_hold_it_up():
 
 def test_what_the_line_needs_is_without_allowances():
     """For a receiver's credit: what waits in this process, and how large a piece is, has nothing to do with the line."""
-    line = LineWindow(1 << 30)
+    line = CongestionWindow(1 << 30)
     assert line.needs == FIRST_WINDOW_BYTES
     now = taken(line, 1, now=1.0, took_s=0.1)
     product = line.rate * line.round_trip_s
@@ -126,7 +126,7 @@ def test_what_the_line_needs_is_without_allowances():
 
 def test_what_a_loss_held_up_is_no_speed():
     """It comes in a burst when the hole is filled, and a window made of that would flood the line."""
-    line = LineWindow(1 << 30)
+    line = CongestionWindow(1 << 30)
     now = taken(line, 10, now=1.0, took_s=0.1)
     rate, window = line.rate, line.window
     for _ in range(20):
@@ -143,7 +143,7 @@ def test_what_a_loss_held_up_is_no_speed():
 
 def test_a_base_that_is_old_is_sought_anew():
     """A line may get longer, and a queue of our own looks as if it had."""
-    line = LineWindow(1 << 30)
+    line = CongestionWindow(1 << 30)
     now = taken(line, 10, now=1.0, took_s=0.1)
     assert line.round_trip_s == pytest.approx(0.1)
     window, begun = line.window, now
@@ -158,7 +158,7 @@ def test_a_base_that_is_old_is_sought_anew():
 
 def test_an_empty_line_has_no_queue_to_look_behind():
     """Little is sent now and then: half a window would only hold it up. And the line may have got longer meanwhile, or shorter."""
-    line = LineWindow(1 << 30)
+    line = CongestionWindow(1 << 30)
     now = taken(line, 10, now=1.0, took_s=0.1)
     window = line.window
     for took_s in (0.2, 0.05):
@@ -176,7 +176,7 @@ def test_an_empty_line_has_no_queue_to_look_behind():
 def test_the_limit_holds_while_a_base_is_sought():
     """On a fast line half of what fills it is more than there may be."""
     limit = 4 << 20
-    line = LineWindow(limit)
+    line = CongestionWindow(limit)
     now = taken(line, 10, now=1.0, took_s=0.1, size=64 << 20)
     most, begun = 0, now
     while now < begun + 2 * SEEK_EVERY_S:

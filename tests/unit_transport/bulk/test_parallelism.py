@@ -8,7 +8,7 @@ from fsl_transport.bulk.parallelism import (
     FIRST_WAIT_S,
     LONG_FIRST,
     LONGEST_WAIT_S,
-    StripeCount,
+    Parallelism,
     Trial,
 )
 
@@ -19,7 +19,7 @@ def count_on(
     line, seconds, *, machine=None, limit=64, begun=0.0, idle=lambda now: False, round_trip_s=0.01, worth=1
 ):  # fmt: skip
     """Lets the machine choose on a line that brings ``line(stripes)`` bytes a second."""
-    machine = machine or StripeCount(1, limit)
+    machine = machine or Parallelism(1, limit)
     delivered, now, path = 0.0, begun, [machine.count]
     machine.forget_epoch()
     while now < begun + seconds:
@@ -58,14 +58,14 @@ def test_a_long_line_is_begun_with_several():
     assert path == [1], "what was found is begun with"
     machine, _ = count_on(lambda n: 1e6 * n, 3, limit=4, round_trip_s=0.09)
     assert machine.count == 4
-    machine = StripeCount(2 * LONG_FIRST, 64)
+    machine = Parallelism(2 * LONG_FIRST, 64)
     machine.feed(0.0, 0, open_count=2 * LONG_FIRST, round_trip_s=0.09, worth=1)
     assert machine.count == 2 * LONG_FIRST, "never fewer than were asked for"
 
 
 def test_a_long_line_is_begun_with_several_also_where_nothing_ever_waits():
     """A model of 64 KB at the end of each round never waits for a window, and over one connection it took three round trips."""
-    machine = StripeCount(1, 64)
+    machine = Parallelism(1, 64)
     assert not machine.begin(BEGIN_BYTES - 1, 0.09), "a process may be late with its first answers"
     assert not machine.begin(BEGIN_BYTES, 0.0), "nothing was answered so far"
     assert machine.begin(BEGIN_BYTES, 0.09)
@@ -73,7 +73,7 @@ def test_a_long_line_is_begun_with_several_also_where_nothing_ever_waits():
     assert not machine.begin(1 << 30, 0.09)
     _, path = count_on(lambda n: 1e6 * n, 2, machine=machine, round_trip_s=0.09, worth=40)
     assert path[:2] == [LONG_FIRST, 40], "it goes on growing"
-    short, few, fixed = StripeCount(1, 64), StripeCount(1, 4), StripeCount(2, 2)
+    short, few, fixed = Parallelism(1, 64), Parallelism(1, 4), Parallelism(2, 2)
     assert not short.begin(BEGIN_BYTES, 0.001)
     assert not short.begin(BEGIN_BYTES, 0.09), "it was short"
     assert few.begin(BEGIN_BYTES, 0.09)
@@ -92,11 +92,11 @@ def test_there_are_as_many_as_the_window_of_a_long_line_is_worth():
     assert path == [64, 32, 64], "then there is one, on its own account"
     _, path = count_on(lambda n: 1e6 * n, 6, round_trip_s=0.01, worth=100)
     assert path[:3] == [1, 2, 4], "a short line is tried out from below"
-    machine = StripeCount(1, 64)
+    machine = Parallelism(1, 64)
     assert machine.feed(0.0, 1, open_count=1, round_trip_s=0.05, worth=1)
     assert machine.feed(0.1, 1, open_count=16, round_trip_s=0.001, worth=64)
     assert (machine.count, machine.trial) == (1, Trial.HOLD), "the first answer was late"
-    machine = StripeCount(4, 64)
+    machine = Parallelism(4, 64)
     machine.feed(0.0, 1, open_count=4, round_trip_s=0.05, worth=1)
     machine.feed(0.1, 1, open_count=16, round_trip_s=0.001, worth=64)
     assert machine.count == 4, "never fewer than were asked for"
@@ -120,7 +120,7 @@ def test_a_line_that_was_taken_for_a_long_one_is_tried_out_from_below():
 
 def test_more_that_brings_less_is_a_failure_where_fewer_bring_more_again():
     """Where a router has too little processor time for small packets each trial with more costs; the line has not fallen."""
-    machine = StripeCount(16, 64)
+    machine = Parallelism(16, 64)
     machine._judge(357.0, 0.0)
     assert (machine.trial, machine.count) == (Trial.UP, 32)
     machine._judge(246.0, 1.0)
@@ -133,7 +133,7 @@ def test_more_that_brings_less_is_a_failure_where_fewer_bring_more_again():
 
 def test_a_doubt_is_of_the_trial_just_before():
     """What a trial brought an hour ago says nothing of now."""
-    machine = StripeCount(16, 64)
+    machine = Parallelism(16, 64)
     for rate, now in ((100.0, 0.0), (50.0, 1.0), (50.0, 2.0)):
         machine._judge(rate, now)
     assert (machine.trial, machine.count) == (Trial.UP, 32), "the line fell, and it goes on"
@@ -144,7 +144,7 @@ def test_a_doubt_is_of_the_trial_just_before():
 
 def test_a_line_on_which_each_connection_costs_is_left_to_one():
     """Also by who was begun with too many, and where twice as many bring only a tenth less."""
-    machine = StripeCount(1, 64)
+    machine = Parallelism(1, 64)
     machine.count = 16
     _, path = count_on(lambda n: 40e6 * 0.9 ** math.log2(n), 300, machine=machine)
     assert machine.count == 1
@@ -153,7 +153,7 @@ def test_a_line_on_which_each_connection_costs_is_left_to_one():
 
 def test_a_new_session_keeps_what_a_long_line_was_begun_with():
     """Its round trip is not known at first, which does not mean that it is short."""
-    machine = StripeCount(1, 64)
+    machine = Parallelism(1, 64)
     assert machine.begin(BEGIN_BYTES, 0.09)
     machine.forget_epoch()
     assert not machine.feed(10.0, 0, open_count=LONG_FIRST, round_trip_s=0.0, worth=1)
@@ -185,7 +185,7 @@ def test_so_has_one_that_brought_a_little_less_for_long():
 
 def test_a_session_s_doubt_ends_with_it():
     """What the next one measures is compared with what it measured."""
-    machine = StripeCount(16, 64)
+    machine = Parallelism(16, 64)
     machine._judge(100.0, 0.0)
     machine._judge(50.0, 1.0)
     machine.forget_epoch()
@@ -204,7 +204,7 @@ def test_a_short_line_that_was_taken_for_a_long_one_is_tried_out_at_once():
 def test_other_settings_bound_what_a_long_line_goes_back_to():
     """They come with a session's welcome."""
     for first, limit, back in ((1, 4, 1), (4, 64, 4)):
-        machine = StripeCount(8 if limit == 4 else 1, 64)
+        machine = Parallelism(8 if limit == 4 else 1, 64)
         machine.begin(BEGIN_BYTES, 0.09)
         machine.bound(first, limit)
         machine.feed(0.1, 1, open_count=16, round_trip_s=0.001, worth=64)
@@ -213,7 +213,7 @@ def test_other_settings_bound_what_a_long_line_goes_back_to():
 
 def test_a_line_that_fell_meanwhile_is_no_failure():
     """After its slow start a stream falls for seconds: trials against that must not put the search off ever longer."""
-    fell, same = StripeCount(1, 64), StripeCount(1, 64)
+    fell, same = Parallelism(1, 64), Parallelism(1, 64)
     for machine in (fell, same):
         machine._judge(10.0, 0.0)
         assert (machine.trial, machine.count) == (Trial.UP, 2)
@@ -235,7 +235,7 @@ def test_a_line_that_one_stream_fills_keeps_one():
 
 def test_fewer_are_tried_for_as_long_as_a_slow_start_lasts():
     """Half as many carry the same for some seconds, until losses have taken what their slow start gave them."""
-    machine = StripeCount(1, 64)
+    machine = Parallelism(1, 64)
     machine.count, machine.trial, machine._failures = 32, Trial.HOLD, 1
     now, path = 0.0, []
     for _ in range(40):
@@ -254,7 +254,7 @@ def test_fewer_are_tried_for_as_long_as_a_slow_start_lasts():
 
 def test_a_number_that_is_set_is_no_subject_of_trials():
     """Who says how many there are to be wants no others."""
-    _, path = count_on(lambda n: 25e6, 300, machine=StripeCount(8, 8), round_trip_s=0.09)
+    _, path = count_on(lambda n: 25e6, 300, machine=Parallelism(8, 8), round_trip_s=0.09)
     assert path == [8]
 
 
@@ -270,7 +270,7 @@ def test_other_settings_bound_what_was_found():
     assert path == [2]
     machine.bound(1, 8)
     assert count_on(lambda n: 1e6 * n, 20, machine=machine)[0].count == 8
-    machine = StripeCount(1, 64)
+    machine = Parallelism(1, 64)
     machine.bound(4, 64)
     assert machine.count == 4, "more at the beginning, with the same limit"
     machine.bound(1, 64)
@@ -279,7 +279,7 @@ def test_other_settings_bound_what_was_found():
 
 def test_a_line_that_one_connection_fills_for_a_year():
     """Each trial that fails makes the next wait longer; their number has no end."""
-    machine = StripeCount(2, 4)
+    machine = Parallelism(2, 4)
     for number in range(1, 1100):
         machine._hold(float(number))
         assert machine._next_at <= number + LONGEST_WAIT_S
@@ -291,7 +291,7 @@ def test_a_setting_bounds_the_number():
     machine, path = count_on(lambda n: 1e6 * n, 60, limit=6)
     assert max(path) == 6
     assert machine.count == 6
-    assert StripeCount(8, 4).count == 4
+    assert Parallelism(8, 4).count == 4
 
 
 def test_a_line_that_changed_is_found():
@@ -315,7 +315,7 @@ def test_nothing_is_learned_while_there_is_nothing_to_send():
 
 def test_trials_wait_for_their_connections():
     """An epoch measured before the connections stand would say that they bring nothing."""
-    machine = StripeCount(1, 64)
+    machine = Parallelism(1, 64)
     now = 0.0
     while machine.count == 1:
         now += 0.02

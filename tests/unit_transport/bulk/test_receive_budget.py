@@ -6,7 +6,7 @@ import pytest
 
 from fsl_transport import Conditions, PeerDown, PeerUp, StreamOffered, StreamReceived, StreamSent
 from fsl_transport.bulk.chunks import RESUMES_LIMIT
-from fsl_transport.bulk.receive_budget import ASKED_IN_VAIN_LIMIT, Guest, Room
+from fsl_transport.bulk.receive_budget import ASKED_IN_VAIN_LIMIT, ReceiveBudget, Reservation
 from fsl_transport.session import frames
 from fsl_transport.settings import TransportSettings
 
@@ -41,7 +41,7 @@ def test_what_is_received_and_not_written_is_bounded_over_all_peers(
     most = 0
     for _ in range(400):
         memory.run(0.5)
-        most = max(most, ps.endpoint.room.taken_bytes)
+        most = max(most, ps.endpoint.receive_budget.taken_bytes)
         for sink in sinks.values():
             while sink.waiting:
                 done, _ = sink.waiting.pop(0)
@@ -50,7 +50,7 @@ def test_what_is_received_and_not_written_is_bounded_over_all_peers(
             break
     assert ps.count(StreamReceived) == 20
     assert most <= budget
-    assert ps.endpoint.room.taken_bytes == 0
+    assert ps.endpoint.receive_budget.taken_bytes == 0
 
 
 class Crowd:
@@ -89,17 +89,17 @@ class Crowd:
             count = 4 if name == "first" else chunks
             one.endpoint.offer("", "s", {}, new_source([bytes(self.CHUNK)] * count))
             world.run(0.5)
-        assert self.held == self.room.writing_bytes // self.CHUNK == 4
+        assert self.held == self.receive_budget.writing_bytes // self.CHUNK == 4
 
     @property
-    def room(self):
+    def receive_budget(self):
         """The server's."""
-        return self.ps.endpoint.room
+        return self.ps.endpoint.receive_budget
 
     @property
     def held(self):
         """Chunks that are in the room."""
-        return self.ps.endpoint.room.taken_bytes // self.CHUNK
+        return self.ps.endpoint.receive_budget.taken_bytes // self.CHUNK
 
     def write(self, name, count=1):
         """So many chunks of a stream are written."""
@@ -127,7 +127,7 @@ def test_what_found_no_room_is_asked_for_one_after_the_other(crowd):
         for name in world.sinks:
             world.write(name, len(world.sinks[name].waiting))
     assert [len(sink.got) for sink in world.sinks.values()] == [4, 4, 4]
-    assert world.ps.endpoint.room.waiting == []
+    assert world.ps.endpoint.receive_budget.waiting == []
 
 
 def test_who_waits_for_room_is_not_asked_because_it_is_silent(crowd):
@@ -135,7 +135,7 @@ def test_who_waits_for_room_is_not_asked_because_it_is_silent(crowd):
     world = crowd("b", chunks=1)
     world.world.run(60)
     assert world.asked == []
-    (waiting,) = world.ps.endpoint.room.waiting
+    (waiting,) = world.ps.endpoint.receive_budget.waiting
     patience = waiting.machine._patience_s, waiting.machine._wait_s
     world.write("first", 4)
     assert world.asked == ["b"]
@@ -177,7 +177,7 @@ def test_a_room_full_of_chunks_that_wait_for_earlier_ones_is_no_deadlock(
             part = bytes(9 if index == 3 else chunk)
             piece = frames.Chunk(b"", 1, 0, index, 0, chunk, 0, 1, False, part)
             streams._take_piece(streams._incoming[1], piece, ps.endpoint.now())
-    assert ps.endpoint.room.taken_bytes == 4 * chunk
+    assert ps.endpoint.receive_budget.taken_bytes == 4 * chunk
     begun = memory.scheduler.time()
     while not all(one.count(StreamSent) for one in clients):
         for source in sources:
@@ -189,7 +189,7 @@ def test_a_room_full_of_chunks_that_wait_for_earlier_ones_is_no_deadlock(
             for one in peer.streams._incoming.values():
                 assert {*one.complete, *one.assemblies} == {*one.kept}, "what is dropped is gone"
         assert memory.scheduler.time() < begun + 0.6
-    assert ps.endpoint.room.taken_bytes == 0
+    assert ps.endpoint.receive_budget.taken_bytes == 0
 
 
 def test_whose_room_is_taken_each_time_is_left_to_its_silence(crowd):
@@ -197,10 +197,10 @@ def test_whose_room_is_taken_each_time_is_left_to_its_silence(crowd):
     world = crowd("b", chunks=1, stall_s=1000, heartbeat_every_s=100, expire_after_s=300)
     world.sinks["first"].release()  # it is asked for
     for _ in range(2 * ASKED_IN_VAIN_LIMIT):
-        world.room.taken_bytes += 4 * Crowd.CHUNK  # somebody who is nearer
+        world.receive_budget.taken_bytes += 4 * Crowd.CHUNK  # somebody who is nearer
         world.world.run(0.5)
-        world.room.taken_bytes -= 4 * Crowd.CHUNK
-        world.room.use(world.ps.endpoint.settings)
+        world.receive_budget.taken_bytes -= 4 * Crowd.CHUNK
+        world.receive_budget.use(world.ps.endpoint.settings)
     assert len(world.asked) in {ASKED_IN_VAIN_LIMIT, ASKED_IN_VAIN_LIMIT + 1}
     assert world.ps.count(PeerDown) == 0
 
@@ -225,9 +225,9 @@ class Lone:
 
     def leave(self, chunks):
         """So many fit; others have the rest, and write."""
-        room = self.ps.endpoint.room
-        room.taken_bytes = (20 - chunks) * self.CHUNK
-        room.writing_bytes = room.taken_bytes
+        receive_budget = self.ps.endpoint.receive_budget
+        receive_budget.taken_bytes = (20 - chunks) * self.CHUNK
+        receive_budget.writing_bytes = receive_budget.taken_bytes
 
     def piece(self, index, size=CHUNK, *, round_=0):
         """A piece of a chunk, the first ``size`` bytes."""
@@ -264,7 +264,7 @@ def test_a_chunk_from_before_a_resume_finds_no_room_and_nothing_else_comes_of_it
     lone.leave(0)
     lone.piece(0, round_=0)
     assert lone.incoming.short_round == -1
-    assert lone.ps.endpoint.room.waiting == []
+    assert lone.ps.endpoint.receive_budget.waiting == []
 
 
 def test_a_part_that_is_lost_on_its_way_is_asked_for_though_the_stream_waits_for_room(lone):
@@ -272,7 +272,7 @@ def test_a_part_that_is_lost_on_its_way_is_asked_for_though_the_stream_waits_for
     lone.leave(1)
     lone.piece(0, 9)
     lone.piece(1)
-    assert lone.ps.endpoint.room.waiting == [lone.incoming]
+    assert lone.ps.endpoint.receive_budget.waiting == [lone.incoming]
     lone.world.run(2)
     assert lone.incoming.machine.round == 0
     lone.world.run(2)
@@ -282,10 +282,10 @@ def test_a_part_that_is_lost_on_its_way_is_asked_for_though_the_stream_waits_for
 def test_who_was_asked_in_vain_is_not_asked_by_the_stall_timer_either_while_there_is_no_room(lone):
     """After hours that would be as often as its sender takes for an error."""
     for _ in range(ASKED_IN_VAIN_LIMIT):
-        lone.incoming.guest.asked(0)
+        lone.incoming.reservation.asked(0)
     lone.leave(0)
     lone.piece(0)
-    assert lone.ps.endpoint.room.waiting == []
+    assert lone.ps.endpoint.receive_budget.waiting == []
     lone.world.run(20)
     assert lone.incoming.machine.round == 0
     lone.leave(1)
@@ -295,15 +295,15 @@ def test_who_was_asked_in_vain_is_not_asked_by_the_stall_timer_either_while_ther
 
 def test_nobody_is_asked_for_ever_in_vain():
     """Somebody else may take the room each time just before, and a sender takes 64 resumes that bring nothing for an error."""
-    guest = Guest()
+    reservation = Reservation()
     for _ in range(ASKED_IN_VAIN_LIMIT):
-        assert guest.is_worth_asking(3)
-        guest.asked(3)
-    assert not guest.is_worth_asking(3)
-    assert not guest.is_worth_asking(2)
-    assert guest.is_worth_asking(4)
-    guest.asked(4)
-    assert guest.is_worth_asking(4)
+        assert reservation.is_worth_asking(3)
+        reservation.asked(3)
+    assert not reservation.is_worth_asking(3)
+    assert not reservation.is_worth_asking(2)
+    assert reservation.is_worth_asking(4)
+    reservation.asked(4)
+    assert reservation.is_worth_asking(4)
     assert 2 * ASKED_IN_VAIN_LIMIT <= RESUMES_LIMIT
 
 
@@ -314,55 +314,55 @@ def test_nobody_is_asked_for_ever_in_vain():
 def test_there_is_room_when_half_is_free_or_nobody_else_makes_any(taken, writing, asks):
     """A room that is half full of what waits for something else is of use all the same."""
     settings = TransportSettings(budget_bytes=20 << 20)
-    room, asked = Room(), []
-    room.taken_bytes, room.writing_bytes = 2 * taken << 20, writing << 20
+    receive_budget, asked = ReceiveBudget(), []
+    receive_budget.taken_bytes, receive_budget.writing_bytes = 2 * taken << 20, writing << 20
     for name in "ab":
-        room.wait(name, lambda name=name: asked.append(name) or True)
-    room.use(settings)
+        receive_budget.wait(name, lambda name=name: asked.append(name) or True)
+    receive_budget.use(settings)
     assert asked == (["a"] if asks else [])
-    assert room.waiting == (["b"] if asks else ["a", "b"])
+    assert receive_budget.waiting == (["b"] if asks else ["a", "b"])
 
 
 def test_room_is_kept_for_the_longest_waiting_until_its_chunk_comes():
     """Those who are served renew their credit, and would take every chunk's room that is freed."""
     mib = 1 << 20
     settings = TransportSettings(budget_bytes=20 * mib)  # chunks of 2
-    room, asked = Room(), []
-    room.taken_bytes = room.writing_bytes = 19 * mib
+    receive_budget, asked = ReceiveBudget(), []
+    receive_budget.taken_bytes = receive_budget.writing_bytes = 19 * mib
     for name in (1, 2, 3):
-        room.wait(name, lambda name=name: asked.append(name) or True)
-    assert room.fits(settings, mib, 4)
-    room.look(settings, 100.0)
-    assert not room.fits(settings, mib, 4)
-    assert room.fits(settings, mib, 1)
-    room.taken_bytes = room.writing_bytes = 18 * mib
-    room.use(settings)
+        receive_budget.wait(name, lambda name=name: asked.append(name) or True)
+    assert receive_budget.fits(settings, mib, 4)
+    receive_budget.look(settings, 100.0)
+    assert not receive_budget.fits(settings, mib, 4)
+    assert receive_budget.fits(settings, mib, 1)
+    receive_budget.taken_bytes = receive_budget.writing_bytes = 18 * mib
+    receive_budget.use(settings)
     assert asked == [1]
-    room.look(settings, 104.0)
-    assert not room.fits(settings, mib, 2), "it is on its way"
-    room.came(1)
-    assert room.fits(settings, mib, 2)
-    room.look(settings, 104.0)
+    receive_budget.look(settings, 104.0)
+    assert not receive_budget.fits(settings, mib, 2), "it is on its way"
+    receive_budget.came(1)
+    assert receive_budget.fits(settings, mib, 2)
+    receive_budget.look(settings, 104.0)
     assert asked == [1, 2]
-    room.look(settings, 109.0)
-    assert not room.fits(settings, mib, 4)
-    room.look(settings, 109.1)
+    receive_budget.look(settings, 109.0)
+    assert not receive_budget.fits(settings, mib, 4)
+    receive_budget.look(settings, 109.1)
     assert asked == [1, 2, 3], "b did not answer"
-    room.leave(3, Guest())
-    assert room.fits(settings, mib, 4)
+    receive_budget.leave(3, Reservation())
+    assert receive_budget.fits(settings, mib, 4)
 
 
 def test_who_does_not_need_it_any_more_is_passed_over():
     """The next one is asked in its place, and nobody twice."""
-    room, asked = Room(), []
-    room.wait("a", lambda: asked.append("a") or False)
-    room.wait("b", lambda: asked.append("b") or True)
-    room.wait("a", pytest.fail)
-    room.wait("c", pytest.fail)
-    room.leave("c", Guest())
-    room.use(TransportSettings())
+    receive_budget, asked = ReceiveBudget(), []
+    receive_budget.wait("a", lambda: asked.append("a") or False)
+    receive_budget.wait("b", lambda: asked.append("b") or True)
+    receive_budget.wait("a", pytest.fail)
+    receive_budget.wait("c", pytest.fail)
+    receive_budget.leave("c", Reservation())
+    receive_budget.use(TransportSettings())
     assert asked == ["a", "b"]
-    room.use(TransportSettings())
+    receive_budget.use(TransportSettings())
     assert asked == ["a", "b"]
 
 
@@ -375,7 +375,7 @@ def test_who_gives_up_leaves_the_room_to_the_next(crowd, how):
     end()
     world.world.run(0.5 if how == "stopped" else 12)
     world.asked.clear()
-    assert len(world.ps.endpoint.room.waiting) == 3
+    assert len(world.ps.endpoint.receive_budget.waiting) == 3
     world.sinks["first"].release(2)
     assert world.asked == ["c", "d"]
     world.clients["c"].endpoint.cancel("", "s", "before it was asked")
@@ -386,14 +386,14 @@ def test_who_gives_up_leaves_the_room_to_the_next(crowd, how):
 def test_a_chunk_that_comes_again_needs_no_room(crowd):
     """It is there already: nothing is missing, and nothing is asked for."""
     world = crowd("b")
-    (waiting,) = world.ps.endpoint.room.waiting
+    (waiting,) = world.ps.endpoint.receive_budget.waiting
     assert waiting.machine.number == 1
     streams = world.ps.endpoint._peers["first"].streams
     again = bytes(Crowd.CHUNK)
     streams.handle_chunk(
         frames.Chunk(b"", 1, 0, 0, 0, Crowd.CHUNK, 0, 99, False, again), world.ps.endpoint.now()
     )
-    assert list(world.ps.endpoint.room.waiting) == [waiting]
+    assert list(world.ps.endpoint.receive_budget.waiting) == [waiting]
 
 
 class SlowDisk:
@@ -474,8 +474,13 @@ def test_more_than_there_is_room_for_is_written_at_the_writers_pace(
         one.endpoint.offer("", "second", {}, new_source([chunk] * 16))
     while not all(one.count(StreamSent) == 2 for one in dialers):
         world.run(0.05)
-        most = max(most, ps.endpoint.room.taken_bytes)
+        most = max(most, ps.endpoint.receive_budget.taken_bytes)
         assert world.scheduler.time() - begun < 0.16 * clients + 1.0
     assert most <= budget_mib << 20
-    room = ps.endpoint.room
-    assert (room.taken_bytes, room.writing_bytes, room.extra_bytes, room.waiting) == (0, 0, 0, [])
+    receive_budget = ps.endpoint.receive_budget
+    assert (
+        receive_budget.taken_bytes,
+        receive_budget.writing_bytes,
+        receive_budget.extra_bytes,
+        receive_budget.waiting,
+    ) == (0, 0, 0, [])

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from fsl_transport import PeerError
 from fsl_transport.bulk.congestion_window import BUSY_LOOP_BYTES, BUSY_LOOP_S
-from fsl_transport.bulk.reassembly import Arrivals, Assembly, Early
+from fsl_transport.bulk.reassembly import Arrivals, Assembly, EagerChunks
 from fsl_transport.bulk.stripes import (
     FIRST_FLIGHT_BYTES,
     LEAST_PIECE_BYTES,
@@ -392,19 +392,19 @@ def test_pieces_that_overlap_are_an_error():
 
 def test_early_pieces_are_bounded():
     """Nobody has asked for them."""
-    early = Early()
-    kept = [early.keep(piece_of(bytes(60), stream=n), 400 - early.bytes, 3) for n in (1, 2, 3, 4)]
+    eager = EagerChunks()
+    kept = [eager.keep(piece_of(bytes(60), stream=n), 400 - eager.bytes, 3) for n in (1, 2, 3, 4)]
     assert kept == [316, 0, 0, 0]
-    assert [(len(found), missed) for found, missed in map(early.take, (1, 2, 3, 4))] == [
+    assert [(len(found), missed) for found, missed in map(eager.take, (1, 2, 3, 4))] == [
         (1, False),
         (0, True),
         (0, True),
         (0, True),
     ]
-    assert early.bytes == 0
-    assert [early.keep(piece_of(b"x", stream=n), 1000, 2) for n in (1, 2, 3)] == [257, 257, 0]
+    assert eager.bytes == 0
+    assert [eager.keep(piece_of(b"x", stream=n), 1000, 2) for n in (1, 2, 3)] == [257, 257, 0]
     with pytest.raises(PeerError):
-        early.keep(piece_of(b"x", round_=1), 100, 2)
+        eager.keep(piece_of(b"x", round_=1), 100, 2)
 
 
 @given(

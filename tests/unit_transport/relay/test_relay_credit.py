@@ -13,7 +13,7 @@ def test_a_server_that_does_not_write_fills_no_relay(world, new_sink, new_source
     """It reads what it granted, so nothing of 16 MiB stays between the ends; once it writes, the rest passes."""
     settings = TransportSettings(
         chunk_limit_bytes=CHUNK_BYTES,
-        early_bytes=CHUNK_BYTES,
+        eager_bytes=CHUNK_BYTES,
         window_bytes=WINDOW_BYTES,
         window_limit_bytes=WINDOW_BYTES,
     )

@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fsl_transport import HelloReceived, Lane, LocalError, MessageReceived, PeerDown, PeerUp
-from fsl_transport.rate_limit import Bucket, Buckets, Rate
+from fsl_transport.rate_limit import Rate, RateLimit, TokenBucket
 from fsl_transport.session import frames
-from fsl_transport.session.access_control import HelloGate, SpeechGate
+from fsl_transport.session.access_control import HelloLimits, MessageLimits
 from fsl_transport.session.frames import Ack, Beat, Data
 from fsl_transport.settings import TransportSettings
-from fsl_transport.zmq.admission import Doorkeeper, descriptors
+from fsl_transport.zmq.admission import ConnectionAdmission, descriptors
 
 SESSION = b"s" * 8
 WORD = Data(SESSION, 1, 0, frames.MESSAGE, [{}])
@@ -24,7 +24,7 @@ CREDIT = Data(SESSION, 1, 0, frames.CREDIT, [1, 2, 3])
 
 def test_a_bucket_by_hand():
     """Burst first, then the rate, never more than the burst, and a clock that goes back gives nothing."""
-    bucket = Bucket(Rate(2.0, 3.0), 10.0)
+    bucket = TokenBucket(Rate(2.0, 3.0), 10.0)
     assert [bucket.take(10.0) for _ in range(4)] == [True, True, True, False]
     assert not bucket.take(10.4)
     assert bucket.take(10.5)
@@ -34,7 +34,7 @@ def test_a_bucket_by_hand():
 
 def test_more_than_a_burst_is_owed():
     """One message larger than the burst must pass some time, and be paid for."""
-    bucket = Bucket(Rate(1.0, 4.0), 0.0)
+    bucket = TokenBucket(Rate(1.0, 4.0), 0.0)
     assert bucket.take(0.0, 10.0)
     assert not bucket.take(6.9)
     assert bucket.take(7.0)
@@ -43,7 +43,7 @@ def test_more_than_a_burst_is_owed():
 @given(st.lists(st.tuples(st.floats(0, 3), st.floats(0.1, 5)), max_size=60))
 def test_a_bucket_never_lets_more_through_than_its_rate(steps):
     """Whatever comes when: at most burst + rate x time, and one message of more than the burst."""
-    bucket, now, taken = Bucket(Rate(1.5, 4.0), 0.0), 0.0, 0.0
+    bucket, now, taken = TokenBucket(Rate(1.5, 4.0), 0.0), 0.0, 0.0
     for wait_s, tokens in steps:
         now += wait_s
         if bucket.take(now, tokens):
@@ -60,7 +60,7 @@ def test_a_rate_lets_something_through(rate):
 
 def test_buckets_of_strangers_take_little_room():
     """Strangers choose the keys: no more are remembered than the limit, and full ones go first."""
-    buckets = Buckets(Rate(1.0, 2.0), 10)
+    buckets = RateLimit(Rate(1.0, 2.0), 10)
     assert [buckets.take("a", 0.0) for _ in range(3)] == [True, True, False]
     for number in range(9):
         buckets.take(f"k{number}", 0.0)
@@ -83,7 +83,7 @@ def test_full_buckets_are_looked_for_among_the_oldest_few():
                 looked += 1
                 yield key
 
-    buckets = Buckets(Rate(1.0, 2.0), 4096)
+    buckets = RateLimit(Rate(1.0, 2.0), 4096)
     buckets._buckets = Counted()
     for number in range(4096):
         buckets.take(str(number), 0.0)
@@ -99,7 +99,7 @@ def gate(**changes):
         "max_half_open": 4,
         **changes,
     }
-    return HelloGate(TransportSettings(**values), 0.0)
+    return HelloLimits(TransportSettings(**values), 0.0)
 
 
 def test_an_origin_has_its_own_rate():
@@ -140,7 +140,7 @@ def speech(**changes):
         "owner_messages": Rate(1.0, 2.0),
         **changes,
     }
-    return SpeechGate(TransportSettings(**values), 0.0)
+    return MessageLimits(TransportSettings(**values), 0.0)
 
 
 def test_what_the_owner_hears_is_limited_more_than_the_rest():
@@ -219,7 +219,7 @@ def test_a_flood_of_names_leaves_room_for_members(memory, new_settings):
 def test_early_chunks_of_all_together_are_bounded(memory, new_settings):
     """Chunks that nobody accepted cost memory: none of many sessions may hold much, nor all together, nor by empty ones."""
     total = 100_000
-    ps = memory.listener(settings=new_settings(early_bytes=30_000, early_total_bytes=total))
+    ps = memory.listener(settings=new_settings(eager_bytes=30_000, eager_total_bytes=total))
     crooks = [memory.dialer(f"crook-{number}") for number in range(10)]
     memory.until(lambda: all(crook.count(PeerUp) for crook in crooks))
     for number, crook in enumerate(crooks):
@@ -256,7 +256,7 @@ def test_descriptors_of_a_system_that_says_no_limit_and_has_one(monkeypatch, sof
 
 def test_the_doorkeeper_hangs_up_the_newest():
     """Those who are here stay; a number that belongs to a file by now is left alone."""
-    doors = Doorkeeper(TransportSettings(max_connections=2), 0.0)
+    doors = ConnectionAdmission(TransportSettings(max_connections=2), 0.0)
     pairs = [socket.socketpair() for _ in range(3)]
     for ours, _ in pairs:
         doors.came(ours.fileno(), 0.0)
@@ -285,7 +285,7 @@ def test_connections_that_took_the_last_descriptors_are_hung_up(monkeypatch):
     def dup(_):
         raise OSError(errno.EMFILE, "Too many open files")
 
-    doors = Doorkeeper(TransportSettings(max_connections=1), 0.0)
+    doors = ConnectionAdmission(TransportSettings(max_connections=1), 0.0)
     pairs = [socket.socketpair() for _ in range(2)]
     monkeypatch.setattr("fsl_transport.zmq.admission.os.dup", dup)
     for ours, _ in pairs:
@@ -306,7 +306,7 @@ def test_a_connection_that_is_gone_is_closed_once(monkeypatch):
     """A flood whose connections go at once closed numbers twice: the second time it was another thread's, and libzmq ended the process for want of its own."""
     closed = []
     monkeypatch.setattr("fsl_transport.zmq.admission.os.close", closed.append)
-    doors = Doorkeeper(TransportSettings(max_connections=1), 0.0)
+    doors = ConnectionAdmission(TransportSettings(max_connections=1), 0.0)
     with (
         socket.socket() as gone
     ):  # who asks whose it is, or hangs it up, hears that it is not connected

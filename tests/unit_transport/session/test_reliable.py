@@ -217,8 +217,8 @@ def test_a_payload_grows_no_older_than_two_heartbeats(new_settings):
 def test_expiry(new_settings):
     """Silence ends a session; anything heard, also on the bulk lane, keeps it."""
     session = make(new_settings, beats=False)
-    session.hear(5.0)
-    assert session.heard_ago_s(8.0) == 3.0
+    session.on_received(5.0)
+    assert session.last_received_ago_s(8.0) == 3.0
     session.handle_timer(14.9)
     assert not session.is_expired
     session.handle_timer(15.0)

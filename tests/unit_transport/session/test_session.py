@@ -14,10 +14,10 @@ from fsl_transport.session.session import (
     Down,
     ListenerMachine,
     ListenerState,
-    Overtaken,
     RefusedBy,
+    Replaced,
     SayHello,
-    StillCalling,
+    StillConnecting,
     Up,
 )
 
@@ -84,8 +84,8 @@ def test_dialer_says_that_it_is_still_calling(new_settings):
     """A person must see that the server does not answer."""
     machine = dialer(new_settings)
     machine.connect(0.0)
-    assert StillCalling(4.0) in machine.handle_timer(4.0)
-    assert StillCalling(8.5) in machine.handle_timer(8.5)
+    assert StillConnecting(4.0) in machine.handle_timer(4.0)
+    assert StillConnecting(8.5) in machine.handle_timer(8.5)
 
 
 def test_hello_head_names_the_attempt(new_settings):
@@ -134,7 +134,7 @@ def test_superseded_after_having_been_up(new_settings):
     """The ghost that comes back must not fight the process that replaced it."""
     machine = up_dialer(new_settings)
     machine.handle(frames.Unknown(SESSION), 1.0)
-    assert machine.handle(refuse("superseded", attempt=2, known=50), 1.0) == [Overtaken()]
+    assert machine.handle(refuse("superseded", attempt=2, known=50), 1.0) == [Replaced()]
     assert machine.state is DialerState.IDLE
     assert machine.next_deadline() == math.inf
 

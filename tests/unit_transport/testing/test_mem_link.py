@@ -73,7 +73,7 @@ def test_names_and_peers():
     scheduler, _, ps, c, got = net()
     c.send("ignored", Lane.CONTROL, (b"up",))
     ps.send("c", Lane.BULK, (b"down",))
-    ps.send("nobody", Lane.CONTROL, (b"lost",))
+    ps.send("deny_all", Lane.CONTROL, (b"lost",))
     assert got == []  # never inside send
     scheduler.run_until(1.0)
     assert got == [(0, "ps", "c", Lane.CONTROL, b"up"), (0, "c", "", Lane.BULK, b"down")]
@@ -306,7 +306,7 @@ def test_the_package_loads_without_sockets():
         {"expire_after_s": 5.0},
         {"ack_after_s": 3.0},
         {"window_bytes": 1 << 20},
-        {"early_bytes": 3 << 20},
+        {"eager_bytes": 3 << 20},
         {"window_bytes": 8 << 20, "window_limit_bytes": 4 << 20},
         {"max_sessions": -1},
     ],

@@ -267,7 +267,7 @@ def test_a_revoked_session_ends_at_both_ends_and_the_others_go_on(curve_world):
     bad, good = world.dialer("bad"), world.dialer("good")
     world.until(lambda: bad.count(PeerUp) and good.count(PeerUp))
     world.allowed.discard(world.public("bad"))
-    assert ps.endpoint.expel(lambda key: key in world.allowed) == ["bad"]
+    assert ps.endpoint.evict(lambda key: key in world.allowed) == ["bad"]
     world.until(lambda: bad.count(Refused))
     assert bad.last(Refused).code == "revoked"
     assert [(down.peer, down.reason) for down in ps.all(PeerDown)] == [("bad", "revoked")]
@@ -278,7 +278,7 @@ def test_a_revoked_session_ends_at_both_ends_and_the_others_go_on(curve_world):
     bad.endpoint.connect(dict)
     world.run(20)
     assert ps.count(HelloReceived) == 2
-    assert ps.endpoint.expel(lambda key: key in world.allowed) == []
+    assert ps.endpoint.evict(lambda key: key in world.allowed) == []
 
 
 def test_a_name_refused_for_its_key_leaves_who_holds_it_alone(curve_world):

@@ -11,7 +11,7 @@ from waiting import until
 from fsl_transport import TransportSettings
 from fsl_transport.loop import run
 from fsl_transport.rate_limit import Rate
-from fsl_transport.session.access_control import ArrivalGate, place_of
+from fsl_transport.session.access_control import ArrivalLimits, place_of
 from fsl_transport.zmq.curve import DialerCurve, KeyPair, ListenerCurve
 from fsl_transport.zmq.link import ZmqDialer, ZmqListener
 
@@ -23,7 +23,7 @@ HERE = "127.0.0.1"
 
 
 def gate(now=0.0):
-    return ArrivalGate(SLOW, now)
+    return ArrivalLimits(SLOW, now)
 
 
 def test_an_address_has_its_own_rate():

@@ -129,7 +129,7 @@ def test_both_lanes_over_every_kind_of_address(bind, dial):
         listener.send("c", Lane.BULK, [b"head", big], tag)
         listener.send("c", Lane.BULK, [b"head", big], b"01234567")
         listener.send("c", Lane.BULK, [b"head", big])
-        listener.send("nobody", Lane.BULK, [b"head", big], tag)
+        listener.send("deny_all", Lane.BULK, [b"head", big], tag)
         peer, lane, parts = await got.get()
         assert (peer, lane, parts) == ("", Lane.BULK, [b"head", big])
         dialer.send("", Lane.BULK, [b"head", memoryview(bytearray(big))])
@@ -337,7 +337,7 @@ def test_a_peer_that_reads_nothing_costs_little(zmq_world, new_source):
                 if ps.link.absent > 20:
                     break
             assert ps.link.absent > 20  # and not kept
-            held = ps.link._pipes[0]._unsent.size(b"evil/b/01234567")
+            held = ps.link._pipes[0]._send_budget.size(b"evil/b/01234567")
             limit = ps.endpoint.settings.unsent_bytes
             assert limit // 2 < held <= limit  # by bytes: 320 messages would be more
             client.endpoint.send("", {"n": 1})

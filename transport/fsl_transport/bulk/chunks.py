@@ -12,7 +12,7 @@ Rules
   * The sender reads one chunk ahead of its credit. A resume for the very chunk it is reading or
     holding does not start that reading again, so that a slow source gets on.
   * Early: a sender may send the first bytes of a stream with its OFFER, before it is accepted, as round 0 and
-    within ``early_bytes`` of all its streams together. Their owner says which streams are worth it: small ones that the
+    within ``eager_bytes`` of all its streams together. Their owner says which streams are worth it: small ones that the
     other side wants. The receiver keeps them until its owner accepts or declines.
   * Credit counts bytes by their place in the stream (``credit.py``).
   * The sender believes the receiver little: whatever the credit, no more than
@@ -80,7 +80,7 @@ class SendStream:
         "chunks",
         "confirmed",
         "credit",
-        "early",
+        "eager",
         "held",
         "next_chunk",
         "number",
@@ -96,7 +96,7 @@ class SendStream:
         self.next_chunk = 0
         self.confirmed = 0  # chunks the receiver wrote, as far as it said
         self.credit = Spending()
-        self.early = False  # sending on its own account, not accepted
+        self.eager = False  # sending on its own account, not accepted
         self.reading: int | None = None
         self.serial = 0
         self.held: Buffer | None = None
@@ -111,7 +111,7 @@ class SendStream:
     @property
     def is_accepted(self) -> bool:
         """Whether the receiver has said ACCEPT."""
-        return self.round >= 0 and not self.early
+        return self.round >= 0 and not self.eager
 
     @property
     def is_starved(self) -> bool:
@@ -120,14 +120,14 @@ class SendStream:
             return not self.credit.fits(len(self.held))
         return self.credit.left <= 0 and self.next_chunk < self.chunks and self.reading is None
 
-    def begin_early(self, limit: int) -> None:
+    def begin_eager(self, limit: int) -> None:
         """Send up to ``limit`` bytes before the receiver accepts."""
-        self.early = True
+        self.eager = True
         self.round = 0
         self.credit.resume(0, limit)
 
-    def _accept_early(self, chunk: int, received: int, limit: int) -> None:
-        self.early = False
+    def _accept_eager(self, chunk: int, received: int, limit: int) -> None:
+        self.eager = False
         if chunk > self.chunks:
             raise PeerError(f"ACCEPT at chunk {chunk} of {self.chunks}")
         if not chunk:
@@ -149,10 +149,10 @@ class SendStream:
 
     def accept(self, round_: int, chunk: int, received: int, limit: int) -> None:
         """Start, or go back to ``chunk``; the receiver holds ``received`` bytes before it."""
-        if self.early and not round_:
-            self._accept_early(chunk, received, limit)
+        if self.eager and not round_:
+            self._accept_eager(chunk, received, limit)
             return
-        if self.early:
+        if self.eager:
             raise PeerError(f"ACCEPT of round {round_} before that of round 0")
         if round_ != self.round + 1:
             raise PeerError(f"ACCEPT of round {round_} after round {self.round}")

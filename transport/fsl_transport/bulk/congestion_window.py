@@ -64,7 +64,7 @@ AVERAGE_ROUNDS: Final = 8
 AVERAGE_S: Final = 0.25
 
 
-class LineWindow:
+class CongestionWindow:
     """``window`` bytes may be under way, over all connections. ``needs`` is that without allowances for this process and for
     the size of pieces, and as it is while no base is sought.
     """

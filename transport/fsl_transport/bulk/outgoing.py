@@ -7,8 +7,8 @@ from typing import Any, TypedDict
 
 from fsl_transport.bulk.chunks import SendStream
 from fsl_transport.bulk.credit import STEP_LIMIT_BYTES
-from fsl_transport.bulk.parallelism import StripeCount
-from fsl_transport.bulk.stream_context import Road, find
+from fsl_transport.bulk.parallelism import Parallelism
+from fsl_transport.bulk.stream_context import StreamContext, find
 from fsl_transport.bulk.stripes import BulkSender
 from fsl_transport.errors import PeerError
 from fsl_transport.events import Body, StreamDeclined, StreamFailed, StreamSent
@@ -52,6 +52,7 @@ class Sender:
     __slots__ = (
         "_announced",
         "_bulk",
+        "_context",
         "_count",
         "_draining",
         "_identity",
@@ -59,18 +60,17 @@ class Sender:
         "_name",
         "_outgoing",
         "_peer",
-        "_road",
         "_settings",
     )
 
     def __init__(
-        self, road: Road, peer: Any, name: str, identity: bytes, count: StripeCount
+        self, context: StreamContext, peer: Any, name: str, identity: bytes, count: Parallelism
     ) -> None:
-        self._road = road
+        self._context = context
         self._peer = peer
         self._name = name
         self._identity = identity
-        self._settings: TransportSettings = road.settings
+        self._settings: TransportSettings = context.settings
         self._last_number = 0
         self._outgoing: dict[int, Outgoing] = {}
         self._bulk = BulkSender(**_bulk_limits(self._settings))
@@ -84,7 +84,7 @@ class Sender:
         self._settings = settings
         self._bulk.bound(**_bulk_limits(settings))
 
-    def offer(self, stream_id: str, meta: Body, source: ChunkSource, early_bytes: int = 0) -> None:
+    def offer(self, stream_id: str, meta: Body, source: ChunkSource, eager_bytes: int = 0) -> None:
         """Offer a stream; one of the same id that is under way is stopped first."""
         old = find(self._outgoing, stream_id)
         if old is not None:
@@ -96,14 +96,14 @@ class Sender:
         window = max(self._settings.window_limit_bytes, STEP_LIMIT_BYTES)
         limit = window + self._settings.chunk_limit_bytes
         outgoing = Outgoing(SendStream(number, chunks, limit), stream_id, source)
-        others = sum(o.machine.credit.limit for o in self._outgoing.values() if o.machine.early)
+        others = sum(o.machine.credit.limit for o in self._outgoing.values() if o.machine.eager)
         self._outgoing[number] = outgoing
         self._use_stripes()
         line = self._bulk.line.needs
-        self._road.send_op(self._peer, frames.OFFER, (number, stream_id, chunks, line, meta))
-        early_bytes = min(early_bytes, self._settings.early_bytes - others)
-        if early_bytes > 0:
-            outgoing.machine.begin_early(early_bytes)
+        self._context.send_op(self._peer, frames.OFFER, (number, stream_id, chunks, line, meta))
+        eager_bytes = min(eager_bytes, self._settings.eager_bytes - others)
+        if eager_bytes > 0:
+            outgoing.machine.begin_eager(eager_bytes)
             self._pump(outgoing)
 
     def handle_taken(self, taken: Taken, now: float) -> None:
@@ -129,7 +129,7 @@ class Sender:
     def _on_decline(self, fields: list[Any], now: float) -> None:
         outgoing = self._drop_outgoing(fields[0])
         if outgoing is not None:
-            self._road.emit(StreamDeclined(self._name, outgoing.stream_id, fields[1]))
+            self._context.emit(StreamDeclined(self._name, outgoing.stream_id, fields[1]))
 
     def _on_credit(self, fields: list[Any], now: float) -> None:
         number, limit, written = fields
@@ -145,12 +145,12 @@ class Sender:
         if not outgoing.machine.is_accepted:
             raise PeerError("DONE before ACCEPT")
         self._drop_outgoing(fields[0])
-        self._road.emit(StreamSent(self._name, outgoing.stream_id))
+        self._context.emit(StreamSent(self._name, outgoing.stream_id))
 
     def _on_abort(self, fields: list[Any], now: float) -> None:
         outgoing = self._drop_outgoing(fields[0])
         if outgoing is not None:
-            self._road.emit(StreamFailed(self._name, outgoing.stream_id, fields[1]))
+            self._context.emit(StreamFailed(self._name, outgoing.stream_id, fields[1]))
 
     def _on_stripes(self, fields: list[Any], now: float) -> None:
         self._announce(fields[0])
@@ -162,23 +162,23 @@ class Sender:
         self._bulk.count = self._count.count
         if self._bulk.count > self._announced and not self._announce(self._bulk.count):
             self._announced = self._bulk.count
-            self._road.send_op(self._peer, frames.STRIPES, (self._bulk.count,))
+            self._context.send_op(self._peer, frames.STRIPES, (self._bulk.count,))
 
     def _announce(self, count: int) -> bool:
         """Open connections, and show each of them to the other side. False where that is the other side's part."""
         count = min(count, self._settings.stripes_limit)
-        if not self._road.open_stripes(self._peer, count):
+        if not self._context.open_stripes(self._peer, count):
             return False
-        now = self._road.now()
+        now = self._context.now()
         while self._announced < count:
             self._probe(self._announced, self._bulk.probe(self._announced, now))
             self._announced += 1
-        self._road.rearm(self._peer, now)
+        self._context.rearm(self._peer, now)
         return True
 
     def _probe(self, stripe: int, number: int) -> None:
         head = frames.pack((frames.PROBE, self._identity, stripe, number), frames.TEXT_LIMIT)
-        self._road.send_bulk(self._peer, stripe, (head,))
+        self._context.send_bulk(self._peer, stripe, (head,))
 
     def _measure(self, now: float) -> None:
         bulk = self._bulk
@@ -232,7 +232,7 @@ class Sender:
         if machine.is_accepted and limit > outgoing.blocked_at:
             outgoing.blocked_at = limit
             fields = (machine.number, limit, self._bulk.line.needs)
-            self._road.send_op(self._peer, frames.BLOCKED, fields)
+            self._context.send_op(self._peer, frames.BLOCKED, fields)
 
     def _drain(self) -> None:
         """Windows are free again: send what waits, and let the streams hand over more."""
@@ -250,7 +250,7 @@ class Sender:
 
     def _send(self, *, more: bool = False) -> None:
         """Send pieces as far as windows allow; with ``more`` to come not the last chunk, which asks for an answer."""
-        bulk, now = self._bulk, self._road.now()
+        bulk, now = self._bulk, self._context.now()
         sent = False
         while (found := bulk.next(now, more=more)) is not None:
             stripe, number, asks, piece = found
@@ -269,12 +269,12 @@ class Sender:
                 ),
                 frames.TEXT_LIMIT,
             )
-            self._road.send_bulk(self._peer, stripe, (head, piece.data))
+            self._context.send_bulk(self._peer, stripe, (head, piece.data))
             sent = True
         if not bulk.is_busy and not more:
             self._count.rest(now)
         if sent:
-            self._road.rearm(self._peer, now)
+            self._context.rearm(self._peer, now)
 
     def _delivered(self, outgoing: Outgoing, serial: int, data: Buffer | None) -> None:
         if outgoing.gone or not outgoing.machine.answered(serial):
@@ -298,12 +298,12 @@ class Sender:
 
     def _fail_outgoing(self, outgoing: Outgoing, reason: str) -> None:
         self._stop(outgoing, reason)
-        self._road.emit(StreamFailed(self._name, outgoing.stream_id, reason))
+        self._context.emit(StreamFailed(self._name, outgoing.stream_id, reason))
 
     def _stop(self, outgoing: Outgoing, reason: str) -> None:
         number = outgoing.machine.number
         self._drop_outgoing(number)
-        self._road.send_op(self._peer, frames.STOP, (number, frames.short(reason)))
+        self._context.send_op(self._peer, frames.STOP, (number, frames.short(reason)))
 
     def _drop_outgoing(self, number: int) -> Outgoing | None:
         outgoing = self._outgoing.pop(number, None)

@@ -5,7 +5,7 @@ falls with the round trip and the root of the loss). How many connections fill a
 
 Rules
   * GROWING: a line with a round trip of ``LONG_ROUND_TRIP_S`` or more begins with ``LONG_FIRST``, and gets as many as the line's window is worth
-    (``line_window.py``), which grows with what arrives: one connection takes seconds there to get up to speed, and losses keep it from filling the line.
+    (``congestion_window.py``), which grows with what arrives: one connection takes seconds there to get up to speed, and losses keep it from filling the line.
     What they may send together is bounded by that window, not by their number. It ends with the first epoch in which the number was enough.
     So it is begun where little is sent, too: TCP needs fewer round trips for it over several. Where the round trip turns out to be short after all (a process may be
     late with its first answers) before a trial has shown that they are of use, the number is what it was before, and trials begin at once.
@@ -70,7 +70,7 @@ class Trial(enum.Enum):
     DOWN = "down"
 
 
-class StripeCount:
+class Parallelism:
     """One direction of one link."""
 
     def __init__(self, first: int, limit: int) -> None:

@@ -66,7 +66,7 @@ class Assembly:
         return self._data if self._left == 0 else None
 
 
-class Early:
+class EagerChunks:
     """Pieces of streams that are not accepted yet: bounded; of which some did not fit is remembered. ``bytes`` are what they take."""
 
     __slots__ = ("_kept", "_missed", "bytes")

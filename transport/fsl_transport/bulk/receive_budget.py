@@ -27,7 +27,7 @@ ASKED_IN_VAIN_LIMIT: Final = 32
 KEPT_S: Final = 5.0
 
 
-class Guest:
+class Reservation:
     """What the room remembers of one stream."""
 
     __slots__ = ("_asked_at", "_asked_in_vain", "extra_bytes")
@@ -47,7 +47,7 @@ class Guest:
         self._asked_at = chunk
 
 
-class Room:
+class ReceiveBudget:
     """Counts bytes; ``taken_bytes`` are received and not written, of which the writers have ``writing_bytes``."""
 
     __slots__ = (
@@ -87,15 +87,19 @@ class Room:
         return min(max(settings.window_bytes, 2 * line_bytes), limit)
 
     def first_window(
-        self, settings: TransportSettings, line_bytes: int, others_bytes: int, guest: Guest
+        self,
+        settings: TransportSettings,
+        line_bytes: int,
+        others_bytes: int,
+        reservation: Reservation,
     ) -> int:
         """The credit that a stream begins with."""
         least = min(settings.window_bytes, self.window_limit(settings, others_bytes))
         left = settings.budget_bytes // EXTRA_PART - self.extra_bytes
         wanted = self.window(settings, line_bytes, others_bytes)
-        guest.extra_bytes = max(0, min(wanted - least, left))
-        self.extra_bytes += guest.extra_bytes
-        return least + guest.extra_bytes
+        reservation.extra_bytes = max(0, min(wanted - least, left))
+        self.extra_bytes += reservation.extra_bytes
+        return least + reservation.extra_bytes
 
     def fits(self, settings: TransportSettings, size: int, stream: Any) -> bool:
         """Whether a chunk of ``stream`` of ``size`` bytes may come in."""
@@ -116,10 +120,10 @@ class Room:
         """Whether ``stream`` waits."""
         return stream in self._waiting
 
-    def leave(self, stream: Any, guest: Guest) -> None:
+    def leave(self, stream: Any, reservation: Reservation) -> None:
         """A stream is over."""
-        self.extra_bytes -= guest.extra_bytes
-        guest.extra_bytes = 0
+        self.extra_bytes -= reservation.extra_bytes
+        reservation.extra_bytes = 0
         self._waiting.pop(stream, None)
         self.came(stream)
 

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from attrs import frozen
 
-from fsl_transport.bulk.receive_budget import Room
+from fsl_transport.bulk.receive_budget import ReceiveBudget
 from fsl_transport.events import TransportEvent
 from fsl_transport.link import Buffer
 from fsl_transport.settings import TransportSettings
@@ -25,11 +25,11 @@ class Transfer:
     done: int
 
 
-class Road(Protocol):
+class StreamContext(Protocol):
     """What the streams of one session need from the endpoint."""
 
     settings: TransportSettings
-    room: Room
+    receive_budget: ReceiveBudget
     """For what is received and not written, over all sessions."""
     early_held_bytes: int
     """Received before they were accepted, over all sessions."""

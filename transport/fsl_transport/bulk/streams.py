@@ -12,10 +12,10 @@ from typing import Any, Final
 
 from fsl_transport.bulk.chunks import ReceiveStream
 from fsl_transport.bulk.outgoing import Sender
-from fsl_transport.bulk.parallelism import StripeCount
-from fsl_transport.bulk.reassembly import Arrivals, Assembly, Early
-from fsl_transport.bulk.receive_budget import Guest
-from fsl_transport.bulk.stream_context import Road, Transfer, find
+from fsl_transport.bulk.parallelism import Parallelism
+from fsl_transport.bulk.reassembly import Arrivals, Assembly, EagerChunks
+from fsl_transport.bulk.receive_budget import Reservation
+from fsl_transport.bulk.stream_context import StreamContext, Transfer, find
 from fsl_transport.errors import LocalError, PeerError
 from fsl_transport.events import StreamFailed, StreamOffered, StreamReceived
 from fsl_transport.link import Buffer, ChunkSink
@@ -31,7 +31,7 @@ class _Incoming:
         "assemblies",
         "complete",
         "gone",
-        "guest",
+        "reservation",
         "kept",
         "line_bytes",
         "machine",
@@ -50,7 +50,7 @@ class _Incoming:
         self.complete: dict[int, Buffer] = {}  # whole chunks that wait for those before them
         self.kept: dict[int, int] = {}  # index -> bytes, of both
         self.writing: dict[int, int] = {}  # index -> bytes
-        self.guest = Guest()
+        self.reservation = Reservation()
         self.short_round = -1  # in which something came that there was no room for
         self.gone = False
 
@@ -58,15 +58,15 @@ class _Incoming:
 class Streams(Sender):
     """Both directions of one session's streams. ``peer`` is the endpoint's record of the peer."""
 
-    __slots__ = ("_arrivals", "_early", "_incoming", "_left_bytes", "_newest", "_takes")
+    __slots__ = ("_arrivals", "_eager", "_incoming", "_left_bytes", "_newest", "_takes")
 
     def __init__(
-        self, road: Road, peer: Any, name: str, identity: bytes, count: StripeCount
+        self, context: StreamContext, peer: Any, name: str, identity: bytes, count: Parallelism
     ) -> None:
-        super().__init__(road, peer, name, identity, count)
+        super().__init__(context, peer, name, identity, count)
         self._newest = 0  # number of the newest stream that was offered to us
         self._arrivals = Arrivals()
-        self._early = Early()
+        self._eager = EagerChunks()
         self._left_bytes = 0  # that writers have, of streams that are over
         self._incoming: dict[int, _Incoming] = {}
         self._takes: dict[int, Callable[[list[Any], float], None]] = {
@@ -96,22 +96,22 @@ class Streams(Sender):
                 f"stream {stream_id!r} cannot go on at chunk {next_chunk} of {machine.chunks}"
             )
         incoming.sink = sink
-        self._road.room.streams += 1
-        now = self._road.now()
-        early, missed = self._take_early(machine.number)
-        window = self._road.room.first_window(
-            self._settings, incoming.line_bytes, self._others_bytes(incoming), incoming.guest
+        self._context.receive_budget.streams += 1
+        now = self._context.now()
+        eager, missed = self._take_eager(machine.number)
+        window = self._context.receive_budget.first_window(
+            self._settings, incoming.line_bytes, self._others_bytes(incoming), incoming.reservation
         )
-        if early:  # all that may be on its way must fit
-            window = max(window, self._settings.early_bytes)
+        if eager:  # all that may be on its way must fit
+            window = max(window, self._settings.eager_bytes)
         machine.accept(next_chunk, window, self._settings.chunk_limit_bytes, now)
-        self._road.send_op(self._peer, frames.ACCEPT, machine.accept_fields())
-        for chunk in early:
+        self._context.send_op(self._peer, frames.ACCEPT, machine.accept_fields())
+        for chunk in eager:
             if not incoming.gone:
                 self._take_piece(incoming, chunk, now)
         if missed and not incoming.gone and not machine.is_complete:
             machine.ask_again(now)
-            self._road.send_op(self._peer, frames.ACCEPT, machine.accept_fields())
+            self._context.send_op(self._peer, frames.ACCEPT, machine.accept_fields())
         self._finish_if_complete(incoming)
 
     def decline(self, stream_id: str, reason: str) -> None:
@@ -133,8 +133,8 @@ class Streams(Sender):
             outgoing.gone = True
         for incoming in list(self._incoming.values()):
             self._forget(incoming)
-        self._road.early_held_bytes -= self._early.bytes
-        self._early = Early()
+        self._context.early_held_bytes -= self._eager.bytes
+        self._eager = EagerChunks()
         self._outgoing.clear()
 
     def transfers(self) -> list[Transfer]:
@@ -180,17 +180,19 @@ class Streams(Sender):
             self._take_piece(incoming, chunk, now)
         elif incoming is not None or chunk.stream > self._newest:  # else of a stream that is over
             # Twice: a sender that stops a stream may send as much of others before we hear of it.
-            settings, road = self._settings, self._road
-            room = min(
-                2 * settings.early_bytes - self._early.bytes,
-                settings.early_total_bytes - road.early_held_bytes,
+            settings, context = self._settings, self._context
+            receive_budget = min(
+                2 * settings.eager_bytes - self._eager.bytes,
+                settings.eager_total_bytes - context.early_held_bytes,
             )
-            road.early_held_bytes += self._early.keep(chunk, room, settings.max_streams)
+            context.early_held_bytes += self._eager.keep(
+                chunk, receive_budget, settings.max_streams
+            )
 
-    def _take_early(self, number: int) -> tuple[list[Chunk], bool]:
-        before = self._early.bytes
-        found = self._early.take(number)
-        self._road.early_held_bytes -= before - self._early.bytes
+    def _take_eager(self, number: int) -> tuple[list[Chunk], bool]:
+        before = self._eager.bytes
+        found = self._eager.take(number)
+        self._context.early_held_bytes -= before - self._eager.bytes
         return found
 
     def handle_probe(self, probe: Probe, now: float) -> None:
@@ -202,25 +204,25 @@ class Streams(Sender):
     def _tell(self, ranges: Sequence[tuple[int, int, int]]) -> None:
         for told in ranges:
             head = frames.pack((frames.TAKEN, self._identity, *told), frames.TEXT_LIMIT)
-            self._road.send_head(self._peer, head)
+            self._context.send_head(self._peer, head)
 
     def _take_piece(self, incoming: _Incoming, chunk: Chunk, now: float) -> None:
         index = chunk.index
-        room = self._road.room
+        receive_budget = self._context.receive_budget
         is_new = index not in incoming.kept
         if is_new and index >= incoming.machine.expected:
             if chunk.round <= incoming.short_round:
                 return  # its sender will go back to what came before it
-            if not room.fits(self._settings, chunk.size, incoming) and not self._make_room(
-                incoming, chunk
-            ):
+            if not receive_budget.fits(
+                self._settings, chunk.size, incoming
+            ) and not self._make_room(incoming, chunk):
                 return
         if not incoming.machine.begin(chunk.round, index, chunk.size, now):
             return
         if is_new:
             incoming.kept[index] = chunk.size
-            room.taken_bytes += chunk.size
-            room.came(incoming)
+            receive_budget.taken_bytes += chunk.size
+            receive_budget.came(incoming)
         data = chunk.payload
         if len(data) != chunk.size:
             assembly = incoming.assemblies.get(index)
@@ -239,28 +241,28 @@ class Streams(Sender):
 
     def _make_room(self, incoming: _Incoming, chunk: Chunk) -> bool:
         """A chunk did not fit. What is kept of its stream beyond a gap, and what comes after it in this round, is dropped: it could only be written after it, and would take the room of all who wait. Whether it fits now."""
-        machine, room = incoming.machine, self._road.room
+        machine, receive_budget = incoming.machine, self._context.receive_budget
         if chunk.round < machine.round:
             return False  # its sender has gone back since
         incoming.short_round = machine.round
-        if incoming.guest.is_worth_asking(machine.expected):
-            room.wait(incoming, partial(self._ask_for, incoming))
+        if incoming.reservation.is_worth_asking(machine.expected):
+            receive_budget.wait(incoming, partial(self._ask_for, incoming))
             if machine.expected not in incoming.kept:
-                machine.put_off(self._road.now(), LOOK_AGAIN_S)
-                self._road.rearm(self._peer, self._road.now())
+                machine.put_off(self._context.now(), LOOK_AGAIN_S)
+                self._context.rearm(self._peer, self._context.now())
         gap = machine.first_missing(incoming.kept)
         for index in [index for index in incoming.kept if index > gap]:
             machine.forget(index)
-            room.taken_bytes -= incoming.kept.pop(index)
+            receive_budget.taken_bytes -= incoming.kept.pop(index)
             incoming.assemblies.pop(index, None)
             incoming.complete.pop(index, None)
-        return chunk.index <= gap and room.fits(self._settings, chunk.size, incoming)
+        return chunk.index <= gap and receive_budget.fits(self._settings, chunk.size, incoming)
 
     def _write_ready(self, incoming: _Incoming, index: int) -> None:
         for ready in incoming.machine.arrived(index):
             data = incoming.complete.pop(ready)
             size = incoming.writing[ready] = incoming.kept.pop(ready)
-            self._road.room.writing_bytes += size
+            self._context.receive_budget.writing_bytes += size
             assert incoming.sink is not None
             incoming.sink.write(ready, data, partial(self._wrote, incoming, ready))
             if incoming.gone:
@@ -275,15 +277,15 @@ class Streams(Sender):
 
     def handle_timer(self, now: float) -> None:
         """Ask again for what stalled."""
-        room = self._road.room
-        room.look(self._settings, now)
+        receive_budget = self._context.receive_budget
+        receive_budget.look(self._settings, now)
         for incoming in list(self._incoming.values()):
             machine = incoming.machine
             if self._is_short(incoming):
                 if now >= machine.next_deadline():
                     machine.put_off(now, LOOK_AGAIN_S)
             elif machine.handle_timer(now):
-                self._road.send_op(self._peer, frames.ACCEPT, incoming.machine.accept_fields())
+                self._context.send_op(self._peer, frames.ACCEPT, incoming.machine.accept_fields())
         if now >= self._bulk.next_deadline():
             for stripe, number in self._bulk.handle_timer(now):
                 self._probe(stripe, number)
@@ -291,11 +293,13 @@ class Streams(Sender):
 
     def _is_short(self, incoming: _Incoming) -> bool:
         """Whether the chunk that is missing is missing for want of room, which there still is not. A part of it that is lost on its way is not."""
-        machine, room = incoming.machine, self._road.room
+        machine, receive_budget = incoming.machine, self._context.receive_budget
         if machine.round != incoming.short_round or machine.expected in incoming.kept:
             return False
         largest = self._settings.chunk_limit_bytes
-        return room.has_waiting(incoming) or not room.fits(self._settings, largest, incoming)
+        return receive_budget.has_waiting(incoming) or not receive_budget.fits(
+            self._settings, largest, incoming
+        )
 
     # Operations.
 
@@ -305,48 +309,48 @@ class Streams(Sender):
             raise PeerError(f"stream number {number} offered twice")
         self._newest = max(self._newest, number)
         if len(self._incoming) >= self._settings.max_streams:
-            self._take_early(number)
+            self._take_eager(number)
             text = f"more than {self._settings.max_streams} streams at once"
-            self._road.send_op(self._peer, frames.DECLINE, (number, text))
+            self._context.send_op(self._peer, frames.DECLINE, (number, text))
             return
         old = find(self._incoming, stream_id)
         if old is not None:
             self._forget(old)
-            self._road.emit(StreamFailed(self._name, stream_id, "offered again"))
+            self._context.emit(StreamFailed(self._name, stream_id, "offered again"))
         machine = ReceiveStream(number, chunks, self._settings.stall_s)
         self._incoming[number] = _Incoming(machine, stream_id, line_bytes)
-        self._road.emit(StreamOffered(self._name, stream_id, meta, chunks))
+        self._context.emit(StreamOffered(self._name, stream_id, meta, chunks))
 
     def _ask_for(self, incoming: _Incoming) -> bool:
         """There is room for what was dropped. False when it was asked for meanwhile, after a silence."""
         machine = incoming.machine
         if machine.round != incoming.short_round:
             return False
-        incoming.guest.asked(machine.expected)
-        now = self._road.now()
+        incoming.reservation.asked(machine.expected)
+        now = self._context.now()
         machine.ask_again(now, is_for_room=True)
-        self._road.send_op(self._peer, frames.ACCEPT, machine.accept_fields())
-        self._road.rearm(self._peer, now)
+        self._context.send_op(self._peer, frames.ACCEPT, machine.accept_fields())
+        self._context.rearm(self._peer, now)
         return True
 
     def _on_stop(self, fields: list[Any], now: float) -> None:
         incoming = self._incoming.get(fields[0])
         if incoming is not None:
             self._forget(incoming)
-            self._road.emit(StreamFailed(self._name, incoming.stream_id, fields[1]))
+            self._context.emit(StreamFailed(self._name, incoming.stream_id, fields[1]))
 
     def _on_blocked(self, fields: list[Any], now: float) -> None:
         number, limit, line_bytes = fields
         incoming = self._incoming.get(number)
         if incoming is not None and incoming.machine.round >= 0:
             machine = incoming.machine
-            room = self._road.room
+            receive_budget = self._context.receive_budget
             others_bytes = self._others_bytes(incoming)
-            needs = room.window(self._settings, line_bytes, others_bytes)
-            limit_bytes = room.window_limit(self._settings, others_bytes)
+            needs = receive_budget.window(self._settings, line_bytes, others_bytes)
+            limit_bytes = receive_budget.window_limit(self._settings, others_bytes)
             if machine.blocked(limit, needs, limit_bytes):
                 credit = (number, machine.credit.limit, machine.written)
-                self._road.send_op(self._peer, frames.CREDIT, credit)
+                self._context.send_op(self._peer, frames.CREDIT, credit)
 
     # The receiving side.
 
@@ -354,25 +358,25 @@ class Streams(Sender):
         size = incoming.writing.pop(index, None)
         if size is None:
             return  # told twice
-        room = self._road.room
-        room.taken_bytes -= size
-        room.writing_bytes -= size
-        room.use(self._settings)
+        receive_budget = self._context.receive_budget
+        receive_budget.taken_bytes -= size
+        receive_budget.writing_bytes -= size
+        receive_budget.use(self._settings)
         if incoming.gone:
             self._left_bytes -= size
             return
         if not ok:
             self._abort(incoming, "the receiver could not write it")
             reason = "it could not be written"
-            self._road.emit(StreamFailed(self._name, incoming.stream_id, reason))
+            self._context.emit(StreamFailed(self._name, incoming.stream_id, reason))
             return
         machine = incoming.machine
-        now = self._road.now()
-        if machine.wrote(size, room.window_limit(self._settings), now):
+        now = self._context.now()
+        if machine.wrote(size, receive_budget.window_limit(self._settings), now):
             fields = (machine.number, machine.credit.limit, machine.written)
-            self._road.send_op(self._peer, frames.CREDIT, fields)
+            self._context.send_op(self._peer, frames.CREDIT, fields)
         else:
-            self._road.rearm(self._peer, now)
+            self._context.rearm(self._peer, now)
         self._finish_if_complete(incoming)
 
     def _others_bytes(self, incoming: _Incoming) -> int:
@@ -384,26 +388,26 @@ class Streams(Sender):
     def _finish_if_complete(self, incoming: _Incoming) -> None:
         if not incoming.gone and incoming.machine.is_complete:
             self._forget(incoming)
-            self._road.send_op(self._peer, frames.DONE, (incoming.machine.number,))
-            self._road.emit(StreamReceived(self._name, incoming.stream_id))
+            self._context.send_op(self._peer, frames.DONE, (incoming.machine.number,))
+            self._context.emit(StreamReceived(self._name, incoming.stream_id))
 
     def _abort(self, incoming: _Incoming, reason: str) -> None:
         op = frames.DECLINE if incoming.machine.round < 0 else frames.ABORT
         self._forget(incoming)
-        self._road.send_op(self._peer, op, (incoming.machine.number, frames.short(reason)))
+        self._context.send_op(self._peer, op, (incoming.machine.number, frames.short(reason)))
 
     def _forget(self, incoming: _Incoming) -> None:
         incoming.gone = True
         incoming.sink = None  # what it still writes stays counted until it says so
         self._left_bytes += sum(incoming.writing.values())
-        room = self._road.room
-        room.taken_bytes -= sum(incoming.kept.values())
+        receive_budget = self._context.receive_budget
+        receive_budget.taken_bytes -= sum(incoming.kept.values())
         incoming.kept.clear()
         incoming.assemblies.clear()
         incoming.complete.clear()
-        self._take_early(incoming.machine.number)
+        self._take_eager(incoming.machine.number)
         if incoming.machine.round >= 0:
-            room.streams -= 1
-        room.leave(incoming, incoming.guest)
+            receive_budget.streams -= 1
+        receive_budget.leave(incoming, incoming.reservation)
         self._incoming.pop(incoming.machine.number, None)
-        room.use(self._settings)
+        receive_budget.use(self._settings)

@@ -4,7 +4,7 @@ Chunks are cut into pieces, so that a slow line is not blocked by one chunk and 
 streams of a session go over all its stripes and may overtake each other between them; each stripe numbers what it carries.
 
 Rules
-  * All stripes together may have as much under way as ``line_window.py`` says: so a line is full, and no long queue builds up on it, however many stripes
+  * All stripes together may have as much under way as ``congestion_window.py`` says: so a line is full, and no long queue builds up on it, however many stripes
     there are. No more of them are used than that window is worth.
   * A piece is a third of what its stripe's measured speed brings in the line's round trip (with the window's gain and its allowance for a busy process), at least 16 KiB, at most a chunk.
   * A stripe may have ``window`` bytes of it: ``WINDOW_GAIN`` times what its measured speed brings in the line's round trip, and two
@@ -41,7 +41,7 @@ from fsl_transport.bulk.congestion_window import (
     BUSY_LOOP_S,
     CLOCK_S,
     MEMORY_S,
-    LineWindow,
+    CongestionWindow,
 )
 from fsl_transport.errors import PeerError
 from fsl_transport.link import Buffer
@@ -174,7 +174,7 @@ class BulkSender:
         self.count = 1
         self.delivered = 0
         self.sent_again = 0
-        self.line = LineWindow(window_limit)
+        self.line = CongestionWindow(window_limit)
         self._patience_s = patience_s
         self._piece_limit = piece_limit
         self._window_limit = window_limit

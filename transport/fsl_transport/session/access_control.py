@@ -23,7 +23,7 @@ from __future__ import annotations
 import ipaddress
 from typing import Final
 
-from fsl_transport.rate_limit import Bucket, Buckets
+from fsl_transport.rate_limit import RateLimit, TokenBucket
 from fsl_transport.session import frames
 from fsl_transport.session.frames import Ack, Beat, Data
 from fsl_transport.settings import TransportSettings
@@ -43,14 +43,14 @@ def place_of(address: str) -> str:
     return str(found.ipv4_mapped or found.exploded[:19])
 
 
-class ArrivalGate:
+class ArrivalLimits:
     """For one listener."""
 
     __slots__ = ("_all", "_known", "_places", "dropped")
 
     def __init__(self, settings: TransportSettings, now: float) -> None:
-        self._places = Buckets(settings.connections_of_an_address, _ORIGINS)
-        self._all = Bucket(settings.connections_of_new_addresses, now)
+        self._places = RateLimit(settings.connections_of_an_address, _ORIGINS)
+        self._all = TokenBucket(settings.connections_of_new_addresses, now)
         self._known: dict[str, None] = {}
         self.dropped = 0
 
@@ -76,14 +76,14 @@ class ArrivalGate:
         self._known[place] = None
 
 
-class HelloGate:
+class HelloLimits:
     """For one listener."""
 
     __slots__ = ("_all", "_half_open", "_limit", "_origins", "dropped")
 
     def __init__(self, settings: TransportSettings, now: float) -> None:
-        self._origins = Buckets(settings.hellos_of_an_origin, _ORIGINS)
-        self._all = Bucket(settings.hellos_of_new_names, now)
+        self._origins = RateLimit(settings.hellos_of_an_origin, _ORIGINS)
+        self._all = TokenBucket(settings.hellos_of_new_names, now)
         self._limit = settings.max_half_open
         self._half_open: dict[str, None] = {}
         self.dropped = 0
@@ -113,15 +113,15 @@ class HelloGate:
         self._half_open.pop(name, None)
 
 
-class SpeechGate:
+class MessageLimits:
     """For one session at a listener."""
 
     __slots__ = ("_bytes", "_messages", "_words")
 
     def __init__(self, settings: TransportSettings, now: float) -> None:
-        self._messages = Bucket(settings.control_messages, now)
-        self._bytes = Bucket(settings.control_bytes, now)
-        self._words = Bucket(settings.owner_messages, now)
+        self._messages = TokenBucket(settings.control_messages, now)
+        self._bytes = TokenBucket(settings.control_bytes, now)
+        self._words = TokenBucket(settings.owner_messages, now)
 
     def opens(self, message: Data | Beat | Ack, size: int, now: float) -> bool:
         """Whether to handle a control message of ``size`` bytes."""

@@ -140,11 +140,11 @@ class Session:
         """The bytes that end this session."""
         return frames.pack((frames.BYE, self.identity, frames.short(reason)), 8 * frames.TEXT_LIMIT)
 
-    def hear(self, now: float) -> None:
+    def on_received(self, now: float) -> None:
         """Something of this session arrived, on whatever lane."""
         self._heard_at = now
 
-    def heard_ago_s(self, now: float) -> float:
+    def last_received_ago_s(self, now: float) -> float:
         """Seconds since the peer was heard."""
         return now - self._heard_at
 

@@ -21,7 +21,7 @@ Rules
 
 Dialer     state     event                                -> state     effects
            IDLE      connect                              -> CALLING   SayHello
-           CALLING   timer                                -> CALLING   SayHello / StillCalling
+           CALLING   timer                                -> CALLING   SayHello / StillConnecting
            CALLING   WELCOME                              -> UP        Up
            CALLING   REFUSE superseded, never up          -> CALLING   SayHello (known + 1)
            CALLING   REFUSE superseded, was up            -> IDLE      Overtaken
@@ -90,7 +90,7 @@ class SayHello:
 
 
 @frozen
-class StillCalling:
+class StillConnecting:
     """No welcome for ``seconds``."""
 
     seconds: float
@@ -122,7 +122,7 @@ class RefusedBy:
 
 
 @frozen
-class Overtaken:
+class Replaced:
     """A higher incarnation of our name is in."""
 
 
@@ -134,7 +134,7 @@ class Ask:
 
 
 Effect: TypeAlias = (
-    SayHello | StillCalling | Up | Down | RefusedBy | Overtaken | Ask | Data | Beat | BeatDue
+    SayHello | StillConnecting | Up | Down | RefusedBy | Replaced | Ask | Data | Beat | BeatDue
 )
 
 
@@ -251,7 +251,7 @@ class DialerMachine:
             effects.append(SayHello())
         if now >= self._unreachable_at:
             self._unreachable_at = now + self.settings.unreachable_every_s
-            effects.append(StillCalling(now - self._calling_since))
+            effects.append(StillConnecting(now - self._calling_since))
         return effects
 
     def _next_wait_s(self) -> float:
@@ -300,7 +300,7 @@ class DialerMachine:
         if message.code == SUPERSEDED and message.known >= self.incarnation:
             if self._was_up:
                 self._rest()
-                return [Overtaken()]
+                return [Replaced()]
             if message.known + 1 >= INCARNATION_LIMIT:
                 self._rest()
                 return [RefusedBy(message.code, f"{message.text}, the highest that there is")]
@@ -424,7 +424,7 @@ class ListenerMachine:
             self._down("bye", now)
         self.state = ListenerState.ABSENT
 
-    def expel(self, now: float) -> list[Effect]:
+    def evict(self, now: float) -> list[Effect]:
         """Its key is no longer allowed: say so and end whatever there is."""
         if self.session is not None:
             self.outbox.append(self.session.bye_head(REVOKED))
@@ -490,7 +490,7 @@ class ListenerMachine:
                 and self.session is not None
                 and not self._heard_under_session
             ):
-                self.session.hear(now)
+                self.session.on_received(now)
                 self.outbox.append(self._welcome)
             return []
         elif self.session is not None:

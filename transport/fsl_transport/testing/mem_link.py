@@ -125,7 +125,7 @@ class MemLink:
         """See ``link.Link``."""
         self._receive = receive
 
-    def whence(self) -> str:
+    def address_of(self) -> str:
         """See ``link.Link``. There are no addresses."""
         return ""
 
@@ -217,7 +217,7 @@ class MemNetwork:
         """Remove an endpoint without a goodbye, as when its process dies."""
         link = self._links.pop(name, None)
         if link is not None:
-            link.set_receiver(_nobody)
+            link.set_receiver(_ignore)
 
     # What links call.
 
@@ -230,7 +230,7 @@ class MemNetwork:
 
     def leave(self, link: MemLink) -> None:
         """Remove a link, unless another one has its name by now."""
-        link.set_receiver(_nobody)
+        link.set_receiver(_ignore)
         if self._links.get(link.name) is link:
             del self._links[link.name]
 
@@ -239,7 +239,7 @@ class MemNetwork:
         link: MemLink,
         to: str,
         path: _Path,
-        road: int,
+        context: int,
         lane: Lane,
         frames: Sequence[Buffer],
     ) -> None:
@@ -254,21 +254,21 @@ class MemNetwork:
         when = scheduler.time() + path.conditions.delay_s
         if path.is_plain:
             # Conditions may have been worse a moment ago: what is on its way stays in front.
-            when = max(when, path.arrives_at[road if road < 2 else 1])
+            when = max(when, path.arrives_at[context if context < 2 else 1])
             self._plan(when, link, to, path, lane, frames)
         else:
-            self._carry_badly(link, to, path, road, lane, frames)
+            self._carry_badly(link, to, path, context, lane, frames)
 
     def _carry_badly(  # noqa: PLR0917
         self,
         link: MemLink,
         to: str,
         path: _Path,
-        road: int,
+        context: int,
         lane: Lane,
         frames: Sequence[Buffer],
     ) -> None:
-        while road >= len(path.free_at):
+        while context >= len(path.free_at):
             path.free_at.append(0.0)
             path.arrives_at.append(0.0)
         conditions = path.conditions
@@ -276,8 +276,8 @@ class MemNetwork:
         now = self.scheduler.time()
         if conditions.bytes_per_s:
             size = sum(len(frame) for frame in frames)
-            start = max(now, path.free_at[road])
-            now = path.free_at[road] = start + size / conditions.bytes_per_s
+            start = max(now, path.free_at[context])
+            now = path.free_at[context] = start + size / conditions.bytes_per_s
         if conditions.drop and chance() < conditions.drop:
             self.counts["dropped"] += 1
             return
@@ -293,7 +293,7 @@ class MemNetwork:
                 self.counts["reordered"] += 1
                 when += chance() * 4 * (conditions.delay_s + conditions.jitter_s)
             else:
-                when = path.arrives_at[road] = max(when, path.arrives_at[road])
+                when = path.arrives_at[context] = max(when, path.arrives_at[context])
             self._plan(when, link, to, path, lane, frames)
 
     def _plan(  # noqa: PLR0917 - the hot path passes positions
@@ -333,5 +333,5 @@ class MemNetwork:
         return link
 
 
-def _nobody(peer: str, lane: Lane, frames: Sequence[Buffer], origin: bytes) -> None:
+def _ignore(peer: str, lane: Lane, frames: Sequence[Buffer], origin: bytes) -> None:
     """Receive for an endpoint that is gone."""

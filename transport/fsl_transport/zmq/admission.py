@@ -5,7 +5,7 @@ socket monitor tells of each connection by its descriptor; one that is too many 
 side hanging up. By then the number may belong to something else: a file is not harmed (it is no socket), and the newest
 connections are those that are too many anyhow.
 
-Connections that stand stay: a flood keeps newcomers out, not those who are here. How fast they may come says ``gate.ArrivalGate``. libzmq does its
+Connections that stand stay: a flood keeps newcomers out, not those who are here. How fast they may come says ``gate.ArrivalLimits``. libzmq does its
 part of a handshake in a thread of its own, so that some of those that come too fast have got their first answer when they are hung up.
 """
 
@@ -19,7 +19,7 @@ import socket
 from collections.abc import Callable
 from typing import Final
 
-from fsl_transport.session.access_control import ArrivalGate
+from fsl_transport.session.access_control import ArrivalLimits
 from fsl_transport.settings import TransportSettings
 
 RESERVED: Final = 512
@@ -65,13 +65,13 @@ def files_for(connections: int, held: int) -> int:
     return max(connections + held + LEAST_RESERVED, min(quarter_reserved, connections + RESERVED))
 
 
-class Doorkeeper:
+class ConnectionAdmission:
     """Counts by descriptor."""
 
     def __init__(self, settings: TransportSettings, now: float) -> None:
         fits = connections_within(descriptors(), 0)
         self.limit = max(1, min(settings.max_connections, fits))
-        self.arrivals = ArrivalGate(settings, now)
+        self.arrivals = ArrivalLimits(settings, now)
         self.turned_away = 0
         self._open: set[int] = set()
 

@@ -104,10 +104,10 @@ class HandshakeFailed:
     address: str = ""
 
 
-Tell: TypeAlias = Callable[[HandshakeFailed], None]
+Send: TypeAlias = Callable[[HandshakeFailed], None]
 
 
-def nobody(_failed: HandshakeFailed) -> None:
+def deny_all(_failed: HandshakeFailed) -> None:
     """Whom to tell where nobody wants to know."""
 
 
@@ -178,7 +178,7 @@ class ZapHandler:
         self,
         context: zmq.asyncio.Context,
         allows: Callable[[str], bool],
-        tell: Tell,
+        tell: Send,
         let_in: Callable[[str], None] = lambda _address: None,
     ) -> None:
         self._allows = allows

@@ -57,11 +57,11 @@ from fsl_transport.zmq.admission import descriptors
 from fsl_transport.zmq.curve import (
     DialerCurve,
     ListenerCurve,
-    Tell,
+    Send,
     ZapHandler,
+    deny_all,
     dialer_failure,
     listener_failure,
-    nobody,
 )
 from fsl_transport.zmq.frame_trailer import is_whole
 from fsl_transport.zmq.pipe import Pipe
@@ -201,7 +201,7 @@ class ZmqListener(_ZmqLink):
         address: str,
         settings: TransportSettings | None = None,
         curve: ListenerCurve | None = None,
-        tell: Tell = nobody,
+        tell: Send = deny_all,
     ) -> None:
         host, port = split_address(address, listening=True)
         super().__init__()
@@ -286,7 +286,7 @@ class ZmqListener(_ZmqLink):
         self._arriving = parts[-1]
         self._deliver(peer, lane, parts[1:], origin)
 
-    def whence(self) -> str:
+    def address_of(self) -> str:
         """See ``link.Link``: the address of the machine, without the port."""
         try:
             return "" if self._arriving is None else str(self._arriving.get("Peer-Address"))
@@ -323,7 +323,7 @@ class ZmqDialer(_ZmqLink):
         name: str,
         settings: TransportSettings | None = None,
         curve: DialerCurve | None = None,
-        tell: Tell = nobody,
+        tell: Send = deny_all,
     ) -> None:
         self._host, self._port = split_address(address, listening=False)
         check_name(name)
@@ -399,7 +399,7 @@ class ZmqDialer(_ZmqLink):
         for pipe in self._pipes:
             pipe.adopt(settings)
 
-    def whence(self) -> str:
+    def address_of(self) -> str:
         """See ``link.Link``. It is the listener, always."""
         return ""
 

@@ -21,10 +21,10 @@ from zmq.utils.monitor import parse_monitor_message
 
 from fsl_transport.link import Buffer
 from fsl_transport.settings import TransportSettings
-from fsl_transport.zmq.admission import Doorkeeper
+from fsl_transport.zmq.admission import ConnectionAdmission
 from fsl_transport.zmq.curve import DialerCurve, ListenerCurve
 from fsl_transport.zmq.frame_trailer import end_of
-from fsl_transport.zmq.send_budget import Unsent
+from fsl_transport.zmq.send_budget import SendBudget
 
 HANDSHAKE_MS: Final = 10_000
 """A connection that has not finished its handshake by then is hung up. A relay takes for known who is there 15 s after our first word."""
@@ -76,7 +76,7 @@ class Pipe:
         self._keeps_window = keeps_window
         self._keeps_bytes = 0  # 0: the newest message only
         self._kept_bytes = 0
-        self._unsent = Unsent(0, 0)  # `adopt` sets its limits
+        self._send_budget = SendBudget(0, 0)  # `adopt` sets its limits
         self._queue: deque[Sequence[Buffer]] = deque()  # what waits for a connection
         self._is_listener = kind == zmq.ROUTER
         self._is_blocked = not self._is_listener
@@ -92,7 +92,7 @@ class Pipe:
         self.adopt(settings)
         if curve is not None:
             curve.prepare(self.socket)
-        self.doors = Doorkeeper(settings, loop.time()) if self._is_listener else None
+        self.doors = ConnectionAdmission(settings, loop.time()) if self._is_listener else None
         monitor: zmq.asyncio.Socket | None = None
         name = f"inproc://fsl-monitor-{id(self)}"
         try:
@@ -124,8 +124,8 @@ class Pipe:
         if self.socket.closed:
             return
         self._keeps_bytes = settings.window_bytes if self._keeps_window else 0
-        self._unsent.limit_bytes = settings.unsent_bytes
-        self._unsent.total_limit_bytes = settings.unsent_total_bytes
+        self._send_budget.limit_bytes = settings.unsent_bytes
+        self._send_budget.total_limit_bytes = settings.unsent_total_bytes
         socket = self.socket
         # Messages of one connection. A control window must fit, with what is not counted in it.
         waiting = settings.control_window + _UNCOUNTED_MESSAGES
@@ -243,7 +243,7 @@ class Pipe:
         try:
             if size < _TRACKED_BYTES:
                 self.socket.send_multipart(self._whole(parts), _NOW)
-            elif self._unsent.fits(connection, size, self._loop.time()):
+            elif self._send_budget.fits(connection, size, self._loop.time()):
                 self._write_large(connection, parts, last)
             else:
                 self.absent += 1  # this peer takes nothing, or all together too little
@@ -272,7 +272,7 @@ class Pipe:
         for end in ends:
             self.socket.send(end, _NOW)
         assert tracker is not None
-        self._unsent.add(connection, len(data), tracker)
+        self._send_budget.add(connection, len(data), tracker)
 
     def _whole(self, parts: Sequence[Buffer]) -> Sequence[Buffer]:
         """A message as it goes out, with what keeps a payload at its head (``seam.py``)."""

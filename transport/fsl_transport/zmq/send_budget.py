@@ -23,7 +23,7 @@ class Tracker(Protocol):
         ...
 
 
-class Unsent:
+class SendBudget:
     """Bytes in libzmq, for each connection and for all together, and the limits of both."""
 
     __slots__ = ("_queues", "_sizes", "_swept_at", "limit_bytes", "total", "total_limit_bytes")

@@ -10,12 +10,12 @@ A local step is a generator. It yields what has to cross the cut and is sent wha
         answer = ...                                    # carry `crossing` to method.serve(server, name, crossing) and back
 
 So the same file serves a driver in one process, a client's training thread that waits for a network, and one that does not wait: where
-a crossing `may_overlap`, None may be sent at once. Several generators of one client may be open (ClientHalf's `in_flight`).
+a crossing `may_overlap`, None may be sent at once. Several generators of one client may be open (ClientPart's `in_flight`).
 
     crossing            from     answer                                     may overlap
     Activations         client   Features (U-shape), CutGradient, or None   if nothing is wanted back
     FeatureGradient     client   CutGradient                                no
-    AuxiliaryWanted     client   vector of the auxiliary model, or None     yes; hand a later one to ClientHalf.load(v, "auxiliary")
+    AuxiliaryWanted     client   vector of the auxiliary model, or None     yes; hand a later one to ClientPart.load(v, "auxiliary")
 
 At the end of a round the client-side parts named in `averaged` are averaged at the federated server (`weights.average`, in the order of
 the clients, shares renormalised over those present), and `end_round` does the split server's part.
@@ -30,10 +30,10 @@ import attrs
 from torch import Tensor, nn
 
 from fsl_async.errors import ConfigError
-from fsl_async.learn.models.cuts import Halves
+from fsl_async.learn.models.cuts import CutModel
 from fsl_async.learn.split.batches import Batch, Loss, Smashed, cross_entropy
-from fsl_async.learn.split.errors import CutError, HalfMisused
-from fsl_async.learn.split.model_parts import ClientHalf, StepReport
+from fsl_async.learn.split.errors import CutError, ModelPartMisused
+from fsl_async.learn.split.model_parts import ClientPart, StepReport
 from fsl_async.learn.split.optimizers import OptimizerSpec
 from fsl_async.learn.split.server import ServerSettings, SplitServer
 
@@ -125,7 +125,7 @@ class Method(ABC):
         self.settings = settings
 
     @abstractmethod
-    def local_step(self, client: ClientHalf, batch: Batch, at: Position) -> Steps:
+    def local_step(self, client: ClientPart, batch: Batch, at: Position) -> Steps:
         """Train on one batch."""
 
     @abstractmethod
@@ -135,7 +135,7 @@ class Method(ABC):
     def end_round(self, server: SplitServer, shares: Mapping[str, float]) -> None:  # noqa: B027 - most do nothing
         """The split server's part of a round's end; `shares` are those of the clients that took part."""
 
-    def check(self, halves: Halves, auxiliary: nn.Module | None) -> None:
+    def check(self, halves: CutModel, auxiliary: nn.Module | None) -> None:
         """Raise ConfigError, in one line, when the method cannot run on such halves."""
         if self.has_server and halves.server is None:
             raise CutError(f"{self.name} needs a model that is cut")
@@ -149,7 +149,7 @@ class Method(ABC):
 
     def client_half(
         self,
-        halves: Halves,
+        halves: CutModel,
         optimizer: OptimizerSpec,
         *,
         auxiliary: nn.Module | None = None,
@@ -157,12 +157,12 @@ class Method(ABC):
         seed: int = 0,
         name: str = "",
         in_flight: int = 1,
-    ) -> ClientHalf:
-        """A client's half for this method, of the very modules given (`Halves.copies` for a second client)."""
+    ) -> ClientPart:
+        """A client's half for this method, of the very modules given (`CutModel.copies` for a second client)."""
         self.check(halves, auxiliary)
         if not self.has_server:
             auxiliary = nn.Identity()  # the loss is that of the model's own outputs
-        return ClientHalf(
+        return ClientPart(
             halves.client,
             optimizer,
             tail=halves.tail,
@@ -175,7 +175,7 @@ class Method(ABC):
         )
 
     def server(
-        self, halves: Halves, settings: ServerSettings, auxiliary: nn.Module | None = None
+        self, halves: CutModel, settings: ServerSettings, auxiliary: nn.Module | None = None
     ) -> SplitServer:
         """The split server for this method, of the very modules given."""
         self.check(halves, auxiliary)
@@ -185,7 +185,7 @@ class Method(ABC):
         return SplitServer(halves.server, attrs.evolve(settings, replicas=self.replicas), aligned)
 
 
-def gradient_step(client: ClientHalf, batch: Batch) -> Steps:
+def gradient_step(client: ClientPart, batch: Batch) -> Steps:
     """One step with the server's own gradient, straight or U-shaped: what SL, SplitFed V1 and V2 have in common."""
     pending = client.forward(batch)
     try:
@@ -212,8 +212,8 @@ def gradient_answer(server: SplitServer, client: str, crossing: Crossing) -> Fea
         case Activations(smashed=smashed):
             result = half.step(smashed, wants_gradient=True)
             if result.gradient is None:
-                raise HalfMisused("a step that wants a gradient gave none")
+                raise ModelPartMisused("a step that wants a gradient gave none")
             return CutGradient(result.gradient, result.loss, result.updates)
         case FeatureGradient(values=values):
             return CutGradient(half.backward(server.open(client), values), None, half.updates)
-    raise HalfMisused(f"nothing answers {type(crossing).__name__} in this method")
+    raise ModelPartMisused(f"nothing answers {type(crossing).__name__} in this method")

@@ -11,9 +11,9 @@ An upload is made of the weights before the step that follows it. The server's s
 from typing import Any, ClassVar, Literal
 
 from fsl_async.learn.split.batches import Batch
-from fsl_async.learn.split.errors import HalfMisused
+from fsl_async.learn.split.errors import ModelPartMisused
 from fsl_async.learn.split.methods.base import Activations, Crossing, Method, Position, Steps
-from fsl_async.learn.split.model_parts import ClientHalf
+from fsl_async.learn.split.model_parts import ClientPart
 from fsl_async.learn.split.server import SplitServer
 
 
@@ -24,7 +24,7 @@ class CseFsl(Method):
     auxiliary: ClassVar[Literal["none", "trained", "aligned"]] = "trained"
     averaged: ClassVar[tuple[str, ...]] = ("client", "auxiliary")
 
-    def local_step(self, client: ClientHalf, batch: Batch, at: Position) -> Steps:
+    def local_step(self, client: ClientPart, batch: Batch, at: Position) -> Steps:
         """Train on one batch through the auxiliary model; upload it when its turn has come."""
         pending = client.forward(batch)
         if at.step % self.settings.upload_every == 0:
@@ -34,5 +34,5 @@ class CseFsl(Method):
     def serve(self, server: SplitServer, client: str, crossing: Crossing) -> Any:
         """Step x_s on what came; there is no answer."""
         if not isinstance(crossing, Activations):
-            raise HalfMisused(f"nothing answers {type(crossing).__name__} in this method")
+            raise ModelPartMisused(f"nothing answers {type(crossing).__name__} in this method")
         server.half(client).step(crossing.smashed, wants_gradient=False)

@@ -10,9 +10,9 @@ part trains it by one client after the other; that is SplitFed V2 at the price o
 from typing import Any, ClassVar
 
 from fsl_async.learn.split.batches import Batch
-from fsl_async.learn.split.errors import HalfMisused
+from fsl_async.learn.split.errors import ModelPartMisused
 from fsl_async.learn.split.methods.base import Crossing, Method, Position, Steps
-from fsl_async.learn.split.model_parts import ClientHalf
+from fsl_async.learn.split.model_parts import ClientPart
 from fsl_async.learn.split.server import SplitServer
 
 
@@ -22,11 +22,11 @@ class FedAvg(Method):
     name: ClassVar[str] = "fedavg"
     has_server: ClassVar[bool] = False
 
-    def local_step(self, client: ClientHalf, batch: Batch, at: Position) -> Steps:
+    def local_step(self, client: ClientPart, batch: Batch, at: Position) -> Steps:
         """Train on one batch; nothing crosses."""
         yield from ()
         return client.auxiliary_step(client.forward(batch))
 
     def serve(self, server: SplitServer, client: str, crossing: Crossing) -> Any:
         """There is no split server."""
-        raise HalfMisused("fedavg has no split server")
+        raise ModelPartMisused("fedavg has no split server")

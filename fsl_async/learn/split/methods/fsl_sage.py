@@ -15,7 +15,7 @@ with the old x_a until the new one is there.
 from typing import Any, ClassVar, Literal
 
 from fsl_async.learn.split.batches import Batch
-from fsl_async.learn.split.errors import HalfMisused
+from fsl_async.learn.split.errors import ModelPartMisused
 from fsl_async.learn.split.methods.base import (
     Activations,
     AuxiliaryWanted,
@@ -24,7 +24,7 @@ from fsl_async.learn.split.methods.base import (
     Position,
     Steps,
 )
-from fsl_async.learn.split.model_parts import ClientHalf
+from fsl_async.learn.split.model_parts import ClientPart
 from fsl_async.learn.split.server import SplitServer
 
 
@@ -34,7 +34,7 @@ class FslSage(Method):
     name: ClassVar[str] = "fsl-sage"
     auxiliary: ClassVar[Literal["none", "trained", "aligned"]] = "aligned"
 
-    def local_step(self, client: ClientHalf, batch: Batch, at: Position) -> Steps:
+    def local_step(self, client: ClientPart, batch: Batch, at: Position) -> Steps:
         """Train on one batch by the estimated gradient; upload and ask for alignment when their turn has come."""
         pending = client.forward(batch)
         if at.step % self.settings.upload_every == 0:
@@ -57,4 +57,4 @@ class FslSage(Method):
             case AuxiliaryWanted():
                 alignment.align(half)
                 return alignment.export()
-        raise HalfMisused(f"nothing answers {type(crossing).__name__} in this method")
+        raise ModelPartMisused(f"nothing answers {type(crossing).__name__} in this method")

@@ -19,7 +19,7 @@ from fsl_async.learn.split.methods.base import (
     gradient_answer,
     gradient_step,
 )
-from fsl_async.learn.split.model_parts import ClientHalf
+from fsl_async.learn.split.model_parts import ClientPart
 from fsl_async.learn.split.server import SplitServer
 
 
@@ -29,7 +29,7 @@ class SplitFedV1(Method):
     name: ClassVar[str] = "splitfed-v1"
     replicas: ClassVar[bool] = True
 
-    def local_step(self, client: ClientHalf, batch: Batch, at: Position) -> Steps:
+    def local_step(self, client: ClientPart, batch: Batch, at: Position) -> Steps:
         """Train on one batch with the replica's gradient."""
         return gradient_step(client, batch)
 

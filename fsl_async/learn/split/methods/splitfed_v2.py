@@ -18,7 +18,7 @@ from fsl_async.learn.split.methods.base import (
     gradient_answer,
     gradient_step,
 )
-from fsl_async.learn.split.model_parts import ClientHalf
+from fsl_async.learn.split.model_parts import ClientPart
 from fsl_async.learn.split.server import SplitServer
 
 
@@ -27,7 +27,7 @@ class SplitFedV2(Method):
 
     name: ClassVar[str] = "splitfed-v2"
 
-    def local_step(self, client: ClientHalf, batch: Batch, at: Position) -> Steps:
+    def local_step(self, client: ClientPart, batch: Batch, at: Position) -> Steps:
         """Train on one batch with the server's gradient."""
         return gradient_step(client, batch)
 

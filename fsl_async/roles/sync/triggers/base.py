@@ -26,7 +26,7 @@ from fsl_async.roles.phrasing import share_of
 from fsl_async.roles.sync import messages as msg
 from fsl_async.roles.sync.deltas import DeltaBook
 from fsl_async.roles.sync.events import DeltaKey, DeltaOffered
-from fsl_async.roles.sync.ps_state import Member, ServerRules
+from fsl_async.roles.sync.ps_state import Member, ParameterServerRules
 from fsl_async.roles.sync.round import ArrivalHistory, Round, Verdict
 
 PAUSE_S = 1.0
@@ -59,27 +59,29 @@ class Trigger(ABC):
         """What is said to a client that is called."""
         return msg.Turn(number, last)
 
-    def after_version(self, rules: ServerRules, called_at: float | None, now: float) -> float:
+    def after_version(
+        self, rules: ParameterServerRules, called_at: float | None, now: float
+    ) -> float:
         """When to open a round after a version is durable; `called_at` is when the last one was, None for version 0."""
         return now
 
-    def after_close(self, rules: ServerRules, called_at: float, now: float) -> float:
+    def after_close(self, rules: ParameterServerRules, called_at: float, now: float) -> float:
         """When to open a round after one that made no version."""
         return now + PAUSE_S
 
-    def after_start(self, rules: ServerRules, since_version_s: float, now: float) -> float:
+    def after_start(self, rules: ParameterServerRules, since_version_s: float, now: float) -> float:
         """When to open a round in a server that goes on with a run: its clients get a moment to come back."""
         return now + rules.drain_s
 
-    def when_short(self, rules: ServerRules, now: float) -> float | None:
+    def when_short(self, rules: ParameterServerRules, now: float) -> float | None:
         """When to look again while too few clients are here; None: as soon as another one is."""
         return None
 
-    def cap_s(self, rules: ServerRules) -> float:
+    def cap_s(self, rules: ParameterServerRules) -> float:
         """How long an answer is waited for."""
         return rules.round_cap_s
 
-    def again_s(self, rules: ServerRules) -> float:
+    def again_s(self, rules: ParameterServerRules) -> float:
         """How long a round that is open beyond its cap waits before it is looked at again."""
         return rules.round_cap_s
 
@@ -88,7 +90,12 @@ class Trigger(ABC):
         """Who takes part, of those who are here and hold a version."""
 
     def verdict(
-        self, open_: Round, rules: ServerRules, history: ArrivalHistory, now: float, pending: int
+        self,
+        open_: Round,
+        rules: ParameterServerRules,
+        history: ArrivalHistory,
+        now: float,
+        pending: int,
     ) -> Verdict:
         """What to do with the open round: as `Round.verdict`, and "next": call the next one."""
         missing = open_.missing()
