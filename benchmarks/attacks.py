@@ -286,7 +286,7 @@ WINDOW = 64
 
 def fast_words(session: bytes, seq: int, index: int) -> list[list[bytes]]:
     """Control messages of somebody with a session: number seq + 1 and seq + 2, twice and in the wrong order, and a heartbeat."""
-    skip = {"m": "Skip", "round": 1, "reason": "x" * 1000}
+    skip = {"m": "skip/1", "round": 1, "reason": "x" * 1000}
     numbers = (seq + 2, seq + 1, seq + 1, seq + 2, seq + 2)
     said: list[list[Any]] = [[frames.DATA, session, n, 0, frames.MESSAGE, skip] for n in numbers]
     said.append([frames.BEAT, session, 0, True, {"step": index}])

@@ -106,8 +106,8 @@ class Arm:
 
     def deaths(self) -> list[str]:
         """Sessions that ended otherwise than in good order, as the server's journal says."""
-        journal = JournalReader(self.folder / "ps" / "journal.jsonl", having=(b'"ClientLeft"',))
-        ended = [line for line in journal.read_all() if line["type"] == "ClientLeft"]
+        journal = JournalReader(self.folder / "ps" / "journal.jsonl", having=(b'"client_left"',))
+        ended = [line for line in journal.read_all() if line["type"] == "client_left"]
         return [json.dumps(line) for line in ended if line["reason"] != "bye"]
 
     def stop(self) -> None:
@@ -164,15 +164,15 @@ class Snapshot:
 
 def snapshots(arm: Arm, name: str) -> list[Snapshot]:
     """Of a client's journal, with those in it that were offered."""
-    kinds = ("Snapshotted", "OfferDelta")
+    kinds = ("snapshotted", "offer_delta")
     path = arm.folder / name / "journal.jsonl"
     journal = JournalReader(path, having=tuple(f'"{kind}"'.encode() for kind in kinds))
     found: list[Snapshot] = []
     at = 0.0
     for entry in journal.read_all():
-        if entry["type"] == "Snapshotted":
+        if entry["type"] == "snapshotted":
             at = entry["t"]
-        elif entry["type"] == "OfferDelta":
+        elif entry["type"] == "offer_delta":
             found.append(Snapshot(entry["key"], at, entry["tokens"]))
     return found
 

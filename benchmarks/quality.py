@@ -43,7 +43,8 @@ from fsl_async.learn.client.delta_coder import DeltaCoder
 from fsl_async.learn.client.fed import ClientContext, Fed, LocalFed
 from fsl_async.learn.client.learner import Learner
 from fsl_async.learn.models.gpt import GPT
-from fsl_async.roles.sync.events import Attached, DeltaKey, Event, Snapshotted
+from fsl_async.roles.machine import Event
+from fsl_async.roles.sync.events import Attached, DeltaKey, Snapshotted
 from fsl_async.roles.sync.weighting import Contribution, weighting_named
 from fsl_async.store.outer import OuterSettings
 from fsl_async.store.records import DeltaMeta, MergedDelta, StoreSettings

@@ -36,12 +36,12 @@ MOMENT_S = 6.0
 UP_S = 120.0
 ROUNDS_S = 180.0
 MOMENTS = {
-    "align": ("server", "Align"),
-    "average": ("server", "AverageReplicas"),
-    "checkpoint": ("server", "Checkpoint"),
-    "train": ("server", "TrainUpload"),
-    "commit": ("ps", "Commit"),
-    "serve": ("ps", "SendVersion"),
+    "align": ("server", "align"),
+    "average": ("server", "average_replicas"),
+    "checkpoint": ("server", "checkpoint"),
+    "train": ("server", "train_upload"),
+    "commit": ("ps", "commit"),
+    "serve": ("ps", "send_version"),
 }
 """A moment -> in whose journal which effect opens it."""
 

@@ -130,7 +130,7 @@ def measure(
         lines = list(JournalReader(work / "run" / "journal.jsonl").read_all())
     finally:
         shutil.rmtree(work, ignore_errors=True)
-    left = [line for line in lines if line["type"] == "ClientLeft"]
+    left = [line for line in lines if line["type"] == "client_left"]
     row["lost_sessions"] = sum(
         line["peer"].startswith("client-") and line["reason"] != "superseded"
         for line in left[:-CLIENTS]

@@ -92,23 +92,23 @@ def read_times(path: Path) -> dict[int, Times]:
     called, was_call, version = 0.0, False, 0
     for line in JournalReader(path).read_all():
         now, name = line["now"], line["type"]
-        is_call = name == "Send" and line["message"]["type"] == "Call"
+        is_call = name == "send" and line["message"]["type"] == "call/1"
         if is_call and not was_call:
             called = now
         was_call = is_call
-        if name == "DeltaStored":
+        if name == "delta_stored":
             times = found.setdefault(version + 1, Times(called))
             times.deltas += 1
             times.stored = now
             times.bytes_up += line["bytes_coded"]
-        elif name == "Commit":
+        elif name == "commit":
             found[line["version"]].commit = now
-        elif name == "VersionCommitted":
+        elif name == "version_committed":
             version = line["version"]
             if version:
                 found[version].committed = now
                 found[version].bytes_down = line["bytes_update"]
-        elif name == "VersionHeld" and line["version"] in found:
+        elif name == "version_held" and line["version"] in found:
             found[line["version"]].held = now
     return found
 

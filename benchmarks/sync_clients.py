@@ -31,7 +31,7 @@ import fsl_transport as tp
 from fsl_async.nodes.client.shell import ClientShell
 from fsl_async.nodes.runtime import ThreadWorker
 from fsl_async.observe.journal import TraceHash
-from fsl_async.roles.sync import effects as do
+from fsl_async.roles.machine import Event, Note
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync.client import ClientMachine, ClientRules, Held
 from fsl_async.store.errors import LearnerError
@@ -218,7 +218,7 @@ class LightClient:
             self._shell.node.feed(ev.BaseReplaced(held.version, held.digest))
         self._shell.dial()
 
-    def feed_soon(self, event: ev.Event) -> None:
+    def feed_soon(self, event: Event) -> None:
         """Answer the machine after it is done with what it asked."""
         self._loop.call_soon(self._shell.node.feed, event)
 
@@ -227,7 +227,7 @@ class LightClient:
         self._shell.node.close()
         await self._endpoint.aclose()
 
-    def _say(self, note: do.Note) -> None:
+    def _say(self, note: Note) -> None:
         if note.level != "info":
             self.problems.append(note.text)
             self.changed()

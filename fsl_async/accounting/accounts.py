@@ -27,9 +27,9 @@ class Account:
 
     def apply(self, line: Mapping[str, Any]) -> None:
         """Take one line; one that does not fit changes nothing."""
-        if line.get("type") == "NodeStarted":
+        if line.get("type") == "node_started":
             self._close_life()
-        elif line.get("type") == "Traffic":
+        elif line.get("type") == "traffic":
             try:
                 now = {kind: {k: int(v) for k, v in line[kind].items()} for kind in _KINDS}
                 error = {k: float(v) for k, v in (line.get("error") or {}).items()}

@@ -35,10 +35,10 @@ class TrafficNotes:
         # Heartbeats go on for ever: only what streams carry is worth a line.
         if found["payload"] != self._last.get("payload"):
             self._last = found
-            self._journal.note("Traffic", self._loop.time(), **found)
+            self._journal.note("traffic", self._loop.time(), **found)
         self._timer = self._loop.call_later(EVERY_S, self._fire)
 
     def close(self) -> None:
         """Write the last one."""
         self._timer.cancel()
-        self._journal.note("Traffic", self._loop.time(), **self._traffic.as_dict())
+        self._journal.note("traffic", self._loop.time(), **self._traffic.as_dict())

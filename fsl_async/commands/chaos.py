@@ -121,8 +121,8 @@ def summed_up(run_dir: Path, before: float | None = None) -> ChaosReport:
     for path in run_dir.glob("clients/*/journal.jsonl"):
         own[path.parent.name] = [
             float(line["t"])
-            for line in JournalReader(path, having=(b'"Rebased"',)).read_all()
-            if line.get("type") == "Rebased"
+            for line in JournalReader(path, having=(b'"rebased"',)).read_all()
+            if line.get("type") == "rebased"
         ]
     journal = JournalReader(run_dir / "journal.jsonl").read_all()
     return report(read(run_dir / FILE), journal, ledger, own, before=before)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from fsl_async.nodes.relay.node import Door
-    from fsl_async.roles.sync.effects import Note
+    from fsl_async.roles.machine import Note
 
 DEFAULT_LISTEN = "tcp://127.0.0.1:7100"
 

@@ -15,7 +15,7 @@ from fsl_async.keys.holders import FILE, NameHolders
 from fsl_async.keys.phrasing import MessageThrottle, at_server
 from fsl_async.observe.client_state import counted
 from fsl_async.process.program import program
-from fsl_async.roles.sync import effects as do
+from fsl_async.roles.machine import Note
 from fsl_transport.zmq.curve import HandshakeFailed, KeyPair, ListenerCurve
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ class AccessControl:
             return
         if not self._door.list.entries:
             text = f"nobody is let in yet: {program()} keys trust KEY --name SITE{self._elsewhere()}, with the key that keys new prints at the site"
-            journal.say(do.Note(text, "warning"))
+            journal.say(Note(text, "warning"))
         self._timer = loop.call_later(self._every_s, self._look)
 
     def close(self) -> None:
@@ -135,25 +135,25 @@ class AccessControl:
         assert self._door is not None
         looked = self._door.look()
         if looked is not None and looked.problem:
-            self._journal.note("KeysKept", self._loop.time(), problem=looked.problem)
+            self._journal.note("keys_kept", self._loop.time(), problem=looked.problem)
             text = (
                 f"the list of keys stays as it was, {counted(looked.keys, 'key')}: {looked.problem}"
             )
-            self._journal.say(do.Note(text, "warning"))
+            self._journal.say(Note(text, "warning"))
         elif looked is not None:
             gone = self._endpoint.evict(self._door.allows)
-            self._journal.note("KeysRead", self._loop.time(), keys=looked.keys, ended=gone[:64])
+            self._journal.note("keys_read", self._loop.time(), keys=looked.keys, ended=gone[:64])
             ended = f"; ended the sessions of {', '.join(gone[:8])}" if gone else ""
             text = f"read the list of keys again: {counted(looked.keys, 'key')}{ended}"
-            self._journal.say(do.Note(text, "info"))
+            self._journal.say(Note(text, "info"))
         self._timer = self._loop.call_later(self._every_s, self._look)
 
     def _tell(self, thing: str, line: str, why: str, failed: HandshakeFailed | None = None) -> None:
         if self._endpoint is None or not self._seldom.lets(thing, self._loop.time()):
             return
         key, address = (failed.key, failed.address) if failed is not None else ("", "")
-        self._journal.note("TurnedAway", self._loop.time(), why=why, peer_key=key, address=address)
-        self._journal.say(do.Note(line + self._seldom.rest(), "warning"))
+        self._journal.note("turned_away", self._loop.time(), why=why, peer_key=key, address=address)
+        self._journal.say(Note(line + self._seldom.rest(), "warning"))
 
     def _elsewhere(self) -> str:
         if self._keys is None or self._keys.path == default_directory():

@@ -85,5 +85,5 @@ class HandshakeReports:
         line = at_client(failed, *who, is_reserved=self._is_reserved)
         now = self._scheduler.time()
         if line and self._seldom.lets(failed.why, now):
-            self._journal.note("TurnedAway", now, why=failed.why)
+            self._journal.note("turned_away", now, why=failed.why)
             self._log(f"warning: {line}")

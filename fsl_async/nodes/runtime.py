@@ -12,13 +12,12 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from fsl_async.roles.sync.events import TimerFired
+from fsl_async.roles.machine import TimerFired
 
 if TYPE_CHECKING:
     import asyncio
 
-    from fsl_async.roles.sync.effects import Effect
-    from fsl_async.roles.sync.events import Event
+    from fsl_async.roles.machine import Effect, Event
     from fsl_transport import Cancellable, Scheduler
 
 T = TypeVar("T")

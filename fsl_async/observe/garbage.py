@@ -23,7 +23,7 @@ class GarbageWatch:
     def _look(self) -> None:
         if self._endpoint.garbage > self._seen:
             self._seen = self._endpoint.garbage
-            self._journal.note("UnreadableMessages", self._loop.time(), garbage=self._seen)
+            self._journal.note("unreadable_messages", self._loop.time(), garbage=self._seen)
         self._timer = self._loop.call_later(GARBAGE_EVERY_S, self._look)
 
     def close(self) -> None:

@@ -1,19 +1,19 @@
 """The journal: every event and every effect of a run with its cause, one JSON object a line.
 
-    {"n": 17, "t": 1763722149.3, "now": 812.04, "kind": "event", "type": "RoundCalled", "cause": null, "round": 3}
-    {"n": 18, "t": 1763722149.3, "now": 812.04, "kind": "effect", "type": "TakeSnapshot", "cause": 17, "sequence": 5}
+    {"n": 17, "t": 1763722149.3, "now": 812.04, "kind": "event", "type": "round_called", "cause": null, "round": 3}
+    {"n": 18, "t": 1763722149.3, "now": 812.04, "kind": "effect", "type": "take_snapshot", "cause": 17, "sequence": 5}
 
     n      running number, going on where an earlier process of the same run stopped
     t      wall clock, seconds since 1970
     now    the shell's monotonic clock, seconds; starts anew with each process
     kind   "event", "effect" or "note" (written by the shell, with any fields)
-    type   class name of the event or effect; the note's name
+    type   tag of the event or effect (`fsl_async.roles.names.Tagged`), or the note's name
     cause  n of the event that an effect came from, or of the effect that an event ends; null where it came from outside
 
 Then the fields of the attrs object. A field named like one of the six above gets an underscore behind it (`kind_`). Values
 are made small and plain: bytes become {"bytes": length}, containers of more than 64 items {"items": count}, non-finite
-floats "nan", "inf", "-inf", an attrs value with a `text` property (a delta key) that text, any other attrs value an object
-with its class name under "type". So a line is a few hundred bytes, whatever the size of the model.
+floats "nan", "inf", "-inf", an attrs value with a `text` property (a delta key) that text, any other attrs value an object,
+with its tag under "type" where it has one. So a line is a few hundred bytes, whatever the size of the model.
 
 Why not the events themselves: the journal is read with grep and jq years later, by people without this version's classes.
 
@@ -22,7 +22,7 @@ bytes but for `t`; `TraceHash` is SHA-256 over those lines without `t`, for the 
 a JSON escape in the file, so that `tail -f` of a journal is safe for a terminal, and in what is read the escape of `fsl_transport.text`.
 
 A full disk never stops a run, and a slow one never holds its loop: a thread writes, lines that cannot be written, or that find
-`MAX_WAITING_BYTES` waiting, are counted, and a note "JournalGap" says how many once there is space again. Its `n` is that of the first of them.
+`MAX_WAITING_BYTES` waiting, are counted, and a note "journal_gap" says how many once there is space again. Its `n` is that of the first of them.
 
 A journal does not grow for ever: one that is full is put aside, and its successor begins with what all before it comes to (`segments`).
 """
@@ -77,7 +77,7 @@ class _Plan:
 
     def __init__(self, cls: type) -> None:
         names = [field.name for field in attrs.fields(cls)]
-        self.name = cls.__name__
+        self.name: str = getattr(cls, "tag", cls.__name__)
         self.keys = tuple(f"{name}_" if name in _RESERVED else name for name in names)
         self.get: Callable[[Any], tuple[Any, ...]]
         if len(names) == 1:
@@ -148,7 +148,7 @@ def _plain_object(value: Any, depth: int) -> Any:
     if isinstance(getattr(kind, "text", None), property):
         return _plain_text(value.text, depth)
     plan = _plan(kind)
-    made: dict[str, Any] = {"type": plan.name}
+    made: dict[str, Any] = {"type": plan.name} if hasattr(kind, "tag") else {}
     if depth < _MAX_DEPTH:
         for key, item in zip(plan.keys, plan.get(value), strict=True):
             made[key] = plain(item, depth + 1)
@@ -181,7 +181,7 @@ def as_fields(item: Any) -> dict[str, Any]:
 
 
 def _body(item: Any) -> tuple[str, str]:
-    """Class name and the JSON text of the fields with a comma before it, ready to stand in a line."""
+    """Tag and the JSON text of the fields with a comma before it, ready to stand in a line."""
     plan = _plan(type(item))
     if not plan.keys:
         return plan.name, ""
@@ -290,7 +290,7 @@ class JournalWriter:
         return self._add(now, "effect", name, cause, body)
 
     def note(self, name: str, now: float, cause: int | None = None, /, **fields: Any) -> int:
-        """Write what is neither event nor effect; `name` is like a class name: NodeStarted, UnreadableMessages."""
+        """Write what is neither event nor effect; `name` is like a tag: node_started, unreadable_messages."""
         return self._add(now, "note", name, cause, _note_body(fields))
 
     def flush(self) -> None:
@@ -343,7 +343,7 @@ class JournalWriter:
     def _gap(self, first: int, lost: int) -> str:
         """The line that says how many are missing, with the number of the first of them. With the lock."""
         head = f'"n":{first},"t":{self._clock():.6f},"now":{self._now!r}'
-        return _line(head, "note", "JournalGap", None, _note_body({"lines": lost}))
+        return _line(head, "note", "journal_gap", None, _note_body({"lines": lost}))
 
     def _flush(self) -> None:
         with self._writing:

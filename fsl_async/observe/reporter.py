@@ -9,7 +9,7 @@ from typing import Any
 from fsl_async.observe.journal import JournalWriter, as_fields
 from fsl_async.observe.state import RunState, tells_something
 from fsl_async.observe.table import news_fields
-from fsl_async.roles.sync.effects import Note
+from fsl_async.roles.machine import Note
 
 
 class Reporter:
@@ -53,10 +53,10 @@ class Reporter:
     def say(self, note: Note) -> None:
         """Carry a Note out. One of the machine was told when it was written down; one of the shell is written here."""
         if note is not self._last:
-            self.note("Note", self._now(), text=note.text, level=note.level)
+            self.note("note", self._now(), text=note.text, level=note.level)
 
     def _tell(self, item: Any) -> None:
-        name = type(item).__name__
+        name = str(item.tag)
         if tells_something(name):
             self._apply(name, as_fields(item))
 

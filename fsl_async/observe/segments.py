@@ -2,7 +2,7 @@
 
 `journal.jsonl` is the newest segment. One that has SEGMENT_BYTES becomes `journal.N.jsonl`, N counting from 1; its successor's first line is a note
 
-    SoFar    state: what all lines before it come to, as the state that `fsl-node status` shows has it
+    so_far    state: what all lines before it come to, as the state that `fsl-node status` shows has it
 
 Who wants the state of a run reads the newest segment only. KEPT older ones stay, for people and for the report of a storm; those before them are deleted. What the audit
 wants of them, the keys of the deltas that a client was told are safe, is in `journal.acknowledged`, one a line: a tenth of what the ledger says of them.
@@ -29,7 +29,7 @@ SEGMENT_BYTES = 8 << 20
 """Read in a second: some 50,000 lines."""
 KEPT = 127
 """With the newest one a GiB."""
-SO_FAR = "SoFar"
+SO_FAR = "so_far"
 
 OPENED = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
 """How a journal is opened."""
@@ -49,7 +49,7 @@ class Sum(Protocol):
     """What adds the lines of a journal up: an attrs object that `restored` makes again of its values."""
 
     def apply(self, line: Mapping[str, Any], /) -> object:
-        """Take one line; a note SoFar takes the place of what was there."""
+        """Take one line; a note so_far takes the place of what was there."""
         ...
 
 
@@ -70,24 +70,24 @@ class Total:
                 self.acknowledged[key] = None
 
     def as_fields(self) -> dict[str, Any]:
-        """Of the note SoFar."""
+        """Of the note so_far."""
         return {"state": _converter.unstructure(self.state)}
 
 
 def restored(kind: type[_T], found: Any) -> _T:
-    """The state in a note SoFar; raises KeyError, TypeError, ValueError or AttributeError for what is none."""
+    """The state in a note so_far; raises KeyError, TypeError, ValueError or AttributeError for what is none."""
     return _converter.structure(found, kind)
 
 
 def acknowledged_key(line: Mapping[str, Any]) -> str | None:
     """The key of the delta that a server's line says it acknowledged, or a client's that it heard so."""
     message = line.get("message")
-    if line.get("type") == "Send" and isinstance(message, dict):
-        return str(message.get("key")) if message.get("type") == "Accepted" else None
-    return str(line.get("key")) if line.get("type") == "DeltaAcknowledged" else None
+    if line.get("type") == "send" and isinstance(message, dict):
+        return str(message.get("key")) if message.get("type") == "accepted/1" else None
+    return str(line.get("key")) if line.get("type") == "delta_acknowledged" else None
 
 
-ACKNOWLEDGING = (b'"Accepted"', b'"DeltaAcknowledged"')
+ACKNOWLEDGING = (b'"accepted/1"', b'"delta_acknowledged"')
 """What lines hold that have an `acknowledged_key`, and few others."""
 
 

@@ -62,24 +62,24 @@ class SplitState:
                 for each in fields(SplitState):
                     setattr(self, each.name, getattr(found, each.name))
                 self.last_t = float(line["t"])
-            case "NodeStarted":
+            case "node_started":
                 self.method, self.address = str(line["method"]), str(line["address"])
                 self.encrypted = told if isinstance(told := line.get("encrypted"), bool) else None
                 self.pid, self.host = int(line.get("pid", 0)), str(line.get("host", ""))
                 self.starts += 1
                 self.ended_at, self.ending = None, ""
                 self.here = dict.fromkeys(self.here, False)
-            case "AdmitSplit":
+            case "admit_split":
                 self.here[str(line["peer"])] = True
-            case "RoundDoneReceived":
+            case "round_done_received":
                 told = {k: float(v) for k, v in line["errors"].items() if k.endswith(" up")}
                 self.errors.setdefault(str(line["peer"]), {}).update(told)
-            case "ClientLeft":
+            case "client_left":
                 self.here[str(line["peer"])] = False
-            case "UploadTrained" if line.get("problem") is None:
+            case "upload_trained" if line.get("problem") is None:
                 self.loss = float(line["loss"])
                 self.round = max(self.round, int(str(line["key"]).split("/")[2]))
-            case "Finish":
+            case "finish":
                 self.ending = str(line.get("reason", ""))
-            case "NodeEnded":
+            case "node_ended":
                 self.ended_at = self.last_t

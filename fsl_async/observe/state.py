@@ -5,8 +5,8 @@ never fails on a line: one of a newer release, or with fields of another type, c
 seconds since 1970) or as the argument `now`.
 
     line                          what changes
-    note   SoFar                  everything: a new segment of the journal begins (`segments`)
-    note   NodeStarted            a new life of the parameter server: every client must say hello again
+    note   so_far                  everything: a new segment of the journal begins (`segments`)
+    note   node_started            a new life of the parameter server: every client must say hello again
     event  Recovered              version, tokens and what is pending, as the disk has them
     event  ClientHello            client joins; a higher incarnation than before is a relaunch
     event  ModelAttached          size of the model; client fetches
@@ -324,7 +324,7 @@ class RunState(RunFigures):
         message = line["message"]
         kind = message.get("type")
         peer = str(line["peer"])
-        if kind in {"Call", "Turn"}:
+        if kind in {"call/1", "turn/1"}:
             if self.phase != "collecting" or self.round != int(message["round"]):
                 self._watch.open(int(message["round"]))
                 self.round_called_at = self.last_t
@@ -332,9 +332,9 @@ class RunState(RunFigures):
             self.next_sync_at = None
             client = self.clients.get(peer)
             self._watch.asked[peer] = client.incarnation if client is not None else -1
-        elif kind == "Publish" and peer in self.clients:
+        elif kind == "publish/1" and peer in self.clients:
             self.clients[peer].doing = "publishing"
-        elif kind == "Declined" and peer in self.clients:
+        elif kind == "declined/1" and peer in self.clients:
             if message.get("code") != "later":
                 self._watch.empty.add(peer)
             if message.get("code") == "quarantined":
@@ -479,32 +479,32 @@ _IN_OTHER_WORDS = re.compile(r" left \(.*goes on without it$|^version 0 is durab
 
 _HANDLERS: dict[str, Callable[[RunState, Line], None]] = {
     segments.SO_FAR: RunState._so_far,
-    "NodeStarted": RunState._node_started,
-    "Leaving": RunState._leaving,
-    "Rebased": RunState._rebased,
-    "UnreadableMessages": RunState._garbage_seen,
-    "VersionFound": RunState._found,
-    "NodeEnded": RunState._node_ended,
-    "Recovered": RunState._recovered,
-    "Finish": RunState._finish,
-    "ClientHello": RunState._hello,
-    "ClientLeft": RunState._left,
-    "ModelAttached": RunState._attached,
-    "Refuse": RunState._refuse,
-    "FetchAsked": RunState._fetch_asked,
-    "VersionHeld": RunState._held,
-    "HeartbeatReceived": RunState._beat,
-    "Send": RunState._tells,
-    "Note": RunState._note,
-    "DeltaOffered": RunState._offered,
-    "RoundSkipped": RunState._skipped,
-    "StreamLost": RunState._stream_lost,
-    "DeltaStored": RunState._stored,
-    "VersionSent": RunState._served,
-    "Accumulate": RunState._accumulate,
-    "Quarantine": RunState._quarantined,
-    "Release": RunState._released,
-    "Commit": RunState._commit,
-    "CommitFailed": RunState._commit_failed,
-    "VersionCommitted": RunState._committed,
+    "node_started": RunState._node_started,
+    "leaving": RunState._leaving,
+    "rebased": RunState._rebased,
+    "unreadable_messages": RunState._garbage_seen,
+    "version_found": RunState._found,
+    "node_ended": RunState._node_ended,
+    "recovered": RunState._recovered,
+    "finish": RunState._finish,
+    "client_hello": RunState._hello,
+    "client_left": RunState._left,
+    "model_attached": RunState._attached,
+    "refuse": RunState._refuse,
+    "fetch_asked": RunState._fetch_asked,
+    "version_held": RunState._held,
+    "heartbeat_received": RunState._beat,
+    "send": RunState._tells,
+    "note": RunState._note,
+    "delta_offered": RunState._offered,
+    "round_skipped": RunState._skipped,
+    "stream_lost": RunState._stream_lost,
+    "delta_stored": RunState._stored,
+    "version_sent": RunState._served,
+    "accumulate": RunState._accumulate,
+    "quarantine": RunState._quarantined,
+    "release": RunState._released,
+    "commit": RunState._commit,
+    "commit_failed": RunState._commit_failed,
+    "version_committed": RunState._committed,
 }

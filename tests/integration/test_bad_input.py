@@ -218,7 +218,7 @@ def test_random_bytes_on_the_port_are_ignored_and_counted(site):
                 pass
     at = max(one["version"] for one in site.ledger("version"))
     site.wait_version(at + 2)
-    assert "UnreadableMessages" in (site.run_dir / "journal.jsonl").read_text(), (
+    assert "unreadable_messages" in (site.run_dir / "journal.jsonl").read_text(), (
         "while it still runs"
     )
     server.signal(signal.SIGINT)

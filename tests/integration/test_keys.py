@@ -120,7 +120,7 @@ def test_a_revoked_key_ends_its_session_within_a_heartbeat(keyed, site):
 
     def left():
         lines = JournalReader(site.run_dir / "journal.jsonl").read_all()
-        return [line for line in lines if line["type"] == "ClientLeft" and line["peer"] == "a"]
+        return [line for line in lines if line["type"] == "client_left" and line["peer"] == "a"]
 
     assert not left()
     revoked_at = time.time()

@@ -160,7 +160,7 @@ def test_a_spot_instance_that_goes_and_a_requeued_job(site, monkeypatch):
         assert tokens_accepted(site, "a") > 0
         (journal,) = folder.rglob("journal.jsonl")
         lines = [json.loads(line) for line in journal.read_text().splitlines()]
-        started = next(line for line in lines if line["type"] == "NodeStarted")
+        started = next(line for line in lines if line["type"] == "node_started")
         assert (started["slurm_job"], started["requeues"]) == ("17", 2)
     finally:
         metadata.shutdown()

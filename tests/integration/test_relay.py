@@ -122,10 +122,10 @@ def test_a_relay_says_what_it_did_as_json(site):
         for line in (site.folder / "r" / "journal.jsonl").read_text().splitlines()
     ]
     assert kinds == [
-        "NodeStarted",
-        "DrainAsked",
-        "StopListening",
-        "Finish",
-        "LinesLooked",
-        "NodeEnded",
+        "node_started",
+        "drain_asked",
+        "stop_listening",
+        "finish",
+        "lines_looked",
+        "node_ended",
     ]

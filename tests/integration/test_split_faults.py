@@ -88,12 +88,12 @@ class Relayed(Killable):
         """For each of its processes: the doors through which somebody came, and the bytes up of each that ended there."""
         found = []
         for line in lines_of(self.folder / "relay" / "journal.jsonl"):
-            if line["type"] == "NodeStarted":
+            if line["type"] == "node_started":
                 doors, up = {}, {0: 0, 1: 0}
                 found.append((doors, up))
-            elif line["type"] == "LineAccepted":
+            elif line["type"] == "line_accepted":
                 doors[line["line"]] = line["door"]
-            elif line["type"] == "LineEnded":
+            elif line["type"] == "line_ended":
                 up[doors[line["line"]]] += line["up"]
         return found
 
@@ -164,15 +164,15 @@ def test_everybody_is_killed_once_and_the_run_goes_on(warm_site):
         # Versions only go back where the server that died had one that its checkpoint lacks.
         version, installed = -1, 0
         for each in parties.journal(name):
-            if each["type"] in {"SplitWelcomed", "NodeStarted"}:
+            if each["type"] in {"split_welcomed", "node_started"}:
                 version = -1
-            elif each["type"] == "InstallAuxiliary":
+            elif each["type"] == "install_auxiliary":
                 assert version < each["version"] <= split.auxiliary[name]
                 version, installed = each["version"], installed + 1
         assert installed, "its journal must have something to compare with"
     again = parties.journal("a")
-    started = [n for n, line in enumerate(again) if line["type"] == "NodeStarted"][-1]
-    after = [line["version"] for line in again[started:] if line["type"] == "InstallAuxiliary"]
+    started = [n for n, line in enumerate(again) if line["type"] == "node_started"][-1]
+    after = [line["version"] for line in again[started:] if line["type"] == "install_auxiliary"]
     assert after[0] >= kept > -1, "its own auxiliary model, not the common start"
 
 

@@ -104,7 +104,7 @@ def test_a_link_is_cut_and_healed_while_a_run_goes_on(lab, start, tmp_path):
         in_time(lambda: has_part(run_dir, CUT_OFF), 20, log)
         cut_at, made = time.time(), len(versions_of(run_dir))
         lab.cut(CUT_OFF)
-        in_time(lambda: named(lines_of(run_dir), "ClientLeft", peer=CUT_OFF), 10, log)
+        in_time(lambda: named(lines_of(run_dir), "client_left", peer=CUT_OFF), 10, log)
         in_time(lambda: len(versions_of(run_dir)) > made + 1, 10, log)
         healed_at, made = time.time(), len(versions_of(run_dir))
         lab.heal(CUT_OFF)
@@ -122,9 +122,9 @@ def check_run(run_dir, cut_at, healed_at):
     assert (audit.pending, audit.quarantined) == (0, 0)
     assert audit.merged == audit.acknowledged
     lines = lines_of(run_dir)
-    made = named(lines, "VersionCommitted")
+    made = named(lines, "version_committed")
     assert [line["version"] for line in made] == list(range(audit.versions + 1))
-    calls = [line for line in named(lines, "Send") if line["message"]["type"] == "Call"]
+    calls = [line for line in named(lines, "send") if line["message"]["type"] == "call/1"]
     assert sorted({line["message"]["round"] for line in calls}) == list(range(audit.versions)), (
         "every sync that was called was completed"
     )
@@ -134,7 +134,7 @@ def check_run(run_dir, cut_at, healed_at):
     assert times[0] < cut_at + ROUNDED_S
     assert sum(cut_at < t < healed_at + ROUNDED_S for t in times) > 1
     assert sum(t > healed_at for t in times) > 1
-    left = [line for line in named(lines, "ClientLeft") if line["t"] < healed_at]
+    left = [line for line in named(lines, "client_left") if line["t"] < healed_at]
     assert [(line["peer"], line["reason"]) for line in left] == [(CUT_OFF, "expired")]
     assert cut_at < left[0]["t"]
 

@@ -9,7 +9,7 @@ from typing import Any
 from attrs import frozen
 
 import fsl_transport as tp
-from fsl_async.roles.sync import effects as do
+from fsl_async.roles.machine import Effect
 from fsl_async.tools.sim.counting import VirtualWorker
 
 
@@ -85,8 +85,8 @@ class Points:
         """Put points around the effects of a node."""
         execute = node._execute
 
-        def run(effect: do.Effect, number: int) -> None:
-            name = type(effect).__name__
+        def run(effect: Effect, number: int) -> None:
+            name = effect.tag
             self.reach(role, name, "before", kill)
             self.doing = name
             try:

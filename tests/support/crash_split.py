@@ -5,12 +5,11 @@ from __future__ import annotations
 from attrs import evolve
 from crash_point import Killed, NoJournal, Point, Points, Scheduler, WatchedWorker
 
+from fsl_async.roles.machine import DeclineStream, DrainAsked, Refuse
 from fsl_async.roles.split import effects as split
 from fsl_async.roles.split import events as ev
 from fsl_async.roles.split.events import UploadKey
 from fsl_async.roles.split.methods import SplitRules
-from fsl_async.roles.sync import effects as do
-from fsl_async.roles.sync.events import DrainAsked
 from fsl_async.tools.sim import simulation as module
 from fsl_async.tools.sim.faults import FaultProfile
 from fsl_async.tools.sim.simulation import SERVER_NAME, SimulationSettings
@@ -122,13 +121,13 @@ class CrashSplit(SplitSimulation):
         def more(event, now):
             if isinstance(event, ev.SplitClientHello) and "hello" not in self.rare:
                 self.rare.add("hello")
-                return [do.Refuse(event.peer, "leaving", "about to end")]
+                return [Refuse(event.peer, "leaving", "about to end")]
             effects = handle(event, now)
             if isinstance(event, ev.UploadTrained) and "effects" not in self.rare:
                 self.rare.add("effects")
                 effects += [
-                    do.Refuse("nobody", "run", "another run"),
-                    do.DeclineStream("nobody", "stream", "not yours"),
+                    Refuse("nobody", "run", "another run"),
+                    DeclineStream("nobody", "stream", "not yours"),
                     split.DropUpload(UploadKey("nobody", 1, 0, 0)),
                     split.ForgetSteps("nobody"),
                 ]

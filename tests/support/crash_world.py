@@ -30,6 +30,7 @@ import fsl_transport as tp
 from fsl_async.nodes.client.shell import ClientShell
 from fsl_async.nodes.ps.shell import ParameterServerShell, RunFacts
 from fsl_async.observe.ledger_audit import JOURNAL
+from fsl_async.roles.machine import EndSession, Finish, Send
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync.client import ClientMachine, ClientRules
@@ -84,7 +85,7 @@ class World:
         self.others = root.parent / f"{root.name}-clients"  # other machines, which keep their power
         self.alive: dict[str, tuple[ProcessClock, Any, Any]] = {}
         self.launches: Counter[str] = Counter()
-        self.finishes: dict[str, list[do.Finish]] = {}
+        self.finishes: dict[str, list[Finish]] = {}
         self.violations: list[str] = []
         self.store = None
         self._first_disk = disk
@@ -232,7 +233,7 @@ class World:
         def noted(event, now):
             effects = handle(event, now)
             for effect in effects:
-                if isinstance(effect, do.Send) and type(effect.message).__name__ == "Accepted":
+                if isinstance(effect, Send) and effect.message.tag == "accepted/1":
                     self.truth.told[effect.message.key] = None
                     self.witnesses.tells(SERVER, effect.message.key, now)
             return effects + self._second_thoughts(effects, now) + self._rare_effects(machine, now)
@@ -254,7 +255,7 @@ class World:
         self.extras = False
         return [
             do.SendVersion("a", "full", machine.version),
-            do.EndSession("bb", "not a member"),
+            EndSession("bb", "not a member"),
             do.CheckTransfers(),
             do.VerifyVersion(machine.version),
         ]

@@ -2,6 +2,7 @@
 
 import attrs
 
+from fsl_async.roles.machine import Send, TimerFired
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
 
@@ -11,7 +12,7 @@ def told(effects, peer=None):
     return [
         effect.message
         for effect in effects
-        if isinstance(effect, do.Send) and peer in (None, effect.peer)
+        if isinstance(effect, Send) and peer in (None, effect.peer)
     ]
 
 
@@ -48,7 +49,7 @@ class Driver:
         when = self.machine.next_deadline()
         assert when is not None, "no deadline is armed"
         self.now = max(self.now, when)
-        effects = self.look(self.machine.handle(ev.TimerFired(), self.now))
+        effects = self.look(self.machine.handle(TimerFired(), self.now))
         after = self.machine.next_deadline()
         assert after is None or after > self.now, "a deadline that is due stays due: a timer storm"
         return effects

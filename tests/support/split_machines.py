@@ -3,12 +3,12 @@
 import attrs
 from machines import Driver
 
+from fsl_async.roles.machine import ClientLeft
 from fsl_async.roles.split import events as ev
 from fsl_async.roles.split import messages as msg
 from fsl_async.roles.split.events import SplitProgress, UploadKey
 from fsl_async.roles.split.methods import SplitRules
 from fsl_async.roles.split.server import SplitServerMachine
-from fsl_async.roles.sync import events as base
 
 HALVES = {"method": "m", "cut": "3", "server": "s"}
 
@@ -28,7 +28,7 @@ class SplitServerDriver(Driver):
 
     def leave(self, peer, incarnation=1, reason="expired"):
         """A session ends."""
-        return self.feed(base.ClientLeft(peer, incarnation, reason))
+        return self.feed(ClientLeft(peer, incarnation, reason))
 
     def conductor(self, run="run", *, incarnation=1, peer=msg.PS_ROLE):
         """The parameter server says hello."""

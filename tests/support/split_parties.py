@@ -113,7 +113,7 @@ class Parties:
 
     def told(self, name):
         """The uploads that a client was told to be trained."""
-        kinds = {"UploadAcknowledged", "AnswerReceived"}
+        kinds = {"upload_acknowledged", "answer_received"}
         return {line["key"] for line in self.journal(name) if line.get("type") in kinds}
 
     def problems(self):

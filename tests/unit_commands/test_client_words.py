@@ -6,7 +6,7 @@ import torch
 from fsl_async.config.load import from_wire, to_wire
 from fsl_async.config.settings import Config
 from fsl_async.config.site_policy import SitePolicy
-from fsl_async.learn.client.fed import Place
+from fsl_async.learn.client.fed import ClientContext
 from fsl_async.nodes.client.joining import _place, _start_line
 from fsl_async.nodes.client.node import Membership, progress_words
 from fsl_async.nodes.wire import Welcome
@@ -47,7 +47,7 @@ def test_the_start_line_tells_the_threads_and_sets_them(case, monkeypatch):
     config = {"train": {"threads": setting if option is None else option}}
     before = torch.get_num_threads()
     try:
-        line = _start_line(Place("site-a", config=config), option)
+        line = _start_line(ClientContext("site-a", config=config), option)
         assert torch.get_num_threads() == count
     finally:
         torch.set_num_threads(before)

@@ -36,14 +36,14 @@ def hostile_run(path):
     """A run directory as a person, or a node of an old release, may have written it."""
     path.mkdir()
     lines = [
-        {"type": "NodeStarted", "role": "ps", "run": HOSTILE, "address": HOSTILE, "host": HOSTILE, "pid": 1, "every_s": 9.0},
-        {"type": "ClientHello", "peer": HOSTILE, "incarnation": 1, "run": ""},
-        {"type": "Refuse", "peer": HOSTILE, "code": "run", "text": HOSTILE},
-        {"type": "Note", "text": HOSTILE, "level": "warning"},
-        {"type": "Quarantine", "key": HOSTILE, "reason": HOSTILE, "held": True},
-        {"type": "ClientLeft", "peer": HOSTILE, "incarnation": 1, "reason": HOSTILE},
-        {"type": "Finish", "reason": HOSTILE, "exit_code": 0},
-        {"type": "NodeEnded"},
+        {"type": "node_started", "role": "ps", "run": HOSTILE, "address": HOSTILE, "host": HOSTILE, "pid": 1, "every_s": 9.0},
+        {"type": "client_hello", "peer": HOSTILE, "incarnation": 1, "run": ""},
+        {"type": "refuse", "peer": HOSTILE, "code": "run", "text": HOSTILE},
+        {"type": "note", "text": HOSTILE, "level": "warning"},
+        {"type": "quarantine", "key": HOSTILE, "reason": HOSTILE, "held": True},
+        {"type": "client_left", "peer": HOSTILE, "incarnation": 1, "reason": HOSTILE},
+        {"type": "finish", "reason": HOSTILE, "exit_code": 0},
+        {"type": "node_ended"},
     ]  # fmt: skip
     text = "".join(
         json.dumps({"n": n, "t": 1e6 + n, **line}, ensure_ascii=n % 2 == 0) + "\n"
@@ -72,11 +72,11 @@ def test_status_of_a_split_server_that_others_wrote(options, tmp_path, capsys):
     path = tmp_path / "server"
     (path / "checkpoints").mkdir(parents=True)
     lines = [
-        {"type": "NodeStarted", "method": HOSTILE, "address": HOSTILE, "host": HOSTILE, "pid": 1},
-        {"type": "AdmitSplit", "peer": HOSTILE},
-        {"type": "RoundDoneReceived", "peer": "a", "errors": {f"{HOSTILE} up": 0.5}},
-        {"type": "Finish", "reason": HOSTILE},
-        {"type": "NodeEnded"},
+        {"type": "node_started", "method": HOSTILE, "address": HOSTILE, "host": HOSTILE, "pid": 1},
+        {"type": "admit_split", "peer": HOSTILE},
+        {"type": "round_done_received", "peer": "a", "errors": {f"{HOSTILE} up": 0.5}},
+        {"type": "finish", "reason": HOSTILE},
+        {"type": "node_ended"},
     ]
     text = "".join(json.dumps({"t": 1e6, **line}) + "\n" for line in lines)
     (path / "journal.jsonl").write_text(text)
@@ -139,8 +139,8 @@ def test_a_journal_is_safe_to_look_at_and_loses_nothing(tmp_path):
     """`tail -f journal.jsonl` shows a file as it is; jq gives the text back; the program's own reader makes it printable."""
     path = tmp_path / "journal.jsonl"
     with JournalWriter(path) as journal:
-        journal.note("Note", 1.0, text=HOSTILE, **{"a\x1b": "\U000e0041\ud800"})
-        journal.note("Note", 1.0, text='ü ✓ \\ "')
+        journal.note("note", 1.0, text=HOSTILE, **{"a\x1b": "\U000e0041\ud800"})
+        journal.note("note", 1.0, text='ü ✓ \\ "')
     raw, plain = path.read_text("utf-8").splitlines()
     assert raw.isprintable()
     assert json.loads(raw)["text"] == HOSTILE
@@ -151,7 +151,7 @@ def test_a_journal_is_safe_to_look_at_and_loses_nothing(tmp_path):
     assert first[r"a\u001b"] == r"\U000e0041\ud800"
     assert second["text"] == 'ü ✓ \\ "'
     hashed = TraceHash()
-    hashed.note("Note", 1.0, text=HOSTILE)
+    hashed.note("note", 1.0, text=HOSTILE)
     assert hashed.hexdigest()
 
 

@@ -11,7 +11,7 @@ from fsl_async.commands.status import server_words
 from fsl_async.files.checksummed_json import to_checksummed
 from fsl_async.observe.journal import JournalReader, JournalWriter
 from fsl_async.observe.state import RunState
-from fsl_async.roles.sync import effects as do
+from fsl_async.roles.machine import Finish, Note
 from fsl_async.roles.sync import events as ev
 
 
@@ -19,7 +19,7 @@ def make_run(path, *, ended, pid=0, role="ps"):
     """A run directory with one client and, if `ended`, an end."""
     with JournalWriter(path / "journal.jsonl") as journal:
         journal.note(
-            "NodeStarted",
+            "node_started",
             1.0,
             role=role,
             run="r-1",
@@ -33,8 +33,8 @@ def make_run(path, *, ended, pid=0, role="ps"):
         journal.event(ev.VersionCommitted(0, "d0", 0, 0.1), 1.0)
         journal.event(ev.VersionHeld("site-a", 0, "d0"), 1.0)
         if ended:
-            journal.effect(do.Finish("Ctrl-C"), 2.0)
-            journal.note("NodeEnded", 2.0)
+            journal.effect(Finish("Ctrl-C"), 2.0)
+            journal.note("node_ended", 2.0)
     version = {"fact": "version", "version": 0, "tokens_total": 0, "merged": []}
     (path / "ledger.jsonl").write_bytes(to_checksummed(version) + b"\n")
     folder = path / "checkpoints" / "v00000000"
@@ -61,7 +61,7 @@ def test_an_alarm_is_shown(tmp_path, capsys):
     assert "ALARM" not in capsys.readouterr().out
     with JournalWriter(path / "journal.jsonl") as journal:
         for kind, text in (("digest", "a computed digest x"), ("verdict", "the damage is at a")):
-            journal.effect(do.Note(text, "warning", {"alarm": kind, "client": "a"}), 3.0)
+            journal.effect(Note(text, "warning", {"alarm": kind, "client": "a"}), 3.0)
     assert cli.main(["status", str(path)]) == 0
     assert "ALARM (1 time): the damage is at a" in capsys.readouterr().out
 
@@ -169,7 +169,7 @@ def test_follow_without_a_terminal_shows_the_clients(tmp_path, capsys, monkeypat
 
     def end(_):
         with JournalWriter(run_dir / "journal.jsonl") as journal:
-            journal.note("NodeEnded", 2.0)
+            journal.note("node_ended", 2.0)
 
     monkeypatch.setattr("fsl_async.commands.status.time.sleep", end)
     assert cli.main(["status", "--follow", str(run_dir)]) == 0
@@ -186,7 +186,7 @@ def test_whether_a_run_is_encrypted(tmp_path, capsys, encrypted, words):
     make_run(tmp_path, ended=False)
     if encrypted is not None:
         with JournalWriter(tmp_path / "journal.jsonl") as journal:
-            journal.note("NodeStarted", 3.0, role="ps", run="r-1", encrypted=encrypted)
+            journal.note("node_started", 3.0, role="ps", run="r-1", encrypted=encrypted)
     assert cli.main(["status", str(tmp_path)]) == 0
     out, _ = capsys.readouterr()
     assert words in out

@@ -20,6 +20,8 @@ from fsl_async.nodes.ps.shell import ParameterServerShell
 from fsl_async.nodes.split_server.shell import SplitServerShell
 from fsl_async.observe import journal
 from fsl_async.observe.ledger_audit import JOURNAL, acknowledged_keys
+from fsl_async.roles import machine
+from fsl_async.roles.machine import Effect
 from fsl_async.roles.split import effects as effects_split
 from fsl_async.roles.sync import effects
 from fsl_async.store import advance, recovery
@@ -44,9 +46,12 @@ def points():
 
 
 def carried_out(shells):
-    """The effects that these shells carry out, by the tables in their source."""
+    """Tags of the effects that these shells carry out, by the tables in their source."""
     tables = " ".join(inspect.getsource(shell.__init__) for shell in shells)
-    return set(re.findall(r"\b(?:do|split)\.([A-Z]\w+):", tables))
+    names = set(re.findall(r"\b([A-Z]\w+):", tables))
+    effects_of = (machine, effects, effects_split)
+    classes = (getattr(module, name, None) for module in effects_of for name in names)
+    return {one.tag for one in classes if isinstance(one, type) and issubclass(one, Effect)}
 
 
 @pytest.mark.parametrize("role", SHELLS)
@@ -65,12 +70,10 @@ def test_no_effect_is_outside_the_tables():
     """The tables above are found by their text; an effect that is written down in another way must not slip through."""
     known = set().union(*(carried_out(shells) for shells in SHELLS.values()))
     classes = {
-        name
-        for module in (effects, effects_split)
-        for name, found in vars(module).items()
-        if isinstance(found, type)
-        and issubclass(found, effects.Effect)
-        and found is not effects.Effect
+        found.tag
+        for module in (machine, effects, effects_split)
+        for found in vars(module).values()
+        if isinstance(found, type) and issubclass(found, Effect) and found is not Effect
     }
     assert classes == known
 
@@ -141,7 +144,7 @@ JUMPS = {
 @pytest.mark.parametrize("jump", JUMPS)
 def test_clocks_that_jump_cost_nothing(jump):
     """Lives are numbered by wall clocks, and a schedule goes on by one: neither may make two lives one, or a run wait for a day."""
-    for point in (Point("ps", "Commit", "job", 2), Point("client", "OfferDelta", "after", 4)):
+    for point in (Point("ps", "commit", "job", 2), Point("client", "offer_delta", "after", 4)):
         with crash_kinds.folder() as root:
             world = crash_kinds.make("clock", root, point=point, wall=JUMPS[jump]).run()
             assert world.violations == []
@@ -155,7 +158,7 @@ def _deaf(*_, **__):
 
 def _no_sync(monkeypatch):
     monkeypatch.setattr(CrashDisk, "sync", _deaf)
-    return Point("ps", "Commit", "after", 3), "all"
+    return Point("ps", "commit", "after", 3), "all"
 
 
 def _no_folder_sync(monkeypatch):
@@ -165,7 +168,7 @@ def _no_folder_sync(monkeypatch):
         "make_durable_folder",
         lambda files, path: real(Files(), path) or _made(files, path),
     )
-    return Point("ps", "Commit", "after", 3), "all"
+    return Point("ps", "commit", "after", 3), "all"
 
 
 def _made(files, path):
@@ -178,12 +181,12 @@ def _told_too_early(monkeypatch):
         "_record",
         lambda self, fact, members: self._open.book.apply({**members, "fact": fact, "at": 1.0}),
     )
-    return Point("ps", "Commit", "before", 2), None
+    return Point("ps", "commit", "before", 2), None
 
 
 def _other_weights(monkeypatch):
     monkeypatch.setattr(advance, "apply_change", lambda weights, sent: weights.__iadd__(sent * 2))
-    return Point("ps", "Commit", "after", 2), None
+    return Point("ps", "commit", "after", 2), None
 
 
 @pytest.mark.parametrize("defect", [_no_sync, _no_folder_sync, _told_too_early, _other_weights])
@@ -216,14 +219,14 @@ def _said_twice_as_much(monkeypatch):
 def test_journals_are_read(monkeypatch, defect, complaint):
     """What they say is compared with what happened: a journal that lies or is silent is no witness."""
     defect(monkeypatch)
-    found = crash_kinds.attempt("clock", Point("ps", "Commit", "after", 2))
+    found = crash_kinds.attempt("clock", Point("ps", "commit", "after", 2))
     assert any(complaint in one for one in found), found
 
 
 def test_a_run_is_audited_by_its_own_journals():
     """Of the server and of all clients, through a crash: nothing is written into the folder for the audit's sake."""
     with crash_kinds.folder() as root:
-        world = crash_kinds.make("clock", root, point=Point("ps", "Commit", "after", 2)).run()
+        world = crash_kinds.make("clock", root, point=Point("ps", "commit", "after", 2)).run()
         assert world.violations == []
         server, *clients = (
             set(acknowledged_keys(path))

@@ -29,7 +29,7 @@ MAX_BYTES = 1 << 16
 JUNK = (
     None, True, False, 0, 1, -1, 2, 127, 128, 255, 1 << 31, 1 << 62, (1 << 63) - 1, 1 << 63, -(1 << 63), 0.0, -0.0, 1e308,
     float("nan"), float("inf"), "", "m", "key", "x" * 300, "\ud800".encode("utf-8", "surrogatepass"), "a/1/0/0", "../x", b"", b"\x00" * 8,
-    b"sessions", [], {}, [[]], {"m": "Fetch"}, [0] * 40, {"": {}},
+    b"sessions", [], {}, [[]], {"m": "fetch/1"}, [0] * 40, {"": {}},
 )  # fmt: skip
 BYTES = (0, 1, 0x7F, 0x80, 0x90, 0xC0, 0xC1, 0xC4, 0xC7, 0xD4, 0xDC, 0xDD, 0xDF, 0xFF)
 

@@ -170,10 +170,10 @@ class SplitWorld:
             self.deliver(HONEST, 1, [pack(frames.CHUNK, self.sessions[HONEST], *numbers), data])
         self.wait(0.2)
         sent = [parts[0] for parts in self.link.sent[HONEST][before:]]
-        assert any(b"RoundAcknowledged" in head for head in sent), (
+        assert any(b"round_acknowledged/1" in head for head in sent), (
             "the honest client is not answered"
         )
-        answers = (b"GradientMeta", b"Trained")
+        answers = (b"gradient_meta/1", b"trained/1")
         text = key.text.encode()
         assert any(text in head and any(one in head for one in answers) for head in sent), (
             "the honest client's upload is not trained"

@@ -44,6 +44,7 @@ from fsl_async.nodes import wire
 from fsl_async.nodes.client.shell import ClientShell
 from fsl_async.nodes.ps.shell import ParameterServerShell, RunFacts
 from fsl_async.roles.goodbye import Goodbye
+from fsl_async.roles.messages import MessageError
 from fsl_async.roles.split import messages as split
 from fsl_async.roles.split.events import UploadKey
 from fsl_async.roles.sync import events as ev
@@ -72,10 +73,10 @@ MODEL = Manifest.from_shapes([("w", (10, 5)), ("b", (9,))])
 def read_body(body):
     """Whatever a role does with a body before a machine sees it."""
     for table in (msg, split):
-        with contextlib.suppress(msg.MessageError):
+        with contextlib.suppress(MessageError):
             read_message(table.from_wire(body))
     for kind in (wire.Hello, wire.Welcome):
-        with contextlib.suppress(msg.MessageError):
+        with contextlib.suppress(MessageError):
             found = kind.from_wire(body)
             if kind is wire.Welcome:
                 with contextlib.suppress(FslError):
@@ -293,7 +294,9 @@ class World:
         head = pack(frames.DATA, self.sessions[HONEST], self.seq, 0, frames.MESSAGE, body)
         self.deliver(HONEST, 0, [head])
         heads = self.link.sent[HONEST][before:]
-        assert any(b"Announce" in parts[0] for parts in heads), "the honest client is not answered"
+        assert any(b"announce/1" in parts[0] for parts in heads), (
+            "the honest client is not answered"
+        )
 
     def close(self):
         self.endpoint.close()

@@ -18,10 +18,11 @@ from text_nodes import (
 )
 
 from fsl_async.nodes import wire
+from fsl_async.roles.machine import RunEnded
 from fsl_async.roles.split import messages as split
 from fsl_async.roles.sync import messages as msg
 from fsl_async.roles.sync.client import Outstanding
-from fsl_async.roles.sync.events import DeltaKey, RunEnded
+from fsl_async.roles.sync.events import DeltaKey
 from fsl_async.store.manifest import digest_of
 from fsl_transport.session import frames
 

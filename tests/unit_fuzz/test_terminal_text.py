@@ -11,7 +11,7 @@ from fsl_async.config import load as configs
 from fsl_async.config.settings import TABLES as CONFIG_TABLES
 from fsl_async.errors import FslError, describe
 from fsl_async.nodes import wire
-from fsl_async.roles.sync.messages import MessageError
+from fsl_async.roles.messages import MessageError
 
 FEW = settings(max_examples=4, deadline=None, suppress_health_check=list(HealthCheck))
 MANY = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
@@ -80,13 +80,13 @@ def test_what_is_read_of_a_message(table, name, text):
 def test_every_text_has_a_place():
     """The sweep above finds the fields itself: it must find those that are known to be there."""
     found = {
-        f"{name}.{field}"
+        f"{TABLES[table].types[name].__name__}.{field}"
         for table, name in MESSAGES
         for field, _ in bodies_of(TABLES[table], name, "x")
     }
     assert found >= {
         "Attach.manifest", "Skip.reason", "Declined.text", "Reject.code", "Stop.reason", "DeltaMeta.metrics", "VersionMeta.kind",
-        "SplitHello.architecture", "RoundDone.errors", "RunOver.reason", "Unwanted.text", "Ended.reason", "SplitWelcome.last",
+        "SplitHello.architecture", "RoundDone.errors", "RunOver.reason", "UploadRefused.text", "Ended.reason", "SplitWelcome.last",
     }  # fmt: skip
 
 

@@ -25,6 +25,7 @@ from fsl_async.nodes.ps.node import watched
 from fsl_async.nodes.ps.run_end_notifier_shell import RunEndNotifierShell
 from fsl_async.observe.journal import as_fields
 from fsl_async.observe.reporter import Reporter
+from fsl_async.roles.messages import MessageError, checked_text
 from fsl_async.roles.split import messages as split
 from fsl_async.roles.split.run_end_notifier import RunEndNotifierMachine
 from fsl_async.roles.sync import messages as msg
@@ -314,8 +315,8 @@ def sample(field, kind, form):
     """A value that a field takes."""
     if kind is str:
         for text in _TEXTS:
-            with contextlib.suppress(msg.MessageError):
-                return msg.checked_text(field, text, form)
+            with contextlib.suppress(MessageError):
+                return checked_text(field, text, form)
         raise AssertionError(f"no text of the form of {field}: add one to _TEXTS")
     if field == "manifest":
         return stranger_targets.MODEL.to_wire()

@@ -242,7 +242,8 @@ def test_what_is_fetched_stays_until_its_client_holds_the_newest(long_run):
 
 
 @pytest.mark.parametrize(
-    "body", [{}, {"m": "Call", "round": 1}, {"m": "Attach", "fingerprint": "f", "manifest": [1]}]
+    "body",
+    [{}, {"m": "call/1", "round": 1}, {"m": "attach/1", "fingerprint": "f", "manifest": [1]}],
 )
 def test_what_no_client_says_ends_its_session_only(body):
     """A peer's bad message costs the peer its session, never this node its life."""
@@ -258,7 +259,7 @@ def test_what_no_client_says_ends_its_session_only(body):
 def rejected(server):
     """Who was told that its model is not the run's."""
     sent = [call for call in server.endpoint.calls if call[0] == "send"]
-    return [peer for _, peer, body in sent if body["m"] == "Reject"]
+    return [peer for _, peer, body in sent if body["m"] == "reject/1"]
 
 
 def test_before_version_0_a_model_counts_while_somebody_has_it():
@@ -277,7 +278,7 @@ def test_before_version_0_a_model_counts_while_somebody_has_it():
     server.attach("right")
     assert rejected(server) == ["right", "right"]
     assert server.shell.manifest == MANIFEST
-    assert server.endpoint.last("send")[2]["m"] == "Publish"
+    assert server.endpoint.last("send")[2]["m"] == "publish/1"
 
 
 def test_initial_weights_of_another_model_are_declined():
@@ -397,5 +398,5 @@ def test_the_end_waits_for_a_delta_that_is_being_stored():
     assert seen[-1].advanced == ("a",)
     worker.work()
     server.shell.node._execute(do.CheckTransfers(), 3)
-    assert type(seen[-2]).__name__ == "DeltaStored"
+    assert seen[-2].tag == "delta_stored"
     assert seen[-1].advanced == ()

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fsl_async.nodes import wire
-from fsl_async.roles.sync.messages import MAX_TEXT, MessageError
+from fsl_async.roles.messages import MAX_TEXT, MessageError
 
 JUNK = st.none() | st.booleans() | st.integers() | st.text(max_size=4) | st.binary() | st.just({})
 HELLO = {"run": "r", "version": 3, "digest": "d" * 32, "shard": -1}

@@ -32,6 +32,7 @@ class Started:
 class Called:
     """An event with one field."""
 
+    tag = "called"
     round: int
 
 
@@ -52,6 +53,7 @@ class Key:
 class Declined:
     """Has a field called text, unlike Key's property."""
 
+    tag = "declined"
     text: str
 
 
@@ -65,6 +67,13 @@ class Stored:
     loss: float
     data: bytes
     message: object = None
+
+
+@attrs.frozen
+class Colored:
+    """Part of an event: it needs no tag."""
+
+    red: int
 
 
 class Colour(enum.IntEnum):
@@ -89,15 +98,15 @@ def test_a_line_has_the_documented_form(path):
     with JournalWriter(path, clock=lambda: 100.5) as writer:
         n = writer.event(Called(3), 1.25)
         writer.effect(Stored(Key("a", 7), "full", 2, math.nan, b"abc", Declined("no")), 1.25, n)
-        writer.note("NodeStarted", 1.5, n, pid=4, type="x")
+        writer.note("node_started", 1.5, n, pid=4, type="x")
         writer.event(Started(), 2.0)
     assert path.read_text().splitlines() == [
-        '{"n":0,"t":100.500000,"now":1.25,"kind":"event","type":"Called","cause":null,"round":3}',
+        '{"n":0,"t":100.500000,"now":1.25,"kind":"event","type":"called","cause":null,"round":3}',
         (
             '{"n":1,"t":100.500000,"now":1.25,"kind":"effect","type":"Stored","cause":0,"key":"a/7","kind_":"full",'
-            '"n_":2,"loss":"nan","data":{"bytes":3},"message":{"type":"Declined","text":"no"}}'
+            '"n_":2,"loss":"nan","data":{"bytes":3},"message":{"type":"declined","text":"no"}}'
         ),
-        '{"n":2,"t":100.500000,"now":1.5,"kind":"note","type":"NodeStarted","cause":0,"pid":4,"type_":"x"}',
+        '{"n":2,"t":100.500000,"now":1.5,"kind":"note","type":"node_started","cause":0,"pid":4,"type_":"x"}',
         '{"n":3,"t":100.500000,"now":2.0,"kind":"event","type":"Started","cause":null}',
     ]
 
@@ -129,7 +138,8 @@ def test_a_line_has_the_documented_form(path):
         (Colour.RED, "RED"),
         (Path("/a"), "/a"),
         ("x" * 2001, "x" * 2000 + "... (2001 characters)"),
-        (Called(1), {"type": "Called", "round": 1}),
+        (Called(1), {"type": "called", "round": 1}),
+        (Colored(1), {"red": 1}),
         (object(), "<object>"),
     ],
 )
@@ -277,7 +287,7 @@ def test_a_full_disk_loses_lines_and_says_how_many(path, monkeypatch):
     writer.close()
     reader = JournalReader(path)
     kept = list(reader.read())
-    assert [line.get("round", line["type"]) for line in kept] == [0, 1, "JournalGap", 7]
+    assert [line.get("round", line["type"]) for line in kept] == [0, 1, "journal_gap", 7]
     assert kept[2]["lines"] == writer.lines_lost == 5
     assert reader.damaged == 1
     numbers_rise(kept)
@@ -308,7 +318,7 @@ def test_a_gap_that_was_reported_is_not_reported_again(path, monkeypatch):
     room[0] = 100
     writer.flush()  # one line and a piece of the next
     gap = (
-        '{"n":4,"t":1.000000,"now":2.0,"kind":"note","type":"JournalGap","cause":null,"lines":3}\n'
+        '{"n":4,"t":1.000000,"now":2.0,"kind":"note","type":"journal_gap","cause":null,"lines":3}\n'
     )
     writer.event(Called(4), 2.0)
     room[0] = 1 + len(gap) + 10
@@ -445,8 +455,8 @@ def test_what_waits_for_a_disk_is_bounded(tmp_path, stuck_disk, monkeypatch):
     writer.note("Last", 0.0)
     writer.close()
     found = list(JournalReader(tmp_path / "j").read())
-    gaps = [line["lines"] for line in found if line["type"] == "JournalGap"]
+    gaps = [line["lines"] for line in found if line["type"] == "journal_gap"]
     assert gaps == [writer.lines_lost]
     assert len(found) == 52 - writer.lines_lost + 1
-    assert [line["type"] for line in found[-2:]] == ["JournalGap", "Last"]
+    assert [line["type"] for line in found[-2:]] == ["journal_gap", "Last"]
     numbers_rise(found)

@@ -8,6 +8,7 @@ import pytest
 from fsl_async.observe.journal import JournalReader, JournalWriter
 from fsl_async.observe.reporter import Reporter
 from fsl_async.observe.state import RunState
+from fsl_async.roles.machine import ClientLeft, Effect, Finish, Note, Send
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync import messages as msg
@@ -35,7 +36,7 @@ def a_run(teller):
     """A run of one client and one round, as the server's shell writes it."""
     key = DeltaKey("a", 5, 0, 1)
     teller.note(
-        "NodeStarted", 1.0, role="ps", run="r", address="tcp://h:1", every_s=1.0, quorum=0.5
+        "node_started", 1.0, role="ps", run="r", address="tcp://h:1", every_s=1.0, quorum=0.5
     )
     for item in (
         ev.Recovered(-1, ""),
@@ -43,7 +44,7 @@ def a_run(teller):
         ev.ModelAttached("a", "f", 1000, None),
         ev.VersionCommitted(0, "d", 0, 0.1),
         ev.VersionHeld("a", 0, "d"),
-        do.Send("a", msg.Call(0)),
+        Send("a", msg.Call(0)),
         ev.HeartbeatReceived(
             "a", {"loss": 1.5, "step": 3, "tokens": 30, "tokens_per_s": float("nan")}
         ),
@@ -51,10 +52,10 @@ def a_run(teller):
         do.Accumulate(key, 1.0),
         do.Commit(1, (do.MergedDelta(key, 100, 3, 0, 1.0),), 1.0),
         ev.VersionCommitted(1, "e", 10, 0.1),
-        ev.ClientLeft("a", 5, "expired"),
-        do.Finish("Ctrl-C"),
+        ClientLeft("a", 5, "expired"),
+        Finish("Ctrl-C"),
     ):
-        (teller.effect if isinstance(item, do.Effect) else teller.event)(item, 1.0)
+        (teller.effect if isinstance(item, Effect) else teller.event)(item, 1.0)
 
 
 def test_the_lines_are_those_of_the_journal(teller, lines, tmp_path):
@@ -79,13 +80,13 @@ def test_the_lines_are_those_of_the_journal(teller, lines, tmp_path):
 
 def test_a_note_is_said_once_and_one_of_the_shell_reaches_the_journal(teller, lines, tmp_path):
     """The shell carries a machine's note out after it was written down; its own notes are in no effect."""
-    of_machine = do.Note("the machine's", "warning")
+    of_machine = Note("the machine's", "warning")
     teller.effect(of_machine, 1.0)
     teller.say(of_machine)
-    teller.say(do.Note("the shell's", "warning"))
+    teller.say(Note("the shell's", "warning"))
     assert [line[10:] for line in lines] == ["the machine's", "the shell's"]
     teller._journal.flush()
-    written = [line for line in read(tmp_path) if line["type"] == "Note"]
+    written = [line for line in read(tmp_path) if line["type"] == "note"]
     assert [(line["kind"], line["text"], line["now"]) for line in written] == [
         ("effect", "the machine's", 1.0),
         ("note", "the shell's", 5.0),

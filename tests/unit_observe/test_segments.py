@@ -29,7 +29,7 @@ def simulated(tmp_path_factory):
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     note = {"kind": "note", "cause": None}
     started = {
-        "type": "NodeStarted",
+        "type": "node_started",
         "role": "ps",
         "run": "r",
         "address": "tcp://h:1",
@@ -46,7 +46,7 @@ def simulated(tmp_path_factory):
             "sockets": {"up": 11},
             "error": {"deltas up": 0.25},
         }
-        lines[at:at] = [started | note | stamp, note | stamp | {"type": "Traffic"} | traffic]
+        lines[at:at] = [started | note | stamp, note | stamp | {"type": "traffic"} | traffic]
     return lines
 
 
@@ -84,7 +84,7 @@ def test_what_peers_offer_does_not_make_the_first_line_long():
             "tokens": 1,
             "metrics": {"loss": 1.5},
         }
-        state.apply({"t": 1.0, "type": "DeltaOffered", **offered})
+        state.apply({"t": 1.0, "type": "delta_offered", **offered})
     assert len(json.dumps(segments.Total(state).as_fields())) < 40 * MAX_OFFERED
     assert f"a/1/0/{3 * MAX_OFFERED - 1}" in state._loss_of
 
@@ -92,13 +92,13 @@ def test_what_peers_offer_does_not_make_the_first_line_long():
 def test_of_a_split_server_too():
     """Its state is another one."""
     lines = [
-        {"t": 1.0, "type": "NodeStarted", "method": "sl", "address": "a:1", "pid": 3, "host": "h", "encrypted": False},
-        {"t": 2.0, "type": "AdmitSplit", "peer": "a"},
-        {"t": 2.5, "type": "RoundDoneReceived", "peer": "a", "errors": {"activations up": 0.5}},
-        {"t": 3.0, "type": "UploadTrained", "key": "a/1/4/0", "loss": 2.5},
-        {"t": 4.0, "type": "Traffic", "payload": {"x up": 5}, "coded": {}, "sockets": {}, "error": {"x up": 0.1}},
-        {"t": 5.0, "type": "NodeStarted", "method": "sl", "address": "a:2", "pid": 4, "host": "h"},
-        {"t": 6.0, "type": "NodeEnded"},
+        {"t": 1.0, "type": "node_started", "method": "sl", "address": "a:1", "pid": 3, "host": "h", "encrypted": False},
+        {"t": 2.0, "type": "admit_split", "peer": "a"},
+        {"t": 2.5, "type": "round_done_received", "peer": "a", "errors": {"activations up": 0.5}},
+        {"t": 3.0, "type": "upload_trained", "key": "a/1/4/0", "loss": 2.5},
+        {"t": 4.0, "type": "traffic", "payload": {"x up": 5}, "coded": {}, "sockets": {}, "error": {"x up": 0.1}},
+        {"t": 5.0, "type": "node_started", "method": "sl", "address": "a:2", "pid": 4, "host": "h"},
+        {"t": 6.0, "type": "node_ended"},
     ]  # fmt: skip
     whole = SplitState()
     for line in lines:
@@ -131,7 +131,7 @@ def small(monkeypatch):
 def write(writer, count, since=0):
     """Acknowledged deltas, each of which waits until it is in a file."""
     for number in range(since, since + count):
-        writer.note("DeltaAcknowledged", 0.0, key=f"a/1/0/{number}", filling="x" * 100)
+        writer.note("delta_acknowledged", 0.0, key=f"a/1/0/{number}", filling="x" * 100)
         if number % 7 == 0:
             writer.flush()
             time.sleep(0.03)
@@ -205,7 +205,7 @@ def test_what_comes_while_lines_are_added_up_is_added_too(tmp_path, small, monke
     def add_slowly(self, lines):
         add(self, lines)
         while late:
-            writer.note("DeltaAcknowledged", 0.0, key=late.pop())
+            writer.note("delta_acknowledged", 0.0, key=late.pop())
             writer.flush()
 
     monkeypatch.setattr(segments.Total, "add", add_slowly)
@@ -250,7 +250,7 @@ def test_a_note_of_lines_that_the_last_segment_did_not_take_has_a_later_number(
     writer.note("Late", 0.0)
     writer.close()
     lines = list(JournalReader(path).read_all())
-    assert [line["type"] for line in lines[-3:]] == [segments.SO_FAR, "JournalGap", "Late"]
+    assert [line["type"] for line in lines[-3:]] == [segments.SO_FAR, "journal_gap", "Late"]
     assert lines[-2]["lines"] == 2
     found = [line["n"] for line in lines]
     assert found == sorted(set(found))
@@ -272,7 +272,7 @@ def test_a_process_that_dies_as_a_segment_begins(tmp_path, small, monkeypatch, d
     with monkeypatch.context() as broken:
         broken.setattr(type(path), dies_in, die)
         with pytest.raises(DiedError):
-            segments.turn(path, b'{"n":50,"type":"SoFar"}\n', ["a/1/0/1"])
+            segments.turn(path, b'{"n":50,"type":"so_far"}\n', ["a/1/0/1"])
     assert numbers(JournalReader(path).read()) == list(range(50))
     with JournalWriter(path) as writer:
         assert sorted(one.name for one in tmp_path.glob("journal*jsonl*")) == ["journal.jsonl"]
@@ -306,7 +306,7 @@ def test_status_of_a_run_in_segments(tmp_path, small, capsys):
     path = tmp_path / "journal.jsonl"
     with JournalWriter(path) as writer:
         writer.note(
-            "NodeStarted",
+            "node_started",
             0.0,
             role="ps",
             run="r-1",
@@ -315,7 +315,7 @@ def test_status_of_a_run_in_segments(tmp_path, small, capsys):
             host="h",
             every_s=10.0,
         )
-        writer.note("ClientHello", 0.0, peer="long-ago", incarnation=5, version=-1)
+        writer.note("client_hello", 0.0, peer="long-ago", incarnation=5, version=-1)
         write(writer, 200)
     assert len(list(tmp_path.glob("journal.*.jsonl"))) > 2
     (tmp_path / "ledger.jsonl").touch()
@@ -335,10 +335,10 @@ def test_a_sum_that_is_not_finite_does_not_end_the_journal(tmp_path, small, told
     """A loss of a run that diverges, or what a hostile client says of its speed: the thread that writes died of it."""
     path, split = tmp_path / "journal.jsonl", tmp_path / "split.jsonl"
     with JournalWriter(path) as writer, JournalWriter(split, sum_up=SplitState) as other:
-        writer.note("ClientHello", 0.0, peer="a", incarnation=5, version=-1)
-        writer.note("HeartbeatReceived", 0.0, peer="a", payload={"tokens_per_s": float(told)})
-        other.note("UploadTrained", 0.0, key="a/1/4/0", loss=float(told))
-        other.note("RoundDoneReceived", 0.0, peer="a", errors={"activations up": float(told)})
+        writer.note("client_hello", 0.0, peer="a", incarnation=5, version=-1)
+        writer.note("heartbeat_received", 0.0, peer="a", payload={"tokens_per_s": float(told)})
+        other.note("upload_trained", 0.0, key="a/1/4/0", loss=float(told))
+        other.note("round_done_received", 0.0, peer="a", errors={"activations up": float(told)})
         for one in (writer, other):
             write(one, 100)
             until(older_than(one.path).__len__)

@@ -49,7 +49,7 @@ def test_what_no_run_of_a_method_writes_is_a_fault(wrong, words):
 
 def note(up, error=None):
     line = {
-        "type": "Traffic",
+        "type": "traffic",
         "payload": {"activations up": up},
         "coded": {"activations up": up // 2},
     }
@@ -66,9 +66,9 @@ def test_bytes_are_those_of_all_lives():
     for line in (
         note(10),
         note(100, 0.3),
-        {"type": "NodeStarted"},
+        {"type": "node_started"},
         note(300, 0.1),
-        {"type": "Traffic"},
+        {"type": "traffic"},
     ):
         account.apply(line)
     found = account.as_dict()
@@ -87,21 +87,25 @@ def test_the_journal_of_a_split_server():
     state = SplitState()
     for line in (
         {
-            "type": "NodeStarted",
+            "type": "node_started",
             "t": 1.0,
             "method": "fsl-sage",
             "address": "tcp://x:1",
             "pid": 4,
             "host": "h",
         },
-        {"type": "AdmitSplit", "peer": "a"},
-        {"type": "AdmitSplit", "peer": "b"},
-        {"type": "UploadTrained", "key": "a/1/5/0", "loss": 2.5, "problem": None},
-        {"type": "UploadTrained", "key": "a/1/6/0", "loss": 0.0, "problem": "odd"},
-        {"type": "RoundDoneReceived", "peer": "a", "errors": {"activations up": 0.03, "x down": 4}},
-        {"type": "RoundDoneReceived", "peer": "b", "errors": {"activations up": 0.04}},
-        {"type": "ClientLeft", "peer": "a", "t": 9.0},
-        {"type": "UploadTrained"},
+        {"type": "admit_split", "peer": "a"},
+        {"type": "admit_split", "peer": "b"},
+        {"type": "upload_trained", "key": "a/1/5/0", "loss": 2.5, "problem": None},
+        {"type": "upload_trained", "key": "a/1/6/0", "loss": 0.0, "problem": "odd"},
+        {
+            "type": "round_done_received",
+            "peer": "a",
+            "errors": {"activations up": 0.03, "x down": 4},
+        },
+        {"type": "round_done_received", "peer": "b", "errors": {"activations up": 0.04}},
+        {"type": "client_left", "peer": "a", "t": 9.0},
+        {"type": "upload_trained"},
     ):
         state.apply(line)
     assert (state.method, state.round, state.loss, state.last_t) == ("fsl-sage", 5, 2.5, 9.0)

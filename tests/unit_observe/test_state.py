@@ -5,6 +5,7 @@ import pytest
 from fsl_async.observe.columns import fitted
 from fsl_async.observe.journal import JournalReader, JournalWriter
 from fsl_async.observe.state import RunState
+from fsl_async.roles.machine import ClientLeft, Effect, Finish, Note, Send
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync import messages as msg
@@ -25,7 +26,7 @@ class Recorder:
         """Write events and effects, `after` seconds later."""
         self.t += after
         for item in items:
-            if isinstance(item, do.Effect):
+            if isinstance(item, Effect):
                 self.writer.effect(item, self.t)
             else:
                 self.writer.event(item, self.t)
@@ -47,7 +48,7 @@ class Recorder:
 def run(tmp_path):
     recorder = Recorder(tmp_path / "journal.jsonl")
     recorder.note(
-        "NodeStarted", role="ps", run="r-1", address="tcp://h:1", pid=7, host="h", every_s=10.0
+        "node_started", role="ps", run="r-1", address="tcp://h:1", pid=7, host="h", every_s=10.0
     )
     recorder.write(ev.Recovered(-1, ""))
     yield recorder
@@ -77,20 +78,20 @@ def stored(name, base, sequence, *, tokens=100, problem=None):
     key = DeltaKey(name, 5, base, sequence)
     first = ev.DeltaStored(name, key, tokens, 3, base, 800, 1.0, problem)
     if problem is not None:
-        return [first, do.Send(name, msg.Declined(key.text, "quarantined", problem))]
-    return [first, do.Accumulate(key, 1.0), do.Send(name, msg.Accepted(key.text))]
+        return [first, Send(name, msg.Declined(key.text, "quarantined", problem))]
+    return [first, do.Accumulate(key, 1.0), Send(name, msg.Accepted(key.text))]
 
 
 def round_of(run, number, called, answered, gone=(), *, sequence=None):
     """A whole round: called, answered, merged, `seconds` later."""
-    run.write(*(do.Send(name, msg.Call(number)) for name in called))
+    run.write(*(Send(name, msg.Call(number)) for name in called))
     for name in gone:
-        run.write(ev.ClientLeft(name, 5, "expired"))
+        run.write(ClientLeft(name, 5, "expired"))
     for name in answered:
         run.write(*stored(name, number, sequence or number + 1))
     facts = {"round": number, "called": len(called), "answered": len(answered)}
     run.write(
-        do.Note("round", facts=facts),
+        Note("round", facts=facts),
         do.Commit(number + 1, (), 1.0),
         ev.VersionCommitted(number + 1, f"d{number + 1}", 10, 0.1),
         after=2.0,
@@ -161,7 +162,7 @@ def test_a_relaunch_is_a_higher_incarnation_and_caught_up_is_holding_the_current
 def test_the_same_incarnation_again_is_no_relaunch(run):
     """A dropped connection must not be counted as a crash."""
     begin(run, "a")
-    run.write(ev.ClientLeft("a", 5, "reset"), ev.ClientHello("a", 5, "r-1", 0, "d0"))
+    run.write(ClientLeft("a", 5, "reset"), ev.ClientHello("a", 5, "r-1", 0, "d0"))
     state, news = run.state()
     assert state.relaunches == 0
     assert news[-1].kind == "reconnected"
@@ -171,7 +172,7 @@ def test_news_of_an_earlier_life_does_not_end_the_present_one(run):
     """The ghost's expiry comes after its successor's hello."""
     begin(run, "a")
     join(run, "a", 6)
-    run.write(ev.ClientLeft("a", 5, "superseded"))
+    run.write(ClientLeft("a", 5, "superseded"))
     assert run.state()[0].clients["a"].doing == "training"
 
 
@@ -194,7 +195,7 @@ def test_refused_quarantined_and_later_are_told_apart(run):
     key = "a/5/0/1"
     run.write(*stored("a", 0, 1, problem="NaN"))
     run.write(
-        do.Send("a", msg.Declined(key, "stale", "x")), do.Send("a", msg.Declined(key, "later", "x"))
+        Send("a", msg.Declined(key, "stale", "x")), Send("a", msg.Declined(key, "later", "x"))
     )
     state, _ = run.state()
     client = state.clients["a"]
@@ -217,7 +218,7 @@ def test_a_restarted_server_goes_on_in_the_same_journal(run):
     round_of(run, 0, ["a"], ["a"])
     run.write(*stored("a", 1, 2, tokens=70))
     run.note(
-        "NodeStarted", role="ps", run="r-1", address="tcp://h:2", pid=8, host="h", every_s=10.0
+        "node_started", role="ps", run="r-1", address="tcp://h:2", pid=8, host="h", every_s=10.0
     )
     key = DeltaKey("a", 5, 1, 2)
     pending = (ev.PendingDelta(key, 70, 3, 1),)
@@ -246,28 +247,28 @@ def told(run, kind):
 
 def test_a_merged_round_is_told_with_everything_in_one_line(run):
     """Who watches the server's lines must not need a second program to know how the run goes."""
-    run.note("NodeStarted", role="ps", run="r-1", address="x", every_s=10.0, quorum=0.5)
+    run.note("node_started", role="ps", run="r-1", address="x", every_s=10.0, quorum=0.5)
     run.write(ev.Recovered(-1, ""))
     begin(run, "a", "b", "c", "d")
-    run.write(*(do.Send(name, msg.Call(0)) for name in "abcd"))
+    run.write(*(Send(name, msg.Call(0)) for name in "abcd"))
     run.write(ev.HeartbeatReceived("a", {"loss": 2.0}), ev.HeartbeatReceived("b", {"loss": 9.0}))
     run.write(*stored("a", 0, 1), ev.RoundSkipped("d", 0, "nothing trained"))
-    run.write(ev.ClientLeft("c", 5, "expired"))
+    run.write(ClientLeft("c", 5, "expired"))
     facts = {"round": 0, "called": 4, "answered": 1}
-    run.write(do.Note("round 0: merged", facts=facts))
+    run.write(Note("round 0: merged", facts=facts))
     run.write(do.Commit(1, (), 1.0), ev.VersionCommitted(1, "d1", 10, 0.1))
     assert told(run, "version")[-1] == (
         "version 1: 1 of 4 called clients merged (2 needed), late: b, nothing to merge from: d, left: c; loss 2.000 (running mean); "
         "100 tokens (+100); 20.0 kB as 10.8 kB (1.9x)"
     )
-    run.write(*(do.Send(name, msg.Call(1)) for name in "abd"))
+    run.write(*(Send(name, msg.Call(1)) for name in "abd"))
     run.write(*stored("b", 0, 1, tokens=30), *stored("a", 1, 2))
     run.write(do.Commit(2, (), 1.0), ev.VersionCommitted(2, "d2", 10, 0.1))
     assert told(run, "version")[-1] == (
         "version 2: 1 of 3 called clients merged (2 needed), late: b, d, and 1 delta of earlier rounds, from b; loss 5.500 (running mean); "
         "230 tokens (+130); 8.0 kB as 1.6 kB (5.0x)"
     )
-    run.write(*(do.Send(name, msg.Call(2)) for name in "d"))
+    run.write(*(Send(name, msg.Call(2)) for name in "d"))
     run.write(*stored("d", 1, 1), *stored("d", 2, 2))
     run.write(do.Commit(3, (), 1.0), ev.VersionCommitted(3, "d3", 10, 0.1))
     words = (
@@ -280,8 +281,8 @@ def test_a_merged_round_is_told_with_everything_in_one_line(run):
 def test_who_comes_and_goes_is_told_with_how_many_are_there(run):
     """An operator counts sites."""
     begin(run, "a", "b")
-    run.write(ev.ClientLeft("a", 5, "expired"), ev.ClientHello("a", 5, "r-1", 0, "d0"))
-    run.write(ev.ClientHello("b", 6, "", -1, ""), ev.ClientLeft("b", 6, "bye"))
+    run.write(ClientLeft("a", 5, "expired"), ev.ClientHello("a", 5, "r-1", 0, "d0"))
+    run.write(ev.ClientHello("b", 6, "", -1, ""), ClientLeft("b", 6, "bye"))
     assert [one.text for one in run.state()[1] if one.client] == [
         "a joins, 1 client connected",
         "b joins, 2 clients connected",
@@ -305,12 +306,12 @@ def test_what_goes_on_unchanged_is_said_once(run):
         f"round 0 stays open: {n} of 3 called clients sent a delta, 2 needed" for n in (0, 1)
     )
     for text in (one, one, one, two, two, one):
-        run.write(do.Note(text, "warning"))
+        run.write(Note(text, "warning"))
     assert told(run, "note") == [one, two]
-    run.write(ev.ClientLeft("b", 5, "expired"), do.Note(one, "warning"), do.Note(one, "warning"))
+    run.write(ClientLeft("b", 5, "expired"), Note(one, "warning"), Note(one, "warning"))
     assert told(run, "note") == [one, two, one]
     run.write(do.Commit(1, (), 1.0), ev.VersionCommitted(1, "d1", 10, 0.1))
-    run.write(do.Note(one, "warning"))
+    run.write(Note(one, "warning"))
     assert told(run, "note") == [one, two, one, one]
 
 
@@ -319,11 +320,11 @@ def test_alarms_are_counted_and_the_newest_is_kept(run):
     begin(run, "a")
     text = "a computed digest x for version 0, which has d0"
     for _ in range(2):
-        run.write(do.Note(text, "warning", {"alarm": "digest", "client": "a"}))
+        run.write(Note(text, "warning", {"alarm": "digest", "client": "a"}))
     assert told(run, "alarm") == [text, text], "not taken for what goes on unchanged"
     state, _ = run.state()
     assert (state.alarms, state.alarm) == (2, text)
-    run.write(do.Note("so the damage is at a", "warning", {"alarm": "verdict"}))
+    run.write(Note("so the damage is at a", "warning", {"alarm": "verdict"}))
     state, _ = run.state()
     assert (state.alarms, state.alarm) == (2, "so the damage is at a")
     assert state.as_dict(0.0)["alarms"] == 2
@@ -332,9 +333,9 @@ def test_alarms_are_counted_and_the_newest_is_kept(run):
 def test_notes_that_other_lines_say_are_not_said_twice(run):
     """The machine's notes go to the journal; people get each fact once."""
     begin(run, "a")
-    run.write(do.Note("a left (bye); round 3 goes on without it"))
-    run.write(do.Note("version 0 is durable, training starts"))
-    run.write(do.Note("stream delta:x of a broke off: no space"))
+    run.write(Note("a left (bye); round 3 goes on without it"))
+    run.write(Note("version 0 is durable, training starts"))
+    run.write(Note("stream delta:x of a broke off: no space"))
     assert told(run, "note") == ["stream delta:x of a broke off: no space"]
 
 
@@ -352,9 +353,9 @@ def test_many_missing_clients_are_a_number(run):
 def test_the_end_is_told_with_its_reason(run):
     """A finished run is read years later: how it ended is the first question."""
     begin(run, "a")
-    run.write(do.Finish("limit of 3 rounds"))
-    run.note("NodeEnded", garbage=4)
-    run.write(ev.ClientLeft("a", 5, "bye"))
+    run.write(Finish("limit of 3 rounds"))
+    run.note("node_ended", garbage=4)
+    run.write(ClientLeft("a", 5, "bye"))
     state, news = run.state()
     assert (state.phase, state.ending, state.ended_at, state.garbage) == (
         "ended",
@@ -381,12 +382,12 @@ def test_a_short_life_is_known_by_its_deltas(run):
 
 def test_garbage_is_counted_as_it_comes(run):
     """A scan of the port is of interest while the server runs; every start counts anew."""
-    run.note("UnreadableMessages", garbage=2)
-    run.note("UnreadableMessages", garbage=5)
+    run.note("unreadable_messages", garbage=2)
+    run.note("unreadable_messages", garbage=5)
     assert run.state()[0].garbage == 5
-    run.note("NodeStarted", role="ps", run="r-1", address="tcp://h:1", pid=8, host="h")
-    run.note("UnreadableMessages", garbage=1)
-    run.note("NodeEnded", garbage=1)
+    run.note("node_started", role="ps", run="r-1", address="tcp://h:1", pid=8, host="h")
+    run.note("unreadable_messages", garbage=1)
+    run.note("node_ended", garbage=1)
     assert run.state()[0].garbage == 6
 
 
@@ -395,8 +396,8 @@ def test_strange_lines_change_nothing(run):
     begin(run, "a")
     before = run.state()[0]
     for line in (
-        {}, {"type": "Later"}, {"type": "VersionHeld", "peer": "a"}, {"type": "HeartbeatReceived", "peer": "a", "payload": 3},
-        {"type": "Send", "peer": "a", "message": None}, {"type": "NodeEnded", "garbage": "x", "t": "noon"},
+        {}, {"type": "Later"}, {"type": "version_held", "peer": "a"}, {"type": "heartbeat_received", "peer": "a", "payload": 3},
+        {"type": "send", "peer": "a", "message": None}, {"type": "node_ended", "garbage": "x", "t": "noon"},
     ):  # fmt: skip
         before.apply(line)
     assert (before.version, before.clients["a"].version) == (0, 0)
@@ -415,9 +416,9 @@ def test_json_of_a_state_is_plain(run):
 def restart(run, version, digest, pending=()):
     """A new process of the server, that finds this on its disk."""
     run.note(
-        "NodeStarted", role="ps", run="r-1", address="tcp://h:2", pid=8, host="h", every_s=10.0
+        "node_started", role="ps", run="r-1", address="tcp://h:2", pid=8, host="h", every_s=10.0
     )
-    run.note("VersionFound", version=version, merged=[f"a/5/{version - 1}/{version}"])
+    run.note("version_found", version=version, merged=[f"a/5/{version - 1}/{version}"])
     run.write(ev.Recovered(version, digest, {version: digest}, pending, {}, 100))
 
 
@@ -437,7 +438,7 @@ def test_a_version_made_before_the_kill_and_never_said_counts(run):
 def test_deltas_from_before_a_restart_are_in_the_line_with_their_bytes(run):
     """A line that counts two of eight deltas, and the bytes of two, misleads whoever watches the server's own output."""
     run.note(
-        "NodeStarted", role="ps", run="r-1", address="tcp://h:2", pid=8, host="h", every_s=10.0
+        "node_started", role="ps", run="r-1", address="tcp://h:2", pid=8, host="h", every_s=10.0
     )
     keys = [DeltaKey(name, 5, 0, sequence) for name in "ab" for sequence in (1, 2, 3)]
     pending = tuple(ev.PendingDelta(key, 10, 1, 0, 500) for key in keys)

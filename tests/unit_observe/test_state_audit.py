@@ -105,11 +105,11 @@ def test_a_checkpoint_that_contradicts_the_ledger_is_said():
 def test_both_sides_say_what_was_acknowledged(tmp_path):
     """The client's journal is the witness that the server's journal may have lost."""
     lines = [
-        {"type": "Send", "peer": "a", "message": {"type": "Accepted", "key": "a/1/0/1"}},
-        {"type": "Send", "peer": "a", "message": {"type": "Call", "round": 1}},
-        {"type": "DeltaAcknowledged", "key": "a/1/0/2"},
-        {"type": "Send", "message": 3},
-        {"type": "Note", "text": "DeltaAcknowledged, Accepted"},
+        {"type": "send", "peer": "a", "message": {"type": "accepted/1", "key": "a/1/0/1"}},
+        {"type": "send", "peer": "a", "message": {"type": "call/1", "round": 1}},
+        {"type": "delta_acknowledged", "key": "a/1/0/2"},
+        {"type": "send", "message": 3},
+        {"type": "note", "text": "DeltaAcknowledged, Accepted"},
     ]
     journal = tmp_path / "journal.jsonl"
     journal.write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -121,7 +121,7 @@ def run_dir(tmp_path):
     write_ledger(tmp_path, GOOD)
     (tmp_path / "spool").mkdir()
     (tmp_path / "spool" / "a@1@1@2.frames").write_bytes(b"x")
-    told = [{"type": "DeltaAcknowledged", "key": "a/1/0/1"}]
+    told = [{"type": "delta_acknowledged", "key": "a/1/0/1"}]
     client = tmp_path / "clients" / "a"
     client.mkdir(parents=True)
     (client / "journal.jsonl").write_text("".join(json.dumps(line) + "\n" for line in told))

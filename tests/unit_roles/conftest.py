@@ -6,7 +6,7 @@ import attrs
 import pytest
 from machines import Driver, of, told
 
-from fsl_async.roles.sync import effects as do
+from fsl_async.roles.machine import ClientLeft, Note, SessionLost
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync.client import ClientMachine, ClientRules
 from fsl_async.roles.sync.events import DeltaKey
@@ -18,7 +18,7 @@ RUN = "run-1"
 
 def notes(effects):
     """What the operator reads, in one text."""
-    return "\n".join(effect.text for effect in of(effects, do.Note))
+    return "\n".join(effect.text for effect in of(effects, Note))
 
 
 @attrs.define
@@ -41,7 +41,7 @@ class ServerDriver(Driver):
         return effects + (self.hold(peer, version, self.machine.digest) if version >= 0 else [])
 
     def left(self, peer, incarnation=1, reason="expired"):
-        return self.feed(ev.ClientLeft(peer, incarnation, reason))
+        return self.feed(ClientLeft(peer, incarnation, reason))
 
     def committed(self, version):
         return self.feed(ev.VersionCommitted(version, f"d{version}", 1, 0.1))
@@ -83,7 +83,7 @@ class ClientDriver(Driver):
 
     def feed(self, event, after_s=0.0):
         effects = super().feed(event, after_s)
-        plain = [each for each in effects if isinstance(each, do.Note) and each.level == "info"]
+        plain = [each for each in effects if isinstance(each, Note) and each.level == "info"]
         self.told += plain
         return [each for each in effects if each not in plain]
 
@@ -91,7 +91,7 @@ class ClientDriver(Driver):
         return self.feed(ev.Welcomed(RUN, 0, 4))
 
     def lose(self, reason="expired"):
-        return self.feed(ev.SessionLost(reason))
+        return self.feed(SessionLost(reason))
 
     def announce(self, version, digest=None):
         return self.feed(ev.VersionAnnounced(version, digest or f"d{version}"))

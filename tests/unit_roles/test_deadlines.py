@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fsl_async.roles.deadlines import Deadlines
+from fsl_async.roles.machine import Deadlines
 
 
 def test_the_earliest_counts_and_setting_again_moves():

@@ -15,7 +15,7 @@ from fsl_async.observe.journal import JournalWriter
 from fsl_async.observe.ledger_audit import Audit
 from fsl_async.observe.table import news_line
 from fsl_async.process.stopper import Stopper
-from fsl_async.roles.sync import effects as do
+from fsl_async.roles.machine import Finish, Note
 from fsl_async.tools.demo.evaluate import Evaluated
 from fsl_async.tools.demo.play import Demo, Played, _error_of
 from fsl_async.tools.demo.settings import DemoSettings, lengths
@@ -235,8 +235,8 @@ def test_the_demo_says_why_its_run_ends(settings, asked, ending, words):
         stop.request(reason=asked)
     one._ending = ending
     with JournalWriter(settings.run_dir / "journal.jsonl") as journal:
-        journal.effect(do.Note("ending: Ctrl-C; one last round"), 0.0)
-        journal.effect(do.Finish("Ctrl-C"), 0.0)
+        journal.effect(Note("ending: Ctrl-C; one last round"), 0.0)
+        journal.effect(Finish("Ctrl-C"), 0.0)
     one._look(hold_s=-100.0)
     said = [f"ending: {words}; one last round", f"the run ends: {words}"]
     assert [line.rpartition("  ")[2] for line in view.lines] == said
@@ -250,7 +250,7 @@ def test_the_lines_are_in_order_and_by_the_clock_of_the_summary(settings):
     one = Demo(settings, view, Stopper())
     begun = one.played.state.started_at
     with JournalWriter(settings.run_dir / "journal.jsonl", clock=lambda: begun + 4.0) as journal:
-        journal.note("NodeStarted", 0.0, role="ps", run="r", address="a")
+        journal.note("node_started", 0.0, role="ps", run="r", address="a")
     one._news += [News(begun + 7.0, "killed", "second"), News(begun + 1.0, "launched", "first")]
     one._look(hold_s=-100.0)
     assert [line.split("s  ")[0].strip() for line in view.lines] == ["1.0", "4.0", "7.0"]

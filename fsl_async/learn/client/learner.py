@@ -39,7 +39,8 @@ from fsl_async.learn.client.buffers import ModelWeights, Vector
 from fsl_async.learn.client.delta_coder import LOSSLESS, DeltaCoder
 from fsl_async.learn.client.fetching import Fetch
 from fsl_async.learn.client.meter import Meter
-from fsl_async.roles.sync.events import Attached, Event, Rebased, Snapshotted
+from fsl_async.roles.machine import Event
+from fsl_async.roles.sync.events import Attached, Rebased, Snapshotted
 from fsl_async.store.chunk_pool import ChunkPool
 from fsl_async.store.errors import LearnerError
 from fsl_async.store.manifest import Manifest, digest_of

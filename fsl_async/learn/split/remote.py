@@ -42,9 +42,9 @@ from fsl_async.learn.split.methods.base import (
 from fsl_async.learn.split.model_parts import ClientPart, StepReport
 from fsl_async.learn.split.payload import Payload, pack_labels, put_back, valid_rows
 from fsl_async.learn.split.weights import weights_of
+from fsl_async.roles.machine import Event
 from fsl_async.roles.split.events import RoundEnded, UploadKey, UploadReady
 from fsl_async.roles.split.methods import Decisions
-from fsl_async.roles.sync.events import Event
 
 POLL_S = 0.2
 """How often a wait looks whether the run has ended."""

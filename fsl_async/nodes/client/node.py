@@ -53,8 +53,8 @@ from fsl_async.process.lag import LoopLag
 from fsl_async.process.memory import MemoryMark
 from fsl_async.process.notices import slurm_job
 from fsl_async.process.stopper import Stopper
+from fsl_async.roles.machine import DrainAsked, Event, Finish, Note, TrainingEnded
 from fsl_async.roles.split.client import SplitClientMachine
-from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync.client import ClientMachine, ClientRules
 from fsl_transport.loop import run as run_loop
@@ -126,7 +126,7 @@ class ClientRuntime:
         self._keys = keys or KeysFolder()
         self._curve = curve_for(self._at, self._keys) if self._at.key else None
         self.learner = Learner()
-        self.finish: do.Finish | None = None
+        self.finish: Finish | None = None
         self._server = self._at.tcp
         self._stop = stop
         self._log = log
@@ -142,7 +142,7 @@ class ClientRuntime:
         self._endpoint: tp.DialerEndpoint
         self.traffic = Traffic()
         self._worker: ThreadWorker
-        self._finish_asked: Callable[[do.Finish], None]
+        self._finish_asked: Callable[[Finish], None]
         self._split: SplitClientShell | None = None
         self._split_endpoint: tp.DialerEndpoint
         self._crash: BaseException | None = None
@@ -172,12 +172,12 @@ class ClientRuntime:
     def training_ended(self, error: str | None) -> None:
         """Say that the training function is back, then wait until what it trained has arrived or the run is given up."""
         self.learner.meter.step_ended()  # what follows its last step is not one that hangs
-        self._post(ev.TrainingEnded(error))
+        self._post(TrainingEnded(error))
         while not self._ended.is_set():
             try:
                 self.learner.attend_for(0.5)  # what was trained last is still to be copied
             except Exception as failure:  # noqa: BLE001 - whatever it is, it must not keep the process
-                self._post(ev.TrainingEnded(f"copying the last weights failed: {failure}"))
+                self._post(TrainingEnded(f"copying the last weights failed: {failure}"))
         self._thread.join()
         self._journal.close()
 
@@ -212,12 +212,12 @@ class ClientRuntime:
             raise self._stop.error(finish.reason)
         raise TaskError(finish.reason)
 
-    def _post(self, event: ev.Event) -> None:
+    def _post(self, event: Event) -> None:
         """Give the machine an event from any thread."""
         with contextlib.suppress(RuntimeError):  # the loop has closed: it was over anyway
             if self._loop is not None and self._shell is not None:
                 self._loop.call_soon_threadsafe(self._shell.node.feed, event)
-                if isinstance(event, ev.TrainingEnded):
+                if isinstance(event, TrainingEnded):
                     self._loop.call_soon_threadsafe(self._end_split, event)
 
     # --- loop thread ---
@@ -248,11 +248,11 @@ class ClientRuntime:
         if self._machine.leaving.training:
             self._stop.request(hard=True)
 
-    def _asked_to_end(self, now: float) -> ev.Event:
+    def _asked_to_end(self, now: float) -> Event:
         """The stopper's wish at `now` of the loop's clock."""
         stop = self._stop
         if stop.deadline is None and stop.exit_code != ExitCode.RELAUNCH:
-            return ev.DrainAsked(stop.reason)
+            return DrainAsked(stop.reason)
         left_s = None if stop.deadline is None else stop.deadline - time.monotonic()
         return ev.Preempting(None if left_s is None else now + left_s, stop.reason)
 
@@ -261,11 +261,11 @@ class ClientRuntime:
         slurm = {} if job is None else {"slurm_job": job.job, "requeues": job.restarts}
         here = {"pid": os.getpid(), "host": socket.gethostname()}
         started = {"role": "client", "name": self.name, "server": self._server, **here, **slurm}
-        self._journal.note("NodeStarted", now, **started)
+        self._journal.note("node_started", now, **started)
 
     async def _main(self) -> None:
         loop = asyncio.get_running_loop()
-        finished: asyncio.Future[do.Finish] = loop.create_future()
+        finished: asyncio.Future[Finish] = loop.create_future()
         worker = ThreadWorker(loop, "codec")
 
         def broken(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
@@ -275,7 +275,7 @@ class ClientRuntime:
 
         loop.set_exception_handler(broken)
 
-        def finish(effect: do.Finish) -> None:
+        def finish(effect: Finish) -> None:
             if not finished.done():
                 self.finish = effect
                 finished.set_result(effect)
@@ -316,7 +316,7 @@ class ClientRuntime:
         self.learner.on_event = self._post
 
         def stop_asked(hard: bool) -> None:
-            asked: Any = do.Finish(self._stop.reason, self._stop.exit_code) if hard else None
+            asked: Any = Finish(self._stop.reason, self._stop.exit_code) if hard else None
             loop.call_soon_threadsafe(
                 (lambda: shell.finish(asked))
                 if asked
@@ -330,7 +330,7 @@ class ClientRuntime:
             await finished
         finally:
             unsubscribe()
-            self._journal.note("NodeEnded", loop.time(), **lag.summary())
+            self._journal.note("node_ended", loop.time(), **lag.summary())
             shell.node.close()
             lag.close()
             if self._split is not None:
@@ -378,7 +378,7 @@ class ClientRuntime:
             link = self._dial(place, curve, settings)
         except (AddressError, KeysError) as error:
             self._split = None
-            self._split_finished(do.Finish(error.message, int(ExitCode.BAD_INPUT)))
+            self._split_finished(Finish(error.message, int(ExitCode.BAD_INPUT)))
             return
         self._split_endpoint = opened.endpoint = tp.DialerEndpoint(
             link,
@@ -408,7 +408,7 @@ class ClientRuntime:
         dialer = ZmqDialer(server.tcp, self.name, settings, curve, told)
         return CountedLink(dialer, self.traffic, at_client=True)
 
-    def _post_split(self, opened: SplitClientShell, event: ev.Event) -> None:
+    def _post_split(self, opened: SplitClientShell, event: Event) -> None:
         with contextlib.suppress(RuntimeError):  # the loop has closed: it was over anyway
             if self._loop is not None:
                 self._loop.call_soon_threadsafe(opened.feed, event)
@@ -421,17 +421,17 @@ class ClientRuntime:
         method = self._welcome.result().config.split.method
         self.traffic.weights(method, manifest, direction, index, frame)
 
-    def _split_finished(self, effect: do.Finish) -> None:
+    def _split_finished(self, effect: Finish) -> None:
         if effect.exit_code:
             self.learner.refuse("split", effect.reason)
             self._finish_asked(effect)
 
-    def _end_split(self, event: ev.Event) -> None:
+    def _end_split(self, event: Event) -> None:
         """The run is over at the parameter server, or this client's training is."""
         if self._split is not None:
             self._split.node.feed(event)
 
-    def _say(self, note: do.Note) -> None:
+    def _say(self, note: Note) -> None:
         """Print a note; with how training goes where it is about a version."""
         going = progress_words(self.learner.meter.progress()) if "version" in note.facts else ""
         self._log(f"{note.text}: {going}" if going else note.text)
@@ -464,7 +464,7 @@ class ClientRuntime:
         self._log(f"leaves this machine: {', '.join(leaving)}, to {to}{stay}")
         assert self._loop is not None
         facts = {"run": welcome.run, "kinds": list(leaving), "to": to}
-        self._journal.note("Leaving", self._loop.time(), **facts)
+        self._journal.note("leaving", self._loop.time(), **facts)
 
     def _split_place(self, config: Config) -> str:
         """Where such a run has its split server; empty where it has none. Raises AddressError."""

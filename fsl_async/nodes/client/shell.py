@@ -26,6 +26,20 @@ from fsl_async.nodes.wire import (
     problem_of,
 )
 from fsl_async.roles.goodbye import Goodbye, reason_for_peers
+from fsl_async.roles.machine import (
+    DeclineStream,
+    Effect,
+    Event,
+    Finish,
+    HelloRefused,
+    Note,
+    RunEnded,
+    Send,
+    SendGoodbye,
+    SessionLost,
+    StreamLost,
+)
+from fsl_async.roles.messages import MessageError
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync import messages as msg
@@ -77,8 +91,8 @@ class ClientShell:
         worker: Worker,
         scheduler: tp.Scheduler,
         journal: Journal,
-        say: Callable[[do.Note], None],
-        finished: Callable[[do.Finish], None],
+        say: Callable[[Note], None],
+        finished: Callable[[Finish], None],
         welcomed: Callable[[Welcome], None],
         end_training: Callable[[str], None],
     ) -> None:
@@ -91,7 +105,7 @@ class ClientShell:
         self.count: Callable[[Direction, int, bytes], None] = lambda *_: None  # chunks of weights
         self.shares_metrics = True
         """Whether this site's policy lets metrics out."""
-        self.on_end: Callable[[ev.Event], None] = lambda _: None  # what else must know of the end
+        self.on_end: Callable[[Event], None] = lambda _: None  # what else must know of the end
         self._over = False
         self._shard = -1
         self._say = say
@@ -102,7 +116,7 @@ class ClientShell:
         self._transfer_progress = TransferProgress()
         self._on_transport: dict[type, Callable[[Any], None]] = {
             tp.PeerUp: self._up,
-            tp.PeerDown: lambda e: self.node.feed(ev.SessionLost(e.reason)),
+            tp.PeerDown: lambda e: self.node.feed(SessionLost(e.reason)),
             tp.Refused: self._refused,
             tp.Superseded: self._superseded,
             tp.Unreachable: self._unreachable,
@@ -113,10 +127,10 @@ class ClientShell:
             tp.StreamFailed: self._stream_lost,
         }
         self._executors: dict[type, Callable[[Any, int], None]] = {
-            do.Send: lambda e, _: self.endpoint.send(SERVER, msg.to_wire(e.message)),
-            do.Note: lambda e, _: self._say(e),
-            do.DeclineStream: lambda e, _: self.endpoint.decline(SERVER, e.stream, e.reason),
-            do.Finish: self._finish,
+            Send: lambda e, _: self.endpoint.send(SERVER, msg.to_wire(e.message)),
+            Note: lambda e, _: self._say(e),
+            DeclineStream: lambda e, _: self.endpoint.decline(SERVER, e.stream, e.reason),
+            Finish: self._finish,
             do.SendManifest: self._send_manifest,
             do.OfferInitial: self._offer_initial,
             do.AdoptInitial: self._adopt_initial,
@@ -130,7 +144,7 @@ class ClientShell:
             do.ReceiveVersion: self._receive_version,
             do.ReplaceBase: self._replace_base,
             do.Rebase: self._rebase,
-            do.SendGoodbye: lambda e, _: self._leave(e.reason),
+            SendGoodbye: lambda e, _: self._leave(e.reason),
             do.EndTraining: lambda e, _: self._end_training(e.reason),
         }
 
@@ -155,18 +169,16 @@ class ClientShell:
             handler(event)
         except NotAllowedError as error:
             self.learner.refuse("policy", error.message)
-            self.node.feed(ev.HelloRefused("policy", error.message))
+            self.node.feed(HelloRefused("policy", error.message))
         except FslError as error:
             # The welcome's configuration is not one this release can run.
             self.learner.refuse("config", error.message)
-            self.node.feed(
-                ev.HelloRefused("config", f"the server's configuration: {error.message}")
-            )
-        except (msg.MessageError, ValueError) as error:
+            self.node.feed(HelloRefused("config", f"the server's configuration: {error.message}"))
+        except (MessageError, ValueError) as error:
             text = f"the server sent what no server sends: {problem_of(error)}"
-            self._say(do.Note(text, "warning"))
+            self._say(Note(text, "warning"))
             self.endpoint.disconnect(SERVER, "protocol")
-            self.node.feed(ev.SessionLost("protocol"))
+            self.node.feed(SessionLost("protocol"))
             self._scheduler.call_at(self._scheduler.time() + REDIAL_S, self.dial)
 
     def _up(self, event: tp.PeerUp) -> None:
@@ -179,17 +191,17 @@ class ClientShell:
 
     def _refused(self, event: tp.Refused) -> None:
         self.learner.refuse(event.code, event.text)
-        self.node.feed(ev.HelloRefused(event.code, event.text))
+        self.node.feed(HelloRefused(event.code, event.text))
 
     def _superseded(self, event: tp.Superseded) -> None:
         name = self.machine.name
         text = f"another process took over as {name}: if that was not meant, give each client its own --name"
         self.learner.refuse("superseded", text)
-        self.node.feed(ev.HelloRefused("superseded", text))
+        self.node.feed(HelloRefused("superseded", text))
 
     def _unreachable(self, event: tp.Unreachable) -> None:
         text = f"no answer from {event.address} for {event.seconds:.0f} s; trying again (is the server running, is the address right?)"
-        self._say(do.Note(text, "warning"))
+        self._say(Note(text, "warning"))
 
     def _message(self, event: tp.MessageReceived) -> None:
         match msg.from_wire(event.body):
@@ -207,19 +219,19 @@ class ClientShell:
                 self.node.feed(ev.VersionAnnounced(version, digest))
             case msg.Reject(code, text):
                 self.learner.refuse(code, text)
-                self.node.feed(ev.HelloRefused(code, text))
+                self.node.feed(HelloRefused(code, text))
             case msg.Stop(reason):
-                self.on_end(ev.RunEnded(reason))
-                self.node.feed(ev.RunEnded(reason))
+                self.on_end(RunEnded(reason))
+                self.node.feed(RunEnded(reason))
             case other:
-                raise msg.MessageError(f"{type(other).__name__} is not for a server to say")
+                raise MessageError(f"{type(other).__name__} is not for a server to say")
 
     def _offered(self, event: tp.StreamOffered) -> None:
         match msg.from_wire(event.meta):
             case msg.VersionMeta(kind, version):
                 self.node.feed(ev.FetchOffered(event.stream_id, kind, version, event.chunks))
             case other:
-                raise msg.MessageError(f"a server streams no {type(other).__name__}")
+                raise MessageError(f"a server streams no {type(other).__name__}")
 
     def _received(self, event: tp.StreamReceived) -> None:
         fetch = self._fetch
@@ -228,14 +240,14 @@ class ClientShell:
             self.node.feed(ev.FetchReceived(fetch.version))
 
     def _stream_lost(self, event: tp.StreamDeclined | tp.StreamFailed) -> None:
-        self.node.feed(ev.StreamLost(SERVER, event.stream_id, event.reason))
+        self.node.feed(StreamLost(SERVER, event.stream_id, event.reason))
 
     # --- to the world ---
 
     def _look(self, number: int) -> None:
         self.node.feed(self._transfer_progress.look(self.endpoint.transfers()), number)
 
-    def _execute(self, effect: do.Effect, number: int) -> None:
+    def _execute(self, effect: Effect, number: int) -> None:
         self._executors[type(effect)](effect, number)
 
     def _known_manifest(self) -> Manifest:
@@ -295,7 +307,7 @@ class ClientShell:
                 self.learner.begin_fetch(kind, version)
             except Exception as error:  # noqa: BLE001 - the learner says what does not fit
                 self.endpoint.decline(SERVER, effect.stream, str(error)[:200])
-                self.node.feed(ev.StreamLost(SERVER, effect.stream, str(error)), number)
+                self.node.feed(StreamLost(SERVER, effect.stream, str(error)), number)
                 return
             fetch = FetchProgress(kind, version, self._known_manifest().chunks)
         fetch.stream = effect.stream
@@ -321,9 +333,9 @@ class ClientShell:
         self.learner.request_rebase(effect.version, digest, discard=effect.discard)
 
     def _broken(self, error: Exception) -> None:
-        self._finished(do.Finish(f"cannot code this client's delta: {error}", 1))
+        self._finished(Finish(f"cannot code this client's delta: {error}", 1))
 
-    def finish(self, effect: do.Finish) -> None:
+    def finish(self, effect: Finish) -> None:
         """End now, whatever is under way; the server hears why, as far as that gets out."""
         self._finish(effect, 0)
 
@@ -331,7 +343,7 @@ class ClientShell:
         self._over = True
         self.endpoint.disconnect(SERVER, reason)
 
-    def _finish(self, effect: do.Finish, number: int) -> None:
+    def _finish(self, effect: Finish, number: int) -> None:
         left_s = None
         if effect.exit_code == ExitCode.RELAUNCH:
             left_s = 0.0 if effect.deadline is None else effect.deadline - self._scheduler.time()

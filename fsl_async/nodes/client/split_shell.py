@@ -18,15 +18,25 @@ from fsl_async.nodes.runtime import Journal, Node, Worker
 from fsl_async.nodes.split_server.shell import Formats, Outgoing
 from fsl_async.nodes.wire import problem_of
 from fsl_async.roles.goodbye import reason_for_peers
+from fsl_async.roles.machine import (
+    DeclineStream,
+    Effect,
+    Event,
+    Finish,
+    HelloRefused,
+    Note,
+    Send,
+    SendGoodbye,
+    SessionLost,
+    StreamLost,
+)
+from fsl_async.roles.messages import Message, MessageError
 from fsl_async.roles.split import effects as split
 from fsl_async.roles.split import events as ev
 from fsl_async.roles.split import messages as msg
 from fsl_async.roles.split.client import SplitClientMachine
 from fsl_async.roles.split.events import UploadKey
-from fsl_async.roles.sync import effects as do
-from fsl_async.roles.sync import events as base
 from fsl_async.roles.sync.client_state import SERVER
-from fsl_async.roles.sync.messages import Message, MessageError
 from fsl_async.store.manifest import CHUNK_VALUES
 from fsl_codecs import CodecError, info
 
@@ -90,7 +100,7 @@ class _Taken:
         return decode_chunks(frames, sum(info(frame).values for frame in frames))
 
 
-def event_of(message: Message) -> base.Event:
+def event_of(message: Message) -> Event:
     """What a split server's message is to the client's machine. MessageError for what no split server says."""
     key = UploadKey.parse
     match message:
@@ -125,8 +135,8 @@ class SplitClientShell:
         worker: Worker,
         scheduler: tp.Scheduler,
         journal: Journal,
-        say: Callable[[do.Note], None],
-        finished: Callable[[do.Finish], None],
+        say: Callable[[Note], None],
+        finished: Callable[[Finish], None],
         traffic: Traffic,
         shares_metrics: bool = True,
     ) -> None:
@@ -153,7 +163,7 @@ class SplitClientShell:
         self._on_transport: dict[type, Callable[[Any], None]] = {
             tp.PeerUp: self._up,
             tp.PeerDown: self._down,
-            tp.Refused: lambda e: self.node.feed(base.HelloRefused(e.code, e.text)),
+            tp.Refused: lambda e: self.node.feed(HelloRefused(e.code, e.text)),
             tp.Superseded: self._superseded,
             tp.Unreachable: self._unreachable,
             tp.MessageReceived: lambda e: self._message(msg.from_wire(e.body)),
@@ -163,11 +173,11 @@ class SplitClientShell:
             tp.StreamFailed: self._lost,
         }
         self._executors: dict[type, Callable[[Any, int], None]] = {
-            do.Send: self._tell,
-            do.Note: lambda e, _: self._say(e),
-            do.DeclineStream: lambda e, _: self.endpoint.decline(SERVER, e.stream, e.reason),
-            do.SendGoodbye: lambda e, _: self._leave(e.reason),
-            do.Finish: self._finish,
+            Send: self._tell,
+            Note: lambda e, _: self._say(e),
+            DeclineStream: lambda e, _: self.endpoint.decline(SERVER, e.stream, e.reason),
+            SendGoodbye: lambda e, _: self._leave(e.reason),
+            Finish: self._finish,
             split.OfferUpload: self._offer,
             split.DropUpload: self._drop,
             split.ReceiveAnswer: lambda e, _: self._take(e.stream, e.key),
@@ -192,7 +202,7 @@ class SplitClientShell:
                 )
             )
 
-    def feed(self, event: base.Event) -> None:
+    def feed(self, event: Event) -> None:
         """Take an event of the training thread, on the loop."""
         if isinstance(event, ev.UploadReady):
             self._ready[event.round, event.step, event.leg] = event
@@ -211,7 +221,7 @@ class SplitClientShell:
             self._violated(problem_of(error))
 
     def _violated(self, problem: str) -> None:
-        self._say(do.Note(f"the split server sent what no server sends: {problem}", "warning"))
+        self._say(Note(f"the split server sent what no server sends: {problem}", "warning"))
         self.endpoint.disconnect(SERVER, "protocol")
         self._down(tp.PeerDown(SERVER, 0, "protocol"))
         self._scheduler.call_at(self._scheduler.time() + REDIAL_S, self.dial)
@@ -227,15 +237,15 @@ class SplitClientShell:
     def _down(self, event: tp.PeerDown) -> None:
         self._taking.clear()
         self._offered_streams.clear()
-        self.node.feed(base.SessionLost(event.reason))
+        self.node.feed(SessionLost(event.reason))
 
     def _superseded(self, event: tp.Superseded) -> None:
         text = f"another process took over as {self.machine.name} at the split server"
-        self.node.feed(base.HelloRefused("superseded", text))
+        self.node.feed(HelloRefused("superseded", text))
 
     def _unreachable(self, event: tp.Unreachable) -> None:
         text = f"no answer from the split server at {event.address} for {event.seconds:.0f} s; trying again"
-        self._say(do.Note(text, "warning"))
+        self._say(Note(text, "warning"))
 
     def _message(self, message: Message) -> None:
         self.node.feed(event_of(message))
@@ -290,14 +300,14 @@ class SplitClientShell:
         self._taking.pop(event.stream_id, None)
         if event.stream_id.startswith("up:") and isinstance(event, tp.StreamDeclined):
             return  # the message that comes with it says what becomes of the upload
-        self.node.feed(base.StreamLost(SERVER, event.stream_id, event.reason))
+        self.node.feed(StreamLost(SERVER, event.stream_id, event.reason))
 
     # --- to the world ---
 
-    def _execute(self, effect: do.Effect, number: int) -> None:
+    def _execute(self, effect: Effect, number: int) -> None:
         self._executors[type(effect)](effect, number)
 
-    def _tell(self, effect: do.Send, number: int) -> None:
+    def _tell(self, effect: Send, number: int) -> None:
         message = effect.message
         if isinstance(message, msg.RoundDone) and self.shares_metrics:
             message = attrs.evolve(message, errors=self.traffic.errors())
@@ -369,6 +379,6 @@ class SplitClientShell:
         self._over = True
         self.endpoint.disconnect(SERVER, reason)
 
-    def _finish(self, effect: do.Finish, number: int) -> None:
+    def _finish(self, effect: Finish, number: int) -> None:
         self._leave(reason_for_peers(effect.reason, effect.exit_code))
         self._finished(effect)

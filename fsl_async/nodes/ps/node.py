@@ -46,7 +46,7 @@ from fsl_async.observe.journal import MAX_ITEMS, JournalWriter
 from fsl_async.observe.reporter import Reporter
 from fsl_async.process.lag import LoopLag
 from fsl_async.process.stopper import Stopper
-from fsl_async.roles.sync import effects as do
+from fsl_async.roles.machine import DrainAsked, Finish, Note
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync.norm_guard import GuardRules
 from fsl_async.roles.sync.ps import ParameterServerMachine, ParameterServerRules
@@ -273,7 +273,7 @@ def _note_versions(journal: Reporter, recovered: Recovered, now: float) -> None:
         keys = [entry.key.text for entry in record.merged]
         for start in range(0, len(keys), MAX_ITEMS):
             part = keys[start : start + MAX_ITEMS]
-            journal.note("VersionFound", now, version=record.version, merged=part)
+            journal.note("version_found", now, version=record.version, merged=part)
 
 
 def _name_bugs(
@@ -283,7 +283,7 @@ def _name_bugs(
 
     def broken(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         what = f"{context['message']}: {context.get('exception')!r}"
-        journal.note("CallbackFailed", loop.time(), text=what)
+        journal.note("callback_failed", loop.time(), text=what)
         log(f"bug: {what}")
 
     loop.set_exception_handler(broken)
@@ -312,15 +312,15 @@ def _relauncher(
     loop = asyncio.get_running_loop()
 
     def tell(what: str, client: str, text: str) -> None:
-        journal.note("Relaunch", loop.time(), what=what, client=client)
-        journal.say(do.Note(text, "warning" if what in {"failed", "gave up"} else "info"))
+        journal.note("relaunch", loop.time(), what=what, client=client)
+        journal.say(Note(text, "warning" if what in {"failed", "gave up"} else "info"))
 
     def wanted() -> bool:
         return not (machine.ended or machine.ending.asked)
 
     def trouble(error: OSError) -> None:
         text = f"{file.path} could not be written ({error.strerror}): a server that is started again does not know whom to ask for"
-        journal.say(do.Note(text, "warning"))
+        journal.say(Note(text, "warning"))
 
     file = MembersFile(run_dir / MEMBERS)
     made = Relauncher(
@@ -362,19 +362,19 @@ def _ending(
     shell: ParameterServerShell,
     journal: Reporter,
     run_dir: Path,
-    finish: Callable[[do.Finish], None],
+    finish: Callable[[Finish], None],
 ) -> Callable[[bool], None]:
     """What is done when an end is asked for: Ctrl-C ends the run, SIGTERM this process (docs/adr/0088). Called in any thread."""
     loop = asyncio.get_running_loop()
 
     def end(hard: bool) -> None:
         if not (hard or stop.comes_back):
-            shell.node.feed(ev.DrainAsked(stop.reason))
+            shell.node.feed(DrainAsked(stop.reason))
             return
         if not (hard or shell.machine.ended):
             text = f"{stop.reason}: leaving; the run goes on when this server is started again in {run_dir}"
-            journal.say(do.Note(text))
-        finish(do.Finish(stop.reason, 0))
+            journal.say(Note(text))
+        finish(Finish(stop.reason, 0))
 
     def asked(hard: bool) -> None:
         loop.call_soon_threadsafe(end, hard)
@@ -423,13 +423,13 @@ async def _serve(  # noqa: PLR0917 - private, called once
     begun = time.monotonic()
     settings = transport_settings(config, capacity.connections)
     link = _listener(config, gate, settings)
-    finished: asyncio.Future[do.Finish] = loop.create_future()
+    finished: asyncio.Future[Finish] = loop.create_future()
     worker = ThreadWorker(loop, "store")
     journal = Reporter(writer, log, loop.time, record=record)
     traffic = Traffic()
     machine = ParameterServerMachine(rules_of(config), weighting_of(config), run)
 
-    def finish(effect: do.Finish) -> None:
+    def finish(effect: Finish) -> None:
         if not finished.done():
             finished.set_result(effect)
 
@@ -470,7 +470,7 @@ async def _serve(  # noqa: PLR0917 - private, called once
 
     unsubscribe = stop.subscribe(_ending(stop, shell, journal, run_dir, finish))
     journal.note(
-        "NodeStarted",
+        "node_started",
         loop.time(),
         role="ps",
         run=run,
@@ -501,7 +501,7 @@ async def _serve(  # noqa: PLR0917 - private, called once
         gate.close()
         counted.close()
         await relauncher.close()
-        journal.note("NodeEnded", loop.time(), garbage=endpoint.garbage, **lag.summary())
+        journal.note("node_ended", loop.time(), garbage=endpoint.garbage, **lag.summary())
         shell.node.close()
         garbage.close()
         lag.close()

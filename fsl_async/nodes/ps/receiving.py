@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import fsl_transport as tp
 from fsl_async.accounting.categories import Direction
 from fsl_async.nodes.runtime import Worker
+from fsl_async.roles.machine import StreamLost
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
 from fsl_async.store.records import DeltaMeta, SpoolResult
@@ -68,7 +69,7 @@ class Receiving:
         """A stream will not be whole."""
         problem = self._problems.pop((peer, stream), reason)
         if self._incoming.pop((peer, stream), None) is not None:
-            self._shell.node.feed(ev.StreamLost(peer, stream, problem))
+            self._shell.node.feed(StreamLost(peer, stream, problem))
 
     def left(self, peer: str) -> None:
         """The session of a client is over, and its streams with it."""
@@ -148,7 +149,7 @@ class Receiving:
         def broken(error: Exception) -> None:
             shell.endpoint.decline(peer, stream, "server cannot store it now")
             shell.endpoint.cancel(peer, stream, "server cannot store it now")
-            shell.node.feed(ev.StreamLost(peer, stream, str(error)), number)
+            shell.node.feed(StreamLost(peer, stream, str(error)), number)
 
         shell.worker.submit(begin, begun, broken)
 

@@ -19,10 +19,10 @@ from fsl_async.keys.folder import KeysFolder
 from fsl_async.nodes.ps.run_end_notifier_shell import RunEndNotifierShell
 from fsl_async.observe.journal import JournalWriter
 from fsl_async.observe.reporter import Reporter
+from fsl_async.roles.machine import RunEnded
 from fsl_async.roles.split.messages import PS_ROLE
 from fsl_async.roles.split.methods import decisions_of
 from fsl_async.roles.split.run_end_notifier import RunEndNotifierMachine
-from fsl_async.roles.sync.events import RunEnded
 from fsl_transport.zmq.link import ZmqDialer
 
 TELL_S = 5.0
@@ -117,7 +117,7 @@ class RunEndNotifier:
         assert self._shell is not None
         if isinstance(event, tp.PeerUp | tp.PeerDown):
             here = isinstance(event, tp.PeerUp)
-            self._journal.note("SplitServerSeen", self._loop.time(), here=here)
+            self._journal.note("split_server_seen", self._loop.time(), here=here)
         self._shell.on_transport(event)
 
     def run_ended(self, reason: str) -> None:

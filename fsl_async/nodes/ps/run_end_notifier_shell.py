@@ -8,14 +8,22 @@ from typing import Any
 import fsl_transport as tp
 from fsl_async.nodes.ports import Dialer
 from fsl_async.nodes.runtime import Journal, Node
+from fsl_async.roles.machine import (
+    Effect,
+    Event,
+    Finish,
+    HelloRefused,
+    Note,
+    Send,
+    SendGoodbye,
+    SessionLost,
+)
+from fsl_async.roles.messages import MessageError
 from fsl_async.roles.split import effects as split
 from fsl_async.roles.split import events as ev
 from fsl_async.roles.split import messages as msg
 from fsl_async.roles.split.run_end_notifier import RunEndNotifierMachine
-from fsl_async.roles.sync import effects as do
-from fsl_async.roles.sync import events as base
 from fsl_async.roles.sync.client_state import SERVER
-from fsl_async.roles.sync.messages import MessageError
 
 
 class RunEndNotifierShell:
@@ -27,7 +35,7 @@ class RunEndNotifierShell:
         *,
         scheduler: tp.Scheduler,
         journal: Journal,
-        say: Callable[[do.Note], None],
+        say: Callable[[Note], None],
         finished: Callable[[], None],
     ) -> None:
         self.machine = machine
@@ -42,21 +50,21 @@ class RunEndNotifierShell:
 
     def on_transport(self, event: tp.TransportEvent) -> None:
         """Take one event of the endpoint."""
-        feed: Callable[[base.Event], Any] = self.node.feed
+        feed: Callable[[Event], Any] = self.node.feed
         match event:
             case tp.PeerUp(_, _, body):
                 self._welcomed(body)
             case tp.PeerDown(_, _, reason):
-                feed(base.SessionLost(reason))
+                feed(SessionLost(reason))
             case tp.Refused(code, text):
-                feed(base.HelloRefused(code, text))
+                feed(HelloRefused(code, text))
             case tp.Superseded():
                 text = "another parameter server took over there"
-                feed(base.HelloRefused("superseded", text))
+                feed(HelloRefused("superseded", text))
             case tp.Unreachable(address, seconds) if not self._unreached:
                 self._unreached = True
                 text = f"no answer from the split server at {address} for {seconds:.0f} s; trying again"
-                self._say(do.Note(text, "warning"))
+                self._say(Note(text, "warning"))
             case tp.MessageReceived(_, body):
                 self._message(body)
             case tp.StreamOffered(_, stream):
@@ -81,17 +89,17 @@ class RunEndNotifierShell:
         if isinstance(message, msg.Ended):
             self.node.feed(ev.SplitServerEnded(message.reason))
 
-    def _execute(self, effect: do.Effect, number: int) -> None:
+    def _execute(self, effect: Effect, number: int) -> None:
         match effect:
-            case do.Send(_, message):
+            case Send(_, message):
                 self.endpoint.send(SERVER, msg.to_wire(message))
-            case do.Note():
+            case Note():
                 self._say(effect)
-            case do.SendGoodbye(reason):
+            case SendGoodbye(reason):
                 self.endpoint.disconnect(SERVER, reason)
             case split.DialAgain():
                 self.dial()
-            case do.Finish():
+            case Finish():
                 self._finished()
             case other:
                 raise AssertionError(f"{type(other).__name__} is not a herald's")

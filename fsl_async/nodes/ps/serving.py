@@ -9,6 +9,7 @@ import fsl_transport as tp
 from fsl_async.accounting.categories import Direction
 from fsl_async.nodes.runtime import Worker
 from fsl_async.nodes.wire import eager_bytes, version_stream
+from fsl_async.roles.machine import Note
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync import messages as msg
@@ -101,7 +102,7 @@ class Serving:
             lambda: self._shell.store.has_update(effect.version),
             lambda kept: self._send_version(effect, number, kept=kept),
             lambda error: self._shell.say(
-                do.Note(f"cannot serve version {effect.version}: {error}", "warning")
+                Note(f"cannot serve version {effect.version}: {error}", "warning")
             ),
         )
 

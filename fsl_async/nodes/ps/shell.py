@@ -20,6 +20,17 @@ from fsl_async.nodes.ps.shards import Shards
 from fsl_async.nodes.runtime import Journal, Node, Worker
 from fsl_async.nodes.transfer_progress import TransferProgress
 from fsl_async.nodes.wire import Hello, Welcome, beat_of, problem_of
+from fsl_async.roles.machine import (
+    ClientLeft,
+    DeclineStream,
+    Effect,
+    EndSession,
+    Finish,
+    Note,
+    Refuse,
+    Send,
+)
+from fsl_async.roles.messages import MessageError
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync import messages as msg
@@ -52,8 +63,8 @@ class ParameterServerShell:
         worker: Worker,
         scheduler: tp.Scheduler,
         journal: Journal,
-        say: Callable[[do.Note], None],
-        finished: Callable[[do.Finish], None],
+        say: Callable[[Note], None],
+        finished: Callable[[Finish], None],
         after_commit: Callable[[int], None] | None = None,
         count: Callable[[Manifest, Direction, int, bytes], None] = lambda *_: None,
     ) -> None:
@@ -96,14 +107,14 @@ class ParameterServerShell:
             tp.StreamFailed: self._stream_failed,
         }
         self._executors: dict[type, Callable[[Any, int], None]] = {
-            do.Send: self._tell,
-            do.Note: lambda e, _: self.say(e),
-            do.DeclineStream: lambda e, _: self.endpoint.decline(e.peer, e.stream, e.reason),
-            do.Finish: lambda e, _: self._finished(e),
+            Send: self._tell,
+            Note: lambda e, _: self.say(e),
+            DeclineStream: lambda e, _: self.endpoint.decline(e.peer, e.stream, e.reason),
+            Finish: lambda e, _: self._finished(e),
             do.CheckTransfers: lambda _, number: self._look(number),
             do.Admit: self._admit,
-            do.Refuse: lambda e, _: self.endpoint.refuse(e.peer, e.code, e.text),
-            do.EndSession: lambda e, _: self.endpoint.disconnect(e.peer, e.reason),
+            Refuse: lambda e, _: self.endpoint.refuse(e.peer, e.code, e.text),
+            EndSession: lambda e, _: self.endpoint.disconnect(e.peer, e.reason),
             do.ReceiveInitial: self._receiving.initial,
             do.ReceiveDelta: self._receiving.delta,
             do.SendVersion: self._serving.serve,
@@ -157,9 +168,9 @@ class ParameterServerShell:
             return
         try:
             handler(event)
-        except (msg.MessageError, ValueError) as error:
+        except (MessageError, ValueError) as error:
             peer: str = getattr(event, "peer", "")
-            self.say(do.Note(f"{peer} sent what no client sends: {problem_of(error)}", "warning"))
+            self.say(Note(f"{peer} sent what no client sends: {problem_of(error)}", "warning"))
             self.endpoint.disconnect(peer, "protocol")
             member = self.machine.members.get(peer)
             if member is not None:
@@ -168,7 +179,7 @@ class ParameterServerShell:
     def _hello(self, event: tp.HelloReceived) -> None:
         try:
             hello = Hello.from_wire(event.hello)
-        except msg.MessageError as error:
+        except MessageError as error:
             self.endpoint.refuse(event.peer, "hello", problem_of(error))
             return
         self._agreeing.discard(event.peer)
@@ -182,7 +193,7 @@ class ParameterServerShell:
         self._serving.left(event.peer)
         self._shards.left(event.peer, event.reason, self.scheduler.time())
         self._agreeing.discard(event.peer)
-        self.node.feed(ev.ClientLeft(event.peer, event.incarnation, event.reason))
+        self.node.feed(ClientLeft(event.peer, event.incarnation, event.reason))
 
     def _message(self, event: tp.MessageReceived) -> None:
         peer = event.peer
@@ -198,7 +209,7 @@ class ParameterServerShell:
             case msg.Skip(number, reason):
                 self.node.feed(ev.RoundSkipped(peer, number, reason))
             case other:
-                raise msg.MessageError(f"{type(other).__name__} is not for a client to say")
+                raise MessageError(f"{type(other).__name__} is not for a client to say")
 
     def _attach(self, peer: str, fingerprint: str, tensors: list[Any]) -> None:
         manifest = self.manifest
@@ -210,7 +221,7 @@ class ParameterServerShell:
         try:
             theirs = Manifest.from_wire(tensors)
         except ManifestError as error:
-            raise msg.MessageError(f"not a manifest: {error}") from None
+            raise MessageError(f"not a manifest: {error}") from None
         if manifest is None or (self.machine.version < 0 and not self._agreeing):
             # Before version 0 the manifest of the first one who is here counts, as its weights will, while it or
             # another one with that model is here.
@@ -246,7 +257,7 @@ class ParameterServerShell:
             case msg.InitialMeta():
                 self.node.feed(ev.InitialOffered(event.peer, event.stream_id))
             case other:
-                raise msg.MessageError(f"a client streams no {type(other).__name__}")
+                raise MessageError(f"a client streams no {type(other).__name__}")
 
     def _stream_failed(self, event: tp.StreamFailed) -> None:
         self._serving.failed(event.peer, event.stream_id)
@@ -258,10 +269,10 @@ class ParameterServerShell:
         seen = self._transfer_progress.look(self.endpoint.transfers(), self._receiving.storing)
         self.node.feed(seen, number)
 
-    def _execute(self, effect: do.Effect, number: int) -> None:
+    def _execute(self, effect: Effect, number: int) -> None:
         self._executors[type(effect)](effect, number)
 
-    def _tell(self, effect: do.Send, number: int) -> None:
+    def _tell(self, effect: Send, number: int) -> None:
         self.endpoint.send(effect.peer, msg.to_wire(effect.message))
 
     def _admit(self, effect: do.Admit, number: int) -> None:
@@ -314,9 +325,9 @@ class ParameterServerShell:
             " or set data.shards (or sync.clients) higher at the server"
         )
         if self._refusals.take(self.scheduler.time()):  # strangers must not write the log
-            self.say(do.Note(f"{peer} is refused: {text}", "warning"))
+            self.say(Note(f"{peer} is refused: {text}", "warning"))
         self.endpoint.refuse(peer, "shards", text)
-        self.node.feed(ev.ClientLeft(peer, effect.incarnation, "no data shard"))
+        self.node.feed(ClientLeft(peer, effect.incarnation, "no data shard"))
 
     def _book_shard(self, peer: str, then: Callable[[], None]) -> None:
         """Make a client's shard its own for good, then go on."""
@@ -383,7 +394,7 @@ class ParameterServerShell:
         if isinstance(error, Damaged):
             self.store_failed(str(error), number)
         else:
-            self.say(do.Note(f"cannot read a version: {error}", "warning"))
+            self.say(Note(f"cannot read a version: {error}", "warning"))
 
     def _commit(self, effect: do.Commit, number: int) -> None:
         started = self.scheduler.time()
@@ -409,7 +420,7 @@ class ParameterServerShell:
     def committed(self, made: Committed, started: float, number: int) -> None:
         """Tell the machine of a version that is durable; `started`: when its making was, `number` of the effect it ends."""
         if made.notice:
-            self.say(do.Note(made.notice, "warning"))
+            self.say(Note(made.notice, "warning"))
         seconds = self.scheduler.time() - started
         self.node.feed(
             ev.VersionCommitted(made.version, made.digest, made.update_bytes, seconds), number

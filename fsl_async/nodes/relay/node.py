@@ -19,10 +19,9 @@ from fsl_async.files.private_files import make_folder
 from fsl_async.nodes.relay.shell import RelayShell
 from fsl_async.observe.journal import JournalWriter, TraceHash
 from fsl_async.process.stopper import Stopper
+from fsl_async.roles.machine import DrainAsked, Finish, Note
 from fsl_async.roles.relay.connection_limits import ConnectionRules
 from fsl_async.roles.relay.relay import DoorRules, RelayMachine, RelayRules
-from fsl_async.roles.sync import effects as do
-from fsl_async.roles.sync import events as ev
 from fsl_transport.loop import run as run_loop
 from fsl_transport.relay.buffer import PIPE_FILES
 from fsl_transport.relay.relay import Switchboard
@@ -65,7 +64,7 @@ def serve(
     run_dir: Path | None,
     memory_mib: int = 0,
     announce: Callable[[list[tuple[str, int]]], None],
-    tell: Callable[[do.Note], None],
+    tell: Callable[[Note], None],
     stop: Stopper,
 ) -> Summary:
     """Forward until `stop` is asked. Blocks; makes its own loop.
@@ -148,16 +147,16 @@ async def _serve(
     *,
     journal: JournalWriter | TraceHash,
     announce: Callable[[list[tuple[str, int]]], None],
-    tell: Callable[[do.Note], None],
+    tell: Callable[[Note], None],
     stop: Stopper,
 ) -> Summary:
     loop = asyncio.get_running_loop()
     begun = time.monotonic()
-    finished: asyncio.Future[do.Finish] = loop.create_future()
+    finished: asyncio.Future[Finish] = loop.create_future()
     newcomers = rules.newcomers.within(lines_allowed(rules.newcomers.lines))
     machine = RelayMachine(evolve(rules, newcomers=newcomers))
 
-    def finish(effect: do.Finish) -> None:
+    def finish(effect: Finish) -> None:
         if not finished.done():
             finished.set_result(effect)
 
@@ -172,9 +171,9 @@ async def _serve(
 
     def stop_asked(hard: bool) -> None:
         loop.call_soon_threadsafe(
-            (lambda: finish(do.Finish(stop.reason)))
+            (lambda: finish(Finish(stop.reason)))
             if hard
-            else (lambda: shell.node.feed(ev.DrainAsked(stop.reason)))
+            else (lambda: shell.node.feed(DrainAsked(stop.reason)))
         )
 
     unsubscribe: Callable[[], None] = lambda: None  # noqa: E731 - until there is one
@@ -186,7 +185,7 @@ async def _serve(
         unsubscribe = stop.subscribe(stop_asked)
         shell.weigh()
         journal.note(
-            "NodeStarted",
+            "node_started",
             loop.time(),
             role="relay",
             doors=[f"{one.listen} -> {one.server}" for one in doors],
@@ -203,7 +202,7 @@ async def _serve(
         shell.close()
         await switchboard.aclose()
         up, down = machine.carried
-        journal.note("NodeEnded", loop.time(), up=up, down=down)
+        journal.note("node_ended", loop.time(), up=up, down=down)
     return Summary(
         machine.totals.accepted,
         up,

@@ -7,11 +7,10 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from fsl_async.nodes.runtime import Journal, Node
+from fsl_async.roles.machine import Effect, Finish, Note
 from fsl_async.roles.relay import effects as relay
 from fsl_async.roles.relay import events as evr
 from fsl_async.roles.relay.relay import STRANGERS_PART, RelayMachine
-from fsl_async.roles.sync import effects as do
-from fsl_async.roles.sync.effects import Effect
 from fsl_transport import Scheduler
 from fsl_transport.link import Cancellable
 from fsl_transport.relay.relay import Switchboard
@@ -33,8 +32,8 @@ class RelayShell:
         *,
         scheduler: Scheduler,
         journal: Journal,
-        say: Callable[[do.Note], None],
-        finished: Callable[[do.Finish], None],
+        say: Callable[[Note], None],
+        finished: Callable[[Finish], None],
     ) -> None:
         self.machine = machine
         self.node = Node(machine, scheduler, self._execute, journal)
@@ -44,8 +43,8 @@ class RelayShell:
         self._least_bytes = 0  # since it was last told what lines hold
         self._told_at = -math.inf
         self._executors: dict[type, Callable[[Any], None]] = {
-            do.Note: say,
-            do.Finish: finished,
+            Note: say,
+            Finish: finished,
             relay.ReadGreeting: lambda e: self.switchboard.greet(e.line),
             relay.DialTwin: lambda e: self.switchboard.dial(e.line),
             relay.Carry: lambda e: self.switchboard.carry(e.line),

@@ -45,12 +45,11 @@ from fsl_async.process.heap import keep_large_blocks_apart
 from fsl_async.process.lag import LoopLag
 from fsl_async.process.stopper import Stopper
 from fsl_async.process.threads import threads_here
+from fsl_async.roles.machine import DrainAsked, Finish
 from fsl_async.roles.split.events import PsEnded
 from fsl_async.roles.split.messages import PS_ROLE
 from fsl_async.roles.split.methods import decisions_of
 from fsl_async.roles.split.server import SplitServerMachine
-from fsl_async.roles.sync import effects as do
-from fsl_async.roles.sync import events as ev
 from fsl_transport.loop import run as run_loop
 from fsl_transport.zmq.link import ZmqListener
 
@@ -193,7 +192,7 @@ class _Serving:
         ready: asyncio.Future[str] = loop.create_future()
 
         def stop_asked(hard: bool) -> None:
-            loop.call_soon_threadsafe(self._end, ev.DrainAsked(self._stop.reason), hard)
+            loop.call_soon_threadsafe(self._end, DrainAsked(self._stop.reason), hard)
 
         unsubscribe = self._stop.subscribe(stop_asked)
         try:
@@ -225,7 +224,7 @@ class _Serving:
                 ending.cancel()
             leaves = self._stop.requested and self._stop.comes_back
             self._end(
-                ev.DrainAsked(found.reason) if leaves else PsEnded(found.reason),
+                DrainAsked(found.reason) if leaves else PsEnded(found.reason),
                 self._stop.hard,
             )
             return attrs.evolve(await serving, ps=found)
@@ -235,13 +234,13 @@ class _Serving:
                 with contextlib.suppress(asyncio.CancelledError):
                     await serving
 
-    def _end(self, event: ev.DrainAsked | PsEnded, hard: bool) -> None:
+    def _end(self, event: DrainAsked | PsEnded, hard: bool) -> None:
         if hard:
-            self._finish(do.Finish(event.reason, 0))
+            self._finish(Finish(event.reason, 0))
         else:
             self._shell.node.feed(event)
 
-    def _finish(self, effect: do.Finish) -> None:
+    def _finish(self, effect: Finish) -> None:
         if not self._finished.done():
             self._finished.set_result(effect)
 
@@ -249,7 +248,7 @@ class _Serving:
         loop = asyncio.get_running_loop()
         begun = time.monotonic()
         config = self.config
-        self._finished: asyncio.Future[do.Finish] = loop.create_future()
+        self._finished: asyncio.Future[Finish] = loop.create_future()
         writer = JournalWriter(self._disk.run_dir / JOURNAL, sum_up=SplitState)
         journal = Reporter(writer, self._log, loop.time)
         workers = [ThreadWorker(loop, name) for name in ("codec", "train", "write")]
@@ -290,7 +289,7 @@ class _Serving:
         lag = LoopLag(loop)
         notes = TrafficNotes(loop, journal, self.traffic)
         journal.note(
-            "NodeStarted",
+            "node_started",
             loop.time(),
             role=SERVER,
             method=split.method,
@@ -314,7 +313,7 @@ class _Serving:
         finally:
             self._gate.close()
             notes.close()
-            journal.note("NodeEnded", loop.time(), garbage=endpoint.garbage, **lag.summary())
+            journal.note("node_ended", loop.time(), garbage=endpoint.garbage, **lag.summary())
             shell.node.close()
             lag.close()
             await endpoint.aclose()

@@ -29,14 +29,25 @@ from fsl_async.learn.split.payload import (
 from fsl_async.nodes.ports import Listener
 from fsl_async.nodes.runtime import Journal, Node, Worker
 from fsl_async.nodes.wire import beat_of, problem_of
+from fsl_async.roles.machine import (
+    ClientLeft,
+    DeclineStream,
+    Effect,
+    EndSession,
+    Event,
+    Finish,
+    Note,
+    Refuse,
+    Send,
+    StreamLost,
+)
+from fsl_async.roles.messages import MessageError
 from fsl_async.roles.split import effects as split
 from fsl_async.roles.split import events as ev
 from fsl_async.roles.split import messages as msg
 from fsl_async.roles.split.events import UploadKey
 from fsl_async.roles.split.server import SplitServerMachine
-from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as base
-from fsl_async.roles.sync.messages import MessageError
 from fsl_async.store.manifest import CHUNK_VALUES
 
 _FRAME_HEAD_BYTES = 256
@@ -209,8 +220,8 @@ class SplitServerShell:
         write: Worker,
         scheduler: tp.Scheduler,
         journal: Journal,
-        say: Callable[[do.Note], None],
-        finished: Callable[[do.Finish], None],
+        say: Callable[[Note], None],
+        finished: Callable[[Finish], None],
         traffic: Traffic,
     ) -> None:
         self.machine = machine
@@ -239,12 +250,12 @@ class SplitServerShell:
             tp.StreamFailed: self._lost,
         }
         self._executors: dict[type, Callable[[Any, int], None]] = {
-            do.Send: lambda e, _: self.endpoint.send(e.peer, msg.to_wire(e.message)),
-            do.Note: lambda e, _: self._say(e),
-            do.DeclineStream: self._decline,
-            do.Refuse: lambda e, _: self.endpoint.refuse(e.peer, e.code, e.text),
-            do.EndSession: lambda e, _: self.endpoint.disconnect(e.peer, e.reason),
-            do.Finish: lambda e, _: self._finished(e),
+            Send: lambda e, _: self.endpoint.send(e.peer, msg.to_wire(e.message)),
+            Note: lambda e, _: self._say(e),
+            DeclineStream: self._decline,
+            Refuse: lambda e, _: self.endpoint.refuse(e.peer, e.code, e.text),
+            EndSession: lambda e, _: self.endpoint.disconnect(e.peer, e.reason),
+            Finish: lambda e, _: self._finished(e),
             split.AdmitSplit: lambda e, _: self.endpoint.welcome(e.peer, msg.to_wire(e.welcome)),
             split.ReceiveUpload: self._receive,
             split.DropUpload: lambda e, _: self.room.drop(e.key),
@@ -279,7 +290,7 @@ class SplitServerShell:
             self._violated(getattr(event, "peer", ""), problem_of(error))
 
     def _violated(self, peer: str, problem: str) -> None:
-        self._say(do.Note(f"{peer} sent what no client sends: {problem}", "warning"))
+        self._say(Note(f"{peer} sent what no client sends: {problem}", "warning"))
         self.endpoint.disconnect(peer, "protocol")
         life = self.machine.life_of(peer)
         if life is not None:
@@ -316,7 +327,7 @@ class SplitServerShell:
             if stream[0] == event.peer:
                 self._incoming.pop(stream, None)
                 self._metas.pop(stream, None)
-        self.node.feed(base.ClientLeft(event.peer, event.incarnation, event.reason))
+        self.node.feed(ClientLeft(event.peer, event.incarnation, event.reason))
 
     def _message(self, event: tp.MessageReceived) -> None:
         match msg.from_wire(event.body):
@@ -377,14 +388,14 @@ class SplitServerShell:
 
     def _lost(self, event: tp.StreamDeclined | tp.StreamFailed) -> None:
         self._incoming.pop((event.peer, event.stream_id), None)
-        self.node.feed(base.StreamLost(event.peer, event.stream_id, event.reason))
+        self.node.feed(StreamLost(event.peer, event.stream_id, event.reason))
 
     # --- to the world ---
 
-    def _execute(self, effect: do.Effect, number: int) -> None:
+    def _execute(self, effect: Effect, number: int) -> None:
         self._executors[type(effect)](effect, number)
 
-    def _decline(self, effect: do.DeclineStream, number: int) -> None:
+    def _decline(self, effect: DeclineStream, number: int) -> None:
         self._metas.pop((effect.peer, effect.stream), None)
         self.endpoint.decline(effect.peer, effect.stream, effect.reason)
 
@@ -400,7 +411,7 @@ class SplitServerShell:
         with contextlib.suppress(tp.LocalError):  # offered twice, and the first is under way
             self.endpoint.accept(effect.peer, effect.stream, incoming)
 
-    def _run(self, job: Callable[[], base.Event], number: int) -> None:
+    def _run(self, job: Callable[[], Event], number: int) -> None:
         self._train.submit(job, lambda event: self.node.feed(event, number), self._broken)
 
     def _train_upload(self, effect: split.TrainUpload, number: int) -> None:
@@ -417,7 +428,7 @@ class SplitServerShell:
 
     def _broken(self, error: Exception) -> None:
         # The halves may be half way through a step: what is on disk is what counts.
-        self._finished(do.Finish(f"training failed: {type(error).__name__}: {error}", 1))
+        self._finished(Finish(f"training failed: {type(error).__name__}: {error}", 1))
 
     def _forget(self, effect: split.ForgetSteps, number: int) -> None:
         self._train.submit(lambda: self.room.forget(effect.client), lambda _: None, self._broken)

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from attrs import frozen
 
-from fsl_async.roles.sync.events import Event
+from fsl_async.roles.machine import Event
 
 
 @frozen
-class LineAccepted(Event):
+class LineAccepted(Event, tag="line_accepted"):
     """Somebody connected to door `door` from `source`: an IPv4 address, or the network of an IPv6 one, `.../64`."""
 
     line: int
@@ -20,14 +20,14 @@ class LineAccepted(Event):
 
 
 @frozen
-class LineSigned(Event):
+class LineSigned(Event, tag="line_signed"):
     """Its first bytes are those of a ZeroMQ connection."""
 
     line: int
 
 
 @frozen
-class LineGreeted(Event):
+class LineGreeted(Event, tag="line_greeted"):
     """Its greeting says how what follows is protected: NULL, PLAIN, CURVE, GSSAPI, or "" for something else than ZeroMQ."""
 
     line: int
@@ -35,21 +35,21 @@ class LineGreeted(Event):
 
 
 @frozen
-class LineDialled(Event):
+class LineDialled(Event, tag="line_dialled"):
     """Its twin stands."""
 
     line: int
 
 
 @frozen
-class LineAnswered(Event):
+class LineAnswered(Event, tag="line_answered"):
     """The server behind its door has sent something: it runs, and not only its system."""
 
     line: int
 
 
 @frozen
-class DialFailed(Event):
+class DialFailed(Event, tag="dial_failed"):
     """The server behind its door could not be reached."""
 
     line: int
@@ -57,7 +57,7 @@ class DialFailed(Event):
 
 
 @frozen
-class LineEnded(Event):
+class LineEnded(Event, tag="line_ended"):
     """Both connections are closed. Bytes: from the client to the server (`up`) and back, over its whole life."""
 
     line: int
@@ -80,14 +80,14 @@ class LineState:
 
 
 @frozen
-class LinesLooked(Event):
+class LinesLooked(Event, tag="lines_looked"):
     """The answer to Look."""
 
     lines: tuple[LineState, ...]
 
 
 @frozen
-class LinesWeighed(Event):
+class LinesWeighed(Event, tag="lines_weighed"):
     """For each line that holds something, its number and the bytes of memory that it holds, here and in the kernel. Told while all together are more than strangers may hold."""
 
     held: tuple[tuple[int, int], ...]

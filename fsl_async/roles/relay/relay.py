@@ -48,14 +48,11 @@ from typing import Final
 
 from attrs import field, frozen, mutable
 
-from fsl_async.roles.deadlines import Deadlines
+from fsl_async.roles.machine import Deadlines, DrainAsked, Effect, Event, Finish, Note, TimerFired
 from fsl_async.roles.relay import effects as relay
 from fsl_async.roles.relay import events as evr
 from fsl_async.roles.relay.connection_limits import ConnectionLimits, ConnectionRules, Refusal
 from fsl_async.roles.relay.load_shedding import heaviest
-from fsl_async.roles.sync import effects as do
-from fsl_async.roles.sync import events as ev
-from fsl_async.roles.sync.effects import Effect
 
 CURVE: Final = "CURVE"
 STRANGERS_PART: Final = 4
@@ -175,11 +172,11 @@ class RelayMachine:
             evr.LineEnded: self._line_ended,
             evr.LinesLooked: self._looked,
             evr.LinesWeighed: self._weighed,
-            ev.DrainAsked: self._drain,
-            ev.TimerFired: self._timer,
+            DrainAsked: self._drain,
+            TimerFired: self._timer,
         }
 
-    def handle(self, event: ev.Event, now: float) -> list[Effect]:
+    def handle(self, event: Event, now: float) -> list[Effect]:
         """Take one event, return what is to be done."""
         if self.ended and type(event) is not evr.LinesLooked:
             return []
@@ -262,7 +259,7 @@ class RelayMachine:
         effects: list[Effect] = []
         if line.door in self._away:
             self._away.discard(line.door)
-            effects.append(do.Note(f"{self.rules.doors[line.door].name} is reached again"))
+            effects.append(Note(f"{self.rules.doors[line.door].name} is reached again"))
         line.stage = LineStage.OPEN
         line.moved_at = line.up_at = line.down_at = now
         self._arm(line, now + self.rules.greeting_s, "due")
@@ -296,7 +293,7 @@ class RelayMachine:
         self._away.add(line.door)
         name = self.rules.doors[line.door].name
         text = f"cannot reach {name}: {reason}; it is tried whenever a client wants it"
-        return [do.Note(text, "warning")]
+        return [Note(text, "warning")]
 
     def _line_ended(self, event: evr.LineEnded, now: float) -> list[Effect]:
         line = self.lines.pop(event.line, None)
@@ -366,7 +363,7 @@ class RelayMachine:
 
     # The relay itself.
 
-    def _drain(self, event: ev.DrainAsked, now: float) -> list[Effect]:
+    def _drain(self, event: DrainAsked, now: float) -> list[Effect]:
         if self.ending:
             return []
         self.ending = event.reason
@@ -380,9 +377,9 @@ class RelayMachine:
 
     def _finish(self) -> list[Effect]:
         self.ended = True
-        return [do.Finish(self.ending)]
+        return [Finish(self.ending)]
 
-    def _timer(self, _: ev.TimerFired, now: float) -> list[Effect]:
+    def _timer(self, _: TimerFired, now: float) -> list[Effect]:
         effects: list[Effect] = []
         heap = self._heap
         while heap and heap[0][0] <= now:
@@ -446,7 +443,7 @@ class RelayMachine:
             "down": down,
             "dropped": dropped,
         }
-        return [do.Note(text, facts=facts)]
+        return [Note(text, facts=facts)]
 
     # Inside.
 
@@ -485,7 +482,7 @@ class RelayMachine:
         if topic in self._said:
             return []
         self._said.add(topic)
-        return [do.Note(text, "warning")]
+        return [Note(text, "warning")]
 
 
 def counted(count: int, one: str, more: str = "") -> str:

@@ -10,12 +10,10 @@ from collections.abc import Callable
 
 from attrs import mutable
 
-from fsl_async.roles.deadlines import Deadlines
+from fsl_async.roles.machine import Deadlines, Effect, Note
 from fsl_async.roles.phrasing import counted
 from fsl_async.roles.split import effects as split
 from fsl_async.roles.split.events import SplitProgress, SplitRecovered, UploadKey
-from fsl_async.roles.sync import effects as do
-from fsl_async.roles.sync.effects import Effect
 
 
 @mutable
@@ -70,4 +68,4 @@ def resumed(event: SplitRecovered) -> list[Effect]:
     if event.lost:
         text += f"; {counted(len(event.lost), 'upload')} since the last checkpoint are lost unless clients still have them"
     why = "trained after the last checkpoint of a server that died"
-    return [do.Note(text), *(split.RecordUpload(key, "dropped", why) for key in event.lost)]
+    return [Note(text), *(split.RecordUpload(key, "dropped", why) for key in event.lost)]

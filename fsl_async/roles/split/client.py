@@ -45,16 +45,28 @@ from typing import Any
 import attrs
 from attrs import mutable
 
-from fsl_async.roles.deadlines import Deadlines
+from fsl_async.roles.machine import (
+    Deadlines,
+    DeclineStream,
+    Effect,
+    Event,
+    Finish,
+    HelloRefused,
+    Note,
+    RunEnded,
+    Send,
+    SendGoodbye,
+    SessionLost,
+    StreamLost,
+    TimerFired,
+    TrainingEnded,
+)
 from fsl_async.roles.split import effects as split
 from fsl_async.roles.split import events as ev
 from fsl_async.roles.split import messages as msg
 from fsl_async.roles.split.events import UploadKey
 from fsl_async.roles.split.methods import SplitRules, decisions_of
-from fsl_async.roles.sync import effects as do
-from fsl_async.roles.sync import events as base
 from fsl_async.roles.sync.client_state import EXIT_REFUSED, SERVER
-from fsl_async.roles.sync.effects import Effect
 
 
 @mutable
@@ -92,11 +104,11 @@ class SplitClientMachine:
         self.over = False  # nothing is sent any more
         self.training = True
         self.deadlines = Deadlines()
-        self._handlers: dict[type[base.Event], Callable[[Any, float], list[Effect]]] = {
-            base.TimerFired: self._timers,
+        self._handlers: dict[type[Event], Callable[[Any, float], list[Effect]]] = {
+            TimerFired: self._timers,
             ev.SplitWelcomed: self._welcomed,
-            base.SessionLost: self._lost,
-            base.HelloRefused: self._refused,
+            SessionLost: self._lost,
+            HelloRefused: self._refused,
             ev.SplitServerEnded: self._server_ended,
             ev.UploadReady: self._ready,
             ev.UploadAcknowledged: self._acknowledged,
@@ -110,16 +122,16 @@ class SplitClientMachine:
             ev.AuxiliaryUnchanged: self._auxiliary_unchanged,
             ev.RoundEnded: self._round_ended,
             ev.RoundAcknowledged: self._round_noted,
-            base.StreamLost: self._stream_lost,
-            base.RunEnded: self._run_ended,
-            base.TrainingEnded: self._training_ended,
+            StreamLost: self._stream_lost,
+            RunEnded: self._run_ended,
+            TrainingEnded: self._training_ended,
         }
 
     def next_deadline(self) -> float | None:
         """When `handle(TimerFired())` is due, in seconds of the caller's clock."""
         return self.deadlines.next()
 
-    def handle(self, event: base.Event, now: float) -> list[Effect]:
+    def handle(self, event: Event, now: float) -> list[Effect]:
         """Take one event and return what is to be done, in order."""
         handler = self._handlers.get(type(event))
         return handler(event, now) if handler is not None else []
@@ -165,28 +177,28 @@ class SplitClientMachine:
             sent.offer = attrs.evolve(sent.offer, key=sent.key)
         self.sent = {sent.key: sent for sent in self.sent.values()}
 
-    def _lost(self, event: base.SessionLost, now: float) -> list[Effect]:
+    def _lost(self, event: SessionLost, now: float) -> list[Effect]:
         was, self.connected = self.connected, False
         self.coming = None
         self.deadlines.cancel("offer")
         if not was or self.over:
             return []
         text = f"the split server is away ({event.reason}); uploads wait for it"
-        return [do.Note(text, "warning")]
+        return [Note(text, "warning")]
 
-    def _refused(self, event: base.HelloRefused, now: float) -> list[Effect]:
+    def _refused(self, event: HelloRefused, now: float) -> list[Effect]:
         if event.code == "finished":
             return self._server_ended(ev.SplitServerEnded(event.text), now)
         if event.code == "leaving":
             if not self.over:
                 self.deadlines.set("dial", now + self.rules.reoffer_s)
             return []
-        return [*self._give_up_all(event.text), do.Finish(event.text, EXIT_REFUSED)]
+        return [*self._give_up_all(event.text), Finish(event.text, EXIT_REFUSED)]
 
     def _server_ended(self, event: ev.SplitServerEnded, now: float) -> list[Effect]:
         if self.over:
             return []
-        note = do.Note(f"the split server has ended: {event.reason}", "warning")
+        note = Note(f"the split server has ended: {event.reason}", "warning")
         return [note, *self._give_up_all("the split server has ended")]
 
     # --- uploads ---
@@ -279,7 +291,7 @@ class SplitClientMachine:
             return []
         if event.code == "later":
             return self._later(sent, now)
-        note = do.Note(f"the split server declined upload {sent.key.text}: {event.text}", "warning")
+        note = Note(f"the split server declined upload {sent.key.text}: {event.text}", "warning")
         return [note, *self._give_up(sent, event.text), *self._advance(now)]
 
     def _give_up(self, sent: Sent, reason: str) -> list[Effect]:
@@ -305,7 +317,7 @@ class SplitClientMachine:
     def _answer_offered(self, event: ev.AnswerOffered, now: float) -> list[Effect]:
         sent = self.sent.get(event.key)
         if sent is None or sent.settled or not sent.offer.wants_gradient:
-            return [do.DeclineStream(SERVER, event.stream, "not wanted")]
+            return [DeclineStream(SERVER, event.stream, "not wanted")]
         sent.loss = event.loss
         return [split.ReceiveAnswer(event.stream, event.key)]
 
@@ -315,7 +327,7 @@ class SplitClientMachine:
             return []
         return [split.DeliverAnswer(sent.key, sent.loss), *self._settle(sent, now)]
 
-    def _stream_lost(self, event: base.StreamLost, now: float) -> list[Effect]:
+    def _stream_lost(self, event: StreamLost, now: float) -> list[Effect]:
         kind, _, text = event.stream.partition(":")
         if kind == "aux":
             self.coming = None
@@ -329,7 +341,7 @@ class SplitClientMachine:
 
     def _auxiliary_offered(self, event: ev.AuxiliaryOffered, now: float) -> list[Effect]:
         if not self.decisions.aligned or self.over:
-            return [do.DeclineStream(SERVER, event.stream, "not wanted")]
+            return [DeclineStream(SERVER, event.stream, "not wanted")]
         self.coming = (event.stream, event.version, event.round)
         return [split.ReceiveAuxiliary(event.stream, event.version)]
 
@@ -365,7 +377,7 @@ class SplitClientMachine:
         if self.noted or self.said or waits or not self.connected:
             return []
         self.said = True
-        return [do.Send(SERVER, msg.RoundDone(round_, samples))]
+        return [Send(SERVER, msg.RoundDone(round_, samples))]
 
     def _round_noted(self, event: ev.RoundAcknowledged, now: float) -> list[Effect]:
         if event.round != self.done[0]:
@@ -388,13 +400,13 @@ class SplitClientMachine:
             effects.extend(self._give_up(sent, reason))
         return [*effects, *self._keep_auxiliary(), *self._settle_round()]
 
-    def _run_ended(self, event: base.RunEnded, now: float) -> list[Effect]:
+    def _run_ended(self, event: RunEnded, now: float) -> list[Effect]:
         if self.over:
-            return [do.SendGoodbye(event.reason)]
-        said = [do.Send(SERVER, msg.RunOver(event.reason))] if self.connected else []
-        return [*said, *self._give_up_all(event.reason), do.SendGoodbye(event.reason)]
+            return [SendGoodbye(event.reason)]
+        said = [Send(SERVER, msg.RunOver(event.reason))] if self.connected else []
+        return [*said, *self._give_up_all(event.reason), SendGoodbye(event.reason)]
 
-    def _training_ended(self, event: base.TrainingEnded, now: float) -> list[Effect]:
+    def _training_ended(self, event: TrainingEnded, now: float) -> list[Effect]:
         self.training = False
         if self.over:
             return []
@@ -405,9 +417,9 @@ class SplitClientMachine:
         return []
 
     def _leave(self, reason: str) -> list[Effect]:
-        return [*self._give_up_all(reason), do.SendGoodbye(reason)]
+        return [*self._give_up_all(reason), SendGoodbye(reason)]
 
-    def _timers(self, event: base.TimerFired, now: float) -> list[Effect]:
+    def _timers(self, event: TimerFired, now: float) -> list[Effect]:
         effects: list[Effect] = []
         for name in self.deadlines.pop_due(now):
             if name == "offer":

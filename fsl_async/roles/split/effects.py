@@ -9,15 +9,15 @@ from collections.abc import Mapping
 
 from attrs import field, frozen
 
+from fsl_async.roles.machine import Effect
 from fsl_async.roles.split.events import SplitProgress, UploadKey
 from fsl_async.roles.split.messages import SplitWelcome
-from fsl_async.roles.sync.effects import Effect
 
 # --- split server -----------------------------------------------------------------------------------------
 
 
 @frozen
-class AdmitSplit(Effect):
+class AdmitSplit(Effect, tag="admit_split"):
     """Welcome a client."""
 
     peer: str
@@ -26,7 +26,7 @@ class AdmitSplit(Effect):
 
 
 @frozen
-class ReceiveUpload(Effect):
+class ReceiveUpload(Effect, tag="receive_upload"):
     """Take an offered upload into memory, decoded. Ends in UploadReceived or StreamLost."""
 
     peer: str
@@ -35,14 +35,14 @@ class ReceiveUpload(Effect):
 
 
 @frozen
-class DropUpload(Effect):
+class DropUpload(Effect, tag="drop_upload"):
     """Forget an upload: all that is here of it, or, at a client, its coded frames."""
 
     key: UploadKey
 
 
 @frozen
-class TrainUpload(Effect):
+class TrainUpload(Effect, tag="train_upload"):
     """Train on a received upload, and keep what it gives when `wants_answer`. Ends in UploadTrained.
 
     Carried out one after another, in this order, also with AverageReplicas, Align and Checkpoint. `version` of x_c, for the ledger.
@@ -54,7 +54,7 @@ class TrainUpload(Effect):
 
 
 @frozen
-class RecordUpload(Effect):
+class RecordUpload(Effect, tag="record_upload"):
     """Enter into the ledger what became of an upload: trained | declined | dropped. The last line about a key counts."""
 
     key: UploadKey
@@ -63,7 +63,7 @@ class RecordUpload(Effect):
 
 
 @frozen
-class RecordAuxiliary(Effect):
+class RecordAuxiliary(Effect, tag="record_auxiliary"):
     """Enter into the ledger that this version of a client's auxiliary model is about to be made: its number is given away."""
 
     client: str
@@ -71,7 +71,7 @@ class RecordAuxiliary(Effect):
 
 
 @frozen
-class SendAnswer(Effect):
+class SendAnswer(Effect, tag="send_answer"):
     """Stream to the client what its upload gave. Ends in AnswerSent or StreamLost."""
 
     peer: str
@@ -79,14 +79,14 @@ class SendAnswer(Effect):
 
 
 @frozen
-class DropAnswer(Effect):
+class DropAnswer(Effect, tag="drop_answer"):
     """Forget what an upload gave."""
 
     key: UploadKey
 
 
 @frozen
-class Align(Effect):
+class Align(Effect, tag="align"):
     """Align a client's auxiliary model, on its whole buffer and with the half as it is now, to `version`. Ends in Aligned."""
 
     client: str
@@ -95,7 +95,7 @@ class Align(Effect):
 
 
 @frozen
-class SendAuxiliary(Effect):
+class SendAuxiliary(Effect, tag="send_auxiliary"):
     """Stream the auxiliary model that is kept for a client."""
 
     peer: str
@@ -104,7 +104,7 @@ class SendAuxiliary(Effect):
 
 
 @frozen
-class AverageReplicas(Effect):
+class AverageReplicas(Effect, tag="average_replicas"):
     """Average the replicas of these clients, weighted by samples, and give the average to every replica. Ends in ReplicasAveraged."""
 
     round: int
@@ -112,14 +112,14 @@ class AverageReplicas(Effect):
 
 
 @frozen
-class ForgetSteps(Effect):
+class ForgetSteps(Effect, tag="forget_steps"):
     """U-shape: drop the steps of a client that wait for their second leg; it will not come."""
 
     client: str
 
 
 @frozen
-class Checkpoint(Effect):
+class Checkpoint(Effect, tag="checkpoint"):
     """Copy the state as it is now, in order with the training, and write it with `book` in the background.
 
     Ends in CheckpointWritten or CheckpointFailed; there is never more than one under way.
@@ -133,7 +133,7 @@ class Checkpoint(Effect):
 
 
 @frozen
-class OfferUpload(Effect):
+class OfferUpload(Effect, tag="offer_upload"):
     """Offer an upload (again); its coded frames are kept until DropUpload. StreamLost if it breaks.
 
     The shell fills in shape, lengths and label bytes, as they were in UploadReady.
@@ -148,7 +148,7 @@ class OfferUpload(Effect):
 
 
 @frozen
-class ReceiveAnswer(Effect):
+class ReceiveAnswer(Effect, tag="receive_answer"):
     """Take an offered answer. Ends in AnswerReceived or StreamLost."""
 
     stream: str
@@ -156,7 +156,7 @@ class ReceiveAnswer(Effect):
 
 
 @frozen
-class DeliverAnswer(Effect):
+class DeliverAnswer(Effect, tag="deliver_answer"):
     """Hand the answer to the training thread, which waits for it or comes back to it."""
 
     key: UploadKey
@@ -164,7 +164,7 @@ class DeliverAnswer(Effect):
 
 
 @frozen
-class AbandonUpload(Effect):
+class AbandonUpload(Effect, tag="abandon_upload"):
     """Tell the training thread that no answer comes for this upload: its step is left out."""
 
     key: UploadKey
@@ -172,7 +172,7 @@ class AbandonUpload(Effect):
 
 
 @frozen
-class ReportLoss(Effect):
+class ReportLoss(Effect, tag="report_loss"):
     """Tell the training thread the server's loss on an upload, for its metrics."""
 
     key: UploadKey
@@ -180,14 +180,14 @@ class ReportLoss(Effect):
 
 
 @frozen
-class FreeSlot(Effect):
+class FreeSlot(Effect, tag="free_slot"):
     """The upload is settled: the training thread may put another one into the queue."""
 
     key: UploadKey
 
 
 @frozen
-class ReceiveAuxiliary(Effect):
+class ReceiveAuxiliary(Effect, tag="receive_auxiliary"):
     """Take an offered auxiliary model. Ends in AuxiliaryReceived or StreamLost."""
 
     stream: str
@@ -195,7 +195,7 @@ class ReceiveAuxiliary(Effect):
 
 
 @frozen
-class InstallAuxiliary(Effect):
+class InstallAuxiliary(Effect, tag="install_auxiliary"):
     """Let the training thread use the received auxiliary model from its next step on; who waits for one goes on."""
 
     version: int
@@ -203,19 +203,19 @@ class InstallAuxiliary(Effect):
 
 
 @frozen
-class KeepAuxiliary(Effect):
+class KeepAuxiliary(Effect, tag="keep_auxiliary"):
     """No newer auxiliary model comes for this round: who waits for one goes on with the old."""
 
     round: int
 
 
 @frozen
-class SettleRound(Effect):
+class SettleRound(Effect, tag="settle_round"):
     """The training thread may go from the end of the round to the parameter server."""
 
     round: int
 
 
 @frozen
-class DialAgain(Effect):
+class DialAgain(Effect, tag="dial_again"):
     """Say hello again to the split server, which was about to end."""

@@ -11,8 +11,8 @@ from typing import Any, Self
 
 from attrs import asdict, field, frozen
 
-from fsl_async.roles.names import NAME
-from fsl_async.roles.sync.events import MAX_DIGITS, Event
+from fsl_async.roles.machine import Event
+from fsl_async.roles.names import MAX_DIGITS, NAME
 
 
 @frozen(order=True)
@@ -105,7 +105,7 @@ class SplitProgress:
 
 
 @frozen
-class SplitRecovered(Event):
+class SplitRecovered(Event, tag="split_recovered"):
     """What the disk says at start: the book of the newest good checkpoint, and what the ledger has after it.
 
     lost: uploads whose last line says that they were trained. auxiliary_seen: client -> highest version that was booked.
@@ -117,7 +117,7 @@ class SplitRecovered(Event):
 
 
 @frozen
-class SplitClientHello(Event):
+class SplitClientHello(Event, tag="split_client_hello"):
     """A client says hello; the fields are those of `messages_split.SplitHello`."""
 
     peer: str
@@ -131,7 +131,7 @@ class SplitClientHello(Event):
 
 
 @frozen
-class PsConnected(Event):
+class PsConnected(Event, tag="ps_connected"):
     """The parameter server of a run says hello, from another process."""
 
     peer: str
@@ -140,7 +140,7 @@ class PsConnected(Event):
 
 
 @frozen
-class UploadOffered(Event):
+class UploadOffered(Event, tag="upload_offered"):
     """A client offers an upload as a stream; the other fields are those of `messages_split.SmashedMeta`.
 
     What the shell cannot take (sizes, number of chunks) it declines itself, and feeds no event.
@@ -157,7 +157,7 @@ class UploadOffered(Event):
 
 
 @frozen
-class UploadReceived(Event):
+class UploadReceived(Event, tag="upload_received"):
     """All of an upload is here and decoded; it waits in memory until it is trained or dropped."""
 
     peer: str
@@ -166,7 +166,7 @@ class UploadReceived(Event):
 
 
 @frozen
-class UploadTrained(Event):
+class UploadTrained(Event, tag="upload_trained"):
     """The training thread has done with an upload. With a `problem` nothing was changed by it.
 
     updates: of the half before it. answer: a gradient (or features) is kept for it.
@@ -180,7 +180,7 @@ class UploadTrained(Event):
 
 
 @frozen
-class Aligned(Event):
+class Aligned(Event, tag="aligned"):
     """The auxiliary model that is kept for `client` is `version` now; with a `problem` it is still the one before."""
 
     client: str
@@ -189,14 +189,14 @@ class Aligned(Event):
 
 
 @frozen
-class ReplicasAveraged(Event):
+class ReplicasAveraged(Event, tag="replicas_averaged"):
     """The replicas are averaged after `round`."""
 
     round: int
 
 
 @frozen
-class AnswerSent(Event):
+class AnswerSent(Event, tag="answer_sent"):
     """The client has all of the answer to an upload."""
 
     peer: str
@@ -204,7 +204,7 @@ class AnswerSent(Event):
 
 
 @frozen
-class RoundDoneReceived(Event):
+class RoundDoneReceived(Event, tag="round_done_received"):
     """A client has done with a round. errors: what coding changed of what it sent, relative, by "category direction"; for the journal."""
 
     peer: str
@@ -214,7 +214,7 @@ class RoundDoneReceived(Event):
 
 
 @frozen
-class RunOverReceived(Event):
+class RunOverReceived(Event, tag="run_over_received"):
     """A client, or the parameter server, says that the run has ended."""
 
     peer: str
@@ -222,14 +222,14 @@ class RunOverReceived(Event):
 
 
 @frozen
-class CheckpointWritten(Event):
+class CheckpointWritten(Event, tag="checkpoint_written"):
     """Checkpoint `number` is durable."""
 
     number: int
 
 
 @frozen
-class CheckpointFailed(Event):
+class CheckpointFailed(Event, tag="checkpoint_failed"):
     """Checkpoint `number` could not be written; the one before is untouched."""
 
     number: int
@@ -240,7 +240,7 @@ class CheckpointFailed(Event):
 
 
 @frozen
-class SplitWelcomed(Event):
+class SplitWelcomed(Event, tag="split_welcomed"):
     """The split server admitted this client, in the life `incarnation` (None: the one it began with)."""
 
     run: str
@@ -251,7 +251,7 @@ class SplitWelcomed(Event):
 
 
 @frozen
-class UploadReady(Event):
+class UploadReady(Event, tag="upload_ready"):
     """The training thread has put an upload into the queue. It holds one of the `in_flight` slots from then on, until FreeSlot.
 
     step: counts the local steps of this round in this life. A round that is trained again, because its first delta was not taken, goes on
@@ -271,7 +271,7 @@ class UploadReady(Event):
 
 
 @frozen
-class UploadAcknowledged(Event):
+class UploadAcknowledged(Event, tag="upload_acknowledged"):
     """The server has trained an upload, and nothing comes back."""
 
     key: UploadKey
@@ -279,7 +279,7 @@ class UploadAcknowledged(Event):
 
 
 @frozen
-class UploadAlreadyTrained(Event):
+class UploadAlreadyTrained(Event, tag="upload_already_trained"):
     """The server had trained an upload before; `answer`: what it gave is streamed again."""
 
     key: UploadKey
@@ -287,7 +287,7 @@ class UploadAlreadyTrained(Event):
 
 
 @frozen
-class UploadDeclined(Event):
+class UploadDeclined(Event, tag="upload_declined"):
     """The server will not train an upload ("later": not now)."""
 
     key: UploadKey
@@ -296,14 +296,14 @@ class UploadDeclined(Event):
 
 
 @frozen
-class UploadsDurable(Event):
+class UploadsDurable(Event, tag="uploads_durable"):
     """All uploads up to `key` are in a checkpoint of the server's."""
 
     key: UploadKey
 
 
 @frozen
-class AnswerOffered(Event):
+class AnswerOffered(Event, tag="answer_offered"):
     """The server streams what an upload gave."""
 
     stream: str
@@ -313,14 +313,14 @@ class AnswerOffered(Event):
 
 
 @frozen
-class AnswerReceived(Event):
+class AnswerReceived(Event, tag="answer_received"):
     """All of an answer is here and decoded."""
 
     key: UploadKey
 
 
 @frozen
-class AuxiliaryOffered(Event):
+class AuxiliaryOffered(Event, tag="auxiliary_offered"):
     """The server streams an auxiliary model."""
 
     stream: str
@@ -329,14 +329,14 @@ class AuxiliaryOffered(Event):
 
 
 @frozen
-class AuxiliaryReceived(Event):
+class AuxiliaryReceived(Event, tag="auxiliary_received"):
     """All of an auxiliary model is here and decoded."""
 
     version: int
 
 
 @frozen
-class AuxiliaryUnchanged(Event):
+class AuxiliaryUnchanged(Event, tag="auxiliary_unchanged"):
     """The server says that no newer auxiliary model comes in this round."""
 
     round: int
@@ -344,7 +344,7 @@ class AuxiliaryUnchanged(Event):
 
 
 @frozen
-class RoundEnded(Event):
+class RoundEnded(Event, tag="round_ended"):
     """The training thread has done the last step of a round, and waits for SettleRound before it goes to the parameter server."""
 
     round: int
@@ -352,21 +352,21 @@ class RoundEnded(Event):
 
 
 @frozen
-class RoundAcknowledged(Event):
+class RoundAcknowledged(Event, tag="round_acknowledged"):
     """The server has noted that this client is done with the round."""
 
     round: int
 
 
 @frozen
-class PsEnded(Event):
+class PsEnded(Event, tag="ps_ended"):
     """Split server: the parameter server in the same process has ended the run."""
 
     reason: str
 
 
 @frozen
-class SplitServerEnded(Event):
+class SplitServerEnded(Event, tag="split_server_ended"):
     """The split server has ended in good order."""
 
     reason: str

@@ -9,12 +9,10 @@ from __future__ import annotations
 
 from attrs import mutable
 
-from fsl_async.roles.deadlines import Deadlines
+from fsl_async.roles.machine import Deadlines, Effect, Refuse
 from fsl_async.roles.split import effects as split
 from fsl_async.roles.split import events as ev
 from fsl_async.roles.split.messages import PS_ROLE, SplitWelcome
-from fsl_async.roles.sync import effects as do
-from fsl_async.roles.sync.effects import Effect
 
 ALONE = "alone"
 """The deadline's name."""
@@ -48,7 +46,7 @@ class Liveness:
             )
             refusal = "run", text
         if refusal is not None:
-            return [do.Refuse(event.peer, *refusal)]
+            return [Refuse(event.peer, *refusal)]
         self.conductor = event.incarnation
         welcome = SplitWelcome(event.run, 0, "", -1)
         return [split.AdmitSplit(event.peer, event.incarnation, welcome)]

@@ -16,18 +16,10 @@ from typing import Annotated, Any
 
 from attrs import Factory, frozen
 
+from fsl_async.roles.messages import Form, Message, MessageError, Table, optional
 from fsl_async.roles.names import NAME
 from fsl_async.roles.split.events import UploadKey
-from fsl_async.roles.sync.messages import (
-    Code,
-    Form,
-    Message,
-    MessageError,
-    OptionalRun,
-    Run,
-    Table,
-    optional,
-)
+from fsl_async.roles.sync.messages import Code, OptionalRun, Run
 
 ROLE = "split-client"
 PS_ROLE = "parameter-server"
@@ -42,7 +34,7 @@ Role = Annotated[str, Form("a role", NAME.fullmatch)]
 
 
 @frozen
-class SplitHello(Message):
+class SplitHello(Message, tag="split_hello/1"):
     """Client, as the body of its hello: who it is, what it is built of, and what it holds.
 
     run: the parameter server's name for the run. architecture: name -> text, in the order in which they are compared (the method and the
@@ -67,7 +59,7 @@ class SplitHello(Message):
 
 
 @frozen
-class PsHello(Message):
+class PsHello(Message, tag="ps_hello/1"):
     """Parameter server, as the body of its hello: whose rounds these are."""
 
     run: Run
@@ -75,7 +67,7 @@ class PsHello(Message):
 
 
 @frozen
-class SplitWelcome(Message):
+class SplitWelcome(Message, tag="split_welcome/1"):
     """Server, as the body of its welcome. A parameter server is told the run; the other fields are a client's.
 
     in_flight: uploads that it takes from this client at a time. last: text of the last upload of this client's life that it has trained
@@ -89,7 +81,7 @@ class SplitWelcome(Message):
 
 
 @frozen
-class RoundDone(Message):
+class RoundDone(Message, tag="round_done/1"):
     """Client: I have trained `samples` in this round, and every upload of it is settled.
 
     errors: what coding has changed of what it sent so far, "category direction" -> relative root mean square: only the sender knows it. For people.
@@ -108,21 +100,21 @@ class RoundDone(Message):
 
 
 @frozen
-class RoundAcknowledged(Message):
+class RoundAcknowledged(Message, tag="round_acknowledged/1"):
     """Server: that the round is done counts from now on."""
 
     round: int
 
 
 @frozen
-class RunOver(Message):
+class RunOver(Message, tag="run_over/1"):
     """Client, or the parameter server itself: the parameter server has ended the run."""
 
     reason: str
 
 
 @frozen
-class Trained(Message):
+class Trained(Message, tag="trained/1"):
     """Server: this upload is trained, and nothing comes back for it."""
 
     key: Key
@@ -130,7 +122,7 @@ class Trained(Message):
 
 
 @frozen
-class AlreadyTrained(Message):
+class AlreadyTrained(Message, tag="already_trained/1"):
     """Server: this upload was trained before. `answer`: what it gave is streamed again; else that is gone."""
 
     key: Key
@@ -138,7 +130,7 @@ class AlreadyTrained(Message):
 
 
 @frozen
-class UploadRefused(Message):
+class UploadRefused(Message, tag="upload_refused/1"):
     """Server: this upload will never be trained; or, with the code "later", offer it again in a while."""
 
     key: Key
@@ -147,14 +139,14 @@ class UploadRefused(Message):
 
 
 @frozen
-class Durable(Message):
+class Durable(Message, tag="durable/1"):
     """Server: all uploads of yours up to this one are in a checkpoint."""
 
     key: Key
 
 
 @frozen
-class AuxiliaryStays(Message):
+class AuxiliaryStays(Message, tag="auxiliary_stays/1"):
     """Server: no newer auxiliary model comes in this round; the run goes on with `version`."""
 
     round: int
@@ -162,14 +154,14 @@ class AuxiliaryStays(Message):
 
 
 @frozen
-class Ended(Message):
+class Ended(Message, tag="ended/1"):
     """Server: the run is over, and it ends, in good order."""
 
     reason: str
 
 
 @frozen
-class SmashedMeta(Message):
+class SmashedMeta(Message, tag="smashed_meta/1"):
     """Stream of an upload.
 
     version: of x_c, from the parameter server. auxiliary: version of x_a. shape: of the activations as they are sent, without
@@ -199,7 +191,7 @@ class SmashedMeta(Message):
 
 
 @frozen
-class GradientMeta(Message):
+class GradientMeta(Message, tag="gradient_meta/1"):
     """Stream that answers an upload. updates: of the server's half before it."""
 
     key: Key
@@ -208,7 +200,7 @@ class GradientMeta(Message):
 
 
 @frozen
-class AuxiliaryMeta(Message):
+class AuxiliaryMeta(Message, tag="auxiliary_meta/1"):
     """Stream of an auxiliary model that was aligned in `round`."""
 
     version: int

@@ -12,11 +12,11 @@ from collections.abc import Iterable, Mapping
 import attrs
 from attrs import Factory, define, field, frozen, mutable
 
+from fsl_async.roles.machine import Effect
 from fsl_async.roles.split import effects as split
 from fsl_async.roles.split import events as ev
 from fsl_async.roles.split.events import ClientProgress, UploadKey
 from fsl_async.roles.split.messages import PS_ROLE
-from fsl_async.roles.sync.effects import Effect
 
 REMEMBERED = 16
 """Declined keys of a client that are answered as they were; it has fewer under way."""

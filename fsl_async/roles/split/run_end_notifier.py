@@ -26,14 +26,23 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from fsl_async.roles.deadlines import Deadlines
+from fsl_async.roles.machine import (
+    Deadlines,
+    Effect,
+    Event,
+    Finish,
+    HelloRefused,
+    Note,
+    RunEnded,
+    Send,
+    SendGoodbye,
+    SessionLost,
+    TimerFired,
+)
 from fsl_async.roles.split import effects as split
 from fsl_async.roles.split import events as ev
 from fsl_async.roles.split import messages as msg
-from fsl_async.roles.sync import effects as do
-from fsl_async.roles.sync import events as base
 from fsl_async.roles.sync.client_state import SERVER
-from fsl_async.roles.sync.effects import Effect
 
 AGAIN = frozenset({"leaving", "full", "name", "key"})
 """Codes of refusals that do not last: somebody ends, somebody goes, somebody changes the list of keys."""
@@ -51,20 +60,20 @@ class RunEndNotifierMachine:
         self.over = ""  # why the run has ended; empty while it has not
         self.done = False
         self.deadlines = Deadlines()
-        self._handlers: dict[type[base.Event], Callable[[Any, float], list[Effect]]] = {
+        self._handlers: dict[type[Event], Callable[[Any, float], list[Effect]]] = {
             ev.SplitWelcomed: self._welcomed,
-            base.SessionLost: self._lost,
-            base.HelloRefused: self._refused,
-            base.RunEnded: self._run_ended,
+            SessionLost: self._lost,
+            HelloRefused: self._refused,
+            RunEnded: self._run_ended,
             ev.SplitServerEnded: lambda event, _: self._nobody_there(event.reason),
-            base.TimerFired: self._timers,
+            TimerFired: self._timers,
         }
 
     def next_deadline(self) -> float | None:
         """When `handle(TimerFired())` is due, in seconds of the caller's clock."""
         return self.deadlines.next()
 
-    def handle(self, event: base.Event, now: float) -> list[Effect]:
+    def handle(self, event: Event, now: float) -> list[Effect]:
         """Take one event and return what is to be done, in order."""
         handler = self._handlers.get(type(event))
         return [] if self.done or handler is None else handler(event, now)
@@ -76,20 +85,20 @@ class RunEndNotifierMachine:
     def _welcomed(self, event: ev.SplitWelcomed, now: float) -> list[Effect]:
         self.connected = True
         self.deadlines.cancel("dial")
-        return [do.Send(SERVER, msg.RunOver(self.over))] if self.over else []
+        return [Send(SERVER, msg.RunOver(self.over))] if self.over else []
 
-    def _lost(self, event: base.SessionLost, now: float) -> list[Effect]:
+    def _lost(self, event: SessionLost, now: float) -> list[Effect]:
         was, self.connected = self.connected, False
         return self._nobody_there(event.reason) if was else []
 
-    def _refused(self, event: base.HelloRefused, now: float) -> list[Effect]:
+    def _refused(self, event: HelloRefused, now: float) -> list[Effect]:
         self.connected = False
         again = event.code in AGAIN
         silent = event.code == "finished" or event.code in self.noted
         text = f"the split server has no session for this parameter server: {event.text}"
         notes: list[Effect] = []
         if not silent:
-            notes.append(do.Note(f"{text}; trying again" if again else text, "warning"))
+            notes.append(Note(f"{text}; trying again" if again else text, "warning"))
         if again:
             self.noted.add(event.code)
             if not self.over:
@@ -98,7 +107,7 @@ class RunEndNotifierMachine:
             self.refused = True
         return [*notes, *self._nobody_there(event.text)]
 
-    def _run_ended(self, event: base.RunEnded, now: float) -> list[Effect]:
+    def _run_ended(self, event: RunEnded, now: float) -> list[Effect]:
         if self.over:
             return []
         self.over = event.reason or "the run has ended"
@@ -106,7 +115,7 @@ class RunEndNotifierMachine:
         if self.refused:
             return self._nobody_there("")
         self.deadlines.set("end", now + self.tell_s)
-        return [do.Send(SERVER, msg.RunOver(self.over))] if self.connected else []
+        return [Send(SERVER, msg.RunOver(self.over))] if self.connected else []
 
     def _nobody_there(self, reason: str) -> list[Effect]:
         """The split server has ended, or takes nobody: that is the end of this once the run is over."""
@@ -114,9 +123,9 @@ class RunEndNotifierMachine:
             return []
         self.done = True
         self.deadlines.clear()
-        return [do.SendGoodbye(reason), do.Finish(reason, 0)]
+        return [SendGoodbye(reason), Finish(reason, 0)]
 
-    def _timers(self, event: base.TimerFired, now: float) -> list[Effect]:
+    def _timers(self, event: TimerFired, now: float) -> list[Effect]:
         effects: list[Effect] = []
         for name in self.deadlines.pop_due(now):
             if name == "dial":

@@ -54,6 +54,21 @@ from typing import Any
 
 import attrs
 
+from fsl_async.roles.machine import (
+    ClientLeft,
+    DeclineStream,
+    DrainAsked,
+    Effect,
+    EndSession,
+    Event,
+    Finish,
+    Note,
+    Refuse,
+    Send,
+    StreamLost,
+    TimerFired,
+)
+from fsl_async.roles.messages import Message
 from fsl_async.roles.phrasing import counted
 from fsl_async.roles.split import effects as split
 from fsl_async.roles.split import events as ev
@@ -64,10 +79,6 @@ from fsl_async.roles.split.liveness import ALONE
 from fsl_async.roles.split.methods import SplitRules
 from fsl_async.roles.split.peers import Answer, Peer, Upload, refusal_of
 from fsl_async.roles.split.server_state import SplitServerState
-from fsl_async.roles.sync import effects as do
-from fsl_async.roles.sync import events as base
-from fsl_async.roles.sync.effects import Effect
-from fsl_async.roles.sync.messages import Message
 
 
 class SplitServerMachine(SplitServerState):
@@ -75,11 +86,11 @@ class SplitServerMachine(SplitServerState):
 
     def __init__(self, rules: SplitRules, architecture: Mapping[str, str]) -> None:
         super().__init__(rules, architecture)
-        self._handlers: dict[type[base.Event], Callable[[Any, float], list[Effect]]] = {
+        self._handlers: dict[type[Event], Callable[[Any, float], list[Effect]]] = {
             ev.SplitRecovered: self._recovered,
             ev.SplitClientHello: self._hello,
             ev.PsConnected: self._conductor_came,
-            base.ClientLeft: self._left,
+            ClientLeft: self._left,
             ev.UploadOffered: self._offered,
             ev.UploadReceived: self._received,
             ev.UploadTrained: self._trained,
@@ -90,17 +101,17 @@ class SplitServerMachine(SplitServerState):
             ev.RunOverReceived: self._run_over,
             ev.CheckpointWritten: self._written,
             ev.CheckpointFailed: self._write_failed,
-            base.StreamLost: self._stream_lost,
-            base.DrainAsked: lambda event, now: self._drain(event.reason, now),
+            StreamLost: self._stream_lost,
+            DrainAsked: lambda event, now: self._drain(event.reason, now),
             ev.PsEnded: self._conductor_ended,
-            base.TimerFired: self._timers,
+            TimerFired: self._timers,
         }
 
     def next_deadline(self) -> float | None:
         """When `handle(TimerFired())` is due, in seconds of the caller's clock."""
         return self.deadlines.next()
 
-    def handle(self, event: base.Event, now: float) -> list[Effect]:
+    def handle(self, event: Event, now: float) -> list[Effect]:
         """Take one event and return what is to be done, in order."""
         if self.ended and not isinstance(event, ev.SplitClientHello | ev.PsConnected):
             return []
@@ -137,7 +148,7 @@ class SplitServerMachine(SplitServerState):
             refusal = "full", f"this server keeps the state of {kept} already"
         if refusal is not None:
             code, text = refusal
-            return [do.Refuse(event.peer, code, text)]
+            return [Refuse(event.peer, code, text)]
         self.run = event.run
         peer = self.peers.setdefault(event.peer, Peer(event.peer))
         effects = [*self._lose_session(peer), *peer.begin_session(event)]
@@ -149,7 +160,7 @@ class SplitServerMachine(SplitServerState):
             effects.append(self._send_auxiliary(peer))
         return effects
 
-    def _left(self, event: base.ClientLeft, now: float) -> list[Effect]:
+    def _left(self, event: ClientLeft, now: float) -> list[Effect]:
         if self.company.is_ps(event.peer):
             self.company.left(event.incarnation)
             self._look(now)
@@ -169,7 +180,7 @@ class SplitServerMachine(SplitServerState):
         return effects
 
     def _send(self, peer: Peer, key: UploadKey, message: Message) -> list[Effect]:
-        return [do.Send(peer.name, message)] if peer.is_here(key) else []
+        return [Send(peer.name, message)] if peer.is_here(key) else []
 
     # --- uploads ---
 
@@ -177,19 +188,19 @@ class SplitServerMachine(SplitServerState):
         key = event.key
         peer = self.peers.get(event.peer)
         if peer is None or key.client != event.peer or not peer.is_here(key):
-            return [do.DeclineStream(event.peer, event.stream, "not yours")]
+            return [DeclineStream(event.peer, event.stream, "not yours")]
         answer = peer.answer_to(key, self.decisions.in_flight)
         answer = answer or self.ending.answer() or self._too_late(key)
         if answer is None:
             peer.uploads.setdefault(key, Upload(event)).offer = event
             return [split.ReceiveUpload(event.peer, event.stream, key)]
-        decline = do.DeclineStream(event.peer, event.stream, answer.code)
+        decline = DeclineStream(event.peer, event.stream, answer.code)
         if answer.code == "here":
             return [decline]  # it is answered when it is trained
         if answer.code == "known":
             kept = key in peer.answers
             again = [split.SendAnswer(event.peer, key)] if kept else []
-            known = do.Send(event.peer, msg.AlreadyTrained(key.text, kept))
+            known = Send(event.peer, msg.AlreadyTrained(key.text, kept))
             return [decline, known, *again, *self._stays(peer, event)]
         return [decline, *self._decline(peer, key, answer)]
 
@@ -211,7 +222,7 @@ class SplitServerMachine(SplitServerState):
         self.ready.extend(peer.ready())
         return self._next(now)
 
-    def _stream_lost(self, event: base.StreamLost, now: float) -> list[Effect]:
+    def _stream_lost(self, event: StreamLost, now: float) -> list[Effect]:
         if not event.stream.startswith("up:"):
             return []  # the client offers its upload again when it misses the answer
         key = UploadKey.parse(event.stream.removeprefix("up:"))
@@ -271,7 +282,7 @@ class SplitServerMachine(SplitServerState):
         if event.problem is not None:
             text = f"refused upload {key.text}: {event.problem}"
             answer = Answer("refused", event.problem)
-            effects = [do.Note(text, "warning"), *self._decline(peer, key, answer)]
+            effects = [Note(text, "warning"), *self._decline(peer, key, answer)]
             return [*effects, *self._stays(peer, offer), *self._next(now)]
         self.uploads += 1
         self.checkpoints.changed()
@@ -313,7 +324,7 @@ class SplitServerMachine(SplitServerState):
         if self.decisions.aligned and peer.book.auxiliary != offer.auxiliary:
             return [self._send_auxiliary(peer)]
         stays = msg.AuxiliaryStays(offer.key.round, peer.book.auxiliary)
-        return [do.Send(peer.name, stays)]
+        return [Send(peer.name, stays)]
 
     def _send_auxiliary(self, peer: Peer) -> Effect:
         return split.SendAuxiliary(peer.name, peer.book.auxiliary, peer.book.aligned_round)
@@ -331,10 +342,10 @@ class SplitServerMachine(SplitServerState):
                 effects.append(self._send_auxiliary(peer))
         else:
             text = f"the auxiliary model of {peer.name} stays as it is: {event.problem}"
-            effects.append(do.Note(text, "warning"))
+            effects.append(Note(text, "warning"))
             if peer.connected:
                 stays = msg.AuxiliaryStays(round_, peer.book.auxiliary)
-                effects.append(do.Send(peer.name, stays))
+                effects.append(Send(peer.name, stays))
         return [*effects, *self._next(now)]
 
     def _round_done(self, event: ev.RoundDoneReceived, now: float) -> list[Effect]:
@@ -343,7 +354,7 @@ class SplitServerMachine(SplitServerState):
             return []
         if event.round > peer.book.done_round:
             peer.book = attrs.evolve(peer.book, done_round=event.round, done_samples=event.samples)
-        return [do.Send(event.peer, msg.RoundAcknowledged(event.round))]
+        return [Send(event.peer, msg.RoundAcknowledged(event.round))]
 
     # --- checkpoints ---
 
@@ -357,9 +368,9 @@ class SplitServerMachine(SplitServerState):
         text = f"checkpoint {event.number} could not be written: {event.reason}"
         if self.ending.asked:
             self.checkpoints.written()
-            return [do.Note(text, "warning"), *self._say_end(text)]
+            return [Note(text, "warning"), *self._say_end(text)]
         self.checkpoints.failed(now)
-        return [do.Note(f"{text}; next try in {self.rules.retry_s:g} s", "warning")]
+        return [Note(f"{text}; next try in {self.rules.retry_s:g} s", "warning")]
 
     # --- the end ---
 
@@ -391,9 +402,9 @@ class SplitServerMachine(SplitServerState):
         self.ending.reason = reason
         self.deadlines.clear()
         self.deadlines.set("drain", now + self.rules.drain_s)
-        return [do.Note(f"ending: {reason}"), *self._next(now)]
+        return [Note(f"ending: {reason}"), *self._next(now)]
 
-    def _timers(self, event: base.TimerFired, now: float) -> list[Effect]:
+    def _timers(self, event: TimerFired, now: float) -> list[Effect]:
         effects: list[Effect] = []
         for name in self.deadlines.pop_due(now):
             if name == "over":
@@ -433,7 +444,7 @@ class SplitServerMachine(SplitServerState):
         here = [peer.name for peer in self.peers.values() if peer.connected]
         here += [msg.PS_ROLE] if self.company.conductor is not None else []
         said: list[Effect] = [
-            do.EndSession(name, reason) if ending.leaves else do.Send(name, msg.Ended(reason))
+            EndSession(name, reason) if ending.leaves else Send(name, msg.Ended(reason))
             for name in here
         ]
-        return [*said, do.Finish(reason, 1 if problem else 0)]
+        return [*said, Finish(reason, 1 if problem else 0)]

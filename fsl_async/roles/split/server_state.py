@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 
-from fsl_async.roles.deadlines import Deadlines
+from fsl_async.roles.machine import Deadlines, Effect
 from fsl_async.roles.phrasing import counted
 from fsl_async.roles.split.checkpoints import Checkpoints
 from fsl_async.roles.split.events import SplitProgress, UploadKey
@@ -16,7 +16,6 @@ from fsl_async.roles.split.liveness import Liveness
 from fsl_async.roles.split.methods import SplitRules, decisions_of
 from fsl_async.roles.split.peers import Answer, Peer, replicas_due
 from fsl_async.roles.split.shutdown import SplitShutdown
-from fsl_async.roles.sync.effects import Effect
 
 
 class SplitServerState:

@@ -51,7 +51,22 @@ from typing import Any
 
 import attrs
 
-from fsl_async.roles.deadlines import Deadlines
+from fsl_async.roles.machine import (
+    Deadlines,
+    DeclineStream,
+    DrainAsked,
+    Effect,
+    Event,
+    HelloRefused,
+    Note,
+    RunEnded,
+    Send,
+    SendGoodbye,
+    SessionLost,
+    StreamLost,
+    TimerFired,
+    TrainingEnded,
+)
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync import messages as msg
@@ -68,7 +83,6 @@ from fsl_async.roles.sync.client_state import (
     Outstanding,
     lost_words,
 )
-from fsl_async.roles.sync.effects import Effect
 from fsl_async.roles.sync.events import DeltaKey
 from fsl_async.roles.sync.version_sync import VersionSync
 
@@ -94,7 +108,7 @@ class ClientMachine:
         self.run = ""
         self.connected = False
         self.away = False  # the server was lost and is not back
-        self.untold: do.Note | None = None  # that it was, while its answer may still say more
+        self.untold: Note | None = None  # that it was, while its answer may still say more
         self.attached = False
         self.model_version = -1
         self.model_digest = ""  # of the version the weights were last moved onto, which the next delta is measured from
@@ -111,12 +125,12 @@ class ClientMachine:
         self.deadlines = Deadlines()
         self.following = VersionSync(self.deadlines)
         self.leaving = ClientShutdown(rules, self.deadlines)
-        self._handlers: dict[type[ev.Event], Callable[[Any, float], list[Effect]]] = {
-            ev.TimerFired: self._timers,
+        self._handlers: dict[type[Event], Callable[[Any, float], list[Effect]]] = {
+            TimerFired: self._timers,
             ev.Attached: self._attached,
             ev.Welcomed: self._welcomed,
-            ev.SessionLost: self._lost,
-            ev.HelloRefused: self._refused,
+            SessionLost: self._lost,
+            HelloRefused: self._refused,
             ev.PublishAsked: self._publish,
             ev.RoundCalled: self._called,
             ev.TurnCalled: self._called,
@@ -130,11 +144,11 @@ class ClientMachine:
             ev.Rebased: self._rebased,
             ev.Snapshotted: self._snapshotted,
             ev.EncodingFinished: self._encoding_finished,
-            ev.StreamLost: self._stream_lost,
-            ev.RunEnded: self._run_ended,
-            ev.DrainAsked: self._drain_asked,
+            StreamLost: self._stream_lost,
+            RunEnded: self._run_ended,
+            DrainAsked: self._drain_asked,
             ev.Preempting: self.leaving.preempt,
-            ev.TrainingEnded: self._training_ended,
+            TrainingEnded: self._training_ended,
             ev.TransfersChecked: self.leaving.transfers_checked,
         }
 
@@ -166,7 +180,7 @@ class ClientMachine:
         """When `handle(TimerFired())` is due, in seconds of the caller's clock."""
         return self.deadlines.next()
 
-    def handle(self, event: ev.Event, now: float) -> list[Effect]:
+    def handle(self, event: Event, now: float) -> list[Effect]:
         """Take one event and return what is to be done, in order."""
         if self.finished:
             return []
@@ -185,10 +199,10 @@ class ClientMachine:
             text = (
                 f"joined run {event.run} as {self.name}, part {event.shard + 1} of {event.shards}"
             )
-            effects.append(do.Note(text))
+            effects.append(Note(text))
         elif self.away:
             effects.extend(self._tell_lost())
-            effects.append(do.Note("the server is back"))
+            effects.append(Note("the server is back"))
         self.connected, self.away = True, False
         self.run = event.run
         if event.incarnation is not None:
@@ -198,7 +212,7 @@ class ClientMachine:
             effects.append(do.SendManifest())
         return effects + self._offer()
 
-    def _lost(self, event: ev.SessionLost, now: float) -> list[Effect]:
+    def _lost(self, event: SessionLost, now: float) -> list[Effect]:
         self.connected = False
         self.leaving.pace.interrupt()
         self._forget_session()
@@ -209,7 +223,7 @@ class ClientMachine:
             meanwhile = f"waiting {self.rules.drain_s:g} s for it, to send what was trained"
         else:
             meanwhile = "training goes on" if self.model_version >= 0 else "trying again"
-        self.untold = do.Note(f"{what}; {meanwhile}", "warning")
+        self.untold = Note(f"{what}; {meanwhile}", "warning")
         in_turn = self.held is not None and self.held.is_turn
         effects = [] if self.busy == "snapshot" or in_turn else self._resume()
         if event.reason in {"reset", "revoked"}:
@@ -232,7 +246,7 @@ class ClientMachine:
             self.answering = attrs.evolve(self.answering, last=False)
         self.deadlines.cancel("offer")
 
-    def _refused(self, event: ev.HelloRefused, now: float) -> list[Effect]:
+    def _refused(self, event: HelloRefused, now: float) -> list[Effect]:
         self.leaving.refusing = True
         self.untold = None
         exit_code = 0 if event.code == "finished" else EXIT_REFUSED
@@ -241,7 +255,7 @@ class ClientMachine:
     def _offer(self) -> list[Effect]:
         return [self.delta.offer()] if self.delta is not None and self.connected else []
 
-    def _timers(self, event: ev.TimerFired, now: float) -> list[Effect]:
+    def _timers(self, event: TimerFired, now: float) -> list[Effect]:
         effects: list[Effect] = []
         for name in self.deadlines.pop_due(now):
             if self.finished:
@@ -264,7 +278,7 @@ class ClientMachine:
                 effects.append(do.CheckTransfers())
         return effects
 
-    def _stream_lost(self, event: ev.StreamLost, now: float) -> list[Effect]:
+    def _stream_lost(self, event: StreamLost, now: float) -> list[Effect]:
         if event.stream.startswith("delta:"):
             if self.delta is not None and self.connected:
                 self.deadlines.set("offer", now + self.rules.reoffer_s)
@@ -290,7 +304,7 @@ class ClientMachine:
             following.publishing = False
             if event.version == 0 and self.busy is None and self.base.version < 0:
                 self.busy, following.adopted = "replacing", True
-                return [do.Note("published the initial weights"), do.AdoptInitial()]
+                return [Note("published the initial weights"), do.AdoptInitial()]
         if self.base == self.latest and self.model_version == event.version:
             return [following.holding()]
         return self._advance()
@@ -301,7 +315,7 @@ class ClientMachine:
             return self.following.receive(event)
         if self.following.asked is not None:  # perhaps this was the answer: do not wait for another
             self.following.later(now, self.rules.reoffer_s)
-        return [do.DeclineStream(SERVER, event.stream, "not wanted")]
+        return [DeclineStream(SERVER, event.stream, "not wanted")]
 
     def _fetch_received(self, event: ev.FetchReceived, now: float) -> list[Effect]:
         self.following.received(event.version)
@@ -315,7 +329,7 @@ class ClientMachine:
         self.busy = None
         self.following.base = Held()
         self.following.later(now, self.rules.reoffer_s)
-        return [do.Note(text, "warning"), *self._advance()]
+        return [Note(text, "warning"), *self._advance()]
 
     def _base_replaced(self, event: ev.BaseReplaced, now: float) -> list[Effect]:
         problem = self.following.replaced(event)
@@ -334,7 +348,7 @@ class ClientMachine:
             effects.extend(self._resume())  # it came of the round, or of one that this delta missed
         if event.dropped_tokens:
             text = f"weights were not finite: back on version {event.version}, without the last {event.dropped_tokens} tokens"
-            effects.append(do.Note(text, "warning"))
+            effects.append(Note(text, "warning"))
         if self.connected:
             effects.append(self.following.holding())
         return effects + self._advance()
@@ -343,12 +357,10 @@ class ClientMachine:
         if version == self.model_version:  # back onto it, after weights that were not finite
             return []
         if self.model_version >= 0:
-            return [do.Note(f"version {version}", facts={"version": version})]
+            return [Note(f"version {version}", facts={"version": version})]
         # Version 0 is here without a transfer only where it was made, which was said then.
         return (
-            []
-            if self.following.adopted and version == 0
-            else [do.Note(f"received version {version}")]
+            [] if self.following.adopted and version == 0 else [Note(f"received version {version}")]
         )
 
     # --- deltas, up ---
@@ -370,7 +382,7 @@ class ClientMachine:
             effects: list[Effect] = [do.DropDelta(event.sequence)]
             if self.connected:
                 reason = "no token trained since the last snapshot"
-                effects.append(do.Send(SERVER, msg.Skip(answered.round, reason)))
+                effects.append(Send(SERVER, msg.Skip(answered.round, reason)))
             return [*effects, *self._resume(), *self._advance()]
         key = DeltaKey(self.name, self.incarnation, event.base, event.sequence)
         self.delta = Outstanding(
@@ -412,7 +424,7 @@ class ClientMachine:
         if event.code == "quarantined":
             self.discard = True
             text += "; going back to the run's weights"
-        return [do.Note(text, "warning"), *self._resume(), *self._settled(now)]
+        return [Note(text, "warning"), *self._resume(), *self._settled(now)]
 
     def _settled(self, now: float) -> list[Effect]:
         assert self.delta is not None
@@ -467,14 +479,14 @@ class ClientMachine:
 
     # --- the end ---
 
-    def _run_ended(self, event: ev.RunEnded, now: float) -> list[Effect]:
+    def _run_ended(self, event: RunEnded, now: float) -> list[Effect]:
         self.leaving.refusing = True
-        return [do.SendGoodbye(event.reason), *self.leaving.ask(event.reason, 0, now)]
+        return [SendGoodbye(event.reason), *self.leaving.ask(event.reason, 0, now)]
 
-    def _drain_asked(self, event: ev.DrainAsked, now: float) -> list[Effect]:
+    def _drain_asked(self, event: DrainAsked, now: float) -> list[Effect]:
         return self.leaving.ask(event.reason, EXIT_INTERRUPTED, now)
 
-    def _training_ended(self, event: ev.TrainingEnded, now: float) -> list[Effect]:
+    def _training_ended(self, event: TrainingEnded, now: float) -> list[Effect]:
         effects = self.leaving.training_ended(event.error, now, joined=self.model_version >= 0)
         return effects or self._wind_down()
 

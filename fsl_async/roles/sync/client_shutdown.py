@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from attrs import field, mutable
 
-from fsl_async.roles.deadlines import Deadlines
+from fsl_async.roles.machine import Deadlines, Effect, Finish, Note
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync.client_state import (
@@ -22,7 +22,6 @@ from fsl_async.roles.sync.client_state import (
     MOMENT_S,
     ClientRules,
 )
-from fsl_async.roles.sync.effects import Effect
 from fsl_async.roles.sync.pace import Pace
 
 
@@ -75,7 +74,7 @@ class ClientShutdown:
         self.deadlines.set("late", late)
         if late <= now and takes_s is not None:
             text = f"{event.source}: {goodbye - now:.1f} s are left and a delta takes {takes_s:.1f} s; what was trained last is not sent"
-            return [do.Note(text, "warning"), *effects]
+            return [Note(text, "warning"), *effects]
         return effects
 
     def time_is_up(self) -> list[Effect]:
@@ -113,4 +112,4 @@ class ClientShutdown:
         assert self.reason is not None
         self.finished = True
         self.deadlines.clear()
-        return [do.Finish(self.reason, self.exit_code, self.deadline)]
+        return [Finish(self.reason, self.exit_code, self.deadline)]

@@ -10,11 +10,12 @@ from collections.abc import Callable
 
 from attrs import mutable
 
+from fsl_async.roles.machine import DeclineStream, Effect, Note, Send, StreamLost
+from fsl_async.roles.messages import Message
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync import messages as msg
 from fsl_async.roles.sync.deltas import DeltaBook
-from fsl_async.roles.sync.effects import Effect
 from fsl_async.roles.sync.norm_guard import Held, NormGuard
 from fsl_async.roles.sync.ps_state import Member
 
@@ -35,10 +36,10 @@ class DeltaAdmission:
         """Answer an offer. Returns whether that settles what the client has to say in its round."""
         peer, key = event.peer, event.key
         if key.client != peer or peer not in self.members:
-            return [do.DeclineStream(peer, event.stream, "not yours")], False
+            return [DeclineStream(peer, event.stream, "not yours")], False
         if self.deltas.is_acknowledged(key) or key in self.screen.held:
-            again = do.Send(peer, msg.Accepted(key.text))
-            return [do.DeclineStream(peer, event.stream, "known"), again], True
+            again = Send(peer, msg.Accepted(key.text))
+            return [DeclineStream(peer, event.stream, "known"), again], True
         objection = self.deltas.objection(event) or self.too_late(event)
         if objection is None:
             tokens, why = self.screen.tokens(key, event.tokens, now)
@@ -47,12 +48,12 @@ class DeltaAdmission:
             if not self.screen.rules.clips:
                 weight = self.deltas.weight(key, tokens, event.steps)
             receive = do.ReceiveDelta(peer, event.stream, key, event.base_digest, *work, weight)
-            return [*([do.Note(why, "warning")] if why else []), receive], False
+            return [*([Note(why, "warning")] if why else []), receive], False
         code, text = objection
         return [
-            do.DeclineStream(peer, event.stream, code),
-            do.Send(peer, msg.Declined(key.text, code, text)),
-            do.Note(f"refused delta {key.text}: {text}", "warning"),
+            DeclineStream(peer, event.stream, code),
+            Send(peer, msg.Declined(key.text, code, text)),
+            Note(f"refused delta {key.text}: {text}", "warning"),
         ], True
 
     def book(self, delta: Held, now: float) -> list[Effect]:
@@ -66,7 +67,7 @@ class DeltaAdmission:
             release = self.screen.rules.release
             words = "held back" if release else "quarantined"
             text = f"{words} delta {key.text}: {reason}; the round goes on without it"
-            return [do.Quarantine(key, reason, release), do.Note(text, "warning")]
+            return [do.Quarantine(key, reason, release), Note(text, "warning")]
         return self.count(delta, now)
 
     def count(self, delta: Held, now: float) -> list[Effect]:
@@ -79,7 +80,7 @@ class DeltaAdmission:
         if clip < 1.0:
             limit = clip * delta.norm
             text = f"delta {delta.key.text} of norm {delta.norm:.4g} counts as one of {limit:.4g}"
-            effects.append(do.Note(text, "warning"))
+            effects.append(Note(text, "warning"))
         return effects
 
     def look_again(self, now: float) -> list[Effect]:
@@ -90,7 +91,7 @@ class DeltaAdmission:
                 continue
             self.deltas.unsettle(one.key)
             text = f"delta {one.key.text}, held back before, is no outlier any more"
-            effects += [do.Note(text), do.Release(one.key), *self.count(one, now)]
+            effects += [Note(text), do.Release(one.key), *self.count(one, now)]
         return effects
 
     def stored(self, event: ev.DeltaStored, now: float) -> list[Effect]:
@@ -98,7 +99,7 @@ class DeltaAdmission:
         key = event.key
         outcome = self.deltas.settled_as(key)
         effects: list[Effect] = []
-        answer: msg.Message = msg.Accepted(key.text)
+        answer: Message = msg.Accepted(key.text)
         if self.deltas.is_acknowledged(key) or key in self.screen.held:
             pass  # a second stream of the same delta: the same answer again
         elif outcome is not None:
@@ -111,20 +112,20 @@ class DeltaAdmission:
             self.deltas.settle(key, "quarantined")
             answer = msg.Declined(key.text, "quarantined", event.problem)
             text = f"quarantined delta {key.text}: {event.problem}; the round goes on without it"
-            effects.append(do.Note(text, "warning"))
+            effects.append(Note(text, "warning"))
         if key.client in self.members:
-            effects.append(do.Send(key.client, answer))
+            effects.append(Send(key.client, answer))
         return effects
 
     @staticmethod
     def _reason(effects: list[Effect]) -> str:
         return next(one.reason for one in effects if isinstance(one, do.Quarantine))
 
-    def lost(self, event: ev.StreamLost) -> list[Effect]:
+    def lost(self, event: StreamLost) -> list[Effect]:
         """A transfer broke off."""
         text = f"stream {event.stream} of {event.peer} broke off: {event.reason}"
-        effects: list[Effect] = [do.Note(text)]
+        effects: list[Effect] = [Note(text)]
         if event.stream.startswith("delta:") and event.peer in self.members:
             key = event.stream.removeprefix("delta:")
-            effects.append(do.Send(event.peer, msg.Declined(key, "later", event.reason[:200])))
+            effects.append(Send(event.peer, msg.Declined(key, "later", event.reason[:200])))
         return effects

@@ -9,63 +9,22 @@ from typing import Any
 
 from attrs import field, frozen
 
+from fsl_async.roles.machine import Effect
 from fsl_async.roles.sync.events import DeltaKey
-from fsl_async.roles.sync.messages import Message
-
-
-@frozen
-class Effect:
-    """Base of all effects."""
-
 
 # --- both roles -------------------------------------------------------------------------------------------
 
 
 @frozen
-class Send(Effect):
-    """Send a control message to a peer; lost with the session if that ends first."""
-
-    peer: str
-    message: Message
-
-
-@frozen
-class Note(Effect):
-    """Say something to the operator and the journal: a decision and its reason, in a sentence."""
-
-    text: str
-    level: str = "info"  # info | warning
-    facts: dict[str, int | float | str] = field(factory=dict)
-
-
-@frozen
-class DeclineStream(Effect):
-    """Turn an offered stream down."""
-
-    peer: str
-    stream: str
-    reason: str
-
-
-@frozen
-class CheckTransfers(Effect):
+class CheckTransfers(Effect, tag="check_transfers"):
     """Say whose streams have moved since the last look. Ends in TransfersChecked, at once."""
-
-
-@frozen
-class Finish(Effect):
-    """This node's part is over: close the link, then end the process with `exit_code`. deadline: when others would end it, where they said so."""
-
-    reason: str
-    exit_code: int = 0
-    deadline: float | None = None
 
 
 # --- parameter server -------------------------------------------------------------------------------------
 
 
 @frozen
-class Admit(Effect):
+class Admit(Effect, tag="admit"):
     """Give the peer its data shard (durably) and welcome it to the run, or refuse it when no shard is free."""
 
     peer: str
@@ -73,24 +32,7 @@ class Admit(Effect):
 
 
 @frozen
-class Refuse(Effect):
-    """Answer a hello with a refusal that says why and what to do."""
-
-    peer: str
-    code: str
-    text: str
-
-
-@frozen
-class EndSession(Effect):
-    """End a peer's session."""
-
-    peer: str
-    reason: str
-
-
-@frozen
-class ReceiveInitial(Effect):
+class ReceiveInitial(Effect, tag="receive_initial"):
     """Take the offered initial weights as version 0. Ends in VersionCommitted, CommitFailed or StreamLost."""
 
     peer: str
@@ -98,7 +40,7 @@ class ReceiveInitial(Effect):
 
 
 @frozen
-class ReceiveDelta(Effect):
+class ReceiveDelta(Effect, tag="receive_delta"):
     """Spool the offered delta, from the first chunk not yet held. Ends in DeltaStored or StreamLost.
 
     `weight`: what its Accumulate will most likely say, so that its chunks may be added while it comes; None where nobody knows.
@@ -116,7 +58,7 @@ class ReceiveDelta(Effect):
 
 
 @frozen
-class SendVersion(Effect):
+class SendVersion(Effect, tag="send_version"):
     """Stream a version to a peer: kind "update" (coded, from version - 1) or "full"."""
 
     peer: str
@@ -125,14 +67,14 @@ class SendVersion(Effect):
 
 
 @frozen
-class VerifyVersion(Effect):
+class VerifyVersion(Effect, tag="verify_version"):
     """Compare every byte of a version on disk with its digests. Ends in VersionVerified or StoreFailed."""
 
     version: int
 
 
 @frozen
-class Accumulate(Effect):
+class Accumulate(Effect, tag="accumulate"):
     """Add weight times a spooled delta to the accumulator. Carried out in order, before any later Commit."""
 
     key: DeltaKey
@@ -151,7 +93,7 @@ class MergedDelta:
 
 
 @frozen
-class Quarantine(Effect):
+class Quarantine(Effect, tag="quarantine"):
     """Keep a stored delta out of the run, on record with the reason; with `held` it may be released."""
 
     key: DeltaKey
@@ -160,14 +102,14 @@ class Quarantine(Effect):
 
 
 @frozen
-class Release(Effect):
+class Release(Effect, tag="release"):
     """Let a delta that was held wait to be merged again. Carried out in order, before its Accumulate."""
 
     key: DeltaKey
 
 
 @frozen
-class Commit(Effect):
+class Commit(Effect, tag="commit"):
     """Make `version` from the accumulator times `scale`. Ends in VersionCommitted or CommitFailed."""
 
     version: int
@@ -179,22 +121,22 @@ class Commit(Effect):
 
 
 @frozen
-class SendManifest(Effect):
+class SendManifest(Effect, tag="send_manifest"):
     """Tell the parameter server which model this is."""
 
 
 @frozen
-class OfferInitial(Effect):
+class OfferInitial(Effect, tag="offer_initial"):
     """Offer the attached model's weights as version 0."""
 
 
 @frozen
-class AdoptInitial(Effect):
+class AdoptInitial(Effect, tag="adopt_initial"):
     """The attached model's own weights are version 0. Ends in BaseReplaced (then Rebased)."""
 
 
 @frozen
-class TakeSnapshot(Effect):
+class TakeSnapshot(Effect, tag="take_snapshot"):
     """Copy the weights at the next step, and `hold` the training thread there afterwards. Ends in Snapshotted."""
 
     sequence: int
@@ -202,7 +144,7 @@ class TakeSnapshot(Effect):
 
 
 @frozen
-class BeginRound(Effect):
+class BeginRound(Effect, tag="begin_round"):
     """Let the training thread train round `round`, copy the weights at its end, and hold it there. Ends in Snapshotted."""
 
     sequence: int
@@ -210,12 +152,12 @@ class BeginRound(Effect):
 
 
 @frozen
-class ResumeTraining(Effect):
+class ResumeTraining(Effect, tag="resume_training"):
     """Let a training thread go on that a snapshot holds."""
 
 
 @frozen
-class OfferDelta(Effect):
+class OfferDelta(Effect, tag="offer_delta"):
     """Offer a delta (again), encoding what is not coded yet. StreamLost if it breaks."""
 
     key: DeltaKey
@@ -227,21 +169,21 @@ class OfferDelta(Effect):
 
 
 @frozen
-class FinishEncoding(Effect):
+class FinishEncoding(Effect, tag="finish_encoding"):
     """Code the rest of delta `sequence` now. Ends in EncodingFinished."""
 
     sequence: int
 
 
 @frozen
-class DropDelta(Effect):
+class DropDelta(Effect, tag="drop_delta"):
     """Forget the coded delta."""
 
     sequence: int
 
 
 @frozen
-class ReceiveVersion(Effect):
+class ReceiveVersion(Effect, tag="receive_version"):
     """Take the offered stream. Ends in FetchReceived or StreamLost."""
 
     stream: str
@@ -250,14 +192,14 @@ class ReceiveVersion(Effect):
 
 
 @frozen
-class ReplaceBase(Effect):
+class ReplaceBase(Effect, tag="replace_base"):
     """Apply what was fetched to the base buffer. Ends in BaseReplaced or FetchFailed."""
 
     version: int
 
 
 @frozen
-class Rebase(Effect):
+class Rebase(Effect, tag="rebase"):
     """Move the weights onto the base at the next step; `discard` drops what was trained since the last snapshot. Ends in Rebased."""
 
     version: int
@@ -265,14 +207,7 @@ class Rebase(Effect):
 
 
 @frozen
-class SendGoodbye(Effect):
-    """Say goodbye to the server now; the training thread may take a moment longer to come back."""
-
-    reason: str
-
-
-@frozen
-class EndTraining(Effect):
+class EndTraining(Effect, tag="end_training"):
     """Let the training thread's next step return False."""
 
     reason: str

@@ -11,10 +11,8 @@ from typing import Any, Self
 
 from attrs import field, frozen
 
-from fsl_async.roles.names import NAME
-
-MAX_DIGITS = 19
-"""Of a number in a delta key: what fits into 63 bits."""
+from fsl_async.roles.machine import Event
+from fsl_async.roles.names import MAX_DIGITS, NAME
 
 
 @frozen(order=True)
@@ -48,28 +46,11 @@ class DeltaKey:
         return cls(client, incarnation, base, sequence)
 
 
-@frozen
-class Event:
-    """Base of all events."""
-
-
 # --- both roles -------------------------------------------------------------------------------------------
 
 
 @frozen
-class TimerFired(Event):
-    """The machine's `next_deadline` has come."""
-
-
-@frozen
-class DrainAsked(Event):
-    """The operator asked this node to end in good order (Ctrl-C once, SIGTERM)."""
-
-    reason: str
-
-
-@frozen
-class Preempting(Event):
+class Preempting(Event, tag="preempting"):
     """This process will be ended by others at `deadline` (None: they did not say when); `source` says who they are.
 
     Signals, Slurm and spot markets all become this one event (`fsl_async.process.notices`). A later one counts if its deadline is nearer.
@@ -80,7 +61,7 @@ class Preempting(Event):
 
 
 @frozen
-class SendVersionFailed(Event):
+class SendVersionFailed(Event, tag="send_version_failed"):
     """A client does not take a version that was offered, or reading it failed; it asks again when it wants it."""
 
     peer: str
@@ -88,23 +69,14 @@ class SendVersionFailed(Event):
 
 
 @frozen
-class StreamLost(Event):
-    """A stream ended before its end: the other side declined or cancelled it, or a local read or write failed."""
-
-    peer: str
-    stream: str
-    reason: str
-
-
-@frozen
-class TransfersChecked(Event):
+class TransfersChecked(Event, tag="transfers_checked"):
     """The answer to CheckTransfers: the peers whose streams, either way, began, moved or ended since the last look."""
 
     advanced: tuple[str, ...]
 
 
 @frozen
-class HeartbeatReceived(Event):
+class HeartbeatReceived(Event, tag="heartbeat_received"):
     """A heartbeat with its small payload: step, tokens, loss, loop lag. It changes no decision; the journal keeps it."""
 
     peer: str
@@ -127,7 +99,7 @@ class PendingDelta:
 
 
 @frozen
-class Recovered(Event):
+class Recovered(Event, tag="recovered"):
     """What the disk says at start: the newest good version (-1: none yet) and the deltas still to be merged."""
 
     version: int
@@ -144,7 +116,7 @@ class Recovered(Event):
 
 
 @frozen
-class ClientHello(Event):
+class ClientHello(Event, tag="client_hello"):
     """A client says hello. `run` and `version` are empty and -1 when it has not been in a run yet."""
 
     peer: str
@@ -155,16 +127,7 @@ class ClientHello(Event):
 
 
 @frozen
-class ClientLeft(Event):
-    """A session ended: expired, said goodbye, or was replaced by a newer incarnation."""
-
-    peer: str
-    incarnation: int
-    reason: str
-
-
-@frozen
-class ModelAttached(Event):
+class ModelAttached(Event, tag="model_attached"):
     """A client has built its model. `difference` names the first tensor that differs from the run's, or is None."""
 
     peer: str
@@ -174,7 +137,7 @@ class ModelAttached(Event):
 
 
 @frozen
-class ShardAssigned(Event):
+class ShardAssigned(Event, tag="shard_assigned"):
     """A client trains on this part of the data. Said before ModelAttached, where the run's trigger goes by shards."""
 
     peer: str
@@ -182,7 +145,7 @@ class ShardAssigned(Event):
 
 
 @frozen
-class FetchAsked(Event):
+class FetchAsked(Event, tag="fetch_asked"):
     """A client that holds `version` with `digest` (-1: nothing) asks for what leads to the current version."""
 
     peer: str
@@ -191,7 +154,7 @@ class FetchAsked(Event):
 
 
 @frozen
-class VersionHeld(Event):
+class VersionHeld(Event, tag="version_held"):
     """A client trains on `version` and computed `digest` over it."""
 
     peer: str
@@ -200,7 +163,7 @@ class VersionHeld(Event):
 
 
 @frozen
-class RoundSkipped(Event):
+class RoundSkipped(Event, tag="round_skipped"):
     """A client has nothing to send for this round (it trained no token since its last snapshot)."""
 
     peer: str
@@ -209,7 +172,7 @@ class RoundSkipped(Event):
 
 
 @frozen
-class InitialOffered(Event):
+class InitialOffered(Event, tag="initial_offered"):
     """The publishing client offers its initial weights as a stream."""
 
     peer: str
@@ -217,7 +180,7 @@ class InitialOffered(Event):
 
 
 @frozen
-class DeltaOffered(Event):
+class DeltaOffered(Event, tag="delta_offered"):
     """A client offers a delta as a stream."""
 
     peer: str
@@ -231,7 +194,7 @@ class DeltaOffered(Event):
 
 
 @frozen
-class DeltaStored(Event):
+class DeltaStored(Event, tag="delta_stored"):
     """A delta is complete, checked, spooled and synced to disk; with a `problem` it lies in quarantine instead."""
 
     peer: str
@@ -245,7 +208,7 @@ class DeltaStored(Event):
 
 
 @frozen
-class VersionSent(Event):
+class VersionSent(Event, tag="version_sent"):
     """A version was streamed to a client whole. It changes no decision; the journal counts its bytes."""
 
     peer: str
@@ -255,7 +218,7 @@ class VersionSent(Event):
 
 
 @frozen
-class VersionCommitted(Event):
+class VersionCommitted(Event, tag="version_committed"):
     """A version is durable: its checkpoint directory has been renamed into place."""
 
     version: int
@@ -265,7 +228,7 @@ class VersionCommitted(Event):
 
 
 @frozen
-class CommitFailed(Event):
+class CommitFailed(Event, tag="commit_failed"):
     """The checkpoint could not be written (disk full); the last good version and the accumulator are untouched."""
 
     version: int
@@ -273,21 +236,21 @@ class CommitFailed(Event):
 
 
 @frozen
-class StoreFailed(Event):
+class StoreFailed(Event, tag="store_failed"):
     """The durable state cannot be used any more, and trying again does not help: damage beyond repair, or a ledger that takes no line."""
 
     reason: str
 
 
 @frozen
-class DamageRepaired(Event):
+class DamageRepaired(Event, tag="damage_repaired"):
     """A damaged file was found before it was used, and made again or done without; `text` is the line for the operator."""
 
     text: str
 
 
 @frozen
-class VersionVerified(Event):
+class VersionVerified(Event, tag="version_verified"):
     """The end of VerifyVersion: whether every byte of the version was as it was written. What was not is repaired by now."""
 
     version: int
@@ -298,7 +261,7 @@ class VersionVerified(Event):
 
 
 @frozen
-class Attached(Event):
+class Attached(Event, tag="attached"):
     """The training thread handed its model over."""
 
     fingerprint: str
@@ -306,7 +269,7 @@ class Attached(Event):
 
 
 @frozen
-class Welcomed(Event):
+class Welcomed(Event, tag="welcomed"):
     """The parameter server admitted this client to its run, in the life `incarnation` (None: the one it began with)."""
 
     run: str
@@ -316,27 +279,12 @@ class Welcomed(Event):
 
 
 @frozen
-class SessionLost(Event):
-    """No session with the parameter server any more; the transport keeps dialling."""
-
-    reason: str
-
-
-@frozen
-class HelloRefused(Event):
-    """The parameter server will not have this client; `text` says why and what to do."""
-
-    code: str
-    text: str
-
-
-@frozen
-class PublishAsked(Event):
+class PublishAsked(Event, tag="publish_asked"):
     """This client is the first: its initial weights become version 0."""
 
 
 @frozen
-class RoundCalled(Event):
+class RoundCalled(Event, tag="round_called"):
     """The parameter server calls round `round`: send the pseudo-gradient at the next step. The `last` one ends the run."""
 
     round: int
@@ -349,7 +297,7 @@ class RoundCalled(Event):
 
 
 @frozen
-class TurnCalled(RoundCalled):
+class TurnCalled(RoundCalled, tag="turn_called"):
     """The parameter server calls this client to train round `round`, and to wait at its end for the version that comes of it."""
 
     @property
@@ -359,14 +307,14 @@ class TurnCalled(RoundCalled):
 
 
 @frozen
-class DeltaAcknowledged(Event):
+class DeltaAcknowledged(Event, tag="delta_acknowledged"):
     """The delta is durable at the parameter server; it may be forgotten here."""
 
     key: DeltaKey
 
 
 @frozen
-class DeltaRefused(Event):
+class DeltaRefused(Event, tag="delta_refused"):
     """The delta will never be merged: too stale, of another lineage, or quarantined."""
 
     key: DeltaKey
@@ -375,7 +323,7 @@ class DeltaRefused(Event):
 
 
 @frozen
-class VersionAnnounced(Event):
+class VersionAnnounced(Event, tag="version_announced"):
     """Version `version` exists and has `digest`."""
 
     version: int
@@ -383,14 +331,7 @@ class VersionAnnounced(Event):
 
 
 @frozen
-class RunEnded(Event):
-    """The parameter server ended the run."""
-
-    reason: str
-
-
-@frozen
-class FetchOffered(Event):
+class FetchOffered(Event, tag="fetch_offered"):
     """The parameter server streams `kind` ("update" or "full") of `version`."""
 
     stream: str
@@ -400,14 +341,14 @@ class FetchOffered(Event):
 
 
 @frozen
-class FetchReceived(Event):
+class FetchReceived(Event, tag="fetch_received"):
     """All chunks of the stream are here, still coded."""
 
     version: int
 
 
 @frozen
-class BaseReplaced(Event):
+class BaseReplaced(Event, tag="base_replaced"):
     """The base buffer holds `version` now; `digest` was computed over it. The model itself is not rebased yet."""
 
     version: int
@@ -415,7 +356,7 @@ class BaseReplaced(Event):
 
 
 @frozen
-class FetchFailed(Event):
+class FetchFailed(Event, tag="fetch_failed"):
     """The fetched frames could not be applied."""
 
     version: int
@@ -423,7 +364,7 @@ class FetchFailed(Event):
 
 
 @frozen
-class Snapshotted(Event):
+class Snapshotted(Event, tag="snapshotted"):
     """The training thread copied its weights for delta `sequence`; `tokens` and `steps` are since the last one."""
 
     sequence: int
@@ -434,14 +375,14 @@ class Snapshotted(Event):
 
 
 @frozen
-class EncodingFinished(Event):
+class EncodingFinished(Event, tag="encoding_finished"):
     """All chunks of delta `sequence` are coded, so base and snapshot may be replaced."""
 
     sequence: int
 
 
 @frozen
-class Rebased(Event):
+class Rebased(Event, tag="rebased"):
     """The training thread moved its weights onto `version`, keeping what it trained meanwhile.
 
     Weights that are not finite cannot be moved: then the version is taken as it is, and `dropped_tokens` were not sent.
@@ -449,10 +390,3 @@ class Rebased(Event):
 
     version: int
     dropped_tokens: int = 0
-
-
-@frozen
-class TrainingEnded(Event):
-    """The user's function returned (`error` is None) or raised."""
-
-    error: str | None

@@ -41,12 +41,24 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from fsl_async.roles.machine import (
+    ClientLeft,
+    DeclineStream,
+    DrainAsked,
+    Effect,
+    EndSession,
+    Event,
+    Note,
+    Refuse,
+    Send,
+    StreamLost,
+    TimerFired,
+)
 from fsl_async.roles.phrasing import counted
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync import messages as msg
 from fsl_async.roles.sync.delta_admission import DeltaAdmission, Objection
-from fsl_async.roles.sync.effects import Effect
 from fsl_async.roles.sync.norm_guard import Held
 from fsl_async.roles.sync.ps_state import EXIT_FAILED, Member, ParameterServerRules, Phase
 from fsl_async.roles.sync.rounds import RoundCoordinator
@@ -63,11 +75,11 @@ class ParameterServerMachine(RoundCoordinator):
         self.run = run
         self.tokens_total = 0
         self.answers = DeltaAdmission(self.members, self.deltas, self._too_late, self.screen)
-        self._handlers: dict[type[ev.Event], Callable[[Any, float], list[Effect]]] = {
+        self._handlers: dict[type[Event], Callable[[Any, float], list[Effect]]] = {
             ev.Recovered: self._recovered,
-            ev.TimerFired: self._timers,
+            TimerFired: self._timers,
             ev.ClientHello: self._hello,
-            ev.ClientLeft: self._left,
+            ClientLeft: self._left,
             ev.ShardAssigned: self._shard_booked,
             ev.ModelAttached: self._attached,
             ev.InitialOffered: self._initial_offered,
@@ -80,20 +92,18 @@ class ParameterServerMachine(RoundCoordinator):
             ev.VersionCommitted: self._committed,
             ev.CommitFailed: self._commit_failed,
             ev.StoreFailed: self._store_failed,
-            ev.DamageRepaired: lambda event, _: [
-                do.Note(event.text, "warning", {"alarm": "damage"})
-            ],
+            ev.DamageRepaired: lambda event, _: [Note(event.text, "warning", {"alarm": "damage"})],
             ev.VersionVerified: self.serving.verified,
-            ev.StreamLost: self._stream_lost,
+            StreamLost: self._stream_lost,
             ev.TransfersChecked: self._transfers_seen,
-            ev.DrainAsked: lambda event, now: self._drain(event.reason, now),
+            DrainAsked: lambda event, now: self._drain(event.reason, now),
         }
 
     def next_deadline(self) -> float | None:
         """When `handle(TimerFired())` is due, in seconds of the caller's clock."""
         return self.deadlines.next()
 
-    def handle(self, event: ev.Event, now: float) -> list[Effect]:
+    def handle(self, event: Event, now: float) -> list[Effect]:
         """Take one event and return what is to be done, in order."""
         if self.ended and not isinstance(event, ev.ClientHello):
             return []  # a late answer of the disk or a client must not wake the run up
@@ -142,15 +152,15 @@ class ParameterServerMachine(RoundCoordinator):
             for d in event.pending
             for effect in self.answers.book(Held(d.key, d.tokens, d.steps, d.norm), now)
         ]
-        return [do.Note(text), *again]
+        return [Note(text), *again]
 
     def _hello(self, event: ev.ClientHello, now: float) -> list[Effect]:
         peer = event.peer
         if self.ended:
-            return [do.Refuse(peer, "finished", "this run has ended")]
+            return [Refuse(peer, "finished", "this run has ended")]
         if event.run and event.run != self.run:
             text = f"this is run {self.run}, but {peer} is in run {event.run}: restart the client to join this one"
-            return [do.Refuse(peer, "run", text)]
+            return [Refuse(peer, "run", text)]
         self.screen.came(peer, now)
         former = self.members.get(peer)
         self.members[peer] = Member(event.incarnation)
@@ -159,10 +169,10 @@ class ParameterServerMachine(RoundCoordinator):
         if former is not None:  # nobody said that its session, or its life, is over
             effects = self._gone(peer, former.incarnation, "it says hello again", now)
         if self.ended:  # it was the last thing to wait for
-            return [*effects, do.Refuse(peer, "finished", "this run has ended")]
+            return [*effects, Refuse(peer, "finished", "this run has ended")]
         return [*effects, do.Admit(peer, event.incarnation)]
 
-    def _left(self, event: ev.ClientLeft, now: float) -> list[Effect]:
+    def _left(self, event: ClientLeft, now: float) -> list[Effect]:
         member = self.members.get(event.peer)
         if member is None or member.incarnation != event.incarnation:
             return []  # its successor is here already
@@ -175,7 +185,7 @@ class ParameterServerMachine(RoundCoordinator):
         effects = self.publishing.left(peer)
         if self.round is not None and self.round.leave(peer, incarnation):
             text = f"{peer} left ({reason}); round {self.round.number} goes on without it"
-            effects.append(do.Note(text))
+            effects.append(Note(text))
             effects.extend(self._evaluate(now))
         return effects
 
@@ -187,14 +197,14 @@ class ParameterServerMachine(RoundCoordinator):
     def _attached(self, event: ev.ModelAttached, now: float) -> list[Effect]:
         member = self.members.get(event.peer)
         if member is None:
-            return [do.EndSession(event.peer, "not a member: say hello again")]
+            return [EndSession(event.peer, "not a member: say hello again")]
         if event.difference is not None:
             text = (
                 f"the model of {event.peer} is not the run's: {event.difference};"
                 " use the same model configuration at every client"
             )
             del self.members[event.peer]
-            reject = [do.Send(event.peer, msg.Reject("model", text)), do.Note(text, "warning")]
+            reject = [Send(event.peer, msg.Reject("model", text)), Note(text, "warning")]
             return reject + self._gone(event.peer, member.incarnation, "another model", now)
         member.attached = True
         if self.version < 0:
@@ -204,7 +214,7 @@ class ParameterServerMachine(RoundCoordinator):
             self.round.rejoin(event.peer, member.incarnation)
             if self.round.awaits(event.peer, member.incarnation):
                 # The first call may have been lost with the session it was said in.
-                effects.append(do.Send(event.peer, self._round_call()))
+                effects.append(Send(event.peer, self._round_call()))
         return effects
 
     # --- initial weights and versions ---
@@ -212,7 +222,7 @@ class ParameterServerMachine(RoundCoordinator):
     def _initial_offered(self, event: ev.InitialOffered, now: float) -> list[Effect]:
         if self.version < 0 and event.peer == self.publishing.name:
             return [do.ReceiveInitial(event.peer, event.stream)]
-        effects: list[Effect] = [do.DeclineStream(event.peer, event.stream, "not the publisher")]
+        effects: list[Effect] = [DeclineStream(event.peer, event.stream, "not the publisher")]
         if self.version >= 0 and event.peer in self.members:
             effects.append(self.serving.announcement(event.peer))
         return effects
@@ -235,7 +245,7 @@ class ParameterServerMachine(RoundCoordinator):
         if event.version == 0:
             self.publishing.done()
             self.deadlines.set("sync", self.trigger.after_version(self.rules, None, now))
-            return [do.Note("version 0 is durable, training starts"), *self.serving.announce()]
+            return [Note("version 0 is durable, training starts"), *self.serving.announce()]
         called_at = self.round.called_at if self.round is not None else now
         self._round_over()
         self.deadlines.set("sync", self.trigger.after_version(self.rules, called_at, now))
@@ -247,7 +257,7 @@ class ParameterServerMachine(RoundCoordinator):
 
     # --- rounds ---
 
-    def _timers(self, event: ev.TimerFired, now: float) -> list[Effect]:
+    def _timers(self, event: TimerFired, now: float) -> list[Effect]:
         effects: list[Effect] = []
         for name in self.deadlines.pop_due(now):
             match name:
@@ -285,7 +295,7 @@ class ParameterServerMachine(RoundCoordinator):
     def _delta_stored(self, event: ev.DeltaStored, now: float) -> list[Effect]:
         return self.answers.stored(event, now) + self._answered(event, now)
 
-    def _stream_lost(self, event: ev.StreamLost, now: float) -> list[Effect]:
+    def _stream_lost(self, event: StreamLost, now: float) -> list[Effect]:
         if event.peer == self.publishing.name and self.version < 0:
             text = f"stream {event.stream} of {event.peer} broke off: {event.reason}"
             return self.publishing.failed(text, now)

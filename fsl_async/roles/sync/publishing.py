@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from attrs import mutable
 
-from fsl_async.roles.deadlines import Deadlines
-from fsl_async.roles.sync import effects as do
+from fsl_async.roles.machine import Deadlines, Effect, Note, Send
 from fsl_async.roles.sync import messages as msg
-from fsl_async.roles.sync.effects import Effect
 from fsl_async.roles.sync.ps_state import Member
 
 
@@ -29,7 +27,7 @@ class Publishing:
             if member.attached:
                 self.name = name
                 text = f"{name} is first and publishes the initial weights"
-                return [do.Note(text), do.Send(name, msg.Publish())]
+                return [Note(text), Send(name, msg.Publish())]
         return []
 
     def left(self, peer: str) -> list[Effect]:
@@ -38,7 +36,7 @@ class Publishing:
             return []
         self.name = None
         text = f"{peer} left before its initial weights were here"
-        return [do.Note(text, "warning"), *self.choose()]
+        return [Note(text, "warning"), *self.choose()]
 
     def failed(self, reason: str, now: float) -> list[Effect]:
         """Not at once again, because a full disk is full for a while; and if there is another client, not the same one."""
@@ -48,7 +46,7 @@ class Publishing:
         if peer is not None and peer in self.members:
             self.members[peer] = self.members.pop(peer)
         self.deadlines.set("publish", now + self.retry_s)
-        return [do.Note(f"{reason}; next try in {self.retry_s:g} s", "warning")]
+        return [Note(f"{reason}; next try in {self.retry_s:g} s", "warning")]
 
     def done(self) -> None:
         """Version 0 is durable: nobody publishes any more."""

@@ -5,13 +5,13 @@ The base of `roles.ps.ParameterServerMachine`, which knows how members and delta
 
 from __future__ import annotations
 
-from fsl_async.roles.deadlines import Deadlines
+from fsl_async.roles.machine import Deadlines, Effect, Finish, Note, Send
+from fsl_async.roles.messages import Message
 from fsl_async.roles.phrasing import here_of
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync import messages as msg
 from fsl_async.roles.sync.deltas import DeltaBook
-from fsl_async.roles.sync.effects import Effect
 from fsl_async.roles.sync.norm_guard import NormGuard
 from fsl_async.roles.sync.ps_state import (
     EXIT_DAMAGED,
@@ -82,7 +82,7 @@ class RoundCoordinator:
             again = self.trigger.when_short(self.rules, now)
             if again is not None:
                 self.deadlines.set("sync", again)
-            return [do.Note(f"no round: {here_of(len(here), needed)}")]
+            return [Note(f"no round: {here_of(len(here), needed)}")]
         self.phase = Phase.COLLECTING
         cap_s = self.trigger.cap_s(self.rules)
         if self.ending.asked:
@@ -96,7 +96,7 @@ class RoundCoordinator:
         told = [name for name in opening.called if name not in opening.answered]
         return [*self._tell_call(told), *self._evaluate(now)]
 
-    def _round_call(self) -> msg.Message:
+    def _round_call(self) -> Message:
         assert self.round is not None
         return self.trigger.call(self.round.number, last=self.round.last)
 
@@ -106,7 +106,7 @@ class RoundCoordinator:
         for name in names:
             if not self.trigger.tells_all:
                 effects.extend(self.serving.tell(name))
-            effects.append(do.Send(name, call))
+            effects.append(Send(name, call))
         return effects
 
     def _round_over(self) -> None:
@@ -145,7 +145,7 @@ class RoundCoordinator:
         self.deadlines.set("round", now + self.trigger.again_s(self.rules))
         here = {name: member.incarnation for name, member in self.members.items()}
         text = f"round {self.round.number} stays open: {verdict.reason}"
-        return [do.Note(text, "warning"), *self._tell_call(self.round.recall(here))]
+        return [Note(text, "warning"), *self._tell_call(self.round.recall(here))]
 
     def _merge(self, verdict: Verdict, now: float) -> list[Effect]:
         assert self.round is not None
@@ -157,7 +157,7 @@ class RoundCoordinator:
             "answered": self.round.contributors(),
             "seconds": round(now - self.round.called_at, 3),
         }
-        note = do.Note(f"round {self.round.number}: {verdict.reason}", facts=facts)
+        note = Note(f"round {self.round.number}: {verdict.reason}", facts=facts)
         return [note, *self._commit()]
 
     def _next_turn(self, verdict: Verdict, now: float) -> list[Effect]:
@@ -167,7 +167,7 @@ class RoundCoordinator:
         if verdict.action == "pass":
             self.round.dismiss(self.round.missing())
             text = f"round {self.round.number} goes on: {verdict.reason}"
-            effects.append(do.Note(text, "warning"))
+            effects.append(Note(text, "warning"))
         else:
             here = {name: member.incarnation for name, member in self._here().items()}
             name = self.round.next_of(here)
@@ -183,7 +183,7 @@ class RoundCoordinator:
         self.deadlines.set("sync", self.trigger.after_close(self.rules, self.round.called_at, now))
         self._round_over()
         self.phase = Phase.READY
-        return [do.Note(text), *self._settle_down(now)]
+        return [Note(text), *self._settle_down(now)]
 
     def _too_few(self) -> str:
         """What is missing for the rule of aggregation, or nothing."""
@@ -213,18 +213,18 @@ class RoundCoordinator:
         text = f"version {event.version} could not be written: {reason}; nothing is lost"
         if self.ending.asked:
             self.ending.reason = f"{self.ending.reason}; {text}, the next start merges it"
-            return [do.Note(self.ending.reason, "warning"), *self._finish(EXIT_FAILED)]
+            return [Note(self.ending.reason, "warning"), *self._finish(EXIT_FAILED)]
         cap_s = self.rules.retry_cap_s
         self.deadlines.set("retry", now + min(cap_s, self.rules.retry_s * 2**self.failures))
         self.failures += 1
         if advice:
             text = f"{text}; {advice.removesuffix(' and try again')}"
-        return [do.Note(f"{text}; it is tried again within {cap_s:g} s", "warning")]
+        return [Note(f"{text}; it is tried again within {cap_s:g} s", "warning")]
 
     def _store_failed(self, event: ev.StoreFailed, now: float) -> list[Effect]:
         """The run is not over: its clients are told nothing, and come back when the operator has done what the reason says."""
         self.deadlines.clear()
-        return [do.Finish(event.reason, EXIT_DAMAGED)]
+        return [Finish(event.reason, EXIT_DAMAGED)]
 
     def _answered(self, event: ev.DeltaOffered | ev.DeltaStored, now: float) -> list[Effect]:
         """A client has answered the open round, with a delta that counts or with one that does not."""
@@ -251,7 +251,7 @@ class RoundCoordinator:
         if self.phase is Phase.EMPTY:
             return self._finish()
         what = "one last round" if self.trigger.last_round else "no further round"
-        effects: list[Effect] = [do.Note(f"ending: {reason}; {what}")]
+        effects: list[Effect] = [Note(f"ending: {reason}; {what}")]
         if self.phase is Phase.READY:
             effects.extend(self._call(now) if self.trigger.last_round else self._settle_down(now))
         elif self.phase is Phase.COLLECTING and self.round is not None:
@@ -318,4 +318,4 @@ class RoundCoordinator:
         self.deadlines.clear()
         reason = self.ending.reason or "done"
         stop = msg.Stop(reason)
-        return [*(do.Send(name, stop) for name in self.members), do.Finish(reason, exit_code)]
+        return [*(Send(name, stop) for name in self.members), Finish(reason, exit_code)]

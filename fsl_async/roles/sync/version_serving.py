@@ -11,11 +11,11 @@ from __future__ import annotations
 
 from attrs import field, mutable
 
+from fsl_async.roles.machine import Effect, Note, Send
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync import messages as msg
 from fsl_async.roles.sync.deltas import DeltaBook
-from fsl_async.roles.sync.effects import Effect
 from fsl_async.roles.sync.ps_state import Member
 
 READ_AT = 2
@@ -49,7 +49,7 @@ class Serving:
 
     def announcement(self, peer: str) -> Effect:
         """Tell one client."""
-        return do.Send(peer, msg.Announce(self.version, self.digest))
+        return Send(peer, msg.Announce(self.version, self.digest))
 
     def tell(self, peer: str) -> list[Effect]:
         """Tell one client, and send the version along where it waits for it."""
@@ -97,7 +97,7 @@ class Serving:
                 f"{event.peer} computed digest {event.digest} for version {event.version}, which has {expected};"
                 " it gets the version in full"
             )
-            alarm = do.Note(text, "warning", {"alarm": "digest", "client": event.peer})
+            alarm = Note(text, "warning", {"alarm": "digest", "client": event.peer})
             again = do.SendVersion(event.peer, "full", self.version)
             return [alarm, again, *self._differs(event.version, event.peer)]
         member.version = event.version
@@ -122,7 +122,7 @@ class Serving:
             )
         else:
             text = f"version {event.version} was damaged at this server, not at {names}; see the line above"
-        return [do.Note(text, "warning", {"alarm": "verdict"})]
+        return [Note(text, "warning", {"alarm": "verdict"})]
 
     def behind(self) -> set[str]:
         """Those who have attached a model and do not hold the newest version."""

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from attrs import field, mutable
 
-from fsl_async.roles.deadlines import Deadlines
+from fsl_async.roles.machine import Deadlines, Effect, Send
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync import messages as msg
 from fsl_async.roles.sync.client_state import SERVER, Held
-from fsl_async.roles.sync.effects import Effect
 
 
 @mutable
@@ -45,7 +44,7 @@ class VersionSync:
         if self.publishing or not missing or self.asked is not None or self.here is not None:
             return []
         self.asked = self.latest.version
-        return [do.Send(SERVER, msg.Fetch(self.base.version, self.base.digest))]
+        return [Send(SERVER, msg.Fetch(self.base.version, self.base.digest))]
 
     def fits(self, event: ev.FetchOffered) -> bool:
         """Whether an offered stream leads on from what is held, to something that is missing."""
@@ -72,4 +71,4 @@ class VersionSync:
 
     def holding(self) -> Effect:
         """Say what is held."""
-        return do.Send(SERVER, msg.Holding(self.base.version, self.base.digest))
+        return Send(SERVER, msg.Holding(self.base.version, self.base.digest))

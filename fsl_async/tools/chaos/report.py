@@ -21,7 +21,7 @@ from attrs import field, frozen, mutable
 from fsl_async.observe.segments import SO_FAR
 
 Line = Mapping[str, Any]
-_SAYS = ("ClientHello", "HeartbeatReceived", "VersionHeld", "DeltaOffered", "ModelAttached")
+_SAYS = ("client_hello", "heartbeat_received", "version_held", "delta_offered", "model_attached")
 
 
 @frozen
@@ -197,23 +197,23 @@ def _take(
     if kind == SO_FAR and not clients:  # the oldest line that is kept
         clients.update(_here(line, moment))
     message = line.get("message")
-    if kind == "Send" and isinstance(message, Mapping) and message.get("type") == "Call":
+    if kind == "send" and isinstance(message, Mapping) and message.get("type") == "call/1":
         calls.setdefault(int(message["round"]), moment)
-    elif kind == "Traffic":
+    elif kind == "traffic":
         coded = sum(dict(line["coded"]).values())
         traffic.append((moment, sum(dict(line["sockets"]).values()), coded))
     peer = line.get("peer")
     if not peer or line.get("kind") != "event":
         return
     client = clients.setdefault(str(peer), _Client())
-    if kind == "ClientLeft":
+    if kind == "client_left":
         client.left.append(moment)
     elif kind in _SAYS:
         client.says.append(moment)
-    if kind == "ClientHello":
+    if kind == "client_hello":
         client.hellos.append(moment)
         client.held.append((moment, int(line["version"])))
-    elif kind == "VersionHeld":
+    elif kind == "version_held":
         client.held.append((moment, int(line["version"])))
 
 

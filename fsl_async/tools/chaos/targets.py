@@ -60,10 +60,10 @@ class Run:
         if not journal.exists():
             raise UsageError(f"{run_dir} holds no run: there is no {JOURNAL}")
         address = ""
-        for line in JournalReader(journal, having=(b'"NodeStarted"', b'"SoFar"')).read():
+        for line in JournalReader(journal, having=(b'"node_started"', b'"so_far"')).read():
             if line.get("type") == SO_FAR:
                 address = str(line.get("state", {}).get("address", ""))
-            elif line.get("type") == "NodeStarted" and line.get("role") == "ps":
+            elif line.get("type") == "node_started" and line.get("role") == "ps":
                 address = str(line.get("address", ""))
         return cls(run_dir.resolve(), address)
 

@@ -15,15 +15,9 @@ from typing import TypeVar
 
 from attrs import Factory, field, frozen, mutable
 
+from fsl_async.roles.machine import Event, TrainingEnded
 from fsl_async.roles.sync.effects import MergedDelta
-from fsl_async.roles.sync.events import (
-    Attached,
-    DeltaKey,
-    Event,
-    Rebased,
-    Snapshotted,
-    TrainingEnded,
-)
+from fsl_async.roles.sync.events import Attached, DeltaKey, Rebased, Snapshotted
 from fsl_async.store.errors import LearnError
 from fsl_async.store.manifest import CHUNK_VALUES, Manifest
 from fsl_async.store.records import (

@@ -17,6 +17,7 @@ from typing import Any
 
 from attrs import field, mutable
 
+from fsl_async.roles.machine import Event, Send
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync.client import ClientMachine
@@ -54,7 +55,7 @@ class Invariants:
     # --- at a server ---
 
     def after_server(
-        self, machine: ParameterServerMachine, event: ev.Event, effects: list[Any], now: float
+        self, machine: ParameterServerMachine, event: Event, effects: list[Any], now: float
     ) -> None:
         """Check what an event of the server may have touched."""
         if isinstance(event, ev.VersionCommitted):
@@ -68,7 +69,7 @@ class Invariants:
             elif self.disk.models[machine.version].digest != machine.digest:
                 self.violated(f"server holds another digest of version {machine.version}", now)
         for effect in effects:
-            if isinstance(effect, do.Send) and type(effect.message).__name__ == "Accepted":
+            if isinstance(effect, Send) and effect.message.tag == "accepted/1":
                 key = DeltaKey.parse(effect.message.key)  # type: ignore[attr-defined]
                 if key not in self.disk.pending and key not in self.disk.merged:
                     self.violated(f"acknowledged delta {key.text} is not durable", now)
@@ -126,7 +127,7 @@ class Invariants:
         self,
         machine: ClientMachine,
         learner: CountingLearner,
-        event: ev.Event,
+        event: Event,
         effects: list[Any],
         now: float,
     ) -> None:

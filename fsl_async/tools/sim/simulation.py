@@ -20,8 +20,8 @@ from fsl_async.nodes.ps.shell import ParameterServerShell, RunFacts
 from fsl_async.nodes.runtime import Journal
 from fsl_async.nodes.wire import Welcome
 from fsl_async.observe.journal import TraceHash
+from fsl_async.roles.machine import DrainAsked, Effect, Event, Note
 from fsl_async.roles.sync import effects as do
-from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync.client import ClientMachine, ClientRules
 from fsl_async.roles.sync.ps import ParameterServerMachine, ParameterServerRules, Phase
 from fsl_async.roles.sync.weighting import weighting_named
@@ -81,16 +81,14 @@ class ProcessClock:
 class CheckedMachine:
     """A machine whose every event is checked afterwards."""
 
-    def __init__(
-        self, machine: Any, check: Callable[[ev.Event, list[do.Effect], float], None]
-    ) -> None:
+    def __init__(self, machine: Any, check: Callable[[Event, list[Effect], float], None]) -> None:
         self._machine = machine
         self._check = check
         self.next_deadline = machine.next_deadline
 
-    def handle(self, event: ev.Event, now: float) -> list[do.Effect]:
+    def handle(self, event: Event, now: float) -> list[Effect]:
         """Handle, then check."""
-        effects: list[do.Effect] = self._machine.handle(event, now)
+        effects: list[Effect] = self._machine.handle(event, now)
         self._check(event, effects, now)
         return effects
 
@@ -103,7 +101,7 @@ class Participation:
     called: int = 0
     answered: int = 0
 
-    def note(self, note: do.Note) -> None:
+    def note(self, note: Note) -> None:
         """Look whether a note closes a round."""
         if "called" in note.facts:
             self.rounds += 1
@@ -217,7 +215,7 @@ class Simulation:
             is_time = self.scheduler.time() > calm_s and machine.phase is Phase.READY
             if is_time and not machine.ending.asked:
                 self._ending = True
-                server.shell.node.feed(ev.DrainAsked("the simulated time is over"))
+                server.shell.node.feed(DrainAsked("the simulated time is over"))
             if len(self._ended) == len(self.names):
                 break
         if self._ending and not self.truth.violations:
@@ -249,7 +247,7 @@ class Simulation:
         incarnation = self._next_incarnation()
         machine = ParameterServerMachine(self._rules, weighting_named("tokens"), "sim")
 
-        def check(event: ev.Event, effects: list[do.Effect], now: float) -> None:
+        def check(event: Event, effects: list[Effect], now: float) -> None:
             self.counts.events += 1
             for effect in effects:
                 if isinstance(effect, do.Commit):
@@ -294,7 +292,7 @@ class Simulation:
             initial=chance.getrandbits(40),
         )
 
-        def check(event: ev.Event, effects: list[do.Effect], now: float) -> None:
+        def check(event: Event, effects: list[Effect], now: float) -> None:
             self.counts.events += 1
             self.truth.after_client(machine, learner, event, effects, now)
 

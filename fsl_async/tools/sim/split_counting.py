@@ -14,11 +14,12 @@ from typing import Any
 
 from attrs import evolve, field, frozen, mutable
 
+from fsl_async.roles.machine import Event
 from fsl_async.roles.split import effects as split
 from fsl_async.roles.split import events as ev
 from fsl_async.roles.split.events import SplitProgress, UploadKey
 from fsl_async.roles.split.methods import Decisions
-from fsl_async.roles.sync.events import Attached, Event, Snapshotted
+from fsl_async.roles.sync.events import Attached, Snapshotted
 from fsl_async.tools.sim.counting import MANIFEST, CountingLearner
 from fsl_transport import Scheduler
 

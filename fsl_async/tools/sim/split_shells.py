@@ -14,6 +14,21 @@ import fsl_transport as tp
 from fsl_async.nodes.client.shell import ClientShell
 from fsl_async.nodes.client.split_shell import event_of
 from fsl_async.nodes.runtime import Journal, Node, Worker
+from fsl_async.roles.machine import (
+    ClientLeft,
+    DeclineStream,
+    Effect,
+    EndSession,
+    Event,
+    Finish,
+    HelloRefused,
+    Note,
+    Refuse,
+    Send,
+    SendGoodbye,
+    SessionLost,
+    StreamLost,
+)
 from fsl_async.roles.split import effects as split
 from fsl_async.roles.split import events as ev
 from fsl_async.roles.split import messages as msg
@@ -21,7 +36,6 @@ from fsl_async.roles.split.client import SplitClientMachine
 from fsl_async.roles.split.events import UploadKey
 from fsl_async.roles.split.server import SplitServerMachine
 from fsl_async.roles.sync import effects as do
-from fsl_async.roles.sync import events as base
 from fsl_async.roles.sync.client_state import SERVER
 from fsl_async.tools.sim.split_counting import (
     CountingModelParts,
@@ -95,7 +109,7 @@ class _Shell:
     def failed(self, event: tp.StreamDeclined | tp.StreamFailed) -> None:
         """A stream ended before its end."""
         self.taking.pop((event.peer, event.stream_id), None)
-        self.node.feed(base.StreamLost(event.peer, event.stream_id, event.reason))
+        self.node.feed(StreamLost(event.peer, event.stream_id, event.reason))
 
 
 class SplitServerShell(_Shell):
@@ -110,8 +124,8 @@ class SplitServerShell(_Shell):
         write: Worker,
         scheduler: tp.Scheduler,
         journal: Journal,
-        say: Callable[[do.Note], None],
-        finished: Callable[[do.Finish], None],
+        say: Callable[[Note], None],
+        finished: Callable[[Finish], None],
         sent: Counter[str],
         received: Counter[str],
     ) -> None:
@@ -150,7 +164,7 @@ class SplitServerShell(_Shell):
             case tp.PeerDown(peer, incarnation, reason):
                 for stream in [each for each in self.taking if each[0] == peer]:
                     del self.taking[stream]
-                self.node.feed(base.ClientLeft(peer, incarnation, reason))
+                self.node.feed(ClientLeft(peer, incarnation, reason))
             case tp.MessageReceived(peer, body):
                 match msg.from_wire(body):
                     case msg.RoundDone(number, samples):
@@ -179,20 +193,20 @@ class SplitServerShell(_Shell):
             case tp.StreamDeclined() | tp.StreamFailed():
                 self.failed(event)
 
-    def _execute(self, effect: do.Effect, number: int) -> None:  # noqa: C901 - and for each effect
+    def _execute(self, effect: Effect, number: int) -> None:  # noqa: C901 - and for each effect
         endpoint, halves = self.endpoint, self.halves
         match effect:
-            case do.Send(peer, message):
+            case Send(peer, message):
                 endpoint.send(peer, msg.to_wire(message))
-            case do.Note():
+            case Note():
                 self._say(effect)
-            case do.DeclineStream(peer, stream, reason):
+            case DeclineStream(peer, stream, reason):
                 endpoint.decline(peer, stream, reason)
-            case do.Refuse(peer, code, text):
+            case Refuse(peer, code, text):
                 endpoint.refuse(peer, code, text)
-            case do.EndSession(peer, reason):
+            case EndSession(peer, reason):
                 endpoint.disconnect(peer, reason)
-            case do.Finish():
+            case Finish():
                 self._finished(effect)
             case split.AdmitSplit(peer, _, welcome):
                 endpoint.welcome(peer, msg.to_wire(welcome))
@@ -235,10 +249,10 @@ class SplitServerShell(_Shell):
         content = self.halves.answers.get(key)
         return None if content is None else coded(key=key.text, content=content)
 
-    def _run(self, job: Callable[[], base.Event], number: int) -> None:
+    def _run(self, job: Callable[[], Event], number: int) -> None:
         self._train.submit(job, lambda event: self.node.feed(event, number), self._broken)
 
-    def _store(self, job: Callable[[], base.Event], number: int) -> None:
+    def _store(self, job: Callable[[], Event], number: int) -> None:
         self._write.submit(job, lambda event: self.node.feed(event, number), self._broken)
 
     def _broken(self, error: Exception) -> None:
@@ -248,7 +262,7 @@ class SplitServerShell(_Shell):
 class RoundClientShell(ClientShell):
     """The client's shell towards the parameter server, whose learner knows rounds."""
 
-    def _execute(self, effect: do.Effect, number: int) -> None:
+    def _execute(self, effect: Effect, number: int) -> None:
         if isinstance(effect, do.BeginRound):
             assert isinstance(self.learner, RoundLearner)
             self.learner.begin_round(effect.sequence, effect.round)
@@ -279,7 +293,7 @@ class SplitClientShell(_Shell):
         self.kept: set[tuple[int, int, int]] = set()  # uploads that are not dropped
         self.answers: dict[UploadKey, str] = {}
         self.models: dict[int, str] = {}
-        self.finished: do.Finish | None = None
+        self.finished: Finish | None = None
 
     def dial(self, run: str, shard: int) -> None:
         """Dial the split server; the parameter server has said which run this is."""
@@ -288,7 +302,7 @@ class SplitClientShell(_Shell):
             lambda: msg.to_wire(self.machine.hello(self.run, self.shard, self.architecture))
         )
 
-    def feed(self, event: base.Event) -> None:
+    def feed(self, event: Event) -> None:
         """Take an event of the training thread or of the node."""
         if isinstance(event, ev.UploadReady):
             self.kept.add((event.round, event.step, event.leg))
@@ -307,9 +321,9 @@ class SplitClientShell(_Shell):
                 feed(ev.SplitWelcomed(welcome.run, *held))
             case tp.PeerDown(_, _, reason):
                 self.taking.clear()
-                feed(base.SessionLost(reason))
+                feed(SessionLost(reason))
             case tp.Refused(code, text):
-                feed(base.HelloRefused(code, text))
+                feed(HelloRefused(code, text))
             case tp.MessageReceived(_, body):
                 feed(event_of(msg.from_wire(body)))
             case tp.StreamOffered(_, stream, body):
@@ -334,18 +348,18 @@ class SplitClientShell(_Shell):
             self.models[what] = content["content"]
             self.node.feed(ev.AuxiliaryReceived(what))
 
-    def _execute(self, effect: do.Effect, number: int) -> None:  # noqa: C901 - and for each effect
+    def _execute(self, effect: Effect, number: int) -> None:  # noqa: C901 - and for each effect
         learner = self.learner
         match effect:
-            case do.Send(_, message):
+            case Send(_, message):
                 self.endpoint.send(SERVER, msg.to_wire(message))
-            case do.DeclineStream(_, stream, reason):
+            case DeclineStream(_, stream, reason):
                 self.endpoint.decline(SERVER, stream, reason)
-            case do.SendGoodbye(reason):
+            case SendGoodbye(reason):
                 self.endpoint.disconnect(SERVER, reason)
             case split.DialAgain():
                 self.dial(self.run, self.shard)
-            case do.Finish():
+            case Finish():
                 self.finished = effect
             case split.OfferUpload():
                 self._offer(effect)

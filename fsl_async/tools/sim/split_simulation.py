@@ -25,6 +25,7 @@ from attrs import evolve, field, frozen, mutable
 import fsl_transport as tp
 from fsl_async.nodes.runtime import Journal
 from fsl_async.nodes.wire import Welcome
+from fsl_async.roles.machine import DrainAsked, Effect, Event, RunEnded, TrainingEnded
 from fsl_async.roles.split import effects as split
 from fsl_async.roles.split import events as sev
 from fsl_async.roles.split.client import SplitClientMachine
@@ -32,8 +33,6 @@ from fsl_async.roles.split.events import UploadKey
 from fsl_async.roles.split.methods import SplitRules, decisions_of
 from fsl_async.roles.split.peers import Peer
 from fsl_async.roles.split.server import SplitServerMachine
-from fsl_async.roles.sync import effects as do
-from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync.client import ClientMachine, ClientRules
 from fsl_async.roles.sync.ps import ParameterServerMachine
 from fsl_async.tools.sim.simulation import (
@@ -81,7 +80,7 @@ class SplitInvariants:
         self.violations.append(f"at {now:.3f} s: {text}")
 
     def after_server(
-        self, shell: SplitServerShell, event: ev.Event, effects: list[do.Effect], now: float
+        self, shell: SplitServerShell, event: Event, effects: list[Effect], now: float
     ) -> None:
         """Check what an event of the split server may have touched."""
         machine, state = shell.machine, shell.halves.state
@@ -103,7 +102,7 @@ class SplitInvariants:
                     self.violated(f"round {effect.round} averages what nobody said", now)
 
     def _bounded(
-        self, shell: SplitServerShell, peer: Peer | None, effects: list[do.Effect], now: float
+        self, shell: SplitServerShell, peer: Peer | None, effects: list[Effect], now: float
     ) -> None:
         machine, state = shell.machine, shell.halves.state
         bound = machine.decisions.in_flight
@@ -133,7 +132,7 @@ class SplitInvariants:
             self.violated(f"{key.text} is trained before the round before it is averaged", now)
 
     def after_client(
-        self, shell: SplitClientShell, event: ev.Event, effects: list[do.Effect], now: float
+        self, shell: SplitClientShell, event: Event, effects: list[Effect], now: float
     ) -> None:
         """Check what an event of a client may have touched."""
         machine = shell.machine
@@ -214,7 +213,7 @@ class SplitSimulation(Simulation):
         incarnation = self._next_incarnation()
         machine = SplitServerMachine(self.split_settings.rules, self.architecture)
 
-        def check(event: ev.Event, effects: list[do.Effect], now: float) -> None:
+        def check(event: Event, effects: list[Effect], now: float) -> None:
             self.counts.events += 1
             if isinstance(event, sev.SplitRecovered) and event.lost and self._left_in_order:
                 self.truth.violated("a split server that ended in order lost uploads", now)
@@ -264,13 +263,13 @@ class SplitSimulation(Simulation):
             initial=chance.getrandbits(40),
         )
 
-        def check(event: ev.Event, effects: list[do.Effect], now: float) -> None:
+        def check(event: Event, effects: list[Effect], now: float) -> None:
             self.counts.events += 1
             self.truth.after_client(machine, learner, event, effects, now)
-            if isinstance(event, ev.RunEnded | ev.TrainingEnded):
+            if isinstance(event, RunEnded | TrainingEnded):
                 split_shell.feed(event)
 
-        def check_split(event: ev.Event, effects: list[do.Effect], now: float) -> None:
+        def check_split(event: Event, effects: list[Effect], now: float) -> None:
             self.counts.events += 1
             self.split_truth.after_client(split_shell, event, effects, now)
 
@@ -344,7 +343,7 @@ class SplitSimulation(Simulation):
         """SIGTERM: it ends in good order, and another process goes on in its folder."""
         if not self._calm and self.split_process is not None:
             self.counts.fault("split server asked to end")
-            self.split_process[1].node.feed(ev.DrainAsked("SIGTERM"))
+            self.split_process[1].node.feed(DrainAsked("SIGTERM"))
         self._plan(self.profile.server_kill_every_s, self._ask_split)
 
     def _split_left(self, clock: ProcessClock, machine: SplitServerMachine) -> None:
@@ -393,7 +392,7 @@ class SplitSimulation(Simulation):
             assert isinstance(machine, ParameterServerMachine)
             if not machine.ending.asked:
                 self._ending = True
-                server.shell.node.feed(ev.DrainAsked("the simulated time is over"))
+                server.shell.node.feed(DrainAsked("the simulated time is over"))
             over = self.split_process is None or self.split_process[1].machine.run_over
             if len(self._ended) == len(self.names) and over:
                 break

@@ -37,7 +37,7 @@ def _install(points, log):
         role = _ROLES[type(machine).__name__]
 
         def watched(effect, number):
-            name = type(effect).__name__
+            name = effect.tag
             reach(role, "before", name)
             execute(effect, number)
             reach(role, "after", name)

@@ -140,7 +140,7 @@ class TestWhatLeaves:
         offered = [
             line
             for line in lines_of(tmp_path / "run" / "server")
-            if line["type"] in {"UploadOffered", "AdmitSplit"}
+            if line["type"] in {"upload_offered", "admit_split"}
         ]
         assert offered == []
 
@@ -198,8 +198,8 @@ class TestWhatLeaves:
         config = attrs.evolve(config, session=attrs.evolve(config.session, heartbeat_every_s=0.2))
         run = nodes(config, names=("site-a",), policy=SitePolicy(frozenset(kinds)))
         lines = lines_of(tmp_path / "run")
-        offered = [line["metrics"] for line in lines if line["type"] == "DeltaOffered"]
-        beats = [line["payload"] for line in lines if line["type"] == "HeartbeatReceived"]
+        offered = [line["metrics"] for line in lines if line["type"] == "delta_offered"]
+        beats = [line["payload"] for line in lines if line["type"] == "heartbeat_received"]
         assert offered
         assert beats
         assert all(("loss" in metrics) == allowed for metrics in offered)
@@ -219,7 +219,7 @@ class TestWhatLeaves:
         done = [
             line
             for line in lines_of(tmp_path / "run" / "server")
-            if line["type"] == "RoundDoneReceived"
+            if line["type"] == "round_done_received"
         ]
         assert done
         assert all(line["errors"] == {} for line in done)
@@ -259,8 +259,8 @@ class TestWhatLeaves:
         run = nodes(config, names=("site-a",), task=f"{task}:train", policy=policy, failing=True)
         assert "exchanges weight, which is no LoRA adapter" in str(run.errors["site-a"])
         kinds = {line["type"] for line in lines_of(tmp_path / "run")}
-        assert "InitialOffered" not in kinds
-        assert "ModelAttached" not in kinds
+        assert "initial_offered" not in kinds
+        assert "model_attached" not in kinds
 
     def test_adapters_alone_are_enough_for_lora(self, nodes, configured, text):
         """What is exchanged then are adapters."""

@@ -7,8 +7,8 @@ from fsl_async.config.load import load
 from fsl_async.config.split_rules import with_split_server
 from fsl_async.config.transport_settings import transport_settings
 from fsl_async.errors import AddressError, ConfigError
+from fsl_async.roles.machine import Finish
 from fsl_async.roles.split.run_end_notifier import RunEndNotifierMachine
-from fsl_async.roles.sync.effects import Finish
 from fsl_transport.zmq.pipe import Pipe
 
 UPLOADS = {"sl": 3, "splitfed-v1": 6, "splitfed-v2": 6, "cse-fsl": 4, "fsl-sage": 4}

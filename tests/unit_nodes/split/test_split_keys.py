@@ -26,7 +26,7 @@ def test_activations_and_weights_go_encrypted(nodes, configured, text, keys, apa
         line["encrypted"]
         for folder in (split, root / "ps")
         for line in JournalReader(folder / "journal.jsonl").read()
-        if line["type"] == "NodeStarted"
+        if line["type"] == "node_started"
     ]
     assert started == [True, True]
     assert sorted(line.split()[0] for line in (split / "names.txt").read_text().splitlines()) == [

@@ -4,12 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fsl_async.roles.machine import DrainAsked, Finish, Note, TimerFired
 from fsl_async.roles.relay import effects as relay
 from fsl_async.roles.relay import events as evr
 from fsl_async.roles.relay.connection_limits import ConnectionRules
 from fsl_async.roles.relay.relay import DoorRules, LineStage, RelayMachine, RelayRules, amount
-from fsl_async.roles.sync import effects as do
-from fsl_async.roles.sync import events as ev
 
 SEALED = DoorRules(name="ps", sealed=True)
 OPEN = DoorRules(name="split", sealed=False)
@@ -34,9 +33,9 @@ class Relay:
             if isinstance(effect, relay.DropLine):
                 self.dropped[effect.line] = effect.reason
                 left += self.feed(evr.LineEnded(effect.line, effect.reason, 0, 0))
-            elif isinstance(effect, do.Note):
+            elif isinstance(effect, Note):
                 self.notes.append(effect)
-            elif isinstance(effect, do.Finish):
+            elif isinstance(effect, Finish):
                 self.finished.append(effect)
             else:
                 left.append(effect)
@@ -50,7 +49,7 @@ class Relay:
             if deadline is None or deadline > when:
                 break
             self.now = max(self.now, deadline)
-            effects += self.feed(ev.TimerFired())
+            effects += self.feed(TimerFired())
         else:
             raise AssertionError("its timers never end")
         self.now = when
@@ -362,7 +361,7 @@ def test_asked_to_end_it_waits_until_the_lines_are_quiet():
     """A transfer gets a moment; heartbeats do not keep it."""
     one = Relay()
     one.open(1)
-    assert one.feed(ev.DrainAsked("SIGTERM")) == [relay.StopListening(), relay.LookAtLines()]
+    assert one.feed(DrainAsked("SIGTERM")) == [relay.StopListening(), relay.LookAtLines()]
     one.look((1, 0, 0, 0, 0))
     size = 0
     for _ in range(4):
@@ -375,7 +374,7 @@ def test_asked_to_end_it_waits_until_the_lines_are_quiet():
     assert not one.finished, "something still waits inside"
     one.until(one.now + 0.5)
     one.look((1, size + 20, 0, 0, 0))
-    assert one.finished == [do.Finish("SIGTERM")]
+    assert one.finished == [Finish("SIGTERM")]
     assert one.machine.next_deadline() is None
     one.look((1, size + 30, 7, 0, 0))
     assert one.machine.carried == (size + 30, 7), "its summary is about all that passed"
@@ -386,19 +385,19 @@ def test_a_relay_that_ends_does_not_wait_for_ever_and_takes_nobody():
     """`drain_s` bounds it, whatever passes; without lines it ends at once."""
     one = Relay()
     one.open(1)
-    one.feed(ev.DrainAsked("Ctrl-C"))
+    one.feed(DrainAsked("Ctrl-C"))
     one.accept(2)
     assert one.dropped == {2: "the relay is ending"}
     one.until(10.0)
-    assert one.finished == [do.Finish("Ctrl-C")]
+    assert one.finished == [Finish("Ctrl-C")]
     other = Relay()
-    other.feed(ev.DrainAsked("Ctrl-C"))
-    assert other.finished == [do.Finish("Ctrl-C")]
+    other.feed(DrainAsked("Ctrl-C"))
+    assert other.finished == [Finish("Ctrl-C")]
     third = Relay()
     third.open(1)
-    third.feed(ev.DrainAsked("Ctrl-C"))
+    third.feed(DrainAsked("Ctrl-C"))
     third.feed(evr.LineEnded(1, "the client closed it", 0, 0))
-    assert third.finished == [do.Finish("Ctrl-C")]
+    assert third.finished == [Finish("Ctrl-C")]
 
 
 def test_late_words_about_a_line_change_nothing():

@@ -6,14 +6,24 @@ import attrs
 import pytest
 from machines import Driver, of, told
 
+from fsl_async.roles.machine import (
+    DeclineStream,
+    DrainAsked,
+    Finish,
+    HelloRefused,
+    Note,
+    RunEnded,
+    SendGoodbye,
+    SessionLost,
+    StreamLost,
+    TrainingEnded,
+)
 from fsl_async.roles.split import effects as split
 from fsl_async.roles.split import events as ev
 from fsl_async.roles.split import messages as msg
 from fsl_async.roles.split.client import SplitClientMachine
 from fsl_async.roles.split.events import UploadKey
 from fsl_async.roles.split.methods import SplitRules
-from fsl_async.roles.sync import effects as do
-from fsl_async.roles.sync import events as base
 from fsl_async.roles.sync.client import EXIT_REFUSED
 
 
@@ -33,7 +43,7 @@ class ClientDriver(Driver):
         return self.feed(ev.UploadReady(number, step, number, 16, (16, 4), **more))
 
     def lose(self):
-        return self.feed(base.SessionLost("expired"))
+        return self.feed(SessionLost("expired"))
 
     def trained(self, upload):
         return self.feed(ev.UploadAcknowledged(upload, 2.5))
@@ -72,7 +82,7 @@ def test_an_upload_and_its_gradient(make):
     assert effects == [split.DeliverAnswer(key(0), 2.5), split.FreeSlot(key(0))]
     assert client.feed(ev.AnswerReceived(key(0))) == [], "handed over once"
     effects = client.feed(ev.AnswerOffered(stream, key(0), 2.5, 7))
-    assert effects == [do.DeclineStream("", stream, "not wanted")]
+    assert effects == [DeclineStream("", stream, "not wanted")]
 
 
 def test_an_upload_without_an_answer(make):
@@ -114,7 +124,7 @@ def test_a_session_is_lost(make):
     client.ready(0)
     client.answer(key(0))
     client.ready(1)
-    assert of(client.lose(), do.Note)
+    assert of(client.lose(), Note)
     assert client.lose() == []
     assert client.ready(2) == []
     assert offered(client.welcome(last=key(0))) == [(1, True), (2, True)]
@@ -158,7 +168,7 @@ def test_declined(make, wants):
     client = make()
     client.ready(0, wants=wants)
     effects = client.unwanted(key(0), "stale")
-    assert "declined upload a/1/0/0: because" in of(effects, do.Note)[0].text
+    assert "declined upload a/1/0/0: because" in of(effects, Note)[0].text
     assert len(of(effects, split.AbandonUpload)) == wants
     assert effects[-2:] == [split.FreeSlot(key(0)), split.DropUpload(key(0))]
 
@@ -167,15 +177,15 @@ def test_streams_that_break(make):
     """An upload is offered again after a while; for a gradient too, and then the server streams it again."""
     client = make()
     client.ready(0)
-    assert client.feed(base.StreamLost("", "up:a/1/0/0", "broken")) == []
+    assert client.feed(StreamLost("", "up:a/1/0/0", "broken")) == []
     assert offered(client.fire()) == [(0, True)]
-    client.feed(base.StreamLost("", "down:a/1/0/0", "broken"))
+    client.feed(StreamLost("", "down:a/1/0/0", "broken"))
     assert offered(client.fire()) == [(0, True)]
     client.lose()
-    assert client.feed(base.StreamLost("", "up:a/1/0/0", "broken")) == []
+    assert client.feed(StreamLost("", "up:a/1/0/0", "broken")) == []
     client.welcome()
     client.answer(key(0))
-    assert client.feed(base.StreamLost("", "up:a/1/0/0", "known")) == []
+    assert client.feed(StreamLost("", "up:a/1/0/0", "known")) == []
     assert client.machine.next_deadline() is None
 
 
@@ -192,7 +202,7 @@ def test_an_auxiliary_model_comes(make):
     assert client.machine.hello("run", 0, {}).auxiliary == 3
     client.feed(ev.AuxiliaryOffered("aux:a/1", 1, 0))
     assert client.feed(ev.AuxiliaryReceived(1)) == [split.InstallAuxiliary(1, 0)]
-    assert of(make().feed(ev.AuxiliaryOffered(stream, 3, 0)), do.DeclineStream)
+    assert of(make().feed(ev.AuxiliaryOffered(stream, 3, 0)), DeclineStream)
 
 
 @pytest.mark.parametrize("how", ["stays", "broken", "declined"])
@@ -203,7 +213,7 @@ def test_no_auxiliary_model_comes(make, how):
     if how == "stays":
         effects = client.feed(ev.AuxiliaryUnchanged(0, -1))
     elif how == "broken":
-        effects = client.feed(base.StreamLost("", "aux:a/3", "broken"))
+        effects = client.feed(StreamLost("", "aux:a/3", "broken"))
     else:
         effects = client.unwanted(key(0), "stale")
     assert split.KeepAuxiliary(0) in effects
@@ -276,17 +286,17 @@ def test_it_is_over(make, how):
     client.ready(0)
     client.feed(ev.RoundEnded(0, 16))
     event = {
-        "run": base.RunEnded("limit"),
+        "run": RunEnded("limit"),
         "server": ev.SplitServerEnded("Ctrl-C"),
-        "finished": base.HelloRefused("finished", "this run has ended"),
-        "refused": base.HelloRefused("model", "cut differs"),
+        "finished": HelloRefused("finished", "this run has ended"),
+        "refused": HelloRefused("model", "cut differs"),
     }[how]
     effects = client.feed(event)
     for kind in (split.AbandonUpload, split.FreeSlot, split.DropUpload, split.SettleRound):
         assert len(of(effects, kind)) == 1, kind
     assert told(effects) == ([msg.RunOver("limit")] if how == "run" else [])
-    assert of(effects, do.Finish) == (
-        [do.Finish("cut differs", EXIT_REFUSED)] if how == "refused" else []
+    assert of(effects, Finish) == (
+        [Finish("cut differs", EXIT_REFUSED)] if how == "refused" else []
     )
     assert client.welcome() == []
     assert client.lose() == []
@@ -298,26 +308,26 @@ def test_it_is_over(make, how):
     ]
     assert client.feed(ev.RoundEnded(1, 16)) == [split.SettleRound(1)]
     assert client.feed(ev.SplitServerEnded("again")) == []
-    assert client.feed(base.RunEnded("limit")) == [do.SendGoodbye("limit")]
-    assert client.feed(base.TrainingEnded(None)) == []
-    assert of(client.feed(ev.AuxiliaryOffered("aux:a/1", 1, 0)), do.DeclineStream)
+    assert client.feed(RunEnded("limit")) == [SendGoodbye("limit")]
+    assert client.feed(TrainingEnded(None)) == []
+    assert of(client.feed(ev.AuxiliaryOffered("aux:a/1", 1, 0)), DeclineStream)
 
 
 def test_a_server_that_leaves_is_waited_for(make):
     """Another process goes on in its folder: nothing is given up, and nobody hammers at the one that ends."""
     client = make("splitfed-v1")
     client.ready(0)
-    client.feed(base.SessionLost("bye"))
-    assert client.feed(base.HelloRefused("leaving", "about to end")) == []
+    client.feed(SessionLost("bye"))
+    assert client.feed(HelloRefused("leaving", "about to end")) == []
     assert client.fire() == [split.DialAgain()]
     assert client.now == client.machine.rules.reoffer_s
-    assert client.feed(base.HelloRefused("leaving", "about to end")) == []
+    assert client.feed(HelloRefused("leaving", "about to end")) == []
     assert offered(client.welcome()) == [(0, True)]
-    client.feed(base.SessionLost("bye"))
-    client.feed(base.HelloRefused("leaving", "about to end"))
-    client.feed(base.RunEnded("limit"))
+    client.feed(SessionLost("bye"))
+    client.feed(HelloRefused("leaving", "about to end"))
+    client.feed(RunEnded("limit"))
     assert client.machine.next_deadline() is None
-    assert client.feed(base.HelloRefused("leaving", "about to end")) == []
+    assert client.feed(HelloRefused("leaving", "about to end")) == []
     assert client.machine.next_deadline() is None
 
 
@@ -325,7 +335,7 @@ def test_the_run_ends_without_a_server(make):
     """There is nobody to tell."""
     client = make()
     client.lose()
-    assert client.feed(base.RunEnded("limit")) == [do.SendGoodbye("limit")]
+    assert client.feed(RunEnded("limit")) == [SendGoodbye("limit")]
 
 
 @pytest.mark.parametrize("how", ["nothing", "error", "answered", "silence"])
@@ -334,7 +344,7 @@ def test_training_ends(make, how):
     client = make("cse-fsl")
     if how != "nothing":
         client.ready(0, wants=False)
-    effects = client.feed(base.TrainingEnded("boom" if how == "error" else None))
+    effects = client.feed(TrainingEnded("boom" if how == "error" else None))
     if how == "answered":
         assert effects == []
         effects = client.trained(key(0))
@@ -342,10 +352,10 @@ def test_training_ends(make, how):
         assert effects == []
         effects = client.fire()
         assert client.now == 10.0
-    assert len(of(effects, do.SendGoodbye)) == 1
+    assert len(of(effects, SendGoodbye)) == 1
     assert client.machine.next_deadline() is None
 
 
 def test_what_changes_no_decision(make):
     """Events of the other machine may come here too."""
-    assert make().feed(base.DrainAsked("Ctrl-C")) == []
+    assert make().feed(DrainAsked("Ctrl-C")) == []

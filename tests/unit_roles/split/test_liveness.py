@@ -4,12 +4,11 @@ import pytest
 from machines import of, told
 from split_machines import key, split_server
 
+from fsl_async.roles.machine import DrainAsked, EndSession, Finish
 from fsl_async.roles.split import effects as split
 from fsl_async.roles.split import events as ev
 from fsl_async.roles.split import messages as msg
 from fsl_async.roles.split.events import ClientProgress, SplitProgress
-from fsl_async.roles.sync import effects as do
-from fsl_async.roles.sync import events as base
 
 BOOK = SplitProgress("run", 3, -1, 40, {"a": ClientProgress(1, key("a", 2, 3), 3)})
 
@@ -28,7 +27,7 @@ def test_the_parameter_server_says_that_the_run_is_over():
     assert admit == split.AdmitSplit(msg.PS_ROLE, 1, msg.SplitWelcome("run", 0, "", -1))
     effects = server.feed(ev.RunOverReceived(msg.PS_ROLE, "Ctrl-C"))
     assert told(effects, msg.PS_ROLE) == [msg.Ended("the run has ended")]
-    assert effects[-1] == do.Finish("the run has ended", 0)
+    assert effects[-1] == Finish("the run has ended", 0)
     assert server.conductor()[0].code == "finished"
 
 
@@ -38,9 +37,9 @@ def test_clients_that_are_here_are_waited_for():
         server = alone()
         server.conductor()
         server.join("a")
-        assert not of(server.feed(ev.RunOverReceived(msg.PS_ROLE, "x")), do.Finish)
+        assert not of(server.feed(ev.RunOverReceived(msg.PS_ROLE, "x")), Finish)
         effects = server.fire() if hangs else server.feed(ev.RunOverReceived("a", "x"))
-        assert effects[-1] == do.Finish("the run has ended", 0)
+        assert effects[-1] == Finish("the run has ended", 0)
 
 
 def test_replicas_of_the_last_round_are_averaged():
@@ -104,7 +103,7 @@ def test_alone_while_it_ends():
     for step in range(2):
         server.offer(key("a", step))
         server.arrive(key("a", step))
-    server.feed(base.DrainAsked("SIGTERM"))
+    server.feed(DrainAsked("SIGTERM"))
     server.leave("a")
     assert server.machine.next_deadline() == server.machine.rules.drain_s
 
@@ -116,7 +115,7 @@ def test_which_parameter_server_is_refused():
     assert server.conductor(peer="a")[0].code == "name"
     assert server.feed(ev.RunOverReceived(msg.PS_ROLE, "x")) == [], "it was refused"
     assert server.join(msg.PS_ROLE)[0].code == "name"
-    server.feed(base.DrainAsked("SIGTERM"))
+    server.feed(DrainAsked("SIGTERM"))
     assert server.conductor()[0].code == "leaving"
 
 
@@ -143,8 +142,8 @@ def test_one_that_leaves_says_goodbye_to_it_too():
     """It dials again, and finds the process that comes after."""
     server = alone()
     server.conductor()
-    effects = server.feed(base.DrainAsked("SIGTERM"))
-    assert do.EndSession(msg.PS_ROLE, "SIGTERM") in effects
+    effects = server.feed(DrainAsked("SIGTERM"))
+    assert EndSession(msg.PS_ROLE, "SIGTERM") in effects
     assert server.machine.life_of(msg.PS_ROLE) == 1
     assert server.machine.life_of("a") == 1
     assert server.machine.life_of("nobody") is None

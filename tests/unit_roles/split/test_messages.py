@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fsl_async.roles.messages import MessageError
 from fsl_async.roles.split import messages as msg
 from fsl_async.roles.split.events import UploadKey
 from fsl_async.roles.sync import messages as other
-from fsl_async.roles.sync.messages import MessageError
 
 KINDS = sorted(msg.TABLE.types.values(), key=lambda cls: cls.__name__)
 PRINTABLE = st.text(max_size=20).filter(str.isprintable)
@@ -84,7 +84,7 @@ def test_text_for_people_is_printable_and_one_line():
     """What differs between two models is shown at both, and so are the names of coding errors."""
     told = {**msg.to_wire(HELLO), "architecture": {"cut\x1b[2J": "1\n"}}
     assert msg.from_wire(told).architecture == {r"cut\u001b[2J": r"1\u000a"}
-    errors = {"m": "RoundDone", "round": 0, "samples": 1, "errors": {"\r up": 0.5}}
+    errors = {"m": "round_done/1", "round": 0, "samples": 1, "errors": {"\r up": 0.5}}
     assert msg.from_wire(errors).errors == {r"\u000d up": 0.5}
 
 

@@ -3,11 +3,10 @@
 from machines import of, told
 from split_machines import key, split_server
 
+from fsl_async.roles.machine import ClientLeft, DeclineStream, Send, StreamLost
 from fsl_async.roles.split import effects as split
 from fsl_async.roles.split import events as ev
 from fsl_async.roles.split import messages as msg
-from fsl_async.roles.sync import effects as do
-from fsl_async.roles.sync import events as base
 
 
 def test_an_upload_from_offer_to_answer():
@@ -68,13 +67,13 @@ def test_what_is_not_taken():
 
     def answer(upload, **more):
         effects = server.offer(upload, **more)
-        return of(effects, do.DeclineStream)[0].reason, [type(m).__name__ for m in told(effects)]
+        return of(effects, DeclineStream)[0].reason, [m.tag for m in told(effects)]
 
     assert answer(key("a"), peer="b") == ("not yours", [])
     assert answer(key("a", incarnation=9)) == ("not yours", [])
     assert answer(key("x")) == ("not yours", [])
     server.offer(key("a", 3))
-    assert answer(key("a", 1)) == ("order", ["UploadRefused"])
+    assert answer(key("a", 1)) == ("order", ["upload_refused/1"])
     server.offer(key("a", 4))
     effects = server.offer(key("a", 5))
     assert told(effects)[0].code == "later"
@@ -122,12 +121,12 @@ def test_a_session_ends():
     for upload in (here, way):
         server.offer(upload)
     server.arrive(here)
-    server.feed(base.StreamLost("a", "up:a/1/0/3", "of nobody"))
+    server.feed(StreamLost("a", "up:a/1/0/3", "of nobody"))
     server.offer(behind)
-    effects = server.feed(base.ClientLeft("a", 1, "expired"))
+    effects = server.feed(ClientLeft("a", 1, "expired"))
     assert effects == [split.DropUpload(way)]
     assert server.arrive(way) == [split.DropUpload(way)], "decoded too late"
-    assert server.feed(base.ClientLeft("a", 1, "expired")) == []
+    assert server.feed(ClientLeft("a", 1, "expired")) == []
     effects = server.trained(done)
     assert told(effects) == [], "nobody is there to hear it"
     assert of(effects, split.TrainUpload)[0].key == here
@@ -149,10 +148,10 @@ def test_a_client_comes_back_as_a_new_process():
     assert effects[-1].welcome.last == ""
     effects = server.trained(key("a", 1), answer=True)
     assert effects[-1] == split.DropAnswer(key("a", 1))
-    assert server.feed(base.ClientLeft("a", 1, "superseded")) == [], "of the life before"
+    assert server.feed(ClientLeft("a", 1, "superseded")) == [], "of the life before"
     server.upload(key("a", 0, incarnation=2), answer=True)
     assert server.machine.peers["a"].book.last == key("a", 0, incarnation=2)
-    server.feed(base.ClientLeft("a", 2, "expired"))
+    server.feed(ClientLeft("a", 2, "expired"))
     assert server.machine.peers["a"].answers
 
 
@@ -162,7 +161,7 @@ def test_an_answer_for_a_client_that_is_away_is_kept():
     server.join("a")
     server.offer(key("a"))
     server.arrive(key("a"))
-    server.feed(base.ClientLeft("a", 1, "expired"))
+    server.feed(ClientLeft("a", 1, "expired"))
     assert not of(server.trained(key("a"), answer=True), split.SendAnswer)
     server.join("a")
     assert of(server.offer(key("a")), split.SendAnswer)
@@ -173,10 +172,10 @@ def test_a_transfer_breaks_off():
     server = split_server()
     server.join("a")
     server.offer(key("a"))
-    effects = server.feed(base.StreamLost("a", "up:a/1/0/0", "broken"))
+    effects = server.feed(StreamLost("a", "up:a/1/0/0", "broken"))
     assert told(effects) == [msg.UploadRefused("a/1/0/0", "later", "broken")]
-    assert server.feed(base.StreamLost("a", "down:a/1/0/0", "broken")) == []
-    assert server.feed(base.StreamLost("z", "up:z/1/0/0", "broken")) == []
+    assert server.feed(StreamLost("a", "down:a/1/0/0", "broken")) == []
+    assert server.feed(StreamLost("z", "up:z/1/0/0", "broken")) == []
 
 
 def test_an_upload_that_makes_no_sense():
@@ -186,12 +185,12 @@ def test_an_upload_that_makes_no_sense():
     server.offer(key("a"), due=True)
     server.arrive(key("a"))
     effects = server.trained(key("a"), problem="labels must be in 0 ... 9")
-    assert [type(m).__name__ for m in told(effects)] == ["UploadRefused", "AuxiliaryStays"]
+    assert [m.tag for m in told(effects)] == ["upload_refused/1", "auxiliary_stays/1"]
     assert of(effects, split.RecordUpload) == [
         split.RecordUpload(key("a"), "declined", "refused: labels must be in 0 ... 9")
     ]
     kinds = [type(effect) for effect in effects]
-    assert kinds.index(split.RecordUpload) < kinds.index(do.Send), (
+    assert kinds.index(split.RecordUpload) < kinds.index(Send), (
         "killed in between, it has said nothing"
     )
     assert told(server.offer(key("a")))[0].code == "refused"
@@ -210,10 +209,10 @@ def test_u_shape():
     assert told(server.offer(key("a", 1, leg=1)))[0].code == "gone"
     server.offer(key("a", 2))
     server.arrive(key("a", 2))
-    server.feed(base.ClientLeft("a", 1, "expired"))
+    server.feed(ClientLeft("a", 1, "expired"))
     effects = server.trained(key("a", 2), answer=True)
     assert effects[1:] == [split.DropAnswer(key("a", 2)), split.ForgetSteps("a")]
     server.join("a")
     assert told(server.offer(key("a", 2))) == [msg.AlreadyTrained("a/1/0/2", False)]
     server.upload(key("a", 3), answer=True)
-    assert split.ForgetSteps("a") in server.feed(base.ClientLeft("a", 1, "expired"))
+    assert split.ForgetSteps("a") in server.feed(ClientLeft("a", 1, "expired"))

@@ -4,11 +4,10 @@ import pytest
 from machines import of, told
 from split_machines import key, split_server
 
+from fsl_async.roles.machine import ClientLeft, DrainAsked, EndSession, Finish, TimerFired
 from fsl_async.roles.split import effects as split
 from fsl_async.roles.split import events as ev
 from fsl_async.roles.split import messages as msg
-from fsl_async.roles.sync import effects as do
-from fsl_async.roles.sync import events as base
 
 
 def test_the_last_rounds_replicas_are_averaged_when_the_run_is_over():
@@ -19,14 +18,14 @@ def test_the_last_rounds_replicas_are_averaged_when_the_run_is_over():
             each.join(name)
             each.upload(key(name))
             each.feed(ev.RoundDoneReceived(name, 0, samples))
-    assert not of(stopped.feed(base.DrainAsked("Ctrl-C")), split.AverageReplicas)
+    assert not of(stopped.feed(DrainAsked("Ctrl-C")), split.AverageReplicas)
     server.feed(ev.RunOverReceived("a", "done"))
     effects = server.feed(ev.RunOverReceived("b", "done"))
     assert of(effects, split.AverageReplicas) == [split.AverageReplicas(0, {"a": 30, "b": 10})]
     assert not of(effects, split.Checkpoint)
     (last,) = server.feed(ev.ReplicasAveraged(0))
     assert last.book.averaged == 0
-    assert of(server.feed(ev.CheckpointWritten(last.number)), do.Finish)
+    assert of(server.feed(ev.CheckpointWritten(last.number)), Finish)
 
 
 @pytest.mark.parametrize("over", [False, True])
@@ -40,8 +39,8 @@ def test_asked_to_end(over):
     server.arrive(key("a", 1))
     server.offer(key("a", 2))
     server.arrive(key("a", 2))
-    asked = (ev.PsEnded if over else base.DrainAsked)("Ctrl-C")
-    assert of(server.feed(asked), do.Finish) == []
+    asked = (ev.PsEnded if over else DrainAsked)("Ctrl-C")
+    assert of(server.feed(asked), Finish) == []
     assert server.feed(asked) == []
     effects = server.offer(key("b"))
     assert told(effects)[0].code == ("ended" if over else "later")
@@ -52,12 +51,12 @@ def test_asked_to_end(over):
     assert last.book.uploads == 3
     effects = server.feed(ev.CheckpointWritten(1))
     assert told(effects) == [msg.Durable(key("a", 2).text)] + [msg.Ended("Ctrl-C")] * 2 * over
-    gone = [] if over else [do.EndSession("a", "Ctrl-C"), do.EndSession("b", "Ctrl-C")]
-    assert of(effects, do.EndSession) == gone
-    assert effects[-1] == do.Finish("Ctrl-C", 0)
-    assert server.feed(base.TimerFired()) == []
+    gone = [] if over else [EndSession("a", "Ctrl-C"), EndSession("b", "Ctrl-C")]
+    assert of(effects, EndSession) == gone
+    assert effects[-1] == Finish("Ctrl-C", 0)
+    assert server.feed(TimerFired()) == []
     assert server.join("a")[0].code == ("finished" if over else "leaving")
-    assert split_server().feed(base.DrainAsked("nothing done"))[-1] == do.Finish("nothing done", 0)
+    assert split_server().feed(DrainAsked("nothing done"))[-1] == Finish("nothing done", 0)
 
 
 def test_who_leaves_lets_the_answers_go_first():
@@ -68,17 +67,17 @@ def test_who_leaves_lets_the_answers_go_first():
         for name in clients:
             server.join(name)
             server.upload(key(name), answer=True)
-        (last,) = of(server.feed(base.DrainAsked("SIGTERM")), split.Checkpoint)
-        assert of(server.feed(ev.CheckpointWritten(last.number)), do.Finish) == []
+        (last,) = of(server.feed(DrainAsked("SIGTERM")), split.Checkpoint)
+        assert of(server.feed(ev.CheckpointWritten(last.number)), Finish) == []
         return server
 
     server = leaving("a", "b")
     assert server.feed(ev.AnswerSent("a", key("a"))) == [split.DropAnswer(key("a"))]
     assert server.feed(ev.AnswerSent("b", key("b")))[1:] == [
-        do.EndSession("a", "SIGTERM"), do.EndSession("b", "SIGTERM"), do.Finish("SIGTERM", 0)
+        EndSession("a", "SIGTERM"), EndSession("b", "SIGTERM"), Finish("SIGTERM", 0)
     ]  # fmt: skip
-    assert leaving("a").feed(base.ClientLeft("a", 1, "bye"))[-1] == do.Finish("SIGTERM", 0)
-    assert leaving("a").fire()[-1] == do.Finish("SIGTERM", 0)
+    assert leaving("a").feed(ClientLeft("a", 1, "bye"))[-1] == Finish("SIGTERM", 0)
+    assert leaving("a").fire()[-1] == Finish("SIGTERM", 0)
 
 
 def test_the_run_ends_while_the_server_leaves():
@@ -89,14 +88,14 @@ def test_the_run_ends_while_the_server_leaves():
     server.offer(key("b"))
     server.arrive(key("b"))
     server.feed(ev.RoundDoneReceived("a", 0, 30))
-    server.feed(base.DrainAsked("SIGTERM"))
+    server.feed(DrainAsked("SIGTERM"))
     server.feed(ev.RunOverReceived("a", "limit"))
     assert server.join("z")[0].code == "finished"
     assert of(server.trained(key("b")), split.AverageReplicas)
     (last,) = of(server.feed(ev.ReplicasAveraged(0)), split.Checkpoint)
     effects = server.feed(ev.CheckpointWritten(last.number))
     assert {type(each) for each in told(effects)} == {msg.Durable, msg.Ended}
-    assert not of(effects, do.EndSession)
+    assert not of(effects, EndSession)
 
 
 def test_what_is_too_old_is_declined_by_one_that_leaves():
@@ -108,7 +107,7 @@ def test_what_is_too_old_is_declined_by_one_that_leaves():
     server.arrive(key("a", number=2))
     server.offer(key("b", number=1))
     server.arrive(key("b", number=1))
-    server.feed(base.DrainAsked("SIGTERM"))
+    server.feed(DrainAsked("SIGTERM"))
     (booked,) = [
         e
         for e in of(server.trained(key("a", number=2)), split.RecordUpload)
@@ -124,7 +123,7 @@ def test_the_end_does_not_wait_for_everything():
     for step in range(2):
         server.offer(key("a", step))
         server.arrive(key("a", step))
-    server.feed(base.DrainAsked("Ctrl-C"))
+    server.feed(DrainAsked("Ctrl-C"))
     assert server.fire() == [split.DropUpload(key("a", 1))]
     assert of(server.trained(key("a", 0)), split.Checkpoint)
     effects = server.feed(ev.CheckpointFailed(1, "no space"))
@@ -140,12 +139,12 @@ def test_the_clients_say_that_the_run_is_over():
     assert server.feed(ev.RunOverReceived("stranger", "x")) == []
     assert server.feed(ev.RunOverReceived("a", "done")) == []
     assert server.feed(ev.RunOverReceived("b", "done")) == []
-    effects = server.feed(base.ClientLeft("c", 1, "expired"))
-    assert effects[-1] == do.Finish("the run has ended", 0)
+    effects = server.feed(ClientLeft("c", 1, "expired"))
+    assert effects[-1] == Finish("the run has ended", 0)
     server = split_server()
     server.join("a")
     server.join("b")
-    assert server.feed(base.ClientLeft("b", 1, "expired")) == []
+    assert server.feed(ClientLeft("b", 1, "expired")) == []
     server.join("b")
     server.feed(ev.RunOverReceived("a", "done"))
-    assert server.fire()[-1] == do.Finish("the run has ended", 0)
+    assert server.fire()[-1] == Finish("the run has ended", 0)

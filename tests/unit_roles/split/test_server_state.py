@@ -5,6 +5,7 @@ import pytest
 from machines import of, told
 from split_machines import HALVES, key, split_server
 
+from fsl_async.roles.machine import ClientLeft
 from fsl_async.roles.split import effects as split
 from fsl_async.roles.split import events as ev
 from fsl_async.roles.split import messages as msg
@@ -44,7 +45,7 @@ def test_alignment_for_a_client_that_has_left(problem):
     server = split_server("fsl-sage")
     server.join("a")
     server.upload(key("a"), due=True)
-    server.feed(base.ClientLeft("a", 1, "expired"))
+    server.feed(ClientLeft("a", 1, "expired"))
     assert not told(server.feed(ev.Aligned("a", 0, problem)))
     effects = server.join("a", 2)
     assert of(effects, split.SendAuxiliary) == ([] if problem else [split.SendAuxiliary("a", 0, 0)])
@@ -113,7 +114,7 @@ def test_checkpoints():
     server.upload(key("a", 4))
     (third,) = of(server.fire(), split.Checkpoint)
     assert (third.number, third.book.uploads, server.now) == (3, 5, 30.0)
-    server.feed(base.ClientLeft("a", 1, "expired"))
+    server.feed(ClientLeft("a", 1, "expired"))
     assert server.feed(ev.CheckpointWritten(3)) == []
     server.join("a")
     server.offer(key("a", 0, number=1))

@@ -2,6 +2,18 @@
 
 import pytest
 
+from fsl_async.roles.machine import (
+    DeclineStream,
+    DrainAsked,
+    Finish,
+    HelloRefused,
+    Note,
+    RunEnded,
+    SendGoodbye,
+    SessionLost,
+    TimerFired,
+    TrainingEnded,
+)
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync.client import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_REFUSED
@@ -18,20 +30,20 @@ def outstanding(client):
 def test_the_run_ends(client):
     """Training stops at its next step, then the process ends well."""
     client.ready()
-    assert client.feed(ev.RunEnded("limit")) == [do.SendGoodbye("limit"), do.EndTraining("limit")]
+    assert client.feed(RunEnded("limit")) == [SendGoodbye("limit"), do.EndTraining("limit")]
     assert client.call(3) == [], "no more work"
-    assert isinstance(client.offered(1)[0], do.DeclineStream)
+    assert isinstance(client.offered(1)[0], DeclineStream)
     assert client.feed(ev.PublishAsked()) == []
-    assert client.feed(ev.TrainingEnded(None)) == [do.Finish("limit", 0)]
+    assert client.feed(TrainingEnded(None)) == [Finish("limit", 0)]
     assert client.machine.next_deadline() is None
 
 
 def test_a_training_thread_that_does_not_come_back(client):
     """A step of half an hour must not hold the process."""
     client.ready()
-    client.feed(ev.DrainAsked("Ctrl-C"))
-    assert client.feed(ev.DrainAsked("Ctrl-C")) == []
-    assert client.fire() == [do.Finish("Ctrl-C", EXIT_INTERRUPTED)]
+    client.feed(DrainAsked("Ctrl-C"))
+    assert client.feed(DrainAsked("Ctrl-C")) == []
+    assert client.fire() == [Finish("Ctrl-C", EXIT_INTERRUPTED)]
     assert client.now == 10.0
 
 
@@ -39,55 +51,55 @@ def test_a_training_thread_that_does_not_come_back(client):
 def test_refused(client, code, exit_code):
     """A run that has ended is no failure of the client; anything else is for the user to mend."""
     client.ready()
-    client.feed(ev.HelloRefused(code, "why"))
-    assert client.feed(ev.TrainingEnded(None)) == [do.Finish("why", exit_code)]
+    client.feed(HelloRefused(code, "why"))
+    assert client.feed(TrainingEnded(None)) == [Finish("why", exit_code)]
 
 
 def test_refusal_is_the_reason_not_the_error_it_causes(client):
     """Before, fed.attach raising because of the refusal turned exit code 2 into 1."""
     client.welcome()
-    client.feed(ev.HelloRefused("model", "head.weight differs"))
-    effects = client.feed(ev.TrainingEnded("RefusedError: head.weight differs"))
-    assert effects == [do.Finish("head.weight differs", EXIT_REFUSED)]
+    client.feed(HelloRefused("model", "head.weight differs"))
+    effects = client.feed(TrainingEnded("RefusedError: head.weight differs"))
+    assert effects == [Finish("head.weight differs", EXIT_REFUSED)]
 
 
 def test_training_raises(client):
     """Also after the end was asked for: an error in the last lines of the user's function is an error."""
     client.ready()
-    client.feed(ev.RunEnded("limit"))
-    assert client.feed(ev.TrainingEnded("ZeroDivisionError")) == [
-        do.Finish("ZeroDivisionError", EXIT_FAILED)
+    client.feed(RunEnded("limit"))
+    assert client.feed(TrainingEnded("ZeroDivisionError")) == [
+        Finish("ZeroDivisionError", EXIT_FAILED)
     ]
 
 
 def test_training_returns_with_nothing_trained_since(client):
     """A user's loop may end before the run."""
     client.ready()
-    assert client.feed(ev.TrainingEnded(None)) == [do.TakeSnapshot(1)]
+    assert client.feed(TrainingEnded(None)) == [do.TakeSnapshot(1)]
     effects = client.snapshot(1, 0, tokens=0)
     assert effects[0] == do.DropDelta(1)
-    assert effects[-1] == do.Finish("the training function returned", 0)
+    assert effects[-1] == Finish("the training function returned", 0)
 
 
 def test_training_returns_and_what_it_trained_last_is_sent(client, look):
     """Before, everything since the last snapshot was thrown away."""
     client.ready(version=3)
-    assert client.feed(ev.TrainingEnded(None)) == [do.TakeSnapshot(1)]
+    assert client.feed(TrainingEnded(None)) == [do.TakeSnapshot(1)]
     (offer,) = client.snapshot(1, 3)
     assert (offer.key, offer.round) == (client.key(1, 3), 3), "an answer to a round that is open"
     assert client.call(3) == [], "it is the answer"
     effects = client.acknowledge(client.key(1, 3))
-    assert effects == [do.DropDelta(1), do.Finish("the training function returned", 0)]
+    assert effects == [do.DropDelta(1), Finish("the training function returned", 0)]
 
 
 def test_training_returns_with_a_delta_on_its_way(client):
     """That one first, then what was trained since: one at a time, and nothing twice."""
     outstanding(client)
-    assert client.feed(ev.TrainingEnded(None)) == []
+    assert client.feed(TrainingEnded(None)) == []
     assert client.acknowledge(client.key(1)) == [do.DropDelta(1), do.TakeSnapshot(2)]
     client.snapshot(2, 0)
     effects = client.acknowledge(client.key(2))
-    assert effects == [do.DropDelta(2), do.Finish("the training function returned", 0)]
+    assert effects == [do.DropDelta(2), Finish("the training function returned", 0)]
 
 
 def test_training_ends_while_a_version_is_applied(client):
@@ -96,7 +108,7 @@ def test_training_ends_while_a_version_is_applied(client):
     client.announce(1)
     client.offered(1)
     client.fetched(1)
-    assert client.feed(ev.TrainingEnded(None)) == []
+    assert client.feed(TrainingEnded(None)) == []
     assert client.replaced(1) == [do.Rebase(1)]
     assert do.TakeSnapshot(1) in client.rebased(1)
 
@@ -104,27 +116,27 @@ def test_training_ends_while_a_version_is_applied(client):
 def test_the_last_delta_does_not_arrive(client):
     """The wait for it has an end: drain_s, when nothing of it moves."""
     outstanding(client)
-    client.feed(ev.TrainingEnded(None))
-    assert [type(effect) for effect in client.fire()] == [do.Finish]
+    client.feed(TrainingEnded(None))
+    assert [type(effect) for effect in client.fire()] == [Finish]
     assert client.now == 10.0
 
 
 def test_the_last_delta_is_slow(client):
     """Before, drain_s was all it got: on a slow line what was trained last was lost however well it advanced."""
     outstanding(client)
-    client.feed(ev.TrainingEnded(None))
+    client.feed(TrainingEnded(None))
     client.moving = ("",)
     for _ in range(5):
         assert client.fire() == []
     assert client.now == 10.0 + 4 * 60.0
     client.moving = ()
-    assert [type(effect) for effect in client.fire()] == [do.Finish]
+    assert [type(effect) for effect in client.fire()] == [Finish]
 
 
 def test_the_wait_for_the_last_delta_has_a_cap(client):
     """A Slurm job must end one day."""
     outstanding(client)
-    client.feed(ev.TrainingEnded(None))
+    client.feed(TrainingEnded(None))
     client.moving = ("",)
     while not client.machine.finished:
         client.fire()
@@ -134,11 +146,11 @@ def test_the_wait_for_the_last_delta_has_a_cap(client):
 def test_the_session_ends_while_the_last_delta_is_on_its_way(client):
     """The server may be back in a moment, after a goodbye as well: one that ends the run has said Stop before."""
     outstanding(client)
-    client.feed(ev.TrainingEnded(None))
-    assert [type(effect) for effect in client.lose("bye")] == [do.Note]
+    client.feed(TrainingEnded(None))
+    assert [type(effect) for effect in client.lose("bye")] == [Note]
     assert isinstance(client.welcome()[-1], do.OfferDelta)
     client.lose()
-    assert [type(effect) for effect in client.fire()] == [do.Finish]
+    assert [type(effect) for effect in client.fire()] == [Finish]
     assert client.now == 10.0
     assert client.lose() == [], "the shell closes the link after Finish; that is no second end"
 
@@ -154,8 +166,8 @@ def test_the_last_call_holds_the_training_thread(client):
     client.fetched(1)
     assert client.replaced(1) == [do.Rebase(1)]
     client.rebased(1)
-    client.feed(ev.RunEnded("limit"))
-    assert client.feed(ev.TrainingEnded(None)) == [do.Finish("limit", 0)]
+    client.feed(RunEnded("limit"))
+    assert client.feed(TrainingEnded(None)) == [Finish("limit", 0)]
 
 
 @pytest.mark.parametrize("how", ["lost", "refused", "nothing", "ending"])
@@ -167,7 +179,7 @@ def test_a_held_training_thread_goes_on(client, how):
         assert do.ResumeTraining() in client.snapshot(1, 0, tokens=0)
         return
     if how == "ending":
-        client.feed(ev.DrainAsked("Ctrl-C"))
+        client.feed(DrainAsked("Ctrl-C"))
         assert do.ResumeTraining() in client.snapshot(1, 0)
         return
     client.snapshot(1, 0)
@@ -189,68 +201,68 @@ def test_a_session_lost_between_the_last_call_and_its_snapshot(client):
 def test_the_run_ends_while_the_last_delta_is_on_its_way(client):
     """Before, it waited drain_s for an answer that no ended run gives."""
     outstanding(client)
-    client.feed(ev.TrainingEnded(None))
-    assert [type(effect) for effect in client.feed(ev.RunEnded("limit"))] == [
-        do.SendGoodbye,
-        do.Finish,
+    client.feed(TrainingEnded(None))
+    assert [type(effect) for effect in client.feed(RunEnded("limit"))] == [
+        SendGoodbye,
+        Finish,
     ]
 
 
 def test_the_run_ended_and_the_delta_is_not_waited_for(client):
     """The same, the other way round."""
     outstanding(client)
-    client.feed(ev.RunEnded("limit"))
-    assert client.feed(ev.TrainingEnded(None)) == [do.Finish("limit", 0)]
+    client.feed(RunEnded("limit"))
+    assert client.feed(TrainingEnded(None)) == [Finish("limit", 0)]
 
 
 def test_ctrl_c_waits_for_the_last_delta(client):
     """The first Ctrl-C drains: a snapshot that was asked for is taken, sent and acknowledged."""
     client.ready()
     client.call(0)
-    client.feed(ev.DrainAsked("Ctrl-C"))
+    client.feed(DrainAsked("Ctrl-C"))
     assert [type(effect) for effect in client.snapshot(1, 0)] == [do.OfferDelta]
-    assert client.feed(ev.TrainingEnded(None)) == []
+    assert client.feed(TrainingEnded(None)) == []
     assert client.acknowledge(client.key(1)) == [do.DropDelta(1), do.TakeSnapshot(2)]
-    assert client.snapshot(2, 0, tokens=0)[-1] == do.Finish("Ctrl-C", EXIT_INTERRUPTED)
+    assert client.snapshot(2, 0, tokens=0)[-1] == Finish("Ctrl-C", EXIT_INTERRUPTED)
 
 
 def test_offline_it_waits_a_moment(client):
     """For the server to come back: drain_s, no more."""
     outstanding(client)
-    client.feed(ev.DrainAsked("Ctrl-C"))
+    client.feed(DrainAsked("Ctrl-C"))
     client.lose()
-    assert client.feed(ev.TrainingEnded(None)) == []
-    assert client.fire() == [do.Finish("Ctrl-C", EXIT_INTERRUPTED)]
+    assert client.feed(TrainingEnded(None)) == []
+    assert client.fire() == [Finish("Ctrl-C", EXIT_INTERRUPTED)]
     assert client.now == 10.0
 
 
 def test_before_its_first_version_it_ends_when_training_does(client):
     """There is nothing to send."""
     client.welcome()
-    assert client.feed(ev.TrainingEnded(None)) == [do.Finish("the training function returned", 0)]
+    assert client.feed(TrainingEnded(None)) == [Finish("the training function returned", 0)]
 
 
 def test_a_delta_settled_while_training_ends(client):
     """With the thread still at work the end waits for the thread."""
     outstanding(client)
-    client.feed(ev.DrainAsked("Ctrl-C"))
+    client.feed(DrainAsked("Ctrl-C"))
     assert client.acknowledge(client.key(1)) == [do.DropDelta(1)]
-    assert client.feed(ev.TrainingEnded(None)) == [do.TakeSnapshot(2)]
-    assert client.snapshot(2, 0, tokens=0)[-1] == do.Finish("Ctrl-C", EXIT_INTERRUPTED)
+    assert client.feed(TrainingEnded(None)) == [do.TakeSnapshot(2)]
+    assert client.snapshot(2, 0, tokens=0)[-1] == Finish("Ctrl-C", EXIT_INTERRUPTED)
 
 
 def test_finished_is_finished(client):
     """Before, a session lost after the end made a second Finish."""
     outstanding(client)
-    client.feed(ev.DrainAsked("Ctrl-C"))
+    client.feed(DrainAsked("Ctrl-C"))
     client.fire()
     late = [
-        ev.TrainingEnded(None),
-        ev.SessionLost("bye"),
+        TrainingEnded(None),
+        SessionLost("bye"),
         ev.DeltaAcknowledged(client.key(1)),
-        ev.RunEnded("late"),
+        RunEnded("late"),
         ev.Welcomed("r", 0, 1),
-        ev.TimerFired(),
+        TimerFired(),
     ]
     for event in late:
         assert client.feed(event, after_s=100.0) == []

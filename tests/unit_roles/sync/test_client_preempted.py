@@ -2,6 +2,7 @@
 
 import pytest
 
+from fsl_async.roles.machine import Finish, TrainingEnded
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync.client import EXIT_RELAUNCH
@@ -27,10 +28,10 @@ def test_what_was_trained_last_is_sent_and_the_exit_code_asks_for_a_relaunch(cli
     measured(client, 3.0)
     until = client.now + 30.0
     assert preempt(client, until) == [do.EndTraining("SIGTERM")]
-    assert client.feed(ev.TrainingEnded(None)) == [do.TakeSnapshot(2)]
+    assert client.feed(TrainingEnded(None)) == [do.TakeSnapshot(2)]
     (offer,) = client.snapshot(2, 0)
     effects = client.acknowledge(offer.key)
-    assert effects == [do.DropDelta(2), do.Finish("SIGTERM", EXIT_RELAUNCH, until)]
+    assert effects == [do.DropDelta(2), Finish("SIGTERM", EXIT_RELAUNCH, until)]
     assert EXIT_RELAUNCH == 64
 
 
@@ -42,8 +43,8 @@ def test_a_delta_that_would_not_arrive_is_not_begun(client):
     assert "28.0 s are left and a delta takes 40.0 s" in warning.text
     assert end == do.EndTraining("SIGTERM")
     client.fire()
-    finish = do.Finish("SIGTERM", EXIT_RELAUNCH, until)
-    assert client.feed(ev.TrainingEnded(None)) == [finish]
+    finish = Finish("SIGTERM", EXIT_RELAUNCH, until)
+    assert client.feed(TrainingEnded(None)) == [finish]
 
 
 def test_a_training_step_may_take_as_long_as_a_delta_can_still_arrive(client):
@@ -53,7 +54,7 @@ def test_a_training_step_may_take_as_long_as_a_delta_can_still_arrive(client):
     preempt(client, begun + 60.0)
     assert client.machine.next_deadline() == begun + 38.0
     client.now += 37.0
-    assert client.feed(ev.TrainingEnded(None)) == [do.TakeSnapshot(2)]
+    assert client.feed(TrainingEnded(None)) == [do.TakeSnapshot(2)]
 
 
 def test_a_step_that_ends_too_late_is_lost_and_the_goodbye_is_said(client):
@@ -63,7 +64,7 @@ def test_a_step_that_ends_too_late_is_lost_and_the_goodbye_is_said(client):
     preempt(client, begun + 60.0)
     effects = client.fire()
     assert client.now == begun + 38.0
-    assert [type(effect) for effect in effects] == [do.Finish]
+    assert [type(effect) for effect in effects] == [Finish]
     assert effects[0].exit_code == EXIT_RELAUNCH
 
 
@@ -71,7 +72,7 @@ def test_the_goodbye_comes_before_the_deadline_whatever_is_under_way(client):
     """A process that is killed says no goodbye, and the server waits for it until it expires."""
     client.ready()
     preempt(client, client.now + 30.0)
-    client.feed(ev.TrainingEnded(None))
+    client.feed(TrainingEnded(None))
     client.snapshot(1, 0)
     client.moving = ("",)  # its bytes advance all the time
     effects = []
@@ -87,7 +88,7 @@ def test_without_a_deadline_it_drains_as_for_ctrl_c(client):
     """Nobody said when: as long as its bytes advance it may still arrive."""
     client.ready()
     preempt(client, None)
-    client.feed(ev.TrainingEnded(None))
+    client.feed(TrainingEnded(None))
     client.snapshot(1, 0)
     client.moving = ("",)
     for _ in range(5):
@@ -101,7 +102,7 @@ def test_of_two_notices_the_nearer_deadline_counts(client, second, leaves_at):
     client.ready()
     preempt(client, 60.0, "EC2")
     assert preempt(client, second) == []
-    client.feed(ev.TrainingEnded(None))
+    client.feed(TrainingEnded(None))
     client.snapshot(1, 0)
     client.moving = ("",)
     effects = []
@@ -115,7 +116,7 @@ def test_before_its_first_version_it_leaves_when_training_does(client):
     """Nothing to send; also with a deadline that has passed."""
     client.welcome()
     preempt(client, client.now - 5.0)
-    assert client.feed(ev.TrainingEnded(None)) == [do.Finish("SIGTERM", EXIT_RELAUNCH, -5.0)]
+    assert client.feed(TrainingEnded(None)) == [Finish("SIGTERM", EXIT_RELAUNCH, -5.0)]
 
 
 def test_pace_is_the_slowest_of_the_last_three_and_ignores_what_was_interrupted():

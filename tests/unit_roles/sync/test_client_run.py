@@ -1,5 +1,6 @@
 """A client from its first dial on: joining, versions down, deltas up, and everything that gets between."""
 
+from fsl_async.roles.machine import DeclineStream, HelloRefused, Note, Send, StreamLost
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync import messages as msg
@@ -23,7 +24,7 @@ def test_a_model_that_is_built_after_the_welcome(client):
     assert client.feed(ev.PublishAsked()) == []
     assert client.announce(3) == []
     assert client.feed(ev.Attached("f", 10)) == [do.SendManifest()]
-    assert client.announce(3) == [do.Send(SERVER, msg.Fetch(-1, ""))]
+    assert client.announce(3) == [Send(SERVER, msg.Fetch(-1, ""))]
 
 
 def test_second_client_fetches_then_follows_updates(client, look):
@@ -150,7 +151,7 @@ def test_whose_name_was_taken_is_not_told_of_a_restart(client, look):
     """The server's answer to the hello says what happened; a guess before it would be wrong."""
     client.ready()
     effects = client.lose("reset")
-    effects += client.feed(ev.HelloRefused("superseded", "another process took over as a"))
+    effects += client.feed(HelloRefused("superseded", "another process took over as a"))
     assert look.notes(effects) == ""
     assert do.EndTraining("another process took over as a") in effects
     assert look.notes(client.fire()) == ""
@@ -196,12 +197,12 @@ def test_a_lost_delta_stream_is_offered_again(client):
     client.ready()
     client.call(0)
     client.snapshot(1, 0)
-    client.feed(ev.StreamLost(SERVER, "delta:a/1/0/1", "x"))
+    client.feed(StreamLost(SERVER, "delta:a/1/0/1", "x"))
     assert [type(effect) for effect in client.fire()] == [do.OfferDelta]
     assert client.now == 5.0
-    client.feed(ev.StreamLost(SERVER, "delta:a/1/0/1", "x"))
+    client.feed(StreamLost(SERVER, "delta:a/1/0/1", "x"))
     client.lose()
-    client.feed(ev.StreamLost(SERVER, "delta:a/1/0/1", "x"))
+    client.feed(StreamLost(SERVER, "delta:a/1/0/1", "x"))
     assert client.machine.next_deadline() is None
 
 
@@ -319,10 +320,10 @@ def test_a_lost_version_stream_is_asked_for_again(client, look):
     client.ready()
     client.announce(1)
     client.offered(1)
-    client.feed(ev.StreamLost(SERVER, "update:1", "gone"))
+    client.feed(StreamLost(SERVER, "update:1", "gone"))
     assert client.announce(1) == []
     assert look.said(client.fire()) == [msg.Fetch(0, "d0")]
-    client.feed(ev.StreamLost(SERVER, "update:1", "gone"))
+    client.feed(StreamLost(SERVER, "update:1", "gone"))
     client.offered(1)
     client.fetched(1)
     assert client.machine.next_deadline() is None, "it came after all"
@@ -330,16 +331,16 @@ def test_a_lost_version_stream_is_asked_for_again(client, look):
 
 def test_streams_that_are_not_wanted(client, look):
     """Nothing that does not fit may touch the base."""
-    assert isinstance(client.offered(0, "full")[0], do.DeclineStream), "no model yet"
+    assert isinstance(client.offered(0, "full")[0], DeclineStream), "no model yet"
     client.ready()
-    assert isinstance(client.offered(0, "full")[0], do.DeclineStream), "it is here already"
+    assert isinstance(client.offered(0, "full")[0], DeclineStream), "it is here already"
     client.announce(1)
     client.announce(2)
-    assert isinstance(client.offered(2)[0], do.DeclineStream), "it does not follow the base"
+    assert isinstance(client.offered(2)[0], DeclineStream), "it does not follow the base"
     assert look.said(client.fire()) == [msg.Fetch(0, "d0")], "that was the answer: ask again"
     client.offered(1)
     client.fetched(1)
-    assert isinstance(client.offered(1)[0], do.DeclineStream), "it is being applied"
+    assert isinstance(client.offered(1)[0], DeclineStream), "it is being applied"
 
 
 def test_somebody_else_published(client, look):
@@ -347,7 +348,7 @@ def test_somebody_else_published(client, look):
     client.feed(ev.Attached("f", 10))
     client.welcome()
     client.feed(ev.PublishAsked())
-    client.feed(ev.StreamLost(SERVER, "initial:a/1", "not the publisher"))
+    client.feed(StreamLost(SERVER, "initial:a/1", "not the publisher"))
     assert look.said(client.announce(0)) == [msg.Fetch(-1, "")]
 
 
@@ -374,5 +375,5 @@ def test_dropped_work_is_said(client):
     """Tokens that no delta will ever carry must not vanish without a word."""
     client.ready()
     effects = client.feed(ev.Rebased(client.machine.base.version, 64))
-    assert isinstance(effects[0], do.Note)
+    assert isinstance(effects[0], Note)
     assert "64 tokens" in effects[0].text

@@ -1,5 +1,6 @@
 """A client that is called to train rounds: from the version they start from, once, and held at their end."""
 
+from fsl_async.roles.machine import DrainAsked
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync import messages as msg
@@ -93,13 +94,13 @@ def test_the_end_comes_in_a_round(client):
     """Ctrl-C: what is trained by then is sent, and the thread is not held."""
     client.ready()
     turn(client, 0)
-    client.feed(ev.DrainAsked("Ctrl-C"))
+    client.feed(DrainAsked("Ctrl-C"))
     assert do.ResumeTraining() in client.snapshot(1, 0)
 
 
 def test_the_wire():
     """A turn is not a call: a client that does not know it must not train a single step for it."""
-    assert msg.from_wire({"m": "Turn", "round": 3, "last": False}) == msg.Turn(3)
+    assert msg.from_wire({"m": "turn/1", "round": 3, "last": False}) == msg.Turn(3)
     assert ev.TurnCalled(3) != ev.RoundCalled(3)
     assert not ev.RoundCalled(3).is_turn
 
@@ -110,5 +111,5 @@ def test_what_the_node_asks_and_sets(client):
     client.ready()
     client.announce(1)
     assert (client.machine.latest.version, client.machine.base.version) == (1, 0)
-    client.feed(ev.DrainAsked("Ctrl-C"))
+    client.feed(DrainAsked("Ctrl-C"))
     assert client.machine.next_deadline() == 3.0

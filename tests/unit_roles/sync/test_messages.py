@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fsl_async.roles.messages import MAX_TENSORS, MAX_TEXT, MessageError
 from fsl_async.roles.sync import messages as msg
 from fsl_async.roles.sync.events import DeltaKey
 
@@ -32,7 +33,7 @@ JUNK = st.recursive(
     | st.floats()
     | st.text(max_size=8)
     | st.binary(max_size=8)
-    | st.sampled_from([cls.__name__ for cls in KINDS]),
+    | st.sampled_from([cls.tag for cls in KINDS]),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner),
     max_leaves=6,
 )
@@ -58,7 +59,7 @@ def test_junk_is_refused(wire):
     """Strangers may send anything; only MessageError may come of it."""
     try:
         message = msg.from_wire(wire)
-    except msg.MessageError:
+    except MessageError:
         return
     assert msg.to_wire(message) == wire
 
@@ -70,7 +71,7 @@ def test_one_wrong_field_is_refused(message, data):
     name = data.draw(st.sampled_from([*wire, "extra"]))
     good = wire.get(name)
     bad = data.draw(JUNK.filter(lambda value: type(value) is not type(good)))
-    with pytest.raises(msg.MessageError):
+    with pytest.raises(MessageError):
         msg.from_wire({**wire, name: bad})
 
 
@@ -82,30 +83,30 @@ META = msg.DeltaMeta("a/1/0/0", "d" * 32, 1, 1, 1, {})
     [
         ([], "a message is a map"),
         ({}, "unknown message"),
-        ({"m": ["Call"]}, "unknown message"),
+        ({"m": ["call/1"]}, "unknown message"),
         ({"m": "x" * 1000}, "unknown message xxx"),
         ({"m": "\x1b]0;"}, "unknown message .u001b]0;"),
         ({"m": "Message"}, "unknown message"),
-        ({"m": "Call"}, "has 0 fields, expected 2"),
-        ({"m": "Call", "round": 1, "last": True, "more": 1}, "has 3 fields"),
-        ({"m": "Call", "rounds": 1, "last": False}, "Call.round is NoneType"),
-        ({"m": "Call", "round": True, "last": False}, "Call.round is bool, not int"),
-        ({"m": "Call", "round": 1.0, "last": False}, "Call.round is float"),
-        ({"m": "Call", "round": -2, "last": False}, "out of range"),
-        ({"m": "Call", "round": 1 << 63, "last": False}, "out of range"),
-        ({"m": "Stop", "reason": b"x"}, "Stop.reason is bytes"),
-        ({"m": "Stop", "reason": "x" * (msg.MAX_TEXT + 1)}, "longer than"),
-        ({"m": "Attach", "fingerprint": "d" * 32, "manifest": {}}, "is dict, not list"),
-        ({"m": "Attach", "fingerprint": "d" * 31, "manifest": []}, "fingerprint is not a digest"),
-        ({"m": "Announce", "version": 0, "digest": ""}, "digest is not a digest"),
-        ({"m": "Holding", "version": 0, "digest": "D" * 32}, "digest is not a digest"),
-        ({"m": "Fetch", "version": 0, "digest": "no"}, "is not a digest, nor empty: no"),
-        ({"m": "Accepted", "key": "a b/1/2/3"}, "Accepted.key is not a delta key: a b/1/2/3"),
-        ({"m": "Accepted", "key": "a/1\x1b/2/3"}, "is not a delta key: a/1.u001b/2/3"),
-        ({"m": "Reject", "code": "two words", "text": ""}, "Reject.code is not a code"),
-        ({"m": "VersionMeta", "kind": "half", "version": 0}, "is not a kind of version: half"),
+        ({"m": "call/1"}, "has 0 fields, expected 2"),
+        ({"m": "call/1", "round": 1, "last": True, "more": 1}, "has 3 fields"),
+        ({"m": "call/1", "rounds": 1, "last": False}, "Call.round is NoneType"),
+        ({"m": "call/1", "round": True, "last": False}, "Call.round is bool, not int"),
+        ({"m": "call/1", "round": 1.0, "last": False}, "Call.round is float"),
+        ({"m": "call/1", "round": -2, "last": False}, "out of range"),
+        ({"m": "call/1", "round": 1 << 63, "last": False}, "out of range"),
+        ({"m": "stop/1", "reason": b"x"}, "Stop.reason is bytes"),
+        ({"m": "stop/1", "reason": "x" * (MAX_TEXT + 1)}, "longer than"),
+        ({"m": "attach/1", "fingerprint": "d" * 32, "manifest": {}}, "is dict, not list"),
+        ({"m": "attach/1", "fingerprint": "d" * 31, "manifest": []}, "fingerprint is not a digest"),
+        ({"m": "announce/1", "version": 0, "digest": ""}, "digest is not a digest"),
+        ({"m": "holding/1", "version": 0, "digest": "D" * 32}, "digest is not a digest"),
+        ({"m": "fetch/1", "version": 0, "digest": "no"}, "is not a digest, nor empty: no"),
+        ({"m": "accepted/1", "key": "a b/1/2/3"}, "Accepted.key is not a delta key: a b/1/2/3"),
+        ({"m": "accepted/1", "key": "a/1\x1b/2/3"}, "is not a delta key: a/1.u001b/2/3"),
+        ({"m": "reject/1", "code": "two words", "text": ""}, "Reject.code is not a code"),
+        ({"m": "version_meta/1", "kind": "half", "version": 0}, "is not a kind of version: half"),
         (
-            {"m": "Attach", "fingerprint": "d" * 32, "manifest": [0] * (msg.MAX_TENSORS + 1)},
+            {"m": "attach/1", "fingerprint": "d" * 32, "manifest": [0] * (MAX_TENSORS + 1)},
             "more than",
         ),
         (
@@ -117,25 +118,25 @@ META = msg.DeltaMeta("a/1/0/0", "d" * 32, 1, 1, 1, {})
 )
 def test_what_is_wrong_is_named(wire, words):
     """The line in the log must say which field of which message it was."""
-    with pytest.raises(msg.MessageError, match=words):
+    with pytest.raises(MessageError, match=words):
         msg.from_wire(wire)
 
 
 def test_a_name_of_megabytes_is_not_repeated():
     """An error text goes to log and journal: a peer must not choose its size."""
-    with pytest.raises(msg.MessageError) as caught:
+    with pytest.raises(MessageError) as caught:
         msg.from_wire({"m": "x" * 10_000_000})
     assert len(str(caught.value)) < 200
 
 
 def test_text_for_people_is_printable_and_one_line():
     """It goes to a terminal: no escape sequence, no second line, no text that runs the other way."""
-    found = msg.from_wire({"m": "Stop", "reason": "\x1b]0;owned\x07\nps: all good\u202e"})
+    found = msg.from_wire({"m": "stop/1", "reason": "\x1b]0;owned\x07\nps: all good\u202e"})
     assert found == msg.Stop(r"\u001b]0;owned\u0007\u000aps: all good\u202e")
     assert msg.from_wire(msg.to_wire(found)) == found
-    long = msg.from_wire({"m": "Stop", "reason": "\n" * msg.MAX_TEXT}).reason
+    long = msg.from_wire({"m": "stop/1", "reason": "\n" * MAX_TEXT}).reason
     assert long.isprintable()
-    assert len(long) == msg.MAX_TEXT
+    assert len(long) == MAX_TEXT
     named = msg.from_wire(msg.to_wire(META) | {"metrics": {"\x1b[2J": 1.0, "a": "\r"}})
     assert named.metrics == {r"\u001b[2J": 1.0, "a": r"\u000d"}
 

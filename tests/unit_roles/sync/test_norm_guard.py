@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fsl_async.roles.machine import DrainAsked, Finish
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync import messages as msg
@@ -271,14 +272,14 @@ def test_the_end_does_not_wait_for_a_rule(make_server, look):
     """With too few for ever the run ends all the same; what waits is in the spool for the next start."""
     server = make_server(least_clients=3, aggregation="trimmed")
     server.begin("a", "b")
-    server.feed(ev.DrainAsked("asked"))
+    server.feed(DrainAsked("asked"))
     server.store(key("a"))
     effects = server.store(key("b"))
     for _ in range(6):
-        if look.only(effects, do.Finish) or server.machine.next_deadline() is None:
+        if look.only(effects, Finish) or server.machine.next_deadline() is None:
             break
         effects = server.fire()
-    assert [one.exit_code for one in look.only(effects, do.Finish)] == [0]
+    assert [one.exit_code for one in look.only(effects, Finish)] == [0]
     assert not look.only(effects, do.Commit)
 
 

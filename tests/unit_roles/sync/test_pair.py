@@ -15,6 +15,20 @@ import random
 import attrs
 import pytest
 
+from fsl_async.roles.machine import (
+    ClientLeft,
+    DeclineStream,
+    DrainAsked,
+    HelloRefused,
+    Note,
+    Refuse,
+    RunEnded,
+    Send,
+    SessionLost,
+    StreamLost,
+    TimerFired,
+    TrainingEnded,
+)
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync import messages as msg
@@ -29,7 +43,7 @@ TO_CLIENT = {
     msg.Accepted: lambda m: ev.DeltaAcknowledged(DeltaKey.parse(m.key)),
     msg.Declined: lambda m: ev.DeltaRefused(DeltaKey.parse(m.key), m.code, m.text),
     msg.Announce: lambda m: ev.VersionAnnounced(m.version, m.digest),
-    msg.Stop: lambda m: ev.RunEnded(m.reason),
+    msg.Stop: lambda m: RunEnded(m.reason),
 }
 TO_SERVER = {
     msg.Fetch: lambda n, m: ev.FetchAsked(n, m.version, m.digest),
@@ -138,14 +152,14 @@ class World:
         session.open = False
         client, server = session.client, session.server
         self.at(client, self.chance.uniform(0, 2), self.notice, session)
-        left = ev.ClientLeft(client.name, client.machine.incarnation, "cut")
+        left = ClientLeft(client.name, client.machine.incarnation, "cut")
         if not client.alive or self.chance.random() < 0.5:
             self.at(server, self.chance.uniform(0, 0.9), self.left, session, left)
 
     def notice(self, session):
         session.noticed = True
         if session.up:
-            self.feed(session.client, ev.SessionLost("cut"))
+            self.feed(session.client, SessionLost("cut"))
 
     def left(self, session, event):
         current = self.sessions.get(event.peer)
@@ -168,7 +182,7 @@ class World:
                 return
             if self.fault(0.1):
                 for side, peer in ((session.client, SERVER), (session.server, session.client.name)):
-                    self.deliver(session, side, ev.StreamLost(peer, stream, "broken"))
+                    self.deliver(session, side, StreamLost(peer, stream, "broken"))
             else:
                 arrived()
 
@@ -181,7 +195,7 @@ class World:
             return
         carry_out = self.serve if process is self.server else self.act
         for effect in process.machine.handle(event, self.now):
-            if not isinstance(effect, do.Note):
+            if not isinstance(effect, Note):
                 carry_out(process, effect)
         when = process.machine.next_deadline()
         if when is not None and when not in process.done:
@@ -190,7 +204,7 @@ class World:
 
     def fire(self, process, when):
         if process.machine.next_deadline() == when:
-            self.feed(process, ev.TimerFired())
+            self.feed(process, TimerFired())
             after = process.machine.next_deadline()
             assert after is None or after > self.now, "a due deadline stays armed"
 
@@ -202,16 +216,16 @@ class World:
         match effect:
             case do.Admit() if session:
                 self.job(server, lambda: self.welcome(session))
-            case do.Refuse(_, code, text) if session:
-                self.deliver(session, client, ev.HelloRefused(code, text))
+            case Refuse(_, code, text) if session:
+                self.deliver(session, client, HelloRefused(code, text))
                 self.drop(session)
-            case do.Send(_, message) if session and session.up:
+            case Send(_, message) if session and session.up:
                 if isinstance(message, msg.Accepted):
                     key = DeltaKey.parse(message.key)
                     assert key in self.pending or key in self.merged, "acknowledged and not booked"
                 self.deliver(session, client, TO_CLIENT[type(message)](message))
-            case do.DeclineStream(_, stream, reason) if session:
-                self.deliver(session, client, ev.StreamLost(SERVER, stream, reason))
+            case DeclineStream(_, stream, reason) if session:
+                self.deliver(session, client, StreamLost(SERVER, stream, reason))
             case do.SendVersion(_, kind, version) if session:
                 offered = ev.FetchOffered(f"{kind}:{version}", kind, version, 1)
                 self.deliver(session, client, offered)
@@ -237,7 +251,7 @@ class World:
 
     def store(self, session, effect):
         if self.fault(0.1):
-            lost = ev.StreamLost(effect.peer, f"delta:{effect.key.text}", "disk full")
+            lost = StreamLost(effect.peer, f"delta:{effect.key.text}", "disk full")
             self.feed(session.server, lost)
             return
         problem = "NaN" if self.fault(0.03) else None
@@ -269,7 +283,7 @@ class World:
         if session is not None and (not session.open or session.client is not client):
             session = None
         match effect:
-            case do.Send(_, message) if session:
+            case Send(_, message) if session:
                 self.deliver(session, server, TO_SERVER[type(message)](name, message))
             case do.SendManifest() if session:
                 self.deliver(session, server, ev.ModelAttached(name, "f", 1, None))
@@ -316,7 +330,7 @@ class World:
 
     def end(self, client):
         client.held_since = self.now if client.held_since is None else client.held_since
-        self.feed(client, ev.TrainingEnded(None))
+        self.feed(client, TrainingEnded(None))
 
     def snapshot(self, client, sequence, hold):
         since, until = client.trained_since, client.held_since or self.now
@@ -353,7 +367,7 @@ def test_faults_end_and_everybody_arrives(seed):
     version = len(world.digests)
     world.run_until(world.now + 180.0)
     assert len(world.digests) >= version + 2, "rounds do not complete any more"
-    world.feed(world.server, ev.DrainAsked("end of the test"))
+    world.feed(world.server, DrainAsked("end of the test"))
     world.run_until(world.now + 90.0)
     assert world.server.machine.ended
     for client in world.nodes.values():

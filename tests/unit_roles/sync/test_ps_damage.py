@@ -1,5 +1,6 @@
 """What the parameter server decides when its disk, or a client's memory, is damaged."""
 
+from fsl_async.roles.machine import Finish, Note
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync.events import DeltaKey
@@ -7,7 +8,7 @@ from fsl_async.roles.sync.ps_state import EXIT_DAMAGED
 
 
 def alarms(effects):
-    return [one for one in effects if isinstance(one, do.Note) and "alarm" in one.facts]
+    return [one for one in effects if isinstance(one, Note) and "alarm" in one.facts]
 
 
 def test_damage_beyond_repair_ends_this_process_and_not_the_run(make_server, look):
@@ -17,7 +18,7 @@ def test_damage_beyond_repair_ends_this_process_and_not_the_run(make_server, loo
     server.fire()
     server.store(DeltaKey("a", 1, 0, 1))
     effects = server.feed(ev.StoreFailed("version 0 is damaged: start with --from-version 3"))
-    assert effects == [do.Finish("version 0 is damaged: start with --from-version 3", EXIT_DAMAGED)]
+    assert effects == [Finish("version 0 is damaged: start with --from-version 3", EXIT_DAMAGED)]
     assert server.machine.next_deadline() is None
     assert not server.machine.ended
 

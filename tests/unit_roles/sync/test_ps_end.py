@@ -2,6 +2,7 @@
 
 import pytest
 
+from fsl_async.roles.machine import ClientLeft, DrainAsked, Finish, Refuse, StreamLost, TimerFired
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync import messages as msg
@@ -14,11 +15,11 @@ def key(client, sequence=1, base=0, incarnation=1):
 
 
 def drain(server):
-    return server.feed(ev.DrainAsked("asked"))
+    return server.feed(DrainAsked("asked"))
 
 
 def finish(effects, look):
-    (one,) = look.only(effects, do.Finish)
+    (one,) = look.only(effects, Finish)
     return one
 
 
@@ -45,8 +46,8 @@ def test_drain_when_ready_calls_one_last_round(server, look):
     assert server.now == 10.0, "the last round lasts drain_s, whatever the clock says"
     assert len(commit.merged) == 1
     effects = server.committed(1)
-    assert look.only(effects, do.Finish) == []
-    assert look.only(server.hold("a", 1), do.Finish) == []
+    assert look.only(effects, Finish) == []
+    assert look.only(server.hold("a", 1), Finish) == []
     assert finish(server.hold("b", 1), look).reason == "asked"
 
 
@@ -54,7 +55,7 @@ def test_drain_with_nobody_here(server, look):
     """The run ends at once; what is pending is in the spool."""
     server.begin("a")
     server.left("a")
-    assert look.only(drain(server), do.Finish)
+    assert look.only(drain(server), Finish)
 
 
 def test_drain_in_a_round_shortens_it(server, look):
@@ -68,7 +69,7 @@ def test_drain_in_a_round_shortens_it(server, look):
     assert look.said(effects) == [msg.Call(0, last=True)] * 2
     effects = server.fire()
     assert server.now == 620.0
-    assert look.only(effects, do.Finish), "nothing came, so all hold the last version already"
+    assert look.only(effects, Finish), "nothing came, so all hold the last version already"
 
 
 def test_drain_in_an_overdue_round_still_waits_a_moment(server, look):
@@ -76,7 +77,7 @@ def test_drain_in_an_overdue_round_still_waits_a_moment(server, look):
     server.begin("a", "b")
     server.fire()
     server.fire()
-    assert look.only(drain(server), do.Finish) == []
+    assert look.only(drain(server), Finish) == []
     assert server.machine.next_deadline() == server.now + 10.0
 
 
@@ -149,7 +150,7 @@ def test_a_last_round_that_nobody_answers_is_not_the_last(make_server, look):
     server = make_server(limit_rounds=1, every_s=100.0)
     server.begin("a")
     server.fire()
-    assert look.only(server.feed(ev.RoundSkipped("a", 0, "nothing")), do.Finish) == []
+    assert look.only(server.feed(ev.RoundSkipped("a", 0, "nothing")), Finish) == []
     assert look.said(server.fire()) == [msg.Call(0, last=True)]
     assert look.only(server.offer(key("a")), do.ReceiveDelta)
 
@@ -280,7 +281,7 @@ def test_a_member_that_leaves_ends_the_wait(server, look):
     server.committed(1)
     server.hold("a", 1)
     assert look.said(server.left("b"), "a") == [msg.Call(1, last=True)]
-    assert look.only(server.feed(ev.RoundSkipped("a", 1, "nothing")), do.Finish)
+    assert look.only(server.feed(ev.RoundSkipped("a", 1, "nothing")), Finish)
 
 
 def test_a_hello_that_ends_the_last_round(server, look):
@@ -288,8 +289,8 @@ def test_a_hello_that_ends_the_last_round(server, look):
     server.begin("a")
     drain(server)
     effects = server.hello("a", 2)
-    assert look.only(effects, do.Refuse)[0].code == "finished"
-    assert look.only(effects, do.Finish)
+    assert look.only(effects, Refuse)[0].code == "finished"
+    assert look.only(effects, Finish)
 
 
 def test_recovery_with_pending_deltas(make_server, look):
@@ -325,12 +326,12 @@ def test_killed_between_its_last_version_and_its_end(make_server, look):
     server = make_server(limit_rounds=2)
     server.recover(2, "d2", digests={2: "d2"})
     server.join("a")
-    assert look.only(server.hold("a", 2), do.Finish) == [], "others may be on their way"
+    assert look.only(server.hold("a", 2), Finish) == [], "others may be on their way"
     server.hello("b")
     server.attach("b")
     server.fire()
     assert server.machine.phase is Phase.READY
-    assert look.only(server.hold("b", 2), do.Finish)
+    assert look.only(server.hold("b", 2), Finish)
 
 
 def test_nothing_wakes_a_run_that_is_over(server):
@@ -341,13 +342,13 @@ def test_nothing_wakes_a_run_that_is_over(server):
     drain(server)
     assert server.machine.ended
     late = [
-        ev.TimerFired(),
-        ev.ClientLeft("a", 1, "late"),
+        TimerFired(),
+        ClientLeft("a", 1, "late"),
         ev.ModelAttached("a", "f", 1, None),
         ev.VersionCommitted(1, "d1", 1, 0.1),
         ev.CommitFailed(1, "late"),
-        ev.StreamLost("a", "delta:a/1/0/1", "late"),
-        ev.DrainAsked("again"),
+        StreamLost("a", "delta:a/1/0/1", "late"),
+        DrainAsked("again"),
     ]
     for event in late:
         assert server.feed(event, after_s=1000.0) == []

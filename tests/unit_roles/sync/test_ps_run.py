@@ -2,6 +2,7 @@
 
 import pytest
 
+from fsl_async.roles.machine import DeclineStream, EndSession, Send, StreamLost, TimerFired
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync import messages as msg
@@ -19,7 +20,7 @@ def test_first_client_publishes_second_fetches(server, look):
     assert look.said(server.attach("a"), "a") == [msg.Publish()]
     assert look.said(server.join("b")) == []
     assert server.feed(ev.InitialOffered("b", "s")) == [
-        do.DeclineStream("b", "s", "not the publisher")
+        DeclineStream("b", "s", "not the publisher")
     ]
     assert server.feed(ev.InitialOffered("a", "s")) == [do.ReceiveInitial("a", "s")]
     assert server.feed(ev.FetchAsked("b", -1, "")) == [], "there is nothing to fetch yet"
@@ -62,11 +63,11 @@ def test_initial_weights_that_cannot_be_written(make_server, look):
     assert "next try in 10 s" in look.notes(effects)
     assert look.said(effects) == look.said(server.join("c")) == []
     assert look.said(server.fire(), "b") == [msg.Publish()]
-    server.feed(ev.StreamLost("b", "initial:b/1", "broken"))
+    server.feed(StreamLost("b", "initial:b/1", "broken"))
     assert look.said(server.fire(), "a") == [msg.Publish()]
-    assert look.only(server.feed(ev.StreamLost("b", "x", "y")), do.Send) == []
+    assert look.only(server.feed(StreamLost("b", "x", "y")), Send) == []
     assert look.said(server.left("a"), "c") == [msg.Publish()]
-    server.feed(ev.StreamLost("c", "initial:c/1", "broken"))
+    server.feed(StreamLost("c", "initial:c/1", "broken"))
     server.left("b")
     server.left("c")
     assert server.fire() == [], "nobody is left to ask"
@@ -79,7 +80,7 @@ def test_a_failed_write_of_a_version_that_came_otherwise(server):
     """A second publisher may fail after the first one's weights became durable."""
     server.begin("a")
     assert server.feed(ev.CommitFailed(0, "exists")) == []
-    server.feed(ev.StreamLost("a", "initial:a/1", "late"))
+    server.feed(StreamLost("a", "initial:a/1", "late"))
     assert server.machine.phase is Phase.READY
 
 
@@ -335,14 +336,14 @@ def test_refusals_answer_the_round(make_server, look):
     server.join("b")
     server.fire()
     effects = server.offer(key("b", 1, 0))
-    assert look.only(effects, do.DeclineStream)[0].reason == "stale"
+    assert look.only(effects, DeclineStream)[0].reason == "stale"
     assert look.said(effects)[0].code == "stale"
     assert server.machine.round.answered == {"b": False}
     assert look.said(server.offer(key("a", 9, 2), base_digest="alien"))[0].code == "lineage"
     assert server.machine.phase is Phase.READY, "both have answered with nothing that counts"
     foreign = server.offer(key("a", 9, 2), peer="b")
-    assert foreign == [do.DeclineStream("b", "delta:a/1/2/9", "not yours")]
-    assert look.only(server.offer(key("stranger")), do.DeclineStream)[0].reason == "not yours"
+    assert foreign == [DeclineStream("b", "delta:a/1/2/9", "not yours")]
+    assert look.only(server.offer(key("stranger")), DeclineStream)[0].reason == "not yours"
 
 
 def test_a_known_key_gets_the_answer_it_got(server, look):
@@ -352,7 +353,7 @@ def test_a_known_key_gets_the_answer_it_got(server, look):
     server.store(key("a"))
     effects = server.offer(key("a"), number=0)
     assert look.said(effects) == [msg.Accepted("a/1/0/1")]
-    assert look.only(effects, do.DeclineStream)[0].reason == "known"
+    assert look.only(effects, DeclineStream)[0].reason == "known"
     again = server.store(key("a"))
     assert look.said(again) == [msg.Accepted("a/1/0/1")]
     assert look.only(again, do.Accumulate) == []
@@ -394,9 +395,9 @@ def test_a_transfer_that_broke_off_is_asked_for_again(server, look):
     """Before, a delta that arrived whole and then could not be stored was never answered, and its client sent no other."""
     server.begin("a")
     server.fire()
-    effects = server.feed(ev.StreamLost("a", "delta:a/1/0/1", "disk full"))
+    effects = server.feed(StreamLost("a", "delta:a/1/0/1", "disk full"))
     assert look.said(effects) == [msg.Declined("a/1/0/1", "later", "disk full")]
-    assert look.said(server.feed(ev.StreamLost("gone", "delta:gone/1/0/1", "x"))) == []
+    assert look.said(server.feed(StreamLost("gone", "delta:gone/1/0/1", "x"))) == []
 
 
 def test_disk_full_at_commit_is_retried_with_what_came_meanwhile(make_server, look):
@@ -476,7 +477,7 @@ def test_another_model_is_rejected_and_not_waited_for(server, look):
     assert (reject.code, "head.weight" in reject.text) == ("model", True)
     assert "b" not in server.machine.members
     assert len(look.only(effects, do.Commit)) == 1
-    assert look.only(server.attach("b"), do.EndSession)[0].peer == "b"
+    assert look.only(server.attach("b"), EndSession)[0].peer == "b"
 
 
 def test_what_changes_no_decision(server):
@@ -484,7 +485,7 @@ def test_what_changes_no_decision(server):
     server.begin("a")
     assert server.feed(ev.HeartbeatReceived("a", {})) == []
     assert server.feed(ev.VersionSent("a", "full", 0, 1)) == []
-    assert server.feed(ev.TimerFired()) == []
+    assert server.feed(TimerFired()) == []
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import pytest
 
+from fsl_async.roles.machine import ClientLeft, DrainAsked, Finish, Send
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync import messages as msg
@@ -32,7 +33,7 @@ def called(effects):
     return [
         (effect.peer, effect.message.round)
         for effect in effects
-        if isinstance(effect, do.Send) and isinstance(effect.message, msg.Turn)
+        if isinstance(effect, Send) and isinstance(effect.message, msg.Turn)
     ]
 
 
@@ -285,7 +286,7 @@ def test_asked_to_end(run, look, trigger, when):
     """The open round is the last; nobody trains between rounds, so there is no further one."""
     server = run(trigger, "a", "b")
     if when == "ready":
-        effects = server.feed(ev.DrainAsked("Ctrl-C"))
+        effects = server.feed(DrainAsked("Ctrl-C"))
         assert look.said(effects)[-1] == msg.Stop("Ctrl-C")
         assert server.machine.ended
         return
@@ -294,7 +295,7 @@ def test_asked_to_end(run, look, trigger, when):
         server.store(key("a"))
         if trigger != "relay":
             server.store(key("b"))
-    effects = server.feed(ev.DrainAsked("Ctrl-C"))
+    effects = server.feed(DrainAsked("Ctrl-C"))
     assert "no further round" in look.notes(effects)
     if when == "collecting":
         assert called(server.store(key("a"))) == [], "whose turn had not come has none"
@@ -313,7 +314,7 @@ def test_what_came_while_the_last_version_was_made_is_merged_too(run, look):
     server.fire()
     server.store(key("a"))
     server.fire()
-    server.feed(ev.DrainAsked("Ctrl-C"))
+    server.feed(DrainAsked("Ctrl-C"))
     server.store(key("b"))
     server.committed(1)
     server.hold("a", 1)
@@ -331,7 +332,7 @@ def test_a_limit_of_tokens_needs_no_further_round(run, look):
     server.fire()
     server.store(key("a"))
     server.committed(1)
-    assert look.only(server.hold("a", 1), do.Finish)
+    assert look.only(server.hold("a", 1), Finish)
 
 
 def test_a_restart_after_the_last_round(make_server, look):
@@ -341,7 +342,7 @@ def test_a_restart_after_the_last_round(make_server, look):
     server.hello("a")
     server.attach("a")
     server.hold("a", 1)
-    assert look.only(server.fire(), do.Finish)
+    assert look.only(server.fire(), Finish)
 
 
 def test_names():
@@ -362,7 +363,7 @@ def test_an_answer_about_transfers_that_nobody_waits_for(run, look):
     assert server.feed(ev.TransfersChecked(())) == []
     server.fire()
     server.store(key("a"))
-    server.feed(ev.DrainAsked("Ctrl-C"))
+    server.feed(DrainAsked("Ctrl-C"))
     assert server.machine.phase is Phase.MERGING
     assert server.feed(ev.TransfersChecked(())) == []
 
@@ -376,7 +377,7 @@ def served(effects):
         )
         for effect in effects
         if isinstance(effect, do.SendVersion)
-        or (isinstance(effect, do.Send) and isinstance(effect.message, msg.Announce))
+        or (isinstance(effect, Send) and isinstance(effect.message, msg.Announce))
     ]
 
 
@@ -391,7 +392,7 @@ def test_a_version_is_sent_with_its_announcement_once(run):
     server.hold("b", 1)  # and late does not
     for name in ("a", "b"):
         server.store(DeltaKey(name, 1, 1, 2))
-    server.feed(ev.ClientLeft("late", 1, "expired"))
+    server.feed(ClientLeft("late", 1, "expired"))
     server.hello("late")
     server.attach("late")
     assert served(server.committed(2)) == [("a", 2), ("a", 2), ("b", 2), ("b", 2), ("late", 2)]

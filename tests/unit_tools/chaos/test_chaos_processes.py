@@ -38,7 +38,7 @@ def run(tmp_path):
     line = {
         "t": 1.0,
         "kind": "note",
-        "type": "NodeStarted",
+        "type": "node_started",
         "role": "ps",
         "address": "tcp://127.0.0.1:7100",
     }
@@ -210,7 +210,7 @@ def test_there_must_be_a_run(tmp_path):
 
 def test_where_the_server_listens_when_its_start_is_in_an_older_segment(tmp_path):
     """Clients are found by it, in a run of weeks too."""
-    line = {"t": 1.0, "type": "SoFar", "state": {"address": "tcp://127.0.0.1:7100"}}
+    line = {"t": 1.0, "type": "so_far", "state": {"address": "tcp://127.0.0.1:7100"}}
     (tmp_path / "journal.jsonl").write_text(json.dumps(line) + "\n")
     assert Run.at(tmp_path).address == "tcp://127.0.0.1:7100"
 

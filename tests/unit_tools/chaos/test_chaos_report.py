@@ -25,8 +25,8 @@ def event(t, kind, peer, **more):
 
 
 def call(t, number):
-    message = {"type": "Call", "round": number}
-    return {"t": t, "kind": "effect", "type": "Send", "peer": "a", "message": message}
+    message = {"type": "call/1", "round": number}
+    return {"t": t, "kind": "effect", "type": "send", "peer": "a", "message": message}
 
 
 def storm(*lines, start=100.0, over=200.0):
@@ -50,22 +50,22 @@ LEDGER = [
     version(6, 190.0, NAMES, 11800),  # 4800 tokens in 80 s
 ]
 JOURNAL = [
-    *(event(5.0, "ClientHello", name, version=-1) for name in NAMES),
-    *(event(91.0, "VersionHeld", name, version=2) for name in NAMES),
-    {"t": 95.0, "type": "Traffic", "kind": "note", "coded": {"x": 1000}, "sockets": {"up": 1500}},
+    *(event(5.0, "client_hello", name, version=-1) for name in NAMES),
+    *(event(91.0, "version_held", name, version=2) for name in NAMES),
+    {"t": 95.0, "type": "traffic", "kind": "note", "coded": {"x": 1000}, "sockets": {"up": 1500}},
     call(108.0, 3),
     call(128.0, 4),
     call(148.0, 5),
     call(188.0, 6),
-    event(123.0, "ClientLeft", "b", reason="expired"),
-    event(131.0, "ClientHello", "b", version=-1),
-    event(132.0, "VersionHeld", "b", version=4),
-    event(147.0, "ClientLeft", "d", reason="expired"),
-    event(155.5, "ClientHello", "d", version=4),
-    event(156.0, "VersionHeld", "d", version=5),
-    event(170.0, "HeartbeatReceived", "c"),
-    event(170.5, "VersionHeld", "c", version=5),
-    {"t": 199.0, "type": "Traffic", "kind": "note", "coded": {"x": 9000}, "sockets": {"up": 11500}},
+    event(123.0, "client_left", "b", reason="expired"),
+    event(131.0, "client_hello", "b", version=-1),
+    event(132.0, "version_held", "b", version=4),
+    event(147.0, "client_left", "d", reason="expired"),
+    event(155.5, "client_hello", "d", version=4),
+    event(156.0, "version_held", "d", version=5),
+    event(170.0, "heartbeat_received", "c"),
+    event(170.5, "version_held", "c", version=5),
+    {"t": 199.0, "type": "traffic", "kind": "note", "coded": {"x": 9000}, "sockets": {"up": 11500}},
 ]
 FAULTS = [
     *fault(0, "kill", "b", 120.0),
@@ -115,7 +115,7 @@ def test_sessions_that_began_in_a_segment_that_is_kept_no_more():
     """A run of weeks: who was here when the oldest line was written is known from that line alone."""
     clients = {name: {"name": name, "connected": True, "version": 2} for name in NAMES}
     clients["gone"] = {"name": "gone", "connected": False, "version": 1}
-    first = {"t": 92.0, "kind": "note", "type": "SoFar", "state": {"clients": clients}}
+    first = {"t": 92.0, "kind": "note", "type": "so_far", "state": {"clients": clients}}
     later = {**first, "t": 140.0}  # of the next segment: it says nothing new
     lines = [first, *(line for line in JOURNAL if line["t"] > 92.0), later]
     lines.sort(key=lambda line: line["t"])

@@ -163,7 +163,7 @@ def _keep_every_answer(monkeypatch):
 
     def answer(self, peer, event):
         effects = original(self, peer, event)
-        return [each for each in effects if type(each).__name__ != "DropAnswer"]
+        return [each for each in effects if each.tag != "drop_answer"]
 
     monkeypatch.setattr(SplitServerMachine, "_answer", answer)
 
@@ -173,7 +173,7 @@ def _settle_twice(monkeypatch):
 
     def received(self, event, now):
         effects = original(self, event, now)
-        return effects + [each for each in effects if type(each).__name__ == "FreeSlot"]
+        return effects + [each for each in effects if each.tag == "free_slot"]
 
     monkeypatch.setattr(SplitClientMachine, "_answer_received", received)
 
@@ -210,7 +210,7 @@ def _decline_without_a_line(monkeypatch):
 
     def decline(self, peer, key, answer):
         effects = original(self, peer, key, answer)
-        return [each for each in effects if type(each).__name__ != "RecordUpload"]
+        return [each for each in effects if each.tag != "record_upload"]
 
     monkeypatch.setattr(SplitServerMachine, "_decline", decline)
 

@@ -22,6 +22,7 @@ from typing import ClassVar
 
 from attrs import field, frozen
 
+from fsl_async.roles.messages import Message
 from fsl_async.roles.phrasing import share_of
 from fsl_async.roles.sync import messages as msg
 from fsl_async.roles.sync.deltas import DeltaBook
@@ -55,7 +56,7 @@ class Trigger(ABC):
     ordered: ClassVar[bool] = True
     """Whether it must know who trains which shard."""
 
-    def call(self, number: int, *, last: bool) -> msg.Message:
+    def call(self, number: int, *, last: bool) -> Message:
         """What is said to a client that is called."""
         return msg.Turn(number, last)
 

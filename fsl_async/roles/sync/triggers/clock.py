@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar
 
+from fsl_async.roles.messages import Message
 from fsl_async.roles.sync import messages as msg
 from fsl_async.roles.sync.deltas import DeltaBook
 from fsl_async.roles.sync.ps_state import Member, ParameterServerRules
@@ -20,7 +21,7 @@ class Clock(Trigger):
     last_round: ClassVar[bool] = True
     ordered: ClassVar[bool] = False
 
-    def call(self, number: int, *, last: bool) -> msg.Message:
+    def call(self, number: int, *, last: bool) -> Message:
         """Send what you have."""
         return msg.Call(number, last)
 

@@ -1,0 +1,184 @@
+"""What every role machine is made of: events in, effects out, and deadlines. Pure.
+
+    machine.handle(event, now) -> list[effect]        machine.next_deadline() -> float | None
+
+A shell turns what the world does (a message, a finished disk write, a step of the training thread) into an event, and
+carries effects out in order. An effect that takes time ends in an event, named in its docstring, so a machine never waits.
+Times are seconds of the caller's monotonic clock; names are names of peers; digests are hexadecimal text.
+
+Each event and each effect has a tag, its type in the journal (`fsl_async.roles.names.Tagged`).
+"""
+
+from __future__ import annotations
+
+from attrs import field, frozen
+
+from fsl_async.roles.messages import Message
+from fsl_async.roles.names import Tagged
+
+
+@frozen
+class Event(Tagged, tag="event"):
+    """Base of all events."""
+
+
+@frozen
+class Effect(Tagged, tag="effect"):
+    """Base of all effects."""
+
+
+@frozen
+class TimerFired(Event, tag="timer_fired"):
+    """The machine's `next_deadline` has come."""
+
+
+@frozen
+class DrainAsked(Event, tag="drain_asked"):
+    """The operator asked this node to end in good order (Ctrl-C once, SIGTERM)."""
+
+    reason: str
+
+
+@frozen
+class StreamLost(Event, tag="stream_lost"):
+    """A stream ended before its end: the other side declined or cancelled it, or a local read or write failed."""
+
+    peer: str
+    stream: str
+    reason: str
+
+
+@frozen
+class ClientLeft(Event, tag="client_left"):
+    """A session ended: expired, said goodbye, or was replaced by a newer incarnation."""
+
+    peer: str
+    incarnation: int
+    reason: str
+
+
+@frozen
+class SessionLost(Event, tag="session_lost"):
+    """No session with the parameter server any more; the transport keeps dialling."""
+
+    reason: str
+
+
+@frozen
+class HelloRefused(Event, tag="hello_refused"):
+    """The parameter server will not have this client; `text` says why and what to do."""
+
+    code: str
+    text: str
+
+
+@frozen
+class RunEnded(Event, tag="run_ended"):
+    """The parameter server ended the run."""
+
+    reason: str
+
+
+@frozen
+class TrainingEnded(Event, tag="training_ended"):
+    """The user's function returned (`error` is None) or raised."""
+
+    error: str | None
+
+
+@frozen
+class Send(Effect, tag="send"):
+    """Send a control message to a peer; lost with the session if that ends first."""
+
+    peer: str
+    message: Message
+
+
+@frozen
+class Note(Effect, tag="note"):
+    """Say something to the operator and the journal: a decision and its reason, in a sentence."""
+
+    text: str
+    level: str = "info"  # info | warning
+    facts: dict[str, int | float | str] = field(factory=dict)
+
+
+@frozen
+class DeclineStream(Effect, tag="decline_stream"):
+    """Turn an offered stream down."""
+
+    peer: str
+    stream: str
+    reason: str
+
+
+@frozen
+class Refuse(Effect, tag="refuse"):
+    """Answer a hello with a refusal that says why and what to do."""
+
+    peer: str
+    code: str
+    text: str
+
+
+@frozen
+class EndSession(Effect, tag="end_session"):
+    """End a peer's session."""
+
+    peer: str
+    reason: str
+
+
+@frozen
+class SendGoodbye(Effect, tag="send_goodbye"):
+    """Say goodbye to the server now; the training thread may take a moment longer to come back."""
+
+    reason: str
+
+
+@frozen
+class Finish(Effect, tag="finish"):
+    """This node's part is over: close the link, then end the process with `exit_code`. deadline: when others would end it, where they said so."""
+
+    reason: str
+    exit_code: int = 0
+    deadline: float | None = None
+
+
+class Deadlines:
+    """Named deadlines in seconds of the caller's clock; setting a name again moves it.
+
+    A machine holds a handful, so the earliest is found by looking at all of them.
+    """
+
+    __slots__ = ("_times",)
+
+    def __init__(self) -> None:
+        self._times: dict[str, float] = {}
+
+    def set(self, name: str, when: float) -> None:
+        """Arm `name` at `when`, replacing an earlier setting."""
+        self._times[name] = when
+
+    def cancel(self, name: str) -> None:
+        """Disarm `name`; harmless when it is not armed."""
+        self._times.pop(name, None)
+
+    def clear(self) -> None:
+        """Disarm everything."""
+        self._times.clear()
+
+    def when(self, name: str) -> float | None:
+        """When `name` is due, or None."""
+        return self._times.get(name)
+
+    def next(self) -> float | None:
+        """The earliest deadline, or None when nothing is armed."""
+        return min(self._times.values(), default=None)
+
+    def pop_due(self, now: float) -> list[str]:
+        """Disarm and return the names due at `now`, earliest first, equal times by name."""
+        due = sorted((when, name) for name, when in self._times.items() if when <= now)
+        for _, name in due:
+            del self._times[name]
+        return [name for _, name in due]
