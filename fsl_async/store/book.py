@@ -27,7 +27,7 @@ from fsl_async.store.records import AcceptedDelta, VersionRecord
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from fsl_async.store.records import AlreadyTrained
+    from fsl_async.store.records import Outcome
 
 
 REMEMBERED = 64
@@ -61,7 +61,7 @@ class Book:
         self._details: dict[int, dict[DeltaKey, AcceptedDelta]] = {}
         self._tokens_at: dict[int, int] = {}
 
-    def known(self, key: DeltaKey) -> AlreadyTrained | None:
+    def known(self, key: DeltaKey) -> Outcome | None:
         """What became of `key`; None when it was never acknowledged."""
         if key in self.pending:
             return "accepted"

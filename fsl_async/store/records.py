@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from fsl_async.store.manifest import Manifest
 
-AlreadyTrained = Literal["accepted", "merged", "quarantined"]
+Outcome = Literal["accepted", "merged", "quarantined"]
 
 MAX_METRICS = 64
 MAX_METRIC_NAME = 64
@@ -109,7 +109,7 @@ class SpoolResult:
     norm: float
     finite: bool
     problem: str | None = None
-    known: AlreadyTrained | None = None
+    known: Outcome | None = None
 
 
 class Merged(Protocol):
@@ -222,7 +222,7 @@ class Recovered:
     manifest: Manifest | None
     pending: tuple[AcceptedDelta, ...]
     """Accepted and not merged, in the order in which they were acknowledged."""
-    settled: Mapping[DeltaKey, AlreadyTrained]
+    settled: Mapping[DeltaKey, Outcome]
     """All other known keys: "merged" or "quarantined"."""
     digests: Mapping[int, str]
     """Of the versions whose checkpoints are kept."""

@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from fsl_async.store.checkpoint import Checkpoint
     from fsl_async.store.files import BytesLike
     from fsl_async.store.manifest import Manifest
-    from fsl_async.store.records import AlreadyTrained, DeltaMeta, Merged
+    from fsl_async.store.records import DeltaMeta, Merged, Outcome
     from fsl_async.store.recovery import RunDirectory
 
 LARGEST_NORM = 1e20
@@ -130,7 +130,7 @@ class Store:
         mender = evolve(self._run.mender, report=self._report)
         self._kept = KeptVersions(mender, kept)
         book = self._run.book
-        settled: dict[DeltaKey, AlreadyTrained] = dict.fromkeys(book.merged, "merged")
+        settled: dict[DeltaKey, Outcome] = dict.fromkeys(book.merged, "merged")
         settled |= dict.fromkeys(book.quarantined, "quarantined")
         return Recovered(
             version=book.version,
@@ -209,7 +209,7 @@ class Store:
         """The records of the kept versions, oldest first."""
         return self._versions.records
 
-    def known(self, key: DeltaKey) -> AlreadyTrained | None:
+    def known(self, key: DeltaKey) -> Outcome | None:
         """What became of a delta, or None when it was never acknowledged."""
         return self._open.book.known(key)
 

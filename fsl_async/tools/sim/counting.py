@@ -22,9 +22,9 @@ from fsl_async.store.errors import LearnError
 from fsl_async.store.manifest import CHUNK_VALUES, Manifest
 from fsl_async.store.records import (
     AcceptedDelta,
-    AlreadyTrained,
     Committed,
     DeltaMeta,
+    Outcome,
     Recovered,
     SpoolResult,
 )
@@ -127,7 +127,7 @@ class CountingStore:
         self.disk.models.append(model)
         return Committed(0, model.digest, 0, CHUNKS, 0.0)
 
-    def known(self, key: DeltaKey) -> AlreadyTrained | None:
+    def known(self, key: DeltaKey) -> Outcome | None:
         """What became of a key."""
         if key in self.disk.pending:
             return "accepted"
