@@ -224,7 +224,7 @@ def test_random_bytes_on_the_port_are_ignored_and_counted(site):
     server.signal(signal.SIGINT)
     assert server.end() == 130
     last = (site.run_dir / "journal.jsonl").read_text().splitlines()
-    ended = [line for line in last if '"NodeEnded"' in line]
+    ended = [line for line in last if '"node_ended"' in line]
     assert ended
     assert '"garbage":0' not in ended[0]
 
