@@ -156,7 +156,9 @@ def test_a_run_without_its_ledger_is_refused_until_a_version_is_named(site):
     assert audit_run(site.run_dir).complaints() == []
 
 
-@pytest.mark.parametrize("allow", ["deltas", "deltas,metrics"])
+@pytest.mark.parametrize(
+    "allow", ["deltas", pytest.param("deltas,metrics", marks=pytest.mark.sweep)]
+)
 def test_a_loss_of_nan_is_told_at_the_server_when_it_begins_and_when_it_is_over(site, allow):
     """The weights are finite and are merged, so nothing was said, and status showed the last finite loss."""
     server = site.server(every_s=0.5)
@@ -275,7 +277,7 @@ def later_server():
 
 
 @pytest.mark.cold
-@pytest.mark.parametrize("asked", [(), ("--json",)])
+@pytest.mark.parametrize("asked", [pytest.param((), marks=pytest.mark.sweep), ("--json",)])
 def test_a_client_refused_for_its_protocol_ends_with_the_servers_words(site, later_server, asked):
     """Trying again would not help, so it ends, and soon: exit code 2, one line, no traceback."""
     site.address, refuse, _ = later_server

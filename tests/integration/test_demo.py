@@ -112,7 +112,10 @@ def started(tmp_path, text):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -9)])
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [pytest.param(signal.SIGINT, 130, marks=pytest.mark.sweep), (signal.SIGKILL, -9)],
+)
 def test_however_it_ends_no_process_stays(tmp_path, text, number, code):
     """A demo that leaves a server behind would spoil the next one, and the laptop's battery."""
     demo, run_dir = started(tmp_path, text)

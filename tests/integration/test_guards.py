@@ -173,7 +173,14 @@ def test_a_norm_that_is_set_clips_without_a_memory(bench, tmp_path):
     assert of(lines, "quarantined") == []
 
 
-@pytest.mark.parametrize(("rule", "count"), [("median", 3), ("trimmed", 3), ("multi-krum", 5)])
+@pytest.mark.parametrize(
+    ("rule", "count"),
+    [
+        pytest.param("median", 3, marks=pytest.mark.sweep),
+        pytest.param("trimmed", 3, marks=pytest.mark.sweep),
+        ("multi-krum", 5),
+    ],
+)
 def test_a_robust_rule_does_not_hear_one_liar(bench, tmp_path, rule, count):
     """A rule of aggregation needs no memory of what is usual: the first lie is as little worth as the tenth."""
     lines, moved, _ = played(bench, tmp_path, count=count, outer__aggregation=rule)

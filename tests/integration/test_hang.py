@@ -17,7 +17,7 @@ def train(fed):
 """
 
 
-@pytest.mark.parametrize("restart", [False, True])
+@pytest.mark.parametrize("restart", [pytest.param(False, marks=pytest.mark.sweep), True])
 def test_training_that_hangs(site, restart):
     """Its heartbeats go on, so nobody would know; with train.hang_restart it ends with 64 and a goodbye."""
     settings = {"train__hang_least_s": 1.5, "train__hang_restart": str(restart).lower()}

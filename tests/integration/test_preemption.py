@@ -55,7 +55,9 @@ def tokens_accepted(site, client):
     return sum(one["tokens"] for one in accepted if one["key"].startswith(f"{client}/"))
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR2])
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, pytest.param(signal.SIGUSR2, marks=pytest.mark.sweep)]
+)
 def test_what_a_preempted_client_trained_is_not_lost(site, number):
     """No sync is due for ten minutes: all that it trained is in its last delta."""
     server = site.server(every_s=600)
