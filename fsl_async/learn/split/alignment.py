@@ -11,7 +11,8 @@ Scale. The loss is a mean, so a gradient shrinks as its batch grows. Targets and
 with the very same loss, so both have the same scale whatever the sizes, also in a last, smaller minibatch, and labels that are
 IGNORED count in neither. Published: targets over one batch of the whole buffer, minibatches as large; then both agree.
 
-Minibatches are consecutive samples in order of arrival, the same in every pass: alignment draws no chance (docs/adr/0020, 0021).
+Minibatches are consecutive samples in order of arrival, the same in every pass: alignment draws no
+random numbers (docs/adr/0020).
 """
 
 from collections import deque

@@ -111,9 +111,10 @@ def load_named(module: nn.Module, prefix: str, state: Mapping[str, Tensor]) -> N
 
 
 def average(vectors: Iterable[Vector], shares: Sequence[float]) -> Vector:
-    """The mean of vectors weighted by their shares, whatever their sum; in double precision, rounded to fp32 once (docs/adr/0023).
+    """The mean of vectors weighted by their shares, whatever the shares' sum.
 
-    Vectors are taken one by one, so that they may be made one by one. The parameter server averages in the same way (docs/adr/0045).
+    Summed in double precision and rounded to fp32 once, as the parameter server does (docs/adr/0045).
+    Vectors are taken one by one, so they may be made one by one.
     Batch norm's running statistics are averaged like any weight.
     """
     weight = float(sum(shares))

@@ -6,7 +6,7 @@
 at the commit. Each strategy is a class with these two methods: adding one is adding a class and a line in WEIGHTINGS.
 
 Staleness s (versions committed since the delta's base) discounts by d = (1 + s) ** -exponent (Xie et al., FedAsync,
-arXiv:1903.03934; Nguyen et al., FedBuff, arXiv:2106.06581: exponent 0.5). As in FedBuff the discount is not divided out
+arXiv:1903.03934; Nguyen et al., FedBuff, arXiv:2106.06639: exponent 0.5). As in FedBuff the discount is not divided out
 again: a round of stale deltas makes a smaller step, where normalised weights would make a full one.
 """
 
