@@ -11,9 +11,9 @@ from fsl_async.observe.ledger_audit import audit_run
 KILLING = Path(__file__).resolve().parent.parent / "support" / "killing"
 PATIENCE_S = 90.0 * float(os.environ.get("FSL_TEST_TIME_UNIT", "3"))
 POINTS = [
-    "ps:after:Accumulate:2",  # in the accumulator, which dies with it
-    "ps:after:Commit:2",  # given to the store's thread, which may be anywhere in it
-    "client:after:OfferDelta:2",
+    "ps:after:accumulate:2",  # in the accumulator, which dies with it
+    "ps:after:commit:2",  # given to the store's thread, which may be anywhere in it
+    "client:after:offer_delta:2",
 ]
 
 

@@ -44,7 +44,7 @@ def test_the_server_launches_a_client_that_was_killed(site):
     assert server.end() == 130
     assert keeper.end() == 0
     lines = (site.run_dir / "journal.jsonl").read_text().splitlines()
-    notes = [json.loads(line) for line in lines if '"Relaunch"' in line]
+    notes = [json.loads(line) for line in lines if '"relaunch"' in line]
     told = [note["what"] for note in notes if note["client"] == "b"]
     assert told[:2] == ["waiting", "launched"]
     assert "joined run" in (site.run_dir / "launched.log").read_text()
@@ -197,4 +197,4 @@ def test_a_client_that_is_interrupted_twice_stays_away(site):
     keeper.kill()
     server.signal(signal.SIGINT)
     assert server.end() == 130
-    assert '"Relaunch"' not in (site.run_dir / "journal.jsonl").read_text()
+    assert '"relaunch"' not in (site.run_dir / "journal.jsonl").read_text()
