@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
 PATHS = ("auto", "avx512", "avx2", "scalar", "numpy")
+FORMATS = ("fp32", "bf16", "e4m3", "e5m2", "uniform")
 
 
 @click.group("bench")
@@ -49,8 +50,9 @@ def command() -> None:
     help="Which of the codec's implementations.",
 )  # fmt: skip
 @click.option(
-    "--peers/--no-peers", default=True, show_default=True, help="Measure zstd and zipnn as well."
-)
+    "--format", "formats", multiple=True, type=click.Choice(FORMATS),
+    help="Measure this format only; repeatable. Otherwise all.",
+)  # fmt: skip
 @click.option(
     "--save", type=click.Path(path_type=Path, dir_okay=False, writable=True), metavar="FILE",
     help="Also write the rows to this file, one JSON object a line.",
@@ -65,38 +67,41 @@ def codec(
     quick: bool,
     files: tuple[Path, ...],
     path: str,
-    peers: bool,
+    formats: tuple[str, ...],
     save: Path | None,
     markdown: bool,
     as_json: bool,
 ) -> None:
-    """Measure the codec: speed, size and error on tensors of a training of seconds, which this command does first.
+    """Measure the codec: speed, size and error on tensors of a training of seconds.
 
-    Beside each speed stand the limits of this machine's memory and what zstd and zipnn do, measured in turns in the same run. The last
-    table compares with the targets of the codec.
+    The training comes first. Beside each speed stand the limits of this machine's memory, measured
+    in turns in the same run: one core, then several threads.
     """
     from fsl_async.tools.bench.codec import CodecBenchSettings, run
-    from fsl_async.tools.bench.codec_table import tables
+    from fsl_async.tools.bench.tables import codec_tables
 
     settings = CodecBenchSettings(
         megabytes=32.0 if quick else megabytes,
         repeats=3 if quick else repeats,
         patience_s=patience_s,
+        formats=formats or FORMATS,
         files=files,
-        peers=peers,
         path=path,
     )
     rows = _measured(lambda progress: run(settings, progress), as_json=as_json)
     if save is not None:
         save.write_text("".join(json.dumps(row) + "\n" for row in rows))
     if not as_json:
-        Output().say(*tables(rows, markdown=markdown).split("\n"))
+        Output().say(*codec_tables(rows, markdown=markdown).split("\n"))
 
 
 def _measured(
     run: Callable[[Callable[[str], None]], Iterable[dict[str, Any]]], *, as_json: bool
 ) -> list[dict[str, Any]]:
-    """The rows of a benchmark, which is told where to say how far it is; with JSON each is printed as it comes."""
+    """The rows of a benchmark, which reports its progress on standard error.
+
+    With JSON each row is printed as it comes.
+    """
     output, begun = Output(as_json=as_json), time.monotonic()
 
     def progress(text: str) -> None:
@@ -124,11 +129,13 @@ def _numbers(text: str, what: str, most: int) -> tuple[int, ...]:
 @command.command("transport")
 @click.option(
     "--net", metavar="PROFILE[,KEY=VALUE...]",
-    help="Through the network laboratory (root): a profile, or settings as of `bin/netlab set`, delay=25ms,loss=1%. Otherwise loopback.",
+    help="Through the network laboratory (root): a profile, or settings as of `bin/netlab set`,"
+    " delay=25ms,loss=1%. Otherwise loopback.",
 )  # fmt: skip
 @click.option("--chunks", default="64,256,1024", show_default=True, help="Sizes of chunks, KiB.")
 @click.option(
-    "--stripes", default="1", show_default=True, help="Connections for bulk; auto: chosen by measurement."
+    "--stripes", default="1", show_default=True,
+    help="Connections for bulk; auto: chosen by measurement.",
 )  # fmt: skip
 @click.option(
     "--curve", default="off", show_default=True, type=click.Choice(["off", "on", "both"]),
@@ -143,8 +150,8 @@ def _numbers(text: str, what: str, most: int) -> tuple[int, ...]:
 )  # fmt: skip
 @click.option("--warm", default=0.5, show_default=True, type=Finite(0, 600), help="Seconds before.")
 @click.option(
-    "--others", default="pyzmq,tcp,grpc,iperf3", show_default=True,
-    help="What to measure beside, as far as it is installed; none: nothing.",
+    "--others", default="tcp", show_default=True,
+    help="What to measure beside: tcp, a plain stream; none: nothing.",
 )  # fmt: skip
 @click.option(
     "--save", type=click.Path(path_type=Path, dir_okay=False, writable=True), metavar="FILE",
@@ -168,12 +175,13 @@ def transport(
     markdown: bool,
     as_json: bool,
 ) -> None:
-    """Measure the transport: chunks from one process to another, beside bare pyzmq, plain TCP, grpc.aio and iperf3.
+    """Measure the transport: chunks from one process to another, beside a plain TCP stream.
 
-    Each way is measured in turns in the same run. "control ms" is the longest that a control message took while the chunks were under way.
+    Both are measured in turns in the same run. "control ms" is the longest that a control message
+    took while the chunks were under way.
     """
+    from fsl_async.tools.bench.tables import transport_tables
     from fsl_async.tools.bench.transport import TransportBenchSettings, run
-    from fsl_async.tools.bench.transport_table import tables
 
     settings = TransportBenchSettings(
         chunks_bytes=tuple(one * 1024 for one in _numbers(chunks, "--chunks", 2048)),
@@ -192,4 +200,4 @@ def transport(
         with save.open("a", encoding="utf-8") as file:
             file.writelines(json.dumps(row) + "\n" for row in rows)
     if not as_json:
-        Output().say(*tables(rows, markdown=markdown).split("\n"))
+        Output().say(*transport_tables(rows, markdown=markdown).split("\n"))

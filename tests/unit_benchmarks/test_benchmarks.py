@@ -211,6 +211,35 @@ def test_limits_are_numbers(script, tmp_path):
     assert all(number > 0 for number in row.values())
 
 
+@pytest.mark.slow
+def test_codec_measures_beside_others():
+    """A row of each kind; peers count where they are installed, and codes are torch's casts."""
+    rows = rows_of("codec.py", "--smoke", "--json")
+    kinds = {row["row"] for row in rows}
+    # NumPy's codec has one thread.
+    assert kinds | {"threads"} == {
+        "machine", "tensor", "fused", "entropy_stage", "peer", "threads", "summary",
+    }  # fmt: skip
+    tensors = [row for row in rows if row["row"] == "tensor"]
+    assert {row["bit_exact"] for row in tensors if row["format"] == "uniform"} == {None}
+    assert {row["bit_exact"] for row in tensors if row["format"] != "uniform"} == {True}
+    assert all(0 < row["entropy_bits"] < row["bits_per_value"] * 1.05 for row in tensors)
+    assert all(row["round_trip"] for row in rows if row["row"] == "entropy_stage")
+    assert all(row["fused_over_passes"] > 0 for row in rows if row["row"] == "fused")
+    summaries = {row["what"]: row for row in rows if row["row"] == "summary"}
+    assert summaries["size over order-0 entropy, %"]["ratio"] > 0
+
+
+@pytest.mark.slow
+def test_transport_measures_beside_others():
+    """Bare pyzmq is always there; what moves the chunks is another process."""
+    words = ("--chunks", "64", "--rounds", "1", "--seconds", "0.2", "--warm", "0.05")
+    machine, ours, theirs = rows_of("transport.py", *words, "--others", "pyzmq", "--json")
+    assert machine["not_installed"] == []
+    assert (ours["way"], theirs["way"]) == ("fsl", "pyzmq")
+    assert ours["over_pyzmq"] > 0
+
+
 def test_static_books_are_made_for_every_number(script, monkeypatch, capsys):
     """From few values the books are others, so only the table's form is looked at; that the released ones stay is a test of the codec."""
     books = script("static_books")

@@ -1,4 +1,4 @@
-"""`fsl-node bench codec`: its pure parts, its fields in a tiny run, and what it reads. Speeds are never looked at."""
+"""`fsl-node bench codec`: its pure parts, its fields in a tiny run, and what it reads; no speeds."""
 
 import itertools
 import json
@@ -11,18 +11,12 @@ import torch
 
 from fsl_async import cli
 from fsl_async.errors import UsageError
-from fsl_async.tools.bench import codec, codec_peers
-from fsl_async.tools.bench.codec_exact import CodeCounter, entropy_bits, expected
+from fsl_async.tools.bench import codec
 from fsl_async.tools.bench.codec_files import read_values
-from fsl_async.tools.bench.codec_fused import VARIANTS, FusedVariants
-from fsl_async.tools.bench.codec_stage import NumpyStage, stages
-from fsl_async.tools.bench.codec_summary import TARGETS, Target, summary, verdict
-from fsl_async.tools.bench.codec_table import aligned, cell, tables
 from fsl_async.tools.bench.codec_tensors import NAMES, TrainingSettings, spread_out, trained_tensors
 from fsl_async.tools.bench.limits import MemoryLimits, core_probe
+from fsl_async.tools.bench.tables import aligned, cell, codec_tables
 from fsl_async.tools.bench.timing import CoreProbe, Rounds, in_turns
-from fsl_codecs import CodecSpec, decode, encode
-from fsl_codecs.dispatch import choice
 
 TINY = TrainingSettings(preset="0.5m", steps_before=2, steps_between=1, steps_of_delta=1, batch=1)
 
@@ -35,48 +29,6 @@ def _threads():
     yield
     assert torch.get_num_threads() == 1
     torch.set_num_threads(before)
-
-
-def test_entropy_of_known_distributions():
-    """Everything about size is measured against this number."""
-    assert entropy_bits(np.array([5, 5, 5, 5])) == pytest.approx(2.0)
-    assert entropy_bits(np.array([7, 0, 0])) == 0.0
-    assert entropy_bits(np.array([0, 0])) == 0.0
-    assert entropy_bits(np.array([2, 1, 1])) == pytest.approx(1.5)
-
-
-def test_symbols_are_counted_over_all_pieces():
-    """The entropy is that of the whole tensor, not the mean of its pieces'."""
-    counter = CodeCounter("e4m3")
-    for symbol in (0, 1, 2, 3):
-        counter.add(np.full(10, symbol, np.uint8))
-    assert counter.entropy_bits == pytest.approx(2.0)
-    planes = CodeCounter("fp32")
-    planes.add(
-        np.array([0, 0x80000000], np.uint32)
-    )  # signs stand in the lowest byte of the rotated word
-    assert planes.entropy_bits == pytest.approx(1.0)
-
-
-@pytest.mark.parametrize("number_format", ["fp32", "bf16", "e4m3", "e5m2"])
-@pytest.mark.parametrize("count", [131072, 130, 1])
-def test_the_codec_gives_what_torch_casts(number_format, count):
-    """Otherwise `bit_exact` would compare with something else than the documented codes."""
-    values = np.random.default_rng(0).normal(0, 3, count).astype(np.float32)
-    values[:: 7 + count // 50] = 0
-    spec = CodecSpec(format=number_format)
-    want = expected(values, spec).values
-    decoded = decode(encode(values, spec))
-    if count > 1:
-        assert (want.view(np.uint32) == decoded.view(np.uint32)).all()
-
-
-def test_uniform_codes_are_those_of_the_format():
-    """Torch has no cast for them, so only their entropy is compared."""
-    values = np.random.default_rng(0).normal(0, 3, 20000).astype(np.float32)
-    want = expected(values, CodecSpec(format="uniform"))
-    assert want.values is None
-    assert abs(int(np.median(want.codes)) - 128) <= 1
 
 
 def test_every_action_is_timed_in_every_round():
@@ -130,13 +82,13 @@ def test_the_probe_runs_a_loop_of_single_cycles():
     assert 0.3 < core_probe().fastest < 12.0  # 10^9 a second
 
 
-def test_two_threads_copy_as_much_as_one():
-    """A half that is left out would make a second core look like four."""
+def test_several_threads_copy_as_much_as_one():
+    """A part that is left out would make a second core look like four."""
     limits = MemoryLimits(1001)
-    for copy in limits.copies().values():
+    for threads in (1, 2, 3):
         limits._source[:] = np.arange(1001)
         limits._target[:] = -1.0
-        copy()
+        limits.copy_by(threads)()
         assert np.array_equal(limits._target, limits._source)
 
 
@@ -151,43 +103,6 @@ def test_ratios_are_medians_of_the_rounds():
         None,
         None,
     )
-
-
-@pytest.mark.parametrize(
-    ("reached", "lower_is_better", "words"),
-    [
-        (2.0, False, "aim"),
-        (1.5, False, "must"),
-        (0.99, False, "missed"),
-        (None, False, "not measured"),
-        (0.4, True, "aim"),
-        (1.2, True, "must"),
-        (1.3, True, "missed"),
-    ],
-)
-def test_verdicts(reached, lower_is_better, words):
-    """Sizes are better when smaller, everything else when larger."""
-    must, aim = (1.2, 0.5) if lower_is_better else (1.0, 2.0)
-    target = Target("x", "f", lambda _: True, must, aim, lower_is_better)
-    assert verdict(target, reached) == words
-
-
-def test_the_summary_is_of_the_sent_tensor_and_shows_the_worst():
-    """A target counts for pseudo-gradients; another tensor that misses it must not be hidden."""
-    rows = [
-        {"row": "tensor", "tensor": name, "format": "e4m3", "encode_over_memcpy": ratio,
-         "over_entropy_percent": size}
-        for name, ratio, size in (("pseudo_gradients", 1.1, 0.4), ("gelu", 0.7, 1.4))
-    ]  # fmt: skip
-    rows.append({"row": "tensor", "tensor": "gelu", "format": "fp32", "encode_over_memcpy": 0.1})
-    made = {row["what"]: row for row in summary(rows)}
-    assert len(made) == len(TARGETS)
-    encode_row = made["encode into a reused chunk buffer / memcpy"]
-    assert (encode_row["ratio"], encode_row["met"]) == (1.1, "aim")
-    assert (encode_row["worst"], encode_row["worst_tensor"]) == (0.7, "gelu")
-    assert encode_row["worst_met"] == "missed"
-    assert made["size over order-0 entropy, %"]["worst"] == 1.4
-    assert made["two threads / one, encode"]["met"] == "not measured"
 
 
 def test_tables_are_aligned():
@@ -265,36 +180,6 @@ def test_a_file_that_is_none_is_one_line(tmp_path, header, words):
         read_values(path, 10)
 
 
-@pytest.mark.parametrize("number_format", codec.STAGE_FORMATS)
-def test_the_entropy_stage_alone_gives_its_codes_back(number_format):
-    """Also where the sample shows less than there is."""
-    values = np.random.default_rng(0).normal(0, 3, 131072).astype(np.float32)
-    values[70_000:70_100] *= 1000
-    codes = expected(values, CodecSpec(format=number_format)).codes
-    for stage in (*stages(codes, number_format), NumpyStage(codes, number_format)):
-        stage.encode()
-        stage.decode()
-        assert (stage.decoded == codes).all(), stage.path
-        assert len(stage.payload) < codes.size
-
-
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_what_is_done_in_one_pass_is_what_the_passes_do(variant):
-    """Otherwise one would be measured against another's work."""
-    values = np.random.default_rng(1).standard_normal(3000, np.float32)
-    results = []
-    for name in (variant, f"{variant}, passes"):
-        variants = FusedVariants(choice().chosen, values, CodecSpec("e4m3", chunk_values=1024))
-        variants.buffer[:] = bytes(len(variants.buffer))
-        actions = variants.actions()
-        actions[name]()
-        actions[name]()  # the second time with what the first one left
-        rests = [*variants.residuals, *variants.narrow_outs]
-        results.append((bytes(variants.buffer), *(rest.tobytes() for rest in rests)))
-    assert results[0] == results[1]
-    assert any(map(any, results[0]))
-
-
 def test_limits_can_be_measured():
     """Whether native or not, each loop runs and has its field."""
     limits = MemoryLimits(1 << 16)
@@ -305,37 +190,35 @@ def test_limits_can_be_measured():
     assert fields["limits_measured_with"] in {"native", "numpy"}
 
 
-def test_a_tiny_run_has_all_rows_and_fields(monkeypatch):
-    """The rows are kept and compared over months; a field that goes missing is noticed here. Peers count as not installed."""
-    monkeypatch.setattr(codec_peers, "installed", lambda _: None)
-    monkeypatch.setattr("fsl_async.tools.bench.codec_stage.installed", lambda _: None)
+@pytest.mark.parametrize("cores", [2, 3])
+def test_a_tiny_run_has_all_rows_and_fields(monkeypatch, cores):
+    """The rows are kept and compared over months: a field that goes missing has to show here."""
+    monkeypatch.setattr("fsl_async.tools.bench.codec_rows.cores", lambda: cores)
     settings = codec.CodecBenchSettings(
-        megabytes=0.5, repeats=1, limit_s=0.0, stage_calls=1, training=TINY
+        megabytes=1.5, repeats=1, limit_s=0.0, training=TINY, formats=("fp32", "uniform")
     )
     rows = list(codec.run(settings, lambda _: None))
-    kinds = [row["row"] for row in rows]
-    assert kinds[0] == "machine"
-    assert kinds[-len(TARGETS) :] == ["summary"] * len(TARGETS)
+    measured = set(itertools.product(NAMES, settings.formats))
+    assert rows[0]["row"] == "machine"
     by_tensor = [row for row in rows if row["row"] == "tensor"]
-    assert {(row["tensor"], row["format"]) for row in by_tensor} == {
-        (tensor, number_format) for tensor in NAMES for number_format in codec.FORMATS
-    }
+    assert by_tensor[0]["tensor"] == codec.HEADLINE_TENSOR
+    assert {(row["tensor"], row["format"]) for row in by_tensor} == measured
     for row in by_tensor:
-        assert row["bit_exact"] is (None if row["format"] == "uniform" else True), row
-        assert 0 < row["entropy_bits"] < row["bits_per_value"] * 1.05
-        assert sum(row["chunks"].values()) == 1
+        assert row["ratio_to_fp32"] == pytest.approx(32 / row["bits_per_value"], rel=0.001)
+        assert sum(row["chunks"].values()) == 3
+        assert row["relative_l2"] < {"fp32": 1e-9}.get(row["format"], 0.04)
+        assert row["encode_over_memcpy"] > 0
         assert row["load_1m"] >= 0
-        assert row["relative_l2"] < {"fp32": 1e-9, "bf16": 0.003, "e5m2": 0.07}.get(row["format"], 0.04)  # fmt: skip
-    fused = [row for row in rows if row["row"] == "fused"]
-    assert {(row["format"], row["variant"]) for row in fused} == set(
-        itertools.product(codec.FUSED_FORMATS, VARIANTS)
-    )
-    assert all(row["fused_over_passes"] > 0 and row["fused_over_plain"] > 0 for row in fused)
-    peers = [row for row in rows if row["row"] == "peer"]
-    assert {row["note"] for row in peers} == {"not installed: pip install 'fsl-async[bench]'"}
-    assert all(row["round_trip"] for row in rows if row["row"] == "entropy_stage")
     json.dumps(rows)
-    assert "Against the targets" in tables(rows)
+    if rows[0]["implementation"] == codec.NUMPY:
+        return
+    threads = [row for row in rows if row["row"] == "threads"]
+    assert {(row["tensor"], row["format"]) for row in threads} == measured
+    for row in threads:
+        assert row["decode_two_over_one"] > 0
+        assert row["all_threads"] == cores
+        assert (row.get("memcpy_all_gb_s", 0) > 0) is (cores > 2)
+    assert ("all" in codec_tables(rows).split()) is (cores > 2)
 
 
 def test_options_that_cannot_be_are_one_line(capsys, tmp_path):

@@ -1,12 +1,12 @@
-"""`fsl-node bench transport`: what it counts, its fields in a tiny run, its words. Speeds are never looked at."""
+"""`fsl-node bench transport`: what it counts, its fields in a tiny run, its words; no speeds."""
 
 import json
 
 import pytest
 
 from fsl_async import cli
-from fsl_async.tools.bench.transport_peer import Meter, Task
-from fsl_async.tools.bench.transport_table import tables
+from fsl_async.tools.bench.tables import transport_tables
+from fsl_async.tools.bench.transport_task import Meter, Task
 
 
 def task(**changes):
@@ -49,8 +49,9 @@ def test_wrong_sizes_are_told(word, capsys):
 
 def test_an_unknown_way_is_told(capsys):
     """With the names that there are."""
-    assert cli.main(["bench", "transport", "--others", "carrier-pigeon"]) == 2
-    assert "pyzmq" in capsys.readouterr().err
+    for word in ("carrier-pigeon", "fsl"):
+        assert cli.main(["bench", "transport", "--others", word]) == 2
+        assert "use tcp or none" in capsys.readouterr().err
 
 
 def test_a_tiny_run_has_its_rows(capsys, tmp_path):
@@ -66,5 +67,5 @@ def test_a_tiny_run_has_its_rows(capsys, tmp_path):
     assert rows[1]["over_tcp"] > 0
     assert rows[1]["control_worst_s"] >= 0
     assert rows == [json.loads(line) for line in kept.read_text().splitlines()]
-    assert "64" in tables(rows)
-    assert tables([{**rows[1], "net": "dsl"}], markdown=True).startswith("| net |")
+    assert "64" in transport_tables(rows)
+    assert transport_tables([{**rows[1], "net": "dsl"}], markdown=True).startswith("| net |")

@@ -1,6 +1,7 @@
 """Tensors from safetensors files that the user names, as one flat fp32 vector.
 
-The layout is in `fsl_async.store.flat_file`, from the safetensors README. Only what can be read as fp32 without loss is taken.
+The layout is in `fsl_async.store.flat_file`, from the safetensors README. Only types that fp32
+holds without loss are read.
 """
 
 from __future__ import annotations
@@ -22,7 +23,10 @@ _VALUE_BYTES = {"F32": 4, "BF16": 2, "F16": 2}
 
 
 def read_values(path: Path, at_most: int) -> NDArray[np.float32]:
-    """The first values (n,), n <= at_most, of the file's F32, BF16 and F16 tensors in the order of their bytes."""
+    """The first finite values (n,), n <= at_most, of the file's F32, BF16 and F16 tensors.
+
+    In the order of their bytes. Raises UsageError for any other file.
+    """
     try:
         data = np.memmap(path, dtype=np.uint8, mode="r")
     except (OSError, ValueError) as error:
@@ -42,7 +46,7 @@ def read_values(path: Path, at_most: int) -> NDArray[np.float32]:
 
 
 def _entries(data: NDArray[np.uint8], path: Path) -> list[tuple[int, int, str]]:
-    """Begin, end and type of the tensors that we read, in this order, counted from the file's begin."""
+    """Begin, end and type of the tensors that we read, in this order, counted from byte 0."""
     length = int.from_bytes(data[:8].tobytes(), "little")
     if not 2 <= length <= min(_LONGEST_HEADER_BYTES, data.size - 8):
         raise _not_safetensors(path, f"a header of {length} bytes")

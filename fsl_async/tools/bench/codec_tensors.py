@@ -1,11 +1,11 @@
-"""Tensors as training makes them, from a run of seconds: weights, pseudo-gradients, gradients, activations and their gradients.
+"""Tensors as training makes them, from a run of seconds.
 
-The built-in GPT, with GELU in place of squared ReLU because that is what most models have, learns the source of Python's standard
-library. No vector is a small tensor repeated: each further pass over the model comes from a later moment of the training, with
-fresh text, until the vector is full.
+The built-in GPT, with GELU instead of squared ReLU because that is what most models have, learns
+the source of Python's standard library. No vector is a small tensor repeated: each further pass
+over the model comes from a later moment of the training, with fresh text, until the vector is full.
 
     weights                 of the whole model, every few steps
-    pseudo_gradients        weights some tens of steps ago minus weights now, which is what a client sends
+    pseudo_gradients        weights some tens of steps ago minus weights now: what a client sends
     gradients               of one batch, every few steps
     activations             the residual stream behind each block
     gelu                    what comes out of the activation function of each block
@@ -46,7 +46,11 @@ _SHUFFLED_RUN = 4096
 
 @frozen
 class TrainingSettings:
-    """The short run. A pass over the model is taken every `steps_between` steps, a pseudo-gradient over `steps_of_delta`."""
+    """The short run.
+
+    A pass over the model is taken every `steps_between` steps, a pseudo-gradient over
+    `steps_of_delta`.
+    """
 
     preset: str = "1m"
     steps_before: int = 60
@@ -129,7 +133,10 @@ def trained_tensors(
 
 
 def spread_out(values: Vector, wanted: int, seed: int = 0) -> Vector:
-    """A vector (wanted,) from a shorter one (n,): each further pass takes its runs of 4096 values in another order."""
+    """A vector (wanted,) from a shorter one (n,).
+
+    Each further pass takes its runs of 4096 values in another order.
+    """
     chance = np.random.default_rng(seed)
     passes = [values[:wanted]]
     filled = passes[0].size
@@ -143,7 +150,8 @@ def spread_out(values: Vector, wanted: int, seed: int = 0) -> Vector:
 
 
 def _flat_gradients(model: GPT) -> torch.Tensor:
-    return torch.cat([weight.grad.flatten() for weight in model.parameters() if weight.grad is not None])  # fmt: skip
+    gradients = (weight.grad for weight in model.parameters())
+    return torch.cat([one.flatten() for one in gradients if one is not None])
 
 
 def _flat(model: GPT) -> torch.Tensor:

@@ -1,6 +1,7 @@
-"""What this machine's memory can do at best, with one core: the lines that a codec is drawn beside.
+"""What this machine's memory can do at best: the limits that a codec is measured beside.
 
-All are counted in bytes of the array as the codec counts fp32: a copy of 1 GB in a second moves 2 GB, an addition in place too.
+All are counted in bytes of the array as the codec counts fp32: a copy of 1 GB in a second moves
+2 GB, an addition in place too.
 
     memcpy          the C library's, from one array to another
     read            load everything, keep a sum
@@ -11,6 +12,7 @@ All are counted in bytes of the array as the codec counts fp32: a copy of 1 GB i
 from __future__ import annotations
 
 import importlib
+import itertools
 from threading import Thread
 from typing import TYPE_CHECKING, Any
 
@@ -74,18 +76,23 @@ class MemoryLimits:
             "add": lambda: native.limit_add(target),
         }
 
-    def copies(self) -> Mapping[str, Action]:
-        """One copy of the arrays by one thread, and by two that take half each: how far this machine's memory serves a second core."""
-        source, target = self._source, self._target
-        middle = source.size // 2
+    def copy_by(self, threads: int) -> Action:
+        """One copy of the arrays, by so many threads with a part each: what their memory allows."""
+        edges = [self._source.size * part // threads for part in range(threads + 1)]
+        own, *others = [
+            (self._target[begin:end], self._source[begin:end])
+            for begin, end in itertools.pairwise(edges)
+        ]
 
-        def by_two_threads() -> None:
-            other = Thread(target=np.copyto, args=(target[middle:], source[middle:]))
-            other.start()
-            np.copyto(target[:middle], source[:middle])
-            other.join()
+        def copy() -> None:
+            helpers = [Thread(target=np.copyto, args=part) for part in others]
+            for helper in helpers:
+                helper.start()
+            np.copyto(*own)
+            for helper in helpers:
+                helper.join()
 
-        return {"memcpy": lambda: np.copyto(target, source), "memcpy two": by_two_threads}
+        return copy
 
     def fields(self, rounds: Rounds) -> dict[str, Any]:
         """Of a row: each limit in GB/s."""

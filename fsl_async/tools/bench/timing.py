@@ -1,15 +1,19 @@
 """Timing of several actions in turns, so that what disturbs the machine disturbs all of them alike.
 
-A ratio is the median of the ratios within the rounds, not the ratio of the medians: clock, neighbours and page tables change
-slowly, so that within a round they are nearly the same for both sides.
+A ratio is the median of the ratios within the rounds, not the ratio of the medians: clock,
+neighbours and page tables change slowly, so that within a round they are nearly the same for both.
 
-Seconds are processor seconds of this process, all its threads together, because other processes that take the core for a while are no
-property of what is measured; nothing here waits for anything but memory. Two threads against one are compared by the clock on the wall.
-What others took of the time is reported beside (`waited_share`); where it is large, caches and memory were shared as well.
+Seconds are processor seconds of this process, all its threads together, because other processes
+that take the core for a while are no property of what is measured; nothing here waits for anything
+but memory. Several threads against one are compared by the clock on the wall. The share of the time
+that others took is reported too (`waited_share`); where it is large, caches and memory were shared
+as well.
 
-A neighbour on the other hardware thread of a core takes nothing of the processor seconds and up to half of the arithmetic. A probe, a loop
-of one-cycle instructions, sees that: around each round it tells how fast the core is, and `in_turns` can go on, for so many more seconds as it
-is given, until there are enough rounds in which the core was this process's own. Rounds are chosen by the probe, never by what was measured.
+A neighbour on the other hardware thread of a core takes nothing of the processor seconds and up to
+half of the arithmetic. A probe, a loop of one-cycle instructions, detects that: around each round
+it measures how fast the core is, and `in_turns` can go on for a given number of seconds until
+there are enough rounds in which the core was this process's own. Rounds are chosen by the probe,
+never by what was measured.
 """
 
 from __future__ import annotations
@@ -26,11 +30,12 @@ GB = 1e9
 Action = Callable[[], object]
 
 UNDISTURBED_SHARE = 0.9
-"""Of the fastest rate that a probe has seen: a round with less is disturbed. A busy neighbour halves the rate."""
+"""Of the fastest rate that a probe has measured: a round with less is disturbed. A busy neighbour
+halves the rate."""
 
 
 class CoreProbe:
-    """How fast this core does simple instructions, in 10^9 a second, and how fast it can: the fastest that was seen.
+    """How fast this core does simple instructions, in 10^9 a second, and the fastest so far.
 
     `short_loop(turns)` runs so many turns of one cycle each.
     """
@@ -58,7 +63,8 @@ class Rounds:
     waited_share: float = 0.0
     """Share of the whole time in which this process did not run."""
     core_rate: float | None = None
-    """The median of the rounds' rates of the core, each the lowest around one of its actions, in 10^9 simple instructions a second."""
+    """The median of the rounds' rates of the core, in 10^9 simple instructions a second. A round's
+    rate is the lowest around one of its actions."""
     undisturbed_share: float | None = None
     """Of the rounds that count, how many had the core to themselves."""
     left_out: int = 0
@@ -105,9 +111,10 @@ def in_turns(
     probe: CoreProbe | None = None,
     patience_s: float = 0.0,
 ) -> Rounds:
-    """Run all actions once unmeasured, then in turns `repeats` times; fewer, but at least once, when `limit_s` is over.
+    """Run all actions once unmeasured, then in turns `repeats` times.
 
-    With a probe it goes on for up to `patience_s` more until `repeats` rounds are undisturbed; those count that were disturbed least.
+    Fewer, but at least once, when `limit_s` is over. With a probe it goes on for up to `patience_s`
+    more until `repeats` rounds are undisturbed; those that were disturbed least count.
     """
     for action in actions.values():
         action()

@@ -1,24 +1,28 @@
-"""What stands beside fsl_transport: bare pyzmq, a plain asyncio stream and grpc.aio, each doing nothing but moving chunks."""
+"""Bare pyzmq and grpc.aio beside fsl_transport, each doing nothing but moving chunks.
+
+    python benchmarks/transport_peers.py TASK    one end of a transfer, for benchmarks/transport.py
+
+grpc.aio is measured without protobuf: bytes in, bytes out, one client stream. Both use the event
+loop that nodes use, and both are measured as their users get them: the heap is left as it is.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import importlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+import sys
+from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
 
 import zmq
 import zmq.asyncio
 
-from fsl_async.tools.bench.transport_peer import Meter, Task, say
+from fsl_async.tools.bench.transport_task import Meter, Task, say, task_of
 from fsl_transport.loop import run as run_loop
 
 MESSAGES_WAITING = 16
-"""High-water mark of bare pyzmq on both sides; its default of 1000 is slower, because memory is touched once and not again."""
-
-
-READ_BYTES = 1 << 18
-"""Of the plain stream, with the usual limit of a StreamReader: larger ones were slower."""
+"""High-water mark of bare pyzmq on both sides; its default of 1000 is slower, because memory is
+touched once and not again."""
 
 
 async def _pyzmq(task: Task) -> None:
@@ -48,27 +52,6 @@ async def _pyzmq(task: Task) -> None:
             break
     say(**meter.result())
     context.destroy(0)
-
-
-async def _tcp(task: Task) -> None:
-    if task.sends:
-        _, writer = await asyncio.open_connection(task.address, task.port)
-        data = bytes(task.chunk_bytes)
-        while True:
-            writer.write(data)
-            await writer.drain()
-    meter, ended = Meter(task), asyncio.Event()
-
-    async def take(reader: asyncio.StreamReader, _writer: asyncio.StreamWriter) -> None:
-        while data := await reader.read(READ_BYTES):
-            if meter.add(len(data)):
-                ended.set()
-                return
-
-    server = await asyncio.start_server(take, task.address, task.port)
-    say(port=server.sockets[0].getsockname()[1])
-    await ended.wait()
-    say(**meter.result())
 
 
 async def _grpc(task: Task) -> None:
@@ -108,17 +91,14 @@ async def _grpc(task: Task) -> None:
     await server.stop(0)
 
 
-_WAYS: dict[str, Callable[[Task], Awaitable[None]]] = {
-    "pyzmq": _pyzmq,
-    "tcp": _tcp,
-    "grpc": _grpc,
-}
+_WAYS: dict[str, Callable[[Task], Coroutine[Any, Any, None]]] = {"pyzmq": _pyzmq, "grpc": _grpc}
 
 
-def run(task: Task) -> None:
-    """Do it."""
+def main() -> None:
+    """Do the task of the first argument."""
+    task = task_of(sys.argv[1])
+    run_loop(_WAYS[task.way](task))
 
-    async def main() -> None:
-        await _WAYS[task.way](task)
 
-    run_loop(main())
+if __name__ == "__main__":
+    main()

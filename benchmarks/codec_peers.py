@@ -1,12 +1,15 @@
-"""What others offer for the same job, measured in the same rounds: zstd -1, zipnn, and torch in front of them.
+"""What others offer for the same job: zstd -1, zipnn, and torch in front of them.
 
-None of them is a dependency; the extra `bench` brings them. Each pipeline starts from fp32 in memory and ends there, in one thread.
+None of them is a dependency; the extra `bench` brings them. Each pipeline starts from fp32 in
+memory and ends there, in one thread.
 
-    bf16+zipnn    torch's cast to bf16, then zipnn (Hershcovitch et al., arXiv:2411.05239), which is lossless; and back
-    e4m3+zstd     torch: the largest magnitude of each run of 128, a scale, the cast to e4m3; then zstd -1 of codes and scales; and back
+    bf16+zipnn    torch's cast to bf16, then zipnn (Hershcovitch et al., arXiv:2411.05239), which is
+                  lossless; and back
+    e4m3+zstd     torch: the largest magnitude of each run of 128, a scale, the cast to e4m3; then
+                  zstd -1 of codes and scales; and back
 
-They may work on pieces of any size; the fastest of three is taken, for each direction. What they write is kept, as they have no
-way to reuse an output buffer.
+They may work on pieces of any size; the fastest of three is taken, for each direction. What they
+write is kept, as they have no way to reuse an output buffer.
 """
 
 from __future__ import annotations
@@ -16,13 +19,15 @@ import time
 import warnings
 from typing import TYPE_CHECKING, Any, Protocol
 
+import numpy as np
 import torch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    import numpy as np
     from numpy.typing import NDArray
+
+    from fsl_async.tools.bench.codec_rows import TensorBench
 
     Vector = NDArray[np.float32]
 
@@ -47,7 +52,7 @@ def missing() -> list[str]:
 
 
 class Pipeline(Protocol):
-    """From fp32 to what would be sent, and back. An object is used for one piece size, by one thread."""
+    """From fp32 to what would be sent, and back; for one piece size, used by one thread."""
 
     name: str
 
@@ -150,7 +155,8 @@ class PeerRun:
 
     def _encoded(self, size: int) -> list[Sequence[bytes]]:
         pipeline, values = self._pipelines[size], self._values
-        return [pipeline.encode(values[start : start + size]) for start in range(0, values.size, size)]  # fmt: skip
+        starts = range(0, values.size, size)
+        return [pipeline.encode(values[start : start + size]) for start in starts]
 
 
 def pipelines() -> dict[str, Callable[[int], Pipeline] | None]:
@@ -159,4 +165,42 @@ def pipelines() -> dict[str, Callable[[int], Pipeline] | None]:
     return {
         Bfloat16ThenZipnn.name: zipnn and (lambda size: Bfloat16ThenZipnn(zipnn, size)),
         E4m3ThenZstd.name: zstandard and (lambda _: E4m3ThenZstd(zstandard)),
+    }
+
+
+def peer_row(
+    bench: TensorBench, name: str, make: Callable[[int], Pipeline] | None
+) -> dict[str, Any]:
+    """The codec's e4m3 and a peer's pipeline in turns."""
+    row = bench.head("peer", "e4m3") | {"peer": name}
+    if make is None:
+        return row | {"note": f"not installed: {INSTALL}"}
+    values, back = bench.values, bench.outputs[1]
+    chunks = bench.chunks("e4m3")
+    peer = PeerRun(make, values, back)
+    rounds = bench.measure(
+        {
+            "encode": chunks.encode,
+            "decode": chunks.decode,
+            "peer encode": peer.encode,
+            "peer decode": peer.decode,
+        }
+    )
+    size = values.nbytes
+    error = float(np.linalg.norm(values.astype(np.float64) - back))
+    norm = float(np.linalg.norm(values.astype(np.float64)))
+    return row | {
+        "encode_gb_s": rounds.gb_s("encode", size),
+        "decode_gb_s": rounds.gb_s("decode", size),
+        "peer_encode_gb_s": rounds.gb_s("peer encode", size),
+        "peer_decode_gb_s": rounds.gb_s("peer decode", size),
+        "encode_over_peer": rounds.ratio("encode", "peer encode"),
+        "decode_over_peer": rounds.ratio("decode", "peer decode"),
+        "bits_per_value": round(8 * chunks.frame_bytes / values.size, 4),
+        "peer_bits_per_value": round(peer.bits_per_value, 4),
+        "peer_relative_l2": float(f"{error / norm:.4g}"),
+        "peer_pieces_values": peer.pieces_values,
+        "peer_encode_spread": rounds.spread("peer encode"),
+        "peer_decode_spread": rounds.spread("peer decode"),
+        **bench.tail(rounds),
     }

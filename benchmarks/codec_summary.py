@@ -1,7 +1,8 @@
 """The ratios that the codec core is held to, beside what a run reached. Pure.
 
-Every number is about one core and e4m3. The tensor that counts is `pseudo_gradients`, because that is what clients send; `worst` is the
-least favourable of all tensors of the run, so that one lucky tensor cannot hide the others.
+Every number is about one core and e4m3. The tensor that counts is `pseudo_gradients`, because that
+is what clients send; `worst` is the least favourable of all tensors of the run, so that one lucky
+tensor cannot hide the others.
 """
 
 from __future__ import annotations
@@ -11,14 +12,14 @@ from typing import Any
 
 from attrs import frozen
 
-Row = Mapping[str, Any]
+from fsl_async.tools.bench.codec import HEADLINE_TENSOR
 
-HEADLINE_TENSOR = "pseudo_gradients"
+Row = Mapping[str, Any]
 
 
 @frozen
 class Target:
-    """A line of the table: `field` of the rows that `select` takes, with what it must reach and what it should."""
+    """A line of the table: `field` of the rows that `select` takes, and what it must reach."""
 
     what: str
     field: str
@@ -49,7 +50,8 @@ TARGETS = (
     Target("entropy stage, decode / zstd -1", "decode_over_zstd", _STAGE, 6.0, 9.0),
     Target("pipeline, encode / torch bf16 + zipnn", "encode_over_peer", _ZIPNN, 7.0, 10.0),
     Target("pipeline, decode / torch bf16 + zipnn", "decode_over_peer", _ZIPNN, 5.0, 8.0),
-    Target("size over order-0 entropy, %", "over_entropy_percent", _E4M3, 1.2, 0.5, lower_is_better=True),
+    Target("size over order-0 entropy, %", "over_entropy_percent", _E4M3, 1.2, 0.5,
+           lower_is_better=True),
     Target("AVX2 entropy stage, encode / zstd -1", "encode_over_zstd", _STAGE_AVX2, 1.0, 2.0),
     Target("AVX2 entropy stage, decode / zstd -1", "decode_over_zstd", _STAGE_AVX2, 1.0, 2.0),
     Target("two threads / one, encode", "encode_two_over_one", _THREADS, 1.8, 1.95),

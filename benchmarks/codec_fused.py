@@ -1,6 +1,8 @@
-"""Rows about what the codec does beside coding in the same pass: subtract a reference, carry a residual, take and give bf16.
+"""Rows about what the codec does in the same pass as coding.
 
-Beside each stands what one would do without it, chunk by chunk with temporaries of a chunk, which stay in the cache: NumPy's arithmetic, torch's cast.
+It subtracts a reference, carries a residual, takes and gives bf16. Beside each stands what one
+would do without it, chunk by chunk with temporaries of a chunk, which stay in the cache: NumPy's
+arithmetic, torch's cast.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from fsl_async.tools.bench.codec_rows import TensorBench
     from fsl_async.tools.bench.timing import Action, Rounds
     from fsl_codecs.dispatch import Implementation
 
@@ -26,7 +29,7 @@ VARIANTS = ("reference", "residual", "reference and residual", "from bf16", "to 
 
 
 class FusedVariants:
-    """What is coded are `values` (n,), made of a minuend and a reference whose difference they are but for rounding."""
+    """What is coded are `values` (n,): the difference of a minuend and a reference, rounded."""
 
     def __init__(self, codec: Implementation, values: Vector, spec: CodecSpec) -> None:
         self._codec, self._spec = codec, spec
@@ -51,7 +54,7 @@ class FusedVariants:
             self._frames.append(bytes(memoryview(self.buffer)[:size]))
 
     def actions(self) -> Mapping[str, Action]:
-        """One pass over the vector each: plain coding, the variants, and each variant in several passes over a chunk."""
+        """One pass over the vector each: plain coding, each variant, and it in several passes."""
         return {
             "encode": self._encode,
             "reference": self._with_reference,
@@ -68,7 +71,7 @@ class FusedVariants:
         }
 
     def fields(self, rounds: Rounds, fp32_bytes: int) -> list[dict[str, Any]]:
-        """For each variant: GB/s of fp32, whatever is read, beside plain coding and beside the passes."""
+        """For each variant: GB/s of fp32, whatever is read, and of plain coding and the passes."""
         found = []
         for variant in VARIANTS:
             plain = "decode" if variant == "to bf16" else "encode"
@@ -156,3 +159,11 @@ class FusedVariants:
             wide = self._temporary[: part.size]
             self._codec.decode_into(frame, wide)
             torch.from_numpy(part).view(torch.bfloat16).copy_(torch.from_numpy(wide))
+
+
+def fused_rows(bench: TensorBench, number_format: str) -> list[dict[str, Any]]:
+    """Each variant in the codec's pass, and in passes before and after it, in turns."""
+    variants = FusedVariants(bench.codec, bench.values, CodecSpec(format=number_format))
+    rounds = bench.measure(variants.actions())
+    head, tail = bench.head("fused", number_format), bench.tail(rounds)
+    return [{**head, **fields, **tail} for fields in variants.fields(rounds, bench.values.nbytes)]

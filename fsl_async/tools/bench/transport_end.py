@@ -1,21 +1,30 @@
-"""fsl_transport through its public API: a listener and a dialer, one endless stream from one to the other."""
+"""One end of one transfer: `python -P -m fsl_async.tools.bench.transport_end TASK`, a process.
+
+    fsl    fsl_transport through its public API: a listener and a dialer, one endless stream
+    tcp    a plain asyncio stream, which does nothing but move chunks: the limit
+
+All ends use the event loop that nodes use.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
 
 import fsl_transport as tp
 from fsl_async.process.heap import keep_freed_blocks
-from fsl_async.tools.bench.transport_peer import Meter, Task, say
+from fsl_async.tools.bench.transport_task import Meter, Task, say, task_of
 from fsl_transport.loop import run as run_loop
 from fsl_transport.zmq.curve import DialerCurve, KeyPair, ListenerCurve
 from fsl_transport.zmq.link import ZmqDialer, ZmqListener
 
 ENDLESS = 1 << 40
 PING_EVERY_S = 0.1
+READ_BYTES = 1 << 18
+"""Of the plain stream, with the usual limit of a StreamReader: larger ones were slower."""
 
 
 class Source:
@@ -79,7 +88,7 @@ class End:
             await asyncio.sleep(PING_EVERY_S)
 
     async def run(self) -> None:
-        """Until the time is over, or the other side is gone."""
+        """Until the time is over, or the peer is gone."""
         task = self.task
         loop = asyncio.get_running_loop()
         settings = tp.TransportSettings(
@@ -115,11 +124,37 @@ class End:
         self.endpoint.close()
 
 
-def run(task: Task) -> None:
-    """Do it."""
+async def tcp(task: Task) -> None:
+    """Send without end; or receive until the time is over."""
+    if task.sends:
+        _, writer = await asyncio.open_connection(task.address, task.port)
+        data = bytes(task.chunk_bytes)
+        while True:
+            writer.write(data)
+            await writer.drain()
+    meter, ended = Meter(task), asyncio.Event()
 
-    async def main() -> None:
-        await End(task).run()
+    async def take(reader: asyncio.StreamReader, _writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(READ_BYTES):
+            if meter.add(len(data)):
+                ended.set()
+                return
 
-    keep_freed_blocks()  # as nodes do
-    run_loop(main())
+    server = await asyncio.start_server(take, task.address, task.port)
+    say(port=server.sockets[0].getsockname()[1])
+    await ended.wait()
+    say(**meter.result())
+
+
+def main() -> None:
+    """Do the task of the first argument."""
+    task = task_of(sys.argv[1])
+    if task.way == "tcp":
+        run_loop(tcp(task))
+    else:
+        keep_freed_blocks()  # as nodes do
+        run_loop(End(task).run())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,16 +1,21 @@
-"""The entropy stage alone: codes to streams and back, for one chunk that stays in the cache, beside zstd -1 on the same bytes.
+"""The entropy stage alone, beside zstd -1 on the same bytes.
 
-Planning (counting a sample, choosing split and books) is part of it, as building tables is of zstd.
+Codes to streams and back, for one chunk that stays in the cache. Planning (counting a sample,
+choosing split and books) is part of it, as building tables is of zstd.
 """
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
+from codec_exact import expected
+from codec_peers import installed
 
-from fsl_async.tools.bench.codec_peers import installed
+from fsl_async.tools.bench.codec import CHUNK_VALUES, NUMPY
 from fsl_async.tools.bench.limits import native_module
+from fsl_codecs import CodecSpec
 from fsl_codecs.formats import format_named
 from fsl_codecs.planes import (
     BlockReader,
@@ -26,15 +31,16 @@ from fsl_codecs.quantised import BLOCK_SYMBOLS
 from fsl_codecs.reader import Reader
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from numpy.typing import NDArray
 
+    from fsl_async.tools.bench.codec_rows import TensorBench
     from fsl_async.tools.bench.timing import Action, Rounds
 
     Codes = NDArray[np.uint8]
 
-NUMPY = "numpy"
+FORMATS = ("e4m3", "e5m2", "uniform")
 NATIVE_PATHS = ("avx512", "avx2", "scalar")
 _SLACK_BYTES = 64
 
@@ -205,3 +211,19 @@ def _repeated(action: Action, calls: int) -> Action:
             action()
 
     return run
+
+
+def stage_rows(bench: TensorBench, calls: int, *, peers: bool) -> Iterator[dict[str, Any]]:
+    """The entropy stage on the chunk in the middle of the vector."""
+    start = bench.values.size // CHUNK_VALUES // 2 * CHUNK_VALUES
+    chunk = bench.values[start : start + CHUNK_VALUES]
+    for number_format in FORMATS:
+        codes = expected(chunk, CodecSpec(format=number_format)).codes.astype(np.uint8)
+        comparison = StageComparison(codes, number_format, calls, peers=peers)
+        rounds = bench.measure(comparison.actions())
+        for row in comparison.rows(bench.tensor, rounds, bench.codec.name):
+            yield row | {
+                "core_rate": rounds.core_rate,
+                "undisturbed_share": rounds.undisturbed_share,
+                "load_1m": round(os.getloadavg()[0], 2),
+            }

@@ -1,7 +1,8 @@
-"""One end of one measurement of `fsl-node bench transport`: a process of its own, started with its task as JSON.
+"""What one end of a measured transfer is given, and what it counts.
 
-The receiver listens, prints `{"port": ...}`, counts the payload that arrives and, `warm_s` + `measure_s` after its first byte, prints what it
-saw and ends. The sender sends chunks until it is ended. Both use the event loop that nodes use.
+An end is a process, started with its task as JSON. The receiver listens (with `down`, the dialer
+receives), prints `{"port": ...}`, counts the payload that arrives and, `warm_s` + `measure_s` after
+its first byte, prints what it counted and ends. The sender sends chunks until it is ended.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import json
 import resource
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import cattrs
@@ -23,7 +24,10 @@ GRAIN_S = 0.005
 
 @frozen
 class Task:
-    """What a process does. `stripes` 0: chosen by measurement. `keys`: CURVE's public and secret key of the listener."""
+    """What a process does.
+
+    `stripes` 0: chosen by measurement. `keys`: CURVE's public and secret key of the listener.
+    """
 
     way: str
     sends: bool
@@ -39,10 +43,14 @@ class Task:
     pings: bool = True
     """Control messages beside the chunks, whose delay is measured; fsl only."""
 
-    @property
-    def words(self) -> list[str]:
-        """Words that run it."""
-        return [sys.executable, "-m", __name__, json.dumps(cattrs.unstructure(self))]
+    def command(self, program: Sequence[str]) -> list[str]:
+        """Words that run it: `program` are the interpreter's arguments."""
+        return [sys.executable, *program, json.dumps(cattrs.unstructure(self))]
+
+
+def task_of(text: str) -> Task:
+    """The task that a process was started with."""
+    return cattrs.structure(json.loads(text), Task)
 
 
 def say(**found: Any) -> None:
@@ -77,7 +85,10 @@ class Meter:
         return now >= self._first + self._warm_s + self._measure_s
 
     def result(self) -> dict[str, Any]:
-        """Bytes and seconds after the warm-up, and from the first byte on; the longest silence in the measured part."""
+        """Bytes and seconds after the warm-up and from the first byte on.
+
+        Also the longest silence in the measured part, and its processor seconds.
+        """
         first_at, first_bytes = self._noted[0]
         later = [note for note in self._noted if note[0] >= self._first + self._warm_s]
         begin_at, begin_bytes = later[0] if later else self._noted[-1]
@@ -96,17 +107,3 @@ class Meter:
 def _cpu_s() -> float:
     used = resource.getrusage(resource.RUSAGE_SELF)
     return used.ru_utime + used.ru_stime
-
-
-def main() -> None:
-    """Do the task of the first argument."""
-    task = cattrs.structure(json.loads(sys.argv[1]), Task)
-    if task.way == "fsl":
-        from fsl_async.tools.bench import transport_ours as ways
-    else:
-        from fsl_async.tools.bench import transport_others as ways  # type: ignore[no-redef]
-    ways.run(task)
-
-
-if __name__ == "__main__":
-    main()

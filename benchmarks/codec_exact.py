@@ -1,35 +1,38 @@
-"""What the codec should have made of a vector, computed with torch and NumPy: codes, their entropy, the decoded values.
+"""What the codec should have made of a vector, computed with torch and NumPy.
 
-The codes of e4m3, e5m2 and bf16 are torch's casts, of values divided by the scales of docs/WIRE.md, section "Codes". Uniform has no cast
-in torch; its codes are those of the codec's own NumPy code.
+Codes, their entropy, and the decoded values. The codes of e4m3, e5m2 and bf16 are torch's casts, of
+values divided by the scales of docs/WIRE.md, section "Codes". Uniform has no cast in torch; its
+codes are those of the codec's own NumPy code.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from attrs import frozen
 
-from fsl_codecs import uniform
+from fsl_async.tools.bench.codec_rows import pieces
+from fsl_codecs import info, uniform
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from numpy.typing import NDArray
 
+    from fsl_async.tools.bench.codec_rows import Chunks
     from fsl_codecs import CodecSpec
 
 _MAGNITUDE = 0x7FFFFFFF
-_PIECE_VALUES = 1 << 20
 _FLOAT8 = {"e4m3": (torch.float8_e4m3fn, 8, 10), "e5m2": (torch.float8_e5m2, 15, 17)}
 """torch's type, largest exponent and lowest scale byte."""
 
 
 @frozen(eq=False)
 class Expected:
-    """Codes (n,) of a piece of a vector, and the fp32 values (n,) that a decoder gives; None for a format without a cast."""
+    """Codes (n,) of a piece of a vector, and the fp32 values (n,) that a decoder gives.
+
+    `values` is None for a format without a cast.
+    """
 
     codes: NDArray[np.integer]
     values: NDArray[np.float32] | None
@@ -42,18 +45,16 @@ def entropy_bits(counts: NDArray[np.int64]) -> float:
     return float((present * (np.log2(total) - np.log2(present))).sum() / total) if total else 0.0
 
 
-def code_bytes(number_format: str) -> int:
-    """Bytes of one code, before the entropy stage."""
-    return {"fp32": 4, "bf16": 2}.get(number_format, 1)
-
-
 def entropy_of(number_format: str) -> str:
-    """What counts as a symbol: fp32 has more words than any tensor has values, so its bytes are counted plane by plane."""
+    """What counts as a symbol.
+
+    fp32 has more words than any tensor has values, so its bytes are counted plane by plane.
+    """
     return "the four bytes of the word, rotated left by one" if number_format == "fp32" else "codes"
 
 
 def expected(values: NDArray[np.float32], spec: CodecSpec) -> Expected:
-    """What a frame of values (n,) must hold; n at most a chunk of the frame, all values finite and moderate."""
+    """What a frame of values (n,) must hold; n at most a chunk, all values finite and moderate."""
     if spec.format == "fp32":
         return Expected(values.view(np.uint32), values)
     x = torch.from_numpy(values)
@@ -77,13 +78,6 @@ def expected(values: NDArray[np.float32], spec: CodecSpec) -> Expected:
     return Expected(
         cast.view(torch.uint8).flatten()[: values.size].numpy(), decoded.contiguous().numpy()
     )
-
-
-def pieces(values: NDArray[np.float32], spec: CodecSpec) -> Iterator[slice]:
-    """Slices of a vector that end where chunks end, so that runs are those of the frames."""
-    step = max(1, _PIECE_VALUES // spec.chunk_values) * spec.chunk_values
-    for start in range(0, values.size, step):
-        yield slice(start, min(start + step, values.size))
 
 
 class CodeCounter:
@@ -110,3 +104,30 @@ class CodeCounter:
     def entropy_bits(self) -> float:
         """Bits a value."""
         return sum(map(entropy_bits, self._counts))
+
+
+def exact_fields(chunks: Chunks) -> dict[str, Any]:
+    """Exact entropy, and whether each decoded value is torch's cast; decodes to `out`."""
+    chunks.decode()
+    spec, values, out = chunks.spec, chunks.values, chunks.out
+    counter = CodeCounter(spec.format)
+    exact: bool | None = True
+    infos = [info(frame) for frame in chunks.frames]
+    is_quantised = np.array([one.coded_chunks + one.raw_code_chunks > 0 for one in infos])
+    quantised = np.repeat(is_quantised, spec.chunk_values)
+    for part in pieces(values, spec):
+        want = expected(values[part], spec)
+        counter.add(want.codes)
+        if want.values is None:
+            exact = None
+        elif exact:
+            differs = want.values.view(np.uint32) != out[part].view(np.uint32)
+            exact = not (differs & quantised[part]).any()
+    bits = 8 * chunks.frame_bytes / values.size
+    entropy = counter.entropy_bits
+    return {
+        "entropy_bits": round(entropy, 4),
+        "entropy_of": entropy_of(spec.format),
+        "over_entropy_percent": round(100 * (bits / entropy - 1), 3) if entropy else None,
+        "bit_exact": exact,
+    }
