@@ -13,7 +13,7 @@ model is scored after each round on the data's test part, while nobody trains. B
 download included.
 
 "methods" tunes both methods in the same way: every learning rate of RATES with seed 0; the one with the fewest bytes to the target is then
-run with the other seeds. "idle" puts the proxy of `fsl_async.tools.compare.lag_link` between clients and servers (no loss); a client's idle
+run with the other seeds. "idle" puts the proxy of `fsl_async.tools.proxy` between clients and servers (no loss); a client's idle
 share is what its training thread waits for the network, of its time from the first batch to the end of the last round. Run that one alone on the machine.
 """
 

@@ -30,7 +30,7 @@ from fsl_async.cluster.supervisor import Child, Supervisor
 from fsl_async.config import address as addresses
 from fsl_async.files.checksummed_json import from_checksummed
 from fsl_async.observe.ledger_audit import audit_run
-from fsl_async.tools.chaos.proxy import CutLink
+from fsl_async.tools.proxy import Proxy
 
 TASK = """
 import time, torch
@@ -128,9 +128,9 @@ class Play:
             place = addresses.parse(self.address)
             links = []
             for name in self.names:
-                link = CutLink(self.run_dir / "links" / name, (place.host, place.port))
-                links.append(link)
-                supervisor.start(self.client(name, await link.start()))
+                follow = self.run_dir / "links" / name
+                links.append(Proxy((place.host, place.port), follow=follow))
+                supervisor.start(self.client(name, links[-1].address))
             await self.until(self.all_joined, START_S, "a sync of all clients")
             begun = time.time()
             await asyncio.sleep(given.calm)
@@ -149,7 +149,7 @@ class Play:
             launches = sum(supervisor.launches(name) for name in self.names) - len(self.names)
             await supervisor.stop_child(SERVER, 60.0, signal.SIGINT)
             for link in links:
-                await link.close()
+                link.close()
         return {
             **json.loads(out.splitlines()[-1]),
             "calm_tokens_per_s": round(before, 1),

@@ -1,6 +1,5 @@
 """`fsl-node demo` without its processes: settings, checks, summary, errors."""
 
-import asyncio
 import json
 
 import attrs
@@ -293,14 +292,10 @@ def test_with_links_every_client_has_one_that_can_be_cut(settings, links):
     demo = Demo(settings, None, Stopper())
     server = "tcp://127.0.0.1:7100"
 
-    async def way():
-        found = await demo._way_for("client-1", server)
-        for link in demo._links:
-            await link.close()
-        return found
-
     settings.run_dir.mkdir(exist_ok=True)
-    assert (asyncio.run(way()) == server) is not links
+    assert (demo._way_for("client-1", server) == server) is not links
+    for link in demo._links:
+        link.close()
     assert (settings.run_dir / "links" / "client-1").exists() is links
 
 

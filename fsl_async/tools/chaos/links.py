@@ -1,7 +1,8 @@
-"""Cuts the links of clients, or makes them slow: in a network laboratory, or by a proxy that the run was started with.
+"""Cuts the links of clients, or makes them slow: in a network laboratory, or by a proxy.
 
-A client is in a laboratory when its process is in the network namespace of one of its sites; that is looked up in /proc, so nobody has to say so. Where there is none, a
-client that was started behind a `CutLink` (`demo --links`) has a file RUN/links/NAME, which says "open", "cut", or "slow BYTES_PER_S".
+A client is in a laboratory when its process is in the network namespace of one of its sites, which
+is looked up in /proc. Elsewhere, a client that was started behind a `Proxy` (`demo --links`) has a
+file RUN/links/NAME, which that proxy follows.
 """
 
 from __future__ import annotations

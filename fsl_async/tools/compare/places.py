@@ -1,7 +1,7 @@
 """Where the nodes of a comparison run, and what lies between them: the one seam for networks.
 
     Loopback     every node is a thread of this process, nothing between them
-    Lagging      the same, with a `LagLink` in front of each server: "--net RATE,DELAY"
+    Lagging      the same, with a `Proxy` in front of each server: "--net RATE,DELAY"
     Sites        the network laboratory: a site for the servers and one for each client, "--net PROFILE[:KEY=VALUE...]"
 
 What `prefix` gives enters a node's site; the node is then a process of its own (`fsl_async.tools.compare.nodes`).
@@ -16,10 +16,10 @@ from attrs import frozen
 from fsl_async.config.address import parse
 from fsl_async.errors import UsageError
 from fsl_async.plan.link import LinkSpec, parse_link
-from fsl_async.tools.compare.lag_link import LagLink
 from fsl_async.tools.netlab.laboratory import Laboratory, which
 from fsl_async.tools.netlab.profiles import changed, profiles
 from fsl_async.tools.netlab.profiles import words as words_of
+from fsl_async.tools.proxy import Proxy
 
 ANY = "tcp://127.0.0.1:0"
 SERVERS = "server"
@@ -49,7 +49,7 @@ class Lagging(Loopback):
     """A long line to both servers, in this process."""
 
     def __init__(self, link: LinkSpec) -> None:
-        self._links = {role: LagLink(link) for role in ("ps", "server")}
+        self._links = {role: Proxy(link=link) for role in ("ps", "server")}
 
     def listen(self) -> dict[str, str]:
         """Clients reach the split server by its proxy."""

@@ -31,8 +31,8 @@ from fsl_async.observe.client_state import News
 from fsl_async.observe.journal import JournalReader
 from fsl_async.observe.state import RunState
 from fsl_async.tools.chaos.links import FOLDER
-from fsl_async.tools.chaos.proxy import CutLink
 from fsl_async.tools.demo.settings import SERVER, DemoSettings
+from fsl_async.tools.proxy import Proxy
 from fsl_transport.text import peer_text
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ class Demo:
         self._words: dict[str, str] = {}  # child -> its last line
         self._refused: FslError | None = None
         self._ending = False
-        self._links: list[CutLink] = []
+        self._links: list[Proxy] = []
 
     async def play(self) -> Played:
         """Play it to its end; no child is left behind. Raises FslError for what the user can act on."""
@@ -105,7 +105,7 @@ class Demo:
                 if self._stop.hard:
                     await supervisor.stop(grace_s=0.0)
                 for link in self._links:
-                    await link.close()
+                    link.close()
         self._look(hold_s=0.0)
         if self._refused is not None:
             raise self._refused
@@ -123,7 +123,7 @@ class Demo:
                 self.played.faults.append(f"the server did not listen within {_LISTEN_S:g} s")
             return
         for name in settings.names:
-            address = await self._way_for(name, self._address.result())
+            address = self._way_for(name, self._address.result())
             supervisor.start(settings.client(name, address))
         while self._may_go_on() and self._elapsed() < self._stop_at():
             await self._tick()
@@ -131,14 +131,14 @@ class Demo:
                 self._kill(supervisor)
         await self._end(supervisor)
 
-    async def _way_for(self, name: str, address: str) -> str:
+    def _way_for(self, name: str, address: str) -> str:
         """What a client dials: the server, or a link of its own to it."""
         if not self.settings.links:
             return address
         place = addresses.parse(address)
-        link = CutLink(self.settings.run_dir / FOLDER / name, (place.host, place.port))
-        self._links.append(link)
-        return await link.start()
+        path = self.settings.run_dir / FOLDER / name
+        self._links.append(Proxy((place.host, place.port), follow=path))
+        return self._links[-1].address
 
     def _is_time_to_kill(self) -> bool:
         state, settings = self.played.state, self.settings

@@ -1,6 +1,5 @@
 """The storm's hands: whom it finds, what it does to them, that it takes everything back, and what it writes first."""
 
-import asyncio
 import contextlib
 import json
 import os
@@ -21,7 +20,6 @@ from fsl_async.process import stopper
 from fsl_async.tools.chaos import fault_log as truth
 from fsl_async.tools.chaos.fault_log import FILE, FaultLog, read
 from fsl_async.tools.chaos.links import FileLink, link_of
-from fsl_async.tools.chaos.proxy import CutLink
 from fsl_async.tools.chaos.schedule import KINDS, Fault, Storm
 from fsl_async.tools.chaos.storm import StormRunner
 from fsl_async.tools.chaos.targets import VALUED, Held, Node, Run, nodes
@@ -433,45 +431,6 @@ def test_a_storm_that_is_interrupted_reports_and_says_so(run, process, monkeypat
     result = CliRunner().invoke(chaos_command.command, made, standalone_mode=False)
     assert result.return_value == 130
     assert json.loads(result.stdout.splitlines()[-1])["faults"] == 0
-
-
-def test_a_cut_link_passes_nothing_until_it_is_healed(tmp_path):
-    """Connections stand meanwhile, and lose nothing: as with a link that is repaired before TCP gives up."""
-
-    async def play():
-        async def echo(reader, writer):
-            with contextlib.suppress(OSError):
-                while data := await reader.read(65536):
-                    writer.write(data)
-                    await writer.drain()
-            writer.close()
-
-        server = await asyncio.start_server(echo, "127.0.0.1", 0)
-        path = tmp_path / "links" / "a"
-        proxy = CutLink(path, server.sockets[0].getsockname())
-        host, port = (await proxy.start()).removeprefix("tcp://").split(":")
-        reader, writer = await asyncio.open_connection(host, int(port))
-        writer.write(b"one")
-        assert await asyncio.wait_for(reader.readexactly(3), 10) == b"one"
-        link = FileLink(path)
-        link.cut()
-        await asyncio.sleep(0.3)
-        writer.write(b"two")
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(reader.readexactly(1), 0.4)
-        link.restore()
-        assert await asyncio.wait_for(reader.readexactly(3), 10) == b"two"
-        link.slow()
-        await asyncio.sleep(0.3)
-        begun = time.monotonic()
-        writer.write(bytes(10_000))
-        await asyncio.wait_for(reader.readexactly(10_000), 20)
-        assert time.monotonic() - begun > 0.3
-        writer.close()
-        await proxy.close()
-        server.close()
-
-    asyncio.run(play())
 
 
 def test_a_client_without_a_link_of_its_own_has_none(run):
