@@ -21,6 +21,7 @@ from typing import Any
 
 import click
 
+from fsl_async.errors import FslError
 from fsl_async.tools.bench.tables import transport_tables
 from fsl_async.tools.bench.transport import (
     START_S,
@@ -32,7 +33,7 @@ from fsl_async.tools.bench.transport import (
     between_processes,
     run,
 )
-from fsl_async.tools.netlab.host import LabError, running
+from fsl_async.tools.running import running
 
 
 def iperf3(settings: TransportBenchSettings, places: Places, case: Case) -> dict[str, Any]:
@@ -57,7 +58,7 @@ def iperf3(settings: TransportBenchSettings, places: Places, case: Case) -> dict
         )
     received = json.loads(done.stdout or "{}").get("end", {}).get("sum_received")
     if not received:
-        raise LabError(f"iperf3 measured nothing: {(done.stderr or done.stdout)[:200]}")
+        raise FslError(f"iperf3 measured nothing: {(done.stderr or done.stdout)[:200]}")
     return {"bytes": received["bytes"], "seconds": received["seconds"]}
 
 

@@ -25,7 +25,7 @@ def recorded(monkeypatch, action):
 
 def test_its_commands_make_a_link(built, monkeypatch):
     """Namespaces inside the VM, a veth pair, netem on both ends: the kernel takes every line, and a packet takes twice the delay."""
-    if built.backend != machine.NAME:
+    if built.backend != machine.Machine.name:
         pytest.skip("this machine's own kernel has sch_netem, and all other tests use it")
     inner = plan.make("inner", ["a", "b"])
     backend = veth.Veth(inner)

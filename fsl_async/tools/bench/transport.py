@@ -20,7 +20,7 @@ from attrs import evolve, field, frozen
 
 from fsl_async.errors import UsageError
 from fsl_async.tools.bench.transport_task import Task
-from fsl_async.tools.netlab.host import running
+from fsl_async.tools.running import running
 
 if TYPE_CHECKING:
     from fsl_async.tools.netlab.laboratory import Laboratory

@@ -13,8 +13,7 @@ from typing import Protocol
 from attrs import frozen
 
 from fsl_async.tools.chaos.targets import Node, Run
-from fsl_async.tools.netlab import host, records
-from fsl_async.tools.netlab.laboratory import Laboratory
+from fsl_async.tools.netlab.laboratory import Laboratory, site_of
 
 FOLDER = "links"
 SLOW_BYTES_PER_S = 20_000.0
@@ -84,34 +83,9 @@ def link_of(run: Run, node: Node) -> LinkOf | None:
     path = run.run_dir / FOLDER / node.name
     if path.exists():
         return FileLink(path)
-    if not records.ROOT.is_dir():
+    found = site_of(node.pid)
+    if found is None:
         return None
-    try:
-        own = Path(f"/proc/{node.pid}/ns/net").stat().st_ino
-    except OSError:
-        return None
-    for name in records.names():
-        found = _site_link(name, own)
-        if found is not None:
-            return found
-    return None
-
-
-def _site_link(lab_name: str, namespace: int) -> SiteLink | None:
-    try:
-        lab = Laboratory.find(lab_name)
-        record = records.read(lab_name)
-    except (host.LabError, OSError):
-        return None
-    assert record is not None
-    for site in record.plan().sites.values():
-        try:
-            here = Path("/run/netns", site.namespace).stat().st_ino == namespace
-        except OSError:
-            continue
-        if here:
-            state = next(one for one in lab.links.values() if site.name in {one.left, one.right})
-            return SiteLink(
-                lab, site.name, state.profile or f"rate={state.settings.rate_mbit:g}mbit"
-            )
-    return None
+    lab, site = found
+    state = next(one for one in lab.links.values() if site in {one.left, one.right})
+    return SiteLink(lab, site, state.profile or f"rate={state.settings.rate_mbit:g}mbit")

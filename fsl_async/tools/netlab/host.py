@@ -7,7 +7,6 @@ import ctypes
 import fcntl
 import os
 import re
-import select
 import shutil
 import signal
 import socket
@@ -16,7 +15,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from fsl_async.errors import FslError
@@ -24,6 +23,7 @@ from fsl_async.tools.netlab.plan import Site
 
 LIMIT_S = 20.0
 SETUP = "bin/netlab-setup"
+_NAMESPACES = Path("/run/netns")
 
 
 class LabError(FslError):
@@ -71,40 +71,6 @@ def run(
     return done.stdout
 
 
-class Running:
-    """A program that runs beside us; its lines come one by one."""
-
-    def __init__(self, process: subprocess.Popen[bytes]) -> None:
-        self.process = process
-        self._rest = b""
-
-    def line(self, limit_s: float) -> str:
-        """The next line of its output; raises LabError when none comes in time."""
-        assert self.process.stdout is not None
-        file = self.process.stdout.fileno()
-        deadline = time.monotonic() + limit_s
-        while b"\n" not in self._rest:
-            ready, _, _ = select.select([file], [], [], max(0.0, deadline - time.monotonic()))
-            data = os.read(file, 1 << 16) if ready else b""
-            if not data:
-                raise LabError(f"{self.process.args!r:.200} said nothing within {limit_s:g} s")
-            self._rest += data
-        line, _, self._rest = self._rest.partition(b"\n")
-        return line.decode()
-
-
-@contextlib.contextmanager
-def running(argv: Sequence[str]) -> Iterator[Running]:
-    """Start a program and end it with the block."""
-    with subprocess.Popen(  # noqa: S603 - the words are ours
-        argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE
-    ) as process:
-        try:
-            yield Running(process)
-        finally:
-            process.kill()
-
-
 def ip_batch(lines: Iterable[str], namespace: str = "") -> None:
     """Carry out lines of `ip`, in a namespace or here."""
     where = ["-netns", namespace] if namespace else []
@@ -135,7 +101,7 @@ def set_whole(namespace: str, device: str, *, whole: bool) -> None:
 
 
 def _set_namespace(namespace: str) -> None:
-    with Path("/run/netns", namespace).open("rb") as file:
+    with (_NAMESPACES / namespace).open("rb") as file:
         if ctypes.CDLL(None, use_errno=True).setns(file.fileno(), 0):
             raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
@@ -266,6 +232,14 @@ def processes_with(word: str) -> list[int]:
             if word.encode() in path.read_bytes().split(b"\0"):
                 found.append(int(path.parent.name))
     return found
+
+
+def is_in(pid: int, namespace: str) -> bool:
+    """Whether this namespace is the network of a process."""
+    try:
+        return Path(f"/proc/{pid}/ns/net").samefile(_NAMESPACES / namespace)
+    except OSError:
+        return False
 
 
 def processes_in(namespace: str) -> list[int]:

@@ -14,15 +14,16 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol, Self
+from typing import Self
 
 from attrs import evolve, frozen
 
-from fsl_async.tools.netlab import host, machine, plan, profiles, records, veth
+from fsl_async.tools.netlab import host, plan, profiles, records
+from fsl_async.tools.netlab.backend import Backend, choose
 from fsl_async.tools.netlab.host import LabError
-from fsl_async.tools.netlab.plan import CONGESTION, Link, Plan
-from fsl_async.tools.netlab.profiles import LinkSettings
+from fsl_async.tools.netlab.plan import CONGESTION
 from fsl_async.tools.netlab.records import LinkState, Process, Record
+from fsl_async.tools.running import running
 
 PROBE_S = 60.0
 _NUMBERS = itertools.count(1)
@@ -44,34 +45,25 @@ class Stream:
         return 8e-6 * self.bytes / self.seconds if self.seconds else 0.0
 
 
-class Backend(Protocol):
-    """What carries packets between the sites. Raises LabError."""
-
-    @property
-    def name(self) -> str:
-        """What `netlab status` calls it."""
-
-    def build(self, settings: Mapping[str, LinkSettings]) -> int:
-        """Make the links; returns the id of the process that they live in, 0 for none."""
-
-    def apply(self, link: Link, settings: LinkSettings, *, cut: bool) -> None:
-        """Set both directions of a link."""
-
-    def queues(self, link: Link) -> str:
-        """Counters of both directions, as `tc` prints them."""
-
-
 def which() -> str:
-    """The backend that this machine would use; raises MissingError with what is missing and what to do."""
-    host.require()
-    if host.has_netem():
-        return veth.NAME
-    machine.require()
-    return machine.NAME
+    """What would carry packets on this machine: `veth` or `router VM`.
+
+    Raises MissingError with what is missing and what to do.
+    """
+    return choose().name
 
 
-def _backend(name: str, lab: Plan) -> Backend:
-    return veth.Veth(lab) if name == veth.NAME else machine.Machine(lab, records.folder(lab.name))
+def site_of(pid: int) -> tuple[Laboratory, str] | None:
+    """The laboratory and the site that a process is in; None when it is in none."""
+    for name in records.names():
+        try:
+            lab = Laboratory.find(name)
+        except (LabError, OSError):
+            continue
+        for site in lab._plan.sites.values():  # noqa: SLF001 - its own module
+            if host.is_in(pid, site.namespace):
+                return lab, site.name
+    return None
 
 
 class Laboratory:
@@ -258,7 +250,7 @@ class Laboratory:
         """Send from one site to another for so many seconds over plain TCP connections; what arrived is counted there."""
         address = self.address(other)
         words = [sys.executable, "-I", "-S", str(_PROBE), "sink", address, str(seconds + _TAIL_S)]
-        with host.running(self.command(other, words)) as sink:
+        with running(self.command(other, words)) as sink:
             port = str(json.loads(sink.line(_TAIL_S))["port"])
             sent = self.probe(
                 one, "source", address, port, str(streams), str(seconds), congestion,
@@ -281,7 +273,7 @@ class Laboratory:
 
     @property
     def _backend(self) -> Backend:
-        return _backend(self._record.backend, self._plan)
+        return choose(self._record.backend)(self._plan)
 
 
 def _after(state: LinkState, word: str) -> LinkState:
@@ -334,6 +326,4 @@ def _remove(record: Record) -> None:
     for site in record.plan().sites.values():
         if site.namespace in there:
             host.delete_namespace(site.namespace)
-    # Looked for, and not only remembered: whoever made it may have died before it wrote that down.
-    for pid in host.processes_with(machine.console_word(records.folder(record.name))):
-        host.end_processes([pid])
+    choose(record.backend)(record.plan()).remove()

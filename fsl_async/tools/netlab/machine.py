@@ -16,13 +16,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
-from fsl_async.tools.netlab import host, image
+from fsl_async.tools.netlab import host, image, records
 from fsl_async.tools.netlab.host import LabError, MissingError
 from fsl_async.tools.netlab.netem import arguments
 from fsl_async.tools.netlab.plan import Link, Plan
 from fsl_async.tools.netlab.profiles import LinkSettings
 
-NAME = "router VM"
 CONSOLE = "console.sock"
 BOOT_S = 60.0
 ANSWER_S = 20.0
@@ -46,14 +45,14 @@ def require() -> None:
 
 
 class Machine:
-    """The router VM of one laboratory; `folder` has its console and its log."""
+    """The router VM of one laboratory; its console and its process id are in the laboratory's folder."""
 
-    name = NAME
+    name = "router VM"
 
-    def __init__(self, lab: Plan, folder: Path) -> None:
+    def __init__(self, lab: Plan) -> None:
         self._plan = lab
-        self._folder = folder
-        self._console = folder / CONSOLE
+        self._folder = records.folder(lab.name)
+        self._console = self._folder / CONSOLE
 
     def build(self, settings: Mapping[str, LinkSettings]) -> int:
         """Start the VM, hand its cards to the sites, join them; returns its process id. Raises LabError."""
@@ -94,6 +93,14 @@ class Machine:
                 f"/sbin/tc qdisc replace dev {left} root {words}"
                 f" && /sbin/tc qdisc replace dev {right} root {words}"
             )
+
+    def remove(self) -> None:
+        """End the VM.
+
+        It is looked for, and not only remembered: the process that made it may have died before it
+        wrote that down.
+        """
+        host.end_processes(host.processes_with(console_word(self._folder)))
 
     def queues(self, link: Link) -> str:
         """What `tc -s qdisc` says about both directions, for people who look for a fault."""

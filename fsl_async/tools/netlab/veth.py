@@ -9,13 +9,11 @@ from fsl_async.tools.netlab.netem import arguments
 from fsl_async.tools.netlab.plan import Link, Plan
 from fsl_async.tools.netlab.profiles import LinkSettings
 
-NAME = "veth"
-
 
 class Veth:
     """The links of one laboratory."""
 
-    name = NAME
+    name = "veth"
 
     def __init__(self, lab: Plan) -> None:
         self._plan = lab
@@ -43,6 +41,9 @@ class Veth:
             host.run(
                 ["tc", "-netns", namespace, "qdisc", "replace", "dev", end.device, "root", *words]
             )
+
+    def remove(self) -> None:
+        """A pair goes with the namespaces of its ends."""
 
     def queues(self, link: Link) -> str:
         """What `tc -s qdisc` says about both directions, for people who look for a fault."""

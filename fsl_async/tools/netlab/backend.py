@@ -1,0 +1,49 @@
+"""What carries packets between the sites, and the one place where it is chosen."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from fsl_async.tools.netlab import host, machine
+from fsl_async.tools.netlab.machine import Machine
+from fsl_async.tools.netlab.plan import Link, Plan
+from fsl_async.tools.netlab.profiles import LinkSettings
+from fsl_async.tools.netlab.veth import Veth
+
+
+class Backend(Protocol):
+    """The links of one laboratory. Raises LabError."""
+
+    name: str
+    """What `netlab status` calls it."""
+
+    def __init__(self, lab: Plan) -> None: ...
+
+    def build(self, settings: Mapping[str, LinkSettings]) -> int:
+        """Make the links; returns the id of the process that they live in, 0 for none."""
+
+    def apply(self, link: Link, settings: LinkSettings, *, cut: bool) -> None:
+        """Set both directions of a link."""
+
+    def queues(self, link: Link) -> str:
+        """Counters of both directions, as `tc` prints them."""
+
+    def remove(self) -> None:
+        """Remove what does not go with the sites' namespaces; harmless when it is gone."""
+
+
+def choose(name: str = "") -> type[Backend]:
+    """The backend of this name; without one, that which this machine can have.
+
+    Pairs of veth with netem where the kernel has sch_netem, else a router VM whose kernel has it.
+    Raises MissingError with what is missing and what to do.
+    """
+    known: dict[str, type[Backend]] = {Veth.name: Veth, Machine.name: Machine}
+    if name:
+        return known[name]
+    host.require()
+    if host.has_netem():
+        return Veth
+    machine.require()
+    return Machine
