@@ -1,4 +1,4 @@
-"""The veth backend, tried where this machine's kernel cannot carry it out: in the router VM, whose kernel has sch_netem."""
+"""The veth backend, where this machine's kernel lacks sch_netem: in the router VM, which has it."""
 
 import re
 
@@ -24,7 +24,10 @@ def recorded(monkeypatch, action):
 
 
 def test_its_commands_make_a_link(built, monkeypatch):
-    """Namespaces inside the VM, a veth pair, netem on both ends: the kernel takes every line, and a packet takes twice the delay."""
+    """Namespaces inside the VM, a veth pair, netem on both ends.
+
+    The kernel takes every line, and a packet takes twice the delay.
+    """
     if built.backend != machine.Machine.name:
         pytest.skip("this machine's own kernel has sch_netem, and all other tests use it")
     inner = plan.make("inner", ["a", "b"])

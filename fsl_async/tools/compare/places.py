@@ -1,10 +1,12 @@
-"""Where the nodes of a comparison run, and what lies between them: the one seam for networks.
+"""Where the nodes of a comparison run, and what lies between them.
 
     Loopback     every node is a thread of this process, nothing between them
     Lagging      the same, with a `Proxy` in front of each server: "--net RATE,DELAY"
-    Sites        the network laboratory: a site for the servers and one for each client, "--net PROFILE[:KEY=VALUE...]"
+    Sites        the network laboratory: a site for the servers and one for each client,
+                 "--net PROFILE[:KEY=VALUE...]"
 
-What `prefix` gives enters a node's site; the node is then a process of its own (`fsl_async.tools.compare.nodes`).
+The words of `prefix` enter a node's site; the node is then a process of its own
+(`fsl_async.tools.compare.nodes`).
 """
 
 from __future__ import annotations
@@ -30,11 +32,14 @@ class Loopback:
     """Everything here. Made anew for each run, and closed after it."""
 
     def prefix(self, node: str) -> tuple[str, ...] | None:
-        """The command that a node's is put behind, for one with a process of its own; None: it is a thread of this process."""
+        """The words before a node's command, where it is a process; None: a thread of this one."""
         return None
 
     def listen(self) -> dict[str, str]:
-        """Where the servers listen ("ps", "split"), and where clients reach the split server ("reach"; "": where it listens)."""
+        """Where the servers listen ("ps", "split"), and clients reach the split server ("reach").
+
+        "reach" is empty where they reach it where it listens.
+        """
         return {"ps": ANY, "split": ANY, "reach": ""}
 
     def listening(self, role: str, address: str) -> str:
@@ -69,7 +74,7 @@ class Lagging(Loopback):
 
 
 class Sites(Loopback):
-    """A laboratory with the servers in its middle. Raises what `fsl_async.tools.netlab` raises where there is none to be had."""
+    """A laboratory with the servers in its middle. Raises LabError where there can be none."""
 
     def __init__(self, profile: str, clients: Sequence[str], changes: Sequence[str] = ()) -> None:
         self._lab = Laboratory([SERVERS, *clients], profile=profile)
@@ -100,7 +105,11 @@ class Net:
 
 
 def net_of(text: str | None, clients: Sequence[str] = ()) -> Net:
-    """What `--net` says. Raises UsageError for what is neither line nor profile, LabError where there can be no laboratory."""
+    """What `--net` says.
+
+    Raises UsageError for what is neither link nor profile, LabError where there can be no
+    laboratory.
+    """
     if text is None:
         return Net("loopback, nothing between the nodes", Loopback)
     profile, *changes = text.split(":")
@@ -115,9 +124,12 @@ def net_of(text: str | None, clients: Sequence[str] = ()) -> Net:
     except UsageError:
         known = ", ".join(profiles())
         raise UsageError(
-            f"--net {text[:80]!r}: a profile of the network laboratory ({known}), or RATE,DELAY (one way) like 200mbit,45ms for a"
-            " line that a proxy in this process makes"
+            f"--net {text[:80]!r}: a profile of the network laboratory ({known}), or RATE,DELAY"
+            " (one way) like 200mbit,45ms for a line that a proxy in this process makes"
         ) from None
     rate, delay = link.bits_per_s / 1e6, link.delay_s * 1e3
-    words = f"a proxy in this process: {rate:g} Mbit/s for each connection, {delay:g} ms each way, no loss"
+    words = (
+        f"a proxy in this process: {rate:g} Mbit/s for each connection, {delay:g} ms each way,"
+        " no loss"
+    )
     return Net(words, lambda: Lagging(link))

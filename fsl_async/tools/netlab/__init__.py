@@ -1,4 +1,6 @@
-"""The network laboratory: sites as network namespaces, links with real `tc netem`, cut and healed while a run goes on.
+"""The network laboratory: sites as network namespaces, links with real `tc netem`.
+
+Links are changed, cut and healed while a run goes on.
 
 For its users:
 

@@ -1,6 +1,7 @@
-"""`bin/netlab up|set|status|down`: a laboratory that stays until it is taken down, for runs that are started by hand.
+"""`bin/netlab up|set|status|down`: a laboratory that stays until it is taken down.
 
-Exit codes as everywhere (fsl_async.errors): 2 when the laboratory cannot be had, with one line that says what is missing.
+For runs that are started by hand. Exit codes as everywhere (fsl_async.errors): 2 when the
+laboratory cannot be had, with one line that names what is missing.
 """
 
 from __future__ import annotations
@@ -30,7 +31,10 @@ _name = click.option(
 
 @click.group(epilog=f"Profiles: {', '.join(profiles.profiles())}. docs/netlab.md says more.")
 def root() -> None:
-    """Sites as network namespaces, and links between them with delay, loss, rate, duplicates, reordering. Needs root."""
+    """Sites as network namespaces, and links with delay, loss, rate, duplicates, reordering.
+
+    Needs root.
+    """
 
 
 @root.command()
@@ -82,8 +86,9 @@ def _shown(lab: Laboratory, site: str) -> str:
 def set_(*, name: str, what: str, words: tuple[str, ...]) -> int:
     """Change links while they are in use.
 
-    WHAT is a link (server:client-1), a site with one link (client-1) or all. WORDS: cut, heal, a profile, or KEY=VALUE with
-    delay, jitter, loss, burst, rate, duplicate, reorder, queue (delay=80ms loss=1% rate=10mbit). For a site also congestion=bbr.
+    WHAT is a link (server:client-1), a site with one link (client-1) or all. WORDS: cut, heal, a
+    profile, or KEY=VALUE with delay, jitter, loss, burst, rate, duplicate, reorder, queue
+    (delay=80ms loss=1% rate=10mbit). For a site also congestion=bbr.
     """
     lab = Laboratory.find(name)
     links = [word for word in words if not word.startswith(_CONGESTION)]
@@ -101,7 +106,7 @@ def set_(*, name: str, what: str, words: tuple[str, ...]) -> int:
 @click.option("--queues", is_flag=True, help="Also the counters of every queue, as tc prints them.")
 @click.option(_JSON, "as_json", is_flag=True, help="Print one JSON object.")
 def status(*, name: str, queues: bool, as_json: bool) -> int:
-    """Print the backend, the sites, the links with their settings and the round trip measured now."""
+    """Print the backend, the sites, the links with their settings and their present round trip."""
     lab = Laboratory.find(name)
     links: list[dict[str, Any]] = []
     for link, state in lab.links.items():
@@ -139,7 +144,10 @@ def status(*, name: str, queues: bool, as_json: bool) -> int:
 @_name
 @click.option("--all", "everything", is_flag=True, help="All laboratories, whoever made them.")
 def down(*, name: str, everything: bool) -> int:
-    """End what runs in the sites and remove the laboratory, and what crashed ones left. Harmless when there is none."""
+    """End what runs in the sites and remove the laboratory, and what crashed ones left.
+
+    Harmless when there is none.
+    """
     require()
     for one in (everything and records.names()) or [name]:
         found = remove(one)

@@ -1,4 +1,4 @@
-"""Runs `ip`, `tc` and other programs on this machine, all with a time limit. Nothing is decided here."""
+"""Runs `ip`, `tc` and other programs on this machine, all with a time limit; decides nothing."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _NAMESPACES = Path("/run/netns")
 
 
 class LabError(FslError):
-    """The laboratory cannot be had or cannot be changed; the message says what to do. Exit code 2."""
+    """The laboratory cannot be had or changed; the message says what to do. Exit code 2."""
 
 
 class MissingError(LabError):
@@ -50,7 +50,10 @@ def run(
     check: bool = True,
     files: Sequence[int] = (),
 ) -> str:
-    """Run a program to its end and return its output; raises LabError with what it said. `files` stay open in it."""
+    """Run a program to its end and return its output; raises LabError with what it printed.
+
+    `files` stay open in it.
+    """
     try:
         done = subprocess.run(  # noqa: S603 - the words are ours
             [program(argv[0]), *argv[1:]],
@@ -78,16 +81,18 @@ def ip_batch(lines: Iterable[str], namespace: str = "") -> None:
 
 
 ASK_AGAIN = "route flush cache"
-"""A line for `ip_batch`: connections that exist look up their route, and with it the properties of its device, again."""
+"""A line for `ip_batch`: connections that exist look up their route, and with it the properties of
+its device, again."""
 
 _SIOCETHTOOL = 0x8946
 _ETHTOOL_STSO = 0x1F
 
 
 def set_whole(namespace: str, device: str, *, whole: bool) -> None:
-    """Whether a device in a namespace takes up to 64 KB of a TCP stream at once (TSO), or single packets only (ethtool -K DEVICE tso off).
+    """Let a device in a namespace take up to 64 KB of a TCP stream at once (TSO), or not.
 
-    netem loses, doubles or moves what it gets at once, and no network does that to 64 KB.
+    Not: single packets only (ethtool -K DEVICE tso off). netem loses, doubles or moves what it gets
+    at once, and no network does that to 64 KB.
     """
 
     def switch() -> None:
@@ -107,7 +112,10 @@ def _set_namespace(namespace: str) -> None:
 
 
 def _in_namespace(namespace: str, action: Callable[[], None]) -> None:
-    """Carry out something in a namespace: in a thread of its own, because setns(2) is for a thread. Raises LabError."""
+    """Carry out something in a namespace; raises LabError.
+
+    In a thread of its own, because setns(2) is for a thread.
+    """
     failed: list[OSError] = []
 
     def enter_and_act() -> None:
@@ -135,8 +143,8 @@ _CONGESTION = Path("/proc/sys/net/ipv4")
 def allow_congestion(name: str) -> None:
     """Let namespaces use a congestion control that the kernel has.
 
-    Only those that unprivileged processes may choose can be a namespace's default, so this adds it to that list, which is the whole
-    machine's and stays. Raises LabError with those that there are.
+    Only those that unprivileged processes may choose can be a namespace's default, so this adds it
+    to that list, which is the whole machine's and stays. Raises LabError with those that there are.
     """
     there = (_CONGESTION / "tcp_available_congestion_control").read_text("utf-8").split()
     if name not in there:
@@ -150,7 +158,7 @@ def allow_congestion(name: str) -> None:
 
 
 def write_settings(site: Site, settings: Mapping[str, str]) -> None:
-    """Write files below /proc/sys/net in a namespace; those that the kernel has not are left out."""
+    """Write files below /proc/sys/net in a namespace; those that the kernel lacks are left out."""
     script = "cd /proc/sys/net" + "".join(
         f"; [ ! -e {name} ] || echo {value} >{name} || echo {name}={value} >&2"
         for name, value in settings.items()
@@ -172,7 +180,7 @@ def namespaces() -> list[str]:
 
 
 def has_netem() -> bool:
-    """Whether the kernel has sch_netem: tried on a namespace of its own, which ends with the try."""
+    """Whether the kernel has sch_netem: tried in a namespace that ends with the try."""
     words = "tc qdisc add dev lo root netem delay 1ms"
     argv = ["unshare", "--net", "sh", "-c", f"PATH=$PATH:/usr/sbin:/sbin {words}"]
     with contextlib.suppress(LabError):
@@ -195,7 +203,10 @@ def require() -> None:
 
 
 def started(pid: int) -> int:
-    """When a process started, in the kernel's ticks; 0 when it is gone. With its id it names a process for ever."""
+    """When a process started, in the kernel's ticks; 0 when it is gone.
+
+    With its id it names a process for ever.
+    """
     try:
         text = Path(f"/proc/{pid}/stat").read_text("utf-8", errors="replace")
     except OSError:

@@ -1,8 +1,10 @@
-"""The initial RAM disk of the router VM: built from what is installed here, kept in the user's cache folder, built once.
+"""The initial RAM disk of the router VM, built once of what is installed here.
 
-A Linux kernel unpacks a "newc" cpio archive (Documentation/driver-api/early-userspace/buffer-format.rst in its sources) into memory and
-runs /init. Ours holds busybox, this machine's `ip` and `tc` with their libraries, and those of the kernel's modules that a router
-with netem needs. The kernel is the one that `bin/netlab-setup` unpacked, not this machine's.
+It is kept in the user's cache folder. A Linux kernel unpacks a "newc" cpio archive
+(Documentation/driver-api/early-userspace/buffer-format.rst in its sources) into memory and runs
+/init. Ours holds busybox, this machine's `ip` and `tc` with their libraries, and those of the
+kernel's modules that a router with netem needs. The kernel is the one that `bin/netlab-setup`
+unpacked, not this machine's.
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ _OLD_S = 86_400.0
 READY = "netlab-router-ready"
 
 INIT = f"""#!/bin/busybox sh
-# Everything else is done by the lines that come over the serial console: "NUMBER COMMAND"; the answer ends with "=NUMBER CODE".
+# Everything else is done by the lines that come over the serial console: "NUMBER COMMAND"; the
+# answer ends with "=NUMBER CODE".
 /bin/busybox mkdir -p /proc /sys /dev /run
 /bin/busybox mount -t proc none /proc
 /bin/busybox mount -t sysfs none /sys
@@ -62,12 +65,13 @@ def cache_folder() -> Path:
 
 
 def build(folder: Path | None = None) -> Image:
-    """The image, from the cache when nothing that it is made of has changed. Raises MissingError."""
+    """The image, from the cache when nothing that it is made of changed. Raises MissingError."""
     folder = cache_folder() if folder is None else folder
     kernels = sorted(folder.glob("kernel/boot/vmlinuz-*"))
     if not kernels:
         raise MissingError(
-            f"this kernel has no sch_netem, and there is no kernel for a router VM in {folder}; run {SETUP}"
+            f"this kernel has no sch_netem, and there is no kernel for a router VM in {folder};"
+            f" run {SETUP}"
         )
     kernel = kernels[-1]
     version = kernel.name.removeprefix("vmlinuz-")
@@ -110,7 +114,7 @@ def _contents(modules: Path, busybox: Path, tools: Iterable[Path]) -> dict[str, 
 
 
 def _load(name: str, files: Mapping[str, Path], loaded: dict[str, bytes]) -> None:
-    """Add a module behind those that it depends on, which its own `depends=` names. What is no file is built in."""
+    """Add a module behind those that its own `depends=` names. What is no file is built in."""
     path = files.get(name)
     if name in loaded or path is None:
         return
@@ -124,7 +128,7 @@ def _load(name: str, files: Mapping[str, Path], loaded: dict[str, bytes]) -> Non
 
 
 def archive(contents: Mapping[str, bytes]) -> bytes:
-    """A cpio archive in the "newc" format: files, all executable, the folders they are in, and /dev/console."""
+    """A cpio archive in the "newc" format: executable files, their folders, and /dev/console."""
     folders = sorted({str(parent) for name in contents for parent in Path(name).parents} - {"."})
     entries = [(name, stat.S_IFDIR | 0o755, b"", (0, 0)) for name in [*folders, "dev"]]
     entries.append(("dev/console", stat.S_IFCHR | 0o600, b"", (5, 1)))
@@ -137,7 +141,7 @@ def archive(contents: Mapping[str, bytes]) -> bytes:
 
 def _entry(number: int, name: str, mode: int, content: bytes, device: tuple[int, int]) -> bytes:
     title = name.encode() + b"\0"
-    # inode, mode, uid, gid, links, mtime, size, device (2), rdevice (2), length of the name, checksum
+    # inode, mode, uid, gid, links, mtime, size, device (2), rdevice (2), length of the name, sum
     numbers = (number, mode, 0, 0, 1, 0, len(content), 0, 0, *device, len(title), 0)
     head = b"070701" + b"".join(b"%08X" % one for one in numbers) + title
     return _padded(head) + _padded(content)

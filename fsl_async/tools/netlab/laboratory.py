@@ -33,7 +33,10 @@ _PROBE = Path(__file__).with_name("probe.py")
 
 @frozen
 class Stream:
-    """What one measurement saw: bytes that arrived, from the first to the last of them, and segments that were sent again."""
+    """What one measurement counted.
+
+    Bytes that arrived, seconds from the first to the last of them, segments that were sent again.
+    """
 
     bytes: int
     seconds: float
@@ -67,10 +70,11 @@ def site_of(pid: int) -> tuple[Laboratory, str] | None:
 
 
 class Laboratory:
-    """Sites and links that are there while the `with` block runs. Raises MissingError where they cannot be had.
+    """Sites and links that are there while the `with` block runs.
 
-    `profile` is set on all links; `pairs` are the links, by default a star around the first site. With `lasting` it stays
-    until `down`, also when this process ends. Methods raise UsageError for names that are not there.
+    `profile` is set on all links; `pairs` are the links, by default a star around the first site.
+    With `lasting` it stays until `down`, also when this process ends. Raises MissingError where it
+    cannot be had; methods raise UsageError for names that are not there.
     """
 
     def __init__(
@@ -203,7 +207,10 @@ class Laboratory:
         return (*host.enter(self._plan.site(site).namespace), *argv)
 
     def set(self, link: str, *words: str) -> None:
-        """Change links (a name, a site with one link, `all`): cut, heal, a profile's name, or KEY=VALUE; in this order."""
+        """Change links (a name, a site with one link, `all`).
+
+        Words, in this order: cut, heal, a profile's name, or KEY=VALUE.
+        """
         chosen = self._plan.chosen(link)
         with records.locked(self.name):
             self._record = self._current()
@@ -247,7 +254,7 @@ class Laboratory:
     def stream(
         self, one: str, other: str, *, seconds: float, streams: int = 1, congestion: str = ""
     ) -> Stream:
-        """Send from one site to another for so many seconds over plain TCP connections; what arrived is counted there."""
+        """Send from one site to another over plain TCP; what arrived is counted there."""
         address = self.address(other)
         words = [sys.executable, "-I", "-S", str(_PROBE), "sink", address, str(seconds + _TAIL_S)]
         with running(self.command(other, words)) as sink:
@@ -264,7 +271,10 @@ class Laboratory:
         return "".join(self._backend.queues(one) for one in self._plan.chosen(link))
 
     def _current(self) -> Record:
-        """What is on disk now: another process may have changed a link. Raises LabError when it was removed."""
+        """What is on disk now: another process may have changed a link.
+
+        Raises LabError when it was removed.
+        """
         record = records.read(self.name)
         if record is None:
             records.forget(self.name)
@@ -306,7 +316,7 @@ def sweep(say: Callable[[str], None] = lambda _text: None) -> None:
 
 
 def _sweep(name: str) -> str:
-    """Remove one if it has crashed; returns why, or nothing. One that somebody works on is left alone."""
+    """Remove one if it has crashed; returns why, or nothing. One that is locked is left alone."""
     try:
         with records.locked(name, limit_s=0.0):
             record = records.read(name)

@@ -1,8 +1,10 @@
 """Backend for kernels without sch_netem: a router VM between the sites, whose kernel has it.
 
-Each link is two network cards of the VM; what comes in at one goes out at the other (tc-mirred(8), which costs the emulated processor a
-third less than a bridge), with netem on the egress of both. The other side of a card is a tap device in the namespace of a site. QEMU runs without KVM (TCG), because hosts that lack modules are often guests themselves. Commands go
-over the serial console, a Unix socket, one at a time. The taps belong to the QEMU process and vanish with it.
+Each link is two network cards of the VM; what comes in at one goes out at the other (tc-mirred(8),
+which costs the emulated processor a third less than a bridge), with netem on the egress of both.
+The other side of a card is a tap device in the namespace of a site. QEMU runs without KVM (TCG),
+because hosts that lack modules are often guests themselves. Commands go over the serial console, a
+Unix socket, one at a time. The taps belong to the QEMU process and vanish with it.
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ BOOT_S = 60.0
 ANSWER_S = 20.0
 MOST_LINKS = 60
 _MEMORY_MB = 256
-# Without `rep movs` for everything: emulated, it copies byte by byte, and the router forwards a third fewer packets.
+# Without `rep movs` for everything: emulated, it copies byte by byte, and the router forwards a
+# third fewer packets.
 _PROCESSOR = "max,-erms,-fsrm"
 _TUNSETIFF = 0x400454CA
 _TAP, _NO_PI, _VNET_HDR = 0x0002, 0x1000, 0x4000
@@ -45,7 +48,7 @@ def require() -> None:
 
 
 class Machine:
-    """The router VM of one laboratory; its console and its process id are in the laboratory's folder."""
+    """The router VM of one laboratory, in whose folder are its console and its process id."""
 
     name = "router VM"
 
@@ -55,7 +58,10 @@ class Machine:
         self._console = self._folder / CONSOLE
 
     def build(self, settings: Mapping[str, LinkSettings]) -> int:
-        """Start the VM, hand its cards to the sites, join them; returns its process id. Raises LabError."""
+        """Start the VM, hand its cards to the sites, join them; returns its process id.
+
+        Raises LabError.
+        """
         links = list(self._plan.links.values())
         if len(links) > MOST_LINKS:
             raise LabError(f"a router VM has at most {MOST_LINKS} links, not {len(links)}")
@@ -84,7 +90,8 @@ class Machine:
     def apply(self, link: Link, settings: LinkSettings, *, cut: bool) -> None:
         """Set both directions of a link."""
         for end in link.ends:
-            # netem is behind the tap, so it is enough that the stack splits before it; above, a sender works as with any network card.
+            # netem is behind the tap, so it is enough that the stack splits before it; above, a
+            # sender works as with any network card.
             host.set_whole(end.site.namespace, end.device, whole=settings.keeps_packets)
         words = " ".join(arguments(settings, cut=cut))
         left, right = _cards(link)
@@ -112,8 +119,9 @@ class Machine:
 
     def _start(self, built: image.Image, links: Sequence[Link], files: Sequence[int]) -> int:
         argv = [
-            _QEMU, "-name", f"netlab-{self._plan.name}", "-accel", "tcg,thread=single", "-cpu", _PROCESSOR,
-            "-smp", "1", "-m", str(_MEMORY_MB), "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
+            _QEMU, "-name", f"netlab-{self._plan.name}", "-accel", "tcg,thread=single",
+            "-cpu", _PROCESSOR, "-smp", "1", "-m", str(_MEMORY_MB),
+            "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
             "-kernel", str(built.kernel), "-initrd", str(built.ramdisk),
             "-append", "console=ttyS0 quiet loglevel=1 panic=-1 mitigations=off ipv6.disable=1",
             "-chardev", console_word(self._folder),
@@ -123,11 +131,12 @@ class Machine:
             slot, function = divmod(number, 8)
             end = links[number // 2].ends[number % 2]
             argv += ["-netdev", f"tap,id=n{number},fd={file}"]
-            # romfile: no boot from the network. Packets may come in one piece of 64 KB; whether they do is the site's setting.
+            # romfile: no boot from the network. Packets may come in one piece of 64 KB; whether
+            # they do is the site's setting.
             place = f"addr={slot + 2:x}.{function:x},multifunction=on"
             mac = f"{end.mac[:-2]}1{end.mac[-1]}"
             argv += ["-device", f"virtio-net-pci,netdev=n{number},romfile=,{place},mac={mac}"]
-        # It becomes nobody's child, so that nobody has to wait for it: it may outlive whoever made it.
+        # A daemon, because it may outlive the process that made it.
         pidfile = self._folder / "qemu.pid"
         host.run([*argv, "-daemonize", "-pidfile", str(pidfile)], files=files)
         return int(pidfile.read_text("utf-8"))
@@ -185,7 +194,7 @@ class Console:
         self._received = b""
 
     def command(self, line: str) -> str:
-        """Run a line of shell in the VM and return what it printed; raises LabError when it failed."""
+        """Run a line of shell in the VM and return its output; raises LabError when it failed."""
         assert self._socket is not None
         self._number = (
             time.monotonic_ns() % 10**9
@@ -246,7 +255,10 @@ def _join(link: Link) -> str:
     for card, other in (cards, cards[::-1]):
         commands += [
             f"/sbin/tc qdisc add dev {card} ingress",
-            f"/sbin/tc filter add dev {card} ingress matchall action mirred egress redirect dev {other}",
+            (
+                f"/sbin/tc filter add dev {card} ingress matchall"
+                f" action mirred egress redirect dev {other}"
+            ),
         ]
     return " && ".join(commands)
 

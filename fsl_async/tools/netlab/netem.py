@@ -1,7 +1,8 @@
-"""The words that `tc qdisc replace dev DEVICE root` takes for a link's settings. Pure. See tc-netem(8).
+"""The words that `tc qdisc replace dev DEVICE root` takes for a link's settings. Pure.
 
-Every word is given each time, because `change` keeps what is left out. A rate is always given: with one, netem lets no packet overtake
-another, so that jitter alone does not reorder (a packet that would arrive before the one ahead of it arrives right behind it).
+See tc-netem(8). Every word is given each time, because `change` keeps what is left out. A rate is
+always given: with one, netem lets no packet overtake another, so that jitter alone does not reorder
+(a packet that would arrive before the one ahead of it arrives right behind it).
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import math
 from fsl_async.tools.netlab.profiles import LinkSettings
 
 PACKET_BYTES = 1514
-"""The largest packet on a link: 1500 and the Ethernet header, which is what netem counts for a rate."""
+"""The largest packet on a link: 1500 and the Ethernet header, which netem counts for a rate."""
 
 UNLIMITED_MBIT = 100_000.0
 _COUNTED_MBIT = 10_000.0
@@ -19,15 +20,17 @@ _LEAST_PACKETS = 20
 
 
 def limit_packets(settings: LinkSettings) -> int:
-    """How many packets a netem queue must hold: what is on its way, and what may wait before the bottleneck.
+    """How many packets a netem queue must hold: on their way, and before the bottleneck.
 
         limit = rate x (delay + jitter + buffer) / size of a packet
 
-    netem keeps both in one queue and drops what does not fit, so its default of 1,000 throttles a link with a large product of rate and
-    delay (200 Mbit/s x 45 ms are 743 packets on their way alone), and lets a slow one queue for seconds (10 Mbit/s: 1.2 s).
-    The buffer is `queue_ms`, by default one round trip (the rule of thumb for one long TCP flow; Appenzeller et al., SIGCOMM
-    2004, section 1), at least 100 ms. A link without a rate counts as 10 Gbit/s. Of a thin one at least 20 packets fit: 100 would be 8 s at
-    160 kbit/s, and they leave at that rate also when the link has become fast again.
+    netem keeps both in one queue and drops what does not fit, so its default of 1,000 throttles a
+    link with a large product of rate and delay (200 Mbit/s x 45 ms are 743 packets on their way
+    alone), and lets a slow one queue for seconds (10 Mbit/s: 1.2 s). The buffer is `queue_ms`, by
+    default one round trip (the rule of thumb for one long TCP flow; Appenzeller et al., SIGCOMM
+    2004, section 1), at least 100 ms. A link without a rate counts as 10 Gbit/s. Of a thin one at
+    least 20 packets fit: 100 would be 8 s at 160 kbit/s, and they leave at that rate also when the
+    link has become fast again.
     """
     rate_bits_s = (settings.rate_mbit or _COUNTED_MBIT) * 1e6
     seconds = (settings.delay_ms + settings.jitter_ms + settings.buffer_ms) / 1e3
@@ -35,7 +38,10 @@ def limit_packets(settings: LinkSettings) -> int:
 
 
 def arguments(settings: LinkSettings, *, cut: bool = False) -> tuple[str, ...]:
-    """The words after `root`. A cut link loses everything that is sent from then on; what is on its way still arrives."""
+    """The words after `root`.
+
+    A cut link loses all that is sent from then on; what is on its way still arrives.
+    """
     words = [
         "netem",
         "limit",
@@ -55,9 +61,10 @@ def arguments(settings: LinkSettings, *, cut: bool = False) -> tuple[str, ...]:
 
 
 def gilbert(loss_percent: float, burst_packets: float) -> tuple[float, float]:
-    """Chances in percent to begin and to end a burst, in which every packet is lost (Gilbert, 1960).
+    """Chances in percent to begin and to end a burst of lost packets (Gilbert, 1960).
 
-    A burst of b packets on average ends with chance r = 1 / b; the share of lost packets p / (p + r) is what was asked for.
+    A burst of b packets on average ends with chance r = 1 / b; the share of lost packets
+    p / (p + r) is what was asked for.
     """
     share = loss_percent / 100
     end = 1 / burst_packets

@@ -1,11 +1,13 @@
 """Who is wired to whom: names, addresses and the lines for `ip -batch`. Pure.
 
-Every site has one address, on its loopback interface, whatever the number of its links. A link is a pair of devices, one in the namespace of
-each of its two sites, without addresses of their own: each end has a route to the other site's address and a permanent neighbour
-entry, so that no ARP is lost on a lossy link, and a cut link is silent as a cut cable far away is (an unanswered ARP
-request would tell the sender within seconds that the host is unreachable).
+Every site has one address, on its loopback interface, whatever the number of its links. A link is a
+pair of devices, one in the namespace of each of its two sites, without addresses of their own: each
+end has a route to the other site's address and a permanent neighbour entry, so that no ARP is lost
+on a lossy link, and a cut link is silent as a cut cable far away is (an unanswered ARP request
+would tell the sender within seconds that the host is unreachable).
 
-Sites do not forward. A site reaches those that it has a link with, and nobody else: a client behind a relay has a link to the relay only.
+Sites do not forward. A site reaches only those that it has a link with: a client behind a relay has
+a link to the relay only.
 """
 
 from __future__ import annotations
@@ -70,7 +72,10 @@ class Plan:
         return found
 
     def chosen(self, word: str) -> list[Link]:
-        """The links that a word means: `all`, a link's name in either order, or a site that has one link only."""
+        """The links that a word means: `all`, a link's name in either order, or a site with one.
+
+        Raises UsageError with the links that there are.
+        """
         if word == "all":
             return list(self.links.values())
         left, _, right = word.partition(":")
@@ -101,7 +106,10 @@ def is_name(name: str) -> bool:
 
 
 def checked(name: str) -> str:
-    """Return a laboratory's name, which is a folder's, too: what it holds is removed with it. Raises UsageError for any other."""
+    """Return a laboratory's name. Raises UsageError for any other.
+
+    It is also a folder's, and what that holds is removed with it.
+    """
     if not is_name(name):
         raise UsageError(
             f"{name[:40]!r} does not name a laboratory: use 1 to 24 of a-z, 0-9 and '-'"
@@ -120,7 +128,10 @@ def make(
     pairs: Sequence[tuple[str, str]] | None = None,
     congestion: str = CONGESTION,
 ) -> Plan:
-    """Plan a laboratory; `pairs` are its links, by default a star around the first site. Raises UsageError."""
+    """Plan a laboratory; `pairs` are its links, by default a star around the first site.
+
+    Raises UsageError.
+    """
     checked(name)
     _check(sites)
     made = {
@@ -174,7 +185,10 @@ def site_lines(plan: Plan, site: Site) -> list[str]:
     for end in ends_at(plan, site):
         lines += [
             f"link set dev {end.device} address {end.mac} mtu 1500 txqueuelen 1000 up",
-            f"neighbour replace {end.peer.address} lladdr {end.peer_mac} dev {end.device} nud permanent",
+            (
+                f"neighbour replace {end.peer.address} lladdr {end.peer_mac} dev {end.device}"
+                " nud permanent"
+            ),
             f"route replace {end.peer.address}/32 dev {end.device} src {site.address}",
         ]
     return lines

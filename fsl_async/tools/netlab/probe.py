@@ -1,8 +1,11 @@
-"""Measures from inside a site; run as a file by the interpreter alone, so it needs nothing but the standard library.
+"""Measures from inside a site, with the standard library alone: it is run as a file.
 
-probe.py ping ADDRESS COUNT INTERVAL_S WAIT_S    -> {"sent", "received", "median_ms", "min_ms", "max_ms", "doubled", "overtaken", "gaps"}
-probe.py sink ADDRESS SECONDS                    accepts one round of connections; prints {"port"} and then {"bytes", "seconds"}
-probe.py source ADDRESS PORT STREAMS SECONDS [CONGESTION]    -> {"bytes", "seconds", "retransmits"}
+probe.py ping ADDRESS COUNT INTERVAL_S WAIT_S
+    -> {"sent", "received", "median_ms", "min_ms", "max_ms", "doubled", "overtaken", "gaps"}
+probe.py sink ADDRESS SECONDS    accepts one round of connections
+    -> {"port"}, then {"bytes", "seconds"}
+probe.py source ADDRESS PORT STREAMS SECONDS [CONGESTION]
+    -> {"bytes", "seconds", "retransmits"}
 """
 
 from __future__ import annotations
@@ -37,7 +40,10 @@ def _checksum(data: bytes) -> int:
 
 
 def ping(address: str, count: int, interval_s: float, wait_s: float) -> None:
-    """ICMP echo: sends on time, whatever comes back, and waits `wait_s` after the last one. `gaps` are runs of lost packets."""
+    """ICMP echo: sends on time, whatever comes back, and waits `wait_s` after the last one.
+
+    `gaps` are runs of lost packets.
+    """
     identity = os.getpid() & 0xFFFF
     sent: dict[int, float] = {}
     times: dict[int, float] = {}
@@ -86,7 +92,7 @@ def ping(address: str, count: int, interval_s: float, wait_s: float) -> None:
 
 
 async def sink(address: str, seconds: float) -> None:
-    """Count what comes over all connections, from the first byte to the last, and end when they are closed."""
+    """Count what comes over all connections, from the first byte on, until they are closed."""
     import asyncio  # not for `ping`, which is run often
 
     total = 0

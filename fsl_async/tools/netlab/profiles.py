@@ -1,4 +1,7 @@
-"""What a link does to packets, and the named profiles. Pure, but that the profiles are read from a file of this package."""
+"""What a link does to packets, and the named profiles.
+
+Pure, but that the profiles are read from a file of this package.
+"""
 
 from __future__ import annotations
 
@@ -42,11 +45,12 @@ class LinkSettings:
     delay_ms            one way, added to every packet
     jitter_ms           the delay is uniform in delay_ms +- jitter_ms; packets keep their order
     loss_percent        share of packets that are lost
-    burst_packets       mean number of packets that are lost in a row; 1: each is lost or not by itself
+    burst_packets       mean number of packets that are lost in a row; 1: each by itself
     rate_mbit           10^6 bits a second, Ethernet headers included; 0: no limit
     duplicate_percent   share of packets that arrive twice
     reorder_percent     share of packets that overtake those in the delay line
-    queue_ms            how long a packet may wait before the bottleneck; 0: one round trip, at least 100 ms
+    queue_ms            how long a packet may wait before the bottleneck; 0: one round trip, at
+                        least 100 ms
     """
 
     delay_ms: float = 0.0
@@ -66,15 +70,17 @@ class LinkSettings:
                 raise UsageError(f"{_short(name)}={value:g} is not from {least:g} to {most:g}")
         if self.jitter_ms > self.delay_ms:
             raise UsageError(
-                f"jitter={self.jitter_ms:g} ms is more than delay={self.delay_ms:g} ms; a packet cannot arrive before it is sent"
+                f"jitter={self.jitter_ms:g} ms is more than delay={self.delay_ms:g} ms; a packet"
+                " cannot arrive before it is sent"
             )
         most = 100 * self.burst_packets / (1 + self.burst_packets)
         if self.burst_packets > 1 and self.loss_percent > most:
             raise UsageError(
-                f"bursts of {self.burst_packets:g} with at least one packet between them lose {most:.0f} % at most"
+                f"bursts of {self.burst_packets:g} with at least one packet between them lose"
+                f" {most:.0f} % at most"
             )
         if self.reorder_percent and not self.delay_ms:
-            raise UsageError("reorder needs a delay: without one there is nobody to overtake")
+            raise UsageError("reorder needs a delay: without one there is nothing to overtake")
 
     @property
     def keeps_packets(self) -> bool:
@@ -111,7 +117,10 @@ def profile(name: str) -> LinkSettings:
 
 
 def changed(settings: LinkSettings, word: str) -> LinkSettings:
-    """Settings after one word of `netlab set`: a profile's name, or key=value with or without unit. Raises UsageError."""
+    """Settings after one word of `netlab set`: a profile's name, or key=value.
+
+    Values with or without a unit. Raises UsageError.
+    """
     key, equals, value = word.partition("=")
     if not equals:
         return profile(word)

@@ -1,7 +1,8 @@
-"""What is kept on disk about a laboratory: /run/fsl-netlab/NAME/state.json, written before anything is made.
+"""What is kept on disk about a laboratory, in /run/fsl-netlab/NAME, before anything is made.
 
-So whatever a crash leaves can be found and removed: a laboratory has crashed when the process that owns it is gone, or when its router VM or
-one of its namespaces is. Each folder has a lock, held while a laboratory is made, changed or removed.
+So whatever a crash leaves can be found and removed: a laboratory has crashed when the process that
+owns it is gone, or when its router VM or one of its namespaces is. Each folder has a lock, held
+while a laboratory is made, changed or removed.
 """
 
 from __future__ import annotations
@@ -57,7 +58,10 @@ class LinkState:
 
 @frozen
 class Record:
-    """A laboratory as it is on disk. `owner`: it ends with that process; None: it stays until `netlab down`."""
+    """A laboratory as it is on disk.
+
+    `owner`: it ends with that process; None: it stays until `netlab down`.
+    """
 
     name: str
     backend: str
@@ -95,7 +99,10 @@ class Record:
 
 
 def folder(name: str) -> Path:
-    """Where a laboratory keeps its state. Raises UsageError for what is no laboratory's name, such as a path."""
+    """Where a laboratory keeps its state.
+
+    Raises UsageError for what is no laboratory's name, such as a path.
+    """
     return ROOT / plan.checked(name)
 
 
@@ -151,7 +158,7 @@ def forget(name: str) -> None:
 
 @contextlib.contextmanager
 def locked(name: str, *, limit_s: float = _LOCK_S) -> Iterator[None]:
-    """Hold the lock of a laboratory; raises LabError when another process holds it for longer than `limit_s`."""
+    """Hold the lock of a laboratory; raises LabError when it is not free within `limit_s`."""
     path = folder(name) / "lock"
     deadline = time.monotonic() + limit_s
     while True:

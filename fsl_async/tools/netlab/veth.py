@@ -1,4 +1,7 @@
-"""Backend for kernels with sch_netem: a link is a pair of veth devices, one in each namespace, with netem on the egress of both."""
+"""Backend for kernels with sch_netem: a link is a pair of veth devices, one in each namespace.
+
+Netem is on the egress of both.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,8 @@ class Veth:
         """Set both directions of a link."""
         for end in link.ends:
             namespace = end.site.namespace
-            # netem is here, before the device would split what the stack hands over; so the stack must not hand over more than a packet.
+            # netem is here, before the device would split what the stack hands over; so the stack
+            # must not hand over more than a packet.
             packets = 65535 if settings.keeps_packets else 1
             lines = [f"link set dev {end.device} gso_max_segs {packets}", host.ASK_AGAIN]
             host.ip_batch(lines, namespace)
