@@ -24,7 +24,6 @@ import click
 from fsl_async.errors import FslError
 from fsl_async.tools.bench.tables import transport_tables
 from fsl_async.tools.bench.transport import (
-    START_S,
     WAYS,
     Case,
     Places,
@@ -33,6 +32,7 @@ from fsl_async.tools.bench.transport import (
     between_processes,
     run,
 )
+from fsl_async.tools.bench.transport_task import START_S
 from fsl_async.tools.running import running
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import zmq
 import zmq.asyncio
 
-from fsl_async.tools.bench.transport_task import Meter, Task, say, task_of
+from fsl_async.tools.bench.transport_task import Meter, Task, end_with_input, say, task_of
 from fsl_transport.loop import run as run_loop
 
 MESSAGES_WAITING = 16
@@ -97,6 +97,7 @@ _WAYS: dict[str, Callable[[Task], Coroutine[Any, Any, None]]] = {"pyzmq": _pyzmq
 def main() -> None:
     """Do the task of the first argument."""
     task = task_of(sys.argv[1])
+    end_with_input()
     run_loop(_WAYS[task.way](task))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -132,6 +133,15 @@ def _numbers(text: str, what: str, most: int) -> tuple[int, ...]:
     help="Through the network laboratory (root): a profile, or settings as of `bin/netlab set`,"
     " delay=25ms,loss=1%. Otherwise loopback.",
 )  # fmt: skip
+@click.option(
+    "--to", default="", metavar="[USER@]HOST[:PORT]",
+    help="To another machine: ssh starts the listener there, and must not ask for a password."
+    " Name a PORT that its firewall lets in; otherwise a free one is used.",
+)  # fmt: skip
+@click.option(
+    "--python", metavar="PATH",
+    help="The interpreter there that has this program.  [default: the path of this one]",
+)  # fmt: skip
 @click.option("--chunks", default="64,256,1024", show_default=True, help="Sizes of chunks, KiB.")
 @click.option(
     "--stripes", default="1", show_default=True,
@@ -162,6 +172,8 @@ def _numbers(text: str, what: str, most: int) -> tuple[int, ...]:
 def transport(
     *,
     net: str | None,
+    to: str,
+    python: str | None,
     chunks: str,
     stripes: str,
     curve: str,
@@ -188,6 +200,8 @@ def transport(
         stripes=_numbers(stripes, "--stripes", 64),
         curve={"off": (False,), "on": (True,), "both": (False, True)}[curve],
         net=tuple(net.split(",")) if net else (),
+        to=to,
+        python=python or sys.executable,
         congestion=congestion,
         down=down,
         others=() if others == "none" else tuple(others.split(",")),

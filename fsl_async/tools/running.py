@@ -36,9 +36,9 @@ class Running:
 
 @contextlib.contextmanager
 def running(argv: Sequence[str]) -> Iterator[Running]:
-    """Start a program and end it with the block."""
+    """Start a program and end it with the block; its standard input ends then, too."""
     with subprocess.Popen(  # noqa: S603 - the words are ours
-        argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE
+        argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as process:
         try:
             yield Running(process)

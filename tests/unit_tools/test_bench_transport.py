@@ -1,6 +1,8 @@
 """`fsl-node bench transport`: what it counts, its fields in a tiny run, its words; no speeds."""
 
 import json
+import os
+import socket
 
 import pytest
 
@@ -69,3 +71,31 @@ def test_a_tiny_run_has_its_rows(capsys, tmp_path):
     assert rows == [json.loads(line) for line in kept.read_text().splitlines()]
     assert "64" in transport_tables(rows)
     assert transport_tables([{**rows[1], "net": "dsl"}], markdown=True).startswith("| net |")
+
+
+def test_a_transfer_to_another_machine(capsys, tmp_path, monkeypatch):
+    """Ssh gets the listener's command as one line of shell, and the dialer comes to its port.
+
+    A listener has ended when the next one takes the port, although only ssh is killed.
+    """
+    ssh, said = tmp_path / "ssh", tmp_path / "said"
+    ssh.write_text(f'#!/bin/sh\necho "$1 $2 $3 $4" >>{said}\nsh -c "$5"\nexit $?\n')
+    ssh.chmod(0o755)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        to = f"me@127.0.0.1:{free.getsockname()[1]}"
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    words = ["--chunks", "64", "--rounds", "1", "--seconds", "0.2", "--warm", "0.05"]
+    assert cli.main(["bench", "transport", "--to", to, *words, "--down", "--json"]) == 0
+    machine, ours, tcp = map(json.loads, capsys.readouterr().out.splitlines())
+    assert machine["net"] == ours["net"] == to
+    assert ours["over_tcp"] > 0
+    assert "control_worst_s" not in ours  # the clocks of two machines differ
+    assert tcp["mbit_s"] > 0
+    assert said.read_text() == "-o BatchMode=yes -- me@127.0.0.1\n" * 2
+
+
+@pytest.mark.parametrize("to", ["-oProxyCommand=x", "a:b", "me@a:70000", ":1"])
+def test_a_machine_that_is_none_is_told(to, capsys):
+    """What begins with a hyphen would be an option of ssh."""
+    assert cli.main(["bench", "transport", f"--to={to}"]) == 2
+    assert "write [USER@]HOST" in capsys.readouterr().err

@@ -1,5 +1,7 @@
 """`fsl-node bench transport`: chunks from one process to another, beside a plain TCP stream.
 
+The other process is here, or on another machine, where ssh starts it.
+
 A ratio is the median of the ratios within the rounds (see timing.py). Speeds are payload by the
 clock on the wall, counted where it arrives, after a warm-up; `whole` counts from the first byte.
 """
@@ -9,7 +11,9 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shlex
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -19,14 +23,12 @@ import zmq
 from attrs import evolve, field, frozen
 
 from fsl_async.errors import UsageError
-from fsl_async.tools.bench.transport_task import Task
+from fsl_async.tools.bench.transport_task import START_S, Task
 from fsl_async.tools.running import running
 
 if TYPE_CHECKING:
     from fsl_async.tools.netlab.laboratory import Laboratory
 
-START_S = 20.0
-"""How long a process may take to begin."""
 OURS = "fsl"
 
 
@@ -35,19 +37,27 @@ class TransportBenchSettings:
     """What to measure.
 
     `stripes` 0: chosen by measurement while it sends. `net`: words of `netlab set`, or none for
-    loopback. `others`: the ways beside ours.
+    loopback. `to`: "[USER@]HOST[:PORT]", the listener's machine, and `python` the interpreter
+    there; without a port it takes a free one. `others`: the ways beside ours.
     """
 
     chunks_bytes: tuple[int, ...] = (1 << 16, 1 << 18, 1 << 20)
     stripes: tuple[int, ...] = (1,)
     curve: tuple[bool, ...] = (False,)
     net: tuple[str, ...] = ()
+    to: str = ""
+    python: str = sys.executable
     congestion: str = "cubic"
     down: bool = False
     others: tuple[str, ...] = ("tcp",)
     rounds: int = 3
     warm_s: float = 0.5
     measure_s: float = 2.0
+
+    @property
+    def where(self) -> str:
+        """What lies between the two processes, in a word of a row."""
+        return self.to or " ".join(self.net) or "loopback"
 
 
 @frozen
@@ -62,14 +72,22 @@ class Case:
 
 @frozen
 class Places:
-    """Where the two processes run and how they reach each other."""
+    """Where the two processes run and how they reach each other.
+
+    The dialer dials `address`. `ssh`: the destination that runs the listener, which then listens at
+    `port` (0: a free one) of all its addresses.
+    """
 
     address: str = "127.0.0.1"
     lab: Laboratory | None = None
     sites: tuple[str, str] = field(default=("server", "client"))
+    ssh: str = ""
+    port: int = 0
 
     def command(self, listens: bool, words: Sequence[str]) -> list[str]:
         """Words that run a process at the place of the listener or of the dialer."""
+        if listens and self.ssh:
+            return ["ssh", "-o", "BatchMode=yes", "--", self.ssh, shlex.join(words)]
         if self.lab is None:
             return list(words)
         return list(self.lab.command(self.sites[0 if listens else 1], words))
@@ -95,23 +113,24 @@ def between_processes(
     task = Task(
         way=case.way,
         sends=down,
-        address=places.address,
+        address="0.0.0.0" if places.ssh else places.address,  # noqa: S104 - for seconds
+        port=places.port,
         chunk_bytes=case.chunk_bytes,
         stripes=case.stripes,
         down=down,
         keys=keys,
         warm_s=settings.warm_s,
         measure_s=settings.measure_s,
+        pings=not places.ssh,  # two machines have two clocks
     )
-    limit_s = settings.warm_s + settings.measure_s
     with contextlib.ExitStack() as stack:
-        listener = stack.enter_context(running(places.command(True, task.command(program))))
+        there = task.command(program, settings.python)
+        listener = stack.enter_context(running(places.command(True, there)))
         port = int(json.loads(listener.line(START_S))["port"])
-        other = evolve(task, sends=not down, port=port)
+        other = evolve(task, sends=not down, address=places.address, port=port)
         dialer = stack.enter_context(running(places.command(False, other.command(program))))
         receiver = dialer if down else listener
-        # Slow paths take longer than the time that is measured: the first chunk may be late.
-        return dict(json.loads(receiver.line(3 * limit_s + 3 * START_S)))
+        return dict(json.loads(receiver.line(task.limit_s)))
 
 
 _END = partial(between_processes, ("-P", "-m", "fsl_async.tools.bench.transport_end"))
@@ -131,7 +150,7 @@ def run(
     yield {
         "bench": "transport",
         "row": "machine",
-        "net": " ".join(settings.net) or "loopback",
+        "net": settings.where,
         "cores": os.cpu_count(),
         "load_1m": round(os.getloadavg()[0], 2),
         "at": time.strftime("%Y-%m-%d"),
@@ -144,6 +163,19 @@ def run(
 
 @contextlib.contextmanager
 def _places(settings: TransportBenchSettings) -> Iterator[Places]:
+    if settings.to and settings.net:
+        raise UsageError("--to and --net: one of them says where the other process is")
+    if settings.to:
+        ssh, _, port = settings.to.partition(":")
+        if (
+            not ssh
+            or ssh.startswith("-")
+            or not (port or "0").isdecimal()
+            or int(port or 0) > 65535
+        ):
+            raise UsageError(f"--to {settings.to[:80]!r}: write [USER@]HOST or [USER@]HOST:PORT")
+        yield Places(ssh.rpartition("@")[2], ssh=ssh, port=int(port or 0))
+        return
     if not settings.net:
         yield Places()
         return
@@ -206,7 +238,7 @@ def _row(
     row: dict[str, Any] = {
         "bench": "transport",
         "row": "way",
-        "net": " ".join(settings.net) or "loopback",
+        "net": settings.where,
         "backend": places.lab.backend if places.lab is not None else None,
         "congestion": settings.congestion if settings.net else None,
         "way": case.way,

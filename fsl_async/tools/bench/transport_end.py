@@ -9,6 +9,7 @@ All ends use the event loop that nodes use.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sys
 import time
 from collections.abc import Callable
@@ -16,7 +17,7 @@ from typing import Any
 
 import fsl_transport as tp
 from fsl_async.process.heap import keep_freed_blocks
-from fsl_async.tools.bench.transport_task import Meter, Task, say, task_of
+from fsl_async.tools.bench.transport_task import Meter, Task, end_with_input, say, task_of
 from fsl_transport.loop import run as run_loop
 from fsl_transport.zmq.curve import DialerCurve, KeyPair, ListenerCurve
 from fsl_transport.zmq.link import ZmqDialer, ZmqListener
@@ -82,7 +83,7 @@ class End:
             self.ended.set()
 
     async def _ping(self, peer: str) -> None:
-        # Both ends are on this machine, so they have the same monotonic clock.
+        # Both ends must be on one machine: then they have the same monotonic clock.
         while True:
             self.endpoint.send(peer, {"at": time.monotonic()})
             await asyncio.sleep(PING_EVERY_S)
@@ -112,13 +113,11 @@ class End:
             self.endpoint.connect(dict)
         await self.ended.wait()
         if not task.sends:
-            delays = sorted(self.delays) or [float("nan")]
-            say(
-                **self.meter.result(),
-                control_worst_s=delays[-1],
-                control_median_s=delays[len(delays) // 2],
-                controls=len(self.delays),
-            )
+            delays, found = sorted(self.delays), self.meter.result()
+            if delays:
+                found["control_worst_s"] = delays[-1]
+                found["control_median_s"] = delays[len(delays) // 2]
+            say(**found, controls=len(delays))
         if self._pinging is not None:
             self._pinging.cancel()
         self.endpoint.close()
@@ -129,9 +128,11 @@ async def tcp(task: Task) -> None:
     if task.sends:
         _, writer = await asyncio.open_connection(task.address, task.port)
         data = bytes(task.chunk_bytes)
-        while True:
-            writer.write(data)
-            await writer.drain()
+        with contextlib.suppress(ConnectionError):  # the receiver has what it wanted
+            while True:
+                writer.write(data)
+                await writer.drain()
+        return
     meter, ended = Meter(task), asyncio.Event()
 
     async def take(reader: asyncio.StreamReader, _writer: asyncio.StreamWriter) -> None:
@@ -149,6 +150,7 @@ async def tcp(task: Task) -> None:
 def main() -> None:
     """Do the task of the first argument."""
     task = task_of(sys.argv[1])
+    end_with_input()
     if task.way == "tcp":
         run_loop(tcp(task))
     else:

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import resource
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -18,6 +20,8 @@ from typing import Any
 import cattrs
 from attrs import frozen
 
+START_S = 20.0
+"""How long a process may take to begin."""
 GRAIN_S = 0.005
 """Arrivals are noted no more often than this."""
 
@@ -43,14 +47,33 @@ class Task:
     pings: bool = True
     """Control messages beside the chunks, whose delay is measured; fsl only."""
 
-    def command(self, program: Sequence[str]) -> list[str]:
+    @property
+    def limit_s(self) -> float:
+        """How long its result may take: over a slow path the first chunk may be late."""
+        return 3 * (self.warm_s + self.measure_s) + 3 * START_S
+
+    def command(self, program: Sequence[str], python: str = sys.executable) -> list[str]:
         """Words that run it: `program` are the interpreter's arguments."""
-        return [sys.executable, *program, json.dumps(cattrs.unstructure(self))]
+        return [python, *program, json.dumps(cattrs.unstructure(self))]
 
 
 def task_of(text: str) -> Task:
     """The task that a process was started with."""
     return cattrs.structure(json.loads(text), Task)
+
+
+def end_with_input() -> None:
+    """End this process when its standard input ends.
+
+    That is when the process that started it ends, on this machine or, by ssh, on another.
+    """
+
+    def wait() -> None:
+        while os.read(0, 1 << 10):
+            pass
+        os._exit(0)
+
+    threading.Thread(target=wait, name="input", daemon=True).start()
 
 
 def say(**found: Any) -> None:
