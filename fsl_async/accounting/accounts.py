@@ -1,6 +1,6 @@
-"""The bytes of a node over all its lives, from the notes "Traffic" of its journal, and how they are shown. Pure.
+"""Sums a node's bytes over all its incarnations, from the notes "traffic" of its journal. Pure.
 
-Each process counts from nothing; its last note is what it has counted. Directions are seen from the clients.
+Each process counts from zero, so its last note has its sums. Directions are seen from the clients.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _KINDS = ("payload", "coded", "sockets")
 
 @mutable
 class Account:
-    """Apply the journal's lines in order; `as_dict` is the sum."""
+    """Sums of one node. Apply the journal's lines in order; `as_dict` has the result."""
 
     _before: dict[str, Counter[str]] = field(factory=lambda: {kind: Counter() for kind in _KINDS})
     _now: dict[str, dict[str, int]] = field(factory=dict)
@@ -26,9 +26,9 @@ class Account:
     _error: dict[str, float] = field(factory=dict)
 
     def apply(self, line: Mapping[str, Any]) -> None:
-        """Take one line; one that does not fit changes nothing."""
+        """Apply one line of the journal; a malformed one changes nothing."""
         if line.get("type") == "node_started":
-            self._close_life()
+            self._end_incarnation()
         elif line.get("type") == "traffic":
             try:
                 now = {kind: {k: int(v) for k, v in line[kind].items()} for kind in _KINDS}
@@ -37,7 +37,7 @@ class Account:
                 return
             self._now, self._error = now, error
 
-    def _close_life(self) -> None:
+    def _end_incarnation(self) -> None:
         for kind, sums in self._now.items():
             self._before[kind].update(sums)
         payload = self._now.get("payload", {})
@@ -48,7 +48,10 @@ class Account:
         self._now, self._error = {}, {}
 
     def as_dict(self) -> dict[str, dict[str, Any]]:
-        """payload, coded, sockets in bytes, and error, each by "category direction" (sockets by direction)."""
+        """Bytes as payload, coded and sockets, and error; by "category direction".
+
+        Sockets are by direction only.
+        """
         found: dict[str, dict[str, Any]] = {}
         for kind in _KINDS:
             sums = self._before[kind] + Counter(self._now.get(kind, {}))
@@ -62,11 +65,11 @@ class Account:
         return found
 
 
-def account_lines(who: str, found: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """The table for people; nothing for a node that has moved no bytes."""
+def account_lines(node: str, found: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """The table for people; empty for a node that has moved no bytes."""
     if not found["payload"] and not found["sockets"]:
         return []
-    lines = [f"{f'bytes of the {who}':34}{'payload':>16}{'coded':>16}{'coding error':>15}"]
+    lines = [f"{f'bytes of the {node}':34}{'payload':>16}{'coded':>16}{'coding error':>15}"]
     for name, size in found["payload"].items():
         error = found["error"].get(name)
         shown = "" if error is None else "none" if error == 0 else f"{error:.2%}"

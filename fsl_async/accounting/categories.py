@@ -1,4 +1,4 @@
-"""What bytes are for, and which way they go. Pure."""
+"""Categories and directions of bytes. Pure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import StrEnum
 
 
 class Category(StrEnum):
-    """What bytes are for; the ledger of a run has the same names."""
+    """What bytes carry; a run's ledger has the same names."""
 
     ACTIVATIONS = "activations"
     GRADIENTS = "gradients"
@@ -17,7 +17,7 @@ class Category(StrEnum):
 
 
 class Direction(StrEnum):
-    """Seen from the client."""
+    """From (up) or to (down) the client."""
 
     UP = "up"
     DOWN = "down"

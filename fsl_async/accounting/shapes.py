@@ -1,4 +1,4 @@
-"""What bytes and memory depend on a cut model through: how many values each half has, keeps and passes on. Pure."""
+"""The numbers of a cut model that its bytes and memory depend on. Pure."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ from attrs import frozen
 
 @frozen
 class Part:
-    """A piece of a model, in values.
+    """A part of a model, in values.
 
-    `parameters` are trained; `buffers` are exchanged but not trained (running means); `counters` are 64-bit integers that our
-    wire leaves out and published figures count; `activations` is what a sample leaves behind for the backward pass; `frozen` weights are
-    held and neither trained nor exchanged (LoRA).
+    parameters: trained.
+    buffers: exchanged, not trained (running means).
+    counters: 64-bit integers; published figures count them, our wire leaves them out.
+    activations: kept per sample for the backward pass.
+    frozen: held, neither trained nor exchanged (LoRA).
     """
 
     parameters: int = 0
@@ -31,7 +33,7 @@ class Part:
 
     @property
     def values(self) -> int:
-        """What is sent when the piece is: parameters and buffers, fp32."""
+        """Values that are exchanged: parameters and buffers."""
         return self.parameters + self.buffers
 
 
@@ -39,11 +41,13 @@ class Part:
 class ModelShapes:
     """A model cut in two, and in three for labels that stay at home.
 
-    client, server: the halves, as most methods have them; `whole` is the model in one piece (with tied weights less than the sum).
-    auxiliary: the small model that stands in for the server's half at the client.
-    tail: what of the server's half moves to the client when labels stay there (U-shaped), less what the client has already.
-    cut_values, tail_values: values that one sample sends over the first and the second cut.
-    label_bytes: what one sample's labels take on the wire.
+    client, server: the two parts that most methods have.
+    whole: the model in one piece; with tied weights less than their sum.
+    auxiliary: the small model that stands in for the server's part at the client.
+    tail: what moves from the server's part to the client when labels stay there (U-shaped), less
+        what the client has already.
+    cut_values, tail_values: values of one sample at the first and the second cut.
+    label_bytes: bytes of one sample's labels on the wire.
     """
 
     name: str
@@ -59,5 +63,5 @@ class ModelShapes:
 
 
 def label_width(classes: int) -> int:
-    """Bytes of one label: the smallest unsigned integer (1, 2 or 4 bytes) that holds every class."""
+    """Bytes of one label: 1, 2 or 4, the fewest that hold every class."""
     return 1 if classes <= 1 << 8 else 2 if classes <= 1 << 16 else 4

@@ -1,12 +1,14 @@
-"""Bytes that values take, and the two ways to keep accounts. Pure.
+"""Bytes that values take in each number format, and the two ways of counting them. Pure.
 
-`payload` is exact: the values' codes and block scales before the entropy stage, without frame heads (28 bytes and 16 for each
-131,072 values) and without what sockets add. `coded` is an estimate of what is left of it after the entropy stage. With fp32 and bf16 the payload
-is 4 and 2 bytes a value, so that a run's ledger can be compared with it to the byte.
+`payload` is exact: codes and block scales before the entropy stage, without frame heads (28 bytes,
+and 16 for each 131,072 values) and socket overhead. `coded` estimates the size after the entropy
+stage. With fp32 and bf16 the payload is 4 and 2 bytes a value, so that a run's ledger can be
+compared with it to the byte.
 
-Where the estimates come from: `python benchmarks/cut_bits.py` (rows in benchmarks/results/cut_bits.jsonl) for activations, their
-gradients and weights (means over three cuts), and the rows of docs/BENCHMARKS.md, "Quality at equal tokens", for deltas (means of up and
-down; e5m2 and uniform deltas are taken for activations). All are of a transformer. Behind a ReLU many values are zero and take less.
+Source of the estimates, all of a transformer: `python benchmarks/cut_bits.py` (rows in
+benchmarks/results/cut_bits.jsonl) for activations, their gradients and weights, means over three
+cuts; docs/BENCHMARKS.md, "Quality at equal tokens", for deltas, means of up and down (e5m2 and
+uniform activations are taken to be like deltas). After a ReLU many values are zero and take less.
 """
 
 from __future__ import annotations
@@ -20,11 +22,11 @@ from attrs import frozen
 from fsl_async.accounting.shapes import Part
 
 RUN_VALUES = 128
-"""Values that share a scale."""
+"""Values that share one scale."""
 
 
 class Kind(StrEnum):
-    """What values are; how well they compress depends on it."""
+    """What values are; the compression ratio depends on it."""
 
     ACTIVATIONS = "activations"
     GRADIENTS = "gradients"
@@ -34,7 +36,10 @@ class Kind(StrEnum):
 
 @frozen
 class WireFormat:
-    """A number format: bits of a code, bits of a run's scale at most, and estimated bits a value once coded, by kind."""
+    """A number format, in bits: of a code, of the scale of a run (at most), and coded by kind.
+
+    coded_bits: estimated bits a value after the entropy stage.
+    """
 
     name: str
     code_bits: int
@@ -47,7 +52,7 @@ class WireFormat:
         return -(-(values * self.code_bits + runs * self.scale_bits) // 8)
 
     def coded(self, values: int, kind: Kind) -> int:
-        """Estimated bytes after it."""
+        """Estimated bytes after the entropy stage."""
         return round(values * self.coded_bits[kind] / 8)
 
 
@@ -78,29 +83,32 @@ class Size:
         return Size(self.payload + other.payload, self.coded + other.coded)
 
     def times(self, number: int) -> Size:
-        """As many of them."""
+        """The size of `number` of them."""
         return Size(self.payload * number, self.coded * number)
 
 
 class Accounting(Protocol):
-    """How things that cross the wire are counted."""
+    """A way of counting what crosses the wire."""
 
     def values(self, number: int, kind: Kind) -> Size:
         """Activations, gradients or deltas."""
 
     def weights(self, part: Part) -> Size:
-        """A whole piece of a model."""
+        """All weights of a part of a model."""
 
     def plain(self, number: int) -> Size:
-        """Bytes that no codec touches: labels."""
+        """Bytes that are not coded: labels."""
 
     def initial(self, part: Part) -> Size:
-        """The first download of a piece of a model."""
+        """The first download of a part of a model."""
 
 
 @frozen
 class OurAccounting:
-    """Everything that crosses is counted: labels, and the first download. What crosses the cut, and deltas, go in `format`; whole models in fp32."""
+    """Counts everything, labels and the first download included.
+
+    Activations, gradients and deltas are in `format`, weights in fp32.
+    """
 
     format: WireFormat
 
@@ -109,22 +117,25 @@ class OurAccounting:
         return Size(self.format.payload(number), self.format.coded(number, kind))
 
     def weights(self, part: Part) -> Size:
-        """Lossless: averages of rounded models would drift."""
+        """In lossless fp32: averages of rounded models would drift."""
         lossless = FORMATS["fp32"]
         return Size(lossless.payload(part.values), lossless.coded(part.values, Kind.WEIGHTS))
 
     def plain(self, number: int) -> Size:
-        """As they are."""
+        """Uncoded."""
         return Size(number, number)
 
     def initial(self, part: Part) -> Size:
-        """Like any other model."""
+        """Like any other download."""
         return self.weights(part)
 
 
 @frozen
 class PublishedAccounting:
-    """As FSL-SAGE's figures were made: fp32 without coding, integer counters of a model at 8 bytes, labels and the first download at 0."""
+    """Counts as FSL-SAGE's figures do: fp32 without coding, integer counters at 8 bytes.
+
+    Labels and the first download count nothing.
+    """
 
     def values(self, number: int, kind: Kind) -> Size:
         """4 bytes a value."""
@@ -140,5 +151,5 @@ class PublishedAccounting:
         return Size()
 
     def initial(self, part: Part) -> Size:
-        """Nor was the first download."""
+        """The first download was not counted."""
         return Size()

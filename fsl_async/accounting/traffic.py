@@ -1,8 +1,9 @@
-"""Bytes of a node: payload by category and direction, and what its links handed to the sockets; and what coding lost of what it sent.
+"""Counts a node's bytes by category and direction, its bytes at the sockets, and its coding error.
 
-Categories and directions are those of the planner, seen from the client. `payload` counts values in their number format before
-the entropy stage, as the planner does; `coded` is what the streams carried. What is sent again is counted again. `error` is the root mean square
-of what rounding to the number format changed, in parts of that of the values, over all values that this node has coded.
+Categories and directions are those of the planner, seen from the client. `payload` counts values in
+their number format before the entropy stage, as the planner does; `coded` counts what the streams
+carried. Resent bytes count again. `error` is the RMS of what rounding to the number format changed,
+relative to the RMS of the values, over all values that this node has coded.
 """
 
 from __future__ import annotations
@@ -23,26 +24,26 @@ class Tensor(Protocol):
 
     @property
     def name(self) -> str:
-        """Its name in the model."""
+        """The name in the model."""
 
     @property
     def shape(self) -> Sequence[int]:
-        """Its sizes."""
+        """The dimensions."""
 
     @property
     def offset(self) -> int:
-        """Where it begins in the flat vector, in values."""
+        """Its first index in the flat vector."""
 
 
 class Manifest(Protocol):
-    """What is needed of `fsl_async.store.manifest.Manifest`."""
+    """The part of `fsl_async.store.manifest.Manifest` that is needed here."""
 
     @property
     def tensors(self) -> Sequence[Tensor]:
         """In the order of the flat vector."""
 
     def chunk_range(self, index: int) -> tuple[int, int]:
-        """Start and stop of a chunk in the flat vector."""
+        """Start and stop of a chunk, in values of the flat vector."""
 
 
 class Traffic:
@@ -64,9 +65,10 @@ class Traffic:
     def weights(
         self, method: str, manifest: Manifest, direction: Direction, index: int, frame: bytes
     ) -> None:
-        """Count a chunk of weights between a client and the parameter server by what it is of.
+        """Count a chunk of weights between a client and the parameter server, by category.
 
-        An auxiliary model that is averaged with the client-side one (CSE-FSL) is told apart by its tensors' names.
+        An auxiliary model that is averaged with the client's part (CSE-FSL) is recognized by the
+        names of its tensors.
         """
         start, stop = manifest.chunk_range(index)
         auxiliary = 0
@@ -86,19 +88,19 @@ class Traffic:
             self.values(Category.AUXILIARY, direction, number_format, auxiliary, coded)
 
     def plain(self, category: Category, direction: Direction, size: int) -> None:
-        """Count bytes that no codec touches."""
+        """Count bytes that are not coded."""
         self.payload[category, direction] += size
         self.coded[category, direction] += size
 
     def lost(
         self, category: Category, direction: Direction, error_square: float, value_square: float
     ) -> None:
-        """Count what coding a frame has changed: sums of squares, of the differences and of the values."""
+        """Add a frame's coding error: sums of squares of the differences and of the values."""
         errors, values = self._squares.get((category, direction), (0.0, 0.0))
         self._squares[category, direction] = errors + error_square, values + value_square
 
     def errors(self) -> dict[str, float]:
-        """All errors, by "category direction"."""
+        """Relative errors by "category direction"."""
         return {
             " ".join(key): float(f"{math.sqrt(errors / values):.4g}")
             for key, (errors, values) in sorted(self._squares.items())
@@ -106,7 +108,7 @@ class Traffic:
         }
 
     def as_dict(self) -> dict[str, Any]:
-        """For summaries and journals: "activations up" -> bytes."""
+        """All counters, for summaries and journals: "activations up" -> bytes."""
         return {
             "payload": {" ".join(key): size for key, size in sorted(self.payload.items())},
             "coded": {" ".join(key): size for key, size in sorted(self.coded.items())},
@@ -116,7 +118,7 @@ class Traffic:
 
 
 class CountedLink:
-    """A link whose bytes are counted on their way, heads and control included."""
+    """A link that counts the bytes it sends and receives, heads and control included."""
 
     def __init__(self, link: Any, traffic: Traffic, *, at_client: bool) -> None:
         self._link = link
@@ -124,12 +126,12 @@ class CountedLink:
         self._out, self._in = ("up", "down") if at_client else ("down", "up")
 
     def send(self, peer: str, lane: tp.Lane, frames: Sequence[tp.Buffer], *rest: Any) -> None:
-        """Count and pass on."""
+        """Count and send."""
         self._sockets[self._out] += sum(len(frame) for frame in frames)
         self._link.send(peer, lane, frames, *rest)
 
     def set_receiver(self, receive: Callable[..., None]) -> None:
-        """Count what comes before it is handed over."""
+        """Count what arrives, then pass it to `receive`."""
 
         def counted(peer: str, lane: tp.Lane, frames: Sequence[tp.Buffer], *rest: Any) -> None:
             self._sockets[self._in] += sum(len(frame) for frame in frames)
@@ -138,5 +140,5 @@ class CountedLink:
         self._link.set_receiver(counted)
 
     def __getattr__(self, name: str) -> Any:
-        """Everything else is the link's own."""
+        """Everything else is the wrapped link's."""
         return getattr(self._link, name)

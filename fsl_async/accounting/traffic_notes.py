@@ -1,7 +1,7 @@
-"""Bytes in the journal: what a node has counted so far, every few seconds in which it grew, and at its end.
+"""Writes a node's byte counters to its journal, at most every `EVERY_S` seconds and at its end.
 
-A note "Traffic" has the sums since the process started, so that the last one of each process is all that counts, and a
-killed one takes no more than `EVERY_S` with it.
+A note "traffic" has the sums since the process started, so only the last one of each process
+counts. A killed process loses at most the counts of its last `EVERY_S` seconds.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class _Journal(Protocol):
 
 
 class TrafficNotes:
-    """Writes them until closed."""
+    """Writes notes until closed."""
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, journal: _Journal, traffic: _Counters
@@ -32,13 +32,13 @@ class TrafficNotes:
 
     def _fire(self) -> None:
         found = self._traffic.as_dict()
-        # Heartbeats go on for ever: only what streams carry is worth a line.
+        # Heartbeats never stop; only growth of the streams is worth a line.
         if found["payload"] != self._last.get("payload"):
             self._last = found
             self._journal.note("traffic", self._loop.time(), **found)
         self._timer = self._loop.call_later(EVERY_S, self._fire)
 
     def close(self) -> None:
-        """Write the last one."""
+        """Write the last note."""
         self._timer.cancel()
         self._journal.note("traffic", self._loop.time(), **self._traffic.as_dict())

@@ -1,10 +1,11 @@
-"""The planner: bytes, seconds and memory of a method before anybody runs it. Pure arithmetic on shapes.
+"""The planner: bytes, seconds and memory of a method before a run. Pure arithmetic on shapes.
 
-shapes         how large the halves of a model are, and what crosses between them
-sizes          bytes that values take in a number format; our accounting and the published one
+shapes         sizes of the parts of a model, and of the tensors that cross the cut
 methods        what each client sends and receives in a round, by category and direction
-pretraining    the same for a synchronisation of whole models
+pretraining    the same for a synchronization of whole models
 link           seconds that bytes take
 memory         what a client must hold
-report         all of it for one question
+report         the whole plan of one method, model, workload and link
+
+Shapes, categories and sizes of number formats are shared with runs: `fsl_async.accounting`.
 """

@@ -1,7 +1,7 @@
-"""Links: "100mbit,20ms" to seconds. Pure.
+"""Links: from "100mbit,20ms" to seconds. Pure.
 
-The rate is that of one client's link, the same both ways, in bits a second with decimal prefixes; the delay is one way, as `tc netem` counts it, so a
-round trip takes twice that.
+The rate is that of one client's link, the same both ways, in bits per second with decimal prefixes.
+The delay is one way, as in `tc netem`; a round trip takes twice that.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ _SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 
 
 MOST_BITS_PER_S, MOST_DELAY_S = 1e15, 86_400.0
-"""Beyond any link, and within what numbers can say of the time that it takes."""
+"""Above any link, and small enough that times stay finite."""
 
 
 @frozen
 class LinkSpec:
-    """A client's link: bits a second, and the seconds one way."""
+    """A client's link: bits per second, and the one-way delay in seconds."""
 
     bits_per_s: float
     delay_s: float = 0.0
 
     def seconds(self, size: int, waits: float) -> float:
-        """Time of `size` bytes and of `waits` one-way delays, one after the other."""
+        """Seconds for `size` bytes plus `waits` one-way delays."""
         return 8 * size / self.bits_per_s + waits * self.delay_s
 
 
@@ -41,12 +41,14 @@ def parse_link(text: str) -> LinkSpec:
     waited = _DELAY.fullmatch(delay or "0s")
     if found is None or waited is None:
         raise UsageError(
-            f"--link {text[:80]!r}: write rate and one-way delay like 100mbit,20ms (bit kbit mbit gbit; us ms s)"
+            f"--link {text[:80]!r}: write rate and one-way delay like 100mbit,20ms"
+            " (bit kbit mbit gbit; us ms s)"
         )
     bits = float(found[1]) * _BITS[found[2].lower()]
     seconds = float(waited[1]) * _SECONDS[waited[2].lower()]
     if not (1 <= bits <= MOST_BITS_PER_S and seconds <= MOST_DELAY_S):
         raise UsageError(
-            f"--link {text[:80]!r}: from 1 bit to 1,000,000 gbit a second, and a delay of a day at the most"
+            f"--link {text[:80]!r}: the rate is from 1 bit to 1,000,000 gbit per second,"
+            " the delay at most a day"
         )
     return LinkSpec(bits, seconds)

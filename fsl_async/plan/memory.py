@@ -1,13 +1,14 @@
-"""What a client must hold to train its part, against training the whole model. Pure; an estimate.
+"""Estimates what a client must hold to train its part, and to train the whole model. Pure.
 
-The rule, all in fp32:
-  * weights: 4 bytes for each parameter and buffer of what runs at the client;
-  * gradients: 4 bytes for each trained parameter; optimiser: 8 more, Adam's two moments;
-  * activations: 4 bytes for each value that a batch leaves behind for the backward pass (`Part.activations`), and for the split methods
-    the tensors at the cut, going out and coming back.
-FSL-SAGE's auxiliary model is frozen at the client, but gradients go through it: its weights and activations count, not its gradients and
-moments. Left out, because it depends on the library and the device: temporary buffers, fragmentation, the framework itself (some hundred megabytes
-with CUDA), and in pretraining the synchronisation's own vectors in host memory.
+All values are fp32:
+  * weights: 4 bytes for each parameter and buffer that the client holds;
+  * gradients: 4 bytes for each trained parameter; optimizer: 8 more, Adam's two moments;
+  * activations: 4 bytes for each value that a batch keeps for the backward pass
+    (`Part.activations`); with the split methods also the tensors at the cut, sent and received.
+FSL-SAGE's auxiliary model is frozen at the client, but gradients pass through it: its weights and
+activations count, its gradients and moments do not. Left out, because they depend on the library
+and the device: temporary buffers, fragmentation, the framework itself (some hundred megabytes with
+CUDA), and in pretraining the synchronization's own vectors in host memory.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _ADAM_BYTES = 8
 
 @frozen
 class Memory:
-    """Estimated bytes by what they are for."""
+    """Estimated bytes by purpose. The names are keys of `plan --json`."""
 
     weights: int = 0
     gradients: int = 0
@@ -31,7 +32,7 @@ class Memory:
 
     @property
     def total(self) -> int:
-        """All of it."""
+        """The sum of all four."""
         return self.weights + self.gradients + self.optimiser + self.activations
 
     def __add__(self, other: Memory) -> Memory:
@@ -44,7 +45,7 @@ class Memory:
 
 
 def trained(part: Part, batch: int) -> Memory:
-    """Of a piece that is trained on batches of that size."""
+    """Memory of a part that is trained on batches of `batch` samples."""
     return Memory(
         weights=_VALUE_BYTES * (part.values + part.frozen),
         gradients=_VALUE_BYTES * part.parameters,
@@ -54,7 +55,7 @@ def trained(part: Part, batch: int) -> Memory:
 
 
 def frozen_part(part: Part, batch: int) -> Memory:
-    """Of a piece that gradients only go through."""
+    """Memory of a part that only passes gradients on."""
     return Memory(
         weights=_VALUE_BYTES * (part.values + part.frozen),
         activations=_VALUE_BYTES * batch * part.activations,
@@ -62,12 +63,12 @@ def frozen_part(part: Part, batch: int) -> Memory:
 
 
 def whole_model(shapes: ModelShapes, batch: int) -> Memory:
-    """Of training without a server."""
+    """Memory of training the whole model in one process."""
     return trained(shapes.whole, batch)
 
 
 def client_memory(method: str, shapes: ModelShapes, batch: int) -> Memory:
-    """Of one client of that method."""
+    """Memory of one client of `method`."""
     if method in {"pretrain", "fedavg"}:
         return whole_model(shapes, batch)
     crossing = Memory(activations=2 * _VALUE_BYTES * batch * shapes.cut_values)

@@ -1,21 +1,28 @@
 """What a client sends and receives in a round of each method, by category and direction. Pure.
 
-n samples a client, batches of B, so K = ceil(n / B) steps a round; every q-th step uploads (steps 0, q, 2q, ...); every l-th round
-aligns (rounds 0, l, 2l, ...). d values a sample cross the cut. |c|, |a|, |t| are the client's half, the auxiliary model, the tail.
+A client has n samples in batches of B, so K = ceil(n / B) steps a round. Every q-th step uploads
+(steps 0, q, 2q, ...); every l-th round aligns (rounds 0, l, 2l, ...). Each sample has d values at
+the cut. |c|, |a|, |t| are the client's part, the auxiliary model, the tail.
 
-    method        up                                           down                              source
-    sl            n d, labels, |c| to the next client          n d gradients, |c|                Gupta and Raskar, arXiv:1810.06060
-    sl-u          n d, n d' gradients, |c| + |t|               n d', n d gradients, |c| + |t|    Vepakomma et al., arXiv:1812.00564
-    splitfed-v1   n d, labels, |c|                             n d gradients, |c|                Thapa et al., arXiv:2004.12088
-    splitfed-v2   the same; the server keeps one half instead of one for each client
-    cse-fsl       the samples of every q-th step, labels,      |c|, |a|                          Mu and Shen, arXiv:2302.05599
-                  |c|, |a|
-    fsl-sage      the same without |a|                         |c|, and |a| every l rounds       Nair et al., arXiv:2505.23182
-    fedavg        the whole model                              the whole model                   McMahan et al., arXiv:1602.05629
+    method        up                                   down                             source
+    sl            n d, labels, |c| to the next client  n d gradients, |c|               [1]
+    sl-u          n d, n d' gradients, |c| + |t|       n d', n d gradients, |c| + |t|   [2]
+    splitfed-v1   n d, labels, |c|                     n d gradients, |c|               [3]
+    splitfed-v2   as splitfed-v1; the split server keeps one part for all clients       [3]
+    cse-fsl       samples and labels of every q-th     |c|, |a|                         [4]
+                  step, |c|, |a|
+    fsl-sage      as cse-fsl, without |a|              |c|, and |a| every l rounds      [5]
+    fedavg        the whole model                      the whole model                  [6]
 
-d' is the second cut of sl-u, where labels stay at home. In sl and sl-u a client hands its half to the next through the
-server, because clients only dial out: every turn begins with one transfer down and ends with one up. (The first turn has the weights that all
-download before; when the last one is over, all download once more, so that every site ends with the run's weights.) Averaging the server's copies in splitfed-v1 happens inside one process.
+    [1] Gupta and Raskar, arXiv:1810.06060     [4] Mu and Shen, arXiv:2302.05599
+    [2] Vepakomma et al., arXiv:1812.00564     [5] Nair et al., arXiv:2505.23182
+    [3] Thapa et al., arXiv:2004.12088         [6] McMahan et al., arXiv:1602.05629
+
+d' is the second cut of sl-u, where labels stay at the client. In sl and sl-u a client passes its
+part to the next one through the parameter server, because clients only dial out: every turn begins
+with one transfer down and ends with one up. The first turn needs no transfer: all clients have
+downloaded the weights before. After the last turn all download once more, so that every site ends
+with the run's weights. splitfed-v1 averages the split server's copies inside one process.
 """
 
 from __future__ import annotations
@@ -32,7 +39,7 @@ from fsl_async.errors import UsageError
 
 @frozen
 class Flow:
-    """What one client sends or receives in rounds 0, every, 2 every, ..., in bytes."""
+    """Bytes that one client sends or receives in rounds 0, every, 2 every, ..."""
 
     category: Category
     direction: Direction
@@ -40,18 +47,21 @@ class Flow:
     every: int = 1
 
     def total(self, rounds: int) -> Size:
-        """In the first `rounds` rounds."""
+        """The size over the first `rounds` rounds."""
         return self.size.times(-(-rounds // self.every))
 
 
 @frozen
 class Workload:
-    """How much is done in a round, and how often things are sent. Raises UsageError when a number is below 1."""
+    """Samples of a round, and how often clients upload and align.
+
+    Raises UsageError when a number is below 1.
+    """
 
     clients: int
     batch: int
     samples: int
-    """Of each client."""
+    """Of each client, per round."""
     upload_every: int = 1
     align_every: int = 1
 
@@ -63,12 +73,12 @@ class Workload:
 
     @property
     def steps(self) -> int:
-        """Of a client in a round."""
+        """Steps of a client in a round."""
         return -(-self.samples // self.batch)
 
     @property
     def uploaded_samples(self) -> int:
-        """Those of every `upload_every`-th step; the last batch may be short."""
+        """Samples of every `upload_every`-th step; the last batch may be short."""
         uploads = -(-self.steps // self.upload_every)
         last_step = (uploads - 1) * self.upload_every
         last_batch = min(self.batch, self.samples - last_step * self.batch)
@@ -77,19 +87,20 @@ class Workload:
 
 @frozen
 class Method:
-    """A method as the planner sees it.
+    """The planner's row of a method.
 
-    flows: what a client sends and receives; first: what it needs before it can start.
-    waits: one-way delays in a round that nobody can hide, on average over rounds.
-    relay: clients take turns, so that a round lasts as long as all of them together.
-    published: whether FSL-SAGE's accounting has it.
+    flows: what a client sends and receives in a round.
+    first: what it downloads before the first round.
+    waits: one-way delays per round that nothing overlaps, on average over rounds.
+    sequential: clients take turns, so a round lasts as long as all turns together.
+    published: whether FSL-SAGE's figures cover it.
     """
 
     name: str
     flows: Callable[[ModelShapes, Workload, Accounting], tuple[Flow, ...]]
     first: Callable[[ModelShapes], Mapping[Category, Part]]
     waits: Callable[[Workload], float]
-    relay: bool = False
+    sequential: bool = False
     published: bool = True
 
 
@@ -143,7 +154,7 @@ def _fedavg(shapes: ModelShapes, _: Workload, count: Accounting) -> tuple[Flow, 
     return _both_ways(Category.FULL_MODEL, count.weights(shapes.whole))
 
 
-def _client_half(shapes: ModelShapes) -> Mapping[Category, Part]:
+def _client_part(shapes: ModelShapes) -> Mapping[Category, Part]:
     return {Category.CLIENT_MODEL: shapes.client}
 
 
@@ -156,7 +167,7 @@ def _client_and_auxiliary(shapes: ModelShapes) -> Mapping[Category, Part]:
 
 
 def whole_model(shapes: ModelShapes) -> Mapping[Category, Part]:
-    """Of methods that cut nothing: all of it is downloaded first."""
+    """First download of methods without a cut: the whole model."""
     return {Category.FULL_MODEL: shapes.whole}
 
 
@@ -169,9 +180,9 @@ METHODS: Mapping[str, Method] = {
         Method(
             "sl",
             _exchange,
-            _client_half,
+            _client_part,
             lambda work: _MODEL_WAITS + 2 * work.steps,
-            relay=True,
+            sequential=True,
             published=False,
         ),
         Method(
@@ -179,17 +190,17 @@ METHODS: Mapping[str, Method] = {
             _u_shaped,
             _client_and_tail,
             lambda work: _MODEL_WAITS + 4 * work.steps,
-            relay=True,
+            sequential=True,
             published=False,
         ),
-        Method("splitfed-v1", _exchange, _client_half, lambda work: _MODEL_WAITS + 2 * work.steps),
-        Method("splitfed-v2", _exchange, _client_half, lambda work: _MODEL_WAITS + 2 * work.steps),
+        Method("splitfed-v1", _exchange, _client_part, lambda work: _MODEL_WAITS + 2 * work.steps),
+        Method("splitfed-v2", _exchange, _client_part, lambda work: _MODEL_WAITS + 2 * work.steps),
         Method("cse-fsl", _cse_fsl, _client_and_auxiliary, lambda _: _MODEL_WAITS),
-        # an upload that is answered by the aligned model, once in l rounds
+        # Once in l rounds a client waits for the answer to an upload: the aligned model.
         Method(
             "fsl-sage",
             _fsl_sage,
-            _client_half,  # auxiliary models begin as the seed makes them, at both ends
+            _client_part,  # both ends initialize auxiliary models from the seed
             lambda work: _MODEL_WAITS + 2 / work.align_every,
         ),
         Method("fedavg", _fedavg, whole_model, lambda _: _MODEL_WAITS),

@@ -1,7 +1,9 @@
-"""What a client sends and receives in a synchronisation of pretraining (docs/ARCHITECTURE.md). Pure.
+"""What a client sends and receives in a synchronization of pretraining. Pure.
 
-A round is a sync: the delta of the whole model goes up and the update comes down, both in the run's format. Version 0 and what a late joiner fetches
-are the whole model in lossless fp32. (The client that comes first sends it up in place of downloading it; the sum is the same.) Source of the method: DiLoCo (Douillard et al., arXiv:2311.08105).
+A round is a sync: the delta of the whole model goes up and the update comes down, both in the run's
+format. Version 0, and the version that a late client downloads, are the whole model in lossless
+fp32. The first client uploads version 0 instead of downloading it; the sum is the same.
+Method: DiLoCo (Douillard et al., arXiv:2311.08105); docs/ARCHITECTURE.md.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from fsl_async.accounting.sizes import Accounting, Kind
 from fsl_async.plan.methods import Flow, Method, Workload, whole_model
 
 WAITS = 5
-"""The call comes down, the delta goes up, the new version is announced, asked for, and comes down."""
+"""The call comes down, the delta goes up; the version is announced, requested, and comes down."""
 
 
 def _sync(shapes: ModelShapes, _: Workload, count: Accounting) -> tuple[Flow, ...]:

@@ -1,9 +1,10 @@
-"""The answer to one question: a method, a model, a workload, a link. Pure.
+"""The plan of one method, model, workload and link. Pure.
 
-    question -> make_plan -> Plan          as_dict: what --json prints; as_text: what people read
+`make_plan` makes a `Plan`; `as_dict` is the object of --json, `as_text` the table for people.
 
-Seconds are those of the links alone, each client with a link of its own and the server's never the narrowest: computing comes on top, and what overlaps
-with it costs less. Bytes on the links are the estimated coded ones (in the published accounting nothing is coded).
+Seconds are those of the links alone. Each client has a link of its own, and the server's link is
+never the narrowest. Computing is added on top; transfers that overlap with it cost less. Bytes on
+the links are the estimated coded ones (the published accounting has no coding).
 """
 
 from __future__ import annotations
@@ -39,10 +40,16 @@ class Plan:
     as_published: bool
     flows: tuple[Flow, ...]
     first: tuple[Flow, ...]
-    """What each client downloads before it starts; not part of any round. The one that publishes these weights sends them up instead."""
+    """What each client downloads before the first round; not part of any round.
+
+    The client that publishes these weights uploads them instead.
+    """
 
     def total(self, rounds: int) -> dict[tuple[Category, Direction], Size]:
-        """Of all clients in the first `rounds` rounds, by category and direction. A run's ledger has the same payloads."""
+        """Sizes of all clients over the first `rounds` rounds, by category and direction.
+
+        A run's ledger has the same payloads.
+        """
         sums: dict[tuple[Category, Direction], Size] = {}
         for flow in self.flows:
             key = flow.category, flow.direction
@@ -51,40 +58,43 @@ class Plan:
         return sums
 
     def total_size(self, rounds: int) -> Size:
-        """Of all clients, categories and directions."""
+        """The sum over clients, categories and directions."""
         return sum(self.total(rounds).values(), Size())
 
     @property
     def first_size(self) -> Size:
-        """All clients' first downloads."""
+        """The first downloads of all clients."""
         return sum((flow.size for flow in self.first), Size()).times(self.work.clients)
 
     @property
     def last_size(self) -> Size:
-        """What is downloaded when the last round is over: in a relay, by all but one, whose turn would have begun with it."""
-        if not self.method.relay:
+        """What is downloaded after the last round.
+
+        Only sequential methods do so: all clients but the one that trained last.
+        """
+        if not self.method.sequential:
             return Size()
         return sum((flow.size for flow in self.first), Size()).times(self.work.clients - 1)
 
     def mean_coded(self, direction: Direction) -> float:
-        """Bytes of one client and round in that direction, on average over rounds."""
+        """Coded bytes per client and round in one direction, on average over rounds."""
         return sum(f.size.coded / f.every for f in self.flows if f.direction is direction)
 
     @property
     def seconds_per_round(self) -> float:
-        """On the link, on average over rounds; all clients' turns in a relay."""
+        """Seconds on the link, on average over rounds; sequential: all clients' turns."""
         size = sum(self.mean_coded(direction) for direction in Direction)
         one = self.link.seconds(round(size), self.method.waits(self.work))
-        return one * self.work.clients if self.method.relay else one
+        return one * self.work.clients if self.method.sequential else one
 
     @property
     def memory(self) -> Memory:
-        """What a client holds."""
+        """Memory of a client."""
         return client_memory(self.method.name, self.shapes, self.work.batch)
 
     @property
     def whole_memory(self) -> Memory:
-        """What training the whole model would take."""
+        """Memory of training the whole model."""
         return whole_model(self.shapes, self.work.batch)
 
 
@@ -97,9 +107,10 @@ def make_plan(
     number_format: str = "",
     as_published: bool = False,
 ) -> Plan:
-    """Work everything out. An empty format is the method's default: uniform for pretraining, bf16 for the others.
+    """Make a plan. An empty format means the default: uniform for pretraining, else bf16.
 
-    Raises UsageError for a method or format that does not exist, or that has no published accounting.
+    Raises UsageError for an unknown method or format, and with `as_published` for a method
+    that has no published figures.
     """
     if method not in ALL_METHODS:
         raise UsageError(f"--method {method[:80]!r} is unknown; known: {', '.join(ALL_METHODS)}")
@@ -134,7 +145,7 @@ def make_plan(
 
 
 def as_dict(plan: Plan, rounds: int) -> dict[str, Any]:
-    """The object that `plan --json` prints. Sizes in bytes; means over rounds are fractions of bytes."""
+    """The object that `plan --json` prints. Sizes in bytes; means over rounds are floats."""
     total, memory, whole = plan.total_size(rounds), plan.memory, plan.whole_memory
     return {
         "method": plan.method.name,
@@ -172,14 +183,17 @@ def _row(flow: Flow) -> dict[str, Any]:
 
 
 def as_text(plan: Plan, rounds: int) -> list[str]:
-    """The lines of a table for people."""
+    """The table for people, one line each."""
     work, memory, whole = plan.work, plan.memory, plan.whole_memory
     total = plan.total_size(rounds)
     kept = "as published" if plan.as_published else f"{plan.format}; coded sizes are estimates"
     where = "" if plan.method.name in {"fedavg", "pretrain"} else f" cut at {plan.shapes.cut}"
     share = f"{memory.total / whole.total:.0%}"
     lines = [
-        f"{plan.method.name}, {plan.shapes.name}{where}, {work.clients} clients; each {work.samples:,} samples in batches of {work.batch}",
+        (
+            f"{plan.method.name}, {plan.shapes.name}{where}, {work.clients} clients;"
+            f" each {work.samples:,} samples in batches of {work.batch}"
+        ),
         f"({kept})",
         "",
         f"{'each client and round':24}{'direction':>10}{'payload':>13}{'coded':>13}",
@@ -192,8 +206,14 @@ def as_text(plan: Plan, rounds: int) -> list[str]:
         "",
         *(_line(flow, "first: ") for flow in plan.first),
         "",
-        f"{'seconds a round':24}{plan.seconds_per_round:>10,.2f}  on the link; computing comes on top",
-        f"{'client memory':24}{readable(memory.total):>10}  {share} of the whole model's {readable(whole.total)}:",
+        (
+            f"{'seconds a round':24}{plan.seconds_per_round:>10,.2f}  on the link;"
+            " computing comes on top"
+        ),
+        (
+            f"{'client memory':24}{readable(memory.total):>10}  {share} of the whole model's"
+            f" {readable(whole.total)}:"
+        ),
         *(
             f"{'  ' + name:24}{readable(size):>10}  {readable(asdict(whole)[name]):>10}"
             for name, size in asdict(memory).items()
@@ -202,11 +222,14 @@ def as_text(plan: Plan, rounds: int) -> list[str]:
     if rounds:
         lines += [
             "",
-            f"{'total of all clients':24}{total.coded / GIB:>10,.2f} GiB in {rounds:,} rounds; {total.payload / GIB:,.2f} GiB before coding",
+            (
+                f"{'total of all clients':24}{total.coded / GIB:>10,.2f} GiB in {rounds:,} rounds;"
+                f" {total.payload / GIB:,.2f} GiB before coding"
+            ),
             f"{'':24}{plan.first_size.coded / GIB:>10,.2f} GiB before the first round",
             *(
                 [f"{'':24}{plan.last_size.coded / GIB:>10,.2f} GiB after the last"]
-                if plan.method.relay
+                if plan.method.sequential
                 else []
             ),
             f"{'':24}{plan.seconds_per_round * rounds / 3600:>10,.2f} h on the link",
@@ -221,7 +244,7 @@ def _line(flow: Flow, before: str = "") -> str:
 
 
 def readable(size: float) -> str:
-    """Bytes with a binary prefix, three digits or more."""
+    """Format bytes with a binary prefix and two decimals."""
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
         if size < KIB or unit == "TiB":
             return f"{size:,.0f} B" if unit == "B" else f"{size:,.2f} {unit}"

@@ -1,14 +1,16 @@
-"""Shapes of models that are cut in two: how many values each half has, keeps and passes on. Pure.
+"""Shapes of the built-in models: values of each part of a cut model, kept and passed on. Pure.
 
-A method's bytes and memory depend on a model only through these numbers. Built in are ResNet-18 for 32x32 images, cut as in
-FSL-SAGE (Nair et al., ICML 2025, arXiv:2505.23182: 7x7 stem with stride 2, max pooling, client up to layer 2), and the
-presets of the built-in GPT, cut behind a block. Any other model: `fsl_async.learn.split.shapes`.
+A method's bytes and memory depend on a model only through these numbers. Built in are ResNet-18 for
+32x32 images, cut as in FSL-SAGE (Nair et al., ICML 2025, arXiv:2505.23182: 7x7 stem with stride 2,
+max pooling, client up to layer 2), and the presets of the built-in GPT, cut after a block. Any
+other model: `fsl_async.learn.split.shapes`.
 
-What is counted as kept for the backward pass (`activations`), in fp32 values:
-  * ResNet: each convolution keeps its input and each batch norm its own, so twice every convolution's output, and once that of a
-    shortcut, whose norm's output nobody keeps.
-  * GPT: 21 times the width for each token and block, and one value a head: both norms' inputs and statistics, the inputs of the
-    four linear layers, rotated queries and keys, values, and the squared ReLU's two steps. That is what torch saves.
+Values kept for the backward pass (`activations`), in fp32:
+  * ResNet: each convolution keeps its input and each batch norm its own, so twice every
+    convolution's output; a shortcut's once, because nothing keeps the output of its norm.
+  * GPT: for each token and block 21 times the width, and one value a head: inputs and statistics of
+    both norms, inputs of the four linear layers, rotated queries and keys, values, and the two
+    steps of the squared ReLU. That is what torch saves.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from fsl_async.config.presets import SIZES, Sizes
 from fsl_async.errors import UsageError
 
 RESNETS = {"resnet18-cifar10": 10, "resnet18-cifar100": 100}
-"""Names and numbers of classes."""
+"""Names, and their numbers of classes."""
 RESNET_CUTS = ("layer1", "layer2", "layer3")
 RESNET_DEFAULT_CUT = "layer2"
 _RESNET_WIDTHS = (64, 128, 256, 512)
@@ -33,15 +35,15 @@ _KEPT_WIDTHS_OF_A_BLOCK = 21
 
 
 def is_known(model: str) -> bool:
-    """Whether `find_shapes` knows the name."""
+    """Whether `find_shapes` has this name."""
     return model in RESNETS or model.removeprefix("gpt-") in SIZES
 
 
 def find_shapes(model: str, cut: str | None = None) -> ModelShapes:
     """Shapes of `model`, a built-in name, cut at `cut` or at its default.
 
-    Of any other model that can be cut, `fsl_async.learn.split.shapes` fills in a `ModelShapes` from the halves' tensors, and everything in this
-    package works with it. Raises UsageError with the names, or the cuts, that exist.
+    For any other model `fsl_async.learn.split.shapes` makes a `ModelShapes` from its tensors.
+    Raises UsageError with the names, or the cuts, that exist.
     """
     if model in RESNETS:
         return resnet18(model, RESNETS[model], cut or RESNET_DEFAULT_CUT)
@@ -53,7 +55,10 @@ def find_shapes(model: str, cut: str | None = None) -> ModelShapes:
 
 
 def resnet18(name: str, classes: int, cut: str) -> ModelShapes:
-    """ResNet-18 (He et al., arXiv:1512.03385) on 3x32x32 images, cut behind a stage; the auxiliary model is the next stage and a head."""
+    """ResNet-18 (He et al., arXiv:1512.03385) on 3x32x32 images, cut after a stage.
+
+    The auxiliary model is the next stage and a head.
+    """
     if cut not in RESNET_CUTS:
         raise UsageError(
             f"--cut {cut[:80]!r} does not exist in {name}; cuts: {', '.join(RESNET_CUTS)}"
@@ -78,14 +83,17 @@ def resnet18(name: str, classes: int, cut: str) -> ModelShapes:
 
 
 def gpt(name: str, sizes: Sizes, cut: str) -> ModelShapes:
-    """The built-in GPT with `cut` blocks in front; a sample is a window of `context` tokens, its labels the next bytes.
+    """The built-in GPT with `cut` blocks at the client.
 
-    The whole model ties its head to the embedding; cut in two, the embedding is at the client and the head, a matrix of its own, at the server. With
-    the tail at the client as well they stay tied. The auxiliary model is one block, the norm and a head of its own.
+    A sample is a window of `context` tokens; its labels are the next bytes. The whole model ties
+    its head to the embedding. Cut in two, the client has the embedding and the split server a head
+    of its own; with the tail at the client they stay tied. The auxiliary model is one block, the
+    norm and a head of its own.
     """
     if not (cut.isascii() and cut.isdecimal() and len(cut) < 10 and int(cut) < sizes.layers):
         raise UsageError(
-            f"--cut {cut[:80]!r} does not exist in {name}; cuts: 0 to {sizes.layers - 1}, the blocks in front of it"
+            f"--cut {cut[:80]!r} does not exist in {name}; cuts: 0 to {sizes.layers - 1},"
+            " the blocks in front of it"
         )
     before = int(cut)
     width, tokens = sizes.width, sizes.context
@@ -127,14 +135,17 @@ def _convolution(kernel: int, inputs: int, outputs: int, side: int, *, kept: int
 
 
 def _stem() -> Part:
-    """7x7 with stride 2 (3x32x32 to 64x16x16), then 3x3 max pooling with stride 2, which keeps 64-bit indices and its output."""
+    """7x7 with stride 2 (3x32x32 to 64x16x16), then 3x3 max pooling with stride 2.
+
+    The pooling keeps 64-bit indices and its output.
+    """
     first = _convolution(7, 3, _RESNET_WIDTHS[0], 16)
     pooled = 3 * _RESNET_WIDTHS[0] * _RESNET_SIDES[0] ** 2
     return evolve(first, activations=first.activations + _RESNET_IMAGE_VALUES + pooled)
 
 
 def _stage(number: int) -> Part:
-    """Two basic blocks; all but the first stage halve the image, with a 1x1 convolution in the shortcut."""
+    """Two basic blocks; stages after the first halve the image, their shortcut is a 1x1."""
     outputs, side = _RESNET_WIDTHS[number], _RESNET_SIDES[number]
     inputs = _RESNET_WIDTHS[max(number - 1, 0)]
     later = _convolution(3, outputs, outputs, side)

@@ -1,4 +1,4 @@
-"""The planner's arithmetic: published figures, both ways of counting, links, memory, and what is said of mistakes."""
+"""The planner's arithmetic: published figures, both accountings, links, memory, bad input."""
 
 import json
 
@@ -16,8 +16,8 @@ from fsl_async.plan.methods import METHODS, Workload
 from fsl_async.plan.report import ALL_METHODS, GIB, as_dict, as_text, make_plan, readable
 from fsl_async.plan.shapes import RESNET_CUTS, find_shapes
 
-# FSL-SAGE (ICML 2025, arXiv:2505.23182), communication to 81 % on CIFAR-10 and to 50 % on CIFAR-100, in GiB; rounds as
-# implied. None: not reached before the budget of 200 GiB was spent.
+# FSL-SAGE (ICML 2025, arXiv:2505.23182): GiB until 81 % on CIFAR-10 and 50 % on CIFAR-100, with the
+# rounds that they imply. None: not reached within the budget of 200 GiB.
 PUBLISHED = [
     ("resnet18-cifar10", "fsl-sage", 89, "12.20"),
     ("resnet18-cifar10", "cse-fsl", 91, "26.02"),
@@ -46,10 +46,10 @@ def payloads(flows):
 
 @pytest.mark.parametrize(("model", "method", "rounds", "figure"), PUBLISHED)
 def test_the_published_figures_come_out_to_two_decimals(model, method, rounds, figure):
-    """Ten figures that others measured: a formula, a shape or a schedule that is off moves at least one of them."""
+    """An error in a formula, a shape or a schedule changes at least one of ten figures."""
     made = plan(method, model, PUBLISHED_SETUP, as_published=True)
     if rounds is None:
-        # no rounds are known; what follows from the shapes is how many the budget pays for
+        # The rounds are unknown; the shapes give how many fit into the budget.
         whole_rounds = {"fedavg": 238, "splitfed-v2": 245}[method]
         before, after = (made.total_size(n).coded / GIB for n in (whole_rounds, whole_rounds + 1))
         assert before < BUDGET_GIB < after
@@ -59,8 +59,8 @@ def test_the_published_figures_come_out_to_two_decimals(model, method, rounds, f
     assert spent < BUDGET_GIB
 
 
-def test_the_published_sizes_of_the_halves():
-    """The figures above stand on these three numbers, counters included."""
+def test_the_published_sizes_of_the_parts():
+    """The figures above depend on these three numbers, counters included."""
     found = find_shapes("resnet18-cifar10")
     sizes = [4 * p.values + 8 * p.counters for p in (found.client, found.server, found.auxiliary)]
     assert sizes == [2_740_048, 42_025_080, 8_419_408]
@@ -68,7 +68,7 @@ def test_the_published_sizes_of_the_halves():
 
 
 def test_what_our_accounting_counts_and_the_published_one_does_not():
-    """The two differ in labels, counters and the first download only, so that neither can be taken for the other."""
+    """The two accountings differ in labels, counters and the first download, and only there."""
     ours = plan("cse-fsl", "resnet18-cifar10", PUBLISHED_SETUP, number_format="fp32")
     theirs = plan("cse-fsl", "resnet18-cifar10", PUBLISHED_SETUP, as_published=True)
     a, b = payloads(ours.flows), payloads(theirs.flows)
@@ -85,25 +85,25 @@ def test_what_our_accounting_counts_and_the_published_one_does_not():
 
 @pytest.mark.parametrize("method", ["sl", "splitfed-v1", "splitfed-v2"])
 def test_methods_that_exchange_every_sample(method):
-    """Each sample crosses the cut once in each direction, and the client's half goes up and comes down."""
+    """Each sample crosses the cut once each way, and the client's part goes up and comes down."""
     made = plan(method, number_format="fp32")
     found = made.shapes
-    half = 4 * found.client.values
+    part = 4 * found.client.values
     assert payloads(made.flows) == {
         ("activations", "up"): 18 * found.cut_values * 4,
         ("labels", "up"): 18 * 128,
         ("gradients", "down"): 18 * found.cut_values * 4,
-        ("client model", "up"): half,
-        ("client model", "down"): half,
+        ("client model", "up"): part,
+        ("client model", "down"): part,
     }
-    assert payloads(made.first) == {("client model", "down"): half}
-    # when a relay is over, all but one do not hold its last weights yet
+    assert payloads(made.first) == {("client model", "down"): part}
+    # After the last turn of a sequential run all clients but one lack its weights.
     clients = made.work.clients
-    assert made.last_size.payload == (half * (clients - 1) if method == "sl" else 0)
+    assert made.last_size.payload == (part * (clients - 1) if method == "sl" else 0)
 
 
 def test_u_shaped_sends_no_labels_and_crosses_four_times():
-    """The point of it is that labels stay at home; the price is a second cut, and the tail moves with the half."""
+    """Labels stay at home; instead there is a second cut, and the tail moves with the part."""
     made = plan("sl-u", "resnet18-cifar10", number_format="fp32")
     found = made.shapes
     moved = 4 * (found.client.values + found.tail.values)
@@ -118,17 +118,17 @@ def test_u_shaped_sends_no_labels_and_crosses_four_times():
 
 
 def test_methods_with_an_auxiliary_model():
-    """FSL-SAGE saves what CSE-FSL sends of the auxiliary model: nothing up, and down only every third round."""
-    # 18 samples in batches of 4 are 5 steps; steps 0, 2 and 4 upload, the last of them 2 samples
+    """FSL-SAGE sends no auxiliary model up, and one down only every third round."""
+    # 18 samples in batches of 4 are 5 steps; steps 0, 2 and 4 upload, the last of them 2 samples.
     uploaded = 10
     cse, sage = plan("cse-fsl", number_format="fp32"), plan("fsl-sage", number_format="fp32")
     found = cse.shapes
-    auxiliary, half = 4 * found.auxiliary.values, 4 * found.client.values
+    auxiliary, part = 4 * found.auxiliary.values, 4 * found.client.values
     common = {
         ("activations", "up"): uploaded * found.cut_values * 4,
         ("labels", "up"): uploaded * 128,
-        ("client model", "up"): half,
-        ("client model", "down"): half,
+        ("client model", "up"): part,
+        ("client model", "down"): part,
     }
     both = {("auxiliary", "up"): auxiliary, ("auxiliary", "down"): auxiliary}
     assert payloads(cse.flows) == {**common, **both}
@@ -153,7 +153,7 @@ def test_whole_models():
 
 @given(st.integers(1, 500), st.integers(1, 40), st.integers(1, 30))
 def test_uploaded_samples_are_those_of_every_qth_batch(samples, batch, every):
-    """Short last batches are where a formula and a run disagree first."""
+    """A formula and a run differ first where the last batch is short."""
     work = Workload(1, batch, samples, every)
     batches = [min(batch, samples - start) for start in range(0, samples, batch)]
     assert work.steps == len(batches)
@@ -161,26 +161,26 @@ def test_uploaded_samples_are_those_of_every_qth_batch(samples, batch, every):
 
 
 def test_formats_state_payload_exactly_and_never_estimate_more_than_it():
-    """fp32 and bf16 payloads are compared with ledgers to the byte; an estimate above raw codes would be nonsense."""
+    """Payloads are compared with ledgers to the byte; no estimate exceeds the raw codes."""
     expected = {"fp32": 4000, "bf16": 2000, "e4m3": 1008, "e5m2": 1008, "uniform": 1010}
     for name, one in FORMATS.items():
         assert one.payload(1000) == expected[name]
         assert all(0 < one.coded(10**6, kind) < one.payload(10**6) for kind in Kind)
 
 
-def test_seconds_add_transfer_and_delays_and_a_relay_takes_turns():
-    """Long links are why the aux-model methods exist: the planner must show round trips."""
-    split, relay, lazy = plan("splitfed-v1"), plan("sl"), plan("fsl-sage")
+def test_seconds_add_transfer_and_delays_and_sequential_clients_take_turns():
+    """Auxiliary models exist because of long links: the planner must count round trips."""
+    split, sequential, lazy = plan("splitfed-v1"), plan("sl"), plan("fsl-sage")
     sent = sum(f.size.coded for f in split.flows)
     assert split.seconds_per_round == pytest.approx(8 * sent / 1e6 + (2 + 2 * 5) * 0.5)
-    assert relay.seconds_per_round == pytest.approx(3 * split.seconds_per_round)
+    assert sequential.seconds_per_round == pytest.approx(3 * split.seconds_per_round)
     up, down = lazy.mean_coded(Direction.UP), lazy.mean_coded(Direction.DOWN)
     waits = 2 + 2 / 3
     assert lazy.seconds_per_round == pytest.approx(8 * (up + down) / 1e6 + waits * 0.5, rel=1e-4)
 
 
 def test_links_are_read():
-    """Rate and delay in the units people have, with or without a delay."""
+    """Every unit is read, with and without a delay, and bad links are refused."""
     assert parse_link("100mbit,20ms") == LinkSpec(1e8, 0.02)
     assert parse_link("1.5Gbit") == LinkSpec(1.5e9, 0.0)
     assert parse_link("64kbit, 2s") == LinkSpec(64e3, 2.0)
@@ -202,7 +202,7 @@ def test_links_are_read():
 
 
 def test_memory_follows_the_stated_rule():
-    """Worked out by hand for one method of each kind."""
+    """The rule is worked out by hand for one method of each kind."""
     found = find_shapes("gpt-0.5m")
     batch = 7
     own = client_memory("splitfed-v1", found, batch)
@@ -223,7 +223,7 @@ def test_memory_follows_the_stated_rule():
 
 @pytest.mark.parametrize("method", ALL_METHODS)
 def test_each_method_prints_both_ways(method, capsys):
-    """What people read and what programs read come from the same plan."""
+    """The table and the JSON object must show the same plan."""
     line = ["plan", "--method", method, "--model", "gpt-0.5m", "--clients", "3", "--rounds", "4"]
     assert cli.main(line) == 0
     text = capsys.readouterr().out
@@ -244,8 +244,8 @@ def test_each_method_prints_both_ways(method, capsys):
     assert found["client_memory_bytes"]["total"] == made.memory.total
 
 
-def test_a_figure_as_a_user_asks_for_it(capsys):
-    """The published setup is the command's default, so that anybody can check a figure with one line."""
+def test_one_command_repeats_a_published_figure(capsys):
+    """The published setup is the command's default, so one line checks a figure."""
     line = "plan --method fsl-sage --model resnet18-cifar10 --as-published --rounds 89 --json"
     assert cli.main(line.split()) == 0
     assert round(json.loads(capsys.readouterr().out)["total_gib"], 3) == 12.201
@@ -289,7 +289,7 @@ MISTAKES = [
 
 
 def test_absurd_numbers_are_still_json(capsys):
-    """The largest that the command line takes, over the slowest line: an infinite time would be no JSON."""
+    """The largest numbers over the slowest link: an infinite time would not be JSON."""
 
     def strictly(word):
         raise AssertionError(word)
@@ -302,16 +302,16 @@ def test_absurd_numbers_are_still_json(capsys):
 
 
 def test_the_default_formats_are_those_that_help_names(capsys):
-    """Help said e4m3 for pretraining for as long as it was uniform."""
+    """The help once named e4m3 for pretraining when the default was uniform."""
     assert cli.main(["plan", "--help"]) == 0
-    told = " ".join(capsys.readouterr().out.split())
+    shown = " ".join(capsys.readouterr().out.split())
     formats = [plan(method).format for method in ("sl", "pretrain")]
-    assert "[default: {}; pretrain: {}]".format(*formats) in told
+    assert "[default: {}; pretrain: {}]".format(*formats) in shown
 
 
 @pytest.mark.parametrize(("line", "message"), MISTAKES)
 def test_every_mistake_is_one_line_and_exit_code_2(capsys, line, message):
-    """Bad input is answered with what would have been good input."""
+    """The error for bad input must name the good input."""
     assert cli.main(["plan", *line.split()]) == 2
     out, err = capsys.readouterr()
     assert out == ""
@@ -320,19 +320,19 @@ def test_every_mistake_is_one_line_and_exit_code_2(capsys, line, message):
 
 
 def test_a_workload_made_in_python_is_checked_too():
-    """Other rooms build workloads from configurations, past the command line's checks."""
+    """Other packages build workloads from settings, without the command line's checks."""
     with pytest.raises(UsageError, match="align_every is 0"):
         Workload(1, 1, 1, 1, 0)
 
 
 def test_sizes_are_readable():
-    """From bytes to tebibytes, and beyond the last unit."""
+    """Sizes from bytes to tebibytes, and beyond the last unit, are readable."""
     shown = [readable(size) for size in (0, 1023, 1024, 5 << 20, 3 << 50)]
     assert shown == ["0 B", "1,023 B", "1.00 KiB", "5.00 MiB", "3,072.00 TiB"]
 
 
 def test_methods_of_the_reference_have_its_accounting():
-    """--as-published must offer the five that were published and no others."""
+    """--as-published must offer the five published methods and no others."""
     published = {name for name, one in METHODS.items() if one.published}
     assert published == {"splitfed-v1", "splitfed-v2", "cse-fsl", "fsl-sage", "fedavg"}
     assert find_shapes("resnet18-cifar100").cut in RESNET_CUTS

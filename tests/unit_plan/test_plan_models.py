@@ -1,4 +1,4 @@
-"""Plans of any model that can be cut: counted and measured, and the same as the formulas where there are some."""
+"""Plans of models that are built and measured; formulas, where they exist, agree."""
 
 import importlib.util
 import json
@@ -25,8 +25,8 @@ def shapes(*sets, method="fsl-sage"):
         ("resnet18-cifar100", "layer2", ["model.family=resnet18", *IMAGES]),
     ],
 )
-def test_what_is_measured_is_what_the_formulas_say(name, cut, sets):
-    """Two ways to the same numbers; bytes must be equal, what is kept for the backward pass within a few percent."""
+def test_measured_shapes_match_the_formulas(name, cut, sets):
+    """Bytes must be equal; values kept for the backward pass agree within a few percent."""
     found, wanted = shapes(*sets), find_shapes(name, cut)
     for part in ("client", "server", "whole", "auxiliary", "tail"):
         mine, theirs = getattr(found, part), getattr(wanted, part)
@@ -43,7 +43,7 @@ def test_what_is_measured_is_what_the_formulas_say(name, cut, sets):
 
 
 def test_a_method_without_auxiliary_model_needs_none():
-    """Nothing in this server's half could be one, and splitfed does not ask for it."""
+    """This server's part has no block to make one of, and splitfed needs none."""
     found = shapes(
         "model.family=small-cnn", *IMAGES, "split.cut=relu3", "model.sizes=width=2",
         method="splitfed-v1",
@@ -55,8 +55,9 @@ def test_a_method_without_auxiliary_model_needs_none():
 
 @pytest.mark.skipif(not importlib.util.find_spec("peft"), reason="needs the extra hf")
 def test_frozen_weights_are_held_and_not_sent():
-    """With LoRA a client's memory still has the whole half; its bytes have the adapters alone."""
-    sizes = ["model.family=llama", "model.layers=2", "model.width=32", "model.heads=2", "model.context=16"]  # fmt: skip
+    """With LoRA a client's memory has its whole part; its bytes have the adapters alone."""
+    layout = {"layers": 2, "width": 32, "heads": 2, "context": 16}
+    sizes = ["model.family=llama", *(f"model.{key}={size}" for key, size in layout.items())]
     whole, lora = shapes(*sizes), shapes(*sizes, "split.lora_client=2")
     assert lora.client.parameters < whole.client.parameters / 4
     assert lora.client.frozen == whole.client.parameters
@@ -67,15 +68,17 @@ def test_frozen_weights_are_held_and_not_sent():
 
 
 def test_any_model_is_planned_by_command(capsys, tmp_path):
-    """Before a site buys a GPU it wants to know, also for the user's own net."""
+    """The planner must also plan a user's own model."""
     path = tmp_path / "own.py"
     path.write_text(
         "from torch import nn\n"
         "def net(shape, classes):\n"
-        "    return nn.Sequential(nn.Flatten(), nn.Linear(192, 8), nn.ReLU(), nn.Linear(8, classes))\n"
+        "    layers = nn.Flatten(), nn.Linear(192, 8), nn.ReLU(), nn.Linear(8, classes)\n"
+        "    return nn.Sequential(*layers)\n"
     )
-    line = ["plan", "--method", "cse-fsl", "--model", f"{path}:net", "--set", "data.sample_shape=3x8x8"]  # fmt: skip
-    line += ["--set", "data.classes=10", "--set", "split.auxiliary=linear", "--format", "fp32"]
+    line = ["plan", "--method", "cse-fsl", "--model", f"{path}:net", "--format", "fp32"]
+    for setting in ("data.sample_shape=3x8x8", "data.classes=10", "split.auxiliary=linear"):
+        line += ["--set", setting]
     assert cli.main([*line, "--batch", "4", "--samples-per-client", "8", "--json"]) == 0
     made = json.loads(capsys.readouterr().out)
     assert made["cut"] == "1"
@@ -87,5 +90,5 @@ def test_any_model_is_planned_by_command(capsys, tmp_path):
     assert sizes["auxiliary", "up"] == 4 * (8 * 10 + 10)
     assert sizes["activations", "up"] == 4 * 4 * 8
     assert cli.main([*line, "--cut", "9"]) == 2
-    told = capsys.readouterr().err
-    assert told == "error: Sequential has no cut '9'; cuts that exist: 0, 1, 2\n"
+    shown = capsys.readouterr().err
+    assert shown == "error: Sequential has no cut '9'; cuts that exist: 0, 1, 2\n"

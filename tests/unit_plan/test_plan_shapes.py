@@ -1,4 +1,4 @@
-"""The planner's shapes against real modules: the planner itself never builds one."""
+"""The planner's built-in shapes against real modules."""
 
 import pytest
 import torch
@@ -27,7 +27,7 @@ def counted(*modules):
 
 
 def kept_values(module, inputs, weights):
-    """fp32 values that one forward pass of `module` keeps for the backward pass, each piece of memory once."""
+    """fp32 values that a forward pass keeps for the backward pass, each storage once."""
     own = {w.untyped_storage().data_ptr() for w in weights}
     sizes, alive = {}, []
 
@@ -50,25 +50,25 @@ def same(part, *modules):
 @pytest.mark.parametrize("name", ["0.5m", "3m"])
 @pytest.mark.parametrize("cut", ["0", "2"])
 def test_gpt_parts_have_the_values_of_the_real_ones(name, cut):
-    """A formula of somebody else's module goes wrong the day that module changes."""
+    """A formula becomes wrong when the module changes."""
     with torch.device("meta"):
         model = GPT(PRESETS[name])
     found = find_shapes(f"gpt-{name}", cut)
     assert same(found.whole, model)
-    halves = split(model, cut)
-    assert same(found.client, halves.client)
-    assert same(found.server, halves.server)
-    assert same(found.auxiliary, halves.server.first_blocks(1))
+    parts = split(model, cut)
+    assert same(found.client, parts.client)
+    assert same(found.server, parts.server)
+    assert same(found.auxiliary, parts.server.first_blocks(1))
     with torch.device("meta"):
-        shape_of_u = split(GPT(PRESETS[name]), cut, PRESETS[name].layers)
-    assert same(found.client + found.tail, shape_of_u.client, shape_of_u.tail)
+        u_shaped = split(GPT(PRESETS[name]), cut, PRESETS[name].layers)
+    assert same(found.client + found.tail, u_shaped.client, u_shaped.tail)
     context, width = PRESETS[name].context, PRESETS[name].width
     assert found.cut_values == found.tail_values == context * width
     assert found.label_bytes == context
 
 
-def test_a_gpt_keeps_what_the_rule_says():
-    """The memory estimate rests on it. Blocks keep no matrix of context by context: torch's fused attention."""
+def test_a_gpt_keeps_the_values_of_the_rule():
+    """The memory estimate needs it; torch's fused attention keeps no context-by-context matrix."""
     sizes = Sizes(layers=3, width=64, heads=4, context=96)
     model = GPT(GPTConfig(sizes.layers, sizes.width, sizes.heads, sizes.context))
     batch = 2
@@ -83,23 +83,23 @@ def test_a_gpt_keeps_what_the_rule_says():
 
 @pytest.mark.parametrize("cut", ["layer1", "layer2", "layer3"])
 def test_resnet_parts_have_the_values_of_the_real_ones(cut):
-    """Parameters, running statistics, counters, the cut's shape and what is kept, at every cut that is offered."""
+    """Values of each part, the cut's shape and kept values are exact at every cut."""
     found = find_shapes("resnet18-cifar100", cut)
     batch = 2
     images, labels = torch.rand(batch, 3, 32, 32), torch.zeros(batch, dtype=torch.int64)
-    halves = split(resnet18(100), cut)
-    client, server = halves.client, halves.server
+    parts = split(resnet18(100), cut)
+    client, server = parts.client, parts.server
     assert same(found.whole, client, server)
     assert same(found.client, client)
     assert same(found.server, server)
-    auxiliary = build("blocks:1", halves, Batch(images, labels))
+    auxiliary = build("blocks:1", parts, Batch(images, labels))
     assert same(found.auxiliary, auxiliary)
     assert same(found.tail, server.fc)
     crossing = client(images).detach()
     assert crossing.numel() == batch * found.cut_values
     assert server.fc.in_features == found.tail_values
-    # What a half puts out is kept by whoever reads it next, and the loss reads the logits. Batch norms also keep two values a
-    # channel, whatever the batch, as many as they have running statistics.
+    # The next module keeps a part's output, and the loss keeps the logits. Batch norms also keep
+    # two values a channel for any batch, as many as they have running statistics.
     kept = kept_values(client, (images,), client.state_dict().values())
     assert kept == batch * found.client.activations + found.client.buffers
     kept = kept_values(server, (crossing,), server.state_dict().values())
@@ -108,7 +108,7 @@ def test_resnet_parts_have_the_values_of_the_real_ones(cut):
 
 
 def test_every_preset_can_be_planned_and_labels_take_the_fewest_bytes():
-    """New presets must not need a change here; labels are sent as the smallest integer that holds the classes."""
+    """New presets need no change here; labels take the smallest integer of their classes."""
     for name in SIZES:
         assert find_shapes(name) == find_shapes(f"gpt-{name}", "1")
     assert [label_width(classes) for classes in (2, 256, 257, 65_536, 65_537)] == [1, 1, 2, 2, 4]
