@@ -1,14 +1,16 @@
-"""Data sets on disk, and who trains on which samples. NumPy only.
+"""Data sets on disk, and their division among clients. NumPy only.
 
-    base         what every data set is: samples of one shape, labels, counts, a fingerprint
+    base         the interface of all data sets: samples, labels, counts, a fingerprint
     idx          MNIST-format files, plain or gzip
     cifar        CIFAR-10 and CIFAR-100 binary folders
     npz          NumPy archives
     text         text by position, cut into windows (fsl_async.learn.data.corpus)
     hub          Hugging Face data sets saved to disk (needs pyarrow)
-    find         which of them a path is
+    find         opens the kind of data set that a path holds
     partition    IID and Dirichlet, from label counts and a seed
-    counter      numbers by counter: the same on every machine
+    counter      counter-based random numbers: the same on every machine
+    facts        shape and classes of a run's data
 
-Nothing unpickles. Files are mapped, or read up to a stated limit; what is short, damaged or out of range is one line with file and offset.
+Nothing is unpickled. Files are mapped, or read up to a stated limit. A short or damaged file, or a
+label out of range, raises DataError: one line with file and offset.
 """

@@ -1,4 +1,4 @@
-"""What every data set is, and the checks that all readers share."""
+"""The interface of all data sets, and the checks that their readers share."""
 
 import hashlib
 from abc import ABC, abstractmethod
@@ -29,7 +29,7 @@ AnyArray = npt.NDArray[np.generic]
 Indices = npt.NDArray[np.int64]
 
 MAX_UNPACKED_BYTES = 4 << 30
-"""What cannot be mapped (compressed files) is held in memory, up to this."""
+"""Limit for files that cannot be mapped (compressed ones) and are held in memory."""
 
 MAX_CLASSES = 1 << 20
 
@@ -39,9 +39,15 @@ _PIECE_VALUES = 1 << 20
 class Dataset(ABC):
     """Samples that can be read by index, and their labels.
 
-    name: for messages. samples: how many. sample_shape: of one, -1 where it varies. dtype: of the values as read.
-    classes: labels lie in [0, classes); 0 without labels. guessed: nobody has said how many there are, it is what the largest label asks for. labels: int64 (samples,), in memory, or None.
-    Not thread-safe: use one per thread.
+    name: for messages.
+    samples: their number.
+    sample_shape: shape of one sample; -1 where a dimension varies.
+    dtype: of the values as read.
+    labels: int64 (samples,), in memory, or None.
+    classes: labels are in [0, classes); 0 without labels.
+    inferred: `classes` follows from the largest label, because neither files nor caller gave it.
+
+    Not thread-safe: use one object per thread.
     """
 
     def __init__(
@@ -53,7 +59,7 @@ class Dataset(ABC):
         dtype: npt.DTypeLike,
         labels: npt.NDArray[np.int64] | None,
         classes: int,
-        guessed: bool = False,
+        inferred: bool = False,
     ) -> None:
         if samples < 1:
             raise DataError(f"data {name!r} holds no samples")
@@ -63,14 +69,17 @@ class Dataset(ABC):
         self.dtype = np.dtype(dtype)
         self.labels = labels
         self.classes = classes
-        self.guessed = guessed
+        self.inferred = inferred
 
     @abstractmethod
     def _take(self, indices: Indices) -> AnyArray:
-        """Read samples that exist, in that order: (len(indices), *sample_shape) of dtype, a copy."""
+        """Read valid indices, in their order: (len(indices), *sample_shape) of dtype, a copy."""
 
     def read(self, indices: npt.ArrayLike) -> AnyArray:
-        """Read samples by index, in that order: (n, *sample_shape), native byte order, a copy. IndexError for one that does not exist."""
+        """Read samples by index, in that order: (n, *sample_shape), native byte order, a copy.
+
+        Raises IndexError for an index out of range.
+        """
         return self._take(self._checked(indices))
 
     def rows(self, indices: npt.ArrayLike) -> list[AnyArray]:
@@ -78,16 +87,17 @@ class Dataset(ABC):
         return list(self.read(indices))
 
     def label_counts(self) -> tuple[int, ...]:
-        """How many samples each class has: what the server needs to know to partition. DataError without labels."""
+        """Samples of each class; a partition needs no more. Raises DataError without labels."""
         if self.labels is None:
             raise DataError(f"data {self.name!r} has no labels to count")
         return tuple(np.bincount(self.labels, minlength=self.classes).tolist())
 
     @property
     def fingerprint(self) -> str:
-        """32 hex characters over shape, number and labels: sites that hold other data, or the same in another order, disagree.
+        """32 hex characters over shape, number and labels.
 
-        Values are not read: it is a check against mistakes, not against malice.
+        Sites with other data, or the same data in another order, have another fingerprint. Values
+        are not read: the check is against mistakes, not against malice.
         """
         digest = hashlib.sha256(f"{self.samples}/{self.sample_shape}/{self.classes}/".encode())
         if self.labels is not None:
@@ -102,26 +112,28 @@ class Dataset(ABC):
 
 
 def check_labels(
-    labels: npt.NDArray[np.int64], classes: int | None, place: Callable[[int], str]
+    labels: npt.NDArray[np.int64], classes: int | None, location: Callable[[int], str]
 ) -> int:
-    """How many classes there are: those given, or as many as the largest label asks for.
+    """Return the number of classes: `classes`, or the largest label plus one where it is None.
 
-    Raises DataError for the first label outside [0, classes); `place` says where label i stands, for instance "x.bin, byte 3073".
+    location: names label i in messages, for instance "x.bin, byte 3073".
+    Raises DataError for the first label outside [0, classes).
     """
     most = MAX_CLASSES if classes is None else classes
     wrong = np.flatnonzero((labels < 0) | (labels >= most))
     if wrong.size:
         first = int(wrong[0])
-        raise DataError(f"{place(first)}: label {labels[first]} is not in 0 ... {most - 1}")
+        raise DataError(f"{location(first)}: label {labels[first]} is not in 0 ... {most - 1}")
     return int(labels.max()) + 1 if classes is None and labels.size else most
 
 
 def check_gaps(data: Dataset) -> None:
-    """Raise DataError where labels leave a class without any sample: one wrong label would make hundreds of classes.
+    """Raise DataError for a class without samples, where the number of classes was inferred.
 
-    Where somebody has said how many classes there are, it is nothing unusual.
+    A single wrong label would otherwise make hundreds of classes. Where the number was given, an
+    empty class is usual.
     """
-    if data.labels is None or not data.guessed:
+    if data.labels is None or not data.inferred:
         return
     counts = np.asarray(data.label_counts())
     missing = int(np.argmin(counts > 0))
@@ -129,15 +141,16 @@ def check_gaps(data: Dataset) -> None:
         return
     beyond = int(np.argmax(data.labels > missing))
     raise DataError(
-        f"data {data.name!r}: sample {beyond} has label {data.labels[beyond]}, and no sample has label {missing}: if that is right, say how many"
-        " classes there are with data.classes"
+        f"data {data.name!r}: sample {beyond} has label {data.labels[beyond]}, and no sample has"
+        f" label {missing}: if that is right, set the number of classes with data.classes"
     )
 
 
-def check_finite(values: AnyArray, place: Callable[[int, tuple[int, ...]], str]) -> None:
-    """Raise DataError for the first NaN or infinity; `place` says where value `index` of the flat array stands, its index as a tuple too.
+def check_finite(values: AnyArray, location: Callable[[int, tuple[int, ...]], str]) -> None:
+    """Raise DataError for the first NaN or infinity.
 
-    Reads all of it once, in pieces: one bad sample would spoil a model after days.
+    location: names a value in messages, by its index in the flat array and its index as a tuple.
+    Reads everything once, in pieces: one bad sample would spoil a model after days.
     """
     if values.dtype.kind not in "fc" or not values.size:
         return
@@ -152,19 +165,19 @@ def check_finite(values: AnyArray, place: Callable[[int, tuple[int, ...]], str])
         index = (start + int(inside[0]), *(int(each) for each in inside[1:]))
         flat = int(np.ravel_multi_index(index, values.shape))
         raise DataError(
-            f"{place(flat, index)}: the value is {piece[inside]}, and nothing can be learned from it"
+            f"{location(flat, index)}: the value is {piece[inside]}, which no model can train on"
         )
 
 
 def checked_split(split: str) -> str:
-    """Return the split, "train" or "test"; DataError for anything else."""
+    """Return `split`, "train" or "test"; raises DataError for anything else."""
     if split not in {"train", "test"}:
         raise DataError(f"split {split[:80]!r}: use train or test")
     return split
 
 
 def file_bytes(path: Path) -> int:
-    """Size of a file that opens; DataError otherwise."""
+    """Size of a file; raises DataError where it cannot be opened."""
     try:
         with path.open("rb") as stream:
             return stream.seek(0, 2)
@@ -173,5 +186,5 @@ def file_bytes(path: Path) -> int:
 
 
 def cannot_read(path: Path, error: OSError) -> DataError:
-    """Name the file and the system's reason."""
+    """An error that names the file and the system's reason."""
     return DataError(f"cannot read data {str(path)!r} ({error.strerror or error})")

@@ -1,7 +1,9 @@
 """CIFAR-10 and CIFAR-100 in their binary layout, mapped.
 
-    CIFAR-10    data_batch_*.bin, test_batch.bin    a record: label (u8), then 3 x 32 x 32 bytes (red, green, blue planes)
-    CIFAR-100   train.bin, test.bin                 a record: coarse label, fine label (u8 each), then the same; fine labels are taken
+    CIFAR-10     data_batch_*.bin, test_batch.bin
+                 record: label (u8), then 3 x 32 x 32 bytes (red, green, blue planes)
+    CIFAR-100    train.bin, test.bin
+                 record: coarse label, fine label (u8 each), then the same; fine labels are used
 
 A file may hold any number of records. Format: https://www.cs.toronto.edu/~kriz/cifar.html
 """
@@ -36,13 +38,13 @@ class CifarFolder(Dataset):
         files, classes, label_bytes = _files(folder, checked_split(split))
         self._label_bytes = label_bytes
         self._maps = [_records(path, label_bytes + _IMAGE_BYTES) for path in files]
-        # where each file's samples begin, and the end
+        # Index of each file's first sample; the last entry is the number of samples.
         self._starts = np.cumsum([0, *map(len, self._maps)])
         labels = []
         for path, records in zip(files, self._maps, strict=True):
             numbers = records[:, label_bytes - 1].astype(np.int64)
             width = records.shape[1]
-            check_labels(numbers, classes, _placer(path, width, label_bytes - 1))
+            check_labels(numbers, classes, _Location(path, width, label_bytes - 1))
             labels.append(numbers)
         samples = int(self._starts[-1])
         super().__init__(
@@ -65,7 +67,7 @@ class CifarFolder(Dataset):
 
 
 def is_cifar_folder(folder: Path) -> bool:
-    """Whether it has files of either kind."""
+    """Whether the folder has files of CIFAR-10 or CIFAR-100."""
     return any(next(folder.glob(pattern), None) for pair in _PATTERNS for pattern in pair)
 
 
@@ -76,7 +78,8 @@ def _files(folder: Path, split: str) -> tuple[list[Path], int, int]:
             return found, classes, label_bytes
     if (folder / "data_batch_1").exists() or (folder / "train").is_file():
         raise DataError(
-            f"{str(folder)!r} holds the Python version, which is pickled: get the binary version (data_batch_1.bin)"
+            f"{str(folder)!r} holds the Python version, which is pickled:"
+            " get the binary version (data_batch_1.bin)"
         )
     wanted = " or ".join(pair[split == "test"] for pair in _PATTERNS)
     raise DataError(f"{str(folder)!r} has no {split} files: {wanted}")
@@ -87,12 +90,15 @@ def _records(path: Path, width: int) -> npt.NDArray[np.uint8]:
     whole, rest = divmod(size, width)
     if rest or not whole:
         raise DataError(
-            f"{str(path)!r} is short: it ends at byte {size}, {rest} bytes into record {whole} of {width} bytes"
+            f"{str(path)!r} is short: it ends at byte {size},"
+            f" {rest} bytes into record {whole} of {width} bytes"
         )
     return np.memmap(path, np.uint8, "r", shape=(whole, width))
 
 
-class _placer:  # noqa: N801 - a function with its arguments bound
+class _Location:
+    """Names label `index` of a file by its byte; `before`: bytes of a record before the label."""
+
     def __init__(self, path: Path, width: int, before: int) -> None:
         self.path, self.width, self.before = path, width, before
 

@@ -1,13 +1,13 @@
 """Byte-level text data: an index over files that are never copied, and disjoint parts of it.
 
-A corpus is the concatenation of files in the order of their paths; a token is a byte, so no tokenizer
-has to be agreed upon between sites. Clients get contiguous, disjoint byte ranges of it. Contiguous
-rather than interleaved: a range touches few files, and parts differ the way institutions' data differ.
+A corpus is the concatenation of files in the order of their paths. A token is a byte, so sites need
+no common tokenizer. Clients get contiguous, disjoint byte ranges: a range touches few files, and
+parts differ as the data of institutions do.
 
     0 ........................................ train_bytes ........... bytes
-    | shard 0 | shard 1 | ... | shard count-1 | held out from everybody    |
+    | shard 0 | shard 1 | ... | shard count-1 | held out from all clients  |
 
-The tail is what `evaluate` reads, so a loss is never measured on anything some client trained on.
+`evaluate` reads the tail, so a loss is never measured on bytes that a client trained on.
 NumPy only: the parameter server and the command line use this file without importing torch.
 """
 
@@ -31,24 +31,25 @@ __all__ = ["TEXT_SUFFIXES", "Corpus", "DataError", "Span", "windows"]
 
 # fmt: off
 TEXT_SUFFIXES = frozenset({
-    ".asm", ".bash", ".bib", ".c", ".cc", ".cfg", ".conf", ".cpp", ".cs", ".css", ".csv", ".cu", ".cuh", ".f90", ".go",
-    ".h", ".hh", ".hpp", ".hs", ".htm", ".html", ".ini", ".java", ".jl", ".js", ".json", ".jsonl", ".jsx", ".kt", ".log",
-    ".lua", ".md", ".ml", ".php", ".pl", ".proto", ".py", ".pyi", ".pyx", ".r", ".rb", ".rs", ".rst", ".scala", ".sh",
-    ".sql", ".srt", ".swift", ".tex", ".text", ".toml", ".ts", ".tsv", ".tsx", ".txt", ".vtt", ".xml", ".yaml", ".yml",
+    ".asm", ".bash", ".bib", ".c", ".cc", ".cfg", ".conf", ".cpp", ".cs", ".css", ".csv", ".cu",
+    ".cuh", ".f90", ".go", ".h", ".hh", ".hpp", ".hs", ".htm", ".html", ".ini", ".java", ".jl",
+    ".js", ".json", ".jsonl", ".jsx", ".kt", ".log", ".lua", ".md", ".ml", ".php", ".pl", ".proto",
+    ".py", ".pyi", ".pyx", ".r", ".rb", ".rs", ".rst", ".scala", ".sh", ".sql", ".srt", ".swift",
+    ".tex", ".text", ".toml", ".ts", ".tsv", ".tsx", ".txt", ".vtt", ".xml", ".yaml", ".yml",
 })
 # fmt: on
-"""What a directory contributes. A file named directly may have any suffix and any content."""
+"""Suffixes taken from a directory. A file given directly may have any suffix and content."""
 
 SKIPPED_DIRECTORIES = frozenset({"__pycache__", "site-packages", "dist-packages"})
 SNIFFED_BYTES = 8192
-"""A NUL among the first bytes means binary (the rule git uses)."""
+"""A NUL among the first bytes means binary, as in git."""
 
 OPEN_MAPS = 64
-"""Memory maps held open at once. Each one holds a file descriptor, of which many systems grant 1024."""
+"""Open memory maps at most. Each holds a file descriptor; many systems allow 1024."""
 
 HELD_OUT_SHARE = 0.02
 HELD_OUT_WINDOWS = 4
-"""Unless held_out is 0, the tail is at least this many windows long, so that a tiny corpus can still be evaluated."""
+"""Least length of the tail, so that a tiny corpus can be evaluated; not where held_out is 0."""
 
 ByteArray = npt.NDArray[np.uint8]
 
@@ -62,15 +63,15 @@ class Span:
 
     @property
     def bytes(self) -> int:
-        """Its length."""
+        """The length."""
         return self.stop - self.start
 
 
 class Corpus:
-    """All text under `path`, by byte position. Build it with `Corpus.open`.
+    """All text under a path, by byte position; `Corpus.open` makes one.
 
-    `bytes` is the total length, `train` and `held_out` are the two spans it divides into.
-    Not thread-safe (the cache of memory maps): use one per thread.
+    bytes: the total length. train, held_out: the two spans that it divides into.
+    Not thread-safe (it caches memory maps): use one object per thread.
     """
 
     def __init__(
@@ -84,7 +85,7 @@ class Corpus:
         self.root = root
         self.files = tuple(files)
         self.window_bytes = window_bytes
-        # offsets[i] is where file i starts; one more entry, the end, makes len(offsets) = files + 1
+        # offsets[i] is the position of file i's first byte; the last entry is the end.
         self.offsets = [0]
         for _, size in self.files:
             self.offsets.append(self.offsets[-1] + size)
@@ -92,8 +93,9 @@ class Corpus:
         tail = max(int(self.bytes * held_out), HELD_OUT_WINDOWS * window_bytes) if held_out else 0
         if self.bytes < tail + window_bytes:
             text = (
-                f"data {str(root)!r} has {self.bytes} bytes, but {tail + window_bytes} are needed for a context of "
-                f"{window_bytes - 1} (the last {tail} are held out): give more text or a smaller model.context"
+                f"data {str(root)!r} has {self.bytes} bytes, but {tail + window_bytes} are needed"
+                f" for a context of {window_bytes - 1} (the last {tail} are held out):"
+                " give more text or a smaller model.context"
             )
             raise TooShortError(text, self.bytes)
         self.train = Span(0, self.bytes - tail)
@@ -106,9 +108,9 @@ class Corpus:
     ) -> "Corpus":
         """Index a file (whatever its content) or a directory (its text files, see `_text_files`).
 
-        context: bytes a model sees at once; a window is one byte longer, for the target.
+        context: bytes of a model's input; a window is one byte longer, for the target.
         held_out: share of the bytes, at the end, that no client trains on.
-        Raises DataError where the path is missing, unreadable, empty or too short.
+        Raises DataError for a path that is missing, unreadable, empty or too short.
         """
         if context < 1:
             raise DataError(f"model.context is {context}: give at least 1 byte")
@@ -119,16 +121,18 @@ class Corpus:
             else:
                 if root.exists() and not root.is_file():
                     raise DataError(
-                        f"data {str(root)!r} is neither a file nor a directory: point data.path at text"
+                        f"data {str(root)!r} is neither a file nor a directory:"
+                        " point data.path at text"
                     )
-                # a descriptor that opens is the only portable test of "readable"
+                # Opening the file is the only portable test of "readable".
                 with root.open("rb") as stream:
                     size = os.fstat(stream.fileno()).st_size
                 files = [(root.name, size)] if size else []
         except OSError as error:
             culprit = error.filename or root
             raise DataError(
-                f"cannot read data {str(culprit)!r} ({error.strerror}): check data.path and its permissions"
+                f"cannot read data {str(culprit)!r} ({error.strerror}):"
+                " check data.path and its permissions"
             ) from error
         if not files:
             what = "no text files (suffixes such as .txt .md .py)" if root.is_dir() else "no bytes"
@@ -137,10 +141,10 @@ class Corpus:
 
     @property
     def fingerprint(self) -> str:
-        """32 hex characters over names and sizes: two sites that index different data disagree.
+        """32 hex characters over names and sizes: sites with other files have another one.
 
-        Contents are not read: hashing a terabyte before the first step would be a poor trade for what
-        is a check against mistakes, not against malice.
+        Contents are not read: the check is against mistakes, not against malice, and hashing a
+        terabyte before the first step would cost more than it is worth.
         """
         digest = hashlib.sha256()
         for name, size in self.files:
@@ -148,26 +152,28 @@ class Corpus:
         return digest.hexdigest()[:32]
 
     def shard(self, index: int, count: int) -> Span:
-        """Part `index` of `count` equal, disjoint parts that together are `train`.
+        """Part `index` of the `count` equal, disjoint parts of `train`.
 
-        Raises DataError where a part would be shorter than one window.
+        Raises DataError for an index out of range, or parts shorter than one window.
         """
         if not 0 <= index < count:
             raise DataError(
-                f"shard {index} of {count} does not exist: raise data.shards at the server"
+                f"shard {index} of {count} does not exist:"
+                " raise data.shards at the parameter server"
             )
         start, stop = (self.train.bytes * edge // count for edge in (index, index + 1))
         if stop - start < self.window_bytes:
             raise DataError(
-                f"data {str(self.root)!r} cut in {count} leaves {stop - start} bytes each, fewer than one "
-                f"window of {self.window_bytes}: give more text or fewer data.shards"
+                f"data {str(self.root)!r} cut in {count} leaves {stop - start} bytes each,"
+                f" fewer than one window of {self.window_bytes}:"
+                " give more text or fewer data.shards"
             )
         return Span(start, stop)
 
     def read_into(self, start: int, out: ByteArray) -> None:
         """Fill `out` (uint8, 1-D) with the bytes from `start` on, across file boundaries.
 
-        Raises DataError where a file has changed since it was indexed, IndexError beyond the end.
+        Raises DataError for a file that has changed since it was indexed, IndexError past the end.
         """
         if start < 0 or start + len(out) > self.bytes:
             raise IndexError(f"bytes {start}..{start + len(out)} of a corpus of {self.bytes}")
@@ -182,7 +188,7 @@ class Corpus:
             file += 1
 
     def close(self) -> None:
-        """Close the memory maps. The corpus may be used again; it then maps anew."""
+        """Close the memory maps. A later read maps the files again."""
         while self._maps:
             self._maps.popitem()[1].close()
 
@@ -197,7 +203,8 @@ class Corpus:
                 now = os.fstat(stream.fileno()).st_size
                 if now != size:
                     raise DataError(
-                        f"{str(path)!r} had {size} bytes when it was indexed and has {now}: keep data still, then restart"
+                        f"{str(path)!r} had {size} bytes when it was indexed and has {now}:"
+                        " do not change data during a run; restart"
                     )
                 view = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
         except OSError as error:
@@ -205,7 +212,7 @@ class Corpus:
                 f"cannot read data {str(path)!r} ({error.strerror}): keep it in place, then restart"
             ) from error
         if len(self._maps) >= OPEN_MAPS:
-            # Dropped, not closed: an array may still look at it, then closing would raise BufferError.
+            # Not closed: an array may still use the map; then closing would raise BufferError.
             self._maps.popitem(last=False)
         self._maps[file] = view
         return view
@@ -214,9 +221,10 @@ class Corpus:
 def _text_files(root: Path) -> Iterator[tuple[str, int]]:
     """(path below root with slashes, bytes) of every text file, in the order of the paths' bytes.
 
-    Left out: suffixes not in TEXT_SUFFIXES, hidden names, SKIPPED_DIRECTORIES, empty files, anything with a NUL
-    at its start, and second names (links) of a file already taken, which would put the same bytes
-    into two shards. Linked directories are not entered. Raises OSError for what cannot be read.
+    Left out: suffixes not in TEXT_SUFFIXES, hidden names, SKIPPED_DIRECTORIES, empty files, files
+    with a NUL at their start, and further names (links) of a file already taken, which would put
+    the same bytes into two shards. Linked directories are not entered.
+    Raises OSError for a file or directory that cannot be read.
     """
 
     def stop(error: OSError) -> None:
@@ -250,25 +258,25 @@ def windows(
 ) -> Iterator[ByteArray]:
     """Endless batches of random windows of `span`: uint8 (batch, context + 1).
 
-    The order depends on (seed, name, span, start) only, so that a run can be repeated. `start` is the version at which
-    a client joined: one relaunched after a preemption goes on with other windows instead of
-    training on the first ones again.
+    The order depends on (seed, name, span, start) only, so that a run can be repeated.
+    start: the version at which the client joined. A client that is relaunched after a preemption
+    continues with other windows instead of the first ones.
     """
     text = f"{seed}/{name}/{span.start}/{span.stop}/{start}"
-    chance = np.random.default_rng(list(hashlib.sha256(text.encode()).digest()))
+    rng = np.random.default_rng(list(hashlib.sha256(text.encode()).digest()))
     last = span.stop - corpus.window_bytes
     while True:
         window_BS = np.empty((batch, corpus.window_bytes), np.uint8)
-        for row, position in enumerate(chance.integers(span.start, last, batch, endpoint=True)):
+        for row, position in enumerate(rng.integers(span.start, last, batch, endpoint=True)):
             corpus.read_into(int(position), window_BS[row])
         yield window_BS
 
 
 def held_out_windows(corpus: Corpus, *, batch: int, limit: int) -> Iterator[ByteArray]:
-    """The held-out tail in batches, uint8 (<= batch, context + 1); every caller gets the same ones.
+    """The held-out tail in batches, uint8 (<= batch, context + 1), the same for every caller.
 
-    At most `limit` windows, spread evenly over the tail. Neighbours share one byte (the last target
-    of one is the first input of the next), so each byte is predicted once.
+    At most `limit` windows, spread evenly over the tail. Adjacent windows share one byte (the last
+    target of one is the first input of the next), so each byte is predicted once.
     """
     context = corpus.window_bytes - 1
     available = (corpus.held_out.bytes - 1) // context

@@ -1,8 +1,9 @@
-"""Numbers by counter: number i of a named stream is a function of (seed, name, i), in integers only.
+"""Counter-based random numbers: number i of a named stream is a function of (seed, name, i).
 
-So they are the same on every machine and in every version of NumPy, whose own generators may change their streams (NEP 19), and any part of a
-stream can be computed without the rest. The function is Philox4x32 with ten rounds (Salmon et al., "Parallel random numbers: as easy
-as 1, 2, 3", SC'11); the key is hashed from seed and name.
+The arithmetic is in integers only. Numbers are the same on every machine and in every version of
+NumPy, whose generators may change their streams (NEP 19), and any part of a stream can be computed
+without the rest. The function is Philox4x32 with ten rounds (Salmon et al., "Parallel random
+numbers: as easy as 1, 2, 3", SC'11); the key is a hash of seed and name.
 """
 
 import hashlib
@@ -20,11 +21,14 @@ _HALF = np.uint64(32)
 
 
 def philox(key: tuple[int, int], counter: tuple[Words, Words, Words, Words]) -> tuple[Words, ...]:
-    """Philox4x32-10: two key words and four arrays of counter words, all below 2^32, to four arrays of words below 2^32."""
+    """Philox4x32-10: two key words and four arrays of counter words to four arrays of words.
+
+    All words are below 2^32.
+    """
     c0, c1, c2, c3 = counter
     k0, k1 = key
     for _ in range(_ROUNDS):
-        # products of two 32-bit numbers fit into 64 bits
+        # The product of two 32-bit numbers fits into 64 bits.
         first, second = _MULTIPLIERS[0] * c0, _MULTIPLIERS[1] * c2
         c0, c1, c2, c3 = (
             (second >> _HALF) ^ c1 ^ np.uint64(k0),
@@ -37,7 +41,7 @@ def philox(key: tuple[int, int], counter: tuple[Words, Words, Words, Words]) -> 
 
 
 def words(seed: int, name: str, count: int, start: int = 0) -> Words:
-    """Numbers start ... start + count - 1 of the stream called `name`: uint64, uniform."""
+    """Numbers start ... start + count - 1 of the stream `name`: uint64 (count,), uniform."""
     digest = hashlib.sha256(f"fsl-counter-1/{seed}/{name}".encode()).digest()
     key = int.from_bytes(digest[:4], "little"), int.from_bytes(digest[4:8], "little")
     first = start // 2
@@ -49,5 +53,8 @@ def words(seed: int, name: str, count: int, start: int = 0) -> Words:
 
 
 def permutation(seed: int, name: str, count: int) -> npt.NDArray[np.int64]:
-    """0 ... count - 1 in the order of the stream's numbers; equal numbers keep their order, so the result is unique."""
+    """0 ... count - 1, sorted by the numbers of the stream `name`: int64 (count,).
+
+    The sort is stable, so the result is unique.
+    """
     return np.argsort(words(seed, name, count), kind="stable")

@@ -1,7 +1,9 @@
-"""What every node must know of the data before it builds its part of a model: shape of a sample, classes, how many of each.
+"""Facts of a run's data that every node needs to build its part of a model.
 
-They come from the run's configuration. Where the server has the data (`data.path`), `described` fills in what the configuration leaves open; a
-server without data must be told `data.sample_shape` and `data.classes`. Sites compare what they hold with it.
+They are the shape of a sample, the number of classes and the samples of each class, and come from
+the run's configuration. Where a server has the data (`data.path`), `described` fills in what the
+configuration leaves open; without data, `data.sample_shape` and `data.classes` must be set. Sites
+compare their data with these facts.
 """
 
 from collections.abc import Sequence
@@ -24,7 +26,11 @@ BYTES = 256
 
 @attrs.frozen(slots=True)
 class Facts:
-    """shape: of one sample as a model sees it, (longest,) for text. classes: of labels or tokens. language: whether labels are the next tokens."""
+    """The data as a model takes them.
+
+    shape: of one sample; (longest,) for text. classes: number of labels or tokens.
+    language: labels are the next tokens.
+    """
 
     shape: tuple[int, ...]
     classes: int
@@ -32,54 +38,61 @@ class Facts:
 
 
 def context_of(config: Config) -> int:
-    """How many tokens a language model sees at once."""
+    """Tokens of a language model's context."""
     return config.model.context or SIZES[config.model.preset].context
 
 
 def facts_of(config: Config) -> Facts:
-    """The run's facts. Raises ConfigError where neither the configuration nor the server's data say them."""
+    """The run's facts.
+
+    Raises ConfigError where the configuration lacks them, DataError for data of no known kind.
+    """
     data, family = config.data, config.model.family
     if family in LANGUAGE_FAMILIES:
         return Facts((context_of(config),), data.classes or BYTES, language=True)
     if data.sample_shape and data.classes:
         shape = tuple(int(size) for size in data.sample_shape.split("x"))
         return Facts(shape, data.classes, language=False)
-    if is_own(family) and not data.sample_shape and (not data.path or _here(data.path)):
+    if is_own(family) and not data.sample_shape and (not data.path or _is_local(data.path)):
         return Facts((context_of(config),), data.classes or BYTES, language=True)
-    if data.path and _here(data.path):
+    if data.path and _is_local(data.path):
         raise DataError(
-            f"data {data.path!r} holds no data set that is known here (MNIST files, CIFAR or Hugging Face folders, .npz), and {family} needs"
-            " samples with labels"
+            f"data {data.path!r} holds none of MNIST files, a CIFAR folder, a Hugging Face folder"
+            f" and an .npz archive, and {family} needs samples with labels"
         )
     raise ConfigError(
-        f"{family} needs samples with labels, and what they are like is not known here: give data.path a data set, or set"
+        f"{family} needs samples with labels of a known shape: give data.path a data set, or set"
         " data.sample_shape and data.classes, like 3x32x32 and 10",
         "data.sample_shape",
     )
 
 
 def described(config: Config) -> Config:
-    """Fill in what the data set at `data.path` says, if it is on this machine. Raises DataError where it says otherwise, or cannot be divided."""
+    """Fill in the facts of the data set at `data.path`, if it is on this machine.
+
+    Raises DataError where the data contradict the configuration or cannot be divided.
+    """
     data = config.data
     if not config.split.is_on:
         return config
-    if data.path and _here(data.path) and not is_text(Path(data.path).expanduser()):
+    if data.path and _is_local(data.path) and not is_text(Path(data.path).expanduser()):
         found = open_run_data(config)
         if _is_language(config, found):
             if found.sample_shape[1:] or found.dtype.kind not in "ui":
                 raise DataError(
-                    f"data {found.name!r} holds samples of shape {found.sample_shape}, and {config.model.family} trains on text or token ids"
+                    f"data {found.name!r} holds samples of shape {found.sample_shape}, and"
+                    f" {config.model.family} trains on text or token ids"
                 )
         else:
-            labelled(found)
+            labeled(found)
             check_gaps(found)
             shape = "x".join(map(str, model_shape(found.sample_shape)))
-            _same("sample_shape", data.sample_shape, shape)
+            _check_same("sample_shape", data.sample_shape, shape)
             data = attrs.evolve(data, sample_shape=shape, classes=found.classes)
         counts = ",".join(map(str, counts_of(config, found)))
-        _same("label_counts", data.label_counts, counts)
-        _same("fingerprint", data.fingerprint, found.fingerprint)
-        # What does not fit into a setting is left to the fingerprint.
+        _check_same("label_counts", data.label_counts, counts)
+        _check_same("fingerprint", data.fingerprint, found.fingerprint)
+        # Counts that do not fit into a setting are left out; the fingerprint checks them.
         known = counts if len(counts) <= MAX_TEXT else ""
         data = attrs.evolve(data, label_counts=known, fingerprint=found.fingerprint)
     filled: Config = attrs.evolve(config, data=data)
@@ -89,16 +102,19 @@ def described(config: Config) -> Config:
 
 
 def open_run_data(config: Config, split: str = "train") -> Dataset:
-    """The data set at `data.path`, with the run's classes. Raises DataError in one line, with file and offset."""
+    """Open the data set at `data.path`, with the run's classes.
+
+    Raises DataError: one line with file and offset.
+    """
     language = config.model.family in LANGUAGE_FAMILIES
     classes = None if language or not config.data.classes else config.data.classes
     return open_dataset(config.data.path, split=split, classes=classes)
 
 
-def labelled(data: Dataset) -> Dataset:
-    """The data set itself; DataError when its samples have no labels or differ in shape."""
+def labeled(data: Dataset) -> Dataset:
+    """Return `data`; raises DataError when its samples have no labels or differ in shape."""
     if data.labels is None or -1 in data.sample_shape:
-        raise DataError(f"data {data.name!r} has no labelled samples of one shape")
+        raise DataError(f"data {data.name!r} has no labeled samples of one shape")
     return data
 
 
@@ -111,24 +127,31 @@ def partition_spec(config: Config, clients: int | None = None) -> PartitionSpec:
 
 
 def partition_of(config: Config, data: Dataset, clients: int) -> Partition:
-    """Who gets what of `data`. Raises DataError: other data than the run's, more clients than samples."""
+    """Divide `data` among clients.
+
+    Raises DataError for data other than the run's, or more clients than samples.
+    """
     counts = counts_of(config, data)
     wanted = _counts(config.data.label_counts)
     for label, (here, there) in enumerate(zip(counts, wanted, strict=False)):
         if here != there:
             raise DataError(
-                f"data {data.name!r}: class {label} has {here} samples here and {there} in the run: the data differ"
+                f"data {data.name!r}: class {label} has {here} samples here and {there} in the run:"
+                " the data differ"
             )
     if config.data.fingerprint not in {"", data.fingerprint}:
         raise DataError(
-            f"data {data.name!r} are not those of the run, or in another order (fingerprints {data.fingerprint} and"
-            f" {config.data.fingerprint})"
+            f"data {data.name!r} are not those of the run, or in another order"
+            f" (fingerprints {data.fingerprint} and {config.data.fingerprint})"
         )
     return partition_spec(config, clients).of_counts(counts)
 
 
 def counts_of(config: Config, data: Dataset) -> Sequence[int]:
-    """Samples of each class; all of them where classes do not matter. Raises DataError for dirichlet without labels."""
+    """Samples of each class; for language models their total.
+
+    Raises DataError for dirichlet without labels.
+    """
     if config.data.partition == "dirichlet":
         if data.labels is None:
             raise DataError(f"data {data.name!r} has no labels, which dirichlet needs: use iid")
@@ -142,7 +165,7 @@ def _is_language(config: Config, data: Dataset) -> bool:
 
 
 def model_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Of a sample as models see it: images have channels, and they come first."""
+    """Shape of a sample as model input: images get channels, and channels come first."""
     if len(shape) == 2:
         return (1, *shape)
     if len(shape) == 3 and _channels_last(shape):
@@ -150,8 +173,8 @@ def model_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
     return shape
 
 
-def as_model_sees(values: AnyArray) -> AnyArray:
-    """(n, *sample_shape) of any numbers to float32 (n, *model_shape); bytes are brought to -1 ... 1."""
+def to_model_input(values: AnyArray) -> AnyArray:
+    """Convert (n, *sample_shape) of any type to float32 (n, *model_shape); bytes to -1 ... 1."""
     found = values.astype(np.float32)
     if values.dtype == np.uint8:
         found = found / np.float32(127.5) - np.float32(1)
@@ -166,7 +189,7 @@ def _channels_last(shape: Sequence[int]) -> bool:
     return shape[2] in {1, 3} and shape[0] not in {1, 3}
 
 
-def _here(path: str) -> bool:
+def _is_local(path: str) -> bool:
     return Path(path).expanduser().exists()
 
 
@@ -174,7 +197,7 @@ def _counts(text: str) -> tuple[int, ...]:
     return tuple(int(count) for count in text.split(",") if count)
 
 
-def _same(key: str, given: str, found: str) -> None:
+def _check_same(key: str, given: str, found: str) -> None:
     if given not in {"", found}:
         raise DataError(
             f"data.{key} is {given[:80]}, and data.path holds {found[:80]}: leave it out"

@@ -1,4 +1,4 @@
-"""Which kind of data set a path is."""
+"""Opens the kind of data set that a path holds."""
 
 from pathlib import Path
 
@@ -13,14 +13,14 @@ from fsl_async.learn.data.text import TextWindows
 DEFAULT_CONTEXT = 256
 
 
-def is_text(place: Path) -> bool:
-    """Whether `open_dataset` takes what is there for text."""
-    if not place.is_dir():
-        return place.suffix != ".npz" and not is_idx_name(place.name)
+def is_text(root: Path) -> bool:
+    """Whether `open_dataset` opens the path as text."""
+    if not root.is_dir():
+        return root.suffix != ".npz" and not is_idx_name(root.name)
     return not (
-        is_hub_folder(place)
-        or is_cifar_folder(place)
-        or any(is_idx_name(one.name) for one in place.iterdir())
+        is_hub_folder(root)
+        or is_cifar_folder(root)
+        or any(is_idx_name(one.name) for one in root.iterdir())
     )
 
 
@@ -31,25 +31,27 @@ def open_dataset(
     classes: int | None = None,
     context: int = DEFAULT_CONTEXT,
 ) -> Dataset:
-    """Open what lies at `path`, by its names: MNIST files, a CIFAR or Hugging Face folder, an .npz archive, else text.
+    """Open the data set at `path`.
 
-    classes: how many there are, where files do not say (default: as many as the largest label asks for). context: of text only; "train" and
-    "test" are then the parts that `Corpus` trains on and holds out. Raises DataError in one line.
+    File names decide: MNIST files, a CIFAR or Hugging Face folder, an .npz archive, else text.
+    classes: their number, where files do not give it (default: the largest label plus one).
+    context: of text only; its "train" and "test" are the `train` and `held_out` spans of `Corpus`.
+    Raises DataError in one line.
     """
     checked_split(split)
-    place = Path(path).expanduser()
-    if not place.exists():
-        raise DataError(f"cannot read data {str(place)!r} (no such file or directory)")
-    if place.is_dir():
-        if is_hub_folder(place):
-            return HubFolder(place, split=split, classes=classes)
-        if is_cifar_folder(place):
-            return CifarFolder(place, split=split)
-        if any(is_idx_name(one.name) for one in place.iterdir()):
-            return open_idx(place, split=split, classes=classes)
-    elif place.suffix == ".npz":
-        return NpzFile(place, split=split, classes=classes)
-    elif is_idx_name(place.name):
-        return open_idx(place, split=split, classes=classes)
-    corpus = Corpus.open(place, context=context)
+    root = Path(path).expanduser()
+    if not root.exists():
+        raise DataError(f"cannot read data {str(root)!r} (no such file or directory)")
+    if root.is_dir():
+        if is_hub_folder(root):
+            return HubFolder(root, split=split, classes=classes)
+        if is_cifar_folder(root):
+            return CifarFolder(root, split=split)
+        if any(is_idx_name(one.name) for one in root.iterdir()):
+            return open_idx(root, split=split, classes=classes)
+    elif root.suffix == ".npz":
+        return NpzFile(root, split=split, classes=classes)
+    elif is_idx_name(root.name):
+        return open_idx(root, split=split, classes=classes)
+    corpus = Corpus.open(root, context=context)
     return TextWindows(corpus, corpus.train if split == "train" else corpus.held_out)

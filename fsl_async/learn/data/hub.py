@@ -1,10 +1,13 @@
-"""Hugging Face data sets as `save_to_disk` leaves them: Arrow stream files, mapped. Needs pyarrow (extra `hf`), not the `datasets` library.
+"""Hugging Face data sets as `save_to_disk` writes them: Arrow stream files, mapped.
 
-    state.json          the names of the .arrow files      dataset_info.json    features: which column is a class label
-    dataset_dict.json   in a folder of several splits, each a folder of its own
+Needs pyarrow (extra `hf`), not the `datasets` library.
 
-Columns that can be values: numbers, (nested) lists of numbers, images (needs Pillow), text as its UTF-8 bytes. Lists of different lengths
-and text have samples of shape (-1,): take them with `rows`.
+    state.json           names of the .arrow files
+    dataset_info.json    features: which column is a class label
+    dataset_dict.json    in a folder of several splits, each a folder of its own
+
+Columns of values: numbers, (nested) lists of numbers, images (needs Pillow), text as its UTF-8
+bytes. Text and lists of different lengths have samples of shape (-1,): read them with `rows`.
 """
 
 import importlib
@@ -34,13 +37,14 @@ _SPLITS = {"train": ("train",), "test": ("test", "validation")}
 
 
 def is_hub_folder(folder: Path) -> bool:
-    """Whether `save_to_disk` wrote it."""
+    """Whether `save_to_disk` wrote the folder."""
     return (folder / _DICT).is_file() or (folder / _STATE).is_file()
 
 
 class HubFolder(Dataset):
-    """One split of a saved data set; values and labels come from the columns named, else from those with a usual name.
+    """One split of a saved data set.
 
+    values, labels: their columns; default: the first column with a usual name.
     Raises DataError, also when pyarrow, or Pillow for images, is not installed.
     """
 
@@ -66,10 +70,12 @@ class HubFolder(Dataset):
                 )
         if not value_name:
             raise DataError(
-                f"{str(folder)!r}: which column holds the samples? columns: {', '.join(names)[:200]}"
+                f"{str(folder)!r}: which column holds the samples?"
+                f" columns: {', '.join(names)[:200]}"
             )
         self._where = f"{str(self._folder)!r}, column {value_name}"
-        # extension types (Array2D) are lists underneath; they show only where the `datasets` library is imported
+        # Extension types (Array2D) are stored as lists; pyarrow shows them only where the
+        # `datasets` library is imported.
         chunks = table.column(value_name).chunks
         self._chunks = [getattr(chunk, "storage", chunk) for chunk in chunks if len(chunk)]
         self._starts = np.cumsum([0, *map(len, self._chunks)])
@@ -92,7 +98,7 @@ class HubFolder(Dataset):
             dtype=dtype,
             labels=found,
             classes=count,
-            guessed=known is None and classes is None,
+            inferred=known is None and classes is None,
         )
 
     def _take(self, indices: Indices) -> AnyArray:
@@ -102,7 +108,8 @@ class HubFolder(Dataset):
         for row, sample in enumerate(self.rows(indices)):
             if sample.shape != self.sample_shape:
                 raise DataError(
-                    f"{self._where}: sample {indices[row]} is {sample.shape}, the first {self.sample_shape}"
+                    f"{self._where}: sample {indices[row]} is {sample.shape},"
+                    f" the first {self.sample_shape}"
                 )
             out[row] = sample
         return out
@@ -120,7 +127,8 @@ class HubFolder(Dataset):
         state = _json(self._folder / _STATE)
         if state.get("_indices_files") or state.get("_indices_data_files"):
             raise DataError(
-                f"{str(self._folder)!r} keeps its order in a file of its own: flatten_indices() and save it again"
+                f"{str(self._folder)!r} keeps its order in a file of its own:"
+                " flatten_indices() and save it again"
             )
         named = state.get("_data_files")
         listed = named if isinstance(named, list) else []
@@ -131,7 +139,7 @@ class HubFolder(Dataset):
         for name in files:
             path = self._folder / name
             try:
-                # the table's buffers keep the map open
+                # The table's buffers keep the map open.
                 tables.append(arrow.ipc.open_stream(arrow.memory_map(str(path))).read_all())
             except OSError as error:
                 raise cannot_read(path, error) from error
@@ -157,7 +165,7 @@ class HubFolder(Dataset):
         types, kind = self._arrow.types, self._chunks[0].type
         varies = types.is_string(kind) or types.is_large_string(kind)
         if types.is_list(kind) or types.is_large_list(kind):
-            # only the offsets are read
+            # This reads the offsets only.
             lengths = {
                 length
                 for chunk in self._chunks
@@ -237,7 +245,7 @@ def _split_folder(folder: Path, split: str) -> Path:
 
 
 def _class_names(folder: Path, column: str) -> int | None:
-    """How many names a ClassLabel column has; None for any other."""
+    """Number of names of a ClassLabel column; None for any other column."""
     features = _json(folder / _INFO).get("features") if (folder / _INFO).is_file() else None
     feature = features.get(column) if isinstance(features, dict) else None
     names = feature.get("names") if isinstance(feature, dict) else None

@@ -1,7 +1,9 @@
-"""MNIST-format files (idx): a head of big-endian numbers, then values, row-major. Plain files are mapped, gzip is unpacked into memory.
+"""MNIST-format files (idx): a head of big-endian numbers, then values, row-major.
 
-    0  0  type  dimensions(u8)   then each dimension (u32), then the values       type: 8 u8, 9 i8, 11 i16, 12 i32, 13 f32, 14 f64
+    0  0  type  dimensions (u8 each), then each dimension (u32), then the values
+    type: 8 u8, 9 i8, 11 i16, 12 i32, 13 f32, 14 f64
 
+Plain files are mapped, gzip files are unpacked into memory.
 Format: http://yann.lecun.com/exdb/mnist/, "The IDX file format".
 """
 
@@ -38,7 +40,7 @@ _STEMS = {"train": ("train",), "test": ("t10k", "test")}
 
 @attrs.frozen(slots=True)
 class IdxHead:
-    """What the head of a file says: `offset` is where the values begin."""
+    """The head of a file; `offset` is the byte at which the values begin."""
 
     dtype: np.dtype[np.generic]
     shape: tuple[int, ...]
@@ -46,7 +48,7 @@ class IdxHead:
 
     @property
     def bytes(self) -> int:
-        """What the values take."""
+        """Bytes of all values."""
         return math.prod(self.shape) * self.dtype.itemsize
 
 
@@ -54,7 +56,7 @@ class IdxPair(Dataset):
     """A file of samples and a file of labels."""
 
     def __init__(self, values: Path, labels: Path, classes: int | None = None) -> None:
-        """`classes`: None takes the largest label. Raises DataError."""
+        """classes: their number; None: the largest label plus one. Raises DataError."""
         self._values = read_idx(values)
         found = read_idx(labels)
         if found.ndim != 1 or found.dtype.kind not in "ui":
@@ -63,7 +65,8 @@ class IdxPair(Dataset):
             raise DataError(f"{str(values)!r}: samples need at least two dimensions")
         if len(found) != len(self._values):
             raise DataError(
-                f"{str(values)!r} holds {len(self._values)} samples, but {str(labels)!r} {len(found)} labels"
+                f"{str(values)!r} holds {len(self._values)} samples,"
+                f" but {str(labels)!r} {len(found)} labels"
             )
         check_finite(
             self._values,
@@ -80,7 +83,7 @@ class IdxPair(Dataset):
             dtype=self._values.dtype.newbyteorder("="),
             labels=numbers,
             classes=count,
-            guessed=classes is None,
+            inferred=classes is None,
         )
 
     def _take(self, indices: Indices) -> AnyArray:
@@ -88,12 +91,16 @@ class IdxPair(Dataset):
 
 
 def _byte_of(values: AnyArray, flat: int) -> int:
-    """Where in its file a value stands."""
+    """Byte of a value in its file."""
     return 4 + 4 * values.ndim + flat * values.dtype.itemsize
 
 
 def open_idx(path: Path, *, split: str = "train", classes: int | None = None) -> IdxPair:
-    """Open the pair of files in a folder (train-images-idx3-ubyte and so on, also .gz), or the pair one of which is `path`."""
+    """Open a pair of files; `path` is their folder or one of them.
+
+    In a folder they are called train-images-idx3-ubyte and so on, also with .gz.
+    Raises DataError.
+    """
     stems = _STEMS[checked_split(split)]
     if path.is_dir():
         found = [
@@ -104,7 +111,8 @@ def open_idx(path: Path, *, split: str = "train", classes: int | None = None) ->
         samples = [one for one in found if "labels" not in one.name]
         if not samples:
             raise DataError(
-                f"{str(path)!r} has no {split} files: {stems[0]}-images-idx3-ubyte and {stems[0]}-labels-idx1-ubyte"
+                f"{str(path)!r} has no {split} files:"
+                f" {stems[0]}-images-idx3-ubyte and {stems[0]}-labels-idx1-ubyte"
             )
         path = samples[0]
     elif "labels" in path.name:
@@ -113,17 +121,17 @@ def open_idx(path: Path, *, split: str = "train", classes: int | None = None) ->
 
 
 def is_idx_name(name: str) -> bool:
-    """Whether a file is called like one of MNIST's."""
+    """Whether a file has a name like those of MNIST."""
     return _NAME.search(name) is not None
 
 
 def _partner(path: Path, mine: str, other: str) -> Path:
-    """The other file of a pair: the same name but for the word, the number of dimensions and .gz."""
+    """The other file of a pair; names differ in the word, the number of dimensions and .gz."""
     wanted = _bare(path.name.replace(mine, other))
     for one in sorted(path.parent.iterdir() if path.parent.is_dir() else ()):
         if one.name != path.name and _bare(one.name) == wanted:
             return one
-    raise DataError(f"{str(path)!r}: the file with its {other} is not beside it")
+    raise DataError(f"{str(path)!r}: the file with its {other} is not in the same folder")
 
 
 def _bare(name: str) -> str:
@@ -131,7 +139,10 @@ def _bare(name: str) -> str:
 
 
 def read_idx(path: Path) -> AnyArray:
-    """The values of one file: a read-only map, or an array in memory for gzip. Raises DataError with file and offset."""
+    """The values of one file: a read-only map, or an array in memory for gzip.
+
+    Raises DataError with file and offset.
+    """
     size = file_bytes(path)
     try:
         with path.open("rb") as raw:
@@ -156,7 +167,8 @@ def _unpacked(path: Path, raw: IO[bytes]) -> AnyArray:
             head = _head(path, start)
             if head.bytes > MAX_UNPACKED_BYTES:
                 raise DataError(
-                    f"{str(path)!r} unpacks to {head.bytes} bytes, more than {MAX_UNPACKED_BYTES}: gunzip it, then it is mapped"
+                    f"{str(path)!r} unpacks to {head.bytes} bytes, more than {MAX_UNPACKED_BYTES}:"
+                    " gunzip it, then it is mapped"
                 )
             data: npt.NDArray[np.uint8] = np.empty(head.bytes, np.uint8)
             piece = start[head.offset :]
@@ -167,7 +179,8 @@ def _unpacked(path: Path, raw: IO[bytes]) -> AnyArray:
             _check_length(path, head, done + len(piece))
         except (EOFError, gzip.BadGzipFile, zlib.error) as error:
             raise DataError(
-                f"{str(path)!r}: gzip data damaged or cut off at about byte {raw.tell()}, after {done} values' bytes ({error})"
+                f"{str(path)!r}: gzip data damaged or cut off at about byte {raw.tell()},"
+                f" after {done} bytes of values ({error})"
             ) from error
     return data.view(head.dtype).reshape(head.shape)
 
@@ -175,7 +188,8 @@ def _unpacked(path: Path, raw: IO[bytes]) -> AnyArray:
 def _head(path: Path, start: bytes) -> IdxHead:
     if len(start) < 4 or start[:2] != b"\0\0" or start[2] not in _TYPES:
         raise DataError(
-            f"{str(path)!r}, byte 0: {start[:4].hex(' ') or 'nothing'} is no idx head (00 00 type dimensions)"
+            f"{str(path)!r}, byte 0: {start[:4].hex(' ') or 'nothing'} is no idx head"
+            " (00 00 type dimensions)"
         )
     dimensions = start[3]
     if not 1 <= dimensions <= _MAX_DIMENSIONS:
@@ -195,8 +209,9 @@ def _check_length(path: Path, head: IdxHead, found: int) -> None:
     shape = "x".join(map(str, head.shape))
     if found < head.bytes:
         raise DataError(
-            f"{str(path)!r} is short: it ends at byte {head.offset + found}, but {shape} values end at {head.offset + head.bytes}"
+            f"{str(path)!r} is short: it ends at byte {head.offset + found},"
+            f" but {shape} values end at {head.offset + head.bytes}"
         )
     raise DataError(
-        f"{str(path)!r} goes on behind its values: {shape} of them end at byte {head.offset + head.bytes}"
+        f"{str(path)!r} is too long: {shape} values end at byte {head.offset + head.bytes}"
     )

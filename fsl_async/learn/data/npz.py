@@ -1,6 +1,8 @@
-"""NumPy archives (.npz): a zip file of arrays. Stored arrays (np.savez) are mapped where they lie, compressed ones are unpacked into memory.
+"""NumPy archives (.npz): zip files of arrays.
 
-Arrays of Python objects are pickled, so they are refused. Names of the two arrays: see PAIRS. Labels: integers, (n,) or (n, 1).
+Stored arrays (np.savez) are mapped inside the archive, compressed ones are unpacked into memory.
+Arrays of Python objects are pickled, so they are refused. Names of the two arrays: see PAIRS.
+Labels are integers, (n,) or (n, 1).
 """
 
 import lzma
@@ -39,7 +41,7 @@ PAIRS = {
     ),
 }
 ONLY_PAIRS = (("x", "y"), ("X", "y"), ("images", "labels"), ("data", "labels"), ("data", "targets"))
-"""For archives that hold one split; they count as "train"."""
+"""Names in archives of one split, which counts as "train"."""
 
 _LOCAL_HEAD_BYTES = 30
 _LOCAL_SIGNATURE = b"PK\x03\x04"
@@ -57,7 +59,7 @@ class NpzFile(Dataset):
                 labels = _array(path, archive, labels_name)
         except (
             zipfile.BadZipFile,
-            NotImplementedError,  # a way to compress that is not known here
+            NotImplementedError,  # a compression that zipfile lacks
             RuntimeError,  # encrypted
             lzma.LZMAError,
             ValueError,  # a shape or a dtype that no array can have
@@ -67,11 +69,13 @@ class NpzFile(Dataset):
             raise cannot_read(path, error) from error
         if labels.dtype.kind not in "ui" or labels.shape not in {(labels.size,), (labels.size, 1)}:
             raise DataError(
-                f"{str(path)!r}: {labels_name} must be integers, one for each sample, not {labels.dtype} {labels.shape}"
+                f"{str(path)!r}: {labels_name} must be integers, one for each sample,"
+                f" not {labels.dtype} {labels.shape}"
             )
         if self._values.ndim < 1 or len(self._values) != labels.size:
+            number = len(self._values) if self._values.ndim else 1
             raise DataError(
-                f"{str(path)!r}: {values_name} has {len(self._values) if self._values.ndim else 1} samples, {labels_name} {labels.size}"
+                f"{str(path)!r}: {values_name} has {number} samples, {labels_name} {labels.size}"
             )
         if self._values.dtype.kind not in "uifb":
             raise DataError(f"{str(path)!r}: {values_name} holds {self._values.dtype}, not numbers")
@@ -89,7 +93,7 @@ class NpzFile(Dataset):
             dtype=dtype,
             labels=numbers,
             classes=count,
-            guessed=classes is None,
+            inferred=classes is None,
         )
 
     def _take(self, indices: Indices) -> AnyArray:
@@ -117,18 +121,20 @@ def _array(path: Path, archive: zipfile.ZipFile, name: str) -> AnyArray:
             size = math.prod(shape) * dtype.itemsize
             if member.file_size != head_bytes + size:
                 raise DataError(
-                    f"{where} is short: {member.file_size - head_bytes} bytes of values for {shape} {dtype}"
+                    f"{where} is short: {member.file_size - head_bytes} bytes of values"
+                    f" for {shape} {dtype}"
                 )
             order = "F" if fortran else "C"
             if member.compress_type == zipfile.ZIP_STORED and size:
                 offset = _data_offset(path, member) + head_bytes
-                return cast(
-                    "AnyArray",
-                    np.memmap(path, dtype, "r", offset=offset, shape=shape, order=order),  # type: ignore[call-overload]
+                mapped = np.memmap(  # type: ignore[call-overload]
+                    path, dtype, "r", offset=offset, shape=shape, order=order
                 )
+                return cast("AnyArray", mapped)
             if size > MAX_UNPACKED_BYTES:
                 raise DataError(
-                    f"{where} unpacks to {size} bytes, more than {MAX_UNPACKED_BYTES}: save it with np.savez, then it is mapped"
+                    f"{where} unpacks to {size} bytes, more than {MAX_UNPACKED_BYTES}:"
+                    " save it with np.savez, then it is mapped"
                 )
             data = np.empty(size, np.uint8)
             done = 0
@@ -161,7 +167,7 @@ def _head(where: str, stream: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtyp
 
 
 def _data_offset(path: Path, member: zipfile.ZipInfo) -> int:
-    """Where a member's data begins: the local head has lengths of its own."""
+    """Byte at which a member's data begins; the local head has lengths of its own."""
     with path.open("rb") as raw:
         raw.seek(member.header_offset)
         head = raw.read(_LOCAL_HEAD_BYTES)

@@ -1,15 +1,18 @@
-"""Who trains on which samples: IID or Dirichlet(alpha), the same at the server and at every site.
+"""Divides samples among clients, IID or Dirichlet(alpha), the same on every node.
 
-The server knows label counts only. From them and a seed it works out how many samples of each class a client gets; a site that holds the
-samples turns that into indices by the labels it sees. All of it is integers from `counter` and decimal arithmetic of stated precision (ADR 30),
-so nobody has to send lists, and a site that computed something else shows it by the fingerprint.
+A server has label counts only. From them and a seed it computes how many samples of each class a
+client gets; a site turns these numbers into indices by the labels of its samples. The arithmetic is
+integers from `counter` and decimals of stated precision (ADR 30), so no lists are sent, and a site
+with another result has another fingerprint.
 
-    iid         all samples, shuffled, in parts that differ by at most one
-    dirichlet   each class is shuffled and cut by shares drawn from Dirichlet(alpha, ..., alpha) over the clients, as in Yurochkin et al.
-                (arXiv:1905.12022) and Hsu et al. (arXiv:1909.06335): small alpha gives clients few classes, large alpha tends to IID
+    iid          all samples, shuffled, in parts that differ by at most one
+    dirichlet    each class, shuffled, cut by shares drawn from Dirichlet(alpha, ..., alpha) over
+                 the clients (Yurochkin et al., arXiv:1905.12022; Hsu et al., arXiv:1909.06335):
+                 with a small alpha clients have few classes, with a large one nearly IID data
 
-A Dirichlet draw may leave a client without samples. It then gets one from the client that has most, of that one's largest class; ties go to the lower
-number. Nothing is drawn again, so one client's emptiness does not change what all others get.
+A Dirichlet draw may leave a client without samples. It then gets one of the client with the most,
+from that client's largest class; ties go to the lower number. Nothing is drawn again, so an empty
+client does not change the parts of the others.
 """
 
 import hashlib
@@ -32,24 +35,24 @@ Kind = Literal["iid", "dirichlet"]
 
 MIN_ALPHA, MAX_ALPHA = 1e-6, 1e6
 MAX_SHARES = 100_000
-"""Clients times classes; a share takes some 0.2 ms."""
+"""Clients times classes at most; a share takes some 0.2 ms."""
 
 _DIGITS = 28
 _UNIT = Decimal("2.710505431213761085018632002E-20")
-"""2^-65. A literal is exact, an operation here would round as the importing thread's context says."""
+"""2^-65. A literal is exact; an operation here would round as the importing thread's context."""
 _SQUEEZE = Decimal("0.0331")
 _FIRST_WORDS = 8
 
 
 @attrs.frozen(slots=True)
 class PartitionSpec:
-    """What a run says of its partition: small enough for a welcome. Raises DataError for values that make no sense."""
+    """The parameters of a partition. Raises DataError for values out of range."""
 
     kind: Kind
     clients: int
     seed: int = 0
     alpha: float = 1.0
-    """Of dirichlet only."""
+    """For dirichlet only."""
 
     def __attrs_post_init__(self) -> None:
         if self.kind not in {"iid", "dirichlet"}:
@@ -62,7 +65,10 @@ class PartitionSpec:
             )
 
     def of_counts(self, counts: Sequence[int]) -> "Partition":
-        """Divide samples of which only the number in each class is known. DataError with more clients than samples."""
+        """Divide samples by the number in each class.
+
+        Raises DataError with more clients than samples.
+        """
         counts = tuple(map(int, counts))
         total = sum(counts)
         if min(counts, default=0) < 0 or self.clients > total:
@@ -74,14 +80,15 @@ class PartitionSpec:
         else:
             if self.clients * len(counts) > MAX_SHARES:
                 raise DataError(
-                    f"{self.clients} clients times {len(counts)} classes exceed {MAX_SHARES:,} shares"
+                    f"{self.clients} clients times {len(counts)} classes"
+                    f" exceed {MAX_SHARES:,} shares"
                 )
             shares = [_shares(self, label, count) for label, count in enumerate(counts)]
-            edges = [_edges(row) for row in _nobody_empty(shares)]
+            edges = [_edges(row) for row in _without_empty(shares)]
         return Partition(self, counts, tuple(edges))
 
     def of(self, data: Dataset) -> "Partition":
-        """Divide a data set; IID needs no labels."""
+        """Divide a data set. Raises DataError for dirichlet without labels."""
         if self.kind == "dirichlet" and data.labels is None:
             raise DataError(f"data {data.name!r} has no labels, which dirichlet needs: use iid")
         return self.of_counts((data.samples,) if data.labels is None else data.label_counts())
@@ -89,9 +96,10 @@ class PartitionSpec:
 
 @attrs.frozen(slots=True)
 class Partition:
-    """Samples of each class in clients' parts: client i has, of class c as shuffled, those from edges[c][i] to edges[c][i + 1].
+    """The parts of all clients.
 
-    With iid there is one row of edges, over all samples.
+    Client i has the samples edges[c][i] to edges[c][i + 1] of class c in its shuffled order. With
+    iid there is one row of edges, over all samples.
     """
 
     spec: PartitionSpec
@@ -108,14 +116,15 @@ class Partition:
 
     @property
     def fingerprint(self) -> str:
-        """32 hex characters over everything that decides who gets what."""
+        """32 hex characters over everything that decides the parts."""
         text = json.dumps([self.spec.kind, self.spec.seed, self.counts, self.edges])
         return hashlib.sha256(text.encode()).hexdigest()[:32]
 
     def indices(self, client: int, labels: npt.NDArray[np.int64] | None = None) -> Indices:
-        """The samples of a client, ascending: int64. `labels`: of all samples; iid needs none.
+        """The samples of a client, ascending: int64.
 
-        Raises DataError when the labels are not those that were counted, IndexError when there is no such client.
+        labels: of all samples; iid needs none.
+        Raises DataError for labels other than those counted, IndexError for an unknown client.
         """
         if not 0 <= client < self.spec.clients:
             raise IndexError(f"client {client} of {self.spec.clients}")
@@ -123,7 +132,7 @@ class Partition:
         if self.spec.kind == "iid":
             total = sum(self.counts)
             if labels is not None and len(labels) != total:
-                raise DataError(f"{len(labels)} samples here, {total} at the server")
+                raise DataError(f"{len(labels)} samples here, {total} in the run")
             (row,) = self.edges
             return np.sort(permutation(seed, "iid", total)[row[client] : row[client + 1]])
         self._check(labels)
@@ -143,12 +152,13 @@ class Partition:
             expected = self.counts[label] if label < len(self.counts) else 0
             if count != expected:
                 raise DataError(
-                    f"class {label} has {count} samples here and {expected} at the server: the data differ"
+                    f"class {label} has {count} samples here and {expected} in the run:"
+                    " the data differ"
                 )
 
 
 def epoch_order(seed: int, client: str, epoch: int, samples: int) -> Indices:
-    """In which order a client takes its samples in an epoch: one that was relaunched goes on at any (epoch, step)."""
+    """Order of a client's samples in an epoch; a relaunched client resumes at any (epoch, step)."""
     return permutation(seed, f"epoch/{client}/{epoch}", samples)
 
 
@@ -164,13 +174,13 @@ def _edges(shares: Sequence[int]) -> tuple[int, ...]:
 
 
 def _shares(spec: PartitionSpec, label: int, count: int) -> list[int]:
-    """How many of the class's `count` samples each client gets."""
+    """Number of the class's `count` samples for each client."""
     if count == 0:
         return [0] * spec.clients
     with localcontext(
         Context(prec=_DIGITS, rounding=ROUND_HALF_EVEN, Emin=MIN_EMIN, Emax=MAX_EMAX, traps=[])
     ):
-        # repr is the shortest text that gives the same float, the same everywhere
+        # repr is the shortest text of the float, and the same on every machine.
         alpha = Decimal(repr(float(spec.alpha)))
         first = words(spec.seed, f"dirichlet/{label}", spec.clients * _FIRST_WORDS).tolist()
         drawn = []
@@ -179,7 +189,8 @@ def _shares(spec: PartitionSpec, label: int, count: int) -> list[int]:
             more = f"dirichlet/{label}/{client}"
             drawn.append(_gamma(alpha, _uniform(own, spec.seed, more)))
         total = sum(drawn)
-        # rounding is monotone, so the edges rise and none exceeds the class's count; the last could fall below it
+        # Rounding is monotone: edges rise and do not exceed the count. Only the last could be
+        # below it.
         edges = [0]
         so_far = Decimal(0)
         for one in drawn[:-1]:
@@ -190,7 +201,7 @@ def _shares(spec: PartitionSpec, label: int, count: int) -> list[int]:
 
 
 def _uniform(first: list[int], seed: int, more: str) -> Iterator[Decimal]:
-    """Endless numbers in (0, 1): from the words given, then from the stream called `more`."""
+    """Endless numbers in (0, 1): from the words of `first`, then from the stream `more`."""
     start = 0
     while True:
         for word in first:
@@ -200,9 +211,11 @@ def _uniform(first: list[int], seed: int, more: str) -> Iterator[Decimal]:
 
 
 def _gamma(alpha: Decimal, uniform: Iterator[Decimal]) -> Decimal:
-    """A number of Gamma(alpha, 1): Marsaglia and Tsang, "A simple method for generating gamma variables", 2000.
+    """Draw from Gamma(alpha, 1).
 
-    Below 1 it is Gamma(alpha + 1) times U^(1 / alpha). As a decimal that cannot underflow, as floats do at alpha = 0.01.
+    Method of Marsaglia and Tsang, "A simple method for generating gamma variables", 2000; for
+    alpha < 1 it is Gamma(alpha + 1) times U^(1 / alpha). Decimals do not underflow as floats do at
+    alpha = 0.01.
     """
     one = Decimal(1)
     if alpha < one:
@@ -214,16 +227,19 @@ def _gamma(alpha: Decimal, uniform: Iterator[Decimal]) -> Decimal:
         normal = _normal(uniform)
         cube = (one + spread * normal) ** 3
         if cube > 0:
-            square, chance = normal * normal, next(uniform)
-            # the paper's squeeze: true in nearly all cases, and then no logarithm is needed
-            if chance < one - _SQUEEZE * square * square:
+            square, draw = normal * normal, next(uniform)
+            # The paper's squeeze: nearly always true, and then no logarithm is needed.
+            if draw < one - _SQUEEZE * square * square:
                 return shape * cube
-            if chance.ln() < square / 2 + shape - shape * cube + shape * cube.ln():
+            if draw.ln() < square / 2 + shape - shape * cube + shape * cube.ln():
                 return shape * cube
 
 
 def _normal(uniform: Iterator[Decimal]) -> Decimal:
-    """A standard normal number, by Marsaglia's polar method: square root and logarithm are correctly rounded, a cosine is not there."""
+    """Draw from the standard normal distribution, by Marsaglia's polar method.
+
+    It needs square root and logarithm, which `decimal` rounds correctly, and no cosine.
+    """
     while True:
         x, y = 2 * next(uniform) - 1, 2 * next(uniform) - 1
         square = x * x + y * y
@@ -231,15 +247,18 @@ def _normal(uniform: Iterator[Decimal]) -> Decimal:
             return x * (-2 * square.ln() / square).sqrt()
 
 
-def _nobody_empty(shares: list[list[int]]) -> list[list[int]]:
-    """Give each client without samples one of the client that has most. shares[class][client], changed in place."""
+def _without_empty(shares: list[list[int]]) -> list[list[int]]:
+    """Give each client without samples one of the client with the most.
+
+    shares: [class][client], changed in place.
+    """
     sizes = [sum(column) for column in zip(*shares, strict=True)]
-    richest = [(-size, client) for client, size in enumerate(sizes)]
-    heapq.heapify(richest)
-    for poor in [client for client, size in enumerate(sizes) if not size]:
-        size, rich = heapq.heappop(richest)
-        label = max(range(len(shares)), key=lambda one: (shares[one][rich], -one))
-        shares[label][rich] -= 1
-        shares[label][poor] += 1
-        heapq.heappush(richest, (size + 1, rich))
+    largest = [(-size, client) for client, size in enumerate(sizes)]
+    heapq.heapify(largest)
+    for empty in [client for client, size in enumerate(sizes) if not size]:
+        size, giver = heapq.heappop(largest)
+        label = max(range(len(shares)), key=lambda one: (shares[one][giver], -one))
+        shares[label][giver] -= 1
+        shares[label][empty] += 1
+        heapq.heappush(largest, (size + 1, giver))
     return shares

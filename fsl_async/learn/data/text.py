@@ -1,4 +1,4 @@
-"""Text as a data set: neighbouring windows of a span of a corpus, bytes as tokens, no labels of their own."""
+"""Text as a data set: adjacent windows of a span of a corpus; tokens are bytes."""
 
 import numpy as np
 
@@ -7,9 +7,10 @@ from fsl_async.learn.data.corpus import Corpus, Span
 
 
 class TextWindows(Dataset):
-    """Sample i is the bytes from i * context on, uint8 (context + 1,): inputs and, shifted by one, the next bytes to predict.
+    """Windows of a span; sample i is the bytes from i * context on, uint8 (context + 1,).
 
-    Neighbours share one byte, so that each byte is predicted once. `span`: the corpus's training part by default.
+    It holds the inputs and, shifted by one, the targets. Adjacent windows share one byte, so each
+    byte is predicted once. There are no labels. span: default is the corpus's training part.
     """
 
     def __init__(self, corpus: Corpus, span: Span | None = None) -> None:
@@ -28,7 +29,7 @@ class TextWindows(Dataset):
 
     @property
     def fingerprint(self) -> str:
-        """That of the corpus and the span: there are no labels to tell data apart by."""
+        """Fingerprint of corpus and span: without labels the base's would not tell data apart."""
         return f"{self._corpus.fingerprint[:16]}{super().fingerprint[:16]}"
 
     def _take(self, indices: Indices) -> AnyArray:

@@ -22,11 +22,11 @@ from fsl_async.learn.data.base import Dataset, Indices
 from fsl_async.learn.data.corpus import Corpus, Span, held_out_windows, windows
 from fsl_async.learn.data.facts import (
     Facts,
-    as_model_sees,
-    labelled,
+    labeled,
     model_shape,
     open_run_data,
     partition_of,
+    to_model_input,
 )
 from fsl_async.learn.data.find import is_text
 from fsl_async.learn.data.partition import epoch_order
@@ -54,7 +54,7 @@ def open_samples(config: Config, facts: Facts, part: tuple[int, int]) -> Samples
         return _Text(config, facts, part)
     data = open_run_data(config)
     if not facts.language:
-        _check(labelled(data), facts)
+        _check(labeled(data), facts)
     shard, count = part
     if config.data.sharding == "local":
         indices = np.arange(data.samples)
@@ -143,7 +143,7 @@ class _Indexed(Samples):
 class _Labelled(_Indexed):
     def take(self, indices: Indices) -> Iterator[Batch]:
         assert self._data.labels is not None
-        values = as_model_sees(self._data.read(indices))
+        values = to_model_input(self._data.read(indices))
         yield Batch(torch.from_numpy(values), torch.from_numpy(self._data.labels[indices]))
 
 

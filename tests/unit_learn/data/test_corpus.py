@@ -1,4 +1,4 @@
-"""Text by byte position: what is indexed, who gets which part, and what is said when it cannot be."""
+"""Text by byte position: the index, the shards, and one line for each unusable path."""
 
 import os
 
@@ -57,7 +57,7 @@ def test_a_directory_gives_its_text_files_in_the_order_of_their_paths(tmp_path):
 
 
 def test_a_file_named_directly_may_hold_anything(tmp_path):
-    """The rules for directories guess; a user who names a file has decided."""
+    """The rules for directories must not apply to a file that the user names."""
     path = tmp_path / "weights.bin"
     path.write_bytes(bytes(range(256)))
     corpus = Corpus.open(path, context=4)
@@ -65,7 +65,7 @@ def test_a_file_named_directly_may_hold_anything(tmp_path):
 
 
 def test_reading_crosses_files_and_survives_more_files_than_maps(tmp_path, monkeypatch):
-    """Windows must not care where files end, and descriptors must not run out."""
+    """Windows must cross files, and descriptors must not run out."""
     monkeypatch.setattr(data, "OPEN_MAPS", 2)
     written(tmp_path, {f"{i:03}.txt": bytes([i]) * (i % 5 + 1) for i in range(1, 60)})
     corpus = Corpus.open(tmp_path, context=4)
@@ -97,7 +97,7 @@ def test_shards_and_the_held_out_tail_are_disjoint_and_cover_everything(
         )
         parts = [corpus.shard(index, count) for index in range(count)]
     except DataError as error:
-        # refused only where it really does not fit
+        # A refusal is right only where the parts do not fit.
         tail = max(int(size * held_out), 4 * (context + 1)) if held_out else 0
         fits = (size - tail) // count >= context + 1
         if fits or "give more text" not in str(error):
@@ -114,7 +114,7 @@ def test_shards_and_the_held_out_tail_are_disjoint_and_cover_everything(
 
 
 def test_windows_stay_inside_their_shard_and_reach_its_edges(tmp_path):
-    """An off-by-one would leak a neighbour's, or the evaluation's, bytes into training."""
+    """An off-by-one error would train on another shard's or the evaluation's bytes."""
     path = tmp_path / "x.txt"
     path.write_bytes(bytes(range(200)))
     corpus = Corpus.open(path, context=9)
@@ -136,7 +136,7 @@ def test_windows_stay_inside_their_shard_and_reach_its_edges(tmp_path):
 
 
 def test_windows_repeat_by_seed_and_differ_by_name_and_by_the_version_joined_at(tmp_path):
-    """A run can be repeated; two clients of one shard, or one relaunched, do not train on the same windows."""
+    """Runs must repeat; clients of one shard, and relaunched ones, must draw other windows."""
     path = tmp_path / "x.txt"
     path.write_bytes(os.urandom(5000))
     corpus = Corpus.open(path, context=9)
@@ -150,7 +150,7 @@ def test_windows_repeat_by_seed_and_differ_by_name_and_by_the_version_joined_at(
 
 
 def test_held_out_windows_are_the_same_for_all_and_predict_each_byte_once(tmp_path):
-    """Losses of two nodes are compared, so they must be of the same bytes."""
+    """Losses of nodes are compared, so they must be of the same bytes."""
     path = tmp_path / "x.txt"
     path.write_bytes(bytes(i % 251 for i in range(3000)))
     corpus = Corpus.open(path, context=10)
@@ -164,8 +164,8 @@ def test_held_out_windows_are_the_same_for_all_and_predict_each_byte_once(tmp_pa
     assert not list(held_out_windows(Corpus.open(path, context=10, held_out=0), batch=2, limit=9))
 
 
-def test_the_fingerprint_tells_other_names_sizes_and_orders_apart(tmp_path):
-    """Two sites that index different data would otherwise overlap without anybody noticing."""
+def test_the_fingerprint_depends_on_names_sizes_and_order(tmp_path):
+    """Sites that index different data would otherwise overlap without an error."""
     trees = [
         {"a.txt": b"x" * 50, "b.txt": b"x" * 40},
         {"a.txt": b"x" * 40, "b.txt": b"x" * 50},
@@ -183,7 +183,7 @@ def test_the_fingerprint_tells_other_names_sizes_and_orders_apart(tmp_path):
 
 
 def test_each_fault_of_a_data_path_is_one_line_that_names_it(tmp_path):
-    """The path is what a newcomer gets wrong first."""
+    """A wrong path is a new user's first mistake, so its error must be clear."""
     written(tmp_path, {"folder/x.png": b"x" * 99, "empty.txt": b"", "short.txt": b"x" * 20})
     for path, text in {
         "missing.txt": r"cannot read data '.*missing.txt' \(No such file",
@@ -205,15 +205,15 @@ def test_each_fault_of_a_data_path_is_one_line_that_names_it(tmp_path):
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
 def test_an_unreadable_file_is_named(tmp_path):
-    """Leaving it out silently would give this site other positions than the others."""
+    """Without the file this site's byte positions would differ from other sites'."""
     written(tmp_path, {"a.txt": b"x" * 99})
     (tmp_path / "a.txt").chmod(0)
     with pytest.raises(DataError, match=r"a.txt' \(Permission denied\)"):
         Corpus.open(tmp_path, context=4)
 
 
-def test_a_file_that_changes_while_in_use_is_noticed(tmp_path):
-    """Reading beyond the end of a memory map kills a process without a word."""
+def test_a_file_that_changes_while_in_use_is_an_error(tmp_path):
+    """Reading past the end of a memory map kills a process without a message."""
     path = tmp_path / "x.txt"
     path.write_bytes(b"x" * 100)
     corpus = Corpus.open(path, context=4)
@@ -226,7 +226,7 @@ def test_a_file_that_changes_while_in_use_is_noticed(tmp_path):
 
 
 def test_only_regular_files_are_opened(tmp_path):
-    """A named pipe as data, or among it, would be waited for without a word."""
+    """Opening a named pipe would block forever."""
     os.mkfifo(tmp_path / "pipe.txt")
     with pytest.raises(DataError, match="neither a file nor a directory"):
         Corpus.open(tmp_path / "pipe.txt", context=4)

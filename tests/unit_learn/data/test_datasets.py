@@ -1,4 +1,4 @@
-"""Readers of files that people have: what they give, and the one line for each file that is short, damaged or not what it says."""
+"""Readers of common file formats: their samples, and one line for each unusable file."""
 
 import gzip
 import zipfile
@@ -46,7 +46,7 @@ def refused(match, call, *args, **how):
 
 @pytest.mark.parametrize(("pack", "suffix"), [(bytes, ""), (gzip.compress, ".gz")])
 def test_mnist_files_plain_and_gzip(tmp_path, pack, suffix):
-    """The usual download is gzip; both must give the same samples, and plain ones must not be read into memory."""
+    """Plain and gzip files must give the same samples, and plain ones must be mapped."""
     mnist(tmp_path / "m", pack=pack, suffix=suffix)
     mnist(tmp_path / "m", IMAGES[:2], LABELS[:2], stem="t10k", pack=pack, suffix=suffix)
     data = open_dataset(tmp_path / "m")
@@ -68,7 +68,7 @@ def test_mnist_files_plain_and_gzip(tmp_path, pack, suffix):
 
 @pytest.mark.parametrize("dtype", sorted(CODES))
 def test_every_type_of_an_idx_file_comes_out_in_native_order(tmp_path, dtype):
-    """Big-endian floats that reach torch unconverted are either an error or noise."""
+    """Big-endian floats that reach torch unconverted are an error or noise."""
     values = np.arange(-4, 20).reshape(4, 3, 2).astype(dtype)
     path, labels = mnist(tmp_path / "m", values, LABELS[:4])
     data = IdxPair(path, labels)
@@ -78,7 +78,7 @@ def test_every_type_of_an_idx_file_comes_out_in_native_order(tmp_path, dtype):
 
 
 def test_damaged_idx_files_are_named_with_the_offset(tmp_path, monkeypatch):
-    """Whoever copied half a file must learn which one, and where it ends."""
+    """After an incomplete copy the error must name the file and where it ends."""
     whole = idx_bytes(IMAGES)
     path = tmp_path / "a-images-idx3-ubyte"
     cases = {
@@ -88,7 +88,7 @@ def test_damaged_idx_files_are_named_with_the_offset(tmp_path, monkeypatch):
         b"\0\0\x08\x00": "byte 3: 0 dimensions",
         whole[:10]: "ends at byte 10, inside its head of 16",
         whole[:-1]: "is short: it ends at byte 99, but 7x4x3 values end at 100",
-        whole + b"x": "goes on behind its values: 7x4x3 of them end at byte 100",
+        whole + b"x": "is too long: 7x4x3 values end at byte 100",
         whole[:8] + bytes(4) + whole[12:]: "byte 8: a dimension of 0",
     }
     for content, text in cases.items():
@@ -109,7 +109,7 @@ def test_damaged_idx_files_are_named_with_the_offset(tmp_path, monkeypatch):
 
 
 def test_pairs_of_idx_files_must_fit(tmp_path):
-    """Images with the labels of another set train a model that learns nothing, without an error."""
+    """With the labels of another set a model would train without error and learn nothing."""
     path, labels = mnist(tmp_path / "m", labels=LABELS[:6])
     refused("holds 7 samples, but .* 6 labels", IdxPair, path, labels)
     labels.write_bytes(idx_bytes(LABELS))
@@ -119,7 +119,7 @@ def test_pairs_of_idx_files_must_fit(tmp_path):
     labels.write_bytes(idx_bytes((LABELS.astype(int) - 2).astype(">i4")))
     refused("byte 12: label -1 is not in", IdxPair, path, labels)
     labels.unlink()
-    refused("the file with its labels is not beside it", open_dataset, path)
+    refused("the file with its labels is not in the same folder", open_dataset, path)
     refused("has no test files: t10k-images", open_dataset, tmp_path / "m", split="test")
 
 
@@ -134,7 +134,7 @@ def cifar(path, labels, before=b""):
 
 
 def test_cifar_10_over_several_files(tmp_path):
-    """Samples of all files, in the order of their names, with the planes in place."""
+    """Samples must come from all files, in the order of their names, with planes in order."""
     folder = tmp_path / "c"
     rows = cifar(folder / "data_batch_1.bin", [0, 9, 2]) + cifar(
         folder / "data_batch_2.bin", [7, 7]
@@ -151,7 +151,7 @@ def test_cifar_10_over_several_files(tmp_path):
 
 
 def test_cifar_100_takes_the_fine_labels(tmp_path):
-    """Two label bytes a record: the first is the coarse class."""
+    """A record has two label bytes, and the first is the coarse class."""
     rows = cifar(tmp_path / "c" / "train.bin", [99, 20], before=b"\x13")
     data = open_dataset(tmp_path / "c")
     assert data.classes == 100
@@ -160,7 +160,7 @@ def test_cifar_100_takes_the_fine_labels(tmp_path):
 
 
 def test_damaged_cifar_folders(tmp_path):
-    """File and offset; and the version of the set that nobody may open."""
+    """The error must name file and offset, and the pickled version must be refused."""
     folder = tmp_path / "c"
     cifar(folder / "data_batch_1.bin", [0, 1])
     second = folder / "data_batch_2.bin"
@@ -179,7 +179,7 @@ def test_damaged_cifar_folders(tmp_path):
 @pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
 @pytest.mark.parametrize("order", ["C", "F"])
 def test_npz_archives_stored_and_compressed(tmp_path, save, order):
-    """Stored arrays are mapped in the middle of a zip file: an offset that is off by one must show."""
+    """Stored arrays are mapped inside a zip file: the offset must be exact."""
     path = tmp_path / "x.npz"
     values = np.asarray(np.random.default_rng(0).normal(size=(7, 4, 3)).astype(">f4"), order=order)
     save(path, x_train=values, y_train=LABELS[:, None], x_test=values[:2], y_test=LABELS[:2])
@@ -194,7 +194,7 @@ def test_npz_archives_stored_and_compressed(tmp_path, save, order):
 
 
 def test_npz_archives_that_cannot_be_used(tmp_path, monkeypatch):
-    """Pickles above all; then names, shapes, labels and damage."""
+    """Pickles, wrong names, shapes and labels, and damage must be refused in one line."""
     path = tmp_path / "x.npz"
 
     def saved(**arrays):
@@ -245,8 +245,8 @@ def test_npz_archives_that_cannot_be_used(tmp_path, monkeypatch):
 @pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_values_that_are_no_numbers_are_named(tmp_path, monkeypatch, save, bad):
-    """One NaN among a million samples would end in a model of NaNs, days later."""
-    monkeypatch.setattr(base, "_PIECE_VALUES", 25)  # two samples at a time
+    """One NaN among a million samples would make the model NaN days later."""
+    monkeypatch.setattr(base, "_PIECE_VALUES", 25)  # two samples per piece
     path = tmp_path / "x.npz"
     values = np.zeros((7, 4, 3), np.float32)
     save(path, x=values, y=LABELS)
@@ -259,8 +259,8 @@ def test_values_that_are_no_numbers_are_named(tmp_path, monkeypatch, save, bad):
     refused(f"byte {16 + 4 * (5 * 12 + 2 * 3 + 1)}: the value is {bad}", IdxPair, *pair)
 
 
-def test_one_wrong_label_makes_no_hundreds_of_classes(tmp_path):
-    """Where nobody has said how many classes there are, a gap is an error, with the sample behind it."""
+def test_a_wrong_label_does_not_make_hundreds_of_classes(tmp_path):
+    """Where the number of classes is inferred, a class without samples must be an error."""
     mnist(tmp_path / "m", IMAGES[:4], np.array([1, 0, 200, 2], np.uint8))
     data = open_dataset(tmp_path / "m")
     refused("sample 2 has label 200, and no sample has label 3: .* data.classes", check_gaps, data)
@@ -272,7 +272,7 @@ def test_one_wrong_label_makes_no_hundreds_of_classes(tmp_path):
 
 
 def archive(path, descr, shape, values=b"", pack=zipfile.ZIP_STORED):
-    """An .npz of the array that such a head describes, whatever it is, and two labels."""
+    """Write an .npz of the array that such a head describes, valid or not, and two labels."""
     text = f"{{'descr': {descr!r}, 'fortran_order': False, 'shape': {shape}, }}".encode()
     head = b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text
     with zipfile.ZipFile(path, "w", pack) as made:
@@ -283,8 +283,8 @@ def archive(path, descr, shape, values=b"", pack=zipfile.ZIP_STORED):
 
 
 @pytest.mark.parametrize("what", ["negative", "packed", "width", "encrypted", "lzma"])
-def test_archives_that_no_array_comes_out_of(tmp_path, what):
-    """Each ended as "a bug": a shape of -2 x -3, text of no characters, an archive with a password, damaged LZMA."""
+def test_archives_without_a_readable_array(tmp_path, what):
+    """Each of these once ended as "a bug" instead of one line."""
     path, noise = tmp_path / "x.npz", np.random.default_rng(0).bytes(12_000)
     match what:
         case "negative":
@@ -308,7 +308,7 @@ def test_archives_that_no_array_comes_out_of(tmp_path, what):
 
 @pytest.mark.parametrize("state", ['{"_data_files": ["a"]}', '{"_data_files": 5}', "[" * 100_000])
 def test_a_saved_data_set_with_another_list_of_files(tmp_path, state):
-    """What is in state.json is whatever somebody wrote."""
+    """state.json is untrusted input: any content must raise DataError."""
     pytest.importorskip("pyarrow")
     (tmp_path / "state.json").write_text(state)
     with pytest.raises(DataError):
@@ -316,7 +316,7 @@ def test_a_saved_data_set_with_another_list_of_files(tmp_path, state):
 
 
 def test_text_windows_predict_each_byte_once(tmp_path):
-    """Samples of text are numbered too, so that one partition serves all data."""
+    """Text has numbered samples too, so that one partition serves all data."""
     path = tmp_path / "x.txt"
     content = bytes(i % 251 for i in range(1000))
     path.write_bytes(content)
@@ -331,21 +331,21 @@ def test_text_windows_predict_each_byte_once(tmp_path):
     assert tail.read([0])[0].tobytes() == content[corpus.held_out.start :][:10]
     assert tail.fingerprint != data.fingerprint
     refused("has no labels to count", data.label_counts)
-    # 90 bytes are 9 windows of 9 and their targets, and 8 bytes: a tenth would lack its last target
+    # 90 bytes are 9 windows of 9 with their targets, and 8 bytes: a tenth lacks its last target.
     spans = [TextWindows(corpus, Span(5, 5 + size)).samples for size in (89, 90, 91)]
     assert spans == [9, 9, 10]
     assert TextWindows(corpus).fingerprint == data.fingerprint
 
 
-def test_what_is_not_there_and_what_is_asked_wrongly(tmp_path):
-    """The path is what a newcomer gets wrong first."""
+def test_missing_paths_and_wrong_splits(tmp_path):
+    """A wrong path is a new user's first mistake, so its error must be clear."""
     refused("cannot read data .*nowhere", open_dataset, tmp_path / "nowhere")
     refused("split 'all': use train or test", open_dataset, tmp_path, split="all")
     refused("holds no text files", open_dataset, tmp_path)
 
 
-def test_the_fingerprint_sees_order_classes_and_labels(tmp_path):
-    """Two sites with other data, or the same in another order, would train on each other's samples."""
+def test_the_fingerprint_depends_on_order_classes_and_labels(tmp_path):
+    """Sites with other data, or another order, would train on each other's samples."""
     found = set()
     for number, (order, classes) in enumerate(
         [(range(7), 10), (range(7)[::-1], 10), (range(7), 11)]

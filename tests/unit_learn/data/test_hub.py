@@ -1,4 +1,4 @@
-"""Data sets that Hugging Face's `save_to_disk` wrote. Most tests need pyarrow; what is said without it needs its absence."""
+"""Data sets written by Hugging Face's `save_to_disk`. Most tests need pyarrow."""
 
 import importlib.util
 import io
@@ -19,7 +19,7 @@ LABELS = [0, 2, 1, 1, 0]
 
 
 def saved(folder, columns, names=None, files=2):
-    """Write what `datasets.Dataset.save_to_disk` writes."""
+    """Write the files that `datasets.Dataset.save_to_disk` writes."""
     import pyarrow as pa
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -46,7 +46,7 @@ def refused(match, *args, **how):
 
 
 def test_without_pyarrow_one_line_says_what_to_install(tmp_path, monkeypatch):
-    """It is an extra: nobody who reads other files should have to install it, and nobody should meet a traceback."""
+    """Without the extra the error must be one line that names it, not a traceback."""
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     (tmp_path / "state.json").write_text("{}")
     with pytest.raises(DataError, match=r"need pyarrow: pip install 'fsl-async\[hf\]'"):
@@ -55,7 +55,7 @@ def test_without_pyarrow_one_line_says_what_to_install(tmp_path, monkeypatch):
 
 @needs_pyarrow
 def test_lists_of_numbers_with_class_labels(tmp_path):
-    """Over two files and several batches; how many classes there are comes from the features, not from the labels seen."""
+    """Samples span files and batches; the number of classes comes from the features."""
     folder = saved(tmp_path, {"x": VALUES, "label": LABELS}, names=list("abcd"))
     data = open_dataset(folder)
     assert (data.samples, data.sample_shape, data.classes) == (5, (3,), 4)
@@ -78,7 +78,7 @@ def test_splits(tmp_path):
 
 @needs_pyarrow
 def test_text_and_lists_of_different_lengths_come_as_rows(tmp_path):
-    """Language data are not rectangular: bytes of text, or tokens that somebody else made."""
+    """Language data are not rectangular, so `rows` must give them one by one."""
     texts = ["one", "zwölf", ""]
     data = HubFolder(saved(tmp_path / "t", {"text": texts}))
     assert data.sample_shape == (-1,)
@@ -124,7 +124,7 @@ def test_images(tmp_path):
 
 @needs_pyarrow
 def test_damaged_and_unusable_folders(tmp_path):
-    """Each in one line that names the folder or file."""
+    """Each fault must be one line that names the folder or file."""
     folder = saved(tmp_path / "a", {"x": VALUES, "label": LABELS}, names=["a", "b"])
     refused(r"label\[1\]: label 2 is not in 0 \.\.\. 1", folder)
     refused("has no column 'z': x, label", folder, values="z")

@@ -1,4 +1,4 @@
-"""Who trains on which samples: exact, disjoint, repeatable on every machine, and what is refused."""
+"""The division of samples: exact, disjoint, the same on every machine; bad input is refused."""
 
 import decimal
 
@@ -11,27 +11,39 @@ from hypothesis import strategies as st
 from fsl_async.errors import DataError
 from fsl_async.learn.data.corpus import Corpus
 from fsl_async.learn.data.counter import permutation, philox, words
-from fsl_async.learn.data.partition import PartitionSpec, _nobody_empty, epoch_order
+from fsl_async.learn.data.partition import PartitionSpec, _without_empty, epoch_order
 from fsl_async.learn.data.text import TextWindows
 
 
 @pytest.mark.parametrize(
     ("counter", "key", "expected"),
     [
-        ("00000000 00000000 00000000 00000000", "00000000 00000000", "6627e8d5 e169c58d bc57ac4c 9b00dbd8"),
-        ("ffffffff ffffffff ffffffff ffffffff", "ffffffff ffffffff", "408f276d 41c83b0e a20bc7c6 6d5451fd"),
-        ("243f6a88 85a308d3 13198a2e 03707344", "a4093822 299f31d0", "d16cfe09 94fdcceb 5001e420 24126ea1"),
+        (
+            "00000000 00000000 00000000 00000000",
+            "00000000 00000000",
+            "6627e8d5 e169c58d bc57ac4c 9b00dbd8",
+        ),
+        (
+            "ffffffff ffffffff ffffffff ffffffff",
+            "ffffffff ffffffff",
+            "408f276d 41c83b0e a20bc7c6 6d5451fd",
+        ),
+        (
+            "243f6a88 85a308d3 13198a2e 03707344",
+            "a4093822 299f31d0",
+            "d16cfe09 94fdcceb 5001e420 24126ea1",
+        ),
     ],
-)  # fmt: skip
+)
 def test_philox_gives_the_published_answers(counter, key, expected):
-    """The known-answer vectors of Random123, by the authors of the generator."""
+    """The vectors are the known answers of Random123, by the generator's authors."""
     counters = tuple(np.array([int(word, 16)], np.uint64) for word in counter.split())
     found = philox(tuple(int(word, 16) for word in key.split()), counters)
     assert [f"{int(word[0]):08x}" for word in found] == expected.split()
 
 
 def test_any_part_of_a_stream_can_be_computed_alone():
-    """Number i must not depend on how many were asked for, or a relaunched client would go on elsewhere."""
+    """A relaunched client resumes anywhere: number i must not depend on the range requested."""
     whole = words(7, "x", 100)
     for start in range(20):
         for count in (0, 1, 2, 7):
@@ -39,8 +51,8 @@ def test_any_part_of_a_stream_can_be_computed_alone():
     assert len({*whole.tolist(), *words(8, "x", 100).tolist(), *words(7, "y", 100).tolist()}) == 300
 
 
-def test_permutations_are_what_they_always_were():
-    """A change here gives every site that upgrades other data than the others: it needs a new name for the stream."""
+def test_permutations_never_change():
+    """After a change, upgraded sites would have other parts: the stream needs a new name."""
     assert permutation(1, "iid", 8).tolist() == GOLDEN_PERMUTATION
     assert epoch_order(1, "site-a", 2, 5).tolist() == GOLDEN_EPOCH
     assert sorted(permutation(3, "x", 1000).tolist()) == list(range(1000))
@@ -53,7 +65,7 @@ GOLDEN_EDGES = ((0, 15, 47, 47, 50), (0, 3, 31, 54, 60))
 
 
 def test_the_callers_decimal_context_does_not_matter():
-    """A program that computes money with 4 digits must not get another partition."""
+    """A caller that computes with 4 digits must get the same partition."""
     spec = PartitionSpec("dirichlet", 4, 5, 0.3)
     with decimal.localcontext(decimal.Context(prec=4, Emin=-9, Emax=9, rounding=decimal.ROUND_UP)):
         found = spec.of_counts([50, 60])
@@ -68,10 +80,8 @@ def test_the_callers_decimal_context_does_not_matter():
     st.sampled_from([1e-6, 0.01, 0.5, 1.0, 30.0, 1e6]),
     st.integers(0, 5),
 )
-def test_parts_are_disjoint_cover_everything_and_nobody_is_empty(
-    kind, counts, clients, alpha, seed
-):
-    """No sample is trained on by two clients, none is lost, and no client has nothing to do."""
+def test_parts_are_disjoint_complete_and_never_empty(kind, counts, clients, alpha, seed):
+    """Each sample belongs to exactly one client, and each client has samples."""
     labels = np.repeat(np.arange(len(counts)), counts)
     labels = labels[permutation(seed, "shuffle", len(labels))]
     spec = PartitionSpec(kind, clients, seed, alpha)
@@ -95,7 +105,7 @@ def test_parts_are_disjoint_cover_everything_and_nobody_is_empty(
 
 @pytest.mark.parametrize("alpha", [0.1, 1.0, 5.0])
 def test_shares_have_the_moments_of_a_dirichlet_distribution(alpha):
-    """Mean and variance over 300 classes: a wrong gamma sampler makes data more or less even than asked for."""
+    """A wrong gamma sampler would make parts more or less even than alpha says."""
     clients, count = 4, 10**6
     made = PartitionSpec("dirichlet", clients, 11, alpha).of_counts([count] * 300)
     share = np.diff(np.array(made.edges)) / count
@@ -106,7 +116,7 @@ def test_shares_have_the_moments_of_a_dirichlet_distribution(alpha):
 
 
 def test_shuffled_classes_are_not_cut_in_file_order():
-    """Files are often sorted; a client must not get the first images of each class."""
+    """Files are often sorted: a client must not get the first images of each class."""
     labels = np.zeros(1000, np.int64)
     found = PartitionSpec("dirichlet", 2, 3, 100.0).of_counts([1000]).indices(0, labels)
     assert 400 < np.median(found) < 600
@@ -114,7 +124,7 @@ def test_shuffled_classes_are_not_cut_in_file_order():
 
 
 def test_another_seed_kind_or_alpha_gives_another_partition_and_fingerprint():
-    """The fingerprint is what the server compares."""
+    """The server compares fingerprints, so they must differ wherever partitions do."""
     specs = [
         PartitionSpec("iid", 3, 0),
         PartitionSpec("iid", 3, 1),
@@ -130,20 +140,20 @@ def test_another_seed_kind_or_alpha_gives_another_partition_and_fingerprint():
     assert first[0] != first[1]
 
 
-def test_a_rich_client_gives_to_a_poor_one():
-    """At alpha 1e-6 one client draws nearly everything of a class: the others get one sample each, and no more."""
+def test_empty_clients_get_one_sample_of_the_largest():
+    """At alpha 1e-6 one client draws nearly all of a class; the others must get one sample."""
     made = PartitionSpec("dirichlet", 5, 1, 1e-6).of_counts([40])
     assert sorted(made.sizes) == [1, 1, 1, 1, 36]
-    # whoever has most gives next, the lower number first, and of the larger class
-    assert _nobody_empty([[5, 4, 0, 0, 0]]) == [[3, 3, 1, 1, 1]]
-    assert _nobody_empty([[1, 0], [3, 0]]) == [[1, 0], [2, 1]]
+    # The client with the most gives next, the lower number first, from its larger class.
+    assert _without_empty([[5, 4, 0, 0, 0]]) == [[3, 3, 1, 1, 1]]
+    assert _without_empty([[1, 0], [3, 0]]) == [[1, 0], [2, 1]]
 
 
-def test_data_that_differ_from_what_the_server_counted_are_refused(tmp_path):
-    """A site with another version of the data would train on samples of others."""
+def test_data_other_than_those_counted_are_refused(tmp_path):
+    """A site with another version of the data would train on samples of other sites."""
     made = PartitionSpec("dirichlet", 2).of_counts([2, 3])
     for labels, text in (
-        ([0, 0, 1, 1], "class 1 has 2 samples here and 3 at the server"),
+        ([0, 0, 1, 1], "class 1 has 2 samples here and 3 in the run"),
         ([0, 0, 1, 1, 2], "class 1 has 2 samples here and 3"),
         ([0, 0, 1, 1, 1, 2], "class 2 has 1 samples here and 0"),
     ):
@@ -151,7 +161,7 @@ def test_data_that_differ_from_what_the_server_counted_are_refused(tmp_path):
             made.indices(0, np.array(labels))
     with pytest.raises(DataError, match="needs the samples' labels"):
         made.indices(0)
-    with pytest.raises(DataError, match="3 samples here, 5 at the server"):
+    with pytest.raises(DataError, match="3 samples here, 5 in the run"):
         PartitionSpec("iid", 2).of_counts([5]).indices(0, np.zeros(3, np.int64))
     with pytest.raises(IndexError):
         made.indices(2, np.array([0, 0, 1, 1, 1]))
@@ -175,13 +185,13 @@ def test_data_that_differ_from_what_the_server_counted_are_refused(tmp_path):
     ],
 )
 def test_settings_that_make_no_sense_are_one_line(how, text):
-    """They come from a command line or a configuration."""
+    """The values come from users, so each mistake must be one clear line."""
     with pytest.raises(DataError, match=text):
         PartitionSpec(**how)
 
 
 def test_limits():
-    """A typing error must not compute for an hour."""
+    """A typing error must not start an hour of computing."""
     with pytest.raises(DataError, match="exceed 100,000 shares"):
         PartitionSpec("dirichlet", 1001).of_counts([100] * 100)
     with pytest.raises(DataError, match="2 clients, but 0 samples"):
