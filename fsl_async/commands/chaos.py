@@ -1,4 +1,4 @@
-"""`fsl-node chaos RUN`: faults on purpose against a running run of this machine, and what they cost."""
+"""`fsl-node chaos RUN`: inject faults into a run on this machine and report what they cost."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
 
 _TIME = re.compile(r"(\d+(?:\.\d+)?)(s|min|h)?")
 _UNITS = {None: 1.0, "s": 1.0, "min": 60.0, "h": 3600.0}
-_MOST_S = 366 * 86_400.0
+_MAX_S = 366 * 86_400.0
 _SETTLE_S = 2.5
-"""After the storm: for the journals to be written."""
+"""Wait after the storm, until the journals are written."""
 
 
 def seconds_of(text: str) -> float:
-    """Read `90`, `90s`, `5min`, `1.5h`, a year at most; raises UsageError."""
+    """Read `90`, `90s`, `5min` or `1.5h`, at most a year. Raises UsageError."""
     match = _TIME.fullmatch(text.strip())
     seconds = float(match[1]) * _UNITS[match[2]] if match else 0.0
-    if not 0.0 < seconds <= _MOST_S:
+    if not 0.0 < seconds <= _MAX_S:
         raise UsageError(f"--for {text[:40]}: give a time such as 90s, 5min or 1h")
     return seconds
 
@@ -38,11 +38,11 @@ def seconds_of(text: str) -> float:
     "--faults-per-hour", required=True, type=Finite(0, 36_000, min_open=True),
     help="Of all clients together.",
 )  # fmt: skip
-@click.option(
-    "--kill", is_flag=True, help="SIGKILL; whoever launched the process launches it again."
-)
+@click.option("--kill", is_flag=True, help="SIGKILL; the process's launcher launches it again.")
 @click.option("--stop", is_flag=True, help="SIGSTOP, and SIGCONT after a while.")
-@click.option("--partition", is_flag=True, help="Cut a client's link, and heal it after a while.")
+@click.option(
+    "--partition", is_flag=True, help="Cut a client's link, and restore it after a while."
+)
 @click.option("--slow", is_flag=True, help="Make a client's link slow (20 kB/s) for a while.")
 @click.option("--server", is_flag=True, help="kill and stop may hit the parameter server too.")
 @click.option(
@@ -66,10 +66,12 @@ def command(
     lasts: str,
     as_json: bool,
 ) -> int:
-    """Hit the clients of a running run with faults, and report what they cost.
+    """Inject faults into the clients of a running run, and report what they cost.
 
-    Finds the processes of RUN, a run directory, on this machine; no other process is touched. Without --kill, --stop, --partition or --slow it kills and stops. Links
-    can be cut in a network laboratory (demo --net) or where clients were started behind a proxy (demo --links). What was done is in RUN/chaos.jsonl.
+    Finds the processes of RUN, a run directory, on this machine; no other process is hit. Without
+    --kill, --stop, --partition or --slow it kills and stops. Links can be cut in a network
+    laboratory (demo --net) or where clients were started behind a proxy (demo --links).
+    RUN/chaos.jsonl logs every fault.
     """
     from fsl_async.process.stopper import Stopper, stop_on_signals
     from fsl_async.tools.chaos.fault_log import FILE, FaultLog
@@ -80,9 +82,9 @@ def command(
     output = Output(as_json=as_json)
     seconds = seconds_of(lasts)
     if away[0] > away[1]:
-        raise UsageError(f"--away {away[0]:g} {away[1]:g}: the first is the shortest")
-    asked = dict(zip(KINDS, (kill, stop, partition, slow), strict=True))
-    kinds = tuple(kind for kind, wanted in asked.items() if wanted) or KINDS[:2]
+        raise UsageError(f"--away {away[0]:g} {away[1]:g}: MIN is above MAX")
+    chosen = dict(zip(KINDS, (kill, stop, partition, slow), strict=True))
+    kinds = tuple(kind for kind, is_on in chosen.items() if is_on) or KINDS[:2]
     found = Run.at(run)
     try:
         log = FaultLog(found.run_dir / FILE)
@@ -99,17 +101,17 @@ def command(
         finally:
             log.close()
         time.sleep(_SETTLE_S)
-    result = summed_up(found.run_dir)
+    result = report_of(found.run_dir)
     if as_json:
         output.result(result)
     else:
-        for line in words(result):
+        for line in text_lines(result):
             output.say(line)
     return ExitCode.INTERRUPTED if was_interrupted else ExitCode.DONE
 
 
-def summed_up(run_dir: Path, before: float | None = None) -> ChaosReport:
-    """The report of a run's last storm. before: tokens a second without faults, where they are known."""
+def report_of(run_dir: Path, before: float | None = None) -> ChaosReport:
+    """The report of a run's last storm. before: tokens per second without faults, if known."""
     from fsl_async.files.checksummed_json import from_checksummed
     from fsl_async.observe.journal import JournalReader
     from fsl_async.tools.chaos.fault_log import FILE, read
@@ -128,29 +130,34 @@ def summed_up(run_dir: Path, before: float | None = None) -> ChaosReport:
     return report(read(run_dir / FILE), journal, ledger, own, before=before)
 
 
-def words(found: ChaosReport) -> list[str]:
+def text_lines(found: ChaosReport) -> list[str]:
     """The report for people."""
     kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(found.faults_by_kind.items()))
-    made = [
-        f"{found.faults} faults in {found.seconds:.0f} s ({found.faults_per_hour:g} an hour) to {found.clients} clients: {kinds or 'none'}",
-        f"{_number(found.tokens_per_s)} tokens/s, {_number(found.tokens_per_s_before)} before: {_share(found.throughput)} of it",
-        f"{found.syncs} syncs, with {_share(found.participation)} of the clients alive when they were called ({_share(found.participation_least)} in the worst)",
+    rate, rate_before = _number(found.tokens_per_s), _number(found.tokens_per_s_before)
+    lines = [
+        (
+            f"{found.faults} faults in {found.seconds:.0f} s ({found.faults_per_hour:g} an hour)"
+            f" to {found.clients} clients: {kinds or 'none'}"
+        ),
+        f"{rate} tokens/s, {rate_before} before: {_share(found.throughput)} of it",
+        (
+            f"{found.syncs} syncs, with {_share(found.participation)} of the clients alive when they"
+            f" were called ({_share(found.participation_least)} in the worst)"
+        ),
     ]
     for name, times in (
-        ("noticed", found.detect),
-        ("heard of again", found.resume),
-        ("wholly back", found.back),
-        ("wholly back after a kill", found.back_after_kill),
+        ("detected", found.detect),
+        ("resumed", found.resume),
+        ("recovered", found.back),
+        ("recovered after a kill", found.back_after_kill),
     ):
-        made.append(
-            f"{name}: median {_number(times.median_s)} s, p95 {_number(times.p95_s)} s, of {times.count}"
-        )
+        median, high = _number(times.median_s), _number(times.p95_s)
+        lines.append(f"{name}: median {median} s, p95 {high} s, of {times.count}")
     if found.never_back:
-        made.append(f"{found.never_back} were not back when the storm was over")
-    made.append(
-        f"{found.control_bytes:,} bytes beside weights ({_share(found.control_share)} of all)"
-    )
-    return made
+        lines.append(f"{found.never_back} had not recovered when the storm ended")
+    share = _share(found.control_share)
+    lines.append(f"{found.control_bytes:,} bytes other than weights, {share} of all")
+    return lines
 
 
 def _number(value: float | None) -> str:

@@ -1,1 +1,1 @@
-"""Faults on purpose against a run of this machine, with a record of its own, and a report of what they cost."""
+"""Injects faults into a run on this machine, logs them, and reports what they cost."""

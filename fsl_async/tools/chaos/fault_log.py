@@ -1,13 +1,17 @@
-"""The storm's own record, RUN/chaos.jsonl: what was done, to whom, when. Written and synced before it is done.
+"""The log of a storm, RUN/chaos.jsonl: each fault, its process and its time.
 
-    {"t": 1763722149.3, "what": "storm", "faults_per_hour": 125.0, "kinds": [...], "seed": 1, "seconds": 300.0, "clients": [...]}
-    {"t": ..., "what": "begin", "fault": 7, "kind": "stop", "name": "client-2", "pid": 4711, "lasts_s": 8.1}
+A line is written and synced before the action. Times `t` are wall clock, as in the run's journals.
+
+    {"t": 1763722149.3, "what": "storm", "faults_per_hour": 125.0, "kinds": [...], "seed": 1,
+        "seconds": 300.0, "clients": [...]}
+    {"t": ..., "what": "begin", "fault": 7, "kind": "stop", "name": "client-2", "pid": 4711,
+        "lasts_s": 8.1}
     {"t": ..., "what": "end", "fault": 7, "kind": "stop", "name": "client-2"}
-    {"t": ..., "what": "missed", "fault": 8, "kind": "kill"}           nobody could be hit: nothing was done
+    {"t": ..., "what": "missed", "fault": 8, "kind": "kill"}    no process could be hit
     {"t": ..., "what": "over"}
 
-`t` is the wall clock, as in the run's journals. A kill ends when it begins. A "begin" that could not be carried out is followed by a "missed".
-A line that a crash or a full disk has torn is closed off by the next one, and nothing.
+A kill ends when it begins. A "missed" follows a "begin" that failed. A line that a crash or a full
+disk has cut short is ended by the next write, and readers skip it.
 """
 
 from __future__ import annotations
@@ -25,7 +29,7 @@ FILE = "chaos.jsonl"
 
 
 class FaultLog:
-    """Appends to the record."""
+    """Appends lines to a log."""
 
     def __init__(self, path: Path) -> None:
         """Raises OSError."""
@@ -37,11 +41,11 @@ class FaultLog:
         self._torn = size > 0 and os.pread(self._descriptor, 1, size - 1) != b"\n"
 
     def write(self, what: str, **facts: Any) -> None:
-        """Make a line durable. Raises OSError; then what it says must not be done."""
+        """Write a line and sync it. On OSError the caller must not do what the line logs."""
         line = json.dumps({"t": round(time.time(), 4), "what": what, **facts}) + "\n"
         data = b"\n" * self._torn + line.encode()
         self._torn = True
-        while data:  # a disk that becomes full takes a part, without an error
+        while data:  # a disk that becomes full may write a part without an error
             data = data[os.write(self._descriptor, data) :]
         self._torn = False
         os.fsync(self._descriptor)
@@ -52,7 +56,7 @@ class FaultLog:
 
 
 def read(path: Path) -> Iterator[dict[str, Any]]:
-    """All lines of a record; torn ones are left out. Raises OSError."""
+    """All lines of a log; malformed ones are left out. Raises OSError."""
     for line in path.read_text("utf-8", errors="replace").splitlines():
         try:
             found = json.loads(line)

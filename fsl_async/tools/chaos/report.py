@@ -1,12 +1,17 @@
-"""What a storm cost: its own record against what the run's ledger and journals say. Pure.
+"""Reports what a storm cost, from its fault log and the run's ledger and journals. Pure.
 
-throughput      tokens merged a second in the storm, over those before it (or of another run without faults)
-participation   of each sync: clients in its version, over the clients that were alive when it was called. Alive says the storm's record, never the
-                server: not stopped, not cut off, and after a kill trained again, by the client's own journal
-detect          from the beginning of a fault to the server's noticing that the session is over; of faults that it noticed while they lasted
-resume          from the end of a fault (a kill ends at once) to the first word of the client at the server
-back            from the end of a fault to a session of a client that holds the newest version
-control         bytes at the server's sockets beyond the chunks of weights: heads, heartbeats, messages, resent chunks
+throughput       tokens merged per second in the storm, relative to those before it (or to those of
+                 another run without faults)
+participation    of each sync: clients in its version over clients alive when it was called. Alive
+                 follows from the fault log and the client's journal, never from the parameter
+                 server: not stopped, not cut off, and after a kill training again
+detect           seconds from the start of a fault until the parameter server ends the session; of
+                 faults that it detected while they lasted
+resume           seconds from the end of a fault (a kill ends at once) until the parameter server
+                 receives the client's first message
+back             seconds from the end of a fault until a session's client holds the newest version
+control          bytes at the parameter server's sockets other than chunks of weights: heads,
+                 heartbeats, messages, resent chunks
 """
 
 from __future__ import annotations
@@ -21,12 +26,18 @@ from attrs import field, frozen, mutable
 from fsl_async.observe.segments import SO_FAR
 
 Line = Mapping[str, Any]
-_SAYS = ("client_hello", "heartbeat_received", "version_held", "delta_offered", "model_attached")
+_RECEIVED = (
+    "client_hello",
+    "heartbeat_received",
+    "version_held",
+    "delta_offered",
+    "model_attached",
+)
 
 
 @frozen
 class Times:
-    """Of one kind of time: how many, median and 95th percentile in seconds."""
+    """Statistics of one kind of time: count, median and 95th percentile in seconds."""
 
     count: int
     median_s: float | None
@@ -34,7 +45,7 @@ class Times:
 
     @classmethod
     def of(cls, seconds: Sequence[float]) -> Times:
-        """Sum them up; percentiles by the nearest rank."""
+        """Compute them; percentiles are by nearest rank."""
         found = sorted(seconds)
         if not found:
             return cls(0, None, None)
@@ -44,7 +55,7 @@ class Times:
 
 @frozen
 class ChaosReport:
-    """How it went. None: there was nothing to measure it by."""
+    """The figures of a storm; None where there was nothing to measure."""
 
     seconds: float
     clients: int
@@ -72,27 +83,27 @@ class _Fault:
     name: str
     begun: float
     ended: float
-    noticed: float | None = None
+    detected: float | None = None
     resumed: float | None = None
     back: float | None = None
 
 
 @mutable
 class _Client:
-    """What the server's journal has of one client."""
+    """Events of one client in the parameter server's journal, by time."""
 
-    says: list[float] = field(factory=list)
+    received: list[float] = field(factory=list)
     left: list[float] = field(factory=list)
     hellos: list[float] = field(factory=list)
     held: list[tuple[float, int]] = field(factory=list)
 
     def holds(self, at: float) -> int:
-        """The version that it said it holds in the session of that moment."""
+        """The version that the client reported last before `at`; -1 without one."""
         position = bisect_right(self.held, (at, math.inf))
         return self.held[position - 1][1] if position else -1
 
     def in_session(self, at: float) -> bool:
-        """Whether a session stood then."""
+        """Whether the client had a session at that time."""
         since = (
             self.hellos[bisect_right(self.hellos, at) - 1]
             if self.hellos and self.hellos[0] <= at
@@ -110,19 +121,20 @@ class _Version:
 
 
 def report(
-    truth: Iterable[Line],
+    fault_log: Iterable[Line],
     journal: Iterable[Line],
     ledger: Iterable[Line],
     own: Mapping[str, Sequence[float]],
     *,
     before: float | None = None,
 ) -> ChaosReport:
-    """Sum the last storm of a record up.
+    """Report the last storm of a fault log.
 
-    journal: the server's lines. ledger: its facts. own: by client, when it moved its weights onto a version, by its own journal. before: tokens a second without
-    faults; else those of this run before the storm.
+    journal: lines of the parameter server's journal. ledger: its facts.
+    own: for each client, the times of its rebases by its own journal.
+    before: tokens per second without faults; default: those of this run before the storm.
     """
-    begin, faults, over = _storm(truth)
+    begin, faults, over = _storm(fault_log)
     clients: dict[str, _Client] = {}
     calls: dict[int, float] = {}
     traffic: list[tuple[float, int, int]] = []
@@ -155,7 +167,7 @@ def report(
         throughput=round(rate / before, 4) if rate and before else None,
         participation=round(sum(shares) / len(shares), 4) if shares else None,
         participation_least=round(min(shares), 4) if shares else None,
-        detect=Times.of([one.noticed - one.begun for one in faults if one.noticed is not None]),
+        detect=Times.of([one.detected - one.begun for one in faults if one.detected is not None]),
         resume=Times.of(resumed),
         back=Times.of([seconds for _, seconds in backs]),
         back_after_kill=Times.of([seconds for kind, seconds in backs if kind == "kill"]),
@@ -165,12 +177,12 @@ def report(
     )
 
 
-def _storm(truth: Iterable[Line]) -> tuple[Line, list[_Fault], float]:
-    """The last storm's first line, its faults that were carried out, and when it was over."""
+def _storm(fault_log: Iterable[Line]) -> tuple[Line, list[_Fault], float]:
+    """The last storm's first line, its injected faults, and its end."""
     begin: Line = {"t": 0.0, "clients": []}
     found: dict[int, _Fault] = {}
     over = 0.0
-    for line in truth:
+    for line in fault_log:
         moment = over = float(line["t"])
         what = line["what"]
         if what == "storm":
@@ -194,8 +206,8 @@ def _take(
     traffic: list[tuple[float, int, int]],
 ) -> None:
     kind, moment = line.get("type"), float(line["t"])
-    if kind == SO_FAR and not clients:  # the oldest line that is kept
-        clients.update(_here(line, moment))
+    if kind == SO_FAR and not clients:  # the oldest line of the journal
+        clients.update(_connected(line, moment))
     message = line.get("message")
     if kind == "send" and isinstance(message, Mapping) and message.get("type") == "call/1":
         calls.setdefault(int(message["round"]), moment)
@@ -208,8 +220,8 @@ def _take(
     client = clients.setdefault(str(peer), _Client())
     if kind == "client_left":
         client.left.append(moment)
-    elif kind in _SAYS:
-        client.says.append(moment)
+    elif kind in _RECEIVED:
+        client.received.append(moment)
     if kind == "client_hello":
         client.hellos.append(moment)
         client.held.append((moment, int(line["version"])))
@@ -217,8 +229,8 @@ def _take(
         client.held.append((moment, int(line["version"])))
 
 
-def _here(line: Line, moment: float) -> dict[str, _Client]:
-    """Clients whose sessions began in a segment of the journal that is kept no more."""
+def _connected(line: Line, moment: float) -> dict[str, _Client]:
+    """Clients whose sessions began in a segment of the journal that has been deleted."""
     there = [one for one in line["state"].get("clients", {}).values() if one.get("connected")]
     return {
         str(one["name"]): _Client(hellos=[moment], held=[(moment, int(one["version"]))])
@@ -232,16 +244,16 @@ def _version(fact: Line) -> _Version:
 
 
 def _follow(fault: _Fault, client: _Client, versions: Sequence[_Version], over: float) -> None:
-    """When it was noticed, when its client was heard of again, and when it was wholly back."""
+    """Set when the fault was detected, and when its client resumed and was back."""
     killed = fault.kind == "kill"
     seen = [at for at in client.left if at > fault.begun] + [
         at for at in client.hellos if at > fault.begun
     ]
-    noticed = min(seen, default=None)
-    if noticed is not None and (killed or noticed <= fault.ended):
-        fault.noticed = noticed
-    says = client.hellos if killed else client.says
-    fault.resumed = min((at for at in says if at > fault.ended), default=None)
+    detected = min(seen, default=None)
+    if detected is not None and (killed or detected <= fault.ended):
+        fault.detected = detected
+    received = client.hellos if killed else client.received
+    fault.resumed = min((at for at in received if at > fault.ended), default=None)
     if fault.resumed is None:
         return
     moments = [fault.resumed, *(at for at, _ in client.held if at > fault.resumed)]
@@ -256,7 +268,7 @@ def _newest(versions: Sequence[_Version], at: float) -> int:
 
 
 def _rate(versions: Sequence[_Version], start: float, stop: float) -> float | None:
-    """Tokens a second between the first and the last version of a time."""
+    """Tokens per second between the first and the last version in [start, stop]."""
     there = [one for one in versions if start <= one.at <= stop and one.number > 0]
     if len(there) < 2:
         return None
@@ -271,7 +283,10 @@ def _participation(
     versions: Sequence[_Version],
     when: tuple[float, float],
 ) -> list[float]:
-    """Of each sync that was called in the storm, and made a version in it. away: (client, from, until)."""
+    """Participation of each sync that was called and made a version in the storm.
+
+    away: (client, from, until). when: (start, end) of the storm.
+    """
     shares = []
     for called in sorted(calls.values()):
         made = next((one for one in versions if one.at >= called), None)
@@ -296,7 +311,7 @@ def _alive_again(fault: _Fault, own: Mapping[str, Sequence[float]]) -> float:
 def _control(
     traffic: Sequence[tuple[float, int, int]], start: float, stop: float
 ) -> tuple[int, int]:
-    """(bytes beyond the chunks, all bytes) of the storm."""
+    """(bytes other than chunks, all bytes) at the sockets during the storm."""
     first = max((one for one in traffic if one[0] <= start), default=(0.0, 0, 0))
     last = max((one for one in traffic if one[0] <= stop), default=first)
     everything = last[1] - first[1]

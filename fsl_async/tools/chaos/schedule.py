@@ -1,7 +1,8 @@
-"""When a fault comes, of which kind, to whom, for how long. Pure: chance comes from one seed, so a storm can be had again.
+"""Draws the time, kind, victim and duration of faults. Pure: one seed is always the same storm.
 
-Faults come as independent failures do: the time to the next one is exponential. The kind and the victim are drawn evenly. What lasts, lasts evenly long between
-two bounds; a kill lasts no time: whoever launches the process again decides when it is back.
+Times between faults are exponential, as of independent failures. Kind and victim are uniform. The
+duration is uniform between two bounds; a kill has none, because its launcher decides when the
+process is back.
 """
 
 from __future__ import annotations
@@ -17,7 +18,10 @@ HOUR_S = 3600.0
 
 @frozen
 class Fault:
-    """One fault: `at_s` after the beginning, for `lasts_s`. `share` in [0, 1) picks the victim among those who can be one."""
+    """One fault: `at_s` seconds after the start, for `lasts_s`.
+
+    share: in [0, 1), picks the victim among the possible ones.
+    """
 
     at_s: float
     kind: str
@@ -25,13 +29,13 @@ class Fault:
     share: float
 
     def victim(self, names: Sequence[str]) -> str | None:
-        """Whom it hits, of `names` in their order; None when there is nobody."""
+        """The name of the process to hit; None when `names` is empty."""
         return names[int(self.share * len(names))] if names else None
 
 
 @frozen
 class Storm:
-    """How bad it is. Times in seconds."""
+    """The parameters of a storm. away_s: shortest and longest duration of a fault."""
 
     faults_per_hour: float = field(validator=validators.gt(0.0))
     kinds: tuple[str, ...] = field(validator=validators.min_len(1))
@@ -39,11 +43,11 @@ class Storm:
     away_s: tuple[float, float] = (2.0, 20.0)
 
     def faults(self, seconds: float) -> Iterator[Fault]:
-        """Those of the first `seconds`, in order, one by one: a storm may be long."""
-        chance = random.Random(f"chaos/{self.seed}")  # noqa: S311 - not for secrets
-        at = chance.expovariate(self.faults_per_hour / HOUR_S)
+        """The faults of the first `seconds`, in order; lazily, because a storm may be long."""
+        rng = random.Random(f"chaos/{self.seed}")  # noqa: S311 - not for secrets
+        at = rng.expovariate(self.faults_per_hour / HOUR_S)
         while at < seconds:
-            kind = self.kinds[int(chance.random() * len(self.kinds))]
-            lasts = chance.uniform(*self.away_s)
-            yield Fault(at, kind, 0.0 if kind == KILL else lasts, chance.random())
-            at += chance.expovariate(self.faults_per_hour / HOUR_S)
+            kind = self.kinds[int(rng.random() * len(self.kinds))]
+            lasts = rng.uniform(*self.away_s)
+            yield Fault(at, kind, 0.0 if kind == KILL else lasts, rng.random())
+            at += rng.expovariate(self.faults_per_hour / HOUR_S)

@@ -1,6 +1,8 @@
-"""Carries a storm out against a run: looks for the run's processes when a fault is due, writes down what it will do, does it, and takes it back in time.
+"""Injects the faults of a storm into a run.
 
-Whatever ends it (the time, Ctrl-C, an error), who was stopped goes on and links are as they were; what an earlier storm left that was killed itself is taken back at the start.
+When a fault is due, it finds the run's processes, logs the fault, injects it, and undoes it when
+its time is over. However the storm ends (time, Ctrl-C, an error), stopped processes continue and
+links are restored. At the start it undoes what an earlier storm left that was killed itself.
 """
 
 from __future__ import annotations
@@ -22,8 +24,8 @@ _TICK_S = 0.05
 
 
 @define
-class _Going:
-    """A fault that lasts."""
+class _Active:
+    """A fault that has not ended."""
 
     number: int
     kind: str
@@ -34,7 +36,7 @@ class _Going:
 
 @define
 class StormRunner:
-    """One storm. `counts`: how often each kind was carried out."""
+    """One storm. counts: number of injected faults by kind."""
 
     run: Run
     storm: Storm
@@ -42,11 +44,14 @@ class StormRunner:
     say: Callable[[str], None] = lambda _: None
     with_server: bool = False
     counts: dict[str, int] = field(factory=dict)
-    _going: list[_Going] = field(factory=list)
+    _active: list[_Active] = field(factory=list)
 
     def play(self, seconds: float, stopped: Callable[[], bool] = lambda: False) -> None:
-        """Storm for so long, or until `stopped()`. Raises UsageError when there is nobody to hit, OSError when the record cannot be written."""
-        self._calm()
+        """Inject faults for `seconds`, or until `stopped()`.
+
+        Raises UsageError when no process can be hit, OSError when the log cannot be written.
+        """
+        self._undo_earlier()
         there = self._victims()
         if not there:
             raise UsageError(f"no client of {self.run.run_dir} runs on this machine")
@@ -60,29 +65,29 @@ class StormRunner:
         )
         begun = time.monotonic()
         waiting = enumerate(self.storm.faults(seconds))
-        coming = next(waiting, None)
+        upcoming = next(waiting, None)
         try:
             while time.monotonic() < begun + seconds and not stopped():
                 now = time.monotonic()
-                self._take_back([one for one in self._going if one.until <= now])
-                while coming is not None and begun + coming[1].at_s <= now:
-                    self._begin(*coming)
-                    coming = next(waiting, None)
+                self._undo([one for one in self._active if one.until <= now])
+                while upcoming is not None and begun + upcoming[1].at_s <= now:
+                    self._begin(*upcoming)
+                    upcoming = next(waiting, None)
                 time.sleep(_TICK_S)
         finally:
-            self._take_back(list(self._going))
+            self._undo(list(self._active))
             self.log.write("over")
 
     def _victims(self) -> list[Node]:
-        away = {one.name for one in self._going}
+        away = {one.name for one in self._active}
         return [
             node
             for node in nodes(self.run)
             if node.name not in away and (self.with_server or node.name != SERVER)
         ]
 
-    def _calm(self) -> None:
-        """Take back what a storm left that could not."""
+    def _undo_earlier(self) -> None:
+        """Undo what a killed storm left: continue stopped processes, restore links."""
         for node in nodes(self.run):
             with (
                 contextlib.suppress(ProcessLookupError),
@@ -97,10 +102,10 @@ class StormRunner:
     def _begin(self, number: int, fault: Fault) -> None:
         there = {node.name: node for node in self._victims()}
         name = fault.victim(sorted(there))
-        if name is None or not self._strike(number, fault, there[name]):
+        if name is None or not self._inject(number, fault, there[name]):
             self.log.write("missed", fault=number, kind=fault.kind)
 
-    def _strike(self, number: int, fault: Fault, node: Node) -> bool:
+    def _inject(self, number: int, fault: Fault, node: Node) -> bool:
         link = link_of(self.run, node) if fault.kind in {PARTITION, SLOW} else None
         if fault.kind in {PARTITION, SLOW} and link is None:
             return False
@@ -116,7 +121,7 @@ class StormRunner:
             pid=node.pid,
             lasts_s=round(fault.lasts_s, 3),
         )
-        undo = self._carry_out(fault.kind, held, link)
+        undo = self._apply(fault.kind, held, link)
         if undo is None:
             held.close()
             return False
@@ -126,38 +131,38 @@ class StormRunner:
             + (f" for {fault.lasts_s:.1f} s" if fault.lasts_s else "")
         )
         until = time.monotonic() + fault.lasts_s
-        self._going.append(_Going(number, fault.kind, node.name, until, undo))
+        self._active.append(_Active(number, fault.kind, node.name, until, undo))
         if fault.kind == KILL:
-            self._take_back(self._going[-1:])
+            self._undo(self._active[-1:])
         return True
 
-    def _carry_out(self, kind: str, held: Held, link: LinkOf | None) -> Callable[[], None] | None:
-        """Do it; what takes it back, or None when nobody was there any more."""
+    def _apply(self, kind: str, held: Held, link: LinkOf | None) -> Callable[[], None] | None:
+        """Apply the fault; returns its undo, or None when the process is gone."""
         if kind in {KILL, STOP}:
             if not held.send(signal.SIGKILL if kind == KILL else signal.SIGSTOP):
                 return None
 
-            def let_go() -> None:
+            def undo() -> None:
                 if kind == STOP:
                     held.send(signal.SIGCONT)
                 held.close()
 
-            return let_go
+            return undo
         assert link is not None
         held.close()
         try:
             (link.cut if kind == PARTITION else link.slow)()
         except BaseException:
-            with contextlib.suppress(Exception):  # it may be done in part
+            with contextlib.suppress(Exception):  # the link may be cut in one direction
                 link.restore()
             raise
         return link.restore
 
-    def _take_back(self, ended: list[_Going]) -> None:
-        """Take back all of them, also when one cannot be, or cannot be written down; then raise the first of those errors."""
+    def _undo(self, ended: list[_Active]) -> None:
+        """Undo and log all of them, also when one fails; then raise the first error."""
         failed: list[BaseException] = []
         for one in ended:
-            self._going.remove(one)
+            self._active.remove(one)
             try:
                 one.undo()
                 self.log.write("end", fault=one.number, kind=one.kind, name=one.name)

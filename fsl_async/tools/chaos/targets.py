@@ -1,12 +1,14 @@
-"""The processes of a run on this machine, found by what they were told: their command lines in /proc. Linux.
+"""Finds the processes of a run on this machine by their command lines in /proc. Linux only.
 
-A process belongs to the run when its command line is that of a node (Python that runs `fsl-node`, or `-m fsl_async.cli`; not `ssh`, `timeout` or an editor that
-has a node's words behind its own) and
-- it is a server whose --run-dir is the run's directory, or one without --run-dir (that is the configuration's, or the default) that has the run's journal open, or
-- it is a client whose --run-dir lies in the run's `clients` folder, or which dials the address that the run's server listens at.
+A process belongs to the run when its command line is that of a node: Python that runs `fsl-node` or
+`-m fsl_async.cli`, not `ssh`, `timeout` or an editor with such arguments. Further it must be
+- a parameter server whose --run-dir is the run's directory, or one without --run-dir (it comes from
+  the configuration, or is the default) that has the run's journal open; or
+- a client whose --run-dir is in the run's `clients` folder, or that dials the address at which the
+  run's parameter server listens.
 
-Process ids are used again. So a process is held by a descriptor (pidfd_open(2)), its command line is read again afterwards, and signals go through the descriptor: they reach
-the process that was looked at, or none.
+Process ids are reused. So a process is held by a descriptor (pidfd_open(2)), its command line is
+read again afterwards, and signals go through the descriptor: they reach that process or none.
 """
 
 from __future__ import annotations
@@ -27,19 +29,20 @@ from fsl_async.observe.segments import SO_FAR
 SERVER = "server"
 JOURNAL = "journal.jsonl"
 _PROC = Path("/proc")
-_OF_THE_INTERPRETER = frozenset({"-X", "-W"})
-"""Options of Python's with a word behind them; with `-c` it runs no node."""
+_PYTHON_VALUED = frozenset({"-X", "-W"})
+"""Options of Python that take a value; with `-c` it runs no node."""
 
 VALUED = frozenset({
-    "--role", "--config", "--set", "--name", "--data", "--task", "--model", "--auxiliary", "--run-dir", "--from-version", "--threads",
-    "--launchers", "--grace", "--listen", "--split", "--keys", "--memory", "--allow",
+    "--role", "--config", "--set", "--name", "--data", "--task", "--model", "--auxiliary",
+    "--run-dir", "--from-version", "--threads", "--launchers", "--grace", "--listen", "--split",
+    "--keys", "--memory", "--allow",
 })  # fmt: skip
-"""Options of a node with a word behind them: what is left is the address."""
+"""Options of a node that take a value; the remaining argument is the address."""
 
 
 @frozen
 class Node:
-    """A node's process. `name`: the client's, or "server"."""
+    """A node's process. name: the client's, or "server" for the parameter server."""
 
     pid: int
     name: str
@@ -48,14 +51,14 @@ class Node:
 
 @frozen
 class Run:
-    """A run by its directory: where its server listens, "" while that is not known."""
+    """A run. address: where its parameter server listens, "" while unknown."""
 
     run_dir: Path
     address: str = ""
 
     @classmethod
     def at(cls, run_dir: Path) -> Run:
-        """Read where its server listens. Raises UsageError when there is no run."""
+        """Read the address from the run's journal. Raises UsageError when there is no run."""
         journal = run_dir / JOURNAL
         if not journal.exists():
             raise UsageError(f"{run_dir} holds no run: there is no {JOURNAL}")
@@ -68,26 +71,28 @@ class Run:
         return cls(run_dir.resolve(), address)
 
     def node(
-        self, words: Sequence[str], cwd: Path, writes_journal: Callable[[], bool] = lambda: False
+        self, argv: Sequence[str], cwd: Path, writes_journal: Callable[[], bool] = lambda: False
     ) -> tuple[str, str] | None:
-        """(name, role) of the node with this command line, started in `cwd`; None for any other process.
+        """(name, role) of the node with this command line; None for any other process.
 
-        writes_journal: whether it has the run's journal open; asked of a server that was not told where the run is kept.
+        cwd: directory in which the process started.
+        writes_journal: whether it has the run's journal open; called for a parameter server
+        without --run-dir.
         """
-        told = _arguments(words)
-        if told is None:
+        options = _arguments(argv)
+        if options is None:
             return None
-        role, place = told.get("--role", ""), told.get("--run-dir")
-        where = (cwd / place).resolve() if place else None
+        role, run_dir = options.get("--role", ""), options.get("--run-dir")
+        where = (cwd / run_dir).resolve() if run_dir else None
         if role == "ps":
             is_ours = writes_journal() if where is None else where == self.run_dir
             return (SERVER, role) if is_ours else None
         if role != "client":
             return None
-        name = told.get("--name", where.name if where else "client")
+        name = options.get("--name", where.name if where else "client")
         if where is not None and where.parent == self.run_dir / "clients":
             return name, role
-        return (name, role) if self._dials(told.get("address", "")) else None
+        return (name, role) if self._dials(options.get("address", "")) else None
 
     def _dials(self, given: str) -> bool:
         if not self.address or not given:
@@ -103,33 +108,33 @@ class Run:
         return there.host == addresses.reachable_host(server.host)
 
 
-def _start(words: Sequence[str]) -> int | None:
-    """Where a node's own options begin; None when these words run something else."""
-    if not words or not Path(words[0]).name.startswith("python"):
+def _start(argv: Sequence[str]) -> int | None:
+    """Index of a node's first own argument; None when `argv` runs another program."""
+    if not argv or not Path(argv[0]).name.startswith("python"):
         return None
     at = 1
-    while at < len(words) and words[at].startswith("-"):
-        if words[at] == "-m":
-            return at + 2 if words[at + 1 : at + 2] == ["fsl_async.cli"] else None
-        if words[at] == "-c":
+    while at < len(argv) and argv[at].startswith("-"):
+        if argv[at] == "-m":
+            return at + 2 if argv[at + 1 : at + 2] == ["fsl_async.cli"] else None
+        if argv[at] == "-c":
             return None
-        at += 2 if words[at] in _OF_THE_INTERPRETER else 1
-    return at + 1 if at < len(words) and Path(words[at]).name == "fsl-node" else None
+        at += 2 if argv[at] in _PYTHON_VALUED else 1
+    return at + 1 if at < len(argv) and Path(argv[at]).name == "fsl-node" else None
 
 
-def _arguments(words: Sequence[str]) -> dict[str, str] | None:
-    """A node's options by name, and "address"; None when the words are not a node's."""
-    start = _start(words)
+def _arguments(argv: Sequence[str]) -> dict[str, str] | None:
+    """A node's options by name, and "address"; None when `argv` is not a node's."""
+    start = _start(argv)
     if start is None:
         return None
     found: dict[str, str] = {}
-    rest = iter(words[start:])
-    for word in rest:
-        name, _, value = word.partition("=")
+    rest = iter(argv[start:])
+    for argument in rest:
+        name, _, value = argument.partition("=")
         if name in VALUED:
             found[name] = value or next(rest, "")
-        elif not word.startswith("-"):
-            found["address"] = word
+        elif not argument.startswith("-"):
+            found["address"] = argument
     return found
 
 
@@ -145,16 +150,16 @@ def nodes(run: Run) -> list[Node]:
 
 
 def look(run: Run, pid: int) -> Node | None:
-    """What a process is in the run; None when it is nothing, gone, or somebody else's."""
-    place = _PROC / str(pid)
+    """The node that a process is in the run; None when it is none, gone, or another user's."""
+    entry = _PROC / str(pid)
     try:
-        if place.stat().st_uid != os.getuid():
+        if entry.stat().st_uid != os.getuid():
             return None
-        words = (place / "cmdline").read_bytes().decode(errors="replace").split("\0")[:-1]
+        argv = (entry / "cmdline").read_bytes().decode(errors="replace").split("\0")[:-1]
         found = run.node(
-            words, (place / "cwd").readlink(), lambda: _has_open(place, run.run_dir / JOURNAL)
+            argv, (entry / "cwd").readlink(), lambda: _has_open(entry, run.run_dir / JOURNAL)
         )
-        state = (place / "stat").read_text().rpartition(")")[2].split()[0]
+        state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
         return None
     return None if found is None or state == "Z" else Node(pid, *found)
@@ -170,10 +175,10 @@ def _has_open(process: Path, path: Path) -> bool:
 
 
 class Held:
-    """A process of a run that is held: whatever happens, signals reach it or nobody. Close it."""
+    """Holds a process of a run: signals reach it or no process. Must be closed."""
 
     def __init__(self, run: Run, node: Node) -> None:
-        """Raises ProcessLookupError when the process is not that node any more."""
+        """Raises ProcessLookupError when the process is no longer that node."""
         self.node = node
         self._descriptor = os.pidfd_open(node.pid)
         if look(run, node.pid) != node:
@@ -189,7 +194,7 @@ class Held:
         return True
 
     def close(self) -> None:
-        """Let go of it; harmless when that is done."""
+        """Close the descriptor; may be called again."""
         if self._descriptor >= 0:
             with contextlib.suppress(OSError):
                 os.close(self._descriptor)

@@ -1,4 +1,4 @@
-"""The storm's hands: whom it finds, what it does to them, that it takes everything back, and what it writes first."""
+"""Storms against real processes: which are found, what is injected, undone and logged."""
 
 import contextlib
 import json
@@ -17,7 +17,7 @@ from fsl_async.cli import node as node_command
 from fsl_async.commands import chaos as chaos_command
 from fsl_async.errors import UsageError
 from fsl_async.process import stopper
-from fsl_async.tools.chaos import fault_log as truth
+from fsl_async.tools.chaos import fault_log
 from fsl_async.tools.chaos.fault_log import FILE, FaultLog, read
 from fsl_async.tools.chaos.links import FileLink, link_of
 from fsl_async.tools.chaos.schedule import KINDS, Fault, Storm
@@ -30,7 +30,7 @@ IDLE = "import time\nwhile True: time.sleep(0.1)"
 
 @pytest.fixture
 def run(tmp_path):
-    """A run's folder whose server says where it listens."""
+    """A run's folder; its journal has the parameter server's address."""
     folder = tmp_path / "run"
     (folder / "clients" / "a").mkdir(parents=True)
     line = {
@@ -46,7 +46,7 @@ def run(tmp_path):
 
 @pytest.fixture
 def process(tmp_path):
-    """Starts processes that look like nodes to whoever reads command lines: `python idle/fsl-node --role ...`."""
+    """Starts processes with a node's command line: `python idle/fsl-node --role ...`."""
     script = tmp_path / "idle" / "fsl-node"
     script.parent.mkdir()
     script.write_text(IDLE)
@@ -67,7 +67,7 @@ def process(tmp_path):
 
 
 def state(process):
-    """R, S, T (stopped), Z."""
+    """The process state: R, S, T (stopped), Z."""
     return Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
@@ -90,8 +90,8 @@ def client(run, name, address="127.0.0.1:7100"):
     )
 
 
-def test_a_runs_processes_are_found_and_nobody_elses(run, process, tmp_path):
-    """Another run on the same machine, and whoever only mentions this one, must never be hit."""
+def test_only_processes_of_the_run_are_found(run, process, tmp_path):
+    """Another run's processes, or commands that only name this run, must never be hit."""
     mine = [
         process("--role", "ps", "--run-dir", run.run_dir, "127.0.0.1:7100"),
         process(*client(run, "a", "127.0.0.1:9999")),  # through a proxy
@@ -117,8 +117,8 @@ def test_a_runs_processes_are_found_and_nobody_elses(run, process, tmp_path):
     ]
 
 
-def test_a_server_that_was_not_told_where_its_run_is_kept(run, process, tmp_path):
-    """By default, and by its configuration, a run is kept somewhere without --run-dir: `--server` hit nobody then, and said nothing."""
+def test_a_parameter_server_without_run_dir_is_found_by_its_journal(run, process, tmp_path):
+    """Without --run-dir `chaos --server` once hit no process and printed nothing."""
     other = tmp_path / "other"
     other.mkdir()
     (other / "journal.jsonl").touch()
@@ -137,34 +137,49 @@ def test_a_server_that_was_not_told_where_its_run_is_kept(run, process, tmp_path
 NODE = ("--role", "client", "--name", "a", "127.0.0.1:7100")
 
 
-@pytest.mark.parametrize("before", [
-    ["ssh", "edge", "fsl-node"], ["timeout", "600", "bin/fsl-node"], ["vim", "fsl-node"], ["bash", "bin/fsl-node"],
-    ["python3", "wrapper.py", "bin/fsl-node"], ["python3", "-m", "pdb", "-m", "fsl_async.cli"], ["python3", "-c", "x", "fsl-node"], ["python3"],
-    ["python3", "-m"], [],
-])  # fmt: skip
-def test_whoever_has_a_nodes_words_behind_their_own_is_no_node(run, before):
-    """An ssh that starts a client elsewhere, a timeout around one here: to kill or stop it hits nobody, or the wrong one."""
+@pytest.mark.parametrize(
+    "before",
+    [
+        ["ssh", "edge", "fsl-node"],
+        ["timeout", "600", "bin/fsl-node"],
+        ["vim", "fsl-node"],
+        ["bash", "bin/fsl-node"],
+        ["python3", "wrapper.py", "bin/fsl-node"],
+        ["python3", "-m", "pdb", "-m", "fsl_async.cli"],
+        ["python3", "-c", "x", "fsl-node"],
+        ["python3"],
+        ["python3", "-m"],
+        [],
+    ],
+)
+def test_a_program_with_a_nodes_arguments_is_no_node(run, before):
+    """Killing an ssh or a timeout would miss the client or hit the wrong process."""
     assert run.node([*before, *NODE], Path("/")) is None
 
 
-@pytest.mark.parametrize("before", [
-    ["python3", "-m", "fsl_async.cli"], ["/v/bin/python3.11", "-P", "-X", "dev", "-m", "fsl_async.cli"], ["/v/bin/python", "/v/bin/fsl-node"],
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "before",
+    [
+        ["python3", "-m", "fsl_async.cli"],
+        ["/v/bin/python3.11", "-P", "-X", "dev", "-m", "fsl_async.cli"],
+        ["/v/bin/python", "/v/bin/fsl-node"],
+    ],
+)
 def test_ways_to_start_a_node(run, before):
-    """By the script, by the module, with options of Python's own."""
+    """Nodes must be found by script and by module, also with options of Python."""
     assert run.node([*before, *NODE], Path("/")) == ("a", "client")
 
 
-def test_options_behind_the_address_are_not_the_address(run):
-    """A word that belongs to --keys was taken for the address, and then the client for nobody's: an encrypted run had no clients."""
-    takes_a_word = {
+def test_values_of_options_are_not_the_address(run):
+    """The value of --keys was once read as the address, so encrypted runs had no clients."""
+    valued = {
         option
         for one in node_command.params
         if isinstance(one, click.Option) and not one.is_flag
         for option in one.opts
     }
-    assert takes_a_word == VALUED
-    for option in sorted(takes_a_word - {"--role", "--run-dir", "--name"}):
+    assert valued == VALUED
+    for option in sorted(valued - {"--role", "--run-dir", "--name"}):
         assert run.node(["python3", "fsl-node", *NODE, option, "x"], Path("/")) == ("a", "client")
 
 
@@ -179,14 +194,14 @@ def test_options_behind_the_address_are_not_the_address(run):
         ("tcp://0.0.0.0:7100", "elsewhere.example.org:7100", False),
     ],
 )
-def test_the_server_by_its_other_addresses(run, listens, dials, fits):
-    """One that listens everywhere is dialled by many names; whoever dials another machine is not ours."""
+def test_clients_are_found_by_every_address_of_the_server(run, listens, dials, fits):
+    """A wildcard address is dialed by many names; clients of other machines must not match."""
     found = Run(run.run_dir, listens).node(["python3", "fsl-node", *NODE[:-1], dials], Path("/"))
     assert (found is not None) == fits
 
 
-def test_a_process_id_that_is_another_process_now_is_not_held(run, process):
-    """Ids are used again: what was looked up a moment ago may be somebody else."""
+def test_a_reused_process_id_is_not_held(run, process):
+    """Process ids are reused, so a lookup may be out of date."""
     other = process("--role", "client", "--name", "z", "127.0.0.1:7101")
     with pytest.raises(ProcessLookupError):
         Held(run, Node(other.pid, "a", "client"))
@@ -201,13 +216,13 @@ def test_a_process_id_that_is_another_process_now_is_not_held(run, process):
 
 
 def test_there_must_be_a_run(tmp_path):
-    """Before anything is written."""
+    """A wrong directory must be an error before anything is written."""
     with pytest.raises(UsageError, match="holds no run"):
         Run.at(tmp_path)
 
 
-def test_where_the_server_listens_when_its_start_is_in_an_older_segment(tmp_path):
-    """Clients are found by it, in a run of weeks too."""
+def test_the_address_is_found_when_the_start_is_in_an_older_segment(tmp_path):
+    """Clients are found by the address, so it must be known in long runs too."""
     line = {"t": 1.0, "type": "so_far", "state": {"address": "tcp://127.0.0.1:7100"}}
     (tmp_path / "journal.jsonl").write_text(json.dumps(line) + "\n")
     assert Run.at(tmp_path).address == "tcp://127.0.0.1:7100"
@@ -218,8 +233,8 @@ def storming(run, faults, monkeypatch, **options):
     return StormRunner(run, Storm(3600.0, KINDS), FaultLog(run.run_dir / FILE), **options)
 
 
-def test_each_fault_is_written_before_it_is_done_and_taken_back(run, process, monkeypatch):
-    """The record is what the report trusts; a client that stays stopped would be our fault for ever."""
+def test_each_fault_is_logged_before_it_is_injected_and_undone(run, process, monkeypatch):
+    """The report needs a complete log, and no client may stay stopped."""
     victim = process(*client(run, "a"))
     link = run.run_dir / "links" / "a"
     link.parent.mkdir()
@@ -248,8 +263,8 @@ def test_each_fault_is_written_before_it_is_done_and_taken_back(run, process, mo
     assert state(victim) != "T"
     assert link.read_text() == "open"
     lines = list(read(run.run_dir / FILE))
-    told = [(line["what"], line.get("kind")) for line in lines]
-    assert told == [
+    logged = [(line["what"], line.get("kind")) for line in lines]
+    assert logged == [
         ("storm", None),
         *[(what, kind) for kind in ("stop", "partition", "slow") for what in ("begin", "end")],
         ("over", None),
@@ -258,8 +273,8 @@ def test_each_fault_is_written_before_it_is_done_and_taken_back(run, process, mo
     assert lines[1]["pid"] == victim.pid
 
 
-def test_a_kill_kills_and_nobody_left_is_said(run, process, monkeypatch):
-    """And a link that cannot be cut is missed, not cut elsewhere."""
+def test_a_kill_kills_and_a_storm_without_victims_is_an_error(run, process, monkeypatch):
+    """A fault without a victim, or on a link that cannot be cut, must be logged as missed."""
     victim = process(*client(run, "a"))
     until(lambda: nodes(run))
     one = storming(
@@ -285,8 +300,8 @@ def test_a_kill_kills_and_nobody_left_is_said(run, process, monkeypatch):
         one.play(1.0)
 
 
-def test_an_error_in_the_middle_leaves_nobody_stopped(run, process, monkeypatch):
-    """A full disk, Ctrl-C, a defect: whatever it is, victims go on."""
+def test_an_error_leaves_no_process_stopped(run, process, monkeypatch):
+    """After Ctrl-C or any error, stopped processes must continue."""
     victim = process(*client(run, "a"))
     until(lambda: nodes(run))
     one = storming(run, [Fault(0.0, "stop", 60.0, 0.0)], monkeypatch)
@@ -301,8 +316,8 @@ def test_an_error_in_the_middle_leaves_nobody_stopped(run, process, monkeypatch)
     until(lambda: state(victim) != "T")
 
 
-def test_all_go_on_although_the_disk_is_full(run, process, monkeypatch):
-    """When the first one's end cannot be written down, the second one is not left stopped for ever."""
+def test_all_processes_continue_when_the_disk_is_full(run, process, monkeypatch):
+    """If the first fault's end cannot be logged, the second process must still continue."""
     victims = [process(*client(run, name)) for name in ("a", "b")]
     until(lambda: len(nodes(run)) == 2)
     one = storming(run, [Fault(0.0, "stop", 60.0, 0.0), Fault(0.0, "stop", 60.0, 0.0)], monkeypatch)
@@ -319,8 +334,8 @@ def test_all_go_on_although_the_disk_is_full(run, process, monkeypatch):
     until(lambda: all(state(victim) != "T" for victim in victims))
 
 
-def test_a_link_that_is_cut_in_part_is_healed(run, process, monkeypatch):
-    """One direction is cut, and the laboratory does not answer for the other one."""
+def test_a_link_that_is_cut_in_part_is_restored(run, process, monkeypatch):
+    """When one direction is cut and the other fails, the first must be restored."""
     process(*client(run, "a"))
     until(lambda: nodes(run))
     link = run.run_dir / "links" / "a"
@@ -337,8 +352,8 @@ def test_a_link_that_is_cut_in_part_is_healed(run, process, monkeypatch):
     assert link.read_text() == "open"
 
 
-def test_a_torn_line_takes_no_other_with_it(tmp_path, monkeypatch):
-    """A storm that was killed as it wrote, or a disk that took a part: the next storm's lines are lines, and are read."""
+def test_a_partial_line_does_not_damage_the_next(tmp_path, monkeypatch):
+    """After a kill or a full disk in the middle of a line, later lines must be readable."""
     path, write = tmp_path / FILE, os.write
     path.write_text('{"t": 1.0, "what": "storm"}\n{"t": 2.0, "what": "beg')
     log = FaultLog(path)
@@ -351,17 +366,17 @@ def test_a_torn_line_takes_no_other_with_it(tmp_path, monkeypatch):
             raise OSError(28, "No space left on device")
         return write(descriptor, taken)
 
-    monkeypatch.setattr(truth.os, "write", full)
+    monkeypatch.setattr(fault_log.os, "write", full)
     with pytest.raises(OSError, match="No space left"):
         log.write("begin", fault=1)
-    monkeypatch.setattr(truth.os, "write", write)
+    monkeypatch.setattr(fault_log.os, "write", write)
     log.write("over")
     log.close()
     assert [line["what"] for line in read(path)] == ["storm", "storm", "over"]
 
 
-def test_what_a_killed_storm_left_is_taken_back_by_the_next(run, process, monkeypatch):
-    """Kill -9 of the storm itself runs no finally."""
+def test_the_next_storm_undoes_what_a_killed_one_left(run, process, monkeypatch):
+    """SIGKILL of the storm itself runs no `finally`."""
     victim = process(*client(run, "a"))
     link = run.run_dir / "links" / "a"
     link.parent.mkdir()
@@ -375,7 +390,7 @@ def test_what_a_killed_storm_left_is_taken_back_by_the_next(run, process, monkey
 
 
 def test_a_seed_is_a_storm():
-    """The same again when something was found; another one for another seed; as many as were asked for."""
+    """A storm must repeat by its seed, and have the chosen rate and kinds."""
     one, same, other = (list(Storm(125.0, KINDS, seed).faults(100 * 3600.0)) for seed in (1, 1, 2))
     assert one == same != other
     assert 11_800 < len(one) < 13_200
@@ -385,7 +400,7 @@ def test_a_seed_is_a_storm():
 
 
 def test_a_long_storm_takes_no_memory():
-    """A thousand years at the highest rate: one fault after the other is made when it is its turn."""
+    """Faults must be made one by one: here are a thousand years at the highest rate."""
     first = next(iter(Storm(36_000.0, KINDS, 1).faults(1e3 * 366 * 86_400)))
     assert first == next(iter(Storm(36_000.0, KINDS, 1).faults(100.0)))
     assert chaos_command.seconds_of("8784h") == 366 * 86_400
@@ -395,7 +410,7 @@ def test_a_long_storm_takes_no_memory():
 
 
 def test_the_command_hits_and_reports(run, process):
-    """From the command line to the JSON object."""
+    """The command must inject faults and print one JSON object."""
     process(*client(run, "a"))
     until(lambda: nodes(run))
     (run.run_dir / "ledger.jsonl").write_text("")
@@ -419,11 +434,11 @@ def test_the_command_hits_and_reports(run, process):
     assert found["faults"] == found["faults_by_kind"].get("stop", 0) >= 1
 
 
-def test_a_storm_that_is_interrupted_reports_and_says_so(run, process, monkeypatch):
-    """A script that asked for an hour must be able to tell that it got a minute."""
-    asked = stopper.Stopper()
-    asked.request(exit_code=130)
-    monkeypatch.setattr(stopper, "Stopper", lambda: asked)
+def test_an_interrupted_storm_reports_and_exits_with_130(run, process, monkeypatch):
+    """A script must be able to detect that the storm was shorter than requested."""
+    interrupted = stopper.Stopper()
+    interrupted.request(exit_code=130)
+    monkeypatch.setattr(stopper, "Stopper", lambda: interrupted)
     process(*client(run, "a"))
     until(lambda: nodes(run))
     (run.run_dir / "ledger.jsonl").write_text("")
@@ -434,5 +449,5 @@ def test_a_storm_that_is_interrupted_reports_and_says_so(run, process, monkeypat
 
 
 def test_a_client_without_a_link_of_its_own_has_none(run):
-    """Whoever asks for a partition there is told that it was missed."""
+    """Without a link a partition is missed, so the lookup must return None."""
     assert link_of(run, Node(os.getpid(), "nobody", "client")) is None

@@ -1,8 +1,8 @@
-"""What a storm cost, from records made by hand: every figure of the report against one that is counted here."""
+"""The report of a storm: every figure against one that is counted here by hand."""
 
 import pytest
 
-from fsl_async.commands.chaos import seconds_of, words
+from fsl_async.commands.chaos import seconds_of, text_lines
 from fsl_async.errors import UsageError
 from fsl_async.tools.chaos.report import Times, report
 
@@ -81,80 +81,80 @@ def made(**changes):
 
 
 def test_throughput_is_of_the_time_before():
-    """Between first and last version of each time: a part of a period at either end is no loss."""
+    """Rates are between the first and the last version, so partial periods count for nothing."""
     found = made()
     assert (found.tokens_per_s_before, found.tokens_per_s) == (100.0, 60.0)
     assert found.throughput == 0.6
     assert made(before=120.0).throughput == 0.5
 
 
-def test_alive_is_who_was_not_hit_by_the_storms_own_record():
-    """A server that thinks a client is dead must not get better figures by it; nor a dead one make worse ones."""
+def test_alive_follows_from_the_fault_log():
+    """Participation must depend on the faults, not on the parameter server's view of them."""
     found = made()
-    # b is killed at 120 and trains again at 131.9; d is stopped from 145 to 155. So all who were alive took part, but b in version 5.
+    # b is killed at 120 and trains again at 131.9; d is stopped from 145 to 155. So all living
+    # clients took part, except b in version 5.
     assert found.syncs == 4
     assert found.participation == round((1 + 1 + 2 / 3 + 1) / 4, 4)
     assert found.participation_least == round(2 / 3, 4)
 
 
 def test_times_are_counted_from_the_ends_of_faults():
-    """A kill ends at once; from a stop nobody can be back before it is over."""
+    """A kill ends at once; a stopped client cannot be back before the stop ends."""
     found = made()
-    assert found.detect == Times(
-        2, 2.0, 3.0
-    )  # b after 3 s, d after 2 s; the cut of c was never noticed
-    assert found.resume == Times(3, 2.0, 11.0)  # d 0.5, c 2, b 11
-    assert found.back == Times(
-        3, 2.5, 12.0
-    )  # d 1.0, c 2.5 when it says that it holds version 5, b 12
+    # b after 3 s, d after 2 s; the cut of c was never detected
+    assert found.detect == Times(2, 2.0, 3.0)
+    # d 0.5, c 2, b 11
+    assert found.resume == Times(3, 2.0, 11.0)
+    # d 1.0, c 2.5 when it reports version 5, b 12
+    assert found.back == Times(3, 2.5, 12.0)
     assert found.back_after_kill == Times(1, 12.0, 12.0)
     assert found.never_back == 0
 
 
-def test_sessions_that_began_in_a_segment_that_is_kept_no_more():
-    """A run of weeks: who was here when the oldest line was written is known from that line alone."""
+def test_sessions_that_began_in_a_deleted_segment():
+    """In a long run the oldest line alone tells which clients were connected."""
     clients = {name: {"name": name, "connected": True, "version": 2} for name in NAMES}
     clients["gone"] = {"name": "gone", "connected": False, "version": 1}
     first = {"t": 92.0, "kind": "note", "type": "so_far", "state": {"clients": clients}}
-    later = {**first, "t": 140.0}  # of the next segment: it says nothing new
+    later = {**first, "t": 140.0}  # of the next segment; it must change nothing
     lines = [first, *(line for line in JOURNAL if line["t"] > 92.0), later]
     lines.sort(key=lambda line: line["t"])
     assert report(storm(*FAULTS), lines, LEDGER, {"b": [131.9]}) == made()
 
 
-def test_what_is_not_a_chunk_is_control():
-    """Heads and heartbeats of the storm: 10000 bytes at the sockets, 8000 of chunks."""
+def test_bytes_other_than_chunks_are_control():
+    """Control is the difference: 10000 bytes at the sockets, 8000 of chunks."""
     found = made()
     assert (found.control_bytes, found.control_share) == (2000, 0.2)
 
 
-def test_a_fault_that_could_not_be_carried_out_is_none():
-    """It was written down before it was tried."""
+def test_a_failed_fault_does_not_count():
+    """A fault is logged before it is injected, so the log has failed ones too."""
     missed = {"t": 120.5, "what": "missed", "fault": 0, "kind": "kill"}
     found = report(storm(FAULTS[0], missed), JOURNAL, LEDGER, {})
     assert (found.faults, found.never_back) == (0, 0)
 
 
-def test_who_never_came_back_is_counted():
-    """A median of those who did would hide it."""
+def test_clients_that_never_come_back_are_counted():
+    """The medians are of recovered clients only and would hide the others."""
     found = report(storm(*fault(0, "kill", "a", 180.0)), JOURNAL, LEDGER, {})
     assert (found.never_back, found.back.count) == (1, 0)
-    assert any("not back" in line for line in words(found))
+    assert any("not recovered" in line for line in text_lines(found))
 
 
 def test_the_last_storm_of_a_record_counts():
-    """A run may be hit twice."""
+    """A run may have several storms, and the report is of the last."""
     first = storm(*fault(0, "kill", "a", 20.0), start=10.0, over=30.0)
     assert report([*first, *storm(*FAULTS)], JOURNAL, LEDGER, {}).faults == 4
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("90", 90), ("1.5min", 90), ("2h", 7200), ("3s", 3)])
 def test_times_are_read(text, seconds):
-    """As people write them."""
+    """Every unit of --for must be read."""
     assert seconds_of(text) == seconds
 
 
 def test_a_wrong_time_is_one_line():
-    """It is read before anybody is hit."""
+    """A wrong --for must be an error before any fault is injected."""
     with pytest.raises(UsageError, match="give a time such as"):
         seconds_of("soon")
