@@ -1,4 +1,4 @@
-"""`fsl-node demo`: a parameter server and its clients on this machine, a client killed and back, all within a minute."""
+"""`fsl-node demo`: run a parameter server and clients here, and kill and restart a client."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from fsl_async.tools.demo.settings import DemoSettings, Places
     from fsl_async.tools.demo.split import SplitDemo
 
-# What a setting of the run is called here, for errors.
+# Options of this command by setting, for errors.
 _OPTIONS = {
     "run.seed": "--seed",
     "sync.every_s": "--every",
@@ -57,16 +57,19 @@ _OPTIONS = {
 )
 @click.option(
     "--seconds", type=Finite(10.0, 86_400.0),
-    help="Call the last round this long after the start; the end takes some seconds more. [default: 40; more on long lines]",
+    help="Call the last round this long after the start; the end takes some seconds more."
+    " [default: 40; more with long round trips]",
 )  # fmt: skip
 @click.option("--clients", default=3, show_default=True, type=click.IntRange(1, 64))
 @click.option(
     "--format", "codec", default="uniform", show_default=True,
-    type=click.Choice(["fp32", "bf16", "e4m3", "e5m2", "uniform"]), help="How deltas and updates travel.",
+    type=click.Choice(["fp32", "bf16", "e4m3", "e5m2", "uniform"]),
+    help="Number format of deltas and updates.",
 )  # fmt: skip
 @click.option(
     "--every", "every_s", type=Finite(1.0, 3600.0),
-    metavar="SECONDS", help="Seconds from one sync to the next. [default: 5; more on long lines]",
+    metavar="SECONDS",
+    help="Seconds from one sync to the next. [default: 5; more with long round trips]",
 )  # fmt: skip
 @click.option("--seed", default=0, show_default=True, type=click.IntRange(0, 2**62))
 @click.option(
@@ -81,8 +84,8 @@ _OPTIONS = {
 )
 @click.option(
     "--net", metavar="PROFILE",
-    help="Put server and clients into sites of a network laboratory with such links: lan, campus, transatlantic, dsl,"
-    " wireless, satellite. Needs root; docs/netlab.md.",
+    help="Run servers and clients in sites of a network laboratory with such links: lan, campus,"
+    " transatlantic, dsl, wireless, satellite. Needs root; docs/netlab.md.",
 )  # fmt: skip
 @click.option(
     "--links",
@@ -121,8 +124,9 @@ def command(
 ) -> int:
     """Show a whole run on this machine: real processes, real sockets, real training.
 
-    A parameter server and its clients train a small GPT. On the way one client gets SIGKILL, is noticed, launched again and
-    catches up. Exit code 0 when it did and no acknowledged delta was lost or merged twice, else 1.
+    A parameter server and its clients train a small GPT. One client gets SIGKILL, is launched again
+    and catches up. The exit code is 0 when it did and no acknowledged delta was lost or merged
+    twice, else 1.
     """
     from attrs import evolve
 
@@ -133,7 +137,8 @@ def command(
     output = Output(as_json=as_json, waits=False)
     if links and (net is not None or what == "split"):
         raise UsageError(
-            "--links is for a demo on this machine without --net, where links can be cut anyway, and not for demo split"
+            "--links is for a demo on this machine without --net, where links can be cut anyway,"
+            " and not for demo split"
         )
     text = str(check_data(data)) if data else ""
     if what == "split":
@@ -151,20 +156,20 @@ def command(
         )
         return _split(split, run_dir, output, net)
     late_s = _late_s(net)
-    usual_s, usual_every_s = lengths(late_s)
+    default_s, default_every_s = lengths(late_s)
     settings = DemoSettings(
         data=text,
-        seconds=usual_s if seconds is None else seconds,
+        seconds=default_s if seconds is None else seconds,
         clients=clients,
         format=codec,
-        every_s=usual_every_s if every_s is None else every_s,
+        every_s=default_every_s if every_s is None else every_s,
         seed=seed,
         preset=preset or "0.5m",
         run_dir=Path(),
         links=links,
         late_s=late_s,
     )
-    # What is wrong with the settings or the text ends here, before any process is started.
+    # Bad settings or data raise here, before any process is started.
     config = resolved(load(None, settings.overrides(), _OPTIONS))
     check_corpus(config, _OPTIONS)
     network = _network(net, settings.names)
@@ -188,13 +193,13 @@ def command(
                 else PreemptedError
             )
             raise kind(
-                f"the demo was ended by {stopper.reason}; what was done is in {settings.run_dir}"
+                f"the demo was ended by {stopper.reason}; its files are in {settings.run_dir}"
             )
         return _conclude(settings, played, output)
 
 
 def _late_s(net: str | None) -> float:
-    """What a round trip of a profile takes beyond what a demo allows for, seconds. Raises UsageError for one that is not there."""
+    """A profile's round trip beyond `SHORT_TRIP_S`, in seconds. Raises UsageError."""
     from fsl_async.tools.demo.settings import SHORT_TRIP_S
 
     if net is None:
@@ -207,7 +212,7 @@ def _late_s(net: str | None) -> float:
 def _network(
     net: str | None, clients: list[str]
 ) -> Callable[[Output], AbstractContextManager[Places]]:
-    """Where the nodes will run, as a maker of a context; raises FslError when a laboratory cannot be had."""
+    """A function that opens the places of the nodes. Raises FslError without a laboratory."""
     from fsl_async.tools.demo.settings import HERE, SERVER, places_in
 
     if net is None:
@@ -242,8 +247,9 @@ def _split(demo: SplitDemo, run_dir: Path | None, output: Output, net: str | Non
     where = _make_directory(run_dir, output)
     demo = evolve(demo, run_dir=where)
     output.say(
-        f"a parameter server and a split server in one process, {demo.clients} clients that hold the embedding and one block of a"
-        f" GPT of {demo.preset or '0.4m'} parameters; {demo.victim} gets SIGKILL at version {demo.kill_at}; files and logs: {where}"
+        f"a parameter server and a split server in one process, {demo.clients} clients that hold"
+        f" the embedding and one block of a GPT of {demo.preset or '0.4m'} parameters;"
+        f" {demo.victim} gets SIGKILL at version {demo.kill_at}; files and logs: {where}"
     )
     stopper = Stopper()
     with stop_on_signals(stopper):
@@ -274,7 +280,7 @@ def _play(settings: DemoSettings, output: Output, stopper: Stopper) -> Played:
 
     view = open_view(output, ends_at=time.time() + settings.seconds)
     try:
-        # In the main thread, because on Linux children die with the thread that launched them.
+        # In the main thread: on Linux children die with the thread that launched them.
         return asyncio.run(Demo(settings, view, stopper).play())
     finally:
         view.close()
@@ -284,7 +290,7 @@ def _conclude(settings: DemoSettings, played: Played, output: Output) -> int:
     """Audit, evaluate, print; returns the exit code."""
     from attrs import evolve
 
-    from fsl_async.tools.demo.summary import complaints, summarise, words
+    from fsl_async.tools.demo.summary import problems, summarize, text_lines
 
     begun = time.monotonic()
     audit = _audit(settings)
@@ -294,18 +300,18 @@ def _conclude(settings: DemoSettings, played: Played, output: Output) -> int:
         evaluated = _evaluate(settings)
     except FslError as error:
         problem = error.message
-    summary = summarise(settings, played, audit, evaluated)
+    summary = summarize(settings, played, audit, evaluated)
     summary = evolve(summary, seconds=round(played.seconds + time.monotonic() - begun, 1))
-    wrong = complaints(settings, played, audit, evaluated)
+    found = problems(settings, played, audit, evaluated)
     output.say("")
-    for line in words(settings, played, summary, audit):
+    for line in text_lines(settings, played, summary, audit):
         output.say(line)
-    for line in [*wrong, problem]:
+    for line in [*found, problem]:
         if line:
             output.warn(line)
     if output.as_json:
         output.result(summary)
-    return int(ExitCode.BUG) if wrong else 0
+    return int(ExitCode.BUG) if found else 0
 
 
 def _audit(settings: DemoSettings) -> Audit | None:
@@ -325,7 +331,7 @@ def _evaluate(settings: DemoSettings) -> Evaluated:
 
 
 def _make_directory(run_dir: Path | None, output: Output) -> Path:
-    """Create the run directory; raises UsageError when the one that was asked for cannot be had."""
+    """Create the run directory. Raises UsageError when `run_dir` cannot be created."""
     if run_dir is not None:
         if (run_dir / "ledger.jsonl").exists():
             raise UsageError(f"--run-dir {run_dir} holds a run already; give a new directory")
@@ -360,15 +366,22 @@ def _introduction(settings: DemoSettings, net: str | None) -> list[str]:
     own = "a part of its own" if settings.clients > 1 else "all of it"
     trip_s = settings.late_s + SHORT_TRIP_S
     slow = (
-        [f"a round trip takes {trip_s:g} s here, so all of this takes longer than on other lines"]
+        [f"a round trip takes {trip_s:g} s here, so the demo takes longer than usual"]
         if settings.late_s
         else []
     )
+    clients = counted(settings.clients, "client")
     return [
-        f"a parameter server and {counted(settings.clients, 'client')}, each a process of its own, {where}",
+        f"a parameter server and {clients}, each a process of its own, {where}",
         f"train a GPT of {settings.preset} parameters on {what}, each client on {own}",
-        f"every {settings.every_s:g} s they send what they learnt, as {settings.format}, and get the merged weights",
-        f"after {settings.kill_after_s:.0f} s {settings.victim} gets SIGKILL, and is launched again; it has to catch up",
+        (
+            f"every {settings.every_s:g} s they send deltas, as {settings.format},"
+            " and get the merged weights"
+        ),
+        (
+            f"after {settings.kill_after_s:.0f} s {settings.victim} gets SIGKILL, is launched again"
+            " and has to catch up"
+        ),
         *slow,
         f"the last round is at {settings.seconds:g} s; files and logs: {settings.run_dir}",
         "",

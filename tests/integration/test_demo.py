@@ -1,4 +1,4 @@
-"""The demo for real: processes, sockets, training, SIGKILL."""
+"""The demo with real processes, sockets, training and SIGKILL."""
 
 import json
 import os
@@ -13,8 +13,9 @@ import pytest
 from fsl_async.observe.ledger_audit import audit_run
 
 KEYS = [
-    "rounds", "clients", "tokens", "loss_first", "loss_last", "eval_loss", "bytes_raw", "bytes_sent", "ratio",
-    "relaunches", "deltas_merged", "deltas_lost", "deltas_doubled", "participation", "seconds", "run_dir",
+    "rounds", "clients", "tokens", "loss_first", "loss_last", "eval_loss", "bytes_raw",
+    "bytes_sent", "ratio", "relaunches", "deltas_merged", "deltas_lost", "deltas_doubled",
+    "participation", "seconds", "run_dir",
 ]  # fmt: skip
 
 UNIT_S = float(os.environ.get("FSL_TEST_TIME_UNIT", "3"))
@@ -46,7 +47,7 @@ def gone_within(run_dir, seconds):
 
 @pytest.fixture
 def text(tmp_path):
-    """A little text of our own: quick to index, the same on every Python."""
+    """A small text: quick to index, the same on every Python."""
     path = tmp_path / "text.txt"
     path.write_text(
         "".join(f"line {i} of a text that repeats itself, as texts do\n" for i in range(20_000))
@@ -56,7 +57,7 @@ def text(tmp_path):
 
 @pytest.mark.slow
 def test_a_whole_demo(tmp_path, text):
-    """A client is killed and comes back, nothing is lost, the loss falls, and the directory tells the story again."""
+    """A killed client must catch up without loss, and `status` must agree with the result."""
     run_dir = tmp_path / "run"
     done = subprocess.run(
         [*FSL_NODE, "demo", "--clients", "2", "--seconds", "22", "--every", "2", "--seed", "1",
@@ -100,10 +101,13 @@ def test_a_whole_demo(tmp_path, text):
 def started(tmp_path, text):
     """A demo whose clients have joined."""
     run_dir = tmp_path / "run"
+    options = ["--clients", "1", "--data", str(text), "--run-dir", str(run_dir), "--json"]
     demo = subprocess.Popen(
-        [*FSL_NODE, "demo", "--clients", "1", "--data", str(text), "--run-dir", str(run_dir), "--json"],
-        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
-    )  # fmt: skip
+        [*FSL_NODE, "demo", *options],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
     for line in demo.stdout:
         if json.loads(line)["event"] == "joined":
             break
@@ -116,8 +120,8 @@ def started(tmp_path, text):
     ("number", "code"),
     [pytest.param(signal.SIGINT, 130, marks=pytest.mark.sweep), (signal.SIGKILL, -9)],
 )
-def test_however_it_ends_no_process_stays(tmp_path, text, number, code):
-    """A demo that leaves a server behind would spoil the next one, and the laptop's battery."""
+def test_no_process_remains_however_the_demo_ends(tmp_path, text, number, code):
+    """A process that remained would disturb the next demo."""
     demo, run_dir = started(tmp_path, text)
     with demo:
         os.kill(demo.pid, number)
@@ -130,7 +134,7 @@ def test_however_it_ends_no_process_stays(tmp_path, text, number, code):
 
 @pytest.mark.slow
 def test_a_clients_error_is_the_demos_own(tmp_path):
-    """Too little text is found by the client that opens it; the user gets that one line and exit code 2."""
+    """A client detects too little text; the user must get its one line and exit code 2."""
     short = tmp_path / "short.txt"
     short.write_text("too short")
     run_dir = tmp_path / "run"

@@ -1,1 +1,1 @@
-"""The demo: a whole run on one machine, watched and checked from outside. It uses the nodes as anybody would: by their command line."""
+"""The demo: a whole run on one machine, started by command line and checked from outside."""

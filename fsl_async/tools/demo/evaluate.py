@@ -1,4 +1,4 @@
-"""The loss of a run's last checkpoint on text that no client has trained on. Imports torch, so import it late."""
+"""The loss of a run's last checkpoint on held-out text. Imports torch, so import it late."""
 
 from __future__ import annotations
 
@@ -33,11 +33,12 @@ class Evaluated:
 
 
 def evaluate_last(run_dir: Path, tables: Tables) -> Evaluated:
-    """Load the newest checkpoint into the built-in model and evaluate it on the held-out tail of the data.
+    """Evaluate the newest checkpoint, in the built-in model, on the held-out tail of the data.
 
-    tables: the run's configuration ([model], [data]). Every byte of the checkpoint is verified first. Raises RunDirError, DataError.
+    tables: the run's configuration ([model], [data]). The checkpoint is verified first.
+    Raises RunDirError, DataError.
     """
-    # One thread: on a machine that others use too, threads that spin for each other can cost minutes instead of a second.
+    # On a shared machine, threads that spin for each other can cost minutes instead of a second.
     torch.set_num_threads(1)
     config = gpt_config(tables)
     model = GPT(config)
@@ -48,7 +49,7 @@ def evaluate_last(run_dir: Path, tables: Tables) -> Evaluated:
 
 
 def load_last(run_dir: Path, weights: ModelWeights) -> Checkpoint:
-    """Load the newest checkpoint of a parameter server, verified to the last byte. Raises RunDirError."""
+    """Verify and load the newest checkpoint of a parameter server. Raises RunDirError."""
     files = Files()
     checkpoints = Checkpoints(files, run_dir)
     versions = checkpoints.versions()

@@ -1,14 +1,15 @@
-"""Plays the demo: starts the processes, kills one, watches the run through its journal, ends it in good order.
+"""Plays the demo: starts the processes, kills one, follows the run's journal, ends the run.
 
-The demo knows no more than an operator with two terminals: it launches `fsl-node` processes by the supervisor, reads the run's
-journal and sends signals. Times are seconds after the demo's start, which includes the start of Python and torch.
+The demo has the means of an operator with two terminals: it launches `fsl-node` processes by the
+supervisor, reads the run's journal and sends signals. Times are seconds after the demo's start,
+which includes the start of Python and torch.
 
-    0                      server, then the clients are launched
-    seconds / 3            SIGKILL to one client, once a round was merged (at 0.6 seconds in any case)
-      + about 3 s          the server notices; the supervisor launches the client again
-    seconds                SIGINT to the server: one last round, every client gets it, all end
-                           later, by at most `PATIENCE_S`, while the killed client is still on its way back;
-                           earlier on a machine so slow that the end would come too late
+    0                  launch the parameter server, then the clients
+    seconds / 3        SIGKILL to one client, once a round was merged (at 0.6 seconds in any case)
+      + about 3 s      the parameter server detects it; the supervisor launches the client again
+    seconds            SIGINT to the parameter server: one last round, all clients get it and end;
+                       later, by at most `PATIENCE_S`, while the killed client is not back;
+                       earlier on a machine so slow that the end would come too late
 """
 
 from __future__ import annotations
@@ -43,15 +44,15 @@ if TYPE_CHECKING:
 
 PATIENCE_S = 8.0
 SLACK_S = 15.0
-"""The demo ends at most this long after `seconds`, on lines that are not long."""
+"""The demo ends at most this long after `seconds`, on paths with a short round trip."""
 
 HOLD_S = 2.0
-"""The journal is up to a second behind; so long a line waits for those that belong before it."""
+"""How long a news line is held back: the journal, up to a second late, may have earlier ones."""
 
 _SIGINT = "Ctrl-C"
 _TICK_S = 0.2
-_MAX_WORDS = 500
-"""Characters of what a child said last."""
+_MAX_LINE = 500
+"""Characters kept of a child's last line."""
 _LISTEN_S = 30.0
 _DRAIN_S = 9.0
 _LEAVE_S = 4.0
@@ -61,12 +62,12 @@ _RULES = RestartRules(first_wait_s=0.5, longest_wait_s=4.0, budget=4)
 
 @mutable
 class Played:
-    """What was seen. Times in seconds after the demo's start; None: it did not happen."""
+    """Events of a demo, in seconds after its start; None where one did not happen."""
 
     state: RunState = field(factory=RunState)
     joined_s: float | None = None
     killed_s: float | None = None
-    noticed_s: float | None = None
+    detected_s: float | None = None
     relaunched_s: float | None = None
     caught_up_s: float | None = None
     seconds: float = 0.0
@@ -74,7 +75,7 @@ class Played:
 
 
 class Demo:
-    """One demo. `play` is the whole interface."""
+    """One demo; call `play`."""
 
     def __init__(self, settings: DemoSettings, view: View, stop: Stopper) -> None:
         self.settings = settings
@@ -86,13 +87,13 @@ class Demo:
         self._reader = JournalReader(settings.run_dir / "journal.jsonl")
         self._news: list[News] = []
         self._address: asyncio.Future[str] | None = None
-        self._words: dict[str, str] = {}  # child -> its last line
+        self._last_lines: dict[str, str] = {}  # by child
         self._refused: FslError | None = None
         self._ending = False
         self._links: list[Proxy] = []
 
     async def play(self) -> Played:
-        """Play it to its end; no child is left behind. Raises FslError for what the user can act on."""
+        """Play it to its end; no child process remains. Raises FslError for a user's mistake."""
         self._address = asyncio.get_running_loop().create_future()
         log = self.settings.run_dir / "children.log"
         supervisor = Supervisor(
@@ -106,38 +107,39 @@ class Demo:
                     await supervisor.stop(grace_s=0.0)
                 for link in self._links:
                     link.close()
-        self._look(hold_s=0.0)
+        self._read_journal(hold_s=0.0)
         if self._refused is not None:
             raise self._refused
         self.played.seconds = self._elapsed()
         return self.played
 
-    # --- the plot ---
+    # --- the schedule ---
 
     async def _run(self, supervisor: Supervisor) -> None:
         settings = self.settings
         supervisor.start(settings.server())
         assert self._address is not None
         if not await self._until(self._address.done, _LISTEN_S):
-            if self._may_go_on():
-                self.played.faults.append(f"the server did not listen within {_LISTEN_S:g} s")
+            if self._may_continue():
+                fault = f"the parameter server did not listen within {_LISTEN_S:g} s"
+                self.played.faults.append(fault)
             return
         for name in settings.names:
-            address = self._way_for(name, self._address.result())
+            address = self._address_for(name, self._address.result())
             supervisor.start(settings.client(name, address))
-        while self._may_go_on() and self._elapsed() < self._stop_at():
+        while self._may_continue() and self._elapsed() < self._stop_at():
             await self._tick()
             if self.played.killed_s is None and self._is_time_to_kill():
                 self._kill(supervisor)
         await self._end(supervisor)
 
-    def _way_for(self, name: str, address: str) -> str:
-        """What a client dials: the server, or a link of its own to it."""
+    def _address_for(self, name: str, address: str) -> str:
+        """The address that a client dials: the parameter server's, or a proxy's."""
         if not self.settings.links:
             return address
-        place = addresses.parse(address)
+        parsed = addresses.parse(address)
         path = self.settings.run_dir / FOLDER / name
-        self._links.append(Proxy((place.host, place.port), follow=path))
+        self._links.append(Proxy((parsed.host, parsed.port), follow=path))
         return self._links[-1].address
 
     def _is_time_to_kill(self) -> bool:
@@ -153,32 +155,32 @@ class Demo:
         pid = supervisor.pid(name)
         if supervisor.kill(name):
             self.played.killed_s = self._elapsed()
-            self._tell("killed", f"SIGKILL to {name} (process {pid})", name)
+            self._report("killed", f"SIGKILL to {name} (process {pid})", name)
 
     def _stop_at(self) -> float:
-        """When the last round is called. The end takes about as long as a start of torch, and a little more."""
+        """When to call the last round; the end takes a little longer than a start of torch."""
         played, seconds = self.played, self.settings.seconds
         start_s = played.joined_s if played.joined_s is not None else self._elapsed()
-        slack_s = SLACK_S + self._later_s
+        slack_s = SLACK_S + self._extra_s
         latest = seconds + slack_s - (4.0 + 0.7 * min(start_s, SLACK_S))
         if played.killed_s is not None and played.caught_up_s is None:
-            return min(seconds + PATIENCE_S + self._later_s, max(latest, 0.9 * seconds))
+            return min(seconds + PATIENCE_S + self._extra_s, max(latest, 0.9 * seconds))
         return min(seconds, max(latest, 0.75 * seconds))
 
     @property
-    def _later_s(self) -> float:
-        """What the end may take more on a long line: a round, and what it brings, in round trips."""
+    def _extra_s(self) -> float:
+        """Time that the end may take longer on a path with a long round trip."""
         return _END_TRIPS * self.settings.late_s
 
     async def _end(self, supervisor: Supervisor) -> None:
         self._ending = True
         if not self._stop.requested:
-            self._tell("ending", "the time is over: one last round, then everybody ends")
-            # While the others finish; the evaluation needs it at once.
+            self._report("ending", "the time is over: one last round, then all nodes end")
+            # Load it while the nodes finish; the evaluation needs it next.
             loading = asyncio.create_task(asyncio.to_thread(importlib.import_module, "torch"))
         else:
             loading = None
-        drain_s = _DRAIN_S + self._later_s
+        drain_s = _DRAIN_S + self._extra_s
         stopping = asyncio.create_task(supervisor.stop_child(SERVER, drain_s, signal.SIGINT))
         await self._until(stopping.done, drain_s + 1.0)
         if not self._stop.hard:
@@ -193,13 +195,13 @@ class Demo:
         if loading is not None:
             await loading
 
-    # --- watching ---
+    # --- the journal ---
 
-    def _may_go_on(self) -> bool:
+    def _may_continue(self) -> bool:
         return not self._stop.requested and self._refused is None
 
     async def _until(self, is_done: Callable[[], bool], limit_s: float) -> bool:
-        """Watch until `is_done()`; False after `limit_s`, or when the user or a refusal ends it all."""
+        """Wait until `is_done()`; False after `limit_s`, or when the user or an error ends it."""
         deadline = time.monotonic() + limit_s
         while not is_done():
             if time.monotonic() >= deadline or self._stop.hard or self._refused is not None:
@@ -211,15 +213,15 @@ class Demo:
 
     async def _tick(self) -> None:
         await asyncio.sleep(_TICK_S)
-        self._look()
+        self._read_journal()
 
-    def _look(self, hold_s: float = HOLD_S) -> None:
-        """Read what is new in the journal and show it, in the order in which it happened."""
+    def _read_journal(self, hold_s: float = HOLD_S) -> None:
+        """Read new lines of the journal and show the news, in order of time."""
         played = self.played
         with contextlib.suppress(FileNotFoundError):
             for line in self._reader.read():
                 for news in played.state.apply(line):
-                    self._notice(news)
+                    self._record(news)
                     self._news.append(self._reworded(news))
         now = time.time()
         self._news.sort(key=lambda one: one.t)
@@ -228,32 +230,32 @@ class Demo:
         self._news = self._news[len(ripe) :]
 
     def _reworded(self, news: News) -> News:
-        """A server says Ctrl-C of every SIGINT; here it is the demo that sends it."""
+        """Replace "Ctrl-C", a node's reason for any SIGINT: here the demo sends it."""
         if not self._ending or _SIGINT not in news.text:
             return news
         state, why = self.played.state, self._stop.reason or "its time is over"
         state.ending = state.ending.replace(_SIGINT, why)
-        made = evolve(news, text=news.text.replace(_SIGINT, why))
-        state.news[state.news.index(news)] = made  # for the live table
-        return made
+        reworded = evolve(news, text=news.text.replace(_SIGINT, why))
+        state.news[state.news.index(news)] = reworded  # for the live table
+        return reworded
 
-    def _notice(self, news: News) -> None:
+    def _record(self, news: News) -> None:
         played = self.played
         when_s = news.t - played.state.started_at
         if news.kind == "version" and played.joined_s is None:
             played.joined_s = when_s
         if news.client != self.settings.victim or played.killed_s is None:
             return
-        if news.kind == "gone" and played.noticed_s is None:
-            played.noticed_s = when_s
+        if news.kind == "gone" and played.detected_s is None:
+            played.detected_s = when_s
         elif news.kind == "relaunched" and played.relaunched_s is None:
-            # A hello of the new process tells the server of the old one's end, if nothing did before.
-            played.noticed_s = played.noticed_s or when_s
+            # The new process's hello ends the old session, if it has not expired before.
+            played.detected_s = played.detected_s or when_s
             played.relaunched_s = when_s
         elif news.kind == "caught up" and played.relaunched_s is not None:
             played.caught_up_s = played.caught_up_s or when_s
 
-    def _tell(self, kind: str, text: str, client: str = "", level: str = "info") -> None:
+    def _report(self, kind: str, text: str, client: str = "", level: str = "info") -> None:
         news = News(time.time(), kind, text, client, level)
         self.played.state.news.append(news)
         self._news.append(news)
@@ -265,7 +267,7 @@ class Demo:
 
     def _line(self, name: str, line: str) -> None:
         if line.strip():
-            self._words[name] = peer_text(line, _MAX_WORDS)
+            self._last_lines[name] = peer_text(line, _MAX_LINE)
         if name != SERVER or self._address is None or self._address.done():
             return
         try:
@@ -279,13 +281,13 @@ class Demo:
         if isinstance(change, ChildStarted):
             if change.launch > 1:
                 text = f"the supervisor launched {change.name} again (process {change.pid})"
-                self._tell("launched", text, change.name)
+                self._report("launched", text, change.name)
             return
-        last = self._words.get(change.name, "")
+        last = self._last_lines.get(change.name, "")
         if self._ending or self._stop.requested:
             return
         if change.code == ExitCode.BAD_INPUT:
-            # The same line would fail again, so it is the user's: what the child says is what there is to say.
+            # A new launch would fail again: the child's error line is the demo's error.
             self._refused = self._refused or FslError(
                 _error_of(last) or f"{change.name} ended: {last}"
             )
@@ -296,11 +298,11 @@ class Demo:
         elif change.code != -9:
             text = f"{change.name} ended ({change.why}): {last}"
             self.played.faults.append(text)
-            self._tell("crashed", text, change.name, "warning")
+            self._report("crashed", text, change.name, "warning")
 
 
 def _error_of(line: str) -> str:
-    """What a child said went wrong, from its error line or error object."""
+    """The message of a child's error line or error object; "" for any other line."""
     if line.startswith("error: "):
         return line.removeprefix("error: ")
     try:

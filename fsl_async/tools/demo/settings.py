@@ -1,4 +1,4 @@
-"""What a demo is made of: its settings, the configuration of its run, and the command lines of its processes. Pure but for paths."""
+"""A demo's settings, its run's configuration and its command lines. Pure, except for paths."""
 
 from __future__ import annotations
 
@@ -21,11 +21,12 @@ HEARTBEAT_EVERY_S = 0.5
 EXPIRE_AFTER_S = 3.0
 
 SHORT_TRIP_S = 0.1
-"""A round trip that the times of a demo allow for."""
+"""The round trip that the default times of a demo allow for."""
 
-# One short run is not the paper's setting: with a handful of rounds the outer momentum has no time to settle, and plain averaging
-# (FedAvg, arXiv:1602.05629) gets further: held-out loss 2.41 against 2.61 nats/byte with Nesterov 0.7 / 0.9, after 160 steps by each
-# of three clients and a sync every 40 (one seed); learning rate 8e-3 instead of 4e-3 gave 2.51.
+# A short run differs from DiLoCo's setting: in a few rounds the outer momentum does not settle, and
+# plain averaging (FedAvg, arXiv:1602.05629) is better: held-out loss 2.41 against 2.61 nats/byte
+# with Nesterov 0.7 / 0.9, after 160 steps of each of three clients and a sync every 40 (one seed);
+# learning rate 8e-3 instead of 4e-3 gave 2.51.
 TRAINING: dict[str, str | float] = {
     "outer.optimizer": "average",
     "train.learning_rate": 4e-3,
@@ -40,44 +41,49 @@ LOOPBACK = "127.0.0.1"
 
 
 def lengths(late_s: float) -> tuple[float, float]:
-    """Seconds that a demo lasts, and from one sync to the next, where round trips take `late_s` more than `SHORT_TRIP_S`.
+    """Seconds of a demo, and of a sync's period, for round trips of `SHORT_TRIP_S` plus `late_s`.
 
-    Over a satellite (0.6 s) the first weights are there after 10 to 20 s, because TCP's slow start counts in round trips, and a sync takes 5 to 8.
+    By satellite (0.6 s) the first weights arrive after 10 to 20 s, because TCP's slow start counts
+    in round trips, and a sync takes 5 to 8.
     """
     return 40.0 + 60.0 * late_s, 5.0 + 10.0 * late_s
 
 
 @frozen
 class Places:
-    """Where the nodes run: the server's address, and the words that put a node's command into its site (none: on this machine)."""
+    """Where the nodes run.
+
+    host: address of the parameter server.
+    enter: by node, the command prefix that runs it in its site; none: on this machine.
+    """
 
     host: str = LOOPBACK
     enter: Mapping[str, tuple[str, ...]] = field(factory=dict)
 
     @property
-    def words(self) -> list[str]:
-        """What a node is told besides: a laboratory's addresses are not loopback, and its traffic goes nowhere else."""
+    def options(self) -> list[str]:
+        """Further options of every node: plain traffic is safe inside a laboratory."""
         return [] if self.host == LOOPBACK else ["--insecure"]
 
     def child(self, name: str, arguments: list[str]) -> Child:
-        """A node as a child process, where it belongs."""
-        made = node_child(name, [*arguments, *self.words])
+        """A node as a child process, in its site."""
+        made = node_child(name, [*arguments, *self.options])
         return evolve(made, argv=(*self.enter.get(name, ()), *made.argv))
 
 
 HERE = Places()
 NO_KEYS = Path(__file__).parent / "no-keys"
-"""A folder that does not exist: nodes of a demo have no keys."""
+"""A folder that does not exist, because nodes of a demo have no keys."""
 
 
 def places_in(lab: Laboratory) -> Places:
-    """Every node in the site of a network laboratory that has its name."""
+    """Each node in the laboratory's site of the same name."""
     return Places(lab.address(SERVER), {name: lab.command(name, ()) for name in lab.sites})
 
 
 @frozen(kw_only=True)
 class DemoSettings:
-    """What the user chose. `data`: empty for the standard library's source. Times in seconds."""
+    """The user's choices. data: empty for the standard library's source. Times in seconds."""
 
     data: str
     seconds: float
@@ -89,9 +95,9 @@ class DemoSettings:
     run_dir: Path
     places: Places = HERE
     links: bool = False
-    """Each client behind a proxy that `fsl-node chaos` can cut."""
+    """Whether each client dials a proxy that `fsl-node chaos` can cut."""
     late_s: float = 0.0
-    """What a round trip takes beyond `SHORT_TRIP_S`."""
+    """A round trip's time beyond `SHORT_TRIP_S`."""
 
     def at(self, run_dir: Path) -> DemoSettings:
         """The same in another run directory."""
@@ -99,7 +105,7 @@ class DemoSettings:
 
     @property
     def kill_after_s(self) -> float:
-        """When a client is killed, after the demo's start."""
+        """Seconds from the demo's start until a client is killed."""
         return self.seconds / 3
 
     @property
@@ -109,11 +115,11 @@ class DemoSettings:
 
     @property
     def victim(self) -> str:
-        """The client that is killed: not the first, which is often the one that publishes the first weights."""
+        """The client that is killed: not the first, which often publishes the first weights."""
         return self.names[min(1, self.clients - 1)]
 
     def overrides(self) -> list[str]:
-        """The run's configuration, as --set takes it."""
+        """The run's configuration, in the form of --set."""
         chosen: dict[str, str | float | int] = {
             "run.name": "demo",
             "run.seed": self.seed,
@@ -141,7 +147,7 @@ class DemoSettings:
         return self.places.child(SERVER, [*arguments, *sets])
 
     def client(self, name: str, address: str) -> Child:
-        """One client of the server at `address`."""
+        """One client of the parameter server at `address`."""
         run_dir = self.run_dir / "clients" / name
         arguments = ["--role", "client", address, "--name", name, "--run-dir", str(run_dir)]
         arguments += ["--allow", "deltas,metrics"]
@@ -150,9 +156,9 @@ class DemoSettings:
 
 def node_child(name: str, arguments: list[str]) -> Child:
     """A node of this program as a child process."""
-    # -P: a file called like one of ours in the current directory must not be imported in its place.
+    # -P: files of the current directory must not be imported instead of ours.
     argv = (sys.executable, "-P", "-m", "fsl_async.cli", *arguments)
-    # One thread each: the clients share the cores, and threads that wait for each other cost more than they bring.
+    # One thread each: clients share the cores, and waiting threads would cost more than they gain.
     threads = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-    # What a site lets out (site.toml beside its keys) is not meant for nodes that are all on this machine.
+    # A user's site policy (site.toml in the keys folder) does not apply to nodes of a demo.
     return Child(name, argv, env={**threads, "FSL_KEYS": str(NO_KEYS)})

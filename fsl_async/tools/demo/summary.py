@@ -1,4 +1,4 @@
-"""How a demo ended: the object of `demo --json`, the checks that decide the exit code, and the words for people."""
+"""A demo's result: the object of --json, the checks of the exit code, the text for people."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ if TYPE_CHECKING:
 
 @frozen
 class Summary:
-    """The object that `demo --json` ends with; `sim` ends with the same keys and more. Losses in nats per byte."""
+    """The last object of `demo --json`; that of `sim` has these keys and more.
+
+    Losses are in nats per byte.
+    """
 
     rounds: int
     clients: int
@@ -42,10 +45,10 @@ def _rounded(value: float | None) -> float | None:
     return None if value is None else round(value, 4)
 
 
-def summarise(
+def summarize(
     settings: DemoSettings, played: Played, audit: Audit | None, evaluated: Evaluated | None
 ) -> Summary:
-    """Sum up. Deltas are counted in the ledger; without a ledger there are none."""
+    """Make the summary. Deltas are counted in the ledger; without one the counts are 0."""
     state = played.state
     return Summary(
         rounds=state.rounds,
@@ -67,67 +70,81 @@ def summarise(
     )
 
 
-def complaints(
+def problems(
     settings: DemoSettings, played: Played, audit: Audit | None, evaluated: Evaluated | None
 ) -> list[str]:
-    """What went wrong, one line each; empty when the demo showed what it is there to show."""
+    """What went wrong, one line each; empty for a demo that passed."""
     state, victim = played.state, settings.victim
-    made = list(played.faults)
-    if played.joined_s is None and state.version < 0 and not made:
+    found = list(played.faults)
+    if played.joined_s is None and state.version < 0 and not found:
         return [
-            f"in {settings.seconds:g} s no client had started (loading torch takes a while here); give it more --seconds"
+            (
+                f"in {settings.seconds:g} s no client had started (loading torch is slow here);"
+                " give it more --seconds"
+            )
         ]
     if not state.rounds:
-        made.append("no round was merged; give it more --seconds")
+        found.append("no round was merged; give it more --seconds")
     if played.killed_s is None:
-        made.append(f"{victim} was not killed: it never trained; give it more --seconds")
-    elif played.noticed_s is None:
-        made.append(f"{victim} was killed, and the server did not notice")
+        found.append(f"{victim} was not killed: it never trained; give it more --seconds")
+    elif played.detected_s is None:
+        found.append(f"{victim} was killed, and the parameter server did not detect it")
     elif played.caught_up_s is None:
-        made.append(f"{victim} was killed and did not catch up in time; give it more --seconds")
+        found.append(f"{victim} was killed and did not catch up in time; give it more --seconds")
     if audit is None:
-        made.append("there is no ledger to audit")
+        found.append("there is no ledger to audit")
     else:
-        made += audit.complaints()
+        found += audit.complaints()
         if audit.tokens != state.tokens:
-            made.append(f"the ledger has {audit.tokens} merged tokens, the journal {state.tokens}")
+            found.append(f"the ledger has {audit.tokens} merged tokens, the journal {state.tokens}")
     if evaluated is None:
-        made.append("there is no checkpoint to evaluate")
+        found.append("there is no checkpoint to evaluate")
     elif (evaluated.version, evaluated.digest) != (state.version, state.digest):
-        made.append(
+        found.append(
             f"the last checkpoint is version {evaluated.version} ({evaluated.digest}), "
-            f"the journal says version {state.version} ({state.digest})"
+            f"the last version of the journal {state.version} ({state.digest})"
         )
-    return made
+    return found
 
 
-def words(
+def text_lines(
     settings: DemoSettings, played: Played, summary: Summary, audit: Audit | None
 ) -> list[str]:
     """The summary for people."""
     state = played.state
-    travelled = f"{megabytes(summary.bytes_raw)} of weights and deltas travelled as {megabytes(summary.bytes_sent)}"
+    raw, sent = megabytes(summary.bytes_raw), megabytes(summary.bytes_sent)
     less = f", {summary.ratio:.1f} times less" if summary.ratio else ""
+    up, down = _ratio(state.up.ratio), _ratio(state.down.ratio)
+    first, last = _number(summary.loss_first), _number(summary.loss_last)
     lines = [
-        f"{counted(summary.rounds, 'round')}, {summary.tokens:,} tokens merged from {counted(summary.clients, 'client')} in {summary.seconds:.0f} s",
-        f"loss {_number(summary.loss_first)} at first, {_number(summary.loss_last)} at the end (running means, nats/byte)",
-        f"loss {_number(summary.eval_loss)} of the last checkpoint, on text that no client has seen",
-        f"{travelled}{less} (up {_ratio(state.up.ratio)}, down {_ratio(state.down.ratio)}; newcomers get full precision)",
+        (
+            f"{counted(summary.rounds, 'round')}, {summary.tokens:,} tokens merged"
+            f" from {counted(summary.clients, 'client')} in {summary.seconds:.0f} s"
+        ),
+        f"loss {first} at first, {last} at the end (running means, nats/byte)",
+        f"loss {_number(summary.eval_loss)} of the last checkpoint, on held-out text",
+        (
+            f"{raw} of weights and deltas were sent as {sent}{less}"
+            f" (up {up}, down {down}; new clients get full precision)"
+        ),
     ]
     if audit is not None:
         lines.append(
-            f"{counted(audit.acknowledged, 'delta')} acknowledged, {audit.merged} merged, {audit.pending} waiting, {len(audit.lost)} lost, "
-            f"{len(audit.doubled)} merged twice (counted in the ledger)"
+            f"{counted(audit.acknowledged, 'delta')} acknowledged, {audit.merged} merged,"
+            f" {audit.pending} waiting, {len(audit.lost)} lost,"
+            f" {len(audit.doubled)} merged twice (counted in the ledger)"
         )
     if played.killed_s is not None and played.caught_up_s is not None:
         lines.append(
-            f"{settings.victim}: killed at {played.killed_s:.1f} s, noticed after {_after(played, played.noticed_s)}, "
-            f"back after {_after(played, played.relaunched_s)}, caught up after {_after(played, played.caught_up_s)}"
+            f"{settings.victim}: killed at {played.killed_s:.1f} s,"
+            f" detected after {_after(played, played.detected_s)},"
+            f" back after {_after(played, played.relaunched_s)},"
+            f" caught up after {_after(played, played.caught_up_s)}"
         )
     return [
         *lines,
         f"run directory: {summary.run_dir}",
-        f"look further: {program()} status {summary.run_dir}",
+        f"for details: {program()} status {summary.run_dir}",
     ]
 
 

@@ -1,4 +1,7 @@
-"""Train a run's whole model for a few steps in this process and print what memory that took: `demo split` compares its clients with it."""
+"""Trains a run's whole model for a few steps and prints the memory that it took.
+
+`demo split` runs it as a process and compares the memory of its clients with it.
+"""
 
 import json
 import sys
@@ -17,7 +20,10 @@ STEPS = 3
 
 
 def main(overrides: Sequence[str]) -> None:
-    """Print {"grown": bytes beyond what the libraries take}. overrides: the run's configuration, as --set takes it."""
+    """Print {"grown": bytes beyond those of the libraries}.
+
+    overrides: the run's configuration, in the form of --set.
+    """
     torch.set_num_threads(1)
     config = load(None, overrides)
     facts = facts_of(config)
