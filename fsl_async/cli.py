@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fsl_async.commands import COMMANDS
-from fsl_async.commands.numbers import Finite
+from fsl_async.commands.options import Finite
 from fsl_async.errors import ExitCode, Report, UsageError, one_line, report
 from fsl_async.process.program import NAME, program
 
@@ -296,14 +296,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except SystemExit:
         raise
     except BaseException as error:  # noqa: BLE001 - the top of the program
-        from fsl_async.commands.line_stream import last_words
+        from fsl_async.commands.line_stream import write_last
 
         out, err = io.StringIO(), io.StringIO()
         exit_code = report(
             error, as_json=_wants_json(args), debug=debug, out=out, err=err, translate=_translate
         )
-        last_words(sys.stderr, err.getvalue())
-        last_words(sys.stdout, out.getvalue())
+        write_last(sys.stderr, err.getvalue())
+        write_last(sys.stdout, out.getvalue())
         return exit_code
     return int(code or ExitCode.DONE)
 

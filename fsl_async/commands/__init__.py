@@ -1,20 +1,21 @@
 """The commands of `fsl-node`: one file each, imported only when it is used.
 
-A command `name` is a click command called `command` in the file `name.py`, and one line here. It has a --json option, prints through
-`output.Output`, raises `fsl_async.errors.FslError` for what the user can act on, and may return an exit code.
+A command `name` is a click command called `command` in the file `name.py`, and one line here. It
+has a --json option, prints through `output.Output`, raises `fsl_async.errors.FslError` for errors
+that the user can act on, and may return an exit code.
 """
 
 from __future__ import annotations
 
 COMMANDS: dict[str, str] = {
-    "bench": "Measure the codec and the transport on this machine, beside its limits and others.",
-    "chaos": "Hit a running run with faults, and say what they cost.",
+    "bench": "Measure codec and transport on this machine, and compare them with its limits.",
+    "chaos": "Inject faults into a running run, and report what they cost.",
     "compare": "Train with several methods of split learning, side by side.",
     "demo": "Show a whole run on this machine in under a minute.",
-    "doctor": "Say what this machine and this install have, and lack.",
+    "doctor": "Report what this machine and this install have, and lack.",
     "init": "Write a commented configuration file.",
-    "keys": "Make this node's key; say whose keys are let in.",
-    "plan": "Say what a method would cost: bytes, seconds, memory.",
+    "keys": "Make this node's key; trust, list and revoke keys of others.",
+    "plan": "Compute what a method would cost: bytes, seconds, memory.",
     "quarantine": "Take an accepted delta out of a stopped run.",
     "sim": "Simulate days of a run in seconds, to plan and to check.",
     "status": "Show what a run does or did, from its directory.",

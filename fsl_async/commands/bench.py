@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fsl_async.commands.numbers import Finite
+from fsl_async.commands.options import Finite
 from fsl_async.commands.output import Output
 from fsl_async.errors import UsageError
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from fsl_async.commands.numbers import Finite
+from fsl_async.commands.options import Finite
 from fsl_async.commands.output import Output
 from fsl_async.errors import ExitCode, UsageError
 
@@ -141,8 +141,8 @@ def text_lines(found: ChaosReport) -> list[str]:
         ),
         f"{rate} tokens/s, {rate_before} before: {_share(found.throughput)} of it",
         (
-            f"{found.syncs} syncs, with {_share(found.participation)} of the clients alive when they"
-            f" were called ({_share(found.participation_least)} in the worst)"
+            f"{found.syncs} syncs, with {_share(found.participation)} of the clients alive when"
+            f" they were called ({_share(found.participation_least)} in the worst)"
         ),
     ]
     for name, times in (

@@ -1,4 +1,4 @@
-"""`fsl-node compare`: methods of split learning side by side, one real run of each."""
+"""`fsl-node compare`: one real run of each of several methods of split learning."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from fsl_async.commands.client import check_data
-from fsl_async.commands.numbers import Finite
+from fsl_async.commands.options import Finite
 from fsl_async.commands.output import Output, encoded
 from fsl_async.errors import UsageError
 
@@ -32,14 +32,14 @@ _FILE = click.Path(path_type=Path)
     "--data",
     required=True,
     metavar="PATH",
-    help="Images or other labelled samples with a test part; or text.",
+    help="Images or other labeled samples with a test part; or text.",
 )
 @click.option(
     "--model", default="small-cnn", show_default=True, metavar="NAME",
     help="small-cnn, resnet18; for text gpt-0.5m, gpt-1m, ...",
 )  # fmt: skip
 @click.option("--sizes", default="", metavar="A=B,...", help="Sizes of the model, like width=32.")
-@click.option("--cut", default="", metavar="WHERE", help="Where to cut; default: the model's.")
+@click.option("--cut", default="", metavar="WHERE", help="The cut layer; default: the model's.")
 @click.option(
     "--auxiliary",
     default="blocks:1",
@@ -50,9 +50,9 @@ _FILE = click.Path(path_type=Path)
 @click.option("--rounds", default=10, show_default=True, type=_COUNT)
 @click.option(
     "--target-accuracy", "target", default=0.5, show_default=True, type=Finite(), metavar="A",
-    help="Share of right answers on the held-out set.",
+    help="Accuracy on the held-out set, 0 to 1.",
 )  # fmt: skip
-@click.option("--stop-at-target", is_flag=True, help="End a method's run once it is there.")
+@click.option("--stop-at-target", is_flag=True, help="End a method's run at the target.")
 @click.option("--batch", default=32, show_default=True, type=_COUNT)
 @click.option(
     "--samples", default=0, type=click.IntRange(0, 1 << 40),
@@ -78,7 +78,7 @@ _FILE = click.Path(path_type=Path)
     default=20,
     show_default=True,
     type=_COUNT,
-    help="fsl-sage: passes over the buffer in one.",
+    help="fsl-sage: passes over the buffer per alignment.",
 )
 @click.option("--align-rate", default=3e-3, show_default=True, type=Finite())
 @click.option(
@@ -86,7 +86,7 @@ _FILE = click.Path(path_type=Path)
     default=256,
     show_default=True,
     type=_COUNT,
-    help="fsl-sage: newest samples kept of a client.",
+    help="fsl-sage: newest samples kept of each client.",
 )
 @click.option(
     "--alpha",
@@ -99,7 +99,7 @@ _FILE = click.Path(path_type=Path)
     default="bf16",
     show_default=True,
     type=_FORMATS,
-    help="Of activations and gradients.",
+    help="Number format of activations and gradients.",
 )
 @click.option("--mode", default="free", show_default=True, type=click.Choice(["free", "lockstep"]))
 @click.option(
@@ -107,13 +107,14 @@ _FILE = click.Path(path_type=Path)
     default=2,
     show_default=True,
     type=click.IntRange(1, 64),
-    help="Uploads of a client under way.",
+    help="Uploads of a client in flight at most.",
 )
 @click.option("--seed", default=0, show_default=True, type=click.IntRange(0, 2**62))
 @click.option(
     "--net",
     metavar="PROFILE[:KEY=VALUE]|RATE,DELAY",
-    help="Between clients and servers: a profile of the network laboratory, changed if you like (transatlantic:loss=0%; needs root), or a plain line like 200mbit,45ms one way.",
+    help="Links between clients and servers: a profile of the network laboratory, with changes if"
+    " needed (transatlantic:loss=0%; needs root), or a rate and one-way delay like 200mbit,45ms.",
 )
 @click.option(
     "--json", "json_path", type=_FILE, metavar="FILE", help="Write one JSON object for each method."
@@ -129,7 +130,7 @@ _FILE = click.Path(path_type=Path)
     "--out",
     type=_FILE,
     metavar="DIR",
-    help="Where the runs are kept. [default: runs/compare-DATE-TIME]",
+    help="Directory of the runs. [default: runs/compare-DATE-TIME]",
 )
 def command(
     *,
@@ -145,11 +146,12 @@ def command(
     out: Path | None,
     **more: object,
 ) -> None:
-    """Train with each method on the same data, from the same weights, and say what it took.
+    """Train with each method on the same data, from the same weights, and compare the costs.
 
-    Real nodes on this machine: a parameter server, a split server and clients, over sockets. After each round the joined model is
-    scored on the data's test part; nobody trains meanwhile, and the clock stands still. Bytes are what the streams carried, both
-    directions, all clients, the first download included.
+    Real nodes on this machine: a parameter server, a split server and clients, over sockets. After
+    each round the joined model is scored on the data's test part; training and clock pause
+    meanwhile. Bytes are those that the streams carried, both directions, all clients, the first
+    download included.
     """
     from fsl_async.tools.compare.choices import Choices, parse_methods
     from fsl_async.tools.compare.places import net_of
@@ -188,9 +190,9 @@ def command(
     outcomes: list[Outcome] = []
     stopper = Stopper()
     with stop_on_signals(stopper):
-        contest = Comparison(choices, folder, between.make, say=output.say, stop=stopper)
+        comparison = Comparison(choices, folder, between.make, say=output.say, stop=stopper)
         for method in choices.methods:
-            outcomes.append(contest.run(method))
+            outcomes.append(comparison.run(method))
             found = encoded(row(outcomes[-1], choices.as_dict())) + "\n"
             for path in (folder / "compare.jsonl", json_path):
                 if path is not None:
@@ -207,7 +209,7 @@ def command(
 
 
 def _check_writable(option: str, path: Path) -> None:
-    """Raise UsageError, before anything is trained, where no file of that name can be written."""
+    """Raise UsageError, before training, where the file cannot be written."""
     if not path.parent.is_dir():
         raise UsageError(f"{option} {path}: there is no directory {path.parent}")
     if path.is_dir():
@@ -224,7 +226,7 @@ def _title(choices: Choices, net: str) -> str:
 def _make_folder(out: Path | None) -> Path:
     folder = out or Path("runs") / time.strftime("compare-%Y%m%d-%H%M%S")
     if out is not None and out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UsageError(f"--out {out} is there already: give a new directory")
+        raise UsageError(f"--out {out} exists already: give a new directory")
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from fsl_async.commands.client import check_corpus, check_data
-from fsl_async.commands.numbers import Finite
+from fsl_async.commands.options import Finite
 from fsl_async.commands.output import Output
 from fsl_async.errors import (
     ExitCode,

@@ -1,4 +1,4 @@
-"""`fsl-node doctor`: what this machine and this install have for a run, and how to get what is missing."""
+"""`fsl-node doctor`: checks this machine and this install, and prints how to fix problems."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ _GIBIBYTE = 1 << 30
 _LOW_DISK_BYTES = 10 * _GIBIBYTE
 _NO_DISK_BYTES = _GIBIBYTE
 _FEW_CLIENTS = 100
-"""A limit of open files with room for fewer is worth a warning."""
+"""A limit of open files that fits fewer clients is a warning."""
 _SLOW_START = Path("/proc/sys/net/ipv4/tcp_slow_start_after_idle")
 
-# What /proc/cpuinfo calls the feature bits that the native codec asks for.
+# Feature bits that the native codec needs, by their names in /proc/cpuinfo.
 _FEATURES = {
     "avx512": (
         "avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512vbmi", "avx512_vbmi2",
@@ -44,7 +44,10 @@ _FEATURES = {
 
 @frozen
 class Finding:
-    """One thing that was looked at: `status` is ok, warning (works, but not well) or problem; `text` says it to a person."""
+    """The result of one check.
+
+    status: "ok", "warning" (works, but not well) or "problem". text: for people.
+    """
 
     name: str
     status: str
@@ -55,13 +58,13 @@ class Finding:
 @click.command("doctor")
 @click.option(
     "--run-dir", type=click.Path(path_type=Path), default=Path(), metavar="DIR",
-    help="Where runs will be kept; its disk is looked at. [default: here]",
+    help="Directory of runs; its disk is checked. [default: here]",
 )  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(*, run_dir: Path, as_json: bool) -> int:
-    """Look at what a run needs here: versions, codec, GPU, network, TCP, open files, disk.
+    """Check what a run needs: versions, codec, GPU, network, TCP, open files, disk.
 
-    Exit code 0 when a node can run here, if slower than it could; 1 when something stands in its way.
+    Exit code 0 when a node can run here, also with warnings; 1 when there is a problem.
     """
     output = Output(as_json=as_json)
     findings = examine(run_dir)
@@ -76,8 +79,8 @@ def command(*, run_dir: Path, as_json: bool) -> int:
 
 
 def examine(run_dir: Path) -> list[Finding]:
-    """All findings; an examination that fails is a finding, too."""
-    examinations: dict[str, Callable[[], Finding]] = {
+    """All findings; a check that raises is a finding, too."""
+    checks: dict[str, Callable[[], Finding]] = {
         "versions": _versions,
         "codec": _codec,
         "torch": _torch,
@@ -89,10 +92,10 @@ def examine(run_dir: Path) -> list[Finding]:
         "disk": lambda: _disk(run_dir),
     }
     findings = []
-    for name, look in examinations.items():
+    for name, check in checks.items():
         try:
-            findings.append(look())
-        except Exception as error:  # noqa: BLE001 - a broken package can raise anything when it is imported
+            findings.append(check())
+        except Exception as error:  # noqa: BLE001 - importing a broken package can raise anything
             findings.append(Finding(name, PROBLEM, f"{type(error).__name__}: {error}"))
     return findings
 
@@ -141,7 +144,7 @@ def _codec() -> Finding:
 
 
 def _lacking_features() -> Mapping[str, list[str]]:
-    """For each path of the native codec, what this CPU lacks; empty where that cannot be told or makes no sense."""
+    """CPU features that each path of the native codec lacks; empty where they are unknown."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -203,13 +206,13 @@ def _tcp() -> Finding:
     try:
         setting = _SLOW_START.read_text(encoding="ascii").strip()
     except OSError:
-        return Finding("TCP", OK, "no settings to look at here")
+        return Finding("TCP", OK, "no settings to check here")
     details = {"slow_start_after_idle": setting}
     if setting == "0":
-        return Finding("TCP", OK, "connections keep their speed over a pause", details)
+        return Finding("TCP", OK, "connections keep their speed after a pause", details)
     text = (
-        "connections begin slowly after a pause; where rounds go over a long line (50 ms and more), this at both ends saves"
-        " round trips: sysctl -w net.ipv4.tcp_slow_start_after_idle=0"
+        "connections start slowly after a pause; with round trips of 50 ms and more, this at both"
+        " ends saves time: sysctl -w net.ipv4.tcp_slow_start_after_idle=0"
     )
     return Finding("TCP", OK, text, details)
 
@@ -228,7 +231,7 @@ def _keys() -> Finding:
     except errors.KeysError as error:
         return Finding("keys", PROBLEM, error.message, details)
     details["trusted"] = count = 0 if trusted is None else len(trusted.entries)
-    text = f"{details['public']} in {folder.path}; as a server it lets {count} in"
+    text = f"{details['public']} in {folder.path}; as a server it trusts {count}"
     return Finding("keys", OK, text, details)
 
 
@@ -236,7 +239,7 @@ def _open_files() -> Finding:
     try:
         resource = importlib.import_module("resource")
     except ImportError:  # Windows
-        return Finding("open files", OK, "no limit to look at here")
+        return Finding("open files", OK, "no limit to check here")
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     settings = importlib.import_module("fsl_async.config.settings")
     open_files = importlib.import_module("fsl_async.nodes.open_files")
@@ -257,17 +260,19 @@ def _open_files() -> Finding:
 
 
 def _disk(run_dir: Path) -> Finding:
-    place = run_dir.resolve()
-    while not place.exists():
-        place = place.parent
-    free = shutil.disk_usage(place).free
-    details = {"path": str(place), "free_bytes": free}
-    text = f"{free / _GIBIBYTE:,.1f} GiB free in {place}"
-    if not os.access(place, os.W_OK):
-        return Finding("disk", PROBLEM, f"{place} cannot be written to", details)
+    folder = run_dir.resolve()
+    while not folder.exists():
+        folder = folder.parent
+    free = shutil.disk_usage(folder).free
+    details = {"path": str(folder), "free_bytes": free}
+    text = f"{free / _GIBIBYTE:,.1f} GiB free in {folder}"
+    if not os.access(folder, os.W_OK):
+        return Finding("disk", PROBLEM, f"{folder} cannot be written to", details)
     if free < _NO_DISK_BYTES:
         return Finding("disk", PROBLEM, f"{text}: a run writes more than that", details)
     if free < _LOW_DISK_BYTES:
-        advice = "a server writes three fp32 copies of the model for each version it keeps"
+        advice = (
+            "a parameter server writes three fp32 copies of the model for each version it keeps"
+        )
         return Finding("disk", WARNING, f"{text}: {advice}", details)
     return Finding("disk", OK, text, details)

@@ -37,7 +37,10 @@ def command(path: Path, *, force: bool, as_json: bool) -> None:
 
 
 def write(path: Path, text: str, *, force: bool) -> None:
-    """Write a whole file or none of it; raises UsageError when there is one already and not `force`."""
+    """Write a file completely or not at all.
+
+    Raises UsageError for an existing file, unless `force`.
+    """
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         with part.open("x", encoding="utf-8") as file:
@@ -45,7 +48,7 @@ def write(path: Path, text: str, *, force: bool) -> None:
         if force:
             part.replace(path)
         else:
-            os.link(part, path)  # unlike a rename it fails when the name is taken
+            os.link(part, path)  # unlike a rename, it fails for an existing name
     except FileExistsError:
         raise UsageError(
             f"{path} exists already; {_FORCE} overwrites it, or give another path"

@@ -1,4 +1,4 @@
-"""`fsl-node keys`: this node's key, and the keys that it lets in when it is a server."""
+"""`fsl-node keys`: this node's key pair, and the keys that it trusts as a server."""
 
 from __future__ import annotations
 
@@ -29,13 +29,16 @@ def _options(function: Callable[..., Any]) -> Callable[..., Any]:
     return where(json(function))
 
 
-# A public key may begin with a dash; so no option here has one dash only.
+# A public key may begin with a dash, so no option here has a single dash.
 _KEY = {"ignore_unknown_options": True}
 
 
 @click.group("keys")
 def command() -> None:
-    """Make this node's key, and say whose keys a server lets in. Each takes --keys DIR and --json."""
+    """Make this node's key, and trust, list and revoke keys of others.
+
+    Each command takes --keys DIR and --json.
+    """
 
 
 @command.command("new")
@@ -48,7 +51,7 @@ def new(*, keys: Path | None, as_json: bool) -> None:
         output.result({"public": public, "path": str(folder.secret_path)})
         return
     output.say(f"made {folder.secret_path}; its public key is", f"    {public}")
-    output.say("at the server this lets it in:", f"    {trust_line(public, _host())}")
+    output.say("to trust it, run at the server:", f"    {trust_line(public, _host())}")
 
 
 @command.command("pub")
@@ -65,34 +68,32 @@ def pub(*, keys: Path | None, as_json: bool) -> None:
 
 @command.command("trust", context_settings=_KEY)
 @click.argument("key")
-@click.option("--name", "label", required=True, metavar="LABEL", help="Who it is, for people.")
 @click.option(
-    "--names", metavar="NAME,NAME", help="Client names that are this key's; then it has no others."
+    "--name", "label", required=True, metavar="LABEL", help="The site's name, for people."
 )
+@click.option("--names", metavar="NAME,NAME", help="The only client names that this key may use.")
 @_options
 def trust(*, key: str, label: str, names: str | None, keys: Path | None, as_json: bool) -> None:
-    """Let KEY in. For a key that is on the list already: change its line."""
+    """Trust KEY; for a key that is on the list already, change its line."""
     from fsl_async.keys import allow_list
     from fsl_async.keys.allow_list import Entry
 
     entry = Entry(key, label, tuple(names.split(",")) if names else ())
     if allow_list.parse(entry.line(), "this key").entries != {key: entry}:
-        # A comment, two lines, or words of the label that the list takes for an option.
+        # A comment, two lines, or a label that the list would read as an option.
         raise UsageError(f"trust {key[:60]!r} --name {label[:60]!r}: give one key and one label")
     folder, output = _folder(keys), Output(as_json=as_json)
     made = folder.change_allowed(lambda before: before.with_entry(entry))
     if as_json:
         output.result({"path": str(folder.allowed_path), **_facts(made.entries[key])})
     else:
-        output.say(
-            f"{label} is let in ({folder.allowed_path}); a running server reads it by itself"
-        )
+        output.say(f"{label} is trusted ({folder.allowed_path}); a running server reads the file")
 
 
 @command.command("list")
 @_options
 def list_(*, keys: Path | None, as_json: bool) -> None:
-    """Show whose keys are let in."""
+    """Show the trusted keys."""
     folder, output = _folder(keys), Output(as_json=as_json)
     found = folder.allowed()
     entries = [] if found is None else list(found.entries.values())
@@ -100,7 +101,7 @@ def list_(*, keys: Path | None, as_json: bool) -> None:
         output.result({"path": str(folder.allowed_path), "keys": [_facts(one) for one in entries]})
         return
     if not entries:
-        output.say(f"nobody is let in yet ({folder.allowed_path})")
+        output.say(f"no key is trusted yet ({folder.allowed_path})")
     width = max((len(entry.label) for entry in entries), default=0)
     for entry in entries:
         names = f"  names {', '.join(entry.names)}" if entry.names else ""
@@ -111,11 +112,11 @@ def list_(*, keys: Path | None, as_json: bool) -> None:
 @click.argument("key", metavar="KEY|LABEL")
 @_options
 def revoke(*, key: str, keys: Path | None, as_json: bool) -> None:
-    """Let KEY, or the key called LABEL, in no more. A running server ends its sessions."""
+    """Trust KEY, or the key called LABEL, no longer. A running server ends its sessions."""
     from fsl_async.keys.allow_list import AllowList, Entry
 
     folder, output = _folder(keys), Output(as_json=as_json)
-    gone: list[Entry] = []
+    removed: list[Entry] = []
 
     def without(before: AllowList) -> AllowList:
         entry = before.find(key) or before.labelled(key)
@@ -123,20 +124,18 @@ def revoke(*, key: str, keys: Path | None, as_json: bool) -> None:
             raise UsageError(
                 f"{key[:80]} is neither a key nor a label on the list; see {folder.command('list')}"
             )
-        gone.append(entry)
+        removed.append(entry)
         return before.without(entry.key)
 
     folder.change_allowed(without)
     if as_json:
-        output.result({"path": str(folder.allowed_path), "revoked": _facts(gone[0])})
+        output.result({"path": str(folder.allowed_path), "revoked": _facts(removed[0])})
     else:
-        output.say(
-            f"{gone[0].label} is let in no more; a running server ends its sessions by itself"
-        )
+        output.say(f"{removed[0].label} is no longer trusted; a running server ends its sessions")
 
 
 def trust_line(public: str, label: str) -> str:
-    """What to type at a server for this key. Keys have characters that shells read."""
+    """The command that trusts this key; quoted, because keys have characters of the shell."""
     from fsl_async.process.program import program
 
     return f"{program()} keys trust {shlex.quote(public)} --name {label}"

@@ -1,10 +1,10 @@
-"""What commands print. Results go to standard output; with --json every line there is one JSON object, the result last.
+"""Prints a command's output. With --json every line of standard output is one JSON object.
 
-A node must not die because the terminal or the pipe it prints to is gone, nor stop because nobody reads it: writing never raises
-and, for a node, never waits. What cannot be written is dropped.
+The result is the last line. A node must survive a terminal or pipe that is gone or not read:
+writing never raises and, for a node, never waits. Text that cannot be written is dropped.
 
-Nothing that a terminal would act on is printed: control and format characters are escaped here, in every line and in JSON, wherever the
-text came from. A peer's text was made printable when it came; a journal that is read may be old or not ours.
+Control and format characters are escaped here, in every line and in JSON, so no text acts on the
+terminal. Text of peers is made printable on arrival; a journal may come from elsewhere.
 """
 
 from __future__ import annotations
@@ -24,18 +24,19 @@ from fsl_async.errors import printable
 _TITLES = {"ps": "parameter server", "server": "split server"}
 
 
-class _Waiting:
-    """Lines that are written one after the other, however long that takes."""
+class _Blocking:
+    """Writes each line before it returns."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 
     def write(self, text: str) -> None:
-        """Write a line; drop it where the reader is gone."""
+        """Write a line; drop it when the reader is gone."""
         try:
             try:
                 self._stream.write(text + "\n")
-            except UnicodeEncodeError:  # a path that is no text, a terminal that has no bars: that character alone is shown otherwise
+            except UnicodeEncodeError:
+                # A path that is not UTF-8, or a terminal of another encoding: escape characters.
                 coding = self._stream.encoding or "utf-8"
                 self._stream.write(text.encode(coding, "backslashreplace").decode(coding) + "\n")
             self._stream.flush()
@@ -54,30 +55,30 @@ class Output:
         out: TextIO | None = None,
         err: TextIO | None = None,
     ) -> None:
-        """waits: for whoever reads, so that they get every line; False for a node, which has something else to do."""
+        """waits: block until each line is written; False for nodes, which drop lines instead."""
         self.as_json = as_json
-        kind = _Waiting if waits else LineStream
+        kind = _Blocking if waits else LineStream
         self._out = kind(sys.stdout if out is None else out)
         self._err = kind(sys.stderr if err is None else err)
 
     def say(self, *lines: str) -> None:
-        """Tell a person something, each text as one line; on standard error when standard output is for JSON."""
+        """Print text for people, one line each; with --json on standard error."""
         text = "\n".join(map(printable, lines))
         (self._err if self.as_json else self._out).write(text)
 
     def warn(self, text: str) -> None:
-        """Tell a person something they should not miss."""
+        """Print a warning for people, on standard error."""
         self._err.write(f"warning: {printable(text)}")
 
     def record(self, event: str, /, **fields: Any) -> None:
-        """Print one JSON object on the way, `{"event": ...}`; nothing without --json."""
+        """Print one JSON object `{"event": ...}`; nothing without --json."""
         if self.as_json:
             self._out.write(encoded({"event": event, **fields}))
 
     def result(self, summary: Any) -> None:
-        """Print the result: an attrs object or a dict, as one JSON object or as one aligned line for each value.
+        """Print the result, an attrs object or a dict: one JSON object, or aligned lines.
 
-        For people, what a node has sent and received is a table, and an object inside the object a paragraph of its own.
+        For people a node's byte counters are a table, and a nested object is a paragraph.
         """
         values: dict[str, Any] = (
             attrs.asdict(summary) if attrs.has(type(summary)) else dict(summary)
@@ -90,12 +91,15 @@ class Output:
 
 
 def encoded(values: Any) -> str:
-    """One line of JSON. What JSON has no word for, NaN and infinity (a loss that diverged), is null: programs that read strictly stop at anything else."""
+    """Encode as one line of JSON.
+
+    NaN and infinity (a loss that diverged) become null, because strict readers refuse them.
+    """
     try:
         line = json.dumps(values, default=str, allow_nan=False)
     except ValueError:
         line = json.dumps(_finite(values), default=str, allow_nan=False)
-    return line.replace("\x7f", "\\u007f")  # the one character of ASCII that JSON leaves as it is
+    return line.replace("\x7f", "\\u007f")  # the only ASCII control character JSON does not escape
 
 
 def _finite(value: Any) -> Any:
@@ -108,7 +112,7 @@ def _finite(value: Any) -> Any:
 
 def _lines(values: Mapping[str, Any]) -> list[str]:
     plain = {name: value for name, value in values.items() if not isinstance(value, Mapping)}
-    if plain.get("version") == -1:  # it ended before there was a version
+    if plain.get("version") == -1:  # the run ended before its first version
         plain["version"] = None
     width = max((len(name) for name in plain), default=0)
     lines = [f"{name.replace('_', ' '):{width}}  {_readable(plain[name])}" for name in plain]

@@ -1,4 +1,4 @@
-"""`fsl-node plan`: bytes, seconds and memory of a method before anybody runs it."""
+"""`fsl-node plan`: compute bytes, seconds and memory of a method before a run."""
 
 from __future__ import annotations
 
@@ -18,19 +18,21 @@ _COUNT = click.IntRange(1, 10**12)
 
 
 @click.command("plan")
-@click.option("--method", required=True, metavar=_METHODS, help="What to train with.")
+@click.option("--method", required=True, metavar=_METHODS, help="The method to plan.")
 @click.option(
     "--model", required=True, metavar="NAME",
-    help="resnet18-cifar10, resnet18-cifar100, a built-in GPT: gpt-0.5m ... gpt-1b, or what model.family takes: small-cnn, llama, FILE.py:FUNCTION ...",
+    help="resnet18-cifar10, resnet18-cifar100, a built-in GPT: gpt-0.5m ... gpt-1b, or a value of"
+    " model.family: small-cnn, llama, FILE.py:FUNCTION ...",
 )  # fmt: skip
 @click.option(
     "--cut",
     metavar="WHERE",
-    help="The child in front of the cut, such as layer2, or how many blocks of a GPT are.",
+    help="The last child before the cut, such as layer2; of a GPT the number of blocks before it.",
 )
 @click.option(
     "--set", "overrides", multiple=True, metavar="A.B=C",
-    help="A setting of the run, for models of model.family: model.preset, model.sizes, data.sample_shape, split.auxiliary, split.lora_client ...",
+    help="A setting of the run, for models of model.family: model.preset, model.sizes,"
+    " data.sample_shape, split.auxiliary, split.lora_client ...",
 )  # fmt: skip
 @click.option("--clients", default=10, show_default=True, type=_COUNT)
 @click.option("--batch", default=256, show_default=True, type=_COUNT, help="Samples in a step.")
@@ -52,10 +54,10 @@ _COUNT = click.IntRange(1, 10**12)
 )  # fmt: skip
 @click.option(
     "--format", "number_format", default="", metavar="fp32|bf16|e4m3|e5m2|uniform",
-    help="What crosses the cut, and deltas. [default: bf16; pretrain: uniform]",
+    help="Of values at the cut, and of deltas. [default: bf16; pretrain: uniform]",
 )  # fmt: skip
 @click.option(
-    "--rounds", default=0, type=click.IntRange(0, 10**12), help="Also the total of so many rounds."
+    "--rounds", default=0, type=click.IntRange(0, 10**12), help="Add the total of this many rounds."
 )
 @click.option(
     "--as-published", is_flag=True,
@@ -79,7 +81,7 @@ def command(
     as_published: bool,
     as_json: bool,
 ) -> None:
-    """Say what a run would send, how long its links would take, and what a client must hold.
+    """Compute what a run would send, the seconds on its links, and a client's memory.
 
     docs/PLAN.md has the formulas, the two ways of counting, and an example.
     """
@@ -104,7 +106,7 @@ def command(
 
 
 def _shapes(method: str, model: str, cut: str | None, overrides: tuple[str, ...]) -> ModelShapes:
-    """Of a built-in name, or of a model that is built and measured."""
+    """Shapes of a built-in name, or of a model that is built and measured."""
     from fsl_async.config.rules import FAMILIES, is_own
     from fsl_async.plan.shapes import find_shapes, is_known
 

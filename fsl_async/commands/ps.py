@@ -1,4 +1,4 @@
-"""`fsl-node --role ps`: run the parameter server and print the line to paste at each client."""
+"""`fsl-node --role ps`: run the parameter server and print the command for each client."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import shlex
 from typing import TYPE_CHECKING, Any
 
 from fsl_async.commands.client import check_corpus, check_data, check_task
+from fsl_async.commands.options import overrides_of
 from fsl_async.commands.output import Output
-from fsl_async.commands.overrides import overrides_of
 from fsl_async.config import address as addresses
 from fsl_async.errors import ConfigError, UsageError
 from fsl_async.process.heap import keep_freed_blocks
@@ -39,7 +39,7 @@ def command(
     dry_run: bool,
     as_json: bool,
 ) -> int:
-    """Resolve the configuration, then run the server; returns the exit code."""
+    """Resolve the configuration, then run the parameter server; returns the exit code."""
     from fsl_async.config.load import load, resolved, to_dict, to_toml
     from fsl_async.process.stopper import Stopper, stop_on_signals
 
@@ -68,7 +68,7 @@ def command(
         [(options.get("listen.address", "listen.address"), listen.address)],
         keys,
         insecure=listen.insecure,
-        asked=insecure,
+        insecure_option=insecure,
     )
     output = Output(as_json=as_json, waits=False)
     if dry_run:
@@ -100,12 +100,16 @@ def command(
 
 
 def listening_keys(
-    listens: list[tuple[str, str]], keys: Path | None, *, insecure: bool, asked: bool
+    listens: list[tuple[str, str]], keys: Path | None, *, insecure: bool, insecure_option: bool
 ) -> KeysFolder | None:
-    """The keys of a server with these (setting, address), None for a plain one; insecure: by any setting, asked: by --insecure. Raises FslError."""
+    """The keys folder of a server; None without encryption.
+
+    listens: (setting, address) of its listeners. insecure: by any setting.
+    insecure_option: by --insecure. Raises FslError.
+    """
     from fsl_async.keys.access_control import keys_for_listening
 
-    if keys is not None and asked:
+    if keys is not None and insecure_option:
         raise UsageError("--keys asks for encryption and --insecure for none: give one of them")
     return keys_for_listening(listens, keys, insecure=insecure)
 
@@ -122,8 +126,8 @@ def _read_launching(path: Path) -> Launching:
     return read_launching(text, str(path))
 
 
-def words_of_clients(config: Config) -> str:
-    """The options that every client of the run needs, each with a blank behind it."""
+def client_options(config: Config) -> str:
+    """The options that every client of the run needs, each followed by a space."""
     from fsl_async.config.rules import is_own
     from fsl_async.config.site_policy import DELTAS, listed, needs_of
 
@@ -132,13 +136,13 @@ def words_of_clients(config: Config) -> str:
         "--model": is_own(config.model.family),
         "--auxiliary": is_own(config.split.auxiliary),
     }
-    words = [f"{option} FILE.py:FUNCTION" for option, is_needed in own.items() if is_needed]
+    options = [f"{option} FILE.py:FUNCTION" for option, is_needed in own.items() if is_needed]
     if not config.train.task and config.data.source == "site":
-        words.append("--data PATH")
+        options.append("--data PATH")
     needed = needs_of(config)
     if set(needed) != {DELTAS}:
-        words.append(f"--allow {listed(needed)}")
-    return "".join(f"{word} " for word in words)
+        options.append(f"--allow {listed(needed)}")
+    return "".join(f"{option} " for option in options)
 
 
 def run_ps(
@@ -151,7 +155,7 @@ def run_ps(
     launching: Launching | None = None,
     keys: KeysFolder | None = None,
 ) -> Any:
-    """Serve the run until it ends or `stop` is asked; returns the summary."""
+    """Serve the run until it ends or `stop` is requested; returns the summary."""
     from fsl_async.nodes.ps.node import serve
 
     public = "" if keys is None else keys.pair().public
@@ -161,7 +165,7 @@ def run_ps(
         reach = addresses.reachable_host(listening.host)
         server = shlex.quote(addresses.Address(reach, listening.port, public).fsl)
         node = f"{program()} --role client"
-        line = f"{node} --name SITE {words_of_clients(config)}{server}"
+        line = f"{node} --name SITE {client_options(config)}{server}"
         output.record("listening", address=bound, join=line, run_dir=str(run_dir))
         output.say(
             f"listening at {bound}, run directory {run_dir}", "on each client:", f"    {line}"

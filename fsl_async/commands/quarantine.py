@@ -1,4 +1,4 @@
-"""`fsl-node quarantine RUN_DIR [DELTA]`: take an accepted delta out of a stopped run, before a version holds it."""
+"""`fsl-node quarantine RUN_DIR [DELTA]`: take an accepted delta out of a stopped run."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from fsl_async.commands.output import Output
 from fsl_async.errors import RunDirError
 
 KEEP_ALL = 1_000_000
-"""Versions: opening a store removes those beyond its settings, and that is the server's decision."""
+"""Versions to keep: only the parameter server may remove old ones, which opening a store does."""
 
 
 @frozen
 class Pending:
-    """A delta that is accepted and in no version yet."""
+    """A delta that is accepted and not yet merged."""
 
     delta: str
     tokens: int
@@ -28,13 +28,15 @@ class Pending:
 @click.command("quarantine")
 @click.argument("run_dir", type=click.Path(path_type=Path))
 @click.argument("delta", required=False)
-@click.option("--reason", default="by hand", show_default=True, help="Kept in the ledger.")
+@click.option("--reason", default="by hand", show_default=True, help="Written to the ledger.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(*, run_dir: Path, delta: str | None, reason: str, as_json: bool) -> int:
-    """Keep DELTA (client/incarnation/base/sequence) out of the run in RUN_DIR, whose server is stopped.
+    """Keep DELTA (client/incarnation/base/sequence) out of the run in RUN_DIR.
 
-    For a delta that was accepted and is not merged yet; without DELTA these are listed. It is never merged then, its file stays in
-    RUN_DIR/quarantine, and its client is told so when it offers it again. What is in a version already: --from-version.
+    The parameter server must be stopped, and the delta accepted but not yet merged; without DELTA
+    these are listed. Then it is never merged, its file stays in RUN_DIR/quarantine, and its client
+    gets that answer when it offers the delta again. To undo a merged delta, go back to an older
+    version with --from-version.
     """
     from fsl_async.roles.sync.events import DeltaKey
     from fsl_async.store.errors import CheckpointDamaged, StoreError
@@ -43,7 +45,7 @@ def command(*, run_dir: Path, delta: str | None, reason: str, as_json: bool) -> 
 
     output = Output(as_json=as_json)
     if not (run_dir / "ledger.jsonl").is_file():
-        raise RunDirError(f"{run_dir} has no ledger: give the run directory of a server")
+        raise RunDirError(f"{run_dir} has no ledger: give a parameter server's run directory")
     store = Store(run_dir, StoreSettings(keep_versions=KEEP_ALL))
     try:
         recovered = store.recover()
@@ -60,7 +62,8 @@ def command(*, run_dir: Path, delta: str | None, reason: str, as_json: bool) -> 
             return 0
         if delta not in {row.delta for row in rows}:
             raise RunDirError(
-                f"{delta} is no accepted delta of {run_dir} that waits to be merged; without DELTA these are listed"
+                f"{delta} is no accepted delta of {run_dir} that waits to be merged;"
+                " without DELTA these are listed"
             )
         store.quarantine(DeltaKey.parse(delta), reason)
     except (StoreError, CheckpointDamaged) as error:

@@ -1,4 +1,4 @@
-"""`fsl-node --role server`: run the split server, alone or with the parameter server in the same process."""
+"""`fsl-node --role server`: run the split server, alone or with the parameter server."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import shlex
 from typing import TYPE_CHECKING
 
 from fsl_async.commands.client import check_corpus, check_data, check_task
+from fsl_async.commands.options import overrides_of
 from fsl_async.commands.output import Output
-from fsl_async.commands.overrides import overrides_of
-from fsl_async.commands.ps import listening_keys, words_of_clients
+from fsl_async.commands.ps import client_options, listening_keys
 from fsl_async.config import address as addresses
 from fsl_async.errors import UsageError
 from fsl_async.process.program import program
@@ -36,14 +36,18 @@ def command(
     as_json: bool,
     with_ps: bool,
 ) -> int:
-    """Resolve the configuration, then run the server; returns the exit code. An address is the parameter server's."""
+    """Resolve the configuration, then run the split server; returns the exit code.
+
+    address: the parameter server's, with `with_ps`.
+    """
     from fsl_async.config.load import load, resolved, to_dict, to_toml
     from fsl_async.config.split_rules import with_implied
     from fsl_async.process.stopper import Stopper, stop_on_signals
 
     if task is not None:
         raise UsageError(
-            "--task is a client's: a split server trains its half of the run's model (--model FILE.py:FUNCTION for your own)"
+            "--task is a client's: a split server trains its part of the run's model"
+            " (--model FILE.py:FUNCTION for your own)"
         )
     if not with_ps and (address is not None or from_version is not None):
         given = "LISTEN_ADDRESS" if address is not None else "--from-version"
@@ -71,7 +75,7 @@ def command(
     listens = [("split.listen", loaded.split.listen)]
     if with_ps:
         listens.append((options.get("listen.address", "listen.address"), loaded.listen.address))
-    found = listening_keys(listens, keys, insecure=loaded.listen.insecure, asked=insecure)
+    found = listening_keys(listens, keys, insecure=loaded.listen.insecure, insecure_option=insecure)
     if dry_run:
         filled = resolved(loaded)
         if as_json:
@@ -89,14 +93,14 @@ def command(
         address = addresses.Address(reach, listening.port, public)
         join = ""
         if role == "ps":
-            words = words_of_clients(loaded)
-            join = f"{program()} --role client --name SITE {words}{shlex.quote(address.fsl)}"
+            options = client_options(loaded)
+            join = f"{program()} --role client --name SITE {options}{shlex.quote(address.fsl)}"
         output.record("listening", role=role, address=bound, join=join)
         what = "parameter server" if role == "ps" else "split server"
-        told = ["on each client:", f"    {join}"] if join else []
+        more = ["on each client:", f"    {join}"] if join else []
         if public and not join and not with_ps:
-            told = [f"for the parameter server: --set {shlex.quote(f'split.server={address.fsl}')}"]
-        output.say(f"{what} at {bound}", *told)
+            more = [f"for the parameter server: --set {shlex.quote(f'split.server={address.fsl}')}"]
+        output.say(f"{what} at {bound}", *more)
 
     stopper = Stopper()
     with stop_on_signals(stopper):

@@ -1,4 +1,4 @@
-"""`fsl-node sim`: days of a whole run in seconds, with the production code under a virtual clock, to plan and to check."""
+"""`fsl-node sim`: simulate days of a run in seconds, with production code and virtual time."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 import click
 from attrs import asdict, evolve
 
-from fsl_async.commands.numbers import Finite
+from fsl_async.commands.options import Finite
 from fsl_async.commands.output import Output
 from fsl_async.errors import UsageError
 
-_NOT_HERE = {
+_NOT_SIMULATED = {
     *("loss_first", "loss_last", "eval_loss", "bytes_raw", "bytes_sent", "ratio", "run_dir"),
     *("trace_sha256", "split"),
 }
@@ -27,15 +27,17 @@ if TYPE_CHECKING:
 
 
 def _shown(result: Report, *, as_json: bool) -> dict[str, object]:
-    """For people without the rows of what is not simulated (losses, sizes of transfers)."""
-    made = asdict(result)
-    return {key: value for key, value in made.items() if as_json or value or key not in _NOT_HERE}
+    """The result; for people without empty rows (losses and transfers are not simulated)."""
+    found = asdict(result)
+    return {
+        key: value for key, value in found.items() if as_json or value or key not in _NOT_SIMULATED
+    }
 
 
 def _split(
     method: str, *, lockstep: bool
 ) -> Callable[[SimulationSettings, Journal | None], Simulation]:
-    """What makes a simulation of a method. Raises UsageError with the names that exist."""
+    """A function that makes a simulation of a method. Raises UsageError with all names."""
     from fsl_async.roles.split.methods import METHODS, SplitRules
     from fsl_async.tools.sim.split_simulation import simulate
 
@@ -77,9 +79,10 @@ def command(
     journal: str | None,
     as_json: bool,
 ) -> int:
-    """Simulate a run: production machines and sessions, virtual time, learning replaced by a counter.
+    """Simulate a run: production code, virtual time, and a counter instead of training.
 
-    The invariants listed in docs/ARCHITECTURE.md are checked after every event. Exit code 0 when all held, 1 when one was violated.
+    The invariants listed in docs/ARCHITECTURE.md are checked after every event. Exit code 0 when
+    all held, 1 when one was violated.
     """
     from fsl_async.tools.sim.report import report
     from fsl_async.tools.sim.simulation import Simulation, SimulationSettings

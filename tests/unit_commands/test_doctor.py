@@ -1,4 +1,4 @@
-"""`fsl-node doctor` on machines that have everything and on machines that do not."""
+"""`fsl-node doctor` on machines with and without problems."""
 
 import json
 import os
@@ -29,7 +29,7 @@ def by_name(tmp_path):
 
 
 def test_this_machine_is_fit(tmp_path, capsys):
-    """Where these tests run a node must be able to run; every subject gets one line."""
+    """A node must run where its tests run, and every check must print one line."""
     assert cli.main(["doctor", "--run-dir", str(tmp_path)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == len(NAMES)
@@ -37,7 +37,7 @@ def test_this_machine_is_fit(tmp_path, capsys):
 
 
 def test_json(tmp_path, capsys):
-    """Scripts get the same findings, with numbers."""
+    """Scripts must get the same findings, with numbers."""
     assert cli.main(["doctor", "--json", "--run-dir", str(tmp_path / "not" / "there")]) == 0
     (line,) = capsys.readouterr().out.splitlines()
     result = json.loads(line)
@@ -49,8 +49,8 @@ def test_json(tmp_path, capsys):
     assert details["disk"]["path"] == str(tmp_path)
 
 
-def test_a_missing_build_is_told_with_the_way_to_get_it(tmp_path, monkeypatch):
-    """Without the extension everything works, slowly; the user must hear how to change that."""
+def test_a_missing_build_is_reported_with_its_remedy(tmp_path, monkeypatch):
+    """Without the extension everything works, but slowly, so the user needs the remedy."""
     monkeypatch.setattr(fsl_codecs.dispatch, "_module", None)
     monkeypatch.setattr(fsl_codecs.dispatch, "_missing", "not built: install a compiler")
     monkeypatch.setattr(fsl_codecs.dispatch, "_choice", fsl_codecs.dispatch.choose("auto"))
@@ -60,7 +60,7 @@ def test_a_missing_build_is_told_with_the_way_to_get_it(tmp_path, monkeypatch):
 
 
 def test_a_slower_choice_is_a_warning(tmp_path, monkeypatch):
-    """A variable that was set for a test and forgotten costs speed."""
+    """A variable that was set for a test and forgotten costs speed, so it must be reported."""
     monkeypatch.setattr(fsl_codecs.dispatch, "available", lambda: ("faster", "numpy"))
     monkeypatch.setattr(fsl_codecs.dispatch, "_choice", fsl_codecs.dispatch.choose("numpy"))
     finding = by_name(tmp_path)["codec"]
@@ -69,12 +69,12 @@ def test_a_slower_choice_is_a_warning(tmp_path, monkeypatch):
 
 
 def test_lacking_features_are_named(tmp_path, monkeypatch):
-    """A user of an older machine learns why the best path is not there."""
+    """A user of an older machine must see why the fastest path is missing."""
     monkeypatch.setattr(fsl_codecs.dispatch, "available", lambda: ("numpy", "scalar"))
     monkeypatch.setattr(fsl_codecs.dispatch, "_choice", fsl_codecs.dispatch.choose("numpy"))
     monkeypatch.setattr(doctor, "_lacking_features", lambda: {"avx2": ["bmi2"], "avx512": []})
     finding = by_name(tmp_path)["codec"]
-    assert "bmi2" not in finding.text  # NumPy: the build is what lacks
+    assert "bmi2" not in finding.text  # NumPy: the build is missing, not a CPU feature
     monkeypatch.setattr(fsl_codecs.dispatch, "available", lambda: ("scalar", "numpy"))
     better = fsl_codecs.dispatch.Choice(type("Scalar", (), {"name": "scalar"})(), "the best")
     monkeypatch.setattr(fsl_codecs.dispatch, "_choice", better)
@@ -84,7 +84,7 @@ def test_lacking_features_are_named(tmp_path, monkeypatch):
 
 
 def test_problems_end_with_exit_code_1(tmp_path, monkeypatch, capsys):
-    """A script can ask before it starts a node."""
+    """A script may check the exit code before it starts a node."""
     usage = namedtuple("usage", "total used free")(1 << 40, 1 << 40, 1 << 20)  # noqa: PYI024
     monkeypatch.setattr(doctor.shutil, "disk_usage", lambda _: usage)
     assert cli.main(["doctor", "--run-dir", str(tmp_path)]) == 1
@@ -92,7 +92,7 @@ def test_problems_end_with_exit_code_1(tmp_path, monkeypatch, capsys):
 
 
 def test_little_disk_and_few_files_are_warnings(tmp_path, monkeypatch):
-    """They are enough for some uses."""
+    """Little disk and few files are enough for some uses, so they must not be problems."""
     resource = pytest.importorskip("resource")
     usage = namedtuple("usage", "total used free")(1 << 40, 1 << 40, 5 << 30)  # noqa: PYI024
     monkeypatch.setattr(doctor.shutil, "disk_usage", lambda _: usage)
@@ -117,7 +117,7 @@ def test_little_disk_and_few_files_are_warnings(tmp_path, monkeypatch):
 
 
 def test_a_broken_package_is_a_finding(tmp_path, monkeypatch):
-    """The doctor is called when things are broken; it must not break with them."""
+    """The doctor is used on broken installs, so an import error must be a finding."""
 
     def broken(name):
         raise ImportError(f"no {name} today")
@@ -135,7 +135,7 @@ def test_a_broken_package_is_a_finding(tmp_path, monkeypatch):
     [(["doctor"], 1), (["bench", "codec"], 2)],
 )
 def test_a_wrong_variable_is_one_line(arguments, code, tmp_path):
-    """FSL_CODECS_PATH with a typing error: not a traceback, whoever meets it first."""
+    """A typing error in FSL_CODECS_PATH must be one line in every command."""
     done = subprocess.run(
         [sys.executable, "-m", "fsl_async.cli", *arguments],
         env={**os.environ, "FSL_CODECS_PATH": "avx1024"},
@@ -151,8 +151,8 @@ def test_a_wrong_variable_is_one_line(arguments, code, tmp_path):
     assert done.returncode == code
 
 
-def test_keys_are_told_and_an_open_secret_is_a_problem(tmp_path):
-    """Whose key this is, how many it lets in, and the command that closes a file that others can read."""
+def test_keys_are_shown_and_an_open_secret_is_a_problem(tmp_path):
+    """The finding must show the key, and the remedy for a secret that others can read."""
     finding = by_name(tmp_path)["keys"]
     assert finding.status == doctor.OK
     assert "keys new" in finding.text
@@ -173,8 +173,8 @@ def test_keys_are_told_and_an_open_secret_is_a_problem(tmp_path):
     ("setting", "text"),
     [("1\n", "slow_start_after_idle=0"), ("0\n", "keep"), (None, "no settings")],
 )
-def test_what_spares_round_trips_is_a_hint(tmp_path, monkeypatch, setting, text):
-    """Only whoever runs the machine may change it, and most need not: nothing to warn of."""
+def test_slow_start_after_idle_is_a_hint(tmp_path, monkeypatch, setting, text):
+    """Only root can change it and most runs need not, so it must not be a warning."""
     file = tmp_path / "tcp_slow_start_after_idle"
     if setting is not None:
         file.write_text(setting)

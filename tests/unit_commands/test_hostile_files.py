@@ -1,4 +1,4 @@
-"""Files that others may have written, and programs that answer, do nothing to the terminal on which they are shown."""
+"""Text from untrusted files and programs must not act on the terminal that shows it."""
 
 import io
 import json
@@ -25,7 +25,7 @@ SHOWN = r"\u001b]0;owned\u0007\u000aps: all good\u000d\u202e\u009b2J\u007f"
 
 
 def check(text):
-    """Nothing but lines, and none of them forged."""
+    """Check that the text is printable lines, and none of them is forged."""
     assert SHOWN in text or json.dumps(HOSTILE)[1:-4] in text
     for line in text.split("\n"):
         assert line.isprintable(), ascii(line)
@@ -33,10 +33,13 @@ def check(text):
 
 
 def hostile_run(path):
-    """A run directory as a person, or a node of an old release, may have written it."""
+    """A run directory with a hostile journal and ledger."""
     path.mkdir()
     lines = [
-        {"type": "node_started", "role": "ps", "run": HOSTILE, "address": HOSTILE, "host": HOSTILE, "pid": 1, "every_s": 9.0},
+        {
+            "type": "node_started", "role": "ps", "run": HOSTILE, "address": HOSTILE,
+            "host": HOSTILE, "pid": 1, "every_s": 9.0,
+        },
         {"type": "client_hello", "peer": HOSTILE, "incarnation": 1, "run": ""},
         {"type": "refuse", "peer": HOSTILE, "code": "run", "text": HOSTILE},
         {"type": "note", "text": HOSTILE, "level": "warning"},
@@ -60,15 +63,15 @@ def hostile_run(path):
 
 
 @pytest.mark.parametrize("options", [[], ["--json"], ["--follow"]])
-def test_status_of_a_journal_that_others_wrote(options, tmp_path, capsys):
-    """Its texts, names and keys come from peers: none of them moves the cursor or makes a line of its own."""
+def test_status_of_a_hostile_journal(options, tmp_path, capsys):
+    """Texts, names and keys of peers must not move the cursor or forge a line."""
     assert cli.main(["status", str(hostile_run(tmp_path / "run")), *options]) == 0
     check(capsys.readouterr().out)
 
 
 @pytest.mark.parametrize("options", [[], ["--json"]])
-def test_status_of_a_split_server_that_others_wrote(options, tmp_path, capsys):
-    """The same for a split server's journal and ledger."""
+def test_status_of_a_hostile_split_servers_files(options, tmp_path, capsys):
+    """A split server's journal and ledger must be as harmless."""
     path = tmp_path / "server"
     (path / "checkpoints").mkdir(parents=True)
     lines = [
@@ -86,8 +89,8 @@ def test_status_of_a_split_server_that_others_wrote(options, tmp_path, capsys):
     check(capsys.readouterr().out)
 
 
-def test_quarantine_of_a_ledger_that_others_wrote(tmp_path, capsys):
-    """Its keys are listed for a person to pick one."""
+def test_quarantine_of_a_hostile_ledger(tmp_path, capsys):
+    """The list of keys is shown to people, so it must be printable."""
     path = hostile_run(tmp_path / "run")
     fact = {"fact": "accepted", "key": HOSTILE, "tokens": 1, "steps": 1, "bytes": 1, "norm": 1.0}
     (path / "ledger.jsonl").write_bytes(to_checksummed(fact) + b"\n")
@@ -96,8 +99,8 @@ def test_quarantine_of_a_ledger_that_others_wrote(tmp_path, capsys):
     assert (found.out + found.err).rstrip("\n").isprintable()
 
 
-def test_the_table_of_a_journal_that_others_wrote(tmp_path):
-    """What the live table draws does not pass through the lines of a command."""
+def test_the_table_of_a_hostile_journal(tmp_path):
+    """The live table does not use `Output`, so its text must be printable before."""
     state = RunState()
     reader = JournalReader(hostile_run(tmp_path / "run") / "journal.jsonl")
     news = [one for line in reader.read() for one in state.apply(line)]
@@ -108,19 +111,19 @@ def test_the_table_of_a_journal_that_others_wrote(tmp_path):
 
 
 def test_a_run_directory_that_is_none_is_one_line(tmp_path, capsys):
-    """Names of folders are shown in the error."""
+    """Errors show names of folders, so these must be escaped."""
     inside = tmp_path / "run" / HOSTILE.replace("\x9b", "")
     hostile_run(tmp_path / "other")
     inside.parent.mkdir()
     (tmp_path / "other").rename(inside)
     assert cli.main(["status", str(inside.parent)]) == 2
-    told = capsys.readouterr().err
-    assert r"\u001b]0;owned" in told
-    assert told.rstrip("\n").isprintable()
+    shown = capsys.readouterr().err
+    assert r"\u001b]0;owned" in shown
+    assert shown.rstrip("\n").isprintable()
 
 
-def test_whatever_a_command_prints_is_printable():
-    """The last place before the terminal, whatever the text came through."""
+def test_all_output_of_a_command_is_printable():
+    """`Output` is the last place before the terminal, so it must escape everything."""
     out, err = io.StringIO(), io.StringIO()
     output = Output(out=out, err=err)
     output.say(HOSTILE, HOSTILE)
@@ -135,8 +138,8 @@ def test_whatever_a_command_prints_is_printable():
     assert describe(FslError(HOSTILE)).message.isprintable()
 
 
-def test_a_journal_is_safe_to_look_at_and_loses_nothing(tmp_path):
-    """`tail -f journal.jsonl` shows a file as it is; jq gives the text back; the program's own reader makes it printable."""
+def test_a_journal_is_safe_to_print_and_loses_nothing(tmp_path):
+    """`tail -f` must be safe, jq must give the text back, our reader must make it printable."""
     path = tmp_path / "journal.jsonl"
     with JournalWriter(path) as journal:
         journal.note("note", 1.0, text=HOSTILE, **{"a\x1b": "\U000e0041\ud800"})
@@ -156,25 +159,25 @@ def test_a_journal_is_safe_to_look_at_and_loses_nothing(tmp_path):
 
 
 @pytest.mark.parametrize("stream", ["stdout", "stderr"])
-def test_what_a_launcher_answers_is_one_printable_line(stream):
-    """A launcher is a program on another machine as soon as it is ssh."""
+def test_the_answer_of_a_launcher_is_one_printable_line(stream):
+    """A launcher may run on another machine by ssh, so its answer is untrusted."""
     code = f"import sys; print({HOSTILE!r}, file=sys.{stream}); sys.exit(3)"
     with pytest.raises(LaunchError) as failed:
         run_loop(ask([sys.executable, "-X", "utf8", "-c", code]))
-    told = str(failed.value)
-    assert r"\u001b]0;owned\u0007; ps: all good; \u202e" in told
-    assert told.isprintable()
+    shown = str(failed.value)
+    assert r"\u001b]0;owned\u0007; ps: all good; \u202e" in shown
+    assert shown.isprintable()
 
 
 class Settings:
-    """As much of the demo's as its children's lines need."""
+    """The part of `DemoSettings` that the lines of children need."""
 
     run_dir = None
     victim = ""
 
 
 def test_the_last_line_of_a_child_is_printable(tmp_path):
-    """It stands in the demo's news and in the error that ends it."""
+    """The line is shown in the demo's news and in its error."""
     settings = Settings()
     settings.run_dir = tmp_path
     demo = Demo(settings, None, Stopper())

@@ -1,4 +1,4 @@
-"""`fsl-node init` writes a file that loads, and destroys nothing."""
+"""`fsl-node init` writes a file that loads, and overwrites nothing."""
 
 import json
 
@@ -22,7 +22,7 @@ def test_it_writes_a_commented_file_that_loads(tmp_path, monkeypatch, capsys):
 
 
 def test_a_dash_is_standard_output(tmp_path, monkeypatch, capsys):
-    """`init - > file`, or a look at the settings: no file of that name is left behind."""
+    """`init -` must print the settings and create no file called "-"."""
     monkeypatch.chdir(tmp_path)
     assert cli.main(["init", "-"]) == 0
     text = capsys.readouterr().out
@@ -34,7 +34,7 @@ def test_a_dash_is_standard_output(tmp_path, monkeypatch, capsys):
 
 
 def test_it_overwrites_only_when_forced(tmp_path, capsys):
-    """Somebody's edited configuration must survive a second `init`."""
+    """An edited configuration must survive a second `init`."""
     path = tmp_path / "a.toml"
     path.write_text("mine")
     assert cli.main(["init", str(path)]) == 2
@@ -48,8 +48,8 @@ def test_it_overwrites_only_when_forced(tmp_path, capsys):
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_folder_that_is_not_there_is_one_line(tmp_path, capsys):
-    """An OSError becomes a line with the path the user gave."""
+def test_a_missing_folder_is_one_line(tmp_path, capsys):
+    """An OSError must become one line with the user's path."""
     path = tmp_path / "no" / "a.toml"
     assert cli.main(["init", str(path)]) == 2
     assert capsys.readouterr().err == f"error: {path}: No such file or directory\n"

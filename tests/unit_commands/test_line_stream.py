@@ -1,4 +1,4 @@
-"""What a node says must not stop it: pipes that nobody reads, readers that are slow, gone, or back."""
+"""A node's output must not block it: readers that are slow, stopped, gone or back."""
 
 import atexit
 import json
@@ -37,7 +37,7 @@ def terminal():
 
 
 def in_time(what, *given, limit_s=20.0):
-    """Call something that may never return, in a thread; None where it did, and else what it took to find out."""
+    """Call `what`, which may never return, in a thread; None if it returned, else a text."""
     thread = threading.Thread(target=what, args=given, daemon=True)
     thread.start()
     thread.join(limit_s)
@@ -45,7 +45,7 @@ def in_time(what, *given, limit_s=20.0):
 
 
 def until_gone(lines):
-    """Wait for the thread that writes what waited."""
+    """Wait until the thread that writes queued lines has ended."""
     while lines._thread is not None:
         time.sleep(0.001)
 
@@ -56,16 +56,16 @@ def everything(reading, into):
         into.append(data)
 
 
-def test_lines_are_written_at_once_while_somebody_reads(pipe):
-    """The ordinary case has no thread and no delay: who kills the process after a line finds it."""
+def test_lines_are_written_at_once_while_the_reader_reads(pipe):
+    """In the usual case a line must be written before the call returns, without a thread."""
     stream, reading = pipe
     LineStream(stream).write("schön")
     assert os.read(reading, 100).decode() == "schön\n"
     assert not [one for one in threading.enumerate() if one.name == "output"]
 
 
-def test_nobody_reads_and_nothing_stops(pipe):
-    """A server whose output is a pipe that nobody empties stood still in the middle of a round."""
+def test_a_pipe_without_a_reader_does_not_block(pipe):
+    """A server with a full pipe as output once blocked in the middle of a round."""
     stream, reading = pipe
     lines = LineStream(stream, limit_bytes=50_000)
     total = 5_000
@@ -81,13 +81,14 @@ def test_nobody_reads_and_nothing_stops(pipe):
     reader.join()
     *kept, notice, last = b"".join(read).decode().splitlines()
     assert [int(line.split()[0]) for line in kept] == list(range(len(kept)))
-    dropped = re.fullmatch(r"\((\d+) lines that nobody read were dropped here\)", notice)
+    pattern = r"\((\d+) lines were dropped here because they were not read\)"
+    dropped = re.fullmatch(pattern, notice)
     assert len(kept) + int(dropped[1]) == total
     assert last == "again"
 
 
 def test_a_line_longer_than_a_pipe_is_whole(pipe):
-    """A result may be large: it is written in pieces, in order, behind what came before."""
+    """A large result must be written in pieces, in order, after earlier lines."""
     stream, reading = pipe
     lines = LineStream(stream)
     text = "".join(chr(97 + at % 26) for at in range(200_000))
@@ -102,8 +103,8 @@ def test_a_line_longer_than_a_pipe_is_whole(pipe):
     assert b"".join(read).decode() == f"{text}\nend\n"
 
 
-def test_a_process_ends_though_nobody_reads(pipe):
-    """The last lines get a moment, not for ever."""
+def test_a_process_ends_without_a_reader(pipe):
+    """The wait for the last lines must be limited."""
     stream, _ = pipe
     lines = LineStream(stream, patience_s=0.01)
     lines.write("x" * 100_000)
@@ -111,33 +112,33 @@ def test_a_process_ends_though_nobody_reads(pipe):
     until_gone(lines)
 
 
-def test_last_words_do_not_keep_a_process(pipe):
-    """An error at the end is written past all that: a server with a full pipe did not end at Ctrl-C."""
+def test_a_last_error_does_not_keep_a_process(pipe):
+    """A server with a full pipe once did not end at Ctrl-C."""
     stream, reading = pipe
     lines = LineStream(stream, patience_s=0.01)
     lines.write("x" * 100_000)
     silence_when_full(stream, 0.01)
-    stream.write("last words")
+    stream.write("last line")
     stream.flush()
     lines.finish()
     assert os.read(reading, 10) == b"x" * 10
 
 
 def test_a_reader_that_is_gone_is_no_error(pipe):
-    """`| head` ends a pipe; the node goes on."""
+    """After `| head` has closed the pipe, the node must continue."""
     stream, reading = pipe
     gone, writing = os.pipe()
     os.close(gone)
     os.dup2(writing, stream.fileno())
     os.close(writing)
     lines = LineStream(stream)
-    lines.write("to nobody")
-    lines.write("to nothing")
+    lines.write("to a closed pipe")
+    lines.write("to /dev/null")
     del reading
 
 
 def test_a_nodes_output_does_not_wait_and_a_commands_does(pipe):
-    """`status --json | slow` must say everything; a node must not."""
+    """`status --json | slow` must print every line; a node must not wait."""
     stream, reading = pipe
     output = Output(as_json=True, waits=False, out=stream)
     for number in range(3_000):
@@ -156,19 +157,19 @@ def test_a_nodes_output_does_not_wait_and_a_commands_does(pipe):
 
 @pytest.mark.parametrize("may_open", [True, False])
 @pytest.mark.parametrize("length", [50, 100, 301, 5_000])
-def test_a_terminal_that_nobody_reads_stops_nothing(terminal, monkeypatch, length, may_open):
-    """poll(2) says of a terminal that one byte fits, of a pipe that 512 do: a node stood still after 350 short lines."""
-    if not may_open:  # whose user is another's (su)
+def test_a_terminal_without_a_reader_does_not_block(terminal, monkeypatch, length, may_open):
+    """poll(2) is true when one byte fits into a terminal: a node blocked after 350 lines."""
+    if not may_open:  # a terminal of another user (su)
         monkeypatch.setattr(line_stream, "open_anew", lambda _: None)
     stream, reading = terminal
     lines = LineStream(stream, patience_s=0.02)
 
-    def say():
+    def write():
         for _ in range(1_000):
             lines.write("x" * length)
 
-    assert in_time(say) is None
-    assert lines._waiting
+    assert in_time(write) is None
+    assert lines._queue
     assert in_time(lines.finish) is None
     assert os.get_blocking(stream.fileno())
     assert os.read(reading, 10) == b"x" * 10
@@ -176,35 +177,35 @@ def test_a_terminal_that_nobody_reads_stops_nothing(terminal, monkeypatch, lengt
 
 @pytest.mark.parametrize("may_open", [True, False])
 def test_a_terminal_that_is_read_late_gets_all_lines_in_order(terminal, monkeypatch, may_open):
-    """Ctrl-S, and Ctrl-Q later."""
+    """After Ctrl-S and a later Ctrl-Q all lines must come in order."""
     if not may_open:
         monkeypatch.setattr(line_stream, "open_anew", lambda _: None)
     stream, reading = terminal
     lines = LineStream(stream)
-    said = [f"{number} " + "x" * (number % 700) for number in range(500)]
-    assert in_time(lambda: [lines.write(line) for line in said]) is None
-    wanted, read = "".join(f"{line}\r\n" for line in said).encode(), b""
-    while len(read) < len(wanted):
+    texts = [f"{number} " + "x" * (number % 700) for number in range(500)]
+    assert in_time(lambda: [lines.write(text) for text in texts]) is None
+    expected, read = "".join(f"{text}\r\n" for text in texts).encode(), b""
+    while len(read) < len(expected):
         read += os.read(reading, 65_536)
-    assert read == wanted
+    assert read == expected
     until_gone(lines)
 
 
-def test_a_signals_word_does_not_wait_for_a_terminal(terminal):
-    """The handler of Ctrl-C said what it does, to nobody, and the node went on for ever."""
+def test_a_signal_handler_does_not_wait_for_a_terminal(terminal):
+    """The message of the Ctrl-C handler once blocked the node forever."""
     stream, _ = terminal
     before = os.dup(2)
     os.dup2(stream.fileno(), 2)
     try:
-        told = in_time(lambda: [stopper._tell("x" * 50) for _ in range(500)])
+        late = in_time(lambda: [stopper._tell("x" * 50) for _ in range(500)])
     finally:
         os.dup2(before, 2)
         os.close(before)
-    assert told is None
+    assert late is None
 
 
-def test_a_killers_word_does_not_wait_for_a_full_pipe(pipe, monkeypatch):
-    """The process that two signals end at once wrote to nobody first, and that lasted for ever."""
+def test_the_end_by_two_signals_does_not_wait_for_a_full_pipe(pipe, monkeypatch):
+    """The message of the second signal once blocked the process forever."""
     stream, _ = pipe
     os.set_blocking(stream.fileno(), False)
     assert os.write(stream.fileno(), b"x" * 10_000_000) < 10_000_000
@@ -218,16 +219,16 @@ def test_a_killers_word_does_not_wait_for_a_full_pipe(pipe, monkeypatch):
     before = os.dup(2)
     os.dup2(stream.fileno(), 2)
     try:
-        told = in_time(killer._end)
+        late = in_time(killer._end)
     finally:
         os.dup2(before, 2)
         os.close(before)
         killer.close()
-    assert (told, exits) == (None, [130])
+    assert (late, exits) == (None, [130])
 
 
 def test_a_slow_reader_does_not_keep_a_process(pipe):
-    """It took something every 1.9 seconds: that is never 2 seconds without, and lasts for an hour."""
+    """A reader that takes a little every 1.9 s must not extend the end by an hour."""
     stream, reading = pipe
     lines, other = LineStream(stream, patience_s=60.0), LineStream(stream)
     lines.write("x" * 4_000_000)
@@ -239,16 +240,16 @@ def test_a_slow_reader_does_not_keep_a_process(pipe):
 
     reader = threading.Thread(target=read)
     reader.start()
-    told = in_time(finish_all, 0.1, limit_s=15.0)  # all of it takes 20 s and more
+    late = in_time(finish_all, 0.1, limit_s=15.0)  # all of it would take at least 20 s
     over.set()
     reader.join()
-    assert told is None
-    other.write("said by the other stream, inside the line that was written by half")
+    assert late is None
+    other.write("a line of the other stream, inside the partly written line")
     assert other.dropped == 1
 
 
 def test_the_end_is_registered_once(monkeypatch):
-    """Each time that lines had to wait, one more function waited for the process's end."""
+    """Each queue once registered another function for the process's exit."""
     registered = []
     monkeypatch.setattr(atexit, "register", registered.append)
     for _ in range(3):
@@ -265,8 +266,8 @@ def test_the_end_is_registered_once(monkeypatch):
 
 
 @pytest.mark.parametrize("as_json", [False, True])
-def test_an_error_stands_behind_the_lines_before_it(pipe, monkeypatch, as_json):
-    """It stood inside a line that was written by half, and no reader of JSON lines could read that."""
+def test_an_error_comes_after_all_earlier_lines(pipe, monkeypatch, as_json):
+    """An error inside a partly written line would make JSON lines unreadable."""
     stream, reading = pipe
     output = Output(as_json=as_json, waits=False, out=stream, err=stream)
     line = "x" * 100_000
@@ -285,11 +286,11 @@ def test_an_error_stands_behind_the_lines_before_it(pipe, monkeypatch, as_json):
     code = cli.main(["--json"] if as_json else [])
     stream.close()
     reader.join()
-    said = b"".join(read).decode().splitlines()
+    written = b"".join(read).decode().splitlines()
     assert code == 2
     if as_json:
-        said = [json.loads(one) for one in said]
-        assert [one.get("text") for one in said] == [line, line, line, None]
-        assert said[-1]["error"] == "wrong"
+        written = [json.loads(one) for one in written]
+        assert [one.get("text") for one in written] == [line, line, line, None]
+        assert written[-1]["error"] == "wrong"
     else:
-        assert said == [line, line, line, "error: wrong"]
+        assert written == [line, line, line, "error: wrong"]

@@ -1,4 +1,4 @@
-"""Printing: objects for programs, lines for people, and never a death by a closed pipe."""
+"""Output: objects for programs, lines for people, and no crash from a closed pipe."""
 
 import io
 import json
@@ -24,7 +24,7 @@ class Result:
 
 
 def test_plain_results_are_aligned_lines():
-    """People read the summary, so numbers are grouped and names aligned."""
+    """People read the summary, so numbers must be grouped and names aligned."""
     out = io.StringIO()
     Output(out=out).result(Result("a", 1234567, 2.123456, ok=True, parts=[1, 2]))
     assert out.getvalue().splitlines() == [
@@ -39,8 +39,8 @@ def test_plain_results_are_aligned_lines():
 @pytest.mark.parametrize(
     ("coding", "shown"), [("ascii", r"r\udcff \u2581"), ("utf-8", r"r\udcff ▁")]
 )
-def test_what_the_terminal_has_no_character_for_silences_nothing(coding, shown):
-    """`status` of a folder whose name is no UTF-8, or on a terminal of another coding, said three lines and then nothing, with exit code 0."""
+def test_a_character_that_cannot_be_encoded_is_escaped(coding, shown):
+    """With a path that is not UTF-8 `status` once stopped printing, with exit code 0."""
     raw = io.BytesIO()
     output = Output(out=io.TextIOWrapper(raw, encoding=coding))
     output.say("r\udcff ▁")
@@ -48,8 +48,8 @@ def test_what_the_terminal_has_no_character_for_silences_nothing(coding, shown):
     assert raw.getvalue().decode(coding).splitlines() == [shown, "more"]
 
 
-def test_what_json_has_no_word_for_is_null():
-    """A loss that diverged: NaN is no JSON, and whoever reads strictly stops at it."""
+def test_values_that_json_lacks_become_null():
+    """A diverged loss is NaN, which strict JSON readers refuse."""
 
     def strictly(word):
         raise AssertionError(word)
@@ -63,15 +63,15 @@ def test_what_json_has_no_word_for_is_null():
 
 
 def test_a_run_that_never_began_has_no_version():
-    """-1 is how programs are told; people would read a defect in it."""
+    """Programs get -1; people must see a dash, because -1 looks like a defect."""
     out, plain = io.StringIO(), io.StringIO()
     Output(out=plain).result({"version": -1})
     Output(out=out, as_json=True).result({"version": -1})
     assert (plain.getvalue(), out.getvalue()) == ("version  -\n", '{"version": -1}\n')
 
 
-def test_what_a_node_has_sent_is_a_table():
-    """Nobody reads nested JSON at the end of a run."""
+def test_byte_counters_are_a_table():
+    """People must get a table instead of nested JSON at the end of a run."""
     traffic = {
         "payload": {"activations up": 1000},
         "coded": {"activations up": 550},
@@ -93,7 +93,7 @@ def test_what_a_node_has_sent_is_a_table():
 
 
 def test_json_keeps_standard_output_for_objects():
-    """With --json a program may parse every line of standard output."""
+    """With --json a program must be able to parse every line of standard output."""
     out, err = io.StringIO(), io.StringIO()
     output = Output(as_json=True, out=out, err=err)
     output.say("hello")
@@ -115,7 +115,7 @@ def test_records_are_for_programs_only():
 
 
 def test_a_lost_terminal_does_not_end_a_node():
-    """A server whose output goes to `| head -1` must go on serving."""
+    """A server with its output in `| head -1` must continue."""
     script = (
         "import sys; from fsl_async.commands.output import Output; o = Output(); "
         "[o.say('x' * 1000) for _ in range(500)]; print('alive', file=sys.stderr)"
@@ -125,14 +125,14 @@ def test_a_lost_terminal_does_not_end_a_node():
     assert done.stderr == "alive\n"
 
 
-def test_a_broken_stream_is_dropped_also_without_a_file_behind_it():
-    """Output may be replaced by anything, also by what has no file number."""
+def test_a_broken_stream_without_a_descriptor_is_dropped():
+    """A stream may be replaced by an object without a file descriptor."""
 
     class Broken(io.StringIO):
-        """A pipe that nobody reads."""
+        """A pipe without a reader."""
 
         def write(self, text):
-            """Fail as the system does."""
+            """Fail like the system."""
             raise BrokenPipeError(32, "Broken pipe")
 
     output = Output(out=Broken(), err=Broken())

@@ -1,4 +1,4 @@
-"""`fsl-node quarantine`: an accepted delta is taken out of a stopped run, for good."""
+"""`fsl-node quarantine` takes an accepted delta out of a stopped run."""
 
 import json
 
@@ -36,7 +36,7 @@ def run_dir(tmp_path):
 
 
 def ask(*arguments):
-    """What the command prints with --json; it raises what it raises."""
+    """The object that the command prints with --json; raises the command's exceptions."""
     found = CliRunner().invoke(
         command, [*map(str, arguments), "--json"], catch_exceptions=False, standalone_mode=False
     )
@@ -46,7 +46,7 @@ def ask(*arguments):
 
 
 def test_a_delta_is_taken_out(run_dir):
-    """The next start of the server does not merge it, keeps the other one, and knows why."""
+    """After the next start the delta must not be merged, and the ledger must have the reason."""
     listed = ask(run_dir)["pending"]
     assert [row["delta"] for row in listed] == ["good/1/0/1", "odd/1/0/1"]
     assert ask(run_dir, "odd/1/0/1", "--reason", "outlier")["quarantined"] == "odd/1/0/1"
@@ -59,8 +59,8 @@ def test_a_delta_is_taken_out(run_dir):
     assert "outlier" in (run_dir / "ledger.jsonl").read_text()
 
 
-def test_what_cannot_be_taken_out(run_dir, tmp_path):
-    """Each in one line that says what to do; nothing is changed."""
+def test_mistakes_change_nothing(run_dir, tmp_path):
+    """Each mistake must be one line, and the ledger must stay as it is."""
     before = (run_dir / "ledger.jsonl").read_bytes()
     with pytest.raises(RunDirError, match="waits to be merged"):
         ask(run_dir, "nobody/1/0/1")

@@ -40,7 +40,7 @@ def philox(key: tuple[int, int], counter: tuple[Words, Words, Words, Words]) -> 
     return c0, c1, c2, c3
 
 
-def words(seed: int, name: str, count: int, start: int = 0) -> Words:
+def random_words(seed: int, name: str, count: int, start: int = 0) -> Words:
     """Numbers start ... start + count - 1 of the stream `name`: uint64 (count,), uniform."""
     digest = hashlib.sha256(f"fsl-counter-1/{seed}/{name}".encode()).digest()
     key = int.from_bytes(digest[:4], "little"), int.from_bytes(digest[4:8], "little")
@@ -57,4 +57,4 @@ def permutation(seed: int, name: str, count: int) -> npt.NDArray[np.int64]:
 
     The sort is stable, so the result is unique.
     """
-    return np.argsort(words(seed, name, count), kind="stable")
+    return np.argsort(random_words(seed, name, count), kind="stable")

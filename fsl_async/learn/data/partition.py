@@ -29,7 +29,7 @@ import numpy.typing as npt
 
 from fsl_async.errors import DataError
 from fsl_async.learn.data.base import Dataset, Indices
-from fsl_async.learn.data.counter import permutation, words
+from fsl_async.learn.data.counter import permutation, random_words
 
 Kind = Literal["iid", "dirichlet"]
 
@@ -182,7 +182,7 @@ def _shares(spec: PartitionSpec, label: int, count: int) -> list[int]:
     ):
         # repr is the shortest text of the float, and the same on every machine.
         alpha = Decimal(repr(float(spec.alpha)))
-        first = words(spec.seed, f"dirichlet/{label}", spec.clients * _FIRST_WORDS).tolist()
+        first = random_words(spec.seed, f"dirichlet/{label}", spec.clients * _FIRST_WORDS).tolist()
         drawn = []
         for client in range(spec.clients):
             own = first[client * _FIRST_WORDS : (client + 1) * _FIRST_WORDS]
@@ -206,7 +206,7 @@ def _uniform(first: list[int], seed: int, more: str) -> Iterator[Decimal]:
     while True:
         for word in first:
             yield (2 * word + 1) * _UNIT
-        first = words(seed, more, _FIRST_WORDS, start).tolist()
+        first = random_words(seed, more, _FIRST_WORDS, start).tolist()
         start += _FIRST_WORDS
 
 
