@@ -1,4 +1,7 @@
-"""A script of your own that joins a run: `python examples/own_script.py HOST:PORT`. The lines marked + are all it takes."""
+"""Your own script that joins a run: `python examples/own_script.py HOST:PORT`.
+
+Only the lines marked + are needed for that.
+"""
 
 import sys
 
@@ -9,7 +12,7 @@ import fsl_async
 
 
 def main(server: str) -> None:
-    """Fit y = sin(3 x), together with whoever else is in the run."""
+    """Fit y = sin(3 x), together with the other clients of the run."""
     model = nn.Sequential(nn.Linear(1, 64), nn.Tanh(), nn.Linear(64, 1))
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     steps = 0
@@ -28,9 +31,8 @@ def main(server: str) -> None:
 
 
 if __name__ == "__main__":
-    with (
-        fsl_async.clean_exit()
-    ):  # errors in one line, Ctrl-C in good order, the exit codes of README.md
+    # One line for errors, an orderly end at Ctrl-C, and the exit codes of README.md.
+    with fsl_async.clean_exit():
         if len(sys.argv) != 2:
             raise fsl_async.FslError(f"which server? python {sys.argv[0]} HOST:PORT")
         main(sys.argv[1])

@@ -1,6 +1,7 @@
-"""A task of your own: `bin/fsl-node --role client --task examples/own_task.py:train ADDRESS`.
+"""Your own task: `bin/fsl-node --role client --task examples/own_task.py:train ADDRESS`.
 
-Each client draws points of its own part of a made data set and fits one small network to them, together with the others.
+Each client takes points of its own part of a synthetic data set; together the clients fit one small
+network to them.
 """
 
 import torch

@@ -1,26 +1,33 @@
-r"""A model of your own for split learning, and an auxiliary model of your own for the methods that train by one.
+r"""Your own model for split learning, and your own auxiliary model for the methods that need one.
 
-    bin/fsl-node --role server --with-ps --data IMAGES --model examples/split_model.py:net --auxiliary examples/split_model.py:small \\
+    bin/fsl-node --role server --with-ps --data IMAGES \
+        --model examples/split_model.py:net --auxiliary examples/split_model.py:small \
         --set split.method=fsl-sage --set split.cut=stage1 --set sync.clients=2 127.0.0.1:7100
-    bin/fsl-node --role client --name site-a --data IMAGES --model examples/split_model.py:net --auxiliary examples/split_model.py:small \\
+    bin/fsl-node --role client --name site-a --data IMAGES \
+        --model examples/split_model.py:net --auxiliary examples/split_model.py:small \
         127.0.0.1:7100
 
-IMAGES: a CIFAR folder (binary version), MNIST's files or an .npz archive. Each node runs its own copy of this file; the run refuses a client whose copy
-builds other shapes. The cut is behind the child that split.cut names; without it, behind the first one with weights.
+IMAGES: a CIFAR folder (binary version), MNIST's files or an .npz archive. Each node runs its own
+copy of this file; the run refuses a client with a copy that builds other shapes. The cut is after
+the child that split.cut names; by default after the first one with weights.
 """
 
 from torch import nn
 
 
 def stage(inputs, width):
-    """Halve the image."""
+    """Halve the height and the width of the image."""
     return nn.Sequential(
         nn.Conv2d(inputs, width, 3, stride=2, padding=1), nn.GroupNorm(4, width), nn.ReLU()
     )
 
 
 def net(shape, classes):
-    """Any nn.Sequential will do. shape: of one sample, (channels, height, width) for images; weights may be drawn as usual, the seed is the run's."""
+    """Build the model; any nn.Sequential is allowed.
+
+    shape: of one sample, (channels, height, width) for images. Weights may be random as usual: the
+    seed is the run's.
+    """
     model = nn.Sequential()
     model.add_module("stage1", stage(shape[0], 16))
     model.add_module("stage2", stage(16, 32))
@@ -32,7 +39,10 @@ def net(shape, classes):
 
 
 def small(shape, outputs):
-    """What stands in for the server's half at a client. shape: of one sample's activations at the cut; outputs: classes."""
+    """Build the auxiliary model, which stands in for the split server's part at a client.
+
+    shape: of one sample's activations at the cut. outputs: number of classes.
+    """
     return nn.Sequential(
         nn.Conv2d(shape[0], 16, 3, stride=2, padding=1),
         nn.ReLU(),

@@ -1,4 +1,4 @@
-"""`fsl-node compare` by command: what a person and a program get of it."""
+"""`fsl-node compare` as a process: its output for people and for programs."""
 
 import json
 import os
@@ -20,13 +20,13 @@ def write_idx(path, values):
 
 @pytest.fixture
 def images(tmp_path):
-    """Two classes that anybody can tell apart: dark and bright."""
+    """Two classes that are easy to separate: dark and bright."""
     folder = tmp_path / "images"
     folder.mkdir()
-    chance = np.random.default_rng(0)
+    rng = np.random.default_rng(0)
     for stem, count in (("train", 64), ("t10k", 32)):
         labels = np.arange(count) % 2
-        values = chance.integers(0, 60, (count, 8, 8)) + 180 * labels[:, None, None]
+        values = rng.integers(0, 60, (count, 8, 8)) + 180 * labels[:, None, None]
         write_idx(folder / f"{stem}-images-idx3-ubyte", values)
         write_idx(folder / f"{stem}-labels-idx1-ubyte", labels)
     return folder
@@ -45,12 +45,13 @@ def compare(tmp_path, *more):
 
 @pytest.mark.slow
 def test_two_methods_with_table_rows_and_picture(tmp_path, images):
-    """The whole command, over a line with a delay: progress while it runs, then what it took, as text, rows and picture."""
+    """Over a link with a delay the command must print progress, table, rows and picture."""
     rows, picture = tmp_path / "rows.jsonl", tmp_path / "x.png"
     done = compare(
-        tmp_path, "--methods", "fsl-sage,fedavg", "--data", images, "--sizes", "width=4", "--batch", 16,
-        "--learning-rate", 0.01, "--clients", 2, "--rounds", 12, "--target-accuracy", 0.7, "--stop-at-target",
-        "--upload-every", 1, "--net", "100mbit,5ms", "--json", rows, "--png", picture, "--out", tmp_path / "out",
+        tmp_path, "--methods", "fsl-sage,fedavg", "--data", images, "--sizes", "width=4",
+        "--batch", 16, "--learning-rate", 0.01, "--clients", 2, "--rounds", 12,
+        "--target-accuracy", 0.7, "--stop-at-target", "--upload-every", 1,
+        "--net", "100mbit,5ms", "--json", rows, "--png", picture, "--out", tmp_path / "out",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr + done.stdout
     lines = done.stdout.splitlines()
@@ -60,7 +61,7 @@ def test_two_methods_with_table_rows_and_picture(tmp_path, images):
     found = [json.loads(line) for line in rows.read_text().splitlines()]
     assert [row["method"] for row in found] == ["fsl-sage", "fedavg"]
     assert found[1]["reached"]["accuracy"] >= 0.7
-    # the next round may have begun when the server hears of it
+    # The next round may have begun when the server receives the stop.
     assert found[1]["rounds"] <= found[1]["reached"]["round"] + 1
     assert found[0]["points"][-1]["coded"]["activations up"] > 0
     assert (tmp_path / "out" / "compare.jsonl").read_text() == rows.read_text()
@@ -68,7 +69,7 @@ def test_two_methods_with_table_rows_and_picture(tmp_path, images):
 
 
 @pytest.mark.parametrize(
-    ("more", "words"),
+    ("more", "text"),
     [
         (("--methods", "sl,splitfed-v3", "--data", "x"), "'splitfed-v3' is unknown; known: sl, "),
         (("--methods", "sl", "--data", "/not/there"), "/not/there"),
@@ -76,10 +77,10 @@ def test_two_methods_with_table_rows_and_picture(tmp_path, images):
         (("--methods", "sl", "--data", ".", "--net", "moon"), "a profile of the network"),
     ],
 )
-def test_bad_input_is_one_line_and_exit_code_2(tmp_path, more, words):
-    """Before anything is trained or written."""
+def test_bad_input_is_one_line_and_exit_code_2(tmp_path, more, text):
+    """Bad input must be an error before any training or writing."""
     done = compare(tmp_path, *more)
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1
-    assert words in done.stderr
+    assert text in done.stderr
     assert not list(tmp_path.iterdir())

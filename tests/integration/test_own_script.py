@@ -1,4 +1,4 @@
-"""examples/own_script.py as a user starts it: every end is one line and the documented exit code."""
+"""examples/own_script.py as a process: errors are one line, exit codes as documented."""
 
 import os
 import signal
@@ -17,7 +17,7 @@ UNIT_S = float(os.environ.get("FSL_TEST_TIME_UNIT", "3"))
 
 
 def script(*arguments):
-    """Start it."""
+    """Start the script."""
     return subprocess.Popen(
         [sys.executable, SCRIPT, *arguments],
         text=True,
@@ -29,7 +29,7 @@ def script(*arguments):
 
 @pytest.mark.parametrize("arguments", [[], ["no address"], ["host:99999"]])
 def test_bad_input_is_one_line(arguments):
-    """It is the first thing that a new user does wrong, and a traceback says nothing to them."""
+    """Bad input is a new user's first mistake and must not print a traceback."""
     with script(*arguments) as process:
         out, err = process.communicate(timeout=60 * UNIT_S)
     assert process.returncode == 2
@@ -39,7 +39,7 @@ def test_bad_input_is_one_line(arguments):
 
 
 def test_ctrl_c_before_there_is_a_server():
-    """Nothing was trained, so there is nothing to wait for."""
+    """Without training there is no delta to send, so Ctrl-C must end the script at once."""
     with script("127.0.0.1:9") as process:
         assert "no answer" in process.stdout.readline()
         process.send_signal(signal.SIGINT)
@@ -49,8 +49,8 @@ def test_ctrl_c_before_there_is_a_server():
     assert err.endswith("stopped: Ctrl-C\n")
 
 
-def test_ctrl_c_once_ends_in_good_order_and_a_refusal_is_said(site):
-    """What was trained since the last sync arrives as the last delta; the script goes on behind its loop."""
+def test_ctrl_c_sends_the_last_delta_and_ends_the_script(site):
+    """Work since the last sync must arrive, and the script must continue after its loop."""
     server = site.server(every_s=3000)
     with script(site.address) as process:
         assert "leaves this machine: deltas" in process.stdout.readline()

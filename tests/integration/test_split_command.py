@@ -1,4 +1,4 @@
-"""Split learning by command: a configuration file, data sets given as arguments, a model of the user's own, a client killed and back."""
+"""Split learning by command: configuration file, data sets, own models, a restarted client."""
 
 import json
 import os
@@ -40,7 +40,8 @@ from torch import nn
 
 def net(shape, classes, width=6):
     return nn.Sequential(
-        nn.Conv2d(shape[0], width, 3, 2, 1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(width * 64, classes)
+        nn.Conv2d(shape[0], width, 3, 2, 1), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Flatten(), nn.Linear(width * 64, classes)
     )
 
 def small(shape, outputs):
@@ -60,29 +61,29 @@ def cifar(tmp_path):
 
 
 def ledger(site, part):
-    """All whole lines of a server's ledger."""
+    """All complete lines of a server's ledger."""
     path = site.run_dir / part / "ledger.jsonl"
     lines = path.read_text().split("\n")[:-1] if path.exists() else []
     return [json.loads(line) for line in lines]
 
 
-def lives(site, name):
-    """From how many processes of that name the split server has trained on uploads."""
+def incarnations(site, name):
+    """Number of a client's processes with uploads that the split server has trained on."""
     trained = [one["key"] for one in ledger(site, "server") if one.get("outcome") == "trained"]
     return len({key.split("/")[1] for key in trained if key.startswith(f"{name}/")})
 
 
-def wait_lives(site, name, count):
-    """Wait until the split server has trained on uploads of so many."""
+def wait_incarnations(site, name, count):
+    """Wait until the split server has trained on uploads of `count` processes."""
     deadline = time.monotonic() + 60 * UNIT_S
-    while lives(site, name) < count and time.monotonic() < deadline:
+    while incarnations(site, name) < count and time.monotonic() < deadline:
         time.sleep(0.1)
-    assert lives(site, name) == count, "\n---\n".join(each.text for each in site.processes)
+    assert incarnations(site, name) == count, "\n---\n".join(each.text for each in site.processes)
 
 
 @pytest.mark.cold
 def test_images_by_command_with_a_client_killed_and_back(site, cifar, interrupt):
-    """What the README promises of split learning, as a user types it."""
+    """The README's commands must work, with a client that is killed and restarted."""
     (site.folder / "fsl.toml").write_text(CONFIG)
     (site.folder / "own.py").write_text(OWN)
     code = ["--model", "own.py:net", "--auxiliary", "own.py:small"]
@@ -94,17 +95,17 @@ def test_images_by_command_with_a_client_killed_and_back(site, cifar, interrupt)
     site.address = server.wait_for("parameter server at").split("tcp://")[1]
 
     def client(name):
-        words = ("--data", cifar, "--allow", "deltas,activations,labels", *code)
-        return site.start("--role", "client", "--name", name, *words, site.address)
+        options = ("--data", cifar, "--allow", "deltas,activations,labels", *code)
+        return site.start("--role", "client", "--name", name, *options, site.address)
 
     first = client("a")
     victim = client("b")
     server.wait_for("2 of 2 called clients merged")
-    wait_lives(site, "b", 1)  # a delta may be merged before its uploads are trained
+    wait_incarnations(site, "b", 1)  # a delta may be merged before its uploads are trained
     victim.kill()
     back = client("b")
     server.wait_for("b is back as a new process")
-    wait_lives(site, "b", 2)
+    wait_incarnations(site, "b", 2)
     server.signal(interrupt)
     assert server.end() == 130, server.text
     for each in (first, back):

@@ -1,4 +1,4 @@
-"""The ready templates for Slurm and systemd: the sbatch script runs here with a stand-in client, the unit is read."""
+"""The templates for Slurm and systemd: the script runs with a stand-in client, the unit is read."""
 
 import configparser
 import contextlib
@@ -16,10 +16,10 @@ from fsl_async.errors import ExitCode
 BIN = Path(__file__).parents[2] / "bin"
 
 CLIENT = """#!/bin/sh
-echo "$@" > words
-trap 'echo usr2 >> heard; exit 64' USR2
-trap 'echo term >> heard; exit 64' TERM
-[ -e deaf ] && { trap - USR2 TERM; touch ready; exec sleep 30; }
+echo "$@" > arguments
+trap 'echo usr2 >> signals; exit 64' USR2
+trap 'echo term >> signals; exit 64' TERM
+[ -e unresponsive ] && { trap - USR2 TERM; touch ready; exec sleep 30; }
 [ -e code ] && exit "$(cat code)"
 touch ready
 n=0; while [ $n -lt 600 ]; do sleep 0.05; n=$((n+1)); done
@@ -53,33 +53,34 @@ def start(home, stderr=None, **more):
         "SLURM_JOB_NAME": "fsl-site-a",
         **more,
     }
-    words = ["bash", home / "bin" / "fsl-node.sbatch", "--task", "t.py:train"]
+    argv = ["bash", home / "bin" / "fsl-node.sbatch", "--task", "t.py:train"]
     return subprocess.Popen(
-        words, env=environment, cwd="/", stderr=stderr, text=True, start_new_session=True
+        argv, env=environment, cwd="/", stderr=stderr, text=True, start_new_session=True
     )
 
 
 @pytest.mark.parametrize("number", [signal.SIGUSR2, signal.SIGTERM])
 def test_a_signal_reaches_the_client_and_the_job_is_requeued(home, number):
-    """Slurm signals the batch script alone; a shell would die of USR2, or hand it on only after the client's end."""
+    """Slurm signals the script alone, and a plain shell would die or wait for the client."""
     job = start(home)
     wait_until((home / "ready").exists)
     job.send_signal(number)
     assert job.wait(20) == ExitCode.RELAUNCH
-    assert (home / "heard").read_text().split() == [number.name.removeprefix("SIG").lower()]
+    assert (home / "signals").read_text().split() == [number.name.removeprefix("SIG").lower()]
     assert (home / "requeued").read_text() == "requeue 17\n"
-    words = (home / "words").read_text()
-    assert words == "--role client --name site-a --task t.py:train fsl://h:7100\n"
+    arguments = (home / "arguments").read_text()
+    assert arguments == "--role client --name site-a --task t.py:train fsl://h:7100\n"
 
 
 @pytest.mark.parametrize("number", ["USR2", "TERM"])
 @pytest.mark.parametrize(
     "command", [": ", "cd ", "started=", "client=$", "[ -n", "before=", "wait"]
 )
-def test_a_signal_that_comes_before_the_client_listens_puts_the_job_back(home, number, command):
-    """It ended the shell, or went round in it for ever; the job was over, or ran into its time limit with the warning lost."""
+def test_a_signal_before_the_client_is_ready_requeues_the_job(home, number, command):
+    """Such a signal once ended the shell, or looped in it until the job's time limit."""
+    action = f"trap - DEBUG; kill -{number} $$"
     (home / "debug").write_text(
-        f"trap 'case $BASH_COMMAND in \"{command}\"*) trap - DEBUG; kill -{number} $$ ;; esac' DEBUG\n"
+        f"trap 'case $BASH_COMMAND in \"{command}\"*) {action} ;; esac' DEBUG\n"
     )
     job = start(home, BASH_ENV=str(home / "debug"))
     try:
@@ -89,14 +90,14 @@ def test_a_signal_that_comes_before_the_client_listens_puts_the_job_back(home, n
             os.killpg(job.pid, signal.SIGKILL)
         job.wait()
     assert (home / "requeued").read_text() == "requeue 17\n"
-    heard = home / "heard"
-    assert not heard.exists() or heard.read_text().split() == [number.lower()], "once"
+    signals = home / "signals"
+    assert not signals.exists() or signals.read_text().split() == [number.lower()], "once"
 
 
 @pytest.mark.parametrize("number", [signal.SIGUSR2, signal.SIGTERM])
-def test_a_client_that_dies_of_the_signal_had_not_begun(home, number):
-    """While it is installed, and until Python runs, nothing of it hears signals: the job ended with 140, and nobody took it up again."""
-    (home / "deaf").touch()
+def test_a_client_that_dies_of_the_signal_is_requeued(home, number):
+    """Until Python runs a client has no signal handler: the job once ended with 140 for good."""
+    (home / "unresponsive").touch()
     job = start(home)
     wait_until((home / "ready").exists)
     time.sleep(0.1)
@@ -109,10 +110,10 @@ def test_a_client_that_dies_of_the_signal_had_not_begun(home, number):
     "given",
     [{"SLURM_JOB_NAME": "give-job-name"}, {"SLURM_JOB_NAME": "fsl-"}, {"SLURM_ARRAY_TASK_ID": "1"}],
 )
-def test_a_job_that_does_not_say_whose_it_is_ends_before_it_begins(home, given):
-    """The parameter server would not find it and submit another one; two clients of one name would put each other out."""
+def test_a_job_without_a_clients_name_ends_before_it_starts(home, given):
+    """A launcher could not find it and would submit another job of the same client."""
     assert start(home, **given).wait(20) == ExitCode.BAD_INPUT
-    assert not (home / "words").exists()
+    assert not (home / "arguments").exists()
 
 
 @pytest.mark.parametrize(
@@ -124,31 +125,29 @@ def test_a_job_that_does_not_say_whose_it_is_ends_before_it_begins(home, given):
         ("Requested operation is presently disabled", "RUNNING", True),
     ],
 )
-def test_a_job_that_slurm_has_requeued_itself_is_not_to_be_submitted_again(
-    home, refusal, state, again
-):
-    """After preemption with requeue the job is back already: a second one of the same name would put its client out."""
+def test_a_job_that_slurm_has_requeued_needs_no_new_one(home, refusal, state, again):
+    """Slurm may requeue a preempted job itself; a second job would replace its client."""
     (home / "code").write_text(str(int(ExitCode.RELAUNCH)))
     (home / "scontrol").write_text(
         f'#!/bin/sh\nif [ "$1" = show ]; then echo "   JobState={state}"; exit; fi\n'
         f"echo '{refusal}' >&2; exit 1\n"
     )
     job = start(home, stderr=subprocess.PIPE)
-    _, told = job.communicate(timeout=20)
+    _, message = job.communicate(timeout=20)
     assert job.returncode == ExitCode.RELAUNCH
-    assert ("submit it again" in told) == again
-    assert (refusal in told) == again
-    assert ("Slurm has requeued this job" in told) != again
+    assert ("submit it again" in message) == again
+    assert (refusal in message) == again
+    assert ("Slurm has requeued this job" in message) != again
 
 
 def test_signals_to_the_whole_job_leave_the_script_waiting_for_its_client(home):
-    """Its short-lived helpers die of them, which must not end the script while the client is still leaving."""
+    """The script's helper processes die of them, but it must wait for its client."""
     (home / "sleep").write_text('#!/bin/sh\ntouch "$HOME_OF_TEST/slept"; exec /bin/sleep 30\n')
     (home / "sleep").chmod(0o755)
     (home / "rm").write_text('#!/bin/sh\n/bin/sleep 1; exec /bin/rm "$@"\n')
     (home / "rm").chmod(0o755)
     (home / "bin" / "fsl-node").write_text(
-        "#!/bin/sh\ntouch started; trap 'echo term >> heard; exit 64' TERM\n"
+        "#!/bin/sh\ntouch started; trap 'echo term >> signals; exit 64' TERM\n"
         "n=0; while [ $n -lt 100 ]; do /bin/sleep 0.05; n=$((n+1)); done; exit 3\n"
     )
     job = start(home, HOME_OF_TEST=str(home))
@@ -159,22 +158,22 @@ def test_signals_to_the_whole_job_leave_the_script_waiting_for_its_client(home):
 
 
 @pytest.mark.parametrize("code", [0, 2, 1])
-def test_other_ends_are_the_jobs_and_are_not_requeued(home, code):
-    """A run that is over, or a wrong option, would go round in the queue for ever."""
+def test_other_exit_codes_are_not_requeued(home, code):
+    """A finished run or a wrong option must not be requeued forever."""
     (home / "code").write_text(str(code))
     assert start(home).wait(20) == code
     assert not (home / "requeued").exists()
 
 
-def test_the_sbatch_template_asks_for_what_the_client_understands():
-    """USR2 two minutes ahead is what the client takes for granted; USR1 would be NCCL's."""
+def test_the_sbatch_template_requests_the_signal_that_the_client_handles():
+    """The client relies on USR2 two minutes before the end; NCCL uses USR1."""
     text = (BIN / "fsl-node.sbatch").read_text()
     for line in ("--requeue", "--open-mode=append", "--signal=B:USR2@120"):
         assert f"#SBATCH {line}\n" in text
 
 
-def test_the_unit_restarts_what_asks_for_it_and_waits_out_the_grace():
-    """Exit codes as documented; KILL after the grace that the client is told of, not before."""
+def test_the_unit_restarts_by_exit_code_and_waits_for_the_grace():
+    """Restarts must follow the documented exit codes, and KILL must come after --grace."""
     unit = configparser.RawConfigParser(strict=False)
     unit.optionxform = str
     unit.read(BIN / "fsl-node.service")
