@@ -147,7 +147,7 @@ class LineStream:
                 self._thread.start()
 
     def finish(self, limit_s: float = END_S) -> None:
-        """Wait for the queued lines, at most `limit_s` and while the reader takes some."""
+        """Wait at most `limit_s`, while the reader takes queued lines; then drop the rest."""
         begun = self._moved_at = time.monotonic()
         while not self._gave_up:
             with self._lock:

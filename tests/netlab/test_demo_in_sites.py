@@ -1,4 +1,4 @@
-"""`fsl-node demo --net`: its nodes are started in the sites, at the sites' addresses."""
+"""`fsl-node demo --net` starts its nodes in the sites, at the sites' addresses."""
 
 import json
 import os
@@ -23,7 +23,7 @@ def demo_of(places, run_dir=Path("run")):
 
 
 def test_the_command_lines_of_sites():
-    """A node's own words stay the same; the laboratory's come before them, and the server listens where clients reach it."""
+    """The site's prefix must precede a node's command, and addresses must be reachable."""
     demo = demo_of(Places("10.77.0.1", {SERVER: ("ip", "s"), "client-1": ("ip", "c")}))
     server, client = demo.server().argv, demo.client("client-1", "tcp://10.77.0.1:5").argv
     assert server[:2] == ("ip", "s")
@@ -36,7 +36,7 @@ def test_the_command_lines_of_sites():
 
 
 def test_a_server_in_its_site(built, tmp_path):
-    """The real server binds the site's address, which this machine has not."""
+    """The parameter server must bind the site's address, which this machine does not have."""
     child = demo_of(places_in(built), tmp_path).server()
     with subprocess.Popen(
         child.argv, env={**os.environ, **child.env}, stdout=subprocess.PIPE, text=True
