@@ -7,9 +7,10 @@ from fsl_async.roles.sync.events import Attached
 
 
 class Sides:
-    """Training and exchange. publishes: its own weights become version 0 as soon as a model is attached.
+    """Training and exchange.
 
-    take: is given each event; by default `events` is a list of them.
+    publishes: its own weights become version 0 as soon as a model is attached. take: is given each
+    event; by default `events` is a list of them.
     """
 
     def __init__(self, coder=None, *, publishes=False, take=None):
