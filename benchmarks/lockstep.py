@@ -38,6 +38,7 @@ from fsl_async.learn.split import task, weights
 from fsl_async.learn.split.samples import open_samples
 from fsl_async.learn.split.server_disk import ServerDisk
 from fsl_async.nodes.client import joining
+from fsl_async.nodes.client.parts import ClientOptions
 from fsl_async.nodes.ps import node as node_ps
 from fsl_async.nodes.split_server import node as node_server
 from fsl_async.process.stopper import Stopper
@@ -121,16 +122,9 @@ def play(config: Config, folder: Path) -> None:
         node_server.serve(config, folder, with_ps=True, announce=only_ps, **rest)
 
     def join(name: str) -> None:
-        joining.join_run(
-            address[0],
-            name,
-            None,
-            config.data.path or None,
-            run_dir=None,
-            stop=stop,
-            log=lines.append,
-            policy=SitePolicy(frozenset(KINDS)),
-        )
+        everything = SitePolicy(frozenset(KINDS))
+        options = ClientOptions(address[0], name, data=config.data.path or None, policy=everything)
+        joining.join_run(options, stop=stop, log=lines.append)
 
     def start(job: Any, *arguments: str) -> threading.Thread:
         def work() -> None:

@@ -32,6 +32,7 @@ from fsl_async.config.load import to_wire
 from fsl_async.learn.client import pretrain
 from fsl_async.learn.client.fed import ClientContext, Fed
 from fsl_async.nodes.client.node import ClientRuntime
+from fsl_async.nodes.client.parts import ClientOptions
 from fsl_async.process.lag import LoopLag
 from fsl_async.process.stopper import Stopper
 from fsl_transport.loop import run as run_loop
@@ -57,14 +58,14 @@ class MeasuredFed(Fed):
     """Fed that has the lag of the client's loop measured from the first step on."""
 
     def __init__(self, runtime: ClientRuntime, place: ClientContext) -> None:
-        super().__init__(runtime.learner, place)
+        super().__init__(runtime.training, place)
         self.lag: LoopLag | None = None
         self.summary: dict[str, float] = {}
         self.begun = 0.0
         self.seconds = 0.0
-        loop = runtime._loop  # noqa: SLF001 - the loop whose lag is the question
-        assert loop is not None
-        self._its_loop = loop
+        node = runtime._node  # noqa: SLF001 - the loop whose lag is the question
+        assert node is not None
+        self._its_loop = node.loop
 
     def step(self, *, tokens: int = 0, metrics: Mapping[str, SupportsFloat] | None = None) -> bool:
         """Begin to measure in the first step; keep the summary of the last step that had one."""
@@ -102,9 +103,8 @@ def measure(
         tempfile.TemporaryDirectory(prefix="loop-lag-") as folder,
         serving(Path(folder) / "run", settings) as server,
     ):
-        runtime = ClientRuntime(
-            server.address, "client", journal_dir=None, stop=Stopper(), log=silent
-        )
+        options = ClientOptions(server.address, "client")
+        runtime = ClientRuntime(options, stop=Stopper(), log=silent)
         error: str | None = "failed"
         try:
             member = runtime.wait_welcome()

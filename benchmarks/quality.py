@@ -40,8 +40,10 @@ from quality_tables import Tables
 
 from fsl_async.learn.client import pretrain
 from fsl_async.learn.client.delta_coder import DeltaCoder
+from fsl_async.learn.client.exchange import Exchange
 from fsl_async.learn.client.fed import ClientContext, Fed, LocalFed
-from fsl_async.learn.client.learner import Learner
+from fsl_async.learn.client.orders import Orders
+from fsl_async.learn.client.training import Training
 from fsl_async.learn.models.gpt import GPT
 from fsl_async.roles.machine import Event
 from fsl_async.roles.sync.events import Attached, DeltaKey, Snapshotted
@@ -104,7 +106,7 @@ class LockstepFed(Fed):
     """Fed of one client: after `every` steps it takes a snapshot and waits until the coordinator lets it go on."""
 
     def __init__(self, client: Client, place: ClientContext) -> None:
-        super().__init__(client.learner, place)
+        super().__init__(client.training, place)
         self._client = client
 
     def attach(self, model: torch.nn.Module) -> None:
@@ -114,15 +116,15 @@ class LockstepFed(Fed):
 
     def step(self, *, tokens: int = 0, metrics: Mapping[str, SupportsFloat] | None = None) -> bool:
         """Count a step; at the end of a round synchronise."""
-        learner = self._client.learner
-        due = (learner.meter.steps + 1) % self._client.every == 0
+        training = self._client.training
+        due = (training.meter.steps + 1) % self._client.every == 0
         if due:
             self._client.sequence += 1
-            learner.request_snapshot(self._client.sequence)
+            self._client.learner.request_snapshot(self._client.sequence)
         running = super().step(tokens=tokens, metrics=metrics)
         if due:
             self._client.pause()
-            running = learner.attend()
+            running = training.attend()
         return running
 
 
@@ -132,7 +134,10 @@ class Client:
     def __init__(self, index: int, spec: Spec, server: Server) -> None:
         self.name = f"client-{index}"
         self.every = spec.steps_per_round[index]
-        self.learner = Learner(DeltaCoder(spec.codec, feedback=spec.feedback_up), self._take)
+        orders = Orders()
+        coder = DeltaCoder(spec.codec, feedback=spec.feedback_up)
+        self.learner = Exchange(orders, coder, self._take)
+        self.training = Training(orders, self.learner)
         self.model: torch.nn.Module | None = None
         self.sequence = 0
         self.taken: Snapshotted | None = None
@@ -200,7 +205,7 @@ class Server:
         self.bytes_up = 0
         self.bytes_down = 0
 
-    def welcome(self, learner: Learner) -> None:
+    def welcome(self, learner: Exchange) -> None:
         """Take the first client's weights as version 0, give them to the others."""
         store, manifest = self.store, learner.manifest
         assert manifest is not None

@@ -37,6 +37,7 @@ from fsl_async.config.site_policy import KINDS, SitePolicy
 from fsl_async.learn.data.facts import described
 from fsl_async.learn.split import task, weights
 from fsl_async.nodes.client import joining
+from fsl_async.nodes.client.parts import ClientOptions
 from fsl_async.nodes.ps import node as node_ps
 from fsl_async.process.stopper import Stopper
 
@@ -155,7 +156,7 @@ def train(folder: Path, chosen: Mapping[str, Any], server: str, watch: Any) -> i
 
     (folder / "ps").mkdir()
     serve = lambda: node_ps.serve(config, folder / "ps", from_version=None, announce=announce, log=lines.append, stop=stop)  # noqa: E731  # fmt: skip
-    join = lambda name: joining.join_run(address[0], name, None, config.data.path or None, run_dir=None, stop=stop, log=lines.append, policy=SitePolicy(frozenset(KINDS)))  # noqa: E731  # fmt: skip
+    join = lambda name: joining.join_run(ClientOptions(address[0], name, data=config.data.path or None, policy=SitePolicy(frozenset(KINDS))), stop=stop, log=lines.append)  # noqa: E731  # fmt: skip
     threads = [threading.Thread(target=serve, daemon=True)]
     threads[0].start()
     told.wait(60)

@@ -187,9 +187,11 @@ class LightClient:
         self._loop = asyncio.get_running_loop()
         self.machine = ClientMachine(ClientRules(), name, time.time_ns())
         self.learner = LightLearner(self, model, complete=complete)
+        self.link = ZmqDialer(server, name)
         self._shell = ClientShell(
             self.machine,
             self.learner,
+            self._dialer,
             worker=worker,
             scheduler=self._loop,
             journal=TraceHash(),
@@ -198,17 +200,18 @@ class LightClient:
             welcomed=lambda _: None,
             end_training=lambda _: None,
         )
-        self.link = ZmqDialer(server, name)
+        self._manifest = model.manifest
+
+    def _dialer(self, take: Callable[[tp.TransportEvent], None]) -> tp.DialerEndpoint:
         self._endpoint = tp.DialerEndpoint(
             self.link,
             self._loop,
             tp.TransportSettings(),
-            self._shell.on_transport,
-            name,
+            take,
+            self.name,
             incarnation=self.machine.incarnation,
         )
-        self._shell.endpoint = self._endpoint
-        self._manifest = model.manifest
+        return self._endpoint
 
     def start(self, held: Held | None = None) -> None:
         """Dial. `held`: say that this version is here already."""

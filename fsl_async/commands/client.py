@@ -52,6 +52,8 @@ def command(
 ) -> int:
     """Check the options, then run the client; returns the exit code."""
     from fsl_async.cluster.name_slot import check_name, claim_name
+    from fsl_async.config.site_code import SiteCode
+    from fsl_async.nodes.client.parts import ClientOptions
     from fsl_async.process.stopper import Stopper
 
     for option, flag in _OF_THE_SERVER.items():
@@ -90,22 +92,22 @@ def command(
             )
             return 0
         keep_freed_blocks()
+        options = ClientOptions(
+            server.fsl if server.key or server.split else server.tcp,
+            name,
+            task,
+            data,
+            threads=threads,
+            code=SiteCode(model, auxiliary),
+            run_dir=run_dir,
+            keys=found,
+            policy=policy,
+        )
         stopper = Stopper()
         with _preemptible(stopper, output, grace_s, ec2=ec2_spot):
-            summary = run_client(
-                server.fsl if server.key or server.split else server.tcp,
-                name,
-                task,
-                data,
-                run_dir=run_dir,
-                threads=threads,
-                model=model,
-                auxiliary=auxiliary,
-                stop=stopper,
-                output=output,
-                keys=found,
-                policy=policy,
-            )
+            from fsl_async.nodes.client.joining import join_run
+
+            summary = join_run(options, stop=stopper, log=output.say)
     output.result(summary)
     return stopper.exit_code
 
@@ -133,40 +135,6 @@ def _preemptible(
             if not stopper.hard:
                 raise
             raise stopper.error() from None
-
-
-def run_client(
-    server: str,
-    name: str,
-    task: str | None,
-    data: str | None,
-    *,
-    run_dir: Path | None,
-    threads: int | None,
-    model: str | None = None,
-    auxiliary: str | None = None,
-    stop: Stopper,
-    output: Output,
-    keys: KeysFolder | None = None,
-    policy: SitePolicy,
-) -> Any:
-    """Join the run at `server` and train until it ends or `stop` is asked; returns the summary."""
-    from fsl_async.config.site_code import SiteCode
-    from fsl_async.nodes.client.joining import join_run
-
-    return join_run(
-        server,
-        name,
-        task,
-        data,
-        run_dir=run_dir,
-        threads=threads,
-        stop=stop,
-        log=output.say,
-        code=SiteCode(model, auxiliary),
-        keys=keys,
-        policy=policy,
-    )
 
 
 def read_policy(keys: KeysFolder | None, allow: str | None) -> SitePolicy:

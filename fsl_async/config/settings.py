@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 Weighting = Literal["tokens", "uniform", "fednova"]
 Optimizer = Literal["nesterov", "average"]
 Aggregation = Literal["mean", "trimmed", "median", "multi-krum"]
-Trigger = Literal["clock", "rounds", "turns", "relay"]
+Trigger = Literal["clock", "rounds", "turns", "sequential"]
 
 # The largest chunk that the transport takes must fit into the credit window (`fsl_transport.TransportSettings.chunk_limit_bytes`).
 _SMALLEST_WINDOW_BYTES = 2 << 20
@@ -93,8 +93,8 @@ class SyncConfig:
 
     trigger: Trigger = setting(
         "clock",
-        "clock (call all every every_s) | rounds (all train a round, then merge) | turns (one after another) | "
-        "relay (one per version, each from the weights of the one before)",
+        "clock (call all every every_s) | rounds (all train a round, then merge) | turns (one after"
+        " another) | sequential (one per version, each from the weights of the one before)",
     )
     every_s: float = setting(600.0, "seconds from one sync to the next", span(above=0))
     round_cap_s: float = setting(

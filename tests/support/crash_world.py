@@ -295,6 +295,15 @@ class World:
         shell = ClientShell(
             machine,
             learner,
+            lambda take: tp.DialerEndpoint(
+                self.network.dialer(name, SERVER),
+                clock,
+                tp.TransportSettings(heartbeat_every_s=1.0, expire_after_s=4.0),
+                take,
+                name,
+                incarnation=incarnation,
+                chance=chance,
+            ),
             worker=self._worker(clock, "client", name),
             scheduler=clock,
             journal=self._journal(name, self.others / name, clock, lambda: self.now(launch)),
@@ -304,16 +313,7 @@ class World:
             end_training=lambda _: learner.stop(),
         )
         self.points.watch(shell.node, "client", lambda: self.kill(name))
-        shell.endpoint = endpoint = tp.DialerEndpoint(
-            self.network.dialer(name, SERVER),
-            clock,
-            tp.TransportSettings(heartbeat_every_s=1.0, expire_after_s=4.0),
-            shell.on_transport,
-            name,
-            incarnation=incarnation,
-            chance=chance,
-        )
-        self.alive[name] = (clock, endpoint, shell)
+        self.alive[name] = (clock, shell.endpoint, shell)
         shell.dial()
         clock.call_at(clock.time() + 0.5, learner.attach)
 

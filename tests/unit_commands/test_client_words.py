@@ -5,10 +5,10 @@ import torch
 
 from fsl_async.config.load import from_wire, to_wire
 from fsl_async.config.settings import Config
-from fsl_async.config.site_policy import SitePolicy
 from fsl_async.learn.client.fed import ClientContext
-from fsl_async.nodes.client.joining import _place, _start_line
-from fsl_async.nodes.client.node import Membership, progress_words
+from fsl_async.nodes.client.joining import _context, _start_line
+from fsl_async.nodes.client.node import progress_words
+from fsl_async.nodes.client.parts import ClientOptions, Membership
 from fsl_async.nodes.wire import Welcome
 from fsl_async.process.threads import cores
 
@@ -55,19 +55,12 @@ def test_the_start_line_tells_the_threads_and_sets_them(case, monkeypatch):
     assert why in line
 
 
-class Runtime:
-    """As much of a client as its place needs."""
-
-    name = "a"
-    policy = SitePolicy()
-
-
 def test_a_task_sees_what_was_checked_of_a_welcome():
     """Tables and keys that this release does not have are not checked: a task would print them as they came."""
     told = to_wire(Config())
     told |= {"\x1b[2J": {"a": 1}, "train": {**told["train"], "batch": 7, "\x1b": "\n"}}
     member = Membership(Welcome("r", 0, 1, told), from_wire(told))
-    place = _place(Runtime(), member, print, device="cpu", data="here.txt")
+    place = _context(ClientOptions("h:1", "a", data="here.txt", device="cpu"), member, print)
     plain = to_wire(Config())
     assert place.config["train"] == {**plain["train"], "batch": 7}
     assert place.config["data"] == {**plain["data"], "path": "here.txt"}

@@ -38,7 +38,9 @@ import fsl_transport as tp
 from fsl_async.config import address
 from fsl_async.config import load as configs
 from fsl_async.errors import AddressError, FslError, RefusedError
-from fsl_async.learn.client.learner import Learner
+from fsl_async.learn.client.exchange import Exchange
+from fsl_async.learn.client.orders import Orders
+from fsl_async.learn.client.training import Training
 from fsl_async.learn.split import payload
 from fsl_async.nodes import wire
 from fsl_async.nodes.client.shell import ClientShell
@@ -343,11 +345,11 @@ def server_seeds():
 
 def attached_learner():
     """A real learner with a model, which waits for a version."""
-    learner = Learner()
+    orders = Orders()
+    learner = Exchange(orders)
     learner.refuse("test", "does not wait")
-    module = nn.Linear(7, 8)
     with contextlib.suppress(RefusedError):
-        learner.attach(module)
+        Training(orders, learner).attach(nn.Linear(7, 8))
     return learner
 
 
@@ -365,6 +367,15 @@ def client_of(scheduler, link, told=Quiet()):  # noqa: B008 - it has no state
     shell = ClientShell(
         ClientMachine(ClientRules(), CROOK, 1),
         learner,
+        lambda take: tp.DialerEndpoint(
+            link,
+            scheduler,
+            tp.TransportSettings(),
+            take,
+            CROOK,
+            incarnation=1,
+            chance=random.Random(0),
+        ),
         worker=VirtualWorker(scheduler, lambda: 0.001),
         scheduler=scheduler,
         journal=told.journal,
@@ -372,15 +383,6 @@ def client_of(scheduler, link, told=Quiet()):  # noqa: B008 - it has no state
         finished=told.finished,
         welcomed=lambda welcome: configs.from_wire(welcome.config),
         end_training=lambda _: None,
-    )
-    shell.endpoint = tp.DialerEndpoint(
-        link,
-        scheduler,
-        tp.TransportSettings(),
-        shell.on_transport,
-        CROOK,
-        incarnation=1,
-        chance=random.Random(0),
     )
     shell.node.feed(ev.Attached(learner.manifest.fingerprint, learner.manifest.values))
     shell.dial()

@@ -16,7 +16,7 @@ def config(*overrides):
     (["outer.aggregation=multi-krum"], "multi-krum against 1 clients that may send anything needs 5 clients, sync.clients is 3"),
     (["outer.aggregation=trimmed", "outer.byzantine=2"], "needs 5 clients"),
     (["outer.aggregation=median", "outer.byzantine=2"], "needs 5 clients"),
-    (["outer.aggregation=median", "sync.trigger=relay"], "merges one at a time"),
+    (["outer.aggregation=median", "sync.trigger=sequential"], "merges one at a time"),
     (["outer.aggregation=median", "split.method=fedavg"], "send whole weights"),
     (["guard.clip_norm=1", "split.method=fedavg"], "send whole weights"),
 ])  # fmt: skip

@@ -35,8 +35,8 @@ def calls(monkeypatch):
         announce("tcp://127.0.0.1:4567")
         return Summary()
 
-    def join_run(address, name, task, data, *, run_dir, threads, stop, log, code, keys, policy):
-        made.append((address, name, task, data, run_dir, threads, keys))
+    def join_run(options, *, stop, log):
+        made.append(options)
         log("step 1")
         return Summary()
 
@@ -86,9 +86,10 @@ def test_the_client_gets_absolute_paths(calls, capsys, tmp_path, monkeypatch):
     (tmp_path / "train.py").write_text("def train(fed): ...\n")
     args = ["--role", "client", "localhost:7100", "--name", "a.b-1", "--task", "train.py:train"]
     assert cli.main([*args, "--data", ".", "--threads", "2"]) == 0
-    address, name, task, data, run_dir, threads, _ = calls[0]
-    assert (address, name, run_dir, threads) == ("tcp://localhost:7100", "a.b-1", None, 2)
-    assert (task, data) == (f"{tmp_path}/train.py:train", str(tmp_path))
+    found = calls[0]
+    assert (found.server, found.name) == ("tcp://localhost:7100", "a.b-1")
+    assert (found.run_dir, found.threads) == (None, 2)
+    assert (found.task, found.data) == (f"{tmp_path}/train.py:train", str(tmp_path))
     assert "step 1" in capsys.readouterr().out
 
 
@@ -99,7 +100,7 @@ def test_an_unencrypted_connection_is_asked_for(calls, capsys):
     assert cli.main(["--role", "client", "ps.example.org:7100", "--name", "a", "--insecure"]) == 0
     assert cli.main(["--role", "client", "127.0.0.1:7100", "--name", "a"]) == 0
     assert capsys.readouterr().err == ""
-    assert [call[-1] for call in calls] == [None, None]
+    assert [call.keys for call in calls] == [None, None]
 
 
 def test_keys_from_the_server_to_the_client_by_one_pasted_line(
@@ -115,9 +116,9 @@ def test_keys_from_the_server_to_the_client_by_one_pasted_line(
     monkeypatch.setenv("FSL_KEYS", str(tmp_path / "client"))
     words = [word for word in shlex.split(line)[1:] if word not in {"--data", "PATH"}]
     assert cli.main(words) == 0
-    server = addresses.parse(calls[1][0])
+    server = addresses.parse(calls[1].server)
     assert server.key == KeysFolder(tmp_path / "server").pair().public
-    assert calls[1][-1].path == tmp_path / "client"
+    assert calls[1].keys.path == tmp_path / "client"
     cli.main(["--role", "ps", "--keys", str(tmp_path / "server"), "127.0.0.1:4567"])
     assert "?key=" in capsys.readouterr().out  # on loopback where it is asked for
     cli.main(["--role", "ps", "127.0.0.1:4567"])

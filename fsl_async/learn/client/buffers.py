@@ -17,16 +17,13 @@ power of two and the memory is lost to the page cache: a poor trade for one copy
 
 from collections.abc import Iterator
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
 from fsl_async.errors import TaskError
+from fsl_async.learn.client.ports import Vector
 from fsl_async.store.errors import ManifestError
 from fsl_async.store.manifest import Manifest
-
-Vector = npt.NDArray[np.float32]
 
 PIECE_VALUES = 1 << 24
 """64 MiB in fp32: large enough that a copy to a GPU runs at full speed, small against any model that hurts."""

@@ -7,7 +7,7 @@ be lost in every round.
 
 from __future__ import annotations
 
-from fsl_async.learn.client.buffers import Vector
+from fsl_async.learn.client.ports import Vector
 from fsl_codecs import CodecSpec, bound, encode_into, new_vector
 
 LOSSLESS = CodecSpec(format="fp32")

@@ -33,8 +33,9 @@ from torch import nn
 from fsl_async.config.site_policy import ACTIVATIONS, DELTAS, LABELS, SitePolicy
 from fsl_async.errors import TaskError
 from fsl_async.learn.client.buffers import ModelWeights
-from fsl_async.learn.client.learner import Learner, RunFinishedError
 from fsl_async.learn.client.meter import Meter
+from fsl_async.learn.client.orders import RunFinishedError
+from fsl_async.learn.client.training import Training
 from fsl_async.learn.data.corpus import HELD_OUT_SHARE, Corpus, windows
 from fsl_async.learn.split.methods.base import Method
 from fsl_async.learn.split.model_parts import ClientPart
@@ -199,13 +200,13 @@ class Fed(FedBase):
 
     def __init__(
         self,
-        learner: Learner,
+        training: Training,
         place: ClientContext,
         open_split: Callable[[SplitTraining, dict[str, str]], None] | None = None,
     ) -> None:
         super().__init__(place)
-        self._learner = learner
-        self._meter = learner.meter
+        self._training = training
+        self._meter = training.meter
         self._open_split = open_split
         self._split: SplitTraining | None = None
         self._waited_s = 0.0
@@ -213,12 +214,12 @@ class Fed(FedBase):
     @property
     def running(self) -> bool:
         """False once the run has ended."""
-        return not self._learner.stopped
+        return not self._training.stopped
 
     @property
     def version(self) -> int:
         """The version of the run that the model was last moved onto; -1 before attach."""
-        return self._learner.version
+        return self._training.version
 
     def attach(self, model: nn.Module) -> None:
         """Hand the model over and wait until its weights are the run's: the first client's own, or those received.
@@ -230,7 +231,7 @@ class Fed(FedBase):
         TaskError for a model that cannot be exchanged, RunFinishedError where the run ended meanwhile.
         """
         self._check_weights(model)
-        self._learner.attach(model)
+        self._training.attach(model)
 
     def _check_weights(self, model: nn.Module) -> None:
         """Raise NotAllowedError where a site that lets adapters out alone would send other tensors, whatever the run's configuration says."""
@@ -275,8 +276,8 @@ class Fed(FedBase):
             method,
             decisions,
             classes=classes,
-            stopped=lambda: self._learner.stopped,
-            version=lambda: self._learner.version,
+            stopped=lambda: self._training.stopped,
+            version=lambda: self._training.version,
             features=features,
             on_step=lambda loss, _: self._meter.count(0, {"loss": loss}),
             meter=self._meter,
@@ -285,16 +286,16 @@ class Fed(FedBase):
         parts = {name: exchanged(half.part(name)) for name in decisions.averaged}
         whole = parts["client"] if len(parts) == 1 else nn.ModuleDict(parts)
         self._check_weights(whole)
-        self._learner.expect_rounds()
+        self._training.expect_rounds()
         if decisions.has_server:
             self._open_split(self._split, dict(architecture))
-        self._learner.attach(whole)
+        self._training.attach(whole)
         return self._split
 
     def rounds(self) -> Iterator[int]:
         """The rounds that this client is called to train, until the run ends."""
-        self._learner.expect_rounds()
-        while (number := self._timed(self._learner.next_round)) is not None:
+        self._training.expect_rounds()
+        while (number := self._timed(self._training.next_round)) is not None:
             if self._split is not None:
                 self._split.begin_round(number)
             yield number
@@ -309,10 +310,10 @@ class Fed(FedBase):
         """
         if self._split is not None:
             self._split.end_round()
-        if self._learner.stopped:
+        if self._training.stopped:
             return False
         self._meter.count(samples, metrics)
-        return self._timed(self._learner.end_round)
+        return self._timed(self._training.end_round)
 
     @property
     def waited_s(self) -> float:
@@ -336,14 +337,14 @@ class Fed(FedBase):
         """
         self._meter.step_ended()
         self._meter.count(tokens, metrics)
-        if self._learner.attention and not self._learner.attend():
+        if self._training.orders.attention and not self._training.attend():
             return self._ended()
         self._meter.step_begins()
         return True
 
     def progress(self) -> dict[str, float]:
         """Step, version, tokens, tokens_per_s and the running mean of each metric. For any thread."""
-        return {"version": self._learner.version, **self._meter.progress()}
+        return {"version": self._training.version, **self._meter.progress()}
 
 
 class LocalFed(FedBase):

@@ -17,7 +17,7 @@ from fsl_async.store.manifest import WeightsDigest
 from fsl_codecs import CodecError, decode_accumulate, decode_into, info, new_vector
 
 if TYPE_CHECKING:
-    from fsl_async.learn.client.buffers import Vector
+    from fsl_async.learn.client.ports import Vector
     from fsl_async.store.chunk_pool import ChunkPool
     from fsl_async.store.manifest import Manifest
 

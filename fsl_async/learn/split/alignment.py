@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from fsl_async.learn.client.buffers import Vector
+from fsl_async.learn.client.ports import Vector
 from fsl_async.learn.split import weights
 from fsl_async.learn.split.batches import Smashed, call, joined
 from fsl_async.learn.split.errors import ModelPartMisused

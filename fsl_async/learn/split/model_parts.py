@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from fsl_async.errors import one_line
-from fsl_async.learn.client.buffers import Vector
+from fsl_async.learn.client.ports import Vector
 from fsl_async.learn.split import weights
 from fsl_async.learn.split.batches import Batch, Loss, Smashed, call, check_smashed, cross_entropy
 from fsl_async.learn.split.errors import ModelPartMisused, SmashedRefused

@@ -26,8 +26,8 @@ import torch
 from torch import Tensor
 
 from fsl_async.errors import NotAllowedError
-from fsl_async.learn.client.buffers import Vector
 from fsl_async.learn.client.meter import Meter
+from fsl_async.learn.client.ports import Vector
 from fsl_async.learn.split.batches import Batch, Smashed
 from fsl_async.learn.split.methods.base import (
     Activations,

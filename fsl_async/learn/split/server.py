@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 import attrs
 from torch import Tensor, nn
 
-from fsl_async.learn.client.buffers import Vector
+from fsl_async.learn.client.ports import Vector
 from fsl_async.learn.split import weights
 from fsl_async.learn.split.alignment import Alignment, AlignSettings
 from fsl_async.learn.split.batches import Loss, cross_entropy

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fsl_async.errors import RunDirError, one_line
-from fsl_async.learn.client.buffers import Vector
+from fsl_async.learn.client.ports import Vector
 from fsl_async.learn.split.batches import Smashed
 from fsl_async.learn.split.errors import ModelPartMisused, SmashedRefused
 from fsl_async.learn.split.methods.base import (

@@ -13,7 +13,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from fsl_async.learn.client.buffers import ModelWeights, Vector
+from fsl_async.learn.client.buffers import ModelWeights
+from fsl_async.learn.client.ports import Vector
 from fsl_async.learn.split.errors import ModelPartMisused
 from fsl_codecs import new_vector
 

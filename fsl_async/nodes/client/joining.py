@@ -1,7 +1,8 @@
 """Joining a run: what the thread that trains does around its task or its script.
 
-`join_run` is `fsl-node --role client`, `join` is `fsl_async.join(...)` in a user's script. Both make a `ClientRuntime`, whose loop has a
-thread of its own, wait for the server's welcome, train here, and see to it that what was trained last arrives, however training ended.
+`join_run` is `fsl-node --role client`, `join` is `fsl_async.join(...)` in a user's script. Both make a
+`ClientRuntime`, whose loop has a thread of its own, wait for the parameter server's welcome, train
+here, and wait at the end until what was trained last has arrived, however training ended.
 """
 
 from __future__ import annotations
@@ -15,15 +16,14 @@ from typing import Any, Self
 from fsl_async.config import address as addresses
 from fsl_async.config.load import to_wire
 from fsl_async.config.settings import Config
-from fsl_async.config.site_code import NOTHING_OWN, SiteCode
-from fsl_async.config.site_policy import SitePolicy
 from fsl_async.errors import DataError, FslError, StopError, TaskError
 from fsl_async.keys.dialling import keys_for_dialling
 from fsl_async.keys.folder import KeysFolder
 from fsl_async.learn.client.fed import ClientContext, Fed, choose_device
-from fsl_async.learn.client.learner import RunFinishedError
+from fsl_async.learn.client.orders import RunFinishedError
 from fsl_async.learn.client.tasks import Task, load_task, own_failure
-from fsl_async.nodes.client.node import DELTAS_ONLY, ClientRuntime, Membership, Summary
+from fsl_async.nodes.client.node import ClientRuntime, Summary
+from fsl_async.nodes.client.parts import ClientOptions, Membership
 from fsl_async.observe.client_state import counted
 from fsl_async.process.memory import MemoryMark
 from fsl_async.process.script import current_stopper
@@ -34,56 +34,51 @@ from fsl_async.process.threads import threads_here
 SPLIT_TASK = "fsl_async.learn.split.task:train"
 
 
-def _place(
-    runtime: ClientRuntime,
-    member: Membership,
-    log: Callable[[str], None],
-    *,
-    device: str | None = None,
-    data: str | None = None,
-    threads: int | None = None,
-    own: SiteCode = NOTHING_OWN,
+def _context(
+    options: ClientOptions, member: Membership, log: Callable[[str], None]
 ) -> ClientContext:
     # As read and checked, not as it came: what a server adds to its welcome reaches no task.
     config: dict[str, dict[str, Any]] = to_wire(member.config)
     config["data"]["path"] = ""
-    for (table, key), code in own.settings().items():  # a site runs its own copies only
+    for (table, key), code in options.code.settings().items():  # a site runs its own copies only
         config[table] = {**config[table], key: code}
-    if threads is not None:  # a site knows who else is on its machine
-        config["train"] = {**config["train"], "threads": threads}
-    if data is not None:  # each site keeps its copy of the data where it likes
-        config["data"] = {**config["data"], "path": data}
+    if options.threads is not None:  # a site knows what else runs on its machine
+        config["train"] = {**config["train"], "threads": options.threads}
+    if options.data is not None:  # each site keeps its copy of the data where it likes
+        config["data"] = {**config["data"], "path": options.data}
     return ClientContext(
-        client_name=runtime.name,
+        client_name=options.name,
         seed=member.config.run.seed,
-        device=choose_device(device or member.config.train.device),
+        device=choose_device(options.device or member.config.train.device),
         config=config,
         shard_index=member.welcome.shard,
         shard_count=member.welcome.shards,
         log=log,
-        policy=runtime.policy,
+        policy=options.policy,
     )
 
 
 def _built_in(config: Config, data: str | None) -> Task:
-    """The built-in task. A server must not choose which code of this machine is run, and which of its files are read."""
+    """The built-in task. A server must not choose which code this machine runs and which files it reads."""
     if config.train.task:
         raise TaskError(
-            "this run trains a task of its own: give this client its copy with --task FILE.py:FUNCTION"
+            "this run trains a task of its own: give this client its copy with"
+            " --task FILE.py:FUNCTION"
         )
     if data is None and config.data.source != "built-in":
         raise DataError(
-            "this run trains each site on its own data: give this client --data PATH (a server started with"
-            " --set data.source=built-in lets clients train on the source of Python's standard library)"
+            "this run trains each site on its own data: give this client --data PATH (a parameter"
+            " server started with --set data.source=built-in lets clients train on the source of"
+            " Python's standard library)"
         )
     return load_task(SPLIT_TASK if config.split.is_on else "")
 
 
-def _start_line(place: ClientContext, threads: int | None) -> str:
-    """Set torch's threads as the run or this site wants them, and say where and with how many the training begins."""
+def _start_line(context: ClientContext, threads: int | None) -> str:
+    """Set torch's threads as the run or this site wants them; returns where, and with how many, training begins."""
     import torch
 
-    settings = place.config.get("train", {})
+    settings = context.config.get("train", {})
     count = threads_here(int(settings.get("threads", 0)))
     torch.set_num_threads(count)
     if threads is not None:
@@ -94,47 +89,39 @@ def _start_line(place: ClientContext, threads: int | None) -> str:
         why = OMP_THREADS
     else:
         why = "as many as there are cores; if others compute here too, give each client --threads N"
-    return f"{place.client_name} trains on {place.device} with {counted(count, 'thread')} ({why})"
+    return (
+        f"{context.client_name} trains on {context.device} with {counted(count, 'thread')} ({why})"
+    )
 
 
-def _fed(runtime: ClientRuntime, place: ClientContext) -> Fed:
-    return Fed(runtime.learner, place, runtime.open_split)
+def _fed(runtime: ClientRuntime, context: ClientContext) -> Fed:
+    return Fed(runtime.training, context, runtime.open_split)
 
 
 def join_run(
-    server: str,
-    name: str,
-    task: str | None,
-    data: str | None,
+    options: ClientOptions,
     *,
-    run_dir: Path | None,
     stop: Stopper,
     log: Callable[[str], None],
-    threads: int | None = None,
-    code: SiteCode = NOTHING_OWN,
-    keys: KeysFolder | None = None,
-    policy: SitePolicy = DELTAS_ONLY,
-    make_fed: Callable[[ClientRuntime, ClientContext], Fed] | None = None,
+    make_fed: Callable[[ClientRuntime, ClientContext], Fed] = _fed,
 ) -> Summary:
-    """Join the run at `server`, train `task` (None: the built-in one) in this thread until the run ends. Blocks.
+    """Join a run and train in this thread until the run ends. Blocks.
 
-    policy: what may leave this site. data: of the built-in task, None for the built-in text where the run says so.
-    threads: torch's, in place of train.threads. code: models of this site's. keys: this client's, for an address with a key. make_fed: makes what the task sees, in place of a plain Fed. The task is loaded before the server is dialled. Raises FslError in one line: refused, interrupted, a task that cannot be loaded or that raised.
+    make_fed: makes what the task sees. The task is loaded before the parameter server is dialed.
+    Raises FslError in one line: refused, interrupted, a task that cannot be loaded or that raised.
     """
-    own = load_task(task) if task else None
-    runtime = ClientRuntime(
-        server, name, journal_dir=run_dir, stop=stop, log=log, keys=keys, policy=policy
-    )
+    own = load_task(options.task) if options.task else None
+    runtime = ClientRuntime(options, stop=stop, log=log)
     error: str | None = None
     try:
         member = runtime.wait_welcome()
         if member.config.split.is_on:
-            code.check(member.config)
-        place = _place(runtime, member, log, data=data, threads=threads, own=code)
-        function = own or _built_in(member.config, data)
-        log(_start_line(place, threads))
+            options.code.check(member.config)
+        context = _context(options, member, log)
+        function = own or _built_in(member.config, options.data)
+        log(_start_line(context, options.threads))
         MemoryMark.take()
-        function((make_fed or _fed)(runtime, place))
+        function(make_fed(runtime, context))
     except RunFinishedError:
         pass
     except FslError as failure:
@@ -160,10 +147,13 @@ class Joined(Fed):
     """What `fsl_async.join` returns: a Fed that belongs to the caller's script. Close it, or use it in a `with`."""
 
     def __init__(
-        self, runtime: ClientRuntime, place: ClientContext, left: Callable[[], None] = lambda: None
+        self,
+        runtime: ClientRuntime,
+        context: ClientContext,
+        left: Callable[[], None] = lambda: None,
     ) -> None:
         """left: called once the run is left."""
-        super().__init__(runtime.learner, place)
+        super().__init__(runtime.training, context)
         self._runtime = runtime
         self._left = left
         self._closed = False
@@ -184,11 +174,11 @@ class Joined(Fed):
         return self
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
-        """Leave the run. Raises RefusedError when the server has put this client out."""
+        """Leave the run. Raises RefusedError when the parameter server has refused this client."""
         is_fault = isinstance(error, Exception) and not isinstance(error, RunFinishedError)
         self._leave(f"the script raised {type(error).__name__}: {error}" if is_fault else None)
         if error is None or isinstance(error, RunFinishedError):
-            with contextlib.suppress(StopError):  # who asked for the end knows of it
+            with contextlib.suppress(StopError):  # it was asked for
                 self._runtime.raise_failure()
 
 
@@ -227,18 +217,18 @@ def join(
     if name is None:
         name = held.enter_context(contextlib.closing(claim_name(address.tcp))).name
     try:
-        runtime = ClientRuntime(
+        options = ClientOptions(
             address.fsl,
             check_name(name),
-            journal_dir=Path(run_dir) if run_dir is not None else None,
-            stop=current_stopper(),
-            log=log,
+            device=device,
+            run_dir=Path(run_dir) if run_dir is not None else None,
             keys=folder,
             policy=policy,
         )
+        runtime = ClientRuntime(options, stop=current_stopper(), log=log)
         with _ending_on_error(runtime):
             member = runtime.wait_welcome()
-            return Joined(runtime, _place(runtime, member, log, device=device), held.close)
+            return Joined(runtime, _context(options, member, log), held.close)
     except BaseException:
         held.close()
         raise

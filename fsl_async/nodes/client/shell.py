@@ -1,7 +1,7 @@
 """A client's shell: transport events, the training thread's answers and finished jobs in, effects out. It decides nothing.
 
-Coding, decoding and hashing go to the one worker, in order; copying weights is the training thread's own affair
-(`fsl_async.learn.client.learner`).
+Coding, decoding and hashing go to the one worker, in order; weights are copied by the training
+thread (`fsl_async.learn.client`).
 """
 
 from __future__ import annotations
@@ -81,12 +81,18 @@ class FetchProgress:
 
 
 class ClientShell:
-    """Joins a ClientMachine with an endpoint, a learner and a worker."""
+    """Joins a ClientMachine with an endpoint, a learner and a worker.
+
+    dialer: makes the endpoint, given what takes its events. count: called with each chunk of weights.
+    on_end: called when the parameter server ends the run. shares_metrics: whether this site's policy
+    lets metrics out.
+    """
 
     def __init__(
         self,
         machine: ClientMachine,
         learner: Learner,
+        dialer: Callable[[Callable[[tp.TransportEvent], None]], Dialer],
         *,
         worker: Worker,
         scheduler: tp.Scheduler,
@@ -95,17 +101,18 @@ class ClientShell:
         finished: Callable[[Finish], None],
         welcomed: Callable[[Welcome], None],
         end_training: Callable[[str], None],
+        count: Callable[[Direction, int, bytes], None] = lambda *_: None,
+        on_end: Callable[[Event], None] = lambda _: None,
+        shares_metrics: bool = True,
     ) -> None:
         self.machine = machine
         self.learner = learner
         self.worker = worker
+        self.count = count
         self.node = Node(machine, scheduler, self._execute, journal)
-        self.endpoint: Dialer
         self._scheduler = scheduler
-        self.count: Callable[[Direction, int, bytes], None] = lambda *_: None  # chunks of weights
-        self.shares_metrics = True
-        """Whether this site's policy lets metrics out."""
-        self.on_end: Callable[[Event], None] = lambda _: None  # what else must know of the end
+        self._on_end = on_end
+        self._shares_metrics = shares_metrics
         self._over = False
         self._shard = -1
         self._say = say
@@ -147,14 +154,15 @@ class ClientShell:
             SendGoodbye: lambda e, _: self._leave(e.reason),
             do.EndTraining: lambda e, _: self._end_training(e.reason),
         }
+        self.endpoint = dialer(self.on_transport)
 
     def dial(self) -> None:
-        """Dial the server, now and again after every loss, until this client's part is over."""
+        """Dial the parameter server, after every loss too, until this client's part is over."""
         if not self._over:
             self.endpoint.connect(self.hello)
 
     def hello(self) -> dict[str, Any]:
-        """What this client says of itself when it dials; made anew each time."""
+        """The hello for one attempt: what this client holds now."""
         base = self.machine.base
         return Hello(self.machine.run, base.version, base.digest, self._shard).to_wire()
 
@@ -171,11 +179,12 @@ class ClientShell:
             self.learner.refuse("policy", error.message)
             self.node.feed(HelloRefused("policy", error.message))
         except FslError as error:
-            # The welcome's configuration is not one this release can run.
+            # This release cannot run the configuration in the welcome.
             self.learner.refuse("config", error.message)
-            self.node.feed(HelloRefused("config", f"the server's configuration: {error.message}"))
+            text = f"the parameter server's configuration: {error.message}"
+            self.node.feed(HelloRefused("config", text))
         except (MessageError, ValueError) as error:
-            text = f"the server sent what no server sends: {problem_of(error)}"
+            text = f"the parameter server broke the protocol: {problem_of(error)}"
             self._say(Note(text, "warning"))
             self.endpoint.disconnect(SERVER, "protocol")
             self.node.feed(SessionLost("protocol"))
@@ -195,12 +204,18 @@ class ClientShell:
 
     def _superseded(self, event: tp.Superseded) -> None:
         name = self.machine.name
-        text = f"another process took over as {name}: if that was not meant, give each client its own --name"
+        text = (
+            f"another process took over as {name}: if that was not meant, give each client its own"
+            " --name"
+        )
         self.learner.refuse("superseded", text)
         self.node.feed(HelloRefused("superseded", text))
 
     def _unreachable(self, event: tp.Unreachable) -> None:
-        text = f"no answer from {event.address} for {event.seconds:.0f} s; trying again (is the server running, is the address right?)"
+        text = (
+            f"no answer from {event.address} for {event.seconds:.0f} s; trying again (is the"
+            " parameter server running, is the address right?)"
+        )
         self._say(Note(text, "warning"))
 
     def _message(self, event: tp.MessageReceived) -> None:
@@ -221,17 +236,17 @@ class ClientShell:
                 self.learner.refuse(code, text)
                 self.node.feed(HelloRefused(code, text))
             case msg.Stop(reason):
-                self.on_end(RunEnded(reason))
+                self._on_end(RunEnded(reason))
                 self.node.feed(RunEnded(reason))
             case other:
-                raise MessageError(f"{type(other).__name__} is not for a server to say")
+                raise MessageError(f"{type(other).__name__} is no message of a parameter server")
 
     def _offered(self, event: tp.StreamOffered) -> None:
         match msg.from_wire(event.meta):
             case msg.VersionMeta(kind, version):
                 self.node.feed(ev.FetchOffered(event.stream_id, kind, version, event.chunks))
             case other:
-                raise MessageError(f"a server streams no {type(other).__name__}")
+                raise MessageError(f"a parameter server streams no {type(other).__name__}")
 
     def _received(self, event: tp.StreamReceived) -> None:
         fetch = self._fetch
@@ -285,7 +300,7 @@ class ClientShell:
             lambda index: self.learner.encode_delta(sequence, index),
             lambda index, frame: self.count(Direction.UP, index, frame),
         )
-        metrics = dict(effect.metrics) if self.shares_metrics else {}
+        metrics = dict(effect.metrics) if self._shares_metrics else {}
         work = (effect.tokens, effect.steps, effect.round, metrics)
         meta = msg.DeltaMeta(effect.key.text, effect.base_digest, *work)
         stream = delta_stream(effect.key.text)
@@ -336,7 +351,7 @@ class ClientShell:
         self._finished(Finish(f"cannot code this client's delta: {error}", 1))
 
     def finish(self, effect: Finish) -> None:
-        """End now, whatever is under way; the server hears why, as far as that gets out."""
+        """End now, whatever is under way; the parameter server gets the reason, if the message still gets out."""
         self._finish(effect, 0)
 
     def _leave(self, reason: str) -> None:

@@ -36,9 +36,10 @@ def check_aggregation(config: Config) -> None:
             f"{what}: these compare differences, and clients of this run send whole weights; set split.models to another format",
             "outer.aggregation",
         )
-    if rule.by_rows and config.sync.trigger == "relay":
+    if rule.by_rows and config.sync.trigger == "sequential":
         raise ConfigError(
-            f"outer.aggregation: {rule.name} compares clients, and sync.trigger = relay merges one at a time; choose mean",
+            f"outer.aggregation: {rule.name} compares clients, and sync.trigger = sequential merges one"
+            " at a time; choose mean",
             "outer.aggregation",
         )
     if config.sync.clients < rule.least:

@@ -236,7 +236,7 @@ class ParameterServerShell:
 
     def _join(self, event: ev.ModelAttached) -> None:
         shard = self._shards.of(event.peer)
-        if self.machine.trigger.ordered and shard is not None:
+        if self.machine.trigger.selection.by_shard and shard is not None:
             self.node.feed(ev.ShardAssigned(event.peer, shard))
         self.node.feed(event)
 

@@ -128,13 +128,12 @@ class ParameterServerMachine(RoundCoordinator):
             self.deltas.settle(key, event.settled[key])
         self.tokens_total = event.tokens_total
         self.phase = Phase.READY
-        self.trigger.recovered(event.settled)
+        self.trigger.selection.recovered(event.settled)
         self.ending.last_round_over = self.rules.is_last(self.version - 1)
         limit = self.rules.limit_reached(self.version, self.tokens_total)
         if limit is None:
-            self.deadlines.set(
-                "sync", self.trigger.after_start(self.rules, event.since_version_s, now)
-            )
+            at = self.trigger.schedule.after_start(event.since_version_s, now)
+            self.deadlines.set("sync", at)
         else:  # killed between its last version and its end: wait for clients to come and fetch
             self._begin_end(limit, now)
             self.deadlines.set("linger", now + self.rules.drain_s)
@@ -229,7 +228,8 @@ class ParameterServerMachine(RoundCoordinator):
 
     def _held(self, event: ev.VersionHeld, now: float) -> list[Effect]:
         effects = self.serving.held(event) or self._end_if_all_hold(now)
-        if self.trigger.trains and self.phase is Phase.READY and not self.ending.asked:
+        waits = self.trigger.schedule.when_short(now) is None
+        if waits and self.phase is Phase.READY and not self.ending.asked:
             due = self.deadlines.when("sync")
             self.deadlines.set("sync", now if due is None else due)  # perhaps it was too few before
         return effects
@@ -244,15 +244,15 @@ class ParameterServerMachine(RoundCoordinator):
         self.phase = Phase.READY
         if event.version == 0:
             self.publishing.done()
-            self.deadlines.set("sync", self.trigger.after_version(self.rules, None, now))
+            self.deadlines.set("sync", self.trigger.schedule.after_version(None, now))
             return [Note("version 0 is durable, training starts"), *self.serving.announce()]
         called_at = self.round.called_at if self.round is not None else now
         self._round_over()
-        self.deadlines.set("sync", self.trigger.after_version(self.rules, called_at, now))
+        self.deadlines.set("sync", self.trigger.schedule.after_version(called_at, now))
         limit = self.rules.limit_reached(self.version, self.tokens_total)
         if limit is not None and not self.ending.asked:
             self._begin_end(limit, now)
-        told = self.serving.announce() if self.trigger.tells_all else []
+        told = self.serving.announce() if self.trigger.selection.tells_all else []
         return [*told, *self.answers.look_again(now), *self._settle_down(now)]
 
     # --- rounds ---
@@ -290,7 +290,7 @@ class ParameterServerMachine(RoundCoordinator):
             return "ended", "the run has had its last round"
         if self.phase is Phase.MERGING and self.round is not None and self.round.last:
             return "later", "the last round is being merged"
-        return self.trigger.objection(event, self.round)
+        return self.trigger.selection.objection(event, self.round)
 
     def _delta_stored(self, event: ev.DeltaStored, now: float) -> list[Effect]:
         return self.answers.stored(event, now) + self._answered(event, now)

@@ -21,9 +21,9 @@ from fsl_async.roles.sync.ps_state import (
     Phase,
 )
 from fsl_async.roles.sync.publishing import Publishing
-from fsl_async.roles.sync.round import ArrivalHistory, Round, Verdict
+from fsl_async.roles.sync.round import ArrivalHistory, Round
 from fsl_async.roles.sync.shutdown import RunShutdown
-from fsl_async.roles.sync.triggers import trigger_named
+from fsl_async.roles.sync.triggers import Verdict, trigger_of
 from fsl_async.roles.sync.version_serving import Serving
 from fsl_async.roles.sync.weighting import Weighting
 
@@ -44,9 +44,9 @@ class RoundCoordinator:
         self.failures = 0
         self.ending = RunShutdown(rules.drain_s, rules.stalled_s, rules.drain_cap_s)
         self.deadlines = Deadlines()
-        self.trigger = trigger_named(rules.trigger)
+        self.trigger = trigger_of(rules)
         self.serving = Serving(
-            self.members, self.deltas, self.trigger.tells_all, self.trigger.trains
+            self.members, self.deltas, self.trigger.selection.tells_all, self.trigger.trains
         )
         self.publishing = Publishing(self.members, self.deadlines, rules.retry_s)
 
@@ -79,16 +79,16 @@ class RoundCoordinator:
         here = self._here()
         needed = max(1, self.rules.min_clients if self.version == 0 else 1)
         if len(here) < needed and not self.ending.asked:
-            again = self.trigger.when_short(self.rules, now)
+            again = self.trigger.schedule.when_short(now)
             if again is not None:
                 self.deadlines.set("sync", again)
             return [Note(f"no round: {here_of(len(here), needed)}")]
         self.phase = Phase.COLLECTING
-        cap_s = self.trigger.cap_s(self.rules)
+        cap_s = self.trigger.schedule.cap_s
         if self.ending.asked:
             cap_s = self.ending.first_wait_s(self.history.usual_s(self.rules.round))
         last = self.ending.asked or self.rules.is_last(self.version)
-        opening = self.trigger.choose(here, self.deltas)
+        opening = self.trigger.selection.choose(here, self.deltas)
         waiting = list(opening.waiting)
         self.round = Round(self.version, now, cap_s, opening.called, last, waiting)
         self.round.answered |= dict.fromkeys(opening.answered, True)
@@ -104,7 +104,7 @@ class RoundCoordinator:
         call = self._round_call()
         effects: list[Effect] = []
         for name in names:
-            if not self.trigger.tells_all:
+            if not self.trigger.selection.tells_all:
                 effects.extend(self.serving.tell(name))
             effects.append(Send(name, call))
         return effects
@@ -126,7 +126,8 @@ class RoundCoordinator:
                 return []
             return [do.CheckTransfers()]
         pending = len(self.deltas.pending)
-        verdict = self.trigger.verdict(self.round, self.rules, self.history, now, pending)
+        completion = self.trigger.completion
+        verdict = completion.verdict(self.round, self.history, now, pending=pending)
         if verdict.action in {"next", "pass"}:
             return self._next_turn(verdict, now)
         if verdict.action == "merge":
@@ -142,7 +143,7 @@ class RoundCoordinator:
         due = self.deadlines.when("round")
         if due is not None and due > now:
             return []  # who answers "nothing" at once must not be called in a loop
-        self.deadlines.set("round", now + self.trigger.again_s(self.rules))
+        self.deadlines.set("round", now + self.trigger.schedule.again_s)
         here = {name: member.incarnation for name, member in self.members.items()}
         text = f"round {self.round.number} stays open: {verdict.reason}"
         return [Note(text, "warning"), *self._tell_call(self.round.recall(here))]
@@ -172,7 +173,7 @@ class RoundCoordinator:
             here = {name: member.incarnation for name, member in self._here().items()}
             name = self.round.next_of(here)
             if name is not None:
-                self.round.cap_s = now - self.round.called_at + self.trigger.cap_s(self.rules)
+                self.round.cap_s = now - self.round.called_at + self.trigger.schedule.cap_s
                 effects.extend(self._tell_call([name]))
         return [*effects, *self._evaluate(now)]
 
@@ -180,7 +181,8 @@ class RoundCoordinator:
         assert self.round is not None
         text = f"round {self.round.number} closes without a new version: {reason}"
         self.deadlines.cancel("round")
-        self.deadlines.set("sync", self.trigger.after_close(self.rules, self.round.called_at, now))
+        again_at = self.trigger.schedule.after_close(self.round.called_at, now)
+        self.deadlines.set("sync", again_at)
         self._round_over()
         self.phase = Phase.READY
         return [Note(text), *self._settle_down(now)]
@@ -229,8 +231,10 @@ class RoundCoordinator:
     def _answered(self, event: ev.DeltaOffered | ev.DeltaStored, now: float) -> list[Effect]:
         """A client has answered the open round, with a delta that counts or with one that does not."""
         contributed = self.deltas.is_acknowledged(event.key)
-        if self.round is None or event.round != self.round.number:
+        if self.round is None:
             return []
+        if event.round != self.round.number:
+            return self._evaluate(now) if self.trigger.completion.any_delta else []
         if self.round.answer(event.key.client, contributed=contributed) and contributed:
             self.history.offsets_s.append(now - self.round.called_at)
         return self._evaluate(now)
@@ -250,10 +254,11 @@ class RoundCoordinator:
         self.deadlines.cancel("limit")
         if self.phase is Phase.EMPTY:
             return self._finish()
-        what = "one last round" if self.trigger.last_round else "no further round"
+        calls_last = not self.trigger.trains
+        what = "one last round" if calls_last else "no further round"
         effects: list[Effect] = [Note(f"ending: {reason}; {what}")]
         if self.phase is Phase.READY:
-            effects.extend(self._call(now) if self.trigger.last_round else self._settle_down(now))
+            effects.extend(self._call(now) if calls_last else self._settle_down(now))
         elif self.phase is Phase.COLLECTING and self.round is not None:
             self.round.cap_s = now - self.round.called_at + self.rules.drain_s
             effects.extend(self._evaluate(now))
@@ -265,7 +270,7 @@ class RoundCoordinator:
 
     def _begin_end(self, reason: str, now: float) -> None:
         self.ending.begin(reason, now)
-        if self.trigger.last_round:
+        if not self.trigger.trains:  # clients train between rounds: the last one is still to come
             return
         if self.round is None:
             self.ending.last_round_over = True
@@ -279,7 +284,7 @@ class RoundCoordinator:
             return []
         self.deadlines.cancel("sync")
         self.deadlines.set("drain", now + self.rules.drain_s)
-        told = [] if self.trigger.tells_all else self.serving.announce()
+        told = [] if self.trigger.selection.tells_all else self.serving.announce()
         return [*told, *self._end_if_all_hold(now)]
 
     def _end_if_all_hold(self, now: float) -> list[Effect]:

@@ -28,6 +28,7 @@ from fsl_async.files.private_files import make_folder
 from fsl_async.learn.client.fed import ClientContext, Fed
 from fsl_async.nodes.client import joining
 from fsl_async.nodes.client.node import ClientRuntime
+from fsl_async.nodes.client.parts import ClientOptions
 from fsl_async.nodes.ps import node as node_ps
 from fsl_async.nodes.split_server import node as node_server
 from fsl_async.process.stopper import Stopper
@@ -43,7 +44,7 @@ class ReportingFed(Fed):
     """Fed that reports each round's end with the client's counters."""
 
     def __init__(self, runtime: ClientRuntime, place: ClientContext, emit: Emit) -> None:
-        super().__init__(runtime.learner, place, runtime.open_split)
+        super().__init__(runtime.training, place, runtime.open_split)
         self._runtime, self._emit = runtime, emit
         self._began = -1.0
         self._waited_before = 0.0
@@ -152,15 +153,9 @@ def join(
         return made[0]
 
     joining.join_run(
-        address,
-        name,
-        None,
-        data or None,
-        run_dir=None,
+        ClientOptions(address, name, data=data or None, threads=threads, policy=EVERYTHING),
         stop=stop,
         log=lambda text: emit({"event": "line", "text": text}),
-        threads=threads,
-        policy=EVERYTHING,
         make_fed=make,
     )
     for fed in made:

@@ -18,7 +18,8 @@ from torch import nn
 from fsl_async.config.load import load
 from fsl_async.config.settings import Config
 from fsl_async.config.split_rules import split_rules
-from fsl_async.learn.client.buffers import ModelWeights, Vector
+from fsl_async.learn.client.buffers import ModelWeights
+from fsl_async.learn.client.ports import Vector
 from fsl_async.learn.data.facts import described, facts_of
 from fsl_async.learn.split import lockstep, samples, task, weights
 from fsl_async.learn.split.weights import exchanged

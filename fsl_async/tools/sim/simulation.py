@@ -117,7 +117,6 @@ class Participation:
 @frozen
 class _Process:
     clock: ProcessClock
-    endpoint: tp.ListenerEndpoint | tp.DialerEndpoint
     shell: ParameterServerShell | ClientShell
 
 
@@ -267,7 +266,7 @@ class Simulation:
             finished=lambda _: None,
         )
         shell.node.machine = CheckedMachine(machine, check)
-        shell.endpoint = endpoint = tp.ListenerEndpoint(
+        shell.endpoint = tp.ListenerEndpoint(
             self.network.listener(SERVER_NAME),
             clock,
             self._transport,
@@ -276,7 +275,7 @@ class Simulation:
             incarnation=incarnation,
             chance=random.Random(f"{self.settings.seed}/{SERVER_NAME}/{incarnation}"),  # noqa: S311
         )
-        self.processes[SERVER_NAME] = _Process(clock, endpoint, shell)
+        self.processes[SERVER_NAME] = _Process(clock, shell)
         shell.start(store.recover())
 
     def _launch_client(self, name: str) -> None:
@@ -296,9 +295,21 @@ class Simulation:
             self.counts.events += 1
             self.truth.after_client(machine, learner, event, effects, now)
 
+        def dialer(take: Callable[[tp.TransportEvent], None]) -> tp.DialerEndpoint:
+            return tp.DialerEndpoint(
+                self.network.dialer(name, SERVER_NAME),
+                clock,
+                self._transport,
+                take,
+                name,
+                incarnation=incarnation,
+                chance=chance,
+            )
+
         shell = ClientShell(
             machine,
             learner,
+            dialer,
             worker=self._worker(clock, name),
             scheduler=clock,
             journal=self.journal,
@@ -308,16 +319,7 @@ class Simulation:
             end_training=lambda _: learner.stop(),
         )
         shell.node.machine = CheckedMachine(machine, check)
-        shell.endpoint = endpoint = tp.DialerEndpoint(
-            self.network.dialer(name, SERVER_NAME),
-            clock,
-            self._transport,
-            shell.on_transport,
-            name,
-            incarnation=incarnation,
-            chance=chance,
-        )
-        self.processes[name] = _Process(clock, endpoint, shell)
+        self.processes[name] = _Process(clock, shell)
         shell.dial()
         clock.call_at(clock.time() + chance.uniform(2.0, 15.0), learner.attach)
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 from attrs import evolve, field, frozen, mutable
@@ -277,9 +278,21 @@ class SplitSimulation(Simulation):
             if not split_shell.run and self.decisions.has_server:
                 split_shell.dial(welcome.run, welcome.shard)
 
+        def dialer(take: Callable[[tp.TransportEvent], None]) -> tp.DialerEndpoint:
+            return tp.DialerEndpoint(
+                self.network.dialer(name, SERVER_NAME),
+                clock,
+                self._transport,
+                take,
+                name,
+                incarnation=incarnation,
+                chance=chance,
+            )
+
         shell = RoundClientShell(
             machine,
             learner,
+            dialer,
             worker=self._worker(clock, name),
             scheduler=clock,
             journal=self.journal,
@@ -289,15 +302,6 @@ class SplitSimulation(Simulation):
             end_training=lambda _: learner.stop(),
         )
         shell.node.machine = CheckedMachine(machine, check)
-        shell.endpoint = endpoint = tp.DialerEndpoint(
-            self.network.dialer(name, SERVER_NAME),
-            clock,
-            self._transport,
-            shell.on_transport,
-            name,
-            incarnation=incarnation,
-            chance=chance,
-        )
         split_shell = SplitClientShell(
             halves,
             learner,
@@ -317,7 +321,7 @@ class SplitSimulation(Simulation):
             incarnation=incarnation,
             chance=chance,
         )
-        self.processes[name] = _Process(clock, endpoint, shell)
+        self.processes[name] = _Process(clock, shell)
         self.split_clients[name] = split_shell
         self.learners[name] = learner
         shell.dial()

@@ -4,26 +4,19 @@ import threading
 
 import pytest
 import torch
+from client_sides import Sides
 from torch import nn
 
 from fsl_async.errors import DataError, TaskError
 from fsl_async.learn.client.fed import ClientContext, Fed, LocalFed, choose_device
-from fsl_async.learn.client.learner import Learner, RunFinishedError
-from fsl_async.roles.sync.events import Attached, Snapshotted
+from fsl_async.learn.client.orders import RunFinishedError
+from fsl_async.roles.sync.events import Snapshotted
 
 
 def connected(**place):
     """A Fed whose run admits its first model at once."""
-    learner = Learner()
-    learner.events = []
-
-    def on_event(event):
-        learner.events.append(event)
-        if isinstance(event, Attached):
-            learner.request_rebase(0, learner.adopt_initial())
-
-    learner.on_event = on_event
-    return Fed(learner, ClientContext("alice", **place)), learner
+    sides = Sides(publishes=True)
+    return Fed(sides.training, ClientContext("alice", **place)), sides
 
 
 def local(**place):
@@ -33,7 +26,7 @@ def local(**place):
 @pytest.mark.parametrize("make", [connected, local])
 def test_the_same_task_runs_with_and_without_a_network(make):
     """A baseline that needs another training script compares scripts, not methods."""
-    fed, learner = make(config={"train": {"batch": 3}}, seed=7)
+    fed, sides = make(config={"train": {"batch": 3}}, seed=7)
     assert (fed.client_name, fed.seed, fed.config["train"]["batch"]) == ("alice", 7, 3)
     assert fed.version == -1
     model = nn.Linear(2, 2)
@@ -54,7 +47,7 @@ def test_the_same_task_runs_with_and_without_a_network(make):
     assert told["version"] == 0
     with pytest.raises(TaskError, match=r"metrics\['loss'\] is a str"):
         fed.step(metrics={"loss": "low"})
-    (learner or fed).stop()
+    (sides.exchange if sides else fed).stop()
     told_end = [fed.step() for _ in range(3)]
     assert told_end == [False] * 3
     assert not fed.running
@@ -127,15 +120,15 @@ def test_local_sharding_gives_each_client_all_of_its_own_data(tmp_path):
 
 def test_a_step_answers_a_snapshot_asked_by_another_thread():
     """The loop thread asks; only the training thread may touch the model."""
-    fed, learner = connected()
+    fed, sides = connected()
     fed.attach(nn.Linear(1, 1))
     assert fed.step(tokens=3)
-    asking = threading.Thread(target=learner.request_snapshot, args=(1,))
+    asking = threading.Thread(target=sides.exchange.request_snapshot, args=(1,))
     asking.start()
     asking.join()
-    assert not any(isinstance(event, Snapshotted) for event in learner.events)
+    assert not any(isinstance(event, Snapshotted) for event in sides.events)
     assert fed.step(tokens=4)
-    assert learner.events[-1].tokens == 7
+    assert sides.events[-1].tokens == 7
 
 
 def test_a_device_that_is_not_there_is_an_error_of_one_line():
@@ -159,16 +152,16 @@ def test_a_nan_metric_does_not_stay_in_the_running_mean():
 
 def test_a_step_is_what_lies_between_two_calls_of_step():
     """What the run does inside fed.step (a copy, a wait for the last version) must not look like training that hangs."""
-    fed, learner = connected()
+    fed, sides = connected()
     fed.attach(nn.Linear(1, 1))
-    meter, inside = learner.meter, []
-    learner.attend = lambda: inside.append(meter.step_begun) or len(inside) < 3
+    meter, inside = sides.training.meter, []
+    sides.training.attend = lambda: inside.append(meter.step_begun) or len(inside) < 3
     for expected in (0, 1):
-        learner.attention = True
+        sides.orders.attention = True
         assert fed.step(tokens=1)
         assert meter.step_begun is not None
         assert len(meter.step_times) == expected
-    learner.attention = True
+    sides.orders.attention = True
     assert not fed.step(tokens=1)
     assert inside == [None] * 3
     assert meter.step_begun is None, "the loop is over"

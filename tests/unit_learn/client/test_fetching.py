@@ -4,14 +4,13 @@
 import numpy as np
 import pytest
 import torch
+from client_sides import Sides
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
 from fsl_async.learn.client import fetching
 from fsl_async.learn.client.fetching import Fetch
-from fsl_async.learn.client.learner import Learner
-from fsl_async.roles.sync.events import Attached
 from fsl_async.store import manifest as manifest_module
 from fsl_async.store.chunk_pool import ChunkPool
 from fsl_async.store.errors import LearnerError
@@ -169,19 +168,16 @@ class Client:
     def __init__(self, threads):
         self.versions, self.updates = [vector(0)], [[]]
         self.model = Model()
-        self.learner = Learner(on_event=self.on_event)
+        self.sides = Sides(publishes=True)
+        self.learner = self.sides.exchange
         self.learner.pool.threads = threads
-        self.learner.attach(self.model)
+        self.sides.training.attach(self.model)
         self.held = 0
         self.coming = None  # kind, version, frames, what is here
         self.reference = vector(0)
         self.sequence = 0
         self.deltas = {}  # sequence -> minuend, subtrahend
         self.finished = 0
-
-    def on_event(self, event):
-        if isinstance(event, Attached):
-            self.learner.request_rebase(0, self.learner.adopt_initial())
 
     def weights(self):
         return self.model.w.detach().numpy().copy()
@@ -205,7 +201,7 @@ class Client:
     def snapshot(self, _):
         self.sequence += 1
         self.learner.request_snapshot(self.sequence)
-        self.learner.attend()
+        self.sides.training.attend()
         self.deltas[self.sequence] = self.reference, self.weights()
         self.reference = self.weights()
 
@@ -298,7 +294,7 @@ class Client:
         before = self.learner.version, self.learner._model_digest
         digest = digest_of(self.versions[self.held])
         self.learner.request_rebase(self.held, digest)
-        self.learner.attend()
+        self.sides.training.attend()
         if before != (self.held, digest):
             self.reference = self.versions[self.held]
 

@@ -4,13 +4,12 @@ import math
 
 import pytest
 import torch
+from client_sides import Sides
 
 from fsl_async.errors import DataError, TaskError
 from fsl_async.learn.client import pretrain
 from fsl_async.learn.client.fed import ClientContext, Fed, LocalFed
-from fsl_async.learn.client.learner import Learner
 from fsl_async.learn.models.gpt import GPT, PRESETS
-from fsl_async.roles.sync.events import Attached
 
 TEXT = b"".join(b"line %d of a text that is easy to learn\n" % (i % 10) for i in range(600))
 
@@ -61,14 +60,9 @@ def test_a_run_repeats_by_its_seed(config):
 
 def test_the_optimisers_state_survives_a_rebase(config):
     """Moments stay local: replaced tensors would silently reset or orphan them."""
-    learner = Learner()
-
-    def on_event(event):
-        if isinstance(event, Attached):
-            learner.request_rebase(0, learner.adopt_initial())
-
-    learner.on_event = on_event
-    fed = Fed(learner, ClientContext("alice", config=config, log=lambda _: None))
+    sides = Sides(publishes=True)
+    learner = sides.exchange
+    fed = Fed(sides.training, ClientContext("alice", config=config, log=lambda _: None))
     seen = []
     real_step, build = fed.step, pretrain.build_optimizer
 
@@ -76,7 +70,7 @@ def test_the_optimisers_state_survives_a_rebase(config):
         again = real_step(**told)
         # gradients of one step must not leak into the next
         assert all(w.grad is None for group in seen[0].param_groups for w in group["params"])
-        done = learner.meter.steps
+        done = sides.training.meter.steps
         if done == 3:
             frame = learner.encode_initial(0)
             learner.begin_fetch("full", 1)

@@ -14,6 +14,7 @@ from fsl_async.config.load import load
 from fsl_async.config.site_code import SiteCode
 from fsl_async.config.site_policy import KINDS, SitePolicy
 from fsl_async.nodes.client import joining
+from fsl_async.nodes.client.parts import ClientOptions
 from fsl_async.nodes.ps import node as node_ps
 from fsl_async.nodes.split_server import node as node_server
 from fsl_async.process.stopper import Stopper
@@ -125,18 +126,16 @@ class Nodes:
 
     def client(self, name):
         """One client, to its end."""
-        return joining.join_run(
+        options = ClientOptions(
             self.with_key(self.address),
             name,
             self.task,
             self.data.get(name, self.config.data.path or None),
-            run_dir=None,
-            stop=Stopper(),
-            log=self.lines.append,
             code=self.own.get(name, SiteCode()),
             keys=self.keys,
             policy=self.policy,
         )
+        return joining.join_run(options, stop=Stopper(), log=self.lines.append)
 
     def _start(self, name, job):
         def work():

@@ -147,22 +147,22 @@ class TestWhatLeaves:
     def test_a_welcome_that_widens_a_run_under_way_ends_it(self):
         """A server may be started again with other settings, or lie the second time only."""
         from fsl_async.nodes.client.node import ClientRuntime
+        from fsl_async.nodes.client.parts import ClientOptions
         from fsl_async.nodes.wire import Welcome
         from fsl_async.process.stopper import Stopper
 
-        runtime = ClientRuntime(
-            "127.0.0.1:9", "a", journal_dir=None, stop=Stopper(), log=lambda _: None
-        )
+        stop = Stopper()
+        runtime = ClientRuntime(ClientOptions("127.0.0.1:9", "a"), stop=stop, log=lambda _: None)
         try:
-            while runtime._loop is None:
+            while runtime._node is None:
                 time.sleep(0.01)
             first = load(None)
-            runtime._check_policy(Welcome("r", 0, 1, to_wire(first)), first)
+            runtime._node._check_policy(Welcome("r", 0, 1, to_wire(first)), first)
             second = load(None, ["split.method=sl", "split.server=127.0.0.1:9"])
             with pytest.raises(Exception, match="wants activations and labels"):
-                runtime._check_policy(Welcome("r", 0, 1, to_wire(second)), second)
+                runtime._node._check_policy(Welcome("r", 0, 1, to_wire(second)), second)
         finally:
-            runtime._stop.request(hard=True)
+            stop.request(hard=True)
             runtime.training_ended(None)
 
     def test_a_split_server_without_an_address_ends_the_client_at_once(
@@ -172,7 +172,7 @@ class TestWhatLeaves:
         config = configured("split.method=fedavg", f"data.path={text}", clients=1)
         hostile_welcome(("split", "server", "ipc:///tmp/x"), ("split", "method", "sl"))
         run = nodes(config, names=("site-a",), failing=True)
-        assert "the server's configuration: " in str(run.errors["site-a"])
+        assert "the parameter server's configuration: " in str(run.errors["site-a"])
         assert not any("trains on" in line for line in run.lines)
 
     def test_a_task_of_ones_own_sends_no_labels_either(self, nodes, configured, text, tmp_path):

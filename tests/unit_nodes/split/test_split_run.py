@@ -15,6 +15,7 @@ from fsl_async.learn.split.batches import Batch
 from fsl_async.learn.split.server import ServerSettings
 from fsl_async.learn.split.server_disk import ServerDisk
 from fsl_async.nodes.client import joining
+from fsl_async.nodes.client.parts import ClientOptions
 from fsl_async.nodes.split_server import node as node_server
 from fsl_async.process.stopper import Stopper
 from fsl_async.tools.demo.evaluate import load_last
@@ -101,16 +102,9 @@ class Run:
 
     def client(self, name):
         """One client, to its end."""
-        return joining.join_run(
-            self.address,
-            name,
-            None,
-            self.config.data.path,
-            run_dir=None,
-            stop=Stopper(),
-            log=self.lines.append,
-            policy=SitePolicy(frozenset(KINDS)),
-        )
+        everything = SitePolicy(frozenset(KINDS))
+        options = ClientOptions(self.address, name, data=self.config.data.path, policy=everything)
+        return joining.join_run(options, stop=Stopper(), log=self.lines.append)
 
     def play(self):
         """All of it, to its end."""

@@ -9,7 +9,7 @@ from fsl_async.roles.split.methods import METHODS, SplitRules, decisions_of
 
 TABLE = {
     #               free      lockstep  steps that upload    answer wait  replicas averaged
-    "sl": ("relay", "relay", [0, 1, 2, 3, 4, 5, 6], True, True, False, ("client",)),
+    "sl": ("sequential", "sequential", [0, 1, 2, 3, 4, 5, 6], True, True, False, ("client",)),
     "splitfed-v1": ("rounds", "turns", [0, 1, 2, 3, 4, 5, 6], True, True, True, ("client",)),
     "splitfed-v2": ("rounds", "turns", [0, 1, 2, 3, 4, 5, 6], True, False, False, ("client",)),
     "cse-fsl": ("rounds", "turns", [0, 3, 6], False, False, False, ("client", "auxiliary")),
@@ -63,7 +63,7 @@ def test_they_are_those_of_the_mathematics():
         assert decisions.replicas == method.replicas
         assert decisions.aligned == (method.auxiliary == "aligned")
         assert ("auxiliary" in decisions.averaged) == (method.auxiliary == "trained")
-        relay = decisions_of(SplitRules(method=name)).trigger == "relay"
-        assert relay == method.relay
-        averaged = () if relay else decisions.averaged
+        sequential = decisions_of(SplitRules(method=name)).trigger == "sequential"
+        assert sequential == method.relay
+        averaged = () if sequential else decisions.averaged
         assert averaged == method.averaged

@@ -4,6 +4,7 @@ import pytest
 
 from fsl_async.roles.phrasing import here_of
 from fsl_async.roles.sync.round import ArrivalHistory, Round, RoundRules
+from fsl_async.roles.sync.triggers.completion import QuorumAndGrace
 
 RULES = RoundRules(quorum=0.5, grace_mad_factor=4.0, grace_min_s=1.0, first_grace_s=60.0)
 
@@ -13,7 +14,7 @@ def open_round(*names, cap_s=100.0):
 
 
 def decide(open_, now, pending=1, history=None):
-    return open_.verdict(RULES, history or ArrivalHistory(), now, pending=pending)
+    return QuorumAndGrace(RULES).verdict(open_, history or ArrivalHistory(), now, pending=pending)
 
 
 def test_all_have_answered():
@@ -133,7 +134,7 @@ def test_quorum_rounds_up_and_is_at_least_one(quorum, needed):
     """Half of four is two, and none is never enough."""
     open_ = open_round("a", "b", "c", "d")
     rules = RoundRules(quorum=quorum)
-    verdict = open_.verdict(rules, ArrivalHistory(), 1001.0, pending=0)
+    verdict = QuorumAndGrace(rules).verdict(open_, ArrivalHistory(), 1001.0, pending=0)
     assert verdict.reason.endswith(f"0 of 4 called clients sent a delta, {needed} needed")
 
 

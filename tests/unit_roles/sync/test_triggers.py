@@ -1,14 +1,15 @@
-"""How rounds are run when they are trained as such: rounds, turns, relay. The clock has test_ps_run."""
+"""How rounds are run when they are trained as such: rounds, turns, sequential. The clock has test_ps_run."""
 
 import pytest
+from buffered import K, buffered
 
 from fsl_async.roles.machine import ClientLeft, DrainAsked, Finish, Send
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync import messages as msg
 from fsl_async.roles.sync.events import DeltaKey
-from fsl_async.roles.sync.ps import Phase
-from fsl_async.roles.sync.triggers import TRIGGERS, trigger_named
+from fsl_async.roles.sync.ps import ParameterServerRules, Phase
+from fsl_async.roles.sync.triggers import TRIGGERS, trigger_of
 
 
 def key(client, sequence=1, base=0, incarnation=1):
@@ -53,7 +54,7 @@ def run(make_server):
     [
         ("rounds", [("b", 0), ("a", 0)], []),
         ("turns", [("b", 0)], [("a", 0)]),
-        ("relay", [("b", 0)], None),
+        ("sequential", [("b", 0)], None),
     ],
 )
 def test_who_is_called_when(run, look, trigger, at_first, after_a):
@@ -77,7 +78,7 @@ def test_who_is_called_when(run, look, trigger, at_first, after_a):
     assert called(server.fire()) == [(name, 1) for name, _ in at_first]
 
 
-@pytest.mark.parametrize("trigger", ["rounds", "turns", "relay"])
+@pytest.mark.parametrize("trigger", ["rounds", "turns", "sequential"])
 def test_the_first_round_waits_for_enough(run, look, trigger):
     """And begins when the one that was missing holds the version, not at some beat of a clock."""
     server = run(trigger, "a", min_clients=2)
@@ -115,7 +116,7 @@ def test_the_same_life_is_called_again(run, look):
     assert look.said(server.attach("a"))[-1] == msg.Turn(0)
 
 
-@pytest.mark.parametrize("trigger", ["rounds", "turns", "relay"])
+@pytest.mark.parametrize("trigger", ["rounds", "turns", "sequential"])
 def test_a_client_that_hangs(run, look, trigger):
     """The cap ends the wait for it; of a round of which nothing has come, all are waited for, or the next one has its turn."""
     server = run(trigger, "a", "b")
@@ -199,7 +200,7 @@ def recover(make_server, trigger, pending=(), settled=(), version=1):
 
 @pytest.mark.parametrize(
     ("trigger", "expected"),
-    [("rounds", [("a", 1), ("c", 1)]), ("turns", [("a", 1)]), ("relay", [])],
+    [("rounds", [("a", 1), ("c", 1)]), ("turns", [("a", 1)]), ("sequential", [])],
 )
 def test_after_a_restart_nobody_trains_a_round_twice(make_server, look, trigger, expected):
     """Clients get a moment to come back; whose delta is durable has done its part."""
@@ -207,7 +208,7 @@ def test_after_a_restart_nobody_trains_a_round_twice(make_server, look, trigger,
     effects = server.fire()
     assert server.now == 10.0
     assert called(effects) == expected
-    if trigger == "relay":
+    if trigger == "sequential":
         assert len(look.only(effects, do.Commit)) == 1
         server.committed(2)
         assert called(server.fire()) == [("a", 2)], "nobody knows whose turn it was: from the start"
@@ -215,15 +216,15 @@ def test_after_a_restart_nobody_trains_a_round_twice(make_server, look, trigger,
         assert server.machine.round.contributors() == 1
 
 
-def test_the_relay_goes_on_after_a_restart(make_server):
+def test_sequential_goes_on_after_a_restart(make_server):
     """After the one whose delta the newest version was made of."""
-    server = recover(make_server, "relay", settled=[key("c", 1, -1), key("a", 1, 0)])
+    server = recover(make_server, "sequential", settled=[key("c", 1, -1), key("a", 1, 0)])
     assert called(server.fire()) == [("b", 1)]
 
 
-def test_the_relay_goes_round(run):
+def test_sequential_goes_round(run):
     """By shard, and from the first again; who leaves or comes back changes nothing for the others."""
-    server = run("relay", "a", "b", "c")
+    server = run("sequential", "a", "b", "c")
     order = []
     for version in range(5):
         ((name, number),) = called(server.fire())
@@ -244,8 +245,8 @@ def test_the_relay_goes_round(run):
 
 
 def test_a_turn_that_is_over_has_made_nothing(run, look):
-    """In a relay the weights have gone on to somebody else: a late delta would be averaged into another client's."""
-    server = run("relay", "a", "b")
+    """The weights are at another client by then: a late delta would be averaged into its work."""
+    server = run("sequential", "a", "b")
     server.fire()
     server.fire()
     server.fire()
@@ -256,9 +257,9 @@ def test_a_turn_that_is_over_has_made_nothing(run, look):
     assert look.said(server.offer(key("a")))[0].code == "turn", "also between two rounds"
 
 
-def test_whole_versions_in_a_relay(run):
+def test_full_versions_by_sequential(run):
     """Who had no turn for a while has no use for the versions in between."""
-    server = run("relay", "a")
+    server = run("sequential", "a")
     for version in range(3):
         server.fire()
         server.store(key("a", version + 1, version))
@@ -267,7 +268,7 @@ def test_whole_versions_in_a_relay(run):
     assert server.feed(ev.FetchAsked("a", 1, "d1")) == [do.SendVersion("a", "full", 3)]
 
 
-@pytest.mark.parametrize("trigger", ["rounds", "turns", "relay"])
+@pytest.mark.parametrize("trigger", ["rounds", "turns", "sequential"])
 def test_the_last_round_is_called_as_such(run, look, trigger):
     """With a limit of rounds; the run ends when everybody holds what came of it."""
     server = run(trigger, "a", limit_rounds=1)
@@ -281,7 +282,7 @@ def test_the_last_round_is_called_as_such(run, look, trigger):
 
 
 @pytest.mark.parametrize("when", ["collecting", "ready", "merging"])
-@pytest.mark.parametrize("trigger", ["rounds", "turns", "relay"])
+@pytest.mark.parametrize("trigger", ["rounds", "turns", "sequential"])
 def test_asked_to_end(run, look, trigger, when):
     """The open round is the last; nobody trains between rounds, so there is no further one."""
     server = run(trigger, "a", "b")
@@ -293,7 +294,7 @@ def test_asked_to_end(run, look, trigger, when):
     server.fire()
     if when == "merging":
         server.store(key("a"))
-        if trigger != "relay":
+        if trigger != "sequential":
             server.store(key("b"))
     effects = server.feed(DrainAsked("Ctrl-C"))
     assert "no further round" in look.notes(effects)
@@ -352,9 +353,8 @@ def test_names():
     from fsl_async.config import settings
 
     assert set(get_args(settings.Trigger)) == set(TRIGGERS)
-    assert all(trigger_named(name).name == name for name in TRIGGERS)
     with pytest.raises(KeyError):
-        trigger_named("other")
+        trigger_of(ParameterServerRules(trigger="other"))
 
 
 def test_an_answer_about_transfers_that_nobody_waits_for(run, look):
@@ -421,9 +421,9 @@ def test_a_question_after_it_is_an_honest_one(run, how):
     assert server.feed(ev.FetchAsked("a", 0, "d0")) == [do.SendVersion("a", "update", 1)]
 
 
-def test_in_a_relay_it_is_sent_whole_to_whose_turn_it_is(run):
+def test_by_sequential_it_is_sent_in_full_to_the_client_that_is_next(run):
     """It has missed the versions in between."""
-    server = run("relay", "a", "b")
+    server = run("sequential", "a", "b")
     server.fire()
     server.store(DeltaKey("a", 1, 0, 1))
     server.committed(1)
@@ -431,3 +431,23 @@ def test_in_a_relay_it_is_sent_whole_to_whose_turn_it_is(run):
     assert called(effects) == [("b", 1)]
     assert [e for e in effects if isinstance(e, do.SendVersion)] == [do.SendVersion("b", "full", 1)]
     assert server.feed(ev.FetchAsked("b", 0, "d0")) == []
+
+
+def test_a_buffered_trigger_is_a_completion_and_an_entry(run, look, monkeypatch):
+    """Asynchronous merging needs no change of the machine: every K deltas make a version."""
+    monkeypatch.setitem(TRIGGERS, "buffered", buffered)
+    server = run("buffered", "a", "b", "c", "d", every_s=100.0)
+    assert [m.round for m in look.said(server.fire()) if isinstance(m, msg.Call)] == [0] * 4
+    for name in "abc":
+        assert server.machine.phase is Phase.COLLECTING
+        effects = server.store(key(name))
+    assert f"{K} of {K} deltas buffered" in look.notes(effects)
+    assert [m.key.client for m in look.only(effects, do.Commit)[0].merged] == ["a", "b", "c"]
+    server.committed(1)
+    server.fire()
+    assert server.now == 0.0, "the next round is open at once"
+    server.store(key("d"))  # of round 0: late, and it counts
+    server.store(key("a", 2, 1))
+    effects = server.store(key("b", 2, 0))
+    (commit,) = look.only(effects, do.Commit)
+    assert [(m.key.client, m.staleness) for m in commit.merged] == [("d", 1), ("a", 0), ("b", 1)]

@@ -2,14 +2,17 @@
 
 import functools
 import json
+from collections import Counter
 
 import pytest
+from buffered import K, buffered_by_clock
 from click.testing import CliRunner
 
 from fsl_async.commands import sim as sim_command
 from fsl_async.roles.sync.client import ClientMachine
 from fsl_async.roles.sync.deltas import DeltaBook
 from fsl_async.roles.sync.ps import ParameterServerMachine
+from fsl_async.roles.sync.triggers import TRIGGERS
 from fsl_async.tools.sim.counting import CountingLearner, CountingStore
 from fsl_async.tools.sim.simulation import Simulation, SimulationSettings
 
@@ -53,6 +56,18 @@ def test_servers_that_die_every_few_minutes_lose_nothing(monkeypatch):
     assert simulation.truth.violations == []
     assert simulation.counts.kinds["server killed"] > 20
     assert len(simulation.disk.models) > 100
+
+
+def test_buffered_merging_breaks_no_invariant(monkeypatch):
+    """A trigger of other parts drives whole runs in a storm."""
+    monkeypatch.setitem(TRIGGERS, "clock", buffered_by_clock)
+    simulation = simulate()
+    assert simulation.truth.violations == []
+    assert simulation.counts.relaunches > 0
+    sizes = list(Counter(simulation.disk.merged.values()).values())
+    assert len(sizes) > 100
+    assert sum(size >= K for size in sizes) > 0.9 * len(sizes)
+    assert simulation.participation.share < 0.5, "no round waits for all"
 
 
 def test_a_server_that_never_lives_for_a_period_still_makes_versions(monkeypatch):

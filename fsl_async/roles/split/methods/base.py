@@ -1,7 +1,7 @@
 """What a method of split learning decides, apart from its mathematics: the interface of `split.method`. Pure.
 
     method        trigger           uploads          answer     aligned     averaged at the ps   at the split server
-    sl            relay             every step       gradient               handed over          one x_s
+    sl            sequential        every step       gradient               handed over          one x_s
     splitfed-v1   rounds (turns)    every step       gradient               x_c                  a replica per client, averaged after a round
     splitfed-v2   rounds (turns)    every step       gradient               x_c                  one x_s
     cse-fsl       rounds (turns)    every q-th step                         x_c, x_a             one x_s

@@ -16,7 +16,7 @@ class SplitLearning(Decisions):
     @property
     def trigger(self) -> str:
         """Clients take turns in either mode."""
-        return "relay"
+        return "sequential"
 
     @property
     def waits_at_round_end(self) -> bool:

@@ -1,22 +1,62 @@
-"""The ways to run rounds, by the name that `sync.trigger` gives them. To add one: a file beside these, and a line here."""
+"""The ways to run rounds, by the name that `sync.trigger` gives them. Pure.
+
+    trigger     a round opens (schedule)  it calls (selection)            complete (completion)
+    clock       every `every_s`           all at once                     quorum and grace window
+    rounds      as soon as there is a     all at once                     all have answered
+                version
+    turns       the same                  all, one after another by shard the last one has answered
+    sequential  the same                  one, the next by shard          it has answered
+
+By the clock, a client is called to send what it has trained (`messages.Call`): pretraining. With
+the others it is called to train a round (`messages.Turn`), from the version that the round starts
+from to the round's end, where it waits for the version that comes of it: split learning.
+
+To add one: a file beside these with the part that is new, and an entry in TRIGGERS.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable
 
-from fsl_async.roles.sync.triggers.base import Opening, Trigger
-from fsl_async.roles.sync.triggers.clock import Clock
-from fsl_async.roles.sync.triggers.rounds import Rounds
-from fsl_async.roles.sync.triggers.sequential import Relay
-from fsl_async.roles.sync.triggers.turns import Turns
+from fsl_async.roles.sync.ps_state import ParameterServerRules
+from fsl_async.roles.sync.triggers.completion import AllAnswered, QuorumAndGrace, Verdict
+from fsl_async.roles.sync.triggers.schedule import BackToBack, Periodic
+from fsl_async.roles.sync.triggers.selection import Everyone, InTurns, OneByOne, Opening
+from fsl_async.roles.sync.triggers.trigger import Trigger
 
-__all__ = ["TRIGGERS", "Opening", "Trigger", "trigger_named"]
+__all__ = ["TRIGGERS", "Opening", "Trigger", "Verdict", "trigger_of"]
 
-TRIGGERS: Mapping[str, type[Trigger]] = {
-    trigger.name: trigger for trigger in (Clock, Rounds, Turns, Relay)
+
+def _clock(rules: ParameterServerRules) -> Trigger:
+    schedule = Periodic(rules.every_s, rules.drain_s)
+    completion = QuorumAndGrace(rules.round)
+    return Trigger(schedule, Everyone(skips_done=False), completion, trains=False)
+
+
+def _rounds(rules: ParameterServerRules) -> Trigger:
+    schedule = BackToBack(rules.round_cap_s, rules.drain_s)
+    completion = AllAnswered(passes=False)
+    return Trigger(schedule, Everyone(skips_done=True), completion, trains=True)
+
+
+def _turns(rules: ParameterServerRules) -> Trigger:
+    schedule = BackToBack(rules.round_cap_s, rules.drain_s)
+    return Trigger(schedule, InTurns(), AllAnswered(passes=True), trains=True)
+
+
+def _sequential(rules: ParameterServerRules) -> Trigger:
+    schedule = BackToBack(rules.round_cap_s, rules.drain_s)
+    return Trigger(schedule, OneByOne(), AllAnswered(passes=True), trains=True)
+
+
+TRIGGERS: dict[str, Callable[[ParameterServerRules], Trigger]] = {
+    "clock": _clock,
+    "rounds": _rounds,
+    "turns": _turns,
+    "sequential": _sequential,
 }
 
 
-def trigger_named(name: str) -> Trigger:
-    """A new trigger of that name; raises KeyError when there is none."""
-    return TRIGGERS[name]()
+def trigger_of(rules: ParameterServerRules) -> Trigger:
+    """A new trigger of the name in the rules; raises KeyError when there is none."""
+    return TRIGGERS[rules.trigger](rules)

@@ -5,12 +5,12 @@ import queue
 import numpy as np
 import pytest
 import torch
+from client_sides import Sides
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
 from fsl_async.learn.client.delta_coder import DeltaCoder
-from fsl_async.learn.client.learner import Learner
 from fsl_async.roles.sync.events import Attached, Rebased, Snapshotted
 from fsl_async.store.errors import LearnerError
 from fsl_async.store.manifest import CHUNK_VALUES, digest_of
@@ -50,17 +50,17 @@ class Server:
         self.updates.append(frames)
         self.versions.append(before + np.concatenate([decode(frame) for frame in frames]))
 
-    def give(self, learner, version, kind="full"):
-        """Have the learner fetch a version; returns the digest it computed."""
+    def give(self, client, version, kind="full"):
+        """Have the client fetch a version; returns the digest it computed."""
         frames = (
             self.updates[version]
             if kind == "update"
             else [encode(piece, FP32) for piece in chunks(self.versions[version])]
         )
-        learner.begin_fetch(kind, version)
+        client.exchange.begin_fetch(kind, version)
         for index, frame in reversed(list(enumerate(frames))):
-            learner.put_fetch(version, index, frame)
-        return learner.finish_fetch(version)
+            client.exchange.put_fetch(version, index, frame)
+        return client.exchange.finish_fetch(version)
 
 
 def chunks(vector):
@@ -68,64 +68,56 @@ def chunks(vector):
 
 
 def attached(model, codec=FP32):
-    """A learner whose own weights are version 0; no thread is needed, the event answers itself."""
-    learner = Learner(DeltaCoder(codec))
-    learner.events = []
-
-    def on_event(event):
-        learner.events.append(event)
-        if isinstance(event, Attached):
-            learner.request_rebase(0, learner.adopt_initial())
-
-    learner.on_event = on_event
-    learner.attach(model)
-    return learner
+    """A client whose own weights are version 0; no thread is needed, the event answers itself."""
+    client = Sides(DeltaCoder(codec), publishes=True)
+    client.training.attach(model)
+    return client
 
 
-def step(learner, tokens=1, metrics=None):
-    learner.meter.count(tokens, metrics)
-    return learner.attend() if learner.attention else True
-
-
-def taken(learner, sequence):
-    learner.request_snapshot(sequence)
-    assert step(learner)
-    frames = [learner.encode_delta(sequence, i) for i in range(learner.delta_chunks)]
+def taken(client, sequence):
+    client.exchange.request_snapshot(sequence)
+    assert client.step()
+    frames = [
+        client.exchange.encode_delta(sequence, i) for i in range(client.exchange.delta_chunks)
+    ]
     return np.concatenate([decode(frame) for frame in frames])
 
 
-def move(learner, server, version, kind="full", dropped=0):
-    digest = server.give(learner, version, kind)
+def move(client, server, version, kind="full", dropped=0):
+    digest = server.give(client, version, kind)
     assert digest == digest_of(server.versions[version])
-    learner.request_rebase(version, digest)
-    assert learner.attend()
-    assert learner.events[-1] == Rebased(version, dropped)
+    client.exchange.request_rebase(version, digest)
+    assert client.training.attend()
+    assert client.events[-1] == Rebased(version, dropped)
 
 
 def test_own_weights_become_version_0():
     """The first client publishes what it built, to the bit."""
     model = Model(start=0.1)
-    learner = attached(model)
-    assert learner.events == [Attached(learner.manifest.fingerprint, 5), Rebased(0)]
-    np.testing.assert_array_equal(decode(learner.encode_initial(0)), model.numbers())
+    client = attached(model)
+    assert client.events == [Attached(client.exchange.manifest.fingerprint, 5), Rebased(0)]
+    np.testing.assert_array_equal(decode(client.exchange.encode_initial(0)), model.numbers())
     with pytest.raises(LearnerError, match="cannot become version 0"):
-        learner.adopt_initial()
+        client.exchange.adopt_initial()
 
 
 def test_a_later_client_receives_the_runs_weights():
     """A fresh node's weights never become the truth of a running run."""
     model, server = Model(start=9.0), Server(np.arange(5, dtype=np.float32))
-    learner = Learner()
-    learner.on_event = lambda event: (
-        learner.request_rebase(0, server.give(learner, 0)) if isinstance(event, Attached) else None
+    client = Sides(
+        take=lambda event: (
+            client.exchange.request_rebase(0, server.give(client, 0))
+            if isinstance(event, Attached)
+            else None
+        )
     )
-    learner.attach(model)
+    client.training.attach(model)
     np.testing.assert_array_equal(model.numbers(), server.versions[0])
-    assert taken_nothing(learner)
+    assert taken_nothing(client)
 
 
-def taken_nothing(learner):
-    return not taken(learner, 99).any()
+def taken_nothing(client):
+    return not taken(client, 99).any()
 
 
 OPERATIONS = ("train", "snapshot", "encode", "merge", "update", "full", "fetch", "rebase")
@@ -154,7 +146,7 @@ def test_everything_trained_is_sent_once_with_more_than_one_chunk(seed):
 
 def run_interleaving(operations, values):
     model = Model(values, start=3.0)
-    learner = attached(model)
+    client = attached(model)
     server = Server(model.numbers())
     pattern = np.arange(values, dtype=np.float32) % 7
     trained = np.zeros(values, np.float32)
@@ -163,18 +155,20 @@ def run_interleaving(operations, values):
 
     def merge():
         number = waiting.pop(0)
-        learner.finish_encoding(number)
-        frames = [learner.encode_delta(number, i) for i in range(learner.delta_chunks)]
-        learner.drop_delta(number)
+        client.exchange.finish_encoding(number)
+        frames = [
+            client.exchange.encode_delta(number, i) for i in range(client.exchange.delta_chunks)
+        ]
+        client.exchange.drop_delta(number)
         server.merge(np.concatenate([decode(frame) for frame in frames]))
 
     def snapshot():
         nonlocal sequence, tokens_sent
         sequence += 1
         waiting.append(sequence)
-        learner.request_snapshot(sequence)
-        learner.attend()
-        tokens_sent += learner.events[-1].tokens
+        client.exchange.request_snapshot(sequence)
+        client.training.attend()
+        tokens_sent += client.events[-1].tokens
 
     for operation, number in operations:
         latest = len(server.versions) - 1
@@ -182,241 +176,241 @@ def run_interleaving(operations, values):
             model.add(pattern * number)
             trained += pattern * number
             tokens_trained += abs(number)
-            step(learner, tokens=abs(number))
+            client.step(tokens=abs(number))
         elif operation == "snapshot":
             snapshot()
         elif operation == "encode" and waiting:
-            learner.encode_delta(waiting[-1], 0)
+            client.exchange.encode_delta(waiting[-1], 0)
         elif operation == "merge" and waiting:
             merge()
         elif operation == "update" and held < latest:
             held += 1
-            move(learner, server, held, "update")
+            move(client, server, held, "update")
         elif operation == "full":
             held = latest
-            move(learner, server, held)
+            move(client, server, held)
         elif operation == "fetch" and held < latest:
             held += 1  # the base moves on, the model does not yet
-            server.give(learner, held, "update")
+            server.give(client, held, "update")
         elif operation == "rebase":
-            learner.request_rebase(held, digest_of(server.versions[held]))
-            learner.attend()
+            client.exchange.request_rebase(held, digest_of(server.versions[held]))
+            client.training.attend()
     snapshot()
     assert tokens_sent == tokens_trained
     while waiting:
         merge()
     np.testing.assert_array_equal(server.versions[-1], 3.0 + trained)
-    move(learner, server, len(server.versions) - 1)
+    move(client, server, len(server.versions) - 1)
     np.testing.assert_array_equal(model.numbers(), 3.0 + trained)
 
 
 def test_work_done_while_a_delta_travels_is_kept_and_sent_next():
     """The rule of the design page, with its numbers spelled out: theta <- Theta_new + (theta_now - u)."""
     model = Model(start=10.0)
-    learner = attached(model)
+    client = attached(model)
     server = Server(model.numbers())
     model.add(1.0)
-    first = taken(learner, 1)
+    first = taken(client, 1)
     assert (first == -1.0).all()
     model.add(2.0)
     server.merge(first * 4)  # as if others had moved it too
-    learner.drop_delta(1)
-    move(learner, server, 1, "update")
+    client.exchange.drop_delta(1)
+    move(client, server, 1, "update")
     assert (model.numbers() == 16.0).all()
-    assert (taken(learner, 2) == -2.0).all()
-    assert learner.events[-1].base == 1
+    assert (taken(client, 2) == -2.0).all()
+    assert client.events[-1].base == 1
 
 
 def test_a_snapshot_tells_tokens_steps_and_mean_metrics_since_the_last():
     """They are the weight of the delta in a merge and the run's loss curve."""
-    learner = attached(Model())
-    step(learner, 5, {"loss": 4.0})
-    learner.request_snapshot(1)
-    learner.request_snapshot(1)
-    step(learner, 6, {"loss": 2.0})
-    event = learner.events[-1]
+    client = attached(Model())
+    client.step(5, {"loss": 4.0})
+    client.exchange.request_snapshot(1)
+    client.exchange.request_snapshot(1)
+    client.step(6, {"loss": 2.0})
+    event = client.events[-1]
     assert (event.sequence, event.base, event.tokens, event.steps) == (1, 0, 11, 2)
     assert event.metrics["loss"] == 3.0
-    assert sum(isinstance(event, Snapshotted) for event in learner.events) == 1
-    assert learner.meter.unsent_tokens == 0
-    learner.request_snapshot(2)
-    step(learner, 1)
-    assert learner.events[-1].tokens == 1
+    assert sum(isinstance(event, Snapshotted) for event in client.events) == 1
+    assert client.training.meter.unsent_tokens == 0
+    client.exchange.request_snapshot(2)
+    client.step(1)
+    assert client.events[-1].tokens == 1
 
 
 def test_a_delta_sent_again_is_the_same_bytes_until_it_is_dropped():
     """The server compares nothing: a resumed stream is stitched from chunks of both sendings."""
     model = Model(1000)
-    learner = attached(model, CodecSpec(format="e4m3"))
+    client = attached(model, CodecSpec(format="e4m3"))
     model.add(np.random.default_rng(0).normal(size=1000).astype(np.float32))
-    learner.request_snapshot(1)
-    step(learner)
-    frame = learner.encode_delta(1, 0)
-    learner.coder.spec = FP32
-    assert learner.encode_delta(1, 0) == frame
-    learner.drop_delta(1)
+    client.exchange.request_snapshot(1)
+    client.step()
+    frame = client.exchange.encode_delta(1, 0)
+    client.exchange.coder.spec = FP32
+    assert client.exchange.encode_delta(1, 0) == frame
+    client.exchange.drop_delta(1)
     with pytest.raises(LearnerError, match="delta 1 is not here"):
-        learner.encode_delta(1, 0)
-    learner.finish_encoding(1)
+        client.exchange.encode_delta(1, 0)
+    client.exchange.finish_encoding(1)
 
 
 def test_a_dropped_delta_is_not_sent_again():
     """A declined delta was measured from a base nobody wants; its work leaves the books."""
     model = Model()
-    learner = attached(model)
+    client = attached(model)
     model.add(1.0)
-    learner.request_snapshot(1)
-    step(learner)
-    learner.drop_delta(1)
+    client.exchange.request_snapshot(1)
+    client.step()
+    client.exchange.drop_delta(1)
     model.add(2.0)
-    assert (taken(learner, 2) == -2.0).all()
+    assert (taken(client, 2) == -2.0).all()
 
 
 def test_whole_weights_are_sent_as_they_are_and_the_base_is_not_kept_for_it():
     """Where a run exchanges whole weights, no difference may round what is sent; and there is one vector less."""
     model = Model(start=1.0)
-    learner = attached(model)
-    learner.coder.whole = True
+    client = attached(model)
+    client.exchange.coder.whole = True
     base = model.numbers()
     model.add(np.float32(1e-7) - base)
-    np.testing.assert_array_equal(taken(learner, 1), model.numbers())
-    learner.drop_delta(1)
+    np.testing.assert_array_equal(taken(client, 1), model.numbers())
+    client.exchange.drop_delta(1)
     server = Server(base)
     server.versions.append(np.full(5, 3.0, np.float32))
-    move(learner, server, 1)
+    move(client, server, 1)
     np.testing.assert_array_equal(model.numbers(), server.versions[1])
 
 
 def test_non_finite_weights_are_sent_and_healed_by_the_next_version():
     """The server quarantines them; a client that kept NaN - NaN = NaN would be lost for the run."""
     model = Model()
-    learner = attached(model)
+    client = attached(model)
     server = Server(model.numbers())
     model.add(float("nan"))
-    assert np.isnan(taken(learner, 1)).all()
-    assert learner.events[-1].metrics["nonfinite"] == 1.0
+    assert np.isnan(taken(client, 1)).all()
+    assert client.events[-1].metrics["nonfinite"] == 1.0
     server.merge(np.full(5, -1.0, np.float32))
-    step(learner, tokens=8)
-    move(learner, server, 1, dropped=8)
+    client.step(tokens=8)
+    move(client, server, 1, dropped=8)
     assert (model.numbers() == 1.0).all()
     # what was lost is not claimed either
-    assert learner.meter.unsent_tokens == 0
+    assert client.training.meter.unsent_tokens == 0
     model.add(2.0)
-    assert (taken(learner, 2) == -2.0).all()
+    assert (taken(client, 2) == -2.0).all()
 
 
 def test_discard_takes_the_base_as_it_is():
     """After a quarantine the server orders it even where the weights look finite again, and no version is new."""
     model = Model()
-    learner = attached(model)
+    client = attached(model)
     model.add(5.0)
-    step(learner, tokens=7)
-    learner.request_rebase(0, digest_of(np.zeros(5, np.float32)), discard=True)
-    step(learner)
+    client.step(tokens=7)
+    client.exchange.request_rebase(0, digest_of(np.zeros(5, np.float32)), discard=True)
+    client.step()
     assert (model.numbers() == 0.0).all()
-    assert learner.meter.unsent_tokens == 0
+    assert client.training.meter.unsent_tokens == 0
 
 
 def test_a_rebase_onto_the_version_held_moves_nothing():
     """It would take out work that is on its way, for as long as that takes."""
     model = Model()
-    learner = attached(model)
+    client = attached(model)
     model.add(5.0)
-    taken(learner, 1)
-    learner.request_rebase(0, digest_of(np.zeros(5, np.float32)))
-    step(learner)
+    taken(client, 1)
+    client.exchange.request_rebase(0, digest_of(np.zeros(5, np.float32)))
+    client.step()
     assert (model.numbers() == 5.0).all()
-    assert taken_nothing(learner)
+    assert taken_nothing(client)
 
 
 def test_a_later_version_with_the_weights_of_an_earlier_one_is_still_moved_onto():
     """Found by the interleavings: equal weights do not mean that nothing was merged in between."""
     model = Model()
-    learner = attached(model)
+    client = attached(model)
     server = Server(model.numbers())
     model.add(2.0)
-    server.merge(taken(learner, 1))
+    server.merge(taken(client, 1))
     server.merge(np.full(5, 2.0, np.float32))  # somebody else undoes it
-    move(learner, server, 2)
+    move(client, server, 2)
     assert (model.numbers() == 0.0).all()
 
 
 def test_updates_are_applied_to_the_bit_as_the_server_does():
     """Everyone's base must hash the same; a fused or reordered addition would not."""
     model = Model(CHUNK_VALUES + 5)
-    learner = attached(model)
+    client = attached(model)
     server = Server(model.numbers())
     chance = np.random.default_rng(1)
     for version in (1, 2, 3):
         server.merge(chance.normal(size=CHUNK_VALUES + 5).astype(np.float32))
-        move(learner, server, version, "update")
+        move(client, server, version, "update")
     np.testing.assert_array_equal(model.numbers(), server.versions[-1])
 
 
 def test_requests_that_do_not_fit_say_what_to_do_and_change_nothing():
     """A confused or lying peer must not be able to break the base."""
     model = Model()
-    learner = Learner()
+    client = Sides()
     with pytest.raises(LearnerError, match="no model"):
-        learner.encode_initial(0)
+        client.exchange.encode_initial(0)
     with pytest.raises(LearnerError, match="no snapshot before"):
-        learner.request_snapshot(1)
-    learner = attached(model)
+        client.exchange.request_snapshot(1)
+    client = attached(model)
     zero = digest_of(model.numbers())
     with pytest.raises(LearnerError, match="does not follow base version 0"):
-        learner.begin_fetch("update", 2)
+        client.exchange.begin_fetch("update", 2)
     with pytest.raises(LearnerError, match="is not being fetched"):
-        learner.put_fetch(1, 0, b"")
-    learner.begin_fetch("update", 1)
+        client.exchange.put_fetch(1, 0, b"")
+    client.exchange.begin_fetch("update", 1)
     with pytest.raises(LearnerError, match="no chunk 1"):
-        learner.put_fetch(1, 1, b"")
+        client.exchange.put_fetch(1, 1, b"")
     with pytest.raises(LearnerError, match="cannot be decoded"):
-        learner.put_fetch(1, 0, b"nonsense")
+        client.exchange.put_fetch(1, 0, b"nonsense")
     with pytest.raises(LearnerError, match="has 4 values, not 5"):
-        learner.put_fetch(1, 0, encode(np.ones(4, np.float32), FP32))
+        client.exchange.put_fetch(1, 0, encode(np.ones(4, np.float32), FP32))
     damaged = bytearray(encode(np.ones(5, np.float32), FP32))
     damaged[-1] ^= 1
     with pytest.raises(LearnerError, match="cannot be decoded"):
-        learner.put_fetch(1, 0, bytes(damaged))
+        client.exchange.put_fetch(1, 0, bytes(damaged))
     with pytest.raises(LearnerError, match="lacks 1 of 1 chunks"):
-        learner.finish_fetch(1)
+        client.exchange.finish_fetch(1)
     with pytest.raises(LearnerError, match="base is version 0"):
-        learner.request_rebase(1, zero)
+        client.exchange.request_rebase(1, zero)
     with pytest.raises(LearnerError, match="base is version 0"):
-        learner.request_rebase(0, "of another lineage")
-    assert taken_nothing(learner)
+        client.exchange.request_rebase(0, "of another lineage")
+    assert taken_nothing(client)
 
 
 def test_vectors_are_as_few_as_promised():
     """Memory is what decides how large a model a client can train: base and one more, in the usual order."""
     model = Model(1000)
-    learner = attached(model)
+    client = attached(model)
     server = Server(model.numbers())
 
     def vectors():
-        found = [learner._base, learner._reference, learner._spare]
-        for delta in learner._deltas.values():
+        found = [client.exchange._base, client.exchange._reference, client.exchange._spare]
+        for delta in client.exchange._deltas.values():
             found += [delta.minuend, delta.subtrahend]
         return {id(vector) for vector in found if vector is not None}
 
     for sequence in range(1, 6):
         assert len(vectors()) <= 2
         model.add(1.0)
-        server.merge(taken(learner, sequence))
+        server.merge(taken(client, sequence))
         assert len(vectors()) == 2
         known = vectors()
-        move(learner, server, sequence, "update")
+        move(client, server, sequence, "update")
         assert vectors() == known
-        learner.drop_delta(sequence)
+        client.exchange.drop_delta(sequence)
     # two snapshots that nobody has coded yet hold vectors; a fetch codes them to have these back
-    learner.request_snapshot(6)
-    learner.request_snapshot(7)
-    step(learner)
+    client.exchange.request_snapshot(6)
+    client.exchange.request_snapshot(7)
+    client.step()
     assert len(vectors()) == 3
     server.merge(np.zeros(1000, np.float32))
-    server.give(learner, 6, "update")
+    server.give(client, 6, "update")
     assert len(vectors()) <= 3
-    assert all(delta.minuend is None for delta in learner._deltas.values())
+    assert all(delta.minuend is None for delta in client.exchange._deltas.values())
 
 
 def test_a_snapshot_asked_by_another_thread_is_answered_at_the_next_step_while_training_goes_on(
@@ -424,16 +418,16 @@ def test_a_snapshot_asked_by_another_thread_is_answered_at_the_next_step_while_t
 ):
     """The real arrangement: training, loop and worker threads at once, for a hundred versions."""
     model = Model(CHUNK_VALUES + 9, start=1.0)
-    learner, events = Learner(), queue.Queue()
-    learner.on_event = events.put
+    events = queue.Queue()
+    client = Sides(take=events.put)
     done = [0]
 
     def train():
-        learner.attach(model)
+        client.training.attach(model)
         while True:
             model.add(1.0)
             done[0] += 1
-            if not step(learner):
+            if not client.step():
                 return
 
     def event(kind):
@@ -443,19 +437,19 @@ def test_a_snapshot_asked_by_another_thread_is_answered_at_the_next_step_while_t
 
     wait = in_thread(train)
     event(Attached)
-    learner.request_rebase(0, learner.adopt_initial())
+    client.exchange.request_rebase(0, client.exchange.adopt_initial())
     event(Rebased)
     server = Server(np.ones(CHUNK_VALUES + 9, np.float32))
     for version in range(1, 31):
-        learner.request_snapshot(version)
+        client.exchange.request_snapshot(version)
         event(Snapshotted)
-        frames = [learner.encode_delta(version, i) for i in range(2)]
+        frames = [client.exchange.encode_delta(version, i) for i in range(2)]
         server.merge(np.concatenate([decode(frame) for frame in frames]))
-        learner.drop_delta(version)
-        digest = server.give(learner, version, "update" if version % 3 else "full")
-        learner.request_rebase(version, digest)
+        client.exchange.drop_delta(version)
+        digest = server.give(client, version, "update" if version % 3 else "full")
+        client.exchange.request_rebase(version, digest)
         event(Rebased)
-    learner.stop()
+    client.exchange.stop()
     wait()
-    assert not step(learner)
+    assert not client.step()
     np.testing.assert_array_equal(model.numbers(), np.float32(1.0 + done[0]))

@@ -1,0 +1,397 @@
+"""The exchange side of a client: the vectors, an outbox of coded deltas, an inbox of versions. NumPy only.
+
+Three threads come here. The training thread (snapshots and rebases, through `ports.ExchangePort`),
+the loop thread (the runtime: it asks and never waits), and a worker thread (it codes, decodes, hashes).
+
+Vectors, all fp32 on the CPU, each the size of the model:
+    base       Theta_v, what the parameter server holds, to the bit
+    reference  r, from where unsent work is measured: the last snapshot, or the base the model was
+               moved onto
+    spare      the one that is free, kept for the next snapshot
+    residual   with error feedback, the coder's: what coding has lost of the deltas so far
+A vector is never written while something refers to it. So between syncs, and in the usual order
+(snapshot, send, fetch, rebase), there are two of them besides the model; three while a full version
+is fetched, or when a second snapshot is taken before the first is coded. On top of them come coded
+chunks: of a delta until drop_delta, of an update until finish_fetch.
+
+The arithmetic, with theta the model's weights:
+    snapshot   u = theta;  delta = r - u, or u itself where the run exchanges full weights
+               (docs/adr/0045);  r <- u
+    rebase     theta <- Theta_new + (theta - r);  r <- Theta_new
+Unsent work is r - theta. A snapshot hands it to a delta and leaves none; a rebase leaves it as it
+is: it does not depend on the version that others hold. So in any order of snapshots and rebases
+everything trained is in exactly one delta or still unsent. Two things are lost, and both are meant
+to be: a delta that is declined or dropped is not sent again (its work was measured from a base that
+the run does not accept), and a rebase with `discard`, or one of weights that are no longer finite,
+takes Theta_new as it is.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Literal
+
+import attrs
+
+from fsl_async.learn.client.delta_coder import LOSSLESS, DeltaCoder
+from fsl_async.learn.client.fetching import Fetch
+from fsl_async.learn.client.ports import (
+    NO_VERSION,
+    Move,
+    Moved,
+    RebaseOrder,
+    RoundOrder,
+    SnapshotOrder,
+    TrainingPort,
+    Vector,
+    Work,
+)
+from fsl_async.roles.sync.events import Attached, Rebased, Snapshotted
+from fsl_async.store.chunk_pool import ChunkPool
+from fsl_async.store.errors import LearnerError
+from fsl_async.store.manifest import Manifest, digest_of
+from fsl_codecs import CodecSpec, encode, new_vector
+
+if TYPE_CHECKING:
+    from fsl_async.roles.machine import Event
+
+
+@attrs.define(eq=False)
+class _Delta:
+    minuend: Vector | None
+    subtrahend: Vector | None
+    coded: list[bytes | None]
+    missing: int
+
+
+class Exchange:
+    """The client's weights as the network sees them. See the module's docstring for threads, memory and arithmetic.
+
+    training: carries out what is asked of the model. coder: how deltas are coded.
+    on_event: called from the training thread with Attached, Snapshotted and Rebased; thread-safe.
+    allocate: makes a vector of so many values; in shared memory where training is another process.
+    """
+
+    def __init__(
+        self,
+        training: TrainingPort,
+        coder: DeltaCoder | None = None,
+        on_event: Callable[[Event], None] = lambda _: None,
+        *,
+        threads: int = 1,
+        allocate: Callable[[int], Vector] = new_vector,
+    ) -> None:
+        self.coder = coder or DeltaCoder()
+        self.pool = ChunkPool(threads)
+        self.manifest: Manifest | None = None
+        self.version = NO_VERSION  # what the model was last moved onto
+        self._training = training
+        self._on_event = on_event
+        self._allocate = allocate
+
+        # _lock guards the fields below and is held for moments only. _moving is held by whoever
+        # reads or writes the base at length (the training thread's rebase, the worker's
+        # finish_fetch); the loop thread never takes it.
+        self._lock = threading.Lock()
+        self._moving = threading.Lock()
+        self._base: Vector | None = None
+        self._base_version = NO_VERSION
+        self._base_digest = ""
+        self._model_digest = ""  # of the base the model was last moved onto
+        self._reference: Vector | None = None
+        self._reference_finite = True
+        self._spare: Vector | None = None
+        self._deltas: dict[int, _Delta] = {}
+        self._fetch: Fetch | None = None
+        self._coding = threading.Lock()  # held by whoever codes a delta's chunk
+
+    def configure(
+        self, spec: CodecSpec, *, feedback: bool, whole: bool, threads: int | None = None
+    ) -> None:
+        """Code deltas as the run wants it, from the next chunk on; see `DeltaCoder`. threads: to decode with."""
+        self.coder.spec, self.coder.feedback, self.coder.whole = spec, feedback, whole
+        if threads is not None:
+            self.pool.threads = threads
+
+    # --- training thread ---
+
+    def free_vector(self, values: int) -> Vector:
+        """A vector that nothing else refers to, with any content."""
+        with self._lock:
+            return self._free_vector(values)
+
+    def attach(self, manifest: Manifest, own: Vector) -> None:
+        """Exchange a model of this manifest, whose first weights are `own`."""
+        with self._lock:
+            self.manifest = manifest
+            self._base = self._reference = own
+        self._on_event(Attached(manifest.fingerprint, manifest.values))
+
+    def put_snapshot(self, sequence: int, snapshot: Vector, work: Work) -> None:
+        """Take a snapshot for delta `sequence`; from here on nobody writes the vector."""
+        with self._lock:
+            assert self._reference is not None
+            chunks = self.delta_chunks
+            delta = _Delta(self._reference, snapshot, [None] * chunks, chunks)
+            if self.coder.whole:
+                delta.minuend, delta.subtrahend = snapshot, None
+            self._deltas[sequence] = delta
+            before, self._reference = self._reference, snapshot
+            self._reference_finite = work.finite
+            self._release(before)
+        self._on_event(
+            Snapshotted(sequence, self.version, work.tokens, work.steps, dict(work.metrics))
+        )
+
+    def rebase(self, move: Callable[[Move], Moved], *, discard: bool) -> None:
+        """Call `move` once while nobody writes the base; not at all where the base is not whole."""
+        with self._moving:
+            with self._lock:
+                wanted = self._next_move(discard=discard)
+                digest = self._base_digest
+            if wanted is None:
+                return  # the base was lost since; a full fetch and another order will come
+            moved = move(wanted)
+            with self._lock:
+                self.version, self._model_digest = wanted.version, digest
+                is_new = wanted.how != "stay" or moved.taken
+                if is_new and wanted.base is not wanted.reference:
+                    self._reference, self._reference_finite = wanted.base, True
+                    self._release(wanted.reference)
+        self._on_event(Rebased(wanted.version, moved.dropped_tokens))
+
+    def _next_move(self, *, discard: bool) -> Move | None:
+        base, reference, version = self._base, self._reference, self._base_version
+        if version == NO_VERSION:
+            return None
+        assert base is not None
+        assert reference is not None
+        how: Literal["take", "move", "stay"] = "move"
+        if self.version == NO_VERSION:  # where its own weights became version 0, it is there
+            how = "stay" if base is reference else "take"
+        elif discard or not self._reference_finite:
+            how = "take"
+        elif (version, self._base_digest) == (self.version, self._model_digest):
+            how = "stay"  # moving would take out the work that is on its way
+        return Move(version, how, base, reference)
+
+    # --- loop thread: never waits ---
+
+    def request_snapshot(self, sequence: int, *, hold: bool = False) -> None:
+        """Ask for delta `sequence`. The next fed.step answers Snapshotted. Asking twice for the same is asking once.
+
+        hold: that step does not return before `resume` or `stop`, but goes on to answer what is asked.
+
+        Raises LearnerError before the first Rebased: there is no version to measure from.
+        """
+        with self._lock:
+            if self.version == NO_VERSION:
+                raise LearnerError("no snapshot before the model is on a version of the run")
+            if sequence in self._deltas:
+                return
+        self._training.ask(SnapshotOrder(sequence, hold))
+
+    def begin_round(self, sequence: int, number: int) -> None:
+        """Have round `number` trained, which delta `sequence` comes of. Its end answers Snapshotted, and is held."""
+        self._training.ask(RoundOrder(sequence, number))
+
+    def resume(self) -> None:
+        """Let training go on after a snapshot that holds it; harmless when none does."""
+        self._training.resume()
+
+    def request_rebase(self, version: int, digest: str, *, discard: bool = False) -> None:
+        """Have the model moved onto the base, which must hold `version` with `digest`. Answers Rebased.
+
+        If a later version has reached the base until then, the model moves onto that one and
+        Rebased names it. discard: take the base as it is, dropping what was trained since the last
+        snapshot. Raises LearnerError.
+        """
+        with self._lock:
+            if (version, digest) != (self._base_version, self._base_digest):
+                raise LearnerError(
+                    f"asked to rebase onto version {version} ({digest}), but the base is version"
+                    f" {self._base_version} ({self._base_digest or 'no digest'}): fetch it again in full"
+                )
+        self._training.ask(RebaseOrder(discard))
+
+    def stop(self) -> None:
+        """fed.step returns False from now on; what was asked before is still answered."""
+        self._training.stop()
+
+    def refuse(self, code: str, text: str) -> None:
+        """The parameter server does not accept this model: fed.attach raises RefusedError(text, code)."""
+        self._training.refuse(code, text)
+
+    @property
+    def delta_chunks(self) -> int:
+        """Chunks of a delta, an update or a full version."""
+        return self._known_manifest().chunks
+
+    def drop_delta(self, sequence: int) -> None:
+        """Forget a delta: acknowledged, or declined (then its work is not sent again)."""
+        with self._lock:
+            delta = self._deltas.pop(sequence, None)
+            if delta is not None:
+                self._uncouple(delta)
+
+    def begin_fetch(self, kind: Literal["update", "full"], version: int) -> None:
+        """Get ready for the chunks of `version`; an unfinished fetch is given up.
+
+        Raises LearnerError for an update that does not follow the base.
+        """
+        with self._lock:
+            self._fetch = None
+            if kind == "update" and self._base_version in (NO_VERSION, version):
+                raise LearnerError(
+                    f"version {version} as an update needs version {version - 1}: fetch it in full"
+                )
+            if kind == "update" and self._base_version != version - 1:
+                raise LearnerError(
+                    f"update to version {version} does not follow base version"
+                    f" {self._base_version}: fetch it in full"
+                )
+            manifest = self._known_manifest()
+            if kind == "update":
+                self._fetch = Fetch(manifest, version, base=self._base)
+            else:
+                # Allocating is cheap here: the pages of a new vector come when they are first
+                # written, in the worker.
+                target = self._free_vector(manifest.values)
+                self._fetch = Fetch(manifest, version, target=target)
+
+    # --- worker thread ---
+
+    def encode_initial(self, index: int) -> bytes:
+        """Chunk `index` of the attached model's weights, as an fp32 frame. Before any version is fetched."""
+        with self._lock:
+            base = self._base
+        if base is None:
+            raise LearnerError("no model is attached")
+        start, stop = self._known_manifest().chunk_range(index)
+        return encode(base[start:stop], LOSSLESS)
+
+    def adopt_initial(self) -> str:
+        """The attached model's own weights are version 0. Returns their digest; request_rebase(0, digest) comes next."""
+        with self._moving:
+            with self._lock:
+                fresh = self.version == self._base_version == NO_VERSION
+                if self._base is None or not fresh:
+                    raise LearnerError(
+                        f"own weights cannot become version 0: the base is version {self._base_version}"
+                    )
+                base = self._base
+            digest = digest_of(base)
+            with self._lock:
+                self._base_version, self._base_digest = 0, digest
+        return digest
+
+    def encode_delta(self, sequence: int, index: int) -> bytes:
+        """Chunk `index` of delta `sequence`, coded once and then kept, so that sending again gives the same bytes.
+
+        Raises LearnerError for a delta that was dropped.
+        """
+        with self._coding:
+            with self._lock:
+                delta = self._deltas.get(sequence)
+                if delta is None:
+                    raise LearnerError(f"delta {sequence} is not here (dropped, or never taken)")
+                coded = delta.coded[index]
+                if coded is not None:
+                    return coded
+                minuend, subtrahend = delta.minuend, delta.subtrahend
+            assert minuend is not None
+            start, stop = self._known_manifest().chunk_range(index)
+            frame = self.coder.encode(minuend, subtrahend, start, stop)
+            with self._lock:
+                # Dropped meanwhile, its vectors may have been written again: the frame is no good.
+                if self._deltas.get(sequence) is not delta:
+                    raise LearnerError(f"delta {sequence} was dropped while it was coded")
+                delta.coded[index] = frame
+                delta.missing -= 1
+                if not delta.missing:
+                    self._uncouple(delta)
+        return frame
+
+    def finish_encoding(self, sequence: int) -> None:
+        """Code what is left of a delta, which frees its vectors. Does nothing for a dropped one."""
+        for index in range(self.delta_chunks):
+            with self._lock:
+                if sequence not in self._deltas:
+                    return
+            self.encode_delta(sequence, index)
+
+    def put_fetch(self, version: int, index: int, frame: bytes) -> None:
+        """Take one chunk of the version being fetched; the same chunk twice is ignored.
+
+        Raises LearnerError for a frame that is damaged or of a wrong size, or that belongs to no fetch.
+        """
+        with self._lock:
+            fetch = self._fetch
+            if fetch is None or fetch.version != version:
+                raise LearnerError(f"version {version} is not being fetched")
+        # It reads the base without a lock: only finish_fetch changes that, in this same thread.
+        fetch.put(index, frame)
+
+    def finish_fetch(self, version: int) -> str:
+        """Make the base Theta_version and return its digest. The model itself moves when request_rebase is answered.
+
+        Raises LearnerError where chunks are missing; the base is then untouched and the fetch goes on.
+        """
+        with self._lock:
+            unfinished = [sequence for sequence, delta in self._deltas.items() if delta.missing]
+        # Coding frees their vectors: less memory, and most often an update in place.
+        for sequence in unfinished:
+            self.finish_encoding(sequence)
+        with self._moving:
+            with self._lock:
+                fetch = self._fetch
+                if fetch is None or fetch.version != version:
+                    raise LearnerError(f"version {version} is not being fetched")
+                if fetch.missing:
+                    raise LearnerError(
+                        f"version {version} lacks {fetch.missing} of {fetch.chunks} chunks"
+                    )
+                old = self._base
+                assert old is not None
+                if fetch.target is not None:
+                    new = fetch.target
+                elif self._is_shared(old):
+                    new = self._free_vector(len(old))
+                else:
+                    new = old
+                self._fetch = None
+                # Should a decode fail against all expectation, the base is known to be unknown.
+                self._base, self._base_version, self._base_digest = new, NO_VERSION, ""
+            fetch.write_to(new, self.pool)
+            with self._lock:
+                self._base_version, self._base_digest = version, fetch.digest
+                self._release(old)
+        return fetch.digest
+
+    # --- with _lock held, or on values that do not change ---
+
+    def _free_vector(self, values: int) -> Vector:
+        vector, self._spare = self._spare, None
+        return self._allocate(values) if vector is None else vector
+
+    def _is_shared(self, vector: Vector) -> bool:
+        return vector is self._reference or any(
+            vector is delta.minuend or vector is delta.subtrahend for delta in self._deltas.values()
+        )
+
+    def _release(self, vector: Vector | None) -> None:
+        """Keep `vector` for the next snapshot if nothing refers to it any more."""
+        if vector is not None and vector is not self._base and not self._is_shared(vector):
+            self._spare = vector
+
+    def _uncouple(self, delta: _Delta) -> None:
+        minuend, subtrahend = delta.minuend, delta.subtrahend
+        delta.minuend = delta.subtrahend = None
+        self._release(minuend)
+        self._release(subtrahend)
+
+    def _known_manifest(self) -> Manifest:
+        if self.manifest is None:
+            raise LearnerError("no model is attached")
+        return self.manifest

@@ -1,0 +1,142 @@
+"""The training side of a client: the model, its snapshots and its rebases, in the training thread.
+
+    snapshot   u = theta
+    rebase     theta <- base + (theta - reference)
+
+Which vectors these are is up to the exchange side (`exchange`), whose docstring has the arithmetic
+of a run.
+
+Precision: with fp32 weights a rebase rounds once per weight. With bf16 weights theta - reference
+carries the rounding of the base to bf16 into the next delta; keep fp32 weights and use autocast.
+"""
+
+import time
+
+from torch import nn
+
+from fsl_async.errors import TaskError
+from fsl_async.learn.client.buffers import ModelWeights
+from fsl_async.learn.client.meter import Meter
+from fsl_async.learn.client.orders import Orders
+from fsl_async.learn.client.ports import (
+    NO_VERSION,
+    ExchangePort,
+    Move,
+    Moved,
+    RebaseOrder,
+    RoundOrder,
+    SnapshotOrder,
+    Work,
+)
+
+
+class Training:
+    """Carries out orders on a torch module. Used by the training thread only, but for `stopped` and `version`."""
+
+    def __init__(self, orders: Orders, exchange: ExchangePort) -> None:
+        self.orders = orders
+        self.meter = Meter()
+        self.version = NO_VERSION  # what the model was last moved onto
+        self._exchange = exchange
+        self._weights: ModelWeights | None = None
+        self._round: RoundOrder | None = None  # the one that is trained
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the run has ended, or this client's part in it."""
+        return self.orders.stopped
+
+    def attach(self, module: nn.Module) -> None:
+        """Take the model, and wait until its weights are a version of the run.
+
+        Raises TaskError (nothing to exchange, attached before, not finite), RefusedError (the
+        parameter server does not accept this model), RunFinishedError (stopped while waiting).
+        """
+        if self._weights is not None:
+            raise TaskError("fed.attach was called twice: attach one model, once")
+        weights = ModelWeights(module)
+        own = self._exchange.free_vector(weights.manifest.values)
+        if not weights.copy_out(own):
+            raise TaskError(
+                "the model has NaN or infinite weights at fed.attach: check its initialization"
+            )
+        self._weights = weights
+        self.orders.attached()
+        self._exchange.attach(weights.manifest, own)
+        while self.version == NO_VERSION:
+            self.orders.wait_for_first()
+            self.attend()
+
+    def attend(self) -> bool:
+        """Carry out what is asked, in order. Returns False once stopped. Raises TaskError without a model.
+
+        After a snapshot that holds training it waits for more, until it is resumed or stopped.
+        """
+        if self._weights is None:
+            raise TaskError("fed.step came before fed.attach(model): attach the model first")
+        while (order := self.orders.take()) is not None:
+            match order:
+                case RebaseOrder(discard):
+                    self._exchange.rebase(self._move, discard=discard)
+                case SnapshotOrder(sequence, hold):
+                    self._snapshot(sequence, hold=hold)
+                case RoundOrder(sequence):  # a training function that knows no rounds: one step
+                    self._snapshot(sequence, hold=True)
+        return not self.orders.stopped
+
+    def expect_rounds(self) -> None:
+        """The training function asks for rounds by `next_round`. Call it before `attach`."""
+        self.orders.by_rounds = True
+
+    def next_round(self) -> int | None:
+        """Wait until this client is called to train a round, carrying out orders meanwhile; None once stopped."""
+        while True:
+            self.orders.wait(or_stop=True)
+            if self.orders.stopped:
+                return None
+            self._round = self.orders.take_round()
+            if self._round is not None:
+                return self._round.number
+            self.attend()
+
+    def end_round(self) -> bool:
+        """Copy the weights for the round's delta and wait for what comes of it. Returns False once stopped."""
+        order, self._round = self._round, None
+        if order is not None:
+            self._snapshot(order.sequence, hold=True)
+        return self.attend()
+
+    def attend_for(self, seconds: float) -> None:
+        """Carry out what is asked within `seconds`, for a training function that is back; returns after the first."""
+        self.orders.by_rounds = False
+        if self._round is not None:  # it came back in the middle of a round: half of one is no use
+            self.meter.forget()
+            self.end_round()
+        elif self.orders.wait(seconds):
+            self.attend()
+
+    def _snapshot(self, sequence: int, *, hold: bool) -> None:
+        begun = time.monotonic()
+        assert self._weights is not None
+        snapshot = self._exchange.free_vector(self._weights.manifest.values)
+        finite = self._weights.copy_out(snapshot)
+        tokens, steps, metrics = self.meter.take()
+        if not finite:
+            # Sent all the same: the parameter server quarantines it, where somebody can look at it.
+            metrics["nonfinite"] = 1.0
+        metrics["snapshot_s"] = time.monotonic() - begun
+        self.orders.hold(hold)  # before the answer, which may bring the resume
+        self._exchange.put_snapshot(sequence, snapshot, Work(tokens, steps, metrics, finite))
+
+    def _move(self, move: Move) -> Moved:
+        assert self._weights is not None
+        moved = Moved()
+        # NaN - NaN is NaN: weights that are not finite cannot be moved by a difference.
+        if move.how == "take" or not self._weights.is_finite():
+            self._weights.copy_in(move.base)
+            moved = Moved(taken=True, dropped_tokens=self.meter.unsent_tokens)
+            self.meter.forget()
+        elif move.how == "move":
+            self._weights.rebase(move.base, move.reference)
+        self.version = move.version
+        return moved

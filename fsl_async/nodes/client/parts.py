@@ -1,0 +1,115 @@
+"""What a client consists of, whichever of its threads uses it. Does not import torch."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from attrs import define, field, frozen
+
+from fsl_async.accounting.traffic import CountedLink, Traffic
+from fsl_async.config import address as addresses
+from fsl_async.config.address import Address
+from fsl_async.config.settings import Config
+from fsl_async.config.site_code import NOTHING_OWN, SiteCode
+from fsl_async.config.site_policy import SitePolicy
+from fsl_async.keys.dialling import HandshakeReports, curve_for
+from fsl_async.keys.folder import KeysFolder
+from fsl_async.nodes.wire import Welcome
+from fsl_async.observe.journal import JournalWriter, TraceHash
+from fsl_async.roles.sync.client import ClientMachine, ClientRules
+from fsl_transport.zmq.link import ZmqDialer
+
+if TYPE_CHECKING:
+    import fsl_transport as tp
+    from fsl_async.learn.client.exchange import Exchange
+    from fsl_async.learn.client.training import Training
+    from fsl_async.process.stopper import Stopper
+    from fsl_transport.zmq.curve import DialerCurve
+
+JOURNAL = "journal.jsonl"
+DELTAS_ONLY = SitePolicy()
+
+
+@frozen
+class ClientOptions:
+    """What a site decides about its client."""
+
+    server: str
+    """Address of the parameter server."""
+    name: str
+    task: str | None = None
+    """None: the built-in task."""
+    data: str | None = None
+    """Of the built-in task; None: the built-in text, where the run allows it."""
+    device: str | None = None
+    """None: train.device."""
+    threads: int | None = None
+    """Of torch; None: train.threads."""
+    code: SiteCode = NOTHING_OWN
+    """The site's own models."""
+    run_dir: Path | None = None
+    """Where the journal is written; None: nowhere."""
+    keys: KeysFolder | None = None
+    """None: the default folder, where the address has a key."""
+    policy: SitePolicy = DELTAS_ONLY
+    """What may leave this site."""
+
+
+@frozen
+class Membership:
+    """The parameter server's welcome, and the configuration in it as checked."""
+
+    welcome: Welcome
+    config: Config
+
+
+@define(eq=False)
+class ClientParts:
+    """Made by the training thread; `training` is its own, the rest says who may call it. Raises AddressError, KeysError."""
+
+    options: ClientOptions
+    training: Training
+    exchange: Exchange
+    stop: Stopper
+    log: Callable[[str], None]
+    address: Address = field(init=False)
+    keys: KeysFolder = field(init=False)
+    curve: DialerCurve | None = field(init=False)
+    """None: connections are not encrypted."""
+    machine: ClientMachine = field(init=False)
+    journal: JournalWriter | TraceHash = field(init=False)
+    traffic: Traffic = field(factory=Traffic, init=False)
+    welcome: Future[Membership] = field(factory=Future, init=False)
+    """Done with the first welcome."""
+
+    def __attrs_post_init__(self) -> None:
+        options = self.options
+        self.address = addresses.parse(options.server)
+        self.keys = options.keys or KeysFolder()
+        self.curve = curve_for(self.address, self.keys) if self.address.key else None
+        self.machine = ClientMachine(ClientRules(), options.name, time.time_ns())
+        folder = options.run_dir
+        self.journal = TraceHash() if folder is None else JournalWriter(folder / JOURNAL)
+
+    def dial(
+        self,
+        scheduler: tp.Scheduler,
+        server: Address,
+        curve: DialerCurve | None,
+        settings: tp.TransportSettings,
+    ) -> CountedLink:
+        """A link to a server of the run, whose bytes `traffic` counts."""
+        reports = HandshakeReports(
+            server,
+            curve.pair.public if curve is not None else "",
+            self.options.name,
+            scheduler=scheduler,
+            journal=self.journal,
+            log=self.log,
+        )
+        dialer = ZmqDialer(server.tcp, self.options.name, settings, curve, reports)
+        return CountedLink(dialer, self.traffic, at_client=True)

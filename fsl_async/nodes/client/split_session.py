@@ -1,0 +1,86 @@
+"""A client's session with the split server of its run, opened by the training thread where the method has one."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import fsl_transport as tp
+from fsl_async.config import address as addresses
+from fsl_async.config.site_policy import METRICS
+from fsl_async.config.split_rules import split_rules
+from fsl_async.config.transport_settings import transport_settings
+from fsl_async.keys.dialling import split_curve
+from fsl_async.nodes.client.split_shell import Facts, SplitClientShell
+from fsl_async.nodes.split_server.shell import Formats
+from fsl_async.roles.split.client import SplitClientMachine
+
+if TYPE_CHECKING:
+    from fsl_async.learn.split.remote import SplitTraining
+    from fsl_async.nodes.client.parts import ClientParts, Membership
+    from fsl_async.nodes.runtime import Worker
+    from fsl_async.roles.machine import Event, Finish, Note
+
+
+class SplitSession:
+    """On the loop thread but for `post`. Raises AddressError and KeysError where the split server cannot be dialed."""
+
+    def __init__(
+        self,
+        parts: ClientParts,
+        member: Membership,
+        training: SplitTraining,
+        architecture: dict[str, str],
+        *,
+        worker: Worker,
+        say: Callable[[Note], None],
+        finished: Callable[[Finish], None],
+    ) -> None:
+        self._loop = loop = asyncio.get_running_loop()
+        config, name = member.config, parts.options.name
+        settings = transport_settings(config)
+        place = addresses.seen_from(config.split.server, parts.address.fsl)
+        curve = split_curve(place, parts.keys, encrypted=parts.curve is not None)
+        link = parts.dial(loop, place, curve, settings)
+        incarnation = parts.machine.incarnation
+        split = config.split
+        self._shell = shell = SplitClientShell(
+            SplitClientMachine(split_rules(config), name, incarnation),
+            training,
+            Facts(member.welcome.run, member.welcome.shard, architecture),
+            formats=Formats(split.up, split.down, split.models, config.codec.fineness),
+            worker=worker,
+            scheduler=loop,
+            journal=parts.journal,
+            say=say,
+            finished=finished,
+            traffic=parts.traffic,
+            shares_metrics=parts.options.policy.lets(METRICS),
+        )
+        self._endpoint = shell.endpoint = tp.DialerEndpoint(
+            link,
+            loop,
+            settings,
+            shell.on_transport,
+            name,
+            incarnation=incarnation,
+            role="split-client",
+        )
+        training.post = self.post
+        shell.dial()
+
+    def post(self, event: Event) -> None:
+        """Give the session an event of the training thread."""
+        with contextlib.suppress(RuntimeError):  # the loop has closed: the run is over
+            self._loop.call_soon_threadsafe(self._shell.feed, event)
+
+    def end(self, event: Event) -> None:
+        """The run is over at the parameter server, or this client's training is."""
+        self._shell.node.feed(event)
+
+    async def aclose(self) -> None:
+        """Close the session."""
+        self._shell.node.close()
+        await self._endpoint.aclose()

@@ -1,0 +1,124 @@
+"""When an open round is complete. Pure."""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar, Literal, Protocol
+
+from attrs import frozen
+
+from fsl_async.roles.phrasing import share_of
+from fsl_async.roles.sync.round import ArrivalHistory, Round, RoundRules
+
+
+@frozen
+class Verdict:
+    """What to do with a round now, and why. until: when a "wait" is over, if that is known.
+
+    merge   make a version of what is pending
+    close   end the round without a version
+    wait    for answers
+    next    call the next client of those that wait for their turn
+    pass    wait no longer for those that are missing
+    """
+
+    action: Literal["merge", "close", "wait", "next", "pass"]
+    reason: str
+    until: float | None = None
+
+
+class Completion(Protocol):
+    """any_delta: evaluate the round at a delta that answers another one, too."""
+
+    any_delta: ClassVar[bool]
+
+    def verdict(
+        self, open_: Round, history: ArrivalHistory, now: float, *, pending: int
+    ) -> Verdict:
+        """Decide. pending: acknowledged deltas that wait to be merged, late ones included."""
+        ...
+
+
+@frozen
+class QuorumAndGrace:
+    """A quorum of the expected clients, then a grace window for the others.
+
+    - All of the still expected have answered: merge at once.
+    - A quorum of them has: wait for the others during a grace window, learned from how long answers
+      took in past rounds (median + k times the median absolute deviation, after hivemind#676: fixed
+      timeouts have to be guessed), and never beyond the round's cap.
+    - No quorum at the cap: the round stays open for `patience` caps, then it merges what it has.
+      Clients that live but hang must not stop the others.
+    """
+
+    any_delta: ClassVar[bool] = False
+
+    rules: RoundRules
+
+    def verdict(
+        self, open_: Round, history: ArrivalHistory, now: float, *, pending: int
+    ) -> Verdict:
+        """Quorum, then grace."""
+        rules = self.rules
+        contributors = open_.contributors()
+        sent = f"{share_of(contributors, open_.called)} sent a delta"
+        # Evaluated after every answer, perhaps a thousand times: count first, and name the missing
+        # only where the reason needs it.
+        if len(open_.answered) >= len(open_.expected) and not open_.missing():
+            if pending:
+                return Verdict("merge", f"{sent}, all have answered")
+            return Verdict("close", "nobody had anything to send")
+        needed = max(1, math.ceil(rules.quorum * len(open_.expected)))
+        if contributors >= needed and pending:
+            if open_.quorum_at is None:
+                open_.quorum_at = now
+            until = history.grace_until(rules, open_.called_at, open_.quorum_at)
+            until = min(until, max(open_.called_at + open_.cap_s, open_.quorum_at))
+            if now >= until:
+                return Verdict(
+                    "merge",
+                    f"{sent} and the grace window of {until - open_.called_at:.1f} s"
+                    f" is over; without {open_.named_missing()}",
+                )
+            return Verdict("wait", f"quorum of {needed} reached", until)
+        waited_s = now - open_.called_at
+        if pending and waited_s >= rules.patience * open_.cap_s:
+            return Verdict(
+                "merge",
+                f"no quorum after {waited_s:.1f} s ({sent}, {needed} needed);"
+                f" merged without {open_.named_missing()}",
+            )
+        reason = f"{sent}, {needed} needed"
+        if now >= open_.called_at + open_.cap_s:
+            reason += f"; waiting for {open_.named_missing()}"
+        return Verdict("wait", reason)
+
+
+@frozen
+class AllAnswered:
+    """All of the called that are still here have answered, each within the cap.
+
+    passes: at the cap, the turn of the missing is over. Else what has come is merged without them;
+    of a round of which nothing has come, all are waited for.
+    """
+
+    any_delta: ClassVar[bool] = False
+
+    passes: bool
+
+    def verdict(
+        self, open_: Round, history: ArrivalHistory, now: float, *, pending: int
+    ) -> Verdict:
+        """All, or the cap."""
+        missing = open_.missing()
+        sent = f"{share_of(open_.contributors(), open_.called)} sent a delta"
+        if not missing:
+            if open_.waiting:
+                return Verdict("next", sent)
+            return Verdict("merge" if pending else "close", sent)
+        if now < open_.called_at + open_.cap_s:
+            return Verdict("wait", sent)
+        late = f"{sent}, none from {open_.named_missing()} in time"
+        if self.passes:
+            return Verdict("pass", late)
+        return Verdict("merge" if pending else "wait", late)

@@ -1,0 +1,30 @@
+"""A trigger: when a round opens, which clients it calls, and when it is complete. Pure."""
+
+from __future__ import annotations
+
+from attrs import frozen
+
+from fsl_async.roles.messages import Message
+from fsl_async.roles.sync import messages as msg
+from fsl_async.roles.sync.triggers.completion import Completion
+from fsl_async.roles.sync.triggers.schedule import Schedule
+from fsl_async.roles.sync.triggers.selection import Selection
+
+
+@frozen
+class Trigger:
+    """One way to run rounds. A new one for each run: a selection may remember which client was last.
+
+    trains: a call is a Turn: train this round, and wait for the version that comes of it. Else it
+    is a Call: send what was trained since the last one; the end of the run then calls one more
+    round.
+    """
+
+    schedule: Schedule
+    selection: Selection
+    completion: Completion
+    trains: bool
+
+    def call(self, number: int, *, last: bool) -> Message:
+        """The message to a client that is called."""
+        return msg.Turn(number, last) if self.trains else msg.Call(number, last)

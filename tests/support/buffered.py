@@ -1,0 +1,47 @@
+"""A trigger as a file: every K deltas make a version, whichever clients and rounds they are from.
+
+After FedBuff (Nguyen et al., arXiv:2106.06639), with calls in place of clients that push.
+"""
+
+from typing import ClassVar
+
+from attrs import frozen
+
+from fsl_async.roles.sync.triggers.completion import Verdict
+from fsl_async.roles.sync.triggers.schedule import BackToBack, Periodic
+from fsl_async.roles.sync.triggers.selection import Everyone
+from fsl_async.roles.sync.triggers.trigger import Trigger
+
+K = 3
+
+
+@frozen
+class Buffered:
+    """K deltas wait to be merged. Where all have answered and it is fewer, all are called again."""
+
+    any_delta: ClassVar[bool] = True
+
+    k: int = K
+
+    def verdict(self, open_, history, now, *, pending):
+        """Decide."""
+        buffered = f"{pending} of {self.k} deltas buffered"
+        if pending >= self.k:
+            return Verdict("merge", buffered)
+        if not open_.missing():
+            return Verdict("close", buffered)
+        if now >= open_.called_at + open_.cap_s:
+            return Verdict("pass", buffered)
+        return Verdict("wait", buffered)
+
+
+def buffered(rules):
+    """The trigger; an entry in TRIGGERS."""
+    schedule = BackToBack(rules.every_s, rules.drain_s)
+    return Trigger(schedule, Everyone(skips_done=False), Buffered(), trains=False)
+
+
+def buffered_by_clock(rules):
+    """The same with another schedule."""
+    schedule = Periodic(rules.every_s, rules.drain_s)
+    return Trigger(schedule, Everyone(skips_done=False), Buffered(), trains=False)

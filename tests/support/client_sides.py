@@ -1,0 +1,32 @@
+"""Both sides of a client in one process, without a network."""
+
+from fsl_async.learn.client.exchange import Exchange
+from fsl_async.learn.client.orders import Orders
+from fsl_async.learn.client.training import Training
+from fsl_async.roles.sync.events import Attached
+
+
+class Sides:
+    """Training and exchange.
+
+    publishes: its own weights become version 0 as soon as a model is attached. take: is given each
+    event; by default `events` is a list of them.
+    """
+
+    def __init__(self, coder=None, *, publishes=False, take=None):
+        self.events = []
+        self.publishes = publishes
+        self._take = take or self.events.append
+        self.orders = Orders()
+        self.exchange = Exchange(self.orders, coder, self._on_event)
+        self.training = Training(self.orders, self.exchange)
+
+    def _on_event(self, event):
+        self._take(event)
+        if self.publishes and isinstance(event, Attached):
+            self.exchange.request_rebase(0, self.exchange.adopt_initial())
+
+    def step(self, tokens=1, metrics=None):
+        """A training step that did this; returns whether training goes on."""
+        self.training.meter.count(tokens, metrics)
+        return self.training.attend() if self.orders.attention else True

@@ -1,0 +1,15 @@
+"""The seam between the two sides of a client: vectors and small values, so that training may be another process."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+PROGRAM = Path(__file__).parents[2] / "support" / "distant_training.py"
+
+
+def test_training_in_another_process_without_torch():
+    """FSDP ranks are other processes: the exchange side must work with the vectors alone, and with no more than three."""
+    done = subprocess.run(
+        [sys.executable, PROGRAM], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.stdout, done.stderr) == ("ok\n", "")

@@ -1,0 +1,99 @@
+"""A client at its beginning and its end: refused, stopped, held by the last call, asked after the training function is back."""
+
+import queue
+
+import pytest
+import torch
+from client_sides import Sides
+from torch import nn
+
+from fsl_async.errors import RefusedError, TaskError
+from fsl_async.learn.client.orders import RunFinishedError
+from fsl_async.roles.sync.events import Attached, Rebased, Snapshotted
+
+
+class Model(nn.Module):
+    """One vector of weights, all equal at first."""
+
+    def __init__(self, start=0.0):
+        super().__init__()
+        self.w = nn.Parameter(torch.full((5,), start))
+
+
+def attached(model):
+    """A client whose own weights are version 0; no thread is needed, the event answers itself."""
+    events = queue.Queue()
+    client = Sides(publishes=True, take=events.put)
+    client.training.attach(model)
+    while not events.empty():
+        events.get()
+    client.events = events
+    return client
+
+
+def test_attach_refuses_what_cannot_begin_a_run():
+    """These are a user's mistakes; each gets its line before any weight travels."""
+    client = Sides()
+    with pytest.raises(TaskError, match="NaN"):
+        client.training.attach(Model(start=float("nan")))
+    with pytest.raises(TaskError, match=r"before fed\.attach"):
+        client.training.attend()
+    client = attached(Model())
+    with pytest.raises(TaskError, match="twice"):
+        client.training.attach(Model())
+
+
+@pytest.mark.parametrize("early", [True, False])
+def test_attach_ends_when_the_model_is_refused_or_the_run_stops(in_thread, early):
+    """A training thread that waits for ever would keep the process from ending."""
+    for ask, kind, text in (
+        (lambda client: client.exchange.refuse("manifest", "w differs"), RefusedError, "w differs"),
+        (lambda client: client.exchange.stop(), RunFinishedError, "run ended before"),
+    ):
+        events = queue.Queue()
+        client = Sides(take=events.put)
+        if early:
+            ask(client)
+        wait = in_thread(lambda client=client: client.training.attach(Model()))
+        assert isinstance(events.get(timeout=20), Attached)
+        if not early:
+            ask(client)
+        with pytest.raises(kind, match=text):
+            wait()
+
+
+def test_requests_before_the_end_are_still_answered():
+    """The last delta of a drained client is asked for just before it is stopped."""
+    client = attached(Model())
+    client.exchange.request_snapshot(1)
+    client.exchange.stop()
+    assert not client.step()
+    assert isinstance(client.events.get(timeout=20), Snapshotted)
+
+
+@pytest.mark.parametrize("then", ["resume", "stop"])
+def test_a_held_step_answers_and_waits(in_thread, then):
+    """After the last call a step ends only with the run, on the run's last version; or training goes on."""
+    client = attached(Model())
+    client.exchange.request_snapshot(1, hold=True)
+    wait = in_thread(client.step)
+    assert isinstance(client.events.get(timeout=20), Snapshotted)
+    client.exchange.request_rebase(0, client.exchange._base_digest)
+    assert client.events.get(timeout=20) == Rebased(0), "requests are answered meanwhile"
+    with pytest.raises(queue.Empty):
+        client.events.get(timeout=0.05)
+    client.exchange.resume() if then == "resume" else client.exchange.stop()
+    assert wait() is (then == "resume")
+    assert client.step() is (then == "resume"), "one hold is one wait"
+
+
+def test_what_is_asked_when_the_training_function_is_back(in_thread):
+    """What was trained last is copied by the thread that trained it, after its last step, also once it was stopped."""
+    client = attached(Model())
+    assert client.step()
+    client.exchange.stop()
+    client.training.attend_for(0.01)
+    wait = in_thread(lambda: client.training.attend_for(20))
+    client.exchange.request_snapshot(1)
+    wait()
+    assert client.events.get(timeout=20).steps == 1
