@@ -32,12 +32,12 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import fsl_codecs
-import fsl_transport
 from attrs import define, field
 from torch import nn, optim
 
 import fsl_async
+import fsl_codecs
+import fsl_transport
 from fsl_async.config.load import load
 from fsl_async.config.site_policy import KINDS, SitePolicy
 from fsl_async.nodes.client import joining

@@ -36,7 +36,7 @@ def command(*, run_dir: Path, delta: str | None, reason: str, as_json: bool) -> 
     For a delta that was accepted and is not merged yet; without DELTA these are listed. It is never merged then, its file stays in
     RUN_DIR/quarantine, and its client is told so when it offers it again. What is in a version already: --from-version.
     """
-    from fsl_async.roles.sync.events import DeltaKey
+    from fsl_async.roles.sync.delta import DeltaKey
     from fsl_async.store.errors import CheckpointDamaged, StoreError
     from fsl_async.store.records import StoreSettings
     from fsl_async.store.store import Store
@@ -48,7 +48,7 @@ def command(*, run_dir: Path, delta: str | None, reason: str, as_json: bool) -> 
     try:
         recovered = store.recover()
         rows = [
-            Pending(one.key.text, one.tokens, one.steps, one.norm, one.bytes)
+            Pending(one.key.text, one.delta.tokens, one.delta.steps, one.norm, one.bytes)
             for one in recovered.pending
         ]
         if delta is None:

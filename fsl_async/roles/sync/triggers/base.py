@@ -25,8 +25,8 @@ from attrs import field, frozen
 from fsl_async.roles.messages import Message
 from fsl_async.roles.phrasing import share_of
 from fsl_async.roles.sync import messages as msg
+from fsl_async.roles.sync.delta import Delta, DeltaKey
 from fsl_async.roles.sync.deltas import DeltaBook
-from fsl_async.roles.sync.events import DeltaKey, DeltaOffered
 from fsl_async.roles.sync.ps_state import Member, ParameterServerRules
 from fsl_async.roles.sync.round import ArrivalHistory, Round, Verdict
 
@@ -113,7 +113,7 @@ class Trigger(ABC):
         """What to do when the cap is over and somebody is missing."""
         return Verdict("merge", reason) if pending else Verdict("wait", reason)
 
-    def objection(self, offer: DeltaOffered, open_: Round | None) -> tuple[str, str] | None:
+    def objection(self, offer: Delta, open_: Round | None) -> tuple[str, str] | None:
         """Why a delta does not fit this way of running rounds."""
         return None
 

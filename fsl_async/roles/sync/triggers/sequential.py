@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar
 
+from fsl_async.roles.sync.delta import Delta, DeltaKey
 from fsl_async.roles.sync.deltas import DeltaBook
-from fsl_async.roles.sync.events import DeltaKey, DeltaOffered
 from fsl_async.roles.sync.ps_state import Member
 from fsl_async.roles.sync.round import Round, Verdict
 from fsl_async.roles.sync.triggers.base import Opening, Trigger, done_before, in_order
@@ -47,7 +47,7 @@ class Relay(Trigger):
         """Its turn is over."""
         return Verdict("pass", reason)
 
-    def objection(self, offer: DeltaOffered, open_: Round | None) -> tuple[str, str] | None:
+    def objection(self, offer: Delta, open_: Round | None) -> tuple[str, str] | None:
         """A turn that is over has made nothing: the weights have gone on to another client."""
         name = offer.key.client
         if open_ is not None and open_.awaits(name, offer.key.incarnation):
