@@ -173,7 +173,8 @@ def snapshots(arm: Arm, name: str) -> list[Snapshot]:
         if entry["type"] == "snapshotted":
             at = entry["t"]
         elif entry["type"] == "offer_delta":
-            found.append(Snapshot(entry["key"], at, entry["tokens"]))
+            delta = entry["delta"]
+            found.append(Snapshot(delta["key"], at, delta["tokens"]))
     return found
 
 

@@ -46,10 +46,11 @@ from fsl_async.learn.client.orders import Orders
 from fsl_async.learn.client.training import Training
 from fsl_async.learn.models.gpt import GPT
 from fsl_async.roles.machine import Event
-from fsl_async.roles.sync.events import Attached, DeltaKey, Snapshotted
-from fsl_async.roles.sync.weighting import Contribution, weighting_named
+from fsl_async.roles.sync.delta import Delta, DeltaKey, MergedDelta
+from fsl_async.roles.sync.events import Attached, Snapshotted
+from fsl_async.roles.sync.weighting import weighting_named
 from fsl_async.store.outer import OuterSettings
-from fsl_async.store.records import DeltaMeta, MergedDelta, StoreSettings
+from fsl_async.store.records import StoreSettings
 from fsl_async.store.store import Store
 
 RESULTS = Path(__file__).parent / "results" / "quality.jsonl"
@@ -229,24 +230,24 @@ class Server:
     def merge(self, clients: list[Client]) -> None:
         """One round: deltas up, outer step, update down."""
         store, version = self.store, self.store.version
-        merged, work = [], []
+        merged = []
         for client in clients:
             taken = client.taken
             assert taken is not None
             key = DeltaKey(client.name, 1, version, taken.sequence)
-            store.spool_begin(key, DeltaMeta(taken.tokens, taken.steps, store.digest))
+            delta = Delta(key, store.digest, taken.tokens, taken.steps)
+            store.spool_begin(delta)
             for index in range(store.manifest.chunks):
                 frame = client.learner.encode_delta(taken.sequence, index)
                 self.bytes_up += len(frame)
                 store.spool_write(key, index, frame)
             result = store.spool_finish(key)
-            assert result.finite, result.problem
+            assert result.problem is None, result.problem
             client.learner.drop_delta(taken.sequence)
-            work.append(Contribution(taken.tokens, taken.steps))
-            weight = self.weighting.weight(work[-1])
+            weight = self.weighting.weight(delta, 0)
             store.accumulate(key, weight)
-            merged.append(MergedDelta(key, weight, 0, taken.tokens))
-        made = store.commit(version + 1, merged, self.weighting.scale(work))
+            merged.append(MergedDelta(delta, 0, weight))
+        made = store.commit(version + 1, merged, self.weighting.scale(merged))
         self.bytes_down += made.update_bytes
         for client in clients:
             learner = client.learner

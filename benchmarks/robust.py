@@ -28,20 +28,20 @@ from typing import Any
 import click
 import numpy as np
 import torch
-from attrs import asdict, frozen
+from attrs import asdict, evolve, frozen
 from sync import manifest_of
 
 from fsl_async.learn.models.gpt import GPT, GPTConfig
 from fsl_async.roles.sync import effects as do
+from fsl_async.roles.sync.delta import Delta, DeltaKey, MergedDelta
 from fsl_async.roles.sync.delta_admission import Answers
 from fsl_async.roles.sync.deltas import DeltaBook
-from fsl_async.roles.sync.events import DeltaKey
-from fsl_async.roles.sync.norm_guard import GuardRules, Held, NormGuard
+from fsl_async.roles.sync.norm_guard import GuardRules, NormGuard
 from fsl_async.roles.sync.weighting import weighting_named
 from fsl_async.store.aggregation import RULES, rule_named
 from fsl_async.store.manifest import Manifest
 from fsl_async.store.outer import OuterSettings
-from fsl_async.store.records import DeltaMeta, StoreSettings
+from fsl_async.store.records import StoreSettings
 from fsl_async.store.store import Store
 from fsl_codecs import CodecSpec, decode, encode
 
@@ -154,15 +154,16 @@ class Server:
 
     def take(self, key: DeltaKey, vector: np.ndarray[Any, Any], claimed: int) -> None:
         """Spool a delta and do what comes of it."""
-        tokens, _ = self.screen.tokens(key, claimed, 0.0)
-        self.store.spool_begin(key, DeltaMeta(tokens, STEPS, self.store.digest))
+        delta = Delta(key, self.store.digest, claimed, STEPS)
+        tokens, _ = self.screen.tokens(delta, 0.0)
+        self.store.spool_begin(evolve(delta, tokens=tokens))
         for index, part in enumerate(self._parts(vector)):
             self.store.spool_write(key, index, encode(part, CodecSpec("uniform")))
         result = self.store.spool_finish(key)
         if result.problem is not None:
             self.quarantined += 1
             return
-        for effect in self.answers.book(Held(key, tokens, STEPS, result.norm), 0.0):
+        for effect in self.answers.book(result.stored, 0.0):
             if isinstance(effect, do.Accumulate):
                 self.store.accumulate(effect.key, effect.weight)
             elif isinstance(effect, do.Quarantine):
@@ -241,15 +242,16 @@ def cost(clients: int, parameters: int) -> Iterator[dict[str, Any]]:
                 store.write_initial(index, plain_last if index == manifest.chunks - 1 else plain)
             store.finish_initial()
             keys = [DeltaKey(f"client-{number}", 1, 0, 1) for number in range(clients)]
-            for key in keys:
-                store.spool_begin(key, DeltaMeta(10, 1, store.digest))
+            deltas = [Delta(key, store.digest, 10, 1) for key in keys]
+            for key, delta in zip(keys, deltas, strict=True):
+                store.spool_begin(delta)
                 for index in range(manifest.chunks):
                     store.spool_write(key, index, last if index == manifest.chunks - 1 else frame)
                 store.spool_finish(key)
             begun, cpu = time.perf_counter(), time.process_time()
             for key in keys:
                 store.accumulate(key, 1.0)
-            merged = [do.MergedDelta(key, 10, 1, 0, 1.0) for key in keys]
+            merged = [MergedDelta(delta, 0, 1.0) for delta in deltas]
             store.commit(1, merged, 1 / clients)
             seconds, cpu_s = time.perf_counter() - begun, time.process_time() - cpu
             store.close()

@@ -100,7 +100,7 @@ def read_times(path: Path) -> dict[int, Times]:
             times = found.setdefault(version + 1, Times(called))
             times.deltas += 1
             times.stored = now
-            times.bytes_up += line["bytes_coded"]
+            times.bytes_up += line["stored"]["bytes"]
         elif name == "commit":
             found[line["version"]].commit = now
         elif name == "version_committed":

@@ -38,7 +38,7 @@ def command(*, run_dir: Path, delta: str | None, reason: str, as_json: bool) -> 
     gets that answer when it offers the delta again. To undo a merged delta, go back to an older
     version with --from-version.
     """
-    from fsl_async.roles.sync.events import DeltaKey
+    from fsl_async.roles.sync.delta import DeltaKey
     from fsl_async.store.errors import CheckpointDamaged, StoreError
     from fsl_async.store.records import StoreSettings
     from fsl_async.store.store import Store
@@ -50,7 +50,7 @@ def command(*, run_dir: Path, delta: str | None, reason: str, as_json: bool) -> 
     try:
         recovered = store.recover()
         rows = [
-            Pending(one.key.text, one.tokens, one.steps, one.norm, one.bytes)
+            Pending(one.key.text, one.delta.tokens, one.delta.steps, one.norm, one.bytes)
             for one in recovered.pending
         ]
         if delta is None:

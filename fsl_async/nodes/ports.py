@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal, Protocol
 
 import fsl_transport as tp
-from fsl_async.roles.sync.effects import MergedDelta
-from fsl_async.roles.sync.events import DeltaKey
+from fsl_async.roles.sync.delta import Delta, DeltaKey, MergedDelta
+from fsl_async.roles.sync.events import Recovered
 from fsl_async.store.manifest import Manifest
-from fsl_async.store.records import Committed, DeltaMeta, Recovered, SpoolResult
+from fsl_async.store.records import Committed, Outcome, SpoolResult
 
 Kind = Literal["update", "full"]
 
@@ -60,6 +60,11 @@ class Store(Protocol):
         """Read what the disk says."""
         ...
 
+    @property
+    def manifest(self) -> Manifest:
+        """The model's tensors; StoreError before version 0."""
+        ...
+
     def begin_initial(self, manifest: Manifest) -> None:
         """Start version 0."""
         ...
@@ -72,10 +77,8 @@ class Store(Protocol):
         """Make version 0 durable."""
         ...
 
-    def spool_begin(
-        self, key: DeltaKey, meta: DeltaMeta, weight: float | None = None
-    ) -> SpoolResult | None:
-        """Start or continue a delta, which would now be accumulated with that weight; says so when the key is known already."""
+    def spool_begin(self, delta: Delta, weight: float | None = None) -> Outcome | None:
+        """Start or continue a delta, which would now be accumulated with that weight; what became of it when it is known."""
         ...
 
     def spool_next_chunk(self, key: DeltaKey) -> int:

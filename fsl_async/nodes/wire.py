@@ -11,7 +11,8 @@ from typing import Any
 from attrs import frozen
 
 from fsl_async.roles.messages import MessageError, checked_text, optional
-from fsl_async.roles.sync.messages import DIGEST, RUN
+from fsl_async.roles.sync.delta import DIGEST
+from fsl_async.roles.sync.messages import RUN
 from fsl_transport.text import peer_text
 
 MAX_BEAT_ENTRIES = 64

@@ -135,16 +135,19 @@ class RunState(RunFigures):
         self._merging.clear()
         pending = line.get("pending", [])
         held = line.get("held", [])
-        keys = {str(entry["key"]) for entry in held} if isinstance(held, list) else set(self.held)
+        keys = set(self.held)
+        if isinstance(held, list):
+            keys = {str(entry["delta"]["key"]) for entry in held}
         self.held = {key: self.held.get(key, "held back before the restart") for key in keys}
         self._again.clear()
         self._uncounted.clear()
         for entry in pending if isinstance(pending, list) else []:
-            key = str(entry["key"])
+            delta = entry["delta"]
+            key = str(delta["key"])
             if key not in self._round_of:
-                self._uncounted[key] = int(entry.get("bytes_coded", 0))
-            self._tokens_of[key] = int(entry["tokens"])
-            self._round_of[key] = int(entry["round"])
+                self._uncounted[key] = int(entry.get("bytes", 0))
+            self._tokens_of[key] = int(delta["tokens"])
+            self._round_of[key] = int(delta["round"])
             self._again.add(key)
         waited_s = min(max(0.0, float(line.get("since_version_s", 0.0))), self.every_s)
         self._plan_sync(self.last_t - waited_s)
@@ -379,20 +382,22 @@ class RunState(RunFigures):
     def _offered(self, line: Line) -> None:
         client = self._client(line)
         client.doing = "sending"
-        sequence = int(str(line["key"]).rpartition("/")[2])
+        delta = line["delta"]
+        key = str(delta["key"])
+        sequence = int(key.rpartition("/")[2])
         if sequence <= client.sequence_offered:  # again, after a loss
             return
         # A short life ends between two heartbeats: its deltas tell what it did. Steps without a delta are in heartbeats only.
         client.sequence_offered = sequence
-        client.step_offered += int(line["steps"])
-        client.tokens_offered += int(line["tokens"])
+        client.step_offered += int(delta["steps"])
+        client.tokens_offered += int(delta["tokens"])
         client.step = max(client.step, client.step_offered)
         client.tokens = max(client.tokens, client.tokens_before + client.tokens_offered)
-        metrics = line.get("metrics") or {}
+        metrics = delta.get("metrics") or {}
         self._look_for_trouble(client, metrics, may_end="loss" in metrics)
         loss = metrics.get("loss")
         if isinstance(loss, int | float):
-            self._loss_of[str(line["key"])] = float(loss)
+            self._loss_of[key] = float(loss)
             while len(self._loss_of) > MAX_OFFERED:  # most of them were declined
                 del self._loss_of[next(iter(self._loss_of))]
         if not client.tells_loss:  # its heartbeats tell running means; this is the mean of a round
@@ -406,11 +411,12 @@ class RunState(RunFigures):
     def _stored(self, line: Line) -> None:
         client = self._client(line)
         client.doing = "training"
-        sent = int(line["bytes_coded"])
+        stored = line["stored"]
+        delta, sent = stored["delta"], int(stored["bytes"])
         self.up.add(self.values, sent)
         client.up.add(self.values, sent)
-        self._tokens_of[str(line["key"])] = int(line["tokens"])
-        self._round_of[str(line["key"])] = int(line.get("round", -1))
+        self._tokens_of[str(delta["key"])] = int(delta["tokens"])
+        self._round_of[str(delta["key"])] = int(delta.get("round", -1))
 
     def _served(self, line: Line) -> None:
         self.down.add(self.values, int(line["bytes_coded"]))

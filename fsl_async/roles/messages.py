@@ -1,12 +1,13 @@
 """Reads and writes the messages of a connection, strictly. Pure.
 
-A message is a frozen value; on the wire it is a flat map of plain msgpack types with its tag under "m". Reading one
+A message is a frozen value; on the wire it is a map of plain msgpack types with its tag under "m". Reading one
 checks every field's type and size, because a peer may send anything: what is not exactly a message raises `MessageError`,
 which costs the peer its session and never this node its life. docs/WIRE.md lists the fields.
 
 A `str` field is text for people and is made printable as it is read (`fsl_transport.text`). A field that is compared, such
-as a key or a digest, has a type that gives its exact form, and a value of another form is refused: no escaped text can pass
-for an identifier.
+as a digest, has a type that gives its exact form, and a value of another form is refused: no escaped text can pass
+for an identifier. An identifier with parts, such as a delta's key, travels as its `text`. A field that is a frozen
+class travels as a map of its fields.
 """
 
 from __future__ import annotations
@@ -35,19 +36,28 @@ class MessageError(ValueError):
 
 @frozen
 class Form:
-    """What text must look like that is compared and not only shown. `fits` gives a false value or raises ValueError where it does not."""
+    """What text must look like that is compared and not only shown.
+
+    `fits` gives a false value or raises ValueError where the text is of another form; of an identifier with parts it
+    gives the identifier.
+    """
 
     what: str
     fits: Callable[[str], object]
 
+    def read(self, where: str, value: str) -> object:
+        """What `fits` gives; raises MessageError when the value is of another form."""
+        try:
+            found = self.fits(value)
+        except ValueError:
+            found = None
+        if not found:
+            raise MessageError(f"{where} is not {self.what}: {peer_text(value, _SHOWN)}")
+        return found
+
     def check(self, where: str, value: str) -> str:
         """Return the value; raises MessageError when it is of another form."""
-        try:
-            fits = self.fits(value)
-        except ValueError:
-            fits = None
-        if not fits:
-            raise MessageError(f"{where} is not {self.what}: {peer_text(value, _SHOWN)}")
+        self.read(where, value)
         return value
 
 
@@ -66,15 +76,12 @@ class Table:
 
     def __init__(self, *kinds: type[Message]) -> None:
         self.types = {kind.tag: kind for kind in kinds}
-        self._plans = {kind: _plan(kind) for kind in kinds}
+        self._fields = {kind: _Fields(kind) for kind in kinds}
 
     def to_wire(self, message: Message) -> dict[str, Any]:
         """Return the plain map that the transport packs."""
         cls = type(message)
-        wire: dict[str, Any] = {"m": cls.tag}
-        for name, _, _ in self._plans[cls]:
-            wire[name] = getattr(message, name)
-        return wire
+        return {"m": cls.tag, **self._fields[cls].written(message)}
 
     def from_wire(self, wire: Any) -> Message:
         """Read a message; raises MessageError for anything that is not exactly one."""
@@ -84,35 +91,73 @@ class Table:
         cls = self.types.get(name) if isinstance(name, str) else None
         if cls is None:
             raise MessageError(f"unknown message {peer_text(str(name), 40)}")
-        plan = self._plans[cls]
-        if len(wire) != len(plan) + 1:
-            raise MessageError(f"{cls.__name__} has {len(wire) - 1} fields, expected {len(plan)}")
-        return cls(
-            **{
-                field: _checked(f"{cls.__name__}.{field}", wire.get(field), kind, form)
-                for field, kind, form in plan
-            }
+        made: Message = self._fields[cls].read(cls.__name__, wire, len(wire) - 1)
+        return made
+
+
+@frozen
+class _Field:
+    """One field of a class: how it is read and written."""
+
+    name: str
+    kind: Any
+    form: Form | None
+    parts: _Fields | None
+
+    def read(self, where: str, value: Any) -> Any:
+        if self.parts is not None:
+            if type(value) is not dict:
+                raise MessageError(f"{where} is {type(value).__name__}, not a map")
+            return self.parts.read(where, value, len(value))
+        if self.form is not None and self.kind is not str:
+            return self.form.read(where, _text(where, value))
+        return _checked(where, value, self.kind, self.form)
+
+    def written(self, value: Any) -> Any:
+        if self.parts is not None:
+            return self.parts.written(value)
+        return value if self.form is None or self.kind is str else value.text
+
+
+class _Fields:
+    """The fields of a frozen class."""
+
+    def __init__(self, cls: type) -> None:
+        self._cls = cls
+        self.fields: list[_Field] = []
+        hints = get_type_hints(cls, include_extras=True)
+        for name in attrs.fields_dict(cls):
+            hint = hints[name]
+            form = next(iter(getattr(hint, "__metadata__", ())), None)
+            kind = getattr(hint, "__origin__", hint)
+            parts = _Fields(kind) if form is None and attrs.has(kind) else None
+            self.fields.append(_Field(name, kind, form, parts))
+
+    def read(self, where: str, wire: dict[Any, Any], count: int) -> Any:
+        """Make one from a map of which `count` entries are its fields."""
+        if count != len(self.fields):
+            raise MessageError(f"{where} has {count} fields, expected {len(self.fields)}")
+        return self._cls(
+            **{one.name: one.read(f"{where}.{one.name}", wire.get(one.name)) for one in self.fields}
         )
 
-
-def _plan(message: type[Message]) -> tuple[tuple[str, Any, Form | None], ...]:
-    """Name, type and form of each field."""
-    found = []
-    hints = get_type_hints(message, include_extras=True)
-    for name in attrs.fields_dict(message):
-        hint = hints[name]
-        form = next(iter(getattr(hint, "__metadata__", ())), None)
-        found.append((name, getattr(hint, "__origin__", hint), form))
-    return tuple(found)
+    def written(self, value: Any) -> dict[str, Any]:
+        """The map of the fields of one."""
+        return {one.name: one.written(getattr(value, one.name)) for one in self.fields}
 
 
 def checked_text(where: str, value: Any, form: Form | None = None) -> str:
     """Read text of a peer: what has a form must be of it, anything else is made printable. Raises MessageError."""
+    text = _text(where, value)
+    return peer_text(text, MAX_TEXT) if form is None else form.check(where, text)
+
+
+def _text(where: str, value: Any) -> str:
     if type(value) is not str:
         raise MessageError(f"{where} is {type(value).__name__}, not str")
     if len(value) > MAX_TEXT:
         raise MessageError(f"{where} is longer than {MAX_TEXT} characters")
-    return peer_text(value, MAX_TEXT) if form is None else form.check(where, value)
+    return value
 
 
 def checked_map(where: str, value: dict[Any, Any]) -> dict[str, Any]:

@@ -20,9 +20,9 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from fsl_async.roles.sync.events import DeltaKey
+from fsl_async.roles.sync.delta import DeltaKey, StoredDelta
 from fsl_async.store.errors import StoreError
-from fsl_async.store.records import AcceptedDelta, VersionRecord
+from fsl_async.store.records import VersionRecord, from_fact
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -48,17 +48,17 @@ class Book:
         self.tokens_total = 0
         self.generation = 0
         self.rollback_targets: list[int] = []
-        self.pending: dict[DeltaKey, AcceptedDelta] = {}
+        self.pending: dict[DeltaKey, StoredDelta] = {}
         self.merged: dict[DeltaKey, int] = {}
         self.quarantined: dict[DeltaKey, str] = {}
-        self.held: dict[DeltaKey, AcceptedDelta] = {}  # of these, those that may be released
+        self.held: dict[DeltaKey, StoredDelta] = {}  # of these, those that may be released
         # Norms and tokens of the newest accepted deltas, whatever became of them, oldest first.
-        self.accepted: deque[AcceptedDelta] = deque(maxlen=REMEMBERED)
+        self.accepted: deque[StoredDelta] = deque(maxlen=REMEMBERED)
         self.leases: dict[str, int] = {}
         self.loans: set[str] = set()  # whose lease is not for good yet
         self.incarnations: dict[str, int] = {}
         # Details of the deltas in recent versions, by version: a rollback makes them pending again.
-        self._details: dict[int, dict[DeltaKey, AcceptedDelta]] = {}
+        self._details: dict[int, dict[DeltaKey, StoredDelta]] = {}
         self._tokens_at: dict[int, int] = {}
 
     def known(self, key: DeltaKey) -> Outcome | None:
@@ -70,11 +70,11 @@ class Book:
         return "quarantined" if key in self.quarantined else None
 
     @property
-    def usual(self) -> list[AcceptedDelta]:
+    def usual(self) -> list[StoredDelta]:
         """The newest deltas that are merged, oldest first: what is pending is looked at anew, what is quarantined does not count."""
         return [delta for delta in self.accepted if delta.key in self.merged]
 
-    def merged_after(self, version: int) -> list[AcceptedDelta]:
+    def merged_after(self, version: int) -> list[StoredDelta]:
         """The deltas merged in versions above `version`, as far as their details are still kept, in merge order."""
         return [
             delta
@@ -93,7 +93,7 @@ class Book:
             case "incarnation":
                 self.incarnations[fact["name"]] = fact["incarnation"]
             case "accepted":
-                delta = AcceptedDelta.from_fact(fact)
+                delta = from_fact(fact)
                 self.pending[delta.key] = delta
                 self.accepted.append(delta)
             case "quarantined":
@@ -101,9 +101,9 @@ class Book:
                 self.pending.pop(key, None)
                 self.quarantined[key] = fact["reason"]
                 if fact.get("held"):
-                    self.held[key] = AcceptedDelta.from_fact(fact)
+                    self.held[key] = from_fact(fact)
             case "released":
-                delta = AcceptedDelta.from_fact(fact)
+                delta = from_fact(fact)
                 self.quarantined.pop(delta.key, None)
                 self.held.pop(delta.key, None)
                 self.pending[delta.key] = delta
@@ -145,7 +145,7 @@ class Book:
     def _apply_rollback(self, fact: Mapping[str, Any]) -> None:
         target: int = fact["to"]
         # The line holds the deltas' details itself: how many versions' details are kept may have changed since.
-        again = [AcceptedDelta.from_fact(member) for member in fact["pending"]]
+        again = [from_fact(member) for member in fact["pending"]]
         self.pending = {delta.key: delta for delta in again} | self.pending
         # What is neither merged any more nor pending is unknown again: if its client still has it, it may come again.
         self.merged = {key: version for key, version in self.merged.items() if version <= target}

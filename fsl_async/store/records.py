@@ -1,27 +1,26 @@
-"""Records: what the store tells and is told, as frozen values, and their form in the ledger. Pure.
+"""The store's records: frozen values, and their form in the ledger. Pure.
 
 A delta is known by its key from the moment it is acknowledged: it is accepted (spooled, not merged yet), merged (part of a
-version) or quarantined (kept aside, never merged).
+version) or quarantined (kept aside, never merged). The classes of deltas are those of `fsl_async.roles.sync.delta`; in the
+ledger a delta is one flat object.
 """
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
-from attrs import asdict, field, fields_dict, frozen, validators
+from attrs import evolve, field, fields_dict, frozen, validators
 
 from fsl_async.roles.names import NAME
-from fsl_async.roles.sync.events import DeltaKey
+from fsl_async.roles.sync.delta import Delta, DeltaKey, MergedDelta, StoredDelta
 from fsl_async.store.aggregation import Mean, Rule
-from fsl_async.store.errors import FrameRefused
+from fsl_async.store.errors import FrameRefused, StoreError
 from fsl_async.store.outer import OuterSettings
 from fsl_codecs import CodecSpec
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-    from fsl_async.store.manifest import Manifest
 
 Outcome = Literal["accepted", "merged", "quarantined"]
 
@@ -49,7 +48,7 @@ def key_of_file(name: str) -> DeltaKey | None:
         return None
 
 
-def _clean_metrics(metrics: Mapping[str, float]) -> dict[str, float | None]:
+def _clean_metrics(metrics: Mapping[str, Any]) -> dict[str, float | None]:
     """At most MAX_METRICS numbers with short names; what is not finite becomes None, as JSON has no NaN."""
     clean: dict[str, float | None] = {}
     for name, value in list(metrics.items())[:MAX_METRICS]:
@@ -58,110 +57,51 @@ def _clean_metrics(metrics: Mapping[str, float]) -> dict[str, float | None]:
     return clean
 
 
-_count = validators.and_(validators.instance_of(int), validators.ge(0))
+def recordable(delta: Delta) -> Delta:
+    """A delta whose metrics are fit for the ledger; StoreError when its counts make no sense."""
+    if not all(type(count) is int and count >= 0 for count in (delta.tokens, delta.steps)):
+        raise StoreError(
+            f"delta {delta.key.text} has {delta.tokens!r} tokens and {delta.steps!r} steps;"
+            " both must be whole numbers, not negative"
+        )
+    return evolve(delta, metrics=_clean_metrics(delta.metrics))
 
 
-@frozen
-class DeltaMeta:
-    """What a client says about a delta besides its key and its values."""
+def to_fact(stored: StoredDelta) -> dict[str, Any]:
+    """Members of the ledger line of a delta."""
+    delta = stored.delta
+    return {
+        "key": delta.key.text,
+        "tokens": delta.tokens,
+        "steps": delta.steps,
+        "round": delta.round,
+        "base_digest": delta.base_digest,
+        "bytes": stored.bytes,
+        "norm": stored.norm,
+        "sha256": stored.sha256,
+        "metrics": delta.metrics,
+    }
 
-    tokens: int = field(validator=_count)
-    steps: int = field(validator=_count)
-    base_digest: str = ""
-    round: int = 0
-    metrics: Mapping[str, float | None] = field(factory=dict, converter=_clean_metrics)
 
-
-@frozen
-class AcceptedDelta:
-    """A delta that is acknowledged: complete, finite, spooled, synced and in the ledger."""
-
-    key: DeltaKey
-    tokens: int
-    steps: int
-    round: int
-    base_digest: str
-    bytes: int
-    """Length of the spool file."""
-    norm: float
-    """Euclidean norm of the decoded delta."""
-    sha256: str
-    """Of the spool file."""
-    metrics: Mapping[str, float | None] = field(factory=dict)
-
-    def to_fact(self) -> dict[str, Any]:
-        """Members of the ledger line."""
-        return {**asdict(self, recurse=False), "key": self.key.text}
-
-    @classmethod
-    def from_fact(cls, fact: Mapping[str, Any]) -> Self:
-        """Read `to_fact` back, ignoring other members."""
-        members = {name: fact[name] for name in fields_dict(cls) if name in fact}
-        return cls(**{**members, "key": DeltaKey.parse(fact["key"])})
+def from_fact(fact: Mapping[str, Any]) -> StoredDelta:
+    """Read `to_fact` back, ignoring other members."""
+    delta = Delta(
+        DeltaKey.parse(fact["key"]),
+        fact["base_digest"],
+        fact["tokens"],
+        fact["steps"],
+        fact["round"],
+        fact["metrics"],
+    )
+    return StoredDelta(delta, fact["bytes"], fact["norm"], fact["sha256"])
 
 
 @frozen
 class SpoolResult:
-    """The end of a spooled delta. `problem` says why it is in quarantine; `known` that it was stored before."""
+    """The end of a spooled delta. `problem`: why it is in quarantine; its norm is then 0."""
 
-    key: DeltaKey
-    bytes: int
-    norm: float
-    finite: bool
+    stored: StoredDelta
     problem: str | None = None
-    known: Outcome | None = None
-
-
-class Merged(Protocol):
-    """What a commit must know of each delta that it merges; `fsl_async.roles.sync.effects.MergedDelta` is one, `MergedDelta` another."""
-
-    @property
-    def key(self) -> DeltaKey:
-        """Which delta."""
-
-    @property
-    def weight(self) -> float:
-        """The factor with which it was accumulated."""
-
-    @property
-    def staleness(self) -> int:
-        """Versions committed since its base."""
-
-    @property
-    def tokens(self) -> int:
-        """What the role counted for it."""
-
-
-@frozen
-class MergedDelta:
-    """A delta that a commit merges: the weight it was accumulated with, and what the role counted for it."""
-
-    key: DeltaKey
-    weight: float
-    staleness: int
-    tokens: int
-
-
-@frozen
-class MergedEntry:
-    """A delta that a version holds, as the version's record lists it."""
-
-    key: DeltaKey
-    tokens: int
-    steps: int
-    staleness: int
-    weight: float
-    norm: float
-
-    @property
-    def client(self) -> str:
-        """Who computed it."""
-        return self.key.client
-
-    @property
-    def base(self) -> int:
-        """The version it was computed from."""
-        return self.key.base
 
 
 @frozen
@@ -175,7 +115,8 @@ class VersionRecord:
     generation: int
     """How often the run had been rolled back when the version was made."""
     fingerprint: str
-    merged: tuple[MergedEntry, ...]
+    merged: tuple[MergedDelta, ...]
+    """Without base digests, rounds and metrics: those are in the lines in which the deltas were accepted."""
     scale: float
     tokens_total: int
     """Tokens of all deltas merged up to this version."""
@@ -187,18 +128,34 @@ class VersionRecord:
 
     def to_fact(self) -> dict[str, Any]:
         """Members of the ledger line and of the version's manifest.json."""
-        merged = [{**asdict(entry, recurse=False), "key": entry.key.text} for entry in self.merged]
-        return {**asdict(self, recurse=False), "merged": merged}
+        members = {name: getattr(self, name) for name in fields_dict(type(self))}
+        return {**members, "merged": [_entry(one) for one in self.merged]}
 
     @classmethod
     def from_fact(cls, fact: Mapping[str, Any]) -> Self:
         """Read `to_fact` back, ignoring other members."""
         merged = tuple(
-            MergedEntry(**{**entry, "key": DeltaKey.parse(entry["key"])})
+            MergedDelta(
+                Delta(DeltaKey.parse(entry["key"]), "", entry["tokens"], entry["steps"]),
+                entry["staleness"],
+                entry["weight"],
+                entry["norm"],
+            )
             for entry in fact["merged"]
         )
         members = {name: fact[name] for name in fields_dict(cls) if name in fact}
         return cls(**{**members, "merged": merged})
+
+
+def _entry(merged: MergedDelta) -> dict[str, Any]:
+    """A delta in a version's line."""
+    delta = merged.delta
+    work = {"key": delta.key.text, "tokens": delta.tokens, "steps": delta.steps}
+    return work | {
+        "staleness": merged.staleness,
+        "weight": merged.weight,
+        "norm": merged.norm,
+    }
 
 
 @frozen
@@ -211,45 +168,6 @@ class Committed:
     update_chunks: int
     update_norm: float
     notice: str | None = None
-
-
-@frozen
-class Recovered:
-    """What the run directory says at start. `version` is -1 when there is none yet, then `manifest` is None."""
-
-    version: int
-    digest: str
-    manifest: Manifest | None
-    pending: tuple[AcceptedDelta, ...]
-    """Accepted and not merged, in the order in which they were acknowledged."""
-    settled: Mapping[DeltaKey, Outcome]
-    """All other known keys: "merged" or "quarantined"."""
-    digests: Mapping[int, str]
-    """Of the versions whose checkpoints are kept."""
-    records: tuple[VersionRecord, ...]
-    """Of the versions whose checkpoints are kept, oldest first."""
-    leases: Mapping[str, int]
-    loans: frozenset[str]
-    """Of the leases, those that are not for good yet."""
-    incarnations: Mapping[str, int]
-    run: str
-    """The run's name, or empty before `start_run`."""
-    tokens_total: int
-    notices: tuple[str, ...]
-    """One line each about what was found and repaired."""
-    served_s: float = 0.0
-    """How long the processes before this one have served the run, in seconds."""
-    since_version_s: float = 0.0
-    """How old the newest version's line in the ledger is, in seconds by the wall clock; 0 where that says nothing."""
-    usual: tuple[AcceptedDelta, ...] = ()
-    """The newest merged deltas, oldest first: what norms and token counts are compared with."""
-    held: tuple[AcceptedDelta, ...] = ()
-    """Kept out of the run, to be looked at again."""
-
-    @property
-    def merged_keys(self) -> frozenset[DeltaKey]:
-        """Every key that is part of the current version's lineage."""
-        return frozenset(key for key, known in self.settled.items() if known == "merged")
 
 
 @frozen

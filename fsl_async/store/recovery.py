@@ -24,6 +24,7 @@ from fsl_async.store.checkpoint import Checkpoints
 from fsl_async.store.errors import Damage, LedgerLost, ManifestError, StoreError
 from fsl_async.store.ledger import Ledger
 from fsl_async.store.manifest import Manifest
+from fsl_async.store.records import to_fact
 from fsl_async.store.repair import Repairer
 from fsl_async.store.spool import Spool
 
@@ -83,7 +84,7 @@ class RunDirectory:
             problem = self.spool.check(delta)
             if problem:
                 reason = f"its spool file {problem}"
-                fact = self.ledger.append("quarantined", {**delta.to_fact(), "reason": reason})
+                fact = self.ledger.append("quarantined", {**to_fact(delta), "reason": reason})
                 self.book.apply(fact)
                 self.notices.append(f"delta {delta.key.text} is lost: {reason}")
 
@@ -283,7 +284,7 @@ def _roll_back(run: RunDirectory, target: int, newest: int) -> None:
         {
             "from": newest,
             "to": target,
-            "pending": [delta.to_fact() for delta in held],
+            "pending": [to_fact(delta) for delta in held],
             "gone": gone,
         },
     )

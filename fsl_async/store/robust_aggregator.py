@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from fsl_async.roles.sync.events import DeltaKey
+    from fsl_async.roles.sync.delta import DeltaKey
     from fsl_async.store.aggregation import Rule
     from fsl_async.store.chunk_pool import ChunkPool
     from fsl_async.store.files import BytesLike

@@ -32,10 +32,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from fsl_async.roles.sync.events import DeltaKey
+    from fsl_async.roles.sync.delta import Delta, DeltaKey, StoredDelta
     from fsl_async.store.files import BytesLike, Files
     from fsl_async.store.manifest import Manifest
-    from fsl_async.store.records import AcceptedDelta, DeltaMeta
 
 
 @define
@@ -43,7 +42,7 @@ class Part:
     """A delta that is being received, or is complete and waits for its ledger line."""
 
     writer: FrameWriter
-    meta: DeltaMeta
+    delta: Delta
     squared_norm: float = 0.0
     durable: bool = False
     weight: float | None = None
@@ -91,14 +90,15 @@ class Spool:
 
     # --- receiving ----------------------------------------------------------------------------------------
 
-    def begin(self, key: DeltaKey, meta: DeltaMeta) -> bool:
+    def begin(self, delta: Delta) -> bool:
         """Start receiving, or go on when the same delta was begun before; whether it starts."""
+        key = delta.key
         part = self._parts.get(key)
-        if part is not None and part.meta == meta:
+        if part is not None and part.delta == delta:
             return False
         path = self._directory / file_name(key)
         self._parts.pop(key, None)  # creating the writer empties the file
-        self._parts[key] = Part(FrameWriter(self._files, path), meta)
+        self._parts[key] = Part(FrameWriter(self._files, path), delta)
         return True
 
     def part(self, key: DeltaKey) -> Part:
@@ -176,11 +176,11 @@ class Spool:
         """The coded chunks of a delta, or these of them, in order, one in memory at a time."""
         return each_frame(self._files, self._directory / file_name(key), manifest.chunks, chunks)
 
-    def holds(self, delta: AcceptedDelta) -> bool:
+    def holds(self, delta: StoredDelta) -> bool:
         """Whether the delta's file is in the spool; its content is not read."""
         return file_name(delta.key) in self._files.names(self._directory)
 
-    def check(self, delta: AcceptedDelta) -> str | None:
+    def check(self, delta: StoredDelta) -> str | None:
         """What is wrong with the delta's file, or None. Reads all of it."""
         path = self._directory / file_name(delta.key)
         return check_content(self._files, path, delta.bytes, delta.sha256)

@@ -30,6 +30,8 @@ import numpy as np
 from attrs import evolve
 
 from fsl_async.files.checksummed_json import to_checksummed
+from fsl_async.roles.sync.delta import Delta, MergedDelta, StoredDelta
+from fsl_async.roles.sync.events import Recovered
 from fsl_async.store.accumulator import Accumulator
 from fsl_async.store.advance import advance, advance_whole, chunks_of, scaled
 from fsl_async.store.checkpoint import VersionWriter
@@ -39,13 +41,12 @@ from fsl_async.store.files import Files
 from fsl_async.store.initial import InitialWeights
 from fsl_async.store.kept_versions import KeptVersions, disk
 from fsl_async.store.records import (
-    AcceptedDelta,
     Committed,
-    MergedEntry,
-    Recovered,
     SpoolResult,
     StoreSettings,
     VersionRecord,
+    recordable,
+    to_fact,
 )
 from fsl_async.store.recovery import MANIFEST_FILE, open_run_directory
 from fsl_async.store.robust_aggregator import RobustAggregator
@@ -56,11 +57,11 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from fsl_async.roles.sync.events import DeltaKey
+    from fsl_async.roles.sync.delta import DeltaKey
     from fsl_async.store.checkpoint import Checkpoint
     from fsl_async.store.files import BytesLike
     from fsl_async.store.manifest import Manifest
-    from fsl_async.store.records import DeltaMeta, Merged, Outcome
+    from fsl_async.store.records import Outcome
     from fsl_async.store.recovery import RunDirectory
 
 LARGEST_NORM = 1e20
@@ -130,22 +131,19 @@ class Store:
         mender = evolve(self._run.mender, report=self._report)
         self._kept = KeptVersions(mender, kept)
         book = self._run.book
-        settled: dict[DeltaKey, Outcome] = dict.fromkeys(book.merged, "merged")
+        settled: dict[DeltaKey, str] = dict.fromkeys(book.merged, "merged")
         settled |= dict.fromkeys(book.quarantined, "quarantined")
         return Recovered(
             version=book.version,
             digest=book.digests.get(book.version, ""),
-            manifest=self._run.manifest,
             pending=tuple(book.pending.values()),
             settled=settled,
             digests={record.version: record.digest for record in self.records},
-            records=self.records,
             leases=dict(book.leases),
             loans=frozenset(book.loans),
             incarnations=dict(book.incarnations),
             run=book.run,
             tokens_total=book.tokens_total,
-            notices=tuple(self._run.notices),
             served_s=self._run.ledger.served_before_s,
             since_version_s=max(0.0, self._wall_clock() - book.version_at)
             if book.version_at
@@ -208,6 +206,11 @@ class Store:
     def records(self) -> tuple[VersionRecord, ...]:
         """The records of the kept versions, oldest first."""
         return self._versions.records
+
+    @property
+    def notices(self) -> tuple[str, ...]:
+        """One line each about what `recover` found and repaired."""
+        return tuple(self._open.notices)
 
     def known(self, key: DeltaKey) -> Outcome | None:
         """What became of a delta, or None when it was never acknowledged."""
@@ -325,32 +328,27 @@ class Store:
 
     # --- deltas -------------------------------------------------------------------------------------------
 
-    def spool_begin(
-        self, key: DeltaKey, meta: DeltaMeta, weight: float | None = None
-    ) -> SpoolResult | None:
+    def spool_begin(self, delta: Delta, weight: float | None = None) -> Outcome | None:
         """Start or go on receiving a delta (see `spool_next_chunk`); what became of it when it is known already.
 
-        weight: what it would be accumulated with if it were whole now, so that its chunks can be added as they come.
+        weight: the one it would be accumulated with if it were complete now, so that its chunks can be added as they arrive.
         """
+        key = delta.key
         if self.version < 0:
             raise StoreError(
                 f"delta {key.text} came before version 0; publish the initial weights first"
             )
-        book = self._open.book
-        known = book.known(key)
+        known = self.known(key)
         if known is None:
+            delta = recordable(delta)
             with disk(f"cannot spool delta {key.text}"):
                 spool = self._open.spool
                 spool.abort_others(key)
-                if spool.begin(key, meta):
+                if spool.begin(delta):
                     self._drop(key)  # of what came under this name before nothing counts
                 part = spool.part(key)
                 part.weight, part.version = weight, self.version
-            return None
-        problem = book.quarantined.get(key)
-        delta = book.pending.get(key)
-        size, norm = (delta.bytes, delta.norm) if delta else (0, 0.0)
-        return SpoolResult(key, size, norm, problem is None, problem, known)
+        return known
 
     def spool_next_chunk(self, key: DeltaKey) -> int:
         """The chunk that `spool_write` expects next; 0 for a delta that is not being received."""
@@ -371,29 +369,24 @@ class Store:
         with disk(f"cannot spool delta {key.text}"):
             part = run.spool.seal(key, self.manifest)
             finite = math.isfinite(part.norm) and part.norm <= LARGEST_NORM
-            accepted = AcceptedDelta(
-                key=key,
-                tokens=part.meta.tokens,
-                steps=part.meta.steps,
-                round=part.meta.round,
-                base_digest=part.meta.base_digest,
-                bytes=part.writer.bytes,
-                norm=part.norm if finite else 0.0,
-                sha256=part.writer.sha256,
-                metrics=part.meta.metrics,
+            stored = StoredDelta(
+                part.delta,
+                part.writer.bytes,
+                part.norm if finite else 0.0,
+                part.writer.sha256,
             )
             if finite:
-                self._record("accepted", accepted.to_fact())
+                self._record("accepted", to_fact(stored))
                 run.spool.done(key)
-                return SpoolResult(key, accepted.bytes, accepted.norm, finite=True)
+                return SpoolResult(stored)
             problem = "it holds NaN or infinity"
             if math.isfinite(part.norm):
                 problem = f"its norm of {part.norm:.3g} is above {LARGEST_NORM:g}: its client has diverged"
-            self._record("quarantined", {**accepted.to_fact(), "reason": problem})
+            self._record("quarantined", {**to_fact(stored), "reason": problem})
         run.spool.done(key)
         with suppress(OSError):  # recovery moves it if this does not
             run.spool.set_aside(key)
-        return SpoolResult(key, accepted.bytes, math.nan, finite=False, problem=problem)
+        return SpoolResult(stored, problem)
 
     def _drop(self, key: DeltaKey) -> None:
         """Whatever of a delta is in the accumulator comes out."""
@@ -409,7 +402,7 @@ class Store:
         if key not in run.book.pending:
             raise StoreError(f"delta {key.text} is not pending, so it cannot be quarantined")
         with disk(f"cannot quarantine delta {key.text}"):
-            fact = {**run.book.pending[key].to_fact(), "reason": reason}
+            fact = {**to_fact(run.book.pending[key]), "reason": reason}
             self._record("quarantined", fact | {"held": True} if held else fact)
         self._drop(key)
         with suppress(OSError):  # recovery moves it if this does not
@@ -422,7 +415,7 @@ class Store:
             raise StoreError(f"delta {key.text} is not held, so it cannot be released")
         with disk(f"cannot release delta {key.text}"):
             run.spool.bring_back(key)  # recovery undoes this where the line is missing
-            self._record("released", run.book.held[key].to_fact())
+            self._record("released", to_fact(run.book.held[key]))
 
     # --- the outer step -----------------------------------------------------------------------------------
 
@@ -454,7 +447,7 @@ class Store:
         """The deltas in the accumulator, with their weights."""
         return dict(self._accumulator.weights) if self._accumulator else {}
 
-    def commit(self, version: int, merged: Sequence[Merged], scale: float) -> Committed:
+    def commit(self, version: int, merged: Sequence[MergedDelta], scale: float) -> Committed:
         """Make the next version out of the accumulator, which must hold exactly `merged`.
 
         Average = scale * accumulator, or what the rule of aggregation makes of the deltas; of whole weights see `fsl_async.store.outer`. StoreError: the current version and the accumulator are as they were.
@@ -477,24 +470,20 @@ class Store:
                 self._sum.clear()
                 return self._adopt(checkpoint)
 
-    def _make(self, version: int, merged: Sequence[Merged], scale: float) -> Checkpoint:
+    def _make(self, version: int, merged: Sequence[MergedDelta], scale: float) -> Checkpoint:
         """Write the next version. Raises Damage where a file of the current one is not what was written; then nothing is left of the next."""
         run, manifest = self._open, self.manifest
         current = self._versions.get(run.book.version)
         averages, used = self._averages(merged, scale)
-        entries = []
-        for one in merged:
-            delta = run.book.pending[one.key]
-            entries.append(
-                MergedEntry(
-                    one.key,
-                    delta.tokens,
-                    delta.steps,
-                    one.staleness,
-                    one.weight if one.key in used else 0.0,
-                    delta.norm,
-                )
+        entries = tuple(
+            MergedDelta(
+                Delta(one.key, "", one.delta.tokens, one.delta.steps),
+                one.staleness,
+                one.weight if one.key in used else 0.0,
+                run.book.pending[one.key].norm,
             )
+            for one in merged
+        )
         with (
             disk(f"cannot write version {version}"),
             VersionWriter(self._files, run.checkpoints, version, manifest) as writer,
@@ -527,9 +516,9 @@ class Store:
                 parent=current.record.digest,
                 generation=run.book.generation,
                 fingerprint=manifest.fingerprint,
-                merged=tuple(entries),
+                merged=entries,
                 scale=scale,
-                tokens_total=run.book.tokens_total + sum(entry.tokens for entry in entries),
+                tokens_total=run.book.tokens_total + sum(one.delta.tokens for one in entries),
                 update_bytes=done.update_bytes,
                 update_chunks=manifest.chunks,
                 update_norm=done.update_norm,
@@ -538,7 +527,7 @@ class Store:
             return writer.publish(record, done.stored)
 
     def _averages(
-        self, merged: Sequence[Merged], scale: float
+        self, merged: Sequence[MergedDelta], scale: float
     ) -> tuple[Iterator[NDArray[np.float32]], set[DeltaKey]]:
         """What the round comes to, chunk by chunk, and the deltas that have a part in it."""
         gathered = self._sum
@@ -549,7 +538,7 @@ class Store:
         sums = chunks_of(self.manifest, gathered.values)
         return scaled(sums, scale), {one.key for one in merged}
 
-    def _check_commit(self, version: int, merged: Sequence[Merged], scale: float) -> None:
+    def _check_commit(self, version: int, merged: Sequence[MergedDelta], scale: float) -> None:
         book = self._open.book
         if version != book.version + 1:
             raise StoreError(f"the run is at version {book.version}; {version} cannot be next")
@@ -562,10 +551,10 @@ class Store:
         if not math.isfinite(scale):
             raise StoreError(f"version {version} has the scale {scale}; it must be finite")
         for one in merged:
-            tokens = book.pending[one.key].tokens
-            if tokens != one.tokens:
+            tokens = book.pending[one.key].delta.tokens
+            if tokens != one.delta.tokens:
                 raise StoreError(
-                    f"delta {one.key.text} was accepted with {tokens} tokens, not {one.tokens}"
+                    f"delta {one.key.text} was accepted with {tokens} tokens, not {one.delta.tokens}"
                 )
 
     def _adopt(self, checkpoint: Checkpoint) -> Committed:

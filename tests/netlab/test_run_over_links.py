@@ -11,7 +11,7 @@ import pytest
 from fsl_async.files.checksummed_json import from_checksummed
 from fsl_async.observe.journal import JournalReader
 from fsl_async.observe.ledger_audit import JOURNAL, audit_run
-from fsl_async.roles.sync.events import DeltaKey
+from fsl_async.roles.sync.delta import DeltaKey
 from fsl_async.tools.demo.settings import DemoSettings, places_in
 
 UNIT_S = float(os.environ.get("FSL_TEST_TIME_UNIT", "3"))

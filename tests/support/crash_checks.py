@@ -10,7 +10,7 @@ from crash_journal import check_journals, gather
 
 from fsl_async.files.checksummed_json import from_checksummed
 from fsl_async.observe.ledger_audit import audit_run
-from fsl_async.roles.sync.events import DeltaKey
+from fsl_async.roles.sync.delta import DeltaKey
 from fsl_async.store.files import Files
 from fsl_async.store.manifest import digest_of
 from fsl_async.store.records import StoreSettings
@@ -127,11 +127,11 @@ def _check_recovery(world, facts):
         StoreSettings(keep_versions=2, codec_down=DOWN, outer=OUTER),
         files=Files(),
     )
-    recovered = store.recover()
+    recovered, notices = store.recover(), store.notices
     store.close()
     last = max((fact["version"] for fact in facts if fact["fact"] == "version"), default=-1)
     # What a full disk left of an old version goes at the next start; nobody misses it.
-    odd = [notice for notice in recovered.notices if "tmp-pruned" not in notice]
+    odd = [notice for notice in notices if "tmp-pruned" not in notice]
     told = [f"the next start says: {notice}" for notice in odd]
     return (
         told

@@ -5,12 +5,12 @@ import json
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from deltas import delta_of
 
 from fsl_async.commands.quarantine import command
 from fsl_async.errors import RunDirError
-from fsl_async.roles.sync.events import DeltaKey
+from fsl_async.roles.sync.delta import DeltaKey
 from fsl_async.store.manifest import Manifest
-from fsl_async.store.records import DeltaMeta
 from fsl_async.store.store import Store
 from fsl_codecs import CodecSpec, encode
 
@@ -28,7 +28,7 @@ def run_dir(tmp_path):
     store.write_initial(0, frame)
     digest = store.finish_initial().digest
     for key in KEYS:
-        store.spool_begin(key, DeltaMeta(tokens=10, steps=2, base_digest=digest))
+        store.spool_begin(delta_of(key, base_digest=digest))
         store.spool_write(key, 0, frame)
         store.spool_finish(key)
     store.close()

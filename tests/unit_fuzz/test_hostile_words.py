@@ -5,6 +5,7 @@ The shells are those of real nodes (`text_nodes`); each test names the words tha
 
 import numpy as np
 import pytest
+from deltas import delta_of
 from target_parts import CROOK, room
 from text_nodes import (
     HOSTILE,
@@ -21,13 +22,12 @@ from fsl_async.nodes import wire
 from fsl_async.roles.machine import RunEnded
 from fsl_async.roles.split import messages as split
 from fsl_async.roles.sync import messages as msg
-from fsl_async.roles.sync.client import Outstanding
-from fsl_async.roles.sync.events import DeltaKey
+from fsl_async.roles.sync.delta import DeltaKey
 from fsl_async.store.manifest import digest_of
 from fsl_transport.session import frames
 
 DIGEST = "d" * 32
-KEY = f"{CROOK}/1/0/0"
+KEY = DeltaKey(CROOK, 1, 0, 0)
 
 
 def at(kind, play):
@@ -66,8 +66,8 @@ def all_of(*plays):
         (says(msg, msg.Reject("model", HOSTILE)), SHOWN),
         (lambda made: made.refuse("run", HOSTILE), SHOWN),
         (says(msg, msg.Reject(HOSTILE, "text")), f"Reject.code is not a code: {SHOWN}"),
-        (says(msg, msg.Declined(HOSTILE, "stale", "")), f"key is not a delta key: {SHOWN}"),
-        (says(msg, msg.Accepted(f"{HOSTILE}/1/0/0")), f"key is not a delta key: {SHOWN}/1/0/0"),
+        (says(msg, msg.Declined(KEY, "stale", ""), key=HOSTILE), f"key is not a delta key: {SHOWN}"),
+        (says(msg, msg.Accepted(KEY), key=f"{HOSTILE}/1/0/0"), f"key is not a delta key: {SHOWN}/1/0/0"),
         (says(msg, msg.Announce(3, HOSTILE)), f"digest is not a digest: {SHOWN}"),
         (offers("full:0", msg.VersionMeta("full", 0), kind=HOSTILE), f"kind is not a kind of version: {SHOWN}"),
         (lambda made: made.send(frames.DATA, frames.MESSAGE, {"m": HOSTILE}), "unknown message \\u001b]0;owned"),
@@ -90,7 +90,7 @@ def test_a_delta_is_declined_in_one_printable_line(code):
         made.send(frames.DATA, frames.MESSAGE, msg.to_wire(msg.Announce(0, DIGEST)))
         machine = made.shell.machine
 
-        machine.delta = Outstanding(DeltaKey.parse(KEY), DIGEST, 8, 2, 0, coded=True)
+        machine.delta, machine.coded = delta_of(KEY, 8), True
         says(msg, msg.Declined(KEY, code, HOSTILE))(made)
 
     told = at(Client, play)
@@ -122,9 +122,9 @@ def test_a_session_is_ended_for_a_printable_reason():
     [
         says(split, split.Ended(HOSTILE)),
         lambda made: made.refuse("model", HOSTILE),
-        says(split, split.UploadRefused(KEY, "stale", HOSTILE)),
+        says(split, split.UploadRefused(KEY.text, "stale", HOSTILE)),
         says(split, split.Trained(HOSTILE, 0.5)),
-        says(split, split.UploadRefused(KEY, HOSTILE, "text")),
+        says(split, split.UploadRefused(KEY.text, HOSTILE, "text")),
         lambda made: made.greet(split.to_wire(split.SplitWelcome(HOSTILE, 2, "", -1))),
         lambda made: made.greet(split.to_wire(split.SplitWelcome("r", 2, HOSTILE, -1))),
     ],
@@ -145,7 +145,13 @@ def test_a_split_server_writes_one_printable_line(kind, play):
 
 # --- a hostile client, and the servers' terminals -----------------------------------------------------------------
 
-META = msg.DeltaMeta(KEY, DIGEST, 8, 2, 0, {"loss": 2.5})
+
+def offers_delta(**changed):
+    """A play: a delta, with fields that its class would not be made with."""
+    delta = delta_of(KEY, 8, base_digest=DIGEST, metrics={"loss": 2.5})
+    meta = msg.DeltaMeta(delta)
+    wire = msg.to_wire(meta)["delta"] | changed
+    return offers(f"delta:{KEY.text}", meta, delta=wire)
 
 
 @pytest.mark.parametrize(
@@ -154,9 +160,9 @@ META = msg.DeltaMeta(KEY, DIGEST, 8, 2, 0, {"loss": 2.5})
         (says(msg, msg.Skip(0, HOSTILE)), SHOWN),
         (says(msg, msg.Holding(0, HOSTILE)), f"{CROOK} sent what no client sends: Holding.digest is not a digest: {SHOWN}"),
         (says(msg, msg.Fetch(0, HOSTILE)), f"Fetch.digest is not a digest, nor empty: {SHOWN}"),
-        (offers(f"delta:{KEY}", META, metrics={HOSTILE: 1.0, "a": HOSTILE}), SHOWN),
-        (offers(f"delta:{KEY}", META, key=HOSTILE), f"DeltaMeta.key is not a delta key: {SHOWN}"),
-        (offers(f"delta:{KEY}", META, base_digest=HOSTILE), f"base_digest is not a digest, nor empty: {SHOWN}"),
+        (offers_delta(metrics={HOSTILE: 1.0, "a": HOSTILE}), SHOWN),
+        (offers_delta(key=HOSTILE), f"DeltaMeta.delta.key is not a delta key: {SHOWN}"),
+        (offers_delta(base_digest=HOSTILE), f"base_digest is not a digest, nor empty: {SHOWN}"),
         (says(msg, msg.Attach(DIGEST, [[HOSTILE, [1], 0]])), f"no tensor may be called '{SHOWN}'"),
         (says(msg, msg.Attach(HOSTILE, [["w", [1], 0]])), f"fingerprint is not a digest: {SHOWN}"),
         (lambda made: made.send(frames.BEAT, 0, False, {HOSTILE: 1, "step": HOSTILE}), SHOWN),
@@ -164,7 +170,7 @@ META = msg.DeltaMeta(KEY, DIGEST, 8, 2, 0, {"loss": 2.5})
         (lambda made: made.greet(wire.Hello("", -1, "", -1).to_wire() | {"run": HOSTILE}), None),
         (lambda made: made.greet({}, name=HOSTILE), None),
         (lambda made: made.greet({}, role=HOSTILE), None),
-        (lambda made: made.send(frames.DATA, frames.OFFER, 1, HOSTILE, 1, 0, msg.to_wire(META)), "protocol"),
+        (lambda made: made.send(frames.DATA, frames.OFFER, 1, HOSTILE, 1, 0, msg.to_wire(msg.InitialMeta(DIGEST))), "protocol"),
     ],
 )  # fmt: skip
 def test_a_client_writes_one_printable_line_at_a_parameter_server(play, words):

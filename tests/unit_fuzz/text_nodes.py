@@ -25,7 +25,7 @@ from fsl_async.nodes.ps.node import watched
 from fsl_async.nodes.ps.run_end_notifier_shell import RunEndNotifierShell
 from fsl_async.observe.journal import as_fields
 from fsl_async.observe.reporter import Reporter
-from fsl_async.roles.messages import MessageError, checked_text
+from fsl_async.roles.messages import MessageError
 from fsl_async.roles.split import messages as split
 from fsl_async.roles.split.run_end_notifier import RunEndNotifierMachine
 from fsl_async.roles.sync import messages as msg
@@ -313,10 +313,10 @@ _TEXTS = ("r", f"{CROOK}/1/0/0", "d" * 32, "later", "update")
 
 def sample(field, kind, form):
     """A value that a field takes."""
-    if kind is str:
+    if kind is str or form is not None:
         for text in _TEXTS:
             with contextlib.suppress(MessageError):
-                return checked_text(field, text, form)
+                return text if form is None else form.check(field, text)
         raise AssertionError(f"no text of the form of {field}: add one to _TEXTS")
     if field == "manifest":
         return stranger_targets.MODEL.to_wire()
@@ -325,17 +325,32 @@ def sample(field, kind, form):
 
 def bodies_of(table, name, text):
     """Each body of a message with `text` in one field, at a place where the field has text: (field, body)."""
-    plan = table._plans[table.types[name]]
-    good = {"m": name} | {field: sample(field, kind, form) for field, kind, form in plan}
-    for field, kind, _ in plan:
-        if kind is str:
-            yield field, good | {field: text}
-        elif kind is dict:
-            yield field, good | {field: {text: 0.5}}
-            yield field, good | {field: {"a": text}}
-        elif kind is list:
-            yield field, good | {field: [[text, [1], 0]]}
-            yield field, good | {field: [text]}
+    for field, body in _maps_of(table._fields[table.types[name]], text):
+        yield field, {"m": name} | body
+
+
+def _good(fields):
+    """A map of fields that is read."""
+    return {
+        one.name: sample(one.name, one.kind, one.form) if one.parts is None else _good(one.parts)
+        for one in fields.fields
+    }
+
+
+def _maps_of(fields, text):
+    good = _good(fields)
+    for one in fields.fields:
+        if one.parts is not None:
+            for field, inner in _maps_of(one.parts, text):
+                yield f"{one.name}.{field}", good | {one.name: inner}
+        elif one.kind is str or one.form is not None:
+            yield one.name, good | {one.name: text}
+        elif one.kind is dict:
+            yield one.name, good | {one.name: {text: 0.5}}
+            yield one.name, good | {one.name: {"a": text}}
+        elif one.kind is list:
+            yield one.name, good | {one.name: [[text, [1], 0]]}
+            yield one.name, good | {one.name: [text]}
 
 
 def heads_of(text):

@@ -1,13 +1,14 @@
 """The server's shell: who gets which data shard, what stays on disk while it is fetched, what a restart remembers."""
 
 import pytest
+from deltas import delta_of
 
 import fsl_transport as tp
 from fsl_async.nodes.ps.shell import ParameterServerShell, RunFacts
 from fsl_async.observe.journal import TraceHash
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import messages as msg
-from fsl_async.roles.sync.events import DeltaKey
+from fsl_async.roles.sync.delta import DeltaKey
 from fsl_async.roles.sync.ps import ParameterServerMachine, ParameterServerRules
 from fsl_async.roles.sync.weighting import TokensWeighting
 from fsl_async.store.errors import CheckpointDamaged, StoreError
@@ -377,8 +378,8 @@ def test_the_store_hears_what_a_delta_will_weigh_before_it_comes(monkeypatch):
     heard = []
     monkeypatch.setattr(server.store, "spool_begin", lambda *given: heard.append(given))
     monkeypatch.setattr(server.store, "spool_next_chunk", lambda _: 0)
-    server.shell.node._execute(do.ReceiveDelta("a", "delta:1", KEY, "", 7, 1, 0, {}, 2.5), 1)
-    assert [(key, meta.tokens, weight) for key, meta, weight in heard] == [(KEY, 7, 2.5)]
+    server.shell.node._execute(do.ReceiveDelta("a", "delta:1", delta_of(KEY, 7), 2.5), 1)
+    assert heard == [(delta_of(KEY, 7), 2.5)]
 
 
 def test_the_end_waits_for_a_delta_that_is_being_stored():
@@ -388,7 +389,7 @@ def test_the_end_waits_for_a_delta_that_is_being_stored():
     server.endpoint.transfers = list
     seen = []
     server.shell.node.feed = lambda event, cause=None: seen.append(event)
-    server.shell.node._execute(do.ReceiveDelta("a", "delta:1", KEY, "", CHUNKS, 1, 0, {}), 1)
+    server.shell.node._execute(do.ReceiveDelta("a", "delta:1", delta_of(KEY, CHUNKS)), 1)
     worker.work()  # the spool is open, and the stream accepted
     for index in range(CHUNKS):
         server.endpoint.last("accept")[3].write(index, b"[1]", lambda _: None)

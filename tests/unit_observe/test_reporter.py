@@ -4,6 +4,7 @@ import json
 import time
 
 import pytest
+from deltas import merged_of, stored_of
 
 from fsl_async.observe.journal import JournalReader, JournalWriter
 from fsl_async.observe.reporter import Reporter
@@ -12,7 +13,7 @@ from fsl_async.roles.machine import ClientLeft, Effect, Finish, Note, Send
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync import messages as msg
-from fsl_async.roles.sync.events import DeltaKey
+from fsl_async.roles.sync.delta import DeltaKey
 
 T = 1_000_000.0
 
@@ -48,9 +49,9 @@ def a_run(teller):
         ev.HeartbeatReceived(
             "a", {"loss": 1.5, "step": 3, "tokens": 30, "tokens_per_s": float("nan")}
         ),
-        ev.DeltaStored("a", key, 100, 3, 0, 800, 1.0, None),
+        ev.DeltaStored("a", stored_of(key, size=800, tokens=100), None),
         do.Accumulate(key, 1.0),
-        do.Commit(1, (do.MergedDelta(key, 100, 3, 0, 1.0),), 1.0),
+        do.Commit(1, (merged_of(key, tokens=100),), 1.0),
         ev.VersionCommitted(1, "e", 10, 0.1),
         ClientLeft("a", 5, "expired"),
         Finish("Ctrl-C"),

@@ -77,14 +77,13 @@ def test_what_peers_offer_does_not_make_the_first_line_long():
     """Each segment has it, and `status` reads it: a peer whose deltas are all declined made it longer for ever."""
     state = RunState()
     for sequence in range(3 * MAX_OFFERED):
-        offered = {
-            "peer": "a",
+        delta = {
             "key": f"a/1/0/{sequence}",
             "steps": 1,
             "tokens": 1,
             "metrics": {"loss": 1.5},
         }
-        state.apply({"t": 1.0, "type": "delta_offered", **offered})
+        state.apply({"t": 1.0, "type": "delta_offered", "peer": "a", "delta": delta})
     assert len(json.dumps(segments.Total(state).as_fields())) < 40 * MAX_OFFERED
     assert f"a/1/0/{3 * MAX_OFFERED - 1}" in state._loss_of
 

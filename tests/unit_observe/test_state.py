@@ -1,6 +1,7 @@
 """The state of a run from its journal: hand-made journals, written by the real writer with the real events."""
 
 import pytest
+from deltas import delta_of, stored_of
 
 from fsl_async.observe.columns import fitted
 from fsl_async.observe.journal import JournalReader, JournalWriter
@@ -9,7 +10,7 @@ from fsl_async.roles.machine import ClientLeft, Effect, Finish, Note, Send
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync import messages as msg
-from fsl_async.roles.sync.events import DeltaKey
+from fsl_async.roles.sync.delta import DeltaKey
 
 VALUES = 1000
 
@@ -76,10 +77,11 @@ def begin(run, *names):
 def stored(name, base, sequence, *, tokens=100, problem=None):
     """A delta arrived: what the journal gets for it."""
     key = DeltaKey(name, 5, base, sequence)
-    first = ev.DeltaStored(name, key, tokens, 3, base, 800, 1.0, problem)
+    stored = stored_of(key, size=800, tokens=tokens, number=base)
+    first = ev.DeltaStored(name, stored, problem)
     if problem is not None:
-        return [first, Send(name, msg.Declined(key.text, "quarantined", problem))]
-    return [first, do.Accumulate(key, 1.0), Send(name, msg.Accepted(key.text))]
+        return [first, Send(name, msg.Declined(key, "quarantined", problem))]
+    return [first, do.Accumulate(key, 1.0), Send(name, msg.Accepted(key))]
 
 
 def round_of(run, number, called, answered, gone=(), *, sequence=None):
@@ -192,7 +194,7 @@ def test_losses_are_means_over_clients_of_their_first_lives(run):
 def test_refused_quarantined_and_later_are_told_apart(run):
     """The code "later" is a request to send again, not a refusal."""
     begin(run, "a")
-    key = "a/5/0/1"
+    key = DeltaKey("a", 5, 0, 1)
     run.write(*stored("a", 0, 1, problem="NaN"))
     run.write(
         Send("a", msg.Declined(key, "stale", "x")), Send("a", msg.Declined(key, "later", "x"))
@@ -221,7 +223,7 @@ def test_a_restarted_server_goes_on_in_the_same_journal(run):
         "node_started", role="ps", run="r-1", address="tcp://h:2", pid=8, host="h", every_s=10.0
     )
     key = DeltaKey("a", 5, 1, 2)
-    pending = (ev.PendingDelta(key, 70, 3, 1),)
+    pending = (stored_of(key, tokens=70, number=1),)
     run.write(ev.Recovered(1, "d1", {1: "d1"}, pending, {}, 100), do.Accumulate(key, 1.0))
     state, news = run.state()
     assert (state.starts, state.pid, state.version, state.tokens, state.pending) == (
@@ -373,7 +375,8 @@ def test_a_short_life_is_known_by_its_deltas(run):
     run.write(ev.HeartbeatReceived("a", {"step": 3, "tokens": 30}))
     for sequence in (1, 2, 2):
         key = DeltaKey("a", 5, 0, sequence)
-        run.write(ev.DeltaOffered("a", "s", key, "d0", 50, 5, 0, {"loss": 3.0 - sequence}))
+        delta = delta_of(key, 50, 5, metrics={"loss": 3.0 - sequence})
+        run.write(ev.DeltaOffered("a", "s", delta))
     client = run.state()[0].clients["a"]
     assert (client.step, client.tokens, client.loss) == (10, 100, 1.0)
     join(run, "a", 6)
@@ -441,7 +444,7 @@ def test_deltas_from_before_a_restart_are_in_the_line_with_their_bytes(run):
         "node_started", role="ps", run="r-1", address="tcp://h:2", pid=8, host="h", every_s=10.0
     )
     keys = [DeltaKey(name, 5, 0, sequence) for name in "ab" for sequence in (1, 2, 3)]
-    pending = tuple(ev.PendingDelta(key, 10, 1, 0, 500) for key in keys)
+    pending = tuple(stored_of(key, size=500) for key in keys)
     run.write(ev.Recovered(0, "d0", {0: "d0"}, pending, {}, 0, 0.0, 4.0))
     run.write(*(do.Accumulate(key, 1.0) for key in keys))
     assert run.state()[0].next_sync_at - run.state()[0].last_t < 10.0  # the last version is 4 s old
@@ -460,7 +463,7 @@ def test_the_loss_of_a_version_is_the_mean_of_its_round_and_says_so(run):
     """Running means of clients and means of rounds differ; without a label one of them looks wrong."""
     begin(run, "a")
     run.write(ev.HeartbeatReceived("a", {"step": 1, "loss": 9.0}))
-    run.write(ev.DeltaOffered("a", "s", DeltaKey("a", 5, 0, 1), "d0", 8, 1, 0, {"loss": 2.5}))
+    offer(run, "a", 1, loss=2.5)
     round_of(run, 0, ["a"], ["a"])
     state, _ = run.state()
     assert "loss 2.500 (mean over the round)" in told(run, "version")[-1]
@@ -469,9 +472,9 @@ def test_the_loss_of_a_version_is_the_mean_of_its_round_and_says_so(run):
 
 def offer(run, name, sequence, **metrics):
     """A client offers its next delta."""
-    run.write(
-        ev.DeltaOffered(name, "s", DeltaKey(name, 5, 0, sequence), "d0", 8, 1, sequence, metrics)
-    )
+    key = DeltaKey(name, 5, 0, sequence)
+    delta = delta_of(key, 8, 1, number=sequence, metrics=metrics)
+    run.write(ev.DeltaOffered(name, "s", delta))
 
 
 def test_a_loss_that_is_not_finite_is_told_once_and_when_it_is_over(run):

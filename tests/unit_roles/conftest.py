@@ -4,12 +4,13 @@
 
 import attrs
 import pytest
+from deltas import delta_of, stored_of
 from machines import Driver, of, told
 
 from fsl_async.roles.machine import ClientLeft, Note, SessionLost
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync.client import ClientMachine, ClientRules
-from fsl_async.roles.sync.events import DeltaKey
+from fsl_async.roles.sync.delta import DeltaKey
 from fsl_async.roles.sync.ps import ParameterServerMachine, ParameterServerRules
 from fsl_async.roles.sync.weighting import TokensWeighting
 
@@ -50,13 +51,13 @@ class ServerDriver(Driver):
         digest = f"d{key.base}" if base_digest is None else base_digest
         number = self.machine.version if number is None else number
         stream = f"delta:{key.text}"
-        event = ev.DeltaOffered(peer or key.client, stream, key, digest, tokens, steps, number)
-        return self.feed(event)
+        delta = delta_of(key, tokens, steps, base_digest=digest, number=number)
+        return self.feed(ev.DeltaOffered(peer or key.client, stream, delta))
 
     def store(self, key, *, tokens=8, steps=2, number=None, problem=None, after_s=0.0, norm=1.0):
         number = self.machine.version if number is None else number
-        event = ev.DeltaStored(key.client, key, tokens, steps, number, 99, norm, problem)
-        return self.feed(event, after_s)
+        stored = stored_of(key, norm, tokens=tokens, steps=steps, number=number)
+        return self.feed(ev.DeltaStored(key.client, stored, problem), after_s)
 
     def hold(self, peer, version, digest=None):
         return self.feed(ev.VersionHeld(peer, version, digest or f"d{version}"))

@@ -8,11 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from crash_disk import CrashDisk
+from deltas import delta_of, merged_of
 
-from fsl_async.roles.sync.events import DeltaKey
+from fsl_async.roles.sync.delta import DeltaKey
 from fsl_async.store.files import Files
 from fsl_async.store.manifest import Manifest
-from fsl_async.store.records import DeltaMeta, MergedDelta, StoreSettings
+from fsl_async.store.records import StoreSettings
 from fsl_async.store.store import Store
 from fsl_codecs import CodecSpec, decode, encode
 
@@ -80,8 +81,8 @@ class Run:
         return self.store.finish_initial()
 
     def send(self, key, vector, tokens=10, spec=FP32):
-        meta = DeltaMeta(tokens=tokens, steps=2, base_digest=self.store.digest, round=1)
-        assert self.store.spool_begin(key, meta) is None
+        one = delta_of(key, tokens, base_digest=self.store.digest, number=1)
+        assert self.store.spool_begin(one) is None
         for index, frame in enumerate(frames_of(self.manifest, vector, spec)):
             self.store.spool_write(key, index, frame)
         return self.store.spool_finish(key)
@@ -89,8 +90,8 @@ class Run:
     def commit(self, *keys, tokens=10):
         for key in keys:
             self.store.accumulate(key, float(tokens))
-        merged = [MergedDelta(key, float(tokens), 0, tokens) for key in keys]
-        return self.store.commit(self.store.version + 1, merged, 1 / (tokens * len(keys)))
+        members = [merged_of(key, float(tokens), tokens=tokens) for key in keys]
+        return self.store.commit(self.store.version + 1, members, 1 / (tokens * len(keys)))
 
     def round(self, version, *names):
         keys = [DeltaKey(name, 1, version - 1, version) for name in names]

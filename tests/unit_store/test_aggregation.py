@@ -5,14 +5,15 @@ import json
 
 import numpy as np
 import pytest
+from deltas import merged_of
 
-from fsl_async.roles.sync.events import DeltaKey
+from fsl_async.roles.sync.delta import DeltaKey
 from fsl_async.store import manifest as manifest_module
 from fsl_async.store.aggregation import RULES, rule_named
 from fsl_async.store.errors import StoreError
 from fsl_async.store.manifest import Manifest
 from fsl_async.store.outer import OuterSettings
-from fsl_async.store.records import MergedDelta, StoreSettings
+from fsl_async.store.records import StoreSettings
 from fsl_codecs import CodecSpec
 
 MODEL = Manifest.from_shapes([("w", (11, 9)), ("b", (7,))])
@@ -65,7 +66,7 @@ def merge(run, keys, weights=None):
     weights = weights or dict.fromkeys(keys, 1.0)
     for key in keys:
         run.store.accumulate(key, weights[key])
-    merged = [MergedDelta(key, weights[key], 0, 10) for key in keys]
+    merged = [merged_of(key, weights[key]) for key in keys]
     return run.store.commit(run.store.version + 1, merged, 1 / len(keys))
 
 
@@ -161,7 +162,7 @@ def test_too_few_clients_make_no_version(make_run, name):
         run.send(key, row)
     for key in keys[:-1]:
         run.store.accumulate(key, 1.0)
-    merged = [MergedDelta(key, 1.0, 0, 10) for key in keys]
+    merged = [merged_of(key) for key in keys]
     with pytest.raises(StoreError, match=f"needs deltas of {least} clients, there are {least - 1}"):
         run.store.commit(1, merged[:-1], 1.0)
     run.store.accumulate(keys[-1], 1.0)

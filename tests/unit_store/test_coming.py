@@ -10,10 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from attrs import define
+from deltas import delta_of, merged_of
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fsl_async.roles.sync.events import DeltaKey
+from fsl_async.roles.sync.delta import DeltaKey
 from fsl_async.store import accumulator
 from fsl_async.store import manifest as manifest_module
 from fsl_async.store.aggregation import rule_named
@@ -21,7 +22,7 @@ from fsl_async.store.errors import NoWorkerThread, StoreError
 from fsl_async.store.files import Files
 from fsl_async.store.manifest import Manifest
 from fsl_async.store.outer import OuterSettings
-from fsl_async.store.records import DeltaMeta, MergedDelta, StoreSettings, file_name
+from fsl_async.store.records import StoreSettings, file_name
 from fsl_async.store.store import Store
 from fsl_codecs import CodecSpec, decode, encode
 
@@ -98,7 +99,7 @@ def key(client, sequence=1, base=0):
 
 
 def begin(store, which, weight=3.0):
-    assert store.spool_begin(which, DeltaMeta(10, 2), weight) is None
+    assert store.spool_begin(delta_of(which), weight) is None
 
 
 def write(store, which, seed, chunks):
@@ -152,7 +153,7 @@ def test_nobody_sees_a_delta_that_is_not_whole(store):
     write(store, key("b"), 2, [0, 1])
     assert not np.array_equal(raw(store), added((1, 3.0)))
     assert np.array_equal(store._sum.values, added((1, 3.0)))
-    store.commit(1, [MergedDelta(key("a"), 3.0, 0, 10)], 1.0)
+    store.commit(1, [merged_of(key("a"), 3.0)], 1.0)
     write(store, key("b"), 2, [2, 3])
     assert not raw(store).any(), "its weight was that of the version that is gone"
     store.spool_finish(key("b"))
@@ -201,7 +202,7 @@ def test_an_offer_after_a_version_counts_again(store):
     sent(store, key("a"), 1)
     begin(store, key("b"), 3.0)
     write(store, key("b"), 2, [0])
-    store.commit(1, [MergedDelta(key("a"), 3.0, 0, 10)], 1.0)
+    store.commit(1, [merged_of(key("a"), 3.0)], 1.0)
     write(store, key("b"), 2, [1])
     assert not raw(store).any()
     begin(store, key("b"), 2.0)
@@ -248,7 +249,7 @@ def test_a_delta_whose_last_chunk_is_bad_leaves_nothing_behind(run_root, bad, we
     sick[-1:].view(np.uint32)[:] = bad
     for index, frame in enumerate(frames(sick, CodecSpec(format="fp32"))):
         store.spool_write(key("a"), index, frame)
-    assert not store.spool_finish(key("a")).finite
+    assert store.spool_finish(key("a")).problem
     sent(store, key("b"), 2)
     assert np.array_equal(store._sum.values.astype(np.float32), added((2, 3.0)))
     store.close()
@@ -318,7 +319,7 @@ def test_a_sum_that_could_not_be_made_again_is_made_before_it_is_used(store):
     begin(store, key("b"))
     write(store, key("b"), 2, [0, 1])
     store._files.unreadable.add(file_name(key("a")))
-    merged = [MergedDelta(key("a"), 3.0, 0, 10)]
+    merged = [merged_of(key("a"), 3.0)]
     sent_late = key("c")
     begin(store, sent_late, None)
     write(store, sent_late, 3, range(CHUNKS))
@@ -359,7 +360,7 @@ def test_who_breaks_off_alone_stands_in_nobodys_way(store):
     """Where nothing else is in the sum there is nothing to read for it, so the next one is added while it comes."""
     begin(store, key("x"))
     write(store, key("x"), 9, [0, 1])
-    assert store.spool_begin(key("x"), DeltaMeta(11, 2), 3.0) is None, "from its start"
+    assert store.spool_begin(delta_of(key("x"), 11), 3.0) is None, "from its start"
     begin(store, key("b"))
     write(store, key("b"), 2, [0])
     assert np.array_equal(raw(store)[:CHUNK], added((2, 3.0))[:CHUNK])
@@ -423,7 +424,7 @@ def test_half_an_addition_is_none(run_root, monkeypatch, options, error):
             with pytest.raises(type(error)):
                 store.accumulate(key("b"), 2.0)
             with pytest.raises(type(error)):
-                store.commit(1, [MergedDelta(key("a"), 3.0, 0, 10)], 1.0)
+                store.commit(1, [merged_of(key("a"), 3.0)], 1.0)
     assert store.accumulated == {key("a"): 3.0}
     assert np.array_equal(store._sum.values.astype(np.float32), added((1, 3.0)))
     store.accumulate(key("b"), 2.0)
@@ -496,9 +497,9 @@ class Server:
 
     def begin(self, client, which):
         transfer = Transfer(which, next(self.seeds), usual_weight(which.client))
-        meta = DeltaMeta(10, 2, metrics={"seed": transfer.seed})
+        one = delta_of(which, metrics={"seed": transfer.seed})
         weight = transfer.weight if self.early else None
-        assert self.store.spool_begin(which, meta, weight) is None
+        assert self.store.spool_begin(one, weight) is None
         self.coming[client] = transfer
 
     def patiently(self, act):
@@ -527,7 +528,7 @@ class Server:
         one.done = stop
         if stop == CHUNKS:
             self.coming[client] = None
-            if self.store.spool_finish(one.key).finite:
+            if self.store.spool_finish(one.key).problem is None:
                 self.patiently(lambda: self.store.accumulate(one.key, one.weight))
 
     def apply(self, what, client, chunks):
@@ -535,7 +536,7 @@ class Server:
         if what == "send":
             self.send(client, chunks)
         elif what == "commit" and self.store.accumulated:
-            merged = [MergedDelta(k, w, 0, 10) for k, w in self.store.accumulated.items()]
+            merged = [merged_of(k, w) for k, w in self.store.accumulated.items()]
             version = self.store.version + 1
             made = self.patiently(lambda: self.store.commit(version, merged, 0.1))
             self.digests.append(made.digest)

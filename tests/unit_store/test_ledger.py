@@ -5,12 +5,12 @@ import json
 import pytest
 
 from fsl_async.files.checksummed_json import from_checksummed, to_checksummed
-from fsl_async.roles.sync.events import DeltaKey
+from fsl_async.roles.sync.delta import Delta, DeltaKey, MergedDelta, StoredDelta
 from fsl_async.store.book import Book
 from fsl_async.store.errors import LedgerDamaged, StoreError
 from fsl_async.store.files import Files
 from fsl_async.store.ledger import Ledger
-from fsl_async.store.records import AcceptedDelta, MergedEntry, VersionRecord
+from fsl_async.store.records import VersionRecord, to_fact
 
 NAMES = ["site-a", "b", "zürich"]
 
@@ -175,17 +175,16 @@ def test_a_fact_from_the_future_stops_an_old_release():
 def test_what_a_delta_takes_in_the_ledger(path):
     """docs/ARCHITECTURE.md says how large a ledger gets in a year: about 550 bytes for each delta."""
     key = DeltaKey("site-001.example", 1763722149000000001, 51234, 51235)
-    numbers = (1638400, 200)
     digest, norm = "0123456789abcdef" * 2, 12.345678901234567
     metrics = {"loss": 2.3456789012345, "snapshot_s": 0.123456789}
-    delta = AcceptedDelta(key, *numbers, 51234, digest, 123456789, norm, digest * 2, metrics)
-    entry = MergedEntry(key, *numbers, 0, 1638400.0, norm)
+    delta = Delta(key, digest, 1638400, 200, 51234, metrics)
+    entry = MergedDelta(delta, 0, 1638400.0, norm)
     version = VersionRecord(
         51235, digest, digest, 0, digest, (entry,) * 100, 1e-9, 10**12, 123456789, 100, 1.23456789
     )
     before = path.stat().st_size
     ledger, _, _ = opened(path)
-    ledger.append("accepted", delta.to_fact())
+    ledger.append("accepted", to_fact(StoredDelta(delta, 123456789, norm, digest * 2)))
     line = path.stat().st_size - before
     ledger.append("version", version.to_fact())
     ledger.close()

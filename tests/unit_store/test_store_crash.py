@@ -14,13 +14,14 @@ from itertools import count
 import attrs
 import numpy as np
 import pytest
+from deltas import delta_of, merged_of
 
-from fsl_async.roles.sync.events import DeltaKey
+from fsl_async.roles.sync.delta import DeltaKey
 from fsl_async.store import manifest as manifest_module
 from fsl_async.store.errors import StoreError
 from fsl_async.store.files import Files
 from fsl_async.store.manifest import Manifest, digest_of
-from fsl_async.store.records import DeltaMeta, MergedDelta, StoreSettings
+from fsl_async.store.records import StoreSettings
 from fsl_async.store.store import Store
 from fsl_codecs import CodecSpec, decode, encode
 
@@ -145,15 +146,15 @@ def publish(store, heard):
 
 def send(store, heard, name, version):
     key = key_of(name, version)
-    meta = DeltaMeta(tokens=TOKENS[name], steps=3, base_digest=EXPECTED[version - 1])
+    one = delta_of(key, TOKENS[name], 3, base_digest=EXPECTED[version - 1])
 
     def act():
-        if store.spool_begin(key, meta, TOKENS[name]) is None:
+        if store.spool_begin(one, TOKENS[name]) is None:
             frames = FRAMES[name]
             for index in range(store.spool_next_chunk(key), len(frames)):
                 store.spool_write(key, index, frames[index])
             result = store.spool_finish(key)
-            assert result.finite == (key != SICK)
+            assert (result.problem is None) == (key != SICK)
         heard.acknowledged.add(key)
 
     patiently(act, heard)
@@ -175,7 +176,7 @@ def play(store, heard):
         for name in healthy(version):
             key = key_of(name, version)
             patiently(lambda key=key, name=name: store.accumulate(key, TOKENS[name]), heard)
-            merged.append(MergedDelta(key, TOKENS[name], 0, TOKENS[name]))
+            merged.append(merged_of(key, TOKENS[name], tokens=TOKENS[name]))
         committed = patiently(
             lambda version=version, merged=merged: store.commit(version, merged, scale_of(version)),
             heard,
@@ -212,7 +213,7 @@ def check_promises(root, heard):
     recovered = store.recover()
     assert heard.version <= recovered.version <= heard.version + 1
     version = recovered.version
-    assert not any("cannot be used" in notice for notice in recovered.notices)
+    assert not any("cannot be used" in notice for notice in store.notices)
     if version >= 0:
         assert recovered.digest == EXPECTED[version]
         frames = [store.read_full(version, index) for index in range(MANIFEST.chunks)]

@@ -2,13 +2,14 @@
 
 import numpy as np
 import pytest
+from deltas import merged_of
 
 from fsl_async.observe.ledger_audit import audit_run
-from fsl_async.roles.sync.events import DeltaKey
+from fsl_async.roles.sync.delta import DeltaKey
 from fsl_async.store.aggregation import rule_named
 from fsl_async.store.errors import CheckpointDamaged, Damaged, DeltaDamaged, LedgerLost, StoreError
 from fsl_async.store.outer import OuterSettings
-from fsl_async.store.records import MergedDelta, file_name
+from fsl_async.store.records import file_name
 from fsl_codecs import CodecSpec, decode
 
 FLAT = ["weights.safetensors", "momentum.safetensors", "residual.safetensors"]
@@ -129,7 +130,7 @@ def test_beyond_repair_no_version_is_made(make_twins, file):
         with pytest.raises(
             CheckpointDamaged, match=rf"version 2 is damaged: {file} .*--from-version 0"
         ):
-            hurt.store.commit(3, [MergedDelta(delta, 1.0, 0, 10)], 1.0)
+            hurt.store.commit(3, [merged_of(delta)], 1.0)
     assert hurt.store.version == 2
     assert not folder(hurt, 3).exists()
     assert hurt.told == []
@@ -197,7 +198,7 @@ def test_a_damaged_delta_ends_the_run_and_not_the_next_start(make_run, rule):
     """It was tried again for ever, with the advice to make room."""
     run = make_run(rule=rule_named(rule, 0))
     run.start()
-    merged = [MergedDelta(key(name), 1.0, 0, 10) for name in "abc"]
+    merged = [merged_of(key(name)) for name in "abc"]
     for seed, one in enumerate(merged):
         run.send(one.key, np.full(run.manifest.values, seed + 1.0, np.float32))
         run.store.accumulate(one.key, 1.0)
@@ -257,7 +258,7 @@ def test_without_its_ledger_a_run_goes_on_from_a_version_that_is_named(make_twin
     merged = {key(name, base, base + 1) for name in "ab" for base in range(target)}
     assert recovered.settled == dict.fromkeys(merged, "merged")
     assert {path.name for path in (run.root / "quarantine").iterdir()} == spooled
-    (line,) = [one for one in recovered.notices if "ledger" in one]
+    (line,) = [one for one in run.store.notices if "ledger" in one]
     assert line.endswith("4 deltas of the spool, acknowledged or not, moved to quarantine")
     run.round(target + 1, "a", "b")
     assert run.open().version == target + 1
@@ -298,7 +299,7 @@ def test_an_older_ledger_from_a_backup_drops_nothing_without_a_word(make_twins):
     ledger.write_bytes(b"".join(lines[:first]))
     recovered = run.open()
     assert recovered.version == 2
-    (line,) = [one for one in recovered.notices if pending.text in one]
+    (line,) = [one for one in run.store.notices if pending.text in one]
     assert line == f"delta {pending.text} is in no line of the ledger; moved to quarantine"
     assert [path.name for path in (run.root / "quarantine").iterdir()] == ["a@1@2@3.frames"]
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from fsl_async.roles.sync.events import DeltaKey
+from fsl_async.roles.sync.delta import DeltaKey
 from fsl_async.store.errors import CheckpointDamaged, StoreError
 from fsl_async.store.files import Files
 from fsl_async.store.manifest import Manifest
@@ -83,9 +83,9 @@ def test_versions_that_the_ledger_does_not_know_yet_are_kept(make_run, crash):
         disk.broken = False
         assert run.commit(key("c")).notice is None
     recovered = run.open()
-    assert recovered.merged_keys >= {key("a"), key("b")}
+    assert {key("a"), key("b")} <= recovered.settled.keys()
     assert [delta.key for delta in recovered.pending] == ([key("c")] if crash else [])
-    assert len(recovered.notices) == (2 if crash else 0)
+    assert len(run.store.notices) == (2 if crash else 0)
     assert not crash or recovered.digest == digest
     run.close()
     assert [p.name for p in (run.root / "checkpoints").iterdir()] == [f"v0000000{3 - crash}"]
@@ -149,7 +149,7 @@ def test_damage_to_any_file_is_repaired_or_named(run, file, harm):
     if file != "manifest.json":
         recovered = run.open()
         assert recovered.digest == digests[1]
-        (line,) = recovered.notices
+        (line,) = run.store.notices
         assert line.startswith(f"version 2 was damaged: {file} ")
         assert line.endswith("made again from the version before and the deltas that it merged")
         assert path.read_bytes() == whole
@@ -162,7 +162,7 @@ def test_damage_to_any_file_is_repaired_or_named(run, file, harm):
     if file == "update.bin":  # no version rests on it
         recovered = run.open()
         assert recovered.digest == digests[1]
-        assert recovered.notices[-1].endswith("clients get that version in full")
+        assert run.store.notices[-1].endswith("clients get that version in full")
         assert not run.store.has_update(2)
         return
     with pytest.raises(CheckpointDamaged, match=file) as caught:
@@ -236,7 +236,7 @@ def test_a_fallback_merges_again_what_it_took_back(run):
         "a/1/2/3",
         "b/1/2/3",
     ]
-    assert recovered.merged_keys == {key("a", 0, 1), key("b", 0, 1)}
+    assert recovered.settled == dict.fromkeys([key("a", 0, 1), key("b", 0, 1)], "merged")
     aside = [p.name for p in (run.root / "checkpoints").iterdir() if "rolled" in p.name]
     assert sorted(aside) == ["rolled-back-1-v00000002", "rolled-back-1-v00000003"]
     again = [run.commit(key("a", v - 1, v), key("b", v - 1, v)).digest for v in (2, 3)]
@@ -261,8 +261,8 @@ def test_a_fallback_to_the_newest_is_nothing(run):
     """An operator who leaves the option in place must not roll back again and again."""
     run.start()
     run.round(1, "a")
-    recovered = run.open(from_version=1)
-    assert recovered.notices == ()
+    run.open(from_version=1)
+    assert run.store.notices == ()
     with pytest.raises(StoreError, match="no version 7 to fall back to; there is 0, 1"):
         run.open(from_version=7)
 
@@ -276,7 +276,7 @@ def test_a_lost_spool_file_after_a_fallback_is_forgotten(run):
     recovered = run.open(from_version=1)
     assert recovered.pending == ()
     assert run.store.known(key("a", 1, 2)) is None
-    assert "1 delta is gone" in recovered.notices[-1]
+    assert "1 delta is gone" in run.store.notices[-1]
 
 
 def test_a_lost_manifest_says_what_to_do(run):

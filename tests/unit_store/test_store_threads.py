@@ -8,15 +8,15 @@ import time
 
 import numpy as np
 import pytest
+from deltas import merged_of
 
 import fsl_async.store.manifest as manifest_module
-from fsl_async.roles.sync.events import DeltaKey
+from fsl_async.roles.sync.delta import DeltaKey
 from fsl_async.store.aggregation import rule_named
 from fsl_async.store.errors import NoWorkerThread, StoreError
 from fsl_async.store.files import Files
 from fsl_async.store.manifest import Manifest
 from fsl_async.store.outer import OuterSettings
-from fsl_async.store.records import MergedDelta
 from fsl_codecs import CodecSpec
 
 SEVEN_CHUNKS = Manifest.from_shapes([("w", (64, 6)), ("b", (17,))])
@@ -145,7 +145,7 @@ def pending(run, disk):
     for position, key in enumerate(keys):
         run.send(key, noise(100 + position))
         run.store.accumulate(key, 10.0)
-    return [MergedDelta(key, 10.0, 0, 10) for key in keys]
+    return [merged_of(key, 10.0) for key in keys]
 
 
 @pytest.mark.parametrize(
@@ -235,7 +235,7 @@ def test_where_no_thread_can_be_started_that_is_said(make_run, monkeypatch, way)
         for key in keys:
             if key not in run.store.accumulated:
                 run.store.accumulate(key, 10.0)
-        run.store.commit(1, [MergedDelta(key, 10.0, 0, 10) for key in keys], 1 / 20)
+        run.store.commit(1, [merged_of(key, 10.0) for key in keys], 1 / 20)
 
     with monkeypatch.context() as patched:
         patched.setattr(threading.Thread, "start", refuse)

@@ -4,12 +4,13 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
+from deltas import delta_of
 
-from fsl_async.roles.sync.events import DeltaKey
-from fsl_async.roles.sync.weighting import Contribution, TokensWeighting
+from fsl_async.roles.sync.delta import DeltaKey, MergedDelta
+from fsl_async.roles.sync.weighting import TokensWeighting
 from fsl_async.store.manifest import CHUNK_VALUES, Manifest, digest_of
 from fsl_async.store.outer import OuterSettings
-from fsl_async.store.records import MergedDelta, StoreSettings
+from fsl_async.store.records import StoreSettings
 from fsl_codecs import CodecSpec
 
 WIDE = Manifest.from_shapes([("w", (2, CHUNK_VALUES // 2 + 5)), ("b", (7,))])
@@ -30,10 +31,11 @@ def merge(run, *members):
     for name, vector, tokens, staleness in members:
         key = DeltaKey(name, 1, run.store.version, 1 + run.store.version)
         run.send(key, vector, tokens=tokens)
-        weight = work.weight(Contribution(tokens, 2, staleness))
+        one = delta_of(key, tokens)
+        weight = work.weight(one, staleness)
         run.store.accumulate(key, weight)
-        merged.append(MergedDelta(key, weight, staleness, tokens))
-    scale = work.scale([Contribution(tokens, 2, late) for _, _, tokens, late in members])
+        merged.append(MergedDelta(one, staleness, weight))
+    scale = work.scale(merged)
     return run.store.commit(run.store.version + 1, merged, scale)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from attrs import frozen, mutable
+from attrs import evolve, frozen, mutable
 
 import fsl_transport as tp
 from fsl_async.accounting.categories import Direction
@@ -44,7 +44,6 @@ from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync import messages as msg
 from fsl_async.roles.sync.client import SERVER, ClientMachine
-from fsl_async.roles.sync.events import DeltaKey
 from fsl_async.store.manifest import Manifest
 
 REDIAL_S = 5.0
@@ -227,9 +226,9 @@ class ClientShell:
             case msg.Turn(number, last):
                 self.node.feed(ev.TurnCalled(number, last))
             case msg.Accepted(key):
-                self.node.feed(ev.DeltaAcknowledged(DeltaKey.parse(key)))
+                self.node.feed(ev.DeltaAcknowledged(key))
             case msg.Declined(key, code, text):
-                self.node.feed(ev.DeltaRefused(DeltaKey.parse(key), code, text))
+                self.node.feed(ev.DeltaRefused(key, code, text))
             case msg.Announce(version, digest):
                 self.node.feed(ev.VersionAnnounced(version, digest))
             case msg.Reject(code, text):
@@ -292,7 +291,8 @@ class ClientShell:
         self.worker.submit(self.learner.adopt_initial, *self._replaced(0, number))
 
     def _offer_delta(self, effect: do.OfferDelta, number: int) -> None:
-        sequence = effect.key.sequence
+        delta = effect.delta
+        sequence = delta.key.sequence
         chunks = self._known_manifest().chunks
         source = CodedSource(
             chunks,
@@ -300,11 +300,11 @@ class ClientShell:
             lambda index: self.learner.encode_delta(sequence, index),
             lambda index, frame: self.count(Direction.UP, index, frame),
         )
-        metrics = dict(effect.metrics) if self._shares_metrics else {}
-        work = (effect.tokens, effect.steps, effect.round, metrics)
-        meta = msg.DeltaMeta(effect.key.text, effect.base_digest, *work)
-        stream = delta_stream(effect.key.text)
-        self.endpoint.offer(SERVER, stream, msg.to_wire(meta), source, eager_bytes(chunks))
+        if not self._shares_metrics:
+            delta = evolve(delta, metrics={})
+        meta = msg.to_wire(msg.DeltaMeta(delta))
+        stream = delta_stream(delta.key.text)
+        self.endpoint.offer(SERVER, stream, meta, source, eager_bytes(chunks))
 
     def _finish_encoding(self, effect: do.FinishEncoding, number: int) -> None:
         self.worker.submit(

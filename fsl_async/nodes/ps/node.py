@@ -10,7 +10,7 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +53,7 @@ from fsl_async.roles.sync.ps import ParameterServerMachine, ParameterServerRules
 from fsl_async.roles.sync.round import RoundRules
 from fsl_async.store.errors import CheckpointDamaged, StoreError
 from fsl_async.store.outer import OuterSettings
-from fsl_async.store.records import Recovered, StoreSettings
+from fsl_async.store.records import StoreSettings, VersionRecord
 from fsl_async.store.store import Store
 from fsl_transport.loop import run as run_loop
 from fsl_transport.zmq.link import ZmqListener
@@ -114,7 +114,7 @@ def _store_settings(config: Config) -> StoreSettings:
     )
 
 
-def _recover(store: Store, run_dir: Path) -> Recovered:
+def _recover(store: Store, run_dir: Path) -> ev.Recovered:
     try:
         return store.recover()
     except CheckpointDamaged as error:
@@ -231,7 +231,7 @@ def prepared(
         keep_settings(run_dir, config, recovered.version)
         members = _members(run_dir, log)
         run = store.start_run(f"{config.run.name}-{secrets.token_hex(4)}")
-        for notice in recovered.notices:
+        for notice in store.notices:
             log(notice)
         journal = JournalWriter(run_dir / JOURNAL)
     except OSError as error:
@@ -267,9 +267,9 @@ def prepared(
         store.close()
 
 
-def _note_versions(journal: Reporter, recovered: Recovered, now: float) -> None:
+def _note_versions(journal: Reporter, records: Sequence[VersionRecord], now: float) -> None:
     """What the kept versions have merged: the last process may have been killed before its journal said so."""
-    for record in recovered.records:
+    for record in records:
         keys = [entry.key.text for entry in record.merged]
         for start in range(0, len(keys), MAX_ITEMS):
             part = keys[start : start + MAX_ITEMS]
@@ -405,7 +405,7 @@ async def _serve(  # noqa: PLR0917 - private, called once
     config: Config,
     run_dir: Path,
     store: Store,
-    recovered: Recovered,
+    recovered: ev.Recovered,
     members: frozenset[str],
     run: str,
     writer: JournalWriter,
@@ -482,7 +482,7 @@ async def _serve(  # noqa: PLR0917 - private, called once
         encrypted=gate.curve is not None,
         needs=list(needs_of(config)),
     )
-    _note_versions(journal, recovered, loop.time())
+    _note_versions(journal, store.records, loop.time())
     told = herald(config, run, journal, writer)
     try:
         shell.start(recovered)

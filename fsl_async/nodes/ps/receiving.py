@@ -13,7 +13,7 @@ from fsl_async.nodes.runtime import Worker
 from fsl_async.roles.machine import StreamLost
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
-from fsl_async.store.records import DeltaMeta, SpoolResult
+from fsl_async.store.records import SpoolResult
 
 if TYPE_CHECKING:
     from fsl_async.nodes.ps.shell import ParameterServerShell
@@ -103,13 +103,11 @@ class Receiving:
 
     def delta(self, effect: do.ReceiveDelta, number: int) -> None:
         """Receive a delta into the spool, from the chunk on that is not there yet."""
-        shell, key, peer, stream = self._shell, effect.key, effect.peer, effect.stream
-        meta = DeltaMeta(
-            effect.tokens, effect.steps, effect.base_digest, effect.round, effect.metrics
-        )
+        shell, delta, peer, stream = self._shell, effect.delta, effect.peer, effect.stream
+        key = delta.key
 
         def begin() -> int | None:
-            known = shell.store.spool_begin(key, meta, effect.weight)
+            known = shell.store.spool_begin(delta, effect.weight)
             return None if known else shell.store.spool_next_chunk(key)
 
         def begun(next_chunk: int | None) -> None:
@@ -134,17 +132,7 @@ class Receiving:
 
         def stored(result: SpoolResult) -> None:
             over()
-            event = ev.DeltaStored(
-                peer,
-                key,
-                effect.tokens,
-                effect.steps,
-                effect.round,
-                result.bytes,
-                result.norm,
-                result.problem,
-            )
-            shell.node.feed(event, number)
+            shell.node.feed(ev.DeltaStored(peer, result.stored, result.problem), number)
 
         def broken(error: Exception) -> None:
             shell.endpoint.decline(peer, stream, "server cannot store it now")

@@ -6,7 +6,7 @@ makes "accumulate these, then commit" mean what it says.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from attrs import frozen
@@ -19,7 +19,7 @@ from fsl_async.nodes.ps.serving import Serving
 from fsl_async.nodes.ps.shards import Shards
 from fsl_async.nodes.runtime import Journal, Node, Worker
 from fsl_async.nodes.transfer_progress import TransferProgress
-from fsl_async.nodes.wire import Hello, Welcome, beat_of, problem_of
+from fsl_async.nodes.wire import Hello, Welcome, beat_of, delta_stream, problem_of
 from fsl_async.roles.machine import (
     ClientLeft,
     DeclineStream,
@@ -34,11 +34,10 @@ from fsl_async.roles.messages import MessageError
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync import messages as msg
-from fsl_async.roles.sync.events import DeltaKey
 from fsl_async.roles.sync.ps import ParameterServerMachine
 from fsl_async.store.errors import Damaged, ManifestError
 from fsl_async.store.manifest import Manifest
-from fsl_async.store.records import Committed, Recovered
+from fsl_async.store.records import Committed
 from fsl_transport.rate_limit import Rate, TokenBucket
 
 
@@ -125,39 +124,16 @@ class ParameterServerShell:
             do.VerifyVersion: self._verify,
         }
 
-    def start(self, recovered: Recovered) -> None:
+    def start(self, recovered: ev.Recovered) -> None:
         """Feed what `store.recover()` found; call once, before any transport event."""
-        self.manifest = recovered.manifest
+        self.manifest = self.store.manifest if recovered.version >= 0 else None
         self._shards.recovered(recovered.leases, recovered.loans, self.scheduler.time())
         self._incarnations = dict(recovered.incarnations)
         for name, incarnation in self._incarnations.items():
             # The transport forgot them with the last process; without them a client whose clock is behind would be let in
             # and have every delta refused as one of a former life.
             self.endpoint.remember(name, incarnation)
-        pending = tuple(
-            ev.PendingDelta(d.key, d.tokens, d.steps, d.round, d.bytes, d.norm)
-            for d in recovered.pending
-        )
-        held = tuple(
-            ev.PendingDelta(d.key, d.tokens, d.steps, d.round, d.bytes, d.norm)
-            for d in recovered.held
-        )
-        settled: Mapping[DeltaKey, str] = recovered.settled
-        self.node.feed(
-            ev.Recovered(
-                recovered.version,
-                recovered.digest,
-                dict(recovered.digests),
-                pending,
-                dict(settled),
-                recovered.tokens_total,
-                recovered.served_s,
-                recovered.since_version_s,
-                tuple(d.norm for d in recovered.usual),
-                tuple(d.tokens for d in recovered.usual),
-                held,
-            )
-        )
+        self.node.feed(recovered)
 
     # --- from the transport ---
 
@@ -246,12 +222,11 @@ class ParameterServerShell:
             self.endpoint.decline(event.peer, event.stream_id, "wrong number of chunks")
             return
         match meta:
-            case msg.DeltaMeta(key, base_digest, tokens, steps, number, metrics):
-                work = (tokens, steps, number, metrics)
-                named = DeltaKey.parse(key)
-                self.node.feed(
-                    ev.DeltaOffered(event.peer, event.stream_id, named, base_digest, *work)
-                )
+            case msg.DeltaMeta(delta):
+                if event.stream_id != delta_stream(delta.key.text):
+                    shown = event.stream_id[:80]
+                    raise MessageError(f"stream {shown!r} carries delta {delta.key.text}")
+                self.node.feed(ev.DeltaOffered(event.peer, event.stream_id, delta))
             case msg.InitialMeta(fingerprint) if fingerprint != self.manifest.fingerprint:
                 self.endpoint.decline(event.peer, event.stream_id, "weights of another model")
             case msg.InitialMeta():

@@ -80,10 +80,9 @@ from fsl_async.roles.sync.client_state import (
     SERVER,
     ClientRules,
     Held,
-    Outstanding,
     lost_words,
 )
-from fsl_async.roles.sync.events import DeltaKey
+from fsl_async.roles.sync.delta import Delta, DeltaKey
 from fsl_async.roles.sync.version_sync import VersionSync
 
 __all__ = [
@@ -95,7 +94,6 @@ __all__ = [
     "ClientMachine",
     "ClientRules",
     "Held",
-    "Outstanding",
 ]
 
 
@@ -112,7 +110,8 @@ class ClientMachine:
         self.attached = False
         self.model_version = -1
         self.model_digest = ""  # of the version the weights were last moved onto, which the next delta is measured from
-        self.delta: Outstanding | None = None
+        self.delta: Delta | None = None  # that waits for its acknowledgement
+        self.coded = False  # whether all of it is
         self.sequence = 0
         self.call: ev.RoundCalled | None = None
         self.answering: ev.RoundCalled | None = None
@@ -253,7 +252,7 @@ class ClientMachine:
         return self.leaving.ask(event.text, exit_code, now)
 
     def _offer(self) -> list[Effect]:
-        return [self.delta.offer()] if self.delta is not None and self.connected else []
+        return [do.OfferDelta(self.delta)] if self.delta is not None and self.connected else []
 
     def _timers(self, event: TimerFired, now: float) -> list[Effect]:
         effects: list[Effect] = []
@@ -385,9 +384,10 @@ class ClientMachine:
                 effects.append(Send(SERVER, msg.Skip(answered.round, reason)))
             return [*effects, *self._resume(), *self._advance()]
         key = DeltaKey(self.name, self.incarnation, event.base, event.sequence)
-        self.delta = Outstanding(
+        self.delta = Delta(
             key, self.model_digest, event.tokens, event.steps, answered.round, event.metrics
         )
+        self.coded = False
         if self.connected:
             self.leaving.pace.begin(now)
         waits = answered.is_turn or (answered.last and self.connected)
@@ -403,7 +403,7 @@ class ClientMachine:
         self.busy = None
         if self.delta is None or self.delta.key.sequence != event.sequence:
             return [do.DropDelta(event.sequence), *self._advance()]  # settled while it was coded
-        self.delta.coded = True
+        self.coded = True
         return self._advance()
 
     def _acknowledged(self, event: ev.DeltaAcknowledged, now: float) -> list[Effect]:
@@ -449,7 +449,7 @@ class ClientMachine:
         if self.busy is not None:
             return effects
         if self.following.here is not None:
-            if self.delta is not None and not self.delta.coded:
+            if self.delta is not None and not self.coded:
                 self.busy = "coding"
                 return [*effects, do.FinishEncoding(self.delta.key.sequence)]
             version, self.following.here = self.following.here, None

@@ -1,11 +1,8 @@
-"""What the client's machine is made of: its rules, the delta that is outstanding, and a version that it holds. Pure."""
+"""What the client's machine is made of: its rules, and a version that it holds. Pure."""
 
 from __future__ import annotations
 
-from attrs import field, frozen, mutable
-
-from fsl_async.roles.sync.effects import OfferDelta
-from fsl_async.roles.sync.events import DeltaKey
+from attrs import frozen
 
 SERVER = ""  # a client has one peer
 _LOST = {
@@ -41,24 +38,6 @@ class ClientRules:
     """At the end: for everything together."""
     goodbye_s: float = 2.0
     """Before a deadline of others: to say goodbye, and for the process to end by itself."""
-
-
-@mutable
-class Outstanding:
-    """The delta that waits for its acknowledgement."""
-
-    key: DeltaKey
-    base_digest: str
-    tokens: int
-    steps: int
-    round: int
-    metrics: dict[str, float] = field(factory=dict)
-    coded: bool = False
-
-    def offer(self) -> OfferDelta:
-        """Offer it, now or again."""
-        work = (self.tokens, self.steps, self.round, self.metrics)
-        return OfferDelta(self.key, self.base_digest, *work)
 
 
 @frozen

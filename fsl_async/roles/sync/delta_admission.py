@@ -8,15 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from attrs import mutable
+from attrs import evolve, mutable
 
 from fsl_async.roles.machine import DeclineStream, Effect, Note, Send, StreamLost
 from fsl_async.roles.messages import Message
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync import messages as msg
+from fsl_async.roles.sync.delta import Delta, DeltaKey, StoredDelta
 from fsl_async.roles.sync.deltas import DeltaBook
-from fsl_async.roles.sync.norm_guard import Held, NormGuard
+from fsl_async.roles.sync.norm_guard import NormGuard
 from fsl_async.roles.sync.ps_state import Member
 
 Objection = tuple[str, str] | None
@@ -29,57 +30,53 @@ class DeltaAdmission:
 
     members: dict[str, Member]
     deltas: DeltaBook
-    too_late: Callable[[ev.DeltaOffered], Objection]
+    too_late: Callable[[Delta], Objection]
     screen: NormGuard
 
     def offered(self, event: ev.DeltaOffered, now: float) -> tuple[list[Effect], bool]:
         """Answer an offer. Returns whether that settles what the client has to say in its round."""
-        peer, key = event.peer, event.key
+        peer, delta, key = event.peer, event.delta, event.delta.key
         if key.client != peer or peer not in self.members:
             return [DeclineStream(peer, event.stream, "not yours")], False
         if self.deltas.is_acknowledged(key) or key in self.screen.held:
-            again = Send(peer, msg.Accepted(key.text))
+            again = Send(peer, msg.Accepted(key))
             return [DeclineStream(peer, event.stream, "known"), again], True
-        objection = self.deltas.objection(event) or self.too_late(event)
+        objection = self.deltas.objection(delta) or self.too_late(delta)
         if objection is None:
-            tokens, why = self.screen.tokens(key, event.tokens, now)
-            work = (tokens, event.steps, event.round, event.metrics)
-            weight = None
-            if not self.screen.rules.clips:
-                weight = self.deltas.weight(key, tokens, event.steps)
-            receive = do.ReceiveDelta(peer, event.stream, key, event.base_digest, *work, weight)
+            tokens, why = self.screen.tokens(delta, now)
+            delta = evolve(delta, tokens=tokens)
+            weight = None if self.screen.rules.clips else self.deltas.weight(delta)
+            receive = do.ReceiveDelta(peer, event.stream, delta, weight)
             return [*([Note(why, "warning")] if why else []), receive], False
         code, text = objection
         return [
             DeclineStream(peer, event.stream, code),
-            Send(peer, msg.Declined(key.text, code, text)),
+            Send(peer, msg.Declined(key, code, text)),
             Note(f"refused delta {key.text}: {text}", "warning"),
         ], True
 
-    def book(self, delta: Held, now: float) -> list[Effect]:
+    def book(self, stored: StoredDelta, now: float) -> list[Effect]:
         """Let a durable delta wait for the next merge, clipped where its norm asks for that, or keep it out."""
-        key = delta.key
-        reason = self.screen.outlier(delta.norm)
+        key = stored.key
+        reason = self.screen.outlier(stored.norm)
         if reason is not None:
             self.deltas.settle(key, "quarantined")
             self.screen.stored(key.client, now)
-            self.screen.hold(delta)
+            self.screen.hold(stored)
             release = self.screen.rules.release
             words = "held back" if release else "quarantined"
             text = f"{words} delta {key.text}: {reason}; the round goes on without it"
             return [do.Quarantine(key, reason, release), Note(text, "warning")]
-        return self.count(delta, now)
+        return self.count(stored, now)
 
-    def count(self, delta: Held, now: float) -> list[Effect]:
+    def count(self, stored: StoredDelta, now: float) -> list[Effect]:
         """Let a delta wait for the next merge."""
-        clip = self.screen.clip(delta.norm)
-        self.screen.accepted(delta.key, delta.norm, delta.tokens, now)
-        effects: list[Effect] = [
-            self.deltas.acknowledge(delta.key, delta.tokens, delta.steps, clip)
-        ]
+        clip = self.screen.clip(stored.norm)
+        self.screen.accepted(stored, now)
+        effects: list[Effect] = [self.deltas.acknowledge(stored, clip)]
         if clip < 1.0:
-            limit = clip * delta.norm
-            text = f"delta {delta.key.text} of norm {delta.norm:.4g} counts as one of {limit:.4g}"
+            limit = clip * stored.norm
+            text = f"delta {stored.key.text} of norm {stored.norm:.4g} counts as one of {limit:.4g}"
             effects.append(Note(text, "warning"))
         return effects
 
@@ -95,22 +92,22 @@ class DeltaAdmission:
         return effects
 
     def stored(self, event: ev.DeltaStored, now: float) -> list[Effect]:
-        """Book what is durable, or say what became of it."""
-        key = event.key
+        """Book what is durable, or answer what became of it."""
+        key = event.stored.key
         outcome = self.deltas.settled_as(key)
         effects: list[Effect] = []
-        answer: Message = msg.Accepted(key.text)
+        answer: Message = msg.Accepted(key)
         if self.deltas.is_acknowledged(key) or key in self.screen.held:
             pass  # a second stream of the same delta: the same answer again
         elif outcome is not None:
-            answer = msg.Declined(key.text, outcome, f"this delta is {outcome}")
+            answer = msg.Declined(key, outcome, f"this delta is {outcome}")
         elif event.problem is None:
-            effects += self.book(Held(key, event.tokens, event.steps, event.norm), now)
+            effects += self.book(event.stored, now)
             if self.deltas.settled_as(key) == "quarantined" and not self.screen.rules.release:
-                answer = msg.Declined(key.text, "quarantined", self._reason(effects))
+                answer = msg.Declined(key, "quarantined", self._reason(effects))
         else:
             self.deltas.settle(key, "quarantined")
-            answer = msg.Declined(key.text, "quarantined", event.problem)
+            answer = msg.Declined(key, "quarantined", event.problem)
             text = f"quarantined delta {key.text}: {event.problem}; the round goes on without it"
             effects.append(Note(text, "warning"))
         if key.client in self.members:
@@ -126,6 +123,6 @@ class DeltaAdmission:
         text = f"stream {event.stream} of {event.peer} broke off: {event.reason}"
         effects: list[Effect] = [Note(text)]
         if event.stream.startswith("delta:") and event.peer in self.members:
-            key = event.stream.removeprefix("delta:")
+            key = DeltaKey.parse(event.stream.removeprefix("delta:"))
             effects.append(Send(event.peer, msg.Declined(key, "later", event.reason[:200])))
         return effects

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from attrs import mutable
 
-from fsl_async.roles.sync.effects import Accumulate, MergedDelta
-from fsl_async.roles.sync.events import DeltaKey, DeltaOffered
-from fsl_async.roles.sync.weighting import Contribution, Weighting
+from fsl_async.roles.sync.delta import Delta, DeltaKey, MergedDelta, StoredDelta
+from fsl_async.roles.sync.effects import Accumulate
+from fsl_async.roles.sync.weighting import Weighting
 
 MAX_TOKENS = 10**12
 """In one delta. Together with the store's limit on a delta's norm it keeps every sum far inside fp32."""
@@ -50,15 +50,14 @@ class DeltaBook:
         for merged in self.merging:
             del self.pending[merged.key]
             self.settle(merged.key, "merged")
-            tokens += merged.tokens
+            tokens += merged.delta.tokens
         self.merging = ()
         return tokens
 
     def begin_merge(self) -> tuple[tuple[MergedDelta, ...], float]:
         """Fix what enters the next version: all that is pending now. Returns it and the scale of the average."""
         self.merging = tuple(self.pending.values())
-        work = [Contribution(m.tokens, m.steps, m.staleness) for m in self.merging]
-        return self.merging, self.weighting.scale(work)
+        return self.merging, self.weighting.scale(self.merging)
 
     def abandon_merge(self) -> None:
         """The merge failed before it was durable; everything is pending again (and still in the accumulator)."""
@@ -97,7 +96,7 @@ class DeltaBook:
         """Whether the answer to an offer of `key` is the acknowledgement that it got before."""
         return key in self.pending or self.settled_as(key) == "merged"
 
-    def objection(self, offer: DeltaOffered) -> tuple[str, str] | None:
+    def objection(self, offer: Delta) -> tuple[str, str] | None:
         """Why an offered delta will never be merged, as a code and a sentence; None when it is welcome."""
         key = offer.key
         outcome = self.settled_as(key)
@@ -138,12 +137,13 @@ class DeltaBook:
         """
         return max(0, self.version + (1 if self.merging else 0) - key.base)
 
-    def weight(self, key: DeltaKey, tokens: int, steps: int) -> float:
-        """What a delta weighs in the next free merge."""
-        return self.weighting.weight(Contribution(tokens, steps, self.staleness(key)))
+    def weight(self, delta: Delta) -> float:
+        """The weight of a delta in the next free merge."""
+        return self.weighting.weight(delta, self.staleness(delta.key))
 
-    def acknowledge(self, key: DeltaKey, tokens: int, steps: int, clip: float = 1.0) -> Accumulate:
-        """Book a durable delta for the next free merge and say how it enters the accumulator; `clip` lowers its weight."""
-        weight = clip * self.weight(key, tokens, steps)
-        self.pending[key] = MergedDelta(key, tokens, steps, self.staleness(key), weight)
-        return Accumulate(key, weight)
+    def acknowledge(self, stored: StoredDelta, clip: float = 1.0) -> Accumulate:
+        """Book a durable delta for the next free merge; returns how it enters the accumulator. `clip` lowers its weight."""
+        delta = stored.delta
+        weight = clip * self.weight(delta)
+        self.pending[delta.key] = MergedDelta(delta, self.staleness(delta.key), weight, stored.norm)
+        return Accumulate(delta.key, weight)

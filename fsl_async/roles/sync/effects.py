@@ -5,12 +5,10 @@ Effects that take time end in an event (named in the docstring), so a machine ne
 
 from __future__ import annotations
 
-from typing import Any
-
-from attrs import field, frozen
+from attrs import frozen
 
 from fsl_async.roles.machine import Effect
-from fsl_async.roles.sync.events import DeltaKey
+from fsl_async.roles.sync.delta import Delta, DeltaKey, MergedDelta
 
 # --- both roles -------------------------------------------------------------------------------------------
 
@@ -43,17 +41,13 @@ class ReceiveInitial(Effect, tag="receive_initial"):
 class ReceiveDelta(Effect, tag="receive_delta"):
     """Spool the offered delta, from the first chunk not yet held. Ends in DeltaStored or StreamLost.
 
-    `weight`: what its Accumulate will most likely say, so that its chunks may be added while it comes; None where nobody knows.
+    `weight`: the one that its Accumulate will most likely have, so that its chunks may be added as they arrive; None
+    where that is not known.
     """
 
     peer: str
     stream: str
-    key: DeltaKey
-    base_digest: str
-    tokens: int
-    steps: int
-    round: int
-    metrics: dict[str, Any] = field(factory=dict)
+    delta: Delta
     weight: float | None = None
 
 
@@ -78,17 +72,6 @@ class Accumulate(Effect, tag="accumulate"):
     """Add weight times a spooled delta to the accumulator. Carried out in order, before any later Commit."""
 
     key: DeltaKey
-    weight: float
-
-
-@frozen
-class MergedDelta:
-    """One delta as it enters a version."""
-
-    key: DeltaKey
-    tokens: int
-    steps: int
-    staleness: int
     weight: float
 
 
@@ -160,12 +143,7 @@ class ResumeTraining(Effect, tag="resume_training"):
 class OfferDelta(Effect, tag="offer_delta"):
     """Offer a delta (again), encoding what is not coded yet. StreamLost if it breaks."""
 
-    key: DeltaKey
-    base_digest: str
-    tokens: int
-    steps: int
-    round: int
-    metrics: dict[str, Any] = field(factory=dict)
+    delta: Delta
 
 
 @frozen

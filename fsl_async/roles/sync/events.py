@@ -7,44 +7,12 @@ caller's monotonic clock; names are peer names; digests are hexadecimal text. No
 
 from __future__ import annotations
 
-from typing import Any, Self
+from typing import Any
 
 from attrs import field, frozen
 
 from fsl_async.roles.machine import Event
-from fsl_async.roles.names import MAX_DIGITS, NAME
-
-
-@frozen(order=True)
-class DeltaKey:
-    """The identity of one delta: who computed it, in which life, from which version, and the how-manieth.
-
-    A client keeps a delta until its key is acknowledged, and offers it again after any reconnect; the parameter
-    server answers a key that it knows with the same acknowledgement. So every delta is merged at most once.
-    """
-
-    client: str
-    incarnation: int
-    base: int
-    sequence: int
-
-    @property
-    def text(self) -> str:
-        """The form used on the wire and in the journal, `client/incarnation/base/sequence`."""
-        return f"{self.client}/{self.incarnation}/{self.base}/{self.sequence}"
-
-    @classmethod
-    def parse(cls, text: str) -> Self:
-        """Read `text` back; raises ValueError when it is not a key."""
-        client, *numbers = text.split("/")
-        fits = all(
-            part.isascii() and part.isdecimal() and len(part) <= MAX_DIGITS for part in numbers
-        )
-        if not NAME.fullmatch(client) or len(numbers) != 3 or not fits:
-            raise ValueError(f"not a delta key: {text[:120]!r}")
-        incarnation, base, sequence = (int(part) for part in numbers)
-        return cls(client, incarnation, base, sequence)
-
+from fsl_async.roles.sync.delta import Delta, DeltaKey, StoredDelta
 
 # --- both roles -------------------------------------------------------------------------------------------
 
@@ -87,32 +55,34 @@ class HeartbeatReceived(Event, tag="heartbeat_received"):
 
 
 @frozen
-class PendingDelta:
-    """A delta that is acknowledged and not merged yet."""
-
-    key: DeltaKey
-    tokens: int
-    steps: int
-    round: int
-    bytes_coded: int = 0
-    norm: float = 0.0
-
-
-@frozen
 class Recovered(Event, tag="recovered"):
-    """What the disk says at start: the newest good version (-1: none yet) and the deltas still to be merged."""
+    """What the disk holds at start: the newest good version (-1: none yet), and what became of every delta."""
 
     version: int
     digest: str
-    digests: dict[int, str] = field(factory=dict)  # version -> digest of the versions still kept
-    pending: tuple[PendingDelta, ...] = ()
-    settled: dict[DeltaKey, str] = field(factory=dict)  # key -> "merged" | "quarantined"
+    digests: dict[int, str] = field(factory=dict)
+    """Version -> digest, of the versions that are kept."""
+    pending: tuple[StoredDelta, ...] = ()
+    """Acknowledged and not merged, in the order of acknowledgement."""
+    settled: dict[DeltaKey, str] = field(factory=dict)
+    """All other known keys: "merged" or "quarantined"."""
     tokens_total: int = 0
-    served_s: float = 0.0  # by the processes before this one
-    since_version_s: float = 0.0  # that the newest version is old, by the wall clock
-    norms: tuple[float, ...] = ()  # of the newest deltas that count, oldest first
-    tokens: tuple[int, ...] = ()  # of the same
-    held: tuple[PendingDelta, ...] = ()  # kept out, to be looked at again
+    served_s: float = 0.0
+    """How long the processes before this one have served the run, in seconds."""
+    since_version_s: float = 0.0
+    """How old the newest version is, in seconds by the wall clock; 0 where that is not known."""
+    usual: tuple[StoredDelta, ...] = ()
+    """The newest merged deltas, oldest first: norms and token counts are compared with theirs."""
+    held: tuple[StoredDelta, ...] = ()
+    """Kept out of the run, to be looked at again."""
+    leases: dict[str, int] = field(factory=dict)
+    """Client -> data shard."""
+    loans: frozenset[str] = frozenset()
+    """Of the leases, the provisional ones."""
+    incarnations: dict[str, int] = field(factory=dict)
+    """Client -> its newest incarnation."""
+    run: str = ""
+    """The run's name; empty before it has one."""
 
 
 @frozen
@@ -185,25 +155,15 @@ class DeltaOffered(Event, tag="delta_offered"):
 
     peer: str
     stream: str
-    key: DeltaKey
-    base_digest: str
-    tokens: int
-    steps: int
-    round: int
-    metrics: dict[str, Any] = field(factory=dict)
+    delta: Delta
 
 
 @frozen
 class DeltaStored(Event, tag="delta_stored"):
-    """A delta is complete, checked, spooled and synced to disk; with a `problem` it lies in quarantine instead."""
+    """A delta is durable; with a `problem` it lies in quarantine instead."""
 
     peer: str
-    key: DeltaKey
-    tokens: int
-    steps: int
-    round: int
-    bytes_coded: int
-    norm: float
+    stored: StoredDelta
     problem: str | None
 
 

@@ -12,16 +12,13 @@ from typing import Annotated, Any
 from attrs import frozen
 
 from fsl_async.roles.messages import Form, Message, Table, optional
-from fsl_async.roles.sync.events import DeltaKey
+from fsl_async.roles.sync.delta import DIGEST, Delta, Key, OptionalDigest
 
 RUN = Form("the name of a run", re.compile(r"[A-Za-z0-9._-]{1,128}").fullmatch)
-DIGEST = Form("a digest", re.compile(r"[0-9a-f]{32}").fullmatch)
 
 Run = Annotated[str, RUN]
 OptionalRun = Annotated[str, optional(RUN)]
 Digest = Annotated[str, DIGEST]
-OptionalDigest = Annotated[str, optional(DIGEST)]
-Key = Annotated[str, Form("a delta key", DeltaKey.parse)]
 Code = Annotated[str, Form("a code", re.compile(r"[a-z][a-z0-9-]{0,63}").fullmatch)]
 VersionKind = Annotated[str, Form("a kind of version", {"update", "full"}.__contains__)]
 
@@ -126,15 +123,10 @@ class InitialMeta(Message, tag="initial_meta/1"):
 
 
 @frozen
-class DeltaMeta(Message, tag="delta_meta/1"):
+class DeltaMeta(Message, tag="delta_meta/2"):
     """Stream of a delta: one coded frame a chunk."""
 
-    key: Key
-    base_digest: OptionalDigest
-    tokens: int
-    steps: int
-    round: int
-    metrics: dict[str, Any]
+    delta: Delta
 
 
 @frozen

@@ -25,7 +25,7 @@ from statistics import median
 
 from attrs import field, frozen, mutable
 
-from fsl_async.roles.sync.events import DeltaKey
+from fsl_async.roles.sync.delta import Delta, DeltaKey, StoredDelta
 
 MEMORY = 64
 
@@ -48,33 +48,22 @@ class GuardRules:
         return self.clip_norm > 0.0 or self.clip_median > 0.0
 
 
-@frozen
-class Held:
-    """A delta that is kept out and may come back."""
-
-    key: DeltaKey
-    tokens: int
-    steps: int
-    norm: float
-
-
 @mutable
 class NormGuard:
     """The server's memory of what is usual. Times in seconds of the caller's clock."""
 
     rules: GuardRules = field(factory=GuardRules)
-    held: dict[DeltaKey, Held] = field(factory=dict)
+    held: dict[DeltaKey, StoredDelta] = field(factory=dict)
     _norms: deque[float] = field(factory=lambda: deque(maxlen=MEMORY))
     _tokens: deque[int] = field(factory=lambda: deque(maxlen=MEMORY))
     _since: dict[str, float] = field(factory=dict)
     _settled: dict[str, tuple[DeltaKey, int]] = field(factory=dict)
 
-    def recovered(
-        self, norms: Iterable[float], tokens: Iterable[int], held: Iterable[Held]
-    ) -> None:
-        """What the disk remembers, oldest first."""
-        self._norms.extend(norms)
-        self._tokens.extend(tokens)
+    def recovered(self, usual: Iterable[StoredDelta], held: Iterable[StoredDelta]) -> None:
+        """Take what the disk has, oldest first: the newest merged deltas, and those that are kept out."""
+        for one in usual:
+            self._norms.append(one.norm)
+            self._tokens.append(one.delta.tokens)
         if self.rules.release:
             self.held = {one.key: one for one in held}
 
@@ -87,8 +76,9 @@ class NormGuard:
         for client in clients:
             self._since.setdefault(client, since)
 
-    def tokens(self, key: DeltaKey, tokens: int, now: float) -> tuple[int, str | None]:
+    def tokens(self, delta: Delta, now: float) -> tuple[int, str | None]:
         """How many of the claimed tokens count, and why not all. The same for each offer of a key."""
+        key, tokens = delta.key, delta.tokens
         before = self._settled.get(key.client)
         if before is not None and before[0] == key:
             return before[1], None
@@ -129,23 +119,23 @@ class NormGuard:
         limit = min(limits, default=norm)
         return limit / norm if norm > limit else 1.0
 
-    def accepted(self, key: DeltaKey, norm: float, tokens: int, now: float) -> None:
+    def accepted(self, stored: StoredDelta, now: float) -> None:
         """A delta counts: remember what is usual."""
-        self._norms.append(norm)
-        self._tokens.append(tokens)
-        self.stored(key.client, now)
+        self._norms.append(stored.norm)
+        self._tokens.append(stored.delta.tokens)
+        self.stored(stored.key.client, now)
 
     def stored(self, client: str, now: float) -> None:
         """A client's delta has come, whatever became of it: what it trains next counts from now on."""
         self._since[client] = now
         self._settled.pop(client, None)
 
-    def hold(self, one: Held) -> None:
+    def hold(self, one: StoredDelta) -> None:
         """Keep in mind what is kept out."""
         if self.rules.release:
             self.held[one.key] = one
 
-    def releasable(self) -> list[Held]:
+    def releasable(self) -> list[StoredDelta]:
         """Take out those that are no outliers any more."""
         found = [one for one in self.held.values() if self.outlier(one.norm) is None]
         for one in found:

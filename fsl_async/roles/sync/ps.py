@@ -58,8 +58,8 @@ from fsl_async.roles.phrasing import counted
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync import messages as msg
+from fsl_async.roles.sync.delta import Delta
 from fsl_async.roles.sync.delta_admission import DeltaAdmission, Objection
-from fsl_async.roles.sync.norm_guard import Held
 from fsl_async.roles.sync.ps_state import EXIT_FAILED, Member, ParameterServerRules, Phase
 from fsl_async.roles.sync.rounds import RoundCoordinator
 from fsl_async.roles.sync.weighting import Weighting
@@ -139,18 +139,13 @@ class ParameterServerMachine(RoundCoordinator):
             self.deadlines.set("linger", now + self.rules.drain_s)
         waiting = counted(len(event.pending), "delta")
         text = f"continuing at version {event.version} with {waiting} still to be merged"
-        held = (Held(d.key, d.tokens, d.steps, d.norm) for d in event.held)
-        self.screen.recovered(event.norms, event.tokens, held)
+        self.screen.recovered(event.usual, event.held)
         self.screen.known_since(
-            [*self.deltas.settled, *(d.key.client for d in event.pending)],
+            [*self.deltas.settled, *(one.key.client for one in event.pending)],
             now - event.since_version_s,
         )
         # The order of booking is that of the ledger, so the same is kept out as before the end of the last process.
-        again = [
-            effect
-            for d in event.pending
-            for effect in self.answers.book(Held(d.key, d.tokens, d.steps, d.norm), now)
-        ]
+        again = [effect for one in event.pending for effect in self.answers.book(one, now)]
         return [Note(text), *again]
 
     def _hello(self, event: ev.ClientHello, now: float) -> list[Effect]:
@@ -282,18 +277,18 @@ class ParameterServerMachine(RoundCoordinator):
 
     def _delta_offered(self, event: ev.DeltaOffered, now: float) -> list[Effect]:
         effects, settled = self.answers.offered(event, now)
-        return [*effects, *self._answered(event, now)] if settled else effects
+        return [*effects, *self._answered(event.delta, now)] if settled else effects
 
-    def _too_late(self, event: ev.DeltaOffered) -> Objection:
+    def _too_late(self, delta: Delta) -> Objection:
         """Why no delta can be merged any more, as a code and a sentence, or None."""
         if self.ending.asked and self.ending.last_round_over:
             return "ended", "the run has had its last round"
         if self.phase is Phase.MERGING and self.round is not None and self.round.last:
             return "later", "the last round is being merged"
-        return self.trigger.selection.objection(event, self.round)
+        return self.trigger.selection.objection(delta, self.round)
 
     def _delta_stored(self, event: ev.DeltaStored, now: float) -> list[Effect]:
-        return self.answers.stored(event, now) + self._answered(event, now)
+        return self.answers.stored(event, now) + self._answered(event.stored.delta, now)
 
     def _stream_lost(self, event: StreamLost, now: float) -> list[Effect]:
         if event.peer == self.publishing.name and self.version < 0:

@@ -11,6 +11,7 @@ from fsl_async.roles.phrasing import here_of
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync import messages as msg
+from fsl_async.roles.sync.delta import Delta
 from fsl_async.roles.sync.deltas import DeltaBook
 from fsl_async.roles.sync.norm_guard import NormGuard
 from fsl_async.roles.sync.ps_state import (
@@ -228,14 +229,14 @@ class RoundCoordinator:
         self.deadlines.clear()
         return [Finish(event.reason, EXIT_DAMAGED)]
 
-    def _answered(self, event: ev.DeltaOffered | ev.DeltaStored, now: float) -> list[Effect]:
+    def _answered(self, delta: Delta, now: float) -> list[Effect]:
         """A client has answered the open round, with a delta that counts or with one that does not."""
-        contributed = self.deltas.is_acknowledged(event.key)
+        contributed = self.deltas.is_acknowledged(delta.key)
         if self.round is None:
             return []
-        if event.round != self.round.number:
+        if delta.round != self.round.number:
             return self._evaluate(now) if self.trigger.completion.any_delta else []
-        if self.round.answer(event.key.client, contributed=contributed) and contributed:
+        if self.round.answer(delta.key.client, contributed=contributed) and contributed:
             self.history.offsets_s.append(now - self.round.called_at)
         return self._evaluate(now)
 

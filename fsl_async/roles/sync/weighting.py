@@ -14,30 +14,23 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from attrs import field, frozen, validators
+from attrs import frozen
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from fsl_async.roles.sync.delta import Delta, MergedDelta
+
 DEFAULT_STALENESS_EXPONENT = 0.5
-
-
-@frozen
-class Contribution:
-    """What is known of a delta besides its values: its work since the last snapshot, and its age in versions."""
-
-    tokens: int = field(validator=validators.ge(0))
-    steps: int = field(validator=validators.ge(0))
-    staleness: int = field(default=0, validator=validators.ge(0))
 
 
 class Weighting(Protocol):
     """A strategy. Both methods are functions of their arguments alone, so a replay gives the same numbers."""
 
-    def weight(self, contribution: Contribution) -> float:
-        """The factor of this delta in the accumulator; finite and not negative."""
+    def weight(self, delta: Delta, staleness: int) -> float:
+        """The factor of a delta that old in the accumulator; finite and not negative."""
 
-    def scale(self, merged: Sequence[Contribution]) -> float:
+    def scale(self, merged: Sequence[MergedDelta]) -> float:
         """The factor of the whole accumulator once exactly `merged` are in it; 0 when they hold no work at all."""
 
 
@@ -59,14 +52,14 @@ class TokensWeighting:
 
     staleness_exponent: float = DEFAULT_STALENESS_EXPONENT
 
-    def weight(self, contribution: Contribution) -> float:
+    def weight(self, delta: Delta, staleness: int) -> float:
         """Tokens times the staleness discount."""
-        discount = staleness_discount(contribution.staleness, self.staleness_exponent)
-        return contribution.tokens * discount
+        discount = staleness_discount(staleness, self.staleness_exponent)
+        return delta.tokens * discount
 
-    def scale(self, merged: Sequence[Contribution]) -> float:
+    def scale(self, merged: Sequence[MergedDelta]) -> float:
         """One over the tokens of all."""
-        return _reciprocal(float(sum(contribution.tokens for contribution in merged)))
+        return _reciprocal(float(sum(one.delta.tokens for one in merged)))
 
 
 @frozen
@@ -75,11 +68,11 @@ class UniformWeighting:
 
     staleness_exponent: float = DEFAULT_STALENESS_EXPONENT
 
-    def weight(self, contribution: Contribution) -> float:
+    def weight(self, delta: Delta, staleness: int) -> float:
         """The staleness discount alone."""
-        return staleness_discount(contribution.staleness, self.staleness_exponent)
+        return staleness_discount(staleness, self.staleness_exponent)
 
-    def scale(self, merged: Sequence[Contribution]) -> float:
+    def scale(self, merged: Sequence[MergedDelta]) -> float:
         """One over their number."""
         return _reciprocal(float(len(merged)))
 
@@ -94,17 +87,17 @@ class FedNovaWeighting:
 
     staleness_exponent: float = DEFAULT_STALENESS_EXPONENT
 
-    def weight(self, contribution: Contribution) -> float:
+    def weight(self, delta: Delta, staleness: int) -> float:
         """Tokens per step, times the staleness discount."""
-        if contribution.steps == 0:
+        if delta.steps == 0:
             return 0.0
-        discount = staleness_discount(contribution.staleness, self.staleness_exponent)
-        return contribution.tokens / contribution.steps * discount
+        discount = staleness_discount(staleness, self.staleness_exponent)
+        return delta.tokens / delta.steps * discount
 
-    def scale(self, merged: Sequence[Contribution]) -> float:
+    def scale(self, merged: Sequence[MergedDelta]) -> float:
         """The token-weighted mean of the steps, divided by the tokens of all."""
-        counted = [contribution for contribution in merged if contribution.steps > 0]
-        tokens = float(sum(contribution.tokens for contribution in counted))
+        counted = [one.delta for one in merged if one.delta.steps > 0]
+        tokens = float(sum(one.tokens for one in counted))
         tokens_times_steps = float(sum(one.tokens * one.steps for one in counted))
         return tokens_times_steps * _reciprocal(tokens) * _reciprocal(tokens)
 

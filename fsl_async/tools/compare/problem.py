@@ -153,7 +153,11 @@ class Scorer:
         server = self._parts.halves.server
         if halves is not None and server is not None:
             found = halves()
-            shares = {e.key.client: float(e.tokens) for e in record.merged if e.key.client in found}
+            shares = {
+                one.key.client: float(one.delta.tokens)
+                for one in record.merged
+                if one.key.client in found
+            }
             vector = found[""]
             if shares:
                 vector = weights.average([found[name] for name in shares], list(shares.values()))

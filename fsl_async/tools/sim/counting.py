@@ -16,18 +16,11 @@ from typing import TypeVar
 from attrs import Factory, field, frozen, mutable
 
 from fsl_async.roles.machine import Event, TrainingEnded
-from fsl_async.roles.sync.effects import MergedDelta
-from fsl_async.roles.sync.events import Attached, DeltaKey, Rebased, Snapshotted
-from fsl_async.store.errors import LearnError
+from fsl_async.roles.sync.delta import Delta, DeltaKey, MergedDelta, StoredDelta
+from fsl_async.roles.sync.events import Attached, Rebased, Recovered, Snapshotted
+from fsl_async.store.errors import LearnError, StoreError
 from fsl_async.store.manifest import CHUNK_VALUES, Manifest
-from fsl_async.store.records import (
-    AcceptedDelta,
-    Committed,
-    DeltaMeta,
-    Outcome,
-    Recovered,
-    SpoolResult,
-)
+from fsl_async.store.records import Committed, Outcome, SpoolResult
 from fsl_transport import Scheduler
 
 T = TypeVar("T")
@@ -58,7 +51,7 @@ class Disk:
     """What a server has made durable."""
 
     models: list[Model] = field(factory=list)
-    pending: dict[DeltaKey, AcceptedDelta] = field(factory=dict)
+    pending: dict[DeltaKey, StoredDelta] = field(factory=dict)
     merged: dict[DeltaKey, int] = field(factory=dict)
     leases: dict[str, int] = field(factory=dict)
     loans: set[str] = field(factory=set)
@@ -70,7 +63,7 @@ class Disk:
 
 @mutable
 class _Spool:
-    meta: DeltaMeta
+    delta: Delta
     tokens: int = 0
     next_chunk: int = 0
 
@@ -96,19 +89,21 @@ class CountingStore:
         return Recovered(
             version=last.version,
             digest=last.digest,
-            manifest=MANIFEST if disk.models else None,
             pending=tuple(disk.pending.values()),
             settled=dict.fromkeys(disk.merged, "merged"),
             digests={model.version: model.digest for model in disk.models[-self.keep_versions :]},
-            records=(),
             leases=dict(disk.leases),
             loans=frozenset(disk.loans),
             incarnations=dict(disk.incarnations),
             run="sim",
             tokens_total=disk.tokens_merged,
-            notices=(),
             since_version_s=self._clock() - disk.version_at,
         )
+
+    @property
+    def manifest(self) -> Manifest:
+        """Of the one model."""
+        return MANIFEST
 
     def begin_initial(self, manifest: Manifest) -> None:
         """Start version 0."""
@@ -133,15 +128,12 @@ class CountingStore:
             return "accepted"
         return "merged" if key in self.disk.merged else None
 
-    def spool_begin(
-        self, key: DeltaKey, meta: DeltaMeta, weight: float | None = None
-    ) -> SpoolResult | None:
+    def spool_begin(self, delta: Delta, weight: float | None = None) -> Outcome | None:
         """Start or continue a delta."""
-        known = self.known(key)
-        if known is not None:
-            return SpoolResult(key, 0, 0.0, finite=True, known=known)
-        self._spools.setdefault(key, _Spool(meta))
-        return None
+        known = self.known(delta.key)
+        if known is None:
+            self._spools.setdefault(delta.key, _Spool(delta))
+        return known
 
     def spool_next_chunk(self, key: DeltaKey) -> int:
         """Where to go on."""
@@ -156,24 +148,15 @@ class CountingStore:
         spool.next_chunk += 1
 
     def spool_finish(self, key: DeltaKey) -> SpoolResult:
-        """Make a delta durable."""
-        known = self.known(key)
-        if known is not None:
-            return SpoolResult(key, 0, 0.0, finite=True, known=known)
-        spool = self._spools.pop(key)
+        """Make a delta durable. StoreError when it is not being received: another stream has brought it."""
+        spool = self._spools.pop(key, None)
+        if spool is None:
+            raise StoreError(f"delta {key.text} was not begun")
         assert spool.next_chunk == CHUNKS, "a delta is acknowledged only when it is whole"
-        assert spool.tokens == spool.meta.tokens, "a delta must arrive as it was computed"
-        self.disk.pending[key] = AcceptedDelta(
-            key,
-            spool.tokens,
-            spool.meta.steps,
-            spool.meta.round,
-            spool.meta.base_digest,
-            0,
-            0.0,
-            "",
-        )
-        return SpoolResult(key, CHUNKS * 8, float(spool.tokens), finite=True)
+        assert spool.tokens == spool.delta.tokens, "a delta must arrive as it was computed"
+        stored = StoredDelta(spool.delta, CHUNKS * 8, float(spool.tokens))
+        self.disk.pending[key] = stored
+        return SpoolResult(stored)
 
     def quarantine(self, key: DeltaKey, reason: str, *, held: bool = False) -> None:
         """The simulator's servers keep nothing out."""
@@ -202,7 +185,7 @@ class CountingStore:
             assert one.key not in disk.merged, "a delta is merged at most once"
             del disk.pending[one.key]
             disk.merged[one.key] = version
-            tokens += one.tokens
+            tokens += one.delta.tokens
         disk.tokens_merged += tokens
         total = last.total + tokens
         model = Model(version, total, digest_of(last.digest, version, total))

@@ -21,15 +21,9 @@ from fsl_async.roles.machine import Event, Send
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync.client import ClientMachine
-from fsl_async.roles.sync.events import DeltaKey
+from fsl_async.roles.sync.delta import Delta, DeltaKey
 from fsl_async.roles.sync.ps import ParameterServerMachine
 from fsl_async.tools.sim.counting import CountingLearner, Disk, Model
-
-
-@mutable
-class _Offered:
-    tokens: int
-    base_digest: str
 
 
 @mutable
@@ -42,7 +36,7 @@ class Invariants:
     deltas_lost: int = 0
     tokens_unsent: int = 0
     """Trained and not sent at the end of the run, by the clients that saw it."""
-    _offered: dict[DeltaKey, _Offered] = field(factory=dict)
+    _offered: dict[DeltaKey, Delta] = field(factory=dict)
     _acknowledged: set[DeltaKey] = field(factory=set)
     _refused: set[DeltaKey] = field(factory=set)
     _versions_seen: int = 0
@@ -70,7 +64,7 @@ class Invariants:
                 self.violated(f"server holds another digest of version {machine.version}", now)
         for effect in effects:
             if isinstance(effect, Send) and effect.message.tag == "accepted/1":
-                key = DeltaKey.parse(effect.message.key)  # type: ignore[attr-defined]
+                key = effect.message.key  # type: ignore[attr-defined]
                 if key not in self.disk.pending and key not in self.disk.merged:
                     self.violated(f"acknowledged delta {key.text} is not durable", now)
 
@@ -134,7 +128,7 @@ class Invariants:
         """Check what an event of a client may have touched."""
         for effect in effects:
             if isinstance(effect, do.OfferDelta):
-                self._offered_again(effect, now)
+                self._offered_again(effect.delta, now)
         if isinstance(event, ev.DeltaAcknowledged):
             stored = self.disk.pending.get(event.key)
             offered = self._offered.get(event.key)
@@ -142,7 +136,7 @@ class Invariants:
                 self.violated(
                     f"{machine.name} was told that {event.key.text} is durable; it is not", now
                 )
-            elif offered is None or (stored is not None and stored.tokens != offered.tokens):
+            elif offered is None or (stored is not None and stored.delta.tokens != offered.tokens):
                 self.violated(
                     f"tokens of {event.key.text} are not what {machine.name} trained", now
                 )
@@ -162,15 +156,15 @@ class Invariants:
         if isinstance(event, ev.DeltaAcknowledged | ev.DeltaRefused | ev.Snapshotted):
             self._balance(machine, learner, now)
 
-    def _offered_again(self, offer: do.OfferDelta, now: float) -> None:
-        before = self._offered.get(offer.key)
-        if before is None:
-            self._offered[offer.key] = _Offered(offer.tokens, offer.base_digest)
+    def _offered_again(self, delta: Delta, now: float) -> None:
+        key = delta.key
+        before = self._offered.setdefault(key, delta)
+        if before is delta:
             models = self.disk.models
-            if offer.key.base < len(models) and models[offer.key.base].digest != offer.base_digest:
-                self.violated(f"delta {offer.key.text} names a base of another lineage", now)
-        elif (before.tokens, before.base_digest) != (offer.tokens, offer.base_digest):
-            self.violated(f"delta {offer.key.text} was recomputed", now)
+            if key.base < len(models) and models[key.base].digest != delta.base_digest:
+                self.violated(f"delta {key.text} names a base of another lineage", now)
+        elif before != delta:
+            self.violated(f"delta {key.text} was recomputed", now)
 
     def _holds(self, name: str, model: Model, now: float) -> None:
         if model.version < 0:

@@ -198,7 +198,7 @@ class TestWhatLeaves:
         config = attrs.evolve(config, session=attrs.evolve(config.session, heartbeat_every_s=0.2))
         run = nodes(config, names=("site-a",), policy=SitePolicy(frozenset(kinds)))
         lines = lines_of(tmp_path / "run")
-        offered = [line["metrics"] for line in lines if line["type"] == "delta_offered"]
+        offered = [line["delta"]["metrics"] for line in lines if line["type"] == "delta_offered"]
         beats = [line["payload"] for line in lines if line["type"] == "heartbeat_received"]
         assert offered
         assert beats

@@ -86,7 +86,9 @@ def test_training_returns_and_what_it_trained_last_is_sent(client, look):
     client.ready(version=3)
     assert client.feed(TrainingEnded(None)) == [do.TakeSnapshot(1)]
     (offer,) = client.snapshot(1, 3)
-    assert (offer.key, offer.round) == (client.key(1, 3), 3), "an answer to a round that is open"
+    assert (offer.delta.key, offer.delta.round) == (client.key(1, 3), 3), (
+        "an answer to a round that is open"
+    )
     assert client.call(3) == [], "it is the answer"
     effects = client.acknowledge(client.key(1, 3))
     assert effects == [do.DropDelta(1), Finish("the training function returned", 0)]

@@ -30,7 +30,7 @@ def test_what_was_trained_last_is_sent_and_the_exit_code_asks_for_a_relaunch(cli
     assert preempt(client, until) == [do.EndTraining("SIGTERM")]
     assert client.feed(TrainingEnded(None)) == [do.TakeSnapshot(2)]
     (offer,) = client.snapshot(2, 0)
-    effects = client.acknowledge(offer.key)
+    effects = client.acknowledge(offer.delta.key)
     assert effects == [do.DropDelta(2), Finish("SIGTERM", EXIT_RELAUNCH, until)]
     assert EXIT_RELAUNCH == 64
 

@@ -1,5 +1,7 @@
 """A client from its first dial on: joining, versions down, deltas up, and everything that gets between."""
 
+from deltas import delta_of
+
 from fsl_async.roles.machine import DeclineStream, HelloRefused, Note, Send, StreamLost
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
@@ -57,7 +59,7 @@ def test_call_snapshot_offer_acknowledge(client, look):
     assert client.call(0) == [do.TakeSnapshot(1)]
     assert client.call(0) == [], "it is being answered"
     key = client.key(1)
-    assert client.snapshot(1, 0) == [do.OfferDelta(key, "d0", 8, 2, 0)]
+    assert client.snapshot(1, 0) == [do.OfferDelta(delta_of(key, 8, base_digest="d0"))]
     assert client.call(0) == [], "it is on its way"
     assert client.acknowledge(client.key(9)) == []
     assert client.acknowledge(key) == [do.DropDelta(1)]
@@ -86,7 +88,7 @@ def test_a_call_while_a_delta_is_outstanding_is_answered_afterwards(client):
     assert client.call(1) == []
     assert client.call(2) == []
     assert client.acknowledge(client.key(1)) == [do.DropDelta(1), do.TakeSnapshot(2)]
-    assert client.snapshot(2, 0)[0].round == 2
+    assert client.snapshot(2, 0)[0].delta.round == 2
 
 
 def test_offline_it_trains_on_and_offers_again(client, look):
@@ -99,7 +101,7 @@ def test_offline_it_trains_on_and_offers_again(client, look):
     assert client.welcome()[0] == do.SendManifest()
     assert client.machine.delta is not None
     client.lose()
-    assert do.OfferDelta(client.key(1), "d0", 8, 2, 0) in client.welcome()
+    assert do.OfferDelta(delta_of(client.key(1), 8, base_digest="d0")) in client.welcome()
 
 
 def test_what_goes_well_is_said(client):
@@ -301,7 +303,9 @@ def test_a_delta_taken_between_a_bad_fetch_and_the_good_one(client):
     client.fetched(1)
     client.feed(ev.FetchFailed(1, "damaged"))
     client.call(1)
-    assert client.snapshot(1, 0) == [do.OfferDelta(client.key(1), "d0", 8, 2, 1)]
+    assert client.snapshot(1, 0) == [
+        do.OfferDelta(delta_of(client.key(1), 8, base_digest="d0", number=1))
+    ]
 
 
 def test_frames_that_cannot_be_applied(client, look):

@@ -1,10 +1,11 @@
 """The book of deltas: once, into the next version, with its staleness; or never, with a reason."""
 
 import pytest
+from deltas import delta_of, stored_of
 
+from fsl_async.roles.sync.delta import DeltaKey
 from fsl_async.roles.sync.deltas import MAX_TOKENS, REMEMBERED_VERSIONS, DeltaBook
 from fsl_async.roles.sync.effects import Accumulate
-from fsl_async.roles.sync.events import DeltaKey, DeltaOffered
 from fsl_async.roles.sync.weighting import TokensWeighting
 
 
@@ -23,14 +24,14 @@ def key(sequence, base=2, incarnation=1, client="a"):
 
 def objection(book, one, tokens=8, steps=2, digest=None):
     digest = f"d{one.base}" if digest is None else digest
-    found = book.objection(DeltaOffered(one.client, "s", one, digest, tokens, steps, 0))
+    found = book.objection(delta_of(one, tokens, steps, base_digest=digest))
     return found[0] if found else None
 
 
 def test_a_fresh_delta_is_welcome_and_weighs_its_tokens(book):
     """The plain case."""
     assert objection(book, key(1)) is None
-    assert book.acknowledge(key(1), 8, 2) == Accumulate(key(1), 8.0)
+    assert book.acknowledge(stored_of(key(1), tokens=8)) == Accumulate(key(1), 8.0)
     assert book.is_acknowledged(key(1))
     merged, scale = book.begin_merge()
     assert [m.key for m in merged] == [key(1)]
@@ -43,15 +44,17 @@ def test_a_fresh_delta_is_welcome_and_weighs_its_tokens(book):
 
 def test_a_late_delta_weighs_less_and_says_how_late(book):
     """Staleness goes on record and into the weight."""
-    assert book.acknowledge(key(1, base=0), 8, 2).weight == pytest.approx(8 * 3**-0.5)
+    assert book.acknowledge(stored_of(key(1, base=0), tokens=8)).weight == pytest.approx(
+        8 * 3**-0.5
+    )
     assert book.begin_merge()[0][0].staleness == 2
 
 
 def test_what_comes_while_merging_is_for_the_version_after(book):
     """It is counted from the version that the next free merge starts from, and stays pending."""
-    book.acknowledge(key(1), 8, 2)
+    book.acknowledge(stored_of(key(1), tokens=8))
     book.begin_merge()
-    book.acknowledge(key(1, client="b"), 4, 2)
+    book.acknowledge(stored_of(key(1, client="b"), tokens=4))
     assert book.advance(3, "d3") == 8
     assert list(book.pending) == [key(1, client="b")]
     assert book.begin_merge()[0][0].staleness == 1
@@ -59,9 +62,9 @@ def test_what_comes_while_merging_is_for_the_version_after(book):
 
 def test_a_merge_that_failed_takes_along_what_came_since(book):
     """Everything acknowledged is in the accumulator, so the next try must name all of it."""
-    book.acknowledge(key(1), 8, 2)
+    book.acknowledge(stored_of(key(1), tokens=8))
     book.begin_merge()
-    book.acknowledge(key(1, client="b"), 4, 2)
+    book.acknowledge(stored_of(key(1, client="b"), tokens=4))
     book.abandon_merge()
     assert len(book.begin_merge()[0]) == 2
 

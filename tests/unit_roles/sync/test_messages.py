@@ -7,19 +7,29 @@ from hypothesis import strategies as st
 
 from fsl_async.roles.messages import MAX_TENSORS, MAX_TEXT, MessageError
 from fsl_async.roles.sync import messages as msg
-from fsl_async.roles.sync.events import DeltaKey
+from fsl_async.roles.sync.delta import Delta, DeltaKey
 
 KINDS = sorted(msg.TABLE.types.values(), key=lambda cls: cls.__name__)
 PRINTABLE = st.text(max_size=20).filter(str.isprintable)
 NAMES = st.from_regex(r"[A-Za-z0-9._-]{1,12}", fullmatch=True)
 NUMBERS = st.integers(0, 1 << 62)
 DIGESTS = st.from_regex(r"[0-9a-f]{32}", fullmatch=True)
+KEYS = st.builds(DeltaKey, NAMES, NUMBERS, NUMBERS, NUMBERS)
 VALUES = {
     "bool": st.booleans(),
     "str": PRINTABLE,
     "Digest": DIGESTS,
     "OptionalDigest": DIGESTS | st.just(""),
-    "Key": st.builds(DeltaKey, NAMES, NUMBERS, NUMBERS, NUMBERS).map(lambda key: key.text),
+    "Key": KEYS,
+    "Delta": st.builds(
+        Delta,
+        KEYS,
+        DIGESTS | st.just(""),
+        st.integers(-1, (1 << 63) - 1),
+        st.integers(-1, (1 << 63) - 1),
+        st.integers(-1, (1 << 63) - 1),
+        st.dictionaries(PRINTABLE, st.floats(allow_nan=False), max_size=3),
+    ),
     "Code": st.sampled_from(["later", "stale", "model", "quarantined"]),
     "VersionKind": st.sampled_from(["update", "full"]),
     "int": st.integers(-1, (1 << 63) - 1),
@@ -75,7 +85,13 @@ def test_one_wrong_field_is_refused(message, data):
         msg.from_wire({**wire, name: bad})
 
 
-META = msg.DeltaMeta("a/1/0/0", "d" * 32, 1, 1, 1, {})
+META = msg.DeltaMeta(Delta(DeltaKey("a", 1, 0, 0), "d" * 32, 1, 1, 1))
+
+
+def meta(**changed):
+    """The metadata of a delta on the wire, with other fields than its class would be made with."""
+    wire = msg.to_wire(META)
+    return wire | {"delta": wire["delta"] | changed}
 
 
 @pytest.mark.parametrize(
@@ -110,10 +126,13 @@ META = msg.DeltaMeta("a/1/0/0", "d" * 32, 1, 1, 1, {})
             "more than",
         ),
         (
-            msg.to_wire(META) | {"metrics": {str(number): 0.0 for number in range(65)}},
-            "metrics has more than",
+            meta(metrics={str(number): 0.0 for number in range(65)}),
+            "DeltaMeta.delta.metrics has more than",
         ),
-        (msg.to_wire(META) | {"metrics": {"a": [1]}}, "metrics maps texts to numbers and texts"),
+        (meta(metrics={"a": [1]}), "metrics maps texts to numbers and texts"),
+        (meta(key="a/1/2"), "DeltaMeta.delta.key is not a delta key: a/1/2"),
+        (meta(more=1), "DeltaMeta.delta has 7 fields, expected 6"),
+        (msg.to_wire(META) | {"delta": []}, "DeltaMeta.delta is list, not a map"),
     ],
 )
 def test_what_is_wrong_is_named(wire, words):
@@ -137,8 +156,8 @@ def test_text_for_people_is_printable_and_one_line():
     long = msg.from_wire({"m": "stop/1", "reason": "\n" * MAX_TEXT}).reason
     assert long.isprintable()
     assert len(long) == MAX_TEXT
-    named = msg.from_wire(msg.to_wire(META) | {"metrics": {"\x1b[2J": 1.0, "a": "\r"}})
-    assert named.metrics == {r"\u001b[2J": 1.0, "a": r"\u000d"}
+    named = msg.from_wire(meta(metrics={"\x1b[2J": 1.0, "a": "\r"}))
+    assert named.delta.metrics == {r"\u001b[2J": 1.0, "a": r"\u000d"}
 
 
 @given(NAMES, *[NUMBERS] * 3)

@@ -1,8 +1,10 @@
 """Clients that lie about their work, or send absurd values: capped, clipped, kept out, and let in again, as the settings say."""
 
+import itertools
 import math
 
 import pytest
+from deltas import delta_of, stored_of
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -10,18 +12,30 @@ from fsl_async.roles.machine import DrainAsked, Finish
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync import messages as msg
-from fsl_async.roles.sync.events import DeltaKey
-from fsl_async.roles.sync.norm_guard import MEMORY, GuardRules, Held, NormGuard
+from fsl_async.roles.sync.delta import DeltaKey
+from fsl_async.roles.sync.norm_guard import MEMORY, GuardRules, NormGuard
 
 
 def key(client, sequence=1, base=0):
     return DeltaKey(client, 1, base, sequence)
 
 
+def usual(norms, tokens=()):
+    """Deltas that were merged before, with these norms."""
+    return tuple(
+        stored_of(key("before"), norm, tokens=count)
+        for norm, count in itertools.zip_longest(norms, tokens, fillvalue=8)
+    )
+
+
 def screen(norms=(), tokens=(), **rules):
     made = NormGuard(GuardRules(**{"least": 3, **rules}))
-    made.recovered(norms, tokens, ())
+    made.recovered(usual(norms, tokens), ())
     return made
+
+
+def tokens_of(made, which, tokens, now):
+    return made.tokens(delta_of(which, tokens), now)
 
 
 # --- the rules ----------------------------------------------------------------------------------------------------
@@ -32,7 +46,7 @@ def test_without_rules_nothing_is_asked():
     made = screen([1.0] * 9, [5] * 9)
     assert made.outlier(1e19) is None
     assert made.clip(1e19) == 1.0
-    assert made.tokens(key("a"), 10**12, 0.0) == (10**12, None)
+    assert tokens_of(made, key("a"), 10**12, 0.0) == (10**12, None)
 
 
 def test_clip_norm_by_hand():
@@ -45,7 +59,7 @@ def test_clip_by_the_median():
     """The lower limit of the two counts; too few norms say nothing."""
     made = screen([1.0, 2.0], clip_median=3.0, clip_norm=100.0)
     assert made.clip(50.0) == 1.0
-    made.accepted(key("a"), 3.0, 1, 0.0)
+    made.accepted(stored_of(key("a"), 3.0), 0.0)
     assert made.clip(12.0) == 0.5
     assert made.clip(1e6) == 6e-6
 
@@ -74,7 +88,7 @@ def test_only_the_newest_norms_count():
     """Norms fall as training goes on: what was usual long ago is not usual now."""
     made = screen([100.0] * MEMORY, outlier_median=3.0)
     for _ in range(MEMORY):
-        made.accepted(key("a"), 1.0, 1, 0.0)
+        made.accepted(stored_of(key("a")), 0.0)
     assert made.outlier(100.0) is not None
 
 
@@ -83,37 +97,37 @@ def test_tokens_by_the_clock():
     made = screen(max_tokens_per_s=100.0)
     made.came("a", 10.0)
     made.came("a", 19.0)  # saying hello again starts nothing anew
-    assert made.tokens(key("a"), 900, 20.0) == (900, None)
-    counted, why = made.tokens(key("a", 2), 5000, 20.0)
+    assert tokens_of(made, key("a"), 900, 20.0) == (900, None)
+    counted, why = tokens_of(made, key("a", 2), 5000, 20.0)
     assert counted == 1000
     assert "1000 of the 5000 tokens that a claims count: 100 a second for 10.0 s" in why
     made.stored("a", 21.0)
-    assert made.tokens(key("a", 3), 5000, 22.0)[0] == 100
-    assert made.tokens(key("new"), 5000, 22.0)[0] == 1
+    assert tokens_of(made, key("a", 3), 5000, 22.0)[0] == 100
+    assert tokens_of(made, key("new"), 5000, 22.0)[0] == 1
 
 
 def test_an_offer_that_is_repeated_counts_the_same():
     """What was spooled of it goes on only if it is still the same delta."""
     made = screen(max_tokens_per_s=10.0)
     made.came("a", 0.0)
-    assert made.tokens(key("a"), 500, 10.0)[0] == 100
-    assert made.tokens(key("a"), 500, 40.0) == (100, None)
+    assert tokens_of(made, key("a"), 500, 10.0)[0] == 100
+    assert tokens_of(made, key("a"), 500, 40.0) == (100, None)
 
 
 def test_tokens_by_the_median():
     """A multiple of what others claim."""
     made = screen([1.0] * 3, [100, 200, 300], max_tokens_median=2.0)
-    assert made.tokens(key("a"), 400, 0.0) == (400, None)
-    assert made.tokens(key("a", 2), 401, 0.0)[0] == 400
+    assert tokens_of(made, key("a"), 400, 0.0) == (400, None)
+    assert tokens_of(made, key("a", 2), 401, 0.0)[0] == 400
 
 
 def test_release_asks_again():
     """The median moves: what was far out may be usual later."""
     made = screen([1.0] * 3, outlier_median=2.0, release=True)
-    made.hold(Held(key("a"), 5, 1, 3.0))
+    made.hold(stored_of(key("a"), 3.0))
     assert made.releasable() == []
     for _ in range(5):
-        made.accepted(key("b"), 2.0, 1, 0.0)
+        made.accepted(stored_of(key("b"), 2.0), 0.0)
     assert [one.key for one in made.releasable()] == [key("a")]
     assert made.releasable() == []
 
@@ -161,7 +175,7 @@ def test_an_outlier_is_quarantined(guarded, look):
     reason = "its norm of 50 is above 10 x the median of 1"
     assert look.only(effects, do.Quarantine) == [do.Quarantine(key("a", 2, 1), reason)]
     assert not look.only(effects, do.Accumulate)
-    assert look.said(effects, "a") == [msg.Declined(key("a", 2, 1).text, "quarantined", reason)]
+    assert look.said(effects, "a") == [msg.Declined(key("a", 2, 1), "quarantined", reason)]
     (commit,) = look.only(effects, do.Commit)
     assert [one.key.client for one in commit.merged] == ["b", "c"]
     assert look.said(server.offer(key("a", 2, 1), number=1))[0].code == "quarantined"
@@ -175,10 +189,10 @@ def test_a_held_outlier_comes_back(guarded, look):
     server.store(key("c", 2, 1), norm=9.0)
     effects = server.store(held, norm=60.0)
     assert look.only(effects, do.Quarantine)[0].held
-    assert look.said(effects, "a") == [msg.Accepted(held.text)]
-    assert look.said(server.offer(held, number=1)) == [msg.Accepted(held.text)]
+    assert look.said(effects, "a") == [msg.Accepted(held)]
+    assert look.said(server.offer(held, number=1)) == [msg.Accepted(held)]
     for name in "abc":
-        server.machine.screen.accepted(key(name), 9.0, 8, 0.0)
+        server.machine.screen.accepted(stored_of(key(name), 9.0), 0.0)
     effects = server.committed(2)
     assert look.only(effects, do.Release) == [do.Release(held)]
     assert [one.key for one in look.only(effects, do.Accumulate)] == [held]
@@ -198,7 +212,7 @@ def test_a_held_outlier_grows_too_old(make_server, look):
     for version in (1, 2):
         server.committed(version)
     for _ in range(60):
-        server.machine.screen.accepted(key("b"), 50.0, 8, 0.0)
+        server.machine.screen.accepted(stored_of(key("b"), 50.0), 0.0)
     assert not look.only(server.committed(3), do.Release)
 
 
@@ -208,13 +222,13 @@ def test_a_lie_about_tokens_reaches_no_book(make_server, look):
     server.begin("a")
     server.now += 5.0
     effects = server.offer(key("a"), tokens=10**9, number=0)
-    assert [(one.tokens, one.weight) for one in look.only(effects, do.ReceiveDelta)] == [
+    assert [(one.delta.tokens, one.weight) for one in look.only(effects, do.ReceiveDelta)] == [
         (500, 500.0)
     ]
     assert "500 of the 1000000000 tokens" in look.notes(effects)
     server.now += 5.0
     assert [
-        one.tokens
+        one.delta.tokens
         for one in look.only(server.offer(key("a"), tokens=10**9, number=0), do.ReceiveDelta)
     ] == [500]
 
@@ -233,11 +247,11 @@ def test_after_a_restart_the_same_is_kept_out(make_server, look):
     rules = GuardRules(outlier_median=10.0, least=3)
     server = make_server(guard=rules)
     pending = (
-        ev.PendingDelta(key("a", 2, 1), 8, 2, 1, 99, 50.0),
-        ev.PendingDelta(key("b", 2, 1), 8, 2, 1, 99, 1.5),
+        stored_of(key("a", 2, 1), 50.0),
+        stored_of(key("b", 2, 1), 1.5),
     )
     effects = server.recover(
-        1, "d1", digests={1: "d1"}, pending=pending, norms=(1.0, 1.0, 2.0), tokens=(8, 8, 8)
+        1, "d1", digests={1: "d1"}, pending=pending, usual=usual([1.0, 1.0, 2.0])
     )
     assert [one.key.client for one in look.only(effects, do.Quarantine)] == ["a"]
     assert [one.key.client for one in look.only(effects, do.Accumulate)] == ["b"]
@@ -246,8 +260,8 @@ def test_after_a_restart_the_same_is_kept_out(make_server, look):
 def test_what_is_held_survives_a_restart(make_server, look):
     """The disk says what is held; the next version looks at it."""
     server = make_server(guard=GuardRules(outlier_median=10.0, least=3, release=True))
-    held = (ev.PendingDelta(key("a", 2, 1), 8, 2, 1, 99, 15.0),)
-    server.recover(1, "d1", digests={1: "d1"}, norms=(2.0, 2.0, 2.0), tokens=(8, 8, 8), held=held)
+    held = (stored_of(key("a", 2, 1), 15.0),)
+    server.recover(1, "d1", digests={1: "d1"}, usual=usual([2.0, 2.0, 2.0]), held=held)
     assert look.only(server.committed(2), do.Release) == [do.Release(key("a", 2, 1))]
 
 

@@ -14,6 +14,7 @@ import random
 
 import attrs
 import pytest
+from deltas import stored_of
 
 from fsl_async.roles.machine import (
     ClientLeft,
@@ -33,15 +34,15 @@ from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync import messages as msg
 from fsl_async.roles.sync.client import SERVER, ClientMachine, ClientRules
-from fsl_async.roles.sync.events import DeltaKey
+from fsl_async.roles.sync.delta import StoredDelta
 from fsl_async.roles.sync.ps import ParameterServerMachine, ParameterServerRules
 from fsl_async.roles.sync.weighting import TokensWeighting
 
 TO_CLIENT = {
     msg.Publish: lambda m: ev.PublishAsked(),
     msg.Call: lambda m: ev.RoundCalled(m.round, m.last),
-    msg.Accepted: lambda m: ev.DeltaAcknowledged(DeltaKey.parse(m.key)),
-    msg.Declined: lambda m: ev.DeltaRefused(DeltaKey.parse(m.key), m.code, m.text),
+    msg.Accepted: lambda m: ev.DeltaAcknowledged(m.key),
+    msg.Declined: lambda m: ev.DeltaRefused(m.key, m.code, m.text),
     msg.Announce: lambda m: ev.VersionAnnounced(m.version, m.digest),
     msg.Stop: lambda m: RunEnded(m.reason),
 }
@@ -115,7 +116,7 @@ class World:
         self.accumulated = set()
         settled = dict.fromkeys(self.merged, "merged")
         digests = dict(enumerate(self.digests))
-        pending = tuple(ev.PendingDelta(key, tokens, 1, 0) for key, tokens in self.pending.items())
+        pending = tuple(stored_of(key, tokens=tokens) for key, tokens in self.pending.items())
         last = len(self.digests) - 1
         digest = self.digests[-1] if self.digests else ""
         self.feed(self.server, ev.Recovered(last, digest, digests, pending, settled, 0))
@@ -221,7 +222,7 @@ class World:
                 self.drop(session)
             case Send(_, message) if session and session.up:
                 if isinstance(message, msg.Accepted):
-                    key = DeltaKey.parse(message.key)
+                    key = message.key
                     assert key in self.pending or key in self.merged, "acknowledged and not booked"
                 self.deliver(session, client, TO_CLIENT[type(message)](message))
             case DeclineStream(_, stream, reason) if session:
@@ -250,15 +251,16 @@ class World:
             self.deliver(session, session.client, ev.Welcomed("run", 0, 1))
 
     def store(self, session, effect):
+        delta = effect.delta
         if self.fault(0.1):
-            lost = StreamLost(effect.peer, f"delta:{effect.key.text}", "disk full")
+            lost = StreamLost(effect.peer, f"delta:{delta.key.text}", "disk full")
             self.feed(session.server, lost)
             return
         problem = "NaN" if self.fault(0.03) else None
-        if problem is None and effect.key not in self.merged:
-            self.pending.setdefault(effect.key, effect.tokens)
-        stored = (effect.peer, effect.key, effect.tokens, effect.steps, effect.round, 1, 1.0)
-        self.feed(session.server, ev.DeltaStored(*stored, problem))
+        if problem is None and delta.key not in self.merged:
+            self.pending.setdefault(delta.key, delta.tokens)
+        stored = StoredDelta(delta, 1, 1.0)
+        self.feed(session.server, ev.DeltaStored(effect.peer, stored, problem))
 
     def accumulate(self, key):
         assert key in self.pending
@@ -289,12 +291,12 @@ class World:
                 self.deliver(session, server, ev.ModelAttached(name, "f", 1, None))
             case do.OfferInitial() if session:
                 self.deliver(session, server, ev.InitialOffered(name, f"initial:{name}"))
-            case do.OfferDelta(key, digest, tokens, steps, number) if session:
-                assert digest in {self.digests[key.base], "flipped"}, (
+            case do.OfferDelta(delta) if session:
+                assert delta.base_digest in {self.digests[delta.key.base], "flipped"}, (
                     "a delta against a base that never was"
                 )
-                offer = (name, f"delta:{key.text}", key, digest, tokens, steps, number)
-                self.deliver(session, server, ev.DeltaOffered(*offer))
+                offered = ev.DeltaOffered(name, f"delta:{delta.key.text}", delta)
+                self.deliver(session, server, offered)
             case do.ReceiveVersion(stream, kind, version) if session:
                 got = lambda: (setattr(client, "kind", kind), self.feed(client, received))  # noqa: E731
                 received = ev.FetchReceived(version)

@@ -3,7 +3,7 @@
 from fsl_async.roles.machine import Finish, Note
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
-from fsl_async.roles.sync.events import DeltaKey
+from fsl_async.roles.sync.delta import DeltaKey
 from fsl_async.roles.sync.ps_state import EXIT_DAMAGED
 
 

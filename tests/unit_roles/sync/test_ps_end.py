@@ -1,12 +1,13 @@
 """The parameter server's limits, its end in every phase, and its return after a crash."""
 
 import pytest
+from deltas import stored_of
 
 from fsl_async.roles.machine import ClientLeft, DrainAsked, Finish, Refuse, StreamLost, TimerFired
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync import messages as msg
-from fsl_async.roles.sync.events import DeltaKey, PendingDelta
+from fsl_async.roles.sync.delta import DeltaKey
 from fsl_async.roles.sync.ps import Phase
 
 
@@ -167,7 +168,7 @@ def test_after_the_last_round_nothing_is_taken(make_server, look):
     server.committed(1)
     (answer,) = look.said(server.offer(key("a", 2)))
     assert answer.code == "ended"
-    assert look.said(server.offer(key("a"))) == [msg.Accepted("a/1/0/1")], "a known key as ever"
+    assert look.said(server.offer(key("a"))) == [msg.Accepted(key("a"))], "a known key as ever"
 
 
 def test_the_end_waits_for_a_slow_upload(make_server, look):
@@ -300,7 +301,7 @@ def test_recovery_with_pending_deltas(make_server, look):
         2,
         "d2",
         digests={1: "d1", 2: "d2"},
-        pending=(PendingDelta(key("a", 3, 1), 8, 2, 1),),
+        pending=(stored_of(key("a", 3, 1)),),
         settled={key("b", 5, 1): "merged", key("c", 2, 1): "quarantined"},
         tokens_total=100,
     )
@@ -309,8 +310,8 @@ def test_recovery_with_pending_deltas(make_server, look):
     server.join("a")
     server.join("b")
     server.join("c")
-    assert look.said(server.offer(key("a", 3, 1))) == [msg.Accepted("a/1/1/3")]
-    assert look.said(server.offer(key("b", 5, 1))) == [msg.Accepted("b/1/1/5")]
+    assert look.said(server.offer(key("a", 3, 1))) == [msg.Accepted(key("a", 3, 1))]
+    assert look.said(server.offer(key("b", 5, 1))) == [msg.Accepted(key("b", 5, 1))]
     assert look.said(server.offer(key("c", 2, 1)))[0].code == "quarantined"
     server.fire()
     for name in "abc":
@@ -318,7 +319,7 @@ def test_recovery_with_pending_deltas(make_server, look):
     (commit,) = look.only(effects, do.Commit)
     assert [one.key for one in commit.merged] == [key("a", 3, 1)]
     server.committed(3)
-    assert server.machine.tokens_total == 108
+    assert server.machine.tokens_total == 110
 
 
 def test_killed_between_its_last_version_and_its_end(make_server, look):

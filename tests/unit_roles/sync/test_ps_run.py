@@ -6,7 +6,7 @@ from fsl_async.roles.machine import DeclineStream, EndSession, Send, StreamLost,
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync import messages as msg
-from fsl_async.roles.sync.events import DeltaKey
+from fsl_async.roles.sync.delta import DeltaKey
 from fsl_async.roles.sync.ps import Phase
 
 
@@ -94,7 +94,7 @@ def test_timer_calls_and_all_answer(server, look):
     assert [type(effect) for effect in offered] == [do.ReceiveDelta]
     assert offered[0].weight == 8.0, "what it will be accumulated with"
     effects = server.store(key("a"), after_s=5.0)
-    assert look.said(effects) == [msg.Accepted("a/1/0/1")]
+    assert look.said(effects) == [msg.Accepted(key("a"))]
     assert look.only(effects, do.Accumulate) == [do.Accumulate(key("a"), 8.0)]
     assert server.feed(ev.RoundSkipped("b", 7, "of another round")) == []
     effects = server.feed(ev.RoundSkipped("b", 0, "nothing"))
@@ -318,7 +318,7 @@ def test_late_delta_is_merged_with_its_staleness(server, look):
     server.fire()
     server.committed(1)
     effects = server.store(key("b"), number=0)
-    assert look.said(effects) == [msg.Accepted("b/1/0/1")]
+    assert look.said(effects) == [msg.Accepted(key("b"))]
     server.fire()
     server.store(key("a", 2, 1))
     (commit,) = look.only(server.feed(ev.RoundSkipped("b", 1, "nothing")), do.Commit)
@@ -352,14 +352,14 @@ def test_a_known_key_gets_the_answer_it_got(server, look):
     server.fire()
     server.store(key("a"))
     effects = server.offer(key("a"), number=0)
-    assert look.said(effects) == [msg.Accepted("a/1/0/1")]
+    assert look.said(effects) == [msg.Accepted(key("a"))]
     assert look.only(effects, DeclineStream)[0].reason == "known"
     again = server.store(key("a"))
-    assert look.said(again) == [msg.Accepted("a/1/0/1")]
+    assert look.said(again) == [msg.Accepted(key("a"))]
     assert look.only(again, do.Accumulate) == []
     server.fire()
     server.committed(1)
-    assert look.said(server.offer(key("a"), number=0)) == [msg.Accepted("a/1/0/1")]
+    assert look.said(server.offer(key("a"), number=0)) == [msg.Accepted(key("a"))]
     assert look.only(server.store(key("a")), do.Accumulate) == []
 
 
@@ -370,7 +370,7 @@ def test_quarantine(server, look):
     server.store(key("b"))
     effects = server.store(key("a"), problem="2 values are not finite")
     assert look.said(effects, "a") == [
-        msg.Declined("a/1/0/1", "quarantined", "2 values are not finite")
+        msg.Declined(key("a"), "quarantined", "2 values are not finite")
     ]
     assert "quarantined delta a/1/0/1" in look.notes(effects)
     (commit,) = look.only(effects, do.Commit)
@@ -396,7 +396,7 @@ def test_a_transfer_that_broke_off_is_asked_for_again(server, look):
     server.begin("a")
     server.fire()
     effects = server.feed(StreamLost("a", "delta:a/1/0/1", "disk full"))
-    assert look.said(effects) == [msg.Declined("a/1/0/1", "later", "disk full")]
+    assert look.said(effects) == [msg.Declined(key("a"), "later", "disk full")]
     assert look.said(server.feed(StreamLost("gone", "delta:gone/1/0/1", "x"))) == []
 
 

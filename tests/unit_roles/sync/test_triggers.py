@@ -2,12 +2,13 @@
 
 import pytest
 from buffered import K, buffered
+from deltas import stored_of
 
 from fsl_async.roles.machine import ClientLeft, DrainAsked, Finish, Send
 from fsl_async.roles.sync import effects as do
 from fsl_async.roles.sync import events as ev
 from fsl_async.roles.sync import messages as msg
-from fsl_async.roles.sync.events import DeltaKey
+from fsl_async.roles.sync.delta import DeltaKey
 from fsl_async.roles.sync.ps import ParameterServerRules, Phase
 from fsl_async.roles.sync.triggers import TRIGGERS, trigger_of
 
@@ -187,7 +188,7 @@ def test_a_shard_that_is_not_known_comes_last(run):
 def recover(make_server, trigger, pending=(), settled=(), version=1):
     server = make_server(trigger=trigger, drain_s=10.0)
     digests = {version: f"d{version}"}
-    waiting = tuple(ev.PendingDelta(each, 8, 2, version) for each in pending)
+    waiting = tuple(stored_of(each) for each in pending)
     merged = dict.fromkeys(settled, "merged")
     server.recover(version, f"d{version}", digests=digests, pending=waiting, settled=merged)
     for shard, name in enumerate("abc"):

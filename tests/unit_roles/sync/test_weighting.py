@@ -2,30 +2,34 @@
 
 import numpy as np
 import pytest
+from deltas import delta_of, merged_of
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fsl_async.roles.sync.delta import DeltaKey
 from fsl_async.roles.sync.weighting import (
     WEIGHTINGS,
-    Contribution,
     staleness_discount,
     weighting_named,
 )
 
+KEY = DeltaKey("a", 1, 0, 1)
+
+
+def work(tokens, steps, staleness=0):
+    return merged_of(KEY, tokens=tokens, steps=steps, staleness=staleness)
+
+
 contributions = st.lists(
-    st.builds(
-        Contribution,
-        tokens=st.integers(1, 10**9),
-        steps=st.integers(1, 5000),
-        staleness=st.integers(0, 20),
-    ),
+    st.builds(work, st.integers(1, 10**9), st.integers(1, 5000), st.integers(0, 20)),
     min_size=1,
     max_size=12,
 )
 
 
 def average(strategy, merged, deltas):
-    total = sum(strategy.weight(one) * delta for one, delta in zip(merged, deltas, strict=True))
+    weights = [strategy.weight(one.delta, one.staleness) for one in merged]
+    total = sum(weight * delta for weight, delta in zip(weights, deltas, strict=True))
     return strategy.scale(merged) * total
 
 
@@ -33,7 +37,7 @@ def average(strategy, merged, deltas):
 @given(merged=contributions)
 def test_equal_fresh_deltas_average_to_themselves(name, merged):
     """A weighting may prefer one client to another, but must not change what all agree on."""
-    fresh = [Contribution(one.tokens, 7) for one in merged]
+    fresh = [work(one.delta.tokens, 7) for one in merged]
     strategy = weighting_named(name)
     assert average(strategy, fresh, [3.0] * len(fresh)) == pytest.approx(3.0)
 
@@ -43,7 +47,7 @@ def test_tokens_is_the_average_over_the_data(merged):
     """The default: every token counts the same, whoever trained on it."""
     deltas = np.arange(len(merged), dtype=float)
     discounts = [(1 + one.staleness) ** -0.5 for one in merged]
-    tokens = np.array([one.tokens for one in merged], dtype=float)
+    tokens = np.array([one.delta.tokens for one in merged], dtype=float)
     expected = np.sum(tokens / tokens.sum() * discounts * deltas)
     assert average(weighting_named("tokens"), merged, deltas) == pytest.approx(expected)
 
@@ -60,10 +64,10 @@ def test_uniform_is_the_mean(merged):
 @given(merged=contributions)
 def test_fednova_is_its_paper(merged):
     """Normalised steps: sum_i p_i H_i times sum_i p_i Delta_i / H_i, with p_i the share of the tokens."""
-    fresh = [Contribution(one.tokens, one.steps) for one in merged]
+    fresh = [work(one.delta.tokens, one.delta.steps) for one in merged]
     deltas = np.arange(len(fresh), dtype=float)
-    tokens = np.array([one.tokens for one in fresh], dtype=float)
-    steps = np.array([one.steps for one in fresh], dtype=float)
+    tokens = np.array([one.delta.tokens for one in fresh], dtype=float)
+    steps = np.array([one.delta.steps for one in fresh], dtype=float)
     share = tokens / tokens.sum()
     expected = np.sum(share * steps) * np.sum(share * deltas / steps)
     assert average(weighting_named("fednova"), fresh, deltas) == pytest.approx(expected)
@@ -71,7 +75,7 @@ def test_fednova_is_its_paper(merged):
 
 def test_fednova_does_not_favour_many_steps():
     """Two clients that walk in opposite directions with the same speed must cancel, however far each went."""
-    merged = [Contribution(tokens=100, steps=10), Contribution(tokens=100, steps=40)]
+    merged = [work(100, 10), work(100, 40)]
     assert average(weighting_named("fednova"), merged, [10.0, -40.0]) == pytest.approx(0.0)
     assert average(weighting_named("tokens"), merged, [10.0, -40.0]) < -1.0
 
@@ -80,7 +84,7 @@ def test_fednova_does_not_favour_many_steps():
 def test_a_stale_delta_counts_less_even_alone(name):
     """If the discount were divided out again, a server that merges one stale delta would take it at full weight."""
     strategy = weighting_named(name)
-    values = [average(strategy, [Contribution(10, 10, stale)], [1.0]) for stale in (0, 3, 8)]
+    values = [average(strategy, [work(10, 10, stale)], [1.0]) for stale in (0, 3, 8)]
     assert values == pytest.approx([1.0, 0.5, 1 / 3])
 
 
@@ -88,7 +92,7 @@ def test_the_exponent_is_the_users():
     """An exponent of 0 turns the discount off."""
     assert staleness_discount(99, 0.0) == 1.0
     assert staleness_discount(3, 1.0) == 0.25
-    assert weighting_named("uniform", 1.0).weight(Contribution(1, 1, 1)) == 0.5
+    assert weighting_named("uniform", 1.0).weight(delta_of(KEY), 1) == 0.5
 
 
 @pytest.mark.parametrize("name", list(WEIGHTINGS))
@@ -96,8 +100,8 @@ def test_no_work_at_all_is_no_change(name):
     """Deltas without tokens or steps must give zero, not a division by zero."""
     strategy = weighting_named(name)
     assert strategy.scale([]) == 0.0
-    for idle in (Contribution(0, 5), Contribution(5, 0), Contribution(0, 0)):
-        assert np.isfinite(strategy.weight(idle) * strategy.scale([idle]))
+    for idle in (work(0, 5), work(5, 0), work(0, 0)):
+        assert np.isfinite(average(strategy, [idle], [1.0]))
 
 
 def test_an_unknown_name_lists_the_known_ones():

@@ -5,6 +5,7 @@ import json
 from collections import Counter
 
 import pytest
+from attrs import evolve
 from buffered import K, buffered_by_clock
 from click.testing import CliRunner
 
@@ -168,7 +169,7 @@ def _recompute(monkeypatch):
 
     def offer(self):
         if self.delta is not None:
-            self.delta.tokens += 1
+            self.delta = evolve(self.delta, tokens=self.delta.tokens + 1)
         return original(self)
 
     monkeypatch.setattr(ClientMachine, "_offer", offer)

@@ -11,8 +11,8 @@ from typing import ClassVar, Protocol
 
 from attrs import define, field, frozen
 
+from fsl_async.roles.sync.delta import Delta, DeltaKey
 from fsl_async.roles.sync.deltas import DeltaBook
-from fsl_async.roles.sync.events import DeltaKey, DeltaOffered
 from fsl_async.roles.sync.ps_state import Member
 from fsl_async.roles.sync.round import Round
 
@@ -40,7 +40,7 @@ class Selection(Protocol):
         """The clients of the next round, of those that are here and hold a version."""
         ...
 
-    def objection(self, offer: DeltaOffered, open_: Round | None) -> tuple[str, str] | None:
+    def objection(self, offer: Delta, open_: Round | None) -> tuple[str, str] | None:
         """Why a delta does not fit this selection, as a code and a sentence."""
         ...
 
@@ -55,7 +55,7 @@ class _Any:
     by_shard: ClassVar[bool] = False
     tells_all: ClassVar[bool] = True
 
-    def objection(self, offer: DeltaOffered, open_: Round | None) -> tuple[str, str] | None:
+    def objection(self, offer: Delta, open_: Round | None) -> tuple[str, str] | None:
         """None."""
         return None
 
@@ -118,7 +118,7 @@ class OneByOne:
         self._last_shard = here[self._last].shard
         return Opening({self._last: here[self._last].incarnation})
 
-    def objection(self, offer: DeltaOffered, open_: Round | None) -> tuple[str, str] | None:
+    def objection(self, offer: Delta, open_: Round | None) -> tuple[str, str] | None:
         """A turn that is over has made nothing: the weights are at another client by now."""
         name = offer.key.client
         if open_ is not None and open_.awaits(name, offer.key.incarnation):

@@ -1,0 +1,102 @@
+"""A delta: what a client trained since its last snapshot. Events, effects, messages and records hold these classes. Pure.
+
+Delta         as its client offers it
+StoredDelta   as it lies on the parameter server's disk
+MergedDelta   as it enters a version
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Self
+
+from attrs import field, frozen
+
+from fsl_async.roles.messages import Form, optional
+from fsl_async.roles.names import MAX_DIGITS, NAME
+
+DIGEST = Form("a digest", re.compile(r"[0-9a-f]{32}").fullmatch)
+OptionalDigest = Annotated[str, optional(DIGEST)]
+
+
+@frozen(order=True)
+class DeltaKey:
+    """The identity of a delta: its client, that process's incarnation, the version it was measured from, and its number.
+
+    A client keeps a delta until its key is acknowledged, and offers it again after any reconnect; the parameter
+    server answers a key that it has seen with the same acknowledgement. So every delta is merged at most once.
+    """
+
+    client: str
+    incarnation: int
+    base: int
+    sequence: int
+
+    @property
+    def text(self) -> str:
+        """The form used on the wire and in the journal, `client/incarnation/base/sequence`."""
+        return f"{self.client}/{self.incarnation}/{self.base}/{self.sequence}"
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read `text` back; raises ValueError when it is not a key."""
+        client, *numbers = text.split("/")
+        fits = all(
+            part.isascii() and part.isdecimal() and len(part) <= MAX_DIGITS for part in numbers
+        )
+        if not NAME.fullmatch(client) or len(numbers) != 3 or not fits:
+            raise ValueError(f"not a delta key: {text[:120]!r}")
+        incarnation, base, sequence = (int(part) for part in numbers)
+        return cls(client, incarnation, base, sequence)
+
+
+Key = Annotated[DeltaKey, Form("a delta key", DeltaKey.parse)]
+
+
+@frozen
+class Delta:
+    """Everything that is known of a delta but its values: which one it is, and what work it stands for."""
+
+    key: Key
+    base_digest: OptionalDigest
+    """Of the version that it was measured from; empty where a record does not have it."""
+    tokens: int
+    steps: int
+    round: int = 0
+    """The round that it answers; counted by the version that the round starts from."""
+    metrics: dict[str, Any] = field(factory=dict)
+
+
+@frozen
+class StoredDelta:
+    """A delta that is complete, checked, spooled and synced to disk."""
+
+    delta: Delta
+    bytes: int = 0
+    """Length of its spool file."""
+    norm: float = 0.0
+    """Euclidean norm of its values."""
+    sha256: str = ""
+    """Of its spool file."""
+
+    @property
+    def key(self) -> DeltaKey:
+        """Which delta."""
+        return self.delta.key
+
+
+@frozen
+class MergedDelta:
+    """A delta as it enters a version, or waits to."""
+
+    delta: Delta
+    staleness: int
+    """Versions between its base and the version that the merge starts from."""
+    weight: float
+    """The factor with which it is in the accumulator; 0 where the rule of aggregation left it out."""
+    norm: float = 0.0
+
+    @property
+    def key(self) -> DeltaKey:
+        """Which delta."""
+        return self.delta.key

@@ -1,0 +1,15 @@
+"""Deltas for tests: what a test does not name has some value that makes sense."""
+
+from fsl_async.roles.sync.delta import Delta, MergedDelta, StoredDelta
+
+
+def delta_of(key, tokens=10, steps=2, *, base_digest="", number=0, metrics=None):
+    return Delta(key, base_digest, tokens, steps, number, metrics or {})
+
+
+def stored_of(key, norm=1.0, *, size=99, **work):
+    return StoredDelta(delta_of(key, **work), size, norm)
+
+
+def merged_of(key, weight=1.0, *, staleness=0, **work):
+    return MergedDelta(delta_of(key, **work), staleness, weight)
