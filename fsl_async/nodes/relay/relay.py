@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import socket
 from collections import Counter
 from collections.abc import Callable, Coroutine
@@ -108,7 +109,7 @@ class Relay:
         self.stop_listening()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(DRAIN_S):
-                while not self._may_end():  # noqa: ASYNC110 - passing bytes are no event
+                while not self._admission.may_end(*self.carried()):  # noqa: ASYNC110 - no event
                     await asyncio.sleep(DRAIN_LOOK_S)
 
     def stop_listening(self) -> None:
@@ -158,18 +159,14 @@ class Relay:
                 self._end(self.accepted, Drop.FULL, refusal)
                 self._warn_once("full", f"a connection is refused: {refusal}")
             else:
-                self._pairs[self.accepted] = self._pair(port, client)
+                self._pairs[self.accepted] = Pair(
+                    client,
+                    port.server,
+                    self._pipes,
+                    requires_curve=port.route.requires_curve,
+                    dialed=functools.partial(self._dialed, port.route.server),
+                )
                 self.start(self._serve(self.accepted, address))
-
-    def _pair(self, port: _Port, client: socket.socket) -> Pair:
-        route = port.route
-        return Pair(
-            client,
-            port.server,
-            self._pipes,
-            requires_curve=route.requires_curve,
-            dialed=lambda problem: self._dialed(route.server, problem),
-        )
 
     async def _serve(self, connection: int, address: str) -> None:
         pair, drop, reason = self._pairs[connection], "", ""
@@ -218,10 +215,6 @@ class Relay:
     def _tell(self, note: Note) -> None:
         self.note("note", text=note.text, level=note.level, **note.facts)
         self._say(note)
-
-    def _may_end(self) -> bool:
-        up, down, held = self.carried()
-        return self._admission.may_end(up + down, held)
 
     async def _report(self) -> None:
         """Say how much passed since the last report, if anything did."""

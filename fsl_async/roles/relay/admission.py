@@ -57,12 +57,12 @@ class Admission:
         if not self._of[address]:
             del self._of[address]
 
-    def may_end(self, carried: int, held: int) -> bool:
+    def may_end(self, up: int, down: int, held: int) -> bool:
         """Whether a relay that drains may end, given the bytes of all connections so far.
 
         It may when it has none, or when nothing is held and no more than heartbeats passed since
         the last call: transfers get time to finish, and what is cut off resumes at the chunk.
         """
-        before, self._drained_bytes = self._drained_bytes, carried
-        is_quiet = 0 <= before >= carried - QUIET_BYTES and not held
+        before, self._drained_bytes = self._drained_bytes, up + down
+        is_quiet = 0 <= before >= up + down - QUIET_BYTES and not held
         return is_quiet or not self.connections

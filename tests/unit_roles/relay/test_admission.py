@@ -44,14 +44,14 @@ def test_counts_are_those_of_what_is_there(steps):
 def test_a_relay_that_drains_ends_when_all_is_quiet():
     """A transfer holds it up, and heartbeats do not; without connections it ends at once."""
     one = Admission(4)
-    assert one.may_end(0, 0)
+    assert one.may_end(0, 0, 0)
     one.accept("a")
     carried = 1_000_000
     other = Admission(4)
     other.accept("a")
-    assert not other.may_end(carried, 0), "nothing to compare with yet"
-    assert not other.may_end(carried + QUIET_BYTES + 1, 0)
-    assert not other.may_end(carried + QUIET_BYTES + 2, 1), "something is held"
-    assert other.may_end(carried + 2 * QUIET_BYTES + 2, 0)
+    assert not other.may_end(carried, 0, 0), "nothing to compare with yet"
+    assert not other.may_end(carried, QUIET_BYTES + 1, 0)
+    assert not other.may_end(carried + 1, QUIET_BYTES + 1, 1), "something is held"
+    assert other.may_end(carried + 1, 2 * QUIET_BYTES + 1, 0)
     other.end("a")
-    assert other.may_end(9 * carried, 1)
+    assert other.may_end(9 * carried, 0, 1)
