@@ -1,12 +1,12 @@
 """What a relay costs on loopback: the time of a message there and back, and the throughput of a stream, directly and through relays, in one run.
 
 One JSON row for each way on standard output. Server, relays and client are processes of their own and the production code (`ListenerEndpoint`, `node_relay`,
-`DialerEndpoint`), set up as `fsl-node` sets them up: the ends keep freed blocks (docs/adr/0086), relays run in batches (docs/adr/0092). Ways take turns, `--rounds` times; a row
+`DialerEndpoint`), set up as `fsl-node` sets them up: the ends keep freed blocks (docs/adr/0086). Ways take turns, `--rounds` times; a row
 has the median over the rounds. `bytes_per_s` is from the offer of a stream to the word that its last chunk was written; `round_trip_us` a control message and its echo; `added_us` and `ratio` are against the direct way with the same encryption. On a machine with
 few cores the ratio also says that one more process wants them: `cores` is on the row, and so is what the stream cost in processor time for each GB, at both ends
 together (`ends_cpu_s_per_gb`) and at each relay (`relay_cpu_s_per_gb`; Linux only, else null).
 
-    python benchmarks/relay.py [--mib 256] [--rounds 3] [--relays 1] [--memory MIB]
+    python benchmarks/relay.py [--mib 256] [--rounds 3] [--relays 1]
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from pathlib import Path
 from typing import Any
 
 import fsl_transport as tp
-from fsl_async.nodes.relay.node import Door, serve, usual_memory_mib
+from fsl_async.nodes.relay.node import serve
+from fsl_async.nodes.relay.relay import Route
 from fsl_async.process.heap import keep_freed_blocks
-from fsl_async.process.scheduling import run_in_batches
 from fsl_async.process.stopper import Stopper
 from fsl_transport.loop import run
 from fsl_transport.zmq.curve import DialerCurve, KeyPair, ListenerCurve
@@ -80,13 +80,11 @@ def server(port: Any, pair: KeyPair | None) -> None:
     run(main())
 
 
-def relay(port: Any, upstream: int, sealed: bool, memory_mib: int = 0) -> None:
+def relay(port: Any, upstream: int, requires_curve: bool) -> None:
     """Forward, for ever."""
-    run_in_batches()
     serve(
-        [Door("tcp://127.0.0.1:0", f"tcp://127.0.0.1:{upstream}", sealed)],
+        [Route("tcp://127.0.0.1:0", f"tcp://127.0.0.1:{upstream}", requires_curve)],
         run_dir=None,
-        memory_mib=memory_mib,
         announce=lambda bound: port.put(bound[0][1]),
         tell=lambda _note: None,
         stop=Stopper(),
@@ -173,7 +171,6 @@ def main() -> None:
     parser.add_argument("--mib", type=int, default=256, help="of a stream")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--relays", type=int, default=1, help="in a row, at the most")
-    parser.add_argument("--memory", type=int, default=usual_memory_mib(), help="of a relay, MiB")
     given = parser.parse_args()
     keep_freed_blocks()
     context = multiprocessing.get_context("spawn")
@@ -195,7 +192,7 @@ def main() -> None:
         ends, between = [os.getpid(), last()], []
         for relays in range(given.relays + 1):
             if relays:
-                port = start(relay, port, pair is not None, given.memory)
+                port = start(relay, port, pair is not None)
                 between = [*between, last()]
             ways.append((pair, port, ends, between))
     results: dict[tuple[bool, int], list[tuple[float, ...]]] = {}
@@ -223,7 +220,6 @@ def main() -> None:
             "ends_cpu_s_per_gb": _rounded(ends_s),
             "relay_cpu_s_per_gb": _rounded(relay_s) if relays else None,
             "mib": given.mib,
-            "memory_mib": given.memory,
             "rounds": given.rounds,
             "cores": os.cpu_count(),
             "congestion": congestion(),

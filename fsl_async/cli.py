@@ -117,10 +117,6 @@ def _check_role(_: click.Context, __: click.Parameter, role: str | None) -> str:
     metavar="PORT[=ADDRESS]",
     help="relay: forward to the run's split server too, at this port.",
 )
-@click.option(
-    "--memory", "memory_mib", type=click.IntRange(min=128), metavar="MIB",
-    help="relay: what may wait in it on all connections together.  [default: a quarter of the machine's, 2048 at the most]",
-)  # fmt: skip
 @click.option("--insecure", is_flag=True, help="Accept that other machines connect unencrypted.")
 @click.option(
     "--keys", type=_PATH, metavar="DIR", help="Encrypt, with the keys there (see: fsl-node keys)."
@@ -141,7 +137,6 @@ _BUILDS_NOTHING = "the parameter server stores numbers and builds no model"
 _OF_ROLES: dict[str, tuple[str, str]] = {
     "listen": ("relay", "--listen goes with --role relay; others listen at LISTEN_ADDRESS"),
     "split": ("relay", "--split goes with --role relay; a run's split server is --role server"),
-    "memory_mib": ("relay", "--memory is a relay's: what may wait in it on all connections"),
     "grace_s": ("client", "--grace is a client's: the others have no deadline to meet"),
     "allow": ("client", "--allow is a client's: what may leave its machine"),
     "ec2_spot": ("client", "--ec2-spot is a client's: the others leave when they get SIGTERM"),

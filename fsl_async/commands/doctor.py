@@ -245,7 +245,7 @@ def _open_files() -> Finding:
     open_files = importlib.import_module("fsl_async.nodes.open_files")
     relays = importlib.import_module("fsl_async.nodes.relay.node")
     capacity = open_files.capacity_here(settings.Config())
-    relay = relays.lines_allowed(relays.ConnectionRules().lines)
+    relay = relays.connections_allowed()
     details = {"soft": soft, "hard": hard, **capacity.facts, "relay_connections": relay}
     raised = "" if soft in {capacity.files, resource.RLIM_INFINITY} else f" ({soft:,} until raised)"
     text = f"{capacity.files:,} allowed{raised}: room for {capacity.fits:,} clients at a server"
@@ -253,9 +253,9 @@ def _open_files() -> Finding:
         text += f"; it needs {capacity.files_needed} for {capacity.clients}: ulimit -n 65536"
     elif capacity.fits < _FEW_CLIENTS:
         text += "; for more, ulimit -n 65536"
-    if relay < relays.LEAST_LINES:
+    if relay < relays.LEAST_CONNECTIONS:
         text += "; too few for a relay"
-    is_few = capacity.fits < _FEW_CLIENTS or relay < relays.LEAST_LINES
+    is_few = capacity.fits < _FEW_CLIENTS or relay < relays.LEAST_CONNECTIONS
     return Finding("open files", WARNING if is_few else OK, text, details)
 
 

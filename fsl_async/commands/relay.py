@@ -1,4 +1,4 @@
-"""`fsl-node --role relay SERVER`: forward what clients and a server say to each other, unread."""
+"""`fsl-node --role relay SERVER`: forward what clients and a server send to each other, unread."""
 
 from __future__ import annotations
 
@@ -9,12 +9,11 @@ from fsl_async.commands.output import Output
 from fsl_async.config import address as addresses
 from fsl_async.errors import UsageError
 from fsl_async.process.program import program
-from fsl_async.process.scheduling import run_in_batches
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from fsl_async.nodes.relay.node import Door
+    from fsl_async.nodes.relay.relay import Route
     from fsl_async.roles.machine import Note
 
 DEFAULT_LISTEN = "tcp://127.0.0.1:7100"
@@ -25,7 +24,6 @@ def command(
     address: str | None,
     listen: str | None,
     split: str | None,
-    memory_mib: int | None,
     run_dir: Path | None,
     insecure: bool,
     dry_run: bool,
@@ -41,32 +39,36 @@ def command(
             raise UsageError(f"--{flag} is not a relay's, which forwards what it does not read")
     if address is None:
         raise UsageError(
-            f"which server? Give the address in the line that it prints, like: {program()} --role relay --listen *:7100 {addresses.EXAMPLE}"
+            "which server? Give the address in the line that it prints, like:"
+            f" {program()} --role relay --listen *:7100 {addresses.EXAMPLE}"
         )
-    doors = doors_of(address, listen or DEFAULT_LISTEN, split, insecure=insecure)
-    from fsl_async.nodes.relay.node import serve, usual_memory_mib
+    routes = routes_of(address, listen or DEFAULT_LISTEN, split, insecure=insecure)
+    from fsl_async.nodes.relay.node import serve
 
     output = Output(as_json=as_json, waits=False)
     if dry_run:
         output.result(
-            {"role": "relay", "server": addresses.parse(address).fsl}
-            | {"doors": [f"{one.listen} -> {one.server}" for one in doors]}
-            | {"sealed": all(one.sealed for one in doors), "run_dir": str(run_dir or "")}
-            | {"memory_mib": memory_mib or usual_memory_mib()}
+            {
+                "role": "relay",
+                "server": addresses.parse(address).fsl,
+                "routes": [f"{one.listen} -> {one.server}" for one in routes],
+                "encrypted": all(one.requires_curve for one in routes),
+                "run_dir": str(run_dir or ""),
+            }
         )
         return 0
 
-    lines = _lines(output)
+    connections = _connections(output)
 
     def announce(bound: list[tuple[str, int]]) -> None:
         line = join_line(address, bound)
-        for number, ((host, port), door) in enumerate(zip(bound, doors, strict=True)):
+        for number, ((host, port), route) in enumerate(zip(bound, routes, strict=True)):
             place = addresses.Address(host, port).tcp
             join = "" if number else line
-            output.record("listening", address=place, server=door.server, join=join)
-            output.say(f"relay at {place} for {door.server}")
+            output.record("listening", address=place, server=route.server, join=join)
+            output.say(f"relay at {place} for {route.server}")
         output.say("on each client:", f"    {line}")
-        output.record("capacity", connections=lines, clients_fit=lines // 2)
+        output.record("capacity", connections=connections, clients_fit=connections // 2)
 
     def tell(note: Note) -> None:
         if output.as_json:
@@ -76,33 +78,28 @@ def command(
         else:
             output.say(note.text)
 
-    run_in_batches()
     stopper = Stopper()
     with stop_on_signals(stopper):
-        summary = serve(
-            doors,
-            run_dir=run_dir,
-            memory_mib=memory_mib or 0,
-            announce=announce,
-            tell=tell,
-            stop=stopper,
-        )
+        summary = serve(routes, run_dir=run_dir, announce=announce, tell=tell, stop=stopper)
     output.result(summary)
     return stopper.exit_code
 
 
-def _lines(output: Output) -> int:
-    """How many connections fit, which people are told where they are few. Raises UsageError where no client fits."""
-    from fsl_async.nodes.relay.node import COMFORTABLE_LINES, checked_lines, lines_words
+def _connections(output: Output) -> int:
+    """Return how many fit, and say so where they are few. Raises UsageError for too few."""
+    from fsl_async.nodes.relay.node import COMFORTABLE_CONNECTIONS, checked_connections
 
-    lines = checked_lines()
-    if lines < COMFORTABLE_LINES:
-        output.say(lines_words(lines))
-    return lines
+    found = checked_connections()
+    if found < COMFORTABLE_CONNECTIONS:
+        output.say(
+            f"the limit of open files leaves room for {found:,} connections, so for {found // 2:,}"
+            " clients with two each, half of them from one address (ulimit -n raises it)"
+        )
+    return found
 
 
 def join_line(server: str, bound: list[tuple[str, int]]) -> str:
-    """What to paste at each client: the server's address with the relay's places in it. The key stays the server's own."""
+    """Return what to paste at each client: the server's address and key, at the relay's places."""
     from attrs import evolve
 
     (host, port), *others = bound
@@ -115,32 +112,38 @@ def join_line(server: str, bound: list[tuple[str, int]]) -> str:
     return f"{program()} --role client --name SITE --data PATH {shlex.quote(place.fsl)}"
 
 
-def doors_of(server: str, listen: str, split: str | None, *, insecure: bool) -> list[Door]:
-    """The doors: for the parameter server, and with `--split PORT[=ADDRESS]` for the split server. Raises UsageError and AddressError."""
-    from fsl_async.nodes.relay.node import Door
+def routes_of(server: str, listen: str, split: str | None, *, insecure: bool) -> list[Route]:
+    """Return the routes to the parameter server and, with `--split PORT[=ADDRESS]`, the split server.
+
+    Raises UsageError and AddressError.
+    """
+    from fsl_async.nodes.relay.relay import Route
 
     main, target = addresses.parse_listen(listen), addresses.parse(server)
     wanted = [(main, target)]
     if split is None and target.split:
         raise UsageError(
-            f"the address names a split server too, {target.split}: say at which port clients reach it here, --split 7101"
+            f"the address names a split server too, {target.split}:"
+            " say at which port clients reach it here, --split 7101"
         )
     if split is not None:
         left, _, right = split.partition("=")
         if not (right or target.split):
             raise UsageError(
-                f"--split {split}: say where the split server is, like --split 7101=split.example.org:7101"
+                f"--split {split}: say where the split server is,"
+                " like --split 7101=split.example.org:7101"
             )
         where = f"{main.tcp.rpartition(':')[0]}:{left}" if left.isdecimal() else left
         wanted.append((addresses.parse_listen(where), addresses.parse(right or target.split)))
-    doors = []
+    routes = []
     for place, behind in wanted:
-        # Who came encrypted to the one goes encrypted to the other as well.
-        sealed = bool(target.key or behind.key)
-        if not (sealed or insecure or (place.is_loopback and behind.is_loopback)):
+        # A client that comes encrypted to the one goes encrypted to the other as well.
+        requires_curve = bool(target.key or behind.key)
+        if not (requires_curve or insecure or (place.is_loopback and behind.is_loopback)):
             raise UsageError(
-                f"{behind.fsl} has no key: everything would pass unencrypted, readable here and on the way; give the address with ?key=... "
-                "as the server prints it, or accept it with --insecure"
+                f"{behind.fsl} has no key: everything would pass unencrypted, readable here and on"
+                " the way; give the address with ?key=... as the server prints it, or accept it"
+                " with --insecure"
             )
-        doors.append(Door(place.tcp, behind.tcp, sealed))
-    return doors
+        routes.append(Route(place.tcp, behind.tcp, requires_curve))
+    return routes

@@ -69,32 +69,33 @@ class Relayed(Killable):
 
     def __init__(self, site, **settings):
         super().__init__(site, **settings)
-        self.doors = [f"127.0.0.1:{free_port()}" for _ in range(2)]
+        self.places = [f"127.0.0.1:{free_port()}" for _ in range(2)]
 
     def arguments(self, name):
         """See `Parties`."""
         ps, split = (f"127.0.0.1:{self.ports[server]}" for server in ("ps", "server"))
-        first, second = self.doors
+        first, second = self.places
         if name == "relay":
             folder, port = self.folder / "relay", second.rpartition(":")[2]
-            doors = ("--listen", first, "--split", f"{port}={split}")
-            return ["--role", "relay", *doors, "--run-dir", folder, ps]
+            listens = ("--listen", first, "--split", f"{port}={split}")
+            return ["--role", "relay", *listens, "--run-dir", folder, ps]
         words = super().arguments(name)
         if name in self.clients:
             words[-1] = f"fsl://{first}?split={second}"
         return words
 
     def lives_of_relay(self):
-        """For each of its processes: the doors through which somebody came, and the bytes up of each that ended there."""
+        """For each of its processes: bytes up of the connections that ended, for each server."""
         found = []
         for line in lines_of(self.folder / "relay" / "journal.jsonl"):
             if line["type"] == "node_started":
-                doors, up = {}, {0: 0, 1: 0}
-                found.append((doors, up))
-            elif line["type"] == "line_accepted":
-                doors[line["line"]] = line["door"]
-            elif line["type"] == "line_ended":
-                up[doors[line["line"]]] += line["up"]
+                servers, up = {}, {}
+                found.append(up)
+            elif line["type"] == "connection_accepted":
+                servers[line["connection"]] = line["server"].rpartition(":")[2]
+            elif line["type"] == "connection_ended":
+                server = servers[line["connection"]]
+                up[server] = up.get(server, 0) + line["up"]
         return found
 
 
@@ -242,10 +243,11 @@ def test_a_relay_before_both_servers_is_killed(warm_site):
     parties.running["relay"].signal(signal.SIGTERM)
     assert parties.running["relay"].end() == 64
     assert check(parties).lives == {"a": 1, "b": 1}, "clients live on and dial again"
-    doors, up = parties.lives_of_relay()[-1]
-    assert set(doors.values()) == {0, 1}
+    up = parties.lives_of_relay()[-1]
+    assert set(up) == {str(parties.ports[server]) for server in ("ps", "server")}
     trained = sum(outcome == "trained" for _, outcome in parties.uploads()[known:])
-    assert up[1] > trained * ACTIVATION_BYTES > 0, "nobody found a way round it"
+    to_split_server = up[str(parties.ports["server"])]
+    assert to_split_server > trained * ACTIVATION_BYTES > 0, "no client found a way round it"
 
 
 @pytest.mark.sweep

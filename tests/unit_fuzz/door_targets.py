@@ -1,6 +1,6 @@
 """What is read before anybody has a session: a relay's greeting, the question of who may come in (ZAP), and the answers of EC2's metadata service.
 
-The relay's machine, shell, switchboard and hoses are the real ones, on pairs of sockets in this process and a loop of its own for each input. The ZAP handler is the
+The relay and its pairs are the real ones, on pairs of sockets in this process and a loop of its own for each input. The ZAP handler is the
 real one on a socket that only remembers; the metadata watch is the real one, with its HTTP, on a connection that answers what the input says.
 """
 
@@ -17,45 +17,31 @@ import urllib.request
 from types import SimpleNamespace
 
 import msgpack
-from target_parts import Journal, Target, steps_of
+from target_parts import Target, steps_of
 from zmq.utils import z85
 
-from fsl_async.nodes.relay.shell import RelayShell
+from fsl_async.nodes.relay.pair import Dropped, Pair
 from fsl_async.process.watches import SpotWatch
-from fsl_async.roles.relay.relay import DoorRules, RelayMachine, RelayRules
 from fsl_transport import TransportSettings
-from fsl_transport.relay.relay import Switchboard, _Line
-from fsl_transport.relay.zmtp_greeting import GREETING_BYTES, OPEN_BYTES, SIGNATURE_BYTES
+from fsl_transport.relay.buffer import PipePool
+from fsl_transport.relay.zmtp_greeting import GREETING_BYTES, SIGNATURE_BYTES
 from fsl_transport.session.access_control import ArrivalLimits
 from fsl_transport.zmq.curve import UNKNOWN_KEY, ZAP_DOMAIN, KeyPair, ZapHandler, is_key
 
 # --- a relay, until it passes what it does not look at ------------------------------------------------------------
 
 
-class Board(Switchboard):
-    """A switchboard whose lines begin and whose twins are dialled in memory."""
+class DialedPair(Pair):
+    """A pair whose server is dialed in memory."""
 
-    def __init__(self, owner):
-        super().__init__(owner)
-        self.far = None  # the server's end of the twin
-        self.ended_for = None
+    far = None  # the server's end
 
-    def open_line(self, door):
-        """Somebody connects; returns their end."""
-        near, client = socket.socketpair()
-        near.setblocking(False)
-        client.setblocking(False)
-        self._lines[1] = _Line(1, door, client)
-        self._owner.accepted(1, door, "192.0.2.7")
-        return near
-
-    def dial(self, line):
-        found = self._lines[line]
-        assert found.server is None, "the server is dialled once"
-        found.server, self.far = socket.socketpair()
-        found.server.setblocking(False)
+    async def _dial(self):
+        assert self.far is None, "the server is dialed once"
+        server, self.far = socket.socketpair()
+        server.setblocking(False)
         self.far.setblocking(False)
-        self._owner.dialled(line)
+        return server
 
 
 def received(connection):
@@ -66,64 +52,64 @@ def received(connection):
 
 
 def run_greeting(data):
-    """A number for the door (odd: sealed), then the pieces in which a client's bytes come."""
+    """A number (odd: CURVE is required), then the pieces in which a client's bytes come."""
     steps = steps_of(data)
-    sealed = bool(steps) and type(steps[0]) is int and steps[0] % 2 == 1
+    requires_curve = bool(steps) and type(steps[0]) is int and steps[0] % 2 == 1
     pieces = [piece for piece in steps[:60] if type(piece) is bytes]
     loop = asyncio.new_event_loop()
     try:
-        loop.run_until_complete(_greet(loop, pieces, sealed))
+        loop.run_until_complete(_greet(pieces, requires_curve))
     finally:
         loop.close()
 
 
-async def _greet(loop, pieces, sealed):
-    over = []
-    machine = RelayMachine(RelayRules(doors=(DoorRules(name="server", sealed=sealed),)))
-    shell = RelayShell(
-        machine, scheduler=loop, journal=Journal(), say=lambda _: None, finished=over.append
-    )
-    shell.switchboard = board = Board(shell)
-    near = board.open_line(0)
-    said, passed, mechanism = b"", b"", b""
+async def _greet(pieces, requires_curve):
+    near, client = socket.socketpair()
+    near.setblocking(False)
+    pipes = PipePool()
+    pair = DialedPair(client, None, pipes, requires_curve=requires_curve, dialed=lambda _: None)
+    running = asyncio.ensure_future(pair.run())
+    said, passed = b"", b""
     try:
         for piece in pieces:
             with contextlib.suppress(ConnectionError, BlockingIOError):
                 said += piece[: near.send(piece)]
-            for _ in range(
-                4
-            ):  # signature, the rest, and what a hose moves: a turn of the loop each
+            for _ in range(12):  # signature, dialing, the rest, and what a forwarder moves
                 await asyncio.sleep(0)
-            passed += received(board.far) if board.far is not None else b""
-            _check_passed(said, passed, sealed)
-        greeted = any(line.is_greeted for line in machine.lines.values())
+            passed += received(pair.far) if pair.far is not None else b""
+            _check_passed(said, passed, requires_curve)
+            if running.done():
+                break
         mechanism = said[12:32].rstrip(b"\0")
         whole = len(said) >= GREETING_BYTES and _opens(said) and said[10] >= 3
         right = mechanism == b"CURVE" or (
-            not sealed and mechanism in {b"NULL", b"PLAIN", b"GSSAPI"}
+            not requires_curve and mechanism in {b"NULL", b"PLAIN", b"GSSAPI"}
         )
-        assert greeted == (whole and right), "who has greeted is let through, and nobody else"
-        assert greeted or not whole or not machine.lines, "who does not belong here is dropped"
-        assert not greeted or passed == said, "everything passes"
-        assert not over
+        if whole and right:
+            assert not running.done(), "a whole greeting is let through"
+            assert passed == said, "everything passes"
+        elif len(said) >= GREETING_BYTES:
+            assert isinstance(running.exception(), Dropped), "whatever does not belong is dropped"
     finally:
-        await board.aclose()
-        shell.node.close()
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        pair.close()
+        pipes.close()
         near.close()
-        if board.far is not None:
-            board.far.close()
+        if pair.far is not None:
+            pair.far.close()
 
 
 def _opens(said):
     return said[:1] == b"\xff" and said[9:10] == b"\x7f"
 
 
-def _check_passed(said, passed, sealed):
+def _check_passed(said, passed, requires_curve):
     assert said.startswith(passed), "what passes is what came"
     assert not passed or _opens(said), "nothing passes before it is ZeroMQ"
-    if len(passed) > OPEN_BYTES:
+    if len(passed) > SIGNATURE_BYTES:
         assert len(said) >= GREETING_BYTES, "the server sees no more than it needs to answer"
-        assert not sealed or said[12:32] == b"CURVE".ljust(20, b"\0"), "a sealed door"
+        assert not requires_curve or said[12:32] == b"CURVE".ljust(20, b"\0")
 
 
 def greeting_of(mechanism, version=b"\3\1"):

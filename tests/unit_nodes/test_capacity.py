@@ -8,7 +8,7 @@ from fsl_async.config.load import load
 from fsl_async.errors import ConfigError, UsageError
 from fsl_async.nodes.capacity import capacity_of, within
 from fsl_async.nodes.open_files import check_open_files
-from fsl_async.nodes.relay.node import LEAST_LINES, checked_lines
+from fsl_async.nodes.relay import node as relay_node
 from fsl_transport.zmq.admission import connections_within, files_for, in_use
 
 
@@ -74,12 +74,13 @@ def test_a_server_that_cannot_hold_its_clients_does_not_start(monkeypatch):
 
 
 def test_a_relay_needs_room_for_one_client(monkeypatch):
-    """A quarter of its connections may be new."""
-    monkeypatch.setattr("fsl_async.nodes.relay.node.lines_allowed", lambda _: LEAST_LINES)
-    assert checked_lines() == LEAST_LINES
-    monkeypatch.setattr("fsl_async.nodes.relay.node.lines_allowed", lambda _: LEAST_LINES - 1)
+    """One address gets half of its connections."""
+    least = relay_node.LEAST_CONNECTIONS
+    monkeypatch.setattr(relay_node, "connections_allowed", lambda: least)
+    assert relay_node.checked_connections() == least
+    monkeypatch.setattr(relay_node, "connections_allowed", lambda: least - 1)
     with pytest.raises(UsageError, match=r"ulimit -n 160\)"):
-        checked_lines()
+        relay_node.checked_connections()
 
 
 def test_open_descriptors_are_counted():

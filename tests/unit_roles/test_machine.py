@@ -8,15 +8,13 @@ from attrs import frozen
 from fsl_async.roles import machine
 from fsl_async.roles.machine import Effect, Event
 from fsl_async.roles.messages import Message, MessageError, Table
-from fsl_async.roles.relay import effects as relay_effects
-from fsl_async.roles.relay import events as relay_events
 from fsl_async.roles.split import effects as split_effects
 from fsl_async.roles.split import events as split_events
 from fsl_async.roles.split import messages as split_messages
 from fsl_async.roles.sync import effects, events, messages
 
 MODULES = (
-    machine, events, effects, split_events, split_effects, relay_events, relay_effects, messages, split_messages,
+    machine, events, effects, split_events, split_effects, messages, split_messages,
 )  # fmt: skip
 
 

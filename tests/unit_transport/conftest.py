@@ -404,49 +404,6 @@ class CurveWorld(ZmqWorld):
         return DialerCurve(self.pair_of(name), self.server.public)
 
 
-class Porter:
-    """The owner of a relay who lets everybody through, and remembers what it was told."""
-
-    def __init__(self):
-        self.story = []
-        self.board = None
-        self.admits = True
-
-    def said(self, what):
-        """All of one kind."""
-        return [told[1:] for told in self.story if told[0] == what]
-
-    def accepted(self, line, door, source):
-        self.story.append(("accepted", line, door, source))
-        if self.admits:
-            self.board.greet(line)
-        else:
-            self.board.drop(line, "full")
-
-    def signed(self, line):
-        self.story.append(("signed", line))
-        self.board.dial(line)
-
-    def greeted(self, line, mechanism):
-        self.story.append(("greeted", line, mechanism))
-        if not mechanism:
-            self.board.drop(line, "no ZeroMQ")
-
-    def dialled(self, line):
-        self.story.append(("dialled", line))
-        self.board.carry(line)
-
-    def answered(self, line):
-        self.story.append(("answered", line))
-
-    def undialled(self, line, reason):
-        self.story.append(("undialled", line, reason))
-        asyncio.get_running_loop().call_later(0.02, self.board.dial, line)
-
-    def ended(self, line, reason, up, down):
-        self.story.append(("ended", line, reason, up, down))
-
-
 class RelayWorld(CurveWorld):
     """Encrypted sockets, and two relays in a row between the proxies and the listener."""
 
@@ -454,24 +411,25 @@ class RelayWorld(CurveWorld):
 
     def __init__(self):
         super().__init__()
-        self.boards = []
+        self.relays = []
         self.entry = 0
 
     def _listener_link(self, name):
         link = super()._listener_link(name)
-        if not self.boards:
+        if not self.relays:
             self.do(self._open())
         return link
 
     async def _open(self):
-        from fsl_transport.relay.relay import Switchboard
+        from fsl_async.nodes.relay.relay import Relay, Route
+        from fsl_async.roles.relay.admission import Admission
 
         self.entry = self.port
         for _ in range(2):
-            porter = Porter()
-            porter.board = Switchboard(porter)
-            self.entry = porter.board.open_door("127.0.0.1:0", f"127.0.0.1:{self.entry}")[1]
-            self.boards.append(porter.board)
+            relay = Relay(Admission(1000), None, lambda _: None)
+            self.relays.append(relay)
+            route = Route("127.0.0.1:0", f"127.0.0.1:{self.entry}", requires_curve=True)
+            self.entry = relay.listen(route)[1]
 
     def _target(self):
         return self.entry
@@ -480,8 +438,8 @@ class RelayWorld(CurveWorld):
         async def end():
             for node in self.nodes:
                 await node.endpoint.aclose()
-            for board in self.boards:
-                await board.aclose()
+            for relay in self.relays:
+                await relay.aclose()
 
         self.do(end())
         super().close()
@@ -504,12 +462,6 @@ def curve_world():
     made = CurveWorld()
     yield made
     made.close()
-
-
-@pytest.fixture
-def new_porter():
-    """``Porter``."""
-    return Porter
 
 
 @pytest.fixture

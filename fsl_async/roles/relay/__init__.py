@@ -1,1 +1,1 @@
-"""Decisions of a relay: which connections it accepts, and when it ends. Pure."""
+"""What a relay decides. Pure."""

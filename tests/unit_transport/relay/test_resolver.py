@@ -7,8 +7,8 @@ import pytest
 
 from fsl_transport import LocalError
 from fsl_transport.loop import run
-from fsl_transport.relay import resolver as lookup
-from fsl_transport.relay.resolver import Lookup
+from fsl_transport.relay import resolver
+from fsl_transport.relay.resolver import Resolver
 
 NEW = (socket.AF_INET6, socket.SOCK_STREAM, 6, "", ("2001:db8::1", 7100, 0, 0))
 OLD = (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("192.0.2.1", 7100))
@@ -24,7 +24,7 @@ class Names:
         self.may_answer = asyncio.Event()
         self.may_answer.set()
         self.now = 100.0
-        monkeypatch.setattr(lookup.asyncio, "get_running_loop", lambda: self)
+        monkeypatch.setattr(resolver.asyncio, "get_running_loop", lambda: self)
 
     def time(self):
         """A time that stands still."""
@@ -46,18 +46,18 @@ def test_an_address_is_asked_for_once_and_kept_for_a_while(monkeypatch):
     async def main():
         names = Names(monkeypatch)
         names.answers = [[NEW, OLD], [NEW]]
-        one = Lookup("ps.example.org:7100")
+        one = Resolver("ps.example.org:7100")
         names.may_answer.clear()
-        asking = [asyncio.ensure_future(one.places()) for _ in range(5)]
+        asking = [asyncio.ensure_future(one.addresses()) for _ in range(5)]
         await asyncio.sleep(0)
         names.may_answer.set()
         for found in await asyncio.gather(*asking):
             assert found == [(OLD[0], OLD[4]), (NEW[0], NEW[4])]
-        names.now += lookup.LOOKED_UP_S - 1
-        await one.places()
+        names.now += resolver.FRESH_S - 1
+        await one.addresses()
         assert names.asked == 1
         names.now += 2
-        assert await one.places() == [(NEW[0], NEW[4])]
+        assert await one.addresses() == [(NEW[0], NEW[4])]
         assert names.asked == 2
 
     asyncio.run(main())
@@ -81,37 +81,37 @@ def test_a_name_that_nobody_knows_is_asked_for_again(monkeypatch, answer, proble
     async def main():
         names = Names(monkeypatch)
         names.answers = [answer, [OLD]]
-        one = Lookup("ps.example.org:7100")
-        assert await one.places() == []
-        assert one.problem == problem
-        names.now += lookup.LOOKED_UP_S + 1
-        assert await one.places() == [(OLD[0], OLD[4])]
+        one = Resolver("ps.example.org:7100")
+        with pytest.raises(OSError, match=problem):
+            await one.addresses()
+        names.now += resolver.FRESH_S + 1
+        assert await one.addresses() == [(OLD[0], OLD[4])]
 
     asyncio.run(main())
 
 
 def test_the_last_address_is_used_while_nobody_answers(monkeypatch):
     """A resolver that is away for a night ends no run; without an earlier answer nobody waits for it for ever."""
-    monkeypatch.setattr(lookup, "NEWER_ANSWER_S", 0.05)
-    monkeypatch.setattr(lookup, "ANSWER_S", 30.0)
+    monkeypatch.setattr(resolver, "REFRESH_S", 0.05)
+    monkeypatch.setattr(resolver, "LOOKUP_S", 30.0)
 
     async def main():
         names = Names(monkeypatch)
         names.answers = [[OLD], socket.gaierror(socket.EAI_AGAIN, "try again")]
-        other = Lookup("split.example.org:7100")
-        one = Lookup("ps.example.org:7100")
-        await one.places()
-        names.now += lookup.LOOKED_UP_S + 1
-        assert await one.places() == [(OLD[0], OLD[4])]
+        other = Resolver("split.example.org:7100")
+        one = Resolver("ps.example.org:7100")
+        await one.addresses()
+        names.now += resolver.FRESH_S + 1
+        assert await one.addresses() == [(OLD[0], OLD[4])]
         names.may_answer.clear()
-        assert await asyncio.wait_for(one.places(), 10) == [(OLD[0], OLD[4])]
-        monkeypatch.setattr(lookup, "ANSWER_S", 0.05)
-        assert await asyncio.wait_for(other.places(), 10) == []
-        assert other.problem == "nobody says where split.example.org is"
+        assert await asyncio.wait_for(one.addresses(), 10) == [(OLD[0], OLD[4])]
+        monkeypatch.setattr(resolver, "LOOKUP_S", 0.05)
+        with pytest.raises(OSError, match=r"no name server answers for split\.example\.org"):
+            await asyncio.wait_for(other.addresses(), 10)
         one.close()
         other.close()
         await asyncio.sleep(0)
-        assert one._asking is other._asking is None
+        assert one._lookup is other._lookup is None
 
     asyncio.run(main())
 
@@ -122,8 +122,8 @@ def test_a_links_own_address_keeps_its_link(monkeypatch):
     async def main():
         names = Names(monkeypatch)
         names.answers = [[LINK]]
-        one = Lookup("[fe80::1%eth0]:7100")
-        assert await one.places() == [(socket.AF_INET6, ("fe80::1%3", 7100, 0, 3))]
+        one = Resolver("[fe80::1%eth0]:7100")
+        assert await one.addresses() == [(socket.AF_INET6, ("fe80::1%3", 7100, 0, 3))]
 
     asyncio.run(main())
 
@@ -133,9 +133,9 @@ def test_real_names_are_found():
 
     async def main():
         for text, place in (("127.0.0.1:7100", "127.0.0.1"), ("localhost:7100", "127.0.0.1")):
-            found = await Lookup(text).places()
+            found = await Resolver(text).addresses()
             assert found[0] == (socket.AF_INET, (place, 7100))
 
     run(main())
     with pytest.raises(LocalError):
-        Lookup("no port")
+        Resolver("no port")

@@ -1,1 +1,1 @@
-"""The sockets of a relay, which forwards bytes that it cannot read."""
+"""What a relay is made of: ZMTP's greeting, a resolver, and forwarders of bytes (docs/adr/0067)."""

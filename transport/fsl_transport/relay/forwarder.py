@@ -1,157 +1,119 @@
-"""One direction of a relayed connection: bytes from one socket to another, unread, never more than a tank full in between.
+"""Forwards one direction of a connection pair: bytes from one socket to the other, unread.
 
-What waits here is bounded by the tank. A full one stops the reading, and TCP's own window then holds the sender: no queue grows, and nobody waits
-for another's target. Where much passes it is moved in large pieces (``low_water.py``). A tank is borrowed from a ``TankPool`` (``tanks.py``) only while something waits, so that thousands of quiet connections cost none.
+At most one buffer's worth waits in between. While it does, nothing more is read, and TCP's own
+window stops the sender: no queue grows, and no connection waits for another one's target.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
-from collections.abc import Callable
 from typing import Final
 
-from fsl_transport.relay.buffer import PipeTank, Tank, TankPool
-from fsl_transport.relay.rcvlowat import LowWater
+from fsl_transport.relay.buffer import Buffer, CopyBuffer, PipeBuffer, PipePool
 
 _TURN_BYTES: Final = 2 * 1024 * 1024
-"""What one connection may move before it is the others' turn."""
+"""One forwarder moves at most this (and one buffer) before the event loop serves the others."""
 
 
-class Hose:
-    """Carries bytes from ``source`` to ``target`` until the source ends or one of them breaks.
+class Forwarder:
+    """Moves bytes from `source` to `target` until the source ends or either breaks.
 
-    ``ended(error)`` is called once, with ``None`` when the source has ended and everything is written. Both sockets are non-blocking and
-    stay the caller's.
+    The target then gets the end of the stream as well, and `over` becomes None, or the error.
+    Both sockets are non-blocking, and stay the caller's to close, after `close`.
     """
 
-    __slots__ = (
-        "_ended",
-        "_loop",
-        "_low_water",
-        "_pool",
-        "_reads",
-        "_source",
-        "_tank",
-        "_target",
-        "_writes",
-        "carried",
-        "is_over",
-    )
+    __slots__ = ("_blocked", "_buffer", "_loop", "_pipes", "_source", "_target", "carried", "over")
 
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
-        pool: TankPool,
+        pipes: PipePool,
         source: socket.socket,
         target: socket.socket,
-        ended: Callable[[OSError | None], None],
     ) -> None:
         self._loop = loop
-        self._pool = pool
+        self._pipes = pipes
         self._source = source
         self._target = target
-        self._ended = ended
-        self._low_water = LowWater(loop, source, self._look)
-        self._tank: Tank | None = None
-        self._reads = False
-        self._writes = False
+        self._buffer: Buffer | None = None
+        self._blocked = False  # waits for the target to take more, instead of for the source
         self.carried = 0
-        self.is_over = False
+        self.over: asyncio.Future[OSError | None] = loop.create_future()
+        loop.add_reader(source.fileno(), self._move)
 
     @property
     def held(self) -> int:
-        """Bytes that were read and not yet written."""
-        return 0 if self._tank is None else self._tank.held
-
-    @property
-    def weight(self) -> int:
-        """Bytes of memory that those take."""
-        return 0 if self._tank is None else self._tank.weight
-
-    def start(self) -> None:
-        """Begin."""
-        self._listen(reads=True)
+        """Bytes that were read and are not written yet."""
+        return 0 if self._buffer is None else self._buffer.held
 
     def close(self) -> None:
-        """Stop without a word; what waits is lost."""
-        self._stop()
-        self._give_back()
-
-    def _listen(self, *, reads: bool = False, writes: bool = False) -> None:
-        if reads != self._reads:
-            self._reads = reads
-            if reads:
-                self._loop.add_reader(self._source.fileno(), self._move)
-            else:
-                self._loop.remove_reader(self._source.fileno())
-        if writes != self._writes:
-            self._writes = writes
-            if writes:
-                self._loop.add_writer(self._target.fileno(), self._move)
-            else:
-                self._loop.remove_writer(self._target.fileno())
+        """Stop; what is held is lost."""
+        self._loop.remove_reader(self._source.fileno())
+        self._loop.remove_writer(self._target.fileno())
+        self._release()
 
     def _move(self) -> None:
-        if self.is_over:
-            return
-        if self._tank is None:
-            self._tank = self._pool.take()
         begun = self.carried
         try:
-            self._move_some(self._tank)
+            while self.carried < begun + _TURN_BYTES:
+                buffer = self._buffer
+                if buffer is None or not buffer.held:
+                    buffer = self._fill(has_moved=self.carried > begun)
+                self.carried += buffer.drain(self._target)
+        except BlockingIOError:
+            pass
+        except EOFError:
+            self._end(None)
+            return
         except OSError as error:
             self._end(error)
-        if self._tank is not None and not self._tank.held:
-            self._give_back()
-        if not self.is_over:
-            self._low_water.passed(self.carried - begun)
+            return
+        # After an error on a socket libuv watches it no more, although more can be read from it.
+        self._watch(blocked=self.held > 0, anew=self.carried >= begun + _TURN_BYTES)
+        if not self._blocked:
+            self._release()
 
-    def _look(self) -> None:
-        if self._reads:
-            self._move()
-
-    def _move_some(self, tank: Tank) -> None:
-        begun = self.carried
-        while self.carried < begun + _TURN_BYTES:
-            if not tank.held:
-                size = self._fill(tank)
-                # Splicing does not get past urgent data (MSG_OOB): it says that there is nothing, or that this is the end, while more
-                # waits behind it. Receiving does, and leaves the urgent byte out. Nobody here sends any; strangers may.
-                if not size and isinstance(tank, PipeTank) and (size == 0 or self.carried == begun):
-                    self._give_back()
-                    tank = self._tank = self._pool.take_buffer()
-                    size = self._fill(tank)
-                if size is None:
-                    break
-                if not size:
-                    self._end(None)
-                    return
-            try:
-                while tank.held:
-                    self.carried += tank.drain(self._target)
-            except BlockingIOError:
-                self._listen(writes=True)
-                return
-        self._listen(reads=True)
-
-    def _fill(self, tank: Tank) -> int | None:
-        """Bytes that were read, 0 for the end, None where there is nothing now."""
+    def _fill(self, *, has_moved: bool) -> Buffer:
+        """Read into a buffer. Raises EOFError at the end, BlockingIOError if nothing is there."""
+        if self._buffer is None:
+            self._buffer = self._pipes.take()
         try:
-            return tank.fill(self._source)
+            size = self._buffer.fill(self._source)
         except BlockingIOError:
-            return None
+            if has_moved or not isinstance(self._buffer, PipeBuffer):
+                raise
+            size = 0
+        if not size and isinstance(self._buffer, PipeBuffer):
+            # Urgent data (MSG_OOB) stops splice where it is: nothing there, or the end, while more
+            # waits behind it and the event loop would spin. Receiving goes past it, leaving it out.
+            self._release()
+            self._buffer = CopyBuffer()
+            size = self._buffer.fill(self._source)
+        if not size:
+            raise EOFError
+        return self._buffer
+
+    def _watch(self, *, blocked: bool, anew: bool) -> None:
+        if blocked == self._blocked and not anew:
+            return
+        self._blocked = blocked
+        self._loop.remove_reader(self._source.fileno())
+        self._loop.remove_writer(self._target.fileno())
+        if blocked:
+            self._loop.add_writer(self._target.fileno(), self._move)
+        else:
+            self._loop.add_reader(self._source.fileno(), self._move)
 
     def _end(self, error: OSError | None) -> None:
-        self._stop()
-        self._ended(error)
+        self.close()
+        with contextlib.suppress(OSError):  # the target may be what broke
+            self._target.shutdown(socket.SHUT_WR)
+        if not self.over.done():
+            self.over.set_result(error)
 
-    def _stop(self) -> None:
-        self.is_over = True
-        self._low_water.close()
-        self._listen()
-
-    def _give_back(self) -> None:
-        if self._tank is not None:
-            self._pool.give(self._tank)
-            self._tank = None
+    def _release(self) -> None:
+        if self._buffer is not None:
+            self._pipes.give(self._buffer)
+            self._buffer = None

@@ -1,0 +1,271 @@
+"""A relay in a running loop: its ports, its connections, its reports, and how it drains."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import socket
+from collections import Counter
+from collections.abc import Callable, Coroutine
+from typing import Any, Final
+
+from attrs import frozen
+
+from fsl_async.errors import AddressError
+from fsl_async.nodes.relay.pair import Dropped, Pair
+from fsl_async.observe.journal import JournalWriter
+from fsl_async.roles.machine import Note
+from fsl_async.roles.phrasing import counted
+from fsl_async.roles.relay.admission import Admission, Drop
+from fsl_transport import LocalError
+from fsl_transport.relay.buffer import PipePool
+from fsl_transport.relay.resolver import Resolver, describe
+from fsl_transport.session.access_control import place_of
+from fsl_transport.zmq.link import split_address
+
+REPORT_S: Final = 60.0
+DRAIN_S: Final = 10.0
+DRAIN_LOOK_S: Final = 0.5
+_ACCEPTS_PER_TURN: Final = 32
+_ACCEPT_PAUSE_S: Final = 0.2
+
+
+@frozen
+class Route:
+    """Where a relay listens, which server is behind, and whether only CURVE may pass."""
+
+    listen: str
+    server: str
+    requires_curve: bool
+
+
+@frozen
+class _Port:
+    """An open route."""
+
+    route: Route
+    listener: socket.socket
+    server: Resolver
+
+
+class Relay:
+    """Forwards connections. `say` takes what the operator should know. Used on the loop's thread."""
+
+    def __init__(
+        self, admission: Admission, journal: JournalWriter | None, say: Callable[[Note], None]
+    ) -> None:
+        self.accepted = 0
+        self.dropped: Counter[str] = Counter()
+        self._admission = admission
+        self._journal = journal
+        self._say = say
+        self._loop = asyncio.get_running_loop()
+        self._pipes = PipePool()
+        self._ports: list[_Port] = []
+        self._pairs: dict[int, Pair] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._ended = (0, 0)  # bytes up and down of the pairs that are closed
+        self._unreachable: set[str] = set()
+        self._warned: set[str] = set()  # about what, since the last report
+        self.start(self._report())
+
+    def listen(self, route: Route) -> tuple[str, int]:
+        """Open a route; return host and port. Raises AddressError if that cannot be."""
+        try:
+            host, port = split_address(route.listen, listening=True)
+            server = Resolver(route.server)
+            listener = _listen("0.0.0.0" if host == "*" else host, port)  # noqa: S104 - as asked
+        except LocalError as error:
+            raise AddressError(str(error)) from None
+        except OSError as error:
+            raise AddressError(f"cannot listen on {route.listen}: {describe(error)}") from None
+        self._ports.append(_Port(route, listener, server))
+        self._accept_from(self._ports[-1])
+        bound = listener.getsockname()
+        return str(bound[0]), int(bound[1])
+
+    def carried(self) -> tuple[int, int, int]:
+        """Return bytes up (to servers) and down since the beginning, and those held now."""
+        pairs = [(*self._ended, 0), *(pair.carried() for pair in self._pairs.values())]
+        up, down, held = map(sum, zip(*pairs, strict=True))
+        return up, down, held
+
+    def note(self, name: str, **fields: Any) -> None:
+        """Write a line into the journal, if there is one."""
+        if self._journal is not None:
+            self._journal.note(name, self._loop.time(), **fields)
+
+    def start(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run it beside everything else, until `aclose` at the latest."""
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        # A defect of ours, raised in a callback, reaches the loop's exception handler.
+        task.add_done_callback(lambda task: task.cancelled() or task.result())
+
+    async def drain(self) -> None:
+        """Accept no more, and let transfers finish: until all is quiet, at most `DRAIN_S`."""
+        self.stop_listening()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(DRAIN_S):
+                while not self._admission.may_end(*self.carried()):  # noqa: ASYNC110 - no event
+                    await asyncio.sleep(DRAIN_LOOK_S)
+
+    def stop_listening(self) -> None:
+        """Close the ports; connections go on."""
+        for port in self._ports:
+            if port.listener.fileno() >= 0:
+                self._loop.remove_reader(port.listener.fileno())
+                port.listener.close()
+
+    async def aclose(self) -> None:
+        """Close everything at once."""
+        self.stop_listening()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for pair in self._pairs.values():  # of tasks that had not begun
+            pair.close()
+        for port in self._ports:
+            port.server.close()
+        self._pipes.close()
+
+    def _accept_from(self, port: _Port) -> None:
+        if port.listener.fileno() >= 0:
+            self._loop.add_reader(port.listener.fileno(), self._accept, port)
+
+    def _accept(self, port: _Port) -> None:
+        for _ in range(_ACCEPTS_PER_TURN):
+            try:
+                client, place = port.listener.accept()
+            except (BlockingIOError, ConnectionError):
+                return
+            except OSError:  # no file descriptor is left: the kernel keeps connections waiting
+                self._loop.remove_reader(port.listener.fileno())
+                self._loop.call_later(_ACCEPT_PAUSE_S, self._accept_from, port)
+                return
+            self.accepted += 1
+            address = _address_of(str(place[0]))
+            self.note(
+                "connection_accepted",
+                connection=self.accepted,
+                server=port.route.server,
+                address=address,
+            )
+            refusal = self._admission.accept(address)
+            if refusal:
+                client.close()
+                self._end(self.accepted, Drop.FULL, refusal)
+                self._warn_once("full", f"a connection is refused: {refusal}")
+            else:
+                self._pairs[self.accepted] = Pair(
+                    client,
+                    port.server,
+                    self._pipes,
+                    requires_curve=port.route.requires_curve,
+                    dialed=functools.partial(self._dialed, port.route.server),
+                )
+                self.start(self._serve(self.accepted, address))
+
+    async def _serve(self, connection: int, address: str) -> None:
+        pair, drop, reason = self._pairs[connection], "", ""
+        try:
+            reason = await pair.run()
+        except Dropped as why:
+            drop, reason = why.args
+        finally:
+            del self._pairs[connection]
+            self._admission.end(address)
+            up, down, _ = pair.carried()
+            self._ended = self._ended[0] + up, self._ended[1] + down
+            pair.close()
+        self._end(connection, drop, reason, up, down)
+        if drop == Drop.UNENCRYPTED:
+            text = (
+                f"a client at {address} does not encrypt: its address must end in ?key=...,"
+                " as in the line that was printed here"
+            )
+            self._warn_once(drop, text)
+
+    def _end(self, connection: int, drop: str, reason: str, up: int = 0, down: int = 0) -> None:
+        if drop:
+            self.dropped[drop] += 1
+        self.note(
+            "connection_ended", connection=connection, drop=drop, reason=reason, up=up, down=down
+        )
+
+    def _dialed(self, server: str, problem: str) -> None:
+        """Say when a server cannot be reached any more, and when it can again."""
+        if bool(problem) == (server in self._unreachable):
+            return
+        self._unreachable ^= {server}
+        if problem:
+            text = f"cannot reach {server}: {problem}; it is tried whenever a client wants it"
+            self._tell(Note(text, "warning"))
+        else:
+            self._tell(Note(f"{server} is reached again"))
+
+    def _warn_once(self, topic: str, text: str) -> None:
+        """Warn once until the next report: what connects again and again must not fill the log."""
+        if topic not in self._warned:
+            self._warned.add(topic)
+            self._tell(Note(text, "warning"))
+
+    def _tell(self, note: Note) -> None:
+        self.note("note", text=note.text, level=note.level, **note.facts)
+        self._say(note)
+
+    async def _report(self) -> None:
+        """Say how much passed since the last report, if anything did."""
+        last = (0, 0, 0)
+        while True:
+            await asyncio.sleep(REPORT_S)
+            self._warned.clear()
+            before, (up, down, _), dropped = last, self.carried(), self.dropped.total()
+            last = (up, down, dropped)
+            if last == before:
+                continue
+            connections, addresses = self._admission.connections, self._admission.addresses
+            text = (
+                f"{counted(connections, 'connection')} of"
+                f" {addresses} {'address' if addresses == 1 else 'addresses'},"
+                f" {amount(up - before[0])} up and {amount(down - before[1])} down"
+                f" in the last {REPORT_S:g} s"
+            )
+            if dropped > before[2]:
+                kinds = sorted(self.dropped.items())
+                text += "; dropped so far: " + ", ".join(f"{count} {kind}" for kind, count in kinds)
+            facts: dict[str, int | float | str] = {
+                "connections": connections,
+                "addresses": addresses,
+                "up": up,
+                "down": down,
+                "dropped": dropped,
+            }
+            self._tell(Note(text, facts=facts))
+
+
+def amount(size: float) -> str:
+    """Return bytes for people."""
+    for unit in ("B", "kB", "MB"):
+        if size < 1000:
+            return f"{size:.3g} {unit}"
+        size /= 1000
+    return f"{size:,.3g} GB" if size < 1000 else f"{size:,.0f} GB"
+
+
+def _address_of(host: str) -> str:
+    """Return the address that limits count by: one host has a whole /64 of IPv6 addresses."""
+    place = place_of(host) or host
+    return f"{place}::/64" if ":" in place else place
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family, *_, place = socket.getaddrinfo(
+        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )[0]
+    dual = family == socket.AF_INET6 and socket.has_dualstack_ipv6()
+    listener = socket.create_server(place, family=family, backlog=1024, dualstack_ipv6=dual)
+    listener.setblocking(False)
+    return listener

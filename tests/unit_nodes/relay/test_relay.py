@@ -1,0 +1,481 @@
+"""A relay: bytes pass whole and in order, no connection waits for another, hostile ones cost only themselves."""
+
+import asyncio
+import contextlib
+import errno
+import random
+import socket
+
+import pytest
+from waiting import open_files, until
+
+from fsl_async.errors import AddressError
+from fsl_async.nodes.relay import pair, relay
+from fsl_async.nodes.relay.relay import Route, amount
+from fsl_async.roles.relay.admission import Drop
+from fsl_transport import Lane
+from fsl_transport.link import key_of
+from fsl_transport.loop import run
+from fsl_transport.relay.buffer import COPY_BYTES, PIPE_BYTES, PipePool, can_splice
+from fsl_transport.zmq.curve import DialerCurve, KeyPair, ListenerCurve
+from fsl_transport.zmq.link import ZmqDialer, ZmqListener
+
+SIGNATURE = b"\xff" + bytes(8) + b"\x7f"
+OPEN = SIGNATURE + b"\3\1"
+HELD_BYTES = PIPE_BYTES if can_splice() else COPY_BYTES
+
+
+@pytest.fixture(autouse=True)
+def short_linger(monkeypatch):
+    """How connections end is in test_pair_end.py; here many a peer does not close its side."""
+    monkeypatch.setattr(pair, "LINGER_S", 0.3)
+
+
+def greeting_of(mechanism):
+    return OPEN + mechanism.ljust(20, b"\0") + bytes(32)
+
+
+@pytest.mark.parametrize("copies", [False, True])
+def test_bytes_pass_whole_and_in_order_both_ways(relayed, monkeypatch, copies):
+    """Far more than fits inside, in pieces of every size, spliced or copied."""
+    if copies:
+        monkeypatch.setattr("fsl_transport.relay.buffer.can_splice", lambda: False)
+    chance = random.Random(3)
+    data = chance.randbytes(5 << 20)
+
+    async def send(connection):
+        place, loop = 0, asyncio.get_running_loop()
+        while place < len(data):
+            size = chance.choice([1, 7, 100, 4096, 70_000, 1 << 20])
+            await loop.sock_sendall(connection, data[place : place + size])
+            place += size
+
+    async def main():
+        async with relayed() as one:
+            near, far = await one.joined()
+            sending = [asyncio.ensure_future(send(end)) for end in (near, far)]
+            got = await asyncio.gather(one.read(far, len(data)), one.read(near, len(data)))
+            assert got == [data, data]
+            await asyncio.gather(*sending)
+            assert one.relay.carried() == (64 + len(data), len(data), 0)
+            near.close()
+            ended = await one.ended()
+            assert (ended["up"], ended["down"]) == (64 + len(data), len(data))
+            assert (ended["reason"], ended["drop"]) == ("the client closed it", "")
+            assert one.relay.carried() == (64 + len(data), len(data), 0)
+
+    run(main())
+
+
+def test_a_connection_that_takes_nothing_holds_no_other_up(relayed):
+    """A buffer and the kernel's are all that it gets; the one beside it is as fast as ever."""
+
+    async def main():
+        async with relayed() as one:
+            stuck, _ = await one.joined()
+            near, far = await one.joined()
+            await one.fill(stuck)
+            assert 0 < one.relay.carried()[2] <= HELD_BYTES
+            for _ in range(20):
+                near.send(b"ping")
+                assert await one.read(far, 4) == b"ping"
+
+    run(main())
+
+
+def test_many_connections_at_once(relayed):
+    """Each gets its own bytes, all are gone at the end, and no pipe is lost."""
+
+    async def main():
+        async with relayed() as one:
+            pairs = [await one.joined() for _ in range(40)]
+            for number, (near, _) in enumerate(pairs):
+                near.send(b"%8d" % number)
+            for number, (near, far) in enumerate(pairs):
+                assert await one.read(far, 8) == b"%8d" % number
+                near.close()
+            await until(lambda: len(one.wrote("connection_ended")) == 40)
+            assert one.relay._pairs == {}
+            free = len(one.relay._pipes._free) + one.relay._pipes._to_make
+            assert free == PipePool()._to_make
+
+    run(main())
+
+
+@pytest.mark.parametrize("first", [b"GET / HTTP/1.1\r\n\r\n", bytes(10), b"\xff" * 10])
+def test_what_is_not_zmtp_never_reaches_the_server(relayed, first):
+    """Scanners and browsers cost the server nothing."""
+
+    async def main():
+        async with relayed() as one:
+            near = await one.near(first)
+            with contextlib.suppress(ConnectionError):
+                assert await one.read(near) == b""
+            assert (await one.ended())["drop"] == Drop.NOT_ZMTP
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(one.far(), 0.1)
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "requires_curve", "drop"),
+    [
+        (b"CURVE", True, ""),
+        (b"NULL", False, ""),
+        (b"NULL", True, Drop.UNENCRYPTED),
+        (b"PLAIN", True, Drop.UNENCRYPTED),
+        (b"ROT13", False, Drop.NOT_ZMTP),
+    ],
+)
+def test_a_mechanism_is_judged_before_it_passes(relayed, mechanism, requires_curve, drop):
+    """A connection that is dropped for it has given the server its signature and nothing else."""
+
+    async def main():
+        async with relayed(requires_curve=requires_curve) as one:
+            whole = greeting_of(mechanism) + b"secret"
+            near = await one.near(whole[:30])
+            far = await one.far()
+            assert await one.read(far, 10) == SIGNATURE
+            far.send(SIGNATURE)
+            assert await one.read(near, 10) == SIGNATURE, "the server's answer passes at once"
+            near.send(whole[30:])
+            if not drop:
+                assert await one.read(far, len(whole) - 10) == whole[10:]
+                return
+            assert (await one.ended())["drop"] == drop
+            with contextlib.suppress(ConnectionError):
+                assert await one.read(far) == b""
+            assert one.relay.dropped == {drop: 1}
+
+    run(main())
+
+
+@pytest.mark.parametrize("first", [b"", SIGNATURE[:9], OPEN, greeting_of(b"CURVE")[:63]])
+def test_a_greeting_has_a_limit_of_time(relayed, monkeypatch, first):
+    """Neither silence nor a greeting that never ends holds a place for longer."""
+    monkeypatch.setattr(pair, "GREETING_S", 0.2)
+
+    async def main():
+        async with relayed() as one:
+            near = await one.near(first)
+            with contextlib.suppress(ConnectionError):
+                assert await one.read(near) == b""
+            assert (await one.ended())["drop"] == Drop.SILENT
+            assert one.relay._pairs == {}
+
+    run(main())
+
+
+def test_one_address_gets_half_of_the_places(relayed):
+    """The operator is told once, whatever connects again and again; places become free again."""
+
+    async def main():
+        async with relayed(limit=4) as one:
+            first, _ = await one.joined()
+            await one.joined()
+            for _ in range(3):
+                near = await one.near()
+                with contextlib.suppress(ConnectionError):
+                    assert await one.read(near) == b""
+            assert one.relay.dropped == {Drop.FULL: 3}
+            reason = "2 connections of 127.0.0.1 already"
+            assert {ended["reason"] for ended in one.wrote("connection_ended")} == {reason}
+            (note,) = one.notes
+            assert (note.level, note.text) == ("warning", f"a connection is refused: {reason}")
+            first.close()
+            await until(lambda: len(one.wrote("connection_ended")) == 4)
+            await one.joined()
+
+    run(main())
+
+
+def test_an_ipv6_host_is_one_address():
+    """It has 2^64 of them."""
+    assert relay._address_of("2001:db8:1:2:3::4") == "2001:0db8:0001:0002::/64"
+    assert relay._address_of("::ffff:192.0.2.1") == relay._address_of("192.0.2.1") == "192.0.2.1"
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="Linux only")
+def test_both_connections_are_watched_by_the_kernel(relayed):
+    """A peer that vanishes or takes nothing is found, and what stays on this machine is not paced."""
+
+    async def main():
+        async with relayed() as one:
+            await one.joined()
+            (found,) = one.relay._pairs.values()
+            for end in (found._client, found._server):
+                assert end.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+                tcp = [
+                    end.getsockopt(socket.IPPROTO_TCP, getattr(socket, f"TCP_{name}"))
+                    for name in ("KEEPIDLE", "KEEPINTVL", "KEEPCNT", "USER_TIMEOUT", "NODELAY")
+                ]
+                assert tcp == [30, 10, 3, 60_000, 1]
+                way = end.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
+                assert way.rstrip(b"\0") == b"reno"
+
+    run(main())
+
+
+def test_a_peer_that_takes_nothing_is_given_up(relayed, monkeypatch):
+    """The kernel ends its connection, and the relay the other one."""
+    if not hasattr(socket, "TCP_USER_TIMEOUT"):
+        pytest.skip("Linux only")
+    monkeypatch.setattr(pair, "_KEEPALIVE", (("TCP_USER_TIMEOUT", 500),))
+
+    async def main():
+        async with relayed() as one:
+            near, _ = await one.joined()
+            await one.fill(near)
+            assert (await one.ended())["reason"] in {"no answer", "broken pipe"}
+
+    run(main())
+
+
+def test_a_server_that_comes_later_is_reached_later(relayed):
+    """The client's connection is held meanwhile, and the operator is told, once each."""
+
+    async def main():
+        with socket.socket() as reserved:  # a port that is not listened at yet
+            reserved.bind(("127.0.0.1", 0))
+            place = f"127.0.0.1:{reserved.getsockname()[1]}"
+            async with relayed(server=place) as one:
+                await one.near()
+                await until(lambda: one.notes)
+                await asyncio.sleep(0.6)
+                reserved.listen()
+                reserved.setblocking(False)
+                far, _ = await asyncio.get_running_loop().sock_accept(reserved)
+                assert await one.read(one.keep(far), 64) == greeting_of(b"CURVE")
+                away, back = one.notes
+                reason = "connection refused; it is tried whenever a client wants it"
+                assert (away.level, away.text) == ("warning", f"cannot reach {place}: {reason}")
+                assert (back.level, back.text) == ("info", f"{place} is reached again")
+                assert [line["text"] for line in one.wrote("note")] == [
+                    note.text for note in one.notes
+                ]
+
+    run(main())
+
+
+def test_a_server_that_stays_away_costs_the_client_its_connection(relayed, monkeypatch):
+    """It tries again by itself, and its place is free meanwhile."""
+    monkeypatch.setattr(pair, "DIAL_S", 0.5)
+
+    async def main():
+        async with relayed(server="no-such-host.invalid:7100") as one:
+            near = await one.near()
+            with contextlib.suppress(ConnectionError):
+                assert await one.read(near) == b""
+            ended = await one.ended()
+            assert ended["drop"] == Drop.NO_SERVER
+            assert "name" in ended["reason"].lower(), "a wrong name looks like one"
+            assert ended["reason"].removeprefix("no server: ") in one.notes[0].text
+
+    run(main())
+
+
+def test_a_connection_with_itself_is_none():
+    """On one machine that can be, where nothing listens at the port."""
+    with socket.socket() as own:
+        own.bind(("127.0.0.1", 0))
+        own.connect(own.getsockname())
+        with pytest.raises(ConnectionRefusedError):
+            pair._refuse_itself(own)
+
+
+def test_ports_that_are_taken_and_addresses_that_are_none(relayed):
+    """Told before anything connects, in one line."""
+
+    async def main():
+        async with relayed() as one:
+            taken = f"127.0.0.1:{one.port}"
+            with pytest.raises(AddressError, match=f"{taken}: address already in use"):
+                one.relay.listen(Route(taken, "127.0.0.1:1", requires_curve=False))
+            for listen, server in (
+                ("127.0.0.1:0", "nowhere"),
+                ("nowhere", "127.0.0.1:1"),
+                ("no-such-host.invalid:0", "127.0.0.1:1"),
+            ):
+                with pytest.raises(AddressError):
+                    one.relay.listen(Route(listen, server, requires_curve=False))
+
+    run(main())
+
+
+def test_a_relay_that_drains_lets_a_transfer_finish(relayed, monkeypatch):
+    """Its port is closed meanwhile, heartbeats do not hold it up, and nothing stays open."""
+    monkeypatch.setattr(relay, "DRAIN_LOOK_S", 0.3)
+    run(asyncio.sleep(0))  # what a process's first event loop opens stays open
+    before = open_files()
+
+    async def main():
+        async with relayed() as one:
+            near, far = await one.joined()
+            draining = asyncio.ensure_future(one.relay.drain())
+            await asyncio.sleep(0)
+            with pytest.raises(OSError, match=r"(?i)refused"):
+                await one.near()
+            for _ in range(10):
+                near.send(bytes(100_000))
+                assert len(await one.read(far, 100_000)) == 100_000
+                await asyncio.sleep(0.1)
+                assert not draining.done()
+            for _ in range(7):
+                near.send(b"beat")
+                await asyncio.sleep(0.1)
+            await asyncio.wait_for(draining, 5.0)
+            assert not one.wrote("connection_ended")
+
+    run(main())
+    assert open_files() <= before
+
+
+def test_a_drain_has_a_limit_of_time(relayed, monkeypatch):
+    """What is held for a peer that takes nothing does not keep the relay."""
+    monkeypatch.setattr(relay, "DRAIN_S", 0.5)
+
+    async def main():
+        async with relayed() as one:
+            near, _ = await one.joined()
+            await one.fill(near)
+            await asyncio.wait_for(one.relay.drain(), 5.0)
+            assert one.relay.carried()[2] > 0
+
+    run(main())
+
+
+def test_out_of_file_descriptors_a_relay_waits_and_goes_on(relayed, monkeypatch):
+    """It must neither spin nor die."""
+    monkeypatch.setattr(relay, "_ACCEPT_PAUSE_S", 0.05)
+
+    async def main():
+        async with relayed() as one:
+            (port,) = one.relay._ports
+            real, refused = port.listener.accept, []
+
+            class Full:
+                def __getattr__(self, name):
+                    return getattr(port.listener, name)
+
+                def accept(self):
+                    if len(refused) < 3:
+                        refused.append(None)
+                        raise OSError(errno.EMFILE, "too many open files")
+                    return real()
+
+            one.relay._loop.remove_reader(port.listener.fileno())
+            one.relay._accept_from(relay._Port(port.route, Full(), port.server))
+            await one.joined()
+            assert len(refused) == 3
+
+    run(main())
+
+
+def test_it_reports_what_passed_since_the_last_report(relayed, monkeypatch):
+    """Bytes of connections that are there and of those that are gone, once each; nothing twice."""
+    monkeypatch.setattr(relay, "REPORT_S", 0.3)
+
+    async def main():
+        async with relayed() as one:
+            near, far = await one.joined()
+            for gone in await one.joined():
+                gone.close()
+            near.send(bytes(936))
+            far.send(b"hello")
+            await one.read(far, 936)
+            await one.near(b"GET / HTTP/1.1\r\n\r\n")
+            await until(lambda: one.notes)
+            await asyncio.sleep(0.7)
+            (note,) = one.notes
+            assert note.text == (
+                "1 connection of 1 address, 1.06 kB up and 5 B down in the last 0.3 s;"
+                " dropped so far: 1 not ZMTP"
+            )
+            assert note.facts == {
+                "connections": 1,
+                "addresses": 1,
+                "up": 64 + 936 + 64,
+                "down": 5,
+                "dropped": 1,
+            }
+
+    run(main())
+
+
+def test_warnings_come_again_after_a_report(relayed, monkeypatch):
+    """Once until then, for whatever connects again and again."""
+    monkeypatch.setattr(relay, "REPORT_S", 0.5)
+
+    async def main():
+        async with relayed(requires_curve=True) as one:
+            for _ in range(2):
+                for _ in range(3):
+                    near = await one.near(greeting_of(b"NULL"))
+                    with contextlib.suppress(ConnectionError):
+                        await one.read(near)
+                await asyncio.sleep(0.6)
+            warnings = [note.text for note in one.notes if note.level == "warning"]
+            assert len(warnings) == 2
+            assert "a client at 127.0.0.1 does not encrypt" in warnings[0]
+            assert "?key=" in warnings[0]
+
+    run(main())
+
+
+def test_a_defect_reaches_the_loop(relayed, monkeypatch):
+    """A relay with half its tasks would look alive."""
+
+    async def main():
+        async with relayed() as one:
+            failures = []
+            loop = asyncio.get_running_loop()
+            loop.set_exception_handler(lambda _, context: failures.append(context["exception"]))
+            monkeypatch.setattr(pair.Pair, "_open", lambda _: 1 / 0)
+            await one.near()
+            await until(lambda: failures)
+            assert type(failures[0]) is ZeroDivisionError
+
+    run(main())
+
+
+def test_amounts_are_readable():
+    """Three digits and a unit."""
+    assert [amount(size) for size in (0, 999, 1000, 2_345_678, 12.3e9, 4567e9)] == [
+        "0 B", "999 B", "1 kB", "2.35 MB", "12.3 GB", "4,567 GB",
+    ]  # fmt: skip
+
+
+def test_all_connections_of_a_dialer_go_through_the_relay(relayed):
+    """Stripes that are opened later, and what is dialed again, with their key; or not at all."""
+
+    async def main():
+        got, server, own = [], KeyPair.new(), KeyPair.new()
+        curve = ListenerCurve(server, {own.public}.__contains__)
+        listener = ZmqListener("127.0.0.1:0", None, curve)
+        listener.set_receiver(lambda *message: got.append(message))
+        async with relayed(server=f"127.0.0.1:{listener.port}", requires_curve=True) as one:
+            dialer = ZmqDialer(f"127.0.0.1:{one.port}", "c", None, DialerCurve(own, server.public))
+
+            async def all_arrive():
+                got.clear()
+                while (
+                    len({bytes(parts[0]) for _, _, parts, _ in got}) < 5
+                ):  # what breaks loses some
+                    dialer.send("", Lane.CONTROL, [b"control"])
+                    for stripe in range(4):
+                        dialer.send("", Lane.BULK, [b"%d" % stripe], stripe=stripe)
+                    await asyncio.sleep(0.01)
+                assert {key_of(origin) for *_, origin in got} == {own.public}
+
+            dialer.open_stripes(4)
+            await all_arrive()
+            assert one.relay.accepted == listener.connections == 5
+            dialer.redial()
+            await until(lambda: one.relay.accepted == 10)
+            await all_arrive()
+            await until(lambda: listener.connections == len(one.relay._pairs) == 5)
+            await dialer.aclose()
+            await listener.aclose()
+
+    run(main())
