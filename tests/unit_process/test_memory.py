@@ -9,14 +9,14 @@ from fsl_async.process.memory import mapped_bytes
 
 SCRIPT = """
 import mmap, sys
-from fsl_async.process.memory import Mark
+from fsl_async.process.memory import MemoryMark
 held = b"x" * (8 << 20)
-Mark.take(held=len(held))
+MemoryMark.take(held=len(held))
 with open(sys.argv[1], "rb") as file:
     view = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     read = sum(view[at] for at in range(0, len(view), 4096))
 more = b"x" * (16 << 20)
-print(Mark.grown())
+print(MemoryMark.grown())
 """
 
 
