@@ -8,11 +8,9 @@ the NumPy modules of this package are the reference for them, and work everywher
 (`dispatch`).
 """
 
-from .books import Codebook
 from .dispatch import (
     available,
     bound,
-    codebooks_of,
     decode,
     decode_accumulate,
     decode_into,
@@ -27,7 +25,6 @@ from .vectors import new_vector
 
 __all__ = [
     "Buffer",
-    "Codebook",
     "CodecError",
     "CodecSpec",
     "CodecUsageError",
@@ -37,7 +34,6 @@ __all__ = [
     "Limits",
     "available",
     "bound",
-    "codebooks_of",
     "decode",
     "decode_accumulate",
     "decode_into",

@@ -1,11 +1,10 @@
-"""Books: the Huffman codes of a plane's symbols, own, static or shared, and their form on the wire.
+"""Books: the Huffman codes of a plane's symbols, own or static, and their form on the wire.
 
 A book may leave symbols without a code; they take its escape leaf, and each inner block lists them besides, by their number among the
 plane's symbols without a code. Rare symbols are left out on purpose: they would need long codes, and need not be in a sample. As most lie near
 the symbols with codes, those have the low numbers, and the number's bits above the lowest few go as ranks (Rice's code).
 """
 
-import hashlib
 from functools import cached_property
 from typing import Final
 
@@ -20,7 +19,6 @@ from .lanes import Code, build_code
 from .reader import Reader
 
 Counts = npt.NDArray[np.int64]
-DIGEST_BYTES: Final = 8
 _MAXIMUM_LEAVES: Final = 1 << LENGTH_LIMIT
 _LAST_RANK: Final = 15
 """Of a number, above its low bits."""
@@ -86,12 +84,6 @@ class Codebook:
             nibbles = np.append(nibbles, np.uint8(0))
         packed = nibbles[0::2] | nibbles[1::2] << np.uint8(4)
         return bytes((first, last, self.escape | self.low_bits << 4)) + packed.tobytes()
-
-    @cached_property
-    def digest(self) -> int:
-        """The name of a shared book: BLAKE2b-64 of its width and packed form, as a little-endian integer."""
-        content = bytes((self.width,)) + self.packed
-        return int.from_bytes(hashlib.blake2b(content, digest_size=DIGEST_BYTES).digest(), "little")
 
     @cached_property
     def costs(self) -> Counts:

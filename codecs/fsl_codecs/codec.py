@@ -11,13 +11,12 @@ Decoding guarantees that a chunk whose flag does not announce NaN or infinity de
 # ruff: noqa: D102 - `Implementation` has the documentation
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from .books import Codebook
 from .errors import CodecUsageError, FrameError, LimitError
 from .formats import (
     FIRST_NONFINITE,
@@ -52,7 +51,6 @@ from .frame import (
 )
 from .implementation import DEFAULT_SPEC, Implementation
 from .planes import (
-    OWN,
     BlockReader,
     ChunkPlan,
     ConstantPlaneError,
@@ -109,7 +107,6 @@ class NumpyCodec(Implementation):
         *,
         reference: Float32Array | None = None,
         residual: Float32Array | None = None,
-        books: Sequence[Codebook] = (),
         threads: int = 1,
     ) -> int:
         check_threads(threads)
@@ -143,7 +140,7 @@ class NumpyCodec(Implementation):
                 None if reference is None else reference[part],
                 None if residual is None else residual[part],
             )
-            mode, nonfinite, payload = _encode_chunk(chunk, spec, books)
+            mode, nonfinite, payload = _encode_chunk(chunk, spec)
             head = pack_chunk_head(header, index, mode, payload, nonfinite=nonfinite)
             for piece in (head, payload):
                 target[position : position + len(piece)] = piece
@@ -158,7 +155,6 @@ class NumpyCodec(Implementation):
         out: Values,
         limits: Limits | None = None,
         *,
-        books: Sequence[Codebook] = (),
         threads: int = 1,
     ) -> int:
         check_threads(threads)
@@ -172,10 +168,10 @@ class NumpyCodec(Implementation):
             start = chunk.index * header.chunk_values
             part = out[start : start + chunk.values]
             if out.dtype == np.float32:
-                _decode_chunk(chunk, header, part.view(np.float32), books)
+                _decode_chunk(chunk, header, part.view(np.float32))
             else:
                 values = np.empty(chunk.values, dtype=np.float32)
-                _decode_chunk(chunk, header, values, books)
+                _decode_chunk(chunk, header, values)
                 part[:] = _rounded_to_bfloat16(values)
         return header.values
 
@@ -186,7 +182,6 @@ class NumpyCodec(Implementation):
         weight: float,
         limits: Limits | None = None,
         *,
-        books: Sequence[Codebook] = (),
         threads: int = 1,
     ) -> int:
         check_threads(threads)
@@ -203,7 +198,7 @@ class NumpyCodec(Implementation):
                 f"frame of {header.values} values, the accumulator holds {accumulator.size}"
             )
         decoded = np.empty(header.values, dtype=np.float32)
-        self.decode_into(frame, decoded, limits, books=books)
+        self.decode_into(frame, decoded, limits)
         with np.errstate(all="ignore"):
             decoded *= factor
             accumulator[: header.values] += decoded
@@ -236,27 +231,6 @@ def check_threads(threads: int) -> None:
     """CodecUsageError for a number of threads that no call may have."""
     if not 1 <= threads <= MAXIMUM_THREADS:
         raise CodecUsageError(f"threads is {threads}: it must be from 1 to {MAXIMUM_THREADS}")
-
-
-def codebooks_of(
-    frame: Buffer, limits: Limits | None = None, *, books: Sequence[Codebook] = ()
-) -> tuple[Codebook, ...]:
-    """The books that the frame's chunks made for themselves, without repetition: what a later frame may share.
-
-    `books` are those that the frame refers to. Errors as in `decode_into`.
-    """
-    data = frame_bytes_view(frame)
-    header = parse_header(data, limits or Limits(1 << 64, max(data.size, 1)))
-    found: dict[Codebook, None] = {}
-    for chunk in iterate_chunks(data, header):
-        if chunk.mode == CODED:
-            plan = read_plan(Reader(chunk.payload), header.number_format, books)
-            found.update(
-                (plane.book, None)
-                for plane in plan.planes
-                if plane.kind == OWN and plane.book is not None
-            )
-    return tuple(found)
 
 
 def check_values(values: Values, *, writable: bool = False, allow_bfloat16: bool = False) -> None:
@@ -295,9 +269,7 @@ def _combine(
     return combined
 
 
-def _encode_chunk(
-    values: Float32Array, spec: CodecSpec, books: Sequence[Codebook]
-) -> tuple[int, bool, bytes]:
+def _encode_chunk(values: Float32Array, spec: CodecSpec) -> tuple[int, bool, bytes]:
     """Mode, nonfinite flag and payload of one chunk (n,), n > 0."""
     number_format = format_named(spec.format)
     bits = values.view(np.uint32)
@@ -315,7 +287,7 @@ def _encode_chunk(
     blocks = quantise(values, number_format, spec.block_values, spec.fineness)
     raw_codes = _raw_codes(blocks, number_format)
     if spec.entropy:
-        coded = _coded(blocks, number_format, books)
+        coded = _coded(blocks, number_format)
         if coded is not None and len(coded) <= len(raw_codes) and len(coded) <= 4 * values.size:
             return CODED, nonfinite, coded
     if number_format.code_bits == 32 or len(raw_codes) > 4 * values.size:
@@ -333,15 +305,11 @@ def _raw_codes(blocks: list[Quantised], number_format: Format) -> bytes:
     return b"".join(pieces)
 
 
-def _coded(
-    blocks: list[Quantised],
-    number_format: Format,
-    books: Sequence[Codebook],
-) -> bytes | None:
+def _coded(blocks: list[Quantised], number_format: Format) -> bytes | None:
     """The payload of mode `coded`; None when its plan promises nothing."""
     words = np.concatenate([block.words for block in blocks])
     for sample in (sample_of(words), Sample(words, words.size)):
-        plan = plan_chunk(sample, number_format, books)
+        plan = plan_chunk(sample, number_format)
         if plan.cost_bits >= number_format.code_bits * words.size:
             return None
         try:
@@ -403,9 +371,7 @@ def _rounded_to_bfloat16(values: Float32Array) -> npt.NDArray[np.uint16]:
     return np.where(is_nan, quiet, bfloat16_codes(np.where(is_nan, np.uint32(0), bits)))
 
 
-def _decode_chunk(
-    chunk: Chunk, header: Header, out: Float32Array, books: Sequence[Codebook]
-) -> None:
+def _decode_chunk(chunk: Chunk, header: Header, out: Float32Array) -> None:
     """Decode one chunk into out (chunk.values,)."""
     reader = Reader(chunk.payload)
     number_format = header.number_format
@@ -418,19 +384,17 @@ def _decode_chunk(
     elif chunk.mode == RAW_CODES and number_format.name == "fp32":
         raise FrameError(f"chunk {chunk.index} has raw codes of a lossless format")
     else:
-        _decode_blocks(reader, chunk, header, out, books)
+        _decode_blocks(reader, chunk, header, out)
     reader.finish()
     if bool(np.isfinite(out).all()) == chunk.nonfinite:
         raise FrameError(f"chunk {chunk.index} and its flag disagree about NaN and infinity")
 
 
-def _decode_blocks(
-    reader: Reader, chunk: Chunk, header: Header, out: Float32Array, books: Sequence[Codebook]
-) -> None:
+def _decode_blocks(reader: Reader, chunk: Chunk, header: Header, out: Float32Array) -> None:
     number_format, code_bytes = header.number_format, header.number_format.code_bytes
     is_coded = chunk.mode == CODED
     if is_coded:
-        plan = read_plan(reader, number_format, books)
+        plan = read_plan(reader, number_format)
         streams = read_streams(reader, plan, chunk.values)
     for start in range(0, chunk.values, BLOCK_SYMBOLS):
         part = out[start : start + BLOCK_SYMBOLS]

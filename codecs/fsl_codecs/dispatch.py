@@ -8,14 +8,12 @@ have. All give the same bytes and values.
 """
 
 import os
-from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
 from attrs import frozen
 
-from .books import Codebook
-from .codec import NumpyCodec, bound, check_values, codebooks_of
+from .codec import NumpyCodec, bound, check_values
 from .errors import CodecUsageError
 from .formats import Float32Array, Values
 from .frame import Buffer, CodecSpec, Limits, frame_bytes_view, parse_header
@@ -92,24 +90,20 @@ decode_accumulate = _chosen.decode_accumulate
 info = _chosen.info
 
 
-def encode(
-    values: Values, spec: CodecSpec = DEFAULT_SPEC, *, books: Sequence[Codebook] = ()
-) -> bytes:
+def encode(values: Values, spec: CodecSpec = DEFAULT_SPEC) -> bytes:
     """`encode_into` into fresh bytes."""
     check_values(values, allow_bfloat16=True)
     out: Any = np.empty(bound(values.size, spec), dtype=np.uint8)
-    size = encode_into(values, out, spec, books=books)
+    size = encode_into(values, out, spec)
     encoded: bytes = out[:size].tobytes()
     return encoded
 
 
-def decode(
-    frame: Buffer, limits: Limits = _DEFAULT_LIMITS, *, books: Sequence[Codebook] = ()
-) -> Float32Array:
+def decode(frame: Buffer, limits: Limits = _DEFAULT_LIMITS) -> Float32Array:
     """`decode_into` into a fresh float32 array (n,), allocated after `limits` were checked."""
     header = parse_header(frame_bytes_view(frame), limits)
     out = np.empty(header.values, dtype=np.float32)
-    decode_into(frame, out, limits, books=books)
+    decode_into(frame, out, limits)
     return out
 
 
@@ -120,7 +114,6 @@ __all__ = [
     "bound",
     "choice",
     "choose",
-    "codebooks_of",
     "decode",
     "decode_accumulate",
     "decode_into",

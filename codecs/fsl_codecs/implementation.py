@@ -1,9 +1,7 @@
 """What every implementation of the codec can do: the NumPy reference (`codec`) and the native one (`native`). All give the same bytes and values."""
 
-from collections.abc import Sequence
 from typing import Final, Protocol
 
-from .books import Codebook
 from .formats import Float32Array, Values
 from .frame import Buffer, CodecSpec, FrameInfo, Limits
 
@@ -23,14 +21,13 @@ class Implementation(Protocol):
         *,
         reference: Float32Array | None = None,
         residual: Float32Array | None = None,
-        books: Sequence[Codebook] = (),
         threads: int = 1,
     ) -> int:
         """Encode values (n,), float32 or the uint16 bits of bf16, into the writable buffer `out`; returns the frame's size in bytes.
 
         With a reference (n,) float32, `values - reference` is encoded. With a residual (n,) float32 (error feedback; Seide et al.,
-        "1-bit stochastic gradient descent", 2014), the residual is added first and then holds what the frame fails to give. `books` are those that
-        the frame may refer to by digest. `out` must hold bound(n, spec) bytes; nothing may overlap. CodecUsageError otherwise.
+        "1-bit stochastic gradient descent", 2014), the residual is added first and then holds what the frame fails to give. `out` must hold
+        bound(n, spec) bytes; nothing may overlap. CodecUsageError otherwise.
         The chunks of the frame are shared out among up to `threads` threads; the bytes are the same.
         """
         ...
@@ -41,7 +38,6 @@ class Implementation(Protocol):
         out: Values,
         limits: Limits | None = None,
         *,
-        books: Sequence[Codebook] = (),
         threads: int = 1,
     ) -> int:
         """Decode a frame into the first n values of out, 1-D of at least n; returns n.
@@ -58,7 +54,6 @@ class Implementation(Protocol):
         weight: float,
         limits: Limits | None = None,
         *,
-        books: Sequence[Codebook] = (),
         threads: int = 1,
     ) -> int:
         """accumulator[:n] += float32(weight) * decoded: one fp32 multiplication, then one fp32 addition, never fused.

@@ -7,11 +7,8 @@ call come from one pool of the process; a second call that comes meanwhile works
 # ruff: noqa: D102 - `Implementation` has the documentation
 
 import importlib
-from collections.abc import Sequence
-from functools import lru_cache
 from typing import Any, Final
 
-from .books import Codebook
 from .formats import FORMATS, FORMATS_BY_WIRE_ID, Float32Array, Values
 from .frame import Buffer, CodecSpec, FrameInfo, Limits
 from .implementation import DEFAULT_SPEC, Implementation
@@ -49,7 +46,6 @@ class NativeCodec(Implementation):
         *,
         reference: Float32Array | None = None,
         residual: Float32Array | None = None,
-        books: Sequence[Codebook] = (),
         threads: int = 1,
     ) -> int:
         size: int = self._codec.encode_into(
@@ -62,7 +58,6 @@ class NativeCodec(Implementation):
             spec.fineness,
             reference,
             residual,
-            _unpacked(tuple(books)) if books else None,
             threads,
         )
         return size
@@ -73,12 +68,9 @@ class NativeCodec(Implementation):
         out: Values,
         limits: Limits | None = None,
         *,
-        books: Sequence[Codebook] = (),
         threads: int = 1,
     ) -> int:
-        values: int = self._codec.decode_into(
-            frame, out, _pair(limits), _unpacked(tuple(books)) if books else None, threads
-        )
+        values: int = self._codec.decode_into(frame, out, _pair(limits), threads)
         return values
 
     def decode_accumulate(
@@ -88,7 +80,6 @@ class NativeCodec(Implementation):
         weight: float,
         limits: Limits | None = None,
         *,
-        books: Sequence[Codebook] = (),
         threads: int = 1,
     ) -> int:
         values: int = self._codec.decode_accumulate(
@@ -96,7 +87,6 @@ class NativeCodec(Implementation):
             accumulator,
             weight,
             _pair(limits),
-            _unpacked(tuple(books)) if books else None,
             threads,
         )
         return values
@@ -123,10 +113,3 @@ class NativeCodec(Implementation):
 
 def _pair(limits: Limits | None) -> tuple[int, int] | None:
     return None if limits is None else (limits.max_values, limits.max_frame_bytes)
-
-
-@lru_cache(maxsize=64)
-def _unpacked(books: tuple[Codebook, ...]) -> Any:
-    """The extension's own form of books: tables."""
-    module, _ = load()
-    return module.Books([(book.width, book.packed, book.digest) for book in books])

@@ -7,7 +7,6 @@ they are, the others through Huffman's code, as one stream of `lanes` for the wh
     kind 1  constant   one byte, the symbol
     kind 2  own        a book of this chunk, in the plane's head
     kind 3  static     a book of `static_books`, named by its number
-    kind 4  shared     a book that both ends hold from elsewhere, named by its digest
 
 The choice is made from symbol counts of a sample, in integers only, so that every implementation makes the same. docs/WIRE.md
 gives the rules.
@@ -20,7 +19,7 @@ import numpy as np
 from attrs import frozen
 
 from .bitplanes import read_planes, read_ranks, write_planes, write_ranks
-from .books import DIGEST_BYTES, Codebook, Counts, own_book, read_book
+from .books import Codebook, Counts, own_book, read_book
 from .errors import FrameError
 from .formats import ByteArray, Format, Split, WordArray
 from .lanes import StreamReader, lanes_of, write_stream
@@ -31,7 +30,6 @@ RAW: Final = 0
 CONSTANT: Final = 1
 OWN: Final = 2
 STATIC: Final = 3
-SHARED: Final = 4
 
 _COUNTED_IN_FULL: Final = 16384
 """Values of the largest chunk of which no sample is taken."""
@@ -58,7 +56,7 @@ class PlanePlan:
 
     @property
     def kind(self) -> int:
-        """RAW, CONSTANT, OWN, STATIC or SHARED."""
+        """RAW, CONSTANT, OWN or STATIC."""
         return self.head[0]
 
 
@@ -159,7 +157,7 @@ class Counted:
 
 
 def plan_plane(counted: Counted, candidates: Sequence[tuple[bytes, Codebook]]) -> PlanePlan:
-    """The cheapest way to store a plane; candidates are books that the peer holds, with their plane heads."""
+    """The cheapest way to store a plane; candidates are books that every peer holds, with their plane heads."""
     counts, width = counted.counts, counted.width
     present = int(np.count_nonzero(counts))
     if present == 1:
@@ -180,13 +178,13 @@ def plan_plane(counted: Counted, candidates: Sequence[tuple[bytes, Codebook]]) -
     return best
 
 
-def plan_chunk(sample: Sample, number_format: Format, books: Sequence[Codebook] = ()) -> ChunkPlan:
+def plan_chunk(sample: Sample, number_format: Format) -> ChunkPlan:
     """Choose the split of a chunk with at least one value, and how each of its planes is stored."""
     words, splits = sample.words, number_format.splits
     if number_format.code_bits > 8:
         planes = cut(words, splits[0], number_format.code_bits)
         counts_of_planes = [np.bincount(plane, minlength=256) for plane in planes]
-        return ChunkPlan(0, _plan_planes(counts_of_planes, splits[0], sample, number_format, books))
+        return ChunkPlan(0, _plan_planes(counts_of_planes, splits[0], sample, number_format))
     counts = np.bincount(words, minlength=256)
     # A later split has to promise something before its costs are worked out, and then has to save a sixteenth, because
     # larger alphabets are slower. Sign in the alphabet: when signs and magnitudes go together. Whole codes: then too, or when one dominates.
@@ -200,9 +198,7 @@ def plan_chunk(sample: Sample, number_format: Format, books: Sequence[Codebook] 
     for index, split in enumerate(splits):
         if promising[index]:
             counts_of_planes = _plane_counts(counts, split)
-            plan = ChunkPlan(
-                index, _plan_planes(counts_of_planes, split, sample, number_format, books)
-            )
+            plan = ChunkPlan(index, _plan_planes(counts_of_planes, split, sample, number_format))
             if best is None or plan.cost_bits < best.cost_bits - (best.cost_bits >> 4):
                 best = plan
     assert best is not None
@@ -225,22 +221,16 @@ def _plan_planes(
     split: Split,
     sample: Sample,
     number_format: Format,
-    books: Sequence[Codebook],
 ) -> tuple[PlanePlan, ...]:
     plans = []
     for counts, width in zip(counts_of_planes, split.widths, strict=True):
-        shared = [
-            (bytes((SHARED,)) + book.digest.to_bytes(DIGEST_BYTES, "little"), book)
-            for book in books
-            if book.width == width
-        ]
         static = [
             (bytes((STATIC, number)), book)
             for number, book in static_books(number_format.name)
             if book.width == width
         ]
         counted = Counted(counts, width, sample.words.size, sample.values)
-        plans.append(plan_plane(counted, [*shared, *static]))
+        plans.append(plan_plane(counted, static))
     return tuple(plans)
 
 
@@ -289,20 +279,18 @@ def _write_listed(book: Codebook, symbols: ByteArray, pieces: list[bytes]) -> No
     write_ranks(numbers >> np.uint8(book.low_bits), book.last_rank, pieces)
 
 
-def read_plan(reader: Reader, number_format: Format, books: Sequence[Codebook]) -> ChunkPlan:
+def read_plan(reader: Reader, number_format: Format) -> ChunkPlan:
     """What `write_plan` wrote; FrameError when it cannot have written that."""
     split_index = reader.byte()
     if split_index >= len(number_format.splits):
         raise FrameError(f"unknown split {split_index} of format {number_format.name}")
     widths = number_format.splits[split_index].widths
     return ChunkPlan(
-        split_index, tuple(_read_plane(reader, number_format, width, books) for width in widths)
+        split_index, tuple(_read_plane(reader, number_format, width) for width in widths)
     )
 
 
-def _read_plane(
-    reader: Reader, number_format: Format, width: int, books: Sequence[Codebook]
-) -> PlanePlan:
+def _read_plane(reader: Reader, number_format: Format, width: int) -> PlanePlan:
     kind = reader.byte()
     if kind == RAW:
         return PlanePlan(width, bytes((kind,)), 0)
@@ -313,17 +301,13 @@ def _read_plane(
         return PlanePlan(width, bytes((kind, constant)), 0)
     if kind == OWN:
         return PlanePlan(width, bytes((kind,)), 0, read_book(reader, width))
-    if kind == STATIC:
-        name: int = reader.byte()
-        known = dict(static_books(number_format.name))
-    elif kind == SHARED:
-        name = reader.number(DIGEST_BYTES)
-        known = {book.digest: book for book in books}
-    else:
+    if kind != STATIC:
         raise FrameError(f"unknown plane kind {kind}")
-    if name not in known or known[name].width != width:
-        raise FrameError(f"no book {name:#x} for planes of {width} bits")
-    return PlanePlan(width, bytes((kind,)), 0, known[name])
+    number = reader.byte()
+    known = dict(static_books(number_format.name))
+    if number not in known or known[number].width != width:
+        raise FrameError(f"no book {number:#x} for planes of {width} bits")
+    return PlanePlan(width, bytes((kind,)), 0, known[number])
 
 
 def read_streams(reader: Reader, plan: ChunkPlan, count: int) -> list[StreamReader | None]:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fsl_codecs import CodecError, CodecSpec, available, bound, codebooks_of
+from fsl_codecs import CodecError, CodecSpec, available, bound
 from fsl_codecs.dispatch import implementation_named
 from fsl_codecs.frame import VERSION
 
@@ -45,45 +45,35 @@ def vectors(generator, count):
     return [kind.astype(np.float32) for kind in kinds]
 
 
-def encoded(values, spec, books=()):
+def encoded(values, spec):
     """The reference's frame."""
     out = np.empty(bound(values.size, spec), np.uint8)
-    return out[: REFERENCE.encode_into(values, out, spec, books=books)].tobytes()
+    return out[: REFERENCE.encode_into(values, out, spec)].tobytes()
 
 
 def seeds(generator):
-    """Frames to start from, with the most values that any of them has, in groups like SHARES; and the books that some of all share."""
-    books, small_bell = [], generator.standard_normal(3000).astype(np.float32)
+    """Frames to start from, with the most values that any of them has, in groups like SHARES."""
     large = vectors(generator, CHUNK)[:2]
-    for name in FORMATS[1:]:
-        books.extend(codebooks_of(encoded(small_bell, CodecSpec(name))))
-        books.extend(codebooks_of(encoded(large[1], CodecSpec(name))))
     few = [
-        encoded(values, CodecSpec(name, 32, chunk, entropy), shared)
+        encoded(values, CodecSpec(name, 32, chunk, entropy))
         for values in vectors(generator, COUNT)
         for name in FORMATS
-        for chunk, entropy, shared in (
-            (1024, True, ()),
-            (256, True, ()),
-            (1024, True, books),
-            (1024, False, ()),
-        )
+        for chunk, entropy in ((1024, True), (256, True), (1024, False))
     ]
     many = [
-        encoded(values, CodecSpec(name), shared)
+        encoded(values, CodecSpec(name))
         for values in vectors(generator, MANY)[:3]
         for name in FORMATS
-        for shared in ((), books)
     ]
     whole = [
-        encoded(values, CodecSpec(name, chunk_values=chunk), shared)
+        encoded(values, CodecSpec(name, chunk_values=chunk))
         for values in large
         for name in FORMATS
-        for chunk, shared in ((CHUNK, ()), (CHUNK, books), (CHUNK // 2, ()))
+        for chunk in (CHUNK, CHUNK // 2)
     ]
     beyond = np.concatenate([large[0], large[1][:5000]])
     whole += [encoded(beyond, CodecSpec(name)) for name in FORMATS]
-    return ((few, COUNT), (many, MANY), (whole, beyond.size)), tuple(books)
+    return (few, COUNT), (many, MANY), (whole, beyond.size)
 
 
 def mutated(frames, generator):
@@ -117,11 +107,11 @@ def mutated(frames, generator):
     return bytes(frame)
 
 
-def reading(codec, frame, books, count, *, dtype=np.float32, threads=1):
+def reading(codec, frame, count, *, dtype=np.float32, threads=1):
     """What the frame gives, with room for `count`: the bytes of its values, or the class and text of its refusal."""
     out = np.zeros(count, dtype)
     try:
-        read = codec.decode_into(frame, out, books=books, threads=threads)
+        read = codec.decode_into(frame, out, threads=threads)
     except CodecError as error:
         return type(error), str(error)
     return read, out[:read].tobytes()
@@ -144,18 +134,18 @@ def expected_sums(found, count):
     return total.tobytes()
 
 
-def difference(codec, frame, books, found, *, count, threads):
+def difference(codec, frame, found, *, count, threads):
     """How a path reads the frame otherwise than the reference, which `found` fp32, bf16 and a description; or nothing."""
     values, halves, description = found
-    ours = reading(codec, frame, books, count, threads=threads)
+    ours = reading(codec, frame, count, threads=threads)
     if ours != values:
         return f"decode_into: {ours[:2]!r:.300} instead of {values[:2]!r:.300}"
-    ours = reading(codec, frame, books, count, dtype=np.uint16, threads=threads)
+    ours = reading(codec, frame, count, dtype=np.uint16, threads=threads)
     if ours != halves:
         return f"decode_into bf16: {ours[:2]!r:.300} instead of {halves[:2]!r:.300}"
     total = np.ones(count, np.float32)
     try:
-        added = codec.decode_accumulate(frame, total, float(WEIGHT), books=books, threads=threads)
+        added = codec.decode_accumulate(frame, total, float(WEIGHT), threads=threads)
         ours = added, values[1]
     except CodecError as error:
         ours = type(error), str(error)
@@ -172,7 +162,7 @@ def main(arguments):
     """Returns the exit code."""
     frames_wanted = int(arguments[0]) if arguments else 100_000
     generator = np.random.default_rng(int(arguments[1]) if len(arguments) > 1 else 0)
-    groups, books = seeds(generator)
+    groups = seeds(generator)
     paths = [implementation_named(name) for name in available() if name != "numpy"]
     if not paths:
         sys.stderr.write("the native codec is not built here\n")
@@ -183,15 +173,15 @@ def main(arguments):
         group = generator.choice(len(groups), p=SHARES)
         frames, count = groups[group]
         frame = mutated(frames, generator)
-        values = reading(REFERENCE, frame, books, count)
-        halves = reading(REFERENCE, frame, books, count, dtype=np.uint16)
+        values = reading(REFERENCE, frame, count)
+        halves = reading(REFERENCE, frame, count, dtype=np.uint16)
         found = values, halves, inspected(REFERENCE, frame)
         threads = int(generator.choice(THREADS)) if generator.random() < 0.3 else 1
         counts["refused"] += isinstance(values[0], type)
         counts["whole"] += frames is groups[-1][0]
         counts["threads"] += threads > 1
         for codec in paths:
-            problem = difference(codec, frame, books, found, count=count, threads=threads)
+            problem = difference(codec, frame, found, count=count, threads=threads)
             if problem:
                 Path("mutated-frame.bin").write_bytes(frame)
                 sys.stderr.write(f"frame {number}, {codec.name}, {threads} threads: {problem}\n")

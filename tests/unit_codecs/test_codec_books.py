@@ -1,31 +1,17 @@
-"""Books: what they hold, their bytes and names, static and shared ones, and frames that refer to them."""
+"""Books: what they hold, their bytes, and static ones."""
 
-import hashlib
 import re
 from pathlib import Path
 
 import numpy as np
 import pytest
+from frame_tables import tables_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fsl_codecs import (
-    Codebook,
-    CodecSpec,
-    CodecUsageError,
-    FrameError,
-    bound,
-    codebooks_of,
-    decode,
-    decode_accumulate,
-    decode_into,
-    encode,
-    encode_into,
-)
-from fsl_codecs.books import own_book, read_book
-from fsl_codecs.formats import FORMATS
+from fsl_codecs import CodecSpec, CodecUsageError, FrameError, decode, encode
+from fsl_codecs.books import Codebook, own_book, read_book
 from fsl_codecs.huffman import code_lengths
-from fsl_codecs.quantised import quantise
 from fsl_codecs.reader import Reader
 from fsl_codecs.static_books import static_books
 
@@ -211,21 +197,6 @@ def test_books_survive_the_wire(counts, sampled):
     source = reader(book.packed)
     assert read_book(source, width) == book
     source.finish()
-    digest = hashlib.blake2b(bytes((width,)) + book.packed, digest_size=8).digest()
-    assert book.digest.to_bytes(8, "little") == digest
-
-
-def test_digests_tell_books_apart():
-    """The same lengths in a plane of another width, with the escape in another place, or with other low bits, are another book."""
-    books = [
-        Codebook(1, 0, b"\1\1"),
-        Codebook(2, 0, b"\1\1\0\0"),
-        Codebook(2, 0, b"\0\1\1\0"),
-        Codebook(2, 2, b"\1\2\0\0"),
-        Codebook(2, 1, b"\2\2\0\0"),
-        Codebook(2, 1, b"\2\2\0\0", 1),
-    ]
-    assert len({book.digest for book in books}) == len(set(books)) == 6
 
 
 @pytest.mark.parametrize(
@@ -322,7 +293,7 @@ def test_small_chunks_take_the_static_book_made_for_them(name, fineness, draw, c
     generator = np.random.default_rng(0)
     values = generator.standard_normal(count) if draw == "gauss" else generator.laplace(size=count)
     frame = encode(values.astype(np.float32), CodecSpec(name, fineness=fineness))
-    assert not codebooks_of(frame)
+    assert not tables_of(frame)
     assert payload(frame)[:3] == bytes((0, 3, number)), "split 0, kind 3, the book"
     decode(frame)
 
@@ -331,100 +302,3 @@ def payload(frame):
     """That of the first chunk, which is coded: the split and the plane heads come first."""
     assert frame[HEADER + 8] == 3
     return frame[HEADER + 16 :]
-
-
-def lopsided(count, seed=0):
-    """Squares of Gaussian values with their signs: no static book is made for them."""
-    values = np.random.default_rng(seed).standard_normal(count)
-    return (values * np.abs(values) * 1e-3).astype(np.float32)
-
-
-@pytest.mark.parametrize("name", ["fp32", "bf16", "e4m3", "e5m2", "uniform"])
-def test_books_of_one_frame_serve_the_next(name):
-    """Small frames save their books; the receiver needs what the sender had, and says so otherwise."""
-    spec = CodecSpec(name, 128, 32768)
-    books = codebooks_of(encode(lopsided(100_000), spec))
-    assert books
-    assert len(set(books)) == len(books)
-    count = 1000 if name in ("fp32", "bf16") else 2000  # books of single bytes save little
-    values = lopsided(count, seed=1)
-    alone, shared = encode(values, spec), encode(values, spec, books=books)
-    assert len(shared) < len(alone), "shared books were not used"
-    assert not set(codebooks_of(shared, books=books)) & set(books)
-    expected = decode(alone)
-    assert decode(shared, books=books).tobytes() == expected.tobytes()
-    assert decode(shared, books=books[::-1]).tobytes() == expected.tobytes()
-    out = np.zeros(count, np.float32)
-    assert decode_into(shared, out, books=books) == count
-    assert out.tobytes() == expected.tobytes()
-    assert decode_accumulate(shared, out, 1.0, books=books) == count
-    assert out.tobytes() == (expected + expected).tobytes()
-    for receive in (decode, codebooks_of, lambda frame: decode_into(frame, out)):
-        with pytest.raises(FrameError, match="no book 0x"):
-            receive(shared)
-
-
-def test_books_of_a_frame_come_in_order_and_once():
-    """Both ends keep them by this list."""
-    values = np.concatenate([lopsided(40_000), lopsided(40_000), lopsided(40_000) ** 3])
-    frame = encode(values, CodecSpec("bf16", 128, 40_064))
-    books = codebooks_of(frame)
-    assert len(books) == len(set(books)) >= 2
-    again = np.concatenate([values[:40_064], values[:40_064]])
-    assert len(codebooks_of(encode(again, CodecSpec("bf16", 128, 40_064)))) == 1
-
-
-def test_a_book_that_is_given_in_vain_changes_nothing():
-    """Books of other widths, and books without a code for what occurs, are passed over."""
-    values = lopsided(3000)
-    spec = CodecSpec("e4m3")
-    useless = (
-        Codebook(8, 0, bytes([8] * 256)),
-        Codebook(6, 0, b"\1\1" + bytes(62)),
-        Codebook(5, 2, b"\1\2" + bytes(30), 1),
-    )
-    assert encode(values, spec, books=useless) == encode(values, spec)
-    out = bytearray(bound(3000, spec))
-    size = encode_into(values, out, spec, books=useless)
-    assert bytes(out[:size]) == encode(values, spec)
-
-
-@pytest.mark.parametrize("name", ["e4m3", "e5m2", "uniform"])
-def test_symbols_without_a_code_are_listed(name):
-    """A book from other data meets symbols that it never saw: they cost a number more, and come back."""
-    spec = CodecSpec(name)
-    book = codebooks_of(encode(lopsided(20_000), spec))[0]
-    values = lopsided(2000, seed=4)
-    symbols = quantise(values, FORMATS[name], 128, 14)[0].words
-    top = symbols >> 2 if name == "uniform" else (symbols >> 1) & 63
-    missing = top[np.frombuffer(book.lengths, np.uint8)[top] == 0]
-    assert missing.size > 2
-    frame = encode(values, spec, books=(book,))
-    assert payload(frame)[1:10] == b"\4" + book.digest.to_bytes(8, "little")
-    order = by_distance(book.lengths)
-    numbers = [order.index(symbol) for symbol in missing.tolist()]
-    rounds = [[n >> bit & 1 for n in numbers] for bit in reversed(range(book.low_bits))]
-    ranks = [number >> book.low_bits for number in numbers]
-    last = (len(order) - 1) >> book.low_bits
-    rounds.append([rank > below for below in range(last) for rank in ranks if rank >= below])
-    listed = len(numbers).to_bytes(2, "little")
-    for bits in rounds:
-        number = sum(bit << at for at, bit in enumerate(bits))
-        listed += number.to_bytes((len(bits) + 7) // 8, "little")
-    assert listed in frame
-    back = decode(frame, books=(book,))
-    assert back.tobytes() == decode(encode(values, CodecSpec(name, entropy=False))).tobytes()
-
-
-def test_a_book_without_escape_is_not_trusted_beyond_the_sample():
-    """It fits what the sample shows; what only the rest of the chunk has would come back as something else."""
-    spec = CodecSpec("e4m3")
-    count = 3 * 16_384
-    values = np.clip(np.random.default_rng(1).standard_normal(count), -1, 1).astype(np.float32)
-    values = (np.sign(values) * np.maximum(np.abs(values), np.float32(0.05))).astype(np.float32)
-    books = codebooks_of(encode(values[:16_384], spec))
-    assert [book.escape for book in books] == [0]
-    at = np.arange(count)
-    values[(at // 16 % 17 != 0) & (at % 100 == 7)] = 0.001
-    decoded = decode(encode(values, spec, books=books), books=books)
-    assert np.abs(decoded - values).max() < 0.04

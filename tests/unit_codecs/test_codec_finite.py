@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from sealed_frames import sealed
 
-from fsl_codecs import Codebook, CodecSpec, FrameError, available, encode
+from fsl_codecs import CodecSpec, FrameError, available, encode
+from fsl_codecs.books import Codebook
 from fsl_codecs.dispatch import implementation_named
 from fsl_codecs.formats import FORMATS
 from fsl_codecs.planes import ChunkPlan, PlanePlan, write_plan, write_streams, write_words

@@ -4,51 +4,26 @@ import struct
 
 import numpy as np
 import pytest
+from frame_tables import plans_of
 from sealed_frames import forged, sealed
 
 from fsl_codecs import (
-    Codebook,
     CodecError,
     CodecSpec,
     FrameError,
     LimitError,
     Limits,
-    codebooks_of,
     decode,
     decode_accumulate,
     encode,
     info,
 )
-from fsl_codecs.formats import FORMATS_BY_WIRE_ID
+from fsl_codecs.books import Codebook
 from fsl_codecs.lanes import write_stream
-from fsl_codecs.planes import read_plan
-from fsl_codecs.reader import Reader
 
 HEADER, HEAD = 28, 16
 LIMITS = Limits(max_values=50_000, max_frame_bytes=1 << 22)
 NAMES = ["fp32", "bf16", "e4m3", "e5m2", "uniform"]
-
-
-def digest(number):
-    return BOOKS[number].digest.to_bytes(8, "little")
-
-
-def coded_by(number, symbols):
-    """The stream of a plane by that book, and its size before it."""
-    stream = write_stream(BOOKS[number].code, np.array(symbols, np.uint8))
-    return struct.pack("<I", len(stream)) + stream
-
-
-def shared_books():
-    """What this receiver holds: books of one plane width, with and without escape, and of another."""
-    return (
-        Codebook(6, 2, bytes([0] * 28 + [2, 2, 3, 4, 4, 0, 0] + [0] * 29), 2),
-        Codebook(6, 0, bytes([6] * 64)),
-        Codebook(8, 0, bytes([8] * 256)),
-    )
-
-
-BOOKS = shared_books()
 
 
 def seeds():
@@ -74,11 +49,12 @@ def seeds():
     heavy = generator.standard_t(1.5, 1000).astype(np.float32)
     yield encode(heavy, CodecSpec("uniform"))
     yield encode(heavy, CodecSpec("uniform", entropy=False))
-    yield encode(values[:200], CodecSpec("uniform"), books=BOOKS)
     # Two of the four symbols are numbers 52 and 50 of those without a code: with two low bits, 0 above rank 13 and 2 above 12, of 14.
     listed = b"\2\0" + b"\2\0" + b"\xff\xff\xff\1"
-    stream = coded_by(0, [30, 1, 2, 29])
-    yield forged("e4m3", b"\0\4" + digest(0) + b"\0" + stream + b"\x78\0" + listed + b"\x0a\x03", 4)
+    table = Codebook(6, 2, bytes([0] * 28 + [2, 2, 3, 4, 4, 0, 0] + [0] * 29), 2)
+    stream = write_stream(table.code, np.array([30, 1, 2, 29], np.uint8))
+    heads = b"\0\2" + table.packed + b"\0" + struct.pack("<I", len(stream))
+    yield forged("e4m3", heads + stream + b"\x78\0" + listed + b"\x0a\x03", 4)
 
 
 SEEDS = list(seeds())
@@ -88,14 +64,13 @@ def survives(frame):
     """Decode; True when that works, False when CodecError says why not. Any other error fails the test."""
     accumulator = np.zeros(LIMITS.max_values, np.float32)
     try:
-        values = decode(frame, LIMITS, books=BOOKS)
+        values = decode(frame, LIMITS)
     except CodecError:
         with pytest.raises(CodecError):
-            decode_accumulate(frame, accumulator, 1.0, books=BOOKS)
+            decode_accumulate(frame, accumulator, 1.0)
         assert not accumulator.any(), "a refused frame was added"
         return False
     assert info(frame).nonfinite == (not np.isfinite(values).all())
-    codebooks_of(frame, books=BOOKS)
     return True
 
 
@@ -125,13 +100,8 @@ def test_the_seeds_cover_every_mode():
     for count in ("raw_fp32_chunks", "constant_chunks", "raw_code_chunks", "coded_chunks"):
         assert any(getattr(seen, count) for seen in infos)
     assert all(survives(frame) for frame in SEEDS)
-    plans = [
-        read_plan(Reader(np.frombuffer(frame[HEADER + HEAD :], np.uint8)), number_format, BOOKS)
-        for frame in SEEDS
-        if frame[HEADER + 8 : HEADER + 9] == b"\3"
-        for number_format in [FORMATS_BY_WIRE_ID[frame[5]]]
-    ]
-    assert {plane.kind for plan in plans for plane in plan.planes} == {0, 1, 2, 3, 4}
+    plans = [plan for frame in SEEDS for plan in plans_of(frame)]
+    assert {plane.kind for plan in plans for plane in plan.planes} == {0, 1, 2, 3}
     assert {plan.split_index for plan in plans} == {0, 1, 2}
 
 
@@ -177,7 +147,7 @@ def test_bytes_left_over_are_refused():
             longer[HEADER + HEAD + size : HEADER + HEAD + size] = b"\0"
             struct.pack_into("<I", longer, HEADER, size + 1)
             with pytest.raises(FrameError, match="too many"):
-                decode(sealed(longer), books=BOOKS)
+                decode(sealed(longer))
 
 
 def test_chunks_cannot_change_places_or_frames():
@@ -290,8 +260,9 @@ def test_each_field_is_checked(offset, value, message):
         ("e5m2", "00 03 00", "no book 0x0 "),
         ("uniform", "00 03 03", "no book 0x3 "),
         ("bf16", "00 03 00", "no book 0x0 "),
-        ("e4m3", "00 04 0123456789abcdef", "no book 0xefcdab8967452301"),
-        ("e4m3", "00 04 01234567", "too early"),
+        # A table from outside the frame, as earlier encoders could name by its digest.
+        ("e4m3", "00 04 0123456789abcdef", "unknown plane kind 4"),
+        ("e4m3", "00 00 04", "unknown plane kind 4"),
         ("e4m3", "00 03", "too early"),
         ("e4m3", "", "too early"),
         # The scales follow.
@@ -324,7 +295,7 @@ def test_forged_coded_chunks_are_refused(name, payload, message):
     """Each way in which heads, books, scales and planes of 128 values can lie."""
     frame = forged(name, bytes.fromhex(payload), 128 if "scale" not in message else 9 * 128)
     with pytest.raises(FrameError, match=message):
-        decode(frame, books=BOOKS)
+        decode(frame)
 
 
 @pytest.mark.parametrize(
@@ -397,10 +368,3 @@ def test_scales_end_where_the_format_says(name, lowest, highest):
     for scale in (lowest - 1, highest + 1):
         with pytest.raises(FrameError, match="a scale is not from"):
             decode(forged(name, payload(scale), 2, 2))
-
-
-def test_a_book_of_another_width_is_not_taken_for_its_digest():
-    """The receiver holds it, but for planes of 8 bits."""
-    payload = b"\x00\4" + digest(2) + b"\0"
-    with pytest.raises(FrameError, match="for planes of 6 bits"):
-        decode(forged("e4m3", payload, 128), books=BOOKS)

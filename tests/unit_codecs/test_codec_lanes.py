@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fsl_codecs import Codebook, FrameError
+from fsl_codecs import FrameError
+from fsl_codecs.books import Codebook
 from fsl_codecs.huffman import code_lengths
 from fsl_codecs.lanes import StreamReader, lanes_of, write_stream
 

@@ -2,10 +2,11 @@
 
 import numpy as np
 import pytest
+from frame_tables import tables_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fsl_codecs import Codebook, CodecSpec, codebooks_of, decode, encode, info
+from fsl_codecs import CodecSpec, decode, encode, info
 from fsl_codecs.books import own_book
 from fsl_codecs.formats import FORMATS
 from fsl_codecs.huffman import code_lengths
@@ -13,7 +14,6 @@ from fsl_codecs.planes import (
     CONSTANT,
     OWN,
     RAW,
-    SHARED,
     STATIC,
     Counted,
     Sample,
@@ -72,8 +72,8 @@ def book_rule(counts, book, head_bytes, values):
     return 8 + 8 * head_bytes + 32 + 16 * lanes + values * bits // sum(counts)
 
 
-def plane_rule(counts, width, values=None, shared=(), static=()):
-    """Kind, name of the book and cost in bits, as the document tells it. shared and static: (name, book), a book being (lengths, escape, low bits)."""
+def plane_rule(counts, width, values=None, static=()):
+    """Kind, name of the book and cost in bits, as the document tells it. static: (name, book), a book being (lengths, escape, low bits)."""
     total, present = sum(counts), sum(count > 0 for count in counts)
     values = total if values is None else values
     raw = 8 * values if width == 8 else 8 * width * -(-values // 8)
@@ -90,7 +90,6 @@ def plane_rule(counts, width, values=None, shared=(), static=()):
     book_bytes = 3 + (coded[-1] - coded[0]) // 2 + 1
     low_bits = low_bits_rule(counts, lengths) if escape else 0
     candidates = [(OWN, None, (lengths, escape, low_bits), book_bytes)]
-    candidates += [(SHARED, *named, 8) for named in shared]
     candidates += [(STATIC, *named, 1) for named in static]
     costs = [
         (book_rule(counts, book, head, values), kind, name) for kind, name, book, head in candidates
@@ -109,10 +108,6 @@ def static_of(name, width):
     return [(number, content(book)) for number, book in books]
 
 
-def shared_of(books, width):
-    return [(book.digest, content(book)) for book in books if book.width == width]
-
-
 def planes_of_codes(counts, name, index):
     """Widths and counts of an 8-bit split's planes, bit by bit."""
     rotated = name != "uniform" and index == 0
@@ -126,7 +121,7 @@ def planes_of_codes(counts, name, index):
         yield width, plane
 
 
-def split_rule(sample, values, name, books=()):
+def split_rule(sample, values, name):
     """Split and cost in bits of a chunk with an 8-bit format."""
     counts = np.bincount(sample, minlength=256).tolist()
     quarter = len(sample) // 4
@@ -137,33 +132,29 @@ def split_rule(sample, values, name, books=()):
     for index in np.flatnonzero(tried).tolist():
         cost = 8
         for width, plane in planes_of_codes(counts, name, index):
-            shared, static = shared_of(books, width), static_of(name, width)
-            cost += plane_rule(plane, width, values, shared, static)[2]
+            cost += plane_rule(plane, width, values, static_of(name, width))[2]
         if chosen < 0 or cost < best - best // 16:
             chosen, best = index, cost
     return chosen, best
 
 
-def planned(counts, width, values=None, shared=(), static=()):
+def planned(counts, width, values=None, static=()):
     """What plan_plane makes of it, in the words of plane_rule."""
     counts = np.array(counts)
     values = int(counts.sum()) if values is None else values
-    candidates = [(b"\4" + book.digest.to_bytes(8, "little"), book) for book in shared]
-    candidates += [(bytes((3, number)), book) for number, book in static]
+    candidates = [(bytes((3, number)), book) for number, book in static]
     plan = plan_plane(Counted(counts, width, int(counts.sum()), values), candidates)
     name = None
-    if plan.kind == SHARED:
-        name = int.from_bytes(plan.head[1:], "little")
-    elif plan.kind == STATIC:
+    if plan.kind == STATIC:
         name = plan.head[1]
     elif plan.kind == OWN:
         assert plan.head[1:] == plan.book.packed
     return plan.kind, name, plan.cost_bits
 
 
-def ruled(counts, width, values=None, shared=(), static=()):
+def ruled(counts, width, values=None, static=()):
     static = [(number, content(book)) for number, book in static]
-    return plane_rule(list(counts), width, values, shared_of(shared, width), static)
+    return plane_rule(list(counts), width, values, static)
 
 
 def skewed(generator, width, flatness, total):
@@ -190,10 +181,8 @@ def test_planes_are_stored_by_the_documented_rule(width, flatness, seed, scale, 
         for at, other in enumerate(others)
         if np.count_nonzero(other) > 1
     ]
-    static = list(enumerate(books[1:]))
-    assert planned(counts, width, values, books[:1], static) == ruled(
-        counts, width, values, books[:1], static
-    )
+    static = list(enumerate(books))
+    assert planned(counts, width, values, static) == ruled(counts, width, values, static)
 
 
 def test_the_drawn_planes_meet_both_sides_of_the_sixty_fourth():
@@ -227,42 +216,18 @@ def test_nearly_uniform_planes_are_not_searched():
 
 
 def test_equal_books_go_by_order():
-    """Own before shared before static, and as given: otherwise two encoders write two frames."""
+    """Own before static, and as given: otherwise two encoders write two frames."""
     counts = np.zeros(64, np.int64)
     counts[20:30] = [9, 20, 41, 85, 170, 340, 170, 85, 41, 20]
     own = own_book(counts, 6, sampled=False)
-    assert len(own.packed) == 8, "as long as a digest"
-    assert planned(counts, 6, None, [own])[0] == OWN
-    assert planned(counts, 6, None, [], [(9, own)])[:2] == (STATIC, 9)
+    assert planned(counts, 6, None, [(9, own)])[:2] == (STATIC, 9)
     # Books that differ in a symbol which does not occur cost the same.
     counts[20:52:2] = 20
     first, second = (counts.copy() for _ in range(2))
     first[0] = second[1] = 1
     books = [own_book(each, 6, sampled=False) for each in (first, second)]
     for given_ in (books, books[::-1]):
-        assert planned(counts, 6, None, given_)[:2] == (SHARED, given_[0].digest)
-        static = list(enumerate(given_))
-        assert planned(counts, 6, None, [], static)[:2] == (STATIC, 0)
-
-
-@pytest.mark.parametrize(("surplus", "kind"), [(56, SHARED), (55, STATIC)])
-def test_a_shared_book_goes_before_a_static_one_of_equal_cost(surplus, kind):
-    """Its head is 56 bits longer; here it makes up for that by one bit for each of 56 more symbols, or for one less."""
-    _, static = static_books("e4m3")[0]
-    lengths = list(static.lengths)
-    longer = lengths.index(6)
-    shorter = lengths.index(5)
-    counts = [(4096 >> length) if length else 0 for length in lengths]
-    counts[shorter] = 80
-    counts[longer] = 80 + surplus
-    lengths[shorter], lengths[longer] = 6, 5
-    shared = Codebook(6, static.escape, bytes(lengths), static.low_bits)
-    symbols = np.repeat(np.arange(64), counts)
-    below = np.arange(symbols.size)
-    codes = ((symbols << 1) | (below & 1) | (below & 2) << 6).astype(np.uint8)
-    plan = plan_chunk(Sample(codes, codes.size), FORMATS["e4m3"], (shared,))
-    assert (plan.split_index, plan.planes[0].kind) == (0, kind)
-    assert plan.cost_bits == split_rule(codes, codes.size, "e4m3", (shared,))[1]
+        assert planned(counts, 6, None, list(enumerate(given_)))[:2] == (STATIC, 0)
 
 
 AROUND = (0, 1, 15, 16, -1)
@@ -311,7 +276,7 @@ def split_costs(codes, name):
     """What each split costs, tried or not."""
     counts = np.bincount(codes, minlength=256).tolist()
     return [
-        8 + sum(plane_rule(p, w, None, (), static_of(name, w))[2] for w, p in planes)
+        8 + sum(plane_rule(p, w, None, static_of(name, w))[2] for w, p in planes)
         for planes in (planes_of_codes(counts, name, i) for i in range(len(FORMATS[name].splits)))
     ]
 
@@ -368,7 +333,7 @@ def plane_kinds(frame, name):
     rest, kinds = bytes(rest), []
     for _ in FORMATS[name].splits[split].widths:
         kinds.append(rest[0])
-        length = {RAW: 1, CONSTANT: 2, STATIC: 2, SHARED: 9}.get(rest[0])
+        length = {RAW: 1, CONSTANT: 2, STATIC: 2}.get(rest[0])
         if length is None:
             length = 4 + (rest[2] - rest[1]) // 2 + 1
         rest = rest[length:]
@@ -382,12 +347,12 @@ def test_a_plane_that_is_constant_only_in_the_sample_is_planned_again(name, wher
     values = (1 + np.arange(65_536) % 97 / 128).astype(np.float32)
     frame = encode(values, CodecSpec(name))
     assert CONSTANT in plane_kinds(frame, name)[1]
-    assert all(book.escape for book in codebooks_of(frame))
+    assert all(book.escape for book in tables_of(frame))
     values[where] = 2.0**100
     assert where // 16 % 17 != 0
     again = encode(values, CodecSpec(name))
     assert plane_kinds(again, name)[1] == [OWN, OWN, CONSTANT, CONSTANT][: FORMATS[name].code_bytes]
-    assert [book.escape > 0 for book in codebooks_of(again)] == [True, False]
+    assert [book.escape > 0 for book in tables_of(again)] == [True, False]
     assert decode(again)[where] == decode(encode(values, CodecSpec(name, entropy=False)))[where]
 
 
@@ -396,12 +361,12 @@ def test_what_the_sample_sees_is_never_planned_again():
     values = (1 + np.arange(65_536) % 97 / 128).astype(np.float32)
     values[15_504] = -1e30
     assert 15_504 // 16 % 17 == 0
-    books = codebooks_of(encode(values, CodecSpec("bf16")))
+    books = tables_of(encode(values, CodecSpec("bf16")))
     assert books
     assert all(book.escape for book in books)
     values = gaussian(65_536)
     values[1500] = 1e30
-    books = codebooks_of(encode(values, CodecSpec("bf16")))
+    books = tables_of(encode(values, CodecSpec("bf16")))
     assert [book.escape > 0 for book in books] == [True]
 
 

@@ -9,16 +9,14 @@ from native_paths import (
     PATHS,
     REFERENCE,
     assert_agree,
-    assert_same_reading,
     decoded_by,
     encoded_by,
     needs_native,
-    on_every_path,
     values_of,
     with_every_format,
 )
 
-from fsl_codecs import CodecSpec, FrameError, codebooks_of
+from fsl_codecs import CodecSpec
 from fsl_codecs.dispatch import implementation_named
 
 pytestmark = needs_native
@@ -148,34 +146,3 @@ def test_a_misleading_constant_behind_a_payload_that_is_too_long():
     words[seen] = np.where(generator.random(seen.sum()) < 0.5, 0x3F800000, 0x40490F00)
     words[-1] |= np.uint32(1 << 5)
     assert_agree(words.view(np.float32), CodecSpec("fp32"))
-
-
-@pytest.mark.parametrize("name", ["bf16", "e4m3", "e5m2", "uniform"])
-def test_shared_books(name):
-    """Frames that name the books of an earlier one, and refusals of those who do not have them."""
-    spec = CodecSpec(name)
-    books = codebooks_of(encoded_by(REFERENCE, values_of("relu", 60_000), spec))
-    assert books
-    frame = assert_agree(values_of("relu", 1500, seed=4), spec, books=books)
-    for path in PATHS:
-        with pytest.raises(FrameError, match="no book"):
-            implementation_named(path).decode_into(frame, np.zeros(1500, np.float32))
-    assert_same_reading(frame, 1500)
-
-
-@on_every_path
-def test_a_book_without_escape_is_not_trusted_beyond_the_sample(path):
-    """A shared book that lacks symbols and has no escape fits the sample; the rest of the chunk has those symbols."""
-    codec, spec = implementation_named(path), CodecSpec("e4m3")
-
-    def clipped(count, seed):
-        bell = np.clip(np.random.default_rng(seed).standard_normal(count), -1, 1)
-        return (np.sign(bell) * np.maximum(np.abs(bell), 0.05)).astype(np.float32)
-
-    books = codebooks_of(encoded_by(codec, clipped(BLOCK, 0), spec))
-    assert [book.escape for book in books] == [0]
-    values = clipped(3 * BLOCK, 1)
-    values[(np.arange(values.size) // 16 % 17 != 0) & (np.arange(values.size) % 100 == 7)] = 0.001
-    frame = encoded_by(codec, values, spec, books=books)
-    decoded = decoded_by(codec, frame, values.size, books=books)
-    assert np.abs(decoded - values).max() < 0.04

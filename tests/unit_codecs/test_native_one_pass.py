@@ -6,15 +6,24 @@ The usual planes are six coded bits above two raw ones. Then all pieces of 4096 
 import attrs
 import numpy as np
 import pytest
-from native_paths import BLOCK, PATHS, REFERENCE, assert_agree, needs_native, outcome, values_of
+from frame_tables import plans_of
+from native_paths import (
+    BLOCK,
+    PATHS,
+    REFERENCE,
+    TABLES,
+    assert_agree,
+    needs_native,
+    outcome,
+    values_of,
+)
 
-from fsl_codecs import Codebook, CodecError, CodecSpec, FrameError, planes
+from fsl_codecs import CodecError, CodecSpec, FrameError, planes
+from fsl_codecs.books import Codebook
 from fsl_codecs.dispatch import implementation_named
-from fsl_codecs.formats import FORMATS, FORMATS_BY_WIRE_ID
+from fsl_codecs.formats import FORMATS
 from fsl_codecs.frame import CODED, pack_chunk_head, pack_header
-from fsl_codecs.reader import Reader
 from fsl_codecs.scales import write_scales
-from fsl_codecs.static_books import static_books
 
 pytestmark = needs_native
 
@@ -24,7 +33,7 @@ COUNT = BLOCK + PIECE + 256
 """Two inner blocks: in the second, a piece is read in one pass, and one with the last symbols is not."""
 RUN = 128
 FLAT = Codebook(6, 0, bytes([6] * 64))
-with_both_books = pytest.mark.parametrize("book", [None, FLAT], ids=["static", "flat"])
+with_both_books = pytest.mark.parametrize("book", [None, FLAT], ids=["usual", "flat"])
 WRONG_LIST = "a list of symbols without a code is too short or too long"
 TOO_EARLY = "a stream ends before its symbols do"
 PAYLOAD_ENDS = "payload ends too early"
@@ -83,7 +92,7 @@ class Parts:
 
 def parts_of(name, book=None, split=0, count=COUNT, seed=0):
     """All codes are numbers, their upper symbols have code words, and none is escaped."""
-    book = book or static_books(name)[0][1]
+    book = book or TABLES[name]
     generator = np.random.default_rng(seed)
     symbols = np.flatnonzero(np.frombuffer(book.lengths, np.uint8)).astype(np.uint8)
     # Of the flat book those that are numbers and not escaped, in any split.
@@ -146,10 +155,7 @@ def assert_read_alike(parts, message=None):
 
 def assert_usual_planes(frame):
     """The first chunk has six coded bits above two raw ones."""
-    plan = planes.read_plan(
-        Reader(np.frombuffer(frame, np.uint8)[44:]), FORMATS_BY_WIRE_ID[frame[5]], ()
-    )
-    upper, lower = plan.planes
+    upper, lower = plans_of(frame)[0].planes
     assert (upper.width, upper.book is None, lower.width, lower.kind) == (6, False, 2, planes.RAW)
 
 

@@ -13,6 +13,7 @@ from native_paths import (
     FORMATS,
     PATHS,
     REFERENCE,
+    TABLES,
     assert_same_reading,
     encoded_by,
     needs_native,
@@ -23,7 +24,6 @@ from native_paths import (
 from sealed_frames import sealed
 
 from fsl_codecs import (
-    Codebook,
     CodecSpec,
     CodecUsageError,
     FrameError,
@@ -32,10 +32,10 @@ from fsl_codecs import (
     available,
     bound,
 )
+from fsl_codecs.books import Codebook
 from fsl_codecs.dispatch import implementation_named
 from fsl_codecs.formats import FORMATS as FORMATS_BY_NAME
 from fsl_codecs.planes import ChunkPlan, PlanePlan, join, write_plan, write_streams, write_words
-from fsl_codecs.static_books import static_books
 
 pytestmark = needs_native
 
@@ -123,7 +123,7 @@ def test_mutated_frames(tmp_path):
 
 
 SIX_BITS = [
-    static_books("e4m3")[0][1],
+    TABLES["e4m3"],
     Codebook(6, 1, bytes([2, 0, 2] + [0] * 61), 2),
     Codebook(6, 1, bytes([2, 0, 2] + [0] * 61), 6),
     Codebook(6, 8, bytes([1, 2, 3, 4, 5, 6, 7, 8] + [0] * 56), 3),

@@ -130,7 +130,6 @@ void fill_book(int width, int escape, const std::uint8_t* lengths, Book& book) {
   const int symbols = 1 << width;
   book.width = width;
   book.escape = escape;
-  book.digest = 0;
   std::memset(book.lengths, 0, sizeof(book.lengths));
   std::memcpy(book.lengths, lengths, static_cast<std::size_t>(symbols));
   int first = 0;

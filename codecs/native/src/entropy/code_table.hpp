@@ -15,7 +15,6 @@ inline constexpr std::size_t kMaximumPackedBytes = 3 + 128;
 struct Book {
   int width;
   int escape;   // code length of the escape leaf, 0 without one
-  std::uint64_t digest;
   std::size_t packed_bytes;
   std::uint8_t lengths[256];
   std::uint8_t costs[256];  // bits of a symbol, with its number in the list where it has no code; 0: it cannot be coded
@@ -36,7 +35,7 @@ struct Book {
   std::size_t pack(std::uint8_t* out) const;
 };
 
-// The book of a plane of `width` bits with these code lengths and low bits of numbers; fills everything but the digest. The status of lengths that are
+// The book of a plane of `width` bits with these code lengths and low bits of numbers; the status of lengths that are
 // no complete code of 2 to 256 leaves, or of numbers that could take too many ranks.
 Status make_book(int width, int escape, int low_bits, const std::uint8_t* lengths, Book& book);
 
@@ -55,11 +54,5 @@ struct StaticBooks {
 };
 
 StaticBooks static_books_of(Kind kind);
-
-// Books that the caller shares with its peer.
-struct SharedBooks {
-  const Book* books = nullptr;
-  std::size_t count = 0;
-};
 
 }  // namespace fsl

@@ -82,14 +82,6 @@ void plan_plane(const PlanRequest& request, const Plane& plane, Book& own, Plane
     best_bits = bits;
     set_head(best, kPlaneOwn, &own, bits);
   }
-  for (std::size_t i = 0; i < request.shared.count; ++i) {
-    const Book& book = request.shared.books[i];
-    if (book.width != plane.width || !cost_of(request, plane, book, 1 + 8, bits) || bits >= best_bits) continue;
-    best_bits = bits;
-    set_head(best, kPlaneShared, &book, bits);
-    for (int byte = 0; byte < 8; ++byte) best.head[1 + byte] = static_cast<std::uint8_t>(book.digest >> (8 * byte));
-    best.head_bytes = 1 + 8;
-  }
   const StaticBooks fixed = static_books_of(request.format.kind);
   for (int i = 0; i < fixed.count; ++i) {
     const Book& book = fixed.books[i];

@@ -13,7 +13,6 @@ std::size_t count_sample(const std::uint8_t* symbols, std::size_t count, bool ev
 
 struct PlanRequest {
   const Format& format;
-  const SharedBooks& shared;
   std::uint64_t values;   // of the chunk
   std::uint64_t sampled;  // of them counted in scratch.counts: codes of 8 bits in [0], else a plane's symbols each
 };

@@ -83,16 +83,6 @@ Status ChunkDecoder::read_plane_head(int width, PlanePlan& plane, Book& own) {
       if (plane.book == nullptr || plane.book->width != width) return {Fault::kBookUnknown, static_cast<std::uint64_t>(number), wanted_width};
       return {};
     }
-    case kPlaneShared: {
-      if (left() < 8) return {Fault::kPayloadEnds};
-      const std::uint64_t digest = load64(position_);
-      position_ += 8;
-      for (std::size_t i = 0; i < shared_.count; ++i) {
-        if (shared_.books[i].digest == digest) plane.book = &shared_.books[i];
-      }
-      if (plane.book == nullptr || plane.book->width != width) return {Fault::kBookUnknown, digest, wanted_width};
-      return {};
-    }
     default: return {Fault::kPlaneKind, plane.kind};
   }
 }

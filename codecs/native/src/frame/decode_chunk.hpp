@@ -19,11 +19,10 @@ struct Piece {
 
 class ChunkDecoder {
  public:
-  ChunkDecoder(const Kernels& kernels, const Header& header, const SharedBooks& shared, const Chunk& chunk, Scratch& scratch)
+  ChunkDecoder(const Kernels& kernels, const Header& header, const Chunk& chunk, Scratch& scratch)
       : kernels_(kernels),
         header_(header),
         format_(*header.format),
-        shared_(shared),
         chunk_(chunk),
         scratch_(scratch),
         position_(chunk.payload),
@@ -99,7 +98,6 @@ class ChunkDecoder {
   const Kernels& kernels_;
   const Header& header_;
   const Format& format_;
-  const SharedBooks& shared_;
   const Chunk& chunk_;
   Scratch& scratch_;
   const std::uint8_t* position_;

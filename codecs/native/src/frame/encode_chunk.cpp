@@ -95,7 +95,7 @@ Encoded ChunkEncoder::encode(std::uint8_t* out) {
   if (!quantise(codes)) return write_raw(out);
   if (is_constant()) return write_constant(out);
   const bool nonfinite = seen_.largest_magnitude >= kFirstNonfinite;
-  PayloadWriter writer(kernels_, settings_, shared_, codes, nothing_summed_.value, ahead(), scratch_);
+  PayloadWriter writer(kernels_, settings_, codes, nothing_summed_.value, ahead(), scratch_);
   std::size_t bytes = 0;
   for (int everything = settings_.entropy ? 0 : 2; everything < 2; ++everything) {
     const ChunkPlan& plan = writer.plan(everything != 0);

@@ -19,7 +19,7 @@ const ChunkPlan& PayloadWriter::plan(bool everything) {
   for (int p = 0; p < (format_.is_bytes() ? 1 : format_.split[0].planes); ++p) {
     sampled = count_sample(codes_.planes[p], codes_.count, everything, scratch_.counts[p]);
   }
-  return plan_chunk({format_, shared_, codes_.count, sampled}, scratch_);
+  return plan_chunk({format_, codes_.count, sampled}, scratch_);
 }
 
 bool PayloadWriter::is_constant(const ChunkPlan& plan, int p) const {

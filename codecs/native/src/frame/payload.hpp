@@ -17,12 +17,11 @@ enum class Attempt {
 
 class PayloadWriter {
  public:
-  PayloadWriter(const Kernels& kernels, const EncodeSettings& settings, const SharedBooks& shared, const ChunkCodes& codes,
+  PayloadWriter(const Kernels& kernels, const EncodeSettings& settings, const ChunkCodes& codes,
                 std::uint32_t header_checksum, const Ahead& ahead, Scratch& scratch)
       : kernels_(kernels),
         settings_(settings),
         format_(*settings.format),
-        shared_(shared),
         codes_(codes),
         header_checksum_(header_checksum),
         ahead_(ahead),
@@ -50,7 +49,6 @@ class PayloadWriter {
   const Kernels& kernels_;
   const EncodeSettings& settings_;
   const Format& format_;
-  const SharedBooks& shared_;
   const ChunkCodes& codes_;
   const std::uint32_t header_checksum_;
   Summed summed_ = {};
