@@ -284,7 +284,7 @@ def _encode_chunk(values: Float32Array, spec: CodecSpec) -> tuple[int, bool, byt
     if largest >= number_format.escape_magnitude:
         return raw_fp32
 
-    blocks = quantise(values, number_format, spec.block_values, spec.fineness)
+    blocks = quantise(values, number_format, spec.block_values, spec.step_log2)
     raw_codes = _raw_codes(blocks, number_format)
     if spec.entropy:
         coded = _coded(blocks, number_format)
@@ -338,7 +338,7 @@ def _round(values: Float32Array, number_format: Format) -> Float32Array:
     if number_format.name == "uniform":
         return values
     rounded = np.empty_like(values)
-    (block,) = quantise(values, number_format, block_values=1, fineness=0)
+    (block,) = quantise(values, number_format, block_values=1, step_log2=0)
     dequantise(block, number_format, 1, rounded)
     return rounded
 
@@ -355,7 +355,7 @@ def _left_over(
         with np.errstate(all="ignore"):
             return values - constant if np.isfinite(constant[0]) else np.float32(0)
     decoded = np.empty_like(values)
-    blocks = quantise(values, number_format, spec.block_values, spec.fineness)
+    blocks = quantise(values, number_format, spec.block_values, spec.step_log2)
     for index, block in enumerate(blocks):
         part = decoded[index * BLOCK_SYMBOLS : (index + 1) * BLOCK_SYMBOLS]
         dequantise(block, number_format, spec.block_values, part)

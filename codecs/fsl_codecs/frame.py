@@ -20,7 +20,7 @@ from attrs import field, frozen
 
 from .errors import CodecUsageError, FrameError, LimitError
 from .formats import FORMATS_BY_WIRE_ID, ByteArray, Format, format_named
-from .uniform import MAXIMUM_FINENESS
+from .uniform import MAXIMUM_STEP_LOG2
 
 VERSION: Final = 5
 MAGIC: Final = b"FSLC"
@@ -64,7 +64,7 @@ def _grid_problem(block_values: int, chunk_values: int) -> str | None:
 class CodecSpec:
     """How to encode. fp32 and bf16 have no scales; block_values then only has to divide chunk_values.
 
-    format: "fp32", "bf16", "e4m3", "e5m2" or "uniform". fineness: for uniform, the step is about 2**(-fineness / 4) of a block's
+    format: "fp32", "bf16", "e4m3", "e5m2" or "uniform". step_log2: for uniform, the step is about 2**(-step_log2 / 4) of a block's
     root mean square; the default gives the mean square error of e4m3. entropy: False leaves out the Huffman stage.
     CodecUsageError when impossible.
     """
@@ -73,16 +73,16 @@ class CodecSpec:
     block_values: int = 128
     chunk_values: int = 131072
     entropy: bool = True
-    fineness: int = 14
+    step_log2: int = 14
 
     def __attrs_post_init__(self) -> None:
         format_named(self.format)
-        for name in ("block_values", "chunk_values", "fineness"):
+        for name in ("block_values", "chunk_values", "step_log2"):
             if not isinstance(getattr(self, name), int):
                 raise CodecUsageError(f"{name} must be an integer")
-        if not 0 <= self.fineness <= MAXIMUM_FINENESS:
+        if not 0 <= self.step_log2 <= MAXIMUM_STEP_LOG2:
             raise CodecUsageError(
-                f"fineness is {self.fineness}: it must be from 0 to {MAXIMUM_FINENESS}"
+                f"step_log2 is {self.step_log2}: it must be from 0 to {MAXIMUM_STEP_LOG2}"
             )
         if problem := _grid_problem(self.block_values, self.chunk_values):
             raise CodecUsageError(problem)

@@ -55,7 +55,7 @@ class NativeCodec(Implementation):
             spec.block_values,
             spec.chunk_values,
             spec.entropy,
-            spec.fineness,
+            spec.step_log2,
             reference,
             residual,
             threads,

@@ -5,8 +5,8 @@ they are, the others through Huffman's code, as one stream of `lanes` for the wh
 
     kind 0  raw        width < 8: bit planes, top bit first; width 8: one byte per symbol
     kind 1  constant   one byte, the symbol
-    kind 2  own        a book of this chunk, in the plane's head
-    kind 3  static     a book of `static_books`, named by its number
+    kind 2  own        a table of this chunk, in the plane's head
+    kind 3  static     a table of `static_tables`, named by its number
 
 The choice is made from symbol counts of a sample, in integers only, so that every implementation makes the same. docs/WIRE.md
 gives the rules.
@@ -19,12 +19,12 @@ import numpy as np
 from attrs import frozen
 
 from .bitplanes import read_planes, read_ranks, write_planes, write_ranks
-from .books import Codebook, Counts, own_book, read_book
+from .code_tables import CodeTable, Counts, read_table, table_from_counts
 from .errors import FrameError
 from .formats import ByteArray, Format, Split, WordArray
 from .lanes import StreamReader, lanes_of, write_stream
 from .reader import Reader
-from .static_books import static_books
+from .static_tables import static_tables
 
 RAW: Final = 0
 CONSTANT: Final = 1
@@ -52,7 +52,7 @@ class PlanePlan:
     width: int
     head: bytes
     cost_bits: int
-    book: Codebook | None = None
+    table: CodeTable | None = None
 
     @property
     def kind(self) -> int:
@@ -145,10 +145,10 @@ class Counted:
             return 8 * self.values
         return 8 * self.width * ((self.values + 7) // 8)
 
-    def coded_bits(self, book: Codebook) -> int | None:
-        """Estimated size with that book, without the plane's head; None when the book may lack a symbol."""
-        costs = book.costs
-        # What the sample does not show, the rest of the chunk may: then every symbol must have a code, or the book an escape.
+    def coded_bits(self, table: CodeTable) -> int | None:
+        """Estimated size with that table, without the plane's head; None when the table may lack a symbol."""
+        costs = table.costs
+        # What the sample does not show, the rest of the chunk may: then every symbol must have a code, or the table an escape.
         needed = self.counts > 0 if self.total == self.values else np.ones_like(self.counts, bool)
         if bool(((costs == 0) & needed).any()):
             return None
@@ -156,8 +156,8 @@ class Counted:
         return ends + self.values * int((self.counts * costs).sum()) // self.total
 
 
-def plan_plane(counted: Counted, candidates: Sequence[tuple[bytes, Codebook]]) -> PlanePlan:
-    """The cheapest way to store a plane; candidates are books that every peer holds, with their plane heads."""
+def plan_plane(counted: Counted, candidates: Sequence[tuple[bytes, CodeTable]]) -> PlanePlan:
+    """The cheapest way to store a plane; candidates are tables that every peer holds, with their plane heads."""
     counts, width = counted.counts, counted.width
     present = int(np.count_nonzero(counts))
     if present == 1:
@@ -166,13 +166,13 @@ def plan_plane(counted: Counted, candidates: Sequence[tuple[bytes, Codebook]]) -
     # Nearly uniform planes, mantissas above all, are not worth the search for a code.
     if present > 1 << (width - 1) and int(counts.max()) <= counted.total >> (width - 1):
         return raw
-    own = own_book(counts, width, sampled=counted.total != counted.values)
+    own = table_from_counts(counts, width, sampled=counted.total != counted.values)
     best = None
-    for head, book in ((bytes((OWN,)) + own.packed, own), *candidates):
-        bits = counted.coded_bits(book)
+    for head, table in ((bytes((OWN,)) + own.packed, own), *candidates):
+        bits = counted.coded_bits(table)
         if bits is not None and (best is None or 8 * len(head) + bits < best.cost_bits):
-            best = PlanePlan(width, head, 8 * len(head) + bits, book)
-    assert best is not None  # the chunk's own book has all symbols, or an escape
+            best = PlanePlan(width, head, 8 * len(head) + bits, table)
+    assert best is not None  # the chunk's own table has all symbols, or an escape
     if best.cost_bits > counted.raw_bits - (counted.raw_bits >> 6):
         return raw
     return best
@@ -225,9 +225,9 @@ def _plan_planes(
     plans = []
     for counts, width in zip(counts_of_planes, split.widths, strict=True):
         static = [
-            (bytes((STATIC, number)), book)
-            for number, book in static_books(number_format.name)
-            if book.width == width
+            (bytes((STATIC, number)), table)
+            for number, table in static_tables(number_format.name)
+            if table.width == width
         ]
         counted = Counted(counts, width, sample.words.size, sample.values)
         plans.append(plan_plane(counted, static))
@@ -248,8 +248,8 @@ def write_streams(
     for plane, symbols in zip(plan.planes, fields, strict=True):
         if plane.kind == CONSTANT and (symbols != plane.head[1]).any():
             raise ConstantPlaneError
-        if plane.book is not None:
-            stream = write_stream(plane.book.code, symbols)
+        if plane.table is not None:
+            stream = write_stream(plane.table.code, symbols)
             pieces += [len(stream).to_bytes(_STREAM_HEAD_BYTES, "little"), stream]
 
 
@@ -259,24 +259,24 @@ def write_words(
     """Append what the planes of code words (n,) of one inner block have beside their streams."""
     fields = cut(words, number_format.splits[plan.split_index], number_format.code_bits)
     for plane, symbols in zip(plan.planes, fields, strict=True):
-        if plane.book is not None:
-            _write_listed(plane.book, symbols, pieces)
+        if plane.table is not None:
+            _write_listed(plane.table, symbols, pieces)
         elif plane.kind == RAW and plane.width == 8:
             pieces.append(symbols.tobytes())
         elif plane.kind == RAW:
             write_planes(symbols, plane.width, pieces)
 
 
-def _write_listed(book: Codebook, symbols: ByteArray, pieces: list[bytes]) -> None:
-    if not book.escape:
+def _write_listed(table: CodeTable, symbols: ByteArray, pieces: list[bytes]) -> None:
+    if not table.escape:
         return
-    listed = symbols[np.isin(symbols, book.uncoded)]
+    listed = symbols[np.isin(symbols, table.uncoded)]
     pieces.append(listed.size.to_bytes(_LIST_HEAD_BYTES, "little"))
-    number_of = np.zeros(1 << book.width, dtype=np.uint8)
-    number_of[book.uncoded] = np.arange(book.uncoded.size)
+    number_of = np.zeros(1 << table.width, dtype=np.uint8)
+    number_of[table.uncoded] = np.arange(table.uncoded.size)
     numbers = number_of[listed]
-    write_planes(numbers, book.low_bits, pieces)
-    write_ranks(numbers >> np.uint8(book.low_bits), book.last_rank, pieces)
+    write_planes(numbers, table.low_bits, pieces)
+    write_ranks(numbers >> np.uint8(table.low_bits), table.last_rank, pieces)
 
 
 def read_plan(reader: Reader, number_format: Format) -> ChunkPlan:
@@ -300,13 +300,13 @@ def _read_plane(reader: Reader, number_format: Format, width: int) -> PlanePlan:
             raise FrameError(f"constant {constant} does not fit a plane of {width} bits")
         return PlanePlan(width, bytes((kind, constant)), 0)
     if kind == OWN:
-        return PlanePlan(width, bytes((kind,)), 0, read_book(reader, width))
+        return PlanePlan(width, bytes((kind,)), 0, read_table(reader, width))
     if kind != STATIC:
         raise FrameError(f"unknown plane kind {kind}")
     number = reader.byte()
-    known = dict(static_books(number_format.name))
+    known = dict(static_tables(number_format.name))
     if number not in known or known[number].width != width:
-        raise FrameError(f"no book {number:#x} for planes of {width} bits")
+        raise FrameError(f"no code table {number:#x} for planes of {width} bits")
     return PlanePlan(width, bytes((kind,)), 0, known[number])
 
 
@@ -314,11 +314,11 @@ def read_streams(reader: Reader, plan: ChunkPlan, count: int) -> list[StreamRead
     """The streams, of `count` symbols each, that `write_streams` wrote; None for planes without one."""
     streams: list[StreamReader | None] = []
     for plane in plan.planes:
-        if plane.book is None:
+        if plane.table is None:
             streams.append(None)
         else:
             stream = reader.take(reader.number(_STREAM_HEAD_BYTES))
-            streams.append(StreamReader(plane.book.code, stream, plane.width, count))
+            streams.append(StreamReader(plane.table.code, stream, plane.width, count))
     return streams
 
 
@@ -357,10 +357,10 @@ class _PlaneReader:
     def __init__(
         self, reader: Reader, plane: PlanePlan, stream: StreamReader | None, count: int
     ) -> None:
-        self._stream, self._book = stream, plane.book
+        self._stream, self._table = stream, plane.table
         # The next symbols; of a plane with a stream, of those without a code.
-        if plane.book is not None:
-            self._waiting = _read_listed(reader, plane.book, count)
+        if plane.table is not None:
+            self._waiting = _read_listed(reader, plane.table, count)
         elif plane.kind == CONSTANT:
             self._waiting = np.full(count, plane.head[1], dtype=np.uint8)
         elif plane.width == 8:
@@ -369,12 +369,12 @@ class _PlaneReader:
             self._waiting = read_planes(reader, count, plane.width)
 
     def read(self, count: int) -> ByteArray:
-        if self._stream is None or self._book is None:
+        if self._stream is None or self._table is None:
             return self._next(count)
         symbols = self._stream.read(count)
-        if self._book.escape:
+        if self._table.escape:
             # They all stand in the stream as the lowest such.
-            is_listed = symbols == self._book.uncoded.min()
+            is_listed = symbols == self._table.uncoded.min()
             symbols[is_listed] = self._next(int(np.count_nonzero(is_listed)))
         return symbols
 
@@ -392,15 +392,15 @@ class _PlaneReader:
 _WRONG_LIST: Final = "a list of symbols without a code is too short or too long"
 
 
-def _read_listed(reader: Reader, book: Codebook, count: int) -> ByteArray:
+def _read_listed(reader: Reader, table: CodeTable, count: int) -> ByteArray:
     """The symbols without a code among `count`, in order, as `_write_listed` wrote them."""
-    if not book.escape:
+    if not table.escape:
         return np.empty(0, dtype=np.uint8)
     listed = reader.number(_LIST_HEAD_BYTES)
     if listed > count:
         raise FrameError(f"{listed} symbols without a code among {count}")
-    numbers = read_planes(reader, listed, book.low_bits)
-    numbers |= read_ranks(reader, listed, book.last_rank) << np.uint8(book.low_bits)
-    if (numbers >= book.uncoded.size).any():
-        raise FrameError(f"a listed symbol is none of the {book.uncoded.size} without a code")
-    return book.uncoded[numbers]
+    numbers = read_planes(reader, listed, table.low_bits)
+    numbers |= read_ranks(reader, listed, table.last_rank) << np.uint8(table.low_bits)
+    if (numbers >= table.uncoded.size).any():
+        raise FrameError(f"a listed symbol is none of the {table.uncoded.size} without a code")
+    return table.uncoded[numbers]

@@ -32,19 +32,19 @@ class Quantised:
 
 
 def quantise(
-    values: Float32Array, number_format: Format, block_values: int, fineness: int
+    values: Float32Array, number_format: Format, block_values: int, step_log2: int
 ) -> list[Quantised]:
     """The inner blocks of a chunk (n,) whose values lie below the format's escape magnitude."""
     return [
         _quantise_inner(
-            values[start : start + BLOCK_SYMBOLS], number_format, block_values, fineness
+            values[start : start + BLOCK_SYMBOLS], number_format, block_values, step_log2
         )
         for start in range(0, values.size, BLOCK_SYMBOLS)
     ]
 
 
 def _quantise_inner(
-    values: Float32Array, number_format: Format, block_values: int, fineness: int
+    values: Float32Array, number_format: Format, block_values: int, step_log2: int
 ) -> Quantised:
     bits = values.view(np.uint32)
     if number_format.code_bits == 32:
@@ -59,7 +59,7 @@ def _quantise_inner(
         escaped = None
         lowest = number_format.float8.lowest_scale
     else:
-        words, scales = uniform.quantise(values, block_values, fineness)
+        words, scales = uniform.quantise(values, block_values, step_log2)
         escaped = values[words == uniform.ESCAPE]
         scales += uniform.STEP_OFFSET
         lowest = uniform.LOWEST_STEP + uniform.STEP_OFFSET

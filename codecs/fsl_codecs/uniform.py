@@ -30,7 +30,7 @@ LOWEST_STEP: Final = -504
 HIGHEST_STEP: Final = 480
 STEP_OFFSET: Final = 512
 """What is added to k on the wire."""
-MAXIMUM_FINENESS: Final = 40
+MAXIMUM_STEP_LOG2: Final = 40
 
 _LANES: Final = 16
 _QUARTER_POWERS: Final = np.array([0x3F800000, 0x3F9837F0, 0x3FB504F3, 0x3FD744FD], dtype=np.int64)
@@ -66,7 +66,7 @@ def _mean_square_quarters(rows: Float32Array, exponents: npt.NDArray[np.int64]) 
     return quarters + (mantissas >= _FIRST_QUARTER) + (mantissas >= _THIRD_QUARTER)
 
 
-def quantise(values: Float32Array, run_values: int, fineness: int) -> tuple[ByteArray, StepArray]:
+def quantise(values: Float32Array, run_values: int, step_log2: int) -> tuple[ByteArray, StepArray]:
     """Codes (n,) of values (n,) and k (runs,).
 
     Values are finite and below 2**120.
@@ -76,7 +76,7 @@ def quantise(values: Float32Array, run_values: int, fineness: int) -> tuple[Byte
     exponents = np.maximum(largest >> FP32_MANTISSA_BITS, 1)
     with np.errstate(under="ignore"):
         quarters = _mean_square_quarters(rows, exponents)
-        steps = np.clip(quarters - fineness, LOWEST_STEP, HIGHEST_STEP)
+        steps = np.clip(quarters - step_log2, LOWEST_STEP, HIGHEST_STEP)
         rounded = np.rint(rows * power_values(-steps)[:, None]).reshape(-1)[: values.size]
     codes = np.where(np.abs(rounded) <= LARGEST, rounded + ZERO_CODE, ESCAPE).astype(np.uint8)
     return codes, steps

@@ -19,4 +19,4 @@ def plans_of(frame):
 def tables_of(frame):
     """The tables of all planes that have one of their own, chunk by chunk."""
     planes = [plane for plan in plans_of(frame) for plane in plan.planes]
-    return [plane.book for plane in planes if plane.kind == OWN]
+    return [plane.table for plane in planes if plane.kind == OWN]

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fsl_codecs import CodecError, available, bound
-from fsl_codecs.books import read_book
+from fsl_codecs.code_tables import read_table
 from fsl_codecs.dispatch import implementation_named
 from fsl_codecs.reader import Reader
 
@@ -14,7 +14,7 @@ FORMATS = ["fp32", "bf16", "e4m3", "e5m2", "uniform"]
 BLOCK = 16384
 CHUNK = 131072
 TABLES = {
-    name: read_book(Reader(np.frombuffer(bytes.fromhex(packed), np.uint8)), 6)
+    name: read_table(Reader(np.frombuffer(bytes.fromhex(packed), np.uint8)), 6)
     for name, packed in (
         ("e4m3", "1c3e27888888887877676656554554444443546508"),
         ("e5m2", "2a3d2888887767554434333384"),
@@ -29,7 +29,7 @@ with_every_format = pytest.mark.parametrize("name", FORMATS)
 
 
 def values_of(kind, count, seed=0):
-    """Vectors that bring out the modes, books and escapes."""
+    """Vectors that bring out the modes, tables and escapes."""
     generator = np.random.default_rng([seed, count])
     bell = generator.standard_normal(count)
     if kind == "bell":

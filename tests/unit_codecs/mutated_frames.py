@@ -92,7 +92,7 @@ def mutated(frames, generator):
         at = generator.integers(len(frame))
         del frame[at : at + generator.integers(1, 9)]
     for _ in range(generator.integers(1, 4)):
-        # Books and scales stand at the front of payloads; a changed head is nearly always refused at once.
+        # Code tables and scales stand at the front of payloads; a changed head is nearly always refused at once.
         first = 0 if generator.random() < 0.2 else 44
         end = len(frame) if generator.random() < 0.5 else min(len(frame), 90)
         if first < end:

@@ -79,7 +79,7 @@ def single(number):
     return struct.unpack("<f", struct.pack("<f", number))[0]
 
 
-class Book:
+class CodeTable:
     """The leaf of each code word, which is text; None stands for the escape. The plane's symbols without a code, by number."""
 
     def __init__(self, data, width):
@@ -108,7 +108,7 @@ class Book:
         assert code == 256
 
 
-def stream_of(data, book, count):
+def stream_of(data, table, count):
     """The symbols of a stream; None for one that is in a list."""
     lanes = 128 if count >= 16384 else 16
     data = Bytes(data.take(data.number("I")))
@@ -121,8 +121,8 @@ def stream_of(data, book, count):
     for at in range(count - lanes):
         v, p = states[at % lanes]
         bits = format(v >> p & 255, "08b")
-        word = next(bits[:end] for end in range(1, 9) if bits[:end] in book.leaves)
-        symbols.append(book.leaves[word])
+        word = next(bits[:end] for end in range(1, 9) if bits[:end] in table.leaves)
+        symbols.append(table.leaves[word])
         p -= len(word)
         if p < 0:
             v, p = 256 * v + data.number("B"), p + 8
@@ -130,7 +130,7 @@ def stream_of(data, book, count):
     assert not data.data
     assert not any(p for _, p in states)
     ends = [states[at % lanes][0] for at in range(max(0, count - lanes), count)]
-    lowest = min(book.uncoded, default=None)
+    lowest = min(table.uncoded, default=None)
     return symbols + [None if v == lowest else v for v in ends]
 
 
@@ -141,9 +141,9 @@ def head_of(data, name, width):
     if kind == 1:
         return "constant", data.number("B")
     if kind == 2:
-        return "coded", Book(data, width)
+        return "coded", CodeTable(data, width)
     assert kind == 3
-    return "coded", Book(Bytes(STATIC[name, data.number("B")]), width)
+    return "coded", CodeTable(Bytes(STATIC[name, data.number("B")]), width)
 
 
 def plane_of(data, head, width, streamed):
@@ -276,7 +276,7 @@ def drawn(draw, count):
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("draw", ["gauss", "gelu", "sparse", "heavy", "rows", "nan"])
 def test_the_document_alone_reads_frames(name, draw):
-    """Small and sampled chunks, coded and not, with own and static books and escapes."""
+    """Small and sampled chunks, coded and not, with own and static tables and escapes."""
     for count, spec in [
         (700, CodecSpec(name)),
         (3000, CodecSpec(name, 16, 1008)),

@@ -18,7 +18,7 @@ from fsl_codecs import (
     encode,
     info,
 )
-from fsl_codecs.books import Codebook
+from fsl_codecs.code_tables import CodeTable
 from fsl_codecs.lanes import write_stream
 
 HEADER, HEAD = 28, 16
@@ -51,7 +51,7 @@ def seeds():
     yield encode(heavy, CodecSpec("uniform", entropy=False))
     # Two of the four symbols are numbers 52 and 50 of those without a code: with two low bits, 0 above rank 13 and 2 above 12, of 14.
     listed = b"\2\0" + b"\2\0" + b"\xff\xff\xff\1"
-    table = Codebook(6, 2, bytes([0] * 28 + [2, 2, 3, 4, 4, 0, 0] + [0] * 29), 2)
+    table = CodeTable(6, 2, bytes([0] * 28 + [2, 2, 3, 4, 4, 0, 0] + [0] * 29), 2)
     stream = write_stream(table.code, np.array([30, 1, 2, 29], np.uint8))
     heads = b"\0\2" + table.packed + b"\0" + struct.pack("<I", len(stream))
     yield forged("e4m3", heads + stream + b"\x78\0" + listed + b"\x0a\x03", 4)
@@ -253,13 +253,13 @@ def test_each_field_is_checked(offset, value, message):
         ("e4m3", "00 02 00 01", "too early"),
         ("e4m3", "00 02 00 03 00 22", "too early"),
         ("fp32", "00 02 00 ff 0c" + "88" * 128, "codes"),
-        ("e4m3", "00 03 02", "no book 0x2 "),
-        ("e4m3", "00 03 08", "no book 0x8 "),
-        ("e4m3", "00 00 03 00", "no book 0x0 for planes of 2 bits"),
-        ("e4m3", "02 03 00", "no book 0x0 for planes of 8 bits"),
-        ("e5m2", "00 03 00", "no book 0x0 "),
-        ("uniform", "00 03 03", "no book 0x3 "),
-        ("bf16", "00 03 00", "no book 0x0 "),
+        ("e4m3", "00 03 02", "no code table 0x2 "),
+        ("e4m3", "00 03 08", "no code table 0x8 "),
+        ("e4m3", "00 00 03 00", "no code table 0x0 for planes of 2 bits"),
+        ("e4m3", "02 03 00", "no code table 0x0 for planes of 8 bits"),
+        ("e5m2", "00 03 00", "no code table 0x0 "),
+        ("uniform", "00 03 03", "no code table 0x3 "),
+        ("bf16", "00 03 00", "no code table 0x0 "),
         # A table from outside the frame, as earlier encoders could name by its digest.
         ("e4m3", "00 04 0123456789abcdef", "unknown plane kind 4"),
         ("e4m3", "00 00 04", "unknown plane kind 4"),
@@ -292,7 +292,7 @@ def test_each_field_is_checked(offset, value, message):
     ],
 )
 def test_forged_coded_chunks_are_refused(name, payload, message):
-    """Each way in which heads, books, scales and planes of 128 values can lie."""
+    """Each way in which heads, tables, scales and planes of 128 values can lie."""
     frame = forged(name, bytes.fromhex(payload), 128 if "scale" not in message else 9 * 128)
     with pytest.raises(FrameError, match=message):
         decode(frame)

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fsl_codecs import CodecSpec, decode, encode, info
-from fsl_codecs.books import own_book
+from fsl_codecs.code_tables import table_from_counts
 from fsl_codecs.formats import FORMATS
 from fsl_codecs.huffman import code_lengths
 from fsl_codecs.planes import (
@@ -27,7 +27,7 @@ from fsl_codecs.planes import (
     write_words,
 )
 from fsl_codecs.quantised import quantise
-from fsl_codecs.static_books import static_books
+from fsl_codecs.static_tables import static_tables
 
 UNHURRIED = settings(deadline=None, max_examples=150)
 NAMES = list(FORMATS)
@@ -47,7 +47,7 @@ def bits_in_the_list(lengths, low_bits):
 
 
 def low_bits_rule(counts, lengths):
-    """The low bits of an own book's list: the fewest of those that give the fewest bits, of symbols a little more frequent than they were seen."""
+    """The low bits of an own table's list: the fewest of those that give the fewest bits, of symbols a little more frequent than they were seen."""
     costs = {}
     highest = lengths.count(0) - 1
     for low_bits in range(highest.bit_length() + 1):
@@ -57,9 +57,9 @@ def low_bits_rule(counts, lengths):
     return min(costs, key=costs.get)
 
 
-def book_rule(counts, book, head_bytes, values):
-    """Cost in bits of a plane with that book, or None; head_bytes counts what follows the head's first byte."""
-    lengths, escape, low_bits = book
+def table_rule(counts, table, head_bytes, values):
+    """Cost in bits of a plane with that table, or None; head_bytes counts what follows the head's first byte."""
+    lengths, escape, low_bits = table
     bits = 0
     sampled = sum(counts) < values
     listed = bits_in_the_list(lengths, low_bits)
@@ -73,7 +73,7 @@ def book_rule(counts, book, head_bytes, values):
 
 
 def plane_rule(counts, width, values=None, static=()):
-    """Kind, name of the book and cost in bits, as the document tells it. static: (name, book), a book being (lengths, escape, low bits)."""
+    """Kind, name of the table and cost in bits, as the document tells it. static: (name, table), a table being (lengths, escape, low bits)."""
     total, present = sum(counts), sum(count > 0 for count in counts)
     values = total if values is None else values
     raw = 8 * values if width == 8 else 8 * width * -(-values // 8)
@@ -87,25 +87,26 @@ def plane_rule(counts, width, values=None, static=()):
     weights = [count and max(count, lightest) for count in kept]
     *lengths, escape = code_lengths(np.array([*weights, escape])).tolist()
     coded = [symbol for symbol, count in enumerate(kept) if count]
-    book_bytes = 3 + (coded[-1] - coded[0]) // 2 + 1
+    table_bytes = 3 + (coded[-1] - coded[0]) // 2 + 1
     low_bits = low_bits_rule(counts, lengths) if escape else 0
-    candidates = [(OWN, None, (lengths, escape, low_bits), book_bytes)]
+    candidates = [(OWN, None, (lengths, escape, low_bits), table_bytes)]
     candidates += [(STATIC, *named, 1) for named in static]
     costs = [
-        (book_rule(counts, book, head, values), kind, name) for kind, name, book, head in candidates
+        (table_rule(counts, table, head, values), kind, name)
+        for kind, name, table, head in candidates
     ]
     # min() takes the first of equals.
     coded, kind, name = min((each for each in costs if each[0] is not None), key=lambda e: e[0])
     return (kind, name, coded) if coded <= raw - raw // 64 else (RAW, None, 8 + raw)
 
 
-def content(book):
-    return list(book.lengths), book.escape, book.low_bits
+def content(table):
+    return list(table.lengths), table.escape, table.low_bits
 
 
 def static_of(name, width):
-    books = static_books(name) if width == 6 else ()
-    return [(number, content(book)) for number, book in books]
+    tables = static_tables(name) if width == 6 else ()
+    return [(number, content(table)) for number, table in tables]
 
 
 def planes_of_codes(counts, name, index):
@@ -142,18 +143,18 @@ def planned(counts, width, values=None, static=()):
     """What plan_plane makes of it, in the words of plane_rule."""
     counts = np.array(counts)
     values = int(counts.sum()) if values is None else values
-    candidates = [(bytes((3, number)), book) for number, book in static]
+    candidates = [(bytes((3, number)), table) for number, table in static]
     plan = plan_plane(Counted(counts, width, int(counts.sum()), values), candidates)
     name = None
     if plan.kind == STATIC:
         name = plan.head[1]
     elif plan.kind == OWN:
-        assert plan.head[1:] == plan.book.packed
+        assert plan.head[1:] == plan.table.packed
     return plan.kind, name, plan.cost_bits
 
 
 def ruled(counts, width, values=None, static=()):
-    static = [(number, content(book)) for number, book in static]
+    static = [(number, content(table)) for number, table in static]
     return plane_rule(list(counts), width, values, static)
 
 
@@ -176,12 +177,12 @@ def test_planes_are_stored_by_the_documented_rule(width, flatness, seed, scale, 
     counts = skewed(generator, width, flatness, 7 * 10**scale + seed % 50).tolist()
     values = None if unseen is None else sum(counts) * (1 + unseen) + seed % 7
     others = [skewed(generator, width, flatness, 10 ** (1 + scale)) for _ in range(2)]
-    books = [
-        own_book(other, width, sampled=bool(seed & 1 << at))
+    tables = [
+        table_from_counts(other, width, sampled=bool(seed & 1 << at))
         for at, other in enumerate(others)
         if np.count_nonzero(other) > 1
     ]
-    static = list(enumerate(books))
+    static = list(enumerate(tables))
     assert planned(counts, width, values, static) == ruled(counts, width, values, static)
 
 
@@ -215,18 +216,18 @@ def test_nearly_uniform_planes_are_not_searched():
     assert planned(counts, 5)[0] == OWN
 
 
-def test_equal_books_go_by_order():
+def test_equal_tables_go_by_order():
     """Own before static, and as given: otherwise two encoders write two frames."""
     counts = np.zeros(64, np.int64)
     counts[20:30] = [9, 20, 41, 85, 170, 340, 170, 85, 41, 20]
-    own = own_book(counts, 6, sampled=False)
+    own = table_from_counts(counts, 6, sampled=False)
     assert planned(counts, 6, None, [(9, own)])[:2] == (STATIC, 9)
-    # Books that differ in a symbol which does not occur cost the same.
+    # Code tables that differ in a symbol which does not occur cost the same.
     counts[20:52:2] = 20
     first, second = (counts.copy() for _ in range(2))
     first[0] = second[1] = 1
-    books = [own_book(each, 6, sampled=False) for each in (first, second)]
-    for given_ in (books, books[::-1]):
+    tables = [table_from_counts(each, 6, sampled=False) for each in (first, second)]
+    for given_ in (tables, tables[::-1]):
         assert planned(counts, 6, None, list(enumerate(given_)))[:2] == (STATIC, 0)
 
 
@@ -347,12 +348,12 @@ def test_a_plane_that_is_constant_only_in_the_sample_is_planned_again(name, wher
     values = (1 + np.arange(65_536) % 97 / 128).astype(np.float32)
     frame = encode(values, CodecSpec(name))
     assert CONSTANT in plane_kinds(frame, name)[1]
-    assert all(book.escape for book in tables_of(frame))
+    assert all(table.escape for table in tables_of(frame))
     values[where] = 2.0**100
     assert where // 16 % 17 != 0
     again = encode(values, CodecSpec(name))
     assert plane_kinds(again, name)[1] == [OWN, OWN, CONSTANT, CONSTANT][: FORMATS[name].code_bytes]
-    assert [book.escape > 0 for book in tables_of(again)] == [True, False]
+    assert [table.escape > 0 for table in tables_of(again)] == [True, False]
     assert decode(again)[where] == decode(encode(values, CodecSpec(name, entropy=False)))[where]
 
 
@@ -361,13 +362,13 @@ def test_what_the_sample_sees_is_never_planned_again():
     values = (1 + np.arange(65_536) % 97 / 128).astype(np.float32)
     values[15_504] = -1e30
     assert 15_504 // 16 % 17 == 0
-    books = tables_of(encode(values, CodecSpec("bf16")))
-    assert books
-    assert all(book.escape for book in books)
+    tables = tables_of(encode(values, CodecSpec("bf16")))
+    assert tables
+    assert all(table.escape for table in tables)
     values = gaussian(65_536)
     values[1500] = 1e30
-    books = tables_of(encode(values, CodecSpec("bf16")))
-    assert [book.escape > 0 for book in books] == [True]
+    tables = tables_of(encode(values, CodecSpec("bf16")))
+    assert [table.escape > 0 for table in tables] == [True]
 
 
 def coded_bytes(words, name, plan):

@@ -134,9 +134,9 @@ def inputs():
         yield {"values": "heavy", "count": 1500, "spec": spec, **feedback}
         yield {"values": "constant", "count": 200, "spec": spec, "residual": "constant"}
         yield {"values": "wide", "count": 1500, "spec": spec, "input": "bf16", "residual": "bell"}
-    for fineness in (0, 8, 24, 33, 40):
+    for step_log2 in (0, 8, 24, 33, 40):
         for kind in ("bell", "heavy"):
-            spec = {"format": "uniform", "block_values": 64, "fineness": fineness}
+            spec = {"format": "uniform", "block_values": 64, "step_log2": step_log2}
             yield {"values": kind, "count": 1001, "spec": spec}
 
 
@@ -145,7 +145,7 @@ def name_of(given):
     spec = given["spec"]
     parts = [spec["format"], given["values"], str(given["count"])]
     parts += [f"b{spec['block_values']}"] if "block_values" in spec else []
-    parts += [f"f{spec['fineness']}"] if "fineness" in spec else []
+    parts += [f"f{spec['step_log2']}"] if "step_log2" in spec else []
     parts += [] if spec.get("entropy", True) else ["plain"]
     parts += [key for key in ("input", "reference", "residual") if key in given]
     return "_".join(parts)
@@ -242,9 +242,9 @@ def test_the_vectors_show_every_part_of_the_format():
         seen |= {(name, mode) for mode in modes if getattr(info, f"{mode}_chunks")}
         if info.coded_chunks == info.chunks > 0:
             own = tables_of(frame)
-            seen |= {(name, "escape") for book in own if book.escape}
-            seen |= {(name, "ranks", book.last_rank > 0) for book in own if book.escape}
-            seen |= {(name, "low bits", book.low_bits > 0) for book in own if book.escape}
+            seen |= {(name, "escape") for table in own if table.escape}
+            seen |= {(name, "ranks", table.last_rank > 0) for table in own if table.escape}
+            seen |= {(name, "low bits", table.low_bits > 0) for table in own if table.escape}
             seen.add((name, "split", frame[28 + 16]))
             seen.add((name, "plane", frame[28 + 16 + 1]))
             if frame[28 + 16 + 1] >= 2:

@@ -50,12 +50,12 @@ def test_block_sizes(name, block_values):
             assert_agree(values_of(kind, count), CodecSpec(name, block_values=block_values))
 
 
-@pytest.mark.parametrize("fineness", [0, 5, 14, 22, 31, 40])
-def test_fineness(fineness):
+@pytest.mark.parametrize("step_log2", [0, 5, 14, 22, 31, 40])
+def test_step_log2(step_log2):
     """Coarse steps give constant planes, fine ones escape nearly everything."""
     for kind in ("bell", "heavy", "sparse"):
         for count in (700, 2 * BLOCK):
-            assert_agree(values_of(kind, count), CodecSpec("uniform", fineness=fineness))
+            assert_agree(values_of(kind, count), CodecSpec("uniform", step_log2=step_log2))
 
 
 @with_every_format

@@ -19,7 +19,7 @@ from native_paths import (
 )
 
 from fsl_codecs import CodecError, CodecSpec, FrameError, planes
-from fsl_codecs.books import Codebook
+from fsl_codecs.code_tables import CodeTable
 from fsl_codecs.dispatch import implementation_named
 from fsl_codecs.formats import FORMATS
 from fsl_codecs.frame import CODED, pack_chunk_head, pack_header
@@ -32,8 +32,8 @@ PIECE = 4096
 COUNT = BLOCK + PIECE + 256
 """Two inner blocks: in the second, a piece is read in one pass, and one with the last symbols is not."""
 RUN = 128
-FLAT = Codebook(6, 0, bytes([6] * 64))
-with_both_books = pytest.mark.parametrize("book", [None, FLAT], ids=["usual", "flat"])
+FLAT = CodeTable(6, 0, bytes([6] * 64))
+with_both_tables = pytest.mark.parametrize("table", [None, FLAT], ids=["usual", "flat"])
 WRONG_LIST = "a list of symbols without a code is too short or too long"
 TOO_EARLY = "a stream ends before its symbols do"
 PAYLOAD_ENDS = "payload ends too early"
@@ -49,7 +49,7 @@ class Parts:
     listed: np.ndarray
     scales: np.ndarray
     escaped: list[np.ndarray]
-    book: Codebook
+    table: CodeTable
     split: int = 0
     stream_change: int = 0
     nonfinite: bool = False
@@ -57,7 +57,7 @@ class Parts:
     def payload(self):
         """The parts as on the wire."""
         number_format, pieces, streams = FORMATS[self.name], [], []
-        upper = planes.PlanePlan(6, bytes((planes.OWN,)) + self.book.packed, 0, self.book)
+        upper = planes.PlanePlan(6, bytes((planes.OWN,)) + self.table.packed, 0, self.table)
         plan = planes.ChunkPlan(self.split, (upper, planes.PlanePlan(2, bytes((planes.RAW,)), 0)))
         planes.write_plan(plan, pieces)
         planes.write_streams(self.codes, number_format, plan, streams)
@@ -90,17 +90,17 @@ class Parts:
         self.escaped = [np.arange(1.0, 1.0 + np.count_nonzero(inner == n)) for n in (0, 1)]
 
 
-def parts_of(name, book=None, split=0, count=COUNT, seed=0):
+def parts_of(name, table=None, split=0, count=COUNT, seed=0):
     """All codes are numbers, their upper symbols have code words, and none is escaped."""
-    book = book or TABLES[name]
+    table = table or TABLES[name]
     generator = np.random.default_rng(seed)
-    symbols = np.flatnonzero(np.frombuffer(book.lengths, np.uint8)).astype(np.uint8)
-    # Of the flat book those that are numbers and not escaped, in any split.
+    symbols = np.flatnonzero(np.frombuffer(table.lengths, np.uint8)).astype(np.uint8)
+    # Of the flat table those that are numbers and not escaped, in any split.
     symbols = symbols[(symbols > 0) & (symbols % 32 < 30)]
     fields = [generator.choice(symbols, count), generator.integers(0, 4, count, dtype=np.uint8)]
     codes = planes.join(fields, FORMATS[name].splits[split], 8)
     scales = generator.integers(118, 125, -(-count // RUN))
-    return Parts(name, codes, codes, scales, [np.zeros(0), np.zeros(0)], book, split)
+    return Parts(name, codes, codes, scales, [np.zeros(0), np.zeros(0)], table, split)
 
 
 def frame_of(*chunks):
@@ -156,7 +156,7 @@ def assert_read_alike(parts, message=None):
 def assert_usual_planes(frame):
     """The first chunk has six coded bits above two raw ones."""
     upper, lower = plans_of(frame)[0].planes
-    assert (upper.width, upper.book is None, lower.width, lower.kind) == (6, False, 2, planes.RAW)
+    assert (upper.width, upper.table is None, lower.width, lower.kind) == (6, False, 2, planes.RAW)
 
 
 @with_every_name
@@ -199,11 +199,11 @@ def test_places_that_are_not_aligned(name, more):
 
 @pytest.mark.parametrize(("name", "code"), [("e4m3", 0x7F), ("e4m3", 0xFF), ("e5m2", 0xFC)])
 @pytest.mark.parametrize("at", [5, 2 * PIECE, BLOCK + PIECE - 1, COUNT - 1])
-@with_both_books
-def test_codes_that_are_no_numbers(name, code, at, book):
+@with_both_tables
+def test_codes_that_are_no_numbers(name, code, at, table):
     """One such code in whichever piece, listed or with a code word, and the flag tells it or not."""
     for split in (0, 1):
-        parts = parts_of(name, book, split)
+        parts = parts_of(name, table, split)
         parts.codes[at] = code
         assert_read_alike(parts, DISAGREE)
     parts.nonfinite = True
@@ -235,10 +235,10 @@ PLACES = {
 
 
 @pytest.mark.parametrize("places", PLACES.values(), ids=PLACES)
-@with_both_books
-def test_escaped_values(places, book):
+@with_both_tables
+def test_escaped_values(places, table):
     """One that is not finite, one too few, and one too many, in whichever piece."""
-    parts = parts_of("uniform", book)
+    parts = parts_of("uniform", table)
     parts.escape(list(places))
     assert_read_alike(parts)
     right = list(parts.escaped)
@@ -279,13 +279,13 @@ def test_lists_that_are_too_short_or_too_long(name, block, piece):
 
 
 @with_every_name
-@with_both_books
+@with_both_tables
 @pytest.mark.parametrize("count", [BLOCK, BLOCK + 128, COUNT])
 @pytest.mark.parametrize("change", [0, -1, -100, -1500, -5000, 1, 200])
-def test_streams_that_are_cut_or_go_on(name, book, count, change):
+def test_streams_that_are_cut_or_go_on(name, table, count, change):
     """The bytes end in one of the pieces, or are not used up. Code words may end with an inner block. Signs may be in either plane."""
     for split in range(len(FORMATS[name].splits) - 1):
-        parts = parts_of(name, book, split, count)
+        parts = parts_of(name, table, split, count)
         parts.put(np.arange(50, count, 531), 5, 2)
         parts.stream_change = change
         too_long = "a stream goes on after its symbols" if change else None
@@ -298,7 +298,7 @@ def test_streams_that_are_cut_or_go_on(name, book, count, change):
 )
 def test_of_missing_values_and_symbols_the_earlier_piece_is_told(escaped, listed, message):
     """Of the last block's pieces, the one that wants an escaped value, or a listed symbol; of both in one piece the symbol."""
-    parts = parts_of("uniform", Codebook(6, 1, bytes([2, 2] + [0] * 62), 2))
+    parts = parts_of("uniform", CodeTable(6, 1, bytes([2, 2] + [0] * 62), 2))
     parts.put([BLOCK + listed], 5)
     parts.escape([BLOCK + escaped])
     parts.put_in_list([BLOCK + listed], 1)

@@ -149,13 +149,13 @@ class Codec {
   }
 
   std::size_t encode_into(nb::handle values, nb::handle out, unsigned format, std::size_t block_values, std::size_t chunk_values,
-                          bool entropy, int fineness, nb::handle reference, nb::handle residual, int threads) const {
+                          bool entropy, int step_log2, nb::handle reference, nb::handle residual, int threads) const {
     const Array given(values, false, true);
     const Companion subtracted(reference, false, "reference", given.size());
     const Companion carried(residual, true, "residual", given.size());
-    const fsl::EncodeSettings settings = {fsl::format_of(format), block_values, chunk_values, entropy, fineness, checked(threads)};
+    const fsl::EncodeSettings settings = {fsl::format_of(format), block_values, chunk_values, entropy, step_log2, checked(threads)};
     if (settings.format == nullptr || !fsl::is_block_size(block_values) || !fsl::is_chunk_size(block_values, chunk_values) ||
-        fineness < 0 || fineness > fsl::kMaximumFineness) {
+        step_log2 < 0 || step_log2 > fsl::kMaximumStepLog2) {
       raise(python.usage_error, "impossible settings");
     }
     View target;
@@ -282,7 +282,7 @@ NB_MODULE(_native, module) {
   nb::class_<Codec>(module, "Codec")
       .def(nb::init<const std::string&>())
       .def("encode_into", &Codec::encode_into, nb::arg("values").none(), nb::arg("out").none(), nb::arg("format"), nb::arg("block_values"),
-           nb::arg("chunk_values"), nb::arg("entropy"), nb::arg("fineness"), nb::arg("reference").none(), nb::arg("residual").none(),
+           nb::arg("chunk_values"), nb::arg("entropy"), nb::arg("step_log2"), nb::arg("reference").none(), nb::arg("residual").none(),
            nb::arg("threads"))
       .def("decode_into", &Codec::decode_into, nb::arg("frame").none(), nb::arg("out").none(), nb::arg("limits").none(),
            nb::arg("threads"))

@@ -356,7 +356,7 @@ class ClientRuntime:
         rules = split_rules(config)
         machine = SplitClientMachine(rules, self.name, self._machine.incarnation)
         formats = Formats(
-            config.split.up, config.split.down, config.split.models, config.codec.fineness
+            config.split.up, config.split.down, config.split.models, config.codec.step_log2
         )
         self._split = opened = SplitClientShell(
             machine,

@@ -1,6 +1,6 @@
 """The entropy stage alone: codes to streams and back, for one chunk that stays in the cache, beside zstd -1 on the same bytes.
 
-Planning (counting a sample, choosing split and books) is part of it, as building tables is of zstd.
+Planning (counting a sample, choosing split and code tables) is part of it, as building tables is of zstd.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-// How a chunk is stored: split, books, raw planes; in integers, from the symbol counts of a sample (docs/WIRE.md).
+// How a chunk is stored: split, tables, raw planes; in integers, from the symbol counts of a sample (docs/WIRE.md).
 #pragma once
 
 #include "entropy/code_table.hpp"

@@ -45,7 +45,7 @@ struct PlanePlan {
   std::uint8_t kind;
   int width;
   std::uint64_t cost_bits;
-  const Book* book;  // null unless there is a code
+  const CodeTable* table;  // null unless there is a code
   std::size_t head_bytes;
   std::uint8_t head[1 + kMaximumPackedBytes];
 
@@ -56,7 +56,7 @@ struct ChunkPlan {
   int split_index;
   std::uint64_t cost_bits;
   PlanePlan planes[kMaximumPlanes];
-  Book own[kMaximumPlanes];  // a chunk's own books, to which `planes` points
+  CodeTable own[kMaximumPlanes];  // a chunk's own tables, to which `planes` points
 };
 
 // Numbers of symbols, in four parts.

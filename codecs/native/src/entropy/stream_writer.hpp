@@ -21,7 +21,7 @@ struct Stream {
 inline std::size_t uncoded_words(std::size_t count) { return count / 64 + 1; }
 
 // The stream, in scratch.stream until the next call. Bit i % 64 of uncoded[i / 64] is set where symbol i has no code; bits past `count` are 0.
-Stream write_stream(const Kernels& kernels, const Book& book, const PlaneSource& source, std::size_t count, Ahead& ahead, Scratch& scratch,
+Stream write_stream(const Kernels& kernels, const CodeTable& table, const PlaneSource& source, std::size_t count, Ahead& ahead, Scratch& scratch,
                     std::uint64_t* uncoded);
 
 }  // namespace fsl

@@ -19,7 +19,7 @@ namespace {
 // Outputs of at least this size do not stay in the cache anyway: they are written past it.
 constexpr std::uint64_t kStreamedValues = 131072;
 
-// A head, books, a stream's beginning: each is found by what stands before it, so they would be waited for one after another.
+// A head, tables, a stream's beginning: each is found by what stands before it, so they would be waited for one after another.
 void fetch_first(const std::uint8_t* from, const std::uint8_t* end) {
   constexpr std::size_t kFirstBytes = 1024;
   for (std::size_t i = 0; i < std::min(kFirstBytes, static_cast<std::size_t>(end - from)); i += 64) __builtin_prefetch(from + i);

@@ -52,19 +52,19 @@ Status ChunkDecoder::open() {
     if (!status.ok()) return status;
   }
   for (int p = 0; p < split.planes; ++p) {
-    const Book* const book = plan.planes[p].book;
-    if (book == nullptr) continue;
-    const Status status = streams_[p].open(*book, chunk_.count, position_, end_, scratch_.lanes[p]);
+    const CodeTable* const table = plan.planes[p].table;
+    if (table == nullptr) continue;
+    const Status status = streams_[p].open(*table, chunk_.count, position_, end_, scratch_.lanes[p]);
     if (!status.ok()) return status;
   }
   return {};
 }
 
-Status ChunkDecoder::read_plane_head(int width, PlanePlan& plane, Book& own) {
+Status ChunkDecoder::read_plane_head(int width, PlanePlan& plane, CodeTable& own) {
   if (left() < 1) return {Fault::kPayloadEnds};
   plane.kind = *position_++;
   plane.width = width;
-  plane.book = nullptr;
+  plane.table = nullptr;
   const std::uint64_t wanted_width = static_cast<std::uint64_t>(width);
   switch (plane.kind) {
     case kPlaneRaw: return {};
@@ -73,14 +73,14 @@ Status ChunkDecoder::read_plane_head(int width, PlanePlan& plane, Book& own) {
       plane.head[1] = *position_++;
       return plane.constant() >> width == 0 ? Status{} : Status{Fault::kPlaneConstant, plane.constant(), wanted_width};
     case kPlaneOwn:
-      plane.book = &own;
-      return unpack_book(position_, end_, width, own);
+      plane.table = &own;
+      return unpack_table(position_, end_, width, own);
     case kPlaneStatic: {
       if (left() < 1) return {Fault::kPayloadEnds};
       const int number = *position_++;
-      const StaticBooks fixed = static_books_of(format_.kind);
-      if (number >= fixed.first && number < fixed.first + fixed.count) plane.book = &fixed.books[number - fixed.first];
-      if (plane.book == nullptr || plane.book->width != width) return {Fault::kBookUnknown, static_cast<std::uint64_t>(number), wanted_width};
+      const StaticTables fixed = static_tables_of(format_.kind);
+      if (number >= fixed.first && number < fixed.first + fixed.count) plane.table = &fixed.tables[number - fixed.first];
+      if (plane.table == nullptr || plane.table->width != width) return {Fault::kTableUnknown, static_cast<std::uint64_t>(number), wanted_width};
       return {};
     }
     default: return {Fault::kPlaneKind, plane.kind};
@@ -140,23 +140,23 @@ Status ChunkDecoder::open_plane(int p, std::size_t count) {
     position_ += bytes;
     return {};
   }
-  if (plan.kind == kPlaneConstant || plan.book->escape == 0) return {};
-  const Book& book = *plan.book;
+  if (plan.kind == kPlaneConstant || plan.table->escape == 0) return {};
+  const CodeTable& table = *plan.table;
   if (left() < 2) return {Fault::kPayloadEnds};
   const std::size_t uncoded = load16(position_);
   position_ += 2;
   if (uncoded > count) return {Fault::kUncodedCount, uncoded, count};
   const std::size_t plane_bytes = blocks_of(uncoded, 8);
-  const std::size_t bytes = static_cast<std::size_t>(book.low_bits) * plane_bytes;
+  const std::size_t bytes = static_cast<std::size_t>(table.low_bits) * plane_bytes;
   if (left() < bytes) return {Fault::kPayloadEnds};
-  const std::uint8_t* const behind = kernels_.read_ranks(position_ + bytes, end_, uncoded, book.last_rank(), scratch_.ranks);
+  const std::uint8_t* const behind = kernels_.read_ranks(position_ + bytes, end_, uncoded, table.last_rank(), scratch_.ranks);
   if (behind == nullptr) return {Fault::kPayloadEnds};
-  kernels_.join(scratch_.ranks, position_, plane_bytes, uncoded, false, book.low_bits, listed);
+  kernels_.join(scratch_.ranks, position_, plane_bytes, uncoded, false, table.low_bits, listed);
   position_ = behind;
-  if (uncoded > 0 && kernels_.largest_byte(listed, uncoded, 0xFF) >= book.uncoded) {
-    return {Fault::kUncodedNumber, static_cast<std::uint64_t>(book.uncoded)};
+  if (uncoded > 0 && kernels_.largest_byte(listed, uncoded, 0xFF) >= table.uncoded) {
+    return {Fault::kUncodedNumber, static_cast<std::uint64_t>(table.uncoded)};
   }
-  kernels_.map(listed, uncoded, book.symbol_of, listed);
+  kernels_.map(listed, uncoded, table.symbol_of, listed);
   data.listed_end = listed + uncoded;
   return {};
 }
@@ -256,7 +256,7 @@ Status ChunkDecoder::read_codes(std::size_t count, CodesRead& read) {
 // A code above two bit planes: what is read in one pass.
 bool ChunkDecoder::has_usual_planes() const {
   const ChunkPlan& plan = scratch_.plans[0];
-  return format_.split[plan.split_index].planes == 2 && plan.planes[0].book != nullptr && plan.planes[1].kind == kPlaneRaw;
+  return format_.split[plan.split_index].planes == 2 && plan.planes[0].table != nullptr && plan.planes[1].kind == kPlaneRaw;
 }
 
 // Of the lower plane, the next `count` symbols' bits.

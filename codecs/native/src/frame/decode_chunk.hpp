@@ -83,7 +83,7 @@ class ChunkDecoder {
   };
 
   Status read_block(std::size_t count, const Piece& first);
-  Status read_plane_head(int width, PlanePlan& plane, Book& own);
+  Status read_plane_head(int width, PlanePlan& plane, CodeTable& own);
   Status open_plane(int p, std::size_t count);
   Status read_symbols(int p, std::size_t count, std::uint8_t* symbols);
   Status read_codes(std::size_t count, CodesRead& read);

@@ -43,7 +43,7 @@ class PayloadWriter {
   bool write_streams(const ChunkPlan& plan, const std::uint8_t* out, std::uint8_t*& position, const std::uint8_t* limit);
   std::size_t write_scales_of(std::size_t offset, std::size_t count, std::uint8_t* out);
   std::size_t write_plane(const ChunkPlan& plan, int p, std::size_t offset, std::size_t count, std::uint8_t* out);
-  std::size_t write_uncoded(const Book& book, int p, std::size_t offset, std::size_t count, std::uint8_t* out);
+  std::size_t write_uncoded(const CodeTable& table, int p, std::size_t offset, std::size_t count, std::uint8_t* out);
   std::size_t write_raw_block(std::size_t offset, std::size_t count, std::uint8_t* out) const;
 
   const Kernels& kernels_;

@@ -54,7 +54,7 @@ void ChunkQuantiser::quantise(const float* x, std::size_t count, std::uint32_t f
       break;
     case Kind::kUniform: {
       std::uint8_t* const codes = codes_.planes[0] + offset;
-      const std::size_t escapes = kernels_.quantise_uniform(x, count, settings_.fineness, settings_.block_values, first_bits, codes,
+      const std::size_t escapes = kernels_.quantise_uniform(x, count, settings_.step_log2, settings_.block_values, first_bits, codes,
                                                             codes_.steps + first_run, seen);
       settle_scales(first_run, runs);
       if (escapes > 0) kernels_.find_byte(codes, count, 0, positions);

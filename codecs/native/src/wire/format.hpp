@@ -17,7 +17,7 @@ inline constexpr std::size_t kMaximumBlockValues = 1024;
 inline constexpr std::size_t kMaximumRuns = kBlockValues / kMinimumBlockValues;
 inline constexpr std::size_t kMaximumBlocks = kMaximumChunkValues / kBlockValues;
 inline constexpr std::size_t kPieceValues = 4096;  // what is decoded at a time: whole blocks, and all lanes
-inline constexpr int kMaximumFineness = 40;
+inline constexpr int kMaximumStepLog2 = 40;
 inline constexpr int kMaximumPlanes = 4;
 
 // Output beyond the longest frame that an encoder may write to before it finds out that a payload does not pay: an inner block of

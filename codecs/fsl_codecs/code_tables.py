@@ -1,6 +1,6 @@
-"""Books: the Huffman codes of a plane's symbols, own or static, and their form on the wire.
+"""Code tables: the Huffman codes of a plane's symbols, own or static, and their form on the wire.
 
-A book may leave symbols without a code; they take its escape leaf, and each inner block lists them besides, by their number among the
+A table may leave symbols without a code; they take its escape leaf, and each inner block lists them besides, by their number among the
 plane's symbols without a code. Rare symbols are left out on purpose: they would need long codes, and need not be in a sample. As most lie near
 the symbols with codes, those have the low numbers, and the number's bits above the lowest few go as ranks (Rice's code).
 """
@@ -23,31 +23,31 @@ _MAXIMUM_LEAVES: Final = 1 << LENGTH_LIMIT
 _LAST_RANK: Final = 15
 """Of a number, above its low bits."""
 _RAREST_WITH_A_CODE: Final = 768
-"""A symbol has a code in a chunk's own book when it is at least one of so many."""
+"""A symbol has a code in a chunk's own table when it is at least one of so many."""
 
 
-def _check(book: "Codebook", _attribute: object, lengths: bytes) -> None:
+def _check(table: "CodeTable", _attribute: object, lengths: bytes) -> None:
     """Raise CodecUsageError unless the code lengths fill the code space exactly (Kraft equality)."""
-    if not 1 <= book.width <= 8 or len(lengths) != 1 << book.width:
-        raise CodecUsageError(f"{len(lengths)} code lengths for a plane of {book.width} bits")
-    leaves = [length for length in (*lengths, book.escape) if length]
+    if not 1 <= table.width <= 8 or len(lengths) != 1 << table.width:
+        raise CodecUsageError(f"{len(lengths)} code lengths for a plane of {table.width} bits")
+    leaves = [length for length in (*lengths, table.escape) if length]
     if not 2 <= len(leaves) <= _MAXIMUM_LEAVES or max(leaves) > LENGTH_LIMIT:
         raise CodecUsageError(f"{len(leaves)} codes of up to {max(leaves, default=0)} bits")
     if sum(1 << (LENGTH_LIMIT - length) for length in leaves) != 1 << LENGTH_LIMIT:
         raise CodecUsageError("code lengths do not fill the code space exactly")
-    if book.escape and all(lengths):
+    if table.escape and all(lengths):
         raise CodecUsageError("an escape where every symbol has a code")
 
 
-def _check_low_bits(book: "Codebook", _attribute: object, low_bits: int) -> None:
+def _check_low_bits(table: "CodeTable", _attribute: object, low_bits: int) -> None:
     """Raise CodecUsageError for numbers that could take more ranks than there are, or have low bits without need."""
-    highest = max(0, book.uncoded.size - 1)
+    highest = max(0, table.uncoded.size - 1)
     if not 0 <= low_bits <= highest.bit_length() or highest >> low_bits > _LAST_RANK:
         raise CodecUsageError(f"numbers up to {highest} with {low_bits} low bits")
 
 
 @frozen
-class Codebook:
+class CodeTable:
     """Code lengths of the 2**width symbols of a plane, 0 for those without a code, and of the escape leaf (0: there is none).
 
     CodecUsageError unless they are a complete code of 2 to 256 leaves and at most 8 bits, with an escape only where it is needed, and the
@@ -116,8 +116,8 @@ def _cheapest_low_bits(counts: Counts) -> int:
     return min(allowed, key=lambda bits: int(weights @ _number_bits(counts.size, bits)))
 
 
-def own_book(counts: Counts, width: int, *, sampled: bool) -> Codebook:
-    """The book for symbols that occur `counts` (2**width,) times, at least two of them or `sampled`.
+def table_from_counts(counts: Counts, width: int, *, sampled: bool) -> CodeTable:
+    """The table for symbols that occur `counts` (2**width,) times, at least two of them or `sampled`.
 
     Symbols that are rarer than one of 768 have no code, and neither has, in a sample, what does not occur: it may do so in the rest. The
     escape leaf weighs as much as all of them, but at least 1. No leaf weighs less than a 256th: it would be deeper than words may be long.
@@ -132,24 +132,24 @@ def own_book(counts: Counts, width: int, *, sampled: bool) -> Codebook:
     kept[has_code] = np.maximum(kept[has_code], floor)
     lengths = code_lengths(np.append(kept, escape))
     low_bits = _cheapest_low_bits(counts[_by_distance(lengths[:-1])]) if escape else 0
-    return Codebook(width, int(lengths[-1]), lengths[:-1].tobytes(), low_bits)
+    return CodeTable(width, int(lengths[-1]), lengths[:-1].tobytes(), low_bits)
 
 
-def read_book(reader: Reader, width: int) -> Codebook:
-    """The book that `Codebook.packed` wrote; FrameError for anything that it cannot have written."""
+def read_table(reader: Reader, width: int) -> CodeTable:
+    """The table that `CodeTable.packed` wrote; FrameError for anything that it cannot have written."""
     first, last, escape = reader.byte(), reader.byte(), reader.byte()
     if not first <= last < 1 << width:
-        raise FrameError(f"book covers symbols {first} to {last} of a plane of {width} bits")
+        raise FrameError(f"code table covers symbols {first} to {last} of a plane of {width} bits")
     count = last - first + 1
     packed = reader.take((count + 1) // 2)
     nibbles = np.empty(2 * len(packed), dtype=np.uint8)
     nibbles[0::2] = packed & np.uint8(15)
     nibbles[1::2] = packed >> np.uint8(4)
     if nibbles[count:].any() or not nibbles[0] or not nibbles[count - 1]:
-        raise FrameError("book has stray or missing nibbles at its ends")
+        raise FrameError("code table has stray or missing nibbles at its ends")
     lengths = np.zeros(1 << width, dtype=np.uint8)
     lengths[first : last + 1] = nibbles[:count]
     try:
-        return Codebook(width, escape & 15, lengths.tobytes(), escape >> 4)
+        return CodeTable(width, escape & 15, lengths.tobytes(), escape >> 4)
     except CodecUsageError as error:
         raise FrameError(str(error)) from None
