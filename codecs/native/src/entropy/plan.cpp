@@ -104,7 +104,7 @@ void add_up(Counts& counts) {
 }
 
 // How often the symbols of each plane occur, from how often each 8-bit code does.
-void split_counts(const std::uint32_t* codes, const Split& split, Scratch& scratch) {
+void split_counts(const std::uint32_t* codes, const Split& split, PlanScratch& scratch) {
   std::uint32_t rotated[256];
   if (split.rotated) {
     for (int code = 0; code < 128; ++code) {
@@ -133,7 +133,7 @@ void split_counts(const std::uint32_t* codes, const Split& split, Scratch& scrat
   }
 }
 
-void plan_split(const PlanRequest& request, int index, Scratch& scratch, ChunkPlan& plan) {
+void plan_split(const PlanRequest& request, int index, PlanScratch& scratch, ChunkPlan& plan) {
   const Split& split = request.format.split[index];
   plan.split_index = index;
   plan.cost_bits = 8;
@@ -165,7 +165,7 @@ std::size_t count_sample(const std::uint8_t* symbols, std::size_t count, bool ev
   return sampled;
 }
 
-const ChunkPlan& plan_chunk(const PlanRequest& request, Scratch& scratch) {
+const ChunkPlan& plan_chunk(const PlanRequest& request, PlanScratch& scratch) {
   const Format& format = request.format;
   ChunkPlan* best = &scratch.plans[0];
   ChunkPlan* candidate = &scratch.plans[1];

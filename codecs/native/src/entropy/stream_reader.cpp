@@ -4,7 +4,7 @@
 #include <cstring>
 
 #include "bits.hpp"
-#include "wire/heads.hpp"
+#include "bytes.hpp"
 
 namespace fsl {
 

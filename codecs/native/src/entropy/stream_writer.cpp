@@ -5,7 +5,7 @@
 
 namespace fsl {
 
-Stream write_stream(const Kernels& kernels, const CodeTable& table, const PlaneSource& source, std::size_t count, Ahead& ahead, Scratch& scratch,
+Stream write_stream(const Kernels& kernels, const CodeTable& table, const PlaneSource& source, std::size_t count, Ahead& ahead, Arena& memory,
                     std::uint64_t* uncoded) {
   const std::size_t lanes = lanes_of(count);
   const std::size_t coded = count - std::min(lanes, count);
@@ -24,7 +24,7 @@ Stream write_stream(const Kernels& kernels, const CodeTable& table, const PlaneS
   }
 
   const std::size_t room = kSlackBytes + count + 2 * lanes;
-  std::uint8_t* const end = scratch.stream.at_least(room) + room;
+  std::uint8_t* const end = memory.at_least(room) + room;
   std::uint8_t* front = kernels.write_lanes(table.code, source.bytes, source.shift, table.width, coded, lanes, state, end, uncoded, ahead);
   for (std::size_t from = lanes; from-- > 0;) *--front = static_cast<std::uint8_t>(state.high[from] | 1U << state.used[from]);
   front -= lanes;

@@ -4,7 +4,6 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "entropy/code_table.hpp"
 #include "status.hpp"
 #include "wire/heads.hpp"
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "bytes.hpp"
 #include "quantise/scales.hpp"
 
 namespace fsl {
@@ -41,7 +42,7 @@ Status ChunkDecoder::open() {
   if (chunk_.nonfinite && !format_.is_float32()) return {Fault::kFlaggedCodes, chunk_.index};
   if (chunk_.mode == kRawCodes) return format_.is_float32() ? Status{Fault::kRawCodesOfFloat32, chunk_.index} : Status{};
   if (left() < 1) return {Fault::kPayloadEnds};
-  ChunkPlan& plan = scratch_.plans[0];
+  ChunkPlan& plan = scratch_.plan.plans[0];
   plan.split_index = *position_++;
   if (plan.split_index >= format_.splits) {
     return {Fault::kSplit, static_cast<std::uint64_t>(plan.split_index), static_cast<std::uint64_t>(format_.kind)};
@@ -106,8 +107,8 @@ Status ChunkDecoder::read_block(std::size_t count, const Piece& first) {
   if (format_.is_bytes()) {
     const std::size_t runs = blocks_of(count, header_.block_values);
     const Status status = format_.is_uniform()
-                              ? read_steps(kernels_, runs, position_, end_, scratch_, first.steps)
-                              : read_scales(kernels_, format_, runs, position_, end_, scratch_, first.scales, has_highest_scale_);
+                              ? read_steps(kernels_, runs, position_, end_, scratch_.for_scales, first.steps)
+                              : read_scales(kernels_, format_, runs, position_, end_, scratch_.for_scales, first.scales, has_highest_scale_);
     if (!status.ok()) return status;
   }
   if (chunk_.mode == kRawCodes) {
@@ -117,7 +118,7 @@ Status ChunkDecoder::read_block(std::size_t count, const Piece& first) {
     position_ += bytes;
     return {};
   }
-  const ChunkPlan& plan = scratch_.plans[0];
+  const ChunkPlan& plan = scratch_.plan.plans[0];
   for (int p = 0; p < format_.split[plan.split_index].planes; ++p) {
     const Status status = open_plane(p, count);
     if (!status.ok()) return status;
@@ -127,7 +128,7 @@ Status ChunkDecoder::read_block(std::size_t count, const Piece& first) {
 
 // Raw data, or the symbols without a code.
 Status ChunkDecoder::open_plane(int p, std::size_t count) {
-  const PlanePlan& plan = scratch_.plans[0].planes[p];
+  const PlanePlan& plan = scratch_.plan.plans[0].planes[p];
   PlaneData& data = planes_[p];
   std::uint8_t* const listed = scratch_.listed[p];
   data.listed = listed;
@@ -220,7 +221,7 @@ void ChunkDecoder::check_codes(const Piece& piece, std::size_t count, std::uint8
 
 // A plane's symbols, whatever its kind.
 Status ChunkDecoder::read_symbols(int p, std::size_t count, std::uint8_t* symbols) {
-  const PlanePlan& plane = scratch_.plans[0].planes[p];
+  const PlanePlan& plane = scratch_.plan.plans[0].planes[p];
   PlaneData& data = planes_[p];
   if (plane.kind == kPlaneConstant) {
     std::memset(symbols, plane.constant(), count);
@@ -255,14 +256,14 @@ Status ChunkDecoder::read_codes(std::size_t count, CodesRead& read) {
 
 // A code above two bit planes: what is read in one pass.
 bool ChunkDecoder::has_usual_planes() const {
-  const ChunkPlan& plan = scratch_.plans[0];
+  const ChunkPlan& plan = scratch_.plan.plans[0];
   return format_.split[plan.split_index].planes == 2 && plan.planes[0].table != nullptr && plan.planes[1].kind == kPlaneRaw;
 }
 
 // Of the lower plane, the next `count` symbols' bits.
 TwoPlanes ChunkDecoder::take_below(std::size_t count) {
   PlaneData& lower = planes_[1];
-  const TwoPlanes below = {lower.raw, lower.raw + lower.plane_bytes, format_.split[scratch_.plans[0].split_index].rotated};
+  const TwoPlanes below = {lower.raw, lower.raw + lower.plane_bytes, format_.split[scratch_.plan.plans[0].split_index].rotated};
   lower.raw += count / 8;
   return below;
 }
@@ -300,7 +301,7 @@ Status ChunkDecoder::read_and_put(std::size_t count, Piece& piece, const Output&
 
 // Plane by plane.
 Status ChunkDecoder::join_codes(std::size_t count, std::uint8_t* codes) {
-  const ChunkPlan& plan = scratch_.plans[0];
+  const ChunkPlan& plan = scratch_.plan.plans[0];
   const Split& split = format_.split[plan.split_index];
   if (split.planes == 1) return read_symbols(0, count, codes);  // no such split is rotated
   const int low_width = split.widths[1];

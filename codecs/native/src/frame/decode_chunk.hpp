@@ -1,9 +1,9 @@
 // A chunk's payload, read inner block by inner block, and these in pieces that stay in the first cache level.
 #pragma once
 
-#include "entropy/scratch.hpp"
 #include "entropy/stream_reader.hpp"
 #include "frame/decode.hpp"
+#include "frame/scratch.hpp"
 
 namespace fsl {
 

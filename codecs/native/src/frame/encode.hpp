@@ -5,7 +5,6 @@
 #include <cstdint>
 
 #include "encode_settings.hpp"
-#include "entropy/code_table.hpp"
 #include "wire/format.hpp"
 
 namespace fsl {

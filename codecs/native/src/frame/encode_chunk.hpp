@@ -2,6 +2,7 @@
 #pragma once
 
 #include "frame/encode.hpp"
+#include "frame/scratch.hpp"
 #include "quantise/chunk_codes.hpp"
 #include "wire/heads.hpp"
 

@@ -69,7 +69,7 @@ std::size_t stage_bound(std::size_t count) { return 4 * count + kWorkingBytes; }
 std::size_t stage_encode(const Kernels& kernels, const Format& format, const std::uint8_t* codes, std::size_t count, std::uint8_t* out) {
   Scratch& scratch = scratch_of_this_thread();
   const EncodeSettings settings = {&format, kStageBlockValues, blocks_of(count, kBlockValues) * kBlockValues, true, 0, 1};
-  ChunkCodes chunk = make_room(settings, scratch);
+  ChunkCodes chunk = make_room(settings, scratch.chunk_codes);
   chunk.count = count;
   chunk.planes[0] = const_cast<std::uint8_t*>(codes);  // which is only read
   const std::size_t runs = blocks_of(count, kStageBlockValues);

@@ -4,8 +4,8 @@
 #include <cstring>
 
 #include "bits.hpp"
+#include "bytes.hpp"
 #include "quantise/scales.hpp"
-#include "wire/heads.hpp"
 
 namespace fsl {
 namespace {
@@ -17,9 +17,9 @@ std::uint8_t rotate_left(unsigned code) { return static_cast<std::uint8_t>(code 
 const ChunkPlan& PayloadWriter::plan(bool everything) {
   std::size_t sampled = 0;
   for (int p = 0; p < (format_.is_bytes() ? 1 : format_.split[0].planes); ++p) {
-    sampled = count_sample(codes_.planes[p], codes_.count, everything, scratch_.counts[p]);
+    sampled = count_sample(codes_.planes[p], codes_.count, everything, scratch_.plan.counts[p]);
   }
-  return plan_chunk({format_, codes_.count, sampled}, scratch_);
+  return plan_chunk({format_, codes_.count, sampled}, scratch_.plan);
 }
 
 bool PayloadWriter::is_constant(const ChunkPlan& plan, int p) const {
@@ -66,7 +66,7 @@ bool PayloadWriter::write_streams(const ChunkPlan& plan, const std::uint8_t* out
     uncoded_[p] = reinterpret_cast<std::uint64_t*>(scratch_.uncoded[p].at_least(8 * uncoded_words(codes_.count)));
     const unsigned mask = (1U << table->width) - 1;
     for (unsigned byte = 0; byte < 256; ++byte) number_of_[p][byte] = table->number_of[byte >> sources_[p].shift & mask];
-    const Stream stream = write_stream(kernels_, *table, sources_[p], codes_.count, ahead_, scratch_, uncoded_[p]);
+    const Stream stream = write_stream(kernels_, *table, sources_[p], codes_.count, ahead_, scratch_.stream, uncoded_[p]);
     if (stream.size + 4 > static_cast<std::size_t>(limit - position)) return false;
     store(position, static_cast<std::uint32_t>(stream.size));
     position += 4;
@@ -82,8 +82,8 @@ std::size_t PayloadWriter::write_scales_of(std::size_t offset, std::size_t count
   if (!format_.is_bytes()) return 0;
   const std::size_t first = offset / settings_.block_values;
   const std::size_t runs = blocks_of(count, settings_.block_values);
-  if (format_.is_uniform()) return write_steps(kernels_, codes_.steps + first, runs, scratch_, out);
-  return write_scales(kernels_, codes_.scales + first, runs, scratch_, out);
+  if (format_.is_uniform()) return write_steps(kernels_, codes_.steps + first, runs, scratch_.for_scales, out);
+  return write_scales(kernels_, codes_.scales + first, runs, scratch_.for_scales, out);
 }
 
 // The numbers of the symbols without a code.

@@ -1,8 +1,8 @@
 // A chunk's codes to its payload, in mode coded or raw codes (docs/WIRE.md, "Choosing the mode").
 #pragma once
 
-#include "entropy/plan.hpp"
 #include "entropy/stream_writer.hpp"
+#include "frame/scratch.hpp"
 #include "quantise/chunk_codes.hpp"
 #include "wire/heads.hpp"
 

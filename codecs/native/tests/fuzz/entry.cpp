@@ -12,6 +12,7 @@
 #include <new>
 #include <vector>
 
+#include "bytes.hpp"
 #include "frame/decode.hpp"
 #include "kernels/kernels.hpp"
 
