@@ -74,26 +74,6 @@ def survives(frame):
     return True
 
 
-def mutated(frame, generator):
-    frame = bytearray(frame)
-    for _ in range(int(generator.integers(1, 4))):
-        at = int(
-            generator.integers(0, min(len(frame), 160) if generator.random() < 0.7 else len(frame))
-        )
-        kind = generator.integers(0, 4)
-        if kind == 0:
-            frame[at] ^= 1 << int(generator.integers(0, 8))
-        elif kind == 1:
-            frame[at] = int(generator.choice([0, 1, 2, 3, 127, 128, 255]))
-        elif kind == 2:
-            del frame[at : at + int(generator.integers(1, 9))]
-        else:
-            frame[at:at] = generator.bytes(int(generator.integers(1, 9)))
-        if not frame:
-            break
-    return bytes(frame)
-
-
 def test_the_seeds_cover_every_mode():
     """Mutations of frames that lack a mode would test nothing of it."""
     infos = [info(frame) for frame in SEEDS]
@@ -116,16 +96,6 @@ def test_damage_is_always_noticed():
                 decode(damaged, LIMITS)
             with pytest.raises(CodecError):
                 info(damaged)
-
-
-def test_forged_frames_raise_or_decode():
-    """With checksums made right, mutations reach every parser; some still decode, none may do harm."""
-    generator = np.random.default_rng(2)
-    decoded = 0
-    for _ in range(160):
-        for frame in SEEDS:
-            decoded += survives(sealed(mutated(frame, generator)))
-    assert 100 < decoded < 4000, decoded
 
 
 def test_every_truncation_is_refused():

@@ -13,7 +13,7 @@ from fsl_codecs import CodecError, CodecSpec, available, encode
 from fsl_codecs.dispatch import implementation_named
 
 FACTOR, MOST = 16, 96
-REPEATS = 7
+REPEATS = 3
 
 
 def bell(count):

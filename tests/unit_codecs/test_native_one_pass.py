@@ -13,8 +13,11 @@ from native_paths import (
     REFERENCE,
     TABLES,
     assert_agree,
+    bfloat16_of,
+    decoded_by,
     needs_native,
     outcome,
+    sums_of,
     values_of,
 )
 
@@ -136,12 +139,21 @@ def readings(codec, frame, count, room=None, **options):
     return [outcome(decode, np.float32), outcome(decode, np.uint16), outcome(accumulate)]
 
 
+def readings_of_reference(frame, count):
+    """The same of the NumPy package, which is slow and decodes once."""
+    decoded = outcome(lambda: decoded_by(REFERENCE, frame, count))
+    if isinstance(decoded, tuple):
+        return [decoded] * 3
+    sums = sums_of(np.arange(count, dtype=np.float32), 0.3, decoded)
+    return [each.tobytes() for each in (decoded, bfloat16_of(decoded), sums)]
+
+
 def assert_read_alike(parts, message=None):
     """The chunk alone, and behind and before a good one: NumPy's readings, refused with `message` where it is given, or not refused."""
     good = parts_of(parts.name, count=parts.codes.size, seed=9)
     for chunks in ([parts], [good, parts], [parts, good]):
         frame, count = frame_of(*chunks), good.codes.size * len(chunks)
-        theirs = readings(REFERENCE, frame, count)
+        theirs = readings_of_reference(frame, count)
         for reading in theirs:
             assert isinstance(reading, bytes) == (message is None), reading
             if message is not None:
@@ -179,7 +191,7 @@ def test_places_that_are_not_aligned(name, more):
     values[::97] *= 40
     frame = assert_agree(values, CodecSpec(name, chunk_values=4 * BLOCK))
     assert_usual_planes(frame)
-    theirs = readings(REFERENCE, frame, count)
+    theirs = readings_of_reference(frame, count)
     for path in PATHS:
         for offset in (0, 1, 4, 8, 15):
             rows = []
@@ -281,7 +293,7 @@ def test_lists_that_are_too_short_or_too_long(name, block, piece):
 @with_every_name
 @with_both_tables
 @pytest.mark.parametrize("count", [BLOCK, BLOCK + 128, COUNT])
-@pytest.mark.parametrize("change", [0, -1, -100, -1500, -5000, 1, 200])
+@pytest.mark.parametrize("change", [0, -1, -100, -5000, 1])
 def test_streams_that_are_cut_or_go_on(name, table, count, change):
     """The bytes end in one of the pieces, or are not used up. Code words may end with an inner block. Signs may be in either plane."""
     for split in range(len(FORMATS[name].splits) - 1):

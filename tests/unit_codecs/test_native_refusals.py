@@ -97,12 +97,14 @@ def test_every_code_of_a_byte(name):
 
 
 def test_mutated_frames(tmp_path):
-    """Bytes changed, cut and added, with checksums left wrong or made right: the same refusals, nothing half done. By hand, the script takes
-    100,000 frames in minutes (docs/BENCHMARKS.md has the last time).
+    """Bytes changed, cut and added in golden vectors and other frames.
+
+    Checksums are left wrong or made right. All paths refuse with the same words, and a refused
+    frame adds nothing. By hand, the script reads 100,000 frames in minutes.
     """
     script = Path(__file__).with_name("mutated_frames.py")
     done = subprocess.run(
-        [sys.executable, "-P", str(script), "4000", "5"],
+        [sys.executable, "-P", str(script), "1500", "5"],
         cwd=tmp_path,
         capture_output=True,
         text=True,
@@ -116,10 +118,10 @@ def test_mutated_frames(tmp_path):
         done.stdout,
     ).groups()
     assert paths.split() == PATHS
-    assert int(frames) == 4000
-    assert 1000 < int(refused) < 3500
-    assert int(whole) > 40
-    assert int(threads) > 1000
+    assert int(frames) == 1500
+    assert 400 < int(refused) < 1300
+    assert int(whole) > 10
+    assert int(threads) > 300
 
 
 SIX_BITS = [
@@ -171,8 +173,8 @@ def test_damaged_streams_and_lists(count, table):
             )
         head = struct.pack("<IIBBHI", len(payload), 0, 3, 0, 0, 0)
         frame = sealed(header + head + payload)
-        read, _ = assert_same_reading(frame, count)
-        refused += isinstance(read, type)
+        read = assert_same_reading(frame, count)
+        refused += isinstance(read, tuple)
         assert attempt or read == count
     assert 0 < refused < 60
 
