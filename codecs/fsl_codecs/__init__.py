@@ -1,11 +1,11 @@
-"""fsl_codecs: fp32 vectors to small, self-describing frames and back. Buffers in, buffers out.
+"""fsl_codecs: encodes fp32 vectors as small, self-describing frames, and decodes them.
 
     frame = encode(values, CodecSpec(format="e4m3"))
     values = decode(frame)
 
-Hot paths use `encode_into`, `decode_into` and `decode_accumulate` with buffers they keep. The bytes are specified in docs/WIRE.md;
-the NumPy modules of this package are the reference for them, and work everywhere; where the native codec was built it does the work
-(`dispatch`).
+Hot paths use `encode_into`, `decode_into` and `decode_accumulate` with buffers they keep.
+docs/WIRE.md specifies the bytes. The NumPy modules of this package are the reference and run
+everywhere; where the native codec was built, it does the work (`dispatch`).
 """
 
 from .dispatch import (

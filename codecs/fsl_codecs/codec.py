@@ -1,11 +1,11 @@
-"""Frames from fp32 values and back by NumPy, the reference, and how a chunk gets its mode.
+"""Encodes and decodes frames with NumPy: the reference, and the rules for a chunk's mode.
 
-    raw fp32    some value is NaN, infinite, or so large that it would round to infinity; or fp32 whose bits cannot be coded
-    constant    all values have the same 32 bits; the value is rounded to the format before it is stored
-    raw codes   scales and codes as they are, where coding does not pay or is not wanted
+    raw fp32    some value is NaN, infinite, or would round to infinity; or coding fp32 does not pay
+    constant    all values have the same 32 bits; the value is rounded to the format
+    raw codes   scales and codes as they are: coding does not pay, or is not wanted
     coded       scales, and the planes of `planes`
 
-Decoding guarantees that a chunk whose flag does not announce NaN or infinity decodes to finite values.
+A chunk whose flag does not announce NaN or infinity decodes to finite values, or is refused.
 """
 
 # ruff: noqa: D102 - `Implementation` has the documentation
@@ -75,18 +75,23 @@ from .reader import Reader
 from .scales import read_scales, write_scales
 
 MAXIMUM_THREADS = 64
-"""That a call may ask for."""
+"""Most threads that a call may ask for."""
 
-# An encoder that checks the size after each inner block may be over by one of them: at worst four planes of fp32 all of whose
-# symbols are listed with the highest numbers. The rest is room for plane heads, padding, and stores of whole vectors.
+# An encoder that checks the size after each inner block may exceed it by one of them: at worst four
+# planes of fp32 all of whose symbols are listed with the highest numbers. The rest is room for
+# plane heads, padding, and stores of whole vectors.
 _WORKING_BYTES = 196608
-# Of several faults in an inner block, the one in the first piece is told; so pieces are as large as those of the native codec.
+# Of several faults in an inner block, the one in the first piece is reported; pieces therefore have
+# the size of the native codec's.
 _PIECE_SYMBOLS = 4096
 _QUIET_NAN = np.uint32(0x0040)
 
 
 def bound(values_count: int, spec: CodecSpec = DEFAULT_SPEC) -> int:
-    """Bytes of output that encoding that many values may need: no frame is longer, and encoders may use the rest as they work."""
+    """Bytes of output that encoding `values_count` values needs.
+
+    No frame is longer; encoders use the rest as working memory.
+    """
     if values_count < 0:
         raise CodecUsageError(f"{values_count} values")
     # Any chunk may have to go out as raw fp32, and no other mode is ever larger.
@@ -95,7 +100,7 @@ def bound(values_count: int, spec: CodecSpec = DEFAULT_SPEC) -> int:
 
 
 class NumpyCodec(Implementation):
-    """The reference, on one thread however many are allowed."""
+    """The reference. It runs on one thread, even if more are allowed."""
 
     name = "numpy"
 
@@ -124,7 +129,8 @@ class NumpyCodec(Implementation):
             ) from None
         if target.readonly or target.nbytes < bound(values.size, spec):
             raise CodecUsageError(
-                f"output of {target.nbytes} bytes: a writable one of {bound(values.size, spec)} is needed"
+                f"output of {target.nbytes} bytes: "
+                f"a writable one of {bound(values.size, spec)} is needed"
             )
         read = {"values": values, "reference": reference, "residual": residual}
         check_apart(read, "output", np.frombuffer(target, np.uint8, bound(values.size, spec)))
@@ -228,13 +234,13 @@ class NumpyCodec(Implementation):
 
 
 def check_threads(threads: int) -> None:
-    """CodecUsageError for a number of threads that no call may have."""
+    """CodecUsageError unless `threads` is from 1 to MAXIMUM_THREADS."""
     if not 1 <= threads <= MAXIMUM_THREADS:
         raise CodecUsageError(f"threads is {threads}: it must be from 1 to {MAXIMUM_THREADS}")
 
 
 def check_values(values: Values, *, writable: bool = False, allow_bfloat16: bool = False) -> None:
-    """CodecUsageError unless this is an array that the codec takes."""
+    """CodecUsageError unless `values` is a 1-D, contiguous array of an accepted dtype."""
     if not isinstance(values, np.ndarray) or values.ndim != 1:
         raise CodecUsageError("values must be a one-dimensional NumPy array")
     if values.dtype != np.float32 and not (allow_bfloat16 and values.dtype == np.uint16):
@@ -249,7 +255,7 @@ def check_values(values: Values, *, writable: bool = False, allow_bfloat16: bool
 def check_apart(
     read: Mapping[str, npt.NDArray[Any] | None], name: str, written: npt.NDArray[Any] | None
 ) -> None:
-    """CodecUsageError when what is written shares memory with something that is read: the latter would change meanwhile."""
+    """CodecUsageError if `written` shares memory with an array that is read during the call."""
     for other, memory in read.items():
         if written is not None and memory is not None and np.may_share_memory(memory, written):
             raise CodecUsageError(f"{other} and {name} overlap")
@@ -258,9 +264,10 @@ def check_apart(
 def _combine(
     values: Values, reference: Float32Array | None, residual: Float32Array | None
 ) -> Float32Array:
-    """What is encoded, (n,) float32: (values - reference) + residual."""
-    combined: Float32Array
-    combined = values if values.dtype == np.float32 else bfloat16_bits(values).view(np.float32)  # type: ignore[assignment, arg-type]
+    """(values - reference) + residual, (n,) float32: the numbers to encode."""
+    if values.dtype != np.float32:
+        values = bfloat16_bits(values).view(np.float32)  # type: ignore[arg-type]
+    combined: Float32Array = values  # type: ignore[assignment]
     with np.errstate(all="ignore"):
         if reference is not None:
             combined = combined - reference
@@ -306,7 +313,7 @@ def _raw_codes(blocks: list[Quantised], number_format: Format) -> bytes:
 
 
 def _coded(blocks: list[Quantised], number_format: Format) -> bytes | None:
-    """The payload of mode `coded`; None when its plan promises nothing."""
+    """The payload of mode `coded`; None if the plan estimates no saving."""
     words = np.concatenate([block.words for block in blocks])
     for sample in (sample_of(words), Sample(words, words.size)):
         plan = plan_chunk(sample, number_format)
@@ -334,7 +341,7 @@ def _coded_as(
 
 
 def _round(values: Float32Array, number_format: Format) -> Float32Array:
-    """What a constant (1,) becomes: the nearest value of the format; uniform has no grid of its own and keeps it."""
+    """A constant (1,) rounded to the format; uniform has no fixed grid and keeps it."""
     if number_format.name == "uniform":
         return values
     rounded = np.empty_like(values)
@@ -346,7 +353,7 @@ def _round(values: Float32Array, number_format: Format) -> Float32Array:
 def _left_over(
     values: Float32Array, mode: int, payload: bytes, spec: CodecSpec
 ) -> Float32Array | np.float32:
-    """Values (n,) minus what a decoder of the chunk gives."""
+    """Values (n,) minus the values that a decoder of the chunk gives."""
     number_format = format_named(spec.format)
     if mode == RAW_FP32 or number_format.name == "fp32":
         return np.float32(0)
@@ -363,7 +370,10 @@ def _left_over(
 
 
 def _rounded_to_bfloat16(values: Float32Array) -> npt.NDArray[np.uint16]:
-    """bf16 bits (n,) of fp32 values (n,), rounded to nearest even; a NaN keeps its upper bits and becomes quiet."""
+    """bf16 bits (n,) of fp32 values (n,), rounded to nearest even.
+
+    A NaN keeps its upper bits and becomes quiet.
+    """
     bits = values.view(np.uint32)
     is_nan = (bits & MAGNITUDE_MASK) > np.uint32(FIRST_NONFINITE)
     quiet = ((bits >> np.uint32(16)) | _QUIET_NAN).astype(np.uint16)
@@ -380,7 +390,7 @@ def _decode_chunk(chunk: Chunk, header: Header, out: Float32Array) -> None:
     elif chunk.mode == RAW_FP32:
         out.view(np.uint32)[:] = reader.take(4 * chunk.values).view("<u4")
     elif chunk.nonfinite and number_format.name != "fp32":
-        raise FrameError(f"chunk {chunk.index} announces NaN or infinity but is quantised")
+        raise FrameError(f"chunk {chunk.index} announces NaN or infinity but is quantized")
     elif chunk.mode == RAW_CODES and number_format.name == "fp32":
         raise FrameError(f"chunk {chunk.index} has raw codes of a lossless format")
     else:
@@ -413,7 +423,7 @@ def _decode_blocks(reader: Reader, chunk: Chunk, header: Header, out: Float32Arr
 def _read_pieces(
     reader: Reader, number_format: Format, block: BlockReader, count: int
 ) -> tuple[WordArray, Float32Array | None]:
-    """Code words (count,) of an inner block, and the escaped values behind its planes, of uniform."""
+    """Code words (count,) of an inner block, and uniform's escaped values after its planes."""
     words, escaped = [], []
     for start in range(0, count, _PIECE_SYMBOLS):
         words.append(block.read(min(_PIECE_SYMBOLS, count - start)))

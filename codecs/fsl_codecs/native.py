@@ -1,7 +1,8 @@
-"""The native codec: the methods of `Implementation` on top of the extension `_native`, with the kernels of one instruction set.
+"""The native codec: `Implementation` on the extension `_native`.
 
-It gives the same bytes, values and refusals as the NumPy package, which is the reference. Calls release the GIL while they work. Threads of a
-call come from one pool of the process; a second call that comes meanwhile works on its own thread alone.
+It gives the same bytes, values and refusals as the NumPy package, which is the reference. Calls
+release the GIL. A call's threads come from one pool of the process; a second call at the same time
+runs on its own thread alone.
 """
 
 # ruff: noqa: D102 - `Implementation` has the documentation
@@ -17,14 +18,15 @@ _WIRE_IDS: Final = {name: number_format.wire_id for name, number_format in FORMA
 
 
 def load() -> tuple[Any, str]:
-    """The extension, or None, and then why not."""
+    """The extension and "", or None and the reason why it does not load."""
     try:
         return importlib.import_module("fsl_codecs._native"), ""
     except ModuleNotFoundError as error:
         if error.name != "fsl_codecs._native":
             return None, f"the native codec does not load: {error}"
         return None, (
-            "the native codec is not built: install a C++17 compiler (on Debian: apt install g++), then install fsl-async again"
+            "the native codec is not built: install a C++17 compiler (on Debian: apt install g++), "
+            "then install fsl-async again"
         )
     except ImportError as error:
         return None, f"the native codec does not load: {error}"
@@ -34,7 +36,7 @@ class NativeCodec(Implementation):
     """The codec with the kernels of one path: "avx512", "avx2" or "scalar"."""
 
     def __init__(self, module: Any, path: str) -> None:
-        """`module` is what `load` gives. CodecUsageError when this machine cannot run the path."""
+        """module: from `load`. CodecUsageError if this machine cannot run the path."""
         self.name = path
         self._codec = module.Codec(path)
 

@@ -1,15 +1,16 @@
 """Planes: code words cut into bit fields, each stored in the cheapest of several ways.
 
-A split (formats.Split) cuts each code word into planes of at most 8 bits. The bits of a plane that carry no information go out as
-they are, the others through Huffman's code, as one stream of `lanes` for the whole chunk:
+A split (formats.Split) cuts each code word into planes of at most 8 bits. A plane whose bits carry
+no information is stored as it is, the others in Huffman's code, as one stream of `lanes` for the
+whole chunk:
 
     kind 0  raw        width < 8: bit planes, top bit first; width 8: one byte per symbol
     kind 1  constant   one byte, the symbol
-    kind 2  own        a table of this chunk, in the plane's head
+    kind 2  own        a code table in the plane's head
     kind 3  static     a table of `static_tables`, named by its number
 
-The choice is made from symbol counts of a sample, in integers only, so that every implementation makes the same. docs/WIRE.md
-gives the rules.
+The choice depends on symbol counts of a sample, in integers only, so that every implementation
+makes the same. docs/WIRE.md has the rules.
 """
 
 from collections.abc import Sequence
@@ -32,14 +33,14 @@ OWN: Final = 2
 STATIC: Final = 3
 
 _COUNTED_IN_FULL: Final = 16384
-"""Values of the largest chunk of which no sample is taken."""
+"""Largest chunk, in values, of which all values are counted."""
 _SAMPLED_RUN: Final = 16
 _SAMPLED_EVERY: Final = 17
-"""An odd number, so that the rows of a matrix are not all met at the same place."""
+"""Odd, so that samples meet a matrix's rows at different columns."""
 _SAMPLED_EVERY_OF_MANY: Final = 29
-"""A thinner sample will do for large chunks; counting it is a tenth of the work of encoding."""
+"""A thinner sample is enough for large chunks; counting it is a tenth of the work of encoding."""
 _MANY: Final = 65536
-"""Values of the largest chunk that is not large."""
+"""Largest chunk, in values, with the denser sample."""
 _STREAM_HEAD_BYTES: Final = 4
 _LIST_HEAD_BYTES: Final = 2
 _WORD_TYPES: Final = {8: np.uint8, 16: np.uint16, 32: np.uint32}
@@ -47,7 +48,10 @@ _WORD_TYPES: Final = {8: np.uint8, 16: np.uint16, 32: np.uint32}
 
 @frozen(eq=False)
 class PlanePlan:
-    """How one plane of a chunk is stored: `head` as on the wire; cost_bits estimates head and data, of all inner blocks."""
+    """How one plane of a chunk is stored.
+
+    head: as on the wire. cost_bits: estimate of the head and the data of all inner blocks.
+    """
 
     width: int
     head: bytes
@@ -74,7 +78,7 @@ class ChunkPlan:
 
 
 class ConstantPlaneError(Exception):
-    """A plane that is constant in the sample is not so in the chunk."""
+    """A plane that is constant in the sample is not constant in the chunk."""
 
 
 @frozen(eq=False)
@@ -91,7 +95,7 @@ class Sample:
 
 
 def sample_of(words: WordArray) -> Sample:
-    """The code words (n,) of a small chunk; of a larger one every seventeenth run of 16, of the largest every twenty-ninth."""
+    """The code words (n,), or of a large chunk every 17th or 29th run of 16."""
     if words.size <= _COUNTED_IN_FULL:
         return Sample(words, words.size)
     every = _SAMPLED_EVERY if words.size <= _MANY else _SAMPLED_EVERY_OF_MANY
@@ -131,7 +135,10 @@ def join(planes: list[ByteArray], split: Split, code_bits: int) -> WordArray:
 
 @frozen(eq=False)
 class Counted:
-    """How often each symbol (2**width,) of a plane occurs in a sample of `total`, and the size of the chunk."""
+    """How often each symbol (2**width,) of a plane occurs in a sample of `total`.
+
+    values: the size of the chunk.
+    """
 
     counts: Counts
     width: int
@@ -140,15 +147,16 @@ class Counted:
 
     @property
     def raw_bits(self) -> int:
-        """Size of the plane as it is."""
+        """Size of the plane in kind raw."""
         if self.width == 8:
             return 8 * self.values
         return 8 * self.width * ((self.values + 7) // 8)
 
     def coded_bits(self, table: CodeTable) -> int | None:
-        """Estimated size with that table, without the plane's head; None when the table may lack a symbol."""
+        """Estimated size with that table, without the head; None if it may lack a symbol."""
         costs = table.costs
-        # What the sample does not show, the rest of the chunk may: then every symbol must have a code, or the table an escape.
+        # The rest of the chunk may show symbols that the sample lacks: then every symbol must have
+        # a code, or the table an escape.
         needed = self.counts > 0 if self.total == self.values else np.ones_like(self.counts, bool)
         if bool(((costs == 0) & needed).any()):
             return None
@@ -157,7 +165,10 @@ class Counted:
 
 
 def plan_plane(counted: Counted, candidates: Sequence[tuple[bytes, CodeTable]]) -> PlanePlan:
-    """The cheapest way to store a plane; candidates are tables that every peer holds, with their plane heads."""
+    """The cheapest way to store a plane.
+
+    candidates: tables that every peer has, with their plane heads.
+    """
     counts, width = counted.counts, counted.width
     present = int(np.count_nonzero(counts))
     if present == 1:
@@ -179,15 +190,16 @@ def plan_plane(counted: Counted, candidates: Sequence[tuple[bytes, CodeTable]]) 
 
 
 def plan_chunk(sample: Sample, number_format: Format) -> ChunkPlan:
-    """Choose the split of a chunk with at least one value, and how each of its planes is stored."""
+    """Choose the split of a chunk of at least one value, and the kind of each plane."""
     words, splits = sample.words, number_format.splits
     if number_format.code_bits > 8:
         planes = cut(words, splits[0], number_format.code_bits)
         counts_of_planes = [np.bincount(plane, minlength=256) for plane in planes]
         return ChunkPlan(0, _plan_planes(counts_of_planes, splits[0], sample, number_format))
     counts = np.bincount(words, minlength=256)
-    # A later split has to promise something before its costs are worked out, and then has to save a sixteenth, because
-    # larger alphabets are slower. Sign in the alphabet: when signs and magnitudes go together. Whole codes: then too, or when one dominates.
+    # A later split is tried only where it may pay, and must then save a sixteenth, because larger
+    # alphabets are slower. Sign in the alphabet: if signs and magnitudes are correlated. Whole
+    # codes: then too, or if one code dominates.
     asymmetry = int(np.abs(counts[:128] - counts[128:]).sum())
     goes_together = asymmetry > words.size >> 2
     dominated = int(counts.max()) > words.size >> 2
@@ -206,7 +218,7 @@ def plan_chunk(sample: Sample, number_format: Format) -> ChunkPlan:
 
 
 def _plane_counts(counts: Counts, split: Split) -> list[Counts]:
-    """How often the symbols of each plane occur, from how often each 8-bit code does (256,)."""
+    """How often the symbols of each plane occur, from the counts of 8-bit codes (256,)."""
     counts_of_planes = []
     codes = np.arange(256, dtype=np.uint8)
     for width, symbols in zip(split.widths, cut(codes, split, 8), strict=True):
@@ -243,7 +255,10 @@ def write_plan(plan: ChunkPlan, pieces: list[bytes]) -> None:
 def write_streams(
     words: WordArray, number_format: Format, plan: ChunkPlan, pieces: list[bytes]
 ) -> None:
-    """Append the streams of a chunk of code words (n,); ConstantPlaneError when the plan does not fit them."""
+    """Append the streams of a chunk's code words (n,).
+
+    ConstantPlaneError if the plan does not fit them.
+    """
     fields = cut(words, number_format.splits[plan.split_index], number_format.code_bits)
     for plane, symbols in zip(plan.planes, fields, strict=True):
         if plane.kind == CONSTANT and (symbols != plane.head[1]).any():
@@ -256,7 +271,7 @@ def write_streams(
 def write_words(
     words: WordArray, number_format: Format, plan: ChunkPlan, pieces: list[bytes]
 ) -> None:
-    """Append what the planes of code words (n,) of one inner block have beside their streams."""
+    """Append the planes' data of one inner block's code words (n,), without the streams."""
     fields = cut(words, number_format.splits[plan.split_index], number_format.code_bits)
     for plane, symbols in zip(plan.planes, fields, strict=True):
         if plane.table is not None:
@@ -280,7 +295,7 @@ def _write_listed(table: CodeTable, symbols: ByteArray, pieces: list[bytes]) -> 
 
 
 def read_plan(reader: Reader, number_format: Format) -> ChunkPlan:
-    """What `write_plan` wrote; FrameError when it cannot have written that."""
+    """Read what `write_plan` wrote; FrameError if it cannot have written it."""
     split_index = reader.byte()
     if split_index >= len(number_format.splits):
         raise FrameError(f"unknown split {split_index} of format {number_format.name}")
@@ -311,7 +326,7 @@ def _read_plane(reader: Reader, number_format: Format, width: int) -> PlanePlan:
 
 
 def read_streams(reader: Reader, plan: ChunkPlan, count: int) -> list[StreamReader | None]:
-    """The streams, of `count` symbols each, that `write_streams` wrote; None for planes without one."""
+    """The streams that `write_streams` wrote, of `count` symbols; None for planes without one."""
     streams: list[StreamReader | None] = []
     for plane in plan.planes:
         if plane.table is None:
@@ -323,7 +338,7 @@ def read_streams(reader: Reader, plan: ChunkPlan, count: int) -> list[StreamRead
 
 
 class BlockReader:
-    """The code words of an inner block, from what `write_words` and `write_streams` wrote, piece by piece."""
+    """Reads an inner block's code words, piece by piece."""
 
     def __init__(
         self,
@@ -333,7 +348,7 @@ class BlockReader:
         streams: list[StreamReader | None],
         count: int,
     ) -> None:
-        """Takes what the planes of `count` values have beside their streams."""
+        """Read the planes' data of `count` values from `reader`, without the streams."""
         self._split = number_format.splits[plan.split_index]
         self._code_bits = number_format.code_bits
         self._planes = [
@@ -346,7 +361,7 @@ class BlockReader:
         return join([plane.read(count) for plane in self._planes], self._split, self._code_bits)
 
     def finish(self) -> None:
-        """After the last piece: FrameError when something is left in a list."""
+        """FrameError if, after the last piece, symbols are left in a list."""
         for plane in self._planes:
             plane.finish()
 
@@ -358,7 +373,7 @@ class _PlaneReader:
         self, reader: Reader, plane: PlanePlan, stream: StreamReader | None, count: int
     ) -> None:
         self._stream, self._table = stream, plane.table
-        # The next symbols; of a plane with a stream, of those without a code.
+        # The next symbols; for a plane with a stream, of those without a code.
         if plane.table is not None:
             self._waiting = _read_listed(reader, plane.table, count)
         elif plane.kind == CONSTANT:
@@ -373,7 +388,7 @@ class _PlaneReader:
             return self._next(count)
         symbols = self._stream.read(count)
         if self._table.escape:
-            # They all stand in the stream as the lowest such.
+            # In the stream they are all the lowest such symbol.
             is_listed = symbols == self._table.uncoded.min()
             symbols[is_listed] = self._next(int(np.count_nonzero(is_listed)))
         return symbols
@@ -393,7 +408,7 @@ _WRONG_LIST: Final = "a list of symbols without a code is too short or too long"
 
 
 def _read_listed(reader: Reader, table: CodeTable, count: int) -> ByteArray:
-    """The symbols without a code among `count`, in order, as `_write_listed` wrote them."""
+    """The symbols without a code among `count`, in order, that `_write_listed` wrote."""
     if not table.escape:
         return np.empty(0, dtype=np.uint8)
     listed = reader.number(_LIST_HEAD_BYTES)

@@ -1,7 +1,7 @@
-"""Code tables that every peer has: for small tensors, whose own table would cost more than it saves.
+"""Code tables that every peer has: a small tensor's own table would cost more than it saves.
 
-They were made once, from 2**22 values of a Gaussian and of a Laplace distribution in blocks of 128, whose own tables they are
-(benchmarks/static_tables.py). They are part of the wire format and never change; new ones get new numbers.
+Each is the own table of 2**22 values of a Gaussian or Laplace distribution in blocks of 128
+(benchmarks/static_tables.py). They are part of the wire format and never change.
 """
 
 from functools import cache
@@ -29,7 +29,7 @@ _TABLE: Final = (
 
 @cache
 def static_tables(format_name: str) -> tuple[tuple[int, CodeTable], ...]:
-    """Number and table of each static table for that format's planes of 6 bits, in order of their numbers."""
+    """Number and table of each static table for that format's planes of 6 bits, in order."""
     return tuple(
         (number, read_table(Reader(np.frombuffer(bytes.fromhex(packed), np.uint8)), _WIDTH))
         for name, number, packed in _TABLE

@@ -167,7 +167,7 @@ def test_huge_announcements_cost_nothing():
         (HEADER + 8, b"\4", "head of chunk 0"),
         (HEADER + 9, b"\2", "head of chunk 0"),
         (HEADER + 10, b"\1", "head of chunk 0"),
-        (HEADER + 9, b"\1", "quantised"),
+        (HEADER + 9, b"\1", "quantized"),
         (HEADER + 8, b"\0", "too early"),
         (HEADER + 8, b"\1", "too many"),
         (HEADER + HEAD, b"\3", "unknown split 3"),
@@ -302,7 +302,7 @@ def test_values_missing_from_the_escaped_ones_are_noticed(mode):
     nan = payload[:-4] + struct.pack("<f", np.nan)
     with pytest.raises(FrameError, match="flag"):
         decode(forged("uniform", nan, 20_000, mode))
-    with pytest.raises(FrameError, match="quantised"):
+    with pytest.raises(FrameError, match="quantized"):
         decode(forged("uniform", nan, 20_000, mode, 1))
 
 

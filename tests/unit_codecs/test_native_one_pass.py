@@ -219,9 +219,9 @@ def test_codes_that_are_no_numbers(name, code, at, table):
         parts.codes[at] = code
         assert_read_alike(parts, DISAGREE)
     parts.nonfinite = True
-    assert_read_alike(parts, "announces NaN or infinity but is quantised")
+    assert_read_alike(parts, "announces NaN or infinity but is quantized")
     parts.codes[at] = 0x40
-    assert_read_alike(parts, "announces NaN or infinity but is quantised")
+    assert_read_alike(parts, "announces NaN or infinity but is quantized")
 
 
 @pytest.mark.parametrize(("name", "highest"), [("e4m3", 247), ("e5m2", 240)])

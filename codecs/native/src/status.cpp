@@ -32,7 +32,7 @@ const char* pattern_of(Fault fault) {
     case Fault::kBytesAfter: return "%" PRIu64 " bytes after the last chunk";
     case Fault::kPayloadEnds: return "payload ends too early";
     case Fault::kBytesLeft: return "%" PRIu64 " bytes too many in a payload";
-    case Fault::kFlaggedCodes: return "chunk %" PRIu64 " announces NaN or infinity but is quantised";
+    case Fault::kFlaggedCodes: return "chunk %" PRIu64 " announces NaN or infinity but is quantized";
     case Fault::kRawCodesOfFloat32: return "chunk %" PRIu64 " has raw codes of a lossless format";
     case Fault::kFlagDisagrees: return "chunk %" PRIu64 " and its flag disagree about NaN and infinity";
     case Fault::kScaleForm: return "unknown form of scales %" PRIu64;
