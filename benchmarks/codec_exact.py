@@ -65,7 +65,7 @@ def expected(values: NDArray[np.float32], spec: CodecSpec) -> Expected:
         codes = np.empty(values.size, dtype=np.uint8)
         for start in range(0, values.size, spec.block_values * 128):
             part = slice(start, start + spec.block_values * 128)
-            codes[part], _ = uniform.quantise(values[part], spec.block_values, spec.fineness)
+            codes[part], _ = uniform.quantise(values[part], spec.block_values, spec.step_log2)
         return Expected(codes, None)
     kind, largest_exponent, lowest = _FLOAT8[spec.format]
     short = -values.size % spec.block_values

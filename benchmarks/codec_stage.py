@@ -1,7 +1,7 @@
 """The entropy stage alone, beside zstd -1 on the same bytes.
 
 Codes to streams and back, for one chunk that stays in the cache. Planning (counting a sample,
-choosing split and books) is part of it, as building tables is of zstd.
+choosing split and code tables) is part of it, as building tables is of zstd.
 """
 
 from __future__ import annotations

@@ -35,13 +35,13 @@ class Spec:
     preset: str = "0.5m"
     outer_momentum: float = 0.9
     sharding: str = "disjoint"
-    fineness: int = 14
+    step_log2: int = 14
     feedback_up: bool = False
 
     @property
     def codec(self) -> CodecSpec:
         """How weights travel, both ways."""
-        return CodecSpec(format=self.format, fineness=self.fineness)
+        return CodecSpec(format=self.format, step_log2=self.step_log2)
 
     @property
     def clients(self) -> int:
@@ -95,13 +95,16 @@ COARSE: tuple[tuple[str, dict[str, Any]], ...] = (
     ("e4m3, feedback up", {"format": "e4m3", "feedback_up": True}),
     ("uniform, step 2^-3.5 rms", {"format": "uniform"}),
     ("uniform, step 2^-3.5 rms, feedback up", {"format": "uniform", "feedback_up": True}),
-    ("uniform, step 2^-2 rms", {"format": "uniform", "fineness": 8}),
+    ("uniform, step 2^-2 rms", {"format": "uniform", "step_log2": 8}),
     (
         "uniform, step 2^-2 rms, feedback up",
-        {"format": "uniform", "fineness": 8, "feedback_up": True},
+        {"format": "uniform", "step_log2": 8, "feedback_up": True},
     ),
-    ("uniform, step 1 rms", {"format": "uniform", "fineness": 0}),
-    ("uniform, step 1 rms, feedback up", {"format": "uniform", "fineness": 0, "feedback_up": True}),
+    ("uniform, step 1 rms", {"format": "uniform", "step_log2": 0}),
+    (
+        "uniform, step 1 rms, feedback up",
+        {"format": "uniform", "step_log2": 0, "feedback_up": True},
+    ),
 )
 WEIGHTINGS = ("tokens", "uniform", "fednova")
 UNEQUAL = (100, 50, 25, 25)

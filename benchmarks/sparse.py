@@ -28,7 +28,7 @@ def row(values: int, share: float) -> dict[str, float]:
     spec = CodecSpec(format="uniform")
     coded = bytearray(bound(values, spec))
     size = encode_into(vector, coded, spec)
-    codes, _ = quantise(vector, spec.block_values, spec.fineness)
+    codes, _ = quantise(vector, spec.block_values, spec.step_log2)
     _, counts = np.unique(codes, return_counts=True)
     entropy = float(-(counts * np.log2(counts / len(codes))).sum()) / 8
     listed = 8 * len(chosen)

@@ -16,7 +16,7 @@ SEEDS = (0, 1, 2)
 RATES = (1e-3, 2e-3, 4e-3, 8e-3)
 METHODS = ("splitfed-v1", "fsl-sage")
 FORMATS: tuple[tuple[str, int], ...] = (("fp32", 14), ("e4m3", 14), ("uniform", 14), ("uniform", 8))
-"""And fineness, of uniform."""
+"""And step_log2, of uniform."""
 LINK = "200mbit,45ms"
 LAB = "transatlantic"
 """A profile of the network laboratory: 200 Mbit/s, 45 ms each way, 0.1 % loss."""
@@ -123,13 +123,15 @@ def methods_grid(task: Task, rows: Mapping[str, Mapping[str, Any]]) -> Iterator[
 def formats_grid(task: Task) -> Iterator[Spec]:
     """SplitFed V1 with each format for activations; gradients as bf16 in all of them."""
     for seed in SEEDS:
-        for name, fineness in FORMATS:
-            yield formats_spec(task, seed, name, fineness)
+        for name, step_log2 in FORMATS:
+            yield formats_spec(task, seed, name, step_log2)
 
 
-def formats_spec(task: Task, seed: int, name: str, fineness: int) -> Spec:
+def formats_spec(task: Task, seed: int, name: str, step_log2: int) -> Spec:
     """One of them."""
-    return task.spec("formats", "splitfed-v1", seed, learning_rate=2e-3, up=name, fineness=fineness)
+    return task.spec(
+        "formats", "splitfed-v1", seed, learning_rate=2e-3, up=name, step_log2=step_log2
+    )
 
 
 def idle_grid(data: str) -> Iterator[Spec]:

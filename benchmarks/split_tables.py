@@ -40,7 +40,7 @@ def _of(rows: Sequence[Row], kind: str, data: str, target: float) -> list[Row]:
 
 
 def _formats(rows: Sequence[Row]) -> list[str]:
-    names = {(r["choices"]["up"], r["choices"]["fineness"]): None for r in rows}
+    names = {(r["choices"]["up"], r["choices"]["step_log2"]): None for r in rows}
     up = "activations up"
     base = [r for r in rows if r["choices"]["up"] == "fp32" and r["reached"]]
     raw = _mean(r["reached"]["payload"][up] for r in base)
@@ -49,15 +49,15 @@ def _formats(rows: Sequence[Row]) -> list[str]:
         "| activations as | seeds | rounds to it | MB up to it | bits a value | of fp32 | of fp32, coded | accuracy there |",
         "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
-    for name, fineness in names:
+    for name, step_log2 in names:
         mine = [
             r
             for r in rows
-            if (r["choices"]["up"], r["choices"]["fineness"]) == (name, fineness) and r["reached"]
+            if (r["choices"]["up"], r["choices"]["step_log2"]) == (name, step_log2) and r["reached"]
         ]
         if not mine:
             continue
-        label = f"uniform, step 2^-{fineness / 4:g} rms" if name == "uniform" else name
+        label = f"uniform, step 2^-{step_log2 / 4:g} rms" if name == "uniform" else name
         size = _mean(r["reached"]["coded"][up] for r in mine)
         bits = _mean(8 * r["reached"]["coded"][up] / _values(r) for r in mine)
         lines.append(

@@ -1,18 +1,16 @@
-"""fsl_codecs: fp32 vectors to small, self-describing frames and back. Buffers in, buffers out.
+"""fsl_codecs: encodes fp32 vectors as small, self-describing frames, and decodes them.
 
     frame = encode(values, CodecSpec(format="e4m3"))
     values = decode(frame)
 
-Hot paths use `encode_into`, `decode_into` and `decode_accumulate` with buffers they keep. The bytes are specified in docs/WIRE.md;
-the NumPy modules of this package are the reference for them, and work everywhere; where the native codec was built it does the work
-(`dispatch`).
+Hot paths use `encode_into`, `decode_into` and `decode_accumulate` with buffers they keep.
+docs/WIRE.md specifies the bytes. The NumPy modules of this package are the reference and run
+everywhere; where the native codec was built, it does the work (`dispatch`).
 """
 
-from .books import Codebook
 from .dispatch import (
     available,
     bound,
-    codebooks_of,
     decode,
     decode_accumulate,
     decode_into,
@@ -27,7 +25,6 @@ from .vectors import new_vector
 
 __all__ = [
     "Buffer",
-    "Codebook",
     "CodecError",
     "CodecSpec",
     "CodecUsageError",
@@ -37,7 +34,6 @@ __all__ = [
     "Limits",
     "available",
     "bound",
-    "codebooks_of",
     "decode",
     "decode_accumulate",
     "decode_into",

@@ -1,4 +1,4 @@
-"""Numbers by bits, all of them for each bit: bit planes, and ranks, which are for small numbers (docs/WIRE.md, "Bit planes and ranks")."""
+"""Bit planes, and ranks for small numbers (docs/WIRE.md, "Bit planes and ranks")."""
 
 import numpy as np
 
@@ -7,7 +7,10 @@ from .reader import Reader
 
 
 def write_planes(symbols: ByteArray, width: int, pieces: list[bytes]) -> None:
-    """Append the lowest `width` bits of each symbol (n,), the top bits first, the first symbol in the lowest bit of the first byte."""
+    """Append the lowest `width` bits of symbols (n,), the highest bit's plane first.
+
+    The first symbol is in the lowest bit of a plane's first byte.
+    """
     pieces.extend(
         np.packbits(symbols & np.uint8(1 << bit), bitorder="little").tobytes()
         for bit in reversed(range(width))
@@ -24,14 +27,17 @@ def read_planes(reader: Reader, count: int, width: int) -> ByteArray:
 
 
 def write_ranks(ranks: ByteArray, last: int, pieces: list[bytes]) -> None:
-    """Append ranks (n,) from 0 to `last`: for each rank but the last, of those that have at least it, whether they have more."""
+    """Append ranks (n,) from 0 to `last`.
+
+    For each rank but the last, each number of at least that rank gets a bit: 1 if it is higher.
+    """
     bits = [np.zeros(0, dtype=np.bool_)]
     bits += [ranks[ranks >= rank] > rank for rank in range(last)]
     pieces.append(np.packbits(np.concatenate(bits), bitorder="little").tobytes())
 
 
 def read_ranks(reader: Reader, count: int, last: int) -> ByteArray:
-    """Ranks (count,) as `write_ranks` wrote them."""
+    """The ranks (count,) that `write_ranks` wrote."""
     ranks = np.zeros(count, dtype=np.uint8)
     bits = np.zeros(0, dtype=np.uint8)
     for rank in range(last):

@@ -1,23 +1,22 @@
-"""Frames from fp32 values and back by NumPy, the reference, and how a chunk gets its mode.
+"""Encodes and decodes frames with NumPy: the reference, and the rules for a chunk's mode.
 
-    raw fp32    some value is NaN, infinite, or so large that it would round to infinity; or fp32 whose bits cannot be coded
-    constant    all values have the same 32 bits; the value is rounded to the format before it is stored
-    raw codes   scales and codes as they are, where coding does not pay or is not wanted
+    raw fp32    some value is NaN, infinite, or would round to infinity; or coding fp32 does not pay
+    constant    all values have the same 32 bits; the value is rounded to the format
+    raw codes   scales and codes as they are: coding does not pay, or is not wanted
     coded       scales, and the planes of `planes`
 
-Decoding guarantees that a chunk whose flag does not announce NaN or infinity decodes to finite values.
+A chunk whose flag does not announce NaN or infinity decodes to finite values, or is refused.
 """
 
 # ruff: noqa: D102 - `Implementation` has the documentation
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from .books import Codebook
 from .errors import CodecUsageError, FrameError, LimitError
 from .formats import (
     FIRST_NONFINITE,
@@ -52,7 +51,6 @@ from .frame import (
 )
 from .implementation import DEFAULT_SPEC, Implementation
 from .planes import (
-    OWN,
     BlockReader,
     ChunkPlan,
     ConstantPlaneError,
@@ -77,18 +75,23 @@ from .reader import Reader
 from .scales import read_scales, write_scales
 
 MAXIMUM_THREADS = 64
-"""That a call may ask for."""
+"""Most threads that a call may ask for."""
 
-# An encoder that checks the size after each inner block may be over by one of them: at worst four planes of fp32 all of whose
-# symbols are listed with the highest numbers. The rest is room for plane heads, padding, and stores of whole vectors.
+# An encoder that checks the size after each inner block may exceed it by one of them: at worst four
+# planes of fp32 all of whose symbols are listed with the highest numbers. The rest is room for
+# plane heads, padding, and stores of whole vectors.
 _WORKING_BYTES = 196608
-# Of several faults in an inner block, the one in the first piece is told; so pieces are as large as those of the native codec.
+# Of several faults in an inner block, the one in the first piece is reported; pieces therefore have
+# the size of the native codec's.
 _PIECE_SYMBOLS = 4096
 _QUIET_NAN = np.uint32(0x0040)
 
 
 def bound(values_count: int, spec: CodecSpec = DEFAULT_SPEC) -> int:
-    """Bytes of output that encoding that many values may need: no frame is longer, and encoders may use the rest as they work."""
+    """Bytes of output that encoding `values_count` values needs.
+
+    No frame is longer; encoders use the rest as working memory.
+    """
     if values_count < 0:
         raise CodecUsageError(f"{values_count} values")
     # Any chunk may have to go out as raw fp32, and no other mode is ever larger.
@@ -97,7 +100,7 @@ def bound(values_count: int, spec: CodecSpec = DEFAULT_SPEC) -> int:
 
 
 class NumpyCodec(Implementation):
-    """The reference, on one thread however many are allowed."""
+    """The reference. It runs on one thread, even if more are allowed."""
 
     name = "numpy"
 
@@ -109,7 +112,6 @@ class NumpyCodec(Implementation):
         *,
         reference: Float32Array | None = None,
         residual: Float32Array | None = None,
-        books: Sequence[Codebook] = (),
         threads: int = 1,
     ) -> int:
         check_threads(threads)
@@ -127,7 +129,8 @@ class NumpyCodec(Implementation):
             ) from None
         if target.readonly or target.nbytes < bound(values.size, spec):
             raise CodecUsageError(
-                f"output of {target.nbytes} bytes: a writable one of {bound(values.size, spec)} is needed"
+                f"output of {target.nbytes} bytes: "
+                f"a writable one of {bound(values.size, spec)} is needed"
             )
         read = {"values": values, "reference": reference, "residual": residual}
         check_apart(read, "output", np.frombuffer(target, np.uint8, bound(values.size, spec)))
@@ -143,7 +146,7 @@ class NumpyCodec(Implementation):
                 None if reference is None else reference[part],
                 None if residual is None else residual[part],
             )
-            mode, nonfinite, payload = _encode_chunk(chunk, spec, books)
+            mode, nonfinite, payload = _encode_chunk(chunk, spec)
             head = pack_chunk_head(header, index, mode, payload, nonfinite=nonfinite)
             for piece in (head, payload):
                 target[position : position + len(piece)] = piece
@@ -158,7 +161,6 @@ class NumpyCodec(Implementation):
         out: Values,
         limits: Limits | None = None,
         *,
-        books: Sequence[Codebook] = (),
         threads: int = 1,
     ) -> int:
         check_threads(threads)
@@ -172,10 +174,10 @@ class NumpyCodec(Implementation):
             start = chunk.index * header.chunk_values
             part = out[start : start + chunk.values]
             if out.dtype == np.float32:
-                _decode_chunk(chunk, header, part.view(np.float32), books)
+                _decode_chunk(chunk, header, part.view(np.float32))
             else:
                 values = np.empty(chunk.values, dtype=np.float32)
-                _decode_chunk(chunk, header, values, books)
+                _decode_chunk(chunk, header, values)
                 part[:] = _rounded_to_bfloat16(values)
         return header.values
 
@@ -186,7 +188,6 @@ class NumpyCodec(Implementation):
         weight: float,
         limits: Limits | None = None,
         *,
-        books: Sequence[Codebook] = (),
         threads: int = 1,
     ) -> int:
         check_threads(threads)
@@ -203,7 +204,7 @@ class NumpyCodec(Implementation):
                 f"frame of {header.values} values, the accumulator holds {accumulator.size}"
             )
         decoded = np.empty(header.values, dtype=np.float32)
-        self.decode_into(frame, decoded, limits, books=books)
+        self.decode_into(frame, decoded, limits)
         with np.errstate(all="ignore"):
             decoded *= factor
             accumulator[: header.values] += decoded
@@ -233,34 +234,13 @@ class NumpyCodec(Implementation):
 
 
 def check_threads(threads: int) -> None:
-    """CodecUsageError for a number of threads that no call may have."""
+    """CodecUsageError unless `threads` is from 1 to MAXIMUM_THREADS."""
     if not 1 <= threads <= MAXIMUM_THREADS:
         raise CodecUsageError(f"threads is {threads}: it must be from 1 to {MAXIMUM_THREADS}")
 
 
-def codebooks_of(
-    frame: Buffer, limits: Limits | None = None, *, books: Sequence[Codebook] = ()
-) -> tuple[Codebook, ...]:
-    """The books that the frame's chunks made for themselves, without repetition: what a later frame may share.
-
-    `books` are those that the frame refers to. Errors as in `decode_into`.
-    """
-    data = frame_bytes_view(frame)
-    header = parse_header(data, limits or Limits(1 << 64, max(data.size, 1)))
-    found: dict[Codebook, None] = {}
-    for chunk in iterate_chunks(data, header):
-        if chunk.mode == CODED:
-            plan = read_plan(Reader(chunk.payload), header.number_format, books)
-            found.update(
-                (plane.book, None)
-                for plane in plan.planes
-                if plane.kind == OWN and plane.book is not None
-            )
-    return tuple(found)
-
-
 def check_values(values: Values, *, writable: bool = False, allow_bfloat16: bool = False) -> None:
-    """CodecUsageError unless this is an array that the codec takes."""
+    """CodecUsageError unless `values` is a 1-D, contiguous array of an accepted dtype."""
     if not isinstance(values, np.ndarray) or values.ndim != 1:
         raise CodecUsageError("values must be a one-dimensional NumPy array")
     if values.dtype != np.float32 and not (allow_bfloat16 and values.dtype == np.uint16):
@@ -275,7 +255,7 @@ def check_values(values: Values, *, writable: bool = False, allow_bfloat16: bool
 def check_apart(
     read: Mapping[str, npt.NDArray[Any] | None], name: str, written: npt.NDArray[Any] | None
 ) -> None:
-    """CodecUsageError when what is written shares memory with something that is read: the latter would change meanwhile."""
+    """CodecUsageError if `written` shares memory with an array that is read during the call."""
     for other, memory in read.items():
         if written is not None and memory is not None and np.may_share_memory(memory, written):
             raise CodecUsageError(f"{other} and {name} overlap")
@@ -284,9 +264,10 @@ def check_apart(
 def _combine(
     values: Values, reference: Float32Array | None, residual: Float32Array | None
 ) -> Float32Array:
-    """What is encoded, (n,) float32: (values - reference) + residual."""
-    combined: Float32Array
-    combined = values if values.dtype == np.float32 else bfloat16_bits(values).view(np.float32)  # type: ignore[assignment, arg-type]
+    """(values - reference) + residual, (n,) float32: the numbers to encode."""
+    if values.dtype != np.float32:
+        values = bfloat16_bits(values).view(np.float32)  # type: ignore[arg-type]
+    combined: Float32Array = values  # type: ignore[assignment]
     with np.errstate(all="ignore"):
         if reference is not None:
             combined = combined - reference
@@ -295,9 +276,7 @@ def _combine(
     return combined
 
 
-def _encode_chunk(
-    values: Float32Array, spec: CodecSpec, books: Sequence[Codebook]
-) -> tuple[int, bool, bytes]:
+def _encode_chunk(values: Float32Array, spec: CodecSpec) -> tuple[int, bool, bytes]:
     """Mode, nonfinite flag and payload of one chunk (n,), n > 0."""
     number_format = format_named(spec.format)
     bits = values.view(np.uint32)
@@ -312,10 +291,10 @@ def _encode_chunk(
     if largest >= number_format.escape_magnitude:
         return raw_fp32
 
-    blocks = quantise(values, number_format, spec.block_values, spec.fineness)
+    blocks = quantise(values, number_format, spec.block_values, spec.step_log2)
     raw_codes = _raw_codes(blocks, number_format)
     if spec.entropy:
-        coded = _coded(blocks, number_format, books)
+        coded = _coded(blocks, number_format)
         if coded is not None and len(coded) <= len(raw_codes) and len(coded) <= 4 * values.size:
             return CODED, nonfinite, coded
     if number_format.code_bits == 32 or len(raw_codes) > 4 * values.size:
@@ -333,15 +312,11 @@ def _raw_codes(blocks: list[Quantised], number_format: Format) -> bytes:
     return b"".join(pieces)
 
 
-def _coded(
-    blocks: list[Quantised],
-    number_format: Format,
-    books: Sequence[Codebook],
-) -> bytes | None:
-    """The payload of mode `coded`; None when its plan promises nothing."""
+def _coded(blocks: list[Quantised], number_format: Format) -> bytes | None:
+    """The payload of mode `coded`; None if the plan estimates no saving."""
     words = np.concatenate([block.words for block in blocks])
     for sample in (sample_of(words), Sample(words, words.size)):
-        plan = plan_chunk(sample, number_format, books)
+        plan = plan_chunk(sample, number_format)
         if plan.cost_bits >= number_format.code_bits * words.size:
             return None
         try:
@@ -366,11 +341,11 @@ def _coded_as(
 
 
 def _round(values: Float32Array, number_format: Format) -> Float32Array:
-    """What a constant (1,) becomes: the nearest value of the format; uniform has no grid of its own and keeps it."""
+    """A constant (1,) rounded to the format; uniform has no fixed grid and keeps it."""
     if number_format.name == "uniform":
         return values
     rounded = np.empty_like(values)
-    (block,) = quantise(values, number_format, block_values=1, fineness=0)
+    (block,) = quantise(values, number_format, block_values=1, step_log2=0)
     dequantise(block, number_format, 1, rounded)
     return rounded
 
@@ -378,7 +353,7 @@ def _round(values: Float32Array, number_format: Format) -> Float32Array:
 def _left_over(
     values: Float32Array, mode: int, payload: bytes, spec: CodecSpec
 ) -> Float32Array | np.float32:
-    """Values (n,) minus what a decoder of the chunk gives."""
+    """Values (n,) minus the values that a decoder of the chunk gives."""
     number_format = format_named(spec.format)
     if mode == RAW_FP32 or number_format.name == "fp32":
         return np.float32(0)
@@ -387,7 +362,7 @@ def _left_over(
         with np.errstate(all="ignore"):
             return values - constant if np.isfinite(constant[0]) else np.float32(0)
     decoded = np.empty_like(values)
-    blocks = quantise(values, number_format, spec.block_values, spec.fineness)
+    blocks = quantise(values, number_format, spec.block_values, spec.step_log2)
     for index, block in enumerate(blocks):
         part = decoded[index * BLOCK_SYMBOLS : (index + 1) * BLOCK_SYMBOLS]
         dequantise(block, number_format, spec.block_values, part)
@@ -395,7 +370,10 @@ def _left_over(
 
 
 def _rounded_to_bfloat16(values: Float32Array) -> npt.NDArray[np.uint16]:
-    """bf16 bits (n,) of fp32 values (n,), rounded to nearest even; a NaN keeps its upper bits and becomes quiet."""
+    """bf16 bits (n,) of fp32 values (n,), rounded to nearest even.
+
+    A NaN keeps its upper bits and becomes quiet.
+    """
     bits = values.view(np.uint32)
     is_nan = (bits & MAGNITUDE_MASK) > np.uint32(FIRST_NONFINITE)
     quiet = ((bits >> np.uint32(16)) | _QUIET_NAN).astype(np.uint16)
@@ -403,9 +381,7 @@ def _rounded_to_bfloat16(values: Float32Array) -> npt.NDArray[np.uint16]:
     return np.where(is_nan, quiet, bfloat16_codes(np.where(is_nan, np.uint32(0), bits)))
 
 
-def _decode_chunk(
-    chunk: Chunk, header: Header, out: Float32Array, books: Sequence[Codebook]
-) -> None:
+def _decode_chunk(chunk: Chunk, header: Header, out: Float32Array) -> None:
     """Decode one chunk into out (chunk.values,)."""
     reader = Reader(chunk.payload)
     number_format = header.number_format
@@ -414,23 +390,21 @@ def _decode_chunk(
     elif chunk.mode == RAW_FP32:
         out.view(np.uint32)[:] = reader.take(4 * chunk.values).view("<u4")
     elif chunk.nonfinite and number_format.name != "fp32":
-        raise FrameError(f"chunk {chunk.index} announces NaN or infinity but is quantised")
+        raise FrameError(f"chunk {chunk.index} announces NaN or infinity but is quantized")
     elif chunk.mode == RAW_CODES and number_format.name == "fp32":
         raise FrameError(f"chunk {chunk.index} has raw codes of a lossless format")
     else:
-        _decode_blocks(reader, chunk, header, out, books)
+        _decode_blocks(reader, chunk, header, out)
     reader.finish()
     if bool(np.isfinite(out).all()) == chunk.nonfinite:
         raise FrameError(f"chunk {chunk.index} and its flag disagree about NaN and infinity")
 
 
-def _decode_blocks(
-    reader: Reader, chunk: Chunk, header: Header, out: Float32Array, books: Sequence[Codebook]
-) -> None:
+def _decode_blocks(reader: Reader, chunk: Chunk, header: Header, out: Float32Array) -> None:
     number_format, code_bytes = header.number_format, header.number_format.code_bytes
     is_coded = chunk.mode == CODED
     if is_coded:
-        plan = read_plan(reader, number_format, books)
+        plan = read_plan(reader, number_format)
         streams = read_streams(reader, plan, chunk.values)
     for start in range(0, chunk.values, BLOCK_SYMBOLS):
         part = out[start : start + BLOCK_SYMBOLS]
@@ -449,7 +423,7 @@ def _decode_blocks(
 def _read_pieces(
     reader: Reader, number_format: Format, block: BlockReader, count: int
 ) -> tuple[WordArray, Float32Array | None]:
-    """Code words (count,) of an inner block, and the escaped values behind its planes, of uniform."""
+    """Code words (count,) of an inner block, and uniform's escaped values after its planes."""
     words, escaped = [], []
     for start in range(0, count, _PIECE_SYMBOLS):
         words.append(block.read(min(_PIECE_SYMBOLS, count - start)))

@@ -1,21 +1,19 @@
-"""Which implementation does the work, decided once, at import; and the package's public functions on top of it.
+"""Chooses the implementation once, at import, and offers the package's public functions on it.
 
     avx512, avx2, scalar   the native codec with the kernels of an instruction set
-    numpy                  the reference, always there
+    numpy                  the reference, always available
 
-The environment variable FSL_CODECS_PATH names one; "auto", like leaving it out, takes the first that this machine and this install
-have. All give the same bytes and values.
+The environment variable FSL_CODECS_PATH names one. "auto", the default, takes the first that this
+machine and this install have. All give the same bytes and values.
 """
 
 import os
-from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
 from attrs import frozen
 
-from .books import Codebook
-from .codec import NumpyCodec, bound, check_values, codebooks_of
+from .codec import NumpyCodec, bound, check_values
 from .errors import CodecUsageError
 from .formats import Float32Array, Values
 from .frame import Buffer, CodecSpec, Limits, frame_bytes_view, parse_header
@@ -30,7 +28,7 @@ _DEFAULT_LIMITS: Final = Limits()
 
 @frozen
 class Choice:
-    """The implementation in use, and why this one, in one sentence."""
+    """The implementation in use, and the reason, in one sentence."""
 
     chosen: Implementation
     reason: str
@@ -46,7 +44,10 @@ def available() -> tuple[str, ...]:
 
 
 def implementation_named(name: str) -> Implementation:
-    """An implementation to be used beside the chosen one, for tests and measurements; CodecUsageError when it is not there."""
+    """An implementation other than the chosen one, for tests and measurements.
+
+    CodecUsageError if this machine or install lacks it.
+    """
     if name == "numpy":
         return NumpyCodec()
     if name not in NAMES:
@@ -61,7 +62,7 @@ def implementation_named(name: str) -> Implementation:
 
 
 def choose(wanted: str) -> Choice:
-    """What FSL_CODECS_PATH = wanted means here; CodecUsageError names the variable when that is impossible."""
+    """The choice for FSL_CODECS_PATH = wanted; CodecUsageError if it is impossible here."""
     if wanted not in {"", _AUTO}:
         try:
             return Choice(implementation_named(wanted), f"{VARIABLE}={wanted}")
@@ -82,7 +83,7 @@ def implementation() -> str:
 
 
 def choice() -> Choice:
-    """The implementation in use, and why."""
+    """The implementation in use, and the reason."""
     return _choice
 
 
@@ -92,24 +93,20 @@ decode_accumulate = _chosen.decode_accumulate
 info = _chosen.info
 
 
-def encode(
-    values: Values, spec: CodecSpec = DEFAULT_SPEC, *, books: Sequence[Codebook] = ()
-) -> bytes:
-    """`encode_into` into fresh bytes."""
+def encode(values: Values, spec: CodecSpec = DEFAULT_SPEC) -> bytes:
+    """`encode_into` new bytes."""
     check_values(values, allow_bfloat16=True)
     out: Any = np.empty(bound(values.size, spec), dtype=np.uint8)
-    size = encode_into(values, out, spec, books=books)
+    size = encode_into(values, out, spec)
     encoded: bytes = out[:size].tobytes()
     return encoded
 
 
-def decode(
-    frame: Buffer, limits: Limits = _DEFAULT_LIMITS, *, books: Sequence[Codebook] = ()
-) -> Float32Array:
-    """`decode_into` into a fresh float32 array (n,), allocated after `limits` were checked."""
+def decode(frame: Buffer, limits: Limits = _DEFAULT_LIMITS) -> Float32Array:
+    """`decode_into` a new float32 array (n,), allocated after `limits` were checked."""
     header = parse_header(frame_bytes_view(frame), limits)
     out = np.empty(header.values, dtype=np.float32)
-    decode_into(frame, out, limits, books=books)
+    decode_into(frame, out, limits)
     return out
 
 
@@ -120,7 +117,6 @@ __all__ = [
     "bound",
     "choice",
     "choose",
-    "codebooks_of",
     "decode",
     "decode_accumulate",
     "decode_into",

@@ -2,10 +2,11 @@
 
     CodecError
     ├── FrameError       the bytes are wrong: damaged, cut short, of another version, or hostile
-    ├── LimitError       the frame may be fine, but it is larger than the caller allows
-    └── CodecUsageError  our own misuse: wrong dtype, output too small, impossible settings
+    ├── LimitError       the frame may be valid, but is larger than the caller allows
+    └── CodecUsageError  misuse by the caller: wrong dtype, output too small, impossible settings
 
-A caller that reads frames from the network treats the first two as the peer's fault and the third as its own.
+A caller that reads frames from the network treats the first two as the peer's fault and the third
+as its own.
 """
 
 
@@ -22,4 +23,4 @@ class LimitError(CodecError):
 
 
 class CodecUsageError(CodecError):
-    """The calling code passed something this package does not accept."""
+    """The calling code passed an argument that this package does not accept."""

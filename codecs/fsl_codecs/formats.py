@@ -6,13 +6,16 @@
     e5m2   OCP 8-bit float with 5 exponent and 2 mantissa bits (IEEE-like, largest finite 57344)
     uniform  integers times a step (module `uniform`)
 
-The two 8-bit floats carry one scale per run of values, a power of two stored as one E8M0 byte b that means 2**(b - 127)
-(OCP Microscaling Formats v1.0, section 5.4.1). The scale is the smallest one that brings the run's largest magnitude to at
-most the format's largest finite value, but never so small that the smallest code would decode to a subnormal fp32 number.
-Dividing by it and multiplying with it are exact in fp32 (quotients that underflow are far below half of the smallest code), so the
-only rounding is the cast to 8 bits, and decoding gives the same bits also where subnormals are flushed to zero.
+The two 8-bit floats have one scale per run of values, a power of two stored as an E8M0 byte b, for
+2**(b - 127)
+(OCP Microscaling Formats v1.0, section 5.4.1). The scale is the smallest one that brings the run's
+largest magnitude to at most the format's largest finite value, but never so small that the smallest
+code would decode to a subnormal fp32 number. Dividing by it and multiplying with it are exact in
+fp32 (quotients that underflow are far below half of the smallest code). So the only rounding is the
+cast to 8 bits, and decoding gives the same bits where subnormals are flushed to zero.
 
-Functions here take finite values below the format's `escape_magnitude`; the codec sends anything else as raw fp32.
+Functions here take finite values below the format's `escape_magnitude`; the codec sends any other
+value as raw fp32.
 """
 
 from typing import Any, Final
@@ -37,13 +40,13 @@ FP32_BIAS: Final = 127
 
 @frozen
 class Float8:
-    """An 8-bit float format: sign, exponent, mantissa; both OCP formats have the largest significand 1.75."""
+    """An 8-bit float format: sign, exponent, mantissa. The largest significand is 1.75."""
 
     mantissa_bits: int
     exponent_bias: int
     largest_exponent: int
     special_code: int
-    """First magnitude code that is no finite number."""
+    """First magnitude code that is not a finite number."""
 
     @property
     def lowest_scale(self) -> int:
@@ -76,7 +79,10 @@ class Format:
     code_bits: int
     splits: tuple[Split, ...]
     escape_magnitude: int
-    """fp32 bits of the smallest magnitude that would decode to infinity or NaN; 2**31, which none reaches, if lossless."""
+    """fp32 bits of the smallest magnitude that would decode to infinity or NaN.
+
+    2**31, which no value reaches, for the lossless format.
+    """
     float8: Float8 | None = field(default=None)
 
     @property
@@ -85,7 +91,7 @@ class Format:
         return self.code_bits // 8
 
 
-# The sign is the last bit of the raw plane, or the first of the coded one, or everything is in one alphabet.
+# The sign is the last bit of the raw plane, or the first of the coded one, or all is one alphabet.
 _FP8_SPLITS: Final = (Split(True, (6, 2)), Split(False, (6, 2)), Split(False, (8,)))
 _UNIFORM_SPLITS: Final = (Split(False, (6, 2)), Split(False, (8,)))
 
@@ -102,7 +108,7 @@ FORMATS_BY_WIRE_ID: Final = {
 
 
 def format_named(name: str) -> Format:
-    """The format of that name; CodecUsageError names the known ones."""
+    """The format of that name; CodecUsageError lists the known ones."""
     try:
         return FORMATS[name]
     except (KeyError, TypeError):
@@ -110,7 +116,7 @@ def format_named(name: str) -> Format:
 
 
 def bfloat16_codes(bits: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint16]:
-    """Round fp32 bit patterns (n,) of finite values to bf16 codes (n,), to nearest, ties to even."""
+    """Round fp32 bits (n,) of finite values to bf16 codes (n,), to nearest, ties to even."""
     ties_to_even = (bits >> np.uint32(16)) & np.uint32(1)
     return ((bits + np.uint32(0x7FFF) + ties_to_even) >> np.uint32(16)).astype(np.uint16)
 
@@ -121,19 +127,20 @@ def bfloat16_bits(codes: npt.NDArray[np.uint16]) -> npt.NDArray[np.uint32]:
 
 
 def float8_codes(scaled: Float32Array, kind: Float8) -> ByteArray:
-    """Round fp32 values, already divided by their scale, to 8-bit codes of the same shape, to nearest, ties to even.
+    """Round fp32 values, already divided by their scale, to 8-bit codes of the same shape.
 
-    Magnitudes must not round beyond the largest finite code.
+    To nearest, ties to even. Magnitudes must not round beyond the largest finite code.
     """
     bits = scaled.view(np.uint32)
     magnitude = bits & MAGNITUDE_MASK
     shift = FP32_MANTISSA_BITS - kind.mantissa_bits
-    # Normal results: add just under half a step, plus the last kept bit so that ties go to even, and drop the rest.
+    # Normal results: add just under half a step, plus the last kept bit so that ties go to even,
+    # and drop the rest.
     ties_to_even = (magnitude >> np.uint32(shift)) & np.uint32(1)
     rounded = (magnitude + np.uint32((1 << (shift - 1)) - 1) + ties_to_even) >> np.uint32(shift)
     rounded -= np.uint32((FP32_BIAS - kind.exponent_bias) << kind.mantissa_bits)
-    # Subnormal results are multiples of one step: adding the power of two whose last mantissa bit is worth that step lets
-    # the fp32 adder do the rounding.
+    # Subnormal results are multiples of one step: adding the power of two whose last mantissa bit
+    # is worth that step lets the fp32 adder do the rounding.
     smallest_exponent = 1 - kind.exponent_bias
     adder = np.float32(2.0 ** (smallest_exponent - kind.mantissa_bits + FP32_MANTISSA_BITS))
     stepped = (magnitude.view(np.float32) + adder).view(np.uint32) - adder.view(np.uint32)
@@ -144,7 +151,7 @@ def float8_codes(scaled: Float32Array, kind: Float8) -> ByteArray:
 
 
 def float8_values(kind: Float8) -> Float32Array:
-    """The fp32 value of each of the 256 codes, before scaling; codes that are no finite number give NaN or infinity."""
+    """The fp32 value of each of the 256 codes, before scaling; NaN or infinity if not finite."""
     magnitudes = np.arange(128)
     exponents = magnitudes >> kind.mantissa_bits
     mantissas = magnitudes & ((1 << kind.mantissa_bits) - 1)
@@ -167,8 +174,8 @@ _FLOAT8_VALUES: Final = {
 def run_scales(magnitudes: npt.NDArray[np.uint32], kind: Float8) -> ByteArray:
     """E8M0 bytes (runs,) for runs of fp32 magnitude bit patterns (runs, run_values).
 
-    With the run's largest magnitude m * 2**x, 1 <= m < 2, the scale is 2**(x - largest_exponent), or twice that when
-    m > 1.75, but at least the format's lowest.
+    With the run's largest magnitude m * 2**x, 1 <= m < 2, the scale is 2**(x - largest_exponent),
+    or twice that if m > 1.75, but at least the format's lowest.
     """
     largest = magnitudes.max(axis=1)
     # Adding 0x1FFFFF carries into the exponent exactly when the significand is above 1.75.
@@ -185,7 +192,7 @@ def scale_values(scales: ByteArray) -> Float32Array:
 
 
 def rows_of(values: Float32Array, run_values: int) -> Float32Array:
-    """Values (n,) as runs (ceil(n / run_values), run_values), the last filled up with zeros."""
+    """Values (n,) as runs (ceil(n / run_values), run_values), the last padded with zeros."""
     runs = -(-values.size // run_values)
     if values.size == runs * run_values:
         return values.reshape(runs, run_values)
@@ -197,11 +204,11 @@ def rows_of(values: Float32Array, run_values: int) -> Float32Array:
 def quantise_float8(
     values: Float32Array, number_format: Format, run_values: int
 ) -> tuple[ByteArray, ByteArray]:
-    """Quantise (n,) finite values; returns codes (n,) and E8M0 scales (ceil(n / run_values),)."""
+    """Codes (n,) and E8M0 scales (ceil(n / run_values),) of finite values (n,)."""
     assert number_format.float8 is not None
     rows = rows_of(values, run_values)
     scales = run_scales(rows.view(np.uint32) & MAGNITUDE_MASK, number_format.float8)
-    # 1 / 2**(b - 127) is what the byte 254 - b means.
+    # The byte 254 - b stands for 1 / 2**(b - 127).
     inverse = scale_values(np.uint8(254) - scales)
     with np.errstate(under="ignore"):
         scaled = rows * inverse[:, None]
@@ -212,7 +219,7 @@ def quantise_float8(
 def dequantise_float8(
     codes: ByteArray, scales: ByteArray, number_format: Format, run_values: int, out: Float32Array
 ) -> None:
-    """Write scale * value of each code (n,) into out (n,); one exact fp32 multiplication per value."""
+    """Write scale * value of codes (n,) into out (n,): one exact fp32 multiplication per value."""
     np.take(_FLOAT8_VALUES[number_format.name], codes, out=out, mode="clip")
     scale_runs(out, scale_values(scales), run_values)
 

@@ -1,12 +1,13 @@
-"""The frame around the chunks: headers, checksums, limits, and the packed block scales.
+"""The frame around the chunks: headers, checksums and limits.
 
     frame = header, chunk, chunk, ...                       all numbers little-endian
-    header (28 bytes)   magic "FSLC", version u8, format u8, reserved u16 = 0, block_values u32, chunk_values u32,
-                        values u64, crc32 of the 24 bytes before
+    header (28 bytes)   magic "FSLC", version u8, format u8, reserved u16 = 0, block_values u32,
+                        chunk_values u32, values u64, crc32 of the 24 bytes before
     chunk head (16)     payload_bytes u32, index u32, mode u8, flags u8, reserved u16 = 0, crc32
 
-A chunk's checksum starts from the header's (as the running value of CRC-32), so that a chunk belongs to one header, and covers the payload and then
-the first 12 bytes of the chunk head, whose length is known last. It detects damage; it does not authenticate.
+A chunk's checksum continues the header's (as the running value of CRC-32), so that a chunk belongs
+to one header. It covers the payload and then the first 12 bytes of the chunk head, because an
+encoder learns the payload's size last. It detects damage and does not authenticate.
 """
 
 import struct
@@ -20,7 +21,7 @@ from attrs import field, frozen
 
 from .errors import CodecUsageError, FrameError, LimitError
 from .formats import FORMATS_BY_WIRE_ID, ByteArray, Format, format_named
-from .uniform import MAXIMUM_FINENESS
+from .uniform import MAXIMUM_STEP_LOG2
 
 VERSION: Final = 5
 MAGIC: Final = b"FSLC"
@@ -54,35 +55,36 @@ def _grid_problem(block_values: int, chunk_values: int) -> str | None:
         )
     if not block_values <= chunk_values <= MAXIMUM_CHUNK_VALUES or chunk_values % block_values:
         return (
-            f"chunk_values is {chunk_values}: it must be a multiple of block_values ({block_values}) "
-            f"up to {MAXIMUM_CHUNK_VALUES}"
+            f"chunk_values is {chunk_values}: it must be a multiple of block_values "
+            f"({block_values}) up to {MAXIMUM_CHUNK_VALUES}"
         )
     return None
 
 
 @frozen
 class CodecSpec:
-    """How to encode. fp32 and bf16 have no scales; block_values then only has to divide chunk_values.
+    """How to encode; CodecUsageError if impossible.
 
-    format: "fp32", "bf16", "e4m3", "e5m2" or "uniform". fineness: for uniform, the step is about 2**(-fineness / 4) of a block's
-    root mean square; the default gives the mean square error of e4m3. entropy: False leaves out the Huffman stage.
-    CodecUsageError when impossible.
+    format: "fp32", "bf16", "e4m3", "e5m2" or "uniform". block_values: values that share a scale;
+    fp32 and bf16 have no scales, but it must divide chunk_values. entropy: False leaves out the
+    Huffman stage. step_log2: uniform's step is about 2**(-step_log2 / 4) times a block's root mean
+    square, 0 to 40; the default has the mean square error of e4m3.
     """
 
     format: str = "fp32"
     block_values: int = 128
     chunk_values: int = 131072
     entropy: bool = True
-    fineness: int = 14
+    step_log2: int = 14
 
     def __attrs_post_init__(self) -> None:
         format_named(self.format)
-        for name in ("block_values", "chunk_values", "fineness"):
+        for name in ("block_values", "chunk_values", "step_log2"):
             if not isinstance(getattr(self, name), int):
                 raise CodecUsageError(f"{name} must be an integer")
-        if not 0 <= self.fineness <= MAXIMUM_FINENESS:
+        if not 0 <= self.step_log2 <= MAXIMUM_STEP_LOG2:
             raise CodecUsageError(
-                f"fineness is {self.fineness}: it must be from 0 to {MAXIMUM_FINENESS}"
+                f"step_log2 is {self.step_log2}: it must be from 0 to {MAXIMUM_STEP_LOG2}"
             )
         if problem := _grid_problem(self.block_values, self.chunk_values):
             raise CodecUsageError(problem)
@@ -90,7 +92,7 @@ class CodecSpec:
 
 @frozen
 class Limits:
-    """What a caller is willing to receive; checked before anything is allocated."""
+    """The most that a caller accepts; checked before anything is allocated."""
 
     max_values: int = 1 << 27
     max_frame_bytes: int = 1 << 30
@@ -98,7 +100,7 @@ class Limits:
 
 @frozen
 class FrameInfo:
-    """What a frame says about itself; its checksums were verified."""
+    """A frame's header and its chunks' modes; its checksums were verified."""
 
     format: str
     values: int
@@ -167,14 +169,14 @@ def pack_chunk_head(
 
 
 def memory_of(buffer: Buffer) -> memoryview:
-    """The buffer as single bytes, without a copy; TypeError when it is not contiguous."""
+    """The buffer as single bytes, without a copy; TypeError if it is not contiguous."""
     memory = buffer.data if isinstance(buffer, np.ndarray) else memoryview(buffer)
-    # memoryview refuses to cast what is empty.
+    # memoryview refuses to cast an empty buffer.
     return memory.cast("B") if memory.nbytes else memoryview(b"")
 
 
 def frame_bytes_view(frame: Buffer) -> ByteArray:
-    """The frame's bytes (n,) without a copy; CodecUsageError when it is no contiguous buffer."""
+    """The frame's bytes (n,) without a copy; CodecUsageError if the buffer is not contiguous."""
     try:
         return np.frombuffer(memory_of(frame), dtype=np.uint8)
     except (TypeError, ValueError) as error:
@@ -182,7 +184,10 @@ def frame_bytes_view(frame: Buffer) -> ByteArray:
 
 
 def parse_header(data: ByteArray, limits: Limits) -> Header:
-    """Check the header of frame bytes (n,) against the format, the limits and the bytes that are there."""
+    """Parse the header of frame bytes (n,); FrameError or LimitError if it is refused.
+
+    It is checked against the format, the limits and the number of bytes.
+    """
     if data.size > limits.max_frame_bytes:
         raise LimitError(f"frame of {data.size} bytes, {limits.max_frame_bytes} allowed")
     if data.size < HEADER_BYTES:
@@ -209,7 +214,10 @@ def parse_header(data: ByteArray, limits: Limits) -> Header:
 
 
 def iterate_chunks(data: ByteArray, header: Header) -> Iterator[Chunk]:
-    """The chunks of frame bytes (n,) in order, each checked; FrameError also when bytes follow the last."""
+    """The chunks of frame bytes (n,) in order, each checked.
+
+    FrameError also if bytes follow the last.
+    """
     position = HEADER_BYTES
     for index in range(header.chunks):
         head_end = position + CHUNK_HEAD_BYTES

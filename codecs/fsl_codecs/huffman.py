@@ -1,10 +1,11 @@
 """Length-limited Huffman code lengths.
 
-Huffman's algorithm with two queues (van Leeuwen, "On the construction of Huffman trees", ICALP 1976). Where the tree is deeper than
-the limit, its deepest leaves are brought up to the limit, and room is made for them as zlib does: a leaf above goes one down and takes
-one of them as its sibling. Package-merge would find the optimum, which is little better where the limit is not far off, in more time.
-The optimum is not unique either, so ties are part of the wire format: symbols are sorted by (count, symbol), and where a symbol and
-a package weigh the same, the symbol comes first.
+Huffman's algorithm with two queues (van Leeuwen, "On the construction of Huffman trees", ICALP
+1976). If the tree is deeper than the limit, its deepest leaves are brought up to the limit, and
+room is made for them as zlib does: a leaf above goes one down and takes one of them as its sibling.
+Package-merge would find the optimum, which is little better here, in more time. The optimum is not
+unique either, so ties are part of the wire format: symbols are sorted by (count, symbol), and where
+a symbol and a package have equal weights, the symbol comes first.
 """
 
 from collections import deque
@@ -19,7 +20,7 @@ LENGTH_LIMIT: Final = 8
 
 
 def code_lengths(counts: npt.NDArray[np.int64], limit: int = LENGTH_LIMIT) -> ByteArray:
-    """Code lengths of at most `limit` bits, as short as Huffman's, for symbols that occur `counts` times, shape (symbols,).
+    """Huffman code lengths, at most `limit` bits, for symbols that occur `counts` (symbols,) times.
 
     At least two symbols must occur; those that do not get length 0.
     """
@@ -36,7 +37,7 @@ def code_lengths(counts: npt.NDArray[np.int64], limit: int = LENGTH_LIMIT) -> By
 
 
 def _leaves_of_depth(weights: list[int]) -> list[int]:
-    """How many leaves the Huffman tree of ascending weights has at each depth."""
+    """The number of leaves at each depth of the Huffman tree of ascending weights."""
     leaves = deque((weight, node) for node, weight in enumerate(weights))
     packages: deque[tuple[int, int]] = deque()
     parents: list[int] = [0] * (2 * len(weights) - 1)
@@ -60,7 +61,7 @@ def _leaves_of_depth(weights: list[int]) -> list[int]:
 
 
 def _limited(leaves_of_depth: list[int], limit: int) -> list[int]:
-    """The same number of leaves at depths of at most `limit`, filling the code space exactly."""
+    """As many leaves, at depths of at most `limit`, that fill the code space exactly."""
     limited = leaves_of_depth[: limit + 1] + [0] * (limit + 1 - len(leaves_of_depth))
     limited[limit] += sum(leaves_of_depth[limit + 1 :])
     excess = sum(leaves << (limit - depth) for depth, leaves in enumerate(limited)) - (1 << limit)

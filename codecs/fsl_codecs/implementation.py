@@ -1,9 +1,10 @@
-"""What every implementation of the codec can do: the NumPy reference (`codec`) and the native one (`native`). All give the same bytes and values."""
+"""The interface of the codec's implementations: the NumPy reference (`codec`) and `native`.
 
-from collections.abc import Sequence
+All give the same bytes and values.
+"""
+
 from typing import Final, Protocol
 
-from .books import Codebook
 from .formats import Float32Array, Values
 from .frame import Buffer, CodecSpec, FrameInfo, Limits
 
@@ -11,7 +12,7 @@ DEFAULT_SPEC: Final = CodecSpec()
 
 
 class Implementation(Protocol):
-    """Frames from values, and back. Methods of implementations have their documentation from here."""
+    """Encodes and decodes frames. Implementations' methods are documented here."""
 
     name: str
 
@@ -23,15 +24,16 @@ class Implementation(Protocol):
         *,
         reference: Float32Array | None = None,
         residual: Float32Array | None = None,
-        books: Sequence[Codebook] = (),
         threads: int = 1,
     ) -> int:
-        """Encode values (n,), float32 or the uint16 bits of bf16, into the writable buffer `out`; returns the frame's size in bytes.
+        """Encode values (n,) into the writable buffer `out`; returns the frame's size in bytes.
 
-        With a reference (n,) float32, `values - reference` is encoded. With a residual (n,) float32 (error feedback; Seide et al.,
-        "1-bit stochastic gradient descent", 2014), the residual is added first and then holds what the frame fails to give. `books` are those that
-        the frame may refer to by digest. `out` must hold bound(n, spec) bytes; nothing may overlap. CodecUsageError otherwise.
-        The chunks of the frame are shared out among up to `threads` threads; the bytes are the same.
+        values: float32, or uint16 with the bits of bf16. With a reference (n,) float32,
+        `values - reference` is encoded. With a residual (n,) float32 (error feedback; Seide et al.,
+        "1-bit stochastic gradient descent", 2014), the residual is added before encoding and then
+        holds the encoding error. `out` must hold bound(n, spec) bytes, and no two arrays may
+        overlap; CodecUsageError otherwise. Up to `threads` threads share the frame's chunks; the
+        bytes are the same.
         """
         ...
 
@@ -41,13 +43,13 @@ class Implementation(Protocol):
         out: Values,
         limits: Limits | None = None,
         *,
-        books: Sequence[Codebook] = (),
         threads: int = 1,
     ) -> int:
-        """Decode a frame into the first n values of out, 1-D of at least n; returns n.
+        """Decode a frame into the first n values of `out`, 1-D of at least n; returns n.
 
-        `out` is float32, or uint16 for bf16 bits: then values are rounded to nearest, ties to even. FrameError for bytes that are no valid frame,
-        LimitError when `out` or `limits` is too small; what `out` then holds is undefined. CodecUsageError when frame and `out` overlap.
+        `out` is float32, or uint16 for bf16 bits, rounded to nearest, ties to even. FrameError for
+        an invalid frame, LimitError if `out` or `limits` is too small; `out` is then undefined.
+        CodecUsageError if frame and `out` overlap.
         """
         ...
 
@@ -58,16 +60,16 @@ class Implementation(Protocol):
         weight: float,
         limits: Limits | None = None,
         *,
-        books: Sequence[Codebook] = (),
         threads: int = 1,
     ) -> int:
-        """accumulator[:n] += float32(weight) * decoded: one fp32 multiplication, then one fp32 addition, never fused.
+        """accumulator[:n] += float32(weight) * decoded; returns n.
 
-        Returns n. A bad frame leaves the accumulator as it was. Errors as in `decode_into`; CodecUsageError for a weight that is no
-        finite fp32 number.
+        One fp32 multiplication, then one fp32 addition, never fused. A refused frame leaves the
+        accumulator unchanged. Errors as in `decode_into`; CodecUsageError for a weight that is not
+        a finite fp32 number.
         """
         ...
 
     def info(self, frame: Buffer, limits: Limits | None = None) -> FrameInfo:
-        """What a frame holds, from its headers; all checksums are verified, payloads are not decoded."""
+        """A frame's header and modes. Verifies all checksums and does not decode payloads."""
         ...

@@ -1,15 +1,17 @@
-"""Streams: a plane's symbols of a whole chunk, in Huffman's code, on many lanes that take their bytes from one stream.
+"""Streams: a plane's symbols of a whole chunk, Huffman-coded on lanes that share one byte stream.
 
-Symbol i belongs to lane i mod L. A lane holds v, an integer of 8 + p bits, p from 0 to 7, whose highest bits start with its next code
-word. Decoding takes that word off and, when less than 8 bits are left, adds the stream's next byte below them; encoding goes
-from the last symbol to the first and does the reverse of each step in reverse order, so that each side takes or gives bytes in an order
-that it knows. This is the arrangement of Giesen ("Interleaved entropy coders", 2014), with Huffman's code in place of an arithmetic one.
+Symbol i belongs to lane i mod L. A lane holds v, an integer of 8 + p bits, p from 0 to 7, whose
+highest bits start with its next code word. Decoding removes that word and, if fewer than 8 bits are
+left, appends the stream's next byte below them. Encoding goes from the last symbol to the first and
+reverses each step, so both sides handle the bytes in a known order. This is the arrangement of
+Giesen ("Interleaved entropy coders", 2014), with Huffman's code instead of an arithmetic one.
 
-    stream = the lowest byte of each lane's v, the rest of each lane's v + 2**p, the bytes that the lanes take
+    stream = the lowest byte of each lane's v, the rest of each lane's v + 2**p, the lanes' bytes
 
-The last L symbols are not coded: they are what the lanes hold in the end. So no step of a lane starts with less than 8 bits, and a
-decoder that looks at the end of the stream and of each lane finds all but lies that are as good as truth. A symbol without a
-code stands in the stream as the lowest such symbol, by the code word of the escape leaf.
+The last L symbols are not coded: they are the lanes' final states. So no step of a lane starts with
+fewer than 8 bits, and a decoder that checks the end of the stream and of each lane accepts one
+stream per sequence of symbols. A symbol without a code is the lowest such symbol in the stream,
+with the code word of the escape leaf.
 """
 
 from typing import Final
@@ -33,9 +35,11 @@ Table = npt.NDArray[np.int64]
 class Code:
     """A canonical code as tables.
 
-    words, lengths, marks: of each symbol (symbols,) its code word and that word's length, those of the escape leaf for a symbol without
-    a code, and what stands for it in a stream, which is itself, or the lowest symbol without a code.
-    marks_of_bits, lengths_of_bits: for 8 bits (256,) that start with a code word, what it stands for, and its length.
+    words, lengths: each symbol's (symbols,) code word and its length; the escape leaf's for a
+    symbol without a code.
+    marks: the symbol that represents it in a stream: itself, or the lowest symbol without a code.
+    marks_of_bits, lengths_of_bits: for 8 bits (256,) that start with a code word, its mark and its
+    length.
     """
 
     words: Table
@@ -51,12 +55,12 @@ def lanes_of(count: int) -> int:
 
 
 def build_code(code_lengths: bytes, escape: int) -> Code:
-    """The tables of complete code lengths (symbols,), 0 for symbols without a code, and that of the escape leaf or 0."""
+    """Tables from complete code lengths (symbols,) and the escape leaf's; 0 stands for no code."""
     lengths = np.frombuffer(code_lengths + bytes((escape,)), np.uint8).astype(np.int64)
     leaves = np.flatnonzero(lengths)
     # The escape comes last among equals.
     leaves = leaves[np.argsort(lengths[leaves], kind="stable")]
-    # How many of the 256 bytes start with each leaf's code word.
+    # The number of bytes, of 256, that start with each leaf's code word.
     spans = 1 << (LENGTH_LIMIT - lengths[leaves])
     words = np.zeros_like(lengths)
     words[leaves] = (np.cumsum(spans) - spans) // spans
@@ -77,7 +81,7 @@ def build_code(code_lengths: bytes, escape: int) -> Code:
 
 
 def write_stream(code: Code, symbols: ByteArray) -> bytes:
-    """The stream of symbols (n,), which all have a code word, be it that of the escape."""
+    """The stream of symbols (n,), which all have a code word or take the escape."""
     lanes = lanes_of(symbols.size)
     coded = max(0, symbols.size - lanes)
     v = np.zeros(lanes, dtype=np.int64)
@@ -86,7 +90,7 @@ def write_stream(code: Code, symbols: ByteArray) -> bytes:
     words, lengths = code.words[symbols[:coded]], code.lengths[symbols[:coded]]
     taken = []
     for start in reversed(range(0, coded, lanes)):
-        # Only the step that is made first, the last one of the symbols, may have fewer symbols than lanes.
+        # Only the step made first, of the last symbols, may have fewer symbols than lanes.
         step = slice(start, min(start + lanes, coded))
         active = slice(step.stop - start)
         v[active] += words[step] << (p[active] + 8)
@@ -101,10 +105,10 @@ def write_stream(code: Code, symbols: ByteArray) -> bytes:
 
 
 class StreamReader:
-    """The symbols of a plane from what `write_stream` wrote, piece by piece; FrameError when it cannot have written that."""
+    """Reads what `write_stream` wrote, piece by piece; FrameError if it cannot have written it."""
 
     def __init__(self, code: Code, stream: ByteArray, width: int, count: int) -> None:
-        """`count` symbols of `width` bits are in the stream (n,)."""
+        """The stream (n,) holds `count` symbols of `width` bits."""
         self._code, self._stream, self._width = code, stream, width
         self._lanes = lanes_of(count)
         self._coded = max(0, count - self._lanes)
@@ -132,7 +136,7 @@ class StreamReader:
         return symbols
 
     def _step(self, symbols: ByteArray) -> None:
-        """A symbol of each of the first lanes (n,)."""
+        """Read one symbol (n,) from each of the first n lanes."""
         v, p, active = self._v, self._p, slice(symbols.size)
         bits = v[active] >> p[active]
         symbols[:] = self._code.marks_of_bits[bits]
@@ -147,7 +151,7 @@ class StreamReader:
         v &= (256 << p) - 1
 
     def _check_end(self) -> None:
-        """After the last symbol that has a code word."""
+        """FrameError unless the stream ends after the last symbol that has a code word."""
         if self._position != self._stream.size:
             raise FrameError("a stream goes on after its symbols")
         if self._p.any():

@@ -1,17 +1,15 @@
-"""The native codec: the methods of `Implementation` on top of the extension `_native`, with the kernels of one instruction set.
+"""The native codec: `Implementation` on the extension `_native`.
 
-It gives the same bytes, values and refusals as the NumPy package, which is the reference. Calls release the GIL while they work. Threads of a
-call come from one pool of the process; a second call that comes meanwhile works on its own thread alone.
+It gives the same bytes, values and refusals as the NumPy package, which is the reference. Calls
+release the GIL. A call's threads come from one pool of the process; a second call at the same time
+runs on its own thread alone.
 """
 
 # ruff: noqa: D102 - `Implementation` has the documentation
 
 import importlib
-from collections.abc import Sequence
-from functools import lru_cache
 from typing import Any, Final
 
-from .books import Codebook
 from .formats import FORMATS, FORMATS_BY_WIRE_ID, Float32Array, Values
 from .frame import Buffer, CodecSpec, FrameInfo, Limits
 from .implementation import DEFAULT_SPEC, Implementation
@@ -20,14 +18,15 @@ _WIRE_IDS: Final = {name: number_format.wire_id for name, number_format in FORMA
 
 
 def load() -> tuple[Any, str]:
-    """The extension, or None, and then why not."""
+    """The extension and "", or None and the reason why it does not load."""
     try:
         return importlib.import_module("fsl_codecs._native"), ""
     except ModuleNotFoundError as error:
         if error.name != "fsl_codecs._native":
             return None, f"the native codec does not load: {error}"
         return None, (
-            "the native codec is not built: install a C++17 compiler (on Debian: apt install g++), then install fsl-async again"
+            "the native codec is not built: install a C++17 compiler (on Debian: apt install g++), "
+            "then install fsl-async again"
         )
     except ImportError as error:
         return None, f"the native codec does not load: {error}"
@@ -37,7 +36,7 @@ class NativeCodec(Implementation):
     """The codec with the kernels of one path: "avx512", "avx2" or "scalar"."""
 
     def __init__(self, module: Any, path: str) -> None:
-        """`module` is what `load` gives. CodecUsageError when this machine cannot run the path."""
+        """module: from `load`. CodecUsageError if this machine cannot run the path."""
         self.name = path
         self._codec = module.Codec(path)
 
@@ -49,7 +48,6 @@ class NativeCodec(Implementation):
         *,
         reference: Float32Array | None = None,
         residual: Float32Array | None = None,
-        books: Sequence[Codebook] = (),
         threads: int = 1,
     ) -> int:
         size: int = self._codec.encode_into(
@@ -59,10 +57,9 @@ class NativeCodec(Implementation):
             spec.block_values,
             spec.chunk_values,
             spec.entropy,
-            spec.fineness,
+            spec.step_log2,
             reference,
             residual,
-            _unpacked(tuple(books)) if books else None,
             threads,
         )
         return size
@@ -73,12 +70,9 @@ class NativeCodec(Implementation):
         out: Values,
         limits: Limits | None = None,
         *,
-        books: Sequence[Codebook] = (),
         threads: int = 1,
     ) -> int:
-        values: int = self._codec.decode_into(
-            frame, out, _pair(limits), _unpacked(tuple(books)) if books else None, threads
-        )
+        values: int = self._codec.decode_into(frame, out, _pair(limits), threads)
         return values
 
     def decode_accumulate(
@@ -88,7 +82,6 @@ class NativeCodec(Implementation):
         weight: float,
         limits: Limits | None = None,
         *,
-        books: Sequence[Codebook] = (),
         threads: int = 1,
     ) -> int:
         values: int = self._codec.decode_accumulate(
@@ -96,7 +89,6 @@ class NativeCodec(Implementation):
             accumulator,
             weight,
             _pair(limits),
-            _unpacked(tuple(books)) if books else None,
             threads,
         )
         return values
@@ -123,10 +115,3 @@ class NativeCodec(Implementation):
 
 def _pair(limits: Limits | None) -> tuple[int, int] | None:
     return None if limits is None else (limits.max_values, limits.max_frame_bytes)
-
-
-@lru_cache(maxsize=64)
-def _unpacked(books: tuple[Codebook, ...]) -> Any:
-    """The extension's own form of books: tables."""
-    module, _ = load()
-    return module.Books([(book.width, book.packed, book.digest) for book in books])

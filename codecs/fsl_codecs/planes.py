@@ -1,16 +1,16 @@
 """Planes: code words cut into bit fields, each stored in the cheapest of several ways.
 
-A split (formats.Split) cuts each code word into planes of at most 8 bits. The bits of a plane that carry no information go out as
-they are, the others through Huffman's code, as one stream of `lanes` for the whole chunk:
+A split (formats.Split) cuts each code word into planes of at most 8 bits. A plane whose bits carry
+no information is stored as it is, the others in Huffman's code, as one stream of `lanes` for the
+whole chunk:
 
     kind 0  raw        width < 8: bit planes, top bit first; width 8: one byte per symbol
     kind 1  constant   one byte, the symbol
-    kind 2  own        a book of this chunk, in the plane's head
-    kind 3  static     a book of `static_books`, named by its number
-    kind 4  shared     a book that both ends hold from elsewhere, named by its digest
+    kind 2  own        a code table in the plane's head
+    kind 3  static     a table of `static_tables`, named by its number
 
-The choice is made from symbol counts of a sample, in integers only, so that every implementation makes the same. docs/WIRE.md
-gives the rules.
+The choice depends on symbol counts of a sample, in integers only, so that every implementation
+makes the same. docs/WIRE.md has the rules.
 """
 
 from collections.abc import Sequence
@@ -20,28 +20,27 @@ import numpy as np
 from attrs import frozen
 
 from .bitplanes import read_planes, read_ranks, write_planes, write_ranks
-from .books import DIGEST_BYTES, Codebook, Counts, own_book, read_book
+from .code_tables import CodeTable, Counts, read_table, table_from_counts
 from .errors import FrameError
 from .formats import ByteArray, Format, Split, WordArray
 from .lanes import StreamReader, lanes_of, write_stream
 from .reader import Reader
-from .static_books import static_books
+from .static_tables import static_tables
 
 RAW: Final = 0
 CONSTANT: Final = 1
 OWN: Final = 2
 STATIC: Final = 3
-SHARED: Final = 4
 
 _COUNTED_IN_FULL: Final = 16384
-"""Values of the largest chunk of which no sample is taken."""
+"""Largest chunk, in values, of which all values are counted."""
 _SAMPLED_RUN: Final = 16
 _SAMPLED_EVERY: Final = 17
-"""An odd number, so that the rows of a matrix are not all met at the same place."""
+"""Odd, so that samples meet a matrix's rows at different columns."""
 _SAMPLED_EVERY_OF_MANY: Final = 29
-"""A thinner sample will do for large chunks; counting it is a tenth of the work of encoding."""
+"""A thinner sample is enough for large chunks; counting it is a tenth of the work of encoding."""
 _MANY: Final = 65536
-"""Values of the largest chunk that is not large."""
+"""Largest chunk, in values, with the denser sample."""
 _STREAM_HEAD_BYTES: Final = 4
 _LIST_HEAD_BYTES: Final = 2
 _WORD_TYPES: Final = {8: np.uint8, 16: np.uint16, 32: np.uint32}
@@ -49,16 +48,19 @@ _WORD_TYPES: Final = {8: np.uint8, 16: np.uint16, 32: np.uint32}
 
 @frozen(eq=False)
 class PlanePlan:
-    """How one plane of a chunk is stored: `head` as on the wire; cost_bits estimates head and data, of all inner blocks."""
+    """How one plane of a chunk is stored.
+
+    head: as on the wire. cost_bits: estimate of the head and the data of all inner blocks.
+    """
 
     width: int
     head: bytes
     cost_bits: int
-    book: Codebook | None = None
+    table: CodeTable | None = None
 
     @property
     def kind(self) -> int:
-        """RAW, CONSTANT, OWN, STATIC or SHARED."""
+        """RAW, CONSTANT, OWN or STATIC."""
         return self.head[0]
 
 
@@ -76,7 +78,7 @@ class ChunkPlan:
 
 
 class ConstantPlaneError(Exception):
-    """A plane that is constant in the sample is not so in the chunk."""
+    """A plane that is constant in the sample is not constant in the chunk."""
 
 
 @frozen(eq=False)
@@ -93,7 +95,7 @@ class Sample:
 
 
 def sample_of(words: WordArray) -> Sample:
-    """The code words (n,) of a small chunk; of a larger one every seventeenth run of 16, of the largest every twenty-ninth."""
+    """The code words (n,), or of a large chunk every 17th or 29th run of 16."""
     if words.size <= _COUNTED_IN_FULL:
         return Sample(words, words.size)
     every = _SAMPLED_EVERY if words.size <= _MANY else _SAMPLED_EVERY_OF_MANY
@@ -133,7 +135,10 @@ def join(planes: list[ByteArray], split: Split, code_bits: int) -> WordArray:
 
 @frozen(eq=False)
 class Counted:
-    """How often each symbol (2**width,) of a plane occurs in a sample of `total`, and the size of the chunk."""
+    """How often each symbol (2**width,) of a plane occurs in a sample of `total`.
+
+    values: the size of the chunk.
+    """
 
     counts: Counts
     width: int
@@ -142,15 +147,16 @@ class Counted:
 
     @property
     def raw_bits(self) -> int:
-        """Size of the plane as it is."""
+        """Size of the plane in kind raw."""
         if self.width == 8:
             return 8 * self.values
         return 8 * self.width * ((self.values + 7) // 8)
 
-    def coded_bits(self, book: Codebook) -> int | None:
-        """Estimated size with that book, without the plane's head; None when the book may lack a symbol."""
-        costs = book.costs
-        # What the sample does not show, the rest of the chunk may: then every symbol must have a code, or the book an escape.
+    def coded_bits(self, table: CodeTable) -> int | None:
+        """Estimated size with that table, without the head; None if it may lack a symbol."""
+        costs = table.costs
+        # The rest of the chunk may show symbols that the sample lacks: then every symbol must have
+        # a code, or the table an escape.
         needed = self.counts > 0 if self.total == self.values else np.ones_like(self.counts, bool)
         if bool(((costs == 0) & needed).any()):
             return None
@@ -158,8 +164,11 @@ class Counted:
         return ends + self.values * int((self.counts * costs).sum()) // self.total
 
 
-def plan_plane(counted: Counted, candidates: Sequence[tuple[bytes, Codebook]]) -> PlanePlan:
-    """The cheapest way to store a plane; candidates are books that the peer holds, with their plane heads."""
+def plan_plane(counted: Counted, candidates: Sequence[tuple[bytes, CodeTable]]) -> PlanePlan:
+    """The cheapest way to store a plane.
+
+    candidates: tables that every peer has, with their plane heads.
+    """
     counts, width = counted.counts, counted.width
     present = int(np.count_nonzero(counts))
     if present == 1:
@@ -168,28 +177,29 @@ def plan_plane(counted: Counted, candidates: Sequence[tuple[bytes, Codebook]]) -
     # Nearly uniform planes, mantissas above all, are not worth the search for a code.
     if present > 1 << (width - 1) and int(counts.max()) <= counted.total >> (width - 1):
         return raw
-    own = own_book(counts, width, sampled=counted.total != counted.values)
+    own = table_from_counts(counts, width, sampled=counted.total != counted.values)
     best = None
-    for head, book in ((bytes((OWN,)) + own.packed, own), *candidates):
-        bits = counted.coded_bits(book)
+    for head, table in ((bytes((OWN,)) + own.packed, own), *candidates):
+        bits = counted.coded_bits(table)
         if bits is not None and (best is None or 8 * len(head) + bits < best.cost_bits):
-            best = PlanePlan(width, head, 8 * len(head) + bits, book)
-    assert best is not None  # the chunk's own book has all symbols, or an escape
+            best = PlanePlan(width, head, 8 * len(head) + bits, table)
+    assert best is not None  # the chunk's own table has all symbols, or an escape
     if best.cost_bits > counted.raw_bits - (counted.raw_bits >> 6):
         return raw
     return best
 
 
-def plan_chunk(sample: Sample, number_format: Format, books: Sequence[Codebook] = ()) -> ChunkPlan:
-    """Choose the split of a chunk with at least one value, and how each of its planes is stored."""
+def plan_chunk(sample: Sample, number_format: Format) -> ChunkPlan:
+    """Choose the split of a chunk of at least one value, and the kind of each plane."""
     words, splits = sample.words, number_format.splits
     if number_format.code_bits > 8:
         planes = cut(words, splits[0], number_format.code_bits)
         counts_of_planes = [np.bincount(plane, minlength=256) for plane in planes]
-        return ChunkPlan(0, _plan_planes(counts_of_planes, splits[0], sample, number_format, books))
+        return ChunkPlan(0, _plan_planes(counts_of_planes, splits[0], sample, number_format))
     counts = np.bincount(words, minlength=256)
-    # A later split has to promise something before its costs are worked out, and then has to save a sixteenth, because
-    # larger alphabets are slower. Sign in the alphabet: when signs and magnitudes go together. Whole codes: then too, or when one dominates.
+    # A later split is tried only where it may pay, and must then save a sixteenth, because larger
+    # alphabets are slower. Sign in the alphabet: if signs and magnitudes are correlated. Whole
+    # codes: then too, or if one code dominates.
     asymmetry = int(np.abs(counts[:128] - counts[128:]).sum())
     goes_together = asymmetry > words.size >> 2
     dominated = int(counts.max()) > words.size >> 2
@@ -200,9 +210,7 @@ def plan_chunk(sample: Sample, number_format: Format, books: Sequence[Codebook] 
     for index, split in enumerate(splits):
         if promising[index]:
             counts_of_planes = _plane_counts(counts, split)
-            plan = ChunkPlan(
-                index, _plan_planes(counts_of_planes, split, sample, number_format, books)
-            )
+            plan = ChunkPlan(index, _plan_planes(counts_of_planes, split, sample, number_format))
             if best is None or plan.cost_bits < best.cost_bits - (best.cost_bits >> 4):
                 best = plan
     assert best is not None
@@ -210,7 +218,7 @@ def plan_chunk(sample: Sample, number_format: Format, books: Sequence[Codebook] 
 
 
 def _plane_counts(counts: Counts, split: Split) -> list[Counts]:
-    """How often the symbols of each plane occur, from how often each 8-bit code does (256,)."""
+    """How often the symbols of each plane occur, from the counts of 8-bit codes (256,)."""
     counts_of_planes = []
     codes = np.arange(256, dtype=np.uint8)
     for width, symbols in zip(split.widths, cut(codes, split, 8), strict=True):
@@ -225,22 +233,16 @@ def _plan_planes(
     split: Split,
     sample: Sample,
     number_format: Format,
-    books: Sequence[Codebook],
 ) -> tuple[PlanePlan, ...]:
     plans = []
     for counts, width in zip(counts_of_planes, split.widths, strict=True):
-        shared = [
-            (bytes((SHARED,)) + book.digest.to_bytes(DIGEST_BYTES, "little"), book)
-            for book in books
-            if book.width == width
-        ]
         static = [
-            (bytes((STATIC, number)), book)
-            for number, book in static_books(number_format.name)
-            if book.width == width
+            (bytes((STATIC, number)), table)
+            for number, table in static_tables(number_format.name)
+            if table.width == width
         ]
         counted = Counted(counts, width, sample.words.size, sample.values)
-        plans.append(plan_plane(counted, [*shared, *static]))
+        plans.append(plan_plane(counted, static))
     return tuple(plans)
 
 
@@ -253,56 +255,57 @@ def write_plan(plan: ChunkPlan, pieces: list[bytes]) -> None:
 def write_streams(
     words: WordArray, number_format: Format, plan: ChunkPlan, pieces: list[bytes]
 ) -> None:
-    """Append the streams of a chunk of code words (n,); ConstantPlaneError when the plan does not fit them."""
+    """Append the streams of a chunk's code words (n,).
+
+    ConstantPlaneError if the plan does not fit them.
+    """
     fields = cut(words, number_format.splits[plan.split_index], number_format.code_bits)
     for plane, symbols in zip(plan.planes, fields, strict=True):
         if plane.kind == CONSTANT and (symbols != plane.head[1]).any():
             raise ConstantPlaneError
-        if plane.book is not None:
-            stream = write_stream(plane.book.code, symbols)
+        if plane.table is not None:
+            stream = write_stream(plane.table.code, symbols)
             pieces += [len(stream).to_bytes(_STREAM_HEAD_BYTES, "little"), stream]
 
 
 def write_words(
     words: WordArray, number_format: Format, plan: ChunkPlan, pieces: list[bytes]
 ) -> None:
-    """Append what the planes of code words (n,) of one inner block have beside their streams."""
+    """Append the planes' data of one inner block's code words (n,), without the streams."""
     fields = cut(words, number_format.splits[plan.split_index], number_format.code_bits)
     for plane, symbols in zip(plan.planes, fields, strict=True):
-        if plane.book is not None:
-            _write_listed(plane.book, symbols, pieces)
+        if plane.table is not None:
+            _write_listed(plane.table, symbols, pieces)
         elif plane.kind == RAW and plane.width == 8:
             pieces.append(symbols.tobytes())
         elif plane.kind == RAW:
             write_planes(symbols, plane.width, pieces)
 
 
-def _write_listed(book: Codebook, symbols: ByteArray, pieces: list[bytes]) -> None:
-    if not book.escape:
+def _write_listed(table: CodeTable, symbols: ByteArray, pieces: list[bytes]) -> None:
+    if not table.escape:
         return
-    listed = symbols[np.isin(symbols, book.uncoded)]
+    listed = symbols[np.isin(symbols, table.uncoded)]
     pieces.append(listed.size.to_bytes(_LIST_HEAD_BYTES, "little"))
-    number_of = np.zeros(1 << book.width, dtype=np.uint8)
-    number_of[book.uncoded] = np.arange(book.uncoded.size)
+    number_of = np.zeros(1 << table.width, dtype=np.uint8)
+    number_of[table.uncoded] = np.arange(table.uncoded.size)
     numbers = number_of[listed]
-    write_planes(numbers, book.low_bits, pieces)
-    write_ranks(numbers >> np.uint8(book.low_bits), book.last_rank, pieces)
+    write_planes(numbers, table.low_bits, pieces)
+    write_ranks(numbers >> np.uint8(table.low_bits), table.last_rank, pieces)
 
 
-def read_plan(reader: Reader, number_format: Format, books: Sequence[Codebook]) -> ChunkPlan:
-    """What `write_plan` wrote; FrameError when it cannot have written that."""
+def read_plan(reader: Reader, number_format: Format) -> ChunkPlan:
+    """Read what `write_plan` wrote; FrameError if it cannot have written it."""
     split_index = reader.byte()
     if split_index >= len(number_format.splits):
         raise FrameError(f"unknown split {split_index} of format {number_format.name}")
     widths = number_format.splits[split_index].widths
     return ChunkPlan(
-        split_index, tuple(_read_plane(reader, number_format, width, books) for width in widths)
+        split_index, tuple(_read_plane(reader, number_format, width) for width in widths)
     )
 
 
-def _read_plane(
-    reader: Reader, number_format: Format, width: int, books: Sequence[Codebook]
-) -> PlanePlan:
+def _read_plane(reader: Reader, number_format: Format, width: int) -> PlanePlan:
     kind = reader.byte()
     if kind == RAW:
         return PlanePlan(width, bytes((kind,)), 0)
@@ -312,34 +315,30 @@ def _read_plane(
             raise FrameError(f"constant {constant} does not fit a plane of {width} bits")
         return PlanePlan(width, bytes((kind, constant)), 0)
     if kind == OWN:
-        return PlanePlan(width, bytes((kind,)), 0, read_book(reader, width))
-    if kind == STATIC:
-        name: int = reader.byte()
-        known = dict(static_books(number_format.name))
-    elif kind == SHARED:
-        name = reader.number(DIGEST_BYTES)
-        known = {book.digest: book for book in books}
-    else:
+        return PlanePlan(width, bytes((kind,)), 0, read_table(reader, width))
+    if kind != STATIC:
         raise FrameError(f"unknown plane kind {kind}")
-    if name not in known or known[name].width != width:
-        raise FrameError(f"no book {name:#x} for planes of {width} bits")
-    return PlanePlan(width, bytes((kind,)), 0, known[name])
+    number = reader.byte()
+    known = dict(static_tables(number_format.name))
+    if number not in known or known[number].width != width:
+        raise FrameError(f"no code table {number:#x} for planes of {width} bits")
+    return PlanePlan(width, bytes((kind,)), 0, known[number])
 
 
 def read_streams(reader: Reader, plan: ChunkPlan, count: int) -> list[StreamReader | None]:
-    """The streams, of `count` symbols each, that `write_streams` wrote; None for planes without one."""
+    """The streams that `write_streams` wrote, of `count` symbols; None for planes without one."""
     streams: list[StreamReader | None] = []
     for plane in plan.planes:
-        if plane.book is None:
+        if plane.table is None:
             streams.append(None)
         else:
             stream = reader.take(reader.number(_STREAM_HEAD_BYTES))
-            streams.append(StreamReader(plane.book.code, stream, plane.width, count))
+            streams.append(StreamReader(plane.table.code, stream, plane.width, count))
     return streams
 
 
 class BlockReader:
-    """The code words of an inner block, from what `write_words` and `write_streams` wrote, piece by piece."""
+    """Reads an inner block's code words, piece by piece."""
 
     def __init__(
         self,
@@ -349,7 +348,7 @@ class BlockReader:
         streams: list[StreamReader | None],
         count: int,
     ) -> None:
-        """Takes what the planes of `count` values have beside their streams."""
+        """Read the planes' data of `count` values from `reader`, without the streams."""
         self._split = number_format.splits[plan.split_index]
         self._code_bits = number_format.code_bits
         self._planes = [
@@ -362,7 +361,7 @@ class BlockReader:
         return join([plane.read(count) for plane in self._planes], self._split, self._code_bits)
 
     def finish(self) -> None:
-        """After the last piece: FrameError when something is left in a list."""
+        """FrameError if, after the last piece, symbols are left in a list."""
         for plane in self._planes:
             plane.finish()
 
@@ -373,10 +372,10 @@ class _PlaneReader:
     def __init__(
         self, reader: Reader, plane: PlanePlan, stream: StreamReader | None, count: int
     ) -> None:
-        self._stream, self._book = stream, plane.book
-        # The next symbols; of a plane with a stream, of those without a code.
-        if plane.book is not None:
-            self._waiting = _read_listed(reader, plane.book, count)
+        self._stream, self._table = stream, plane.table
+        # The next symbols; for a plane with a stream, of those without a code.
+        if plane.table is not None:
+            self._waiting = _read_listed(reader, plane.table, count)
         elif plane.kind == CONSTANT:
             self._waiting = np.full(count, plane.head[1], dtype=np.uint8)
         elif plane.width == 8:
@@ -385,12 +384,12 @@ class _PlaneReader:
             self._waiting = read_planes(reader, count, plane.width)
 
     def read(self, count: int) -> ByteArray:
-        if self._stream is None or self._book is None:
+        if self._stream is None or self._table is None:
             return self._next(count)
         symbols = self._stream.read(count)
-        if self._book.escape:
-            # They all stand in the stream as the lowest such.
-            is_listed = symbols == self._book.uncoded.min()
+        if self._table.escape:
+            # In the stream they are all the lowest such symbol.
+            is_listed = symbols == self._table.uncoded.min()
             symbols[is_listed] = self._next(int(np.count_nonzero(is_listed)))
         return symbols
 
@@ -408,15 +407,15 @@ class _PlaneReader:
 _WRONG_LIST: Final = "a list of symbols without a code is too short or too long"
 
 
-def _read_listed(reader: Reader, book: Codebook, count: int) -> ByteArray:
-    """The symbols without a code among `count`, in order, as `_write_listed` wrote them."""
-    if not book.escape:
+def _read_listed(reader: Reader, table: CodeTable, count: int) -> ByteArray:
+    """The symbols without a code among `count`, in order, that `_write_listed` wrote."""
+    if not table.escape:
         return np.empty(0, dtype=np.uint8)
     listed = reader.number(_LIST_HEAD_BYTES)
     if listed > count:
         raise FrameError(f"{listed} symbols without a code among {count}")
-    numbers = read_planes(reader, listed, book.low_bits)
-    numbers |= read_ranks(reader, listed, book.last_rank) << np.uint8(book.low_bits)
-    if (numbers >= book.uncoded.size).any():
-        raise FrameError(f"a listed symbol is none of the {book.uncoded.size} without a code")
-    return book.uncoded[numbers]
+    numbers = read_planes(reader, listed, table.low_bits)
+    numbers |= read_ranks(reader, listed, table.last_rank) << np.uint8(table.low_bits)
+    if (numbers >= table.uncoded.size).any():
+        raise FrameError(f"a listed symbol is none of the {table.uncoded.size} without a code")
+    return table.uncoded[numbers]

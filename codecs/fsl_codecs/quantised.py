@@ -1,4 +1,4 @@
-"""The inner blocks of a quantised chunk: code words, scales, escaped values; and the way of the last to the wire and back."""
+"""The inner blocks of a quantized chunk: code words, scales, and escaped values on the wire."""
 
 from typing import Final
 
@@ -19,12 +19,15 @@ from .formats import (
 from .reader import Reader
 
 BLOCK_SYMBOLS: Final = 16384
-"""Values per inner block: each has its own scales and lists, so that a block's values stay in the cache."""
+"""Values per inner block. Each has its own scales and lists, so that its values stay in cache."""
 
 
 @frozen(eq=False)
 class Quantised:
-    """Code words (n,) of at most BLOCK_SYMBOLS values; scales (runs,) as on the wire, or None; escaped fp32 values, or None."""
+    """An inner block: code words (n,), n at most BLOCK_SYMBOLS.
+
+    scales: (runs,) as on the wire, or None. escaped: fp32 values, or None.
+    """
 
     words: WordArray
     scales: npt.NDArray[np.int64] | None = None
@@ -32,19 +35,19 @@ class Quantised:
 
 
 def quantise(
-    values: Float32Array, number_format: Format, block_values: int, fineness: int
+    values: Float32Array, number_format: Format, block_values: int, step_log2: int
 ) -> list[Quantised]:
-    """The inner blocks of a chunk (n,) whose values lie below the format's escape magnitude."""
+    """The inner blocks of a chunk (n,) whose values are below the format's escape magnitude."""
     return [
         _quantise_inner(
-            values[start : start + BLOCK_SYMBOLS], number_format, block_values, fineness
+            values[start : start + BLOCK_SYMBOLS], number_format, block_values, step_log2
         )
         for start in range(0, values.size, BLOCK_SYMBOLS)
     ]
 
 
 def _quantise_inner(
-    values: Float32Array, number_format: Format, block_values: int, fineness: int
+    values: Float32Array, number_format: Format, block_values: int, step_log2: int
 ) -> Quantised:
     bits = values.view(np.uint32)
     if number_format.code_bits == 32:
@@ -59,11 +62,11 @@ def _quantise_inner(
         escaped = None
         lowest = number_format.float8.lowest_scale
     else:
-        words, scales = uniform.quantise(values, block_values, fineness)
+        words, scales = uniform.quantise(values, block_values, step_log2)
         escaped = values[words == uniform.ESCAPE]
         scales += uniform.STEP_OFFSET
         lowest = uniform.LOWEST_STEP + uniform.STEP_OFFSET
-    # Any scale would do for zeros; this one does not widen the range that is stored.
+    # Zeros fit any scale; this one does not widen the stored range.
     scales[is_zero] = lowest if is_zero.all() else scales[~is_zero].min()
     return Quantised(words, scales, escaped)
 

@@ -1,18 +1,18 @@
-"""Bytes of a payload, taken off its front."""
+"""Reads a payload from its front."""
 
 from .errors import FrameError
 from .formats import ByteArray
 
 
 class Reader:
-    """Takes bytes off the front of a payload and refuses to read past its end."""
+    """Takes bytes from the front of a payload; FrameError past its end."""
 
     def __init__(self, data: ByteArray) -> None:
         self._data = data
         self._position = 0
 
     def take(self, count: int) -> ByteArray:
-        """The next `count` bytes, without a copy; FrameError when they are not there."""
+        """The next `count` bytes, without a copy."""
         start, self._position = self._position, self._position + count
         if self._position > self._data.size:
             raise FrameError("payload ends too early")
@@ -27,6 +27,6 @@ class Reader:
         return int(self.take(1)[0])
 
     def finish(self) -> None:
-        """Raise FrameError when bytes are left over."""
+        """FrameError if bytes are left."""
         if self._position != self._data.size:
             raise FrameError(f"{self._data.size - self._position} bytes too many in a payload")

@@ -1,4 +1,7 @@
-"""The scales of an inner block to the wire and back: bit planes, or ranks by the distance to the most frequent one (docs/WIRE.md, "Scales on the wire")."""
+"""Writes and reads an inner block's scales (docs/WIRE.md, "Scales on the wire").
+
+They are bit planes, or ranks by the distance from the most frequent scale.
+"""
 
 from typing import Final
 
@@ -15,16 +18,19 @@ ScaleArray = npt.NDArray[np.int64]
 
 UPWARD: Final = 0x40
 DOWNWARD: Final = 0x80
-"""Forms of scales as ranks, plus the last rank; smaller forms are widths of bit planes."""
+"""Added to the last rank, the form of scales as ranks; smaller forms are widths of bit planes."""
 _LAST_RANK: Final = 15
 _WIDEST_RANGE: Final = 7
-"""Scales that differ by more are written as bit planes."""
+"""Scales that differ by more are bit planes."""
 _WIDEST_FLOAT8: Final = 8
 _WIDEST_UNIFORM: Final = 10
 
 
 def write_scales(scales: ScaleArray, number_format: Format, pieces: list[bytes]) -> None:
-    """Append the scales (runs,) of an inner block of 8-bit codes, in the form that takes fewer bytes: bit planes when equal."""
+    """Append the scales (runs,) of an inner block of 8-bit codes.
+
+    The form is the one of fewer bytes, bit planes if equal.
+    """
     base_bytes = 1 if number_format.float8 is not None else 2
     smallest, largest = int(scales.min()), int(scales.max())
     width = (largest - smallest).bit_length()
@@ -49,7 +55,7 @@ def write_scales(scales: ScaleArray, number_format: Format, pieces: list[bytes])
 
 
 def read_scales(reader: Reader, number_format: Format, runs: int) -> ScaleArray:
-    """Scales (runs,) as `write_scales` wrote them; FrameError for impossible ones."""
+    """The scales (runs,) that `write_scales` wrote; FrameError for impossible ones."""
     if number_format.float8 is not None:
         lowest, highest = number_format.float8.lowest_scale, number_format.float8.highest_scale
         base, widest = reader.byte(), _WIDEST_FLOAT8

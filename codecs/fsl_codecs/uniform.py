@@ -1,10 +1,12 @@
-"""Uniform codes: integers q = round(x / step), with a step for each run of values that follows their root mean square.
+"""Uniform codes: integers q = round(x / step), with a step per run from its root mean square.
 
-When an entropy coder follows, a uniform grid needs fewer bits than a floating one at the same mean square error (entropy-coded scalar
-quantisation; Gish and Pierce, "Asymptotically efficient quantizing", 1968). Steps are powers of 2**(1/4), numbered by k: step 2**(k/4).
-A value further than 127 steps from zero gets the code `ESCAPE` and travels as fp32.
+With an entropy coder, a uniform grid needs fewer bits than a floating-point one at the same mean
+square error (entropy-coded scalar quantization; Gish and Pierce, "Asymptotically efficient
+quantizing", 1968). Steps are powers of 2**(1/4), numbered by k: step 2**(k/4). A value more than
+127 steps from zero gets the code `ESCAPE` and is sent as fp32.
 
-The sum of squares is taken in a stated order, so that every implementation finds the same step; docs/WIRE.md has the arithmetic.
+The sum of squares is taken in a fixed order, so that every implementation finds the same step;
+docs/WIRE.md has the arithmetic.
 """
 
 from typing import Final
@@ -23,18 +25,19 @@ from .formats import (
 )
 
 ESCAPE: Final = 0
-"""The code of values that stand in the list of escaped values."""
+"""The code of values in the list of escaped values."""
 ZERO_CODE: Final = 128
 LARGEST: Final = 127
 LOWEST_STEP: Final = -504
 HIGHEST_STEP: Final = 480
 STEP_OFFSET: Final = 512
-"""What is added to k on the wire."""
-MAXIMUM_FINENESS: Final = 40
+"""Added to k on the wire."""
+MAXIMUM_STEP_LOG2: Final = 40
 
 _LANES: Final = 16
 _QUARTER_POWERS: Final = np.array([0x3F800000, 0x3F9837F0, 0x3FB504F3, 0x3FD744FD], dtype=np.int64)
-# Mantissas of 2**(1/4) and 2**(3/4): between them a sum of squares rounds up to the next half octave.
+# Mantissas of 2**(1/4) and 2**(3/4): between them a sum of squares rounds up to the next half
+# octave.
 _FIRST_QUARTER: Final = 0x1837F0
 _THIRD_QUARTER: Final = 0x5744FD
 
@@ -49,7 +52,10 @@ def power_values(quarters: StepArray) -> Float32Array:
 
 
 def _mean_square_quarters(rows: Float32Array, exponents: npt.NDArray[np.int64]) -> StepArray:
-    """4 * log2 of the root mean square of each run, rounded; exponents are those of the runs' largest magnitudes."""
+    """4 * log2 of each run's root mean square, rounded.
+
+    exponents: of the runs' largest magnitudes.
+    """
     to_one = ((254 - exponents) << FP32_MANTISSA_BITS).astype(np.uint32).view(np.float32)
     lanes = np.zeros((len(rows), _LANES), dtype=np.float32)
     for start in range(0, rows.shape[1], _LANES):
@@ -66,23 +72,23 @@ def _mean_square_quarters(rows: Float32Array, exponents: npt.NDArray[np.int64]) 
     return quarters + (mantissas >= _FIRST_QUARTER) + (mantissas >= _THIRD_QUARTER)
 
 
-def quantise(values: Float32Array, run_values: int, fineness: int) -> tuple[ByteArray, StepArray]:
-    """Codes (n,) of values (n,) and k (runs,).
-
-    Values are finite and below 2**120.
-    """
+def quantise(values: Float32Array, run_values: int, step_log2: int) -> tuple[ByteArray, StepArray]:
+    """Codes (n,) and k (runs,) of values (n,), which are finite and below 2**120."""
     rows = rows_of(values, run_values)
     largest = (rows.view(np.uint32) & MAGNITUDE_MASK).max(axis=1).astype(np.int64)
     exponents = np.maximum(largest >> FP32_MANTISSA_BITS, 1)
     with np.errstate(under="ignore"):
         quarters = _mean_square_quarters(rows, exponents)
-        steps = np.clip(quarters - fineness, LOWEST_STEP, HIGHEST_STEP)
+        steps = np.clip(quarters - step_log2, LOWEST_STEP, HIGHEST_STEP)
         rounded = np.rint(rows * power_values(-steps)[:, None]).reshape(-1)[: values.size]
     codes = np.where(np.abs(rounded) <= LARGEST, rounded + ZERO_CODE, ESCAPE).astype(np.uint8)
     return codes, steps
 
 
 def dequantise(codes: ByteArray, steps: StepArray, run_values: int, out: Float32Array) -> None:
-    """Write (code - 128) * step for codes (n,) into out (n,); escaped ones get a value that the caller replaces."""
+    """Write (code - 128) * step for codes (n,) into out (n,).
+
+    The caller replaces the values of escaped ones.
+    """
     np.subtract(codes, np.float32(ZERO_CODE), out=out, dtype=np.float32)
     scale_runs(out, power_values(steps), run_values)

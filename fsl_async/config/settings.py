@@ -211,9 +211,9 @@ class CodecConfig:
     block_values: int = setting(
         128, "values that share one scale, for e4m3, e5m2 and uniform", must_be_power_of_two
     )
-    fineness: int = setting(
+    step_log2: int = setting(
         14,
-        "of uniform: the step is 2^(-fineness/4) of a block's root mean square; 14 errs as much as e4m3",
+        "of uniform: the step is 2^(-step_log2/4) of a block's root mean square; 14 errs as much as e4m3",
         span(least=0, most=40),
     )
     threads: int = setting(
@@ -240,7 +240,7 @@ class CodecConfig:
     def _spec(self, name: Format) -> CodecSpec:
         from fsl_codecs import CodecSpec
 
-        return CodecSpec(format=name, block_values=self.block_values, fineness=self.fineness)
+        return CodecSpec(format=name, block_values=self.block_values, step_log2=self.step_log2)
 
 
 @frozen(kw_only=True)

@@ -240,11 +240,11 @@ def test_transport_measures_beside_others():
     assert ours["over_pyzmq"] > 0
 
 
-def test_static_books_are_made_for_every_number(script, monkeypatch, capsys):
-    """From few values the books are others, so only the table's form is looked at; that the released ones stay is a test of the codec."""
-    books = script("static_books")
-    monkeypatch.setattr(books, "VALUES", 1 << 12)
-    books.main()
+def test_static_tables_are_made_for_every_number(script, monkeypatch, capsys):
+    """From few values the code tables are others, so only the table's form is looked at; that the released ones stay is a test of the codec."""
+    tables = script("static_tables")
+    monkeypatch.setattr(tables, "VALUES", 1 << 12)
+    tables.main()
     lines = capsys.readouterr().out.splitlines()
     assert [line.split("|")[1].strip() for line in lines] == [str(n) for n in range(8)]
     assert all(bytes.fromhex(line.split("`")[1]) for line in lines)

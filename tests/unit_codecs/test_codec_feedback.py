@@ -141,7 +141,7 @@ def test_raw_chunks_leave_nothing():
 @pytest.mark.parametrize("name", ["bf16", "e4m3", "e5m2", "uniform"])
 def test_error_feedback_keeps_the_sum(name):
     """What was sent in all rounds together is off by one round's error, not by as many as there were; without it, by many."""
-    spec = CodecSpec(name, fineness=4)
+    spec = CodecSpec(name, step_log2=4)
     rounds, count = 60, 4096
     drift = gaussian(count, 9) * np.float32(0.02)
     total, sent, sent_without = (np.zeros(count) for _ in range(3))

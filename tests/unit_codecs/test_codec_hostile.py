@@ -4,51 +4,26 @@ import struct
 
 import numpy as np
 import pytest
+from frame_tables import plans_of
 from sealed_frames import forged, sealed
 
 from fsl_codecs import (
-    Codebook,
     CodecError,
     CodecSpec,
     FrameError,
     LimitError,
     Limits,
-    codebooks_of,
     decode,
     decode_accumulate,
     encode,
     info,
 )
-from fsl_codecs.formats import FORMATS_BY_WIRE_ID
+from fsl_codecs.code_tables import CodeTable
 from fsl_codecs.lanes import write_stream
-from fsl_codecs.planes import read_plan
-from fsl_codecs.reader import Reader
 
 HEADER, HEAD = 28, 16
 LIMITS = Limits(max_values=50_000, max_frame_bytes=1 << 22)
 NAMES = ["fp32", "bf16", "e4m3", "e5m2", "uniform"]
-
-
-def digest(number):
-    return BOOKS[number].digest.to_bytes(8, "little")
-
-
-def coded_by(number, symbols):
-    """The stream of a plane by that book, and its size before it."""
-    stream = write_stream(BOOKS[number].code, np.array(symbols, np.uint8))
-    return struct.pack("<I", len(stream)) + stream
-
-
-def shared_books():
-    """What this receiver holds: books of one plane width, with and without escape, and of another."""
-    return (
-        Codebook(6, 2, bytes([0] * 28 + [2, 2, 3, 4, 4, 0, 0] + [0] * 29), 2),
-        Codebook(6, 0, bytes([6] * 64)),
-        Codebook(8, 0, bytes([8] * 256)),
-    )
-
-
-BOOKS = shared_books()
 
 
 def seeds():
@@ -74,11 +49,12 @@ def seeds():
     heavy = generator.standard_t(1.5, 1000).astype(np.float32)
     yield encode(heavy, CodecSpec("uniform"))
     yield encode(heavy, CodecSpec("uniform", entropy=False))
-    yield encode(values[:200], CodecSpec("uniform"), books=BOOKS)
     # Two of the four symbols are numbers 52 and 50 of those without a code: with two low bits, 0 above rank 13 and 2 above 12, of 14.
     listed = b"\2\0" + b"\2\0" + b"\xff\xff\xff\1"
-    stream = coded_by(0, [30, 1, 2, 29])
-    yield forged("e4m3", b"\0\4" + digest(0) + b"\0" + stream + b"\x78\0" + listed + b"\x0a\x03", 4)
+    table = CodeTable(6, 2, bytes([0] * 28 + [2, 2, 3, 4, 4, 0, 0] + [0] * 29), 2)
+    stream = write_stream(table.code, np.array([30, 1, 2, 29], np.uint8))
+    heads = b"\0\2" + table.packed + b"\0" + struct.pack("<I", len(stream))
+    yield forged("e4m3", heads + stream + b"\x78\0" + listed + b"\x0a\x03", 4)
 
 
 SEEDS = list(seeds())
@@ -88,35 +64,14 @@ def survives(frame):
     """Decode; True when that works, False when CodecError says why not. Any other error fails the test."""
     accumulator = np.zeros(LIMITS.max_values, np.float32)
     try:
-        values = decode(frame, LIMITS, books=BOOKS)
+        values = decode(frame, LIMITS)
     except CodecError:
         with pytest.raises(CodecError):
-            decode_accumulate(frame, accumulator, 1.0, books=BOOKS)
+            decode_accumulate(frame, accumulator, 1.0)
         assert not accumulator.any(), "a refused frame was added"
         return False
     assert info(frame).nonfinite == (not np.isfinite(values).all())
-    codebooks_of(frame, books=BOOKS)
     return True
-
-
-def mutated(frame, generator):
-    frame = bytearray(frame)
-    for _ in range(int(generator.integers(1, 4))):
-        at = int(
-            generator.integers(0, min(len(frame), 160) if generator.random() < 0.7 else len(frame))
-        )
-        kind = generator.integers(0, 4)
-        if kind == 0:
-            frame[at] ^= 1 << int(generator.integers(0, 8))
-        elif kind == 1:
-            frame[at] = int(generator.choice([0, 1, 2, 3, 127, 128, 255]))
-        elif kind == 2:
-            del frame[at : at + int(generator.integers(1, 9))]
-        else:
-            frame[at:at] = generator.bytes(int(generator.integers(1, 9)))
-        if not frame:
-            break
-    return bytes(frame)
 
 
 def test_the_seeds_cover_every_mode():
@@ -125,13 +80,8 @@ def test_the_seeds_cover_every_mode():
     for count in ("raw_fp32_chunks", "constant_chunks", "raw_code_chunks", "coded_chunks"):
         assert any(getattr(seen, count) for seen in infos)
     assert all(survives(frame) for frame in SEEDS)
-    plans = [
-        read_plan(Reader(np.frombuffer(frame[HEADER + HEAD :], np.uint8)), number_format, BOOKS)
-        for frame in SEEDS
-        if frame[HEADER + 8 : HEADER + 9] == b"\3"
-        for number_format in [FORMATS_BY_WIRE_ID[frame[5]]]
-    ]
-    assert {plane.kind for plan in plans for plane in plan.planes} == {0, 1, 2, 3, 4}
+    plans = [plan for frame in SEEDS for plan in plans_of(frame)]
+    assert {plane.kind for plan in plans for plane in plan.planes} == {0, 1, 2, 3}
     assert {plan.split_index for plan in plans} == {0, 1, 2}
 
 
@@ -146,16 +96,6 @@ def test_damage_is_always_noticed():
                 decode(damaged, LIMITS)
             with pytest.raises(CodecError):
                 info(damaged)
-
-
-def test_forged_frames_raise_or_decode():
-    """With checksums made right, mutations reach every parser; some still decode, none may do harm."""
-    generator = np.random.default_rng(2)
-    decoded = 0
-    for _ in range(160):
-        for frame in SEEDS:
-            decoded += survives(sealed(mutated(frame, generator)))
-    assert 100 < decoded < 4000, decoded
 
 
 def test_every_truncation_is_refused():
@@ -177,7 +117,7 @@ def test_bytes_left_over_are_refused():
             longer[HEADER + HEAD + size : HEADER + HEAD + size] = b"\0"
             struct.pack_into("<I", longer, HEADER, size + 1)
             with pytest.raises(FrameError, match="too many"):
-                decode(sealed(longer), books=BOOKS)
+                decode(sealed(longer))
 
 
 def test_chunks_cannot_change_places_or_frames():
@@ -227,7 +167,7 @@ def test_huge_announcements_cost_nothing():
         (HEADER + 8, b"\4", "head of chunk 0"),
         (HEADER + 9, b"\2", "head of chunk 0"),
         (HEADER + 10, b"\1", "head of chunk 0"),
-        (HEADER + 9, b"\1", "quantised"),
+        (HEADER + 9, b"\1", "quantized"),
         (HEADER + 8, b"\0", "too early"),
         (HEADER + 8, b"\1", "too many"),
         (HEADER + HEAD, b"\3", "unknown split 3"),
@@ -283,15 +223,16 @@ def test_each_field_is_checked(offset, value, message):
         ("e4m3", "00 02 00 01", "too early"),
         ("e4m3", "00 02 00 03 00 22", "too early"),
         ("fp32", "00 02 00 ff 0c" + "88" * 128, "codes"),
-        ("e4m3", "00 03 02", "no book 0x2 "),
-        ("e4m3", "00 03 08", "no book 0x8 "),
-        ("e4m3", "00 00 03 00", "no book 0x0 for planes of 2 bits"),
-        ("e4m3", "02 03 00", "no book 0x0 for planes of 8 bits"),
-        ("e5m2", "00 03 00", "no book 0x0 "),
-        ("uniform", "00 03 03", "no book 0x3 "),
-        ("bf16", "00 03 00", "no book 0x0 "),
-        ("e4m3", "00 04 0123456789abcdef", "no book 0xefcdab8967452301"),
-        ("e4m3", "00 04 01234567", "too early"),
+        ("e4m3", "00 03 02", "no code table 0x2 "),
+        ("e4m3", "00 03 08", "no code table 0x8 "),
+        ("e4m3", "00 00 03 00", "no code table 0x0 for planes of 2 bits"),
+        ("e4m3", "02 03 00", "no code table 0x0 for planes of 8 bits"),
+        ("e5m2", "00 03 00", "no code table 0x0 "),
+        ("uniform", "00 03 03", "no code table 0x3 "),
+        ("bf16", "00 03 00", "no code table 0x0 "),
+        # A table from outside the frame, as earlier encoders could name by its digest.
+        ("e4m3", "00 04 0123456789abcdef", "unknown plane kind 4"),
+        ("e4m3", "00 00 04", "unknown plane kind 4"),
         ("e4m3", "00 03", "too early"),
         ("e4m3", "", "too early"),
         # The scales follow.
@@ -321,10 +262,10 @@ def test_each_field_is_checked(offset, value, message):
     ],
 )
 def test_forged_coded_chunks_are_refused(name, payload, message):
-    """Each way in which heads, books, scales and planes of 128 values can lie."""
+    """Each way in which heads, tables, scales and planes of 128 values can lie."""
     frame = forged(name, bytes.fromhex(payload), 128 if "scale" not in message else 9 * 128)
     with pytest.raises(FrameError, match=message):
-        decode(frame, books=BOOKS)
+        decode(frame)
 
 
 @pytest.mark.parametrize(
@@ -361,7 +302,7 @@ def test_values_missing_from_the_escaped_ones_are_noticed(mode):
     nan = payload[:-4] + struct.pack("<f", np.nan)
     with pytest.raises(FrameError, match="flag"):
         decode(forged("uniform", nan, 20_000, mode))
-    with pytest.raises(FrameError, match="quantised"):
+    with pytest.raises(FrameError, match="quantized"):
         decode(forged("uniform", nan, 20_000, mode, 1))
 
 
@@ -397,10 +338,3 @@ def test_scales_end_where_the_format_says(name, lowest, highest):
     for scale in (lowest - 1, highest + 1):
         with pytest.raises(FrameError, match="a scale is not from"):
             decode(forged(name, payload(scale), 2, 2))
-
-
-def test_a_book_of_another_width_is_not_taken_for_its_digest():
-    """The receiver holds it, but for planes of 8 bits."""
-    payload = b"\x00\4" + digest(2) + b"\0"
-    with pytest.raises(FrameError, match="for planes of 6 bits"):
-        decode(forged("e4m3", payload, 128), books=BOOKS)

@@ -103,7 +103,7 @@ def test_ties_break_as_documented(counts, limit):
 @UNHURRIED
 @given(COUNTS)
 def test_the_limit_costs_little_more_than_it_must(counts):
-    """Room is made for leaves that are brought up without looking at their weights; the optimum does look. Rarer symbols have no code in a chunk's own book."""
+    """Room is made for leaves that are brought up without looking at their weights; the optimum does look. Rarer symbols have no code in a chunk's own table."""
     total = sum(counts)
     counts = [count if 768 * count >= total else 0 for count in counts]
     escape = total - sum(counts)

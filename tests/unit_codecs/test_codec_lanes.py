@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fsl_codecs import Codebook, FrameError
+from fsl_codecs import FrameError
+from fsl_codecs.code_tables import CodeTable
 from fsl_codecs.huffman import code_lengths
 from fsl_codecs.lanes import StreamReader, lanes_of, write_stream
 
@@ -81,32 +82,32 @@ def documented_symbols(stream, lengths, count, escape=0):
     return symbols + [int(held[at % lanes], 2) for at in range(max(0, count - lanes), count)]
 
 
-def written(symbols, book):
-    return write_stream(book.code, np.array(symbols, np.uint8))
+def written(symbols, table):
+    return write_stream(table.code, np.array(symbols, np.uint8))
 
 
-def read(stream, book, count):
-    reader = StreamReader(book.code, np.frombuffer(stream, np.uint8), book.width, count)
+def read(stream, table, count):
+    reader = StreamReader(table.code, np.frombuffer(stream, np.uint8), table.width, count)
     blocks = [min(BLOCK, count - start) for start in range(0, max(1, count), BLOCK)]
     return [symbol for block in blocks for symbol in reader.read(block).tolist()]
 
 
-def book_of(counts, escape=0):
-    """Huffman's book of counts (2**width,), with an escape that counts so much."""
+def table_of(counts, escape=0):
+    """Huffman's table of counts (2**width,), with an escape that counts so much."""
     lengths = code_lengths(np.append(counts, escape))
     width, escape = (len(counts) - 1).bit_length(), int(lengths[-1])
     # What streams do not know of: how the symbols without a code are listed.
     low_bits = width - 4 if escape and width > 4 else 0
-    return Codebook(width, escape, lengths[:-1].tobytes(), low_bits)
+    return CodeTable(width, escape, lengths[:-1].tobytes(), low_bits)
 
 
-def assert_as_documented(symbols, book):
-    stream = written(symbols, book)
-    assert stream == documented_stream(symbols, book.lengths, book.escape)
-    marked = documented_symbols(stream, book.lengths, len(symbols), book.escape)
-    assert read(stream, book, len(symbols)) == marked
-    lowest = book.lengths.index(0) if book.escape else None
-    coded = [bool(book.lengths[symbol]) or not book.escape for symbol in symbols]
+def assert_as_documented(symbols, table):
+    stream = written(symbols, table)
+    assert stream == documented_stream(symbols, table.lengths, table.escape)
+    marked = documented_symbols(stream, table.lengths, len(symbols), table.escape)
+    assert read(stream, table, len(symbols)) == marked
+    lowest = table.lengths.index(0) if table.escape else None
+    coded = [bool(table.lengths[symbol]) or not table.escape for symbol in symbols]
     assert marked == [s if c else lowest for s, c in zip(symbols, coded, strict=True)]
     return stream
 
@@ -116,34 +117,34 @@ def skewed(count, seed=3):
     return np.minimum(np.random.default_rng(seed).geometric(0.3, count), 63)
 
 
-SKEWED = book_of(np.bincount(skewed(20_000), minlength=64))
-WITH_ESCAPE = Codebook(6, 3, bytes([0, 2, 2, 3, 3] + [0] * 10 + [3] + [0] * 48), 2)
-LONGEST = Codebook(4, 0, bytes([1, 2, 3, 4, 5, 6, 7, 8, 8] + [0] * 7))
-BYTES = Codebook(8, 0, bytes([8] * 256))
-TWO = Codebook(1, 0, b"\1\1")
+SKEWED = table_of(np.bincount(skewed(20_000), minlength=64))
+WITH_ESCAPE = CodeTable(6, 3, bytes([0, 2, 2, 3, 3] + [0] * 10 + [3] + [0] * 48), 2)
+LONGEST = CodeTable(4, 0, bytes([1, 2, 3, 4, 5, 6, 7, 8, 8] + [0] * 7))
+BYTES = CodeTable(8, 0, bytes([8] * 256))
+TWO = CodeTable(1, 0, b"\1\1")
 
 
 @UNHURRIED
 @given(SYMBOLS)
 def test_streams_are_the_documented_ones(symbols):
     """Native code is written from the document; this pins the document to the reference."""
-    assert_as_documented(symbols, book_of(np.bincount(symbols, minlength=256)))
+    assert_as_documented(symbols, table_of(np.bincount(symbols, minlength=256)))
 
 
 @pytest.mark.parametrize("count", COUNTS)
 def test_every_number_of_symbols_is_spread_as_documented(count):
     """Steps and lanes end at other places than the symbols do."""
     symbols = skewed(count).tolist()
-    for book in (SKEWED, WITH_ESCAPE):
-        assert_as_documented([min(s, 12) for s in symbols] if book is SKEWED else symbols, book)
+    for table in (SKEWED, WITH_ESCAPE):
+        assert_as_documented([min(s, 12) for s in symbols] if table is SKEWED else symbols, table)
 
 
 @pytest.mark.parametrize("count", [5, 100, 16_500])
-@pytest.mark.parametrize("book", [LONGEST, BYTES, TWO], ids=["longest", "bytes", "two"])
-def test_codes_at_their_limits(count, book):
+@pytest.mark.parametrize("table", [LONGEST, BYTES, TWO], ids=["longest", "bytes", "two"])
+def test_codes_at_their_limits(count, table):
     """Words of one bit and of eight: lanes that take a byte each time, and never twice."""
-    coded = np.flatnonzero(np.frombuffer(book.lengths, np.uint8))
-    assert_as_documented(np.random.default_rng(count).choice(coded, count).tolist(), book)
+    coded = np.flatnonzero(np.frombuffer(table.lengths, np.uint8))
+    assert_as_documented(np.random.default_rng(count).choice(coded, count).tolist(), table)
 
 
 @UNHURRIED
@@ -151,26 +152,26 @@ def test_codes_at_their_limits(count, book):
 def test_symbols_without_a_code_take_the_escape(seen, weight, others):
     """The escape ranks behind every symbol of its length; the lowest symbol without a code stands for all of them."""
     counts = np.bincount(seen, minlength=256)
-    book = book_of(counts, 0 if counts.all() else 1 + weight)
-    assert_as_documented(others + seen + others if book.escape else seen, book)
+    table = table_of(counts, 0 if counts.all() else 1 + weight)
+    assert_as_documented(others + seen + others if table.escape else seen, table)
 
 
 @pytest.mark.parametrize("escape", [1, 2, 3])
 def test_the_escape_may_be_any_leaf(escape):
     """Also the first one, and one among equals."""
-    book = Codebook(2, escape, bytes({1: [2, 0, 2, 0], 2: [1, 0, 2, 0], 3: [1, 3, 2, 0]}[escape]))
+    table = CodeTable(2, escape, bytes({1: [2, 0, 2, 0], 2: [1, 0, 2, 0], 3: [1, 3, 2, 0]}[escape]))
     for symbols in ([3, 0, 2, 3, 3, 0], [3] * 90, [0, 2] * 30 + [3], []):
-        assert_as_documented(symbols, book)
+        assert_as_documented(symbols, table)
 
 
 @UNHURRIED
 @given(SYMBOLS)
 def test_size_is_that_of_the_code_and_two_bytes_a_lane(symbols):
     """The plan's cost relies on this: what the lanes hold in the end takes less than what they hold in the beginning."""
-    book = book_of(np.bincount(symbols, minlength=256))
+    table = table_of(np.bincount(symbols, minlength=256))
     coded = symbols[: max(0, len(symbols) - 16)]
-    bits = sum(book.lengths[symbol] for symbol in coded)
-    assert 2 * 16 + bits // 8 - 14 <= len(written(symbols, book)) <= 2 * 16 + bits // 8
+    bits = sum(table.lengths[symbol] for symbol in coded)
+    assert 2 * 16 + bits // 8 - 14 <= len(written(symbols, table)) <= 2 * 16 + bits // 8
 
 
 def test_many_lanes_begin_where_the_document_says():
@@ -231,7 +232,7 @@ def test_a_lane_that_ends_with_no_symbol_is_noticed(count, last):
 
 def test_a_last_symbol_beyond_the_plane_is_noticed_behind_coded_ones():
     """The byte came to the front of its lane's code words, and not to that of the stream."""
-    wide = Codebook(8, 0, SKEWED.lengths + bytes(192))
+    wide = CodeTable(8, 0, SKEWED.lengths + bytes(192))
     stream = written([*([1, 2, 3] * 80), 200], wide)
     assert 200 not in stream[:16]
     with pytest.raises(FrameError, match="no symbol of a plane of 6 bits"):
@@ -241,9 +242,9 @@ def test_a_last_symbol_beyond_the_plane_is_noticed_behind_coded_ones():
 @pytest.mark.parametrize("count", [40, 16_400])
 def test_damaged_streams_are_refused_or_have_another_meaning(count):
     """Each sequence of symbols has one stream: what is read from another one is written so again."""
-    book = Codebook(3, 0, bytes([1, 2, 4, 4, 5, 5, 5, 5]))
+    table = CodeTable(3, 0, bytes([1, 2, 4, 4, 5, 5, 5, 5]))
     symbols = np.random.default_rng(0).integers(0, 8, count)
-    stream = written(symbols, book)
+    stream = written(symbols, table)
     generator = np.random.default_rng(1)
     refused = 0
     for _ in range(300 if count < 100 else 20):
@@ -251,11 +252,11 @@ def test_damaged_streams_are_refused_or_have_another_meaning(count):
         for _ in range(generator.integers(1, 4)):
             damaged[generator.integers(len(stream))] ^= 1 << generator.integers(8)
         try:
-            found = read(damaged, book, count)
+            found = read(damaged, table, count)
         except FrameError:
             refused += 1
         else:
-            assert written(found, book) == bytes(damaged)
+            assert written(found, table) == bytes(damaged)
     assert refused
 
 

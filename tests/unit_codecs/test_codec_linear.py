@@ -13,7 +13,7 @@ from fsl_codecs import CodecError, CodecSpec, available, encode
 from fsl_codecs.dispatch import implementation_named
 
 FACTOR, MOST = 16, 96
-REPEATS = 7
+REPEATS = 3
 
 
 def bell(count):
@@ -37,7 +37,7 @@ def constant_chunks(count):
 
 
 def listed(count):
-    """One chunk, about a fifth of whose symbols are in lists: its book is made from runs that show two values only."""
+    """One chunk, about a fifth of whose symbols are in lists: its table is made from runs that show two values only."""
     index = np.arange(8 * count)
     is_sampled = (index // 16 % 17 == 0) | (index // 16 % 29 == 0)
     values = np.where(is_sampled | (index % 5 > 0), 1 + index % 2, bell(8 * count))

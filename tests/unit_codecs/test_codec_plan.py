@@ -2,18 +2,18 @@
 
 import numpy as np
 import pytest
+from frame_tables import tables_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fsl_codecs import Codebook, CodecSpec, codebooks_of, decode, encode, info
-from fsl_codecs.books import own_book
+from fsl_codecs import CodecSpec, decode, encode, info
+from fsl_codecs.code_tables import table_from_counts
 from fsl_codecs.formats import FORMATS
 from fsl_codecs.huffman import code_lengths
 from fsl_codecs.planes import (
     CONSTANT,
     OWN,
     RAW,
-    SHARED,
     STATIC,
     Counted,
     Sample,
@@ -27,7 +27,7 @@ from fsl_codecs.planes import (
     write_words,
 )
 from fsl_codecs.quantised import quantise
-from fsl_codecs.static_books import static_books
+from fsl_codecs.static_tables import static_tables
 
 UNHURRIED = settings(deadline=None, max_examples=150)
 NAMES = list(FORMATS)
@@ -47,7 +47,7 @@ def bits_in_the_list(lengths, low_bits):
 
 
 def low_bits_rule(counts, lengths):
-    """The low bits of an own book's list: the fewest of those that give the fewest bits, of symbols a little more frequent than they were seen."""
+    """The low bits of an own table's list: the fewest of those that give the fewest bits, of symbols a little more frequent than they were seen."""
     costs = {}
     highest = lengths.count(0) - 1
     for low_bits in range(highest.bit_length() + 1):
@@ -57,9 +57,9 @@ def low_bits_rule(counts, lengths):
     return min(costs, key=costs.get)
 
 
-def book_rule(counts, book, head_bytes, values):
-    """Cost in bits of a plane with that book, or None; head_bytes counts what follows the head's first byte."""
-    lengths, escape, low_bits = book
+def table_rule(counts, table, head_bytes, values):
+    """Cost in bits of a plane with that table, or None; head_bytes counts what follows the head's first byte."""
+    lengths, escape, low_bits = table
     bits = 0
     sampled = sum(counts) < values
     listed = bits_in_the_list(lengths, low_bits)
@@ -72,8 +72,8 @@ def book_rule(counts, book, head_bytes, values):
     return 8 + 8 * head_bytes + 32 + 16 * lanes + values * bits // sum(counts)
 
 
-def plane_rule(counts, width, values=None, shared=(), static=()):
-    """Kind, name of the book and cost in bits, as the document tells it. shared and static: (name, book), a book being (lengths, escape, low bits)."""
+def plane_rule(counts, width, values=None, static=()):
+    """Kind, name of the table and cost in bits, as the document tells it. static: (name, table), a table being (lengths, escape, low bits)."""
     total, present = sum(counts), sum(count > 0 for count in counts)
     values = total if values is None else values
     raw = 8 * values if width == 8 else 8 * width * -(-values // 8)
@@ -87,30 +87,26 @@ def plane_rule(counts, width, values=None, shared=(), static=()):
     weights = [count and max(count, lightest) for count in kept]
     *lengths, escape = code_lengths(np.array([*weights, escape])).tolist()
     coded = [symbol for symbol, count in enumerate(kept) if count]
-    book_bytes = 3 + (coded[-1] - coded[0]) // 2 + 1
+    table_bytes = 3 + (coded[-1] - coded[0]) // 2 + 1
     low_bits = low_bits_rule(counts, lengths) if escape else 0
-    candidates = [(OWN, None, (lengths, escape, low_bits), book_bytes)]
-    candidates += [(SHARED, *named, 8) for named in shared]
+    candidates = [(OWN, None, (lengths, escape, low_bits), table_bytes)]
     candidates += [(STATIC, *named, 1) for named in static]
     costs = [
-        (book_rule(counts, book, head, values), kind, name) for kind, name, book, head in candidates
+        (table_rule(counts, table, head, values), kind, name)
+        for kind, name, table, head in candidates
     ]
     # min() takes the first of equals.
     coded, kind, name = min((each for each in costs if each[0] is not None), key=lambda e: e[0])
     return (kind, name, coded) if coded <= raw - raw // 64 else (RAW, None, 8 + raw)
 
 
-def content(book):
-    return list(book.lengths), book.escape, book.low_bits
+def content(table):
+    return list(table.lengths), table.escape, table.low_bits
 
 
 def static_of(name, width):
-    books = static_books(name) if width == 6 else ()
-    return [(number, content(book)) for number, book in books]
-
-
-def shared_of(books, width):
-    return [(book.digest, content(book)) for book in books if book.width == width]
+    tables = static_tables(name) if width == 6 else ()
+    return [(number, content(table)) for number, table in tables]
 
 
 def planes_of_codes(counts, name, index):
@@ -126,7 +122,7 @@ def planes_of_codes(counts, name, index):
         yield width, plane
 
 
-def split_rule(sample, values, name, books=()):
+def split_rule(sample, values, name):
     """Split and cost in bits of a chunk with an 8-bit format."""
     counts = np.bincount(sample, minlength=256).tolist()
     quarter = len(sample) // 4
@@ -137,33 +133,29 @@ def split_rule(sample, values, name, books=()):
     for index in np.flatnonzero(tried).tolist():
         cost = 8
         for width, plane in planes_of_codes(counts, name, index):
-            shared, static = shared_of(books, width), static_of(name, width)
-            cost += plane_rule(plane, width, values, shared, static)[2]
+            cost += plane_rule(plane, width, values, static_of(name, width))[2]
         if chosen < 0 or cost < best - best // 16:
             chosen, best = index, cost
     return chosen, best
 
 
-def planned(counts, width, values=None, shared=(), static=()):
+def planned(counts, width, values=None, static=()):
     """What plan_plane makes of it, in the words of plane_rule."""
     counts = np.array(counts)
     values = int(counts.sum()) if values is None else values
-    candidates = [(b"\4" + book.digest.to_bytes(8, "little"), book) for book in shared]
-    candidates += [(bytes((3, number)), book) for number, book in static]
+    candidates = [(bytes((3, number)), table) for number, table in static]
     plan = plan_plane(Counted(counts, width, int(counts.sum()), values), candidates)
     name = None
-    if plan.kind == SHARED:
-        name = int.from_bytes(plan.head[1:], "little")
-    elif plan.kind == STATIC:
+    if plan.kind == STATIC:
         name = plan.head[1]
     elif plan.kind == OWN:
-        assert plan.head[1:] == plan.book.packed
+        assert plan.head[1:] == plan.table.packed
     return plan.kind, name, plan.cost_bits
 
 
-def ruled(counts, width, values=None, shared=(), static=()):
-    static = [(number, content(book)) for number, book in static]
-    return plane_rule(list(counts), width, values, shared_of(shared, width), static)
+def ruled(counts, width, values=None, static=()):
+    static = [(number, content(table)) for number, table in static]
+    return plane_rule(list(counts), width, values, static)
 
 
 def skewed(generator, width, flatness, total):
@@ -185,15 +177,13 @@ def test_planes_are_stored_by_the_documented_rule(width, flatness, seed, scale, 
     counts = skewed(generator, width, flatness, 7 * 10**scale + seed % 50).tolist()
     values = None if unseen is None else sum(counts) * (1 + unseen) + seed % 7
     others = [skewed(generator, width, flatness, 10 ** (1 + scale)) for _ in range(2)]
-    books = [
-        own_book(other, width, sampled=bool(seed & 1 << at))
+    tables = [
+        table_from_counts(other, width, sampled=bool(seed & 1 << at))
         for at, other in enumerate(others)
         if np.count_nonzero(other) > 1
     ]
-    static = list(enumerate(books[1:]))
-    assert planned(counts, width, values, books[:1], static) == ruled(
-        counts, width, values, books[:1], static
-    )
+    static = list(enumerate(tables))
+    assert planned(counts, width, values, static) == ruled(counts, width, values, static)
 
 
 def test_the_drawn_planes_meet_both_sides_of_the_sixty_fourth():
@@ -226,43 +216,19 @@ def test_nearly_uniform_planes_are_not_searched():
     assert planned(counts, 5)[0] == OWN
 
 
-def test_equal_books_go_by_order():
-    """Own before shared before static, and as given: otherwise two encoders write two frames."""
+def test_equal_tables_go_by_order():
+    """Own before static, and as given: otherwise two encoders write two frames."""
     counts = np.zeros(64, np.int64)
     counts[20:30] = [9, 20, 41, 85, 170, 340, 170, 85, 41, 20]
-    own = own_book(counts, 6, sampled=False)
-    assert len(own.packed) == 8, "as long as a digest"
-    assert planned(counts, 6, None, [own])[0] == OWN
-    assert planned(counts, 6, None, [], [(9, own)])[:2] == (STATIC, 9)
-    # Books that differ in a symbol which does not occur cost the same.
+    own = table_from_counts(counts, 6, sampled=False)
+    assert planned(counts, 6, None, [(9, own)])[:2] == (STATIC, 9)
+    # Code tables that differ in a symbol which does not occur cost the same.
     counts[20:52:2] = 20
     first, second = (counts.copy() for _ in range(2))
     first[0] = second[1] = 1
-    books = [own_book(each, 6, sampled=False) for each in (first, second)]
-    for given_ in (books, books[::-1]):
-        assert planned(counts, 6, None, given_)[:2] == (SHARED, given_[0].digest)
-        static = list(enumerate(given_))
-        assert planned(counts, 6, None, [], static)[:2] == (STATIC, 0)
-
-
-@pytest.mark.parametrize(("surplus", "kind"), [(56, SHARED), (55, STATIC)])
-def test_a_shared_book_goes_before_a_static_one_of_equal_cost(surplus, kind):
-    """Its head is 56 bits longer; here it makes up for that by one bit for each of 56 more symbols, or for one less."""
-    _, static = static_books("e4m3")[0]
-    lengths = list(static.lengths)
-    longer = lengths.index(6)
-    shorter = lengths.index(5)
-    counts = [(4096 >> length) if length else 0 for length in lengths]
-    counts[shorter] = 80
-    counts[longer] = 80 + surplus
-    lengths[shorter], lengths[longer] = 6, 5
-    shared = Codebook(6, static.escape, bytes(lengths), static.low_bits)
-    symbols = np.repeat(np.arange(64), counts)
-    below = np.arange(symbols.size)
-    codes = ((symbols << 1) | (below & 1) | (below & 2) << 6).astype(np.uint8)
-    plan = plan_chunk(Sample(codes, codes.size), FORMATS["e4m3"], (shared,))
-    assert (plan.split_index, plan.planes[0].kind) == (0, kind)
-    assert plan.cost_bits == split_rule(codes, codes.size, "e4m3", (shared,))[1]
+    tables = [table_from_counts(each, 6, sampled=False) for each in (first, second)]
+    for given_ in (tables, tables[::-1]):
+        assert planned(counts, 6, None, list(enumerate(given_)))[:2] == (STATIC, 0)
 
 
 AROUND = (0, 1, 15, 16, -1)
@@ -311,7 +277,7 @@ def split_costs(codes, name):
     """What each split costs, tried or not."""
     counts = np.bincount(codes, minlength=256).tolist()
     return [
-        8 + sum(plane_rule(p, w, None, (), static_of(name, w))[2] for w, p in planes)
+        8 + sum(plane_rule(p, w, None, static_of(name, w))[2] for w, p in planes)
         for planes in (planes_of_codes(counts, name, i) for i in range(len(FORMATS[name].splits)))
     ]
 
@@ -368,7 +334,7 @@ def plane_kinds(frame, name):
     rest, kinds = bytes(rest), []
     for _ in FORMATS[name].splits[split].widths:
         kinds.append(rest[0])
-        length = {RAW: 1, CONSTANT: 2, STATIC: 2, SHARED: 9}.get(rest[0])
+        length = {RAW: 1, CONSTANT: 2, STATIC: 2}.get(rest[0])
         if length is None:
             length = 4 + (rest[2] - rest[1]) // 2 + 1
         rest = rest[length:]
@@ -382,12 +348,12 @@ def test_a_plane_that_is_constant_only_in_the_sample_is_planned_again(name, wher
     values = (1 + np.arange(65_536) % 97 / 128).astype(np.float32)
     frame = encode(values, CodecSpec(name))
     assert CONSTANT in plane_kinds(frame, name)[1]
-    assert all(book.escape for book in codebooks_of(frame))
+    assert all(table.escape for table in tables_of(frame))
     values[where] = 2.0**100
     assert where // 16 % 17 != 0
     again = encode(values, CodecSpec(name))
     assert plane_kinds(again, name)[1] == [OWN, OWN, CONSTANT, CONSTANT][: FORMATS[name].code_bytes]
-    assert [book.escape > 0 for book in codebooks_of(again)] == [True, False]
+    assert [table.escape > 0 for table in tables_of(again)] == [True, False]
     assert decode(again)[where] == decode(encode(values, CodecSpec(name, entropy=False)))[where]
 
 
@@ -396,13 +362,13 @@ def test_what_the_sample_sees_is_never_planned_again():
     values = (1 + np.arange(65_536) % 97 / 128).astype(np.float32)
     values[15_504] = -1e30
     assert 15_504 // 16 % 17 == 0
-    books = codebooks_of(encode(values, CodecSpec("bf16")))
-    assert books
-    assert all(book.escape for book in books)
+    tables = tables_of(encode(values, CodecSpec("bf16")))
+    assert tables
+    assert all(table.escape for table in tables)
     values = gaussian(65_536)
     values[1500] = 1e30
-    books = codebooks_of(encode(values, CodecSpec("bf16")))
-    assert [book.escape > 0 for book in books] == [True]
+    tables = tables_of(encode(values, CodecSpec("bf16")))
+    assert [table.escape > 0 for table in tables] == [True]
 
 
 def coded_bytes(words, name, plan):

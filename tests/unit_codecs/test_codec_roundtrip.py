@@ -29,8 +29,8 @@ UNHURRIED = settings(deadline=None, max_examples=60)
 NAMES = ["fp32", "bf16", "e4m3", "e5m2", "uniform"]
 LENGTHS = [0, 1, 2, 15, 16, 17, 127, 128, 129, 1000, 16383, 16384, 16385, 32_769, 40_001]
 SPECS = st.builds(
-    lambda name, block, blocks, entropy, fineness: CodecSpec(
-        name, block, block * blocks, entropy, fineness
+    lambda name, block, blocks, entropy, step_log2: CodecSpec(
+        name, block, block * blocks, entropy, step_log2
     ),
     st.sampled_from(NAMES),
     st.sampled_from([16, 32, 128, 1024]),
@@ -65,7 +65,7 @@ def rounded(values, spec):
             continue
         if spec.format == "uniform" and same_bits(part, np.full_like(part, part[0])):
             continue
-        blocks = quantise(part, kind, spec.block_values, spec.fineness)
+        blocks = quantise(part, kind, spec.block_values, spec.step_log2)
         if raw_codes_bytes(blocks, kind) <= 4 * part.size or not leaves_out(part, spec):
             for at, block in enumerate(blocks):
                 inner = out[at * 16384 : (at + 1) * 16384]
@@ -298,9 +298,9 @@ def test_limits_hold_before_anything_is_allocated():
         {"chunk_values": 130},
         {"chunk_values": 1 << 21},
         {"chunk_values": "131072"},
-        {"fineness": 41},
-        {"fineness": -1},
-        {"fineness": 14.0},
+        {"step_log2": 41},
+        {"step_log2": -1},
+        {"step_log2": 14.0},
     ],
 )
 def test_impossible_settings_are_refused(settings_):

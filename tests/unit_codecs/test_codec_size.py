@@ -4,16 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from fsl_codecs import (
-    Codebook,
-    CodecSpec,
-    CodecUsageError,
-    bound,
-    codebooks_of,
-    decode,
-    encode,
-    info,
-)
+from fsl_codecs import CodecSpec, CodecUsageError, bound, decode, encode, info
+from fsl_codecs.code_tables import CodeTable
 from fsl_codecs.formats import FORMATS
 from fsl_codecs.planes import ChunkPlan, PlanePlan, write_words
 from fsl_codecs.quantised import Quantised, quantise, write_escaped
@@ -59,7 +51,7 @@ def drawn(draw, count):
     ],
 )
 def test_frames_are_close_to_the_entropy(name, draw, over, bits):
-    """The point of the entropy stage: the order-0 entropy of the codes, times this, has room for scales, books, heads, escapes."""
+    """The point of the entropy stage: the order-0 entropy of the codes, times this, has room for scales, tables, heads, escapes."""
     values = drawn(draw, 4 * COUNT)
     codes = np.concatenate([block.words for block in quantise(values, FORMATS[name], 128, 14)])
     size = 8 * len(encode(values, CodecSpec(name)))
@@ -84,8 +76,7 @@ def test_what_a_sample_misses_costs_little(name):
     """Frames planned from a twenty-ninth of the values, against the same planned from all of them, inner block by inner block."""
     values = gaussian()
     sampled = len(encode(values, CodecSpec(name)))
-    books = codebooks_of(encode(values[:16384], CodecSpec(name)))
-    complete = len(encode(values, CodecSpec(name, 128, 16384), books=books))
+    complete = len(encode(values, CodecSpec(name, 128, 16384)))
     assert sampled < 1.003 * complete
 
 
@@ -95,7 +86,7 @@ def test_fp32_frames_save_the_exponents_redundancy():
 
 
 def test_fp32_frames_of_bfloat16_weights_drop_the_empty_half():
-    """Initial weights often were bf16 once: one lower byte is constant; the escape of a book for the last, signs alone, costs half a bit."""
+    """Initial weights often were bf16 once: one lower byte is constant; the escape of a table for the last, signs alone, costs half a bit."""
     values = torch.from_numpy(gaussian()).bfloat16().float().numpy()
     frame = encode(values)
     assert info(frame).bits_per_value < 11.2
@@ -126,10 +117,10 @@ def test_each_split_is_chosen_where_it_pays(name, number_format, split):
     assert frame[28 + 16] == split
 
 
-@pytest.mark.parametrize(("fineness", "split"), [(14, 0), (8, 0), (0, 1)])
-def test_uniform_splits_are_chosen_where_they_pay(fineness, split):
+@pytest.mark.parametrize(("step_log2", "split"), [(14, 0), (8, 0), (0, 1)])
+def test_uniform_splits_are_chosen_where_they_pay(step_log2, split):
     """Coarse steps give most values the code of zero; the lowest two bits then are no noise."""
-    frame = encode(gaussian(), CodecSpec("uniform", fineness=fineness))
+    frame = encode(gaussian(), CodecSpec("uniform", step_log2=step_log2))
     assert frame[28 + 16] == split
 
 
@@ -155,7 +146,7 @@ def test_coding_that_does_not_pay_is_left_out(name):
 
 
 def adversaries(count):
-    """Values chosen to make scales wide, codes uniform, codebooks long, or chunks escape."""
+    """Values chosen to make scales wide, codes uniform, code tables long, or chunks escape."""
     generator = np.random.default_rng(count)
     exponents = generator.integers(-140, 127, count)
     yield np.ldexp(generator.choice([-1.5, 1.5], count), exponents).astype(np.float32)
@@ -203,13 +194,13 @@ def worst_inner_block(name, split_index):
     number_format = FORMATS[name]
     # All but two symbols share the escape leaf; the highest one, which is the last in the list, takes the most bits with few low ones.
     low_bits = {2: 0, 6: 2, 8: 4}
-    book = {w: Codebook(w, 2, b"\1\2" + bytes((1 << w) - 2), low_bits[w]) for w in low_bits}
+    table = {w: CodeTable(w, 2, b"\1\2" + bytes((1 << w) - 2), low_bits[w]) for w in low_bits}
     for width, low in low_bits.items():
-        assert int(book[width].uncoded[-1]) == (1 << width) - 1
+        assert int(table[width].uncoded[-1]) == (1 << width) - 1
         with pytest.raises(CodecUsageError):
-            Codebook(width, 2, book[width].lengths, low - 1)
+            CodeTable(width, 2, table[width].lengths, low - 1)
     planes = tuple(
-        PlanePlan(width, b"\2" + book[width].packed, 0, book[width])
+        PlanePlan(width, b"\2" + table[width].packed, 0, table[width])
         for width in number_format.splits[split_index].widths
     )
     words = np.full(16384, (1 << number_format.code_bits) - 1).astype(

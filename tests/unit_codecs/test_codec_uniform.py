@@ -53,7 +53,7 @@ def sum_in_sequence(squares):
     return total
 
 
-def step_of(run, block_values, fineness, summed=sum_in_lanes):
+def step_of(run, block_values, step_log2, summed=sum_in_lanes):
     """The k of a run of Python floats, None when it is zero throughout."""
     largest = max(abs(value) for value in run)
     if not largest:
@@ -65,7 +65,7 @@ def step_of(run, block_values, fineness, summed=sum_in_lanes):
     significand, log2_total = 2 * significand, log2_total - 1
     nearest = (significand >= FIRST_QUARTER) + (significand >= THIRD_QUARTER)
     quarters = 4 * exponent + 2 * log2_total - 2 * int(math.log2(block_values)) + nearest
-    return min(max(quarters - fineness, -504), 480)
+    return min(max(quarters - step_log2, -504), 480)
 
 
 def planes_of(numbers, width):
@@ -98,10 +98,10 @@ def scales_of(steps):
     return min(planes, struct.pack("<HB", common + 512, form) + ranks_of(ranks), key=len)
 
 
-def inner_block(values, block_values, fineness):
+def inner_block(values, block_values, step_log2):
     """The bytes of raw codes and the decoded values."""
     runs = [values[at : at + block_values] for at in range(0, len(values), block_values)]
-    steps = [step_of(run, block_values, fineness) for run in runs]
+    steps = [step_of(run, block_values, step_log2) for run in runs]
     lowest = min((k for k in steps if k is not None), default=-504)
     steps = [lowest if k is None else k for k in steps]
     codes, escaped, decoded = [], [], []
@@ -116,11 +116,11 @@ def inner_block(values, block_values, fineness):
     return data + struct.pack(f"<{len(escaped)}f", *escaped), decoded
 
 
-def assert_like_document(values, block_values=128, fineness=14):
+def assert_like_document(values, block_values=128, step_log2=14):
     """A frame without coding against the bytes, and the values, that the document gives. Values below 2**120, two at least."""
-    spec = CodecSpec("uniform", block_values, 1 << 20, entropy=False, fineness=fineness)
+    spec = CodecSpec("uniform", block_values, 1 << 20, entropy=False, step_log2=step_log2)
     frame = encode(values, spec)
-    coded = encode(values, CodecSpec("uniform", block_values, 1 << 20, fineness=fineness))
+    coded = encode(values, CodecSpec("uniform", block_values, 1 << 20, step_log2=step_log2))
     assert len(coded) <= len(frame)
     if info(frame).raw_code_chunks:
         assert decode(coded).tobytes() == decode(frame).tobytes()
@@ -129,7 +129,7 @@ def assert_like_document(values, block_values=128, fineness=14):
         return
     starts = range(0, values.size, 16384)
     blocks = [
-        inner_block(values[at : at + 16384].tolist(), block_values, fineness) for at in starts
+        inner_block(values[at : at + 16384].tolist(), block_values, step_log2) for at in starts
     ]
     data = b"".join(data for data, _ in blocks)
     if len(data) > 4 * values.size:
@@ -178,22 +178,22 @@ def test_codes_are_those_of_the_document(draw, block_values, count):
     assert_like_document(drawn(draw, count).astype(np.float32), block_values)
 
 
-@pytest.mark.parametrize("fineness", [0, 1, 7, 8, 14, 23, 31, 40])
-def test_every_fineness_follows_the_document(fineness):
+@pytest.mark.parametrize("step_log2", [0, 1, 7, 8, 14, 23, 31, 40])
+def test_every_step_log2_follows_the_document(step_log2):
     """From steps of the root mean square itself to such that most values escape."""
     values = drawn("gauss", 2000).astype(np.float32)
-    assert_like_document(values, 128, fineness)
+    assert_like_document(values, 128, step_log2)
     values[:1000] = 0
-    assert_like_document(values, 64, fineness)
+    assert_like_document(values, 64, step_log2)
 
 
 @UNHURRIED
-@given(values=VALUES, block=st.sampled_from([16, 64, 1024]), fineness=st.integers(0, 40))
-@example(values=np.array([0, -0.0, 0], np.float32), block=16, fineness=14)
-@example(values=np.array([0, 1e-45, -1e-45], np.float32), block=16, fineness=40)
-def test_arbitrary_values_follow_the_document(values, block, fineness):
+@given(values=VALUES, block=st.sampled_from([16, 64, 1024]), step_log2=st.integers(0, 40))
+@example(values=np.array([0, -0.0, 0], np.float32), block=16, step_log2=14)
+@example(values=np.array([0, 1e-45, -1e-45], np.float32), block=16, step_log2=40)
+def test_arbitrary_values_follow_the_document(values, block, step_log2):
     """Hypothesis looks for the run that breaks a step."""
-    assert_like_document(values, block, fineness)
+    assert_like_document(values, block, step_log2)
 
 
 @pytest.mark.parametrize("exponent", [-149, -148, -140, -130, -127, -126, -125, -110, 0, 100, 117])
@@ -308,21 +308,21 @@ def test_the_order_of_the_sum_decides_and_is_kept(quarter):
 
 @UNHURRIED
 @given(st.integers(0, 2**32 - 1), st.integers(-100, 100), st.integers(0, 20))
-def test_steps_follow_the_root_mean_square(seed, exponent, fineness):
-    """The purpose of the arithmetic: within an eighth of an octave of rms * 2**(-fineness / 4), for whole runs."""
+def test_steps_follow_the_root_mean_square(seed, exponent, step_log2):
+    """The purpose of the arithmetic: within an eighth of an octave of rms * 2**(-step_log2 / 4), for whole runs."""
     values = np.random.default_rng(seed).standard_t(3, 256)
     values = np.ldexp(values, exponent).astype(np.float32)
     root_mean_square = math.sqrt(float((values.astype(np.float64) ** 2).mean()))
-    (k,) = quantise(values, 256, fineness)[1].tolist()
-    assert abs(k + fineness - 4 * math.log2(root_mean_square)) < 0.5001
+    (k,) = quantise(values, 256, step_log2)[1].tolist()
+    assert abs(k + step_log2 - 4 * math.log2(root_mean_square)) < 0.5001
 
 
 def test_finer_steps_cost_bits_and_save_error():
     """One more means a step smaller by 2**(1/4): a quarter of a bit, and an error that is smaller by as much."""
     values = drawn("gauss", 131_072).astype(np.float32)
     sizes, errors = [], []
-    for fineness in (10, 14, 18):
-        frame = encode(values, CodecSpec("uniform", fineness=fineness))
+    for step_log2 in (10, 14, 18):
+        frame = encode(values, CodecSpec("uniform", step_log2=step_log2))
         sizes.append(info(frame).bits_per_value)
         error = decode(frame).astype(np.float64) - values
         errors.append(float((error**2).mean()) ** 0.5)
@@ -332,8 +332,8 @@ def test_finer_steps_cost_bits_and_save_error():
     assert errors[1] == pytest.approx(2**-3.5 / math.sqrt(12), rel=0.05)
 
 
-@pytest.mark.parametrize("fineness", [-1, 41, 14.0, "14", None])
-def test_impossible_fineness_is_refused(fineness):
+@pytest.mark.parametrize("step_log2", [-1, 41, 14.0, "14", None])
+def test_impossible_step_log2_is_refused(step_log2):
     """At the place where it is written."""
-    with pytest.raises(Exception, match="fineness"):
-        CodecSpec("uniform", fineness=fineness)
+    with pytest.raises(Exception, match="step_log2"):
+        CodecSpec("uniform", step_log2=step_log2)

@@ -14,7 +14,7 @@ from native_paths import (
     values_of,
 )
 
-from fsl_codecs import CodecSpec, bound, codebooks_of
+from fsl_codecs import CodecSpec, bound
 from fsl_codecs.dispatch import implementation_named
 
 pytestmark = needs_native
@@ -82,7 +82,6 @@ def read_by(codec, frame, count, places, **options):
     count=SIZES,
     seed=st.integers(0, 1000),
     spec=SPECS,
-    shared=st.booleans(),
     threads=st.sampled_from([1, 1, 2, 3]),
     places=st.tuples(*[PLACES] * 6),
 )
@@ -91,7 +90,6 @@ def read_by(codec, frame, count, places, **options):
     count=CHUNK,
     seed=0,
     spec=CodecSpec("e4m3"),
-    shared=False,
     threads=1,
     places=(0, 0, 0, 0, 0, 0),
 )
@@ -100,7 +98,6 @@ def read_by(codec, frame, count, places, **options):
     count=CHUNK,
     seed=0,
     spec=CodecSpec("e4m3"),
-    shared=False,
     threads=1,
     places=(1, 8, 16, 4, 12, 1),
 )
@@ -109,7 +106,6 @@ def read_by(codec, frame, count, places, **options):
     count=CHUNK + 4096,
     seed=0,
     spec=CodecSpec("uniform"),
-    shared=False,
     threads=2,
     places=(3, 1, 5, 8, 3, 7),
 )
@@ -118,25 +114,23 @@ def read_by(codec, frame, count, places, **options):
     count=CHUNK - 1,
     seed=0,
     spec=CodecSpec("e5m2"),
-    shared=True,
     threads=1,
     places=(2, 5, 3, 1, 7, 3),
 )
-def test_any_size_at_any_place(*, kind, count, seed, spec, shared, threads, places):
+def test_any_size_at_any_place(*, kind, count, seed, spec, threads, places):
     """Frames lie in messages and vectors in larger ones, at any address; the paths choose their stores and readers by size and address."""
     values = values_of(kind, count, seed)
-    books = codebooks_of(encoded_by(REFERENCE, values, spec)) if shared else ()
-    frame = encoded_by(REFERENCE, values, spec, books=books)
-    expected = read_by(REFERENCE, frame, count, (0, 0, 0), books=books)
+    frame = encoded_by(REFERENCE, values, spec)
+    expected = read_by(REFERENCE, frame, count, (0, 0, 0))
     given_values, held = copy_placed(values, places[0]), np.frombuffer(frame, np.uint8)
     held = copy_placed(held, places[1])
     for path in PATHS:
         codec = implementation_named(path)
         room, around = placed(bound(count, spec), np.uint8, places[2])
-        size = codec.encode_into(given_values, room, spec, books=books, threads=threads)
+        size = codec.encode_into(given_values, room, spec, threads=threads)
         assert room[:size].tobytes() == frame, path
         assert untouched(around), path
-        assert read_by(codec, held, count, places[3:], books=books, threads=threads) == expected
+        assert read_by(codec, held, count, places[3:], threads=threads) == expected
 
 
 @settings(deadline=None, max_examples=15, suppress_health_check=[HealthCheck.too_slow])

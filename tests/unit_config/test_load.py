@@ -294,7 +294,7 @@ def test_defaults_are_the_documented_ones():
             "up": "uniform",
             "down": "uniform",
             "block_values": 128,
-            "fineness": 14,
+            "step_log2": 14,
             "threads": 2,
             "feedback_up": False,
         },

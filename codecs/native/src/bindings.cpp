@@ -7,9 +7,7 @@
 #include <cstring>
 #include <optional>
 #include <string>
-#include <vector>
 
-#include "entropy/code_table.hpp"
 #include "frame/decode.hpp"
 #include "frame/encode.hpp"
 #include "kernels/kernels.hpp"
@@ -20,11 +18,9 @@ namespace nb = nanobind;
 
 namespace {
 
-using fsl::Book;
 using fsl::Fault;
 using fsl::Kernels;
 using fsl::Path;
-using fsl::SharedBooks;
 using fsl::Status;
 
 // Set once by the module's initialisation, never freed: modules live as long as the process.
@@ -133,32 +129,6 @@ void check_apart(const char* read_name, const void* read, std::size_t read_bytes
   raise(python.usage_error, std::string(read_name) + " and " + written_name + " overlap");
 }
 
-// Books that a frame may name by their digest, unpacked once.
-class Books {
- public:
-  // From (width, packed form, digest) of each.
-  explicit Books(const nb::list& given) : books_(given.size()) {
-    for (std::size_t i = 0; i < books_.size(); ++i) {
-      const nb::tuple one = nb::cast<nb::tuple>(given[i]);
-      const int width = nb::cast<int>(one[0]);
-      const nb::bytes packed = nb::cast<nb::bytes>(one[1]);
-      if (width < 1 || width > 8) raise(python.usage_error, "a book is for planes of 1 to 8 bits");
-      const std::uint8_t* position = static_cast<const std::uint8_t*>(packed.data());
-      const std::uint8_t* const end = position + packed.size();
-      const Status status = fsl::unpack_book(position, end, width, books_[i]);
-      if (!status.ok() || position != end) raise(python.usage_error, "not a packed book");
-      books_[i].digest = nb::cast<std::uint64_t>(one[2]);
-    }
-  }
-
-  SharedBooks shared() const { return {books_.data(), books_.size()}; }
-
- private:
-  std::vector<Book> books_;
-};
-
-SharedBooks shared_of(const Books* books) { return books == nullptr ? SharedBooks{} : books->shared(); }
-
 int checked(int threads) {
   if (threads < 1 || threads > fsl::kMaximumThreads) {
     raise(python.usage_error, "threads is " + std::to_string(threads) + ": it must be from 1 to " + std::to_string(fsl::kMaximumThreads));
@@ -179,13 +149,13 @@ class Codec {
   }
 
   std::size_t encode_into(nb::handle values, nb::handle out, unsigned format, std::size_t block_values, std::size_t chunk_values,
-                          bool entropy, int fineness, nb::handle reference, nb::handle residual, const Books* books, int threads) const {
+                          bool entropy, int step_log2, nb::handle reference, nb::handle residual, int threads) const {
     const Array given(values, false, true);
     const Companion subtracted(reference, false, "reference", given.size());
     const Companion carried(residual, true, "residual", given.size());
-    const fsl::EncodeSettings settings = {fsl::format_of(format), block_values, chunk_values, entropy, fineness, checked(threads)};
+    const fsl::EncodeSettings settings = {fsl::format_of(format), block_values, chunk_values, entropy, step_log2, checked(threads)};
     if (settings.format == nullptr || !fsl::is_block_size(block_values) || !fsl::is_chunk_size(block_values, chunk_values) ||
-        fineness < 0 || fineness > fsl::kMaximumFineness) {
+        step_log2 < 0 || step_log2 > fsl::kMaximumStepLog2) {
       raise(python.usage_error, "impossible settings");
     }
     View target;
@@ -208,42 +178,38 @@ class Codec {
     check_residual("values", &given);
     check_residual("reference", subtracted.array());
     const fsl::Source source = {given.fp32(), given.bf16(), subtracted.fp32(), carried.fp32(), given.size()};
-    const SharedBooks shared = shared_of(books);
     const nb::gil_scoped_release unlocked;
-    return fsl::encode_frame(*kernels_, settings, shared, source, static_cast<std::uint8_t*>(target->buf));
+    return fsl::encode_frame(*kernels_, settings, source, static_cast<std::uint8_t*>(target->buf));
   }
 
-  std::uint64_t decode_into(nb::handle frame, nb::handle out, nb::handle limits, const Books* books, int threads) const {
+  std::uint64_t decode_into(nb::handle frame, nb::handle out, nb::handle limits, int threads) const {
     const Array target(out, true, true);
     View bytes;
     const fsl::DecodeRequest request = request_of(frame, bytes, limits, target.size(), checked(threads));
     check_apart("frame", request.frame, request.frame_bytes, "output", target.memory(), target.bytes());
     const fsl::Target where = {target.fp32(), target.bf16(), target.size()};
-    const SharedBooks shared = shared_of(books);
     std::uint64_t values = 0;
     Status status;
     {
       const nb::gil_scoped_release unlocked;
-      status = fsl::decode_frame(*kernels_, request, shared, where, values);
+      status = fsl::decode_frame(*kernels_, request, where, values);
     }
     raise_unless_ok(status);
     return values;
   }
 
-  std::uint64_t decode_accumulate(nb::handle frame, nb::handle accumulator, double weight, nb::handle limits, const Books* books,
-                                  int threads) const {
+  std::uint64_t decode_accumulate(nb::handle frame, nb::handle accumulator, double weight, nb::handle limits, int threads) const {
     const float factor = static_cast<float>(weight);
     if (!std::isfinite(factor)) raise(python.usage_error, "weight " + std::to_string(weight) + " is not a finite fp32 number");
     const Array target(accumulator, true, false);
     View bytes;
     const fsl::DecodeRequest request = request_of(frame, bytes, limits, target.size(), checked(threads));
     check_apart("frame", request.frame, request.frame_bytes, "accumulator", target.memory(), target.bytes());
-    const SharedBooks shared = shared_of(books);
     std::uint64_t values = 0;
     Status status;
     {
       const nb::gil_scoped_release unlocked;
-      status = fsl::accumulate_frame(*kernels_, request, shared, target.fp32(), target.size(), factor, values);
+      status = fsl::accumulate_frame(*kernels_, request, target.fp32(), target.size(), factor, values);
     }
     raise_unless_ok(status);
     return values;
@@ -313,16 +279,15 @@ NB_MODULE(_native, module) {
   python.usage_error = nb::object(errors.attr("CodecUsageError")).release().ptr();
   python.ndarray = nb::object(numpy.attr("ndarray")).release().ptr();
 
-  nb::class_<Books>(module, "Books").def(nb::init<const nb::list&>());
   nb::class_<Codec>(module, "Codec")
       .def(nb::init<const std::string&>())
       .def("encode_into", &Codec::encode_into, nb::arg("values").none(), nb::arg("out").none(), nb::arg("format"), nb::arg("block_values"),
-           nb::arg("chunk_values"), nb::arg("entropy"), nb::arg("fineness"), nb::arg("reference").none(), nb::arg("residual").none(),
-           nb::arg("books").none(), nb::arg("threads"))
+           nb::arg("chunk_values"), nb::arg("entropy"), nb::arg("step_log2"), nb::arg("reference").none(), nb::arg("residual").none(),
+           nb::arg("threads"))
       .def("decode_into", &Codec::decode_into, nb::arg("frame").none(), nb::arg("out").none(), nb::arg("limits").none(),
-           nb::arg("books").none(), nb::arg("threads"))
+           nb::arg("threads"))
       .def("decode_accumulate", &Codec::decode_accumulate, nb::arg("frame").none(), nb::arg("accumulator").none(), nb::arg("weight"),
-           nb::arg("limits").none(), nb::arg("books").none(), nb::arg("threads"))
+           nb::arg("limits").none(), nb::arg("threads"))
       .def("inspect", &Codec::inspect, nb::arg("frame").none(), nb::arg("limits").none());
   module.def("paths", &paths);
   bind_measure(module);

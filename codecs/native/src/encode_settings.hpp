@@ -12,7 +12,7 @@ struct EncodeSettings {
   std::size_t block_values;
   std::size_t chunk_values;
   bool entropy;
-  int fineness;
+  int step_log2;
   int threads;
 };
 

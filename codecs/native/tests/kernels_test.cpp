@@ -76,12 +76,12 @@ void test_encoding(const Kernels& plain, const Kernels& kernels) {
     codes.check_front("codes");
   }
 
-  for (const int fineness : {0, 14, 40}) {
+  for (const int step_log2 : {0, 14, 40}) {
     Edge want_codes(count, kSlackBytes), codes(count, kSlackBytes), want_steps(2 * runs, kSlackBytes), steps(2 * runs, kSlackBytes);
     const std::size_t want_escapes =
-        plain.quantise_uniform(x, count, fineness, block, first, want_codes.as(), want_steps.as<std::int16_t>(), want_seen);
+        plain.quantise_uniform(x, count, step_log2, block, first, want_codes.as(), want_steps.as<std::int16_t>(), want_seen);
     const std::size_t escapes =
-        kernels.quantise_uniform(x, count, fineness, block, first, codes.as(), steps.as<std::int16_t>(), seen);
+        kernels.quantise_uniform(x, count, step_log2, block, first, codes.as(), steps.as<std::int16_t>(), seen);
     check_seen("quantise_uniform");
     if (largest >= 0x7B800000) continue;
     same(want_steps.as(), steps.as(), 2 * runs, "steps" + about);

@@ -111,7 +111,7 @@ void fill(float* x, std::size_t count, int kind) {
       case 4:  // the largest finite values and the smallest
         x[i] = float_of((random & 0x80FFFFFF) | (below(2) != 0 ? 0x7E000000 : 0x00000000));
         break;
-      case 7:  // in long runs of fineness 14, whose step is 2^-3.5, values of about 127.5 steps, where codes begin to escape
+      case 7:  // in long runs of step_log2 14, whose step is 2^-3.5, values of about 127.5 steps, where codes begin to escape
         x[i] = below(1024) == 0 ? 11.2F + static_cast<float>(below(2000)) / 10000 : 1.0F;
         if (below(2) == 0) x[i] = -x[i];
         break;

@@ -45,7 +45,6 @@ std::vector<float> values_of(int kind) {
 }  // namespace
 
 int main() {
-  const fsl::SharedBooks none{};
   const fsl::Limits limits = {kValues, std::uint64_t{1} << 40};
   for (int path = 0; path < 3; ++path) {
     const fsl::Kernels* const kernels = fsl::kernels_of(static_cast<fsl::Path>(path));
@@ -57,12 +56,12 @@ int main() {
         std::vector<std::uint8_t> frame(fsl::bound(kValues, kChunk));
         const fsl::EncodeSettings settings = {fsl::format_of(format), 128, kChunk, true, 14, 1};
         const fsl::Source source = {values.data(), nullptr, nullptr, nullptr, kValues};
-        const std::size_t size = fsl::encode_frame(*kernels, settings, none, source, frame.data());
+        const std::size_t size = fsl::encode_frame(*kernels, settings, source, frame.data());
         std::vector<float> decoded(kValues), sums(values.size(), 1.0F);
         std::uint64_t count = 0;
         const fsl::DecodeRequest request = {frame.data(), size, limits, 1};
-        if (!fsl::decode_frame(*kernels, request, none, {decoded.data(), nullptr, kValues}, count).ok() ||
-            !fsl::accumulate_frame(*kernels, request, none, sums.data(), kValues, 0.3F, count).ok()) {
+        if (!fsl::decode_frame(*kernels, request, {decoded.data(), nullptr, kValues}, count).ok() ||
+            !fsl::accumulate_frame(*kernels, request, sums.data(), kValues, 0.3F, count).ok()) {
           std::puts("a frame of ours was refused");
           return 1;
         }

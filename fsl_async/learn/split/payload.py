@@ -47,12 +47,12 @@ class Payload:
     lengths: tuple[int, ...] = ()
 
 
-def spec_for(number_format: str, width: int, fineness: int = 14) -> CodecSpec:
+def spec_for(number_format: str, width: int, step_log2: int = 14) -> CodecSpec:
     """How values are coded whose last dimension is `width`: a block of values that share a scale never spans two tokens if that can be."""
     is_power = width >= _SMALLEST_BLOCK and width & (width - 1) == 0
     block = min(width, DEFAULT_BLOCK) if is_power else DEFAULT_BLOCK
     made: Any = number_format
-    return CodecSpec(format=made, block_values=block, fineness=fineness)
+    return CodecSpec(format=made, block_values=block, step_log2=step_log2)
 
 
 def chunks_of(values: int) -> int:

@@ -50,7 +50,7 @@ class SplitSession:
             SplitClientMachine(split_rules(config), name, incarnation),
             training,
             Facts(member.welcome.run, member.welcome.shard, architecture),
-            formats=Formats(split.up, split.down, split.models, config.codec.fineness),
+            formats=Formats(split.up, split.down, split.models, config.codec.step_log2),
             worker=worker,
             scheduler=loop,
             journal=parts.journal,

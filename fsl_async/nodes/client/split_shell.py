@@ -338,7 +338,7 @@ class SplitClientShell:
                 lambda: self.training.parcel(place),
                 self.worker,
                 self.formats.up,
-                self.formats.fineness,
+                self.formats.step_log2,
                 Category.GRADIENTS if key.leg else Category.ACTIVATIONS,
                 Direction.UP,
                 self.traffic,

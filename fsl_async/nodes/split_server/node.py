@@ -254,7 +254,7 @@ class _Serving:
         workers = [ThreadWorker(loop, name) for name in ("codec", "train", "write")]
         self._trainer = workers[1]
         split = config.split
-        formats = Formats(split.up, split.down, split.models, config.codec.fineness)
+        formats = Formats(split.up, split.down, split.models, config.codec.step_log2)
         self._shell = shell = SplitServerShell(
             self.machine,
             self.room,

@@ -94,7 +94,7 @@ class Formats:
     up: str = "bf16"
     down: str = "bf16"
     models: str = "fp32"
-    fineness: int = 14
+    step_log2: int = 14
 
 
 @define(eq=False)
@@ -151,7 +151,7 @@ class Outgoing:
     give: Callable[[], Payload | None]
     worker: Worker
     number_format: str
-    fineness: int
+    step_log2: int
     category: Category
     direction: Direction
     traffic: Traffic
@@ -182,7 +182,7 @@ class Outgoing:
         if index >= chunks_of(parcel.values.size):
             return parcel.labels
         # Coded anew when it is asked for again, which is seldom: frames that are kept would be memory per client.
-        spec = spec_for(self.number_format, parcel.shape[-1], self.fineness)
+        spec = spec_for(self.number_format, parcel.shape[-1], self.step_log2)
         frame = encode_chunk(parcel.values, index, spec)
         if index not in self.measured:
             self.measured.add(index)
@@ -446,7 +446,7 @@ class SplitServerShell:
             lambda: self.room.answer(key),
             self._code,
             self.formats.down,
-            self.formats.fineness,
+            self.formats.step_log2,
             Category.ACTIVATIONS if features else Category.GRADIENTS,
             Direction.DOWN,
             self.traffic,
@@ -465,7 +465,7 @@ class SplitServerShell:
                 lambda: parcel,
                 self._code,
                 self.formats.models,
-                self.formats.fineness,
+                self.formats.step_log2,
                 Category.AUXILIARY,
                 Direction.DOWN,
                 self.traffic,

@@ -111,7 +111,7 @@ class Chunks:
 
     @property
     def frame_bytes(self) -> int:
-        """Of all frames, with headers, scales and books."""
+        """Of all frames, with headers, scales and code tables."""
         return sum(map(len, self.frames))
 
     def modes(self) -> dict[str, int]:

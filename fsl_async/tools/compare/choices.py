@@ -47,7 +47,7 @@ class Choices:
     up: str = "bf16"
     down: str = "bf16"
     models: str = "fp32"
-    fineness: int = 14
+    step_log2: int = 14
     mode: str = "free"
     in_flight: int = 2
     seed: int = 0

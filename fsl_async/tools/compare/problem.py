@@ -57,7 +57,7 @@ def config_of(choices: Choices, method: str) -> Config:
         "split.models": choices.models,
         "split.in_flight": choices.in_flight,
         "split.checkpoint_every": 1 << 20,
-        "codec.fineness": choices.fineness,
+        "codec.step_log2": choices.step_log2,
         "train.batch": choices.batch,
         "train.learning_rate": choices.learning_rate,
         "train.weight_decay": choices.weight_decay,

@@ -5,7 +5,7 @@ import numpy as np
 from fsl_async.learn.client.delta_coder import DeltaCoder
 from fsl_codecs import CodecSpec, decode
 
-COARSE = CodecSpec(format="uniform", fineness=0)
+COARSE = CodecSpec(format="uniform", step_log2=0)
 
 
 def gaussian(count, seed):

@@ -4,7 +4,7 @@
 #include <cstring>
 
 #include "bits.hpp"
-#include "wire/heads.hpp"
+#include "bytes.hpp"
 
 namespace fsl {
 namespace {
@@ -15,39 +15,39 @@ constexpr std::uint32_t kRarest = 768;
 // Canonical words: leaves in the order of (length, symbol), the escape after all symbols of its length, lie side by side in the windows.
 
 // What is written for each symbol.
-void fill_words(const Book& book, Code& code) {
-  const int symbols = 1 << book.width;
+void fill_words(const CodeTable& table, Code& code) {
+  const int symbols = 1 << table.width;
   int windows[kLengthLimit + 1] = {};  // of a leaf
   for (int length = 1; length <= kLengthLimit; ++length) windows[length] = 256 >> length;
   int next[kLengthLimit + 2] = {};  // by length, where its next leaf's windows begin
-  for (int symbol = 0; symbol < symbols; ++symbol) next[book.lengths[symbol] + 1] += windows[book.lengths[symbol]];
-  next[book.escape + 1] += windows[book.escape];
+  for (int symbol = 0; symbol < symbols; ++symbol) next[table.lengths[symbol] + 1] += windows[table.lengths[symbol]];
+  next[table.escape + 1] += windows[table.escape];
   for (int length = 1; length <= kLengthLimit; ++length) next[length + 1] += next[length];
 
   std::memset(code.words, 0, sizeof(code.words));
-  std::memcpy(code.lengths, book.lengths, sizeof(code.lengths));
+  std::memcpy(code.lengths, table.lengths, sizeof(code.lengths));
   for (int symbol = 0; symbol < symbols; ++symbol) {
-    const int length = book.lengths[symbol];
+    const int length = table.lengths[symbol];
     code.words[symbol] = static_cast<std::uint8_t>(next[length] >> (kLengthLimit - length));
     next[length] += windows[length];
   }
-  code.escapes = book.escape != 0;
-  code.mark = book.lowest_uncoded;
+  code.escapes = table.escape != 0;
+  code.mark = table.lowest_uncoded;
   if (!code.escapes) return;
-  const std::uint8_t word = static_cast<std::uint8_t>(next[book.escape] >> (kLengthLimit - book.escape));
-  for (int number = 0; number < book.uncoded; ++number) {
-    code.words[book.symbol_of[number]] = word;
-    code.lengths[book.symbol_of[number]] = static_cast<std::uint8_t>(kUncoded | book.escape);
+  const std::uint8_t word = static_cast<std::uint8_t>(next[table.escape] >> (kLengthLimit - table.escape));
+  for (int number = 0; number < table.uncoded; ++number) {
+    code.words[table.symbol_of[number]] = word;
+    code.lengths[table.symbol_of[number]] = static_cast<std::uint8_t>(kUncoded | table.escape);
   }
 }
 
 // What is read for each window.
-void fill_windows(const Book& book, Code& code) {
-  const int symbols = 1 << book.width;
+void fill_windows(const CodeTable& table, Code& code) {
+  const int symbols = 1 << table.width;
   int next[kLengthLimit + 2] = {};  // by length, the rank of its next leaf; symbols without a code count as of length 0
-  for (int symbol = 0; symbol < symbols; ++symbol) ++next[book.lengths[symbol] + 1];
+  for (int symbol = 0; symbol < symbols; ++symbol) ++next[table.lengths[symbol] + 1];
   next[1] = 0;
-  if (book.escape != 0) ++next[book.escape + 1];
+  if (table.escape != 0) ++next[table.escape + 1];
   for (int length = 1; length <= kLengthLimit; ++length) next[length + 1] += next[length];
   const int leaves = next[kLengthLimit + 1];
   std::uint8_t symbol_of[256];
@@ -58,9 +58,9 @@ void fill_windows(const Book& book, Code& code) {
     length_of[rank] = static_cast<std::uint8_t>(length);
   };
   for (int symbol = 0; symbol < symbols; ++symbol) {
-    if (book.lengths[symbol] != 0) place(symbol, book.lengths[symbol]);
+    if (table.lengths[symbol] != 0) place(symbol, table.lengths[symbol]);
   }
-  if (book.escape != 0) place(book.lowest_uncoded, book.escape);
+  if (table.escape != 0) place(table.lowest_uncoded, table.escape);
 
   // Windows eight at a time, of which the next leaf overwrites what is too many.
   std::uint8_t symbol_of_window[256 + 8];
@@ -82,21 +82,21 @@ void fill_windows(const Book& book, Code& code) {
 }
 
 // Numbers of the symbols without a code: those between others first, then by their distance to these, the lower first.
-void number_uncoded(int first, int last, Book& book) {
+void number_uncoded(int first, int last, CodeTable& table) {
   const auto number = [&](int symbol) {
-    book.number_of[symbol] = static_cast<std::uint8_t>(book.uncoded);
-    book.symbol_of[book.uncoded++] = static_cast<std::uint8_t>(symbol);
+    table.number_of[symbol] = static_cast<std::uint8_t>(table.uncoded);
+    table.symbol_of[table.uncoded++] = static_cast<std::uint8_t>(symbol);
   };
-  const int highest = (1 << book.width) - 1;
-  book.uncoded = 0;
+  const int highest = (1 << table.width) - 1;
+  table.uncoded = 0;
   for (int symbol = first; symbol <= last; ++symbol) {
-    if (book.lengths[symbol] == 0) number(symbol);
+    if (table.lengths[symbol] == 0) number(symbol);
   }
   for (int distance = 1; distance <= std::max(first, highest - last); ++distance) {
     if (distance <= first) number(first - distance);
     if (distance <= highest - last) number(last + distance);
   }
-  book.lowest_uncoded = book.uncoded == 0 ? 0 : *std::min_element(book.symbol_of, book.symbol_of + book.uncoded);
+  table.lowest_uncoded = table.uncoded == 0 ? 0 : *std::min_element(table.symbol_of, table.symbol_of + table.uncoded);
 }
 
 // Bits of a number in a list.
@@ -108,15 +108,15 @@ bool may_have_low_bits(int uncoded, int low_bits) {
 }
 
 // The cheapest for symbols that occur `counts` times in a sample; each may occur besides, a little, where no sample was taken.
-int cheapest_low_bits(const std::uint32_t* counts, const Book& book) {
+int cheapest_low_bits(const std::uint32_t* counts, const CodeTable& table) {
   std::uint64_t fewest = UINT64_MAX;
   int cheapest = 0;
   for (int low_bits = 0; low_bits <= 8; ++low_bits) {
-    if (!may_have_low_bits(book.uncoded, low_bits)) continue;
+    if (!may_have_low_bits(table.uncoded, low_bits)) continue;
     std::uint64_t bits = 0;
-    for (int number = 0; number < book.uncoded; ++number) {
-      const std::uint64_t weight = 16 * std::uint64_t{counts[book.symbol_of[number]]} + 1;
-      bits += weight * static_cast<unsigned>(number_bits(number, low_bits, (book.uncoded - 1) >> low_bits));
+    for (int number = 0; number < table.uncoded; ++number) {
+      const std::uint64_t weight = 16 * std::uint64_t{counts[table.symbol_of[number]]} + 1;
+      bits += weight * static_cast<unsigned>(number_bits(number, low_bits, (table.uncoded - 1) >> low_bits));
     }
     if (bits >= fewest) continue;
     fewest = bits;
@@ -126,33 +126,32 @@ int cheapest_low_bits(const std::uint32_t* counts, const Book& book) {
 }
 
 // All but low_bits, costs, and what is read for each window.
-void fill_book(int width, int escape, const std::uint8_t* lengths, Book& book) {
+void fill_table(int width, int escape, const std::uint8_t* lengths, CodeTable& table) {
   const int symbols = 1 << width;
-  book.width = width;
-  book.escape = escape;
-  book.digest = 0;
-  std::memset(book.lengths, 0, sizeof(book.lengths));
-  std::memcpy(book.lengths, lengths, static_cast<std::size_t>(symbols));
+  table.width = width;
+  table.escape = escape;
+  std::memset(table.lengths, 0, sizeof(table.lengths));
+  std::memcpy(table.lengths, lengths, static_cast<std::size_t>(symbols));
   int first = 0;
   while (lengths[first] == 0) ++first;
   int last = symbols - 1;
   while (lengths[last] == 0) --last;
-  book.packed_bytes = 3 + static_cast<std::size_t>(last - first + 2) / 2;
-  number_uncoded(first, last, book);
-  fill_words(book, book.code);
+  table.packed_bytes = 3 + static_cast<std::size_t>(last - first + 2) / 2;
+  number_uncoded(first, last, table);
+  fill_words(table, table.code);
 }
 
-void fill_costs(int low_bits, Book& book) {
-  book.low_bits = low_bits;
-  std::memcpy(book.costs, book.lengths, sizeof(book.costs));
-  for (int number = 0; book.escape != 0 && number < book.uncoded; ++number) {
-    book.costs[book.symbol_of[number]] = static_cast<std::uint8_t>(book.escape + number_bits(number, low_bits, book.last_rank()));
+void fill_costs(int low_bits, CodeTable& table) {
+  table.low_bits = low_bits;
+  std::memcpy(table.costs, table.lengths, sizeof(table.costs));
+  for (int number = 0; table.escape != 0 && number < table.uncoded; ++number) {
+    table.costs[table.symbol_of[number]] = static_cast<std::uint8_t>(table.escape + number_bits(number, low_bits, table.last_rank()));
   }
 }
 
 }  // namespace
 
-bool Book::bits_of(const std::uint32_t* counts, std::uint64_t& bits) const {
+bool CodeTable::bits_of(const std::uint32_t* counts, std::uint64_t& bits) const {
   const int symbols = 1 << width;
   std::uint32_t uncoded = 0;
   std::uint32_t total = 0;  // at most 2^20 symbols of at most 31 bits
@@ -165,7 +164,7 @@ bool Book::bits_of(const std::uint32_t* counts, std::uint64_t& bits) const {
   return uncoded == 0;
 }
 
-std::size_t Book::pack(std::uint8_t* out) const {
+std::size_t CodeTable::pack(std::uint8_t* out) const {
   int first = 0;
   while (lengths[first] == 0) ++first;
   int last = (1 << width) - 1;
@@ -181,7 +180,7 @@ std::size_t Book::pack(std::uint8_t* out) const {
   return packed_bytes;
 }
 
-Status make_book(int width, int escape, int low_bits, const std::uint8_t* lengths, Book& book) {
+Status make_table(int width, int escape, int low_bits, const std::uint8_t* lengths, CodeTable& table) {
   const int symbols = 1 << width;
   std::uint64_t leaves = 0;
   int longest = 0;
@@ -195,20 +194,20 @@ Status make_book(int width, int escape, int low_bits, const std::uint8_t* length
     codes += i < symbols;
     if (length <= kLengthLimit) space += 1U << (kLengthLimit - length);
   }
-  if (leaves < 2 || leaves > 256 || longest > kLengthLimit) return {Fault::kBookLeaves, leaves, static_cast<std::uint64_t>(longest)};
-  if (space != 1U << kLengthLimit || codes == 0) return {Fault::kBookSpace};
-  if (escape != 0 && codes == symbols) return {Fault::kBookEscape};
+  if (leaves < 2 || leaves > 256 || longest > kLengthLimit) return {Fault::kTableLeaves, leaves, static_cast<std::uint64_t>(longest)};
+  if (space != 1U << kLengthLimit || codes == 0) return {Fault::kTableSpace};
+  if (escape != 0 && codes == symbols) return {Fault::kTableEscape};
   const int listed = escape != 0 ? symbols - codes : 0;
   if (!may_have_low_bits(listed, low_bits)) {
-    return {Fault::kBookLowBits, static_cast<std::uint64_t>(std::max(0, listed - 1)), static_cast<std::uint64_t>(low_bits)};
+    return {Fault::kTableLowBits, static_cast<std::uint64_t>(std::max(0, listed - 1)), static_cast<std::uint64_t>(low_bits)};
   }
-  fill_book(width, escape, lengths, book);
-  fill_windows(book, book.code);
-  fill_costs(low_bits, book);
+  fill_table(width, escape, lengths, table);
+  fill_windows(table, table.code);
+  fill_costs(low_bits, table);
   return {};
 }
 
-void make_own_book(const std::uint32_t* counts, std::uint32_t total, int width, bool is_sampled, Book& book) {
+void make_own_table(const std::uint32_t* counts, std::uint32_t total, int width, bool is_sampled, CodeTable& table) {
   const int symbols = 1 << width;
   std::uint32_t weights[kMaximumLeaves];
   // Lighter leaves would be deeper than words may be long.
@@ -225,27 +224,27 @@ void make_own_book(const std::uint32_t* counts, std::uint32_t total, int width, 
   weights[symbols] = may_follow || others > 0 ? std::max({others, floor, 1U}) : 0;
   std::uint8_t lengths[kMaximumLeaves];
   code_lengths(weights, symbols + 1, lengths);
-  fill_book(width, lengths[symbols], lengths, book);
-  fill_costs(book.escape != 0 ? cheapest_low_bits(counts, book) : 0, book);
+  fill_table(width, lengths[symbols], lengths, table);
+  fill_costs(table.escape != 0 ? cheapest_low_bits(counts, table) : 0, table);
 }
 
-Status unpack_book(const std::uint8_t*& position, const std::uint8_t* end, int width, Book& book) {
+Status unpack_table(const std::uint8_t*& position, const std::uint8_t* end, int width, CodeTable& table) {
   if (end - position < 3) return {Fault::kPayloadEnds};
   const unsigned first = position[0];
   const unsigned last = position[1];
   const int escape = position[2] & 15;
   const int low_bits = position[2] >> 4;
   position += 3;
-  if (first > last || last >> width != 0) return {Fault::kBookRange, first, last, static_cast<std::uint64_t>(width)};
+  if (first > last || last >> width != 0) return {Fault::kTableRange, first, last, static_cast<std::uint64_t>(width)};
   const unsigned count = last - first + 1;
   const std::size_t bytes = (count + 1) / 2;
   if (static_cast<std::size_t>(end - position) < bytes) return {Fault::kPayloadEnds};
   std::uint8_t lengths[256] = {};
   for (unsigned i = 0; i < count; ++i) lengths[first + i] = static_cast<std::uint8_t>(position[i / 2] >> (i % 2 * 4) & 15);
   const bool has_spare = count % 2 != 0;
-  if ((has_spare && position[bytes - 1] >> 4 != 0) || lengths[first] == 0 || lengths[last] == 0) return {Fault::kBookNibbles};
+  if ((has_spare && position[bytes - 1] >> 4 != 0) || lengths[first] == 0 || lengths[last] == 0) return {Fault::kTableNibbles};
   position += bytes;
-  return make_book(width, escape, low_bits, lengths, book);
+  return make_table(width, escape, low_bits, lengths, table);
 }
 
 }  // namespace fsl

@@ -1,4 +1,4 @@
-// Books: the Huffman code of a plane's symbols, with the tables that kernels want.
+// Code tables: the Huffman code of a plane's symbols, with the tables that kernels want.
 #pragma once
 
 #include <cstddef>
@@ -12,10 +12,9 @@ namespace fsl {
 
 inline constexpr std::size_t kMaximumPackedBytes = 3 + 128;
 
-struct Book {
+struct CodeTable {
   int width;
   int escape;   // code length of the escape leaf, 0 without one
-  std::uint64_t digest;
   std::size_t packed_bytes;
   std::uint8_t lengths[256];
   std::uint8_t costs[256];  // bits of a symbol, with its number in the list where it has no code; 0: it cannot be coded
@@ -36,30 +35,24 @@ struct Book {
   std::size_t pack(std::uint8_t* out) const;
 };
 
-// The book of a plane of `width` bits with these code lengths and low bits of numbers; fills everything but the digest. The status of lengths that are
+// The table of a plane of `width` bits with these code lengths and low bits of numbers; the status of lengths that are
 // no complete code of 2 to 256 leaves, or of numbers that could take too many ranks.
-Status make_book(int width, int escape, int low_bits, const std::uint8_t* lengths, Book& book);
+Status make_table(int width, int escape, int low_bits, const std::uint8_t* lengths, CodeTable& table);
 
-// The Huffman book for symbols that occur `counts` times in a sample of `total`. Rare ones get an escape, and in a sample
+// The Huffman table for symbols that occur `counts` times in a sample of `total`. Rare ones get an escape, and in a sample
 // those that do not occur. At least two symbols occur, or one, and it is sampled. It is for writing: nothing can be read with it.
-void make_own_book(const std::uint32_t* counts, std::uint32_t total, int width, bool is_sampled, Book& book);
+void make_own_table(const std::uint32_t* counts, std::uint32_t total, int width, bool is_sampled, CodeTable& table);
 
 // What pack() wrote, from the front of `position`, which advances. Refuses whatever it cannot have written.
-Status unpack_book(const std::uint8_t*& position, const std::uint8_t* end, int width, Book& book);
+Status unpack_table(const std::uint8_t*& position, const std::uint8_t* end, int width, CodeTable& table);
 
-// The books that every peer has: null, or those of a format from `first` number on.
-struct StaticBooks {
-  const Book* books;
+// The tables that every peer has: null, or those of a format from `first` number on.
+struct StaticTables {
+  const CodeTable* tables;
   int first;
   int count;
 };
 
-StaticBooks static_books_of(Kind kind);
-
-// Books that the caller shares with its peer.
-struct SharedBooks {
-  const Book* books = nullptr;
-  std::size_t count = 0;
-};
+StaticTables static_tables_of(Kind kind);
 
 }  // namespace fsl

@@ -35,25 +35,25 @@ std::uint64_t raw_bits_of(int width, std::uint64_t values) {
   return width == 8 ? 8 * values : 8 * static_cast<std::uint64_t>(width) * ((values + 7) / 8);
 }
 
-void set_head(PlanePlan& plan, std::uint8_t kind, const Book* book, std::uint64_t cost_bits) {
+void set_head(PlanePlan& plan, std::uint8_t kind, const CodeTable* table, std::uint64_t cost_bits) {
   plan.kind = kind;
   plan.head[0] = kind;
   plan.head_bytes = 1;
-  plan.book = book;
+  plan.table = table;
   plan.cost_bits = cost_bits;
 }
 
-// A book under trial: the plane's estimated bits with it, or false when it lacks a symbol.
-bool cost_of(const PlanRequest& request, const Plane& plane, const Book& book, std::size_t head_bytes, std::uint64_t& bits) {
+// A table under trial: the plane's estimated bits with it, or false when it lacks a symbol.
+bool cost_of(const PlanRequest& request, const Plane& plane, const CodeTable& table, std::size_t head_bytes, std::uint64_t& bits) {
   std::uint64_t sampled_bits = 0;
-  if (!book.bits_of(plane.counts, sampled_bits)) return false;
+  if (!table.bits_of(plane.counts, sampled_bits)) return false;
   // Symbols that the sample lacks may follow.
-  if (request.sampled != request.values && book.escape == 0 && book.uncoded != 0) return false;
+  if (request.sampled != request.values && table.escape == 0 && table.uncoded != 0) return false;
   bits = 8 * head_bytes + 32 + 16 * lanes_of(request.values) + request.values * sampled_bits / request.sampled;
   return true;
 }
 
-void plan_plane(const PlanRequest& request, const Plane& plane, Book& own, PlanePlan& plan) {
+void plan_plane(const PlanRequest& request, const Plane& plane, CodeTable& own, PlanePlan& plan) {
   const int symbols = 1 << plane.width;
   plan.width = plane.width;
   int present = 0;
@@ -74,7 +74,7 @@ void plan_plane(const PlanRequest& request, const Plane& plane, Book& own, Plane
   // Nearly uniform planes, mantissas above all, are not worth the search for a code.
   if (present > symbols / 2 && largest <= request.sampled >> (plane.width - 1)) return;
 
-  make_own_book(plane.counts, static_cast<std::uint32_t>(request.sampled), plane.width, request.sampled != request.values, own);
+  make_own_table(plane.counts, static_cast<std::uint32_t>(request.sampled), plane.width, request.sampled != request.values, own);
   std::uint64_t best_bits = UINT64_MAX;
   std::uint64_t bits = 0;
   PlanePlan best;
@@ -82,20 +82,12 @@ void plan_plane(const PlanRequest& request, const Plane& plane, Book& own, Plane
     best_bits = bits;
     set_head(best, kPlaneOwn, &own, bits);
   }
-  for (std::size_t i = 0; i < request.shared.count; ++i) {
-    const Book& book = request.shared.books[i];
-    if (book.width != plane.width || !cost_of(request, plane, book, 1 + 8, bits) || bits >= best_bits) continue;
-    best_bits = bits;
-    set_head(best, kPlaneShared, &book, bits);
-    for (int byte = 0; byte < 8; ++byte) best.head[1 + byte] = static_cast<std::uint8_t>(book.digest >> (8 * byte));
-    best.head_bytes = 1 + 8;
-  }
-  const StaticBooks fixed = static_books_of(request.format.kind);
+  const StaticTables fixed = static_tables_of(request.format.kind);
   for (int i = 0; i < fixed.count; ++i) {
-    const Book& book = fixed.books[i];
-    if (book.width != plane.width || !cost_of(request, plane, book, 1 + 1, bits) || bits >= best_bits) continue;
+    const CodeTable& table = fixed.tables[i];
+    if (table.width != plane.width || !cost_of(request, plane, table, 1 + 1, bits) || bits >= best_bits) continue;
     best_bits = bits;
-    set_head(best, kPlaneStatic, &book, bits);
+    set_head(best, kPlaneStatic, &table, bits);
     best.head[1] = static_cast<std::uint8_t>(fixed.first + i);
     best.head_bytes = 1 + 1;
   }
@@ -112,7 +104,7 @@ void add_up(Counts& counts) {
 }
 
 // How often the symbols of each plane occur, from how often each 8-bit code does.
-void split_counts(const std::uint32_t* codes, const Split& split, Scratch& scratch) {
+void split_counts(const std::uint32_t* codes, const Split& split, PlanScratch& scratch) {
   std::uint32_t rotated[256];
   if (split.rotated) {
     for (int code = 0; code < 128; ++code) {
@@ -141,7 +133,7 @@ void split_counts(const std::uint32_t* codes, const Split& split, Scratch& scrat
   }
 }
 
-void plan_split(const PlanRequest& request, int index, Scratch& scratch, ChunkPlan& plan) {
+void plan_split(const PlanRequest& request, int index, PlanScratch& scratch, ChunkPlan& plan) {
   const Split& split = request.format.split[index];
   plan.split_index = index;
   plan.cost_bits = 8;
@@ -173,7 +165,7 @@ std::size_t count_sample(const std::uint8_t* symbols, std::size_t count, bool ev
   return sampled;
 }
 
-const ChunkPlan& plan_chunk(const PlanRequest& request, Scratch& scratch) {
+const ChunkPlan& plan_chunk(const PlanRequest& request, PlanScratch& scratch) {
   const Format& format = request.format;
   ChunkPlan* best = &scratch.plans[0];
   ChunkPlan* candidate = &scratch.plans[1];

@@ -4,12 +4,12 @@
 #include <cstring>
 
 #include "bits.hpp"
-#include "wire/heads.hpp"
+#include "bytes.hpp"
 
 namespace fsl {
 
-Status StreamReader::open(const Book& book, std::size_t values, const std::uint8_t*& position, const std::uint8_t* end, Lanes& lanes) {
-  book_ = &book;
+Status StreamReader::open(const CodeTable& table, std::size_t values, const std::uint8_t*& position, const std::uint8_t* end, Lanes& lanes) {
+  table_ = &table;
   state_ = &lanes;
   lanes_ = lanes_of(values);
   coded_ = values - std::min(lanes_, values);
@@ -46,7 +46,7 @@ Status StreamReader::finish(std::size_t words, std::size_t count, const std::uin
   const std::size_t states = count - words;
   for (std::size_t i = 0; i < states; ++i) symbols[i] = state_->low[(done_ + i) & (lanes_ - 1)];
   done_ += states;
-  const Code& code = book_->code;
+  const Code& code = table_->code;
   for (std::uint8_t* next = symbols; code.escapes; *next++ = *listed++) {
     next = static_cast<std::uint8_t*>(std::memchr(next, code.mark, static_cast<std::size_t>(symbols + states - next)));
     if (next == nullptr) break;
@@ -56,7 +56,7 @@ Status StreamReader::finish(std::size_t words, std::size_t count, const std::uin
 
 Status StreamReader::read(const Kernels& kernels, std::size_t count, const std::uint8_t*& listed, std::uint8_t* symbols, Beside& beside) {
   const std::size_t words = words_of(count);
-  if (words > 0) position_ = kernels.read_lanes(book_->code, position_, end_, words, lanes_, *state_, listed, symbols, beside);
+  if (words > 0) position_ = kernels.read_lanes(table_->code, position_, end_, words, lanes_, *state_, listed, symbols, beside);
   return position_ == nullptr ? Status{Fault::kStreamEnds} : finish(words, count, listed, symbols + words);
 }
 
@@ -64,7 +64,7 @@ Status StreamReader::read_codes(const Kernels& kernels, std::size_t count, const
                                 CodesRead& read, Beside& beside) {
   std::uint8_t* const codes = read.codes;
   const std::size_t words = words_of(count);
-  if (words > 0) position_ = kernels.read_codes(book_->code, position_, end_, words, lanes_, *state_, listed, below, read, beside);
+  if (words > 0) position_ = kernels.read_codes(table_->code, position_, end_, words, lanes_, *state_, listed, below, read, beside);
   if (position_ == nullptr) return {Fault::kStreamEnds};
   // Symbols without words go to their codes from a whole byte of the planes on.
   const std::size_t whole = words & ~std::size_t{7};
@@ -85,14 +85,14 @@ bool StreamReader::reads_values(std::size_t count) const {
 
 Status StreamReader::read_float8(const Kernels& kernels, std::size_t count, const std::uint8_t*& listed, const TwoPlanes& below,
                                  const Float8Values& values, const Output& output, ValuesRead& found, Beside& beside) {
-  position_ = kernels.read_float8(book_->code, position_, end_, count, *state_, listed, below, values, output, found, beside);
+  position_ = kernels.read_float8(table_->code, position_, end_, count, *state_, listed, below, values, output, found, beside);
   done_ += count;
   return position_ != nullptr ? Status{} : Status{Fault::kStreamEnds};
 }
 
 Status StreamReader::read_uniform(const Kernels& kernels, std::size_t count, const std::uint8_t*& listed, const TwoPlanes& below,
                                   const UniformValues& values, const Output& output, ValuesRead& found, Beside& beside) {
-  position_ = kernels.read_uniform(book_->code, position_, end_, count, *state_, listed, below, values, output, found, beside);
+  position_ = kernels.read_uniform(table_->code, position_, end_, count, *state_, listed, below, values, output, found, beside);
   done_ += count;
   return position_ != nullptr ? Status{} : Status{Fault::kStreamEnds};
 }
@@ -106,7 +106,7 @@ Status StreamReader::check_end() const {
     low |= state_->low[lane];
   }
   if (used != 0) return {Fault::kLaneBitsLeft};
-  return low >> book_->width == 0 ? Status{} : Status{Fault::kLaneSymbol, static_cast<std::uint64_t>(book_->width)};
+  return low >> table_->width == 0 ? Status{} : Status{Fault::kLaneSymbol, static_cast<std::uint64_t>(table_->width)};
 }
 
 }  // namespace fsl

@@ -9,7 +9,7 @@ namespace fsl {
 class StreamReader {
  public:
   // Takes the stream of a plane of `values` symbols from the front of `position`, which advances. `lanes` is its state from then on.
-  Status open(const Book& book, std::size_t values, const std::uint8_t*& position, const std::uint8_t* end, Lanes& lanes);
+  Status open(const CodeTable& table, std::size_t values, const std::uint8_t*& position, const std::uint8_t* end, Lanes& lanes);
 
   // The next `count` symbols, with slack behind them; those without a code come from `listed`, as kernels take them. All calls but the last ask
   // for multiples of kMostLanes.
@@ -31,7 +31,7 @@ class StreamReader {
   std::size_t words_of(std::size_t count) const;
   Status finish(std::size_t words, std::size_t count, const std::uint8_t*& listed, std::uint8_t* symbols);
 
-  const Book* book_ = nullptr;
+  const CodeTable* table_ = nullptr;
   Lanes* state_ = nullptr;
   std::size_t lanes_ = 0;
   std::size_t coded_ = 0;  // symbols with code words, before those that are the lanes' last states

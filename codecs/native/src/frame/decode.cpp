@@ -19,7 +19,7 @@ namespace {
 // Outputs of at least this size do not stay in the cache anyway: they are written past it.
 constexpr std::uint64_t kStreamedValues = 131072;
 
-// A head, books, a stream's beginning: each is found by what stands before it, so they would be waited for one after another.
+// A head, tables, a stream's beginning: each is found by what stands before it, so they would be waited for one after another.
 void fetch_first(const std::uint8_t* from, const std::uint8_t* end) {
   constexpr std::size_t kFirstBytes = 1024;
   for (std::size_t i = 0; i < std::min(kFirstBytes, static_cast<std::size_t>(end - from)); i += 64) __builtin_prefetch(from + i);
@@ -36,7 +36,6 @@ enum class Task {
 struct FrameDecoder {
   const Kernels& kernels;
   const Header& header;
-  const SharedBooks& shared;
   Task task;
   Output output;
   std::size_t value_bytes;
@@ -99,7 +98,7 @@ struct FrameDecoder {
   // Whatever else is wrong, what the checksum says comes first.
   Status handle(Chunk& chunk, Scratch& scratch) const {
     Status status = read_chunk_head(chunk);
-    ChunkDecoder decoder(kernels, header, shared, chunk, scratch);
+    ChunkDecoder decoder(kernels, header, chunk, scratch);
     const Status begun = decoder.begin_checksum();
     if (!begun.ok()) return begun;
     if (status.ok()) status = decode(chunk, decoder, scratch);
@@ -201,10 +200,10 @@ struct FrameDecoder {
   }
 };
 
-Status run(const Kernels& kernels, const DecodeRequest& request, const Header& header, const SharedBooks& shared, Task task,
-           const Output& output, std::size_t value_bytes) {
+Status run(const Kernels& kernels, const DecodeRequest& request, const Header& header, Task task, const Output& output,
+           std::size_t value_bytes) {
   const std::uint8_t* const end = request.frame + request.frame_bytes;
-  FrameDecoder frame{kernels, header, shared, task, output, value_bytes, end, {}, request.frame + kHeaderBytes};
+  FrameDecoder frame{kernels, header, task, output, value_bytes, end, {}, request.frame + kHeaderBytes};
   const std::uint64_t chunks = header.chunks();
   const int threads = chunks < static_cast<std::uint64_t>(request.threads) ? static_cast<int>(chunks) : request.threads;
   run_on_threads(threads, [](void* context, int) { static_cast<FrameDecoder*>(context)->work(); }, &frame);
@@ -216,8 +215,7 @@ Status run(const Kernels& kernels, const DecodeRequest& request, const Header& h
 
 }  // namespace
 
-Status decode_frame(const Kernels& kernels, const DecodeRequest& request, const SharedBooks& shared, const Target& target,
-                    std::uint64_t& values) {
+Status decode_frame(const Kernels& kernels, const DecodeRequest& request, const Target& target, std::uint64_t& values) {
   fetch_first(request.frame, request.frame + request.frame_bytes);
   Header header;
   const Status status = read_header(kernels, request.frame, request.frame_bytes, request.limits, header);
@@ -225,14 +223,14 @@ Status decode_frame(const Kernels& kernels, const DecodeRequest& request, const 
   values = header.values;
   if (header.values > target.count) return {Fault::kOutputTooSmall, header.values, target.count};
   if (target.bf16 != nullptr) {
-    return run(kernels, request, header, shared, Task::kDecode, {Sink::kBfloat16, target.bf16, 0.0F, nullptr}, sizeof(std::uint16_t));
+    return run(kernels, request, header, Task::kDecode, {Sink::kBfloat16, target.bf16, 0.0F, nullptr}, sizeof(std::uint16_t));
   }
   const Sink sink = header.values >= kStreamedValues ? Sink::kStream : Sink::kStore;
-  return run(kernels, request, header, shared, Task::kDecode, {sink, target.fp32, 0.0F, nullptr}, sizeof(float));
+  return run(kernels, request, header, Task::kDecode, {sink, target.fp32, 0.0F, nullptr}, sizeof(float));
 }
 
-Status accumulate_frame(const Kernels& kernels, const DecodeRequest& request, const SharedBooks& shared, float* accumulator,
-                        std::size_t accumulator_values, float weight, std::uint64_t& values) {
+Status accumulate_frame(const Kernels& kernels, const DecodeRequest& request, float* accumulator, std::size_t accumulator_values,
+                        float weight, std::uint64_t& values) {
   fetch_first(request.frame, request.frame + request.frame_bytes);
   Header header;
   Status status = read_header(kernels, request.frame, request.frame_bytes, request.limits, header);
@@ -241,11 +239,11 @@ Status accumulate_frame(const Kernels& kernels, const DecodeRequest& request, co
   if (header.values > accumulator_values) return {Fault::kOutputTooSmall, header.values, accumulator_values};
   const Output output = {Sink::kAccumulate, accumulator, weight, nullptr};
   if (header.chunks() > 1) {
-    status = run(kernels, request, header, shared, Task::kCheck, output, sizeof(float));
+    status = run(kernels, request, header, Task::kCheck, output, sizeof(float));
     if (!status.ok()) return status;
-    return run(kernels, request, header, shared, Task::kAccumulate, output, sizeof(float));
+    return run(kernels, request, header, Task::kAccumulate, output, sizeof(float));
   }
-  return run(kernels, request, header, shared, Task::kCheckAndAccumulate, output, sizeof(float));
+  return run(kernels, request, header, Task::kCheckAndAccumulate, output, sizeof(float));
 }
 
 Status inspect_frame(const Kernels& kernels, const DecodeRequest& request, Summary& summary) {

@@ -4,7 +4,6 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "entropy/code_table.hpp"
 #include "status.hpp"
 #include "wire/heads.hpp"
 
@@ -32,12 +31,11 @@ struct Summary {
 };
 
 // Writes the frame's values, whose number it sets. std::bad_alloc as in encode_frame().
-Status decode_frame(const Kernels& kernels, const DecodeRequest& request, const SharedBooks& shared, const Target& target,
-                    std::uint64_t& values);
+Status decode_frame(const Kernels& kernels, const DecodeRequest& request, const Target& target, std::uint64_t& values);
 
 // accumulator[i] += weight * value; the whole frame is checked before the first addition.
-Status accumulate_frame(const Kernels& kernels, const DecodeRequest& request, const SharedBooks& shared, float* accumulator,
-                        std::size_t accumulator_values, float weight, std::uint64_t& values);
+Status accumulate_frame(const Kernels& kernels, const DecodeRequest& request, float* accumulator, std::size_t accumulator_values,
+                        float weight, std::uint64_t& values);
 
 // Checks headers and checksums, not payloads.
 Status inspect_frame(const Kernels& kernels, const DecodeRequest& request, Summary& summary);

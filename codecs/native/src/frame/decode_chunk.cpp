@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "bytes.hpp"
 #include "quantise/scales.hpp"
 
 namespace fsl {
@@ -41,7 +42,7 @@ Status ChunkDecoder::open() {
   if (chunk_.nonfinite && !format_.is_float32()) return {Fault::kFlaggedCodes, chunk_.index};
   if (chunk_.mode == kRawCodes) return format_.is_float32() ? Status{Fault::kRawCodesOfFloat32, chunk_.index} : Status{};
   if (left() < 1) return {Fault::kPayloadEnds};
-  ChunkPlan& plan = scratch_.plans[0];
+  ChunkPlan& plan = scratch_.plan.plans[0];
   plan.split_index = *position_++;
   if (plan.split_index >= format_.splits) {
     return {Fault::kSplit, static_cast<std::uint64_t>(plan.split_index), static_cast<std::uint64_t>(format_.kind)};
@@ -52,19 +53,19 @@ Status ChunkDecoder::open() {
     if (!status.ok()) return status;
   }
   for (int p = 0; p < split.planes; ++p) {
-    const Book* const book = plan.planes[p].book;
-    if (book == nullptr) continue;
-    const Status status = streams_[p].open(*book, chunk_.count, position_, end_, scratch_.lanes[p]);
+    const CodeTable* const table = plan.planes[p].table;
+    if (table == nullptr) continue;
+    const Status status = streams_[p].open(*table, chunk_.count, position_, end_, scratch_.lanes[p]);
     if (!status.ok()) return status;
   }
   return {};
 }
 
-Status ChunkDecoder::read_plane_head(int width, PlanePlan& plane, Book& own) {
+Status ChunkDecoder::read_plane_head(int width, PlanePlan& plane, CodeTable& own) {
   if (left() < 1) return {Fault::kPayloadEnds};
   plane.kind = *position_++;
   plane.width = width;
-  plane.book = nullptr;
+  plane.table = nullptr;
   const std::uint64_t wanted_width = static_cast<std::uint64_t>(width);
   switch (plane.kind) {
     case kPlaneRaw: return {};
@@ -73,24 +74,14 @@ Status ChunkDecoder::read_plane_head(int width, PlanePlan& plane, Book& own) {
       plane.head[1] = *position_++;
       return plane.constant() >> width == 0 ? Status{} : Status{Fault::kPlaneConstant, plane.constant(), wanted_width};
     case kPlaneOwn:
-      plane.book = &own;
-      return unpack_book(position_, end_, width, own);
+      plane.table = &own;
+      return unpack_table(position_, end_, width, own);
     case kPlaneStatic: {
       if (left() < 1) return {Fault::kPayloadEnds};
       const int number = *position_++;
-      const StaticBooks fixed = static_books_of(format_.kind);
-      if (number >= fixed.first && number < fixed.first + fixed.count) plane.book = &fixed.books[number - fixed.first];
-      if (plane.book == nullptr || plane.book->width != width) return {Fault::kBookUnknown, static_cast<std::uint64_t>(number), wanted_width};
-      return {};
-    }
-    case kPlaneShared: {
-      if (left() < 8) return {Fault::kPayloadEnds};
-      const std::uint64_t digest = load64(position_);
-      position_ += 8;
-      for (std::size_t i = 0; i < shared_.count; ++i) {
-        if (shared_.books[i].digest == digest) plane.book = &shared_.books[i];
-      }
-      if (plane.book == nullptr || plane.book->width != width) return {Fault::kBookUnknown, digest, wanted_width};
+      const StaticTables fixed = static_tables_of(format_.kind);
+      if (number >= fixed.first && number < fixed.first + fixed.count) plane.table = &fixed.tables[number - fixed.first];
+      if (plane.table == nullptr || plane.table->width != width) return {Fault::kTableUnknown, static_cast<std::uint64_t>(number), wanted_width};
       return {};
     }
     default: return {Fault::kPlaneKind, plane.kind};
@@ -116,8 +107,8 @@ Status ChunkDecoder::read_block(std::size_t count, const Piece& first) {
   if (format_.is_bytes()) {
     const std::size_t runs = blocks_of(count, header_.block_values);
     const Status status = format_.is_uniform()
-                              ? read_steps(kernels_, runs, position_, end_, scratch_, first.steps)
-                              : read_scales(kernels_, format_, runs, position_, end_, scratch_, first.scales, has_highest_scale_);
+                              ? read_steps(kernels_, runs, position_, end_, scratch_.for_scales, first.steps)
+                              : read_scales(kernels_, format_, runs, position_, end_, scratch_.for_scales, first.scales, has_highest_scale_);
     if (!status.ok()) return status;
   }
   if (chunk_.mode == kRawCodes) {
@@ -127,7 +118,7 @@ Status ChunkDecoder::read_block(std::size_t count, const Piece& first) {
     position_ += bytes;
     return {};
   }
-  const ChunkPlan& plan = scratch_.plans[0];
+  const ChunkPlan& plan = scratch_.plan.plans[0];
   for (int p = 0; p < format_.split[plan.split_index].planes; ++p) {
     const Status status = open_plane(p, count);
     if (!status.ok()) return status;
@@ -137,7 +128,7 @@ Status ChunkDecoder::read_block(std::size_t count, const Piece& first) {
 
 // Raw data, or the symbols without a code.
 Status ChunkDecoder::open_plane(int p, std::size_t count) {
-  const PlanePlan& plan = scratch_.plans[0].planes[p];
+  const PlanePlan& plan = scratch_.plan.plans[0].planes[p];
   PlaneData& data = planes_[p];
   std::uint8_t* const listed = scratch_.listed[p];
   data.listed = listed;
@@ -150,23 +141,23 @@ Status ChunkDecoder::open_plane(int p, std::size_t count) {
     position_ += bytes;
     return {};
   }
-  if (plan.kind == kPlaneConstant || plan.book->escape == 0) return {};
-  const Book& book = *plan.book;
+  if (plan.kind == kPlaneConstant || plan.table->escape == 0) return {};
+  const CodeTable& table = *plan.table;
   if (left() < 2) return {Fault::kPayloadEnds};
   const std::size_t uncoded = load16(position_);
   position_ += 2;
   if (uncoded > count) return {Fault::kUncodedCount, uncoded, count};
   const std::size_t plane_bytes = blocks_of(uncoded, 8);
-  const std::size_t bytes = static_cast<std::size_t>(book.low_bits) * plane_bytes;
+  const std::size_t bytes = static_cast<std::size_t>(table.low_bits) * plane_bytes;
   if (left() < bytes) return {Fault::kPayloadEnds};
-  const std::uint8_t* const behind = kernels_.read_ranks(position_ + bytes, end_, uncoded, book.last_rank(), scratch_.ranks);
+  const std::uint8_t* const behind = kernels_.read_ranks(position_ + bytes, end_, uncoded, table.last_rank(), scratch_.ranks);
   if (behind == nullptr) return {Fault::kPayloadEnds};
-  kernels_.join(scratch_.ranks, position_, plane_bytes, uncoded, false, book.low_bits, listed);
+  kernels_.join(scratch_.ranks, position_, plane_bytes, uncoded, false, table.low_bits, listed);
   position_ = behind;
-  if (uncoded > 0 && kernels_.largest_byte(listed, uncoded, 0xFF) >= book.uncoded) {
-    return {Fault::kUncodedNumber, static_cast<std::uint64_t>(book.uncoded)};
+  if (uncoded > 0 && kernels_.largest_byte(listed, uncoded, 0xFF) >= table.uncoded) {
+    return {Fault::kUncodedNumber, static_cast<std::uint64_t>(table.uncoded)};
   }
-  kernels_.map(listed, uncoded, book.symbol_of, listed);
+  kernels_.map(listed, uncoded, table.symbol_of, listed);
   data.listed_end = listed + uncoded;
   return {};
 }
@@ -230,7 +221,7 @@ void ChunkDecoder::check_codes(const Piece& piece, std::size_t count, std::uint8
 
 // A plane's symbols, whatever its kind.
 Status ChunkDecoder::read_symbols(int p, std::size_t count, std::uint8_t* symbols) {
-  const PlanePlan& plane = scratch_.plans[0].planes[p];
+  const PlanePlan& plane = scratch_.plan.plans[0].planes[p];
   PlaneData& data = planes_[p];
   if (plane.kind == kPlaneConstant) {
     std::memset(symbols, plane.constant(), count);
@@ -265,14 +256,14 @@ Status ChunkDecoder::read_codes(std::size_t count, CodesRead& read) {
 
 // A code above two bit planes: what is read in one pass.
 bool ChunkDecoder::has_usual_planes() const {
-  const ChunkPlan& plan = scratch_.plans[0];
-  return format_.split[plan.split_index].planes == 2 && plan.planes[0].book != nullptr && plan.planes[1].kind == kPlaneRaw;
+  const ChunkPlan& plan = scratch_.plan.plans[0];
+  return format_.split[plan.split_index].planes == 2 && plan.planes[0].table != nullptr && plan.planes[1].kind == kPlaneRaw;
 }
 
 // Of the lower plane, the next `count` symbols' bits.
 TwoPlanes ChunkDecoder::take_below(std::size_t count) {
   PlaneData& lower = planes_[1];
-  const TwoPlanes below = {lower.raw, lower.raw + lower.plane_bytes, format_.split[scratch_.plans[0].split_index].rotated};
+  const TwoPlanes below = {lower.raw, lower.raw + lower.plane_bytes, format_.split[scratch_.plan.plans[0].split_index].rotated};
   lower.raw += count / 8;
   return below;
 }
@@ -310,7 +301,7 @@ Status ChunkDecoder::read_and_put(std::size_t count, Piece& piece, const Output&
 
 // Plane by plane.
 Status ChunkDecoder::join_codes(std::size_t count, std::uint8_t* codes) {
-  const ChunkPlan& plan = scratch_.plans[0];
+  const ChunkPlan& plan = scratch_.plan.plans[0];
   const Split& split = format_.split[plan.split_index];
   if (split.planes == 1) return read_symbols(0, count, codes);  // no such split is rotated
   const int low_width = split.widths[1];

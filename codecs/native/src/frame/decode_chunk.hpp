@@ -1,9 +1,9 @@
 // A chunk's payload, read inner block by inner block, and these in pieces that stay in the first cache level.
 #pragma once
 
-#include "entropy/scratch.hpp"
 #include "entropy/stream_reader.hpp"
 #include "frame/decode.hpp"
+#include "frame/scratch.hpp"
 
 namespace fsl {
 
@@ -19,11 +19,10 @@ struct Piece {
 
 class ChunkDecoder {
  public:
-  ChunkDecoder(const Kernels& kernels, const Header& header, const SharedBooks& shared, const Chunk& chunk, Scratch& scratch)
+  ChunkDecoder(const Kernels& kernels, const Header& header, const Chunk& chunk, Scratch& scratch)
       : kernels_(kernels),
         header_(header),
         format_(*header.format),
-        shared_(shared),
         chunk_(chunk),
         scratch_(scratch),
         position_(chunk.payload),
@@ -84,7 +83,7 @@ class ChunkDecoder {
   };
 
   Status read_block(std::size_t count, const Piece& first);
-  Status read_plane_head(int width, PlanePlan& plane, Book& own);
+  Status read_plane_head(int width, PlanePlan& plane, CodeTable& own);
   Status open_plane(int p, std::size_t count);
   Status read_symbols(int p, std::size_t count, std::uint8_t* symbols);
   Status read_codes(std::size_t count, CodesRead& read);
@@ -99,7 +98,6 @@ class ChunkDecoder {
   const Kernels& kernels_;
   const Header& header_;
   const Format& format_;
-  const SharedBooks& shared_;
   const Chunk& chunk_;
   Scratch& scratch_;
   const std::uint8_t* position_;

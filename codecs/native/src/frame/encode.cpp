@@ -16,7 +16,6 @@ namespace {
 struct FrameEncoder {
   const Kernels& kernels;
   const EncodeSettings& settings;
-  const SharedBooks& shared;
   const Source& source;
   const Header& header;
   std::uint8_t* out;
@@ -41,7 +40,7 @@ struct FrameEncoder {
   }
 
   void encode_chunk(std::uint64_t index, Scratch& scratch) {
-    ChunkEncoder encoder(kernels, settings, shared, source, header.checksum, index * header.chunk_values, header.values_of(index), scratch);
+    ChunkEncoder encoder(kernels, settings, source, header.checksum, index * header.chunk_values, header.values_of(index), scratch);
     if (placed.load(std::memory_order_acquire) == index) {
       std::uint8_t* const place = out + position.load();
       const Encoded encoded = encoder.encode(place + kChunkHeadBytes);
@@ -70,8 +69,7 @@ struct FrameEncoder {
 
 }  // namespace
 
-std::size_t encode_frame(const Kernels& kernels, const EncodeSettings& settings, const SharedBooks& shared, const Source& source,
-                         std::uint8_t* out) {
+std::size_t encode_frame(const Kernels& kernels, const EncodeSettings& settings, const Source& source, std::uint8_t* out) {
   Header header;
   header.format = settings.format;
   header.block_values = settings.block_values;
@@ -79,7 +77,7 @@ std::size_t encode_frame(const Kernels& kernels, const EncodeSettings& settings,
   header.values = source.count;
   write_header(kernels, header, out);
 
-  FrameEncoder frame{kernels, settings, shared, source, header, out};
+  FrameEncoder frame{kernels, settings, source, header, out};
   const std::uint64_t chunks = header.chunks();
   const int threads = chunks < static_cast<std::uint64_t>(settings.threads) ? static_cast<int>(chunks) : settings.threads;
   run_on_threads(threads, [](void* context, int) { static_cast<FrameEncoder*>(context)->work(); }, &frame);

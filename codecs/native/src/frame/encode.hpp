@@ -5,7 +5,6 @@
 #include <cstdint>
 
 #include "encode_settings.hpp"
-#include "entropy/code_table.hpp"
 #include "wire/format.hpp"
 
 namespace fsl {
@@ -22,7 +21,6 @@ struct Source {
 
 // Writes a frame into `out`, which holds bound(count, chunk_values) bytes; returns the frame's size. std::bad_alloc when there is no
 // memory for the scratch of a thread's first call.
-std::size_t encode_frame(const Kernels& kernels, const EncodeSettings& settings, const SharedBooks& shared, const Source& source,
-                         std::uint8_t* out);
+std::size_t encode_frame(const Kernels& kernels, const EncodeSettings& settings, const Source& source, std::uint8_t* out);
 
 }  // namespace fsl

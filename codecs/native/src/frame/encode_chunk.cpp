@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "bytes.hpp"
 #include "frame/payload.hpp"
 
 namespace fsl {
@@ -64,7 +65,7 @@ Encoded ChunkEncoder::write_constant(std::uint8_t* out) {
   std::memcpy(&value, &first_bits_, 4);
   if ((first_bits_ & kMagnitudeMask) < format_.escape_magnitude && !format_.is_uniform() && !format_.is_float32()) {
     Seen ignored;
-    ChunkCodes codes = make_room(settings_, scratch_);
+    ChunkCodes codes = make_room(settings_, scratch_.chunk_codes);
     ChunkQuantiser quantiser(kernels_, settings_, codes);
     scratch_.x[0] = value;
     quantiser.quantise(scratch_.x, 1, first_bits_, ignored, scratch_.positions, 0);
@@ -91,11 +92,11 @@ Encoded ChunkEncoder::encode(std::uint8_t* out) {
   std::memcpy(&first_bits_, values(0, 1), 4);
   if (format_.is_float32() && !settings_.entropy) return write_raw(out);
 
-  ChunkCodes codes = make_room(settings_, scratch_);
+  ChunkCodes codes = make_room(settings_, scratch_.chunk_codes);
   if (!quantise(codes)) return write_raw(out);
   if (is_constant()) return write_constant(out);
   const bool nonfinite = seen_.largest_magnitude >= kFirstNonfinite;
-  PayloadWriter writer(kernels_, settings_, shared_, codes, nothing_summed_.value, ahead(), scratch_);
+  PayloadWriter writer(kernels_, settings_, codes, nothing_summed_.value, ahead(), scratch_);
   std::size_t bytes = 0;
   for (int everything = settings_.entropy ? 0 : 2; everything < 2; ++everything) {
     const ChunkPlan& plan = writer.plan(everything != 0);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "frame/encode.hpp"
+#include "frame/scratch.hpp"
 #include "quantise/chunk_codes.hpp"
 #include "wire/heads.hpp"
 
@@ -16,12 +17,11 @@ struct Encoded {
 
 class ChunkEncoder {
  public:
-  ChunkEncoder(const Kernels& kernels, const EncodeSettings& settings, const SharedBooks& shared, const Source& source,
+  ChunkEncoder(const Kernels& kernels, const EncodeSettings& settings, const Source& source,
                std::uint32_t header_checksum, std::size_t start, std::size_t count, Scratch& scratch)
       : kernels_(kernels),
         settings_(settings),
         format_(*settings.format),
-        shared_(shared),
         source_(source),
         nothing_summed_{header_checksum, 0},
         start_(start),
@@ -43,7 +43,6 @@ class ChunkEncoder {
   const Kernels& kernels_;
   const EncodeSettings& settings_;
   const Format& format_;
-  const SharedBooks& shared_;
   const Source& source_;
   const Summed nothing_summed_;
   const std::size_t start_;

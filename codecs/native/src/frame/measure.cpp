@@ -69,8 +69,7 @@ std::size_t stage_bound(std::size_t count) { return 4 * count + kWorkingBytes; }
 std::size_t stage_encode(const Kernels& kernels, const Format& format, const std::uint8_t* codes, std::size_t count, std::uint8_t* out) {
   Scratch& scratch = scratch_of_this_thread();
   const EncodeSettings settings = {&format, kStageBlockValues, blocks_of(count, kBlockValues) * kBlockValues, true, 0, 1};
-  const SharedBooks none;
-  ChunkCodes chunk = make_room(settings, scratch);
+  ChunkCodes chunk = make_room(settings, scratch.chunk_codes);
   chunk.count = count;
   chunk.planes[0] = const_cast<std::uint8_t*>(codes);  // which is only read
   const std::size_t runs = blocks_of(count, kStageBlockValues);
@@ -85,7 +84,7 @@ std::size_t stage_encode(const Kernels& kernels, const Format& format, const std
   } else {
     std::fill_n(chunk.scales, runs, static_cast<std::uint8_t>(format.float8->lowest_scale));
   }
-  PayloadWriter writer(kernels, settings, none, chunk, 0, {}, scratch);
+  PayloadWriter writer(kernels, settings, chunk, 0, {}, scratch);
   std::size_t bytes = 0;
   std::size_t raw_bytes = 0;
   Attempt attempt = writer.write_coded(writer.plan(false), out, bytes, raw_bytes);
@@ -105,8 +104,7 @@ bool stage_decode(const Kernels& kernels, const Format& format, const std::uint8
   chunk.mode = kCoded;
   chunk.payload = payload;
   chunk.payload_bytes = payload_bytes;
-  const SharedBooks none;
-  ChunkDecoder decoder(kernels, header, none, chunk, scratch_of_this_thread());
+  ChunkDecoder decoder(kernels, header, chunk, scratch_of_this_thread());
   if (!decoder.open().ok()) return false;
   for (std::size_t offset = 0; offset < count; offset += kBlockValues) {
     const std::size_t size = std::min(kBlockValues, count - offset);

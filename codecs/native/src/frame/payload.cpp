@@ -4,8 +4,8 @@
 #include <cstring>
 
 #include "bits.hpp"
+#include "bytes.hpp"
 #include "quantise/scales.hpp"
-#include "wire/heads.hpp"
 
 namespace fsl {
 namespace {
@@ -17,9 +17,9 @@ std::uint8_t rotate_left(unsigned code) { return static_cast<std::uint8_t>(code 
 const ChunkPlan& PayloadWriter::plan(bool everything) {
   std::size_t sampled = 0;
   for (int p = 0; p < (format_.is_bytes() ? 1 : format_.split[0].planes); ++p) {
-    sampled = count_sample(codes_.planes[p], codes_.count, everything, scratch_.counts[p]);
+    sampled = count_sample(codes_.planes[p], codes_.count, everything, scratch_.plan.counts[p]);
   }
-  return plan_chunk({format_, shared_, codes_.count, sampled}, scratch_);
+  return plan_chunk({format_, codes_.count, sampled}, scratch_.plan);
 }
 
 bool PayloadWriter::is_constant(const ChunkPlan& plan, int p) const {
@@ -60,13 +60,13 @@ PlaneSource PayloadWriter::source_of(const ChunkPlan& plan, int p) {
 bool PayloadWriter::write_streams(const ChunkPlan& plan, const std::uint8_t* out, std::uint8_t*& position, const std::uint8_t* limit) {
   summed_ = {header_checksum_, 0};
   for (int p = 0; p < format_.split[plan.split_index].planes; ++p) {
-    const Book* const book = plan.planes[p].book;
-    if (book == nullptr) continue;
+    const CodeTable* const table = plan.planes[p].table;
+    if (table == nullptr) continue;
     sources_[p] = source_of(plan, p);
     uncoded_[p] = reinterpret_cast<std::uint64_t*>(scratch_.uncoded[p].at_least(8 * uncoded_words(codes_.count)));
-    const unsigned mask = (1U << book->width) - 1;
-    for (unsigned byte = 0; byte < 256; ++byte) number_of_[p][byte] = book->number_of[byte >> sources_[p].shift & mask];
-    const Stream stream = write_stream(kernels_, *book, sources_[p], codes_.count, ahead_, scratch_, uncoded_[p]);
+    const unsigned mask = (1U << table->width) - 1;
+    for (unsigned byte = 0; byte < 256; ++byte) number_of_[p][byte] = table->number_of[byte >> sources_[p].shift & mask];
+    const Stream stream = write_stream(kernels_, *table, sources_[p], codes_.count, ahead_, scratch_.stream, uncoded_[p]);
     if (stream.size + 4 > static_cast<std::size_t>(limit - position)) return false;
     store(position, static_cast<std::uint32_t>(stream.size));
     position += 4;
@@ -82,26 +82,26 @@ std::size_t PayloadWriter::write_scales_of(std::size_t offset, std::size_t count
   if (!format_.is_bytes()) return 0;
   const std::size_t first = offset / settings_.block_values;
   const std::size_t runs = blocks_of(count, settings_.block_values);
-  if (format_.is_uniform()) return write_steps(kernels_, codes_.steps + first, runs, scratch_, out);
-  return write_scales(kernels_, codes_.scales + first, runs, scratch_, out);
+  if (format_.is_uniform()) return write_steps(kernels_, codes_.steps + first, runs, scratch_.for_scales, out);
+  return write_scales(kernels_, codes_.scales + first, runs, scratch_.for_scales, out);
 }
 
 // The numbers of the symbols without a code.
-std::size_t PayloadWriter::write_uncoded(const Book& book, int p, std::size_t offset, std::size_t count, std::uint8_t* out) {
-  if (book.escape == 0) return 0;
+std::size_t PayloadWriter::write_uncoded(const CodeTable& table, int p, std::size_t offset, std::size_t count, std::uint8_t* out) {
+  if (table.escape == 0) return 0;
   std::uint8_t* const numbers = scratch_.numbers;
   const std::size_t found = kernels_.pick(sources_[p].bytes + offset, uncoded_[p] + offset / 64, blocks_of(count, 64), numbers);
   kernels_.map(numbers, found, number_of_[p], numbers);
   store(out, static_cast<std::uint16_t>(found));
-  std::uint8_t* const position = out + 2 + kernels_.write_bit_planes(numbers, found, false, book.low_bits, out + 2);
-  for (std::size_t i = 0; i < found; ++i) scratch_.ranks[i] = static_cast<std::uint8_t>(numbers[i] >> book.low_bits);
-  return static_cast<std::size_t>(position - out) + kernels_.write_ranks(scratch_.ranks, found, book.last_rank(), position);
+  std::uint8_t* const position = out + 2 + kernels_.write_bit_planes(numbers, found, false, table.low_bits, out + 2);
+  for (std::size_t i = 0; i < found; ++i) scratch_.ranks[i] = static_cast<std::uint8_t>(numbers[i] >> table.low_bits);
+  return static_cast<std::size_t>(position - out) + kernels_.write_ranks(scratch_.ranks, found, table.last_rank(), position);
 }
 
 std::size_t PayloadWriter::write_plane(const ChunkPlan& plan, int p, std::size_t offset, std::size_t count, std::uint8_t* out) {
   const PlanePlan& plane = plan.planes[p];
   if (plane.kind == kPlaneConstant) return 0;
-  if (plane.book != nullptr) return write_uncoded(*plane.book, p, offset, count, out);
+  if (plane.table != nullptr) return write_uncoded(*plane.table, p, offset, count, out);
   const Split& split = format_.split[plan.split_index];
   const std::uint8_t* const from = (format_.is_bytes() ? codes_.planes[0] : codes_.planes[p]) + offset;
   const bool rotated = format_.is_bytes() && split.rotated;

@@ -1,8 +1,8 @@
 // A chunk's codes to its payload, in mode coded or raw codes (docs/WIRE.md, "Choosing the mode").
 #pragma once
 
-#include "entropy/plan.hpp"
 #include "entropy/stream_writer.hpp"
+#include "frame/scratch.hpp"
 #include "quantise/chunk_codes.hpp"
 #include "wire/heads.hpp"
 
@@ -17,12 +17,11 @@ enum class Attempt {
 
 class PayloadWriter {
  public:
-  PayloadWriter(const Kernels& kernels, const EncodeSettings& settings, const SharedBooks& shared, const ChunkCodes& codes,
+  PayloadWriter(const Kernels& kernels, const EncodeSettings& settings, const ChunkCodes& codes,
                 std::uint32_t header_checksum, const Ahead& ahead, Scratch& scratch)
       : kernels_(kernels),
         settings_(settings),
         format_(*settings.format),
-        shared_(shared),
         codes_(codes),
         header_checksum_(header_checksum),
         ahead_(ahead),
@@ -44,13 +43,12 @@ class PayloadWriter {
   bool write_streams(const ChunkPlan& plan, const std::uint8_t* out, std::uint8_t*& position, const std::uint8_t* limit);
   std::size_t write_scales_of(std::size_t offset, std::size_t count, std::uint8_t* out);
   std::size_t write_plane(const ChunkPlan& plan, int p, std::size_t offset, std::size_t count, std::uint8_t* out);
-  std::size_t write_uncoded(const Book& book, int p, std::size_t offset, std::size_t count, std::uint8_t* out);
+  std::size_t write_uncoded(const CodeTable& table, int p, std::size_t offset, std::size_t count, std::uint8_t* out);
   std::size_t write_raw_block(std::size_t offset, std::size_t count, std::uint8_t* out) const;
 
   const Kernels& kernels_;
   const EncodeSettings& settings_;
   const Format& format_;
-  const SharedBooks& shared_;
   const ChunkCodes& codes_;
   const std::uint32_t header_checksum_;
   Summed summed_ = {};

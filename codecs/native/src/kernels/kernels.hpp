@@ -119,7 +119,7 @@ struct Kernels {
 
   // The uniform format: codes and one step index for each run (docs/WIRE.md, "Uniform codes"), kZeroRun for a run of zeros.
   // Returns the number of values whose code is the escape (0).
-  std::size_t (*quantise_uniform)(const float* x, std::size_t count, int fineness, std::size_t block_values,
+  std::size_t (*quantise_uniform)(const float* x, std::size_t count, int step_log2, std::size_t block_values,
                                   std::uint32_t first_bits, std::uint8_t* codes, std::int16_t* steps, Seen& seen);
 
   // bf16 rounded to nearest even, and fp32, as rotated byte planes: planes[0] exponents ... last plane with the sign lowest.

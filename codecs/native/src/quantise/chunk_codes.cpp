@@ -5,7 +5,7 @@
 
 namespace fsl {
 
-ChunkCodes make_room(const EncodeSettings& settings, Scratch& scratch) {
+ChunkCodes make_room(const EncodeSettings& settings, Arena& memory) {
   const Format& format = *settings.format;
   const std::size_t planes = format.is_bytes() ? 1 : static_cast<std::size_t>(format.split[0].planes);
   // Whole cache lines, each part with slack behind it.
@@ -15,14 +15,14 @@ ChunkCodes make_room(const EncodeSettings& settings, Scratch& scratch) {
   const std::size_t scale_bytes = format.is_bytes() ? padded(runs * (format.is_uniform() ? 2 : 1)) : 0;
   const std::size_t escaped_bytes = format.is_uniform() ? padded(4 * settings.chunk_values) : 0;
 
-  std::uint8_t* memory = scratch.chunk_codes.at_least(planes * plane_bytes + scale_bytes + escaped_bytes);
+  std::uint8_t* position = memory.at_least(planes * plane_bytes + scale_bytes + escaped_bytes);
   ChunkCodes codes;
-  for (std::size_t p = 0; p < planes; ++p, memory += plane_bytes) codes.planes[p] = memory;
+  for (std::size_t p = 0; p < planes; ++p, position += plane_bytes) codes.planes[p] = position;
   if (format.is_uniform()) {
-    codes.steps = reinterpret_cast<std::int16_t*>(memory);
-    codes.escaped = reinterpret_cast<float*>(memory + scale_bytes);
+    codes.steps = reinterpret_cast<std::int16_t*>(position);
+    codes.escaped = reinterpret_cast<float*>(position + scale_bytes);
   } else {
-    codes.scales = memory;
+    codes.scales = position;
   }
   return codes;
 }
@@ -54,7 +54,7 @@ void ChunkQuantiser::quantise(const float* x, std::size_t count, std::uint32_t f
       break;
     case Kind::kUniform: {
       std::uint8_t* const codes = codes_.planes[0] + offset;
-      const std::size_t escapes = kernels_.quantise_uniform(x, count, settings_.fineness, settings_.block_values, first_bits, codes,
+      const std::size_t escapes = kernels_.quantise_uniform(x, count, settings_.step_log2, settings_.block_values, first_bits, codes,
                                                             codes_.steps + first_run, seen);
       settle_scales(first_run, runs);
       if (escapes > 0) kernels_.find_byte(codes, count, 0, positions);

@@ -1,8 +1,8 @@
 // A chunk's values, quantised: what its payload is made of.
 #pragma once
 
+#include "arena.hpp"
 #include "encode_settings.hpp"
-#include "entropy/scratch.hpp"
 #include "wire/format.hpp"
 
 namespace fsl {
@@ -16,8 +16,8 @@ struct ChunkCodes {
   std::size_t escapes[kMaximumBlocks] = {};   // of them, in each inner block
 };
 
-// Memory of this thread for a chunk of the settings' size.
-ChunkCodes make_room(const EncodeSettings& settings, Scratch& scratch);
+// Room in `memory` for a chunk of the settings' size.
+ChunkCodes make_room(const EncodeSettings& settings, Arena& memory);
 
 // Fills ChunkCodes inner block by inner block.
 class ChunkQuantiser {

@@ -4,7 +4,7 @@
 #include <cstring>
 
 #include "bits.hpp"
-#include "wire/heads.hpp"
+#include "bytes.hpp"
 
 namespace fsl {
 namespace {
@@ -68,7 +68,7 @@ Ranked ranked(const Kernels& kernels, const std::uint8_t* differences, std::size
 // Scales that differ by at most `range`: scratch.differences holds the low bytes of their differences to the smallest. store_base(difference) writes the scale
 // that stands before the form, and returns what follows it.
 template <typename StoreBase>
-std::size_t write_differences(const Kernels& kernels, int range, std::size_t runs, Scratch& scratch, std::uint8_t* out, StoreBase store_base) {
+std::size_t write_differences(const Kernels& kernels, int range, std::size_t runs, ScaleScratch& scratch, std::uint8_t* out, StoreBase store_base) {
   const int width = bits_needed(static_cast<unsigned>(range));
   if (range > 0 && range <= kWidestRange) {
     const Ranked plan = ranked(kernels, scratch.differences, runs, range);
@@ -94,7 +94,7 @@ struct Form {
   bool is_upward;
 };
 
-Status read_form(const Kernels& kernels, int widest, std::size_t runs, const std::uint8_t*& position, const std::uint8_t* end, Scratch& scratch,
+Status read_form(const Kernels& kernels, int widest, std::size_t runs, const std::uint8_t*& position, const std::uint8_t* end, ScaleScratch& scratch,
                  Form& form) {
   const int code = *position++;
   form = {code, 0, (code & kUpward) != 0};
@@ -152,7 +152,7 @@ Range range_of(std::size_t runs, DifferenceAt difference_at) {
 
 }  // namespace
 
-std::size_t write_scales(const Kernels& kernels, const std::uint8_t* scales, std::size_t runs, Scratch& scratch, std::uint8_t* out) {
+std::size_t write_scales(const Kernels& kernels, const std::uint8_t* scales, std::size_t runs, ScaleScratch& scratch, std::uint8_t* out) {
   std::uint8_t low = UINT8_MAX;
   std::uint8_t high = 0;
   for (std::size_t i = 0; i < runs; ++i) {
@@ -166,7 +166,7 @@ std::size_t write_scales(const Kernels& kernels, const std::uint8_t* scales, std
   });
 }
 
-std::size_t write_steps(const Kernels& kernels, const std::int16_t* steps, std::size_t runs, Scratch& scratch, std::uint8_t* out) {
+std::size_t write_steps(const Kernels& kernels, const std::int16_t* steps, std::size_t runs, ScaleScratch& scratch, std::uint8_t* out) {
   const auto [low, high] = std::minmax_element(steps, steps + runs);
   const int lowest = *low;
   for (std::size_t i = 0; i < runs; ++i) {
@@ -181,7 +181,7 @@ std::size_t write_steps(const Kernels& kernels, const std::int16_t* steps, std::
 }
 
 Status read_scales(const Kernels& kernels, const Format& format, std::size_t runs, const std::uint8_t*& position, const std::uint8_t* end,
-                   Scratch& scratch, std::uint8_t* scales, bool& has_highest) {
+                   ScaleScratch& scratch, std::uint8_t* scales, bool& has_highest) {
   if (end - position < 2) return {Fault::kPayloadEnds};
   const int base = *position++;
   Form form;
@@ -206,7 +206,7 @@ Status read_scales(const Kernels& kernels, const Format& format, std::size_t run
   return {Fault::kScaleRange, static_cast<std::uint64_t>(lowest), static_cast<std::uint64_t>(highest)};
 }
 
-Status read_steps(const Kernels& kernels, std::size_t runs, const std::uint8_t*& position, const std::uint8_t* end, Scratch& scratch,
+Status read_steps(const Kernels& kernels, std::size_t runs, const std::uint8_t*& position, const std::uint8_t* end, ScaleScratch& scratch,
                   std::int16_t* steps) {
   if (end - position < 3) return {Fault::kPayloadEnds};
   const int base = static_cast<int>(load16(position)) - kStepOffset;

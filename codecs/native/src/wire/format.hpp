@@ -17,7 +17,7 @@ inline constexpr std::size_t kMaximumBlockValues = 1024;
 inline constexpr std::size_t kMaximumRuns = kBlockValues / kMinimumBlockValues;
 inline constexpr std::size_t kMaximumBlocks = kMaximumChunkValues / kBlockValues;
 inline constexpr std::size_t kPieceValues = 4096;  // what is decoded at a time: whole blocks, and all lanes
-inline constexpr int kMaximumFineness = 40;
+inline constexpr int kMaximumStepLog2 = 40;
 inline constexpr int kMaximumPlanes = 4;
 
 // Output beyond the longest frame that an encoder may write to before it finds out that a payload does not pay: an inner block of
@@ -25,7 +25,7 @@ inline constexpr int kMaximumPlanes = 4;
 inline constexpr std::size_t kWorkingBytes = 196608;
 
 enum Mode : std::uint8_t { kRawFloat32 = 0, kConstant = 1, kRawCodes = 2, kCoded = 3 };
-enum PlaneKind : std::uint8_t { kPlaneRaw = 0, kPlaneConstant = 1, kPlaneOwn = 2, kPlaneStatic = 3, kPlaneShared = 4 };
+enum PlaneKind : std::uint8_t { kPlaneRaw = 0, kPlaneConstant = 1, kPlaneOwn = 2, kPlaneStatic = 3 };
 
 enum class Kind : std::uint8_t { kFloat32 = 0, kBfloat16 = 1, kE4m3 = 2, kE5m2 = 3, kUniform = 4 };
 

@@ -1,5 +1,9 @@
 #include "wire/heads.hpp"
 
+#include <cstring>
+
+#include "bytes.hpp"
+
 namespace fsl {
 namespace {
 

@@ -3,8 +3,7 @@
 // The input is a frame. Every kernel path of this machine decodes it, into memory of exactly the size it asked for, so that the sanitizers see a byte read or
 // written too far; all paths must refuse it with the same fault or give the same bits. Checksums would stop nearly every mutation at
 // the door: so they are made right first, as an attacker would, except for some inputs. Frames of several chunks are also read with two
-// threads, and the receiver holds shared books (shared_books.hpp), which frames name by their digest. The input's size decides what else
-// may differ between callers: where in a cache line the output begins.
+// threads. The input's size decides what else may differ between callers: where in a cache line the output begins.
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -13,9 +12,9 @@
 #include <new>
 #include <vector>
 
+#include "bytes.hpp"
 #include "frame/decode.hpp"
 #include "kernels/kernels.hpp"
-#include "shared_books.hpp"
 
 namespace {
 
@@ -111,7 +110,7 @@ Outcome decoded(const Reading& reading) {
     target.bf16 = out.get();
   }
   std::uint64_t values = 0;
-  const fsl::Status status = fsl::decode_frame(reading.kernels, reading.request(), fuzz::shared_books(), target, values);
+  const fsl::Status status = fsl::decode_frame(reading.kernels, reading.request(), target, values);
   Outcome outcome{status.fault, {}};
   if (status.ok()) {
     if (values != count) fail("decoded another number of values than announced");
@@ -135,7 +134,7 @@ Outcome decoded(const Reading& reading) {
   float* const sum = room.get();
   for (std::size_t i = 0; i < count; ++i) sum[i] = static_cast<float>(i % 7);
   std::uint64_t values = 0;
-  const fsl::Status status = fsl::accumulate_frame(reading.kernels, reading.request(), fuzz::shared_books(), sum, count, 0.3f, values);
+  const fsl::Status status = fsl::accumulate_frame(reading.kernels, reading.request(), sum, count, 0.3f, values);
   if (!status.ok()) {
     for (std::size_t i = 0; i < count; ++i) {
       if (sum[i] != static_cast<float>(i % 7)) fail("a refused frame was added");

@@ -3,8 +3,8 @@
 #
 #     codecs/native/tests/fuzz/run.sh [SECONDS for each target, 150] [FOLDER for programs and corpora]
 #
-# They start from the golden vectors and from what seeds.cpp writes: frames as large as the runtime's chunks, of one chunk and of several, and
-# frames that name shared books. With clang++ (and its libFuzzer) coverage leads the mutations; without it, or with FSL_FUZZ_PLAIN=1, g++
+# They start from the golden vectors and from what seeds.cpp writes: frames as large as the runtime's chunks, of one chunk and of several.
+# With clang++ (and its libFuzzer) coverage leads the mutations; without it, or with FSL_FUZZ_PLAIN=1, g++
 # builds a driver that mutates these at random. Four targets: 150 seconds are ten minutes in all. An input that takes more than FSL_FUZZ_TIMEOUT
 # seconds by the clock, 10, counts as a fault: set more where the machine may be stopped meanwhile.
 #

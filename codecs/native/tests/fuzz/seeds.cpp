@@ -1,5 +1,4 @@
-// Writes frames to start fuzzing from, beside the golden vectors: those as large as the runtime's chunks, of one chunk and of several, and those
-// that name the targets' shared books.
+// Writes frames to start fuzzing from, beside the golden vectors: as large as the runtime's chunks, of one chunk and of several.
 //
 //     seeds FOLDER
 #include <cstdio>
@@ -7,7 +6,7 @@
 #include <string>
 
 #include "frame/decode.hpp"
-#include "shared_books.hpp"
+#include "drawn_frames.hpp"
 
 namespace {
 
@@ -20,7 +19,7 @@ bool write(const std::string& folder, const std::string& name, const std::vector
   const fsl::DecodeRequest request = {frame.data(), frame.size(), {values.size(), frame.size()}, 1};
   const fsl::Target target = {values.data(), nullptr, values.size()};
   const fsl::Kernels& kernels = *fsl::kernels_of(fsl::Path::kScalar);
-  if (!fsl::decode_frame(kernels, request, fuzz::shared_books(), target, count).ok()) {
+  if (!fsl::decode_frame(kernels, request, target, count).ok()) {
     std::fprintf(stderr, "%s: a frame of ours was refused\n", name.c_str());
     return false;
   }
@@ -41,31 +40,24 @@ int main(int count, char** arguments) {
     const std::string name = "format" + std::to_string(format);
     bool done = true;
     for (const std::size_t values : {fuzz::kFewValues, fuzz::kManyValues}) {
-      int shared = 0;
       for (const fuzz::Kind kind : {fuzz::Kind::kHeavy, fuzz::Kind::kSparse}) {
-        const auto frame = fuzz::frame_of(format, fuzz::values_of(kind, values), fuzz::kManyValues, fuzz::shared_books());
-        if (fuzz::first_plane(format, frame).head != fsl::kPlaneShared) continue;
+        const auto frame = fuzz::frame_of(format, fuzz::values_of(kind, values), fuzz::kManyValues);
         // Of fp32, the heavy ones: every mutation would be slow.
         if (frame.size() > kLargest) continue;
-        ++shared;
-        const std::string which = kind == fuzz::Kind::kHeavy ? "_shared_heavy_" : "_shared_sparse_";
+        const std::string which = kind == fuzz::Kind::kHeavy ? "_heavy_" : "_sparse_";
         done = done && write(folder, name + which + std::to_string(values), frame);
-      }
-      if (shared == 0) {
-        std::fprintf(stderr, "no frame of %zu values in format %u names a shared book\n", values, format);
-        return 1;
       }
     }
     // fp32 of bell-shaped values takes 0.4 MB.
     const fuzz::Kind kind = format == 0 ? fuzz::Kind::kSparse : fuzz::Kind::kBell;
     const std::vector<float> many = fuzz::values_of(kind, fuzz::kManyValues);
     const std::vector<float> more = fuzz::values_of(kind, fuzz::kManyValues + 4500);
-    done = done && write(folder, name + "_one_chunk", fuzz::frame_of(format, many, fuzz::kManyValues, {}));
-    done = done && write(folder, name + "_two_chunks", fuzz::frame_of(format, many, fuzz::kManyValues / 2, {}));
-    done = done && write(folder, name + "_chunk_and_rest", fuzz::frame_of(format, more, fuzz::kManyValues, {}));
+    done = done && write(folder, name + "_one_chunk", fuzz::frame_of(format, many, fuzz::kManyValues));
+    done = done && write(folder, name + "_two_chunks", fuzz::frame_of(format, many, fuzz::kManyValues / 2));
+    done = done && write(folder, name + "_chunk_and_rest", fuzz::frame_of(format, more, fuzz::kManyValues));
     // Little is decoded of each of many chunks: threads meet often.
     const std::vector<float> few = fuzz::values_of(fuzz::Kind::kHeavy, 6 * fuzz::kFewValues);
-    done = done && write(folder, name + "_chunks", fuzz::frame_of(format, few, 640, {}));
+    done = done && write(folder, name + "_chunks", fuzz::frame_of(format, few, 640));
     if (!done) return 1;
   }
   return 0;

@@ -30,7 +30,7 @@ class Mutator {
   std::size_t below(std::size_t end) { return static_cast<std::size_t>(generator_() % end); }
 
   void change(Bytes& bytes) {
-    // Heads and books stand at the front, where a byte decides more.
+    // Heads and tables stand at the front, where a byte decides more.
     const std::size_t at = below(below(3) > 0 && bytes.size() > 160 ? 160 : bytes.size());
     const auto place = bytes.begin() + static_cast<std::ptrdiff_t>(at);
     switch (below(6)) {

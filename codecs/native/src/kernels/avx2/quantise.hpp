@@ -111,7 +111,7 @@ struct UniformRun {
   int step;
 };
 
-FSL_INLINE UniformRun look_at_uniform_run(const float* from, int fineness, std::size_t block_values, std::uint32_t first_bits, Seen& seen) {
+FSL_INLINE UniformRun look_at_uniform_run(const float* from, int step_log2, std::size_t block_values, std::uint32_t first_bits, Seen& seen) {
   const std::uint32_t largest = largest_of_run(from, block_values, first_bits, seen);
   if (largest == 0) return {0, kZeroRun};
   const __m256 normaliser = _mm256_set1_ps(plain::normaliser_of(largest));
@@ -127,7 +127,7 @@ FSL_INLINE UniformRun look_at_uniform_run(const float* from, int fineness, std::
   const __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
   const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
   const float sum = _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
-  return {largest, plain::step_from_sum(sum, largest, fineness, block_values)};
+  return {largest, plain::step_from_sum(sum, largest, step_log2, block_values)};
 }
 
 // The codes of a run of at least 32 values, none of which is escaped.
@@ -162,17 +162,17 @@ FSL_INLINE std::size_t code_uniform_run_with_escapes(const float* from, std::siz
   return escapes;
 }
 
-std::size_t quantise_uniform(const float* x, std::size_t count, int fineness, std::size_t block_values, std::uint32_t first_bits,
+std::size_t quantise_uniform(const float* x, std::size_t count, int step_log2, std::size_t block_values, std::uint32_t first_bits,
                              std::uint8_t* codes, std::int16_t* steps, Seen& seen) {
   const std::size_t whole = count - count % block_values;
   std::size_t escapes = 0;
   // The next run is looked at before this one is coded: its step comes at the end of a long chain of instructions.
   UniformRun next = {0, kZeroRun};
-  if (whole > 0) next = look_at_uniform_run(x, fineness, block_values, first_bits, seen);
+  if (whole > 0) next = look_at_uniform_run(x, step_log2, block_values, first_bits, seen);
   for (std::size_t start = 0; start < whole; start += block_values, ++steps) {
     const float* const from = x + start;
     const UniformRun run = next;
-    if (start + block_values < whole) next = look_at_uniform_run(from + block_values, fineness, block_values, first_bits, seen);
+    if (start + block_values < whole) next = look_at_uniform_run(from + block_values, step_log2, block_values, first_bits, seen);
     *steps = static_cast<std::int16_t>(run.step);
     if (run.largest == 0) {
       std::memset(codes + start, 128, block_values);
@@ -188,7 +188,7 @@ std::size_t quantise_uniform(const float* x, std::size_t count, int fineness, st
     }
   }
   if (whole < count) {
-    escapes += plain::quantise_uniform(x + whole, count - whole, fineness, block_values, first_bits, codes + whole, steps, seen);
+    escapes += plain::quantise_uniform(x + whole, count - whole, step_log2, block_values, first_bits, codes + whole, steps, seen);
   }
   return escapes;
 }

@@ -173,7 +173,7 @@ FSL_INLINE float folded_sum(__m512 lanes) {
   return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
 }
 
-std::size_t quantise_uniform(const float* x, std::size_t count, int fineness, std::size_t block_values, std::uint32_t first_bits,
+std::size_t quantise_uniform(const float* x, std::size_t count, int step_log2, std::size_t block_values, std::uint32_t first_bits,
                              std::uint8_t* codes, std::int16_t* steps, Seen& seen) {
   alignas(64) std::uint32_t largest[kPieceRuns + kLane];
   alignas(64) float normaliser[kPieceRuns + kLane];
@@ -213,7 +213,7 @@ std::size_t quantise_uniform(const float* x, std::size_t count, int fineness, st
       const __m512i mantissa = _mm512_and_si512(sum, all(0x7FFFFF));
       const __m512i power = _mm512_and_si512(_mm512_srli_epi32(sum, 23), all(0xFF));
       __m512i quarters = _mm512_add_epi32(_mm512_slli_epi32(exponent, 2), _mm512_slli_epi32(power, 1));
-      quarters = _mm512_sub_epi32(quarters, all(6 * 127 + 2 * block_shift + fineness));
+      quarters = _mm512_sub_epi32(quarters, all(6 * 127 + 2 * block_shift + step_log2));
       quarters = _mm512_mask_add_epi32(quarters, _mm512_cmpge_epu32_mask(mantissa, all(0x1837F0)), quarters, all(1));
       quarters = _mm512_mask_add_epi32(quarters, _mm512_cmpge_epu32_mask(mantissa, all(0x5744FD)), quarters, all(1));
       quarters = _mm512_max_epi32(_mm512_min_epi32(quarters, all(480)), all(-504));
@@ -256,7 +256,7 @@ std::size_t quantise_uniform(const float* x, std::size_t count, int fineness, st
     steps += runs;
   }
   if (whole < count) {
-    escapes += kScalarKernels.quantise_uniform(x + whole, count - whole, fineness, block_values, first_bits, codes + whole, steps,
+    escapes += kScalarKernels.quantise_uniform(x + whole, count - whole, step_log2, block_values, first_bits, codes + whole, steps,
                                                seen);
   }
   return escapes;

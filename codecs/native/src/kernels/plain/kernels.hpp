@@ -112,16 +112,16 @@ int exponent_of(std::uint32_t largest) { return largest >> 23 > 1 ? static_cast<
 float normaliser_of(std::uint32_t largest) { return float_of(static_cast<std::uint32_t>(254 - exponent_of(largest)) << 23); }
 
 // The step index of a run with this sum of normalised squares.
-int step_from_sum(float sum_of_squares, std::uint32_t largest, int fineness, std::size_t block_values) {
+int step_from_sum(float sum_of_squares, std::uint32_t largest, int step_log2, std::size_t block_values) {
   const std::uint32_t sum = bits_of(sum_of_squares);
   const std::uint32_t mantissa = sum & 0x7FFFFF;
   int quarters = 4 * (exponent_of(largest) - 127) + 2 * (static_cast<int>(sum >> 23 & 0xFF) - 127) + (mantissa >= 0x1837F0) +
-                 (mantissa >= 0x5744FD) - fineness;
+                 (mantissa >= 0x5744FD) - step_log2;
   for (std::size_t n = block_values; n > 1; n /= 2) quarters -= 2;
   return quarters < -504 ? -504 : quarters > 480 ? 480 : quarters;
 }
 
-int step_of(const float* x, std::size_t count, std::uint32_t largest, int fineness, std::size_t block_values) {
+int step_of(const float* x, std::size_t count, std::uint32_t largest, int step_log2, std::size_t block_values) {
   const float normaliser = normaliser_of(largest);
   float lanes[16] = {};
   for (std::size_t i = 0; i < count; ++i) {
@@ -132,10 +132,10 @@ int step_of(const float* x, std::size_t count, std::uint32_t largest, int finene
   for (int half = 8; half > 0; half /= 2) {
     for (int j = 0; j < half; ++j) lanes[j] += lanes[j + half];
   }
-  return step_from_sum(lanes[0], largest, fineness, block_values);
+  return step_from_sum(lanes[0], largest, step_log2, block_values);
 }
 
-std::size_t quantise_uniform(const float* x, std::size_t count, int fineness, std::size_t block_values, std::uint32_t first_bits,
+std::size_t quantise_uniform(const float* x, std::size_t count, int step_log2, std::size_t block_values, std::uint32_t first_bits,
                              std::uint8_t* codes, std::int16_t* steps, Seen& seen) {
   std::size_t escapes = 0;
   for (std::size_t start = 0; start < count; start += block_values) {
@@ -146,7 +146,7 @@ std::size_t quantise_uniform(const float* x, std::size_t count, int fineness, st
       std::memset(codes + start, 128, length);
       continue;
     }
-    const int step = step_of(x + start, length, largest, fineness, block_values);
+    const int step = step_of(x + start, length, largest, step_log2, block_values);
     *steps++ = static_cast<std::int16_t>(step);
     const float inverse = quarter_power(-step);
     for (std::size_t i = start; i < start + length; ++i) {

@@ -1,33 +1,19 @@
-"""Books: what they hold, their bytes and names, static and shared ones, and frames that refer to them."""
+"""Code tables: what they hold, their bytes, and static ones."""
 
-import hashlib
 import re
 from pathlib import Path
 
 import numpy as np
 import pytest
+from frame_tables import tables_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fsl_codecs import (
-    Codebook,
-    CodecSpec,
-    CodecUsageError,
-    FrameError,
-    bound,
-    codebooks_of,
-    decode,
-    decode_accumulate,
-    decode_into,
-    encode,
-    encode_into,
-)
-from fsl_codecs.books import own_book, read_book
-from fsl_codecs.formats import FORMATS
+from fsl_codecs import CodecSpec, CodecUsageError, FrameError, decode, encode
+from fsl_codecs.code_tables import CodeTable, read_table, table_from_counts
 from fsl_codecs.huffman import code_lengths
-from fsl_codecs.quantised import quantise
 from fsl_codecs.reader import Reader
-from fsl_codecs.static_books import static_books
+from fsl_codecs.static_tables import static_tables
 
 HEADER = 28
 UNHURRIED = settings(deadline=None, max_examples=60)
@@ -64,7 +50,7 @@ def number_bits(number, highest, low_bits):
 
 
 def wire_form(lengths, escape, low_bits):
-    """A book's bytes by the document: ends, escape and low bits, and hexadecimal digits that are swapped pair by pair."""
+    """A table's bytes by the document: ends, escape and low bits, and hexadecimal digits that are swapped pair by pair."""
     digits = "".join(f"{length:x}" for length in lengths)
     first, last = len(digits) - len(digits.lstrip("0")), len(digits.rstrip("0")) - 1
     digits = digits[first : last + 1]
@@ -75,7 +61,7 @@ def wire_form(lengths, escape, low_bits):
 
 @UNHURRIED
 @given(COUNTS, st.booleans())
-def test_own_books_follow_the_document(counts, sampled):
+def test_own_tables_follow_the_document(counts, sampled):
     """The escape stands behind all symbols, as often as all that are rare, and only where there may be one; no leaf is lighter than a 256th."""
     counts, width = padded(counts)
     total = int(counts.sum())
@@ -85,11 +71,11 @@ def test_own_books_follow_the_document(counts, sampled):
         escape = 0
     weights = [count and max(count, total // 256) for count in kept]
     lengths = code_lengths(np.array([*weights, escape])).tolist()
-    book = own_book(counts, width, sampled=sampled)
-    assert (list(book.lengths), book.escape) == (lengths[:-1], lengths[-1])
-    assert (book.escape > 0) == (escape > 0)
-    uncoded = by_distance(book.lengths) if book.escape else []
-    assert book.uncoded.tolist() == uncoded
+    table = table_from_counts(counts, width, sampled=sampled)
+    assert (list(table.lengths), table.escape) == (lengths[:-1], lengths[-1])
+    assert (table.escape > 0) == (escape > 0)
+    uncoded = by_distance(table.lengths) if table.escape else []
+    assert table.uncoded.tolist() == uncoded
     highest = max(0, len(uncoded) - 1)
     expected = {
         low_bits: sum(
@@ -100,12 +86,12 @@ def test_own_books_follow_the_document(counts, sampled):
         if highest < 16 << low_bits and (low_bits == 0 or highest >= 1 << low_bits - 1)
     }
     # min() takes the first of equals.
-    assert book.low_bits == min(expected, key=expected.get)
-    assert book.last_rank == highest >> book.low_bits <= 15
-    costs = list(book.lengths)
+    assert table.low_bits == min(expected, key=expected.get)
+    assert table.last_rank == highest >> table.low_bits <= 15
+    costs = list(table.lengths)
     for number, symbol in enumerate(uncoded):
-        costs[symbol] = book.escape + number_bits(number, highest, book.low_bits)
-    assert book.costs.tolist() == costs
+        costs[symbol] = table.escape + number_bits(number, highest, table.low_bits)
+    assert table.costs.tolist() == costs
 
 
 @pytest.mark.parametrize(
@@ -120,7 +106,7 @@ def test_own_books_follow_the_document(counts, sampled):
 )
 def test_symbols_without_a_code_are_numbered_by_distance(lengths, order):
     """Most of those that come lie near the others, and low numbers take few bits."""
-    assert Codebook(3, 1, bytes(lengths), 1).uncoded.tolist() == order
+    assert CodeTable(3, 1, bytes(lengths), 1).uncoded.tolist() == order
     assert by_distance(lengths) == order
 
 
@@ -140,7 +126,7 @@ def test_low_bits_are_few_where_near_symbols_are_listed(listed, low_bits):
     counts[31:33] = 100_000
     for symbol, count in listed.items():
         counts[symbol] = count
-    assert own_book(counts, 6, sampled=True).low_bits == low_bits
+    assert table_from_counts(counts, 6, sampled=True).low_bits == low_bits
 
 
 @pytest.mark.parametrize(
@@ -162,12 +148,12 @@ def test_low_bits_leave_sixteen_ranks_at_most(width, escape, lengths, allowed):
     """And there are no more of them than the highest number has bits; none without a list."""
     for low_bits in range(-1, 17):
         if low_bits in allowed:
-            book = Codebook(width, escape, bytes(lengths), low_bits)
-            assert read_book(reader(book.packed), width) == book
-            assert book.packed == wire_form(lengths, escape, low_bits)
+            table = CodeTable(width, escape, bytes(lengths), low_bits)
+            assert read_table(reader(table.packed), width) == table
+            assert table.packed == wire_form(lengths, escape, low_bits)
         else:
             with pytest.raises(CodecUsageError):
-                Codebook(width, escape, bytes(lengths), low_bits)
+                CodeTable(width, escape, bytes(lengths), low_bits)
 
 
 @pytest.mark.parametrize(
@@ -183,49 +169,34 @@ def test_no_leaf_weighs_less_than_a_256th(counts, sampled, lengths, escape):
     """A lighter one would be deeper than words may be long, and the words of others would have to make room for it."""
     width = 3 if sampled else 4
     padded_counts = np.array(counts + [0] * ((1 << width) - len(counts)))
-    book = own_book(padded_counts, width, sampled=sampled)
-    assert (list(book.lengths[: len(counts)]), book.escape) == (lengths, escape)
+    table = table_from_counts(padded_counts, width, sampled=sampled)
+    assert (list(table.lengths[: len(counts)]), table.escape) == (lengths, escape)
 
 
 @pytest.mark.parametrize(("count", "has_code"), [(10, True), (9, False)])
 def test_a_symbol_has_a_code_from_one_in_768_on(count, has_code):
     """Rarer ones cost more as leaves, which lengthen the others' codes, than in a list."""
     counts = np.array([7680 - count, count, 0, 0])
-    book = own_book(counts, 2, sampled=False)
-    assert (book.lengths[1] > 0, book.escape > 0) == (has_code, not has_code)
+    table = table_from_counts(counts, 2, sampled=False)
+    assert (table.lengths[1] > 0, table.escape > 0) == (has_code, not has_code)
 
 
-def test_a_plane_that_shows_one_symbol_may_have_a_sampled_book():
+def test_a_plane_that_shows_one_symbol_may_have_a_sampled_table():
     """Two leaves are a code, even when one of them is the escape."""
-    book = own_book(np.array([0, 0, 9, 0]), 2, sampled=True)
-    assert (book.lengths, book.escape) == (b"\0\0\1\0", 1)
+    table = table_from_counts(np.array([0, 0, 9, 0]), 2, sampled=True)
+    assert (table.lengths, table.escape) == (b"\0\0\1\0", 1)
 
 
 @UNHURRIED
 @given(COUNTS, st.booleans())
-def test_books_survive_the_wire(counts, sampled):
-    """The book is all that a receiver knows of the code."""
+def test_tables_survive_the_wire(counts, sampled):
+    """The table is all that a receiver knows of the code."""
     counts, width = padded(counts)
-    book = own_book(counts, width, sampled=sampled)
-    assert book.packed == wire_form(book.lengths, book.escape, book.low_bits)
-    source = reader(book.packed)
-    assert read_book(source, width) == book
+    table = table_from_counts(counts, width, sampled=sampled)
+    assert table.packed == wire_form(table.lengths, table.escape, table.low_bits)
+    source = reader(table.packed)
+    assert read_table(source, width) == table
     source.finish()
-    digest = hashlib.blake2b(bytes((width,)) + book.packed, digest_size=8).digest()
-    assert book.digest.to_bytes(8, "little") == digest
-
-
-def test_digests_tell_books_apart():
-    """The same lengths in a plane of another width, with the escape in another place, or with other low bits, are another book."""
-    books = [
-        Codebook(1, 0, b"\1\1"),
-        Codebook(2, 0, b"\1\1\0\0"),
-        Codebook(2, 0, b"\0\1\1\0"),
-        Codebook(2, 2, b"\1\2\0\0"),
-        Codebook(2, 1, b"\2\2\0\0"),
-        Codebook(2, 1, b"\2\2\0\0", 1),
-    ]
-    assert len({book.digest for book in books}) == len(set(books)) == 6
 
 
 @pytest.mark.parametrize(
@@ -247,9 +218,9 @@ def test_digests_tell_books_apart():
     ],
 )
 def test_codes_that_do_not_fill_the_space_are_refused(width, escape, lengths, why):
-    """A hostile book must not reach the tree builder."""
+    """A hostile table must not reach the tree builder."""
     with pytest.raises(CodecUsageError):
-        Codebook(width, escape, bytes(lengths))
+        CodeTable(width, escape, bytes(lengths))
 
 
 @pytest.mark.parametrize(
@@ -276,36 +247,36 @@ def test_codes_that_do_not_fill_the_space_are_refused(width, escape, lengths, wh
         ("0001012", 3),
     ],
 )
-def test_malformed_books_are_refused(packed, width):
+def test_malformed_tables_are_refused(packed, width):
     """Ranges that run backwards or out of the alphabet, ends that do not occur, stray half bytes, escapes that do not fit."""
     with pytest.raises(FrameError):
-        read_book(reader(bytes.fromhex(packed + "0" * (len(packed) % 2))), width)
+        read_table(reader(bytes.fromhex(packed + "0" * (len(packed) % 2))), width)
 
 
 def test_an_escape_may_be_any_leaf():
     """Also the shortest one, which no encoder makes out of symbols seen."""
-    assert read_book(reader(bytes.fromhex("00000101")), 3).escape == 1
-    assert read_book(reader(bytes.fromhex("00010122")), 3).lengths == b"\2\2" + bytes(6)
+    assert read_table(reader(bytes.fromhex("00000101")), 3).escape == 1
+    assert read_table(reader(bytes.fromhex("00010122")), 3).lengths == b"\2\2" + bytes(6)
 
 
-def test_the_static_books_are_those_of_the_document():
+def test_the_static_tables_are_those_of_the_document():
     """They are part of the wire format; another implementation takes them from there."""
     rows = re.findall(
         r"^\| (\d+) \| (\w+) \| .* \| `([0-9a-f]+)` \|$", WIRE.read_text(), re.MULTILINE
     )
     written = [
-        (number, name, book.packed.hex())
+        (number, name, table.packed.hex())
         for name in ("e4m3", "e5m2", "uniform")
-        for number, book in static_books(name)
+        for number, table in static_tables(name)
     ]
     assert written == [(int(number), name, packed) for number, name, packed in rows]
     assert [number for number, _, _ in written] == list(range(8))
-    assert not static_books("fp32")
-    assert not static_books("bf16")
+    assert not static_tables("fp32")
+    assert not static_tables("bf16")
 
 
 @pytest.mark.parametrize(
-    ("name", "fineness", "draw", "count", "number"),
+    ("name", "step_log2", "draw", "count", "number"),
     [
         ("e4m3", 14, "gauss", 2000, 0),
         ("e4m3", 14, "laplace", 2000, 1),
@@ -317,13 +288,13 @@ def test_the_static_books_are_those_of_the_document():
         ("uniform", 8, "laplace", 8000, 7),
     ],
 )
-def test_small_chunks_take_the_static_book_made_for_them(name, fineness, draw, count, number):
-    """A small tensor's own book costs more than it saves; each static book has to win where it should."""
+def test_small_chunks_take_the_static_table_made_for_them(name, step_log2, draw, count, number):
+    """A small tensor's own table costs more than it saves; each static table has to win where it should."""
     generator = np.random.default_rng(0)
     values = generator.standard_normal(count) if draw == "gauss" else generator.laplace(size=count)
-    frame = encode(values.astype(np.float32), CodecSpec(name, fineness=fineness))
-    assert not codebooks_of(frame)
-    assert payload(frame)[:3] == bytes((0, 3, number)), "split 0, kind 3, the book"
+    frame = encode(values.astype(np.float32), CodecSpec(name, step_log2=step_log2))
+    assert not tables_of(frame)
+    assert payload(frame)[:3] == bytes((0, 3, number)), "split 0, kind 3, the table"
     decode(frame)
 
 
@@ -331,100 +302,3 @@ def payload(frame):
     """That of the first chunk, which is coded: the split and the plane heads come first."""
     assert frame[HEADER + 8] == 3
     return frame[HEADER + 16 :]
-
-
-def lopsided(count, seed=0):
-    """Squares of Gaussian values with their signs: no static book is made for them."""
-    values = np.random.default_rng(seed).standard_normal(count)
-    return (values * np.abs(values) * 1e-3).astype(np.float32)
-
-
-@pytest.mark.parametrize("name", ["fp32", "bf16", "e4m3", "e5m2", "uniform"])
-def test_books_of_one_frame_serve_the_next(name):
-    """Small frames save their books; the receiver needs what the sender had, and says so otherwise."""
-    spec = CodecSpec(name, 128, 32768)
-    books = codebooks_of(encode(lopsided(100_000), spec))
-    assert books
-    assert len(set(books)) == len(books)
-    count = 1000 if name in ("fp32", "bf16") else 2000  # books of single bytes save little
-    values = lopsided(count, seed=1)
-    alone, shared = encode(values, spec), encode(values, spec, books=books)
-    assert len(shared) < len(alone), "shared books were not used"
-    assert not set(codebooks_of(shared, books=books)) & set(books)
-    expected = decode(alone)
-    assert decode(shared, books=books).tobytes() == expected.tobytes()
-    assert decode(shared, books=books[::-1]).tobytes() == expected.tobytes()
-    out = np.zeros(count, np.float32)
-    assert decode_into(shared, out, books=books) == count
-    assert out.tobytes() == expected.tobytes()
-    assert decode_accumulate(shared, out, 1.0, books=books) == count
-    assert out.tobytes() == (expected + expected).tobytes()
-    for receive in (decode, codebooks_of, lambda frame: decode_into(frame, out)):
-        with pytest.raises(FrameError, match="no book 0x"):
-            receive(shared)
-
-
-def test_books_of_a_frame_come_in_order_and_once():
-    """Both ends keep them by this list."""
-    values = np.concatenate([lopsided(40_000), lopsided(40_000), lopsided(40_000) ** 3])
-    frame = encode(values, CodecSpec("bf16", 128, 40_064))
-    books = codebooks_of(frame)
-    assert len(books) == len(set(books)) >= 2
-    again = np.concatenate([values[:40_064], values[:40_064]])
-    assert len(codebooks_of(encode(again, CodecSpec("bf16", 128, 40_064)))) == 1
-
-
-def test_a_book_that_is_given_in_vain_changes_nothing():
-    """Books of other widths, and books without a code for what occurs, are passed over."""
-    values = lopsided(3000)
-    spec = CodecSpec("e4m3")
-    useless = (
-        Codebook(8, 0, bytes([8] * 256)),
-        Codebook(6, 0, b"\1\1" + bytes(62)),
-        Codebook(5, 2, b"\1\2" + bytes(30), 1),
-    )
-    assert encode(values, spec, books=useless) == encode(values, spec)
-    out = bytearray(bound(3000, spec))
-    size = encode_into(values, out, spec, books=useless)
-    assert bytes(out[:size]) == encode(values, spec)
-
-
-@pytest.mark.parametrize("name", ["e4m3", "e5m2", "uniform"])
-def test_symbols_without_a_code_are_listed(name):
-    """A book from other data meets symbols that it never saw: they cost a number more, and come back."""
-    spec = CodecSpec(name)
-    book = codebooks_of(encode(lopsided(20_000), spec))[0]
-    values = lopsided(2000, seed=4)
-    symbols = quantise(values, FORMATS[name], 128, 14)[0].words
-    top = symbols >> 2 if name == "uniform" else (symbols >> 1) & 63
-    missing = top[np.frombuffer(book.lengths, np.uint8)[top] == 0]
-    assert missing.size > 2
-    frame = encode(values, spec, books=(book,))
-    assert payload(frame)[1:10] == b"\4" + book.digest.to_bytes(8, "little")
-    order = by_distance(book.lengths)
-    numbers = [order.index(symbol) for symbol in missing.tolist()]
-    rounds = [[n >> bit & 1 for n in numbers] for bit in reversed(range(book.low_bits))]
-    ranks = [number >> book.low_bits for number in numbers]
-    last = (len(order) - 1) >> book.low_bits
-    rounds.append([rank > below for below in range(last) for rank in ranks if rank >= below])
-    listed = len(numbers).to_bytes(2, "little")
-    for bits in rounds:
-        number = sum(bit << at for at, bit in enumerate(bits))
-        listed += number.to_bytes((len(bits) + 7) // 8, "little")
-    assert listed in frame
-    back = decode(frame, books=(book,))
-    assert back.tobytes() == decode(encode(values, CodecSpec(name, entropy=False))).tobytes()
-
-
-def test_a_book_without_escape_is_not_trusted_beyond_the_sample():
-    """It fits what the sample shows; what only the rest of the chunk has would come back as something else."""
-    spec = CodecSpec("e4m3")
-    count = 3 * 16_384
-    values = np.clip(np.random.default_rng(1).standard_normal(count), -1, 1).astype(np.float32)
-    values = (np.sign(values) * np.maximum(np.abs(values), np.float32(0.05))).astype(np.float32)
-    books = codebooks_of(encode(values[:16_384], spec))
-    assert [book.escape for book in books] == [0]
-    at = np.arange(count)
-    values[(at // 16 % 17 != 0) & (at % 100 == 7)] = 0.001
-    decoded = decode(encode(values, spec, books=books), books=books)
-    assert np.abs(decoded - values).max() < 0.04

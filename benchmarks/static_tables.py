@@ -1,6 +1,6 @@
-"""The static books of the codec: how they were made. Prints id, format, what from, and the book as it stands on the wire.
+"""The static tables of the codec: how they were made. Prints id, format, what from, and the table as it stands on the wire.
 
-    python benchmarks/static_books.py
+    python benchmarks/static_tables.py
 
 They are part of the wire format (docs/WIRE.md), so running this changes nothing; it tells where they come from, and makes the next ones.
 """
@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fsl_codecs.books import own_book
+from fsl_codecs.code_tables import table_from_counts
 from fsl_codecs.formats import format_named
 from fsl_codecs.planes import cut
 from fsl_codecs.quantised import quantise
 
 if TYPE_CHECKING:
-    from fsl_codecs import Codebook
+    from fsl_codecs.code_tables import CodeTable
     from fsl_codecs.formats import Float32Array
 
 VALUES = 1 << 22
@@ -35,7 +35,7 @@ MADE_FROM = (
     ("uniform", "Gauss", 11),
     ("uniform", "Laplace", 8),
 )
-"""Format, distribution, fineness (of uniform), in the order of their numbers."""
+"""Format, distribution, step_log2 (of uniform), in the order of their numbers."""
 
 
 def drawn(distribution: str) -> Float32Array:
@@ -46,22 +46,22 @@ def drawn(distribution: str) -> Float32Array:
     return generator.laplace(size=VALUES).astype(np.float32)
 
 
-def book_for(name: str, distribution: str, fineness: int) -> Codebook:
-    """The own book of the uppermost plane, as for a sample: what does not occur may do so elsewhere."""
+def table_for(name: str, distribution: str, step_log2: int) -> CodeTable:
+    """The own table of the uppermost plane, as for a sample: what does not occur may do so elsewhere."""
     number_format = format_named(name)
     counts = np.zeros(1 << WIDTH, dtype=np.int64)
-    for block in quantise(drawn(distribution), number_format, BLOCK_VALUES, fineness):
+    for block in quantise(drawn(distribution), number_format, BLOCK_VALUES, step_log2):
         plane = cut(block.words, number_format.splits[0], number_format.code_bits)[0]
         counts += np.bincount(plane, minlength=1 << WIDTH)
-    return own_book(counts, WIDTH, sampled=True)
+    return table_from_counts(counts, WIDTH, sampled=True)
 
 
 def main() -> None:
     """Print the table."""
-    for number, (name, distribution, fineness) in enumerate(MADE_FROM):
-        made_from = distribution + (f", fineness {fineness}" if name == "uniform" else "")
-        book = book_for(name, distribution, fineness).packed.hex()
-        sys.stdout.write(f"| {number} | {name} | {made_from} | `{book}` |\n")
+    for number, (name, distribution, step_log2) in enumerate(MADE_FROM):
+        made_from = distribution + (f", step_log2 {step_log2}" if name == "uniform" else "")
+        table = table_for(name, distribution, step_log2).packed.hex()
+        sys.stdout.write(f"| {number} | {name} | {made_from} | `{table}` |\n")
 
 
 if __name__ == "__main__":

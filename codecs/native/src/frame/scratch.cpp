@@ -1,4 +1,4 @@
-#include "entropy/scratch.hpp"
+#include "frame/scratch.hpp"
 
 #include <memory>
 

@@ -1,11 +1,11 @@
-"""Books: the Huffman codes of a plane's symbols, own, static or shared, and their form on the wire.
+"""Code tables: the Huffman codes of a plane's symbols, own or static, and their form on the wire.
 
-A book may leave symbols without a code; they take its escape leaf, and each inner block lists them besides, by their number among the
-plane's symbols without a code. Rare symbols are left out on purpose: they would need long codes, and need not be in a sample. As most lie near
-the symbols with codes, those have the low numbers, and the number's bits above the lowest few go as ranks (Rice's code).
+Rare symbols have no code: it would be long, and a sample may miss them. They take the escape leaf,
+and each inner block lists them by their number among the plane's symbols without a code. Symbols
+near those with codes are the most frequent of them and have the low numbers, so a number's bits
+above the lowest few are written as ranks (Rice's code).
 """
 
-import hashlib
 from functools import cached_property
 from typing import Final
 
@@ -20,40 +20,39 @@ from .lanes import Code, build_code
 from .reader import Reader
 
 Counts = npt.NDArray[np.int64]
-DIGEST_BYTES: Final = 8
 _MAXIMUM_LEAVES: Final = 1 << LENGTH_LIMIT
 _LAST_RANK: Final = 15
-"""Of a number, above its low bits."""
+"""Highest rank of a number, which is the number without its low bits."""
 _RAREST_WITH_A_CODE: Final = 768
-"""A symbol has a code in a chunk's own book when it is at least one of so many."""
+"""A symbol gets a code if it is at least one in this many."""
 
 
-def _check(book: "Codebook", _attribute: object, lengths: bytes) -> None:
-    """Raise CodecUsageError unless the code lengths fill the code space exactly (Kraft equality)."""
-    if not 1 <= book.width <= 8 or len(lengths) != 1 << book.width:
-        raise CodecUsageError(f"{len(lengths)} code lengths for a plane of {book.width} bits")
-    leaves = [length for length in (*lengths, book.escape) if length]
+def _check(table: "CodeTable", _attribute: object, lengths: bytes) -> None:
+    """CodecUsageError unless the code lengths fill the code space exactly (Kraft equality)."""
+    if not 1 <= table.width <= 8 or len(lengths) != 1 << table.width:
+        raise CodecUsageError(f"{len(lengths)} code lengths for a plane of {table.width} bits")
+    leaves = [length for length in (*lengths, table.escape) if length]
     if not 2 <= len(leaves) <= _MAXIMUM_LEAVES or max(leaves) > LENGTH_LIMIT:
         raise CodecUsageError(f"{len(leaves)} codes of up to {max(leaves, default=0)} bits")
     if sum(1 << (LENGTH_LIMIT - length) for length in leaves) != 1 << LENGTH_LIMIT:
         raise CodecUsageError("code lengths do not fill the code space exactly")
-    if book.escape and all(lengths):
+    if table.escape and all(lengths):
         raise CodecUsageError("an escape where every symbol has a code")
 
 
-def _check_low_bits(book: "Codebook", _attribute: object, low_bits: int) -> None:
-    """Raise CodecUsageError for numbers that could take more ranks than there are, or have low bits without need."""
-    highest = max(0, book.uncoded.size - 1)
+def _check_low_bits(table: "CodeTable", _attribute: object, low_bits: int) -> None:
+    """Raise CodecUsageError if the numbers need more than 15 ranks, or fewer low bits would do."""
+    highest = max(0, table.uncoded.size - 1)
     if not 0 <= low_bits <= highest.bit_length() or highest >> low_bits > _LAST_RANK:
         raise CodecUsageError(f"numbers up to {highest} with {low_bits} low bits")
 
 
 @frozen
-class Codebook:
-    """Code lengths of the 2**width symbols of a plane, 0 for those without a code, and of the escape leaf (0: there is none).
+class CodeTable:
+    """Code lengths of the 2**width symbols of a plane and of the escape leaf; 0 stands for no code.
 
-    CodecUsageError unless they are a complete code of 2 to 256 leaves and at most 8 bits, with an escape only where it is needed, and the
-    numbers of symbols without a code are at most 15 above their low bits.
+    CodecUsageError unless the code is complete, with 2 to 256 leaves of at most 8 bits, has an
+    escape only if some symbol has no code, and its low bits leave at most 15 ranks.
     """
 
     width: int
@@ -68,7 +67,7 @@ class Codebook:
 
     @cached_property
     def uncoded(self) -> ByteArray:
-        """The symbols that take the escape, by number: from the nearest to those with codes on, the lower first; empty without an escape."""
+        """The symbols that take the escape, by number: nearest to those with codes first."""
         return _by_distance(np.frombuffer(self.lengths, np.uint8))[: None if self.escape else 0]
 
     @cached_property
@@ -78,7 +77,7 @@ class Codebook:
 
     @cached_property
     def packed(self) -> bytes:
-        """First symbol, last symbol, length of the escape and low bits, then a nibble per symbol between them, low nibble first."""
+        """The table's bytes: first symbol, last symbol, escape and low bits, lengths as nibbles."""
         coded = np.flatnonzero(np.frombuffer(self.lengths, np.uint8))
         first, last = int(coded[0]), int(coded[-1])
         nibbles = np.frombuffer(self.lengths, np.uint8)[first : last + 1]
@@ -88,21 +87,18 @@ class Codebook:
         return bytes((first, last, self.escape | self.low_bits << 4)) + packed.tobytes()
 
     @cached_property
-    def digest(self) -> int:
-        """The name of a shared book: BLAKE2b-64 of its width and packed form, as a little-endian integer."""
-        content = bytes((self.width,)) + self.packed
-        return int.from_bytes(hashlib.blake2b(content, digest_size=DIGEST_BYTES).digest(), "little")
-
-    @cached_property
     def costs(self) -> Counts:
-        """Bits of each symbol (2**width,), with its number in the list where it is escaped; 0 marks what cannot be coded."""
+        """Bits of each symbol (2**width,), including its number in a list; 0: cannot be coded."""
         costs = np.frombuffer(self.lengths, np.uint8).astype(np.int64)
         costs[self.uncoded] = self.escape + _number_bits(self.uncoded.size, self.low_bits)
         return costs
 
 
 def _by_distance(lengths: ByteArray) -> ByteArray:
-    """The symbols of length 0 in (2**width,): those between others first, then by their distance to these, the lower first."""
+    """The symbols of length 0, in the order of their numbers.
+
+    Those between symbols with codes come first, the others by distance from them, the lower first.
+    """
     coded, without = np.flatnonzero(lengths), np.flatnonzero(lengths == 0)
     first, last = (int(coded[0]), int(coded[-1])) if coded.size else (0, 0)
     distance = np.maximum(0, np.maximum(first - without, without - last))
@@ -110,25 +106,32 @@ def _by_distance(lengths: ByteArray) -> ByteArray:
 
 
 def _number_bits(count: int, low_bits: int) -> Counts:
-    """Bits of the numbers (count,): low bits, and a bit for each rank up to their own, but none for the last."""
+    """Bits of the numbers from 0 to count - 1: low bits, then a bit per rank up to their own.
+
+    The last rank needs no bit of its own.
+    """
     ranks = np.arange(count, dtype=np.int64) >> low_bits
     bits: Counts = low_bits + np.minimum(ranks + 1, max(0, count - 1) >> low_bits)
     return bits
 
 
 def _cheapest_low_bits(counts: Counts) -> int:
-    """For symbols that occur `counts` (n,) times in a sample, by number. Each may occur besides, a little, where no sample was taken."""
+    """The low bits that cost least for symbols that occur `counts` (n,) times, by number.
+
+    Each symbol counts a sixteenth more than it was seen, because the sample may have missed some.
+    """
     highest = max(0, counts.size - 1)
     weights = 16 * counts + 1
     allowed = (bits for bits in range(highest.bit_length() + 1) if highest >> bits <= _LAST_RANK)
     return min(allowed, key=lambda bits: int(weights @ _number_bits(counts.size, bits)))
 
 
-def own_book(counts: Counts, width: int, *, sampled: bool) -> Codebook:
-    """The book for symbols that occur `counts` (2**width,) times, at least two of them or `sampled`.
+def table_from_counts(counts: Counts, width: int, *, sampled: bool) -> CodeTable:
+    """The table for symbols that occur `counts` (2**width,) times; two occur, or it is `sampled`.
 
-    Symbols that are rarer than one of 768 have no code, and neither has, in a sample, what does not occur: it may do so in the rest. The
-    escape leaf weighs as much as all of them, but at least 1. No leaf weighs less than a 256th: it would be deeper than words may be long.
+    Symbols rarer than one in 768 have no code. In a sample, neither have symbols that do not occur;
+    they may occur in the rest of the chunk. The escape leaf counts as often as all of these, and at
+    least once. No leaf counts less than a 256th, because its word would be longer than 8 bits.
     """
     total = int(counts.sum())
     has_code = counts * _RAREST_WITH_A_CODE >= total
@@ -140,24 +143,24 @@ def own_book(counts: Counts, width: int, *, sampled: bool) -> Codebook:
     kept[has_code] = np.maximum(kept[has_code], floor)
     lengths = code_lengths(np.append(kept, escape))
     low_bits = _cheapest_low_bits(counts[_by_distance(lengths[:-1])]) if escape else 0
-    return Codebook(width, int(lengths[-1]), lengths[:-1].tobytes(), low_bits)
+    return CodeTable(width, int(lengths[-1]), lengths[:-1].tobytes(), low_bits)
 
 
-def read_book(reader: Reader, width: int) -> Codebook:
-    """The book that `Codebook.packed` wrote; FrameError for anything that it cannot have written."""
+def read_table(reader: Reader, width: int) -> CodeTable:
+    """Read what `CodeTable.packed` wrote; FrameError for anything it cannot have written."""
     first, last, escape = reader.byte(), reader.byte(), reader.byte()
     if not first <= last < 1 << width:
-        raise FrameError(f"book covers symbols {first} to {last} of a plane of {width} bits")
+        raise FrameError(f"code table covers symbols {first} to {last} of a plane of {width} bits")
     count = last - first + 1
     packed = reader.take((count + 1) // 2)
     nibbles = np.empty(2 * len(packed), dtype=np.uint8)
     nibbles[0::2] = packed & np.uint8(15)
     nibbles[1::2] = packed >> np.uint8(4)
     if nibbles[count:].any() or not nibbles[0] or not nibbles[count - 1]:
-        raise FrameError("book has stray or missing nibbles at its ends")
+        raise FrameError("code table has stray or missing nibbles at its ends")
     lengths = np.zeros(1 << width, dtype=np.uint8)
     lengths[first : last + 1] = nibbles[:count]
     try:
-        return Codebook(width, escape & 15, lengths.tobytes(), escape >> 4)
+        return CodeTable(width, escape & 15, lengths.tobytes(), escape >> 4)
     except CodecUsageError as error:
         raise FrameError(str(error)) from None

@@ -1,4 +1,4 @@
-// The static books, made once from Gaussian and Laplace distributions; part of the wire format (docs/WIRE.md).
+// The static tables, made once from Gaussian and Laplace distributions; part of the wire format (docs/WIRE.md).
 #include <cstdlib>
 
 #include "entropy/code_table.hpp"
@@ -13,7 +13,7 @@ struct Packed {
   const char* hexadecimal;
 };
 
-// In the order of their numbers, the books of a format together.
+// In the order of their numbers, the tables of a format together.
 constexpr Packed kPacked[] = {
     {Kind::kE4m3, "1c3e27888888887877676656554554444443546508"},
     {Kind::kE4m3, "183e278888888877776666555555554444445454668608"},
@@ -29,7 +29,7 @@ constexpr int kCount = sizeof(kPacked) / sizeof(kPacked[0]);
 std::uint8_t nibble_of(char digit) { return static_cast<std::uint8_t>(digit <= '9' ? digit - '0' : digit - 'a' + 10); }
 
 struct Table {
-  Book books[kCount];
+  CodeTable tables[kCount];
 
   Table() {
     for (int number = 0; number < kCount; ++number) {
@@ -39,19 +39,19 @@ struct Table {
         bytes[size++] = static_cast<std::uint8_t>(nibble_of(digits[0]) << 4 | nibble_of(digits[1]));
       }
       const std::uint8_t* position = bytes;
-      if (!unpack_book(position, bytes + size, kWidth, books[number]).ok()) std::abort();  // the table above is wrong
+      if (!unpack_table(position, bytes + size, kWidth, tables[number]).ok()) std::abort();  // the table above is wrong
     }
   }
 };
 
 }  // namespace
 
-StaticBooks static_books_of(Kind kind) {
+StaticTables static_tables_of(Kind kind) {
   static const Table table;
-  StaticBooks found = {nullptr, 0, 0};
+  StaticTables found = {nullptr, 0, 0};
   for (int number = 0; number < kCount; ++number) {
     if (kPacked[number].kind != kind) continue;
-    if (found.count == 0) found = {&table.books[number], number, 0};
+    if (found.count == 0) found = {&table.tables[number], number, 0};
     ++found.count;
   }
   return found;

@@ -1,0 +1,41 @@
+// Working memory that is kept from call to call.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <new>
+
+#include "kernels/kernels.hpp"
+
+namespace fsl {
+
+// Memory that only grows, and forgets its content when it does; starts on a cache line.
+class Arena {
+ public:
+  Arena() = default;
+  Arena(const Arena&) = delete;
+  Arena& operator=(const Arena&) = delete;
+  ~Arena() { release(); }
+
+  // At least `bytes` and slack; std::bad_alloc when there are none.
+  std::uint8_t* at_least(std::size_t bytes) {
+    if (bytes + kSlackBytes > size_) {
+      release();
+      memory_ = static_cast<std::uint8_t*>(::operator new(bytes + kSlackBytes, std::align_val_t{64}));
+      size_ = bytes + kSlackBytes;
+    }
+    return memory_;
+  }
+
+ private:
+  void release() {
+    if (memory_ != nullptr) ::operator delete(memory_, std::align_val_t{64});
+    memory_ = nullptr;
+    size_ = 0;
+  }
+
+  std::uint8_t* memory_ = nullptr;
+  std::size_t size_ = 0;
+};
+
+}  // namespace fsl
