@@ -107,7 +107,7 @@ def test_the_first_job_of_a_client_is_found_as_the_template_says_to_submit_it(sl
     given = [line.split()[1] for line in template.splitlines() if line.startswith("#SBATCH ")]
     words = [word for word in [*given, *usage.split()] if word.startswith("--job-name=")]
     (slurm / "queue").write_text(f"16 {words[-1].removeprefix('--job-name=')} RUNNING\n")
-    (client,) = re.findall(r"^# The client is called (\S+) then", template, re.MULTILINE)
+    (client,) = re.findall(r"^# This client is called (\S+)\. ", template, re.MULTILINE)
     with pytest.raises(LeftAloneError, match="job 16 RUNNING"):
         asyncio.run(SlurmLauncher().launch(client, ["job.sbatch"]))
 
