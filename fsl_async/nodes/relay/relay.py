@@ -147,26 +147,26 @@ class Relay:
                 return
             self.accepted += 1
             address = _address_of(str(place[0]))
+            refusal = self._admission.accept(address)
+            if refusal:  # not in the journal, which a flood must not fill
+                client.close()
+                self.dropped[Drop.FULL] += 1
+                self._warn_once("full", f"a connection is refused: {refusal}")
+                continue
+            self._pairs[self.accepted] = Pair(
+                client,
+                port.server,
+                self._pipes,
+                requires_curve=port.route.requires_curve,
+                dialed=functools.partial(self._dialed, port.route.server),
+            )
             self.note(
                 "connection_accepted",
                 connection=self.accepted,
                 server=port.route.server,
                 address=address,
             )
-            refusal = self._admission.accept(address)
-            if refusal:
-                client.close()
-                self._end(self.accepted, Drop.FULL, refusal)
-                self._warn_once("full", f"a connection is refused: {refusal}")
-            else:
-                self._pairs[self.accepted] = Pair(
-                    client,
-                    port.server,
-                    self._pipes,
-                    requires_curve=port.route.requires_curve,
-                    dialed=functools.partial(self._dialed, port.route.server),
-                )
-                self.start(self._serve(self.accepted, address))
+            self.start(self._serve(self.accepted, address))
 
     async def _serve(self, connection: int, address: str) -> None:
         pair, drop, reason = self._pairs[connection], "", ""
@@ -180,20 +180,17 @@ class Relay:
             up, down, _ = pair.carried()
             self._ended = self._ended[0] + up, self._ended[1] + down
             pair.close()
-        self._end(connection, drop, reason, up, down)
+        self.note(
+            "connection_ended", connection=connection, drop=drop, reason=reason, up=up, down=down
+        )
+        if drop:
+            self.dropped[drop] += 1
         if drop == Drop.UNENCRYPTED:
             text = (
                 f"a client at {address} does not encrypt: its address must end in ?key=...,"
                 " as in the line that was printed here"
             )
             self._warn_once(drop, text)
-
-    def _end(self, connection: int, drop: str, reason: str, up: int = 0, down: int = 0) -> None:
-        if drop:
-            self.dropped[drop] += 1
-        self.note(
-            "connection_ended", connection=connection, drop=drop, reason=reason, up=up, down=down
-        )
 
     def _dialed(self, server: str, problem: str) -> None:
         """Say when a server cannot be reached any more, and when it can again."""

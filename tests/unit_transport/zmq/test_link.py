@@ -197,7 +197,7 @@ def test_strangers_are_counted(zmq_world):
 
 def test_who_does_not_finish_the_handshake_is_hung_up(monkeypatch):
     """With a greeting and no more, which costs a connection and says nothing of its key."""
-    assert zmq_pipe.HANDSHAKE_MS == 10_000, "docs/LIMITS.md, and less than a relay's stranger_s"
+    assert zmq_pipe.HANDSHAKE_MS == 10_000, "docs/LIMITS.md"
     monkeypatch.setattr(zmq_pipe, "HANDSHAKE_MS", 300)
 
     async def main():

@@ -27,7 +27,7 @@ from fsl_transport.zmq.frame_trailer import end_of
 from fsl_transport.zmq.send_budget import SendBudget
 
 HANDSHAKE_MS: Final = 10_000
-"""A connection that has not finished its handshake by then is hung up. A relay takes for known who is there 15 s after our first word."""
+"""A connection that has not finished its handshake by then is hung up."""
 LINGER_MS: Final = 500
 """How long what is queued (a BYE, a refusal) may take to leave after ``close``."""
 _TRACKED_BYTES: Final = 4 * 1024
