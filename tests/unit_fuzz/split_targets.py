@@ -14,6 +14,7 @@ import attrs
 import msgpack
 import numpy as np
 import torch
+from split_stand_ins import RunAlone
 from target_parts import (
     CROOK,
     HEAD_LIMIT,
@@ -38,7 +39,7 @@ from fsl_async.learn.split.methods import method
 from fsl_async.learn.split.model_parts import ClientPart
 from fsl_async.learn.split.optimizers import OptimizerSpec
 from fsl_async.learn.split.payload import encode_chunk, pack_labels, spec_for
-from fsl_async.learn.split.remote import SplitTraining
+from fsl_async.learn.split.remote import SplitTraining, TrainingOptions
 from fsl_async.learn.split.server import ServerSettings, SplitServer
 from fsl_async.learn.split.server_disk import ServerDisk
 from fsl_async.learn.split.server_training import Cut, ServerTraining
@@ -284,9 +285,8 @@ def training_of(name):
         ClientPart(linear(INPUTS, WIDTH), OptimizerSpec(), auxiliary=auxiliary, in_flight=2),
         chosen,
         decisions_of(rules),
-        classes=CLASSES,
-        stopped=lambda: True,
-        version=lambda: 0,
+        TrainingOptions(CLASSES),
+        RunAlone(running=False),
     )
     return rules, training
 
@@ -321,7 +321,7 @@ def client_of(scheduler, link, name, told=Quiet()):  # noqa: B008 - it has no st
         incarnation=1,
         chance=random.Random(0),
     )
-    training.post = shell.feed
+    training._run.post_split = shell.feed
     shell.dial()
     return shell, training
 

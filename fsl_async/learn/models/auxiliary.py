@@ -16,15 +16,20 @@ import copy
 import torch
 from torch import Tensor, nn
 
-from fsl_async.errors import TaskError, one_line
-from fsl_async.learn.client.tasks import load_function
+from fsl_async.errors import ConfigError, TaskError, one_line
 from fsl_async.learn.models.cuts import Chain, CutModel
+from fsl_async.learn.models.forward import Batch, call, drawing, evaluating
 from fsl_async.learn.models.gpt_parts import GPTPart
 from fsl_async.learn.models.hf import HFPart
-from fsl_async.learn.split.batches import Batch, call
-from fsl_async.learn.split.errors import AuxiliaryError
-from fsl_async.learn.split.modes import evaluating
-from fsl_async.learn.split.rng import drawing
+from fsl_async.learn.user_code import load_function
+
+
+class AuxiliaryError(ConfigError):
+    """An auxiliary model does not fit the cut, or cannot be made. One line."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, key="split.auxiliary")
+
 
 KINDS = "linear, blocks:N, file.py:function"
 

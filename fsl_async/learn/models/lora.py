@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from fsl_async.errors import ConfigError, one_line
+from fsl_async.learn.models.forward import drawing
 from fsl_async.learn.models.hf import extra
-from fsl_async.learn.split.rng import drawing
 
 HEADS = ("head", "lm_head")
 

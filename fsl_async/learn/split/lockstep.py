@@ -12,14 +12,13 @@ import torch
 from torch import nn
 
 from fsl_async.learn.models.cuts import CutModel
+from fsl_async.learn.models.forward import Batch, call, evaluating
 from fsl_async.learn.split import weights
-from fsl_async.learn.split.batches import IGNORED, Batch, Loss, call, cross_entropy
-from fsl_async.learn.split.errors import ModelPartMisused
 from fsl_async.learn.split.methods.base import Method, Position
 from fsl_async.learn.split.model_parts import ClientPart, StepReport, total_loss
-from fsl_async.learn.split.modes import evaluating
 from fsl_async.learn.split.optimizers import OptimizerSpec
 from fsl_async.learn.split.server import ServerSettings, SplitServer
+from fsl_async.learn.split.smashed import IGNORED, Loss, ModelPartMisused, cross_entropy
 
 
 @attrs.frozen(slots=True)

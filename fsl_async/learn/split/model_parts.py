@@ -7,7 +7,7 @@ Gradients late. With `in_flight` > 1 a client may begin a batch before the gradi
 between a batch's forward and its backward pass, so every forward pass computes with copies of the weights (weight stashing, as in
 PipeDream, Narayanan et al., SOSP 2019): the gradient is exactly that of the weights it was asked with, and is applied late.
 
-Chance. Forward passes draw dropout from (seed, part, owner, number of the step); see chance.py. Backward passes draw nothing.
+Chance. Forward passes draw dropout from (seed, part, owner, number of the step); see `models.forward`. Backward passes draw nothing.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,12 +19,17 @@ from torch.func import functional_call
 
 from fsl_async.errors import one_line
 from fsl_async.learn.client.ports import Vector
+from fsl_async.learn.models.forward import Batch, call, drawing, untouched
 from fsl_async.learn.split import weights
-from fsl_async.learn.split.batches import Batch, Loss, Smashed, call, check_smashed, cross_entropy
-from fsl_async.learn.split.errors import ModelPartMisused, SmashedRefused
-from fsl_async.learn.split.modes import untouched
 from fsl_async.learn.split.optimizers import Optimizer, OptimizerSpec
-from fsl_async.learn.split.rng import drawing
+from fsl_async.learn.split.smashed import (
+    Loss,
+    ModelPartMisused,
+    Smashed,
+    SmashedRefused,
+    check_smashed,
+    cross_entropy,
+)
 
 
 @attrs.frozen(slots=True)

@@ -11,7 +11,7 @@ import attrs
 import torch
 from torch import Tensor, nn
 
-from fsl_async.learn.split.errors import ModelPartMisused
+from fsl_async.learn.split.smashed import ModelPartMisused
 
 
 @attrs.frozen(slots=True)

@@ -14,10 +14,9 @@ from torch import Tensor, nn
 from fsl_async.learn.client.ports import Vector
 from fsl_async.learn.split import weights
 from fsl_async.learn.split.alignment import Alignment, AlignSettings
-from fsl_async.learn.split.batches import Loss, cross_entropy
-from fsl_async.learn.split.errors import ModelPartMisused, SmashedRefused
 from fsl_async.learn.split.model_parts import ServerPart, ServerPending
 from fsl_async.learn.split.optimizers import OptimizerSpec
+from fsl_async.learn.split.smashed import Loss, ModelPartMisused, SmashedRefused, cross_entropy
 
 
 @attrs.frozen(slots=True)

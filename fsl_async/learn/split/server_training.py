@@ -13,8 +13,6 @@ from torch import Tensor
 
 from fsl_async.errors import RunDirError, one_line
 from fsl_async.learn.client.ports import Vector
-from fsl_async.learn.split.batches import Smashed
-from fsl_async.learn.split.errors import ModelPartMisused, SmashedRefused
 from fsl_async.learn.split.methods.base import (
     Activations,
     AuxiliaryWanted,
@@ -35,6 +33,7 @@ from fsl_async.learn.split.payload import (
 )
 from fsl_async.learn.split.server import SplitServer
 from fsl_async.learn.split.server_disk import ServerDisk
+from fsl_async.learn.split.smashed import ModelPartMisused, Smashed, SmashedRefused
 from fsl_async.roles.split import effects as split
 from fsl_async.roles.split import events as ev
 from fsl_async.roles.split.events import UploadKey

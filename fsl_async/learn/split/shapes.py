@@ -16,7 +16,8 @@ from fsl_async.learn.data.facts import facts_of
 from fsl_async.learn.models import auxiliary as auxiliaries
 from fsl_async.learn.models import families as models
 from fsl_async.learn.models.cuts import CutModel, in_one, split
-from fsl_async.learn.split.batches import Batch, call, cross_entropy
+from fsl_async.learn.models.forward import Batch, call
+from fsl_async.learn.split.smashed import cross_entropy
 from fsl_async.learn.split.task import adapted, method_of
 
 BATCH = 2

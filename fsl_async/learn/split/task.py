@@ -20,20 +20,19 @@ from fsl_async.learn.data.facts import Facts, facts_of
 from fsl_async.learn.models import auxiliary as auxiliaries
 from fsl_async.learn.models import families as models
 from fsl_async.learn.models import gpt_parts
-from fsl_async.learn.models.cuts import CutModel, cuts_of, in_one, split
+from fsl_async.learn.models.cuts import CutError, CutModel, cuts_of, in_one, split
+from fsl_async.learn.models.forward import call, evaluating
 from fsl_async.learn.models.gpt import GPT, GPTConfig
 from fsl_async.learn.models.lora import apply_lora
 from fsl_async.learn.split.alignment import AlignSettings
-from fsl_async.learn.split.batches import call, cross_entropy
-from fsl_async.learn.split.errors import CutError
 from fsl_async.learn.split.methods import method as method_named
 from fsl_async.learn.split.methods.base import Method, MethodSettings
-from fsl_async.learn.split.modes import evaluating
 from fsl_async.learn.split.optimizers import OptimizerSpec
-from fsl_async.learn.split.remote import SplitTraining
+from fsl_async.learn.split.remote import SplitTraining, open_training
 from fsl_async.learn.split.samples import batches, open_samples
 from fsl_async.learn.split.server import ServerSettings, SplitServer
 from fsl_async.learn.split.server_training import Cut
+from fsl_async.learn.split.smashed import cross_entropy
 from fsl_async.learn.split.weights import weights_of
 from fsl_async.process.memory import MemoryMark
 
@@ -234,8 +233,8 @@ def begin(fed: Fed, config: Config | None = None) -> SplitTraining:
     classes, architecture = facts_of(config).classes, parts.architecture
     features = parts.features
     del parts
-    return fed.split(
-        half, method, rules, classes=classes, architecture=architecture, features=features
+    return open_training(
+        fed, half, method, rules, classes=classes, architecture=architecture, features=features
     )
 
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from fsl_async.learn.client.buffers import ModelWeights
 from fsl_async.learn.client.ports import Vector
-from fsl_async.learn.split.errors import ModelPartMisused
+from fsl_async.learn.split.smashed import ModelPartMisused
 from fsl_codecs import new_vector
 
 _PIECE = 1 << 17

@@ -287,10 +287,11 @@ def evaluate_split(demo: SplitDemo) -> float:
     import torch
 
     from fsl_async.config.load import load, to_dict
-    from fsl_async.learn.client.pretrain import gpt_config, open_corpus
+    from fsl_async.learn.client.pretrain import open_corpus
     from fsl_async.learn.data.corpus import held_out_windows
+    from fsl_async.learn.models.forward import Batch
+    from fsl_async.learn.models.gpt import gpt_config
     from fsl_async.learn.split import lockstep, task, weights
-    from fsl_async.learn.split.batches import Batch
     from fsl_async.learn.split.server_disk import ServerDisk
     from fsl_async.tools.demo.evaluate import load_last
 

@@ -12,7 +12,7 @@ import torch
 from fsl_async.config.load import load
 from fsl_async.learn.data.facts import facts_of
 from fsl_async.learn.models.families import build_model
-from fsl_async.learn.split.batches import cross_entropy
+from fsl_async.learn.split.smashed import cross_entropy
 from fsl_async.learn.split.task import optimizer_of, warm_up
 from fsl_async.process.memory import MemoryMark
 

@@ -8,14 +8,14 @@ import torch
 
 from fsl_async.errors import ConfigError
 from fsl_async.learn.models import auxiliary, hf
-from fsl_async.learn.models.cuts import cuts_of, split
+from fsl_async.learn.models.cuts import CutError, cuts_of, split
+from fsl_async.learn.models.forward import Batch, call
 from fsl_async.learn.split.alignment import AlignSettings
-from fsl_async.learn.split.batches import IGNORED, Batch, call
-from fsl_async.learn.split.errors import CutError
 from fsl_async.learn.split.lockstep import start
 from fsl_async.learn.split.methods import METHODS, MethodSettings, method
 from fsl_async.learn.split.optimizers import OptimizerSpec
 from fsl_async.learn.split.server import ServerSettings
+from fsl_async.learn.split.smashed import IGNORED
 
 needs_hf = pytest.mark.skipif(
     not importlib.util.find_spec("transformers"), reason="needs the extra hf"

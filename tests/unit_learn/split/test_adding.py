@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from fsl_async.learn.models.cuts import split
+from fsl_async.learn.models.forward import Batch
 from fsl_async.learn.split import methods
-from fsl_async.learn.split.batches import Batch
 from fsl_async.learn.split.lockstep import start
 from fsl_async.learn.split.methods.base import MethodSettings
 from fsl_async.learn.split.optimizers import OptimizerSpec

@@ -6,8 +6,8 @@ import torch
 from torch import nn
 
 from fsl_async.learn.models.cuts import split, whole
+from fsl_async.learn.models.forward import Batch
 from fsl_async.learn.split.alignment import AlignSettings
-from fsl_async.learn.split.batches import Batch
 from fsl_async.learn.split.lockstep import start
 from fsl_async.learn.split.methods import METHODS, MethodSettings, method
 from fsl_async.learn.split.optimizers import OptimizerSpec

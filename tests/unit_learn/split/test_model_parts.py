@@ -7,24 +7,24 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
+from split_stand_ins import RunAlone
 from torch import nn
 
 from fsl_async.errors import ConfigError
 from fsl_async.learn.client import meter as meters
-from fsl_async.learn.models.cuts import split, whole
+from fsl_async.learn.models.cuts import CutError, split, whole
+from fsl_async.learn.models.forward import Batch, derived_seed
 from fsl_async.learn.models.gpt import GPT, GPTConfig
 from fsl_async.learn.split import weights
 from fsl_async.learn.split.alignment import AlignSettings
-from fsl_async.learn.split.batches import IGNORED, Batch, Smashed
-from fsl_async.learn.split.errors import CutError, ModelPartMisused, SmashedRefused
 from fsl_async.learn.split.lockstep import evaluate, start
 from fsl_async.learn.split.methods import METHODS, MethodSettings, method
 from fsl_async.learn.split.methods.base import Activations, Position
 from fsl_async.learn.split.model_parts import ClientPart, ServerPart
 from fsl_async.learn.split.optimizers import OptimizerSpec
-from fsl_async.learn.split.remote import SplitTraining
-from fsl_async.learn.split.rng import derived_seed
+from fsl_async.learn.split.remote import SplitTraining, TrainingOptions
 from fsl_async.learn.split.server import ServerSettings, SplitServer
+from fsl_async.learn.split.smashed import IGNORED, ModelPartMisused, Smashed, SmashedRefused
 from fsl_async.process.hang import HangRules, HangWatch, Hung
 from fsl_async.roles.split.methods import SplitRules, decisions_of
 
@@ -382,9 +382,8 @@ def test_a_last_batch_of_one_sample_is_left_out_where_batch_norm_cannot_train_on
         one.client_half(halves, ADAM, auxiliary=extra),
         one,
         decisions_of(SplitRules(name)),
-        classes=4,
-        stopped=lambda: False,
-        version=lambda: 0,
+        TrainingOptions(classes=4),
+        RunAlone(),
     )
     training.begin_round(0)
     training.free_slot()
@@ -392,7 +391,7 @@ def test_a_last_batch_of_one_sample_is_left_out_where_batch_norm_cannot_train_on
         training.install(training.half.export("auxiliary")) if name == "fsl-sage" else None
         training.train_batch(batch.inputs, batch.labels)
     assert (training.left_out, training._samples, training._step) == (2, 12, 5)
-    assert training._meter.progress()["left_out"] == 2, "heartbeats tell"
+    assert training._run.meter.progress()["left_out"] == 2, "heartbeats tell"
     broken = batches(1, size=2)[0]
     with pytest.raises(RuntimeError):
         training.train_batch(broken.inputs[:, :3], broken.labels)
@@ -402,21 +401,28 @@ def test_steps_of_split_learning_are_seen_by_the_watch_that_looks_for_hangs(monk
     """It saw none: a client whose GPU hung in the middle of a round was reported nowhere. Waiting for the server is not hanging."""
     now = [0.0]
 
-    def waited():
-        now[0] += 1000.0  # for room in the queue
-        return True
+    class Run(RunAlone):
+        @property
+        def running(self):
+            now[0] += 1000.0  # for room in the queue
+            return False
+
+        @running.setter
+        def running(self, value):
+            pass
+
+    class Meter(meters.Meter):
+        def count(self, *_):
+            now[0] += 2.0
 
     monkeypatch.setattr(meters, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    one, meter = method("cse-fsl", MethodSettings(upload_every=1)), meters.Meter()
+    one, meter = method("cse-fsl", MethodSettings(upload_every=1)), Meter()
     training = SplitTraining(
         one.client_half(split(net(), 0), ADAM, auxiliary=nn.Linear(8, 4)),
         one,
         decisions_of(SplitRules("cse-fsl", in_flight=1, upload_every=1)),
-        classes=4,
-        stopped=waited,
-        version=lambda: 0,
-        on_step=lambda *_: now.__setitem__(0, now[0] + 2.0),
-        meter=meter,
+        TrainingOptions(classes=4),
+        Run(meter=meter),
     )
     watch = HangWatch(HangRules(factor=3.0, least_s=5.0))
     training.begin_round(0)

@@ -180,10 +180,10 @@ class TestWhatLeaves:
         from fsl_async.learn.split import remote
 
         training = object.__new__(remote.SplitTraining)
-        training._labels_stay = True
+        training._options = remote.TrainingOptions(4, labels_stay=True)
         import torch
 
-        from fsl_async.learn.split.batches import Smashed
+        from fsl_async.learn.split.smashed import Smashed
 
         with pytest.raises(Exception, match="keeps labels here"):
             training._parcel(Smashed(torch.zeros(2, 3), torch.zeros(2, dtype=torch.int64), None))

@@ -7,12 +7,12 @@ from torch import nn
 from fsl_async.config.load import load
 from fsl_async.errors import RunDirError
 from fsl_async.learn.split.alignment import AlignSettings
-from fsl_async.learn.split.batches import Smashed
 from fsl_async.learn.split.methods import method
 from fsl_async.learn.split.payload import Payload
 from fsl_async.learn.split.server import ServerSettings, SplitServer
 from fsl_async.learn.split.server_disk import ServerDisk
 from fsl_async.learn.split.server_training import MAX_VALUES, Cut, ServerTraining
+from fsl_async.learn.split.smashed import Smashed
 from fsl_async.learn.split.task import build_server
 from fsl_async.roles.split import effects as split
 from fsl_async.roles.split.events import SplitProgress, UploadKey

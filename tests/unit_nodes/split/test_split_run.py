@@ -10,8 +10,8 @@ from fsl_async.config.load import load, to_dict
 from fsl_async.config.site_policy import KINDS, SitePolicy
 from fsl_async.errors import ConfigError
 from fsl_async.learn.client.pretrain import open_corpus
+from fsl_async.learn.models.forward import Batch
 from fsl_async.learn.split import lockstep, task, weights
-from fsl_async.learn.split.batches import Batch
 from fsl_async.learn.split.server import ServerSettings
 from fsl_async.learn.split.server_disk import ServerDisk
 from fsl_async.nodes.client import joining

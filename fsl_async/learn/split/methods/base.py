@@ -30,12 +30,12 @@ import attrs
 from torch import Tensor, nn
 
 from fsl_async.errors import ConfigError
-from fsl_async.learn.models.cuts import CutModel
-from fsl_async.learn.split.batches import Batch, Loss, Smashed, cross_entropy
-from fsl_async.learn.split.errors import CutError, ModelPartMisused
+from fsl_async.learn.models.cuts import CutError, CutModel
+from fsl_async.learn.models.forward import Batch
 from fsl_async.learn.split.model_parts import ClientPart, StepReport
 from fsl_async.learn.split.optimizers import OptimizerSpec
 from fsl_async.learn.split.server import ServerSettings, SplitServer
+from fsl_async.learn.split.smashed import Loss, ModelPartMisused, Smashed, cross_entropy
 
 
 @attrs.frozen(slots=True)

@@ -10,11 +10,11 @@ An upload is made of the weights before the step that follows it. The server's s
 
 from typing import Any, ClassVar, Literal
 
-from fsl_async.learn.split.batches import Batch
-from fsl_async.learn.split.errors import ModelPartMisused
+from fsl_async.learn.models.forward import Batch
 from fsl_async.learn.split.methods.base import Activations, Crossing, Method, Position, Steps
 from fsl_async.learn.split.model_parts import ClientPart
 from fsl_async.learn.split.server import SplitServer
+from fsl_async.learn.split.smashed import ModelPartMisused
 
 
 class CseFsl(Method):

@@ -9,11 +9,11 @@ part trains it by one client after the other; that is SplitFed V2 at the price o
 
 from typing import Any, ClassVar
 
-from fsl_async.learn.split.batches import Batch
-from fsl_async.learn.split.errors import ModelPartMisused
+from fsl_async.learn.models.forward import Batch
 from fsl_async.learn.split.methods.base import Crossing, Method, Position, Steps
 from fsl_async.learn.split.model_parts import ClientPart
 from fsl_async.learn.split.server import SplitServer
+from fsl_async.learn.split.smashed import ModelPartMisused
 
 
 class FedAvg(Method):

@@ -14,8 +14,7 @@ with the old x_a until the new one is there.
 
 from typing import Any, ClassVar, Literal
 
-from fsl_async.learn.split.batches import Batch
-from fsl_async.learn.split.errors import ModelPartMisused
+from fsl_async.learn.models.forward import Batch
 from fsl_async.learn.split.methods.base import (
     Activations,
     AuxiliaryWanted,
@@ -26,6 +25,7 @@ from fsl_async.learn.split.methods.base import (
 )
 from fsl_async.learn.split.model_parts import ClientPart
 from fsl_async.learn.split.server import SplitServer
+from fsl_async.learn.split.smashed import ModelPartMisused
 
 
 class FslSage(Method):

@@ -10,7 +10,7 @@ U-shaped, the tail is handed over with x_c, and the labels stay at home.
 
 from typing import Any, ClassVar
 
-from fsl_async.learn.split.batches import Batch
+from fsl_async.learn.models.forward import Batch
 from fsl_async.learn.split.methods.base import (
     Crossing,
     Method,

@@ -10,7 +10,7 @@ replica, the two methods are the same mathematics; clients do not see each other
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from fsl_async.learn.split.batches import Batch
+from fsl_async.learn.models.forward import Batch
 from fsl_async.learn.split.methods.base import (
     Crossing,
     Method,

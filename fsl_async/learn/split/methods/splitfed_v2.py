@@ -9,7 +9,7 @@ each with all its batches; the paper draws it at random; in free mode it is that
 
 from typing import Any, ClassVar
 
-from fsl_async.learn.split.batches import Batch
+from fsl_async.learn.models.forward import Batch
 from fsl_async.learn.split.methods.base import (
     Crossing,
     Method,
