@@ -174,11 +174,11 @@ class GPT(nn.Module):
         if not self.embedding.is_meta:
             self._initialise(torch.Generator().manual_seed(seed))
 
-    def _initialise(self, chance: torch.Generator) -> None:
+    def _initialise(self, rng: torch.Generator) -> None:
         for name, weight in self.named_parameters():
             if weight.dim() == 2:
                 std = initial_deviation(name, weight.shape[1], self.config.layers)
-                nn.init.normal_(weight, std=std, generator=chance)
+                nn.init.normal_(weight, std=std, generator=rng)
 
     def forward(self, byte_BT: Tensor) -> Tensor:
         """byte_BT: int64 in [0, vocabulary), T <= context. Returns logits_BTV in fp32."""

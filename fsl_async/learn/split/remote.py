@@ -1,6 +1,6 @@
-"""A client's training thread with the server's half on another machine.
+"""A client's training thread with the server's part on another machine.
 
-    training = open_training(fed, half, ...)        half: ClientPart, from method.client_half(...)
+    training = open_training(fed, part, ...)        part: ClientPart, from build.client_part(...)
     for number in fed.rounds():
         for inputs, labels in batches(number):
             training.train_batch(inputs, labels)    forward to the cut, what the method wants sent, one update
@@ -11,7 +11,7 @@ full, and where the method needs an answer; with more than one in flight the nex
 gradient of the one before is there. A step whose answer will not come is left out.
 
 Three threads come here, as with `fsl_async.learn.client.learner`: the training thread calls `train_batch` and `end_round`, the loop thread
-hands answers in and never waits, a worker codes what is kept in `parcel`.
+hands answers in and never waits, a worker codes what `payload` keeps.
 """
 
 import threading
@@ -31,29 +31,28 @@ from fsl_async.learn.client.fed import Fed
 from fsl_async.learn.client.meter import Meter
 from fsl_async.learn.client.ports import Vector
 from fsl_async.learn.models.forward import Batch
-from fsl_async.learn.split.methods.base import (
-    Activations,
-    AuxiliaryWanted,
-    CutGradient,
-    FeatureGradient,
-    Features,
-    Method,
-    Position,
-    Steps,
-)
 from fsl_async.learn.split.model_parts import ClientPart, StepReport
 from fsl_async.learn.split.payload import Payload, pack_labels, put_back, valid_rows
 from fsl_async.learn.split.smashed import Smashed
 from fsl_async.learn.split.weights import exchanged, weights_of
 from fsl_async.roles.machine import Event
 from fsl_async.roles.split.events import RoundEnded, UploadKey, UploadReady
-from fsl_async.roles.split.methods import Decisions, SplitRules, decisions_of
+from fsl_async.roles.split.methods import Method
+from fsl_async.roles.split.methods.base import (
+    Activations,
+    AuxiliaryWanted,
+    CutGradient,
+    FeatureGradient,
+    Features,
+    Position,
+    Steps,
+)
 
 POLL_S = 0.2
 """How often a wait looks whether the run has ended."""
 
-ClientContext = tuple[int, int, int]
-"""Round, step and leg: an upload's key without whose it is."""
+StepKey = tuple[int, int, int]
+"""Round, step and leg: an upload's key within this client's incarnation."""
 
 
 @attrs.define(eq=False)
@@ -69,7 +68,7 @@ class _Open:
     labels_at_home: bool = False
 
     @property
-    def place(self) -> ClientContext:
+    def key(self) -> StepKey:
         return self.at.round, self.before + self.at.step, self.leg
 
 
@@ -105,15 +104,13 @@ class SplitTraining:
 
     def __init__(
         self,
-        half: ClientPart,
+        part: ClientPart,
         method: Method,
-        decisions: Decisions,
         options: TrainingOptions,
         run: Run,
     ) -> None:
-        self.half = half
+        self.part = part
         self.method = method
-        self.decisions = decisions
         self.server_loss = float("nan")
         """Of the newest upload that the server has trained without an answer."""
         self.waited_s = 0.0
@@ -129,9 +126,9 @@ class SplitTraining:
         self._open: deque[_Open] = deque()
         # Guarded by the condition: what both the training thread and the loop touch.
         self._changed = threading.Condition()
-        self._slots = decisions.in_flight
-        self._kept: dict[ClientContext, Payload] = {}
-        self._answers: dict[ClientContext, tuple[Vector, float] | None] = {}
+        self._slots = method.in_flight
+        self._kept: dict[StepKey, Payload] = {}
+        self._answers: dict[StepKey, tuple[Vector, float] | None] = {}
         self._model: Vector | None = None
         self._aligning = False
         self._settled = -1
@@ -165,13 +162,13 @@ class SplitTraining:
     def _train_batch(self, inputs: Tensor, labels: Tensor, lengths: Tensor | None) -> float | None:
         self._load_model()
         found: float | None = None
-        while len(self._open) >= self.decisions.in_flight:
+        while len(self._open) >= self.method.in_flight:
             found = self._finish_oldest()
         batch = Batch(inputs, labels, lengths)
         at = Position(self._round, self._step)
         self._step += 1
         self._samples += inputs.shape[0]
-        entry = _Open(self.method.local_step(self.half, batch, at), at, batch, before=self._counted)
+        entry = _Open(self.method.local_step(self.part, batch, at), at, batch, before=self._counted)
         try:
             done = self._drive(entry, None)
         except ValueError:
@@ -182,7 +179,7 @@ class SplitTraining:
             return found
         if done is None:
             self._open.append(entry)
-            if self.decisions.in_flight == 1:
+            if self.method.in_flight == 1:
                 return self._finish_oldest()
         return found if done is None else done.loss
 
@@ -191,7 +188,7 @@ class SplitTraining:
         self._run.meter.step_dropped()
         while self._open:
             self._finish_oldest()
-        if self.decisions.has_server:
+        if self.method.has_server:
             self._run.post_split(RoundEnded(self._round, self._samples))
             self._wait(lambda: self._settled >= self._round)
         return self._samples
@@ -217,22 +214,21 @@ class SplitTraining:
                     entry.leg = 1
                     self._upload(entry, Smashed(values, None, entry.batch.lengths), wants=True)
                     return None
-                case AuxiliaryWanted() if self.decisions.waits_for_alignment():
+                case AuxiliaryWanted() if self.method.waits_for_alignment():
                     self._wait(lambda: not self._aligning)
                     answer = self._take_model()
                 case AuxiliaryWanted():
                     pass
 
     def _upload(self, entry: _Open, smashed: Smashed, *, wants: bool) -> None:
-        parcel = self._parcel(smashed)
-        place = entry.place
-        number, step, leg = place
-        decisions = self.decisions
-        due = decisions.aligned and entry.at.step == 0 and decisions.aligns_in(number)
+        payload = self._payload(smashed)
+        key = entry.key
+        number, step, leg = key
+        due = self.method.aligns_at(entry.at)
         self._wait(lambda: self._slots > 0)
         with self._changed:
             self._slots -= 1
-            self._kept[place] = parcel
+            self._kept[key] = payload
             self._aligning = self._aligning or due
         self._run.post_split(
             UploadReady(
@@ -240,16 +236,16 @@ class SplitTraining:
                 step,
                 self._run.version,
                 smashed.samples,
-                parcel.shape,
-                len(parcel.labels),
-                parcel.lengths,
+                payload.shape,
+                len(payload.labels),
+                payload.lengths,
                 wants,
                 due,
                 leg,
             )
         )
 
-    def _parcel(self, smashed: Smashed) -> Payload:
+    def _payload(self, smashed: Smashed) -> Payload:
         values = smashed.values.detach().float().cpu().numpy()
         if smashed.labels is not None and self._options.labels_stay:
             raise NotAllowedError("this site's policy keeps labels here, and the method sends them")
@@ -268,9 +264,9 @@ class SplitTraining:
         """Wait for the oldest open step's answers; its loss, or None where it was left out."""
         entry = self._open.popleft()
         while True:
-            self._wait(lambda: entry.place in self._answers)
+            self._wait(lambda: entry.key in self._answers)
             with self._changed:
-                answer = self._answers.pop(entry.place, None)
+                answer = self._answers.pop(entry.key, None)
             crossing = None if answer is None else self._crossing(entry, *answer)
             if crossing is None:
                 entry.steps.close()
@@ -307,7 +303,7 @@ class SplitTraining:
     def _load_model(self) -> None:
         vector = self._take_model()
         if vector is not None:
-            self.half.load(vector, "auxiliary")
+            self.part.load(vector, "auxiliary")
             self.installed += 1
 
     def _take_model(self) -> Vector | None:
@@ -332,19 +328,19 @@ class SplitTraining:
     @property
     def auxiliary_values(self) -> int:
         """How many a model must have that is installed."""
-        return weights_of(self.half.part("auxiliary")).manifest.values
+        return weights_of(self.part.part("auxiliary")).manifest.values
 
-    def parcel(self, place: ClientContext) -> Payload | None:
+    def payload(self, key: StepKey) -> Payload | None:
         """What is kept of an upload."""
         with self._changed:
-            return self._kept.get(place)
+            return self._kept.get(key)
 
     # --- loop thread: never waits -----------------------------------------------------------------------------
 
-    def drop(self, place: ClientContext) -> None:
+    def drop(self, key: StepKey) -> None:
         """Forget an upload."""
         with self._changed:
-            self._kept.pop(place, None)
+            self._kept.pop(key, None)
 
     def hand(self, key: UploadKey, values: Vector, loss: float) -> None:
         """The answer to an upload is here, float32."""
@@ -391,27 +387,25 @@ class SplitTraining:
 
 def open_training(
     fed: Fed,
-    half: ClientPart,
+    part: ClientPart,
     method: Method,
-    rules: SplitRules,
     *,
     classes: int,
     architecture: Mapping[str, str],
     features: tuple[int, ...] = (),
 ) -> SplitTraining:
-    """Train `half` with the run's split server: open the session, and wait until the weights are the run's.
+    """Train `part` with the run's split server: open the session, and wait until the weights are the run's.
 
     architecture: what must be the same at the server, by name, in the order of comparison. classes, features:
     as in `TrainingOptions`. Raises as `Fed.attach` does, and NotAllowedError where this site's policy keeps
     here what the method sends.
     """
-    decisions = decisions_of(rules)
-    if decisions.has_server:
-        sent = [ACTIVATIONS] if rules.labels_at_home else [ACTIVATIONS, LABELS]
+    if method.has_server:
+        sent = [ACTIVATIONS] if method.rules.labels_at_home else [ACTIVATIONS, LABELS]
         fed.policy.require(dict.fromkeys(sent, "the split server"), "this task's method")
     options = TrainingOptions(classes, features, labels_stay=not fed.policy.lets(LABELS))
-    training = SplitTraining(half, method, decisions, options, fed)
-    parts = {name: exchanged(half.part(name)) for name in decisions.averaged}
+    training = SplitTraining(part, method, options, fed)
+    parts = {name: exchanged(part.part(name)) for name in method.averaged}
     whole = parts["client"] if len(parts) == 1 else nn.ModuleDict(parts)
-    fed.attach_rounds(whole, training, architecture if decisions.has_server else None)
+    fed.attach_rounds(whole, training, architecture if method.has_server else None)
     return training

@@ -23,7 +23,7 @@ class SmashedRefused(LearnError):  # noqa: N818 - named after what happened, lik
 
 
 class ModelPartMisused(LearnError):  # noqa: N818
-    """A half was used in the wrong order or with the wrong shapes. This node is at fault."""
+    """A model part was used in the wrong order or with the wrong shapes. This node is at fault."""
 
 
 Loss = Callable[[Tensor, Tensor], Tensor]

@@ -371,8 +371,8 @@ class ClientNode:
         parts = self._parts
         manifest = parts.exchange.manifest
         if manifest is not None and parts.welcome.done():
-            method = parts.welcome.result().config.split.method
-            parts.traffic.weights(method, manifest, direction, index, frame)
+            is_cut = parts.welcome.result().config.split.has_server
+            parts.traffic.weights(manifest, direction, index, frame, is_cut=is_cut)
 
     # --- the welcome; each may bring another configuration ---
 
@@ -411,6 +411,6 @@ class ClientNode:
 
     def _split_place(self, config: Config) -> str:
         """Address of the run's split server; empty where it has none. Raises AddressError."""
-        if config.split.method in {"none", "fedavg"}:
+        if not config.split.has_server:
             return ""
         return addresses.seen_from(config.split.server, self._parts.address.fsl).tcp
